@@ -1,0 +1,85 @@
+"""Spelling a config in CUTLASS 3.x C++: which template, and what fills its holes."""
+
+from gemmill.space.config import KernelConfig
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, TileScheduler
+
+_MAINLOOP_SM90 = {
+    KernelSchedule.COOPERATIVE: "KernelTmaWarpSpecializedCooperative",
+    KernelSchedule.PINGPONG: "KernelTmaWarpSpecializedPingpong",
+    KernelSchedule.BASIC: "KernelTmaWarpSpecialized",
+}
+_EPILOGUE_SM90 = {
+    KernelSchedule.COOPERATIVE: "TmaWarpSpecializedCooperative",
+    KernelSchedule.PINGPONG: "TmaWarpSpecialized",
+    KernelSchedule.BASIC: "TmaWarpSpecialized",
+}
+_SCHEDULER = {
+    TileScheduler.PERSISTENT: "PersistentScheduler",
+    TileScheduler.STREAM_K: "StreamKScheduler",
+    TileScheduler.SPLIT_K: "StreamKScheduler",
+}
+
+
+def template_of(config: KernelConfig) -> str:
+    """Path of the template below templates/."""
+    if config.schedule.kernel_schedule.uses_tma:
+        return "cutlass/scaled_mm.cu.jinja"
+    return "cutlass/unaligned_mm.cu.jinja"
+
+
+def values_of(config: KernelConfig) -> dict:
+    """What fills the template's holes, beside the name."""
+    p, s = config.problem, config.schedule
+    values = {
+        "a_type": p.a_dtype.cutlass_type,
+        "b_type": p.b_dtype.cutlass_type,
+        "accumulator_type": p.accumulator_dtype.cutlass_type,
+        "d_type": p.out_dtype.cutlass_type,
+        "epilogue_kind": p.epilogue.value,
+        "tile_shape_mnk": s.tile_shape_mnk,
+    }
+    if not s.kernel_schedule.uses_tma:
+        return values
+    return values | {
+        "arch_tag": config.arch.cutlass_tag,
+        "cluster_shape_mnk": s.cluster_shape_mnk,
+        "swap_ab": s.swap_ab,
+        "alignment_a": s.alignment_b if s.swap_ab else s.alignment_a,
+        "alignment_b": s.alignment_a if s.swap_ab else s.alignment_b,
+        "alignment_d": s.alignment_d,
+        "mainloop_schedule": "cutlass::gemm::" + _mainloop_schedule(config),
+        "epilogue_schedule": "cutlass::epilogue::" + _epilogue_schedule(config),
+        "scheduler_tag": _scheduler_tag(config),
+        "scheduler_partial": f"cutlass/_{s.tile_scheduler}.jinja",
+        "stage_count": _stage_count(s.stages),
+    }
+
+
+def _mainloop_schedule(config: KernelConfig) -> str:
+    if config.arch is not Arch.SM90A:
+        return "collective::KernelScheduleAuto"
+    fast = config.schedule.accumulation is Accumulation.FAST and config.problem.a_dtype is DType.E4M3
+    return _MAINLOOP_SM90[config.schedule.kernel_schedule] + ("FP8FastAccum" if fast else "")
+
+
+def _epilogue_schedule(config: KernelConfig) -> str:
+    if config.arch is not Arch.SM90A:
+        return "collective::EpilogueScheduleAuto"
+    return _EPILOGUE_SM90[config.schedule.kernel_schedule]
+
+
+def _scheduler_tag(config: KernelConfig) -> str:
+    if config.arch is not Arch.SM90A:
+        return "void"
+    if config.schedule.kernel_schedule is KernelSchedule.BASIC:
+        return "void"
+    return "cutlass::gemm::" + _SCHEDULER[config.schedule.tile_scheduler]
+
+
+def _stage_count(stages: int | None) -> str:
+    if stages is None:
+        return (
+            "cutlass::gemm::collective::StageCountAutoCarveout<"
+            "static_cast<int>(sizeof(typename CollectiveEpilogue::SharedStorage))>"
+        )
+    return f"cutlass::gemm::collective::StageCount<{stages}>"

@@ -1,0 +1,76 @@
+"""The values in a manifest."""
+
+from dataclasses import dataclass, field
+
+from gemmill.space.config import KernelConfig
+from gemmill.space.predicate import Predicate
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelEntry:
+    """One variant of the extension: what it is, what it accepts and what compiling it cost."""
+
+    name: str
+    config: KernelConfig
+    symbol: str
+    """C symbol of the launch function; variants that differ in launch settings alone share it."""
+    predicate: Predicate
+    source_digest: str
+    """SHA-256 of the emitted source."""
+    compile_seconds: float
+    """CPU seconds, a shared translation unit's divided evenly."""
+    peak_memory_bytes: int
+    """Of the compiler process that made it."""
+    code_bytes: int
+    """Machine code of the kernel."""
+    registers: int
+    spill_bytes: int
+    """Stores and loads to local memory, as ptxas counts them."""
+    sass: dict[str, int] = field(default_factory=dict)
+    """How often the instructions that matter occur: QGMMA, IGMMA, UTMALDG, UTMASTG, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectedEntry:
+    """A variant that was asked for and is not in the extension."""
+
+    name: str
+    error: str
+    """First error line of the compiler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolchain:
+    """What made a build."""
+
+    nvcc: str
+    """Version string of the CUDA compiler."""
+    cuda_major: int
+    cutlass: str
+    host_compiler: str
+    flags: tuple[str, ...]
+    """Compiler flags with paths normalised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """One build."""
+
+    schema_version: int
+    build_id: str
+    gemmill_version: str
+    created: str
+    """UTC, ISO 8601."""
+    arch: str
+    selection: str
+    extension: str
+    """File name of the extension, beside the manifest."""
+    extension_sha256: str
+    extension_bytes: int
+    torch_target: str
+    """Oldest torch that can load the extension, for example 2.11."""
+    toolchain: Toolchain
+    entries: tuple[KernelEntry, ...]
+    rejected: tuple[RejectedEntry, ...] = ()

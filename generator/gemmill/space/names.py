@@ -1,0 +1,155 @@
+"""The only place where a kernel's name is made, and read back.
+
+A name is a C identifier. Its fields, joined by `_`:
+arch backend a b accumulator out epilogue scales tTILE cCLUSTER schedule accumulation scheduler order stages align
+and, where the launch settings are not the defaults, `r<raster>` `w<swizzle>` `k<splits>`.
+"""
+
+import re
+
+from gemmill.space.config import KernelConfig, Launch, Problem, Schedule
+from gemmill.vocab import (
+    Accumulation,
+    Arch,
+    Backend,
+    DType,
+    EpilogueKind,
+    KernelSchedule,
+    RasterOrder,
+    ScaleGranularity,
+    ScaleLayout,
+    TileScheduler,
+)
+
+_FIELDS = 16
+_ALIGN = re.compile(r"a(\d+)b(\d+)d(\d+)")
+
+
+def to_name(config: KernelConfig) -> str:
+    """The name of a config; different configs have different names."""
+    p, s = config.problem, config.schedule
+    fields = [
+        config.arch,
+        config.backend,
+        p.a_dtype,
+        p.b_dtype,
+        p.accumulator_dtype,
+        p.out_dtype,
+        p.epilogue,
+        _scales_to_text(p),
+        "t" + _shape_to_text(s.tile_shape_mnk),
+        "c" + _shape_to_text(s.cluster_shape_mnk),
+        s.kernel_schedule,
+        s.accumulation,
+        s.tile_scheduler,
+        "swapab" if s.swap_ab else "ab",
+        f"s{s.stages or 'auto'}",
+        f"a{s.alignment_a}b{s.alignment_b}d{s.alignment_d}",
+    ]
+    return "_".join([str(f) for f in fields] + _launch_to_fields(config.launch))
+
+
+def symbol_of(config: KernelConfig) -> str:
+    """The C symbol of the compiled kernel's launch function; `<symbol>_workspace` and `<symbol>_kernel` go with it."""
+    return "gemmill_" + to_name(config.compiled)
+
+
+def parse_name(name: str) -> KernelConfig:
+    """The config whose name this is. Raises ValueError, naming the field that cannot be read."""
+    fields = name.split("_")
+    if len(fields) < _FIELDS:
+        raise ValueError(f"{name!r} is not a kernel name: it has {len(fields)} fields of {_FIELDS}")
+    try:
+        align = _ALIGN.fullmatch(fields[15])
+        if align is None:
+            raise ValueError(f"alignment {fields[15]!r}")
+        problem = Problem(
+            a_dtype=DType(fields[2]),
+            b_dtype=DType(fields[3]),
+            accumulator_dtype=DType(fields[4]),
+            out_dtype=DType(fields[5]),
+            epilogue=EpilogueKind(fields[6]),
+            **_scales_from_text(fields[7]),
+        )
+        schedule = Schedule(
+            tile_shape_mnk=_shape_from_text(fields[8], "t"),
+            cluster_shape_mnk=_shape_from_text(fields[9], "c"),
+            kernel_schedule=KernelSchedule(fields[10]),
+            accumulation=Accumulation(fields[11]),
+            tile_scheduler=TileScheduler(fields[12]),
+            swap_ab={"swapab": True, "ab": False}[fields[13]],
+            stages=None if fields[14] == "sauto" else int(fields[14].removeprefix("s")),
+            alignment_a=int(align[1]),
+            alignment_b=int(align[2]),
+            alignment_d=int(align[3]),
+        )
+        config = KernelConfig(
+            problem=problem,
+            schedule=schedule,
+            launch=_launch_from_fields(fields[_FIELDS:]),
+            arch=Arch(fields[0]),
+            backend=Backend(fields[1]),
+        )
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{name!r} is not a kernel name: {error}") from None
+    if to_name(config) != name:
+        raise ValueError(f"{name!r} is not a kernel name: it would be written {to_name(config)!r}")
+    return config
+
+
+def _shape_to_text(shape: tuple[int, int, int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _shape_from_text(text: str, prefix: str) -> tuple[int, int, int]:
+    parts = text.removeprefix(prefix).split("x")
+    if not text.startswith(prefix) or len(parts) != 3:
+        raise ValueError(f"shape {text!r}, expected {prefix}MxNxK")
+    return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+def _scales_to_text(problem: Problem) -> str:
+    if not problem.group_size:
+        return "channel"
+    return f"{problem.a_scale}{problem.b_scale}{problem.group_size}{problem.scale_layout}"
+
+
+def _scales_from_text(text: str) -> dict:
+    if text == "channel":
+        return {}
+    match = re.fullmatch(r"(channel|group|block)(channel|group|block)(\d+)(kmajor|mnmajor)", text)
+    if match is None:
+        raise ValueError(f"scales {text!r}")
+    return {
+        "a_scale": ScaleGranularity(match[1]),
+        "b_scale": ScaleGranularity(match[2]),
+        "group_size": int(match[3]),
+        "scale_layout": ScaleLayout(match[4]),
+    }
+
+
+def _launch_to_fields(launch: Launch) -> list[str]:
+    default = Launch()
+    fields = []
+    if launch.raster_order is not default.raster_order:
+        fields.append(f"r{launch.raster_order}")
+    if launch.swizzle != default.swizzle:
+        fields.append(f"w{launch.swizzle}")
+    if launch.splits != default.splits:
+        fields.append(f"k{launch.splits}")
+    return fields
+
+
+def _launch_from_fields(fields: list[str]) -> Launch:
+    settings: dict = {}
+    for text in fields:
+        kind, value = text[:1], text[1:]
+        if kind == "r":
+            settings["raster_order"] = RasterOrder(value)
+        elif kind == "w":
+            settings["swizzle"] = int(value)
+        elif kind == "k":
+            settings["splits"] = int(value)
+        else:
+            raise ValueError(f"launch setting {text!r}")
+    return Launch(**settings)

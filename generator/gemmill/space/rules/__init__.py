@@ -1,0 +1,20 @@
+"""One constraint a function, with its hardware reason. A rule returns OK or a Status that says why it rejects."""
+
+from collections.abc import Callable
+
+from gemmill.space.config import KernelConfig
+from gemmill.space.rules import alignment, memory, problem, schedule
+from gemmill.vocab import OK, Status, rejected
+
+Rule = Callable[[KernelConfig], Status]
+
+RULES: tuple[Rule, ...] = (*problem.RULES, *schedule.RULES, *alignment.RULES, *memory.RULES)
+
+
+def check(config: KernelConfig) -> Status:
+    """The first rejection with the rule's name in it, or OK."""
+    for rule in RULES:
+        status = rule(config)
+        if not status:
+            return rejected(status.reason, rule=rule.__name__)
+    return OK

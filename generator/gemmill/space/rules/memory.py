@@ -1,0 +1,37 @@
+"""What must fit in shared memory."""
+
+from gemmill.space.config import KernelConfig
+from gemmill.vocab import OK, Status, rejected
+
+FEWEST_STAGES = 2
+BARRIERS = 1024
+"""Pipeline barriers and tile descriptors, rounded up."""
+
+
+def stage_bytes(config: KernelConfig) -> int:
+    """Bytes of one main-loop stage: a tile of A and one of B."""
+    m, n, k = config.schedule.tile_shape_mnk
+    return (m * config.problem.a_dtype.bits + n * config.problem.b_dtype.bits) * k // 8
+
+
+def epilogue_bytes(config: KernelConfig) -> int:
+    """Bytes CUTLASS's epilogue takes beside the main loop: up to four 64 x 32 store buffers and row vectors."""
+    m, n, _ = config.schedule.tile_shape_mnk
+    buffers = min(4, max(1, m * n // (64 * 32)))
+    return buffers * 64 * 32 * config.problem.out_dtype.bits // 8 + 3 * 4 * n
+
+
+def stages_fit(config: KernelConfig) -> Status:
+    """Fewer than two stages leave the tensor core waiting for every load."""
+    s = config.schedule
+    if not s.kernel_schedule.uses_tma:
+        return OK
+    room = config.arch.shared_memory_bytes - epilogue_bytes(config) - BARRIERS
+    fitting = room // stage_bytes(config)
+    wanted = s.stages or FEWEST_STAGES
+    if fitting < wanted:
+        return rejected(f"{wanted} stages of {stage_bytes(config)} bytes do not fit in {room}: {fitting} do")
+    return OK
+
+
+RULES = (stages_fit,)

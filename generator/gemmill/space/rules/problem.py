@@ -1,0 +1,56 @@
+"""Which problems exist at all."""
+
+from gemmill.space.config import KernelConfig
+from gemmill.vocab import OK, Accumulation, Backend, DType, ScaleGranularity, Status, rejected
+
+
+def backend_is_built(config: KernelConfig) -> Status:
+    """`cutedsl` is a reserved word of the space until its kernels exist."""
+    if config.backend is not Backend.CUTLASS:
+        return rejected(f"backend {config.backend} is reserved: no kernel of it exists yet")
+    return OK
+
+
+def operand_dtypes(config: KernelConfig) -> Status:
+    """The tensor core multiplies operands of one family: e4m3 x e4m3 to f32, or s8 x s8 to s32."""
+    p = config.problem
+    if (p.a_dtype, p.b_dtype) not in ((DType.E4M3, DType.E4M3), (DType.S8, DType.S8)):
+        return rejected(f"{p.a_dtype} x {p.b_dtype} is not offered: e4m3 x e4m3 and s8 x s8 are")
+    return OK
+
+
+def out_dtype(config: KernelConfig) -> Status:
+    """Results are stored in 16 bits: what the next layer reads."""
+    if config.problem.out_dtype not in (DType.BF16, DType.F16):
+        return rejected(f"out {config.problem.out_dtype} is not offered: bf16 and f16 are")
+    return OK
+
+
+def zero_points_are_integers(config: KernelConfig) -> Status:
+    """A zero point shifts integer codes; FP8 has its zero in the code."""
+    p = config.problem
+    if p.epilogue.takes_azp and p.a_dtype is not DType.S8:
+        return rejected(f"epilogue {p.epilogue} corrects integer zero points, operands are {p.a_dtype}")
+    return OK
+
+
+def grouped_scales(config: KernelConfig) -> Status:
+    """Scales in groups change the main loop, which the epilogue-scaled templates do not."""
+    p = config.problem
+    if ScaleGranularity.CHANNEL not in (p.a_scale, p.b_scale) or p.group_size:
+        return rejected(f"scales in groups of {p.group_size} along K: no template of this backend has them yet")
+    return OK
+
+
+def accumulation_fits_dtype(config: KernelConfig) -> Status:
+    """Integer sums are exact; FP8 sums are either left in the tensor core or promoted."""
+    exact = config.schedule.accumulation is Accumulation.EXACT
+    if exact == config.problem.a_dtype.is_float:
+        return rejected(
+            f"accumulation {config.schedule.accumulation} does not fit {config.problem.a_dtype}: "
+            "s8 is exact, e4m3 is fast or promoted"
+        )
+    return OK
+
+
+RULES = (backend_is_built, operand_dtypes, out_dtype, zero_points_are_integers, grouped_scales, accumulation_fits_dtype)

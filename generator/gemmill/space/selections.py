@@ -1,0 +1,135 @@
+"""Named sets of configs: smoke, default, sweep."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from gemmill.space.config import ACCUMULATOR_OF, KernelConfig, Launch, Problem, Schedule
+from gemmill.space.names import to_name
+from gemmill.space.rules import check
+from gemmill.space.tables import sm90
+from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, Status, TileScheduler
+
+OUT_DTYPES = (DType.BF16, DType.F16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejection:
+    """A combination that a rule keeps out, with the reason."""
+
+    name: str
+    status: Status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What is to be built, and what the rules kept out of it."""
+
+    name: str
+    arch: Arch
+    configs: tuple[KernelConfig, ...]
+    rejections: tuple[Rejection, ...]
+
+
+def select(name: str, arch: Arch = Arch.SM90A) -> Selection:
+    """The named selection for an architecture. Raises ValueError if there is none, or a config is in it twice."""
+    try:
+        enumerate_configs = SELECTIONS[name]
+    except KeyError:
+        raise ValueError(f"no selection {name!r}: there are {', '.join(SELECTIONS)}") from None
+    accepted: dict[str, KernelConfig] = {}
+    rejections: list[Rejection] = []
+    for config in enumerate_configs(arch):
+        key = to_name(config)
+        if key in accepted:
+            raise ValueError(f"selection {name!r} has {key} twice")
+        if status := check(config):
+            accepted[key] = config
+        else:
+            rejections.append(Rejection(name=key, status=status))
+    return Selection(name=name, arch=arch, configs=tuple(accepted.values()), rejections=tuple(rejections))
+
+
+def _problem(operand: DType, out: DType, epilogue: EpilogueKind) -> Problem:
+    return Problem(a_dtype=operand, b_dtype=operand, accumulator_dtype=ACCUMULATOR_OF[operand], out_dtype=out, epilogue=epilogue)
+
+
+def _accumulation(operand: DType) -> Accumulation:
+    return Accumulation.FAST if operand.is_float else Accumulation.EXACT
+
+
+def _config(problem: Problem, row: sm90.Row, arch: Arch = Arch.SM90A, launch: Launch | None = None, **schedule: object) -> KernelConfig:
+    tile, cluster, kernel_schedule = row
+    return KernelConfig(
+        problem=problem,
+        schedule=Schedule(
+            tile_shape_mnk=tile,
+            cluster_shape_mnk=cluster,
+            kernel_schedule=kernel_schedule,
+            **({"accumulation": _accumulation(problem.a_dtype)} | schedule),
+        ),
+        launch=launch or Launch(),
+        arch=arch,
+    )
+
+
+def _unaligned(problem: Problem) -> KernelConfig:
+    row = (sm90.UNALIGNED_TILE, (1, 1, 1), KernelSchedule.MMA_SYNC)
+    accumulation = Accumulation.PROMOTED if problem.a_dtype.is_float else Accumulation.EXACT
+    return _config(problem, row, accumulation=accumulation, alignment_a=1, alignment_b=1, alignment_d=1)
+
+
+def _full_epilogue(operand: DType) -> tuple[EpilogueKind, ...]:
+    """The epilogues that between them serve every call: each reads an absent operand as zero."""
+    return (EpilogueKind.SCALED_BIAS,) if operand.is_float else (EpilogueKind.SCALED_BIAS, EpilogueKind.SCALED_AZP_PER_TOKEN)
+
+
+def _problems(outs: Iterable[DType]) -> Iterator[Problem]:
+    for out, operand in product(outs, (DType.E4M3, DType.S8)):
+        for epilogue in _full_epilogue(operand):
+            yield _problem(operand, out, epilogue)
+
+
+def _smoke(arch: Arch) -> Iterator[KernelConfig]:
+    """One kernel for each op and operand type, so that every call has an answer: minutes to build."""
+    prefill = ((128, 128, 128), (2, 1, 1), KernelSchedule.PINGPONG)
+    if arch is not Arch.SM90A:
+        yield _config(_problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS), (prefill[0], (1, 1, 1), KernelSchedule.COOPERATIVE), arch)
+        return
+    for problem in _problems((DType.BF16,)):
+        yield _config(problem, prefill)
+    decode = _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS)
+    row = ((128, 16, 128), (1, 1, 1), KernelSchedule.COOPERATIVE)
+    yield _config(decode, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
+    for problem in _problems(OUT_DTYPES):
+        yield _unaligned(problem)
+
+
+def _sweep(arch: Arch) -> Iterator[KernelConfig]:
+    """Everything worth timing for bf16 results with the full epilogues."""
+    if arch is not Arch.SM90A:
+        yield from _smoke(arch)
+        return
+    for problem in _problems((DType.BF16,)):
+        for row, (raster, swizzle) in product(sm90.PREFILL, sm90.RASTERS):
+            yield _config(problem, row, launch=Launch(raster_order=raster, swizzle=swizzle))
+        for row in sm90.DECODE:
+            yield _config(problem, row, swap_ab=True)
+        for row in sm90.SHARED_K:
+            yield _config(problem, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
+            for splits in sm90.SPLITS:
+                yield _config(problem, row, swap_ab=True, tile_scheduler=TileScheduler.SPLIT_K, launch=Launch(splits=splits))
+        yield _unaligned(problem)
+
+
+def _default(arch: Arch) -> Iterator[KernelConfig]:
+    """What is compiled for users: chosen from the sweep by measurement."""
+    yield from _smoke(arch)
+
+
+SELECTIONS = {"smoke": _smoke, "default": _default, "sweep": _sweep}
+
+
+def with_promotion(config: KernelConfig) -> KernelConfig:
+    """The same FP8 config with sums promoted to FP32 after every 128 along K."""
+    return replace(config, schedule=replace(config.schedule, accumulation=Accumulation.PROMOTED))

@@ -1,0 +1,1 @@
+"""Candidate rows for each architecture, as data."""

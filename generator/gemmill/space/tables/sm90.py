@@ -1,0 +1,66 @@
+"""Hopper: the schedules worth compiling. Rows are (tile MxNxK, cluster MxN, schedule).
+
+With swap_ab, tile rows run along the columns of D (the weights) and tile columns along its rows (the tokens).
+"""
+
+from gemmill.vocab import KernelSchedule, RasterOrder, TileScheduler
+
+COOPERATIVE = KernelSchedule.COOPERATIVE
+PINGPONG = KernelSchedule.PINGPONG
+BASIC = KernelSchedule.BASIC
+
+Row = tuple[tuple[int, int, int], tuple[int, int, int], KernelSchedule]
+
+PREFILL: tuple[Row, ...] = (
+    ((128, 128, 128), (1, 1, 1), PINGPONG),
+    ((128, 128, 128), (2, 1, 1), PINGPONG),
+    ((128, 128, 128), (1, 2, 1), PINGPONG),
+    ((64, 128, 128), (1, 1, 1), PINGPONG),
+    ((64, 128, 128), (2, 1, 1), PINGPONG),
+    ((64, 256, 128), (1, 1, 1), PINGPONG),
+    ((64, 256, 128), (2, 1, 1), PINGPONG),
+    ((128, 256, 128), (1, 1, 1), COOPERATIVE),
+    ((128, 256, 128), (2, 1, 1), COOPERATIVE),
+    ((128, 256, 128), (1, 2, 1), COOPERATIVE),
+    ((256, 128, 128), (1, 1, 1), COOPERATIVE),
+    ((256, 128, 128), (2, 1, 1), COOPERATIVE),
+    ((256, 128, 128), (1, 2, 1), COOPERATIVE),
+)
+"""Many rows: bound by the tensor core."""
+
+DECODE: tuple[Row, ...] = (
+    ((64, 16, 256), (1, 1, 1), BASIC),
+    ((64, 16, 512), (1, 1, 1), BASIC),
+    ((64, 32, 256), (1, 1, 1), BASIC),
+    ((64, 64, 256), (1, 1, 1), BASIC),
+    ((64, 16, 256), (1, 1, 1), PINGPONG),
+    ((64, 32, 256), (1, 1, 1), PINGPONG),
+    ((64, 64, 128), (1, 1, 1), PINGPONG),
+    ((64, 64, 256), (1, 1, 1), PINGPONG),
+    ((64, 128, 128), (1, 1, 1), PINGPONG),
+    ((128, 16, 128), (1, 1, 1), COOPERATIVE),
+    ((128, 16, 256), (1, 1, 1), COOPERATIVE),
+    ((128, 32, 128), (1, 1, 1), COOPERATIVE),
+    ((128, 32, 256), (1, 1, 1), COOPERATIVE),
+    ((128, 64, 128), (1, 1, 1), COOPERATIVE),
+    ((128, 64, 256), (1, 1, 1), COOPERATIVE),
+    ((128, 128, 128), (1, 1, 1), PINGPONG),
+    ((128, 128, 128), (2, 1, 1), PINGPONG),
+)
+"""Few rows, computed with swap_ab: bound by reading the weights."""
+
+SHARED_K: tuple[Row, ...] = (
+    ((128, 16, 128), (1, 1, 1), COOPERATIVE),
+    ((128, 16, 256), (1, 1, 1), COOPERATIVE),
+    ((128, 32, 256), (1, 1, 1), COOPERATIVE),
+    ((128, 64, 128), (1, 1, 1), COOPERATIVE),
+    ((128, 128, 128), (1, 1, 1), COOPERATIVE),
+)
+"""Fewer tiles than SMs, computed with swap_ab: stream-K and split-K."""
+
+SPLITS = (2, 3, 4, 6, 8)
+RASTERS = ((RasterOrder.HEURISTIC, 1), (RasterOrder.ALONG_M, 2), (RasterOrder.ALONG_M, 8), (RasterOrder.ALONG_N, 2), (RasterOrder.ALONG_N, 8))
+"""(raster order, swizzle): launch settings, tried on kernels of many tiles."""
+
+UNALIGNED_TILE = (64, 64, 64)
+SHARED_K_SCHEDULERS = (TileScheduler.STREAM_K, TileScheduler.SPLIT_K)

@@ -1,0 +1,24 @@
+"""The field's words as types. Standard library only; everything else imports from here."""
+
+from gemmill.vocab.arch import Arch, Backend
+from gemmill.vocab.dtype import DType
+from gemmill.vocab.epilogue import EpilogueKind
+from gemmill.vocab.scale import ScaleGranularity, ScaleLayout
+from gemmill.vocab.schedule import Accumulation, KernelSchedule, RasterOrder, TileScheduler
+from gemmill.vocab.status import OK, Status, rejected
+
+__all__ = [
+    "OK",
+    "Accumulation",
+    "Arch",
+    "Backend",
+    "DType",
+    "EpilogueKind",
+    "KernelSchedule",
+    "RasterOrder",
+    "ScaleGranularity",
+    "ScaleLayout",
+    "Status",
+    "TileScheduler",
+    "rejected",
+]

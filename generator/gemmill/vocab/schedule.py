@@ -1,0 +1,51 @@
+"""How a kernel does its work."""
+
+from enum import StrEnum
+
+
+class KernelSchedule(StrEnum):
+    """How warps share one output tile."""
+
+    COOPERATIVE = "cooperative"
+    """one producer warp, two consumer warp groups on halves of one tile (TMA, WGMMA)"""
+    PINGPONG = "pingpong"
+    """one producer warp, two consumer warp groups on alternate tiles (TMA, WGMMA)"""
+    BASIC = "basic"
+    """one producer warp, one consumer warp group (TMA, WGMMA)"""
+    MMA_SYNC = "mmasync"
+    """every warp loads and multiplies (mma.sync): no alignment asked of any operand"""
+
+    @property
+    def uses_tma(self) -> bool:
+        """Whether operands travel by the tensor memory accelerator, which asks for 16-byte rows."""
+        return self is not KernelSchedule.MMA_SYNC
+
+
+class Accumulation(StrEnum):
+    """What happens to partial sums of FP8 products on Hopper's tensor core, which keeps about 22 bits."""
+
+    FAST = "fast"
+    """left in the tensor core over the whole of K"""
+    PROMOTED = "promoted"
+    """added to FP32 registers after every 128 along K"""
+    EXACT = "exact"
+    """integers: nothing is lost"""
+
+
+class TileScheduler(StrEnum):
+    """How output tiles and slices of K are given to CTAs."""
+
+    PERSISTENT = "persistent"
+    """a CTA walks over whole tiles"""
+    STREAM_K = "streamk"
+    """CTAs share the K iterations of all tiles evenly; partial sums are added in a fixed order"""
+    SPLIT_K = "splitk"
+    """K of each tile is cut into `splits` equal slices; partial sums are added in a fixed order"""
+
+
+class RasterOrder(StrEnum):
+    """The dimension along which neighbouring CTAs get neighbouring tiles."""
+
+    HEURISTIC = "auto"
+    ALONG_M = "alongm"
+    ALONG_N = "alongn"

@@ -1,0 +1,29 @@
+"""An answer that carries its reason."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """Whether something is allowed and, if it is not, which rule says so and why."""
+
+    ok: bool
+    rule: str = ""
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.ok and (self.rule or self.reason):
+            raise ValueError(f"an accepted Status has no reason, got rule={self.rule!r} reason={self.reason!r}")
+        if not self.ok and not self.reason:
+            raise ValueError("a rejected Status needs a reason")
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+OK = Status(ok=True)
+
+
+def rejected(reason: str, *, rule: str = "") -> Status:
+    """A rejection; `rule` is filled in by whoever runs the rule."""
+    return Status(ok=False, rule=rule, reason=reason)
