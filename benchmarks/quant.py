@@ -1,0 +1,263 @@
+"""Check and time the quantisation kernels through a plain shared library.
+
+    python benchmarks/quant.py build --nvcc .../bin/nvcc [--filter GLOB]   # here: needs nvcc, no GPU
+    python benchmarks/quant.py check                                       # on the GPU: codes and scales, bit for bit
+    python benchmarks/quant.py bench [--vllm-so PATH] [--tune]             # on the GPU: times, GB/s, JSON
+"""
+
+import argparse
+import fnmatch
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(REPOSITORY / "generator"), str(Path(__file__).resolve().parent)]
+
+import torch  # noqa: E402
+
+from gemmill.space.quant import Activation, QuantConfig, QuantFamily, ScaleFormat, all_configs, parse_name, to_name  # noqa: E402
+from quant_cases import Call, Case, prepare  # noqa: E402
+from quant_library import Library, build  # noqa: E402
+
+FAMILIES = (QuantFamily.STATIC, QuantFamily.TOKEN, QuantFamily.GROUP)
+BENCHED = (
+    "sm90a_quant_group_bf16_e4m3_silu_g128f32_sym",
+    "sm90a_quant_group_bf16_e4m3_none_g128f32_sym",
+    "sm90a_quant_token_bf16_e4m3_none_f32_sym",
+    "sm90a_quant_token_bf16_s8_none_f32_sym",
+    "sm90a_quant_token_bf16_s8_none_f32_asym",
+    "sm90a_quant_token_bf16_e4m3_silu_f32_sym",
+    "sm90a_quant_static_bf16_e4m3_none_f32_sym",
+    "sm90a_quant_static_bf16_s8_none_f32_sym",
+    "sm90a_quant_static_bf16_e4m3_silu_f32_sym",
+)
+GRID = [(m, h) for m in (1, 16, 64, 256, 1024, 4096, 16384) for h in (2048, 4096, 7168, 14336, 28672)]
+ROTATED_BYTES = 256 << 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("build", "check", "bench"))
+    parser.add_argument("--library", type=Path, default=REPOSITORY / "build" / "quant" / "kernels_quant.so")
+    parser.add_argument("--filter", default="*", help="glob over variant names")
+    parser.add_argument("--nvcc", default=os.environ.get("NVCC", "nvcc"))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--all", action="store_true", help="build every variant, not one of each kind")
+    parser.add_argument("--vllm-so", type=Path)
+    parser.add_argument("--tune", action="store_true", help="time every launch hint")
+    parser.add_argument("--quick", action="store_true", help="fewer shapes")
+    parser.add_argument("--pdl", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    if options.command == "build":
+        configs = [c for c in selected(options.all) if fnmatch.fnmatch(to_name(c), options.filter)]
+        build(configs, options.nvcc, options.library, options.jobs)
+        print(f"{len(configs)} variants in {options.library} ({options.library.stat().st_size / 1e6:.1f} MB)")
+        return 0
+    library = Library(options.library)
+    library.programmatic_launch = options.pdl
+    names = [n for n in library.names if fnmatch.fnmatch(n, options.filter)]
+    return check(library, names, options.quick) if options.command == "check" else bench(library, names, options)
+
+
+def selected(everything: bool) -> list[QuantConfig]:
+    """All variants, or those that between them meet every code path."""
+    configs = [c for c in all_configs() if c.family in FAMILIES]
+    if everything:
+        return configs
+    thin = []
+    for c in configs:
+        plain = c.in_dtype.value == "bf16" or (c.activation is Activation.NONE and c.scale_format is ScaleFormat.F32)
+        if plain and not (c.activation in (Activation.GELU_TANH, Activation.GELU_ERF) and c.group_size not in (0, 128)):
+            thin.append(c)
+    return thin
+
+
+def cases_of(config: QuantConfig, quick: bool) -> list[Case]:
+    """Shapes and layouts to check a variant with."""
+    group = config.group_size or 1
+    grouped = config.family.is_grouped
+    cases = [Case(rows=r, hidden=h) for r, h in ((1, 128), (7, 384), (133, 2048), (512, 7168), (3, 28672), (1, 131072))]
+    cases += [
+        Case(rows=1, hidden=28672),
+        Case(rows=65, hidden=1152, in_padding=24),
+        Case(rows=37, hidden=640, in_padding=3, transposed=True),
+        Case(rows=37, hidden=640, offset=1),
+        Case(rows=130, hidden=4096, transposed=True),
+        Case(rows=33, hidden=2048, bounded=True),
+        Case(rows=128, hidden=2048, values="wide"),
+        Case(rows=128, hidden=2048, values="gates"),
+        Case(rows=128, hidden=4096, values="special"),
+    ]
+    if not grouped:
+        cases += [Case(rows=5, hidden=h) for h in (1, 3, 17, 129, 1001, 5003)]
+    if not quick:
+        cases += [Case(rows=4096, hidden=14336), Case(rows=20000, hidden=128), Case(rows=3, hidden=600 * 128)]
+    if config.symmetric is False or config.out_dtype.value == "s8":
+        cases = [c for c in cases if not c.bounded]
+    return [c for c in cases if c.hidden % group == 0]
+
+
+def mismatches(call: Call) -> dict[str, tuple[int, int]]:
+    """Elements that differ in bits from the reference, of how many, by output."""
+    call.run()
+    torch.cuda.synchronize()
+    found = {}
+    for name, wanted in call.expected().items():
+        got = call.outputs[name]
+        kind = {1: torch.uint8, 4: torch.int32}[got.element_size()]
+        differ = got.contiguous().view(kind) != wanted.contiguous().view(kind)
+        if wanted.dtype is torch.float32:
+            differ &= ~(torch.isnan(got) & torch.isnan(wanted))
+        found[name] = (int(differ.sum()), got.numel())
+    return found
+
+
+def check(library: Library, names: list[str], quick: bool) -> int:
+    """Compare every variant with the reference on the GPU; returns 1 if any bit differs."""
+    wrong = 0
+    device = torch.device("cuda")
+    for name in names:
+        config = parse_name(name)
+        bad: list[str] = []
+        cases = cases_of(config, quick)
+        for case in cases:
+            try:
+                found = mismatches(prepare(library, config, case, device))
+            except RuntimeError as error:
+                bad.append(f"    {case}: {error}")
+                if "CUDA" in str(error):
+                    print(name, bad[-1])
+                    return 1
+                continue
+            if any(count for count, _ in found.values()):
+                bad.append(f"    {case}: " + ", ".join(f"{n} {c} of {t}" for n, (c, t) in found.items() if c))
+        print(f"{'FAIL' if bad else 'ok  '} {name} {len(cases) - len(bad)}/{len(cases)}")
+        print("\n".join(bad[:6]), end="\n" if bad else "")
+        wrong += bool(bad)
+    print(f"{len(names) - wrong} of {len(names)} variants equal the reference bit for bit")
+    return int(wrong > 0)
+
+
+def graph_time_us(calls: Sequence[Callable[[], None]], rounds: int = 7) -> float:
+    """Median device time of one call in a CUDA graph of the calls, each run at least twenty times over."""
+    repeats = max(1, 20 // len(calls))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls[:2]:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(repeats):
+            for call in calls:
+                call()
+    times = []
+    for _ in range(rounds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        graph.replay()
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / (repeats * len(calls)))
+    return statistics.median(times)
+
+
+def copy_bandwidth() -> float:
+    """GB/s of torch's copy, reads and writes counted, 1 GiB."""
+    a = torch.empty(1 << 29, dtype=torch.uint8, device="cuda")
+    b = torch.empty_like(a)
+    return 2 * a.numel() / graph_time_us([lambda: b.copy_(a)]) / 1e3
+
+
+def vllm_call(config: QuantConfig, case: Case, call: Call, x: torch.Tensor) -> Callable[[], None] | None:
+    """vLLM's op for the same work on the same tensors, or None."""
+    ops = torch.ops._C
+    out = torch.empty_like(call.outputs["codes"])
+    f32 = {"dtype": torch.float32, "device": x.device}
+    e4m3 = config.out_dtype.value == "e4m3"
+    if config.family is QuantFamily.GROUP and config.scale_format is ScaleFormat.F32 and config.symmetric:
+        scales = torch.empty((case.rows, case.hidden // config.group_size), **f32)
+        if config.activation is Activation.SILU:
+            return lambda: ops.silu_and_mul_per_block_quant(out, x, scales, config.group_size, None, False)
+        if config.activation is Activation.NONE and e4m3:
+            return lambda: ops.per_token_group_fp8_quant(x, out, scales, config.group_size, 1e-10, -448.0, 448.0, False, False, False)
+    if config.family is QuantFamily.TOKEN and config.activation is Activation.NONE:
+        scales = torch.empty((case.rows, 1), **f32)
+        azps = None if config.symmetric else torch.empty((case.rows, 1), dtype=torch.int32, device=x.device)
+        if e4m3:
+            return lambda: ops.dynamic_per_token_scaled_fp8_quant(out, x, scales, None)
+        return lambda: ops.dynamic_scaled_int8_quant(out, x, scales, azps)
+    if config.family is QuantFamily.STATIC and config.symmetric:
+        scale = torch.full((1,), 0.0123, **f32)
+        if config.activation is Activation.NONE:
+            return lambda: ops.static_scaled_fp8_quant(out, x, scale) if e4m3 else ops.static_scaled_int8_quant(out, x, scale, None)
+        if config.activation is Activation.SILU and e4m3:
+            return lambda: ops.silu_and_mul_quant(out, x, scale)
+    return None
+
+
+def hints_of(config: QuantConfig, tune: bool) -> list[tuple[int, int, int]]:
+    """Launch hints to time: automatic, or every one that the family knows."""
+    if not tune:
+        return [(0, 0, 0)]
+    if config.family is QuantFamily.TOKEN:
+        return [(0, 0, 0)] + [(chunks, cluster, 0) for chunks in (1, 2, 4) for cluster in (1, 2, 4, 8)]
+    return [(0, 0, 0), (1, 0, 0), (2, 0, 0), (4, 0, 0)]
+
+
+def bench(library: Library, names: list[str], options: argparse.Namespace) -> int:
+    """Time variants over the grid, with vLLM's ops beside them; prints a table and writes JSON."""
+    if options.vllm_so:
+        torch.ops.load_library(str(options.vllm_so))
+    bandwidth = copy_bandwidth()
+    properties = torch.cuda.get_device_properties(0)
+    print(f"{properties.name}, torch {torch.__version__}, copy {bandwidth:.0f} GB/s, programmatic launch {options.pdl}")
+    records = []
+    device = torch.device("cuda")
+    grid = [(1, 4096), (1, 28672), (16, 14336), (1024, 4096), (4096, 14336)] if options.quick else GRID
+    for name in [n for n in BENCHED if n in names]:
+        config = parse_name(name)
+        print(name)
+        for rows, hidden in grid:
+            case = Case(rows=rows, hidden=hidden)
+            first = prepare(library, config, case, device)
+            copies = min(20, max(1, ROTATED_BYTES // first.bytes_moved))
+            calls = [first] + [prepare(library, config, case, device, seed) for seed in range(1, copies)]
+            times = {}
+            for hints in hints_of(config, options.tune):
+                library.hints = hints
+                try:
+                    times["/".join(map(str, hints))] = graph_time_us([c.run for c in calls])
+                except RuntimeError as error:
+                    print("   ", hints, error)
+            library.hints = (0, 0, 0)
+            mine = times["0/0/0"]
+            peers = [vllm_call(config, case, c, c.x) for c in calls] if options.vllm_so else [None]
+            peer = graph_time_us(peers) if peers[0] is not None else None
+            rate = first.bytes_moved / mine / 1e3
+            best = min(times, key=times.__getitem__)
+            note = f"  best {best} {times[best]:.2f}" if options.tune else ""
+            print(
+                f"  {rows:6} x {hidden:6} {mine:9.2f} us {rate:7.0f} GB/s {rate / bandwidth:6.1%}"
+                + (f"  vllm {peer:9.2f} us x{peer / mine:.2f}" if peer else "")
+                + note,
+                flush=True,
+            )
+            records.append({"name": name, "rows": rows, "hidden": hidden, "us": times, "vllm_us": peer, "bytes": first.bytes_moved})
+            del calls, first, peers
+    if options.json:
+        device_facts = {"gpu": properties.name, "torch": torch.__version__, "copy_gbps": bandwidth, "programmatic_launch": options.pdl}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"device": device_facts, "rows": records}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""References of the quantisation kernels: the definition of their codes and scales, and the CPU path of the ops.
+
+All arithmetic is f32, every operation rounded on its own (no contraction), and starts from the input's values:
+
+    e4m3(x)   nearest e4m3 value, ties to even, saturated at 448; NaN is 0x7f
+    s8(x)     nearest integer, ties to even, saturated to [-128, 127]; NaN is 0
+    amax      largest absolute value; NaN elements do not count
+
+Codes and scales of the kernels equal these bit for bit where both run on the same device. Across devices exp, tanh and
+erf differ by an ulp or two, and a gated code then differs where its quotient lies that close to a boundary between
+codes: see docs/quantisation.md. Division by a Python number is avoided throughout: torch multiplies by its reciprocal.
+"""
+
+import torch
+
+from gemmill.space.quant import Activation, ScaleFormat
+from gemmill.vocab import DType
+
+CODE_MAX = {DType.E4M3: 448.0, DType.S8: 127.0}
+SMALLEST_SCALE = {DType.E4M3: 1.0 / (448.0 * 512.0), DType.S8: 2.0**-23}
+_SMALLEST_UE8M0_SCALE = 1e-10
+_CANONICAL_NAN = 0x7F
+
+
+def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """x [rows, hidden] of any float type as f32, or activation(gate) * up of x [rows, 2 hidden] = gate then up."""
+    if activation is Activation.NONE:
+        return x.float()
+    hidden = x.shape[-1] // 2
+    gate, up = x[..., :hidden].float(), x[..., hidden:].float()
+    if activation is Activation.SILU:
+        return gate * torch.reciprocal(1.0 + torch.exp(-gate)) * up
+    if activation is Activation.GELU_TANH:
+        cube = gate * gate * gate
+        return 0.5 * gate * (1.0 + torch.tanh(0.7978845608028654 * (gate + 0.044715 * cube))) * up
+    return 0.5 * gate * (1.0 + torch.erf(gate * 0.7071067811865476)) * up
+
+
+def encode(x: torch.Tensor, out_dtype: DType) -> torch.Tensor:
+    """Codes of f32 values, as float8_e4m3fn or int8."""
+    if out_dtype is DType.S8:
+        return torch.nan_to_num(torch.round(x).clamp(-128.0, 127.0), nan=0.0).to(torch.int8)
+    codes = x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    return codes.view(torch.uint8).masked_fill_(torch.isnan(x), _CANONICAL_NAN).view(torch.float8_e4m3fn)
+
+
+def encode_with_azp(x: torch.Tensor, azp: torch.Tensor) -> torch.Tensor:
+    """s8 codes of f32 values whose zero lies at code `azp` (s32): both steps saturate."""
+    low, high = torch.iinfo(torch.int32).min, torch.iinfo(torch.int32).max
+    rounded = torch.nan_to_num(torch.round(x), nan=0.0).double().clamp(low, high).long()
+    return (rounded + azp.long()).clamp(-128, 127).to(torch.int8)
+
+
+def absolute_maximum(x: torch.Tensor) -> torch.Tensor:
+    """Of the last dimension, which is kept with size 1; 0 where it is empty or all NaN."""
+    if x.shape[-1] == 0:
+        return x.new_zeros((*x.shape[:-1], 1))
+    return torch.nan_to_num(x.abs(), nan=0.0, posinf=float("inf")).amax(dim=-1, keepdim=True)
+
+
+def divide(x: torch.Tensor, divisor: float) -> torch.Tensor:
+    """x / divisor, correctly rounded."""
+    return x / torch.full_like(x, divisor)
+
+
+def round_up_to_power_of_two(scale: torch.Tensor) -> torch.Tensor:
+    """The smallest power of two that is at least each f32 scale, and at least 1e-10; infinity stays."""
+    bits = scale.clamp_min(_SMALLEST_UE8M0_SCALE).view(torch.int32)
+    return ((bits + 0x007FFFFF) & 0x7F800000).view(torch.float32)
+
+
+def pack_ue8m0(scales: torch.Tensor) -> torch.Tensor:
+    """Powers of two [rows, groups] f32 as s32 [rows, ceil(groups / 4)] with strides (1, rows padded to 4): four biased
+    exponents a word, the first group in the low byte, zero where a word has no group."""
+    rows, groups = scales.shape
+    exponents = scales.contiguous().view(torch.int32) >> 23
+    exponents = torch.nn.functional.pad(exponents, (0, -groups % 4)).view(rows, -1, 4).to(torch.uint8)
+    words = exponents.view(torch.int32)[..., 0]
+    out = scales.new_zeros((words.shape[1], -(-rows // 4) * 4), dtype=torch.int32)
+    out[:, :rows] = words.t()
+    return out.t()[:rows]
+
+
+def _asymmetric(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scale, its reciprocal and zero point such that `low` has code -128; a range of one value is coded symmetrically."""
+    single = low == high
+    scale = divide(high - low, 255.0)
+    reciprocal = torch.reciprocal(scale)
+    azp = torch.nan_to_num(torch.round(-128.0 - low / scale), nan=0.0)
+    amax = low.abs()
+    scale = torch.where(single, divide(amax, 127.0), scale)
+    symmetric = torch.where(amax == 0, amax, torch.full_like(amax, 127.0) / amax)
+    reciprocal = torch.where(single, symmetric, reciprocal)
+    limits = torch.iinfo(torch.int32)
+    azp = torch.where(single, torch.zeros_like(azp), azp).double().clamp(limits.min, limits.max).to(torch.int32)
+    return scale, reciprocal, azp
+
+
+def _extent(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    nan = torch.isnan(x)
+    low = x.masked_fill(nan, float("inf")).amin(dim=-1, keepdim=True)
+    high = x.masked_fill(nan, float("-inf")).amax(dim=-1, keepdim=True)
+    return low, high
+
+
+def static_quant(
+    x: torch.Tensor,
+    scales: torch.Tensor,
+    out_dtype: DType,
+    *,
+    azp: torch.Tensor | None = None,
+    activation: Activation = Activation.NONE,
+) -> torch.Tensor:
+    """Codes of x [rows, hidden] (or [rows, 2 hidden]) by scales f32 that broadcast to [rows, hidden].
+
+    e4m3, and s8 with a zero point, multiply by the scale's reciprocal; symmetric s8 divides by the scale (as vLLM).
+    """
+    values = activated(x, activation)
+    if out_dtype is DType.S8 and azp is None:
+        return encode(values / scales, out_dtype)
+    values = values * torch.reciprocal(scales)
+    return encode(values, out_dtype) if azp is None else encode_with_azp(values, azp)
+
+
+def tensor_quant(x: torch.Tensor, out_dtype: DType) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of x and its scale [1] = max(amax / max, smallest scale); multiplies by the reciprocal (as vLLM)."""
+    amax = absolute_maximum(x.float().reshape(1, -1))[0]
+    scale = divide(amax, CODE_MAX[out_dtype]).clamp_min(SMALLEST_SCALE[out_dtype])
+    return encode(x.float() * torch.reciprocal(scale), out_dtype), scale
+
+
+def token_quant(
+    x: torch.Tensor,
+    out_dtype: DType,
+    *,
+    scale_ub: torch.Tensor | None = None,
+    activation: Activation = Activation.NONE,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of x [rows, hidden] (or [rows, 2 hidden]) and scales [rows, 1].
+
+    scale = max(min(amax, scale_ub) / max, smallest scale), and values are divided by it. Plain s8 is as vLLM's op: the
+    scale is amax / 127 with no smallest one, and values are multiplied by 127 / amax (0 for a row of zeros).
+    """
+    values = activated(x, activation)
+    amax = absolute_maximum(values)
+    if scale_ub is not None:
+        amax = torch.minimum(amax, scale_ub)
+    scale = divide(amax, CODE_MAX[out_dtype])
+    if out_dtype is DType.S8 and activation is Activation.NONE:
+        reciprocal = torch.where(amax == 0, amax, torch.full_like(amax, 127.0) / amax)
+        return encode(values * reciprocal, out_dtype), scale
+    scale = scale.clamp_min(SMALLEST_SCALE[out_dtype])
+    return encode(values / scale, out_dtype), scale
+
+
+def token_quant_with_azp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """s8 codes of x [rows, hidden], scales [rows, 1] and zero points s32 [rows, 1].
+
+    scale = (high - low) / 255, azp = rint(-128 - low / scale), code = rint(x * (1 / scale)) + azp.
+    """
+    values = x.float()
+    scale, reciprocal, azp = _asymmetric(*_extent(values))
+    return encode_with_azp(values * reciprocal, azp), scale, azp
+
+
+def group_quant(
+    x: torch.Tensor,
+    group_size: int,
+    out_dtype: DType,
+    *,
+    smallest_amax: float = 0.0,
+    smallest_scale: float = 0.0,
+    scale_ub: torch.Tensor | None = None,
+    scale_format: ScaleFormat = ScaleFormat.F32,
+    activation: Activation = Activation.NONE,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of x [rows, hidden] (or [rows, 2 hidden]) and scales f32 [rows, hidden / group_size], row-major.
+
+    scale = max(min(max(amax, smallest_amax) / max, scale_ub), smallest_scale), rounded up to a power of two unless
+    `scale_format` is F32 (pack_ue8m0 packs it); values are divided by it.
+    """
+    values = activated(x, activation)
+    rows, hidden = values.shape
+    grouped = values.reshape(rows, hidden // group_size, group_size)
+    scale = divide(absolute_maximum(grouped).clamp_min(smallest_amax), CODE_MAX[out_dtype])
+    if scale_ub is not None:
+        scale = torch.minimum(scale, scale_ub)
+    scale = scale.clamp_min(smallest_scale)
+    if scale_format is not ScaleFormat.F32:
+        scale = round_up_to_power_of_two(scale)
+    return encode(grouped / scale, out_dtype).view(rows, hidden), scale[..., 0]
+
+
+def group_quant_with_azp(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """s8 codes of x [rows, hidden], scales f32 and zero points s32 [rows, hidden / group_size]: each group coded as
+    token_quant_with_azp codes a row."""
+    rows, hidden = x.shape
+    codes, scale, azp = token_quant_with_azp(x.reshape(-1, group_size))
+    return codes.view(rows, hidden), scale.view(rows, -1), azp.view(rows, -1)

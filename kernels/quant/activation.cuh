@@ -1,0 +1,66 @@
+// activation(gate) * up in f32. Products and sums are not contracted, so that the same expression in torch on the
+// same device has the same bits.
+#pragma once
+
+#include <type_traits>
+
+#include "quant/code.cuh"
+
+namespace gemmill::quant {
+
+struct Identity {
+  static constexpr bool kGated = false;
+};
+
+// gate * (1 / (1 + exp(-gate)))
+struct Silu {
+  static constexpr bool kGated = true;
+  // From here up, 1 + exp(-gate) has a normal reciprocal.
+  static constexpr float kSmallestPlainGate = -87.0f;
+  static __device__ __forceinline__ float plain(float gate) {
+    return __fmul_rn(gate, reciprocal_of_normal(__fadd_rn(1.0f, expf(-gate))));
+  }
+  static __device__ __noinline__ float any(float gate) {
+    return __fmul_rn(gate, __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-gate))));
+  }
+};
+
+// 0.5 gate (1 + tanh(sqrt(2 / pi) (gate + 0.044715 gate^3)))
+struct GeluTanh {
+  static constexpr bool kGated = true;
+  static __device__ __forceinline__ float apply(float gate) {
+    float const cube = __fmul_rn(__fmul_rn(gate, gate), gate);
+    float const inner = __fmul_rn(0.7978845608028654f, __fadd_rn(gate, __fmul_rn(0.044715f, cube)));
+    return __fmul_rn(__fmul_rn(0.5f, gate), __fadd_rn(1.0f, tanhf(inner)));
+  }
+};
+
+// 0.5 gate (1 + erf(gate / sqrt(2)))
+struct GeluErf {
+  static constexpr bool kGated = true;
+  static __device__ __forceinline__ float apply(float gate) {
+    return __fmul_rn(__fmul_rn(0.5f, gate), __fadd_rn(1.0f, erff(__fmul_rn(gate, 0.7071067811865476f))));
+  }
+};
+
+// Replaces each gate by activation(gate) * up.
+template <class Activation, int kElements>
+__device__ __forceinline__ void gate_and_multiply(float (&gate)[kElements], float const (&up)[kElements]) {
+  if constexpr (std::is_same_v<Activation, Silu>) {
+    float smallest = gate[0];
+#pragma unroll
+    for (int i = 1; i < kElements; ++i) smallest = fminf(smallest, gate[i]);
+    if (smallest < Silu::kSmallestPlainGate) [[unlikely]] {
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) gate[i] = __fmul_rn(Silu::any(gate[i]), up[i]);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) gate[i] = __fmul_rn(Silu::plain(gate[i]), up[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) gate[i] = __fmul_rn(Activation::apply(gate[i]), up[i]);
+  }
+}
+
+}  // namespace gemmill::quant

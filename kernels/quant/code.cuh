@@ -1,0 +1,122 @@
+// Codes, scales, and exact division by a scale.
+#pragma once
+
+#include <cfloat>
+#include <cstdint>
+
+namespace gemmill::quant {
+
+struct E4M3 {
+  static constexpr float kMax = 448.0f;
+  static constexpr float kSmallestScale = 1.0f / (448.0f * 512.0f);
+};
+
+struct S8 {
+  static constexpr float kMax = 127.0f;
+  static constexpr float kSmallestScale = FLT_EPSILON;
+};
+
+// Four codes, round to nearest even, saturating. NaN becomes 0x7f in e4m3 and 0 in s8.
+__device__ __forceinline__ uint32_t encode4(float a, float b, float c, float d, E4M3) {
+  uint32_t word;
+  asm("{\n .reg .b16 low, high;\n"
+      " cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      " cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      " mov.b32 %0, {low, high};\n}"
+      : "=r"(word)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return word;
+}
+
+__device__ __forceinline__ uint32_t pack_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+}
+
+__device__ __forceinline__ uint32_t round_to_s8(float value) {
+  uint32_t code;
+  asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(code) : "f"(value));
+  return code;
+}
+
+__device__ __forceinline__ uint32_t encode4(float a, float b, float c, float d, S8) {
+  return pack_bytes(round_to_s8(a), round_to_s8(b), round_to_s8(c), round_to_s8(d));
+}
+
+// rint(value) + azp, saturated to 32 bits at each step and then to 8.
+__device__ __forceinline__ uint32_t round_with_azp(float value, int32_t azp) {
+  int32_t sum;
+  asm("add.sat.s32 %0, %1, %2;" : "=r"(sum) : "r"(__float2int_rn(value)), "r"(azp));
+  return static_cast<uint32_t>(min(max(sum, -128), 127));
+}
+
+__device__ __forceinline__ uint32_t encode4_with_azp(float a, float b, float c, float d, int32_t azp) {
+  return pack_bytes(round_with_azp(a, azp), round_with_azp(b, azp), round_with_azp(c, azp), round_with_azp(d, azp));
+}
+
+// 1 / x, correctly rounded, for x and 1 / x normal: the hardware's approximation and one Newton step.
+__device__ __forceinline__ float reciprocal_of_normal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return __fmaf_rn(y, __fmaf_rn(-x, y, 1.0f), y);
+}
+
+// 1 / x, correctly rounded, for every x.
+__device__ __forceinline__ float reciprocal_of(float x) { return __frcp_rn(x); }
+
+// Between these bounds no step of Quotient overflows, and what underflows is far below the smallest code.
+inline constexpr float kSmallestPlain = 0x1p-60f;
+inline constexpr float kLargestPlain = 0x1p60f;
+
+__device__ __forceinline__ bool is_plain(float value) { return value >= kSmallestPlain && value <= kLargestPlain; }
+
+// value / divisor where is_plain(divisor): one residual correction of the product with the reciprocal. The code of the
+// result is that of the correctly rounded quotient: checked for every divisor against every boundary between codes by
+// tests/unit/test_quant_division.py.
+struct Quotient {
+  float divisor;
+  float reciprocal;
+  __device__ __forceinline__ explicit Quotient(float plain) : divisor(plain), reciprocal(reciprocal_of_normal(plain)) {}
+  __device__ __forceinline__ Quotient(float plain, float inverse) : divisor(plain), reciprocal(inverse) {}
+  // |value| <= kLargestPlain, or NaN.
+  __device__ __forceinline__ float operator()(float value) const {
+    float const guess = __fmul_rn(value, reciprocal);
+    return __fmaf_rn(__fmaf_rn(-guess, divisor, value), reciprocal, guess);
+  }
+  // Any value: the guess is held finite so that the correction has the right sign.
+  __device__ __forceinline__ float bounded(float value) const {
+    float const guess = fminf(fmaxf(__fmul_rn(value, reciprocal), -1024.0f), 1024.0f);
+    return __fmaf_rn(__fmaf_rn(-guess, divisor, value), reciprocal, guess);
+  }
+};
+
+// Codes of values / scale, where no |value| but NaN exceeds amax.
+template <class Out, int kElements>
+__device__ __forceinline__ void encode_scaled(float const (&values)[kElements], float scale, float amax, uint32_t (&words)[kElements / 4]) {
+  if (is_plain(scale) && amax <= kLargestPlain) [[likely]] {
+    Quotient const by_scale(scale);
+#pragma unroll
+    for (int i = 0; i < kElements; i += 4) {
+      words[i / 4] = encode4(by_scale(values[i]), by_scale(values[i + 1]), by_scale(values[i + 2]), by_scale(values[i + 3]), Out{});
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kElements; i += 4) {
+      words[i / 4] = encode4(__fdiv_rn(values[i], scale), __fdiv_rn(values[i + 1], scale), __fdiv_rn(values[i + 2], scale),
+                             __fdiv_rn(values[i + 3], scale), Out{});
+    }
+  }
+}
+
+// amax / kMax, correctly rounded.
+template <class Out>
+__device__ __forceinline__ float scale_of(float amax) {
+  if (is_plain(amax)) [[likely]] return Quotient(Out::kMax, 1.0f / Out::kMax)(amax);
+  return __fdiv_rn(amax, Out::kMax);
+}
+
+// The biased exponent of the power of two that is at least `scale`; 255 for infinity.
+__device__ __forceinline__ uint32_t ue8m0_above(float scale) {
+  return (__float_as_uint(fmaxf(scale, 1e-10f)) + 0x007fffffu) >> 23;
+}
+
+}  // namespace gemmill::quant

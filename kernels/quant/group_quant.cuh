@@ -1,0 +1,147 @@
+// Group quantisation, plain or of activation(gate) * up: each group of a row gets its own scale. A group is held by
+// neighbouring lanes of one warp, 16 bytes each, so its maximum needs shuffles only.
+#pragma once
+
+#include "quant/activation.cuh"
+#include "quant/code.cuh"
+#include "quant/launch.cuh"
+#include "quant/memory.cuh"
+#include "quant/reduce.cuh"
+
+namespace gemmill::quant {
+
+enum class ScaleFormat { kF32, kPowerOfTwo, kPackedUe8m0 };
+
+inline constexpr int kGroupQuantThreads = 256;
+
+struct GroupQuantParams {
+  void const* in;
+  uint8_t* out;
+  void* scales;
+  int32_t* azps;
+  float const* scale_ub;
+  int64_t hidden, in_stride, out_stride, scale_stride_m, scale_stride_g;
+  uint32_t rows, padded_rows, chunks, groups;
+  FastDivision chunks_per_row;
+  float smallest_amax, smallest_scale;
+};
+
+
+// The byte of group `group` of row `row` in words of four groups, and the zeros that pad words and rows.
+__device__ __forceinline__ void store_packed_scale(GroupQuantParams const& p, uint32_t row, uint32_t group, uint32_t exponent) {
+  uint8_t* const bytes = static_cast<uint8_t*>(p.scales);
+  auto const at = [&](uint32_t r, uint32_t g) { return (r * p.scale_stride_m + g / 4 * p.scale_stride_g) * 4 + g % 4; };
+  uint32_t const end = group + 1 == p.groups ? (p.groups + 3) / 4 * 4 : group + 1;
+  bytes[at(row, group)] = static_cast<uint8_t>(exponent);
+  for (uint32_t g = group + 1; g < end; ++g) bytes[at(row, g)] = 0;
+  if (row + 1 == p.rows && group / 4 + 1 < (p.groups + 3) / 4) {
+    for (uint32_t r = p.rows; r < p.padded_rows; ++r) bytes[at(r, group)] = 0;
+  }
+}
+
+template <class Out, ScaleFormat kFormat>
+__device__ __forceinline__ float group_scale(GroupQuantParams const& p, float amax, float scale_ub) {
+  float const scale = fmaxf(fminf(scale_of<Out>(fmaxf(amax, p.smallest_amax)), scale_ub), p.smallest_scale);
+  return kFormat == ScaleFormat::kF32 ? scale : __uint_as_float(ue8m0_above(scale) << 23);
+}
+
+template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, int kUnroll, bool kAligned>
+__global__ void __launch_bounds__(kGroupQuantThreads) group_quant_kernel(GroupQuantParams const p) {
+  constexpr int kElements = kChunkElements<In>;
+  constexpr int kLanes = kGroup / kElements;
+  static_assert(kLanes >= 2 && kLanes <= 32, "a group is held by 2 to 32 lanes");
+
+  uint32_t const first = blockIdx.x * (kGroupQuantThreads * kUnroll) + threadIdx.x;
+  uint32_t rows[kUnroll], columns[kUnroll];
+  uint4 chunks[kUnroll], ups[Activation::kGated ? kUnroll : 1];
+  wait_for_predecessor();
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    uint32_t const index = min(first + u * kGroupQuantThreads, p.chunks - 1);
+    rows[u] = p.chunks_per_row(index);
+    columns[u] = (index - rows[u] * p.chunks_per_row.divisor) * kElements;
+    In const* const row = static_cast<In const*>(p.in) + rows[u] * p.in_stride;
+    chunks[u] = load_chunk<kAligned>(row, columns[u], p.hidden);
+    if constexpr (Activation::kGated) ups[u] = load_chunk<kAligned>(row + p.hidden, columns[u], p.hidden);
+  }
+  float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
+
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    float values[kElements];
+    unpack<In>(chunks[u], values);
+    if constexpr (Activation::kGated) {
+      float factors[kElements];
+      unpack<In>(ups[u], factors);
+      gate_and_multiply<Activation>(values, factors);
+    }
+    float amax = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) amax = fmaxf(amax, fabsf(values[i]));
+    amax = reduce_lanes<kLanes>(amax, Max{});
+
+    float const scale = group_scale<Out, kFormat>(p, amax, scale_ub);
+    uint32_t words[kElements / 4];
+    encode_scaled<Out>(values, scale, amax, words);
+    if (first + u * kGroupQuantThreads < p.chunks) {
+      store_codes<kAligned, kElements>(p.out + rows[u] * p.out_stride, columns[u], p.hidden, words);
+      if (threadIdx.x % kLanes == 0) {
+        uint32_t const group = columns[u] / kGroup;
+        if constexpr (kFormat == ScaleFormat::kPackedUe8m0) {
+          store_packed_scale(p, rows[u], group, __float_as_uint(scale) >> 23);
+        } else {
+          static_cast<float*>(p.scales)[rows[u] * p.scale_stride_m + group * p.scale_stride_g] = scale;
+        }
+      }
+    }
+  }
+}
+
+template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, int kUnroll, bool kAligned>
+int32_t launch_group_quant_slice(GroupQuantParams const& p, gemmill_quant_launch const& how) {
+  return launch(&group_quant_kernel<In, Out, Activation, kFormat, kGroup, kUnroll, kAligned>, p,
+                ceil_divide(p.chunks, kGroupQuantThreads * kUnroll), kGroupQuantThreads, how);
+}
+
+template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup>
+int32_t group_quant(gemmill_group_quant_args const& x) {
+  if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
+  constexpr int64_t kElements = kChunkElements<In>;
+  if (x.hidden % kGroup != 0) return GEMMILL_CANNOT_IMPLEMENT;
+  int64_t const per_row = x.hidden / kElements;
+  if (per_row > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
+  bool const aligned = rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden);
+  int64_t const slice = kMostChunks / per_row;
+  for (int64_t row = 0; row < x.rows; row += slice) {
+    bool const last = x.rows - row <= slice;
+    int64_t const rows = last ? x.rows - row : slice;
+    int64_t const scale_bytes = 4 * row * x.scale_stride_m;
+    GroupQuantParams const p{
+        static_cast<In const*>(x.in) + row * x.in_stride,
+        static_cast<uint8_t*>(x.out) + row * x.out_stride,
+        static_cast<uint8_t*>(x.scales) + scale_bytes,
+        nullptr,
+        x.scale_ub,
+        x.hidden, x.in_stride, x.out_stride, x.scale_stride_m, x.scale_stride_g,
+        static_cast<uint32_t>(rows),
+        static_cast<uint32_t>(last && x.scale_rows > x.rows ? x.scale_rows - row : rows),
+        static_cast<uint32_t>(rows * per_row),
+        static_cast<uint32_t>(x.hidden / kGroup),
+        FastDivision(static_cast<uint32_t>(per_row)),
+        x.smallest_amax,
+        x.smallest_scale,
+    };
+    int const unroll = x.launch.chunks_hint != 0 ? x.launch.chunks_hint
+                       : p.chunks <= int64_t{x.launch.sm_count} * kGroupQuantThreads * 4 ? 1
+                                                                                           : 2;
+    int32_t const error =
+        !aligned      ? launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, 1, false>(p, x.launch)
+        : unroll == 1 ? launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, 1, true>(p, x.launch)
+        : unroll == 2 ? launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, 2, true>(p, x.launch)
+                      : launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, 4, true>(p, x.launch);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace gemmill::quant

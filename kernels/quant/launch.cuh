@@ -1,0 +1,66 @@
+// Launching, and dividing indices.
+#pragma once
+
+#include <cstdint>
+#include <cuda_runtime.h>
+
+#include "gemmill/quant_abi.h"
+
+namespace gemmill::quant {
+
+// Chunks that one launch takes, so that indices stay below 2^31; larger tensors are launched in slices of rows.
+inline constexpr int64_t kMostChunks = int64_t{1} << 30;
+
+// n / divisor for n < 2^31 by one multiplication.
+struct FastDivision {
+  uint32_t divisor, multiplier, shift;
+
+  explicit FastDivision(uint32_t d) : divisor(d) {
+    uint32_t bits = 0;
+    while ((uint64_t{1} << bits) < d) ++bits;
+    shift = 31 + bits;
+    multiplier = static_cast<uint32_t>(((uint64_t{1} << shift) + d - 1) / d);
+  }
+  __device__ __forceinline__ uint32_t operator()(uint32_t n) const {
+    return static_cast<uint32_t>(static_cast<uint64_t>(n) * multiplier >> shift);
+  }
+};
+
+// The kernel's successor may start its CTAs as ours leave; its own wait keeps it from our results until we are done.
+__device__ __forceinline__ void wait_for_predecessor() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+template <class Params>
+int32_t launch(void (*kernel)(Params), Params params, int64_t ctas, int threads, gemmill_quant_launch const& how, int cluster = 1) {
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ctas));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = static_cast<cudaStream_t>(how.stream);
+  config.attrs = attributes;
+  if (how.programmatic_launch) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  }
+  return cudaLaunchKernelEx(&config, kernel, params);
+}
+
+inline bool is_aligned(void const* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+
+// Whether every chunk of every row can be read in one 16-byte load and its codes written in one store.
+template <class In>
+bool rows_are_aligned(void const* in, int64_t in_stride, void const* out, int64_t out_stride, int64_t hidden) {
+  constexpr int64_t elements = 16 / sizeof(In);
+  return hidden % elements == 0 && in_stride % elements == 0 && out_stride % elements == 0 && is_aligned(in, 16) &&
+         is_aligned(out, elements);
+}
+
+constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace gemmill::quant

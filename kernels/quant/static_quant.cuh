@@ -1,0 +1,136 @@
+// Quantisation by scales that are given, plain or of activation(gate) * up.
+#pragma once
+
+#include "quant/activation.cuh"
+#include "quant/code.cuh"
+#include "quant/launch.cuh"
+#include "quant/memory.cuh"
+
+namespace gemmill::quant {
+
+inline constexpr int kStaticQuantThreads = 256;
+
+struct StaticQuantParams {
+  void const* in;
+  uint8_t* out;
+  float const* scales;
+  int32_t const* azp;
+  int64_t hidden, in_stride, out_stride, scale_stride_m, scale_stride_n;
+  uint32_t first_row, chunks;
+  FastDivision chunks_per_row, group_m, group_n;
+};
+
+// e4m3 multiplies by the reciprocal; so does s8 with a zero point. Symmetric s8 divides.
+template <class Out, bool kSymmetric>
+struct StaticScale {
+  float scale, reciprocal;
+  __device__ __forceinline__ explicit StaticScale(float s) : scale(s), reciprocal(reciprocal_of(s)) {}
+  __device__ __forceinline__ float operator()(float value) const {
+    if constexpr (std::is_same_v<Out, S8> && kSymmetric) {
+      return is_plain(scale) ? Quotient(scale, reciprocal).bounded(value) : __fdiv_rn(value, scale);
+    } else {
+      return __fmul_rn(value, reciprocal);
+    }
+  }
+};
+
+template <class Out, bool kSymmetric>
+__device__ __forceinline__ uint32_t encode4_static(float a, float b, float c, float d, int32_t azp) {
+  if constexpr (kSymmetric) {
+    return encode4(a, b, c, d, Out{});
+  } else {
+    return encode4_with_azp(a, b, c, d, azp);
+  }
+}
+
+// kAligned: every chunk lies within one scale group along the row.
+template <class In, class Out, class Activation, bool kSymmetric, int kUnroll, bool kAligned>
+__global__ void __launch_bounds__(kStaticQuantThreads) static_quant_kernel(StaticQuantParams const p) {
+  constexpr int kElements = kChunkElements<In>;
+  uint32_t const first = blockIdx.x * (kStaticQuantThreads * kUnroll) + threadIdx.x;
+  uint32_t rows[kUnroll], columns[kUnroll];
+  uint4 chunks[kUnroll], ups[Activation::kGated ? kUnroll : 1];
+  wait_for_predecessor();
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    uint32_t const index = min(first + u * kStaticQuantThreads, p.chunks - 1);
+    rows[u] = p.chunks_per_row(index);
+    columns[u] = (index - rows[u] * p.chunks_per_row.divisor) * kElements;
+    In const* const row = static_cast<In const*>(p.in) + rows[u] * p.in_stride;
+    chunks[u] = load_chunk<kAligned>(row, columns[u], p.hidden);
+    if constexpr (Activation::kGated) ups[u] = load_chunk<kAligned>(row + p.hidden, columns[u], p.hidden);
+  }
+  int32_t const azp = kSymmetric ? 0 : *p.azp;
+
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    float values[kElements];
+    unpack<In>(chunks[u], values);
+    if constexpr (Activation::kGated) {
+      float factors[kElements];
+      unpack<In>(ups[u], factors);
+      gate_and_multiply<Activation>(values, factors);
+    }
+    float const* const scales = p.scales + p.group_m(p.first_row + rows[u]) * p.scale_stride_m;
+    StaticScale<Out, kSymmetric> const of_chunk(scales[p.group_n(columns[u]) * p.scale_stride_n]);
+    uint32_t words[kElements / 4];
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      if constexpr (kAligned) {
+        values[i] = of_chunk(values[i]);
+      } else if (columns[u] + i < p.hidden) {
+        values[i] = StaticScale<Out, kSymmetric>(scales[p.group_n(columns[u] + i) * p.scale_stride_n])(values[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kElements; i += 4) {
+      words[i / 4] = encode4_static<Out, kSymmetric>(values[i], values[i + 1], values[i + 2], values[i + 3], azp);
+    }
+    if (first + u * kStaticQuantThreads < p.chunks) {
+      store_codes<kAligned, kElements>(p.out + rows[u] * p.out_stride, columns[u], p.hidden, words);
+    }
+  }
+}
+
+template <class In, class Out, class Activation, bool kSymmetric, int kUnroll, bool kAligned>
+int32_t launch_static_quant_slice(StaticQuantParams const& p, gemmill_quant_launch const& how) {
+  return launch(&static_quant_kernel<In, Out, Activation, kSymmetric, kUnroll, kAligned>, p,
+                ceil_divide(p.chunks, kStaticQuantThreads * kUnroll), kStaticQuantThreads, how);
+}
+
+template <class In, class Out, class Activation, bool kSymmetric>
+int32_t static_quant(gemmill_static_quant_args const& x) {
+  if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
+  if ((x.azp == nullptr) != kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
+  constexpr int64_t kElements = kChunkElements<In>;
+  int64_t const per_row = ceil_divide(x.hidden, kElements);
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+  if (per_row * kElements > kMost || x.rows > kMost) return GEMMILL_CANNOT_IMPLEMENT;
+  auto const division = [](int64_t size) { return FastDivision(static_cast<uint32_t>(size < kMost ? size : kMost)); };
+  bool const aligned = rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden) &&
+                       (x.scale_stride_n == 0 || x.group_n % kElements == 0);
+  int64_t const slice = kMostChunks / per_row;
+  for (int64_t row = 0; row < x.rows; row += slice) {
+    int64_t const rows = x.rows - row < slice ? x.rows - row : slice;
+    StaticQuantParams const p{
+        static_cast<In const*>(x.in) + row * x.in_stride,
+        static_cast<uint8_t*>(x.out) + row * x.out_stride,
+        x.scales, x.azp,
+        x.hidden, x.in_stride, x.out_stride, x.scale_stride_m, x.scale_stride_n,
+        static_cast<uint32_t>(row),
+        static_cast<uint32_t>(rows * per_row),
+        FastDivision(static_cast<uint32_t>(per_row)), division(x.group_m), division(x.group_n),
+    };
+    int const unroll = x.launch.chunks_hint != 0 ? x.launch.chunks_hint
+                       : p.chunks <= int64_t{x.launch.sm_count} * kStaticQuantThreads * 4 ? 1
+                                                                                            : 2;
+    int32_t const error = !aligned      ? launch_static_quant_slice<In, Out, Activation, kSymmetric, 1, false>(p, x.launch)
+                          : unroll == 1 ? launch_static_quant_slice<In, Out, Activation, kSymmetric, 1, true>(p, x.launch)
+                          : unroll == 2 ? launch_static_quant_slice<In, Out, Activation, kSymmetric, 2, true>(p, x.launch)
+                                        : launch_static_quant_slice<In, Out, Activation, kSymmetric, 4, true>(p, x.launch);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace gemmill::quant

@@ -1,0 +1,271 @@
+// Dynamic quantisation with one scale a row, plain or of activation(gate) * up. A row is shared by the threads of a
+// CTA, or of a cluster when there are few rows. It stays in registers between maximum and codes; a row too long for
+// them is read twice, the second time from L2.
+#pragma once
+
+#include "quant/activation.cuh"
+#include "quant/code.cuh"
+#include "quant/launch.cuh"
+#include "quant/memory.cuh"
+#include "quant/reduce.cuh"
+
+namespace gemmill::quant {
+
+inline constexpr int kMostTokenQuantThreads = 1024;
+inline constexpr int kMostTokenQuantCluster = 8;
+
+struct TokenQuantParams {
+  void const* in;
+  uint8_t* out;
+  float* scales;
+  int32_t* azps;
+  float const* scale_ub;
+  int64_t hidden, in_stride, out_stride;
+  uint32_t chunks;  // of a row
+};
+
+// How the values of one row become codes.
+template <class Out, class Activation>
+struct SymmetricRow {
+  static constexpr bool kSymmetric = true;
+  using Reduction = Max;
+  using Extent = float;
+  // vLLM's s8 op multiplies by 127 / amax and leaves the scale of a zero row zero.
+  static constexpr bool kByReciprocal = std::is_same_v<Out, S8> && !Activation::kGated;
+
+  float amax, scale, reciprocal;
+
+  template <int kElements>
+  static __device__ __forceinline__ void extend(float& amax, float const (&values)[kElements], int) {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) amax = fmaxf(amax, fabsf(values[i]));
+  }
+  __device__ __forceinline__ SymmetricRow(float extent, float scale_ub) : amax(extent), reciprocal(0.0f) {
+    float const bounded = fminf(amax, scale_ub);
+    if constexpr (kByReciprocal) {
+      scale = __fdiv_rn(bounded, Out::kMax);
+      reciprocal = bounded == 0.0f ? 0.0f : __fdiv_rn(Out::kMax, bounded);
+    } else {
+      scale = fmaxf(scale_of<Out>(bounded), Out::kSmallestScale);
+    }
+  }
+  __device__ __forceinline__ void store(TokenQuantParams const& p, uint32_t row) const { p.scales[row] = scale; }
+  template <int kElements>
+  __device__ __forceinline__ void encode(float (&values)[kElements], uint32_t (&words)[kElements / 4]) const {
+    if constexpr (kByReciprocal) {
+#pragma unroll
+      for (int i = 0; i < kElements; i += 4) {
+        words[i / 4] = encode4(__fmul_rn(values[i], reciprocal), __fmul_rn(values[i + 1], reciprocal),
+                               __fmul_rn(values[i + 2], reciprocal), __fmul_rn(values[i + 3], reciprocal), Out{});
+      }
+    } else {
+      encode_scaled<Out>(values, scale, amax, words);
+    }
+  }
+};
+
+// s8 over [low, high] of the row, zero point such that low is -128. A row of one value is coded symmetrically, which
+// keeps the value; the formula would divide by zero.
+struct AsymmetricRow {
+  static constexpr bool kSymmetric = false;
+  using Reduction = WidenRange;
+  using Extent = Range;
+
+  float scale, reciprocal;
+  int32_t azp;
+
+  template <int kElements>
+  static __device__ __forceinline__ void extend(Range& range, float const (&values)[kElements], int valid) {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      if (i < valid) range = WidenRange{}(range, {values[i], values[i]});
+    }
+  }
+  __device__ __forceinline__ AsymmetricRow(Range range, float) {
+    if (range.low == range.high) {
+      float const amax = fabsf(range.low);
+      scale = __fdiv_rn(amax, 127.0f);
+      reciprocal = amax == 0.0f ? 0.0f : __fdiv_rn(127.0f, amax);
+      azp = 0;
+    } else {
+      scale = __fdiv_rn(__fsub_rn(range.high, range.low), 255.0f);
+      reciprocal = __fdiv_rn(1.0f, scale);
+      azp = __float2int_rn(__fsub_rn(-128.0f, __fdiv_rn(range.low, scale)));
+    }
+  }
+  __device__ __forceinline__ void store(TokenQuantParams const& p, uint32_t row) const {
+    p.scales[row] = scale;
+    p.azps[row] = azp;
+  }
+  template <int kElements>
+  __device__ __forceinline__ void encode(float (&values)[kElements], uint32_t (&words)[kElements / 4]) const {
+#pragma unroll
+    for (int i = 0; i < kElements; i += 4) {
+      words[i / 4] = encode4_with_azp(__fmul_rn(values[i], reciprocal), __fmul_rn(values[i + 1], reciprocal),
+                                      __fmul_rn(values[i + 2], reciprocal), __fmul_rn(values[i + 3], reciprocal), azp);
+    }
+  }
+};
+
+template <class In, class Activation, bool kAligned>
+struct RowOfChunks {
+  static constexpr int kElements = kChunkElements<In>;
+  In const* row;
+  int64_t hidden;
+  uint32_t chunks;
+  struct Raw {
+    uint4 chunk;
+    uint4 up;
+  };
+
+  // Beyond the row: zeros. A chunk is loaded whole or not at all where rows are aligned.
+  __device__ __forceinline__ Raw load(uint32_t index) const {
+    Raw raw{};
+    if (index < chunks) {
+      int64_t const column = int64_t{index} * kElements;
+      raw.chunk = load_chunk<kAligned>(row, column, hidden);
+      if constexpr (Activation::kGated) raw.up = load_chunk<kAligned>(row + hidden, column, hidden);
+    }
+    return raw;
+  }
+  static __device__ __forceinline__ void values_of(Raw const& raw, float (&values)[kElements]) {
+    unpack<In>(raw.chunk, values);
+    if constexpr (Activation::kGated) {
+      float factors[kElements];
+      unpack<In>(raw.up, factors);
+      gate_and_multiply<Activation>(values, factors);
+    }
+  }
+  __device__ __forceinline__ int valid(uint32_t index) const {
+    if constexpr (kAligned) return index < chunks ? kElements : 0;
+    int64_t const left = hidden - int64_t{index} * kElements;
+    return static_cast<int>(left < 0 ? 0 : left < kElements ? left : kElements);
+  }
+};
+
+template <class In, class Activation, class Row, int kChunks, bool kAligned, bool kResident, bool kCluster>
+__global__ void __launch_bounds__(kMostTokenQuantThreads) token_quant_kernel(TokenQuantParams const p) {
+  constexpr int kElements = kChunkElements<In>;
+  using Chunks = RowOfChunks<In, Activation, kAligned>;
+  __shared__ RowReduction<typename Row::Extent, kCluster> reduction;
+  if constexpr (kCluster) cluster_arrive();
+
+  uint32_t const ctas = kCluster ? cluster_size() : 1;
+  uint32_t const row = kCluster ? cluster_index() : blockIdx.x;
+  uint32_t const step = blockDim.x * ctas;
+  uint32_t const first = (kCluster ? cluster_rank() * blockDim.x : 0) + threadIdx.x;
+  Chunks const chunks{static_cast<In const*>(p.in) + row * p.in_stride, p.hidden, p.chunks};
+  uint8_t* const out = p.out + row * p.out_stride;
+  auto extent = Row::Reduction::identity();
+  wait_for_predecessor();
+
+  // Gated rows keep their products, others what was loaded.
+  typename Chunks::Raw raw[kChunks];
+  float products[Activation::kGated ? kChunks : 1][kElements];
+  for (uint32_t base = first; base < p.chunks; base += step * kChunks) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) raw[c] = chunks.load(base + c * step);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      float loaded[kElements];
+      auto& values = Activation::kGated ? products[Activation::kGated ? c : 0] : loaded;
+      Chunks::values_of(raw[c], values);
+      Row::extend(extent, values, chunks.valid(base + c * step));
+    }
+    if constexpr (kResident) break;
+  }
+  float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
+  Row const quantised(reduction(extent, typename Row::Reduction{}), scale_ub);
+  if (first == 0) quantised.store(p, row);
+
+  for (uint32_t base = first; base < p.chunks; base += step * kChunks) {
+    if constexpr (!kResident) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) raw[c] = chunks.load(base + c * step);
+    }
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      float loaded[kElements];
+      auto& values = Activation::kGated ? products[Activation::kGated ? c : 0] : loaded;
+      if constexpr (!Activation::kGated || !kResident) Chunks::values_of(raw[c], values);
+      uint32_t words[kElements / 4];
+      quantised.encode(values, words);
+      uint32_t const index = base + c * step;
+      if (index < p.chunks) store_codes<kAligned, kElements>(out, int64_t{index} * kElements, p.hidden, words);
+    }
+    if constexpr (kResident) break;
+  }
+}
+
+struct TokenQuantShape {
+  int chunks, threads, cluster;
+  bool resident;
+};
+
+// Chunks a thread, threads a CTA and CTAs a row. Few rows are spread over more threads and then over clusters, so
+// that the whole machine reads them; many rows take more chunks a thread, for loads in flight.
+inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, int most_chunks) {
+  TokenQuantShape shape{};
+  shape.cluster = how.cluster_hint;
+  if (shape.cluster == 0) {
+    shape.cluster = 1;
+    while (shape.cluster < kMostTokenQuantCluster && rows * shape.cluster * 2 <= how.sm_count && chunks / shape.cluster >= 512) {
+      shape.cluster *= 2;
+    }
+  }
+  int64_t const of_cta = ceil_divide(chunks, shape.cluster);
+  shape.chunks = how.chunks_hint;
+  if (shape.chunks == 0) {
+    bool const many = rows * shape.cluster > how.sm_count;
+    shape.chunks = 1;
+    while (shape.chunks < most_chunks && (of_cta > int64_t{shape.chunks} * kMostTokenQuantThreads ||
+                                          (many && shape.chunks < 4 && of_cta > int64_t{shape.chunks} * 64))) {
+      shape.chunks *= 2;
+    }
+  }
+  if (shape.chunks > most_chunks) shape.chunks = most_chunks;
+  int64_t const threads = ceil_divide(ceil_divide(of_cta, shape.chunks), 32) * 32;
+  shape.resident = threads <= kMostTokenQuantThreads;
+  shape.threads = static_cast<int>(shape.resident ? threads : kMostTokenQuantThreads);
+  return shape;
+}
+
+template <class In, class Activation, class Row, int kChunks, bool kAligned, bool kResident>
+int32_t launch_token_quant(TokenQuantParams const& p, TokenQuantShape shape, int64_t rows, gemmill_quant_launch const& how) {
+  if (shape.cluster > 1) {
+    return launch(&token_quant_kernel<In, Activation, Row, kChunks, kAligned, kResident, true>, p, rows * shape.cluster,
+                  shape.threads, how, shape.cluster);
+  }
+  return launch(&token_quant_kernel<In, Activation, Row, kChunks, kAligned, kResident, false>, p, rows, shape.threads, how);
+}
+
+template <class In, class Activation, class Row>
+int32_t token_quant(gemmill_token_quant_args const& x) {
+  if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
+  if ((x.azps == nullptr) != Row::kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
+  int64_t const chunks = ceil_divide(x.hidden, kChunkElements<In>);
+  if (chunks > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
+  constexpr int kMostChunksPerThread = 4;
+  bool const aligned = rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden);
+  constexpr int64_t kSlice = kMostChunks / kMostTokenQuantCluster;
+  for (int64_t row = 0; row < x.rows; row += kSlice) {
+    int64_t const rows = x.rows - row < kSlice ? x.rows - row : kSlice;
+    TokenQuantParams const p{
+        static_cast<In const*>(x.in) + row * x.in_stride,
+        static_cast<uint8_t*>(x.out) + row * x.out_stride,
+        x.scales + row, x.azps == nullptr ? nullptr : x.azps + row, x.scale_ub,
+        x.hidden, x.in_stride, x.out_stride, static_cast<uint32_t>(chunks),
+    };
+    TokenQuantShape const shape = token_quant_shape(x.launch, rows, chunks, kMostChunksPerThread);
+    int32_t const error =
+        !aligned            ? launch_token_quant<In, Activation, Row, 1, false, false>(p, shape, rows, x.launch)
+        : !shape.resident   ? launch_token_quant<In, Activation, Row, 4, true, false>(p, shape, rows, x.launch)
+        : shape.chunks == 1 ? launch_token_quant<In, Activation, Row, 1, true, true>(p, shape, rows, x.launch)
+        : shape.chunks == 2 ? launch_token_quant<In, Activation, Row, 2, true, true>(p, shape, rows, x.launch)
+                            : launch_token_quant<In, Activation, Row, 4, true, true>(p, shape, rows, x.launch);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace gemmill::quant
