@@ -6,6 +6,7 @@
 """
 
 import argparse
+import dataclasses
 import fnmatch
 import json
 import os
@@ -23,7 +24,6 @@ from gemmill.space.quant import Activation, QuantConfig, QuantFamily, ScaleForma
 from quant_cases import Call, Case, prepare  # noqa: E402
 from quant_library import Library, build  # noqa: E402
 
-FAMILIES = (QuantFamily.STATIC, QuantFamily.TOKEN, QuantFamily.GROUP)
 BENCHED = (
     "sm90a_quant_group_bf16_e4m3_silu_g128f32_sym",
     "sm90a_quant_group_bf16_e4m3_none_g128f32_sym",
@@ -34,6 +34,10 @@ BENCHED = (
     "sm90a_quant_static_bf16_e4m3_none_f32_sym",
     "sm90a_quant_static_bf16_s8_none_f32_sym",
     "sm90a_quant_static_bf16_e4m3_silu_f32_sym",
+    "sm90a_quant_tensor_bf16_e4m3_none_f32_sym",
+    "sm90a_quant_rmstoken_bf16_e4m3_none_f32_sym",
+    "sm90a_quant_rmsgroup_bf16_e4m3_none_g128f32_sym",
+    "sm90a_quant_group_bf16_e4m3_none_g128ue8m0x4_sym",
 )
 GRID = [(m, h) for m in (1, 16, 64, 256, 1024, 4096, 16384) for h in (2048, 4096, 7168, 14336, 28672)]
 ROTATED_BYTES = 256 << 20
@@ -67,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def selected(everything: bool) -> list[QuantConfig]:
     """All variants, or those that between them meet every code path."""
-    configs = [c for c in all_configs() if c.family in FAMILIES]
+    configs = list(all_configs())
     if everything:
         return configs
     thin = []
@@ -94,6 +98,8 @@ def cases_of(config: QuantConfig, quick: bool) -> list[Case]:
         Case(rows=128, hidden=2048, values="gates"),
         Case(rows=128, hidden=4096, values="special"),
     ]
+    if config.family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP):
+        cases += [dataclasses.replace(case, residual=True) for case in cases]
     if not grouped:
         cases += [Case(rows=5, hidden=h) for h in (1, 3, 17, 129, 1001, 5003)]
     if not quick:
@@ -110,9 +116,9 @@ def mismatches(call: Call) -> dict[str, tuple[int, int]]:
     found = {}
     for name, wanted in call.expected().items():
         got = call.outputs[name]
-        kind = {1: torch.uint8, 4: torch.int32}[got.element_size()]
+        kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[got.element_size()]
         differ = got.contiguous().view(kind) != wanted.contiguous().view(kind)
-        if wanted.dtype is torch.float32:
+        if wanted.dtype in (torch.float32, torch.bfloat16, torch.float16):
             differ &= ~(torch.isnan(got) & torch.isnan(wanted))
         found[name] = (int(differ.sum()), got.numel())
     return found
@@ -200,6 +206,15 @@ def vllm_call(config: QuantConfig, case: Case, call: Call, x: torch.Tensor) -> C
             return lambda: ops.static_scaled_fp8_quant(out, x, scale) if e4m3 else ops.static_scaled_int8_quant(out, x, scale, None)
         if config.activation is Activation.SILU and e4m3:
             return lambda: ops.silu_and_mul_quant(out, x, scale)
+    if config.family is QuantFamily.TENSOR:
+        scale = torch.zeros((1,), **f32)
+        return lambda: ops.dynamic_scaled_fp8_quant(out, x, scale)
+    if config.family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP):
+        scales = torch.empty((case.rows, case.hidden // (config.group_size or case.hidden)), **f32)
+        weight = torch.ones(case.hidden, dtype=x.dtype, device=x.device)
+        if config.group_size:
+            return lambda: ops.rms_norm_per_block_quant(out, x, weight, scales, 1e-6, None, None, config.group_size, False)
+        return lambda: ops.rms_norm_dynamic_per_token_quant(out, x, weight, scales, 1e-6, None, None)
     return None
 
 

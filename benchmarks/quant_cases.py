@@ -9,7 +9,7 @@ import torch
 from gemmill.reference import quant as reference
 from gemmill.space.quant import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.vocab import DType
-from quant_library import GroupArgs, Library, StaticArgs, TensorArgs, TokenArgs, address
+from quant_library import GroupArgs, Library, RmsNormArgs, StaticArgs, TensorArgs, TokenArgs, address
 
 TORCH = {d: getattr(torch, d.torch_name) for d in DType}
 GROUP_EPS = 1e-10
@@ -31,6 +31,7 @@ class Case:
     bounded: bool = False
     """With scale_ub."""
     values: str = "normal"
+    residual: bool = False
 
 
 @dataclass(kw_only=True)
@@ -75,6 +76,8 @@ def prepare(library: Library, config: QuantConfig, case: Case, device: torch.dev
         QuantFamily.TENSOR: _tensor,
         QuantFamily.TOKEN: _token,
         QuantFamily.GROUP: _group,
+        QuantFamily.RMS_TOKEN: _rms_norm,
+        QuantFamily.RMS_GROUP: _rms_norm,
     }[config.family]
     args, outputs, expected = make(config, case, x, out, ub, sizes)
 
@@ -170,3 +173,34 @@ def _group(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, 
 
     args.keep = (x, ub)
     return args, {"codes": out, "scales": scales} | ({} if azps is None else {"azps": azps}), expected
+
+
+def _rms_norm(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, ub: torch.Tensor | None, sizes: dict) -> Made:
+    groups = case.hidden // config.group_size if config.group_size else 1
+    scales = torch.full((groups, case.rows), float("nan"), device=x.device).t()
+    if not case.transposed:
+        scales = scales.contiguous()
+    generator = torch.Generator(x.device).manual_seed(1)
+    weight = torch.randn(case.hidden, device=x.device, generator=generator).to(x.dtype)
+    residual = torch.randn((case.rows, case.hidden), device=x.device, generator=generator).to(x.dtype) if case.residual else None
+    before = None if residual is None else residual.clone()
+    args = RmsNormArgs(
+        **sizes,
+        weight=address(weight),
+        residual=address(residual),
+        scales=address(scales),
+        scale_ub=address(ub),
+        residual_stride=case.hidden,
+        scale_stride_m=scales.stride(0),
+        scale_stride_g=scales.stride(1),
+        epsilon=1e-6,
+    )
+
+    def expected() -> dict[str, torch.Tensor]:
+        codes, wanted, added = reference.rms_norm_quant(
+            x, weight, 1e-6, config.out_dtype, group_size=config.group_size, scale_ub=ub, residual=before
+        )
+        return {"codes": codes, "scales": wanted} | ({} if added is None else {"residual": added})
+
+    args.keep = (x, weight, ub)
+    return args, {"codes": out, "scales": scales} | ({} if residual is None else {"residual": residual}), expected

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "quant/activation.cuh"
-#include "quant/code.cuh"
+#include "quant/coding.cuh"
 #include "quant/launch.cuh"
 #include "quant/memory.cuh"
 #include "quant/reduce.cuh"
@@ -45,7 +45,7 @@ __device__ __forceinline__ float group_scale(GroupQuantParams const& p, float am
   return kFormat == ScaleFormat::kF32 ? scale : __uint_as_float(ue8m0_above(scale) << 23);
 }
 
-template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, int kUnroll, bool kAligned>
+template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
 __global__ void __launch_bounds__(kGroupQuantThreads) group_quant_kernel(GroupQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
   constexpr int kLanes = kGroup / kElements;
@@ -75,39 +75,47 @@ __global__ void __launch_bounds__(kGroupQuantThreads) group_quant_kernel(GroupQu
       unpack<In>(ups[u], factors);
       gate_and_multiply<Activation>(values, factors);
     }
-    float amax = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) amax = fmaxf(amax, fabsf(values[i]));
-    amax = reduce_lanes<kLanes>(amax, Max{});
-
-    float const scale = group_scale<Out, kFormat>(p, amax, scale_ub);
+    bool const inside = first + u * kGroupQuantThreads < p.chunks;
+    bool const writes_scale = inside && threadIdx.x % kLanes == 0;
+    uint32_t const group = columns[u] / kGroup;
+    int64_t const scale_index = rows[u] * p.scale_stride_m + group * p.scale_stride_g;
     uint32_t words[kElements / 4];
-    encode_scaled<Out>(values, scale, amax, words);
-    if (first + u * kGroupQuantThreads < p.chunks) {
-      store_codes<kAligned, kElements>(p.out + rows[u] * p.out_stride, columns[u], p.hidden, words);
-      if (threadIdx.x % kLanes == 0) {
-        uint32_t const group = columns[u] / kGroup;
+    if constexpr (kSymmetric) {
+      float amax = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) amax = fmaxf(amax, fabsf(values[i]));
+      amax = reduce_lanes<kLanes>(amax, Max{});
+      float const scale = group_scale<Out, kFormat>(p, amax, scale_ub);
+      encode_scaled<Out>(values, scale, amax, words);
+      if (writes_scale) {
         if constexpr (kFormat == ScaleFormat::kPackedUe8m0) {
           store_packed_scale(p, rows[u], group, __float_as_uint(scale) >> 23);
         } else {
-          static_cast<float*>(p.scales)[rows[u] * p.scale_stride_m + group * p.scale_stride_g] = scale;
+          static_cast<float*>(p.scales)[scale_index] = scale;
         }
       }
+    } else {
+      Range range = WidenRange::identity();
+      AsymmetricCoding::extend(range, values, kElements);
+      AsymmetricCoding const coding(reduce_lanes<kLanes>(range, WidenRange{}), scale_ub);
+      coding.encode(values, words);
+      if (writes_scale) coding.store(static_cast<float*>(p.scales), p.azps, scale_index);
     }
+    if (inside) store_codes<kAligned, kElements>(p.out + rows[u] * p.out_stride, columns[u], p.hidden, words);
   }
 }
 
-template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, int kUnroll, bool kAligned>
+template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
 int32_t launch_group_quant_slice(GroupQuantParams const& p, gemmill_quant_launch const& how) {
-  return launch(&group_quant_kernel<In, Out, Activation, kFormat, kGroup, kUnroll, kAligned>, p,
+  return launch(&group_quant_kernel<In, Out, Activation, kFormat, kGroup, kSymmetric, kUnroll, kAligned>, p,
                 ceil_divide(p.chunks, kGroupQuantThreads * kUnroll), kGroupQuantThreads, how);
 }
 
-template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup>
+template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric>
 int32_t group_quant(gemmill_group_quant_args const& x) {
   if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
   constexpr int64_t kElements = kChunkElements<In>;
-  if (x.hidden % kGroup != 0) return GEMMILL_CANNOT_IMPLEMENT;
+  if (x.hidden % kGroup != 0 || (x.azps == nullptr) != kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
   int64_t const per_row = x.hidden / kElements;
   if (per_row > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
   bool const aligned = rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden);
@@ -120,7 +128,7 @@ int32_t group_quant(gemmill_group_quant_args const& x) {
         static_cast<In const*>(x.in) + row * x.in_stride,
         static_cast<uint8_t*>(x.out) + row * x.out_stride,
         static_cast<uint8_t*>(x.scales) + scale_bytes,
-        nullptr,
+        x.azps == nullptr ? nullptr : x.azps + row * x.scale_stride_m,
         x.scale_ub,
         x.hidden, x.in_stride, x.out_stride, x.scale_stride_m, x.scale_stride_g,
         static_cast<uint32_t>(rows),
@@ -135,10 +143,10 @@ int32_t group_quant(gemmill_group_quant_args const& x) {
                        : p.chunks <= int64_t{x.launch.sm_count} * kGroupQuantThreads * 4 ? 1
                                                                                            : 2;
     int32_t const error =
-        !aligned      ? launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, 1, false>(p, x.launch)
-        : unroll == 1 ? launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, 1, true>(p, x.launch)
-        : unroll == 2 ? launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, 2, true>(p, x.launch)
-                      : launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, 4, true>(p, x.launch);
+        !aligned      ? launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, kSymmetric, 1, false>(p, x.launch)
+        : unroll == 1 ? launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, kSymmetric, 1, true>(p, x.launch)
+        : unroll == 2 ? launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, kSymmetric, 2, true>(p, x.launch)
+                      : launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, kSymmetric, 4, true>(p, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <type_traits>
 
 namespace gemmill::quant {
 
@@ -15,6 +16,16 @@ inline constexpr int kChunkElements = 16 / static_cast<int>(sizeof(In));
 __device__ __forceinline__ uint4 load_stream(void const* address) {
   uint4 value;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address)
+               : "memory");
+  return value;
+}
+
+// Read by many CTAs. Also volatile: a load through the read-only path could be moved ahead of the wait.
+__device__ __forceinline__ uint4 load_reused(void const* address) {
+  uint4 value;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "l"(address)
                : "memory");

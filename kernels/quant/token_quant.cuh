@@ -4,7 +4,7 @@
 #pragma once
 
 #include "quant/activation.cuh"
-#include "quant/code.cuh"
+#include "quant/coding.cuh"
 #include "quant/launch.cuh"
 #include "quant/memory.cuh"
 #include "quant/reduce.cuh"
@@ -22,89 +22,6 @@ struct TokenQuantParams {
   float const* scale_ub;
   int64_t hidden, in_stride, out_stride;
   uint32_t chunks;  // of a row
-};
-
-// How the values of one row become codes.
-template <class Out, class Activation>
-struct SymmetricRow {
-  static constexpr bool kSymmetric = true;
-  using Reduction = Max;
-  using Extent = float;
-  // vLLM's s8 op multiplies by 127 / amax and leaves the scale of a zero row zero.
-  static constexpr bool kByReciprocal = std::is_same_v<Out, S8> && !Activation::kGated;
-
-  float amax, scale, reciprocal;
-
-  template <int kElements>
-  static __device__ __forceinline__ void extend(float& amax, float const (&values)[kElements], int) {
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) amax = fmaxf(amax, fabsf(values[i]));
-  }
-  __device__ __forceinline__ SymmetricRow(float extent, float scale_ub) : amax(extent), reciprocal(0.0f) {
-    float const bounded = fminf(amax, scale_ub);
-    if constexpr (kByReciprocal) {
-      scale = __fdiv_rn(bounded, Out::kMax);
-      reciprocal = bounded == 0.0f ? 0.0f : __fdiv_rn(Out::kMax, bounded);
-    } else {
-      scale = fmaxf(scale_of<Out>(bounded), Out::kSmallestScale);
-    }
-  }
-  __device__ __forceinline__ void store(TokenQuantParams const& p, uint32_t row) const { p.scales[row] = scale; }
-  template <int kElements>
-  __device__ __forceinline__ void encode(float (&values)[kElements], uint32_t (&words)[kElements / 4]) const {
-    if constexpr (kByReciprocal) {
-#pragma unroll
-      for (int i = 0; i < kElements; i += 4) {
-        words[i / 4] = encode4(__fmul_rn(values[i], reciprocal), __fmul_rn(values[i + 1], reciprocal),
-                               __fmul_rn(values[i + 2], reciprocal), __fmul_rn(values[i + 3], reciprocal), Out{});
-      }
-    } else {
-      encode_scaled<Out>(values, scale, amax, words);
-    }
-  }
-};
-
-// s8 over [low, high] of the row, zero point such that low is -128. A row of one value is coded symmetrically, which
-// keeps the value; the formula would divide by zero.
-struct AsymmetricRow {
-  static constexpr bool kSymmetric = false;
-  using Reduction = WidenRange;
-  using Extent = Range;
-
-  float scale, reciprocal;
-  int32_t azp;
-
-  template <int kElements>
-  static __device__ __forceinline__ void extend(Range& range, float const (&values)[kElements], int valid) {
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      if (i < valid) range = WidenRange{}(range, {values[i], values[i]});
-    }
-  }
-  __device__ __forceinline__ AsymmetricRow(Range range, float) {
-    if (range.low == range.high) {
-      float const amax = fabsf(range.low);
-      scale = __fdiv_rn(amax, 127.0f);
-      reciprocal = amax == 0.0f ? 0.0f : __fdiv_rn(127.0f, amax);
-      azp = 0;
-    } else {
-      scale = __fdiv_rn(__fsub_rn(range.high, range.low), 255.0f);
-      reciprocal = __fdiv_rn(1.0f, scale);
-      azp = __float2int_rn(__fsub_rn(-128.0f, __fdiv_rn(range.low, scale)));
-    }
-  }
-  __device__ __forceinline__ void store(TokenQuantParams const& p, uint32_t row) const {
-    p.scales[row] = scale;
-    p.azps[row] = azp;
-  }
-  template <int kElements>
-  __device__ __forceinline__ void encode(float (&values)[kElements], uint32_t (&words)[kElements / 4]) const {
-#pragma unroll
-    for (int i = 0; i < kElements; i += 4) {
-      words[i / 4] = encode4_with_azp(__fmul_rn(values[i], reciprocal), __fmul_rn(values[i + 1], reciprocal),
-                                      __fmul_rn(values[i + 2], reciprocal), __fmul_rn(values[i + 3], reciprocal), azp);
-    }
-  }
 };
 
 template <class In, class Activation, bool kAligned>
@@ -143,11 +60,11 @@ struct RowOfChunks {
   }
 };
 
-template <class In, class Activation, class Row, int kChunks, bool kAligned, bool kResident, bool kCluster>
+template <class In, class Activation, class Coding, int kChunks, bool kAligned, bool kResident, bool kCluster>
 __global__ void __launch_bounds__(kMostTokenQuantThreads) token_quant_kernel(TokenQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
   using Chunks = RowOfChunks<In, Activation, kAligned>;
-  __shared__ RowReduction<typename Row::Extent, kCluster> reduction;
+  __shared__ RowReduction<typename Coding::Extent, kCluster> reduction;
   if constexpr (kCluster) cluster_arrive();
 
   uint32_t const ctas = kCluster ? cluster_size() : 1;
@@ -156,7 +73,7 @@ __global__ void __launch_bounds__(kMostTokenQuantThreads) token_quant_kernel(Tok
   uint32_t const first = (kCluster ? cluster_rank() * blockDim.x : 0) + threadIdx.x;
   Chunks const chunks{static_cast<In const*>(p.in) + row * p.in_stride, p.hidden, p.chunks};
   uint8_t* const out = p.out + row * p.out_stride;
-  auto extent = Row::Reduction::identity();
+  auto extent = Coding::Reduction::identity();
   wait_for_predecessor();
 
   // Gated rows keep their products, others what was loaded.
@@ -170,13 +87,13 @@ __global__ void __launch_bounds__(kMostTokenQuantThreads) token_quant_kernel(Tok
       float loaded[kElements];
       auto& values = Activation::kGated ? products[Activation::kGated ? c : 0] : loaded;
       Chunks::values_of(raw[c], values);
-      Row::extend(extent, values, chunks.valid(base + c * step));
+      Coding::extend(extent, values, chunks.valid(base + c * step));
     }
     if constexpr (kResident) break;
   }
   float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
-  Row const quantised(reduction(extent, typename Row::Reduction{}), scale_ub);
-  if (first == 0) quantised.store(p, row);
+  Coding const coding(reduction(extent, typename Coding::Reduction{}), scale_ub);
+  if (first == 0) coding.store(p.scales, p.azps, row);
 
   for (uint32_t base = first; base < p.chunks; base += step * kChunks) {
     if constexpr (!kResident) {
@@ -189,7 +106,7 @@ __global__ void __launch_bounds__(kMostTokenQuantThreads) token_quant_kernel(Tok
       auto& values = Activation::kGated ? products[Activation::kGated ? c : 0] : loaded;
       if constexpr (!Activation::kGated || !kResident) Chunks::values_of(raw[c], values);
       uint32_t words[kElements / 4];
-      quantised.encode(values, words);
+      coding.encode(values, words);
       uint32_t const index = base + c * step;
       if (index < p.chunks) store_codes<kAligned, kElements>(out, int64_t{index} * kElements, p.hidden, words);
     }
@@ -230,19 +147,19 @@ inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_
   return shape;
 }
 
-template <class In, class Activation, class Row, int kChunks, bool kAligned, bool kResident>
+template <class In, class Activation, class Coding, int kChunks, bool kAligned, bool kResident>
 int32_t launch_token_quant(TokenQuantParams const& p, TokenQuantShape shape, int64_t rows, gemmill_quant_launch const& how) {
-  if (shape.cluster > 1) {
-    return launch(&token_quant_kernel<In, Activation, Row, kChunks, kAligned, kResident, true>, p, rows * shape.cluster,
-                  shape.threads, how, shape.cluster);
+  if constexpr (kAligned) {
+    if (shape.cluster > 1) return launch(&token_quant_kernel<In, Activation, Coding, kChunks, kAligned, kResident, true>, p, rows * shape.cluster,
+                                         shape.threads, how, shape.cluster);
   }
-  return launch(&token_quant_kernel<In, Activation, Row, kChunks, kAligned, kResident, false>, p, rows, shape.threads, how);
+  return launch(&token_quant_kernel<In, Activation, Coding, kChunks, kAligned, kResident, false>, p, rows, shape.threads, how);
 }
 
-template <class In, class Activation, class Row>
+template <class In, class Activation, class Coding>
 int32_t token_quant(gemmill_token_quant_args const& x) {
   if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
-  if ((x.azps == nullptr) != Row::kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
+  if ((x.azps == nullptr) != Coding::kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
   int64_t const chunks = ceil_divide(x.hidden, kChunkElements<In>);
   if (chunks > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
   constexpr int kMostChunksPerThread = 4;
@@ -258,11 +175,11 @@ int32_t token_quant(gemmill_token_quant_args const& x) {
     };
     TokenQuantShape const shape = token_quant_shape(x.launch, rows, chunks, kMostChunksPerThread);
     int32_t const error =
-        !aligned            ? launch_token_quant<In, Activation, Row, 1, false, false>(p, shape, rows, x.launch)
-        : !shape.resident   ? launch_token_quant<In, Activation, Row, 4, true, false>(p, shape, rows, x.launch)
-        : shape.chunks == 1 ? launch_token_quant<In, Activation, Row, 1, true, true>(p, shape, rows, x.launch)
-        : shape.chunks == 2 ? launch_token_quant<In, Activation, Row, 2, true, true>(p, shape, rows, x.launch)
-                            : launch_token_quant<In, Activation, Row, 4, true, true>(p, shape, rows, x.launch);
+        !aligned            ? launch_token_quant<In, Activation, Coding, 1, false, false>(p, shape, rows, x.launch)
+        : !shape.resident   ? launch_token_quant<In, Activation, Coding, 4, true, false>(p, shape, rows, x.launch)
+        : shape.chunks == 1 ? launch_token_quant<In, Activation, Coding, 1, true, true>(p, shape, rows, x.launch)
+        : shape.chunks == 2 ? launch_token_quant<In, Activation, Coding, 2, true, true>(p, shape, rows, x.launch)
+                            : launch_token_quant<In, Activation, Coding, 4, true, true>(p, shape, rows, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -30,7 +30,7 @@ def values_of(config: QuantConfig) -> dict[str, object]:
         "scale_format": config.scale_format.cpp_value,
         "group_size": config.group_size,
         "symmetric": "true" if config.symmetric else "false",
-        "row": f"SymmetricRow<{config.out_type}, {activation}>" if config.symmetric else "AsymmetricRow",
+        "coding": f"SymmetricCoding<{config.out_type}, {activation}>" if config.symmetric else "AsymmetricCoding",
     }
 
 

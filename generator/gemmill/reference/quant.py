@@ -197,3 +197,52 @@ def group_quant_with_azp(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor
     rows, hidden = x.shape
     codes, scale, azp = token_quant_with_azp(x.reshape(-1, group_size))
     return codes.view(rows, hidden), scale.view(rows, -1), azp.view(rows, -1)
+
+
+def rms_normed(
+    x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """round(round(x / rms) * weight) of x [rows, hidden] in x's type, and the new residual (None without one).
+
+    With a residual, x + residual in f32 takes x's place, unrounded; the new residual is it, rounded. The mean square is
+    summed in f32 over runs of four elements, ((0 + 1) + (2 + 3)), in f64 across runs, and rounded to f32 after epsilon
+    (an f32) was added; 1 / rms is its correctly rounded inverse square root.
+    """
+    values = x.float()
+    added = None
+    if residual is not None:
+        values = values + residual.float()
+        added = values.to(x.dtype)
+    hidden = x.shape[-1]
+    squares = torch.nn.functional.pad(values * values, (0, -hidden % 4)).unflatten(-1, (-1, 4))
+    runs = (squares[..., 0] + squares[..., 1]) + (squares[..., 2] + squares[..., 3])
+    epsilon_f32 = float(torch.tensor(epsilon, dtype=torch.float32))
+    mean = (runs.double().sum(dim=-1, keepdim=True) * (1.0 / hidden) + epsilon_f32).float()
+    inverse = torch.reciprocal(torch.sqrt(mean.double())).float()
+    normed = (values * inverse).to(x.dtype)
+    return (normed.float() * weight.float()).to(x.dtype), added
+
+
+def rms_norm_quant(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    out_dtype: DType,
+    *,
+    group_size: int = 0,
+    scale_ub: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Codes of the RMS norm of x [rows, hidden], scales [rows, 1] or [rows, hidden / group_size], and the new residual.
+
+    scale = max(min(amax, scale_ub) / max, smallest scale). e4m3 divides by it, s8 multiplies by its reciprocal (as vLLM).
+    """
+    normed, added = rms_normed(x, weight, epsilon, residual)
+    rows, hidden = x.shape
+    grouped = normed.float().reshape(rows, -1, group_size or hidden)
+    amax = absolute_maximum(grouped)
+    if scale_ub is not None:
+        amax = torch.minimum(amax, scale_ub)
+    scale = divide(amax, CODE_MAX[out_dtype]).clamp_min(SMALLEST_SCALE[out_dtype])
+    scaled = grouped / scale if out_dtype is DType.E4M3 else grouped * torch.reciprocal(scale)
+    return encode(scaled, out_dtype).view(rows, hidden), scale[..., 0], added
