@@ -47,6 +47,11 @@ def compiler_launcher() -> str | None:
     return os.environ.get("GEMMILL_COMPILER_LAUNCHER") or None
 
 
+def programmatic_launch() -> bool:
+    """GEMMILL_PROGRAMMATIC_LAUNCH: 0 makes every kernel wait for its predecessor's end before it is launched."""
+    return os.environ.get("GEMMILL_PROGRAMMATIC_LAUNCH") != "0"
+
+
 def child_environment(*, search: Sequence[Path] = (), python_path: Path | None = None) -> dict[str, str]:
     """This process's environment for a program it starts, with folders put before PATH and PYTHONPATH."""
     result = dict(os.environ)

@@ -105,7 +105,7 @@ def _variant_table(symbols: Sequence[str], build_id: str) -> str:
 def _remove_stale(home: Path) -> None:
     """Delete what builds left that were killed: working folders and half-made results older than a day."""
     oldest = time.time() - _STALE_SECONDS
-    for folder in [*home.glob("work/*"), *home.glob("builds/.*"), *home.glob("cache/objects/.*")]:
+    for folder in [*home.glob("work/*"), *home.glob("cache/objects/.*")]:
         try:
             if folder.stat().st_mtime < oldest:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -13,7 +13,7 @@ import gemmill
 from gemmill.build.cache import Entry
 from gemmill.build.compiling import first_error
 from gemmill.build.errors import BuildError
-from gemmill.build.files import beside, file_digest, sync_file
+from gemmill.build.files import file_digest, sync_file
 from gemmill.build.inspect import KernelFacts
 from gemmill.build.planning import Workshop
 from gemmill.build.sources import TORCH_TARGET, SourceKind, expand
@@ -37,9 +37,11 @@ def intact_build(folder: Path) -> Manifest | None:
 
 
 def publish(manifest: Manifest, target: Path, objects: Sequence[Path], workshop: Workshop) -> Manifest:
-    """Link into a folder beside `target` and rename it. Raises BuildError, OSError; then `target` is as it was."""
-    temporary = beside(target)
+    """Link in a working folder and rename it to `target`. Raises BuildError, OSError; then `target` is as it was."""
+    # Not beside the target: whoever lists the builds must not see one that is half made, or its folder vanish.
+    temporary = _working_folder(workshop)
     temporary.mkdir(parents=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
         extension = temporary / manifest.extension
         _link(extension, objects, workshop)
@@ -47,9 +49,13 @@ def publish(manifest: Manifest, target: Path, objects: Sequence[Path], workshop:
         sync_file(extension)
         manifest = _with_extension(manifest, extension)
         write_manifest(manifest, temporary / "manifest.json")
-        return _put_in_place(manifest, temporary, target)
+        return _put_in_place(manifest, temporary, target, workshop)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _working_folder(workshop: Workshop) -> Path:
+    return workshop.options.home_dir / "work" / uuid.uuid4().hex
 
 
 def _link(extension: Path, objects: Sequence[Path], workshop: Workshop) -> None:
@@ -86,7 +92,7 @@ def check_size(manifest: Manifest, size: int, max_size: int | None) -> None:
     )
 
 
-def _put_in_place(manifest: Manifest, temporary: Path, target: Path) -> Manifest:
+def _put_in_place(manifest: Manifest, temporary: Path, target: Path, workshop: Workshop) -> Manifest:
     for _ in range(3):
         try:
             temporary.rename(target)
@@ -94,7 +100,7 @@ def _put_in_place(manifest: Manifest, temporary: Path, target: Path) -> Manifest
         except OSError:
             if (theirs := intact_build(target)) is not None:
                 return theirs  # another process was quicker, with the same build
-            damaged = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}")
+            damaged = _working_folder(workshop)
             if not target.exists():
                 raise
             target.rename(damaged)

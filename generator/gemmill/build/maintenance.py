@@ -59,7 +59,7 @@ def cache_gc(home: Path | None = None, *, max_age_days: float | None = 30.0, max
     cache = _cache(home)
     now = time.time()
     with reported(cache, "cleaning the cache"):
-        for left in [*cache.parent.glob("work/*"), *cache.parent.glob("builds/.*"), *cache.glob("objects/.*")]:
+        for left in [*cache.parent.glob("work/*"), *cache.glob("objects/.*")]:
             if now - left.stat().st_mtime > _DAY:
                 shutil.rmtree(left, ignore_errors=True)
         goes, room = [], max_bytes

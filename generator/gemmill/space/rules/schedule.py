@@ -80,6 +80,8 @@ def schedule_on_blackwell(config: KernelConfig) -> Status:
     s = config.schedule
     if s.accumulation is Accumulation.PROMOTED:
         return rejected(f"{config.arch} accumulates FP8 in FP32: there is nothing to promote")
+    if s.kernel_schedule in (KernelSchedule.PINGPONG, KernelSchedule.BASIC):
+        return rejected(f"on {config.arch} CUTLASS chooses the schedule from tile and cluster: it is written cooperative, not {s.kernel_schedule}")
     if not s.kernel_schedule.uses_tma or s.tile_scheduler is not TileScheduler.PERSISTENT:
         return rejected(f"{s.kernel_schedule} with {s.tile_scheduler} is a schedule of sm90a")
     if config.problem.a_dtype.is_float is False:
@@ -100,7 +102,7 @@ def launch_settings(config: KernelConfig) -> Status:
     launch, s = config.launch, config.schedule
     if launch.swizzle not in (1, 2, 4, 8):
         return rejected(f"swizzle {launch.swizzle} is not 1, 2, 4 or 8")
-    if (launch.splits != 1) != (s.tile_scheduler is TileScheduler.SPLIT_K):
+    if launch.splits < 0 or (launch.splits != 1) != (s.tile_scheduler is TileScheduler.SPLIT_K):
         return rejected(f"splits={launch.splits} with the {s.tile_scheduler} scheduler: split_k takes 2 or more (or 0), the others 1")
     if not s.kernel_schedule.uses_tma and (launch.raster_order is not RasterOrder.HEURISTIC or launch.swizzle != 1):
         return rejected(f"{s.kernel_schedule} walks tiles in one order: raster order and swizzle do not apply")
