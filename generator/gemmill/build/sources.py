@@ -95,9 +95,10 @@ def flags_for(arch: Arch) -> Flags:
             *("-I<gemmill>/include", "-I<gemmill>/" + BINDING),
             *("-isystem<torch>", "-isystem<torch>/torch/csrc/api/include", "-isystem<cuda>/include"),
         ),
+        # -Bsymbolic: two builds in one process keep to their own symbols, which have the same names.
         # libtorch's libraries must be named even where the linker sees no use of them: the registration runs at load.
         link=(
-            *("-shared", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-L<torchlib>"),
+            *("-shared", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-L<torchlib>"),
             *("-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--as-needed", "-ldl", "-lrt", "-lpthread"),
         ),
     )
