@@ -38,8 +38,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make environments: apt install python3-venv" >&2; exit 1; }
 	@echo "Setting up $(VENV): torch, CUDA compiler, CUTLASS headers (about a minute and 2 GB)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps nvidia-cutlass
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[toolchain,cli,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps nvidia-cutlass
 	@touch $@
 
 clean:
