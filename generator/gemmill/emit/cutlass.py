@@ -1,5 +1,7 @@
 """Spelling a config in CUTLASS 3.x C++: which template, and what fills its holes."""
 
+from typing import Any
+
 from gemmill.space.config import KernelConfig
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, TileScheduler
 
@@ -28,7 +30,7 @@ def template_of(config: KernelConfig) -> str:
     return "cutlass/scaled_mm.cu.jinja"
 
 
-def values_of(config: KernelConfig) -> dict:
+def values_of(config: KernelConfig) -> dict[str, Any]:
     """What fills the template's holes, beside the name."""
     p, s = config.problem, config.schedule
     values = {

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from gemmill.space.config import ACCUMULATOR_OF, KernelConfig, Launch, Problem, Schedule
 from gemmill.space.names import to_name
@@ -58,7 +59,7 @@ def _accumulation(operand: DType) -> Accumulation:
     return Accumulation.FAST if operand.is_float else Accumulation.EXACT
 
 
-def _config(problem: Problem, row: sm90.Row, arch: Arch = Arch.SM90A, launch: Launch | None = None, **schedule: object) -> KernelConfig:
+def _config(problem: Problem, row: sm90.Row, arch: Arch = Arch.SM90A, launch: Launch | None = None, **schedule: Any) -> KernelConfig:
     tile, cluster, kernel_schedule = row
     return KernelConfig(
         problem=problem,
