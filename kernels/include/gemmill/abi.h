@@ -36,4 +36,11 @@ typedef int64_t (*gemmill_scaled_mm_workspace)(gemmill_scaled_mm_args const*);
 
 enum { GEMMILL_CANNOT_IMPLEMENT = -1 };
 
+// One compiled kernel of an extension; several variants may launch it with different settings.
+struct gemmill_kernel {
+  char const* symbol;
+  gemmill_scaled_mm_launch launch;
+  gemmill_scaled_mm_workspace workspace;
+};
+
 }  // extern "C"

@@ -1,0 +1,146 @@
+#include "selection.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <vector>
+
+namespace gemmill {
+namespace {
+
+struct Table {
+  std::vector<Row> rows;
+  std::vector<TunedRow> tuned;
+  uint64_t generation;
+};
+
+// Tables are replaced seldom and read on every call: old ones are kept, so that readers need no lock.
+std::atomic<Table const*> current_table{nullptr};
+std::atomic<uint64_t> generations{0};
+thread_local int64_t pinned_row = -1;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The model, mirrored by gemmill.runtime.model: waves of CTAs, each reading its operands and multiplying.
+// Times are in nanoseconds on one SM: 32 bytes and 11,200 FP8 multiply-adds a nanosecond (H200, measured ceilings
+// of 4.2 TB/s and 1.48 PFLOP/s over 132 SMs), 1,500 for filling the pipeline and storing.
+double model_ns(Row const& row, Call const& call, int64_t sm_count) {
+  int64_t splits = std::max<int64_t>(row.splits, 1);
+  int64_t tiles = ceil_div(call.m, row.tile_m) * ceil_div(call.n, row.tile_n);
+  int64_t steps = ceil_div(ceil_div(call.k, row.tile_k), splits);
+  double resident = static_cast<double>(std::min(tiles * splits, sm_count));
+  double bytes_per_ns = std::min(60.0, 4200.0 / resident);
+  double read = static_cast<double>(std::min(row.tile_m, call.m) + row.tile_n) * row.tile_k / bytes_per_ns;
+  double multiply = static_cast<double>(row.tile_m) * row.tile_n * row.tile_k / 5600.0;
+  double waves = static_cast<double>(ceil_div(tiles * splits, sm_count));
+  double reduction = splits > 1 ? 1500.0 : 0.0;
+  return (waves * (steps * std::max(read, multiply) + 500.0) + 1500.0 + reduction) * (row.cost_permille / 1000.0);
+}
+
+Choice choose_by_model(Table const& table, Call const& call, int64_t sm_count) {
+  Choice best{-1, 3};
+  double best_ns = std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < table.rows.size(); ++i) {
+    if (!accepts(table.rows[i], call)) continue;
+    double ns = model_ns(table.rows[i], call, sm_count);
+    if (ns < best_ns) {
+      best_ns = ns;
+      best.row = static_cast<int64_t>(i);
+    }
+  }
+  return best;
+}
+
+double distance(TunedRow const& tuned, Call const& call) {
+  return std::abs(std::log2(double(tuned.n) / double(call.n))) + std::abs(std::log2(double(tuned.k) / double(call.k)));
+}
+
+// The measured (n, k) nearest in logarithm; there, the first measured m that is not below, else the largest.
+Choice choose_tuned(Table const& table, Call const& call) {
+  TunedRow const* best = nullptr;
+  double best_distance = std::numeric_limits<double>::infinity();
+  for (TunedRow const& tuned : table.tuned) {
+    if (tuned.problem != call.problem || !accepts(table.rows[tuned.row], call)) continue;
+    double d = distance(tuned, call);
+    bool same_place = best != nullptr && tuned.n == best->n && tuned.k == best->k;
+    if (d < best_distance || (same_place && best->m < call.m)) {
+      best = &tuned;
+      best_distance = d;
+    }
+  }
+  if (best == nullptr) return {-1, 0};
+  return {best->row, best_distance == 0.0 ? 1 : 2};
+}
+
+struct CacheSlot {
+  Call call;
+  uint64_t generation = 0;
+  Choice choice;
+};
+
+size_t slot_of(Call const& call) {
+  uint64_t h = static_cast<uint64_t>(call.m) * 0x9E3779B97F4A7C15u;
+  h ^= static_cast<uint64_t>(call.n) * 0xC2B2AE3D27D4EB4Fu + (h >> 29);
+  h ^= static_cast<uint64_t>(call.k) * 0x165667B19E3779F9u + (h << 7);
+  h ^= static_cast<uint64_t>(call.problem) * 0x27D4EB2F165667C5u;
+  return (h ^ (h >> 31)) % 512;
+}
+
+bool same(Call const& x, Call const& y) {
+  return x.problem == y.problem && x.m == y.m && x.n == y.n && x.k == y.k && x.align_a == y.align_a &&
+         x.align_b == y.align_b && x.align_d == y.align_d;
+}
+
+}  // namespace
+
+bool accepts(Row const& row, Call const& call) {
+  return row.problem == call.problem && call.align_a >= row.align_a && call.align_b >= row.align_b &&
+         call.align_d >= row.align_d && call.k >= row.min_k;
+}
+
+Row const* row_at(int64_t index) {
+  Table const* table = current_table.load(std::memory_order_acquire);
+  return &table->rows[index];
+}
+
+Choice choose(Call const& call, int64_t sm_count) {
+  Table const* table = current_table.load(std::memory_order_acquire);
+  if (table == nullptr) return {-1, 0};
+  if (pinned_row >= 0) {
+    // A variant that serves several classes has neighbouring rows; the pin names the first.
+    auto const& rows = table->rows;
+    int64_t kernel = rows[pinned_row].kernel;
+    for (size_t i = pinned_row; i < rows.size() && rows[i].kernel == kernel; ++i) {
+      if (accepts(rows[i], call)) return {static_cast<int64_t>(i), 0};
+    }
+    return {-1, 0};
+  }
+  thread_local std::array<CacheSlot, 512> cache;
+  CacheSlot& slot = cache[slot_of(call)];
+  if (slot.generation == table->generation && same(slot.call, call)) return slot.choice;
+  Choice choice = choose_tuned(*table, call);
+  if (choice.row < 0) choice = choose_by_model(*table, call, sm_count);
+  slot = {call, table->generation, choice};
+  return choice;
+}
+
+}  // namespace gemmill
+
+void gemmill_set_table(gemmill::Row const* rows, int64_t row_count, gemmill::TunedRow const* tuned, int64_t tuned_count) {
+  auto* table = new gemmill::Table{{rows, rows + row_count}, {tuned, tuned + tuned_count}, ++gemmill::generations};
+  gemmill::current_table.store(table, std::memory_order_release);
+}
+
+int64_t gemmill_pin(int64_t row) {
+  int64_t before = gemmill::pinned_row;
+  gemmill::pinned_row = row;
+  return before;
+}
+
+void gemmill_choose(gemmill::Call const* call, int64_t sm_count, gemmill::Choice* choice) {
+  *choice = gemmill::choose(*call, sm_count);
+}
