@@ -1,0 +1,104 @@
+"""QuantConfig: names that parse back, and contradictions that cannot be built."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from gemmill.space.quant import (
+    Activation,
+    QuantConfig,
+    QuantFamily,
+    ScaleFormat,
+    all_configs,
+    parse_name,
+    symbol_of,
+    to_name,
+)
+from gemmill.vocab import Arch, DType
+
+ALL = list(all_configs())
+BASE = QuantConfig(family=QuantFamily.GROUP, in_dtype=DType.BF16, out_dtype=DType.E4M3, group_size=128)
+
+
+def test_every_name_parses_back() -> None:
+    assert [parse_name(to_name(config)) for config in ALL] == ALL
+
+
+def test_names_and_symbols_are_distinct_c_identifiers() -> None:
+    assert len({to_name(config) for config in ALL}) == len(ALL)
+    assert all(symbol_of(config).isidentifier() for config in ALL)
+
+
+def test_every_field_is_in_the_name() -> None:
+    changes = {
+        "family": {"family": QuantFamily.RMS_GROUP},
+        "in_dtype": {"in_dtype": DType.F16},
+        "out_dtype": {"out_dtype": DType.S8},
+        "activation": {"activation": Activation.SILU},
+        "group_size": {"group_size": 64},
+        "scale_format": {"scale_format": ScaleFormat.PACKED_UE8M0},
+        "symmetric": {"out_dtype": DType.S8, "symmetric": False},
+        "arch": {"arch": Arch.SM100A},
+    }
+    assert set(changes) == {field.name for field in fields(QuantConfig)}
+    names = {to_name(replace(BASE, **change)) for change in changes.values()}
+    assert len(names | {to_name(BASE)}) == len(changes) + 1
+
+
+@pytest.mark.parametrize("family", QuantFamily)
+def test_every_family_has_configs_of_both_codes(family: QuantFamily) -> None:
+    assert {config.out_dtype for config in ALL if config.family is family} == {DType.E4M3, DType.S8}
+
+
+def test_the_sixteen_variants_of_the_fused_op_exist() -> None:
+    # Both scale layouts are served by each of the eight.
+    fused = [c for c in ALL if c.activation is Activation.SILU and c.group_size in (64, 128) and c.scale_format is ScaleFormat.F32]
+    assert len(fused) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"in_dtype": DType.S8}, "in_dtype=s8 out_dtype=e4m3: inputs are bf16, f16, f32, codes e4m3, s8 (dtypes)"),
+        ({"group_size": 48}, "group_size=48: groups of 32, 64, 128 are held by 2 to 32 lanes of one warp, 16 bytes each (groups)"),
+        ({"family": QuantFamily.TOKEN}, "group_size=128 contradicts family=token: no scale belongs to a group (groups)"),
+        (
+            {"family": QuantFamily.RMS_GROUP, "scale_format": ScaleFormat.POWER_OF_TWO},
+            "scale_format=f32pow2 contradicts family=rmsgroup: powers of two are for group scales of group (scale_format)",
+        ),
+        (
+            {"family": QuantFamily.RMS_GROUP, "activation": Activation.SILU},
+            "activation=silu contradicts family=rmsgroup: activations are fused with static, token, group (activation)",
+        ),
+        ({"symmetric": False}, "symmetric=False contradicts out_dtype=e4m3: only s8 codes have a zero point (symmetry)"),
+        (
+            {"symmetric": False, "out_dtype": DType.S8, "activation": Activation.SILU},
+            "symmetric=False contradicts family=group activation=silu: zero points are for plain static, token and group (symmetry)",
+        ),
+        (
+            {"symmetric": False, "out_dtype": DType.S8, "scale_format": ScaleFormat.PACKED_UE8M0},
+            "symmetric=False contradicts scale_format=ue8m0x4: with a zero point the scale is f32 (symmetry)",
+        ),
+    ],
+)
+def test_a_contradiction_cannot_be_built(change: dict, text: str) -> None:
+    with pytest.raises(ValueError) as error:
+        replace(BASE, **change)
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("sm90a_quant_token", "it needs 8 fields, the second of them 'quant'"),
+        ("sm90a_quant_token_bf16_e4m3_none_g128f32_sym", "'g128f32' is not a valid ScaleFormat"),
+        ("sm90a_quant_group_bf16_e4m3_none_f32_sym", "scales 'f32'"),
+        ("sm90a_quant_group_bf16_e4m3_none_g48f32_sym", "group_size=48"),
+        ("sm90a_quant_token_bf16_e4m3_relu_f32_sym", "'relu' is not a valid Activation"),
+        ("sm90a_quant_token_bf16_e4m3_none_f32_skew", "'skew'"),
+    ],
+)
+def test_what_is_no_name_is_refused_with_the_field(name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match="is not the name of a quantisation kernel") as error:
+        parse_name(name)
+    assert reason in str(error.value)
