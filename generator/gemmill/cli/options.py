@@ -1,0 +1,72 @@
+"""Options that several verbs share, and how their texts become values."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemmill.cli.exits import UsageError
+from gemmill.vocab import Arch
+
+if TYPE_CHECKING:
+    from gemmill.space.selections import Selection
+
+
+def parse_arch(text: str) -> Arch:
+    """`sm90a`, `sm_90a` or `90a`. Raises BadParameter."""
+    if isinstance(text, Arch):
+        return text
+    try:
+        return Arch("sm" + text.lower().removeprefix("sm").removeprefix("_"))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(Arch)}") from None
+
+
+def parse_bytes(text: str) -> int:
+    """`60MB`, `1.5 GiB` or a number of bytes. Raises BadParameter."""
+    units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+    number = text.strip().lower().rstrip("bikmg ")
+    unit = text.strip().lower()[len(number) :].strip()
+    try:
+        size = float(number) * units[unit]
+    except (ValueError, KeyError):
+        raise typer.BadParameter(f"{text!r} is not a size such as 60MB, 1.5GiB or 60000000") from None
+    if not 1 <= size < float("inf"):
+        raise typer.BadParameter(f"{text!r} is not a size of at least one byte")
+    return int(size)
+
+
+ArchOption = Annotated[Arch, typer.Option("--arch", parser=parse_arch, metavar="ARCH", help="sm90a, sm100a or sm120a; sm_90a and 90a are read too.")]
+SelectOption = Annotated[str, typer.Option("--select", metavar="NAME", help="A named set of variants: smoke, default or sweep.")]
+MaybeSelectOption = Annotated[
+    str | None, typer.Option("--select", metavar="NAME", help="Look in this named set (smoke, default, sweep), not in a build.")
+]
+FilterOption = Annotated[
+    list[str],
+    typer.Option(
+        "--filter",
+        metavar="PATTERN",
+        help="Keep variants that match all of these: key=value, a glob over names, or a regular expression as /text/.",
+    ),
+]
+BuildOption = Annotated[
+    str | None, typer.Option("--build", metavar="ID_OR_PATH", help="The build to read; by default GEMMILL_BUILD, else the newest.")
+]
+HomeOption = Annotated[
+    Path | None, typer.Option("--home", metavar="FOLDER", help="Folder of builds and cache; by default GEMMILL_HOME, else ~/.cache/gemmill.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+def selection_of(name: str, arch: Arch, filters: list[str]) -> "Selection":
+    """The named selection, filtered. Raises UsageError."""
+    from gemmill.space.filters import apply
+    from gemmill.space.selections import select
+
+    try:
+        selection = apply(select(name, arch), filters)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if not selection.configs:
+        raise UsageError(f"selection {name!r} for {arch} has no variant that matches {' and '.join(filters)}; see `gemmill list --select {name}`")
+    return selection
