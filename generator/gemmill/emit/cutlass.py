@@ -14,9 +14,8 @@ _EPILOGUE_SM90 = {
     KernelSchedule.BASIC: "TmaWarpSpecialized",
 }
 _SCHEDULER = {
-    TileScheduler.PERSISTENT: "PersistentScheduler",
-    TileScheduler.STREAM_K: "StreamKScheduler",
-    TileScheduler.SPLIT_K: "StreamKScheduler",
+    TileScheduler.PERSISTENT: "cutlass::gemm::PersistentScheduler",
+    TileScheduler.STREAM_K: "gemmill::StreamKScheduler",
 }
 
 
@@ -73,7 +72,7 @@ def _scheduler_tag(config: KernelConfig) -> str:
         return "void"
     if config.schedule.kernel_schedule is KernelSchedule.BASIC:
         return "void"
-    return "cutlass::gemm::" + _SCHEDULER[config.schedule.tile_scheduler]
+    return _SCHEDULER[config.schedule.tile_scheduler]
 
 
 def _stage_count(stages: int | None) -> str:

@@ -1,0 +1,16 @@
+"""What every op computes, in plain torch, and how far a right kernel may be from it."""
+
+from gemmill.reference.comparison import Comparison, check_scaled_mm, compare_exact, compare_within
+from gemmill.reference.scaled_mm import scaled_mm
+from gemmill.reference.tolerance import accumulation_error, exact_scaled_mm, tolerance
+
+__all__ = [
+    "Comparison",
+    "accumulation_error",
+    "check_scaled_mm",
+    "compare_exact",
+    "compare_within",
+    "exact_scaled_mm",
+    "scaled_mm",
+    "tolerance",
+]

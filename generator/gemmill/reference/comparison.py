@@ -1,0 +1,78 @@
+"""Whether a result is right and, if not, where it is wrong first and worst."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gemmill.reference.scaled_mm import scaled_mm
+from gemmill.reference.tolerance import exact_scaled_mm, tolerance
+from gemmill.vocab import Accumulation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A result held against its reference."""
+
+    ok: bool
+    wrong: int
+    """Elements beyond the tolerance, or NaN or infinite where the reference is not (or the reverse)."""
+    elements: int
+    worst_fraction: float
+    """Largest finite error as a fraction of its tolerance; 0 where the tolerance is zero and nothing is wrong."""
+    report: str
+    """One sentence; empty if all is right."""
+
+
+def compare_exact(actual: Tensor, expected: Tensor) -> Comparison:
+    """Equal to the last bit, with NaN in the same places; +0 equals -0."""
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    return _comparison(actual, expected, ~same, torch.zeros_like(expected, dtype=torch.float64))
+
+
+def compare_within(actual: Tensor, rounded: Tensor, exact: Tensor, bound: Tensor) -> Comparison:
+    """|actual - exact| <= bound where `rounded`, the reference of actual's type, is finite; NaN and infinities as there."""
+    finite = rounded.isfinite()
+    error = (actual.to(torch.float64) - exact).abs()
+    same = (actual == rounded) | (actual.isnan() & rounded.isnan())
+    wrong = torch.where(finite, ~(error <= bound), ~same)
+    fraction = torch.where(finite & error.isfinite(), error / bound, 0.0).nan_to_num(0.0)
+    return _comparison(actual, rounded, wrong, fraction)
+
+
+def check_scaled_mm(
+    actual: Tensor,
+    a: Tensor,
+    b: Tensor,
+    a_scales: Tensor,
+    b_scales: Tensor,
+    accumulation: Accumulation,
+    bias: Tensor | None = None,
+    azp_adj: Tensor | None = None,
+    azp: Tensor | None = None,
+) -> Comparison:
+    """Hold a kernel's result against the reference: s8 to the last bit, e4m3 within `tolerance`."""
+    rounded = scaled_mm(a, b, a_scales, b_scales, actual.dtype, bias, azp_adj, azp)
+    if accumulation is Accumulation.EXACT:
+        return compare_exact(actual, rounded)
+    exact = exact_scaled_mm(a, b, a_scales, b_scales, bias)
+    return compare_within(actual, rounded, exact, tolerance(a, b, a_scales, b_scales, actual.dtype, accumulation, bias))
+
+
+def _comparison(actual: Tensor, expected: Tensor, wrong: Tensor, fraction: Tensor) -> Comparison:
+    count = int(wrong.sum())
+    worst = float(fraction.max()) if fraction.numel() else 0.0
+    report = _report(actual, expected, wrong, count) if count else ""
+    return Comparison(ok=count == 0, wrong=count, elements=wrong.numel(), worst_fraction=worst, report=report)
+
+
+def _report(actual: Tensor, expected: Tensor, wrong: Tensor, count: int) -> str:
+    places = wrong.nonzero()
+    low, high = places.min(dim=0).values.tolist(), places.max(dim=0).values.tolist()
+    distance = (actual.to(torch.float64) - expected.to(torch.float64)).abs().nan_to_num(torch.inf)
+    worst = torch.where(wrong, distance, -1.0).argmax().item()
+    row, column = divmod(worst, actual.shape[1])
+    return (
+        f"{count} of {wrong.numel()} elements are wrong, in rows {low[0]}..{high[0]} and columns {low[1]}..{high[1]}; "
+        f"worst at [{row}, {column}]: {actual[row, column].item()!r}, expected {expected[row, column].item()!r}"
+    )

@@ -1,0 +1,78 @@
+"""cutlass_scaled_mm and cutlass_scaled_mm_azp in plain torch, from the quantised operands, on any device.
+
+Sums are exact: a product of two e4m3 numbers is a multiple of 2^-18 below 2^18, so that float64 holds a sum of 2^17
+of them to the last bit, and a product of two s8 numbers is at most 2^14. What follows the sum is done as the kernels'
+epilogues do it: in float32, b's scale first, then a's scale and the bias in one fused multiply-add, rounded once to
+the output's type. So s8 results are the same to the last bit; e4m3 results differ by what the tensor core loses
+in the sum, which `gemmill.reference.tolerance` bounds.
+"""
+
+import torch
+from torch import Tensor
+
+INT32_SPAN = 2**32
+
+
+def scaled_mm(
+    a: Tensor,
+    b: Tensor,
+    a_scales: Tensor,
+    b_scales: Tensor,
+    out_dtype: torch.dtype,
+    bias: Tensor | None = None,
+    azp_adj: Tensor | None = None,
+    azp: Tensor | None = None,
+) -> Tensor:
+    """D[M, N] = a_scales b_scales (a b - zero point) + bias, of `out_dtype`.
+
+    a [M, K] and b [K, N] of float8_e4m3fn or int8, any strides; a_scales float32 of 1 or M values, b_scales of 1 or N;
+    bias [N] of any float type; azp_adj int32 [N]; azp int32 of M values, by which azp_adj is then multiplied.
+    Raises ValueError where a scale has another number of values.
+    """
+    check_scales(a, b, a_scales, b_scales)
+    total = accumulate(a, b)
+    if azp_adj is not None:
+        total = _subtract_zero_point(total, azp_adj, azp)
+    scaled = total.to(torch.float32) * b_scales.reshape(1, -1)
+    column = a_scales.reshape(-1, 1)
+    result = column * scaled if bias is None else fused_multiply_add(column, scaled, bias.reshape(1, -1).to(torch.float32))
+    return result.to(out_dtype)
+
+
+def check_scales(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> None:
+    """Raises ValueError unless a_scales has 1 or M values and b_scales 1 or N."""
+    for name, scales, along, count in (("a_scales", a_scales, "M", a.shape[0]), ("b_scales", b_scales, "N", b.shape[1])):
+        if scales.numel() not in (1, count):
+            raise ValueError(f"{name} has {scales.numel()} values: the reference takes 1 or {along} = {count}")
+
+
+def accumulate(a: Tensor, b: Tensor) -> Tensor:
+    """a b without scales, exact, as float64 [M, N]."""
+    return a.to(torch.float64) @ b.to(torch.float64)
+
+
+def _subtract_zero_point(total: Tensor, azp_adj: Tensor, azp: Tensor | None) -> Tensor:
+    """In 32-bit integers, which wrap around, as in the kernel."""
+    correction = azp_adj.reshape(1, -1).to(torch.int64)
+    if azp is not None:
+        correction = azp.reshape(-1, 1).to(torch.int64) * correction
+    difference = total.to(torch.int64) - correction
+    return (difference + INT32_SPAN // 2) % INT32_SPAN - INT32_SPAN // 2
+
+
+def fused_multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """x y + z of float32 tensors, rounded once, as the hardware's FMA does.
+
+    The product is exact in float64. Its sum with z is not always, and rounding that again to float32 can go astray
+    at a tie: so the float64 sum is first rounded to odd (Boldo and Melquiond, "Emulation of FMA and correctly rounded
+    sums", 2008), with the error that Knuth's two-sum gives.
+    """
+    product, z = torch.broadcast_tensors(x.to(torch.float64) * y.to(torch.float64), z.to(torch.float64))
+    total = product + z
+    part = total - product
+    error = (product - (total - part)) + (z - part)
+    bits = total.view(torch.int64)
+    # The next float64 towards the error lies one bit pattern away: up if error and sum have the same sign, else down.
+    step = torch.where((error > 0) == (total > 0), 1, -1)
+    inexact = torch.isfinite(total) & torch.isfinite(error) & (error != 0) & (bits % 2 == 0)
+    return torch.where(inexact, bits + step, bits).view(torch.float64).to(torch.float32)

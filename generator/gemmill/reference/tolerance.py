@@ -1,0 +1,92 @@
+"""How far a right kernel may be from the exact result, element by element, from the arithmetic of the hardware.
+
+s8: nothing is lost in the sum and the reference repeats the epilogue's roundings, so the tolerance is zero.
+
+e4m3 on Hopper: a tensor-core instruction adds 32 products and the running sum as fixed-point numbers that share the
+largest one's exponent and keep 13 bits below it (FP22: 1 sign, 8 exponent and 13 fraction bits); what lies below is
+cut off. Each of the 33 terms so loses less than 2^-13 of the largest, and the result is within that form. So an
+instruction adds at most 33 x 2^-13 x max(|sum before it|, sum of the |products| of its 32) to the error. `fast` leaves
+the sum in that form over the whole of K. `promoted` adds it to a float32 register every 128 along K (2^-24 of the
+register each time) and starts from zero. The bound follows these steps along K with the true partial sums, instead of
+assuming the worst partial sum for all of them, which would hide every fault.
+
+After the sum: its rounding to float32, b's scale, a's scale and the bias are four roundings of 2^-24, and storing
+costs half a unit in the last place of the output's type.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from gemmill.reference.scaled_mm import check_scales
+from gemmill.vocab import Accumulation
+
+INSTRUCTION_K = 32
+"""e4m3 products that one WGMMA adds to a sum."""
+TERMS = INSTRUCTION_K + 1
+PROMOTION_K = 128
+FP22_UNIT = 2.0**-13
+FLOAT32_UNIT = 2.0**-24
+EPILOGUE_ROUNDINGS = 4
+
+
+def exact_scaled_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The result before any rounding, float64 [M, N]: what `tolerance` is a distance from. Arguments as in scaled_mm."""
+    check_scales(a, b, a_scales, b_scales)
+    scales = a_scales.reshape(-1, 1).to(torch.float64) * b_scales.reshape(1, -1).to(torch.float64)
+    result = scales * (a.to(torch.float64) @ b.to(torch.float64))
+    return result if bias is None else result + bias.reshape(1, -1).to(torch.float64)
+
+
+def accumulation_error(a: Tensor, b: Tensor, accumulation: Accumulation) -> Tensor:
+    """Bound on the error of the unscaled sum a b, float64 [M, N]; NaN where the sum is NaN."""
+    if accumulation is Accumulation.EXACT:
+        return torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
+    a, b = a.to(torch.float64), b.to(torch.float64)
+    register = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
+    running, error = register.clone(), register.clone()
+    for start in range(0, a.shape[1], INSTRUCTION_K):
+        a_slice, b_slice = a[:, start : start + INSTRUCTION_K], b[start : start + INSTRUCTION_K]
+        largest = torch.maximum(running.abs(), a_slice.abs() @ b_slice.abs())
+        error += TERMS * FP22_UNIT * largest
+        running += a_slice @ b_slice
+        if accumulation is Accumulation.PROMOTED and (start + INSTRUCTION_K) % PROMOTION_K == 0:
+            register += running
+            error += FLOAT32_UNIT * register.abs()
+            running.zero_()
+    return error
+
+
+def tolerance(
+    a: Tensor,
+    b: Tensor,
+    a_scales: Tensor,
+    b_scales: Tensor,
+    out_dtype: torch.dtype,
+    accumulation: Accumulation,
+    bias: Tensor | None = None,
+    sum_error: Tensor | None = None,
+) -> Tensor:
+    """Largest |kernel - exact_scaled_mm| of a right e4m3 kernel, float64 [M, N]. Arguments as in scaled_mm.
+
+    `sum_error` is accumulation_error's result where the caller has it already.
+    """
+    if sum_error is None:
+        sum_error = accumulation_error(a, b, accumulation)
+    scales = (a_scales.reshape(-1, 1).to(torch.float64) * b_scales.reshape(1, -1).to(torch.float64)).abs()
+    exact = exact_scaled_mm(a, b, a_scales, b_scales)
+    largest = exact.abs() + scales * sum_error
+    if bias is not None:
+        largest = largest + bias.reshape(1, -1).to(torch.float64).abs()
+    error = scales * sum_error + EPILOGUE_ROUNDINGS * FLOAT32_UNIT * largest
+    result = exact if bias is None else exact + bias.reshape(1, -1).to(torch.float64)
+    return error + half_unit_in_last_place(result.abs() + error, out_dtype)
+
+
+def half_unit_in_last_place(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
+    """Half the distance between neighbours of `dtype` at each magnitude, float64; of the subnormals below the smallest."""
+    info = torch.finfo(dtype)
+    smallest = math.frexp(info.smallest_normal)[1]
+    exponent = torch.where(magnitude == 0, smallest, torch.frexp(magnitude.to(torch.float64))[1].clamp(min=smallest))
+    return torch.exp2(exponent.to(torch.float64) - 1) * (info.eps / 2)

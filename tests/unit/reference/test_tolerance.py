@@ -1,0 +1,109 @@
+"""The tolerance against a simulation of the tensor core, and against faults that it must not hide."""
+
+import math
+
+import pytest
+import torch
+
+from gemmill.reference import accumulation_error, check_scaled_mm, exact_scaled_mm, scaled_mm, tolerance
+from gemmill.reference.tolerance import half_unit_in_last_place
+from gemmill.vocab import Accumulation
+
+
+def random_e4m3(rows: int, columns: int, seed: int) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).to(torch.float8_e4m3fn)
+
+
+def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, promoted: bool) -> torch.Tensor:
+    """Hopper's e4m3 sum, step by step: 33 terms cut off 13 bits below the exponent of the largest."""
+    a, b = a.double(), b.double()
+    running = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
+    register = torch.zeros_like(running, dtype=torch.float32)
+    for start in range(0, a.shape[1], 32):
+        products = a[:, start : start + 32, None] * b[None, start : start + 32, :]
+        terms = torch.cat([running[:, None, :], products], dim=1)
+        unit = torch.exp2(torch.frexp(terms.abs().amax(dim=1, keepdim=True))[1].double() - 1 - 13)
+        running = (torch.floor(terms / unit) * unit).sum(dim=1)
+        if promoted and (start + 32) % 128 == 0:
+            register += running.float()
+            running = torch.zeros_like(running)
+    return register.double() + running
+
+
+@pytest.mark.parametrize("accumulation", [Accumulation.FAST, Accumulation.PROMOTED])
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("k", [1, 31, 32, 96, 512, 2048])
+def test_a_simulated_tensor_core_is_within_the_bound(accumulation, positive, k):
+    a, b = random_e4m3(6, k, k), random_e4m3(k, 5, k + 1)
+    if positive:
+        a, b = a.float().abs().to(a.dtype), b.float().abs().to(b.dtype)
+    found = tensor_core_sum(a, b, accumulation is Accumulation.PROMOTED)
+    error = (found - a.double() @ b.double()).abs()
+    bound = accumulation_error(a, b, accumulation)
+    assert (error <= bound).all()
+    if k == 2048:
+        assert (error > bound / 1000).any(), "the bound is not so wide that it hides everything"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_alone_is_within_the_tolerance(dtype):
+    a, b = random_e4m3(8, 64, 1), random_e4m3(64, 8, 2)
+    scales, bias = torch.rand(8) + 0.5, torch.randn(8).to(dtype)
+    result = scaled_mm(a, b, scales, scales, dtype, bias)
+    assert check_scaled_mm(result, a, b, scales, scales, Accumulation.FAST, bias).ok
+
+
+def test_a_missing_instruction_is_outside_the_tolerance():
+    a, b = random_e4m3(16, 512, 3), random_e4m3(512, 16, 4)
+    one = torch.ones(1)
+    short = scaled_mm(a[:, :480], b[:480], one, one, torch.bfloat16)
+    comparison = check_scaled_mm(short, a, b, one, one, Accumulation.FAST)
+    assert not comparison.ok
+    assert comparison.wrong > 100
+
+
+def test_a_scale_of_the_wrong_row_is_outside_the_tolerance():
+    a, b = random_e4m3(8, 128, 5), random_e4m3(128, 8, 6)
+    scales, one = torch.rand(8) + 0.5, torch.ones(1)
+    wrong = scaled_mm(a, b, scales.roll(1), one, torch.bfloat16)
+    assert check_scaled_mm(wrong, a, b, scales, one, Accumulation.PROMOTED).wrong > 40
+
+
+def test_nan_and_infinity_must_be_in_their_places():
+    a, b = random_e4m3(4, 32, 7), random_e4m3(32, 4, 8)
+    a[2, 3] = torch.nan
+    scales, one = torch.tensor([1.0, torch.inf, 1.0, 1.0]), torch.ones(1)
+    right = scaled_mm(a, b, scales, one, torch.bfloat16)
+    assert check_scaled_mm(right, a, b, scales, one, Accumulation.FAST).ok
+    for row, column, value in ((2, 1, 0.0), (0, 0, torch.nan), (0, 0, torch.inf), (1, 0, -right[1, 0].item())):
+        wrong = right.clone()
+        wrong[row, column] = value
+        comparison = check_scaled_mm(wrong, a, b, scales, one, Accumulation.FAST)
+        assert comparison.wrong == 1
+        assert f"1 of 16 elements are wrong, in rows {row}..{row} and columns {column}..{column}" in comparison.report
+
+
+def test_s8_allows_no_error():
+    a = torch.randint(-128, 128, (4, 64), dtype=torch.int8)
+    one = torch.ones(1)
+    result = scaled_mm(a, a.t(), one, one, torch.bfloat16)
+    assert check_scaled_mm(result, a, a.t(), one, one, Accumulation.EXACT).ok
+    result[0, 0] = torch.nextafter(result[0, 0], torch.tensor(torch.inf, dtype=torch.bfloat16))
+    assert check_scaled_mm(result, a, a.t(), one, one, Accumulation.EXACT).wrong == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [1.0, 1.5, 0.75, 300.0, 2.0**-20, 0.0, 2.0**-24])
+def test_half_unit_in_last_place(dtype, value):
+    magnitude = torch.tensor([value], dtype=torch.float64)
+    info = torch.finfo(dtype)
+    exponent = max(math.floor(math.log2(value)) if value else -(10**6), math.log2(info.smallest_normal))
+    assert half_unit_in_last_place(magnitude, dtype).item() == info.eps * 2.0**exponent / 2
+
+
+def test_tolerance_of_an_exact_sum_is_the_rounding_of_the_result():
+    a, b = torch.ones(1, 1).to(torch.float8_e4m3fn), torch.ones(1, 1).to(torch.float8_e4m3fn)
+    one = torch.ones(1)
+    bound = tolerance(a, b, one, one, torch.bfloat16, Accumulation.FAST, sum_error=torch.zeros(1, 1, dtype=torch.float64))
+    assert exact_scaled_mm(a, b, one, one).item() == 1.0
+    assert 2.0**-8 <= bound.item() < 2.0**-8 * 1.001
