@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemmill.cli.exits import UsageError
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
-    from gemmill.space.selections import Selection
+    from gemmill.build import BuildOptions
 
 
 def parse_arch(text: str) -> Arch:
@@ -56,17 +55,18 @@ HomeOption = Annotated[
     Path | None, typer.Option("--home", metavar="FOLDER", help="Folder of builds and cache; by default GEMMILL_HOME, else ~/.cache/gemmill.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+JobsOption = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Compilers at a time; by default as many as cores and memory allow.")
+]
+MaxSizeOption = Annotated[
+    int | None,
+    typer.Option("--max-size", parser=parse_bytes, metavar="SIZE", help="Leave out variants beyond this size of the extension, such as 60MB."),
+]
 
 
-def selection_of(name: str, arch: Arch, filters: list[str]) -> "Selection":
-    """The named selection, filtered. Raises UsageError."""
-    from gemmill.space.filters import apply
-    from gemmill.space.selections import select
+def build_options(*, jobs: int | None, max_size: int | None, home: Path | None) -> "BuildOptions":
+    """What the user set, over the build's own defaults."""
+    from gemmill.build import BuildOptions
 
-    try:
-        selection = apply(select(name, arch), filters)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if not selection.configs:
-        raise UsageError(f"selection {name!r} for {arch} has no variant that matches {' and '.join(filters)}; see `gemmill list --select {name}`")
-    return selection
+    given = {"jobs": jobs, "max_size": max_size, "home": home}
+    return BuildOptions(**{name: value for name, value in given.items() if value is not None})

@@ -1,0 +1,58 @@
+"""`gemmill verify`: numerics of what is built."""
+
+from typing import Annotated
+
+import typer
+
+from gemmill.cli import options as o
+from gemmill.cli import variants
+from gemmill.cli.exits import EnvironmentProblem, ExitCode
+from gemmill.cli.output import console, print_json, table
+
+
+def verify(
+    quick: Annotated[bool, typer.Option("--quick", help="Run each op once; without a GPU, its CPU reference.")] = False,
+    filters: o.FilterOption = [],
+    build: o.BuildOption = None,
+    as_json: o.JsonOption = False,
+) -> None:
+    """Hold every variant of a build against the reference, at shapes below, at and across tile edges.
+
+    Needs a GPU of the build's architecture, except with --quick. INT8 must be equal to the last bit, FP8 within the
+    bound that its accumulation allows. Exits 1 if anything is wrong.
+
+    Examples:
+
+        gemmill verify
+
+        gemmill verify --filter schedule=pingpong --json
+
+        gemmill verify --quick
+    """
+    import torch
+
+    import gemmill
+    from gemmill.tune.verify import device_words, verify_ops, verify_variants
+
+    if quick:
+        gemmill.load(build)
+        verdicts = list(verify_ops())
+    else:
+        _, manifest = variants.build_of(build)
+        names = frozenset(entry.name for entry in variants.filter_entries(manifest, filters))
+        if not torch.cuda.is_available():
+            raise EnvironmentProblem("verify runs kernels and torch finds no GPU: `gemmill verify --quick` runs each op's CPU reference")
+        verdicts = list(verify_variants(gemmill.load(build), names))
+        if not verdicts:
+            raise EnvironmentProblem(f"no variant of build {manifest.build_id} for {manifest.arch} runs {device_words()}")
+    failed = [verdict for verdict in verdicts if verdict.failures]
+    if as_json:
+        print_json({"where": device_words(), "ok": not failed, "verdicts": verdicts})
+    else:
+        rows = [(v.name, v.cases, len(v.failures), f"{v.worst_fraction:.2f}") for v in verdicts]
+        columns = ["name", "cases", "wrong", "worst error / tolerance"]
+        console().print(table(f"{len(verdicts)} verified {device_words()}", columns, rows, right=columns[1:]))
+        for verdict in failed:
+            console(stderr=True).print(f"{verdict.name}: {verdict.failures[0]}", markup=False)
+    if failed:
+        raise typer.Exit(ExitCode.CHECK_FAILED)
