@@ -23,7 +23,7 @@ app = typer.Typer(name="gemmill", no_args_is_help=True, rich_markup_mode=None, p
 app.command("list")(list_variants)
 for verb in (plan, generate, build, show, explain, verify, doctor):
     app.command(verb.__name__)(verb)
-app.add_typer(cache, name="cache", help="List, clean up or check what is kept between builds.")
+app.add_typer(cache, name="cache", help="Look after what is kept between builds.")
 
 
 def _print_version(asked: bool) -> None:

@@ -8,9 +8,9 @@ from gemmill.cli.output import console, print_json, table
 
 
 def doctor(as_json: o.JsonOption = False) -> None:
-    """Report on Python, torch, CUDA, GPUs, driver, toolchain, and the build that would be loaded.
+    """Report whether machine and build fit.
 
-    Reads the extension's symbol tables and machine code without loading it. Exits 1 if there is a problem.
+    Looks at Python, torch, CUDA, GPUs, driver, toolchain, and the build that would be loaded. Reads the extension's symbol tables and machine code without loading it. Exits 1 if there is a problem.
 
     Examples:
 

@@ -49,9 +49,9 @@ def explain(
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
-    """Say which variant a call gets and, for every other one, the first rule that rejected it.
+    """Say which variant a call gets, and why.
 
-    Allocates nothing: only shapes, strides and dtypes are looked at.
+    For every other variant, the first rule that rejected it. Allocates nothing: only shapes, strides and dtypes are looked at.
 
     Examples:
 

@@ -18,9 +18,9 @@ def generate(
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the files go, in a folder for each architecture.")] = Path("emitted"),
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a file differs.")] = False,
 ) -> None:
-    """Write the CUDA sources of a selection, one file a variant.
+    """Write the CUDA sources of a selection.
 
-    Writes only what differs and removes generated files that are emitted no more. Variants that differ in launch
+    One file a variant. Writes only what differs and removes generated files that are emitted no more. Variants that differ in launch
     settings alone share a file.
 
     Examples:

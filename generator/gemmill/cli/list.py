@@ -1,8 +1,10 @@
 """`gemmill list`: the variants of a build or of a selection."""
 
+import typer
+
 from gemmill.cli import options as o
 from gemmill.cli import variants
-from gemmill.cli.output import console, print_json, seconds, size, table
+from gemmill.cli.output import console, entries_table, print_json, size, table
 from gemmill.manifest import Manifest
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection
@@ -16,15 +18,15 @@ def list_variants(
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
-    """List the variants of a build, or with --select those of a named set.
+    """List variants of a build or selection.
 
-    Reads the newest build's manifest; loads nothing and needs no GPU.
+    Reads the manifest of the newest build, or with --select enumerates a named set. Loads nothing, needs no GPU.
 
     Examples:
 
         gemmill list
 
-        gemmill list --filter a=s8 --filter 'schedule=pingpong'
+        gemmill list --filter a_dtype=s8 --filter kernel_schedule=pingpong
 
         gemmill list --select sweep --filter '*swapab*' --json
     """
@@ -49,8 +51,6 @@ def _print_entries(manifest: Manifest, filters: list[str], as_json: bool) -> Non
         print_json(entries)
         return
     title = f"{len(entries)} variants in build {manifest.build_id} for {manifest.arch} ({size(manifest.extension_bytes)})"
-    columns = ["name", "registers", "spills", "code", "compile"]
-    rows = [(e.name, e.registers, size(e.spill_bytes), size(e.code_bytes), seconds(e.compile_seconds)) for e in entries]
-    console().print(table(title, columns, rows, right=columns[1:]))
+    console().print(entries_table(title, entries))
     for rejected in manifest.rejected:
-        console(stderr=True).print(f"not built: {rejected.name}: {rejected.error}", markup=False)
+        typer.echo(f"not built: {rejected.name}: {rejected.error}", err=True)

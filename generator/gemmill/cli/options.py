@@ -45,7 +45,7 @@ FilterOption = Annotated[
     typer.Option(
         "--filter",
         metavar="PATTERN",
-        help="Keep variants that match all of these: key=value, a glob over names, or a regular expression as /text/.",
+        help="Keep variants that fit all of these: a field as key=value, a glob over names, or re:REGEX.",
     ),
 ]
 BuildOption = Annotated[
@@ -60,13 +60,12 @@ JobsOption = Annotated[
 ]
 MaxSizeOption = Annotated[
     int | None,
-    typer.Option("--max-size", parser=parse_bytes, metavar="SIZE", help="Leave out variants beyond this size of the extension, such as 60MB."),
+    typer.Option("--max-size", parser=parse_bytes, metavar="SIZE", help="Refuse to publish an extension larger than this, such as 60MB."),
 ]
 
 
-def build_options(*, jobs: int | None, max_size: int | None, home: Path | None) -> "BuildOptions":
-    """What the user set, over the build's own defaults."""
+def build_options(*, jobs: int | None, max_size: int | None, home: Path | None, retry_failed: bool = False) -> "BuildOptions":
+    """What the user set; the rest is the build's own default."""
     from gemmill.build import BuildOptions
 
-    given = {"jobs": jobs, "max_size": max_size, "home": home}
-    return BuildOptions(**{name: value for name, value in given.items() if value is not None})
+    return BuildOptions(jobs=jobs, max_size=max_size, home=home, retry_failed=retry_failed)

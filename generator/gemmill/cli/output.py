@@ -12,6 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from gemmill.manifest import KernelEntry
+
 _WIDE = 10_000
 """Columns of a table that does not go to a terminal: its lines are read by programs, which want them whole."""
 
@@ -36,6 +38,13 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
     for row in rows:
         result.add_row(*(str(cell) for cell in row))
     return result
+
+
+def entries_table(title: str, entries: Iterable[KernelEntry]) -> Table:
+    """What compiling each variant gave and cost."""
+    columns = ("name", "registers", "spills", "code", "compile")
+    rows = [(e.name, e.registers, size(e.spill_bytes), size(e.code_bytes), seconds(e.compile_seconds)) for e in entries]
+    return table(title, columns, rows, right=columns[1:])
 
 
 def seconds(value: float) -> str:

@@ -23,7 +23,9 @@ def show(
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
-    """Show a variant's config, what calls it takes, registers, spills, size and instructions.
+    """Show all that is known about a variant.
+
+    Its config, the calls that it takes, and as compiled: registers, spills, size, instructions.
 
     A name that is in no build is shown as far as it can be without compiling: config, rules and source.
 

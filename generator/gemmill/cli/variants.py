@@ -34,13 +34,9 @@ class Variant:
 def selection_of(name: str, arch: Arch, filters: Sequence[str]) -> Selection:
     """The named selection, filtered. Raises UsageError."""
     try:
-        selection = apply(select(name, arch), filters)
+        return apply(select(name, arch), filters)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if not selection.configs:
-        wanted = " and ".join(filters)
-        raise UsageError(f"selection {name!r} for {arch} has no variant that matches {wanted}; see `gemmill list --select {name}`")
-    return selection
 
 
 def build_of(named: str | None) -> tuple[Path, Manifest]:

@@ -16,7 +16,9 @@ def verify(
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
-    """Hold every variant of a build against the reference, at shapes below, at and across tile edges.
+    """Check the numerics of every variant.
+
+    Holds each variant of a build against the reference, at shapes below, at and across tile edges.
 
     Needs a GPU of the build's architecture, except with --quick. INT8 must be equal to the last bit, FP8 within the
     bound that its accumulation allows. Exits 1 if anything is wrong.
@@ -25,7 +27,7 @@ def verify(
 
         gemmill verify
 
-        gemmill verify --filter schedule=pingpong --json
+        gemmill verify --filter kernel_schedule=pingpong --json
 
         gemmill verify --quick
     """
@@ -53,6 +55,6 @@ def verify(
         columns = ["name", "cases", "wrong", "worst error / tolerance"]
         console().print(table(f"{len(verdicts)} verified {device_words()}", columns, rows, right=columns[1:]))
         for verdict in failed:
-            console(stderr=True).print(f"{verdict.name}: {verdict.failures[0]}", markup=False)
+            typer.echo(f"gemmill: {verdict.name}: {verdict.failures[0]}", err=True)
     if failed:
         raise typer.Exit(ExitCode.CHECK_FAILED)

@@ -1,0 +1,108 @@
+"""`gemmill build`: compile, link and publish."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from gemmill.cli import options as o
+from gemmill.cli import variants
+from gemmill.cli.exits import EnvironmentProblem, ExitCode
+from gemmill.cli.output import console, entries_table, seconds, size
+from gemmill.cli.plan import print_plan
+from gemmill.vocab import Arch
+
+if TYPE_CHECKING:
+    from gemmill.build import BuildResult
+
+
+def build(
+    select: o.SelectOption = "default",
+    arch: o.ArchOption = Arch.SM90A,
+    filters: o.FilterOption = [],
+    jobs: o.JobsOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, compile nothing.")] = False,
+    max_size: o.MaxSizeOption = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try variants again that did not compile before.")] = False,
+    home: o.HomeOption = None,
+) -> None:
+    """Compile a selection into an extension.
+
+    The extension and its manifest appear together below --home. Compiles only what is not in the cache. A variant that does not compile is left out and listed (exit code 5). A
+    build that fails or is killed leaves the last good one in place. Needs no GPU.
+
+    Examples:
+
+        gemmill build --select smoke
+
+        gemmill build --arch sm_90a --filter epilogue=scaledbias --jobs 4
+
+        gemmill build --select sweep --dry-run
+    """
+    from gemmill.build import BuildError, find_toolchain
+    from gemmill.build import build as make
+    from gemmill.build import plan as plan_build
+
+    selection = variants.selection_of(select, arch, filters)
+    options = o.build_options(jobs=jobs, max_size=max_size, home=home, retry_failed=retry_failed)
+    if dry_run:
+        print_plan(selection, plan_build(selection, options), as_json=False)
+        return
+    try:
+        find_toolchain()
+    except BuildError as error:
+        raise EnvironmentProblem(str(error)) from None
+    with _progress() as observer:
+        result = make(selection, options, observer)
+    _print_result(result)
+    if result.rejected:
+        raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+class ProgressObserver:
+    """Draws a bar of estimated CPU seconds, with the time left."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("looking", total=None)
+        self._units = 0
+
+    def started(self, total_weight: float) -> None:
+        """Set the whole; a unit that is split adds to it."""
+        self._progress.update(self._task, total=total_weight, description="compiling")
+
+    def unit_done(self, label: str, weight: float, ok: bool) -> None:
+        """Advance, and keep a line for what failed."""
+        self._units += 1
+        self._progress.update(self._task, advance=weight, description=f"compiled {self._units}")
+        if not ok:
+            self._progress.console.print(f"did not compile: {label}", markup=False)
+
+    def linking(self) -> None:
+        """All objects are there."""
+        self._progress.update(self._task, description="linking")
+
+    def finished(self, result: "BuildResult") -> None:
+        """Fill the bar: estimates are rarely met to the second."""
+        total = self._progress.tasks[self._task].total or 1.0
+        self._progress.update(self._task, total=total, completed=total, description="built")
+
+
+@contextmanager
+def _progress() -> Iterator[ProgressObserver]:
+    """A progress bar on stderr; where that is no terminal, only its last state and the failures are printed."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True)) as progress:
+        yield ProgressObserver(progress)
+
+
+def _print_result(result: "BuildResult") -> None:
+    manifest = result.manifest
+    title = f"{len(manifest.entries)} variants in build {manifest.build_id} for {manifest.arch} ({size(manifest.extension_bytes)})"
+    console().print(entries_table(title, manifest.entries))
+    how = "the same build was there" if result.reused else f"compiled in {seconds(result.compile_seconds)}"
+    typer.echo(f"{how}: {result.folder}")
+    for rejected in result.rejected:
+        typer.echo(f"gemmill: not built: {rejected.name}: {rejected.error}", err=True)
