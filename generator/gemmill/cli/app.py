@@ -19,7 +19,7 @@ from gemmill.cli.plan import plan
 from gemmill.cli.show import show
 from gemmill.cli.verify import verify
 
-app = typer.Typer(name="gemmill", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(name="gemmill", rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("list")(list_variants)
 for verb in (plan, generate, build, show, explain, verify, doctor):
     app.command(verb.__name__)(verb)

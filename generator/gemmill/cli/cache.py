@@ -9,7 +9,7 @@ from gemmill.cli import options as o
 from gemmill.cli.exits import ExitCode
 from gemmill.cli.output import console, print_json, seconds, size, table
 
-cache = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+cache = typer.Typer(rich_markup_mode=None)
 
 
 @cache.command("list")

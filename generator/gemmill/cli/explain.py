@@ -8,6 +8,8 @@ import typer
 from gemmill.cli import options as o
 from gemmill.cli.exits import UsageError
 from gemmill.cli.output import console, print_json, table
+from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP
+from gemmill.vocab import DType
 
 
 class Operand(StrEnum):
@@ -64,10 +66,11 @@ def explain(
     import torch
 
     import gemmill
-    from gemmill.vocab import DType
 
-    if (op == "cutlass_scaled_mm_azp") == (azp is Azp.NONE):
-        raise UsageError(f"{op} with --azp {azp}: cutlass_scaled_mm takes none, cutlass_scaled_mm_azp takes tensor or token")
+    if op not in (SCALED_MM, SCALED_MM_AZP):
+        raise UsageError(f"no op {op!r} to explain: there are {SCALED_MM} and {SCALED_MM_AZP}")
+    if (op == SCALED_MM_AZP) == (azp is Azp.NONE):
+        raise UsageError(f"{op} with --azp {azp}: {SCALED_MM} takes none, {SCALED_MM_AZP} takes tensor or token")
 
     def empty(dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> torch.Tensor:
         kind = getattr(torch, dtype.torch_name)
