@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, ManifestError, RejectedEntry, Toolchain, read_manifest, write_manifest
+from gemmill.manifest import (
+    SCHEMA_VERSION,
+    KernelEntry,
+    Manifest,
+    ManifestError,
+    RejectedEntry,
+    Toolchain,
+    read_manifest,
+    write_manifest,
+)
 from gemmill.manifest.reading import check_extension
 from gemmill.manifest.writing import manifest_text
 from gemmill.space.config import KernelConfig, Launch, Problem, Schedule
@@ -125,7 +134,7 @@ def test_truncated(written, percent) -> None:
 def test_bytes_that_are_not_text(written) -> None:
     _, path = written
     path.write_bytes(b"\x7fELF\xff\xfe")
-    with pytest.raises(ManifestError, match="is not a readable manifest .*utf-8.*: delete its folder and run `gemmill build`"):
+    with pytest.raises(ManifestError, match=r"is not a readable manifest .*utf-8.*: delete its folder and run `gemmill build`"):
         read_manifest(path)
 
 

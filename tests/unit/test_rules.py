@@ -4,7 +4,18 @@ import pytest
 
 from gemmill.space.rules import RULES, check
 from gemmill.space.rules.memory import stage_bytes
-from gemmill.vocab import Accumulation, Arch, Backend, DType, EpilogueKind, KernelSchedule, RasterOrder, ScaleGranularity, ScaleLayout, TileScheduler
+from gemmill.vocab import (
+    Accumulation,
+    Arch,
+    Backend,
+    DType,
+    EpilogueKind,
+    KernelSchedule,
+    RasterOrder,
+    ScaleGranularity,
+    ScaleLayout,
+    TileScheduler,
+)
 
 FALLBACK = {"kernel_schedule": KernelSchedule.MMA_SYNC}
 GROUPED = {"a_scale": ScaleGranularity.GROUP, "b_scale": ScaleGranularity.BLOCK, "group_size": 128, "scale_layout": ScaleLayout.K_MAJOR}

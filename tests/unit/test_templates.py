@@ -16,7 +16,18 @@ from gemmill.space.config import KernelConfig, Launch, Problem, Schedule
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.rules import check
 from gemmill.space.selections import SELECTIONS, select
-from gemmill.vocab import Accumulation, Arch, Backend, DType, EpilogueKind, KernelSchedule, RasterOrder, ScaleGranularity, ScaleLayout, TileScheduler
+from gemmill.vocab import (
+    Accumulation,
+    Arch,
+    Backend,
+    DType,
+    EpilogueKind,
+    KernelSchedule,
+    RasterOrder,
+    ScaleGranularity,
+    ScaleLayout,
+    TileScheduler,
+)
 
 BASES = {
     "cooperative": {},

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,9 @@ class ObjectCache:
         made from other headers is not found."""
         wanted = {source.key for source in sources}
         holders = {
-            source.key: [e for key in self._indexed(source.key) if (e := self._usable(key)) and wanted.issuperset(e.members)]
+            source.key: [
+                e for key in self._indexed(source.key) if (e := self._usable(key)) and wanted.issuperset(e.members)
+            ]
             for source in sources
         }
         chosen = _cover([source.key for source in sources], holders)
@@ -123,10 +126,8 @@ class ObjectCache:
         self._entries.pop(target.name, None)
         if target.exists():
             damaged = beside(target)
-            try:
+            with suppress(FileNotFoundError):  # another process moved it away
                 target.rename(damaged)
-            except FileNotFoundError:
-                pass  # another process moved it away
             shutil.rmtree(damaged, ignore_errors=True)
         try:
             temporary.rename(target)
@@ -137,7 +138,7 @@ class ObjectCache:
 
     def _indexed(self, source_key: str) -> list[str]:
         try:
-            return sorted(os.listdir(self.folder / "index" / source_key))
+            return sorted(path.name for path in (self.folder / "index" / source_key).iterdir())
         except OSError:
             return []
 
@@ -162,10 +163,8 @@ class ObjectCache:
         return self._current[entry.headers]
 
     def _mark_used(self, entry: Entry) -> None:
-        try:
+        with suppress(OSError):  # a cache that is read-only or being cleaned: its age is all that suffers
             os.utime(self.object_path(entry).with_name("entry.json"))
-        except OSError:
-            pass  # a cache that is read-only or being cleaned: its age is all that suffers
 
 
 def read_entry(folder: Path) -> Entry | None:
@@ -191,7 +190,11 @@ def read_headers(cache: Path, header_digest: str) -> HeaderSet | None:
 
 def _cover(wanted: Sequence[str], holders: Mapping[str, Sequence[Entry]]) -> list[Entry]:
     """Entries that hold the wanted sources, none twice, and leave out as few as possible."""
-    sure = {entries[0].key: entries[0] for key in wanted if len(entries := holders[key]) == 1 and _alone(entries[0], holders)}
+    sure = {
+        entries[0].key: entries[0]
+        for key in wanted
+        if len(entries := holders[key]) == 1 and _alone(entries[0], holders)
+    }
     held = {key for entry in sure.values() for key in entry.members}
     contested = [key for key in wanted if holders[key] and key not in held]
     return [*sure.values(), *_search(contested, holders)]

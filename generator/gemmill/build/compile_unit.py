@@ -70,7 +70,13 @@ def compile_unit(request: CompileRequest) -> CompileOutcome:
     object_file = folder / f"{request.stem}.o"
     started = time.time()
     process = subprocess.Popen(
-        request.command, cwd=folder, env=request.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        request.command,
+        cwd=folder,
+        env=request.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
     assert process.stdout is not None  # a pipe was asked for
     message = process.stdout.read()
@@ -83,10 +89,16 @@ def compile_unit(request: CompileRequest) -> CompileOutcome:
     if request.cuobjdump is not None:
         read_ptxas(message, facts)
         dump = subprocess.run(
-            [request.cuobjdump, "-sass", str(object_file)], env=request.environment, capture_output=True, text=True, check=False
+            [request.cuobjdump, "-sass", str(object_file)],
+            env=request.environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if dump.returncode != 0:
-            return CompileOutcome(failure=Failure.TOOL, message=f"{request.cuobjdump} failed: {(dump.stderr or dump.stdout).strip()}")
+            return CompileOutcome(
+                failure=Failure.TOOL, message=f"{request.cuobjdump} failed: {(dump.stderr or dump.stdout).strip()}"
+            )
         read_sass(dump.stdout, facts)
     roots = {name: Path(path) for name, path in request.roots.items()}
     memo = FileMemo(Path(request.memo))
@@ -109,7 +121,11 @@ def _failure(exit_code: int, message: str) -> Failure:
     if os.strerror(errno.ENOSPC).lower() in message.lower():
         return Failure.DISK_FULL
     # A shell between nvcc and its parts reports a signal as 128 and more; nvcc itself says how its part ended.
-    if exit_code < 0 or exit_code > 128 or any(text in message for text in ("Killed", "died due to signal", "annot allocate memory")):
+    if (
+        exit_code < 0
+        or exit_code > 128
+        or any(text in message for text in ("Killed", "died due to signal", "annot allocate memory"))
+    ):
         return Failure.KILLED
     return Failure.SOURCE
 

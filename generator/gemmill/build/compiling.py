@@ -45,7 +45,9 @@ def compile_missing(missing: Sequence[Source], workshop: Workshop, observer: Bui
                 errors[source.name] = error
             if errors and not workshop.options.keep_going:
                 name, error = next(iter(errors.items()))
-                raise BuildError(f"{name} does not compile: {error}; leave it out with --filter, or build without what fails")
+                raise BuildError(
+                    f"{name} does not compile: {error}; leave it out with --filter, or build without what fails"
+                )
             if result.killed:
                 context = replace(context, jobs=1)
             units = result.retry
@@ -73,7 +75,9 @@ def _run_round(units: Sequence[Unit], folder: Path, context: CompileContext, obs
             elif context.jobs > 1:
                 result.retry.append(unit)
             else:
-                fatal.append(f"the compiler was killed on {unit.label}, most likely for want of memory: give the machine more")
+                fatal.append(
+                    f"the compiler was killed on {unit.label}, most likely for want of memory: give the machine more"
+                )
         elif outcome.failure:
             fatal.append(_explain(unit, outcome, context))
 
@@ -100,7 +104,10 @@ def first_error(message: str) -> str:
     """The line of a compiler's output that says what is wrong."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     marks = ("error:", "error   :", "fatal   :", "Error:", "ERROR:")
-    return next((line for line in lines if any(mark in line for mark in marks)), lines[0] if lines else "the compiler gave no reason")
+    return next(
+        (line for line in lines if any(mark in line for mark in marks)),
+        lines[0] if lines else "the compiler gave no reason",
+    )
 
 
 def look_again(work: Sequence[Source], workshop: Workshop) -> Lookup:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import gemmill
 from gemmill.build.cache import Entry
 from gemmill.build.compiling import compile_missing, look_again
 from gemmill.build.errors import BuildError, reported
@@ -20,6 +19,7 @@ from gemmill.emit.render import TemplateError, render
 from gemmill.manifest import Manifest, RejectedEntry
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection
+from gemmill.version import __version__
 
 _VARIANT_TABLE = "extension/variants.cpp.jinja"
 _BUILD_ID_DIGITS = 12
@@ -61,13 +61,18 @@ def _check_any_left(sources: Sequence[Source], errors: dict[str, str]) -> None:
 
 
 def _finish(
-    selection: Selection, work: Work, entries: Sequence[Entry], errors: dict[str, str], workshop: Workshop, observer: BuildObserver
+    selection: Selection,
+    work: Work,
+    entries: Sequence[Entry],
+    errors: dict[str, str],
+    workshop: Workshop,
+    observer: BuildObserver,
 ) -> tuple[Manifest, Path, bool]:
     rejected = tuple(RejectedEntry(name=name, error=error) for name, error in sorted(errors.items()))
     symbols = [source.symbol for source in work.variants if source.name not in errors]
     names = [to_name(config) for config in selection.configs if to_name(config.compiled) not in errors]
     build_id = digest(
-        gemmill.__version__,
+        __version__,
         selection.name,
         str(selection.arch),
         names,
@@ -84,7 +89,9 @@ def _finish(
         return manifest, target, True
 
     observer.linking()
-    table = text_source(SourceKind.BINDING, "variants.cpp", _variant_table(symbols, build_id), workshop.flags, workshop.toolchain)
+    table = text_source(
+        SourceKind.BINDING, "variants.cpp", _variant_table(symbols, build_id), workshop.flags, workshop.toolchain
+    )
     table_entries = workshop.cache.lookup([table])
     if table_entries.missing:
         compile_missing([table], workshop, SilentObserver())

@@ -20,7 +20,9 @@ def reported(folder: Path, doing: str) -> Iterator[None]:
     except OSError as error:
         where = error.filename or folder
         if error.errno in DISK_FULL:
-            raise BuildError(f"the disk is full ({doing} in {folder}): free some space, or name another folder with GEMMILL_HOME") from None
+            raise BuildError(
+                f"the disk is full ({doing} in {folder}): free some space, or name another folder with GEMMILL_HOME"
+            ) from None
         if isinstance(error, PermissionError) or error.errno == errno.EROFS:
             raise BuildError(
                 f"cannot write {where} ({doing}): {error.strerror}; make it writable, or name another folder with GEMMILL_HOME"

@@ -33,7 +33,9 @@ class CompileContext:
     jobs: int
 
 
-def run_graph(units: Sequence[Unit], folder: Path, context: CompileContext, done: Callable[[Unit, CompileOutcome], None]) -> None:
+def run_graph(
+    units: Sequence[Unit], folder: Path, context: CompileContext, done: Callable[[Unit, CompileOutcome], None]
+) -> None:
     """Compile the units in `folder`, a new one, `context.jobs` at a time; `done` is called as each ends.
     Raises BuildError where ninja cannot run, OSError where files cannot be written."""
     outcomes = {folder / f"{unit.key}.outcome.json": unit for unit in units}

@@ -18,7 +18,9 @@ class Ledger:
     def __init__(self, folder: Path, kernels: Path, cutlass_version: str, memo: FileMemo) -> None:
         self._folder = folder / "ledger"
         headers = sorted(path for path in (kernels / "include").rglob("*") if path.is_file())
-        self._context = digest(cutlass_version, [[path.relative_to(kernels).as_posix(), memo.get(path)] for path in headers])
+        self._context = digest(
+            cutlass_version, [[path.relative_to(kernels).as_posix(), memo.get(path)] for path in headers]
+        )
 
     def _path(self, source_key: str) -> Path:
         return self._folder / f"{digest(source_key, self._context)}.json"

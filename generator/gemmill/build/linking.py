@@ -1,7 +1,6 @@
 """From objects to an extension and its manifest in one folder, which appears whole or not at all."""
 
 import datetime
-import os
 import shutil
 import subprocess
 import uuid
@@ -9,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import gemmill
 from gemmill.build.cache import Entry
 from gemmill.build.compiling import first_error
 from gemmill.build.errors import BuildError
@@ -17,11 +15,21 @@ from gemmill.build.files import file_digest, sync_file
 from gemmill.build.inspect import KernelFacts
 from gemmill.build.planning import Workshop
 from gemmill.build.sources import TORCH_TARGET, SourceKind, expand
-from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, ManifestError, RejectedEntry, Toolchain, read_manifest, write_manifest
+from gemmill.manifest import (
+    SCHEMA_VERSION,
+    KernelEntry,
+    Manifest,
+    ManifestError,
+    RejectedEntry,
+    Toolchain,
+    read_manifest,
+    write_manifest,
+)
 from gemmill.manifest.reading import check_extension
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import Selection
+from gemmill.version import __version__
 
 _LARGEST_SHOWN = 5
 
@@ -74,7 +82,9 @@ def _link(extension: Path, objects: Sequence[Path], workshop: Workshop) -> None:
         return
     message = done.stderr or done.stdout
     if "No space left on device" in message:
-        raise BuildError(f"the disk is full (linking in {extension.parent.parent}): free some space, or name another folder with GEMMILL_HOME")
+        raise BuildError(
+            f"the disk is full (linking in {extension.parent.parent}): free some space, or name another folder with GEMMILL_HOME"
+        )
     lines = [line for line in message.splitlines() if "undefined reference" in line or "multiple definition" in line]
     raise BuildError(f"linking failed: {lines[0].strip() if lines else first_error(message)}")
 
@@ -109,7 +119,12 @@ def _put_in_place(manifest: Manifest, temporary: Path, target: Path, workshop: W
 
 
 def describe(
-    selection: Selection, build_id: str, entries: Sequence[Entry], rejected: Sequence[RejectedEntry], digests: dict[str, str], workshop: Workshop
+    selection: Selection,
+    build_id: str,
+    entries: Sequence[Entry],
+    rejected: Sequence[RejectedEntry],
+    digests: dict[str, str],
+    workshop: Workshop,
 ) -> Manifest:
     """The manifest of a build, but for what is known only of the linked file. `digests` has each symbol's source."""
     by_kernel = {name: entry for entry in entries for name in entry.members.values()}
@@ -140,7 +155,7 @@ def describe(
     return Manifest(
         schema_version=SCHEMA_VERSION,
         build_id=build_id,
-        gemmill_version=gemmill.__version__,
+        gemmill_version=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         arch=str(selection.arch),
         selection=selection.name,
@@ -161,4 +176,4 @@ def describe(
 
 
 def _with_extension(manifest: Manifest, extension: Path) -> Manifest:
-    return replace(manifest, extension_sha256=file_digest(extension), extension_bytes=os.path.getsize(extension))
+    return replace(manifest, extension_sha256=file_digest(extension), extension_bytes=extension.stat().st_size)

@@ -53,7 +53,9 @@ def cache_verify(home: Path | None = None) -> CacheReport:
         return _remove(cache, damaged)
 
 
-def cache_gc(home: Path | None = None, *, max_age_days: float | None = 30.0, max_bytes: int | None = None) -> CacheReport:
+def cache_gc(
+    home: Path | None = None, *, max_age_days: float | None = 30.0, max_bytes: int | None = None
+) -> CacheReport:
     """Remove objects that no build has used for `max_age_days`, then the longest unused until the rest has `max_bytes`
     or less, and what killed builds left. Builds stay: they do not need the cache. Raises BuildError."""
     cache = _cache(home)
@@ -96,7 +98,9 @@ def _is_whole(cache: Path, folder: Path) -> bool:
     entry = read_entry(folder)
     try:
         return (
-            entry is not None and read_headers(cache, entry.headers) is not None and file_digest(folder / "object.o") == entry.object_sha256
+            entry is not None
+            and read_headers(cache, entry.headers) is not None
+            and file_digest(folder / "object.o") == entry.object_sha256
         )
     except OSError:
         return False

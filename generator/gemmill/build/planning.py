@@ -104,7 +104,9 @@ def variant_sources(configs: Sequence[KernelConfig], flags: Flags, compiler_buil
 def survey(selection: Selection, workshop: Workshop) -> Work:
     """What the selection needs, what the cache has of it and what is known to fail."""
     if not selection.configs:
-        raise BuildError(f"selection {selection.name!r} has no variant for {selection.arch}: see `gemmill list` for what there is")
+        raise BuildError(
+            f"selection {selection.name!r} has no variant for {selection.arch}: see `gemmill list` for what there is"
+        )
     variants = variant_sources(selection.configs, workshop.flags, workshop.toolchain.compiler_build)
     kernels = workshop.options.kernels_folder
     files = tuple(file_sources(kernels, workshop.flags, workshop.toolchain))

@@ -17,7 +17,10 @@ BINDING = "extension"
 """The folder below kernels/ whose C++ files bind the kernels to torch."""
 TORCH_TARGET = "2.11"
 _TORCH_TARGET_VERSION = "0x020b000000000000"
-_PROGRAMMATIC_LAUNCH = {Arch.SM90A: ("-DCUTLASS_ENABLE_GDC_FOR_SM90=1",), Arch.SM100A: ("-DCUTLASS_ENABLE_GDC_FOR_SM100=1",)}
+_PROGRAMMATIC_LAUNCH = {
+    Arch.SM90A: ("-DCUTLASS_ENABLE_GDC_FOR_SM90=1",),
+    Arch.SM100A: ("-DCUTLASS_ENABLE_GDC_FOR_SM100=1",),
+}
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-20: a unit's headers and host passes, then each variant.
 UNIT_SECONDS = 24.0
@@ -98,7 +101,14 @@ def flags_for(arch: Arch) -> Flags:
         # -Bsymbolic: two builds in one process keep to their own symbols, which have the same names.
         # libtorch's libraries must be named even where the linker sees no use of them: the registration runs at load.
         link=(
-            *("-shared", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-L<torchlib>"),
+            *(
+                "-shared",
+                "-Wl,-Bsymbolic",
+                "-Wl,--no-undefined",
+                "-Wl,--exclude-libs,ALL",
+                "-Wl,--no-as-needed",
+                "-L<torchlib>",
+            ),
             *("-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--as-needed", "-ldl", "-lrt", "-lpthread"),
         ),
     )
@@ -137,7 +147,9 @@ def file_sources(kernels: Path, flags: Flags, toolchain: ToolchainPaths) -> list
     with reported(kernels, "reading the hand-written kernels"):
         for path in sorted([*kernels.glob("*/*.cu"), *kernels.glob(f"{BINDING}/*.cpp")]):
             kind = SourceKind.KERNELS if path.suffix == ".cu" else SourceKind.BINDING
-            result.append(text_source(kind, str(path.relative_to(kernels)), path.read_text(encoding="utf-8"), flags, toolchain))
+            result.append(
+                text_source(kind, str(path.relative_to(kernels)), path.read_text(encoding="utf-8"), flags, toolchain)
+            )
     return result
 
 

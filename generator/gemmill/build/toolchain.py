@@ -55,7 +55,9 @@ def find_toolchain(cuda_home: Path | None = None, *, memo: FileMemo | None = Non
     if release is None:
         raise BuildError(f"{nvcc} --version printed no version ({_one_line(text)!r}): {_INSTALL_CUDA}")
     if (int(release[1]), int(release[2])) < OLDEST_CUDA:
-        raise BuildError(f"{nvcc} is CUDA {release[0][1:]}, gemmill builds with {OLDEST_CUDA[0]}.{OLDEST_CUDA[1]} or later: {_INSTALL_CUDA}")
+        raise BuildError(
+            f"{nvcc} is CUDA {release[0][1:]}, gemmill builds with {OLDEST_CUDA[0]}.{OLDEST_CUDA[1]} or later: {_INSTALL_CUDA}"
+        )
     gxx = _find_gxx()
     gxx_text = memo.get(gxx.resolve(), lambda _: _output([gxx, "--version"]), kind="version")
     lib_dirs = tuple(d for d in (home / "lib", home / "lib64", home / "targets" / "x86_64-linux" / "lib") if d.is_dir())
@@ -94,7 +96,9 @@ def find_launcher() -> tuple[str, ...]:
     if named:
         found = shutil.which(named)
         if found is None:
-            raise BuildError(f"GEMMILL_COMPILER_LAUNCHER is {named!r}, which is not a program on PATH: install it, or set it to `none`")
+            raise BuildError(
+                f"GEMMILL_COMPILER_LAUNCHER is {named!r}, which is not a program on PATH: install it, or set it to `none`"
+            )
         return (found,)
     return next(((found,) for name in ("ccache", "sccache") if (found := shutil.which(name))), ())
 
@@ -103,7 +107,9 @@ def _find_cuda(asked: Path | None) -> tuple[Path, str]:
     for found_by, home in (("cuda_home", asked), ("GEMMILL_CUDA_HOME", settings.cuda_home())):
         if home is not None:
             if not (home / "bin" / "nvcc").is_file():
-                raise BuildError(f"no CUDA compiler at {home / 'bin' / 'nvcc'}, which {found_by} names: correct it, or unset it")
+                raise BuildError(
+                    f"no CUDA compiler at {home / 'bin' / 'nvcc'}, which {found_by} names: correct it, or unset it"
+                )
             return home, found_by
     for home in _wheel_homes():
         if (home / "bin" / "nvcc").is_file():
@@ -129,7 +135,9 @@ def _home_of(nvcc: Path) -> Path:
     home = nvcc.resolve().parent.parent
     if (home / "include" / "cuda_runtime.h").is_file():
         return home
-    top = re.search(r"^#\$ TOP=(.+)$", _output([nvcc, "--dryrun", "-c", "-x", "cu", "/dev/null", "-o", "/dev/null"]), re.MULTILINE)
+    top = re.search(
+        r"^#\$ TOP=(.+)$", _output([nvcc, "--dryrun", "-c", "-x", "cu", "/dev/null", "-o", "/dev/null"]), re.MULTILINE
+    )
     found = Path(top[1]).resolve() if top else home
     if not (found / "bin" / "nvcc").is_file():
         raise BuildError(f"{nvcc} is on PATH, but its toolkit was not found at {found}: name it with GEMMILL_CUDA_HOME")
@@ -150,7 +158,9 @@ def _library(lib_dirs: tuple[Path, ...], name: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     searched = ", ".join(map(str, lib_dirs)) or "no library folder"
-    raise BuildError(f"no {name} in {searched}: install it with `pip install nvidia-cuda-runtime`, or name a toolkit with GEMMILL_CUDA_HOME")
+    raise BuildError(
+        f"no {name} in {searched}: install it with `pip install nvidia-cuda-runtime`, or name a toolkit with GEMMILL_CUDA_HOME"
+    )
 
 
 def _find_gxx() -> Path:
@@ -163,14 +173,18 @@ def _find_gxx() -> Path:
 def _find_cutlass() -> Path:
     if named := settings.cutlass_home():
         if not (named / "include" / "cutlass" / "version.h").is_file():
-            raise BuildError(f"no CUTLASS at {named}, which GEMMILL_CUTLASS_HOME names: it has no include/cutlass/version.h")
+            raise BuildError(
+                f"no CUTLASS at {named}, which GEMMILL_CUTLASS_HOME names: it has no include/cutlass/version.h"
+            )
         return named / "include"
     spec = importlib.util.find_spec("cutlass_library")
     for root in (spec.submodule_search_locations or ()) if spec else ():
         include = Path(root) / "source" / "include"
         if (include / "cutlass" / "version.h").is_file():
             return include
-    raise BuildError("no CUTLASS headers: install them with `pip install --no-deps nvidia-cutlass`, or name a checkout with GEMMILL_CUTLASS_HOME")
+    raise BuildError(
+        "no CUTLASS headers: install them with `pip install --no-deps nvidia-cutlass`, or name a checkout with GEMMILL_CUTLASS_HOME"
+    )
 
 
 def _find_torch() -> Path:
@@ -190,7 +204,9 @@ def _output(command: list[Path | str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise BuildError(f"cannot run {command[0]} ({error.strerror}): reinstall it, or name a toolkit with GEMMILL_CUDA_HOME") from None
+        raise BuildError(
+            f"cannot run {command[0]} ({error.strerror}): reinstall it, or name a toolkit with GEMMILL_CUDA_HOME"
+        ) from None
     if done.returncode != 0:
         raise BuildError(f"{' '.join(map(str, command))} failed: {_one_line(done.stderr or done.stdout)}")
     return done.stdout + done.stderr

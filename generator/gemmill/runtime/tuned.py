@@ -1,15 +1,14 @@
 """The built-in table by shape: which variants were fastest where, in order, as measured."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from gemmill.runtime.problem import Need, problem_code
-from gemmill.space.names import parse_name, to_name
 from gemmill.space.config import KernelConfig
+from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import DType, EpilogueKind
-from dataclasses import replace
 
 _FOLDER = Path(__file__).parent / "tables"
 

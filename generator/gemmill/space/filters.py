@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gemmill.space.config import KernelConfig
+from gemmill.space.config import KernelConfig, Launch, Problem, Schedule
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection
 
@@ -34,7 +34,7 @@ def apply(selection: Selection, patterns: Sequence[str]) -> Selection:
 
 def fields_of(config: KernelConfig) -> dict[str, str]:
     """Every field of a config as text, by the key that a filter uses."""
-    parts = [config.problem, config.schedule, config.launch]
+    parts: tuple[Problem, Schedule, Launch] = (config.problem, config.schedule, config.launch)
     rows = {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part)}
     return {key: _to_text(value) for key, value in (rows | {"arch": config.arch, "backend": config.backend}).items()}
 

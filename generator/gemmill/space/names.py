@@ -6,6 +6,7 @@ and, where the launch settings are not the defaults, `r<raster>` `w<swizzle>` `k
 """
 
 import re
+from typing import Any
 
 from gemmill.space.config import KernelConfig, Launch, Problem, Schedule
 from gemmill.vocab import (
@@ -129,7 +130,7 @@ def _scales_to_text(problem: Problem) -> str:
     return f"{problem.a_scale}{problem.b_scale}{problem.group_size}{problem.scale_layout}"
 
 
-def _scales_from_text(text: str) -> dict:
+def _scales_from_text(text: str) -> dict[str, Any]:
     if text == "channel":
         return {}
     match = re.fullmatch(r"(channel|group|block)(channel|group|block)(\d+)(kmajor|mnmajor)", text)
@@ -156,7 +157,7 @@ def _launch_to_fields(launch: Launch) -> list[str]:
 
 
 def _launch_from_fields(fields: list[str]) -> Launch:
-    settings: dict = {}
+    settings: dict[str, Any] = {}
     for text in fields:
         kind, value = text[:1], text[1:]
         if kind == "r":
