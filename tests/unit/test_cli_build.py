@@ -28,7 +28,9 @@ class FakeLayer:
     def __init__(self, manifest, configs) -> None:
         self.asked: list[tuple] = []
         self.error: Exception | None = None
-        self.result = BuildResult(folder=Path("/builds/0123abcd4567"), manifest=manifest, compile_seconds=75.0, reused=False)
+        self.result = BuildResult(
+            folder=Path("/builds/0123abcd4567"), manifest=manifest, compile_seconds=75.0, reused=False
+        )
         self.planned = Plan(
             selection="smoke",
             arch=Arch.SM90A,
@@ -187,12 +189,18 @@ def test_spellings_of_an_architecture(gemmill, fake, arch: str) -> None:
 
 
 def test_cache_list(gemmill, monkeypatch, tmp_path) -> None:
-    objects = (CachedObject(key="abcdef" * 8, names=("one", "two"), object_bytes=2_000_000, cpu_seconds=90.0, used=1_800_000_000.0),)
+    objects = (
+        CachedObject(
+            key="abcdef" * 8, names=("one", "two"), object_bytes=2_000_000, cpu_seconds=90.0, used=1_800_000_000.0
+        ),
+    )
     homes = []
     monkeypatch.setattr(layer, "cache_list", lambda home: homes.append(home) or objects)
     outcome = gemmill("cache", "list", "--home", tmp_path)
     assert homes == [tmp_path] and "1 objects, 2.0 MB" in outcome.out
-    assert any(line.split() == "abcdefabcdef 2 2.0 MB 1 min 30 s 2027-01-15 08:00".split() for line in outcome.out.splitlines())
+    assert any(
+        line.split() == "abcdefabcdef 2 2.0 MB 1 min 30 s 2027-01-15 08:00".split() for line in outcome.out.splitlines()
+    )
     assert json.loads(gemmill("cache", "list", "--json").out)[0] == {
         "key": "abcdef" * 8,
         "names": ["one", "two"],

@@ -49,7 +49,10 @@ def test_explain_names_the_choice_and_why_not_the_others(gemmill, asked, make_co
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.splitlines()[0] == f"{to_name(make_config())} (model)"
     assert "it fits, the model prefers another" in outcome.out
-    assert "it computes s8 x s8 to bf16 with zero points per tensor, the call needs e4m3 x e4m3 to bf16 with no bias" in outcome.out
+    assert (
+        "it computes s8 x s8 to bf16 with zero points per tensor, the call needs e4m3 x e4m3 to bf16 with no bias"
+        in outcome.out
+    )
     assert asked["build"] is None
     call = asked["call"]
     assert (call["a"].shape, call["b"].shape, call["out"].shape) == ((16, 4096), (4096, 4096), (16, 4096))
@@ -59,7 +62,9 @@ def test_explain_names_the_choice_and_why_not_the_others(gemmill, asked, make_co
 
 
 def test_explain_as_json(gemmill, asked, make_config) -> None:
-    outcome = gemmill("explain", "cutlass_scaled_mm", "-m", 16, "-n", 64, "-k", 4100, "--json", "--build", "0123abcd4567")
+    outcome = gemmill(
+        "explain", "cutlass_scaled_mm", "-m", 16, "-n", 64, "-k", 4100, "--json", "--build", "0123abcd4567"
+    )
     explained = json.loads(outcome.out)
     assert explained["op"] == "cutlass_scaled_mm" and explained["trust"] == "model"
     assert explained["chosen"] == to_name(make_config(kernel_schedule=KernelSchedule.MMA_SYNC))
@@ -72,7 +77,22 @@ def test_explain_as_json(gemmill, asked, make_config) -> None:
 
 def test_explain_describes_every_operand(gemmill, asked) -> None:
     gemmill(
-        *("explain", "cutlass_scaled_mm_azp", "-m", 7, "-n", 24, "-k", 32, "--dtype", "s8", "--out", "f16", "--azp", "token"),
+        *(
+            "explain",
+            "cutlass_scaled_mm_azp",
+            "-m",
+            7,
+            "-n",
+            24,
+            "-k",
+            32,
+            "--dtype",
+            "s8",
+            "--out",
+            "f16",
+            "--azp",
+            "token",
+        ),
         *("--per-tensor", "--one-b-scale", "--bias", "--lda", 48, "--ldb", 64, "--ldd", 40),
     )
     call = asked["call"]
@@ -115,7 +135,10 @@ def test_explain_of_a_call_that_nothing_takes(gemmill, asked) -> None:
             "cutlass_scaled_mm_azp with --azp none: cutlass_scaled_mm takes none, cutlass_scaled_mm_azp takes tensor or token",
         ),
         (["fused_mm"], "no op 'fused_mm' to explain: there are cutlass_scaled_mm and cutlass_scaled_mm_azp"),
-        (["cutlass_scaled_mm", "--ldd", "8"], "cutlass_scaled_mm: out has row stride 8 for rows of 16: its rows overlap"),
+        (
+            ["cutlass_scaled_mm", "--ldd", "8"],
+            "cutlass_scaled_mm: out has row stride 8 for rows of 16: its rows overlap",
+        ),
     ],
 )
 def test_explain_refuses_what_the_op_refuses(gemmill, asked, arguments, sentence) -> None:
@@ -129,7 +152,9 @@ def test_explain_without_a_build(gemmill, home) -> None:
 
 
 GOOD = Verdict(name="good", cases=12, failures=(), worst_fraction=0.25)
-BAD = Verdict(name="bad", cases=12, failures=("M, N, K = 1, 1, 1: 1 of 1 elements are wrong", "more"), worst_fraction=3.5)
+BAD = Verdict(
+    name="bad", cases=12, failures=("M, N, K = 1, 1, 1: 1 of 1 elements are wrong", "more"), worst_fraction=3.5
+)
 
 
 @pytest.fixture
@@ -163,7 +188,10 @@ def test_verify_without_a_gpu_says_what_can_be_done(gemmill, put_build, make_con
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     outcome = gemmill("verify")
     assert (outcome.code, outcome.out) == (3, "")
-    assert outcome.err == "gemmill: verify runs kernels and torch finds no GPU: `gemmill verify --quick` runs each op's CPU reference\n"
+    assert (
+        outcome.err
+        == "gemmill: verify runs kernels and torch finds no GPU: `gemmill verify --quick` runs each op's CPU reference\n"
+    )
 
 
 def test_verify_hands_on_the_filtered_names(gemmill, put_build, make_config, monkeypatch) -> None:
@@ -177,13 +205,20 @@ def test_verify_hands_on_the_filtered_names(gemmill, put_build, make_config, mon
     assert given == [("the build", frozenset({to_name(make_config(stages=3))}))]
     monkeypatch.setattr(layer, "verify_variants", lambda build, names: iter([]))
     outcome = gemmill("verify")
-    assert outcome.code == 3 and outcome.err == "gemmill: no variant of build 0123abcd4567 for sm90a runs on a fake device\n"
+    assert (
+        outcome.code == 3
+        and outcome.err == "gemmill: no variant of build 0123abcd4567 for sm90a runs on a fake device\n"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the ops would run kernels")
 def test_the_cpu_reference_verifies_itself() -> None:
     verdicts = list(layer.verify_ops())
-    assert [verdict.name for verdict in verdicts] == ["cutlass_scaled_mm e4m3", "cutlass_scaled_mm s8", "cutlass_scaled_mm_azp s8"]
+    assert [verdict.name for verdict in verdicts] == [
+        "cutlass_scaled_mm e4m3",
+        "cutlass_scaled_mm s8",
+        "cutlass_scaled_mm_azp s8",
+    ]
     assert all(verdict.cases == 1 and not verdict.failures for verdict in verdicts)
     assert layer.device_words() == "with the CPU reference: there is no GPU that torch can use, so no kernel was run"
 
@@ -209,7 +244,9 @@ def test_cases_cover_what_a_variant_takes_and_nothing_else(make_config, changes:
     assert any(case.k % 16 for case in cases) == (predicate.alignment_a == 1)
 
 
-@pytest.mark.parametrize(("dtype", "azp"), [(DType.E4M3, "none"), (DType.S8, "none"), (DType.S8, "row"), (DType.S8, "token")])
+@pytest.mark.parametrize(
+    ("dtype", "azp"), [(DType.E4M3, "none"), (DType.S8, "none"), (DType.S8, "row"), (DType.S8, "token")]
+)
 def test_a_wrong_result_is_found(monkeypatch, dtype: DType, azp: str) -> None:
     """One element of a bad kernel is off by its own size."""
     case = layer.Case(m=17, n=16, k=64, a_vector=True, b_vector=False, bias=azp != "none", azp=azp)

@@ -32,7 +32,9 @@ def test_it_writes_one_file_for_each_compilation(gemmill, configs, tmp_path) -> 
     outcome = gemmill("generate", "--out", out)
     assert (outcome.code, outcome.err) == (0, "")
     assert tree(out) == expected(configs) and len(tree(out)) == 2
-    assert sorted(outcome.out.splitlines()) == sorted([f"new {out / path}" for path in tree(out)] + [f"0 of 2 files unchanged in {out}"])
+    assert sorted(outcome.out.splitlines()) == sorted(
+        [f"new {out / path}" for path in tree(out)] + [f"0 of 2 files unchanged in {out}"]
+    )
 
 
 def test_an_unchanged_file_is_not_rewritten(gemmill, configs, tmp_path) -> None:

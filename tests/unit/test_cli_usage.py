@@ -16,13 +16,27 @@ from gemmill.cli.exits import ExitCode, code_of, sentence_of
 from gemmill.emit.render import TemplateError
 from gemmill.manifest import ManifestError
 
-VERBS = ["list", "plan", "generate", "build", "show", "explain", "verify", "doctor", "cache list", "cache gc", "cache verify"]
+VERBS = [
+    "list",
+    "plan",
+    "generate",
+    "build",
+    "show",
+    "explain",
+    "verify",
+    "doctor",
+    "cache list",
+    "cache gc",
+    "cache verify",
+]
 SOURCES = Path(package.__file__).parent.parent
 
 
 def run_process(*arguments: str, **options) -> subprocess.CompletedProcess:
     environment = os.environ | {"PYTHONPATH": str(SOURCES)}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False, **options)
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False, **options
+    )
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -42,7 +56,11 @@ def test_the_list_of_verbs_above_is_whole(gemmill) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_examples_can_be_parsed(gemmill, monkeypatch, verb: str) -> None:
     """Every example's options exist: with --help in front, parsing stops before anything is done."""
-    examples = re.findall(rf"^ +(gemmill {verb}.*)$", gemmill(*verb.split(), "--help").out.split("Examples:")[1].split("Options:")[0], re.MULTILINE)
+    examples = re.findall(
+        rf"^ +(gemmill {verb}.*)$",
+        gemmill(*verb.split(), "--help").out.split("Examples:")[1].split("Options:")[0],
+        re.MULTILINE,
+    )
     assert examples
     for example in examples:
         words = shlex.split(re.split(r" [|>] ", example)[0])[1:]
@@ -88,7 +106,10 @@ def test_it_runs_as_a_module() -> None:
             ["build", "--max-size", "0"],
             "gemmill: Invalid value for '--max-size': '0' is not a size of at least one byte; see `gemmill build --help`\n",
         ),
-        (["build", "--jobs", "0"], "gemmill: Invalid value for '--jobs' / '-j': Input should be greater than or equal to 1; see `gemmill build --help`\n"),
+        (
+            ["build", "--jobs", "0"],
+            "gemmill: Invalid value for '--jobs' / '-j': Input should be greater than or equal to 1; see `gemmill build --help`\n",
+        ),
     ],
 )
 def test_usage_errors_are_one_line_and_code_2(gemmill, arguments: list[str], sentence: str) -> None:
@@ -110,7 +131,11 @@ def test_a_filter_that_fits_nothing(gemmill) -> None:
         (TemplateError("template t: 'x' is undefined"), 4, "template t: 'x' is undefined"),
         (ManifestError("no manifest at x: run `gemmill build`"), 3, "no manifest at x: run `gemmill build`"),
         (BuildError("two\n  lines"), 4, "two; lines"),
-        (OSError(28, "No space left on device", "/full/x"), 3, "/full/x: No space left on device; check that it exists, may be written and has room"),
+        (
+            OSError(28, "No space left on device", "/full/x"),
+            3,
+            "/full/x: No space left on device; check that it exists, may be written and has room",
+        ),
         (
             ModuleNotFoundError("No module named 'torch'", name="torch"),
             3,
@@ -122,7 +147,9 @@ def test_our_errors_have_a_code_and_a_sentence(error: Exception, code: int, sent
     assert (code_of(error), sentence_of(error)) == (code, sentence)
 
 
-@pytest.mark.parametrize("error", [KeyError("x"), TypeError("x"), ModuleNotFoundError("x", name="gemmill.gone"), ZeroDivisionError()])
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), TypeError("x"), ModuleNotFoundError("x", name="gemmill.gone"), ZeroDivisionError()]
+)
 def test_faults_of_gemmill_keep_their_traceback(gemmill, monkeypatch, error: Exception) -> None:
     def fail(**_: object) -> None:
         raise error
@@ -141,7 +168,9 @@ def test_debug_shows_the_traceback(home) -> None:
 def test_no_build_is_code_3_with_the_way_out(gemmill, home) -> None:
     outcome = gemmill("list")
     assert (outcome.code, outcome.out) == (3, "")
-    assert outcome.err == f"gemmill: no build of gemmill in {home}: run `gemmill build`, or name one with GEMMILL_BUILD\n"
+    assert (
+        outcome.err == f"gemmill: no build of gemmill in {home}: run `gemmill build`, or name one with GEMMILL_BUILD\n"
+    )
 
 
 def test_ctrl_c_is_code_130(gemmill, monkeypatch) -> None:

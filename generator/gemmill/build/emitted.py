@@ -43,10 +43,19 @@ def compare_folder(files: Sequence[EmittedFile], folder: Path) -> Difference:
             elif path.read_bytes() != file.text.encode():
                 changed.append(file)
         wanted = {file.path for file in files}
-        present = (path for parent in sorted({file.path.parent for file in files}) for path in sorted((folder / parent).glob("*.cu")))
-        stale = [relative for path in present if (relative := _relative(path, folder)) not in wanted and _is_generated(path)]
+        present = (
+            path
+            for parent in sorted({file.path.parent for file in files})
+            for path in sorted((folder / parent).glob("*.cu"))
+        )
+        stale = [
+            relative for path in present if (relative := _relative(path, folder)) not in wanted and _is_generated(path)
+        ]
     return Difference(
-        missing=tuple(missing), changed=tuple(changed), stale=tuple(stale), unchanged=len(files) - len(missing) - len(changed)
+        missing=tuple(missing),
+        changed=tuple(changed),
+        stale=tuple(stale),
+        unchanged=len(files) - len(missing) - len(changed),
     )
 
 

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from gemmill.cli import options as o
 from gemmill.cli import variants
-from gemmill.cli.exits import EnvironmentProblem, ExitCode
+from gemmill.cli.exits import ExitCode, UnavailableError
 from gemmill.cli.output import console, entries_table, seconds, size
 from gemmill.cli.plan import print_plan
 from gemmill.vocab import Arch
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 def build(
     select: o.SelectOption = "default",
     arch: o.ArchOption = Arch.SM90A,
-    filters: o.FilterOption = [],
+    filters: o.FilterOption = None,
     jobs: o.JobsOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, compile nothing.")] = False,
     max_size: o.MaxSizeOption = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try variants again that did not compile before.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try variants again that did not compile before.")
+    ] = False,
     home: o.HomeOption = None,
 ) -> None:
     """Compile a selection into an extension.
@@ -53,7 +55,7 @@ def build(
     try:
         find_toolchain()
     except BuildError as error:
-        raise EnvironmentProblem(str(error)) from None
+        raise UnavailableError(str(error)) from None
     with _progress() as observer:
         result = make(selection, options, observer)
     _print_result(result)
@@ -93,7 +95,13 @@ class ProgressObserver:
 @contextmanager
 def _progress() -> Iterator[ProgressObserver]:
     """A progress bar on stderr; where that is no terminal, only its last state and the failures are printed."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console(stderr=True)) as progress:
         yield ProgressObserver(progress)
 

@@ -29,18 +29,31 @@ def list_objects(home: o.HomeOption = None, as_json: o.JsonOption = False) -> No
         print_json(objects)
         return
     rows = [
-        (item.key[:12], len(item.names), size(item.object_bytes), seconds(item.cpu_seconds), f"{datetime.fromtimestamp(item.used, UTC):%Y-%m-%d %H:%M}")
+        (
+            item.key[:12],
+            len(item.names),
+            size(item.object_bytes),
+            seconds(item.cpu_seconds),
+            f"{datetime.fromtimestamp(item.used, UTC):%Y-%m-%d %H:%M}",
+        )
         for item in objects
     ]
     title = f"{len(rows)} objects, {size(sum(item.object_bytes for item in objects))}"
-    console().print(table(title, ["key", "variants", "size", "compile", "used (UTC)"], rows, right=["variants", "size", "compile"]))
+    console().print(
+        table(title, ["key", "variants", "size", "compile", "used (UTC)"], rows, right=["variants", "size", "compile"])
+    )
 
 
 @cache.command("gc")
 def collect(
-    max_age: Annotated[float, typer.Option("--max-age", min=0, metavar="DAYS", help="Remove what no build has used for this long.")] = 30.0,
+    max_age: Annotated[
+        float, typer.Option("--max-age", min=0, metavar="DAYS", help="Remove what no build has used for this long.")
+    ] = 30.0,
     max_size: Annotated[
-        int | None, typer.Option("--max-size", parser=o.parse_bytes, metavar="SIZE", help="Then keep at most this much, the latest used.")
+        int | None,
+        typer.Option(
+            "--max-size", parser=o.parse_bytes, metavar="SIZE", help="Then keep at most this much, the latest used."
+        ),
     ] = None,
     home: o.HomeOption = None,
 ) -> None:

@@ -27,7 +27,7 @@ class UsageError(Exception):
     """What was asked for does not exist; the text says what does."""
 
 
-class EnvironmentProblem(Exception):
+class UnavailableError(Exception):
     """Something that the verb needs is missing; the text says how to get it."""
 
 
@@ -44,7 +44,7 @@ def code_of(error: BaseException) -> ExitCode | None:
     """The exit code of an error that has a sentence of its own; None for one that is a fault of gemmill."""
     if isinstance(error, (typer.TyperException, UsageError)):
         return ExitCode.USAGE
-    if isinstance(error, (EnvironmentProblem, OSError)):
+    if isinstance(error, (UnavailableError, OSError)):
         return ExitCode.ENVIRONMENT
     if isinstance(error, ImportError):
         return ExitCode.ENVIRONMENT if (error.name or "").partition(".")[0] != "gemmill" else None

@@ -41,13 +41,21 @@ def explain(
     k: Annotated[int, typer.Option("-k", min=0, help="Columns of a, rows of b.")],
     dtype: Annotated[Operand, typer.Option("--dtype", help="Dtype of a and b.")] = Operand.E4M3,
     out: Annotated[Out, typer.Option("--out", help="Dtype of out and bias.")] = Out.BF16,
-    per_token: Annotated[bool, typer.Option("--per-token/--per-tensor", help="A scale for each row of a, or one.")] = True,
-    per_channel: Annotated[bool, typer.Option("--per-channel/--one-b-scale", help="A scale for each column of b, or one.")] = True,
+    per_token: Annotated[
+        bool, typer.Option("--per-token/--per-tensor", help="A scale for each row of a, or one.")
+    ] = True,
+    per_channel: Annotated[
+        bool, typer.Option("--per-channel/--one-b-scale", help="A scale for each column of b, or one.")
+    ] = True,
     bias: Annotated[bool, typer.Option("--bias", help="Give a bias.")] = False,
     azp: Annotated[Azp, typer.Option("--azp", help="Zero points of a, for cutlass_scaled_mm_azp.")] = Azp.NONE,
     lda: Annotated[int | None, typer.Option("--lda", min=0, help="Row stride of a in elements; by default K.")] = None,
-    ldb: Annotated[int | None, typer.Option("--ldb", min=0, help="Column stride of b in elements; by default K.")] = None,
-    ldd: Annotated[int | None, typer.Option("--ldd", min=0, help="Row stride of out in elements; by default N.")] = None,
+    ldb: Annotated[
+        int | None, typer.Option("--ldb", min=0, help="Column stride of b in elements; by default K.")
+    ] = None,
+    ldd: Annotated[
+        int | None, typer.Option("--ldd", min=0, help="Row stride of out in elements; by default N.")
+    ] = None,
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
@@ -78,7 +86,7 @@ def explain(
         return result if strides is None else torch.empty_strided(shape, strides, dtype=kind, device="meta")
 
     operand, result = DType(dtype), DType(out)
-    tensors = [
+    tensors: list[torch.Tensor | None] = [
         empty(result, (m, n), (n if ldd is None else ldd, 1)),
         empty(operand, (m, k), (k if lda is None else lda, 1)),
         empty(operand, (k, n), (1, k if ldb is None else ldb)),
@@ -94,7 +102,17 @@ def explain(
     except (ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from None
     if as_json:
-        print_json({"op": op, "chosen": choice.entry and choice.entry.name, "trust": choice.trust.name.lower(), "rejected": choice.trace})
+        print_json(
+            {
+                "op": op,
+                "chosen": choice.entry and choice.entry.name,
+                "trust": choice.trust.name.lower(),
+                "rejected": choice.trace,
+            }
+        )
         return
-    console().print(f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call", markup=False)
+    console().print(
+        f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call",
+        markup=False,
+    )
     console().print(table("not chosen", ["variant", "why not"], [(r.name, r.reason) for r in choice.trace]))

@@ -14,8 +14,10 @@ from gemmill.vocab import Arch
 def generate(
     select: o.SelectOption = "default",
     arch: o.ArchOption = Arch.SM90A,
-    filters: o.FilterOption = [],
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the files go, in a folder for each architecture.")] = Path("emitted"),
+    filters: o.FilterOption = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FOLDER", help="Where the files go, in a folder for each architecture.")
+    ] = Path("emitted"),
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a file differs.")] = False,
 ) -> None:
     """Write the CUDA sources of a selection.

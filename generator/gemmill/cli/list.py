@@ -14,7 +14,7 @@ from gemmill.vocab import Arch
 def list_variants(
     select: o.MaybeSelectOption = None,
     arch: o.ArchOption = Arch.SM90A,
-    filters: o.FilterOption = [],
+    filters: o.FilterOption = None,
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
@@ -45,12 +45,14 @@ def _print_configs(selection: Selection, as_json: bool) -> None:
     console().print(table(f"{len(rows)} variants of {selection.name} for {selection.arch}", ["name"], rows))
 
 
-def _print_entries(manifest: Manifest, filters: list[str], as_json: bool) -> None:
+def _print_entries(manifest: Manifest, filters: list[str] | None, as_json: bool) -> None:
     entries = variants.filter_entries(manifest, filters)
     if as_json:
         print_json(entries)
         return
-    title = f"{len(entries)} variants in build {manifest.build_id} for {manifest.arch} ({size(manifest.extension_bytes)})"
+    title = (
+        f"{len(entries)} variants in build {manifest.build_id} for {manifest.arch} ({size(manifest.extension_bytes)})"
+    )
     console().print(entries_table(title, entries))
     for rejected in manifest.rejected:
         typer.echo(f"not built: {rejected.name}: {rejected.error}", err=True)

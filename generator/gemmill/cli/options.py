@@ -35,13 +35,21 @@ def parse_bytes(text: str) -> int:
     return int(size)
 
 
-ArchOption = Annotated[Arch, typer.Option("--arch", parser=parse_arch, metavar="ARCH", help="sm90a, sm100a or sm120a; sm_90a and 90a are read too.")]
-SelectOption = Annotated[str, typer.Option("--select", metavar="NAME", help="A named set of variants: smoke, default or sweep.")]
+ArchOption = Annotated[
+    Arch,
+    typer.Option(
+        "--arch", parser=parse_arch, metavar="ARCH", help="sm90a, sm100a or sm120a; sm_90a and 90a are read too."
+    ),
+]
+SelectOption = Annotated[
+    str, typer.Option("--select", metavar="NAME", help="A named set of variants: smoke, default or sweep.")
+]
 MaybeSelectOption = Annotated[
-    str | None, typer.Option("--select", metavar="NAME", help="Look in this named set (smoke, default, sweep), not in a build.")
+    str | None,
+    typer.Option("--select", metavar="NAME", help="Look in this named set (smoke, default, sweep), not in a build."),
 ]
 FilterOption = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
         "--filter",
         metavar="PATTERN",
@@ -49,22 +57,36 @@ FilterOption = Annotated[
     ),
 ]
 BuildOption = Annotated[
-    str | None, typer.Option("--build", metavar="ID_OR_PATH", help="The build to read; by default GEMMILL_BUILD, else the newest.")
+    str | None,
+    typer.Option("--build", metavar="ID_OR_PATH", help="The build to read; by default GEMMILL_BUILD, else the newest."),
 ]
 HomeOption = Annotated[
-    Path | None, typer.Option("--home", metavar="FOLDER", help="Folder of builds and cache; by default GEMMILL_HOME, else ~/.cache/gemmill.")
+    Path | None,
+    typer.Option(
+        "--home", metavar="FOLDER", help="Folder of builds and cache; by default GEMMILL_HOME, else ~/.cache/gemmill."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 JobsOption = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Compilers at a time; by default as many as cores and memory allow.")
+    int | None,
+    typer.Option(
+        "--jobs", "-j", min=1, metavar="N", help="Compilers at a time; by default as many as cores and memory allow."
+    ),
 ]
 MaxSizeOption = Annotated[
     int | None,
-    typer.Option("--max-size", parser=parse_bytes, metavar="SIZE", help="Refuse to publish an extension larger than this, such as 60MB."),
+    typer.Option(
+        "--max-size",
+        parser=parse_bytes,
+        metavar="SIZE",
+        help="Refuse to publish an extension larger than this, such as 60MB.",
+    ),
 ]
 
 
-def build_options(*, jobs: int | None, max_size: int | None, home: Path | None, retry_failed: bool = False) -> "BuildOptions":
+def build_options(
+    *, jobs: int | None, max_size: int | None, home: Path | None, retry_failed: bool = False
+) -> "BuildOptions":
     """What the user set; the rest is the build's own default."""
     from gemmill.build import BuildOptions
 

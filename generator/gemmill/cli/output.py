@@ -21,7 +21,9 @@ _WIDE = 10_000
 def console(*, stderr: bool = False) -> Console:
     """A console on the streams as they are now."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else _WIDE, highlight=False, soft_wrap=not stream.isatty())
+    return Console(
+        file=stream, width=None if stream.isatty() else _WIDE, highlight=False, soft_wrap=not stream.isatty()
+    )
 
 
 def print_json(value: Any) -> None:
@@ -34,7 +36,9 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
     """A plain table; columns named in `right` are aligned to the right."""
     result = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        result.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in right)
+        result.add_column(
+            column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in right
+        )
     for row in rows:
         result.add_row(*(str(cell) for cell in row))
     return result

@@ -1,7 +1,6 @@
 """`gemmill plan`: what a build would do, without doing it."""
 
 from collections import Counter
-
 from typing import TYPE_CHECKING
 
 import typer
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 def plan(
     select: o.SelectOption = "default",
     arch: o.ArchOption = Arch.SM90A,
-    filters: o.FilterOption = [],
+    filters: o.FilterOption = None,
     jobs: o.JobsOption = None,
     max_size: o.MaxSizeOption = None,
     home: o.HomeOption = None,
@@ -59,7 +58,9 @@ def print_plan(selection: Selection, planned: "Plan", as_json: bool) -> None:
                 "estimated_bytes": planned.estimated_bytes,
                 "jobs": planned.jobs,
                 "without_toolchain": planned.without_toolchain,
-                "rejected": [{"name": r.name, "rule": r.status.rule, "reason": r.status.reason} for r in selection.rejections],
+                "rejected": [
+                    {"name": r.name, "rule": r.status.rule, "reason": r.status.reason} for r in selection.rejections
+                ],
             }
         )
         return
@@ -78,4 +79,8 @@ def print_plan(selection: Selection, planned: "Plan", as_json: bool) -> None:
     reasons = Counter((r.status.rule, r.status.reason) for r in selection.rejections)
     if reasons:
         rejected = [(count, rule, reason) for (rule, reason), count in reasons.most_common()]
-        console().print(table(f"{len(selection.rejections)} kept out by rules", ["count", "rule", "reason"], rejected, right=["count"]))
+        console().print(
+            table(
+                f"{len(selection.rejections)} kept out by rules", ["count", "rule", "reason"], rejected, right=["count"]
+            )
+        )

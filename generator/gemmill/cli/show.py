@@ -15,9 +15,13 @@ from gemmill.vocab import Arch
 
 
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A variant's name, or a glob that fits one variant only.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A variant's name, or a glob that fits one variant only.")
+    ],
     source: Annotated[bool, typer.Option("--source", help="Print the emitted CUDA source.")] = False,
-    sass: Annotated[bool, typer.Option("--sass", help="Print the machine code, from the built extension (needs cuobjdump).")] = False,
+    sass: Annotated[
+        bool, typer.Option("--sass", help="Print the machine code, from the built extension (needs cuobjdump).")
+    ] = False,
     select: o.MaybeSelectOption = None,
     arch: o.ArchOption = Arch.SM90A,
     build: o.BuildOption = None,
@@ -31,7 +35,7 @@ def show(
 
     Examples:
 
-        gemmill show '*t128x16x128*streamk*'
+        gemmill show "*t64x16x256*_k4"
 
         gemmill show NAME --source > kernel.cu
 
@@ -57,7 +61,9 @@ def _sass(variant: Variant) -> str:
     from gemmill.build.sass import disassemble
 
     if variant.entry is None or variant.folder is None or variant.manifest is None:
-        raise UsageError(f"{variant.name} is not in a build: `gemmill build --filter {variant.name}` makes one that has its machine code")
+        raise UsageError(
+            f"{variant.name} is not in a build: `gemmill build --filter {variant.name}` makes one that has its machine code"
+        )
     extension = check_extension(variant.manifest, variant.folder)
     return disassemble(extension, find_toolchain().cuobjdump, variant.entry.symbol)
 
@@ -65,7 +71,11 @@ def _sass(variant: Variant) -> str:
 def _print_variant(variant: Variant) -> None:
     out = console()
     out.print(variant.name, markup=False)
-    for title, part in (("problem", variant.config.problem), ("schedule", variant.config.schedule), ("launch", variant.config.launch)):
+    for title, part in (
+        ("problem", variant.config.problem),
+        ("schedule", variant.config.schedule),
+        ("launch", variant.config.launch),
+    ):
         rows = [(field.name, getattr(part, field.name)) for field in dataclasses.fields(part)]
         out.print(table(title, ["field", "value"], rows))
     if not variant.status:

@@ -31,10 +31,10 @@ class Variant:
     folder: Path | None = None
 
 
-def selection_of(name: str, arch: Arch, filters: Sequence[str]) -> Selection:
+def selection_of(name: str, arch: Arch, filters: Sequence[str] | None) -> Selection:
     """The named selection, filtered. Raises UsageError."""
     try:
-        return apply(select(name, arch), filters)
+        return apply(select(name, arch), filters or ())
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -51,13 +51,16 @@ def build_of(named: str | None) -> tuple[Path, Manifest]:
     return folder, read_manifest(folder / MANIFEST)
 
 
-def filter_entries(manifest: Manifest, filters: Sequence[str]) -> list[KernelEntry]:
+def filter_entries(manifest: Manifest, filters: Sequence[str] | None) -> list[KernelEntry]:
     """The entries of a build that match all filters. Raises UsageError."""
     everything = Selection(
-        name=manifest.selection, arch=Arch(manifest.arch), configs=tuple(e.config for e in manifest.entries), rejections=()
+        name=manifest.selection,
+        arch=Arch(manifest.arch),
+        configs=tuple(e.config for e in manifest.entries),
+        rejections=(),
     )
     try:
-        kept = set(apply(everything, filters).configs)
+        kept = set(apply(everything, filters or ()).configs)
     except ValueError as error:
         raise UsageError(str(error)) from None
     return [entry for entry in manifest.entries if entry.config in kept]
@@ -69,7 +72,9 @@ def variant_of(wanted: str, selection: str | None, arch: Arch, build: str | None
     Raises UsageError, and ManifestError where a build is named and cannot be read.
     """
     if selection is not None:
-        config = _only(wanted, [(to_name(c), c) for c in selection_of(selection, arch, ()).configs], f"selection {selection!r}")
+        config = _only(
+            wanted, [(to_name(c), c) for c in selection_of(selection, arch, None).configs], f"selection {selection!r}"
+        )
         return Variant(name=to_name(config), config=config, status=check(config))
     try:
         folder, manifest = build_of(build)
@@ -80,7 +85,9 @@ def variant_of(wanted: str, selection: str | None, arch: Arch, build: str | None
     if not _is_glob(wanted) and wanted not in (entry.name for entry in manifest.entries):
         return _by_name(wanted, f"build {manifest.build_id} has no such variant")
     entry = _only(wanted, [(e.name, e) for e in manifest.entries], f"build {manifest.build_id}")
-    return Variant(name=entry.name, config=entry.config, status=check(entry.config), entry=entry, manifest=manifest, folder=folder)
+    return Variant(
+        name=entry.name, config=entry.config, status=check(entry.config), entry=entry, manifest=manifest, folder=folder
+    )
 
 
 def _by_name(name: str, why: str) -> Variant:
@@ -101,4 +108,6 @@ def _only(wanted: str, named: list[tuple[str, T]], where: str) -> T:
         return found[0][1]
     if not found:
         raise UsageError(f"no variant of {where} is called {wanted}; `gemmill list` prints names")
-    raise UsageError(f"{len(found)} variants of {where} match {wanted}, for example {found[0][0]} and {found[1][0]}: name one")
+    raise UsageError(
+        f"{len(found)} variants of {where} match {wanted}, for example {found[0][0]} and {found[1][0]}: name one"
+    )

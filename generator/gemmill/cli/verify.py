@@ -6,13 +6,13 @@ import typer
 
 from gemmill.cli import options as o
 from gemmill.cli import variants
-from gemmill.cli.exits import EnvironmentProblem, ExitCode
+from gemmill.cli.exits import ExitCode, UnavailableError
 from gemmill.cli.output import console, print_json, table
 
 
 def verify(
     quick: Annotated[bool, typer.Option("--quick", help="Run each op once; without a GPU, its CPU reference.")] = False,
-    filters: o.FilterOption = [],
+    filters: o.FilterOption = None,
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
@@ -43,10 +43,12 @@ def verify(
         _, manifest = variants.build_of(build)
         names = frozenset(entry.name for entry in variants.filter_entries(manifest, filters))
         if not torch.cuda.is_available():
-            raise EnvironmentProblem("verify runs kernels and torch finds no GPU: `gemmill verify --quick` runs each op's CPU reference")
+            raise UnavailableError(
+                "verify runs kernels and torch finds no GPU: `gemmill verify --quick` runs each op's CPU reference"
+            )
         verdicts = list(verify_variants(gemmill.load(build), names))
         if not verdicts:
-            raise EnvironmentProblem(f"no variant of build {manifest.build_id} for {manifest.arch} runs {device_words()}")
+            raise UnavailableError(f"no variant of build {manifest.build_id} for {manifest.arch} runs {device_words()}")
     failed = [verdict for verdict in verdicts if verdict.failures]
     if as_json:
         print_json({"where": device_words(), "ok": not failed, "verdicts": verdicts})

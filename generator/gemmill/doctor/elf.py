@@ -49,7 +49,9 @@ def _parse(data: mmap.mmap, path: Path) -> Library:
     entry_size, count = struct.unpack_from("<HH", data, 58)
     sections = [_SECTION.unpack_from(data, table_offset + i * entry_size) for i in range(count)]
     needed: list[str] = []
-    required, optional, defined = set(), set(), set()
+    required: set[str] = set()
+    optional: set[str] = set()
+    defined: set[str] = set()
     for _, kind, _, _, offset, size, link, *_ in sections:
         if kind not in (_DYNAMIC_SECTION, _SYMBOLS_SECTION):
             continue
@@ -63,7 +65,9 @@ def _parse(data: mmap.mmap, path: Path) -> Library:
                 group.add(_text(strings, name))
     for group in (required, optional, defined):
         group.discard("")
-    return Library(needed=tuple(needed), required=frozenset(required), optional=frozenset(optional), defined=frozenset(defined))
+    return Library(
+        needed=tuple(needed), required=frozenset(required), optional=frozenset(optional), defined=frozenset(defined)
+    )
 
 
 def _text(strings: bytes, start: int) -> str:

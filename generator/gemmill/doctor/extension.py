@@ -25,7 +25,9 @@ def examine_builds() -> Iterator[Finding]:
         named = settings.build()
         chosen = resolve(named) if named else next(iter(folders), None)
     except ManifestError as error:
-        yield Finding(subject="build", state=State.PROBLEM, found=str(error), advice="correct GEMMILL_BUILD, or unset it")
+        yield Finding(
+            subject="build", state=State.PROBLEM, found=str(error), advice="correct GEMMILL_BUILD, or unset it"
+        )
         return
     yield Finding(subject="home", state=State.OK, found=f"{settings.home()}, {len(folders)} builds")
     if chosen is None:
@@ -42,7 +44,9 @@ def examine_build(folder: Path) -> Iterator[Finding]:
     except ManifestError as error:
         yield Finding(subject="build", state=State.PROBLEM, found=str(error), advice="gemmill build")
         return
-    found = f"{manifest.build_id} for {manifest.arch}, {len(manifest.entries)} variants of {manifest.selection} ({folder})"
+    found = (
+        f"{manifest.build_id} for {manifest.arch}, {len(manifest.entries)} variants of {manifest.selection} ({folder})"
+    )
     yield Finding(subject="build", state=State.OK, found=found)
     yield from examine_symbols(extension)
     yield from _examine_code(manifest, extension)
@@ -58,19 +62,38 @@ def examine_symbols(extension: Path) -> Iterator[Finding]:
         return
     folder = torch_libraries()
     if folder is None:
-        yield Finding(subject="symbols", state=State.PROBLEM, found="torch is not installed: nothing to hold them against", advice="pip install torch")
+        yield Finding(
+            subject="symbols",
+            state=State.PROBLEM,
+            found="torch is not installed: nothing to hold them against",
+            advice="pip install torch",
+        )
         return
     missing = sorted(undefined_in(library, folder, library.required))
     absent = sorted(undefined_in(library, folder, library.optional))
     if missing:
         listed = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
         advice = f"build with this torch ({importlib.metadata.version('torch')}): gemmill build"
-        yield Finding(subject="symbols", state=State.PROBLEM, found=f"{len(missing)} of {len(library.required)} are not defined: {listed}", advice=advice)
+        yield Finding(
+            subject="symbols",
+            state=State.PROBLEM,
+            found=f"{len(missing)} of {len(library.required)} are not defined: {listed}",
+            advice=advice,
+        )
     else:
-        yield Finding(subject="symbols", state=State.OK, found=f"all {len(library.required)} are defined by {', '.join(library.needed)}")
+        yield Finding(
+            subject="symbols",
+            state=State.OK,
+            found=f"all {len(library.required)} are defined by {', '.join(library.needed)}",
+        )
     torch_absent = [name for name in absent if "torch" in name]
     if torch_absent:
-        yield Finding(subject="optional symbols", state=State.NOTE, found=f"not in this torch: {', '.join(torch_absent)}", advice="a CPU-only torch has no CUDA streams")
+        yield Finding(
+            subject="optional symbols",
+            state=State.NOTE,
+            found=f"not in this torch: {', '.join(torch_absent)}",
+            advice="a CPU-only torch has no CUDA streams",
+        )
 
 
 def torch_libraries() -> Path | None:
@@ -104,7 +127,9 @@ def _examine_code(manifest: Manifest, extension: Path) -> Iterator[Finding]:
     try:
         found = architectures(extension, find_toolchain().cuobjdump)
     except BuildError as error:
-        yield Finding(subject="sass", state=State.NOTE, found=f"not inspected; the manifest says {expected}", advice=str(error))
+        yield Finding(
+            subject="sass", state=State.NOTE, found=f"not inspected; the manifest says {expected}", advice=str(error)
+        )
         return
     if expected in found:
         yield Finding(subject="sass", state=State.OK, found=f"machine code for {', '.join(found)}")
@@ -118,6 +143,13 @@ def _examine_cuda(manifest: Manifest) -> Iterator[Finding]:
     major = manifest.toolchain.cuda_major
     if driver is not None and driver[0] < major:
         found = f"the build is of CUDA {major}, the driver runs up to {driver[0]}.{driver[1]}"
-        yield Finding(subject="cuda", state=State.PROBLEM, found=found, advice=f"upgrade the driver, or build with a CUDA {driver[0]} toolkit")
+        yield Finding(
+            subject="cuda",
+            state=State.PROBLEM,
+            found=found,
+            advice=f"upgrade the driver, or build with a CUDA {driver[0]} toolkit",
+        )
     else:
-        yield Finding(subject="cuda", state=State.OK, found=f"the build is of CUDA {major} (nvcc {manifest.toolchain.nvcc})")
+        yield Finding(
+            subject="cuda", state=State.OK, found=f"the build is of CUDA {major} (nvcc {manifest.toolchain.nvcc})"
+        )

@@ -31,17 +31,26 @@ def examine_torch() -> Iterator[Finding]:
     try:
         import torch
     except ImportError as error:
-        yield Finding(subject="torch", state=State.PROBLEM, found=f"not importable ({error})", advice="pip install torch")
+        yield Finding(
+            subject="torch", state=State.PROBLEM, found=f"not importable ({error})", advice="pip install torch"
+        )
         return
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     if version < OLDEST_TORCH:
         wanted = ".".join(map(str, OLDEST_TORCH))
-        yield Finding(subject="torch", state=State.PROBLEM, found=f"{torch.__version__}, {built_for}", advice=f"upgrade to torch {wanted} or later")
+        yield Finding(
+            subject="torch",
+            state=State.PROBLEM,
+            found=f"{torch.__version__}, {built_for}",
+            advice=f"upgrade to torch {wanted} or later",
+        )
     else:
         yield Finding(subject="torch", state=State.OK, found=f"{torch.__version__}, {built_for}")
     if not torch.cuda.is_available():
-        yield Finding(subject="gpu", state=State.NOTE, found="none that torch can use", advice="ops run their CPU reference")
+        yield Finding(
+            subject="gpu", state=State.NOTE, found="none that torch can use", advice="ops run their CPU reference"
+        )
         return
     for index in range(torch.cuda.device_count()):
         yield _gpu(index, torch.cuda.get_device_properties(index))
@@ -56,7 +65,9 @@ def _gpu(index: int, properties: object) -> Finding:
     if capability in {arch.capability for arch in Arch}:
         return Finding(subject="gpu", state=State.OK, found=found)
     known = ", ".join(".".join(map(str, arch.capability)) for arch in Arch)
-    return Finding(subject="gpu", state=State.NOTE, found=found, advice=f"no kernels for it: gemmill builds for capability {known}")
+    return Finding(
+        subject="gpu", state=State.NOTE, found=found, advice=f"no kernels for it: gemmill builds for capability {known}"
+    )
 
 
 def driver_cuda() -> tuple[int, int] | None:
@@ -86,8 +97,12 @@ def examine_toolchain() -> Iterator[Finding]:
     try:
         tools = find_toolchain()
     except BuildError as error:
-        yield Finding(subject="toolchain", state=State.NOTE, found="not complete: nothing can be built here", advice=str(error))
+        yield Finding(
+            subject="toolchain", state=State.NOTE, found="not complete: nothing can be built here", advice=str(error)
+        )
         return
-    yield Finding(subject="toolchain", state=State.OK, found=f"nvcc {tools.nvcc_version} from {tools.found_by} ({tools.home})")
+    yield Finding(
+        subject="toolchain", state=State.OK, found=f"nvcc {tools.nvcc_version} from {tools.found_by} ({tools.home})"
+    )
     yield Finding(subject="cutlass", state=State.OK, found=f"{tools.cutlass_version} ({tools.cutlass_include})")
     yield Finding(subject="host compiler", state=State.OK, found=f"{tools.gxx_version} ({tools.gxx})")

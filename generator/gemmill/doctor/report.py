@@ -2,7 +2,7 @@
 
 from gemmill.doctor.extension import examine_builds
 from gemmill.doctor.finding import Finding
-from gemmill.doctor.machine import examine_driver, examine_python, examine_torch, examine_toolchain
+from gemmill.doctor.machine import examine_driver, examine_python, examine_toolchain, examine_torch
 
 
 def examine() -> list[Finding]:

@@ -65,7 +65,11 @@ def verify_ops() -> Iterator[Verdict]:
     if device == "cuda":
         load()
     m, n, k = QUICK_SHAPE
-    for op, dtype, azp in ((SCALED_MM, DType.E4M3, "none"), (SCALED_MM, DType.S8, "none"), (SCALED_MM_AZP, DType.S8, "token")):
+    for op, dtype, azp in (
+        (SCALED_MM, DType.E4M3, "none"),
+        (SCALED_MM, DType.S8, "none"),
+        (SCALED_MM_AZP, DType.S8, "token"),
+    ):
         case = Case(m=m, n=n, k=k, a_vector=True, b_vector=True, bias=True, azp=azp)
         accumulation = Accumulation.FAST if dtype.is_float else Accumulation.EXACT
         comparison = run_case(case, dtype, DType.BF16, accumulation, device)
@@ -118,7 +122,9 @@ def _verify_variant(entry: KernelEntry) -> Verdict:
     for case in cases_of(p):
         try:
             with use_variant(entry.name):
-                results.append((case, run_case(case, p.a_dtype, p.out_dtype, entry.config.schedule.accumulation, "cuda")))
+                results.append(
+                    (case, run_case(case, p.a_dtype, p.out_dtype, entry.config.schedule.accumulation, "cuda"))
+                )
         except RuntimeError as error:
             results.append((case, str(error).splitlines()[0]))
     return _verdict(entry.name, results)
