@@ -8,6 +8,7 @@ import pytest
 
 from gemmill import build as layer
 from gemmill.build import BuildError, BuildOptions, BuildResult, CachedObject, CacheReport, Plan
+from gemmill.cli.build import seconds_left
 from gemmill.manifest import RejectedEntry
 from gemmill.space import selections
 from gemmill.space.names import to_name
@@ -131,7 +132,7 @@ def test_build_hands_on_what_it_is_told(gemmill, fake, configs, tmp_path) -> Non
 
 def test_build_prints_a_table_and_the_folder(gemmill, fake, configs) -> None:
     outcome = gemmill("build", "--select", "smoke")
-    assert "1 variants in build 0123abcd4567 for sm90a (1.0 MB)" in outcome.out
+    assert "1 variant in build 0123abcd4567 for sm90a (1.0 MB)" in outcome.out
     (line,) = [line for line in outcome.out.splitlines() if to_name(configs[0]) in line]
     assert line.split()[1:] == ["168", "0", "B", "20.5", "kB", "16", "s"]
     assert outcome.out.endswith("compiled in 1 min 15 s: /builds/0123abcd4567\n")
@@ -167,6 +168,25 @@ def test_build_without_a_toolchain_is_code_3(gemmill, fake, monkeypatch) -> None
     assert fake.asked == []
 
 
+@pytest.mark.parametrize(
+    ("total", "completed", "units", "elapsed", "jobs", "left"),
+    [
+        (100.0, 0.0, 0, 0.0, 2, 50.0),  # nothing known yet: the estimate, shared by the jobs
+        (100.0, 50.0, 5, 25.0, 1, 25.0),  # half is done
+        (100.0, 20.0, 2, 10.0, 3, 70.0 / 3),  # of three jobs two are in flight, half done: 30 in 10 s
+        (100.0, 100.0, 4, 50.0, 8, 0.0),
+    ],
+)
+def test_time_left(total, completed, units, elapsed, jobs, left) -> None:
+    assert seconds_left(total, completed, units, elapsed, jobs) == pytest.approx(left)
+
+
+def test_progress_is_told_in_lines_where_there_is_no_terminal(gemmill, fake) -> None:
+    lines = gemmill("build", "--select", "smoke").err.splitlines()
+    assert lines[0].startswith("compiled unit of 8, about ") and lines[0].endswith(" left")
+    assert lines[1] == "did not compile: sm90a_cutlass_bad"
+
+
 def test_dry_run_plans_and_builds_nothing(gemmill, fake) -> None:
     dry = gemmill("build", "--select", "smoke", "--dry-run", "--jobs", "7")
     assert [(verb, options.jobs) for verb, _, options in fake.asked] == [("plan", 7)]
@@ -197,7 +217,7 @@ def test_cache_list(gemmill, monkeypatch, tmp_path) -> None:
     homes = []
     monkeypatch.setattr(layer, "cache_list", lambda home: homes.append(home) or objects)
     outcome = gemmill("cache", "list", "--home", tmp_path)
-    assert homes == [tmp_path] and "1 objects, 2.0 MB" in outcome.out
+    assert homes == [tmp_path] and "1 object, 2.0 MB" in outcome.out
     assert any(
         line.split() == "abcdefabcdef 2 2.0 MB 1 min 30 s 2027-01-15 08:00".split() for line in outcome.out.splitlines()
     )
@@ -228,7 +248,7 @@ def test_cache_verify(gemmill, monkeypatch, removed, code) -> None:
     monkeypatch.setattr(layer, "cache_verify", lambda home: CacheReport(kept=2, removed=removed, freed_bytes=0))
     outcome = gemmill("cache", "verify")
     assert outcome.code == code
-    assert outcome.out == "".join(f"damaged, removed: {key}\n" for key in removed) + "2 objects are whole\n"
+    assert outcome.out == "".join(f"damaged, removed: {key}\n" for key in removed) + "2 objects whole\n"
 
 
 def test_cache_of_an_empty_home(gemmill, home) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -195,14 +196,15 @@ def test_verify_without_a_gpu_says_what_can_be_done(gemmill, put_build, make_con
 
 
 def test_verify_hands_on_the_filtered_names(gemmill, put_build, make_config, monkeypatch) -> None:
-    put_build(make_config(), make_config(stages=3))
+    manifest = put_build(make_config(), make_config(stages=3))
     given = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(package, "load", lambda build: "the build", raising=False)
+    loaded = SimpleNamespace(build_id=manifest.build_id, manifest=manifest)
+    monkeypatch.setattr(package, "load", lambda build: loaded, raising=False)
     monkeypatch.setattr(layer, "device_words", lambda: "on a fake device")
     monkeypatch.setattr(layer, "verify_variants", lambda build, names: given.append((build, names)) or iter([GOOD]))
     assert gemmill("verify", "--filter", "stages=3").code == 0
-    assert given == [("the build", frozenset({to_name(make_config(stages=3))}))]
+    assert given == [(loaded, frozenset({to_name(make_config(stages=3))}))]
     monkeypatch.setattr(layer, "verify_variants", lambda build, names: iter([]))
     outcome = gemmill("verify")
     assert (

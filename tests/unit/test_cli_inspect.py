@@ -69,7 +69,7 @@ def test_list_of_a_selection_needs_no_build(gemmill, home) -> None:
     assert [row["name"] for row in listed] == [to_name(config) for config in select("sweep").configs]
     assert listed[0]["config"]["problem"]["a_dtype"] == "e4m3"
     text = gemmill("list", "--select", "smoke", "--arch", "sm_100a").out
-    assert text.splitlines()[0].strip() == "1 variants of smoke for sm100a"
+    assert text.splitlines()[0].strip() == "1 variant of smoke for sm100a"
     assert all(to_name(config) in text for config in select("smoke", Arch.SM100A).configs)
 
 
@@ -84,7 +84,10 @@ def test_show_tells_all(gemmill, put_build, configs) -> None:
     assert outcome.code == 0
     for words in (
         ["a_dtype", "e4m3"],
-        ["tile_shape_mnk", "(128,", "128,", "128)"],
+        ["tile_shape_mnk", "128x128x128"],
+        ["stages", "auto"],
+        ["bias", "yes"],
+        ["ops", "cutlass_scaled_mm"],
         ["swizzle", "1"],
         ["build", manifest.build_id],
         ["registers", "a", "thread", "168"],

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UnavailableError
-from gemmill.cli.output import console, entries_table, seconds, size
+from gemmill.cli.output import console, count, entries_table, seconds, size
 from gemmill.cli.plan import print_plan
 from gemmill.vocab import Arch
 
@@ -56,7 +58,7 @@ def build(
         find_toolchain()
     except BuildError as error:
         raise UnavailableError(str(error)) from None
-    with _progress() as observer:
+    with _progress(options.job_count) as observer:
         result = make(selection, options, observer)
     _print_result(result)
     if result.rejected:
@@ -64,23 +66,35 @@ def build(
 
 
 class ProgressObserver:
-    """Draws a bar of estimated CPU seconds, with the time left."""
+    """Draws a bar of estimated CPU seconds with the time left; where stderr is no terminal, a line for each unit."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, jobs: int) -> None:
         self._progress = progress
-        self._task = progress.add_task("looking", total=None)
+        self._jobs = jobs
+        self._task = progress.add_task("looking for what is compiled already", total=None, finish=None)
+        self._total = self._completed = 0.0
         self._units = 0
+        self._begun = monotonic()
 
     def started(self, total_weight: float) -> None:
         """Set the whole; a unit that is split adds to it."""
-        self._progress.update(self._task, total=total_weight, description="compiling")
+        if not self._total:
+            self._begun = monotonic()
+        self._total = total_weight
+        self._update("compiling")
 
     def unit_done(self, label: str, weight: float, ok: bool) -> None:
         """Advance, and keep a line for what failed."""
         self._units += 1
-        self._progress.update(self._task, advance=weight, description=f"compiled {self._units}")
+        self._completed += weight
+        self._update("compiling")
         if not ok:
             self._progress.console.print(f"did not compile: {label}", markup=False)
+        elif not self._progress.console.is_terminal:
+            left = seconds(
+                seconds_left(self._total, self._completed, self._units, monotonic() - self._begun, self._jobs)
+            )
+            self._progress.console.print(f"compiled {label}, about {left} left", markup=False)
 
     def linking(self) -> None:
         """All objects are there."""
@@ -88,27 +102,45 @@ class ProgressObserver:
 
     def finished(self, result: "BuildResult") -> None:
         """Fill the bar: estimates are rarely met to the second."""
-        total = self._progress.tasks[self._task].total or 1.0
-        self._progress.update(self._task, total=total, completed=total, description="built")
+        total = self._total or 1.0
+        self._progress.update(self._task, total=total, completed=total, description="built", finish=None)
+
+    def _update(self, description: str) -> None:
+        left = seconds_left(self._total, self._completed, self._units, monotonic() - self._begun, self._jobs)
+        self._progress.update(
+            self._task, total=self._total, completed=self._completed, description=description, finish=monotonic() + left
+        )
+
+
+def seconds_left(total: float, completed: float, units: int, elapsed: float, jobs: int) -> float:
+    """Estimated wall time to the end, from estimated CPU seconds and what they have come to so far.
+
+    The units in flight count as half done: there are `jobs` of them, and one of them has just ended.
+    """
+    if not units or not elapsed:
+        return total / jobs
+    done = completed + (jobs - 1) * completed / units / 2
+    return max(0.0, total - done) * elapsed / done
+
+
+class _TimeLeft(ProgressColumn):
+    """Counts down to the estimated end between units, which may be minutes apart."""
+
+    def render(self, task: Task) -> Text:
+        finish = task.fields.get("finish")
+        return Text("" if finish is None else f"{seconds(max(0.0, finish - monotonic()))} left")
 
 
 @contextmanager
-def _progress() -> Iterator[ProgressObserver]:
-    """A progress bar on stderr; where that is no terminal, only its last state and the failures are printed."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+def _progress(jobs: int) -> Iterator[ProgressObserver]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), _TimeLeft())
     with Progress(*columns, console=console(stderr=True)) as progress:
-        yield ProgressObserver(progress)
+        yield ProgressObserver(progress, jobs)
 
 
 def _print_result(result: "BuildResult") -> None:
     manifest = result.manifest
-    title = f"{len(manifest.entries)} variants in build {manifest.build_id} for {manifest.arch} ({size(manifest.extension_bytes)})"
+    title = f"{count(len(manifest.entries), 'variant')} in build {manifest.build_id} for {manifest.arch} ({size(manifest.extension_bytes)})"
     console().print(entries_table(title, manifest.entries))
     how = "the same build was there" if result.reused else f"compiled in {seconds(result.compile_seconds)}"
     typer.echo(f"{how}: {result.folder}")

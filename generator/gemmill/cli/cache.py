@@ -7,7 +7,7 @@ import typer
 
 from gemmill.cli import options as o
 from gemmill.cli.exits import ExitCode
-from gemmill.cli.output import console, print_json, seconds, size, table
+from gemmill.cli.output import console, count, print_json, seconds, size, table
 
 cache = typer.Typer(rich_markup_mode=None)
 
@@ -38,7 +38,7 @@ def list_objects(home: o.HomeOption = None, as_json: o.JsonOption = False) -> No
         )
         for item in objects
     ]
-    title = f"{len(rows)} objects, {size(sum(item.object_bytes for item in objects))}"
+    title = f"{count(len(rows), 'object')}, {size(sum(item.object_bytes for item in objects))}"
     console().print(
         table(title, ["key", "variants", "size", "compile", "used (UTC)"], rows, right=["variants", "size", "compile"])
     )
@@ -68,7 +68,7 @@ def collect(
     from gemmill.build import cache_gc
 
     report = cache_gc(home, max_age_days=max_age, max_bytes=max_size)
-    typer.echo(f"removed {len(report.removed)} objects ({size(report.freed_bytes)}), kept {report.kept}")
+    typer.echo(f"removed {count(len(report.removed), 'object')} ({size(report.freed_bytes)}), kept {report.kept}")
 
 
 @cache.command("verify")
@@ -84,6 +84,6 @@ def verify_objects(home: o.HomeOption = None) -> None:
     report = cache_verify(home)
     for key in report.removed:
         typer.echo(f"damaged, removed: {key}")
-    typer.echo(f"{report.kept} objects are whole")
+    typer.echo(f"{count(report.kept, 'object')} whole")
     if report.removed:
         raise typer.Exit(ExitCode.CHECK_FAILED)

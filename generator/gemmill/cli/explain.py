@@ -115,4 +115,5 @@ def explain(
         f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call",
         markup=False,
     )
-    console().print(table("not chosen", ["variant", "why not"], [(r.name, r.reason) for r in choice.trace]))
+    if choice.trace:
+        console().print(table("not chosen", ["variant", "why not"], [(r.name, r.reason) for r in choice.trace]))

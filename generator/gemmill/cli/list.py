@@ -4,7 +4,7 @@ import typer
 
 from gemmill.cli import options as o
 from gemmill.cli import variants
-from gemmill.cli.output import console, entries_table, print_json, size, table
+from gemmill.cli.output import console, count, entries_table, print_json, size, table
 from gemmill.manifest import Manifest
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection
@@ -42,7 +42,7 @@ def _print_configs(selection: Selection, as_json: bool) -> None:
         print_json([{"name": to_name(config), "config": config} for config in selection.configs])
         return
     rows = [(to_name(config),) for config in selection.configs]
-    console().print(table(f"{len(rows)} variants of {selection.name} for {selection.arch}", ["name"], rows))
+    console().print(table(f"{count(len(rows), 'variant')} of {selection.name} for {selection.arch}", ["name"], rows))
 
 
 def _print_entries(manifest: Manifest, filters: list[str] | None, as_json: bool) -> None:
@@ -50,9 +50,7 @@ def _print_entries(manifest: Manifest, filters: list[str] | None, as_json: bool)
     if as_json:
         print_json(entries)
         return
-    title = (
-        f"{len(entries)} variants in build {manifest.build_id} for {manifest.arch} ({size(manifest.extension_bytes)})"
-    )
+    title = f"{count(len(entries), 'variant')} in build {manifest.build_id} for {manifest.arch} ({size(manifest.extension_bytes)})"
     console().print(entries_table(title, entries))
     for rejected in manifest.rejected:
         typer.echo(f"not built: {rejected.name}: {rejected.error}", err=True)

@@ -51,6 +51,11 @@ def entries_table(title: str, entries: Iterable[KernelEntry]) -> Table:
     return table(title, columns, rows, right=columns[1:])
 
 
+def count(number: int, noun: str) -> str:
+    """1 variant, 2 variants."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def seconds(value: float) -> str:
     """38 s, 2 min 05 s, 1 h 20 min."""
     whole = round(value)

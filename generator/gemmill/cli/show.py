@@ -11,6 +11,7 @@ from gemmill.cli.exits import UsageError
 from gemmill.cli.output import console, print_json, seconds, size, table
 from gemmill.cli.variants import Variant
 from gemmill.manifest import check_extension
+from gemmill.space.filters import fields_of
 from gemmill.vocab import Arch
 
 
@@ -71,13 +72,7 @@ def _sass(variant: Variant) -> str:
 def _print_variant(variant: Variant) -> None:
     out = console()
     out.print(variant.name, markup=False)
-    for title, part in (
-        ("problem", variant.config.problem),
-        ("schedule", variant.config.schedule),
-        ("launch", variant.config.launch),
-    ):
-        rows = [(field.name, getattr(part, field.name)) for field in dataclasses.fields(part)]
-        out.print(table(title, ["field", "value"], rows))
+    out.print(table("config", ["field", "value"], fields_of(variant.config).items()))
     if not variant.status:
         out.print(f"kept out by rule {variant.status.rule}: {variant.status.reason}", markup=False)
     entry = variant.entry
@@ -85,9 +80,9 @@ def _print_variant(variant: Variant) -> None:
         out.print("not in a build")
         return
     predicate = entry.predicate
-    rows = [(field.name, getattr(predicate, field.name)) for field in dataclasses.fields(predicate)]
+    rows = [(field.name, _words(getattr(predicate, field.name))) for field in dataclasses.fields(predicate)]
     out.print(table("calls that it takes", ["field", "value"], rows))
-    rows = [
+    facts: list[tuple[str, object]] = [
         ("build", variant.manifest.build_id),
         ("registers a thread", entry.registers),
         ("spills", size(entry.spill_bytes)),
@@ -96,4 +91,10 @@ def _print_variant(variant: Variant) -> None:
         ("instructions", ", ".join(f"{count} {opcode}" for opcode, count in entry.sass.items())),
         ("source digest", entry.source_digest[:16]),
     ]
-    out.print(table("as compiled", ["", "value"], rows))
+    out.print(table("as compiled", ["", "value"], facts))
+
+
+def _words(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(value) if isinstance(value, tuple) else str(value)

@@ -36,19 +36,20 @@ def verify(
     import gemmill
     from gemmill.tune.verify import device_words, verify_ops, verify_variants
 
+    if not quick and not torch.cuda.is_available():
+        raise UnavailableError(
+            "verify runs kernels and torch finds no GPU: `gemmill verify --quick` runs each op's CPU reference"
+        )
+    loaded = gemmill.load(build)
     if quick:
-        gemmill.load(build)
         verdicts = list(verify_ops())
     else:
-        _, manifest = variants.build_of(build)
-        names = frozenset(entry.name for entry in variants.filter_entries(manifest, filters))
-        if not torch.cuda.is_available():
-            raise UnavailableError(
-                "verify runs kernels and torch finds no GPU: `gemmill verify --quick` runs each op's CPU reference"
-            )
-        verdicts = list(verify_variants(gemmill.load(build), names))
+        names = frozenset(entry.name for entry in variants.filter_entries(loaded.manifest, filters))
+        verdicts = list(verify_variants(loaded, names))
         if not verdicts:
-            raise UnavailableError(f"no variant of build {manifest.build_id} for {manifest.arch} runs {device_words()}")
+            raise UnavailableError(
+                f"no variant of build {loaded.build_id} for {loaded.manifest.arch} runs {device_words()}"
+            )
     failed = [verdict for verdict in verdicts if verdict.failures]
     if as_json:
         print_json({"where": device_words(), "ok": not failed, "verdicts": verdicts})
