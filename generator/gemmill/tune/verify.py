@@ -87,9 +87,9 @@ def cases_of(predicate: Predicate) -> Iterator[Case]:
     """Shapes that the variant takes, over all kinds of scales and optional operands."""
     kinds = cycle([(True, True), (False, False), (True, False), (False, True)])
     optional = cycle([(bias, azp) for azp in predicate.azp for bias in ((True, False) if predicate.bias else (False,))])
-    aligned = max(predicate.alignment_a, predicate.alignment_b, predicate.alignment_d)
-    for m, n, k in UNALIGNED_SHAPES + SHAPES if aligned == 1 else SHAPES:
-        n, k = (-(-size // aligned) * aligned for size in (n, k))
+    align_n, align_k = predicate.alignment_d, max(predicate.alignment_a, predicate.alignment_b)
+    for m, shape_n, shape_k in UNALIGNED_SHAPES + SHAPES if align_n == align_k == 1 else SHAPES:
+        n, k = -(-shape_n // align_n) * align_n, -(-shape_k // align_k) * align_k
         for _ in range(2):
             (a_vector, b_vector), (bias, azp) = next(kinds), next(optional)
             yield Case(m=m, n=n, k=k, a_vector=a_vector, b_vector=b_vector, bias=bias, azp=azp)
