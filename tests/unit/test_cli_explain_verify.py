@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -244,6 +245,11 @@ def test_cases_cover_what_a_variant_takes_and_nothing_else(make_config, changes:
     for case in cases:
         assert case.k % predicate.alignment_a == case.k % predicate.alignment_b == case.n % predicate.alignment_d == 0
     assert any(case.k % 16 for case in cases) == (predicate.alignment_a == 1)
+
+
+def test_cases_are_rounded_up_to_the_alignment(make_config) -> None:
+    predicate = replace(predicate_of(make_config()), alignment_b=96, alignment_d=40)
+    assert all(case.k % 96 == case.n % 40 == 0 for case in cases_of(predicate))
 
 
 @pytest.mark.parametrize(
