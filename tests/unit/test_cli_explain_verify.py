@@ -3,6 +3,7 @@
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -239,9 +240,10 @@ def test_the_cpu_reference_verifies_itself() -> None:
 def test_cases_cover_what_a_variant_takes_and_nothing_else(make_config, changes: dict) -> None:
     predicate = predicate_of(make_config(**changes))
     cases = list(cases_of(predicate))
-    assert {(case.a_vector, case.b_vector) for case in cases} == {(x, y) for x in (True, False) for y in (True, False)}
-    assert {case.bias for case in cases} == ({True, False} if predicate.bias else {False})
-    assert {case.azp for case in cases} == set(predicate.azp)
+    both = (True, False)
+    assert {(case.a_vector, case.b_vector, case.bias, case.azp) for case in cases} == set(
+        product(both, both, both if predicate.bias else (False,), predicate.azp)
+    )
     for case in cases:
         assert case.k % predicate.alignment_a == case.k % predicate.alignment_b == case.n % predicate.alignment_d == 0
     assert any(case.k % 16 for case in cases) == (predicate.alignment_a == 1)
@@ -297,7 +299,7 @@ def test_a_variant_that_raises_is_a_failure_not_a_crash(monkeypatch, make_manife
         manifest = make_manifest()
 
     (verdict,) = layer.verify_variants(Build())
-    assert len(verdict.failures) == verdict.cases == 12
+    assert len(verdict.failures) == verdict.cases == 18
     assert verdict.failures[0].endswith(": CUDA error: an illegal memory access was encountered")
     assert list(layer.verify_variants(Build(), frozenset({"another"}))) == []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice, product
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from gemmill.vocab import Accumulation, DType
 SHAPES = ((1, 16, 16), (3, 48, 144), (16, 256, 512), (65, 144, 272), (130, 272, 1040), (257, 520, 2080))
 """(M, N, K) before rounding N and K up to what a variant's alignment asks: below, at and across tile edges."""
 UNALIGNED_SHAPES = ((1, 1, 1), (5, 3, 7), (67, 129, 131), (130, 257, 1031))
+CASES_OF_A_SHAPE = 3
+"""Enough for the six shapes to go through all kinds of scales, biases and zero points: at most sixteen."""
 QUICK_SHAPE = (33, 64, 128)
 
 
@@ -85,13 +87,12 @@ def device_words() -> str:
 
 def cases_of(predicate: Predicate) -> Iterator[Case]:
     """Shapes that the variant takes, over all kinds of scales and optional operands."""
-    kinds = cycle([(True, True), (False, False), (True, False), (False, True)])
-    optional = cycle([(bias, azp) for azp in predicate.azp for bias in ((True, False) if predicate.bias else (False,))])
+    both = (True, False)
+    kinds = cycle(product(both, both, both if predicate.bias else (False,), predicate.azp))
     align_n, align_k = predicate.alignment_d, max(predicate.alignment_a, predicate.alignment_b)
     for m, shape_n, shape_k in UNALIGNED_SHAPES + SHAPES if align_n == align_k == 1 else SHAPES:
         n, k = -(-shape_n // align_n) * align_n, -(-shape_k // align_k) * align_k
-        for _ in range(2):
-            (a_vector, b_vector), (bias, azp) = next(kinds), next(optional)
+        for a_vector, b_vector, bias, azp in islice(kinds, CASES_OF_A_SHAPE):
             yield Case(m=m, n=n, k=k, a_vector=a_vector, b_vector=b_vector, bias=bias, azp=azp)
 
 
