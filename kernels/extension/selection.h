@@ -19,6 +19,7 @@ struct Row {
   int64_t align_a, align_b, align_d;  // bytes
   int64_t min_k;
   int64_t raster_order, swizzle, splits;
+  int64_t workspace;  // whether the kernel must be asked how much it needs
   int64_t tile_m, tile_n, tile_k;  // along M, N and K of the op
   int64_t cost_permille;  // how much longer than the model's time this schedule takes, 1000 for the same
 };

@@ -1,5 +1,7 @@
 """Spelling a config in CUTLASS 3.x C++: which template, and what fills its holes."""
 
+from typing import Any
+
 from gemmill.space.config import KernelConfig
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, TileScheduler
 
@@ -14,20 +16,21 @@ _EPILOGUE_SM90 = {
     KernelSchedule.BASIC: "TmaWarpSpecialized",
 }
 _SCHEDULER = {
-    TileScheduler.PERSISTENT: "PersistentScheduler",
-    TileScheduler.STREAM_K: "StreamKScheduler",
-    TileScheduler.SPLIT_K: "StreamKScheduler",
+    TileScheduler.PERSISTENT: "cutlass::gemm::PersistentScheduler",
+    TileScheduler.STREAM_K: "gemmill::StreamKScheduler",
 }
 
 
 def template_of(config: KernelConfig) -> str:
     """Path of the template below templates/."""
-    if config.schedule.kernel_schedule.uses_tma:
-        return "cutlass/scaled_mm.cu.jinja"
-    return "cutlass/unaligned_mm.cu.jinja"
+    if not config.schedule.kernel_schedule.uses_tma:
+        return "cutlass/unaligned_mm.cu.jinja"
+    if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
+        return "cutlass/split_k_mm.cu.jinja"
+    return "cutlass/scaled_mm.cu.jinja"
 
 
-def values_of(config: KernelConfig) -> dict:
+def values_of(config: KernelConfig) -> dict[str, Any]:
     """What fills the template's holes, beside the name."""
     p, s = config.problem, config.schedule
     values = {
@@ -40,6 +43,8 @@ def values_of(config: KernelConfig) -> dict:
     }
     if not s.kernel_schedule.uses_tma:
         return values
+    if s.tile_scheduler is TileScheduler.SPLIT_K:
+        return values | {"stages": s.stages, "promoted": s.accumulation is Accumulation.PROMOTED}
     return values | {
         "arch_tag": config.arch.cutlass_tag,
         "cluster_shape_mnk": s.cluster_shape_mnk,
@@ -73,7 +78,7 @@ def _scheduler_tag(config: KernelConfig) -> str:
         return "void"
     if config.schedule.kernel_schedule is KernelSchedule.BASIC:
         return "void"
-    return "cutlass::gemm::" + _SCHEDULER[config.schedule.tile_scheduler]
+    return _SCHEDULER[config.schedule.tile_scheduler]
 
 
 def _stage_count(stages: int | None) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import jinja2
 
@@ -40,7 +41,7 @@ def environment(root: Path | None = None) -> jinja2.Environment:
     return result
 
 
-def render(template: str, values: dict, *, root: Path | None = None) -> str:
+def render(template: str, values: dict[str, Any], *, root: Path | None = None) -> str:
     """The text of one template. Raises TemplateError."""
     try:
         return environment(root).get_template(template).render(values)

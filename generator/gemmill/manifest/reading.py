@@ -28,9 +28,10 @@ def read_manifest(path: Path) -> Manifest:
             f"{path} has schema version {data['schema_version']!r}, this gemmill reads {SCHEMA_VERSION}: build again with `gemmill build`"
         )
     try:
-        return _convert(data, Manifest, "manifest")
+        manifest: Manifest = _convert(data, Manifest, "manifest")
     except ValueError as error:
         raise ManifestError(f"{path} is not a valid manifest: {error}; delete its folder and run `gemmill build`") from None
+    return manifest
 
 
 def check_extension(manifest: Manifest, folder: Path) -> Path:
@@ -85,7 +86,7 @@ def _convert_dataclass(value: Any, kind: Any, where: str) -> Any:
     return kind(**{name: _convert(value[name], hints[name], f"{where}.{name}") for name in sorted(required)})
 
 
-def _convert_tuple(value: Any, kinds: tuple, where: str) -> tuple:
+def _convert_tuple(value: Any, kinds: tuple[Any, ...], where: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise ValueError(f"{where} is {type(value).__name__}, expected a list")
     if len(kinds) == 2 and kinds[1] is Ellipsis:

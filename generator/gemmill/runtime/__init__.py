@@ -1,0 +1,1 @@
+"""What users import: loading builds, choosing variants, the torch ops."""

@@ -6,6 +6,7 @@ and, where the launch settings are not the defaults, `r<raster>` `w<swizzle>` `k
 """
 
 import re
+from typing import Any
 
 from gemmill.space.config import KernelConfig, Launch, Problem, Schedule
 from gemmill.vocab import (
@@ -62,7 +63,7 @@ def parse_name(name: str) -> KernelConfig:
     try:
         align = _ALIGN.fullmatch(fields[15])
         if align is None:
-            raise ValueError(f"alignment {fields[15]!r}")
+            raise ValueError(f"alignment {fields[15]!r}, expected a, b and d, each with a number")
         problem = Problem(
             a_dtype=DType(fields[2]),
             b_dtype=DType(fields[3]),
@@ -77,8 +78,8 @@ def parse_name(name: str) -> KernelConfig:
             kernel_schedule=KernelSchedule(fields[10]),
             accumulation=Accumulation(fields[11]),
             tile_scheduler=TileScheduler(fields[12]),
-            swap_ab={"swapab": True, "ab": False}[fields[13]],
-            stages=None if fields[14] == "sauto" else int(fields[14].removeprefix("s")),
+            swap_ab=_swap_from_text(fields[13]),
+            stages=_stages_from_text(fields[14]),
             alignment_a=int(align[1]),
             alignment_b=int(align[2]),
             alignment_d=int(align[3]),
@@ -90,7 +91,7 @@ def parse_name(name: str) -> KernelConfig:
             arch=Arch(fields[0]),
             backend=Backend(fields[1]),
         )
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise ValueError(f"{name!r} is not a kernel name: {error}") from None
     if to_name(config) != name:
         raise ValueError(f"{name!r} is not a kernel name: it would be written {to_name(config)!r}")
@@ -102,10 +103,25 @@ def _shape_to_text(shape: tuple[int, int, int]) -> str:
 
 
 def _shape_from_text(text: str, prefix: str) -> tuple[int, int, int]:
-    parts = text.removeprefix(prefix).split("x")
-    if not text.startswith(prefix) or len(parts) != 3:
+    match = re.fullmatch(prefix + r"(\d+)x(\d+)x(\d+)", text)
+    if match is None:
         raise ValueError(f"shape {text!r}, expected {prefix}MxNxK")
-    return int(parts[0]), int(parts[1]), int(parts[2])
+    return int(match[1]), int(match[2]), int(match[3])
+
+
+def _swap_from_text(text: str) -> bool:
+    if text not in ("swapab", "ab"):
+        raise ValueError(f"operand order {text!r}, expected ab or swapab")
+    return text == "swapab"
+
+
+def _stages_from_text(text: str) -> int | None:
+    if text == "sauto":
+        return None
+    match = re.fullmatch(r"s([1-9]\d*)", text)
+    if match is None:
+        raise ValueError(f"stages {text!r}, expected sauto or s and a number")
+    return int(match[1])
 
 
 def _scales_to_text(problem: Problem) -> str:
@@ -114,7 +130,7 @@ def _scales_to_text(problem: Problem) -> str:
     return f"{problem.a_scale}{problem.b_scale}{problem.group_size}{problem.scale_layout}"
 
 
-def _scales_from_text(text: str) -> dict:
+def _scales_from_text(text: str) -> dict[str, Any]:
     if text == "channel":
         return {}
     match = re.fullmatch(r"(channel|group|block)(channel|group|block)(\d+)(kmajor|mnmajor)", text)
@@ -141,14 +157,14 @@ def _launch_to_fields(launch: Launch) -> list[str]:
 
 
 def _launch_from_fields(fields: list[str]) -> Launch:
-    settings: dict = {}
+    settings: dict[str, Any] = {}
     for text in fields:
         kind, value = text[:1], text[1:]
         if kind == "r":
             settings["raster_order"] = RasterOrder(value)
-        elif kind == "w":
+        elif kind == "w" and value.isdecimal():
             settings["swizzle"] = int(value)
-        elif kind == "k":
+        elif kind == "k" and value.isdecimal():
             settings["splits"] = int(value)
         else:
             raise ValueError(f"launch setting {text!r}")

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from gemmill.space.config import ACCUMULATOR_OF, KernelConfig, Launch, Problem, Schedule
 from gemmill.space.names import to_name
@@ -58,7 +59,7 @@ def _accumulation(operand: DType) -> Accumulation:
     return Accumulation.FAST if operand.is_float else Accumulation.EXACT
 
 
-def _config(problem: Problem, row: sm90.Row, arch: Arch = Arch.SM90A, launch: Launch | None = None, **schedule: object) -> KernelConfig:
+def _config(problem: Problem, row: sm90.Row, arch: Arch = Arch.SM90A, launch: Launch | None = None, **schedule: Any) -> KernelConfig:
     tile, cluster, kernel_schedule = row
     return KernelConfig(
         problem=problem,
@@ -77,6 +78,17 @@ def _unaligned(problem: Problem) -> KernelConfig:
     row = (sm90.UNALIGNED_TILE, (1, 1, 1), KernelSchedule.MMA_SYNC)
     accumulation = Accumulation.PROMOTED if problem.a_dtype.is_float else Accumulation.EXACT
     return _config(problem, row, accumulation=accumulation, alignment_a=1, alignment_b=1, alignment_d=1)
+
+
+def _split_k(problem: Problem, tile: tuple[int, int, int], schedule: KernelSchedule, stages: int, splits: int) -> KernelConfig:
+    return _config(
+        problem,
+        (tile, (1, 1, 1), schedule),
+        swap_ab=True,
+        tile_scheduler=TileScheduler.SPLIT_K,
+        stages=stages,
+        launch=Launch(splits=splits),
+    )
 
 
 def _full_epilogue(operand: DType) -> tuple[EpilogueKind, ...]:
@@ -99,8 +111,8 @@ def _smoke(arch: Arch) -> Iterator[KernelConfig]:
     for problem in _problems((DType.BF16,)):
         yield _config(problem, prefill)
     decode = _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS)
-    row = ((128, 16, 128), (1, 1, 1), KernelSchedule.COOPERATIVE)
-    yield _config(decode, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
+    for splits in (1, 4):
+        yield _split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, splits)
     for problem in _problems(OUT_DTYPES):
         yield _unaligned(problem)
 
@@ -115,10 +127,10 @@ def _sweep(arch: Arch) -> Iterator[KernelConfig]:
             yield _config(problem, row, launch=Launch(raster_order=raster, swizzle=swizzle))
         for row in sm90.DECODE:
             yield _config(problem, row, swap_ab=True)
-        for row in sm90.SHARED_K:
+        for row in sm90.STREAM_K:
             yield _config(problem, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
-            for splits in sm90.SPLITS:
-                yield _config(problem, row, swap_ab=True, tile_scheduler=TileScheduler.SPLIT_K, launch=Launch(splits=splits))
+        for (tile, schedule, stages), splits in product(sm90.SPLIT_K, sm90.SPLITS):
+            yield _split_k(problem, tile, schedule, stages, splits)
         yield _unaligned(problem)
 
 

@@ -32,6 +32,11 @@ class Arch(StrEnum):
         """Most shared memory that one CTA can have (CUDA C++ programming guide, technical specifications)."""
         return 101_376 if self is Arch.SM120A else 232_448
 
+    @property
+    def sm_count(self) -> int:
+        """Multiprocessors of the device that plans assume where none is present: H200, B200, RTX 5090."""
+        return {Arch.SM90A: 132, Arch.SM100A: 148, Arch.SM120A: 170}[self]
+
 
 class Backend(StrEnum):
     """Which code generator makes the kernel."""

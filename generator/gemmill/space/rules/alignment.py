@@ -1,7 +1,7 @@
 """Which rows each kind of load can take."""
 
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import OK, Status, rejected
+from gemmill.vocab import OK, Accumulation, Status, rejected
 
 TMA_BYTES = 16
 
@@ -29,4 +29,16 @@ def unaligned_fallback(config: KernelConfig) -> Status:
     return OK
 
 
-RULES = (tma_alignment, unaligned_fallback)
+def fallback_has_one_form(config: KernelConfig) -> Status:
+    """The fallback is there to be right: what it would ignore is refused, so that no two variants are the same."""
+    s = config.schedule
+    if s.kernel_schedule.uses_tma:
+        return OK
+    if s.swap_ab or s.stages is not None:
+        return rejected(f"swap_ab={s.swap_ab} stages={s.stages} with {s.kernel_schedule}: it has one operand order and its own pipeline")
+    if s.accumulation is Accumulation.FAST:
+        return rejected(f"{s.kernel_schedule} adds in FP32 registers: its accumulation is promoted, not {s.accumulation}")
+    return OK
+
+
+RULES = (tma_alignment, unaligned_fallback, fallback_has_one_form)

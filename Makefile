@@ -1,0 +1,46 @@
+# `make mill` and `make test` need Python 3.11 or later and g++; they install everything else below .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export GEMMILL_HOME ?= $(CURDIR)/.gemmill
+
+.PHONY: help mill test style quality clean
+
+help:
+	@echo "make mill     set up, build the smoke selection, run each op once"
+	@echo "make test     set up, build, check style and types, run all tests that this machine can run"
+	@echo "make style    format the code"
+	@echo "make quality  check style, types and layers"
+	@echo "make clean    delete what make made: .venv and .gemmill"
+
+mill: $(READY)
+	$(BIN)/gemmill build --select smoke
+	$(BIN)/gemmill verify --quick
+
+test: quality
+	$(BIN)/gemmill build --select smoke
+	$(BIN)/pytest
+
+style: $(READY)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+quality: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "gemmill needs Python 3.11 or later, $(PYTHON) is $$($(PYTHON) -V 2>&1): name another with make PYTHON=..." >&2; exit 1; }
+	@command -v g++ >/dev/null || { echo "gemmill needs a C++ compiler: apt install g++" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make environments: apt install python3-venv" >&2; exit 1; }
+	@echo "Setting up $(VENV): torch, CUDA compiler, CUTLASS headers (about a minute and 2 GB)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[toolchain,cli,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps nvidia-cutlass
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .gemmill

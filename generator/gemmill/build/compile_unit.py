@@ -1,0 +1,146 @@
+"""One translation unit from request to cache: `python -m gemmill.build.compile_unit REQUEST.json`, run by ninja.
+
+Runs the compiler, inspects the object, publishes it in the cache and writes the outcome beside the request.
+"""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from gemmill.build.cache import ObjectCache
+from gemmill.build.errors import DISK_FULL
+from gemmill.build.files import FileMemo, write_whole
+from gemmill.build.headers import header_set, newest_change
+from gemmill.build.inspect import KernelFacts, read_ptxas, read_sass
+
+_MESSAGE_CHARACTERS = 200_000
+
+
+class Failure(StrEnum):
+    """Why there is no object."""
+
+    SOURCE = "source"
+    """The compiler refuses the text: it will refuse it again."""
+    KILLED = "killed"
+    """The compiler was killed, most likely for want of memory."""
+    DISK_FULL = "diskfull"
+    CHANGED = "changed"
+    """A header was edited while the compiler ran."""
+    TOOL = "tool"
+    """A program could not be run, or a file not be written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRequest:
+    """What to compile and where things are; paths as text, since it travels as JSON."""
+
+    command: list[str]
+    folder: str
+    """Where the compiler runs."""
+    stem: str
+    """The object and the list of headers are `<stem>.o` and `<stem>.d`."""
+    members: dict[str, str]
+    roots: dict[str, str]
+    cache: str
+    memo: str
+    cuobjdump: str | None
+    """Inspects the object; None for host code."""
+    environment: dict[str, str]
+    outcome: str
+    """The file to write: a CompileOutcome."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOutcome:
+    """`failure` is empty where an object was published."""
+
+    failure: str
+    message: str = ""
+
+
+def compile_unit(request: CompileRequest) -> CompileOutcome:
+    """Compile, inspect, publish."""
+    folder = Path(request.folder)
+    object_file = folder / f"{request.stem}.o"
+    started = time.time()
+    process = subprocess.Popen(
+        request.command,
+        cwd=folder,
+        env=request.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None  # a pipe was asked for
+    message = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        return CompileOutcome(failure=_failure(process.returncode, message), message=message[-_MESSAGE_CHARACTERS:])
+
+    facts: dict[str, KernelFacts] = {}
+    if request.cuobjdump is not None:
+        read_ptxas(message, facts)
+        dump = subprocess.run(
+            [request.cuobjdump, "-sass", str(object_file)],
+            env=request.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if dump.returncode != 0:
+            return CompileOutcome(
+                failure=Failure.TOOL, message=f"{request.cuobjdump} failed: {(dump.stderr or dump.stdout).strip()}"
+            )
+        read_sass(dump.stdout, facts)
+    roots = {name: Path(path) for name, path in request.roots.items()}
+    memo = FileMemo(Path(request.memo))
+    headers = header_set(folder / f"{request.stem}.d", folder, roots, memo)
+    if newest_change(headers, roots) >= started:
+        return CompileOutcome(failure=Failure.CHANGED, message="a header was changed while the compiler read it")
+    ObjectCache(Path(request.cache), roots, memo).publish(
+        object_file,
+        request.members,
+        headers,
+        cpu_seconds=round(usage.ru_utime + usage.ru_stime, 2),
+        peak_memory_bytes=usage.ru_maxrss * 1024,
+        facts=facts,
+    )
+    object_file.unlink()
+    return CompileOutcome(failure="")
+
+
+def _failure(exit_code: int, message: str) -> Failure:
+    if os.strerror(errno.ENOSPC).lower() in message.lower():
+        return Failure.DISK_FULL
+    # A shell between nvcc and its parts reports a signal as 128 and more; nvcc itself says how its part ended.
+    if (
+        exit_code < 0
+        or exit_code > 128
+        or any(text in message for text in ("Killed", "died due to signal", "annot allocate memory"))
+    ):
+        return Failure.KILLED
+    return Failure.SOURCE
+
+
+def main(argv: list[str]) -> int:
+    """Exit status 0 where an object was published; the outcome is in a file in any case that the disk allows."""
+    request = CompileRequest(**json.loads(Path(argv[1]).read_text(encoding="utf-8")))
+    try:
+        outcome = compile_unit(request)
+    except OSError as error:
+        failure = Failure.DISK_FULL if error.errno in DISK_FULL else Failure.TOOL
+        outcome = CompileOutcome(failure=failure, message=str(error))
+    write_whole(Path(request.outcome), json.dumps(asdict(outcome)))
+    return 1 if outcome.failure else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

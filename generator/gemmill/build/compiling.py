@@ -1,0 +1,123 @@
+"""Compiling what is missing: rounds of ninja, in which units that fail are split until the bad variants are known."""
+
+import shutil
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gemmill.build.cache import Lookup
+from gemmill.build.compile_unit import CompileOutcome, Failure
+from gemmill.build.errors import BuildError
+from gemmill.build.graph import CompileContext, run_graph
+from gemmill.build.options import BuildObserver
+from gemmill.build.planning import Workshop
+from gemmill.build.sources import Source, SourceKind
+from gemmill.build.units import Unit, partition, split
+
+
+@dataclass(kw_only=True)
+class _Round:
+    """What came of the units that ran together."""
+
+    retry: list[Unit] = field(default_factory=list)
+    bad: dict[Source, str] = field(default_factory=dict)
+    killed: bool = False
+
+
+def compile_missing(missing: Sequence[Source], workshop: Workshop, observer: BuildObserver) -> dict[str, str]:
+    """Put objects of all these sources in the cache, but for those that do not compile: returns their first error line
+    by name and records them in the ledger. Raises BuildError, OSError."""
+    units = partition(missing, workshop.options.job_count)
+    context = workshop.context
+    total = sum(unit.seconds for unit in units)
+    errors: dict[str, str] = {}
+    folder = workshop.options.home_dir / "work" / uuid.uuid4().hex
+    folder.mkdir(parents=True)
+    try:
+        while units:
+            observer.started(total)
+            result = _run_round(units, folder / str(uuid.uuid4().hex), context, observer)
+            for source, error in result.bad.items():
+                if source.kind is not SourceKind.VARIANT:
+                    raise BuildError(f"kernels/{source.name} does not compile: {error}")
+                workshop.ledger.record(source, error)
+                errors[source.name] = error
+            if errors and not workshop.options.keep_going:
+                name, error = next(iter(errors.items()))
+                raise BuildError(
+                    f"{name} does not compile: {error}; leave it out with --filter, or build without what fails"
+                )
+            if result.killed:
+                context = replace(context, jobs=1)
+            units = result.retry
+            total += sum(unit.seconds for unit in units)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return errors
+
+
+def _run_round(units: Sequence[Unit], folder: Path, context: CompileContext, observer: BuildObserver) -> _Round:
+    result = _Round()
+    fatal: list[str] = []
+
+    def done(unit: Unit, outcome: CompileOutcome) -> None:
+        observer.unit_done(unit.label, unit.seconds, not outcome.failure)
+        if outcome.failure == Failure.SOURCE:
+            if len(unit.sources) == 1:
+                result.bad[unit.sources[0]] = first_error(outcome.message)
+            else:
+                result.retry += split(unit, outcome.message)
+        elif outcome.failure == Failure.KILLED:
+            result.killed = True
+            if len(unit.sources) > 1:
+                result.retry += split(unit, "")
+            elif context.jobs > 1:
+                result.retry.append(unit)
+            else:
+                fatal.append(
+                    f"the compiler was killed on {unit.label}, most likely for want of memory: give the machine more"
+                )
+        elif outcome.failure:
+            fatal.append(_explain(unit, outcome, context))
+
+    folder.mkdir()
+    run_graph(units, folder, context, done)
+    shutil.rmtree(folder, ignore_errors=True)
+    if fatal:
+        raise BuildError(fatal[0])
+    return result
+
+
+def _explain(unit: Unit, outcome: CompileOutcome, context: CompileContext) -> str:
+    if outcome.failure == Failure.DISK_FULL:
+        return (
+            f"the disk is full (compiling {unit.label}; objects go to {context.cache}, the compiler's own files to TMPDIR or /tmp): "
+            "free some space, or name another folder with GEMMILL_HOME"
+        )
+    if outcome.failure == Failure.CHANGED:
+        return f"{outcome.message} ({unit.label}): build again"
+    return f"{unit.label} was not compiled: {first_error(outcome.message)}"
+
+
+def first_error(message: str) -> str:
+    """The line of a compiler's output that says what is wrong."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    marks = ("error:", "error   :", "fatal   :", "Error:", "ERROR:")
+    return next(
+        (line for line in lines if any(mark in line for mark in marks)),
+        lines[0] if lines else "the compiler gave no reason",
+    )
+
+
+def look_again(work: Sequence[Source], workshop: Workshop) -> Lookup:
+    """What the cache has after compilation. Raises BuildError where an object is gone again."""
+    workshop.memo.forget_checks()
+    workshop.cache.forget()
+    found = workshop.cache.lookup(work)
+    if found.missing:
+        raise BuildError(
+            f"{found.missing[0].name} was compiled, but its object is not in {workshop.cache.folder} any more, or a header was "
+            "changed meanwhile: build again"
+        )
+    return found

@@ -1,0 +1,120 @@
+"""A build from selection to folder."""
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gemmill.build.cache import Entry
+from gemmill.build.compiling import compile_missing, look_again
+from gemmill.build.errors import BuildError, reported
+from gemmill.build.files import digest
+from gemmill.build.linking import check_size, describe, intact_build, publish
+from gemmill.build.options import BuildObserver, BuildOptions, BuildResult, SilentObserver
+from gemmill.build.planning import Work, Workshop, open_workshop, survey
+from gemmill.build.sources import Source, SourceKind, text_source
+from gemmill.emit.render import TemplateError, render
+from gemmill.manifest import Manifest, RejectedEntry
+from gemmill.space.names import to_name
+from gemmill.space.selections import Selection
+from gemmill.version import __version__
+
+_VARIANT_TABLE = "extension/variants.cpp.jinja"
+_BUILD_ID_DIGITS = 12
+_STALE_SECONDS = 24 * 3600
+
+
+def build(selection: Selection, options: BuildOptions, observer: BuildObserver | None = None) -> BuildResult:
+    """Compile what the cache lacks, link and publish below `options.home_dir`/builds; the same build is made once.
+    Variants that do not compile are left out and listed. Raises BuildError; then every earlier build is as it was."""
+    observer = observer or SilentObserver()
+    started = time.monotonic()
+    home = options.home_dir
+    with reported(home, "building"):
+        workshop = open_workshop(selection.arch, options)
+        work = survey(selection, workshop)
+        home.mkdir(parents=True, exist_ok=True)
+        errors = dict(work.bad)
+        found = work.found
+        if found.missing:
+            _remove_stale(home)
+            errors |= compile_missing(found.missing, workshop, observer)
+            good = [source for source in (*work.variants, *work.files) if source.name not in errors]
+            _check_any_left(good, errors)
+            found = look_again(good, workshop)
+        else:
+            _check_any_left([s for s in work.variants if s.name not in errors], errors)
+        compile_seconds = time.monotonic() - started
+        manifest, folder, reused = _finish(selection, work, found.entries, errors, workshop, observer)
+        workshop.memo.save()
+    result = BuildResult(folder=folder, manifest=manifest, compile_seconds=compile_seconds, reused=reused)
+    observer.finished(result)
+    return result
+
+
+def _check_any_left(sources: Sequence[Source], errors: dict[str, str]) -> None:
+    if not any(source.kind is SourceKind.VARIANT for source in sources):
+        name, error = next(iter(sorted(errors.items())))
+        raise BuildError(f"none of the {len(errors)} kernels compiles; the first, {name}: {error}")
+
+
+def _finish(
+    selection: Selection,
+    work: Work,
+    entries: Sequence[Entry],
+    errors: dict[str, str],
+    workshop: Workshop,
+    observer: BuildObserver,
+) -> tuple[Manifest, Path, bool]:
+    rejected = tuple(RejectedEntry(name=name, error=error) for name, error in sorted(errors.items()))
+    symbols = [source.symbol for source in work.variants if source.name not in errors]
+    names = [to_name(config) for config in selection.configs if to_name(config.compiled) not in errors]
+    build_id = digest(
+        __version__,
+        selection.name,
+        str(selection.arch),
+        names,
+        [[row.name, row.error] for row in rejected],
+        sorted(entry.key for entry in entries),
+        _variant_table(symbols, ""),
+        workshop.flags.link,
+        [workshop.toolchain.host_build, workshop.memo.get(workshop.toolchain.cudart_static)],
+    )[:_BUILD_ID_DIGITS]
+    target = workshop.options.home_dir / "builds" / build_id
+    if (manifest := intact_build(target)) is not None:
+        check_size(manifest, manifest.extension_bytes, workshop.options.max_size)
+        os.utime(target / "manifest.json")  # the newest build is the one that was asked for last
+        return manifest, target, True
+
+    observer.linking()
+    table = text_source(
+        SourceKind.BINDING, "variants.cpp", _variant_table(symbols, build_id), workshop.flags, workshop.toolchain
+    )
+    table_entries = workshop.cache.lookup([table])
+    if table_entries.missing:
+        compile_missing([table], workshop, SilentObserver())
+        table_entries = look_again([table], workshop)
+    objects = [workshop.cache.object_path(entry) for entry in (*table_entries.entries, *entries)]
+    digests = {source.symbol: hashlib.sha256(source.text.encode()).hexdigest() for source in work.variants}
+    manifest = describe(selection, build_id, entries, rejected, digests, workshop)
+    return publish(manifest, target, objects, workshop), target, False
+
+
+def _variant_table(symbols: Sequence[str], build_id: str) -> str:
+    try:
+        return render(_VARIANT_TABLE, {"symbols": sorted(symbols), "build_id": build_id})
+    except TemplateError as error:
+        raise BuildError(str(error)) from None
+
+
+def _remove_stale(home: Path) -> None:
+    """Delete what builds left that were killed: working folders and half-made results older than a day."""
+    oldest = time.time() - _STALE_SECONDS
+    for folder in [*home.glob("work/*"), *home.glob("cache/objects/.*")]:
+        try:
+            if folder.stat().st_mtime < oldest:
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # gone already

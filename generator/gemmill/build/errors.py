@@ -1,0 +1,30 @@
+"""Why a build cannot be made, in one sentence that says what to do."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class BuildError(Exception):
+    """The text says what was asked, what was found and what to do. Nothing half-written is left behind."""
+
+
+@contextmanager
+def reported(folder: Path, doing: str) -> Iterator[None]:
+    """Turn an OSError on files below `folder` into a BuildError."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or folder
+        if error.errno in DISK_FULL:
+            raise BuildError(
+                f"the disk is full ({doing} in {folder}): free some space, or name another folder with GEMMILL_HOME"
+            ) from None
+        if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+            raise BuildError(
+                f"cannot write {where} ({doing}): {error.strerror}; make it writable, or name another folder with GEMMILL_HOME"
+            ) from None
+        raise BuildError(f"{doing} failed on {where}: {error.strerror or error}") from None

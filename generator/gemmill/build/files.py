@@ -1,0 +1,94 @@
+"""Files that appear whole or not at all, and digests."""
+
+import hashlib
+import json
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+_RACY_SECONDS = 2.0
+
+
+def digest(*parts: Any) -> str:
+    """SHA-256 over values that JSON can hold; different lists of parts have different digests."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_whole(path: Path, data: str | bytes) -> None:
+    """Write beside `path`, sync, rename: a reader sees the old file or the new one. Raises OSError."""
+    temporary = beside(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            sync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def beside(path: Path) -> Path:
+    """A name in the same folder that no other process uses."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+
+
+def sync(descriptor: int) -> None:
+    """Put a file's bytes on the disk, so that a rename cannot publish an empty one after a crash."""
+    os.fsync(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Put on the disk what another program wrote."""
+    with path.open("rb") as file:
+        sync(file.fileno())
+
+
+class FileMemo:
+    """What was once computed from a file's bytes, kept as long as its path, size and modification time stay the same."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._changed = False
+        self._checked: dict[str, Any] = {}
+        try:
+            loaded = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            loaded = None
+        self._known: dict[str, list[Any]] = loaded if isinstance(loaded, dict) else {}
+
+    def get(self, path: Path, compute: Any = file_digest, *, kind: str = "sha256") -> Any:
+        """`compute(path)`, or what it gave before. Raises OSError where the file is gone."""
+        key = f"{kind}:{path}"
+        if key in self._checked:
+            return self._checked[key]
+        status = path.stat()
+        stamp = [status.st_size, status.st_mtime_ns]
+        known = self._known.get(key)
+        if isinstance(known, list) and len(known) == 3 and known[:2] == stamp:
+            value = known[2]
+        else:
+            value = compute(path)
+            # A file changed this recently may change again within the same clock tick: do not remember it.
+            if time.time() - status.st_mtime > _RACY_SECONDS:
+                self._known[key] = [*stamp, value]
+                self._changed = True
+        self._checked[key] = value
+        return value
+
+    def forget_checks(self) -> None:
+        """Look at the files again on the next `get`."""
+        self._checked.clear()
+
+    def save(self) -> None:
+        """Keep what was learnt; the last of several processes wins, which costs the others a recomputation."""
+        if self._changed:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path, json.dumps(self._known))
+            self._changed = False

@@ -1,0 +1,140 @@
+"""The ninja graph of units to compile, and running it."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gemmill import settings
+from gemmill.build.compile_unit import CompileOutcome, CompileRequest, Failure
+from gemmill.build.errors import BuildError
+from gemmill.build.files import write_whole
+from gemmill.build.sources import Flags, SourceKind, expand
+from gemmill.build.toolchain import ToolchainPaths
+from gemmill.build.units import Unit
+
+_SOURCE_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileContext:
+    """What all units of a build share."""
+
+    toolchain: ToolchainPaths
+    flags: Flags
+    roots: Mapping[str, Path]
+    launcher: tuple[str, ...]
+    cache: Path
+    memo: Path
+    jobs: int
+
+
+def run_graph(
+    units: Sequence[Unit], folder: Path, context: CompileContext, done: Callable[[Unit, CompileOutcome], None]
+) -> None:
+    """Compile the units in `folder`, a new one, `context.jobs` at a time; `done` is called as each ends.
+    Raises BuildError where ninja cannot run, OSError where files cannot be written."""
+    outcomes = {folder / f"{unit.key}.outcome.json": unit for unit in units}
+    python = shlex.quote(sys.executable).replace("$", "$$")
+    lines = [
+        "ninja_required_version = 1.10",
+        "rule compile",
+        f"  command = {python} -m gemmill.build.compile_unit $in",
+        "  description = $out",
+        "",
+    ]
+    for path, unit in outcomes.items():
+        request = folder / f"{unit.key}.request.json"
+        _write_sources(unit, folder)
+        write_whole(request, json.dumps(asdict(_request(unit, folder, path, context))))
+        lines.append(f"build {path.name}: compile {request.name}")
+    write_whole(folder / "build.ninja", "\n".join(lines) + "\n")
+    _run_ninja(folder, context, outcomes, done)
+
+
+def _write_sources(unit: Unit, folder: Path) -> None:
+    for source in unit.sources:
+        path = folder / source.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source.text, encoding="utf-8")
+    (folder / unit.file_name).write_text(unit.text, encoding="utf-8")
+
+
+def _request(unit: Unit, folder: Path, outcome: Path, context: CompileContext) -> CompileRequest:
+    tools = context.toolchain
+    host = unit.kind is SourceKind.BINDING
+    stem = Path(unit.file_name).stem
+    flags = expand(context.flags.for_kind(unit.kind), context.roots)
+    outputs = ["-MD", "-MF", f"{stem}.d", "-c", unit.file_name, "-o", f"{stem}.o"]
+    return CompileRequest(
+        command=[*context.launcher, str(tools.gxx if host else tools.nvcc), *flags, *outputs],
+        folder=str(folder),
+        stem=stem,
+        members={source.key: source.name for source in unit.sources},
+        roots={name: str(path) for name, path in context.roots.items()},
+        cache=str(context.cache),
+        memo=str(context.memo),
+        cuobjdump=None if host else str(tools.cuobjdump),
+        # cuobjdump looks for nvdisasm on PATH.
+        environment=settings.child_environment(search=[tools.home / "bin", tools.nvdisasm.parent]),
+        outcome=str(outcome),
+    )
+
+
+def _run_ninja(
+    folder: Path, context: CompileContext, outcomes: Mapping[Path, Unit], done: Callable[[Unit, CompileOutcome], None]
+) -> None:
+    command = [str(_find_ninja()), "-k", "0", "-j", str(context.jobs)]
+    waiting = dict(outcomes)
+    printed = []
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=settings.child_environment(python_path=_SOURCE_ROOT),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise BuildError(f"cannot run {command[0]} ({error.strerror}): install it with `pip install ninja`") from None
+    with process:
+        assert process.stdout is not None  # a pipe was asked for
+        try:
+            # ninja prints a line as each edge ends; what the edge wrote says how.
+            for line in process.stdout:
+                printed.append(line.rstrip())
+                _report_ended(waiting, done)
+        except BaseException:
+            process.terminate()
+            raise
+    _report_ended(waiting, done)
+    for unit in waiting.values():
+        done(unit, CompileOutcome(failure=Failure.TOOL, message=_why_no_outcome(printed)))
+
+
+def _report_ended(waiting: dict[Path, Unit], done: Callable[[Unit, CompileOutcome], None]) -> None:
+    for path in [path for path in waiting if path.is_file()]:
+        done(waiting.pop(path), CompileOutcome(**json.loads(path.read_text(encoding="utf-8"))))
+
+
+def _why_no_outcome(printed: Sequence[str]) -> str:
+    """The line that says most of what ninja and a failed process printed: a traceback ends with its error."""
+    lines = [line for line in printed if line.strip() and not line.startswith(("[", "FAILED:", "ninja: build stopped"))]
+    return lines[-1] if lines else "ninja printed no reason"
+
+
+def _find_ninja() -> Path:
+    try:
+        from ninja import BIN_DIR
+    except ImportError:
+        on_path = shutil.which("ninja")
+        if on_path is None:
+            raise BuildError("no ninja: install it with `pip install 'gemmill[build]'`") from None
+        return Path(on_path)
+    return Path(BIN_DIR) / "ninja"

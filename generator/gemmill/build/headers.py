@@ -1,0 +1,45 @@
+"""The headers that an object was made from: read from the compiler's list, kept by name and digest."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from gemmill.build.files import FileMemo
+
+HeaderSet = list[list[str]]
+"""Rows of root name ("" for the machine's own folders), path below it, SHA-256."""
+
+
+def read_depfile(text: str) -> list[str]:
+    """Paths in a make rule as compilers write it: `object : a.cu \\ a.h ...`, blanks escaped by a backslash."""
+    _, _, rest = text.replace("\\\n", " ").partition(":")
+    return [item.replace("\\ ", " ").replace("$$", "$") for item in re.findall(r"(?:\\ |\S)+", rest)]
+
+
+def header_set(depfile: Path, folder: Path, roots: Mapping[str, Path], memo: FileMemo) -> HeaderSet:
+    """The headers named by a depfile of a compiler that ran in `folder`; files of that folder are its sources.
+    Raises OSError."""
+    by_depth = sorted(roots.items(), key=lambda item: -len(item[1].parts))
+    rows: dict[tuple[str, str], str] = {}
+    for name in read_depfile(depfile.read_text(encoding="utf-8")):
+        path = (folder / name).resolve()
+        if path.is_relative_to(folder.resolve()):
+            continue
+        root = next(((key, base) for key, base in by_depth if path.is_relative_to(base)), None)
+        key = (root[0], path.relative_to(root[1]).as_posix()) if root else ("", str(path))
+        rows[key] = memo.get(path)
+    return [[*key, value] for key, value in sorted(rows.items())]
+
+
+def is_current(headers: HeaderSet, roots: Mapping[str, Path], memo: FileMemo) -> bool:
+    """Whether this machine has the same headers."""
+    try:
+        return all(memo.get(roots[root] / path if root else Path(path)) == value for root, path, value in headers)
+    except (OSError, KeyError):
+        return False
+
+
+def newest_change(headers: HeaderSet, roots: Mapping[str, Path]) -> float:
+    """When the latest of them was changed, in seconds since the epoch. Raises OSError."""
+    paths = (roots[root] / path if root else Path(path) for root, path, _ in headers)
+    return max((path.stat().st_mtime for path in paths), default=0.0)

@@ -1,0 +1,40 @@
+"""Which variants are known not to compile, so that they are not tried again with the same source and toolchain."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from gemmill.build.files import FileMemo, digest, write_whole
+from gemmill.build.sources import Source
+
+
+class Ledger:
+    """Failures below the cache folder, one file each.
+
+    A failed compilation leaves no list of headers, so a failure is remembered under the source's key, all of gemmill's
+    own headers and the CUTLASS version: editing a header gives every variant another try.
+    """
+
+    def __init__(self, folder: Path, kernels: Path, cutlass_version: str, memo: FileMemo) -> None:
+        self._folder = folder / "ledger"
+        headers = sorted(path for path in (kernels / "include").rglob("*") if path.is_file())
+        self._context = digest(
+            cutlass_version, [[path.relative_to(kernels).as_posix(), memo.get(path)] for path in headers]
+        )
+
+    def _path(self, source_key: str) -> Path:
+        return self._folder / f"{digest(source_key, self._context)}.json"
+
+    def known_error(self, source: Source) -> str | None:
+        """The first error line of a source that failed before, or None."""
+        try:
+            error = json.loads(self._path(source.key).read_text(encoding="utf-8"))["error"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return error if isinstance(error, str) else None
+
+    def record(self, source: Source, error: str) -> None:
+        """Remember a failure. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        row: Mapping[str, str] = {"name": source.name, "error": error}
+        write_whole(self._path(source.key), json.dumps(row, indent=1))

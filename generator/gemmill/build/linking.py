@@ -1,0 +1,179 @@
+"""From objects to an extension and its manifest in one folder, which appears whole or not at all."""
+
+import datetime
+import shutil
+import subprocess
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gemmill.build.cache import Entry
+from gemmill.build.compiling import first_error
+from gemmill.build.errors import BuildError
+from gemmill.build.files import file_digest, sync_file
+from gemmill.build.inspect import KernelFacts
+from gemmill.build.planning import Workshop
+from gemmill.build.sources import TORCH_TARGET, SourceKind, expand
+from gemmill.manifest import (
+    SCHEMA_VERSION,
+    KernelEntry,
+    Manifest,
+    ManifestError,
+    RejectedEntry,
+    Toolchain,
+    read_manifest,
+    write_manifest,
+)
+from gemmill.manifest.reading import check_extension
+from gemmill.space.names import symbol_of, to_name
+from gemmill.space.predicate import predicate_of
+from gemmill.space.selections import Selection
+from gemmill.version import __version__
+
+_LARGEST_SHOWN = 5
+
+
+def intact_build(folder: Path) -> Manifest | None:
+    """The manifest of a build whose extension is whole, or None."""
+    try:
+        manifest = read_manifest(folder / "manifest.json")
+        check_extension(manifest, folder)
+    except ManifestError:
+        return None
+    return manifest if manifest.build_id == folder.name else None
+
+
+def publish(manifest: Manifest, target: Path, objects: Sequence[Path], workshop: Workshop) -> Manifest:
+    """Link in a working folder and rename it to `target`. Raises BuildError, OSError; then `target` is as it was."""
+    # Not beside the target: whoever lists the builds must not see one that is half made, or its folder vanish.
+    temporary = _working_folder(workshop)
+    temporary.mkdir(parents=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        extension = temporary / manifest.extension
+        _link(extension, objects, workshop)
+        check_size(manifest, extension.stat().st_size, workshop.options.max_size)
+        sync_file(extension)
+        manifest = _with_extension(manifest, extension)
+        write_manifest(manifest, temporary / "manifest.json")
+        return _put_in_place(manifest, temporary, target, workshop)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _working_folder(workshop: Workshop) -> Path:
+    return workshop.options.home_dir / "work" / uuid.uuid4().hex
+
+
+def _link(extension: Path, objects: Sequence[Path], workshop: Workshop) -> None:
+    tools = workshop.toolchain
+    # A response file: a build of many variants has more objects than a command line holds.
+    response = extension.with_suffix(".objects")
+    response.write_text("".join(f'"{path}"\n' for path in [*objects, tools.cudart_static]), encoding="utf-8")
+    # Objects first: a static library gives only what was asked for before it.
+    command = [str(tools.gxx), f"@{response}", *expand(workshop.flags.link, workshop.roots), "-o", str(extension)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+    except OSError as error:
+        raise BuildError(f"cannot run {tools.gxx} ({error.strerror}): install g++") from None
+    response.unlink()
+    if done.returncode == 0:
+        return
+    message = done.stderr or done.stdout
+    if "No space left on device" in message:
+        raise BuildError(
+            f"the disk is full (linking in {extension.parent.parent}): free some space, or name another folder with GEMMILL_HOME"
+        )
+    lines = [line for line in message.splitlines() if "undefined reference" in line or "multiple definition" in line]
+    raise BuildError(f"linking failed: {lines[0].strip() if lines else first_error(message)}")
+
+
+def check_size(manifest: Manifest, size: int, max_size: int | None) -> None:
+    """Raise BuildError for an extension of more bytes than are allowed, naming the largest variants."""
+    if max_size is None or size <= max_size:
+        return
+    kernels = {entry.symbol: entry for entry in manifest.entries}.values()
+    largest = sorted(kernels, key=lambda entry: (-entry.code_bytes, entry.name))[:_LARGEST_SHOWN]
+    listed = ", ".join(f"{entry.name} {entry.code_bytes:,}" for entry in largest)
+    raise BuildError(
+        f"the extension has {size:,} bytes, more than the {max_size:,} allowed: leave variants out with --filter, or allow more "
+        f"with --max-size; bytes of machine code of the largest: {listed}"
+    )
+
+
+def _put_in_place(manifest: Manifest, temporary: Path, target: Path, workshop: Workshop) -> Manifest:
+    for _ in range(3):
+        try:
+            temporary.rename(target)
+            return manifest
+        except OSError:
+            if (theirs := intact_build(target)) is not None:
+                return theirs  # another process was quicker, with the same build
+            damaged = _working_folder(workshop)
+            if not target.exists():
+                raise
+            target.rename(damaged)
+            shutil.rmtree(damaged, ignore_errors=True)
+    raise BuildError(f"{target} is being changed by other processes: build again")
+
+
+def describe(
+    selection: Selection,
+    build_id: str,
+    entries: Sequence[Entry],
+    rejected: Sequence[RejectedEntry],
+    digests: dict[str, str],
+    workshop: Workshop,
+) -> Manifest:
+    """The manifest of a build, but for what is known only of the linked file. `digests` has each symbol's source."""
+    by_kernel = {name: entry for entry in entries for name in entry.members.values()}
+    left_out = {row.name for row in rejected}
+    tools = workshop.toolchain
+    kernels = []
+    for config in selection.configs:
+        compiled = to_name(config.compiled)
+        if compiled in left_out:
+            continue
+        entry, symbol = by_kernel[compiled], symbol_of(config)
+        facts = entry.facts.get(f"{symbol}_kernel", KernelFacts())
+        kernels.append(
+            KernelEntry(
+                name=to_name(config),
+                config=config,
+                symbol=symbol,
+                predicate=predicate_of(config),
+                source_digest=digests[symbol],
+                compile_seconds=round(entry.cpu_seconds / len(entry.members), 2),
+                peak_memory_bytes=entry.peak_memory_bytes,
+                code_bytes=facts.code_bytes,
+                registers=facts.registers,
+                spill_bytes=facts.spill_bytes,
+                sass=facts.sass,
+            )
+        )
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        build_id=build_id,
+        gemmill_version=__version__,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        arch=str(selection.arch),
+        selection=selection.name,
+        extension=f"gemmill_{build_id}.so",
+        extension_sha256="",
+        extension_bytes=0,
+        torch_target=TORCH_TARGET,
+        toolchain=Toolchain(
+            nvcc=tools.nvcc_version,
+            cuda_major=tools.cuda_major,
+            cutlass=tools.cutlass_version,
+            host_compiler=tools.gxx_version,
+            flags=workshop.flags.for_kind(SourceKind.VARIANT),
+        ),
+        entries=tuple(kernels),
+        rejected=tuple(rejected),
+    )
+
+
+def _with_extension(manifest: Manifest, extension: Path) -> Manifest:
+    return replace(manifest, extension_sha256=file_digest(extension), extension_bytes=extension.stat().st_size)

@@ -1,0 +1,123 @@
+"""Looking after the cache: what is in it, what is damaged, what can go."""
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmill import settings
+from gemmill.build.cache import Entry, read_entry, read_headers
+from gemmill.build.errors import reported
+from gemmill.build.files import file_digest
+
+_DAY = 24 * 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedObject:
+    """One object of the cache."""
+
+    key: str
+    names: tuple[str, ...]
+    """The variants or files in it."""
+    object_bytes: int
+    cpu_seconds: float
+    """What compiling it again would cost."""
+    used: float
+    """When a build last used it, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheReport:
+    """What became of a cache."""
+
+    kept: int
+    removed: tuple[str, ...]
+    """Keys."""
+    freed_bytes: int
+
+
+def cache_list(home: Path | None = None) -> tuple[CachedObject, ...]:
+    """The objects of the cache, the latest used first. Raises BuildError."""
+    cache = _cache(home)
+    with reported(cache, "reading the cache"):
+        found = [_describe(cache, entry) for folder in _object_folders(cache) if (entry := read_entry(folder))]
+    return tuple(sorted(found, key=lambda item: (-item.used, item.key)))
+
+
+def cache_verify(home: Path | None = None) -> CacheReport:
+    """Read every object, and remove those that are not what their entry says. Raises BuildError."""
+    cache = _cache(home)
+    with reported(cache, "verifying the cache"):
+        damaged = [folder for folder in _object_folders(cache) if not _is_whole(cache, folder)]
+        return _remove(cache, damaged)
+
+
+def cache_gc(
+    home: Path | None = None, *, max_age_days: float | None = 30.0, max_bytes: int | None = None
+) -> CacheReport:
+    """Remove objects that no build has used for `max_age_days`, then the longest unused until the rest has `max_bytes`
+    or less, and what killed builds left. Builds stay: they do not need the cache. Raises BuildError."""
+    cache = _cache(home)
+    now = time.time()
+    with reported(cache, "cleaning the cache"):
+        for left in [*cache.parent.glob("work/*"), *cache.glob("objects/.*")]:
+            if now - left.stat().st_mtime > _DAY:
+                shutil.rmtree(left, ignore_errors=True)
+        goes, room = [], max_bytes
+        for item in cache_list(cache.parent):
+            too_old = max_age_days is not None and now - item.used > max_age_days * _DAY
+            too_much = room is not None and item.object_bytes > room
+            if too_old or too_much:
+                goes.append(cache / "objects" / item.key)
+                room = 0 if too_much else room  # what was used earlier goes too, however small
+            elif room is not None:
+                room -= item.object_bytes
+        return _remove(cache, goes)
+
+
+def _cache(home: Path | None) -> Path:
+    return (home or settings.home()).absolute() / "cache"
+
+
+def _object_folders(cache: Path) -> list[Path]:
+    return sorted(folder for folder in cache.glob("objects/*") if not folder.name.startswith("."))
+
+
+def _describe(cache: Path, entry: Entry) -> CachedObject:
+    return CachedObject(
+        key=entry.key,
+        names=tuple(entry.members.values()),
+        object_bytes=entry.object_bytes,
+        cpu_seconds=entry.cpu_seconds,
+        used=(cache / "objects" / entry.key / "entry.json").stat().st_mtime,
+    )
+
+
+def _is_whole(cache: Path, folder: Path) -> bool:
+    entry = read_entry(folder)
+    try:
+        return (
+            entry is not None
+            and read_headers(cache, entry.headers) is not None
+            and file_digest(folder / "object.o") == entry.object_sha256
+        )
+    except OSError:
+        return False
+
+
+def _remove(cache: Path, folders: list[Path]) -> CacheReport:
+    freed = 0
+    for folder in folders:
+        freed += sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+        shutil.rmtree(folder, ignore_errors=True)
+    kept = {folder.name for folder in _object_folders(cache)}
+    for marker in cache.glob("index/*/*"):
+        if marker.name not in kept:
+            marker.unlink(missing_ok=True)
+    headers = {entry.headers for folder in _object_folders(cache) if (entry := read_entry(folder))}
+    for path in cache.glob("headers/*.json"):
+        # One that was just written may belong to an object that is about to be published.
+        if path.stem not in headers and time.time() - path.stat().st_mtime > _DAY:
+            path.unlink(missing_ok=True)
+    return CacheReport(kept=len(kept), removed=tuple(sorted(folder.name for folder in folders)), freed_bytes=freed)

@@ -1,0 +1,155 @@
+"""What a build is told, and what it tells."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gemmill import settings
+from gemmill.build.errors import BuildError
+from gemmill.build.sources import Source
+from gemmill.build.units import Unit
+from gemmill.locations import kernels_dir
+from gemmill.manifest import Manifest, RejectedEntry
+from gemmill.space.config import KernelConfig
+from gemmill.vocab import Arch
+
+JOB_MEMORY_BYTES = 4 << 30
+"""What one nvcc may need: a unit of eight CUTLASS variants, with room to spare."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """How to build."""
+
+    home: Path | None = None
+    """The folder of builds/ and cache/; None for `settings.home()`."""
+    jobs: int | None = None
+    """Compiler processes at a time; None lets GEMMILL_JOBS, else cores and memory decide."""
+    max_size: int | None = None
+    """Bytes; an extension that is larger is not published."""
+    keep_going: bool = True
+    """Build without the variants that do not compile; False makes the first of them an error."""
+    retry_failed: bool = False
+    """Try variants again that the ledger knows as failed."""
+    cuda_home: Path | None = None
+    """A toolkit to use before all others."""
+    kernels: Path | None = None
+    """The folder of hand-written sources; None for gemmill's own."""
+
+    def __post_init__(self) -> None:
+        if self.jobs is not None and self.jobs < 1:
+            raise ValueError(f"jobs={self.jobs}: at least 1 is needed")
+        if self.max_size is not None and self.max_size < 1:
+            raise ValueError(f"max_size={self.max_size}: it is a number of bytes, at least 1")
+
+    @property
+    def home_dir(self) -> Path:
+        """The folder of builds and cache."""
+        return (self.home or settings.home()).absolute()
+
+    @property
+    def kernels_folder(self) -> Path:
+        """The folder of hand-written sources."""
+        return (self.kernels or kernels_dir()).absolute()
+
+    @property
+    def job_count(self) -> int:
+        """Compiler processes at a time. Raises BuildError."""
+        try:
+            return self.jobs or settings.jobs() or automatic_jobs()
+        except ValueError as error:
+            raise BuildError(str(error)) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a build would do."""
+
+    selection: str
+    arch: Arch
+    configs: tuple[KernelConfig, ...]
+    """Every variant asked for, those that share a kernel too."""
+    kernels: tuple[Source, ...]
+    """The kernels to have, one for each different machine code."""
+    units: tuple[Unit, ...]
+    """What would be compiled."""
+    cached: tuple[str, ...]
+    """Names of kernels and hand-written files whose objects are in the cache."""
+    known_bad: tuple[RejectedEntry, ...]
+    """Kernels that the ledger knows as failed."""
+    jobs: int
+    estimated_cpu_seconds: float
+    estimated_bytes: int
+    """Size of the extension."""
+    without_toolchain: str = ""
+    """Why no toolchain was found, and so nothing in the cache: the build would end with this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildResult:
+    """A build that is in place."""
+
+    folder: Path
+    manifest: Manifest
+    compile_seconds: float
+    """Wall time from the call to the last object."""
+    reused: bool
+    """Whether the same build was there before."""
+
+    @property
+    def rejected(self) -> tuple[RejectedEntry, ...]:
+        """Variants that did not compile."""
+        return self.manifest.rejected
+
+
+class BuildObserver(Protocol):
+    """Is told how a build goes on. Weights are estimated CPU seconds."""
+
+    def started(self, total_weight: float) -> None:
+        """Compilation begins; called again with a larger total where a failed unit is split."""
+
+    def unit_done(self, label: str, weight: float, ok: bool) -> None:
+        """A unit has been compiled, or has failed."""
+
+    def linking(self) -> None:
+        """All objects are there."""
+
+    def finished(self, result: BuildResult) -> None:
+        """The build is in place."""
+
+
+class SilentObserver:
+    """Tells nobody."""
+
+    def started(self, total_weight: float) -> None: ...
+
+    def unit_done(self, label: str, weight: float, ok: bool) -> None: ...
+
+    def linking(self) -> None: ...
+
+    def finished(self, result: BuildResult) -> None: ...
+
+
+def automatic_jobs() -> int:
+    """As many compilers as cores and free memory allow, at least one."""
+    return max(1, min(len(os.sched_getaffinity(0)), _free_memory() // JOB_MEMORY_BYTES))
+
+
+def _free_memory() -> int:
+    """Bytes that new processes can have: the machine's, or less where a control group sets a limit."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit, used = _lines(Path("/sys/fs/cgroup/memory.max")), _lines(Path("/sys/fs/cgroup/memory.current"))
+    if limit and used and limit[0].isdecimal():
+        free = min(free, int(limit[0]) - int(used[0]))
+    return free
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,157 @@
+"""From a selection to the units that are still to be compiled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmill.build.cache import Entry, Lookup, ObjectCache
+from gemmill.build.errors import BuildError, reported
+from gemmill.build.files import FileMemo
+from gemmill.build.graph import CompileContext
+from gemmill.build.ledger import Ledger
+from gemmill.build.options import BuildOptions, Plan
+from gemmill.build.sources import BINDING, Flags, Source, SourceKind, file_sources, flags_for, roots_of, variant_source
+from gemmill.build.toolchain import ToolchainPaths, find_launcher, find_toolchain
+from gemmill.build.units import Unit, partition
+from gemmill.emit.render import TemplateError
+from gemmill.manifest import RejectedEntry
+from gemmill.space.config import KernelConfig
+from gemmill.space.selections import Selection
+from gemmill.vocab import Arch
+
+# Of an SM90 variant's object, nvcc 13.5, 2026-11-20; the binding's part of an extension, static CUDA runtime included.
+_OBJECT_BYTES = 250_000
+_BINDING_BYTES = 1_500_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workshop:
+    """What a build works with."""
+
+    options: BuildOptions
+    toolchain: ToolchainPaths
+    flags: Flags
+    roots: dict[str, Path]
+    memo: FileMemo
+    memo_path: Path
+    cache: ObjectCache
+    ledger: Ledger
+    launcher: tuple[str, ...]
+
+    @property
+    def context(self) -> CompileContext:
+        """What the ninja graph needs."""
+        return CompileContext(
+            toolchain=self.toolchain,
+            flags=self.flags,
+            roots=self.roots,
+            launcher=self.launcher,
+            cache=self.cache.folder,
+            memo=self.memo_path,
+            jobs=self.options.job_count,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A selection's sources, and what has become of them."""
+
+    variants: tuple[Source, ...]
+    files: tuple[Source, ...]
+    bad: dict[str, str]
+    """Error by variant name: known from the ledger."""
+    found: Lookup
+    """Of all sources that are not bad."""
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Objects in the cache."""
+        return self.found.entries
+
+
+def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
+    """Toolchain, cache and ledger of a build. Raises BuildError; writes nothing."""
+    home, kernels = options.home_dir, options.kernels_folder
+    memo_path = home / "memo" / "files.json"
+    memo = FileMemo(memo_path)
+    toolchain = find_toolchain(options.cuda_home, memo=memo)
+    roots = roots_of(toolchain, kernels)
+    with reported(kernels, "reading gemmill's headers"):
+        ledger = Ledger(home / "cache", kernels, toolchain.cutlass_version, memo)
+    return Workshop(
+        options=options,
+        toolchain=toolchain,
+        flags=flags_for(arch),
+        roots=roots,
+        memo=memo,
+        memo_path=memo_path,
+        cache=ObjectCache(home / "cache", roots, memo),
+        ledger=ledger,
+        launcher=find_launcher(),
+    )
+
+
+def variant_sources(configs: Sequence[KernelConfig], flags: Flags, compiler_build: str) -> tuple[Source, ...]:
+    """One source for each different kernel, by symbol. Raises BuildError where a template cannot be rendered."""
+    try:
+        compiled = {config.compiled for config in configs}
+        sources = [variant_source(config, flags, compiler_build) for config in compiled]
+    except TemplateError as error:
+        raise BuildError(str(error)) from None
+    return tuple(sorted(sources, key=lambda source: source.symbol))
+
+
+def survey(selection: Selection, workshop: Workshop) -> Work:
+    """What the selection needs, what the cache has of it and what is known to fail."""
+    if not selection.configs:
+        raise BuildError(
+            f"selection {selection.name!r} has no variant for {selection.arch}: see `gemmill list` for what there is"
+        )
+    variants = variant_sources(selection.configs, workshop.flags, workshop.toolchain.compiler_build)
+    kernels = workshop.options.kernels_folder
+    files = tuple(file_sources(kernels, workshop.flags, workshop.toolchain))
+    if not any(source.kind is SourceKind.BINDING for source in files):
+        raise BuildError(f"no C++ files in {kernels / BINDING}: they bind the kernels to torch; reinstall gemmill")
+    bad = {}
+    if not workshop.options.retry_failed:
+        bad = {s.name: error for s in variants if (error := workshop.ledger.known_error(s)) is not None}
+    wanted = [source for source in (*variants, *files) if source.name not in bad]
+    return Work(variants=variants, files=files, bad=bad, found=workshop.cache.lookup(wanted))
+
+
+def plan(selection: Selection, options: BuildOptions) -> Plan:
+    """What `build` would do; compiles and writes nothing. Without a toolchain, what it would do with an empty cache.
+    Raises BuildError."""
+    try:
+        workshop = open_workshop(selection.arch, options)
+    except BuildError as error:
+        variants = variant_sources(selection.configs, flags_for(selection.arch), "")
+        return _plan(selection, options, variants, partition(variants, options.job_count), (), {}, str(error))
+    work = survey(selection, workshop)
+    units = partition(work.found.missing, options.job_count)
+    return _plan(selection, options, work.variants, units, work.entries, work.bad, "")
+
+
+def _plan(
+    selection: Selection,
+    options: BuildOptions,
+    variants: tuple[Source, ...],
+    units: list[Unit],
+    entries: Sequence[Entry],
+    bad: dict[str, str],
+    without_toolchain: str,
+) -> Plan:
+    unknown = sum(len(unit.sources) for unit in units if unit.kind is not SourceKind.BINDING)
+    return Plan(
+        selection=selection.name,
+        arch=selection.arch,
+        configs=selection.configs,
+        kernels=variants,
+        units=tuple(units),
+        cached=tuple(sorted(name for entry in entries for name in entry.members.values())),
+        known_bad=tuple(RejectedEntry(name=name, error=error) for name, error in sorted(bad.items())),
+        jobs=options.job_count,
+        estimated_cpu_seconds=sum(unit.seconds for unit in units),
+        estimated_bytes=_BINDING_BYTES + unknown * _OBJECT_BYTES + sum(entry.object_bytes for entry in entries),
+        without_toolchain=without_toolchain,
+    )

@@ -1,0 +1,166 @@
+"""What is compiled: texts, the flags they are compiled with, and the digest that names the result."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+
+from gemmill.build.errors import reported
+from gemmill.build.files import digest
+from gemmill.build.toolchain import ToolchainPaths
+from gemmill.emit import emit
+from gemmill.space.config import KernelConfig
+from gemmill.space.names import symbol_of, to_name
+from gemmill.vocab import Arch, KernelSchedule
+
+BINDING = "extension"
+"""The folder below kernels/ whose C++ files bind the kernels to torch."""
+TORCH_TARGET = "2.11"
+_TORCH_TARGET_VERSION = "0x020b000000000000"
+_PROGRAMMATIC_LAUNCH = {
+    Arch.SM90A: ("-DCUTLASS_ENABLE_GDC_FOR_SM90=1",),
+    Arch.SM100A: ("-DCUTLASS_ENABLE_GDC_FOR_SM100=1",),
+}
+
+# CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-20: a unit's headers and host passes, then each variant.
+UNIT_SECONDS = 24.0
+TMA_VARIANT_SECONDS = 12.0
+PLAIN_VARIANT_SECONDS = 4.0
+BINDING_SECONDS = 3.0
+
+
+class SourceKind(StrEnum):
+    """Which compiler reads it, and what is asked of its object."""
+
+    VARIANT = "variant"
+    """An emitted kernel: compiled with others, inspected."""
+    KERNELS = "kernels"
+    """A hand-written CUDA file: compiled alone."""
+    BINDING = "binding"
+    """C++ for the host compiler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One text to compile."""
+
+    kind: SourceKind
+    name: str
+    """A variant's name, or a file's path below kernels/."""
+    path: PurePosixPath
+    """Where it is written, relative to the folder in which the compiler runs."""
+    text: str
+    key: str
+    """Digest of text, flags and compiler: with the included headers, everything that makes the object."""
+    symbol: str = ""
+    """A variant's launch function."""
+    seconds: float
+    """CPU seconds that compiling it may take, beside the cost of its unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Compiler flags in which `<name>` stands for a root folder, so that they are the same on every machine."""
+
+    cuda: tuple[str, ...]
+    host: tuple[str, ...]
+    link: tuple[str, ...]
+
+    def for_kind(self, kind: SourceKind) -> tuple[str, ...]:
+        """What compiles a source of this kind."""
+        return self.host if kind is SourceKind.BINDING else self.cuda
+
+
+def roots_of(toolchain: ToolchainPaths, kernels: Path) -> dict[str, Path]:
+    """Folders that are called by name in flags and header lists, since each machine has them elsewhere."""
+    return {
+        "gemmill": kernels.resolve(),
+        "cutlass": toolchain.cutlass_include.resolve(),
+        "cuda": toolchain.home.resolve(),
+        "torch": toolchain.torch_include.resolve(),
+        "torchlib": toolchain.torch_lib.resolve(),
+    }
+
+
+def flags_for(arch: Arch) -> Flags:
+    """The flags of an architecture. SASS only: a driver refuses PTX of a later toolkit than its own."""
+    return Flags(
+        cuda=(
+            *("-std=c++17", "-O3", f"-gencode={arch.gencode}", "--expt-relaxed-constexpr", "-DNDEBUG"),
+            *_PROGRAMMATIC_LAUNCH.get(arch, ()),
+            "-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",
+            *("-Xcompiler=-fvisibility=hidden,-fPIC", "-Xptxas=-v"),
+            *("-I.", "-I<gemmill>/include", "-I<gemmill>", "-isystem=<cutlass>"),
+        ),
+        host=(
+            *("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-DNDEBUG"),
+            *(f"-DTORCH_TARGET_VERSION={_TORCH_TARGET_VERSION}", "-DUSE_CUDA"),
+            *("-I<gemmill>/include", "-I<gemmill>/" + BINDING),
+            *("-isystem<torch>", "-isystem<torch>/torch/csrc/api/include", "-isystem<cuda>/include"),
+        ),
+        # -Bsymbolic: two builds in one process keep to their own symbols, which have the same names.
+        # libtorch's libraries must be named even where the linker sees no use of them: the registration runs at load.
+        link=(
+            *(
+                "-shared",
+                "-Wl,-Bsymbolic",
+                "-Wl,--no-undefined",
+                "-Wl,--exclude-libs,ALL",
+                "-Wl,--no-as-needed",
+                "-L<torchlib>",
+            ),
+            *("-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--as-needed", "-ldl", "-lrt", "-lpthread"),
+        ),
+    )
+
+
+def expand(flags: Sequence[str], roots: Mapping[str, Path]) -> list[str]:
+    """Flags with this machine's folders in them."""
+    result = []
+    for flag in flags:
+        for name, path in roots.items():
+            flag = flag.replace(f"<{name}>", str(path))
+        result.append(flag)
+    return result
+
+
+def variant_source(config: KernelConfig, flags: Flags, toolchain_build: str) -> Source:
+    """The source of a config's compiled kernel. Raises emit's TemplateError."""
+    config = config.compiled
+    file = emit(config)
+    name = to_name(config)
+    plain = config.schedule.kernel_schedule is KernelSchedule.MMA_SYNC
+    return Source(
+        kind=SourceKind.VARIANT,
+        name=name,
+        path=file.path,
+        text=file.text,
+        key=digest("variant", str(file.path), file.text, flags.cuda, toolchain_build),
+        symbol=symbol_of(config),
+        seconds=PLAIN_VARIANT_SECONDS if plain else TMA_VARIANT_SECONDS,
+    )
+
+
+def file_sources(kernels: Path, flags: Flags, toolchain: ToolchainPaths) -> list[Source]:
+    """The hand-written sources: CUDA files of every family and the binding's C++ files."""
+    result = []
+    with reported(kernels, "reading the hand-written kernels"):
+        for path in sorted([*kernels.glob("*/*.cu"), *kernels.glob(f"{BINDING}/*.cpp")]):
+            kind = SourceKind.KERNELS if path.suffix == ".cu" else SourceKind.BINDING
+            result.append(
+                text_source(kind, str(path.relative_to(kernels)), path.read_text(encoding="utf-8"), flags, toolchain)
+            )
+    return result
+
+
+def text_source(kind: SourceKind, name: str, text: str, flags: Flags, toolchain: ToolchainPaths) -> Source:
+    """A source that is no variant."""
+    build = toolchain.host_build if kind is SourceKind.BINDING else toolchain.compiler_build
+    return Source(
+        kind=kind,
+        name=name,
+        path=PurePosixPath(name),
+        text=text,
+        key=digest(kind.value, name, text, flags.for_kind(kind), build),
+        seconds=BINDING_SECONDS if kind is SourceKind.BINDING else TMA_VARIANT_SECONDS,
+    )

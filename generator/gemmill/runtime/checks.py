@@ -1,0 +1,113 @@
+"""The checks of every call, with their sentences. The extension makes the same checks and comes here for the text."""
+
+from collections.abc import Iterator
+
+from gemmill.runtime.operands import Call, Operand
+from gemmill.runtime.schemas import SCALED_MM, SCALED_MM_AZP, OpSchema
+
+INT32_MAX = 2**31 - 1
+OPERAND_DTYPES = {SCALED_MM.name: ("float8_e4m3fn", "int8"), SCALED_MM_AZP.name: ("int8",)}
+OUT_DTYPES = ("bfloat16", "float16")
+
+
+def check(op: OpSchema, call: Call) -> None:
+    """Raise RuntimeError with one sentence for the first thing that is wrong with a call; touch no data."""
+    for problem in _problems(op, call):
+        raise RuntimeError(f"{op.name}: {problem}")
+
+
+def _problems(op: OpSchema, call: Call) -> Iterator[str]:
+    out, a, b = (_given(call, name) for name in ("out", "a", "b"))
+    for name, operand in (("out", out), ("a", a), ("b", b)):
+        if len(operand.shape) != 2:
+            yield f"{name} has {len(operand.shape)} dimensions {list(operand.shape)}, expected 2"
+    m, k, n = a.shape[0], a.shape[1], b.shape[1]
+    if b.shape[0] != k:
+        yield f"a is [M, K] = {list(a.shape)} and b is [K, N] = {list(b.shape)}: K is {k} in a and {b.shape[0]} in b"
+    if out.shape != (m, n):
+        yield f"out is {list(out.shape)}, expected [M, N] = [{m}, {n}]"
+    if max(m, n, k) > INT32_MAX:
+        yield f"M, N, K = {m}, {n}, {k}: each must be at most {INT32_MAX}"
+    yield from _dtypes(op, out, a, b)
+    yield from _strides(out, a, b)
+    yield from _scales("a_scales", _given(call, "a_scales"), m, 0)
+    yield from _scales("b_scales", _given(call, "b_scales"), n, 1)
+    if (bias := call["bias"]) is not None:
+        yield from _vector("bias", bias, n, "N", out.dtype)
+    if op is SCALED_MM_AZP:
+        yield from _vector("azp_adj", _given(call, "azp_adj"), n, "N", "int32")
+        if (azp := call["azp"]) is not None:
+            yield from _vector("azp", azp, m, "M", "int32")
+    yield from _places(call, out)
+
+
+def _dtypes(op: OpSchema, out: Operand, a: Operand, b: Operand) -> Iterator[str]:
+    allowed = OPERAND_DTYPES[op.name]
+    if a.dtype not in allowed:
+        yield f"a is {a.dtype}, expected {' or '.join(allowed)}"
+    if b.dtype != a.dtype:
+        yield f"b is {b.dtype} and a is {a.dtype}: both must have one dtype, {' or '.join(allowed)}"
+    if out.dtype not in OUT_DTYPES:
+        yield f"out is {out.dtype}, expected {' or '.join(OUT_DTYPES)}"
+
+
+def _strides(out: Operand, a: Operand, b: Operand) -> Iterator[str]:
+    (m, k), n = a.shape, b.shape[1]
+    if k > 1 and a.strides[1] != 1:
+        yield f"a has strides {list(a.strides)}: it must be row-major (last stride 1); call a.contiguous()"
+    if k > 1 and b.strides[0] != 1:
+        yield (
+            f"b has strides {list(b.strides)}: it must be column-major (first stride 1), "
+            "as the transpose of a contiguous [N, K] weight is"
+        )
+    if n > 1 and out.strides[1] != 1:
+        yield f"out has strides {list(out.strides)}: it must be row-major (last stride 1)"
+    if m > 1 and n and out.strides[0] < n:
+        yield f"out has row stride {out.strides[0]} for rows of {n}: its rows overlap"
+
+
+def _scales(name: str, scales: Operand, length: int, dim: int) -> Iterator[str]:
+    letter = "MN"[dim]
+    vector = f"[{length}, 1]" if dim == 0 else f"[1, {length}]"
+    if scales.dtype != "float32":
+        yield f"{name} is {scales.dtype}, expected float32"
+    fits = scales.numel == 1 or (
+        scales.numel == length and (len(scales.shape) == 1 or (len(scales.shape) == 2 and scales.shape[dim] == length))
+    )
+    if not fits:
+        yield (
+            f"{name} has shape {list(scales.shape)}: expected one value, or one for each of {letter} = {length} "
+            f"({vector} or [{length}]); this build has no variant with scales in groups"
+        )
+    yield from _dense(name, scales, length)
+
+
+def _vector(name: str, vector: Operand, length: int, letter: str, dtype: str) -> Iterator[str]:
+    if vector.dtype != dtype:
+        yield f"{name} is {vector.dtype}, expected {dtype}"
+    if vector.numel != length:
+        yield f"{name} has shape {list(vector.shape)}, expected [{letter}] = [{length}]"
+    yield from _dense(name, vector, length)
+
+
+def _dense(name: str, vector: Operand, length: int) -> Iterator[str]:
+    for size, stride in zip(vector.shape, vector.strides, strict=True):
+        if size == length and length > 1 and stride != 1:
+            yield f"{name} has strides {list(vector.strides)}: its values must be contiguous"
+
+
+def _places(call: Call, out: Operand) -> Iterator[str]:
+    for name, operand in call.items():
+        if operand is None or name == "out":
+            continue
+        if operand.device != out.device:
+            yield f"{name} is on {operand.device} and out is on {out.device}: all tensors must be on one device"
+        if out.data and out.data < operand.end and operand.data < out.end:
+            yield f"out overlaps {name} in memory: results would overwrite operands that are still to be read"
+
+
+def _given(call: Call, name: str) -> Operand:
+    operand = call[name]
+    if operand is None:
+        raise TypeError(f"{name} is None, it must be a tensor")
+    return operand

@@ -1,0 +1,156 @@
+"""Loading an extension: checked before it is opened, registered when an op namespace is given to it."""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from gemmill import settings
+from gemmill.manifest import Manifest, ManifestError, check_extension, read_manifest
+from gemmill.runtime import checks, operands
+from gemmill.runtime.builds import MANIFEST
+from gemmill.runtime.problem import ProblemCall, problem_of_call
+from gemmill.runtime.schemas import OPS, OpSchema
+from gemmill.runtime.select import Choice, Trust, select
+from gemmill.runtime.table import Row, Table, TunedRow, make_table
+from gemmill.runtime.tuned import built_in
+from gemmill.vocab import Arch
+
+_DESCRIBE = ctypes.CFUNCTYPE(
+    None, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.POINTER(ctypes.c_char), ctypes.c_int64
+)
+
+
+class _Kernel(ctypes.Structure):
+    _fields_ = [("symbol", ctypes.c_char_p), ("launch", ctypes.c_void_p), ("workspace", ctypes.c_void_p)]
+
+
+class _Call(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in "problem m n k align_a align_b align_d".split()]
+
+
+class _Choice(ctypes.Structure):
+    _fields_ = [("row", ctypes.c_int64), ("trust", ctypes.c_int64)]
+
+
+class Build:
+    """One loaded build: its manifest, and its extension with the table it selects from."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load the build in a folder. Raises ManifestError with one sentence if it cannot be used here."""
+        self.folder = folder
+        self.manifest: Manifest = read_manifest(folder / MANIFEST)
+        _check_torch(self.manifest)
+        path = check_extension(self.manifest, folder)
+        try:
+            self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+        except OSError as error:
+            raise ManifestError(f"the extension {path} cannot be loaded ({error}): `gemmill doctor` says what it lacks") from None
+        self._declare()
+        self.table: Table = make_table(self.manifest.entries, self._kernel_symbols(), built_in(self.manifest.arch))
+        self._send_table()
+        self._library.gemmill_set_programmatic_launch(int(settings.programmatic_launch()))
+        self._describe = _DESCRIBE(self._write_refusal)
+        self._library.gemmill_set_describe(self._describe)
+
+    @property
+    def build_id(self) -> str:
+        """The digest that names the build."""
+        return self.manifest.build_id
+
+    def register(self, namespace: str) -> int:
+        """Give the ops of a namespace this build's kernels; the result goes to `unregister`."""
+        return self._library.gemmill_register(namespace.encode())
+
+    def unregister(self, registration: int) -> None:
+        """Take them away again."""
+        self._library.gemmill_unregister(registration)
+
+    def pin(self, row: int) -> int:
+        """Pin a row for the calling thread (-1: none) and return the one pinned before."""
+        return self._library.gemmill_pin(row)
+
+    def choose(self, call: ProblemCall, sm_count: int) -> tuple[int, Trust]:
+        """The extension's own choice for a call: index of the row, or -1."""
+        choice = _Choice()
+        packed = _Call(call.problem, call.m, call.n, call.k, call.align_a, call.align_b, call.align_d)
+        self._library.gemmill_choose(ctypes.byref(packed), sm_count, ctypes.byref(choice))
+        return choice.row, Trust(choice.trust)
+
+    def explain(self, op: OpSchema, call: operands.Call, sm_count: int) -> Choice:
+        """The choice for a call that passes the checks, with its trace. Raises RuntimeError as the op would."""
+        checks.check(op, call)
+        return select(self.table, problem_of_call(op, call), sm_count)
+
+    def _declare(self) -> None:
+        lib = self._library
+        lib.gemmill_register.restype = ctypes.c_void_p
+        lib.gemmill_unregister.argtypes = [ctypes.c_void_p]
+        lib.gemmill_pin.restype = ctypes.c_int64
+        lib.gemmill_pin.argtypes = [ctypes.c_int64]
+        lib.gemmill_choose.argtypes = [ctypes.POINTER(_Call), ctypes.c_int64, ctypes.POINTER(_Choice)]
+
+    def _kernel_symbols(self) -> list[str]:
+        count = ctypes.c_int.in_dll(self._library, "gemmill_kernel_count").value
+        kernels = (_Kernel * count).in_dll(self._library, "gemmill_kernels")
+        return [kernel.symbol.decode() for kernel in kernels]
+
+    def _send_table(self) -> None:
+        rows = (Row * len(self.table.rows))(*self.table.rows)
+        tuned = (TunedRow * len(self.table.tuned))(*self.table.tuned)
+        self._library.gemmill_set_table(rows, ctypes.c_int64(len(rows)), tuned, ctypes.c_int64(len(tuned)))
+
+    def _write_refusal(self, op: int, facts: Sequence[int], count: int, text: ctypes.Array, capacity: int) -> None:
+        try:
+            message = self._refusal(OPS[op], [facts[i] for i in range(count)])
+        except Exception as error:  # a callback must not raise: C++ is on the stack
+            message = f"{OPS[op].name}: the call was refused, and describing it failed ({error!r})"
+        encoded = message.encode()[: capacity - 1] + b"\0"
+        ctypes.memmove(text, encoded, len(encoded))
+
+    def _refusal(self, op: OpSchema, facts: list[int]) -> str:
+        call = operands.of_facts(op, facts, _dtype_names())
+        try:
+            choice = self.explain(op, call, Arch(self.manifest.arch).sm_count)
+        except RuntimeError as error:
+            return str(error)
+        problem = problem_of_call(op, call)
+        pinned = " (a variant is pinned)" if choice.entry is not None else ""
+        trace = "\n".join(f"  {r.name}: {r.reason}" for r in choice.trace)
+        return (
+            f"{op.name}: no variant of build {self.build_id}{pinned} takes M, N, K = {problem.m}, {problem.n}, {problem.k} with "
+            f"alignments of a, b, out = {problem.align_a}, {problem.align_b}, {problem.align_d} bytes; "
+            f"`gemmill build --arch {self.manifest.arch} --select default` builds one for every shape\n{trace}"
+        )
+
+
+def _dtype_names() -> dict[int, str]:
+    return {code: str(dtype).removeprefix("torch.") for dtype, code in _SCALAR_TYPES.items()}
+
+
+_SCALAR_TYPES = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+    torch.float8_e5m2: 23,
+    torch.float8_e4m3fn: 24,
+}
+"""c10::ScalarType, whose numbers torch promises not to change."""
+
+
+def _check_torch(manifest: Manifest) -> None:
+    found = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    needed = tuple(int(part) for part in manifest.torch_target.split("."))
+    if found < needed:
+        raise ManifestError(
+            f"build {manifest.build_id} needs torch {manifest.torch_target} or later, torch {torch.__version__} is installed: "
+            "upgrade torch"
+        )

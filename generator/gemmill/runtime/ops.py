@@ -1,0 +1,211 @@
+"""The torch ops: schemas, fakes, the CPU reference, and CUDA kernels that come with the first build that is loaded."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from gemmill import reference, settings
+from gemmill.manifest import KernelEntry
+from gemmill.runtime import builds, checks, operands
+from gemmill.runtime.library import Build
+from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS, OpSchema
+from gemmill.runtime.select import Choice
+from gemmill.vocab import Arch
+
+_lock = threading.RLock()
+_loaded: dict[Path, Build] = {}
+_active: Build | None = None
+_registration: int | None = None
+_libraries: list[torch.library.Library] = []
+_bootstrap: list[torch.library.Library] = []
+
+
+def load(build: str | Path | None = None) -> Build:
+    """Load a build and give the ops its kernels.
+
+    `build` is a build id or a folder; None means the one that GEMMILL_BUILD names, else the newest for this GPU.
+    Builds loaded earlier stay in the process, with their ops under `torch.ops.gemmill_<build id>`.
+    Raises ManifestError with one sentence if there is no such build, or it cannot be used here.
+    """
+    global _active, _registration
+    with _lock:
+        folder = _folder_of(build)
+        if folder not in _loaded:
+            loaded = Build(folder)
+            _define(f"{NAMESPACE}_{loaded.build_id}")
+            loaded.register(f"{NAMESPACE}_{loaded.build_id}")
+            _loaded[folder] = loaded
+        if _loaded[folder] is not _active:
+            while _bootstrap:
+                _bootstrap.pop()._destroy()
+            if _active is not None and _registration is not None:
+                _active.unregister(_registration)
+            _active = _loaded[folder]
+            _registration = _active.register(NAMESPACE)
+        return _active
+
+
+def active() -> Build:
+    """The build whose kernels the ops have, loaded if none is yet."""
+    return _active or load()
+
+
+def variants(*, op: str | None = None, arch: str | None = None) -> list[KernelEntry]:
+    """The loaded variants, those of one op or architecture if named."""
+    entries = active().manifest.entries
+    return [e for e in entries if (op is None or op in e.predicate.ops) and (arch is None or arch == e.config.arch)]
+
+
+def supports(op: str, *, dtype: torch.dtype | str | None = None, out_dtype: torch.dtype | str | None = None, arch: str | None = None) -> bool:
+    """Whether a variant is really compiled in for an op, operand dtype, output dtype and architecture."""
+
+    def name(kind: torch.dtype | str | None) -> str | None:
+        return None if kind is None else str(kind).removeprefix("torch.")
+
+    return any(
+        name(dtype) in (None, entry.predicate.a_dtype, entry.predicate.a_dtype.torch_name)
+        and name(out_dtype) in (None, entry.predicate.out_dtype, entry.predicate.out_dtype.torch_name)
+        for entry in variants(op=op, arch=arch)
+    )
+
+
+def explain(op: str, *args: torch.Tensor | None) -> Choice:
+    """The variant that a call would get and, for every other one, the first rule that rejected it.
+
+    `args` are those of the out-variant op. Raises RuntimeError where the op itself would refuse the call.
+    """
+    schema = _schema(op)
+    call = operands.of_tensors(schema, args)
+    return active().explain(schema, call, _sm_count(args[0]))
+
+
+@contextlib.contextmanager
+def use_variant(name: str) -> Iterator[KernelEntry]:
+    """Pin a variant by name for the calling thread. Raises ValueError if it is not loaded.
+
+    Inside, an op that the variant cannot take raises RuntimeError instead of choosing another.
+    """
+    build = active()
+    rows = build.table.rows_of(name)
+    if not rows:
+        raise ValueError(f"variant {name!r} is not in build {build.build_id}: gemmill.variants() lists its {len(build.manifest.entries)}")
+    before = build.pin(rows[0])
+    try:
+        yield build.table.entries[rows[0]]
+    finally:
+        build.pin(before)
+
+
+def _schema(op: str) -> OpSchema:
+    try:
+        return BY_NAME[op]
+    except KeyError:
+        raise ValueError(f"no op {op!r}: there are {', '.join(BY_NAME)}") from None
+
+
+def _folder_of(build: str | Path | None) -> Path:
+    named = build if build is not None else settings.build()
+    if named is not None:
+        return builds.resolve(named)
+    return builds.newest(_arch_here())[0]
+
+
+def _arch_here() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm{major}{minor}a"
+
+
+def _sm_count(tensor: torch.Tensor | None) -> int:
+    if tensor is not None and tensor.is_cuda:
+        return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+    return Arch(active().manifest.arch).sm_count
+
+
+def _cpu(op: OpSchema, compute: Callable[..., torch.Tensor]) -> Callable[..., None]:
+    def run(*args: torch.Tensor | None) -> None:
+        checks.check(op, operands.of_tensors(op, args))
+        out, *rest = args
+        given = dict(zip(op.arguments[1:], rest, strict=True))
+        assert out is not None
+        out.copy_(compute(**given, out_dtype=out.dtype))
+
+    return run
+
+
+def _first_cuda_call(op: OpSchema) -> Callable[..., None]:
+    def run(*args: torch.Tensor | None) -> None:
+        load()
+        getattr(getattr(torch.ops, NAMESPACE), op.name).default(*args)
+
+    return run
+
+
+def _fake(*args: torch.Tensor | None) -> None:
+    """The ops write into `out` and return nothing."""
+
+
+def _define(namespace: str) -> None:
+    library = torch.library.Library(namespace, "DEF")
+    for op in OPS:
+        library.define(op.schema)
+        library.impl(op.name, _cpu(op, reference.scaled_mm), "CPU")
+        library._register_fake(op.name, _fake)
+    _libraries.append(library)
+
+
+def _define_public() -> None:
+    _define(NAMESPACE)
+    bootstrap = torch.library.Library(NAMESPACE, "IMPL", "CUDA")
+    for op in OPS:
+        bootstrap.impl(op.name, _first_cuda_call(op))
+    _bootstrap.append(bootstrap)
+
+
+_define_public()
+
+_SCALED_MM = getattr(torch.ops, NAMESPACE).cutlass_scaled_mm.default
+_SCALED_MM_AZP = getattr(torch.ops, NAMESPACE).cutlass_scaled_mm_azp.default
+
+
+def cutlass_scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scales: torch.Tensor,
+    b_scales: torch.Tensor,
+    out_dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """out[M, N] = a_scales * (b_scales * (a @ b)) + bias, as vLLM's op of this name.
+
+    a: [M, K] row-major, b: [K, N] column-major, both float8_e4m3fn or both int8; scales float32: one value, or [M, 1]
+    for a and [1, N] for b; bias [N] of out_dtype; out_dtype bfloat16 or float16. Raises RuntimeError with one sentence
+    where the arguments do not fit.
+    """
+    out = a.new_empty((a.shape[0], b.shape[-1]), dtype=out_dtype)
+    _SCALED_MM(out, a, b, a_scales, b_scales, bias)
+    return out
+
+
+def cutlass_scaled_mm_azp(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scales: torch.Tensor,
+    b_scales: torch.Tensor,
+    out_dtype: torch.dtype,
+    azp_adj: torch.Tensor,
+    azp: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """out[M, N] = a_scales * (b_scales * (a @ b - zero points)) + bias for int8 a and b, as vLLM's op of this name.
+
+    azp_adj: int32 [N], the column sums of b, times a's zero point where that is one for the tensor (then azp is None);
+    azp: int32 [M], a zero point for each row, multiplied by azp_adj here. The rest as for cutlass_scaled_mm.
+    """
+    out = a.new_empty((a.shape[0], b.shape[-1]), dtype=out_dtype)
+    _SCALED_MM_AZP(out, a, b, a_scales, b_scales, azp_adj, azp, bias)
+    return out

@@ -1,0 +1,94 @@
+"""What a call asks of a variant, as far as the choice depends on it. Mirrors `Call` in kernels/extension/selection.h."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from gemmill.runtime.operands import Call, Operand
+from gemmill.runtime.schemas import SCALED_MM_AZP, OpSchema
+from gemmill.space.predicate import Predicate
+from gemmill.vocab import DType
+
+TMA_BYTES = 16
+
+
+class Need(IntEnum):
+    """What the epilogue must do."""
+
+    SCALE = 0
+    BIAS = 1
+    AZP_ROW = 2
+    AZP_TOKEN = 3
+
+
+_OPERAND_CODES = {"float8_e4m3fn": 0, "int8": 1}
+_OUT_CODES = {"bfloat16": 0, "float16": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemCall:
+    """One call: its class, its shape, and the bytes (16 at most) that data and row stride are multiples of."""
+
+    problem: int
+    m: int
+    n: int
+    k: int
+    align_a: int
+    align_b: int
+    align_d: int
+
+
+def problem_code(need: Need, operand: str, out: str) -> int:
+    """The number of a class of calls; dtypes as torch names them."""
+    return need * 4 + _OPERAND_CODES[operand] * 2 + _OUT_CODES[out]
+
+
+def needs_of(predicate: Predicate) -> tuple[Need, ...]:
+    """The needs that a kernel serves."""
+    by_azp = {"none": (Need.SCALE, Need.BIAS) if predicate.bias else (Need.SCALE,), "row": (Need.AZP_ROW,), "token": (Need.AZP_TOKEN,)}
+    return tuple(need for azp in predicate.azp for need in by_azp[azp])
+
+
+def problems_of(predicate: Predicate) -> tuple[int, ...]:
+    """The classes of calls that a kernel serves."""
+    operand, out = predicate.a_dtype.torch_name, predicate.out_dtype.torch_name
+    return tuple(problem_code(need, operand, out) for need in needs_of(predicate))
+
+
+def describe_problem(problem: int) -> str:
+    """A class of calls in words."""
+    need = Need(problem // 4)
+    operand, out = (DType.E4M3, DType.S8)[problem // 2 % 2], (DType.BF16, DType.F16)[problem % 2]
+    words = {Need.SCALE: "no bias", Need.BIAS: "a bias", Need.AZP_ROW: "zero points per tensor", Need.AZP_TOKEN: "zero points per token"}
+    return f"{operand} x {operand} to {out} with {words[need]}"
+
+
+def problem_of_call(op: OpSchema, call: Call) -> ProblemCall:
+    """The problem of a call that has passed the checks."""
+    out, a, b = call["out"], call["a"], call["b"]
+    assert out is not None and a is not None and b is not None
+    (m, k), n = a.shape, b.shape[1]
+    lda = _round_up(k, 16) if m == 1 else a.strides[0]
+    ldb = _round_up(k, 16) if n == 1 else b.strides[1]
+    ldd = _round_up(n, 8) if m == 1 else out.strides[0]
+    if op is SCALED_MM_AZP:
+        need = Need.AZP_ROW if call["azp"] is None else Need.AZP_TOKEN
+    else:
+        need = Need.SCALE if call["bias"] is None else Need.BIAS
+    return ProblemCall(
+        problem=problem_code(need, a.dtype, out.dtype),
+        m=m,
+        n=n,
+        k=k,
+        align_a=1 if lda < k else _alignment(a, lda),
+        align_b=1 if ldb < k else _alignment(b, ldb),
+        align_d=_alignment(out, ldd),
+    )
+
+
+def _alignment(operand: Operand, row_stride: int) -> int:
+    bits = operand.data | (row_stride * operand.element_bytes) | TMA_BYTES
+    return bits & -bits
+
+
+def _round_up(value: int, unit: int) -> int:
+    return (value + unit - 1) // unit * unit

@@ -1,0 +1,105 @@
+"""Which variant a call gets, and why not the others. Pure: the extension makes the same choice on the hot path."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from gemmill.manifest import KernelEntry
+from gemmill.runtime.model import model_ns
+from gemmill.runtime.problem import ProblemCall, describe_problem
+from gemmill.runtime.table import Row, Table, TunedRow
+
+
+class Trust(Enum):
+    """What a choice rests on; values as in kernels/extension/selection.h."""
+
+    PINNED = 0
+    EXACT = 1
+    NEAREST = 2
+    MODEL = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A variant that was not chosen and the first reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The variant for a call, or None, and every other variant with the reason that ruled it out."""
+
+    entry: KernelEntry | None
+    trust: Trust
+    trace: tuple[Rejected, ...]
+    row: int = -1
+
+    def __str__(self) -> str:
+        head = f"{self.entry.name} ({self.trust.name.lower()})" if self.entry else "no variant"
+        return "\n".join([head, *(f"  not {r.name}: {r.reason}" for r in self.trace)])
+
+
+def select(table: Table, call: ProblemCall, sm_count: int) -> Choice:
+    """The choice for a call on a device of `sm_count` multiprocessors."""
+    index, trust = _choose(table, call, sm_count)
+    chosen = table.entries[index] if index >= 0 else None
+    return Choice(entry=chosen, trust=trust, trace=_trace(table, call, sm_count, chosen, trust), row=index)
+
+
+def rejection(row: Row, call: ProblemCall) -> str | None:
+    """The first reason why a row cannot take a call; None if it can."""
+    if row.problem != call.problem:
+        return f"it computes {describe_problem(row.problem)}, the call needs {describe_problem(call.problem)}"
+    for name, needed, found in (
+        ("a", row.align_a, call.align_a),
+        ("b", row.align_b, call.align_b),
+        ("out", row.align_d, call.align_d),
+    ):
+        if found < needed:
+            return f"it needs rows of {name} at multiples of {needed} bytes, address and row stride are multiples of {found}"
+    if call.k < row.min_k:
+        return f"it needs K of {row.min_k} or more, K is {call.k}"
+    return None
+
+
+def _choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust]:
+    index, trust = _choose_tuned(table, call)
+    if index >= 0:
+        return index, trust
+    best, best_ns = -1, math.inf
+    for i, row in enumerate(table.rows):
+        if rejection(row, call) is None and (ns := model_ns(row, call, sm_count)) < best_ns:
+            best, best_ns = i, ns
+    return best, Trust.MODEL
+
+
+def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
+    best: TunedRow | None = None
+    best_distance = math.inf
+    for tuned in table.tuned:
+        if tuned.problem != call.problem or rejection(table.rows[tuned.row], call) is not None:
+            continue
+        distance = abs(math.log2(tuned.n / call.n)) + abs(math.log2(tuned.k / call.k))
+        same_place = best is not None and (tuned.n, tuned.k) == (best.n, best.k)
+        if distance < best_distance or (same_place and best is not None and best.m < call.m):
+            best, best_distance = tuned, distance
+    if best is None:
+        return -1, Trust.MODEL
+    return best.row, Trust.EXACT if best_distance == 0 else Trust.NEAREST
+
+
+def _trace(table: Table, call: ProblemCall, sm_count: int, chosen: KernelEntry | None, trust: Trust) -> tuple[Rejected, ...]:
+    reasons: dict[str, str] = {}
+    for row, entry in zip(table.rows, table.entries, strict=True):
+        if entry is chosen:
+            continue
+        reason = rejection(row, call)
+        if reason is None:
+            estimate = f"{model_ns(row, call, sm_count) / 1000:.1f} us"
+            how = "the model prefers another" if trust is Trust.MODEL else f"the table's {trust.name.lower()} row names another"
+            reasons[entry.name] = f"it fits, {how} (model: {estimate})"
+        elif entry.name not in reasons:
+            reasons[entry.name] = reason
+    return tuple(Rejected(name=name, reason=reason) for name, reason in reasons.items())

@@ -1,0 +1,90 @@
+"""The flat table that the extension selects from: one row for each variant and class of calls it serves."""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gemmill.manifest import KernelEntry
+from gemmill.runtime.problem import problems_of
+from gemmill.runtime.tuned import TunedChoice
+from gemmill.vocab import KernelSchedule, RasterOrder, TileScheduler
+
+_RASTER_CODES = {RasterOrder.HEURISTIC: 0, RasterOrder.ALONG_M: 1, RasterOrder.ALONG_N: 2}
+_COST_PERMILLE = {KernelSchedule.MMA_SYNC: 12_000}
+"""What the model does not know: mma.sync without TMA reaches a twelfth of WGMMA's rate (H200)."""
+
+
+class Row(ctypes.Structure):
+    """Mirrors `Row` in kernels/extension/selection.h."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            "kernel problem align_a align_b align_d min_k raster_order swizzle splits workspace tile_m tile_n tile_k cost_permille"
+        ).split()
+    ]
+
+
+class TunedRow(ctypes.Structure):
+    """Mirrors `TunedRow` in kernels/extension/selection.h."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in "problem n k m row".split()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows with the entry that each stands for, and the measured choices among them."""
+
+    rows: tuple[Row, ...]
+    entries: tuple[KernelEntry, ...]
+    """Of each row."""
+    tuned: tuple[TunedRow, ...]
+
+    def rows_of(self, name: str) -> list[int]:
+        """Indices of a variant's rows: neighbours, in the order of its classes."""
+        return [i for i, entry in enumerate(self.entries) if entry.name == name]
+
+
+def make_table(entries: Iterable[KernelEntry], kernels: Sequence[str], tuned: Iterable[TunedChoice]) -> Table:
+    """The table for the kernels of an extension, `kernels` being their symbols in its order."""
+    index = {symbol: i for i, symbol in enumerate(kernels)}
+    rows, owners = [], []
+    for entry in entries:
+        for problem in problems_of(entry.predicate):
+            rows.append(_row(entry, index[entry.symbol], problem))
+            owners.append(entry)
+    return Table(rows=tuple(rows), entries=tuple(owners), tuned=_tuned_rows(tuned, rows, owners))
+
+
+def _row(entry: KernelEntry, kernel: int, problem: int) -> Row:
+    p, s, launch = entry.predicate, entry.config.schedule, entry.config.launch
+    tile_m, tile_n, tile_k = s.tile_shape_mnk
+    if s.swap_ab:
+        tile_m, tile_n = tile_n, tile_m
+    return Row(
+        kernel=kernel,
+        problem=problem,
+        align_a=p.alignment_a * p.a_dtype.bits // 8,
+        align_b=p.alignment_b * p.b_dtype.bits // 8,
+        align_d=p.alignment_d * p.out_dtype.bits // 8,
+        min_k=p.min_k,
+        raster_order=_RASTER_CODES[launch.raster_order],
+        swizzle=launch.swizzle,
+        splits=launch.splits,
+        workspace=int(s.tile_scheduler is TileScheduler.STREAM_K),
+        tile_m=tile_m,
+        tile_n=tile_n,
+        tile_k=tile_k,
+        cost_permille=_COST_PERMILLE.get(s.kernel_schedule, 1000),
+    )
+
+
+def _tuned_rows(tuned: Iterable[TunedChoice], rows: Sequence[Row], owners: Sequence[KernelEntry]) -> tuple[TunedRow, ...]:
+    place = {(row.problem, entry.name): i for i, (row, entry) in enumerate(zip(rows, owners, strict=True))}
+    result = []
+    for choice in tuned:
+        row = next((place[choice.problem, name] for name in choice.names if (choice.problem, name) in place), None)
+        if row is not None:
+            result.append(TunedRow(problem=choice.problem, n=choice.n, k=choice.k, m=choice.m, row=row))
+    result.sort(key=lambda r: (r.problem, r.n, r.k, r.m))
+    return tuple(result)

@@ -1,0 +1,66 @@
+"""The only reader of environment variables. Each is read when it is asked for, so that a change takes effect at once."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def home() -> Path:
+    """GEMMILL_HOME: the folder of builds and caches; else gemmill in $XDG_CACHE_HOME, else in ~/.cache."""
+    if named := _path("GEMMILL_HOME"):
+        return named
+    return (_path("XDG_CACHE_HOME") or Path.home() / ".cache") / "gemmill"
+
+
+def build() -> str | None:
+    """GEMMILL_BUILD: the id or path of the build that the runtime loads; None for the newest that fits."""
+    return os.environ.get("GEMMILL_BUILD") or None
+
+
+def cuda_home() -> Path | None:
+    """GEMMILL_CUDA_HOME: the CUDA toolkit to use before any other."""
+    return _path("GEMMILL_CUDA_HOME")
+
+
+def system_cuda_home() -> Path | None:
+    """CUDA_HOME: the machine's toolkit, used when neither GEMMILL_CUDA_HOME nor the PyPI wheels give one."""
+    return _path("CUDA_HOME")
+
+
+def cutlass_home() -> Path | None:
+    """GEMMILL_CUTLASS_HOME: a CUTLASS checkout to use instead of the nvidia-cutlass package."""
+    return _path("GEMMILL_CUTLASS_HOME")
+
+
+def jobs() -> int | None:
+    """GEMMILL_JOBS: compiler processes at a time; None lets cores and memory decide. Raises ValueError."""
+    text = os.environ.get("GEMMILL_JOBS")
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"GEMMILL_JOBS is {text!r}: it must be a whole number of at least 1")
+    return int(text)
+
+
+def compiler_launcher() -> str | None:
+    """GEMMILL_COMPILER_LAUNCHER: what to put before each compiler call; `none` for nothing; None to look for ccache or sccache."""
+    return os.environ.get("GEMMILL_COMPILER_LAUNCHER") or None
+
+
+def programmatic_launch() -> bool:
+    """GEMMILL_PROGRAMMATIC_LAUNCH: 0 makes every kernel wait for its predecessor's end before it is launched."""
+    return os.environ.get("GEMMILL_PROGRAMMATIC_LAUNCH") != "0"
+
+
+def child_environment(*, search: Sequence[Path] = (), python_path: Path | None = None) -> dict[str, str]:
+    """This process's environment for a program it starts, with folders put before PATH and PYTHONPATH."""
+    result = dict(os.environ)
+    result["PATH"] = os.pathsep.join([*map(str, search), result.get("PATH", os.defpath)])
+    if python_path is not None:
+        result["PYTHONPATH"] = os.pathsep.join([str(python_path), *filter(None, [result.get("PYTHONPATH")])])
+    return result
+
+
+def _path(name: str) -> Path | None:
+    text = os.environ.get(name)
+    return Path(text).expanduser().absolute() if text else None

@@ -1,0 +1,69 @@
+"""Narrowing a selection by patterns: a glob on the name, `re:REGEX`, or `key=value` on a field of the config."""
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gemmill.space.config import KernelConfig, Launch, Problem, Schedule
+from gemmill.space.names import to_name
+from gemmill.space.selections import Selection
+
+_KEY_VALUE = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)=(.*)")
+
+
+class FilterError(ValueError):
+    """A pattern that cannot be read or that nothing fits; the text says what exists."""
+
+
+def apply(selection: Selection, patterns: Sequence[str]) -> Selection:
+    """The configs of a selection that fit every pattern. Raises FilterError for a key or value that the selection does
+    not have, and where nothing is left."""
+    configs = selection.configs
+    for pattern in patterns:
+        fits = _compile(pattern, selection.configs)
+        configs = tuple(config for config in configs if fits(config))
+    if patterns and not configs:
+        raise FilterError(
+            f"no variant of selection {selection.name!r} ({len(selection.configs)} variants) fits {' and '.join(map(repr, patterns))}: "
+            "see `gemmill list` for their names"
+        )
+    return dataclasses.replace(selection, configs=configs)
+
+
+def fields_of(config: KernelConfig) -> dict[str, str]:
+    """Every field of a config as text, by the key that a filter uses."""
+    parts: tuple[Problem, Schedule, Launch] = (config.problem, config.schedule, config.launch)
+    rows = {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part)}
+    return {key: _to_text(value) for key, value in (rows | {"arch": config.arch, "backend": config.backend}).items()}
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return "auto" if value is None else str(value)
+
+
+def _compile(pattern: str, configs: Sequence[KernelConfig]) -> Callable[[KernelConfig], bool]:
+    if pattern.startswith("re:"):
+        try:
+            regex = re.compile(pattern.removeprefix("re:"))
+        except re.error as error:
+            raise FilterError(f"filter {pattern!r} is not a regular expression: {error}") from None
+        return lambda config: regex.search(to_name(config)) is not None
+    if match := _KEY_VALUE.fullmatch(pattern):
+        return _key_value(match[1], match[2], configs)
+    return lambda config: fnmatch.fnmatchcase(to_name(config), pattern)
+
+
+def _key_value(key: str, value: str, configs: Sequence[KernelConfig]) -> Callable[[KernelConfig], bool]:
+    known = [fields_of(config) for config in configs]
+    if known and key not in known[0]:
+        raise FilterError(f"filter {key}={value}: there is no field {key!r}; the fields are {', '.join(known[0])}")
+    values = sorted({row[key] for row in known})
+    if value.lower() not in values:
+        raise FilterError(f"filter {key}={value}: no variant has that {key}; the values are {', '.join(values)}")
+    return lambda config: fields_of(config)[key] == value.lower()

@@ -1,0 +1,41 @@
+#include "device.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <atomic>
+
+// A CPU-only torch has no such function: weak, so that the extension loads there.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
+
+namespace gemmill {
+namespace {
+
+constexpr int kMostDevices = 64;
+std::atomic<int64_t> known_sm_counts[kMostDevices];
+std::atomic<bool> programmatic{true};
+
+}  // namespace
+
+int64_t sm_count(int32_t device) {
+  if (device < 0 || device >= kMostDevices) return 0;
+  int64_t known = known_sm_counts[device].load(std::memory_order_relaxed);
+  if (known > 0) return known;
+  int count = 0;
+  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 0;
+  known_sm_counts[device].store(count, std::memory_order_relaxed);
+  return count;
+}
+
+cudaStream_t current_stream(int32_t device) {
+  void* stream = nullptr;
+  if (aoti_torch_get_current_cuda_stream != nullptr) aoti_torch_get_current_cuda_stream(device, &stream);
+  return static_cast<cudaStream_t>(stream);
+}
+
+bool programmatic_launch() { return programmatic.load(std::memory_order_relaxed); }
+
+}  // namespace gemmill
+
+extern "C" __attribute__((visibility("default"))) void gemmill_set_programmatic_launch(int32_t on) {
+  gemmill::programmatic.store(on != 0, std::memory_order_relaxed);
+}

@@ -1,0 +1,36 @@
+// What is asked of the CUDA runtime around a launch.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace gemmill {
+
+// Multiprocessors of a device, asked once. Returns 0 where the device cannot be asked.
+int64_t sm_count(int32_t device);
+// torch's current stream on a device.
+cudaStream_t current_stream(int32_t device);
+// Whether kernels may be launched while their predecessor drains; on unless turned off.
+bool programmatic_launch();
+
+// Makes a device current for a scope, which costs nothing where it already is.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int32_t device) {
+    cudaGetDevice(&before_);
+    if (before_ != device) cudaSetDevice(device);
+    changed_ = before_ != device;
+  }
+  ~DeviceScope() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  DeviceScope(DeviceScope const&) = delete;
+  DeviceScope& operator=(DeviceScope const&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+}  // namespace gemmill

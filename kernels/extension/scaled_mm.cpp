@@ -1,0 +1,197 @@
+// cutlass_scaled_mm and cutlass_scaled_mm_azp on CUDA tensors: check, choose, launch.
+// Every check here has its sentence in gemmill.runtime.checks, which is asked for it when a check fails.
+#include "scaled_mm.h"
+
+#include <algorithm>
+#include <climits>
+#include <stdexcept>
+#include <string>
+
+#include "device.h"
+#include "gemmill/abi.h"
+#include "operand.h"
+#include "rejection.h"
+#include "selection.h"
+
+extern "C" gemmill_kernel const gemmill_kernels[];
+
+namespace gemmill {
+namespace {
+
+enum Op : int64_t { kScaledMm = 0, kScaledMmAzp = 1 };
+// What the epilogue must do; Row::problem and Call::problem are need * 4 + operand type * 2 + output type.
+enum Need : int64_t { kScale = 0, kBias = 1, kAzpRow = 2, kAzpToken = 3 };
+
+struct Dtypes {
+  int32_t e4m3 = aoti_torch_dtype_float8_e4m3fn();
+  int32_t s8 = aoti_torch_dtype_int8();
+  int32_t bf16 = aoti_torch_dtype_bfloat16();
+  int32_t f16 = aoti_torch_dtype_float16();
+  int32_t f32 = aoti_torch_dtype_float32();
+  int32_t s32 = aoti_torch_dtype_int32();
+  int32_t u8 = aoti_torch_dtype_uint8();
+};
+Dtypes const& dtypes() {
+  static Dtypes const known;
+  return known;
+}
+
+constexpr int64_t kTmaBytes = 16;
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Largest power of two, up to TMA's 16, that divides both address and row stride in bytes.
+int64_t alignment(void const* data, int64_t stride_bytes) {
+  uint64_t bits = reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(stride_bytes) | kTmaBytes;
+  return static_cast<int64_t>(bits & (~bits + 1));
+}
+
+struct Operands {
+  Operand out, a, b, a_scales, b_scales, azp_adj, azp, bias;
+};
+
+bool overlaps(Operand const& out, int64_t out_bytes, Operand const& x, int64_t element_bytes) {
+  if (!x.given()) return false;
+  auto* begin = static_cast<char*>(out.data);
+  auto* other = static_cast<char*>(x.data);
+  return begin < other + x.span_bytes(element_bytes) && other < begin + out_bytes;
+}
+
+bool is_vector(Operand const& x, int32_t dtype, int64_t length) {
+  if (x.dtype != dtype || x.numel() != length) return false;
+  for (int64_t i = 0; i < x.rank; ++i) {
+    if (x.sizes[i] == length && length > 1 && x.strides[i] != 1) return false;
+  }
+  return true;
+}
+
+// One value, or one for each row (column); vectors are [length], or [length, 1] for A and [1, length] for B.
+bool is_scale(Operand const& x, int64_t length, int64_t dim) {
+  if (!is_vector(x, dtypes().f32, 1) && !is_vector(x, dtypes().f32, length)) return false;
+  return x.numel() == 1 || x.rank == 1 || (x.rank == 2 && x.sizes[dim] == length);
+}
+
+bool well_formed(Op op, Operands const& x) {
+  Dtypes const& d = dtypes();
+  if (x.out.rank != 2 || x.a.rank != 2 || x.b.rank != 2) return false;
+  int64_t m = x.a.sizes[0], k = x.a.sizes[1], n = x.b.sizes[1];
+  if (x.b.sizes[0] != k || x.out.sizes[0] != m || x.out.sizes[1] != n) return false;
+  if (std::max({m, n, k}) > INT_MAX) return false;
+  bool s8 = x.a.dtype == d.s8;
+  if (!(s8 || (op == kScaledMm && x.a.dtype == d.e4m3)) || x.b.dtype != x.a.dtype) return false;
+  if (x.out.dtype != d.bf16 && x.out.dtype != d.f16) return false;
+  if ((k > 1 && (x.a.strides[1] != 1 || x.b.strides[0] != 1)) || (n > 1 && x.out.strides[1] != 1)) return false;
+  if (m > 1 && n > 0 && x.out.strides[0] < n) return false;
+  if (!is_scale(x.a_scales, m, 0) || !is_scale(x.b_scales, n, 1)) return false;
+  if (x.bias.given() && !is_vector(x.bias, x.out.dtype, n)) return false;
+  if (op == kScaledMmAzp && !is_vector(x.azp_adj, d.s32, n)) return false;
+  if (x.azp.given() && !is_vector(x.azp, d.s32, m)) return false;
+  int64_t out_bytes = x.out.span_bytes(2);
+  for (auto [operand, bytes] : {std::pair(&x.a, 1), {&x.b, 1}, {&x.a_scales, 4}, {&x.b_scales, 4}, {&x.azp_adj, 4}, {&x.azp, 4}, {&x.bias, 2}}) {
+    if (!operand->given()) continue;
+    if (operand->device_type != x.out.device_type || operand->device != x.out.device) return false;
+    if (overlaps(x.out, out_bytes, *operand, bytes)) return false;
+  }
+  return true;
+}
+
+class Workspace {
+ public:
+  Workspace(int64_t bytes, int32_t device) {
+    if (bytes == 0) return;
+    int64_t const stride = 1;
+    if (aoti_torch_empty_strided(1, &bytes, &stride, dtypes().u8, aoti_torch_device_type_cuda(), device, &handle_) != 0) {
+      throw std::runtime_error("gemmill: no memory for a workspace of " + std::to_string(bytes) + " bytes");
+    }
+  }
+  ~Workspace() {
+    if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
+  }
+  Workspace(Workspace const&) = delete;
+  Workspace& operator=(Workspace const&) = delete;
+  void* data() const {
+    void* result = nullptr;
+    if (handle_ != nullptr) aoti_torch_get_data_ptr(handle_, &result);
+    return result;
+  }
+
+ private:
+  AtenTensorHandle handle_ = nullptr;
+};
+
+void run(Op op, Operands const& x) {
+  auto refuse_call = [&] {
+    if (op == kScaledMm) refuse(op, {&x.out, &x.a, &x.b, &x.a_scales, &x.b_scales, &x.bias});
+    refuse(op, {&x.out, &x.a, &x.b, &x.a_scales, &x.b_scales, &x.azp_adj, &x.azp, &x.bias});
+  };
+  if (!well_formed(op, x)) refuse_call();
+  Dtypes const& d = dtypes();
+  int64_t m = x.a.sizes[0], k = x.a.sizes[1], n = x.b.sizes[1];
+  if (m == 0 || n == 0) return;
+
+  // The stride of a single row is never used: any will do that TMA takes.
+  int64_t lda = m == 1 ? round_up(k, 16) : x.a.strides[0];
+  int64_t ldb = n == 1 ? round_up(k, 16) : x.b.strides[1];
+  int64_t ldd = m == 1 ? round_up(n, 8) : x.out.strides[0];
+  // TMA takes no rows that overlap (expanded tensors).
+  Call call;
+  call.m = m, call.n = n, call.k = k;
+  call.align_a = lda < k ? 1 : alignment(x.a.data, lda);
+  call.align_b = ldb < k ? 1 : alignment(x.b.data, ldb);
+  call.align_d = alignment(x.out.data, ldd * 2);
+  int64_t need = op == kScaledMmAzp ? (x.azp.given() ? kAzpToken : kAzpRow) : (x.bias.given() ? kBias : kScale);
+  call.problem = need * 4 + (x.a.dtype == d.s8) * 2 + (x.out.dtype == d.f16);
+
+  int32_t device = x.out.device;
+  int64_t sms = sm_count(device);
+  Choice choice = choose(call, sms);
+  if (choice.row < 0) refuse_call();
+  Row const& row = *row_at(choice.row);
+  gemmill_kernel const& kernel = gemmill_kernels[row.kernel];
+
+  gemmill_scaled_mm_args args{};
+  args.a = x.a.data, args.b = x.b.data, args.d = x.out.data;
+  args.a_scales = static_cast<float const*>(x.a_scales.data);
+  args.b_scales = static_cast<float const*>(x.b_scales.data);
+  args.bias = x.bias.data;
+  args.azp_adj = static_cast<int32_t const*>(x.azp_adj.data);
+  args.azp = static_cast<int32_t const*>(x.azp.data);
+  args.lda = lda, args.ldb = ldb, args.ldd = ldd;
+  args.m = static_cast<int32_t>(m), args.n = static_cast<int32_t>(n), args.k = static_cast<int32_t>(k);
+  args.a_scale_per_row = x.a_scales.numel() > 1;
+  args.b_scale_per_column = x.b_scales.numel() > 1;
+  args.raster_order = static_cast<int32_t>(row.raster_order);
+  args.swizzle = static_cast<int32_t>(row.swizzle);
+  args.splits = static_cast<int32_t>(row.splits);
+  args.device = device;
+  args.sm_count = static_cast<int32_t>(sms);
+  args.programmatic_launch = programmatic_launch();
+
+  DeviceScope scope(device);
+  Workspace workspace(row.workspace ? kernel.workspace(&args) : 0, device);
+  args.workspace = workspace.data();
+  int32_t status = kernel.launch(&args, current_stream(device));
+  if (status != 0) {
+    char const* why = status > 0 ? cudaGetErrorString(static_cast<cudaError_t>(status)) : "it refuses these arguments";
+    throw std::runtime_error(std::string("gemmill: ") + kernel.symbol + " could not be launched: " + why);
+  }
+}
+
+Operand taken(StableIValue value) { return Operand(torch::stable::detail::to<AtenTensorHandle>(value)); }
+Operand absent() { return Operand::optional(torch::stable::detail::from(nullptr)); }
+
+}  // namespace
+
+void scaled_mm(StableIValue* stack, uint64_t, uint64_t) {
+  Operands x{taken(stack[0]), taken(stack[1]), taken(stack[2]), taken(stack[3]),
+             taken(stack[4]), absent(),        absent(),        Operand::optional(stack[5])};
+  run(kScaledMm, x);
+}
+
+void scaled_mm_azp(StableIValue* stack, uint64_t, uint64_t) {
+  Operands x{taken(stack[0]), taken(stack[1]), taken(stack[2]),           taken(stack[3]),
+             taken(stack[4]), taken(stack[5]), Operand::optional(stack[6]), Operand::optional(stack[7])};
+  run(kScaledMmAzp, x);
+}
+
+}  // namespace gemmill

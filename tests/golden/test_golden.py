@@ -1,0 +1,57 @@
+"""One reference rendering for each template and partial; `pytest tests/golden --update-golden` rewrites them."""
+
+import difflib
+from pathlib import Path
+
+import jinja2
+import pytest
+
+from gemmill.emit import emit, render
+from gemmill.locations import templates_dir
+from gemmill.space.names import parse_name
+
+FOLDER = Path(__file__).parent / "cutlass"
+CASES = {
+    "cooperative": "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x256x128_c2x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8",
+    "pingpong": "sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t64x128x128_c1x2x1_pingpong_promoted_persistent_ab_s4_a16b16d8",
+    "swapab_streamk": "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x16x128_c1x1x1_cooperative_fast_streamk_swapab_sauto_a16b16d8",
+    "swapab_basic": "sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8",
+    "azp": "sm90a_cutlass_s8_s8_s32_bf16_scaledazp_channel_t128x128x128_c2x1x1_pingpong_exact_persistent_ab_sauto_a16b16d8",
+    "azp_per_token": "sm90a_cutlass_s8_s8_s32_f16_scaledazppertoken_channel_t128x128x128_c2x1x1_pingpong_exact_persistent_ab_sauto_a16b16d8",
+    "unaligned_fp8": "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x64x64_c1x1x1_mmasync_promoted_persistent_ab_sauto_a1b1d1",
+    "unaligned_int8_azp": "sm90a_cutlass_s8_s8_s32_f16_scaledazppertoken_channel_t64x64x64_c1x1x1_mmasync_exact_persistent_ab_sauto_a1b1d1",
+    "sm100a": "sm100a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8",
+    "sm120a": "sm120a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rendering_is_the_reference(case: str, update_golden: bool) -> None:
+    reference = FOLDER / f"{case}.cu"
+    text = emit(parse_name(CASES[case])).text
+    if update_golden:
+        FOLDER.mkdir(exist_ok=True)
+        reference.write_text(text)
+    expected = reference.read_text()
+    difference = difflib.unified_diff(expected.splitlines(), text.splitlines(), f"{case}.cu", "rendered now", lineterm="")
+    assert text == expected, "\n" + "\n".join(difference) + "\n(meant? pytest tests/golden --update-golden)"
+
+
+def test_no_reference_without_a_case() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(CASES)
+
+
+def test_every_template_and_partial_is_in_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = set()
+
+    class Recording(jinja2.FileSystemLoader):
+        def get_source(self, environment: jinja2.Environment, template: str) -> tuple:
+            read.add(template)
+            return super().get_source(environment, template)
+
+    recording = render.environment.__wrapped__()
+    recording.loader = Recording(templates_dir())
+    monkeypatch.setattr(render, "environment", lambda root=None: recording)
+    for name in CASES.values():
+        emit(parse_name(name))
+    assert read == {f"cutlass/{path.name}" for path in (templates_dir() / "cutlass").iterdir()}

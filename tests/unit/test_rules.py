@@ -1,0 +1,183 @@
+"""Every rule has a config that it alone rejects, with its words; a rule without one fails here."""
+
+import pytest
+
+from gemmill.space.rules import RULES, check
+from gemmill.space.rules.memory import stage_bytes
+from gemmill.vocab import (
+    Accumulation,
+    Arch,
+    Backend,
+    DType,
+    EpilogueKind,
+    KernelSchedule,
+    RasterOrder,
+    ScaleGranularity,
+    ScaleLayout,
+    TileScheduler,
+)
+
+FALLBACK = {"kernel_schedule": KernelSchedule.MMA_SYNC}
+GROUPED = {"a_scale": ScaleGranularity.GROUP, "b_scale": ScaleGranularity.BLOCK, "group_size": 128, "scale_layout": ScaleLayout.K_MAJOR}
+
+EXAMPLES = [
+    ("backend_is_built", {"backend": Backend.CUTEDSL}, "backend cutedsl is reserved: no kernel of it exists yet"),
+    ("operand_dtypes", {"b_dtype": DType.S8}, "e4m3 x s8 is not offered: e4m3 x e4m3 and s8 x s8 are"),
+    ("operand_dtypes", {"a_dtype": DType.E5M2}, "e5m2 x e5m2 is not offered: e4m3 x e4m3 and s8 x s8 are"),
+    ("out_dtype", {"out_dtype": DType.F32, "alignment_d": 4}, "out f32 is not offered: bf16 and f16 are"),
+    (
+        "zero_points_are_integers",
+        {"epilogue": EpilogueKind.SCALED_AZP},
+        "epilogue scaledazp corrects integer zero points, operands are e4m3",
+    ),
+    ("grouped_scales", GROUPED, "scales in groups of 128 along K: no template of this backend has them yet"),
+    (
+        "accumulation_fits_dtype",
+        {"accumulation": Accumulation.EXACT},
+        "accumulation exact does not fit e4m3: s8 is exact, e4m3 is fast or promoted",
+    ),
+    (
+        "accumulation_fits_dtype",
+        {"a_dtype": DType.S8, "accumulation": Accumulation.FAST},
+        "accumulation fast does not fit s8: s8 is exact, e4m3 is fast or promoted",
+    ),
+    (
+        "tile_rows",
+        {"tile_shape_mnk": (64, 128, 128)},
+        "tile rows 64 are not a multiple of 128, the rows that cooperative multiplies",
+    ),
+    (
+        "tile_rows",
+        {"tile_shape_mnk": (96, 128, 128), "kernel_schedule": KernelSchedule.PINGPONG},
+        "tile rows 96 are not a multiple of 64, the rows that pingpong multiplies",
+    ),
+    ("tile_columns", {"tile_shape_mnk": (128, 8, 128)}, "tile columns 8 are not a multiple of 16 up to 256"),
+    ("tile_columns", {"tile_shape_mnk": (128, 272, 128)}, "tile columns 272 are not a multiple of 16 up to 256"),
+    ("tile_depth", {"tile_shape_mnk": (128, 128, 64)}, "tile depth 64 of e4m3 is not a multiple of 128 bytes"),
+    (
+        "accumulators_fit",
+        {"tile_shape_mnk": (128, 256, 128), "kernel_schedule": KernelSchedule.PINGPONG},
+        "tile 128x256 needs 256 accumulator registers a thread of 208",
+    ),
+    (
+        "accumulators_fit",
+        {"tile_shape_mnk": (128, 256, 128), "accumulation": Accumulation.PROMOTED},
+        "tile 128x256 needs 256 accumulator registers a thread of 208",
+    ),
+    ("cluster", {"cluster_shape_mnk": (1, 1, 2)}, "cluster 1x1x2 extends along K, where nothing is shared"),
+    ("cluster", {"cluster_shape_mnk": (4, 4, 1)}, "cluster 4x4 has 16 CTAs of 8"),
+    ("cluster", FALLBACK | {"cluster_shape_mnk": (2, 1, 1)}, "cluster 2x1 without TMA: there is no multicast to share"),
+    (
+        "cluster_on_sm120",
+        {"arch": Arch.SM120A, "cluster_shape_mnk": (2, 1, 1)},
+        "sm120a has no TMA multicast: the cluster is 1x1x1",
+    ),
+    (
+        "schedule_on_blackwell",
+        {"arch": Arch.SM100A, "accumulation": Accumulation.PROMOTED},
+        "sm100a accumulates FP8 in FP32: there is nothing to promote",
+    ),
+    (
+        "schedule_on_blackwell",
+        {"arch": Arch.SM100A, "tile_scheduler": TileScheduler.STREAM_K},
+        "cooperative with streamk is a schedule of sm90a",
+    ),
+    (
+        "schedule_on_blackwell",
+        {"arch": Arch.SM100A, "kernel_schedule": KernelSchedule.PINGPONG},
+        "on sm100a CUTLASS chooses the schedule from tile and cluster: it is written cooperative, not pingpong",
+    ),
+    ("schedule_on_blackwell", {"arch": Arch.SM120A, "a_dtype": DType.S8}, "s8 is offered on sm90a only, not on sm120a"),
+    (
+        "scheduler_fits_schedule",
+        {"tile_scheduler": TileScheduler.STREAM_K, "kernel_schedule": KernelSchedule.PINGPONG},
+        "streamk runs with the cooperative schedule, not pingpong",
+    ),
+    ("launch_settings", {"swizzle": 3}, "swizzle 3 is not 1, 2, 4 or 8"),
+    (
+        "launch_settings",
+        {"splits": 2},
+        "splits=2 with the persistent scheduler: split_k takes 2 or more (or 0), the others 1",
+    ),
+    (
+        "launch_settings",
+        {"tile_scheduler": TileScheduler.SPLIT_K},
+        "splits=1 with the splitk scheduler: split_k takes 2 or more (or 0), the others 1",
+    ),
+    (
+        "launch_settings",
+        {"tile_scheduler": TileScheduler.SPLIT_K, "splits": -2},
+        "splits=-2 with the splitk scheduler: split_k takes 2 or more (or 0), the others 1",
+    ),
+    (
+        "launch_settings",
+        FALLBACK | {"raster_order": RasterOrder.ALONG_M},
+        "mmasync walks tiles in one order: raster order and swizzle do not apply",
+    ),
+    ("tma_alignment", {"alignment_a": 8}, "alignment of a is 8 x e4m3: TMA takes rows of 16 bytes exactly"),
+    ("tma_alignment", {"alignment_d": 16}, "alignment of d is 16 x bf16: TMA takes rows of 16 bytes exactly"),
+    ("unaligned_fallback", FALLBACK | {"alignment_b": 16}, "mmasync is the unaligned fallback: its alignments are 1"),
+    (
+        "fallback_has_one_form",
+        FALLBACK | {"swap_ab": True},
+        "swap_ab=True stages=None with mmasync: it has one operand order and its own pipeline",
+    ),
+    (
+        "fallback_has_one_form",
+        FALLBACK | {"stages": 2},
+        "swap_ab=False stages=2 with mmasync: it has one operand order and its own pipeline",
+    ),
+    (
+        "fallback_has_one_form",
+        FALLBACK | {"accumulation": Accumulation.FAST},
+        "mmasync adds in FP32 registers: its accumulation is promoted, not fast",
+    ),
+    ("stages_fit", {"stages": 7}, "7 stages of 32768 bytes do not fit in 213504: 6 do"),
+    (
+        "stages_fit",
+        {"tile_shape_mnk": (128, 128, 512)},
+        "2 stages of 131072 bytes do not fit in 213504: 1 do",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "changes", "reason"), EXAMPLES, ids=[f"{rule}-{i}" for i, (rule, _, _) in enumerate(EXAMPLES)])
+def test_rule_rejects_its_example(make_config, rule: str, changes: dict, reason: str) -> None:
+    config = make_config(**changes)
+    status = check(config)
+    assert (status.ok, status.rule, status.reason) == (False, rule, reason)
+    others = [r.__name__ for r in RULES if r.__name__ != rule and not r(config)]
+    assert others == [], "an example shows one rule at work"
+
+
+def test_every_rule_has_an_example() -> None:
+    assert {rule for rule, _, _ in EXAMPLES} == {rule.__name__ for rule in RULES}
+    assert len({rule.__name__ for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_every_rule_states_its_hardware_reason(rule) -> None:
+    assert rule.__doc__ and rule.__doc__.rstrip().endswith(".")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"a_dtype": DType.S8, "epilogue": EpilogueKind.SCALED_AZP_PER_TOKEN},
+        {"out_dtype": DType.F16, "accumulation": Accumulation.PROMOTED},
+        {"tile_shape_mnk": (64, 16, 256), "kernel_schedule": KernelSchedule.PINGPONG, "swap_ab": True},
+        {"tile_shape_mnk": (128, 256, 128), "cluster_shape_mnk": (2, 4, 1)},
+        {"tile_scheduler": TileScheduler.SPLIT_K, "splits": 0},
+        {"stages": 6},
+        {"arch": Arch.SM100A, "cluster_shape_mnk": (2, 1, 1)},
+        FALLBACK,
+    ],
+)
+def test_what_exists_is_accepted(make_config, changes: dict) -> None:
+    status = check(make_config(**changes))
+    assert status.ok, status
+
+
+def test_stage_bytes_count_both_operands(make_config) -> None:
+    assert stage_bytes(make_config(tile_shape_mnk=(128, 64, 256))) == (128 + 64) * 256

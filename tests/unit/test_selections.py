@@ -1,0 +1,65 @@
+"""Named sets: distinct, allowed by every rule, and between them an answer to every call."""
+
+import pytest
+
+from gemmill.space import selections
+from gemmill.space.names import to_name
+from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP, predicate_of
+from gemmill.space.rules import check
+from gemmill.space.selections import SELECTIONS, select, with_promotion
+from gemmill.vocab import Accumulation, Arch, DType
+
+
+@pytest.mark.parametrize("arch", Arch)
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_configs_are_distinct_allowed_and_of_the_arch(name: str, arch: Arch) -> None:
+    selection = select(name, arch)
+    assert (selection.name, selection.arch) == (name, arch)
+    assert len(set(selection.configs)) == len(selection.configs) > 0
+    assert {config.arch for config in selection.configs} == {arch}
+    assert all(check(config) for config in selection.configs)
+
+
+def test_there_are_three() -> None:
+    assert list(SELECTIONS) == ["smoke", "default", "sweep"]
+    with pytest.raises(ValueError, match="no selection 'all': there are smoke, default, sweep"):
+        select("all")
+
+
+def test_the_same_selection_comes_in_the_same_order() -> None:
+    assert select("sweep").configs == select("sweep").configs
+
+
+@pytest.mark.parametrize("name", ["smoke", "default"])
+def test_every_call_has_a_variant_without_alignment(name: str) -> None:
+    """K, N and M of any size, with each operand type, result type, op and zero point."""
+    fallback = [p for p in map(predicate_of, select(name).configs) if p.alignment_a == p.alignment_b == p.alignment_d == 1]
+    served = {(op, p.a_dtype, p.out_dtype, azp) for p in fallback if p.bias and p.min_k == 0 for op in p.ops for azp in p.azp}
+    for out in (DType.BF16, DType.F16):
+        assert {(SCALED_MM, DType.E4M3, out, "none"), (SCALED_MM, DType.S8, out, "none")} <= served
+        assert {(SCALED_MM_AZP, DType.S8, out, "row"), (SCALED_MM_AZP, DType.S8, out, "token")} <= served
+
+
+def test_rejections_keep_name_rule_and_reason(monkeypatch, make_config) -> None:
+    good, bad = make_config(), make_config(swizzle=3)
+    monkeypatch.setitem(selections.SELECTIONS, "mixed", lambda arch: iter([bad, good]))
+    selection = select("mixed")
+    assert selection.configs == (good,)
+    (rejection,) = selection.rejections
+    assert (rejection.name, rejection.status.rule) == (to_name(bad), "launch_settings")
+    assert rejection.status.reason == "swizzle 3 is not 1, 2, 4 or 8"
+
+
+def test_duplicates_raise(monkeypatch, make_config) -> None:
+    monkeypatch.setitem(selections.SELECTIONS, "twice", lambda arch: iter([make_config(), make_config()]))
+    with pytest.raises(ValueError, match=f"selection 'twice' has {to_name(make_config())} twice"):
+        select("twice")
+
+
+def test_launch_settings_share_compilations() -> None:
+    configs = select("sweep").configs
+    assert len({config.compiled for config in configs}) < len(configs) / 2
+
+
+def test_promotion_changes_the_accumulation_alone(make_config) -> None:
+    assert with_promotion(make_config()) == make_config(accumulation=Accumulation.PROMOTED)

@@ -1,0 +1,185 @@
+"""Python decides, the template prints: every field of a config reaches its template, and no hole stays empty."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+
+from gemmill.emit import emit, emit_unit
+from gemmill.emit.cutlass import template_of
+from gemmill.emit.render import TemplateError, environment, render
+from gemmill.locations import templates_dir
+from gemmill.space.config import KernelConfig, Launch, Problem, Schedule
+from gemmill.space.names import symbol_of, to_name
+from gemmill.space.rules import check
+from gemmill.space.selections import SELECTIONS, select
+from gemmill.vocab import (
+    Accumulation,
+    Arch,
+    Backend,
+    DType,
+    EpilogueKind,
+    KernelSchedule,
+    RasterOrder,
+    ScaleGranularity,
+    ScaleLayout,
+    TileScheduler,
+)
+
+BASES = {
+    "cooperative": {},
+    "pingpong": {"kernel_schedule": KernelSchedule.PINGPONG},
+    "swapab": {"swap_ab": True, "tile_shape_mnk": (128, 16, 128), "tile_scheduler": TileScheduler.STREAM_K},
+    "int8": {"a_dtype": DType.S8, "epilogue": EpilogueKind.SCALED_AZP_PER_TOKEN},
+    "unaligned": {"kernel_schedule": KernelSchedule.MMA_SYNC},
+    "sm100a": {"arch": Arch.SM100A},
+    "sm120a": {"arch": Arch.SM120A},
+}
+VALUES: dict[str, tuple[Any, ...]] = {
+    "a_dtype": tuple(DType),
+    "b_dtype": tuple(DType),
+    "accumulator_dtype": tuple(DType),
+    "out_dtype": tuple(DType),
+    "epilogue": tuple(EpilogueKind),
+    "a_scale": tuple(ScaleGranularity),
+    "b_scale": tuple(ScaleGranularity),
+    "scale_layout": tuple(ScaleLayout),
+    "group_size": (0, 64, 128),
+    "tile_shape_mnk": ((256, 128, 128), (128, 64, 128), (128, 128, 256), (64, 64, 128), (64, 128, 64)),
+    "cluster_shape_mnk": ((1, 1, 1), (2, 1, 1), (1, 2, 1)),
+    "kernel_schedule": tuple(KernelSchedule),
+    "accumulation": tuple(Accumulation),
+    "tile_scheduler": tuple(TileScheduler),
+    "swap_ab": (False, True),
+    "stages": (None, 2, 3),
+    "alignment_a": (1, 4, 8, 16),
+    "alignment_b": (1, 4, 8, 16),
+    "alignment_d": (1, 4, 8, 16),
+    "raster_order": tuple(RasterOrder),
+    "swizzle": (1, 2, 4, 8),
+    "splits": (0, 1, 2),
+    "arch": tuple(Arch),
+    "backend": tuple(Backend),
+}
+OF_KERNEL = [f.name for part in (Problem, Schedule) for f in fields(part)] + ["arch", "backend"]
+TIED = ["b_dtype", "accumulator_dtype", "alignment_a", "alignment_b", "alignment_d"]
+OF_LAUNCH = [f.name for f in fields(Launch)]
+
+
+def body(config: KernelConfig) -> str:
+    """What is emitted, without the name, in which every field shows anyway."""
+    return emit(config).text.replace(to_name(config.compiled), "NAME")
+
+
+def neighbours(make_config, base: dict, field: str) -> list[KernelConfig]:
+    """Configs that differ from a base in one field, as far as they can be built and the rules let them be."""
+    original = make_config(**base)
+    found = []
+    for value in VALUES[field]:
+        try:
+            config = make_config(**base | {field: value})
+        except ValueError:
+            continue
+        if config != original and check(config):
+            found.append(config)
+    return found
+
+
+def test_the_table_above_has_every_field() -> None:
+    assert set(VALUES) == {*OF_KERNEL, *OF_LAUNCH}
+
+
+@pytest.mark.parametrize("base", BASES.values(), ids=BASES)
+@pytest.mark.parametrize("field", OF_KERNEL)
+def test_every_field_is_read_by_its_template(make_config, base: dict, field: str) -> None:
+    """Two configs that the rules accept and that are not compiled alike never have the same text."""
+    original = make_config(**base)
+    assert check(original)
+    for config in neighbours(make_config, base, field):
+        assert (body(config) == body(original)) == (config.compiled == original.compiled), to_name(config)
+
+
+@pytest.mark.parametrize("field", TIED)
+@pytest.mark.parametrize("base", [b for name, b in BASES.items() if name != "unaligned"], ids=[n for n in BASES if n != "unaligned"])
+def test_fields_that_the_rules_tie_together_are_read_one_by_one(make_config, base: dict, field: str) -> None:
+    """These have one value for each operand type; e5m2, which no rule accepts yet, ties none of them."""
+    free = {k: v for k, v in base.items() if k != "a_dtype"} | {"a_dtype": DType.E5M2}
+    texts = {body(make_config(**free | {field: value})) for value in VALUES[field]}
+    assert len(texts) == len(VALUES[field])
+
+
+@pytest.mark.parametrize("field", OF_KERNEL)
+def test_fields_that_cannot_vary_are_the_reserved_ones(make_config, field: str) -> None:
+    """What the two tests above cannot show: no template has these yet, and a rule says so."""
+    varies = field in TIED or any(neighbours(make_config, base, field) for base in BASES.values())
+    assert varies != (field in ("backend", "a_scale", "b_scale", "scale_layout", "group_size"))
+
+
+@pytest.mark.parametrize("field", OF_LAUNCH)
+def test_launch_settings_do_not_reach_the_text(make_config, field: str) -> None:
+    base = {"tile_scheduler": TileScheduler.SPLIT_K, "splits": 2}
+    others = neighbours(make_config, base, field)
+    assert others
+    assert {emit(config) for config in others} == {emit(make_config(**base))}
+
+
+@pytest.mark.parametrize("arch", Arch)
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_all_that_is_selected_can_be_emitted(name: str, arch: Arch) -> None:
+    files: dict = {}
+    for config in select(name, arch).configs:
+        file = emit(config)
+        assert files.setdefault(file.path, file.text) == file.text
+        assert str(file.path) == f"{arch}/{to_name(config.compiled)}.cu"
+        assert f'extern "C" int32_t {symbol_of(config)}(' in file.text
+        assert f"{symbol_of(config)}_workspace(" in file.text
+    assert len(set(files.values())) == len(files) == len({config.compiled for config in select(name, arch).configs})
+
+
+def test_emitted_text_is_tidy(make_config) -> None:
+    for base in BASES.values():
+        text = emit(make_config(**base)).text
+        assert text.endswith("\n") and not text.endswith("\n\n")
+        assert "\t" not in text and "{{" not in text and "{%" not in text
+        assert not re.search(r"[ \t]\n", text)
+        assert "\n\n\n" not in text
+
+
+def test_a_unit_includes_its_files(make_config) -> None:
+    files = [emit(make_config()), emit(make_config(stages=2))]
+    assert emit_unit(files) == "".join(f'#include "sm90a/{to_name(make_config(stages=s))}.cu"\n' for s in (None, 2))
+
+
+def test_an_empty_hole_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("one {{ two }}")
+    assert environment(tmp_path).undefined is environment().undefined is jinja2.StrictUndefined
+    with pytest.raises(TemplateError) as caught:
+        render("t.jinja", {}, root=tmp_path)
+    assert str(caught.value) == "template t.jinja: 'two' is undefined"
+
+
+def test_a_template_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("line\n{% if %}")
+    with pytest.raises(TemplateError) as caught:
+        render("t.jinja", {}, root=tmp_path)
+    assert re.match(r"template t\.jinja, line 2: ", str(caught.value))
+
+
+def test_a_partial_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{% include 'gone.jinja' %}")
+    with pytest.raises(TemplateError) as caught:
+        render("t.jinja", {}, root=tmp_path)
+    assert str(caught.value) == f"template t.jinja needs gone.jinja, which does not exist in {tmp_path}"
+
+
+@pytest.mark.parametrize("kind", EpilogueKind)
+def test_every_epilogue_has_its_partial(kind: EpilogueKind) -> None:
+    assert (templates_dir() / "cutlass" / f"_{kind}.jinja").is_file()
+
+
+def test_every_template_is_used(make_config) -> None:
+    used = {template_of(make_config(**base)) for base in BASES.values()}
+    assert used == {f"cutlass/{p.name}" for p in (templates_dir() / "cutlass").glob("[!_]*.jinja")}

@@ -1,0 +1,65 @@
+"""The field's words: each has what the layers below read from it."""
+
+import pytest
+
+from gemmill import vocab
+from gemmill.vocab import OK, Arch, DType, EpilogueKind, KernelSchedule, Status, rejected
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_every_dtype_has_size_torch_name_and_cutlass_type(dtype: DType) -> None:
+    assert dtype.bits in (8, 16, 32)
+    assert dtype.torch_name.isidentifier()
+    assert dtype.cutlass_type
+
+
+def test_dtype_sizes_are_those_of_their_names() -> None:
+    assert {d: d.bits for d in DType} == {"e4m3": 8, "e5m2": 8, "s8": 8, "bf16": 16, "f16": 16, "f32": 32, "s32": 32}
+    assert len({d.torch_name for d in DType}) == len({d.cutlass_type for d in DType}) == len(DType)
+    assert [d for d in DType if not d.is_float] == [DType.S8, DType.S32]
+
+
+@pytest.mark.parametrize(
+    ("arch", "capability", "gencode", "tag"),
+    [
+        (Arch.SM90A, (9, 0), "arch=compute_90a,code=sm_90a", "cutlass::arch::Sm90"),
+        (Arch.SM100A, (10, 0), "arch=compute_100a,code=sm_100a", "cutlass::arch::Sm100"),
+        (Arch.SM120A, (12, 0), "arch=compute_120a,code=sm_120a", "cutlass::arch::Sm120"),
+    ],
+)
+def test_arch_spellings(arch: Arch, capability: tuple[int, int], gencode: str, tag: str) -> None:
+    assert (arch.capability, arch.gencode, arch.cutlass_tag) == (capability, gencode, tag)
+
+
+def test_shared_memory_is_the_guides_table_in_kib() -> None:
+    assert {a: a.shared_memory_bytes // 1024 for a in Arch} == {"sm90a": 227, "sm100a": 227, "sm120a": 99}
+
+
+def test_epilogues_tell_what_they_read() -> None:
+    assert [e for e in EpilogueKind if not e.takes_bias] == [EpilogueKind.SCALED]
+    assert [e for e in EpilogueKind if e.takes_azp] == [EpilogueKind.SCALED_AZP, EpilogueKind.SCALED_AZP_PER_TOKEN]
+
+
+def test_only_the_fallback_does_without_tma() -> None:
+    assert [s for s in KernelSchedule if not s.uses_tma] == [KernelSchedule.MMA_SYNC]
+
+
+@pytest.mark.parametrize("name", [n for n in vocab.__all__ if isinstance(getattr(vocab, n), type) and n != "Status"])
+def test_words_fit_into_names(name: str) -> None:
+    """Names are joined by underscores and must be C identifiers."""
+    for word in getattr(vocab, name):
+        assert word.value.isalnum() and word.value.islower(), word
+
+
+def test_status_is_its_truth() -> None:
+    assert OK
+    status = rejected("too wide", rule="tile")
+    assert not status
+    assert (status.rule, status.reason) == ("tile", "too wide")
+
+
+def test_status_refuses_contradictions() -> None:
+    with pytest.raises(ValueError, match="an accepted Status has no reason, got rule='r' reason='why'"):
+        Status(ok=True, rule="r", reason="why")
+    with pytest.raises(ValueError, match="a rejected Status needs a reason"):
+        rejected("")
