@@ -104,7 +104,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", help='"table" (default), "grid" (the table\'s weights at every M), or MxNxK,MxNxK')
-    parser.add_argument("--models", help="layers of llama, qwen, mistral (any beginning of a model's name), with commas")
+    parser.add_argument(
+        "--models", help="layers of llama, qwen, mistral (any beginning of a model's name), with commas"
+    )
     parser.add_argument("--m", help="values of M for --models and grid, with commas")
     parser.add_argument("--op", choices=sorted(OPS_OF), default="all")
     parser.add_argument("--build", help="build id or path; the newest by default")

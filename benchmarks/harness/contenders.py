@@ -150,7 +150,11 @@ def torch_contenders() -> Iterator[LocalContender]:
     yield LocalContender(name="torch row-wise", multiply=_torch_row_wise, ops=(Op.FP8,))
     yield LocalContender(name="torch tensor-wise", multiply=_torch_tensor_wise, ops=(Op.FP8,), scales_per_tensor=True)
     yield LocalContender(
-        name="torch._int_mm", multiply=_torch_int_mm, ops=(Op.INT8,), applies_scales=False, fewest_rows=INT_MM_FEWEST_ROWS
+        name="torch._int_mm",
+        multiply=_torch_int_mm,
+        ops=(Op.INT8,),
+        applies_scales=False,
+        fewest_rows=INT_MM_FEWEST_ROWS,
     )
 
 

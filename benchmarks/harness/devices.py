@@ -38,7 +38,10 @@ def commit_of(folder: Path) -> str:
     try:
         head = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         changes = subprocess.run(
-            ["git", "-C", folder, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, check=True
+            ["git", "-C", folder, "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

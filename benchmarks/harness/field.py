@@ -7,7 +7,15 @@ import torch
 import gemmill
 from gemmill.manifest import ManifestError
 from harness import stand_in
-from harness.contenders import Contender, LocalContender, gemmill_contender, through_ops, torch_contenders, variant_contenders, vllm_contender
+from harness.contenders import (
+    Contender,
+    LocalContender,
+    gemmill_contender,
+    through_ops,
+    torch_contenders,
+    variant_contenders,
+    vllm_contender,
+)
 from harness.measuring import first_line
 from harness.remote import RemoteContender, RemoteError
 
@@ -33,7 +41,9 @@ class Field:
         return [self.subject, *self.variants, *self.peers]
 
 
-def make_field(*, build: str | None, sweep: bool, match: str, vllm_so: str | None, vllm_apart: bool, dry_run: bool) -> Field:
+def make_field(
+    *, build: str | None, sweep: bool, match: str, vllm_so: str | None, vllm_apart: bool, dry_run: bool
+) -> Field:
     """Load what is to be timed. Raises FieldError."""
     notes: list[str] = []
     peers: list[Contender] = [*torch_contenders()]
@@ -49,7 +59,7 @@ def make_field(*, build: str | None, sweep: bool, match: str, vllm_so: str | Non
             "arch": manifest.arch,
             "variants": len(manifest.entries),
         }
-    except (AttributeError, OSError, RuntimeError, ManifestError) as error:
+    except (OSError, RuntimeError, ManifestError) as error:
         if not dry_run:
             raise FieldError(f"there is no build to time: {first_line(error)}") from None
         notes.append(f"gemmill's reference stands in for it: {first_line(error)}")

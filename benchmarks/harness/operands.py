@@ -75,7 +75,9 @@ class OperandMaker:
 
     def _random(self, rows: int, columns: int, op: Op) -> Tensor:
         if op is not Op.FP8:
-            return torch.randint(-128, 128, (rows, columns), dtype=torch.int8, device=self._device, generator=self._generator)
+            return torch.randint(
+                -128, 128, (rows, columns), dtype=torch.int8, device=self._device, generator=self._generator
+            )
         values = torch.rand(rows, columns, dtype=torch.float32, device=self._device, generator=self._generator)
         return values.mul_(2).sub_(1).to(torch.float8_e4m3fn)
 

@@ -25,7 +25,9 @@ def draw(rows: Sequence[dict], names: Sequence[str], title: str, path: Path) -> 
         for name in (name for name in names if name != SUBJECT):
             _draw_peer(axis, members, name)
         axis.axhline(1.0, color="black", linewidth=0.8)
-        axis.set_xticks(range(len(members)), [f"{r['m']} x {r['n']} x {r['k']}" for r in members], rotation=75, fontsize=7)
+        axis.set_xticks(
+            range(len(members)), [f"{r['m']} x {r['n']} x {r['k']}" for r in members], rotation=75, fontsize=7
+        )
         axis.set_ylabel("peer's time / gemmill's")
         axis.set_title(f"{op}: {title}", fontsize=9)
         axis.grid(axis="y", alpha=0.3)

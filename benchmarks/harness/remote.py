@@ -54,7 +54,9 @@ class RemoteContender:
                 raise RemoteError(f"vllm's process did not answer {command!r} within {START_SECONDS} s")
             ok, answer = self._pipe.recv()
         except (EOFError, OSError):
-            raise RemoteError(f"vllm's process ended at {command!r}: is its library made for this torch and GPU?") from None
+            raise RemoteError(
+                f"vllm's process ended at {command!r}: is its library made for this torch and GPU?"
+            ) from None
         if not ok:
             raise RemoteError(answer)
         return answer
@@ -100,5 +102,5 @@ def serve(pipe: Connection, contender_of: Callable[[], Contender], maker: Operan
             elif command == "close":
                 prepared.close()
             pipe.send((True, answer))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the asking process reports it
+        except Exception as error:
             pipe.send((False, f"{type(error).__name__}: {error}"))

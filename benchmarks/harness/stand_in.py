@@ -1,13 +1,12 @@
 """gemmill's contenders for a dry run where no build is loaded: the reference, under the names of the smoke selection."""
 
-from harness.contenders import LocalContender, Multiply, ops_of
-from harness.operands import Operands
-from harness.problems import Op
-
 from gemmill.reference import scaled_mm
 from gemmill.space.names import to_name
 from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import select
+from harness.contenders import LocalContender, Multiply, ops_of
+from harness.operands import Operands
+from harness.problems import Op
 
 
 def multiply(x: Operands, i: int) -> None:
@@ -24,5 +23,6 @@ def variants(with_multiply: Multiply = multiply) -> list[LocalContender]:
     """In the place of the loaded variants."""
     configs = [config for config in select("smoke").configs if config.problem.out_dtype == "bf16"]
     return [
-        LocalContender(name=to_name(config), multiply=with_multiply, ops=ops_of(predicate_of(config))) for config in configs
+        LocalContender(name=to_name(config), multiply=with_multiply, ops=ops_of(predicate_of(config)))
+        for config in configs
     ]

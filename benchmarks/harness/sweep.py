@@ -21,7 +21,9 @@ def sweep_record(measurements: Sequence[Measurement]) -> dict[str, object]:
     return {"contenders": names, "shapes": shapes, "us": times, "rounds": rounds, "failures": failures}
 
 
-def sweep_table(measurements: Sequence[Measurement], subject: str, variants: Sequence[str], peers: Sequence[str]) -> str:
+def sweep_table(
+    measurements: Sequence[Measurement], subject: str, variants: Sequence[str], peers: Sequence[str]
+) -> str:
     """For each shape: gemmill's own choice, the fastest variant, and the fastest peer."""
     lines = [f"{'problem':<32}{'chosen us':>10}{'best us':>10}{'peer us':>10}{'failed':>7}  fastest variant"]
     for found in measurements:

@@ -33,7 +33,9 @@ def test_rendering_is_the_reference(case: str, update_golden: bool) -> None:
         FOLDER.mkdir(exist_ok=True)
         reference.write_text(text)
     expected = reference.read_text()
-    difference = difflib.unified_diff(expected.splitlines(), text.splitlines(), f"{case}.cu", "rendered now", lineterm="")
+    difference = difflib.unified_diff(
+        expected.splitlines(), text.splitlines(), f"{case}.cu", "rendered now", lineterm=""
+    )
     assert text == expected, "\n" + "\n".join(difference) + "\n(meant? pytest tests/golden --update-golden)"
 
 

@@ -5,41 +5,34 @@ on a CPU, with the reference in the place of the kernels. Without a GPU all are 
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 import gemmill
 from gemmill.manifest import KernelEntry, ManifestError
-from shapes import LEVELS, shapes_for
-from stand_in import StandIn
-from subject import Gemmill, Subject
+from gpu.shapes import shapes_for
+from gpu.stand_in import StandIn
+from gpu.subject import Gemmill, Subject
 
 _subject: list[Subject] = []
 _worst: dict[str, tuple[float, str]] = {}
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("gemmill")
-    group.addoption("--level", choices=LEVELS, default="L0", help="how many shapes the GPU tests cover")
-    group.addoption("--build", default=None, help="build id or path; the newest by default")
-    group.addoption("--match", default="", help="only variants whose name contains this")
-    group.addoption("--dry-run", action="store_true", help="run the GPU tests on a CPU with a stand-in")
-
-
 def _no_gpu(config: pytest.Config) -> bool:
-    return not torch.cuda.is_available() and not config.getoption("--dry-run", False)
+    return not torch.cuda.is_available() and not config.getoption("--dry-run")
 
 
 def _load(config: pytest.Config) -> Subject | None:
     """The subject of the tests, or None without a build."""
     if not _subject:
-        if config.getoption("--dry-run", False):
+        if config.getoption("--dry-run"):
             _subject.append(StandIn())
         else:
             try:
-                gemmill.load(config.getoption("--build", None))
-            except (AttributeError, OSError, RuntimeError, ManifestError) as error:
+                gemmill.load(config.getoption("--build"))
+            except (OSError, RuntimeError, ManifestError) as error:
                 if torch.cuda.is_available():
                     raise pytest.UsageError(f"no build to test: {error}") from None
                 return None
@@ -47,10 +40,10 @@ def _load(config: pytest.Config) -> Subject | None:
     return _subject[0]
 
 
-def _ops_load(config: pytest.Config) -> bool:
+def _build_loads(config: pytest.Config) -> bool:
     try:
-        gemmill.load(config.getoption("--build", None))
-    except (AttributeError, OSError, RuntimeError, ManifestError):
+        gemmill.load(config.getoption("--build"))
+    except (OSError, RuntimeError, ManifestError):
         return False
     return True
 
@@ -60,44 +53,43 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "entry" not in metafunc.fixturenames:
         return
     subject = _load(metafunc.config)
-    match = metafunc.config.getoption("--match", "")
+    match = metafunc.config.getoption("--match")
     entries = [] if subject is None else [entry for entry in subject.entries if match in entry.name]
     if "shape" not in metafunc.fixturenames:
         metafunc.parametrize("entry", entries, ids=lambda entry: entry.name)
         return
-    level = metafunc.config.getoption("--level", "L0")
+    level = metafunc.config.getoption("--level")
     cases = [(entry, shape) for entry in entries for shape in shapes_for(entry, level)]
     ids = [f"{entry.name}-{'x'.join(map(str, shape))}" for entry, shape in cases]
     metafunc.parametrize(("entry", "shape"), cases, ids=ids)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    here = [item for item in items if item.path.is_relative_to(config.rootpath / "tests" / "gpu")]
+    here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    for item in here:
+        item.add_marker(pytest.mark.gpu)
     if _no_gpu(config):
         for item in here:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
         config.stash[_LEFT_OUT] = len(here)
-    elif config.getoption("--dry-run", False):
+    elif config.getoption("--dry-run"):
         for item in here:
             if item.get_closest_marker("needs_cuda"):
                 item.add_marker(pytest.mark.skip(reason="a dry run has no CUDA runtime"))
-            elif item.get_closest_marker("needs_ops") and not _ops_load(config):
-                item.add_marker(pytest.mark.skip(reason="a dry run without a build has no ops"))
+            elif item.get_closest_marker("needs_build") and not _build_loads(config):
+                item.add_marker(pytest.mark.skip(reason="there is no build here"))
 
 
 _LEFT_OUT = pytest.StashKey[int]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs_cuda: uses the CUDA runtime itself (graphs, streams)")
-    config.addinivalue_line("markers", "needs_ops: calls torch.ops.gemmill, on CPU tensors in a dry run")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if left_out := config.stash.get(_LEFT_OUT, 0):
         terminalreporter.write_line(f"{left_out} GPU tests left out: this machine has no CUDA device")
     for accumulation, (fraction, where) in sorted(_worst.items()):
-        terminalreporter.write_line(f"largest error with {accumulation} accumulation: {fraction:.3f} of its bound beyond rounding, {where}")
+        terminalreporter.write_line(
+            f"largest error with {accumulation} accumulation: {fraction:.3f} of its bound beyond rounding, {where}"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +101,7 @@ def subject(pytestconfig: pytest.Config) -> Subject:
 
 @pytest.fixture(scope="session")
 def device(pytestconfig: pytest.Config) -> torch.device:
-    return torch.device("cpu" if pytestconfig.getoption("--dry-run", False) else "cuda")
+    return torch.device("cpu" if pytestconfig.getoption("--dry-run") else "cuda")
 
 
 @pytest.fixture

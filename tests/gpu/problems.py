@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gemmill.reference import Comparison, accumulation_error, compare_exact, compare_within, exact_scaled_mm, scaled_mm, tolerance
+from gemmill.reference import (
+    Comparison,
+    accumulation_error,
+    compare_exact,
+    compare_within,
+    exact_scaled_mm,
+    scaled_mm,
+    tolerance,
+)
 from gemmill.reference.tolerance import half_unit_in_last_place
 from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP, Predicate
 from gemmill.vocab import Accumulation, DType
@@ -133,7 +141,9 @@ def _data(p: Problem, rows: int, columns: int, generator: torch.Generator) -> Te
 def _scales(p: Problem, kind: str, count: int, generator: torch.Generator) -> Tensor:
     count = 1 if kind == "one" else count
     if p.data == "integers":
-        return torch.exp2(torch.randint(-2, 1, (count,), device=generator.device, generator=generator).to(torch.float32))
+        return torch.exp2(
+            torch.randint(-2, 1, (count,), device=generator.device, generator=generator).to(torch.float32)
+        )
     return torch.rand(count, device=generator.device, generator=generator) * 0.02 + 0.005
 
 

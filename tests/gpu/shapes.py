@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from gemmill.manifest import KernelEntry
 
-LEVELS = ("L0", "L1", "L2")
 Shape = tuple[int, int, int]
 
 FIRST: Shape = (77, 136, 272)
@@ -22,7 +21,15 @@ FIXED: tuple[Shape, ...] = (
 )
 """One element of alignment in each dimension; whole tiles; one below and above a tile; many steps; many tiles."""
 
-UNALIGNED: tuple[Shape, ...] = ((1, 1, 1), (2, 3, 5), (7, 13, 17), (31, 1, 127), (67, 131, 3), (129, 257, 251), (1, 997, 64))
+UNALIGNED: tuple[Shape, ...] = (
+    (1, 1, 1),
+    (2, 3, 5),
+    (7, 13, 17),
+    (31, 1, 127),
+    (67, 131, 3),
+    (129, 257, 251),
+    (1, 997, 64),
+)
 """Rows that no TMA takes: primes, and single elements."""
 
 RANDOM_SHAPES = 60

@@ -9,7 +9,7 @@ from gemmill.space.config import KernelConfig
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import select
-from problems import REFUSES, Call, acceptance
+from gpu.problems import REFUSES, Call, acceptance
 
 
 class StandIn:

@@ -8,7 +8,7 @@ import torch
 
 import gemmill
 from gemmill.manifest import KernelEntry
-from problems import Call
+from gpu.problems import Call
 
 
 class Subject(Protocol):

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from gemmill.reference import scaled_mm
-
-from problems import MAY, MUST, REFUSES, Problem, acceptance, compare, make_call, of_variant, sum_error_fraction
-from shapes import FIRST, takes_any_rows
+from gpu.problems import MAY, MUST, REFUSES, Problem, acceptance, compare, make_call, of_variant, sum_error_fraction
+from gpu.shapes import FIRST, takes_any_rows
 
 MIXES = tuple(product(("one", "each"), ("one", "each"), (False, True)))
 """(scale of a, scale of b, bias)"""
@@ -41,7 +40,9 @@ def problem_of(entry, shape, **settings):
 def test_integers_are_exact(subject, entry, shape, device):
     """Small integers and powers of two: no rounding anywhere but in the stored result, so no tolerance."""
     mix = MIXES[sum(shape) % len(MIXES)]
-    check(subject, entry, problem_of(entry, shape, data="integers", a_scale=mix[0], b_scale=mix[1], bias=mix[2]), device)
+    check(
+        subject, entry, problem_of(entry, shape, data="integers", a_scale=mix[0], b_scale=mix[1], bias=mix[2]), device
+    )
 
 
 def test_random_data(subject, entry, shape, device, note_error):
@@ -79,7 +80,7 @@ def test_rows_of_any_length(subject, entry, device):
         assert acceptance(entry.predicate, call) == MUST
         check(subject, entry, call.problem, device)
         return
-    with pytest.raises(RuntimeError, match="align|multiple"):
+    with pytest.raises(RuntimeError, match=r"align|multiple"):
         subject.run(call, entry.name)
     assert call.untouched()
 

@@ -9,10 +9,8 @@ import torch
 import gemmill
 from gemmill.reference import compare_exact, scaled_mm
 from gemmill.vocab import Accumulation, DType
-from problems import Problem, compare, make_call
-from shapes import FIRST, FIXED, UNALIGNED
-
-pytestmark = pytest.mark.needs_ops
+from gpu.problems import Problem, compare, make_call
+from gpu.shapes import FIRST, FIXED, UNALIGNED
 
 KINDS = ((DType.E4M3, "none"), (DType.S8, "none"), (DType.S8, "row"), (DType.S8, "token"))
 
@@ -32,7 +30,7 @@ def problem_of(kind, shape, **settings):
 @pytest.mark.parametrize("layout", ["tight", "padded", "odd", "shifted"])
 def test_every_shape_has_an_answer(kind, out_dtype, layout, device):
     """M, N and K from 0 up, in whatever rows: the choice falls on a variant that gives the right result."""
-    if not device.type == "cpu" and not gemmill.supports(problem_of(kind, FIRST).op, dtype=kind[0], out_dtype=out_dtype):
+    if device.type != "cpu" and not gemmill.supports(problem_of(kind, FIRST).op, dtype=kind[0], out_dtype=out_dtype):
         pytest.skip(f"the build has no {kind[0]} kernels with {out_dtype} results")
     zero = ((0, 16, 16), (16, 0, 16), (16, 16, 0))
     for i, shape in enumerate((FIRST, *FIXED, *UNALIGNED, *zero)):
@@ -56,8 +54,9 @@ def test_functional_form(kind, device):
     assert compare(call, Accumulation.FAST).ok
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.needs_cuda)])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind))
-def test_compiles_without_a_graph_break(kind, device):
+def test_compiles_without_a_graph_break(kind, backend, device):
     """torch.compile(fullgraph=True), the result read by what follows."""
     call = make_call(problem_of(kind, FIRST, data="integers", bias=True), device)
     op = op_of(call)
@@ -66,7 +65,7 @@ def test_compiles_without_a_graph_break(kind, device):
         op(*arguments)
         return arguments[0] * 2
 
-    doubled = torch.compile(step, fullgraph=True, backend="aot_eager")(*call.arguments)
+    doubled = torch.compile(step, fullgraph=True, backend=backend)(*call.arguments)
     assert compare(call, Accumulation.FAST).ok
     assert torch.equal(doubled, call.out * 2)
 
@@ -74,14 +73,21 @@ def test_compiles_without_a_graph_break(kind, device):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind))
 def test_opcheck(kind, device):
     call = make_call(problem_of(kind, FIRST, bias=True), device)
-    torch.library.opcheck(op_of(call), call.arguments, test_utils=("test_schema", "test_faketensor"))
+    # test_schema compares arguments before and after by arithmetic that torch does not have for FP8.
+    checks = ("test_faketensor",) if kind[0] is DType.E4M3 else ("test_schema", "test_faketensor")
+    torch.library.opcheck(op_of(call), call.arguments, test_utils=checks)
 
 
+@pytest.mark.needs_build
 def test_pin_of_an_unknown_name(device):
-    with pytest.raises((RuntimeError, ValueError, KeyError), match="no_such_variant"), gemmill.use_variant("no_such_variant"):
+    with (
+        pytest.raises((RuntimeError, ValueError, KeyError), match="no_such_variant"),
+        gemmill.use_variant("no_such_variant"),
+    ):
         pass
 
 
+@pytest.mark.needs_build
 def test_explain_names_a_choice(device):
     call = make_call(problem_of(KINDS[0], FIRST), device)
     assert gemmill.explain(call.problem.op, *call.arguments) is not None
@@ -135,7 +141,9 @@ OTHER_DEVICE = ("a", "b", "a_scales", "b_scales", "bias")
 
 def column_major(matrix):
     """The same values, columns contiguous."""
-    return matrix.view(torch.uint8 if matrix.element_size() == 1 else torch.int16).t().contiguous().t().view(matrix.dtype)
+    return (
+        matrix.view(torch.uint8 if matrix.element_size() == 1 else torch.int16).t().contiguous().t().view(matrix.dtype)
+    )
 
 
 def refused(bad, good, word):

@@ -25,12 +25,19 @@ def _base(**changes: object) -> KernelConfig:
         "epilogue": EpilogueKind.SCALED_BIAS,
         "tile_shape_mnk": (64, 64, 64) if unaligned else (128, 128, 128),
         "kernel_schedule": KernelSchedule.COOPERATIVE,
-        "accumulation": Accumulation.EXACT if operand is DType.S8 else Accumulation.PROMOTED if unaligned else Accumulation.FAST,
+        "accumulation": Accumulation.EXACT
+        if operand is DType.S8
+        else Accumulation.PROMOTED
+        if unaligned
+        else Accumulation.FAST,
     }
     if unaligned:
         settings |= {"alignment_a": 1, "alignment_b": 1, "alignment_d": 1}
     settings |= changes
-    parts = {part: {f.name: settings.pop(f.name) for f in fields(part) if f.name in settings} for part in (Problem, Schedule, Launch)}
+    parts = {
+        part: {f.name: settings.pop(f.name) for f in fields(part) if f.name in settings}
+        for part in (Problem, Schedule, Launch)
+    }
     config = KernelConfig(
         problem=Problem(**parts[Problem]), schedule=Schedule(**parts[Schedule]), launch=Launch(**parts[Launch])
     )
@@ -75,7 +82,9 @@ def make_manifest() -> Callable[..., Manifest]:
             extension_sha256="a" * 64,
             extension_bytes=1_000_000,
             torch_target="2.11",
-            toolchain=Toolchain(nvcc="13.5.0", cuda_major=13, cutlass="4.2.0", host_compiler="g++ 12.2.0", flags=("-O3", "-std=c++17")),
+            toolchain=Toolchain(
+                nvcc="13.5.0", cuda_major=13, cutlass="4.2.0", host_compiler="g++ 12.2.0", flags=("-O3", "-std=c++17")
+            ),
             entries=tuple(_entry(config) for config in configs or (_base(),)),
             rejected=(RejectedEntry(name="sm90a_cutlass_bad", error="error: static assertion failed"),),
         )

@@ -18,7 +18,12 @@ from gemmill.vocab import (
 )
 
 FALLBACK = {"kernel_schedule": KernelSchedule.MMA_SYNC}
-GROUPED = {"a_scale": ScaleGranularity.GROUP, "b_scale": ScaleGranularity.BLOCK, "group_size": 128, "scale_layout": ScaleLayout.K_MAJOR}
+GROUPED = {
+    "a_scale": ScaleGranularity.GROUP,
+    "b_scale": ScaleGranularity.BLOCK,
+    "group_size": 128,
+    "scale_layout": ScaleLayout.K_MAJOR,
+}
 
 EXAMPLES = [
     ("backend_is_built", {"backend": Backend.CUTEDSL}, "backend cutedsl is reserved: no kernel of it exists yet"),
@@ -141,7 +146,9 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "changes", "reason"), EXAMPLES, ids=[f"{rule}-{i}" for i, (rule, _, _) in enumerate(EXAMPLES)])
+@pytest.mark.parametrize(
+    ("rule", "changes", "reason"), EXAMPLES, ids=[f"{rule}-{i}" for i, (rule, _, _) in enumerate(EXAMPLES)]
+)
 def test_rule_rejects_its_example(make_config, rule: str, changes: dict, reason: str) -> None:
     config = make_config(**changes)
     status = check(config)

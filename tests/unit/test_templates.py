@@ -103,7 +103,9 @@ def test_every_field_is_read_by_its_template(make_config, base: dict, field: str
 
 
 @pytest.mark.parametrize("field", TIED)
-@pytest.mark.parametrize("base", [b for name, b in BASES.items() if name != "unaligned"], ids=[n for n in BASES if n != "unaligned"])
+@pytest.mark.parametrize(
+    "base", [b for name, b in BASES.items() if name != "unaligned"], ids=[n for n in BASES if n != "unaligned"]
+)
 def test_fields_that_the_rules_tie_together_are_read_one_by_one(make_config, base: dict, field: str) -> None:
     """These have one value for each operand type; e5m2, which no rule accepts yet, ties none of them."""
     free = {k: v for k, v in base.items() if k != "a_dtype"} | {"a_dtype": DType.E5M2}
