@@ -20,13 +20,12 @@ class RemoteError(RuntimeError):
 class RemoteContender:
     """vLLM's kernels in a process of their own, which makes its own operands and takes its own times."""
 
-    def __init__(self, library: str, serve: Callable[[Connection, str], None] | None = None) -> None:
+    def __init__(self, library: str) -> None:
         self.name = "vllm"
         self.applies_scales = True
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=serve or serve_vllm, args=(other, library), daemon=True)
-        self._process.start()
+        context.Process(target=serve_vllm, args=(other, library), daemon=True).start()
         other.close()
         self._ask("ready")
 
@@ -39,13 +38,6 @@ class RemoteContender:
 
     def host_us(self, operands: Operands, timer: Timer) -> Sample:
         return self._ask("host_us", operands.problem)
-
-    def stop(self) -> None:
-        """End the process."""
-        self._pipe.close()
-        self._process.join(10)
-        if self._process.is_alive():
-            self._process.kill()
 
     def _ask(self, command: str, *arguments: object) -> object:
         try:
