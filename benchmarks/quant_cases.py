@@ -43,6 +43,8 @@ class Call:
     expected: Callable[[], dict[str, torch.Tensor]]
     bytes_moved: int
     x: torch.Tensor
+    scale_ub: torch.Tensor | None
+    static_scale: torch.Tensor | None
 
 
 def make_input(config: QuantConfig, case: Case, device: torch.device, generator: torch.Generator) -> torch.Tensor:
@@ -85,8 +87,11 @@ def prepare(library: Library, config: QuantConfig, case: Case, device: torch.dev
         args.launch = library.launch()
         library.call(config, args)
 
-    moved = x.numel() * x.element_size() + out.numel() + sum(t.numel() * t.element_size() for n, t in outputs.items() if n != "codes")
-    return Call(run=run, outputs=outputs, expected=expected, bytes_moved=moved, x=x)
+    moved = x.numel() * x.element_size() + out.numel()
+    for name, tensor in outputs.items():
+        if name != "codes":
+            moved += tensor.numel() * tensor.element_size() * (2 if name == "residual" else 1)  # read and written
+    return Call(run=run, outputs=outputs, expected=expected, bytes_moved=moved, x=x, scale_ub=ub, static_scale=getattr(args, "static_scale", None))
 
 
 Made = tuple[ctypes.Structure, dict[str, torch.Tensor], Callable[[], dict[str, torch.Tensor]]]
@@ -101,6 +106,7 @@ def _static(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor,
         return {"codes": reference.static_quant(x, scales, config.out_dtype, azp=azp, activation=config.activation)}
 
     args.keep = (x, scales, azp)
+    args.static_scale = scales
     return args, {"codes": out}, expected
 
 
@@ -143,7 +149,9 @@ def _group(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, 
         scales = torch.full((groups, padded), float("nan"), device=x.device).t()[: case.rows]
     else:
         scales = torch.full((case.rows, groups), float("nan"), device=x.device)
-    azps = None if config.symmetric else torch.full_like(scales, 12345, dtype=torch.int32)
+    azps = None if config.symmetric else torch.full((groups, padded), 12345, dtype=torch.int32, device=x.device).t()[: case.rows]
+    if azps is not None and not case.transposed:
+        azps = azps.contiguous()
     gated = config.activation is not Activation.NONE
     smallest = {"smallest_amax": 0.0 if gated else GROUP_EPS, "smallest_scale": reference.SMALLEST_SCALE[config.out_dtype] if gated else 0.0}
     args = GroupArgs(

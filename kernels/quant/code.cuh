@@ -28,30 +28,28 @@ __device__ __forceinline__ uint32_t encode4(float a, float b, float c, float d, 
   return word;
 }
 
-__device__ __forceinline__ uint32_t pack_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-}
-
-__device__ __forceinline__ uint32_t round_to_s8(float value) {
-  uint32_t code;
-  asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(code) : "f"(value));
-  return code;
+// Four integers, each saturated to 8 bits.
+__device__ __forceinline__ uint32_t pack_s8(int32_t a, int32_t b, int32_t c, int32_t d) {
+  uint32_t word;
+  asm("{\n .reg .b32 high;\n"
+      " cvt.pack.sat.s8.s32.b32 high, %4, %3, 0;\n"
+      " cvt.pack.sat.s8.s32.b32 %0, %2, %1, high;\n}"
+      : "=r"(word)
+      : "r"(a), "r"(b), "r"(c), "r"(d));
+  return word;
 }
 
 __device__ __forceinline__ uint32_t encode4(float a, float b, float c, float d, S8) {
-  return pack_bytes(round_to_s8(a), round_to_s8(b), round_to_s8(c), round_to_s8(d));
+  return pack_s8(__float2int_rn(a), __float2int_rn(b), __float2int_rn(c), __float2int_rn(d));
 }
 
-// rint(value) + azp, saturated to 32 bits at each step and then to 8.
-__device__ __forceinline__ uint32_t round_with_azp(float value, int32_t azp) {
-  int32_t sum;
-  asm("add.sat.s32 %0, %1, %2;" : "=r"(sum) : "r"(__float2int_rn(value)), "r"(azp));
-  return static_cast<uint32_t>(min(max(sum, -128), 127));
-}
-
-__device__ __forceinline__ uint32_t encode4_with_azp(float a, float b, float c, float d, int32_t azp) {
-  return pack_bytes(round_with_azp(a, azp), round_with_azp(b, azp), round_with_azp(c, azp), round_with_azp(d, azp));
-}
+// rint(value) + azp, saturated to 32 bits at each step.
+struct ZeroPoint {
+  int32_t azp, low, high;
+  __device__ __forceinline__ explicit ZeroPoint(int32_t value)
+      : azp(value), low(value < 0 ? INT32_MIN - value : INT32_MIN), high(value > 0 ? INT32_MAX - value : INT32_MAX) {}
+  __device__ __forceinline__ int32_t operator()(float value) const { return min(max(__float2int_rn(value), low), high) + azp; }
+};
 
 // 1 / x, correctly rounded, for x and 1 / x normal: the hardware's approximation and one Newton step.
 __device__ __forceinline__ float reciprocal_of_normal(float x) {
@@ -77,15 +75,17 @@ struct Quotient {
   float reciprocal;
   __device__ __forceinline__ explicit Quotient(float plain) : divisor(plain), reciprocal(reciprocal_of_normal(plain)) {}
   __device__ __forceinline__ Quotient(float plain, float inverse) : divisor(plain), reciprocal(inverse) {}
-  // |value| <= kLargestPlain, or NaN.
-  __device__ __forceinline__ float operator()(float value) const {
-    float const guess = __fmul_rn(value, reciprocal);
-    return __fmaf_rn(__fmaf_rn(-guess, divisor, value), reciprocal, guess);
-  }
+  // |value| <= kLargestPlain, or NaN. The residual is taken as guess * divisor - value: that way round a negative zero
+  // stays one.
+  __device__ __forceinline__ float operator()(float value) const { return corrected(__fmul_rn(value, reciprocal), value); }
   // Any value: the guess is held finite so that the correction has the right sign.
   __device__ __forceinline__ float bounded(float value) const {
-    float const guess = fminf(fmaxf(__fmul_rn(value, reciprocal), -1024.0f), 1024.0f);
-    return __fmaf_rn(__fmaf_rn(-guess, divisor, value), reciprocal, guess);
+    return corrected(fminf(fmaxf(__fmul_rn(value, reciprocal), -1024.0f), 1024.0f), value);
+  }
+
+ private:
+  __device__ __forceinline__ float corrected(float guess, float value) const {
+    return __fmaf_rn(-__fmaf_rn(guess, divisor, -value), reciprocal, guess);
   }
 };
 

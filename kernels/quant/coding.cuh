@@ -1,5 +1,5 @@
 // From the extent of some values (a row, a group, a tensor) to their scale, and with it to their codes. A coding names the
-// reduction that makes the extent, extends it by values, is built from it, and encodes.
+// reduction that makes the extent, is built from it, and encodes.
 #pragma once
 
 #include <type_traits>
@@ -21,11 +21,6 @@ struct SymmetricCoding {
 
   float amax, scale, reciprocal;
 
-  template <int kElements>
-  static __device__ __forceinline__ void extend(float& amax, float const (&values)[kElements], int) {
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) amax = fmaxf(amax, fabsf(values[i]));
-  }
   __device__ __forceinline__ SymmetricCoding(float extent, float scale_ub) : amax(extent), reciprocal(0.0f) {
     float const bounded = fminf(amax, scale_ub);
     if constexpr (kByReciprocal) {
@@ -54,19 +49,14 @@ struct SymmetricCoding {
 // symmetrically, which keeps the value; the formula would divide by zero.
 struct AsymmetricCoding {
   static constexpr bool kSymmetric = false;
+  static constexpr int32_t kLargestPlainZeroPoint = 1 << 24;
   using Reduction = WidenRange;
   using Extent = Range;
 
   float scale, reciprocal;
   int32_t azp;
+  bool is_plain;  // no sum of a code and the zero point leaves 32 bits
 
-  template <int kElements>
-  static __device__ __forceinline__ void extend(Range& range, float const (&values)[kElements], int valid) {
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      if (i < valid) range = WidenRange{}(range, {values[i], values[i]});
-    }
-  }
   __device__ __forceinline__ AsymmetricCoding(Range range, float) {
     if (range.low == range.high) {
       float const amax = fabsf(range.low);
@@ -78,6 +68,7 @@ struct AsymmetricCoding {
       reciprocal = __fdiv_rn(1.0f, scale);
       azp = __float2int_rn(__fsub_rn(-128.0f, __fdiv_rn(range.low, scale)));
     }
+    is_plain = reciprocal <= FLT_MAX && azp >= -kLargestPlainZeroPoint && azp <= kLargestPlainZeroPoint;
   }
   __device__ __forceinline__ void store(float* scales, int32_t* azps, int64_t index) const {
     scales[index] = scale;
@@ -85,10 +76,20 @@ struct AsymmetricCoding {
   }
   template <int kElements>
   __device__ __forceinline__ void encode(float (&values)[kElements], uint32_t (&words)[kElements / 4]) const {
+    if (is_plain) [[likely]] {
+      encode_with(values, words, [azp = azp](float value) { return __float2int_rn(value) + azp; });
+    } else {
+      encode_with(values, words, ZeroPoint(azp));
+    }
+  }
+
+ private:
+  template <int kElements, class AddZeroPoint>
+  __device__ __forceinline__ void encode_with(float const (&values)[kElements], uint32_t (&words)[kElements / 4], AddZeroPoint add) const {
 #pragma unroll
     for (int i = 0; i < kElements; i += 4) {
-      words[i / 4] = encode4_with_azp(__fmul_rn(values[i], reciprocal), __fmul_rn(values[i + 1], reciprocal),
-                                      __fmul_rn(values[i + 2], reciprocal), __fmul_rn(values[i + 3], reciprocal), azp);
+      words[i / 4] = pack_s8(add(__fmul_rn(values[i], reciprocal)), add(__fmul_rn(values[i + 1], reciprocal)),
+                             add(__fmul_rn(values[i + 2], reciprocal)), add(__fmul_rn(values[i + 3], reciprocal)));
     }
   }
 };
@@ -101,10 +102,6 @@ struct TensorCoding {
   using Extent = float;
   float scale, reciprocal;
 
-  template <int kElements>
-  static __device__ __forceinline__ void extend(float& amax, float const (&values)[kElements], int valid) {
-    SymmetricCoding<Out, Identity>::extend(amax, values, valid);
-  }
   __device__ __forceinline__ TensorCoding(float amax, float)
       : scale(fmaxf(scale_of<Out>(amax), Out::kSmallestScale)), reciprocal(reciprocal_of(scale)) {}
   __device__ __forceinline__ void store(float* scales, int32_t*, int64_t index) const { scales[index] = scale; }

@@ -4,6 +4,7 @@
 
 #include "quant/activation.cuh"
 #include "quant/coding.cuh"
+#include "quant/extent.cuh"
 #include "quant/launch.cuh"
 #include "quant/memory.cuh"
 #include "quant/reduce.cuh"
@@ -13,6 +14,7 @@ namespace gemmill::quant {
 enum class ScaleFormat { kF32, kPowerOfTwo, kPackedUe8m0 };
 
 inline constexpr int kGroupQuantThreads = 256;
+inline constexpr int kMostGroupQuantThreads = 512;
 
 struct GroupQuantParams {
   void const* in;
@@ -26,16 +28,24 @@ struct GroupQuantParams {
   float smallest_amax, smallest_scale;
 };
 
+__device__ __forceinline__ int64_t scale_index(GroupQuantParams const& p, uint32_t row, uint32_t group) {
+  return row * p.scale_stride_m + group * p.scale_stride_g;
+}
 
-// The byte of group `group` of row `row` in words of four groups, and the zeros that pad words and rows.
-__device__ __forceinline__ void store_packed_scale(GroupQuantParams const& p, uint32_t row, uint32_t group, uint32_t exponent) {
-  uint8_t* const bytes = static_cast<uint8_t*>(p.scales);
-  auto const at = [&](uint32_t r, uint32_t g) { return (r * p.scale_stride_m + g / 4 * p.scale_stride_g) * 4 + g % 4; };
-  uint32_t const end = group + 1 == p.groups ? (p.groups + 3) / 4 * 4 : group + 1;
-  bytes[at(row, group)] = static_cast<uint8_t>(exponent);
-  for (uint32_t g = group + 1; g < end; ++g) bytes[at(row, g)] = 0;
-  if (row + 1 == p.rows && group / 4 + 1 < (p.groups + 3) / 4) {
-    for (uint32_t r = p.rows; r < p.padded_rows; ++r) bytes[at(r, group)] = 0;
+// The byte of group `group` of row `row` in words of four groups, the first in the low byte.
+__device__ __forceinline__ uint8_t* packed_scale(GroupQuantParams const& p, uint32_t row, uint32_t group) {
+  return static_cast<uint8_t*>(p.scales) + (row * p.scale_stride_m + (group / 4) * p.scale_stride_g) * 4 + group % 4;
+}
+
+// The zeros that pad the row's last word, and the rows beyond the last. Called for the last group of a row and for
+// every group of the last row.
+__device__ __noinline__ void pad_packed_scales(GroupQuantParams const& p, uint32_t row, uint32_t group) {
+  uint32_t const words = (p.groups + 3) / 4;
+  if (group + 1 == p.groups) {
+    for (uint32_t g = p.groups; g < words * 4; ++g) *packed_scale(p, row, g) = 0;
+  }
+  if (row + 1 == p.rows && group / 4 + 1 < words) {
+    for (uint32_t r = p.rows; r < p.padded_rows; ++r) *packed_scale(p, r, group) = 0;
   }
 }
 
@@ -46,18 +56,18 @@ __device__ __forceinline__ float group_scale(GroupQuantParams const& p, float am
 }
 
 template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
-__global__ void __launch_bounds__(kGroupQuantThreads) group_quant_kernel(GroupQuantParams const p) {
+__global__ void __launch_bounds__(kMostGroupQuantThreads) group_quant_kernel(GroupQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
   constexpr int kLanes = kGroup / kElements;
   static_assert(kLanes >= 2 && kLanes <= 32, "a group is held by 2 to 32 lanes");
 
-  uint32_t const first = blockIdx.x * (kGroupQuantThreads * kUnroll) + threadIdx.x;
+  uint32_t const first = blockIdx.x * (blockDim.x * kUnroll) + threadIdx.x;
   uint32_t rows[kUnroll], columns[kUnroll];
   uint4 chunks[kUnroll], ups[Activation::kGated ? kUnroll : 1];
   wait_for_predecessor();
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    uint32_t const index = min(first + u * kGroupQuantThreads, p.chunks - 1);
+    uint32_t const index = min(first + u * blockDim.x, p.chunks - 1);
     rows[u] = p.chunks_per_row(index);
     columns[u] = (index - rows[u] * p.chunks_per_row.divisor) * kElements;
     In const* const row = static_cast<In const*>(p.in) + rows[u] * p.in_stride;
@@ -75,31 +85,34 @@ __global__ void __launch_bounds__(kGroupQuantThreads) group_quant_kernel(GroupQu
       unpack<In>(ups[u], factors);
       gate_and_multiply<Activation>(values, factors);
     }
-    bool const inside = first + u * kGroupQuantThreads < p.chunks;
+    bool const inside = first + u * blockDim.x < p.chunks;
     bool const writes_scale = inside && threadIdx.x % kLanes == 0;
     uint32_t const group = columns[u] / kGroup;
-    int64_t const scale_index = rows[u] * p.scale_stride_m + group * p.scale_stride_g;
     uint32_t words[kElements / 4];
+    RawExtent<In, std::conditional_t<kSymmetric, float, Range>> of_raw;
+    if constexpr (!Activation::kGated) of_raw.extend(chunks[u]);
     if constexpr (kSymmetric) {
-      float amax = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kElements; ++i) amax = fmaxf(amax, fabsf(values[i]));
+      float amax;
+      if constexpr (Activation::kGated) {
+        amax = absolute_maximum(values);
+      } else {
+        amax = of_raw.value();
+      }
       amax = reduce_lanes<kLanes>(amax, Max{});
       float const scale = group_scale<Out, kFormat>(p, amax, scale_ub);
       encode_scaled<Out>(values, scale, amax, words);
       if (writes_scale) {
         if constexpr (kFormat == ScaleFormat::kPackedUe8m0) {
-          store_packed_scale(p, rows[u], group, __float_as_uint(scale) >> 23);
+          *packed_scale(p, rows[u], group) = static_cast<uint8_t>(__float_as_uint(scale) >> 23);
+          if (group + 1 == p.groups || rows[u] + 1 == p.rows) [[unlikely]] pad_packed_scales(p, rows[u], group);
         } else {
-          static_cast<float*>(p.scales)[scale_index] = scale;
+          static_cast<float*>(p.scales)[scale_index(p, rows[u], group)] = scale;
         }
       }
     } else {
-      Range range = WidenRange::identity();
-      AsymmetricCoding::extend(range, values, kElements);
-      AsymmetricCoding const coding(reduce_lanes<kLanes>(range, WidenRange{}), scale_ub);
+      AsymmetricCoding const coding(reduce_lanes<kLanes>(of_raw.value(), WidenRange{}), scale_ub);
       coding.encode(values, words);
-      if (writes_scale) coding.store(static_cast<float*>(p.scales), p.azps, scale_index);
+      if (writes_scale) coding.store(static_cast<float*>(p.scales), p.azps, scale_index(p, rows[u], group));
     }
     if (inside) store_codes<kAligned, kElements>(p.out + rows[u] * p.out_stride, columns[u], p.hidden, words);
   }
@@ -107,8 +120,9 @@ __global__ void __launch_bounds__(kGroupQuantThreads) group_quant_kernel(GroupQu
 
 template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
 int32_t launch_group_quant_slice(GroupQuantParams const& p, gemmill_quant_launch const& how) {
+  int const threads = how.threads_hint != 0 ? how.threads_hint : kGroupQuantThreads;
   return launch(&group_quant_kernel<In, Out, Activation, kFormat, kGroup, kSymmetric, kUnroll, kAligned>, p,
-                ceil_divide(p.chunks, kGroupQuantThreads * kUnroll), kGroupQuantThreads, how);
+                ceil_divide(p.chunks, threads * kUnroll), threads, how);
 }
 
 template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric>

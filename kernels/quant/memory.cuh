@@ -22,6 +22,27 @@ __device__ __forceinline__ uint4 load_stream(void const* address) {
   return value;
 }
 
+// How soon data give way in L2: what is not read again, first.
+__device__ __forceinline__ uint64_t evict_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ uint64_t evict_normal() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ uint4 load_stream(void const* address, uint64_t policy) {
+  uint4 value;
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address), "l"(policy)
+               : "memory");
+  return value;
+}
+
 // Read by many CTAs. Also volatile: a load through the read-only path could be moved ahead of the wait.
 __device__ __forceinline__ uint4 load_reused(void const* address) {
   uint4 value;
@@ -32,8 +53,11 @@ __device__ __forceinline__ uint4 load_reused(void const* address) {
   return value;
 }
 
-// A chunk that may be misaligned or reach beyond the row; what lies beyond is zero.
-template <class In>
+enum class Beyond { kZero, kFirst };
+
+// A chunk that begins in the row, but may be misaligned or reach beyond it. What lies beyond reads as zero, or as the
+// chunk's first element, which leaves any extent as it is.
+template <Beyond kBeyond, class In>
 __device__ __forceinline__ uint4 load_elements(In const* row, int64_t column, int64_t hidden) {
   union {
     uint4 chunk;
@@ -42,17 +66,21 @@ __device__ __forceinline__ uint4 load_elements(In const* row, int64_t column, in
   chunk = make_uint4(0, 0, 0, 0);
 #pragma unroll
   for (int i = 0; i < kChunkElements<In>; ++i) {
-    if (column + i < hidden) elements[i] = row[column + i];
+    if (column + i < hidden) {
+      elements[i] = row[column + i];
+    } else if constexpr (kBeyond == Beyond::kFirst) {
+      elements[i] = elements[0];
+    }
   }
   return chunk;
 }
 
-template <bool kAligned, class In>
-__device__ __forceinline__ uint4 load_chunk(In const* row, int64_t column, int64_t hidden) {
+template <bool kAligned, Beyond kBeyond = Beyond::kFirst, class In, class... Policy>
+__device__ __forceinline__ uint4 load_chunk(In const* row, int64_t column, int64_t hidden, Policy... policy) {
   if constexpr (kAligned) {
-    return load_stream(row + column);
+    return load_stream(row + column, policy...);
   } else {
-    return load_elements(row, column, hidden);
+    return load_elements<kBeyond>(row, column, hidden);
   }
 }
 
@@ -82,26 +110,44 @@ __device__ __forceinline__ void unpack(uint4 chunk, float (&values)[kChunkElemen
   }
 }
 
+__device__ __forceinline__ uint32_t pack_pair(float low, float high, __nv_bfloat16) {
+  __nv_bfloat162 const pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<uint32_t const&>(pair);
+}
+
+__device__ __forceinline__ uint32_t pack_pair(float low, float high, __half) {
+  __half2 const pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<uint32_t const&>(pair);
+}
+
+// Values rounded to the chunk's type.
 template <class In>
-__device__ __forceinline__ In round_to(float value) {
+__device__ __forceinline__ uint4 pack(float const (&values)[kChunkElements<In>]) {
   if constexpr (sizeof(In) == 4) {
-    return value;
-  } else if constexpr (std::is_same_v<In, __nv_bfloat16>) {
-    return __float2bfloat16_rn(value);
+    return make_uint4(__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]), __float_as_uint(values[3]));
   } else {
-    return __float2half_rn(value);
+    return make_uint4(pack_pair(values[0], values[1], In{}), pack_pair(values[2], values[3], In{}),
+                      pack_pair(values[4], values[5], In{}), pack_pair(values[6], values[7], In{}));
   }
 }
 
+__device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b, __nv_bfloat16) {
+  asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  return a;
+}
+__device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b, __half) {
+  asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  return a;
+}
+__device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b, float) {
+  return __float_as_uint(__fmul_rn(__uint_as_float(a), __uint_as_float(b)));
+}
+
+// Products of elements, rounded once to their type. (Through f32 a product of two bf16 below 2^-126 could be rounded twice:
+// no code or scale is that fine.)
 template <class In>
-__device__ __forceinline__ uint4 pack(float const (&values)[kChunkElements<In>]) {
-  union {
-    uint4 chunk;
-    In elements[kChunkElements<In>];
-  };
-#pragma unroll
-  for (int i = 0; i < kChunkElements<In>; ++i) elements[i] = round_to<In>(values[i]);
-  return chunk;
+__device__ __forceinline__ uint4 multiply(uint4 a, uint4 b) {
+  return make_uint4(multiply_pair(a.x, b.x, In{}), multiply_pair(a.y, b.y, In{}), multiply_pair(a.z, b.z, In{}), multiply_pair(a.w, b.w, In{}));
 }
 
 template <bool kAligned, class In>

@@ -1,4 +1,4 @@
-// RMS norm and quantisation of a row by one CTA:
+// RMS norm and quantisation of a row by one CTA, or by a cluster when there are few rows:
 //
 //     x    = in, or in + residual in f32, which rounded replaces the residual
 //     y    = round(round(x * 1/rms) * weight), rounded to the input's type as the unfused ops would
@@ -9,6 +9,7 @@
 #pragma once
 
 #include "quant/code.cuh"
+#include "quant/extent.cuh"
 #include "quant/launch.cuh"
 #include "quant/memory.cuh"
 #include "quant/reduce.cuh"
@@ -16,6 +17,7 @@
 namespace gemmill::quant {
 
 inline constexpr int kMostRmsNormThreads = 1024;
+inline constexpr int kMostRmsNormCluster = 8;
 
 struct RmsNormParams {
   void const* in;
@@ -55,144 +57,199 @@ __device__ __forceinline__ void encode_normed(float const (&y)[kElements], float
   }
 }
 
-// kGroup 0: one scale a row. kResident: the row stays in registers; else it is read again (from L2) for each step.
-template <class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kResidual>
-__global__ void __launch_bounds__(kMostRmsNormThreads) rms_norm_quant_kernel(RmsNormParams const p) {
+// Threads of a CTA and CTAs of an SM, through which the registers of a thread. With up to two chunks a thread one CTA may
+// fill the SM; with more, rows are many and CTAs share it. 448 threads hold rows of 14336 and 28672 elements of 16 bits.
+constexpr int rms_norm_threads(int chunks) { return chunks <= 2 ? kMostRmsNormThreads : 448; }
+constexpr int rms_norm_ctas(int chunks, bool residual) { return chunks <= 2 ? 1 : chunks == 4 ? (residual ? 2 : 3) : residual ? 1 : 2; }
+
+struct RmsNormShape {
+  int chunks, threads, cluster;
+  bool resident;
+};
+
+// Many rows: few threads a row, so that several CTAs share an SM and one loads while another reduces. Few rows: clusters of
+// CTAs of about 512 threads. Measured on an H200.
+inline RmsNormShape rms_norm_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks) {
+  RmsNormShape shape{1, 0, how.cluster_hint, true};
+  if (shape.cluster == 0) {
+    shape.cluster = 1;
+    while (shape.cluster < kMostRmsNormCluster && rows * shape.cluster * 2 <= how.sm_count && chunks / shape.cluster > 512) shape.cluster *= 2;
+  }
+  int64_t const of_cta = ceil_divide(chunks, shape.cluster);
+  int const most_chunks = shape.cluster > 1 ? 2 : 8;
+  shape.chunks = how.chunks_hint;
+  if (shape.chunks == 0) {
+    int64_t const most_threads = rows * shape.cluster > how.sm_count ? 256 : kMostRmsNormThreads;
+    shape.chunks = 1;
+    while (shape.chunks < most_chunks && of_cta > shape.chunks * (shape.chunks == 4 ? rms_norm_threads(4) : most_threads)) shape.chunks *= 2;
+  }
+  if (shape.chunks > most_chunks) shape.chunks = most_chunks;
+  int64_t const threads = ceil_divide(ceil_divide(of_cta, shape.chunks), 32) * 32;
+  shape.resident = threads <= rms_norm_threads(shape.chunks);
+  shape.threads = static_cast<int>(threads < kMostRmsNormThreads ? threads : kMostRmsNormThreads);
+  return shape;
+}
+
+// kGroup 0: one scale a row. kResident: the row stays in registers, as loaded and later as normalised; else it is read
+// again (from L2) for each step. kCluster: the CTAs of a cluster share a row.
+template <class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kResidual, bool kCluster>
+__global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChunks, kResidual)) rms_norm_quant_kernel(RmsNormParams const p) {
   constexpr int kElements = kChunkElements<In>;
   constexpr int kLanes = kGroup == 0 ? 32 : kGroup / kElements;
-  __shared__ RowReduction<double, false> sum_reduction;
-  __shared__ RowReduction<float, false> max_reduction;
+  static_assert(kResident || !kCluster, "a row that does not stay in registers belongs to one CTA");
+  __shared__ RowReduction<double, kCluster> sum_reduction;
+  __shared__ RowReduction<float, kCluster> max_reduction;
+  if constexpr (kCluster) cluster_arrive();
 
-  int64_t const row = blockIdx.x;
+  int64_t const row = kCluster ? cluster_index() : blockIdx.x;
   In const* const in = static_cast<In const*>(p.in) + row * p.in_stride;
   In const* const weight = static_cast<In const*>(p.weight);
   In* const residual = kResidual ? static_cast<In*>(p.residual) + row * p.residual_stride : nullptr;
-  uint32_t const step = blockDim.x;
+  uint32_t const step = blockDim.x * (kCluster ? cluster_size() : 1);
+  uint32_t const first = (kCluster ? cluster_rank() * blockDim.x : 0) + threadIdx.x;
   uint32_t const rounds = kResident ? 1 : (p.chunks + step * kChunks - 1) / (step * kChunks);
+  auto const index_of = [&](uint32_t round, int c) { return (round * kChunks + c) * step + first; };
 
-  float x[kChunks][kElements];
-  // With four chunks the weights would not fit beside the row; they are loaded when they are used.
-  constexpr bool kKeepWeights = kResident && kChunks < 4;
-  uint4 weights[kKeepWeights ? kChunks : 1];
-  auto const index_of = [&](uint32_t round, int c) { return (round * kChunks + c) * step + threadIdx.x; };
-  auto const load_x = [&](uint32_t round) {
-    uint4 chunks[kChunks], others[kResidual ? kChunks : 1];
+  uint4 chunks[kChunks], others[kResidual ? kChunks : 1];
+  auto const load = [&](uint32_t round) {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       uint32_t const index = index_of(round, c);
       chunks[c] = make_uint4(0, 0, 0, 0);
       if constexpr (kResidual) others[c] = make_uint4(0, 0, 0, 0);
       if (index < p.chunks) {
-        chunks[c] = load_chunk<kAligned>(in, int64_t{index} * kElements, p.hidden);
-        if constexpr (kResidual) others[c] = load_chunk<kAligned>(static_cast<In const*>(residual), int64_t{index} * kElements, p.hidden);
-      }
-    }
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      unpack<In>(chunks[c], x[c]);
-      if constexpr (kResidual) {
-        float other[kElements];
-        unpack<In>(others[c], other);
-#pragma unroll
-        for (int i = 0; i < kElements; ++i) x[c][i] = __fadd_rn(x[c][i], other[i]);
+        chunks[c] = load_chunk<kAligned, Beyond::kZero>(in, int64_t{index} * kElements, p.hidden);
+        if constexpr (kResidual) {
+          others[c] = load_chunk<kAligned, Beyond::kZero>(static_cast<In const*>(residual), int64_t{index} * kElements, p.hidden);
+        }
       }
     }
   };
+  auto const x_of = [&](int c, float(&x)[kElements]) {
+    unpack<In>(chunks[c], x);
+    if constexpr (kResidual) {
+      float other[kElements];
+      unpack<In>(others[c], other);
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) x[i] = __fadd_rn(x[i], other[i]);
+    }
+  };
+  auto const store_residual = [&](uint32_t index, float const(&x)[kElements]) {
+    if (index < p.chunks) store_chunk<kAligned>(residual, int64_t{index} * kElements, p.hidden, pack<In>(x));
+  };
+
+  // Where the row is read several times, in the last of them.
+  auto const replace_residual = [&](uint32_t round, int c) {
+    float x[kElements];
+    x_of(c, x);
+    store_residual(index_of(round, c), x);
+  };
+
+  // With four chunks or more the weights would not fit beside the row: they are loaded when they are used, from L1.
+  constexpr bool kKeepWeights = kResident && kChunks < 4;
+  uint4 weights[kKeepWeights ? kChunks : 1];
   auto const load_weight = [&](uint32_t index) {
     if (index >= p.chunks) return make_uint4(0, 0, 0, 0);
     if constexpr (kAligned) return load_reused(weight + int64_t{index} * kElements);
-    return load_elements(weight, int64_t{index} * kElements, p.hidden);
-  };
-  auto const store_residual = [&](uint32_t round) {
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      uint32_t const index = index_of(round, c);
-      if (index < p.chunks) store_chunk<kAligned>(residual, int64_t{index} * kElements, p.hidden, pack<In>(x[c]));
-    }
+    return load_elements<Beyond::kZero>(weight, int64_t{index} * kElements, p.hidden);
   };
 
   wait_for_predecessor();
   double sum = 0.0;
   for (uint32_t round = 0; round < rounds; ++round) {
-    load_x(round);
+    load(round);
     if constexpr (kKeepWeights) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) weights[c] = load_weight(index_of(0, c));
     }
-    if constexpr (kResident && kResidual) store_residual(round);
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) sum += sum_of_squares(x[c]);
+    for (int c = 0; c < kChunks; ++c) {
+      float x[kElements];
+      x_of(c, x);
+      sum += sum_of_squares(x);
+      if constexpr (kResident && kResidual) store_residual(index_of(round, c), x);
+    }
   }
   float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
   sum = sum_reduction(sum, Sum{});
+  if constexpr (kCluster && kGroup == 0) cluster_arrive();
   float const mean = static_cast<float>(__dadd_rn(__dmul_rn(sum, p.inverse_hidden), p.epsilon));
   float const inverse_rms = __frsqrt_rn(mean);
 
+  // Replaces a chunk by what it is normalised to, which is of the input's type.
   auto const normalise = [&](uint32_t round, int c) {
-    float w[kElements];
+    float x[kElements];
+    x_of(c, x);
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) x[i] = __fmul_rn(x[i], inverse_rms);
     if constexpr (kKeepWeights) {
-      unpack<In>(weights[c], w);
+      chunks[c] = multiply<In>(pack<In>(x), weights[c]);
     } else {
-      unpack<In>(load_weight(index_of(round, c)), w);
+      chunks[c] = multiply<In>(pack<In>(x), load_weight(index_of(round, c)));
     }
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      float const normed = static_cast<float>(round_to<In>(__fmul_rn(x[c][i], inverse_rms)));
-      x[c][i] = static_cast<float>(round_to<In>(__fmul_rn(normed, w[i])));
-    }
-  };
-  auto const chunk_maximum = [&](int c) {
-    float amax = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) amax = fmaxf(amax, fabsf(x[c][i]));
-    return amax;
   };
   auto const scale_from = [&](float amax) { return fmaxf(scale_of<Out>(fminf(amax, scale_ub)), Out::kSmallestScale); };
   auto const store = [&](uint32_t index, int c, float scale, float amax) {
+    float y[kElements];
+    unpack<In>(chunks[c], y);
     uint32_t words[kElements / 4];
-    encode_normed<Out>(x[c], scale, amax, words);
+    encode_normed<Out>(y, scale, amax, words);
     if (index < p.chunks) store_codes<kAligned, kElements>(p.out + row * p.out_stride, int64_t{index} * kElements, p.hidden, words);
   };
 
-  float amax = 0.0f;
   if constexpr (kGroup == 0) {
+    RawExtent<In, float> of_row;
     for (uint32_t round = 0; round < rounds; ++round) {
-      if constexpr (!kResident) load_x(round);
+      if constexpr (!kResident) load(round);
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         normalise(round, c);
-        amax = fmaxf(amax, chunk_maximum(c));
+        of_row.extend(chunks[c]);
       }
     }
-    amax = max_reduction(amax, Max{});
-    if (threadIdx.x == 0) p.scales[row * p.scale_stride_m] = scale_from(amax);
-  }
-  for (uint32_t round = 0; round < rounds; ++round) {
-    if constexpr (!kResident) {
-      load_x(round);
-      if constexpr (kResidual) store_residual(round);
-    }
+    float const amax = max_reduction(of_row.value(), Max{});
+    float const scale = scale_from(amax);
+    if (first == 0) p.scales[row * p.scale_stride_m] = scale;
+    for (uint32_t round = 0; round < rounds; ++round) {
+      if constexpr (!kResident) load(round);
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      uint32_t const index = index_of(round, c);
-      if constexpr (!kResident || kGroup != 0) normalise(round, c);
-      if constexpr (kGroup != 0) {
-        amax = reduce_lanes<kLanes>(chunk_maximum(c), Max{});
-        if (threadIdx.x % kLanes == 0 && index < p.chunks) {
-          p.scales[row * p.scale_stride_m + index / kLanes * p.scale_stride_g] = scale_from(amax);
+      for (int c = 0; c < kChunks; ++c) {
+        if constexpr (!kResident) {
+          if constexpr (kResidual) replace_residual(round, c);
+          normalise(round, c);
         }
+        store(index_of(round, c), c, scale, amax);
       }
-      store(index, c, scale_from(amax), amax);
+    }
+  } else {
+    for (uint32_t round = 0; round < rounds; ++round) {
+      if constexpr (!kResident) load(round);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        uint32_t const index = index_of(round, c);
+        if constexpr (!kResident && kResidual) replace_residual(round, c);
+        normalise(round, c);
+        RawExtent<In, float> of_chunk;
+        of_chunk.extend(chunks[c]);
+        float const amax = reduce_lanes<kLanes>(of_chunk.value(), Max{});
+        float const scale = scale_from(amax);
+        if (threadIdx.x % kLanes == 0 && index < p.chunks) {
+          p.scales[row * p.scale_stride_m + index / kLanes * p.scale_stride_g] = scale;
+        }
+        store(index, c, scale, amax);
+      }
     }
   }
 }
 
-template <class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident>
-int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, int threads, gemmill_quant_launch const& how) {
+template <class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kCluster = false>
+int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, RmsNormShape shape, gemmill_quant_launch const& how) {
   if (p.residual != nullptr) {
-    return launch(&rms_norm_quant_kernel<In, Out, kGroup, kChunks, kAligned, kResident, true>, p, rows, threads, how);
+    return launch(&rms_norm_quant_kernel<In, Out, kGroup, kChunks, kAligned, kResident, true, kCluster>, p, rows * shape.cluster,
+                  shape.threads, how, shape.cluster);
   }
-  return launch(&rms_norm_quant_kernel<In, Out, kGroup, kChunks, kAligned, kResident, false>, p, rows, threads, how);
+  return launch(&rms_norm_quant_kernel<In, Out, kGroup, kChunks, kAligned, kResident, false, kCluster>, p, rows * shape.cluster,
+                shape.threads, how, shape.cluster);
 }
 
 template <class In, class Out, int kGroup>
@@ -206,8 +263,9 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
   if (chunks > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
   bool aligned = rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden) && is_aligned(x.weight, 16);
   if (x.residual != nullptr) aligned = aligned && is_aligned(x.residual, 16) && x.residual_stride % kElements == 0;
-  for (int64_t row = 0; row < x.rows; row += kMostChunks) {
-    int64_t const rows = x.rows - row < kMostChunks ? x.rows - row : kMostChunks;
+  constexpr int64_t kSlice = kMostChunks / kMostRmsNormCluster;
+  for (int64_t row = 0; row < x.rows; row += kSlice) {
+    int64_t const rows = x.rows - row < kSlice ? x.rows - row : kSlice;
     RmsNormParams const p{
         static_cast<In const*>(x.in) + row * x.in_stride,
         x.weight,
@@ -219,19 +277,21 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
         static_cast<uint32_t>(chunks),
         1.0 / static_cast<double>(x.hidden), static_cast<double>(x.epsilon),
     };
-    int per_thread = x.launch.chunks_hint;
-    if (per_thread == 0) per_thread = rows > x.launch.sm_count && chunks > 128 ? 2 : 1;
-    if (per_thread > 2) per_thread = 4;
-    while (per_thread < 4 && chunks > int64_t{per_thread} * kMostRmsNormThreads) per_thread *= 2;
-    int64_t const threads = ceil_divide(ceil_divide(chunks, per_thread), 32) * 32;
-    bool const resident = threads <= kMostRmsNormThreads;
-    int const ctas_threads = resident ? static_cast<int>(threads) : kMostRmsNormThreads;
+    RmsNormShape const shape = rms_norm_shape(x.launch, rows, chunks);
+    gemmill_quant_launch one_cta = x.launch;
+    one_cta.cluster_hint = 1;
+    RmsNormShape const single = rms_norm_shape(one_cta, rows, chunks);
+    RmsNormShape const rereading{0, single.threads, 1, false};
+    bool const cluster = aligned && shape.cluster > 1 && shape.resident;
     int32_t const error =
-        !aligned          ? launch_rms_norm_quant<In, Out, kGroup, 1, false, false>(p, rows, ctas_threads, x.launch)
-        : !resident       ? launch_rms_norm_quant<In, Out, kGroup, 2, true, false>(p, rows, kMostRmsNormThreads, x.launch)
-        : per_thread == 1 ? launch_rms_norm_quant<In, Out, kGroup, 1, true, true>(p, rows, ctas_threads, x.launch)
-        : per_thread == 2 ? launch_rms_norm_quant<In, Out, kGroup, 2, true, true>(p, rows, ctas_threads, x.launch)
-                          : launch_rms_norm_quant<In, Out, kGroup, 4, true, true>(p, rows, ctas_threads, x.launch);
+        cluster && shape.chunks == 1 ? launch_rms_norm_quant<In, Out, kGroup, 1, true, true, true>(p, rows, shape, x.launch)
+        : cluster                    ? launch_rms_norm_quant<In, Out, kGroup, 2, true, true, true>(p, rows, shape, x.launch)
+        : !aligned                   ? launch_rms_norm_quant<In, Out, kGroup, 1, false, false>(p, rows, rereading, x.launch)
+        : !single.resident           ? launch_rms_norm_quant<In, Out, kGroup, 2, true, false>(p, rows, rereading, x.launch)
+        : single.chunks == 1         ? launch_rms_norm_quant<In, Out, kGroup, 1, true, true>(p, rows, single, x.launch)
+        : single.chunks == 2         ? launch_rms_norm_quant<In, Out, kGroup, 2, true, true>(p, rows, single, x.launch)
+        : single.chunks == 4         ? launch_rms_norm_quant<In, Out, kGroup, 4, true, true>(p, rows, single, x.launch)
+                                     : launch_rms_norm_quant<In, Out, kGroup, 8, true, true>(p, rows, single, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -9,6 +9,7 @@
 namespace gemmill::quant {
 
 inline constexpr int kStaticQuantThreads = 256;
+inline constexpr int kMostStaticQuantThreads = 512;
 
 struct StaticQuantParams {
   void const* in;
@@ -20,40 +21,53 @@ struct StaticQuantParams {
   FastDivision chunks_per_row, group_m, group_n;
 };
 
-// e4m3 multiplies by the reciprocal; so does s8 with a zero point. Symmetric s8 divides.
+// Codes of a chunk. e4m3 multiplies by the scale's reciprocal; so does s8 with a zero point. Symmetric s8 divides.
 template <class Out, bool kSymmetric>
-struct StaticScale {
+struct StaticCoding {
   float scale, reciprocal;
-  __device__ __forceinline__ explicit StaticScale(float s) : scale(s), reciprocal(reciprocal_of(s)) {}
-  __device__ __forceinline__ float operator()(float value) const {
+  ZeroPoint azp;
+  __device__ __forceinline__ StaticCoding(float s, int32_t zero_point) : scale(s), reciprocal(reciprocal_of(s)), azp(zero_point) {}
+
+  template <int kElements>
+  __device__ __forceinline__ void scale_values(float (&values)[kElements]) const {
     if constexpr (std::is_same_v<Out, S8> && kSymmetric) {
-      return is_plain(scale) ? Quotient(scale, reciprocal).bounded(value) : __fdiv_rn(value, scale);
+      if (is_plain(scale)) [[likely]] {
+        Quotient const by_scale(scale, reciprocal);
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) values[i] = by_scale.bounded(values[i]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) values[i] = __fdiv_rn(values[i], scale);
+      }
     } else {
-      return __fmul_rn(value, reciprocal);
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) values[i] = __fmul_rn(values[i], reciprocal);
+    }
+  }
+  template <int kElements>
+  __device__ __forceinline__ void encode(float const (&values)[kElements], uint32_t (&words)[kElements / 4]) const {
+#pragma unroll
+    for (int i = 0; i < kElements; i += 4) {
+      if constexpr (kSymmetric) {
+        words[i / 4] = encode4(values[i], values[i + 1], values[i + 2], values[i + 3], Out{});
+      } else {
+        words[i / 4] = pack_s8(azp(values[i]), azp(values[i + 1]), azp(values[i + 2]), azp(values[i + 3]));
+      }
     }
   }
 };
 
-template <class Out, bool kSymmetric>
-__device__ __forceinline__ uint32_t encode4_static(float a, float b, float c, float d, int32_t azp) {
-  if constexpr (kSymmetric) {
-    return encode4(a, b, c, d, Out{});
-  } else {
-    return encode4_with_azp(a, b, c, d, azp);
-  }
-}
-
 // kAligned: every chunk lies within one scale group along the row.
 template <class In, class Out, class Activation, bool kSymmetric, int kUnroll, bool kAligned>
-__global__ void __launch_bounds__(kStaticQuantThreads) static_quant_kernel(StaticQuantParams const p) {
+__global__ void __launch_bounds__(kMostStaticQuantThreads) static_quant_kernel(StaticQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
-  uint32_t const first = blockIdx.x * (kStaticQuantThreads * kUnroll) + threadIdx.x;
+  uint32_t const first = blockIdx.x * (blockDim.x * kUnroll) + threadIdx.x;
   uint32_t rows[kUnroll], columns[kUnroll];
   uint4 chunks[kUnroll], ups[Activation::kGated ? kUnroll : 1];
   wait_for_predecessor();
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    uint32_t const index = min(first + u * kStaticQuantThreads, p.chunks - 1);
+    uint32_t const index = min(first + u * blockDim.x, p.chunks - 1);
     rows[u] = p.chunks_per_row(index);
     columns[u] = (index - rows[u] * p.chunks_per_row.divisor) * kElements;
     In const* const row = static_cast<In const*>(p.in) + rows[u] * p.in_stride;
@@ -72,21 +86,21 @@ __global__ void __launch_bounds__(kStaticQuantThreads) static_quant_kernel(Stati
       gate_and_multiply<Activation>(values, factors);
     }
     float const* const scales = p.scales + p.group_m(p.first_row + rows[u]) * p.scale_stride_m;
-    StaticScale<Out, kSymmetric> const of_chunk(scales[p.group_n(columns[u]) * p.scale_stride_n]);
+    StaticCoding<Out, kSymmetric> const of_chunk(scales[p.group_n(columns[u]) * p.scale_stride_n], azp);
     uint32_t words[kElements / 4];
+    if constexpr (kAligned) {
+      of_chunk.scale_values(values);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      if constexpr (kAligned) {
-        values[i] = of_chunk(values[i]);
-      } else if (columns[u] + i < p.hidden) {
-        values[i] = StaticScale<Out, kSymmetric>(scales[p.group_n(columns[u] + i) * p.scale_stride_n])(values[i]);
+      for (int i = 0; i < kElements; ++i) {
+        if (columns[u] + i >= p.hidden) break;
+        float one[1] = {values[i]};
+        StaticCoding<Out, kSymmetric>(scales[p.group_n(columns[u] + i) * p.scale_stride_n], azp).scale_values(one);
+        values[i] = one[0];
       }
     }
-#pragma unroll
-    for (int i = 0; i < kElements; i += 4) {
-      words[i / 4] = encode4_static<Out, kSymmetric>(values[i], values[i + 1], values[i + 2], values[i + 3], azp);
-    }
-    if (first + u * kStaticQuantThreads < p.chunks) {
+    of_chunk.encode(values, words);
+    if (first + u * blockDim.x < p.chunks) {
       store_codes<kAligned, kElements>(p.out + rows[u] * p.out_stride, columns[u], p.hidden, words);
     }
   }
@@ -94,8 +108,9 @@ __global__ void __launch_bounds__(kStaticQuantThreads) static_quant_kernel(Stati
 
 template <class In, class Out, class Activation, bool kSymmetric, int kUnroll, bool kAligned>
 int32_t launch_static_quant_slice(StaticQuantParams const& p, gemmill_quant_launch const& how) {
+  int const threads = how.threads_hint != 0 ? how.threads_hint : kStaticQuantThreads;
   return launch(&static_quant_kernel<In, Out, Activation, kSymmetric, kUnroll, kAligned>, p,
-                ceil_divide(p.chunks, kStaticQuantThreads * kUnroll), kStaticQuantThreads, how);
+                ceil_divide(p.chunks, threads * kUnroll), threads, how);
 }
 
 template <class In, class Out, class Activation, bool kSymmetric>

@@ -3,6 +3,7 @@
 // the end, where the first has left the input in L2.
 #pragma once
 
+#include "quant/extent.cuh"
 #include "quant/token_quant.cuh"
 
 namespace gemmill::quant {
@@ -10,8 +11,11 @@ namespace gemmill::quant {
 inline constexpr int kTensorQuantThreads = 512;
 inline constexpr int kMostTensorQuantCtas = gemmill_tensor_quant_workspace_bytes / sizeof(float);
 inline constexpr int kTensorQuantUnroll = 4;
-// Chunks that one cluster of 8 CTAs keeps, 4 a thread of 512.
-inline constexpr int64_t kMostClusterChunks = 8 * 512 * 4;
+// Chunks that one cluster of 8 CTAs keeps, 4 a thread.
+inline constexpr int64_t kMostClusterChunks = 8 * kMostTokenQuantThreads * 4;
+// Chunks at the end of the tensor that the first kernel leaves in L2 for the second. An H200 has 50 MB, of which each
+// half of the chip sees what is read through its own part.
+inline constexpr int64_t kChunksLeftInL2 = (int64_t{24} << 20) / 16;
 
 struct TensorQuantParams {
   void const* in;
@@ -28,7 +32,8 @@ __global__ void __launch_bounds__(kTensorQuantThreads) tensor_maximum_kernel(Ten
   constexpr int kElements = kChunkElements<In>;
   __shared__ RowReduction<float, false> reduction;
   uint32_t const step = gridDim.x * kTensorQuantThreads;
-  float amax = 0.0f;
+  uint64_t const read_once = evict_first(), read_again = evict_normal();
+  RawExtent<In, float> extent;
   wait_for_predecessor();
   for (int64_t base = blockIdx.x * kTensorQuantThreads + threadIdx.x; base < p.chunks; base += int64_t{step} * kTensorQuantUnroll) {
     uint4 chunks[kTensorQuantUnroll];
@@ -37,17 +42,13 @@ __global__ void __launch_bounds__(kTensorQuantThreads) tensor_maximum_kernel(Ten
       uint32_t const index = static_cast<uint32_t>(base + u * int64_t{step} < p.chunks ? base + u * int64_t{step} : base);
       uint32_t const row = p.chunks_per_row(index);
       int64_t const column = int64_t{index - row * p.chunks_per_row.divisor} * kElements;
-      chunks[u] = load_chunk<kAligned>(static_cast<In const*>(p.in) + row * p.in_stride, column, p.hidden);
+      uint64_t const policy = p.chunks - index > kChunksLeftInL2 ? read_once : read_again;
+      chunks[u] = load_chunk<kAligned>(static_cast<In const*>(p.in) + row * p.in_stride, column, p.hidden, policy);
     }
 #pragma unroll
-    for (int u = 0; u < kTensorQuantUnroll; ++u) {
-      float values[kElements];
-      unpack<In>(chunks[u], values);
-#pragma unroll
-      for (int i = 0; i < kElements; ++i) amax = fmaxf(amax, fabsf(values[i]));
-    }
+    for (int u = 0; u < kTensorQuantUnroll; ++u) extent.extend(chunks[u]);
   }
-  amax = reduction(amax, Max{});
+  float const amax = reduction(extent.value(), Max{});
   if (threadIdx.x == 0) p.maxima[p.first_maximum + blockIdx.x] = amax;
 }
 
@@ -62,6 +63,7 @@ __global__ void __launch_bounds__(kTensorQuantThreads) tensor_codes_kernel(Tenso
   amax = reduction(amax, Max{});
   float const scale = fmaxf(scale_of<Out>(amax), Out::kSmallestScale);
   float const reciprocal = reciprocal_of(scale);
+  uint64_t const policy = evict_first();
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = scale;
 
   for (int64_t base = blockIdx.x * kTensorQuantThreads + threadIdx.x; base < p.chunks; base += int64_t{step} * kTensorQuantUnroll) {
@@ -74,7 +76,7 @@ __global__ void __launch_bounds__(kTensorQuantThreads) tensor_codes_kernel(Tenso
       uint32_t const index = static_cast<uint32_t>(p.chunks - 1 - forward);
       rows[u] = p.chunks_per_row(index);
       columns[u] = int64_t{index - rows[u] * p.chunks_per_row.divisor} * kElements;
-      chunks[u] = load_chunk<kAligned>(static_cast<In const*>(p.in) + rows[u] * p.in_stride, columns[u], p.hidden);
+      chunks[u] = load_chunk<kAligned>(static_cast<In const*>(p.in) + rows[u] * p.in_stride, columns[u], p.hidden, policy);
     }
 #pragma unroll
     for (int u = 0; u < kTensorQuantUnroll; ++u) {
@@ -131,7 +133,7 @@ int32_t tensor_quant(gemmill_tensor_quant_args const& x) {
   if (aligned && dense && chunks > 0 && chunks <= kMostClusterChunks) {
     TokenQuantParams const p{x.in, static_cast<uint8_t*>(x.out), x.scale, nullptr, nullptr, x.rows * x.hidden, 0, 0,
                              static_cast<uint32_t>(chunks)};
-    TokenQuantShape const shape = token_quant_shape(x.launch, 1, chunks, 4);
+    TokenQuantShape const shape = token_quant_shape(x.launch, 1, chunks, 1);
     using Coding = TensorCoding<Out>;
     return shape.chunks == 1   ? launch_token_quant<In, Identity, Coding, 1, true, true>(p, shape, 1, x.launch)
            : shape.chunks == 2 ? launch_token_quant<In, Identity, Coding, 2, true, true>(p, shape, 1, x.launch)

@@ -5,6 +5,7 @@
 
 #include "quant/activation.cuh"
 #include "quant/coding.cuh"
+#include "quant/extent.cuh"
 #include "quant/launch.cuh"
 #include "quant/memory.cuh"
 #include "quant/reduce.cuh"
@@ -53,11 +54,6 @@ struct RowOfChunks {
       gate_and_multiply<Activation>(values, factors);
     }
   }
-  __device__ __forceinline__ int valid(uint32_t index) const {
-    if constexpr (kAligned) return index < chunks ? kElements : 0;
-    int64_t const left = hidden - int64_t{index} * kElements;
-    return static_cast<int>(left < 0 ? 0 : left < kElements ? left : kElements);
-  }
 };
 
 template <class In, class Activation, class Coding, int kChunks, bool kAligned, bool kResident, bool kCluster>
@@ -73,7 +69,8 @@ __global__ void __launch_bounds__(kMostTokenQuantThreads) token_quant_kernel(Tok
   uint32_t const first = (kCluster ? cluster_rank() * blockDim.x : 0) + threadIdx.x;
   Chunks const chunks{static_cast<In const*>(p.in) + row * p.in_stride, p.hidden, p.chunks};
   uint8_t* const out = p.out + row * p.out_stride;
-  auto extent = Coding::Reduction::identity();
+  RawExtent<In, typename Coding::Extent> of_raw;
+  float of_products = 0.0f;
   wait_for_predecessor();
 
   // Gated rows keep their products, others what was loaded.
@@ -84,12 +81,20 @@ __global__ void __launch_bounds__(kMostTokenQuantThreads) token_quant_kernel(Tok
     for (int c = 0; c < kChunks; ++c) raw[c] = chunks.load(base + c * step);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      float loaded[kElements];
-      auto& values = Activation::kGated ? products[Activation::kGated ? c : 0] : loaded;
-      Chunks::values_of(raw[c], values);
-      Coding::extend(extent, values, chunks.valid(base + c * step));
+      if constexpr (Activation::kGated) {
+        Chunks::values_of(raw[c], products[c]);
+        of_products = fmaxf(of_products, absolute_maximum(products[c]));
+      } else if (Coding::kSymmetric || base + c * step < p.chunks) {
+        of_raw.extend(raw[c].chunk);
+      }
     }
     if constexpr (kResident) break;
+  }
+  typename Coding::Extent extent;
+  if constexpr (Activation::kGated) {
+    extent = of_products;
+  } else {
+    extent = of_raw.value();
   }
   float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
   Coding const coding(reduction(extent, typename Coding::Reduction{}), scale_ub);
@@ -119,28 +124,28 @@ struct TokenQuantShape {
   bool resident;
 };
 
-// Chunks a thread, threads a CTA and CTAs a row. Few rows are spread over more threads and then over clusters, so
-// that the whole machine reads them; many rows take more chunks a thread, for loads in flight.
-inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, int most_chunks) {
+// Chunks a thread, threads a CTA and CTAs a row. Many rows: as few threads as hold a row, so that several CTAs share an
+// SM and one loads while another reduces. Few rows: as many threads as there are chunks, and where one CTA would issue
+// more than 2048 loads, clusters. Measured on an H200.
+inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, int loads_per_chunk) {
+  constexpr int kMostChunksPerThread = 4;
+  constexpr int64_t kMostLoadsOfOneCta = 2048;
   TokenQuantShape shape{};
   shape.cluster = how.cluster_hint;
   if (shape.cluster == 0) {
     shape.cluster = 1;
-    while (shape.cluster < kMostTokenQuantCluster && rows * shape.cluster * 2 <= how.sm_count && chunks / shape.cluster >= 512) {
-      shape.cluster *= 2;
-    }
+    bool const is_long = chunks * loads_per_chunk > kMostLoadsOfOneCta;
+    while (is_long && shape.cluster < kMostTokenQuantCluster && rows * shape.cluster * 2 <= how.sm_count) shape.cluster *= 2;
   }
   int64_t const of_cta = ceil_divide(chunks, shape.cluster);
   shape.chunks = how.chunks_hint;
   if (shape.chunks == 0) {
     bool const many = rows * shape.cluster > how.sm_count;
+    int64_t const most_threads = many ? 256 * loads_per_chunk : kMostTokenQuantThreads;
     shape.chunks = 1;
-    while (shape.chunks < most_chunks && (of_cta > int64_t{shape.chunks} * kMostTokenQuantThreads ||
-                                          (many && shape.chunks < 4 && of_cta > int64_t{shape.chunks} * 64))) {
-      shape.chunks *= 2;
-    }
+    while (shape.chunks < kMostChunksPerThread && of_cta > shape.chunks * most_threads) shape.chunks *= 2;
   }
-  if (shape.chunks > most_chunks) shape.chunks = most_chunks;
+  if (shape.chunks > kMostChunksPerThread) shape.chunks = kMostChunksPerThread;
   int64_t const threads = ceil_divide(ceil_divide(of_cta, shape.chunks), 32) * 32;
   shape.resident = threads <= kMostTokenQuantThreads;
   shape.threads = static_cast<int>(shape.resident ? threads : kMostTokenQuantThreads);
@@ -162,7 +167,6 @@ int32_t token_quant(gemmill_token_quant_args const& x) {
   if ((x.azps == nullptr) != Coding::kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
   int64_t const chunks = ceil_divide(x.hidden, kChunkElements<In>);
   if (chunks > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
-  constexpr int kMostChunksPerThread = 4;
   bool const aligned = rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden);
   constexpr int64_t kSlice = kMostChunks / kMostTokenQuantCluster;
   for (int64_t row = 0; row < x.rows; row += kSlice) {
@@ -173,7 +177,7 @@ int32_t token_quant(gemmill_token_quant_args const& x) {
         x.scales + row, x.azps == nullptr ? nullptr : x.azps + row, x.scale_ub,
         x.hidden, x.in_stride, x.out_stride, static_cast<uint32_t>(chunks),
     };
-    TokenQuantShape const shape = token_quant_shape(x.launch, rows, chunks, kMostChunksPerThread);
+    TokenQuantShape const shape = token_quant_shape(x.launch, rows, chunks, Activation::kGated ? 2 : 1);
     int32_t const error =
         !aligned            ? launch_token_quant<In, Activation, Coding, 1, false, false>(p, shape, rows, x.launch)
         : !shape.resident   ? launch_token_quant<In, Activation, Coding, 4, true, false>(p, shape, rows, x.launch)

@@ -18,13 +18,14 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     bits = total.view(np.int64)
     outwards = (error > 0) == (total > 0)
     odd = np.where((error != 0) & (bits & 1 == 0), np.where(outwards, bits + 1, bits - 1), bits)
-    return odd.view(f64).astype(f32)
+    # An exact zero is the hardware's: the sum of zeros of unlike sign is positive, and of two negative ones negative.
+    return np.where(error == 0, total, odd.view(f64)).astype(f32)
 
 
 def quotient(x: np.ndarray, s: np.ndarray) -> np.ndarray:
     r = f32(1) / s
     guess = x * r
-    return fma(fma(-guess, s, x), r, guess)
+    return fma(-fma(guess, s, -x), r, guess)
 
 
 def neighbours(x: np.ndarray, steps: int) -> np.ndarray:
@@ -60,3 +61,9 @@ def test_the_correction_is_needed() -> None:
     x = (0x3F800000 + np.arange(1 << 20, dtype=np.int32)).view(f32)
     s = np.full_like(x, 448.0)
     assert (x * (f32(1) / s) != x / s).any()
+
+
+def test_zeros_keep_their_sign() -> None:
+    x = np.array([0.0, -0.0, 1e-45, -1e-45], dtype=f32)
+    for s in (f32(3.0), f32(0.3), f32(1.0)):
+        assert (np.signbit(quotient(x, np.full_like(x, s))) == np.signbit(x)).all()

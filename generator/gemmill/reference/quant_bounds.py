@@ -1,0 +1,114 @@
+"""Between what codes and scales may lie where they need not equal the reference bit for bit.
+
+Two things only are not fixed to the bit, because the device's library or the order of threads decides them:
+
+- exp, tanh and erf are the CUDA library's, and versions of it differ: erff is another polynomial since CUDA 13.5 than in
+  13.0, with which torch 2.11 was built. Each version is within two units in the last place, so a gated value
+  lies within `GATE_STEPS` units of the one computed here, its scale between those of the two ends, and its code between
+  the codes of the two ends by the scale that was found.
+- RMS norm sums squares across threads in f64. The sum is exact to about 2^-50, so the mean rounds to another f32 for one
+  row in 2^25; then its normalised values may be one unit in the last place apart, and codes one step.
+"""
+
+import torch
+
+from gemmill.reference.quant import (
+    CODE_MAX,
+    SMALLEST_SCALE,
+    absolute_maximum,
+    activated,
+    divide,
+    encode,
+    round_up_to_power_of_two,
+)
+from gemmill.space.quant import Activation, QuantConfig, QuantFamily, ScaleFormat
+from gemmill.vocab import DType
+
+GATE_STEPS = 4.0
+"""Units (2^-24 of what the library function is multiplied by) between two versions of a gated value."""
+_UNIT = 2.0**-24
+
+
+def gated_interval(x: torch.Tensor, activation: Activation) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lowest and highest f32 value of activation(gate) * up of x [rows, 2 hidden] = gate then up.
+
+    exp's error is relative to the value; those of tanh and erf are relative to 1, so to gate * up.
+    """
+    value = activated(x, activation)
+    magnitude = value.abs()
+    if activation is not Activation.SILU:
+        hidden = x.shape[-1] // 2
+        magnitude = torch.maximum(magnitude, (x[..., :hidden].float() * x[..., hidden:].float()).abs())
+    slack = torch.where(torch.isfinite(value), magnitude * (GATE_STEPS * _UNIT), 0.0)
+    return value - slack, value + slack
+
+
+def code_rank(codes: torch.Tensor) -> torch.Tensor:
+    """Codes (float8_e4m3fn or int8) as integers in the order of their values; -0 and 0 are the same, NaN is above all."""
+    if codes.dtype is torch.int8:
+        return codes.int()
+    bits = codes.view(torch.uint8).int()
+    rank = torch.where(bits >= 128, 128 - bits, bits)
+    return torch.where((bits & 0x7F) == 0x7F, torch.full_like(rank, 127), rank)
+
+
+def unpack_ue8m0(packed: torch.Tensor, groups: int) -> torch.Tensor:
+    """Scales f32 [rows, groups] of words s32 [rows, ceil(groups / 4)]: the inverse of pack_ue8m0."""
+    shifts = torch.arange(0, 32, 8, device=packed.device, dtype=torch.int32)
+    exponents = (packed[..., None] >> shifts) & 0xFF
+    return (exponents.reshape(packed.shape[0], -1)[:, :groups] << 23).view(torch.float32)
+
+
+def outside_of_gate_bounds(
+    config: QuantConfig,
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    *,
+    scale_ub: torch.Tensor | None = None,
+    smallest_scale: float | None = None,
+) -> tuple[int, int]:
+    """How many codes and scales of a gated variant lie outside of what any exp, tanh or erf of two units may give.
+
+    x [rows, 2 hidden]; codes [rows, hidden]; scales as the variant's op writes them (static: as given, [1]).
+    """
+    low, high = gated_interval(x, config.activation)
+    rows, hidden = low.shape
+    group = config.group_size or hidden
+    low, high = low.reshape(rows, -1, group), high.reshape(rows, -1, group)
+    if config.scale_format is ScaleFormat.PACKED_UE8M0:
+        scales = unpack_ue8m0(scales, hidden // group)
+    found = scales.reshape(1, 1, 1) if config.family is QuantFamily.STATIC else scales.reshape(rows, -1, 1)
+    wrong_scales = 0
+    if config.family is not QuantFamily.STATIC:
+        least = torch.where((low > 0) | (high < 0), torch.minimum(low.abs(), high.abs()), torch.zeros_like(low))
+        smallest = SMALLEST_SCALE[config.out_dtype] if smallest_scale is None else smallest_scale
+        ends = [
+            _scale(config, absolute_maximum(end), scale_ub, smallest) for end in (least, torch.maximum(low.abs(), high.abs()))
+        ]
+        wrong_scales = int(((found < ends[0]) | (found > ends[1]) | torch.isnan(found)).sum())
+    ranks = code_rank(codes).reshape(rows, -1, group)
+    lowest, highest = (code_rank(_code(config, end, found)) for end in (low, high))
+    finite = torch.isfinite(low) & torch.isfinite(high)
+    return int((finite & ((ranks < lowest) | (ranks > highest))).sum()), wrong_scales
+
+
+def _scale(config: QuantConfig, amax: torch.Tensor, scale_ub: torch.Tensor | None, smallest: float) -> torch.Tensor:
+    if scale_ub is not None and not config.family.is_grouped:
+        amax = torch.minimum(amax, scale_ub)
+    scale = divide(amax, CODE_MAX[config.out_dtype])
+    if scale_ub is not None and config.family.is_grouped:
+        scale = torch.minimum(scale, scale_ub)
+    scale = scale.clamp_min(smallest)
+    return scale if config.scale_format is ScaleFormat.F32 else round_up_to_power_of_two(scale)
+
+
+def _code(config: QuantConfig, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    by_reciprocal = config.family is QuantFamily.STATIC and config.out_dtype is DType.E4M3
+    return encode(values * torch.reciprocal(scale) if by_reciprocal else values / scale, config.out_dtype)
+
+
+def rows_beyond_one_step(codes: torch.Tensor, wanted: torch.Tensor) -> tuple[int, int]:
+    """Rows in which any code differs, and codes that differ by more than one step."""
+    apart = (code_rank(codes) - code_rank(wanted)).abs()
+    return int((apart > 0).any(dim=-1).sum()), int((apart > 1).sum())

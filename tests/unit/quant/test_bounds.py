@@ -1,0 +1,108 @@
+"""What the bounds of gated values and of RMS norm let pass, and what they do not."""
+
+import pytest
+import torch
+
+from gemmill.reference import quant as reference
+from gemmill.reference import quant_bounds as bounds
+from gemmill.space.quant import Activation, QuantConfig, QuantFamily, ScaleFormat, all_configs, to_name
+from gemmill.vocab import DType
+
+GATED = [c for c in all_configs() if c.activation is not Activation.NONE and c.in_dtype is DType.BF16]
+STATIC_SCALE = torch.tensor([0.0123])
+
+
+def gated_rows(seed: int = 3) -> torch.Tensor:
+    x = torch.randn((16, 512), generator=torch.Generator().manual_seed(seed)) * 3
+    x[0, :4] = torch.tensor([float("inf"), float("nan"), -0.0, -90.0])
+    return x.to(torch.bfloat16)
+
+
+def run(config: QuantConfig, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if config.family is QuantFamily.STATIC:
+        return reference.static_quant(x, STATIC_SCALE, config.out_dtype, activation=config.activation), STATIC_SCALE
+    if config.family is QuantFamily.TOKEN:
+        return reference.token_quant(x, config.out_dtype, activation=config.activation)
+    codes, scales = reference.group_quant(
+        x,
+        config.group_size,
+        config.out_dtype,
+        smallest_scale=reference.SMALLEST_SCALE[config.out_dtype],
+        scale_format=config.scale_format,
+        activation=config.activation,
+    )
+    return codes, reference.pack_ue8m0(scales) if config.scale_format is ScaleFormat.PACKED_UE8M0 else scales
+
+
+def moved(activation: Activation, units: float) -> object:
+    """A stand-in for `activated` whose library function is off by so many units of 2^-24."""
+    true = reference.activated
+
+    def activated(x: torch.Tensor, _: Activation) -> torch.Tensor:
+        hidden = x.shape[-1] // 2
+        product = 0.5 * x[..., :hidden].float() * x[..., hidden:].float()
+        value = true(x, activation)
+        error = (value if activation is Activation.SILU else product) * (units * 2.0**-24)
+        return value + torch.where(torch.isfinite(value), error, 0.0)
+
+    return activated
+
+
+@pytest.mark.parametrize("config", GATED, ids=to_name)
+@pytest.mark.parametrize("units", [0.0, 2.0, -2.0])
+def test_another_library_function_of_two_units_is_within(
+    config: QuantConfig, units: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = gated_rows()
+    monkeypatch.setattr(reference, "activated", moved(config.activation, units))
+    codes, scales = run(config, x)
+    monkeypatch.undo()
+    assert bounds.outside_of_gate_bounds(config, x, codes, scales) == (0, 0)
+
+
+@pytest.mark.parametrize("config", GATED, ids=to_name)
+def test_another_activation_is_outside(config: QuantConfig) -> None:
+    other = Activation.GELU_ERF if config.activation is Activation.SILU else Activation.SILU
+    x = gated_rows()
+    codes, scales = run(config, x)
+    axes = {name: getattr(config, name) for name in ("family", "in_dtype", "out_dtype", "group_size", "scale_format")}
+    assert bounds.outside_of_gate_bounds(QuantConfig(**axes, activation=other), x, codes, scales)[0] > 100
+
+
+@pytest.mark.parametrize("config", GATED, ids=to_name)
+def test_one_code_a_few_steps_off_is_outside(config: QuantConfig) -> None:
+    x = gated_rows()
+    codes, scales = run(config, x)
+    codes.view(torch.int8)[5, 7] ^= 16
+    assert bounds.outside_of_gate_bounds(config, x, codes, scales) == (1, 0)
+
+
+def test_a_scale_beyond_the_ends_is_outside() -> None:
+    config = QuantConfig(family=QuantFamily.TOKEN, in_dtype=DType.BF16, out_dtype=DType.E4M3, activation=Activation.SILU)
+    x = gated_rows()
+    codes, scales = run(config, x)
+    scales[3] *= 1.0 + 2.0**-20
+    assert bounds.outside_of_gate_bounds(config, x, codes, scales)[1] == 1
+    scales[3] = float("nan")
+    assert bounds.outside_of_gate_bounds(config, x, codes, scales)[1] == 1
+
+
+def test_unpacking_undoes_packing() -> None:
+    scales = torch.exp2(torch.randint(-30, 30, (7, 10), generator=torch.Generator().manual_seed(1)).float())
+    assert (bounds.unpack_ue8m0(reference.pack_ue8m0(scales), 10) == scales).all()
+
+
+def test_ranks_are_in_the_order_of_values() -> None:
+    codes = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(torch.float8_e4m3fn)
+    values = codes.float()
+    number = ~torch.isnan(values)
+    ranks = bounds.code_rank(codes)
+    assert (ranks[number].argsort(stable=True) == values[number].argsort(stable=True)).all()
+    assert (ranks[~number] == 127).all()
+
+
+def test_rows_and_steps_are_counted() -> None:
+    wanted = torch.zeros((4, 8), dtype=torch.int8)
+    codes = wanted.clone()
+    codes[1, 2], codes[1, 3], codes[3, 0] = 1, -1, 2
+    assert bounds.rows_beyond_one_step(codes, wanted) == (2, 1)
