@@ -125,8 +125,9 @@ class Build:
         problem = problem_of_call(op, call)
         if (row := self._pinned()) >= 0:
             name = self.table.entries[row].name
-            reasons = [rejection(self.table.rows[i], problem) for i in self.table.rows_of(name)]
-            return f"{op.name}: the pinned variant {name} cannot take the call: {reasons[-1]}"
+            rows = [self.table.rows[i] for i in self.table.rows_of(name)]
+            nearest = next((row for row in rows if row.problem == problem.problem), rows[0])
+            return f"{op.name}: the pinned variant {name} cannot take the call: {rejection(nearest, problem)}"
         counts = Counter(rejected.reason for rejected in choice.trace)
         reasons = "\n".join(f"  {count} variants: {reason}" for reason, count in counts.most_common(MOST_REASONS))
         return (
