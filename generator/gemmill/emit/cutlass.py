@@ -23,9 +23,11 @@ _SCHEDULER = {
 
 def template_of(config: KernelConfig) -> str:
     """Path of the template below templates/."""
-    if config.schedule.kernel_schedule.uses_tma:
-        return "cutlass/scaled_mm.cu.jinja"
-    return "cutlass/unaligned_mm.cu.jinja"
+    if not config.schedule.kernel_schedule.uses_tma:
+        return "cutlass/unaligned_mm.cu.jinja"
+    if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
+        return "cutlass/split_k_mm.cu.jinja"
+    return "cutlass/scaled_mm.cu.jinja"
 
 
 def values_of(config: KernelConfig) -> dict[str, Any]:
@@ -41,6 +43,8 @@ def values_of(config: KernelConfig) -> dict[str, Any]:
     }
     if not s.kernel_schedule.uses_tma:
         return values
+    if s.tile_scheduler is TileScheduler.SPLIT_K:
+        return values | {"stages": s.stages, "promoted": s.accumulation is Accumulation.PROMOTED}
     return values | {
         "arch_tag": config.arch.cutlass_tag,
         "cluster_shape_mnk": s.cluster_shape_mnk,

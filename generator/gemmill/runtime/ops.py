@@ -18,9 +18,11 @@ from gemmill.vocab import Arch
 _lock = threading.RLock()
 _loaded: dict[Path, Build] = {}
 _active: Build | None = None
-_registration: int | None = None
+_served: dict[str, int | None] = {}
+"""Namespaces whose ops have the active build's kernels, with its registration; None while there is no active build."""
 _libraries: list[torch.library.Library] = []
 _bootstrap: list[torch.library.Library] = []
+"""What CUDA calls reach until the first build is loaded."""
 
 
 def load(build: str | Path | None = None) -> Build:
@@ -30,7 +32,7 @@ def load(build: str | Path | None = None) -> Build:
     Builds loaded earlier stay in the process, with their ops under `torch.ops.gemmill_<build id>`.
     Raises ManifestError with one sentence if there is no such build, or it cannot be used here.
     """
-    global _active, _registration
+    global _active
     with _lock:
         folder = _folder_of(build)
         if folder not in _loaded:
@@ -41,11 +43,28 @@ def load(build: str | Path | None = None) -> Build:
         if _loaded[folder] is not _active:
             while _bootstrap:
                 _bootstrap.pop()._destroy()
-            if _active is not None and _registration is not None:
-                _active.unregister(_registration)
+            for namespace, registration in _served.items():
+                if _active is not None and registration is not None:
+                    _active.unregister(registration)
+                _served[namespace] = _loaded[folder].register(namespace)
             _active = _loaded[folder]
-            _registration = _active.register(NAMESPACE)
         return _active
+
+
+def serve(namespace: str) -> None:
+    """Offer the ops in another namespace too, with the same kernels; ops that exist there keep their schema."""
+    with _lock:
+        if namespace in _served:
+            return
+        _define(namespace)
+        if _active is not None:
+            _served[namespace] = _active.register(namespace)
+            return
+        _served[namespace] = None
+        library = torch.library.Library(namespace, "IMPL", "CUDA")
+        for op in OPS:
+            library.impl(op.name, _first_cuda_call(op), allow_override=True)
+        _bootstrap.append(library)
 
 
 def active() -> Build:
@@ -150,23 +169,17 @@ def _fake(*args: torch.Tensor | None) -> None:
 
 
 def _define(namespace: str) -> None:
-    library = torch.library.Library(namespace, "DEF")
+    library = torch.library.Library(namespace, "FRAGMENT")
     for op in OPS:
+        if hasattr(getattr(torch.ops, namespace), op.name):
+            continue
         library.define(op.schema)
         library.impl(op.name, _cpu(op, reference.scaled_mm), "CPU")
         library._register_fake(op.name, _fake)
     _libraries.append(library)
 
 
-def _define_public() -> None:
-    _define(NAMESPACE)
-    bootstrap = torch.library.Library(NAMESPACE, "IMPL", "CUDA")
-    for op in OPS:
-        bootstrap.impl(op.name, _first_cuda_call(op))
-    _bootstrap.append(bootstrap)
-
-
-_define_public()
+serve(NAMESPACE)
 
 _SCALED_MM = getattr(torch.ops, NAMESPACE).cutlass_scaled_mm.default
 _SCALED_MM_AZP = getattr(torch.ops, NAMESPACE).cutlass_scaled_mm_azp.default

@@ -71,7 +71,7 @@ def _row(entry: KernelEntry, kernel: int, problem: int) -> Row:
         raster_order=_RASTER_CODES[launch.raster_order],
         swizzle=launch.swizzle,
         splits=launch.splits,
-        workspace=int(s.tile_scheduler is not TileScheduler.PERSISTENT),
+        workspace=int(s.tile_scheduler is TileScheduler.STREAM_K),
         tile_m=tile_m,
         tile_n=tile_n,
         tile_k=tile_k,

@@ -85,7 +85,7 @@ class Launch:
     swizzle: int = 1
     """Width in tiles of the band that CTAs sweep, for reuse in L2: 1, 2, 4 or 8."""
     splits: int = 1
-    """Slices of K for the split_k scheduler; 0 lets the kernel choose."""
+    """CTAs of a cluster that share one tile of the split_k scheduler, each with a slice of K: 1 to 8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +100,5 @@ class KernelConfig:
 
     @property
     def compiled(self) -> "KernelConfig":
-        """The config whose machine code this one runs: default launch settings, and stream-K for split-K,
-        which is the same code asked for equal slices. Configs that share it share one compilation."""
-        schedule = self.schedule
-        if schedule.tile_scheduler is TileScheduler.SPLIT_K:
-            schedule = replace(schedule, tile_scheduler=TileScheduler.STREAM_K)
-        return replace(self, launch=Launch(), schedule=schedule)
+        """The same machine code with default launch settings: configs that share it share one compilation."""
+        return replace(self, launch=Launch())

@@ -80,6 +80,17 @@ def _unaligned(problem: Problem) -> KernelConfig:
     return _config(problem, row, accumulation=accumulation, alignment_a=1, alignment_b=1, alignment_d=1)
 
 
+def _split_k(problem: Problem, tile: tuple[int, int, int], schedule: KernelSchedule, stages: int, splits: int) -> KernelConfig:
+    return _config(
+        problem,
+        (tile, (1, 1, 1), schedule),
+        swap_ab=True,
+        tile_scheduler=TileScheduler.SPLIT_K,
+        stages=stages,
+        launch=Launch(splits=splits),
+    )
+
+
 def _full_epilogue(operand: DType) -> tuple[EpilogueKind, ...]:
     """The epilogues that between them serve every call: each reads an absent operand as zero."""
     return (EpilogueKind.SCALED_BIAS,) if operand.is_float else (EpilogueKind.SCALED_BIAS, EpilogueKind.SCALED_AZP_PER_TOKEN)
@@ -100,8 +111,8 @@ def _smoke(arch: Arch) -> Iterator[KernelConfig]:
     for problem in _problems((DType.BF16,)):
         yield _config(problem, prefill)
     decode = _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS)
-    row = ((128, 16, 128), (1, 1, 1), KernelSchedule.COOPERATIVE)
-    yield _config(decode, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
+    for splits in (1, 4):
+        yield _split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, splits)
     for problem in _problems(OUT_DTYPES):
         yield _unaligned(problem)
 
@@ -116,10 +127,10 @@ def _sweep(arch: Arch) -> Iterator[KernelConfig]:
             yield _config(problem, row, launch=Launch(raster_order=raster, swizzle=swizzle))
         for row in sm90.DECODE:
             yield _config(problem, row, swap_ab=True)
-        for row in sm90.SHARED_K:
+        for row in sm90.STREAM_K:
             yield _config(problem, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
-            for splits in sm90.SPLITS:
-                yield _config(problem, row, swap_ab=True, tile_scheduler=TileScheduler.SPLIT_K, launch=Launch(splits=splits))
+        for (tile, schedule, stages), splits in product(sm90.SPLIT_K, sm90.SPLITS):
+            yield _split_k(problem, tile, schedule, stages, splits)
         yield _unaligned(problem)
 
 

@@ -40,7 +40,8 @@ class TileScheduler(StrEnum):
     STREAM_K = "streamk"
     """CTAs share the K iterations of all tiles evenly; partial sums are added in a fixed order"""
     SPLIT_K = "splitk"
-    """K of each tile is cut into `splits` equal slices; partial sums are added in a fixed order"""
+    """the CTAs of a cluster take equal slices of K of one tile; partial sums meet in distributed shared memory and are
+    added in a fixed order"""
 
 
 class RasterOrder(StrEnum):

@@ -90,10 +90,25 @@ def schedule_on_blackwell(config: KernelConfig) -> Status:
 
 
 def scheduler_fits_schedule(config: KernelConfig) -> Status:
-    """Adding partial sums needs both consumer groups on one tile, which pingpong does not have."""
+    """Adding partial sums needs every consumer group on one tile, which pingpong does not have."""
     s = config.schedule
-    if s.tile_scheduler is not TileScheduler.PERSISTENT and s.kernel_schedule is not KernelSchedule.COOPERATIVE:
+    if s.tile_scheduler is TileScheduler.STREAM_K and s.kernel_schedule is not KernelSchedule.COOPERATIVE:
         return rejected(f"{s.tile_scheduler} runs with the cooperative schedule, not {s.kernel_schedule}")
+    if s.tile_scheduler is TileScheduler.SPLIT_K and s.kernel_schedule not in (KernelSchedule.COOPERATIVE, KernelSchedule.BASIC):
+        return rejected(f"{s.tile_scheduler} runs with the cooperative or basic schedule, not {s.kernel_schedule}")
+    return OK
+
+
+def split_k(config: KernelConfig) -> Status:
+    """The split_k kernel is written for few rows: transposed, a stage count of its own, 64 columns of B a group."""
+    s = config.schedule
+    if s.tile_scheduler is not TileScheduler.SPLIT_K:
+        return OK
+    if not s.swap_ab or s.stages is None or s.cluster_shape_mnk != (1, 1, 1):
+        return rejected("split_k takes swap_ab, a number of stages, and a cluster of 1x1x1 (its clusters are made of the splits)")
+    groups = s.tile_shape_mnk[0] // WGMMA_ROWS
+    if groups != CONSUMER_GROUPS[s.kernel_schedule]:
+        return rejected(f"{s.tile_shape_mnk[0]} columns of B are {groups} consumer groups, {s.kernel_schedule} has {CONSUMER_GROUPS[s.kernel_schedule]}")
     return OK
 
 
@@ -102,8 +117,10 @@ def launch_settings(config: KernelConfig) -> Status:
     launch, s = config.launch, config.schedule
     if launch.swizzle not in (1, 2, 4, 8):
         return rejected(f"swizzle {launch.swizzle} is not 1, 2, 4 or 8")
-    if launch.splits < 0 or (launch.splits != 1) != (s.tile_scheduler is TileScheduler.SPLIT_K):
-        return rejected(f"splits={launch.splits} with the {s.tile_scheduler} scheduler: split_k takes 2 or more (or 0), the others 1")
+    if not 1 <= launch.splits <= (PORTABLE_CLUSTER if s.tile_scheduler is TileScheduler.SPLIT_K else 1):
+        return rejected(f"splits={launch.splits} with the {s.tile_scheduler} scheduler: split_k takes 1 to {PORTABLE_CLUSTER}, the others 1")
+    if s.tile_scheduler is TileScheduler.SPLIT_K and (launch.raster_order is not RasterOrder.HEURISTIC or launch.swizzle != 1):
+        return rejected("split_k walks tiles in one order: raster order and swizzle do not apply")
     if not s.kernel_schedule.uses_tma and (launch.raster_order is not RasterOrder.HEURISTIC or launch.swizzle != 1):
         return rejected(f"{s.kernel_schedule} walks tiles in one order: raster order and swizzle do not apply")
     return OK
@@ -118,5 +135,6 @@ RULES = (
     cluster_on_sm120,
     schedule_on_blackwell,
     scheduler_fits_schedule,
+    split_k,
     launch_settings,
 )

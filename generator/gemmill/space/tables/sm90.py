@@ -3,7 +3,7 @@
 With swap_ab, tile rows run along the columns of D (the weights) and tile columns along its rows (the tokens).
 """
 
-from gemmill.vocab import KernelSchedule, RasterOrder, TileScheduler
+from gemmill.vocab import KernelSchedule, RasterOrder
 
 COOPERATIVE = KernelSchedule.COOPERATIVE
 PINGPONG = KernelSchedule.PINGPONG
@@ -49,18 +49,32 @@ DECODE: tuple[Row, ...] = (
 )
 """Few rows, computed with swap_ab: bound by reading the weights."""
 
-SHARED_K: tuple[Row, ...] = (
-    ((128, 16, 128), (1, 1, 1), COOPERATIVE),
-    ((128, 16, 256), (1, 1, 1), COOPERATIVE),
-    ((128, 32, 256), (1, 1, 1), COOPERATIVE),
+STREAM_K: tuple[Row, ...] = (
     ((128, 64, 128), (1, 1, 1), COOPERATIVE),
     ((128, 128, 128), (1, 1, 1), COOPERATIVE),
 )
-"""Fewer tiles than SMs, computed with swap_ab: stream-K and split-K."""
+"""Fewer tiles than SMs, computed with swap_ab."""
 
-SPLITS = (2, 3, 4, 6, 8)
+SPLIT_K: tuple[tuple[tuple[int, int, int], KernelSchedule, int], ...] = (
+    ((64, 16, 256), BASIC, 4),
+    ((64, 16, 256), BASIC, 9),
+    ((64, 16, 512), BASIC, 5),
+    ((128, 16, 256), COOPERATIVE, 3),
+    ((128, 16, 256), COOPERATIVE, 6),
+    ((64, 32, 256), BASIC, 4),
+    ((64, 32, 256), BASIC, 8),
+    ((128, 32, 256), COOPERATIVE, 5),
+    ((64, 64, 256), BASIC, 3),
+    ((64, 64, 256), BASIC, 7),
+    ((128, 64, 256), COOPERATIVE, 4),
+    ((64, 128, 128), BASIC, 4),
+    ((128, 128, 128), COOPERATIVE, 3),
+    ((128, 128, 128), COOPERATIVE, 6),
+)
+"""(tile, schedule, stages): few rows; one or two CTAs an SM."""
+
+SPLITS = (1, 2, 3, 4, 5, 6, 8)
 RASTERS = ((RasterOrder.HEURISTIC, 1), (RasterOrder.ALONG_M, 2), (RasterOrder.ALONG_M, 8), (RasterOrder.ALONG_N, 2), (RasterOrder.ALONG_N, 8))
 """(raster order, swizzle): launch settings, tried on kernels of many tiles."""
 
 UNALIGNED_TILE = (64, 64, 64)
-SHARED_K_SCHEDULERS = (TileScheduler.STREAM_K, TileScheduler.SPLIT_K)
