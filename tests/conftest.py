@@ -4,7 +4,9 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden's reference texts instead of comparing")
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite tests/golden's reference texts instead of comparing"
+    )
 
 
 @pytest.fixture

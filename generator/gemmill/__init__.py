@@ -11,6 +11,7 @@ from gemmill.version import __version__
 
 _RUNTIME = (
     "active",
+    "assume_constant_weights",
     "cutlass_scaled_mm",
     "cutlass_scaled_mm_azp",
     "explain",

@@ -52,6 +52,11 @@ def programmatic_launch() -> bool:
     return os.environ.get("GEMMILL_PROGRAMMATIC_LAUNCH") != "0"
 
 
+def constant_weights() -> bool:
+    """GEMMILL_CONSTANT_WEIGHTS: 1 promises what `gemmill.assume_constant_weights` does."""
+    return os.environ.get("GEMMILL_CONSTANT_WEIGHTS") == "1"
+
+
 def child_environment(*, search: Sequence[Path] = (), python_path: Path | None = None) -> dict[str, str]:
     """This process's environment for a program it starts, with folders put before PATH and PYTHONPATH."""
     result = dict(os.environ)

@@ -13,6 +13,7 @@ namespace {
 constexpr int kMostDevices = 64;
 std::atomic<int64_t> known_sm_counts[kMostDevices];
 std::atomic<bool> programmatic{true};
+std::atomic<bool> weights_are_constant{false};
 
 }  // namespace
 
@@ -33,9 +34,14 @@ cudaStream_t current_stream(int32_t device) {
 }
 
 bool programmatic_launch() { return programmatic.load(std::memory_order_relaxed); }
+bool constant_weights() { return weights_are_constant.load(std::memory_order_relaxed); }
 
 }  // namespace gemmill
 
 extern "C" __attribute__((visibility("default"))) void gemmill_set_programmatic_launch(int32_t on) {
   gemmill::programmatic.store(on != 0, std::memory_order_relaxed);
+}
+
+extern "C" __attribute__((visibility("default"))) void gemmill_set_constant_weights(int32_t on) {
+  gemmill::weights_are_constant.store(on != 0, std::memory_order_relaxed);
 }

@@ -13,6 +13,8 @@ int64_t sm_count(int32_t device);
 cudaStream_t current_stream(int32_t device);
 // Whether kernels may be launched while their predecessor drains; on unless turned off.
 bool programmatic_launch();
+// Whether b may be read before earlier kernels have ended; off unless the user has said so.
+bool constant_weights();
 
 // Makes a device current for a scope, which costs nothing where it already is.
 class DeviceScope {

@@ -166,6 +166,7 @@ void run(Op op, Operands const& x) {
   args.device = device;
   args.sm_count = static_cast<int32_t>(sms);
   args.programmatic_launch = programmatic_launch();
+  args.constant_weights = constant_weights();
 
   DeviceScope scope(device);
   Workspace workspace(row.workspace ? kernel.workspace(&args) : 0, device);

@@ -16,6 +16,8 @@ CASES = {
     "pingpong": "sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t64x128x128_c1x2x1_pingpong_promoted_persistent_ab_s4_a16b16d8",
     "swapab_streamk": "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x16x128_c1x1x1_cooperative_fast_streamk_swapab_sauto_a16b16d8",
     "swapab_basic": "sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8",
+    "split_k": "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8",
+    "split_k_promoted": "sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t128x16x256_c1x1x1_cooperative_promoted_splitk_swapab_s6_a16b16d8",
     "azp": "sm90a_cutlass_s8_s8_s32_bf16_scaledazp_channel_t128x128x128_c2x1x1_pingpong_exact_persistent_ab_sauto_a16b16d8",
     "azp_per_token": "sm90a_cutlass_s8_s8_s32_f16_scaledazppertoken_channel_t128x128x128_c2x1x1_pingpong_exact_persistent_ab_sauto_a16b16d8",
     "unaligned_fp8": "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x64x64_c1x1x1_mmasync_promoted_persistent_ab_sauto_a1b1d1",
@@ -33,7 +35,9 @@ def test_rendering_is_the_reference(case: str, update_golden: bool) -> None:
         FOLDER.mkdir(exist_ok=True)
         reference.write_text(text)
     expected = reference.read_text()
-    difference = difflib.unified_diff(expected.splitlines(), text.splitlines(), f"{case}.cu", "rendered now", lineterm="")
+    difference = difflib.unified_diff(
+        expected.splitlines(), text.splitlines(), f"{case}.cu", "rendered now", lineterm=""
+    )
     assert text == expected, "\n" + "\n".join(difference) + "\n(meant? pytest tests/golden --update-golden)"
 
 

@@ -1,11 +1,14 @@
 """Configs and manifests that unit tests start from."""
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import pytest
 
-from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, RejectedEntry, Toolchain
+from gemmill.cli import main
+from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, RejectedEntry, Toolchain, write_manifest
 from gemmill.space.config import ACCUMULATOR_OF, KernelConfig, Launch, Problem, Schedule
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.predicate import predicate_of
@@ -25,12 +28,19 @@ def _base(**changes: object) -> KernelConfig:
         "epilogue": EpilogueKind.SCALED_BIAS,
         "tile_shape_mnk": (64, 64, 64) if unaligned else (128, 128, 128),
         "kernel_schedule": KernelSchedule.COOPERATIVE,
-        "accumulation": Accumulation.EXACT if operand is DType.S8 else Accumulation.PROMOTED if unaligned else Accumulation.FAST,
+        "accumulation": Accumulation.EXACT
+        if operand is DType.S8
+        else Accumulation.PROMOTED
+        if unaligned
+        else Accumulation.FAST,
     }
     if unaligned:
         settings |= {"alignment_a": 1, "alignment_b": 1, "alignment_d": 1}
     settings |= changes
-    parts = {part: {f.name: settings.pop(f.name) for f in fields(part) if f.name in settings} for part in (Problem, Schedule, Launch)}
+    parts = {
+        part: {f.name: settings.pop(f.name) for f in fields(part) if f.name in settings}
+        for part in (Problem, Schedule, Launch)
+    }
     config = KernelConfig(
         problem=Problem(**parts[Problem]), schedule=Schedule(**parts[Schedule]), launch=Launch(**parts[Launch])
     )
@@ -75,10 +85,59 @@ def make_manifest() -> Callable[..., Manifest]:
             extension_sha256="a" * 64,
             extension_bytes=1_000_000,
             torch_target="2.11",
-            toolchain=Toolchain(nvcc="13.5.0", cuda_major=13, cutlass="4.2.0", host_compiler="g++ 12.2.0", flags=("-O3", "-std=c++17")),
+            toolchain=Toolchain(
+                nvcc="13.5.0", cuda_major=13, cutlass="4.2.0", host_compiler="g++ 12.2.0", flags=("-O3", "-std=c++17")
+            ),
             entries=tuple(_entry(config) for config in configs or (_base(),)),
             rejected=(RejectedEntry(name="sm90a_cutlass_bad", error="error: static assertion failed"),),
         )
         return replace(manifest, **changes)
 
     return make
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run of the command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def gemmill(capsys: pytest.CaptureFixture) -> Callable[..., Outcome]:
+    """Run the `gemmill` command in this process."""
+
+    def run(*arguments: object) -> Outcome:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Outcome(code=exit_.value.code, out=captured.out, err=captured.err)
+
+    return run
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of builds and cache, which settings.home() names."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("GEMMILL_HOME", str(folder))
+    monkeypatch.delenv("GEMMILL_BUILD", raising=False)
+    return folder
+
+
+@pytest.fixture
+def put_build(home: Path, make_manifest: Callable[..., Manifest]) -> Callable[..., Manifest]:
+    """Put a build of the given configs into `home`; its extension holds no code."""
+
+    def put(*configs: KernelConfig, content: bytes = b"not loaded", **changes: object) -> Manifest:
+        manifest = make_manifest(*configs, extension_sha256=hashlib.sha256(content).hexdigest(), **changes)
+        folder = home / "builds" / manifest.build_id
+        folder.mkdir(parents=True)
+        (folder / manifest.extension).write_bytes(content)
+        write_manifest(manifest, folder / "manifest.json")
+        return manifest
+
+    return put

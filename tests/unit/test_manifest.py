@@ -134,7 +134,9 @@ def test_truncated(written, percent) -> None:
 def test_bytes_that_are_not_text(written) -> None:
     _, path = written
     path.write_bytes(b"\x7fELF\xff\xfe")
-    with pytest.raises(ManifestError, match=r"is not a readable manifest .*utf-8.*: delete its folder and run `gemmill build`"):
+    with pytest.raises(
+        ManifestError, match=r"is not a readable manifest .*utf-8.*: delete its folder and run `gemmill build`"
+    ):
         read_manifest(path)
 
 
@@ -147,7 +149,10 @@ def test_other_json(written, data) -> None:
 def test_another_schema_version(written, version) -> None:
     data, path = written
     text = refusal(data | {"schema_version": version}, path)
-    assert text == f" has schema version {version!r}, this gemmill reads {SCHEMA_VERSION}: build again with `gemmill build`"
+    assert (
+        text
+        == f" has schema version {version!r}, this gemmill reads {SCHEMA_VERSION}: build again with `gemmill build`"
+    )
 
 
 def test_another_schema_version_is_told_before_anything_else(written) -> None:
@@ -191,13 +196,21 @@ def test_a_value_of_another_type(written, kind: type, field: str, value: Any) ->
         (["entries", 0], [], "manifest.entries[0] is list, expected an object"),
         (["entries", 0, "sass"], [], "manifest.entries[0].sass is list, expected an object"),
         (["entries", 0, "sass", "QGMMA"], 0.5, "manifest.entries[0].sass.QGMMA is float 0.5, expected int"),
-        (["entries", 0, "config", "schedule", "stages"], "3", "manifest.entries[0].config.schedule.stages is str '3', expected int"),
+        (
+            ["entries", 0, "config", "schedule", "stages"],
+            "3",
+            "manifest.entries[0].config.schedule.stages is str '3', expected int",
+        ),
         (
             ["entries", 0, "config", "schedule", "tile_shape_mnk"],
             [128, 128],
             "manifest.entries[0].config.schedule.tile_shape_mnk has 2 items, expected 3",
         ),
-        (["entries", 0, "config", "arch"], "sm70", "manifest.entries[0].config.arch is 'sm70', expected one of sm90a, sm100a, sm120a"),
+        (
+            ["entries", 0, "config", "arch"],
+            "sm70",
+            "manifest.entries[0].config.arch is 'sm70', expected one of sm90a, sm100a, sm120a",
+        ),
         (
             ["entries", 0, "config", "problem", "group_size"],
             128,

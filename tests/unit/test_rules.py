@@ -18,7 +18,22 @@ from gemmill.vocab import (
 )
 
 FALLBACK = {"kernel_schedule": KernelSchedule.MMA_SYNC}
-GROUPED = {"a_scale": ScaleGranularity.GROUP, "b_scale": ScaleGranularity.BLOCK, "group_size": 128, "scale_layout": ScaleLayout.K_MAJOR}
+GROUPED = {
+    "a_scale": ScaleGranularity.GROUP,
+    "b_scale": ScaleGranularity.BLOCK,
+    "group_size": 128,
+    "scale_layout": ScaleLayout.K_MAJOR,
+}
+SPLIT_K = {
+    "tile_scheduler": TileScheduler.SPLIT_K,
+    "kernel_schedule": KernelSchedule.BASIC,
+    "tile_shape_mnk": (64, 16, 256),
+    "swap_ab": True,
+    "stages": 4,
+}
+SPLIT_K_TAKES = (
+    "split_k takes swap_ab, a number of stages, and a cluster of 1x1x1 (its clusters are made of the splits)"
+)
 
 EXAMPLES = [
     ("backend_is_built", {"backend": Backend.CUTEDSL}, "backend cutedsl is reserved: no kernel of it exists yet"),
@@ -93,21 +108,39 @@ EXAMPLES = [
         {"tile_scheduler": TileScheduler.STREAM_K, "kernel_schedule": KernelSchedule.PINGPONG},
         "streamk runs with the cooperative schedule, not pingpong",
     ),
+    (
+        "scheduler_fits_schedule",
+        SPLIT_K | {"kernel_schedule": KernelSchedule.PINGPONG},
+        "splitk runs with the cooperative or basic schedule, not pingpong",
+    ),
     ("launch_settings", {"swizzle": 3}, "swizzle 3 is not 1, 2, 4 or 8"),
+    ("split_k", SPLIT_K | {"swap_ab": False}, SPLIT_K_TAKES),
+    ("split_k", SPLIT_K | {"stages": None}, SPLIT_K_TAKES),
+    ("split_k", SPLIT_K | {"cluster_shape_mnk": (2, 1, 1)}, SPLIT_K_TAKES),
+    (
+        "split_k",
+        SPLIT_K | {"tile_shape_mnk": (128, 16, 256)},
+        "128 columns of B are 2 consumer groups, basic has 1",
+    ),
     (
         "launch_settings",
         {"splits": 2},
-        "splits=2 with the persistent scheduler: split_k takes 2 or more (or 0), the others 1",
+        "splits=2 with the persistent scheduler: split_k takes 1 to 8, the others 1",
     ),
     (
         "launch_settings",
-        {"tile_scheduler": TileScheduler.SPLIT_K},
-        "splits=1 with the splitk scheduler: split_k takes 2 or more (or 0), the others 1",
+        SPLIT_K | {"splits": 0},
+        "splits=0 with the splitk scheduler: split_k takes 1 to 8, the others 1",
     ),
     (
         "launch_settings",
-        {"tile_scheduler": TileScheduler.SPLIT_K, "splits": -2},
-        "splits=-2 with the splitk scheduler: split_k takes 2 or more (or 0), the others 1",
+        SPLIT_K | {"splits": 9},
+        "splits=9 with the splitk scheduler: split_k takes 1 to 8, the others 1",
+    ),
+    (
+        "launch_settings",
+        SPLIT_K | {"swizzle": 2},
+        "split_k walks tiles in one order: raster order and swizzle do not apply",
     ),
     (
         "launch_settings",
@@ -141,7 +174,9 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "changes", "reason"), EXAMPLES, ids=[f"{rule}-{i}" for i, (rule, _, _) in enumerate(EXAMPLES)])
+@pytest.mark.parametrize(
+    ("rule", "changes", "reason"), EXAMPLES, ids=[f"{rule}-{i}" for i, (rule, _, _) in enumerate(EXAMPLES)]
+)
 def test_rule_rejects_its_example(make_config, rule: str, changes: dict, reason: str) -> None:
     config = make_config(**changes)
     status = check(config)
@@ -168,7 +203,8 @@ def test_every_rule_states_its_hardware_reason(rule) -> None:
         {"out_dtype": DType.F16, "accumulation": Accumulation.PROMOTED},
         {"tile_shape_mnk": (64, 16, 256), "kernel_schedule": KernelSchedule.PINGPONG, "swap_ab": True},
         {"tile_shape_mnk": (128, 256, 128), "cluster_shape_mnk": (2, 4, 1)},
-        {"tile_scheduler": TileScheduler.SPLIT_K, "splits": 0},
+        SPLIT_K,
+        SPLIT_K | {"splits": 8},
         {"stages": 6},
         {"arch": Arch.SM100A, "cluster_shape_mnk": (2, 1, 1)},
         FALLBACK,

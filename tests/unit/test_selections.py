@@ -33,8 +33,12 @@ def test_the_same_selection_comes_in_the_same_order() -> None:
 @pytest.mark.parametrize("name", ["smoke", "default"])
 def test_every_call_has_a_variant_without_alignment(name: str) -> None:
     """K, N and M of any size, with each operand type, result type, op and zero point."""
-    fallback = [p for p in map(predicate_of, select(name).configs) if p.alignment_a == p.alignment_b == p.alignment_d == 1]
-    served = {(op, p.a_dtype, p.out_dtype, azp) for p in fallback if p.bias and p.min_k == 0 for op in p.ops for azp in p.azp}
+    fallback = [
+        p for p in map(predicate_of, select(name).configs) if p.alignment_a == p.alignment_b == p.alignment_d == 1
+    ]
+    served = {
+        (op, p.a_dtype, p.out_dtype, azp) for p in fallback if p.bias and p.min_k == 0 for op in p.ops for azp in p.azp
+    }
     for out in (DType.BF16, DType.F16):
         assert {(SCALED_MM, DType.E4M3, out, "none"), (SCALED_MM, DType.S8, out, "none")} <= served
         assert {(SCALED_MM_AZP, DType.S8, out, "row"), (SCALED_MM_AZP, DType.S8, out, "token")} <= served

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 
 from gemmill.space.config import ACCUMULATOR_OF, KernelConfig, Launch, Problem, Schedule
-from gemmill.vocab import DType, KernelSchedule, RasterOrder, ScaleGranularity, ScaleLayout, TileScheduler
+from gemmill.vocab import DType, KernelSchedule, RasterOrder, ScaleGranularity, ScaleLayout
 
 GROUPS = {"a_scale": ScaleGranularity.GROUP, "b_scale": ScaleGranularity.BLOCK}
 
@@ -67,11 +67,6 @@ def test_launch_settings_cost_no_compilation(make_config, launch) -> None:
     assert {f.name for f in fields(Launch)} == {"raster_order", "swizzle", "splits"}
     assert make_config(**launch) != make_config()
     assert make_config(**launch).compiled == make_config().compiled == make_config()
-
-
-def test_split_k_runs_stream_k_code(make_config) -> None:
-    split = make_config(tile_scheduler=TileScheduler.SPLIT_K, splits=4)
-    assert split.compiled == make_config(tile_scheduler=TileScheduler.STREAM_K)
 
 
 def test_compiled_changes_nothing_else(make_config) -> None:

@@ -71,6 +71,10 @@ class Build:
         """Pin a row for the calling thread (-1: none) and return the one pinned before."""
         return self._library.gemmill_pin(row)
 
+    def assume_constant_weights(self, assumed: bool) -> None:
+        """Let kernels read b before earlier kernels have ended, or not."""
+        self._library.gemmill_set_constant_weights(int(assumed))
+
     def choose(self, call: ProblemCall, sm_count: int) -> tuple[int, Trust]:
         """The extension's own choice for a call: index of the row, or -1."""
         choice = _Choice()

@@ -18,6 +18,7 @@ from gemmill.vocab import Arch
 _lock = threading.RLock()
 _loaded: dict[Path, Build] = {}
 _active: Build | None = None
+_constant_weights = settings.constant_weights()
 _served: dict[str, int | None] = {}
 """Namespaces whose ops have the active build's kernels, with its registration; None while there is no active build."""
 _libraries: list[torch.library.Library] = []
@@ -37,6 +38,7 @@ def load(build: str | Path | None = None) -> Build:
         folder = _folder_of(build)
         if folder not in _loaded:
             loaded = Build(folder)
+            loaded.assume_constant_weights(_constant_weights)
             _define(f"{NAMESPACE}_{loaded.build_id}")
             loaded.register(f"{NAMESPACE}_{loaded.build_id}")
             _loaded[folder] = loaded
@@ -116,6 +118,22 @@ def use_variant(name: str) -> Iterator[KernelEntry]:
         yield build.table.entries[rows[0]]
     finally:
         build.pin(before)
+
+
+def assume_constant_weights(assumed: bool = True) -> None:
+    """Promise that no kernel still under way writes the `b` of a GEMM; kernels for few rows then read it early.
+
+    Under programmatic dependent launch a kernel begins while its predecessors drain. With this promise it loads its
+    weights in that time, which in a chain of GEMMs hides most of the latency that decoding consists of. It holds for
+    the weights of a model that serves, and for any `b` written by ordinary kernels; it does not for a `b` written
+    by a kernel that itself lets its successors start early and is still writing. Off by default; also
+    GEMMILL_CONSTANT_WEIGHTS=1.
+    """
+    global _constant_weights
+    with _lock:
+        _constant_weights = assumed
+        for build in _loaded.values():
+            build.assume_constant_weights(assumed)
 
 
 def _schema(op: str) -> OpSchema:

@@ -27,6 +27,7 @@ struct gemmill_scaled_mm_args {
   int32_t device;
   int32_t sm_count;
   int32_t programmatic_launch;  // whether the kernel may start while its predecessor drains
+  int32_t constant_weights;     // whether b may be read before the predecessor has ended
 };
 
 // Enqueues one GEMM. Returns 0, a cudaError_t, or GEMMILL_CANNOT_IMPLEMENT; never throws, never synchronises.

@@ -7,7 +7,8 @@
 //
 // Time goes to reading the weights. While the kernel before this one still runs, the weights' first slices are already
 // being fetched into L2, which is safe whoever writes them: L2 is where all of them meet. Nothing is read before the
-// predecessor has ended.
+// predecessor has ended, unless the caller has said that weights are constant: then every stage of them is loaded early,
+// and in a chain of such kernels the memory is never idle.
 #pragma once
 
 #include <climits>
@@ -44,7 +45,7 @@ struct SplitKMm {
   static constexpr int kWeightBytes = tile_n * tile_k;
   static constexpr int kTokenBytes = tile_m * tile_k;
   static constexpr int kPitch = tile_n + 4;  // of a row of partial sums: 16-byte rows, banks apart
-  static constexpr int kPrefetchBytes = 128 * 1024;
+  static constexpr int kPrefetchBytes = 32 * 1024;  // more delays the loads themselves (H200, 2026-11-20)
 
   static_assert(sizeof(Element) == 1, "operands are one byte wide");
   static_assert(tile_n % 64 == 0, "a consumer group multiplies 64 columns of B");
@@ -58,6 +59,7 @@ struct SplitKMm {
     Output* d;
     int64_t ldd;
     int32_t m, n, k;
+    bool constant_weights;
   };
 
   struct alignas(1024) SharedStorage {
@@ -125,26 +127,45 @@ struct SplitKMm {
 
  private:
   __device__ static void produce(Params const& params, SharedStorage& storage, Slice const& slice, int n0, int m0) {
-    int const ahead = min(slice.count, kPrefetchBytes / kWeightBytes);
-    for (int t = 0; t < ahead; ++t) {
-      for (int s = 0; s < kSlabs; ++s) {
-        cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&params.weights, (slice.first + t) * tile_k + s * kSlab, n0);
+    // Weights that nobody writes need not wait for the predecessor: all stages are under way before it ends.
+    int const early = min(slice.count, stages);
+    if (params.constant_weights) {
+      for (int t = 0; t < early; ++t) load_weights(params, storage, slice.first, t, n0);
+    } else {
+      int const ahead = min(slice.count, kPrefetchBytes / kWeightBytes);
+      for (int t = 0; t < ahead; ++t) {
+        for (int s = 0; s < kSlabs; ++s) {
+          cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&params.weights, (slice.first + t) * tile_k + s * kSlab, n0);
+        }
       }
     }
     cutlass::arch::wait_on_dependent_grids();
     for (int t = 0; t < slice.count; ++t) {
-      int const stage = t % stages;
-      storage.empty[stage].wait(((t / stages) & 1) ^ 1);
-      auto& full = storage.full[stage];
-      full.arrive_and_expect_tx(kWeightBytes + kTokenBytes);
-      auto* barrier = reinterpret_cast<uint64_t*>(&full);
-      for (int s = 0; s < kSlabs; ++s) {
-        int const k = (slice.first + t) * tile_k + s * kSlab;
-        cute::SM90_TMA_LOAD_2D::copy(&params.weights, barrier, static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
-                                     storage.weights[stage] + s * tile_n * kSlab, k, n0);
-        cute::SM90_TMA_LOAD_2D::copy(&params.tokens, barrier, static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                     storage.tokens[stage] + s * tile_m * kSlab, k, m0);
+      if (t >= early || !params.constant_weights) {
+        storage.empty[t % stages].wait(((t / stages) & 1) ^ 1);
+        load_weights(params, storage, slice.first, t, n0);
       }
+      load_tokens(params, storage, slice.first, t, m0);
+    }
+  }
+
+  // Also announces the tokens' bytes, which are on their way next.
+  __device__ static void load_weights(Params const& params, SharedStorage& storage, int first, int t, int n0) {
+    int const stage = t % stages;
+    storage.full[stage].arrive_and_expect_tx(kWeightBytes + kTokenBytes);
+    for (int s = 0; s < kSlabs; ++s) {
+      cute::SM90_TMA_LOAD_2D::copy(&params.weights, reinterpret_cast<uint64_t*>(&storage.full[stage]),
+                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
+                                   storage.weights[stage] + s * tile_n * kSlab, (first + t) * tile_k + s * kSlab, n0);
+    }
+  }
+
+  __device__ static void load_tokens(Params const& params, SharedStorage& storage, int first, int t, int m0) {
+    int const stage = t % stages;
+    for (int s = 0; s < kSlabs; ++s) {
+      cute::SM90_TMA_LOAD_2D::copy(&params.tokens, reinterpret_cast<uint64_t*>(&storage.full[stage]),
+                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
+                                   storage.tokens[stage] + s * tile_m * kSlab, (first + t) * tile_k + s * kSlab, m0);
     }
   }
 
@@ -282,7 +303,8 @@ template <class Kernel, auto entry>
 int32_t launch_split_k(gemmill_scaled_mm_args const& x, void* stream) {
   constexpr int tile_n = Kernel::kTileN, tile_m = Kernel::kTileM;
   if (cudaError_t error = allow_shared_memory<entry>(x.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
-  typename Kernel::Params params{{}, {}, EpilogueVectors(x), static_cast<typename Kernel::Output*>(x.d), x.ldd, x.m, x.n, x.k};
+  typename Kernel::Params params{{}, {}, EpilogueVectors(x), static_cast<typename Kernel::Output*>(x.d), x.ldd, x.m, x.n, x.k,
+                                 x.constant_weights != 0};
   if (describe_operand(params.weights, x.b, x.n, x.k, x.ldb, tile_n) != CUDA_SUCCESS ||
       describe_operand(params.tokens, x.a, x.m, x.k, x.lda, tile_m) != CUDA_SUCCESS) {
     return GEMMILL_CANNOT_IMPLEMENT;

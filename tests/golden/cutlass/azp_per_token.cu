@@ -6,7 +6,8 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "gemmill/epilogue.cuh"
-#include "gemmill/launch.cuh"
+#include "gemmill/stream_k.cuh"
+#include "gemmill/universal.cuh"
 
 namespace sm90a_cutlass_s8_s8_s32_f16_scaledazppertoken_channel_t128x128x128_c2x1x1_pingpong_exact_persistent_ab_sauto_a16b16d8 {
 
@@ -89,7 +90,7 @@ gemmill_sm90a_cutlass_s8_s8_s32_f16_scaledazppertoken_channel_t128x128x128_c2x1x
 }
 
 extern "C" int32_t gemmill_sm90a_cutlass_s8_s8_s32_f16_scaledazppertoken_channel_t128x128x128_c2x1x1_pingpong_exact_persistent_ab_sauto_a16b16d8(gemmill_scaled_mm_args const* x, void* stream) {
-  return gemmill::launch<Kernel>(reinterpret_cast<void const*>(&gemmill_sm90a_cutlass_s8_s8_s32_f16_scaledazppertoken_channel_t128x128x128_c2x1x1_pingpong_exact_persistent_ab_sauto_a16b16d8_kernel), arguments(*x), *x, stream);
+  return gemmill::launch<Kernel, &gemmill_sm90a_cutlass_s8_s8_s32_f16_scaledazppertoken_channel_t128x128x128_c2x1x1_pingpong_exact_persistent_ab_sauto_a16b16d8_kernel>(arguments(*x), *x, stream);
 }
 
 extern "C" int64_t gemmill_sm90a_cutlass_s8_s8_s32_f16_scaledazppertoken_channel_t128x128x128_c2x1x1_pingpong_exact_persistent_ab_sauto_a16b16d8_workspace(gemmill_scaled_mm_args const* x) {

@@ -6,7 +6,8 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "gemmill/epilogue.cuh"
-#include "gemmill/launch.cuh"
+#include "gemmill/stream_k.cuh"
+#include "gemmill/universal.cuh"
 
 namespace sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t64x128x128_c1x2x1_pingpong_promoted_persistent_ab_s4_a16b16d8 {
 
@@ -81,7 +82,7 @@ gemmill_sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t64x128x128_c1x2x1_pingpo
 }
 
 extern "C" int32_t gemmill_sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t64x128x128_c1x2x1_pingpong_promoted_persistent_ab_s4_a16b16d8(gemmill_scaled_mm_args const* x, void* stream) {
-  return gemmill::launch<Kernel>(reinterpret_cast<void const*>(&gemmill_sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t64x128x128_c1x2x1_pingpong_promoted_persistent_ab_s4_a16b16d8_kernel), arguments(*x), *x, stream);
+  return gemmill::launch<Kernel, &gemmill_sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t64x128x128_c1x2x1_pingpong_promoted_persistent_ab_s4_a16b16d8_kernel>(arguments(*x), *x, stream);
 }
 
 extern "C" int64_t gemmill_sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t64x128x128_c1x2x1_pingpong_promoted_persistent_ab_s4_a16b16d8_workspace(gemmill_scaled_mm_args const* x) {

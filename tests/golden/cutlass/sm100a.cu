@@ -6,7 +6,8 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "gemmill/epilogue.cuh"
-#include "gemmill/launch.cuh"
+#include "gemmill/stream_k.cuh"
+#include "gemmill/universal.cuh"
 
 namespace sm100a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8 {
 
@@ -82,7 +83,7 @@ gemmill_sm100a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1
 }
 
 extern "C" int32_t gemmill_sm100a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8(gemmill_scaled_mm_args const* x, void* stream) {
-  return gemmill::launch<Kernel>(reinterpret_cast<void const*>(&gemmill_sm100a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8_kernel), arguments(*x), *x, stream);
+  return gemmill::launch<Kernel, &gemmill_sm100a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8_kernel>(arguments(*x), *x, stream);
 }
 
 extern "C" int64_t gemmill_sm100a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8_workspace(gemmill_scaled_mm_args const* x) {

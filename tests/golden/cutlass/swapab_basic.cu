@@ -6,7 +6,8 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "gemmill/epilogue.cuh"
-#include "gemmill/launch.cuh"
+#include "gemmill/stream_k.cuh"
+#include "gemmill/universal.cuh"
 
 namespace sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8 {
 
@@ -83,7 +84,7 @@ gemmill_sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_
 }
 
 extern "C" int32_t gemmill_sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8(gemmill_scaled_mm_args const* x, void* stream) {
-  return gemmill::launch<Kernel>(reinterpret_cast<void const*>(&gemmill_sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8_kernel), arguments(*x), *x, stream);
+  return gemmill::launch<Kernel, &gemmill_sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8_kernel>(arguments(*x), *x, stream);
 }
 
 extern "C" int64_t gemmill_sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8_workspace(gemmill_scaled_mm_args const* x) {

@@ -6,7 +6,8 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "gemmill/epilogue.cuh"
-#include "gemmill/launch.cuh"
+#include "gemmill/stream_k.cuh"
+#include "gemmill/universal.cuh"
 
 namespace sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x16x128_c1x1x1_cooperative_fast_streamk_swapab_sauto_a16b16d8 {
 
@@ -52,7 +53,7 @@ using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder
     cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8FastAccum>::CollectiveOp;
 
 using Kernel = cutlass::gemm::kernel::GemmUniversal<
-    Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue, cutlass::gemm::StreamKScheduler>;
+    Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue, gemmill::StreamKScheduler>;
 
 typename Kernel::Arguments arguments(gemmill_scaled_mm_args const& x) {
   auto [m, n] = std::pair(x.n, x.m);
@@ -88,7 +89,7 @@ gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x16x128_c1x1x1_c
 }
 
 extern "C" int32_t gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x16x128_c1x1x1_cooperative_fast_streamk_swapab_sauto_a16b16d8(gemmill_scaled_mm_args const* x, void* stream) {
-  return gemmill::launch<Kernel>(reinterpret_cast<void const*>(&gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x16x128_c1x1x1_cooperative_fast_streamk_swapab_sauto_a16b16d8_kernel), arguments(*x), *x, stream);
+  return gemmill::launch<Kernel, &gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x16x128_c1x1x1_cooperative_fast_streamk_swapab_sauto_a16b16d8_kernel>(arguments(*x), *x, stream);
 }
 
 extern "C" int64_t gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x16x128_c1x1x1_cooperative_fast_streamk_swapab_sauto_a16b16d8_workspace(gemmill_scaled_mm_args const* x) {

@@ -1,0 +1,5 @@
+"""`python -m gemmill` is the `gemmill` command."""
+
+from gemmill.cli import main
+
+main()

@@ -1,0 +1,37 @@
+"""What cuobjdump says about a finished extension."""
+
+import re
+import subprocess
+from pathlib import Path
+
+from gemmill.build.errors import BuildError
+
+_ELF = re.compile(r"^ELF file\s+\d+: .*\.(sm_\w+)\.cubin$", re.MULTILINE)
+
+
+def architectures(extension: Path, cuobjdump: Path) -> tuple[str, ...]:
+    """The architectures that an extension holds machine code for, as `sm_90a`. Raises BuildError."""
+    return tuple(sorted(set(_ELF.findall(_output([cuobjdump, "--list-elf", extension])))))
+
+
+def disassemble(extension: Path, cuobjdump: Path, symbol: str) -> str:
+    """SASS of the kernel that the launch function `symbol` starts. Raises BuildError."""
+    text = _output([cuobjdump, "--dump-sass", "--function", f"{symbol}_kernel", extension])
+    if f"{symbol}_kernel" not in text:
+        raise BuildError(
+            f"{extension} has no kernel {symbol}_kernel: it was built from other sources, run `gemmill build`"
+        )
+    return text
+
+
+def _output(command: list[str | Path]) -> str:
+    try:
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(
+            f"{command[0]} cannot be run ({error.strerror}): name another toolkit with GEMMILL_CUDA_HOME"
+        ) from None
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        raise BuildError(f"{Path(command[0]).name} failed on {command[-1]}: {lines[0]}")
+    return done.stdout

@@ -1,0 +1,54 @@
+"""`gemmill generate`: emitted sources as files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmill.cli import options as o
+from gemmill.cli import variants
+from gemmill.cli.exits import ExitCode
+from gemmill.vocab import Arch
+
+
+def generate(
+    select: o.SelectOption = "default",
+    arch: o.ArchOption = Arch.SM90A,
+    filters: o.FilterOption = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FOLDER", help="Where the files go, in a folder for each architecture.")
+    ] = Path("emitted"),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a file differs.")] = False,
+) -> None:
+    """Write the CUDA sources of a selection.
+
+    One file a variant. Writes only what differs and removes generated files that are emitted no more. Variants that differ in launch
+    settings alone share a file.
+
+    Examples:
+
+        gemmill generate
+
+        gemmill generate --check
+
+        gemmill generate --select sweep --filter '*streamk*' --out /tmp/sources
+    """
+    from gemmill.build.emitted import compare_folder, emitted_files, update_folder
+
+    files = emitted_files(variants.selection_of(select, arch, filters).configs)
+    difference = compare_folder(files, out)
+    written, removed = ("missing", "stale") if check else ("new", "removed")
+    for word, paths in (
+        (written, [file.path for file in difference.missing]),
+        ("changed", [file.path for file in difference.changed]),
+        (removed, difference.stale),
+    ):
+        for path in paths:
+            typer.echo(f"{word} {out / path}")
+    if check:
+        if difference:
+            typer.echo(f"gemmill: {out} is not what the generator emits; run `gemmill generate`", err=True)
+            raise typer.Exit(ExitCode.CHECK_FAILED)
+    else:
+        update_folder(difference, out)
+    typer.echo(f"{difference.unchanged} of {len(files)} files unchanged in {out}")

@@ -1,0 +1,56 @@
+"""`gemmill list`: the variants of a build or of a selection."""
+
+import typer
+
+from gemmill.cli import options as o
+from gemmill.cli import variants
+from gemmill.cli.output import console, count, entries_table, print_json, size, table
+from gemmill.manifest import Manifest
+from gemmill.space.names import to_name
+from gemmill.space.selections import Selection
+from gemmill.vocab import Arch
+
+
+def list_variants(
+    select: o.MaybeSelectOption = None,
+    arch: o.ArchOption = Arch.SM90A,
+    filters: o.FilterOption = None,
+    build: o.BuildOption = None,
+    as_json: o.JsonOption = False,
+) -> None:
+    """List variants of a build or selection.
+
+    Reads the manifest of the newest build, or with --select enumerates a named set. Loads nothing, needs no GPU.
+
+    Examples:
+
+        gemmill list
+
+        gemmill list --filter a_dtype=s8 --filter kernel_schedule=pingpong
+
+        gemmill list --select sweep --filter '*swapab*' --json
+    """
+    if select is not None:
+        selection = variants.selection_of(select, arch, filters)
+        _print_configs(selection, as_json)
+    else:
+        _print_entries(variants.build_of(build)[1], filters, as_json)
+
+
+def _print_configs(selection: Selection, as_json: bool) -> None:
+    if as_json:
+        print_json([{"name": to_name(config), "config": config} for config in selection.configs])
+        return
+    rows = [(to_name(config),) for config in selection.configs]
+    console().print(table(f"{count(len(rows), 'variant')} of {selection.name} for {selection.arch}", ["name"], rows))
+
+
+def _print_entries(manifest: Manifest, filters: list[str] | None, as_json: bool) -> None:
+    entries = variants.filter_entries(manifest, filters)
+    if as_json:
+        print_json(entries)
+        return
+    title = f"{count(len(entries), 'variant')} in build {manifest.build_id} for {manifest.arch} ({size(manifest.extension_bytes)})"
+    console().print(entries_table(title, entries))
+    for rejected in manifest.rejected:
+        typer.echo(f"not built: {rejected.name}: {rejected.error}", err=True)

@@ -1,0 +1,93 @@
+"""Options that several verbs share, and how their texts become values."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemmill.vocab import Arch
+
+if TYPE_CHECKING:
+    from gemmill.build import BuildOptions
+
+
+def parse_arch(text: str) -> Arch:
+    """`sm90a`, `sm_90a` or `90a`. Raises BadParameter."""
+    if isinstance(text, Arch):
+        return text
+    try:
+        return Arch("sm" + text.lower().removeprefix("sm").removeprefix("_"))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(Arch)}") from None
+
+
+def parse_bytes(text: str) -> int:
+    """`60MB`, `1.5 GiB` or a number of bytes. Raises BadParameter."""
+    units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+    number = text.strip().lower().rstrip("bikmg ")
+    unit = text.strip().lower()[len(number) :].strip()
+    try:
+        size = float(number) * units[unit]
+    except (ValueError, KeyError):
+        raise typer.BadParameter(f"{text!r} is not a size such as 60MB, 1.5GiB or 60000000") from None
+    if not 1 <= size < float("inf"):
+        raise typer.BadParameter(f"{text!r} is not a size of at least one byte")
+    return int(size)
+
+
+ArchOption = Annotated[
+    Arch,
+    typer.Option(
+        "--arch", parser=parse_arch, metavar="ARCH", help="sm90a, sm100a or sm120a; sm_90a and 90a are read too."
+    ),
+]
+SelectOption = Annotated[
+    str, typer.Option("--select", metavar="NAME", help="A named set of variants: smoke, default or sweep.")
+]
+MaybeSelectOption = Annotated[
+    str | None,
+    typer.Option("--select", metavar="NAME", help="Look in this named set (smoke, default, sweep), not in a build."),
+]
+FilterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="PATTERN",
+        help="Keep variants that fit all of these: a field as key=value, a glob over names, or re:REGEX.",
+    ),
+]
+BuildOption = Annotated[
+    str | None,
+    typer.Option("--build", metavar="ID_OR_PATH", help="The build to read; by default GEMMILL_BUILD, else the newest."),
+]
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--home", metavar="FOLDER", help="Folder of builds and cache; by default GEMMILL_HOME, else ~/.cache/gemmill."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs", "-j", min=1, metavar="N", help="Compilers at a time; by default as many as cores and memory allow."
+    ),
+]
+MaxSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-size",
+        parser=parse_bytes,
+        metavar="SIZE",
+        help="Refuse to publish an extension larger than this, such as 60MB.",
+    ),
+]
+
+
+def build_options(
+    *, jobs: int | None, max_size: int | None, home: Path | None, retry_failed: bool = False
+) -> "BuildOptions":
+    """What the user set; the rest is the build's own default."""
+    from gemmill.build import BuildOptions
+
+    return BuildOptions(jobs=jobs, max_size=max_size, home=home, retry_failed=retry_failed)

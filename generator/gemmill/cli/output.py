@@ -1,0 +1,84 @@
+"""How values are printed: tables for people, JSON for scripts."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from gemmill.manifest import KernelEntry
+
+_WIDE = 10_000
+"""Columns of a table that does not go to a terminal: its lines are read by programs, which want them whole."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on the streams as they are now."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        file=stream, width=None if stream.isatty() else _WIDE, highlight=False, soft_wrap=not stream.isatty()
+    )
+
+
+def print_json(value: Any) -> None:
+    """Print a value of dataclasses, enums, paths and JSON types."""
+    json.dump(value, sys.stdout, indent=2, default=_plain)
+    sys.stdout.write("\n")
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[str] = ()) -> Table:
+    """A plain table; columns named in `right` are aligned to the right."""
+    result = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        result.add_column(
+            column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in right
+        )
+    for row in rows:
+        result.add_row(*(str(cell) for cell in row))
+    return result
+
+
+def entries_table(title: str, entries: Iterable[KernelEntry]) -> Table:
+    """What compiling each variant gave and cost."""
+    columns = ("name", "registers", "spills", "code", "compile")
+    rows = [(e.name, e.registers, size(e.spill_bytes), size(e.code_bytes), seconds(e.compile_seconds)) for e in entries]
+    return table(title, columns, rows, right=columns[1:])
+
+
+def count(number: int, noun: str) -> str:
+    """1 variant, 2 variants."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def seconds(value: float) -> str:
+    """38 s, 2 min 05 s, 1 h 20 min."""
+    whole = round(value)
+    if whole < 60:
+        return f"{value:.1f} s" if value < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def size(value: float) -> str:
+    """512 B, 20.5 kB, 1.2 MB, 3.5 GB."""
+    for unit, power in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if value >= power:
+            return f"{value / power:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")

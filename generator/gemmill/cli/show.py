@@ -1,0 +1,100 @@
+"""`gemmill show`: everything known about one variant."""
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from gemmill.cli import options as o
+from gemmill.cli import variants
+from gemmill.cli.exits import UsageError
+from gemmill.cli.output import console, print_json, seconds, size, table
+from gemmill.cli.variants import Variant
+from gemmill.manifest import check_extension
+from gemmill.space.filters import fields_of
+from gemmill.vocab import Arch
+
+
+def show(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A variant's name, or a glob that fits one variant only.")
+    ],
+    source: Annotated[bool, typer.Option("--source", help="Print the emitted CUDA source.")] = False,
+    sass: Annotated[
+        bool, typer.Option("--sass", help="Print the machine code, from the built extension (needs cuobjdump).")
+    ] = False,
+    select: o.MaybeSelectOption = None,
+    arch: o.ArchOption = Arch.SM90A,
+    build: o.BuildOption = None,
+    as_json: o.JsonOption = False,
+) -> None:
+    """Show all that is known about a variant.
+
+    Its config, the calls that it takes, and as compiled: registers, spills, size, instructions.
+
+    A name that is in no build is shown as far as it can be without compiling: config, rules and source.
+
+    Examples:
+
+        gemmill show "*t64x16x256*_k4"
+
+        gemmill show NAME --source > kernel.cu
+
+        gemmill show NAME --sass | grep QGMMA
+    """
+    variant = variants.variant_of(name, select, arch, build)
+    if source:
+        from gemmill.emit import emit
+
+        typer.echo(emit(variant.config).text, nl=False)
+    if sass:
+        typer.echo(_sass(variant), nl=False)
+    if source or sass:
+        return
+    if as_json:
+        print_json({"name": variant.name, "config": variant.config, "rule": variant.status, "entry": variant.entry})
+        return
+    _print_variant(variant)
+
+
+def _sass(variant: Variant) -> str:
+    from gemmill.build import find_toolchain
+    from gemmill.build.sass import disassemble
+
+    if variant.entry is None or variant.folder is None or variant.manifest is None:
+        raise UsageError(
+            f"{variant.name} is not in a build: `gemmill build --filter {variant.name}` makes one that has its machine code"
+        )
+    extension = check_extension(variant.manifest, variant.folder)
+    return disassemble(extension, find_toolchain().cuobjdump, variant.entry.symbol)
+
+
+def _print_variant(variant: Variant) -> None:
+    out = console()
+    out.print(variant.name, markup=False)
+    out.print(table("config", ["field", "value"], fields_of(variant.config).items()))
+    if not variant.status:
+        out.print(f"kept out by rule {variant.status.rule}: {variant.status.reason}", markup=False)
+    entry = variant.entry
+    if entry is None or variant.manifest is None:
+        out.print("not in a build")
+        return
+    predicate = entry.predicate
+    rows = [(field.name, _words(getattr(predicate, field.name))) for field in dataclasses.fields(predicate)]
+    out.print(table("calls that it takes", ["field", "value"], rows))
+    facts: list[tuple[str, object]] = [
+        ("build", variant.manifest.build_id),
+        ("registers a thread", entry.registers),
+        ("spills", size(entry.spill_bytes)),
+        ("machine code", size(entry.code_bytes)),
+        ("compile time", f"{seconds(entry.compile_seconds)} CPU, {size(entry.peak_memory_bytes)} peak"),
+        ("instructions", ", ".join(f"{count} {opcode}" for opcode, count in entry.sass.items())),
+        ("source digest", entry.source_digest[:16]),
+    ]
+    out.print(table("as compiled", ["", "value"], facts))
+
+
+def _words(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(value) if isinstance(value, tuple) else str(value)

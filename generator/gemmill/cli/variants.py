@@ -1,0 +1,113 @@
+"""Finding builds and variants by what a user typed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TypeVar
+
+from gemmill.cli.exits import UsageError
+from gemmill.manifest import KernelEntry, Manifest, ManifestError, read_manifest
+from gemmill.space.config import KernelConfig
+from gemmill.space.filters import apply
+from gemmill.space.names import parse_name, to_name
+from gemmill.space.rules import check
+from gemmill.space.selections import Selection, select
+from gemmill.vocab import Arch, Status
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A variant, and where it is built if it is."""
+
+    name: str
+    config: KernelConfig
+    status: Status
+    """What the rules say."""
+    entry: KernelEntry | None = None
+    manifest: Manifest | None = None
+    folder: Path | None = None
+
+
+def selection_of(name: str, arch: Arch, filters: Sequence[str] | None) -> Selection:
+    """The named selection, filtered. Raises UsageError."""
+    try:
+        return apply(select(name, arch), filters or ())
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def build_of(named: str | None) -> tuple[Path, Manifest]:
+    """The build with this id or path; without one, that of GEMMILL_BUILD, else the newest. Raises ManifestError."""
+    from gemmill import settings
+    from gemmill.runtime.builds import MANIFEST, newest, resolve
+
+    named = named or settings.build()
+    if named is None:
+        return newest(None)
+    folder = resolve(named)
+    return folder, read_manifest(folder / MANIFEST)
+
+
+def filter_entries(manifest: Manifest, filters: Sequence[str] | None) -> list[KernelEntry]:
+    """The entries of a build that match all filters. Raises UsageError."""
+    everything = Selection(
+        name=manifest.selection,
+        arch=Arch(manifest.arch),
+        configs=tuple(e.config for e in manifest.entries),
+        rejections=(),
+    )
+    try:
+        kept = set(apply(everything, filters or ()).configs)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return [entry for entry in manifest.entries if entry.config in kept]
+
+
+def variant_of(wanted: str, selection: str | None, arch: Arch, build: str | None) -> Variant:
+    """The one variant that a name or glob means: in a build, else in a selection, else as the name says.
+
+    Raises UsageError, and ManifestError where a build is named and cannot be read.
+    """
+    if selection is not None:
+        config = _only(
+            wanted, [(to_name(c), c) for c in selection_of(selection, arch, None).configs], f"selection {selection!r}"
+        )
+        return Variant(name=to_name(config), config=config, status=check(config))
+    try:
+        folder, manifest = build_of(build)
+    except ManifestError:
+        if build is not None:
+            raise
+        return _by_name(wanted, "there is no build")
+    if not _is_glob(wanted) and wanted not in (entry.name for entry in manifest.entries):
+        return _by_name(wanted, f"build {manifest.build_id} has no such variant")
+    entry = _only(wanted, [(e.name, e) for e in manifest.entries], f"build {manifest.build_id}")
+    return Variant(
+        name=entry.name, config=entry.config, status=check(entry.config), entry=entry, manifest=manifest, folder=folder
+    )
+
+
+def _by_name(name: str, why: str) -> Variant:
+    try:
+        config = parse_name(name)
+    except ValueError as error:
+        raise UsageError(f"{why}, and {error}; `gemmill list` and `gemmill list --select sweep` print names") from None
+    return Variant(name=name, config=config, status=check(config))
+
+
+def _is_glob(text: str) -> bool:
+    return any(character in text for character in "*?[")
+
+
+def _only(wanted: str, named: list[tuple[str, T]], where: str) -> T:
+    found = [(name, value) for name, value in named if name == wanted or fnmatchcase(name, wanted)]
+    if len(found) == 1:
+        return found[0][1]
+    if not found:
+        raise UsageError(f"no variant of {where} is called {wanted}; `gemmill list` prints names")
+    raise UsageError(
+        f"{len(found)} variants of {where} match {wanted}, for example {found[0][0]} and {found[1][0]}: name one"
+    )

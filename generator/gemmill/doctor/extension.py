@@ -1,0 +1,155 @@
+"""Whether the builds on this machine can be loaded, judged from their files before anything loads them."""
+
+import ctypes
+import importlib.metadata
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+from gemmill import settings
+from gemmill.build import BuildError, find_toolchain
+from gemmill.build.sass import architectures
+from gemmill.doctor.elf import ElfError, Library, read_library
+from gemmill.doctor.finding import Finding, State
+from gemmill.doctor.machine import driver_cuda
+from gemmill.manifest import Manifest, ManifestError, check_extension, read_manifest
+from gemmill.runtime.builds import MANIFEST, find_builds, resolve
+
+_SHOWN = 5
+
+
+def examine_builds() -> Iterator[Finding]:
+    """All builds, and in full the one that would be loaded."""
+    try:
+        folders = find_builds()
+        named = settings.build()
+        chosen = resolve(named) if named else next(iter(folders), None)
+    except ManifestError as error:
+        yield Finding(
+            subject="build", state=State.PROBLEM, found=str(error), advice="correct GEMMILL_BUILD, or unset it"
+        )
+        return
+    yield Finding(subject="home", state=State.OK, found=f"{settings.home()}, {len(folders)} builds")
+    if chosen is None:
+        yield Finding(subject="build", state=State.NOTE, found="none", advice="gemmill build --select smoke")
+        return
+    yield from examine_build(chosen)
+
+
+def examine_build(folder: Path) -> Iterator[Finding]:
+    """One build: manifest, bytes, torch, symbols, machine code, driver."""
+    try:
+        manifest = read_manifest(folder / MANIFEST)
+        extension = check_extension(manifest, folder)
+    except ManifestError as error:
+        yield Finding(subject="build", state=State.PROBLEM, found=str(error), advice="gemmill build")
+        return
+    found = (
+        f"{manifest.build_id} for {manifest.arch}, {len(manifest.entries)} variants of {manifest.selection} ({folder})"
+    )
+    yield Finding(subject="build", state=State.OK, found=found)
+    yield from examine_symbols(extension)
+    yield from _examine_code(manifest, extension)
+    yield from _examine_cuda(manifest)
+
+
+def examine_symbols(extension: Path) -> Iterator[Finding]:
+    """The symbols that an extension needs against those that torch's and the system's libraries define."""
+    try:
+        library = read_library(extension)
+    except (ElfError, OSError) as error:
+        yield Finding(subject="symbols", state=State.PROBLEM, found=str(error), advice="gemmill build")
+        return
+    folder = torch_libraries()
+    if folder is None:
+        yield Finding(
+            subject="symbols",
+            state=State.PROBLEM,
+            found="torch is not installed: nothing to hold them against",
+            advice="pip install torch",
+        )
+        return
+    missing = sorted(undefined_in(library, folder, library.required))
+    absent = sorted(undefined_in(library, folder, library.optional))
+    if missing:
+        listed = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
+        advice = f"build with this torch ({importlib.metadata.version('torch')}): gemmill build"
+        yield Finding(
+            subject="symbols",
+            state=State.PROBLEM,
+            found=f"{len(missing)} of {len(library.required)} are not defined: {listed}",
+            advice=advice,
+        )
+    else:
+        yield Finding(
+            subject="symbols",
+            state=State.OK,
+            found=f"all {len(library.required)} are defined by {', '.join(library.needed)}",
+        )
+    torch_absent = [name for name in absent if "torch" in name]
+    if torch_absent:
+        yield Finding(
+            subject="optional symbols",
+            state=State.NOTE,
+            found=f"not in this torch: {', '.join(torch_absent)}",
+            advice="a CPU-only torch has no CUDA streams",
+        )
+
+
+def torch_libraries() -> Path | None:
+    """The folder of the installed torch's libraries, found without importing it."""
+    spec = importlib.util.find_spec("torch")
+    folders = [Path(place) / "lib" for place in (spec.submodule_search_locations or ())] if spec else []
+    return next((folder for folder in folders if folder.is_dir()), None)
+
+
+def undefined_in(library: Library, torch_lib: Path, symbols: frozenset[str]) -> set[str]:
+    """Those of `symbols` that neither torch's libraries nor the system's, as far as the library asks for them, define."""
+    left = set(symbols)
+    for name in dict.fromkeys([*library.needed, "libtorch_cuda.so"]):
+        path = torch_lib / name
+        if path.is_file():
+            left -= read_library(path).defined
+        else:
+            left = {symbol for symbol in left if not _system_defines(name, symbol)}
+    return left
+
+
+def _system_defines(library: str, symbol: str) -> bool:
+    try:
+        return hasattr(ctypes.CDLL(library), symbol)
+    except OSError:
+        return False
+
+
+def _examine_code(manifest: Manifest, extension: Path) -> Iterator[Finding]:
+    expected = manifest.arch.replace("sm", "sm_", 1)
+    try:
+        found = architectures(extension, find_toolchain().cuobjdump)
+    except BuildError as error:
+        yield Finding(
+            subject="sass", state=State.NOTE, found=f"not inspected; the manifest says {expected}", advice=str(error)
+        )
+        return
+    if expected in found:
+        yield Finding(subject="sass", state=State.OK, found=f"machine code for {', '.join(found)}")
+    else:
+        text = f"machine code for {', '.join(found) or 'no architecture'}, the manifest says {expected}"
+        yield Finding(subject="sass", state=State.PROBLEM, found=text, advice="gemmill build")
+
+
+def _examine_cuda(manifest: Manifest) -> Iterator[Finding]:
+    driver = driver_cuda()
+    major = manifest.toolchain.cuda_major
+    if driver is not None and driver[0] < major:
+        found = f"the build is of CUDA {major}, the driver runs up to {driver[0]}.{driver[1]}"
+        yield Finding(
+            subject="cuda",
+            state=State.PROBLEM,
+            found=found,
+            advice=f"upgrade the driver, or build with a CUDA {driver[0]} toolkit",
+        )
+    else:
+        yield Finding(
+            subject="cuda", state=State.OK, found=f"the build is of CUDA {major} (nvcc {manifest.toolchain.nvcc})"
+        )

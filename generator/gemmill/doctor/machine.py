@@ -1,0 +1,108 @@
+"""Python, torch, driver, GPUs and toolchain of this machine."""
+
+import ctypes
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from gemmill import __version__
+from gemmill.build import BuildError, find_toolchain
+from gemmill.doctor.finding import Finding, State
+from gemmill.vocab import Arch
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_TORCH = (2, 11)
+_DRIVER_VERSION = Path("/sys/module/nvidia/version")
+
+
+def examine_python() -> Iterator[Finding]:
+    """gemmill's own version and Python's."""
+    yield Finding(subject="gemmill", state=State.OK, found=__version__)
+    found = f"{platform.python_version()} on {platform.platform()}"
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        yield Finding(subject="python", state=State.PROBLEM, found=found, advice="use Python 3.11 or later")
+    else:
+        yield Finding(subject="python", state=State.OK, found=found)
+
+
+def examine_torch() -> Iterator[Finding]:
+    """torch, the CUDA release that it was built for, and the GPUs that it sees."""
+    try:
+        import torch
+    except ImportError as error:
+        yield Finding(
+            subject="torch", state=State.PROBLEM, found=f"not importable ({error})", advice="pip install torch"
+        )
+        return
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+    if version < OLDEST_TORCH:
+        wanted = ".".join(map(str, OLDEST_TORCH))
+        yield Finding(
+            subject="torch",
+            state=State.PROBLEM,
+            found=f"{torch.__version__}, {built_for}",
+            advice=f"upgrade to torch {wanted} or later",
+        )
+    else:
+        yield Finding(subject="torch", state=State.OK, found=f"{torch.__version__}, {built_for}")
+    if not torch.cuda.is_available():
+        yield Finding(
+            subject="gpu", state=State.NOTE, found="none that torch can use", advice="ops run their CPU reference"
+        )
+        return
+    for index in range(torch.cuda.device_count()):
+        yield _gpu(index, torch.cuda.get_device_properties(index))
+
+
+def _gpu(index: int, properties: object) -> Finding:
+    capability = (properties.major, properties.minor)  # type: ignore[attr-defined]
+    found = (
+        f"{index}: {properties.name}, capability {capability[0]}.{capability[1]}, "  # type: ignore[attr-defined]
+        f"{properties.multi_processor_count} SMs, {properties.total_memory / 2**30:.0f} GiB"  # type: ignore[attr-defined]
+    )
+    if capability in {arch.capability for arch in Arch}:
+        return Finding(subject="gpu", state=State.OK, found=found)
+    known = ", ".join(".".join(map(str, arch.capability)) for arch in Arch)
+    return Finding(
+        subject="gpu", state=State.NOTE, found=found, advice=f"no kernels for it: gemmill builds for capability {known}"
+    )
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """The newest CUDA release that the driver runs; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(version)):
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def examine_driver() -> Iterator[Finding]:
+    """NVIDIA's driver."""
+    cuda = driver_cuda()
+    if cuda is None:
+        yield Finding(subject="driver", state=State.NOTE, found="none", advice="kernels can be built here, not run")
+        return
+    number = _DRIVER_VERSION.read_text().strip() if _DRIVER_VERSION.is_file() else "version unknown"
+    yield Finding(subject="driver", state=State.OK, found=f"{number}, runs CUDA up to {cuda[0]}.{cuda[1]}")
+
+
+def examine_toolchain() -> Iterator[Finding]:
+    """What `gemmill build` would compile with."""
+    try:
+        tools = find_toolchain()
+    except BuildError as error:
+        yield Finding(
+            subject="toolchain", state=State.NOTE, found="not complete: nothing can be built here", advice=str(error)
+        )
+        return
+    yield Finding(
+        subject="toolchain", state=State.OK, found=f"nvcc {tools.nvcc_version} from {tools.found_by} ({tools.home})"
+    )
+    yield Finding(subject="cutlass", state=State.OK, found=f"{tools.cutlass_version} ({tools.cutlass_include})")
+    yield Finding(subject="host compiler", state=State.OK, found=f"{tools.gxx_version} ({tools.gxx})")

@@ -1,0 +1,11 @@
+"""All findings, in the order in which one depends on another."""
+
+from gemmill.doctor.extension import examine_builds
+from gemmill.doctor.finding import Finding
+from gemmill.doctor.machine import examine_driver, examine_python, examine_toolchain, examine_torch
+
+
+def examine() -> list[Finding]:
+    """Look at everything; loads no extension and starts no kernel."""
+    examinations = (examine_python, examine_torch, examine_driver, examine_toolchain, examine_builds)
+    return [finding for examination in examinations for finding in examination()]

@@ -1,0 +1,153 @@
+"""Numerics of a build's variants against the reference, on real tensors."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice, product
+
+import torch
+from torch import Tensor
+
+from gemmill.manifest import KernelEntry
+from gemmill.reference import Comparison, check_scaled_mm
+from gemmill.runtime.library import Build
+from gemmill.runtime.ops import load, use_variant
+from gemmill.runtime.schemas import NAMESPACE, SCALED_MM, SCALED_MM_AZP
+from gemmill.space.predicate import Predicate
+from gemmill.vocab import Accumulation, DType
+
+SHAPES = ((1, 16, 16), (3, 48, 144), (16, 256, 512), (65, 144, 272), (130, 272, 1040), (257, 520, 2080))
+"""(M, N, K) before rounding N and K up to what a variant's alignment asks: below, at and across tile edges."""
+UNALIGNED_SHAPES = ((1, 1, 1), (5, 3, 7), (67, 129, 131), (130, 257, 1031))
+CASES_OF_A_SHAPE = 3
+"""Enough for the six shapes to go through all kinds of scales, biases and zero points: at most sixteen."""
+QUICK_SHAPE = (33, 64, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call: a shape, which scales are vectors, and which optional operands are given."""
+
+    m: int
+    n: int
+    k: int
+    a_vector: bool
+    b_vector: bool
+    bias: bool
+    azp: str
+    """none, row or token, as in Predicate."""
+
+    def __str__(self) -> str:
+        scales = f"a_scales {'[M, 1]' if self.a_vector else '[1]'}, b_scales {'[1, N]' if self.b_vector else '[1]'}"
+        return f"M, N, K = {self.m}, {self.n}, {self.k}; {scales}; bias {'yes' if self.bias else 'no'}; azp {self.azp}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What came of all cases of one variant, or of one op."""
+
+    name: str
+    cases: int
+    failures: tuple[str, ...]
+    """A sentence for each case that failed."""
+    worst_fraction: float
+    """Largest error as a fraction of its tolerance; 0 where results must be equal to the last bit."""
+
+
+def verify_variants(build: Build, names: frozenset[str] | None = None) -> Iterator[Verdict]:
+    """Every variant of a loaded build that this GPU runs (those in `names`, if given), each pinned, on the current GPU."""
+    major, minor = torch.cuda.get_device_capability()
+    for entry in build.manifest.entries:
+        if entry.config.arch.capability == (major, minor) and (names is None or entry.name in names):
+            yield _verify_variant(entry)
+
+
+def verify_ops() -> Iterator[Verdict]:
+    """Each op once for each operand type: on the current GPU with the variant that selection gives, else the CPU reference."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        load()
+    m, n, k = QUICK_SHAPE
+    for op, dtype, azp in (
+        (SCALED_MM, DType.E4M3, "none"),
+        (SCALED_MM, DType.S8, "none"),
+        (SCALED_MM_AZP, DType.S8, "token"),
+    ):
+        case = Case(m=m, n=n, k=k, a_vector=True, b_vector=True, bias=True, azp=azp)
+        accumulation = Accumulation.FAST if dtype.is_float else Accumulation.EXACT
+        comparison = run_case(case, dtype, DType.BF16, accumulation, device)
+        yield _verdict(f"{op.name} {dtype}", [(case, comparison)])
+
+
+def device_words() -> str:
+    """Where the cases run, in words."""
+    if torch.cuda.is_available():
+        return f"on {torch.cuda.get_device_name()}"
+    return "with the CPU reference: there is no GPU that torch can use, so no kernel was run"
+
+
+def cases_of(predicate: Predicate) -> Iterator[Case]:
+    """Shapes that the variant takes, over all kinds of scales and optional operands."""
+    both = (True, False)
+    kinds = cycle(product(both, both, both if predicate.bias else (False,), predicate.azp))
+    align_n, align_k = predicate.alignment_d, max(predicate.alignment_a, predicate.alignment_b)
+    for m, shape_n, shape_k in UNALIGNED_SHAPES + SHAPES if align_n == align_k == 1 else SHAPES:
+        n, k = -(-shape_n // align_n) * align_n, -(-shape_k // align_k) * align_k
+        for a_vector, b_vector, bias, azp in islice(kinds, CASES_OF_A_SHAPE):
+            yield Case(m=m, n=n, k=k, a_vector=a_vector, b_vector=b_vector, bias=bias, azp=azp)
+
+
+def run_case(case: Case, operand: DType, out_dtype: DType, accumulation: Accumulation, device: str) -> Comparison:
+    """Call the op on fresh operands, its output poisoned, and hold the result against the reference."""
+    generator = torch.Generator(device).manual_seed(case.m * 1_000_003 + case.n * 1009 + case.k)
+    a = _codes((case.m, case.k), operand, generator)
+    b = _codes((case.n, case.k), operand, generator).t()
+    a_scales = _scales((case.m, 1) if case.a_vector else (1,), generator)
+    b_scales = _scales((1, case.n) if case.b_vector else (1,), generator)
+    dtype = getattr(torch, out_dtype.torch_name)
+    out = torch.full((case.m, case.n), torch.nan, dtype=dtype, device=device)
+    bias = torch.randn(case.n, generator=generator, device=device).to(dtype) if case.bias else None
+    ops = getattr(torch.ops, NAMESPACE)
+    if case.azp == "none":
+        ops.cutlass_scaled_mm.default(out, a, b, a_scales, b_scales, bias)
+        return check_scaled_mm(out, a, b, a_scales, b_scales, accumulation, bias)
+    zero_points = torch.randint(-128, 128, (case.m,), generator=generator, device=device, dtype=torch.int32)
+    sums = b.to(torch.int32).sum(0, dtype=torch.int32)
+    azp_adj, azp = (sums, zero_points) if case.azp == "token" else (sums * zero_points[0], None)
+    ops.cutlass_scaled_mm_azp.default(out, a, b, a_scales, b_scales, azp_adj, azp, bias)
+    return check_scaled_mm(out, a, b, a_scales, b_scales, accumulation, bias, azp_adj, azp)
+
+
+def _verify_variant(entry: KernelEntry) -> Verdict:
+    results: list[tuple[Case, Comparison | str]] = []
+    p = entry.predicate
+    for case in cases_of(p):
+        try:
+            with use_variant(entry.name):
+                results.append(
+                    (case, run_case(case, p.a_dtype, p.out_dtype, entry.config.schedule.accumulation, "cuda"))
+                )
+        except RuntimeError as error:
+            results.append((case, str(error).splitlines()[0]))
+    return _verdict(entry.name, results)
+
+
+def _verdict(name: str, results: list[tuple[Case, Comparison]] | list[tuple[Case, Comparison | str]]) -> Verdict:
+    failures, worst = [], 0.0
+    for case, result in results:
+        if isinstance(result, str):
+            failures.append(f"{case}: {result}")
+            continue
+        worst = max(worst, result.worst_fraction)
+        if not result.ok:
+            failures.append(f"{case}: {result.report}")
+    return Verdict(name=name, cases=len(results), failures=tuple(failures), worst_fraction=worst)
+
+
+def _codes(shape: tuple[int, int], dtype: DType, generator: torch.Generator) -> Tensor:
+    if dtype is DType.S8:
+        return torch.randint(-128, 128, shape, generator=generator, device=generator.device, dtype=torch.int8)
+    return torch.randn(shape, generator=generator, device=generator.device).to(getattr(torch, dtype.torch_name))
+
+
+def _scales(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.rand(shape, generator=generator, device=generator.device) * 0.1 + 0.01

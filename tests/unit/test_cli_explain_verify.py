@@ -1,0 +1,306 @@
+"""explain and verify: the calls they describe, and what they print of the answers."""
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import gemmill as package
+from gemmill.reference import Comparison
+from gemmill.runtime import checks, operands
+from gemmill.runtime.problem import problem_of_call
+from gemmill.runtime.schemas import BY_NAME
+from gemmill.runtime.select import Choice, select
+from gemmill.runtime.table import make_table
+from gemmill.space.names import to_name
+from gemmill.space.predicate import predicate_of
+from gemmill.tune import verify as layer
+from gemmill.tune.verify import Verdict, cases_of, run_case
+from gemmill.vocab import Accumulation, DType, EpilogueKind, KernelSchedule
+
+
+@pytest.fixture
+def asked(monkeypatch, make_manifest, make_config):
+    """Explains against a table of three variants, without an extension; records calls and the build that was named."""
+    asked: dict = {}
+    manifest = make_manifest(
+        make_config(),
+        make_config(kernel_schedule=KernelSchedule.MMA_SYNC),
+        make_config(a_dtype=DType.S8, epilogue=EpilogueKind.SCALED_AZP_PER_TOKEN),
+    )
+    table = make_table(manifest.entries, [entry.symbol for entry in manifest.entries], ())
+
+    def explain(op: str, *tensors: torch.Tensor | None) -> Choice:
+        schema = BY_NAME[op]
+        call = operands.of_tensors(schema, tensors)
+        checks.check(schema, call)
+        asked["call"] = call
+        asked["problem"] = problem_of_call(schema, call)
+        return select(table, asked["problem"], 132)
+
+    monkeypatch.setattr(package, "load", lambda build: asked.update(build=build), raising=False)
+    monkeypatch.setattr(package, "explain", explain, raising=False)
+    return asked
+
+
+def test_explain_names_the_choice_and_why_not_the_others(gemmill, asked, make_config) -> None:
+    outcome = gemmill("explain", "cutlass_scaled_mm", "-m", 16, "-n", 4096, "-k", 4096)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines()[0] == f"{to_name(make_config())} (model)"
+    assert "it fits, the model prefers another" in outcome.out
+    assert (
+        "it computes s8 x s8 to bf16 with zero points per tensor, the call needs e4m3 x e4m3 to bf16 with no bias"
+        in outcome.out
+    )
+    assert asked["build"] is None
+    call = asked["call"]
+    assert (call["a"].shape, call["b"].shape, call["out"].shape) == ((16, 4096), (4096, 4096), (16, 4096))
+    assert call["b"].strides == (1, 4096)
+    assert call["a_scales"].shape == (16, 1) and call["b_scales"].shape == (1, 4096) and call["bias"] is None
+    assert call["a"].dtype == "float8_e4m3fn" and call["out"].dtype == "bfloat16"
+
+
+def test_explain_as_json(gemmill, asked, make_config) -> None:
+    outcome = gemmill(
+        "explain", "cutlass_scaled_mm", "-m", 16, "-n", 64, "-k", 4100, "--json", "--build", "0123abcd4567"
+    )
+    explained = json.loads(outcome.out)
+    assert explained["op"] == "cutlass_scaled_mm" and explained["trust"] == "model"
+    assert explained["chosen"] == to_name(make_config(kernel_schedule=KernelSchedule.MMA_SYNC))
+    assert explained["rejected"][0] == {
+        "name": to_name(make_config()),
+        "reason": "it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 4",
+    }
+    assert asked["build"] == "0123abcd4567"
+
+
+def test_explain_describes_every_operand(gemmill, asked) -> None:
+    gemmill(
+        *(
+            "explain",
+            "cutlass_scaled_mm_azp",
+            "-m",
+            7,
+            "-n",
+            24,
+            "-k",
+            32,
+            "--dtype",
+            "s8",
+            "--out",
+            "f16",
+            "--azp",
+            "token",
+        ),
+        *("--per-tensor", "--one-b-scale", "--bias", "--lda", 48, "--ldb", 64, "--ldd", 40),
+    )
+    call = asked["call"]
+    assert {name: operand.shape for name, operand in call.items()} == {
+        "out": (7, 24),
+        "a": (7, 32),
+        "b": (32, 24),
+        "a_scales": (1,),
+        "b_scales": (1,),
+        "azp_adj": (24,),
+        "azp": (7,),
+        "bias": (24,),
+    }
+    assert (call["a"].strides, call["b"].strides, call["out"].strides) == ((48, 1), (1, 64), (40, 1))
+    assert {call[name].dtype for name in ("a", "b")} == {"int8"}
+    assert {call[name].dtype for name in ("out", "bias")} == {"float16"}
+    assert {call[name].dtype for name in ("azp", "azp_adj")} == {"int32"}
+
+
+def test_explain_with_the_zero_point_in_azp_adj(gemmill, asked) -> None:
+    gemmill("explain", "cutlass_scaled_mm_azp", "-m", 7, "-n", 24, "-k", 32, "--dtype", "s8", "--azp", "tensor")
+    assert asked["call"]["azp"] is None and asked["call"]["azp_adj"].shape == (24,)
+
+
+def test_explain_of_a_call_that_nothing_takes(gemmill, asked) -> None:
+    outcome = gemmill("explain", "cutlass_scaled_mm", "-m", 16, "-n", 64, "-k", 64, "--out", "f16")
+    assert outcome.code == 0
+    assert outcome.out.splitlines()[0] == "no variant takes this call"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["cutlass_scaled_mm", "--azp", "token"],
+            "cutlass_scaled_mm with --azp token: cutlass_scaled_mm takes none, cutlass_scaled_mm_azp takes tensor or token",
+        ),
+        (
+            ["cutlass_scaled_mm_azp"],
+            "cutlass_scaled_mm_azp with --azp none: cutlass_scaled_mm takes none, cutlass_scaled_mm_azp takes tensor or token",
+        ),
+        (["fused_mm"], "no op 'fused_mm' to explain: there are cutlass_scaled_mm and cutlass_scaled_mm_azp"),
+        (
+            ["cutlass_scaled_mm", "--ldd", "8"],
+            "cutlass_scaled_mm: out has row stride 8 for rows of 16: its rows overlap",
+        ),
+    ],
+)
+def test_explain_refuses_what_the_op_refuses(gemmill, asked, arguments, sentence) -> None:
+    outcome = gemmill("explain", *arguments, "-m", 16, "-n", 16, "-k", 16)
+    assert (outcome.code, outcome.out, outcome.err) == (2, "", f"gemmill: {sentence}\n")
+
+
+def test_explain_without_a_build(gemmill, home) -> None:
+    outcome = gemmill("explain", "cutlass_scaled_mm", "-m", 1, "-n", 1, "-k", 1)
+    assert outcome.code == 3 and outcome.err.startswith("gemmill: no build of gemmill")
+
+
+GOOD = Verdict(name="good", cases=12, failures=(), worst_fraction=0.25)
+BAD = Verdict(
+    name="bad", cases=12, failures=("M, N, K = 1, 1, 1: 1 of 1 elements are wrong", "more"), worst_fraction=3.5
+)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """verify --quick on whatever verdicts are put in the list."""
+    verdicts = [GOOD]
+    monkeypatch.setattr(package, "load", lambda build: None, raising=False)
+    monkeypatch.setattr(layer, "verify_ops", lambda: iter(verdicts))
+    monkeypatch.setattr(layer, "device_words", lambda: "on a fake device")
+    return verdicts
+
+
+def test_verify_prints_a_table(gemmill, quick) -> None:
+    outcome = gemmill("verify", "--quick")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "1 verified on a fake device" in outcome.out
+    assert any(line.split() == ["good", "12", "0", "0.25"] for line in outcome.out.splitlines())
+
+
+def test_verify_fails_with_code_1_and_the_first_failure(gemmill, quick) -> None:
+    quick.append(BAD)
+    outcome = gemmill("verify", "--quick")
+    assert (outcome.code, outcome.err) == (1, "gemmill: bad: M, N, K = 1, 1, 1: 1 of 1 elements are wrong\n")
+    verified = json.loads(gemmill("verify", "--quick", "--json").out)
+    assert (verified["ok"], verified["where"]) == (False, "on a fake device")
+    assert verified["verdicts"][1]["failures"] == list(BAD.failures)
+
+
+def test_verify_without_a_gpu_says_what_can_be_done(gemmill, put_build, make_config, monkeypatch) -> None:
+    put_build(make_config())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    outcome = gemmill("verify")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert (
+        outcome.err
+        == "gemmill: verify runs kernels and torch finds no GPU: `gemmill verify --quick` runs each op's CPU reference\n"
+    )
+
+
+def test_verify_hands_on_the_filtered_names(gemmill, put_build, make_config, monkeypatch) -> None:
+    manifest = put_build(make_config(), make_config(stages=3))
+    given = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    loaded = SimpleNamespace(build_id=manifest.build_id, manifest=manifest)
+    monkeypatch.setattr(package, "load", lambda build: loaded, raising=False)
+    monkeypatch.setattr(layer, "device_words", lambda: "on a fake device")
+    monkeypatch.setattr(layer, "verify_variants", lambda build, names: given.append((build, names)) or iter([GOOD]))
+    assert gemmill("verify", "--filter", "stages=3").code == 0
+    assert given == [(loaded, frozenset({to_name(make_config(stages=3))}))]
+    monkeypatch.setattr(layer, "verify_variants", lambda build, names: iter([]))
+    outcome = gemmill("verify")
+    assert (
+        outcome.code == 3
+        and outcome.err == "gemmill: no variant of build 0123abcd4567 for sm90a runs on a fake device\n"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the ops would run kernels")
+def test_the_cpu_reference_verifies_itself() -> None:
+    verdicts = list(layer.verify_ops())
+    assert [verdict.name for verdict in verdicts] == [
+        "cutlass_scaled_mm e4m3",
+        "cutlass_scaled_mm s8",
+        "cutlass_scaled_mm_azp s8",
+    ]
+    assert all(verdict.cases == 1 and not verdict.failures for verdict in verdicts)
+    assert layer.device_words() == "with the CPU reference: there is no GPU that torch can use, so no kernel was run"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"epilogue": EpilogueKind.SCALED},
+        {"a_dtype": DType.S8, "epilogue": EpilogueKind.SCALED_AZP},
+        {"a_dtype": DType.S8, "epilogue": EpilogueKind.SCALED_AZP_PER_TOKEN},
+        {"kernel_schedule": KernelSchedule.MMA_SYNC},
+    ],
+)
+def test_cases_cover_what_a_variant_takes_and_nothing_else(make_config, changes: dict) -> None:
+    predicate = predicate_of(make_config(**changes))
+    cases = list(cases_of(predicate))
+    both = (True, False)
+    assert {(case.a_vector, case.b_vector, case.bias, case.azp) for case in cases} == set(
+        product(both, both, both if predicate.bias else (False,), predicate.azp)
+    )
+    for case in cases:
+        assert case.k % predicate.alignment_a == case.k % predicate.alignment_b == case.n % predicate.alignment_d == 0
+    assert any(case.k % 16 for case in cases) == (predicate.alignment_a == 1)
+
+
+def test_cases_are_rounded_up_to_the_alignment(make_config) -> None:
+    predicate = replace(predicate_of(make_config()), alignment_b=96, alignment_d=40)
+    assert all(case.k % 96 == case.n % 40 == 0 for case in cases_of(predicate))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "azp"), [(DType.E4M3, "none"), (DType.S8, "none"), (DType.S8, "row"), (DType.S8, "token")]
+)
+def test_a_wrong_result_is_found(monkeypatch, dtype: DType, azp: str) -> None:
+    """One element of a bad kernel is off by its own size."""
+    case = layer.Case(m=17, n=16, k=64, a_vector=True, b_vector=False, bias=azp != "none", azp=azp)
+    accumulation = Accumulation.FAST if dtype.is_float else Accumulation.EXACT
+    assert run_case(case, dtype, DType.BF16, accumulation, "cpu").ok
+
+    right = layer.check_scaled_mm
+
+    def spoil(out: torch.Tensor, *arguments: object) -> Comparison:
+        out[3, 5] = out[3, 5] * 2 + 1
+        return right(out, *arguments)
+
+    monkeypatch.setattr(layer, "check_scaled_mm", spoil)
+    comparison = run_case(case, dtype, DType.BF16, accumulation, "cpu")
+    assert (comparison.ok, comparison.wrong) == (False, 1)
+    assert "[3, 5]" in comparison.report
+
+
+def test_an_output_that_is_not_written_is_found(monkeypatch) -> None:
+    class Lazy:
+        class cutlass_scaled_mm:
+            default = staticmethod(lambda *tensors: None)
+
+    monkeypatch.setattr(layer, "NAMESPACE", "lazy")
+    monkeypatch.setattr(torch.ops, "lazy", Lazy, raising=False)
+    case = layer.Case(m=4, n=16, k=16, a_vector=True, b_vector=True, bias=False, azp="none")
+    comparison = run_case(case, DType.S8, DType.F16, Accumulation.EXACT, "cpu")
+    assert comparison.wrong == comparison.elements == 64
+
+
+def test_a_variant_that_raises_is_a_failure_not_a_crash(monkeypatch, make_manifest, make_config) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore lines")
+
+    monkeypatch.setattr(layer, "run_case", fail)
+    monkeypatch.setattr(layer, "use_variant", lambda name: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+
+    class Build:
+        manifest = make_manifest()
+
+    (verdict,) = layer.verify_variants(Build())
+    assert len(verdict.failures) == verdict.cases == 18
+    assert verdict.failures[0].endswith(": CUDA error: an illegal memory access was encountered")
+    assert list(layer.verify_variants(Build(), frozenset({"another"}))) == []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
+    assert list(layer.verify_variants(Build())) == []
