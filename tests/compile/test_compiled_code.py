@@ -58,16 +58,24 @@ def test_machine_code_of_one_architecture_and_no_ptx(smoke: BuildResult, toolcha
 def test_symbols(smoke: BuildResult) -> None:
     """The library asks for nothing of the driver, the CUDA runtime or torch's C++: only the stable C interface."""
     extension = check_extension(smoke.manifest, smoke.folder)
-    asked = re.findall(r"^\s+([Uw]) (\S+)$", _output("nm", "-D", "--undefined-only", extension, path=Path()), re.MULTILINE)
+    asked = re.findall(
+        r"^\s+([Uw]) (\S+)$", _output("nm", "-D", "--undefined-only", extension, path=Path()), re.MULTILINE
+    )
     names = {name.partition("@")[0]: kind for kind, name in asked}
     assert not [name for name in names if re.match(r"cu[A-Z]|cuda[A-Z]|__cuda", name)]
-    assert not [name for name in names if re.match(r"_ZN?K?(2at|3c10|5torch)", name)], "C++ symbols of torch differ between releases"
+    assert not [name for name in names if re.match(r"_ZN?K?(2at|3c10|5torch)", name)], (
+        "C++ symbols of torch differ between releases"
+    )
     assert [name for name in names if name.startswith(("aoti_torch_", "torch_"))]
-    assert names["aoti_torch_get_current_cuda_stream"] == "w", "a CPU build of torch has no streams: the symbol must be weak"
+    assert names["aoti_torch_get_current_cuda_stream"] == "w", (
+        "a CPU build of torch has no streams: the symbol must be weak"
+    )
     kept = _output("nm", "-D", "--defined-only", extension, path=Path())
     exported = set(re.findall(r"^\S+ [A-Z] (\S+)$", kept, re.MULTILINE))
     assert {"gemmill_kernels", "gemmill_kernel_count", "gemmill_build_id"} <= exported
-    assert not {symbol_of(config) for config in select("smoke").configs} & exported, "two builds in one process would mix"
+    assert not {symbol_of(config) for config in select("smoke").configs} & exported, (
+        "two builds in one process would mix"
+    )
     assert all(name.startswith("gemmill_") for name in exported), exported
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build import BuildOptions
+from gemmill.build import BuildError, BuildOptions
 from gemmill.build.compiling import compile_missing, look_again
 from gemmill.build.options import SilentObserver
 from gemmill.build.planning import Workshop, open_workshop
@@ -35,8 +35,7 @@ def workshop(tmp_path: Path, kernels: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _source(workshop: Workshop, name: str, body: str = "") -> Source:
     text = _KERNEL.format(name=name, body=body)
-    source = text_source(SourceKind.KERNELS, f"quant/{name}.cu", text, workshop.flags, workshop.toolchain)
-    return source
+    return text_source(SourceKind.KERNELS, f"quant/{name}.cu", text, workshop.flags, workshop.toolchain)
 
 
 def test_object_and_what_is_known_of_it(workshop: Workshop, kernels: Path) -> None:
@@ -53,9 +52,10 @@ def test_object_and_what_is_known_of_it(workshop: Workshop, kernels: Path) -> No
 
 
 def test_wrong_source(workshop: Workshop) -> None:
-    from gemmill.build import BuildError
-
     source = _source(workshop, "wrong", body="nothing();")
     with pytest.raises(BuildError) as caught:
         compile_missing([source], workshop, SilentObserver())
-    assert str(caught.value) == 'kernels/quant/wrong.cu does not compile: quant/wrong.cu(4): error: identifier "nothing" is undefined'
+    assert (
+        str(caught.value)
+        == 'kernels/quant/wrong.cu does not compile: quant/wrong.cu(4): error: identifier "nothing" is undefined'
+    )

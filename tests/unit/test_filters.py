@@ -18,7 +18,9 @@ def selection(make_config: Callable[..., KernelConfig]) -> Selection:
     configs = (
         make_config(tile_shape_mnk=(64, 128, 128)),
         make_config(tile_shape_mnk=(128, 128, 128), swap_ab=True),
-        make_config(tile_shape_mnk=(192, 128, 128), a_dtype=DType.S8, b_dtype=DType.S8, epilogue=EpilogueKind.SCALED_AZP),
+        make_config(
+            tile_shape_mnk=(192, 128, 128), a_dtype=DType.S8, b_dtype=DType.S8, epilogue=EpilogueKind.SCALED_AZP
+        ),
         make_config(tile_shape_mnk=(256, 128, 128), tile_scheduler=TileScheduler.STREAM_K, stages=4),
     )
     return Selection(name="test", arch=Arch.SM90A, configs=configs, rejections=())
@@ -57,10 +59,16 @@ def test_every_field_is_a_key(selection: Selection) -> None:
 @pytest.mark.parametrize(
     ("pattern", "text"),
     [
-        ("tile=128", "filter tile=128: there is no field 'tile'; the fields are a_dtype, b_dtype, accumulator_dtype, out_dtype, epilogue, "),
+        (
+            "tile=128",
+            "filter tile=128: there is no field 'tile'; the fields are a_dtype, b_dtype, accumulator_dtype, out_dtype, epilogue, ",
+        ),
         ("epilogue=gelu", "filter epilogue=gelu: no variant has that epilogue; the values are scaledazp, scaledbias"),
         ("re:(", "filter 're:(' is not a regular expression: missing ), unterminated subpattern at position 0"),
-        ("*nothing*", "no variant of selection 'test' (4 variants) fits '*nothing*': see `gemmill list` for their names"),
+        (
+            "*nothing*",
+            "no variant of selection 'test' (4 variants) fits '*nothing*': see `gemmill list` for their names",
+        ),
     ],
 )
 def test_errors(selection: Selection, pattern: str, text: str) -> None:

@@ -46,22 +46,39 @@ def main():
         return 1
     bad = [path for path in sources if control("bad") is not None and control("bad") in path.name]
     if bad:
-        print(f"warning: something else\n{bad[0]}(7): error: static assertion failed with \"too big\"\n1 error detected", file=sys.stderr)
+        print(
+            f'warning: something else\n{bad[0]}(7): error: static assertion failed with "too big"\n1 error detected',
+            file=sys.stderr,
+        )
         return 1
-    bodies = [f'extern "C" int {s}() {{ return 0; }}\nextern "C" long {s}_workspace() {{ return 0; }}\n' for s in symbols]
+    bodies = [
+        f'extern "C" int {s}() {{ return 0; }}\nextern "C" long {s}_workspace() {{ return 0; }}\n' for s in symbols
+    ]
     target = Path(after("-o"))
-    subprocess.run(["g++", "-x", "c++", "-fPIC", "-c", "-o", str(target), "-"], input="".join(bodies), text=True, check=True)
+    subprocess.run(
+        ["g++", "-x", "c++", "-fPIC", "-c", "-o", str(target), "-"], input="".join(bodies), text=True, check=True
+    )
     target.with_suffix(".symbols").write_text("\n".join(symbols))
     included = {path for name in re.findall(r'#include "([\w/.]+h)"', text) for path in locate(name)}
-    Path(after("-MF")).write_text(f"{target} : " + " \\\n    ".join(str(p).replace(" ", "\\ ") for p in [unit, *sources, *sorted(included)]) + "\n")
+    Path(after("-MF")).write_text(
+        f"{target} : "
+        + " \\\n    ".join(str(p).replace(" ", "\\ ") for p in [unit, *sources, *sorted(included)])
+        + "\n"
+    )
     for symbol in symbols:
-        print(f"ptxas info    : Compiling entry function '{symbol}_kernel' for 'sm_90a'\nptxas info    : Function properties for {symbol}_kernel")
-        print("    0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\nptxas info    : Used 168 registers, used 1 barriers")
+        print(
+            f"ptxas info    : Compiling entry function '{symbol}_kernel' for 'sm_90a'\nptxas info    : Function properties for {symbol}_kernel"
+        )
+        print(
+            "    0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\nptxas info    : Used 168 registers, used 1 barriers"
+        )
     return 0
 
 
 def locate(name):
-    folders = [arg[2:] for arg in sys.argv if arg.startswith("-I")] + [arg.partition("=")[2] for arg in sys.argv if arg.startswith("-isystem=")]
+    folders = [arg[2:] for arg in sys.argv if arg.startswith("-I")] + [
+        arg.partition("=")[2] for arg in sys.argv if arg.startswith("-isystem=")
+    ]
     return [Path(folder) / name for folder in folders if (Path(folder) / name).is_file()]
 
 

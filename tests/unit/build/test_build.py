@@ -58,11 +58,16 @@ def _object_of(home: Path, variant: str) -> Path:
     raise AssertionError(f"no object of {variant}")
 
 
-def test_extension_and_manifest(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, tmp_path: Path) -> None:
+def test_extension_and_manifest(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, tmp_path: Path
+) -> None:
     selection = make_selection(64, 128)
     result = build(selection, options)
     assert result.folder == tmp_path / "home" / "builds" / result.manifest.build_id and not result.reused
-    assert sorted(path.name for path in result.folder.iterdir()) == [f"gemmill_{result.manifest.build_id}.so", "manifest.json"]
+    assert sorted(path.name for path in result.folder.iterdir()) == [
+        f"gemmill_{result.manifest.build_id}.so",
+        "manifest.json",
+    ]
     manifest = read_manifest(result.folder / "manifest.json")
     assert manifest == result.manifest
     library = ctypes.CDLL(str(check_extension(manifest, result.folder)))
@@ -72,18 +77,36 @@ def test_extension_and_manifest(toolkit: FakeToolkit, options: BuildOptions, mak
 
     assert [entry.name for entry in manifest.entries] == [to_name(config) for config in selection.configs]
     entry = manifest.entries[0]
-    assert (entry.registers, entry.spill_bytes, entry.code_bytes, entry.sass) == (168, 12, 48, {"QGMMA": 1, "UTMALDG": 1})
-    assert entry.symbol == symbol_of(selection.configs[0]) and entry.compile_seconds > 0 and entry.peak_memory_bytes > 1 << 20
-    assert (manifest.arch, manifest.selection, manifest.torch_target, manifest.rejected) == ("sm90a", "test", "2.11", ())
+    assert (entry.registers, entry.spill_bytes, entry.code_bytes, entry.sass) == (
+        168,
+        12,
+        48,
+        {"QGMMA": 1, "UTMALDG": 1},
+    )
+    assert (
+        entry.symbol == symbol_of(selection.configs[0])
+        and entry.compile_seconds > 0
+        and entry.peak_memory_bytes > 1 << 20
+    )
+    assert (manifest.arch, manifest.selection, manifest.torch_target, manifest.rejected) == (
+        "sm90a",
+        "test",
+        "2.11",
+        (),
+    )
     assert (manifest.toolchain.nvcc, manifest.toolchain.cutlass) == ("13.0.88", "4.2.0")
     assert not any(str(tmp_path) in flag for flag in manifest.toolchain.flags)
     assert manifest.extension_bytes == (result.folder / manifest.extension).stat().st_size
     assert not _left_over(options.home_dir)
 
 
-def test_library_names_no_folder_of_this_machine(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make) -> None:
+def test_library_names_no_folder_of_this_machine(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make
+) -> None:
     result = build(make_selection(64), options)
-    dynamic = subprocess.run(["readelf", "-d", str(result.folder / result.manifest.extension)], capture_output=True, text=True, check=True).stdout
+    dynamic = subprocess.run(
+        ["readelf", "-d", str(result.folder / result.manifest.extension)], capture_output=True, text=True, check=True
+    ).stdout
     assert "RPATH" not in dynamic and "RUNPATH" not in dynamic
     assert all(f"[{name}]" in dynamic for name in ("libtorch.so", "libtorch_cpu.so", "libc10.so"))
 
@@ -127,7 +150,9 @@ def test_only_what_is_missing_is_compiled(toolkit: FakeToolkit, options: BuildOp
     assert len(_builds(options.home_dir)) == 2
 
 
-def test_bad_variant_is_left_out_and_the_good_kept(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make) -> None:
+def test_bad_variant_is_left_out_and_the_good_kept(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make
+) -> None:
     toolkit.set("bad", "t128x")
     recorder = Recorder()
     selection = make_selection(64, 128, 192, 256, 320, 384)
@@ -142,7 +167,9 @@ def test_bad_variant_is_left_out_and_the_good_kept(toolkit: FakeToolkit, options
     assert sum(event[2] for event in recorder.events if event[0] == "unit_done") == pytest.approx(started[1])
 
 
-def test_unit_that_fails_without_naming_anything_is_halved(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make) -> None:
+def test_unit_that_fails_without_naming_anything_is_halved(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make
+) -> None:
     toolkit.set("killed", "1")
     result = build(make_selection(64, 128, 192, 256), replace(options, jobs=1))
     assert len(result.manifest.entries) == 4 and not result.rejected
@@ -172,7 +199,9 @@ def test_known_failure_is_not_tried_again(
     assert not build(selection, options).rejected
 
 
-def test_other_toolchain_gives_a_failure_another_try(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make) -> None:
+def test_other_toolchain_gives_a_failure_another_try(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make
+) -> None:
     toolkit.set("bad", "t128x")
     build(make_selection(64, 128), options)
     toolkit.unset("bad")
@@ -193,15 +222,21 @@ def test_no_variant_compiles(toolkit: FakeToolkit, options: BuildOptions, make_s
     assert not _builds(options.home_dir) and not _left_over(options.home_dir)
 
 
-def test_strict_build_ends_at_the_first_failure(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make) -> None:
+def test_strict_build_ends_at_the_first_failure(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make
+) -> None:
     toolkit.set("bad", "t128x")
-    with pytest.raises(BuildError, match=r"t128x128x128\w+ does not compile: .*too big.*; leave it out with --filter, or build without"):
+    with pytest.raises(
+        BuildError, match=r"t128x128x128\w+ does not compile: .*too big.*; leave it out with --filter, or build without"
+    ):
         build(make_selection(64, 128), replace(options, keep_going=False))
     assert not _builds(options.home_dir)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "overwrite", "delete", "entry"])
-def test_damaged_object_is_compiled_again(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, damage: str) -> None:
+def test_damaged_object_is_compiled_again(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, damage: str
+) -> None:
     selection = make_selection(64)
     first = build(selection, options)
     path = _object_of(options.home_dir, to_name(selection.configs[0]))
@@ -222,7 +257,9 @@ def test_damaged_object_is_compiled_again(toolkit: FakeToolkit, options: BuildOp
 
 
 @pytest.mark.parametrize("damage", ["extension", "manifest", "no manifest"])
-def test_damaged_build_is_linked_again(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, damage: str) -> None:
+def test_damaged_build_is_linked_again(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, damage: str
+) -> None:
     first = build(make_selection(64), options)
     if damage == "extension":
         (first.folder / first.manifest.extension).write_bytes(b"\x7fELF")
@@ -270,7 +307,12 @@ def test_everything_that_makes_a_build_is_in_its_id(
 
 
 def test_moved_cache_still_hits(
-    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toolkit: FakeToolkit,
+    options: BuildOptions,
+    make_selection: Make,
+    kernels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     build(make_selection(64, 128), options)
     other = make_toolkit(tmp_path / "another place" / "toolkit")
@@ -280,32 +322,46 @@ def test_moved_cache_still_hits(
         shutil.copy2(toolkit.home / "bin" / script, other.home / "bin" / script)
     shutil.copytree(options.home_dir / "cache", tmp_path / "moved" / "cache")
     shutil.copytree(kernels, tmp_path / "other kernels")
-    result = build(make_selection(64, 128), replace(options, home=tmp_path / "moved", kernels=tmp_path / "other kernels"))
+    result = build(
+        make_selection(64, 128), replace(options, home=tmp_path / "moved", kernels=tmp_path / "other kernels")
+    )
     assert len(result.manifest.entries) == 2
     assert other.calls() == []
 
 
-def test_hand_written_kernels_are_compiled_and_linked(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path) -> None:
+def test_hand_written_kernels_are_compiled_and_linked(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
+) -> None:
     (kernels / "quant").mkdir()
     (kernels / "quant" / "silu.cu").write_text('extern "C" int32_t gemmill_silu(void const*) { return 0; }\n')
-    (kernels / "extension" / "binding.cpp").write_text('extern "C" int gemmill_silu();\nint binding() { return gemmill_silu(); }\n')
+    (kernels / "extension" / "binding.cpp").write_text(
+        'extern "C" int gemmill_silu();\nint binding() { return gemmill_silu(); }\n'
+    )
     result = build(make_selection(64), options)
     assert ["silu"] in toolkit.calls() and len(result.manifest.entries) == 1
     toolkit.set("bad", "silu")
     with (kernels / "quant" / "silu.cu").open("a") as file:
         file.write("// edited\n")
-    with pytest.raises(BuildError, match=r"^kernels/quant/silu\.cu does not compile: quant/silu\.cu\(7\): error: static assertion"):
+    with pytest.raises(
+        BuildError, match=r"^kernels/quant/silu\.cu does not compile: quant/silu\.cu\(7\): error: static assertion"
+    ):
         build(make_selection(64), options)
     assert _builds(options.home_dir) == [result.folder.name]
 
 
-def test_binding_that_does_not_compile(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path) -> None:
+def test_binding_that_does_not_compile(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
+) -> None:
     (kernels / "extension" / "binding.cpp").write_text("int binding() { return nothing; }\n")
-    with pytest.raises(BuildError, match=r"^kernels/extension/binding\.cpp does not compile: .*error: .nothing. was not declared"):
+    with pytest.raises(
+        BuildError, match=r"^kernels/extension/binding\.cpp does not compile: .*error: .nothing. was not declared"
+    ):
         build(make_selection(64), options)
 
 
-def test_undefined_symbol_is_found_when_linking(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path) -> None:
+def test_undefined_symbol_is_found_when_linking(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
+) -> None:
     text = 'extern "C" int cuTensorMapEncodeTiled();\nint binding() { return cuTensorMapEncodeTiled(); }\n'
     (kernels / "extension" / "binding.cpp").write_text(text)
     with pytest.raises(BuildError, match=r"^linking failed: .*undefined reference to `cuTensorMapEncodeTiled'$"):
@@ -315,7 +371,9 @@ def test_undefined_symbol_is_found_when_linking(toolkit: FakeToolkit, options: B
 
 def test_no_binding(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path) -> None:
     shutil.rmtree(kernels / "extension")
-    with pytest.raises(BuildError, match=r"^no C\+\+ files in .*extension: they bind the kernels to torch; reinstall gemmill$"):
+    with pytest.raises(
+        BuildError, match=r"^no C\+\+ files in .*extension: they bind the kernels to torch; reinstall gemmill$"
+    ):
         build(make_selection(64), options)
 
 
@@ -341,7 +399,10 @@ def test_max_size(toolkit: FakeToolkit, options: BuildOptions, make_selection: M
 def test_full_disk_under_the_compiler(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make) -> None:
     good = build(make_selection(64), options)
     toolkit.set("diskfull")
-    with pytest.raises(BuildError, match=r"^the disk is full \(compiling .*\): free some space, or name another folder with GEMMILL_HOME$"):
+    with pytest.raises(
+        BuildError,
+        match=r"^the disk is full \(compiling .*\): free some space, or name another folder with GEMMILL_HOME$",
+    ):
         build(make_selection(128), options)
     assert _builds(options.home_dir) == [good.folder.name] and not _left_over(options.home_dir)
     toolkit.unset("diskfull")
@@ -374,7 +435,9 @@ def test_full_disk_under_the_build(
     assert _builds(options.home_dir) == [good.folder.name] and not _left_over(options.home_dir)
 
 
-def test_home_that_cannot_be_written(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, tmp_path: Path) -> None:
+def test_home_that_cannot_be_written(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BuildError, match=r"^building failed on .*file/home.*: Not a directory$"):
         build(make_selection(64), replace(options, home=tmp_path / "file" / "home"))
@@ -394,7 +457,9 @@ def test_home_without_permission(
     )
 
 
-def test_template_error(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_template_error(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "templates" / "cutlass").mkdir(parents=True)
     (tmp_path / "templates" / "cutlass" / "scaled_mm.cu.jinja").write_text("\n{{ nothing }}\n")
     monkeypatch.setattr("gemmill.emit.render.templates_dir", lambda: tmp_path / "templates")
@@ -402,7 +467,7 @@ def test_template_error(toolkit: FakeToolkit, options: BuildOptions, make_select
 
     environment.cache_clear()
     try:
-        with pytest.raises(BuildError, match="template cutlass/scaled_mm.cu.jinja.*'nothing' is undefined"):
+        with pytest.raises(BuildError, match=r"template cutlass/scaled_mm\.cu\.jinja.*'nothing' is undefined"):
             build(make_selection(64), options)
     finally:
         environment.cache_clear()
@@ -411,13 +476,18 @@ def test_template_error(toolkit: FakeToolkit, options: BuildOptions, make_select
 
 def test_compiler_that_is_killed_alone(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make) -> None:
     toolkit.set("killed", "0")
-    with pytest.raises(BuildError, match=r"^the compiler was killed on sm90a\w+, most likely for want of memory: give the machine more$"):
+    with pytest.raises(
+        BuildError,
+        match=r"^the compiler was killed on sm90a\w+, most likely for want of memory: give the machine more$",
+    ):
         build(make_selection(64, 128), options)
     toolkit.unset("killed")
     assert not build(make_selection(64, 128), options).rejected
 
 
-def test_launcher(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "ccache").write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/launched\nexec "$@"\n')
@@ -428,7 +498,10 @@ def test_launcher(toolkit: FakeToolkit, options: BuildOptions, make_selection: M
     launched = [Path(line).name for line in (tmp_path / "launched").read_text().split()]
     assert sorted(launched) == ["g++", "g++", "nvcc"]
     monkeypatch.setenv("GEMMILL_COMPILER_LAUNCHER", "no-such-launcher")
-    with pytest.raises(BuildError, match="GEMMILL_COMPILER_LAUNCHER is 'no-such-launcher', which is not a program on PATH: install it, or"):
+    with pytest.raises(
+        BuildError,
+        match="GEMMILL_COMPILER_LAUNCHER is 'no-such-launcher', which is not a program on PATH: install it, or",
+    ):
         build(make_selection(64), options)
 
 
@@ -440,7 +513,9 @@ def test_plan(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make)
     build(make_selection(64), options)
     half = plan(make_selection(64, 128), options)
     assert to_name(make_selection(64).configs[0]) in half.cached and "extension/binding.cpp" in half.cached
-    assert [[source.name for source in unit.sources] for unit in half.units] == [[to_name(make_selection(128).configs[0])]]
+    assert [[source.name for source in unit.sources] for unit in half.units] == [
+        [to_name(make_selection(128).configs[0])]
+    ]
     assert 0 < half.estimated_cpu_seconds < empty.estimated_cpu_seconds
 
 

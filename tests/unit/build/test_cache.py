@@ -33,12 +33,18 @@ class Shelf:
     def put(self, letters: str) -> None:
         (self.folder / "o").write_text(letters)
         headers = [["root", "a.h", FileMemo(self.folder / "none").get(self.header)]]
-        self.cache().publish(self.folder / "o", {key: key for key in letters}, headers, cpu_seconds=1.0, peak_memory_bytes=1)
+        self.cache().publish(
+            self.folder / "o", {key: key for key in letters}, headers, cpu_seconds=1.0, peak_memory_bytes=1
+        )
 
     def found(self, letters: str) -> tuple[list[str], str]:
-        sources = [Source(kind=SourceKind.VARIANT, name=c, path=PurePosixPath(c), text="", key=c, seconds=1.0) for c in letters]
+        sources = [
+            Source(kind=SourceKind.VARIANT, name=c, path=PurePosixPath(c), text="", key=c, seconds=1.0) for c in letters
+        ]
         lookup = self.cache().lookup(sources)
-        return sorted("".join(entry.members) for entry in lookup.entries), "".join(source.key for source in lookup.missing)
+        return sorted("".join(entry.members) for entry in lookup.entries), "".join(
+            source.key for source in lookup.missing
+        )
 
 
 @pytest.fixture
@@ -58,7 +64,9 @@ def shelf(tmp_path: Path) -> Shelf:
         ([], "ab", ([], "ab")),
     ],
 )
-def test_each_source_is_held_once(shelf: Shelf, objects: list[str], wanted: str, expected: tuple[list[str], str]) -> None:
+def test_each_source_is_held_once(
+    shelf: Shelf, objects: list[str], wanted: str, expected: tuple[list[str], str]
+) -> None:
     for letters in objects:
         shelf.put(letters)
     found, missing = shelf.found(wanted)
@@ -107,7 +115,10 @@ def filled(toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable
 
 def test_list(filled: Path, make_selection: Callable[..., Selection]) -> None:
     rows = cache_list(filled)
-    assert {name for row in rows for name in row.names} == _names(make_selection(64, 128)) | {"extension/binding.cpp", "variants.cpp"}
+    assert {name for row in rows for name in row.names} == _names(make_selection(64, 128)) | {
+        "extension/binding.cpp",
+        "variants.cpp",
+    }
     assert len(rows) == 5 and all(row.object_bytes > 0 and row.cpu_seconds > 0 for row in rows)
     assert [row.used for row in rows] == sorted((row.used for row in rows), reverse=True)
     assert cache_list(filled / "nothing") == ()
@@ -130,7 +141,9 @@ def test_gc_by_age(filled: Path, options: BuildOptions, make_selection: Callable
     build(make_selection(64), options)  # uses two of them
     report = cache_gc(filled, max_age_days=30)
     assert report.kept == 2 and len(report.removed) == 3
-    assert {name for row in cache_list(filled) for name in row.names} == _names(make_selection(64)) | {"extension/binding.cpp"}
+    assert {name for row in cache_list(filled) for name in row.names} == _names(make_selection(64)) | {
+        "extension/binding.cpp"
+    }
     assert len(list(filled.glob("builds/*/*.so"))) == 2
 
 

@@ -10,7 +10,9 @@ from gemmill.build import BuildError, BuildOptions
 from gemmill.build import options as module
 
 
-@pytest.mark.parametrize(("cores", "gigabytes", "expected"), [(2, 24, 2), (16, 24, 6), (16, 3, 1), (1, 100, 1), (64, 512, 64)])
+@pytest.mark.parametrize(
+    ("cores", "gigabytes", "expected"), [(2, 24, 2), (16, 24, 6), (16, 3, 1), (1, 100, 1), (64, 512, 64)]
+)
 def test_jobs_are_capped_by_memory(monkeypatch: pytest.MonkeyPatch, cores: int, gigabytes: int, expected: int) -> None:
     monkeypatch.delenv("GEMMILL_JOBS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
@@ -19,7 +21,11 @@ def test_jobs_are_capped_by_memory(monkeypatch: pytest.MonkeyPatch, cores: int, 
 
 
 def test_memory_of_a_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"meminfo": ["MemTotal: 99 kB", "MemAvailable: 16777216 kB"], "memory.max": ["9000"], "memory.current": ["1000"]}
+    files = {
+        "meminfo": ["MemTotal: 99 kB", "MemAvailable: 16777216 kB"],
+        "memory.max": ["9000"],
+        "memory.current": ["1000"],
+    }
     monkeypatch.setattr(module, "_lines", lambda path: files[path.name])
     assert module._free_memory() == 8000
     files["memory.max"] = ["max"]
@@ -30,7 +36,7 @@ def test_jobs_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMMILL_JOBS", "3")
     assert BuildOptions().job_count == 3 and BuildOptions(jobs=5).job_count == 5
     monkeypatch.setenv("GEMMILL_JOBS", "many")
-    with pytest.raises(BuildError, match="^GEMMILL_JOBS is 'many': it must be a whole number of at least 1$"):
+    with pytest.raises(BuildError, match=r"^GEMMILL_JOBS is 'many': it must be a whole number of at least 1$"):
         _ = BuildOptions().job_count
 
 

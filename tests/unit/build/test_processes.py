@@ -36,7 +36,14 @@ print(json.dumps([str(result.folder), len(result.manifest.entries)]))
 
 def _start(options: BuildOptions, selection: Selection) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "gemmill_build_test", str(options.home), str(options.kernels), *map(to_name, selection.configs)],
+        [
+            sys.executable,
+            "-m",
+            "gemmill_build_test",
+            str(options.home),
+            str(options.kernels),
+            *map(to_name, selection.configs),
+        ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_SOURCE_ROOT), str(_program_folder(options))])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -53,7 +60,9 @@ def _program_folder(options: BuildOptions) -> Path:
     return folder
 
 
-def test_builds_of_the_same_at_once(toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]) -> None:
+def test_builds_of_the_same_at_once(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]
+) -> None:
     toolkit.set("slow", "0.5")
     selection = make_selection(64, 128, 192)
     processes = [_start(options, selection) for _ in range(3)]
@@ -67,7 +76,9 @@ def test_builds_of_the_same_at_once(toolkit: FakeToolkit, options: BuildOptions,
     assert build(selection, options).reused
 
 
-def test_builds_that_overlap_at_once(toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]) -> None:
+def test_builds_that_overlap_at_once(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]
+) -> None:
     toolkit.set("slow", "0.5")
     selections = [make_selection(64, 128), make_selection(128, 192), make_selection(64, 128, 192)]
     processes = [_start(options, selection) for selection in selections]
@@ -77,7 +88,9 @@ def test_builds_that_overlap_at_once(toolkit: FakeToolkit, options: BuildOptions
     assert all(build(selection, options).reused for selection in selections)
 
 
-def test_killed_build_leaves_the_last_good_one(toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]) -> None:
+def test_killed_build_leaves_the_last_good_one(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]
+) -> None:
     good = build(make_selection(64), options)
     compiled = len(toolkit.calls())
     toolkit.set("slow", "600")

@@ -74,7 +74,9 @@ def test_headers_are_named_by_root(tmp_path: Path) -> None:
     for name in ("work/unit.cu", "cuda/include/a.h", "cuda/cutlass/b.h", "elsewhere/c.h"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    (tmp_path / "work" / "d").write_text(f"o: unit.cu {tmp_path}/cuda/bin/../include/a.h ../cuda/cutlass/b.h {tmp_path}/elsewhere/c.h")
+    (tmp_path / "work" / "d").write_text(
+        f"o: unit.cu {tmp_path}/cuda/bin/../include/a.h ../cuda/cutlass/b.h {tmp_path}/elsewhere/c.h"
+    )
     roots = {"cuda": tmp_path / "cuda", "cutlass": tmp_path / "cuda" / "cutlass"}
     rows = header_set(tmp_path / "work" / "d", tmp_path / "work", roots, FileMemo(tmp_path / "memo"))
     assert [row[:2] for row in rows] == [["", f"{tmp_path}/elsewhere/c.h"], ["cuda", "include/a.h"], ["cutlass", "b.h"]]

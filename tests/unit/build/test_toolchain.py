@@ -34,12 +34,14 @@ def test_order(toolkit: FakeToolkit, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_script_on_path_that_starts_nvcc(toolkit: FakeToolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "_wheel_homes", lambda: [])
+    monkeypatch.setattr(toolchain, "_wheel_homes", list)
     monkeypatch.delenv("GEMMILL_CUDA_HOME")
     monkeypatch.delenv("CUDA_HOME", raising=False)
     (tmp_path / "wrapper" / "bin").mkdir(parents=True)
     script = tmp_path / "wrapper" / "bin" / "nvcc"
-    script.write_text(f'#!/bin/sh\n[ "$1" = --dryrun ] && echo "#$ TOP={toolkit.home}/bin/.." && exit\nexec {toolkit.home}/bin/nvcc "$@"\n')
+    script.write_text(
+        f'#!/bin/sh\n[ "$1" = --dryrun ] && echo "#$ TOP={toolkit.home}/bin/.." && exit\nexec {toolkit.home}/bin/nvcc "$@"\n'
+    )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
     assert find_toolchain().home == toolkit.home.resolve()
@@ -54,7 +56,7 @@ def test_facts(toolkit: FakeToolkit) -> None:
 
 
 def test_no_compiler(toolkit: FakeToolkit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "_wheel_homes", lambda: [])
+    monkeypatch.setattr(toolchain, "_wheel_homes", list)
     monkeypatch.delenv("GEMMILL_CUDA_HOME")
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setattr(shutil, "which", lambda _: None)
@@ -69,7 +71,10 @@ def test_named_toolkit_without_compiler(toolkit: FakeToolkit, tmp_path: Path, mo
     monkeypatch.setenv("GEMMILL_CUDA_HOME", str(tmp_path))
     with pytest.raises(BuildError) as caught:
         find_toolchain()
-    assert str(caught.value) == f"no CUDA compiler at {tmp_path}/bin/nvcc, which GEMMILL_CUDA_HOME names: correct it, or unset it"
+    assert (
+        str(caught.value)
+        == f"no CUDA compiler at {tmp_path}/bin/nvcc, which GEMMILL_CUDA_HOME names: correct it, or unset it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,9 @@ def test_wrong_compiler(toolkit: FakeToolkit, version: str, expected: str) -> No
 
 def test_compiler_that_does_not_start(toolkit: FakeToolkit) -> None:
     (toolkit.home / "bin" / "nvcc").write_bytes(b"\x7fELF")
-    with pytest.raises(BuildError, match=r"^cannot run .*/bin/nvcc \(.+\): reinstall it, or name a toolkit with GEMMILL_CUDA_HOME$"):
+    with pytest.raises(
+        BuildError, match=r"^cannot run .*/bin/nvcc \(.+\): reinstall it, or name a toolkit with GEMMILL_CUDA_HOME$"
+    ):
         find_toolchain()
 
 
@@ -97,8 +104,14 @@ def test_compiler_that_does_not_start(toolkit: FakeToolkit) -> None:
     [
         ("bin/cuobjdump", r"no cuobjdump in .*/bin or on PATH: install it with `pip install nvidia-cuda-cuobjdump`"),
         ("bin/nvdisasm", r"no nvdisasm in .*/bin or on PATH: install it with `pip install nvidia-cuda-nvdisasm`"),
-        ("lib/libcudart_static.a", r"no libcudart_static\.a in .*/lib: install it with `pip install nvidia-cuda-runtime`, or name a"),
-        ("cutlass/include/cutlass/version.h", r"no CUTLASS at .*, which GEMMILL_CUTLASS_HOME names: it has no include/cutlass/version\.h"),
+        (
+            "lib/libcudart_static.a",
+            r"no libcudart_static\.a in .*/lib: install it with `pip install nvidia-cuda-runtime`, or name a",
+        ),
+        (
+            "cutlass/include/cutlass/version.h",
+            r"no CUTLASS at .*, which GEMMILL_CUTLASS_HOME names: it has no include/cutlass/version\.h",
+        ),
     ],
 )
 def test_missing_part(toolkit: FakeToolkit, missing: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,13 +126,19 @@ def test_no_host_compiler(toolkit: FakeToolkit, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(BuildError) as caught:
         find_toolchain()
-    assert str(caught.value) == "no host C++ compiler: g++ is not on PATH; install it, for example with `apt install g++`"
+    assert (
+        str(caught.value) == "no host C++ compiler: g++ is not on PATH; install it, for example with `apt install g++`"
+    )
 
 
-@pytest.mark.parametrize(("package", "message"), [("torch", "no torch to link against"), ("cutlass_library", "no CUTLASS headers")])
+@pytest.mark.parametrize(
+    ("package", "message"), [("torch", "no torch to link against"), ("cutlass_library", "no CUTLASS headers")]
+)
 def test_missing_package(toolkit: FakeToolkit, monkeypatch: pytest.MonkeyPatch, package: str, message: str) -> None:
     find_spec = toolchain.importlib.util.find_spec
-    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
+    monkeypatch.setattr(
+        toolchain.importlib.util, "find_spec", lambda name: None if name == package else find_spec(name)
+    )
     monkeypatch.delenv("GEMMILL_CUTLASS_HOME")
     if package == "torch":
         monkeypatch.setenv("GEMMILL_CUTLASS_HOME", str(toolkit.cutlass))

@@ -9,7 +9,14 @@ from gemmill.build.units import LARGEST, Unit, partition, split
 
 
 def _source(name: str, kind: SourceKind = SourceKind.VARIANT, seconds: float = 12.0) -> Source:
-    return Source(kind=kind, name=name, path=PurePosixPath(f"sm90a/{name}.cu"), text=f"// {name}\n", key=f"key of {name}", seconds=seconds)
+    return Source(
+        kind=kind,
+        name=name,
+        path=PurePosixPath(f"sm90a/{name}.cu"),
+        text=f"// {name}\n",
+        key=f"key of {name}",
+        seconds=seconds,
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +68,10 @@ def test_unit_file() -> None:
     ("message", "parts"),
     [
         ("sm90a/a_d8.cu(7): error: no", [["a_d8"], ["b_d8", "a_d80"]]),
-        ("ptxas error   : Entry function 'gemmill_b_d8_kernel' uses too much shared data", [["b_d8"], ["a_d8", "a_d80"]]),
+        (
+            "ptxas error   : Entry function 'gemmill_b_d8_kernel' uses too much shared data",
+            [["b_d8"], ["a_d8", "a_d80"]],
+        ),
         ("a_d8.cu: error\nb_d8.cu: error", [["a_d8"], ["b_d8"], ["a_d80"]]),
         ("segmentation fault", [["a_d8"], ["b_d8", "a_d80"]]),
     ],
