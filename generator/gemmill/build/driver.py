@@ -14,7 +14,7 @@ from gemmill.build.files import digest
 from gemmill.build.linking import check_size, describe, intact_build, publish
 from gemmill.build.options import BuildObserver, BuildOptions, BuildResult, SilentObserver
 from gemmill.build.planning import Work, Workshop, open_workshop, survey
-from gemmill.build.sources import Source, SourceKind, text_source
+from gemmill.build.sources import EXPORTS, Source, SourceKind, text_source
 from gemmill.emit.render import TemplateError, render
 from gemmill.manifest import Manifest, RejectedEntry
 from gemmill.space.names import to_name
@@ -79,7 +79,7 @@ def _finish(
         [[row.name, row.error] for row in rejected],
         sorted(entry.key for entry in entries),
         _variant_table(symbols, ""),
-        workshop.flags.link,
+        [workshop.flags.link, EXPORTS],
         [workshop.toolchain.host_build, workshop.memo.get(workshop.toolchain.cudart_static)],
     )[:_BUILD_ID_DIGITS]
     target = workshop.options.home_dir / "builds" / build_id
