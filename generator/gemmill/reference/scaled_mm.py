@@ -35,13 +35,18 @@ def scaled_mm(
         total = _subtract_zero_point(total, azp_adj, azp)
     scaled = total.to(torch.float32) * b_scales.reshape(1, -1)
     column = a_scales.reshape(-1, 1)
-    result = column * scaled if bias is None else fused_multiply_add(column, scaled, bias.reshape(1, -1).to(torch.float32))
+    result = (
+        column * scaled if bias is None else fused_multiply_add(column, scaled, bias.reshape(1, -1).to(torch.float32))
+    )
     return result.to(out_dtype)
 
 
 def check_scales(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> None:
     """Raises ValueError unless a_scales has 1 or M values and b_scales 1 or N."""
-    for name, scales, along, count in (("a_scales", a_scales, "M", a.shape[0]), ("b_scales", b_scales, "N", b.shape[1])):
+    for name, scales, along, count in (
+        ("a_scales", a_scales, "M", a.shape[0]),
+        ("b_scales", b_scales, "N", b.shape[1]),
+    ):
         if scales.numel() not in (1, count):
             raise ValueError(f"{name} has {scales.numel()} values: the reference takes 1 or {along} = {count}")
 

@@ -1,6 +1,7 @@
 """Loading an extension: checked before it is opened, registered when an op namespace is given to it."""
 
 import ctypes
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from gemmill.runtime import checks, operands
 from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.problem import ProblemCall, problem_of_call
 from gemmill.runtime.schemas import OPS, OpSchema
-from gemmill.runtime.select import Choice, Trust, select
+from gemmill.runtime.select import Choice, Trust, rejection, select
 from gemmill.runtime.table import Row, Table, TunedRow, make_table
 from gemmill.runtime.tuned import built_in
 from gemmill.vocab import Arch
@@ -20,6 +21,8 @@ from gemmill.vocab import Arch
 _DESCRIBE = ctypes.CFUNCTYPE(
     None, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.POINTER(ctypes.c_char), ctypes.c_int64
 )
+
+MOST_REASONS = 20
 
 
 class _Kernel(ctypes.Structure):
@@ -120,13 +123,22 @@ class Build:
         except RuntimeError as error:
             return str(error)
         problem = problem_of_call(op, call)
-        pinned = " (a variant is pinned)" if choice.entry is not None else ""
-        trace = "\n".join(f"  {r.name}: {r.reason}" for r in choice.trace)
+        if (row := self._pinned()) >= 0:
+            name = self.table.entries[row].name
+            reasons = [rejection(self.table.rows[i], problem) for i in self.table.rows_of(name)]
+            return f"{op.name}: the pinned variant {name} cannot take the call: {reasons[-1]}"
+        counts = Counter(rejected.reason for rejected in choice.trace)
+        reasons = "\n".join(f"  {count} variants: {reason}" for reason, count in counts.most_common(MOST_REASONS))
         return (
-            f"{op.name}: no variant of build {self.build_id}{pinned} takes M, N, K = {problem.m}, {problem.n}, {problem.k} with "
+            f"{op.name}: no variant of build {self.build_id} takes M, N, K = {problem.m}, {problem.n}, {problem.k} with "
             f"alignments of a, b, out = {problem.align_a}, {problem.align_b}, {problem.align_d} bytes; "
-            f"`gemmill build --arch {self.manifest.arch} --select default` builds one for every shape\n{trace}"
+            f"`gemmill build --arch {self.manifest.arch} --select default` builds one for every shape\n{reasons}"
         )
+
+    def _pinned(self) -> int:
+        row = self.pin(-1)
+        self.pin(row)
+        return row
 
 
 def _dtype_names() -> dict[int, str]:

@@ -22,8 +22,14 @@ cudaError_t most_active_clusters(int device, int& active) {
   static std::atomic<int> known[kMostDevices];
   active = known[device].load(std::memory_order_acquire);
   if (active > 0) return cudaSuccess;
-  cudaLaunchAttribute attribute = cluster_attribute(cluster_of<Kernel>());
-  cudaLaunchConfig_t config = launch_config(cluster_of<Kernel>(), Kernel::get_block_shape(), Kernel::SharedStorageSize, nullptr);
+  dim3 const cluster = cluster_of<Kernel>();
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster.x, cluster.y, cluster.z};
+  cudaLaunchConfig_t config{};
+  config.gridDim = cluster;
+  config.blockDim = Kernel::get_block_shape();
+  config.dynamicSmemBytes = Kernel::SharedStorageSize;
   config.attrs = &attribute;
   config.numAttrs = 1;
   cudaError_t error = cudaOccupancyMaxActiveClusters(&active, reinterpret_cast<void const*>(entry), &config);
@@ -41,13 +47,14 @@ int32_t launch(typename Kernel::Arguments arguments, gemmill_scaled_mm_args cons
   if (error == cudaSuccess) error = most_active_clusters<Kernel, entry>(x.device, active_clusters);
   if (error != cudaSuccess) return error;
   arguments.hw_info = cutlass::KernelHardwareInfo{x.device, x.sm_count, active_clusters};
-  if (!Kernel::can_implement(arguments)) return GEMMILL_CANNOT_IMPLEMENT;
+  // Not asked: Kernel::can_implement, which wants aligned extents. TMA needs aligned addresses and strides, which the
+  // caller has checked, and clips the rest.
   if (Kernel::initialize_workspace(arguments, x.workspace, stream) != cutlass::Status::kSuccess) return cudaErrorUnknown;
 
   typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, x.workspace);
   void* parameters[] = {&params};
-  return launch_kernel(reinterpret_cast<void const*>(entry), Kernel::get_grid_shape(params), Kernel::get_block_shape(), Kernel::SharedStorageSize,
-                       cluster_of<Kernel>(), x.programmatic_launch, parameters, stream);
+  LaunchShape const shape{Kernel::get_grid_shape(params), Kernel::get_block_shape(), cluster_of<Kernel>(), Kernel::SharedStorageSize};
+  return launch_kernel<entry>(shape, x.device, x.programmatic_launch, parameters, stream);
 }
 
 template <class Kernel>

@@ -104,6 +104,8 @@ def test_half_unit_in_last_place(dtype, value):
 def test_tolerance_of_an_exact_sum_is_the_rounding_of_the_result():
     a, b = torch.ones(1, 1).to(torch.float8_e4m3fn), torch.ones(1, 1).to(torch.float8_e4m3fn)
     one = torch.ones(1)
-    bound = tolerance(a, b, one, one, torch.bfloat16, Accumulation.FAST, sum_error=torch.zeros(1, 1, dtype=torch.float64))
+    bound = tolerance(
+        a, b, one, one, torch.bfloat16, Accumulation.FAST, sum_error=torch.zeros(1, 1, dtype=torch.float64)
+    )
     assert exact_scaled_mm(a, b, one, one).item() == 1.0
     assert 2.0**-8 <= bound.item() < 2.0**-8 * 1.001

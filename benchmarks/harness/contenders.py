@@ -1,0 +1,201 @@
+"""Who is timed: gemmill, pinned variants of it, and what a user would call instead."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+import gemmill
+from gemmill.runtime.model import model_ns
+from gemmill.runtime.problem import ProblemCall
+from gemmill.runtime.table import Row, Table
+from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP, Predicate
+from gemmill.vocab import DType
+from harness.checking import CornerCheck
+from harness.operands import Operands
+from harness.problems import Op, Problem
+from harness.statistics import Sample
+from harness.timing import Prepared, Timer
+
+Multiply = Callable[[Operands, int], Tensor | None]
+"""Enqueues one call with the i-th copy of the weights. Returns the result, or None if it is in operands.out."""
+
+SM_COUNT = 132
+"""Of an H200: for guesses only."""
+INT_MM_FEWEST_ROWS = 17
+"""torch._int_mm refuses fewer rows of A on CUDA."""
+
+
+class WrongResult(Exception):
+    """A contender's result is not that of the reference: its time is not taken."""
+
+
+class Contender(Protocol):
+    """One way to compute problems, in this process or another."""
+
+    name: str
+    applies_scales: bool
+    """Whether it computes all of the op; one that does not is shown, and not compared with."""
+
+    def takes(self, problem: Problem) -> bool:
+        """Whether the problem is one of its kind; preparing it may still fail."""
+        ...
+
+    def prepare(self, operands: Operands, timer: Timer, fewest: int) -> Prepared:
+        """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
+        ...
+
+    def host_us(self, operands: Operands, timer: Timer) -> Sample:
+        """Host time of one call."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalContender:
+    """A contender whose calls are made in this process."""
+
+    name: str
+    multiply: Multiply
+    ops: tuple[Op, ...]
+    applies_scales: bool = True
+    scales_per_tensor: bool = False
+    fewest_rows: int = 1
+    pinned: Callable[[], AbstractContextManager] = nullcontext
+    """Makes the context for its calls."""
+    row: Row | None = None
+    """Of a variant: what the analytic model needs to guess its time."""
+
+    def takes(self, problem: Problem) -> bool:
+        return problem.op in self.ops and problem.m >= self.fewest_rows
+
+    def prepare(self, operands: Operands, timer: Timer, fewest: int) -> Prepared:
+        calls = [lambda i=i: self.multiply(operands, i) for i in range(len(operands.weights))]
+        with self.pinned():
+            self._check(operands)
+            return timer.prepare(calls, fewest)
+
+    def host_us(self, operands: Operands, timer: Timer) -> Sample:
+        with self.pinned():
+            return timer.host_us(lambda: self.multiply(operands, 0))
+
+    def _check(self, operands: Operands) -> None:
+        operands.out.fill_(torch.nan)
+        result = self.multiply(operands, 0)
+        if not self.applies_scales:
+            return
+        comparison = corner_check(operands, self.scales_per_tensor).compare(operands.out if result is None else result)
+        if not comparison.ok:
+            raise WrongResult(f"wrong result in the corners of {operands.problem}: {comparison.report}")
+
+
+_checks: dict[bool, tuple[Operands, CornerCheck]] = {}
+
+
+def corner_check(operands: Operands, scales_per_tensor: bool) -> CornerCheck:
+    """The check for these operands, made once for all contenders."""
+    known = _checks.get(scales_per_tensor)
+    if known is None or known[0] is not operands:
+        known = (operands, CornerCheck(operands, scales_per_tensor))
+        _checks[scales_per_tensor] = known
+    return known[1]
+
+
+def through_ops(namespace: object) -> Multiply:
+    """A call of cutlass_scaled_mm or cutlass_scaled_mm_azp as registered in `namespace`."""
+    scaled_mm = namespace.cutlass_scaled_mm.default
+    scaled_mm_azp = namespace.cutlass_scaled_mm_azp.default
+
+    def multiply(x: Operands, i: int) -> None:
+        if x.problem.op is Op.INT8_AZP:
+            scaled_mm_azp(x.out, x.a, x.weights[i], x.a_scales, x.b_scales, x.azp_adj[i], x.azp, None)
+        else:
+            scaled_mm(x.out, x.a, x.weights[i], x.a_scales, x.b_scales, None)
+
+    return multiply
+
+
+def gemmill_contender() -> LocalContender:
+    """The ops of the loaded build, each call answered by the variant that gemmill chooses."""
+    return LocalContender(name="gemmill", multiply=through_ops(torch.ops.gemmill), ops=tuple(Op))
+
+
+def constant_weights_contender() -> LocalContender:
+    """The same ops with the caller's promise that weights are constant, which lets them be read early."""
+    return LocalContender(
+        name="gemmill constant", multiply=through_ops(torch.ops.gemmill), ops=tuple(Op), pinned=_constant_weights
+    )
+
+
+@contextmanager
+def _constant_weights() -> Iterator[None]:
+    gemmill.assume_constant_weights(True)
+    try:
+        yield
+    finally:
+        gemmill.assume_constant_weights(False)
+
+
+def variant_contenders(table: Table, multiply: Multiply) -> list[LocalContender]:
+    """Every variant with bf16 results, pinned by name."""
+    rows = {entry.name: (entry, row) for row, entry in zip(table.rows, table.entries, strict=True)}
+    return [
+        LocalContender(name=name, multiply=multiply, ops=ops_of(entry.predicate), pinned=_pin(name), row=row)
+        for name, (entry, row) in rows.items()
+        if entry.predicate.out_dtype is DType.BF16
+    ]
+
+
+def plausible(variants: Sequence[LocalContender], problem: Problem, ratio: float) -> list[LocalContender]:
+    """The variants that the analytic model puts within `ratio` of its best: a sweep need not time the hopeless ones."""
+    call = ProblemCall(problem=0, m=problem.m, n=problem.n, k=problem.k, align_a=16, align_b=16, align_d=16)
+    guesses = {v.name: model_ns(v.row, call, SM_COUNT) for v in variants if v.row is not None and v.takes(problem)}
+    limit = ratio * min(guesses.values(), default=0.0)
+    return [v for v in variants if guesses.get(v.name, 0.0) <= limit]
+
+
+def ops_of(predicate: Predicate) -> tuple[Op, ...]:
+    """The benchmarked ops that a variant can serve."""
+    ops: list[Op] = []
+    if SCALED_MM in predicate.ops:
+        ops.append(Op.FP8 if predicate.a_dtype is DType.E4M3 else Op.INT8)
+    if SCALED_MM_AZP in predicate.ops and "token" in predicate.azp:
+        ops.append(Op.INT8_AZP)
+    return tuple(ops)
+
+
+def _pin(name: str) -> Callable[[], AbstractContextManager]:
+    return lambda: gemmill.use_variant(name)
+
+
+def vllm_contender(library: str) -> LocalContender:
+    """vLLM's released kernels. Raises OSError or RuntimeError where this process cannot load the library."""
+    torch.ops.load_library(library)
+    return LocalContender(name="vllm", multiply=through_ops(torch.ops._C), ops=tuple(Op))
+
+
+def torch_contenders() -> Iterator[LocalContender]:
+    """What torch itself offers."""
+    yield LocalContender(name="torch row-wise", multiply=_torch_row_wise, ops=(Op.FP8,))
+    yield LocalContender(name="torch tensor-wise", multiply=_torch_tensor_wise, ops=(Op.FP8,), scales_per_tensor=True)
+    yield LocalContender(
+        name="torch._int_mm",
+        multiply=_torch_int_mm,
+        ops=(Op.INT8,),
+        applies_scales=False,
+        fewest_rows=INT_MM_FEWEST_ROWS,
+    )
+
+
+def _torch_row_wise(x: Operands, i: int) -> Tensor:
+    return torch._scaled_mm(x.a, x.weights[i], x.a_scales, x.b_scales, out_dtype=x.out.dtype, use_fast_accum=True)
+
+
+def _torch_tensor_wise(x: Operands, i: int) -> Tensor:
+    return torch._scaled_mm(x.a, x.weights[i], x.a_scale, x.b_scale, out_dtype=x.out.dtype, use_fast_accum=True)
+
+
+def _torch_int_mm(x: Operands, i: int) -> Tensor:
+    return torch._int_mm(x.a, x.weights[i])

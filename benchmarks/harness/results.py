@@ -1,0 +1,130 @@
+"""From measurements to the record that is kept, and to the table that is printed."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from harness.contenders import Contender
+from harness.measuring import Measurement
+from harness.statistics import Sample, geometric_mean
+
+SCHEMA_VERSION = 1
+SUBJECT = "gemmill"
+DECODE_M = 128
+"""Up to here, reading the weights is what takes the time; figures are given for both sides apart."""
+_WIDTHS = {"op": 9, "shape": 22}
+
+
+def sample_record(found: Sample) -> dict[str, object]:
+    """A Sample as JSON values: nanosecond digits are kept, no more."""
+    return {
+        "median_us": round(found.median_us, 3),
+        "spread": round(found.spread, 4),
+        "rounds_us": [round(us, 3) for us in found.rounds_us],
+    }
+
+
+def row_record(measurement: Measurement, peers: Sequence[Contender]) -> dict[str, object]:
+    """One problem's row: times, and gemmill's ratio to the fastest peer that computes the same (above 1 is faster)."""
+    problem, samples = measurement.problem, measurement.samples
+    peers = [peer.name for peer in peers if peer.applies_scales and peer.name in samples]
+    best = min(peers, key=lambda name: samples[name].median_us, default=None)
+    subject = samples.get(SUBJECT)
+    record: dict[str, object] = {
+        "op": problem.op.value,
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        "contenders": {name: sample_record(found) for name, found in samples.items()},
+        "failures": measurement.failures,
+        "best_peer": best,
+        "ratio": None,
+        "tflops": None,
+        "gbps": None,
+    }
+    if subject is not None:
+        record["tflops"] = round(problem.flops / subject.median_us / 1e6, 1)
+        record["gbps"] = round(problem.bytes / subject.median_us / 1e3, 1)
+    if subject is not None and best is not None:
+        record["ratio"] = round(samples[best].median_us / subject.median_us, 4)
+    return record
+
+
+def summary_record(rows: Iterable[dict]) -> list[dict[str, object]]:
+    """For each op, and M up to 128 and above apart: geometric mean of the ratios, and the worst shape."""
+    groups: dict[tuple[str, str], list[dict]] = {}
+    for row in rows:
+        if row["ratio"] is not None:
+            side = f"M <= {DECODE_M}" if row["m"] <= DECODE_M else f"M > {DECODE_M}"
+            groups.setdefault((row["op"], side), []).append(row)
+    summary = []
+    for (op, side), members in sorted(groups.items()):
+        worst = min(members, key=lambda row: row["ratio"])
+        mean = geometric_mean([row["ratio"] for row in members])
+        summary.append(
+            {
+                "op": op,
+                "side": side,
+                "shapes": len(members),
+                "geometric_mean": round(mean, 4),
+                "worst_ratio": worst["ratio"],
+                "worst_shape": [worst["m"], worst["n"], worst["k"]],
+            }
+        )
+    return summary
+
+
+def table(rows: Sequence[dict], names: Sequence[str]) -> str:
+    """Times of all contenders by shape, as plain text: microseconds, "-" for none, "!" for a spread above 5 %."""
+    names = [name for name in names if any(name in row["contenders"] or name in row["failures"] for row in rows)]
+    head = f"{'op':<{_WIDTHS['op']}}{'M x N x K':<{_WIDTHS['shape']}}"
+    lines = [head + "".join(f"{name:>19}" for name in names) + f"{'ratio':>8}{'TFLOP/s':>9}{'GB/s':>8}"]
+    for row in rows:
+        shape = f"{row['m']} x {row['n']} x {row['k']}"
+        cells = "".join(f"{_time_cell(row, name):>19}" for name in names)
+        figures = f"{_cell(row['ratio'], 3):>8}{_cell(row['tflops'], 0):>9}{_cell(row['gbps'], 0):>8}"
+        lines.append(f"{row['op']:<{_WIDTHS['op']}}{shape:<{_WIDTHS['shape']}}{cells}{figures}")
+    return "\n".join(lines)
+
+
+def _time_cell(row: dict, name: str) -> str:
+    if name in row["failures"]:
+        return "failed"
+    found = row["contenders"].get(name)
+    if found is None:
+        return "-"
+    return f"{found['median_us']:.2f}" + ("!" if found["spread"] > 0.05 else "")
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def summary_text(summary: Sequence[dict], host: dict[str, dict]) -> str:
+    """The figures in a few lines."""
+    lines = [
+        f"{part['op']} {part['side']}: geometric mean {part['geometric_mean']:.3f} over {part['shapes']} shapes, "
+        f"worst {part['worst_ratio']:.3f} at {' x '.join(map(str, part['worst_shape']))}"
+        for part in summary
+    ]
+    for op, contenders in host.items():
+        times = ", ".join(f"{name} {found['median_us']:.2f}" for name, found in contenders.items())
+        lines.append(f"host time of one call, {op}, us: {times}")
+    return "\n".join(lines)
+
+
+def write_json(record: dict, path: Path, *, indent: int | None = 1) -> None:
+    """Write whole or not at all: temporary name, fsync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            separators = (",", ":") if indent is None else None
+            json.dump(record, file, indent=indent, separators=separators, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,28 @@
+"""gemmill's contenders for a dry run where no build is loaded: the reference, under the names of the smoke selection."""
+
+from gemmill.reference import scaled_mm
+from gemmill.space.names import to_name
+from gemmill.space.predicate import predicate_of
+from gemmill.space.selections import select
+from harness.contenders import LocalContender, Multiply, ops_of
+from harness.operands import Operands
+from harness.problems import Op
+
+
+def multiply(x: Operands, i: int) -> None:
+    """The reference, written to operands.out."""
+    x.out.copy_(scaled_mm(x.a, x.weights[i], x.a_scales, x.b_scales, x.out.dtype, azp_adj=x.azp_adj[i], azp=x.azp))
+
+
+def subject() -> LocalContender:
+    """In the place of gemmill's ops."""
+    return LocalContender(name="gemmill", multiply=multiply, ops=tuple(Op))
+
+
+def variants(with_multiply: Multiply = multiply) -> list[LocalContender]:
+    """In the place of the loaded variants."""
+    configs = [config for config in select("smoke").configs if config.problem.out_dtype == "bf16"]
+    return [
+        LocalContender(name=to_name(config), multiply=with_multiply, ops=ops_of(predicate_of(config)))
+        for config in configs
+    ]

@@ -1,0 +1,249 @@
+"""The calls that the GPU tests make: operands with guard bands around the result, and what the result must be."""
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gemmill.reference import (
+    Comparison,
+    accumulation_error,
+    compare_exact,
+    compare_within,
+    exact_scaled_mm,
+    scaled_mm,
+    tolerance,
+)
+from gemmill.reference.tolerance import half_unit_in_last_place
+from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP, Predicate
+from gemmill.vocab import Accumulation, DType
+
+GUARD = 0x7FF1
+"""A NaN in bf16 and in f16, by its bits."""
+GUARD_ROWS = 2
+PADDING = 16
+"""Elements by which padded rows are longer: rows of 8-bit and of 16-bit elements stay 16-byte aligned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One call. Everything in it, data included, follows from these fields."""
+
+    m: int
+    n: int
+    k: int
+    a_dtype: DType = DType.E4M3
+    out_dtype: DType = DType.BF16
+    azp: str = "none"
+    """"none" calls cutlass_scaled_mm; "row" and "token" call cutlass_scaled_mm_azp"""
+    a_scale: str = "each"
+    """"each": a scale for each row (column); "one": one for all"""
+    b_scale: str = "each"
+    bias: bool = False
+    data: str = "random"
+    """"integers": small ones, and powers of two as scales, so that every order of summation gives the same"""
+    layout: str = "tight"
+    """"tight", "padded" (rows 16-byte aligned, longer than they must be), "odd" (rows of an odd length) or "shifted"
+    (data that starts one element after an aligned address)"""
+
+    @property
+    def op(self) -> str:
+        """The op that is called."""
+        return SCALED_MM if self.azp == "none" else SCALED_MM_AZP
+
+    def __str__(self) -> str:
+        flags = [self.azp] * (self.azp != "none") + ["bias"] * self.bias + [self.layout] * (self.layout != "tight")
+        return "-".join([f"{self.m}x{self.n}x{self.k}", self.data, self.a_scale, self.b_scale, *flags])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A problem's tensors. `out` lies inside `surroundings`, all of which is poisoned."""
+
+    problem: Problem
+    surroundings: Tensor
+    out: Tensor
+    a: Tensor
+    b: Tensor
+    a_scales: Tensor
+    b_scales: Tensor
+    bias: Tensor | None
+    azp_adj: Tensor | None
+    azp: Tensor | None
+
+    @property
+    def arguments(self) -> tuple[Tensor | None, ...]:
+        """In the order of the op's schema."""
+        if self.problem.azp == "none":
+            return (self.out, self.a, self.b, self.a_scales, self.b_scales, self.bias)
+        return (self.out, self.a, self.b, self.a_scales, self.b_scales, self.azp_adj, self.azp, self.bias)
+
+    def poison(self) -> None:
+        """Fill the result and what is around it with the guard."""
+        self.surroundings.view(torch.int16).fill_(GUARD)
+
+    def untouched(self) -> bool:
+        """Whether nothing at all was written."""
+        return bool((self.surroundings.view(torch.int16) == GUARD).all())
+
+    def guards_hold(self) -> bool:
+        """Whether nothing was written outside the result."""
+        bits = self.surroundings.view(torch.int16)
+        inside = torch.as_strided(bits, self.out.shape, self.out.stride(), self.out.storage_offset())
+        return bool((bits != GUARD).sum() == (inside != GUARD).sum())
+
+
+def make_call(problem: Problem, device: torch.device) -> Call:
+    """New tensors for a problem; the same problem has the same data."""
+    p = problem
+    generator = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.n * 1009 + p.k)
+    a_type, out_type = getattr(torch, p.a_dtype.torch_name), getattr(torch, p.out_dtype.torch_name)
+    a = _laid_out(_data(p, p.m, p.k, generator), p.layout)
+    b = _laid_out(_data(p, p.n, p.k, generator), p.layout).t()
+    assert a.dtype is a_type and b.dtype is a_type
+    surroundings, out = _guarded_out(p, out_type, device)
+    azp_adj = azp = None
+    if p.azp != "none":
+        azp_adj = b.to(torch.int64).sum(dim=0).to(torch.int32)
+        if p.azp == "row":
+            azp_adj = azp_adj * 3
+        else:
+            azp = torch.randint(-30, 30, (p.m, 1), dtype=torch.int32, device=device, generator=generator)
+    bias = None
+    if p.bias:
+        bias = torch.randn(p.n, device=device, generator=generator).mul(8).round().to(out_type)
+    call = Call(
+        problem=p,
+        surroundings=surroundings,
+        out=out,
+        a=a,
+        b=b,
+        a_scales=_scales(p, p.a_scale, p.m, generator).reshape(-1, 1),
+        b_scales=_scales(p, p.b_scale, p.n, generator).reshape(1, -1),
+        bias=bias,
+        azp_adj=azp_adj,
+        azp=azp,
+    )
+    call.poison()
+    return call
+
+
+def _data(p: Problem, rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    kind, device = getattr(torch, p.a_dtype.torch_name), generator.device
+    if p.data == "integers":
+        return torch.randint(-2, 3, (rows, columns), device=device, generator=generator).to(torch.float32).to(kind)
+    if p.a_dtype is DType.S8:
+        return torch.randint(-128, 128, (rows, columns), dtype=torch.int8, device=device, generator=generator)
+    return torch.randn(rows, columns, device=device, generator=generator).to(kind)
+
+
+def _scales(p: Problem, kind: str, count: int, generator: torch.Generator) -> Tensor:
+    count = 1 if kind == "one" else count
+    if p.data == "integers":
+        return torch.exp2(
+            torch.randint(-2, 1, (count,), device=generator.device, generator=generator).to(torch.float32)
+        )
+    return torch.rand(count, device=generator.device, generator=generator) * 0.02 + 0.005
+
+
+def _laid_out(matrix: Tensor, layout: str) -> Tensor:
+    """The same matrix, row-major, in memory as `layout` says."""
+    rows, columns = matrix.shape
+    padding = {"tight": 0, "padded": -columns % PADDING + PADDING, "odd": 1 + columns % 2, "shifted": 0}[layout]
+    stride, offset = columns + padding, 1 if layout == "shifted" else 0
+    memory = torch.zeros(offset + rows * stride, dtype=torch.uint8, device=matrix.device)
+    view = torch.as_strided(memory, (rows, columns), (stride, 1), offset)
+    view.copy_(matrix.view(torch.uint8))
+    return view.view(matrix.dtype)
+
+
+def _guarded_out(p: Problem, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    padding = {"tight": 0, "padded": -p.n % PADDING + PADDING, "odd": 1 + p.n % 2, "shifted": 0}[p.layout]
+    stride = p.n + padding
+    # The first row of the result begins at a multiple of 16 elements, guards before and after it.
+    offset = -(-GUARD_ROWS * stride // PADDING) * PADDING + PADDING + (1 if p.layout == "shifted" else 0)
+    surroundings = torch.empty(offset + (p.m + GUARD_ROWS) * stride + PADDING, dtype=dtype, device=device)
+    return surroundings, torch.as_strided(surroundings, (p.m, p.n), (stride, 1), offset)
+
+
+MUST, MAY, REFUSES = "must", "may", "refuses"
+
+
+def acceptance(predicate: Predicate, call: Call) -> str:
+    """Whether a variant must take a call, refuse it, or may do either but never answer wrong."""
+    p = call.problem
+    if p.op not in predicate.ops or p.a_dtype is not predicate.a_dtype or p.out_dtype is not predicate.out_dtype:
+        return REFUSES
+    if (p.bias and not predicate.bias) or p.azp not in predicate.azp:
+        return REFUSES
+    if 0 in (p.m, p.n, p.k):
+        return MAY
+    operands = (
+        (call.a, p.k, predicate.alignment_a),
+        (call.b.t(), p.k, predicate.alignment_b),
+        (call.out, p.n, predicate.alignment_d),
+    )
+    if any(matrix.data_ptr() % (alignment * matrix.element_size()) for matrix, _, alignment in operands):
+        return REFUSES
+    if any(matrix.shape[0] > 1 and matrix.stride(0) % alignment for matrix, _, alignment in operands):
+        return REFUSES
+    # A stride that is never used, or a row that ends between two aligned elements.
+    if any(matrix.stride(0) % alignment or extent % alignment for matrix, extent, alignment in operands):
+        return MAY
+    return MUST
+
+
+@functools.lru_cache(maxsize=4096)
+def _expected(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    call = make_call(problem, device)
+    rounded = scaled_mm(
+        call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, call.bias, azp_adj=call.azp_adj, azp=call.azp
+    )
+    exact = None
+    if problem.a_dtype is not DType.S8:
+        exact = exact_scaled_mm(call.a, call.b, call.a_scales, call.b_scales, call.bias)
+    return rounded, exact
+
+
+@functools.lru_cache(maxsize=4096)
+def _sum_error(problem: Problem, accumulation: Accumulation, device: torch.device) -> Tensor:
+    call = make_call(problem, device)
+    return accumulation_error(call.a, call.b, accumulation)
+
+
+@functools.lru_cache(maxsize=4096)
+def _bound(problem: Problem, accumulation: Accumulation, device: torch.device) -> Tensor:
+    call = make_call(problem, device)
+    # The sum depends on shape and data alone: one bound serves all scales, biases and layouts.
+    plain = Problem(m=problem.m, n=problem.n, k=problem.k, a_dtype=problem.a_dtype, data=problem.data)
+    error = _sum_error(plain, accumulation, device)
+    return tolerance(call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, accumulation, call.bias, error)
+
+
+def compare(call: Call, accumulation: Accumulation) -> Comparison:
+    """Hold call.out against what the problem must give."""
+    rounded, exact = _expected(call.problem, call.out.device)
+    if exact is None or call.problem.data == "integers":
+        return compare_exact(call.out, rounded)
+    return compare_within(call.out, rounded, exact, _bound(call.problem, accumulation, call.out.device))
+
+
+def sum_error_fraction(call: Call, accumulation: Accumulation) -> float:
+    """Largest error beyond the rounding of the stored result, as a fraction of what the bound allows beyond it."""
+    _, exact = _expected(call.problem, call.out.device)
+    if exact is None or not call.out.numel():
+        return 0.0
+    bound = _bound(call.problem, accumulation, call.out.device)
+    rounding = half_unit_in_last_place(exact.abs(), call.out.dtype)
+    beyond = (call.out.to(torch.float64) - exact).abs() - rounding
+    return float((beyond / (bound - rounding)).max())
+
+
+def of_variant(predicate: Predicate, problem: Problem) -> Problem:
+    """The problem in the types that a variant takes, without what it does not take."""
+    azp = problem.azp
+    if azp not in predicate.azp:
+        azp = predicate.azp[-1]
+    bias = problem.bias and predicate.bias
+    return replace(problem, a_dtype=predicate.a_dtype, out_dtype=predicate.out_dtype, azp=azp, bias=bias)

@@ -1,0 +1,74 @@
+"""The shapes at which variants are tested, by level."""
+
+import random
+from collections.abc import Iterator
+
+from gemmill.manifest import KernelEntry
+
+Shape = tuple[int, int, int]
+
+FIRST: Shape = (77, 136, 272)
+"""Ragged in every dimension for every tile, and of several steps along K; 16-byte rows everywhere."""
+
+FIXED: tuple[Shape, ...] = (
+    (1, 8, 16),
+    (16, 128, 128),
+    (3, 2056, 112),
+    (127, 264, 528),
+    (257, 520, 1040),
+    (129, 72, 2064),
+    (64, 1024, 4096),
+)
+"""One element of alignment in each dimension; whole tiles; one below and above a tile; many steps; many tiles."""
+
+UNALIGNED: tuple[Shape, ...] = (
+    (1, 1, 1),
+    (2, 3, 5),
+    (7, 13, 17),
+    (31, 1, 127),
+    (67, 131, 3),
+    (129, 257, 251),
+    (1, 997, 64),
+)
+"""Rows that no TMA takes: primes, and single elements."""
+
+RANDOM_SHAPES = 60
+LARGEST = (600, 1100, 2100)
+"""Ends of the range of random shapes."""
+
+
+def takes_any_rows(entry: KernelEntry) -> bool:
+    """Whether the variant takes rows of any length."""
+    p = entry.predicate
+    return max(p.alignment_a, p.alignment_b, p.alignment_d) == 1
+
+
+def shapes_for(entry: KernelEntry, level: str) -> Iterator[Shape]:
+    """(M, N, K) that the variant must take, at this level."""
+    yield FIRST
+    if level == "L0":
+        return
+    yield from FIXED
+    yield from _around_tile(entry)
+    if takes_any_rows(entry):
+        yield from UNALIGNED
+    if level == "L2":
+        yield from _random(entry)
+
+
+def _around_tile(entry: KernelEntry) -> Iterator[Shape]:
+    """More than one tile along each dimension, and a last one that is nearly empty."""
+    m, n, k = entry.config.schedule.tile_shape_mnk
+    if entry.config.schedule.swap_ab:
+        m, n = n, m
+    p = entry.predicate
+    yield 2 * m + 1, 2 * n + p.alignment_d, 5 * k + max(p.alignment_a, p.alignment_b)
+
+
+def _random(entry: KernelEntry) -> Iterator[Shape]:
+    p = entry.predicate
+    step_k = max(p.alignment_a, p.alignment_b)
+    generator = random.Random(0)
+    for _ in range(RANDOM_SHAPES):
+        m, n, k = (int(generator.triangular(1, end, 1)) for end in LARGEST)
+        yield m, -(-n // p.alignment_d) * p.alignment_d, -(-k // step_k) * step_k

@@ -1,0 +1,129 @@
+"""Rounds that alternate, contenders that fail or give wrong results, and the numbers made of them."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness import stand_in
+from harness.contenders import LocalContender
+from harness.measuring import Plan, measure
+from harness.operands import OperandMaker
+from harness.problems import Op, Problem
+from harness.statistics import geometric_mean, sample
+
+
+class ScriptedTimer:
+    """Rounds with given times, and a log of who ran."""
+
+    def __init__(self, **us):
+        self.us, self.log, self.closed, self.order = us, [], 0, iter(us)
+
+    def prepare(self, calls, fewest):
+        name = next(self.order)
+        for call in calls:
+            call()
+        return ScriptedRounds(self, name)
+
+    def clear(self):
+        self.log.append("clear")
+
+
+class ScriptedRounds:
+    def __init__(self, timer, name):
+        self.timer, self.name = timer, name
+
+    def round(self):
+        self.timer.log.append(self.name)
+        return self.timer.us[self.name]
+
+    def close(self):
+        self.timer.closed += 1
+
+
+@pytest.fixture
+def operands():
+    return OperandMaker(torch.device("cpu"), 4096).make(Problem(op=Op.FP8, m=16, n=32, k=64))
+
+
+def contender(name, **changes):
+    return replace(stand_in.subject(), name=name, **changes)
+
+
+def test_rounds_alternate_and_begin_with_another_each_time(operands):
+    timer = ScriptedTimer(x=1.0, y=2.0)
+    found = measure(operands, [contender("x"), contender("y")], timer, Plan(rounds=3))
+    assert timer.log == ["x", "y", "y", "x", "x", "y"]
+    assert found.samples["y"].rounds_us == (2.0, 2.0, 2.0)
+    assert timer.closed == 2
+
+
+def test_slow_contenders_are_dropped_after_the_first_round(operands):
+    timer = ScriptedTimer(x=1.0, y=1.4, z=1.6)
+    plan = Plan(rounds=5, give_up_ratio=1.5)
+    found = measure(operands, [contender(name) for name in "xyz"], timer, plan)
+    assert {name: len(s.rounds_us) for name, s in found.samples.items()} == {"x": 5, "y": 5, "z": 1}
+
+
+def test_a_wrong_result_is_not_timed(operands):
+    def off_by_one_row(x, i):
+        stand_in.multiply(x, i)
+        x.out.copy_(x.out.roll(1, 0))
+
+    timer = ScriptedTimer(right=1.0)
+    found = measure(operands, [contender("wrong", multiply=off_by_one_row), contender("right")], timer, Plan(rounds=1))
+    assert list(found.samples) == ["right"]
+    assert re.match(r"wrong result in the corners of fp8 16 x 32 x 64: \d+ of 512 elements", found.failures["wrong"])
+
+
+def test_a_result_that_is_not_written_is_wrong(operands):
+    found = measure(operands, [contender("lazy", multiply=lambda x, i: None)], ScriptedTimer(), Plan(rounds=1))
+    assert "elements are wrong" in found.failures["lazy"]
+
+
+def test_a_failing_contender_costs_its_own_figures_only(operands):
+    def refuse(x, i):
+        raise RuntimeError("not on this device\nsecond line")
+
+    timer = ScriptedTimer(other=1.0)
+    found = measure(operands, [contender("refuser", multiply=refuse), contender("other")], timer, Plan(rounds=1))
+    assert found.failures == {"refuser": "not on this device"}
+    assert list(found.samples) == ["other"]
+    assert "clear" in timer.log
+
+
+def test_contenders_are_asked_what_they_take(operands):
+    int8 = LocalContender(name="int8", multiply=stand_in.multiply, ops=(Op.INT8,))
+    large = contender("large", fewest_rows=17)
+    found = measure(operands, [int8, large], ScriptedTimer(), Plan(rounds=1))
+    assert found.samples == {} and found.failures == {}
+
+
+def test_calls_in_a_round():
+    decode, prefill = Problem(op=Op.FP8, m=16, n=4096, k=4096), Problem(op=Op.FP8, m=8192, n=8192, k=8192)
+    assert Plan(rounds=1).calls(decode) == Plan(rounds=1).calls(prefill) == 20
+    assert Plan(rounds=1, short=True).calls(decode) == 20
+    assert Plan(rounds=1, short=True).calls(prefill) == 4
+
+
+def test_sample():
+    found = sample([3.0, 1.0, 2.0, 4.0, 5.0])
+    assert (found.median_us, found.spread, found.rounds_us) == (3.0, pytest.approx(2 / 3), (3.0, 1.0, 2.0, 4.0, 5.0))
+    assert sample([2.0]).spread == 0.0
+    with pytest.raises(ValueError, match="no round was measured"):
+        sample([])
+
+
+def test_geometric_mean():
+    assert geometric_mean([2.0, 0.5, 4.0]) == pytest.approx(4.0 ** (1 / 3))
+    assert geometric_mean([]) is None
+
+
+def test_weights_exceed_the_cache_twice_and_are_kept_for_the_same_shape():
+    maker = OperandMaker(torch.device("cpu"), rotated_bytes=10_000)
+    first = maker.make(Problem(op=Op.FP8, m=4, n=32, k=64))
+    assert sum(w.numel() for w in first.weights) >= 10_000
+    assert not torch.equal(first.weights[0].view(torch.int8), first.weights[1].view(torch.int8))
+    assert maker.make(Problem(op=Op.FP8, m=8, n=32, k=64)).weights is first.weights
+    assert maker.make(Problem(op=Op.INT8, m=8, n=32, k=64)).weights[0].dtype is torch.int8

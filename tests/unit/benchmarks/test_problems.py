@@ -1,0 +1,70 @@
+"""The sets of problems."""
+
+import pytest
+
+from harness.problems import (
+    FP8_TABLE,
+    INT8_TABLE,
+    MODELS,
+    OPS_OF,
+    Op,
+    Problem,
+    model_problems,
+    parse_shapes,
+    table_grid_problems,
+    table_problems,
+    tiny,
+)
+
+
+def test_tables():
+    problems = table_problems(OPS_OF["all"])
+    assert len(problems) == len(FP8_TABLE) + 2 * len(INT8_TABLE)
+    assert Problem(op=Op.FP8, m=16, n=1280, k=8192) in problems
+    assert Problem(op=Op.INT8_AZP, m=2048, n=4096, k=14336) in problems
+
+
+def test_grid_has_every_weight_at_every_m():
+    problems = table_grid_problems([Op.FP8], (1, 64))
+    assert len(problems) == len({(n, k) for _, n, k in FP8_TABLE + INT8_TABLE}) * 2
+
+
+def test_tensor_parallelism_divides_n_or_k():
+    weights = {(p.n, p.k) for p in model_problems(["llama-3-70b"], [Op.FP8], (1,))}
+    assert {(10240, 8192), (5120, 8192), (2560, 8192)} <= weights, "QKV: N is divided"
+    assert {(8192, 28672), (8192, 14336), (8192, 7168)} <= weights, "down: K is divided"
+    assert len(weights) == 12
+
+
+def test_models_by_the_beginning_of_their_names():
+    both = {(p.n, p.k) for p in model_problems(["qwen"], [Op.INT8], (1,))}
+    each = {(p.n, p.k) for name in MODELS if name.startswith("qwen") for p in model_problems([name], [Op.INT8], (1,))}
+    assert both == each
+    with pytest.raises(ValueError, match="no model begins with 'gpt': there are llama-3-8b, "):
+        model_problems(["gpt"], [Op.FP8], (1,))
+
+
+def test_every_model_dimension_suits_tma():
+    for problem in model_problems(["llama", "qwen", "mistral"], [Op.FP8], (1,)):
+        assert problem.n % 16 == 0 and problem.k % 16 == 0, str(problem)
+
+
+def test_shapes_from_text():
+    assert parse_shapes("1x2x3, 4x5x6", [Op.FP8]) == [
+        Problem(op=Op.FP8, m=1, n=2, k=3),
+        Problem(op=Op.FP8, m=4, n=5, k=6),
+    ]
+    for text in ("1x2", "1x2x0", "axbxc", "", "1x2x3,"):
+        with pytest.raises(ValueError, match="is not MxNxK, three positive numbers"):
+            parse_shapes(text, [Op.FP8])
+
+
+def test_work_of_a_problem():
+    problem = Problem(op=Op.FP8, m=2, n=3, k=5)
+    assert problem.flops == 60
+    assert problem.bytes == 2 * 5 + 3 * 5 + 2 * 2 * 3
+
+
+def test_tiny_problems_are_small():
+    assert tiny(Problem(op=Op.FP8, m=8192, n=8192, k=8192)).flops < 1e6
+    assert tiny(Problem(op=Op.FP8, m=1, n=2, k=3)) == Problem(op=Op.FP8, m=1, n=2, k=3)

@@ -1,0 +1,124 @@
+"""The whole program, dry; and a contender in another process."""
+
+import json
+import multiprocessing
+import threading
+
+import pytest
+import torch
+
+import scaled_mm as program
+from harness import stand_in
+from harness.contenders import WrongResult
+from harness.operands import OperandMaker
+from harness.problems import Op, Problem
+from harness.remote import RemoteContender, RemoteError, serve
+from harness.statistics import Sample
+from harness.timing import DryTimer
+
+
+def test_comparison_writes_its_record(tmp_path, capsys):
+    assert program.main(["--dry-run", "--out-dir", str(tmp_path), "--name", "x", "--commit", "abc", "--op", "all"]) == 0
+    record = json.loads((tmp_path / "x.json").read_text())
+    assert record["kind"] == "comparison" and record["dry_run"] and record["commit"] == "abc"
+    assert {row["op"] for row in record["rows"]} == {"fp8", "int8", "int8_azp"}
+    assert all("gemmill" in row["contenders"] for row in record["rows"])
+    assert record["host"]["fp8"]["gemmill"]["median_us"] == 3.0
+    assert record["summary"][0]["worst_ratio"] > 1
+    assert "geometric mean" in capsys.readouterr().out
+
+
+def test_sweep_times_every_variant(tmp_path):
+    arguments = [
+        "--dry-run",
+        "--variants",
+        "--shapes",
+        "8x32x64",
+        "--op",
+        "int8",
+        "--out-dir",
+        str(tmp_path),
+        "--name",
+        "s",
+    ]
+    assert program.main(arguments) == 0
+    record = json.loads((tmp_path / "s.json").read_text())
+    assert record["kind"] == "sweep"
+    assert [shape[0] for shape in record["shapes"]] == ["int8", "int8_azp"]
+    assert sum(name.startswith("sm90a_") for name in record["contenders"]) >= 4
+
+
+def test_limit_leaves_shapes_out_and_says_so(tmp_path, capsys):
+    arguments = ["--dry-run", "--op", "fp8", "--limit-seconds", "-1", "--out-dir", str(tmp_path), "--name", "l"]
+    assert program.main(arguments) == 1
+    assert len(json.loads((tmp_path / "l.json").read_text())["left_out"]) == 3
+    assert "3 shapes left out, from fp8 1 x 48 x 64 on" in capsys.readouterr().out
+
+
+def test_no_gpu_is_said(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert program.main([]) == 2
+    assert "no GPU: nothing can be timed here; --dry-run runs the program without one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--m", "1,x"], "--m '1,x' is not a list of positive numbers such as 1,16,64"),
+        (["--models", "gpt"], "no model begins with 'gpt'"),
+        (["--shapes", "3x4"], "shape '3x4' is not MxNxK"),
+    ],
+)
+def test_bad_options(arguments, sentence, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        program.main(["--dry-run", *(["--shapes", "grid"] if arguments[0] == "--m" else []), *arguments])
+    assert sentence in capsys.readouterr().err
+
+
+def test_no_variant_matches(tmp_path, capsys):
+    assert program.main(["--dry-run", "--variants", "--match", "nothing", "--out-dir", str(tmp_path)]) == 2
+    assert "no loaded variant has 'nothing' in its name" in capsys.readouterr().err
+
+
+def test_library_of_vllm_that_cannot_be_loaded(tmp_path, capsys):
+    library = tmp_path / "missing.so"
+    assert program.main(["--dry-run", "--vllm-so", str(library), "--out-dir", str(tmp_path)]) == 2
+    assert f"vLLM's library {library} cannot be used" in capsys.readouterr().err
+
+
+@pytest.fixture
+def remote(monkeypatch):
+    """A RemoteContender whose other side is a thread with the stand-in."""
+    here, there = multiprocessing.Pipe()
+    maker = OperandMaker(torch.device("cpu"), 4096)
+    contender = {"made": stand_in.subject}
+    thread = threading.Thread(target=serve, args=(there, lambda: contender["made"](), maker, DryTimer()), daemon=True)
+    thread.start()
+    far = RemoteContender.__new__(RemoteContender)
+    far.name, far._pipe = "vllm", here
+    yield far, contender
+    here.close()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_remote_contender(remote):
+    far, _ = remote
+    operands = OperandMaker(torch.device("cpu"), 4096).make(Problem(op=Op.FP8, m=4, n=32, k=64))
+    prepared = far.prepare(operands, DryTimer(), 20)
+    assert prepared.round() == pytest.approx(1.01)
+    prepared.close()
+    assert isinstance(far.host_us(operands, DryTimer()), Sample)
+
+
+def test_remote_failure_is_reported_and_survived(remote):
+    far, contender = remote
+
+    def fail():
+        raise WrongResult("all of it is wrong")
+
+    contender["made"] = fail
+    with pytest.raises(RemoteError, match="WrongResult: all of it is wrong"):
+        far._ask("ready")
+    contender["made"] = stand_in.subject
+    far._ask("ready")

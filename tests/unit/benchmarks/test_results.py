@@ -1,0 +1,124 @@
+"""The record, the table and the figures."""
+
+import json
+
+import pytest
+
+from harness import stand_in
+from harness.contenders import torch_contenders
+from harness.devices import Monitor, commit_of, environment
+from harness.measuring import Measurement
+from harness.plot import draw
+from harness.problems import Op, Problem
+from harness.results import row_record, summary_record, summary_text, table, write_json
+from harness.statistics import sample
+from harness.sweep import sweep_record, sweep_table
+
+PEERS = [*torch_contenders()]
+NAMES = [contender.name for contender in (stand_in.subject(), *PEERS)]
+
+
+ROW_WISE, TENSOR_WISE = "torch row-wise", "torch tensor-wise"
+
+
+def measured(m, us, op=Op.FP8, failures=None):
+    """Measurements of one round, in microseconds by contender."""
+    samples = {name: sample([value]) for name, value in us.items()}
+    return Measurement(problem=Problem(op=op, m=m, n=4096, k=8192), samples=samples, failures=failures or {})
+
+
+def test_ratio_is_against_the_fastest_peer():
+    row = row_record(measured(16, {"gemmill": 10.0, ROW_WISE: 12.0, TENSOR_WISE: 9.0}), PEERS)
+    assert (row["best_peer"], row["ratio"]) == ("torch tensor-wise", 0.9)
+    assert row["gbps"] == pytest.approx((16 * 8192 + 4096 * 8192 + 2 * 16 * 4096) / 10e-6 / 1e9, rel=1e-3)
+    assert row["tflops"] == pytest.approx(2 * 16 * 4096 * 8192 / 10e-6 / 1e12, abs=0.05)
+
+
+def test_a_peer_that_computes_less_is_not_compared_with():
+    row = row_record(measured(32, {"gemmill": 10.0, "torch._int_mm": 5.0}, op=Op.INT8), PEERS)
+    assert list(row["contenders"]) == ["gemmill", "torch._int_mm"]
+    assert row["ratio"] is None and row["best_peer"] is None
+
+
+def test_a_failed_subject_has_no_ratio():
+    row = row_record(measured(16, {ROW_WISE: 12.0}, failures={"gemmill": "no"}), PEERS)
+    assert row["ratio"] is None and row["tflops"] is None
+
+
+def test_summary_takes_both_sides_apart():
+    rows = [
+        row_record(measured(m, {"gemmill": 10.0, ROW_WISE: us}), PEERS)
+        for m, us in ((16, 20.0), (128, 5.0), (129, 9.0))
+    ]
+    low, high = summary_record(rows)
+    assert (low["side"], low["shapes"], low["geometric_mean"], low["worst_ratio"]) == ("M <= 128", 2, 1.0, 0.5)
+    assert low["worst_shape"] == [128, 4096, 8192]
+    assert (high["side"], high["geometric_mean"]) == ("M > 128", 0.9)
+    text = summary_text([low, high], {"fp8": {"gemmill": {"median_us": 3.0}}})
+    assert "fp8 M <= 128: geometric mean 1.000 over 2 shapes, worst 0.500 at 128 x 4096 x 8192" in text
+    assert "host time of one call, fp8, us: gemmill 3.00" in text
+
+
+def test_table_shows_failures_and_spread():
+    noisy = Measurement(
+        problem=Problem(op=Op.FP8, m=1, n=2, k=3),
+        samples={"gemmill": sample([1.0, 2.0, 3.0])},
+        failures={"torch row-wise": "no"},
+    )
+    text = table([row_record(noisy, PEERS)], NAMES)
+    head, line = text.splitlines()
+    assert "torch row-wise" in head and "torch._int_mm" not in head
+    assert "2.00!" in line and "failed" in line
+
+
+def test_json_is_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "new" / "x.json"
+    write_json({"a": [1, 2.5]}, path)
+    assert json.loads(path.read_text()) == {"a": [1, 2.5]}
+    with pytest.raises(ValueError):
+        write_json({"a": float("nan")}, path)
+    assert json.loads(path.read_text()) == {"a": [1, 2.5]}
+    assert [p.name for p in path.parent.iterdir()] == ["x.json"]
+
+
+def test_sweep_record_is_a_matrix():
+    found = [measured(1, {"gemmill": 3.14159}), measured(2, {"gemmill": 2.0, ROW_WISE: 4.0}, failures={"v": "no"})]
+    record = sweep_record(found)
+    assert record["contenders"] == ["gemmill", "torch row-wise"]
+    assert record["shapes"] == [["fp8", 1, 4096, 8192], ["fp8", 2, 4096, 8192]]
+    assert record["us"] == [[3.142, None], [2.0, 4.0]]
+    assert record["rounds"] == [[1, 0], [1, 1]]
+    assert record["failures"] == [{}, {"v": "no"}]
+
+
+def test_sweep_table_names_the_fastest_variant():
+    text = sweep_table(
+        [measured(1, {"gemmill": 3.0, "x": 2.5, "y": 2.0, ROW_WISE: 4.0})], "gemmill", ["x", "y"], ["torch row-wise"]
+    )
+    assert text.splitlines()[1].split() == "fp8 1 x 4096 x 8192 3.00 2.00 4.00 0 y".split()
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = [row_record(measured(m, {"gemmill": 10.0, ROW_WISE: 12.0}), PEERS) for m in (1, 2)]
+    assert draw(rows, NAMES, "title", tmp_path / "x.svg")
+    assert "<svg" in (tmp_path / "x.svg").read_text()
+    assert not draw([], NAMES, "title", tmp_path / "y.svg")
+
+
+def test_environment_is_json():
+    facts = json.loads(json.dumps(environment()))
+    assert facts["torch"] and "gpu" in facts
+
+
+def test_monitor_samples_what_nvidia_smi_prints():
+    monitor = Monitor()
+    monitor._lines = ["1980, 3201, 690.5, 60", "1500, 3201, 700.5, 62", "garbage", "1600, 3201, [N/A], 61"]
+    summary = monitor.summary()
+    assert summary["clocks.sm"] == {"min": 1500.0, "median": 1740.0, "max": 1980.0, "samples": 2}
+    assert summary["power.draw"]["median"] == 695.5
+    assert Monitor().summary() == {}
+
+
+def test_commit_outside_a_checkout(tmp_path):
+    assert commit_of(tmp_path) == "unknown"
