@@ -1,0 +1,113 @@
+"""Several builds at once, and builds that are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from gemmill.build import BuildOptions, build
+from gemmill.locations import templates_dir
+from gemmill.manifest import read_manifest
+from gemmill.manifest.reading import check_extension
+from gemmill.space.names import to_name
+from gemmill.space.selections import Selection
+
+from .conftest import FakeToolkit
+
+_SOURCE_ROOT = templates_dir().parent / "generator"
+_PROGRAM = """
+import json, sys
+from pathlib import Path
+from gemmill.build import BuildOptions, build
+from gemmill.space.names import parse_name
+from gemmill.space.selections import Selection
+from gemmill.vocab import Arch
+home, kernels, *names = sys.argv[1:]
+configs = tuple(parse_name(name) for name in names)
+result = build(Selection(name="test", arch=Arch.SM90A, configs=configs, rejections=()), BuildOptions(home=Path(home), jobs=2, kernels=Path(kernels)))
+print(json.dumps([str(result.folder), len(result.manifest.entries)]))
+"""
+
+
+def _start(options: BuildOptions, selection: Selection) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "gemmill_build_test",
+            str(options.home),
+            str(options.kernels),
+            *map(to_name, selection.configs),
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_SOURCE_ROOT), str(_program_folder(options))])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _program_folder(options: BuildOptions) -> Path:
+    folder = options.kernels_folder.parent / "program"
+    folder.mkdir(exist_ok=True)
+    # Run as a module, as gemmill's own workers are: `import gemmill` then leaves torch alone.
+    (folder / "gemmill_build_test.py").write_text(_PROGRAM)
+    return folder
+
+
+def test_builds_of_the_same_at_once(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]
+) -> None:
+    toolkit.set("slow", "0.5")
+    selection = make_selection(64, 128, 192)
+    processes = [_start(options, selection) for _ in range(3)]
+    outputs = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    assert len({json.loads(out)[0] for out, _ in outputs}) == 1
+    folder = Path(json.loads(outputs[0][0])[0])
+    check_extension(read_manifest(folder / "manifest.json"), folder)
+    assert [path.name for path in (options.home_dir / "builds").iterdir()] == [folder.name]
+    assert not [*options.home_dir.glob("work/*"), *options.home_dir.glob("cache/*/.*")]
+    assert build(selection, options).reused
+
+
+def test_builds_that_overlap_at_once(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]
+) -> None:
+    toolkit.set("slow", "0.5")
+    selections = [make_selection(64, 128), make_selection(128, 192), make_selection(64, 128, 192)]
+    processes = [_start(options, selection) for selection in selections]
+    outputs = [process.communicate() for process in processes]
+    assert [json.loads(out)[1] for out, _ in outputs] == [2, 2, 3], outputs
+    toolkit.unset("slow")
+    assert all(build(selection, options).reused for selection in selections)
+
+
+def test_killed_build_leaves_the_last_good_one(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]
+) -> None:
+    good = build(make_selection(64), options)
+    compiled = len(toolkit.calls())
+    toolkit.set("slow", "600")
+    process = _start(options, make_selection(64, 128))
+    while len(toolkit.calls()) == compiled:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    toolkit.unset("slow")
+    assert [path.name for path in (options.home_dir / "builds").iterdir()] == [good.folder.name]
+    check_extension(read_manifest(good.folder / "manifest.json"), good.folder)
+
+    left = next(options.home_dir.glob("work/*"))
+    after = build(make_selection(64, 128), options)
+    assert len(after.manifest.entries) == 2
+    assert left.exists()  # it might have been a living process's
+    os.utime(left, (time.time() - 2 * 24 * 3600,) * 2)
+    build(make_selection(192), replace(options, jobs=1))
+    assert not left.exists()
