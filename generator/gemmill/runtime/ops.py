@@ -37,7 +37,7 @@ def load(build: str | Path | None = None) -> Build:
     with _lock:
         folder = _folder_of(build)
         if folder not in _loaded:
-            loaded = Build(folder)
+            loaded = Build(folder, _arch_here())
             loaded.assume_constant_weights(_constant_weights)
             _define(f"{NAMESPACE}_{loaded.build_id}")
             loaded.register(f"{NAMESPACE}_{loaded.build_id}")
