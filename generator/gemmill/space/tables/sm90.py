@@ -29,30 +29,20 @@ PREFILL: tuple[Row, ...] = (
 """Many rows: bound by the tensor core."""
 
 DECODE: tuple[Row, ...] = (
-    ((64, 16, 256), (1, 1, 1), BASIC),
-    ((64, 16, 512), (1, 1, 1), BASIC),
-    ((64, 32, 256), (1, 1, 1), BASIC),
-    ((64, 64, 256), (1, 1, 1), BASIC),
     ((64, 16, 256), (1, 1, 1), PINGPONG),
     ((64, 32, 256), (1, 1, 1), PINGPONG),
-    ((64, 64, 128), (1, 1, 1), PINGPONG),
+    ((64, 64, 128), (1, 1, 1), BASIC),
     ((64, 64, 256), (1, 1, 1), PINGPONG),
+    ((64, 64, 256), (2, 1, 1), PINGPONG),
     ((64, 128, 128), (1, 1, 1), PINGPONG),
-    ((128, 16, 128), (1, 1, 1), COOPERATIVE),
-    ((128, 16, 256), (1, 1, 1), COOPERATIVE),
-    ((128, 32, 128), (1, 1, 1), COOPERATIVE),
-    ((128, 32, 256), (1, 1, 1), COOPERATIVE),
+    ((64, 128, 128), (2, 1, 1), PINGPONG),
     ((128, 64, 128), (1, 1, 1), COOPERATIVE),
-    ((128, 64, 256), (1, 1, 1), COOPERATIVE),
+    ((128, 64, 256), (2, 1, 1), COOPERATIVE),
     ((128, 128, 128), (1, 1, 1), PINGPONG),
-    ((128, 128, 128), (2, 1, 1), PINGPONG),
 )
 """Few rows, computed with swap_ab: bound by reading the weights."""
 
-STREAM_K: tuple[Row, ...] = (
-    ((128, 64, 128), (1, 1, 1), COOPERATIVE),
-    ((128, 128, 128), (1, 1, 1), COOPERATIVE),
-)
+STREAM_K: tuple[Row, ...] = (((128, 128, 128), (1, 1, 1), COOPERATIVE),)
 """Fewer tiles than SMs, computed with swap_ab."""
 
 SPLIT_K: tuple[tuple[tuple[int, int, int], KernelSchedule, int], ...] = (
