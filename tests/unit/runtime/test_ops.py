@@ -145,7 +145,7 @@ def test_variant_that_is_not_loaded(smoke_build, smoke_configs) -> None:
 
 
 def test_misaligned_operands_go_to_a_slower_variant(smoke_build) -> None:
-    out, a, b, a_scales, b_scales, _ = call()
+    out, _, b, a_scales, b_scales, _ = call()
     shifted = torch.zeros(16 * 128 + 1, dtype=torch.int8)[1:].view(16, 128)
     choice = gemmill.explain("cutlass_scaled_mm", out, shifted, b, a_scales, b_scales, None)
     assert choice.entry.config.schedule.kernel_schedule == "mmasync"
