@@ -1,6 +1,7 @@
 """Loading an extension: checked before it is opened, registered when an op namespace is given to it."""
 
 import ctypes
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from gemmill.vocab import Arch
 _DESCRIBE = ctypes.CFUNCTYPE(
     None, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.POINTER(ctypes.c_char), ctypes.c_int64
 )
+
+MOST_REASONS = 20
+"""In the text of a refused call."""
 
 
 class _Kernel(ctypes.Structure):
@@ -130,14 +134,18 @@ class Build:
             return str(error)
         if choice.trust is Trust.PINNED:
             pinned = choice.trace[0]
-            return f"{op.name}: the pinned variant {pinned.name} does not take this call: {pinned.reason}"
+            return f"{op.name}: the pinned variant {pinned.name} cannot take the call: {pinned.reason}"
         problem = problem_of_call(op, call)
-        trace = "\n".join(f"  {r.name}: {r.reason}" for r in choice.trace)
+        counts = Counter(rejected.reason for rejected in choice.trace)
+        reasons = "\n".join(f"  {_variants(count)}: {reason}" for reason, count in counts.most_common(MOST_REASONS))
         return (
             f"{op.name}: no variant of build {self.build_id} takes M, N, K = {problem.m}, {problem.n}, {problem.k} with "
             f"alignments of a, b, out = {problem.align_a}, {problem.align_b}, {problem.align_d} bytes; "
-            f"`gemmill build --arch {self.manifest.arch} --select default` builds one for every shape\n{trace}"
+            f"`gemmill build --arch {self.manifest.arch} --select default` builds one for every shape\n{reasons}"
         )
+
+def _variants(count: int) -> str:
+    return f"{count} variant{'' if count == 1 else 's'}"
 
 
 def _dtype_names() -> dict[int, str]:

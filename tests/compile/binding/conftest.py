@@ -98,7 +98,15 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
         folder = home / "builds" / build_id
         folder.mkdir(parents=True)
         extension = folder / f"gemmill_{build_id}.so"
-        linked = [toolchain.gxx, *shared, variants, toolchain.cudart_static, *expand(flags.link, roots), "-o", extension]
+        linked = [
+            toolchain.gxx,
+            *shared,
+            variants,
+            toolchain.cudart_static,
+            *expand(flags.link, roots),
+            "-o",
+            extension,
+        ]
         subprocess.run(list(map(str, linked)), check=True)
         write_manifest(_manifest(build_id, configs, extension), folder / "manifest.json")
     return home

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +11,8 @@ from gemmill.doctor.extension import torch_libraries, undefined_in
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_tensors
 from gemmill.runtime.problem import ProblemCall, problem_of_call
-from gemmill.runtime.schemas import OPS, SCALED_MM, SCALED_MM_AZP, OpSchema
-from gemmill.runtime.select import Trust, rejection, select
+from gemmill.runtime.schemas import OPS, SCALED_MM_AZP, OpSchema
+from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import Row, TunedRow
 
 SMS = 132
@@ -49,7 +48,9 @@ def some_tuned(probe, seed: int) -> tuple[TunedRow, ...]:
     rows = probe.build.table.rows
     sizes = (1024, 4096, 8192)
     found = [
-        TunedRow(problem=rows[i].problem, n=rng.choice(sizes), k=rng.choice(sizes), m=rng.choice((1, 16, 64, 4096)), row=i)
+        TunedRow(
+            problem=rows[i].problem, n=rng.choice(sizes), k=rng.choice(sizes), m=rng.choice((1, 16, 64, 4096)), row=i
+        )
         for i in rng.choices(range(len(rows)), k=60)
     ]
     return tuple(sorted(found, key=lambda t: (t.problem, t.n, t.k, t.m)))
@@ -67,7 +68,9 @@ def test_choices_agree(tuned: bool, probe, with_table: Callable) -> None:
         if row >= 0:
             assert trust is here.trust, call
         seen.add((row >= 0, here.trust))
-    assert seen >= ({(True, Trust.EXACT), (True, Trust.NEAREST)} if tuned else {(True, Trust.MODEL), (False, Trust.MODEL)})
+    assert seen >= (
+        {(True, Trust.EXACT), (True, Trust.NEAREST)} if tuned else {(True, Trust.MODEL), (False, Trust.MODEL)}
+    )
 
 
 def test_choices_agree_where_a_variant_is_pinned(probe) -> None:
@@ -142,9 +145,11 @@ class Mill:
             lambda: tensor.to(rng.choice((torch.float32, torch.int8, torch.int32, torch.float16, torch.float8_e5m2))),
             lambda: tensor[None],
             lambda: tensor.flatten(),
-            lambda: torch.cat([tensor.float(), tensor.float()], rng.randrange(max(tensor.dim(), 1))).to(tensor.dtype)
-            if tensor.dim()
-            else tensor,
+            lambda: (
+                torch.cat([tensor.float(), tensor.float()], rng.randrange(max(tensor.dim(), 1))).to(tensor.dtype)
+                if tensor.dim()
+                else tensor
+            ),
             lambda: tensor[:-1] if tensor.dim() else tensor,
             lambda: tensor[..., :-1] if tensor.dim() else tensor,
             lambda: tensor.t() if tensor.dim() == 2 else tensor,
@@ -262,7 +267,7 @@ def test_pinned_variant_that_does_not_take_a_call(probe) -> None:
     finally:
         probe.build.pin(before)
     assert str(caught.value) == (
-        f"cutlass_scaled_mm: the pinned variant {entry.name} does not take this call: "
+        f"cutlass_scaled_mm: the pinned variant {entry.name} cannot take the call: "
         "it computes e4m3 x e4m3 to bf16 with no bias, the call needs s8 x s8 to bf16 with no bias"
     )
 
@@ -278,12 +283,9 @@ def test_call_that_no_variant_takes(probe, with_table: Callable) -> None:
     head, *trace = str(caught.value).splitlines()
     shape = "M, N, K = 16, 32, 64 with alignments of a, b, out = 1, 16, 16 bytes"
     assert head.startswith(f"cutlass_scaled_mm: no variant of build aaaaaaaaaaaa takes {shape}; `gemmill build ")
-    problem = problem_of_call(SCALED_MM, of_tensors(SCALED_MM, [out, a, *rest]))
-    name = next(e.name for e in probe.build.manifest.entries if e.config.problem.a_dtype == "s8")
-    reason = next(
-        rejection(row, problem) for i, row in enumerate(probe.build.table.rows) if row.problem == problem.problem
+    assert (
+        "  1 variant: it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1" in trace
     )
-    assert f"  {name}: {reason}" in trace
 
 
 def test_symbols_that_the_extension_asks_for_exist(home_of_probes) -> None:
@@ -292,5 +294,3 @@ def test_symbols_that_the_extension_asks_for_exist(home_of_probes) -> None:
         assert undefined_in(library, torch_libraries(), library.required) == set()
         of_torch = {name for name in library.required if "torch" in name}
         assert of_torch and all(name.startswith(("aoti_torch_", "torch_")) for name in of_torch)
-
-
