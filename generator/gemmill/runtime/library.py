@@ -54,7 +54,9 @@ class Build:
         try:
             self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
         except OSError as error:
-            raise ManifestError(f"the extension {path} cannot be loaded ({error}): `gemmill doctor` says what it lacks") from None
+            raise ManifestError(
+                f"the extension {path} cannot be loaded ({error}): `gemmill doctor` says what it lacks"
+            ) from None
         self._declare()
         self.table: Table = make_table(self.manifest.entries, self._kernel_symbols(), built_in(self.manifest.arch))
         self._send_table()
@@ -144,6 +146,7 @@ class Build:
             f"`gemmill build --arch {self.manifest.arch} --select default` builds one for every shape\n{reasons}"
         )
 
+
 def _variants(count: int) -> str:
     return f"{count} variant{'' if count == 1 else 's'}"
 
@@ -181,7 +184,11 @@ def _check_torch(manifest: Manifest) -> None:
 
 def _check_arch(manifest: Manifest, gpu_arch: str | None) -> None:
     if gpu_arch not in (None, manifest.arch):
-        way_out = f"run `gemmill build --arch {gpu_arch}`" if gpu_arch in set(Arch) else f"gemmill builds for {', '.join(Arch)}"
+        way_out = (
+            f"run `gemmill build --arch {gpu_arch}`"
+            if gpu_arch in set(Arch)
+            else f"gemmill builds for {', '.join(Arch)}"
+        )
         raise ManifestError(
             f"build {manifest.build_id} is for {manifest.arch}, this GPU is {gpu_arch}: its kernels cannot run here; {way_out}"
         )

@@ -47,7 +47,9 @@ def select(table: Table, call: ProblemCall, sm_count: int, pinned: str | None = 
     The op launches nothing for an empty result, so no variant is chosen for one.
     """
     if call.m == 0 or call.n == 0:
-        return Choice(entry=None, trust=Trust.MODEL, trace=_same_for_all(table, "the result is empty: nothing is launched"))
+        return Choice(
+            entry=None, trust=Trust.MODEL, trace=_same_for_all(table, "the result is empty: nothing is launched")
+        )
     if pinned is not None:
         return _select_pinned(table, call, pinned)
     index, trust = _choose(table, call, sm_count)
@@ -111,7 +113,9 @@ def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
     return best.row, Trust.EXACT if best_distance == 0 else Trust.NEAREST
 
 
-def _trace(table: Table, call: ProblemCall, sm_count: int, chosen: KernelEntry | None, trust: Trust) -> tuple[Rejected, ...]:
+def _trace(
+    table: Table, call: ProblemCall, sm_count: int, chosen: KernelEntry | None, trust: Trust
+) -> tuple[Rejected, ...]:
     reasons: dict[str, str] = {}
     for row, entry in zip(table.rows, table.entries, strict=True):
         if entry is chosen:
@@ -119,7 +123,11 @@ def _trace(table: Table, call: ProblemCall, sm_count: int, chosen: KernelEntry |
         reason = rejection(row, call)
         if reason is None:
             estimate = f"{model_ns(row, call, sm_count) / 1000:.1f} us"
-            how = "the model prefers another" if trust is Trust.MODEL else f"the table's {trust.name.lower()} row names another"
+            how = (
+                "the model prefers another"
+                if trust is Trust.MODEL
+                else f"the table's {trust.name.lower()} row names another"
+            )
             reasons[entry.name] = f"it fits, {how} (model: {estimate})"
         elif entry.name not in reasons or row.problem == call.problem:
             reasons[entry.name] = reason  # of the row for this class of calls, where there is one

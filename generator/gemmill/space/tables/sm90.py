@@ -64,7 +64,13 @@ SPLIT_K: tuple[tuple[tuple[int, int, int], KernelSchedule, int], ...] = (
 """(tile, schedule, stages): few rows; one or two CTAs an SM."""
 
 SPLITS = (1, 2, 3, 4, 5, 6, 8)
-RASTERS = ((RasterOrder.HEURISTIC, 1), (RasterOrder.ALONG_M, 2), (RasterOrder.ALONG_M, 8), (RasterOrder.ALONG_N, 2), (RasterOrder.ALONG_N, 8))
+RASTERS = (
+    (RasterOrder.HEURISTIC, 1),
+    (RasterOrder.ALONG_M, 2),
+    (RasterOrder.ALONG_M, 8),
+    (RasterOrder.ALONG_N, 2),
+    (RasterOrder.ALONG_N, 8),
+)
 """(raster order, swizzle): launch settings, tried on kernels of many tiles."""
 
 UNALIGNED_TILE = (64, 64, 64)
