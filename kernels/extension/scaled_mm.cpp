@@ -143,7 +143,7 @@ void run(Op op, Operands const& x) {
   call.problem = need * 4 + (x.a.dtype == d.s8) * 2 + (x.out.dtype == d.f16);
 
   int32_t device = x.out.device;
-  int64_t sms = sm_count(device);
+  int64_t sms = std::max<int64_t>(sm_count(device), 1);
   Choice choice = choose(call, sms);
   if (choice.row < 0) refuse_call();
   Row const& row = *row_at(choice.row);

@@ -52,14 +52,18 @@ def select(name: str, arch: Arch = Arch.SM90A) -> Selection:
 
 
 def _problem(operand: DType, out: DType, epilogue: EpilogueKind) -> Problem:
-    return Problem(a_dtype=operand, b_dtype=operand, accumulator_dtype=ACCUMULATOR_OF[operand], out_dtype=out, epilogue=epilogue)
+    return Problem(
+        a_dtype=operand, b_dtype=operand, accumulator_dtype=ACCUMULATOR_OF[operand], out_dtype=out, epilogue=epilogue
+    )
 
 
 def _accumulation(operand: DType) -> Accumulation:
     return Accumulation.FAST if operand.is_float else Accumulation.EXACT
 
 
-def _config(problem: Problem, row: sm90.Row, arch: Arch = Arch.SM90A, launch: Launch | None = None, **schedule: Any) -> KernelConfig:
+def _config(
+    problem: Problem, row: sm90.Row, arch: Arch = Arch.SM90A, launch: Launch | None = None, **schedule: Any
+) -> KernelConfig:
     tile, cluster, kernel_schedule = row
     return KernelConfig(
         problem=problem,
@@ -80,7 +84,9 @@ def _unaligned(problem: Problem) -> KernelConfig:
     return _config(problem, row, accumulation=accumulation, alignment_a=1, alignment_b=1, alignment_d=1)
 
 
-def _split_k(problem: Problem, tile: tuple[int, int, int], schedule: KernelSchedule, stages: int, splits: int) -> KernelConfig:
+def _split_k(
+    problem: Problem, tile: tuple[int, int, int], schedule: KernelSchedule, stages: int, splits: int
+) -> KernelConfig:
     return _config(
         problem,
         (tile, (1, 1, 1), schedule),
@@ -93,7 +99,11 @@ def _split_k(problem: Problem, tile: tuple[int, int, int], schedule: KernelSched
 
 def _full_epilogue(operand: DType) -> tuple[EpilogueKind, ...]:
     """The epilogues that between them serve every call: each reads an absent operand as zero."""
-    return (EpilogueKind.SCALED_BIAS,) if operand.is_float else (EpilogueKind.SCALED_BIAS, EpilogueKind.SCALED_AZP_PER_TOKEN)
+    return (
+        (EpilogueKind.SCALED_BIAS,)
+        if operand.is_float
+        else (EpilogueKind.SCALED_BIAS, EpilogueKind.SCALED_AZP_PER_TOKEN)
+    )
 
 
 def _problems(outs: Iterable[DType]) -> Iterator[Problem]:
@@ -106,7 +116,11 @@ def _smoke(arch: Arch) -> Iterator[KernelConfig]:
     """One kernel for each op and operand type, so that every call has an answer: minutes to build."""
     prefill = ((128, 128, 128), (2, 1, 1), KernelSchedule.PINGPONG)
     if arch is not Arch.SM90A:
-        yield _config(_problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS), (prefill[0], (1, 1, 1), KernelSchedule.COOPERATIVE), arch)
+        yield _config(
+            _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS),
+            (prefill[0], (1, 1, 1), KernelSchedule.COOPERATIVE),
+            arch,
+        )
         return
     for problem in _problems((DType.BF16,)):
         yield _config(problem, prefill)

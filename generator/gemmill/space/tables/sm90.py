@@ -65,7 +65,13 @@ SPLIT_K: tuple[SplitKRow, ...] = (
 """(tile, schedule, stages): few rows; one or two CTAs an SM."""
 
 SPLITS = (1, 2, 3, 4, 8)
-RASTERS = ((RasterOrder.HEURISTIC, 1), (RasterOrder.ALONG_M, 2), (RasterOrder.ALONG_M, 8), (RasterOrder.ALONG_N, 2), (RasterOrder.ALONG_N, 8))
+RASTERS = (
+    (RasterOrder.HEURISTIC, 1),
+    (RasterOrder.ALONG_M, 2),
+    (RasterOrder.ALONG_M, 8),
+    (RasterOrder.ALONG_N, 2),
+    (RasterOrder.ALONG_N, 8),
+)
 """(raster order, swizzle): launch settings, tried on kernels of many tiles."""
 
 UNALIGNED_TILE = (64, 64, 64)
