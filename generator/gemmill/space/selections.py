@@ -137,7 +137,7 @@ def _sweep(arch: Arch) -> Iterator[KernelConfig]:
         yield from _smoke(arch)
         return
     for problem in _problems((DType.BF16,)):
-        for row, (raster, swizzle) in product(sm90.PREFILL, sm90.RASTERS):
+        for row, (raster, swizzle) in product(sm90.PREFILL + sm90.BETWEEN, sm90.RASTERS):
             yield _config(problem, row, launch=Launch(raster_order=raster, swizzle=swizzle))
         for row in sm90.DECODE:
             yield _config(problem, row, swap_ab=True)
