@@ -17,6 +17,8 @@ BINDING = "extension"
 """The folder below kernels/ whose C++ files bind the kernels to torch."""
 TORCH_TARGET = "2.11"
 _TORCH_TARGET_VERSION = "0x020b000000000000"
+EXPORTS = "{ global: gemmill_*; local: *; };\n"
+"""The linker's version script: nothing else is to be seen from outside, no template of the C++ library either."""
 _PROGRAMMATIC_LAUNCH = {
     Arch.SM90A: ("-DCUTLASS_ENABLE_GDC_FOR_SM90=1",),
     Arch.SM100A: ("-DCUTLASS_ENABLE_GDC_FOR_SM100=1",),

@@ -90,7 +90,7 @@ def problem_of_call(op: OpSchema, call: Call) -> ProblemCall:
         k=k,
         align_a=1 if lda < k else _alignment(a, lda),
         align_b=1 if ldb < k else _alignment(b, ldb),
-        align_d=_alignment(out, ldd),
+        align_d=_alignment(out, ldd | n),  # a TMA store ends at a multiple of 16 bytes, not at n
     )
 
 

@@ -38,6 +38,8 @@ def main():
     symbols = re.findall(r'extern "C" int32_t (gemmill_\w+)\(', text)
     with (HOME / "calls.log").open("a") as log:
         log.write(" ".join(path.stem for path in sources) + "\n")
+    with (HOME / "processes.log").open("a") as log:
+        log.write(f"{os.getpid()}\n")
     time.sleep(float(control("slow") or 0))
     if control("killed") is not None and len(sources) > int(control("killed")):
         os.kill(os.getpid(), signal.SIGKILL)

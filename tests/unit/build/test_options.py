@@ -11,7 +11,7 @@ from gemmill.build import options as module
 
 
 @pytest.mark.parametrize(
-    ("cores", "gigabytes", "expected"), [(2, 24, 2), (16, 24, 6), (16, 3, 1), (1, 100, 1), (64, 512, 64)]
+    ("cores", "gigabytes", "expected"), [(2, 24, 2), (16, 24, 4), (16, 3, 1), (1, 100, 1), (64, 512, 64)]
 )
 def test_jobs_are_capped_by_memory(monkeypatch: pytest.MonkeyPatch, cores: int, gigabytes: int, expected: int) -> None:
     monkeypatch.delenv("GEMMILL_JOBS", raising=False)

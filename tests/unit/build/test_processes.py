@@ -54,9 +54,10 @@ def _start(options: BuildOptions, selection: Selection) -> subprocess.Popen[str]
 
 def _program_folder(options: BuildOptions) -> Path:
     folder = options.kernels_folder.parent / "program"
-    folder.mkdir(exist_ok=True)
-    # Run as a module, as gemmill's own workers are: `import gemmill` then leaves torch alone.
-    (folder / "gemmill_build_test.py").write_text(_PROGRAM)
+    if not folder.is_dir():  # once: a process that has just been started may be reading it
+        folder.mkdir()
+        # Run as a module, as gemmill's own workers are: `import gemmill` then leaves torch alone.
+        (folder / "gemmill_build_test.py").write_text(_PROGRAM)
     return folder
 
 
@@ -95,11 +96,12 @@ def test_killed_build_leaves_the_last_good_one(
     compiled = len(toolkit.calls())
     toolkit.set("slow", "600")
     process = _start(options, make_selection(64, 128))
-    while len(toolkit.calls()) == compiled:
+    while len((toolkit.home / "processes.log").read_text().split()) == compiled:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
+    os.kill(int((toolkit.home / "processes.log").read_text().split()[-1]), signal.SIGKILL)  # its group is its own
     toolkit.unset("slow")
     assert [path.name for path in (options.home_dir / "builds").iterdir()] == [good.folder.name]
     check_extension(read_manifest(good.folder / "manifest.json"), good.folder)
@@ -111,3 +113,22 @@ def test_killed_build_leaves_the_last_good_one(
     os.utime(left, (time.time() - 2 * 24 * 3600,) * 2)
     build(make_selection(192), replace(options, jobs=1))
     assert not left.exists()
+
+
+def test_interrupted_build_stops_its_compilers(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]
+) -> None:
+    toolkit.set("slow", "600")
+    process = _start(options, make_selection(64, 128))
+    while not (log := toolkit.home / "processes.log").is_file() or len(log.read_text().split()) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert "KeyboardInterrupt" in errors
+    compilers = [Path("/proc") / number for number in log.read_text().split()]
+    deadline = time.monotonic() + 60
+    while any(path.exists() for path in compilers):
+        assert time.monotonic() < deadline, "a compiler outlives the build"
+        time.sleep(0.02)
+    assert not list(options.home_dir.glob("work/*")) and not list(options.home_dir.glob("builds/*"))

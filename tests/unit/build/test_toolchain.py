@@ -102,8 +102,14 @@ def test_compiler_that_does_not_start(toolkit: FakeToolkit) -> None:
 @pytest.mark.parametrize(
     ("missing", "expected"),
     [
-        ("bin/cuobjdump", r"no cuobjdump in .*/bin or on PATH: install it with `pip install nvidia-cuda-cuobjdump`"),
-        ("bin/nvdisasm", r"no nvdisasm in .*/bin or on PATH: install it with `pip install nvidia-cuda-nvdisasm`"),
+        (
+            "bin/cuobjdump",
+            r"no cuobjdump in .*/bin, in the PyPI wheels or on PATH: install it with `pip install nvidia-cuda-cuobjdump`",
+        ),
+        (
+            "bin/nvdisasm",
+            r"no nvdisasm in .*/bin, in the PyPI wheels or on PATH: install it with `pip install nvidia-cuda-nvdisasm`",
+        ),
         (
             "lib/libcudart_static.a",
             r"no libcudart_static\.a in .*/lib: install it with `pip install nvidia-cuda-runtime`, or name a",
@@ -116,10 +122,21 @@ def test_compiler_that_does_not_start(toolkit: FakeToolkit) -> None:
 )
 def test_missing_part(toolkit: FakeToolkit, missing: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (toolkit.home / missing).unlink()
+    monkeypatch.setattr(toolchain, "_wheel_homes", list)
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name: which(name) if name == "g++" else None)
     with pytest.raises(BuildError, match=expected):
         find_toolchain()
+
+
+def test_inspection_tool_of_another_release(
+    toolkit: FakeToolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels = make_toolkit(tmp_path / "wheels")
+    monkeypatch.setattr(toolchain, "_wheel_homes", lambda: [wheels.home])
+    (toolkit.home / "bin" / "cuobjdump").unlink()
+    found = find_toolchain()
+    assert (found.nvcc, found.cuobjdump) == (toolkit.home / "bin" / "nvcc", wheels.home / "bin" / "cuobjdump")
 
 
 def test_no_host_compiler(toolkit: FakeToolkit, monkeypatch: pytest.MonkeyPatch) -> None:
