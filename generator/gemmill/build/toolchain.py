@@ -150,7 +150,9 @@ def _tool(home: Path, name: str) -> Path:
             return toolkit / "bin" / name
     if on_path := shutil.which(name):
         return Path(on_path)
-    raise BuildError(f"no {name} in {home / 'bin'}, in the PyPI wheels or on PATH: install it with `pip install nvidia-cuda-{name}`")
+    raise BuildError(
+        f"no {name} in {home / 'bin'}, in the PyPI wheels or on PATH: install it with `pip install nvidia-cuda-{name}`"
+    )
 
 
 def _library(lib_dirs: tuple[Path, ...], name: str) -> Path:
