@@ -13,7 +13,7 @@ from gemmill.runtime import checks, operands
 from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.problem import ProblemCall, problem_of_call
 from gemmill.runtime.schemas import OPS, OpSchema
-from gemmill.runtime.select import Choice, Trust, rejection, select
+from gemmill.runtime.select import Choice, Trust, select
 from gemmill.runtime.table import Row, Table, TunedRow, make_table
 from gemmill.runtime.tuned import built_in
 from gemmill.vocab import Arch
@@ -23,6 +23,7 @@ _DESCRIBE = ctypes.CFUNCTYPE(
 )
 
 MOST_REASONS = 20
+"""In the text of a refused call."""
 
 
 class _Kernel(ctypes.Structure):
@@ -40,16 +41,22 @@ class _Choice(ctypes.Structure):
 class Build:
     """One loaded build: its manifest, and its extension with the table it selects from."""
 
-    def __init__(self, folder: Path) -> None:
-        """Load the build in a folder. Raises ManifestError with one sentence if it cannot be used here."""
+    def __init__(self, folder: Path, gpu_arch: str | None = None) -> None:
+        """Load the build in a folder for a GPU of an architecture as `sm90a`, or for none.
+
+        Raises ManifestError with one sentence if it cannot be used here.
+        """
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder / MANIFEST)
         _check_torch(self.manifest)
+        _check_arch(self.manifest, gpu_arch)
         path = check_extension(self.manifest, folder)
         try:
             self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
         except OSError as error:
-            raise ManifestError(f"the extension {path} cannot be loaded ({error}): `gemmill doctor` says what it lacks") from None
+            raise ManifestError(
+                f"the extension {path} cannot be loaded ({error}): `gemmill doctor` says what it lacks"
+            ) from None
         self._declare()
         self.table: Table = make_table(self.manifest.entries, self._kernel_symbols(), built_in(self.manifest.arch))
         self._send_table()
@@ -88,7 +95,12 @@ class Build:
     def explain(self, op: OpSchema, call: operands.Call, sm_count: int) -> Choice:
         """The choice for a call that passes the checks, with its trace. Raises RuntimeError as the op would."""
         checks.check(op, call)
-        return select(self.table, problem_of_call(op, call), sm_count)
+        return select(self.table, problem_of_call(op, call), sm_count, self._pinned_name())
+
+    def _pinned_name(self) -> str | None:
+        row = self.pin(-1)
+        self.pin(row)
+        return self.table.entries[row].name if row >= 0 else None
 
     def _declare(self) -> None:
         lib = self._library
@@ -122,23 +134,21 @@ class Build:
             choice = self.explain(op, call, Arch(self.manifest.arch).sm_count)
         except RuntimeError as error:
             return str(error)
+        if choice.trust is Trust.PINNED:
+            pinned = choice.trace[0]
+            return f"{op.name}: the pinned variant {pinned.name} cannot take the call: {pinned.reason}"
         problem = problem_of_call(op, call)
-        if (row := self._pinned()) >= 0:
-            name = self.table.entries[row].name
-            reasons = [rejection(self.table.rows[i], problem) for i in self.table.rows_of(name)]
-            return f"{op.name}: the pinned variant {name} cannot take the call: {reasons[-1]}"
         counts = Counter(rejected.reason for rejected in choice.trace)
-        reasons = "\n".join(f"  {count} variants: {reason}" for reason, count in counts.most_common(MOST_REASONS))
+        reasons = "\n".join(f"  {_variants(count)}: {reason}" for reason, count in counts.most_common(MOST_REASONS))
         return (
             f"{op.name}: no variant of build {self.build_id} takes M, N, K = {problem.m}, {problem.n}, {problem.k} with "
             f"alignments of a, b, out = {problem.align_a}, {problem.align_b}, {problem.align_d} bytes; "
             f"`gemmill build --arch {self.manifest.arch} --select default` builds one for every shape\n{reasons}"
         )
 
-    def _pinned(self) -> int:
-        row = self.pin(-1)
-        self.pin(row)
-        return row
+
+def _variants(count: int) -> str:
+    return f"{count} variant{'' if count == 1 else 's'}"
 
 
 def _dtype_names() -> dict[int, str]:
@@ -169,4 +179,16 @@ def _check_torch(manifest: Manifest) -> None:
         raise ManifestError(
             f"build {manifest.build_id} needs torch {manifest.torch_target} or later, torch {torch.__version__} is installed: "
             "upgrade torch"
+        )
+
+
+def _check_arch(manifest: Manifest, gpu_arch: str | None) -> None:
+    if gpu_arch not in (None, manifest.arch):
+        way_out = (
+            f"run `gemmill build --arch {gpu_arch}`"
+            if gpu_arch in set(Arch)
+            else f"gemmill builds for {', '.join(Arch)}"
+        )
+        raise ManifestError(
+            f"build {manifest.build_id} is for {manifest.arch}, this GPU is {gpu_arch}: its kernels cannot run here; {way_out}"
         )
