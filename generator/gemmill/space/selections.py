@@ -166,7 +166,9 @@ def _default(arch: Arch) -> Iterator[KernelConfig]:
     yield from _one_of_each_other_kind()
 
 
-def _kernels(problem: Problem, prefill: tuple[sm90.Row, ...], decode: tuple[sm90.Row, ...], split_k: tuple[sm90.SplitKRow, ...]) -> Iterator[KernelConfig]:
+def _kernels(
+    problem: Problem, prefill: tuple[sm90.Row, ...], decode: tuple[sm90.Row, ...], split_k: tuple[sm90.SplitKRow, ...]
+) -> Iterator[KernelConfig]:
     for row, (raster, swizzle) in product(prefill, sm90.RASTERS):
         yield _config(problem, row, launch=Launch(raster_order=raster, swizzle=swizzle))
     for row in decode:
