@@ -41,18 +41,21 @@ def build(selection: Selection, options: BuildOptions, observer: BuildObserver |
         if found.missing:
             remove_stale(home)
             errors |= compile_missing(found.missing, workshop, observer)
-            good = [source for source in (*work.variants, *work.files) if source.name not in errors]
-            _check_any_left(good, errors)
-            found = look_again(good, workshop)
-        else:
-            _check_any_left([s for s in work.variants if s.name not in errors], errors)
+            found = look_again(_good(work, errors), workshop)
+        _check_any_left(_good(work, errors), errors)
         compile_seconds = time.monotonic() - started
+        with suppress(OSError):  # costs at most another link
+            workshop.cache.keep_choice(_good(work, errors), found.entries)
         manifest, folder, reused = _finish(selection, work, found.entries, errors, workshop, observer)
         with suppress(OSError):  # the next build computes again what could not be kept
             workshop.memo.save()
     result = BuildResult(folder=folder, manifest=manifest, compile_seconds=compile_seconds, reused=reused)
     observer.finished(result)
     return result
+
+
+def _good(work: Work, errors: dict[str, str]) -> list[Source]:
+    return [source for source in (*work.variants, *work.files) if source.name not in errors]
 
 
 def _check_any_left(sources: Sequence[Source], errors: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build import BuildError, BuildOptions, BuildResult, build, compiling, linking, plan
+from gemmill.build import BuildError, BuildOptions, BuildResult, build, cache_list, compiling, linking, plan
 from gemmill.build.ledger import Ledger
 from gemmill.manifest import read_manifest
 from gemmill.manifest.reading import check_extension
@@ -122,6 +122,23 @@ def test_second_build_compiles_and_links_nothing(
     monkeypatch.setattr(subprocess, "Popen", refuse)
     second = build(make_selection(64, 128, 192), options)
     assert second.reused and second.folder == first.folder and second.manifest == first.manifest
+
+
+def test_same_request_stays_the_same_build(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, tmp_path: Path
+) -> None:
+    first = build(make_selection(64, 128), options)
+    # another machine's cache, where the two were compiled together, is merged into this one
+    other = replace(options, home=tmp_path / "other", jobs=1)
+    build(make_selection(64, 128), other)
+    shutil.copytree(tmp_path / "other" / "cache", options.home_dir / "cache", dirs_exist_ok=True, ignore=_only_objects)
+    assert len([row for row in cache_list(options.home) if any("_t64x" in name for name in row.names)]) == 2
+    again = build(make_selection(64, 128), options)
+    assert again.reused and again.folder == first.folder
+
+
+def _only_objects(folder: str, names: list[str]) -> list[str]:
+    return ["choices"] if folder.endswith("cache") else []
 
 
 def test_launch_settings_share_a_kernel(toolkit: FakeToolkit, options: BuildOptions, make_selection: Make) -> None:

@@ -35,30 +35,20 @@ print(json.dumps([str(result.folder), len(result.manifest.entries)]))
 
 
 def _start(options: BuildOptions, selection: Selection) -> subprocess.Popen[str]:
+    # Named as gemmill's own command is: `import gemmill` then leaves torch alone.
+    program = options.kernels_folder.parent / "program" / "gemmill"
+    if not program.is_file():  # once: a process that has just been started may be reading it
+        program.parent.mkdir()
+        program.write_text(_PROGRAM)
+    names = [to_name(config) for config in selection.configs]
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "gemmill_build_test",
-            str(options.home),
-            str(options.kernels),
-            *map(to_name, selection.configs),
-        ],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_SOURCE_ROOT), str(_program_folder(options))])},
+        [sys.executable, str(program), str(options.home), str(options.kernels), *names],
+        env={**os.environ, "PYTHONPATH": str(_SOURCE_ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-
-
-def _program_folder(options: BuildOptions) -> Path:
-    folder = options.kernels_folder.parent / "program"
-    if not folder.is_dir():  # once: a process that has just been started may be reading it
-        folder.mkdir()
-        # Run as a module, as gemmill's own workers are: `import gemmill` then leaves torch alone.
-        (folder / "gemmill_build_test.py").write_text(_PROGRAM)
-    return folder
 
 
 def test_builds_of_the_same_at_once(
