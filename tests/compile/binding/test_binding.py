@@ -58,8 +58,7 @@ def some_tuned(probe, seed: int) -> tuple[TunedRow, ...]:
 
 @pytest.mark.parametrize("tuned", [False, True], ids=["by the model", "by a table"])
 def test_choices_agree(tuned: bool, probe, with_table: Callable) -> None:
-    if tuned:
-        with_table(tuned=some_tuned(probe, 1))
+    with_table(tuned=some_tuned(probe, 1) if tuned else ())
     seen = set()
     for call in some_calls(2, ROUNDS):
         here = select(probe.build.table, call, SMS)
