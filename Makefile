@@ -28,6 +28,7 @@ style: $(READY)
 
 quality: $(READY)
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -162,7 +162,7 @@ def host_times(field: Field, maker: OperandMaker, timer: Timer, ops: Sequence[Op
     for op in ops:
         operands = maker.make(Problem(op=op, m=m, n=n, k=k))
         times[op.value] = {}
-        for contender in (field.subject, *field.peers):
+        for contender in (field.subject, *field.also, *field.peers):
             if not contender.takes(operands.problem):
                 continue
             try:
@@ -182,7 +182,7 @@ def measure_all(
         if time.perf_counter() - start > limit_seconds:
             return measurements, list(problems[i:])
         try:
-            found = measure(maker.make(problem), field.all, timer, plan)
+            found = measure(maker.make(problem), field.contenders(problem), timer, plan)
         except RuntimeError as error:
             print(f"{problem}: the device gave up, nothing after it is measured: {first_line(error)}", file=sys.stderr)
             return measurements, list(problems[i:])
@@ -213,7 +213,7 @@ def result_stem(record: dict) -> str:
 def report_comparison(record: dict, measurements: list[Measurement], field: Field, path: Path) -> None:
     """Write and print a comparison."""
     names = [contender.name for contender in field.all]
-    rows = [row_record(found, field.all) for found in measurements]
+    rows = [row_record(found, field.peers) for found in measurements]
     summary = summary_record(rows)
     write_json(record | {"summary": summary, "rows": rows}, path.with_name(f"{path.name}.json"))
     title = f"{record['environment']['gpu']}, {record['date'][:10]}"

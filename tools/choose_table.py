@@ -45,11 +45,10 @@ def read_sweeps(paths: Iterable[Path]) -> tuple[dict, str]:
     device = ""
     for path in paths:
         data = json.loads(path.read_text(encoding="utf-8"))
-        device = data["device"]["gpu"] if "device" in data else device
-        record = data["sweep"]
-        for shape, row in zip(record["shapes"], record["us"], strict=True):
+        device = data["environment"]["gpu"]
+        for shape, row in zip(data["shapes"], data["us"], strict=True):
             known = times.setdefault(tuple(shape), {})
-            for name, us in zip(record["contenders"], row, strict=True):
+            for name, us in zip(data["contenders"], row, strict=True):
                 if us is not None and name.startswith("sm"):
                     known[name] = us
     return {shape: us for shape, us in times.items() if us}, device

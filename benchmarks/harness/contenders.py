@@ -1,7 +1,7 @@
 """Who is timed: gemmill, pinned variants of it, and what a user would call instead."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 import gemmill
-from gemmill.manifest import KernelEntry
+from gemmill.runtime.model import model_ns
+from gemmill.runtime.problem import ProblemCall
+from gemmill.runtime.table import Row, Table
 from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP, Predicate
 from gemmill.vocab import DType
 from harness.checking import CornerCheck
@@ -21,6 +23,8 @@ from harness.timing import Prepared, Timer
 Multiply = Callable[[Operands, int], Tensor | None]
 """Enqueues one call with the i-th copy of the weights. Returns the result, or None if it is in operands.out."""
 
+SM_COUNT = 132
+"""Of an H200: for guesses only."""
 INT_MM_FEWEST_ROWS = 17
 """torch._int_mm refuses fewer rows of A on CUDA."""
 
@@ -61,6 +65,8 @@ class LocalContender:
     fewest_rows: int = 1
     pinned: Callable[[], AbstractContextManager] = nullcontext
     """Makes the context for its calls."""
+    row: Row | None = None
+    """Of a variant: what the analytic model needs to guess its time."""
 
     def takes(self, problem: Problem) -> bool:
         return problem.op in self.ops and problem.m >= self.fewest_rows
@@ -116,13 +122,38 @@ def gemmill_contender() -> LocalContender:
     return LocalContender(name="gemmill", multiply=through_ops(torch.ops.gemmill), ops=tuple(Op))
 
 
-def variant_contenders(entries: list[KernelEntry], multiply: Multiply) -> list[LocalContender]:
+def constant_weights_contender() -> LocalContender:
+    """The same ops with the caller's promise that weights are constant, which lets them be read early."""
+    return LocalContender(
+        name="gemmill constant", multiply=through_ops(torch.ops.gemmill), ops=tuple(Op), pinned=_constant_weights
+    )
+
+
+@contextmanager
+def _constant_weights() -> Iterator[None]:
+    gemmill.assume_constant_weights(True)
+    try:
+        yield
+    finally:
+        gemmill.assume_constant_weights(False)
+
+
+def variant_contenders(table: Table, multiply: Multiply) -> list[LocalContender]:
     """Every variant with bf16 results, pinned by name."""
+    rows = {entry.name: (entry, row) for row, entry in zip(table.rows, table.entries, strict=True)}
     return [
-        LocalContender(name=entry.name, multiply=multiply, ops=ops_of(entry.predicate), pinned=_pin(entry.name))
-        for entry in entries
+        LocalContender(name=name, multiply=multiply, ops=ops_of(entry.predicate), pinned=_pin(name), row=row)
+        for name, (entry, row) in rows.items()
         if entry.predicate.out_dtype is DType.BF16
     ]
+
+
+def plausible(variants: Sequence[LocalContender], problem: Problem, ratio: float) -> list[LocalContender]:
+    """The variants that the analytic model puts within `ratio` of its best: a sweep need not time the hopeless ones."""
+    call = ProblemCall(problem=0, m=problem.m, n=problem.n, k=problem.k, align_a=16, align_b=16, align_d=16)
+    guesses = {v.name: model_ns(v.row, call, SM_COUNT) for v in variants if v.row is not None and v.takes(problem)}
+    limit = ratio * min(guesses.values(), default=0.0)
+    return [v for v in variants if guesses.get(v.name, 0.0) <= limit]
 
 
 def ops_of(predicate: Predicate) -> tuple[Op, ...]:

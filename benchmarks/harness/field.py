@@ -10,14 +10,20 @@ from harness import stand_in
 from harness.contenders import (
     Contender,
     LocalContender,
+    constant_weights_contender,
     gemmill_contender,
+    plausible,
     through_ops,
     torch_contenders,
     variant_contenders,
     vllm_contender,
 )
 from harness.measuring import first_line
+from harness.problems import Problem
 from harness.remote import RemoteContender, RemoteError
+
+PLAUSIBLE = 2.5
+"""Variants that the analytic model puts beyond this many times its best are not timed."""
 
 
 class FieldError(Exception):
@@ -29,6 +35,8 @@ class Field:
     """Who runs."""
 
     subject: LocalContender
+    also: tuple[LocalContender, ...]
+    """Other ways of calling the subject: timed and shown, compared with nothing."""
     variants: tuple[LocalContender, ...]
     peers: tuple[Contender, ...]
     build: dict[str, object] | None
@@ -38,7 +46,11 @@ class Field:
 
     @property
     def all(self) -> list[Contender]:
-        return [self.subject, *self.variants, *self.peers]
+        return [self.subject, *self.also, *self.variants, *self.peers]
+
+    def contenders(self, problem: Problem) -> list[Contender]:
+        """Those worth timing on a problem."""
+        return [self.subject, *self.also, *plausible(self.variants, problem, PLAUSIBLE), *self.peers]
 
 
 def make_field(
@@ -50,9 +62,10 @@ def make_field(
     if vllm_so:
         peers.append(_vllm(vllm_so, vllm_apart, notes))
     try:
-        manifest = gemmill.load(build).manifest
-        subject = gemmill_contender()
-        variants = variant_contenders(gemmill.variants(), through_ops(torch.ops.gemmill)) if sweep else []
+        loaded = gemmill.load(build)
+        manifest = loaded.manifest
+        subject, also = gemmill_contender(), [] if sweep else [constant_weights_contender()]
+        variants = variant_contenders(loaded.table, through_ops(torch.ops.gemmill)) if sweep else []
         facts: dict[str, object] | None = {
             "id": manifest.build_id,
             "selection": manifest.selection,
@@ -63,11 +76,19 @@ def make_field(
         if not dry_run:
             raise FieldError(f"there is no build to time: {first_line(error)}") from None
         notes.append(f"gemmill's reference stands in for it: {first_line(error)}")
-        subject, variants, facts = stand_in.subject(), stand_in.variants() if sweep else [], None
+        subject, also, facts = stand_in.subject(), [], None
+        variants = stand_in.variants() if sweep else []
     variants = [variant for variant in variants if match in variant.name]
     if sweep and not variants:
         raise FieldError(f"no loaded variant has {match!r} in its name")
-    return Field(subject=subject, variants=tuple(variants), peers=tuple(peers), build=facts, notes=tuple(notes))
+    return Field(
+        subject=subject,
+        also=tuple(also),
+        variants=tuple(variants),
+        peers=tuple(peers),
+        build=facts,
+        notes=tuple(notes),
+    )
 
 
 def _vllm(library: str, apart: bool, notes: list[str]) -> Contender:

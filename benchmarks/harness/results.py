@@ -25,10 +25,10 @@ def sample_record(found: Sample) -> dict[str, object]:
     }
 
 
-def row_record(measurement: Measurement, contenders: Sequence[Contender]) -> dict[str, object]:
+def row_record(measurement: Measurement, peers: Sequence[Contender]) -> dict[str, object]:
     """One problem's row: times, and gemmill's ratio to the fastest peer that computes the same (above 1 is faster)."""
     problem, samples = measurement.problem, measurement.samples
-    peers = [c.name for c in contenders if c.applies_scales and c.name != SUBJECT and c.name in samples]
+    peers = [peer.name for peer in peers if peer.applies_scales and peer.name in samples]
     best = min(peers, key=lambda name: samples[name].median_us, default=None)
     subject = samples.get(SUBJECT)
     record: dict[str, object] = {

@@ -1,6 +1,5 @@
-// CUTLASS asks the driver for TMA descriptors on every launch. This stands before the driver's function: it finds it
-// once, so that the extension loads where there is no driver, and remembers what it answered, because a descriptor
-// depends on nothing but its arguments and weights keep their address for as long as a model lives.
+// The driver functions that the kernels' launch code calls. They are found when first called, so that the extension
+// loads where there is no driver.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -10,18 +9,18 @@
 
 namespace {
 
-using Encode = decltype(&cuTensorMapEncodeTiled);
 constexpr int kMostDimensions = 5;
 
-Encode find_encode() {
+template <class Function>
+Function find(char const* name) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
   constexpr unsigned kSince = 12000;
-  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kSince, cudaEnableDefault, &found) != cudaSuccess ||
+  if (cudaGetDriverEntryPointByVersion(name, &function, kSince, cudaEnableDefault, &found) != cudaSuccess ||
       found != cudaDriverEntryPointSuccess) {
     return nullptr;
   }
-  return reinterpret_cast<Encode>(function);
+  return reinterpret_cast<Function>(function);
 }
 
 // The arguments, without padding, so that they compare as bytes.
@@ -47,12 +46,19 @@ struct Answer {
 
 }  // namespace
 
+extern "C" CUresult cuLaunchKernelEx(CUlaunchConfig const* config, CUfunction function, void** parameters, void** extra) {
+  static auto const launch = find<decltype(&cuLaunchKernelEx)>("cuLaunchKernelEx");
+  return launch == nullptr ? CUDA_ERROR_NOT_FOUND : launch(config, function, parameters, extra);
+}
+
+// Answers are remembered: a descriptor depends on nothing but its arguments, CUTLASS asks for two or three on every
+// launch, and weights keep their address for as long as a model lives.
 extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
                                            cuuint64_t const* dims, cuuint64_t const* strides, cuuint32_t const* box,
                                            cuuint32_t const* element_strides, CUtensorMapInterleave interleave,
                                            CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                                            CUtensorMapFloatOOBfill fill) {
-  static Encode const encode = find_encode();
+  static auto const encode = find<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   if (encode == nullptr) return CUDA_ERROR_NOT_FOUND;
   if (rank < 1 || rank > kMostDimensions) return CUDA_ERROR_INVALID_VALUE;
   Question question{reinterpret_cast<uint64_t>(address), {}, {}, {}, {}, rank, uint32_t(type), uint32_t(interleave),

@@ -138,12 +138,12 @@ void run(Op op, Operands const& x) {
   call.m = m, call.n = n, call.k = k;
   call.align_a = lda < k ? 1 : alignment(x.a.data, lda);
   call.align_b = ldb < k ? 1 : alignment(x.b.data, ldb);
-  call.align_d = alignment(x.out.data, ldd * 2);
+  call.align_d = alignment(x.out.data, (ldd | n) * 2);  // a TMA store ends at a multiple of 16 bytes, not at n
   int64_t need = op == kScaledMmAzp ? (x.azp.given() ? kAzpToken : kAzpRow) : (x.bias.given() ? kBias : kScale);
   call.problem = need * 4 + (x.a.dtype == d.s8) * 2 + (x.out.dtype == d.f16);
 
   int32_t device = x.out.device;
-  int64_t sms = sm_count(device);
+  int64_t sms = std::max<int64_t>(sm_count(device), 1);
   Choice choice = choose(call, sms);
   if (choice.row < 0) refuse_call();
   Row const& row = *row_at(choice.row);

@@ -47,7 +47,10 @@ def test_disassembly_of_one_kernel(library, toolchain) -> None:
 def test_a_kernel_that_is_not_there(library, toolchain) -> None:
     with pytest.raises(BuildError) as caught:
         disassemble(library, toolchain.cuobjdump, "other")
-    assert str(caught.value) == f"{library} has no kernel other_kernel: it was built from other sources, run `gemmill build`"
+    assert (
+        str(caught.value)
+        == f"{library} has no kernel other_kernel: it was built from other sources, run `gemmill build`"
+    )
 
 
 def test_a_file_that_is_not_a_library(toolchain, tmp_path) -> None:

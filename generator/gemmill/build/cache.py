@@ -3,6 +3,7 @@
     objects/<key>/object.o, entry.json   one translation unit; the key covers sources, flags, compiler and headers
     headers/<digest>.json                a list of headers with digests, shared by the objects made from the same ones
     index/<source key>/<key>             empty files: which objects hold a source
+    choices/<digest>.json                which objects were last linked for a set of sources
     ledger/<digest>.json                 sources that do not compile
 
 Paths inside are relative to named roots, so the folder can be copied to another machine. Everything appears by rename:
@@ -77,11 +78,30 @@ class ObjectCache:
             ]
             for source in sources
         }
-        chosen = _cover([source.key for source in sources], holders)
+        chosen = self._chosen_before(wanted) or _cover([source.key for source in sources], holders)
         held = {key for entry in chosen for key in entry.members}
         for entry in chosen:
             self._mark_used(entry)
         return Lookup(entries=tuple(chosen), missing=tuple(s for s in sources if s.key not in held))
+
+    def keep_choice(self, sources: Sequence[Source], entries: Sequence[Entry]) -> None:
+        """Let these objects be found for these sources again, though others may come to hold them too: the same request
+        stays the same build. Raises OSError."""
+        path = self._choice_path({source.key for source in sources})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps([entry.key for entry in entries]))
+
+    def _choice_path(self, wanted: set[str]) -> Path:
+        return self.folder / "choices" / f"{digest(sorted(wanted))}.json"
+
+    def _chosen_before(self, wanted: set[str]) -> list[Entry]:
+        try:
+            keys = json.loads(self._choice_path(wanted).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        entries = [entry for key in keys if (entry := self._usable(str(key)))] if isinstance(keys, list) else []
+        held = [key for entry in entries for key in entry.members]
+        return entries if sorted(held) == sorted(wanted) else []
 
     def forget(self) -> None:
         """Look at the folder again: other processes have added to it."""

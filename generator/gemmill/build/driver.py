@@ -2,9 +2,9 @@
 
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gemmill.build.cache import Entry
@@ -12,9 +12,10 @@ from gemmill.build.compiling import compile_missing, look_again
 from gemmill.build.errors import BuildError, reported
 from gemmill.build.files import digest
 from gemmill.build.linking import check_size, describe, intact_build, publish
+from gemmill.build.maintenance import remove_stale
 from gemmill.build.options import BuildObserver, BuildOptions, BuildResult, SilentObserver
 from gemmill.build.planning import Work, Workshop, open_workshop, survey
-from gemmill.build.sources import Source, SourceKind, text_source
+from gemmill.build.sources import EXPORTS, Source, SourceKind, text_source
 from gemmill.emit.render import TemplateError, render
 from gemmill.manifest import Manifest, RejectedEntry
 from gemmill.space.names import to_name
@@ -23,7 +24,6 @@ from gemmill.version import __version__
 
 _VARIANT_TABLE = "extension/variants.cpp.jinja"
 _BUILD_ID_DIGITS = 12
-_STALE_SECONDS = 24 * 3600
 
 
 def build(selection: Selection, options: BuildOptions, observer: BuildObserver | None = None) -> BuildResult:
@@ -39,19 +39,23 @@ def build(selection: Selection, options: BuildOptions, observer: BuildObserver |
         errors = dict(work.bad)
         found = work.found
         if found.missing:
-            _remove_stale(home)
+            remove_stale(home)
             errors |= compile_missing(found.missing, workshop, observer)
-            good = [source for source in (*work.variants, *work.files) if source.name not in errors]
-            _check_any_left(good, errors)
-            found = look_again(good, workshop)
-        else:
-            _check_any_left([s for s in work.variants if s.name not in errors], errors)
+            found = look_again(_good(work, errors), workshop)
+        _check_any_left(_good(work, errors), errors)
         compile_seconds = time.monotonic() - started
+        with suppress(OSError):  # costs at most another link
+            workshop.cache.keep_choice(_good(work, errors), found.entries)
         manifest, folder, reused = _finish(selection, work, found.entries, errors, workshop, observer)
-        workshop.memo.save()
+        with suppress(OSError):  # the next build computes again what could not be kept
+            workshop.memo.save()
     result = BuildResult(folder=folder, manifest=manifest, compile_seconds=compile_seconds, reused=reused)
     observer.finished(result)
     return result
+
+
+def _good(work: Work, errors: dict[str, str]) -> list[Source]:
+    return [source for source in (*work.variants, *work.files) if source.name not in errors]
 
 
 def _check_any_left(sources: Sequence[Source], errors: dict[str, str]) -> None:
@@ -79,13 +83,14 @@ def _finish(
         [[row.name, row.error] for row in rejected],
         sorted(entry.key for entry in entries),
         _variant_table(symbols, ""),
-        workshop.flags.link,
+        [workshop.flags.link, EXPORTS],
         [workshop.toolchain.host_build, workshop.memo.get(workshop.toolchain.cudart_static)],
     )[:_BUILD_ID_DIGITS]
     target = workshop.options.home_dir / "builds" / build_id
     if (manifest := intact_build(target)) is not None:
         check_size(manifest, manifest.extension_bytes, workshop.options.max_size)
-        os.utime(target / "manifest.json")  # the newest build is the one that was asked for last
+        with suppress(OSError):  # the newest build is the one that was asked for last, unless the home is read-only
+            os.utime(target / "manifest.json")
         return manifest, target, True
 
     observer.linking()
@@ -107,14 +112,3 @@ def _variant_table(symbols: Sequence[str], build_id: str) -> str:
         return render(_VARIANT_TABLE, {"symbols": sorted(symbols), "build_id": build_id})
     except TemplateError as error:
         raise BuildError(str(error)) from None
-
-
-def _remove_stale(home: Path) -> None:
-    """Delete what builds left that were killed: working folders and half-made results older than a day."""
-    oldest = time.time() - _STALE_SECONDS
-    for folder in [*home.glob("work/*"), *home.glob("cache/objects/.*")]:
-        try:
-            if folder.stat().st_mtime < oldest:
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue  # gone already

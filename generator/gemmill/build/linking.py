@@ -14,7 +14,7 @@ from gemmill.build.errors import BuildError
 from gemmill.build.files import file_digest, sync_file
 from gemmill.build.inspect import KernelFacts
 from gemmill.build.planning import Workshop
-from gemmill.build.sources import TORCH_TARGET, SourceKind, expand
+from gemmill.build.sources import EXPORTS, TORCH_TARGET, SourceKind, expand
 from gemmill.manifest import (
     SCHEMA_VERSION,
     KernelEntry,
@@ -71,13 +71,17 @@ def _link(extension: Path, objects: Sequence[Path], workshop: Workshop) -> None:
     # A response file: a build of many variants has more objects than a command line holds.
     response = extension.with_suffix(".objects")
     response.write_text("".join(f'"{path}"\n' for path in [*objects, tools.cudart_static]), encoding="utf-8")
+    exports = extension.with_suffix(".exports")
+    exports.write_text(EXPORTS, encoding="utf-8")
     # Objects first: a static library gives only what was asked for before it.
-    command = [str(tools.gxx), f"@{response}", *expand(workshop.flags.link, workshop.roots), "-o", str(extension)]
+    flags = [*expand(workshop.flags.link, workshop.roots), f"-Wl,--version-script={exports}"]
+    command = [str(tools.gxx), f"@{response}", *flags, "-o", str(extension)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
     except OSError as error:
         raise BuildError(f"cannot run {tools.gxx} ({error.strerror}): install g++") from None
     response.unlink()
+    exports.unlink()
     if done.returncode == 0:
         return
     message = done.stderr or done.stdout

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,9 +62,7 @@ def cache_gc(
     cache = _cache(home)
     now = time.time()
     with reported(cache, "cleaning the cache"):
-        for left in [*cache.parent.glob("work/*"), *cache.glob("objects/.*")]:
-            if now - left.stat().st_mtime > _DAY:
-                shutil.rmtree(left, ignore_errors=True)
+        remove_stale(cache.parent)
         goes, room = [], max_bytes
         for item in cache_list(cache.parent):
             too_old = max_age_days is not None and now - item.used > max_age_days * _DAY
@@ -74,6 +73,14 @@ def cache_gc(
             elif room is not None:
                 room -= item.object_bytes
         return _remove(cache, goes)
+
+
+def remove_stale(home: Path) -> None:
+    """Delete what builds left that were killed: working folders and half-made objects older than a day."""
+    for folder in [*home.glob("work/*"), *home.glob("cache/objects/.*")]:
+        with suppress(OSError):  # another process was quicker
+            if time.time() - folder.stat().st_mtime > _DAY:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cache(home: Path | None) -> Path:

@@ -19,9 +19,9 @@ from gemmill.space.config import KernelConfig
 from gemmill.space.selections import Selection
 from gemmill.vocab import Arch
 
-# Of an SM90 variant's object, nvcc 13.5, 2026-11-20; the binding's part of an extension, static CUDA runtime included.
-_OBJECT_BYTES = 250_000
-_BINDING_BYTES = 1_500_000
+# An SM90 variant of a shared object, nvcc 13.0, 2026-11-20; the binding's part of an extension, static CUDA runtime included.
+_OBJECT_BYTES = 90_000
+_BINDING_BYTES = 1_100_000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,12 +145,14 @@ def _home_of(nvcc: Path) -> Path:
 
 
 def _tool(home: Path, name: str) -> Path:
-    found = home / "bin" / name
-    if found.is_file():
-        return found
+    for toolkit in (home, *_wheel_homes()):  # any release reads an older one's objects
+        if (toolkit / "bin" / name).is_file():
+            return toolkit / "bin" / name
     if on_path := shutil.which(name):
         return Path(on_path)
-    raise BuildError(f"no {name} in {home / 'bin'} or on PATH: install it with `pip install nvidia-cuda-{name}`")
+    raise BuildError(
+        f"no {name} in {home / 'bin'}, in the PyPI wheels or on PATH: install it with `pip install nvidia-cuda-{name}`"
+    )
 
 
 def _library(lib_dirs: tuple[Path, ...], name: str) -> Path:

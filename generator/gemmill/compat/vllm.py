@@ -10,7 +10,9 @@ from gemmill.runtime import ops
 
 NAMESPACE = "_C"
 _QUERIES = {
-    "cutlass_scaled_mm_supports_fp8": lambda capability: capability >= 90 and ops.supports("cutlass_scaled_mm", dtype="e4m3"),
+    "cutlass_scaled_mm_supports_fp8": lambda capability: (
+        capability >= 90 and ops.supports("cutlass_scaled_mm", dtype="e4m3")
+    ),
     "cutlass_scaled_mm_supports_block_fp8": lambda capability: False,
     "cutlass_group_gemm_supported": lambda capability: False,
 }

@@ -48,7 +48,9 @@ def render(template: str, values: dict[str, Any], *, root: Path | None = None) -
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(f"template {error.name or template}, line {error.lineno}: {error.message}") from None
     except jinja2.TemplateNotFound as error:
-        raise TemplateError(f"template {template} needs {error.name}, which does not exist in {root or templates_dir()}") from None
+        raise TemplateError(
+            f"template {template} needs {error.name}, which does not exist in {root or templates_dir()}"
+        ) from None
     except jinja2.UndefinedError as error:
         raise TemplateError(f"template {template}: {error.message}") from None
 

@@ -20,9 +20,13 @@ def read_manifest(path: Path) -> Manifest:
     except FileNotFoundError:
         raise ManifestError(f"no manifest at {path}: run `gemmill build`, or name a build with GEMMILL_BUILD") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ManifestError(f"{path} is not a readable manifest ({error}): delete its folder and run `gemmill build`") from None
+        raise ManifestError(
+            f"{path} is not a readable manifest ({error}): delete its folder and run `gemmill build`"
+        ) from None
     if not isinstance(data, dict) or "schema_version" not in data:
-        raise ManifestError(f"{path} is not a manifest: it has no schema_version; delete its folder and run `gemmill build`")
+        raise ManifestError(
+            f"{path} is not a manifest: it has no schema_version; delete its folder and run `gemmill build`"
+        )
     if data["schema_version"] != SCHEMA_VERSION:
         raise ManifestError(
             f"{path} has schema version {data['schema_version']!r}, this gemmill reads {SCHEMA_VERSION}: build again with `gemmill build`"
@@ -30,7 +34,9 @@ def read_manifest(path: Path) -> Manifest:
     try:
         manifest: Manifest = _convert(data, Manifest, "manifest")
     except ValueError as error:
-        raise ManifestError(f"{path} is not a valid manifest: {error}; delete its folder and run `gemmill build`") from None
+        raise ManifestError(
+            f"{path} is not a valid manifest: {error}; delete its folder and run `gemmill build`"
+        ) from None
     return manifest
 
 

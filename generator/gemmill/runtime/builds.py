@@ -12,7 +12,9 @@ _SHIPPED = Path(__file__).resolve().parent.parent / "_builds"
 
 def find_builds(home: Path | None = None) -> list[Path]:
     """Folders with a manifest, newest first: below `home` (default: settings.home()), then those inside a wheel."""
-    return sorted(_folders(home or settings.home()), key=_made, reverse=True) + sorted(_folders(_SHIPPED.parent, "_builds"))
+    return sorted(_folders(home or settings.home()), key=_made, reverse=True) + sorted(
+        _folders(_SHIPPED.parent, "_builds")
+    )
 
 
 def resolve(named: str | Path) -> Path:
@@ -25,7 +27,9 @@ def resolve(named: str | Path) -> Path:
         if folder.name == str(named):
             return folder
     listed = ", ".join(folder.name for folder in known) or "none"
-    raise ManifestError(f"no build {str(named)!r}: it is neither a folder with a {MANIFEST} nor one of the builds here ({listed})")
+    raise ManifestError(
+        f"no build {str(named)!r}: it is neither a folder with a {MANIFEST} nor one of the builds here ({listed})"
+    )
 
 
 def newest(arch: str | None) -> tuple[Path, Manifest]:
@@ -42,7 +46,9 @@ def newest(arch: str | None) -> tuple[Path, Manifest]:
         refused.append(f"{folder.name} is for {manifest.arch}")
     found = f" ({'; '.join(refused)})" if refused else ""
     wanted = f" for {arch}" if arch else ""
-    raise ManifestError(f"no build of gemmill{wanted} in {settings.home()}{found}: run `gemmill build`, or name one with GEMMILL_BUILD")
+    raise ManifestError(
+        f"no build of gemmill{wanted} in {settings.home()}{found}: run `gemmill build`, or name one with GEMMILL_BUILD"
+    )
 
 
 def _folders(home: Path, below: str = "builds") -> Iterator[Path]:

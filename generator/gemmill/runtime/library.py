@@ -1,6 +1,7 @@
 """Loading an extension: checked before it is opened, registered when an op namespace is given to it."""
 
 import ctypes
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,9 @@ _DESCRIBE = ctypes.CFUNCTYPE(
     None, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.POINTER(ctypes.c_char), ctypes.c_int64
 )
 
+MOST_REASONS = 20
+"""In the text of a refused call."""
+
 
 class _Kernel(ctypes.Structure):
     _fields_ = [("symbol", ctypes.c_char_p), ("launch", ctypes.c_void_p), ("workspace", ctypes.c_void_p)]
@@ -37,16 +41,22 @@ class _Choice(ctypes.Structure):
 class Build:
     """One loaded build: its manifest, and its extension with the table it selects from."""
 
-    def __init__(self, folder: Path) -> None:
-        """Load the build in a folder. Raises ManifestError with one sentence if it cannot be used here."""
+    def __init__(self, folder: Path, gpu_arch: str | None = None) -> None:
+        """Load the build in a folder for a GPU of an architecture as `sm90a`, or for none.
+
+        Raises ManifestError with one sentence if it cannot be used here.
+        """
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder / MANIFEST)
         _check_torch(self.manifest)
+        _check_arch(self.manifest, gpu_arch)
         path = check_extension(self.manifest, folder)
         try:
             self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
         except OSError as error:
-            raise ManifestError(f"the extension {path} cannot be loaded ({error}): `gemmill doctor` says what it lacks") from None
+            raise ManifestError(
+                f"the extension {path} cannot be loaded ({error}): `gemmill doctor` says what it lacks"
+            ) from None
         self._declare()
         self.table: Table = make_table(self.manifest.entries, self._kernel_symbols(), built_in(self.manifest.arch))
         self._send_table()
@@ -85,7 +95,12 @@ class Build:
     def explain(self, op: OpSchema, call: operands.Call, sm_count: int) -> Choice:
         """The choice for a call that passes the checks, with its trace. Raises RuntimeError as the op would."""
         checks.check(op, call)
-        return select(self.table, problem_of_call(op, call), sm_count)
+        return select(self.table, problem_of_call(op, call), sm_count, self._pinned_name())
+
+    def _pinned_name(self) -> str | None:
+        row = self.pin(-1)
+        self.pin(row)
+        return self.table.entries[row].name if row >= 0 else None
 
     def _declare(self) -> None:
         lib = self._library
@@ -119,14 +134,21 @@ class Build:
             choice = self.explain(op, call, Arch(self.manifest.arch).sm_count)
         except RuntimeError as error:
             return str(error)
+        if choice.trust is Trust.PINNED:
+            pinned = choice.trace[0]
+            return f"{op.name}: the pinned variant {pinned.name} cannot take the call: {pinned.reason}"
         problem = problem_of_call(op, call)
-        pinned = " (a variant is pinned)" if choice.entry is not None else ""
-        trace = "\n".join(f"  {r.name}: {r.reason}" for r in choice.trace)
+        counts = Counter(rejected.reason for rejected in choice.trace)
+        reasons = "\n".join(f"  {_variants(count)}: {reason}" for reason, count in counts.most_common(MOST_REASONS))
         return (
-            f"{op.name}: no variant of build {self.build_id}{pinned} takes M, N, K = {problem.m}, {problem.n}, {problem.k} with "
+            f"{op.name}: no variant of build {self.build_id} takes M, N, K = {problem.m}, {problem.n}, {problem.k} with "
             f"alignments of a, b, out = {problem.align_a}, {problem.align_b}, {problem.align_d} bytes; "
-            f"`gemmill build --arch {self.manifest.arch} --select default` builds one for every shape\n{trace}"
+            f"`gemmill build --arch {self.manifest.arch} --select default` builds one for every shape\n{reasons}"
         )
+
+
+def _variants(count: int) -> str:
+    return f"{count} variant{'' if count == 1 else 's'}"
 
 
 def _dtype_names() -> dict[int, str]:
@@ -157,4 +179,16 @@ def _check_torch(manifest: Manifest) -> None:
         raise ManifestError(
             f"build {manifest.build_id} needs torch {manifest.torch_target} or later, torch {torch.__version__} is installed: "
             "upgrade torch"
+        )
+
+
+def _check_arch(manifest: Manifest, gpu_arch: str | None) -> None:
+    if gpu_arch not in (None, manifest.arch):
+        way_out = (
+            f"run `gemmill build --arch {gpu_arch}`"
+            if gpu_arch in set(Arch)
+            else f"gemmill builds for {', '.join(Arch)}"
+        )
+        raise ManifestError(
+            f"build {manifest.build_id} is for {manifest.arch}, this GPU is {gpu_arch}: its kernels cannot run here; {way_out}"
         )

@@ -37,7 +37,7 @@ def load(build: str | Path | None = None) -> Build:
     with _lock:
         folder = _folder_of(build)
         if folder not in _loaded:
-            loaded = Build(folder)
+            loaded = Build(folder, _arch_here())
             loaded.assume_constant_weights(_constant_weights)
             _define(f"{NAMESPACE}_{loaded.build_id}")
             loaded.register(f"{NAMESPACE}_{loaded.build_id}")
@@ -80,7 +80,13 @@ def variants(*, op: str | None = None, arch: str | None = None) -> list[KernelEn
     return [e for e in entries if (op is None or op in e.predicate.ops) and (arch is None or arch == e.config.arch)]
 
 
-def supports(op: str, *, dtype: torch.dtype | str | None = None, out_dtype: torch.dtype | str | None = None, arch: str | None = None) -> bool:
+def supports(
+    op: str,
+    *,
+    dtype: torch.dtype | str | None = None,
+    out_dtype: torch.dtype | str | None = None,
+    arch: str | None = None,
+) -> bool:
     """Whether a variant is really compiled in for an op, operand dtype, output dtype and architecture."""
 
     def name(kind: torch.dtype | str | None) -> str | None:
@@ -112,7 +118,9 @@ def use_variant(name: str) -> Iterator[KernelEntry]:
     build = active()
     rows = build.table.rows_of(name)
     if not rows:
-        raise ValueError(f"variant {name!r} is not in build {build.build_id}: gemmill.variants() lists its {len(build.manifest.entries)}")
+        raise ValueError(
+            f"variant {name!r} is not in build {build.build_id}: gemmill.variants() lists its {len(build.manifest.entries)}"
+        )
     before = build.pin(rows[0])
     try:
         yield build.table.entries[rows[0]]

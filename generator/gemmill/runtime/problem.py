@@ -44,7 +44,11 @@ def problem_code(need: Need, operand: str, out: str) -> int:
 
 def needs_of(predicate: Predicate) -> tuple[Need, ...]:
     """The needs that a kernel serves."""
-    by_azp = {"none": (Need.SCALE, Need.BIAS) if predicate.bias else (Need.SCALE,), "row": (Need.AZP_ROW,), "token": (Need.AZP_TOKEN,)}
+    by_azp = {
+        "none": (Need.SCALE, Need.BIAS) if predicate.bias else (Need.SCALE,),
+        "row": (Need.AZP_ROW,),
+        "token": (Need.AZP_TOKEN,),
+    }
     return tuple(need for azp in predicate.azp for need in by_azp[azp])
 
 
@@ -58,7 +62,12 @@ def describe_problem(problem: int) -> str:
     """A class of calls in words."""
     need = Need(problem // 4)
     operand, out = (DType.E4M3, DType.S8)[problem // 2 % 2], (DType.BF16, DType.F16)[problem % 2]
-    words = {Need.SCALE: "no bias", Need.BIAS: "a bias", Need.AZP_ROW: "zero points per tensor", Need.AZP_TOKEN: "zero points per token"}
+    words = {
+        Need.SCALE: "no bias",
+        Need.BIAS: "a bias",
+        Need.AZP_ROW: "zero points per tensor",
+        Need.AZP_TOKEN: "zero points per token",
+    }
     return f"{operand} x {operand} to {out} with {words[need]}"
 
 
@@ -81,7 +90,7 @@ def problem_of_call(op: OpSchema, call: Call) -> ProblemCall:
         k=k,
         align_a=1 if lda < k else _alignment(a, lda),
         align_b=1 if ldb < k else _alignment(b, ldb),
-        align_d=_alignment(out, ldd),
+        align_d=_alignment(out, ldd | n),  # a TMA store ends at a multiple of 16 bytes, not at n
     )
 
 

@@ -41,8 +41,17 @@ class Choice:
         return "\n".join([head, *(f"  not {r.name}: {r.reason}" for r in self.trace)])
 
 
-def select(table: Table, call: ProblemCall, sm_count: int) -> Choice:
-    """The choice for a call on a device of `sm_count` multiprocessors."""
+def select(table: Table, call: ProblemCall, sm_count: int, pinned: str | None = None) -> Choice:
+    """The choice for a call on a device of `sm_count` multiprocessors, where the variant `pinned` is pinned if named.
+
+    The op launches nothing for an empty result, so no variant is chosen for one.
+    """
+    if call.m == 0 or call.n == 0:
+        return Choice(
+            entry=None, trust=Trust.MODEL, trace=_same_for_all(table, "the result is empty: nothing is launched")
+        )
+    if pinned is not None:
+        return _select_pinned(table, call, pinned)
     index, trust = _choose(table, call, sm_count)
     chosen = table.entries[index] if index >= 0 else None
     return Choice(entry=chosen, trust=trust, trace=_trace(table, call, sm_count, chosen, trust), row=index)
@@ -64,6 +73,20 @@ def rejection(row: Row, call: ProblemCall) -> str | None:
     return None
 
 
+def _select_pinned(table: Table, call: ProblemCall, pinned: str) -> Choice:
+    rows = table.rows_of(pinned)
+    row = next((i for i in rows if table.rows[i].problem == call.problem), rows[0])
+    others = tuple(rejected for rejected in _same_for_all(table, f"{pinned} is pinned") if rejected.name != pinned)
+    reason = rejection(table.rows[row], call)
+    if reason is None:
+        return Choice(entry=table.entries[row], trust=Trust.PINNED, trace=others, row=row)
+    return Choice(entry=None, trust=Trust.PINNED, trace=(Rejected(name=pinned, reason=reason), *others))
+
+
+def _same_for_all(table: Table, reason: str) -> tuple[Rejected, ...]:
+    return tuple(Rejected(name=name, reason=reason) for name in dict.fromkeys(entry.name for entry in table.entries))
+
+
 def _choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust]:
     index, trust = _choose_tuned(table, call)
     if index >= 0:
@@ -81,7 +104,7 @@ def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
     for tuned in table.tuned:
         if tuned.problem != call.problem or rejection(table.rows[tuned.row], call) is not None:
             continue
-        distance = abs(math.log2(tuned.n / call.n)) + abs(math.log2(tuned.k / call.k))
+        distance = abs(math.log2(tuned.n / call.n)) + abs(math.log2(tuned.k / call.k)) if call.k else math.inf
         same_place = best is not None and (tuned.n, tuned.k) == (best.n, best.k)
         if distance < best_distance or (same_place and best is not None and best.m < call.m):
             best, best_distance = tuned, distance
@@ -90,7 +113,9 @@ def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
     return best.row, Trust.EXACT if best_distance == 0 else Trust.NEAREST
 
 
-def _trace(table: Table, call: ProblemCall, sm_count: int, chosen: KernelEntry | None, trust: Trust) -> tuple[Rejected, ...]:
+def _trace(
+    table: Table, call: ProblemCall, sm_count: int, chosen: KernelEntry | None, trust: Trust
+) -> tuple[Rejected, ...]:
     reasons: dict[str, str] = {}
     for row, entry in zip(table.rows, table.entries, strict=True):
         if entry is chosen:
@@ -98,8 +123,12 @@ def _trace(table: Table, call: ProblemCall, sm_count: int, chosen: KernelEntry |
         reason = rejection(row, call)
         if reason is None:
             estimate = f"{model_ns(row, call, sm_count) / 1000:.1f} us"
-            how = "the model prefers another" if trust is Trust.MODEL else f"the table's {trust.name.lower()} row names another"
+            how = (
+                "the model prefers another"
+                if trust is Trust.MODEL
+                else f"the table's {trust.name.lower()} row names another"
+            )
             reasons[entry.name] = f"it fits, {how} (model: {estimate})"
-        elif entry.name not in reasons:
-            reasons[entry.name] = reason
+        elif entry.name not in reasons or row.problem == call.problem:
+            reasons[entry.name] = reason  # of the row for this class of calls, where there is one
     return tuple(Rejected(name=name, reason=reason) for name, reason in reasons.items())

@@ -79,7 +79,9 @@ def _row(entry: KernelEntry, kernel: int, problem: int) -> Row:
     )
 
 
-def _tuned_rows(tuned: Iterable[TunedChoice], rows: Sequence[Row], owners: Sequence[KernelEntry]) -> tuple[TunedRow, ...]:
+def _tuned_rows(
+    tuned: Iterable[TunedChoice], rows: Sequence[Row], owners: Sequence[KernelEntry]
+) -> tuple[TunedRow, ...]:
     place = {(row.problem, entry.name): i for i, (row, entry) in enumerate(zip(rows, owners, strict=True))}
     result = []
     for choice in tuned:

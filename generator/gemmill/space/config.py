@@ -48,7 +48,9 @@ class Problem:
             )
         expected = ACCUMULATOR_OF.get(self.a_dtype)
         if expected is not None and expected is not self.accumulator_dtype:
-            raise ValueError(f"accumulator_dtype={self.accumulator_dtype} contradicts a_dtype={self.a_dtype}: it is {expected}")
+            raise ValueError(
+                f"accumulator_dtype={self.accumulator_dtype} contradicts a_dtype={self.a_dtype}: it is {expected}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

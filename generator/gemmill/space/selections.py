@@ -52,14 +52,18 @@ def select(name: str, arch: Arch = Arch.SM90A) -> Selection:
 
 
 def _problem(operand: DType, out: DType, epilogue: EpilogueKind) -> Problem:
-    return Problem(a_dtype=operand, b_dtype=operand, accumulator_dtype=ACCUMULATOR_OF[operand], out_dtype=out, epilogue=epilogue)
+    return Problem(
+        a_dtype=operand, b_dtype=operand, accumulator_dtype=ACCUMULATOR_OF[operand], out_dtype=out, epilogue=epilogue
+    )
 
 
 def _accumulation(operand: DType) -> Accumulation:
     return Accumulation.FAST if operand.is_float else Accumulation.EXACT
 
 
-def _config(problem: Problem, row: sm90.Row, arch: Arch = Arch.SM90A, launch: Launch | None = None, **schedule: Any) -> KernelConfig:
+def _config(
+    problem: Problem, row: sm90.Row, arch: Arch = Arch.SM90A, launch: Launch | None = None, **schedule: Any
+) -> KernelConfig:
     tile, cluster, kernel_schedule = row
     return KernelConfig(
         problem=problem,
@@ -80,7 +84,9 @@ def _unaligned(problem: Problem) -> KernelConfig:
     return _config(problem, row, accumulation=accumulation, alignment_a=1, alignment_b=1, alignment_d=1)
 
 
-def _split_k(problem: Problem, tile: tuple[int, int, int], schedule: KernelSchedule, stages: int, splits: int) -> KernelConfig:
+def _split_k(
+    problem: Problem, tile: tuple[int, int, int], schedule: KernelSchedule, stages: int, splits: int
+) -> KernelConfig:
     return _config(
         problem,
         (tile, (1, 1, 1), schedule),
@@ -93,7 +99,11 @@ def _split_k(problem: Problem, tile: tuple[int, int, int], schedule: KernelSched
 
 def _full_epilogue(operand: DType) -> tuple[EpilogueKind, ...]:
     """The epilogues that between them serve every call: each reads an absent operand as zero."""
-    return (EpilogueKind.SCALED_BIAS,) if operand.is_float else (EpilogueKind.SCALED_BIAS, EpilogueKind.SCALED_AZP_PER_TOKEN)
+    return (
+        (EpilogueKind.SCALED_BIAS,)
+        if operand.is_float
+        else (EpilogueKind.SCALED_BIAS, EpilogueKind.SCALED_AZP_PER_TOKEN)
+    )
 
 
 def _problems(outs: Iterable[DType]) -> Iterator[Problem]:
@@ -106,7 +116,11 @@ def _smoke(arch: Arch) -> Iterator[KernelConfig]:
     """One kernel for each op and operand type, so that every call has an answer: minutes to build."""
     prefill = ((128, 128, 128), (2, 1, 1), KernelSchedule.PINGPONG)
     if arch is not Arch.SM90A:
-        yield _config(_problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS), (prefill[0], (1, 1, 1), KernelSchedule.COOPERATIVE), arch)
+        yield _config(
+            _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS),
+            (prefill[0], (1, 1, 1), KernelSchedule.COOPERATIVE),
+            arch,
+        )
         return
     for problem in _problems((DType.BF16,)):
         yield _config(problem, prefill)
@@ -123,7 +137,7 @@ def _sweep(arch: Arch) -> Iterator[KernelConfig]:
         yield from _smoke(arch)
         return
     for problem in _problems((DType.BF16,)):
-        for row, (raster, swizzle) in product(sm90.PREFILL, sm90.RASTERS):
+        for row, (raster, swizzle) in product(sm90.PREFILL + sm90.BETWEEN, sm90.RASTERS):
             yield _config(problem, row, launch=Launch(raster_order=raster, swizzle=swizzle))
         for row in sm90.DECODE:
             yield _config(problem, row, swap_ab=True)
@@ -135,8 +149,45 @@ def _sweep(arch: Arch) -> Iterator[KernelConfig]:
 
 
 def _default(arch: Arch) -> Iterator[KernelConfig]:
-    """What is compiled for users: chosen from the sweep by measurement."""
-    yield from _smoke(arch)
+    """What is compiled for users: chosen from the sweep by measurement, see tables/sm90.py."""
+    if arch is not Arch.SM90A:
+        yield from _smoke(arch)
+        return
+    for problem in _problems(OUT_DTYPES):
+        fp8, bf16 = problem.a_dtype.is_float, problem.out_dtype is DType.BF16
+        if fp8 or bf16:
+            more = fp8 and bf16
+            prefill = sm90.CORE_PREFILL + (sm90.MORE_PREFILL if more else ())
+            decode = sm90.CORE_DECODE + (sm90.MORE_DECODE if more else ())
+            yield from _kernels(problem, prefill, decode, sm90.CORE_SPLIT_K)
+        else:
+            yield from _kernels(problem, sm90.FEW_PREFILL, sm90.FEW_DECODE, sm90.FEW_SPLIT_K)
+        yield _unaligned(problem)
+    yield from _one_of_each_other_kind()
+
+
+def _kernels(
+    problem: Problem, prefill: tuple[sm90.Row, ...], decode: tuple[sm90.Row, ...], split_k: tuple[sm90.SplitKRow, ...]
+) -> Iterator[KernelConfig]:
+    for row, (raster, swizzle) in product(prefill, sm90.RASTERS):
+        yield _config(problem, row, launch=Launch(raster_order=raster, swizzle=swizzle))
+    for row in decode:
+        yield _config(problem, row, swap_ab=True)
+    for (tile, schedule, stages), splits in product(split_k, sm90.SPLITS):
+        yield _split_k(problem, tile, schedule, stages, splits)
+
+
+def _one_of_each_other_kind() -> Iterator[KernelConfig]:
+    """Kinds that the full epilogues stand in for, and promoted sums: to be had, compared and tested, seldom chosen."""
+    fp8 = _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS)
+    cooperative = ((128, 128, 128), (1, 1, 1), KernelSchedule.COOPERATIVE)
+    yield _config(_problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED), sm90.CORE_PREFILL[0])
+    yield with_promotion(_config(fp8, cooperative))
+    yield with_promotion(_split_k(fp8, (64, 16, 512), KernelSchedule.BASIC, 5, 2))
+    yield _config(fp8, ((64, 64, 128), (1, 1, 1), KernelSchedule.BASIC), swap_ab=True)
+    yield _config(fp8, cooperative, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
+    for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
+        yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE_PREFILL[1])
 
 
 SELECTIONS = {"smoke": _smoke, "default": _default, "sweep": _sweep}

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include "gemmill/abi.h"
@@ -9,22 +10,6 @@
 namespace gemmill {
 
 constexpr int kMostDevices = 64;
-
-inline cudaLaunchConfig_t launch_config(dim3 grid, dim3 block, int shared_bytes, cudaStream_t stream) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  return config;
-}
-
-inline cudaLaunchAttribute cluster_attribute(dim3 cluster) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {cluster.x, cluster.y, cluster.z};
-  return attribute;
-}
 
 // Lets a kernel have the shared memory that it needs.
 template <auto entry>
@@ -37,19 +22,47 @@ cudaError_t allow_shared_memory(int device, int shared_bytes) {
   return error;
 }
 
-inline int32_t launch_kernel(void const* entry, dim3 grid, dim3 block, int shared_bytes, dim3 cluster, bool programmatic,
-                             void** parameters, cudaStream_t stream) {
-  cudaLaunchAttribute attributes[2];
-  int count = 0;
-  if (cluster.x * cluster.y * cluster.z > 1) attributes[count++] = cluster_attribute(cluster);
-  if (programmatic) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+// The driver's handle of a kernel on a device. Launching by it spares the runtime's look-up on every call.
+template <auto entry>
+cudaError_t function_on(int device, CUfunction& function) {
+  static std::atomic<CUfunction> known[kMostDevices];
+  if (device < 0 || device >= kMostDevices) return cudaErrorInvalidDevice;
+  function = known[device].load(std::memory_order_acquire);
+  if (function != nullptr) return cudaSuccess;
+  cudaError_t error = cudaGetFuncBySymbol(&function, reinterpret_cast<void const*>(entry));
+  if (error == cudaSuccess) known[device].store(function, std::memory_order_release);
+  return error;
+}
+
+struct LaunchShape {
+  dim3 grid, block, cluster;
+  int shared_bytes;
+};
+
+// Enqueues a kernel. Returns 0 or an error code, whose numbers driver and runtime share.
+template <auto entry>
+int32_t launch_kernel(LaunchShape const& shape, int device, bool programmatic, void** parameters, cudaStream_t stream) {
+  CUfunction function = nullptr;
+  if (cudaError_t error = function_on<entry>(device, function); error != cudaSuccess) return error;
+  CUlaunchAttribute attributes[2];
+  unsigned count = 0;
+  if (shape.cluster.x * shape.cluster.y * shape.cluster.z > 1) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attributes[count++].value.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
   }
-  cudaLaunchConfig_t config = launch_config(grid, block, shared_bytes, stream);
-  config.attrs = attributes;
-  config.numAttrs = count;
-  return cudaLaunchKernelExC(&config, entry, parameters);
+  if (programmatic) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attributes[count++].value.programmaticStreamSerializationAllowed = 1;
+  }
+  CUlaunchConfig const config{shape.grid.x,  shape.grid.y,  shape.grid.z,
+                              shape.block.x, shape.block.y, shape.block.z,
+                              static_cast<unsigned>(shape.shared_bytes), stream, attributes, count};
+  CUresult result = cuLaunchKernelEx(&config, function, parameters, nullptr);
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {  // the thread's first call: the runtime makes the context current
+    if (cudaError_t error = cudaSetDevice(device); error != cudaSuccess) return error;
+    result = cuLaunchKernelEx(&config, function, parameters, nullptr);
+  }
+  return static_cast<int32_t>(result);
 }
 
 }  // namespace gemmill

@@ -312,8 +312,8 @@ int32_t launch_split_k(gemmill_scaled_mm_args const& x, void* stream) {
   int64_t const tiles = int64_t((x.n + tile_n - 1) / tile_n) * ((x.m + tile_m - 1) / tile_m);
   if (tiles * x.splits > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
   void* parameters[] = {&params};
-  return launch_kernel(reinterpret_cast<void const*>(entry), dim3(tiles * x.splits), Kernel::kThreads, Kernel::kSharedBytes, dim3(x.splits, 1, 1), x.programmatic_launch, parameters,
-                       static_cast<cudaStream_t>(stream));
+  LaunchShape const shape{dim3(tiles * x.splits), dim3(Kernel::kThreads), dim3(x.splits), Kernel::kSharedBytes};
+  return launch_kernel<entry>(shape, x.device, x.programmatic_launch, parameters, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace gemmill

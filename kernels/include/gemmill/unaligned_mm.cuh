@@ -167,8 +167,8 @@ int32_t launch_unaligned(gemmill_scaled_mm_args const& x, void* stream) {
   int64_t const tiles = int64_t((x.m + tile_m - 1) / tile_m) * ((x.n + tile_n - 1) / tile_n);
   if (tiles > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
   void* parameters[] = {&params};
-  return launch_kernel(reinterpret_cast<void const*>(entry), dim3(tiles), Kernel::kThreads, 0, dim3(1), x.programmatic_launch,
-                       parameters, static_cast<cudaStream_t>(stream));
+  LaunchShape const shape{dim3(tiles), dim3(Kernel::kThreads), dim3(1), 0};
+  return launch_kernel<entry>(shape, x.device, x.programmatic_launch, parameters, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace gemmill

@@ -22,8 +22,14 @@ cudaError_t most_active_clusters(int device, int& active) {
   static std::atomic<int> known[kMostDevices];
   active = known[device].load(std::memory_order_acquire);
   if (active > 0) return cudaSuccess;
-  cudaLaunchAttribute attribute = cluster_attribute(cluster_of<Kernel>());
-  cudaLaunchConfig_t config = launch_config(cluster_of<Kernel>(), Kernel::get_block_shape(), Kernel::SharedStorageSize, nullptr);
+  dim3 const cluster = cluster_of<Kernel>();
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster.x, cluster.y, cluster.z};
+  cudaLaunchConfig_t config{};
+  config.gridDim = cluster;
+  config.blockDim = Kernel::get_block_shape();
+  config.dynamicSmemBytes = Kernel::SharedStorageSize;
   config.attrs = &attribute;
   config.numAttrs = 1;
   cudaError_t error = cudaOccupancyMaxActiveClusters(&active, reinterpret_cast<void const*>(entry), &config);
@@ -47,8 +53,8 @@ int32_t launch(typename Kernel::Arguments arguments, gemmill_scaled_mm_args cons
 
   typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, x.workspace);
   void* parameters[] = {&params};
-  return launch_kernel(reinterpret_cast<void const*>(entry), Kernel::get_grid_shape(params), Kernel::get_block_shape(), Kernel::SharedStorageSize,
-                       cluster_of<Kernel>(), x.programmatic_launch, parameters, stream);
+  LaunchShape const shape{Kernel::get_grid_shape(params), Kernel::get_block_shape(), cluster_of<Kernel>(), Kernel::SharedStorageSize};
+  return launch_kernel<entry>(shape, x.device, x.programmatic_launch, parameters, stream);
 }
 
 template <class Kernel>

@@ -16,6 +16,8 @@ from harness.remote import RemoteContender, RemoteError, serve
 from harness.statistics import Sample
 from harness.timing import DryTimer
 
+pytestmark = pytest.mark.usefixtures("home")  # without builds: a dry run with the stand-ins
+
 
 def test_comparison_writes_its_record(tmp_path, capsys):
     assert program.main(["--dry-run", "--out-dir", str(tmp_path), "--name", "x", "--commit", "abc", "--op", "all"]) == 0

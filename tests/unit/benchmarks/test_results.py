@@ -14,8 +14,8 @@ from harness.results import row_record, summary_record, summary_text, table, wri
 from harness.statistics import sample
 from harness.sweep import sweep_record, sweep_table
 
-CONTENDERS = [stand_in.subject(), *torch_contenders()]
-NAMES = [contender.name for contender in CONTENDERS]
+PEERS = [*torch_contenders()]
+NAMES = [contender.name for contender in (stand_in.subject(), *PEERS)]
 
 
 ROW_WISE, TENSOR_WISE = "torch row-wise", "torch tensor-wise"
@@ -28,26 +28,26 @@ def measured(m, us, op=Op.FP8, failures=None):
 
 
 def test_ratio_is_against_the_fastest_peer():
-    row = row_record(measured(16, {"gemmill": 10.0, ROW_WISE: 12.0, TENSOR_WISE: 9.0}), CONTENDERS)
+    row = row_record(measured(16, {"gemmill": 10.0, ROW_WISE: 12.0, TENSOR_WISE: 9.0}), PEERS)
     assert (row["best_peer"], row["ratio"]) == ("torch tensor-wise", 0.9)
     assert row["gbps"] == pytest.approx((16 * 8192 + 4096 * 8192 + 2 * 16 * 4096) / 10e-6 / 1e9, rel=1e-3)
     assert row["tflops"] == pytest.approx(2 * 16 * 4096 * 8192 / 10e-6 / 1e12, abs=0.05)
 
 
 def test_a_peer_that_computes_less_is_not_compared_with():
-    row = row_record(measured(32, {"gemmill": 10.0, "torch._int_mm": 5.0}, op=Op.INT8), CONTENDERS)
+    row = row_record(measured(32, {"gemmill": 10.0, "torch._int_mm": 5.0}, op=Op.INT8), PEERS)
     assert list(row["contenders"]) == ["gemmill", "torch._int_mm"]
     assert row["ratio"] is None and row["best_peer"] is None
 
 
 def test_a_failed_subject_has_no_ratio():
-    row = row_record(measured(16, {ROW_WISE: 12.0}, failures={"gemmill": "no"}), CONTENDERS)
+    row = row_record(measured(16, {ROW_WISE: 12.0}, failures={"gemmill": "no"}), PEERS)
     assert row["ratio"] is None and row["tflops"] is None
 
 
 def test_summary_takes_both_sides_apart():
     rows = [
-        row_record(measured(m, {"gemmill": 10.0, ROW_WISE: us}), CONTENDERS)
+        row_record(measured(m, {"gemmill": 10.0, ROW_WISE: us}), PEERS)
         for m, us in ((16, 20.0), (128, 5.0), (129, 9.0))
     ]
     low, high = summary_record(rows)
@@ -65,7 +65,7 @@ def test_table_shows_failures_and_spread():
         samples={"gemmill": sample([1.0, 2.0, 3.0])},
         failures={"torch row-wise": "no"},
     )
-    text = table([row_record(noisy, CONTENDERS)], NAMES)
+    text = table([row_record(noisy, PEERS)], NAMES)
     head, line = text.splitlines()
     assert "torch row-wise" in head and "torch._int_mm" not in head
     assert "2.00!" in line and "failed" in line
@@ -100,7 +100,7 @@ def test_sweep_table_names_the_fastest_variant():
 
 def test_plot(tmp_path):
     pytest.importorskip("matplotlib")
-    rows = [row_record(measured(m, {"gemmill": 10.0, ROW_WISE: 12.0}), CONTENDERS) for m in (1, 2)]
+    rows = [row_record(measured(m, {"gemmill": 10.0, ROW_WISE: 12.0}), PEERS) for m in (1, 2)]
     assert draw(rows, NAMES, "title", tmp_path / "x.svg")
     assert "<svg" in (tmp_path / "x.svg").read_text()
     assert not draw([], NAMES, "title", tmp_path / "y.svg")

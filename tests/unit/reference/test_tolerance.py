@@ -14,6 +14,10 @@ def random_e4m3(rows: int, columns: int, seed: int) -> torch.Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).to(torch.float8_e4m3fn)
 
 
+def random_scales(count: int, seed: int) -> torch.Tensor:
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed)) + 0.5
+
+
 def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, promoted: bool) -> torch.Tensor:
     """Hopper's e4m3 sum, step by step: 33 terms cut off 13 bits below the exponent of the largest."""
     a, b = a.double(), b.double()
@@ -48,7 +52,7 @@ def test_a_simulated_tensor_core_is_within_the_bound(accumulation, positive, k):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_alone_is_within_the_tolerance(dtype):
     a, b = random_e4m3(8, 64, 1), random_e4m3(64, 8, 2)
-    scales, bias = torch.rand(8) + 0.5, torch.randn(8).to(dtype)
+    scales, bias = random_scales(8, 7), torch.randn(8, generator=torch.Generator().manual_seed(8)).to(dtype)
     result = scaled_mm(a, b, scales, scales, dtype, bias)
     assert check_scaled_mm(result, a, b, scales, scales, Accumulation.FAST, bias).ok
 
@@ -64,7 +68,7 @@ def test_a_missing_instruction_is_outside_the_tolerance():
 
 def test_a_scale_of_the_wrong_row_is_outside_the_tolerance():
     a, b = random_e4m3(8, 128, 5), random_e4m3(128, 8, 6)
-    scales, one = torch.rand(8) + 0.5, torch.ones(1)
+    scales, one = random_scales(8, 9), torch.ones(1)
     wrong = scaled_mm(a, b, scales.roll(1), one, torch.bfloat16)
     assert check_scaled_mm(wrong, a, b, scales, one, Accumulation.PROMOTED).wrong > 40
 

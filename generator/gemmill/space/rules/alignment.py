@@ -17,7 +17,9 @@ def tma_alignment(config: KernelConfig) -> Status:
         ("d", s.alignment_d, p.out_dtype),
     ):
         if alignment * dtype.bits != TMA_BYTES * 8:
-            return rejected(f"alignment of {operand} is {alignment} x {dtype}: TMA takes rows of {TMA_BYTES} bytes exactly")
+            return rejected(
+                f"alignment of {operand} is {alignment} x {dtype}: TMA takes rows of {TMA_BYTES} bytes exactly"
+            )
     return OK
 
 
@@ -35,9 +37,13 @@ def fallback_has_one_form(config: KernelConfig) -> Status:
     if s.kernel_schedule.uses_tma:
         return OK
     if s.swap_ab or s.stages is not None:
-        return rejected(f"swap_ab={s.swap_ab} stages={s.stages} with {s.kernel_schedule}: it has one operand order and its own pipeline")
+        return rejected(
+            f"swap_ab={s.swap_ab} stages={s.stages} with {s.kernel_schedule}: it has one operand order and its own pipeline"
+        )
     if s.accumulation is Accumulation.FAST:
-        return rejected(f"{s.kernel_schedule} adds in FP32 registers: its accumulation is promoted, not {s.accumulation}")
+        return rejected(
+            f"{s.kernel_schedule} adds in FP32 registers: its accumulation is promoted, not {s.accumulation}"
+        )
     return OK
 
 

@@ -19,7 +19,9 @@ def tile_rows(config: KernelConfig) -> Status:
         return OK
     unit = WGMMA_ROWS * CONSUMER_GROUPS[s.kernel_schedule]
     if s.tile_shape_mnk[0] % unit:
-        return rejected(f"tile rows {s.tile_shape_mnk[0]} are not a multiple of {unit}, the rows that {s.kernel_schedule} multiplies")
+        return rejected(
+            f"tile rows {s.tile_shape_mnk[0]} are not a multiple of {unit}, the rows that {s.kernel_schedule} multiplies"
+        )
     return OK
 
 
@@ -81,7 +83,9 @@ def schedule_on_blackwell(config: KernelConfig) -> Status:
     if s.accumulation is Accumulation.PROMOTED:
         return rejected(f"{config.arch} accumulates FP8 in FP32: there is nothing to promote")
     if s.kernel_schedule in (KernelSchedule.PINGPONG, KernelSchedule.BASIC):
-        return rejected(f"on {config.arch} CUTLASS chooses the schedule from tile and cluster: it is written cooperative, not {s.kernel_schedule}")
+        return rejected(
+            f"on {config.arch} CUTLASS chooses the schedule from tile and cluster: it is written cooperative, not {s.kernel_schedule}"
+        )
     if not s.kernel_schedule.uses_tma or s.tile_scheduler is not TileScheduler.PERSISTENT:
         return rejected(f"{s.kernel_schedule} with {s.tile_scheduler} is a schedule of sm90a")
     if config.problem.a_dtype.is_float is False:
@@ -94,7 +98,10 @@ def scheduler_fits_schedule(config: KernelConfig) -> Status:
     s = config.schedule
     if s.tile_scheduler is TileScheduler.STREAM_K and s.kernel_schedule is not KernelSchedule.COOPERATIVE:
         return rejected(f"{s.tile_scheduler} runs with the cooperative schedule, not {s.kernel_schedule}")
-    if s.tile_scheduler is TileScheduler.SPLIT_K and s.kernel_schedule not in (KernelSchedule.COOPERATIVE, KernelSchedule.BASIC):
+    if s.tile_scheduler is TileScheduler.SPLIT_K and s.kernel_schedule not in (
+        KernelSchedule.COOPERATIVE,
+        KernelSchedule.BASIC,
+    ):
         return rejected(f"{s.tile_scheduler} runs with the cooperative or basic schedule, not {s.kernel_schedule}")
     return OK
 
@@ -105,10 +112,14 @@ def split_k(config: KernelConfig) -> Status:
     if s.tile_scheduler is not TileScheduler.SPLIT_K:
         return OK
     if not s.swap_ab or s.stages is None or s.cluster_shape_mnk != (1, 1, 1):
-        return rejected("split_k takes swap_ab, a number of stages, and a cluster of 1x1x1 (its clusters are made of the splits)")
+        return rejected(
+            "split_k takes swap_ab, a number of stages, and a cluster of 1x1x1 (its clusters are made of the splits)"
+        )
     groups = s.tile_shape_mnk[0] // WGMMA_ROWS
     if groups != CONSUMER_GROUPS[s.kernel_schedule]:
-        return rejected(f"{s.tile_shape_mnk[0]} columns of B are {groups} consumer groups, {s.kernel_schedule} has {CONSUMER_GROUPS[s.kernel_schedule]}")
+        return rejected(
+            f"{s.tile_shape_mnk[0]} columns of B are {groups} consumer groups, {s.kernel_schedule} has {CONSUMER_GROUPS[s.kernel_schedule]}"
+        )
     return OK
 
 
@@ -118,8 +129,12 @@ def launch_settings(config: KernelConfig) -> Status:
     if launch.swizzle not in (1, 2, 4, 8):
         return rejected(f"swizzle {launch.swizzle} is not 1, 2, 4 or 8")
     if not 1 <= launch.splits <= (PORTABLE_CLUSTER if s.tile_scheduler is TileScheduler.SPLIT_K else 1):
-        return rejected(f"splits={launch.splits} with the {s.tile_scheduler} scheduler: split_k takes 1 to {PORTABLE_CLUSTER}, the others 1")
-    if s.tile_scheduler is TileScheduler.SPLIT_K and (launch.raster_order is not RasterOrder.HEURISTIC or launch.swizzle != 1):
+        return rejected(
+            f"splits={launch.splits} with the {s.tile_scheduler} scheduler: split_k takes 1 to {PORTABLE_CLUSTER}, the others 1"
+        )
+    if s.tile_scheduler is TileScheduler.SPLIT_K and (
+        launch.raster_order is not RasterOrder.HEURISTIC or launch.swizzle != 1
+    ):
         return rejected("split_k walks tiles in one order: raster order and swizzle do not apply")
     if not s.kernel_schedule.uses_tma and (launch.raster_order is not RasterOrder.HEURISTIC or launch.swizzle != 1):
         return rejected(f"{s.kernel_schedule} walks tiles in one order: raster order and swizzle do not apply")

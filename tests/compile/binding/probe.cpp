@@ -1,0 +1,32 @@
+// The binding on CPU tensors, in front of kernels that only record what they are given: so it runs without a GPU.
+#include "probe.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <cstring>
+#include <string>
+
+#include "scaled_mm.h"
+
+using torch::stable::detail::StableLibrary;
+
+extern "C" {
+PROBE_EXPORT gemmill_scaled_mm_args probe_args;
+PROBE_EXPORT int32_t probe_launches;
+PROBE_EXPORT int32_t probe_status;
+PROBE_EXPORT char probe_symbol[512];
+
+int32_t probe_record(char const* symbol, gemmill_scaled_mm_args const* args) {
+  probe_args = *args;
+  ++probe_launches;
+  std::strncpy(probe_symbol, symbol, sizeof(probe_symbol) - 1);
+  return probe_status;
+}
+
+PROBE_EXPORT void probe_register(char const* ns) {
+  auto* kept = new std::string(ns);
+  auto* library = new StableLibrary(StableLibrary::Kind::IMPL, kept->c_str(), "CPU", "probe", 0);
+  library->impl("cutlass_scaled_mm", &gemmill::scaled_mm);
+  library->impl("cutlass_scaled_mm_azp", &gemmill::scaled_mm_azp);
+}
+}

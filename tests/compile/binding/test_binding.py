@@ -1,0 +1,295 @@
+"""The extension's own checks, choice and launch against Python's, on CPU tensors."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gemmill.doctor.elf import read_library
+from gemmill.doctor.extension import torch_libraries, undefined_in
+from gemmill.runtime.checks import check
+from gemmill.runtime.operands import of_tensors
+from gemmill.runtime.problem import ProblemCall, problem_of_call
+from gemmill.runtime.schemas import OPS, SCALED_MM_AZP, OpSchema
+from gemmill.runtime.select import Trust, select
+from gemmill.runtime.table import Row, TunedRow
+
+SMS = 132
+ROUNDS = 4000
+
+
+def some_calls(seed: int, count: int) -> list[ProblemCall]:
+    """Classes, shapes and alignments of all kinds, each of them often enough."""
+    rng = random.Random(seed)
+
+    def size() -> int:
+        return rng.choice((1, 16, 17, rng.randrange(1, 300), rng.choice((1024, 4096, 8192)), rng.randrange(1, 30_000)))
+
+    def bytes_() -> int:
+        return rng.choice((16, 16, 16, 8, 4, 2, 1))
+
+    return [
+        ProblemCall(
+            problem=rng.randrange(16),
+            m=size(),
+            n=size(),
+            k=rng.choice((size(), size(), 0)),
+            align_a=bytes_(),
+            align_b=bytes_(),
+            align_d=bytes_(),
+        )
+        for _ in range(count)
+    ]
+
+
+def some_tuned(probe, seed: int) -> tuple[TunedRow, ...]:
+    rng = random.Random(seed)
+    rows = probe.build.table.rows
+    sizes = (1024, 4096, 8192)
+    found = [
+        TunedRow(
+            problem=rows[i].problem, n=rng.choice(sizes), k=rng.choice(sizes), m=rng.choice((1, 16, 64, 4096)), row=i
+        )
+        for i in rng.choices(range(len(rows)), k=60)
+    ]
+    return tuple(sorted(found, key=lambda t: (t.problem, t.n, t.k, t.m)))
+
+
+@pytest.mark.parametrize("tuned", [False, True], ids=["by the model", "by a table"])
+def test_choices_agree(tuned: bool, probe, with_table: Callable) -> None:
+    with_table(tuned=some_tuned(probe, 1) if tuned else ())
+    seen = set()
+    for call in some_calls(2, ROUNDS):
+        here = select(probe.build.table, call, SMS)
+        row, trust = probe.build.choose(call, SMS)
+        assert row == here.row, (call, here)
+        if row >= 0:
+            assert trust is here.trust, call
+        seen.add((row >= 0, here.trust))
+    assert seen >= (
+        {(True, Trust.EXACT), (True, Trust.NEAREST)} if tuned else {(True, Trust.MODEL), (False, Trust.MODEL)}
+    )
+
+
+def test_choices_agree_where_a_variant_is_pinned(probe) -> None:
+    names = list(dict.fromkeys(entry.name for entry in probe.build.table.entries))
+    taken = 0
+    for i, call in enumerate(some_calls(3, ROUNDS)):
+        name = names[i % len(names)]
+        before = probe.build.pin(probe.build.table.rows_of(name)[0])
+        try:
+            row, trust = probe.build.choose(call, SMS)
+        finally:
+            assert probe.build.pin(before) == probe.build.table.rows_of(name)[0]
+        here = select(probe.build.table, call, SMS, pinned=name)
+        assert (row, trust) == (here.row, Trust.PINNED), (call, name)
+        taken += row >= 0
+    assert taken > 100
+
+
+def test_a_new_table_takes_effect(probe, with_table: Callable) -> None:
+    """Choices are remembered in C++: not beyond the table that they came from."""
+    call = next(c for c in some_calls(4, ROUNDS) if probe.build.choose(c, SMS)[0] >= 0)
+    first, _ = probe.build.choose(call, SMS)
+    fields = [name for name, _ in Row._fields_]
+    rows = [Row(*(getattr(row, name) for name in fields)) for row in probe.build.table.rows]
+    rows[first].min_k = call.k + 1
+    with_table(rows=tuple(rows))
+    assert probe.build.choose(call, SMS)[0] != first
+
+
+class Mill:
+    """Calls at random: right ones with at most two things wrong."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def matrix(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        """Row-major, rows apart or not, beginning anywhere."""
+        offset, pad = self.rng.choice((0, 0, 1, 8)), self.rng.choice((0, 0, 1, 4, 16))
+        stride = max(columns, 1) + pad
+        storage = torch.zeros(rows * stride + offset + 1, dtype=torch.float32).to(dtype)
+        return storage.as_strided((rows, columns), (stride, 1), offset)
+
+    def vector(self, length: int, dtype: torch.dtype, shapes: tuple) -> torch.Tensor:
+        return torch.ones(max(length, 1), dtype=dtype)[:length].reshape(self.rng.choice(shapes))
+
+    def call(self, op: OpSchema) -> dict[str, torch.Tensor | None]:
+        rng = self.rng
+        m, n, k = (rng.choice((0, 1, 1, 2, 16, 33)) for _ in range(3))
+        dtype = torch.int8 if op is SCALED_MM_AZP else rng.choice((torch.int8, torch.float8_e4m3fn))
+        out_dtype = rng.choice((torch.bfloat16, torch.float16))
+        everything = {
+            "out": self.matrix(m, n, out_dtype),
+            "a": self.matrix(m, k, dtype),
+            "b": self.matrix(n, k, dtype).t(),
+            "a_scales": rng.choice((torch.ones(()), torch.ones(1, 1), self.vector(m, torch.float32, ((m, 1), (m,))))),
+            "b_scales": rng.choice((torch.ones(1), self.vector(n, torch.float32, ((1, n), (n,))))),
+            "azp_adj": self.vector(n, torch.int32, ((n,), (1, n))),
+            "azp": rng.choice((None, self.vector(m, torch.int32, ((m,), (m, 1))))),
+            "bias": rng.choice((None, self.vector(n, out_dtype, ((n,), (1, n))))),
+        }
+        call = {name: everything[name] for name in op.arguments}
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            self.spoil(call)
+        return call
+
+    def spoil(self, call: dict[str, torch.Tensor | None]) -> None:
+        rng = self.rng
+        name = rng.choice([name for name, tensor in call.items() if tensor is not None])
+        tensor = call[name]
+        assert tensor is not None
+        wrong: list[Callable[[], torch.Tensor]] = [
+            lambda: tensor.to(rng.choice((torch.float32, torch.int8, torch.int32, torch.float16, torch.float8_e5m2))),
+            lambda: tensor[None],
+            lambda: tensor.flatten(),
+            lambda: (
+                torch.cat([tensor.float(), tensor.float()], rng.randrange(max(tensor.dim(), 1))).to(tensor.dtype)
+                if tensor.dim()
+                else tensor
+            ),
+            lambda: tensor[:-1] if tensor.dim() else tensor,
+            lambda: tensor[..., :-1] if tensor.dim() else tensor,
+            lambda: tensor.t() if tensor.dim() == 2 else tensor,
+            lambda: tensor[:1].expand(tensor.shape) if tensor.dim() and tensor.shape[0] else tensor,
+            lambda: tensor.float().repeat_interleave(2, -1)[..., ::2].to(tensor.dtype) if tensor.dim() else tensor,
+            lambda: torch.ones(tensor.numel() * 2).to(tensor.dtype)[::2].reshape(tensor.shape),
+            lambda: self.over_out(call, tensor),
+        ]
+        call[name] = rng.choice(wrong)()
+
+    def over_out(self, call: dict[str, torch.Tensor | None], tensor: torch.Tensor) -> torch.Tensor:
+        """The same, in out's memory or just behind it."""
+        out = call["out"]
+        assert out is not None
+        if tensor is out or not tensor.numel() or tensor.element_size() > 2 or not tensor.is_contiguous():
+            return tensor
+        storage = torch.zeros(4 * (out.numel() + tensor.numel()) + 64, dtype=torch.uint8)
+        start = self.rng.choice((0, 2 * out.numel() - 2, 2 * out.numel())) // 2 * 2
+        if start < 0 or out.element_size() != 2:
+            return tensor
+        call["out"] = storage[: 2 * out.numel()].view(out.dtype).view(out.shape)
+        bytes_ = tensor.numel() * tensor.element_size()
+        return storage[start : start + bytes_].view(tensor.dtype).view(tensor.shape)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_refusals_agree(op: OpSchema, probe) -> None:
+    """C++ refuses what Python refuses, with Python's sentence, and nothing else."""
+    mill, refused = Mill(5), 0
+    sentences = set()
+    for _ in range(ROUNDS):
+        tensors = list(mill.call(op).values())
+        call = of_tensors(op, tensors)
+        try:
+            check(op, call)
+            expected = ""
+        except RuntimeError as error:
+            expected = str(error)
+        try:
+            probe.run(op.name, *tensors)
+            found = ""
+        except RuntimeError as error:
+            found = str(error).splitlines()[0]
+        assert found == expected, call
+        refused += bool(expected)
+        sentences.add(" ".join(expected.split()[1:4]))
+    assert ROUNDS / 5 < refused < ROUNDS * 4 / 5
+    assert len(sentences) > 20, "too few different faults were tried"
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_launches(op: OpSchema, probe) -> None:
+    """What a kernel is given is what the call said, and the variant is the one that Python chooses."""
+    mill, launched = Mill(6), set()
+    for _ in range(ROUNDS // 4):
+        call = mill.call(op)
+        facts = of_tensors(op, list(call.values()))
+        try:
+            check(op, facts)
+        except RuntimeError:
+            continue
+        launch = probe.run(op.name, *call.values())
+        out, a, b = call["out"], call["a"], call["b"]
+        (m, n), k = out.shape, a.shape[1]
+        if m == 0 or n == 0:
+            assert launch is None
+            continue
+        symbol, args = launch
+        assert (args.m, args.n, args.k) == (m, n, k)
+        for name, field in {"out": "d"}.items() | {x: x for x in op.arguments[1:]}.items():
+            pointer = call[name].data_ptr() if call[name] is not None else 0
+            assert (getattr(args, field) or 0) == pointer, name
+        if m > 1:
+            assert (args.lda, args.ldd) == (a.stride(0), out.stride(0))
+        if n > 1:
+            assert args.ldb == b.stride(1)
+        assert args.a_scale_per_row == (call["a_scales"].numel() > 1)
+        assert args.b_scale_per_column == (call["b_scales"].numel() > 1)
+        problem = problem_of_call(op, facts)
+        choice = select(probe.build.table, problem, 1)
+        assert (symbol, args.splits) == (choice.entry.symbol, choice.entry.config.launch.splits)
+        assert (args.programmatic_launch, args.constant_weights) == (1, 0)
+        launched.add(symbol)
+    assert len(launched) >= 2
+
+
+def good_call() -> list[torch.Tensor | None]:
+    a, b = torch.zeros(16, 64, dtype=torch.int8), torch.zeros(32, 64, dtype=torch.int8).t()
+    return [torch.zeros(16, 32, dtype=torch.bfloat16), a, b, torch.ones(1), torch.ones(1), None]
+
+
+@pytest.mark.parametrize(("status", "why"), [(-1, "it refuses these arguments"), (1, "invalid argument")])
+def test_launch_that_fails(status: int, why: str, probe) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        probe.run("cutlass_scaled_mm", *good_call(), status=status)
+    message = str(caught.value)
+    assert message.startswith("gemmill: gemmill_sm90a_") and message.endswith(f" could not be launched: {why}")
+
+
+def test_constant_weights_are_promised_to_kernels(probe) -> None:
+    probe.build.assume_constant_weights(True)
+    try:
+        assert probe.run("cutlass_scaled_mm", *good_call())[1].constant_weights == 1
+    finally:
+        probe.build.assume_constant_weights(False)
+    assert probe.run("cutlass_scaled_mm", *good_call())[1].constant_weights == 0
+
+
+def test_pinned_variant_that_does_not_take_a_call(probe) -> None:
+    entry = next(e for e in probe.build.manifest.entries if e.config.problem.a_dtype == "e4m3")
+    before = probe.build.pin(probe.build.table.rows_of(entry.name)[0])
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            probe.run("cutlass_scaled_mm", *good_call())
+    finally:
+        probe.build.pin(before)
+    assert str(caught.value) == (
+        f"cutlass_scaled_mm: the pinned variant {entry.name} cannot take the call: "
+        "it computes e4m3 x e4m3 to bf16 with no bias, the call needs s8 x s8 to bf16 with no bias"
+    )
+
+
+def test_call_that_no_variant_takes(probe, with_table: Callable) -> None:
+    table = probe.build.table
+    kept = [i for i, entry in enumerate(table.entries) if entry.config.schedule.alignment_a > 1]
+    with_table(rows=tuple(table.rows[i] for i in kept), entries=tuple(table.entries[i] for i in kept))
+    out, _, *rest = good_call()
+    a = torch.zeros(16, 65, dtype=torch.int8)[:, :64]
+    with pytest.raises(RuntimeError) as caught:
+        probe.run("cutlass_scaled_mm", out, a, *rest)
+    head, *trace = str(caught.value).splitlines()
+    shape = "M, N, K = 16, 32, 64 with alignments of a, b, out = 1, 16, 16 bytes"
+    assert head.startswith(f"cutlass_scaled_mm: no variant of build aaaaaaaaaaaa takes {shape}; `gemmill build ")
+    assert (
+        "  1 variant: it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1" in trace
+    )
+
+
+def test_symbols_that_the_extension_asks_for_exist(home_of_probes) -> None:
+    for path in home_of_probes.glob("builds/*/*.so"):
+        library = read_library(path)
+        assert undefined_in(library, torch_libraries(), library.required) == set()
+        of_torch = {name for name in library.required if "torch" in name}
+        assert of_torch and all(name.startswith(("aoti_torch_", "torch_")) for name in of_torch)

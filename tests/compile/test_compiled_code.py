@@ -1,0 +1,84 @@
+"""What the compiler made of the smoke selection, inspected without a GPU."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gemmill import settings
+from gemmill.build import BuildResult, ToolchainPaths, build
+from gemmill.build.options import BuildOptions
+from gemmill.manifest import KernelEntry
+from gemmill.manifest.reading import check_extension
+from gemmill.space.names import symbol_of, to_name
+from gemmill.space.selections import select
+from gemmill.vocab import DType
+
+_NAMES = [to_name(config) for config in select("smoke").configs]
+
+
+@pytest.fixture
+def entry(request: pytest.FixtureRequest, smoke: BuildResult) -> KernelEntry:
+    found = {entry.name: entry for entry in smoke.manifest.entries}
+    assert request.param in found, [row for row in smoke.rejected if row.name == request.param]
+    return found[request.param]
+
+
+@pytest.mark.parametrize("entry", _NAMES, indirect=True)
+def test_variant(entry: KernelEntry) -> None:
+    config = entry.config
+    assert entry.spill_bytes == 0 and not {"LDL", "STL"} & entry.sass.keys(), "the kernel spills to local memory"
+    assert 0 < entry.registers <= 255 and entry.code_bytes > 1000
+    wgmma = {DType.E4M3: "QGMMA", DType.S8: "IGMMA"}[config.problem.a_dtype]
+    if config.schedule.kernel_schedule.uses_tma:
+        assert entry.sass.get(wgmma, 0) > 0, f"no {wgmma} in {entry.sass}"
+        assert entry.sass.get("UTMALDG", 0) >= 2, "both operands are promised to travel by TMA"
+        assert not {"IMMA", "HMMA", "LDGSTS"} & entry.sass.keys(), "an older path is in the kernel"
+    else:
+        assert not {"UTMALDG", "UTMASTG"} & entry.sass.keys(), "a kernel for any alignment cannot use TMA"
+
+
+def test_nothing_was_rejected(smoke: BuildResult) -> None:
+    assert smoke.rejected == ()
+
+
+def _output(*command: object, path: Path) -> str:
+    environment = settings.child_environment(search=[path])
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True, env=environment).stdout
+
+
+def test_machine_code_of_one_architecture_and_no_ptx(smoke: BuildResult, toolchain: ToolchainPaths) -> None:
+    extension = check_extension(smoke.manifest, smoke.folder)
+    listed = _output(toolchain.cuobjdump, "-lelf", "-lptx", extension, path=toolchain.nvdisasm.parent)
+    assert set(re.findall(r"\bsm_\w+?(?=\.)", listed)) == {"sm_90a"}
+    assert "ptx" not in listed.lower()
+
+
+def test_symbols(smoke: BuildResult) -> None:
+    """The library asks for nothing of the driver, the CUDA runtime or torch's C++: only the stable C interface."""
+    extension = check_extension(smoke.manifest, smoke.folder)
+    asked = re.findall(
+        r"^\s+([Uw]) (\S+)$", _output("nm", "-D", "--undefined-only", extension, path=Path()), re.MULTILINE
+    )
+    names = {name.partition("@")[0]: kind for kind, name in asked}
+    assert not [name for name in names if re.match(r"cu[A-Z]|cuda[A-Z]|__cuda", name)]
+    assert not [name for name in names if re.match(r"_ZN?K?(2at|3c10|5torch)", name)], (
+        "C++ symbols of torch differ between releases"
+    )
+    assert [name for name in names if name.startswith(("aoti_torch_", "torch_"))]
+    assert names["aoti_torch_get_current_cuda_stream"] == "w", (
+        "a CPU build of torch has no streams: the symbol must be weak"
+    )
+    kept = _output("nm", "-D", "--defined-only", extension, path=Path())
+    exported = set(re.findall(r"^\S+ [A-Z] (\S+)$", kept, re.MULTILINE))
+    assert {"gemmill_kernels", "gemmill_kernel_count", "gemmill_build_id"} <= exported
+    assert not {symbol_of(config) for config in select("smoke").configs} & exported, (
+        "two builds in one process would mix"
+    )
+    assert all(name.startswith("gemmill_") for name in exported), exported
+
+
+def test_second_build_is_the_first(smoke: BuildResult) -> None:
+    again = build(select("smoke"), BuildOptions())
+    assert again.reused and again.folder == smoke.folder and again.manifest == smoke.manifest

@@ -1,0 +1,124 @@
+"""Several builds at once, and builds that are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from gemmill.build import BuildOptions, build
+from gemmill.locations import templates_dir
+from gemmill.manifest import read_manifest
+from gemmill.manifest.reading import check_extension
+from gemmill.space.names import to_name
+from gemmill.space.selections import Selection
+
+from .conftest import FakeToolkit
+
+_SOURCE_ROOT = templates_dir().parent / "generator"
+_PROGRAM = """
+import json, sys
+from pathlib import Path
+from gemmill.build import BuildOptions, build
+from gemmill.space.names import parse_name
+from gemmill.space.selections import Selection
+from gemmill.vocab import Arch
+home, kernels, *names = sys.argv[1:]
+configs = tuple(parse_name(name) for name in names)
+result = build(Selection(name="test", arch=Arch.SM90A, configs=configs, rejections=()), BuildOptions(home=Path(home), jobs=2, kernels=Path(kernels)))
+print(json.dumps([str(result.folder), len(result.manifest.entries)]))
+"""
+
+
+def _start(options: BuildOptions, selection: Selection) -> subprocess.Popen[str]:
+    # Named as gemmill's own command is: `import gemmill` then leaves torch alone.
+    program = options.kernels_folder.parent / "program" / "gemmill"
+    if not program.is_file():  # once: a process that has just been started may be reading it
+        program.parent.mkdir()
+        program.write_text(_PROGRAM)
+    names = [to_name(config) for config in selection.configs]
+    return subprocess.Popen(
+        [sys.executable, str(program), str(options.home), str(options.kernels), *names],
+        env={**os.environ, "PYTHONPATH": str(_SOURCE_ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_builds_of_the_same_at_once(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]
+) -> None:
+    toolkit.set("slow", "0.5")
+    selection = make_selection(64, 128, 192)
+    processes = [_start(options, selection) for _ in range(3)]
+    outputs = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    assert len({json.loads(out)[0] for out, _ in outputs}) == 1
+    folder = Path(json.loads(outputs[0][0])[0])
+    check_extension(read_manifest(folder / "manifest.json"), folder)
+    assert [path.name for path in (options.home_dir / "builds").iterdir()] == [folder.name]
+    assert not [*options.home_dir.glob("work/*"), *options.home_dir.glob("cache/*/.*")]
+    assert build(selection, options).reused
+
+
+def test_builds_that_overlap_at_once(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]
+) -> None:
+    toolkit.set("slow", "0.5")
+    selections = [make_selection(64, 128), make_selection(128, 192), make_selection(64, 128, 192)]
+    processes = [_start(options, selection) for selection in selections]
+    outputs = [process.communicate() for process in processes]
+    assert [json.loads(out)[1] for out, _ in outputs] == [2, 2, 3], outputs
+    toolkit.unset("slow")
+    assert all(build(selection, options).reused for selection in selections)
+
+
+def test_killed_build_leaves_the_last_good_one(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]
+) -> None:
+    good = build(make_selection(64), options)
+    compiled = len(toolkit.calls())
+    toolkit.set("slow", "600")
+    process = _start(options, make_selection(64, 128))
+    while len((toolkit.home / "processes.log").read_text().split()) == compiled:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    os.kill(int((toolkit.home / "processes.log").read_text().split()[-1]), signal.SIGKILL)  # its group is its own
+    toolkit.unset("slow")
+    assert [path.name for path in (options.home_dir / "builds").iterdir()] == [good.folder.name]
+    check_extension(read_manifest(good.folder / "manifest.json"), good.folder)
+
+    left = next(options.home_dir.glob("work/*"))
+    after = build(make_selection(64, 128), options)
+    assert len(after.manifest.entries) == 2
+    assert left.exists()  # it might have been a living process's
+    os.utime(left, (time.time() - 2 * 24 * 3600,) * 2)
+    build(make_selection(192), replace(options, jobs=1))
+    assert not left.exists()
+
+
+def test_interrupted_build_stops_its_compilers(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]
+) -> None:
+    toolkit.set("slow", "600")
+    process = _start(options, make_selection(64, 128))
+    while not (log := toolkit.home / "processes.log").is_file() or len(log.read_text().split()) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert "KeyboardInterrupt" in errors
+    compilers = [Path("/proc") / number for number in log.read_text().split()]
+    deadline = time.monotonic() + 60
+    while any(path.exists() for path in compilers):
+        assert time.monotonic() < deadline, "a compiler outlives the build"
+        time.sleep(0.02)
+    assert not list(options.home_dir.glob("work/*")) and not list(options.home_dir.glob("builds/*"))

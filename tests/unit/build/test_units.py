@@ -1,0 +1,81 @@
+"""Which sources are compiled together."""
+
+from pathlib import PurePosixPath
+
+import pytest
+
+from gemmill.build.sources import Source, SourceKind
+from gemmill.build.units import LARGEST, Unit, partition, split
+
+
+def _source(name: str, kind: SourceKind = SourceKind.VARIANT, seconds: float = 12.0) -> Source:
+    return Source(
+        kind=kind,
+        name=name,
+        path=PurePosixPath(f"sm90a/{name}.cu"),
+        text=f"// {name}\n",
+        key=f"key of {name}",
+        seconds=seconds,
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "jobs", "sizes"),
+    [
+        (1, 2, [1]),
+        (2, 2, [1, 1]),
+        (7, 2, [4, 3]),
+        (10, 2, [5, 5]),
+        (16, 2, [8, 8]),
+        (17, 2, [5, 4, 4, 4]),
+        (20, 1, [7, 7, 6]),
+        (9, 16, [1] * 9),
+        (40, 4, [5] * 8),
+    ],
+)
+def test_jobs_finish_together(count: int, jobs: int, sizes: list[int]) -> None:
+    units = partition([_source(f"v{i:02}") for i in range(count)], jobs)
+    assert sorted((len(unit.sources) for unit in units), reverse=True) == sizes
+    assert sorted(s.name for unit in units for s in unit.sources) == [f"v{i:02}" for i in range(count)]
+    assert max(sizes) <= LARGEST
+
+
+def test_heavy_and_light_are_mixed() -> None:
+    sources = [_source(f"heavy{i}") for i in range(4)] + [_source(f"light{i}", seconds=4.0) for i in range(6)]
+    first, second = partition(sources, 2)
+    assert first.seconds == second.seconds
+
+
+def test_hand_written_files_are_alone_and_the_heaviest_come_first() -> None:
+    sources = [_source("b", SourceKind.BINDING, 3.0), _source("k", SourceKind.KERNELS), _source("v0"), _source("v1")]
+    units = partition(sources, 1)
+    assert [[s.name for s in unit.sources] for unit in units] == [["v0", "v1"], ["k"], ["b"]]
+
+
+def test_same_sources_same_units() -> None:
+    sources = [_source(f"v{i}") for i in range(11)]
+    assert partition(sources, 2) == partition(sources[::-1], 2)
+
+
+def test_unit_file() -> None:
+    unit = Unit(sources=(_source("a"), _source("b")))
+    assert unit.text == '#include "sm90a/a.cu"\n#include "sm90a/b.cu"\n'
+    assert unit.file_name == f"unit_{unit.key[:16]}.cu" and unit.label == "a and 1 more"
+    assert unit.key != Unit(sources=(_source("b"), _source("a"))).key
+
+
+@pytest.mark.parametrize(
+    ("message", "parts"),
+    [
+        ("sm90a/a_d8.cu(7): error: no", [["a_d8"], ["b_d8", "a_d80"]]),
+        (
+            "ptxas error   : Entry function 'gemmill_b_d8_kernel' uses too much shared data",
+            [["b_d8"], ["a_d8", "a_d80"]],
+        ),
+        ("a_d8.cu: error\nb_d8.cu: error", [["a_d8"], ["b_d8"], ["a_d80"]]),
+        ("segmentation fault", [["a_d8"], ["b_d8", "a_d80"]]),
+    ],
+)
+def test_split_by_what_the_message_names(message: str, parts: list[list[str]]) -> None:
+    unit = Unit(sources=tuple(_source(name) for name in ("a_d8", "b_d8", "a_d80")))
+    assert [[s.name for s in part.sources] for part in split(unit, message)] == parts

@@ -1,0 +1,233 @@
+"""Every sentence with which a call is refused. A refused call writes nothing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gemmill.runtime.checks import INT32_MAX, check
+from gemmill.runtime.operands import Operand, of_tensors
+from gemmill.runtime.schemas import BY_NAME, SCALED_MM, SCALED_MM_AZP
+
+M, N, K = 4, 6, 8
+Arguments = dict[str, torch.Tensor | None]
+
+
+def good_call(op: str, dtype: torch.dtype = torch.int8) -> Arguments:
+    """A call that is accepted; out is poisoned."""
+    call: Arguments = {
+        "out": torch.full((M, N), torch.nan, dtype=torch.bfloat16),
+        "a": torch.ones(M, K).to(dtype),
+        "b": torch.ones(N, K).to(dtype).t(),
+        "a_scales": torch.ones(M, 1),
+        "b_scales": torch.ones(1, N),
+        "azp_adj": torch.ones(N, dtype=torch.int32),
+        "azp": torch.ones(M, dtype=torch.int32),
+        "bias": torch.ones(N, dtype=torch.bfloat16),
+    }
+    return {name: call[name] for name in BY_NAME[op].arguments}
+
+
+def run(op: str, call: Arguments) -> None:
+    getattr(torch.ops.gemmill, op).default(*call.values())
+
+
+def column_major(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix.t().contiguous().t()
+
+
+SCALED = {
+    "a: rank": (
+        {"a": lambda c: torch.ones(1, M, K, dtype=torch.int8)},
+        f"a has 3 dimensions [1, {M}, {K}], expected 2",
+    ),
+    "b: rank": ({"b": lambda c: torch.ones(K, dtype=torch.int8)}, f"b has 1 dimensions [{K}], expected 2"),
+    "out: rank": ({"out": lambda c: torch.ones(M * N)}, f"out has 1 dimensions [{M * N}], expected 2"),
+    "K": (
+        {"b": lambda c: torch.ones(N, 7, dtype=torch.int8).t()},
+        f"a is [M, K] = [{M}, {K}] and b is [K, N] = [7, {N}]: K is {K} in a and 7 in b",
+    ),
+    "out: too few rows": ({"out": lambda c: c["out"][:-1]}, f"out is [3, {N}], expected [M, N] = [{M}, {N}]"),
+    "out: too few columns": ({"out": lambda c: c["out"][:, :-1]}, f"out is [{M}, 5], expected [M, N] = [{M}, {N}]"),
+    "a: dtype": (
+        {"a": lambda c: torch.ones(M, K, dtype=torch.float8_e5m2)},
+        "a is float8_e5m2, expected float8_e4m3fn or int8",
+    ),
+    "b: dtype": (
+        {"b": lambda c: torch.ones(N, K).to(torch.float8_e4m3fn).t()},
+        "b is float8_e4m3fn and a is int8: both must have one dtype, float8_e4m3fn or int8",
+    ),
+    "out: dtype": ({"out": lambda c: torch.ones(M, N)}, "out is float32, expected bfloat16 or float16"),
+    "a: layout": (
+        {"a": lambda c: column_major(c["a"])},
+        f"a has strides [1, {M}]: it must be row-major (last stride 1); call a.contiguous()",
+    ),
+    "b: layout": (
+        {"b": lambda c: c["b"].contiguous()},
+        f"b has strides [{N}, 1]: it must be column-major (first stride 1), as the transpose of a contiguous [N, K] weight is",
+    ),
+    "out: layout": (
+        {"out": lambda c: column_major(c["out"])},
+        f"out has strides [1, {M}]: it must be row-major (last stride 1)",
+    ),
+    "out: rows overlap": (
+        {"out": lambda c: c["out"].as_strided((M, N), (N - 1, 1))},
+        f"out has row stride {N - 1} for rows of {N}: its rows overlap",
+    ),
+    "a_scales: dtype": (
+        {"a_scales": lambda c: c["a_scales"].half()},
+        "a_scales is float16, expected float32",
+    ),
+    "b_scales: dtype": ({"b_scales": lambda c: c["b_scales"].double()}, "b_scales is float64, expected float32"),
+    "a_scales: number": (
+        {"a_scales": lambda c: torch.ones(3, 1)},
+        f"a_scales has shape [3, 1]: expected one value, or one for each of M = {M} ([{M}, 1] or [{M}]); "
+        "this build has no variant with scales in groups",
+    ),
+    "a_scales: along the other dimension": (
+        {"a_scales": lambda c: torch.ones(1, M)},
+        f"a_scales has shape [1, {M}]: expected one value, or one for each of M = {M} ([{M}, 1] or [{M}]); "
+        "this build has no variant with scales in groups",
+    ),
+    "b_scales: in groups": (
+        {"b_scales": lambda c: torch.ones(2, N)},
+        f"b_scales has shape [2, {N}]: expected one value, or one for each of N = {N} ([1, {N}] or [{N}]); "
+        "this build has no variant with scales in groups",
+    ),
+    "a_scales: gaps": (
+        {"a_scales": lambda c: torch.ones(M, 3)[:, :1]},
+        "a_scales has strides [3, 1]: its values must be contiguous",
+    ),
+    "b_scales: gaps": (
+        {"b_scales": lambda c: torch.ones(2 * N)[::2]},
+        "b_scales has strides [2]: its values must be contiguous",
+    ),
+    "bias: dtype": ({"bias": lambda c: c["bias"].half()}, "bias is float16, expected bfloat16"),
+    "bias: length": ({"bias": lambda c: c["bias"][:-1]}, f"bias has shape [5], expected [N] = [{N}]"),
+    "bias: gaps": (
+        {"bias": lambda c: torch.ones(2 * N, dtype=torch.bfloat16)[::2]},
+        "bias has strides [2]: its values must be contiguous",
+    ),
+    "out over a": (
+        {"a": lambda c: torch.ones(M * N * 2, dtype=torch.int8)[: M * K].view(M, K), "out": lambda c: None},
+        "out overlaps a in memory: results would overwrite operands that are still to be read",
+    ),
+    "out over bias": (
+        {"bias": lambda c: c["out"][1], "out": lambda c: c["out"]},
+        "out overlaps bias in memory: results would overwrite operands that are still to be read",
+    ),
+}
+AZP = {
+    "a: dtype": (
+        {"a": lambda c: c["a"].to(torch.float8_e4m3fn), "b": lambda c: c["b"].to(torch.float8_e4m3fn)},
+        "a is float8_e4m3fn, expected int8",
+    ),
+    "azp_adj: dtype": ({"azp_adj": lambda c: c["azp_adj"].long()}, "azp_adj is int64, expected int32"),
+    "azp_adj: length": ({"azp_adj": lambda c: c["azp_adj"][1:]}, f"azp_adj has shape [5], expected [N] = [{N}]"),
+    "azp: dtype": ({"azp": lambda c: c["azp"].float()}, "azp is float32, expected int32"),
+    "azp: length": ({"azp": lambda c: torch.ones(1, dtype=torch.int32)}, f"azp has shape [1], expected [M] = [{M}]"),
+    "azp: gaps": (
+        {"azp": lambda c: torch.ones(M, 2, dtype=torch.int32)[:, :1]},
+        "azp has strides [2, 1]: its values must be contiguous",
+    ),
+}
+CASES = [(SCALED_MM.name, *case) for case in SCALED.values()] + [(SCALED_MM_AZP.name, *case) for case in AZP.values()]
+IDS = [f"{SCALED_MM.name}, {name}" for name in SCALED] + [f"{SCALED_MM_AZP.name}, {name}" for name in AZP]
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten().clone().view(torch.uint8)
+
+
+def spoiled(op: str, changes: dict[str, Callable]) -> Arguments:
+    call = good_call(op)
+    for name, change in changes.items():
+        call[name] = change(call)
+    if call["out"] is None:
+        assert call["a"] is not None
+        call["out"] = call["a"].as_strided((M * N * 2,), (1,)).view(torch.bfloat16).view(M, N)
+    return call
+
+
+@pytest.mark.parametrize(("op", "changes", "sentence"), CASES, ids=IDS)
+def test_sentence(op: str, changes: dict[str, Callable], sentence: str) -> None:
+    call = spoiled(op, changes)
+    out = call["out"]
+    assert out is not None
+    before = bytes_of(out)
+    with pytest.raises(RuntimeError) as caught:
+        run(op, call)
+    assert str(caught.value) == f"{op}: {sentence}"
+    assert torch.equal(before, bytes_of(out)), "out was written"
+
+
+@pytest.mark.parametrize("op", BY_NAME)
+def test_good_call_is_accepted(op: str) -> None:
+    call = good_call(op)
+    run(op, call)
+    assert not call["out"].isnan().any()
+    if op == SCALED_MM_AZP.name:
+        assert call["out"].eq(K - 1 + 1).all()
+    else:
+        assert call["out"].eq(K + 1).all()
+
+
+ACCEPTED = {
+    "one scale for all": {"a_scales": lambda c: torch.ones(()), "b_scales": lambda c: torch.ones(1, 1)},
+    "vectors of one dimension": {"a_scales": lambda c: torch.ones(M), "b_scales": lambda c: torch.ones(N)},
+    "no bias": {"bias": lambda c: None},
+    "rows apart in a, b and out": {
+        "a": lambda c: torch.ones(M, 2 * K, dtype=torch.int8)[:, :K],
+        "b": lambda c: torch.ones(N, K + 3, dtype=torch.int8)[:, 3:].t(),
+        "out": lambda c: torch.ones(M, N + 1, dtype=torch.bfloat16)[:, 1:],
+    },
+    "rows of a on one another": {"a": lambda c: c["a"][:1].expand(M, K)},
+    "operands that share memory": {"b": lambda c: c["a"].as_strided((K, N), (1, 4))},
+    "out beside a": {
+        "a": lambda c: torch.ones(M * K + M * N * 2, dtype=torch.int8)[: M * K].view(M, K),
+        "out": lambda c: c["a"].as_strided((M * N * 2,), (1,), M * K).view(torch.bfloat16).view(M, N),
+    },
+}
+
+
+@pytest.mark.parametrize("changes", ACCEPTED.values(), ids=ACCEPTED)
+def test_what_is_no_fault(changes: dict[str, Callable]) -> None:
+    call = spoiled(SCALED_MM.name, {"bias": lambda c: None} | changes)
+    run(SCALED_MM.name, call)
+    assert call["out"].eq(K).all()
+
+
+def operands(op: str = SCALED_MM.name, **changes: dict) -> dict[str, Operand | None]:
+    call = of_tensors(BY_NAME[op], list(good_call(op).values()))
+    return {name: replace(operand, **changes.get(name, {})) for name, operand in call.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in SCALED_MM_AZP.arguments if name != "out"])
+def test_operands_on_two_devices(name: str) -> None:
+    call = operands(SCALED_MM_AZP.name, **{name: {"device": "cuda:1"}})
+    with pytest.raises(RuntimeError) as caught:
+        check(SCALED_MM_AZP, call)
+    assert str(caught.value) == (
+        f"cutlass_scaled_mm_azp: {name} is on cuda:1 and out is on cpu: all tensors must be on one device"
+    )
+
+
+def test_sizes_that_32_bits_do_not_hold() -> None:
+    m = INT32_MAX + 1
+    call = operands(out={"shape": (m, N)}, a={"shape": (m, K)}, a_scales={"shape": (1, 1)})
+    with pytest.raises(RuntimeError) as caught:
+        check(SCALED_MM, call)
+    assert str(caught.value) == f"cutlass_scaled_mm: M, N, K = {m}, {N}, {K}: each must be at most {INT32_MAX}"
+
+
+def test_number_of_arguments() -> None:
+    with pytest.raises(TypeError) as caught:
+        of_tensors(SCALED_MM, [torch.ones(1)] * 5)
+    assert str(caught.value) == "cutlass_scaled_mm takes 6 tensors (out, a, b, a_scales, b_scales, bias), got 5"
+
+
+def test_missing_operand() -> None:
+    with pytest.raises(TypeError) as caught:
+        of_tensors(SCALED_MM, [torch.ones(1), None, *[torch.ones(1)] * 4])
+    assert str(caught.value) == "cutlass_scaled_mm: a is None, it must be a tensor"

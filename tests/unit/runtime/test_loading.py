@@ -1,0 +1,187 @@
+"""Builds that cannot be used: each is refused with a sentence, and the ops stay as they were."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import gemmill
+from gemmill.manifest import Manifest, ManifestError
+from gemmill.runtime import builds, library, ops
+from gemmill.runtime.schemas import OPS
+
+BUILD = "0123abcd4567"
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """The sentence with which a build is refused."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def load(build: str | Path | None = None) -> str:
+        before = (ops._active, dict(ops._loaded), dict(ops._served))
+        with pytest.raises(ManifestError) as caught:
+            gemmill.load(build)
+        assert (ops._active, ops._loaded, ops._served) == before
+        return str(caught.value)
+
+    return load
+
+
+def on_gpu(monkeypatch, capability: tuple[int, int]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+
+
+def test_no_build_at_all(refused, home) -> None:
+    assert refused() == f"no build of gemmill in {home}: run `gemmill build`, or name one with GEMMILL_BUILD"
+    assert not home.exists(), "a folder was made"
+
+
+def test_unknown_build(refused, put_build, monkeypatch) -> None:
+    put_build()
+    expected = f"no build 'nosuch': it is neither a folder with a manifest.json nor one of the builds here ({BUILD})"
+    assert refused("nosuch") == expected
+    monkeypatch.setenv("GEMMILL_BUILD", "nosuch")
+    assert refused() == expected
+
+
+def test_extension_that_is_not_the_manifests(refused, put_build, home) -> None:
+    manifest = put_build(content=b"whole extension")
+    extension = home / "builds" / BUILD / manifest.extension
+    for content in (b"whole exte", b"other extension", b""):  # cut short, changed, emptied
+        extension.write_bytes(content)
+        message = refused()
+        assert message.startswith(f"the extension {extension} is not the one in its manifest: SHA-256 ")
+        assert f", expected {manifest.extension_sha256[:12]}; " in message
+        assert message.endswith("it was changed or cut short, run `gemmill build`")
+    extension.unlink()
+    assert refused() == f"the extension {extension} cannot be read (No such file or directory): run `gemmill build`"
+
+
+def test_extension_that_is_no_library(refused, put_build, home) -> None:
+    manifest = put_build(content=b"no ELF file")
+    extension = home / "builds" / BUILD / manifest.extension
+    message = refused()
+    assert message.startswith(f"the extension {extension} cannot be loaded (")
+    assert message.endswith("): `gemmill doctor` says what it lacks")
+
+
+def test_truncated_manifest(refused, put_build, home) -> None:
+    put_build()
+    path = home / "builds" / BUILD / "manifest.json"
+    path.write_text(path.read_text()[:-100])
+    expected = f"{path} is not a readable manifest ("
+    assert refused(BUILD).startswith(expected)
+    message = refused()
+    assert message.startswith(f"no build of gemmill in {home} ({expected}") and "run `gemmill build`" in message
+
+
+@pytest.mark.parametrize("version", ["2.10.3", "2.9.0+cu128", "1.13.1"])
+def test_torch_that_is_too_old(version: str, refused, put_build, monkeypatch) -> None:
+    put_build()
+    monkeypatch.setattr(torch, "__version__", version)
+    assert refused() == (f"build {BUILD} needs torch 2.11 or later, torch {version} is installed: upgrade torch")
+
+
+@pytest.mark.parametrize("version", ["2.11.0+cu130", "2.13.0", "3.0.0a0+git1234"])
+def test_torch_that_is_new_enough(version: str, make_manifest, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    library._check_torch(make_manifest())
+
+
+def test_build_for_another_gpu(refused, put_build, home, monkeypatch) -> None:
+    put_build(arch="sm100a")
+    on_gpu(monkeypatch, (9, 0))
+    assert refused(BUILD) == (
+        f"build {BUILD} is for sm100a, this GPU is sm90a: its kernels cannot run here; run `gemmill build --arch sm90a`"
+    )
+    assert refused() == (
+        f"no build of gemmill for sm90a in {home} ({BUILD} is for sm100a): "
+        "run `gemmill build`, or name one with GEMMILL_BUILD"
+    )
+
+
+def test_build_on_a_gpu_that_none_is_made_for(refused, put_build, monkeypatch) -> None:
+    put_build()
+    on_gpu(monkeypatch, (8, 9))
+    assert refused(BUILD) == (
+        f"build {BUILD} is for sm90a, this GPU is sm89a: its kernels cannot run here; "
+        "gemmill builds for sm90a, sm100a, sm120a"
+    )
+
+
+def age(home: Path, build: Manifest, seconds: float) -> None:
+    path = home / "builds" / build.build_id / "manifest.json"
+    os.utime(path, (seconds, seconds))
+
+
+def test_newest_build_that_fits(put_build, home) -> None:
+    for order, (build_id, arch) in enumerate([("old", "sm90a"), ("new", "sm90a"), ("other", "sm120a")]):
+        age(home, put_build(build_id=build_id, arch=arch), 1_000_000 + order)
+    assert [folder.name for folder in builds.find_builds()] == ["other", "new", "old"]
+    assert builds.newest("sm90a")[1].build_id == "new"
+    assert builds.newest(None)[1].build_id == "other"
+    assert builds.resolve("old") == builds.resolve(home / "builds" / "old") == home / "builds" / "old"
+
+
+def test_folders_without_manifest_are_no_builds(put_build, home) -> None:
+    put_build()
+    (home / "builds" / "half").mkdir()
+    assert [folder.name for folder in builds.find_builds()] == [BUILD]
+
+
+def run_python(code: str, home: Path) -> str:
+    """What a new interpreter prints that runs this code in an empty folder."""
+    folder = home.parent / "empty"
+    folder.mkdir()
+    source = Path(gemmill.__file__).parent.parent
+    environment = os.environ | {"GEMMILL_HOME": str(home), "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(folder.iterdir()) == [] and not home.exists(), "import made files"
+    return done.stdout
+
+
+def test_import_makes_no_folder_and_touches_no_gpu(home) -> None:
+    code = """
+        import sys, torch
+        def touched(*_): raise AssertionError("CUDA was initialised")
+        torch.cuda._lazy_init = touched
+        import gemmill
+        assert not torch.cuda.is_initialized()
+        assert not [name for name in sys.modules if name.split(".")[0] in ("jinja2", "typer", "rich", "ninja")]
+        assert not [name for name in sys.modules if name.startswith(("gemmill.emit", "gemmill.build", "gemmill.space.tables"))]
+        print(torch.ops.gemmill.cutlass_scaled_mm.default._schema)
+        print(torch.ops.gemmill.cutlass_scaled_mm_azp.default._schema)
+    """
+    schemas = run_python(code, home).splitlines()
+    assert schemas == [f"gemmill::{op.schema}" for op in OPS]
+
+
+def test_vllms_names(home) -> None:
+    code = """
+        import torch
+        import gemmill.compat.vllm
+        for name in ("cutlass_scaled_mm", "cutlass_scaled_mm_azp"):
+            print(getattr(torch.ops._C, name).default._schema)
+        out = torch.zeros(2, 3, dtype=torch.bfloat16)
+        a, b, one = torch.ones(2, 4, dtype=torch.int8), torch.ones(3, 4, dtype=torch.int8).t(), torch.ones(1)
+        torch.ops._C.cutlass_scaled_mm(out, a, b, one, one, None)
+        print(out.tolist())
+        for capability in (89, 90):
+            print(torch.ops._C.cutlass_scaled_mm_supports_block_fp8(capability))
+        print(torch.ops._C.cutlass_group_gemm_supported(90), torch.ops._C.cutlass_scaled_mm_supports_fp8(89))
+    """
+    assert run_python(code, home).splitlines() == [
+        *(f"_C::{op.schema}" for op in OPS),
+        "[[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]",
+        "False",
+        "False",
+        "False False",
+    ]

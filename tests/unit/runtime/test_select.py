@@ -1,0 +1,191 @@
+"""The choice of a variant and the reasons that its trace gives."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gemmill.runtime import tuned
+from gemmill.runtime.operands import of_tensors
+from gemmill.runtime.problem import Need, problem_code, problem_of_call
+from gemmill.runtime.schemas import SCALED_MM, SCALED_MM_AZP
+from gemmill.runtime.select import Trust, select
+from gemmill.runtime.table import Table
+from gemmill.runtime.tuned import TunedChoice
+from gemmill.space.names import to_name
+from gemmill.vocab import DType, EpilogueKind, KernelSchedule
+
+SMS = 132
+E4M3_BIAS = problem_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
+
+
+@pytest.fixture
+def tiles(make_config) -> dict[int, object]:
+    """Configs that differ in the tile's rows."""
+    return {m: make_config(tile_shape_mnk=(m, 128, 128)) for m in (128, 256)}
+
+
+@pytest.fixture
+def two_tiles(tiles, table_of) -> Callable[..., Table]:
+    return lambda *choices: table_of(*tiles.values(), tuned=choices)
+
+
+def measured(config, m: int, n: int = 4096, k: int = 4096) -> TunedChoice:
+    return TunedChoice(problem=E4M3_BIAS, n=n, k=k, m=m, names=(to_name(config),))
+
+
+def test_model_where_nothing_was_measured(two_tiles, tiles, problem_call) -> None:
+    choice = select(two_tiles(), problem_call(m=128), SMS)
+    assert (choice.entry.config, choice.trust) == (tiles[128], Trust.MODEL)
+    (other,) = choice.trace
+    assert other.name == to_name(tiles[256])
+    assert other.reason.startswith("it fits, the model prefers another (model: ")
+    assert str(choice).splitlines()[0] == f"{to_name(tiles[128])} (model)"
+
+
+def test_measured_here(two_tiles, tiles, problem_call) -> None:
+    table = two_tiles(measured(tiles[256], 16), measured(tiles[128], 64))
+    for m, tile in ((1, 256), (16, 256), (17, 128), (64, 128), (5000, 128)):
+        choice = select(table, problem_call(m=m), SMS)
+        assert (choice.entry.config, choice.trust) == (tiles[tile], Trust.EXACT), m
+    assert choice.trace[0].reason.startswith("it fits, the table's exact row names another (model: ")
+
+
+def test_measured_nearby(two_tiles, tiles, problem_call) -> None:
+    table = two_tiles(measured(tiles[256], 16, n=2048), measured(tiles[128], 16, n=16384))
+    for n, tile in ((2049, 256), (4096, 256), (12000, 128)):
+        choice = select(table, problem_call(n=n), SMS)
+        assert (choice.entry.config, choice.trust) == (tiles[tile], Trust.NEAREST), n
+    assert "the table's nearest row names another" in choice.trace[0].reason
+
+
+def test_measured_variant_that_does_not_fit_is_passed_over(make_config, table_of, problem_call) -> None:
+    aligned, any_call = make_config(), make_config(kernel_schedule=KernelSchedule.MMA_SYNC)
+    table = table_of(aligned, any_call, tuned=(measured(aligned, 16),))
+    choice = select(table, problem_call(align_b=4), SMS)
+    assert (choice.entry.config, choice.trust) == (any_call, Trust.MODEL)
+    (other,) = choice.trace
+    assert other.reason == "it needs rows of b at multiples of 16 bytes, address and row stride are multiples of 4"
+
+
+def test_measured_variant_that_is_not_built_gives_way_to_the_next(tiles, make_config, table_of, problem_call) -> None:
+    absent = make_config(tile_shape_mnk=(128, 64, 128))
+    choice = TunedChoice(problem=E4M3_BIAS, n=4096, k=4096, m=16, names=(to_name(absent), to_name(tiles[256])))
+    table = table_of(*tiles.values(), tuned=(choice,))
+    assert select(table, problem_call(), SMS).entry.config == tiles[256]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"need": Need.AZP_TOKEN, "operand": "int8"},
+            "it computes e4m3 x e4m3 to bf16 with no bias, the call needs s8 x s8 to bf16 with zero points per token",
+        ),
+        (
+            {"out": "float16"},
+            "it computes e4m3 x e4m3 to bf16 with no bias, the call needs e4m3 x e4m3 to f16 with a bias",
+        ),
+        ({"align_a": 8}, "it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 8"),
+        ({"align_b": 1}, "it needs rows of b at multiples of 16 bytes, address and row stride are multiples of 1"),
+        ({"align_d": 2}, "it needs rows of out at multiples of 16 bytes, address and row stride are multiples of 2"),
+        ({"k": 0}, "it needs K of 1 or more, K is 0"),
+    ],
+)
+def test_no_variant(changes, reason: str, make_config, table_of, problem_call) -> None:
+    config = make_config()
+    choice = select(table_of(config, tuned=(measured(config, 16),)), problem_call(**changes), SMS)
+    assert choice.entry is None and choice.row == -1
+    assert [(r.name, r.reason) for r in choice.trace] == [(to_name(config), reason)]
+    assert str(choice) == f"no variant\n  not {to_name(config)}: {reason}"
+
+
+@pytest.mark.parametrize("empty", ["m", "n"])
+def test_empty_result_needs_no_variant(empty: str, two_tiles, tiles, problem_call) -> None:
+    choice = select(two_tiles(measured(tiles[128], 16)), problem_call(**{empty: 0}), SMS)
+    assert choice.entry is None
+    assert [r.reason for r in choice.trace] == ["the result is empty: nothing is launched"] * 2
+
+
+def test_every_other_variant_is_in_the_trace_once(smoke_configs, table_of, problem_call) -> None:
+    table = table_of(*smoke_configs)
+    choice = select(table, problem_call(), SMS)
+    names = [choice.entry.name, *(rejected.name for rejected in choice.trace)]
+    assert sorted(names) == sorted(to_name(config) for config in smoke_configs)
+
+
+def test_pinned(two_tiles, tiles, problem_call) -> None:
+    choice = select(two_tiles(), problem_call(m=128), SMS, pinned=to_name(tiles[256]))
+    assert (choice.entry.config, choice.trust) == (tiles[256], Trust.PINNED)
+    assert [(r.name, r.reason) for r in choice.trace] == [(to_name(tiles[128]), f"{to_name(tiles[256])} is pinned")]
+
+
+def test_pinned_that_does_not_fit(two_tiles, tiles, problem_call) -> None:
+    choice = select(two_tiles(), problem_call(align_a=1), SMS, pinned=to_name(tiles[256]))
+    assert (choice.entry, choice.trust) == (None, Trust.PINNED)
+    assert choice.trace[0].name == to_name(tiles[256])
+    assert choice.trace[0].reason == (
+        "it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1"
+    )
+
+
+def test_schedules_measured_with_one_epilogue_serve_its_siblings(make_config, monkeypatch, tmp_path) -> None:
+    measured_one = make_config(epilogue=EpilogueKind.SCALED_BIAS, out_dtype=DType.BF16)
+    (tmp_path / "sm90a.json").write_text(
+        f'{{"rows": [{{"n": 64, "k": 128, "m": 16, "names": ["{to_name(measured_one)}"]}}]}}'
+    )
+    monkeypatch.setattr(tuned, "_FOLDER", tmp_path)
+    choices = tuned.built_in.__wrapped__("sm90a")
+    assert {choice.problem for choice in choices} == {
+        problem_code(need, "float8_e4m3fn", out) for need in (Need.SCALE, Need.BIAS) for out in ("bfloat16", "float16")
+    }
+    (plain,) = [c for c in choices if c.problem == problem_code(Need.SCALE, "float8_e4m3fn", "float16")]
+    half = replace(measured_one, problem=replace(measured_one.problem, out_dtype=DType.F16))
+    scaled = replace(half, problem=replace(half.problem, epilogue=EpilogueKind.SCALED))
+    assert plain.names == (to_name(scaled), to_name(half))
+    assert tuned.built_in.__wrapped__("sm100a") == ()
+
+
+def tensors(lda: int, ldb: int, ldd: int, *, m: int = 3, n: int = 16, k: int = 32, offset: int = 0) -> list:
+    """Operands with these strides; a begins `offset` bytes after a multiple of 16."""
+    a = torch.zeros(m * lda + 32, dtype=torch.int8)
+    start = -a.data_ptr() % 16 + offset
+    return [
+        torch.zeros(m * ldd, dtype=torch.bfloat16).as_strided((m, n), (ldd, 1)),
+        a.as_strided((m, k), (lda, 1), start),
+        torch.zeros(n * ldb, dtype=torch.int8).as_strided((k, n), (1, ldb)),
+        torch.ones(1),
+        torch.ones(1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strides", "changes", "alignments"),
+    [
+        ((32, 32, 16), {}, (16, 16, 16)),
+        ((40, 36, 18), {}, (8, 4, 4)),
+        ((33, 34, 17), {}, (1, 2, 2)),
+        ((32, 32, 16), {"offset": 4}, (4, 16, 16)),
+        ((33, 32, 17), {"m": 1}, (16, 16, 16)),  # the stride of a single row is never used
+        ((0, 32, 16), {}, (1, 16, 16)),  # nor has TMA rows on one another
+    ],
+)
+def test_alignments_of_a_call(strides, changes, alignments) -> None:
+    call = problem_of_call(SCALED_MM, of_tensors(SCALED_MM, [*tensors(*strides, **changes), None]))
+    assert (call.align_a, call.align_b, call.align_d) == alignments
+
+
+def test_class_of_a_call() -> None:
+    five = tensors(32, 32, 16)
+    row = torch.zeros(16, dtype=torch.int32)
+    found = [
+        problem_of_call(op, of_tensors(op, [*five, *rest])).problem
+        for op, rest in (
+            (SCALED_MM, [None]),
+            (SCALED_MM, [row]),
+            (SCALED_MM_AZP, [row, None, None]),
+            (SCALED_MM_AZP, [row, row[:3], None]),
+        )
+    ]
+    assert found == [problem_code(need, "int8", "bfloat16") for need in Need]
