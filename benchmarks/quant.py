@@ -1,8 +1,8 @@
 """Check and time the quantisation kernels through a plain shared library.
 
-    python benchmarks/quant.py build --nvcc .../bin/nvcc [--filter GLOB]   # here: needs nvcc, no GPU
-    python benchmarks/quant.py check                                       # on the GPU: codes and scales, bit for bit
-    python benchmarks/quant.py bench [--vllm-so PATH] [--tune]             # on the GPU: times, GB/s, JSON
+python benchmarks/quant.py build --nvcc .../bin/nvcc [--filter GLOB]   # here: needs nvcc, no GPU
+python benchmarks/quant.py check                                       # on the GPU: codes and scales, bit for bit
+python benchmarks/quant.py bench [--vllm-so PATH] [--tune]             # on the GPU: times, GB/s, JSON
 """
 
 import argparse
@@ -21,7 +21,8 @@ sys.path[:0] = [str(REPOSITORY / "generator"), str(Path(__file__).resolve().pare
 import torch  # noqa: E402
 
 from gemmill.reference import quant_bounds as bounds  # noqa: E402
-from gemmill.space.quant import Activation, QuantConfig, QuantFamily, ScaleFormat, all_configs, parse_name, to_name  # noqa: E402
+from gemmill.space.names import parse_name, to_name  # noqa: E402
+from gemmill.space.quant import Activation, QuantConfig, QuantFamily, ScaleFormat, all_configs  # noqa: E402
 from quant_cases import Call, Case, prepare  # noqa: E402
 from quant_library import Library, build  # noqa: E402
 
@@ -134,7 +135,9 @@ def verdict(config: QuantConfig, call: Call) -> tuple[str, bool]:
         return f"{text}; outside of the bounds {outside[0]} codes, {outside[1]} scales", any(outside)
     if config.family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP):
         rows, steps = bounds.rows_beyond_one_step(call.outputs["codes"], expected["codes"])
-        return f"{text}; in {rows} rows, {steps} codes by more than a step", rows > 1 or steps > 0 or differing.get("residual", 0) > 0
+        return f"{text}; in {rows} rows, {steps} codes by more than a step", rows > 1 or steps > 0 or differing.get(
+            "residual", 0
+        ) > 0
     return text, True
 
 
@@ -158,11 +161,16 @@ def check(library: Library, names: list[str], quick: bool) -> int:
                 continue
             if text:
                 (bad if fails else allowed).append(f"    {case}: {text}")
-        print(f"{'FAIL' if bad else 'ok  '} {name} {len(cases) - len(bad)}/{len(cases)}", f"({len(allowed)} within bounds)" if allowed else "")
+        print(
+            f"{'FAIL' if bad else 'ok  '} {name} {len(cases) - len(bad)}/{len(cases)}",
+            f"({len(allowed)} within bounds)" if allowed else "",
+        )
         print("\n".join(bad[:6] + allowed[:1]), end="\n" if bad or allowed else "")
         wrong += bool(bad)
         within += bool(allowed and not bad)
-    print(f"{len(names) - wrong - within} of {len(names)} variants equal the reference bit for bit, {within} more within their bounds, {wrong} fail")
+    print(
+        f"{len(names) - wrong - within} of {len(names)} variants equal the reference bit for bit, {within} more within their bounds, {wrong} fail"
+    )
     return int(wrong > 0)
 
 
@@ -210,7 +218,9 @@ def vllm_call(config: QuantConfig, case: Case, call: Call, x: torch.Tensor) -> C
         if config.activation is Activation.SILU:
             return lambda: ops.silu_and_mul_per_block_quant(out, x, scales, config.group_size, None, False)
         if config.activation is Activation.NONE and e4m3:
-            return lambda: ops.per_token_group_fp8_quant(x, out, scales, config.group_size, 1e-10, -448.0, 448.0, False, False, False)
+            return lambda: ops.per_token_group_fp8_quant(
+                x, out, scales, config.group_size, 1e-10, -448.0, 448.0, False, False, False
+            )
     if config.family is QuantFamily.TOKEN and config.activation is Activation.NONE:
         scales = torch.empty((case.rows, 1), **f32)
         azps = None if config.symmetric else torch.empty((case.rows, 1), dtype=torch.int32, device=x.device)
@@ -220,7 +230,11 @@ def vllm_call(config: QuantConfig, case: Case, call: Call, x: torch.Tensor) -> C
     if config.family is QuantFamily.STATIC and config.symmetric:
         scale = torch.full((1,), 0.0123, **f32)
         if config.activation is Activation.NONE:
-            return lambda: ops.static_scaled_fp8_quant(out, x, scale) if e4m3 else ops.static_scaled_int8_quant(out, x, scale, None)
+            return lambda: (
+                ops.static_scaled_fp8_quant(out, x, scale)
+                if e4m3
+                else ops.static_scaled_int8_quant(out, x, scale, None)
+            )
         if config.activation is Activation.SILU and e4m3:
             return lambda: ops.silu_and_mul_quant(out, x, scale)
     if config.family is QuantFamily.TENSOR:
@@ -230,7 +244,9 @@ def vllm_call(config: QuantConfig, case: Case, call: Call, x: torch.Tensor) -> C
         scales = torch.empty((case.rows, case.hidden // (config.group_size or case.hidden)), **f32)
         weight = torch.ones(case.hidden, dtype=x.dtype, device=x.device)
         if config.group_size:
-            return lambda: ops.rms_norm_per_block_quant(out, x, weight, scales, 1e-6, None, None, config.group_size, False)
+            return lambda: ops.rms_norm_per_block_quant(
+                out, x, weight, scales, 1e-6, None, None, config.group_size, False
+            )
         return lambda: ops.rms_norm_dynamic_per_token_quant(out, x, weight, scales, 1e-6, None, None)
     return None
 
@@ -286,10 +302,17 @@ def bench(library: Library, names: list[str], options: argparse.Namespace) -> in
                 + note,
                 flush=True,
             )
-            records.append({"name": name, "rows": rows, "hidden": hidden, "us": times, "vllm_us": peer, "bytes": first.bytes_moved})
+            records.append(
+                {"name": name, "rows": rows, "hidden": hidden, "us": times, "vllm_us": peer, "bytes": first.bytes_moved}
+            )
             del calls, first, peers
     if options.json:
-        device_facts = {"gpu": properties.name, "torch": torch.__version__, "copy_gbps": bandwidth, "programmatic_launch": options.pdl}
+        device_facts = {
+            "gpu": properties.name,
+            "torch": torch.__version__,
+            "copy_gbps": bandwidth,
+            "programmatic_launch": options.pdl,
+        }
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({"device": device_facts, "rows": records}, indent=1))
     return 0

@@ -55,7 +55,9 @@ def make_input(config: QuantConfig, case: Case, device: torch.device, generator:
     if case.values == "wide":
         flat = flat * torch.exp2(torch.randint(-40, 40, flat.shape, device=device, generator=generator).float())
     elif case.values == "special":
-        special = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -95.0, 3e38], device=device)
+        special = torch.tensor(
+            [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -95.0, 3e38], device=device
+        )
         picks = torch.randint(0, 4000, flat.shape, device=device, generator=generator)
         flat = torch.where(picks < 8, special[picks.clamp_max(7)], flat)
         flat[: width * min(case.rows, 2)] = 0.0
@@ -91,16 +93,28 @@ def prepare(library: Library, config: QuantConfig, case: Case, device: torch.dev
     for name, tensor in outputs.items():
         if name != "codes":
             moved += tensor.numel() * tensor.element_size() * (2 if name == "residual" else 1)  # read and written
-    return Call(run=run, outputs=outputs, expected=expected, bytes_moved=moved, x=x, scale_ub=ub, static_scale=getattr(args, "static_scale", None))
+    return Call(
+        run=run,
+        outputs=outputs,
+        expected=expected,
+        bytes_moved=moved,
+        x=x,
+        scale_ub=ub,
+        static_scale=getattr(args, "static_scale", None),
+    )
 
 
 Made = tuple[ctypes.Structure, dict[str, torch.Tensor], Callable[[], dict[str, torch.Tensor]]]
 
 
-def _static(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, ub: torch.Tensor | None, sizes: dict) -> Made:
+def _static(
+    config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, ub: torch.Tensor | None, sizes: dict
+) -> Made:
     scales = torch.tensor([0.0123], device=x.device)
     azp = None if config.symmetric else torch.tensor([-7], dtype=torch.int32, device=x.device)
-    args = StaticArgs(**sizes, scales=address(scales), azp=address(azp), group_m=1, group_n=1, scale_stride_m=0, scale_stride_n=0)
+    args = StaticArgs(
+        **sizes, scales=address(scales), azp=address(azp), group_m=1, group_n=1, scale_stride_m=0, scale_stride_n=0
+    )
 
     def expected() -> dict[str, torch.Tensor]:
         return {"codes": reference.static_quant(x, scales, config.out_dtype, azp=azp, activation=config.activation)}
@@ -110,7 +124,9 @@ def _static(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor,
     return args, {"codes": out}, expected
 
 
-def _tensor(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, ub: torch.Tensor | None, sizes: dict) -> Made:
+def _tensor(
+    config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, ub: torch.Tensor | None, sizes: dict
+) -> Made:
     scale = torch.full((1,), float("nan"), device=x.device)
     workspace = torch.empty(4096, dtype=torch.uint8, device=x.device)
     args = TensorArgs(**sizes, scale=address(scale), workspace=address(workspace))
@@ -123,7 +139,9 @@ def _tensor(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor,
     return args, {"codes": out, "scales": scale}, expected
 
 
-def _token(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, ub: torch.Tensor | None, sizes: dict) -> Made:
+def _token(
+    config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, ub: torch.Tensor | None, sizes: dict
+) -> Made:
     scales = torch.full((case.rows, 1), float("nan"), device=x.device)
     azps = None if config.symmetric else torch.full((case.rows, 1), 12345, dtype=torch.int32, device=x.device)
     args = TokenArgs(**sizes, scales=address(scales), azps=address(azps), scale_ub=address(ub))
@@ -139,7 +157,9 @@ def _token(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, 
     return args, outputs, expected
 
 
-def _group(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, ub: torch.Tensor | None, sizes: dict) -> Made:
+def _group(
+    config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, ub: torch.Tensor | None, sizes: dict
+) -> Made:
     groups = case.hidden // config.group_size
     packed = config.scale_format is ScaleFormat.PACKED_UE8M0
     padded = -(-case.rows // 4) * 4
@@ -149,11 +169,18 @@ def _group(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, 
         scales = torch.full((groups, padded), float("nan"), device=x.device).t()[: case.rows]
     else:
         scales = torch.full((case.rows, groups), float("nan"), device=x.device)
-    azps = None if config.symmetric else torch.full((groups, padded), 12345, dtype=torch.int32, device=x.device).t()[: case.rows]
+    azps = (
+        None
+        if config.symmetric
+        else torch.full((groups, padded), 12345, dtype=torch.int32, device=x.device).t()[: case.rows]
+    )
     if azps is not None and not case.transposed:
         azps = azps.contiguous()
     gated = config.activation is not Activation.NONE
-    smallest = {"smallest_amax": 0.0 if gated else GROUP_EPS, "smallest_scale": reference.SMALLEST_SCALE[config.out_dtype] if gated else 0.0}
+    smallest = {
+        "smallest_amax": 0.0 if gated else GROUP_EPS,
+        "smallest_scale": reference.SMALLEST_SCALE[config.out_dtype] if gated else 0.0,
+    }
     args = GroupArgs(
         **sizes,
         scales=address(scales),
@@ -167,7 +194,9 @@ def _group(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, 
 
     def expected() -> dict[str, torch.Tensor]:
         if azps is not None:
-            return dict(zip(("codes", "scales", "azps"), reference.group_quant_with_azp(x, config.group_size), strict=True))
+            return dict(
+                zip(("codes", "scales", "azps"), reference.group_quant_with_azp(x, config.group_size), strict=True)
+            )
         codes, wanted = reference.group_quant(
             x,
             config.group_size,
@@ -183,14 +212,20 @@ def _group(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, 
     return args, {"codes": out, "scales": scales} | ({} if azps is None else {"azps": azps}), expected
 
 
-def _rms_norm(config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, ub: torch.Tensor | None, sizes: dict) -> Made:
+def _rms_norm(
+    config: QuantConfig, case: Case, x: torch.Tensor, out: torch.Tensor, ub: torch.Tensor | None, sizes: dict
+) -> Made:
     groups = case.hidden // config.group_size if config.group_size else 1
     scales = torch.full((groups, case.rows), float("nan"), device=x.device).t()
     if not case.transposed:
         scales = scales.contiguous()
     generator = torch.Generator(x.device).manual_seed(1)
     weight = torch.randn(case.hidden, device=x.device, generator=generator).to(x.dtype)
-    residual = torch.randn((case.rows, case.hidden), device=x.device, generator=generator).to(x.dtype) if case.residual else None
+    residual = (
+        torch.randn((case.rows, case.hidden), device=x.device, generator=generator).to(x.dtype)
+        if case.residual
+        else None
+    )
     before = None if residual is None else residual.clone()
     args = RmsNormArgs(
         **sizes,

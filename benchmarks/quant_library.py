@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from gemmill.space.quant import QuantConfig, symbol_of, to_name
+from gemmill.space.names import symbol_of, to_name
+from gemmill.space.quant import QuantConfig
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 _P, _L, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -23,33 +24,76 @@ def _structure(name: str, fields: list[tuple[str, type]]) -> type[ctypes.Structu
 
 Launch = _structure(
     "Launch",
-    [("stream", _P), ("sm_count", _I), ("programmatic_launch", _I), ("chunks_hint", _I), ("cluster_hint", _I), ("threads_hint", _I)],
+    [
+        ("stream", _P),
+        ("sm_count", _I),
+        ("programmatic_launch", _I),
+        ("chunks_hint", _I),
+        ("cluster_hint", _I),
+        ("threads_hint", _I),
+    ],
 )
 _SIZES = [("rows", _L), ("hidden", _L), ("in_stride", _L), ("out_stride", _L)]
 StaticArgs = _structure(
     "StaticArgs",
-    [("in_", _P), ("out", _P), ("scales", _P), ("azp", _P), *_SIZES]
-    + [("group_m", _L), ("group_n", _L), ("scale_stride_m", _L), ("scale_stride_n", _L), ("launch", Launch)],
+    [
+        ("in_", _P),
+        ("out", _P),
+        ("scales", _P),
+        ("azp", _P),
+        *_SIZES,
+        ("group_m", _L),
+        ("group_n", _L),
+        ("scale_stride_m", _L),
+        ("scale_stride_n", _L),
+        ("launch", Launch),
+    ],
 )
-TensorArgs = _structure("TensorArgs", [("in_", _P), ("out", _P), ("scale", _P), ("workspace", _P), *_SIZES, ("launch", Launch)])
+TensorArgs = _structure(
+    "TensorArgs", [("in_", _P), ("out", _P), ("scale", _P), ("workspace", _P), *_SIZES, ("launch", Launch)]
+)
 TokenArgs = _structure(
     "TokenArgs", [("in_", _P), ("out", _P), ("scales", _P), ("azps", _P), ("scale_ub", _P), *_SIZES, ("launch", Launch)]
 )
 GroupArgs = _structure(
     "GroupArgs",
-    [("in_", _P), ("out", _P), ("scales", _P), ("azps", _P), ("scale_ub", _P), *_SIZES]
-    + [("scale_stride_m", _L), ("scale_stride_g", _L), ("scale_rows", _L), ("smallest_amax", _F), ("smallest_scale", _F), ("launch", Launch)],
+    [
+        ("in_", _P),
+        ("out", _P),
+        ("scales", _P),
+        ("azps", _P),
+        ("scale_ub", _P),
+        *_SIZES,
+        ("scale_stride_m", _L),
+        ("scale_stride_g", _L),
+        ("scale_rows", _L),
+        ("smallest_amax", _F),
+        ("smallest_scale", _F),
+        ("launch", Launch),
+    ],
 )
 RmsNormArgs = _structure(
     "RmsNormArgs",
-    [("in_", _P), ("weight", _P), ("residual", _P), ("out", _P), ("scales", _P), ("scale_ub", _P), *_SIZES]
-    + [("residual_stride", _L), ("scale_stride_m", _L), ("scale_stride_g", _L), ("epsilon", _F), ("launch", Launch)],
+    [
+        ("in_", _P),
+        ("weight", _P),
+        ("residual", _P),
+        ("out", _P),
+        ("scales", _P),
+        ("scale_ub", _P),
+        *_SIZES,
+        ("residual_stride", _L),
+        ("scale_stride_m", _L),
+        ("scale_stride_g", _L),
+        ("epsilon", _F),
+        ("launch", Launch),
+    ],
 )
 
 
 def build(configs: Iterable[QuantConfig], nvcc: str, library: Path, jobs: int) -> None:
     """Emit, compile and link the configs; the objects stay beside the library. Raises CalledProcessError."""
-    from gemmill.emit.quant import emit_quant  # needs jinja2, which running does not
+    from gemmill.emit import emit  # needs jinja2, which running does not
 
     folder = library.parent
     units: list[Path] = []
@@ -57,7 +101,7 @@ def build(configs: Iterable[QuantConfig], nvcc: str, library: Path, jobs: int) -
     for start in range(0, len(configs), _PER_UNIT):
         unit = folder / f"unit{start // _PER_UNIT}.cu"
         unit.parent.mkdir(parents=True, exist_ok=True)
-        text = "".join(emit_quant(config).text for config in configs[start : start + _PER_UNIT])
+        text = "".join(emit(config).text for config in configs[start : start + _PER_UNIT])
         if not unit.exists() or unit.read_text() != text:
             unit.write_text(text)
         units.append(unit)
@@ -70,7 +114,9 @@ def build(configs: Iterable[QuantConfig], nvcc: str, library: Path, jobs: int) -
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(compile_unit, zip(units, objects, strict=True)))
-    subprocess.run([nvcc, "-shared", "-cudart", "static", flags[-1], "-o", str(library), *map(str, objects)], check=True)
+    subprocess.run(
+        [nvcc, "-shared", "-cudart", "static", flags[-1], "-o", str(library), *map(str, objects)], check=True
+    )
     (folder / "names.txt").write_text("".join(f"{to_name(config)}\n" for config in configs))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from gemmill.space.names import parse_name, to_name
+from gemmill.space.names import parse_gemm_name, to_name
 from gemmill.space.selections import select
 from gemmill.vocab import DType, EpilogueKind
 
@@ -56,7 +56,7 @@ def read_sweeps(paths: Iterable[Path]) -> tuple[dict, str]:
 
 def compiled(name: str) -> str:
     """The name of the compiled kernel behind a variant."""
-    return to_name(parse_name(name).compiled)
+    return to_name(parse_gemm_name(name).compiled)
 
 
 def choose_kernels(times: dict, count: int) -> list[tuple[str, float]]:
@@ -95,7 +95,7 @@ def table_rows(times: dict, allowed: set[str] | None) -> list[dict]:
 
 def _measured_as(name: str) -> set[str]:
     """The kernel that was measured, and its siblings for other outputs and epilogues."""
-    config = parse_name(name).compiled
+    config = parse_gemm_name(name).compiled
     return {
         to_name(replace(config, problem=replace(config.problem, out_dtype=out, epilogue=kind)))
         for out in (DType.BF16, DType.F16)

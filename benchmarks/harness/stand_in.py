@@ -1,6 +1,7 @@
 """gemmill's contenders for a dry run where no build is loaded: the reference, under the names of the smoke selection."""
 
 from gemmill.reference import scaled_mm
+from gemmill.space.family import gemms
 from gemmill.space.names import to_name
 from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import select
@@ -21,7 +22,7 @@ def subject() -> LocalContender:
 
 def variants(with_multiply: Multiply = multiply) -> list[LocalContender]:
     """In the place of the loaded variants."""
-    configs = [config for config in select("smoke").configs if config.problem.out_dtype == "bf16"]
+    configs = [config for config in gemms(select("smoke").configs) if config.problem.out_dtype == "bf16"]
     return [
         LocalContender(name=to_name(config), multiply=with_multiply, ops=ops_of(predicate_of(config)))
         for config in configs

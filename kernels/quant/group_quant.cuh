@@ -55,7 +55,7 @@ __device__ __forceinline__ float group_scale(GroupQuantParams const& p, float am
   return kFormat == ScaleFormat::kF32 ? scale : __uint_as_float(ue8m0_above(scale) << 23);
 }
 
-template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
+template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
 __global__ void __launch_bounds__(kMostGroupQuantThreads) group_quant_kernel(GroupQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
   constexpr int kLanes = kGroup / kElements;
@@ -118,14 +118,14 @@ __global__ void __launch_bounds__(kMostGroupQuantThreads) group_quant_kernel(Gro
   }
 }
 
-template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
+template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
 int32_t launch_group_quant_slice(GroupQuantParams const& p, gemmill_quant_launch const& how) {
   int const threads = how.threads_hint != 0 ? how.threads_hint : kGroupQuantThreads;
-  return launch(&group_quant_kernel<In, Out, Activation, kFormat, kGroup, kSymmetric, kUnroll, kAligned>, p,
+  return launch(&group_quant_kernel<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, kUnroll, kAligned>, p,
                 ceil_divide(p.chunks, threads * kUnroll), threads, how);
 }
 
-template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric>
+template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric>
 int32_t group_quant(gemmill_group_quant_args const& x) {
   if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
   constexpr int64_t kElements = kChunkElements<In>;
@@ -157,10 +157,10 @@ int32_t group_quant(gemmill_group_quant_args const& x) {
                        : p.chunks <= int64_t{x.launch.sm_count} * kGroupQuantThreads * 4 ? 1
                                                                                            : 2;
     int32_t const error =
-        !aligned      ? launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, kSymmetric, 1, false>(p, x.launch)
-        : unroll == 1 ? launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, kSymmetric, 1, true>(p, x.launch)
-        : unroll == 2 ? launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, kSymmetric, 2, true>(p, x.launch)
-                      : launch_group_quant_slice<In, Out, Activation, kFormat, kGroup, kSymmetric, 4, true>(p, x.launch);
+        !aligned      ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, false>(p, x.launch)
+        : unroll == 1 ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, true>(p, x.launch)
+        : unroll == 2 ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 2, true>(p, x.launch)
+                      : launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 4, true>(p, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

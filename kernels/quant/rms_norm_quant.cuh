@@ -92,7 +92,7 @@ inline RmsNormShape rms_norm_shape(gemmill_quant_launch const& how, int64_t rows
 
 // kGroup 0: one scale a row. kResident: the row stays in registers, as loaded and later as normalised; else it is read
 // again (from L2) for each step. kCluster: the CTAs of a cluster share a row.
-template <class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kResidual, bool kCluster>
+template <class Variant, class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kResidual, bool kCluster>
 __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChunks, kResidual)) rms_norm_quant_kernel(RmsNormParams const p) {
   constexpr int kElements = kChunkElements<In>;
   constexpr int kLanes = kGroup == 0 ? 32 : kGroup / kElements;
@@ -242,17 +242,17 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
   }
 }
 
-template <class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kCluster = false>
+template <class Variant, class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kCluster = false>
 int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, RmsNormShape shape, gemmill_quant_launch const& how) {
   if (p.residual != nullptr) {
-    return launch(&rms_norm_quant_kernel<In, Out, kGroup, kChunks, kAligned, kResident, true, kCluster>, p, rows * shape.cluster,
+    return launch(&rms_norm_quant_kernel<Variant, In, Out, kGroup, kChunks, kAligned, kResident, true, kCluster>, p, rows * shape.cluster,
                   shape.threads, how, shape.cluster);
   }
-  return launch(&rms_norm_quant_kernel<In, Out, kGroup, kChunks, kAligned, kResident, false, kCluster>, p, rows * shape.cluster,
+  return launch(&rms_norm_quant_kernel<Variant, In, Out, kGroup, kChunks, kAligned, kResident, false, kCluster>, p, rows * shape.cluster,
                 shape.threads, how, shape.cluster);
 }
 
-template <class In, class Out, int kGroup>
+template <class Variant, class In, class Out, int kGroup>
 int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
   if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
   if constexpr (kGroup != 0) {
@@ -284,14 +284,14 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
     RmsNormShape const rereading{0, single.threads, 1, false};
     bool const cluster = aligned && shape.cluster > 1 && shape.resident;
     int32_t const error =
-        cluster && shape.chunks == 1 ? launch_rms_norm_quant<In, Out, kGroup, 1, true, true, true>(p, rows, shape, x.launch)
-        : cluster                    ? launch_rms_norm_quant<In, Out, kGroup, 2, true, true, true>(p, rows, shape, x.launch)
-        : !aligned                   ? launch_rms_norm_quant<In, Out, kGroup, 1, false, false>(p, rows, rereading, x.launch)
-        : !single.resident           ? launch_rms_norm_quant<In, Out, kGroup, 2, true, false>(p, rows, rereading, x.launch)
-        : single.chunks == 1         ? launch_rms_norm_quant<In, Out, kGroup, 1, true, true>(p, rows, single, x.launch)
-        : single.chunks == 2         ? launch_rms_norm_quant<In, Out, kGroup, 2, true, true>(p, rows, single, x.launch)
-        : single.chunks == 4         ? launch_rms_norm_quant<In, Out, kGroup, 4, true, true>(p, rows, single, x.launch)
-                                     : launch_rms_norm_quant<In, Out, kGroup, 8, true, true>(p, rows, single, x.launch);
+        cluster && shape.chunks == 1 ? launch_rms_norm_quant<Variant, In, Out, kGroup, 1, true, true, true>(p, rows, shape, x.launch)
+        : cluster                    ? launch_rms_norm_quant<Variant, In, Out, kGroup, 2, true, true, true>(p, rows, shape, x.launch)
+        : !aligned                   ? launch_rms_norm_quant<Variant, In, Out, kGroup, 1, false, false>(p, rows, rereading, x.launch)
+        : !single.resident           ? launch_rms_norm_quant<Variant, In, Out, kGroup, 2, true, false>(p, rows, rereading, x.launch)
+        : single.chunks == 1         ? launch_rms_norm_quant<Variant, In, Out, kGroup, 1, true, true>(p, rows, single, x.launch)
+        : single.chunks == 2         ? launch_rms_norm_quant<Variant, In, Out, kGroup, 2, true, true>(p, rows, single, x.launch)
+        : single.chunks == 4         ? launch_rms_norm_quant<Variant, In, Out, kGroup, 4, true, true>(p, rows, single, x.launch)
+                                     : launch_rms_norm_quant<Variant, In, Out, kGroup, 8, true, true>(p, rows, single, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -58,7 +58,7 @@ struct StaticCoding {
 };
 
 // kAligned: every chunk lies within one scale group along the row.
-template <class In, class Out, class Activation, bool kSymmetric, int kUnroll, bool kAligned>
+template <class Variant, class In, class Out, class Activation, bool kSymmetric, int kUnroll, bool kAligned>
 __global__ void __launch_bounds__(kMostStaticQuantThreads) static_quant_kernel(StaticQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
   uint32_t const first = blockIdx.x * (blockDim.x * kUnroll) + threadIdx.x;
@@ -106,14 +106,14 @@ __global__ void __launch_bounds__(kMostStaticQuantThreads) static_quant_kernel(S
   }
 }
 
-template <class In, class Out, class Activation, bool kSymmetric, int kUnroll, bool kAligned>
+template <class Variant, class In, class Out, class Activation, bool kSymmetric, int kUnroll, bool kAligned>
 int32_t launch_static_quant_slice(StaticQuantParams const& p, gemmill_quant_launch const& how) {
   int const threads = how.threads_hint != 0 ? how.threads_hint : kStaticQuantThreads;
-  return launch(&static_quant_kernel<In, Out, Activation, kSymmetric, kUnroll, kAligned>, p,
+  return launch(&static_quant_kernel<Variant, In, Out, Activation, kSymmetric, kUnroll, kAligned>, p,
                 ceil_divide(p.chunks, threads * kUnroll), threads, how);
 }
 
-template <class In, class Out, class Activation, bool kSymmetric>
+template <class Variant, class In, class Out, class Activation, bool kSymmetric>
 int32_t static_quant(gemmill_static_quant_args const& x) {
   if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
   if ((x.azp == nullptr) != kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
@@ -139,10 +139,10 @@ int32_t static_quant(gemmill_static_quant_args const& x) {
     int const unroll = x.launch.chunks_hint != 0 ? x.launch.chunks_hint
                        : p.chunks <= int64_t{x.launch.sm_count} * kStaticQuantThreads * 4 ? 1
                                                                                             : 2;
-    int32_t const error = !aligned      ? launch_static_quant_slice<In, Out, Activation, kSymmetric, 1, false>(p, x.launch)
-                          : unroll == 1 ? launch_static_quant_slice<In, Out, Activation, kSymmetric, 1, true>(p, x.launch)
-                          : unroll == 2 ? launch_static_quant_slice<In, Out, Activation, kSymmetric, 2, true>(p, x.launch)
-                                        : launch_static_quant_slice<In, Out, Activation, kSymmetric, 4, true>(p, x.launch);
+    int32_t const error = !aligned      ? launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 1, false>(p, x.launch)
+                          : unroll == 1 ? launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 1, true>(p, x.launch)
+                          : unroll == 2 ? launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 2, true>(p, x.launch)
+                                        : launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 4, true>(p, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -27,7 +27,7 @@ struct TensorQuantParams {
   FastDivision chunks_per_row;
 };
 
-template <class In, bool kAligned>
+template <class Variant, class In, bool kAligned>
 __global__ void __launch_bounds__(kTensorQuantThreads) tensor_maximum_kernel(TensorQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
   __shared__ RowReduction<float, false> reduction;
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kTensorQuantThreads) tensor_maximum_kernel(Ten
   if (threadIdx.x == 0) p.maxima[p.first_maximum + blockIdx.x] = amax;
 }
 
-template <class In, class Out, bool kAligned>
+template <class Variant, class In, class Out, bool kAligned>
 __global__ void __launch_bounds__(kTensorQuantThreads) tensor_codes_kernel(TensorQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
   __shared__ RowReduction<float, false> reduction;
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kTensorQuantThreads) tensor_codes_kernel(Tenso
   }
 }
 
-template <class In, class Out, bool kAligned>
+template <class Variant, class In, class Out, bool kAligned>
 int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row) {
   int64_t const slice = x.rows == 0 ? 1 : kMostChunks / per_row;
   int64_t const slices = x.rows == 0 ? 1 : ceil_divide(x.rows, slice);
@@ -113,17 +113,17 @@ int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row)
   int64_t const most = kMostTensorQuantCtas / slices < 3 * x.launch.sm_count ? kMostTensorQuantCtas / slices : 3 * x.launch.sm_count;
   int64_t const ctas = wanted < 1 ? 1 : wanted < most ? wanted : most;
   for (int64_t i = 0; i < slices; ++i) {
-    int32_t const error = launch(&tensor_maximum_kernel<In, kAligned>, params(i, ctas), ctas, kTensorQuantThreads, x.launch);
+    int32_t const error = launch(&tensor_maximum_kernel<Variant, In, kAligned>, params(i, ctas), ctas, kTensorQuantThreads, x.launch);
     if (error != cudaSuccess) return error;
   }
   for (int64_t i = slices - 1; i >= 0; --i) {
-    int32_t const error = launch(&tensor_codes_kernel<In, Out, kAligned>, params(i, ctas), ctas, kTensorQuantThreads, x.launch);
+    int32_t const error = launch(&tensor_codes_kernel<Variant, In, Out, kAligned>, params(i, ctas), ctas, kTensorQuantThreads, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }
 
-template <class In, class Out>
+template <class Variant, class In, class Out>
 int32_t tensor_quant(gemmill_tensor_quant_args const& x) {
   int64_t const per_row = ceil_divide(x.hidden, kChunkElements<In>);
   if (per_row > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
@@ -135,11 +135,11 @@ int32_t tensor_quant(gemmill_tensor_quant_args const& x) {
                              static_cast<uint32_t>(chunks)};
     TokenQuantShape const shape = token_quant_shape(x.launch, 1, chunks, 1);
     using Coding = TensorCoding<Out>;
-    return shape.chunks == 1   ? launch_token_quant<In, Identity, Coding, 1, true, true>(p, shape, 1, x.launch)
-           : shape.chunks == 2 ? launch_token_quant<In, Identity, Coding, 2, true, true>(p, shape, 1, x.launch)
-                               : launch_token_quant<In, Identity, Coding, 4, true, true>(p, shape, 1, x.launch);
+    return shape.chunks == 1   ? launch_token_quant<Variant, In, Identity, Coding, 1, true, true>(p, shape, 1, x.launch)
+           : shape.chunks == 2 ? launch_token_quant<Variant, In, Identity, Coding, 2, true, true>(p, shape, 1, x.launch)
+                               : launch_token_quant<Variant, In, Identity, Coding, 4, true, true>(p, shape, 1, x.launch);
   }
-  return aligned ? tensor_quant_in_two<In, Out, true>(x, per_row) : tensor_quant_in_two<In, Out, false>(x, per_row);
+  return aligned ? tensor_quant_in_two<Variant, In, Out, true>(x, per_row) : tensor_quant_in_two<Variant, In, Out, false>(x, per_row);
 }
 
 }  // namespace gemmill::quant

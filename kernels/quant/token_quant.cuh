@@ -56,7 +56,7 @@ struct RowOfChunks {
   }
 };
 
-template <class In, class Activation, class Coding, int kChunks, bool kAligned, bool kResident, bool kCluster>
+template <class Variant, class In, class Activation, class Coding, int kChunks, bool kAligned, bool kResident, bool kCluster>
 __global__ void __launch_bounds__(kMostTokenQuantThreads) token_quant_kernel(TokenQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
   using Chunks = RowOfChunks<In, Activation, kAligned>;
@@ -152,16 +152,16 @@ inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_
   return shape;
 }
 
-template <class In, class Activation, class Coding, int kChunks, bool kAligned, bool kResident>
+template <class Variant, class In, class Activation, class Coding, int kChunks, bool kAligned, bool kResident>
 int32_t launch_token_quant(TokenQuantParams const& p, TokenQuantShape shape, int64_t rows, gemmill_quant_launch const& how) {
   if constexpr (kAligned) {
-    if (shape.cluster > 1) return launch(&token_quant_kernel<In, Activation, Coding, kChunks, kAligned, kResident, true>, p, rows * shape.cluster,
+    if (shape.cluster > 1) return launch(&token_quant_kernel<Variant, In, Activation, Coding, kChunks, kAligned, kResident, true>, p, rows * shape.cluster,
                                          shape.threads, how, shape.cluster);
   }
-  return launch(&token_quant_kernel<In, Activation, Coding, kChunks, kAligned, kResident, false>, p, rows, shape.threads, how);
+  return launch(&token_quant_kernel<Variant, In, Activation, Coding, kChunks, kAligned, kResident, false>, p, rows, shape.threads, how);
 }
 
-template <class In, class Activation, class Coding>
+template <class Variant, class In, class Activation, class Coding>
 int32_t token_quant(gemmill_token_quant_args const& x) {
   if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
   if ((x.azps == nullptr) != Coding::kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
@@ -179,11 +179,11 @@ int32_t token_quant(gemmill_token_quant_args const& x) {
     };
     TokenQuantShape const shape = token_quant_shape(x.launch, rows, chunks, Activation::kGated ? 2 : 1);
     int32_t const error =
-        !aligned            ? launch_token_quant<In, Activation, Coding, 1, false, false>(p, shape, rows, x.launch)
-        : !shape.resident   ? launch_token_quant<In, Activation, Coding, 4, true, false>(p, shape, rows, x.launch)
-        : shape.chunks == 1 ? launch_token_quant<In, Activation, Coding, 1, true, true>(p, shape, rows, x.launch)
-        : shape.chunks == 2 ? launch_token_quant<In, Activation, Coding, 2, true, true>(p, shape, rows, x.launch)
-                            : launch_token_quant<In, Activation, Coding, 4, true, true>(p, shape, rows, x.launch);
+        !aligned            ? launch_token_quant<Variant, In, Activation, Coding, 1, false, false>(p, shape, rows, x.launch)
+        : !shape.resident   ? launch_token_quant<Variant, In, Activation, Coding, 4, true, false>(p, shape, rows, x.launch)
+        : shape.chunks == 1 ? launch_token_quant<Variant, In, Activation, Coding, 1, true, true>(p, shape, rows, x.launch)
+        : shape.chunks == 2 ? launch_token_quant<Variant, In, Activation, Coding, 2, true, true>(p, shape, rows, x.launch)
+                            : launch_token_quant<Variant, In, Activation, Coding, 4, true, true>(p, shape, rows, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -11,10 +11,18 @@ from gemmill.build import BuildResult, ToolchainPaths, build
 from gemmill.build.options import BuildOptions
 from gemmill.manifest import KernelEntry
 from gemmill.manifest.reading import check_extension
+from gemmill.space.family import Family
 from gemmill.space.names import symbol_of, to_name
+from gemmill.space.quant import QuantConfig, QuantFamily
 from gemmill.space.selections import select
 from gemmill.vocab import DType
 
+_MAY_SPILL = frozenset(
+    config
+    for config in select("smoke").configs
+    if isinstance(config, QuantConfig) and config.family is QuantFamily.RMS_TOKEN
+)
+"""Two of its kernels keep a row in registers at the price of a few spilled ones."""
 _NAMES = [to_name(config) for config in select("smoke").configs]
 
 
@@ -28,8 +36,11 @@ def entry(request: pytest.FixtureRequest, smoke: BuildResult) -> KernelEntry:
 @pytest.mark.parametrize("entry", _NAMES, indirect=True)
 def test_variant(entry: KernelEntry) -> None:
     config = entry.config
-    assert entry.spill_bytes == 0 and not {"LDL", "STL"} & entry.sass.keys(), "the kernel spills to local memory"
+    if config not in _MAY_SPILL:
+        assert entry.spill_bytes == 0 and not {"LDL", "STL"} & entry.sass.keys(), "the kernel spills to local memory"
     assert 0 < entry.registers <= 255 and entry.code_bytes > 1000
+    if entry.family is Family.QUANT:
+        return
     wgmma = {DType.E4M3: "QGMMA", DType.S8: "IGMMA"}[config.problem.a_dtype]
     if config.schedule.kernel_schedule.uses_tma:
         assert entry.sass.get(wgmma, 0) > 0, f"no {wgmma} in {entry.sass}"

@@ -11,7 +11,7 @@ from gemmill.build.sass import architectures, disassemble
 
 pytestmark = pytest.mark.compile
 
-KERNEL = 'extern "C" __global__ void probe_kernel(float* x) { x[threadIdx.x] *= 2.f; }\n'
+KERNEL = 'extern "C" __global__ void gemmill_probe_kernel(float* x) { x[threadIdx.x] *= 2.f; }\n'
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_architectures(library, toolchain) -> None:
 
 def test_disassembly_of_one_kernel(library, toolchain) -> None:
     text = disassemble(library, toolchain.cuobjdump, "probe")
-    assert "Function : probe_kernel" in text
+    assert "Function : gemmill_probe_kernel" in text
     assert re.search(r"\bFMUL|FADD\b", text)
 
 
@@ -48,8 +48,7 @@ def test_a_kernel_that_is_not_there(library, toolchain) -> None:
     with pytest.raises(BuildError) as caught:
         disassemble(library, toolchain.cuobjdump, "other")
     assert (
-        str(caught.value)
-        == f"{library} has no kernel other_kernel: it was built from other sources, run `gemmill build`"
+        str(caught.value) == f"{library} has no kernel of other: it was built from other sources, run `gemmill build`"
     )
 
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.emit.quant import emit_quant, template_of
+from gemmill.emit import emit
+from gemmill.emit.quant import template_of
 from gemmill.locations import templates_dir
-from gemmill.space.quant import parse_name
+from gemmill.space.names import parse_name
 
 FOLDER = Path(__file__).parent / "quant"
 CASES = {
@@ -23,7 +24,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_rendering_is_the_reference(case: str, update_golden: bool) -> None:
     reference = FOLDER / f"{case}.cu"
-    text = emit_quant(parse_name(CASES[case])).text
+    text = emit(parse_name(CASES[case])).text
     if update_golden:
         FOLDER.mkdir(exist_ok=True)
         reference.write_text(text)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from gemmill.manifest import KernelEntry
 from gemmill.reference import scaled_mm
 from gemmill.space.config import KernelConfig
+from gemmill.space.family import Family, gemms
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import select
@@ -16,7 +17,7 @@ class StandIn:
     """A subject with the variants of the smoke selection."""
 
     def __init__(self) -> None:
-        self.entries = tuple(_entry(config) for config in select("smoke").configs)
+        self.entries = tuple(_entry(config) for config in gemms(select("smoke").configs))
         self._pinned: str | None = None
 
     @contextmanager
@@ -42,6 +43,7 @@ class StandIn:
 def _entry(config: KernelConfig) -> KernelEntry:
     return KernelEntry(
         name=to_name(config),
+        family=Family.SCALED_MM,
         config=config,
         symbol=symbol_of(config),
         predicate=predicate_of(config),

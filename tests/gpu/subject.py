@@ -8,6 +8,7 @@ import torch
 
 import gemmill
 from gemmill.manifest import KernelEntry
+from gemmill.space.family import Family
 from gpu.problems import Call
 
 
@@ -29,7 +30,7 @@ class Gemmill:
     """The loaded build."""
 
     def __init__(self) -> None:
-        self.entries = tuple(gemmill.variants())
+        self.entries = tuple(entry for entry in gemmill.variants() if entry.family is Family.SCALED_MM)
 
     def use_variant(self, name: str) -> AbstractContextManager:
         return gemmill.use_variant(name)

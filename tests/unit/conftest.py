@@ -10,6 +10,7 @@ import pytest
 from gemmill.cli import main
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, RejectedEntry, Toolchain, write_manifest
 from gemmill.space.config import ACCUMULATOR_OF, KernelConfig, Launch, Problem, Schedule
+from gemmill.space.family import AnyConfig, family_of
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.predicate import predicate_of
 from gemmill.vocab import Accumulation, DType, EpilogueKind, KernelSchedule
@@ -53,9 +54,10 @@ def make_config() -> MakeConfig:
     return _base
 
 
-def _entry(config: KernelConfig) -> KernelEntry:
+def _entry(config: AnyConfig) -> KernelEntry:
     return KernelEntry(
         name=to_name(config),
+        family=family_of(config),
         config=config,
         symbol=symbol_of(config),
         predicate=predicate_of(config),
@@ -73,7 +75,7 @@ def _entry(config: KernelConfig) -> KernelEntry:
 def make_manifest() -> Callable[..., Manifest]:
     """A manifest of the given configs (by default one), with any field replaced."""
 
-    def make(*configs: KernelConfig, **changes: object) -> Manifest:
+    def make(*configs: AnyConfig, **changes: object) -> Manifest:
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             build_id="0123abcd4567",
@@ -132,7 +134,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def put_build(home: Path, make_manifest: Callable[..., Manifest]) -> Callable[..., Manifest]:
     """Put a build of the given configs into `home`; its extension holds no code."""
 
-    def put(*configs: KernelConfig, content: bytes = b"not loaded", **changes: object) -> Manifest:
+    def put(*configs: AnyConfig, content: bytes = b"not loaded", **changes: object) -> Manifest:
         manifest = make_manifest(*configs, extension_sha256=hashlib.sha256(content).hexdigest(), **changes)
         folder = home / "builds" / manifest.build_id
         folder.mkdir(parents=True)

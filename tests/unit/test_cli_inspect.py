@@ -150,7 +150,7 @@ def test_show_sass_disassembles_the_kernel(gemmill, put_build, home, make_config
     monkeypatch.setattr(sass_layer, "disassemble", lambda *arguments: asked.append(arguments) or "QGMMA R0\n")
     assert gemmill("show", to_name(make_config(swizzle=4)), "--sass").out == "QGMMA R0\n"
     folder = home / "builds" / manifest.build_id
-    assert asked == [(folder / manifest.extension, "the cuobjdump", manifest.entries[0].symbol)]
+    assert asked == [(folder / manifest.extension, "the cuobjdump", to_name(make_config()))]
 
 
 def test_show_sass_checks_the_extension(gemmill, put_build, home, make_config) -> None:

@@ -120,7 +120,9 @@ def test_usage_errors_are_one_line_and_code_2(gemmill, arguments: list[str], sen
 def test_a_filter_that_fits_nothing(gemmill) -> None:
     outcome = gemmill("list", "--select", "smoke", "--filter", "colour=red")
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith("gemmill: filter colour=red: there is no field 'colour'; the fields are a_dtype, ")
+    assert outcome.err.startswith(
+        "gemmill: filter colour=red: there is no field 'colour'; the fields are family, a_dtype, "
+    )
     assert outcome.err.count("\n") == 1
 
 

@@ -3,8 +3,11 @@
 import pytest
 
 from gemmill.space import selections
+from gemmill.space.family import gemms
 from gemmill.space.names import to_name
 from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP, predicate_of
+from gemmill.space.quant import QuantConfig
+from gemmill.space.quant_ops import QUANT_OPS, ops_of
 from gemmill.space.rules import check
 from gemmill.space.selections import SELECTIONS, select, with_promotion
 from gemmill.vocab import Accumulation, Arch, DType
@@ -17,7 +20,7 @@ def test_configs_are_distinct_allowed_and_of_the_arch(name: str, arch: Arch) -> 
     assert (selection.name, selection.arch) == (name, arch)
     assert len(set(selection.configs)) == len(selection.configs) > 0
     assert {config.arch for config in selection.configs} == {arch}
-    assert all(check(config) for config in selection.configs)
+    assert all(check(config) for config in gemms(selection.configs))
 
 
 def test_there_are_three() -> None:
@@ -34,7 +37,9 @@ def test_the_same_selection_comes_in_the_same_order() -> None:
 def test_every_call_has_a_variant_without_alignment(name: str) -> None:
     """K, N and M of any size, with each operand type, result type, op and zero point."""
     fallback = [
-        p for p in map(predicate_of, select(name).configs) if p.alignment_a == p.alignment_b == p.alignment_d == 1
+        p
+        for p in map(predicate_of, gemms(select(name).configs))
+        if p.alignment_a == p.alignment_b == p.alignment_d == 1
     ]
     served = {
         (op, p.a_dtype, p.out_dtype, azp) for p in fallback if p.bias and p.min_k == 0 for op in p.ops for azp in p.azp
@@ -42,6 +47,22 @@ def test_every_call_has_a_variant_without_alignment(name: str) -> None:
     for out in (DType.BF16, DType.F16):
         assert {(SCALED_MM, DType.E4M3, out, "none"), (SCALED_MM, DType.S8, out, "none")} <= served
         assert {(SCALED_MM_AZP, DType.S8, out, "row"), (SCALED_MM_AZP, DType.S8, out, "token")} <= served
+
+
+def test_every_call_of_a_quantisation_op_has_one_variant() -> None:
+    chosen = [config for config in select("default").configs if isinstance(config, QuantConfig)]
+    for op in QUANT_OPS:
+        wanted = list(op.configs(Arch.SM90A))
+        assert [config for config in chosen if op.serves(config)] == sorted(wanted, key=chosen.index)
+        assert len(set(wanted)) == len(wanted)
+    assert all(ops_of(config) for config in chosen)
+
+
+def test_the_smoke_selection_has_every_op_for_bf16_and_e4m3() -> None:
+    smoke = [config for config in select("smoke").configs if isinstance(config, QuantConfig)]
+    assert {(config.in_dtype, config.out_dtype) for config in smoke} == {(DType.BF16, DType.E4M3)}
+    served = {op for config in smoke for op in ops_of(config)}
+    assert served == {op.name for op in QUANT_OPS if DType.E4M3 in op.out_dtypes}
 
 
 def test_rejections_keep_name_rule_and_reason(monkeypatch, make_config) -> None:

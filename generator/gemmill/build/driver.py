@@ -18,6 +18,7 @@ from gemmill.build.planning import Work, Workshop, open_workshop, survey
 from gemmill.build.sources import EXPORTS, Source, SourceKind, text_source
 from gemmill.emit.render import TemplateError, render
 from gemmill.manifest import Manifest, RejectedEntry
+from gemmill.space.family import Family
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection
 from gemmill.version import __version__
@@ -73,7 +74,7 @@ def _finish(
     observer: BuildObserver,
 ) -> tuple[Manifest, Path, bool]:
     rejected = tuple(RejectedEntry(name=name, error=error) for name, error in sorted(errors.items()))
-    symbols = [source.symbol for source in work.variants if source.name not in errors]
+    variants = [source for source in work.variants if source.name not in errors]
     names = [to_name(config) for config in selection.configs if to_name(config.compiled) not in errors]
     build_id = digest(
         __version__,
@@ -82,7 +83,7 @@ def _finish(
         names,
         [[row.name, row.error] for row in rejected],
         sorted(entry.key for entry in entries),
-        _variant_table(symbols, ""),
+        _variant_table(variants, ""),
         [workshop.flags.link, EXPORTS],
         [workshop.toolchain.host_build, workshop.memo.get(workshop.toolchain.cudart_static)],
     )[:_BUILD_ID_DIGITS]
@@ -95,7 +96,7 @@ def _finish(
 
     observer.linking()
     table = text_source(
-        SourceKind.BINDING, "variants.cpp", _variant_table(symbols, build_id), workshop.flags, workshop.toolchain
+        SourceKind.BINDING, "variants.cpp", _variant_table(variants, build_id), workshop.flags, workshop.toolchain
     )
     table_entries = workshop.cache.lookup([table])
     if table_entries.missing:
@@ -107,8 +108,9 @@ def _finish(
     return publish(manifest, target, objects, workshop), target, False
 
 
-def _variant_table(symbols: Sequence[str], build_id: str) -> str:
+def _variant_table(variants: Sequence[Source], build_id: str) -> str:
+    symbols = {family: sorted(v.symbol for v in variants if v.family is family) for family in Family}
     try:
-        return render(_VARIANT_TABLE, {"symbols": sorted(symbols), "build_id": build_id})
+        return render(_VARIANT_TABLE, {"symbols": symbols, "build_id": build_id})
     except TemplateError as error:
         raise BuildError(str(error)) from None

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SASS_OF_INTEREST = frozenset(
@@ -25,6 +26,23 @@ class KernelFacts:
     spill_bytes: int = 0
     code_bytes: int = 0
     sass: dict[str, int] = field(default_factory=dict)
+
+
+def is_of_variant(function: str, name: str) -> bool:
+    """Whether a kernel belongs to the variant of a name: its own, or a template's for the variant's type."""
+    return function == f"gemmill_{name}_kernel" or f"{len(name)}{name}" in function
+
+
+def facts_of(name: str, facts: Mapping[str, KernelFacts]) -> KernelFacts:
+    """What is known of a variant: the largest register count of its kernels, and sums of the rest."""
+    own = [found for function, found in facts.items() if is_of_variant(function, name)]
+    sass: Counter[str] = sum((Counter(found.sass) for found in own), Counter())
+    return KernelFacts(
+        registers=max((found.registers for found in own), default=0),
+        spill_bytes=sum(found.spill_bytes for found in own),
+        code_bytes=sum(found.code_bytes for found in own),
+        sass=dict(sorted(sass.items())),
+    )
 
 
 def read_ptxas(text: str, facts: dict[str, KernelFacts]) -> None:

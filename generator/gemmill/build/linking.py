@@ -12,7 +12,7 @@ from gemmill.build.cache import Entry
 from gemmill.build.compiling import first_error
 from gemmill.build.errors import BuildError
 from gemmill.build.files import file_digest, sync_file
-from gemmill.build.inspect import KernelFacts
+from gemmill.build.inspect import facts_of
 from gemmill.build.planning import Workshop
 from gemmill.build.sources import EXPORTS, TORCH_TARGET, SourceKind, expand
 from gemmill.manifest import (
@@ -26,6 +26,7 @@ from gemmill.manifest import (
     write_manifest,
 )
 from gemmill.manifest.reading import check_extension
+from gemmill.space.family import family_of
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import Selection
@@ -140,10 +141,11 @@ def describe(
         if compiled in left_out:
             continue
         entry, symbol = by_kernel[compiled], symbol_of(config)
-        facts = entry.facts.get(f"{symbol}_kernel", KernelFacts())
+        facts = facts_of(compiled, entry.facts)
         kernels.append(
             KernelEntry(
                 name=to_name(config),
+                family=family_of(config),
                 config=config,
                 symbol=symbol,
                 predicate=predicate_of(config),

@@ -11,7 +11,7 @@ from gemmill.build.sources import Source
 from gemmill.build.units import Unit
 from gemmill.locations import kernels_dir
 from gemmill.manifest import Manifest, RejectedEntry
-from gemmill.space.config import KernelConfig
+from gemmill.space.family import AnyConfig
 from gemmill.vocab import Arch
 
 JOB_MEMORY_BYTES = 5 << 30
@@ -68,7 +68,7 @@ class Plan:
 
     selection: str
     arch: Arch
-    configs: tuple[KernelConfig, ...]
+    configs: tuple[AnyConfig, ...]
     """Every variant asked for, those that share a kernel too."""
     kernels: tuple[Source, ...]
     """The kernels to have, one for each different machine code."""

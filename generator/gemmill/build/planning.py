@@ -15,7 +15,7 @@ from gemmill.build.toolchain import ToolchainPaths, find_launcher, find_toolchai
 from gemmill.build.units import Unit, partition
 from gemmill.emit.render import TemplateError
 from gemmill.manifest import RejectedEntry
-from gemmill.space.config import KernelConfig
+from gemmill.space.family import AnyConfig
 from gemmill.space.selections import Selection
 from gemmill.vocab import Arch
 
@@ -91,7 +91,7 @@ def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
     )
 
 
-def variant_sources(configs: Sequence[KernelConfig], flags: Flags, compiler_build: str) -> tuple[Source, ...]:
+def variant_sources(configs: Sequence[AnyConfig], flags: Flags, compiler_build: str) -> tuple[Source, ...]:
     """One source for each different kernel, by symbol. Raises BuildError where a template cannot be rendered."""
     try:
         compiled = {config.compiled for config in configs}

@@ -5,8 +5,11 @@ import subprocess
 from pathlib import Path
 
 from gemmill.build.errors import BuildError
+from gemmill.build.inspect import is_of_variant
 
 _ELF = re.compile(r"^ELF file\s+\d+: .*\.(sm_\w+)\.cubin$", re.MULTILINE)
+
+_FUNCTION = re.compile(r"STT_FUNC\s.*?(\w+)$", re.MULTILINE)
 
 
 def architectures(extension: Path, cuobjdump: Path) -> tuple[str, ...]:
@@ -14,14 +17,13 @@ def architectures(extension: Path, cuobjdump: Path) -> tuple[str, ...]:
     return tuple(sorted(set(_ELF.findall(_output([cuobjdump, "--list-elf", extension])))))
 
 
-def disassemble(extension: Path, cuobjdump: Path, symbol: str) -> str:
-    """SASS of the kernel that the launch function `symbol` starts. Raises BuildError."""
-    text = _output([cuobjdump, "--dump-sass", "--function", f"{symbol}_kernel", extension])
-    if f"{symbol}_kernel" not in text:
-        raise BuildError(
-            f"{extension} has no kernel {symbol}_kernel: it was built from other sources, run `gemmill build`"
-        )
-    return text
+def disassemble(extension: Path, cuobjdump: Path, name: str) -> str:
+    """SASS of the kernels of the variant of this name (launch settings left out). Raises BuildError."""
+    listed = _FUNCTION.findall(_output([cuobjdump, "--dump-elf-symbols", extension]))
+    functions = sorted({function for function in listed if is_of_variant(function, name)})
+    if not functions:
+        raise BuildError(f"{extension} has no kernel of {name}: it was built from other sources, run `gemmill build`")
+    return _output([cuobjdump, "--dump-sass", "--function", ",".join(functions), extension])
 
 
 def _output(command: list[str | Path]) -> str:

@@ -9,8 +9,9 @@ from gemmill.build.errors import reported
 from gemmill.build.files import digest
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit import emit
-from gemmill.space.config import KernelConfig
+from gemmill.space.family import AnyConfig, Family, family_of
 from gemmill.space.names import symbol_of, to_name
+from gemmill.space.quant import QuantConfig
 from gemmill.vocab import Arch, KernelSchedule, TileScheduler
 
 BINDING = "extension"
@@ -25,10 +26,11 @@ _PROGRAMMATIC_LAUNCH = {
 }
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-20: a unit's headers and host passes, then each variant
-# built from CUTLASS's collectives, and each that is plain CUDA.
-UNIT_SECONDS = 26.0
+# built from CUTLASS's collectives, each that is plain CUDA, and each quantisation kernel.
+UNIT_SECONDS = {Family.SCALED_MM: 26.0, Family.QUANT: 3.0}
 COLLECTIVE_SECONDS = 12.0
 PLAIN_SECONDS = 4.0
+QUANT_SECONDS = 1.0
 BINDING_SECONDS = 3.0
 
 
@@ -57,6 +59,8 @@ class Source:
     """Digest of text, flags and compiler: with the included headers, everything that makes the object."""
     symbol: str = ""
     """A variant's launch function."""
+    family: Family = Family.SCALED_MM
+    """A variant's: those of one family are compiled together, for they include the same headers."""
     seconds: float
     """CPU seconds that compiling it may take, beside the cost of its unit."""
 
@@ -127,13 +131,11 @@ def expand(flags: Sequence[str], roots: Mapping[str, Path]) -> list[str]:
     return result
 
 
-def variant_source(config: KernelConfig, flags: Flags, toolchain_build: str) -> Source:
+def variant_source(config: AnyConfig, flags: Flags, toolchain_build: str) -> Source:
     """The source of a config's compiled kernel. Raises emit's TemplateError."""
     config = config.compiled
     file = emit(config)
     name = to_name(config)
-    schedule = config.schedule
-    plain = schedule.kernel_schedule is KernelSchedule.MMA_SYNC or schedule.tile_scheduler is TileScheduler.SPLIT_K
     return Source(
         kind=SourceKind.VARIANT,
         name=name,
@@ -141,8 +143,17 @@ def variant_source(config: KernelConfig, flags: Flags, toolchain_build: str) -> 
         text=file.text,
         key=digest("variant", str(file.path), file.text, flags.cuda, toolchain_build),
         symbol=symbol_of(config),
-        seconds=PLAIN_SECONDS if plain else COLLECTIVE_SECONDS,
+        family=family_of(config),
+        seconds=_seconds_of(config),
     )
+
+
+def _seconds_of(config: AnyConfig) -> float:
+    if isinstance(config, QuantConfig):
+        return QUANT_SECONDS
+    schedule = config.schedule
+    plain = schedule.kernel_schedule is KernelSchedule.MMA_SYNC or schedule.tile_scheduler is TileScheduler.SPLIT_K
+    return PLAIN_SECONDS if plain else COLLECTIVE_SECONDS
 
 
 def file_sources(kernels: Path, flags: Flags, toolchain: ToolchainPaths) -> list[Source]:

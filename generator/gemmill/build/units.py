@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from gemmill.build.files import digest
 from gemmill.build.sources import UNIT_SECONDS, Source, SourceKind
 from gemmill.emit import EmittedFile, emit_unit
+from gemmill.space.family import Family
 
-LARGEST = 8
-"""Variants in a unit. Headers and host passes are a third of a lone variant's time; eight share them well, and a
-unit of more would keep one core busy after the others have finished."""
+LARGEST = {Family.SCALED_MM: 8, Family.QUANT: 12}
+"""Variants in a unit. Headers and host passes are a third of a lone GEMM's time; eight share them well, and a
+unit of more would keep one core busy after the others have finished. Quantisation kernels compile in a second each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Unit:
     @property
     def seconds(self) -> float:
         """CPU seconds that compiling it may take."""
-        shared = 0.0 if self.kind is SourceKind.BINDING else UNIT_SECONDS
+        shared = 0.0 if self.kind is SourceKind.BINDING else UNIT_SECONDS[self.sources[0].family]
         return shared + sum(source.seconds for source in self.sources)
 
     @property
@@ -53,17 +54,23 @@ class Unit:
 
 
 def partition(sources: Sequence[Source], jobs: int) -> list[Unit]:
-    """Units of at most LARGEST variants, as many as keep `jobs` processes equally busy to the end; heaviest first."""
-    variants = sorted((s for s in sources if s.kind is SourceKind.VARIANT), key=lambda s: (-s.seconds, s.name))
-    lone = [Unit(sources=(s,)) for s in sources if s.kind is not SourceKind.VARIANT]
-    rounds = -(-len(variants) // (LARGEST * jobs))
+    """Units of at most LARGEST variants of one family, as many as keep `jobs` processes equally busy to the end; heaviest
+    first."""
+    units = [Unit(sources=(s,)) for s in sources if s.kind is not SourceKind.VARIANT]
+    for family in Family:
+        variants = [s for s in sources if s.kind is SourceKind.VARIANT and s.family is family]
+        units += _shared_units(variants, jobs, LARGEST[family])
+    return sorted(units, key=lambda unit: (-unit.seconds, unit.key))
+
+
+def _shared_units(variants: Sequence[Source], jobs: int, largest: int) -> list[Unit]:
+    rounds = -(-len(variants) // (largest * jobs))
     groups: list[list[Source]] = [[] for _ in range(min(rounds * jobs, len(variants)))]
-    for source in variants:
+    for source in sorted(variants, key=lambda s: (-s.seconds, s.name)):
         # The heaviest first, each to the lightest group: at most one variant's difference at the end.
-        open_groups = [group for group in groups if len(group) < LARGEST]
+        open_groups = [group for group in groups if len(group) < largest]
         min(open_groups, key=lambda group: sum(s.seconds for s in group)).append(source)
-    shared = [Unit(sources=tuple(sorted(group, key=lambda s: s.name))) for group in groups]
-    return sorted([*shared, *lone], key=lambda unit: (-unit.seconds, unit.key))
+    return [Unit(sources=tuple(sorted(group, key=lambda s: s.name))) for group in groups]
 
 
 def split(unit: Unit, message: str) -> list[Unit]:

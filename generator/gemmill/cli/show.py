@@ -12,6 +12,7 @@ from gemmill.cli.output import console, print_json, seconds, size, table
 from gemmill.cli.variants import Variant
 from gemmill.manifest import check_extension
 from gemmill.space.filters import fields_of
+from gemmill.space.names import to_name
 from gemmill.vocab import Arch
 
 
@@ -66,7 +67,7 @@ def _sass(variant: Variant) -> str:
             f"{variant.name} is not in a build: `gemmill build --filter {variant.name}` makes one that has its machine code"
         )
     extension = check_extension(variant.manifest, variant.folder)
-    return disassemble(extension, find_toolchain().cuobjdump, variant.entry.symbol)
+    return disassemble(extension, find_toolchain().cuobjdump, to_name(variant.config.compiled))
 
 
 def _print_variant(variant: Variant) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from gemmill.cli.exits import UsageError
 from gemmill.manifest import KernelEntry, Manifest, ManifestError, read_manifest
-from gemmill.space.config import KernelConfig
+from gemmill.space.family import AnyConfig
 from gemmill.space.filters import apply
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.rules import check
@@ -23,7 +23,7 @@ class Variant:
     """A variant, and where it is built if it is."""
 
     name: str
-    config: KernelConfig
+    config: AnyConfig
     status: Status
     """What the rules say."""
     entry: KernelEntry | None = None

@@ -1,9 +1,8 @@
 """Spelling a QuantConfig in CUDA C++: which template, and what fills its holes."""
 
-from pathlib import PurePosixPath
+from typing import Any
 
-from gemmill.emit.render import EmittedFile, render
-from gemmill.space.quant import QuantConfig, QuantFamily, symbol_of, to_name
+from gemmill.space.quant import QuantConfig, QuantFamily
 
 _TEMPLATES = {
     QuantFamily.STATIC: "quant/static.cu.jinja",
@@ -20,7 +19,7 @@ def template_of(config: QuantConfig) -> str:
     return _TEMPLATES[config.family]
 
 
-def values_of(config: QuantConfig) -> dict[str, object]:
+def values_of(config: QuantConfig) -> dict[str, Any]:
     """What fills the template's holes, beside the name."""
     activation = config.activation.cpp_type
     return {
@@ -32,10 +31,3 @@ def values_of(config: QuantConfig) -> dict[str, object]:
         "symmetric": "true" if config.symmetric else "false",
         "coding": f"SymmetricCoding<{config.out_type}, {activation}>" if config.symmetric else "AsymmetricCoding",
     }
-
-
-def emit_quant(config: QuantConfig) -> EmittedFile:
-    """The source of one variant."""
-    name = to_name(config)
-    text = render(template_of(config), {"name": name, "symbol": symbol_of(config), **values_of(config)})
-    return EmittedFile(path=PurePosixPath(config.arch) / f"{name}.cu", text=text)

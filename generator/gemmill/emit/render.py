@@ -8,10 +8,11 @@ from typing import Any
 
 import jinja2
 
-from gemmill.emit.cutlass import template_of, values_of
+from gemmill.emit import cutlass, quant
 from gemmill.locations import templates_dir
-from gemmill.space.config import KernelConfig
+from gemmill.space.family import AnyConfig
 from gemmill.space.names import symbol_of, to_name
+from gemmill.space.quant import QuantConfig
 
 
 class TemplateError(Exception):
@@ -55,11 +56,15 @@ def render(template: str, values: dict[str, Any], *, root: Path | None = None) -
         raise TemplateError(f"template {template}: {error.message}") from None
 
 
-def emit(config: KernelConfig) -> EmittedFile:
+def emit(config: AnyConfig) -> EmittedFile:
     """The source of one variant. Configs that differ in launch settings alone have the same source."""
     config = config.compiled
     name = to_name(config)
-    text = render(template_of(config), {"name": name, "symbol": symbol_of(config), **values_of(config)})
+    if isinstance(config, QuantConfig):
+        template, values = quant.template_of(config), quant.values_of(config)
+    else:
+        template, values = cutlass.template_of(config), cutlass.values_of(config)
+    text = render(template, {"name": name, "symbol": symbol_of(config), **values})
     return EmittedFile(path=PurePosixPath(config.arch) / f"{name}.cu", text=text)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.manifest.errors import ManifestError
-from gemmill.manifest.schema import SCHEMA_VERSION, Manifest
+from gemmill.manifest.schema import SCHEMA_VERSION, TYPES_OF, KernelEntry, Manifest
+from gemmill.space.family import Family
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -84,6 +85,8 @@ def _convert_dataclass(value: Any, kind: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"{where} is {type(value).__name__}, expected an object")
     hints = typing.get_type_hints(kind)
+    if kind is KernelEntry and "family" in value:
+        hints |= TYPES_OF[_convert(value["family"], Family, f"{where}.family")]
     required = {f.name for f in dataclasses.fields(kind)}
     if missing := required - value.keys():
         raise ValueError(f"{where} lacks {', '.join(sorted(missing))}")

@@ -3,9 +3,17 @@
 from dataclasses import dataclass, field
 
 from gemmill.space.config import KernelConfig
-from gemmill.space.predicate import Predicate
+from gemmill.space.family import AnyConfig, Family
+from gemmill.space.predicate import AnyPredicate, Predicate, QuantPredicate
+from gemmill.space.quant import QuantConfig
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+TYPES_OF: dict[Family, dict[str, type]] = {
+    Family.SCALED_MM: {"config": KernelConfig, "predicate": Predicate},
+    Family.QUANT: {"config": QuantConfig, "predicate": QuantPredicate},
+}
+"""Types of an entry's fields that depend on its family."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,10 +21,11 @@ class KernelEntry:
     """One variant of the extension: what it is, what it accepts and what compiling it cost."""
 
     name: str
-    config: KernelConfig
+    family: Family
+    config: AnyConfig
     symbol: str
     """C symbol of the launch function; variants that differ in launch settings alone share it."""
-    predicate: Predicate
+    predicate: AnyPredicate
     source_digest: str
     """SHA-256 of the emitted source."""
     compile_seconds: float
@@ -24,8 +33,9 @@ class KernelEntry:
     peak_memory_bytes: int
     """Of the compiler process that made it."""
     code_bytes: int
-    """Machine code of the kernel."""
+    """Machine code, of all kernels where the variant has several."""
     registers: int
+    """A thread, of the kernel that needs most."""
     spill_bytes: int
     """Stores and loads to local memory, as ptxas counts them."""
     sass: dict[str, int] = field(default_factory=dict)

@@ -84,7 +84,8 @@ def outside_of_gate_bounds(
         least = torch.where((low > 0) | (high < 0), torch.minimum(low.abs(), high.abs()), torch.zeros_like(low))
         smallest = SMALLEST_SCALE[config.out_dtype] if smallest_scale is None else smallest_scale
         ends = [
-            _scale(config, absolute_maximum(end), scale_ub, smallest) for end in (least, torch.maximum(low.abs(), high.abs()))
+            _scale(config, absolute_maximum(end), scale_ub, smallest)
+            for end in (least, torch.maximum(low.abs(), high.abs()))
         ]
         wrong_scales = int(((found < ends[0]) | (found > ends[1]) | torch.isnan(found)).sum())
     ranks = code_rank(codes).reshape(rows, -1, group)

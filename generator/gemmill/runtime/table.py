@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gemmill.manifest import KernelEntry
 from gemmill.runtime.problem import problems_of
 from gemmill.runtime.tuned import TunedChoice
+from gemmill.space.family import Family
 from gemmill.vocab import KernelSchedule, RasterOrder, TileScheduler
 
 _RASTER_CODES = {RasterOrder.HEURISTIC: 0, RasterOrder.ALONG_M: 1, RasterOrder.ALONG_N: 2}
@@ -50,6 +51,8 @@ def make_table(entries: Iterable[KernelEntry], kernels: Sequence[str], tuned: It
     index = {symbol: i for i, symbol in enumerate(kernels)}
     rows, owners = [], []
     for entry in entries:
+        if entry.family is not Family.SCALED_MM:
+            continue
         for problem in problems_of(entry.predicate):
             rows.append(_row(entry, index[entry.symbol], problem))
             owners.append(entry)

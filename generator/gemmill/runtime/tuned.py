@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gemmill.runtime.problem import Need, problem_code
 from gemmill.space.config import KernelConfig
-from gemmill.space.names import parse_name, to_name
+from gemmill.space.names import parse_gemm_name, to_name
 from gemmill.vocab import DType, EpilogueKind
 
 _FOLDER = Path(__file__).parent / "tables"
@@ -39,7 +39,7 @@ def built_in(arch: str) -> tuple[TunedChoice, ...]:
 
 
 def _siblings(row: dict) -> list[TunedChoice]:
-    configs = [parse_name(name) for name in row["names"]]
+    configs = [parse_gemm_name(name) for name in row["names"]]
     operand = configs[0].problem.a_dtype
     azp = configs[0].problem.epilogue.takes_azp
     result = []

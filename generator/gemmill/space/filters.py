@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gemmill.space.config import KernelConfig, Launch, Problem, Schedule
+from gemmill.space.config import Launch, Problem, Schedule
+from gemmill.space.family import AnyConfig, family_of
 from gemmill.space.names import to_name
+from gemmill.space.quant import QuantConfig
 from gemmill.space.selections import Selection
 
 _KEY_VALUE = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)=(.*)")
@@ -32,11 +34,17 @@ def apply(selection: Selection, patterns: Sequence[str]) -> Selection:
     return dataclasses.replace(selection, configs=configs)
 
 
-def fields_of(config: KernelConfig) -> dict[str, str]:
+def fields_of(config: AnyConfig) -> dict[str, str]:
     """Every field of a config as text, by the key that a filter uses."""
+    family = {"family": str(family_of(config))}
+    if isinstance(config, QuantConfig):
+        own = {f.name: _to_text(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        return family | {"scaling": own.pop("family")} | own
     parts: tuple[Problem, Schedule, Launch] = (config.problem, config.schedule, config.launch)
     rows = {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part)}
-    return {key: _to_text(value) for key, value in (rows | {"arch": config.arch, "backend": config.backend}).items()}
+    return family | {
+        key: _to_text(value) for key, value in (rows | {"arch": config.arch, "backend": config.backend}).items()
+    }
 
 
 def _to_text(value: Any) -> str:
@@ -47,7 +55,7 @@ def _to_text(value: Any) -> str:
     return "auto" if value is None else str(value)
 
 
-def _compile(pattern: str, configs: Sequence[KernelConfig]) -> Callable[[KernelConfig], bool]:
+def _compile(pattern: str, configs: Sequence[AnyConfig]) -> Callable[[AnyConfig], bool]:
     if pattern.startswith("re:"):
         try:
             regex = re.compile(pattern.removeprefix("re:"))
@@ -59,11 +67,12 @@ def _compile(pattern: str, configs: Sequence[KernelConfig]) -> Callable[[KernelC
     return lambda config: fnmatch.fnmatchcase(to_name(config), pattern)
 
 
-def _key_value(key: str, value: str, configs: Sequence[KernelConfig]) -> Callable[[KernelConfig], bool]:
+def _key_value(key: str, value: str, configs: Sequence[AnyConfig]) -> Callable[[AnyConfig], bool]:
     known = [fields_of(config) for config in configs]
-    if known and key not in known[0]:
-        raise FilterError(f"filter {key}={value}: there is no field {key!r}; the fields are {', '.join(known[0])}")
-    values = sorted({row[key] for row in known})
+    keys = list(dict.fromkeys(name for row in known for name in row))
+    if known and key not in keys:
+        raise FilterError(f"filter {key}={value}: there is no field {key!r}; the fields are {', '.join(keys)}")
+    values = sorted({row[key] for row in known if key in row})
     if value.lower() not in values:
         raise FilterError(f"filter {key}={value}: no variant has that {key}; the values are {', '.join(values)}")
-    return lambda config: fields_of(config)[key] == value.lower()
+    return lambda config: fields_of(config).get(key) == value.lower()

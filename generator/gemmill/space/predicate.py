@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 
 from gemmill.space.config import KernelConfig
+from gemmill.space.family import AnyConfig
+from gemmill.space.quant import Activation, QuantConfig, ScaleFormat
+from gemmill.space.quant_ops import ops_of
 from gemmill.vocab import DType, EpilogueKind, ScaleGranularity
 
 SCALED_MM = "cutlass_scaled_mm"
@@ -33,8 +36,43 @@ class Predicate:
     """Smallest K; a main loop without iterations is not run."""
 
 
-def predicate_of(config: KernelConfig) -> Predicate:
+@dataclass(frozen=True, kw_only=True)
+class QuantPredicate:
+    """The calls that a quantisation kernel takes: any sizes, strides and alignment of these kinds."""
+
+    ops: tuple[str, ...]
+    """Ops that the kernel can serve; none where it is called by its symbol only."""
+    in_dtype: DType
+    out_dtype: DType
+    activation: Activation
+    group_size: int
+    """Elements that share a scale; 0 where no scale belongs to a group."""
+    scale_format: ScaleFormat
+    symmetric: bool
+
+
+AnyPredicate = Predicate | QuantPredicate
+
+
+def predicate_of(config: AnyConfig) -> AnyPredicate:
     """The calls that a kernel of this config takes."""
+    return _quant_predicate(config) if isinstance(config, QuantConfig) else gemm_predicate(config)
+
+
+def _quant_predicate(config: QuantConfig) -> QuantPredicate:
+    return QuantPredicate(
+        ops=ops_of(config),
+        in_dtype=config.in_dtype,
+        out_dtype=config.out_dtype,
+        activation=config.activation,
+        group_size=config.group_size,
+        scale_format=config.scale_format,
+        symmetric=config.symmetric,
+    )
+
+
+def gemm_predicate(config: KernelConfig) -> Predicate:
+    """The calls that a GEMM of this config takes."""
     p, s = config.problem, config.schedule
     ops, azp = {
         EpilogueKind.SCALED: ((SCALED_MM,), ("none",)),

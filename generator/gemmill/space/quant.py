@@ -1,7 +1,4 @@
-"""QuantConfig: one hand-written quantisation kernel variant, its rules and its name.
-
-A name is a C identifier whose fields, joined by `_`, are: arch `quant` family in out activation scales coding.
-"""
+"""QuantConfig: one variant of the hand-written quantisation kernels, and its rules."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -104,6 +101,11 @@ class QuantConfig:
             raise ValueError(f"{status.reason} ({status.rule})")
 
     @property
+    def compiled(self) -> "QuantConfig":
+        """Itself: launch settings are chosen at run time."""
+        return self
+
+    @property
     def in_type(self) -> str:
         """C++ type of the input's elements."""
         return _CPP_IN[self.in_dtype]
@@ -116,13 +118,19 @@ class QuantConfig:
 
 def _dtypes(c: QuantConfig) -> Status:
     if c.in_dtype not in IN_DTYPES or c.out_dtype not in OUT_DTYPES:
-        return rejected(f"in_dtype={c.in_dtype} out_dtype={c.out_dtype}: inputs are {', '.join(IN_DTYPES)}, codes {', '.join(OUT_DTYPES)}")
+        return rejected(
+            f"in_dtype={c.in_dtype} out_dtype={c.out_dtype}: inputs are {', '.join(IN_DTYPES)}, codes {', '.join(OUT_DTYPES)}"
+        )
     return OK
 
 
 def _groups(c: QuantConfig) -> Status:
     if not c.family.is_grouped:
-        return OK if c.group_size == 0 else rejected(f"group_size={c.group_size} contradicts family={c.family}: no scale belongs to a group")
+        return (
+            OK
+            if c.group_size == 0
+            else rejected(f"group_size={c.group_size} contradicts family={c.family}: no scale belongs to a group")
+        )
     if c.group_size not in GROUP_SIZES:
         return rejected(
             f"group_size={c.group_size}: groups of {', '.join(map(str, GROUP_SIZES))} are held by 2 to 32 lanes of one warp, 16 bytes each"
@@ -132,14 +140,18 @@ def _groups(c: QuantConfig) -> Status:
 
 def _scale_format(c: QuantConfig) -> Status:
     if c.scale_format is not ScaleFormat.F32 and c.family is not QuantFamily.GROUP:
-        return rejected(f"scale_format={c.scale_format} contradicts family={c.family}: powers of two are for group scales of {QuantFamily.GROUP}")
+        return rejected(
+            f"scale_format={c.scale_format} contradicts family={c.family}: powers of two are for group scales of {QuantFamily.GROUP}"
+        )
     return OK
 
 
 def _activation(c: QuantConfig) -> Status:
     gated = (QuantFamily.STATIC, QuantFamily.TOKEN, QuantFamily.GROUP)
     if c.activation is not Activation.NONE and c.family not in gated:
-        return rejected(f"activation={c.activation} contradicts family={c.family}: activations are fused with {', '.join(gated)}")
+        return rejected(
+            f"activation={c.activation} contradicts family={c.family}: activations are fused with {', '.join(gated)}"
+        )
     return OK
 
 
@@ -148,10 +160,17 @@ def _symmetry(c: QuantConfig) -> Status:
         return OK
     if c.out_dtype is not DType.S8:
         return rejected(f"symmetric=False contradicts out_dtype={c.out_dtype}: only s8 codes have a zero point")
-    if c.family not in (QuantFamily.STATIC, QuantFamily.TOKEN, QuantFamily.GROUP) or c.activation is not Activation.NONE:
-        return rejected(f"symmetric=False contradicts family={c.family} activation={c.activation}: zero points are for plain static, token and group")
+    if (
+        c.family not in (QuantFamily.STATIC, QuantFamily.TOKEN, QuantFamily.GROUP)
+        or c.activation is not Activation.NONE
+    ):
+        return rejected(
+            f"symmetric=False contradicts family={c.family} activation={c.activation}: zero points are for plain static, token and group"
+        )
     if c.scale_format is not ScaleFormat.F32:
-        return rejected(f"symmetric=False contradicts scale_format={c.scale_format}: with a zero point the scale is f32")
+        return rejected(
+            f"symmetric=False contradicts scale_format={c.scale_format}: with a zero point the scale is f32"
+        )
     return OK
 
 
@@ -165,50 +184,6 @@ def check(config: QuantConfig) -> Status:
         if not status:
             return rejected(status.reason, rule=rule.__name__.strip("_"))
     return OK
-
-
-def to_name(config: QuantConfig) -> str:
-    """The name of a config; different configs have different names."""
-    scales = f"g{config.group_size}{config.scale_format}" if config.family.is_grouped else config.scale_format.value
-    coding = "sym" if config.symmetric else "asym"
-    return "_".join(
-        [config.arch, "quant", config.family, config.in_dtype, config.out_dtype, config.activation, scales, coding]
-    )
-
-
-def symbol_of(config: QuantConfig) -> str:
-    """The C symbol of the variant's launch function."""
-    return "gemmill_" + to_name(config)
-
-
-def parse_name(name: str) -> QuantConfig:
-    """The config whose name this is. Raises ValueError, naming what cannot be read."""
-    fields = name.split("_")
-    if len(fields) != 8 or fields[1] != "quant":
-        raise ValueError(f"{name!r} is not the name of a quantisation kernel: it needs 8 fields, the second of them 'quant'")
-    try:
-        family = QuantFamily(fields[2])
-        group, scale_format = _scales_from_text(fields[6]) if family.is_grouped else (0, ScaleFormat(fields[6]))
-        return QuantConfig(
-            family=family,
-            in_dtype=DType(fields[3]),
-            out_dtype=DType(fields[4]),
-            activation=Activation(fields[5]),
-            group_size=group,
-            scale_format=scale_format,
-            symmetric={"sym": True, "asym": False}[fields[7]],
-            arch=Arch(fields[0]),
-        )
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{name!r} is not the name of a quantisation kernel: {error}") from None
-
-
-def _scales_from_text(text: str) -> tuple[int, ScaleFormat]:
-    for scale_format in sorted(ScaleFormat, key=lambda f: -len(f)):
-        group = text.removeprefix("g").removesuffix(scale_format)
-        if text == f"g{group}{scale_format}" and group.isdecimal():
-            return int(group), scale_format
-    raise ValueError(f"scales {text!r}")
 
 
 def all_configs(arch: Arch = Arch.SM90A) -> Iterator[QuantConfig]:

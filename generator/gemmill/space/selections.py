@@ -6,7 +6,9 @@ from itertools import product
 from typing import Any
 
 from gemmill.space.config import ACCUMULATOR_OF, KernelConfig, Launch, Problem, Schedule
+from gemmill.space.family import AnyConfig
 from gemmill.space.names import to_name
+from gemmill.space.quant_ops import quant_configs, smoke_quant_configs
 from gemmill.space.rules import check
 from gemmill.space.tables import sm90
 from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, Status, TileScheduler
@@ -28,7 +30,7 @@ class Selection:
 
     name: str
     arch: Arch
-    configs: tuple[KernelConfig, ...]
+    configs: tuple[AnyConfig, ...]
     rejections: tuple[Rejection, ...]
 
 
@@ -38,7 +40,7 @@ def select(name: str, arch: Arch = Arch.SM90A) -> Selection:
         enumerate_configs = SELECTIONS[name]
     except KeyError:
         raise ValueError(f"no selection {name!r}: there are {', '.join(SELECTIONS)}") from None
-    accepted: dict[str, KernelConfig] = {}
+    accepted: dict[str, AnyConfig] = {}
     rejections: list[Rejection] = []
     for config in enumerate_configs(arch):
         key = to_name(config)
@@ -112,7 +114,7 @@ def _problems(outs: Iterable[DType]) -> Iterator[Problem]:
             yield _problem(operand, out, epilogue)
 
 
-def _smoke(arch: Arch) -> Iterator[KernelConfig]:
+def _smoke(arch: Arch) -> Iterator[AnyConfig]:
     """One kernel for each op and operand type, so that every call has an answer: minutes to build."""
     prefill = ((128, 128, 128), (2, 1, 1), KernelSchedule.PINGPONG)
     if arch is not Arch.SM90A:
@@ -129,10 +131,11 @@ def _smoke(arch: Arch) -> Iterator[KernelConfig]:
         yield _split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, splits)
     for problem in _problems(OUT_DTYPES):
         yield _unaligned(problem)
+    yield from smoke_quant_configs(arch)
 
 
-def _sweep(arch: Arch) -> Iterator[KernelConfig]:
-    """Everything worth timing for bf16 results with the full epilogues."""
+def _sweep(arch: Arch) -> Iterator[AnyConfig]:
+    """Everything worth timing among GEMMs for bf16 results with the full epilogues."""
     if arch is not Arch.SM90A:
         yield from _smoke(arch)
         return
@@ -148,7 +151,7 @@ def _sweep(arch: Arch) -> Iterator[KernelConfig]:
         yield _unaligned(problem)
 
 
-def _default(arch: Arch) -> Iterator[KernelConfig]:
+def _default(arch: Arch) -> Iterator[AnyConfig]:
     """What is compiled for users: chosen from the sweep by measurement, see tables/sm90.py."""
     if arch is not Arch.SM90A:
         yield from _smoke(arch)
@@ -164,6 +167,7 @@ def _default(arch: Arch) -> Iterator[KernelConfig]:
             yield from _kernels(problem, sm90.FEW_PREFILL, sm90.FEW_DECODE, sm90.FEW_SPLIT_K)
         yield _unaligned(problem)
     yield from _one_of_each_other_kind()
+    yield from quant_configs(arch)
 
 
 def _kernels(

@@ -12,6 +12,7 @@ from gemmill.reference import Comparison, check_scaled_mm
 from gemmill.runtime.library import Build
 from gemmill.runtime.ops import load, use_variant
 from gemmill.runtime.schemas import NAMESPACE, SCALED_MM, SCALED_MM_AZP
+from gemmill.space.family import Family
 from gemmill.space.predicate import Predicate
 from gemmill.vocab import Accumulation, DType
 
@@ -57,7 +58,11 @@ def verify_variants(build: Build, names: frozenset[str] | None = None) -> Iterat
     """Every variant of a loaded build that this GPU runs (those in `names`, if given), each pinned, on the current GPU."""
     major, minor = torch.cuda.get_device_capability()
     for entry in build.manifest.entries:
-        if entry.config.arch.capability == (major, minor) and (names is None or entry.name in names):
+        if (
+            entry.family is Family.SCALED_MM
+            and entry.config.arch.capability == (major, minor)
+            and (names is None or entry.name in names)
+        ):
             yield _verify_variant(entry)
 
 

@@ -85,11 +85,11 @@ struct gemmill_rms_norm_quant_args {
   gemmill_quant_launch launch;
 };
 
-typedef int32_t (*gemmill_static_quant_launch)(gemmill_static_quant_args const*);
-typedef int32_t (*gemmill_tensor_quant_launch)(gemmill_tensor_quant_args const*);
-typedef int32_t (*gemmill_token_quant_launch)(gemmill_token_quant_args const*);
-typedef int32_t (*gemmill_group_quant_launch)(gemmill_group_quant_args const*);
-typedef int32_t (*gemmill_rms_norm_quant_launch)(gemmill_rms_norm_quant_args const*);
+// One compiled kernel of an extension. `launch` takes the arguments of the kernel's family.
+struct gemmill_quant_kernel {
+  char const* symbol;
+  int32_t (*launch)(void const* args);
+};
 
 enum { gemmill_tensor_quant_workspace_bytes = 4096 };
 

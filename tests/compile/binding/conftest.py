@@ -19,7 +19,7 @@ from gemmill.locations import kernels_dir
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain, write_manifest
 from gemmill.runtime.library import Build
 from gemmill.runtime.schemas import OPS
-from gemmill.space.config import KernelConfig
+from gemmill.space.family import AnyConfig, Family, family_of
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import select
@@ -79,9 +79,14 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
     home = tmp_path_factory.mktemp("probe")
     roots, flags = roots_of(toolchain, kernels_dir()), flags_for(Arch.SM90A)
     configs = select("smoke").configs
-    symbols = sorted({symbol_of(config) for config in configs})
+    symbols = {
+        family: sorted({symbol_of(config) for config in configs if family_of(config) is family}) for family in Family
+    }
     sources = [*sorted((kernels_dir() / BINDING).glob("*.cpp")), _HERE / "probe.cpp", home / "kernels.cpp"]
-    sources[-1].write_text('#include "probe.h"\n' + "".join(f"PROBE_KERNEL({symbol})\n" for symbol in symbols))
+    sources[-1].write_text(
+        '#include "probe.h"\n'
+        + "".join(f"PROBE_{family.upper()}({symbol})\n" for family in Family for symbol in symbols[family])
+    )
     for build_id in BUILD_IDS:
         sources.append(home / f"variants_{build_id}.cpp")
         sources[-1].write_text(render("extension/variants.cpp.jinja", {"symbols": symbols, "build_id": build_id}))
@@ -112,10 +117,11 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
     return home
 
 
-def _manifest(build_id: str, configs: tuple[KernelConfig, ...], extension: Path) -> Manifest:
+def _manifest(build_id: str, configs: tuple[AnyConfig, ...], extension: Path) -> Manifest:
     entries = tuple(
         KernelEntry(
             name=to_name(config),
+            family=family_of(config),
             config=config,
             symbol=symbol_of(config),
             predicate=predicate_of(config),

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "gemmill/quant_abi.h"
 #include "scaled_mm.h"
 
 using torch::stable::detail::StableLibrary;
@@ -18,6 +19,16 @@ PROBE_EXPORT char probe_symbol[512];
 
 int32_t probe_record(char const* symbol, gemmill_scaled_mm_args const* args) {
   probe_args = *args;
+  ++probe_launches;
+  std::strncpy(probe_symbol, symbol, sizeof(probe_symbol) - 1);
+  return probe_status;
+}
+
+// Large enough for the arguments of any family, which Python reads.
+PROBE_EXPORT unsigned char probe_quant_args[sizeof(gemmill_rms_norm_quant_args)];
+
+int32_t probe_record_quant(char const* symbol, void const* args) {
+  std::memcpy(probe_quant_args, args, sizeof(probe_quant_args));
   ++probe_launches;
   std::strncpy(probe_symbol, symbol, sizeof(probe_symbol) - 1);
   return probe_status;

@@ -6,8 +6,13 @@
 
 extern "C" int32_t probe_record(char const* symbol, gemmill_scaled_mm_args const* args);
 
-#define PROBE_KERNEL(symbol)                                                          \
+#define PROBE_SCALED_MM(symbol)                                                       \
   extern "C" int32_t symbol(gemmill_scaled_mm_args const* args, void*) {              \
     return probe_record(#symbol, args);                                               \
   }                                                                                   \
   extern "C" int64_t symbol##_workspace(gemmill_scaled_mm_args const*) { return 0; }
+
+extern "C" int32_t probe_record_quant(char const* symbol, void const* args);
+
+#define PROBE_QUANT(symbol) \
+  extern "C" int32_t symbol(void const* args) { return probe_record_quant(#symbol, args); }

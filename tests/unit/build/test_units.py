@@ -6,6 +6,7 @@ import pytest
 
 from gemmill.build.sources import Source, SourceKind
 from gemmill.build.units import LARGEST, Unit, partition, split
+from gemmill.space.family import Family
 
 
 def _source(name: str, kind: SourceKind = SourceKind.VARIANT, seconds: float = 12.0) -> Source:
@@ -37,7 +38,7 @@ def test_jobs_finish_together(count: int, jobs: int, sizes: list[int]) -> None:
     units = partition([_source(f"v{i:02}") for i in range(count)], jobs)
     assert sorted((len(unit.sources) for unit in units), reverse=True) == sizes
     assert sorted(s.name for unit in units for s in unit.sources) == [f"v{i:02}" for i in range(count)]
-    assert max(sizes) <= LARGEST
+    assert max(sizes) <= LARGEST[Family.SCALED_MM]
 
 
 def test_heavy_and_light_are_mixed() -> None:

@@ -5,7 +5,8 @@ import torch
 
 from gemmill.reference import quant as reference
 from gemmill.reference import quant_bounds as bounds
-from gemmill.space.quant import Activation, QuantConfig, QuantFamily, ScaleFormat, all_configs, to_name
+from gemmill.space.names import to_name
+from gemmill.space.quant import Activation, QuantConfig, QuantFamily, ScaleFormat, all_configs
 from gemmill.vocab import DType
 
 GATED = [c for c in all_configs() if c.activation is not Activation.NONE and c.in_dtype is DType.BF16]
@@ -78,7 +79,9 @@ def test_one_code_a_few_steps_off_is_outside(config: QuantConfig) -> None:
 
 
 def test_a_scale_beyond_the_ends_is_outside() -> None:
-    config = QuantConfig(family=QuantFamily.TOKEN, in_dtype=DType.BF16, out_dtype=DType.E4M3, activation=Activation.SILU)
+    config = QuantConfig(
+        family=QuantFamily.TOKEN, in_dtype=DType.BF16, out_dtype=DType.E4M3, activation=Activation.SILU
+    )
     x = gated_rows()
     codes, scales = run(config, x)
     scales[3] *= 1.0 + 2.0**-20

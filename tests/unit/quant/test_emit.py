@@ -2,12 +2,13 @@
 
 import pytest
 
-from gemmill.emit.quant import emit_quant
-from gemmill.space.quant import QuantConfig, all_configs, symbol_of, to_name
+from gemmill.emit import emit
+from gemmill.space.names import symbol_of, to_name
+from gemmill.space.quant import QuantConfig, all_configs
 
 
 def body(config: QuantConfig) -> str:
-    text = emit_quant(config).text
+    text = emit(config).text
     return text.replace(to_name(config), "NAME")
 
 
@@ -22,6 +23,6 @@ def test_different_configs_have_different_sources() -> None:
 
 @pytest.mark.parametrize("config", list(all_configs())[::7], ids=to_name)
 def test_the_source_defines_the_symbol_and_lies_under_the_architecture(config: QuantConfig) -> None:
-    emitted = emit_quant(config)
+    emitted = emit(config)
     assert f'extern "C" int32_t {symbol_of(config)}(' in emitted.text
     assert str(emitted.path) == f"{config.arch}/{to_name(config)}.cu"

@@ -19,7 +19,11 @@ f32 = np.float32
 
 def e4m3_value(code: int) -> Fraction:
     exponent, mantissa = code >> 3 & 15, code & 7
-    return Fraction(mantissa, 8) * Fraction(2) ** -6 if exponent == 0 else (1 + Fraction(mantissa, 8)) * Fraction(2) ** (exponent - 7)
+    return (
+        Fraction(mantissa, 8) * Fraction(2) ** -6
+        if exponent == 0
+        else (1 + Fraction(mantissa, 8)) * Fraction(2) ** (exponent - 7)
+    )
 
 
 CODES = [e4m3_value(code) for code in range(0x7F)]
@@ -60,7 +64,11 @@ def test_e4m3_codes_at_every_value_midpoint_and_neighbour() -> None:
     values = []
     for low, high in zip(CODES, [*CODES[1:], Fraction(480)], strict=True):
         for point in (low, (low + high) / 2, high):
-            values += [f32(float(point)), np.nextafter(f32(float(point)), f32(0)), np.nextafter(f32(float(point)), f32(1000))]
+            values += [
+                f32(float(point)),
+                np.nextafter(f32(float(point)), f32(0)),
+                np.nextafter(f32(float(point)), f32(1000)),
+            ]
     values += [0.0, 1e-40, 464.0, 470.0, 3e38, INF, NAN]
     x = torch.tensor([float(v) for v in values], dtype=torch.float32)
     x = torch.cat([x, -x])
@@ -128,7 +136,9 @@ def test_silu_rounds_each_operation() -> None:
     assert reference.activated(x, Activation.SILU).tolist() == [[float(v) for v in row] for row in wanted]
 
 
-@pytest.mark.parametrize(("activation", "slow"), [(Activation.GELU_ERF, gelu_erf_up), (Activation.GELU_TANH, gelu_tanh_up)])
+@pytest.mark.parametrize(
+    ("activation", "slow"), [(Activation.GELU_ERF, gelu_erf_up), (Activation.GELU_TANH, gelu_tanh_up)]
+)
 def test_gelu_is_gelu(activation: Activation, slow: Callable[[float, float], float]) -> None:
     x = rows_of(1, 7, 32)
     wanted = torch.tensor([[slow(g, u) for g, u in zip(row[:16], row[16:], strict=True)] for row in x.tolist()])
@@ -146,7 +156,9 @@ def test_group_quant(out: DType, dtype: torch.dtype) -> None:
             part = values[64 * group : 64 * group + 64]
             scale = max(abs(part).max(), f32(1e-10)) / f32(reference.CODE_MAX[out])
             assert scales[row, group].item() == scale
-            assert codes_of(codes[row, 64 * group : 64 * group + 64]) == [slow_encode(float(v / scale), out) for v in part]
+            assert codes_of(codes[row, 64 * group : 64 * group + 64]) == [
+                slow_encode(float(v / scale), out) for v in part
+            ]
 
 
 def test_group_scale_is_bounded_then_held_above_the_smallest() -> None:
@@ -155,7 +167,9 @@ def test_group_scale_is_bounded_then_held_above_the_smallest() -> None:
     codes, scales = reference.group_quant(x, 64, E4M3, **settings)
     assert scales.flatten().tolist() == [0.25, 2.0**-10, 2.0**-10]
     assert codes_of(codes[:, 0]) == [0x7E, slow_e4m3(float(f32(1e-9) * 1024)), 0]
-    _, rounded = reference.group_quant(x[:1], 64, E4M3, scale_format=ScaleFormat.POWER_OF_TWO, scale_ub=torch.tensor([0.3]))
+    _, rounded = reference.group_quant(
+        x[:1], 64, E4M3, scale_format=ScaleFormat.POWER_OF_TWO, scale_ub=torch.tensor([0.3])
+    )
     assert rounded.item() == 0.5
 
 
@@ -219,7 +233,10 @@ def test_groups_with_azp_are_rows_with_azp() -> None:
     codes, scales, azps = reference.group_quant_with_azp(x, 32)
     wanted = reference.token_quant_with_azp(x.view(9, 32))
     assert codes_of(codes) == codes_of(wanted[0])
-    assert scales.flatten().tolist() == wanted[1].flatten().tolist() and azps.flatten().tolist() == wanted[2].flatten().tolist()
+    assert (
+        scales.flatten().tolist() == wanted[1].flatten().tolist()
+        and azps.flatten().tolist() == wanted[2].flatten().tolist()
+    )
 
 
 def test_static_quant() -> None:

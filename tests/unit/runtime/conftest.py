@@ -10,6 +10,7 @@ from gemmill.runtime.library import Build
 from gemmill.runtime.problem import Need, ProblemCall, problem_code
 from gemmill.runtime.table import Table, make_table
 from gemmill.space.config import KernelConfig
+from gemmill.space.family import gemms
 from gemmill.space.selections import select
 
 
@@ -28,7 +29,7 @@ class TableOnly(Build):
 
 @pytest.fixture
 def smoke_configs() -> tuple[KernelConfig, ...]:
-    return select("smoke").configs
+    return gemms(select("smoke").configs)
 
 
 @pytest.fixture

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable
 
+from gemmill.space import quant
 from gemmill.space.config import KernelConfig
+from gemmill.space.family import AnyConfig
+from gemmill.space.quant import QuantConfig
 from gemmill.space.rules import alignment, memory, problem, schedule
 from gemmill.vocab import OK, Status, rejected
 
@@ -11,8 +14,10 @@ Rule = Callable[[KernelConfig], Status]
 RULES: tuple[Rule, ...] = (*problem.RULES, *schedule.RULES, *alignment.RULES, *memory.RULES)
 
 
-def check(config: KernelConfig) -> Status:
+def check(config: AnyConfig) -> Status:
     """The first rejection with the rule's name in it, or OK."""
+    if isinstance(config, QuantConfig):
+        return quant.check(config)
     for rule in RULES:
         status = rule(config)
         if not status:

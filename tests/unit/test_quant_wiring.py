@@ -1,0 +1,117 @@
+"""What is different for a quantisation kernel on its way from a selection into a manifest."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gemmill.build.inspect import KernelFacts, facts_of
+from gemmill.build.sources import Source, SourceKind, flags_for, variant_source
+from gemmill.build.units import LARGEST, partition
+from gemmill.emit.render import render
+from gemmill.manifest import Manifest, ManifestError, read_manifest, write_manifest
+from gemmill.space.family import Family, family_of
+from gemmill.space.filters import FilterError, apply
+from gemmill.space.names import to_name
+from gemmill.space.predicate import QuantPredicate, predicate_of
+from gemmill.space.quant import QuantConfig, QuantFamily
+from gemmill.space.quant_ops import quant_configs
+from gemmill.space.selections import select
+from gemmill.vocab import Arch, DType
+
+GROUP = QuantConfig(family=QuantFamily.GROUP, in_dtype=DType.BF16, out_dtype=DType.E4M3, group_size=128)
+
+
+def test_a_manifest_of_both_families_reads_back(make_manifest: Callable[..., Manifest], tmp_path: Path) -> None:
+    manifest = make_manifest(*select("smoke").configs)
+    assert {entry.family for entry in manifest.entries} == set(Family)
+    write_manifest(manifest, tmp_path / "m.json")
+    assert read_manifest(tmp_path / "m.json") == manifest
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"family": "scaled_mm"}, r"manifest\.entries\[0\]\.config lacks arch|config lacks .*problem"),
+        ({"family": "sparse"}, r"manifest\.entries\[0\]\.family is 'sparse', expected one of scaled_mm, quant"),
+        ({"config": {"group_size": 48}}, r"group_size=48: groups of 32, 64, 128"),
+        ({"predicate": {"scale_format": "f8"}}, r"predicate\.scale_format is 'f8', expected one of f32, f32pow2"),
+    ],
+)
+def test_an_entry_is_read_by_its_family(change: dict, reason: str, make_manifest, tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    write_manifest(make_manifest(GROUP), path)
+    data = json.loads(path.read_text())
+    for key, value in change.items():
+        entry = data["entries"][0]
+        entry[key] = entry[key] | value if isinstance(value, dict) else value
+    path.write_text(json.dumps(data))
+    with pytest.raises(ManifestError, match=reason):
+        read_manifest(path)
+
+
+def test_the_predicate_repeats_what_the_calls_have() -> None:
+    predicate = predicate_of(GROUP)
+    assert isinstance(predicate, QuantPredicate)
+    assert predicate.ops == ("per_token_group_fp8_quant",)
+    shared = {f.name for f in dataclasses.fields(predicate)} & {f.name for f in dataclasses.fields(GROUP)}
+    assert len(shared) == 6
+    assert all(getattr(predicate, name) == getattr(GROUP, name) for name in shared)
+
+
+def test_families_are_filtered_like_any_field() -> None:
+    smoke = select("smoke")
+    quant = apply(smoke, ["family=quant"]).configs
+    assert quant and all(family_of(config) is Family.QUANT for config in quant)
+    assert set(apply(smoke, ["family=scaled_mm"]).configs) == set(smoke.configs) - set(quant)
+    assert {config.family for config in apply(smoke, ["scaling=token"]).configs} == {QuantFamily.TOKEN}
+    assert apply(smoke, ["kernel_schedule=pingpong"]).configs
+    with pytest.raises(FilterError, match="no variant has that scaling; the values are group, rmsgroup"):
+        apply(smoke, ["scaling=row"])
+
+
+def source_of(config: QuantConfig) -> Source:
+    return variant_source(config, flags_for(Arch.SM90A), "")
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 8])
+def test_units_hold_one_family(jobs: int) -> None:
+    configs = {config.compiled for config in select("default").configs}
+    units = partition([source_of(config) for config in configs], jobs)
+    assert sum(len(unit.sources) for unit in units) == len(configs)
+    for unit in units:
+        (family,) = {source.family for source in unit.sources}
+        assert unit.kind is SourceKind.VARIANT and len(unit.sources) <= LARGEST[family]
+
+
+def test_facts_are_of_the_variants_own_kernels() -> None:
+    name = to_name(GROUP)
+    facts = {
+        f"_ZN7gemmill5quant18group_quant_kernelI{len(name)}{name}13__nv_bfloat16Lb1EEEvv": KernelFacts(
+            registers=40, spill_bytes=8, code_bytes=320, sass={"LDL": 1, "STL": 2}
+        ),
+        f"_ZN7gemmill5quant18group_quant_kernelI{len(name)}{name}13__nv_bfloat16Lb0EEEvv": KernelFacts(
+            registers=32, code_bytes=160, sass={"STL": 1}
+        ),
+        f"_ZN7gemmill5quant18group_quant_kernelI{len(name) + 1}{name}x13__nv_bfloat16EEvv": KernelFacts(registers=255),
+        f"gemmill_{name}x_kernel": KernelFacts(registers=255),
+    }
+    assert facts_of(name, facts) == KernelFacts(registers=40, spill_bytes=8, code_bytes=480, sass={"LDL": 1, "STL": 3})
+    assert facts_of("sm90a_cutlass_x", {"gemmill_sm90a_cutlass_x_kernel": KernelFacts(registers=168)}).registers == 168
+    assert facts_of("other", facts) == KernelFacts()
+
+
+def test_the_extension_lists_each_family_in_its_table() -> None:
+    symbols = {Family.SCALED_MM: ["gemmill_a"], Family.QUANT: ["gemmill_q", "gemmill_r"]}
+    text = render("extension/variants.cpp.jinja", {"symbols": symbols, "build_id": "0123"})
+    gemms, quant = text.split("const gemmill_quant_kernel gemmill_quant_kernels[] = {")
+    assert '{"gemmill_a", gemmill_a, gemmill_a_workspace},' in gemms
+    assert '{"gemmill_q", gemmill_q},\n    {"gemmill_r", gemmill_r},' in quant
+    assert "gemmill_quant_kernel_count = 2;" in quant and "gemmill_kernel_count = 1;" in gemms
+
+
+def test_each_op_config_is_named_once() -> None:
+    names = [to_name(config) for config in quant_configs(Arch.SM90A)]
+    assert len(set(names)) == len(names) == 89
