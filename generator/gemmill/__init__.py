@@ -20,7 +20,22 @@ _RUNTIME = (
     "use_variant",
     "variants",
 )
-__all__ = ["__version__", *_RUNTIME]
+_QUANT = (
+    "dynamic_per_token_scaled_fp8_quant",
+    "dynamic_scaled_fp8_quant",
+    "dynamic_scaled_int8_quant",
+    "per_token_group_fp8_quant",
+    "per_token_group_fp8_quant_packed",
+    "per_token_group_quant_int8",
+    "rms_norm_dynamic_per_token_quant",
+    "rms_norm_per_block_quant",
+    "silu_and_mul_per_block_quant",
+    "silu_and_mul_per_token_quant",
+    "silu_and_mul_quant",
+    "static_scaled_fp8_quant",
+    "static_scaled_int8_quant",
+)
+__all__ = ["__version__", *_QUANT, *_RUNTIME]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,6 +43,11 @@ def __getattr__(name: str) -> Any:
         from gemmill.runtime import ops
 
         return getattr(ops, name)
+    if name in _QUANT:
+        from gemmill.runtime import ops as _defined  # noqa: F401  (the functions call its ops)
+        from gemmill.runtime import quant_functions
+
+        return getattr(quant_functions, name)
     raise AttributeError(f"module 'gemmill' has no attribute {name!r}")
 
 

@@ -5,13 +5,16 @@
 #include <torch/csrc/stable/library.h>
 
 #include <cstdint>
+#include <utility>
 
 namespace gemmill {
 
 // Owns the handle that the dispatcher passed, as boxed kernels must.
 class Operand {
  public:
+  Operand() = default;  // an optional argument that is not given
   explicit Operand(AtenTensorHandle handle) : handle_(handle) { read(); }
+  static Operand required(StableIValue value) { return Operand(torch::stable::detail::to<AtenTensorHandle>(value)); }
   // An optional argument: null, or a heap cell with the handle.
   static Operand optional(StableIValue value) {
     auto* cell = torch::stable::detail::to<StableIValue*>(value);
@@ -56,7 +59,6 @@ class Operand {
   int32_t device = -1;
 
  private:
-  Operand() = default;
   void read() {
     int64_t* borrowed = nullptr;
     aoti_torch_get_data_ptr(handle_, &data);
@@ -72,5 +74,12 @@ class Operand {
 
   AtenTensorHandle handle_ = nullptr;
 };
+
+// Whether two stretches of memory share a byte.
+inline bool overlap(void const* a, int64_t a_bytes, void const* b, int64_t b_bytes) {
+  auto* x = static_cast<char const*>(a);
+  auto* y = static_cast<char const*>(b);
+  return x < y + b_bytes && y < x + a_bytes;
+}
 
 }  // namespace gemmill

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "quant.h"
 #include "scaled_mm.h"
 
 using torch::stable::detail::StableLibrary;
@@ -14,6 +15,7 @@ extern "C" __attribute__((visibility("default"))) void* gemmill_register(char co
   auto* library = new StableLibrary(StableLibrary::Kind::IMPL, kept->c_str(), "CUDA", "gemmill", 0);
   library->impl("cutlass_scaled_mm", &gemmill::scaled_mm);
   library->impl("cutlass_scaled_mm_azp", &gemmill::scaled_mm_azp);
+  for (auto const& op : gemmill::quant_ops) library->impl(op.name, op.kernel);
   return library;
 }
 

@@ -8,10 +8,12 @@
 #include <string>
 
 #include "device.h"
+#include "dtypes.h"
 #include "gemmill/abi.h"
 #include "operand.h"
 #include "rejection.h"
 #include "selection.h"
+#include "workspace.h"
 
 extern "C" gemmill_kernel const gemmill_kernels[];
 
@@ -21,20 +23,6 @@ namespace {
 enum Op : int64_t { kScaledMm = 0, kScaledMmAzp = 1 };
 // What the epilogue must do; Row::problem and Call::problem are need * 4 + operand type * 2 + output type.
 enum Need : int64_t { kScale = 0, kBias = 1, kAzpRow = 2, kAzpToken = 3 };
-
-struct Dtypes {
-  int32_t e4m3 = aoti_torch_dtype_float8_e4m3fn();
-  int32_t s8 = aoti_torch_dtype_int8();
-  int32_t bf16 = aoti_torch_dtype_bfloat16();
-  int32_t f16 = aoti_torch_dtype_float16();
-  int32_t f32 = aoti_torch_dtype_float32();
-  int32_t s32 = aoti_torch_dtype_int32();
-  int32_t u8 = aoti_torch_dtype_uint8();
-};
-Dtypes const& dtypes() {
-  static Dtypes const known;
-  return known;
-}
 
 constexpr int64_t kTmaBytes = 16;
 
@@ -51,10 +39,7 @@ struct Operands {
 };
 
 bool overlaps(Operand const& out, int64_t out_bytes, Operand const& x, int64_t element_bytes) {
-  if (!x.given()) return false;
-  auto* begin = static_cast<char*>(out.data);
-  auto* other = static_cast<char*>(x.data);
-  return begin < other + x.span_bytes(element_bytes) && other < begin + out_bytes;
+  return x.given() && overlap(out.data, out_bytes, x.data, x.span_bytes(element_bytes));
 }
 
 bool is_vector(Operand const& x, int32_t dtype, int64_t length) {
@@ -94,30 +79,6 @@ bool well_formed(Op op, Operands const& x) {
   }
   return true;
 }
-
-class Workspace {
- public:
-  Workspace(int64_t bytes, int32_t device) {
-    if (bytes == 0) return;
-    int64_t const stride = 1;
-    if (aoti_torch_empty_strided(1, &bytes, &stride, dtypes().u8, aoti_torch_device_type_cuda(), device, &handle_) != 0) {
-      throw std::runtime_error("gemmill: no memory for a workspace of " + std::to_string(bytes) + " bytes");
-    }
-  }
-  ~Workspace() {
-    if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
-  }
-  Workspace(Workspace const&) = delete;
-  Workspace& operator=(Workspace const&) = delete;
-  void* data() const {
-    void* result = nullptr;
-    if (handle_ != nullptr) aoti_torch_get_data_ptr(handle_, &result);
-    return result;
-  }
-
- private:
-  AtenTensorHandle handle_ = nullptr;
-};
 
 void run(Op op, Operands const& x) {
   auto refuse_call = [&] {
@@ -169,7 +130,7 @@ void run(Op op, Operands const& x) {
   args.constant_weights = constant_weights();
 
   DeviceScope scope(device);
-  Workspace workspace(row.workspace ? kernel.workspace(&args) : 0, device);
+  Workspace workspace(row.workspace ? kernel.workspace(&args) : 0, x.out.device_type, device);
   args.workspace = workspace.data();
   int32_t status = kernel.launch(&args, current_stream(device));
   if (status != 0) {
@@ -178,8 +139,8 @@ void run(Op op, Operands const& x) {
   }
 }
 
-Operand taken(StableIValue value) { return Operand(torch::stable::detail::to<AtenTensorHandle>(value)); }
-Operand absent() { return Operand::optional(torch::stable::detail::from(nullptr)); }
+Operand taken(StableIValue value) { return Operand::required(value); }
+Operand absent() { return Operand(); }
 
 }  // namespace
 

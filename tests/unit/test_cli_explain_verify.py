@@ -18,9 +18,10 @@ from gemmill.runtime.select import Choice, select
 from gemmill.runtime.table import make_table
 from gemmill.space.names import to_name
 from gemmill.space.predicate import predicate_of
+from gemmill.space.quant_ops import QUANT_OPS, smoke_quant_configs
 from gemmill.tune import verify as layer
 from gemmill.tune.verify import Verdict, cases_of, run_case
-from gemmill.vocab import Accumulation, DType, EpilogueKind, KernelSchedule
+from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def asked(monkeypatch, make_manifest, make_config):
 
     def explain(op: str, *tensors: torch.Tensor | None) -> Choice:
         schema = BY_NAME[op]
-        call = operands.of_tensors(schema, tensors)
+        call = operands.of_arguments(schema, tensors)
         checks.check(schema, call)
         asked["call"] = call
         asked["problem"] = problem_of_call(schema, call)
@@ -222,6 +223,7 @@ def test_the_cpu_reference_verifies_itself() -> None:
         "cutlass_scaled_mm e4m3",
         "cutlass_scaled_mm s8",
         "cutlass_scaled_mm_azp s8",
+        *(op.name for config in smoke_quant_configs(Arch.SM90A) for op in QUANT_OPS if op.serves(config)),
     ]
     assert all(verdict.cases == 1 and not verdict.failures for verdict in verdicts)
     assert layer.device_words() == "with the CPU reference: there is no GPU that torch can use, so no kernel was run"

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from gemmill.runtime import quant_checks
 from gemmill.runtime.operands import Call, Operand
-from gemmill.runtime.schemas import SCALED_MM, SCALED_MM_AZP, OpSchema
+from gemmill.runtime.quant_call import quant_call
+from gemmill.runtime.schemas import GEMM_OPS, SCALED_MM, SCALED_MM_AZP, OpSchema
 
 INT32_MAX = 2**31 - 1
 OPERAND_DTYPES = {SCALED_MM.name: ("float8_e4m3fn", "int8"), SCALED_MM_AZP.name: ("int8",)}
@@ -12,7 +14,8 @@ OUT_DTYPES = ("bfloat16", "float16")
 
 def check(op: OpSchema, call: Call) -> None:
     """Raise RuntimeError with one sentence for the first thing that is wrong with a call; touch no data."""
-    for problem in _problems(op, call):
+    problems = _problems(op, call) if op in GEMM_OPS else quant_checks.problems(quant_call(op, call))
+    for problem in problems:
         raise RuntimeError(f"{op.name}: {problem}")
 
 

@@ -12,10 +12,13 @@ from gemmill.manifest import Manifest, ManifestError, check_extension, read_mani
 from gemmill.runtime import checks, operands
 from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.problem import ProblemCall, problem_of_call
-from gemmill.runtime.schemas import OPS, OpSchema
+from gemmill.runtime.quant_call import config_of, quant_call
+from gemmill.runtime.quant_table import QuantRow, QuantTable, make_quant_table, select_quant
+from gemmill.runtime.schemas import GEMM_OPS, OPS, OpSchema
 from gemmill.runtime.select import Choice, Trust, select
 from gemmill.runtime.table import Row, Table, TunedRow, make_table
 from gemmill.runtime.tuned import built_in
+from gemmill.space.names import to_name
 from gemmill.vocab import Arch
 
 _DESCRIBE = ctypes.CFUNCTYPE(
@@ -28,6 +31,10 @@ MOST_REASONS = 20
 
 class _Kernel(ctypes.Structure):
     _fields_ = [("symbol", ctypes.c_char_p), ("launch", ctypes.c_void_p), ("workspace", ctypes.c_void_p)]
+
+
+class _QuantKernel(ctypes.Structure):
+    _fields_ = [("symbol", ctypes.c_char_p), ("launch", ctypes.c_void_p)]
 
 
 class _Call(ctypes.Structure):
@@ -58,7 +65,9 @@ class Build:
                 f"the extension {path} cannot be loaded ({error}): `gemmill doctor` says what it lacks"
             ) from None
         self._declare()
-        self.table: Table = make_table(self.manifest.entries, self._kernel_symbols(), built_in(self.manifest.arch))
+        entries = self.manifest.entries
+        self.table: Table = make_table(entries, self._symbols("gemmill_kernel", _Kernel), built_in(self.manifest.arch))
+        self.quant: QuantTable = make_quant_table(entries, self._symbols("gemmill_quant_kernel", _QuantKernel))
         self._send_table()
         self._library.gemmill_set_programmatic_launch(int(settings.programmatic_launch()))
         self._describe = _DESCRIBE(self._write_refusal)
@@ -81,6 +90,10 @@ class Build:
         """Pin a row for the calling thread (-1: none) and return the one pinned before."""
         return self._library.gemmill_pin(row)
 
+    def pin_quant(self, kernel: int) -> int:
+        """Pin a quantisation kernel for the calling thread (-1: none) and return the one pinned before."""
+        return self._library.gemmill_pin_quant(kernel)
+
     def assume_constant_weights(self, assumed: bool) -> None:
         """Let kernels read b before earlier kernels have ended, or not."""
         self._library.gemmill_set_constant_weights(int(assumed))
@@ -95,6 +108,9 @@ class Build:
     def explain(self, op: OpSchema, call: operands.Call, sm_count: int) -> Choice:
         """The choice for a call that passes the checks, with its trace. Raises RuntimeError as the op would."""
         checks.check(op, call)
+        if op not in GEMM_OPS:
+            wanted = config_of(quant_call(op, call), Arch(self.manifest.arch))
+            return select_quant(self.quant, wanted, self._pinned_quant_name())
         return select(self.table, problem_of_call(op, call), sm_count, self._pinned_name())
 
     def _pinned_name(self) -> str | None:
@@ -102,23 +118,32 @@ class Build:
         self.pin(row)
         return self.table.entries[row].name if row >= 0 else None
 
+    def _pinned_quant_name(self) -> str | None:
+        kernel = self.pin_quant(-1)
+        self.pin_quant(kernel)
+        return self.quant.entry_of(kernel).name if kernel >= 0 else None
+
     def _declare(self) -> None:
         lib = self._library
         lib.gemmill_register.restype = ctypes.c_void_p
         lib.gemmill_unregister.argtypes = [ctypes.c_void_p]
         lib.gemmill_pin.restype = ctypes.c_int64
         lib.gemmill_pin.argtypes = [ctypes.c_int64]
+        lib.gemmill_pin_quant.restype = ctypes.c_int64
+        lib.gemmill_pin_quant.argtypes = [ctypes.c_int64]
         lib.gemmill_choose.argtypes = [ctypes.POINTER(_Call), ctypes.c_int64, ctypes.POINTER(_Choice)]
 
-    def _kernel_symbols(self) -> list[str]:
-        count = ctypes.c_int.in_dll(self._library, "gemmill_kernel_count").value
-        kernels = (_Kernel * count).in_dll(self._library, "gemmill_kernels")
+    def _symbols(self, table: str, row: type[ctypes.Structure]) -> list[str]:
+        count = ctypes.c_int.in_dll(self._library, f"{table}_count").value
+        kernels = (row * count).in_dll(self._library, f"{table}s")
         return [kernel.symbol.decode() for kernel in kernels]
 
     def _send_table(self) -> None:
         rows = (Row * len(self.table.rows))(*self.table.rows)
         tuned = (TunedRow * len(self.table.tuned))(*self.table.tuned)
         self._library.gemmill_set_table(rows, ctypes.c_int64(len(rows)), tuned, ctypes.c_int64(len(tuned)))
+        quant = (QuantRow * len(self.quant.rows))(*self.quant.rows)
+        self._library.gemmill_set_quant_table(quant, ctypes.c_int64(len(quant)))
 
     def _write_refusal(self, op: int, facts: Sequence[int], count: int, text: ctypes.Array, capacity: int) -> None:
         try:
@@ -137,6 +162,13 @@ class Build:
         if choice.trust is Trust.PINNED:
             pinned = choice.trace[0]
             return f"{op.name}: the pinned variant {pinned.name} cannot take the call: {pinned.reason}"
+        if op not in GEMM_OPS:
+            wanted = to_name(config_of(quant_call(op, call), Arch(self.manifest.arch)))
+            return (
+                f"{op.name}: build {self.build_id} lacks {wanted}, the variant for such calls, among its "
+                f"{_variants(len(self.quant.rows))} of quantisation kernels; "
+                f"`gemmill build --arch {self.manifest.arch} --select default` builds it"
+            )
         problem = problem_of_call(op, call)
         counts = Counter(rejected.reason for rejected in choice.trace)
         reasons = "\n".join(f"  {_variants(count)}: {reason}" for reason, count in counts.most_common(MOST_REASONS))

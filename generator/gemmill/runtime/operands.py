@@ -1,12 +1,14 @@
 """What is known of a tensor argument without touching its data: enough to check a call and to choose a variant."""
 
 import math
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from gemmill.runtime.schemas import OpSchema
+from gemmill.runtime.schemas import Kind, OpSchema
 
 _DEVICE_TYPES = {0: "cpu", 1: "cuda"}
 
@@ -41,20 +43,29 @@ class Operand:
         return self.data + (last + 1) * self.element_bytes
 
 
-Call = dict[str, Operand | None]
-"""Arguments of one call by name; None for an optional one that is not given."""
+Value = Operand | int | float | bool | tuple[int, ...] | None
+Call = dict[str, Any]
+"""Arguments of one call by name, each a Value: an Operand for a tensor, None for what is optional and not given."""
 
 
-def of_tensors(op: OpSchema, tensors: Sequence[torch.Tensor | None]) -> Call:
-    """The call with these tensors, in the schema's order. Raises TypeError if their number is wrong or one is missing."""
-    if len(tensors) != len(op.arguments):
-        raise TypeError(f"{op.name} takes {len(op.arguments)} tensors ({', '.join(op.arguments)}), got {len(tensors)}")
+def of_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call:
+    """The call with these arguments, in the schema's order. Raises TypeError if their number is wrong or one is missing."""
     call: Call = {}
-    for name, tensor in zip(op.arguments, tensors, strict=True):
-        if tensor is None and name not in op.optional:
-            raise TypeError(f"{op.name}: {name} is None, it must be a tensor")
-        call[name] = None if tensor is None else of_tensor(tensor)
+    for parameter, value in zip(op.parameters, complete(op, arguments), strict=True):
+        if value is None and not parameter.optional:
+            raise TypeError(f"{op.name}: {parameter.name} is None, it must be a {parameter.kind.lower()}")
+        call[parameter.name] = of_tensor(value) if isinstance(value, torch.Tensor) else value
     return call
+
+
+def complete(op: OpSchema, arguments: Sequence[Any]) -> list[Any]:
+    """The arguments with defaults for those at the end that are not given. Raises TypeError if their number is wrong."""
+    rest = op.parameters[len(arguments) :]
+    if len(arguments) > len(op.parameters) or any(parameter.required for parameter in rest):
+        raise TypeError(
+            f"{op.name} takes {len(op.arguments)} arguments ({', '.join(op.arguments)}), got {len(arguments)}"
+        )
+    return [*arguments, *(parameter.default for parameter in rest)]
 
 
 def of_tensor(tensor: torch.Tensor) -> Operand:
@@ -71,7 +82,22 @@ def of_tensor(tensor: torch.Tensor) -> Operand:
 def of_facts(op: OpSchema, facts: Sequence[int], dtype_names: dict[int, str]) -> Call:
     """The call as the extension reports it: see kernels/extension/rejection.h for the order of the numbers."""
     numbers = iter(facts)
-    return {name: _operand(numbers, dtype_names) if next(numbers) else None for name in op.arguments}
+    return {parameter.name: _value(parameter.kind, numbers, dtype_names) for parameter in op.parameters}
+
+
+def _value(kind: Kind, numbers: Iterator[int], dtype_names: dict[int, str]) -> Value:
+    first = next(numbers)
+    match kind:
+        case Kind.INT:
+            return first
+        case Kind.BOOL:
+            return bool(first)
+        case Kind.FLOAT:
+            return float(struct.unpack("<d", struct.pack("<q", first))[0])
+        case Kind.INTS:
+            return tuple(next(numbers) for _ in range(next(numbers))) if first else None
+        case Kind.TENSOR:
+            return _operand(numbers, dtype_names) if first else None
 
 
 def _operand(numbers: Iterator[int], dtype_names: dict[int, str]) -> Operand:

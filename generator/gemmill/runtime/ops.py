@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,8 +12,10 @@ from gemmill import reference, settings
 from gemmill.manifest import KernelEntry
 from gemmill.runtime import builds, checks, operands
 from gemmill.runtime.library import Build
-from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS, OpSchema
+from gemmill.runtime.quant_cpu import on_cpu
+from gemmill.runtime.schemas import BY_NAME, GEMM_OPS, NAMESPACE, OPS, OpSchema
 from gemmill.runtime.select import Choice
+from gemmill.space.predicate import AnyPredicate, QuantPredicate
 from gemmill.vocab import Arch
 
 _lock = threading.RLock()
@@ -86,26 +89,32 @@ def supports(
     dtype: torch.dtype | str | None = None,
     out_dtype: torch.dtype | str | None = None,
     arch: str | None = None,
+    group_size: int | None = None,
 ) -> bool:
-    """Whether a variant is really compiled in for an op, operand dtype, output dtype and architecture."""
+    """Whether a variant is really compiled in for an op, operand (input) dtype, output dtype and architecture, and for a
+    group size of a quantisation op."""
 
     def name(kind: torch.dtype | str | None) -> str | None:
         return None if kind is None else str(kind).removeprefix("torch.")
 
-    return any(
-        name(dtype) in (None, entry.predicate.a_dtype, entry.predicate.a_dtype.torch_name)
-        and name(out_dtype) in (None, entry.predicate.out_dtype, entry.predicate.out_dtype.torch_name)
-        for entry in variants(op=op, arch=arch)
-    )
+    def fits(predicate: AnyPredicate) -> bool:
+        operand = predicate.in_dtype if isinstance(predicate, QuantPredicate) else predicate.a_dtype
+        return (
+            name(dtype) in (None, operand, operand.torch_name)
+            and name(out_dtype) in (None, predicate.out_dtype, predicate.out_dtype.torch_name)
+            and group_size in (None, predicate.group_size)
+        )
+
+    return any(fits(entry.predicate) for entry in variants(op=op, arch=arch))
 
 
-def explain(op: str, *args: torch.Tensor | None) -> Choice:
+def explain(op: str, *args: Any) -> Choice:
     """The variant that a call would get and, for every other one, the first rule that rejected it.
 
     `args` are those of the out-variant op. Raises RuntimeError where the op itself would refuse the call.
     """
     schema = _schema(op)
-    call = operands.of_tensors(schema, args)
+    call = operands.of_arguments(schema, args)
     return active().explain(schema, call, _sm_count(args[0]))
 
 
@@ -113,9 +122,16 @@ def explain(op: str, *args: torch.Tensor | None) -> Choice:
 def use_variant(name: str) -> Iterator[KernelEntry]:
     """Pin a variant by name for the calling thread. Raises ValueError if it is not loaded.
 
-    Inside, an op that the variant cannot take raises RuntimeError instead of choosing another.
+    Inside, an op of the variant's family whose call it cannot take raises RuntimeError instead of choosing another.
     """
     build = active()
+    if (kernel := build.quant.kernel_of(name)) is not None:
+        before = build.pin_quant(kernel)
+        try:
+            yield build.quant.entry_of(kernel)
+        finally:
+            build.pin_quant(before)
+        return
     rows = build.table.rows_of(name)
     if not rows:
         raise ValueError(
@@ -173,7 +189,7 @@ def _sm_count(tensor: torch.Tensor | None) -> int:
 
 def _cpu(op: OpSchema, compute: Callable[..., torch.Tensor]) -> Callable[..., None]:
     def run(*args: torch.Tensor | None) -> None:
-        checks.check(op, operands.of_tensors(op, args))
+        checks.check(op, operands.of_arguments(op, args))
         out, *rest = args
         given = dict(zip(op.arguments[1:], rest, strict=True))
         assert out is not None
@@ -183,15 +199,15 @@ def _cpu(op: OpSchema, compute: Callable[..., torch.Tensor]) -> Callable[..., No
 
 
 def _first_cuda_call(op: OpSchema) -> Callable[..., None]:
-    def run(*args: torch.Tensor | None) -> None:
+    def run(*args: Any) -> None:
         load()
         getattr(getattr(torch.ops, NAMESPACE), op.name).default(*args)
 
     return run
 
 
-def _fake(*args: torch.Tensor | None) -> None:
-    """The ops write into `out` and return nothing."""
+def _fake(*args: Any, **kwargs: Any) -> None:
+    """The ops write into their arguments and return nothing."""
 
 
 def _define(namespace: str) -> None:
@@ -200,7 +216,7 @@ def _define(namespace: str) -> None:
         if hasattr(getattr(torch.ops, namespace), op.name):
             continue
         library.define(op.schema)
-        library.impl(op.name, _cpu(op, reference.scaled_mm), "CPU")
+        library.impl(op.name, _cpu(op, reference.scaled_mm) if op in GEMM_OPS else on_cpu(op), "CPU")
         library._register_fake(op.name, _fake)
     _libraries.append(library)
 

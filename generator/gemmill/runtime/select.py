@@ -17,6 +17,8 @@ class Trust(Enum):
     EXACT = 1
     NEAREST = 2
     MODEL = 3
+    ONLY = 4
+    """No other variant serves such calls: so it is with quantisation."""
 
 
 @dataclass(frozen=True, kw_only=True)

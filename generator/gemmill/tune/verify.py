@@ -14,7 +14,11 @@ from gemmill.runtime.ops import load, use_variant
 from gemmill.runtime.schemas import NAMESPACE, SCALED_MM, SCALED_MM_AZP
 from gemmill.space.family import Family
 from gemmill.space.predicate import Predicate
-from gemmill.vocab import Accumulation, DType
+from gemmill.space.quant import QuantConfig
+from gemmill.space.quant_ops import smoke_quant_configs
+from gemmill.tune import quant_cases
+from gemmill.tune.quant_cases import QuantCase, ops_served
+from gemmill.vocab import Accumulation, Arch, DType
 
 SHAPES = ((1, 16, 16), (3, 48, 144), (16, 256, 512), (65, 144, 272), (130, 272, 1040), (257, 520, 2080))
 """(M, N, K) before rounding N and K up to what a variant's alignment asks: below, at and across tile edges."""
@@ -58,12 +62,8 @@ def verify_variants(build: Build, names: frozenset[str] | None = None) -> Iterat
     """Every variant of a loaded build that this GPU runs (those in `names`, if given), each pinned, on the current GPU."""
     major, minor = torch.cuda.get_device_capability()
     for entry in build.manifest.entries:
-        if (
-            entry.family is Family.SCALED_MM
-            and entry.config.arch.capability == (major, minor)
-            and (names is None or entry.name in names)
-        ):
-            yield _verify_variant(entry)
+        if entry.config.arch.capability == (major, minor) and (names is None or entry.name in names):
+            yield _verify_variant(entry) if entry.family is Family.SCALED_MM else _verify_quant(entry)
 
 
 def verify_ops() -> Iterator[Verdict]:
@@ -81,6 +81,32 @@ def verify_ops() -> Iterator[Verdict]:
         accumulation = Accumulation.FAST if dtype.is_float else Accumulation.EXACT
         comparison = run_case(case, dtype, DType.BF16, accumulation, device)
         yield _verdict(f"{op.name} {dtype}", [(case, comparison)])
+    yield from verify_quant_ops(device)
+
+
+def verify_quant_ops(device: str) -> Iterator[Verdict]:
+    """Each quantisation op that the smoke selection has a variant for, once."""
+    for config in smoke_quant_configs(Arch.SM90A):
+        for op in ops_served(config):
+            yield _quant_verdict(op, config, [op], list(quant_cases.cases_of(config, quick=True)), device)
+
+
+def _verify_quant(entry: KernelEntry) -> Verdict:
+    cases = list(quant_cases.cases_of(entry.config))
+    with use_variant(entry.name):
+        return _quant_verdict(entry.name, entry.config, ops_served(entry.config), cases, "cuda")
+
+
+def _quant_verdict(name: str, config: QuantConfig, ops: list[str], cases: list[QuantCase], device: str) -> Verdict:
+    failures = []
+    for op, case in product(ops, cases):
+        try:
+            text = quant_cases.check_case(config, op, case, device)
+        except RuntimeError as error:
+            text = str(error).splitlines()[0]
+        if text:
+            failures.append(f"{op} {case}: {text}")
+    return Verdict(name=name, cases=len(ops) * len(cases), failures=tuple(failures), worst_fraction=0.0)
 
 
 def device_words() -> str:

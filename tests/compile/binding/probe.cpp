@@ -7,6 +7,7 @@
 #include <string>
 
 #include "gemmill/quant_abi.h"
+#include "quant.h"
 #include "scaled_mm.h"
 
 using torch::stable::detail::StableLibrary;
@@ -39,5 +40,6 @@ PROBE_EXPORT void probe_register(char const* ns) {
   auto* library = new StableLibrary(StableLibrary::Kind::IMPL, kept->c_str(), "CPU", "probe", 0);
   library->impl("cutlass_scaled_mm", &gemmill::scaled_mm);
   library->impl("cutlass_scaled_mm_azp", &gemmill::scaled_mm_azp);
+  for (auto const& op : gemmill::quant_ops) library->impl(op.name, op.kernel);
 }
 }

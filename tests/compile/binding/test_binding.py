@@ -9,9 +9,9 @@ import torch
 from gemmill.doctor.elf import read_library
 from gemmill.doctor.extension import torch_libraries, undefined_in
 from gemmill.runtime.checks import check
-from gemmill.runtime.operands import of_tensors
+from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.problem import ProblemCall, problem_of_call
-from gemmill.runtime.schemas import OPS, SCALED_MM_AZP, OpSchema
+from gemmill.runtime.schemas import GEMM_OPS, SCALED_MM_AZP, OpSchema
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import Row, TunedRow
 
@@ -174,14 +174,14 @@ class Mill:
         return storage[start : start + bytes_].view(tensor.dtype).view(tensor.shape)
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", GEMM_OPS, ids=lambda op: op.name)
 def test_refusals_agree(op: OpSchema, probe) -> None:
     """C++ refuses what Python refuses, with Python's sentence, and nothing else."""
     mill, refused = Mill(5), 0
     sentences = set()
     for _ in range(ROUNDS):
         tensors = list(mill.call(op).values())
-        call = of_tensors(op, tensors)
+        call = of_arguments(op, tensors)
         try:
             check(op, call)
             expected = ""
@@ -199,13 +199,13 @@ def test_refusals_agree(op: OpSchema, probe) -> None:
     assert len(sentences) > 20, "too few different faults were tried"
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", GEMM_OPS, ids=lambda op: op.name)
 def test_launches(op: OpSchema, probe) -> None:
     """What a kernel is given is what the call said, and the variant is the one that Python chooses."""
     mill, launched = Mill(6), set()
     for _ in range(ROUNDS // 4):
         call = mill.call(op)
-        facts = of_tensors(op, list(call.values()))
+        facts = of_arguments(op, list(call.values()))
         try:
             check(op, facts)
         except RuntimeError:

@@ -8,9 +8,10 @@ from gemmill.manifest import Manifest
 from gemmill.runtime import ops
 from gemmill.runtime.library import Build
 from gemmill.runtime.problem import Need, ProblemCall, problem_code
+from gemmill.runtime.quant_table import make_quant_table
 from gemmill.runtime.table import Table, make_table
 from gemmill.space.config import KernelConfig
-from gemmill.space.family import gemms
+from gemmill.space.family import Family, gemms
 from gemmill.space.selections import select
 
 
@@ -20,10 +21,16 @@ class TableOnly(Build):
     def __init__(self, manifest: Manifest, table: Table) -> None:
         self.manifest = manifest
         self.table = table
-        self.pinned = -1
+        quant = [entry.symbol for entry in manifest.entries if entry.family is Family.QUANT]
+        self.quant = make_quant_table(manifest.entries, quant)
+        self.pinned = self.pinned_quant = -1
 
     def pin(self, row: int) -> int:
         before, self.pinned = self.pinned, row
+        return before
+
+    def pin_quant(self, kernel: int) -> int:
+        before, self.pinned_quant = self.pinned_quant, kernel
         return before
 
 

@@ -157,8 +157,9 @@ def test_import_makes_no_folder_and_touches_no_gpu(home) -> None:
         assert not torch.cuda.is_initialized()
         assert not [name for name in sys.modules if name.split(".")[0] in ("jinja2", "typer", "rich", "ninja")]
         assert not [name for name in sys.modules if name.startswith(("gemmill.emit", "gemmill.build", "gemmill.space.tables"))]
-        print(torch.ops.gemmill.cutlass_scaled_mm.default._schema)
-        print(torch.ops.gemmill.cutlass_scaled_mm_azp.default._schema)
+        from gemmill.runtime.schemas import OPS
+        for op in OPS:
+            print(getattr(torch.ops.gemmill, op.name).default._schema)
     """
     schemas = run_python(code, home).splitlines()
     assert schemas == [f"gemmill::{op.schema}" for op in OPS]
@@ -168,8 +169,9 @@ def test_vllms_names(home) -> None:
     code = """
         import torch
         import gemmill.compat.vllm
-        for name in ("cutlass_scaled_mm", "cutlass_scaled_mm_azp"):
-            print(getattr(torch.ops._C, name).default._schema)
+        from gemmill.runtime.schemas import OPS
+        for op in OPS:
+            print(getattr(torch.ops._C, op.name).default._schema)
         out = torch.zeros(2, 3, dtype=torch.bfloat16)
         a, b, one = torch.ones(2, 4, dtype=torch.int8), torch.ones(3, 4, dtype=torch.int8).t(), torch.ones(1)
         torch.ops._C.cutlass_scaled_mm(out, a, b, one, one, None)

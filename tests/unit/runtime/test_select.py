@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gemmill.runtime import tuned
-from gemmill.runtime.operands import of_tensors
+from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.problem import Need, problem_code, problem_of_call
 from gemmill.runtime.schemas import SCALED_MM, SCALED_MM_AZP
 from gemmill.runtime.select import Trust, select
@@ -172,7 +172,7 @@ def tensors(lda: int, ldb: int, ldd: int, *, m: int = 3, n: int = 16, k: int = 3
     ],
 )
 def test_alignments_of_a_call(strides, changes, alignments) -> None:
-    call = problem_of_call(SCALED_MM, of_tensors(SCALED_MM, [*tensors(*strides, **changes), None]))
+    call = problem_of_call(SCALED_MM, of_arguments(SCALED_MM, [*tensors(*strides, **changes), None]))
     assert (call.align_a, call.align_b, call.align_d) == alignments
 
 
@@ -180,7 +180,7 @@ def test_class_of_a_call() -> None:
     five = tensors(32, 32, 16)
     row = torch.zeros(16, dtype=torch.int32)
     found = [
-        problem_of_call(op, of_tensors(op, [*five, *rest])).problem
+        problem_of_call(op, of_arguments(op, [*five, *rest])).problem
         for op, rest in (
             (SCALED_MM, [None]),
             (SCALED_MM, [row]),

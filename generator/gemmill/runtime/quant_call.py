@@ -1,0 +1,200 @@
+"""A call of a quantisation op by the roles of its arguments: what the checks, the choice and the reference ask of it.
+
+Mirrors `QuantCall` in kernels/extension/quant_call.h.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gemmill.runtime.operands import Call, Operand
+from gemmill.runtime.schemas import OpSchema
+from gemmill.space.quant import Activation, QuantConfig, ScaleFormat
+from gemmill.space.quant_ops import QUANT_OPS, QuantOp
+from gemmill.vocab import Arch, DType
+
+OP_OF = {op.name: op for op in QUANT_OPS}
+OUT_NAMES = ("result", "out", "output_q")
+SCALE_NAMES = ("scale", "scales", "output_s", "output_s_packed")
+_DTYPE_OF = {dtype.torch_name: dtype for dtype in (DType.BF16, DType.F16, DType.F32, DType.E4M3, DType.S8)}
+
+
+def name_of(call: Sequence[str] | Call, names: tuple[str, ...]) -> str:
+    """Which of these names the call's op has."""
+    return next(name for name in names if name in call)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A tensor whose dimensions but the last are taken as one. `stride` is None where they cannot be."""
+
+    rows: int
+    columns: int
+    stride: int | None
+
+
+def rows_of(operand: Operand) -> Rows:
+    """The rows of a tensor of one dimension or more; the stride of a single row is that of a dense one."""
+    *leading, columns = operand.shape
+    stride = row_stride(operand)
+    if columns > 1 and operand.strides[-1] != 1:
+        stride = None
+    return Rows(rows=math.prod(leading), columns=columns, stride=stride)
+
+
+def row_stride(operand: Operand) -> int | None:
+    """The stride of all dimensions but the last taken as one, whatever the stride of the last."""
+    stride, expected = operand.shape[-1], None
+    for size, step in zip(operand.shape[-2::-1], operand.strides[-2::-1], strict=True):
+        if size == 1:
+            continue
+        if expected is None:
+            stride = step
+        elif step != expected:
+            return None
+        expected = step * size
+    return stride
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantCall:
+    """One call; sizes and layouts may still be wrong."""
+
+    op: QuantOp
+    names: tuple[str, str]
+    """What the op calls its codes and its scales."""
+    out: Operand
+    input: Operand
+    scales: Operand
+    azp: Operand | None
+    scale_ub: Operand | None
+    weight: Operand | None
+    residual: Operand | None
+    group_size: int
+    scale_format: ScaleFormat
+    transposed: bool | None
+    """Whether scales are said to be M-major; None where their strides tell."""
+    group_shape: tuple[int, ...] | None
+    takes_group_shape: bool
+    """Whether the op's given scales may belong to blocks."""
+    epsilon: float
+    """eps of the op: the smallest maximum, or what is added to the mean square."""
+    limits: tuple[float, float] | None
+    """The codes' least and greatest, where the op takes them."""
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether input has a gate and an up half."""
+        return self.op.activation is not Activation.NONE
+
+    @property
+    def hidden(self) -> int:
+        """Columns of the codes."""
+        return self.input.shape[-1] // (2 if self.is_gated else 1)
+
+    @property
+    def rows(self) -> int:
+        """Rows of input."""
+        return rows_of(self.input).rows
+
+    @property
+    def words(self) -> int:
+        """Scales, or words of packed ones, of a row."""
+        groups = self.hidden // self.group_size
+        return -(-groups // 4) if self.scale_format is ScaleFormat.PACKED_UE8M0 else groups
+
+
+def quant_call(op: OpSchema, call: Call) -> QuantCall:
+    """The call by roles."""
+    names = name_of(call, OUT_NAMES), name_of(call, SCALE_NAMES)
+    quant = OP_OF[op.name]
+    scale_format = quant.scale_formats[0]
+    if call.get("scale_ue8m0"):
+        scale_format = ScaleFormat.POWER_OF_TWO
+    limits = [value for name, value in call.items() if name.endswith(("8_min", "8_max"))]
+    shape = call.get("group_shape")
+    return QuantCall(
+        op=quant,
+        names=names,
+        out=call[names[0]],
+        input=call["input"],
+        scales=call[names[1]],
+        azp=call.get("azp"),
+        scale_ub=call.get("scale_ub"),
+        weight=call.get("weight"),
+        residual=call.get("residual"),
+        group_size=call.get("group_size", 0),
+        scale_format=scale_format,
+        transposed=call.get("is_scale_transposed"),
+        group_shape=None if shape is None else tuple(shape),
+        takes_group_shape="group_shape" in call,
+        epsilon=call.get("eps", call.get("epsilon", 0.0)),
+        limits=(limits[0], limits[1]) if limits else None,
+    )
+
+
+def config_of(call: QuantCall, arch: Arch) -> QuantConfig:
+    """The config that serves a call which has passed the checks: there is exactly one."""
+    return QuantConfig(
+        family=call.op.family,
+        in_dtype=_DTYPE_OF[call.input.dtype],
+        out_dtype=_DTYPE_OF[call.out.dtype],
+        activation=call.op.activation,
+        group_size=call.group_size,
+        scale_format=call.scale_format,
+        symmetric=call.azp is None,
+        arch=arch,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticScales:
+    """How scales that are given belong to rows and columns: each to `group` of them."""
+
+    group: tuple[int, int]
+    strides: tuple[int, int]
+
+
+def static_scales(call: QuantCall) -> StaticScales | None:
+    """None where the scales fit neither the codes nor the group shape."""
+    scales, shape, sizes = call.scales, call.group_shape, (call.rows, call.hidden)
+    if scales.numel == 1:
+        return StaticScales(group=(1, 1), strides=(0, 0))
+    if not call.takes_group_shape:
+        return None
+    if len(scales.shape) == 1 and shape in ((1, -1), (-1, 1)):
+        along = 0 if shape == (1, -1) else 1
+        if scales.shape[0] != sizes[along]:
+            return None
+        group = (1, max(sizes[1], 1)) if along == 0 else (max(sizes[0], 1), 1)
+        return StaticScales(group=group, strides=(scales.strides[0], 0) if along == 0 else (0, scales.strides[0]))
+    if len(scales.shape) != 2 or any(n < 1 or size % n for n, size in zip(scales.shape, sizes, strict=True)):
+        return None
+    groups = tuple(max(size // n, 1) for n, size in zip(scales.shape, sizes, strict=True))
+    for asked, group, n in zip(shape or groups, groups, scales.shape, strict=True):
+        if asked != group and not (asked == -1 and n == 1):
+            return None
+    return StaticScales(group=(groups[0], groups[1]), strides=(scales.strides[0], scales.strides[1]))
+
+
+def group_strides(call: QuantCall) -> tuple[int, int] | None:
+    """Strides of scales by row and by group (word, if packed); None where shape or strides do not fit the call."""
+    scales, rows, columns = call.scales, call.rows, call.words
+    packed = call.scale_format is ScaleFormat.PACKED_UE8M0
+    padded = -(-rows // 4) * 4 if packed else rows
+
+    def fits(m: int, g: int, m_major: bool) -> bool:
+        if m_major:
+            return (m == 1 or rows <= 1) and (g >= padded or columns <= 1)
+        return (g == 1 or columns <= 1) and (m >= columns or rows <= 1)
+
+    if scales.shape in ((rows, columns), (*call.input.shape[:-1], columns)):
+        m, g = scales.strides[0] if len(scales.shape) == 2 else row_stride(scales), scales.strides[-1]
+        if m is None:
+            return None
+        layouts = (True,) if packed else (False, True) if call.transposed is None else (call.transposed,)
+        if any(fits(m, g, m_major) for m_major in layouts):
+            return m, g
+    if call.transposed and not packed and scales.shape == (columns, rows) and fits(*scales.strides[::-1], True):
+        return scales.strides[1], scales.strides[0]
+    return None

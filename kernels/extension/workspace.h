@@ -1,0 +1,38 @@
+// Memory for the length of a launch, from torch's allocator, which knows of streams and graph capture.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "dtypes.h"
+
+namespace gemmill {
+
+class Workspace {
+ public:
+  Workspace(int64_t bytes, int32_t device_type, int32_t device) {
+    if (bytes == 0) return;
+    int64_t const stride = 1;
+    if (aoti_torch_empty_strided(1, &bytes, &stride, dtypes().u8, device_type, device, &handle_) != 0) {
+      throw std::runtime_error("gemmill: no memory for a workspace of " + std::to_string(bytes) + " bytes");
+    }
+  }
+  ~Workspace() {
+    if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
+  }
+  Workspace(Workspace const&) = delete;
+  Workspace& operator=(Workspace const&) = delete;
+  void* data() const {
+    void* result = nullptr;
+    if (handle_ != nullptr) aoti_torch_get_data_ptr(handle_, &result);
+    return result;
+  }
+
+ private:
+  AtenTensorHandle handle_ = nullptr;
+};
+
+}  // namespace gemmill

@@ -1,0 +1,137 @@
+"""The extension's checks and choice for quantisation ops against Python's, on CPU tensors."""
+
+import ctypes
+import random
+
+import pytest
+import torch
+
+import gemmill
+from gemmill.runtime.checks import check
+from gemmill.runtime.operands import of_arguments
+from gemmill.runtime.quant_call import config_of, group_strides, quant_call, static_scales
+from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
+from gemmill.space.names import symbol_of, to_name
+from gemmill.space.quant import QuantFamily
+from gemmill.vocab import Arch
+from quant_problems import Breakage, some_call
+
+pytestmark = pytest.mark.compile
+ROUNDS = 400
+
+_SIZES = [(name, ctypes.c_int64) for name in "rows hidden in_stride out_stride".split()]
+
+
+class StaticArguments(ctypes.Structure):
+    """Mirrors `gemmill_static_quant_args` in kernels/include/gemmill/quant_abi.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in "in_ out scales azp".split()),
+        *_SIZES,
+        *((name, ctypes.c_int64) for name in "group_m group_n scale_stride_m scale_stride_n".split()),
+    )
+
+
+class GroupArguments(ctypes.Structure):
+    """Mirrors `gemmill_group_quant_args`, but for the launch settings at its end."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in "in_ out scales azps scale_ub".split()),
+        *_SIZES,
+        *((name, ctypes.c_int64) for name in "scale_stride_m scale_stride_g scale_rows".split()),
+        *((name, ctypes.c_float) for name in "smallest_amax smallest_scale".split()),
+    )
+
+
+def launched(probe, op: str, arguments: list) -> str | None:
+    """The symbol of the kernel that a call launches; None if it launches none."""
+    count = ctypes.c_int32.in_dll(probe._library, "probe_launches")
+    count.value = 0
+    getattr(probe.ops, op).default(*arguments)
+    return None if count.value == 0 else _symbol(probe)
+
+
+def _symbol(probe) -> str:
+    return (ctypes.c_char * 512).in_dll(probe._library, "probe_symbol").value.decode()
+
+
+def recorded(probe, kind: type[ctypes.Structure]) -> ctypes.Structure:
+    return kind.from_buffer_copy((ctypes.c_ubyte * ctypes.sizeof(kind)).in_dll(probe._library, "probe_quant_args"))
+
+
+@pytest.mark.parametrize("op", [op.name for op in QUANT_OPS])
+def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> None:
+    rng = random.Random(op)
+    refused = set()
+    in_build = {entry.config for entry in probe.build.quant.entries}
+    for round_ in range(ROUNDS):
+        arguments = some_call(op, rng, Breakage.SOME if round_ % 3 else Breakage.NONE)
+        call = of_arguments(BY_NAME[op], arguments)
+        try:
+            check(BY_NAME[op], call)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError) as caught:
+                getattr(probe.ops, op).default(*arguments)
+            assert str(error) in str(caught.value), (arguments, call)
+            refused.add(str(error))
+            continue
+        described = quant_call(BY_NAME[op], call)
+        empty = described.rows * described.hidden == 0 and described.op.family is not QuantFamily.TENSOR
+        config = config_of(described, Arch.SM90A)
+        if empty:
+            assert launched(probe, op, arguments) is None
+        elif config in in_build:
+            assert launched(probe, op, arguments) == symbol_of(config)
+            _compare_arguments(probe, described)
+        else:
+            with pytest.raises(RuntimeError, match=f"lacks {to_name(config)}, the variant for such calls"):
+                getattr(probe.ops, op).default(*arguments)
+    assert len(refused) > 5
+
+
+def _compare_arguments(probe, call) -> None:
+    if call.op.family is QuantFamily.GROUP:
+        args = recorded(probe, GroupArguments)
+        strides = group_strides(call)
+        if call.rows > 1:
+            assert args.scale_stride_m == strides[0]
+        if call.words > 1:
+            assert args.scale_stride_g == strides[1]
+        assert args.smallest_amax == pytest.approx(call.epsilon)
+    elif call.op.family is QuantFamily.STATIC:
+        args = recorded(probe, StaticArguments)
+        layout = static_scales(call)
+        assert (args.group_m, args.group_n) == layout.group
+        assert (args.scale_stride_m, args.scale_stride_n) == layout.strides
+    else:
+        return
+    assert (args.rows, args.hidden) == (call.rows, call.hidden)
+    assert (args.in_, args.out, args.scales) == (call.input.data, call.out.data, call.scales.data)
+
+
+def test_a_pinned_kernel_takes_no_other_call(probe) -> None:
+    pinned, other = (e for e in probe.build.quant.entries if e.config.family is QuantFamily.TOKEN)
+    before = probe.build.pin_quant(probe.build.quant.kernel_of(pinned.name))
+    try:
+        x, scale = torch.ones(2, 64, dtype=torch.bfloat16), torch.ones(2)
+        plain = [torch.empty(2, 64, dtype=torch.float8_e4m3fn), x, scale, None]
+        gated = [torch.empty(2, 32, dtype=torch.float8_e4m3fn), x, scale, None]
+        assert launched(probe, "dynamic_per_token_scaled_fp8_quant", plain) == pinned.symbol
+        with pytest.raises(
+            RuntimeError, match=f"the pinned variant {pinned.name} cannot take the call: it has activation"
+        ):
+            launched(probe, "silu_and_mul_per_token_quant", gated)
+    finally:
+        probe.build.pin_quant(before)
+    assert launched(probe, "silu_and_mul_per_token_quant", gated) == other.symbol
+
+
+def test_explain_names_the_variant_and_what_the_others_lack(probe) -> None:
+    assert gemmill is not None
+    arguments = some_call("silu_and_mul_quant", random.Random(0), Breakage.NONE)
+    arguments[1] = arguments[1].to(torch.bfloat16)
+    op = BY_NAME["silu_and_mul_quant"]
+    choice = probe.build.explain(op, of_arguments(op, arguments), 132)
+    assert choice.entry.name == "sm90a_quant_static_bf16_e4m3_silu_f32_sym"
+    assert len(choice.trace) == len(probe.build.quant.entries) - 1
+    assert "it has family=token, the call needs static" in {rejected.reason for rejected in choice.trace}

@@ -1,0 +1,72 @@
+"""Every quantisation kernel of the loaded build against the reference on the same device, bit for bit."""
+
+import pytest
+import torch
+
+import gemmill
+from gemmill.space.family import Family
+from gemmill.tune.quant_cases import QuantCase, cases_of, check_case, ops_served
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "quant_entry" not in metafunc.fixturenames:
+        return
+    match = metafunc.config.getoption("--match")
+    entries = gemmill.variants() if torch.cuda.is_available() and not metafunc.config.getoption("--dry-run") else []
+    chosen = [entry for entry in entries if entry.family is Family.QUANT and match in entry.name]
+    metafunc.parametrize("quant_entry", chosen, ids=lambda entry: entry.name)
+
+
+def test_codes_and_scales(quant_entry) -> None:
+    with gemmill.use_variant(quant_entry.name):
+        wrong = {
+            f"{op}: {case}": text
+            for op in ops_served(quant_entry.config)
+            for case in cases_of(quant_entry.config)
+            if (text := check_case(quant_entry.config, op, case, "cuda"))
+        }
+    assert not wrong
+
+
+@pytest.mark.needs_cuda
+def test_more_than_two_to_the_31_elements() -> None:
+    if torch.cuda.get_device_properties(0).total_memory < 64 << 30:
+        pytest.skip("needs 64 GiB")
+    if not gemmill.supports("dynamic_per_token_scaled_fp8_quant", dtype="bf16"):
+        pytest.skip("the build lacks the variant")
+    x = torch.ones((1 << 17, (1 << 14) + 16), dtype=torch.bfloat16, device="cuda")
+    x[-1] = 2.0
+    codes, scales = gemmill.dynamic_per_token_scaled_fp8_quant(x)
+    assert bool((scales[:-1] * 448 == 1.0).all()) and scales[-1].item() * 448 == 2.0
+    assert bool((codes.view(torch.uint8) == 0x7E).all())
+
+
+@pytest.mark.needs_cuda
+def test_a_call_is_captured_in_a_graph() -> None:
+    if not gemmill.supports("dynamic_per_token_scaled_fp8_quant", dtype="bf16"):
+        pytest.skip("the build lacks the variant")
+    x = torch.ones((16, 512), dtype=torch.bfloat16, device="cuda")
+    codes, scales = torch.empty_like(x, dtype=torch.float8_e4m3fn), torch.empty((16, 1), device="cuda")
+    torch.ops.gemmill.dynamic_per_token_scaled_fp8_quant(codes, x, scales, None)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.ops.gemmill.dynamic_per_token_scaled_fp8_quant(codes, x, scales, None)
+    x.fill_(2.0)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert bool((scales * 448 == 2.0).all())
+
+
+@pytest.mark.needs_cuda
+def test_bad_input_leaves_the_context_unharmed() -> None:
+    x, out = torch.ones((4, 512), dtype=torch.bfloat16, device="cuda"), torch.zeros((4, 256), device="cuda")
+    codes = out.to(torch.float8_e4m3fn)
+    with pytest.raises(RuntimeError, match="group_size is 32, expected 64 or 128"):
+        torch.ops.gemmill.silu_and_mul_per_block_quant(codes, x, torch.empty((4, 8), device="cuda"), 32)
+    torch.cuda.synchronize()
+    assert not codes.view(torch.uint8).any()
+
+
+def test_cases_have_names() -> None:
+    assert str(QuantCase(rows=3, hidden=64, m_major=True)) == "3 x 64, padding 0, m_major"

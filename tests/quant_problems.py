@@ -1,0 +1,134 @@
+"""Random calls of the quantisation ops, right ones and ones with something wrong."""
+
+import random
+from enum import Enum
+from typing import Any
+
+import torch
+
+from gemmill.runtime.quant_call import OP_OF
+from gemmill.runtime.schemas import BY_NAME, Kind
+from gemmill.space.quant import Activation, QuantFamily, ScaleFormat
+from gemmill.vocab import DType
+
+ROWS = (0, 1, 2, 3, 4, 5, 7, 64)
+
+
+class Breakage(Enum):
+    """How much of a call may be wrong."""
+
+    NONE = 0
+    SOME = 1
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    return getattr(torch, dtype.torch_name)
+
+
+def padded(rows: int, columns: int, dtype: torch.dtype, rng: random.Random) -> torch.Tensor:
+    """[rows, columns] with a row stride that may be larger."""
+    return torch.zeros((rows, columns + rng.choice((0, 0, 16, 3))), dtype=torch.float32).to(dtype)[:, :columns]
+
+
+def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
+    """Arguments of a call in the schema's order."""
+    quant = OP_OF[op]
+    rows, group = rng.choice(ROWS), rng.choice(quant.group_sizes)
+    hidden = (group or 16) * rng.choice((1, 2, 3, 4, 8))
+    gated = quant.activation is not Activation.NONE
+    in_dtype, out_dtype = rng.choice(quant.in_dtypes), rng.choice(quant.out_dtypes)
+    transposed = rng.random() < 0.5
+    shape_of_groups = None
+    values: dict[str, Any] = {
+        "input": padded(rows, hidden * (2 if gated else 1), torch_dtype(in_dtype), rng),
+        "out": padded(rows, hidden, torch_dtype(out_dtype), rng),
+        "group_size": group,
+        "eps": rng.choice((0.0, 1e-10, 1e-6)),
+        "epsilon": 1e-6,
+        "weight": torch.ones(hidden, dtype=torch_dtype(in_dtype)),
+        "residual": padded(rows, hidden, torch_dtype(in_dtype), rng) if rng.random() < 0.5 else None,
+        "scale_ub": torch.ones(1) if out_dtype is DType.E4M3 and rng.random() < 0.5 else None,
+        "is_scale_transposed": transposed,
+        "scale_ue8m0": rng.random() < 0.5,
+        "fp8_min": -448.0,
+        "fp8_max": 448.0,
+        "int8_min": -128.0,
+        "int8_max": 127.0,
+        "azp": torch.zeros(1 if quant.family is QuantFamily.STATIC else rows, dtype=torch.int32)
+        if rng.random() < 0.5
+        else None,
+    }
+    match quant.family:
+        case QuantFamily.STATIC:
+            blocks = op == "static_scaled_fp8_quant"
+            kind = rng.choice(("one", "rows", "columns", "blocks")) if blocks and rows else "one"
+            scales = {"one": torch.ones(1), "rows": torch.ones(rows), "columns": torch.ones(hidden)}.get(kind)
+            shape_of_groups = {"rows": (1, -1), "columns": (-1, 1)}.get(kind)
+            if scales is None:
+                n = rng.choice((1, 2, 4, 8))
+                scales = torch.ones((rows, hidden // n))
+                shape_of_groups = rng.choice((None, (1, n)))
+        case QuantFamily.TENSOR:
+            scales = torch.ones(1)
+        case QuantFamily.TOKEN | QuantFamily.RMS_TOKEN:
+            scales = torch.ones((rows, 1) if rng.random() < 0.5 else rows)
+        case _:
+            groups, step = hidden // group, -(-rows // 4) * 4
+            free = "is_scale_transposed" not in BY_NAME[op].arguments
+            if quant.scale_formats == (ScaleFormat.PACKED_UE8M0,):
+                scales = torch.zeros((-(-groups // 4), step), dtype=torch.int32).t()[:rows]
+            elif transposed:
+                kinds = [torch.ones(groups, rows).t(), torch.ones(groups, step).t()[:rows]]
+                scales = rng.choice(kinds if free else [*kinds, torch.ones(groups, rows)])
+            else:
+                scales = torch.ones((rows, groups + rng.choice((0, 2))))[:, :groups]
+    names = {"result": "out", "output_q": "out"} | dict.fromkeys(
+        ("scale", "scales", "output_s", "output_s_packed"), "scales"
+    )
+    values |= {"scales": scales, "group_shape": shape_of_groups}
+    if breakage is Breakage.SOME:
+        for _ in range(rng.choice((1, 1, 2))):
+            _break(values, op, rng)
+    return [
+        values.get(names.get(p.name, p.name), False if p.kind is Kind.BOOL else None) for p in BY_NAME[op].parameters
+    ]
+
+
+def _break(values: dict[str, Any], op: str, rng: random.Random) -> None:
+    names = {"result": "out", "output_q": "out"} | dict.fromkeys(
+        ("scale", "scales", "output_s", "output_s_packed"), "scales"
+    )
+    parameter = rng.choice(BY_NAME[op].parameters)
+    name = names.get(parameter.name, parameter.name)
+    value = values.get(name)
+    if parameter.kind is Kind.INT:
+        values[name] = rng.choice((0, 1, 16, 32, 48, 64, 96, 128, 256, -64))
+    elif parameter.kind is Kind.FLOAT:
+        values[name] = rng.choice((-1.0, 0.0, 240.0, float("nan")))
+    elif parameter.kind is Kind.BOOL:
+        values[name] = not value
+    elif parameter.kind is Kind.INTS:
+        values[name] = rng.choice(((1, -1), (-1, 1), (1,), (0, 4), (-1, -1), (1, 1), (2, 2), None))
+    elif value is None:
+        values[name] = rng.choice((torch.ones(2), torch.ones(1, dtype=torch.int32), torch.ones(()), torch.ones(1)))
+    else:
+        values[name] = rng.choice(_TENSOR_BREAKAGES)(value, values)
+
+
+_TENSOR_BREAKAGES = (
+    lambda t, values: t.float() if t.dtype != torch.float32 else t.to(torch.float64),
+    lambda t, values: t.to(torch.float32).to(torch.int8),
+    lambda t, values: t.reshape(-1),
+    lambda t, values: t.reshape(1, *t.shape),
+    lambda t, values: torch.zeros(()).to(t.dtype),
+    lambda t, values: torch.zeros((*t.shape[:-1], t.shape[-1] + 1) if t.dim() else (2,)).to(t.dtype),
+    lambda t, values: torch.zeros((*t.shape, 2)).to(t.dtype)[..., 0],
+    lambda t, values: t[:1].expand(t.shape) if t.dim() and t.shape[0] else t,
+    lambda t, values: t.t() if t.dim() == 2 else t,
+    lambda t, values: t[..., :-1] if t.dim() and t.shape[-1] else t,
+    lambda t, values: (
+        values["input"].view(torch.uint8).reshape(-1)[: t.numel()].view(t.shape).view(torch.int8)
+        if values["input"].is_contiguous() and t.dtype == torch.int8 and t.numel() <= values["input"].numel()
+        else t
+    ),
+)
