@@ -120,6 +120,13 @@ MORE_DECODE: tuple[Row, ...] = (
 )
 """What the most frequent problem, e4m3 to bf16, gets besides."""
 
+MORE_STREAM_K: tuple[Row, ...] = (
+    ((128, 128, 128), (2, 1, 1), COOPERATIVE),
+    ((128, 256, 128), (2, 1, 1), COOPERATIVE),
+    ((256, 128, 128), (2, 1, 1), COOPERATIVE),
+)
+"""For e4m3 to bf16, where tiles fill the SMs one and a bit times: 4096 x 1280 is 160 tiles of 256 x 128."""
+
 FEW_PREFILL: tuple[Row, ...] = (CORE_PREFILL[0], CORE_PREFILL[2], CORE_PREFILL[3])
 FEW_DECODE: tuple[Row, ...] = (CORE_DECODE[1],)
 FEW_SPLIT_K: tuple[SplitKRow, ...] = (CORE_SPLIT_K[0], CORE_SPLIT_K[2], CORE_SPLIT_K[4])
