@@ -11,7 +11,7 @@ help:
 	@echo "make mill     set up, build the smoke selection, run each op once"
 	@echo "make test     set up, build, check style and types, run all tests that this machine can run"
 	@echo "make style    format the code"
-	@echo "make quality  check style, types and layers"
+	@echo "make quality  check style, types, layers and the emitted files"
 	@echo "make clean    delete what make made: .venv and .gemmill"
 
 mill: $(READY)
@@ -31,6 +31,7 @@ quality: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/gemmill generate --check
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

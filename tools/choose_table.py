@@ -17,6 +17,7 @@ from gemmill.space.names import parse_gemm_name, to_name
 from gemmill.space.selections import select
 from gemmill.vocab import DType, EpilogueKind
 
+PEERS = ("vllm", "torch row-wise", "torch tensor-wise")
 KEPT = 4
 """Candidates kept in a row, so that a build without the first still has a measured choice."""
 
@@ -40,18 +41,30 @@ def main() -> None:
 
 
 def read_sweeps(paths: Iterable[Path]) -> tuple[dict, str]:
-    """Microseconds by (op, m, n, k) and variant name, from all files; and the device."""
+    """Microseconds by (op, m, n, k) and variant name, from all files; and the device.
+
+    Clocks differ from run to run, by several per cent where power limits them. So a file's times at a shape are scaled by
+    what its peers took there against the peers of the first file that has the shape.
+    """
     times: dict[tuple, dict[str, float]] = {}
+    first_peers: dict[tuple, dict[str, float]] = {}
     device = ""
     for path in paths:
         data = json.loads(path.read_text(encoding="utf-8"))
         device = data["environment"]["gpu"]
         for shape, row in zip(data["shapes"], data["us"], strict=True):
+            found = {name: us for name, us in zip(data["contenders"], row, strict=True) if us is not None}
+            peers = {name: us for name, us in found.items() if name in PEERS}
+            scale = peer_ratio(first_peers.setdefault(tuple(shape), peers), peers)
             known = times.setdefault(tuple(shape), {})
-            for name, us in zip(data["contenders"], row, strict=True):
-                if us is not None and name.startswith("sm"):
-                    known[name] = us
+            known.update({name: us * scale for name, us in found.items() if name.startswith("sm")})
     return {shape: us for shape, us in times.items() if us}, device
+
+
+def peer_ratio(before: dict[str, float], now: dict[str, float]) -> float:
+    """How much longer the same peers took before: the geometric mean over those in both runs."""
+    logs = [math.log(before[name] / now[name]) for name in before.keys() & now.keys()]
+    return math.exp(sum(logs) / len(logs)) if logs else 1.0
 
 
 def compiled(name: str) -> str:
@@ -89,7 +102,7 @@ def table_rows(times: dict, allowed: set[str] | None) -> list[dict]:
         fitting = {name: t for name, t in us.items() if allowed is None or _measured_as(name) & allowed}
         ranked = sorted(fitting, key=lambda name: (fitting[name], name))[:KEPT]
         if ranked:
-            rows.append({"n": n, "k": k, "m": m, "names": ranked, "us": [fitting[name] for name in ranked]})
+            rows.append({"n": n, "k": k, "m": m, "names": ranked, "us": [round(fitting[name], 2) for name in ranked]})
     return rows
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -20,6 +21,8 @@ from harness.problems import Op, Problem
 from harness.statistics import Sample
 from harness.timing import Prepared, Timer
 
+Bind = Callable[[Operands], Callable[[], object]]
+"""A call with its arguments bound, so that host time is the call's own and not that of gathering them."""
 Multiply = Callable[[Operands, int], Tensor | None]
 """Enqueues one call with the i-th copy of the weights. Returns the result, or None if it is in operands.out."""
 
@@ -63,6 +66,7 @@ class LocalContender:
     applies_scales: bool = True
     scales_per_tensor: bool = False
     fewest_rows: int = 1
+    bind: Bind | None = None
     pinned: Callable[[], AbstractContextManager] = nullcontext
     """Makes the context for its calls."""
     row: Row | None = None
@@ -78,8 +82,9 @@ class LocalContender:
             return timer.prepare(calls, fewest)
 
     def host_us(self, operands: Operands, timer: Timer) -> Sample:
+        call = self.bind(operands) if self.bind is not None else lambda: self.multiply(operands, 0)
         with self.pinned():
-            return timer.host_us(lambda: self.multiply(operands, 0))
+            return timer.host_us(call)
 
     def _check(self, operands: Operands) -> None:
         operands.out.fill_(torch.nan)
@@ -117,15 +122,34 @@ def through_ops(namespace: object) -> Multiply:
     return multiply
 
 
+def bound_to_ops(namespace: object) -> Bind:
+    """The same call with its arguments bound."""
+    scaled_mm = namespace.cutlass_scaled_mm.default
+    scaled_mm_azp = namespace.cutlass_scaled_mm_azp.default
+
+    def bind(x: Operands) -> Callable[[], object]:
+        if x.problem.op is Op.INT8_AZP:
+            return partial(scaled_mm_azp, x.out, x.a, x.weights[0], x.a_scales, x.b_scales, x.azp_adj[0], x.azp, None)
+        return partial(scaled_mm, x.out, x.a, x.weights[0], x.a_scales, x.b_scales, None)
+
+    return bind
+
+
 def gemmill_contender() -> LocalContender:
     """The ops of the loaded build, each call answered by the variant that gemmill chooses."""
-    return LocalContender(name="gemmill", multiply=through_ops(torch.ops.gemmill), ops=tuple(Op))
+    ops = torch.ops.gemmill
+    return LocalContender(name="gemmill", multiply=through_ops(ops), bind=bound_to_ops(ops), ops=tuple(Op))
 
 
 def constant_weights_contender() -> LocalContender:
     """The same ops with the caller's promise that weights are constant, which lets them be read early."""
+    ops = torch.ops.gemmill
     return LocalContender(
-        name="gemmill constant", multiply=through_ops(torch.ops.gemmill), ops=tuple(Op), pinned=_constant_weights
+        name="gemmill constant",
+        multiply=through_ops(ops),
+        bind=bound_to_ops(ops),
+        ops=tuple(Op),
+        pinned=_constant_weights,
     )
 
 
@@ -173,13 +197,20 @@ def _pin(name: str) -> Callable[[], AbstractContextManager]:
 def vllm_contender(library: str) -> LocalContender:
     """vLLM's released kernels. Raises OSError or RuntimeError where this process cannot load the library."""
     torch.ops.load_library(library)
-    return LocalContender(name="vllm", multiply=through_ops(torch.ops._C), ops=tuple(Op))
+    ops = torch.ops._C
+    return LocalContender(name="vllm", multiply=through_ops(ops), bind=bound_to_ops(ops), ops=tuple(Op))
 
 
 def torch_contenders() -> Iterator[LocalContender]:
     """What torch itself offers."""
-    yield LocalContender(name="torch row-wise", multiply=_torch_row_wise, ops=(Op.FP8,))
-    yield LocalContender(name="torch tensor-wise", multiply=_torch_tensor_wise, ops=(Op.FP8,), scales_per_tensor=True)
+    yield LocalContender(name="torch row-wise", multiply=_torch_row_wise, bind=_bind_row_wise, ops=(Op.FP8,))
+    yield LocalContender(
+        name="torch tensor-wise",
+        multiply=_torch_tensor_wise,
+        bind=_bind_tensor_wise,
+        ops=(Op.FP8,),
+        scales_per_tensor=True,
+    )
     yield LocalContender(
         name="torch._int_mm",
         multiply=_torch_int_mm,
@@ -191,6 +222,16 @@ def torch_contenders() -> Iterator[LocalContender]:
 
 def _torch_row_wise(x: Operands, i: int) -> Tensor:
     return torch._scaled_mm(x.a, x.weights[i], x.a_scales, x.b_scales, out_dtype=x.out.dtype, use_fast_accum=True)
+
+
+def _bind_row_wise(x: Operands) -> Callable[[], object]:
+    scales = (x.a_scales, x.b_scales)
+    return partial(torch._scaled_mm, x.a, x.weights[0], *scales, out_dtype=x.out.dtype, use_fast_accum=True)
+
+
+def _bind_tensor_wise(x: Operands) -> Callable[[], object]:
+    scales = (x.a_scale, x.b_scale)
+    return partial(torch._scaled_mm, x.a, x.weights[0], *scales, out_dtype=x.out.dtype, use_fast_accum=True)
 
 
 def _torch_tensor_wise(x: Operands, i: int) -> Tensor:

@@ -6,13 +6,21 @@ vLLM's library is loaded in the same process, whichever registers later serves t
 
 import torch
 
+from gemmill.manifest import ManifestError
 from gemmill.runtime import ops
 
 NAMESPACE = "_C"
+
+
+def _supports_fp8(capability: int) -> bool:
+    try:
+        return capability >= 90 and ops.supports("cutlass_scaled_mm", dtype="e4m3")
+    except ManifestError:
+        return False  # no build: nothing is compiled in
+
+
 _QUERIES = {
-    "cutlass_scaled_mm_supports_fp8": lambda capability: (
-        capability >= 90 and ops.supports("cutlass_scaled_mm", dtype="e4m3")
-    ),
+    "cutlass_scaled_mm_supports_fp8": _supports_fp8,
     "cutlass_scaled_mm_supports_block_fp8": lambda capability: False,
     "cutlass_group_gemm_supported": lambda capability: False,
 }

@@ -190,6 +190,8 @@ def _one_of_each_other_kind() -> Iterator[KernelConfig]:
     yield with_promotion(_split_k(fp8, (64, 16, 512), KernelSchedule.BASIC, 5, 2))
     yield _config(fp8, ((64, 64, 128), (1, 1, 1), KernelSchedule.BASIC), swap_ab=True)
     yield _config(fp8, cooperative, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
+    for row in sm90.MORE_STREAM_K:
+        yield _config(fp8, row, tile_scheduler=TileScheduler.STREAM_K)
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
         yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE_PREFILL[1])
 

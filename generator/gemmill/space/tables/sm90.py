@@ -35,9 +35,12 @@ BETWEEN: tuple[Row, ...] = (
     ((128, 96, 128), (1, 1, 1), PINGPONG),
     ((128, 160, 128), (2, 1, 1), PINGPONG),
     ((128, 192, 128), (2, 1, 1), PINGPONG),
+    ((128, 160, 128), (2, 1, 1), COOPERATIVE),
+    ((128, 192, 128), (2, 1, 1), COOPERATIVE),
+    ((256, 160, 128), (2, 1, 1), COOPERATIVE),
 )
 """Widths at which the tiles of frequent shapes just fill 132 SMs: 2048 x 1280 is 128 tiles of 128 x 160, where 128 x 128
-makes 160, and 512 x 6144 is 128 of 128 x 192."""
+makes 160, and 512 x 6144 is 128 of 128 x 192. With one tile a CTA, pingpong leaves one of its groups idle: cooperative."""
 
 DECODE: tuple[Row, ...] = (
     ((64, 16, 256), (1, 1, 1), PINGPONG),
@@ -101,7 +104,9 @@ CORE_DECODE: tuple[Row, ...] = (
 CORE_SPLIT_K: tuple[SplitKRow, ...] = (
     ((64, 16, 256), BASIC, 4),
     ((64, 16, 512), BASIC, 5),
+    ((64, 32, 256), BASIC, 4),
     ((64, 32, 256), BASIC, 8),
+    ((64, 64, 256), BASIC, 3),
     ((64, 64, 256), BASIC, 7),
     ((128, 128, 128), COOPERATIVE, 6),
 )
@@ -115,7 +120,14 @@ MORE_DECODE: tuple[Row, ...] = (
 )
 """What the most frequent problem, e4m3 to bf16, gets besides."""
 
+MORE_STREAM_K: tuple[Row, ...] = (
+    ((128, 128, 128), (2, 1, 1), COOPERATIVE),
+    ((128, 256, 128), (2, 1, 1), COOPERATIVE),
+    ((256, 128, 128), (2, 1, 1), COOPERATIVE),
+)
+"""For e4m3 to bf16, where tiles fill the SMs one and a bit times: 4096 x 1280 is 160 tiles of 256 x 128."""
+
 FEW_PREFILL: tuple[Row, ...] = (CORE_PREFILL[0], CORE_PREFILL[2], CORE_PREFILL[3])
 FEW_DECODE: tuple[Row, ...] = (CORE_DECODE[1],)
-FEW_SPLIT_K: tuple[SplitKRow, ...] = (CORE_SPLIT_K[0], CORE_SPLIT_K[2], CORE_SPLIT_K[3])
+FEW_SPLIT_K: tuple[SplitKRow, ...] = (CORE_SPLIT_K[0], CORE_SPLIT_K[2], CORE_SPLIT_K[4])
 """What the least frequent, s8 to f16, make do with."""
