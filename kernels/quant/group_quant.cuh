@@ -56,7 +56,7 @@ __device__ __forceinline__ float group_scale(GroupQuantParams const& p, float am
 }
 
 template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
-__global__ void __launch_bounds__(kMostGroupQuantThreads) group_quant_kernel(GroupQuantParams const p) {
+__global__ void __launch_bounds__(kMostGroupQuantThreads) group_quant_kernel(__grid_constant__ GroupQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
   constexpr int kLanes = kGroup / kElements;
   static_assert(kLanes >= 2 && kLanes <= 32, "a group is held by 2 to 32 lanes");
@@ -120,7 +120,9 @@ __global__ void __launch_bounds__(kMostGroupQuantThreads) group_quant_kernel(Gro
 
 template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
 int32_t launch_group_quant_slice(GroupQuantParams const& p, gemmill_quant_launch const& how) {
-  int const threads = how.threads_hint != 0 ? how.threads_hint : kGroupQuantThreads;
+  int const threads = how.threads_hint != 0 ? how.threads_hint
+                      : Activation::kGated && is_large(p.chunks, how.sm_count) ? kThreadsOfLarge
+                                                                              : kGroupQuantThreads;
   return launch(&group_quant_kernel<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, kUnroll, kAligned>, p,
                 ceil_divide(p.chunks, threads * kUnroll), threads, how);
 }
@@ -155,7 +157,8 @@ int32_t group_quant(gemmill_group_quant_args const& x) {
     };
     int const unroll = x.launch.chunks_hint != 0 ? x.launch.chunks_hint
                        : p.chunks <= int64_t{x.launch.sm_count} * kGroupQuantThreads * 4 ? 1
-                                                                                           : 2;
+                       : is_large(p.chunks, x.launch.sm_count)                           ? 4
+                                                                                         : 2;
     int32_t const error =
         !aligned      ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, false>(p, x.launch)
         : unroll == 1 ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, true>(p, x.launch)
