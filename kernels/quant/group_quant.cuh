@@ -39,7 +39,7 @@ __device__ __forceinline__ uint8_t* packed_scale(GroupQuantParams const& p, uint
 
 // The zeros that pad the row's last word, and the rows beyond the last. Called for the last group of a row and for
 // every group of the last row.
-inline __device__ __noinline__ void pad_packed_scales(GroupQuantParams const& p, uint32_t row, uint32_t group) {
+__device__ __forceinline__ void pad_packed_scales(GroupQuantParams const& p, uint32_t row, uint32_t group) {
   uint32_t const words = (p.groups + 3) / 4;
   if (group + 1 == p.groups) {
     for (uint32_t g = p.groups; g < words * 4; ++g) *packed_scale(p, row, g) = 0;

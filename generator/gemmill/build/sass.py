@@ -9,7 +9,7 @@ from gemmill.build.inspect import is_of_variant
 
 _ELF = re.compile(r"^ELF file\s+\d+: .*\.(sm_\w+)\.cubin$", re.MULTILINE)
 
-_FUNCTION = re.compile(r"STT_FUNC\s.*?(\w+)$", re.MULTILINE)
+_FUNCTION = re.compile(r"^\s*(?:STT_)?FUNC\s.*?(\w+)$", re.MULTILINE)
 
 
 def architectures(extension: Path, cuobjdump: Path) -> tuple[str, ...]:
