@@ -45,7 +45,11 @@ def values_of(config: KernelConfig) -> dict[str, Any]:
         return values
     if s.tile_scheduler is TileScheduler.SPLIT_K:
         return values | {"stages": s.stages, "promoted": s.accumulation is Accumulation.PROMOTED}
+    # The kernel as compiled: with swap_ab, its A is the op's B.
+    a_type, b_type = (p.b_dtype, p.a_dtype) if s.swap_ab else (p.a_dtype, p.b_dtype)
     return values | {
+        "a_type": a_type.cutlass_type,
+        "b_type": b_type.cutlass_type,
         "arch_tag": config.arch.cutlass_tag,
         "cluster_shape_mnk": s.cluster_shape_mnk,
         "swap_ab": s.swap_ab,
