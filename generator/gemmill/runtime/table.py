@@ -12,7 +12,8 @@ from gemmill.vocab import KernelSchedule, RasterOrder, TileScheduler
 
 _RASTER_CODES = {RasterOrder.HEURISTIC: 0, RasterOrder.ALONG_M: 1, RasterOrder.ALONG_N: 2}
 _COST_PERMILLE = {KernelSchedule.MMA_SYNC: 12_000}
-"""What the model does not know: mma.sync without TMA reaches a twelfth of WGMMA's rate (H200)."""
+"""What the model does not know: without TMA and WGMMA a kernel is far behind. An assumption, large enough that the fallback
+is chosen only where nothing else fits."""
 
 
 class Row(ctypes.Structure):
