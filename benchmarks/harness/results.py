@@ -5,9 +5,9 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from gemmill.tune.statistics import Sample, geometric_mean, paired_ratio
 from harness.contenders import Contender
 from harness.measuring import Measurement
-from harness.statistics import Sample, geometric_mean, paired_ratio
 
 SCHEMA_VERSION = 1
 SUBJECT = "gemmill"

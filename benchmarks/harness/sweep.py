@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from gemmill.tune.statistics import steady_us
 from harness.measuring import Measurement
-from harness.statistics import steady_us
 
 
 def sweep_record(measurements: Sequence[Measurement]) -> dict[str, object]:

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
+from gemmill.tune.device import Monitor, commit_of, environment
+from gemmill.tune.problems import Op, Problem
+from gemmill.tune.statistics import sample, steady_us
 from harness import stand_in
 from harness.contenders import torch_contenders
-from harness.devices import Monitor, commit_of, environment
 from harness.measuring import Measurement
 from harness.plot import draw
-from harness.problems import Op, Problem
 from harness.results import row_record, summary_record, summary_text, table, write_json
-from harness.statistics import sample, steady_us
 from harness.sweep import sweep_record, sweep_table
 
 PEERS = [*torch_contenders()]
