@@ -3,12 +3,13 @@
 import json
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
-from gemmill.runtime.problem import Need, problem_code
+from gemmill.runtime.problem import Need, problem_code, scales_codes_of
 from gemmill.space.config import KernelConfig
 from gemmill.space.names import parse_gemm_name, to_name
-from gemmill.vocab import DType, EpilogueKind
+from gemmill.vocab import DType, EpilogueKind, ScaleLayout
 
 _FOLDER = Path(__file__).parent / "tables"
 
@@ -42,12 +43,14 @@ def _siblings(row: dict) -> list[TunedChoice]:
     configs = [parse_gemm_name(name) for name in row["names"]]
     operand = configs[0].problem.a_dtype
     azp = configs[0].problem.epilogue.takes_azp
+    groups = configs[0].problem.scale_groups
     result = []
-    for out in (DType.BF16, DType.F16):
+    kinds = scales_codes_of(groups, ScaleLayout.VECTOR if groups is None else ScaleLayout.STRIDED)
+    for out, scales in product((DType.BF16, DType.F16), kinds):
         for need in (Need.AZP_ROW, Need.AZP_TOKEN) if azp else (Need.SCALE, Need.BIAS):
             result.append(
                 TunedChoice(
-                    problem=problem_code(need, operand.torch_name, out.torch_name),
+                    problem=problem_code(need, operand.torch_name, out.torch_name, scales),
                     n=row["n"],
                     k=row["k"],
                     m=row["m"],
