@@ -17,6 +17,7 @@ _RUNTIME = (
     "explain",
     "load",
     "supports",
+    "table_digest",
     "use_variant",
     "variants",
 )

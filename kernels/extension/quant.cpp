@@ -84,7 +84,7 @@ int32_t launch_static(gemmill_quant_kernel const& kernel, QuantCall const& x, ge
 }
 
 int32_t launch_tensor(gemmill_quant_kernel const& kernel, QuantCall const& x, gemmill_quant_launch const& how) {
-  Workspace const workspace(gemmill_tensor_quant_workspace_bytes, x.out.device_type, x.out.device);
+  Workspace const workspace(gemmill_tensor_quant_workspace_bytes, x.out.device);
   gemmill_tensor_quant_args const args{x.in.data, x.out.data, static_cast<float*>(x.scales.data), workspace.data(),
                                        x.rows, x.hidden, x.in_stride, x.out_stride, how};
   return kernel.launch(&args);

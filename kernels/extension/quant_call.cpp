@@ -175,7 +175,7 @@ bool places_fit(QuantCall const& x) {
   for (size_t i = 0; i < places.size(); ++i) {
     Operand const& a = *places[i].operand;
     if (!a.given()) continue;
-    if (a.device_type != x.out.device_type || a.device != x.out.device) return false;
+    if (a.device != x.out.device) return false;
     for (size_t j = 0; j < i; ++j) {
       Operand const& b = *places[j].operand;
       if (!b.given() || !(places[i].written || places[j].written)) continue;

@@ -74,7 +74,7 @@ bool well_formed(Op op, Operands const& x) {
   int64_t out_bytes = x.out.span_bytes(2);
   for (auto [operand, bytes] : {std::pair(&x.a, 1), {&x.b, 1}, {&x.a_scales, 4}, {&x.b_scales, 4}, {&x.azp_adj, 4}, {&x.azp, 4}, {&x.bias, 2}}) {
     if (!operand->given()) continue;
-    if (operand->device_type != x.out.device_type || operand->device != x.out.device) return false;
+    if (operand->device != x.out.device) return false;
     if (overlaps(x.out, out_bytes, *operand, bytes)) return false;
   }
   return true;
@@ -130,7 +130,7 @@ void run(Op op, Operands const& x) {
   args.constant_weights = constant_weights();
 
   DeviceScope scope(device);
-  Workspace workspace(row.workspace ? kernel.workspace(&args) : 0, x.out.device_type, device);
+  Workspace workspace(row.workspace ? kernel.workspace(&args) : 0, device);
   args.workspace = workspace.data();
   int32_t status = kernel.launch(&args, current_stream(device));
   if (status != 0) {

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -293,3 +294,25 @@ def test_symbols_that_the_extension_asks_for_exist(home_of_probes) -> None:
         assert undefined_in(library, torch_libraries(), library.required) == set()
         of_torch = {name for name in library.required if "torch" in name}
         assert of_torch and all(name.startswith(("aoti_torch_", "torch_")) for name in of_torch)
+
+
+def test_calls_without_an_exact_choice_are_noted_once(probe, with_table: Callable) -> None:
+    table = probe.build.table
+    row = next(i for i, entry in enumerate(table.entries) if entry.config.schedule.alignment_a > 1)
+    with_table(tuned=(TunedRow(problem=table.rows[row].problem, n=4096, k=4096, m=16, row=row),))
+    here = ProblemCall(problem=table.rows[row].problem, m=16, n=4096, k=4096, align_a=16, align_b=16, align_d=16)
+    calls = [here, replace(here, n=2048), replace(here, m=17)]
+    probe.build.record_misses(64)
+    try:
+        for call in calls * 2:
+            probe.build.choose(call, SMS)
+        assert probe.build.take_misses(64) == [(calls[1], Trust.NEAREST), (calls[2], Trust.MODEL)]
+        assert probe.build.take_misses(64) == []
+        probe.build.record_misses(1)
+        for n in (16, 32, 64):
+            probe.build.choose(replace(here, n=n), SMS)
+        assert len(probe.build.take_misses(64)) == 1, "no more than were asked for"
+    finally:
+        probe.build.record_misses(0)
+    probe.build.choose(replace(here, n=48), SMS)
+    assert probe.build.take_misses(64) == []
