@@ -21,7 +21,7 @@ inline thread_local Arena arena;
 
 class Workspace {
  public:
-  Workspace(int64_t bytes, int32_t device_type, int32_t device) {
+  Workspace(int64_t bytes, int32_t device) {
     if (bytes == 0) return;
     if (arena.data != nullptr) {
       if (bytes > arena.bytes) throw std::runtime_error("gemmill: a workspace of " + std::to_string(bytes) + " bytes is not in the arena");
@@ -30,7 +30,7 @@ class Workspace {
       return;
     }
     int64_t const stride = 1;
-    if (aoti_torch_empty_strided(1, &bytes, &stride, dtypes().u8, device_type, device, &handle_) != 0) {
+    if (aoti_torch_empty_strided(1, &bytes, &stride, dtypes().u8, device < 0 ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda(), device, &handle_) != 0) {
       throw std::runtime_error("gemmill: no memory for a workspace of " + std::to_string(bytes) + " bytes");
     }
   }
