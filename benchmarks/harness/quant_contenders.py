@@ -59,7 +59,9 @@ def check(operands: QuantOperands, call: Callable[[], object]) -> None:
     by_reference(BY_NAME[operands.problem.case.op], tuple(wanted.values()))
     codes, expected = out.view(torch.uint8)[rows].view(out.dtype), wanted[name_of(wanted, OUT_NAMES)]
     steps = (_steps(codes) - _steps(expected)).abs()
-    apart = (_some_rows(scales, rows, operands.problem.m).double() - wanted[name_of(wanted, SCALE_NAMES)].double()).abs()
+    apart = (
+        _some_rows(scales, rows, operands.problem.m).double() - wanted[name_of(wanted, SCALE_NAMES)].double()
+    ).abs()
     allowed = SCALES_APART * wanted[name_of(wanted, SCALE_NAMES)].double().abs()
     if bool((steps > 1).any()) or float((steps > 0).float().mean()) > CODES_APART or bool((apart > allowed).any()):
         raise WrongResult(
