@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
 WIDTH, HEIGHT = 340, 210
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 30
+LEFT, RIGHT, TOP, BOTTOM = 46, 18, 10, 30
 CELL_WIDTH, CELL_HEIGHT, ROW_LABEL = 58, 24, 150
 
 
@@ -116,9 +116,13 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _thinned(values: Sequence[float]) -> list[float]:
-    """So few that their texts do not touch, the first and last among them."""
-    step = -(-len(values) // 7)
-    return [*values[:-1:step], values[-1]] if len(values) > 1 else list(values)
+    """The last, and of the others those whose texts do not touch it or each other."""
+    kept: list[float] = []
+    low, high = values[0], values[-1]
+    for value in reversed(values):
+        if not kept or low == high or math.log(kept[-1] / value) / math.log(high / low) >= 1 / 7:
+            kept.append(value)
+    return kept
 
 
 def _number(value: float) -> str:

@@ -1,7 +1,7 @@
 """Tasks on a Dask cluster: a local one with one worker for each GPU, or one that is there already.
 
 A task asks for the resource GPU=1. Its Dask worker keeps a measuring process, which may be killed without the worker
-noticing. Where a worker is lost, Dask gives its task to another; a task that takes several down with it is given up.
+noticing. Where a worker is lost, its tasks are run again, each alone; one that takes another down with it is given up.
 """
 
 import atexit
@@ -24,9 +24,6 @@ from gemmill.tune.worker import Worker
 
 RESOURCES = {"GPU": 1}
 CONNECT_SECONDS = 30
-MOST_DEATHS = 2
-"""Workers that a task may lose before it is given up."""
-
 _workers: dict[WorkerSpec, Worker] = {}
 
 
@@ -44,22 +41,25 @@ class ClusterExecutor:
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Event]:
         """Outcomes in the order in which they come."""
+        again = []
+        for task, outcome, error in self._gather(tasks):
+            if isinstance(error, KilledWorker):
+                again.append(task)
+            else:
+                yield _event(task, outcome, error)
+        # Dask blames all tasks that a lost worker had: alone, each shows whether it was the one.
+        for suspect in again:
+            for task, outcome, error in self._gather([suspect]):
+                yield _event(task, outcome, error)
+
+    def _gather(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome | None, BaseException | None]]:
         futures = {
-            self._client.submit(
-                measure_here, self._spec, task, pure=False, resources=RESOURCES, key=f"{task.problem}-{i}"
-            ): task
-            for i, task in enumerate(tasks)
+            self._client.submit(measure_here, self._spec, task, pure=False, resources=RESOURCES): task for task in tasks
         }
         try:
             for future in as_completed(list(futures)):
-                task = futures[future]
                 error = future.exception()
-                if error is not None:
-                    yield task, TaskLost(_why(error)), {}
-                    continue
-                outcome: Outcome = future.result()
-                yield task, outcome, dict(outcome.findings)
-                future.release()
+                yield futures[future], None if error is not None else future.result(), error
         finally:
             self._client.cancel(list(futures))
 
@@ -110,9 +110,9 @@ def local_cluster(spec: WorkerSpec, gpus: int) -> ClusterExecutor:
     }
     scheduler = {
         "cls": Scheduler,
-        "options": {"dashboard": False, "dashboard_address": None, "allowed_failures": MOST_DEATHS},
+        "options": {"dashboard": False, "dashboard_address": None, "allowed_failures": 0},
     }
-    cluster = SpecCluster(scheduler=scheduler, workers=workers, silence_logs=40)
+    cluster = SpecCluster(scheduler=scheduler, workers=workers, silence_logs=50)
     return ClusterExecutor(spec, Client(cluster), cluster)
 
 
@@ -162,7 +162,13 @@ def _worker(spec: WorkerSpec) -> Worker:
     return _workers[spec]
 
 
+def _event(task: Task, outcome: Outcome | None, error: BaseException | None) -> Event:
+    if error is not None or outcome is None:
+        return task, TaskLost(_why(error) if error is not None else "it gave no result"), {}
+    return task, outcome, dict(outcome.findings)
+
+
 def _why(error: BaseException) -> str:
     if isinstance(error, KilledWorker):
-        return f"its worker was lost {MOST_DEATHS + 1} times"
+        return "its worker was lost, also when it ran alone"
     return f"{type(error).__name__}: {error}"
