@@ -21,7 +21,8 @@ import torch
 
 import gemmill
 from gemmill.manifest import ManifestError
-from harness import devices
+from gemmill.tune import device as devices
+from gemmill.tune.timing import FEWEST_CALLS, DryTimer, GraphTimer, Timer
 from harness.measuring import Measurement, Plan, first_line, measure
 from harness.quant_contenders import QuantContender
 from harness.quant_problems import (
@@ -35,7 +36,6 @@ from harness.quant_problems import (
 )
 from harness.quant_results import PEER, draw, row_record, summary_record, summary_text, table
 from harness.results import SUBJECT, sample_record, write_json
-from harness.timing import FEWEST_CALLS, DryTimer, GraphTimer, Timer
 
 SCHEMA_VERSION = 1
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -109,7 +109,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", help="only ops with one of these in their name, with commas")
-    parser.add_argument("--shapes", default="table,grid", help='"table", "grid" or MxHIDDEN, with commas; both by default')
+    parser.add_argument(
+        "--shapes", default="table,grid", help='"table", "grid" or MxHIDDEN, with commas; both by default'
+    )
     parser.add_argument("--build", help="build id or path; the newest by default")
     parser.add_argument("--also", default="", help="other builds to time beside it, with commas")
     parser.add_argument("--vllm-so", metavar="PATH", help="vLLM's _C_stable_libtorch.abi3.so")

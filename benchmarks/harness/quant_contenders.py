@@ -10,10 +10,10 @@ from torch import Tensor
 from gemmill.runtime.quant_call import OUT_NAMES, SCALE_NAMES, name_of
 from gemmill.runtime.quant_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME
+from gemmill.tune.statistics import Sample
+from gemmill.tune.timing import Prepared, Timer
 from harness.contenders import WrongResult
 from harness.quant_problems import QuantOperands, QuantProblem
-from harness.statistics import Sample
-from harness.timing import Prepared, Timer
 
 CHECKED_ROWS = 8
 """At either end."""
@@ -59,7 +59,9 @@ def check(operands: QuantOperands, call: Callable[[], object]) -> None:
     by_reference(BY_NAME[operands.problem.case.op], tuple(wanted.values()))
     codes, expected = out.view(torch.uint8)[rows].view(out.dtype), wanted[name_of(wanted, OUT_NAMES)]
     steps = (_steps(codes) - _steps(expected)).abs()
-    apart = (_some_rows(scales, rows, operands.problem.m).double() - wanted[name_of(wanted, SCALE_NAMES)].double()).abs()
+    apart = (
+        _some_rows(scales, rows, operands.problem.m).double() - wanted[name_of(wanted, SCALE_NAMES)].double()
+    ).abs()
     allowed = SCALES_APART * wanted[name_of(wanted, SCALE_NAMES)].double().abs()
     if bool((steps > 1).any()) or float((steps > 0).float().mean()) > CODES_APART or bool((apart > allowed).any()):
         raise WrongResult(

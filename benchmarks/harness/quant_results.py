@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from gemmill.tune.statistics import geometric_mean
 from harness.measuring import Measurement
 from harness.quant_problems import QuantProblem
 from harness.results import SUBJECT, sample_record
-from harness.statistics import geometric_mean
 
 PEER = "vllm"
 LARGE_BYTES = 64e6

@@ -111,7 +111,11 @@ def _compare_arguments(probe, call) -> None:
 
 def test_a_pinned_kernel_takes_no_other_call(probe) -> None:
     pinned, other = (
-        next(e for e in probe.build.quant.entries if (e.config.family, e.config.activation) == (QuantFamily.TOKEN, activation))
+        next(
+            e
+            for e in probe.build.quant.entries
+            if (e.config.family, e.config.activation) == (QuantFamily.TOKEN, activation)
+        )
         for activation in (Activation.NONE, Activation.SILU)
     )
     before = probe.build.pin_quant(probe.build.quant.kernel_of(pinned.name))
