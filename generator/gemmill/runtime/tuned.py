@@ -19,11 +19,11 @@ import torch
 from gemmill import settings
 from gemmill.locations import runtime_tables_dir
 from gemmill.manifest import KernelEntry
-from gemmill.runtime.problem import Need, problem_code
+from gemmill.runtime.problem import Need, problem_code, scales_codes_of
 from gemmill.runtime.table_file import TableError, TableRow, TunedTable, read_table
 from gemmill.space.config import KernelConfig
 from gemmill.space.names import parse_gemm_name, to_name
-from gemmill.vocab import DType, EpilogueKind
+from gemmill.vocab import DType, EpilogueKind, ScaleLayout
 
 _SHIPPED = runtime_tables_dir()
 _DRIVER = Path("/sys/module/nvidia/version")
@@ -181,16 +181,21 @@ def _siblings(row: TableRow) -> list[TunedChoice]:
     except ValueError:
         return []  # of a later gemmill, or of no GEMM: nothing that this build has
     return [
-        TunedChoice(problem=problem, n=row.n, k=row.k, m=row.m, names=names[key]) for key, problem in classes.items()
+        TunedChoice(problem=problem, n=row.n, k=row.k, m=row.m, names=names[key])
+        for key, problems in classes.items()
+        for problem in problems
     ]
 
 
 @cache
-def _classes(variant: str) -> dict[tuple[Need, DType], int]:
+def _classes(variant: str) -> dict[tuple[Need, DType], tuple[int, ...]]:
     problem = parse_gemm_name(variant).problem
+    # A variant that reads scales in one layout alone is not found among the rows of the other.
+    layout = ScaleLayout.STRIDED if problem.scale_groups else ScaleLayout.VECTOR
+    kinds = scales_codes_of(problem.scale_groups, layout)
     needs = (Need.AZP_ROW, Need.AZP_TOKEN) if problem.epilogue.takes_azp else (Need.SCALE, Need.BIAS)
     return {
-        (need, out): problem_code(need, problem.a_dtype.torch_name, out.torch_name)
+        (need, out): tuple(problem_code(need, problem.a_dtype.torch_name, out.torch_name, kind) for kind in kinds)
         for out in (DType.BF16, DType.F16)
         for need in needs
     }

@@ -11,7 +11,19 @@ from gemmill.space.names import to_name
 from gemmill.space.quant_ops import quant_configs, smoke_quant_configs
 from gemmill.space.rules import check
 from gemmill.space.tables import sm90
-from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, Status, TileScheduler
+from gemmill.vocab import (
+    SCALE_GROUPS,
+    Accumulation,
+    Arch,
+    DType,
+    EpilogueKind,
+    KernelSchedule,
+    ScaleGranularity,
+    ScaleGroups,
+    ScaleLayout,
+    Status,
+    TileScheduler,
+)
 
 OUT_DTYPES = (DType.BF16, DType.F16)
 
@@ -80,6 +92,16 @@ def _config(
     )
 
 
+def _group_problem(operand: DType, out: DType, groups: ScaleGroups, layout: ScaleLayout) -> Problem:
+    return replace(
+        _problem(operand, out, EpilogueKind.SCALED_BIAS),
+        a_scale=ScaleGranularity.GROUP,
+        b_scale=groups.b_scale,
+        scale_layout=layout,
+        group_size=groups.size,
+    )
+
+
 def _unaligned(problem: Problem) -> KernelConfig:
     row = (sm90.UNALIGNED_TILE, (1, 1, 1), KernelSchedule.MMA_SYNC)
     accumulation = Accumulation.PROMOTED if problem.a_dtype.is_float else Accumulation.EXACT
@@ -131,6 +153,7 @@ def _smoke(arch: Arch) -> Iterator[AnyConfig]:
         yield _split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, splits)
     for problem in _problems(OUT_DTYPES):
         yield _unaligned(problem)
+    yield _unaligned(_group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED))
     yield from smoke_quant_configs(arch)
 
 
@@ -167,6 +190,8 @@ def _default(arch: Arch) -> Iterator[AnyConfig]:
             yield from _kernels(problem, sm90.FEW_PREFILL, sm90.FEW_DECODE, sm90.FEW_SPLIT_K)
         yield _unaligned(problem)
     yield from _one_of_each_other_kind()
+    for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
+        yield _unaligned(_group_problem(operand, out, groups, ScaleLayout.STRIDED))
     yield from quant_configs(arch)
 
 

@@ -1,7 +1,7 @@
 """What must fit in shared memory."""
 
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import OK, Status, TileScheduler, rejected
+from gemmill.vocab import OK, ScaleLayout, Status, TileScheduler, rejected
 
 FEWEST_STAGES = 2
 BARRIERS = 1024
@@ -15,10 +15,12 @@ def stage_bytes(config: KernelConfig) -> int:
 
 
 def epilogue_bytes(config: KernelConfig) -> int:
-    """Bytes CUTLASS's epilogue takes beside the main loop: up to four 64 x 32 store buffers and row vectors."""
+    """Bytes the epilogue takes beside the main loop: up to four 64 x 32 store buffers and row vectors."""
     m, n, _ = config.schedule.tile_shape_mnk
     if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
         return 0  # partial sums reuse the stages
+    if config.problem.scale_layout is ScaleLayout.STRIDED:
+        return m * n * config.problem.out_dtype.bits // 8  # the whole tile is stored at once
     buffers = min(4, max(1, m * n // (64 * 32)))
     return buffers * 64 * 32 * config.problem.out_dtype.bits // 8 + 3 * 4 * n
 
