@@ -21,8 +21,9 @@ import torch
 
 import gemmill
 from gemmill.manifest import ManifestError
-from gemmill.tune import device as devices
+from gemmill.tune.device import Monitor, now
 from gemmill.tune.timing import FEWEST_CALLS, DryTimer, GraphTimer, Timer
+from harness import devices
 from harness.measuring import Measurement, Plan, first_line, measure
 from harness.quant_contenders import QuantContender
 from harness.quant_problems import (
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases, shapes = cases_named(options.ops), list(parse_shapes(options.shapes))
     if options.dry_run:
         shapes = [(min(m, 17), 256) for m, _ in shapes]
-    monitor, started = devices.Monitor(), devices.now()
+    monitor, started = Monitor.of_cuda_device(), now()
     with monitor:
         settled = warm_up(cases[0], field, maker, timer, options.dry_run)
         copy_gbps = copy_bandwidth(timer, device, 1 << 12 if options.dry_run else COPIED_ELEMENTS)
