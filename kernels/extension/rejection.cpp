@@ -32,6 +32,12 @@ Facts& Facts::real(double x) {
   return integer(bits);
 }
 
+Facts& Facts::text(std::string const& x) {
+  numbers_.push_back(static_cast<int64_t>(x.size()));
+  for (char c : x) numbers_.push_back(static_cast<unsigned char>(c));
+  return *this;
+}
+
 Facts& Facts::integers(std::optional<std::vector<int64_t>> const& x) {
   numbers_.push_back(x.has_value());
   if (!x) return *this;
