@@ -24,6 +24,7 @@ VERBS = [
     "show",
     "explain",
     "verify",
+    "tune",
     "doctor",
     "cache list",
     "cache gc",

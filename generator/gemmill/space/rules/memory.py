@@ -20,7 +20,9 @@ def epilogue_bytes(config: KernelConfig) -> int:
     if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
         return 0  # partial sums reuse the stages
     if config.problem.scale_layout is ScaleLayout.STRIDED:
-        return m * (-(-n // 64) * 64) * config.problem.out_dtype.bits // 8  # the whole tile, rows of whole swizzle atoms
+        return (
+            m * (-(-n // 64) * 64) * config.problem.out_dtype.bits // 8
+        )  # the whole tile, rows of whole swizzle atoms
     buffers = min(4, max(1, m * n // (64 * 32)))
     return buffers * 64 * 32 * config.problem.out_dtype.bits // 8 + 3 * 4 * n
 
