@@ -1,11 +1,13 @@
 """What must fit in shared memory."""
 
+from math import gcd
+
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import OK, Status, TileScheduler, rejected
+from gemmill.vocab import OK, Backend, KernelSchedule, Status, TileScheduler, rejected
 
 FEWEST_STAGES = 2
-BARRIERS = 1024
-"""Pipeline barriers and tile descriptors, rounded up."""
+BARRIERS = {Backend.CUTLASS: 1024, Backend.CUTEDSL: 3072}
+"""Pipeline barriers, tile descriptors and what aligning arrays may leave out, rounded up."""
 
 
 def stage_bytes(config: KernelConfig) -> int:
@@ -15,10 +17,14 @@ def stage_bytes(config: KernelConfig) -> int:
 
 
 def epilogue_bytes(config: KernelConfig) -> int:
-    """Bytes CUTLASS's epilogue takes beside the main loop: up to four 64 x 32 store buffers and row vectors."""
+    """Bytes the epilogue takes beside the main loop: CUTLASS's up to four 64 x 32 store buffers and row vectors, the DSL
+    kernel's two of 64 rows and up to 64 columns for each consumer group."""
     m, n, _ = config.schedule.tile_shape_mnk
     if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
         return 0  # partial sums reuse the stages
+    if config.backend is Backend.CUTEDSL:
+        groups = 1 if config.schedule.kernel_schedule is KernelSchedule.BASIC else 2
+        return groups * 2 * 64 * gcd(n, 64) * config.problem.out_dtype.bits // 8
     buffers = min(4, max(1, m * n // (64 * 32)))
     return buffers * 64 * 32 * config.problem.out_dtype.bits // 8 + 3 * 4 * n
 
@@ -28,7 +34,7 @@ def stages_fit(config: KernelConfig) -> Status:
     s = config.schedule
     if not s.kernel_schedule.uses_tma:
         return OK
-    room = config.arch.shared_memory_bytes - epilogue_bytes(config) - BARRIERS
+    room = config.arch.shared_memory_bytes - epilogue_bytes(config) - BARRIERS[config.backend]
     fitting = room // stage_bytes(config)
     wanted = s.stages or FEWEST_STAGES
     if fitting < wanted:

@@ -1,14 +1,7 @@
 """Which problems exist at all."""
 
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import OK, Accumulation, Backend, DType, ScaleGranularity, Status, rejected
-
-
-def backend_is_built(config: KernelConfig) -> Status:
-    """`cutedsl` is a reserved word of the space until its kernels exist."""
-    if config.backend is not Backend.CUTLASS:
-        return rejected(f"backend {config.backend} is reserved: no kernel of it exists yet")
-    return OK
+from gemmill.vocab import OK, Accumulation, DType, ScaleGranularity, Status, rejected
 
 
 def operand_dtypes(config: KernelConfig) -> Status:
@@ -53,4 +46,4 @@ def accumulation_fits_dtype(config: KernelConfig) -> Status:
     return OK
 
 
-RULES = (backend_is_built, operand_dtypes, out_dtype, zero_points_are_integers, grouped_scales, accumulation_fits_dtype)
+RULES = (operand_dtypes, out_dtype, zero_points_are_integers, grouped_scales, accumulation_fits_dtype)
