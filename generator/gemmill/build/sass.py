@@ -11,6 +11,8 @@ from gemmill.build.inspect import is_of_variant
 
 _ELF = re.compile(r"^ELF file\s+\d+: .*\.(sm_\w+)\.cubin$", re.MULTILINE)
 
+_NO_CODE = "does not contain device code"
+"""Said of a library whose kernels are all the DSL's, which is no failure."""
 _FUNCTION = re.compile(r"^\s*(?:STT_)?FUNC\s.*?(\w+)$", re.MULTILINE)
 
 
@@ -57,7 +59,7 @@ def _output(command: list[str | Path]) -> str:
         raise BuildError(
             f"{command[0]} cannot be run ({error.strerror}): name another toolkit with GEMMILL_CUDA_HOME"
         ) from None
-    if done.returncode:
+    if done.returncode and _NO_CODE not in done.stdout + done.stderr:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
         raise BuildError(f"{Path(command[0]).name} failed on {command[-1]}: {lines[0]}")
     return done.stdout
