@@ -13,13 +13,12 @@ import gemmill
 from gemmill.runtime.model import model_ns
 from gemmill.runtime.problem import ProblemCall
 from gemmill.runtime.table import Row, Table
-from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP, Predicate
+from gemmill.tune.checking import CornerCheck
+from gemmill.tune.operands import Operands
+from gemmill.tune.problems import Op, Problem, ops_of
+from gemmill.tune.statistics import Sample
+from gemmill.tune.timing import Prepared, Timer
 from gemmill.vocab import DType
-from harness.checking import CornerCheck
-from harness.operands import Operands
-from harness.problems import Op, Problem
-from harness.statistics import Sample
-from harness.timing import Prepared, Timer
 
 Bind = Callable[[Operands], Callable[[], object]]
 """A call with its arguments bound, so that host time is the call's own and not that of gathering them."""
@@ -178,16 +177,6 @@ def plausible(variants: Sequence[LocalContender], problem: Problem, ratio: float
     guesses = {v.name: model_ns(v.row, call, SM_COUNT) for v in variants if v.row is not None and v.takes(problem)}
     limit = ratio * min(guesses.values(), default=0.0)
     return [v for v in variants if guesses.get(v.name, 0.0) <= limit]
-
-
-def ops_of(predicate: Predicate) -> tuple[Op, ...]:
-    """The benchmarked ops that a variant can serve."""
-    ops: list[Op] = []
-    if SCALED_MM in predicate.ops:
-        ops.append(Op.FP8 if predicate.a_dtype is DType.E4M3 else Op.INT8)
-    if SCALED_MM_AZP in predicate.ops and "token" in predicate.azp:
-        ops.append(Op.INT8_AZP)
-    return tuple(ops)
 
 
 def _pin(name: str) -> Callable[[], AbstractContextManager]:

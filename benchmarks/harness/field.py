@@ -6,6 +6,7 @@ import torch
 
 import gemmill
 from gemmill.manifest import ManifestError
+from gemmill.tune.problems import Problem
 from harness import stand_in
 from harness.contenders import (
     Contender,
@@ -19,7 +20,6 @@ from harness.contenders import (
     vllm_contender,
 )
 from harness.measuring import first_line
-from harness.problems import Problem
 from harness.remote import RemoteContender, RemoteError
 
 PLAUSIBLE = 2.5

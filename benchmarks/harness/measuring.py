@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gemmill.tune.operands import Operands
+from gemmill.tune.problems import Problem
+from gemmill.tune.statistics import Sample, sample
+from gemmill.tune.timing import FEWEST_CALLS, Prepared, Timer
 from harness.contenders import Contender, WrongResult
-from harness.operands import Operands
-from harness.problems import Problem
-from harness.statistics import Sample, sample
-from harness.timing import FEWEST_CALLS, Prepared, Timer
 
 SHORT_GRAPH_US = 300.0
 FEWEST_SHORT_CALLS = 4

@@ -17,10 +17,14 @@ _RUNTIME = (
     "explain",
     "load",
     "supports",
+    "table_digest",
     "use_variant",
     "variants",
 )
 _QUANT = (
+    "act_and_mul_per_block_quant",
+    "act_and_mul_per_token_quant",
+    "act_and_mul_quant",
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
     "dynamic_scaled_int8_quant",

@@ -57,6 +57,18 @@ def constant_weights() -> bool:
     return os.environ.get("GEMMILL_CONSTANT_WEIGHTS") == "1"
 
 
+def tables() -> list[Path]:
+    """GEMMILL_TABLES: tuned tables to prefer, files or folders of them, between colons."""
+    return [
+        Path(text).expanduser().absolute() for text in os.environ.get("GEMMILL_TABLES", "").split(os.pathsep) if text
+    ]
+
+
+def record_misses() -> Path | None:
+    """GEMMILL_RECORD_MISSES: the file to which calls are added whose shape no table has; `gemmill tune --misses` reads it."""
+    return _path("GEMMILL_RECORD_MISSES")
+
+
 def child_environment(*, search: Sequence[Path] = (), python_path: Path | None = None) -> dict[str, str]:
     """This process's environment for a program it starts, with folders put before PATH and PYTHONPATH."""
     result = dict(os.environ)

@@ -123,7 +123,7 @@ int32_t launch_group_quant_slice(GroupQuantParams const& p, gemmill_quant_launch
   int const threads = how.threads_hint != 0 ? how.threads_hint
                       : Activation::kGated && is_large(p.chunks, how.sm_count) ? kThreadsOfLarge
                                                                               : kGroupQuantThreads;
-  return launch(&group_quant_kernel<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, kUnroll, kAligned>, p,
+  return launch<&group_quant_kernel<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, kUnroll, kAligned>>(p,
                 ceil_divide(p.chunks, threads * kUnroll), threads, how);
 }
 

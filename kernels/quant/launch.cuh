@@ -4,9 +4,13 @@
 #include <cstdint>
 #include <cuda_runtime.h>
 
+#include "gemmill/launch.cuh"
 #include "gemmill/quant_abi.h"
 
 namespace gemmill::quant {
+
+// Dynamic shared memory that a kernel may have: 227 KB, less what these kernels declare themselves.
+inline constexpr int kMostSharedBytes = 225 * 1024;
 
 // Chunks that one launch takes, so that indices stay below 2^31; larger tensors are launched in slices of rows.
 inline constexpr int64_t kMostChunks = int64_t{1} << 30;
@@ -37,23 +41,15 @@ __device__ __forceinline__ void wait_for_predecessor() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-template <class Params>
-int32_t launch(void (*kernel)(Params), Params params, int64_t ctas, int threads, gemmill_quant_launch const& how, int cluster = 1) {
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(ctas));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = static_cast<cudaStream_t>(how.stream);
-  config.attrs = attributes;
-  if (how.programmatic_launch) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+// Enqueues a kernel of one argument. Returns 0 or an error code.
+template <auto kernel, class Params>
+int32_t launch(Params params, int64_t ctas, int threads, gemmill_quant_launch const& how, int cluster = 1, int shared_bytes = 0) {
+  if (shared_bytes > 0) {
+    if (cudaError_t error = allow_shared_memory<kernel>(how.device, kMostSharedBytes); error != cudaSuccess) return error;
   }
-  if (cluster > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  }
-  return cudaLaunchKernelEx(&config, kernel, params);
+  LaunchShape const shape{dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(threads)), dim3(static_cast<unsigned>(cluster)), shared_bytes};
+  void* parameters[] = {&params};
+  return launch_kernel<kernel>(shape, how.device, how.programmatic_launch != 0, parameters, static_cast<cudaStream_t>(how.stream));
 }
 
 inline bool is_aligned(void const* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }

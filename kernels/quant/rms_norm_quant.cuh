@@ -4,63 +4,24 @@
 //     y    = round(round(x * 1/rms) * weight), rounded to the input's type as the unfused ops would
 //     code = y by the scale of its row or group
 //
+// Many rows are staged: rms_norm_quant_staged.cuh.
+//
 // The sum of squares is made in f32 over runs of four elements, ((0 + 1) + (2 + 3)), and in f64 across runs: exact enough
 // that the order across runs does not show in f32.
 #pragma once
 
-#include "quant/code.cuh"
-#include "quant/extent.cuh"
-#include "quant/launch.cuh"
-#include "quant/memory.cuh"
-#include "quant/reduce.cuh"
+#include "quant/rms_norm_quant_params.cuh"
+#include "quant/rms_norm_quant_staged.cuh"
 
 namespace gemmill::quant {
 
 inline constexpr int kMostRmsNormThreads = 1024;
 inline constexpr int kMostRmsNormCluster = 8;
 
-struct RmsNormParams {
-  void const* in;
-  void const* weight;
-  void* residual;
-  uint8_t* out;
-  float* scales;
-  float const* scale_ub;
-  int64_t hidden, in_stride, out_stride, residual_stride, scale_stride_m, scale_stride_g;
-  uint32_t chunks;  // of a row
-  double inverse_hidden, epsilon;
-};
-
-template <int kElements>
-__device__ __forceinline__ double sum_of_squares(float const (&x)[kElements]) {
-  double sum = 0.0;
-#pragma unroll
-  for (int i = 0; i < kElements; i += 4) {
-    sum += static_cast<double>(__fadd_rn(__fadd_rn(__fmul_rn(x[i], x[i]), __fmul_rn(x[i + 1], x[i + 1])),
-                                         __fadd_rn(__fmul_rn(x[i + 2], x[i + 2]), __fmul_rn(x[i + 3], x[i + 3]))));
-  }
-  return sum;
-}
-
-// Values of s8 are multiplied by the scale's reciprocal, those of e4m3 divided by it.
-template <class Out, int kElements>
-__device__ __forceinline__ void encode_normed(float const (&y)[kElements], float scale, float amax, uint32_t (&words)[kElements / 4]) {
-  if constexpr (std::is_same_v<Out, S8>) {
-    float const reciprocal = reciprocal_of(scale);
-#pragma unroll
-    for (int i = 0; i < kElements; i += 4) {
-      words[i / 4] = encode4(__fmul_rn(y[i], reciprocal), __fmul_rn(y[i + 1], reciprocal), __fmul_rn(y[i + 2], reciprocal),
-                             __fmul_rn(y[i + 3], reciprocal), Out{});
-    }
-  } else {
-    encode_scaled<Out>(y, scale, amax, words);
-  }
-}
-
 // Threads of a CTA and CTAs of an SM, through which the registers of a thread. With up to two chunks a thread one CTA may
 // fill the SM; with more, rows are many and CTAs share it. 448 threads hold rows of 14336 and 28672 elements of 16 bits.
 constexpr int rms_norm_threads(int chunks) { return chunks <= 2 ? kMostRmsNormThreads : 448; }
-constexpr int rms_norm_ctas(int chunks, bool residual) { return chunks <= 2 ? 1 : chunks == 4 ? (residual ? 2 : 3) : residual ? 1 : 2; }
+constexpr int rms_norm_ctas(int chunks, bool residual) { return chunks == 4 ? (residual ? 2 : 3) : 1; }
 
 struct RmsNormShape {
   int chunks, threads, cluster;
@@ -173,8 +134,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
   float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
   sum = sum_reduction(sum, Sum{});
   if constexpr (kCluster && kGroup == 0) cluster_arrive();
-  float const mean = static_cast<float>(__dadd_rn(__dmul_rn(sum, p.inverse_hidden), p.epsilon));
-  float const inverse_rms = __frsqrt_rn(mean);
+  float const inverse_rms = inverse_rms_of(sum, p);
 
   // Replaces a chunk by what it is normalised to, which is of the input's type.
   auto const normalise = [&](uint32_t round, int c) {
@@ -188,7 +148,6 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
       chunks[c] = multiply<In>(pack<In>(x), load_weight(index_of(round, c)));
     }
   };
-  auto const scale_from = [&](float amax) { return fmaxf(scale_of<Out>(fminf(amax, scale_ub)), Out::kSmallestScale); };
   auto const store = [&](uint32_t index, int c, float scale, float amax) {
     float y[kElements];
     unpack<In>(chunks[c], y);
@@ -208,7 +167,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
       }
     }
     float const amax = max_reduction(of_row.value(), Max{});
-    float const scale = scale_from(amax);
+    float const scale = normed_scale<Out>(amax, scale_ub);
     if (first == 0) p.scales[row * p.scale_stride_m] = scale;
     for (uint32_t round = 0; round < rounds; ++round) {
       if constexpr (!kResident) load(round);
@@ -232,7 +191,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
         RawExtent<In, float> of_chunk;
         of_chunk.extend(chunks[c]);
         float const amax = reduce_lanes<kLanes>(of_chunk.value(), Max{});
-        float const scale = scale_from(amax);
+        float const scale = normed_scale<Out>(amax, scale_ub);
         if (threadIdx.x % kLanes == 0 && index < p.chunks) {
           p.scales[row * p.scale_stride_m + index / kLanes * p.scale_stride_g] = scale;
         }
@@ -245,11 +204,11 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
 template <class Variant, class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kCluster = false>
 int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, RmsNormShape shape, gemmill_quant_launch const& how) {
   if (p.residual != nullptr) {
-    return launch(&rms_norm_quant_kernel<Variant, In, Out, kGroup, kChunks, kAligned, kResident, true, kCluster>, p, rows * shape.cluster,
-                  shape.threads, how, shape.cluster);
+    return launch<&rms_norm_quant_kernel<Variant, In, Out, kGroup, kChunks, kAligned, kResident, true, kCluster>>(
+        p, rows * shape.cluster, shape.threads, how, shape.cluster);
   }
-  return launch(&rms_norm_quant_kernel<Variant, In, Out, kGroup, kChunks, kAligned, kResident, false, kCluster>, p, rows * shape.cluster,
-                shape.threads, how, shape.cluster);
+  return launch<&rms_norm_quant_kernel<Variant, In, Out, kGroup, kChunks, kAligned, kResident, false, kCluster>>(
+      p, rows * shape.cluster, shape.threads, how, shape.cluster);
 }
 
 template <class Variant, class In, class Out, int kGroup>
@@ -277,6 +236,10 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
         static_cast<uint32_t>(chunks),
         1.0 / static_cast<double>(x.hidden), static_cast<double>(x.epsilon),
     };
+    if (StagedShape const staged = staged_shape(x.launch, rows, chunks, chunks * (x.residual == nullptr ? 16 : 32), true); aligned && staged.stages > 0) {
+      if (int32_t const error = launch_rms_norm_quant_staged<Variant, In, Out, kGroup>(p, staged, rows, x.launch); error != cudaSuccess) return error;
+      continue;
+    }
     RmsNormShape const shape = rms_norm_shape(x.launch, rows, chunks);
     gemmill_quant_launch one_cta = x.launch;
     one_cta.cluster_hint = 1;

@@ -111,7 +111,7 @@ int32_t launch_static_quant_slice(StaticQuantParams const& p, gemmill_quant_laun
   int const threads = how.threads_hint != 0 ? how.threads_hint
                       : kUnroll > 1 && is_large(p.chunks, how.sm_count) ? kThreadsOfLarge
                                                                         : kStaticQuantThreads;
-  return launch(&static_quant_kernel<Variant, In, Out, Activation, kSymmetric, kUnroll, kAligned>, p,
+  return launch<&static_quant_kernel<Variant, In, Out, Activation, kSymmetric, kUnroll, kAligned>>(p,
                 ceil_divide(p.chunks, threads * kUnroll), threads, how);
 }
 

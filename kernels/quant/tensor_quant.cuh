@@ -113,11 +113,11 @@ int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row)
   int64_t const most = kMostTensorQuantCtas / slices < 3 * x.launch.sm_count ? kMostTensorQuantCtas / slices : 3 * x.launch.sm_count;
   int64_t const ctas = wanted < 1 ? 1 : wanted < most ? wanted : most;
   for (int64_t i = 0; i < slices; ++i) {
-    int32_t const error = launch(&tensor_maximum_kernel<Variant, In, kAligned>, params(i, ctas), ctas, kTensorQuantThreads, x.launch);
+    int32_t const error = launch<&tensor_maximum_kernel<Variant, In, kAligned>>(params(i, ctas), ctas, kTensorQuantThreads, x.launch);
     if (error != cudaSuccess) return error;
   }
   for (int64_t i = slices - 1; i >= 0; --i) {
-    int32_t const error = launch(&tensor_codes_kernel<Variant, In, Out, kAligned>, params(i, ctas), ctas, kTensorQuantThreads, x.launch);
+    int32_t const error = launch<&tensor_codes_kernel<Variant, In, Out, kAligned>>(params(i, ctas), ctas, kTensorQuantThreads, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -1,29 +1,15 @@
 // Dynamic quantisation with one scale a row, plain or of activation(gate) * up. A row is shared by the threads of a
 // CTA, or of a cluster when there are few rows. It stays in registers between maximum and codes; a row too long for
-// them is read twice, the second time from L2.
+// them is read twice, the second time from L2. Many rows are staged: token_quant_staged.cuh.
 #pragma once
 
-#include "quant/activation.cuh"
-#include "quant/coding.cuh"
-#include "quant/extent.cuh"
-#include "quant/launch.cuh"
-#include "quant/memory.cuh"
-#include "quant/reduce.cuh"
+#include "quant/token_quant_params.cuh"
+#include "quant/token_quant_staged.cuh"
 
 namespace gemmill::quant {
 
 inline constexpr int kMostTokenQuantThreads = 1024;
 inline constexpr int kMostTokenQuantCluster = 8;
-
-struct TokenQuantParams {
-  void const* in;
-  uint8_t* out;
-  float* scales;
-  int32_t* azps;
-  float const* scale_ub;
-  int64_t hidden, in_stride, out_stride;
-  uint32_t chunks;  // of a row
-};
 
 template <class In, class Activation, bool kAligned>
 struct RowOfChunks {
@@ -155,10 +141,12 @@ inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_
 template <class Variant, class In, class Activation, class Coding, int kChunks, bool kAligned, bool kResident>
 int32_t launch_token_quant(TokenQuantParams const& p, TokenQuantShape shape, int64_t rows, gemmill_quant_launch const& how) {
   if constexpr (kAligned) {
-    if (shape.cluster > 1) return launch(&token_quant_kernel<Variant, In, Activation, Coding, kChunks, kAligned, kResident, true>, p, rows * shape.cluster,
-                                         shape.threads, how, shape.cluster);
+    if (shape.cluster > 1) {
+      return launch<&token_quant_kernel<Variant, In, Activation, Coding, kChunks, kAligned, kResident, true>>(
+          p, rows * shape.cluster, shape.threads, how, shape.cluster);
+    }
   }
-  return launch(&token_quant_kernel<Variant, In, Activation, Coding, kChunks, kAligned, kResident, false>, p, rows, shape.threads, how);
+  return launch<&token_quant_kernel<Variant, In, Activation, Coding, kChunks, kAligned, kResident, false>>(p, rows, shape.threads, how);
 }
 
 template <class Variant, class In, class Activation, class Coding>
@@ -178,8 +166,10 @@ int32_t token_quant(gemmill_token_quant_args const& x) {
         x.hidden, x.in_stride, x.out_stride, static_cast<uint32_t>(chunks),
     };
     TokenQuantShape const shape = token_quant_shape(x.launch, rows, chunks, Activation::kGated ? 2 : 1);
+    StagedShape const staged = staged_shape(x.launch, rows, chunks, chunks * (Activation::kGated ? 32 : 16), Activation::kGated);
     int32_t const error =
-        !aligned            ? launch_token_quant<Variant, In, Activation, Coding, 1, false, false>(p, shape, rows, x.launch)
+        aligned && staged.stages > 0 ? launch_token_quant_staged<Variant, In, Activation, Coding>(p, staged, rows, x.launch)
+        : !aligned          ? launch_token_quant<Variant, In, Activation, Coding, 1, false, false>(p, shape, rows, x.launch)
         : !shape.resident   ? launch_token_quant<Variant, In, Activation, Coding, 4, true, false>(p, shape, rows, x.launch)
         : shape.chunks == 1 ? launch_token_quant<Variant, In, Activation, Coding, 1, true, true>(p, shape, rows, x.launch)
         : shape.chunks == 2 ? launch_token_quant<Variant, In, Activation, Coding, 2, true, true>(p, shape, rows, x.launch)

@@ -223,6 +223,7 @@ def test_the_cpu_reference_verifies_itself() -> None:
         "cutlass_scaled_mm e4m3",
         "cutlass_scaled_mm s8",
         "cutlass_scaled_mm_azp s8",
+        "cutlass_scaled_mm e4m3 in groups",
         *(op.name for config in smoke_quant_configs(Arch.SM90A) for op in QUANT_OPS if op.serves(config)),
     ]
     assert all(verdict.cases == 1 and not verdict.failures for verdict in verdicts)

@@ -49,7 +49,7 @@ def _argument(c_type: str, name: str) -> str:
     """The address of an argument: a field of gemmill's arguments of the same name, whose type the C++ compiler checks."""
     if name == "stream":
         return "gemmill_cutedsl_pointer(&stream)"
-    field = "gemmill_cutedsl_no_stride" if name in _STRIDES else f"args->{name}"
+    field = f"group_args(*args).{name}" if name in _STRIDES else f"args->{name}"
     if c_type.endswith("*"):
         return f"gemmill_cutedsl_pointer(&{field})"
     return f"gemmill_cutedsl_number<{c_type}>(&{field})"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, TileScheduler
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, ScaleGranularity, ScaleLayout, TileScheduler
 
 _MAINLOOP_SM90 = {
     KernelSchedule.COOPERATIVE: "KernelTmaWarpSpecializedCooperative",
@@ -23,17 +23,20 @@ _SCHEDULER = {
 
 def template_of(config: KernelConfig) -> str:
     """Path of the template below templates/."""
+    group = "group_" if config.problem.scale_groups else ""
     if not config.schedule.kernel_schedule.uses_tma:
-        return "cutlass/unaligned_mm.cu.jinja"
+        return f"cutlass/{group}unaligned_mm.cu.jinja"
     if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
-        return "cutlass/split_k_mm.cu.jinja"
-    return "cutlass/scaled_mm.cu.jinja"
+        return f"cutlass/{group}split_k_mm.cu.jinja"
+    if config.problem.scale_layout is ScaleLayout.STRIDED:
+        return "cutlass/group_mm.cu.jinja"
+    return "cutlass/blockwise_mm.cu.jinja" if group else "cutlass/scaled_mm.cu.jinja"
 
 
 def values_of(config: KernelConfig) -> dict[str, Any]:
     """What fills the template's holes, beside the name."""
     p, s = config.problem, config.schedule
-    values = {
+    values: dict[str, Any] = {
         "a_type": p.a_dtype.cutlass_type,
         "b_type": p.b_dtype.cutlass_type,
         "accumulator_type": p.accumulator_dtype.cutlass_type,
@@ -41,6 +44,12 @@ def values_of(config: KernelConfig) -> dict[str, Any]:
         "epilogue_kind": p.epilogue.value,
         "tile_shape_mnk": s.tile_shape_mnk,
     }
+    if p.scale_groups is not None:
+        values |= {
+            "group_size": p.group_size,
+            "b_in_blocks": _bool(p.b_scale is ScaleGranularity.BLOCK),
+            "takes_bias": _bool(p.epilogue.takes_bias),
+        }
     if not s.kernel_schedule.uses_tma:
         return values
     if s.tile_scheduler is TileScheduler.SPLIT_K:
@@ -83,6 +92,10 @@ def _scheduler_tag(config: KernelConfig) -> str:
     if config.schedule.kernel_schedule is KernelSchedule.BASIC:
         return "void"
     return _SCHEDULER[config.schedule.tile_scheduler]
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _stage_count(stages: int | None) -> str:

@@ -21,6 +21,9 @@ def problems(call: QuantCall) -> Iterator[str]:
 
 
 def _dtypes(call: QuantCall) -> Iterator[str]:
+    offered = [activation.op_argument for activation in call.op.activations]
+    if call.activation_name is not None and call.activation_name not in offered:
+        yield f"activation is {call.activation_name!r}, expected {', '.join(map(repr, offered[:-1]))} or {offered[-1]!r}"
     for name, operand, allowed in (
         ("input", call.input, call.op.in_dtypes),
         (call.names[0], call.out, call.op.out_dtypes),

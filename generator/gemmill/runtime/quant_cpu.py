@@ -68,7 +68,7 @@ def _static(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
     else:
         scales = scales.repeat_interleave(layout.group[0], dim=0).repeat_interleave(layout.group[1], dim=1)
     codes = reference.static_quant(
-        _rows(call, tensors), scales, out_dtype, azp=tensors.get("azp"), activation=call.op.activation
+        _rows(call, tensors), scales, out_dtype, azp=tensors.get("azp"), activation=call.activation
     )
     _write(call, tensors, codes)
 
@@ -84,7 +84,7 @@ def _token(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
         azp.copy_(zero_points.view(azp.shape))
     else:
         codes, scales = reference.token_quant(
-            x, out_dtype, scale_ub=tensors.get("scale_ub"), activation=call.op.activation
+            x, out_dtype, scale_ub=tensors.get("scale_ub"), activation=call.activation
         )
     _write(call, tensors, codes, scales)
 
@@ -98,7 +98,7 @@ def _group(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
         smallest_scale=reference.SMALLEST_SCALE[out_dtype] if call.is_gated else 0.0,
         scale_ub=tensors.get("scale_ub"),
         scale_format=call.scale_format,
-        activation=call.op.activation,
+        activation=call.activation,
     )
     if call.scale_format is ScaleFormat.PACKED_UE8M0:
         scales = reference.pack_ue8m0(scales)

@@ -143,6 +143,49 @@ def silu_and_mul_per_token_quant(
     return result, scale
 
 
+def act_and_mul_per_block_quant(
+    input: torch.Tensor,
+    group_size: int,
+    activation: str = "silu",
+    quant_dtype: torch.dtype = torch.float8_e4m3fn,
+    scale_ub: torch.Tensor | None = None,
+    scale_ue8m0: bool = False,
+    column_major_scales: bool = False,
+    tma_aligned_scales: bool = False,
+) -> Pair:
+    """As silu_and_mul_per_block_quant with any activation ("silu"; "gelu", with erf; "gelu_tanh"). Scales are powers of two
+    if scale_ue8m0; they lie M-major if column_major_scales, each column at a multiple of 4 values if tma_aligned_scales
+    too. The op itself reads their layout from the strides of the tensor that it is given."""
+    codes = _codes(input, quant_dtype, gated=True)
+    scales = _group_scales(input, input.shape[-1] // 2 // group_size, column_major_scales, tma_aligned_scales)
+    _ops.act_and_mul_per_block_quant.default(codes, input, scales, activation, group_size, scale_ub, scale_ue8m0)
+    return codes, scales
+
+
+def act_and_mul_quant(
+    input: torch.Tensor,
+    scale: torch.Tensor,
+    activation: str = "silu",
+    quant_dtype: torch.dtype = torch.float8_e4m3fn,
+) -> torch.Tensor:
+    """As silu_and_mul_quant with any activation ("silu"; "gelu", with erf; "gelu_tanh"), to float8_e4m3fn or int8."""
+    result = _codes(input, quant_dtype, gated=True)
+    _ops.act_and_mul_quant.default(result, input, scale, activation)
+    return result
+
+
+def act_and_mul_per_token_quant(
+    input: torch.Tensor,
+    activation: str = "silu",
+    quant_dtype: torch.dtype = torch.float8_e4m3fn,
+    scale_ub: torch.Tensor | None = None,
+) -> Pair:
+    """As silu_and_mul_per_token_quant with any activation ("silu"; "gelu", with erf; "gelu_tanh")."""
+    result, scale = _codes(input, quant_dtype, gated=True), _token_scales(input)
+    _ops.act_and_mul_per_token_quant.default(result, input, scale, activation, scale_ub)
+    return result, scale
+
+
 def rms_norm_dynamic_per_token_quant(
     input: torch.Tensor,
     weight: torch.Tensor,

@@ -11,7 +11,20 @@ from gemmill.space.names import to_name
 from gemmill.space.quant_ops import quant_configs, smoke_quant_configs
 from gemmill.space.rules import check
 from gemmill.space.tables import sm90, sm90_cutedsl
-from gemmill.vocab import Accumulation, Arch, Backend, DType, EpilogueKind, KernelSchedule, Status, TileScheduler
+from gemmill.vocab import (
+    SCALE_GROUPS,
+    Accumulation,
+    Arch,
+    Backend,
+    DType,
+    EpilogueKind,
+    KernelSchedule,
+    ScaleGranularity,
+    ScaleGroups,
+    ScaleLayout,
+    Status,
+    TileScheduler,
+)
 
 OUT_DTYPES = (DType.BF16, DType.F16)
 
@@ -80,6 +93,16 @@ def _config(
     )
 
 
+def _group_problem(operand: DType, out: DType, groups: ScaleGroups, layout: ScaleLayout) -> Problem:
+    return replace(
+        _problem(operand, out, EpilogueKind.SCALED_BIAS),
+        a_scale=ScaleGranularity.GROUP,
+        b_scale=groups.b_scale,
+        scale_layout=layout,
+        group_size=groups.size,
+    )
+
+
 def _unaligned(problem: Problem) -> KernelConfig:
     row = (sm90.UNALIGNED_TILE, (1, 1, 1), KernelSchedule.MMA_SYNC)
     accumulation = Accumulation.PROMOTED if problem.a_dtype.is_float else Accumulation.EXACT
@@ -133,6 +156,7 @@ def _smoke(arch: Arch) -> Iterator[AnyConfig]:
         yield _unaligned(problem)
         if problem.out_dtype is DType.BF16:
             yield with_dsl(_config(problem, prefill))
+    yield _unaligned(_group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED))
     yield from smoke_quant_configs(arch)
 
 
@@ -177,6 +201,8 @@ def _default(arch: Arch) -> Iterator[AnyConfig]:
             yield from _dsl_kernels(problem, sm90_cutedsl.FEW_WIDE, sm90_cutedsl.FEW_NARROW)
         yield _unaligned(problem)
     yield from _one_of_each_other_kind()
+    for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
+        yield _unaligned(_group_problem(operand, out, groups, ScaleLayout.STRIDED))
     yield from quant_configs(arch)
 
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "gemmill/abi.h"
+#include "gemmill/group_abi.h"
 
 extern "C" {
 
@@ -36,6 +37,3 @@ template <class Pointee>
 void* gemmill_cutedsl_pointer(Pointee* const* argument) {
   return const_cast<void*>(static_cast<void const*>(argument));
 }
-
-// In place of the strides of scales that are no matrix.
-inline constexpr int64_t gemmill_cutedsl_no_stride = 0;

@@ -12,7 +12,7 @@ from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.quant_call import config_of, group_strides, quant_call, static_scales
 from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
 from gemmill.space.names import symbol_of, to_name
-from gemmill.space.quant import QuantFamily
+from gemmill.space.quant import Activation, QuantFamily
 from gemmill.vocab import Arch
 from quant_problems import Breakage, some_call
 
@@ -110,7 +110,14 @@ def _compare_arguments(probe, call) -> None:
 
 
 def test_a_pinned_kernel_takes_no_other_call(probe) -> None:
-    pinned, other = (e for e in probe.build.quant.entries if e.config.family is QuantFamily.TOKEN)
+    pinned, other = (
+        next(
+            e
+            for e in probe.build.quant.entries
+            if (e.config.family, e.config.activation) == (QuantFamily.TOKEN, activation)
+        )
+        for activation in (Activation.NONE, Activation.SILU)
+    )
     before = probe.build.pin_quant(probe.build.quant.kernel_of(pinned.name))
     try:
         x, scale = torch.ones(2, 64, dtype=torch.bfloat16), torch.ones(2)

@@ -18,7 +18,7 @@ int32_t gemmill_example(gemmill_scaled_mm_args const* args, void* stream) {
       gemmill_cutedsl_pointer(&args->d),
       gemmill_cutedsl_number<int64_t>(&args->lda),
       gemmill_cutedsl_number<int32_t>(&args->m),
-      gemmill_cutedsl_number<int64_t>(&gemmill_cutedsl_no_stride),
+      gemmill_cutedsl_number<int64_t>(&group_args(*args).a_scale_stride_m),
       gemmill_cutedsl_pointer(&stream),
       &status,
   };

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gemmill.tune.operands import OperandMaker
+from gemmill.tune.problems import Op, Problem
+from gemmill.tune.statistics import geometric_mean, sample
 from harness import stand_in
 from harness.contenders import LocalContender
 from harness.measuring import Plan, measure
-from harness.operands import OperandMaker
-from harness.problems import Op, Problem
-from harness.statistics import geometric_mean, sample
 
 
 class ScriptedTimer:

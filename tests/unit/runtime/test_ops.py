@@ -105,7 +105,10 @@ def test_explain(smoke_build, smoke_configs) -> None:
     choice = gemmill.explain("cutlass_scaled_mm", *call())
     assert choice.entry.predicate.a_dtype == "s8" and choice.trust is Trust.MODEL
     assert len(choice.trace) == len(smoke_configs) - 1
-    with pytest.raises(RuntimeError, match=r"^cutlass_scaled_mm: a_scales has shape \[3\]: expected one value"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^cutlass_scaled_mm: a_scales has shape \[3\] and b_scales \[1, 64\]: for M, N, K = 16, 64, 128 there are",
+    ):
         gemmill.explain("cutlass_scaled_mm", *call(a_scales=torch.ones(3)))
     with pytest.raises(ValueError) as caught:
         gemmill.explain("cutlass_moe_mm")

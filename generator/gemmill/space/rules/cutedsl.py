@@ -1,7 +1,7 @@
 """What the kernel written in CuTe DSL can be made of, beside what holds for every backend."""
 
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import OK, Arch, Backend, Status, TileScheduler, rejected
+from gemmill.vocab import OK, Arch, Backend, KernelSchedule, ScaleLayout, Status, TileScheduler, rejected
 
 MULTICAST_ROWS = 8
 """Rows of one swizzle pattern: a CTA loads whole ones of the tile that its cluster shares."""
@@ -40,4 +40,20 @@ def dsl_multicast(config: KernelConfig) -> Status:
     return OK
 
 
-RULES = (dsl_arch, dsl_schedule, dsl_multicast)
+def dsl_groups(config: KernelConfig) -> Status:
+    """With scales in groups, one consumer group of a tile scales its sums while the other multiplies."""
+    p, s = config.problem, config.schedule
+    if config.backend is not Backend.CUTEDSL or not p.group_size:
+        return OK
+    if p.scale_layout is not ScaleLayout.STRIDED:
+        return rejected(
+            f"the cutedsl backend reads scales by their strides, it has no kernel for {p.scale_layout} alone"
+        )
+    if s.kernel_schedule is KernelSchedule.PINGPONG:
+        return rejected(
+            f"the cutedsl backend has no {s.kernel_schedule} kernel with scales in groups: cooperative is one"
+        )
+    return OK
+
+
+RULES = (dsl_arch, dsl_schedule, dsl_multicast, dsl_groups)

@@ -3,7 +3,7 @@
 from math import gcd
 
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import OK, Backend, KernelSchedule, Status, TileScheduler, rejected
+from gemmill.vocab import OK, Backend, KernelSchedule, ScaleGranularity, ScaleLayout, Status, TileScheduler, rejected
 
 FEWEST_STAGES = 2
 BARRIERS = {Backend.CUTLASS: 1024, Backend.CUTEDSL: 3072}
@@ -11,9 +11,22 @@ BARRIERS = {Backend.CUTLASS: 1024, Backend.CUTEDSL: 3072}
 
 
 def stage_bytes(config: KernelConfig) -> int:
-    """Bytes of one main-loop stage: a tile of A and one of B."""
+    """Bytes of one main-loop stage: a tile of A and one of B, and what the DSL kernel keeps of scales in groups."""
     m, n, k = config.schedule.tile_shape_mnk
-    return (m * config.problem.a_dtype.bits + n * config.problem.b_dtype.bits) * k // 8
+    operands = (m * config.problem.a_dtype.bits + n * config.problem.b_dtype.bits) * k // 8
+    return operands + (_dsl_scale_bytes(config) if config.backend is Backend.CUTEDSL else 0)
+
+
+def _dsl_scale_bytes(config: KernelConfig) -> int:
+    """For each group along K a float of each row of A, and of each column or touched block of columns of B, in fours."""
+    g = config.problem.group_size
+    if not g:
+        return 0
+    m, n, k = config.schedule.tile_shape_mnk
+    if config.schedule.swap_ab:
+        m, n = n, m
+    of_b = n if config.problem.b_scale is ScaleGranularity.GROUP else -(-(n + g - gcd(n, g)) // g)
+    return k // g * 4 * (m + -(-of_b // 4) * 4)
 
 
 def epilogue_bytes(config: KernelConfig) -> int:
@@ -25,6 +38,8 @@ def epilogue_bytes(config: KernelConfig) -> int:
     if config.backend is Backend.CUTEDSL:
         groups = 1 if config.schedule.kernel_schedule is KernelSchedule.BASIC else 2
         return groups * 2 * 64 * gcd(n, 64) * config.problem.out_dtype.bits // 8
+    if config.problem.scale_layout is ScaleLayout.STRIDED:
+        return m * n * config.problem.out_dtype.bits // 8  # the whole tile is stored at once
     buffers = min(4, max(1, m * n // (64 * 32)))
     return buffers * 64 * 32 * config.problem.out_dtype.bits // 8 + 3 * 4 * n
 

@@ -44,12 +44,15 @@ def tile_depth(config: KernelConfig) -> Status:
 
 
 def accumulators_fit(config: KernelConfig) -> Status:
-    """Accumulators live in registers: promotion doubles them, and beyond about 208 a thread they spill."""
+    """Accumulators live in registers: promotion and scales in groups double them, and beyond about 208 a thread they spill.
+
+    This keeps out CUTLASS's cooperative blockwise tile of 256x128 too, which gives wrong results (NVIDIA/cutlass#3596).
+    """
     s = config.schedule
     if config.arch is not Arch.SM90A or not s.kernel_schedule.uses_tma:
         return OK
     m, n, _ = s.tile_shape_mnk
-    copies = 2 if s.accumulation is Accumulation.PROMOTED else 1
+    copies = 2 if s.accumulation is Accumulation.PROMOTED or config.problem.group_size else 1
     registers = m * n * copies // (128 * CONSUMER_GROUPS[s.kernel_schedule])
     if registers > ACCUMULATOR_REGISTERS:
         return rejected(f"tile {m}x{n} needs {registers} accumulator registers a thread of {ACCUMULATOR_REGISTERS}")

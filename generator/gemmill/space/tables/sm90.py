@@ -110,7 +110,7 @@ CORE_SPLIT_K: tuple[SplitKRow, ...] = (
     ((64, 64, 256), BASIC, 7),
     ((128, 128, 128), COOPERATIVE, 6),
 )
-"""What every kind of problem gets: begun from the greedy choice of tools/choose_table.py over a sweep of e4m3 to bf16 at 84
+"""What every kind of problem gets: begun from a greedy choice, as `gemmill prune` makes it, over a sweep of e4m3 to bf16 at 84
 shapes (H200, 2026-11-20), with those added that later sweeps showed to be missing."""
 
 MORE_PREFILL: tuple[Row, ...] = (((128, 256, 128), (2, 1, 1), COOPERATIVE), *BETWEEN)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from harness.statistics import Sample, sample
+from gemmill.tune.statistics import Sample, sample
 
 Call = Callable[[], object]
 

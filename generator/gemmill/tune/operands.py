@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.problems import Op, Problem
+from gemmill.tune.problems import Op, Problem
 
 ROTATED_BYTES = 128 << 20
 """More than twice the 60 MB of L2 of an H200."""

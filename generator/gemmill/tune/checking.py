@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from gemmill.reference import Comparison, compare_exact, compare_within, exact_scaled_mm, scaled_mm, tolerance
+from gemmill.tune.operands import Operands
 from gemmill.vocab import Accumulation
-from harness.operands import Operands
 
 CORNER_ROWS, CORNER_COLUMNS = 8, 32
 
