@@ -17,11 +17,12 @@ from gemmill.cli.generate import generate
 from gemmill.cli.list import list_variants
 from gemmill.cli.plan import plan
 from gemmill.cli.show import show
+from gemmill.cli.tune import tune
 from gemmill.cli.verify import verify
 
 app = typer.Typer(name="gemmill", rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("list")(list_variants)
-for verb in (plan, generate, build, show, explain, verify, doctor):
+for verb in (plan, generate, build, show, explain, verify, tune, doctor):
     app.command(verb.__name__)(verb)
 app.add_typer(cache, name="cache", help="Look after what is kept between builds.")
 

@@ -72,8 +72,10 @@ def _problem(operand: DType, out: DType, epilogue: EpilogueKind) -> Problem:
     )
 
 
-def _accumulation(operand: DType) -> Accumulation:
-    return Accumulation.FAST if operand.is_float else Accumulation.EXACT
+def _accumulation(problem: Problem) -> Accumulation:
+    if not problem.a_dtype.is_float:
+        return Accumulation.EXACT
+    return Accumulation.PROMOTED if problem.group_size else Accumulation.FAST
 
 
 def _config(
@@ -86,7 +88,7 @@ def _config(
             tile_shape_mnk=tile,
             cluster_shape_mnk=cluster,
             kernel_schedule=kernel_schedule,
-            **({"accumulation": _accumulation(problem.a_dtype)} | schedule),
+            **({"accumulation": _accumulation(problem)} | schedule),
         ),
         launch=launch or Launch(),
         arch=arch,
@@ -156,7 +158,9 @@ def _smoke(arch: Arch) -> Iterator[AnyConfig]:
         yield _unaligned(problem)
         if problem.out_dtype is DType.BF16:
             yield with_dsl(_config(problem, prefill))
-    yield _unaligned(_group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED))
+    blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
+    yield _split_k(blocks, (64, 16, 256), KernelSchedule.BASIC, 4, 2)
+    yield _unaligned(blocks)
     yield from smoke_quant_configs(arch)
 
 
@@ -202,7 +206,13 @@ def _default(arch: Arch) -> Iterator[AnyConfig]:
         yield _unaligned(problem)
     yield from _one_of_each_other_kind()
     for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
-        yield _unaligned(_group_problem(operand, out, groups, ScaleLayout.STRIDED))
+        problem = _group_problem(operand, out, groups, ScaleLayout.STRIDED)
+        frequent = out is DType.BF16 and groups is SCALE_GROUPS[0]
+        if operand.is_float:
+            yield from _group_kernels(problem, *(sm90.GROUP_TABLES if frequent else sm90.FEW_GROUP_TABLES))
+        elif frequent:
+            yield from _group_kernels(problem, *sm90.FEW_GROUP_TABLES)
+        yield _unaligned(problem)
     yield from quant_configs(arch)
 
 
@@ -222,6 +232,15 @@ def _dsl_kernels(problem: Problem, wide: tuple[sm90.Row, ...], narrow: tuple[sm9
         yield with_dsl(_config(problem, row, launch=Launch(raster_order=raster, swizzle=swizzle)))
     for row in narrow:
         yield with_dsl(_config(problem, row, swap_ab=True))
+
+
+def _group_kernels(
+    problem: Problem, split_k: tuple[sm90.SplitKRow, ...], loop: tuple[sm90.GroupLoopRow, ...]
+) -> Iterator[KernelConfig]:
+    for (tile, schedule, stages), splits in product(split_k, sm90.SPLITS):
+        yield _split_k(problem, tile, schedule, stages, splits)
+    for (row, stages), (raster, swizzle) in product(loop, sm90.RASTERS):
+        yield _config(problem, row, stages=stages, launch=Launch(raster_order=raster, swizzle=swizzle))
 
 
 def _one_of_each_other_kind() -> Iterator[KernelConfig]:

@@ -39,7 +39,9 @@ def epilogue_bytes(config: KernelConfig) -> int:
         groups = 1 if config.schedule.kernel_schedule is KernelSchedule.BASIC else 2
         return groups * 2 * 64 * gcd(n, 64) * config.problem.out_dtype.bits // 8
     if config.problem.scale_layout is ScaleLayout.STRIDED:
-        return m * n * config.problem.out_dtype.bits // 8  # the whole tile is stored at once
+        return (
+            m * (-(-n // 64) * 64) * config.problem.out_dtype.bits // 8
+        )  # the whole tile, rows of whole swizzle atoms
     buffers = min(4, max(1, m * n // (64 * 32)))
     return buffers * 64 * 32 * config.problem.out_dtype.bits // 8 + 3 * 4 * n
 
