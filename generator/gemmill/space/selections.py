@@ -10,11 +10,12 @@ from gemmill.space.family import AnyConfig
 from gemmill.space.names import to_name
 from gemmill.space.quant_ops import quant_configs, smoke_quant_configs
 from gemmill.space.rules import check
-from gemmill.space.tables import sm90
+from gemmill.space.tables import sm90, sm90_cutedsl
 from gemmill.vocab import (
     SCALE_GROUPS,
     Accumulation,
     Arch,
+    Backend,
     DType,
     EpilogueKind,
     KernelSchedule,
@@ -155,6 +156,8 @@ def _smoke(arch: Arch) -> Iterator[AnyConfig]:
         yield _split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, splits)
     for problem in _problems(OUT_DTYPES):
         yield _unaligned(problem)
+        if problem.out_dtype is DType.BF16:
+            yield with_dsl(_config(problem, prefill))
     blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     yield _split_k(blocks, (64, 16, 256), KernelSchedule.BASIC, 4, 2)
     yield _unaligned(blocks)
@@ -176,6 +179,10 @@ def _sweep(arch: Arch) -> Iterator[AnyConfig]:
         for (tile, schedule, stages), splits in product(sm90.SPLIT_K, sm90.SPLITS):
             yield _split_k(problem, tile, schedule, stages, splits)
         yield _unaligned(problem)
+        if problem.a_dtype.is_float:
+            yield from _dsl_kernels(problem, sm90_cutedsl.WIDE, sm90_cutedsl.NARROW)
+        else:
+            yield from _dsl_kernels(problem, sm90_cutedsl.CORE_WIDE, sm90_cutedsl.CORE_NARROW)
 
 
 def _default(arch: Arch) -> Iterator[AnyConfig]:
@@ -192,6 +199,10 @@ def _default(arch: Arch) -> Iterator[AnyConfig]:
             yield from _kernels(problem, prefill, decode, sm90.CORE_SPLIT_K)
         else:
             yield from _kernels(problem, sm90.FEW_PREFILL, sm90.FEW_DECODE, sm90.FEW_SPLIT_K)
+        if fp8 and bf16:
+            yield from _dsl_kernels(problem, sm90_cutedsl.CORE_WIDE, sm90_cutedsl.CORE_NARROW)
+        else:
+            yield from _dsl_kernels(problem, sm90_cutedsl.FEW_WIDE, sm90_cutedsl.FEW_NARROW)
         yield _unaligned(problem)
     yield from _one_of_each_other_kind()
     for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
@@ -216,6 +227,13 @@ def _kernels(
         yield _split_k(problem, tile, schedule, stages, splits)
 
 
+def _dsl_kernels(problem: Problem, wide: tuple[sm90.Row, ...], narrow: tuple[sm90.Row, ...]) -> Iterator[KernelConfig]:
+    for row, (raster, swizzle) in product(wide, sm90.RASTERS):
+        yield with_dsl(_config(problem, row, launch=Launch(raster_order=raster, swizzle=swizzle)))
+    for row in narrow:
+        yield with_dsl(_config(problem, row, swap_ab=True))
+
+
 def _group_kernels(
     problem: Problem, split_k: tuple[sm90.SplitKRow, ...], loop: tuple[sm90.GroupLoopRow, ...]
 ) -> Iterator[KernelConfig]:
@@ -231,6 +249,7 @@ def _one_of_each_other_kind() -> Iterator[KernelConfig]:
     cooperative = ((128, 128, 128), (1, 1, 1), KernelSchedule.COOPERATIVE)
     yield _config(_problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED), sm90.CORE_PREFILL[0])
     yield with_promotion(_config(fp8, cooperative))
+    yield with_dsl(with_promotion(_config(fp8, cooperative)))
     yield with_promotion(_split_k(fp8, (64, 16, 512), KernelSchedule.BASIC, 5, 2))
     yield _config(fp8, ((64, 64, 128), (1, 1, 1), KernelSchedule.BASIC), swap_ab=True)
     yield _config(fp8, cooperative, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
@@ -238,6 +257,7 @@ def _one_of_each_other_kind() -> Iterator[KernelConfig]:
         yield _config(fp8, row, tile_scheduler=TileScheduler.STREAM_K)
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
         yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE_PREFILL[1])
+        yield with_dsl(_config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE_PREFILL[1]))
 
 
 SELECTIONS = {"smoke": _smoke, "default": _default, "sweep": _sweep}
@@ -246,3 +266,8 @@ SELECTIONS = {"smoke": _smoke, "default": _default, "sweep": _sweep}
 def with_promotion(config: KernelConfig) -> KernelConfig:
     """The same FP8 config with sums promoted to FP32 after every 128 along K."""
     return replace(config, schedule=replace(config.schedule, accumulation=Accumulation.PROMOTED))
+
+
+def with_dsl(config: KernelConfig) -> KernelConfig:
+    """The same config, its kernel made by the CuTe DSL."""
+    return replace(config, backend=Backend.CUTEDSL)

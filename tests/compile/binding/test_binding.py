@@ -310,7 +310,7 @@ def test_call_that_no_variant_takes(probe, with_table: Callable) -> None:
     shape = "M, N, K = 16, 32, 64 with alignments of a, b, out = 1, 16, 16 bytes"
     assert head.startswith(f"cutlass_scaled_mm: no variant of build aaaaaaaaaaaa takes {shape}; `gemmill build ")
     assert (
-        "  1 variant: it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1" in trace
+        "  2 variants: it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1" in trace
     )
 
 
