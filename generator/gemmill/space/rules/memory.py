@@ -1,26 +1,47 @@
 """What must fit in shared memory."""
 
+from math import gcd
+
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import OK, ScaleLayout, Status, TileScheduler, rejected
+from gemmill.vocab import OK, Backend, KernelSchedule, ScaleGranularity, ScaleLayout, Status, TileScheduler, rejected
 
 FEWEST_STAGES = 2
-BARRIERS = 1024
-"""Pipeline barriers and tile descriptors, rounded up."""
+BARRIERS = {Backend.CUTLASS: 1024, Backend.CUTEDSL: 3072}
+"""Pipeline barriers, tile descriptors and what aligning arrays may leave out, rounded up."""
 
 
 def stage_bytes(config: KernelConfig) -> int:
-    """Bytes of one main-loop stage: a tile of A and one of B."""
+    """Bytes of one main-loop stage: a tile of A and one of B, and what the DSL kernel keeps of scales in groups."""
     m, n, k = config.schedule.tile_shape_mnk
-    return (m * config.problem.a_dtype.bits + n * config.problem.b_dtype.bits) * k // 8
+    operands = (m * config.problem.a_dtype.bits + n * config.problem.b_dtype.bits) * k // 8
+    return operands + (_dsl_scale_bytes(config) if config.backend is Backend.CUTEDSL else 0)
+
+
+def _dsl_scale_bytes(config: KernelConfig) -> int:
+    """For each group along K a float of each row of A, and of each column or touched block of columns of B, in fours."""
+    g = config.problem.group_size
+    if not g:
+        return 0
+    m, n, k = config.schedule.tile_shape_mnk
+    if config.schedule.swap_ab:
+        m, n = n, m
+    of_b = n if config.problem.b_scale is ScaleGranularity.GROUP else -(-(n + g - gcd(n, g)) // g)
+    return k // g * 4 * (m + -(-of_b // 4) * 4)
 
 
 def epilogue_bytes(config: KernelConfig) -> int:
-    """Bytes the epilogue takes beside the main loop: up to four 64 x 32 store buffers and row vectors."""
+    """Bytes the epilogue takes beside the main loop: CUTLASS's up to four 64 x 32 store buffers and row vectors, the DSL
+    kernel's two of 64 rows and up to 64 columns for each consumer group."""
     m, n, _ = config.schedule.tile_shape_mnk
     if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
         return 0  # partial sums reuse the stages
+    if config.backend is Backend.CUTEDSL:
+        groups = 1 if config.schedule.kernel_schedule is KernelSchedule.BASIC else 2
+        return groups * 2 * 64 * gcd(n, 64) * config.problem.out_dtype.bits // 8
     if config.problem.scale_layout is ScaleLayout.STRIDED:
-        return m * n * config.problem.out_dtype.bits // 8  # the whole tile is stored at once
+        return (
+            m * (-(-n // 64) * 64) * config.problem.out_dtype.bits // 8
+        )  # the whole tile, rows of whole swizzle atoms
     buffers = min(4, max(1, m * n // (64 * 32)))
     return buffers * 64 * 32 * config.problem.out_dtype.bits // 8 + 3 * 4 * n
 
@@ -30,7 +51,7 @@ def stages_fit(config: KernelConfig) -> Status:
     s = config.schedule
     if not s.kernel_schedule.uses_tma:
         return OK
-    room = config.arch.shared_memory_bytes - epilogue_bytes(config) - BARRIERS
+    room = config.arch.shared_memory_bytes - epilogue_bytes(config) - BARRIERS[config.backend]
     fitting = room // stage_bytes(config)
     wanted = s.stages or FEWEST_STAGES
     if fitting < wanted:
