@@ -12,6 +12,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.cute.nvgpu import warp as warp_ops
 
 from gemmill.cutedsl import epilogue, mainloop
+from gemmill.cutedsl.barriers import wait
 from gemmill.cutedsl.elements import ELEMENT_OF
 from gemmill.cutedsl.limits import SLAB
 from gemmill.cutedsl.plan import Plan
@@ -81,7 +82,7 @@ def alternate(
     while tile < walk.tiles():
         x0, y0, n0 = origin(plan, walk, tile, Int32(0))
         held = epilogue.fetch(plan, vectors, thread, (x0, y0))
-        cute.arch.mbarrier_wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already
+        wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already
         mainloop.accumulate(plan, loop, done, job.k_steps, (Int32(0), thread, n0))
         if thread % 32 == 0:
             cute.arch.mbarrier_arrive(turn + (group ^ 1))

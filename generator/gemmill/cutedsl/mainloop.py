@@ -12,6 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
+from gemmill.cutedsl.barriers import wait
 from gemmill.cutedsl.limits import SLAB
 from gemmill.cutedsl.walk import advance
 
@@ -154,7 +155,7 @@ def accumulate(plan: cutlass.Constexpr, loop: cutlass.Constexpr, done: Int32, co
         clear(plan, loop)
         stage, phase = state_after(plan, done)
         for _ in cutlass.range(count, unroll=1):
-            cute.arch.mbarrier_wait(loop.barriers[0] + stage, phase)
+            wait(loop.barriers[0] + stage, phase)
             issue(plan, loop, 0, stage, place)
             promote_step(plan, loop, stage, place)
             stage, phase = advance(plan, (stage, phase))
@@ -174,7 +175,7 @@ def begin(plan: cutlass.Constexpr, loop: cutlass.Constexpr, done: Int32, place: 
     """Issues a tile's first units, which need no sums: so they can run while another tile's sums are being stored."""
     full, _ = loop.barriers
     stage, phase = state_after(plan, done)
-    cute.arch.mbarrier_wait(full + stage, phase)
+    wait(full + stage, phase)
     issue(plan, loop, 0, stage, place)
 
 
@@ -199,7 +200,7 @@ def accumulate_fast(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tup
     before = stage
     clear(plan, loop)
     for step in cutlass.range(count, unroll=1):
-        cute.arch.mbarrier_wait(full + stage, phase)
+        wait(full + stage, phase)
         multiply(loop.mmas, loop.sums, loop.operands, tuple(range(plan.slabs)), (0, plan.mma_steps), stage, False)
         warpgroup.wait_group(1)
         if step > 0:
@@ -219,7 +220,7 @@ def accumulate_promoted(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state:
     for _ in cutlass.range(count - 1, unroll=1):
         promote_step(plan, loop, stage, place)
         stage, phase = advance(plan, (stage, phase))
-        cute.arch.mbarrier_wait(full + stage, phase)
+        wait(full + stage, phase)
         issue(plan, loop, 0, stage, place)
     promote_step(plan, loop, stage, place)
 
@@ -268,7 +269,7 @@ def step_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, 
     full, empty = loop.barriers
     before, _ = state
     stage, phase = advance(plan, state)
-    cute.arch.mbarrier_wait(full + stage, phase)
+    wait(full + stage, phase)
     read_unit_factors(plan, loop, 0, turn, stage, place)
     multiply_unit(plan, loop, 0, turn, stage)
     warpgroup.wait_group(1)

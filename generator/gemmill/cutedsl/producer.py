@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from gemmill.cutedsl.barriers import wait
 from gemmill.cutedsl.packed import Packed
 from gemmill.cutedsl.walk import Job, Walk, advance, tile_of
 
@@ -48,7 +49,7 @@ def load_operands(
         at_x, at_y = tile_of(plan, walk, tile)
         for k_step in cutlass.range(job.k_steps, unroll=1):
             if loaded >= early:
-                cute.arch.mbarrier_wait(empty + stage, phase)
+                wait(empty + stage, phase)
                 announce(plan, full + stage)
                 load(plan, weights, at_x if plan.swap_ab else at_y, job.k_first + k_step, stage, full)
             load(plan, tokens, at_y if plan.swap_ab else at_x, job.k_first + k_step, stage, full)
@@ -113,7 +114,7 @@ def load_scales(plan: cutlass.Constexpr, scales, shared: cute.Pointer, barriers:
         at_m, at_n = (at_y, at_x) if plan.swap_ab else (at_x, at_y)
         origin = (at_m * plan.tile_m, at_n * plan.tile_n)
         for k_step in cutlass.range(job.k_steps, unroll=1):
-            cute.arch.mbarrier_wait(empty + stage, phase)
+            wait(empty + stage, phase)
             copy_scales(
                 plan,
                 scales,
