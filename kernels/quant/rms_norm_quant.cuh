@@ -61,7 +61,7 @@ __device__ __forceinline__ void encode_normed(float const (&y)[kElements], float
 
 // Threads of a CTA and CTAs of an SM, through which the registers of a thread. With up to two chunks a thread one CTA may
 // fill the SM; with more, rows are many and CTAs share it. 448 threads hold rows of 14336 and 28672 elements of 16 bits.
-constexpr int rms_norm_threads(int chunks) { return chunks <= 2 ? kMostRmsNormThreads : chunks == 16 ? 256 : 448; }
+constexpr int rms_norm_threads(int chunks) { return chunks <= 2 ? kMostRmsNormThreads : 448; }
 constexpr int rms_norm_ctas(int chunks, bool residual) { return chunks <= 2 || (chunks == 8 && residual) ? 1 : 2; }
 
 struct RmsNormShape {
@@ -71,23 +71,20 @@ struct RmsNormShape {
 
 // Many rows: few threads a row, so that several CTAs share an SM and one loads while another reduces. Few rows: clusters of
 // CTAs of about 512 threads. Measured on an H200.
-inline RmsNormShape rms_norm_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, bool residual) {
+inline RmsNormShape rms_norm_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks) {
   RmsNormShape shape{1, 0, how.cluster_hint, true};
   if (shape.cluster == 0) {
     shape.cluster = 1;
     while (shape.cluster < kMostRmsNormCluster && rows * shape.cluster * 2 <= how.sm_count && chunks / shape.cluster > 512) shape.cluster *= 2;
   }
   int64_t const of_cta = ceil_divide(chunks, shape.cluster);
-  int const most_chunks = shape.cluster > 1 ? 2 : residual ? 8 : 16;
+  int const most_chunks = shape.cluster > 1 ? 2 : 8;
   shape.chunks = how.chunks_hint;
   if (shape.chunks == 0) {
     int64_t const most_threads = rows * shape.cluster > how.sm_count ? 256 : kMostRmsNormThreads;
     shape.chunks = 1;
-    if (most_chunks >= 8 && is_large(rows * chunks, how.sm_count) && chunks >= 256) {
-      shape.chunks = 8;
-    } else {
-      while (shape.chunks < most_chunks && shape.chunks < 8 && of_cta > shape.chunks * (shape.chunks == 4 ? rms_norm_threads(4) : most_threads)) shape.chunks *= 2;
-    }
+    if (is_large(rows * chunks, how.sm_count) && chunks >= 256) shape.chunks = most_chunks;
+    while (shape.chunks < most_chunks && of_cta > shape.chunks * (shape.chunks == 4 ? rms_norm_threads(4) : most_threads)) shape.chunks *= 2;
   }
   if (shape.chunks > most_chunks) shape.chunks = most_chunks;
   int64_t const threads = ceil_divide(ceil_divide(of_cta, shape.chunks), 32) * 32;
@@ -101,7 +98,8 @@ inline RmsNormShape rms_norm_shape(gemmill_quant_launch const& how, int64_t rows
 template <class Variant, class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kResidual, bool kCluster>
 __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChunks, kResidual)) rms_norm_quant_kernel(RmsNormParams const p) {
   constexpr int kElements = kChunkElements<In>;
-  constexpr int kLanes = kGroup == 0 ? 32 : kGroup / kElements;
+  constexpr int kParts = kGroup == 0 ? 1 : parts_of_group(kChunks, kGroup / kElements);
+  constexpr int kLanes = kGroup == 0 ? 32 : kGroup / kElements / kParts;
   static_assert(kResident || !kCluster, "a row that does not stay in registers belongs to one CTA");
   __shared__ RowReduction<double, kCluster> sum_reduction;
   __shared__ RowReduction<float, kCluster> max_reduction;
@@ -114,7 +112,11 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
   uint32_t const step = blockDim.x * (kCluster ? cluster_size() : 1);
   uint32_t const first = (kCluster ? cluster_rank() * blockDim.x : 0) + threadIdx.x;
   uint32_t const rounds = kResident ? 1 : (p.chunks + step * kChunks - 1) / (step * kChunks);
-  auto const index_of = [&](uint32_t round, int c) { return (round * kChunks + c) * step + first; };
+  // Scales of groups: kParts chunks in a row, of a thread, belong to one group, which kLanes threads hold.
+  auto const index_of = [&](uint32_t round, int c) {
+    uint32_t const piece = (round * (kChunks / kParts) + c / kParts) * step + first;
+    return kParts == 1 ? piece : piece / kLanes * (kLanes * kParts) + piece % kLanes + c % kParts * kLanes;
+  };
 
   uint4 chunks[kChunks], others[kResidual ? kChunks : 1];
   auto const load = [&](uint32_t round) {
@@ -232,18 +234,22 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     for (uint32_t round = 0; round < rounds; ++round) {
       if constexpr (!kResident) load(round);
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        uint32_t const index = index_of(round, c);
-        if constexpr (!kResident && kResidual) replace_residual(round, c);
-        normalise(round, c);
-        RawExtent<In, float> of_chunk;
-        of_chunk.extend(chunks[c]);
-        float const amax = reduce_lanes<kLanes>(of_chunk.value(), Max{});
-        float const scale = scale_from(amax);
-        if (threadIdx.x % kLanes == 0 && index < p.chunks) {
-          p.scales[row * p.scale_stride_m + index / kLanes * p.scale_stride_g] = scale;
+      for (int piece = 0; piece < kChunks; piece += kParts) {
+        RawExtent<In, float> of_group;
+#pragma unroll
+        for (int c = piece; c < piece + kParts; ++c) {
+          if constexpr (!kResident && kResidual) replace_residual(round, c);
+          normalise(round, c);
+          of_group.extend(chunks[c]);
         }
-        store(index, c, scale, amax);
+        float const amax = reduce_lanes<kLanes>(of_group.value(), Max{});
+        float const scale = scale_from(amax);
+        uint32_t const first_index = index_of(round, piece);
+        if (threadIdx.x % kLanes == 0 && first_index < p.chunks) {
+          p.scales[row * p.scale_stride_m + first_index / (kLanes * kParts) * p.scale_stride_g] = scale;
+        }
+#pragma unroll
+        for (int c = piece; c < piece + kParts; ++c) store(index_of(round, c), c, scale, amax);
       }
     }
   }
@@ -257,12 +263,6 @@ int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, RmsNormShape
   }
   return launch<&rms_norm_quant_kernel<Variant, In, Out, kGroup, kChunks, kAligned, kResident, false, kCluster>>(
       p, rows * shape.cluster, shape.threads, how, shape.cluster);
-}
-
-// Sixteen chunks a thread; a residual's would not fit beside them.
-template <class Variant, class In, class Out, int kGroup>
-int32_t launch_rms_norm_quant_wide(RmsNormParams const& p, int64_t rows, RmsNormShape shape, gemmill_quant_launch const& how) {
-  return launch<&rms_norm_quant_kernel<Variant, In, Out, kGroup, 16, true, true, false, false>>(p, rows, shape.threads, how);
 }
 
 template <class Variant, class In, class Out, int kGroup>
@@ -290,10 +290,10 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
         static_cast<uint32_t>(chunks),
         1.0 / static_cast<double>(x.hidden), static_cast<double>(x.epsilon),
     };
-    RmsNormShape const shape = rms_norm_shape(x.launch, rows, chunks, x.residual != nullptr);
+    RmsNormShape const shape = rms_norm_shape(x.launch, rows, chunks);
     gemmill_quant_launch one_cta = x.launch;
     one_cta.cluster_hint = 1;
-    RmsNormShape const single = rms_norm_shape(one_cta, rows, chunks, x.residual != nullptr);
+    RmsNormShape const single = rms_norm_shape(one_cta, rows, chunks);
     RmsNormShape const rereading{0, single.threads, 1, false};
     bool const cluster = aligned && shape.cluster > 1 && shape.resident;
     int32_t const error =
@@ -304,8 +304,7 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
         : single.chunks == 1         ? launch_rms_norm_quant<Variant, In, Out, kGroup, 1, true, true>(p, rows, single, x.launch)
         : single.chunks == 2         ? launch_rms_norm_quant<Variant, In, Out, kGroup, 2, true, true>(p, rows, single, x.launch)
         : single.chunks == 4         ? launch_rms_norm_quant<Variant, In, Out, kGroup, 4, true, true>(p, rows, single, x.launch)
-        : single.chunks == 8         ? launch_rms_norm_quant<Variant, In, Out, kGroup, 8, true, true>(p, rows, single, x.launch)
-                                     : launch_rms_norm_quant_wide<Variant, In, Out, kGroup>(p, rows, single, x.launch);
+                                     : launch_rms_norm_quant<Variant, In, Out, kGroup, 8, true, true>(p, rows, single, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

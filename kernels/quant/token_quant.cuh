@@ -25,9 +25,9 @@ struct TokenQuantParams {
   uint32_t chunks;  // of a row
 };
 
-// Threads of a CTA and CTAs of an SM, by the chunks of a thread: with eight or sixteen, a thread may have 64 or 128 registers.
-constexpr int token_quant_threads(int chunks) { return chunks == 16 ? 256 : chunks == 8 ? 512 : kMostTokenQuantThreads; }
-constexpr int token_quant_ctas(int chunks) { return chunks >= 8 ? 2 : 1; }
+// Threads of a CTA and CTAs of an SM, through which the registers of a thread: 64 at most.
+constexpr int token_quant_threads(int chunks) { return chunks == 8 ? 512 : kMostTokenQuantThreads; }
+constexpr int token_quant_ctas(int chunks) { return chunks == 8 ? 2 : 1; }
 
 template <class In, class Activation, bool kAligned, bool kStream>
 struct RowOfChunks {
@@ -132,7 +132,7 @@ struct TokenQuantShape {
 // SM and one loads while another reduces, and a reduction serves much. Few rows: as many threads as there are chunks, and where one CTA would issue
 // more than 2048 loads, clusters. Measured on an H200.
 inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, int loads_per_chunk) {
-  int const most_chunks = loads_per_chunk > 1 ? 4 : 16;
+  int const most_chunks = loads_per_chunk > 1 ? 4 : 8;
   constexpr int64_t kMostLoadsOfOneCta = 2048;
   TokenQuantShape shape{};
   shape.cluster = how.cluster_hint;
@@ -147,11 +147,10 @@ inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_
     bool const many = rows * shape.cluster > how.sm_count;
     int64_t const most_threads = many ? 256 * loads_per_chunk : kMostTokenQuantThreads;
     shape.chunks = 1;
-    if (most_chunks > 4 && shape.cluster == 1 && is_large(rows * chunks, how.sm_count) && chunks >= 256) {
-      shape.chunks = 8;
-    } else {
-      while (shape.chunks < 4 && of_cta > shape.chunks * most_threads) shape.chunks *= 2;
-    }
+    // Many large rows: a CTA should take long to load beside what its launch and its reductions take.
+    bool const wide = is_large(rows * chunks, how.sm_count);
+    if (wide && chunks >= 256) shape.chunks = most_chunks;
+    while (shape.chunks < 4 && of_cta > shape.chunks * most_threads) shape.chunks *= 2;
   }
   if (shape.chunks > most_chunks) shape.chunks = most_chunks;
   int64_t const threads = ceil_divide(ceil_divide(of_cta, shape.chunks), 32) * 32;
@@ -171,14 +170,13 @@ int32_t launch_token_quant(TokenQuantParams const& p, TokenQuantShape shape, int
   return launch<&token_quant_kernel<Variant, In, Activation, Coding, kChunks, kAligned, kResident, false>>(p, rows, shape.threads, how);
 }
 
-// Rows of one CTA whose threads have eight or sixteen chunks each. Products would not fit.
+// Rows of one CTA whose threads have eight chunks each. Products would not fit.
 template <class Variant, class In, class Activation, class Coding>
 int32_t launch_token_quant_wide(TokenQuantParams const& p, TokenQuantShape shape, int64_t rows, gemmill_quant_launch const& how) {
   if constexpr (Activation::kGated) {
     return GEMMILL_CANNOT_IMPLEMENT;
   } else {
-    return shape.chunks == 8 ? launch<&token_quant_kernel<Variant, In, Activation, Coding, 8, true, true, false>>(p, rows, shape.threads, how)
-                             : launch<&token_quant_kernel<Variant, In, Activation, Coding, 16, true, true, false>>(p, rows, shape.threads, how);
+    return launch<&token_quant_kernel<Variant, In, Activation, Coding, 8, true, true, false>>(p, rows, shape.threads, how);
   }
 }
 

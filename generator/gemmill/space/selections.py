@@ -1,13 +1,15 @@
 """Named sets of configs: smoke, default, sweep."""
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from gemmill.space.config import ACCUMULATOR_OF, KernelConfig, Launch, Problem, Schedule
 from gemmill.space.family import AnyConfig
-from gemmill.space.names import to_name
+from gemmill.space.names import parse_name, to_name
 from gemmill.space.quant_ops import quant_configs, smoke_quant_configs
 from gemmill.space.rules import check
 from gemmill.space.tables import sm90, sm90_cutedsl
@@ -48,14 +50,40 @@ class Selection:
 
 
 def select(name: str, arch: Arch = Arch.SM90A) -> Selection:
-    """The named selection for an architecture. Raises ValueError if there is none, or a config is in it twice."""
+    """The named selection for an architecture, or that of a file which `gemmill prune` wrote (its name ends in .json).
+
+    Raises ValueError if there is none, or a config is in it twice.
+    """
+    if name.endswith(".json"):
+        return read_selection(Path(name), arch)
     try:
         enumerate_configs = SELECTIONS[name]
     except KeyError:
-        raise ValueError(f"no selection {name!r}: there are {', '.join(SELECTIONS)}") from None
+        raise ValueError(
+            f"no selection {name!r}: there are {', '.join(SELECTIONS)}, and files that `gemmill prune` writes (*.json)"
+        ) from None
+    return _checked(name, arch, enumerate_configs(arch))
+
+
+def read_selection(path: Path, arch: Arch) -> Selection:
+    """The selection that a file lists by names of variants. Raises ValueError."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        name, of_arch, names = data["name"], data["arch"], data["variants"]
+        configs = [parse_name(variant) for variant in names]
+    except OSError as error:
+        raise ValueError(f"selection file {path} cannot be read: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no selection file: {type(error).__name__}: {error}") from None
+    if of_arch != arch:
+        raise ValueError(f"selection file {path} is for {of_arch}, {arch} was asked for: name it with --arch")
+    return _checked(name, arch, configs)
+
+
+def _checked(name: str, arch: Arch, configs: Iterable[AnyConfig]) -> Selection:
     accepted: dict[str, AnyConfig] = {}
     rejections: list[Rejection] = []
-    for config in enumerate_configs(arch):
+    for config in configs:
         key = to_name(config)
         if key in accepted:
             raise ValueError(f"selection {name!r} has {key} twice")
