@@ -63,7 +63,6 @@ GROUP_NARROW: tuple[Row, ...] = (
     ((64, 64, 128), (1, 1, 1), BASIC),
     ((128, 32, 256), (1, 1, 1), COOPERATIVE),
     ((128, 64, 128), (1, 1, 1), COOPERATIVE),
-    ((128, 128, 128), (1, 1, 1), COOPERATIVE),
 )
 """The same with scales in groups along K, where registers hold sums twice."""
 
