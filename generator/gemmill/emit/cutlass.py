@@ -54,6 +54,8 @@ def values_of(config: KernelConfig) -> dict[str, Any]:
         return values
     if s.tile_scheduler is TileScheduler.SPLIT_K:
         return values | {"stages": s.stages, "promoted": s.accumulation is Accumulation.PROMOTED}
+    if p.scale_layout is ScaleLayout.STRIDED:
+        return values | {"stages": s.stages, "cluster_shape_mnk": s.cluster_shape_mnk}
     # The kernel as compiled: with swap_ab, its A is the op's B.
     a_type, b_type = (p.b_dtype, p.a_dtype) if s.swap_ab else (p.a_dtype, p.b_dtype)
     return values | {
@@ -76,6 +78,8 @@ def values_of(config: KernelConfig) -> dict[str, Any]:
 def _mainloop_schedule(config: KernelConfig) -> str:
     if config.arch is not Arch.SM90A:
         return "collective::KernelScheduleAuto"
+    if config.problem.scale_groups is not None:
+        return _MAINLOOP_SM90[config.schedule.kernel_schedule] + "FP8Blockwise"
     fast = config.schedule.accumulation is Accumulation.FAST and config.problem.a_dtype is DType.E4M3
     return _MAINLOOP_SM90[config.schedule.kernel_schedule] + ("FP8FastAccum" if fast else "")
 

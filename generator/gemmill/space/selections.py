@@ -12,11 +12,12 @@ from gemmill.space.family import AnyConfig
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.quant_ops import quant_configs, smoke_quant_configs
 from gemmill.space.rules import check
-from gemmill.space.tables import sm90
+from gemmill.space.tables import sm90, sm90_cutedsl
 from gemmill.vocab import (
     SCALE_GROUPS,
     Accumulation,
     Arch,
+    Backend,
     DType,
     EpilogueKind,
     KernelSchedule,
@@ -99,8 +100,10 @@ def _problem(operand: DType, out: DType, epilogue: EpilogueKind) -> Problem:
     )
 
 
-def _accumulation(operand: DType) -> Accumulation:
-    return Accumulation.FAST if operand.is_float else Accumulation.EXACT
+def _accumulation(problem: Problem) -> Accumulation:
+    if not problem.a_dtype.is_float:
+        return Accumulation.EXACT
+    return Accumulation.PROMOTED if problem.group_size else Accumulation.FAST
 
 
 def _config(
@@ -113,7 +116,7 @@ def _config(
             tile_shape_mnk=tile,
             cluster_shape_mnk=cluster,
             kernel_schedule=kernel_schedule,
-            **({"accumulation": _accumulation(problem.a_dtype)} | schedule),
+            **({"accumulation": _accumulation(problem)} | schedule),
         ),
         launch=launch or Launch(),
         arch=arch,
@@ -176,12 +179,16 @@ def _smoke(arch: Arch) -> Iterator[AnyConfig]:
         return
     for problem in _problems((DType.BF16,)):
         yield _config(problem, prefill)
+        yield with_dsl(_config(problem, prefill))
     decode = _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS)
     for splits in (1, 4):
         yield _split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, splits)
+    yield with_dsl(_split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, 4))
     for problem in _problems(OUT_DTYPES):
         yield _unaligned(problem)
-    yield _unaligned(_group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED))
+    blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
+    yield _split_k(blocks, (64, 16, 256), KernelSchedule.BASIC, 4, 2)
+    yield _unaligned(blocks)
     yield from smoke_quant_configs(arch)
 
 
@@ -200,6 +207,9 @@ def _sweep(arch: Arch) -> Iterator[AnyConfig]:
         for (tile, schedule, stages), splits in product(sm90.SPLIT_K, sm90.SPLITS):
             yield _split_k(problem, tile, schedule, stages, splits)
         yield _unaligned(problem)
+        yield from _dsl_kernels(problem, sm90_cutedsl.WIDEST if problem.a_dtype.is_float else sm90_cutedsl.CORE)
+    blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
+    yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDEST)
 
 
 def _default(arch: Arch) -> Iterator[AnyConfig]:
@@ -216,10 +226,19 @@ def _default(arch: Arch) -> Iterator[AnyConfig]:
             yield from _kernels(problem, prefill, decode, sm90.CORE_SPLIT_K)
         else:
             yield from _kernels(problem, sm90.FEW_PREFILL, sm90.FEW_DECODE, sm90.FEW_SPLIT_K)
+        yield from _dsl_kernels(problem, sm90_cutedsl.CORE if fp8 and bf16 else sm90_cutedsl.FEW)
         yield _unaligned(problem)
     yield from _one_of_each_other_kind()
     for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
-        yield _unaligned(_group_problem(operand, out, groups, ScaleLayout.STRIDED))
+        problem = _group_problem(operand, out, groups, ScaleLayout.STRIDED)
+        frequent = out is DType.BF16 and groups is SCALE_GROUPS[0]
+        if operand.is_float:
+            yield from _group_kernels(problem, *(sm90.GROUP_TABLES if frequent else sm90.FEW_GROUP_TABLES))
+            if frequent:
+                yield from _dsl_kernels(problem, sm90_cutedsl.GROUP_CORE)
+        elif frequent:
+            yield from _group_kernels(problem, *sm90.FEW_GROUP_TABLES)
+        yield _unaligned(problem)
     yield from quant_configs(arch)
 
 
@@ -234,12 +253,26 @@ def _kernels(
         yield _split_k(problem, tile, schedule, stages, splits)
 
 
+def _dsl_kernels(problem: Problem, tables: sm90_cutedsl.Tables) -> Iterator[KernelConfig]:
+    yield from map(with_dsl, _kernels(problem, *tables))
+
+
+def _group_kernels(
+    problem: Problem, split_k: tuple[sm90.SplitKRow, ...], loop: tuple[sm90.GroupLoopRow, ...]
+) -> Iterator[KernelConfig]:
+    for (tile, schedule, stages), splits in product(split_k, sm90.SPLITS):
+        yield _split_k(problem, tile, schedule, stages, splits)
+    for (row, stages), (raster, swizzle) in product(loop, sm90.RASTERS):
+        yield _config(problem, row, stages=stages, launch=Launch(raster_order=raster, swizzle=swizzle))
+
+
 def _one_of_each_other_kind() -> Iterator[KernelConfig]:
     """Kinds that the full epilogues stand in for, and promoted sums: to be had, compared and tested, seldom chosen."""
     fp8 = _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS)
     cooperative = ((128, 128, 128), (1, 1, 1), KernelSchedule.COOPERATIVE)
     yield _config(_problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED), sm90.CORE_PREFILL[0])
     yield with_promotion(_config(fp8, cooperative))
+    yield with_dsl(with_promotion(_config(fp8, cooperative)))
     yield with_promotion(_split_k(fp8, (64, 16, 512), KernelSchedule.BASIC, 5, 2))
     yield _config(fp8, ((64, 64, 128), (1, 1, 1), KernelSchedule.BASIC), swap_ab=True)
     yield _config(fp8, cooperative, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
@@ -247,6 +280,7 @@ def _one_of_each_other_kind() -> Iterator[KernelConfig]:
         yield _config(fp8, row, tile_scheduler=TileScheduler.STREAM_K)
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
         yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE_PREFILL[1])
+        yield with_dsl(_config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE_PREFILL[1]))
 
 
 SELECTIONS = {"smoke": _smoke, "default": _default, "sweep": _sweep}
@@ -255,3 +289,8 @@ SELECTIONS = {"smoke": _smoke, "default": _default, "sweep": _sweep}
 def with_promotion(config: KernelConfig) -> KernelConfig:
     """The same FP8 config with sums promoted to FP32 after every 128 along K."""
     return replace(config, schedule=replace(config.schedule, accumulation=Accumulation.PROMOTED))
+
+
+def with_dsl(config: KernelConfig) -> KernelConfig:
+    """The same config, its kernel made by the CuTe DSL."""
+    return replace(config, backend=Backend.CUTEDSL)
