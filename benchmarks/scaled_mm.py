@@ -18,26 +18,25 @@ from pathlib import Path
 
 import torch
 
+from gemmill.tune.device import Monitor, now
+from gemmill.tune.operands import ROTATED_BYTES, OperandMaker
+from gemmill.tune.problems import OPS_OF, Op, Problem, tiny
+from gemmill.tune.statistics import first_line
+from gemmill.tune.timing import DryTimer, GraphTimer, Plan, Timer
 from harness import devices
 from harness.field import Field, FieldError, make_field
-from harness.measuring import Measurement, Plan, first_line, measure
-from harness.operands import ROTATED_BYTES, OperandMaker
+from harness.measuring import Measurement, measure
 from harness.plot import draw
 from harness.problems import (
     MODEL_M,
-    OPS_OF,
     SWEEP_M,
-    Op,
-    Problem,
     model_problems,
     parse_shapes,
     table_grid_problems,
     table_problems,
-    tiny,
 )
 from harness.results import SCHEMA_VERSION, row_record, sample_record, summary_record, summary_text, table, write_json
 from harness.sweep import sweep_record, sweep_table
-from harness.timing import DryTimer, GraphTimer, Timer
 
 RESULTS = Path(__file__).resolve().parent / "results"
 COMPARISON = Plan(rounds=9)
@@ -72,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     maker = OperandMaker(device, DRY_ROTATED_BYTES if options.dry_run else ROTATED_BYTES)
     problems = sorted({tiny(p) for p in problems_of(options)}) if options.dry_run else problems_of(options)
     plan = SWEEP if options.variants else COMPARISON
-    monitor, started = devices.Monitor(), devices.now()
+    monitor, started = Monitor.of_cuda_device(), now()
     with monitor:
         settled = warm_up(field, maker, timer, problems[0])
         host = host_times(field, maker, timer, sorted({p.op for p in problems}))
@@ -200,6 +199,7 @@ def method_record(plan: Plan) -> dict[str, object]:
         "rotated_bytes": ROTATED_BYTES,
         "data": "uniform random: e4m3 in [-1, 1], s8 in [-128, 127]",
         "device_time": "CUDA graph of rotated calls between CUDA events, rounds alternating between contenders",
+        "ratio": "median over rounds of peer / gemmill in the same round, against the peer for which it is least",
         "host_time": f"loop of calls at M x N x K = {' x '.join(map(str, HOST_SHAPE))}, through the op's .default",
     }
 

@@ -35,13 +35,14 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
     quant = OP_OF[op]
     rows, group = rng.choice(ROWS), rng.choice(quant.group_sizes)
     hidden = (group or 16) * rng.choice((1, 2, 3, 4, 8))
-    gated = quant.activation is not Activation.NONE
+    gated = quant.activations != (Activation.NONE,)
     in_dtype, out_dtype = rng.choice(quant.in_dtypes), rng.choice(quant.out_dtypes)
     transposed = rng.random() < 0.5
     shape_of_groups = None
     values: dict[str, Any] = {
         "input": padded(rows, hidden * (2 if gated else 1), torch_dtype(in_dtype), rng),
         "out": padded(rows, hidden, torch_dtype(out_dtype), rng),
+        "activation": rng.choice(quant.activations).op_argument,
         "group_size": group,
         "eps": rng.choice((0.0, 1e-10, 1e-6)),
         "epsilon": 1e-6,
@@ -85,7 +86,8 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
     names = {"result": "out", "output_q": "out"} | dict.fromkeys(
         ("scale", "scales", "output_s", "output_s_packed"), "scales"
     )
-    values |= {"scales": scales, "group_shape": shape_of_groups}
+    output_azp = torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32).zero_()
+    values |= {"scales": scales, "group_shape": shape_of_groups, "output_azp": output_azp}
     if breakage is Breakage.SOME:
         for _ in range(rng.choice((1, 1, 2))):
             _break(values, op, rng)
@@ -107,6 +109,8 @@ def _break(values: dict[str, Any], op: str, rng: random.Random) -> None:
         values[name] = rng.choice((-1.0, 0.0, 240.0, float("nan")))
     elif parameter.kind is Kind.BOOL:
         values[name] = not value
+    elif parameter.kind is Kind.TEXT:
+        values[name] = rng.choice(("silu", "gelu", "gelu_tanh", "relu", "none", "", "geluß"))
     elif parameter.kind is Kind.INTS:
         values[name] = rng.choice(((1, -1), (-1, 1), (1,), (0, 4), (-1, -1), (1, 1), (2, 2), None))
     elif value is None:

@@ -4,11 +4,11 @@ import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+from gemmill.tune.operands import OperandMaker, Operands
+from gemmill.tune.problems import Problem
+from gemmill.tune.statistics import Sample
+from gemmill.tune.timing import GraphTimer, Prepared, Timer
 from harness.contenders import Contender, vllm_contender
-from harness.operands import OperandMaker, Operands
-from harness.problems import Problem
-from harness.statistics import Sample
-from harness.timing import GraphTimer, Prepared, Timer
 
 START_SECONDS = 120
 

@@ -5,9 +5,9 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from gemmill.tune.statistics import Sample, geometric_mean, paired_ratio
 from harness.contenders import Contender
 from harness.measuring import Measurement
-from harness.statistics import Sample, geometric_mean
 
 SCHEMA_VERSION = 1
 SUBJECT = "gemmill"
@@ -26,11 +26,12 @@ def sample_record(found: Sample) -> dict[str, object]:
 
 
 def row_record(measurement: Measurement, peers: Sequence[Contender]) -> dict[str, object]:
-    """One problem's row: times, and gemmill's ratio to the fastest peer that computes the same (above 1 is faster)."""
+    """One problem's row: times, and by what factor gemmill is faster than the fastest peer that computes the same."""
     problem, samples = measurement.problem, measurement.samples
     peers = [peer.name for peer in peers if peer.applies_scales and peer.name in samples]
-    best = min(peers, key=lambda name: samples[name].median_us, default=None)
     subject = samples.get(SUBJECT)
+    ratios = {name: paired_ratio(samples[name], subject) for name in peers} if subject is not None else {}
+    best = min(ratios, key=ratios.__getitem__, default=None)
     record: dict[str, object] = {
         "op": problem.op.value,
         "m": problem.m,
@@ -39,15 +40,13 @@ def row_record(measurement: Measurement, peers: Sequence[Contender]) -> dict[str
         "contenders": {name: sample_record(found) for name, found in samples.items()},
         "failures": measurement.failures,
         "best_peer": best,
-        "ratio": None,
+        "ratio": None if best is None else round(ratios[best], 4),
         "tflops": None,
         "gbps": None,
     }
     if subject is not None:
         record["tflops"] = round(problem.flops / subject.median_us / 1e6, 1)
         record["gbps"] = round(problem.bytes / subject.median_us / 1e3, 1)
-    if subject is not None and best is not None:
-        record["ratio"] = round(samples[best].median_us / subject.median_us, 4)
     return record
 
 

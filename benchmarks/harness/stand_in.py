@@ -5,9 +5,10 @@ from gemmill.space.family import gemms
 from gemmill.space.names import to_name
 from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import select
-from harness.contenders import LocalContender, Multiply, ops_of
-from harness.operands import Operands
-from harness.problems import Op
+from gemmill.tune.operands import Operands
+from gemmill.tune.peers import Multiply
+from gemmill.tune.problems import Op, ops_of
+from harness.contenders import LocalContender
 
 
 def multiply(x: Operands, i: int) -> None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+from gemmill.tune.statistics import steady_us
 from harness.measuring import Measurement
 
 
 def sweep_record(measurements: Sequence[Measurement]) -> dict[str, object]:
-    """Column by column: `us[i][j]` is the median of shape i and contender j, None where there is none.
+    """Column by column: `us[i][j]` is the time of shape i and contender j without drift, None where there is none.
 
     `rounds[i][j]` tells full measurements from those of contenders dropped after one round.
     """
@@ -15,7 +16,8 @@ def sweep_record(measurements: Sequence[Measurement]) -> dict[str, object]:
     for found in measurements:
         p, samples = found.problem, found.samples
         shapes.append([p.op.value, p.m, p.n, p.k])
-        times.append([_digits(samples[name].median_us) if name in samples else None for name in names])
+        steady = steady_us(samples)
+        times.append([_digits(steady[name]) if name in steady else None for name in names])
         rounds.append([len(samples[name].rounds_us) if name in samples else 0 for name in names])
         failures.append(found.failures)
     return {"contenders": names, "shapes": shapes, "us": times, "rounds": rounds, "failures": failures}
@@ -27,10 +29,10 @@ def sweep_table(
     """For each shape: gemmill's own choice, the fastest variant, and the fastest peer."""
     lines = [f"{'problem':<32}{'chosen us':>10}{'best us':>10}{'peer us':>10}{'failed':>7}  fastest variant"]
     for found in measurements:
-        medians = {name: taken.median_us for name, taken in found.samples.items()}
-        best = min((name for name in variants if name in medians), key=medians.get, default=None)
-        peer = min((medians[name] for name in peers if name in medians), default=None)
-        cells = (medians.get(subject), medians.get(best), peer)
+        steady = steady_us(found.samples)
+        best = min((name for name in variants if name in steady), key=steady.get, default=None)
+        peer = min((steady[name] for name in peers if name in steady), default=None)
+        cells = (steady.get(subject), steady.get(best), peer)
         numbers = "".join(f"{'-' if us is None else format(us, '.2f'):>10}" for us in cells)
         schedule = "-" if best is None else best.partition("_channel_")[2] or best
         lines.append(f"{found.problem!s:<32}{numbers}{len(found.failures):>7}  {schedule}")

@@ -24,3 +24,8 @@ def kernels_include_dir() -> Path:
 def kernels_dir() -> Path:
     """The folder of hand-written kernels."""
     return _own("kernels")
+
+
+def runtime_tables_dir() -> Path:
+    """The folder of shipped tuned tables."""
+    return _PACKAGE / "runtime" / "tables"

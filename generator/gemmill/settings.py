@@ -57,6 +57,18 @@ def constant_weights() -> bool:
     return os.environ.get("GEMMILL_CONSTANT_WEIGHTS") == "1"
 
 
+def tables() -> list[Path]:
+    """GEMMILL_TABLES: tuned tables to prefer, files or folders of them, between colons."""
+    return [
+        Path(text).expanduser().absolute() for text in os.environ.get("GEMMILL_TABLES", "").split(os.pathsep) if text
+    ]
+
+
+def record_misses() -> Path | None:
+    """GEMMILL_RECORD_MISSES: the file to which calls are added whose shape no table has; `gemmill tune --misses` reads it."""
+    return _path("GEMMILL_RECORD_MISSES")
+
+
 def child_environment(*, search: Sequence[Path] = (), python_path: Path | None = None) -> dict[str, str]:
     """This process's environment for a program it starts, with folders put before PATH and PYTHONPATH."""
     result = dict(os.environ)
@@ -64,6 +76,14 @@ def child_environment(*, search: Sequence[Path] = (), python_path: Path | None =
     if python_path is not None:
         result["PYTHONPATH"] = os.pathsep.join([str(python_path), *filter(None, [result.get("PYTHONPATH")])])
     return result
+
+
+def dsl_environment(arch: str, *, search: Sequence[Path], python_path: Path) -> dict[str, str]:
+    """The environment of a process that compiles with the CuTe DSL for `arch`, such as `sm_90a`: whatever else the user
+    set for the DSL is taken out, since the same file must give the same object."""
+    result = child_environment(search=search, python_path=python_path)
+    result = {name: value for name, value in result.items() if not name.startswith("CUTE_DSL_")}
+    return result | {"CUTE_DSL_ARCH": arch, "CUTE_DSL_DISABLE_FILE_CACHING": "1"}
 
 
 def _path(name: str) -> Path | None:

@@ -27,7 +27,7 @@ class Operand {
   Operand& operator=(Operand&& other) noexcept {
     std::swap(handle_, other.handle_);
     data = other.data, sizes = other.sizes, strides = other.strides;
-    rank = other.rank, dtype = other.dtype, device_type = other.device_type, device = other.device;
+    rank = other.rank, dtype = other.dtype, device = other.device;
     return *this;
   }
   ~Operand() {
@@ -50,13 +50,19 @@ class Operand {
     return (last + 1) * element_bytes;
   }
 
+  // Asked only where the index does not tell: every question is a call into torch.
+  int32_t device_type() const {
+    int32_t type = -1;
+    aoti_torch_get_device_type(handle_, &type);
+    return type;
+  }
+
   void* data = nullptr;
   int64_t const* sizes = nullptr;
   int64_t const* strides = nullptr;
   int64_t rank = 0;
   int32_t dtype = -1;
-  int32_t device_type = -1;
-  int32_t device = -1;
+  int32_t device = -1;  // its index; -1 in host memory
 
  private:
   void read() {
@@ -68,7 +74,6 @@ class Operand {
     aoti_torch_get_strides(handle_, &borrowed);
     strides = borrowed;
     aoti_torch_get_dtype(handle_, &dtype);
-    aoti_torch_get_device_type(handle_, &device_type);
     aoti_torch_get_device_index(handle_, &device);
   }
 

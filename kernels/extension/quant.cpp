@@ -39,6 +39,11 @@ enum Op : int64_t {
   kSiluAndMulPerToken,
   kRmsNormDynamicPerToken,
   kRmsNormPerBlock,
+  kActAndMulPerBlock,
+  kActAndMul,
+  kActAndMulPerToken,
+  kDynamicTensorScaledInt8,
+  kPerTokenGroupInt8Azp,
 };
 
 constexpr double kMostE4m3 = 448.0, kLeastS8 = -128.0, kMostS8 = 127.0;
@@ -81,7 +86,7 @@ int32_t launch_static(gemmill_quant_kernel const& kernel, QuantCall const& x, ge
 }
 
 int32_t launch_tensor(gemmill_quant_kernel const& kernel, QuantCall const& x, gemmill_quant_launch const& how) {
-  Workspace const workspace(gemmill_tensor_quant_workspace_bytes, x.out.device_type, x.out.device);
+  Workspace const workspace(gemmill_tensor_quant_workspace_bytes, x.out.device);
   gemmill_tensor_quant_args const args{x.in.data, x.out.data, static_cast<float*>(x.scales.data), workspace.data(),
                                        x.rows, x.hidden, x.in_stride, x.out_stride, how};
   return kernel.launch(&args);
@@ -96,7 +101,7 @@ int32_t launch_token(gemmill_quant_kernel const& kernel, QuantCall const& x, gem
 
 int32_t launch_group(gemmill_quant_kernel const& kernel, QuantCall const& x, gemmill_quant_launch const& how) {
   float const smallest_scale = !x.gated() ? 0.0f : x.s8() ? kSmallestS8Scale : kSmallestE4m3Scale;
-  gemmill_group_quant_args const args{x.in.data, x.out.data, x.scales.data, nullptr,
+  gemmill_group_quant_args const args{x.in.data, x.out.data, x.scales.data, static_cast<int32_t*>(x.azp.data),
                                       static_cast<float const*>(x.scale_ub.data), x.rows, x.hidden, x.in_stride,
                                       x.out_stride, x.scale_stride_m, x.scale_stride_n, (x.rows + 3) / 4 * 4,
                                       static_cast<float>(x.epsilon), smallest_scale, how};
@@ -121,7 +126,7 @@ int32_t launch(gemmill_quant_kernel const& kernel, QuantCall const& x, gemmill_q
   }
 }
 
-// `facts` puts the arguments of the call, in the schema's order, into a Facts.
+// `describe` puts the arguments of the call, in the schema's order, into a Facts.
 template <class Describe>
 void run(Op op, QuantCall& x, Describe describe) {
   auto refuse_call = [&] {
@@ -137,6 +142,7 @@ void run(Op op, QuantCall& x, Describe describe) {
   gemmill_quant_kernel const& kernel = gemmill_quant_kernels[index];
   int32_t const device = x.out.device;
   gemmill_quant_launch how{};
+  how.device = device;
   how.sm_count = static_cast<int32_t>(std::max<int64_t>(sm_count(device), 1));
   how.programmatic_launch = programmatic_launch();
   DeviceScope scope(device);
@@ -214,6 +220,22 @@ void per_token_group_fp8_quant_packed(StableIValue* stack, uint64_t, uint64_t) {
   per_token_group_quant(kPerTokenGroupFp8Packed, false, QuantFormat::kPackedUe8m0, stack, [](Facts&) {});
 }
 
+void dynamic_tensor_scaled_int8_quant(StableIValue* stack, uint64_t, uint64_t) {
+  QuantCall x{QuantFamily::kTensor};
+  x.makes_e4m3 = false;
+  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
+  run(kDynamicTensorScaledInt8, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales); });
+}
+
+void per_token_group_quant_int8_azp(StableIValue* stack, uint64_t, uint64_t) {
+  QuantCall x{QuantFamily::kGroup};
+  x.makes_e4m3 = false, x.takes_group_32 = true;
+  x.in = Operand::required(stack[0]), x.out = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
+  x.azp = Operand::required(stack[3]);
+  x.group_size = to<int64_t>(stack[4]);
+  run(kPerTokenGroupInt8Azp, x, [&](Facts& f) { f.operand(x.in).operand(x.out).operand(x.scales).operand(x.azp).integer(x.group_size); });
+}
+
 void silu_and_mul_per_block_quant(StableIValue* stack, uint64_t, uint64_t) {
   QuantCall x{QuantFamily::kGroup, QuantActivation::kSilu};
   x.takes_f32 = false;
@@ -239,6 +261,51 @@ void silu_and_mul_per_token_quant(StableIValue* stack, uint64_t, uint64_t) {
   x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
   x.scale_ub = Operand::optional(stack[3]);
   run(kSiluAndMulPerToken, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales).operand(x.scale_ub); });
+}
+
+// The activation of an op that is told which, by its name. Returns the name, for the sentence where there is no such.
+std::string take_activation(QuantCall& x, StableIValue value) {
+  std::string name = to<std::string>(value);
+  x.takes_f32 = false;
+  if (name == "silu") {
+    x.activation = QuantActivation::kSilu;
+  } else if (name == "gelu") {
+    x.activation = QuantActivation::kGeluErf;
+  } else if (name == "gelu_tanh") {
+    x.activation = QuantActivation::kGeluTanh;
+  } else {
+    x.activation = QuantActivation::kSilu, x.knows_activation = false;
+  }
+  return name;
+}
+
+void act_and_mul_per_block_quant(StableIValue* stack, uint64_t, uint64_t) {
+  QuantCall x{QuantFamily::kGroup};
+  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
+  std::string const activation = take_activation(x, stack[3]);
+  x.group_size = to<int64_t>(stack[4]);
+  x.scale_ub = Operand::optional(stack[5]);
+  bool const rounded = to<bool>(stack[6]);
+  x.format = rounded ? QuantFormat::kPowerOfTwo : QuantFormat::kF32;
+  run(kActAndMulPerBlock, x, [&](Facts& f) {
+    f.operand(x.out).operand(x.in).operand(x.scales).text(activation).integer(x.group_size).operand(x.scale_ub).integer(rounded);
+  });
+}
+
+void act_and_mul_quant(StableIValue* stack, uint64_t, uint64_t) {
+  QuantCall x{QuantFamily::kStatic};
+  x.one_scale = true;
+  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
+  std::string const activation = take_activation(x, stack[3]);
+  run(kActAndMul, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales).text(activation); });
+}
+
+void act_and_mul_per_token_quant(StableIValue* stack, uint64_t, uint64_t) {
+  QuantCall x{QuantFamily::kToken};
+  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
+  std::string const activation = take_activation(x, stack[3]);
+  x.scale_ub = Operand::optional(stack[4]);
+  run(kActAndMulPerToken, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales).text(activation).operand(x.scale_ub); });
 }
 
 void rms_norm_quant(Op op, QuantCall& x, StableIValue* stack) {
@@ -280,6 +347,11 @@ QuantOp const quant_ops[kQuantOps] = {
     {"silu_and_mul_per_token_quant", silu_and_mul_per_token_quant},
     {"rms_norm_dynamic_per_token_quant", rms_norm_dynamic_per_token_quant},
     {"rms_norm_per_block_quant", rms_norm_per_block_quant},
+    {"act_and_mul_per_block_quant", act_and_mul_per_block_quant},
+    {"act_and_mul_quant", act_and_mul_quant},
+    {"act_and_mul_per_token_quant", act_and_mul_per_token_quant},
+    {"dynamic_tensor_scaled_int8_quant", dynamic_tensor_scaled_int8_quant},
+    {"per_token_group_quant_int8_azp", per_token_group_quant_int8_azp},
 };
 
 }  // namespace gemmill

@@ -57,6 +57,7 @@ bool sizes_fit(QuantCall& x) {
 }
 
 bool dtypes_fit(QuantCall const& x) {
+  if (!x.knows_activation) return false;
   Dtypes const& d = dtypes();
   bool const in = x.in.dtype == d.bf16 || x.in.dtype == d.f16 || (x.takes_f32 && x.in.dtype == d.f32);
   return in && ((x.makes_e4m3 && x.out.dtype == d.e4m3) || (x.makes_s8 && x.out.dtype == d.s8));
@@ -137,7 +138,7 @@ bool scales_fit(QuantCall& x) {
     case QuantFamily::kStatic: return static_scales_fit(x);
     case QuantFamily::kTensor: return x.scales.dtype == dtypes().f32 && x.scales.numel() == 1;
     case QuantFamily::kToken:
-    case QuantFamily::kRmsToken: return has_values(x.scales, dtypes().f32, x.rows);
+    case QuantFamily::kRmsToken: x.scale_stride_m = 1; return has_values(x.scales, dtypes().f32, x.rows);
     default: break;
   }
   bool const offered = x.group_size == 64 || x.group_size == 128 || (x.takes_group_32 && x.group_size == 32);
@@ -145,7 +146,11 @@ bool scales_fit(QuantCall& x) {
 }
 
 bool others_fit(QuantCall& x) {
-  if (x.azp.given() && !has_values(x.azp, dtypes().s32, x.family == QuantFamily::kStatic ? 1 : x.rows)) return false;
+  if (x.azp.given() && x.family == QuantFamily::kGroup) {
+    if (x.azp.dtype != dtypes().s32 || x.azp.rank != x.scales.rank) return false;
+    if (!std::equal(x.azp.sizes, x.azp.sizes + x.azp.rank, x.scales.sizes)) return false;
+    if (!std::equal(x.azp.strides, x.azp.strides + x.azp.rank, x.scales.strides)) return false;
+  } else if (x.azp.given() && !has_values(x.azp, dtypes().s32, x.family == QuantFamily::kStatic ? 1 : x.rows)) return false;
   if (x.scale_ub.given() && (x.s8() || x.scale_ub.dtype != dtypes().f32 || x.scale_ub.numel() != 1)) return false;
   if (x.weight.given() && (x.weight.rank != 1 || !has_values(x.weight, x.in.dtype, x.hidden))) return false;
   if (x.residual.given()) {
@@ -174,7 +179,7 @@ bool places_fit(QuantCall const& x) {
   for (size_t i = 0; i < places.size(); ++i) {
     Operand const& a = *places[i].operand;
     if (!a.given()) continue;
-    if (a.device_type != x.out.device_type || a.device != x.out.device) return false;
+    if (a.device != x.out.device) return false;
     for (size_t j = 0; j < i; ++j) {
       Operand const& b = *places[j].operand;
       if (!b.given() || !(places[i].written || places[j].written)) continue;

@@ -11,12 +11,13 @@ namespace gemmill {
 
 // In the order of gemmill.space.quant's enumerations.
 enum class QuantFamily : int64_t { kStatic, kTensor, kToken, kGroup, kRmsToken, kRmsGroup };
-enum class QuantActivation : int64_t { kNone, kSilu };
+enum class QuantActivation : int64_t { kNone, kSilu, kGeluTanh, kGeluErf };
 enum class QuantFormat : int64_t { kF32, kPowerOfTwo, kPackedUe8m0 };
 
 struct QuantCall {
   QuantFamily family;
   QuantActivation activation = QuantActivation::kNone;
+  bool knows_activation = true;  // false: the op is told one that does not exist
   bool takes_f32 = true;  // as input
   bool makes_e4m3 = true, makes_s8 = true;
   bool one_scale = false;  // static: no groups

@@ -15,7 +15,7 @@ std::atomic<gemmill_describe> describe_call{nullptr};
 Facts& Facts::operand(Operand const& x) {
   numbers_.push_back(x.given());
   if (!x.given()) return *this;
-  numbers_.insert(numbers_.end(), {x.dtype, x.device_type, x.device, reinterpret_cast<int64_t>(x.data), x.rank});
+  numbers_.insert(numbers_.end(), {x.dtype, x.device_type(), x.device, reinterpret_cast<int64_t>(x.data), x.rank});
   numbers_.insert(numbers_.end(), x.sizes, x.sizes + x.rank);
   numbers_.insert(numbers_.end(), x.strides, x.strides + x.rank);
   return *this;
@@ -30,6 +30,12 @@ Facts& Facts::real(double x) {
   int64_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   return integer(bits);
+}
+
+Facts& Facts::text(std::string const& x) {
+  numbers_.push_back(static_cast<int64_t>(x.size()));
+  for (char c : x) numbers_.push_back(static_cast<unsigned char>(c));
+  return *this;
 }
 
 Facts& Facts::integers(std::optional<std::vector<int64_t>> const& x) {

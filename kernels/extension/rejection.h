@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "operand.h"
@@ -16,6 +17,7 @@ class Facts {
   Facts& operand(Operand const& x);
   Facts& integer(int64_t x);
   Facts& real(double x);
+  Facts& text(std::string const& x);
   Facts& integers(std::optional<std::vector<int64_t>> const& x);
   std::vector<int64_t> const& numbers() const { return numbers_; }
 
@@ -32,7 +34,7 @@ class Facts {
 extern "C" {
 // Writes the sentence for a refused call. `facts` holds for each tensor: given, dtype, device type, device index, data
 // pointer, rank, sizes, strides; for an integer or truth value itself; for a real number the bits of the double; for a
-// list of integers: given, length, values.
+// list of integers: given, length, values; for a text: length, bytes.
 typedef void (*gemmill_describe)(int64_t op, int64_t const* facts, int64_t count, char* text, int64_t capacity);
 __attribute__((visibility("default"))) void gemmill_set_describe(gemmill_describe describe);
 }

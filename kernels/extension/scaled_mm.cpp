@@ -9,7 +9,7 @@
 
 #include "device.h"
 #include "dtypes.h"
-#include "gemmill/abi.h"
+#include "group_scales.h"
 #include "operand.h"
 #include "rejection.h"
 #include "selection.h"
@@ -21,7 +21,8 @@ namespace gemmill {
 namespace {
 
 enum Op : int64_t { kScaledMm = 0, kScaledMmAzp = 1 };
-// What the epilogue must do; Row::problem and Call::problem are need * 4 + operand type * 2 + output type.
+// What the epilogue must do; Row::problem and Call::problem are kind of scales * 16 + need * 4 + operand type * 2 +
+// output type.
 enum Need : int64_t { kScale = 0, kBias = 1, kAzpRow = 2, kAzpToken = 3 };
 
 constexpr int64_t kTmaBytes = 16;
@@ -51,12 +52,16 @@ bool is_vector(Operand const& x, int32_t dtype, int64_t length) {
 }
 
 // One value, or one for each row (column); vectors are [length], or [length, 1] for A and [1, length] for B.
-bool is_scale(Operand const& x, int64_t length, int64_t dim) {
-  if (!is_vector(x, dtypes().f32, 1) && !is_vector(x, dtypes().f32, length)) return false;
-  return x.numel() == 1 || x.rank == 1 || (x.rank == 2 && x.sizes[dim] == length);
+bool fits_vector(Operand const& x, int64_t length, int64_t dim) {
+  return x.numel() == 1 || (x.numel() == length && (x.rank == 1 || (x.rank == 2 && x.sizes[dim] == length)));
 }
 
-bool well_formed(Op op, Operands const& x) {
+bool is_scale(Operand const& x, int64_t length) {
+  return is_vector(x, dtypes().f32, 1) || is_vector(x, dtypes().f32, length);
+}
+
+// Whether the call can be made; fills in the groups that its scales come in, if they do.
+bool well_formed(Op op, Operands const& x, GroupScales& groups) {
   Dtypes const& d = dtypes();
   if (x.out.rank != 2 || x.a.rank != 2 || x.b.rank != 2) return false;
   int64_t m = x.a.sizes[0], k = x.a.sizes[1], n = x.b.sizes[1];
@@ -67,14 +72,19 @@ bool well_formed(Op op, Operands const& x) {
   if (x.out.dtype != d.bf16 && x.out.dtype != d.f16) return false;
   if ((k > 1 && (x.a.strides[1] != 1 || x.b.strides[0] != 1)) || (n > 1 && x.out.strides[1] != 1)) return false;
   if (m > 1 && n > 0 && x.out.strides[0] < n) return false;
-  if (!is_scale(x.a_scales, m, 0) || !is_scale(x.b_scales, n, 1)) return false;
+  if (fits_vector(x.a_scales, m, 0) && fits_vector(x.b_scales, n, 1)) {
+    if (!is_scale(x.a_scales, m) || !is_scale(x.b_scales, n)) return false;
+  } else {
+    if (op == kScaledMm) groups = group_scales(x.a_scales, x.b_scales, m, n, k);
+    if (!groups.given()) return false;
+  }
   if (x.bias.given() && !is_vector(x.bias, x.out.dtype, n)) return false;
   if (op == kScaledMmAzp && !is_vector(x.azp_adj, d.s32, n)) return false;
   if (x.azp.given() && !is_vector(x.azp, d.s32, m)) return false;
   int64_t out_bytes = x.out.span_bytes(2);
   for (auto [operand, bytes] : {std::pair(&x.a, 1), {&x.b, 1}, {&x.a_scales, 4}, {&x.b_scales, 4}, {&x.azp_adj, 4}, {&x.azp, 4}, {&x.bias, 2}}) {
     if (!operand->given()) continue;
-    if (operand->device_type != x.out.device_type || operand->device != x.out.device) return false;
+    if (operand->device != x.out.device) return false;
     if (overlaps(x.out, out_bytes, *operand, bytes)) return false;
   }
   return true;
@@ -85,7 +95,8 @@ void run(Op op, Operands const& x) {
     if (op == kScaledMm) refuse(op, {&x.out, &x.a, &x.b, &x.a_scales, &x.b_scales, &x.bias});
     refuse(op, {&x.out, &x.a, &x.b, &x.a_scales, &x.b_scales, &x.azp_adj, &x.azp, &x.bias});
   };
-  if (!well_formed(op, x)) refuse_call();
+  GroupScales groups;
+  if (!well_formed(op, x, groups)) refuse_call();
   Dtypes const& d = dtypes();
   int64_t m = x.a.sizes[0], k = x.a.sizes[1], n = x.b.sizes[1];
   if (m == 0 || n == 0) return;
@@ -101,7 +112,7 @@ void run(Op op, Operands const& x) {
   call.align_b = ldb < k ? 1 : alignment(x.b.data, ldb);
   call.align_d = alignment(x.out.data, (ldd | n) * 2);  // a TMA store ends at a multiple of 16 bytes, not at n
   int64_t need = op == kScaledMmAzp ? (x.azp.given() ? kAzpToken : kAzpRow) : (x.bias.given() ? kBias : kScale);
-  call.problem = need * 4 + (x.a.dtype == d.s8) * 2 + (x.out.dtype == d.f16);
+  call.problem = groups.code * 16 + need * 4 + (x.a.dtype == d.s8) * 2 + (x.out.dtype == d.f16);
 
   int32_t device = x.out.device;
   int64_t sms = std::max<int64_t>(sm_count(device), 1);
@@ -110,7 +121,9 @@ void run(Op op, Operands const& x) {
   Row const& row = *row_at(choice.row);
   gemmill_kernel const& kernel = gemmill_kernels[row.kernel];
 
-  gemmill_scaled_mm_args args{};
+  gemmill_group_scaled_mm_args whole{};
+  groups.tell(whole);
+  gemmill_scaled_mm_args& args = whole.mm;
   args.a = x.a.data, args.b = x.b.data, args.d = x.out.data;
   args.a_scales = static_cast<float const*>(x.a_scales.data);
   args.b_scales = static_cast<float const*>(x.b_scales.data);
@@ -130,7 +143,7 @@ void run(Op op, Operands const& x) {
   args.constant_weights = constant_weights();
 
   DeviceScope scope(device);
-  Workspace workspace(row.workspace ? kernel.workspace(&args) : 0, x.out.device_type, device);
+  Workspace workspace(row.workspace ? kernel.workspace(&args) : 0, device);
   args.workspace = workspace.data();
   int32_t status = kernel.launch(&args, current_stream(device));
   if (status != 0) {

@@ -24,7 +24,8 @@ struct Row {
   int64_t cost_permille;  // how much longer than the model's time this schedule takes, 1000 for the same
 };
 
-// A measured choice: at (n, k), for up to `m` rows, `row` was the fastest. Sorted by (problem, n, k, m).
+// A measured choice: at (n, k) for `m` rows, `row` was the fastest. It serves calls of fewer rows too, as far as `covers`
+// says. Sorted by (problem, n, k, m).
 struct TunedRow {
   int64_t problem;
   int64_t n, k, m;
@@ -33,7 +34,13 @@ struct TunedRow {
 
 struct Choice {
   int64_t row;    // index of the row, or -1 if no row takes the call
-  int64_t trust;  // 0 pinned, 1 tuned at this (n, k), 2 tuned at the nearest (n, k), 3 by the model
+  int64_t trust;  // 0 pinned, 1 tuned at this (n, k) for no fewer rows, 2 tuned near it, 3 by the model
+};
+
+// A call whose choice was not exact, noted when the choice was first made.
+struct Miss {
+  Call call;
+  int64_t trust;
 };
 
 // Thread-safe; the second and later calls with the same arguments cost a look-up in a small cache.
@@ -51,4 +58,8 @@ __attribute__((visibility("default"))) void gemmill_set_table(gemmill::Row const
 __attribute__((visibility("default"))) int64_t gemmill_pin(int64_t row);
 // The choice for a call, without making it; for tests and for `explain`.
 __attribute__((visibility("default"))) void gemmill_choose(gemmill::Call const* call, int64_t sm_count, gemmill::Choice* choice);
+// Notes misses from now on, `most` of them until they are taken; 0 ends that.
+__attribute__((visibility("default"))) void gemmill_record_misses(int64_t most);
+// Moves up to `capacity` misses out and returns how many.
+__attribute__((visibility("default"))) int64_t gemmill_take_misses(gemmill::Miss* misses, int64_t capacity);
 }

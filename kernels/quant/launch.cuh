@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cuda_runtime.h>
 
+#include "gemmill/launch.cuh"
 #include "gemmill/quant_abi.h"
 
 namespace gemmill::quant {
@@ -11,9 +12,10 @@ namespace gemmill::quant {
 // Chunks that one launch takes, so that indices stay below 2^31; larger tensors are launched in slices of rows.
 inline constexpr int64_t kMostChunks = int64_t{1} << 30;
 
-// Tensors of 34 MB and more (of 16-byte loads, on 132 SMs): small CTAs leave no SM idle between two of them. Measured on an
-// H200: 1-5 % less than with 256 threads, 8 % more where a tensor is small.
-inline bool is_large(int64_t chunks, int32_t sm_count) { return chunks > int64_t{sm_count} * 16384; }
+// Tensors of 17 and of 35 MB (of 16-byte loads, on 132 SMs): from one or the other on, it pays to give a thread much to do,
+// or to have small CTAs, which leave no SM idle between two of them. Measured on an H200, 2026-11-20.
+inline bool is_large(int64_t chunks, int32_t sm_count) { return chunks > int64_t{sm_count} * 8192; }
+inline bool is_very_large(int64_t chunks, int32_t sm_count) { return chunks > int64_t{sm_count} * 16384; }
 inline constexpr int kThreadsOfLarge = 128;
 
 // n / divisor for n < 2^31 by one multiplication.
@@ -37,23 +39,12 @@ __device__ __forceinline__ void wait_for_predecessor() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-template <class Params>
-int32_t launch(void (*kernel)(Params), Params params, int64_t ctas, int threads, gemmill_quant_launch const& how, int cluster = 1) {
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(ctas));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = static_cast<cudaStream_t>(how.stream);
-  config.attrs = attributes;
-  if (how.programmatic_launch) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (cluster > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  }
-  return cudaLaunchKernelEx(&config, kernel, params);
+// Enqueues a kernel of one argument. Returns 0 or an error code.
+template <auto kernel, class Params>
+int32_t launch(Params params, int64_t ctas, int threads, gemmill_quant_launch const& how, int cluster = 1) {
+  LaunchShape const shape{dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(threads)), dim3(static_cast<unsigned>(cluster)), 0};
+  void* parameters[] = {&params};
+  return launch_kernel<kernel>(shape, how.device, how.programmatic_launch != 0, parameters, static_cast<cudaStream_t>(how.stream));
 }
 
 inline bool is_aligned(void const* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }

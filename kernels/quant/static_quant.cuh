@@ -71,8 +71,8 @@ __global__ void __launch_bounds__(kMostStaticQuantThreads) static_quant_kernel(S
     rows[u] = p.chunks_per_row(index);
     columns[u] = (index - rows[u] * p.chunks_per_row.divisor) * kElements;
     In const* const row = static_cast<In const*>(p.in) + rows[u] * p.in_stride;
-    chunks[u] = load_chunk<kAligned>(row, columns[u], p.hidden);
-    if constexpr (Activation::kGated) ups[u] = load_chunk<kAligned>(row + p.hidden, columns[u], p.hidden);
+    chunks[u] = load_chunk<kAligned, kUnroll == 1>(row, columns[u], p.hidden);
+    if constexpr (Activation::kGated) ups[u] = load_chunk<kAligned, kUnroll == 1>(row + p.hidden, columns[u], p.hidden);
   }
   int32_t const azp = kSymmetric ? 0 : *p.azp;
 
@@ -109,9 +109,9 @@ __global__ void __launch_bounds__(kMostStaticQuantThreads) static_quant_kernel(S
 template <class Variant, class In, class Out, class Activation, bool kSymmetric, int kUnroll, bool kAligned>
 int32_t launch_static_quant_slice(StaticQuantParams const& p, gemmill_quant_launch const& how) {
   int const threads = how.threads_hint != 0 ? how.threads_hint
-                      : kUnroll > 1 && is_large(p.chunks, how.sm_count) ? kThreadsOfLarge
+                      : kUnroll > 1 && is_very_large(p.chunks, how.sm_count) ? kThreadsOfLarge
                                                                         : kStaticQuantThreads;
-  return launch(&static_quant_kernel<Variant, In, Out, Activation, kSymmetric, kUnroll, kAligned>, p,
+  return launch<&static_quant_kernel<Variant, In, Out, Activation, kSymmetric, kUnroll, kAligned>>(p,
                 ceil_divide(p.chunks, threads * kUnroll), threads, how);
 }
 

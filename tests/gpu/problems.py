@@ -12,12 +12,15 @@ from gemmill.reference import (
     compare_exact,
     compare_within,
     exact_scaled_mm,
+    groups_of,
     scaled_mm,
     tolerance,
 )
 from gemmill.reference.tolerance import half_unit_in_last_place
+from gemmill.runtime.operands import of_tensor
+from gemmill.runtime.scales import lies_for_tma
 from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP, Predicate
-from gemmill.vocab import Accumulation, DType
+from gemmill.vocab import Accumulation, DType, ScaleGroups, ScaleLayout
 
 GUARD = 0x7FF1
 """A NaN in bf16 and in f16, by its bits."""
@@ -37,8 +40,11 @@ class Problem:
     out_dtype: DType = DType.BF16
     azp: str = "none"
     """"none" calls cutlass_scaled_mm; "row" and "token" call cutlass_scaled_mm_azp"""
+    groups: ScaleGroups | None = None
+    """of the scales; None where they are per tensor or channel"""
     a_scale: str = "each"
-    """"each": a scale for each row (column); "one": one for all"""
+    """"each": a scale for each row (column); "one": one for all. In groups, "each": row-major; "one": column-major, columns
+    padded to 16 bytes in the "tight" and "padded" layouts"""
     b_scale: str = "each"
     bias: bool = False
     data: str = "random"
@@ -54,7 +60,8 @@ class Problem:
 
     def __str__(self) -> str:
         flags = [self.azp] * (self.azp != "none") + ["bias"] * self.bias + [self.layout] * (self.layout != "tight")
-        return "-".join([f"{self.m}x{self.n}x{self.k}", self.data, self.a_scale, self.b_scale, *flags])
+        kind = [f"{self.groups.b_scale}{self.groups.size}"] if self.groups else []
+        return "-".join([f"{self.m}x{self.n}x{self.k}", self.data, *kind, self.a_scale, self.b_scale, *flags])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +120,20 @@ def make_call(problem: Problem, device: torch.device) -> Call:
     bias = None
     if p.bias:
         bias = torch.randn(p.n, device=device, generator=generator).mul(8).round().to(out_type)
+    if p.groups is None:
+        a_scales = _scales(p, p.a_scale, p.m, generator).reshape(-1, 1)
+        b_scales = _scales(p, p.b_scale, p.n, generator).reshape(1, -1)
+    else:
+        a_scales = _group_scales(p, p.a_scale, p.groups.a_shape(p.m, p.k), generator)
+        b_scales = _group_scales(p, p.b_scale, p.groups.b_shape(p.n, p.k), generator)
     call = Call(
         problem=p,
         surroundings=surroundings,
         out=out,
         a=a,
         b=b,
-        a_scales=_scales(p, p.a_scale, p.m, generator).reshape(-1, 1),
-        b_scales=_scales(p, p.b_scale, p.n, generator).reshape(1, -1),
+        a_scales=a_scales,
+        b_scales=b_scales,
         bias=bias,
         azp_adj=azp_adj,
         azp=azp,
@@ -138,8 +151,22 @@ def _data(p: Problem, rows: int, columns: int, generator: torch.Generator) -> Te
     return torch.randn(rows, columns, device=device, generator=generator).to(kind)
 
 
+def _group_scales(p: Problem, order: str, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    values = _scale_values(p, shape[0] * shape[1], generator).reshape(shape)
+    if order == "each":
+        return values
+    rows, columns = shape
+    stride = rows + (-rows % 4 if p.layout in ("tight", "padded") else 1)
+    memory = torch.full((columns, stride), torch.nan, device=values.device)  # what is never to be read
+    memory[:, :rows] = values.t()
+    return memory.t()[:rows]
+
+
 def _scales(p: Problem, kind: str, count: int, generator: torch.Generator) -> Tensor:
-    count = 1 if kind == "one" else count
+    return _scale_values(p, 1 if kind == "one" else count, generator)
+
+
+def _scale_values(p: Problem, count: int, generator: torch.Generator) -> Tensor:
     if p.data == "integers":
         return torch.exp2(
             torch.randint(-2, 1, (count,), device=generator.device, generator=generator).to(torch.float32)
@@ -177,6 +204,11 @@ def acceptance(predicate: Predicate, call: Call) -> str:
         return REFUSES
     if (p.bias and not predicate.bias) or p.azp not in predicate.azp:
         return REFUSES
+    groups = groups_of(call.a, call.b, call.a_scales, call.b_scales)
+    if groups != predicate.scale_groups and 0 not in (p.m, p.n):
+        return REFUSES
+    if predicate.scale_layout is ScaleLayout.MN_MAJOR and not lies_for_tma(of_tensor(call.a_scales)):
+        return MAY if 0 in (p.m, p.n) else REFUSES
     if 0 in (p.m, p.n, p.k):
         return MAY
     operands = (
@@ -201,7 +233,7 @@ def _expected(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor | 
         call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, call.bias, azp_adj=call.azp_adj, azp=call.azp
     )
     exact = None
-    if problem.a_dtype is not DType.S8:
+    if problem.a_dtype is not DType.S8 or problem.groups is not None:
         exact = exact_scaled_mm(call.a, call.b, call.a_scales, call.b_scales, call.bias)
     return rounded, exact
 
@@ -246,4 +278,13 @@ def of_variant(predicate: Predicate, problem: Problem) -> Problem:
     if azp not in predicate.azp:
         azp = predicate.azp[-1]
     bias = problem.bias and predicate.bias
-    return replace(problem, a_dtype=predicate.a_dtype, out_dtype=predicate.out_dtype, azp=azp, bias=bias)
+    a_scale = "one" if predicate.scale_layout is ScaleLayout.MN_MAJOR else problem.a_scale
+    return replace(
+        problem,
+        a_dtype=predicate.a_dtype,
+        out_dtype=predicate.out_dtype,
+        groups=predicate.scale_groups,
+        a_scale=a_scale,
+        azp=azp,
+        bias=bias,
+    )

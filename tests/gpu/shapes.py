@@ -43,12 +43,30 @@ def takes_any_rows(entry: KernelEntry) -> bool:
     return max(p.alignment_a, p.alignment_b, p.alignment_d) == 1
 
 
+RAGGED_M: tuple[Shape, ...] = tuple((m, 264, 400) for m in (*range(1, 9), 15, 17, 31, 33, 63, 65, 100, 130))
+"""For scales in groups: few rows, and numbers of rows that are no multiple of 4, as TMA would want A's scales."""
+
+
+def with_groups(entry: KernelEntry, shape: Shape) -> Shape:
+    """The shape with more than one group along K, if the variant's scales are in groups: a single one would be a scale
+    for each row."""
+    m, n, k = shape
+    return m, n, k + entry.predicate.group_size if k <= entry.predicate.group_size else k
+
+
 def shapes_for(entry: KernelEntry, level: str) -> Iterator[Shape]:
     """(M, N, K) that the variant must take, at this level."""
+    for shape in dict.fromkeys(_shapes_for(entry, level)):
+        yield with_groups(entry, shape)
+
+
+def _shapes_for(entry: KernelEntry, level: str) -> Iterator[Shape]:
     yield FIRST
     if level == "L0":
         return
     yield from FIXED
+    if entry.predicate.group_size:
+        yield from RAGGED_M
     yield from _around_tile(entry)
     if takes_any_rows(entry):
         yield from UNALIGNED

@@ -7,7 +7,7 @@ import torch
 
 from gemmill.reference import scaled_mm
 from gpu.problems import MAY, MUST, REFUSES, Problem, acceptance, compare, make_call, of_variant, sum_error_fraction
-from gpu.shapes import FIRST, takes_any_rows
+from gpu.shapes import FIRST, takes_any_rows, with_groups
 
 MIXES = tuple(product(("one", "each"), ("one", "each"), (False, True)))
 """(scale of a, scale of b, bias)"""
@@ -75,7 +75,7 @@ def test_row_strides(subject, entry, layout, device):
 
 def test_rows_of_any_length(subject, entry, device):
     """K, N and M that are no multiple of anything: the unaligned variants take them, the others refuse in words."""
-    call = make_call(problem_of(entry, (7, 13, 17)), device)
+    call = make_call(problem_of(entry, with_groups(entry, (7, 13, 17))), device)
     if takes_any_rows(entry):
         assert acceptance(entry.predicate, call) == MUST
         check(subject, entry, call.problem, device)

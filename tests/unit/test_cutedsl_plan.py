@@ -32,7 +32,7 @@ def config(group_size: int = 0, arch: Arch = Arch.SM90A, **changes: Any) -> Kern
         problem |= {
             "a_scale": ScaleGranularity.GROUP,
             "b_scale": ScaleGranularity.BLOCK,
-            "scale_layout": ScaleLayout.K_MAJOR,
+            "scale_layout": ScaleLayout.STRIDED,
             "group_size": group_size,
         }
     schedule: dict[str, Any] = {

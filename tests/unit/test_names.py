@@ -42,7 +42,7 @@ def test_launch_settings_are_a_suffix(make_config, changes, suffix) -> None:
     assert parse_name(to_name(config)) == config
 
 
-@pytest.mark.parametrize("layout", [ScaleLayout.K_MAJOR, ScaleLayout.MN_MAJOR])
+@pytest.mark.parametrize("layout", [ScaleLayout.STRIDED, ScaleLayout.MN_MAJOR])
 @pytest.mark.parametrize("b_scale", ScaleGranularity)
 def test_grouped_scales_round_trip(make_config, b_scale, layout) -> None:
     config = make_config(a_scale=ScaleGranularity.GROUP, b_scale=b_scale, group_size=128, scale_layout=layout)
@@ -67,7 +67,7 @@ def test_symbols_are_shared_by_what_compiles_to_the_same_code(make_config) -> No
         ("_f32_", "_s32_", "accumulator_dtype=s32 contradicts a_dtype=e4m3: it is f32"),
         ("scaledbias", "relu", "'relu' is not a valid EpilogueKind"),
         ("channel", "groupgroup", "scales 'groupgroup'"),
-        ("channel", "groupgroup0kmajor", "group_size=0 contradicts a_scale=group b_scale=group"),
+        ("channel", "groupgroup0strided", "group_size=0 contradicts a_scale=group b_scale=group"),
         ("t128x128x128", "t128x128", "shape 't128x128', expected tMxNxK"),
         ("t128x128x128", "128x128x128", "shape '128x128x128', expected tMxNxK"),
         ("t128x128x128", "t128xNx128", "shape 't128xNx128', expected tMxNxK"),

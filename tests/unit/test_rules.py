@@ -22,8 +22,11 @@ GROUPED = {
     "a_scale": ScaleGranularity.GROUP,
     "b_scale": ScaleGranularity.BLOCK,
     "group_size": 128,
-    "scale_layout": ScaleLayout.K_MAJOR,
+    "scale_layout": ScaleLayout.STRIDED,
+    "accumulation": Accumulation.PROMOTED,
 }
+GROUP_LOOP = GROUPED | {"stages": 4}
+COLLECTIVE = GROUPED | {"scale_layout": ScaleLayout.MN_MAJOR}
 SPLIT_K = {
     "tile_scheduler": TileScheduler.SPLIT_K,
     "kernel_schedule": KernelSchedule.BASIC,
@@ -31,12 +34,12 @@ SPLIT_K = {
     "swap_ab": True,
     "stages": 4,
 }
+DSL = {"backend": Backend.CUTEDSL}
 SPLIT_K_TAKES = (
     "split_k takes swap_ab, a number of stages, and a cluster of 1x1x1 (its clusters are made of the splits)"
 )
 
 EXAMPLES = [
-    ("backend_is_built", {"backend": Backend.CUTEDSL}, "backend cutedsl is reserved: no kernel of it exists yet"),
     ("operand_dtypes", {"b_dtype": DType.S8}, "e4m3 x s8 is not offered: e4m3 x e4m3 and s8 x s8 are"),
     ("operand_dtypes", {"a_dtype": DType.E5M2}, "e5m2 x e5m2 is not offered: e4m3 x e4m3 and s8 x s8 are"),
     ("out_dtype", {"out_dtype": DType.F32, "alignment_d": 4}, "out f32 is not offered: bf16 and f16 are"),
@@ -45,7 +48,22 @@ EXAMPLES = [
         {"epilogue": EpilogueKind.SCALED_AZP},
         "epilogue scaledazp corrects integer zero points, operands are e4m3",
     ),
-    ("grouped_scales", GROUPED, "scales in groups of 128 along K: no template of this backend has them yet"),
+    (
+        "grouped_scales",
+        GROUP_LOOP | {"a_scale": ScaleGranularity.BLOCK},
+        "scales block of A and block of B in groups of 128: group with block or group is offered, in groups of 128 or 64",
+    ),
+    (
+        "grouped_scales",
+        GROUP_LOOP | {"group_size": 32},
+        "scales group of A and block of B in groups of 32: group with block or group is offered, in groups of 128 or 64",
+    ),
+    (
+        "grouped_scales",
+        GROUP_LOOP
+        | {"a_dtype": DType.S8, "accumulation": Accumulation.EXACT, "epilogue": EpilogueKind.SCALED_AZP_PER_TOKEN},
+        "epilogue scaledazppertoken corrects one integer sum, scales in groups of 128 make many",
+    ),
     (
         "accumulation_fits_dtype",
         {"accumulation": Accumulation.EXACT},
@@ -55,6 +73,43 @@ EXAMPLES = [
         "accumulation_fits_dtype",
         {"a_dtype": DType.S8, "accumulation": Accumulation.FAST},
         "accumulation fast does not fit s8: s8 is exact, e4m3 is fast or promoted",
+    ),
+    (
+        "accumulation_fits_dtype",
+        GROUP_LOOP | {"accumulation": Accumulation.FAST},
+        "scales change every 128 along K: sums are promoted there, not fast",
+    ),
+    (
+        "scale_layout",
+        COLLECTIVE | {"swap_ab": True},
+        "scales mnmajor with cooperative, persistent, swap_ab=True: only CUTLASS's persistent blockwise main loops want "
+        "them so, the others read them strided",
+    ),
+    (
+        "blockwise_collective",
+        COLLECTIVE | {"a_dtype": DType.S8, "accumulation": Accumulation.EXACT},
+        "CUTLASS has no blockwise main loop for s8 with cooperative",
+    ),
+    (
+        "blockwise_collective",
+        COLLECTIVE | {"group_size": 64},
+        "groups of 64 with tile depth 128: CUTLASS's blockwise main loops take 128 and 128",
+    ),
+    (
+        "blockwise_collective",
+        COLLECTIVE | {"tile_shape_mnk": (128, 96, 128)},
+        "tile columns 96 are not whole blocks of 128",
+    ),
+    (
+        "group_loop",
+        GROUP_LOOP | {"kernel_schedule": KernelSchedule.PINGPONG, "tile_shape_mnk": (128, 64, 128)},
+        "the group main loop is cooperative and persistent with operands in order, not pingpong, persistent, swap_ab=False",
+    ),
+    (
+        "group_loop",
+        GROUP_LOOP | {"stages": None},
+        "tile 128 x 128 along M x K, stages=None, cluster (1, 1, 1): the group main loop takes 128 x 128, a number of "
+        "stages, and clusters of at most 2 along each dimension",
     ),
     (
         "tile_rows",
@@ -165,11 +220,42 @@ EXAMPLES = [
         FALLBACK | {"accumulation": Accumulation.FAST},
         "mmasync adds in FP32 registers: its accumulation is promoted, not fast",
     ),
+    ("stages_fit", DSL | {"stages": 7}, "7 stages of 32768 bytes do not fit in 212480: 6 do"),
     ("stages_fit", {"stages": 7}, "7 stages of 32768 bytes do not fit in 213504: 6 do"),
     (
         "stages_fit",
         {"tile_shape_mnk": (128, 128, 512)},
         "2 stages of 131072 bytes do not fit in 213504: 1 do",
+    ),
+]
+
+EXAMPLES += [
+    ("dsl_arch", DSL | {"arch": Arch.SM100A}, "the cutedsl backend is written for sm90a, not for sm100a"),
+    ("dsl_schedule", DSL | FALLBACK, "the cutedsl backend has no mmasync kernel: cutlass has the fallback"),
+    (
+        "dsl_schedule",
+        DSL | {"tile_scheduler": TileScheduler.STREAM_K},
+        "the cutedsl backend divides K by split_k, not by streamk",
+    ),
+    (
+        "dsl_multicast",
+        DSL | {"tile_shape_mnk": (128, 16, 128), "cluster_shape_mnk": (4, 1, 1)},
+        "16 rows of a tile do not divide into slices of 8 for 4 CTAs",
+    ),
+    (
+        "dsl_groups",
+        DSL | GROUP_LOOP | {"kernel_schedule": KernelSchedule.PINGPONG, "tile_shape_mnk": (128, 64, 128)},
+        "the cutedsl backend has no pingpong kernel with scales in groups: cooperative is one",
+    ),
+    (
+        "dsl_groups",
+        DSL | COLLECTIVE,
+        "the cutedsl backend reads scales by their strides, it has no kernel for mnmajor alone",
+    ),
+    (
+        "stages_fit",
+        DSL | GROUP_LOOP | {"tile_shape_mnk": (128, 64, 256), "stages": 5, "group_size": 64},
+        "5 stages of 51264 bytes do not fit in 214528: 4 do",
     ),
 ]
 
@@ -206,13 +292,29 @@ def test_every_rule_states_its_hardware_reason(rule) -> None:
         SPLIT_K,
         SPLIT_K | {"splits": 8},
         {"stages": 6},
+        DSL,
+        DSL | SPLIT_K,
+        DSL | {"stages": 6, "cluster_shape_mnk": (1, 2, 1)},
+        DSL | GROUP_LOOP,
+        DSL | GROUP_LOOP | {"swap_ab": True, "stages": None},
         {"arch": Arch.SM100A, "cluster_shape_mnk": (2, 1, 1)},
         FALLBACK,
+        FALLBACK | GROUPED,
+        FALLBACK | GROUPED | {"a_dtype": DType.S8, "accumulation": Accumulation.EXACT, "group_size": 64},
+        SPLIT_K | GROUPED,
+        GROUP_LOOP,
+        GROUP_LOOP | {"stages": 6, "cluster_shape_mnk": (2, 1, 1)},
+        COLLECTIVE | {"kernel_schedule": KernelSchedule.PINGPONG, "tile_shape_mnk": (64, 128, 128)},
     ],
 )
 def test_what_exists_is_accepted(make_config, changes: dict) -> None:
     status = check(make_config(**changes))
     assert status.ok, status
+
+
+def test_the_blockwise_tile_that_cutlass_computes_wrong_is_kept_out(make_config) -> None:
+    status = check(make_config(**COLLECTIVE | {"tile_shape_mnk": (256, 128, 128)}))
+    assert status.rule == "accumulators_fit"
 
 
 def test_stage_bytes_count_both_operands(make_config) -> None:

@@ -18,18 +18,18 @@ GROUPS = {"a_scale": ScaleGranularity.GROUP, "b_scale": ScaleGranularity.BLOCK}
             "group_size=128 contradicts a_scale=channel b_scale=channel: a group size is given exactly when a scale is grouped",
         ),
         (
-            {**GROUPS, "scale_layout": ScaleLayout.K_MAJOR},
+            {**GROUPS, "scale_layout": ScaleLayout.STRIDED},
             "group_size=0 contradicts a_scale=group b_scale=block: a group size is given exactly when a scale is grouped",
         ),
         (
             {**GROUPS, "group_size": 128},
             "scale_layout=vector contradicts a_scale=group b_scale=block: "
-            "scales per tensor or per channel are vectors, grouped ones are kmajor or mnmajor",
+            "scales per tensor or per channel are vectors, grouped ones are mnmajor or strided",
         ),
         (
             {"scale_layout": ScaleLayout.MN_MAJOR},
             "scale_layout=mnmajor contradicts a_scale=channel b_scale=channel: "
-            "scales per tensor or per channel are vectors, grouped ones are kmajor or mnmajor",
+            "scales per tensor or per channel are vectors, grouped ones are mnmajor or strided",
         ),
         ({"accumulator_dtype": DType.S32}, "accumulator_dtype=s32 contradicts a_dtype=e4m3: it is f32"),
         ({"tile_shape_mnk": (128, 0, 128)}, "tile (128, 0, 128) and cluster (1, 1, 1) must be positive"),

@@ -27,6 +27,7 @@ def export(config: KernelConfig, symbol: str, folder: Path) -> tuple[Path, Path]
     def pointer(element, alignment):
         return make_ptr(element, alignment, cute.AddressSpace.gmem, assumed_align=alignment)
 
+    ScaledMm.kernel.set_name_prefix(f"{symbol}_kernel", remove_cutlass_symbol=True, keep_mangled_name=False)
     kernel = ScaledMm(config)
     operand, out = ELEMENT_OF[config.problem.a_dtype], ELEMENT_OF[config.problem.out_dtype]
     arguments = [pointer(operand, 16), pointer(operand, 16), pointer(out, 16)]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, TileScheduler
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, ScaleGranularity, ScaleLayout, TileScheduler
 
 _MAINLOOP_SM90 = {
     KernelSchedule.COOPERATIVE: "KernelTmaWarpSpecializedCooperative",
@@ -23,17 +23,20 @@ _SCHEDULER = {
 
 def template_of(config: KernelConfig) -> str:
     """Path of the template below templates/."""
+    group = "group_" if config.problem.scale_groups else ""
     if not config.schedule.kernel_schedule.uses_tma:
-        return "cutlass/unaligned_mm.cu.jinja"
+        return f"cutlass/{group}unaligned_mm.cu.jinja"
     if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
-        return "cutlass/split_k_mm.cu.jinja"
-    return "cutlass/scaled_mm.cu.jinja"
+        return f"cutlass/{group}split_k_mm.cu.jinja"
+    if config.problem.scale_layout is ScaleLayout.STRIDED:
+        return "cutlass/group_mm.cu.jinja"
+    return "cutlass/blockwise_mm.cu.jinja" if group else "cutlass/scaled_mm.cu.jinja"
 
 
 def values_of(config: KernelConfig) -> dict[str, Any]:
     """What fills the template's holes, beside the name."""
     p, s = config.problem, config.schedule
-    values = {
+    values: dict[str, Any] = {
         "a_type": p.a_dtype.cutlass_type,
         "b_type": p.b_dtype.cutlass_type,
         "accumulator_type": p.accumulator_dtype.cutlass_type,
@@ -41,10 +44,18 @@ def values_of(config: KernelConfig) -> dict[str, Any]:
         "epilogue_kind": p.epilogue.value,
         "tile_shape_mnk": s.tile_shape_mnk,
     }
+    if p.scale_groups is not None:
+        values |= {
+            "group_size": p.group_size,
+            "b_in_blocks": _bool(p.b_scale is ScaleGranularity.BLOCK),
+            "takes_bias": _bool(p.epilogue.takes_bias),
+        }
     if not s.kernel_schedule.uses_tma:
         return values
     if s.tile_scheduler is TileScheduler.SPLIT_K:
         return values | {"stages": s.stages, "promoted": s.accumulation is Accumulation.PROMOTED}
+    if p.scale_layout is ScaleLayout.STRIDED:
+        return values | {"stages": s.stages, "cluster_shape_mnk": s.cluster_shape_mnk}
     # The kernel as compiled: with swap_ab, its A is the op's B.
     a_type, b_type = (p.b_dtype, p.a_dtype) if s.swap_ab else (p.a_dtype, p.b_dtype)
     return values | {
@@ -67,6 +78,8 @@ def values_of(config: KernelConfig) -> dict[str, Any]:
 def _mainloop_schedule(config: KernelConfig) -> str:
     if config.arch is not Arch.SM90A:
         return "collective::KernelScheduleAuto"
+    if config.problem.scale_groups is not None:
+        return _MAINLOOP_SM90[config.schedule.kernel_schedule] + "FP8Blockwise"
     fast = config.schedule.accumulation is Accumulation.FAST and config.problem.a_dtype is DType.E4M3
     return _MAINLOOP_SM90[config.schedule.kernel_schedule] + ("FP8FastAccum" if fast else "")
 
@@ -83,6 +96,10 @@ def _scheduler_tag(config: KernelConfig) -> str:
     if config.schedule.kernel_schedule is KernelSchedule.BASIC:
         return "void"
     return _SCHEDULER[config.schedule.tile_scheduler]
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _stage_count(stages: int | None) -> str:

@@ -4,11 +4,13 @@ Sums are exact: a product of two e4m3 numbers is a multiple of 2^-18 below 2^18,
 of them to the last bit, and a product of two s8 numbers is at most 2^14. What follows the sum is done as the kernels'
 epilogues do it: in float32, b's scale first, then a's scale and the bias in one fused multiply-add, rounded once to
 the output's type. So s8 results are the same to the last bit; e4m3 results differ by what the tensor core loses
-in the sum, which `gemmill.reference.tolerance` bounds.
+in the sum, which `gemmill.reference.tolerance` bounds. Scales in groups along K: see gemmill.reference.group_scaled_mm.
 """
 
 import torch
 from torch import Tensor
+
+from gemmill.reference.group_scaled_mm import exact_group_scaled_mm, groups_of
 
 INT32_SPAN = 2**32
 
@@ -26,9 +28,12 @@ def scaled_mm(
     """D[M, N] = a_scales b_scales (a b - zero point) + bias, of `out_dtype`.
 
     a [M, K] and b [K, N] of float8_e4m3fn or int8, any strides; a_scales float32 of 1 or M values, b_scales of 1 or N;
+    or in groups along K, a_scales [M, K/g] and b_scales [K/g, N/g] or [K/g, N] with g = 128 or 64;
     bias [N] of any float type; azp_adj int32 [N]; azp int32 of M values, by which azp_adj is then multiplied.
     Raises ValueError where a scale has another number of values.
     """
+    if (groups := groups_of(a, b, a_scales, b_scales)) is not None:
+        return exact_group_scaled_mm(a, b, a_scales, b_scales, groups, bias).to(out_dtype)
     check_scales(a, b, a_scales, b_scales)
     total = accumulate(a, b)
     if azp_adj is not None:
@@ -42,7 +47,7 @@ def scaled_mm(
 
 
 def check_scales(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> None:
-    """Raises ValueError unless a_scales has 1 or M values and b_scales 1 or N."""
+    """Raises ValueError unless a_scales has 1 or M values and b_scales 1 or N; for scales that fit no groups."""
     for name, scales, along, count in (
         ("a_scales", a_scales, "M", a.shape[0]),
         ("b_scales", b_scales, "N", b.shape[1]),

@@ -10,6 +10,12 @@ the sum in that form over the whole of K. `promoted` adds it to a float32 regist
 register each time) and starts from zero. The bound follows these steps along K with the true partial sums, instead of
 assuming the worst partial sum for all of them, which would hide every fault.
 
+With scales in groups along K, at most one group stays in the tensor core, whatever the accumulation is called. Its sum is
+multiplied by both scales and added to a float32 register: at most three roundings of what is added (the scales' product,
+the product with the sum, and one more where the order is another) and one of the register. In whatever order the groups
+are added, no partial sum is beyond the sum of their magnitudes; slices of K that are added at the end cost a rounding
+each, and there are fewer of them than groups. A group of s8 sums to 2^21 at most, which float32 holds.
+
 After the sum: its rounding to float32, b's scale, a's scale and the bias are four roundings of 2^-24, and storing
 costs half a unit in the last place of the output's type.
 """
@@ -19,8 +25,9 @@ import math
 import torch
 from torch import Tensor
 
+from gemmill.reference.group_scaled_mm import each_group, exact_group_scaled_mm, groups_of
 from gemmill.reference.scaled_mm import check_scales
-from gemmill.vocab import Accumulation
+from gemmill.vocab import Accumulation, ScaleGroups
 
 INSTRUCTION_K = 32
 """e4m3 products that one WGMMA adds to a sum."""
@@ -29,10 +36,14 @@ PROMOTION_K = 128
 FP22_UNIT = 2.0**-13
 FLOAT32_UNIT = 2.0**-24
 EPILOGUE_ROUNDINGS = 4
+GROUP_ROUNDINGS = 3
+"""Of one group's part of the sum, before it is added."""
 
 
 def exact_scaled_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None = None) -> Tensor:
     """The result before any rounding, float64 [M, N]: what `tolerance` is a distance from. Arguments as in scaled_mm."""
+    if (groups := groups_of(a, b, a_scales, b_scales)) is not None:
+        return exact_group_scaled_mm(a, b, a_scales, b_scales, groups, bias)
     check_scales(a, b, a_scales, b_scales)
     scales = a_scales.reshape(-1, 1).to(torch.float64) * b_scales.reshape(1, -1).to(torch.float64)
     result = scales * (a.to(torch.float64) @ b.to(torch.float64))
@@ -70,8 +81,11 @@ def tolerance(
 ) -> Tensor:
     """Largest |kernel - exact_scaled_mm| of a right e4m3 kernel, float64 [M, N]. Arguments as in scaled_mm.
 
-    `sum_error` is accumulation_error's result where the caller has it already.
+    `sum_error` is accumulation_error's result where the caller has it already. Scales in groups need none, and set the
+    accumulation themselves; s8 is bounded with them too.
     """
+    if (groups := groups_of(a, b, a_scales, b_scales)) is not None:
+        return _group_tolerance(a, b, a_scales, b_scales, groups, out_dtype, bias)
     if sum_error is None:
         sum_error = accumulation_error(a, b, accumulation)
     scales = (a_scales.reshape(-1, 1).to(torch.float64) * b_scales.reshape(1, -1).to(torch.float64)).abs()
@@ -82,6 +96,33 @@ def tolerance(
     error = scales * sum_error + EPILOGUE_ROUNDINGS * FLOAT32_UNIT * largest
     result = exact if bias is None else exact + bias.reshape(1, -1).to(torch.float64)
     return error + half_unit_in_last_place(result.abs() + error, out_dtype)
+
+
+def _group_tolerance(
+    a: Tensor,
+    b: Tensor,
+    a_scales: Tensor,
+    b_scales: Tensor,
+    groups: ScaleGroups,
+    out_dtype: torch.dtype,
+    bias: Tensor | None,
+) -> Tensor:
+    exact = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
+    error, magnitude, additions = exact.clone(), exact.clone(), 1
+    accumulation = Accumulation.FAST if a.dtype.is_floating_point else Accumulation.EXACT
+    for a_group, b_group, scale in each_group(a, b, a_scales, b_scales, groups):
+        lost = accumulation_error(a_group, b_group, accumulation)
+        acc, scale_size = a_group @ b_group, scale.abs()
+        term = scale_size * (acc.abs() + lost)
+        error += scale_size * lost + GROUP_ROUNDINGS * FLOAT32_UNIT * term
+        magnitude += term
+        exact += scale * acc
+        additions += 2  # to the register, and as one of at most as many slices of K
+    if bias is not None:
+        exact += bias.reshape(1, -1).to(torch.float64)
+        magnitude += bias.reshape(1, -1).to(torch.float64).abs()
+    error += additions * FLOAT32_UNIT * magnitude
+    return error + half_unit_in_last_place(exact.abs() + error, out_dtype)
 
 
 def half_unit_in_last_place(magnitude: Tensor, dtype: torch.dtype) -> Tensor:

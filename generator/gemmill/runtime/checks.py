@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from gemmill.runtime import quant_checks
 from gemmill.runtime.operands import Call, Operand
 from gemmill.runtime.quant_call import quant_call
+from gemmill.runtime.scales import fits_vector, group_strides
 from gemmill.runtime.schemas import GEMM_OPS, SCALED_MM, SCALED_MM_AZP, OpSchema
+from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleGroups, scale_groups_of
 
 INT32_MAX = 2**31 - 1
 OPERAND_DTYPES = {SCALED_MM.name: ("float8_e4m3fn", "int8"), SCALED_MM_AZP.name: ("int8",)}
@@ -33,8 +35,14 @@ def _problems(op: OpSchema, call: Call) -> Iterator[str]:
         yield f"M, N, K = {m}, {n}, {k}: each must be at most {INT32_MAX}"
     yield from _dtypes(op, out, a, b)
     yield from _strides(out, a, b)
-    yield from _scales("a_scales", _given(call, "a_scales"), m, 0)
-    yield from _scales("b_scales", _given(call, "b_scales"), n, 1)
+    a_scales, b_scales = _given(call, "a_scales"), _given(call, "b_scales")
+    yield from _float32("a_scales", a_scales)
+    yield from _float32("b_scales", b_scales)
+    if op is SCALED_MM and not (fits_vector(a_scales, m, 0) and fits_vector(b_scales, n, 1)):
+        yield from _group_scales(a_scales, b_scales, m, n, k)
+    else:
+        yield from _scales("a_scales", a_scales, m, 0)
+        yield from _scales("b_scales", b_scales, n, 1)
     if (bias := call["bias"]) is not None:
         yield from _vector("bias", bias, n, "N", out.dtype)
     if op is SCALED_MM_AZP:
@@ -72,17 +80,37 @@ def _strides(out: Operand, a: Operand, b: Operand) -> Iterator[str]:
 def _scales(name: str, scales: Operand, length: int, dim: int) -> Iterator[str]:
     letter = "MN"[dim]
     vector = f"[{length}, 1]" if dim == 0 else f"[1, {length}]"
-    if scales.dtype != "float32":
-        yield f"{name} is {scales.dtype}, expected float32"
-    fits = scales.numel == 1 or (
-        scales.numel == length and (len(scales.shape) == 1 or (len(scales.shape) == 2 and scales.shape[dim] == length))
-    )
-    if not fits:
+    if not fits_vector(scales, length, dim):
         yield (
             f"{name} has shape {list(scales.shape)}: expected one value, or one for each of {letter} = {length} "
-            f"({vector} or [{length}]); this build has no variant with scales in groups"
+            f"({vector} or [{length}])"
         )
     yield from _dense(name, scales, length)
+
+
+def _float32(name: str, scales: Operand) -> Iterator[str]:
+    if scales.dtype != "float32":
+        yield f"{name} is {scales.dtype}, expected float32"
+
+
+def _group_scales(a_scales: Operand, b_scales: Operand, m: int, n: int, k: int) -> Iterator[str]:
+    if scale_groups_of(a_scales.shape, b_scales.shape, m, n, k) is None:
+        kinds = [
+            f"1 x {groups.size} of a with {_b_part(groups)} of b ({list(groups.a_shape(m, k))} and {list(groups.b_shape(n, k))})"
+            for groups in SCALE_GROUPS
+        ]
+        yield (
+            f"a_scales has shape {list(a_scales.shape)} and b_scales {list(b_scales.shape)}: for M, N, K = {m}, {n}, {k} "
+            f"there are scales per tensor (one value) or per row and column ([{m}, 1] and [1, {n}]) in any mix, and in "
+            f"groups of {'; '.join(kinds)}"
+        )
+    for name, scales in (("a_scales", a_scales), ("b_scales", b_scales)):
+        if 1 not in group_strides(scales):
+            yield f"{name} has strides {list(scales.strides)}: scales in groups must have stride 1 along one dimension"
+
+
+def _b_part(groups: ScaleGroups) -> str:
+    return f"{groups.size} x {groups.size}" if groups.b_scale is ScaleGranularity.BLOCK else f"1 x {groups.size}"
 
 
 def _vector(name: str, vector: Operand, length: int, letter: str, dtype: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ from gemmill.runtime.quant_table import QuantRow, QuantTable, make_quant_table, 
 from gemmill.runtime.schemas import GEMM_OPS, OPS, OpSchema
 from gemmill.runtime.select import Choice, Trust, select
 from gemmill.runtime.table import Row, Table, TunedRow, make_table
-from gemmill.runtime.tuned import built_in
+from gemmill.runtime.tuned import Machine, Tuned, load_tuned, machine
 from gemmill.space.names import to_name
 from gemmill.vocab import Arch
 
@@ -45,6 +45,10 @@ class _Choice(ctypes.Structure):
     _fields_ = [("row", ctypes.c_int64), ("trust", ctypes.c_int64)]
 
 
+class _Miss(ctypes.Structure):
+    _fields_ = [("call", _Call), ("trust", ctypes.c_int64)]
+
+
 class Build:
     """One loaded build: its manifest, and its extension with the table it selects from."""
 
@@ -66,7 +70,9 @@ class Build:
             ) from None
         self._declare()
         entries = self.manifest.entries
-        self.table: Table = make_table(entries, self._symbols("gemmill_kernel", _Kernel), built_in(self.manifest.arch))
+        here = machine(self.manifest.arch) if gpu_arch else Machine(arch=self.manifest.arch, device=None, driver=None)
+        self.tuned: Tuned = load_tuned(entries, here)
+        self.table: Table = make_table(entries, self._symbols("gemmill_kernel", _Kernel), self.tuned.choices)
         self.quant: QuantTable = make_quant_table(entries, self._symbols("gemmill_quant_kernel", _QuantKernel))
         self._send_table()
         self._library.gemmill_set_programmatic_launch(int(settings.programmatic_launch()))
@@ -105,6 +111,28 @@ class Build:
         self._library.gemmill_choose(ctypes.byref(packed), sm_count, ctypes.byref(choice))
         return choice.row, Trust(choice.trust)
 
+    def record_misses(self, most: int) -> None:
+        """Note calls from now on whose choice is not exact, `most` at a time; 0 ends that."""
+        self._library.gemmill_record_misses(ctypes.c_int64(most))
+
+    def take_misses(self, most: int) -> list[tuple[ProblemCall, Trust]]:
+        """What was noted since, each once for each thread."""
+        noted = (_Miss * most)()
+        count = self._library.gemmill_take_misses(noted, ctypes.c_int64(most))
+        fields = [name for name, _ in _Call._fields_]
+        return [
+            (ProblemCall(**{name: getattr(miss.call, name) for name in fields}), Trust(miss.trust))
+            for miss in noted[:count]
+        ]
+
+    def set_arena(self, address: int | None, size: int = 0) -> None:
+        """Take the calling thread's workspaces from this memory instead of torch's allocator; None ends that."""
+        self._library.gemmill_set_arena(ctypes.c_void_p(address), ctypes.c_int64(size))
+
+    def arena_used(self) -> int:
+        """Bytes that the last workspace in the arena had; 0 if there was none since it was set."""
+        return self._library.gemmill_arena_used()
+
     def explain(self, op: OpSchema, call: operands.Call, sm_count: int) -> Choice:
         """The choice for a call that passes the checks, with its trace. Raises RuntimeError as the op would."""
         checks.check(op, call)
@@ -131,6 +159,8 @@ class Build:
         lib.gemmill_pin.argtypes = [ctypes.c_int64]
         lib.gemmill_pin_quant.restype = ctypes.c_int64
         lib.gemmill_pin_quant.argtypes = [ctypes.c_int64]
+        lib.gemmill_take_misses.restype = ctypes.c_int64
+        lib.gemmill_arena_used.restype = ctypes.c_int64
         lib.gemmill_choose.argtypes = [ctypes.POINTER(_Call), ctypes.c_int64, ctypes.POINTER(_Choice)]
 
     def _symbols(self, table: str, row: type[ctypes.Structure]) -> list[str]:

@@ -43,7 +43,7 @@ class Operand:
         return self.data + (last + 1) * self.element_bytes
 
 
-Value = Operand | int | float | bool | tuple[int, ...] | None
+Value = Operand | int | float | bool | str | tuple[int, ...] | None
 Call = dict[str, Any]
 """Arguments of one call by name, each a Value: an Operand for a tensor, None for what is optional and not given."""
 
@@ -96,6 +96,8 @@ def _value(kind: Kind, numbers: Iterator[int], dtype_names: dict[int, str]) -> V
             return float(struct.unpack("<d", struct.pack("<q", first))[0])
         case Kind.INTS:
             return tuple(next(numbers) for _ in range(next(numbers))) if first else None
+        case Kind.TEXT:
+            return bytes(next(numbers) for _ in range(first)).decode(errors="replace")
         case Kind.TENSOR:
             return _operand(numbers, dtype_names) if first else None
 

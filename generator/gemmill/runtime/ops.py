@@ -12,6 +12,7 @@ from gemmill import reference, settings
 from gemmill.manifest import KernelEntry
 from gemmill.runtime import builds, checks, operands
 from gemmill.runtime.library import Build
+from gemmill.runtime.misses import Recorder
 from gemmill.runtime.quant_cpu import on_cpu
 from gemmill.runtime.schemas import BY_NAME, GEMM_OPS, NAMESPACE, OPS, OpSchema
 from gemmill.runtime.select import Choice
@@ -22,6 +23,7 @@ _lock = threading.RLock()
 _loaded: dict[Path, Build] = {}
 _active: Build | None = None
 _constant_weights = settings.constant_weights()
+_recorder: Recorder | None = None
 _served: dict[str, int | None] = {}
 """Namespaces whose ops have the active build's kernels, with its registration; None while there is no active build."""
 _libraries: list[torch.library.Library] = []
@@ -42,6 +44,7 @@ def load(build: str | Path | None = None) -> Build:
         if folder not in _loaded:
             loaded = Build(folder, _arch_here())
             loaded.assume_constant_weights(_constant_weights)
+            _record_misses_of(loaded)
             _define(f"{NAMESPACE}_{loaded.build_id}")
             loaded.register(f"{NAMESPACE}_{loaded.build_id}")
             _loaded[folder] = loaded
@@ -158,6 +161,22 @@ def assume_constant_weights(assumed: bool = True) -> None:
         _constant_weights = assumed
         for build in _loaded.values():
             build.assume_constant_weights(assumed)
+
+
+def table_digest() -> str:
+    """A digest of the measured choices of the active build, loaded if none is yet.
+
+    Processes that have the same build and digest choose the same variant for the same call on the same kind of GPU, so
+    the ranks of a server can compare this one text.
+    """
+    return active().tuned.digest
+
+
+def _record_misses_of(build: Build) -> None:
+    global _recorder
+    if (path := settings.record_misses()) is not None:
+        _recorder = _recorder or Recorder(path)
+        _recorder.add(build)
 
 
 def _schema(op: str) -> OpSchema:

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from gemmill.runtime.operands import Call, Operand
+from gemmill.runtime.scales import groups_of_call, lies_for_tma
 from gemmill.runtime.schemas import SCALED_MM_AZP, OpSchema
 from gemmill.space.predicate import Predicate
-from gemmill.vocab import DType
+from gemmill.vocab import SCALE_GROUPS, DType, ScaleGranularity, ScaleGroups, ScaleLayout
 
 TMA_BYTES = 16
 
@@ -37,9 +38,21 @@ class ProblemCall:
     align_d: int
 
 
-def problem_code(need: Need, operand: str, out: str) -> int:
+def scales_code(groups: ScaleGroups | None, mn_major: bool = False) -> int:
+    """The number of a kind of scales: 0 per tensor or channel, then two for each kind of groups, A's scales M-major or not."""
+    return 0 if groups is None else 1 + SCALE_GROUPS.index(groups) * 2 + (not mn_major)
+
+
+def problem_code(need: Need, operand: str, out: str, scales: int = 0) -> int:
     """The number of a class of calls; dtypes as torch names them."""
-    return need * 4 + _OPERAND_CODES[operand] * 2 + _OUT_CODES[out]
+    return scales * 16 + need * 4 + _OPERAND_CODES[operand] * 2 + _OUT_CODES[out]
+
+
+def scales_codes_of(groups: ScaleGroups | None, layout: ScaleLayout) -> tuple[int, ...]:
+    """The kinds of scales that a kernel reads: strided ones in both layouts."""
+    if groups is None or layout is ScaleLayout.MN_MAJOR:
+        return (scales_code(groups, mn_major=True),)
+    return scales_code(groups, mn_major=True), scales_code(groups, mn_major=False)
 
 
 def needs_of(predicate: Predicate) -> tuple[Need, ...]:
@@ -55,12 +68,13 @@ def needs_of(predicate: Predicate) -> tuple[Need, ...]:
 def problems_of(predicate: Predicate) -> tuple[int, ...]:
     """The classes of calls that a kernel serves."""
     operand, out = predicate.a_dtype.torch_name, predicate.out_dtype.torch_name
-    return tuple(problem_code(need, operand, out) for need in needs_of(predicate))
+    kinds = scales_codes_of(predicate.scale_groups, predicate.scale_layout)
+    return tuple(problem_code(need, operand, out, scales) for scales in kinds for need in needs_of(predicate))
 
 
 def describe_problem(problem: int) -> str:
     """A class of calls in words."""
-    need = Need(problem // 4)
+    need = Need(problem // 4 % 4)
     operand, out = (DType.E4M3, DType.S8)[problem // 2 % 2], (DType.BF16, DType.F16)[problem % 2]
     words = {
         Need.SCALE: "no bias",
@@ -68,7 +82,16 @@ def describe_problem(problem: int) -> str:
         Need.AZP_ROW: "zero points per tensor",
         Need.AZP_TOKEN: "zero points per token",
     }
-    return f"{operand} x {operand} to {out} with {words[need]}"
+    return f"{operand} x {operand} to {out} with {_describe_scales(problem // 16)}{words[need]}"
+
+
+def _describe_scales(scales: int) -> str:
+    if scales == 0:
+        return ""
+    groups = SCALE_GROUPS[(scales - 1) // 2]
+    of_b = f"{groups.size} x {groups.size}" if groups.b_scale is ScaleGranularity.BLOCK else f"1 x {groups.size}"
+    layout = "by their strides" if (scales - 1) % 2 else "M-major at multiples of 16 bytes"
+    return f"scales of 1 x {groups.size} and {of_b}, a's {layout}, and "
 
 
 def problem_of_call(op: OpSchema, call: Call) -> ProblemCall:
@@ -83,8 +106,12 @@ def problem_of_call(op: OpSchema, call: Call) -> ProblemCall:
         need = Need.AZP_ROW if call["azp"] is None else Need.AZP_TOKEN
     else:
         need = Need.SCALE if call["bias"] is None else Need.BIAS
+    groups = groups_of_call(call)
+    a_scales = call["a_scales"]
+    assert a_scales is not None
+    scales = scales_code(groups, mn_major=groups is not None and lies_for_tma(a_scales))
     return ProblemCall(
-        problem=problem_code(need, a.dtype, out.dtype),
+        problem=problem_code(need, a.dtype, out.dtype, scales),
         m=m,
         n=n,
         k=k,

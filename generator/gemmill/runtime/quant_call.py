@@ -16,6 +16,9 @@ from gemmill.vocab import Arch, DType
 OP_OF = {op.name: op for op in QUANT_OPS}
 OUT_NAMES = ("result", "out", "output_q")
 SCALE_NAMES = ("scale", "scales", "output_s", "output_s_packed")
+_ACTIVATION_OF = {activation.op_argument: activation for activation in Activation}
+GROUP_AZP = "output_azp"
+"""What zero points of groups are called; others are `azp`."""
 _DTYPE_OF = {dtype.torch_name: dtype for dtype in (DType.BF16, DType.F16, DType.F32, DType.E4M3, DType.S8)}
 
 
@@ -70,6 +73,9 @@ class QuantCall:
     scale_ub: Operand | None
     weight: Operand | None
     residual: Operand | None
+    activation: Activation
+    activation_name: str | None
+    """What the call says, where the op is told; it may be none that there is."""
     group_size: int
     scale_format: ScaleFormat
     transposed: bool | None
@@ -85,7 +91,7 @@ class QuantCall:
     @property
     def is_gated(self) -> bool:
         """Whether input has a gate and an up half."""
-        return self.op.activation is not Activation.NONE
+        return self.activation is not Activation.NONE
 
     @property
     def hidden(self) -> int:
@@ -113,16 +119,19 @@ def quant_call(op: OpSchema, call: Call) -> QuantCall:
         scale_format = ScaleFormat.POWER_OF_TWO
     limits = [value for name, value in call.items() if name.endswith(("8_min", "8_max"))]
     shape = call.get("group_shape")
+    activation_name = call.get("activation")
     return QuantCall(
         op=quant,
         names=names,
         out=call[names[0]],
         input=call["input"],
         scales=call[names[1]],
-        azp=call.get("azp"),
+        azp=call.get("azp", call.get(GROUP_AZP)),
         scale_ub=call.get("scale_ub"),
         weight=call.get("weight"),
         residual=call.get("residual"),
+        activation=_ACTIVATION_OF.get(activation_name, quant.activations[0]),
+        activation_name=activation_name,
         group_size=call.get("group_size", 0),
         scale_format=scale_format,
         transposed=call.get("is_scale_transposed"),
@@ -139,7 +148,7 @@ def config_of(call: QuantCall, arch: Arch) -> QuantConfig:
         family=call.op.family,
         in_dtype=_DTYPE_OF[call.input.dtype],
         out_dtype=_DTYPE_OF[call.out.dtype],
-        activation=call.op.activation,
+        activation=call.activation,
         group_size=call.group_size,
         scale_format=call.scale_format,
         symmetric=call.azp is None,

@@ -8,6 +8,7 @@ import torch
 from gemmill.reference import quant as reference
 from gemmill.runtime import checks, operands
 from gemmill.runtime.quant_call import (
+    GROUP_AZP,
     OUT_NAMES,
     SCALE_NAMES,
     QuantCall,
@@ -68,7 +69,7 @@ def _static(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
     else:
         scales = scales.repeat_interleave(layout.group[0], dim=0).repeat_interleave(layout.group[1], dim=1)
     codes = reference.static_quant(
-        _rows(call, tensors), scales, out_dtype, azp=tensors.get("azp"), activation=call.op.activation
+        _rows(call, tensors), scales, out_dtype, azp=tensors.get("azp"), activation=call.activation
     )
     _write(call, tensors, codes)
 
@@ -84,12 +85,18 @@ def _token(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
         azp.copy_(zero_points.view(azp.shape))
     else:
         codes, scales = reference.token_quant(
-            x, out_dtype, scale_ub=tensors.get("scale_ub"), activation=call.op.activation
+            x, out_dtype, scale_ub=tensors.get("scale_ub"), activation=call.activation
         )
     _write(call, tensors, codes, scales)
 
 
 def _group(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
+    if call.azp is not None:
+        codes, scales, azps = reference.group_quant_with_azp(_rows(call, tensors), call.group_size)
+        _write(call, tensors, codes)
+        _write_group_scales(call, tensors, scales)
+        _write_of_groups(call, tensors[GROUP_AZP], azps)
+        return
     codes, scales = reference.group_quant(
         _rows(call, tensors),
         call.group_size,
@@ -98,7 +105,7 @@ def _group(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
         smallest_scale=reference.SMALLEST_SCALE[out_dtype] if call.is_gated else 0.0,
         scale_ub=tensors.get("scale_ub"),
         scale_format=call.scale_format,
-        activation=call.op.activation,
+        activation=call.activation,
     )
     if call.scale_format is ScaleFormat.PACKED_UE8M0:
         scales = reference.pack_ue8m0(scales)
@@ -128,14 +135,20 @@ def _rms_norm(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
 
 
 def _write_group_scales(call: QuantCall, tensors: Tensors, scales: torch.Tensor) -> None:
-    strides = group_strides(call)
-    assert strides is not None
     kept = tensors[call.names[1]]
-    kept.as_strided((call.rows, call.words), strides).copy_(scales)
+    strides = _write_of_groups(call, kept, scales)
     if call.scale_format is ScaleFormat.PACKED_UE8M0 and call.rows % 4 and call.words > 1:
         # The rows that pad to four, but for those of the last word, which need not be in the tensor's memory.
         padding = (-call.rows % 4, call.words - 1)
         kept.as_strided(padding, strides, kept.storage_offset() + call.rows).zero_()
+
+
+def _write_of_groups(call: QuantCall, kept: torch.Tensor, values: torch.Tensor) -> tuple[int, int]:
+    """Write what belongs to groups; returns its strides by row and group."""
+    strides = group_strides(call)
+    assert strides is not None
+    kept.as_strided((call.rows, call.words), strides).copy_(values)
+    return strides
 
 
 _COMPUTE: dict[QuantFamily, Callable[[QuantCall, Tensors, DType], None]] = {

@@ -16,6 +16,7 @@ class Kind(StrEnum):
     FLOAT = "float"
     BOOL = "bool"
     INTS = "int[]"
+    TEXT = "str"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Parameter:
     required: bool
 
 
-_PARAMETER = re.compile(r"(Tensor|int\[\]|int|float|bool)(\(\w!\))?(\?)? (\w+)(?:=(None|False))?")
+_PARAMETER = re.compile(r"(Tensor|int\[\]|int|float|bool|str)(\(\w!\))?(\?)? (\w+)(?:=(None|False))?")
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,14 @@ QUANT_OPS = tuple(
             "float epsilon, Tensor? scale_ub, Tensor(c!)? residual) -> ()",
             "rms_norm_per_block_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, float epsilon, "
             "Tensor? scale_ub, Tensor(c!)? residual, int group_size, bool is_scale_transposed) -> ()",
+            "act_and_mul_per_block_quant(Tensor(a!) out, Tensor input, Tensor(b!) scales, str activation, int group_size, "
+            "Tensor? scale_ub=None, bool scale_ue8m0=False) -> ()",
+            "act_and_mul_quant(Tensor(a!) result, Tensor input, Tensor scale, str activation) -> ()",
+            "act_and_mul_per_token_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, str activation, "
+            "Tensor? scale_ub=None) -> ()",
+            "dynamic_tensor_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale) -> ()",
+            "per_token_group_quant_int8_azp(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, Tensor(c!) output_azp, "
+            "int group_size) -> ()",
         ),
     )
 )

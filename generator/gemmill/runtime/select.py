@@ -9,6 +9,8 @@ from gemmill.runtime.model import model_ns
 from gemmill.runtime.problem import ProblemCall, describe_problem
 from gemmill.runtime.table import Row, Table, TunedRow
 
+PREFILL_M, MOST_RATIO = 512, 16
+
 
 class Trust(Enum):
     """What a choice rests on; values as in kernels/extension/selection.h."""
@@ -104,7 +106,9 @@ def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
     best: TunedRow | None = None
     best_distance = math.inf
     for tuned in table.tuned:
-        if tuned.problem != call.problem or rejection(table.rows[tuned.row], call) is not None:
+        if tuned.problem != call.problem or not covers(tuned.m, call.m):
+            continue
+        if rejection(table.rows[tuned.row], call) is not None:
             continue
         distance = abs(math.log2(tuned.n / call.n)) + abs(math.log2(tuned.k / call.k)) if call.k else math.inf
         same_place = best is not None and (tuned.n, tuned.k) == (best.n, best.k)
@@ -112,7 +116,14 @@ def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
             best, best_distance = tuned, distance
     if best is None:
         return -1, Trust.MODEL
-    return best.row, Trust.EXACT if best_distance == 0 else Trust.NEAREST
+    return best.row, Trust.EXACT if best_distance == 0 and call.m <= best.m else Trust.NEAREST
+
+
+def covers(measured_m: int, m: int) -> bool:
+    """Whether what was measured for some rows says something about m: mirrors `covers` in kernels/extension/selection.cpp."""
+    if measured_m >= PREFILL_M and m >= PREFILL_M:
+        return True
+    return m <= measured_m <= MOST_RATIO * m
 
 
 def _trace(

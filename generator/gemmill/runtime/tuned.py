@@ -1,16 +1,53 @@
-"""The built-in table by shape: which variants were fastest where, in order, as measured."""
+"""The measured choices that a build selects by: from the user's tables and the shipped ones, row by row.
 
+A row says what was fastest on one device with one driver and one source of a kernel. How far that holds here is its
+trust; where several tables have a row for a shape, the most trusted is taken, then the one found first. A row whose
+variant has changed since is refused, and so is a table that cannot be read: calls are then answered by other rows.
+"""
+
+import hashlib
 import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
-from gemmill.runtime.problem import Need, problem_code
+import torch
+
+from gemmill import settings
+from gemmill.locations import runtime_tables_dir
+from gemmill.manifest import KernelEntry
+from gemmill.runtime.problem import Need, problem_code, scales_codes_of
+from gemmill.runtime.table_file import TableError, TableRow, TunedTable, read_table
 from gemmill.space.config import KernelConfig
 from gemmill.space.names import parse_gemm_name, to_name
-from gemmill.vocab import DType, EpilogueKind
+from gemmill.vocab import DType, EpilogueKind, ScaleLayout
 
-_FOLDER = Path(__file__).parent / "tables"
+_SHIPPED = runtime_tables_dir()
+_DRIVER = Path("/sys/module/nvidia/version")
+
+
+class TableTrust(IntEnum):
+    """How well a row's circumstances fit this machine, the best first."""
+
+    EXACT = 0
+    """this device and driver"""
+    DRIVER_CHANGED = 1
+    """this device, another driver (or one that is not known)"""
+    OTHER_DEVICE = 2
+    """another device of the same architecture"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What tables are held against."""
+
+    arch: str
+    device: str | None
+    """As CUDA names it; None where there is none: then tables of any device of the architecture are exact."""
+    driver: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,37 +61,144 @@ class TunedChoice:
     names: tuple[str, ...]
 
 
-@cache
-def built_in(arch: str) -> tuple[TunedChoice, ...]:
-    """The choices shipped for an architecture; none where nothing was measured.
+@dataclass(frozen=True, kw_only=True)
+class LoadedTable:
+    """A table that was found, and what became of its rows."""
 
-    A row was measured for one output dtype and epilogue. Its schedules are offered to the sibling classes of the same
-    operands too: the main loop, which decides, is the same.
+    path: Path
+    table: TunedTable
+    trusts: Mapping[TableTrust, int]
+    """How many rows have each."""
+    refused: int
+    """Rows none of whose variants is as it was measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """All measured choices for a build."""
+
+    choices: tuple[TunedChoice, ...]
+    tables: tuple[LoadedTable, ...]
+
+    @property
+    def digest(self) -> str:
+        """Of the choices: processes with the same digest and build choose alike."""
+        text = json.dumps([[c.problem, c.n, c.k, c.m, *c.names] for c in self.choices])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def machine(arch: str) -> Machine:
+    """This one, as far as tables care."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    try:
+        driver = _DRIVER.read_text(encoding="ascii").strip()
+    except OSError:
+        driver = None
+    return Machine(arch=arch, device=device, driver=driver)
+
+
+def load_tuned(entries: Iterable[KernelEntry], here: Machine) -> Tuned:
+    """The choices for a build's entries. Warns of a table that cannot be used; raises nothing."""
+    digests = {entry.name: entry.source_digest for entry in entries}
+    found: list[tuple[TableTrust, TableRow]] = []
+    loaded = []
+    for path, table in find_tables(here.arch):
+        trusts = [(trust_of(row, table, here), row) for row in table.rows]
+        kept = [(trust, current) for trust, row in trusts if (current := _current(row, digests)) is not None]
+        found += kept
+        counts = {trust: sum(t is trust for t, _ in kept) for trust in TableTrust}
+        loaded.append(LoadedTable(path=path, table=table, trusts=counts, refused=len(trusts) - len(kept)))
+    found.sort(key=lambda pair: pair[0])  # stable: of equally trusted rows the first found
+    choices: dict[tuple[int, int, int, int], TunedChoice] = {}
+    for _, row in found:
+        for choice in _siblings(row):
+            choices.setdefault((choice.problem, choice.n, choice.k, choice.m), choice)
+    return Tuned(choices=tuple(choices[key] for key in sorted(choices)), tables=tuple(loaded))
+
+
+def find_tables(arch: str) -> Iterator[tuple[Path, TunedTable]]:
+    """The tables of an architecture: those of GEMMILL_TABLES, of the home, and the shipped ones, in this order.
+
+    One that cannot be read is left out with a warning: a table never makes a call fail that works without it.
     """
-    path = _FOLDER / f"{arch}.json"
-    if not path.exists():
-        return ()
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return tuple(choice for row in rows for choice in _siblings(row))
+    for path in table_files():
+        try:
+            table = _read(path, path.stat().st_mtime_ns)
+        except (TableError, OSError) as error:
+            warnings.warn(f"gemmill: {error}; it is left out", RuntimeWarning, stacklevel=2)
+            continue
+        if table.arch == arch:
+            yield path, table
 
 
-def _siblings(row: dict) -> list[TunedChoice]:
-    configs = [parse_gemm_name(name) for name in row["names"]]
-    operand = configs[0].problem.a_dtype
-    azp = configs[0].problem.epilogue.takes_azp
-    result = []
-    for out in (DType.BF16, DType.F16):
-        for need in (Need.AZP_ROW, Need.AZP_TOKEN) if azp else (Need.SCALE, Need.BIAS):
-            result.append(
-                TunedChoice(
-                    problem=problem_code(need, operand.torch_name, out.torch_name),
-                    n=row["n"],
-                    k=row["k"],
-                    m=row["m"],
-                    names=tuple(to_name(sibling) for config in configs for sibling in _configs_for(config, need, out)),
-                )
-            )
-    return result
+def table_files() -> list[Path]:
+    """Files that hold tables, in the order in which they are preferred."""
+    named = [
+        path
+        for place in settings.tables()
+        for path in ([place] if not place.is_dir() else sorted(place.glob("*.json")))
+    ]
+    return [*named, *sorted((settings.home() / "tables").glob("*.json")), *sorted(_SHIPPED.glob("*.json"))]
+
+
+@cache
+def _read(path: Path, _changed: int) -> TunedTable:
+    return read_table(path)
+
+
+def trust_of(row: TableRow, table: TunedTable, here: Machine) -> TableTrust:
+    """How well the row fits the machine."""
+    if here.device is None:
+        return TableTrust.EXACT
+    if table.device != here.device:
+        return TableTrust.OTHER_DEVICE
+    return TableTrust.EXACT if table.sources[row.source].driver == here.driver else TableTrust.DRIVER_CHANGED
+
+
+def _current(row: TableRow, digests: Mapping[str, str]) -> TableRow | None:
+    """The row with those variants whose source is as it was measured; None if there are none."""
+    if not row.digests:
+        return row
+    fits = [
+        i
+        for i, (name, digest) in enumerate(zip(row.variants, row.digests, strict=True))
+        if digests.get(name, digest).startswith(digest)
+    ]
+    if len(fits) == len(row.variants):
+        return row
+    if not fits:
+        return None
+    kept = {name: tuple(getattr(row, name)[i] for i in fits) for name in ("variants", "us", "digests")}
+    return replace(row, **kept)
+
+
+def _siblings(row: TableRow) -> list[TunedChoice]:
+    """A row was measured for one output dtype and epilogue. Its schedules are offered to the sibling classes of the same
+    operands too: the main loop, which decides, is the same."""
+    try:
+        classes = _classes(row.variants[0])
+        names = {key: tuple(name for variant in row.variants for name in _names_for(variant, *key)) for key in classes}
+    except ValueError:
+        return []  # of a later gemmill, or of no GEMM: nothing that this build has
+    return [
+        TunedChoice(problem=problem, n=row.n, k=row.k, m=row.m, names=names[key])
+        for key, problems in classes.items()
+        for problem in problems
+    ]
+
+
+@cache
+def _classes(variant: str) -> dict[tuple[Need, DType], tuple[int, ...]]:
+    problem = parse_gemm_name(variant).problem
+    # A variant that reads scales in one layout alone is not found among the rows of the other.
+    layout = ScaleLayout.STRIDED if problem.scale_groups else ScaleLayout.VECTOR
+    kinds = scales_codes_of(problem.scale_groups, layout)
+    needs = (Need.AZP_ROW, Need.AZP_TOKEN) if problem.epilogue.takes_azp else (Need.SCALE, Need.BIAS)
+    return {
+        (need, out): tuple(problem_code(need, problem.a_dtype.torch_name, out.torch_name, kind) for kind in kinds)
+        for out in (DType.BF16, DType.F16)
+        for need in needs
+    }
 
 
 _KINDS = {
@@ -65,5 +209,9 @@ _KINDS = {
 }
 
 
-def _configs_for(config: KernelConfig, need: Need, out: DType) -> list[KernelConfig]:
-    return [replace(config, problem=replace(config.problem, out_dtype=out, epilogue=kind)) for kind in _KINDS[need]]
+@cache
+def _names_for(variant: str, need: Need, out: DType) -> tuple[str, ...]:
+    config: KernelConfig = parse_gemm_name(variant)
+    return tuple(
+        to_name(replace(config, problem=replace(config.problem, out_dtype=out, epilogue=kind))) for kind in _KINDS[need]
+    )

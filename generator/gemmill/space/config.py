@@ -11,6 +11,7 @@ from gemmill.vocab import (
     KernelSchedule,
     RasterOrder,
     ScaleGranularity,
+    ScaleGroups,
     ScaleLayout,
     TileScheduler,
 )
@@ -44,13 +45,18 @@ class Problem:
         if grouped == (self.scale_layout is ScaleLayout.VECTOR):
             raise ValueError(
                 f"scale_layout={self.scale_layout} contradicts a_scale={self.a_scale} b_scale={self.b_scale}: "
-                "scales per tensor or per channel are vectors, grouped ones are kmajor or mnmajor"
+                "scales per tensor or per channel are vectors, grouped ones are mnmajor or strided"
             )
         expected = ACCUMULATOR_OF.get(self.a_dtype)
         if expected is not None and expected is not self.accumulator_dtype:
             raise ValueError(
                 f"accumulator_dtype={self.accumulator_dtype} contradicts a_dtype={self.a_dtype}: it is {expected}"
             )
+
+    @property
+    def scale_groups(self) -> ScaleGroups | None:
+        """The groups that scales come in; None where they are per tensor or per channel."""
+        return ScaleGroups(size=self.group_size, b_scale=self.b_scale) if self.group_size else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -187,7 +187,7 @@ def _scales_to_text(problem: Problem) -> str:
 def _scales_from_text(text: str) -> dict[str, Any]:
     if text == "channel":
         return {}
-    match = re.fullmatch(r"(channel|group|block)(channel|group|block)(\d+)(kmajor|mnmajor)", text)
+    match = re.fullmatch(r"(channel|group|block)(channel|group|block)(\d+)(mnmajor|strided)", text)
     if match is None:
         raise ValueError(f"scales {text!r}")
     return {

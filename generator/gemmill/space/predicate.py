@@ -6,7 +6,7 @@ from gemmill.space.config import KernelConfig
 from gemmill.space.family import AnyConfig
 from gemmill.space.quant import Activation, QuantConfig, ScaleFormat
 from gemmill.space.quant_ops import ops_of
-from gemmill.vocab import DType, EpilogueKind, ScaleGranularity
+from gemmill.vocab import DType, EpilogueKind, ScaleGranularity, ScaleGroups, ScaleLayout
 
 SCALED_MM = "cutlass_scaled_mm"
 SCALED_MM_AZP = "cutlass_scaled_mm_azp"
@@ -28,12 +28,19 @@ class Predicate:
     a_scale: ScaleGranularity
     b_scale: ScaleGranularity
     group_size: int
+    """Of scales in groups along K; 0 where they are per tensor or channel."""
+    scale_layout: ScaleLayout
     alignment_a: int
     """Elements: A's data and row stride must be multiples of these (1: any)."""
     alignment_b: int
     alignment_d: int
     min_k: int
     """Smallest K; a main loop without iterations is not run."""
+
+    @property
+    def scale_groups(self) -> ScaleGroups | None:
+        """The groups that scales must come in; None where they are per tensor or per channel."""
+        return ScaleGroups(size=self.group_size, b_scale=self.b_scale) if self.group_size else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +97,7 @@ def gemm_predicate(config: KernelConfig) -> Predicate:
         a_scale=p.a_scale,
         b_scale=p.b_scale,
         group_size=p.group_size,
+        scale_layout=p.scale_layout,
         alignment_a=s.alignment_a,
         alignment_b=s.alignment_b,
         alignment_d=s.alignment_d,

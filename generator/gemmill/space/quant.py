@@ -44,6 +44,11 @@ class Activation(StrEnum):
     GELU_ERF = "geluerf"
 
     @property
+    def op_argument(self) -> str:
+        """What ops that take an activation call it; a `gelu` that does not say which is the one with erf, as in torch."""
+        return _OP_ARGUMENT[self]
+
+    @property
     def cpp_type(self) -> str:
         """Class in kernels/quant/activation.cuh."""
         return _CPP_ACTIVATION[self]
@@ -64,6 +69,12 @@ class ScaleFormat(StrEnum):
         return _CPP_SCALE_FORMAT[self]
 
 
+_OP_ARGUMENT = {
+    Activation.NONE: "none",
+    Activation.SILU: "silu",
+    Activation.GELU_TANH: "gelu_tanh",
+    Activation.GELU_ERF: "gelu",
+}
 _CPP_ACTIVATION = {
     Activation.NONE: "Identity",
     Activation.SILU: "Silu",

@@ -7,6 +7,7 @@ from itertools import product
 from gemmill.space.quant import GROUP_SIZES, IN_DTYPES, Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.vocab import Arch, DType
 
+_GATED = (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)
 _SIXTEEN_BITS = (DType.BF16, DType.F16)
 _BOTH = (DType.E4M3, DType.S8)
 
@@ -19,20 +20,22 @@ class QuantOp:
     family: QuantFamily
     out_dtypes: tuple[DType, ...]
     in_dtypes: tuple[DType, ...] = IN_DTYPES
-    activation: Activation = Activation.NONE
+    activations: tuple[Activation, ...] = (Activation.NONE,)
     group_sizes: tuple[int, ...] = (0,)
     scale_formats: tuple[ScaleFormat, ...] = (ScaleFormat.F32,)
     symmetric: tuple[bool, ...] = (True,)
 
     def configs(self, arch: Arch) -> Iterator[QuantConfig]:
         """Every config that serves a call of the op, each once."""
-        axes = product(self.in_dtypes, self.out_dtypes, self.group_sizes, self.scale_formats, self.symmetric)
-        for in_dtype, out_dtype, group_size, scale_format, symmetric in axes:
+        axes = product(
+            self.in_dtypes, self.out_dtypes, self.activations, self.group_sizes, self.scale_formats, self.symmetric
+        )
+        for in_dtype, out_dtype, activation, group_size, scale_format, symmetric in axes:
             yield QuantConfig(
                 family=self.family,
                 in_dtype=in_dtype,
                 out_dtype=out_dtype,
-                activation=self.activation,
+                activation=activation,
                 group_size=group_size,
                 scale_format=scale_format,
                 symmetric=symmetric,
@@ -43,7 +46,7 @@ class QuantOp:
         """Whether a kernel of this config serves calls of the op."""
         return (
             config.family is self.family
-            and config.activation is self.activation
+            and config.activation in self.activations
             and config.in_dtype in self.in_dtypes
             and config.out_dtype in self.out_dtypes
             and config.group_size in self.group_sizes
@@ -84,7 +87,7 @@ QUANT_OPS = (
         family=QuantFamily.GROUP,
         in_dtypes=_SIXTEEN_BITS,
         out_dtypes=_BOTH,
-        activation=Activation.SILU,
+        activations=(Activation.SILU,),
         group_sizes=(64, 128),
     ),
     QuantOp(
@@ -92,17 +95,48 @@ QUANT_OPS = (
         family=QuantFamily.STATIC,
         in_dtypes=_SIXTEEN_BITS,
         out_dtypes=(DType.E4M3,),
-        activation=Activation.SILU,
+        activations=(Activation.SILU,),
     ),
     QuantOp(
         name="silu_and_mul_per_token_quant",
         family=QuantFamily.TOKEN,
         in_dtypes=_SIXTEEN_BITS,
         out_dtypes=_BOTH,
-        activation=Activation.SILU,
+        activations=(Activation.SILU,),
     ),
     QuantOp(name="rms_norm_dynamic_per_token_quant", family=QuantFamily.RMS_TOKEN, out_dtypes=_BOTH),
     QuantOp(name="rms_norm_per_block_quant", family=QuantFamily.RMS_GROUP, out_dtypes=_BOTH, group_sizes=(64, 128)),
+    QuantOp(
+        name="act_and_mul_per_block_quant",
+        family=QuantFamily.GROUP,
+        in_dtypes=_SIXTEEN_BITS,
+        out_dtypes=_BOTH,
+        activations=_GATED,
+        group_sizes=(64, 128),
+        scale_formats=(ScaleFormat.F32, ScaleFormat.POWER_OF_TWO),
+    ),
+    QuantOp(
+        name="act_and_mul_quant",
+        family=QuantFamily.STATIC,
+        in_dtypes=_SIXTEEN_BITS,
+        out_dtypes=_BOTH,
+        activations=_GATED,
+    ),
+    QuantOp(
+        name="act_and_mul_per_token_quant",
+        family=QuantFamily.TOKEN,
+        in_dtypes=_SIXTEEN_BITS,
+        out_dtypes=_BOTH,
+        activations=_GATED,
+    ),
+    QuantOp(name="dynamic_tensor_scaled_int8_quant", family=QuantFamily.TENSOR, out_dtypes=(DType.S8,)),
+    QuantOp(
+        name="per_token_group_quant_int8_azp",
+        family=QuantFamily.GROUP,
+        out_dtypes=(DType.S8,),
+        group_sizes=GROUP_SIZES,
+        symmetric=(False,),
+    ),
 )
 
 
@@ -117,7 +151,7 @@ def quant_configs(arch: Arch) -> Iterator[QuantConfig]:
 
 
 def smoke_quant_configs(arch: Arch) -> Iterator[QuantConfig]:
-    """One config for each op that codes bf16 as e4m3."""
+    """One config for each op that codes bf16 as e4m3, with the last of its activations."""
     for op in QUANT_OPS:
         if DType.E4M3 in op.out_dtypes:
             yield next(
@@ -125,4 +159,5 @@ def smoke_quant_configs(arch: Arch) -> Iterator[QuantConfig]:
                 for config in op.configs(arch)
                 if (config.in_dtype, config.out_dtype) == (DType.BF16, DType.E4M3)
                 and config.group_size == max(op.group_sizes)
+                and config.activation is op.activations[-1]
             )

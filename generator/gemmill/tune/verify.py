@@ -18,7 +18,7 @@ from gemmill.space.quant import QuantConfig
 from gemmill.space.quant_ops import smoke_quant_configs
 from gemmill.tune import quant_cases
 from gemmill.tune.quant_cases import QuantCase, ops_served
-from gemmill.vocab import Accumulation, Arch, DType
+from gemmill.vocab import SCALE_GROUPS, Accumulation, Arch, DType, ScaleGranularity, ScaleGroups, ScaleLayout
 
 SHAPES = ((1, 16, 16), (3, 48, 144), (16, 256, 512), (65, 144, 272), (130, 272, 1040), (257, 520, 2080))
 """(M, N, K) before rounding N and K up to what a variant's alignment asks: below, at and across tile edges."""
@@ -36,12 +36,21 @@ class Case:
     n: int
     k: int
     a_vector: bool
+    """a scale for each row instead of one; in groups, scales row-major instead of column-major"""
     b_vector: bool
     bias: bool
     azp: str
     """none, row or token, as in Predicate."""
+    groups: ScaleGroups | None = None
 
     def __str__(self) -> str:
+        if self.groups is not None:
+            a_order, b_order = ("row" if vector else "column" for vector in (self.a_vector, self.b_vector))
+            of_b = self.groups.size if self.groups.b_scale is ScaleGranularity.BLOCK else 1
+            scales = (
+                f"a_scales 1 x {self.groups.size} {a_order}-major, b_scales {self.groups.size} x {of_b} {b_order}-major"
+            )
+            return f"M, N, K = {self.m}, {self.n}, {self.k}; {scales}; bias {'yes' if self.bias else 'no'}"
         scales = f"a_scales {'[M, 1]' if self.a_vector else '[1]'}, b_scales {'[1, N]' if self.b_vector else '[1]'}"
         return f"M, N, K = {self.m}, {self.n}, {self.k}; {scales}; bias {'yes' if self.bias else 'no'}; azp {self.azp}"
 
@@ -81,6 +90,10 @@ def verify_ops() -> Iterator[Verdict]:
         accumulation = Accumulation.FAST if dtype.is_float else Accumulation.EXACT
         comparison = run_case(case, dtype, DType.BF16, accumulation, device)
         yield _verdict(f"{op.name} {dtype}", [(case, comparison)])
+    groups = SCALE_GROUPS[0]
+    case = Case(m=m, n=n, k=k + groups.size, a_vector=False, b_vector=False, bias=True, azp="none", groups=groups)
+    comparison = run_case(case, DType.E4M3, DType.BF16, Accumulation.PROMOTED, device)
+    yield _verdict(f"{SCALED_MM.name} {DType.E4M3} in groups", [(case, comparison)])
     yield from verify_quant_ops(device)
 
 
@@ -119,12 +132,21 @@ def device_words() -> str:
 def cases_of(predicate: Predicate) -> Iterator[Case]:
     """Shapes that the variant takes, over all kinds of scales and optional operands."""
     both = (True, False)
-    kinds = cycle(product(both, both, both if predicate.bias else (False,), predicate.azp))
+    a_vectors = (False,) if predicate.scale_layout is ScaleLayout.MN_MAJOR else both
+    kinds = cycle(product(a_vectors, both, both if predicate.bias else (False,), predicate.azp))
     align_n, align_k = predicate.alignment_d, max(predicate.alignment_a, predicate.alignment_b)
     for m, shape_n, shape_k in UNALIGNED_SHAPES + SHAPES if align_n == align_k == 1 else SHAPES:
         n, k = -(-shape_n // align_n) * align_n, -(-shape_k // align_k) * align_k
+        k = _more_than_one_group(k, predicate.group_size)
         for a_vector, b_vector, bias, azp in islice(kinds, CASES_OF_A_SHAPE):
-            yield Case(m=m, n=n, k=k, a_vector=a_vector, b_vector=b_vector, bias=bias, azp=azp)
+            yield Case(
+                m=m, n=n, k=k, a_vector=a_vector, b_vector=b_vector, bias=bias, azp=azp, groups=predicate.scale_groups
+            )
+
+
+def _more_than_one_group(k: int, group_size: int) -> int:
+    """One group alone is a scale for each row, which is another class of calls."""
+    return k + group_size if k <= group_size else k
 
 
 def run_case(case: Case, operand: DType, out_dtype: DType, accumulation: Accumulation, device: str) -> Comparison:
@@ -132,8 +154,12 @@ def run_case(case: Case, operand: DType, out_dtype: DType, accumulation: Accumul
     generator = torch.Generator(device).manual_seed(case.m * 1_000_003 + case.n * 1009 + case.k)
     a = _codes((case.m, case.k), operand, generator)
     b = _codes((case.n, case.k), operand, generator).t()
-    a_scales = _scales((case.m, 1) if case.a_vector else (1,), generator)
-    b_scales = _scales((1, case.n) if case.b_vector else (1,), generator)
+    if case.groups is None:
+        a_scales = _scales((case.m, 1) if case.a_vector else (1,), generator)
+        b_scales = _scales((1, case.n) if case.b_vector else (1,), generator)
+    else:
+        a_scales = _group_scales(case.groups.a_shape(case.m, case.k), case.a_vector, generator)
+        b_scales = _group_scales(case.groups.b_shape(case.n, case.k), case.b_vector, generator)
     dtype = getattr(torch, out_dtype.torch_name)
     out = torch.full((case.m, case.n), torch.nan, dtype=dtype, device=device)
     bias = torch.randn(case.n, generator=generator, device=device).to(dtype) if case.bias else None
@@ -178,6 +204,13 @@ def _codes(shape: tuple[int, int], dtype: DType, generator: torch.Generator) -> 
     if dtype is DType.S8:
         return torch.randint(-128, 128, shape, generator=generator, device=generator.device, dtype=torch.int8)
     return torch.randn(shape, generator=generator, device=generator.device).to(getattr(torch, dtype.torch_name))
+
+
+def _group_scales(shape: tuple[int, int], row_major: bool, generator: torch.Generator) -> Tensor:
+    if row_major:
+        return _scales(shape, generator)
+    rows, columns = shape
+    return _scales((columns, rows + -rows % 4), generator).t()[:rows]  # columns at multiples of 16 bytes
 
 
 def _scales(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -3,12 +3,21 @@
 from gemmill.vocab.arch import Arch, Backend
 from gemmill.vocab.dtype import DType
 from gemmill.vocab.epilogue import EpilogueKind
-from gemmill.vocab.scale import ScaleGranularity, ScaleLayout
+from gemmill.vocab.scale import (
+    GROUP_SIZES,
+    SCALE_GROUPS,
+    ScaleGranularity,
+    ScaleGroups,
+    ScaleLayout,
+    scale_groups_of,
+)
 from gemmill.vocab.schedule import Accumulation, KernelSchedule, RasterOrder, TileScheduler
 from gemmill.vocab.status import OK, Status, rejected
 
 __all__ = [
+    "GROUP_SIZES",
     "OK",
+    "SCALE_GROUPS",
     "Accumulation",
     "Arch",
     "Backend",
@@ -17,8 +26,10 @@ __all__ = [
     "KernelSchedule",
     "RasterOrder",
     "ScaleGranularity",
+    "ScaleGroups",
     "ScaleLayout",
     "Status",
     "TileScheduler",
     "rejected",
+    "scale_groups_of",
 ]

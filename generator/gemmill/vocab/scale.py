@@ -1,5 +1,7 @@
 """How scale factors lie over an operand."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -15,9 +17,49 @@ class ScaleGranularity(StrEnum):
 
 
 class ScaleLayout(StrEnum):
-    """The order in which a scale tensor of more than one dimension is stored."""
+    """The orders in which scale tensors of more than one dimension may be stored."""
 
     VECTOR = "vector"
     """one dimension or none: there is nothing to order"""
-    K_MAJOR = "kmajor"
     MN_MAJOR = "mnmajor"
+    """A's scales M-major, data and stride along K at multiples of 16 bytes, as TMA wants them; B's by their strides"""
+    STRIDED = "strided"
+    """any: the kernel reads both by their strides"""
+
+
+GROUP_SIZES = (128, 64)
+"""Sizes of groups along K that kernels are offered for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleGroups:
+    """Scales in groups along K: one for each 1 x size of A, one for each size x size (blocks) or 1 x size (rows) of B."""
+
+    size: int
+    b_scale: ScaleGranularity
+    """BLOCK, or GROUP for rows."""
+
+    def a_shape(self, m: int, k: int) -> tuple[int, int]:
+        """[M, K/size], the last group cut short where K is no multiple of it."""
+        return m, -(-k // self.size)
+
+    def b_shape(self, n: int, k: int) -> tuple[int, int]:
+        """[K/size, N/size] of blocks, [K/size, N] of rows."""
+        return -(-k // self.size), n if self.b_scale is ScaleGranularity.GROUP else -(-n // self.size)
+
+
+SCALE_GROUPS = tuple(
+    ScaleGroups(size=size, b_scale=b_scale)
+    for size in GROUP_SIZES
+    for b_scale in (ScaleGranularity.BLOCK, ScaleGranularity.GROUP)
+)
+"""The kinds that exist; where shapes fit several, all of them mean the same and the first is taken."""
+
+
+def scale_groups_of(a_shape: Sequence[int], b_shape: Sequence[int], m: int, n: int, k: int) -> ScaleGroups | None:
+    """The kind that scales of these shapes are of, None if of none.
+
+    Shapes that fit scales per tensor or channel too ([M, 1] and [1, N] at K of one group) are those: asked first.
+    """
+    given = (tuple(a_shape), tuple(b_shape))
+    return next((g for g in SCALE_GROUPS if given == (g.a_shape(m, k), g.b_shape(n, k))), None)

@@ -12,6 +12,7 @@ extern "C" {
 // What every launch needs. A hint of 0 lets the launch function choose.
 struct gemmill_quant_launch {
   void* stream;
+  int32_t device;
   int32_t sm_count;
   int32_t programmatic_launch;  // whether the kernel may start while its predecessor drains
   int32_t chunks_hint;          // 16-byte loads in flight a thread and operand: 1, 2, 4 or 8

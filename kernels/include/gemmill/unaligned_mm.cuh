@@ -81,7 +81,7 @@ struct UnalignedMm {
     store(params, sums, m0, n0);
   }
 
- private:
+ protected:
   static __device__ uint4 piece(Element const* row, int64_t stride, int k, int limit) {
     uint4 bits = make_uint4(0, 0, 0, 0);
     if (k >= limit) return bits;

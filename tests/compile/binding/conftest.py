@@ -19,7 +19,7 @@ from gemmill.locations import kernels_dir
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain, write_manifest
 from gemmill.runtime.library import Build
 from gemmill.runtime.schemas import OPS
-from gemmill.space.family import AnyConfig, Family, family_of
+from gemmill.space.family import AnyConfig, Family, family_of, gemms
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import select
@@ -30,7 +30,7 @@ BUILD_IDS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
 
 
 class Arguments(ctypes.Structure):
-    """Mirrors `gemmill_scaled_mm_args` in kernels/include/gemmill/abi.h."""
+    """Mirrors `gemmill_group_scaled_mm_args` in kernels/include/gemmill/group_abi.h, which the binding always passes."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "a b d a_scales b_scales bias azp_adj azp workspace".split()),
@@ -41,6 +41,10 @@ class Arguments(ctypes.Structure):
                 "m n k a_scale_per_row b_scale_per_column raster_order swizzle splits device sm_count "
                 "programmatic_launch constant_weights"
             ).split()
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in "a_scale_stride_m a_scale_stride_k b_scale_stride_n b_scale_stride_k".split()
         ),
     )
 
@@ -73,12 +77,18 @@ class Probe:
         return ctypes.c_int32.in_dll(self._library, name)
 
 
+def some_configs() -> tuple[AnyConfig, ...]:
+    """The smoke selection, and of the default one all with scales in groups: so every class of calls has a variant."""
+    grouped = [config for config in gemms(select("default").configs) if config.problem.group_size]
+    return tuple(dict.fromkeys([*select("smoke").configs, *grouped]))
+
+
 @pytest.fixture(scope="session")
 def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with two builds of the smoke selection that differ in their id."""
+    """A home with two builds that differ in their id."""
     home = tmp_path_factory.mktemp("probe")
     roots, flags = roots_of(toolchain, kernels_dir()), flags_for(Arch.SM90A)
-    configs = select("smoke").configs
+    configs = some_configs()
     symbols = {
         family: sorted({symbol_of(config) for config in configs if family_of(config) is family}) for family in Family
     }
@@ -145,7 +155,7 @@ def _manifest(build_id: str, configs: tuple[AnyConfig, ...], extension: Path) ->
         extension_sha256=file_digest(extension),
         extension_bytes=extension.stat().st_size,
         torch_target=TORCH_TARGET,
-        toolchain=Toolchain(nvcc="", cuda_major=13, cutlass="", host_compiler="", flags=()),
+        toolchain=Toolchain(nvcc="", cuda_major=13, cutlass="", cutedsl="", host_compiler="", flags=()),
         entries=entries,
     )
 

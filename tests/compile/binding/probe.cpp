@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "gemmill/group_abi.h"
 #include "gemmill/quant_abi.h"
 #include "quant.h"
 #include "scaled_mm.h"
@@ -13,13 +14,13 @@
 using torch::stable::detail::StableLibrary;
 
 extern "C" {
-PROBE_EXPORT gemmill_scaled_mm_args probe_args;
+PROBE_EXPORT gemmill_group_scaled_mm_args probe_args;
 PROBE_EXPORT int32_t probe_launches;
 PROBE_EXPORT int32_t probe_status;
 PROBE_EXPORT char probe_symbol[512];
 
 int32_t probe_record(char const* symbol, gemmill_scaled_mm_args const* args) {
-  probe_args = *args;
+  probe_args = group_args(*args);
   ++probe_launches;
   std::strncpy(probe_symbol, symbol, sizeof(probe_symbol) - 1);
   return probe_status;

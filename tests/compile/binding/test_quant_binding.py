@@ -12,7 +12,7 @@ from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.quant_call import config_of, group_strides, quant_call, static_scales
 from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
 from gemmill.space.names import symbol_of, to_name
-from gemmill.space.quant import QuantFamily
+from gemmill.space.quant import Activation, QuantFamily
 from gemmill.vocab import Arch
 from quant_problems import Breakage, some_call
 
@@ -40,6 +40,16 @@ class GroupArguments(ctypes.Structure):
         *_SIZES,
         *((name, ctypes.c_int64) for name in "scale_stride_m scale_stride_g scale_rows".split()),
         *((name, ctypes.c_float) for name in "smallest_amax smallest_scale".split()),
+    )
+
+
+class RmsNormArguments(ctypes.Structure):
+    """Mirrors `gemmill_rms_norm_quant_args`, but for what follows the strides."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in "in_ weight residual out scales scale_ub".split()),
+        *((name, ctypes.c_int64) for name in "rows hidden in_stride out_stride residual_stride".split()),
+        *((name, ctypes.c_int64) for name in "scale_stride_m scale_stride_g".split()),
     )
 
 
@@ -103,6 +113,11 @@ def _compare_arguments(probe, call) -> None:
         layout = static_scales(call)
         assert (args.group_m, args.group_n) == layout.group
         assert (args.scale_stride_m, args.scale_stride_n) == layout.strides
+    elif call.op.family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP):
+        args = recorded(probe, RmsNormArguments)
+        strides = group_strides(call) if call.op.family is QuantFamily.RMS_GROUP else (1, 0)
+        if call.rows > 1:
+            assert args.scale_stride_m == strides[0]
     else:
         return
     assert (args.rows, args.hidden) == (call.rows, call.hidden)
@@ -110,7 +125,14 @@ def _compare_arguments(probe, call) -> None:
 
 
 def test_a_pinned_kernel_takes_no_other_call(probe) -> None:
-    pinned, other = (e for e in probe.build.quant.entries if e.config.family is QuantFamily.TOKEN)
+    pinned, other = (
+        next(
+            e
+            for e in probe.build.quant.entries
+            if (e.config.family, e.config.activation) == (QuantFamily.TOKEN, activation)
+        )
+        for activation in (Activation.NONE, Activation.SILU)
+    )
     before = probe.build.pin_quant(probe.build.quant.kernel_of(pinned.name))
     try:
         x, scale = torch.ones(2, 64, dtype=torch.bfloat16), torch.ones(2)

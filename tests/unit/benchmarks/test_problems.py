@@ -2,18 +2,15 @@
 
 import pytest
 
+from gemmill.tune.problems import OPS_OF, Op, Problem, tiny
 from harness.problems import (
     FP8_TABLE,
     INT8_TABLE,
     MODELS,
-    OPS_OF,
-    Op,
-    Problem,
     model_problems,
     parse_shapes,
     table_grid_problems,
     table_problems,
-    tiny,
 )
 
 

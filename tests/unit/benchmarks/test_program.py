@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import scaled_mm as program
+from gemmill.tune.operands import OperandMaker
+from gemmill.tune.problems import Op, Problem
+from gemmill.tune.statistics import Sample
+from gemmill.tune.timing import DryTimer
 from harness import stand_in
 from harness.contenders import WrongResult
-from harness.operands import OperandMaker
-from harness.problems import Op, Problem
 from harness.remote import RemoteContender, RemoteError, serve
-from harness.statistics import Sample
-from harness.timing import DryTimer
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: a dry run with the stand-ins
 

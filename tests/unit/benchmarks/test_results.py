@@ -4,14 +4,14 @@ import json
 
 import pytest
 
+from gemmill.tune.problems import Op, Problem
+from gemmill.tune.statistics import sample, steady_us
 from harness import stand_in
 from harness.contenders import torch_contenders
-from harness.devices import Monitor, commit_of, environment
+from harness.devices import commit_of, environment
 from harness.measuring import Measurement
 from harness.plot import draw
-from harness.problems import Op, Problem
 from harness.results import row_record, summary_record, summary_text, table, write_json
-from harness.statistics import sample
 from harness.sweep import sweep_record, sweep_table
 
 PEERS = [*torch_contenders()]
@@ -32,6 +32,23 @@ def test_ratio_is_against_the_fastest_peer():
     assert (row["best_peer"], row["ratio"]) == ("torch tensor-wise", 0.9)
     assert row["gbps"] == pytest.approx((16 * 8192 + 4096 * 8192 + 2 * 16 * 4096) / 10e-6 / 1e9, rel=1e-3)
     assert row["tflops"] == pytest.approx(2 * 16 * 4096 * 8192 / 10e-6 / 1e12, abs=0.05)
+
+
+def test_a_step_of_the_clocks_between_rounds_leaves_the_ratio():
+    """Medians alone would say 1.1 / 1.0: the step falls between the two contenders' turns of the middle round."""
+    found = Measurement(
+        problem=Problem(op=Op.FP8, m=2048, n=4096, k=8192),
+        samples={"gemmill": sample([1.0, 1.0, 1.1, 1.1, 1.1]), ROW_WISE: sample([1.0, 1.0, 1.0, 1.1, 1.1])},
+        failures={},
+    )
+    assert row_record(found, PEERS)["ratio"] == 1.0
+    assert found.samples["gemmill"].median_us == 1.1 and found.samples[ROW_WISE].median_us == 1.0
+
+
+def test_drift_is_taken_out_of_contenders_that_ran_in_few_rounds():
+    """The first round was slow for all; one contender was dropped after it."""
+    taken = {"x": sample([2.0, 1.0, 1.0]), "y": sample([4.0, 2.0, 2.0]), "dropped": sample([6.0])}
+    assert steady_us(taken) == pytest.approx({"x": 1.0, "y": 2.0, "dropped": 3.0})
 
 
 def test_a_peer_that_computes_less_is_not_compared_with():
@@ -109,15 +126,6 @@ def test_plot(tmp_path):
 def test_environment_is_json():
     facts = json.loads(json.dumps(environment()))
     assert facts["torch"] and "gpu" in facts
-
-
-def test_monitor_samples_what_nvidia_smi_prints():
-    monitor = Monitor()
-    monitor._lines = ["1980, 3201, 690.5, 60", "1500, 3201, 700.5, 62", "garbage", "1600, 3201, [N/A], 61"]
-    summary = monitor.summary()
-    assert summary["clocks.sm"] == {"min": 1500.0, "median": 1740.0, "max": 1980.0, "samples": 2}
-    assert summary["power.draw"]["median"] == 695.5
-    assert Monitor().summary() == {}
 
 
 def test_commit_outside_a_checkout(tmp_path):

@@ -37,6 +37,13 @@ def column_major(matrix: torch.Tensor) -> torch.Tensor:
     return matrix.t().contiguous().t()
 
 
+KINDS_OF_SCALES = (
+    f"for M, N, K = {M}, {N}, {K} there are scales per tensor (one value) or per row and column ([{M}, 1] and [1, {N}]) in "
+    f"any mix, and in groups of 1 x 128 of a with 128 x 128 of b ([{M}, 1] and [1, 1]); "
+    f"1 x 128 of a with 1 x 128 of b ([{M}, 1] and [1, {N}]); 1 x 64 of a with 64 x 64 of b ([{M}, 1] and [1, 1]); "
+    f"1 x 64 of a with 1 x 64 of b ([{M}, 1] and [1, {N}])"
+)
+
 SCALED = {
     "a: rank": (
         {"a": lambda c: torch.ones(1, M, K, dtype=torch.int8)},
@@ -82,18 +89,15 @@ SCALED = {
     "b_scales: dtype": ({"b_scales": lambda c: c["b_scales"].double()}, "b_scales is float64, expected float32"),
     "a_scales: number": (
         {"a_scales": lambda c: torch.ones(3, 1)},
-        f"a_scales has shape [3, 1]: expected one value, or one for each of M = {M} ([{M}, 1] or [{M}]); "
-        "this build has no variant with scales in groups",
+        f"a_scales has shape [3, 1] and b_scales [1, {N}]: {KINDS_OF_SCALES}",
     ),
     "a_scales: along the other dimension": (
         {"a_scales": lambda c: torch.ones(1, M)},
-        f"a_scales has shape [1, {M}]: expected one value, or one for each of M = {M} ([{M}, 1] or [{M}]); "
-        "this build has no variant with scales in groups",
+        f"a_scales has shape [1, {M}] and b_scales [1, {N}]: {KINDS_OF_SCALES}",
     ),
     "b_scales: in groups": (
         {"b_scales": lambda c: torch.ones(2, N)},
-        f"b_scales has shape [2, {N}]: expected one value, or one for each of N = {N} ([1, {N}] or [{N}]); "
-        "this build has no variant with scales in groups",
+        f"a_scales has shape [{M}, 1] and b_scales [2, {N}]: {KINDS_OF_SCALES}",
     ),
     "a_scales: gaps": (
         {"a_scales": lambda c: torch.ones(M, 3)[:, :1]},
@@ -119,6 +123,14 @@ SCALED = {
     ),
 }
 AZP = {
+    "a_scales: number": (
+        {"a_scales": lambda c: torch.ones(3, 1)},
+        f"a_scales has shape [3, 1]: expected one value, or one for each of M = {M} ([{M}, 1] or [{M}])",
+    ),
+    "b_scales: in groups": (
+        {"b_scales": lambda c: torch.ones(2, N)},
+        f"b_scales has shape [2, {N}]: expected one value, or one for each of N = {N} ([1, {N}] or [{N}])",
+    ),
     "a: dtype": (
         {"a": lambda c: c["a"].to(torch.float8_e4m3fn), "b": lambda c: c["b"].to(torch.float8_e4m3fn)},
         "a is float8_e4m3fn, expected int8",

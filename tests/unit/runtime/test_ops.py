@@ -105,7 +105,10 @@ def test_explain(smoke_build, smoke_configs) -> None:
     choice = gemmill.explain("cutlass_scaled_mm", *call())
     assert choice.entry.predicate.a_dtype == "s8" and choice.trust is Trust.MODEL
     assert len(choice.trace) == len(smoke_configs) - 1
-    with pytest.raises(RuntimeError, match=r"^cutlass_scaled_mm: a_scales has shape \[3\]: expected one value"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^cutlass_scaled_mm: a_scales has shape \[3\] and b_scales \[1, 64\]: for M, N, K = 16, 64, 128 there are",
+    ):
         gemmill.explain("cutlass_scaled_mm", *call(a_scales=torch.ones(3)))
     with pytest.raises(ValueError) as caught:
         gemmill.explain("cutlass_moe_mm")
@@ -167,7 +170,7 @@ def test_refusal_of_a_call_that_no_variant_takes(smoke_build, smoke_configs, mak
     )
     reason = "it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 4"
     fits_but_for_a = [c for c in aligned if not c.problem.epilogue.takes_azp]
-    assert f"  {len(fits_but_for_a)} variant: {reason}" in trace
+    assert f"  {len(fits_but_for_a)} variants: {reason}" in trace
     assert sum(int(line.split()[0]) for line in trace) == len(aligned)
     smoke_build.pin(0)
     assert smoke_build._refusal(SCALED_MM, facts) == (

@@ -45,6 +45,7 @@ def test_token_and_tensor_ops_are_the_reference(dtype: torch.dtype) -> None:
     x, ub = values(3, 5, 40, dtype=dtype), torch.tensor([1.5])
     rows = x.reshape(15, 40)
     assert same(gemmill.dynamic_scaled_fp8_quant(x), reference.tensor_quant(rows, DType.E4M3))
+    assert same(gemmill.dynamic_tensor_scaled_int8_quant(x), reference.tensor_quant(rows, DType.S8))
     bounded = gemmill.dynamic_per_token_scaled_fp8_quant(x, ub)
     assert bounded[1].shape == (3, 5, 1) and same(bounded, reference.token_quant(rows, DType.E4M3, scale_ub=ub))
     assert same(gemmill.dynamic_scaled_int8_quant(x)[:2], reference.token_quant(rows, DType.S8))
@@ -91,6 +92,29 @@ def test_group_ops_are_the_reference(dtype: torch.dtype, transposed: bool) -> No
     assert same(gemmill.silu_and_mul_per_token_quant(x, dtype), wanted)
 
 
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF])
+@pytest.mark.parametrize("dtype", [E4M3, S8])
+def test_ops_that_are_told_their_activation(dtype: torch.dtype, activation: Activation) -> None:
+    x, out, name = values(5, 512), DType.E4M3 if dtype is E4M3 else DType.S8, activation.op_argument
+    least = reference.SMALLEST_SCALE[out]
+    for pow2, layout, strides in (
+        (False, (False, False), (4, 1)),
+        (True, (True, False), (1, 5)),
+        (True, (True, True), (1, 8)),
+    ):
+        scale_format = ScaleFormat.POWER_OF_TWO if pow2 else ScaleFormat.F32
+        wanted = reference.group_quant(
+            x, 64, out, activation=activation, smallest_scale=least, scale_format=scale_format
+        )
+        codes, scales = gemmill.act_and_mul_per_block_quant(x, 64, name, dtype, None, pow2, *layout)
+        assert same((codes, scales), wanted) and scales.stride() == strides
+    wanted = reference.token_quant(x, out, activation=activation)
+    assert same(gemmill.act_and_mul_per_token_quant(x, name, dtype), wanted)
+    scale = torch.tensor([0.02])
+    wanted = reference.static_quant(x, scale, out, activation=activation)
+    assert same((gemmill.act_and_mul_quant(x, scale, name, dtype),), (wanted,))
+
+
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_per_token_group_ops_are_the_reference(group: int) -> None:
     x = values(5, 640 if group < 128 else 1280, dtype=torch.float16)
@@ -102,6 +126,9 @@ def test_per_token_group_ops_are_the_reference(group: int) -> None:
         assert scales.stride() == ((scales.shape[1], 1) if not layout[0] else (1, 8 if layout[1] else 5))
     wanted = reference.group_quant(x, group, DType.S8, smallest_amax=1e-10)
     assert same(gemmill.per_token_group_quant_int8(x, group), wanted)
+    for layout, stride in (((False, False), (x.shape[1] // group, 1)), ((True, False), (1, 5)), ((True, True), (1, 8))):
+        got = gemmill.per_token_group_quant_int8_azp(x, group, *layout)
+        assert same(got, reference.group_quant_with_azp(x, group)) and got[1].stride() == got[2].stride() == stride
 
 
 def test_packed_scales_are_padded_with_zeros() -> None:
@@ -248,6 +275,26 @@ def test_bad_input_is_refused_with_a_sentence(changes: dict, sentence: str) -> N
             "output_s_packed has shape [1, 4] and strides [1, 1]: expected [4, 2] with strides [1, 4] or a larger second one",
         ),
         (
+            "per_token_group_quant_int8_azp",
+            lambda x: [x, torch.empty(4, 512, dtype=S8), torch.ones(4, 4), torch.ones(4, 4).int().t(), 128],
+            "output_azp has shape [4, 4] and strides [1, 4], expected those of output_s: [4, 4] and [4, 1]",
+        ),
+        (
+            "act_and_mul_quant",
+            lambda x: [torch.empty(4, 256, dtype=E4M3), x, torch.ones(1), "relu"],
+            "activation is 'relu', expected 'silu', 'gelu_tanh' or 'gelu'",
+        ),
+        (
+            "act_and_mul_per_block_quant",
+            lambda x: [torch.empty(4, 256, dtype=E4M3), x, torch.ones(4, 2), "gelu", 32],
+            "group_size is 32, expected 64 or 128",
+        ),
+        (
+            "act_and_mul_per_token_quant",
+            lambda x: [torch.empty(4, 256, dtype=S8), x, torch.ones(4), "gelu", torch.ones(1)],
+            "scale_ub is given and result is int8: only scales of float8_e4m3fn have an upper bound",
+        ),
+        (
             "rms_norm_dynamic_per_token_quant",
             lambda x: [torch.empty(4, 512, dtype=S8), x, torch.ones(512), torch.ones(4), 1e-6, None, None],
             "weight is float32, expected bfloat16",
@@ -269,13 +316,13 @@ def test_they_compile_as_one_graph() -> None:
     @torch.compile(fullgraph=True, backend="aot_eager")
     def layer(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> tuple:
         first = gemmill.rms_norm_dynamic_per_token_quant(x, weight, 1e-6, S8, residual=residual)
-        return (*first, *gemmill.silu_and_mul_per_block_quant(residual, 64))
+        return (*first, *gemmill.act_and_mul_per_block_quant(residual, 64, "gelu"))
 
     x, weight = values(4, 256), values(256)
     residual, again = torch.ones(4, 256).bfloat16(), torch.ones(4, 256).bfloat16()
     got = layer(x, weight, residual)
     codes, scales = gemmill.rms_norm_dynamic_per_token_quant(x, weight, 1e-6, S8, residual=again)
-    assert same((*got, residual), (codes, scales, *gemmill.silu_and_mul_per_block_quant(again, 64), again))
+    assert same((*got, residual), (codes, scales, *gemmill.act_and_mul_per_block_quant(again, 64, "gelu"), again))
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
 """The choice of a variant and the reasons that its trace gives."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 
-from gemmill.runtime import tuned
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.problem import Need, problem_code, problem_of_call
 from gemmill.runtime.schemas import SCALED_MM, SCALED_MM_AZP
@@ -14,7 +12,7 @@ from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import Table
 from gemmill.runtime.tuned import TunedChoice
 from gemmill.space.names import to_name
-from gemmill.vocab import DType, EpilogueKind, KernelSchedule
+from gemmill.vocab import KernelSchedule
 
 SMS = 132
 E4M3_BIAS = problem_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
@@ -46,10 +44,29 @@ def test_model_where_nothing_was_measured(two_tiles, tiles, problem_call) -> Non
 
 def test_measured_here(two_tiles, tiles, problem_call) -> None:
     table = two_tiles(measured(tiles[256], 16), measured(tiles[128], 64))
-    for m, tile in ((1, 256), (16, 256), (17, 128), (64, 128), (5000, 128)):
+    for m, tile in ((1, 256), (16, 256), (17, 128), (64, 128)):
         choice = select(table, problem_call(m=m), SMS)
         assert (choice.entry.config, choice.trust) == (tiles[tile], Trust.EXACT), m
     assert choice.trace[0].reason.startswith("it fits, the table's exact row names another (model: ")
+
+
+def test_rows_measured_for_fewer_or_far_more_rows_do_not_serve(two_tiles, tiles, problem_call) -> None:
+    table = two_tiles(measured(tiles[256], 64), measured(tiles[128], 1024, n=2048))
+    for m, tile, trust in (
+        (3, None, Trust.MODEL),  # 64 is more than 16 times as many
+        (4, 256, Trust.EXACT),
+        (65, 128, Trust.NEAREST),  # of the other place: 1024 serves from 64 on
+        (5000, 128, Trust.NEAREST),
+    ):
+        choice = select(table, problem_call(m=m), SMS)
+        assert choice.trust is trust, m
+        assert tile is None or choice.entry.config == tiles[tile], m
+
+
+def test_beyond_the_largest_measured_many_rows_serve_but_not_exactly(two_tiles, tiles, problem_call) -> None:
+    table = two_tiles(measured(tiles[256], 512), measured(tiles[128], 1024))
+    choice = select(table, problem_call(m=5000), SMS)
+    assert (choice.entry.config, choice.trust) == (tiles[128], Trust.NEAREST)
 
 
 def test_measured_nearby(two_tiles, tiles, problem_call) -> None:
@@ -128,23 +145,6 @@ def test_pinned_that_does_not_fit(two_tiles, tiles, problem_call) -> None:
     assert choice.trace[0].reason == (
         "it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1"
     )
-
-
-def test_schedules_measured_with_one_epilogue_serve_its_siblings(make_config, monkeypatch, tmp_path) -> None:
-    measured_one = make_config(epilogue=EpilogueKind.SCALED_BIAS, out_dtype=DType.BF16)
-    (tmp_path / "sm90a.json").write_text(
-        f'{{"rows": [{{"n": 64, "k": 128, "m": 16, "names": ["{to_name(measured_one)}"]}}]}}'
-    )
-    monkeypatch.setattr(tuned, "_FOLDER", tmp_path)
-    choices = tuned.built_in.__wrapped__("sm90a")
-    assert {choice.problem for choice in choices} == {
-        problem_code(need, "float8_e4m3fn", out) for need in (Need.SCALE, Need.BIAS) for out in ("bfloat16", "float16")
-    }
-    (plain,) = [c for c in choices if c.problem == problem_code(Need.SCALE, "float8_e4m3fn", "float16")]
-    half = replace(measured_one, problem=replace(measured_one.problem, out_dtype=DType.F16))
-    scaled = replace(half, problem=replace(half.problem, epilogue=EpilogueKind.SCALED))
-    assert plain.names == (to_name(scaled), to_name(half))
-    assert tuned.built_in.__wrapped__("sm100a") == ()
 
 
 def tensors(lda: int, ldb: int, ldd: int, *, m: int = 3, n: int = 16, k: int = 32, offset: int = 0) -> list:

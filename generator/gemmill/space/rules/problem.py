@@ -1,14 +1,17 @@
 """Which problems exist at all."""
 
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import OK, Accumulation, Backend, DType, ScaleGranularity, Status, rejected
-
-
-def backend_is_built(config: KernelConfig) -> Status:
-    """`cutedsl` is a reserved word of the space until its kernels exist."""
-    if config.backend is not Backend.CUTLASS:
-        return rejected(f"backend {config.backend} is reserved: no kernel of it exists yet")
-    return OK
+from gemmill.vocab import (
+    GROUP_SIZES,
+    OK,
+    SCALE_GROUPS,
+    Accumulation,
+    Arch,
+    DType,
+    ScaleGranularity,
+    Status,
+    rejected,
+)
 
 
 def operand_dtypes(config: KernelConfig) -> Status:
@@ -35,10 +38,19 @@ def zero_points_are_integers(config: KernelConfig) -> Status:
 
 
 def grouped_scales(config: KernelConfig) -> Status:
-    """Scales in groups change the main loop, which the epilogue-scaled templates do not."""
+    """The kinds of groups that calls can have: of A 1 x g, of B g x g or 1 x g."""
     p = config.problem
-    if ScaleGranularity.CHANNEL not in (p.a_scale, p.b_scale) or p.group_size:
-        return rejected(f"scales in groups of {p.group_size} along K: no template of this backend has them yet")
+    if p.scale_groups is None:
+        return OK
+    if p.a_scale is not ScaleGranularity.GROUP or p.scale_groups not in SCALE_GROUPS:
+        return rejected(
+            f"scales {p.a_scale} of A and {p.b_scale} of B in groups of {p.group_size}: group with block or group is "
+            f"offered, in groups of {' or '.join(map(str, GROUP_SIZES))}"
+        )
+    if p.epilogue.takes_azp:
+        return rejected(f"epilogue {p.epilogue} corrects one integer sum, scales in groups of {p.group_size} make many")
+    if config.arch is not Arch.SM90A:
+        return rejected(f"scales in groups are offered on sm90a only, not on {config.arch}")
     return OK
 
 
@@ -50,7 +62,9 @@ def accumulation_fits_dtype(config: KernelConfig) -> Status:
             f"accumulation {config.schedule.accumulation} does not fit {config.problem.a_dtype}: "
             "s8 is exact, e4m3 is fast or promoted"
         )
+    if config.problem.group_size and config.schedule.accumulation is Accumulation.FAST:
+        return rejected(f"scales change every {config.problem.group_size} along K: sums are promoted there, not fast")
     return OK
 
 
-RULES = (backend_is_built, operand_dtypes, out_dtype, zero_points_are_integers, grouped_scales, accumulation_fits_dtype)
+RULES = (operand_dtypes, out_dtype, zero_points_are_integers, grouped_scales, accumulation_fits_dtype)

@@ -11,6 +11,7 @@ BASIC = KernelSchedule.BASIC
 
 Row = tuple[tuple[int, int, int], tuple[int, int, int], KernelSchedule]
 SplitKRow = tuple[tuple[int, int, int], KernelSchedule, int]
+GroupLoopRow = tuple[Row, int]
 
 PREFILL: tuple[Row, ...] = (
     ((128, 128, 128), (1, 1, 1), PINGPONG),
@@ -110,7 +111,7 @@ CORE_SPLIT_K: tuple[SplitKRow, ...] = (
     ((64, 64, 256), BASIC, 7),
     ((128, 128, 128), COOPERATIVE, 6),
 )
-"""What every kind of problem gets: begun from the greedy choice of tools/choose_table.py over a sweep of e4m3 to bf16 at 84
+"""What every kind of problem gets: begun from a greedy choice, as `gemmill prune` makes it, over a sweep of e4m3 to bf16 at 84
 shapes (H200, 2026-11-20), with those added that later sweeps showed to be missing."""
 
 MORE_PREFILL: tuple[Row, ...] = (((128, 256, 128), (2, 1, 1), COOPERATIVE), *BETWEEN)
@@ -131,3 +132,28 @@ FEW_PREFILL: tuple[Row, ...] = (CORE_PREFILL[0], CORE_PREFILL[2], CORE_PREFILL[3
 FEW_DECODE: tuple[Row, ...] = (CORE_DECODE[1],)
 FEW_SPLIT_K: tuple[SplitKRow, ...] = (CORE_SPLIT_K[0], CORE_SPLIT_K[2], CORE_SPLIT_K[4])
 """What the least frequent, s8 to f16, make do with."""
+
+GROUP_SPLIT_K: tuple[SplitKRow, ...] = (
+    ((64, 16, 256), BASIC, 4),
+    ((64, 16, 256), BASIC, 9),
+    ((64, 16, 512), BASIC, 5),
+    ((128, 16, 256), COOPERATIVE, 6),
+    ((64, 32, 256), BASIC, 4),
+    ((64, 32, 256), BASIC, 8),
+    ((64, 64, 256), BASIC, 3),
+    ((64, 64, 256), BASIC, 7),
+    ((128, 128, 128), COOPERATIVE, 6),
+)
+"""Few rows with scales in groups along K."""
+
+GROUP_LOOP: tuple[GroupLoopRow, ...] = (
+    (((128, 128, 128), (1, 1, 1), COOPERATIVE), 6),
+    (((128, 128, 128), (2, 1, 1), COOPERATIVE), 6),
+    (((128, 128, 128), (1, 2, 1), COOPERATIVE), 6),
+    (((128, 64, 128), (1, 2, 1), COOPERATIVE), 8),
+)
+"""Many rows with scales in groups along K, with the number of stages."""
+
+GROUP_TABLES = (GROUP_SPLIT_K, GROUP_LOOP)
+FEW_GROUP_TABLES = ((GROUP_SPLIT_K[0], GROUP_SPLIT_K[6]), (GROUP_LOOP[1],))
+"""What the most frequent kind of groups gets (e4m3 to bf16, blocks of 128), and the others."""

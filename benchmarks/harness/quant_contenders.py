@@ -1,0 +1,99 @@
+"""Who is timed on quantisation: gemmill's ops, the same ops of other builds, vLLM's library."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gemmill.runtime.quant_call import OUT_NAMES, SCALE_NAMES, name_of
+from gemmill.runtime.quant_cpu import by_reference
+from gemmill.runtime.schemas import BY_NAME
+from gemmill.tune.statistics import Sample
+from gemmill.tune.timing import Prepared, Timer
+from harness.contenders import WrongResult
+from harness.quant_problems import QuantOperands, QuantProblem
+
+CHECKED_ROWS = 8
+"""At either end."""
+CODES_APART, SCALES_APART = 0.002, 1e-4
+"""The share of gemmill's codes that may lie one step from its reference, and the relative distance of scales. Of a peer's
+codes all may: vLLM truncates in one op, and rounds silu to bf16 in another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantContender:
+    """Ops of one namespace."""
+
+    name: str
+    namespace: str
+    codes_apart: float = CODES_APART
+    """The share of codes that may lie one step from the reference"""
+
+    def takes(self, problem: QuantProblem) -> bool:
+        """Whether the namespace has the op."""
+        return hasattr(getattr(torch.ops, self.namespace), problem.case.op)
+
+    def prepare(self, operands: QuantOperands, timer: Timer, fewest: int) -> Prepared:
+        """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
+        check(operands, self.call(operands, 0), self.codes_apart)
+        return timer.prepare([self.call(operands, i) for i in range(len(operands.copies))], fewest)
+
+    def host_us(self, operands: QuantOperands, timer: Timer) -> Sample:
+        """Host time of one call."""
+        return timer.host_us(self.call(operands, 0))
+
+    def call(self, operands: QuantOperands, i: int) -> Callable[[], object]:
+        """A call with its arguments bound, so that host time is the call's own and not that of gathering them."""
+        op = getattr(getattr(torch.ops, self.namespace), operands.problem.case.op)
+        return partial(op.default, *operands.copies[i])
+
+
+def check(operands: QuantOperands, call: Callable[[], object], codes_apart: float = CODES_APART) -> None:
+    """Hold the first and last rows of a result against the reference. Raises WrongResult."""
+    given = dict(zip(operands.names, operands.copies[0], strict=True))
+    out, scales = given[name_of(given, OUT_NAMES)], given[name_of(given, SCALE_NAMES)]
+    rows = _ends(operands.problem.m, out.device)
+    wanted = {name: _some_rows(value, rows, operands.problem.m) for name, value in given.items()}
+    out.view(torch.uint8).fill_(0x55)
+    call()
+    by_reference(BY_NAME[operands.problem.case.op], tuple(wanted.values()))
+    codes, expected = out.view(torch.uint8)[rows].view(out.dtype), wanted[name_of(wanted, OUT_NAMES)]
+    steps = (_steps(codes) - _steps(expected)).abs()
+    apart = (
+        _some_rows(scales, rows, operands.problem.m).double() - wanted[name_of(wanted, SCALE_NAMES)].double()
+    ).abs()
+    allowed = SCALES_APART * wanted[name_of(wanted, SCALE_NAMES)].double().abs()
+    if bool((steps > 1).any()) or float((steps > 0).float().mean()) > codes_apart or bool((apart > allowed).any()):
+        raise WrongResult(
+            f"wrong result in the first and last rows of {operands.problem}: {int((steps > 0).sum())} codes and "
+            f"{int((apart > allowed).sum())} scales differ, codes by up to {int(steps.max())} steps"
+        )
+
+
+def _ends(rows: int, device: torch.device) -> Tensor:
+    if rows <= 2 * CHECKED_ROWS:
+        return torch.arange(rows, device=device)
+    head = torch.arange(CHECKED_ROWS, device=device)
+    return torch.cat([head, rows - CHECKED_ROWS + head])
+
+
+def _some_rows(value: object, rows: Tensor, of: int) -> object:
+    """Those rows of a tensor that has `of` rows, in memory laid out as it is; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.dim() < 2 or value.shape[0] != of:
+        return value.clone()
+    if value.dim() == 2 and value.stride(0) == 1 and value.shape[1] > 1:
+        padded = value.new_zeros((value.shape[1], -(-len(rows) // 4) * 4)).t()[: len(rows)]
+        return padded.copy_(value[rows])
+    return value.view(torch.uint8)[rows].view(value.dtype) if value.dtype.itemsize == 1 else value[rows]
+
+
+def _steps(codes: Tensor) -> Tensor:
+    """Codes as integers whose distance counts the codes between them."""
+    if codes.dtype is torch.int8:
+        return codes.int()
+    bits = codes.view(torch.uint8).int()
+    return torch.where(bits < 128, bits, 128 - bits)

@@ -1,0 +1,95 @@
+"""Shapes that no table has, written to a file that `gemmill tune --misses` measures.
+
+The extension notes a call when it chooses for it and the choice is not exact; calls that it has chosen for before cost
+nothing more. A background thread writes what was noted, so a process that is killed loses a few seconds of it.
+"""
+
+import atexit
+import json
+import threading
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+from gemmill.runtime.library import Build
+from gemmill.runtime.problem import Need, ProblemCall, describe_problem
+from gemmill.runtime.select import Trust
+
+PERIOD_SECONDS = 5.0
+MOST_NOTED = 1024
+"""In the extension, between two periods; more are dropped, and noted when they are chosen for again."""
+MOST_BYTES = 1 << 20
+"""Of the file: about ten thousand shapes. What comes later is dropped."""
+
+
+class Recorder:
+    """Writes the misses of the builds given to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._builds: list[Build] = []
+        self._written: set[str] = set()
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        threading.Thread(target=self._run, name="gemmill-misses", daemon=True).start()
+        atexit.register(self.flush)
+
+    def add(self, build: Build) -> None:
+        """Record a build's misses from now on."""
+        build.record_misses(MOST_NOTED)
+        with self._lock:
+            self._builds.append(build)
+
+    def flush(self) -> None:
+        """Write what was noted since; each shape once for each process."""
+        with self._lock:
+            lines = [line for build in self._builds for line in _lines(build.take_misses(MOST_NOTED))]
+            new = [line for line in dict.fromkeys(lines) if line not in self._written]
+            if not new:
+                return
+            self._written.update(new)
+            try:
+                if self._path.exists() and self._path.stat().st_size > MOST_BYTES:
+                    return
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write("".join(f"{line}\n" for line in new))
+            except OSError as error:
+                warnings.warn(
+                    f"gemmill: misses cannot be recorded in {self._path}: {error.strerror}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def close(self) -> None:
+        """Write the rest and end the thread."""
+        self._end.set()
+        self.flush()
+        atexit.unregister(self.flush)
+
+    def _run(self) -> None:
+        while not self._end.wait(PERIOD_SECONDS):
+            self.flush()
+
+
+def op_of(call: ProblemCall) -> str:
+    """The class that tables know: fp8, int8 or int8_azp."""
+    if Need(call.problem // 4) in (Need.AZP_ROW, Need.AZP_TOKEN):
+        return "int8_azp"
+    return "fp8" if call.problem // 2 % 2 == 0 else "int8"
+
+
+def _lines(misses: Iterable[tuple[ProblemCall, Trust]]) -> list[str]:
+    return [
+        json.dumps(
+            {
+                "op": op_of(call),
+                "m": call.m,
+                "n": call.n,
+                "k": call.k,
+                "trust": trust.name.lower(),
+                "call": describe_problem(call.problem),
+            }
+        )
+        for call, trust in misses
+    ]

@@ -1,0 +1,48 @@
+"""Which scales a call has. Mirrors kernels/extension/group_scales.cpp."""
+
+from gemmill.runtime.operands import Call, Operand
+from gemmill.vocab import ScaleGroups, scale_groups_of
+
+_TMA_BYTES = 16
+
+
+def fits_vector(scales: Operand, length: int, dim: int) -> bool:
+    """Whether the shape is that of one value, or of `length` along dimension `dim`."""
+    if scales.numel == 1:
+        return True
+    return scales.numel == length and (
+        len(scales.shape) == 1 or (len(scales.shape) == 2 and scales.shape[dim] == length)
+    )
+
+
+def groups_of_call(call: Call) -> ScaleGroups | None:
+    """The groups that the scales of a call come in, by their shapes; None for scales per tensor or channel, or for none
+    that exist."""
+    a, b, a_scales, b_scales = (_given(call, name) for name in ("a", "b", "a_scales", "b_scales"))
+    (m, k), n = a.shape, b.shape[1]
+    if fits_vector(a_scales, m, 0) and fits_vector(b_scales, n, 1):
+        return None
+    return scale_groups_of(a_scales.shape, b_scales.shape, m, n, k)
+
+
+def group_strides(scales: Operand) -> tuple[int, int]:
+    """Strides of scales in groups; of a dimension of one element, which is never stepped along, 1."""
+    first, second = (1 if n <= 1 else s for n, s in zip(scales.shape, scales.strides, strict=True))
+    return first, second
+
+
+def lies_for_tma(a_scales: Operand) -> bool:
+    """Whether A's scales are M-major, with data and stride along K at multiples of 16 bytes and columns apart."""
+    along_m, along_k = a_scales.strides
+    if a_scales.shape[0] > 1 and along_m != 1:
+        return False
+    if a_scales.shape[1] > 1 and along_k < a_scales.shape[0]:
+        return False
+    stride = along_k if a_scales.shape[1] > 1 else 0
+    return (a_scales.data | stride * a_scales.element_bytes) % _TMA_BYTES == 0
+
+
+def _given(call: Call, name: str) -> Operand:
+    operand = call[name]
+    assert operand is not None
+    return operand

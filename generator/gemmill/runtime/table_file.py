@@ -1,0 +1,168 @@
+"""Tuned tables as files: which variant was fastest where, on which device, measured how."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+Key = tuple[str, int, int, int]
+"""(op, n, k, m): a table has one row for each."""
+
+
+class TableError(ValueError):
+    """A table that cannot be used; the text is one sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where rows come from: one run of a program on one device."""
+
+    gpu: str
+    date: str
+    """UTC, ISO 8601."""
+    program: str
+    sm_count: int | None = None
+    driver: str | None = None
+    toolkit: str | None = None
+    """CUDA compiler that made the build."""
+    build: str | None = None
+    commit: str | None = None
+    clocks_mhz: Mapping[str, float] = field(default_factory=dict)
+    """Median SM and memory clocks, and power in W, while it measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRow:
+    """At [n, k] weights and up to m rows: the variants that were fastest, the choice first."""
+
+    op: str
+    """The class of calls that was measured, as gemmill.tune.problems.Op."""
+    n: int
+    k: int
+    m: int
+    variants: tuple[str, ...]
+    us: tuple[float, ...]
+    """Their times, in microseconds."""
+    digests: tuple[str, ...] = ()
+    """Of their emitted sources, as they were measured; empty where that was not recorded."""
+    tied: int = 1
+    """How many of the first were as fast as one another."""
+    source: str
+    """Key of its Source."""
+
+    @property
+    def key(self) -> Key:
+        """What the row is about."""
+        return self.op, self.n, self.k, self.m
+
+    @property
+    def margin(self) -> float | None:
+        """How much longer the runner-up takes, as a fraction; None without one."""
+        return self.us[1] / self.us[0] - 1 if len(self.us) > 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedTable:
+    """One device's rows, in the order of their keys."""
+
+    device: str
+    """As CUDA names it."""
+    arch: str
+    sources: Mapping[str, Source]
+    rows: tuple[TableRow, ...]
+
+    @property
+    def digest(self) -> str:
+        """Of the choices alone: the same for tables that choose the same."""
+        text = json.dumps([self.device, [[*row.key, *row.variants] for row in self.rows]])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def file_name(device: str) -> str:
+    """The file of a device's table: `NVIDIA H200` is nvidia-h200.json."""
+    return "".join(c if c.isalnum() else "-" for c in device.lower()).strip("-") + ".json"
+
+
+def make_table(device: str, arch: str, sources: Mapping[str, Source], rows: Iterable[TableRow]) -> TunedTable:
+    """A table in canonical order, with the sources that its rows name."""
+    ordered = tuple(sorted(rows, key=lambda row: row.key))
+    used = {row.source for row in ordered}
+    return TunedTable(
+        device=device, arch=arch, sources={key: sources[key] for key in sorted(sources) if key in used}, rows=ordered
+    )
+
+
+def merge(old: TunedTable, new: TunedTable) -> TunedTable:
+    """The rows of both; where both have one, the new. Raises TableError for tables of different devices."""
+    if (old.device, old.arch) != (new.device, new.arch):
+        raise TableError(
+            f"a table of {new.device} ({new.arch}) cannot be merged into one of {old.device} ({old.arch}): "
+            "a device has a table of its own"
+        )
+    rows = {row.key: row for row in old.rows} | {row.key: row for row in new.rows}
+    return make_table(old.device, old.arch, {**old.sources, **new.sources}, rows.values())
+
+
+def read_table(path: Path) -> TunedTable:
+    """Read and check. Raises TableError with one sentence."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TableError(f"table {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise TableError(f"table {path} is not JSON: {error}") from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise TableError(
+            f"table {path} has schema version {version!r}, this gemmill reads version {SCHEMA_VERSION}: "
+            "make it again with `gemmill tune`"
+        )
+    try:
+        sources = {key: Source(**source) for key, source in data["sources"].items()}
+        rows = [_row(row) for row in data["rows"]]
+        return make_table(data["device"], data["arch"], sources, _once(path, rows, sources))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, TableError):
+            raise
+        raise TableError(
+            f"table {path} is damaged ({type(error).__name__}: {error}): make it again with `gemmill tune`"
+        ) from None
+
+
+def _row(data: Mapping[str, Any]) -> TableRow:
+    row = TableRow(**{**data, **{name: tuple(data.get(name, ())) for name in ("variants", "us", "digests")}})
+    if not row.variants or len(row.us) != len(row.variants) or len(row.digests) not in (0, len(row.variants)):
+        raise ValueError(
+            f"row {row.key} has {len(row.variants)} variants, {len(row.us)} times, {len(row.digests)} digests"
+        )
+    if not all(isinstance(size, int) and size > 0 for size in (row.n, row.k, row.m)):
+        raise ValueError(f"row {row.key}: sizes must be positive whole numbers")
+    return row
+
+
+def _once(path: Path, rows: Iterable[TableRow], sources: Mapping[str, Source]) -> Iterable[TableRow]:
+    seen: set[Key] = set()
+    for row in rows:
+        if row.key in seen:
+            raise TableError(f"table {path} has two rows for {row.key}: each shape may have one")
+        if row.source not in sources:
+            raise TableError(f"table {path}: row {row.key} names source {row.source!r}, which the table lacks")
+        seen.add(row.key)
+        yield row
+
+
+def table_text(table: TunedTable) -> str:
+    """The file's text: a line for each row, so that a change of one row is a change of one line."""
+    head = {"schema_version": SCHEMA_VERSION, "device": table.device, "arch": table.arch}
+    sources = {key: _without_defaults(source) for key, source in table.sources.items()}
+    lines = ",\n".join("  " + json.dumps(_without_defaults(row)) for row in table.rows)
+    return f'{{{json.dumps(head)[1:-1]},\n "sources": {json.dumps(sources, indent=1)},\n "rows": [\n{lines}\n]}}\n'
+
+
+def _without_defaults(value: Source | TableRow) -> dict[str, Any]:
+    defaults = {f.name: f.default for f in fields(value)}
+    return {name: v for name, v in asdict(value).items() if v != defaults[name] and v not in ((), {}, None)}

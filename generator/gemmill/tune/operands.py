@@ -1,0 +1,85 @@
+"""Random operands of a problem, with as many copies of the weights as keep the L2 cache from holding them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gemmill.tune.problems import Op, Problem
+
+ROTATED_BYTES = 128 << 20
+"""More than twice the 60 MB of L2 of an H200."""
+MOST_COPIES = 64
+OUT = torch.bfloat16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operands:
+    """What one call of any contender needs; `weights` are copies that differ, [K, N] column-major."""
+
+    problem: Problem
+    a: Tensor
+    weights: tuple[Tensor, ...]
+    out: Tensor
+    a_scales: Tensor
+    """[M, 1] float32"""
+    b_scales: Tensor
+    """[1, N] float32"""
+    a_scale: Tensor
+    """a_scales' first value, without dimensions, for contenders that take one scale for a tensor"""
+    b_scale: Tensor
+    azp: Tensor | None
+    azp_adj: tuple[Tensor | None, ...]
+    """One for each copy of the weights."""
+
+
+class OperandMaker:
+    """Makes operands, keeping the weights of the last (op, N, K): problems that share them should follow each other."""
+
+    def __init__(self, device: torch.device, rotated_bytes: int = ROTATED_BYTES) -> None:
+        self._device = device
+        self._rotated_bytes = rotated_bytes
+        self._key: tuple[bool, int, int] | None = None
+        self._weights: tuple[Tensor, ...] = ()
+        self._generator = torch.Generator(device=device).manual_seed(0)
+
+    def make(self, problem: Problem) -> Operands:
+        """Uniform random operands in [-1, 1] (s8: the whole range) and positive scales."""
+        weights = self._weights_of(problem)
+        rows, columns = problem.m, problem.n
+        azp, azp_adj = None, tuple(None for _ in weights)
+        if problem.op is Op.INT8_AZP:
+            azp = torch.randint(-20, 20, (rows, 1), dtype=torch.int32, device=self._device, generator=self._generator)
+            azp_adj = tuple(w.sum(dim=0, dtype=torch.int32) for w in weights)
+        a_scales, b_scales = self._scales(rows, 1), self._scales(1, columns)
+        return Operands(
+            problem=problem,
+            a=self._random(rows, problem.k, problem.op),
+            weights=weights,
+            out=torch.full((rows, columns), torch.nan, dtype=OUT, device=self._device),
+            a_scales=a_scales,
+            b_scales=b_scales,
+            a_scale=a_scales[0, 0].clone(),
+            b_scale=b_scales[0, 0].clone(),
+            azp=azp,
+            azp_adj=azp_adj,
+        )
+
+    def _weights_of(self, problem: Problem) -> tuple[Tensor, ...]:
+        key = (problem.op is Op.FP8, problem.n, problem.k)
+        if key != self._key:
+            self._weights, self._key = (), key
+            copies = min(MOST_COPIES, max(2, -(-self._rotated_bytes // (problem.n * problem.k))))
+            self._weights = tuple(self._random(problem.n, problem.k, problem.op).t() for _ in range(copies))
+        return self._weights
+
+    def _random(self, rows: int, columns: int, op: Op) -> Tensor:
+        if op is not Op.FP8:
+            return torch.randint(
+                -128, 128, (rows, columns), dtype=torch.int8, device=self._device, generator=self._generator
+            )
+        values = torch.rand(rows, columns, dtype=torch.float32, device=self._device, generator=self._generator)
+        return values.mul_(2).sub_(1).to(torch.float8_e4m3fn)
+
+    def _scales(self, rows: int, columns: int) -> Tensor:
+        return torch.rand(rows, columns, device=self._device, generator=self._generator) * 0.01 + 0.001

@@ -1,0 +1,98 @@
+"""What is measured: one class of calls at one shape."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+
+from gemmill.runtime.problem import Need, ProblemCall, problem_code
+from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP, Predicate
+from gemmill.vocab import DType
+
+TMA_BYTES = 16
+M_BUCKETS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Rows of A at which weights are measured unless told otherwise; a row of a table serves up to its M."""
+
+
+class Op(StrEnum):
+    """What is computed; bf16 results in all of them."""
+
+    FP8 = "fp8"
+    """e4m3 x e4m3, a scale for each row of A and each column of B"""
+    INT8 = "int8"
+    """s8 x s8, the same scales"""
+    INT8_AZP = "int8_azp"
+    """s8 x s8 with a zero point for each row of A"""
+
+    @property
+    def operand(self) -> DType:
+        """Dtype of A and B."""
+        return DType.E4M3 if self is Op.FP8 else DType.S8
+
+    @property
+    def code(self) -> int:
+        """The class of calls, as selection knows it."""
+        need = Need.AZP_TOKEN if self is Op.INT8_AZP else Need.SCALE
+        return problem_code(need, self.operand.torch_name, DType.BF16.torch_name)
+
+
+OPS_OF = {"fp8": (Op.FP8,), "int8": (Op.INT8, Op.INT8_AZP), "all": tuple(Op)}
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Problem:
+    """D[m, n] = epilogue(A[m, k] B[k, n])."""
+
+    op: Op
+    n: int
+    k: int
+    m: int
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions."""
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Operands and result, each counted once; scales are left out."""
+        return self.m * self.k + self.n * self.k + 2 * self.m * self.n
+
+    @property
+    def call(self) -> ProblemCall:
+        """The call with operands as torch allocates them: dense, at multiples of 16 bytes."""
+        align_k, align_d = math.gcd(self.k, TMA_BYTES), math.gcd(2 * self.n, TMA_BYTES)
+        one = TMA_BYTES
+        return ProblemCall(
+            problem=self.op.code,
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            align_a=one if self.m == 1 else align_k,
+            align_b=one if self.n == 1 else align_k,
+            align_d=align_d,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.m} x {self.n} x {self.k}"
+
+
+def ops_of(predicate: Predicate) -> tuple[Op, ...]:
+    """The measured classes that a variant can serve."""
+    ops: list[Op] = []
+    if SCALED_MM in predicate.ops:
+        ops.append(Op.FP8 if predicate.a_dtype is DType.E4M3 else Op.INT8)
+    if SCALED_MM_AZP in predicate.ops and "token" in predicate.azp:
+        ops.append(Op.INT8_AZP)
+    return tuple(ops)
+
+
+def grid(ops: Iterable[Op], weights: Iterable[tuple[int, int]], m_values: Sequence[int]) -> list[Problem]:
+    """Every (n, k) for every op at every M, those that share weights beside each other."""
+    return [Problem(op=op, m=m, n=n, k=k) for op, (n, k), m in product(ops, sorted(set(weights)), m_values)]
+
+
+def tiny(problem: Problem) -> Problem:
+    """The same problem cut down for a dry run on a CPU, its rows kept apart by their order of magnitude."""
+    return Problem(op=problem.op, m=min(problem.m, 32), n=min(problem.n, 48), k=min(problem.k, 64))

@@ -1,0 +1,59 @@
+#include "group_scales.h"
+
+#include "dtypes.h"
+
+namespace gemmill {
+namespace {
+
+constexpr int64_t kTmaBytes = 16;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool has_shape(Operand const& x, int64_t rows, int64_t columns) {
+  return x.rank == 2 && x.sizes[0] == rows && x.sizes[1] == columns;
+}
+
+// Of a dimension of one element, which is never stepped along, 1.
+int64_t stride_of(Operand const& x, int64_t dim) { return x.sizes[dim] <= 1 ? 1 : x.strides[dim]; }
+
+// Whether A's scales are M-major, with data and stride along K at multiples of 16 bytes and columns apart.
+bool lies_for_tma(Operand const& x) {
+  if (x.sizes[0] > 1 && x.strides[0] != 1) return false;
+  if (x.sizes[1] > 1 && x.strides[1] < x.sizes[0]) return false;
+  int64_t stride = x.sizes[1] > 1 ? x.strides[1] * 4 : 0;
+  return (reinterpret_cast<int64_t>(x.data) | stride) % kTmaBytes == 0;
+}
+
+// The kinds in the order of gemmill.vocab.SCALE_GROUPS, from 0; -1 for none of them.
+int64_t kind_of(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k) {
+  int64_t kind = 0;
+  for (int64_t size : {128, 64}) {
+    int64_t groups = ceil_div(k, size);
+    for (int64_t columns : {ceil_div(n, size), n}) {
+      if (has_shape(a_scales, m, groups) && has_shape(b_scales, groups, columns)) return kind;
+      ++kind;
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
+void GroupScales::tell(gemmill_group_scaled_mm_args& args) const {
+  args.a_scale_stride_m = a_stride_m, args.a_scale_stride_k = a_stride_k;
+  args.b_scale_stride_n = b_stride_n, args.b_scale_stride_k = b_stride_k;
+}
+
+GroupScales group_scales(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k) {
+  GroupScales none;
+  if (a_scales.dtype != dtypes().f32 || b_scales.dtype != dtypes().f32) return none;
+  int64_t kind = kind_of(a_scales, b_scales, m, n, k);
+  if (kind < 0) return none;
+  GroupScales found{1 + kind * 2 + !lies_for_tma(a_scales), stride_of(a_scales, 0), stride_of(a_scales, 1),
+                    stride_of(b_scales, 1), stride_of(b_scales, 0)};
+  if (found.a_stride_m != 1 && found.a_stride_k != 1) return none;
+  if (found.b_stride_n != 1 && found.b_stride_k != 1) return none;
+  return found;
+}
+
+}  // namespace gemmill

@@ -1,0 +1,362 @@
+// Many rows with scales in groups along K, on Hopper: D[m, n] = sum over g of a_scale b_scale (A B)_g + bias.
+//
+// A persistent kernel: one producer warp loads tiles of A and B by TMA, multicast to the CTAs of a cluster that share
+// them; two consumer groups multiply 64 rows of the tile each. At the end of every group along K its sum leaves the
+// tensor core, is multiplied by its scales and is added in FP32. The two consumer groups keep no step with each other, and
+// so one adds while the tensor core multiplies for the other; the same hides the epilogue, which every warp does for its
+// own 16 rows, without a barrier.
+//
+// Scales are read straight from global memory by the threads that need them, by their strides, one step along K ahead.
+// Rows beyond M read none, so that any M takes the time of the next whole tile.
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <numeric>
+
+#include "cute/arch/copy_sm90.hpp"
+#include "gemmill/group_scales.cuh"
+#include "gemmill/split_k_mm.cuh"
+
+namespace gemmill {
+
+// The order in which clusters take tiles: bands of `band` tiles, swept along the other dimension, for reuse in L2.
+struct GroupMmWalk {
+  int32_t tiles_m, tiles_n;  // in clusters
+  int32_t band;
+  bool along_m;
+
+  __device__ int count() const { return tiles_m * tiles_n; }
+  __device__ int2 operator()(int i) const {
+    int const length = along_m ? tiles_m : tiles_n, width = along_m ? tiles_n : tiles_m;
+    int const first = i / (length * band) * band, rest = i % (length * band);
+    int const here = min(band, width - first);  // the last band may be narrower
+    int const along = rest / here, across = first + rest % here;
+    return along_m ? make_int2(along, across) : make_int2(across, along);
+  }
+};
+
+template <class Element_, class Accumulator_, class Output_, int tile_m, int tile_n, int tile_k, int stages, int cluster_m,
+          int cluster_n, bool takes_bias, class Scales_>
+struct GroupMm {
+  using Element = Element_;
+  using Accumulator = Accumulator_;
+  using Output = Output_;
+  using Scales = Scales_;
+  using Barrier = cutlass::arch::ClusterTransactionBarrier;
+  using EmptyBarrier = cutlass::arch::ClusterBarrier;
+
+  static constexpr int kTileM = tile_m, kTileN = tile_n, kClusterM = cluster_m, kClusterN = cluster_n;
+  static constexpr int kConsumerGroups = tile_m / 64;
+  static constexpr int kConsumers = 128 * kConsumerGroups;
+  static constexpr int kThreads = kConsumers + 32;
+  static constexpr int kBytesA = tile_m * tile_k, kBytesB = tile_n * tile_k;
+  static constexpr int kRowsA = tile_m / cluster_n, kRowsB = tile_n / cluster_m;  // that a CTA loads for those that share them
+  static constexpr int kSharers = cluster_m + cluster_n - 1;  // CTAs of the same row or column of the cluster, with this one
+  static constexpr int kPitch = (tile_n + 63) / 64 * 64;      // elements of a row in the result's buffer
+  static constexpr int kGroups = tile_k / Scales::kGroup;     // of one step
+  static constexpr int kSteps = Scales::kGroup / 32;          // WGMMA instructions of one group
+  static constexpr int kChunks = tile_n / 8;                  // of eight columns
+  // Blocks of B that a tile's columns can touch: tiles begin at multiples of tile_n, so of the common divisor.
+  static constexpr int kCommon = std::gcd(tile_n, Scales::kGroup);
+  static constexpr int kBlocks = Scales::kBlocks ? (Scales::kGroup - kCommon + tile_n - 1) / Scales::kGroup + 1 : 0;
+
+  static_assert(sizeof(Element) == 1 && tile_k == 128, "a K step is one 128-byte swizzle row");
+  static_assert(tile_m % 64 == 0 && tile_n % 16 == 0, "consumer groups multiply 64 rows, results are stored in 16-byte pieces");
+  static_assert(kRowsA % 8 == 0 && kRowsB % 8 == 0, "a part of a tile is whole swizzle atoms");
+  static_assert(kBlocks <= 3, "a tile of columns touches few blocks");
+
+  struct Params {
+    CUtensorMap a;
+    CUtensorMap b;
+    Scales scales;
+    Output const* bias;
+    Output* d;
+    int64_t ldd;
+    int32_t m, n, k;
+    GroupMmWalk walk;
+  };
+
+  struct alignas(1024) SharedStorage {
+    alignas(1024) Element a[stages][kBytesA];
+    alignas(1024) Element b[stages][kBytesB];
+    alignas(1024) Output result[kConsumers / 32][16 * kPitch];
+    Barrier full[stages];
+    EmptyBarrier empty[stages];
+  };
+  static constexpr int kSharedBytes = sizeof(SharedStorage);
+
+  using Op = decltype(cute::GMMA::ss_op_selector<Element, Element, Accumulator,
+                                                 cute::Shape<cute::_64, cute::Int<tile_n>, cute::_32>>());
+  using TiledMma = decltype(cute::make_tiled_mma(Op{}, cute::Layout<cute::Shape<cute::Int<kConsumerGroups>, cute::_1, cute::_1>>{}));
+  using Atom = cute::GMMA::Layout_K_SW128_Atom<Element>;
+  using LayoutA = decltype(cute::tile_to_shape(Atom{}, cute::Shape<cute::Int<tile_m>, cute::Int<tile_k>, cute::Int<stages>>{}));
+  using LayoutB = decltype(cute::tile_to_shape(Atom{}, cute::Shape<cute::Int<tile_n>, cute::Int<tile_k>, cute::Int<stages>>{}));
+
+  // Of one step, the scales that a thread reads ahead: of its two rows, and of the tile's blocks of columns.
+  struct StepScales {
+    float rows[kGroups][2];
+    float blocks[kGroups][kBlocks == 0 ? 1 : kBlocks];
+  };
+
+  // Where this thread's sums lie (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk32"): rows `row` and 8 more, columns
+  // `column` and the next of every eight.
+  struct Place {
+    int row, column, n0;
+    __device__ Place(int m0, int n0)
+        : row(m0 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4), column(n0 + threadIdx.x % 4 * 2), n0(n0) {}
+  };
+
+  __device__ static void run(Params const& params, char* shared) {
+    auto& storage = *reinterpret_cast<SharedStorage*>(shared);
+    if (threadIdx.x == kConsumers) {
+      cute::prefetch_tma_descriptor(&params.a);
+      cute::prefetch_tma_descriptor(&params.b);
+      for (int i = 0; i < stages; ++i) {
+        storage.full[i].init(1);
+        storage.empty[i].init(kConsumers / 32 * kSharers);
+      }
+      cutlass::arch::fence_barrier_init();
+    }
+    meet();  // barriers are ready everywhere in the cluster
+    cutlass::arch::launch_dependent_grids();
+    cutlass::arch::wait_on_dependent_grids();
+    if (threadIdx.x < kConsumers) {
+      consume(params, storage);
+    } else if (threadIdx.x == kConsumers) {
+      produce(params, storage);
+    }
+    __syncwarp();
+    if constexpr (cluster_m * cluster_n > 1) meet();  // nobody leaves while others still write here
+  }
+
+ private:
+  __device__ static void meet() {
+    if constexpr (cluster_m * cluster_n > 1) {
+      cute::cluster_arrive();
+      cute::cluster_wait();
+    } else {
+      __syncthreads();
+    }
+  }
+
+  // Tiles of this CTA: f(m0, n0) for each, in the same order in every role.
+  template <class F>
+  __device__ static void each_tile(GroupMmWalk const& walk, F const& f) {
+    int const rank = blockIdx.x % (cluster_m * cluster_n);
+    int const clusters = gridDim.x / (cluster_m * cluster_n);
+    for (int i = blockIdx.x / (cluster_m * cluster_n); i < walk.count(); i += clusters) {
+      int2 const at = walk(i);
+      f((at.x * cluster_m + rank % cluster_m) * tile_m, (at.y * cluster_n + rank / cluster_m) * tile_n);
+    }
+  }
+
+  __device__ static void produce(Params const& params, SharedStorage& storage) {
+    int const rank = blockIdx.x % (cluster_m * cluster_n);
+    int const rank_m = rank % cluster_m, rank_n = rank / cluster_m;
+    uint16_t mask_a = 0, mask_b = 0;  // CTAs of the same rows, and of the same columns
+    for (int i = 0; i < cluster_n; ++i) mask_a |= 1 << (rank_m + i * cluster_m);
+    for (int i = 0; i < cluster_m; ++i) mask_b |= 1 << (i + rank_n * cluster_m);
+    int const steps = (params.k + tile_k - 1) / tile_k;
+    int stage = 0;
+    uint32_t phase = 1;
+    each_tile(params.walk, [&](int m0, int n0) {
+      for (int t = 0; t < steps; ++t) {
+        storage.empty[stage].wait(phase);
+        storage.full[stage].arrive_and_expect_tx(kBytesA + kBytesB);
+        load<cluster_n>(params.a, storage.full[stage], storage.a[stage], rank_n * kRowsA, t * tile_k, m0, mask_a);
+        load<cluster_m>(params.b, storage.full[stage], storage.b[stage], rank_m * kRowsB, t * tile_k, n0, mask_b);
+        if (++stage == stages) stage = 0, phase ^= 1;
+      }
+    });
+  }
+
+  // This CTA's part of a tile, to all that share it.
+  template <int sharers>
+  __device__ static void load(CUtensorMap const& map, Barrier& full, Element* tile, int first_row, int k, int row, uint16_t mask) {
+    auto* barrier = reinterpret_cast<uint64_t*>(&full);
+    Element* to = tile + first_row * tile_k;
+    constexpr auto kKeep = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    if constexpr (sharers > 1) {
+      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&map, barrier, mask, kKeep, to, k, row + first_row);
+    } else {
+      cute::SM90_TMA_LOAD_2D::copy(&map, barrier, kKeep, to, k, row + first_row);
+    }
+  }
+
+  __device__ static void consume(Params const& params, SharedStorage& storage) {
+    using namespace cute;
+    auto tile_a = make_tensor(make_smem_ptr(&storage.a[0][0]), LayoutA{});
+    auto tile_b = make_tensor(make_smem_ptr(&storage.b[0][0]), LayoutB{});
+    TiledMma mma;
+    auto thread_mma = mma.get_thread_slice(threadIdx.x);
+    auto fragment_a = thread_mma.make_fragment_A(thread_mma.partition_A(tile_a));
+    auto fragment_b = thread_mma.make_fragment_B(thread_mma.partition_B(tile_b));
+    auto partial = partition_fragment_C(mma, Shape<Int<tile_m>, Int<tile_n>>{});
+    auto sums = make_fragment_like<float>(partial);
+    int const steps = (params.k + tile_k - 1) / tile_k;
+    int stage = 0;
+    uint32_t phase = 0;
+
+    each_tile(params.walk, [&](int m0, int n0) {
+      Place const place(m0, n0);
+      clear(sums);
+      StepScales now, next;
+      fetch(next, params.scales, place, 0);
+      for (int t = 0; t < steps; ++t) {
+        now = next;
+        fetch(next, params.scales, place, (t + 1) * kGroups);
+        storage.full[stage].wait(phase);
+        CUTLASS_PRAGMA_UNROLL
+        for (int g = 0; g < kGroups; ++g) {
+          mma.accumulate_ = GMMA::ScaleOut::Zero;
+          warpgroup_fence_operand(partial);
+          warpgroup_arrive();
+          CUTLASS_PRAGMA_UNROLL
+          for (int step = g * kSteps; step < (g + 1) * kSteps; ++step) {
+            gemm(mma, fragment_a(_, _, step, stage), fragment_b(_, _, step, stage), partial);
+            mma.accumulate_ = GMMA::ScaleOut::One;
+          }
+          warpgroup_commit_batch();
+          if constexpr (Scales::kBlocks) {
+            finish_group();
+            warpgroup_fence_operand(partial);
+            if (g == kGroups - 1) release(storage, stage);
+            promote_blocks(sums, partial, now.rows[g], now.blocks[g], place);
+          } else {
+            float columns[kChunks * 2];
+            fetch_columns(columns, params.scales, place, t * kGroups + g);
+            finish_group();
+            warpgroup_fence_operand(partial);
+            if (g == kGroups - 1) release(storage, stage);
+            promote_columns(sums, partial, now.rows[g], columns);
+          }
+        }
+        if (++stage == stages) stage = 0, phase ^= 1;
+      }
+      store(params, storage, sums, place);
+    });
+  }
+
+  __device__ static void finish_group() { cute::warpgroup_wait<0>(); }
+
+  __device__ static void fetch(StepScales& next, Scales const& scales, Place const& place, int first_group) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int g = 0; g < kGroups; ++g) {
+      next.rows[g][0] = scales.of_row(place.row, first_group + g);
+      next.rows[g][1] = scales.of_row(place.row + 8, first_group + g);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kBlocks; ++i) {
+        next.blocks[g][i] = scales.of_column(place.n0 / Scales::kGroup * Scales::kGroup + i * Scales::kGroup, first_group + g);
+      }
+    }
+  }
+
+  __device__ static void fetch_columns(float (&columns)[kChunks * 2], Scales const& scales, Place const& place, int group) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kChunks * 2; ++i) columns[i] = scales.of_column(place.column + i / 2 * 8 + i % 2, group);
+  }
+
+  // Register 4 j + 2 h + e of a thread's sums: column e of the j-th eight, row h of two.
+  template <class Sums, class Partial, int count>
+  __device__ static void promote_blocks(Sums& sums, Partial const& partial, float const (&rows)[2], float const (&blocks)[count],
+                                        Place const& place) {
+    int const offset = place.n0 % Scales::kGroup;
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kChunks; ++j) {
+      float block;
+      if constexpr (tile_n % Scales::kGroup == 0 || Scales::kGroup % tile_n == 0) {
+        block = blocks[j * 8 / Scales::kGroup];  // known when compiled: tiles begin where blocks do
+      } else {
+        block = blocks[0];
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 1; i < count; ++i) block = offset + j * 8 >= i * Scales::kGroup ? blocks[i] : block;
+      }
+      float const scales[2] = {rows[0] * block, rows[1] * block};
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) sums(4 * j + i) = fmaf(scales[i / 2], static_cast<float>(partial(4 * j + i)), sums(4 * j + i));
+    }
+  }
+
+  template <class Sums, class Partial>
+  __device__ static void promote_columns(Sums& sums, Partial const& partial, float const (&rows)[2], float const (&columns)[kChunks * 2]) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < cute::size(sums); ++i) {
+      sums(i) = fmaf(rows[i / 2 % 2] * columns[i / 4 * 2 + i % 2], static_cast<float>(partial(i)), sums(i));
+    }
+  }
+
+  // A stage is free for a producer when all whose tiles it writes have read it.
+  __device__ static void release(SharedStorage& storage, int stage) {
+    int const lane = threadIdx.x % 32;
+    if constexpr (kSharers == 1) {
+      if (lane == 0) storage.empty[stage].arrive();
+    } else {
+      int const rank = blockIdx.x % (cluster_m * cluster_n);
+      int const rank_m = rank % cluster_m, rank_n = rank / cluster_m;
+      // The CTAs of the same column first, then those of the same row, without this one again.
+      int const other_n = lane - cluster_m + (lane - cluster_m >= rank_n);
+      int const target = lane < cluster_m ? lane + rank_n * cluster_m : rank_m + other_n * cluster_m;
+      storage.empty[stage].arrive(target, lane < kSharers);
+    }
+  }
+
+  // Each warp turns its 16 rows around in shared memory and stores them along n. Pieces of 16 bytes are spread by
+  // exclusive-or with the row, so that neither side meets a bank twice.
+  template <class Sums>
+  __device__ static void store(Params const& params, SharedStorage& storage, Sums const& sums, Place const& place) {
+    int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Output* buffer = storage.result[warp];
+    __syncwarp();  // the rows of the tile before have left
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kChunks; ++j) {
+      int const column = place.column + j * 8;
+      CUTLASS_PRAGMA_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        cutlass::AlignedArray<Output, 2> pair;
+        CUTLASS_PRAGMA_UNROLL
+        for (int e = 0; e < 2; ++e) pair[e] = with_bias<takes_bias>(sums(4 * j + 2 * h + e), column + e < params.n ? params.bias : nullptr, column + e);
+        int const row = lane / 4 + h * 8;
+        *reinterpret_cast<cutlass::AlignedArray<Output, 2>*>(buffer + row * kPitch + (j ^ (row & 7)) * 8 + lane % 4 * 2) = pair;
+      }
+    }
+    __syncwarp();
+    int const first_row = place.row - lane / 4;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 16 * kChunks / 32; ++i) {
+      int const row = (i * 32 + lane) / kChunks, piece = (i * 32 + lane) % kChunks;
+      int64_t const m = first_row + row;
+      int const n = place.n0 + piece * 8;
+      if (m >= params.m || n >= params.n) continue;
+      auto const* from = reinterpret_cast<uint4 const*>(buffer + row * kPitch + (piece ^ (row & 7)) * 8);
+      *reinterpret_cast<uint4*>(params.d + m * params.ldd + n) = *from;
+    }
+  }
+};
+
+template <class Kernel, auto entry>
+int32_t launch_group_mm(gemmill_scaled_mm_args const& x, void* stream) {
+  constexpr int cluster_m = Kernel::kClusterM, cluster_n = Kernel::kClusterN, cluster = cluster_m * cluster_n;
+  constexpr int kWidestBand = 8;
+  if (cudaError_t error = allow_shared_memory<entry>(x.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
+  auto ceil_div = [](int64_t value, int64_t unit) { return (value + unit - 1) / unit; };
+  int64_t const tiles_m = ceil_div(ceil_div(x.m, Kernel::kTileM), cluster_m);
+  int64_t const tiles_n = ceil_div(ceil_div(x.n, Kernel::kTileN), cluster_n);
+  if (tiles_m * tiles_n * kWidestBand > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
+  bool const chosen = x.raster_order != 0;  // else the widest band, along M
+  GroupMmWalk const walk{static_cast<int32_t>(tiles_m), static_cast<int32_t>(tiles_n), chosen ? x.swizzle : kWidestBand,
+                         x.raster_order != 2};
+  typename Kernel::Params params{{}, {}, typename Kernel::Scales(group_args(x)),
+                                 static_cast<typename Kernel::Output const*>(x.bias),
+                                 static_cast<typename Kernel::Output*>(x.d), x.ldd, x.m, x.n, x.k, walk};
+  if (describe_operand(params.a, x.a, x.m, x.k, x.lda, Kernel::kRowsA) != CUDA_SUCCESS ||
+      describe_operand(params.b, x.b, x.n, x.k, x.ldb, Kernel::kRowsB) != CUDA_SUCCESS) {
+    return GEMMILL_CANNOT_IMPLEMENT;
+  }
+  int64_t const clusters = std::min<int64_t>(tiles_m * tiles_n, std::max(x.sm_count / cluster, 1));
+  void* parameters[] = {&params};
+  LaunchShape const shape{dim3(clusters * cluster), dim3(Kernel::kThreads), dim3(cluster), Kernel::kSharedBytes};
+  return launch_kernel<entry>(shape, x.device, x.programmatic_launch, parameters, static_cast<cudaStream_t>(stream));
+}
+
+}  // namespace gemmill

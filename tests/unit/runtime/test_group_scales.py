@@ -1,0 +1,140 @@
+"""Scales in groups: which kinds there are, in which layouts, and what the CPU op computes with them."""
+
+import pytest
+import torch
+
+import gemmill
+from gemmill.runtime.checks import check
+from gemmill.runtime.operands import of_arguments
+from gemmill.runtime.problem import describe_problem, problem_code, problem_of_call, scales_code, scales_codes_of
+from gemmill.runtime.scales import groups_of_call
+from gemmill.runtime.schemas import SCALED_MM
+from gemmill.vocab import GROUP_SIZES, SCALE_GROUPS, ScaleGranularity, ScaleGroups, ScaleLayout
+
+BLOCKS_128, ROWS_128, BLOCKS_64, ROWS_64 = SCALE_GROUPS
+M, N, K = 5, 200, 300
+
+
+def arguments(
+    groups: ScaleGroups, m: int = M, n: int = N, k: int = K, *, m_major: bool = False, dtype: torch.dtype = torch.int8
+) -> list[torch.Tensor | None]:
+    """A call whose scales and operands are small integers."""
+    generator = torch.Generator().manual_seed(m * 31 + n * 7 + k)
+
+    def whole(*shape: int) -> torch.Tensor:
+        return torch.randint(1, 4, shape, generator=generator).float()
+
+    a, b = whole(m, k).to(dtype), whole(n, k).to(dtype).t()
+    a_scales, b_scales = whole(*groups.a_shape(m, k)), whole(*groups.b_shape(n, k))
+    if m_major:
+        a_scales = a_scales.t().contiguous().t()
+    return [torch.full((m, n), torch.nan, dtype=torch.bfloat16), a, b, a_scales, b_scales, None]
+
+
+def call_of(arguments: list) -> dict:
+    return of_arguments(SCALED_MM, arguments)
+
+
+def written_out(a, b, a_scales, b_scales, groups: ScaleGroups) -> torch.Tensor:
+    """Every scale repeated over the elements that share it, then one product."""
+    k, n = b.shape
+    of_a = a_scales.repeat_interleave(groups.size, 1)[:, :k]
+    of_b = b_scales.repeat_interleave(groups.size, 0)[:k]
+    if groups.b_scale is ScaleGranularity.BLOCK:
+        of_b = of_b.repeat_interleave(groups.size, 1)[:, :n]
+    return (a.float() * of_a) @ (b.float() * of_b)
+
+
+def test_there_are_four_kinds() -> None:
+    assert GROUP_SIZES == (128, 64)
+    assert [(g.size, g.b_scale) for g in SCALE_GROUPS] == [
+        (size, b_scale) for size in (128, 64) for b_scale in (ScaleGranularity.BLOCK, ScaleGranularity.GROUP)
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("groups", SCALE_GROUPS)
+def test_cpu_op(groups: ScaleGroups, dtype: torch.dtype) -> None:
+    for m, n, k in ((M, N, K), (1, 129, 65), (3, 64, 128), (2, 1, 1000), (4, 300, 64)):
+        _, a, b, a_scales, b_scales, _ = arguments(groups, m, n, k, dtype=dtype)
+        bias = torch.arange(n).to(torch.bfloat16)
+        result = gemmill.cutlass_scaled_mm(a, b, a_scales, b_scales, torch.bfloat16, bias)
+        expected = written_out(a, b, a_scales, b_scales, groups) + bias.float()
+        assert torch.equal(result, expected.to(torch.bfloat16)), (m, n, k)
+
+
+@pytest.mark.parametrize("sizes", [(0, 200, 300), (5, 0, 300), (5, 200, 0)])
+def test_zero_sizes(sizes: tuple[int, int, int]) -> None:
+    out, *rest = arguments(BLOCKS_128, *sizes)
+    torch.ops.gemmill.cutlass_scaled_mm.default(out, *rest)
+    assert torch.equal(out, torch.zeros_like(out))
+
+
+@pytest.mark.parametrize("groups", SCALE_GROUPS)
+def test_kind_of_a_call_is_told_by_its_shapes(groups: ScaleGroups) -> None:
+    assert groups_of_call(call_of(arguments(groups))) == groups
+
+
+def test_one_group_of_one_block_is_a_scale_for_each_row() -> None:
+    """K and N of one group: [M, 1] and [1, 1] mean the same either way."""
+    assert groups_of_call(call_of(arguments(BLOCKS_128, 5, 100, 128))) is None
+    assert groups_of_call(call_of(arguments(ROWS_128, 5, 100, 128))) is None
+    assert groups_of_call(call_of(arguments(BLOCKS_128, 5, 200, 128))) == BLOCKS_128
+
+
+@pytest.mark.parametrize(
+    ("layout", "mn_major"),
+    [
+        (lambda s: s, False),  # K-major
+        (lambda s: torch.zeros(3, 8).t()[:5], True),  # M-major, columns padded to a multiple of 16 bytes
+        (lambda s: s.t().contiguous().t(), False),  # M-major with columns of 20 bytes
+        (lambda s: torch.zeros(40).as_strided((5, 3), (1, 8), 1), False),  # begins 4 bytes after a multiple of 16
+        (lambda s: torch.zeros(5).as_strided((5, 3), (1, 0)), False),  # one column for all groups
+    ],
+)
+def test_layout_of_a_call(layout, mn_major: bool) -> None:
+    call = arguments(BLOCKS_128)
+    call[3] = layout(call[3])
+    check(SCALED_MM, call_of(call))
+    expected = problem_code(0, "int8", "bfloat16", scales_code(BLOCKS_128, mn_major=mn_major))
+    assert problem_of_call(SCALED_MM, call_of(call)).problem == expected
+
+
+def test_classes_are_distinct_and_in_words() -> None:
+    kinds = {code for groups in SCALE_GROUPS for code in scales_codes_of(groups, ScaleLayout.STRIDED)}
+    assert kinds == set(range(1, 9))
+    assert scales_codes_of(None, ScaleLayout.VECTOR) == (0,)
+    assert scales_codes_of(ROWS_64, ScaleLayout.MN_MAJOR) == (7,)
+    assert describe_problem(problem_code(1, "float8_e4m3fn", "bfloat16", 1)) == (
+        "e4m3 x e4m3 to bf16 with scales of 1 x 128 and 128 x 128, a's M-major at multiples of 16 bytes, and a bias"
+    )
+    assert describe_problem(problem_code(0, "int8", "float16", 8)) == (
+        "s8 x s8 to f16 with scales of 1 x 64 and 1 x 64, a's by their strides, and no bias"
+    )
+
+
+@pytest.mark.parametrize("name", ["a_scales", "b_scales"])
+def test_strides_of_which_none_is_one(name: str) -> None:
+    call = arguments(ROWS_64)
+    place = SCALED_MM.arguments.index(name)
+    call[place] = call[place].repeat(2, 2)[::2, ::2]
+    with pytest.raises(RuntimeError) as caught:
+        torch.ops.gemmill.cutlass_scaled_mm.default(*call)
+    strides = list(call[place].stride())
+    assert str(caught.value) == (
+        f"cutlass_scaled_mm: {name} has strides {strides}: scales in groups must have stride 1 along one dimension"
+    )
+    assert call[0].isnan().all()
+
+
+def test_scales_of_two_kinds() -> None:
+    call = arguments(BLOCKS_128)
+    call[4] = torch.ones(BLOCKS_64.b_shape(N, K))
+    with pytest.raises(RuntimeError) as caught:
+        torch.ops.gemmill.cutlass_scaled_mm.default(*call)
+    assert str(caught.value) == (
+        "cutlass_scaled_mm: a_scales has shape [5, 3] and b_scales [5, 4]: for M, N, K = 5, 200, 300 there are scales per "
+        "tensor (one value) or per row and column ([5, 1] and [1, 200]) in any mix, and in groups of 1 x 128 of a with "
+        "128 x 128 of b ([5, 3] and [3, 2]); 1 x 128 of a with 1 x 128 of b ([5, 3] and [3, 200]); 1 x 64 of a with "
+        "64 x 64 of b ([5, 5] and [5, 4]); 1 x 64 of a with 1 x 64 of b ([5, 5] and [5, 200])"
+    )

@@ -1,0 +1,207 @@
+"""Tuned tables: as files, as choices for a build, and what is refused."""
+
+import json
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gemmill.runtime import tuned
+from gemmill.runtime.problem import Need, problem_code
+from gemmill.runtime.table_file import (
+    Source,
+    TableError,
+    TableRow,
+    TunedTable,
+    file_name,
+    make_table,
+    merge,
+    read_table,
+    table_text,
+)
+from gemmill.runtime.tuned import Machine, TableTrust, find_tables, load_tuned, table_files
+from gemmill.space.names import to_name
+from gemmill.vocab import DType, EpilogueKind
+
+H200 = "NVIDIA H200"
+HERE = Machine(arch="sm90a", device=H200, driver="580.1")
+SOURCE = Source(gpu=H200, date="2026-11-20T12:00:00+00:00", program="gemmill tune", driver="580.1")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path, home):
+    """No tables but those of a test."""
+    monkeypatch.setattr(tuned, "_SHIPPED", tmp_path / "shipped")
+    monkeypatch.delenv("GEMMILL_TABLES", raising=False)
+
+
+@pytest.fixture
+def names(make_config) -> tuple[str, str]:
+    return to_name(make_config()), to_name(make_config(tile_shape_mnk=(128, 64, 128)))
+
+
+def row(*variants: str, m: int = 16, **changes: object) -> TableRow:
+    us = tuple(5.0 + i for i in range(len(variants)))
+    return TableRow(
+        **({"op": "fp8", "n": 64, "k": 128, "m": m, "variants": variants, "us": us, "source": "s"} | changes)
+    )
+
+
+def table(*rows: TableRow, device: str = H200, **source: object) -> TunedTable:
+    return make_table(device, "sm90a", {"s": replace(SOURCE, **source)}, rows)
+
+
+@pytest.fixture
+def put(home) -> Callable[..., None]:
+    def write(found: TunedTable, name: str = "") -> None:
+        folder = home / "tables"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / (name or file_name(found.device))).write_text(table_text(found))
+
+    return write
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path, names) -> None:
+    written = table(row(*names, digests=("a" * 64, "b" * 64), tied=2), row(names[1], m=1))
+    (tmp_path / "x.json").write_text(table_text(written))
+    assert read_table(tmp_path / "x.json") == written
+    assert [r.m for r in written.rows] == [1, 16], "in the order of their keys"
+    assert written.rows[1].margin == pytest.approx(0.2) and written.rows[0].margin is None
+    assert table_text(written).count("\n  {") == 2, "a line for each row"
+
+
+def test_the_digest_is_of_the_choices(names) -> None:
+    one = table(row(*names))
+    assert one.digest == table(row(*names, us=(1.0, 2.0)), driver="1").digest
+    assert one.digest != table(row(*reversed(names))).digest
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[", "is not JSON: "),
+        ("{}", "has schema version None, this gemmill reads version 1: make it again with `gemmill tune`"),
+        ('{"schema_version": 7}', "has schema version 7, this gemmill reads version 1"),
+        ('{"schema_version": 1, "sources": {}}', "is damaged (KeyError: 'rows'): make it again with `gemmill tune`"),
+        ('{"schema_version": 1, "sources": {}, "rows": [{"op": "fp8"}]}', "is damaged (TypeError: "),
+    ],
+)
+def test_tables_that_cannot_be_read(text: str, sentence: str, tmp_path) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(TableError, match=re.escape(sentence)):
+        read_table(tmp_path / "x.json")
+
+
+def test_rows_that_contradict(tmp_path, names) -> None:
+    data = json.loads(table_text(table(row(names[0]))))
+
+    def reading(**changes: object) -> str:
+        (tmp_path / "x.json").write_text(json.dumps(data | changes))
+        with pytest.raises(TableError) as caught:
+            read_table(tmp_path / "x.json")
+        return str(caught.value)
+
+    assert "has two rows for ('fp8', 64, 128, 16): each shape may have one" in reading(rows=data["rows"] * 2)
+    assert "names source 's', which the table lacks" in reading(sources={})
+    assert "has 1 variants, 0 times, 0 digests" in reading(rows=[data["rows"][0] | {"us": []}])
+
+
+def test_merging_replaces_row_by_row(names) -> None:
+    merged = merge(table(row(names[0]), row(names[0], m=1)), table(row(names[1])))
+    assert [(r.m, r.variants) for r in merged.rows] == [(1, (names[0],)), (16, (names[1],))]
+    with pytest.raises(TableError, match=r"a table of NVIDIA H100 \(sm90a\) cannot be merged into one of NVIDIA H200"):
+        merge(table(), table(device="NVIDIA H100"))
+
+
+def test_schedules_measured_with_one_epilogue_serve_its_siblings(make_config, put) -> None:
+    measured = make_config(epilogue=EpilogueKind.SCALED_BIAS, out_dtype=DType.BF16)
+    put(table(row(to_name(measured))))
+    choices = load_tuned([], HERE).choices
+    assert {choice.problem for choice in choices} == {
+        problem_code(need, "float8_e4m3fn", out) for need in (Need.SCALE, Need.BIAS) for out in ("bfloat16", "float16")
+    }
+    (plain,) = [c for c in choices if c.problem == problem_code(Need.SCALE, "float8_e4m3fn", "float16")]
+    half = replace(measured, problem=replace(measured.problem, out_dtype=DType.F16))
+    scaled = replace(half, problem=replace(half.problem, epilogue=EpilogueKind.SCALED))
+    assert plain.names == (to_name(scaled), to_name(half))
+
+
+def chosen(entries=(), here: Machine = HERE) -> dict[int, str]:
+    """The first variant by M, of calls with a bias and bf16 results."""
+    code = problem_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
+    return {c.m: c.names[0] for c in load_tuned(entries, here).choices if c.problem == code}
+
+
+def test_trust_comes_before_place(put, names, monkeypatch, tmp_path) -> None:
+    """Of the rows for a shape: this device's before another's, this driver's before another's, then the first found."""
+    put(table(row(names[0]), row(names[0], m=1), device="NVIDIA H100"), "a.json")
+    put(table(row(names[1])), "b.json")
+    assert chosen() == {1: names[0], 16: names[1]}
+    own = tmp_path / "own.json"
+    own.write_text(table_text(table(row(names[0]), driver="570.9")))
+    monkeypatch.setenv("GEMMILL_TABLES", str(own))
+    assert chosen()[16] == names[1]
+    own.write_text(table_text(table(row(names[0]))))
+    assert chosen()[16] == names[0]
+    first, second, third = load_tuned([], HERE).tables
+    assert (first.path, first.trusts[TableTrust.EXACT]) == (own, 1)
+    assert (second.trusts[TableTrust.OTHER_DEVICE], third.trusts[TableTrust.EXACT]) == (2, 1)
+
+
+def test_without_a_gpu_tables_of_any_device_of_the_architecture_serve(put, names) -> None:
+    put(table(row(names[0])))
+    assert chosen(here=Machine(arch="sm90a", device=None, driver=None)) == {16: names[0]}
+    assert chosen(here=Machine(arch="sm100a", device=None, driver=None)) == {}
+
+
+def test_a_variant_that_changed_since_is_refused(put, names, make_manifest, make_config) -> None:
+    entries = make_manifest(make_config(), make_config(tile_shape_mnk=(128, 64, 128))).entries
+    put(table(row(*names, digests=("old", "5555")), row(names[0], m=1, digests=("old",))))
+    assert chosen(entries) == {16: names[1]}
+    (loaded,) = load_tuned(entries, HERE).tables
+    assert (loaded.refused, loaded.trusts[TableTrust.EXACT]) == (1, 1)
+
+
+def test_variants_that_are_not_built_or_not_known_harm_nothing(put, names) -> None:
+    put(table(row("sm90a_of_another_time"), row(names[0], m=1)))
+    assert chosen() == {1: names[0]}
+
+
+def test_a_bad_table_is_left_out_with_a_warning(put, names, home, monkeypatch) -> None:
+    put(table(row(names[0])))
+    (home / "tables" / "bad.json").write_text("{}")
+    monkeypatch.setenv("GEMMILL_TABLES", "/none/such.json")
+    with pytest.warns(RuntimeWarning) as caught:
+        assert chosen() == {16: names[0]}
+    texts = [str(w.message) for w in caught]
+    assert any("/none/such.json" in text and "it is left out" in text for text in texts)
+    assert any("bad.json has schema version None" in text for text in texts)
+
+
+def test_named_tables_come_first_then_the_home(put, names, monkeypatch, tmp_path) -> None:
+    put(table(row(names[0])))
+    folder = tmp_path / "more"
+    folder.mkdir()
+    (folder / "x.json").write_text("{}")
+    monkeypatch.setenv("GEMMILL_TABLES", f"{tmp_path / 'y.json'}:{folder}")
+    assert [path.name for path in table_files()] == ["y.json", "x.json", "nvidia-h200.json"]
+
+
+def test_digest_tells_processes_that_choose_otherwise(put, names) -> None:
+    put(table(row(*names)))
+    first = load_tuned([], HERE).digest
+    assert load_tuned([], HERE).digest == first
+    put(table(row(*reversed(names))), "nvidia-h200.json")
+    assert load_tuned([], HERE).digest != first
+
+
+def test_the_shipped_table_can_be_read(monkeypatch) -> None:
+    monkeypatch.undo()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shipped = [found for path, found in find_tables("sm90a") if path.is_relative_to(tuned._SHIPPED)]
+    (h200,) = shipped
+    assert h200.device == H200 and len(h200.rows) > 500
+    assert tuned._SHIPPED.joinpath(file_name(H200)).read_text() == table_text(h200), "written by a program"
