@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from gemmill.cutedsl.plan import SHARED_BYTES, Plan
+from gemmill.cutedsl.limits import SHARED_BYTES
+from gemmill.cutedsl.plan import Plan
 from gemmill.space.config import KernelConfig, Problem, Schedule
 from gemmill.vocab import (
     Accumulation,
