@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from harness.timing import FEWEST_CALLS, DryTimer, GraphTimer, Timer
 
 import gemmill
 from gemmill.manifest import ManifestError

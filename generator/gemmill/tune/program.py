@@ -189,7 +189,7 @@ def stand_in_build(selection: Selection) -> tuple[Path, Manifest]:
         extension_sha256="",
         extension_bytes=0,
         torch_target="",
-        toolchain=Toolchain(nvcc="", cuda_major=0, cutlass="", host_compiler="", flags=()),
+        toolchain=Toolchain(nvcc="", cuda_major=0, cutlass="", host_compiler="", cutedsl="", flags=()),
         entries=entries,
     )
     return Path(DRY_BUILD), manifest
