@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 
-from gemmill.runtime.problem import Need, ProblemCall, problem_code
+from gemmill.runtime.problem import Need, ProblemCall, problem_code, scales_code
 from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP, Predicate
-from gemmill.vocab import DType
+from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups
 
 TMA_BYTES = 16
 M_BUCKETS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -24,20 +24,25 @@ class Op(StrEnum):
     """s8 x s8, the same scales"""
     INT8_AZP = "int8_azp"
     """s8 x s8 with a zero point for each row of A"""
+    FP8_BLOCK = "fp8_block"
+    """e4m3 x e4m3, a scale for each 1 x 128 of A (M-major) and each 128 x 128 of B"""
 
     @property
     def operand(self) -> DType:
         """Dtype of A and B."""
-        return DType.E4M3 if self is Op.FP8 else DType.S8
+        return DType.E4M3 if self in (Op.FP8, Op.FP8_BLOCK) else DType.S8
+
+    @property
+    def groups(self) -> ScaleGroups | None:
+        """The groups that scales come in; None where they are per row and column."""
+        return SCALE_GROUPS[0] if self is Op.FP8_BLOCK else None
 
     @property
     def code(self) -> int:
         """The class of calls, as selection knows it."""
         need = Need.AZP_TOKEN if self is Op.INT8_AZP else Need.SCALE
-        return problem_code(need, self.operand.torch_name, DType.BF16.torch_name)
-
-
-OPS_OF = {"fp8": (Op.FP8,), "int8": (Op.INT8, Op.INT8_AZP), "all": tuple(Op)}
+        scales = scales_code(self.groups, mn_major=True)
+        return problem_code(need, self.operand.torch_name, DType.BF16.torch_name, scales)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -80,6 +85,9 @@ class Problem:
 
 def ops_of(predicate: Predicate) -> tuple[Op, ...]:
     """The measured classes that a variant can serve."""
+    if predicate.group_size:
+        serves = predicate.scale_groups == Op.FP8_BLOCK.groups and predicate.a_dtype is DType.E4M3
+        return (Op.FP8_BLOCK,) if serves else ()
     ops: list[Op] = []
     if SCALED_MM in predicate.ops:
         ops.append(Op.FP8 if predicate.a_dtype is DType.E4M3 else Op.INT8)

@@ -2,11 +2,12 @@
 
 import pytest
 
-from gemmill.tune.problems import OPS_OF, Op, Problem, tiny
+from gemmill.tune.problems import Op, Problem, tiny
 from harness.problems import (
     FP8_TABLE,
     INT8_TABLE,
     MODELS,
+    OPS_OF,
     model_problems,
     parse_shapes,
     table_grid_problems,
