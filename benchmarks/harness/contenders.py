@@ -65,6 +65,8 @@ class LocalContender:
     applies_scales: bool = True
     scales_per_tensor: bool = False
     fewest_rows: int = 1
+    suits: Callable[[Problem], bool] = lambda problem: True
+    """Which problems of its ops it computes."""
     bind: Bind | None = None
     pinned: Callable[[], AbstractContextManager] = nullcontext
     """Makes the context for its calls."""
@@ -72,7 +74,7 @@ class LocalContender:
     """Of a variant: what the analytic model needs to guess its time."""
 
     def takes(self, problem: Problem) -> bool:
-        return problem.op in self.ops and problem.m >= self.fewest_rows
+        return problem.op in self.ops and problem.m >= self.fewest_rows and self.suits(problem)
 
     def prepare(self, operands: Operands, timer: Timer, fewest: int) -> Prepared:
         calls = [lambda i=i: self.multiply(operands, i) for i in range(len(operands.weights))]
@@ -187,7 +189,14 @@ def vllm_contender(library: str) -> LocalContender:
     """vLLM's released kernels. Raises OSError or RuntimeError where this process cannot load the library."""
     torch.ops.load_library(library)
     ops = torch.ops._C
-    return LocalContender(name="vllm", multiply=through_ops(ops), bind=bound_to_ops(ops), ops=tuple(Op))
+    return LocalContender(
+        name="vllm", multiply=through_ops(ops), bind=bound_to_ops(ops), ops=tuple(Op), suits=vllm_takes
+    )
+
+
+def vllm_takes(problem: Problem) -> bool:
+    """vLLM ignores the strides of scales in groups: their columns must follow each other at multiples of 16 bytes."""
+    return problem.op is not Op.FP8_GROUPS or problem.m % 4 == 0
 
 
 def torch_contenders() -> Iterator[LocalContender]:

@@ -8,7 +8,7 @@ from gemmill.tune.operands import OperandMaker, Operands
 from gemmill.tune.problems import Problem
 from gemmill.tune.statistics import Sample
 from gemmill.tune.timing import GraphTimer, Prepared, Timer
-from harness.contenders import Contender, vllm_contender
+from harness.contenders import Contender, vllm_contender, vllm_takes
 
 START_SECONDS = 120
 
@@ -30,7 +30,7 @@ class RemoteContender:
         self._ask("ready")
 
     def takes(self, problem: Problem) -> bool:
-        return True
+        return vllm_takes(problem)
 
     def prepare(self, operands: Operands, timer: Timer, fewest: int) -> Prepared:
         self._ask("prepare", operands.problem, fewest)

@@ -176,6 +176,11 @@ def _sweep(arch: Arch) -> Iterator[AnyConfig]:
         for (tile, schedule, stages), splits in product(sm90.SPLIT_K, sm90.SPLITS):
             yield _split_k(problem, tile, schedule, stages, splits)
         yield _unaligned(problem)
+    blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
+    yield from _group_kernels(blocks, *sm90.GROUP_TABLES)
+    yield _unaligned(blocks)
+    for row in sm90.BLOCKWISE:
+        yield _config(replace(blocks, scale_layout=ScaleLayout.MN_MAJOR), row)
 
 
 def _default(arch: Arch) -> Iterator[AnyConfig]:
@@ -236,6 +241,9 @@ def _one_of_each_other_kind() -> Iterator[KernelConfig]:
     yield _config(fp8, cooperative, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
     for row in sm90.MORE_STREAM_K:
         yield _config(fp8, row, tile_scheduler=TileScheduler.STREAM_K)
+    blockwise = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR)
+    for row in sm90.BLOCKWISE:
+        yield _config(blockwise, row)
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
         yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE_PREFILL[1])
 

@@ -19,7 +19,7 @@ class CornerCheck:
         self._columns = _ends(x.problem.n, CORNER_COLUMNS, b.device)
         a, b = _take(x.a, self._rows), _take(b.t(), self._columns).t()
         a_scales, b_scales = (
-            (x.a_scale, x.b_scale) if scales_per_tensor else (x.a_scales[self._rows], x.b_scales[:, self._columns])
+            (x.a_scale, x.b_scale) if scales_per_tensor else (x.a_scales[self._rows], _of_columns(x, self._columns))
         )
         azp = None if x.azp is None else x.azp[self._rows]
         azp_adj = None if x.azp_adj[0] is None else x.azp_adj[0][self._columns]
@@ -35,6 +35,12 @@ class CornerCheck:
         if self._bound is None:
             return compare_exact(corners, self._rounded)
         return compare_within(corners, self._rounded, self._exact, self._bound)
+
+
+def _of_columns(x: Operands, columns: Tensor) -> Tensor:
+    """B's scales of some columns; of blocks, repeated for each column, which are then rows."""
+    groups = x.problem.op.groups
+    return x.b_scales[:, columns if groups is None else columns // groups.size]
 
 
 def _ends(size: int, count: int, device: torch.device) -> Tensor:

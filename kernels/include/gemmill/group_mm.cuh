@@ -1,13 +1,13 @@
 // Many rows with scales in groups along K, on Hopper: D[m, n] = sum over g of a_scale b_scale (A B)_g + bias.
 //
-// A persistent kernel: one producer warp loads tiles of A and B by TMA, multicast to the CTAs of a cluster that share
-// them; two consumer groups multiply 64 rows of the tile each. At the end of every group along K its sum leaves the
+// A persistent kernel: one warp loads tiles of A and B by TMA, multicast to the CTAs of a cluster that share
+// them; another copies the scales that belong to them; two consumer groups multiply 64 rows of the tile each. At the end of every group along K its sum leaves the
 // tensor core, is multiplied by its scales and is added in FP32. The two consumer groups keep no step with each other, and
 // so one adds while the tensor core multiplies for the other; the same hides the epilogue, which every warp does for its
 // own 16 rows, without a barrier.
 //
-// Scales are read straight from global memory by the threads that need them, by their strides, one step along K ahead.
-// Rows beyond M read none, so that any M takes the time of the next whole tile.
+// Scales travel with the tiles, each copied by its stride into the step's stage. Read by the consumers one step ahead, they held the main loop up at 60 % of this speed: with the memory busy, a
+// read takes longer than a step (H200, 2026-11-20). Rows beyond M read none, so any M takes the time of the next whole tile.
 #pragma once
 
 #include <algorithm>
@@ -49,22 +49,22 @@ struct GroupMm {
   static constexpr int kTileM = tile_m, kTileN = tile_n, kClusterM = cluster_m, kClusterN = cluster_n;
   static constexpr int kConsumerGroups = tile_m / 64;
   static constexpr int kConsumers = 128 * kConsumerGroups;
-  static constexpr int kThreads = kConsumers + 32;
+  static constexpr int kThreads = kConsumers + 64;
   static constexpr int kBytesA = tile_m * tile_k, kBytesB = tile_n * tile_k;
   static constexpr int kRowsA = tile_m / cluster_n, kRowsB = tile_n / cluster_m;  // that a CTA loads for those that share them
   static constexpr int kSharers = cluster_m + cluster_n - 1;  // CTAs of the same row or column of the cluster, with this one
-  static constexpr int kPitch = (tile_n + 63) / 64 * 64;      // elements of a row in the result's buffer
+  static constexpr int kStrip = 64;                           // columns that a warp stores at a time
   static constexpr int kGroups = tile_k / Scales::kGroup;     // of one step
   static constexpr int kSteps = Scales::kGroup / 32;          // WGMMA instructions of one group
   static constexpr int kChunks = tile_n / 8;                  // of eight columns
   // Blocks of B that a tile's columns can touch: tiles begin at multiples of tile_n, so of the common divisor.
   static constexpr int kCommon = std::gcd(tile_n, Scales::kGroup);
-  static constexpr int kBlocks = Scales::kBlocks ? (Scales::kGroup - kCommon + tile_n - 1) / Scales::kGroup + 1 : 0;
+  static constexpr int kBlocks = (Scales::kGroup - kCommon + tile_n - 1) / Scales::kGroup + 1;
+  static constexpr int kColumnScales = Scales::kBlocks ? kBlocks : tile_n;  // of one group along K
 
   static_assert(sizeof(Element) == 1 && tile_k == 128, "a K step is one 128-byte swizzle row");
   static_assert(tile_m % 64 == 0 && tile_n % 16 == 0, "consumer groups multiply 64 rows, results are stored in 16-byte pieces");
   static_assert(kRowsA % 8 == 0 && kRowsB % 8 == 0, "a part of a tile is whole swizzle atoms");
-  static_assert(kBlocks <= 3, "a tile of columns touches few blocks");
 
   struct Params {
     CUtensorMap a;
@@ -77,10 +77,16 @@ struct GroupMm {
     GroupMmWalk walk;
   };
 
+  struct alignas(8) StageScales {
+    float rows[kGroups][tile_m];
+    float columns[kGroups][kColumnScales];
+  };
+
   struct alignas(1024) SharedStorage {
     alignas(1024) Element a[stages][kBytesA];
     alignas(1024) Element b[stages][kBytesB];
-    alignas(1024) Output result[kConsumers / 32][16 * kPitch];
+    alignas(1024) Output result[kConsumers / 32][16 * kStrip];
+    alignas(16) StageScales scales[stages];
     Barrier full[stages];
     EmptyBarrier empty[stages];
   };
@@ -92,12 +98,6 @@ struct GroupMm {
   using Atom = cute::GMMA::Layout_K_SW128_Atom<Element>;
   using LayoutA = decltype(cute::tile_to_shape(Atom{}, cute::Shape<cute::Int<tile_m>, cute::Int<tile_k>, cute::Int<stages>>{}));
   using LayoutB = decltype(cute::tile_to_shape(Atom{}, cute::Shape<cute::Int<tile_n>, cute::Int<tile_k>, cute::Int<stages>>{}));
-
-  // Of one step, the scales that a thread reads ahead: of its two rows, and of the tile's blocks of columns.
-  struct StepScales {
-    float rows[kGroups][2];
-    float blocks[kGroups][kBlocks == 0 ? 1 : kBlocks];
-  };
 
   // Where this thread's sums lie (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk32"): rows `row` and 8 more, columns
   // `column` and the next of every eight.
@@ -113,7 +113,7 @@ struct GroupMm {
       cute::prefetch_tma_descriptor(&params.a);
       cute::prefetch_tma_descriptor(&params.b);
       for (int i = 0; i < stages; ++i) {
-        storage.full[i].init(1);
+        storage.full[i].init(1 + 32);  // the announcement of operands' bytes, and every lane's scales
         storage.empty[i].init(kConsumers / 32 * kSharers);
       }
       cutlass::arch::fence_barrier_init();
@@ -125,6 +125,8 @@ struct GroupMm {
       consume(params, storage);
     } else if (threadIdx.x == kConsumers) {
       produce(params, storage);
+    } else if (threadIdx.x >= kConsumers + 32) {
+      produce_scales(params, storage);
     }
     __syncwarp();
     if constexpr (cluster_m * cluster_n > 1) meet();  // nobody leaves while others still write here
@@ -184,6 +186,31 @@ struct GroupMm {
     }
   }
 
+  __device__ static void produce_scales(Params const& params, SharedStorage& storage) {
+    Scales const& scales = params.scales;
+    int const n_count = Scales::kBlocks ? (scales.n + Scales::kGroup - 1) / Scales::kGroup : scales.n;
+    int const steps = (params.k + tile_k - 1) / tile_k;
+    int stage = 0;
+    uint32_t phase = 1;
+    each_tile(params.walk, [&](int m0, int n0) {
+      int const n_first = Scales::kBlocks ? n0 / Scales::kGroup : n0;
+      ScaleCopier<tile_m> rows(scales.a + m0 * scales.a_stride_m, scales.a_stride_m, scales.a_stride_k, scales.m - m0);
+      ScaleCopier<kColumnScales> columns(scales.b + n_first * scales.b_stride_n, scales.b_stride_n, scales.b_stride_k,
+                                         n_count - n_first);
+      for (int t = 0; t < steps; ++t) {
+        storage.empty[stage].wait(phase);
+        CUTLASS_PRAGMA_UNROLL
+        for (int g = 0; g < kGroups; ++g) {
+          bool const there = g == 0 || t * kGroups + g < scales.groups;
+          rows.next(storage.scales[stage].rows[g], there);
+          columns.next(storage.scales[stage].columns[g], there);
+        }
+        cutlass::arch::cpasync_barrier_arrive_noinc(reinterpret_cast<uint64_t*>(&storage.full[stage]));
+        if (++stage == stages) stage = 0, phase ^= 1;
+      }
+    });
+  }
+
   __device__ static void consume(Params const& params, SharedStorage& storage) {
     using namespace cute;
     auto tile_a = make_tensor(make_smem_ptr(&storage.a[0][0]), LayoutA{});
@@ -201,11 +228,7 @@ struct GroupMm {
     each_tile(params.walk, [&](int m0, int n0) {
       Place const place(m0, n0);
       clear(sums);
-      StepScales now, next;
-      fetch(next, params.scales, place, 0);
       for (int t = 0; t < steps; ++t) {
-        now = next;
-        fetch(next, params.scales, place, (t + 1) * kGroups);
         storage.full[stage].wait(phase);
         CUTLASS_PRAGMA_UNROLL
         for (int g = 0; g < kGroups; ++g) {
@@ -218,18 +241,15 @@ struct GroupMm {
             mma.accumulate_ = GMMA::ScaleOut::One;
           }
           warpgroup_commit_batch();
+          ThreadScales const scales(storage.scales[stage], g, place);
+          warpgroup_wait<0>();
+          warpgroup_fence_operand(partial);
           if constexpr (Scales::kBlocks) {
-            finish_group();
-            warpgroup_fence_operand(partial);
             if (g == kGroups - 1) release(storage, stage);
-            promote_blocks(sums, partial, now.rows[g], now.blocks[g], place);
+            promote(sums, partial, scales);
           } else {
-            float columns[kChunks * 2];
-            fetch_columns(columns, params.scales, place, t * kGroups + g);
-            finish_group();
-            warpgroup_fence_operand(partial);
+            promote(sums, partial, scales);
             if (g == kGroups - 1) release(storage, stage);
-            promote_columns(sums, partial, now.rows[g], columns);
           }
         }
         if (++stage == stages) stage = 0, phase ^= 1;
@@ -238,57 +258,56 @@ struct GroupMm {
     });
   }
 
-  __device__ static void finish_group() { cute::warpgroup_wait<0>(); }
+  // The scales of one group that a thread's sums need: its two rows', and its columns', which are read as they are needed
+  // where each has its own.
+  struct ThreadScales {
+    float rows[2];
+    float blocks[kBlocks];
+    float const* columns;
+    int offset;  // of the tile's first column in its block
 
-  __device__ static void fetch(StepScales& next, Scales const& scales, Place const& place, int first_group) {
-    CUTLASS_PRAGMA_UNROLL
-    for (int g = 0; g < kGroups; ++g) {
-      next.rows[g][0] = scales.of_row(place.row, first_group + g);
-      next.rows[g][1] = scales.of_row(place.row + 8, first_group + g);
+    __device__ ThreadScales(StageScales const& stage, int g, Place const& place)
+        : columns(stage.columns[g] + threadIdx.x % 4 * 2), offset(place.n0 % Scales::kGroup) {
+      int const row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+      rows[0] = stage.rows[g][row], rows[1] = stage.rows[g][row + 8];
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kBlocks; ++i) {
-        next.blocks[g][i] = scales.of_column(place.n0 / Scales::kGroup * Scales::kGroup + i * Scales::kGroup, first_group + g);
+      for (int i = 0; i < kBlocks; ++i) blocks[i] = Scales::kBlocks ? stage.columns[g][i] : 0.0f;
+    }
+
+    // Of this thread's two columns of the j-th eight.
+    __device__ float2 of_columns(int j) const {
+      if constexpr (!Scales::kBlocks) {
+        return *reinterpret_cast<float2 const*>(columns + j * 8);
+      } else if constexpr (tile_n % Scales::kGroup == 0 || Scales::kGroup % tile_n == 0) {
+        float const block = blocks[j * 8 / Scales::kGroup];  // known when compiled: tiles begin where blocks do
+        return make_float2(block, block);
+      } else {
+        float block = blocks[0];
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 1; i < kBlocks; ++i) block = offset + j * 8 >= i * Scales::kGroup ? blocks[i] : block;
+        return make_float2(block, block);
       }
     }
-  }
-
-  __device__ static void fetch_columns(float (&columns)[kChunks * 2], Scales const& scales, Place const& place, int group) {
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kChunks * 2; ++i) columns[i] = scales.of_column(place.column + i / 2 * 8 + i % 2, group);
-  }
+  };
 
   // Register 4 j + 2 h + e of a thread's sums: column e of the j-th eight, row h of two.
-  template <class Sums, class Partial, int count>
-  __device__ static void promote_blocks(Sums& sums, Partial const& partial, float const (&rows)[2], float const (&blocks)[count],
-                                        Place const& place) {
-    int const offset = place.n0 % Scales::kGroup;
+  template <class Sums, class Partial>
+  __device__ static void promote(Sums& sums, Partial const& partial, ThreadScales const& scales) {
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kChunks; ++j) {
-      float block;
-      if constexpr (tile_n % Scales::kGroup == 0 || Scales::kGroup % tile_n == 0) {
-        block = blocks[j * 8 / Scales::kGroup];  // known when compiled: tiles begin where blocks do
-      } else {
-        block = blocks[0];
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 1; i < count; ++i) block = offset + j * 8 >= i * Scales::kGroup ? blocks[i] : block;
-      }
-      float const scales[2] = {rows[0] * block, rows[1] * block};
+      float2 const columns = scales.of_columns(j);
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) sums(4 * j + i) = fmaf(scales[i / 2], static_cast<float>(partial(4 * j + i)), sums(4 * j + i));
-    }
-  }
-
-  template <class Sums, class Partial>
-  __device__ static void promote_columns(Sums& sums, Partial const& partial, float const (&rows)[2], float const (&columns)[kChunks * 2]) {
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < cute::size(sums); ++i) {
-      sums(i) = fmaf(rows[i / 2 % 2] * columns[i / 4 * 2 + i % 2], static_cast<float>(partial(i)), sums(i));
+      for (int i = 4 * j; i < 4 * j + 4; ++i) {
+        float const scale = scales.rows[i / 2 % 2] * (i % 2 == 0 ? columns.x : columns.y);
+        sums(i) = fmaf(scale, static_cast<float>(partial(i)), sums(i));
+      }
     }
   }
 
   // A stage is free for a producer when all whose tiles it writes have read it.
   __device__ static void release(SharedStorage& storage, int stage) {
     int const lane = threadIdx.x % 32;
+    __syncwarp();  // all lanes have read their scales
     if constexpr (kSharers == 1) {
       if (lane == 0) storage.empty[stage].arrive();
     } else {
@@ -301,36 +320,45 @@ struct GroupMm {
     }
   }
 
-  // Each warp turns its 16 rows around in shared memory and stores them along n. Pieces of 16 bytes are spread by
-  // exclusive-or with the row, so that neither side meets a bank twice.
+  // Each warp turns its 16 rows around in shared memory, a strip of columns at a time, and stores them along n. Pieces of
+  // 16 bytes are spread by exclusive-or with the row, so that neither side meets a bank twice.
   template <class Sums>
   __device__ static void store(Params const& params, SharedStorage& storage, Sums const& sums, Place const& place) {
-    int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Output* buffer = storage.result[warp];
-    __syncwarp();  // the rows of the tile before have left
+    int const lane = threadIdx.x % 32;
+    Output* buffer = storage.result[threadIdx.x / 32];
     CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < kChunks; ++j) {
-      int const column = place.column + j * 8;
+    for (int first = 0; first < kChunks; first += kStrip / 8) {
+      __syncwarp();  // the strip before has left
       CUTLASS_PRAGMA_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        cutlass::AlignedArray<Output, 2> pair;
+      for (int j = first; j < first + kStrip / 8 && j < kChunks; ++j) {
+        float const bias[2] = {bias_of(params, place.column + j * 8), bias_of(params, place.column + j * 8 + 1)};
         CUTLASS_PRAGMA_UNROLL
-        for (int e = 0; e < 2; ++e) pair[e] = with_bias<takes_bias>(sums(4 * j + 2 * h + e), column + e < params.n ? params.bias : nullptr, column + e);
-        int const row = lane / 4 + h * 8;
-        *reinterpret_cast<cutlass::AlignedArray<Output, 2>*>(buffer + row * kPitch + (j ^ (row & 7)) * 8 + lane % 4 * 2) = pair;
+        for (int h = 0; h < 2; ++h) {
+          cutlass::AlignedArray<Output, 2> pair;
+          CUTLASS_PRAGMA_UNROLL
+          for (int e = 0; e < 2; ++e) pair[e] = Output(sums(4 * j + 2 * h + e) + bias[e]);
+          int const row = lane / 4 + h * 8;
+          *reinterpret_cast<cutlass::AlignedArray<Output, 2>*>(buffer + row * kStrip + (((j - first) ^ row) & 7) * 8 + lane % 4 * 2) = pair;
+        }
+      }
+      __syncwarp();
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 16 * kStrip / 8 / 32; ++i) {
+        int const row = i * 4 + lane / 8, piece = lane % 8;
+        int64_t const m = place.row - lane / 4 + row;
+        int const n = place.n0 + (first + piece) * 8;
+        if (m >= params.m || n >= params.n || first + piece >= kChunks) continue;
+        auto const* from = reinterpret_cast<uint4 const*>(buffer + row * kStrip + ((piece ^ row) & 7) * 8);
+        *reinterpret_cast<uint4*>(params.d + m * params.ldd + n) = *from;
       }
     }
-    __syncwarp();
-    int const first_row = place.row - lane / 4;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 16 * kChunks / 32; ++i) {
-      int const row = (i * 32 + lane) / kChunks, piece = (i * 32 + lane) % kChunks;
-      int64_t const m = first_row + row;
-      int const n = place.n0 + piece * 8;
-      if (m >= params.m || n >= params.n) continue;
-      auto const* from = reinterpret_cast<uint4 const*>(buffer + row * kPitch + (piece ^ (row & 7)) * 8);
-      *reinterpret_cast<uint4*>(params.d + m * params.ldd + n) = *from;
+  }
+
+  __device__ static float bias_of(Params const& params, int column) {
+    if constexpr (takes_bias) {
+      if (params.bias != nullptr && column < params.n) return static_cast<float>(params.bias[column]);
     }
+    return 0.0f;
   }
 };
 

@@ -9,9 +9,10 @@ BARRIERS = 1024
 
 
 def stage_bytes(config: KernelConfig) -> int:
-    """Bytes of one main-loop stage: a tile of A and one of B."""
-    m, n, k = config.schedule.tile_shape_mnk
-    return (m * config.problem.a_dtype.bits + n * config.problem.b_dtype.bits) * k // 8
+    """Bytes of one main-loop stage: a tile of A, one of B, and the scales that travel with them."""
+    p, (m, n, k) = config.problem, config.schedule.tile_shape_mnk
+    scales = (m + n) * 32 * -(-k // p.group_size) if p.group_size else 0
+    return ((m * p.a_dtype.bits + n * p.b_dtype.bits) * k + scales) // 8
 
 
 def epilogue_bytes(config: KernelConfig) -> int:
@@ -20,7 +21,7 @@ def epilogue_bytes(config: KernelConfig) -> int:
     if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
         return 0  # partial sums reuse the stages
     if config.problem.scale_layout is ScaleLayout.STRIDED:
-        return m * (-(-n // 64) * 64) * config.problem.out_dtype.bits // 8  # the whole tile, rows of whole swizzle atoms
+        return m * 64 * config.problem.out_dtype.bits // 8  # a strip of 64 columns at a time
     buffers = min(4, max(1, m * n // (64 * 32)))
     return buffers * 64 * 32 * config.problem.out_dtype.bits // 8 + 3 * 4 * n
 
