@@ -38,9 +38,9 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "gemmill needs Python 3.11 or later, $(PYTHON) is $$($(PYTHON) -V 2>&1): name another with make PYTHON=..." >&2; exit 1; }
 	@command -v g++ >/dev/null || { echo "gemmill needs a C++ compiler: apt install g++" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make environments: apt install python3-venv" >&2; exit 1; }
-	@echo "Setting up $(VENV): torch, CUDA compiler, CUTLASS headers (about a minute and 2 GB)"
+	@echo "Setting up $(VENV): torch, CUDA compiler, CUTLASS headers, CuTe DSL (about a minute and 2.5 GB)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[toolchain,cli,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[toolchain,dsl,cli,dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps nvidia-cutlass
 	@touch $@
 

@@ -21,8 +21,9 @@ import torch
 
 import gemmill
 from gemmill.manifest import ManifestError
-from gemmill.tune import device as devices
+from gemmill.tune.device import Monitor, now
 from gemmill.tune.timing import FEWEST_CALLS, DryTimer, GraphTimer, Timer
+from harness import devices
 from harness.measuring import Measurement, Plan, first_line, measure
 from harness.quant_contenders import QuantContender
 from harness.quant_problems import (
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases, shapes = cases_named(options.ops), list(parse_shapes(options.shapes))
     if options.dry_run:
         shapes = [(min(m, 17), 256) for m, _ in shapes]
-    monitor, started = devices.Monitor(), devices.now()
+    monitor, started = Monitor.of_cuda_device(), now()
     with monitor:
         settled = warm_up(cases[0], field, maker, timer, options.dry_run)
         copy_gbps = copy_bandwidth(timer, device, 1 << 12 if options.dry_run else COPIED_ELEMENTS)
@@ -148,7 +149,7 @@ def make_field(options: argparse.Namespace) -> QuantField:
             torch.ops.load_library(options.vllm_so)
         except (OSError, RuntimeError) as error:
             raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
-        contenders.append(QuantContender(name=PEER, namespace="_C"))
+        contenders.append(QuantContender(name=PEER, namespace="_C", codes_apart=1.0))
     return QuantField(contenders=tuple(contenders), build=facts, notes=tuple(notes))
 
 
@@ -222,6 +223,7 @@ def method_record() -> dict[str, object]:
         "data": "normal random bf16; outputs row-major, scales too but for packed ones",
         "bytes": "input, codes, scales, weights, zero points once each; a residual read and written",
         "copy": "1 GiB of bf16 copied by torch or by torch.abs, the faster; reads and writes counted",
+        "ratio": "median over rounds of vllm / gemmill in the same round",
         "device_time": "CUDA graph of rotated calls between CUDA events, rounds alternating between contenders",
         "host_time": f"loop of calls at M x hidden = {' x '.join(map(str, HOST_SHAPE))}, through the op's .default",
         "vllm": "its per-tensor op wants a scale that is zeroed before each call: that is not in its time",

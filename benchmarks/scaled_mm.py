@@ -20,13 +20,15 @@ from pathlib import Path
 
 import torch
 
-from gemmill.tune import device as devices
+from gemmill.tune.device import Monitor, now
 from gemmill.tune.operands import ROTATED_BYTES, OperandMaker
 from gemmill.tune.problems import OPS_OF, Op, Problem, tiny
-from gemmill.tune.timing import DryTimer, GraphTimer, Timer
+from gemmill.tune.statistics import first_line
+from gemmill.tune.timing import DryTimer, GraphTimer, Plan, Timer
+from harness import devices
 from harness.backends import backends_record, backends_text
 from harness.field import Field, FieldError, make_field
-from harness.measuring import Measurement, Plan, first_line, measure
+from harness.measuring import Measurement, measure
 from harness.plot import draw
 from harness.problems import (
     MODEL_M,
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     maker = OperandMaker(device, DRY_ROTATED_BYTES if options.dry_run else ROTATED_BYTES)
     problems = sorted({tiny(p) for p in problems_of(options)}) if options.dry_run else problems_of(options)
     plan = SWEEP if sweeps else COMPARISON
-    monitor, started = devices.Monitor(), devices.now()
+    monitor, started = Monitor.of_cuda_device(), now()
     with monitor:
         settled = warm_up(field, maker, timer, problems[0])
         host = host_times(field, maker, timer, sorted({p.op for p in problems}))

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 import gemmill
 from gemmill.runtime.model import model_ns
 from gemmill.runtime.problem import ProblemCall
 from gemmill.runtime.table import Row, Table
-from gemmill.tune.checking import CornerCheck
+from gemmill.tune.checking import Reference
 from gemmill.tune.operands import Operands
+from gemmill.tune.peers import Multiply, Peer, through_ops, torch_peers, vllm_peer
 from gemmill.tune.problems import Op, Problem, ops_of
 from gemmill.tune.statistics import Sample
 from gemmill.tune.timing import Prepared, Timer
@@ -22,13 +22,9 @@ from gemmill.vocab import DType
 
 Bind = Callable[[Operands], Callable[[], object]]
 """A call with its arguments bound, so that host time is the call's own and not that of gathering them."""
-Multiply = Callable[[Operands, int], Tensor | None]
-"""Enqueues one call with the i-th copy of the weights. Returns the result, or None if it is in operands.out."""
 
 SM_COUNT = 132
 """Of an H200: for guesses only."""
-INT_MM_FEWEST_ROWS = 17
-"""torch._int_mm refuses fewer rows of A on CUDA."""
 
 
 class WrongResult(Exception):
@@ -92,35 +88,21 @@ class LocalContender:
         result = self.multiply(operands, 0)
         if not self.applies_scales:
             return
-        comparison = corner_check(operands, self.scales_per_tensor).compare(operands.out if result is None else result)
+        comparison = reference_of(operands, self.scales_per_tensor).compare(operands.out if result is None else result)
         if not comparison.ok:
-            raise WrongResult(f"wrong result in the corners of {operands.problem}: {comparison.report}")
+            raise WrongResult(f"wrong result of {operands.problem}: {comparison.report}")
 
 
-_checks: dict[bool, tuple[Operands, CornerCheck]] = {}
+_checks: dict[bool, tuple[Operands, Reference]] = {}
 
 
-def corner_check(operands: Operands, scales_per_tensor: bool) -> CornerCheck:
+def reference_of(operands: Operands, scales_per_tensor: bool) -> Reference:
     """The check for these operands, made once for all contenders."""
     known = _checks.get(scales_per_tensor)
     if known is None or known[0] is not operands:
-        known = (operands, CornerCheck(operands, scales_per_tensor))
+        known = (operands, Reference(operands, scales_per_tensor))
         _checks[scales_per_tensor] = known
     return known[1]
-
-
-def through_ops(namespace: object) -> Multiply:
-    """A call of cutlass_scaled_mm or cutlass_scaled_mm_azp as registered in `namespace`."""
-    scaled_mm = namespace.cutlass_scaled_mm.default
-    scaled_mm_azp = namespace.cutlass_scaled_mm_azp.default
-
-    def multiply(x: Operands, i: int) -> None:
-        if x.problem.op is Op.INT8_AZP:
-            scaled_mm_azp(x.out, x.a, x.weights[i], x.a_scales, x.b_scales, x.azp_adj[i], x.azp, None)
-        else:
-            scaled_mm(x.out, x.a, x.weights[i], x.a_scales, x.b_scales, None)
-
-    return multiply
 
 
 def bound_to_ops(namespace: object) -> Bind:
@@ -187,39 +169,25 @@ def _pin(name: str) -> Callable[[], AbstractContextManager]:
 
 def vllm_contender(library: str) -> LocalContender:
     """vLLM's released kernels. Raises OSError or RuntimeError where this process cannot load the library."""
-    torch.ops.load_library(library)
-    ops = torch.ops._C
-    return LocalContender(
-        name="vllm", multiply=through_ops(ops), bind=bound_to_ops(ops), ops=tuple(Op), suits=vllm_takes
-    )
+    return replace(_of_peer(vllm_peer(library)), bind=bound_to_ops(torch.ops._C))
 
 
-def vllm_takes(problem: Problem) -> bool:
-    """vLLM ignores the strides of scales in groups: their columns must follow each other at multiples of 16 bytes."""
-    return problem.op is not Op.FP8_GROUPS or problem.m % 4 == 0
-
-
-def torch_contenders() -> Iterator[LocalContender]:
+def torch_contenders() -> list[LocalContender]:
     """What torch itself offers."""
-    yield LocalContender(name="torch row-wise", multiply=_torch_row_wise, bind=_bind_row_wise, ops=(Op.FP8,))
-    yield LocalContender(
-        name="torch tensor-wise",
-        multiply=_torch_tensor_wise,
-        bind=_bind_tensor_wise,
-        ops=(Op.FP8,),
-        scales_per_tensor=True,
-    )
-    yield LocalContender(
-        name="torch._int_mm",
-        multiply=_torch_int_mm,
-        ops=(Op.INT8,),
-        applies_scales=False,
-        fewest_rows=INT_MM_FEWEST_ROWS,
-    )
+    binds = {"torch row-wise": _bind_row_wise, "torch tensor-wise": _bind_tensor_wise}
+    return [replace(_of_peer(peer), bind=binds.get(peer.name)) for peer in torch_peers()]
 
 
-def _torch_row_wise(x: Operands, i: int) -> Tensor:
-    return torch._scaled_mm(x.a, x.weights[i], x.a_scales, x.b_scales, out_dtype=x.out.dtype, use_fast_accum=True)
+def _of_peer(peer: Peer) -> LocalContender:
+    return LocalContender(
+        name=peer.name,
+        multiply=peer.multiply,
+        ops=peer.ops,
+        applies_scales=peer.applies_scales,
+        scales_per_tensor=peer.scales_per_tensor,
+        fewest_rows=peer.fewest_rows,
+        suits=peer.takes,
+    )
 
 
 def _bind_row_wise(x: Operands) -> Callable[[], object]:
@@ -230,11 +198,3 @@ def _bind_row_wise(x: Operands) -> Callable[[], object]:
 def _bind_tensor_wise(x: Operands) -> Callable[[], object]:
     scales = (x.a_scale, x.b_scale)
     return partial(torch._scaled_mm, x.a, x.weights[0], *scales, out_dtype=x.out.dtype, use_fast_accum=True)
-
-
-def _torch_tensor_wise(x: Operands, i: int) -> Tensor:
-    return torch._scaled_mm(x.a, x.weights[i], x.a_scale, x.b_scale, out_dtype=x.out.dtype, use_fast_accum=True)
-
-
-def _torch_int_mm(x: Operands, i: int) -> Tensor:
-    return torch._int_mm(x.a, x.weights[i])

@@ -6,7 +6,9 @@ import torch
 
 import gemmill
 from gemmill.manifest import ManifestError
+from gemmill.tune.peers import through_ops
 from gemmill.tune.problems import Problem
+from gemmill.tune.statistics import first_line
 from harness import stand_in
 from harness.contenders import (
     Contender,
@@ -14,13 +16,11 @@ from harness.contenders import (
     constant_weights_contender,
     gemmill_contender,
     plausible,
-    through_ops,
     torch_contenders,
     variant_contenders,
     vllm_contender,
 )
 from harness.deep_gemm import deep_gemm_contender
-from harness.measuring import first_line
 from harness.remote import RemoteContender, RemoteError
 
 PLAUSIBLE = 2.5

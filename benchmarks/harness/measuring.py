@@ -5,32 +5,9 @@ from dataclasses import dataclass
 
 from gemmill.tune.operands import Operands
 from gemmill.tune.problems import Problem
-from gemmill.tune.statistics import Sample, sample
-from gemmill.tune.timing import FEWEST_CALLS, Prepared, Timer
+from gemmill.tune.statistics import Sample, first_line, sample
+from gemmill.tune.timing import Plan, Prepared, Timer
 from harness.contenders import Contender, WrongResult
-
-SHORT_GRAPH_US = 300.0
-FEWEST_SHORT_CALLS = 4
-FP8_FLOPS, BYTES_PER_S = 1.4e15, 4.2e12
-"""What an H200 reaches: for guessing how many calls make a round of useful length."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How carefully to measure."""
-
-    rounds: int
-    short: bool = False
-    """Few calls of long problems in a round: for sweeps"""
-    give_up_ratio: float | None = None
-    """After the first round, contenders slower than this many times the best are dropped."""
-
-    def calls(self, problem: Problem) -> int:
-        """Fewest calls in one round."""
-        if not self.short:
-            return FEWEST_CALLS
-        guess_us = max(problem.flops / FP8_FLOPS, problem.bytes / BYTES_PER_S) * 1e6 + 3.0
-        return int(min(FEWEST_CALLS, max(FEWEST_SHORT_CALLS, SHORT_GRAPH_US // guess_us)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +52,3 @@ def _alternate(prepared: dict[str, Prepared], rounds: dict[str, list[float]], pl
         if turn == 0 and plan.give_up_ratio is not None and running:
             limit = plan.give_up_ratio * min(rounds[name][0] for name in running)
             running = [name for name in running if rounds[name][0] <= limit]
-
-
-def first_line(error: Exception) -> str:
-    """An error in one line."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

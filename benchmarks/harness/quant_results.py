@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gemmill.tune.statistics import geometric_mean
+from gemmill.tune.statistics import geometric_mean, paired_ratio
 from harness.measuring import Measurement
 from harness.quant_problems import QuantProblem
 from harness.results import SUBJECT, sample_record
@@ -35,7 +35,7 @@ def row_record(measurement: Measurement, copy_gbps: float) -> dict[str, object]:
         gbps = problem.bytes / samples[SUBJECT].median_us / 1e3
         record |= {"gbps": round(gbps, 1), "fraction": round(gbps / copy_gbps, 4)}
         if PEER in samples:
-            record["ratio"] = round(samples[PEER].median_us / samples[SUBJECT].median_us, 4)
+            record["ratio"] = round(paired_ratio(samples[PEER], samples[SUBJECT]), 4)
     return record
 
 

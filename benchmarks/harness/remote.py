@@ -5,10 +5,11 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from gemmill.tune.operands import OperandMaker, Operands
+from gemmill.tune.peers import vllm_takes
 from gemmill.tune.problems import Problem
 from gemmill.tune.statistics import Sample
 from gemmill.tune.timing import GraphTimer, Prepared, Timer
-from harness.contenders import Contender, vllm_contender, vllm_takes
+from harness.contenders import Contender, vllm_contender
 
 START_SECONDS = 120
 

@@ -6,8 +6,9 @@ from gemmill.space.names import to_name
 from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import select
 from gemmill.tune.operands import Operands
+from gemmill.tune.peers import Multiply
 from gemmill.tune.problems import Op, ops_of
-from harness.contenders import LocalContender, Multiply
+from harness.contenders import LocalContender
 
 
 def multiply(x: Operands, i: int) -> None:

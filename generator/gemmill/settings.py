@@ -78,6 +78,14 @@ def child_environment(*, search: Sequence[Path] = (), python_path: Path | None =
     return result
 
 
+def dsl_environment(arch: str, *, search: Sequence[Path], python_path: Path) -> dict[str, str]:
+    """The environment of a process that compiles with the CuTe DSL for `arch`, such as `sm_90a`: whatever else the user
+    set for the DSL is taken out, since the same file must give the same object."""
+    result = child_environment(search=search, python_path=python_path)
+    result = {name: value for name, value in result.items() if not name.startswith("CUTE_DSL_")}
+    return result | {"CUTE_DSL_ARCH": arch, "CUTE_DSL_DISABLE_FILE_CACHING": "1"}
+
+
 def _path(name: str) -> Path | None:
     text = os.environ.get(name)
     return Path(text).expanduser().absolute() if text else None

@@ -1,5 +1,5 @@
 // Group quantisation, plain or of activation(gate) * up: each group of a row gets its own scale. A group is held by
-// neighbouring lanes of one warp, 16 bytes each, so its maximum needs shuffles only.
+// neighbouring lanes of one warp, one to four 16-byte chunks each, so its maximum needs shuffles only.
 #pragma once
 
 #include "quant/activation.cuh"
@@ -23,8 +23,8 @@ struct GroupQuantParams {
   int32_t* azps;
   float const* scale_ub;
   int64_t hidden, in_stride, out_stride, scale_stride_m, scale_stride_g;
-  uint32_t rows, padded_rows, chunks, groups;
-  FastDivision chunks_per_row;
+  uint32_t rows, padded_rows, groups, all_groups;  // groups of a row, and of all rows
+  FastDivision groups_per_row;
   float smallest_amax, smallest_scale;
 };
 
@@ -58,39 +58,54 @@ __device__ __forceinline__ float group_scale(GroupQuantParams const& p, float am
 template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
 __global__ void __launch_bounds__(kMostGroupQuantThreads) group_quant_kernel(__grid_constant__ GroupQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
-  constexpr int kLanes = kGroup / kElements;
+  constexpr int kParts = parts_of_group(kUnroll, kGroup / kElements);
+  constexpr int kPieces = kUnroll / kParts;
+  constexpr int kLanes = kGroup / kElements / kParts;
   static_assert(kLanes >= 2 && kLanes <= 32, "a group is held by 2 to 32 lanes");
 
-  uint32_t const first = blockIdx.x * (blockDim.x * kUnroll) + threadIdx.x;
-  uint32_t rows[kUnroll], columns[kUnroll];
-  uint4 chunks[kUnroll], ups[Activation::kGated ? kUnroll : 1];
+  // A thread holds chunks `lane`, `lane + kLanes`, ... of a group in each of its pieces.
+  uint32_t const lane = threadIdx.x % kLanes;
+  uint32_t const first = (blockIdx.x * (blockDim.x * kPieces) + threadIdx.x) / kLanes, step = blockDim.x / kLanes;
+  uint32_t rows[kPieces], groups[kPieces];
+  uint4 chunks[kPieces][kParts], ups[Activation::kGated ? kPieces : 1][kParts];
+  auto const column = [&](int u, int part) { return groups[u] * kGroup + (lane + part * kLanes) * kElements; };
   wait_for_predecessor();
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    uint32_t const index = min(first + u * blockDim.x, p.chunks - 1);
-    rows[u] = p.chunks_per_row(index);
-    columns[u] = (index - rows[u] * p.chunks_per_row.divisor) * kElements;
+  for (int u = 0; u < kPieces; ++u) {
+    uint32_t const index = min(first + u * step, p.all_groups - 1);
+    rows[u] = p.groups_per_row(index);
+    groups[u] = index - rows[u] * p.groups;
     In const* const row = static_cast<In const*>(p.in) + rows[u] * p.in_stride;
-    chunks[u] = load_chunk<kAligned>(row, columns[u], p.hidden);
-    if constexpr (Activation::kGated) ups[u] = load_chunk<kAligned>(row + p.hidden, columns[u], p.hidden);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      chunks[u][part] = load_chunk<kAligned, kUnroll == 1>(row, column(u, part), p.hidden);
+      if constexpr (Activation::kGated) ups[u][part] = load_chunk<kAligned, kUnroll == 1>(row + p.hidden, column(u, part), p.hidden);
+    }
   }
   float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
 
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    float values[kElements];
-    unpack<In>(chunks[u], values);
-    if constexpr (Activation::kGated) {
-      float factors[kElements];
-      unpack<In>(ups[u], factors);
-      gate_and_multiply<Activation>(values, factors);
-    }
-    bool const inside = first + u * blockDim.x < p.chunks;
-    bool const writes_scale = inside && threadIdx.x % kLanes == 0;
-    uint32_t const group = columns[u] / kGroup;
-    uint32_t words[kElements / 4];
+  for (int u = 0; u < kPieces; ++u) {
+    float values[kParts * kElements];
     RawExtent<In, std::conditional_t<kSymmetric, float, Range>> of_raw;
-    if constexpr (!Activation::kGated) of_raw.extend(chunks[u]);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      float of_part[kElements];
+      unpack<In>(chunks[u][part], of_part);
+      if constexpr (Activation::kGated) {
+        float factors[kElements];
+        unpack<In>(ups[u][part], factors);
+        gate_and_multiply<Activation>(of_part, factors);
+      } else {
+        of_raw.extend(chunks[u][part]);
+      }
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) values[part * kElements + i] = of_part[i];
+    }
+    bool const inside = first + u * step < p.all_groups;
+    bool const writes_scale = inside && lane == 0;
+    uint32_t words[kParts][kElements / 4];
+    auto& all_words = reinterpret_cast<uint32_t(&)[kParts * kElements / 4]>(words);
     if constexpr (kSymmetric) {
       float amax;
       if constexpr (Activation::kGated) {
@@ -100,31 +115,35 @@ __global__ void __launch_bounds__(kMostGroupQuantThreads) group_quant_kernel(__g
       }
       amax = reduce_lanes<kLanes>(amax, Max{});
       float const scale = group_scale<Out, kFormat>(p, amax, scale_ub);
-      encode_scaled<Out>(values, scale, amax, words);
+      encode_scaled<Out>(values, scale, amax, all_words);
       if (writes_scale) {
         if constexpr (kFormat == ScaleFormat::kPackedUe8m0) {
-          *packed_scale(p, rows[u], group) = static_cast<uint8_t>(__float_as_uint(scale) >> 23);
-          if (group + 1 == p.groups || rows[u] + 1 == p.rows) [[unlikely]] pad_packed_scales(p, rows[u], group);
+          *packed_scale(p, rows[u], groups[u]) = static_cast<uint8_t>(__float_as_uint(scale) >> 23);
+          if (groups[u] + 1 == p.groups || rows[u] + 1 == p.rows) [[unlikely]] pad_packed_scales(p, rows[u], groups[u]);
         } else {
-          static_cast<float*>(p.scales)[scale_index(p, rows[u], group)] = scale;
+          static_cast<float*>(p.scales)[scale_index(p, rows[u], groups[u])] = scale;
         }
       }
     } else {
       AsymmetricCoding const coding(reduce_lanes<kLanes>(of_raw.value(), WidenRange{}), scale_ub);
-      coding.encode(values, words);
-      if (writes_scale) coding.store(static_cast<float*>(p.scales), p.azps, scale_index(p, rows[u], group));
+      coding.encode(values, all_words);
+      if (writes_scale) coding.store(static_cast<float*>(p.scales), p.azps, scale_index(p, rows[u], groups[u]));
     }
-    if (inside) store_codes<kAligned, kElements>(p.out + rows[u] * p.out_stride, columns[u], p.hidden, words);
+    if (!inside) continue;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      store_codes<kAligned, kElements>(p.out + rows[u] * p.out_stride, column(u, part), p.hidden, words[part]);
+    }
   }
 }
 
 template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
-int32_t launch_group_quant_slice(GroupQuantParams const& p, gemmill_quant_launch const& how) {
+int32_t launch_group_quant_slice(GroupQuantParams const& p, int64_t chunks, gemmill_quant_launch const& how) {
   int const threads = how.threads_hint != 0 ? how.threads_hint
-                      : Activation::kGated && is_large(p.chunks, how.sm_count) ? kThreadsOfLarge
-                                                                              : kGroupQuantThreads;
-  return launch<&group_quant_kernel<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, kUnroll, kAligned>>(p,
-                ceil_divide(p.chunks, threads * kUnroll), threads, how);
+                      : Activation::kGated && is_large(chunks, how.sm_count) ? kThreadsOfLarge
+                                                                            : kGroupQuantThreads;
+  return launch<&group_quant_kernel<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, kUnroll, kAligned>>(
+      p, ceil_divide(chunks, threads * kUnroll), threads, how);
 }
 
 template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric>
@@ -149,21 +168,22 @@ int32_t group_quant(gemmill_group_quant_args const& x) {
         x.hidden, x.in_stride, x.out_stride, x.scale_stride_m, x.scale_stride_g,
         static_cast<uint32_t>(rows),
         static_cast<uint32_t>(last && x.scale_rows > x.rows ? x.scale_rows - row : rows),
-        static_cast<uint32_t>(rows * per_row),
         static_cast<uint32_t>(x.hidden / kGroup),
-        FastDivision(static_cast<uint32_t>(per_row)),
+        static_cast<uint32_t>(rows * (x.hidden / kGroup)),
+        FastDivision(static_cast<uint32_t>(x.hidden / kGroup)),
         x.smallest_amax,
         x.smallest_scale,
     };
+    int64_t const chunks = rows * per_row;
     int const unroll = x.launch.chunks_hint != 0 ? x.launch.chunks_hint
-                       : p.chunks <= int64_t{x.launch.sm_count} * kGroupQuantThreads * 4 ? 1
-                       : is_large(p.chunks, x.launch.sm_count)                           ? 4
+                       : chunks <= int64_t{x.launch.sm_count} * kGroupQuantThreads * 4 ? 1
+                       : is_large(chunks, x.launch.sm_count)                           ? 4
                                                                                          : 2;
     int32_t const error =
-        !aligned      ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, false>(p, x.launch)
-        : unroll == 1 ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, true>(p, x.launch)
-        : unroll == 2 ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 2, true>(p, x.launch)
-                      : launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 4, true>(p, x.launch);
+        !aligned      ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, false>(p, chunks, x.launch)
+        : unroll == 1 ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, true>(p, chunks, x.launch)
+        : unroll == 2 ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 2, true>(p, chunks, x.launch)
+                      : launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 4, true>(p, chunks, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -9,9 +9,6 @@
 
 namespace gemmill::quant {
 
-// Dynamic shared memory that a kernel may have: 227 KB, less what these kernels declare themselves.
-inline constexpr int kMostSharedBytes = 225 * 1024;
-
 // Chunks that one launch takes, so that indices stay below 2^31; larger tensors are launched in slices of rows.
 inline constexpr int64_t kMostChunks = int64_t{1} << 30;
 
@@ -43,11 +40,8 @@ __device__ __forceinline__ void wait_for_predecessor() {
 
 // Enqueues a kernel of one argument. Returns 0 or an error code.
 template <auto kernel, class Params>
-int32_t launch(Params params, int64_t ctas, int threads, gemmill_quant_launch const& how, int cluster = 1, int shared_bytes = 0) {
-  if (shared_bytes > 0) {
-    if (cudaError_t error = allow_shared_memory<kernel>(how.device, kMostSharedBytes); error != cudaSuccess) return error;
-  }
-  LaunchShape const shape{dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(threads)), dim3(static_cast<unsigned>(cluster)), shared_bytes};
+int32_t launch(Params params, int64_t ctas, int threads, gemmill_quant_launch const& how, int cluster = 1) {
+  LaunchShape const shape{dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(threads)), dim3(static_cast<unsigned>(cluster)), 0};
   void* parameters[] = {&params};
   return launch_kernel<kernel>(shape, how.device, how.programmatic_launch != 0, parameters, static_cast<cudaStream_t>(how.stream));
 }

@@ -41,6 +41,14 @@ __device__ __forceinline__ T reduce_lanes(T value, Operation operation) {
   return value;
 }
 
+// Of the chunks that a thread loads, how many belong to one group: the more, the fewer shuffles and scales are computed.
+// At least two lanes hold a group, so that its codes are written in runs of 16 bytes or more.
+constexpr int parts_of_group(int chunks_of_thread, int chunks_of_group) {
+  int parts = chunks_of_thread < 4 ? chunks_of_thread : 4;
+  while (parts > chunks_of_group / 2) parts /= 2;
+  return parts;
+}
+
 __device__ __forceinline__ uint32_t cluster_size() {
   uint32_t size;
   asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));

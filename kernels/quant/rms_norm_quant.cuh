@@ -4,24 +4,65 @@
 //     y    = round(round(x * 1/rms) * weight), rounded to the input's type as the unfused ops would
 //     code = y by the scale of its row or group
 //
-// Many rows are staged: rms_norm_quant_staged.cuh.
-//
-// The sum of squares is made in f32 over runs of four elements, ((0 + 1) + (2 + 3)), and in f64 across runs: exact enough
-// that the order across runs does not show in f32.
+// The sum of squares is made in f32 over runs of 16 bytes, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), and in f64 across runs:
+// exact enough that the order across runs does not show in f32.
 #pragma once
 
-#include "quant/rms_norm_quant_params.cuh"
-#include "quant/rms_norm_quant_staged.cuh"
+#include "quant/code.cuh"
+#include "quant/extent.cuh"
+#include "quant/launch.cuh"
+#include "quant/memory.cuh"
+#include "quant/reduce.cuh"
 
 namespace gemmill::quant {
 
 inline constexpr int kMostRmsNormThreads = 1024;
 inline constexpr int kMostRmsNormCluster = 8;
 
+struct RmsNormParams {
+  void const* in;
+  void const* weight;
+  void* residual;
+  uint8_t* out;
+  float* scales;
+  float const* scale_ub;
+  int64_t hidden, in_stride, out_stride, residual_stride, scale_stride_m, scale_stride_g;
+  uint32_t chunks;  // of a row
+  double inverse_hidden, epsilon;
+};
+
+template <int kElements>
+__device__ __forceinline__ double sum_of_squares(float const (&x)[kElements]) {
+  float sums[kElements];
+#pragma unroll
+  for (int i = 0; i < kElements; ++i) sums[i] = __fmul_rn(x[i], x[i]);
+#pragma unroll
+  for (int step = 1; step < kElements; step *= 2) {
+#pragma unroll
+    for (int i = 0; i < kElements; i += 2 * step) sums[i] = __fadd_rn(sums[i], sums[i + step]);
+  }
+  return static_cast<double>(sums[0]);
+}
+
+// Values of s8 are multiplied by the scale's reciprocal, those of e4m3 divided by it.
+template <class Out, int kElements>
+__device__ __forceinline__ void encode_normed(float const (&y)[kElements], float scale, float amax, uint32_t (&words)[kElements / 4]) {
+  if constexpr (std::is_same_v<Out, S8>) {
+    float const reciprocal = reciprocal_of(scale);
+#pragma unroll
+    for (int i = 0; i < kElements; i += 4) {
+      words[i / 4] = encode4(__fmul_rn(y[i], reciprocal), __fmul_rn(y[i + 1], reciprocal), __fmul_rn(y[i + 2], reciprocal),
+                             __fmul_rn(y[i + 3], reciprocal), Out{});
+    }
+  } else {
+    encode_scaled<Out>(y, scale, amax, words);
+  }
+}
+
 // Threads of a CTA and CTAs of an SM, through which the registers of a thread. With up to two chunks a thread one CTA may
 // fill the SM; with more, rows are many and CTAs share it. 448 threads hold rows of 14336 and 28672 elements of 16 bits.
 constexpr int rms_norm_threads(int chunks) { return chunks <= 2 ? kMostRmsNormThreads : 448; }
-constexpr int rms_norm_ctas(int chunks, bool residual) { return chunks == 4 ? (residual ? 2 : 3) : 1; }
+constexpr int rms_norm_ctas(int chunks, bool residual) { return chunks <= 2 || (chunks == 8 && residual) ? 1 : 2; }
 
 struct RmsNormShape {
   int chunks, threads, cluster;
@@ -42,6 +83,7 @@ inline RmsNormShape rms_norm_shape(gemmill_quant_launch const& how, int64_t rows
   if (shape.chunks == 0) {
     int64_t const most_threads = rows * shape.cluster > how.sm_count ? 256 : kMostRmsNormThreads;
     shape.chunks = 1;
+    if (is_large(rows * chunks, how.sm_count) && chunks >= 256) shape.chunks = most_chunks;
     while (shape.chunks < most_chunks && of_cta > shape.chunks * (shape.chunks == 4 ? rms_norm_threads(4) : most_threads)) shape.chunks *= 2;
   }
   if (shape.chunks > most_chunks) shape.chunks = most_chunks;
@@ -56,7 +98,8 @@ inline RmsNormShape rms_norm_shape(gemmill_quant_launch const& how, int64_t rows
 template <class Variant, class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kResidual, bool kCluster>
 __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChunks, kResidual)) rms_norm_quant_kernel(RmsNormParams const p) {
   constexpr int kElements = kChunkElements<In>;
-  constexpr int kLanes = kGroup == 0 ? 32 : kGroup / kElements;
+  constexpr int kParts = kGroup == 0 ? 1 : parts_of_group(kChunks, kGroup / kElements);
+  constexpr int kLanes = kGroup == 0 ? 32 : kGroup / kElements / kParts;
   static_assert(kResident || !kCluster, "a row that does not stay in registers belongs to one CTA");
   __shared__ RowReduction<double, kCluster> sum_reduction;
   __shared__ RowReduction<float, kCluster> max_reduction;
@@ -69,7 +112,11 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
   uint32_t const step = blockDim.x * (kCluster ? cluster_size() : 1);
   uint32_t const first = (kCluster ? cluster_rank() * blockDim.x : 0) + threadIdx.x;
   uint32_t const rounds = kResident ? 1 : (p.chunks + step * kChunks - 1) / (step * kChunks);
-  auto const index_of = [&](uint32_t round, int c) { return (round * kChunks + c) * step + first; };
+  // Scales of groups: kParts chunks in a row, of a thread, belong to one group, which kLanes threads hold.
+  auto const index_of = [&](uint32_t round, int c) {
+    uint32_t const piece = (round * (kChunks / kParts) + c / kParts) * step + first;
+    return kParts == 1 ? piece : piece / kLanes * (kLanes * kParts) + piece % kLanes + c % kParts * kLanes;
+  };
 
   uint4 chunks[kChunks], others[kResidual ? kChunks : 1];
   auto const load = [&](uint32_t round) {
@@ -79,9 +126,9 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
       chunks[c] = make_uint4(0, 0, 0, 0);
       if constexpr (kResidual) others[c] = make_uint4(0, 0, 0, 0);
       if (index < p.chunks) {
-        chunks[c] = load_chunk<kAligned, Beyond::kZero>(in, int64_t{index} * kElements, p.hidden);
+        chunks[c] = load_chunk<kAligned, (kChunks < 4), Beyond::kZero>(in, int64_t{index} * kElements, p.hidden);
         if constexpr (kResidual) {
-          others[c] = load_chunk<kAligned, Beyond::kZero>(static_cast<In const*>(residual), int64_t{index} * kElements, p.hidden);
+          others[c] = load_chunk<kAligned, (kChunks < 4), Beyond::kZero>(static_cast<In const*>(residual), int64_t{index} * kElements, p.hidden);
         }
       }
     }
@@ -110,8 +157,9 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
   constexpr bool kKeepWeights = kResident && kChunks < 4;
   uint4 weights[kKeepWeights ? kChunks : 1];
   auto const load_weight = [&](uint32_t index) {
+    // Beyond the row any will do: what is normalised there is zero, or NaN, which does not count either.
+    if constexpr (kAligned) return load_reused(weight + int64_t{min(index, p.chunks - 1)} * kElements);
     if (index >= p.chunks) return make_uint4(0, 0, 0, 0);
-    if constexpr (kAligned) return load_reused(weight + int64_t{index} * kElements);
     return load_elements<Beyond::kZero>(weight, int64_t{index} * kElements, p.hidden);
   };
 
@@ -134,7 +182,8 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
   float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
   sum = sum_reduction(sum, Sum{});
   if constexpr (kCluster && kGroup == 0) cluster_arrive();
-  float const inverse_rms = inverse_rms_of(sum, p);
+  float const mean = static_cast<float>(__dadd_rn(__dmul_rn(sum, p.inverse_hidden), p.epsilon));
+  float const inverse_rms = __frsqrt_rn(mean);
 
   // Replaces a chunk by what it is normalised to, which is of the input's type.
   auto const normalise = [&](uint32_t round, int c) {
@@ -148,6 +197,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
       chunks[c] = multiply<In>(pack<In>(x), load_weight(index_of(round, c)));
     }
   };
+  auto const scale_from = [&](float amax) { return fmaxf(scale_of<Out>(fminf(amax, scale_ub)), Out::kSmallestScale); };
   auto const store = [&](uint32_t index, int c, float scale, float amax) {
     float y[kElements];
     unpack<In>(chunks[c], y);
@@ -167,7 +217,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
       }
     }
     float const amax = max_reduction(of_row.value(), Max{});
-    float const scale = normed_scale<Out>(amax, scale_ub);
+    float const scale = scale_from(amax);
     if (first == 0) p.scales[row * p.scale_stride_m] = scale;
     for (uint32_t round = 0; round < rounds; ++round) {
       if constexpr (!kResident) load(round);
@@ -184,18 +234,22 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     for (uint32_t round = 0; round < rounds; ++round) {
       if constexpr (!kResident) load(round);
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        uint32_t const index = index_of(round, c);
-        if constexpr (!kResident && kResidual) replace_residual(round, c);
-        normalise(round, c);
-        RawExtent<In, float> of_chunk;
-        of_chunk.extend(chunks[c]);
-        float const amax = reduce_lanes<kLanes>(of_chunk.value(), Max{});
-        float const scale = normed_scale<Out>(amax, scale_ub);
-        if (threadIdx.x % kLanes == 0 && index < p.chunks) {
-          p.scales[row * p.scale_stride_m + index / kLanes * p.scale_stride_g] = scale;
+      for (int piece = 0; piece < kChunks; piece += kParts) {
+        RawExtent<In, float> of_group;
+#pragma unroll
+        for (int c = piece; c < piece + kParts; ++c) {
+          if constexpr (!kResident && kResidual) replace_residual(round, c);
+          normalise(round, c);
+          of_group.extend(chunks[c]);
         }
-        store(index, c, scale, amax);
+        float const amax = reduce_lanes<kLanes>(of_group.value(), Max{});
+        float const scale = scale_from(amax);
+        uint32_t const first_index = index_of(round, piece);
+        if (threadIdx.x % kLanes == 0 && first_index < p.chunks) {
+          p.scales[row * p.scale_stride_m + first_index / (kLanes * kParts) * p.scale_stride_g] = scale;
+        }
+#pragma unroll
+        for (int c = piece; c < piece + kParts; ++c) store(index_of(round, c), c, scale, amax);
       }
     }
   }
@@ -236,10 +290,6 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
         static_cast<uint32_t>(chunks),
         1.0 / static_cast<double>(x.hidden), static_cast<double>(x.epsilon),
     };
-    if (StagedShape const staged = staged_shape(x.launch, rows, chunks, chunks * (x.residual == nullptr ? 16 : 32), true); aligned && staged.stages > 0) {
-      if (int32_t const error = launch_rms_norm_quant_staged<Variant, In, Out, kGroup>(p, staged, rows, x.launch); error != cudaSuccess) return error;
-      continue;
-    }
     RmsNormShape const shape = rms_norm_shape(x.launch, rows, chunks);
     gemmill_quant_launch one_cta = x.launch;
     one_cta.cluster_hint = 1;

@@ -71,8 +71,8 @@ __global__ void __launch_bounds__(kMostStaticQuantThreads) static_quant_kernel(S
     rows[u] = p.chunks_per_row(index);
     columns[u] = (index - rows[u] * p.chunks_per_row.divisor) * kElements;
     In const* const row = static_cast<In const*>(p.in) + rows[u] * p.in_stride;
-    chunks[u] = load_chunk<kAligned>(row, columns[u], p.hidden);
-    if constexpr (Activation::kGated) ups[u] = load_chunk<kAligned>(row + p.hidden, columns[u], p.hidden);
+    chunks[u] = load_chunk<kAligned, kUnroll == 1>(row, columns[u], p.hidden);
+    if constexpr (Activation::kGated) ups[u] = load_chunk<kAligned, kUnroll == 1>(row + p.hidden, columns[u], p.hidden);
   }
   int32_t const azp = kSymmetric ? 0 : *p.azp;
 

@@ -1,6 +1,6 @@
 // Dynamic quantisation with one scale for the tensor. A tensor that fits into the registers of one cluster is done by
 // one kernel, as a single row. Others take two: maxima of slices into the workspace, then codes; the second starts from
-// the end, where the first has left the input in L2.
+// the end, which the first has left in L2.
 #pragma once
 
 #include "quant/extent.cuh"
@@ -8,14 +8,12 @@
 
 namespace gemmill::quant {
 
-inline constexpr int kTensorQuantThreads = 512;
-inline constexpr int kMostTensorQuantCtas = gemmill_tensor_quant_workspace_bytes / sizeof(float);
-inline constexpr int kTensorQuantUnroll = 4;
+inline constexpr int kTensorMaximumThreads = 1024;
+inline constexpr int kTensorCodesThreads = 256;
+constexpr int tensor_codes_unroll(bool aligned) { return aligned ? 4 : 1; }
+inline constexpr int kMostTensorMaxima = gemmill_tensor_quant_workspace_bytes / sizeof(float);
 // Chunks that one cluster of 8 CTAs keeps, 4 a thread.
 inline constexpr int64_t kMostClusterChunks = 8 * kMostTokenQuantThreads * 4;
-// Chunks at the end of the tensor that the first kernel leaves in L2 for the second. An H200 has 50 MB, of which each
-// half of the chip sees what is read through its own part.
-inline constexpr int64_t kChunksLeftInL2 = (int64_t{24} << 20) / 16;
 
 struct TensorQuantParams {
   void const* in;
@@ -28,66 +26,60 @@ struct TensorQuantParams {
 };
 
 template <class Variant, class In, bool kAligned>
-__global__ void __launch_bounds__(kTensorQuantThreads) tensor_maximum_kernel(TensorQuantParams const p) {
+__global__ void __launch_bounds__(kTensorMaximumThreads) tensor_maximum_kernel(TensorQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
+  constexpr int kUnroll = kAligned ? 8 : 1;
   __shared__ RowReduction<float, false> reduction;
-  uint32_t const step = gridDim.x * kTensorQuantThreads;
-  uint64_t const read_once = evict_first(), read_again = evict_normal();
+  int64_t const step = int64_t{gridDim.x} * kTensorMaximumThreads;
   RawExtent<In, float> extent;
   wait_for_predecessor();
-  for (int64_t base = blockIdx.x * kTensorQuantThreads + threadIdx.x; base < p.chunks; base += int64_t{step} * kTensorQuantUnroll) {
-    uint4 chunks[kTensorQuantUnroll];
+  for (int64_t base = blockIdx.x * kTensorMaximumThreads + threadIdx.x; base < p.chunks; base += step * kUnroll) {
+    uint4 chunks[kUnroll];
 #pragma unroll
-    for (int u = 0; u < kTensorQuantUnroll; ++u) {
-      uint32_t const index = static_cast<uint32_t>(base + u * int64_t{step} < p.chunks ? base + u * int64_t{step} : base);
+    for (int u = 0; u < kUnroll; ++u) {
+      uint32_t const index = static_cast<uint32_t>(base + u * step < p.chunks ? base + u * step : base);
       uint32_t const row = p.chunks_per_row(index);
       int64_t const column = int64_t{index - row * p.chunks_per_row.divisor} * kElements;
-      uint64_t const policy = p.chunks - index > kChunksLeftInL2 ? read_once : read_again;
-      chunks[u] = load_chunk<kAligned>(static_cast<In const*>(p.in) + row * p.in_stride, column, p.hidden, policy);
+      chunks[u] = load_chunk<kAligned, false>(static_cast<In const*>(p.in) + row * p.in_stride, column, p.hidden);
     }
 #pragma unroll
-    for (int u = 0; u < kTensorQuantUnroll; ++u) extent.extend(chunks[u]);
+    for (int u = 0; u < kUnroll; ++u) extent.extend(chunks[u]);
   }
   float const amax = reduction(extent.value(), Max{});
   if (threadIdx.x == 0) p.maxima[p.first_maximum + blockIdx.x] = amax;
 }
 
 template <class Variant, class In, class Out, bool kAligned>
-__global__ void __launch_bounds__(kTensorQuantThreads) tensor_codes_kernel(TensorQuantParams const p) {
+__global__ void __launch_bounds__(kTensorCodesThreads) tensor_codes_kernel(TensorQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
-  __shared__ RowReduction<float, false> reduction;
-  uint32_t const step = gridDim.x * kTensorQuantThreads;
+  constexpr int kUnroll = tensor_codes_unroll(kAligned);
+  uint32_t const first = blockIdx.x * (kTensorCodesThreads * kUnroll) + threadIdx.x;
+  uint4 chunks[kUnroll];
+  uint32_t rows[kUnroll];
+  int64_t columns[kUnroll];
   wait_for_predecessor();
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    int64_t const backward = p.chunks - 1 - (int64_t{first} + u * kTensorCodesThreads);
+    chunks[u] = make_uint4(0, 0, 0, 0);
+    if (backward < 0) continue;
+    uint32_t const index = static_cast<uint32_t>(backward);
+    rows[u] = p.chunks_per_row(index);
+    columns[u] = int64_t{index - rows[u] * p.chunks_per_row.divisor} * kElements;
+    chunks[u] = load_chunk<kAligned, false>(static_cast<In const*>(p.in) + rows[u] * p.in_stride, columns[u], p.hidden);
+  }
+  // Every warp reduces the maxima itself, while its chunks are on their way.
   float amax = 0.0f;
-  for (uint32_t i = threadIdx.x; i < p.maxima_count; i += kTensorQuantThreads) amax = fmaxf(amax, p.maxima[i]);
-  amax = reduction(amax, Max{});
-  float const scale = fmaxf(scale_of<Out>(amax), Out::kSmallestScale);
-  float const reciprocal = reciprocal_of(scale);
-  uint64_t const policy = evict_first();
-  if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = scale;
-
-  for (int64_t base = blockIdx.x * kTensorQuantThreads + threadIdx.x; base < p.chunks; base += int64_t{step} * kTensorQuantUnroll) {
-    uint4 chunks[kTensorQuantUnroll];
-    uint32_t rows[kTensorQuantUnroll];
-    int64_t columns[kTensorQuantUnroll];
+  for (uint32_t i = threadIdx.x % 32; i < p.maxima_count; i += 32) amax = fmaxf(amax, p.maxima[i]);
+  TensorCoding<Out> const coding(reduce_lanes<32>(amax, Max{}), 0.0f);
+  if (blockIdx.x == 0 && threadIdx.x == 0) coding.store(p.scale, nullptr, 0);
 #pragma unroll
-    for (int u = 0; u < kTensorQuantUnroll; ++u) {
-      int64_t const forward = base + u * int64_t{step} < p.chunks ? base + u * int64_t{step} : base;
-      uint32_t const index = static_cast<uint32_t>(p.chunks - 1 - forward);
-      rows[u] = p.chunks_per_row(index);
-      columns[u] = int64_t{index - rows[u] * p.chunks_per_row.divisor} * kElements;
-      chunks[u] = load_chunk<kAligned>(static_cast<In const*>(p.in) + rows[u] * p.in_stride, columns[u], p.hidden, policy);
-    }
-#pragma unroll
-    for (int u = 0; u < kTensorQuantUnroll; ++u) {
-      float values[kElements];
-      unpack<In>(chunks[u], values);
-      uint32_t words[kElements / 4];
-#pragma unroll
-      for (int i = 0; i < kElements; i += 4) {
-        words[i / 4] = encode4(__fmul_rn(values[i], reciprocal), __fmul_rn(values[i + 1], reciprocal),
-                               __fmul_rn(values[i + 2], reciprocal), __fmul_rn(values[i + 3], reciprocal), Out{});
-      }
+  for (int u = 0; u < kUnroll; ++u) {
+    float values[kElements];
+    unpack<In>(chunks[u], values);
+    uint32_t words[kElements / 4];
+    coding.encode(values, words);
+    if (int64_t{first} + u * kTensorCodesThreads < p.chunks) {
       store_codes<kAligned, kElements>(p.out + rows[u] * p.out_stride, columns[u], p.hidden, words);
     }
   }
@@ -97,27 +89,29 @@ template <class Variant, class In, class Out, bool kAligned>
 int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row) {
   int64_t const slice = x.rows == 0 ? 1 : kMostChunks / per_row;
   int64_t const slices = x.rows == 0 ? 1 : ceil_divide(x.rows, slice);
-  if (slices > kMostTensorQuantCtas) return GEMMILL_CANNOT_IMPLEMENT;
-  auto const params = [&](int64_t i, int64_t ctas) {
+  if (slices > kMostTensorMaxima) return GEMMILL_CANNOT_IMPLEMENT;
+  auto const params = [&](int64_t i, int64_t maxima) {
     int64_t const row = i * slice;
     int64_t const rows = x.rows - row < slice ? x.rows - row : slice;
     return TensorQuantParams{static_cast<In const*>(x.in) + row * x.in_stride,
                              static_cast<uint8_t*>(x.out) + row * x.out_stride,
                              x.scale, static_cast<float*>(x.workspace),
                              x.hidden, x.in_stride, x.out_stride, rows * per_row,
-                             static_cast<uint32_t>(ctas * slices), static_cast<uint32_t>(i * ctas),
+                             static_cast<uint32_t>(maxima * slices), static_cast<uint32_t>(i * maxima),
                              FastDivision(static_cast<uint32_t>(per_row > 0 ? per_row : 1))};
   };
   int64_t const chunks = (x.rows < slice ? x.rows : slice) * per_row;
-  int64_t const wanted = ceil_divide(chunks, kTensorQuantThreads * kTensorQuantUnroll);
-  int64_t const most = kMostTensorQuantCtas / slices < 3 * x.launch.sm_count ? kMostTensorQuantCtas / slices : 3 * x.launch.sm_count;
-  int64_t const ctas = wanted < 1 ? 1 : wanted < most ? wanted : most;
+  int64_t const wanted = ceil_divide(chunks, kTensorMaximumThreads);
+  int64_t const most = kMostTensorMaxima / slices < x.launch.sm_count ? kMostTensorMaxima / slices : x.launch.sm_count;
+  int64_t const maxima = wanted < 1 ? 1 : wanted < most ? wanted : most;
   for (int64_t i = 0; i < slices; ++i) {
-    int32_t const error = launch<&tensor_maximum_kernel<Variant, In, kAligned>>(params(i, ctas), ctas, kTensorQuantThreads, x.launch);
+    int32_t const error = launch<&tensor_maximum_kernel<Variant, In, kAligned>>(params(i, maxima), maxima, kTensorMaximumThreads, x.launch);
     if (error != cudaSuccess) return error;
   }
   for (int64_t i = slices - 1; i >= 0; --i) {
-    int32_t const error = launch<&tensor_codes_kernel<Variant, In, Out, kAligned>>(params(i, ctas), ctas, kTensorQuantThreads, x.launch);
+    TensorQuantParams const p = params(i, maxima);
+    int64_t const ctas = ceil_divide(p.chunks, kTensorCodesThreads * tensor_codes_unroll(kAligned));
+    int32_t const error = launch<&tensor_codes_kernel<Variant, In, Out, kAligned>>(p, ctas > 0 ? ctas : 1, kTensorCodesThreads, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -1,17 +1,35 @@
 // Dynamic quantisation with one scale a row, plain or of activation(gate) * up. A row is shared by the threads of a
 // CTA, or of a cluster when there are few rows. It stays in registers between maximum and codes; a row too long for
-// them is read twice, the second time from L2. Many rows are staged: token_quant_staged.cuh.
+// them is read twice, the second time from L2.
 #pragma once
 
-#include "quant/token_quant_params.cuh"
-#include "quant/token_quant_staged.cuh"
+#include "quant/activation.cuh"
+#include "quant/coding.cuh"
+#include "quant/extent.cuh"
+#include "quant/launch.cuh"
+#include "quant/memory.cuh"
+#include "quant/reduce.cuh"
 
 namespace gemmill::quant {
 
 inline constexpr int kMostTokenQuantThreads = 1024;
 inline constexpr int kMostTokenQuantCluster = 8;
 
-template <class In, class Activation, bool kAligned>
+struct TokenQuantParams {
+  void const* in;
+  uint8_t* out;
+  float* scales;
+  int32_t* azps;
+  float const* scale_ub;
+  int64_t hidden, in_stride, out_stride;
+  uint32_t chunks;  // of a row
+};
+
+// Threads of a CTA and CTAs of an SM, through which the registers of a thread: 64 at most.
+constexpr int token_quant_threads(int chunks) { return chunks == 8 ? 512 : kMostTokenQuantThreads; }
+constexpr int token_quant_ctas(int chunks) { return chunks == 8 ? 2 : 1; }
+
+template <class In, class Activation, bool kAligned, bool kStream>
 struct RowOfChunks {
   static constexpr int kElements = kChunkElements<In>;
   In const* row;
@@ -27,8 +45,8 @@ struct RowOfChunks {
     Raw raw{};
     if (index < chunks) {
       int64_t const column = int64_t{index} * kElements;
-      raw.chunk = load_chunk<kAligned>(row, column, hidden);
-      if constexpr (Activation::kGated) raw.up = load_chunk<kAligned>(row + hidden, column, hidden);
+      raw.chunk = load_chunk<kAligned, kStream>(row, column, hidden);
+      if constexpr (Activation::kGated) raw.up = load_chunk<kAligned, kStream>(row + hidden, column, hidden);
     }
     return raw;
   }
@@ -43,9 +61,9 @@ struct RowOfChunks {
 };
 
 template <class Variant, class In, class Activation, class Coding, int kChunks, bool kAligned, bool kResident, bool kCluster>
-__global__ void __launch_bounds__(kMostTokenQuantThreads) token_quant_kernel(TokenQuantParams const p) {
+__global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas(kChunks)) token_quant_kernel(TokenQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
-  using Chunks = RowOfChunks<In, Activation, kAligned>;
+  using Chunks = RowOfChunks<In, Activation, kAligned, (kChunks < 4)>;
   __shared__ RowReduction<typename Coding::Extent, kCluster> reduction;
   if constexpr (kCluster) cluster_arrive();
 
@@ -110,11 +128,11 @@ struct TokenQuantShape {
   bool resident;
 };
 
-// Chunks a thread, threads a CTA and CTAs a row. Many rows: as few threads as hold a row, so that several CTAs share an
-// SM and one loads while another reduces. Few rows: as many threads as there are chunks, and where one CTA would issue
+// Chunks a thread, threads a CTA and CTAs a row. Many rows: few threads with many chunks each, so that several CTAs share an
+// SM and one loads while another reduces, and a reduction serves much. Few rows: as many threads as there are chunks, and where one CTA would issue
 // more than 2048 loads, clusters. Measured on an H200.
 inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, int loads_per_chunk) {
-  constexpr int kMostChunksPerThread = 4;
+  int const most_chunks = loads_per_chunk > 1 ? 4 : 8;
   constexpr int64_t kMostLoadsOfOneCta = 2048;
   TokenQuantShape shape{};
   shape.cluster = how.cluster_hint;
@@ -129,11 +147,14 @@ inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_
     bool const many = rows * shape.cluster > how.sm_count;
     int64_t const most_threads = many ? 256 * loads_per_chunk : kMostTokenQuantThreads;
     shape.chunks = 1;
-    while (shape.chunks < kMostChunksPerThread && of_cta > shape.chunks * most_threads) shape.chunks *= 2;
+    // Many large rows: a CTA should take long to load beside what its launch and its reductions take.
+    bool const wide = is_large(rows * chunks, how.sm_count);
+    if (wide && chunks >= 256) shape.chunks = most_chunks;
+    while (shape.chunks < 4 && of_cta > shape.chunks * most_threads) shape.chunks *= 2;
   }
-  if (shape.chunks > kMostChunksPerThread) shape.chunks = kMostChunksPerThread;
+  if (shape.chunks > most_chunks) shape.chunks = most_chunks;
   int64_t const threads = ceil_divide(ceil_divide(of_cta, shape.chunks), 32) * 32;
-  shape.resident = threads <= kMostTokenQuantThreads;
+  shape.resident = threads <= token_quant_threads(shape.chunks);
   shape.threads = static_cast<int>(shape.resident ? threads : kMostTokenQuantThreads);
   return shape;
 }
@@ -147,6 +168,16 @@ int32_t launch_token_quant(TokenQuantParams const& p, TokenQuantShape shape, int
     }
   }
   return launch<&token_quant_kernel<Variant, In, Activation, Coding, kChunks, kAligned, kResident, false>>(p, rows, shape.threads, how);
+}
+
+// Rows of one CTA whose threads have eight chunks each. Products would not fit.
+template <class Variant, class In, class Activation, class Coding>
+int32_t launch_token_quant_wide(TokenQuantParams const& p, TokenQuantShape shape, int64_t rows, gemmill_quant_launch const& how) {
+  if constexpr (Activation::kGated) {
+    return GEMMILL_CANNOT_IMPLEMENT;
+  } else {
+    return launch<&token_quant_kernel<Variant, In, Activation, Coding, 8, true, true, false>>(p, rows, shape.threads, how);
+  }
 }
 
 template <class Variant, class In, class Activation, class Coding>
@@ -166,13 +197,12 @@ int32_t token_quant(gemmill_token_quant_args const& x) {
         x.hidden, x.in_stride, x.out_stride, static_cast<uint32_t>(chunks),
     };
     TokenQuantShape const shape = token_quant_shape(x.launch, rows, chunks, Activation::kGated ? 2 : 1);
-    StagedShape const staged = staged_shape(x.launch, rows, chunks, chunks * (Activation::kGated ? 32 : 16), Activation::kGated);
     int32_t const error =
-        aligned && staged.stages > 0 ? launch_token_quant_staged<Variant, In, Activation, Coding>(p, staged, rows, x.launch)
-        : !aligned          ? launch_token_quant<Variant, In, Activation, Coding, 1, false, false>(p, shape, rows, x.launch)
+        !aligned            ? launch_token_quant<Variant, In, Activation, Coding, 1, false, false>(p, shape, rows, x.launch)
         : !shape.resident   ? launch_token_quant<Variant, In, Activation, Coding, 4, true, false>(p, shape, rows, x.launch)
         : shape.chunks == 1 ? launch_token_quant<Variant, In, Activation, Coding, 1, true, true>(p, shape, rows, x.launch)
         : shape.chunks == 2 ? launch_token_quant<Variant, In, Activation, Coding, 2, true, true>(p, shape, rows, x.launch)
+        : shape.chunks > 4  ? launch_token_quant_wide<Variant, In, Activation, Coding>(p, shape, rows, x.launch)
                             : launch_token_quant<Variant, In, Activation, Coding, 4, true, true>(p, shape, rows, x.launch);
     if (error != cudaSuccess) return error;
   }

@@ -88,7 +88,12 @@ def make_manifest() -> Callable[..., Manifest]:
             extension_bytes=1_000_000,
             torch_target="2.11",
             toolchain=Toolchain(
-                nvcc="13.5.0", cuda_major=13, cutlass="4.2.0", host_compiler="g++ 12.2.0", flags=("-O3", "-std=c++17")
+                nvcc="13.5.0",
+                cuda_major=13,
+                cutlass="4.2.0",
+                cutedsl="",
+                host_compiler="g++ 12.2.0",
+                flags=("-O3", "-std=c++17"),
             ),
             entries=tuple(_entry(config) for config in configs or (_base(),)),
             rejected=(RejectedEntry(name="sm90a_cutlass_bad", error="error: static assertion failed"),),

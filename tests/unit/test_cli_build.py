@@ -151,6 +151,14 @@ def test_build_without_some_variants_is_code_5(gemmill, fake, make_manifest) -> 
     assert outcome.err.endswith("gemmill: not built: sm90a_cutlass_bad: error: static assertion failed\n")
 
 
+def test_what_has_the_same_reason_is_told_in_one_line(gemmill, fake, make_manifest) -> None:
+    rows = [("a", "no CuTe DSL"), ("b", "error: no"), ("c", "no CuTe DSL"), ("d", "no CuTe DSL")]
+    rejected = tuple(RejectedEntry(name=name, error=error) for name, error in rows)
+    fake.result = dataclasses.replace(fake.result, manifest=make_manifest(rejected=rejected))
+    lines = gemmill("build", "--select", "smoke").err.splitlines()
+    assert lines[-2:] == ["gemmill: not built: a and 2 more: no CuTe DSL", "gemmill: not built: b: error: no"]
+
+
 def test_build_that_fails_is_code_4(gemmill, fake) -> None:
     fake.error = BuildError("the disk is full: free some space")
     outcome = gemmill("build", "--select", "smoke")

@@ -13,12 +13,14 @@ import gemmill as package
 from gemmill.reference import Comparison
 from gemmill.runtime import checks, operands
 from gemmill.runtime.problem import problem_of_call
+from gemmill.runtime.quant_call import config_of, quant_call
+from gemmill.runtime.quant_table import make_quant_table, select_quant
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Choice, select
 from gemmill.runtime.table import make_table
 from gemmill.space.names import to_name
 from gemmill.space.predicate import predicate_of
-from gemmill.space.quant_ops import QUANT_OPS, smoke_quant_configs
+from gemmill.space.quant_ops import QUANT_OPS, quant_configs, smoke_quant_configs
 from gemmill.tune import verify as layer
 from gemmill.tune.verify import Verdict, cases_of, run_case
 from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule
@@ -138,7 +140,9 @@ def test_explain_of_a_call_that_nothing_takes(gemmill, asked) -> None:
             ["cutlass_scaled_mm_azp"],
             "cutlass_scaled_mm_azp with --azp none: cutlass_scaled_mm takes none, cutlass_scaled_mm_azp takes tensor or token",
         ),
-        (["fused_mm"], "no op 'fused_mm' to explain: there are cutlass_scaled_mm and cutlass_scaled_mm_azp"),
+        (["fused_mm"], f"no op 'fused_mm' to explain: there are {', '.join(BY_NAME)}"),
+        (["silu_and_mul_quant", "--hidden", "8"], "silu_and_mul_quant wants -m and --hidden, and neither -n nor -k"),
+        (["cutlass_scaled_mm", "--hidden", "8"], "cutlass_scaled_mm wants -m, -n and -k, and no --hidden"),
         (
             ["cutlass_scaled_mm", "--ldd", "8"],
             "cutlass_scaled_mm: out has row stride 8 for rows of 16: its rows overlap",
@@ -147,6 +151,69 @@ def test_explain_of_a_call_that_nothing_takes(gemmill, asked) -> None:
 )
 def test_explain_refuses_what_the_op_refuses(gemmill, asked, arguments, sentence) -> None:
     outcome = gemmill("explain", *arguments, "-m", 16, "-n", 16, "-k", 16)
+    assert (outcome.code, outcome.out, outcome.err) == (2, "", f"gemmill: {sentence}\n")
+
+
+@pytest.fixture
+def asked_of_quant(monkeypatch, make_manifest):
+    """Explains against a table of all quantisation variants, without an extension."""
+    manifest = make_manifest(*quant_configs(Arch.SM90A))
+    table = make_quant_table(manifest.entries, [entry.symbol for entry in manifest.entries])
+
+    def explain(op: str, *arguments: object) -> Choice:
+        call = operands.of_arguments(BY_NAME[op], arguments)
+        checks.check(BY_NAME[op], call)
+        return select_quant(table, config_of(quant_call(BY_NAME[op], call), Arch.SM90A))
+
+    monkeypatch.setattr(package, "load", lambda build: None, raising=False)
+    monkeypatch.setattr(package, "explain", explain, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variant"),
+    [
+        (["static_scaled_fp8_quant"], "static_bf16_e4m3_none_f32_sym"),
+        (["dynamic_scaled_fp8_quant", "--dtype", "f32"], "tensor_f32_e4m3_none_f32_sym"),
+        (["dynamic_scaled_int8_quant", "--azp", "token"], "token_bf16_s8_none_f32_asym"),
+        (["static_scaled_int8_quant", "--azp", "tensor"], "static_bf16_s8_none_f32_asym"),
+        (["per_token_group_fp8_quant", "--group", "32", "--ue8m0"], "group_bf16_e4m3_none_g32f32pow2_sym"),
+        (["per_token_group_fp8_quant_packed"], "group_bf16_e4m3_none_g128ue8m0x4_sym"),
+        (["per_token_group_quant_int8", "--scales-m-major"], "group_bf16_s8_none_g128f32_sym"),
+        (["silu_and_mul_per_block_quant", "--out", "s8", "--scales-m-major"], "group_bf16_s8_silu_g128f32_sym"),
+        (["rms_norm_per_block_quant", "--dtype", "f16", "--group", "64"], "rmsgroup_f16_e4m3_none_g64f32_sym"),
+        (
+            ["act_and_mul_per_block_quant", "--activation", "gelu", "--ue8m0"],
+            "group_bf16_e4m3_geluerf_g128f32pow2_sym",
+        ),
+        (["act_and_mul_per_token_quant", "--activation", "gelu_tanh"], "token_bf16_e4m3_gelutanh_f32_sym"),
+    ],
+)
+def test_explain_of_quantisation_ops(gemmill, asked_of_quant, arguments, variant) -> None:
+    outcome = gemmill("explain", *arguments, "-m", 6, "--hidden", 256)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines()[0] == f"sm90a_quant_{variant} (only)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["silu_and_mul_quant", "--group", "64"], "silu_and_mul_quant with --group: it takes result, input, scale"),
+        (
+            ["silu_and_mul_quant", "--scales-m-major"],
+            "silu_and_mul_quant with --scales-m-major: its scales are not of groups",
+        ),
+        (
+            ["act_and_mul_quant", "--activation", "relu"],
+            "act_and_mul_quant: activation is 'relu', expected 'silu', 'gelu_tanh' or 'gelu'",
+        ),
+        (
+            ["silu_and_mul_per_block_quant", "--group", "32"],
+            "silu_and_mul_per_block_quant: group_size is 32, expected 64 or 128",
+        ),
+    ],
+)
+def test_explain_refuses_what_a_quantisation_op_refuses(gemmill, asked_of_quant, arguments, sentence) -> None:
+    outcome = gemmill("explain", *arguments, "-m", 6, "--hidden", 256)
     assert (outcome.code, outcome.out, outcome.err) == (2, "", f"gemmill: {sentence}\n")
 
 

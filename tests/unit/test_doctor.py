@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from gemmill.build import BuildError
 from gemmill.doctor import Finding, State, extension, machine, report
 from gemmill.doctor.elf import ElfError, Library, read_library
 
+TOOLS = "nvcc_version found_by home cutlass_version cutlass_include gxx_version gxx".split()
 TORCH_LIB = Path(torch.__file__).parent / "lib"
 
 
@@ -207,6 +209,21 @@ def test_no_toolchain_is_a_note_with_its_sentence(monkeypatch) -> None:
     monkeypatch.setattr(machine, "find_toolchain", missing)
     (finding,) = machine.examine_toolchain()
     assert (finding.state, finding.advice) == (State.NOTE, "no CUDA compiler: install it")
+
+
+def test_no_dsl_is_a_note_with_its_sentence(monkeypatch) -> None:
+    def missing(_: int) -> None:
+        raise BuildError("no CuTe DSL: install it")
+
+    monkeypatch.setattr(machine, "find_toolchain", lambda: SimpleNamespace(cuda_major=13, **dict.fromkeys(TOOLS, "x")))
+    monkeypatch.setattr(machine, "find_dsl", missing)
+    (finding,) = [finding for finding in machine.examine_toolchain() if finding.subject == "cute dsl"]
+    assert (finding.state, finding.advice) == (State.NOTE, "no CuTe DSL: install it")
+    assert finding.found == "not usable: builds have CUTLASS's variants only"
+    package = SimpleNamespace(version="4.8.1", runtime=Path("/site/nvidia_cutlass_dsl/cu13/lib/libx.a"))
+    monkeypatch.setattr(machine, "find_dsl", lambda cuda_major: package if cuda_major == 13 else None)
+    (finding,) = [finding for finding in machine.examine_toolchain() if finding.subject == "cute dsl"]
+    assert (finding.state, finding.found) == (State.OK, "4.8.1 (/site/nvidia_cutlass_dsl)")
 
 
 def test_the_command_prints_and_fails_on_problems(gemmill, monkeypatch) -> None:

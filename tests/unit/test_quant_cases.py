@@ -32,3 +32,18 @@ def test_a_wrong_code_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         if "rms" not in config.family:  # its bounds allow one row to be a step off
             text = check_case(config, ops_served(config)[0], QuantCase(rows=4, hidden=128), "cpu")
             assert "1 elements of " in text or config.activation != "none"
+
+
+@pytest.mark.parametrize("spoiled", ["one row", "all rows"])
+def test_scales_of_rms_norm_may_differ_in_one_row_by_rounding(spoiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def off(op: object, arguments: list) -> None:
+        quant_cpu.by_reference(op, arguments)
+        scales = next(a for a in arguments if isinstance(a, torch.Tensor) and a.dtype is torch.float32)
+        rows = scales[:1] if spoiled == "one row" else scales
+        rows.copy_(torch.nextafter(rows, torch.full_like(rows, torch.inf)))
+
+    monkeypatch.setattr(quant_cases, "by_reference", off)
+    for config in CONFIGS:
+        if "rms" in config.family and config.in_dtype == "bf16":
+            text = check_case(config, ops_served(config)[0], QuantCase(rows=4, hidden=128), "cpu")
+            assert bool(text) == (spoiled == "all rows"), (to_name(config), text)

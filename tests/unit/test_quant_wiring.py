@@ -9,7 +9,7 @@ import pytest
 
 from gemmill.build.inspect import KernelFacts, facts_of
 from gemmill.build.sources import Source, SourceKind, flags_for, variant_source
-from gemmill.build.units import LARGEST, partition
+from gemmill.build.units import LARGEST, LARGEST_OF_DSL, partition
 from gemmill.emit.render import render
 from gemmill.manifest import Manifest, ManifestError, read_manifest, write_manifest
 from gemmill.space.family import Family, family_of
@@ -82,8 +82,10 @@ def test_units_hold_one_family(jobs: int) -> None:
     units = partition([source_of(config) for config in configs], jobs)
     assert sum(len(unit.sources) for unit in units) == len(configs)
     for unit in units:
-        (family,) = {source.family for source in unit.sources}
-        assert unit.kind is SourceKind.VARIANT and len(unit.sources) <= LARGEST[family]
+        ((family, kind),) = {(source.family, source.kind) for source in unit.sources}
+        assert unit.kind is kind and len(unit.sources) <= (
+            LARGEST_OF_DSL if kind is SourceKind.DSL else LARGEST[family]
+        )
 
 
 def test_facts_are_of_the_variants_own_kernels() -> None:

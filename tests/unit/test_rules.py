@@ -34,12 +34,12 @@ SPLIT_K = {
     "swap_ab": True,
     "stages": 4,
 }
+DSL = {"backend": Backend.CUTEDSL}
 SPLIT_K_TAKES = (
     "split_k takes swap_ab, a number of stages, and a cluster of 1x1x1 (its clusters are made of the splits)"
 )
 
 EXAMPLES = [
-    ("backend_is_built", {"backend": Backend.CUTEDSL}, "backend cutedsl is reserved: no kernel of it exists yet"),
     ("operand_dtypes", {"b_dtype": DType.S8}, "e4m3 x s8 is not offered: e4m3 x e4m3 and s8 x s8 are"),
     ("operand_dtypes", {"a_dtype": DType.E5M2}, "e5m2 x e5m2 is not offered: e4m3 x e4m3 and s8 x s8 are"),
     ("out_dtype", {"out_dtype": DType.F32, "alignment_d": 4}, "out f32 is not offered: bf16 and f16 are"),
@@ -220,11 +220,42 @@ EXAMPLES = [
         FALLBACK | {"accumulation": Accumulation.FAST},
         "mmasync adds in FP32 registers: its accumulation is promoted, not fast",
     ),
+    ("stages_fit", DSL | {"stages": 7}, "7 stages of 32768 bytes do not fit in 196608: 6 do"),
     ("stages_fit", {"stages": 7}, "7 stages of 32768 bytes do not fit in 213504: 6 do"),
     (
         "stages_fit",
         {"tile_shape_mnk": (128, 128, 512)},
         "2 stages of 131072 bytes do not fit in 213504: 1 do",
+    ),
+]
+
+EXAMPLES += [
+    ("dsl_arch", DSL | {"arch": Arch.SM100A}, "the cutedsl backend is written for sm90a, not for sm100a"),
+    ("dsl_schedule", DSL | FALLBACK, "the cutedsl backend has no mmasync kernel: cutlass has the fallback"),
+    (
+        "dsl_schedule",
+        DSL | {"tile_scheduler": TileScheduler.STREAM_K},
+        "the cutedsl backend divides K by split_k, not by streamk",
+    ),
+    (
+        "dsl_multicast",
+        DSL | {"tile_shape_mnk": (128, 16, 128), "cluster_shape_mnk": (4, 1, 1)},
+        "16 rows of a tile do not divide into slices of 8 for 4 CTAs",
+    ),
+    (
+        "dsl_groups",
+        DSL | GROUP_LOOP | {"kernel_schedule": KernelSchedule.PINGPONG, "tile_shape_mnk": (128, 64, 128)},
+        "the cutedsl backend has no pingpong kernel with scales in groups: cooperative is one",
+    ),
+    (
+        "dsl_groups",
+        DSL | COLLECTIVE,
+        "the cutedsl backend reads scales by their strides, it has no kernel for mnmajor alone",
+    ),
+    (
+        "stages_fit",
+        DSL | GROUP_LOOP | {"tile_shape_mnk": (128, 64, 256), "stages": 4, "group_size": 64},
+        "4 stages of 51264 bytes do not fit in 196608: 3 do",
     ),
 ]
 
@@ -261,6 +292,11 @@ def test_every_rule_states_its_hardware_reason(rule) -> None:
         SPLIT_K,
         SPLIT_K | {"splits": 8},
         {"stages": 6},
+        DSL,
+        DSL | SPLIT_K,
+        DSL | {"stages": 6, "cluster_shape_mnk": (1, 2, 1)},
+        DSL | GROUP_LOOP,
+        DSL | GROUP_LOOP | {"swap_ab": True, "stages": None},
         {"arch": Arch.SM100A, "cluster_shape_mnk": (2, 1, 1)},
         FALLBACK,
         FALLBACK | GROUPED,

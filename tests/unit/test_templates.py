@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 import pytest
 
+from gemmill.build.sources import is_of_dsl
 from gemmill.emit import emit, emit_unit
 from gemmill.emit.cutlass import template_of
 from gemmill.emit.render import TemplateError, environment, render
@@ -50,6 +51,7 @@ BASES = {
     },
     "int8": {"a_dtype": DType.S8, "epilogue": EpilogueKind.SCALED_AZP_PER_TOKEN},
     "unaligned": {"kernel_schedule": KernelSchedule.MMA_SYNC},
+    "cutedsl": {"backend": Backend.CUTEDSL},
     "group_unaligned": {**GROUPS, "kernel_schedule": KernelSchedule.MMA_SYNC},
     "group_split_k": {
         **GROUPS,
@@ -149,7 +151,7 @@ def test_fields_that_the_rules_tie_together_are_read_one_by_one(make_config, bas
 def test_fields_that_cannot_vary_are_the_reserved_ones(make_config, field: str) -> None:
     """What the two tests above cannot show: no template has these yet, and a rule says so."""
     varies = field in TIED or any(neighbours(make_config, base, field) for base in BASES.values())
-    assert varies != (field in ("backend", "a_scale"))
+    assert varies != (field == "a_scale")
 
 
 @pytest.mark.parametrize(
@@ -168,10 +170,21 @@ def test_all_that_is_selected_can_be_emitted(name: str, arch: Arch) -> None:
     for config in select(name, arch).configs:
         file = emit(config)
         assert files.setdefault(file.path, file.text) == file.text
+        if is_of_dsl(config):
+            assert str(file.path) == f"{arch}/{to_name(config.compiled)}.py"
+            assert run_emitted(file.text) == {"CONFIG": config.compiled, "SYMBOL": symbol_of(config)}
+            continue
         assert str(file.path) == f"{arch}/{to_name(config.compiled)}.cu"
         assert f'extern "C" int32_t {symbol_of(config)}(' in file.text
         assert (f"{symbol_of(config)}_workspace(" in file.text) is (family_of(config) is Family.SCALED_MM)
     assert len(set(files.values())) == len(files) == len({config.compiled for config in select(name, arch).configs})
+
+
+def run_emitted(text: str) -> dict[str, Any]:
+    """The constants that an emitted Python file defines."""
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(text, "emitted", "exec"), names)
+    return {name: value for name, value in names.items() if name.isupper()}
 
 
 def test_emitted_text_is_tidy(make_config) -> None:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -58,10 +58,12 @@ class CompileRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOutcome:
-    """`failure` is empty where an object was published."""
+    """`failure` is empty where objects were published."""
 
     failure: str
     message: str = ""
+    bad: dict[str, str] = field(default_factory=dict)
+    """First error line by source key, of those of a unit that has no failure as a whole."""
 
 
 def compile_unit(request: CompileRequest) -> CompileOutcome:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gemmill.build.cache import Lookup
 from gemmill.build.compile_unit import CompileOutcome, Failure
-from gemmill.build.errors import BuildError
+from gemmill.build.errors import BuildError, first_error
 from gemmill.build.graph import CompileContext, run_graph
 from gemmill.build.options import BuildObserver
 from gemmill.build.planning import Workshop
@@ -22,13 +22,15 @@ class _Round:
 
     retry: list[Unit] = field(default_factory=list)
     bad: dict[Source, str] = field(default_factory=dict)
+    left_out: dict[Source, str] = field(default_factory=dict)
+    """What could not be tried: another build may."""
     killed: bool = False
 
 
 def compile_missing(missing: Sequence[Source], workshop: Workshop, observer: BuildObserver) -> dict[str, str]:
     """Put objects of all these sources in the cache, but for those that do not compile: returns their first error line
     by name and records them in the ledger. Raises BuildError, OSError."""
-    units = partition(missing, workshop.options.job_count)
+    units = partition(missing, workshop.options.job_count, workshop.options.dsl_job_count)
     context = workshop.context
     total = sum(unit.seconds for unit in units)
     errors: dict[str, str] = {}
@@ -39,17 +41,18 @@ def compile_missing(missing: Sequence[Source], workshop: Workshop, observer: Bui
             observer.started(total)
             result = _run_round(units, folder / str(uuid.uuid4().hex), context, observer)
             for source, error in result.bad.items():
-                if source.kind is not SourceKind.VARIANT:
+                if not source.is_variant:
                     raise BuildError(f"kernels/{source.name} does not compile: {error}")
                 workshop.ledger.record(source, error)
                 errors[source.name] = error
+            errors |= {source.name: error for source, error in result.left_out.items()}
             if errors and not workshop.options.keep_going:
                 name, error = next(iter(errors.items()))
                 raise BuildError(
                     f"{name} does not compile: {error}; leave it out with --filter, or build without what fails"
                 )
             if result.killed:
-                context = replace(context, jobs=1)
+                context = replace(context, jobs=1, mixed_jobs=1)
             units = result.retry
             total += sum(unit.seconds for unit in units)
     finally:
@@ -62,8 +65,13 @@ def _run_round(units: Sequence[Unit], folder: Path, context: CompileContext, obs
     fatal: list[str] = []
 
     def done(unit: Unit, outcome: CompileOutcome) -> None:
-        observer.unit_done(unit.label, unit.seconds, not outcome.failure)
-        if outcome.failure == Failure.SOURCE:
+        bad = {source: outcome.bad[source.key] for source in unit.sources if source.key in outcome.bad}
+        result.bad |= bad
+        label = ", ".join(source.name for source in bad) or unit.label
+        observer.unit_done(label, unit.seconds, not (outcome.failure or bad))
+        if outcome.failure == Failure.TOOL and unit.kind is SourceKind.DSL:
+            result.left_out |= dict.fromkeys(unit.sources, first_error(outcome.message))
+        elif outcome.failure == Failure.SOURCE:
             if len(unit.sources) == 1:
                 result.bad[unit.sources[0]] = first_error(outcome.message)
             else:
@@ -98,16 +106,6 @@ def _explain(unit: Unit, outcome: CompileOutcome, context: CompileContext) -> st
     if outcome.failure == Failure.CHANGED:
         return f"{outcome.message} ({unit.label}): build again"
     return f"{unit.label} was not compiled: {first_error(outcome.message)}"
-
-
-def first_error(message: str) -> str:
-    """The line of a compiler's output that says what is wrong."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    marks = ("error:", "error   :", "fatal   :", "Error:", "ERROR:")
-    return next(
-        (line for line in lines if any(mark in line for mark in marks)),
-        lines[0] if lines else "the compiler gave no reason",
-    )
 
 
 def look_again(work: Sequence[Source], workshop: Workshop) -> Lookup:

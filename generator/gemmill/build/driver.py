@@ -11,7 +11,7 @@ from gemmill.build.cache import Entry
 from gemmill.build.compiling import compile_missing, look_again
 from gemmill.build.errors import BuildError, reported
 from gemmill.build.files import digest
-from gemmill.build.linking import check_size, describe, intact_build, publish
+from gemmill.build.linking import check_size, describe, intact_build, publish, runtimes
 from gemmill.build.maintenance import remove_stale
 from gemmill.build.options import BuildObserver, BuildOptions, BuildResult, SilentObserver
 from gemmill.build.planning import Work, Workshop, open_workshop, survey
@@ -60,7 +60,7 @@ def _good(work: Work, errors: dict[str, str]) -> list[Source]:
 
 
 def _check_any_left(sources: Sequence[Source], errors: dict[str, str]) -> None:
-    if not any(source.kind is SourceKind.VARIANT for source in sources):
+    if not any(source.is_variant for source in sources):
         name, error = next(iter(sorted(errors.items())))
         raise BuildError(f"none of the {len(errors)} kernels compiles; the first, {name}: {error}")
 
@@ -85,7 +85,7 @@ def _finish(
         sorted(entry.key for entry in entries),
         _variant_table(variants, ""),
         [workshop.flags.link, EXPORTS],
-        [workshop.toolchain.host_build, workshop.memo.get(workshop.toolchain.cudart_static)],
+        [workshop.toolchain.host_build, *[workshop.memo.get(path) for path in runtimes(variants, workshop)]],
     )[:_BUILD_ID_DIGITS]
     target = workshop.options.home_dir / "builds" / build_id
     if (manifest := intact_build(target)) is not None:
@@ -103,6 +103,7 @@ def _finish(
         compile_missing([table], workshop, SilentObserver())
         table_entries = look_again([table], workshop)
     objects = [workshop.cache.object_path(entry) for entry in (*table_entries.entries, *entries)]
+    objects += runtimes(variants, workshop)
     digests = {source.symbol: hashlib.sha256(source.text.encode()).hexdigest() for source in work.variants}
     manifest = describe(selection, build_id, entries, rejected, digests, workshop)
     return publish(manifest, target, objects, workshop), target, False

@@ -28,3 +28,13 @@ def reported(folder: Path, doing: str) -> Iterator[None]:
                 f"cannot write {where} ({doing}): {error.strerror}; make it writable, or name another folder with GEMMILL_HOME"
             ) from None
         raise BuildError(f"{doing} failed on {where}: {error.strerror or error}") from None
+
+
+def first_error(message: str) -> str:
+    """The line of a compiler's output that says what is wrong."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    marks = ("error:", "error   :", "fatal   :", "Error:", "ERROR:")
+    return next(
+        (line for line in lines if any(mark in line for mark in marks)),
+        lines[0] if lines else "the compiler gave no reason",
+    )

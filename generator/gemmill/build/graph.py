@@ -11,11 +11,14 @@ from pathlib import Path
 
 from gemmill import settings
 from gemmill.build.compile_unit import CompileOutcome, CompileRequest, Failure
+from gemmill.build.dsl import DslPackage
+from gemmill.build.dsl_unit import DslRequest
 from gemmill.build.errors import BuildError
 from gemmill.build.files import write_whole
 from gemmill.build.sources import Flags, SourceKind, expand
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.build.units import Unit
+from gemmill.vocab import Arch
 
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,36 +27,58 @@ _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 class CompileContext:
     """What all units of a build share."""
 
+    arch: Arch
     toolchain: ToolchainPaths
+    dsl: DslPackage | None
     flags: Flags
     roots: Mapping[str, Path]
     launcher: tuple[str, ...]
     cache: Path
     memo: Path
     jobs: int
+    """Compilers at a time."""
+    dsl_jobs: int
+    """Processes at a time where all are the CuTe DSL's, which need less memory."""
+    mixed_jobs: int
+    """Processes at a time where some are: at most `jobs` of them compilers."""
 
 
 def run_graph(
     units: Sequence[Unit], folder: Path, context: CompileContext, done: Callable[[Unit, CompileOutcome], None]
 ) -> None:
-    """Compile the units in `folder`, a new one, `context.jobs` at a time; `done` is called as each ends.
+    """Compile the units in `folder`, a new one, as many at a time as the context says; `done` is called as each ends.
     Raises BuildError where ninja cannot run, OSError where files cannot be written."""
     outcomes = {folder / f"{unit.key}.outcome.json": unit for unit in units}
     python = shlex.quote(sys.executable).replace("$", "$$")
     lines = [
         "ninja_required_version = 1.10",
+        "pool compilers",
+        f"  depth = {context.jobs}",
         "rule compile",
         f"  command = {python} -m gemmill.build.compile_unit $in",
+        "  description = $out",
+        "  pool = compilers",
+        "rule compile_dsl",
+        f"  command = {python} -m gemmill.build.dsl_unit $in",
         "  description = $out",
         "",
     ]
     for path, unit in outcomes.items():
         request = folder / f"{unit.key}.request.json"
         _write_sources(unit, folder)
-        write_whole(request, json.dumps(asdict(_request(unit, folder, path, context))))
-        lines.append(f"build {path.name}: compile {request.name}")
+        of_dsl = unit.kind is SourceKind.DSL
+        asked = _dsl_request(unit, folder, path, context) if of_dsl else _request(unit, folder, path, context)
+        write_whole(request, json.dumps(asdict(asked)))
+        lines.append(f"build {path.name}: {'compile_dsl' if of_dsl else 'compile'} {request.name}")
     write_whole(folder / "build.ninja", "\n".join(lines) + "\n")
-    _run_ninja(folder, context, outcomes, done)
+    _run_ninja(folder, _jobs(units, context), outcomes, done)
+
+
+def _jobs(units: Sequence[Unit], context: CompileContext) -> int:
+    of_dsl = [unit.kind is SourceKind.DSL for unit in units]
+    if all(of_dsl):
+        return context.dsl_jobs
+    return context.mixed_jobs if any(of_dsl) else context.jobs
 
 
 def _write_sources(unit: Unit, folder: Path) -> None:
@@ -61,7 +86,8 @@ def _write_sources(unit: Unit, folder: Path) -> None:
         path = folder / source.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source.text, encoding="utf-8")
-    (folder / unit.file_name).write_text(unit.text, encoding="utf-8")
+    if unit.kind is not SourceKind.DSL:
+        (folder / unit.file_name).write_text(unit.text, encoding="utf-8")
 
 
 def _request(unit: Unit, folder: Path, outcome: Path, context: CompileContext) -> CompileRequest:
@@ -85,10 +111,37 @@ def _request(unit: Unit, folder: Path, outcome: Path, context: CompileContext) -
     )
 
 
+def _dsl_request(unit: Unit, folder: Path, outcome: Path, context: CompileContext) -> DslRequest:
+    dsl, tools = context.dsl, context.toolchain
+    assert dsl is not None  # without one, no source of its kind is asked for
+    own = folder / unit.key
+    own.mkdir()
+    return DslRequest(
+        worker=list(dsl.worker),
+        environment=settings.dsl_environment(
+            context.arch.sm, search=[tools.home / "bin", tools.nvdisasm.parent], python_path=_SOURCE_ROOT
+        ),
+        sources=str(folder),
+        folder=str(own),
+        members=[
+            {"key": source.key, "name": source.name, "symbol": source.symbol, "path": str(source.path)}
+            for source in unit.sources
+        ],
+        adapter=[str(tools.gxx), *expand(context.flags.for_kind(unit.kind), context.roots)],
+        roots={name: str(path) for name, path in context.roots.items()},
+        made_from=[list(row) for row in dsl.made_from],
+        cache=str(context.cache),
+        memo=str(context.memo),
+        cuobjdump=str(tools.cuobjdump),
+        objcopy=str(dsl.objcopy),
+        outcome=str(outcome),
+    )
+
+
 def _run_ninja(
-    folder: Path, context: CompileContext, outcomes: Mapping[Path, Unit], done: Callable[[Unit, CompileOutcome], None]
+    folder: Path, jobs: int, outcomes: Mapping[Path, Unit], done: Callable[[Unit, CompileOutcome], None]
 ) -> None:
-    command = [str(_find_ninja()), "-k", "0", "-j", str(context.jobs)]
+    command = [str(_find_ninja()), "-k", "0", "-j", str(jobs)]
     waiting = dict(outcomes)
     printed = []
     try:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 SASS_OF_INTEREST = frozenset(
@@ -15,6 +15,9 @@ _PROPERTIES = re.compile(r"Function properties for (\w+)")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _FUNCTION = re.compile(r"^\s*Function : (\w+)")
+_RESOURCES = re.compile(r"^\s*Function (\w+):\s*\n\s*REG:(\d+)", re.MULTILINE)
+_LOCAL = re.compile(r"\b(?:LDL|STL)((?:\.\w+)*) ")
+_LOCAL_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
 
 
@@ -29,13 +32,20 @@ class KernelFacts:
 
 
 def is_of_variant(function: str, name: str) -> bool:
-    """Whether a kernel belongs to the variant of a name: its own, or a template's for the variant's type."""
-    return function == f"gemmill_{name}_kernel" or f"{len(name)}{name}" in function
+    """Whether a kernel belongs to the variant of a name: its own, which the CuTe DSL numbers, or a template's for the
+    variant's type."""
+    own = f"gemmill_{name}_kernel"
+    return function == own or function.startswith(f"{own}_") or f"{len(name)}{name}" in function
 
 
 def facts_of(name: str, facts: Mapping[str, KernelFacts]) -> KernelFacts:
     """What is known of a variant: the largest register count of its kernels, and sums of the rest."""
-    own = [found for function, found in facts.items() if is_of_variant(function, name)]
+    return merged(found for function, found in facts.items() if is_of_variant(function, name))
+
+
+def merged(kernels: Iterable[KernelFacts]) -> KernelFacts:
+    """What is known of several kernels together: the largest register count, and sums of the rest."""
+    own = list(kernels)
     sass: Counter[str] = sum((Counter(found.sass) for found in own), Counter())
     return KernelFacts(
         registers=max((found.registers for found in own), default=0),
@@ -70,3 +80,21 @@ def read_sass(text: str, facts: dict[str, KernelFacts]) -> None:
             if match[1] in SASS_OF_INTEREST:
                 counts[match[1]] += 1
                 current.sass = dict(sorted(counts.items()))
+
+
+def read_cubin(text: str) -> KernelFacts:
+    """The facts of a machine-code file whose kernels all belong to one variant, from `cuobjdump -sass -res-usage`.
+
+    Spills are bytes of the instructions that reach local memory, which is what ptxas counts too.
+    """
+    facts: dict[str, KernelFacts] = {}
+    read_sass(text, facts)
+    for function, registers in _RESOURCES.findall(text):
+        facts.setdefault(function, KernelFacts()).registers = int(registers)
+    whole = merged(facts.values())
+    whole.spill_bytes = sum(_local_bytes(match[1]) for match in _LOCAL.finditer(text))
+    return whole
+
+
+def _local_bytes(modifiers: str) -> int:
+    return next((_LOCAL_BYTES[word] for word in modifiers.split(".") if word in _LOCAL_BYTES), 4)

@@ -9,12 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from gemmill.build.cache import Entry
-from gemmill.build.compiling import first_error
-from gemmill.build.errors import BuildError
+from gemmill.build.errors import BuildError, first_error
 from gemmill.build.files import file_digest, sync_file
 from gemmill.build.inspect import facts_of
 from gemmill.build.planning import Workshop
-from gemmill.build.sources import EXPORTS, TORCH_TARGET, SourceKind, expand
+from gemmill.build.sources import EXPORTS, TORCH_TARGET, Source, SourceKind, expand
 from gemmill.manifest import (
     SCHEMA_VERSION,
     KernelEntry,
@@ -46,7 +45,8 @@ def intact_build(folder: Path) -> Manifest | None:
 
 
 def publish(manifest: Manifest, target: Path, objects: Sequence[Path], workshop: Workshop) -> Manifest:
-    """Link in a working folder and rename it to `target`. Raises BuildError, OSError; then `target` is as it was."""
+    """Link objects and libraries in a working folder and rename it to `target`. Raises BuildError, OSError; then
+    `target` is as it was."""
     # Not beside the target: whoever lists the builds must not see one that is half made, or its folder vanish.
     temporary = _working_folder(workshop)
     temporary.mkdir(parents=True)
@@ -63,6 +63,14 @@ def publish(manifest: Manifest, target: Path, objects: Sequence[Path], workshop:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def runtimes(variants: Sequence[Source], workshop: Workshop) -> list[Path]:
+    """The static libraries that an extension of these variants needs, in the linker's order."""
+    libraries = [workshop.toolchain.cudart_static]
+    if workshop.dsl is not None and any(source.kind is SourceKind.DSL for source in variants):
+        libraries.insert(0, workshop.dsl.runtime)
+    return libraries
+
+
 def _working_folder(workshop: Workshop) -> Path:
     return workshop.options.home_dir / "work" / uuid.uuid4().hex
 
@@ -71,7 +79,7 @@ def _link(extension: Path, objects: Sequence[Path], workshop: Workshop) -> None:
     tools = workshop.toolchain
     # A response file: a build of many variants has more objects than a command line holds.
     response = extension.with_suffix(".objects")
-    response.write_text("".join(f'"{path}"\n' for path in [*objects, tools.cudart_static]), encoding="utf-8")
+    response.write_text("".join(f'"{path}"\n' for path in objects), encoding="utf-8")
     exports = extension.with_suffix(".exports")
     exports.write_text(EXPORTS, encoding="utf-8")
     # Objects first: a static library gives only what was asked for before it.
@@ -173,6 +181,7 @@ def describe(
             nvcc=tools.nvcc_version,
             cuda_major=tools.cuda_major,
             cutlass=tools.cutlass_version,
+            cutedsl=workshop.dsl.version if workshop.dsl else "",
             host_compiler=tools.gxx_version,
             flags=workshop.flags.for_kind(SourceKind.VARIANT),
         ),

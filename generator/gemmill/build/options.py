@@ -16,6 +16,8 @@ from gemmill.vocab import Arch
 
 JOB_MEMORY_BYTES = 5 << 30
 """What one nvcc may need: units of CUTLASS variants were seen to take 3.5 GiB for sm90a, 4.2 for sm120a (nvcc 13.0)."""
+DSL_JOB_MEMORY_BYTES = 1 << 30
+"""The same of a process that compiles with the CuTe DSL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +57,26 @@ class BuildOptions:
 
     @property
     def job_count(self) -> int:
-        """Compiler processes at a time. Raises BuildError."""
+        """nvcc processes at a time. Raises BuildError."""
+        return self._asked_jobs or automatic_jobs(JOB_MEMORY_BYTES)
+
+    @property
+    def dsl_job_count(self) -> int:
+        """Processes of the CuTe DSL at a time, where nothing else is compiled. Raises BuildError."""
+        return self._asked_jobs or automatic_jobs(DSL_JOB_MEMORY_BYTES)
+
+    @property
+    def mixed_job_count(self) -> int:
+        """Processes at a time where both compile: `job_count` of nvcc, and in what memory is left of the DSL."""
+        if self._asked_jobs:
+            return self._asked_jobs
+        compilers = self.job_count
+        return compilers + automatic_jobs(DSL_JOB_MEMORY_BYTES, beside=compilers, least=0)
+
+    @property
+    def _asked_jobs(self) -> int | None:
         try:
-            return self.jobs or settings.jobs() or automatic_jobs()
+            return self.jobs or settings.jobs()
         except ValueError as error:
             raise BuildError(str(error)) from None
 
@@ -131,9 +150,10 @@ class SilentObserver:
     def finished(self, result: BuildResult) -> None: ...
 
 
-def automatic_jobs() -> int:
-    """As many compilers as cores and free memory allow, at least one."""
-    return max(1, min(len(os.sched_getaffinity(0)), _free_memory() // JOB_MEMORY_BYTES))
+def automatic_jobs(memory: int, *, beside: int = 0, least: int = 1) -> int:
+    """As many processes of `memory` bytes as cores and free memory allow `beside` that many of nvcc, at least `least`."""
+    cores = len(os.sched_getaffinity(0)) - beside
+    return max(least, min(cores, (_free_memory() - beside * JOB_MEMORY_BYTES) // memory))
 
 
 def _free_memory() -> int:

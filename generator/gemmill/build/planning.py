@@ -5,12 +5,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmill.build.cache import Entry, Lookup, ObjectCache
+from gemmill.build.dsl import DslPackage, find_dsl
 from gemmill.build.errors import BuildError, reported
-from gemmill.build.files import FileMemo
+from gemmill.build.files import FileMemo, digest
 from gemmill.build.graph import CompileContext
 from gemmill.build.ledger import Ledger
 from gemmill.build.options import BuildOptions, Plan
-from gemmill.build.sources import BINDING, Flags, Source, SourceKind, file_sources, flags_for, roots_of, variant_source
+from gemmill.build.sources import (
+    BINDING,
+    Flags,
+    Source,
+    SourceKind,
+    file_sources,
+    flags_for,
+    is_of_dsl,
+    roots_of,
+    variant_source,
+)
 from gemmill.build.toolchain import ToolchainPaths, find_launcher, find_toolchain
 from gemmill.build.units import Unit, partition
 from gemmill.emit.render import TemplateError
@@ -29,7 +40,11 @@ class Workshop:
     """What a build works with."""
 
     options: BuildOptions
+    arch: Arch
     toolchain: ToolchainPaths
+    dsl: DslPackage | None
+    without_dsl: str
+    """Why there is none."""
     flags: Flags
     roots: dict[str, Path]
     memo: FileMemo
@@ -42,13 +57,17 @@ class Workshop:
     def context(self) -> CompileContext:
         """What the ninja graph needs."""
         return CompileContext(
+            arch=self.arch,
             toolchain=self.toolchain,
+            dsl=self.dsl,
             flags=self.flags,
             roots=self.roots,
             launcher=self.launcher,
             cache=self.cache.folder,
             memo=self.memo_path,
             jobs=self.options.job_count,
+            dsl_jobs=self.options.dsl_job_count,
+            mixed_jobs=self.options.mixed_job_count,
         )
 
 
@@ -59,7 +78,7 @@ class Work:
     variants: tuple[Source, ...]
     files: tuple[Source, ...]
     bad: dict[str, str]
-    """Error by variant name: known from the ledger."""
+    """Error by variant name: known from the ledger, or of all that the CuTe DSL would compile, where there is none."""
     found: Lookup
     """Of all sources that are not bad."""
 
@@ -75,12 +94,16 @@ def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
     memo_path = home / "memo" / "files.json"
     memo = FileMemo(memo_path)
     toolchain = find_toolchain(options.cuda_home, memo=memo)
+    dsl, without_dsl = _dsl_or_reason(toolchain, memo)
     roots = roots_of(toolchain, kernels)
     with reported(kernels, "reading gemmill's headers"):
         ledger = Ledger(home / "cache", kernels, toolchain.cutlass_version, memo)
     return Workshop(
         options=options,
+        arch=arch,
         toolchain=toolchain,
+        dsl=dsl,
+        without_dsl=without_dsl,
         flags=flags_for(arch),
         roots=roots,
         memo=memo,
@@ -91,11 +114,22 @@ def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
     )
 
 
-def variant_sources(configs: Sequence[AnyConfig], flags: Flags, compiler_build: str) -> tuple[Source, ...]:
+def _dsl_or_reason(toolchain: ToolchainPaths, memo: FileMemo) -> tuple[DslPackage | None, str]:
+    try:
+        return find_dsl(toolchain.cuda_major, memo), ""
+    except BuildError as error:
+        return None, str(error)
+
+
+def variant_sources(
+    configs: Sequence[AnyConfig], flags: Flags, compiler_build: str, dsl_build: str
+) -> tuple[Source, ...]:
     """One source for each different kernel, by symbol. Raises BuildError where a template cannot be rendered."""
     try:
         compiled = {config.compiled for config in configs}
-        sources = [variant_source(config, flags, compiler_build) for config in compiled]
+        sources = [
+            variant_source(config, flags, dsl_build if is_of_dsl(config) else compiler_build) for config in compiled
+        ]
     except TemplateError as error:
         raise BuildError(str(error)) from None
     return tuple(sorted(sources, key=lambda source: source.symbol))
@@ -107,7 +141,9 @@ def survey(selection: Selection, workshop: Workshop) -> Work:
         raise BuildError(
             f"selection {selection.name!r} has no variant for {selection.arch}: see `gemmill list` for what there is"
         )
-    variants = variant_sources(selection.configs, workshop.flags, workshop.toolchain.compiler_build)
+    tools, dsl = workshop.toolchain, workshop.dsl
+    dsl_build = digest(dsl.build, tools.host_build) if dsl else ""
+    variants = variant_sources(selection.configs, workshop.flags, tools.compiler_build, dsl_build)
     kernels = workshop.options.kernels_folder
     files = tuple(file_sources(kernels, workshop.flags, workshop.toolchain))
     if not any(source.kind is SourceKind.BINDING for source in files):
@@ -115,6 +151,8 @@ def survey(selection: Selection, workshop: Workshop) -> Work:
     bad = {}
     if not workshop.options.retry_failed:
         bad = {s.name: error for s in variants if (error := workshop.ledger.known_error(s)) is not None}
+    if dsl is None:
+        bad |= {s.name: workshop.without_dsl for s in variants if s.kind is SourceKind.DSL}
     wanted = [source for source in (*variants, *files) if source.name not in bad]
     return Work(variants=variants, files=files, bad=bad, found=workshop.cache.lookup(wanted))
 
@@ -125,10 +163,11 @@ def plan(selection: Selection, options: BuildOptions) -> Plan:
     try:
         workshop = open_workshop(selection.arch, options)
     except BuildError as error:
-        variants = variant_sources(selection.configs, flags_for(selection.arch), "")
-        return _plan(selection, options, variants, partition(variants, options.job_count), (), {}, str(error))
+        variants = variant_sources(selection.configs, flags_for(selection.arch), "", "")
+        units = partition(variants, options.job_count, options.dsl_job_count)
+        return _plan(selection, options, variants, units, (), {}, str(error))
     work = survey(selection, workshop)
-    units = partition(work.found.missing, options.job_count)
+    units = partition(work.found.missing, options.job_count, options.dsl_job_count)
     return _plan(selection, options, work.variants, units, work.entries, work.bad, "")
 
 

@@ -12,7 +12,7 @@ from gemmill.emit import emit
 from gemmill.space.family import AnyConfig, Family, family_of
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.quant import QuantConfig
-from gemmill.vocab import Arch, KernelSchedule, TileScheduler
+from gemmill.vocab import Arch, Backend, KernelSchedule, TileScheduler
 
 BINDING = "extension"
 """The folder below kernels/ whose C++ files bind the kernels to torch."""
@@ -32,13 +32,18 @@ COLLECTIVE_SECONDS = 12.0
 PLAIN_SECONDS = 4.0
 QUANT_SECONDS = 1.0
 BINDING_SECONDS = 3.0
+# The same of CuTe DSL 4.8.1: a process's import, then each variant.
+DSL_UNIT_SECONDS = 2.0
+DSL_SECONDS = 2.0
 
 
 class SourceKind(StrEnum):
     """Which compiler reads it, and what is asked of its object."""
 
     VARIANT = "variant"
-    """An emitted kernel: compiled with others, inspected."""
+    """An emitted CUDA kernel: compiled with others, inspected."""
+    DSL = "cutedsl"
+    """An emitted kernel of the CuTe DSL: compiled by one process with others, each into an object of its own, inspected."""
     KERNELS = "kernels"
     """A hand-written CUDA file: compiled alone."""
     BINDING = "binding"
@@ -64,6 +69,11 @@ class Source:
     seconds: float
     """CPU seconds that compiling it may take, beside the cost of its unit."""
 
+    @property
+    def is_variant(self) -> bool:
+        """Whether it was emitted for a config: a build goes on without one that does not compile."""
+        return self.kind in (SourceKind.VARIANT, SourceKind.DSL)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
@@ -71,11 +81,13 @@ class Flags:
 
     cuda: tuple[str, ...]
     host: tuple[str, ...]
+    adapter: tuple[str, ...]
+    """Of the C++ between the table of kernels and a kernel of the CuTe DSL."""
     link: tuple[str, ...]
 
     def for_kind(self, kind: SourceKind) -> tuple[str, ...]:
         """What compiles a source of this kind."""
-        return self.host if kind is SourceKind.BINDING else self.cuda
+        return {SourceKind.BINDING: self.host, SourceKind.DSL: self.adapter}.get(kind, self.cuda)
 
 
 def roots_of(toolchain: ToolchainPaths, kernels: Path) -> dict[str, Path]:
@@ -105,6 +117,7 @@ def flags_for(arch: Arch) -> Flags:
             *("-I<gemmill>/include", "-I<gemmill>/" + BINDING),
             *("-isystem<torch>", "-isystem<torch>/torch/csrc/api/include", "-isystem<cuda>/include"),
         ),
+        adapter=("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-I<gemmill>/include"),
         # -Bsymbolic: two builds in one process keep to their own symbols, which have the same names.
         # libtorch's libraries must be named even where the linker sees no use of them: the registration runs at load.
         link=(
@@ -131,17 +144,24 @@ def expand(flags: Sequence[str], roots: Mapping[str, Path]) -> list[str]:
     return result
 
 
-def variant_source(config: AnyConfig, flags: Flags, toolchain_build: str) -> Source:
-    """The source of a config's compiled kernel. Raises emit's TemplateError."""
+def is_of_dsl(config: AnyConfig) -> bool:
+    """Whether the CuTe DSL compiles it."""
+    return not isinstance(config, QuantConfig) and config.backend is Backend.CUTEDSL
+
+
+def variant_source(config: AnyConfig, flags: Flags, compiler_build: str) -> Source:
+    """The source of a config's compiled kernel; `compiler_build` is the digest of what compiles it. Raises emit's
+    TemplateError."""
     config = config.compiled
     file = emit(config)
     name = to_name(config)
+    kind = SourceKind.DSL if is_of_dsl(config) else SourceKind.VARIANT
     return Source(
-        kind=SourceKind.VARIANT,
+        kind=kind,
         name=name,
         path=file.path,
         text=file.text,
-        key=digest("variant", str(file.path), file.text, flags.cuda, toolchain_build),
+        key=digest(kind.value, str(file.path), file.text, flags.for_kind(kind), compiler_build),
         symbol=symbol_of(config),
         family=family_of(config),
         seconds=_seconds_of(config),
@@ -151,6 +171,8 @@ def variant_source(config: AnyConfig, flags: Flags, toolchain_build: str) -> Sou
 def _seconds_of(config: AnyConfig) -> float:
     if isinstance(config, QuantConfig):
         return QUANT_SECONDS
+    if is_of_dsl(config):
+        return DSL_SECONDS
     schedule = config.schedule
     plain = schedule.kernel_schedule is KernelSchedule.MMA_SYNC or schedule.tile_scheduler is TileScheduler.SPLIT_K
     return PLAIN_SECONDS if plain else COLLECTIVE_SECONDS

@@ -5,18 +5,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmill.build.files import digest
-from gemmill.build.sources import UNIT_SECONDS, Source, SourceKind
+from gemmill.build.sources import DSL_UNIT_SECONDS, UNIT_SECONDS, Source, SourceKind
 from gemmill.emit import EmittedFile, emit_unit
 from gemmill.space.family import Family
 
 LARGEST = {Family.SCALED_MM: 8, Family.QUANT: 12}
 """Variants in a unit. Headers and host passes are a third of a lone GEMM's time; eight share them well, and a
 unit of more would keep one core busy after the others have finished. Quantisation kernels compile in a second each."""
+LARGEST_OF_DSL = 12
+"""Variants that one process compiles with the CuTe DSL, whose import takes as long as one or two of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """Sources compiled by one compiler process into one object."""
+    """Sources compiled by one process: into one object by nvcc, each into its own by the CuTe DSL."""
 
     sources: tuple[Source, ...]
 
@@ -33,7 +35,8 @@ class Unit:
     @property
     def seconds(self) -> float:
         """CPU seconds that compiling it may take."""
-        shared = 0.0 if self.kind is SourceKind.BINDING else UNIT_SECONDS[self.sources[0].family]
+        shares = {SourceKind.BINDING: 0.0, SourceKind.DSL: DSL_UNIT_SECONDS}
+        shared = shares.get(self.kind, UNIT_SECONDS[self.sources[0].family])
         return shared + sum(source.seconds for source in self.sources)
 
     @property
@@ -44,7 +47,7 @@ class Unit:
 
     @property
     def file_name(self) -> str:
-        """The file that the compiler is given."""
+        """The file that a C++ or CUDA compiler is given."""
         return f"unit_{self.key[:16]}" + (".cpp" if self.kind is SourceKind.BINDING else ".cu")
 
     @property
@@ -53,10 +56,11 @@ class Unit:
         return emit_unit([EmittedFile(path=source.path, text=source.text) for source in self.sources])
 
 
-def partition(sources: Sequence[Source], jobs: int) -> list[Unit]:
+def partition(sources: Sequence[Source], jobs: int, dsl_jobs: int | None = None) -> list[Unit]:
     """Units of at most LARGEST variants of one family, as many as keep `jobs` processes equally busy to the end; heaviest
-    first."""
-    units = [Unit(sources=(s,)) for s in sources if s.kind is not SourceKind.VARIANT]
+    first. Of the CuTe DSL `dsl_jobs` run at a time, by default as many."""
+    units = [Unit(sources=(s,)) for s in sources if not s.is_variant]
+    units += _shared_units([s for s in sources if s.kind is SourceKind.DSL], dsl_jobs or jobs, LARGEST_OF_DSL)
     for family in Family:
         variants = [s for s in sources if s.kind is SourceKind.VARIANT and s.family is family]
         units += _shared_units(variants, jobs, LARGEST[family])

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gemmill import __version__
+from gemmill.cli.audit import audit
 from gemmill.cli.build import build
 from gemmill.cli.cache import cache
 from gemmill.cli.doctor import doctor
@@ -16,13 +17,17 @@ from gemmill.cli.explain import explain
 from gemmill.cli.generate import generate
 from gemmill.cli.list import list_variants
 from gemmill.cli.plan import plan
+from gemmill.cli.prune import prune
 from gemmill.cli.show import show
+from gemmill.cli.tables import tables
+from gemmill.cli.tune import tune
 from gemmill.cli.verify import verify
 
 app = typer.Typer(name="gemmill", rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("list")(list_variants)
-for verb in (plan, generate, build, show, explain, verify, doctor):
+for verb in (plan, generate, build, show, explain, verify, tune, audit, prune, doctor):
     app.command(verb.__name__)(verb)
+app.add_typer(tables, name="table", help="Look at tuned tables, compare and merge them.")
 app.add_typer(cache, name="cache", help="Look after what is kept between builds.")
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UnavailableError
-from gemmill.cli.output import console, count, entries_table, seconds, size
+from gemmill.cli.output import console, count, entries_table, rejected_lines, seconds, size
 from gemmill.cli.plan import print_plan
 from gemmill.vocab import Arch
 
@@ -144,5 +144,5 @@ def _print_result(result: "BuildResult") -> None:
     console().print(entries_table(title, manifest.entries))
     how = "the same build was there" if result.reused else f"compiled in {seconds(result.compile_seconds)}"
     typer.echo(f"{how}: {result.folder}")
-    for rejected in result.rejected:
-        typer.echo(f"gemmill: not built: {rejected.name}: {rejected.error}", err=True)
+    for line in rejected_lines(result.rejected):
+        typer.echo(f"gemmill: not built: {line}", err=True)

@@ -1,29 +1,38 @@
 """`gemmill explain`: which variant a call gets, and why not the others."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gemmill.cli import options as o
 from gemmill.cli.exits import UsageError
+from gemmill.cli.explain_quant import OP_OF, QuantQuestion, arguments
 from gemmill.cli.output import console, print_json, table
 from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP
 from gemmill.vocab import DType
 
+if TYPE_CHECKING:
+    import torch
+
 
 class Operand(StrEnum):
-    """Dtypes of a and b."""
+    """Dtypes of a and b, and of the input of a quantisation op."""
 
     E4M3 = "e4m3"
     S8 = "s8"
+    BF16 = "bf16"
+    F16 = "f16"
+    F32 = "f32"
 
 
 class Out(StrEnum):
-    """Dtypes of out and bias."""
+    """Dtypes of out and bias, and of codes."""
 
     BF16 = "bf16"
     F16 = "f16"
+    E4M3 = "e4m3"
+    S8 = "s8"
 
 
 class Azp(StrEnum):
@@ -35,12 +44,18 @@ class Azp(StrEnum):
 
 
 def explain(
-    op: Annotated[str, typer.Argument(metavar="OP", help="cutlass_scaled_mm or cutlass_scaled_mm_azp.")],
+    op: Annotated[
+        str, typer.Argument(metavar="OP", help="cutlass_scaled_mm, cutlass_scaled_mm_azp or a quantisation op.")
+    ],
     m: Annotated[int, typer.Option("-m", min=0, help="Rows of a and out.")],
-    n: Annotated[int, typer.Option("-n", min=0, help="Columns of b and out.")],
-    k: Annotated[int, typer.Option("-k", min=0, help="Columns of a, rows of b.")],
-    dtype: Annotated[Operand, typer.Option("--dtype", help="Dtype of a and b.")] = Operand.E4M3,
-    out: Annotated[Out, typer.Option("--out", help="Dtype of out and bias.")] = Out.BF16,
+    n: Annotated[int | None, typer.Option("-n", min=0, help="Columns of b and out.")] = None,
+    k: Annotated[int | None, typer.Option("-k", min=0, help="Columns of a, rows of b.")] = None,
+    dtype: Annotated[
+        Operand | None, typer.Option("--dtype", help="Dtype of a and b (e4m3), or of a quantisation op's input (bf16).")
+    ] = None,
+    out: Annotated[
+        Out | None, typer.Option("--out", help="Dtype of out and bias (bf16), or of the codes of a quantisation op.")
+    ] = None,
     per_token: Annotated[
         bool, typer.Option("--per-token/--per-tensor", help="A scale for each row of a, or one.")
     ] = True,
@@ -56,6 +71,17 @@ def explain(
     ldd: Annotated[
         int | None, typer.Option("--ldd", min=0, help="Row stride of out in elements; by default N.")
     ] = None,
+    hidden: Annotated[
+        int | None, typer.Option("--hidden", min=0, help="Quantisation ops: columns of the codes.")
+    ] = None,
+    group: Annotated[int | None, typer.Option("--group", help="Quantisation ops: elements that share a scale.")] = None,
+    activation: Annotated[
+        str | None, typer.Option("--activation", help="act_and_mul ops: silu, gelu or gelu_tanh.")
+    ] = None,
+    ue8m0: Annotated[bool, typer.Option("--ue8m0", help="Quantisation ops: scales are powers of two.")] = False,
+    m_major: Annotated[
+        bool, typer.Option("--scales-m-major", help="Quantisation ops: scales of groups lie M-major.")
+    ] = False,
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
@@ -70,13 +96,72 @@ def explain(
         gemmill explain cutlass_scaled_mm -m 512 -n 4096 -k 4100 --dtype s8 --bias --lda 4112
 
         gemmill explain cutlass_scaled_mm_azp -m 16 -n 4096 -k 4096 --dtype s8 --azp token --json
-    """
-    import torch
 
+        gemmill explain act_and_mul_per_block_quant -m 16 --hidden 14336 --activation gelu --group 64 --ue8m0
+    """
     import gemmill
 
-    if op not in (SCALED_MM, SCALED_MM_AZP):
-        raise UsageError(f"no op {op!r} to explain: there are {SCALED_MM} and {SCALED_MM_AZP}")
+    if op in OP_OF:
+        if hidden is None or n is not None or k is not None:
+            raise UsageError(f"{op} wants -m and --hidden, and neither -n nor -k")
+        question = QuantQuestion(
+            m=m,
+            hidden=hidden,
+            dtype=None if dtype is None else DType(dtype),
+            out=None if out is None else DType(out),
+            group_size=group,
+            activation=activation,
+            scale_ue8m0=ue8m0,
+            m_major=m_major,
+            zero_points=azp is not Azp.NONE,
+        )
+        given = arguments(op, question)
+    elif op in (SCALED_MM, SCALED_MM_AZP):
+        if n is None or k is None or hidden is not None:
+            raise UsageError(f"{op} wants -m, -n and -k, and no --hidden")
+        given = _gemm_arguments(
+            op, (m, n, k), dtype or Operand.E4M3, out or Out.BF16, per_token, per_channel, bias, azp, (lda, ldb, ldd)
+        )
+    else:
+        raise UsageError(f"no op {op!r} to explain: there are {SCALED_MM}, {SCALED_MM_AZP}, {', '.join(OP_OF)}")
+    gemmill.load(build)
+    try:
+        choice = gemmill.explain(op, *given)
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(str(error)) from None
+    if as_json:
+        print_json(
+            {
+                "op": op,
+                "chosen": choice.entry and choice.entry.name,
+                "trust": choice.trust.name.lower(),
+                "rejected": choice.trace,
+            }
+        )
+        return
+    console().print(
+        f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call",
+        markup=False,
+    )
+    if choice.trace:
+        console().print(table("not chosen", ["variant", "why not"], [(r.name, r.reason) for r in choice.trace]))
+
+
+def _gemm_arguments(
+    op: str,
+    shape: tuple[int, int, int],
+    dtype: Operand,
+    out: Out,
+    per_token: bool,
+    per_channel: bool,
+    bias: bool,
+    azp: Azp,
+    strides: tuple[int | None, int | None, int | None],
+) -> list["torch.Tensor | None"]:
+    """The op's arguments without data. Raises UsageError where op and azp contradict each other."""
+    import torch
+
+    (m, n, k), (lda, ldb, ldd) = shape, strides
     if (op == SCALED_MM_AZP) == (azp is Azp.NONE):
         raise UsageError(f"{op} with --azp {azp}: {SCALED_MM} takes none, {SCALED_MM_AZP} takes tensor or token")
 
@@ -96,24 +181,4 @@ def explain(
     if azp is not Azp.NONE:
         tensors += [empty(DType.S32, (n,)), empty(DType.S32, (m,)) if azp is Azp.TOKEN else None]
     tensors.append(empty(result, (n,)) if bias else None)
-    gemmill.load(build)
-    try:
-        choice = gemmill.explain(op, *tensors)
-    except (ValueError, RuntimeError) as error:
-        raise UsageError(str(error)) from None
-    if as_json:
-        print_json(
-            {
-                "op": op,
-                "chosen": choice.entry and choice.entry.name,
-                "trust": choice.trust.name.lower(),
-                "rejected": choice.trace,
-            }
-        )
-        return
-    console().print(
-        f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call",
-        markup=False,
-    )
-    if choice.trace:
-        console().print(table("not chosen", ["variant", "why not"], [(r.name, r.reason) for r in choice.trace]))
+    return tensors

@@ -20,7 +20,7 @@ def generate(
     ] = Path("emitted"),
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a file differs.")] = False,
 ) -> None:
-    """Write the CUDA sources of a selection.
+    """Write the sources of a selection, CUDA or Python.
 
     One file a variant. Writes only what differs and removes generated files that are emitted no more. Variants that differ in launch
     settings alone share a file.

@@ -4,7 +4,7 @@ import typer
 
 from gemmill.cli import options as o
 from gemmill.cli import variants
-from gemmill.cli.output import console, count, entries_table, print_json, size, table
+from gemmill.cli.output import console, count, entries_table, print_json, rejected_lines, size, table
 from gemmill.manifest import Manifest
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection
@@ -52,5 +52,5 @@ def _print_entries(manifest: Manifest, filters: list[str] | None, as_json: bool)
         return
     title = f"{count(len(entries), 'variant')} in build {manifest.build_id} for {manifest.arch} ({size(manifest.extension_bytes)})"
     console().print(entries_table(title, entries))
-    for rejected in manifest.rejected:
-        typer.echo(f"not built: {rejected.name}: {rejected.error}", err=True)
+    for line in rejected_lines(manifest.rejected):
+        typer.echo(f"not built: {line}", err=True)

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gemmill.manifest import KernelEntry
+from gemmill.manifest import KernelEntry, RejectedEntry
 
 _WIDE = 10_000
 """Columns of a table that does not go to a terminal: its lines are read by programs, which want them whole."""
@@ -49,6 +49,14 @@ def entries_table(title: str, entries: Iterable[KernelEntry]) -> Table:
     columns = ("name", "registers", "spills", "code", "compile")
     rows = [(e.name, e.registers, size(e.spill_bytes), size(e.code_bytes), seconds(e.compile_seconds)) for e in entries]
     return table(title, columns, rows, right=columns[1:])
+
+
+def rejected_lines(rejected: Iterable[RejectedEntry]) -> list[str]:
+    """Name and error of what was not built, a line for each different error."""
+    names: dict[str, list[str]] = {}
+    for row in rejected:
+        names.setdefault(row.error, []).append(row.name)
+    return [f"{first}{f' and {len(more)} more' if more else ''}: {error}" for error, (first, *more) in names.items()]
 
 
 def count(number: int, noun: str) -> str:

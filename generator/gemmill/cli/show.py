@@ -20,7 +20,7 @@ def show(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="A variant's name, or a glob that fits one variant only.")
     ],
-    source: Annotated[bool, typer.Option("--source", help="Print the emitted CUDA source.")] = False,
+    source: Annotated[bool, typer.Option("--source", help="Print the emitted source.")] = False,
     sass: Annotated[
         bool, typer.Option("--sass", help="Print the machine code, from the built extension (needs cuobjdump).")
     ] = False,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gemmill import __version__
-from gemmill.build import BuildError, find_toolchain
+from gemmill.build import BuildError, find_dsl, find_toolchain
 from gemmill.doctor.finding import Finding, State
 from gemmill.vocab import Arch
 
@@ -105,4 +105,14 @@ def examine_toolchain() -> Iterator[Finding]:
         subject="toolchain", state=State.OK, found=f"nvcc {tools.nvcc_version} from {tools.found_by} ({tools.home})"
     )
     yield Finding(subject="cutlass", state=State.OK, found=f"{tools.cutlass_version} ({tools.cutlass_include})")
+    try:
+        dsl = find_dsl(tools.cuda_major)
+        yield Finding(subject="cute dsl", state=State.OK, found=f"{dsl.version} ({dsl.runtime.parent.parent.parent})")
+    except BuildError as error:
+        yield Finding(
+            subject="cute dsl",
+            state=State.NOTE,
+            found="not usable: builds have CUTLASS's variants only",
+            advice=str(error),
+        )
     yield Finding(subject="host compiler", state=State.OK, found=f"{tools.gxx_version} ({tools.gxx})")

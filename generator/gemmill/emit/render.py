@@ -8,11 +8,12 @@ from typing import Any
 
 import jinja2
 
-from gemmill.emit import cutlass, quant
+from gemmill.emit import cutedsl, cutlass, quant
 from gemmill.locations import templates_dir
 from gemmill.space.family import AnyConfig
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.quant import QuantConfig
+from gemmill.vocab import Backend
 
 
 class TemplateError(Exception):
@@ -62,10 +63,13 @@ def emit(config: AnyConfig) -> EmittedFile:
     name = to_name(config)
     if isinstance(config, QuantConfig):
         template, values = quant.template_of(config), quant.values_of(config)
+    elif config.backend is Backend.CUTEDSL:
+        template, values = cutedsl.template_of(config), cutedsl.values_of(config)
     else:
         template, values = cutlass.template_of(config), cutlass.values_of(config)
     text = render(template, {"name": name, "symbol": symbol_of(config), **values})
-    return EmittedFile(path=PurePosixPath(config.arch) / f"{name}.cu", text=text)
+    # Templates are called after what they make: `scaled_mm.cu.jinja`.
+    return EmittedFile(path=PurePosixPath(config.arch) / (name + PurePosixPath(template).suffixes[-2]), text=text)
 
 
 def emit_unit(files: Sequence[EmittedFile]) -> str:

@@ -7,7 +7,7 @@ from gemmill.space.family import AnyConfig, Family
 from gemmill.space.predicate import AnyPredicate, Predicate, QuantPredicate
 from gemmill.space.quant import QuantConfig
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 TYPES_OF: dict[Family, dict[str, type]] = {
     Family.SCALED_MM: {"config": KernelConfig, "predicate": Predicate},
@@ -59,6 +59,8 @@ class Toolchain:
     """Version string of the CUDA compiler."""
     cuda_major: int
     cutlass: str
+    cutedsl: str
+    """Version of the CuTe DSL; empty where the build had none."""
     host_compiler: str
     flags: tuple[str, ...]
     """Compiler flags with paths normalised."""

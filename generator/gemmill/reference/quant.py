@@ -205,8 +205,8 @@ def rms_normed(
     """round(round(x / rms) * weight) of x [rows, hidden] in x's type, and the new residual (None without one).
 
     With a residual, x + residual in f32 takes x's place, unrounded; the new residual is it, rounded. The mean square is
-    summed in f32 over runs of four elements, ((0 + 1) + (2 + 3)), in f64 across runs, and rounded to f32 after epsilon
-    (an f32) was added; 1 / rms is its correctly rounded inverse square root.
+    summed in f32 over runs of 16 bytes of x, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), in f64 across runs, and rounded to
+    f32 after epsilon (an f32) was added; 1 / rms is its correctly rounded inverse square root.
     """
     values = x.float()
     added = None
@@ -214,10 +214,12 @@ def rms_normed(
         values = values + residual.float()
         added = values.to(x.dtype)
     hidden = x.shape[-1]
-    squares = torch.nn.functional.pad(values * values, (0, -hidden % 4)).unflatten(-1, (-1, 4))
-    runs = (squares[..., 0] + squares[..., 1]) + (squares[..., 2] + squares[..., 3])
+    run = 16 // x.element_size()
+    runs = torch.nn.functional.pad(values * values, (0, -hidden % run)).unflatten(-1, (-1, run))
+    while runs.shape[-1] > 1:
+        runs = runs[..., ::2] + runs[..., 1::2]
     epsilon_f32 = float(torch.tensor(epsilon, dtype=torch.float32))
-    mean = (runs.double().sum(dim=-1, keepdim=True) * (1.0 / hidden) + epsilon_f32).float()
+    mean = (runs[..., 0].double().sum(dim=-1, keepdim=True) * (1.0 / hidden) + epsilon_f32).float()
     inverse = torch.reciprocal(torch.sqrt(mean.double())).float()
     normed = (values * inverse).to(x.dtype)
     return (normed.float() * weight.float()).to(x.dtype), added

@@ -1,31 +1,24 @@
-"""What a measurement was made on, and how the GPU's clocks and power were meanwhile."""
+"""How a GPU's clocks, power and temperature were while it was measured, from NVIDIA's management library (nvidia-ml-py)."""
 
 import datetime
-import platform
 import statistics
-import subprocess
-from pathlib import Path
+import threading
+from collections import Counter
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import torch
 
-_FACTS = ("name", "driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem", "memory.total", "vbios_version")
-_STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
-_SAMPLE_MS = 1000
-
-
-def environment() -> dict[str, object]:
-    """GPU, driver and software, as JSON values. `gpu` is None where there is no GPU."""
-    facts = _query(_FACTS)
-    return {
-        "gpu": facts.pop("name", None),
-        "nvidia_smi": facts,
-        "sm_count": torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else None,
-        "l2_bytes": torch.cuda.get_device_properties(0).L2_cache_size if torch.cuda.is_available() else None,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-    }
+SAMPLE_SECONDS = 0.25
+_THROTTLES = {
+    "SwPowerCap": "power cap",
+    "HwSlowdown": "hardware slowdown",
+    "HwThermalSlowdown": "heat",
+    "SwThermalSlowdown": "heat, by the driver",
+    "HwPowerBrakeSlowdown": "power brake",
+}
+"""Reasons for clocks below what was asked for, by the end of their names in NVML."""
 
 
 def now() -> str:
@@ -33,67 +26,119 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def commit_of(folder: Path) -> str:
-    """The checked-out commit, with "+" where tracked files differ from it; "unknown" outside a checkout."""
+def nvml() -> ModuleType | None:
+    """NVIDIA's management library, begun; None where it or the driver is missing."""
     try:
-        head = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        changes = subprocess.run(
-            ["git", "-C", folder, "status", "--porcelain", "--untracked-files=no"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.stdout.strip() + ("+" if changes.stdout.strip() else "")
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # whatever it raises: there is no management library then
+        return None
+    return pynvml
 
 
-def _query(fields: tuple[str, ...]) -> dict[str, str]:
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return dict(zip(fields, (value.strip() for value in answer.split(",")), strict=False))
+def driver_version() -> str | None:
+    """The driver's version, None where there is none."""
+    library = nvml()
+    if library is None:
+        return None
+    found = library.nvmlSystemGetDriverVersion()
+    return found.decode() if isinstance(found, bytes) else str(found)
+
+
+def gpu_names() -> list[str]:
+    """The GPUs that torch may use, by name, in CUDA's order."""
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
 class Monitor:
-    """Samples clocks, power and temperature of GPU 0 in the background, as a context manager."""
+    """Samples a GPU in the background, as a context manager; without the library or a GPU it has nothing to tell."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen | None = None
-        self._lines: list[str] = []
+    def __init__(self, read: Callable[[], dict[str, float | tuple[str, ...]]] | None) -> None:
+        self._read = read
+        self._samples: list[dict[str, Any]] = []
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def of_cuda_device(cls) -> "Monitor":
+        """Of the GPU that this process uses first."""
+        if not torch.cuda.is_available():
+            return cls(None)
+        return cls.of(str(torch.cuda.get_device_properties(0).uuid))
+
+    @classmethod
+    def of(cls, uuid: str | None) -> "Monitor":
+        """Of the GPU with this UUID, as torch writes it."""
+        library = nvml() if uuid is not None else None
+        if library is None:
+            return cls(None)
+        try:
+            handle = library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+        except library.NVMLError:
+            return cls(None)
+        return cls(lambda: _sample(library, handle))
 
     def __enter__(self) -> "Monitor":
-        command = ["nvidia-smi", f"--query-gpu={','.join(_STATE)}", "--format=csv,noheader,nounits", "--id=0"]
-        try:
-            self._process = subprocess.Popen(
-                [*command, f"--loop-ms={_SAMPLE_MS}"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            )
-        except OSError:
-            self._process = None
+        if self._read is not None:
+            self._thread = threading.Thread(target=self._run, name="gemmill-clocks", daemon=True)
+            self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._lines = self._process.communicate()[0].splitlines()
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
 
-    def summary(self) -> dict[str, dict[str, float]]:
-        """Minimum, median and maximum of each quantity, in nvidia-smi's units; empty where none was sampled."""
-        rows = [values for line in self._lines if (values := _numbers(line)) is not None]
-        if not rows:
+    def summary(self) -> dict[str, Any]:
+        """Minimum, median and maximum of each quantity (MHz, W, degrees C), and in which share of the samples clocks were
+        held down, by reason; empty where nothing was sampled."""
+        samples = list(self._samples)
+        if not samples:
             return {}
-        columns = zip(*rows, strict=True)
-        return {
-            name: {"min": min(column), "median": statistics.median(column), "max": max(column), "samples": len(column)}
-            for name, column in zip(_STATE, columns, strict=True)
-        }
+        result: dict[str, Any] = {}
+        for name in (key for key in samples[0] if key != "throttled"):
+            column = [sample[name] for sample in samples]
+            result[name] = {
+                "min": min(column),
+                "median": statistics.median(column),
+                "max": max(column),
+                "samples": len(column),
+            }
+        reasons = Counter(reason for sample in samples for reason in sample["throttled"])
+        result["throttled"] = {reason: round(count / len(samples), 3) for reason, count in sorted(reasons.items())}
+        return result
+
+    def take(self) -> None:
+        """One sample now."""
+        if self._read is not None:
+            self._samples.append(self._read())
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.take()
+            except Exception:  # the GPU fell off the bus, say: measuring will find out
+                return
+            if self._end.wait(SAMPLE_SECONDS):
+                return
 
 
-def _numbers(line: str) -> tuple[float, ...] | None:
-    try:
-        values = tuple(float(value) for value in line.split(","))
-    except ValueError:
-        return None
-    return values if len(values) == len(_STATE) else None
+def _sample(library: ModuleType, handle: Any) -> dict[str, float | tuple[str, ...]]:
+    reasons = library.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    held = tuple(
+        words
+        for name, words in _THROTTLES.items()
+        if reasons
+        & (
+            getattr(library, f"nvmlClocksThrottleReason{name}", None)
+            or getattr(library, f"nvmlClocksEventReason{name}", 0)
+        )
+    )
+    return {
+        "clocks.sm": float(library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM)),
+        "clocks.mem": float(library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_MEM)),
+        "power.draw": library.nvmlDeviceGetPowerUsage(handle) / 1000.0,
+        "temperature.gpu": float(library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU)),
+        "throttled": held,
+    }

@@ -53,3 +53,9 @@ def geometric_mean(ratios: Sequence[float]) -> float | None:
     if not ratios:
         return None
     return math.exp(math.fsum(math.log(ratio) for ratio in ratios) / len(ratios))
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

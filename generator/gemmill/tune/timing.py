@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from gemmill.tune.problems import Problem
 from gemmill.tune.statistics import Sample, sample
 
 Call = Callable[[], object]
@@ -17,6 +19,30 @@ LEAD_CYCLES = 300_000
 HOST_CALLS = 1000
 HOST_ROUNDS = 7
 SETTLE_SECONDS = 3.0
+
+
+SHORT_GRAPH_US = 300.0
+FEWEST_SHORT_CALLS = 4
+FP8_FLOPS, BYTES_PER_S = 1.4e15, 4.2e12
+"""What an H200 reaches: for guessing how many calls make a round of useful length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How carefully to measure."""
+
+    rounds: int
+    short: bool = False
+    """Few calls of long problems in a round: for sweeps"""
+    give_up_ratio: float | None = None
+    """After the first round, contenders slower than this many times the best are dropped."""
+
+    def calls(self, problem: Problem) -> int:
+        """Fewest calls in one round."""
+        if not self.short:
+            return FEWEST_CALLS
+        guess_us = max(problem.flops / FP8_FLOPS, problem.bytes / BYTES_PER_S) * 1e6 + 3.0
+        return int(min(FEWEST_CALLS, max(FEWEST_SHORT_CALLS, SHORT_GRAPH_US // guess_us)))
 
 
 class Prepared(Protocol):

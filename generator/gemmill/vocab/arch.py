@@ -17,6 +17,11 @@ class Arch(StrEnum):
         return number // 10, number % 10
 
     @property
+    def sm(self) -> str:
+        """As cuobjdump and the CuTe DSL spell it: `sm_90a`."""
+        return f"sm_{self.value[2:]}"
+
+    @property
     def gencode(self) -> str:
         """nvcc's `-gencode` argument. SASS only: a driver refuses PTX of a later toolkit."""
         number = self.value[2:]

@@ -155,7 +155,7 @@ def _manifest(build_id: str, configs: tuple[AnyConfig, ...], extension: Path) ->
         extension_sha256=file_digest(extension),
         extension_bytes=extension.stat().st_size,
         torch_target=TORCH_TARGET,
-        toolchain=Toolchain(nvcc="", cuda_major=13, cutlass="", host_compiler="", flags=()),
+        toolchain=Toolchain(nvcc="", cuda_major=13, cutlass="", cutedsl="", host_compiler="", flags=()),
         entries=entries,
     )
 

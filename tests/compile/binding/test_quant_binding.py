@@ -43,6 +43,16 @@ class GroupArguments(ctypes.Structure):
     )
 
 
+class RmsNormArguments(ctypes.Structure):
+    """Mirrors `gemmill_rms_norm_quant_args`, but for what follows the strides."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in "in_ weight residual out scales scale_ub".split()),
+        *((name, ctypes.c_int64) for name in "rows hidden in_stride out_stride residual_stride".split()),
+        *((name, ctypes.c_int64) for name in "scale_stride_m scale_stride_g".split()),
+    )
+
+
 def launched(probe, op: str, arguments: list) -> str | None:
     """The symbol of the kernel that a call launches; None if it launches none."""
     count = ctypes.c_int32.in_dll(probe._library, "probe_launches")
@@ -103,6 +113,11 @@ def _compare_arguments(probe, call) -> None:
         layout = static_scales(call)
         assert (args.group_m, args.group_n) == layout.group
         assert (args.scale_stride_m, args.scale_stride_n) == layout.strides
+    elif call.op.family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP):
+        args = recorded(probe, RmsNormArguments)
+        strides = group_strides(call) if call.op.family is QuantFamily.RMS_GROUP else (1, 0)
+        if call.rows > 1:
+            assert args.scale_stride_m == strides[0]
     else:
         return
     assert (args.rows, args.hidden) == (call.rows, call.hidden)

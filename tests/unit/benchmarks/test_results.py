@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from gemmill.tune.device import Monitor, commit_of, environment
 from gemmill.tune.problems import Op, Problem
 from gemmill.tune.statistics import sample, steady_us
 from harness import stand_in
 from harness.contenders import torch_contenders
+from harness.devices import commit_of, environment
 from harness.measuring import Measurement
 from harness.plot import draw
 from harness.results import row_record, summary_record, summary_text, table, write_json
@@ -126,15 +126,6 @@ def test_plot(tmp_path):
 def test_environment_is_json():
     facts = json.loads(json.dumps(environment()))
     assert facts["torch"] and "gpu" in facts
-
-
-def test_monitor_samples_what_nvidia_smi_prints():
-    monitor = Monitor()
-    monitor._lines = ["1980, 3201, 690.5, 60", "1500, 3201, 700.5, 62", "garbage", "1600, 3201, [N/A], 61"]
-    summary = monitor.summary()
-    assert summary["clocks.sm"] == {"min": 1500.0, "median": 1740.0, "max": 1980.0, "samples": 2}
-    assert summary["power.draw"]["median"] == 695.5
-    assert Monitor().summary() == {}
 
 
 def test_commit_outside_a_checkout(tmp_path):

@@ -10,3 +10,5 @@ for symbol in Path(sys.argv[-1]).with_suffix(".symbols").read_text().split():
     print("        /*0010*/              @P0  QGMMA.64x128x32.F32.E4M3.E4M3 R24, gdesc[UR4], R24 ;  /* 0x0 */")
     print("        /*0020*/             @!UP1 UTMALDG.2D.MULTICAST [UR8], [UR4] ;  /* 0x0 */")
     print("\t\t..........")
+    if "-res-usage" in sys.argv:
+        print(f" Function {symbol}_kernel:\n  REG:168 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:556")

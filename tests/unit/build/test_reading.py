@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build.compiling import first_error
+from gemmill.build.errors import first_error
 from gemmill.build.files import FileMemo, write_whole
 from gemmill.build.headers import header_set, read_depfile
 from gemmill.build.inspect import KernelFacts, read_ptxas, read_sass

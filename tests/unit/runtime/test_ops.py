@@ -170,7 +170,7 @@ def test_refusal_of_a_call_that_no_variant_takes(smoke_build, smoke_configs, mak
     )
     reason = "it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 4"
     fits_but_for_a = [c for c in aligned if not c.problem.epilogue.takes_azp]
-    assert f"  {len(fits_but_for_a)} variant: {reason}" in trace
+    assert f"  {len(fits_but_for_a)} variants: {reason}" in trace
     assert sum(int(line.split()[0]) for line in trace) == len(aligned)
     smoke_build.pin(0)
     assert smoke_build._refusal(SCALED_MM, facts) == (

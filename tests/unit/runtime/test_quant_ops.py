@@ -91,6 +91,29 @@ def test_group_ops_are_the_reference(dtype: torch.dtype, transposed: bool) -> No
     assert same(gemmill.silu_and_mul_per_token_quant(x, dtype), wanted)
 
 
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF])
+@pytest.mark.parametrize("dtype", [E4M3, S8])
+def test_ops_that_are_told_their_activation(dtype: torch.dtype, activation: Activation) -> None:
+    x, out, name = values(5, 512), DType.E4M3 if dtype is E4M3 else DType.S8, activation.op_argument
+    least = reference.SMALLEST_SCALE[out]
+    for pow2, layout, strides in (
+        (False, (False, False), (4, 1)),
+        (True, (True, False), (1, 5)),
+        (True, (True, True), (1, 8)),
+    ):
+        scale_format = ScaleFormat.POWER_OF_TWO if pow2 else ScaleFormat.F32
+        wanted = reference.group_quant(
+            x, 64, out, activation=activation, smallest_scale=least, scale_format=scale_format
+        )
+        codes, scales = gemmill.act_and_mul_per_block_quant(x, 64, name, dtype, None, pow2, *layout)
+        assert same((codes, scales), wanted) and scales.stride() == strides
+    wanted = reference.token_quant(x, out, activation=activation)
+    assert same(gemmill.act_and_mul_per_token_quant(x, name, dtype), wanted)
+    scale = torch.tensor([0.02])
+    wanted = reference.static_quant(x, scale, out, activation=activation)
+    assert same((gemmill.act_and_mul_quant(x, scale, name, dtype),), (wanted,))
+
+
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_per_token_group_ops_are_the_reference(group: int) -> None:
     x = values(5, 640 if group < 128 else 1280, dtype=torch.float16)
@@ -248,6 +271,21 @@ def test_bad_input_is_refused_with_a_sentence(changes: dict, sentence: str) -> N
             "output_s_packed has shape [1, 4] and strides [1, 1]: expected [4, 2] with strides [1, 4] or a larger second one",
         ),
         (
+            "act_and_mul_quant",
+            lambda x: [torch.empty(4, 256, dtype=E4M3), x, torch.ones(1), "relu"],
+            "activation is 'relu', expected 'silu', 'gelu_tanh' or 'gelu'",
+        ),
+        (
+            "act_and_mul_per_block_quant",
+            lambda x: [torch.empty(4, 256, dtype=E4M3), x, torch.ones(4, 2), "gelu", 32],
+            "group_size is 32, expected 64 or 128",
+        ),
+        (
+            "act_and_mul_per_token_quant",
+            lambda x: [torch.empty(4, 256, dtype=S8), x, torch.ones(4), "gelu", torch.ones(1)],
+            "scale_ub is given and result is int8: only scales of float8_e4m3fn have an upper bound",
+        ),
+        (
             "rms_norm_dynamic_per_token_quant",
             lambda x: [torch.empty(4, 512, dtype=S8), x, torch.ones(512), torch.ones(4), 1e-6, None, None],
             "weight is float32, expected bfloat16",
@@ -269,13 +307,13 @@ def test_they_compile_as_one_graph() -> None:
     @torch.compile(fullgraph=True, backend="aot_eager")
     def layer(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> tuple:
         first = gemmill.rms_norm_dynamic_per_token_quant(x, weight, 1e-6, S8, residual=residual)
-        return (*first, *gemmill.silu_and_mul_per_block_quant(residual, 64))
+        return (*first, *gemmill.act_and_mul_per_block_quant(residual, 64, "gelu"))
 
     x, weight = values(4, 256), values(256)
     residual, again = torch.ones(4, 256).bfloat16(), torch.ones(4, 256).bfloat16()
     got = layer(x, weight, residual)
     codes, scales = gemmill.rms_norm_dynamic_per_token_quant(x, weight, 1e-6, S8, residual=again)
-    assert same((*got, residual), (codes, scales, *gemmill.silu_and_mul_per_block_quant(again, 64), again))
+    assert same((*got, residual), (codes, scales, *gemmill.act_and_mul_per_block_quant(again, 64, "gelu"), again))
 
 
 @pytest.fixture

@@ -6,12 +6,19 @@ from gemmill.space import quant
 from gemmill.space.config import KernelConfig
 from gemmill.space.family import AnyConfig
 from gemmill.space.quant import QuantConfig
-from gemmill.space.rules import alignment, groups, memory, problem, schedule
+from gemmill.space.rules import alignment, cutedsl, groups, memory, problem, schedule
 from gemmill.vocab import OK, Status, rejected
 
 Rule = Callable[[KernelConfig], Status]
 
-RULES: tuple[Rule, ...] = (*problem.RULES, *schedule.RULES, *groups.RULES, *alignment.RULES, *memory.RULES)
+RULES: tuple[Rule, ...] = (
+    *problem.RULES,
+    *schedule.RULES,
+    *groups.RULES,
+    *alignment.RULES,
+    *memory.RULES,
+    *cutedsl.RULES,
+)
 
 
 def check(config: AnyConfig) -> Status:

@@ -1,25 +1,50 @@
 """What must fit in shared memory."""
 
+from math import gcd
+
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import OK, ScaleLayout, Status, TileScheduler, rejected
+from gemmill.vocab import OK, Backend, KernelSchedule, ScaleGranularity, ScaleLayout, Status, TileScheduler, rejected
 
 FEWEST_STAGES = 2
-BARRIERS = 1024
-"""Pipeline barriers and tile descriptors, rounded up."""
+BARRIERS = {Backend.CUTLASS: 1024, Backend.CUTEDSL: 3072}
+"""Pipeline barriers, tile descriptors and what aligning arrays may leave out, rounded up."""
 
 
 def stage_bytes(config: KernelConfig) -> int:
-    """Bytes of one main-loop stage: a tile of A, one of B, and the scales that travel with them."""
-    p, (m, n, k) = config.problem, config.schedule.tile_shape_mnk
-    scales = (m + n) * 32 * -(-k // p.group_size) if p.group_size else 0
-    return ((m * p.a_dtype.bits + n * p.b_dtype.bits) * k + scales) // 8
+    """Bytes of one main-loop stage: a tile of A, one of B, and the scales in groups that travel with them."""
+    m, n, k = config.schedule.tile_shape_mnk
+    operands = (m * config.problem.a_dtype.bits + n * config.problem.b_dtype.bits) * k // 8
+    return operands + (_dsl_scale_bytes(config) if config.backend is Backend.CUTEDSL else _scale_bytes(config))
+
+
+def _scale_bytes(config: KernelConfig) -> int:
+    """For each group along K a float of each row of A and of each column of B: fewer, where B has blocks."""
+    m, n, k = config.schedule.tile_shape_mnk
+    g = config.problem.group_size
+    return -(-k // g) * 4 * (m + n) if g else 0
+
+
+def _dsl_scale_bytes(config: KernelConfig) -> int:
+    """For each group along K a float of each row of A, and of each column or touched block of columns of B, in fours."""
+    g = config.problem.group_size
+    if not g:
+        return 0
+    m, n, k = config.schedule.tile_shape_mnk
+    if config.schedule.swap_ab:
+        m, n = n, m
+    of_b = n if config.problem.b_scale is ScaleGranularity.GROUP else -(-(n + g - gcd(n, g)) // g)
+    return k // g * 4 * (m + -(-of_b // 4) * 4)
 
 
 def epilogue_bytes(config: KernelConfig) -> int:
-    """Bytes the epilogue takes beside the main loop: up to four 64 x 32 store buffers and row vectors."""
+    """Bytes the epilogue takes beside the main loop: CUTLASS's up to four 64 x 32 store buffers and row vectors, the DSL
+    kernel's two of 64 rows and up to 64 columns for each consumer group."""
     m, n, _ = config.schedule.tile_shape_mnk
     if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
         return 0  # partial sums reuse the stages
+    if config.backend is Backend.CUTEDSL:
+        groups = 1 if config.schedule.kernel_schedule is KernelSchedule.BASIC else 2
+        return groups * 2 * 64 * gcd(n, 64) * config.problem.out_dtype.bits // 8
     if config.problem.scale_layout is ScaleLayout.STRIDED:
         return m * 64 * config.problem.out_dtype.bits // 8  # a strip of 64 columns at a time
     buffers = min(4, max(1, m * n // (64 * 32)))
@@ -31,7 +56,7 @@ def stages_fit(config: KernelConfig) -> Status:
     s = config.schedule
     if not s.kernel_schedule.uses_tma:
         return OK
-    room = config.arch.shared_memory_bytes - epilogue_bytes(config) - BARRIERS
+    room = config.arch.shared_memory_bytes - epilogue_bytes(config) - BARRIERS[config.backend]
     fitting = room // stage_bytes(config)
     wanted = s.stages or FEWEST_STAGES
     if fitting < wanted:

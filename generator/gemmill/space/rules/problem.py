@@ -7,19 +7,11 @@ from gemmill.vocab import (
     SCALE_GROUPS,
     Accumulation,
     Arch,
-    Backend,
     DType,
     ScaleGranularity,
     Status,
     rejected,
 )
-
-
-def backend_is_built(config: KernelConfig) -> Status:
-    """`cutedsl` is a reserved word of the space until its kernels exist."""
-    if config.backend is not Backend.CUTLASS:
-        return rejected(f"backend {config.backend} is reserved: no kernel of it exists yet")
-    return OK
 
 
 def operand_dtypes(config: KernelConfig) -> Status:
@@ -75,4 +67,4 @@ def accumulation_fits_dtype(config: KernelConfig) -> Status:
     return OK
 
 
-RULES = (backend_is_built, operand_dtypes, out_dtype, zero_points_are_integers, grouped_scales, accumulation_fits_dtype)
+RULES = (operand_dtypes, out_dtype, zero_points_are_integers, grouped_scales, accumulation_fits_dtype)

@@ -1,0 +1,233 @@
+"""Emitted files of the CuTe DSL from request to cache: `python -m gemmill.build.dsl_unit REQUEST.json`, run by ninja.
+
+Starts a worker (dsl_worker.py), has it compile one file after another, gives each object the symbols that the extension's
+table calls, inspects it and publishes it in the cache. A worker that is killed is replaced; the file that it was killed on
+twice does not compile.
+"""
+
+import json
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gemmill.build.cache import ObjectCache
+from gemmill.build.compile_unit import CompileOutcome, Failure
+from gemmill.build.cubins import embedded_cubins
+from gemmill.build.dsl import made_from
+from gemmill.build.errors import DISK_FULL, first_error
+from gemmill.build.files import FileMemo, write_whole
+from gemmill.build.headers import header_set
+from gemmill.build.inspect import KernelFacts, merged, read_cubin
+from gemmill.emit.adapter import emit_adapter, read_header
+
+_ATTEMPTS = 2
+
+
+class ToolError(Exception):
+    """A program that is part of the toolchain failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DslRequest:
+    """What to compile and where things are; paths as text, since it travels as JSON."""
+
+    worker: list[str]
+    environment: dict[str, str]
+    sources: str
+    """The folder of the emitted files."""
+    folder: str
+    """A folder of this request's own."""
+    members: list[dict[str, str]]
+    """Of each file: `key`, `name`, `symbol` and its `path` below `sources`."""
+    adapter: list[str]
+    """The C++ compiler with its flags."""
+    roots: dict[str, str]
+    made_from: list[list[str]]
+    """gemmill's own files as they were when the keys were made."""
+    cache: str
+    memo: str
+    cuobjdump: str
+    objcopy: str
+    outcome: str
+    """The file to write: a CompileOutcome."""
+
+
+class Worker:
+    """A process that compiles, with its first reply read."""
+
+    def __init__(self, request: DslRequest) -> None:
+        self._log = Path(request.folder) / "worker.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                request.worker,
+                cwd=request.folder,
+                env=request.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        started = self._reply()
+        self.start_seconds: float | None = started["cpu_seconds"] if started else None
+        """CPU seconds of the DSL's import; None where the process ended before it was done."""
+
+    def compile(self, source: str, folder: str) -> dict[str, Any] | None:
+        """The reply for one file; None where the process has ended."""
+        assert self._process.stdin is not None  # a pipe was asked for
+        try:
+            self._process.stdin.write(json.dumps({"source": source, "folder": folder}) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            return None
+        return self._reply()
+
+    def end(self) -> str:
+        """Let the process end: how it did, and the last line that it wrote."""
+        assert self._process.stdin is not None and self._process.stdout is not None  # pipes were asked for
+        with suppress(OSError):  # it is gone, and its last request with it
+            self._process.stdin.close()
+        self._process.stdout.close()
+        code = self._process.wait()
+        how = f"signal {-code}" if code < 0 else f"exit status {code}"
+        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return f"{how}: {lines[-1]}" if lines else how
+
+    def _reply(self) -> dict[str, Any] | None:
+        assert self._process.stdout is not None  # a pipe was asked for
+        line = self._process.stdout.readline()
+        return json.loads(line) if line.endswith("\n") else None
+
+
+@dataclass(kw_only=True)
+class _Batch:
+    """How far a request has come."""
+
+    request: DslRequest
+    waiting: deque[dict[str, str]]
+    attempts: dict[str, int] = field(default_factory=dict)
+    bad: dict[str, str] = field(default_factory=dict)
+    """First error line by source key."""
+
+
+def compile_batch(request: DslRequest) -> CompileOutcome:
+    """Compile, inspect, publish. Raises OSError, ToolError."""
+    batch = _Batch(request=request, waiting=deque(request.members))
+    while batch.waiting:
+        worker = Worker(request)
+        if worker.start_seconds is None:
+            return CompileOutcome(failure=Failure.TOOL, message=f"the CuTe DSL does not start ({worker.end()})")
+        share = worker.start_seconds / len(batch.waiting)
+        try:
+            ended_on = _use(worker, batch, share)
+        finally:
+            how = worker.end()
+        if ended_on is not None and batch.attempts[ended_on["key"]] == _ATTEMPTS:
+            batch.waiting.popleft()
+            batch.bad[ended_on["key"]] = f"the CuTe DSL's process ended on it twice ({how})"
+    if [list(row) for row in made_from(FileMemo(Path(request.memo)))] != request.made_from:
+        return CompileOutcome(failure=Failure.CHANGED, message="a file of gemmill.cutedsl was changed meanwhile")
+    return CompileOutcome(failure="", bad=batch.bad)
+
+
+def _use(worker: Worker, batch: _Batch, share: float) -> dict[str, str] | None:
+    """Compile until nothing is waiting, or until the worker ends on the member that is returned."""
+    while batch.waiting:
+        member = batch.waiting[0]
+        batch.attempts[member["key"]] = batch.attempts.get(member["key"], 0) + 1
+        reply = worker.compile(str(Path(batch.request.sources) / member["path"]), batch.request.folder)
+        if reply is None:
+            return member
+        batch.waiting.popleft()
+        error = reply.pop("error")
+        if not error:
+            reply["cpu_seconds"] = round(reply["cpu_seconds"] + share, 2)
+            error = _publish(member, batch.request, reply)
+        if error:
+            batch.bad[member["key"]] = error
+    return None
+
+
+def _publish(member: Mapping[str, str], request: DslRequest, known: dict[str, Any]) -> str:
+    """Take an exported object into the cache, unless it cannot be used: then the reason. Raises OSError, ToolError."""
+    folder, symbol = Path(request.folder), member["symbol"]
+    exported = folder / f"{symbol}.o"
+    try:
+        header = read_header(exported.with_suffix(".h").read_text(encoding="utf-8"))
+        facts = _inspect(exported, request)
+    except (FileNotFoundError, ValueError) as error:
+        return str(error)
+    adapter = folder / f"{symbol}.cpp"
+    adapter.write_text(emit_adapter(symbol, header), encoding="utf-8")
+    whole, depfile = folder / f"{symbol}.whole.o", folder / f"{symbol}.d"
+    # One object with two symbols, as nvcc makes it. Names without folders, since an error line goes into the manifest.
+    outputs = ["-MD", "-MF", depfile.name, "-r", "-nostdlib", adapter.name, exported.name, "-o", whole.name]
+    done = _run([*request.adapter, *outputs], request)
+    if done.returncode != 0:
+        return first_error(done.stderr or done.stdout)
+    kept = [f"--keep-global-symbol={name}" for name in (symbol, f"{symbol}_workspace")]
+    _output([request.objcopy, *kept, whole], request)
+    roots, memo = {name: Path(path) for name, path in request.roots.items()}, FileMemo(Path(request.memo))
+    ObjectCache(Path(request.cache), roots, memo).publish(
+        whole,
+        {member["key"]: member["name"]},
+        header_set(depfile, folder, roots, memo),
+        facts={f"{symbol}_kernel": facts},
+        **known,
+    )
+    for path in (exported, whole):
+        path.unlink()
+    return ""
+
+
+def _inspect(exported: Path, request: DslRequest) -> KernelFacts:
+    """What is known of all machine code in an object. Raises ValueError where it has none."""
+    found = []
+    for cubin in embedded_cubins(exported.read_bytes()):
+        path = exported.with_suffix(".cubin")
+        path.write_bytes(cubin)
+        found.append(read_cubin(_output([request.cuobjdump, "-sass", "-res-usage", path], request)))
+        path.unlink()
+    if not found:
+        raise ValueError("the CuTe DSL's object has no machine code in it")
+    return merged(found)
+
+
+def _output(command: Sequence[str | Path], request: DslRequest) -> str:
+    done = _run(command, request)
+    if done.returncode != 0:
+        raise ToolError(f"{command[0]} failed: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
+
+
+def _run(command: Sequence[str | Path], request: DslRequest) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        list(map(str, command)),
+        cwd=request.folder,
+        env=request.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Exit status 0 where every file has an object or a reason; the outcome is in a file in any case that the disk allows."""
+    request = DslRequest(**json.loads(Path(argv[1]).read_text(encoding="utf-8")))
+    try:
+        outcome = compile_batch(request)
+    except ToolError as error:
+        outcome = CompileOutcome(failure=Failure.TOOL, message=str(error))
+    except OSError as error:
+        failure = Failure.DISK_FULL if error.errno in DISK_FULL else Failure.TOOL
+        outcome = CompileOutcome(failure=failure, message=str(error))
+    write_whole(Path(request.outcome), json.dumps(asdict(outcome)))
+    return 1 if outcome.failure else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,70 @@
+"""A process that imports the CuTe DSL once and compiles emitted files, one after another: the DSL is not thread-safe.
+
+Reads a line of JSON for each file, `{"source": PATH, "folder": PATH}`, and writes one for each: `{"error", "cpu_seconds",
+"peak_memory_bytes"}`, after a first one with what the import took. The object and its C header go to the folder.
+"""
+
+import importlib
+import json
+import os
+import re
+import resource
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def main() -> int:
+    """Serve until the input ends."""
+    # What the DSL prints goes the way of its warnings: replies have the standard output for themselves.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
+        os.dup2(2, 1)
+        importlib.import_module("cutlass.cute")  # what all files share
+        from gemmill.cutedsl.export import export
+
+        _reply(replies, "")
+        for line in sys.stdin:
+            request, since = json.loads(line), _cpu_seconds()
+            error = _compile(Path(request["source"]), Path(request["folder"]), export)
+            _reply(replies, error, since)
+    return 0
+
+
+def _compile(source: Path, folder: Path, export: Callable[..., Any]) -> str:
+    """The error, if there is one."""
+    try:
+        emitted = runpy.run_path(str(source))
+        export(emitted["CONFIG"], emitted["SYMBOL"], folder)
+    except (Exception, SystemExit) as error:
+        return describe(error)
+    return ""
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line: its type and the first line of its text that has words in it."""
+    lines = [line.strip() for line in _ESCAPES.sub("", str(error)).splitlines()]
+    text = next((line for line in lines if re.search(r"\w", line)), "it gave no reason")
+    return f"{type(error).__name__}: {text}"
+
+
+def _reply(replies: TextIO, error: str, since: float = 0.0) -> None:
+    row = {
+        "error": error,
+        "cpu_seconds": round(_cpu_seconds() - since, 3),
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    replies.write(json.dumps(row) + "\n")
+    replies.flush()
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main())

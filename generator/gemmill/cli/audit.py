@@ -1,0 +1,61 @@
+"""`gemmill audit`: how well a build and its tables serve a model."""
+
+from typing import Annotated
+
+import typer
+
+from gemmill.cli import options as o
+from gemmill.cli import variants
+from gemmill.cli.exits import ExitCode
+from gemmill.cli.output import console, count, print_json, table
+from gemmill.cli.shapes import ModelOption, MOption, OpOption, ShapesOption, TensorParallelOption, problems_of
+from gemmill.vocab import Arch
+
+
+def audit(
+    models: ModelOption = None,
+    shapes: ShapesOption = None,
+    ops: OpOption = "fp8",
+    tensor_parallel: TensorParallelOption = "1",
+    m: MOption = None,
+    build: o.BuildOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Print the shapes that are served well too.")] = False,
+    as_json: o.JsonOption = False,
+) -> None:
+    """List shapes that no variant or no measured row serves, with the loss to expect.
+
+    Needs no GPU. Exits 1 if a shape has no variant at all.
+
+    Examples:
+
+        gemmill audit --model config.json --tp 1,2
+
+        gemmill audit --model deepseek-v3 --m 1,64,4096 --json
+    """
+    from gemmill.runtime.tuned import machine
+    from gemmill.tune.candidates import build_facts
+    from gemmill.tune.prune import audit as look
+    from gemmill.tune.prune import worst_first
+
+    problems = problems_of(shapes=shapes, models=models, ops=ops, tensor_parallel=tensor_parallel, m=m)
+    folder, manifest = variants.build_of(build)
+    audited = look(problems, build_facts(folder, manifest, machine(manifest.arch)), Arch(manifest.arch).sm_count)
+    shown = audited if everything else worst_first(audited)
+    if as_json:
+        print_json({"build": manifest.build_id, "shapes": len(audited), "audited": shown})
+    else:
+        columns = ["op", "M x N x K", "chosen by", "expected loss", "variant"]
+        rows = [
+            (
+                a.problem.op,
+                f"{a.problem.m} x {a.problem.n} x {a.problem.k}",
+                f"{a.trust}{', unaligned' if a.unaligned else ''}",
+                "-" if a.expected_loss is None else f"{a.expected_loss:.0%}",
+                a.variant or "none",
+            )
+            for a in shown
+        ]
+        title = f"{count(len(audited), 'shape')} with build {manifest.build_id}, {len(worst_first(audited))} not measured as they are"
+        console().print(table(title, columns, rows, right=columns[3:4]))
+    if any(a.variant is None for a in audited):
+        raise typer.Exit(ExitCode.CHECK_FAILED)

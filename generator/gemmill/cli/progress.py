@@ -1,0 +1,76 @@
+"""How a sweep is seen while it runs: a bar with the time left, the latest result, and a line for each fault."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from gemmill.cli.output import console, count
+
+if TYPE_CHECKING:
+    from gemmill.tune.checking import Finding
+    from gemmill.tune.choice import Decision
+    from gemmill.tune.journal import Entry
+    from gemmill.tune.problems import Problem
+
+
+class ProgressObserver:
+    """Draws on a terminal; where stderr is none, prints a line for each problem."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("planning", total=None)
+        self._faults = self._lost = self._replaced = 0
+
+    def planned(self, total: int, done: int) -> None:
+        """Set the whole."""
+        self._progress.update(self._task, total=total, completed=done, description="measuring")
+        if done:
+            self._print(f"{done} of {count(total, 'problem')} known from the journal")
+
+    def fault(self, problem: "Problem", name: str, finding: "Finding") -> None:
+        """Keep a line."""
+        self._faults += 1
+        self._print(f"{problem}: {finding.fault}: {name}")
+        self._describe("")
+
+    def measured(self, entry: "Entry", decision: "Decision | None") -> None:
+        """Advance."""
+        problem = entry.outcome.problem
+        if decision is None:
+            text = f"{problem}: {entry.outcome.error or 'no variant takes it'}"
+        else:
+            change = ", replaces today's" if decision.replaces else ""
+            text = f"{problem}: {decision.us[decision.chosen]:.2f} us{change}"
+            self._replaced += decision.replaces
+        self._progress.advance(self._task)
+        if not self._progress.console.is_terminal:
+            self._print(text)
+        self._describe(text)
+
+    def lost(self, problem: "Problem", reason: str) -> None:
+        """Keep a line."""
+        self._lost += 1
+        self._print(f"{problem}: lost: {reason}")
+
+    def _describe(self, text: str) -> None:
+        parts = [text, f"{self._replaced} better", count(self._faults, "fault")]
+        self._progress.update(self._task, description=" | ".join(part for part in parts if part))
+
+    def _print(self, text: str) -> None:
+        self._progress.console.print(text, markup=False)
+
+
+@contextmanager
+def sweep_progress() -> Iterator[ProgressObserver]:
+    """A display for the length of a sweep."""
+    columns = (
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console(stderr=True)) as progress:
+        yield ProgressObserver(progress)

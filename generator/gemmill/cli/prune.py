@@ -1,0 +1,83 @@
+"""`gemmill prune`: the smallest set of variants that is nearly as good as all of them."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmill.cli import variants
+from gemmill.cli.exits import UsageError
+from gemmill.cli.output import count
+from gemmill.cli.shapes import ModelOption, MOption, OpOption, ShapesOption, TensorParallelOption, problems_of
+from gemmill.cli.tune import parse_share
+from gemmill.vocab import Arch
+
+
+def prune(
+    journals: Annotated[list[Path], typer.Argument(metavar="JOURNAL...", help="What `gemmill tune` measured.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="FILE", help="The selection to write, for `gemmill build --select FILE`."),
+    ],
+    within: Annotated[
+        float,
+        typer.Option(
+            "--within", parser=parse_share, metavar="SHARE", help="How far behind the best it may be at any shape."
+        ),
+    ] = 0.03,
+    select: Annotated[str, typer.Option("--select", metavar="NAME", help="Take the variants from this set.")] = "sweep",
+    arch: Annotated[str, typer.Option("--arch", metavar="ARCH")] = "sm90a",
+    shapes: ShapesOption = None,
+    models: ModelOption = None,
+    ops: OpOption = "all",
+    tensor_parallel: TensorParallelOption = "1",
+    m: MOption = None,
+) -> None:
+    """Write the smallest selection that is within a share of the best at every shape.
+
+    Of the journals' shapes, or of those that are named. Variants for unaligned operands and other kinds of kernels stay.
+
+    Examples:
+
+        gemmill prune ~/.cache/gemmill/tune/nvidia-h200-0123abcd4567.jsonl --within 3% --out small.json
+
+        gemmill prune sweep.jsonl --model llama-3-8b --out llama.json
+    """
+    from gemmill.build.files import write_whole
+    from gemmill.tune.journal import read_journal
+    from gemmill.tune.prune import prune as choose
+    from gemmill.tune.prune import selection_of, times_of
+
+    times: dict = {}
+    for path in journals:
+        record = read_journal(path)
+        repeats = 1 + max((key[1] for key in record.entries), default=0)
+        for problem, us in times_of(record, repeats).items():
+            times.setdefault(problem, {}).update(us)
+    if shapes or models:
+        wanted = problems_of(shapes=shapes, models=models, ops=ops, tensor_parallel=tensor_parallel, m=m)
+        missing = [problem for problem in wanted if problem not in times]
+        if missing:
+            raise UsageError(
+                f"{count(len(missing), 'shape')} were not measured, the first is {missing[0]}: `gemmill tune` them first"
+            )
+        times = {problem: times[problem] for problem in wanted}
+    if not times:
+        raise UsageError(f"{journals[0]} has no measured shape: `gemmill tune` writes some")
+    pruned = choose(times, within)
+    everything = variants.selection_of(select, Arch(arch), None)
+    selection = selection_of(pruned, everything, out.stem)
+    text = {
+        "schema_version": 1,
+        "name": selection.name,
+        "arch": str(selection.arch),
+        "within": within,
+        "variants": [variants.to_name(config) for config in selection.configs],
+    }
+    write_whole(out, json.dumps(text, indent=1) + "\n")
+    worst = max(pruned.losses.items(), key=lambda pair: pair[1])
+    typer.echo(
+        f"{count(len(pruned.kernels), 'kernel')} suffice for {count(len(times), 'shape')}, {worst[1]:.1%} behind the best at worst "
+        f"({worst[0]}); with what was not measured {count(len(selection.configs), 'variant')}: {out}"
+    )

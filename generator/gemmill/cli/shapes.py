@@ -1,0 +1,79 @@
+"""Options that say which shapes are meant, for tune, prune and audit."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemmill.cli.exits import UsageError
+
+if TYPE_CHECKING:
+    from gemmill.tune.problems import Problem
+
+ShapesOption = Annotated[
+    Path | None,
+    typer.Option("--shapes", metavar="FILE", help="JSON or CSV with m, n, k and perhaps op (fp8, int8, int8_azp)."),
+]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="NAME_OR_FILE",
+        help="A shipped model's name, or a Hugging Face config.json; may be repeated.",
+    ),
+]
+OpOption = Annotated[
+    str, typer.Option("--op", metavar="OPS", help="Of shapes that do not say: fp8, int8, int8_azp with commas, or all.")
+]
+TensorParallelOption = Annotated[
+    str, typer.Option("--tp", metavar="N,N", help="Degrees of tensor parallelism that a model is divided by.")
+]
+MOption = Annotated[
+    str | None,
+    typer.Option("--m", metavar="M,M", help="Rows of a for models; by default 1, 16, 32 and doubled to 16384."),
+]
+
+
+def problems_of(
+    *,
+    shapes: Path | None,
+    models: list[str] | None,
+    misses: Path | None = None,
+    ops: str,
+    tensor_parallel: str,
+    m: str | None,
+) -> "list[Problem]":
+    """The problems that were asked for, those that share weights beside each other. Raises UsageError."""
+    from gemmill.tune.models import layers_of, named_models, read_model
+    from gemmill.tune.problems import M_BUCKETS, OPS_OF, Op, grid
+    from gemmill.tune.shapes import read_shapes
+
+    try:
+        wanted = OPS_OF["all"] if ops == "all" else tuple(dict.fromkeys(Op(name.strip()) for name in ops.split(",")))
+    except ValueError:
+        raise UsageError(f"--op {ops!r}: there are {', '.join(Op)}, and all") from None
+    m_values = numbers("--m", m) if m else M_BUCKETS
+    if not (shapes or models or misses):
+        raise UsageError(
+            "no shapes: name a file with --shapes, recorded misses with --misses, or a model with --model "
+            f"({', '.join(named_models())}, or a config.json)"
+        )
+    try:
+        found = [problem for path in (shapes, misses) if path for problem in read_shapes(path, wanted, m_values)]
+        weights = [
+            (layer.n, layer.k)
+            for name in models or ()
+            for ranks in numbers("--tp", tensor_parallel)
+            for layer in layers_of(read_model(name), ranks)
+        ]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return sorted({*found, *grid(wanted, weights, m_values)})
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """Positive numbers with commas. Raises UsageError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise UsageError(f"{option} {text!r} is not a list of positive numbers such as 1,2,4")
+    return tuple(int(part) for part in parts)

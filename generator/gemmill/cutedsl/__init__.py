@@ -1,0 +1,1 @@
+"""Kernels written in CuTe DSL. Importable files, since the DSL reads the source of what it compiles."""

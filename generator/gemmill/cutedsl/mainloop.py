@@ -1,0 +1,336 @@
+"""The main loop of a consumer group: WGMMA over K, with sums promoted to registers where precision or scales ask for it.
+
+A thread's sums of one 64-row slab lie as WGMMA leaves them: for each 8 columns, two rows (8 apart) of two neighbouring
+columns. `index` is the only place that knows it.
+"""
+
+# mypy: ignore-errors
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import warpgroup
+
+from gemmill.cutedsl.packed import Packed
+from gemmill.cutedsl.plan import SLAB
+
+
+def index(row: int, column: int) -> int:
+    """Where a thread keeps row 0 or 1 of a slab and its `column`-th column."""
+    return column // 2 * 4 + row * 2 + column % 2
+
+
+def column_offset(column: int, lane: Int32) -> Int32:
+    """Column of the tile that a thread's `column`-th is."""
+    return column // 2 * 8 + lane % 4 * 2 + column % 2
+
+
+def row_offset(slab: int, row: int, thread: Int32) -> Int32:
+    """Row of the group that a thread's row 0 or 1 of a slab is."""
+    return slab * SLAB + thread // 32 * 16 + thread % 32 // 4 + row * 8
+
+
+@dataclass
+class GroupScales(Packed):
+    """Scales that change along K. Strides in elements."""
+
+    a: cute.Pointer
+    b: cute.Pointer
+    a_stride_m: Int64
+    a_stride_k: Int64
+    b_stride_n: Int64
+    b_stride_k: Int64
+
+
+@cute.jit
+def copy_scale(target: cute.Pointer, source: cute.Pointer):
+    """Starts a copy of one float to shared memory."""
+    cute.arch.inline_ptx("cp.async.ca.shared.global [{$r0}], [{$r1}], 4;", read_only_args=[target, source])
+
+
+@cute.jit
+def load_scales(
+    plan: cutlass.Constexpr,
+    scales: GroupScales,
+    stage: cute.Pointer,
+    k_step: Int32,
+    origin: tuple,
+    size: tuple,
+):
+    """One warp starts copies of a stage's scales. Beyond an edge it takes the last valid one: those sums are not stored."""
+    lane = cute.arch.lane_idx()
+    m0, n0 = origin
+    m, n, k = size
+    g = plan.config.problem.group_size
+    last_group = (k + g - 1) // g - 1
+    for p in cutlass.range_constexpr(plan.promotions):
+        group = Int64(cutlass.min(k_step * plan.promotions + p, last_group))
+        target = stage + p * (plan.scales // plan.promotions)
+        for i in cutlass.range_constexpr((plan.a_scales + 31) // 32):
+            row = lane + 32 * i
+            if cutlass.const_expr(plan.a_scales % 32 == 0) or row < plan.a_scales:
+                source = Int64(cutlass.min(m0 + row, m - 1)) * scales.a_stride_m + group * scales.a_stride_k
+                copy_scale(target + row, scales.a + source)
+        for i in cutlass.range_constexpr((plan.b_scales + 31) // 32):
+            column = lane + 32 * i
+            if cutlass.const_expr(plan.b_scales % 32 == 0) or column < plan.b_scales:
+                at = cutlass.min(n0 + column, n - 1)
+                if cutlass.const_expr(not plan.b_rows_scaled):
+                    at = cutlass.min(n0 // g + column, (n - 1) // g)
+                source = Int64(at) * scales.b_stride_n + group * scales.b_stride_k
+                copy_scale(target + plan.a_scales + column, scales.b + source)
+
+
+@cute.jit
+def read_factors(
+    plan: cutlass.Constexpr, factors: cute.Tensor, scales: cute.Tensor, slab: cutlass.Constexpr, place: tuple
+):
+    """Reads what one group of K multiplies a thread's sums of a slab by: factors of its two rows, then of its columns.
+
+    A block's scale is multiplied into the side that A's scales are on.
+    """
+    group, thread, n0 = place
+    g = plan.config.problem.group_size
+    of_b = plan.a_scales
+    for r in cutlass.range_constexpr(2):
+        row = group * plan.group_rows + row_offset(slab, r, thread)
+        if cutlass.const_expr(plan.b_rows_scaled):
+            factors[r] = scales[of_b + row if plan.swap_ab else row]
+        elif cutlass.const_expr(plan.swap_ab):
+            factors[r] = scales[of_b + (n0 % g + group * plan.group_rows + slab * SLAB) // g]
+        else:
+            for block in cutlass.range_constexpr(plan.b_scales):
+                factors[r * plan.b_scales + block] = scales[row] * scales[of_b + block]
+    if cutlass.const_expr(plan.b_rows_scaled or plan.swap_ab):
+        for c in cutlass.range_constexpr(plan.tile_y // 4):
+            column = column_offset(c, thread % 32)
+            factors[2 + c] = scales[column if plan.swap_ab else of_b + column]
+
+
+@cute.jit
+def apply(plan: cutlass.Constexpr, sums: cute.Tensor, partial: cute.Tensor, factors: cute.Tensor, n0: Int32):
+    """Adds partial sums of one slab and one group of K, times their scales, to the sums."""
+    g = plan.config.problem.group_size
+    for row in cutlass.range_constexpr(2):
+        for column in cutlass.range_constexpr(plan.tile_y // 4):
+            i = index(row, column)
+            if cutlass.const_expr(plan.b_rows_scaled):
+                sums[i] = sums[i] + partial[i] * factors[row] * factors[2 + column]
+            elif cutlass.const_expr(plan.swap_ab):
+                sums[i] = sums[i] + partial[i] * (factors[row] * factors[2 + column])
+            elif cutlass.const_expr(plan.blocks_aligned):
+                sums[i] = sums[i] + partial[i] * factors[row * plan.b_scales + column // 2 * 8 // g]
+            else:
+                factor = factors[row * plan.b_scales]
+                if n0 % g + column // 2 * 8 >= g:
+                    factor = factors[row * plan.b_scales + 1]
+                sums[i] = sums[i] + partial[i] * factor
+
+
+@cute.jit
+def add(sums: cute.Tensor, partial: cute.Tensor):
+    """Adds partial sums to the sums."""
+    for i in cutlass.range_constexpr(cute.size(sums)):
+        sums[i] = sums[i] + partial[i]
+
+
+@cute.jit
+def multiply(
+    mmas: tuple,
+    targets: list,
+    operands: tuple,
+    slabs: cutlass.Constexpr,
+    steps: cutlass.Constexpr,
+    stage: Int32,
+    fresh: cutlass.Constexpr,
+):
+    """Issues the WGMMAs of some slabs and MMA steps of a stage, as one group; `fresh` sums start from zero."""
+    replacing, adding = mmas
+    x, y = operands
+    warpgroup.fence()
+    for step in cutlass.range_constexpr(*steps):
+        for i in cutlass.range_constexpr(len(slabs)):
+            mma = replacing if cutlass.const_expr(fresh and step == steps[0]) else adding
+            a, b = x[slabs[i]][(None, None, step, stage)], y[(None, None, step, stage)]
+            cute.gemm(mma, targets[i], a, b, targets[i])
+    warpgroup.commit_group()
+
+
+@cute.jit
+def release(plan: cutlass.Constexpr, empty: cute.Pointer, stage: Int32):
+    """One warp says that it has read a stage, to every CTA whose loads also land here."""
+    lane = cute.arch.lane_idx()
+    if cutlass.const_expr(plan.cluster_size == 1):
+        if lane == 0:
+            cute.arch.mbarrier_arrive(empty + stage)
+    else:
+        rank = cute.arch.block_idx_in_cluster()
+        if lane < plan.sharers:
+            # First the CTAs of the same X, then the others of the same Y.
+            peer = rank % plan.cluster_x + lane * plan.cluster_x
+            if lane >= plan.cluster_y:
+                other = lane - plan.cluster_y
+                other = other + Int32(other >= rank % plan.cluster_x)
+                peer = rank - rank % plan.cluster_x + other
+            cute.arch.mbarrier_arrive(empty + stage, peer)
+
+
+@dataclass
+class Mainloop:
+    """What a consumer group's main loop works on. Registers and tensors of the thread, made once a kernel."""
+
+    mmas: tuple
+    """WGMMA that replaces its sums, and WGMMA that adds to them."""
+    operands: tuple
+    """X in shared memory, slab by slab, and Y."""
+    barriers: tuple
+    """full and empty, of the stages."""
+    scales: cute.Tensor
+    """Of a stage: (scale, promotion, stage)."""
+    sums: list
+    """Of each slab."""
+    partials: list
+    """Sums that are not promoted yet, each of one slab and one promotion: one of the plan's units."""
+    factors: list
+    """Scales of each partial sum."""
+
+
+@cute.jit
+def accumulate(plan: cutlass.Constexpr, loop: cutlass.Constexpr, steps: tuple, place: tuple):
+    """Multiplies `count` K steps, the first of which is the CTA's `first`-th, into the sums."""
+    first, count = steps
+    for slab in cutlass.range_constexpr(plan.slabs):
+        loop.sums[slab].fill(0)
+    state = (first % plan.stages, first // plan.stages & 1)
+    if cutlass.const_expr(plan.overlapped):
+        accumulate_behind(plan, loop, state, count, place)
+    elif cutlass.const_expr(plan.promoted):
+        accumulate_promoted(plan, loop, state, count, place)
+    else:
+        accumulate_fast(plan, loop, state, count)
+
+
+@cute.jit
+def advance(plan: cutlass.Constexpr, state: tuple):
+    """The (stage, phase) after this one."""
+    stage, phase = state
+    stage = stage + 1
+    if stage == plan.stages:
+        stage = Int32(0)
+        phase = phase ^ 1
+    return stage, phase
+
+
+@cute.jit
+def accumulate_fast(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32):
+    """Sums stay in the tensor core's accumulator; one K step's multiplications are queued behind another's."""
+    full, empty = loop.barriers
+    stage, phase = state
+    before = stage
+    for step in cutlass.range(count, unroll=1):
+        cute.arch.mbarrier_wait(full + stage, phase)
+        multiply(loop.mmas, loop.sums, loop.operands, tuple(range(plan.slabs)), (0, plan.mma_steps), stage, False)
+        warpgroup.wait_group(1)
+        if step > 0:
+            release(plan, empty, before)
+        before = stage
+        stage, phase = advance(plan, (stage, phase))
+    warpgroup.wait_group(0)
+    if count > 0:
+        release(plan, empty, before)
+
+
+@cute.jit
+def accumulate_promoted(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
+    """Sums are promoted while the other consumer group multiplies or, of small tiles, while the next unit's sums grow."""
+    full, empty = loop.barriers
+    stage, phase = state
+    for _ in cutlass.range(count, unroll=1):
+        cute.arch.mbarrier_wait(full + stage, phase)
+        for first in cutlass.range_constexpr(0, plan.units, plan.partials):
+            for i in cutlass.range_constexpr(plan.partials):
+                read_unit_factors(plan, loop, first + i, i, stage, place)
+            for i in cutlass.range_constexpr(plan.partials):
+                multiply_unit(plan, loop, first + i, i, stage)
+            for i in cutlass.range_constexpr(plan.partials):
+                warpgroup.wait_group(plan.partials - 1 - i)
+                if cutlass.const_expr(first + i + 1 == plan.units):
+                    release(plan, empty, stage)
+                promote(plan, loop, first + i, i, place)
+        stage, phase = advance(plan, (stage, phase))
+
+
+@cute.jit
+def accumulate_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
+    """Promotes one K step's sums while the next one's multiplications run, with two sets of partial sums in turn."""
+    full, _ = loop.barriers
+    stage, phase = state
+    cute.arch.mbarrier_wait(full + stage, phase)
+    read_unit_factors(plan, loop, 0, 0, stage, place)
+    multiply_unit(plan, loop, 0, 0, stage)
+    for _ in cutlass.range((count - 1) // 2, unroll=1):
+        stage, phase = step_behind(plan, loop, (stage, phase), 1, place)
+        stage, phase = step_behind(plan, loop, (stage, phase), 0, place)
+    if count % 2 == 0:
+        stage, phase = step_behind(plan, loop, (stage, phase), 1, place)
+        finish_behind(plan, loop, stage, 1, place)
+    else:
+        finish_behind(plan, loop, stage, 0, place)
+
+
+@cute.jit
+def step_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, turn: cutlass.Constexpr, place: tuple):
+    """Issues the next K step into set `turn`, then promotes the one before it. Returns the next one's (stage, phase)."""
+    full, empty = loop.barriers
+    before, _ = state
+    stage, phase = advance(plan, state)
+    cute.arch.mbarrier_wait(full + stage, phase)
+    read_unit_factors(plan, loop, 0, turn, stage, place)
+    multiply_unit(plan, loop, 0, turn, stage)
+    warpgroup.wait_group(1)
+    release(plan, empty, before)
+    promote(plan, loop, 0, 1 - turn, place)
+    return stage, phase
+
+
+@cute.jit
+def finish_behind(
+    plan: cutlass.Constexpr, loop: cutlass.Constexpr, stage: Int32, turn: cutlass.Constexpr, place: tuple
+):
+    """Promotes the last K step, which is in set `turn`."""
+    _, empty = loop.barriers
+    warpgroup.wait_group(0)
+    release(plan, empty, stage)
+    promote(plan, loop, 0, turn, place)
+
+
+@cute.jit
+def read_unit_factors(
+    plan: cutlass.Constexpr, loop, unit: cutlass.Constexpr, i: cutlass.Constexpr, stage: Int32, place: tuple
+):
+    """Reads a unit's factors, before its multiplications are issued: they would wait for these loads."""
+    if cutlass.const_expr(plan.grouped):
+        read_factors(plan, loop.factors[i], loop.scales[None, unit // plan.slabs, stage], unit % plan.slabs, place)
+
+
+@cute.jit
+def multiply_unit(
+    plan: cutlass.Constexpr, loop: cutlass.Constexpr, unit: cutlass.Constexpr, i: cutlass.Constexpr, stage: Int32
+):
+    """Issues the WGMMAs of one slab between two promotions, into the i-th partial sums."""
+    run = plan.mma_steps // plan.promotions
+    first = unit // plan.slabs * run
+    multiply(loop.mmas, [loop.partials[i]], loop.operands, (unit % plan.slabs,), (first, first + run), stage, True)
+
+
+@cute.jit
+def promote(
+    plan: cutlass.Constexpr, loop: cutlass.Constexpr, unit: cutlass.Constexpr, i: cutlass.Constexpr, place: tuple
+):
+    """Adds the i-th partial sums to their slab's, with the scales of their group of K where there are any."""
+    sums = loop.sums[unit % plan.slabs]
+    if cutlass.const_expr(plan.grouped):
+        apply(plan, sums, loop.partials[i], loop.factors[i], place[2])
+    else:
+        add(sums, loop.partials[i])

@@ -1,0 +1,17 @@
+"""What an emitted file does when it is run on its own."""
+
+import argparse
+from pathlib import Path
+
+from gemmill.cutedsl.export import export
+from gemmill.space.config import KernelConfig
+
+
+def main(config: KernelConfig, symbol: str) -> None:
+    """Compile one kernel and write its object and C header to the folder that the command line names."""
+    parser = argparse.ArgumentParser(description=f"Compile {symbol} without a GPU; writes its object and C header.")
+    parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help="by default the current folder")
+    folder = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
+    export(config, symbol, folder)
+    print(folder / f"{symbol}.o")

@@ -1,0 +1,55 @@
+"""The C++ between the extension's table and a function that the CuTe DSL exported."""
+
+import re
+from dataclasses import dataclass
+
+from gemmill.emit.render import render
+
+ADAPTER = "cutedsl/adapter.cpp.jinja"
+_ENTRY = re.compile(r"^void (\w+)\(void \*\*args, int32_t num_args\);", re.MULTILINE)
+_WRAPPER = re.compile(r"^static inline int32_t \w+_wrapper\(([^)]*)\) \{", re.MULTILINE)
+_PARAMETER = re.compile(r"\s*(\S.*?)\s*(\w+)\s*")
+_STRIDES = ("a_scale_stride_m", "a_scale_stride_k", "b_scale_stride_n", "b_scale_stride_k")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What a C header of the DSL declares."""
+
+    entry: str
+    """The function that launches the kernel: it takes the addresses of its arguments and of a status."""
+    parameters: tuple[tuple[str, str], ...]
+    """(C type, name) of its arguments."""
+
+
+def read_header(header: str) -> Exported:
+    """The exported function. Raises ValueError where there is none."""
+    entry, wrapper = _ENTRY.search(header), _WRAPPER.search(header)
+    # The wrapper's first parameter is the module, which the entry function does not take.
+    texts = wrapper[1].split(",")[1:] if wrapper else []
+    parameters = tuple((m[1], m[2]) for text in texts if (m := _PARAMETER.fullmatch(text)))
+    if entry is None or not parameters or len(parameters) != len(texts):
+        raise ValueError("the C header that the CuTe DSL wrote declares no entry function that can be read")
+    return Exported(entry=entry[1], parameters=parameters)
+
+
+def emit_adapter(symbol: str, exported: Exported) -> str:
+    """The source of a variant's launch function. Raises TemplateError."""
+    values = {
+        "symbol": symbol,
+        "init": f"_mlir_{symbol}_cuda_init",
+        "load": f"_mlir_{symbol}_cuda_load_to_device",
+        "entry": exported.entry,
+        "arguments": [_argument(type_, name) for type_, name in exported.parameters],
+    }
+    return render(ADAPTER, values)
+
+
+def _argument(c_type: str, name: str) -> str:
+    """The address of an argument: a field of gemmill's arguments of the same name, whose type the C++ compiler checks."""
+    if name == "stream":
+        return "gemmill_cutedsl_pointer(&stream)"
+    field = f"group_args(*args).{name}" if name in _STRIDES else f"args->{name}"
+    if c_type.endswith("*"):
+        return f"gemmill_cutedsl_pointer(&{field})"
+    return f"gemmill_cutedsl_number<{c_type}>(&{field})"

@@ -1,0 +1,197 @@
+"""The process that runs candidates: `python -m gemmill.tune.bench SPEC`. It may be killed at any time.
+
+Commands come as JSON lines on stdin, answers go as JSON lines to the file descriptor named in SPEC, so that nothing that
+a library prints can be taken for one. What goes wrong with a candidate is an answer; what goes wrong with this process
+(an abort, a context that died) is seen by the sweep.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from gemmill.tune.checking import PAD, Fault, Finding, GuardedArena, GuardedOutput, Reference
+from gemmill.tune.device import driver_version
+from gemmill.tune.operands import ROTATED_BYTES, OperandMaker, Operands
+from gemmill.tune.problems import Problem
+from gemmill.tune.protocol import Candidate, WorkerSpec, problem_from_json
+from gemmill.tune.statistics import first_line
+from gemmill.tune.subjects import ARENA_BYTES, Subject, find_subjects, invented_us
+from gemmill.tune.timing import GraphTimer, Prepared
+
+DRY_ROTATED_BYTES = 4096
+DEAD_CONTEXT = ("CUDA error", "CUDA driver error", "device-side assert", "illegal memory access")
+"""In the text of an error after which a CUDA context is of no more use."""
+
+
+class Bench:
+    """The commands, one problem at a time."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._device = torch.device("cpu" if spec.dry_run else "cuda")
+        self._maker = OperandMaker(self._device, DRY_ROTATED_BYTES if spec.dry_run else ROTATED_BYTES)
+        self._subjects = find_subjects(spec)
+        self._timer = None if spec.dry_run else GraphTimer()
+        self._arena: GuardedArena | None = None
+        self._operands: Operands | None = None
+        self._references: dict[bool, Reference] = {}
+        self._prepared: dict[str, Prepared] = {}
+
+    def hello(self) -> dict[str, Any]:
+        """What this process runs on."""
+        facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": driver_version()}
+        if self._device.type == "cpu":
+            return facts | {"gpu": None}
+        properties = torch.cuda.get_device_properties(0)
+        return facts | {
+            "gpu": properties.name,
+            "sm_count": properties.multi_processor_count,
+            "uuid": str(properties.uuid),
+            "l2_bytes": properties.L2_cache_size,
+        }
+
+    def settle(self) -> float:
+        """Bring the clocks to where they stay; returns the seconds that took."""
+        if self._timer is None:
+            return 0.0
+        a = torch.randn(4096, 4096, device=self._device, dtype=torch.bfloat16)
+        return self._timer.settle(lambda: torch.mm(a, a))
+
+    def open(self, problem: list) -> None:
+        """Make the operands and the reference of a problem, and forget those of the last."""
+        self.close()
+        self._operands = self._maker.make(problem_from_json(problem))
+        self._references = {False: Reference(self._operands)}
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def check(self, name: str, build: str) -> dict[str, str] | None:
+        """What is wrong with a candidate's result on poisoned memory, if anything is."""
+        subject = self._subjects.find(Candidate(name=name, build=build))
+        finding = self._check(subject)
+        return None if finding is None else {"fault": finding.fault.value, "detail": finding.detail}
+
+    def prepare(self, name: str, build: str, calls: int) -> None:
+        """Make a candidate ready to be timed, `calls` calls or more in a round."""
+        operands = self._opened
+        candidate = Candidate(name=name, build=build)
+        subject = self._subjects.find(candidate)
+        if self._timer is None:
+            self._prepared[name] = _Invented(self._spec, name, operands.problem)
+            return
+        copies = range(len(operands.weights))
+        with subject.pinned():
+            self._prepared[name] = self._timer.prepare(
+                [lambda i=i: subject.multiply(operands, i) for i in copies], calls
+            )
+
+    def round(self, name: str) -> float:
+        """Microseconds of one call."""
+        return self._prepared[name].round()
+
+    def drop(self, name: str) -> None:
+        """Give back what preparing a candidate took."""
+        if (prepared := self._prepared.pop(name, None)) is not None:
+            prepared.close()
+
+    def close(self) -> None:
+        """Give back what preparing took."""
+        for name in list(self._prepared):
+            self.drop(name)
+
+    @property
+    def _opened(self) -> Operands:
+        if self._operands is None:
+            raise RuntimeError("no problem is open")
+        return self._operands
+
+    def _check(self, subject: Subject) -> Finding | None:
+        operands = self._opened
+        m, n, dtype = operands.problem.m, operands.problem.n, operands.out.dtype
+        if subject.workspace and self._arena is None:
+            self._arena = GuardedArena(ARENA_BYTES, self._device)
+        results: list[Tensor] = []
+        # The poison differs: whoever leaves elements alone, or adds to them, is seen.
+        for pad, poison in ((0, torch.nan), (PAD, -1.0)):
+            guarded = GuardedOutput(m, n, dtype, self._device, pad)
+            guarded.out.fill_(poison)
+            with subject.pinned(), subject.workspace_in(self._arena):
+                returned = subject.multiply(replace(operands, out=guarded.out), 0)
+                if self._device.type == "cuda":
+                    torch.cuda.synchronize()
+            if not guarded.is_intact():
+                return Finding(
+                    fault=Fault.OUT_OF_BOUNDS, detail=f"bytes around its output changed, rows {pad} elements apart"
+                )
+            if not subject.workspace_is_intact(self._arena):
+                return Finding(fault=Fault.OUT_OF_BOUNDS, detail="bytes around its workspace changed")
+            results.append(guarded.out if returned is None else returned)
+            if not results[1:] and subject.applies_scales and (found := self._reference(subject).judge(results[0])):
+                return found
+        # Bits are compared: NaN is equal to itself, and -0 is not 0.
+        differ = (
+            int((results[0].view(torch.int16) != results[1].view(torch.int16)).sum()) if subject.applies_scales else 0
+        )
+        if differ:
+            return Finding(
+                fault=Fault.NOT_REPEATABLE,
+                detail=f"{differ} of {m * n} elements differ between two calls with the same operands",
+            )
+        return None
+
+    def _reference(self, subject: Subject) -> Reference:
+        key = subject.scales_per_tensor
+        if key not in self._references:
+            self._references[key] = Reference(self._opened, key)
+        return self._references[key]
+
+
+class _Invented:
+    """Times of a dry run: like those of a GPU in that they depend on candidate and problem, and vary a little."""
+
+    def __init__(self, spec: WorkerSpec, name: str, problem: Problem) -> None:
+        self._spec, self._name, self._turn = spec, name, 0
+        self._us = 2.0 + problem.bytes / 4.2e6 + problem.flops / 1.4e9
+
+    def round(self) -> float:
+        self._turn += 1
+        return invented_us(self._name, self._us, self._spec.seed, self._turn)
+
+    def close(self) -> None:
+        """Nothing was taken."""
+
+
+def serve(commands: IO[str], answers: IO[str], make: Callable[[], Bench]) -> None:
+    """Answer {"do": name, ...arguments} with {"ok": true, "value": ...} or {"ok": false, ...} until the input ends."""
+    bench: Bench | None = None
+    for line in commands:
+        command = json.loads(line)
+        try:
+            bench = bench or make()
+            answer = {"ok": True, "value": getattr(bench, command.pop("do"))(**command)}
+        except Exception as error:
+            text = first_line(error)
+            dead = any(words in str(error) for words in DEAD_CONTEXT)
+            answer = {"ok": False, "dead": dead or bench is None, "error": text}
+            if not isinstance(error, (RuntimeError, ValueError, TypeError, LookupError)):
+                traceback.print_exc()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    descriptor = spec.pop("answers")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as answers:
+        serve(sys.stdin, answers, lambda: Bench(WorkerSpec(**{**spec, "builds": tuple(spec["builds"])})))
+
+
+if __name__ == "__main__":
+    main()

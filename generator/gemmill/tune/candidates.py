@@ -1,0 +1,88 @@
+"""Which variants are worth trying on a problem: what the rules allow, what the table names, what the model thinks well of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmill.manifest import KernelEntry, Manifest
+from gemmill.runtime.model import model_ns
+from gemmill.runtime.select import rejection, select
+from gemmill.runtime.table import Table, make_table
+from gemmill.runtime.tuned import Machine, load_tuned
+from gemmill.space.family import Family
+from gemmill.tune.peers import torch_peers
+from gemmill.tune.problems import Problem
+from gemmill.tune.protocol import PEER, Candidate
+
+MOST = 60
+PLAUSIBLE = 2.5
+"""Variants that the analytic model puts beyond this many times its best are not tried: it is off by less."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildFacts:
+    """A build that candidates come from, as far as planning needs it: no extension is loaded."""
+
+    folder: Path
+    manifest: Manifest
+    table: Table
+    """Its rows, with the choices that tables give for the device."""
+
+    @property
+    def entries(self) -> Mapping[str, KernelEntry]:
+        """By name."""
+        return {entry.name: entry for entry in self.manifest.entries}
+
+
+def build_facts(folder: Path, manifest: Manifest, here: Machine, names: frozenset[str] | None = None) -> BuildFacts:
+    """What planning needs of a build; only the variants in `names`, if given, are candidates."""
+    entries = [e for e in manifest.entries if e.family is Family.SCALED_MM and (names is None or e.name in names)]
+    symbols = sorted({entry.symbol for entry in entries})
+    return BuildFacts(
+        folder=folder, manifest=manifest, table=make_table(entries, symbols, load_tuned(entries, here).choices)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """The candidates of one problem."""
+
+    candidates: tuple[Candidate, ...]
+    present: str | None
+    """What is chosen today: of the first build."""
+
+
+def field_of(
+    problem: Problem, builds: Sequence[BuildFacts], sm_count: int, most: int = MOST, peers: bool = True
+) -> Field:
+    """Up to `most` variants, the most promising first, and the peers that take the problem."""
+    named: dict[str, Candidate] = {}
+    guesses: dict[str, float] = {}
+    present = select(builds[0].table, problem.call, sm_count).entry if builds else None
+    for build in builds:
+        for row, entry in zip(build.table.rows, build.table.entries, strict=True):
+            if entry.name in named or rejection(row, problem.call) is not None:
+                continue
+            named[entry.name] = Candidate(name=entry.name, build=str(build.folder))
+            guesses[entry.name] = model_ns(row, problem.call, sm_count)
+    limit = PLAUSIBLE * min(guesses.values(), default=0.0)
+    ranked = sorted((name for name in named if guesses[name] <= limit), key=lambda name: (guesses[name], name))
+    first = [name for name in _by_tables(problem, builds) if name in named]
+    if present is not None and present.name in named:
+        first.insert(0, present.name)
+    chosen = list(dict.fromkeys([*first, *ranked]))[:most]
+    beside = [Candidate(name=peer.name, build=PEER) for peer in torch_peers() if peers and peer.takes(problem)]
+    return Field(
+        candidates=(*(named[name] for name in chosen), *beside), present=present.name if present is not None else None
+    )
+
+
+def _by_tables(problem: Problem, builds: Sequence[BuildFacts]) -> list[str]:
+    """What tables name for the same weights, the nearest M first."""
+    near = [
+        (abs(tuned.m - problem.m), build.table.entries[tuned.row].name)
+        for build in builds
+        for tuned in build.table.tuned
+        if (tuned.problem, tuned.n, tuned.k) == (problem.call.problem, problem.n, problem.k)
+    ]
+    return [name for _, name in sorted(near)[:4]]

@@ -1,0 +1,112 @@
+"""Which candidate was the fastest, as far as the rounds can tell.
+
+Rounds alternate between candidates, so a round is a fair comparison and its ranks are free of how the clocks were. The
+least mean rank wins. Whoever was faster than it in a quarter of the rounds, or slower by less than half a per cent, is
+tied with it: ties go to what is chosen today, else to the first name, so that the same rounds always give the same choice
+and noise seldom gives another. What is chosen today stays unless it is beaten by a margin.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+RESOLUTION = 0.005
+"""Differences of medians that events around a graph do not show reliably."""
+TIED_SHARE = 0.25
+MARGIN = 0.03
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What was chosen for a problem, and how clearly."""
+
+    chosen: str
+    ranked: tuple[str, ...]
+    """Every variant that ran to the end: the choice first, then by time."""
+    us: Mapping[str, float]
+    """Medians of these, in microseconds."""
+    tied: tuple[str, ...]
+    """Variants as fast as the fastest, it included."""
+    fastest: str
+    present: str | None
+    """What would be chosen without this measurement."""
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the choice is another than today's."""
+        return self.present is not None and self.chosen != self.present
+
+
+def decide(rounds_us: Mapping[str, Sequence[float]], present: str | None, margin: float = MARGIN) -> Decision | None:
+    """The decision between variants (peers left out by the caller); None where none was measured."""
+    turns = max((len(us) for us in rounds_us.values()), default=0)
+    complete = {name: us for name, us in rounds_us.items() if len(us) == turns}
+    if not turns:
+        return None
+    ranks = dict.fromkeys(complete, 0.0)
+    for turn in range(turns):
+        ordered = sorted(complete, key=lambda name: (complete[name][turn], name))
+        for rank, name in enumerate(ordered):
+            ranks[name] += rank
+    us = {name: statistics.median(values) for name, values in complete.items()}
+    fastest = min(complete, key=lambda name: (ranks[name], us[name], name))
+    tied = tuple(name for name in sorted(complete) if name == fastest or _is_tied(complete[name], complete[fastest]))
+    chosen = present if present in tied else tied[0]
+    if present in complete and chosen != present and _slowdown(complete[present], complete[chosen]) <= margin:
+        chosen = present
+    ranked = (chosen, *sorted((name for name in us if name != chosen), key=lambda name: (us[name], name)))
+    return Decision(chosen=chosen, ranked=ranked, us=us, tied=tied, fastest=fastest, present=present)
+
+
+def _is_tied(us: Sequence[float], fastest: Sequence[float]) -> bool:
+    wins = sum(a < b for a, b in zip(us, fastest, strict=True))
+    return wins >= TIED_SHARE * len(us) or _slowdown(us, fastest) <= RESOLUTION
+
+
+def _slowdown(us: Sequence[float], other: Sequence[float]) -> float:
+    """How much longer one takes, as a fraction: the median over rounds."""
+    return statistics.median(a / b for a, b in zip(us, other, strict=True)) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How far two runs of the same sweep agree."""
+
+    problems: int
+    flipped: int
+    """Problems for which they choose otherwise."""
+    beyond_margin: int
+    """Those of them where, in the other run, the choice was slower by more than the margin."""
+    regret: float
+    """Mean loss in a run by taking the other run's choice, as a fraction of the run's fastest."""
+    worst_regret: float
+
+    @property
+    def flip_share(self) -> float:
+        """Of the problems."""
+        return self.flipped / self.problems if self.problems else 0.0
+
+
+def agreement(first: Mapping[object, Decision], second: Mapping[object, Decision], margin: float = MARGIN) -> Agreement:
+    """Of two runs, over the problems that both measured."""
+    shared = [key for key in first if key in second]
+    regrets = [
+        one.us[other.chosen] / one.us[one.fastest] - 1
+        for key in shared
+        for one, other in ((first[key], second[key]), (second[key], first[key]))
+        if other.chosen in one.us
+    ]
+    flips = [key for key in shared if first[key].chosen != second[key].chosen]
+    return Agreement(
+        problems=len(shared),
+        flipped=len(flips),
+        beyond_margin=sum(_beyond(first[key], second[key], margin) for key in flips),
+        regret=statistics.fmean(regrets) if regrets else 0.0,
+        worst_regret=max(regrets, default=0.0),
+    )
+
+
+def _beyond(one: Decision, other: Decision, margin: float) -> bool:
+    return any(
+        b.chosen not in a.us or a.us[b.chosen] > (1 + margin) * a.us[a.chosen] for a, b in ((one, other), (other, one))
+    )

@@ -1,0 +1,192 @@
+"""What a sweep knows, a line for each fact, on disk when it is known: an interrupted sweep goes on from it.
+
+The first line says what was measured on what; a fault of a candidate and the outcome of a problem are lines of their own.
+A line that a kill cut off is left out.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from gemmill.tune.checking import Fault, Finding
+from gemmill.tune.device import now
+from gemmill.tune.measure import Outcome
+from gemmill.tune.problems import Problem
+from gemmill.tune.protocol import problem_from_json, problem_to_json
+
+SCHEMA_VERSION = 1
+
+
+class JournalError(RuntimeError):
+    """A journal that this sweep cannot go on from; the text is one sentence."""
+
+
+Key = tuple[Problem, int, int]
+"""(problem, repeat, wave): what an outcome is about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An outcome with what was decided on when it was measured."""
+
+    outcome: Outcome
+    repeat: int
+    wave: int
+    """Which part of the candidates, where they were compiled meanwhile; 0 else."""
+    present: str | None
+    date: str
+
+
+@dataclass(kw_only=True)
+class Record:
+    """All that a journal holds."""
+
+    setup: dict[str, Any]
+    entries: dict[Key, Entry] = field(default_factory=dict)
+    faults: dict[Problem, dict[str, Finding]] = field(default_factory=dict)
+
+
+def read_journal(path: Path) -> Record:
+    """Read what is whole. Raises JournalError."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise JournalError(f"journal {path} cannot be read: {error.strerror}") from None
+    rows = [row for line in lines if (row := _parsed(line)) is not None]
+    if not rows or rows[0].get("kind") != "sweep":
+        raise JournalError(f"{path} is no journal of a sweep: name another file, or leave --journal out")
+    if rows[0].get("schema_version") != SCHEMA_VERSION:
+        raise JournalError(
+            f"journal {path} has schema version {rows[0].get('schema_version')!r}, this gemmill writes {SCHEMA_VERSION}: "
+            "begin another with --journal, or delete it"
+        )
+    record = Record(setup=rows[0]["setup"])
+    for row in rows[1:]:
+        problem = problem_from_json(row["problem"])
+        if row["kind"] == "fault":
+            record.faults.setdefault(problem, {})[row["candidate"]] = _finding(row)
+        elif row["kind"] == "outcome":
+            entry = _entry(problem, row)
+            record.entries[problem, entry.repeat, entry.wave] = entry
+    return record
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _finding(row: Mapping[str, Any]) -> Finding:
+    return Finding(fault=Fault(row["fault"]), detail=row["detail"])
+
+
+def _entry(problem: Problem, row: Mapping[str, Any]) -> Entry:
+    outcome = Outcome(
+        problem=problem,
+        rounds_us={name: tuple(us) for name, us in row["rounds_us"].items()},
+        findings={name: _finding(found) for name, found in row["faults"].items()},
+        builds=row["builds"],
+        device=row["device"],
+        state=row["state"],
+        checking_seconds=row["checking_seconds"],
+        seconds=row["seconds"],
+        error=row["error"],
+    )
+    return Entry(outcome=outcome, repeat=row["repeat"], wave=row["wave"], present=row["present"], date=row["date"])
+
+
+class Journal:
+    """A journal being written, by one process at a time."""
+
+    def __init__(self, path: Path, setup: Mapping[str, Any]) -> None:
+        """Begin a journal, or go on with one of the same setup. Raises JournalError."""
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = path.open("ab+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise JournalError(
+                f"journal {path} is being written by another sweep: name another with --journal"
+            ) from None
+        try:
+            self.record = self._begin(setup)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, setup: Mapping[str, Any]) -> Record:
+        if self.path.stat().st_size == 0:
+            self._write({"kind": "sweep", "schema_version": SCHEMA_VERSION, "date": now(), "setup": setup})
+            return Record(setup=dict(setup))
+        record = read_journal(self.path)
+        for name in sorted(setup.keys() | record.setup.keys()):
+            if (was := record.setup.get(name)) != (is_ := setup.get(name)):
+                raise JournalError(
+                    f"journal {self.path} is of another sweep ({name} was {was!r}, is {is_!r}): name another with --journal, "
+                    "or begin again with --fresh"
+                )
+        self._file.seek(-1, os.SEEK_END)
+        if self._file.read(1) != b"\n":
+            self._file.write(b"\n")
+        return record
+
+    def fault(self, problem: Problem, name: str, finding: Finding) -> None:
+        """A candidate's fault."""
+        self.record.faults.setdefault(problem, {})[name] = finding
+        self._write(
+            {
+                "kind": "fault",
+                "problem": problem_to_json(problem),
+                "candidate": name,
+                "fault": finding.fault,
+                "detail": finding.detail,
+                "date": now(),
+            }
+        )
+
+    def outcome(self, entry: Entry) -> None:
+        """A problem's outcome."""
+        out = entry.outcome
+        self.record.entries[out.problem, entry.repeat, entry.wave] = entry
+        self._write(
+            {
+                "kind": "outcome",
+                "problem": problem_to_json(out.problem),
+                "repeat": entry.repeat,
+                "wave": entry.wave,
+                "present": entry.present,
+                "rounds_us": {name: [round(t, 3) for t in us] for name, us in out.rounds_us.items()},
+                "faults": {name: {"fault": f.fault, "detail": f.detail} for name, f in out.findings.items()},
+                "builds": out.builds,
+                "device": out.device,
+                "state": out.state,
+                "checking_seconds": round(out.checking_seconds, 3),
+                "seconds": round(out.seconds, 3),
+                "error": out.error,
+                "date": entry.date,
+            }
+        )
+
+    def close(self) -> None:
+        """Give up the lock."""
+        self._file.close()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(row).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())

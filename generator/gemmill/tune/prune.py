@@ -1,0 +1,161 @@
+"""The fewest compiled kernels that come within a share of the best at every measured shape, and what a model would lack."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gemmill.runtime.select import Trust, select
+from gemmill.space.family import AnyConfig, Family
+from gemmill.space.names import parse_gemm_name, to_name
+from gemmill.space.selections import Selection
+from gemmill.tune.candidates import BuildFacts
+from gemmill.tune.journal import Record
+from gemmill.tune.problems import Problem
+from gemmill.tune.sweep import final_entries, variants_only
+
+Times = dict[Problem, dict[str, float]]
+"""Microseconds by problem and variant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """A set of variants that suffices."""
+
+    variants: tuple[str, ...]
+    """Best first for some problem each; launch settings that no problem wants are left out."""
+    kernels: tuple[str, ...]
+    """The compiled kernels behind them."""
+    losses: Mapping[Problem, float]
+    """By how much the best of the set is behind the best of all."""
+
+
+def times_of(record: Record, repeats: int = 1) -> Times:
+    """The best that each variant did in any run, also where a stage dropped it."""
+    times: Times = {}
+    for repeat in range(repeats):
+        for problem, entry in final_entries(record, repeat).items():
+            known = times.setdefault(problem, {})
+            for name, us in variants_only(entry.outcome.rounds_us).items():
+                if us:
+                    known[name] = min(known.get(name, math.inf), sorted(us)[len(us) // 2])
+    return {problem: us for problem, us in times.items() if us}
+
+
+def prune(times: Times, within: float) -> Pruned:
+    """The fewest kernels (greedily: the one that serves most problems that are left, then the fastest) such that every
+    problem has a variant within `within` of its best."""
+    fit = {
+        problem: {name: us[name] for name in us if us[name] <= (1 + within) * min(us.values())}
+        for problem, us in times.items()
+    }
+    kernel_of = {name: _compiled(name) for us in fit.values() for name in us}
+    left, kernels = set(fit), []
+    while left:
+        serves: dict[str, list[float]] = {}
+        for problem in left:
+            best: dict[str, float] = {}
+            for name, us in fit[problem].items():
+                kernel = kernel_of[name]
+                best[kernel] = min(best.get(kernel, math.inf), us / min(fit[problem].values()))
+            for kernel, ratio in best.items():
+                serves.setdefault(kernel, []).append(ratio)
+        chosen = min(serves, key=lambda k: (-len(serves[k]), math.fsum(serves[k]), k))
+        kernels.append(chosen)
+        left = {problem for problem in left if all(kernel_of[name] != chosen for name in fit[problem])}
+    kept = set(kernels)
+    winners: dict[str, None] = {}
+    losses: dict[Problem, float] = {}
+    for problem in sorted(times):
+        best_of_set = min((n for n in fit[problem] if kernel_of[n] in kept), key=lambda n: (fit[problem][n], n))
+        winners[best_of_set] = None
+        losses[problem] = fit[problem][best_of_set] / min(times[problem].values()) - 1
+    return Pruned(variants=tuple(winners), kernels=tuple(kernels), losses=losses)
+
+
+def _compiled(name: str) -> str:
+    return to_name(parse_gemm_name(name).compiled)
+
+
+def selection_of(pruned: Pruned, everything: Selection, name: str, siblings: bool = True) -> Selection:
+    """The pruned variants among `everything`, and what was not measured: with `siblings`, the same schedules for other
+    outputs and epilogues; and always the variants without alignment needs and the other families, so that every call that
+    was answered still is."""
+    schedules = {_schedule(parse_gemm_name(variant)) for variant in pruned.variants}
+    wanted = set(pruned.variants)
+
+    def keeps(config: AnyConfig) -> bool:
+        if _family_is_other(config) or to_name(config) in wanted:
+            return True
+        gemm = parse_gemm_name(to_name(config))
+        if not gemm.schedule.kernel_schedule.uses_tma:
+            return True
+        return siblings and _schedule(gemm) in schedules
+
+    return replace(everything, name=name, configs=tuple(config for config in everything.configs if keeps(config)))
+
+
+def _schedule(config: AnyConfig) -> str:
+    gemm = parse_gemm_name(to_name(config))
+    return repr((gemm.problem.a_dtype, gemm.problem.group_size, gemm.schedule, gemm.launch))
+
+
+def _family_is_other(config: AnyConfig) -> bool:
+    from gemmill.space.family import family_of
+
+    return family_of(config) is not Family.SCALED_MM
+
+
+EXPECTED_LOSS = ((0.25, 0.025), (0.5, 0.058), (1.5, 0.077), (2.0, 0.11), (3.0, 0.13), (math.inf, 0.19))
+"""(distance up to, mean loss) of taking the row measured at other weights, |log2 n/n'| + |log2 k/k'| away: each of the 49
+weights of the shipped fp8 sweeps predicted from each other one (H200, 2026-11-20; docs/notes/tables.md)."""
+MODEL_LOSS = 0.41
+"""Mean loss of the analytic model's choice on the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """How a problem is answered today."""
+
+    problem: Problem
+    variant: str | None
+    trust: str
+    """exact, nearest, model, or none where no variant takes it."""
+    expected_loss: float | None
+    """Against tuning it; 0 where it was measured, None where there is nothing to compare."""
+    unaligned: bool
+    """Whether it is answered by the slow variant that takes any alignment."""
+
+
+def audit(problems: Iterable[Problem], build: BuildFacts, sm_count: int) -> list[Audited]:
+    """How each problem is answered by a build with its tables."""
+    found = []
+    for problem in problems:
+        choice = select(build.table, problem.call, sm_count)
+        if choice.entry is None:
+            found.append(Audited(problem=problem, variant=None, trust="none", expected_loss=None, unaligned=False))
+            continue
+        loss = {Trust.EXACT: 0.0, Trust.MODEL: MODEL_LOSS}.get(choice.trust)
+        found.append(
+            Audited(
+                problem=problem,
+                variant=choice.entry.name,
+                trust=choice.trust.name.lower(),
+                expected_loss=loss if loss is not None else _loss_nearby(problem, build),
+                unaligned=not choice.entry.config.schedule.kernel_schedule.uses_tma,
+            )
+        )
+    return found
+
+
+def _loss_nearby(problem: Problem, build: BuildFacts) -> float:
+    places = {(t.n, t.k) for t in build.table.tuned if t.problem == problem.call.problem}
+    distance = min((abs(math.log2(n / problem.n)) + abs(math.log2(k / problem.k)) for n, k in places), default=math.inf)
+    return next(loss for limit, loss in EXPECTED_LOSS if distance <= limit)
+
+
+def worst_first(audited: Sequence[Audited]) -> list[Audited]:
+    """What is not exact, the problems without a variant first, then by expected loss."""
+    return sorted(
+        (a for a in audited if a.trust != "exact" or a.unaligned),
+        key=lambda a: (a.variant is not None, -(a.expected_loss or 0.0), a.problem),
+    )

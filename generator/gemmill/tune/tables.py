@@ -1,0 +1,100 @@
+"""From a journal to tuned tables, one for each device that measured."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gemmill.build.files import write_whole
+from gemmill.manifest import Manifest
+from gemmill.runtime.table_file import Source, TableRow, TunedTable, make_table, merge, read_table, table_text
+from gemmill.tune.choice import MARGIN, Decision, decide
+from gemmill.tune.journal import Entry, Record
+from gemmill.tune.problems import Problem
+from gemmill.tune.sweep import final_entries, variants_only
+
+KEPT = 4
+"""Variants kept in a row, so that a build without the first still has a measured choice."""
+PROGRAM = "gemmill tune"
+NO_DEVICE = "dry run"
+
+
+def tables_of(record: Record, builds: Mapping[str, Manifest], repeats: int, margin: float = MARGIN) -> list[TunedTable]:
+    """A table for each device, with a row for each problem of which a variant was timed. `builds` is by folder."""
+    sources: dict[str, dict[str, Source]] = {}
+    rows: dict[str, list[TableRow]] = {}
+    for problem, entries in _runs(record, repeats).items():
+        decision = decide_all(entries, margin)
+        if decision is None:
+            continue
+        last = entries[-1]
+        device = last.outcome.device.get("gpu") or NO_DEVICE
+        manifest = builds[last.outcome.builds[decision.chosen]]
+        key = f"{last.date[:10]} {manifest.build_id}"
+        known = sources.setdefault(device, {})
+        known[key] = _source(last, manifest, known.get(key))
+        rows.setdefault(device, []).append(_row(problem, decision, last, builds, key))
+    arch = next(iter(builds.values())).arch if builds else ""
+    return [make_table(device, arch, sources[device], found) for device, found in sorted(rows.items())]
+
+
+def decide_all(entries: Sequence[Entry], margin: float = MARGIN) -> Decision | None:
+    """The decision on the rounds of all runs together, between the variants that ran to the end in each."""
+    timed = [variants_only(entry.outcome.rounds_us) for entry in entries]
+    complete = [{name: us for name, us in run.items() if len(us) == max(map(len, run.values()))} for run in timed]
+    complete = [run for run in complete if run]
+    if not complete:
+        return None
+    shared = set.intersection(*(set(run) for run in complete))
+    pooled = {name: [us for run in complete for us in run[name]] for name in sorted(shared)}
+    return decide(pooled or complete[-1], entries[-1].present, margin)
+
+
+def write_table(table: TunedTable, path: Path) -> TunedTable:
+    """Replace the rows that the table has in the file's; returns what was written. Raises TableError, OSError."""
+    merged = merge(read_table(path), table) if path.exists() else table
+    write_whole(path, table_text(merged))
+    return merged
+
+
+def _runs(record: Record, repeats: int) -> dict[Problem, list[Entry]]:
+    runs: dict[Problem, list[Entry]] = {}
+    for repeat in range(repeats):
+        for problem, entry in final_entries(record, repeat).items():
+            runs.setdefault(problem, []).append(entry)
+    return runs
+
+
+def _row(problem: Problem, decision: Decision, entry: Entry, builds: Mapping[str, Manifest], source: str) -> TableRow:
+    names = decision.ranked[:KEPT]
+    digests = {e.name: e.source_digest for manifest in builds.values() for e in manifest.entries}
+    known = [digests.get(name, "") for name in names]
+    return TableRow(
+        op=problem.op.value,
+        n=problem.n,
+        k=problem.k,
+        m=problem.m,
+        variants=names,
+        us=tuple(round(decision.us[name], 3) for name in names),
+        digests=tuple(digest[:16] for digest in known) if all(known) else (),
+        tied=len(decision.tied),
+        source=source,
+    )
+
+
+def _source(entry: Entry, manifest: Manifest, before: Source | None) -> Source:
+    device, state = entry.outcome.device, entry.outcome.state
+    clocks = {name: float(state[name]["median"]) for name in ("clocks.sm", "clocks.mem", "power.draw") if name in state}
+    if before is not None:
+        clocks = {
+            name: round(statistics.fmean((before.clocks_mhz.get(name, mhz), mhz)), 1) for name, mhz in clocks.items()
+        }
+    return Source(
+        gpu=device.get("gpu") or NO_DEVICE,
+        date=entry.date,
+        program=PROGRAM,
+        sm_count=device.get("sm_count"),
+        driver=device.get("driver"),
+        toolkit=manifest.toolchain.nvcc or None,
+        build=manifest.build_id,
+        clocks_mhz=clocks,
+    )

@@ -1,0 +1,49 @@
+// Loading kernels that the CuTe DSL compiled, each on each device when it is first launched there.
+#include "gemmill/cutedsl.h"
+
+#include <cuda_runtime.h>
+
+#include <mutex>
+
+namespace {
+
+// A graph may be being captured: loading is no work for a stream, but CUDA would take it for some and end the capture.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+cudaError_t init(gemmill_cutedsl_module& module) {
+  void** library = &module.library;
+  cudaError_t error = cudaSuccess;
+  void* packed[] = {&library, &error};
+  module.init(packed);
+  if (error != cudaSuccess) module.library = nullptr;
+  return error;
+}
+
+cudaError_t load(gemmill_cutedsl_module& module, int32_t device) {
+  void** library = &module.library;
+  cudaError_t error = cudaSuccess;
+  void* packed[] = {&library, &device, &error};
+  module.load(packed);
+  return error;
+}
+
+}  // namespace
+
+extern "C" int32_t gemmill_cutedsl_load(gemmill_cutedsl_module* module, int32_t device) {
+  static std::mutex one_at_a_time;
+  std::lock_guard<std::mutex> const lock(one_at_a_time);
+  RelaxedCapture const relaxed;
+  cudaError_t error = module->library == nullptr ? init(*module) : cudaSuccess;
+  if (error == cudaSuccess) error = load(*module, device);
+  if (error == cudaSuccess && device < 64) {
+    __atomic_fetch_or(&module->devices, uint64_t{1} << device, __ATOMIC_RELEASE);
+  }
+  return error;
+}

@@ -1,0 +1,54 @@
+"""One reference rendering for each template of the cutedsl backend; `pytest tests/golden --update-golden` rewrites them."""
+
+import difflib
+from pathlib import Path
+
+import pytest
+
+from gemmill.emit import emit
+from gemmill.emit.adapter import emit_adapter, read_header
+from gemmill.locations import templates_dir
+from gemmill.space.names import parse_name
+
+FOLDER = Path(__file__).parent / "cutedsl"
+NAME = "sm90a_cutedsl_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x256x128_c2x1x1_cooperative_promoted_persistent_swapab_s4_a16b16d8"
+SYMBOL = "gemmill_example"
+HEADER = f"""\
+#pragma once
+typedef struct {{
+    cudaLibrary_t module;
+}} {SYMBOL}_Kernel_Module_t;
+
+void _mlir_{SYMBOL}_cuda_init(void **);
+void _mlir_{SYMBOL}_cuda_load_to_device(void **);
+void _mlir_{SYMBOL}__mlir_ciface_cutlass___call_____Ptrgmem____FakeStream(void **args, int32_t num_args);
+
+static inline int32_t cute_dsl_{SYMBOL}_wrapper({SYMBOL}_Kernel_Module_t *module, void *a, void *d, int64_t lda, int32_t m, int64_t a_scale_stride_m, cudaStream_t stream) {{
+    int32_t ret = 0;
+"""
+TEXTS = {
+    "scaled_mm.py": lambda: emit(parse_name(NAME)).text,
+    "adapter.cpp": lambda: emit_adapter(SYMBOL, read_header(HEADER)),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_rendering_is_the_reference(case: str, update_golden: bool) -> None:
+    text = TEXTS[case]()
+    if update_golden:
+        FOLDER.mkdir(exist_ok=True)
+        (FOLDER / case).write_text(text)
+    expected = (FOLDER / case).read_text()
+    difference = difflib.unified_diff(expected.splitlines(), text.splitlines(), case, "rendered now", lineterm="")
+    assert text == expected, "\n" + "\n".join(difference) + "\n(meant? pytest tests/golden --update-golden)"
+
+
+def test_every_template_has_its_reference() -> None:
+    assert {path.name.removesuffix(".jinja") for path in (templates_dir() / "cutedsl").iterdir()} == set(TEXTS)
+    assert {path.name for path in FOLDER.iterdir()} == set(TEXTS)
+
+
+@pytest.mark.parametrize("missing", ["args, int32_t num_args", "static inline", "int64_t lda"])
+def test_a_header_that_cannot_be_read(missing: str) -> None:
+    with pytest.raises(ValueError, match=r"^the C header that the CuTe DSL wrote declares no entry function"):
+        read_header(HEADER.replace(missing, "?"))

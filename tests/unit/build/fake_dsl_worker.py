@@ -1,0 +1,77 @@
+"""Stands in for gemmill.build.dsl_worker. Files in the control folder, named by the first argument, change what it does:
+
+bad        a variant whose name this occurs in does not compile
+killed     a variant whose name this occurs in kills the process; with `once` after a blank, the first time only
+nostart    the process ends before it is ready
+header     what to write in place of a C header
+parameter  another parameter of the exported function, such as `int64_t lda`
+"""
+
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+CONTROL = Path(sys.argv[1])
+LOG = CONTROL.parent / "dsl.log"
+HEADER = """\
+typedef struct {{ void *module; }} {symbol}_Kernel_Module_t;
+void _mlir_{symbol}__mlir_ciface_call(void **args, int32_t num_args);
+
+static inline int32_t cute_dsl_{symbol}_wrapper({symbol}_Kernel_Module_t *module, {parameters}) {{
+"""
+OBJECT = """\
+extern "C" {{
+void _mlir_{symbol}_cuda_init(void**) {{}}
+void _mlir_{symbol}_cuda_load_to_device(void**) {{}}
+void _mlir_{symbol}__mlir_ciface_call(void** arguments, int count) {{
+  *static_cast<int*>(arguments[count - 1]) = **static_cast<int**>(arguments[0]) + count;
+}}
+extern const unsigned char kernels_binary[] = {{ {cubin} }};
+}}
+"""
+# A file of CUDA machine code that ends with its header.
+CUBIN = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 2, 190, 1, 0, 0, 64, 0, 64, 56, 0, 64, 0, 0)
+
+
+def control(name):
+    path = CONTROL / name
+    return path.read_text() if path.is_file() else None
+
+
+def reply(error=""):
+    print(json.dumps({"error": error, "cpu_seconds": 0.5, "peak_memory_bytes": 200 << 20}), flush=True)
+
+
+def compile_one(source, folder):
+    if (killed := control("killed")) is not None and killed.split()[0] in source.name:
+        if killed.endswith("once"):
+            (CONTROL / "killed").unlink()
+        print("out of memory", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if control("bad") is not None and control("bad") in source.name:
+        return "ValueError: the tile is too big"
+    symbol = re.search(r'^SYMBOL = "(\w+)"$', source.read_text(), re.MULTILINE)[1]
+    parameters = ", ".join(["void *a", "int32_t m", *filter(None, [control("parameter")]), "cudaStream_t stream"])
+    (folder / f"{symbol}.h").write_text(control("header") or HEADER.format(symbol=symbol, parameters=parameters))
+    (folder / f"{symbol}.symbols").write_text(symbol)
+    text = OBJECT.format(symbol=symbol, cubin=", ".join(map(str, CUBIN)))
+    target = str(folder / f"{symbol}.o")
+    subprocess.run(["g++", "-x", "c++", "-fPIC", "-c", "-o", target, "-"], input=text, text=True, check=True)
+    return ""
+
+
+with LOG.open("a") as log:
+    log.write(f"started {os.environ['CUTE_DSL_ARCH']}\n")
+if control("nostart") is not None:
+    sys.exit("ImportError: libsomething.so: cannot open shared object file")
+reply()
+for line in sys.stdin:
+    request = {name: Path(path) for name, path in json.loads(line).items()}
+    with LOG.open("a") as log:
+        log.write(f"{request['source'].stem}\n")
+    reply(compile_one(**request))

@@ -1,0 +1,127 @@
+"""What the CuTe DSL's objects hold, and the process that makes them, piece by piece."""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gemmill import settings
+from gemmill.build import BuildError, BuildOptions, dsl_worker, options
+from gemmill.build.cubins import embedded_cubins, flags_of
+from gemmill.build.inspect import KernelFacts, is_of_variant, read_cubin
+from gemmill.build.options import DSL_JOB_MEMORY_BYTES, JOB_MEMORY_BYTES
+
+SASS_AND_RESOURCES = """\
+
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function gemmill_a_kernel_0:
+  REG:168 STACK:16 SHARED:0 LOCAL:0 CONSTANT[0]:556 TEXTURE:0 SURFACE:0 SAMPLER:0
+ Function gemmill_a_kernel_1:
+  REG:90 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:556 TEXTURE:0 SURFACE:0 SAMPLER:0
+\tcode for sm_90a
+\t\tFunction : gemmill_a_kernel_0
+        /*0000*/                   LDC R1, c[0x0][0x28] ;           /* 0x00000a00ff017b82 */
+                                                                    /* 0x000fe20000000800 */
+        /*0010*/               @P0 QGMMA.64x128x32.F32.E4M3.E4M3 R24, gdesc[UR4], R24, gsb0 ;  /* 0x0 */
+        /*0020*/                   STL.64 [R1+0x8], R4 ;            /* 0x0 */
+        /*0030*/              @!PT LDL.LU R3, [R1+0x10] ;           /* 0x0 */
+        /*0040*/                   STL.128 [R1], R4 ;               /* 0x0 */
+        /*0050*/                   LDL.U16 R3, [R1+0x10] ;          /* 0x0 */
+\t\tFunction : gemmill_a_kernel_1
+        /*0000*/                   UTMALDG.2D [UR8], [UR4] ;        /* 0x0 */
+"""
+
+
+def test_facts_of_a_cubin() -> None:
+    assert read_cubin(SASS_AND_RESOURCES) == KernelFacts(
+        registers=168, spill_bytes=8 + 4 + 16 + 2, code_bytes=112, sass={"LDL": 2, "QGMMA": 1, "STL": 2, "UTMALDG": 1}
+    )
+
+
+def test_kernels_of_a_variant_are_numbered() -> None:
+    assert is_of_variant("gemmill_a_kernel", "a") and is_of_variant("gemmill_a_kernel_0", "a")
+    assert not is_of_variant("gemmill_a_kernels", "a") and not is_of_variant("gemmill_ab_kernel_0", "a")
+
+
+def _elf(machine: int, flags: int = 0, body: bytes = b"") -> bytes:
+    """A file whose section table, of two empty rows, comes after `body`."""
+    header = struct.pack(
+        *("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 2, machine, 1, 0, 0, 64 + len(body), flags, 64, 56, 0, 64, 2, 0)
+    )
+    return header + body + bytes(128)
+
+
+def test_cubins_are_found_within_other_files() -> None:
+    first, second = _elf(190, 90, b"code"), _elf(190, 100)
+    host = _elf(62, body=b"text" + first + b"\x7fELF\x02\x01" + second)
+    assert list(embedded_cubins(host + first)) == [first, second, first]
+    assert [flags_of(cubin) for cubin in embedded_cubins(host)] == [90, 100]
+    assert list(embedded_cubins(first[:-1])) == [], "one that was cut short is none"
+    assert list(embedded_cubins(b"")) == []
+
+
+def test_the_worker_tells_what_went_wrong_in_a_line(tmp_path: Path) -> None:
+    emitted = tmp_path / "emitted.py"
+    emitted.write_text('CONFIG = "config"\nSYMBOL = "symbol"\n')
+    asked = []
+
+    def export(*arguments: object) -> None:
+        asked.append(arguments)
+
+    assert dsl_worker._compile(emitted, tmp_path, export) == ""
+    assert asked == [("config", "symbol", tmp_path)]
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("\n\x1b[91m========\x1b[0m\n  error: tile \x1b[1mtoo big\x1b[0m\nmore")
+
+    assert dsl_worker._compile(emitted, tmp_path, fail) == "RuntimeError: error: tile too big"
+    assert dsl_worker.describe(SystemExit()) == "SystemExit: it gave no reason"
+    emitted.write_text("CONFIG = 1\n")
+    assert dsl_worker._compile(emitted, tmp_path, export) == "KeyError: 'SYMBOL'"
+
+
+def test_the_environment_holds_nothing_that_changes_an_object(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUTE_DSL_KEEP", "ptx")
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_100a")
+    found = settings.dsl_environment("sm_90a", search=[tmp_path], python_path=tmp_path)
+    set_for_dsl = {name: value for name, value in found.items() if name.startswith("CUTE_DSL_")}
+    assert set_for_dsl == {"CUTE_DSL_ARCH": "sm_90a", "CUTE_DSL_DISABLE_FILE_CACHING": "1"}
+    assert found["PATH"].startswith(str(tmp_path)) and found["PYTHONPATH"].startswith(str(tmp_path))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], BuildOptions]:
+    """Options on a machine of so many cores and GiB."""
+
+    def make(cores: int, gib: int) -> BuildOptions:
+        monkeypatch.delenv("GEMMILL_JOBS", raising=False)
+        monkeypatch.setattr(options.os, "sched_getaffinity", lambda _: set(range(cores)))
+        monkeypatch.setattr(options, "_free_memory", lambda: gib << 30)
+        return BuildOptions()
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("cores", "gib", "nvcc", "dsl", "mixed"),
+    [(2, 24, 2, 2, 2), (16, 12, 2, 12, 4), (8, 128, 8, 8, 8), (2, 3, 1, 2, 1), (1, 1, 1, 1, 1), (4, 6, 1, 4, 2)],
+)
+def test_jobs_by_cores_and_memory(
+    machine: Callable[[int, int], BuildOptions], cores: int, gib: int, nvcc: int, dsl: int, mixed: int
+) -> None:
+    found = machine(cores, gib)
+    assert (found.job_count, found.dsl_job_count, found.mixed_job_count) == (nvcc, dsl, mixed)
+    if gib > 5:
+        assert nvcc * JOB_MEMORY_BYTES + (mixed - nvcc) * DSL_JOB_MEMORY_BYTES <= gib << 30
+
+
+def test_asked_jobs_hold_for_both(machine: Callable[[int, int], BuildOptions], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(2, 4)
+    asked = BuildOptions(jobs=7)
+    assert (asked.job_count, asked.dsl_job_count, asked.mixed_job_count) == (7, 7, 7)
+    monkeypatch.setenv("GEMMILL_JOBS", "many")
+    with pytest.raises(BuildError, match="GEMMILL_JOBS is 'many'"):
+        _ = BuildOptions().mixed_job_count

@@ -1,0 +1,142 @@
+"""A problem measured by a real process: whatever a candidate does, the others get their times."""
+
+import pytest
+
+from gemmill.tune import measure as measuring
+from gemmill.tune.checking import Fault, Finding
+from gemmill.tune.measure import Task, halving, measure
+from gemmill.tune.problems import Op, Problem
+from gemmill.tune.protocol import PEER, Candidate, WorkerSpec
+from gemmill.tune.worker import Worker, WorkerDied, WorkerError
+
+PROBLEM = Problem(op=Op.FP8, m=40, n=64, k=64)
+GOOD = ("sm_good", "sm_other")
+
+
+def task(*names: str, problem: Problem = PROBLEM, **changes: object) -> Task:
+    candidates = tuple(Candidate(name=name, build="b") for name in (*names, *GOOD))
+    return Task(**({"problem": problem, "candidates": candidates, "kept": None, "stages": halving(4)} | changes))
+
+
+@pytest.fixture
+def worker():
+    """A dry process whose candidates of these names have these faults."""
+    with Worker(WorkerSpec(builds=(), dry_run=True, faults={f"sm_{f.name.lower()}": f for f in Fault})) as found:
+        yield found
+
+
+def test_every_fault_is_found_and_the_others_are_timed(worker, monkeypatch) -> None:
+    monkeypatch.setattr(measuring, "CHECK_SECONDS", 5.0)
+    told = []
+    outcome = measure(worker, task(*(f"sm_{f.name.lower()}" for f in Fault)), lambda name, finding: told.append(name))
+    assert {name: finding.fault for name, finding in outcome.findings.items()} == {
+        f"sm_{fault.name.lower()}": fault for fault in Fault
+    }
+    assert sorted(told) == sorted(outcome.findings)
+    assert set(GOOD) <= set(outcome.rounds_us) and not set(outcome.findings) & set(outcome.rounds_us)
+    assert worker.starts == 3, "one process, another after the crash, another after the hang"
+    details = {finding.fault: finding.detail for finding in outcome.findings.values()}
+    assert details[Fault.CRASH] == "its process ended at check by signal 6"
+    assert details[Fault.HANG] == "no answer to check within 5 s: it was killed"
+    assert details[Fault.REFUSED] == "this variant was told to refuse"
+    assert details[Fault.OUT_OF_BOUNDS] == "bytes around its output changed, rows 0 elements apart"
+    assert details[Fault.NOT_REPEATABLE] == "1 of 2560 elements differ between two calls with the same operands"
+    assert details[Fault.NAN].startswith("of the rows looked at, 1 of 2560 elements are wrong, in rows 39..39")
+
+
+def test_what_is_known_to_be_at_fault_is_not_tried(worker) -> None:
+    known = {"sm_hang": Finding(fault=Fault.HANG, detail="before")}
+    outcome = measure(worker, task("sm_hang", known=known))
+    assert outcome.findings == known and set(outcome.rounds_us) == set(GOOD)
+    assert worker.starts == 1
+
+
+def test_integers_and_zero_points(worker) -> None:
+    for op in (Op.INT8, Op.INT8_AZP):
+        outcome = measure(worker, task("sm_wrong", problem=Problem(op=op, m=3, n=32, k=48)))
+        assert [finding.fault for finding in outcome.findings.values()] == [Fault.WRONG]
+
+
+def test_a_problem_that_cannot_be_opened_is_an_outcome(worker, monkeypatch) -> None:
+    asked = worker.ask
+
+    def ask(command, timeout, /, **arguments):
+        if command == "open":
+            raise WorkerError("out of memory")
+        return asked(command, timeout, **arguments)
+
+    monkeypatch.setattr(worker, "ask", ask)
+    outcome = measure(worker, task())
+    assert (outcome.error, outcome.rounds_us) == ("its operands cannot be made: out of memory", {})
+
+
+def test_a_process_that_dies_at_every_opening_ends_the_problem_only(worker, monkeypatch) -> None:
+    opened = []
+
+    def ask(command, timeout, /, **arguments):
+        if command != "open":
+            return {"uuid": None}
+        opened.append(1)
+        raise WorkerDied("its process ended", hung=False)
+
+    monkeypatch.setattr(worker, "ask", ask)
+    assert measure(worker, task()).error == "its operands cannot be made: its process ended"
+    assert len(opened) == 2
+
+
+class Scripted:
+    """A worker with given times, some of them deaths."""
+
+    def __init__(self, us: dict[str, list]) -> None:
+        self.us = us
+        self.log: list[str] = []
+
+    def ask(self, command, timeout, /, name="", **arguments):
+        self.log.append(f"{command} {name}".strip())
+        if command != "round":
+            return {"uuid": None} if command == "hello" else None
+        value = self.us[name].pop(0)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+
+def scripted(**us: list) -> tuple[Scripted, Task]:
+    worker = Scripted(us)
+    candidates = tuple(Candidate(name=name, build=PEER if name == "peer" else "b") for name in us)
+    return worker, task(candidates=candidates)
+
+
+def test_the_slow_are_dropped_stage_by_stage() -> None:
+    worker, todo = scripted(a=[1.0] * 4, b=[1.4, 1.0, 1.3], c=[1.6], d=[1.05] * 4, peer=[9.0] * 4, kept=[8.0] * 4)
+    outcome = measure(worker, Task(**{**vars(todo), "kept": "kept"}))
+    assert {name: len(us) for name, us in outcome.rounds_us.items()} == {
+        "a": 4,
+        "b": 3,
+        "c": 1,
+        "d": 4,
+        "peer": 4,
+        "kept": 4,
+    }
+    assert "drop c" in worker.log and "drop b" in worker.log
+
+
+def test_rounds_begin_with_another_each_time() -> None:
+    worker, todo = scripted(a=[1.0] * 4, b=[1.0] * 4)
+    measure(worker, todo)
+    order = [line.split()[1] for line in worker.log if line.startswith("round")]
+    assert order == ["a", "b", "b", "a", "a", "b", "b", "a"]
+
+
+def test_a_death_while_timing_is_the_candidates_own() -> None:
+    worker, todo = scripted(a=[1.0] * 4, b=[1.0, WorkerDied("gone", hung=False)], c=[1.0] * 4)
+    outcome = measure(worker, todo)
+    assert outcome.findings == {"b": Finding(fault=Fault.CRASH, detail="gone")}
+    assert {name: len(us) for name, us in outcome.rounds_us.items()} == {"a": 4, "c": 4}
+    assert worker.log.count("open") == 2
+    assert worker.log.count("prepare a") == 2, "graphs are gone with the process"
+
+
+def test_stages_come_to_the_rounds_asked_for() -> None:
+    for rounds in (1, 2, 3, 9):
+        assert sum(stage.rounds for stage in halving(rounds)) == rounds

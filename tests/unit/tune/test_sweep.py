@@ -1,0 +1,196 @@
+"""A whole dry sweep: journal, interruption, resumption, tables, and what an executor loses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gemmill.runtime.table_file import read_table
+from gemmill.space.selections import select
+from gemmill.tune.candidates import MOST
+from gemmill.tune.checking import Fault
+from gemmill.tune.executors import LocalExecutor
+from gemmill.tune.journal import Journal, JournalError, read_journal
+from gemmill.tune.problems import Op, Problem
+from gemmill.tune.program import TuneError, TuneRequest, check_device, stand_in_build, tune
+from gemmill.tune.sweep import SilentObserver, SweepOptions, TaskLost
+
+SOURCES = Path(__file__).parents[3] / "generator"
+PROBLEMS = [Problem(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
+WRONG = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8"
+
+
+@pytest.fixture
+def request_of(tmp_path, home):
+    def make(**changes: object) -> TuneRequest:
+        settings = {
+            "problems": PROBLEMS,
+            "builds": [stand_in_build(select("smoke"))],
+            "options": SweepOptions(rounds=3),
+            "journal": tmp_path / "j.jsonl",
+            "table": tmp_path / "table.json",
+            "dry_run": True,
+        }
+        return TuneRequest(**(settings | changes))
+
+    return make
+
+
+def test_a_sweep_writes_journal_and_table(request_of, tmp_path) -> None:
+    result = tune(request_of(options=SweepOptions(rounds=3, repeats=2), faults={WRONG: Fault.WRONG}))
+    table = read_table(tmp_path / "table.json")
+    assert [row.key for row in table.rows] == [("fp8", 64, 128, m) for m in (1, 16, 64)]
+    assert all(WRONG not in row.variants and row.us[0] > 0 for row in table.rows)
+    (source,) = table.sources.values()
+    assert (source.program, source.build) == ("gemmill tune", "dry-run")
+    (agreed,) = result.agreements
+    assert agreed.problems == 3
+    record = read_journal(tmp_path / "j.jsonl")
+    assert len(record.entries) == 6
+    assert {problem: list(found) for problem, found in record.faults.items()} == {key: [WRONG] for key in PROBLEMS}
+    first = next(iter(record.entries.values())).outcome
+    assert "torch row-wise" in first.rounds_us and first.builds["torch row-wise"] == "peer"
+
+
+def test_rows_of_other_shapes_stay(request_of, tmp_path) -> None:
+    tune(request_of(problems=PROBLEMS[:1]))
+    tune(request_of(problems=PROBLEMS[1:], journal=tmp_path / "other.jsonl"))
+    assert len(read_table(tmp_path / "table.json").rows) == 3
+
+
+class Counting(LocalExecutor):
+    """Counts its tasks, and is interrupted before the `limit`th."""
+
+    limit = 99
+    ran = 0
+
+    def run(self, tasks):
+        for event in super().run(tasks):
+            if event[1] is not None:
+                type(self).ran += 1
+            yield event
+            if type(self).ran >= self.limit:
+                raise KeyboardInterrupt
+
+
+@pytest.fixture
+def counting():
+    return type("Fresh", (Counting,), {"ran": 0})
+
+
+def test_an_interrupted_sweep_goes_on(request_of, counting, tmp_path) -> None:
+    counting.limit = 1
+    with pytest.raises(KeyboardInterrupt):
+        tune(request_of(), executor_of=counting)
+    assert len(read_journal(tmp_path / "j.jsonl").entries) == 1
+    counting.limit = 99
+    heard = []
+
+    class Hears(SilentObserver):
+        def planned(self, total: int, done: int) -> None:
+            heard.append((total, done))
+
+    tune(request_of(), Hears(), executor_of=counting)
+    assert (counting.ran, heard) == (3, [(3, 1)])
+    tune(request_of(), executor_of=counting)
+    assert counting.ran == 3, "all is known"
+
+
+def test_a_line_cut_off_by_a_kill_is_measured_again(request_of, counting, tmp_path) -> None:
+    path = tmp_path / "j.jsonl"
+    tune(request_of())
+    path.write_bytes(path.read_bytes()[:-40])
+    tune(request_of(), executor_of=counting)
+    assert counting.ran == 1
+    assert len(read_journal(path).entries) == 3
+
+
+def test_faults_are_not_tried_again(request_of, tmp_path) -> None:
+    tune(request_of(problems=PROBLEMS[:1], faults={WRONG: Fault.CRASH}))
+    path = tmp_path / "j.jsonl"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if '"outcome"' not in line))
+    result = tune(request_of(problems=PROBLEMS[:1]))
+    (entry,) = result.record.entries.values()
+    assert WRONG not in entry.outcome.rounds_us
+
+
+def test_a_journal_of_another_sweep_is_refused(request_of, tmp_path) -> None:
+    tune(request_of(problems=PROBLEMS[:1]))
+    with pytest.raises(
+        JournalError, match=r"is of another sweep \(rounds was 3, is 4\): name another with --journal, or begin"
+    ):
+        tune(request_of(options=SweepOptions(rounds=4)))
+    tune(request_of(options=SweepOptions(rounds=4), fresh=True, problems=PROBLEMS[:1]))
+    with Journal(tmp_path / "k.jsonl", {}), pytest.raises(JournalError, match="is being written by another sweep"):
+        Journal(tmp_path / "k.jsonl", {})
+    (tmp_path / "x.jsonl").write_text("{}\n")
+    with pytest.raises(JournalError, match=r"x\.jsonl is no journal of a sweep"):
+        read_journal(tmp_path / "x.jsonl")
+
+
+def test_what_an_executor_loses_is_left_for_the_next_run(request_of, tmp_path) -> None:
+    lost = []
+
+    class Loses(LocalExecutor):
+        def run(self, tasks):
+            yield tasks[0], TaskLost("its worker is gone"), {}
+            yield from super().run(tasks[1:])
+
+    class Hears(SilentObserver):
+        def lost(self, problem: Problem, reason: str) -> None:
+            lost.append((problem, reason))
+
+    tune(request_of(), Hears(), executor_of=Loses)
+    assert lost == [(PROBLEMS[0], "its worker is gone")]
+    assert len(read_journal(tmp_path / "j.jsonl").entries) == 2
+
+
+def test_killed_in_the_middle(tmp_path) -> None:
+    """SIGKILL loses the task in flight; the same command goes on."""
+    shapes = tmp_path / "shapes.json"
+    shapes.write_text(json.dumps([{"m": [1, 2, 3, 4, 5, 6], "n": 64, "k": 128}]))
+    journal = tmp_path / "j.jsonl"
+    command = [
+        sys.executable,
+        "-m",
+        "gemmill",
+        "tune",
+        "--dry-run",
+        "--shapes",
+        shapes,
+        "--journal",
+        journal,
+        "--rounds",
+        "3",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(SOURCES), "GEMMILL_HOME": str(tmp_path / "home")}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and (not journal.exists() or journal.read_text().count('"outcome"') < 2):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    known = len(read_journal(journal).entries)
+    assert known >= 2
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert f"{known} of 6 problems known from the journal" in done.stderr
+    assert len(read_journal(journal).entries) == 6
+
+
+def test_no_gpu_is_a_sentence(request_of) -> None:
+    with pytest.raises(
+        TuneError, match="no GPU: nothing can be measured here; --dry-run runs the whole sweep without one"
+    ):
+        check_device(replace(request_of(), dry_run=False), {"gpu": None})
+
+
+def test_most_candidates(request_of, tmp_path) -> None:
+    tune(request_of(problems=PROBLEMS[:1], options=SweepOptions(rounds=2, most=1, peers=False)))
+    (entry,) = read_journal(tmp_path / "j.jsonl").entries.values()
+    assert len(entry.outcome.builds) == 1 and MOST > 1
