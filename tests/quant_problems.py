@@ -86,7 +86,8 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
     names = {"result": "out", "output_q": "out"} | dict.fromkeys(
         ("scale", "scales", "output_s", "output_s_packed"), "scales"
     )
-    values |= {"scales": scales, "group_shape": shape_of_groups}
+    output_azp = torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32).zero_()
+    values |= {"scales": scales, "group_shape": shape_of_groups, "output_azp": output_azp}
     if breakage is Breakage.SOME:
         for _ in range(rng.choice((1, 1, 2))):
             _break(values, op, rng)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # GPU tests, then benchmarks, in one go on a machine that has a GPU and perhaps nothing else (no network, no checkout).
 #
-#   tools/gpu_session.sh OUT [STEP...]      STEP: smoke tests compare models sweep sanitize; default: tests compare
+#   tools/gpu_session.sh OUT [STEP...]      STEP: smoke tests compare models sweep quant sanitize; default: tests compare
 #
 # Logs, JSON and plots go to OUT. A step that fails does not stop the next; the exit code is 1 if any did.
 # Settings: GEMMILL_BUILD (build id or path), LEVEL (L0, L1, L2), COMMIT, VLLM_SO, SECONDS_EACH (limit for each benchmark),
@@ -47,10 +47,11 @@ for name in $steps; do
     compare) step compare "$python" benchmarks/scaled_mm.py "${benchmark_options[@]}" ;;
     models) step models "$python" benchmarks/scaled_mm.py --models llama,qwen,mistral --name models "${benchmark_options[@]}" ;;
     sweep) step sweep "$python" benchmarks/scaled_mm.py --variants --name sweep "${benchmark_options[@]}" ;;
+    quant) step quant "$python" benchmarks/quant.py "${benchmark_options[@]}" ;;
     sanitize)
       step sanitize compute-sanitizer --tool memcheck --error-exitcode 1 --target-processes all \
         "$python" -m pytest tests/gpu "${test_options[@]}" --level L0 -k "integers_are_exact or rows_of_any_length" ;;
-    *) echo "no step $name: smoke tests compare models sweep sanitize" >&2; failed=1 ;;
+    *) echo "no step $name: smoke tests compare models sweep quant sanitize" >&2; failed=1 ;;
   esac
 done
 exit $failed

@@ -42,6 +42,8 @@ enum Op : int64_t {
   kActAndMulPerBlock,
   kActAndMul,
   kActAndMulPerToken,
+  kDynamicTensorScaledInt8,
+  kPerTokenGroupInt8Azp,
 };
 
 constexpr double kMostE4m3 = 448.0, kLeastS8 = -128.0, kMostS8 = 127.0;
@@ -99,7 +101,7 @@ int32_t launch_token(gemmill_quant_kernel const& kernel, QuantCall const& x, gem
 
 int32_t launch_group(gemmill_quant_kernel const& kernel, QuantCall const& x, gemmill_quant_launch const& how) {
   float const smallest_scale = !x.gated() ? 0.0f : x.s8() ? kSmallestS8Scale : kSmallestE4m3Scale;
-  gemmill_group_quant_args const args{x.in.data, x.out.data, x.scales.data, nullptr,
+  gemmill_group_quant_args const args{x.in.data, x.out.data, x.scales.data, static_cast<int32_t*>(x.azp.data),
                                       static_cast<float const*>(x.scale_ub.data), x.rows, x.hidden, x.in_stride,
                                       x.out_stride, x.scale_stride_m, x.scale_stride_n, (x.rows + 3) / 4 * 4,
                                       static_cast<float>(x.epsilon), smallest_scale, how};
@@ -218,6 +220,22 @@ void per_token_group_fp8_quant_packed(StableIValue* stack, uint64_t, uint64_t) {
   per_token_group_quant(kPerTokenGroupFp8Packed, false, QuantFormat::kPackedUe8m0, stack, [](Facts&) {});
 }
 
+void dynamic_tensor_scaled_int8_quant(StableIValue* stack, uint64_t, uint64_t) {
+  QuantCall x{QuantFamily::kTensor};
+  x.makes_e4m3 = false;
+  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
+  run(kDynamicTensorScaledInt8, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales); });
+}
+
+void per_token_group_quant_int8_azp(StableIValue* stack, uint64_t, uint64_t) {
+  QuantCall x{QuantFamily::kGroup};
+  x.makes_e4m3 = false, x.takes_group_32 = true;
+  x.in = Operand::required(stack[0]), x.out = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
+  x.azp = Operand::required(stack[3]);
+  x.group_size = to<int64_t>(stack[4]);
+  run(kPerTokenGroupInt8Azp, x, [&](Facts& f) { f.operand(x.in).operand(x.out).operand(x.scales).operand(x.azp).integer(x.group_size); });
+}
+
 void silu_and_mul_per_block_quant(StableIValue* stack, uint64_t, uint64_t) {
   QuantCall x{QuantFamily::kGroup, QuantActivation::kSilu};
   x.takes_f32 = false;
@@ -332,6 +350,8 @@ QuantOp const quant_ops[kQuantOps] = {
     {"act_and_mul_per_block_quant", act_and_mul_per_block_quant},
     {"act_and_mul_quant", act_and_mul_quant},
     {"act_and_mul_per_token_quant", act_and_mul_per_token_quant},
+    {"dynamic_tensor_scaled_int8_quant", dynamic_tensor_scaled_int8_quant},
+    {"per_token_group_quant_int8_azp", per_token_group_quant_int8_azp},
 };
 
 }  // namespace gemmill

@@ -19,7 +19,7 @@ struct QuantOp {
   char const* name;
   void (*kernel)(StableIValue* stack, uint64_t argument_count, uint64_t output_count);
 };
-inline constexpr int kQuantOps = 16;
+inline constexpr int kQuantOps = 18;
 extern QuantOp const quant_ops[kQuantOps];
 
 }  // namespace gemmill

@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kMostStaticQuantThreads) static_quant_kernel(S
 template <class Variant, class In, class Out, class Activation, bool kSymmetric, int kUnroll, bool kAligned>
 int32_t launch_static_quant_slice(StaticQuantParams const& p, gemmill_quant_launch const& how) {
   int const threads = how.threads_hint != 0 ? how.threads_hint
-                      : kUnroll > 1 && is_large(p.chunks, how.sm_count) ? kThreadsOfLarge
+                      : kUnroll > 1 && is_very_large(p.chunks, how.sm_count) ? kThreadsOfLarge
                                                                         : kStaticQuantThreads;
   return launch<&static_quant_kernel<Variant, In, Out, Activation, kSymmetric, kUnroll, kAligned>>(p,
                 ceil_divide(p.chunks, threads * kUnroll), threads, how);

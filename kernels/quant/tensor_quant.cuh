@@ -10,7 +10,7 @@ namespace gemmill::quant {
 
 inline constexpr int kTensorMaximumThreads = 1024;
 inline constexpr int kTensorCodesThreads = 256;
-constexpr int tensor_codes_unroll(bool aligned) { return aligned ? 4 : 1; }
+inline constexpr int kTensorMaximumCtasOfSm = 2;
 inline constexpr int kMostTensorMaxima = gemmill_tensor_quant_workspace_bytes / sizeof(float);
 // Chunks that one cluster of 8 CTAs keeps, 4 a thread.
 inline constexpr int64_t kMostClusterChunks = 8 * kMostTokenQuantThreads * 4;
@@ -26,7 +26,7 @@ struct TensorQuantParams {
 };
 
 template <class Variant, class In, bool kAligned>
-__global__ void __launch_bounds__(kTensorMaximumThreads) tensor_maximum_kernel(TensorQuantParams const p) {
+__global__ void __launch_bounds__(kTensorMaximumThreads, kTensorMaximumCtasOfSm) tensor_maximum_kernel(TensorQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
   constexpr int kUnroll = kAligned ? 8 : 1;
   __shared__ RowReduction<float, false> reduction;
@@ -49,10 +49,9 @@ __global__ void __launch_bounds__(kTensorMaximumThreads) tensor_maximum_kernel(T
   if (threadIdx.x == 0) p.maxima[p.first_maximum + blockIdx.x] = amax;
 }
 
-template <class Variant, class In, class Out, bool kAligned>
+template <class Variant, class In, class Out, int kUnroll, bool kAligned>
 __global__ void __launch_bounds__(kTensorCodesThreads) tensor_codes_kernel(TensorQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
-  constexpr int kUnroll = tensor_codes_unroll(kAligned);
   uint32_t const first = blockIdx.x * (kTensorCodesThreads * kUnroll) + threadIdx.x;
   uint4 chunks[kUnroll];
   uint32_t rows[kUnroll];
@@ -85,6 +84,12 @@ __global__ void __launch_bounds__(kTensorCodesThreads) tensor_codes_kernel(Tenso
   }
 }
 
+template <class Variant, class In, class Out, int kUnroll, bool kAligned>
+int32_t launch_tensor_codes(TensorQuantParams const& p, gemmill_quant_launch const& how) {
+  int64_t const ctas = ceil_divide(p.chunks, kTensorCodesThreads * kUnroll);  // none: the scale is still to be written
+  return launch<&tensor_codes_kernel<Variant, In, Out, kUnroll, kAligned>>(p, ctas > 0 ? ctas : 1, kTensorCodesThreads, how);
+}
+
 template <class Variant, class In, class Out, bool kAligned>
 int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row) {
   int64_t const slice = x.rows == 0 ? 1 : kMostChunks / per_row;
@@ -102,7 +107,8 @@ int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row)
   };
   int64_t const chunks = (x.rows < slice ? x.rows : slice) * per_row;
   int64_t const wanted = ceil_divide(chunks, kTensorMaximumThreads);
-  int64_t const most = kMostTensorMaxima / slices < x.launch.sm_count ? kMostTensorMaxima / slices : x.launch.sm_count;
+  int64_t const resident = int64_t{kTensorMaximumCtasOfSm} * x.launch.sm_count;
+  int64_t const most = kMostTensorMaxima / slices < resident ? kMostTensorMaxima / slices : resident;
   int64_t const maxima = wanted < 1 ? 1 : wanted < most ? wanted : most;
   for (int64_t i = 0; i < slices; ++i) {
     int32_t const error = launch<&tensor_maximum_kernel<Variant, In, kAligned>>(params(i, maxima), maxima, kTensorMaximumThreads, x.launch);
@@ -110,8 +116,9 @@ int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row)
   }
   for (int64_t i = slices - 1; i >= 0; --i) {
     TensorQuantParams const p = params(i, maxima);
-    int64_t const ctas = ceil_divide(p.chunks, kTensorCodesThreads * tensor_codes_unroll(kAligned));
-    int32_t const error = launch<&tensor_codes_kernel<Variant, In, Out, kAligned>>(p, ctas > 0 ? ctas : 1, kTensorCodesThreads, x.launch);
+    int32_t const error = !kAligned                               ? launch_tensor_codes<Variant, In, Out, 1, false>(p, x.launch)
+                          : is_large(p.chunks, x.launch.sm_count) ? launch_tensor_codes<Variant, In, Out, 4, true>(p, x.launch)
+                                                                  : launch_tensor_codes<Variant, In, Out, 2, true>(p, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -127,7 +134,7 @@ int32_t tensor_quant(gemmill_tensor_quant_args const& x) {
   if (aligned && dense && chunks > 0 && chunks <= kMostClusterChunks) {
     TokenQuantParams const p{x.in, static_cast<uint8_t*>(x.out), x.scale, nullptr, nullptr, x.rows * x.hidden, 0, 0,
                              static_cast<uint32_t>(chunks)};
-    TokenQuantShape const shape = token_quant_shape(x.launch, 1, chunks, 1);
+    TokenQuantShape const shape = token_quant_shape(x.launch, 1, chunks, 1, true);
     using Coding = TensorCoding<Out>;
     return shape.chunks == 1   ? launch_token_quant<Variant, In, Identity, Coding, 1, true, true>(p, shape, 1, x.launch)
            : shape.chunks == 2 ? launch_token_quant<Variant, In, Identity, Coding, 2, true, true>(p, shape, 1, x.launch)

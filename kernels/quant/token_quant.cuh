@@ -131,7 +131,7 @@ struct TokenQuantShape {
 // Chunks a thread, threads a CTA and CTAs a row. Many rows: few threads with many chunks each, so that several CTAs share an
 // SM and one loads while another reduces, and a reduction serves much. Few rows: as many threads as there are chunks, and where one CTA would issue
 // more than 2048 loads, clusters. Measured on an H200.
-inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, int loads_per_chunk) {
+inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, int loads_per_chunk, bool symmetric) {
   int const most_chunks = loads_per_chunk > 1 ? 4 : 8;
   constexpr int64_t kMostLoadsOfOneCta = 2048;
   TokenQuantShape shape{};
@@ -148,7 +148,8 @@ inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_
     int64_t const most_threads = many ? 256 * loads_per_chunk : kMostTokenQuantThreads;
     shape.chunks = 1;
     // Many large rows: a CTA should take long to load beside what its launch and its reductions take.
-    bool const wide = is_large(rows * chunks, how.sm_count);
+    int64_t const loads = rows * chunks * loads_per_chunk;
+    bool const wide = symmetric ? is_large(loads, how.sm_count) : is_very_large(loads, how.sm_count);
     if (wide && chunks >= 256) shape.chunks = most_chunks;
     while (shape.chunks < 4 && of_cta > shape.chunks * most_threads) shape.chunks *= 2;
   }
@@ -196,7 +197,7 @@ int32_t token_quant(gemmill_token_quant_args const& x) {
         x.scales + row, x.azps == nullptr ? nullptr : x.azps + row, x.scale_ub,
         x.hidden, x.in_stride, x.out_stride, static_cast<uint32_t>(chunks),
     };
-    TokenQuantShape const shape = token_quant_shape(x.launch, rows, chunks, Activation::kGated ? 2 : 1);
+    TokenQuantShape const shape = token_quant_shape(x.launch, rows, chunks, Activation::kGated ? 2 : 1, Coding::kSymmetric);
     int32_t const error =
         !aligned            ? launch_token_quant<Variant, In, Activation, Coding, 1, false, false>(p, shape, rows, x.launch)
         : !shape.resident   ? launch_token_quant<Variant, In, Activation, Coding, 4, true, false>(p, shape, rows, x.launch)

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from gemmill.cutedsl.plan import SHARED_BYTES, Plan
+from gemmill.cutedsl.limits import SHARED_BYTES
+from gemmill.cutedsl.plan import Plan
 from gemmill.space.config import KernelConfig, Problem, Schedule
 from gemmill.vocab import (
     Accumulation,
@@ -31,7 +32,7 @@ def config(group_size: int = 0, arch: Arch = Arch.SM90A, **changes: Any) -> Kern
         problem |= {
             "a_scale": ScaleGranularity.GROUP,
             "b_scale": ScaleGranularity.BLOCK,
-            "scale_layout": ScaleLayout.K_MAJOR,
+            "scale_layout": ScaleLayout.STRIDED,
             "group_size": group_size,
         }
     schedule: dict[str, Any] = {

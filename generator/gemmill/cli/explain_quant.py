@@ -42,6 +42,8 @@ class QuantQuestion:
 
 def arguments(name: str, question: QuantQuestion) -> list[Any]:
     """The op's arguments in the schema's order, on torch's meta device. Raises UsageError for what the op does not take."""
+    import torch
+
     from gemmill.runtime.schemas import BY_NAME
 
     op = OP_OF[name]
@@ -51,10 +53,12 @@ def arguments(name: str, question: QuantQuestion) -> list[Any]:
     in_dtype, out_dtype = question.dtype or op.in_dtypes[0], question.out or op.out_dtypes[0]
     group = max(op.group_sizes) if question.group_size is None else question.group_size
     zero_points = 1 if op.family is QuantFamily.STATIC else rows
+    scales = _scales(op, question, group)
     values: dict[str, Any] = _LIMITS | {
         "input": _empty(in_dtype, (rows, width)),
         "out": _empty(out_dtype, (rows, hidden)),
-        "scales": _scales(op, question, group),
+        "scales": scales,
+        "output_azp": torch.empty_like(scales, dtype=torch.int32),
         "azp": _empty(DType.S32, (zero_points,)) if question.zero_points else None,
         "weight": _empty(in_dtype, (hidden,)),
         "activation": question.activation or op.activations[0].op_argument,

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from gemmill.cutedsl.packed import Packed
-from gemmill.cutedsl.plan import SLAB
+from gemmill.cutedsl.barriers import wait
+from gemmill.cutedsl.limits import SLAB
+from gemmill.cutedsl.walk import advance
 
 
 def index(row: int, column: int) -> int:
@@ -29,57 +30,6 @@ def column_offset(column: int, lane: Int32) -> Int32:
 def row_offset(slab: int, row: int, thread: Int32) -> Int32:
     """Row of the group that a thread's row 0 or 1 of a slab is."""
     return slab * SLAB + thread // 32 * 16 + thread % 32 // 4 + row * 8
-
-
-@dataclass
-class GroupScales(Packed):
-    """Scales that change along K. Strides in elements."""
-
-    a: cute.Pointer
-    b: cute.Pointer
-    a_stride_m: Int64
-    a_stride_k: Int64
-    b_stride_n: Int64
-    b_stride_k: Int64
-
-
-@cute.jit
-def copy_scale(target: cute.Pointer, source: cute.Pointer):
-    """Starts a copy of one float to shared memory."""
-    cute.arch.inline_ptx("cp.async.ca.shared.global [{$r0}], [{$r1}], 4;", read_only_args=[target, source])
-
-
-@cute.jit
-def load_scales(
-    plan: cutlass.Constexpr,
-    scales: GroupScales,
-    stage: cute.Pointer,
-    k_step: Int32,
-    origin: tuple,
-    size: tuple,
-):
-    """One warp starts copies of a stage's scales. Beyond an edge it takes the last valid one: those sums are not stored."""
-    lane = cute.arch.lane_idx()
-    m0, n0 = origin
-    m, n, k = size
-    g = plan.config.problem.group_size
-    last_group = (k + g - 1) // g - 1
-    for p in cutlass.range_constexpr(plan.promotions):
-        group = Int64(cutlass.min(k_step * plan.promotions + p, last_group))
-        target = stage + p * (plan.scales // plan.promotions)
-        for i in cutlass.range_constexpr((plan.a_scales + 31) // 32):
-            row = lane + 32 * i
-            if cutlass.const_expr(plan.a_scales % 32 == 0) or row < plan.a_scales:
-                source = Int64(cutlass.min(m0 + row, m - 1)) * scales.a_stride_m + group * scales.a_stride_k
-                copy_scale(target + row, scales.a + source)
-        for i in cutlass.range_constexpr((plan.b_scales + 31) // 32):
-            column = lane + 32 * i
-            if cutlass.const_expr(plan.b_scales % 32 == 0) or column < plan.b_scales:
-                at = cutlass.min(n0 + column, n - 1)
-                if cutlass.const_expr(not plan.b_rows_scaled):
-                    at = cutlass.min(n0 // g + column, (n - 1) // g)
-                source = Int64(at) * scales.b_stride_n + group * scales.b_stride_k
-                copy_scale(target + plan.a_scales + column, scales.b + source)
 
 
 @cute.jit
@@ -197,29 +147,49 @@ class Mainloop:
 
 
 @cute.jit
-def accumulate(plan: cutlass.Constexpr, loop: cutlass.Constexpr, steps: tuple, place: tuple):
-    """Multiplies `count` K steps, the first of which is the CTA's `first`-th, into the sums."""
-    first, count = steps
-    for slab in cutlass.range_constexpr(plan.slabs):
-        loop.sums[slab].fill(0)
-    state = (first % plan.stages, first // plan.stages & 1)
-    if cutlass.const_expr(plan.overlapped):
-        accumulate_behind(plan, loop, state, count, place)
-    elif cutlass.const_expr(plan.promoted):
-        accumulate_promoted(plan, loop, state, count, place)
+def accumulate(plan: cutlass.Constexpr, loop: cutlass.Constexpr, done: Int32, count: Int32, place: tuple):
+    """Multiplies a tile's `count` K steps into the sums; `done` of the CTA's came before."""
+    if cutlass.const_expr(not plan.promoted):
+        accumulate_fast(plan, loop, state_after(plan, done), count)
     else:
-        accumulate_fast(plan, loop, state, count)
+        clear(plan, loop)
+        stage, phase = state_after(plan, done)
+        for _ in cutlass.range(count, unroll=1):
+            wait(loop.barriers[0] + stage, phase)
+            issue(plan, loop, 0, stage, place)
+            promote_step(plan, loop, stage, place)
+            stage, phase = advance(plan, (stage, phase))
 
 
 @cute.jit
-def advance(plan: cutlass.Constexpr, state: tuple):
-    """The (stage, phase) after this one."""
-    stage, phase = state
-    stage = stage + 1
-    if stage == plan.stages:
-        stage = Int32(0)
-        phase = phase ^ 1
-    return stage, phase
+def accumulate_begun(plan: cutlass.Constexpr, loop: cutlass.Constexpr, done: Int32, count: Int32, place: tuple):
+    """The rest of a tile whose first unit `begin` has issued, into sums that are clear."""
+    if cutlass.const_expr(plan.overlapped):
+        accumulate_behind(plan, loop, state_after(plan, done), count, place)
+    else:
+        accumulate_promoted(plan, loop, state_after(plan, done), count, place)
+
+
+@cute.jit
+def begin(plan: cutlass.Constexpr, loop: cutlass.Constexpr, done: Int32, place: tuple):
+    """Issues a tile's first units, which need no sums: so they can run while another tile's sums are being stored."""
+    full, _ = loop.barriers
+    stage, phase = state_after(plan, done)
+    wait(full + stage, phase)
+    issue(plan, loop, 0, stage, place)
+
+
+@cute.jit
+def clear(plan: cutlass.Constexpr, loop: cutlass.Constexpr):
+    """Sets the sums to zero."""
+    for slab in cutlass.range_constexpr(plan.slabs):
+        loop.sums[slab].fill(0)
+
+
+@cute.jit
+def state_after(plan: cutlass.Constexpr, done: Int32):
+    """The (stage, phase) of the K step that comes after `done` others."""
+    return done % plan.stages, done // plan.stages & 1
 
 
 @cute.jit
@@ -228,8 +198,9 @@ def accumulate_fast(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tup
     full, empty = loop.barriers
     stage, phase = state
     before = stage
+    clear(plan, loop)
     for step in cutlass.range(count, unroll=1):
-        cute.arch.mbarrier_wait(full + stage, phase)
+        wait(full + stage, phase)
         multiply(loop.mmas, loop.sums, loop.operands, tuple(range(plan.slabs)), (0, plan.mma_steps), stage, False)
         warpgroup.wait_group(1)
         if step > 0:
@@ -243,32 +214,45 @@ def accumulate_fast(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tup
 
 @cute.jit
 def accumulate_promoted(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
-    """Sums are promoted while the other consumer group multiplies or, of small tiles, while the next unit's sums grow."""
-    full, empty = loop.barriers
+    """Sums are promoted while the other consumer group multiplies or, of small tiles, a K step's all together."""
+    full, _ = loop.barriers
     stage, phase = state
-    for _ in cutlass.range(count, unroll=1):
-        cute.arch.mbarrier_wait(full + stage, phase)
-        for first in cutlass.range_constexpr(0, plan.units, plan.partials):
-            for i in cutlass.range_constexpr(plan.partials):
-                read_unit_factors(plan, loop, first + i, i, stage, place)
-            for i in cutlass.range_constexpr(plan.partials):
-                multiply_unit(plan, loop, first + i, i, stage)
-            for i in cutlass.range_constexpr(plan.partials):
-                warpgroup.wait_group(plan.partials - 1 - i)
-                if cutlass.const_expr(first + i + 1 == plan.units):
-                    release(plan, empty, stage)
-                promote(plan, loop, first + i, i, place)
+    for _ in cutlass.range(count - 1, unroll=1):
+        promote_step(plan, loop, stage, place)
         stage, phase = advance(plan, (stage, phase))
+        wait(full + stage, phase)
+        issue(plan, loop, 0, stage, place)
+    promote_step(plan, loop, stage, place)
+
+
+@cute.jit
+def promote_step(plan: cutlass.Constexpr, loop: cutlass.Constexpr, stage: Int32, place: tuple):
+    """Promotes one K step's units, of which the first are under way, and issues the others as sets become free."""
+    _, empty = loop.barriers
+    for first in cutlass.range_constexpr(0, plan.units, plan.partials):
+        if cutlass.const_expr(first > 0):
+            issue(plan, loop, first, stage, place)
+        for i in cutlass.range_constexpr(plan.partials):
+            warpgroup.wait_group(plan.partials - 1 - i)
+            if cutlass.const_expr(first + i + 1 == plan.units):
+                release(plan, empty, stage)
+            promote(plan, loop, first + i, i, place)
+
+
+@cute.jit
+def issue(plan: cutlass.Constexpr, loop: cutlass.Constexpr, first: cutlass.Constexpr, stage: Int32, place: tuple):
+    """Issues as many units of a K step as there are sets, or one where sets take turns."""
+    sets = 1 if plan.overlapped else plan.partials
+    for i in cutlass.range_constexpr(sets):
+        read_unit_factors(plan, loop, first + i, i, stage, place)
+    for i in cutlass.range_constexpr(sets):
+        multiply_unit(plan, loop, first + i, i, stage)
 
 
 @cute.jit
 def accumulate_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
     """Promotes one K step's sums while the next one's multiplications run, with two sets of partial sums in turn."""
-    full, _ = loop.barriers
     stage, phase = state
-    cute.arch.mbarrier_wait(full + stage, phase)
-    read_unit_factors(plan, loop, 0, 0, stage, place)
-    multiply_unit(plan, loop, 0, 0, stage)
     for _ in cutlass.range((count - 1) // 2, unroll=1):
         stage, phase = step_behind(plan, loop, (stage, phase), 1, place)
         stage, phase = step_behind(plan, loop, (stage, phase), 0, place)
@@ -285,7 +269,7 @@ def step_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, 
     full, empty = loop.barriers
     before, _ = state
     stage, phase = advance(plan, state)
-    cute.arch.mbarrier_wait(full + stage, phase)
+    wait(full + stage, phase)
     read_unit_factors(plan, loop, 0, turn, stage, place)
     multiply_unit(plan, loop, 0, turn, stage)
     warpgroup.wait_group(1)

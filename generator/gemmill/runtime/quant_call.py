@@ -17,6 +17,8 @@ OP_OF = {op.name: op for op in QUANT_OPS}
 OUT_NAMES = ("result", "out", "output_q")
 SCALE_NAMES = ("scale", "scales", "output_s", "output_s_packed")
 _ACTIVATION_OF = {activation.op_argument: activation for activation in Activation}
+GROUP_AZP = "output_azp"
+"""What zero points of groups are called; others are `azp`."""
 _DTYPE_OF = {dtype.torch_name: dtype for dtype in (DType.BF16, DType.F16, DType.F32, DType.E4M3, DType.S8)}
 
 
@@ -124,7 +126,7 @@ def quant_call(op: OpSchema, call: Call) -> QuantCall:
         out=call[names[0]],
         input=call["input"],
         scales=call[names[1]],
-        azp=call.get("azp"),
+        azp=call.get("azp", call.get(GROUP_AZP)),
         scale_ub=call.get("scale_ub"),
         weight=call.get("weight"),
         residual=call.get("residual"),

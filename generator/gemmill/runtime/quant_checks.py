@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from gemmill.runtime.operands import Operand
-from gemmill.runtime.quant_call import QuantCall, group_strides, rows_of, static_scales
+from gemmill.runtime.quant_call import GROUP_AZP, QuantCall, group_strides, rows_of, static_scales
 from gemmill.space.quant import QuantFamily, ScaleFormat
 from gemmill.vocab import DType
 
@@ -128,8 +128,20 @@ def _values(name: str, operand: Operand, count: int, dtype: str, each: str) -> I
         expected *= size
 
 
+def _group_azp(azp: Operand, scales_name: str, scales: Operand) -> Iterator[str]:
+    if azp.dtype != "int32":
+        yield f"{GROUP_AZP} is {azp.dtype}, expected int32"
+    if (azp.shape, azp.strides) != (scales.shape, scales.strides):
+        yield (
+            f"{GROUP_AZP} has shape {list(azp.shape)} and strides {list(azp.strides)}, expected those of {scales_name}: "
+            f"{list(scales.shape)} and {list(scales.strides)}"
+        )
+
+
 def _others(call: QuantCall) -> Iterator[str]:
-    if call.azp is not None:
+    if call.azp is not None and call.op.family is QuantFamily.GROUP:
+        yield from _group_azp(call.azp, call.names[1], call.scales)
+    elif call.azp is not None:
         static = call.op.family is QuantFamily.STATIC
         yield from _values("azp", call.azp, 1 if static else call.rows, "int32", "" if static else "row")
     if call.scale_ub is not None:
@@ -162,7 +174,7 @@ def _places(call: QuantCall) -> Iterator[str]:
         (out, call.out, True),
         ("input", call.input, False),
         (scales, call.scales, writes_scales),
-        ("azp", call.azp, writes_scales),
+        (GROUP_AZP if call.op.family is QuantFamily.GROUP else "azp", call.azp, writes_scales),
         ("scale_ub", call.scale_ub, False),
         ("weight", call.weight, False),
         ("residual", call.residual, True),

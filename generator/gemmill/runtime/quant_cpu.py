@@ -8,6 +8,7 @@ import torch
 from gemmill.reference import quant as reference
 from gemmill.runtime import checks, operands
 from gemmill.runtime.quant_call import (
+    GROUP_AZP,
     OUT_NAMES,
     SCALE_NAMES,
     QuantCall,
@@ -90,6 +91,12 @@ def _token(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
 
 
 def _group(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
+    if call.azp is not None:
+        codes, scales, azps = reference.group_quant_with_azp(_rows(call, tensors), call.group_size)
+        _write(call, tensors, codes)
+        _write_group_scales(call, tensors, scales)
+        _write_of_groups(call, tensors[GROUP_AZP], azps)
+        return
     codes, scales = reference.group_quant(
         _rows(call, tensors),
         call.group_size,
@@ -128,14 +135,20 @@ def _rms_norm(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
 
 
 def _write_group_scales(call: QuantCall, tensors: Tensors, scales: torch.Tensor) -> None:
-    strides = group_strides(call)
-    assert strides is not None
     kept = tensors[call.names[1]]
-    kept.as_strided((call.rows, call.words), strides).copy_(scales)
+    strides = _write_of_groups(call, kept, scales)
     if call.scale_format is ScaleFormat.PACKED_UE8M0 and call.rows % 4 and call.words > 1:
         # The rows that pad to four, but for those of the last word, which need not be in the tensor's memory.
         padding = (-call.rows % 4, call.words - 1)
         kept.as_strided(padding, strides, kept.storage_offset() + call.rows).zero_()
+
+
+def _write_of_groups(call: QuantCall, kept: torch.Tensor, values: torch.Tensor) -> tuple[int, int]:
+    """Write what belongs to groups; returns its strides by row and group."""
+    strides = group_strides(call)
+    assert strides is not None
+    kept.as_strided((call.rows, call.words), strides).copy_(values)
+    return strides
 
 
 _COMPUTE: dict[QuantFamily, Callable[[QuantCall, Tensors, DType], None]] = {

@@ -18,13 +18,15 @@ def _token_scales(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.
     return x.new_empty((*x.shape[:-1], 1), dtype=dtype)
 
 
-def _group_scales(x: torch.Tensor, groups: int, transposed: bool, aligned: bool = False) -> torch.Tensor:
-    """[rows, groups] f32, row-major, or M-major with columns at multiples of `rows`, rounded up to 4 if aligned."""
+def _group_scales(
+    x: torch.Tensor, groups: int, transposed: bool, aligned: bool = False, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """[rows, groups], row-major, or M-major with columns at multiples of `rows`, rounded up to 4 if aligned."""
     rows = x.numel() // x.shape[-1] if x.shape[-1] else x.shape[:-1].numel()
     if not transposed:
-        return x.new_empty((rows, groups), dtype=torch.float32)
+        return x.new_empty((rows, groups), dtype=dtype)
     step = -(-rows // 4) * 4 if aligned else rows
-    return x.new_empty((groups, step), dtype=torch.float32).t()[:rows]
+    return x.new_empty((groups, step), dtype=dtype).t()[:rows]
 
 
 def static_scaled_fp8_quant(
@@ -41,6 +43,13 @@ def dynamic_scaled_fp8_quant(input: torch.Tensor) -> Pair:
     """float8_e4m3fn codes of input [..., hidden] (bf16, f16 or f32), and its one scale, f32 [1]."""
     result, scale = _codes(input, torch.float8_e4m3fn), input.new_empty(1, dtype=torch.float32)
     _ops.dynamic_scaled_fp8_quant.default(result, input, scale)
+    return result, scale
+
+
+def dynamic_tensor_scaled_int8_quant(input: torch.Tensor) -> Pair:
+    """int8 codes of input [..., hidden] (bf16, f16 or f32), and its one scale, f32 [1]."""
+    result, scale = _codes(input, torch.int8), input.new_empty(1, dtype=torch.float32)
+    _ops.dynamic_tensor_scaled_int8_quant.default(result, input, scale)
     return result, scale
 
 
@@ -95,6 +104,18 @@ def per_token_group_quant_int8(input: torch.Tensor, group_size: int, eps: float 
     codes, scales = _codes(input, torch.int8), _group_scales(input, input.shape[-1] // group_size, False)
     _ops.per_token_group_quant_int8.default(input, codes, scales, group_size, eps, -128.0, 127.0)
     return codes, scales
+
+
+def per_token_group_quant_int8_azp(
+    input: torch.Tensor, group_size: int, column_major_scales: bool = False, tma_aligned_scales: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """int8 codes of input [..., hidden] (bf16, f16 or f32), scales f32 and zero points s32 [rows, hidden / group_size], both
+    laid out as scales of per_token_group_fp8_quant."""
+    codes = _codes(input, torch.int8)
+    layout = input.shape[-1] // group_size, column_major_scales, tma_aligned_scales
+    scales, azps = _group_scales(input, *layout), _group_scales(input, *layout, dtype=torch.int32)
+    _ops.per_token_group_quant_int8_azp.default(input, codes, scales, azps, group_size)
+    return codes, scales, azps
 
 
 def per_token_group_fp8_quant_packed(input: torch.Tensor, group_size: int, eps: float = 1e-10) -> Pair:

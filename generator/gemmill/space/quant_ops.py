@@ -129,6 +129,14 @@ QUANT_OPS = (
         out_dtypes=_BOTH,
         activations=_GATED,
     ),
+    QuantOp(name="dynamic_tensor_scaled_int8_quant", family=QuantFamily.TENSOR, out_dtypes=(DType.S8,)),
+    QuantOp(
+        name="per_token_group_quant_int8_azp",
+        family=QuantFamily.GROUP,
+        out_dtypes=(DType.S8,),
+        group_sizes=GROUP_SIZES,
+        symmetric=(False,),
+    ),
 )
 
 

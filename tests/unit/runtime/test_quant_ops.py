@@ -45,6 +45,7 @@ def test_token_and_tensor_ops_are_the_reference(dtype: torch.dtype) -> None:
     x, ub = values(3, 5, 40, dtype=dtype), torch.tensor([1.5])
     rows = x.reshape(15, 40)
     assert same(gemmill.dynamic_scaled_fp8_quant(x), reference.tensor_quant(rows, DType.E4M3))
+    assert same(gemmill.dynamic_tensor_scaled_int8_quant(x), reference.tensor_quant(rows, DType.S8))
     bounded = gemmill.dynamic_per_token_scaled_fp8_quant(x, ub)
     assert bounded[1].shape == (3, 5, 1) and same(bounded, reference.token_quant(rows, DType.E4M3, scale_ub=ub))
     assert same(gemmill.dynamic_scaled_int8_quant(x)[:2], reference.token_quant(rows, DType.S8))
@@ -125,6 +126,9 @@ def test_per_token_group_ops_are_the_reference(group: int) -> None:
         assert scales.stride() == ((scales.shape[1], 1) if not layout[0] else (1, 8 if layout[1] else 5))
     wanted = reference.group_quant(x, group, DType.S8, smallest_amax=1e-10)
     assert same(gemmill.per_token_group_quant_int8(x, group), wanted)
+    for layout, stride in (((False, False), (x.shape[1] // group, 1)), ((True, False), (1, 5)), ((True, True), (1, 8))):
+        got = gemmill.per_token_group_quant_int8_azp(x, group, *layout)
+        assert same(got, reference.group_quant_with_azp(x, group)) and got[1].stride() == got[2].stride() == stride
 
 
 def test_packed_scales_are_padded_with_zeros() -> None:
@@ -269,6 +273,11 @@ def test_bad_input_is_refused_with_a_sentence(changes: dict, sentence: str) -> N
             "per_token_group_fp8_quant_packed",
             lambda x: [x, torch.empty(4, 512, dtype=E4M3), torch.ones(4, 1).int().t(), 64, 1e-10, -448.0, 448.0],
             "output_s_packed has shape [1, 4] and strides [1, 1]: expected [4, 2] with strides [1, 4] or a larger second one",
+        ),
+        (
+            "per_token_group_quant_int8_azp",
+            lambda x: [x, torch.empty(4, 512, dtype=S8), torch.ones(4, 4), torch.ones(4, 4).int().t(), 128],
+            "output_azp has shape [4, 4] and strides [1, 4], expected those of output_s: [4, 4] and [4, 1]",
         ),
         (
             "act_and_mul_quant",
