@@ -1,13 +1,15 @@
 // Many rows with scales in groups along K, on Hopper: D[m, n] = sum over g of a_scale b_scale (A B)_g + bias.
 //
-// A persistent kernel: one warp loads tiles of A and B by TMA, multicast to the CTAs of a cluster that share
-// them; another copies the scales that belong to them; two consumer groups multiply 64 rows of the tile each. At the end of every group along K its sum leaves the
-// tensor core, is multiplied by its scales and is added in FP32. The two consumer groups keep no step with each other, and
-// so one adds while the tensor core multiplies for the other; the same hides the epilogue, which every warp does for its
-// own 16 rows, without a barrier.
+// A persistent kernel: one warp loads tiles of A and B by TMA, multicast to the CTAs of a cluster that share them; another
+// copies the scales that belong to them; two consumer groups multiply 64 rows of the tile each. At the end of every group
+// along K its sum leaves the tensor core, is multiplied by its scales and is added in FP32.
 //
-// Scales travel with the tiles, each copied by its stride into the step's stage. Read by the consumers one step ahead, they held the main loop up at 60 % of this speed: with the memory busy, a
-// read takes longer than a step (H200, 2026-11-20). Rows beyond M read none, so any M takes the time of the next whole tile.
+// A consumer group has two sets of accumulators: while it adds one up, the tensor core fills the other. With one set, both groups fall into step: the tensor core works for both, then both add and it waits (H200,
+// 2026-11-20: 8192 x 8192 along N and K ran at 70 % of this). So registers are taken from the loading warps.
+//
+// Scales travel with the tiles, each copied by its stride into the step's stage. Read by the consumers one step ahead, they
+// held the main loop up: with the memory busy, a read takes longer than a step. Rows beyond M read none, so any M takes the
+// time of the next whole tile. The epilogue is done by every warp for its own 16 rows, without a barrier.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +17,14 @@
 #include <numeric>
 
 #include "cute/arch/copy_sm90.hpp"
+#include "cutlass/arch/reg_reconfig.h"
 #include "gemmill/group_scales.cuh"
 #include "gemmill/split_k_mm.cuh"
 
 namespace gemmill {
 
 // The order in which clusters take tiles: bands of `band` tiles, swept along the other dimension, for reuse in L2.
-struct GroupMmWalk {
+struct GroupMmOrder {
   int32_t tiles_m, tiles_n;  // in clusters
   int32_t band;
   bool along_m;
@@ -47,12 +50,15 @@ struct GroupMm {
   using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
   static constexpr int kTileM = tile_m, kTileN = tile_n, kClusterM = cluster_m, kClusterN = cluster_n;
+  static constexpr int kCluster = cluster_m * cluster_n;
   static constexpr int kConsumerGroups = tile_m / 64;
   static constexpr int kConsumers = 128 * kConsumerGroups;
-  static constexpr int kThreads = kConsumers + 64;
+  static constexpr int kThreads = kConsumers + 128;  // and a warp each for operands and scales, two idle ones
   static constexpr int kBytesA = tile_m * tile_k, kBytesB = tile_n * tile_k;
   static constexpr int kRowsA = tile_m / cluster_n, kRowsB = tile_n / cluster_m;  // that a CTA loads for those that share them
   static constexpr int kSharers = cluster_m + cluster_n - 1;  // CTAs of the same row or column of the cluster, with this one
+  static constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;  // of 65,536, for two groups and one
+  static constexpr int kPairs = 4;  // of groups along K, that a turn of the main loop takes
   static constexpr int kStrip = 64;                           // columns that a warp stores at a time
   static constexpr int kGroups = tile_k / Scales::kGroup;     // of one step
   static constexpr int kSteps = Scales::kGroup / 32;          // WGMMA instructions of one group
@@ -63,7 +69,7 @@ struct GroupMm {
   static constexpr int kColumnScales = Scales::kBlocks ? kBlocks : tile_n;  // of one group along K
 
   static_assert(sizeof(Element) == 1 && tile_k == 128, "a K step is one 128-byte swizzle row");
-  static_assert(tile_m % 64 == 0 && tile_n % 16 == 0, "consumer groups multiply 64 rows, results are stored in 16-byte pieces");
+  static_assert(tile_m == 128 && tile_n % 16 == 0, "two consumer groups multiply 64 rows, results are stored in 16-byte pieces");
   static_assert(kRowsA % 8 == 0 && kRowsB % 8 == 0, "a part of a tile is whole swizzle atoms");
 
   struct Params {
@@ -74,7 +80,7 @@ struct GroupMm {
     Output* d;
     int64_t ldd;
     int32_t m, n, k;
-    GroupMmWalk walk;
+    GroupMmOrder order;
   };
 
   struct alignas(8) StageScales {
@@ -99,12 +105,36 @@ struct GroupMm {
   using LayoutA = decltype(cute::tile_to_shape(Atom{}, cute::Shape<cute::Int<tile_m>, cute::Int<tile_k>, cute::Int<stages>>{}));
   using LayoutB = decltype(cute::tile_to_shape(Atom{}, cute::Shape<cute::Int<tile_n>, cute::Int<tile_k>, cute::Int<stages>>{}));
 
+  // This CTA's tiles, in the same order in every role.
+  class Walk {
+   public:
+    __device__ explicit Walk(GroupMmOrder const& order)
+        : order_(order), i_(blockIdx.x / kCluster), step_(gridDim.x / kCluster) {}
+    __device__ bool there() const { return i_ < order_.count(); }
+    __device__ int count() const { return there() ? (order_.count() - i_ + step_ - 1) / step_ : 0; }
+    __device__ void advance() { i_ += step_; }
+    // The first row and column of the tile.
+    __device__ int2 origin() const {
+      int const rank = blockIdx.x % kCluster;
+      int2 const at = order_(i_);
+      return make_int2((at.x * cluster_m + rank % cluster_m) * tile_m, (at.y * cluster_n + rank / cluster_m) * tile_n);
+    }
+
+   private:
+    GroupMmOrder const& order_;
+    int i_, step_;
+  };
+
   // Where this thread's sums lie (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk32"): rows `row` and 8 more, columns
   // `column` and the next of every eight.
   struct Place {
     int row, column, n0;
-    __device__ Place(int m0, int n0)
-        : row(m0 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4), column(n0 + threadIdx.x % 4 * 2), n0(n0) {}
+    __device__ explicit Place(Walk const& walk) {
+      int2 const origin = walk.origin();
+      n0 = origin.y;
+      row = origin.x + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+      column = n0 + threadIdx.x % 4 * 2;
+    }
   };
 
   __device__ static void run(Params const& params, char* shared) {
@@ -122,19 +152,21 @@ struct GroupMm {
     cutlass::arch::launch_dependent_grids();
     cutlass::arch::wait_on_dependent_grids();
     if (threadIdx.x < kConsumers) {
+      cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
       consume(params, storage);
-    } else if (threadIdx.x == kConsumers) {
-      produce(params, storage);
-    } else if (threadIdx.x >= kConsumers + 32) {
-      produce_scales(params, storage);
+    } else {
+      cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+      int const warp = (threadIdx.x - kConsumers) / 32;
+      if (threadIdx.x == kConsumers) produce(params, storage);
+      if (warp == 1) produce_scales(params, storage);
     }
     __syncwarp();
-    if constexpr (cluster_m * cluster_n > 1) meet();  // nobody leaves while others still write here
+    if constexpr (kCluster > 1) meet();  // nobody leaves while others still write here
   }
 
  private:
   __device__ static void meet() {
-    if constexpr (cluster_m * cluster_n > 1) {
+    if constexpr (kCluster > 1) {
       cute::cluster_arrive();
       cute::cluster_wait();
     } else {
@@ -142,27 +174,21 @@ struct GroupMm {
     }
   }
 
-  // Tiles of this CTA: f(m0, n0) for each, in the same order in every role.
-  template <class F>
-  __device__ static void each_tile(GroupMmWalk const& walk, F const& f) {
-    int const rank = blockIdx.x % (cluster_m * cluster_n);
-    int const clusters = gridDim.x / (cluster_m * cluster_n);
-    for (int i = blockIdx.x / (cluster_m * cluster_n); i < walk.count(); i += clusters) {
-      int2 const at = walk(i);
-      f((at.x * cluster_m + rank % cluster_m) * tile_m, (at.y * cluster_n + rank / cluster_m) * tile_n);
-    }
-  }
+  // Pairs of groups along K; where their number is odd, the last one holds zeros.
+  __device__ static int pairs_of(int k) { return (k + 2 * Scales::kGroup - 1) / (2 * Scales::kGroup); }
 
   __device__ static void produce(Params const& params, SharedStorage& storage) {
-    int const rank = blockIdx.x % (cluster_m * cluster_n);
+    int const rank = blockIdx.x % kCluster;
     int const rank_m = rank % cluster_m, rank_n = rank / cluster_m;
     uint16_t mask_a = 0, mask_b = 0;  // CTAs of the same rows, and of the same columns
     for (int i = 0; i < cluster_n; ++i) mask_a |= 1 << (rank_m + i * cluster_m);
     for (int i = 0; i < cluster_m; ++i) mask_b |= 1 << (i + rank_n * cluster_m);
-    int const steps = (params.k + tile_k - 1) / tile_k;
+    int const steps = pairs_of(params.k) * 2 / kGroups;
     int stage = 0;
     uint32_t phase = 1;
-    each_tile(params.walk, [&](int m0, int n0) {
+    for (Walk walk(params.order); walk.there(); walk.advance()) {
+      auto [m0, n0] = walk.origin();
+      CUTLASS_PRAGMA_NO_UNROLL
       for (int t = 0; t < steps; ++t) {
         storage.empty[stage].wait(phase);
         storage.full[stage].arrive_and_expect_tx(kBytesA + kBytesB);
@@ -170,7 +196,7 @@ struct GroupMm {
         load<cluster_m>(params.b, storage.full[stage], storage.b[stage], rank_m * kRowsB, t * tile_k, n0, mask_b);
         if (++stage == stages) stage = 0, phase ^= 1;
       }
-    });
+    }
   }
 
   // This CTA's part of a tile, to all that share it.
@@ -189,28 +215,42 @@ struct GroupMm {
   __device__ static void produce_scales(Params const& params, SharedStorage& storage) {
     Scales const& scales = params.scales;
     int const n_count = Scales::kBlocks ? (scales.n + Scales::kGroup - 1) / Scales::kGroup : scales.n;
-    int const steps = (params.k + tile_k - 1) / tile_k;
+    int const steps = pairs_of(params.k) * 2 / kGroups;
     int stage = 0;
     uint32_t phase = 1;
-    each_tile(params.walk, [&](int m0, int n0) {
+    for (Walk walk(params.order); walk.there(); walk.advance()) {
+      auto [m0, n0] = walk.origin();
       int const n_first = Scales::kBlocks ? n0 / Scales::kGroup : n0;
       ScaleCopier<tile_m> rows(scales.a + m0 * scales.a_stride_m, scales.a_stride_m, scales.a_stride_k, scales.m - m0);
       ScaleCopier<kColumnScales> columns(scales.b + n_first * scales.b_stride_n, scales.b_stride_n, scales.b_stride_k,
                                          n_count - n_first);
+      CUTLASS_PRAGMA_NO_UNROLL
       for (int t = 0; t < steps; ++t) {
         storage.empty[stage].wait(phase);
         CUTLASS_PRAGMA_UNROLL
         for (int g = 0; g < kGroups; ++g) {
-          bool const there = g == 0 || t * kGroups + g < scales.groups;
+          bool const there = t * kGroups + g < scales.groups;
           rows.next(storage.scales[stage].rows[g], there);
           columns.next(storage.scales[stage].columns[g], there);
         }
         cutlass::arch::cpasync_barrier_arrive_noinc(reinterpret_cast<uint64_t*>(&storage.full[stage]));
         if (++stage == stages) stage = 0, phase ^= 1;
       }
-    });
+    }
   }
 
+  // A consumer's place in the ring of stages.
+  struct Cursor {
+    int stage = 0;
+    uint32_t phase = 0;
+
+    __device__ void advance() {
+      if (++stage == stages) stage = 0, phase ^= 1;
+    }
+  };
+
+  // Groups come in pairs, one for each set of accumulators: two of one step, or those of two steps. So the loop has no
+  // condition while the tensor core is at work, for which the compiler would make it wait.
   __device__ static void consume(Params const& params, SharedStorage& storage) {
     using namespace cute;
     auto tile_a = make_tensor(make_smem_ptr(&storage.a[0][0]), LayoutA{});
@@ -219,43 +259,63 @@ struct GroupMm {
     auto thread_mma = mma.get_thread_slice(threadIdx.x);
     auto fragment_a = thread_mma.make_fragment_A(thread_mma.partition_A(tile_a));
     auto fragment_b = thread_mma.make_fragment_B(thread_mma.partition_B(tile_b));
-    auto partial = partition_fragment_C(mma, Shape<Int<tile_m>, Int<tile_n>>{});
-    auto sums = make_fragment_like<float>(partial);
-    int const steps = (params.k + tile_k - 1) / tile_k;
-    int stage = 0;
-    uint32_t phase = 0;
+    auto even = partition_fragment_C(mma, Shape<Int<tile_m>, Int<tile_n>>{});
+    auto odd = make_fragment_like(even);
+    auto sums = make_fragment_like<float>(even);
 
-    each_tile(params.walk, [&](int m0, int n0) {
-      Place const place(m0, n0);
-      clear(sums);
-      for (int t = 0; t < steps; ++t) {
-        storage.full[stage].wait(phase);
-        CUTLASS_PRAGMA_UNROLL
-        for (int g = 0; g < kGroups; ++g) {
-          mma.accumulate_ = GMMA::ScaleOut::Zero;
-          warpgroup_fence_operand(partial);
-          warpgroup_arrive();
-          CUTLASS_PRAGMA_UNROLL
-          for (int step = g * kSteps; step < (g + 1) * kSteps; ++step) {
-            gemm(mma, fragment_a(_, _, step, stage), fragment_b(_, _, step, stage), partial);
-            mma.accumulate_ = GMMA::ScaleOut::One;
-          }
-          warpgroup_commit_batch();
-          ThreadScales const scales(storage.scales[stage], g, place);
-          warpgroup_wait<0>();
-          warpgroup_fence_operand(partial);
-          if constexpr (Scales::kBlocks) {
-            if (g == kGroups - 1) release(storage, stage);
-            promote(sums, partial, scales);
-          } else {
-            promote(sums, partial, scales);
-            if (g == kGroups - 1) release(storage, stage);
-          }
-        }
-        if (++stage == stages) stage = 0, phase ^= 1;
+    Cursor issued, added;
+    int const pairs = pairs_of(params.k);
+
+    auto issue = [&](auto& partial, auto half) {
+      constexpr int group = kGroups == 2 ? half : 0;
+      if constexpr (group == 0) storage.full[issued.stage].wait(issued.phase);
+      mma.accumulate_ = GMMA::ScaleOut::Zero;
+      warpgroup_fence_operand(partial);
+      warpgroup_arrive();
+      CUTLASS_PRAGMA_UNROLL
+      for (int step = group * kSteps; step < (group + 1) * kSteps; ++step) {
+        gemm(mma, fragment_a(_, _, step, issued.stage), fragment_b(_, _, step, issued.stage), partial);
+        mma.accumulate_ = GMMA::ScaleOut::One;
       }
+      warpgroup_commit_batch();
+      if constexpr (group == kGroups - 1) issued.advance();
+    };
+    auto add = [&](auto& partial, auto half, Place const& place) {
+      constexpr int group = kGroups == 2 ? half : 0;
+      warpgroup_fence_operand(partial);
+      ThreadScales const scales(storage.scales[added.stage], group, place);
+      promote(sums, partial, scales);
+      warpgroup_fence_operand(sums);  // all of it is added before the tensor core gets these registers back
+      if constexpr (group == kGroups - 1) {
+        release(storage, added.stage);
+        added.advance();
+      }
+    };
+    for (Walk walk(params.order); walk.there(); walk.advance()) {
+      Place const place(walk);
+      clear(sums);
+      // At the end of a loop the compiler wants the tensor core idle: so each turn takes several pairs.
+      auto turn = [&](auto pairs_of_turn) {
+        issue(even, _0{});
+        issue(odd, _1{});
+        CUTLASS_PRAGMA_UNROLL
+        for (int pair = 1; pair < pairs_of_turn; ++pair) {
+          warpgroup_wait<1>();
+          add(even, _0{}, place);
+          issue(even, _0{});
+          warpgroup_wait<1>();
+          add(odd, _1{}, place);
+          issue(odd, _1{});
+        }
+        warpgroup_wait<1>();
+        add(even, _0{}, place);
+        warpgroup_wait<0>();
+        add(odd, _1{}, place);
+      };
+      for (int turns = pairs / kPairs; turns > 0; --turns) turn(Int<kPairs>{});
+      for (int rest = pairs % kPairs; rest > 0; --rest) turn(_1{});
       store(params, storage, sums, place);
-    });
+    }
   }
 
   // The scales of one group that a thread's sums need: its two rows', and its columns', which are read as they are needed
@@ -311,7 +371,7 @@ struct GroupMm {
     if constexpr (kSharers == 1) {
       if (lane == 0) storage.empty[stage].arrive();
     } else {
-      int const rank = blockIdx.x % (cluster_m * cluster_n);
+      int const rank = blockIdx.x % kCluster;
       int const rank_m = rank % cluster_m, rank_n = rank / cluster_m;
       // The CTAs of the same column first, then those of the same row, without this one again.
       int const other_n = lane - cluster_m + (lane - cluster_m >= rank_n);
@@ -372,11 +432,11 @@ int32_t launch_group_mm(gemmill_scaled_mm_args const& x, void* stream) {
   int64_t const tiles_n = ceil_div(ceil_div(x.n, Kernel::kTileN), cluster_n);
   if (tiles_m * tiles_n * kWidestBand > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
   bool const chosen = x.raster_order != 0;  // else the widest band, along M
-  GroupMmWalk const walk{static_cast<int32_t>(tiles_m), static_cast<int32_t>(tiles_n), chosen ? x.swizzle : kWidestBand,
-                         x.raster_order != 2};
+  GroupMmOrder const order{static_cast<int32_t>(tiles_m), static_cast<int32_t>(tiles_n), chosen ? x.swizzle : kWidestBand,
+                           x.raster_order != 2};
   typename Kernel::Params params{{}, {}, typename Kernel::Scales(group_args(x)),
                                  static_cast<typename Kernel::Output const*>(x.bias),
-                                 static_cast<typename Kernel::Output*>(x.d), x.ldd, x.m, x.n, x.k, walk};
+                                 static_cast<typename Kernel::Output*>(x.d), x.ldd, x.m, x.n, x.k, order};
   if (describe_operand(params.a, x.a, x.m, x.k, x.lda, Kernel::kRowsA) != CUDA_SUCCESS ||
       describe_operand(params.b, x.b, x.n, x.k, x.ldb, Kernel::kRowsB) != CUDA_SUCCESS) {
     return GEMMILL_CANNOT_IMPLEMENT;
