@@ -210,6 +210,10 @@ def _sweep(arch: Arch) -> Iterator[AnyConfig]:
         yield from _dsl_kernels(problem, sm90_cutedsl.WIDEST if problem.a_dtype.is_float else sm90_cutedsl.CORE)
     blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDEST)
+    yield from _group_kernels(blocks, *sm90.GROUP_TABLES)
+    yield _unaligned(blocks)
+    for row in sm90.BLOCKWISE:
+        yield _config(replace(blocks, scale_layout=ScaleLayout.MN_MAJOR), row)
 
 
 def _default(arch: Arch) -> Iterator[AnyConfig]:
@@ -278,6 +282,9 @@ def _one_of_each_other_kind() -> Iterator[KernelConfig]:
     yield _config(fp8, cooperative, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
     for row in sm90.MORE_STREAM_K:
         yield _config(fp8, row, tile_scheduler=TileScheduler.STREAM_K)
+    blockwise = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR)
+    for row in sm90.BLOCKWISE:
+        yield _config(blockwise, row)
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
         yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE_PREFILL[1])
         yield with_dsl(_config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE_PREFILL[1]))
