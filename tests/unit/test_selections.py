@@ -2,6 +2,7 @@
 
 import pytest
 
+from gemmill.cutedsl.plan import Plan
 from gemmill.space import selections
 from gemmill.space.family import gemms
 from gemmill.space.names import to_name
@@ -9,8 +10,8 @@ from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP, predicate_of
 from gemmill.space.quant import QuantConfig
 from gemmill.space.quant_ops import QUANT_OPS, ops_of
 from gemmill.space.rules import check
-from gemmill.space.selections import SELECTIONS, select, with_promotion
-from gemmill.vocab import Accumulation, Arch, DType
+from gemmill.space.selections import SELECTIONS, select, with_dsl, with_promotion
+from gemmill.vocab import Accumulation, Arch, Backend, DType
 
 
 @pytest.mark.parametrize("arch", Arch)
@@ -79,6 +80,18 @@ def test_duplicates_raise(monkeypatch, make_config) -> None:
     monkeypatch.setitem(selections.SELECTIONS, "twice", lambda arch: iter([make_config(), make_config()]))
     with pytest.raises(ValueError, match=f"selection 'twice' has {to_name(make_config())} twice"):
         select("twice")
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_the_dsl_kernel_can_be_made_of_all_that_is_selected(name: str) -> None:
+    configs = [c for c in gemms(select(name).configs) if c.backend is Backend.CUTEDSL]
+    assert configs
+    for config in configs:
+        Plan(config)  # raises where it cannot
+
+
+def test_the_same_schedule_in_both_backends(make_config) -> None:
+    assert to_name(with_dsl(make_config())) == to_name(make_config()).replace("_cutlass_", "_cutedsl_")
 
 
 def test_launch_settings_share_compilations() -> None:

@@ -11,11 +11,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from gemmill.cutedsl.limits import SLAB
 from gemmill.cutedsl.mainloop import column_offset, index, row_offset
 from gemmill.cutedsl.packed import Packed
-from gemmill.cutedsl.plan import SLAB, Plan
+from gemmill.cutedsl.plan import Plan
 from gemmill.vocab import EpilogueKind
-
 
 M_FIELDS = {"scale": Float32, "azp": Int32}
 """What the epilogue may want of a row of A."""
@@ -96,7 +96,7 @@ def finish(plan: cutlass.Constexpr, total, of_m: tuple, of_n: tuple):
 @cute.jit
 def fetch(plan: cutlass.Constexpr, v: Vectors, thread: Int32, origin: tuple):
     """Starts loads of what a tile's epilogue reads: each thread holds a few rows and columns through the main loop."""
-    m0, n0 = origin
+    m0, n0 = (origin[1], origin[0]) if cutlass.const_expr(plan.swap_ab) else origin
     rows = [of_row(plan, v, m0 + thread + 128 * i) for i in range((plan.group_m + 127) // 128)]
     columns = [of_column(plan, v, n0 + thread + 128 * i) for i in range((plan.group_n + 127) // 128)]
     return rows, columns
@@ -142,9 +142,11 @@ def shared_values(fields: dict, tensors: list, at: Int32) -> tuple:
 
 
 @cute.jit
-def store(plan: cutlass.Constexpr, sums: list, vectors: tuple, shared: cute.Tensor, copies: tuple, place: tuple, origin: tuple):
+def store(plan: cutlass.Constexpr, sums: list, held: tuple, target: tuple, place: tuple, origin: tuple):
     """Stores a group's sums by TMA, in boxes of 64 rows of X by `store_columns` rows of Y. TMA leaves out what is beyond D."""
     group, thread = place
+    shared, vectors, copies = target
+    share(plan, held, vectors, place)
     boxes = [(column, slab) for column in range(plan.tile_y // plan.store_columns) for slab in range(plan.slabs)]
     for first in cutlass.range_constexpr(0, len(boxes), plan.store_buffers):
         together = boxes[first : first + plan.store_buffers]
@@ -165,7 +167,15 @@ def store(plan: cutlass.Constexpr, sums: list, vectors: tuple, shared: cute.Tens
 
 
 @cute.jit
-def write_box(plan: cutlass.Constexpr, sums: list, vectors: tuple, shared: cute.Tensor, to_shared: cute.TiledCopy, thread: Int32, box: cutlass.Constexpr):
+def write_box(
+    plan: cutlass.Constexpr,
+    sums: list,
+    vectors: tuple,
+    shared: cute.Tensor,
+    to_shared: cute.TiledCopy,
+    thread: Int32,
+    box: cutlass.Constexpr,
+):
     """Finishes the sums of one box and writes them to shared memory, as rows of D."""
     column_box, slab = box
     columns = plan.store_columns
@@ -204,14 +214,18 @@ def element_at(pointer: cute.Pointer, at: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def meet(plan: cutlass.Constexpr, buffer: cute.Pointer, v: Vectors, d: cute.Pointer, ldd: Int64, place: tuple, origin: tuple):
+def meet(
+    plan: cutlass.Constexpr, buffer: cute.Pointer, v: Vectors, d: cute.Pointer, ldd: Int64, place: tuple, origin: tuple
+):
     """The CTAs of a cluster divide a tile among them, add up all slices in the order of K, and store rows of D along n."""
     thread, rank, splits = place
     n0, m0 = origin
     kind = buffer.dtype
     out = cute.make_rmem_tensor(4, d.dtype)
     quads_of_row = plan.tile_x // 4
-    for quad in cutlass.range(rank * plan.consumers + thread, plan.tile_y * quads_of_row, splits * plan.consumers, unroll=1):
+    for quad in cutlass.range(
+        rank * plan.consumers + thread, plan.tile_y * quads_of_row, splits * plan.consumers, unroll=1
+    ):
         y, x = quad // quads_of_row, quad % quads_of_row * 4
         m, n = m0 + y, n0 + x
         if m < v.m and n < v.n:

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import DType
 
 HOST_TARGET = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64-v3"
 """The host code's processor: by default it would be the build machine's, and AVX-512 would not run everywhere."""
@@ -22,7 +21,8 @@ def export(config: KernelConfig, symbol: str, folder: Path) -> tuple[Path, Path]
     from cutlass import Float32, Int32, Int64
     from cutlass.cute.runtime import make_fake_stream, make_ptr
 
-    from gemmill.cutedsl.scaled_mm import ELEMENT_OF, ScaledMm
+    from gemmill.cutedsl.elements import ELEMENT_OF
+    from gemmill.cutedsl.scaled_mm import ScaledMm
 
     def pointer(element, alignment):
         return make_ptr(element, alignment, cute.AddressSpace.gmem, assumed_align=alignment)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from gemmill.cutedsl.packed import Packed
-from gemmill.cutedsl.plan import SLAB
+from gemmill.cutedsl.barriers import wait
+from gemmill.cutedsl.limits import SLAB
+from gemmill.cutedsl.walk import advance
 
 
 def index(row: int, column: int) -> int:
@@ -31,59 +32,10 @@ def row_offset(slab: int, row: int, thread: Int32) -> Int32:
     return slab * SLAB + thread // 32 * 16 + thread % 32 // 4 + row * 8
 
 
-@dataclass
-class GroupScales(Packed):
-    """Scales that change along K. Strides in elements."""
-
-    a: cute.Pointer
-    b: cute.Pointer
-    a_stride_m: Int64
-    a_stride_k: Int64
-    b_stride_n: Int64
-    b_stride_k: Int64
-
-
 @cute.jit
-def copy_scale(target: cute.Pointer, source: cute.Pointer):
-    """Starts a copy of one float to shared memory."""
-    cute.arch.inline_ptx("cp.async.ca.shared.global [{$r0}], [{$r1}], 4;", read_only_args=[target, source])
-
-
-@cute.jit
-def load_scales(
-    plan: cutlass.Constexpr,
-    scales: GroupScales,
-    stage: cute.Pointer,
-    k_step: Int32,
-    origin: tuple,
-    size: tuple,
+def read_factors(
+    plan: cutlass.Constexpr, factors: cute.Tensor, scales: cute.Tensor, slab: cutlass.Constexpr, place: tuple
 ):
-    """One warp starts copies of a stage's scales. Beyond an edge it takes the last valid one: those sums are not stored."""
-    lane = cute.arch.lane_idx()
-    m0, n0 = origin
-    m, n, k = size
-    g = plan.config.problem.group_size
-    last_group = (k + g - 1) // g - 1
-    for p in cutlass.range_constexpr(plan.promotions):
-        group = Int64(cutlass.min(k_step * plan.promotions + p, last_group))
-        target = stage + p * (plan.scales // plan.promotions)
-        for i in cutlass.range_constexpr((plan.a_scales + 31) // 32):
-            row = lane + 32 * i
-            if cutlass.const_expr(plan.a_scales % 32 == 0) or row < plan.a_scales:
-                source = Int64(cutlass.min(m0 + row, m - 1)) * scales.a_stride_m + group * scales.a_stride_k
-                copy_scale(target + row, scales.a + source)
-        for i in cutlass.range_constexpr((plan.b_scales + 31) // 32):
-            column = lane + 32 * i
-            if cutlass.const_expr(plan.b_scales % 32 == 0) or column < plan.b_scales:
-                at = cutlass.min(n0 + column, n - 1)
-                if cutlass.const_expr(not plan.b_rows_scaled):
-                    at = cutlass.min(n0 // g + column, (n - 1) // g)
-                source = Int64(at) * scales.b_stride_n + group * scales.b_stride_k
-                copy_scale(target + plan.a_scales + column, scales.b + source)
-
-
-@cute.jit
-def read_factors(plan: cutlass.Constexpr, factors: cute.Tensor, scales: cute.Tensor, slab: cutlass.Constexpr, place: tuple):
     """Reads what one group of K multiplies a thread's sums of a slab by: factors of its two rows, then of its columns.
 
     A block's scale is multiplied into the side that A's scales are on.
@@ -195,29 +147,20 @@ class Mainloop:
 
 
 @cute.jit
-def accumulate(plan: cutlass.Constexpr, loop: cutlass.Constexpr, steps: tuple, place: tuple):
-    """Multiplies `count` K steps, the first of which is the CTA's `first`-th, into the sums."""
-    first, count = steps
+def accumulate(plan: cutlass.Constexpr, loop: cutlass.Constexpr, done: Int32, count: Int32, place: tuple):
+    """Multiplies a tile's `count` K steps into the sums; `done` of the CTA's came before."""
     for slab in cutlass.range_constexpr(plan.slabs):
         loop.sums[slab].fill(0)
-    state = (first % plan.stages, first // plan.stages & 1)
-    if cutlass.const_expr(plan.overlapped):
-        accumulate_behind(plan, loop, state, count, place)
-    elif cutlass.const_expr(plan.promoted):
-        accumulate_promoted(plan, loop, state, count, place)
-    else:
-        accumulate_fast(plan, loop, state, count)
-
-
-@cute.jit
-def advance(plan: cutlass.Constexpr, state: tuple):
-    """The (stage, phase) after this one."""
-    stage, phase = state
-    stage = stage + 1
-    if stage == plan.stages:
-        stage = Int32(0)
-        phase = phase ^ 1
-    return stage, phase
+    state = (done % plan.stages, done // plan.stages & 1)
+    if count > 0:
+        if cutlass.const_expr(plan.overlapped):
+            accumulate_behind(plan, loop, state, count, place)
+        elif cutlass.const_expr(plan.factors_ahead):
+            accumulate_in_turn(plan, loop, state, count, place)
+        elif cutlass.const_expr(plan.promoted):
+            accumulate_promoted(plan, loop, state, count, place)
+        else:
+            accumulate_fast(plan, loop, state, count)
 
 
 @cute.jit
@@ -227,7 +170,7 @@ def accumulate_fast(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tup
     stage, phase = state
     before = stage
     for step in cutlass.range(count, unroll=1):
-        cute.arch.mbarrier_wait(full + stage, phase)
+        wait(full + stage, phase)
         multiply(loop.mmas, loop.sums, loop.operands, tuple(range(plan.slabs)), (0, plan.mma_steps), stage, False)
         warpgroup.wait_group(1)
         if step > 0:
@@ -235,17 +178,16 @@ def accumulate_fast(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tup
         before = stage
         stage, phase = advance(plan, (stage, phase))
     warpgroup.wait_group(0)
-    if count > 0:
-        release(plan, empty, before)
+    release(plan, empty, before)
 
 
 @cute.jit
 def accumulate_promoted(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
-    """Sums are promoted while the other consumer group multiplies or, of small tiles, while the next unit's sums grow."""
+    """Sums of a K step are promoted all together, where they are small, or one unit after the other."""
     full, empty = loop.barriers
     stage, phase = state
     for _ in cutlass.range(count, unroll=1):
-        cute.arch.mbarrier_wait(full + stage, phase)
+        wait(full + stage, phase)
         for first in cutlass.range_constexpr(0, plan.units, plan.partials):
             for i in cutlass.range_constexpr(plan.partials):
                 read_unit_factors(plan, loop, first + i, i, stage, place)
@@ -255,8 +197,45 @@ def accumulate_promoted(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state:
                 warpgroup.wait_group(plan.partials - 1 - i)
                 if cutlass.const_expr(first + i + 1 == plan.units):
                     release(plan, empty, stage)
-                promote(plan, loop, first + i, i, place)
+                promote(plan, loop, first + i, i, i, place)
         stage, phase = advance(plan, (stage, phase))
+
+
+@cute.jit
+def accumulate_in_turn(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
+    """One group promotes while the other multiplies, so what lies between a group's multiplications is kept short:
+    the scales of the next unit are read while this one's multiplications run."""
+    full, _ = loop.barriers
+    stage, phase = state
+    wait(full + stage, phase)
+    read_unit_factors(plan, loop, 0, 0, stage, place)
+    for _ in cutlass.range(count - 1, unroll=1):
+        stage, phase = step_in_turn(plan, loop, (stage, phase), False, place)
+    step_in_turn(plan, loop, (stage, phase), True, place)
+
+
+@cute.jit
+def step_in_turn(
+    plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, is_last: cutlass.Constexpr, place: tuple
+):
+    """One K step, unit by unit. Returns the (stage, phase) of the next one, which has come when this returns."""
+    full, empty = loop.barriers
+    stage, _ = state
+    following, following_phase = advance(plan, state)
+    for unit in cutlass.range_constexpr(plan.units):
+        multiply_unit(plan, loop, unit, 0, stage)
+        if cutlass.const_expr(unit + 1 < plan.units):
+            read_unit_factors(plan, loop, unit + 1, 1, stage, place)
+        elif cutlass.const_expr(not is_last):
+            wait(full + following, following_phase)
+            read_unit_factors(plan, loop, 0, 1, following, place)
+        warpgroup.wait_group(0)
+        if cutlass.const_expr(unit + 1 == plan.units):
+            release(plan, empty, stage)
+        promote(plan, loop, unit, 0, 0, place)
+        for i in cutlass.range_constexpr(plan.factors):
+            loop.factors[0][i] = loop.factors[1][i]
+    return following, following_phase
 
 
 @cute.jit
@@ -264,7 +243,7 @@ def accumulate_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: t
     """Promotes one K step's sums while the next one's multiplications run, with two sets of partial sums in turn."""
     full, _ = loop.barriers
     stage, phase = state
-    cute.arch.mbarrier_wait(full + stage, phase)
+    wait(full + stage, phase)
     read_unit_factors(plan, loop, 0, 0, stage, place)
     multiply_unit(plan, loop, 0, 0, stage)
     for _ in cutlass.range((count - 1) // 2, unroll=1):
@@ -283,33 +262,39 @@ def step_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, 
     full, empty = loop.barriers
     before, _ = state
     stage, phase = advance(plan, state)
-    cute.arch.mbarrier_wait(full + stage, phase)
+    wait(full + stage, phase)
     read_unit_factors(plan, loop, 0, turn, stage, place)
     multiply_unit(plan, loop, 0, turn, stage)
     warpgroup.wait_group(1)
     release(plan, empty, before)
-    promote(plan, loop, 0, 1 - turn, place)
+    promote(plan, loop, 0, 1 - turn, 1 - turn, place)
     return stage, phase
 
 
 @cute.jit
-def finish_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, stage: Int32, turn: cutlass.Constexpr, place: tuple):
+def finish_behind(
+    plan: cutlass.Constexpr, loop: cutlass.Constexpr, stage: Int32, turn: cutlass.Constexpr, place: tuple
+):
     """Promotes the last K step, which is in set `turn`."""
     _, empty = loop.barriers
     warpgroup.wait_group(0)
     release(plan, empty, stage)
-    promote(plan, loop, 0, turn, place)
+    promote(plan, loop, 0, turn, turn, place)
 
 
 @cute.jit
-def read_unit_factors(plan: cutlass.Constexpr, loop, unit: cutlass.Constexpr, i: cutlass.Constexpr, stage: Int32, place: tuple):
-    """Reads a unit's factors, before its multiplications are issued: they would wait for these loads."""
+def read_unit_factors(
+    plan: cutlass.Constexpr, loop, unit: cutlass.Constexpr, i: cutlass.Constexpr, stage: Int32, place: tuple
+):
+    """Reads a unit's factors into the i-th set, before its multiplications: ptxas would put these loads between them."""
     if cutlass.const_expr(plan.grouped):
         read_factors(plan, loop.factors[i], loop.scales[None, unit // plan.slabs, stage], unit % plan.slabs, place)
 
 
 @cute.jit
-def multiply_unit(plan: cutlass.Constexpr, loop: cutlass.Constexpr, unit: cutlass.Constexpr, i: cutlass.Constexpr, stage: Int32):
+def multiply_unit(
+    plan: cutlass.Constexpr, loop: cutlass.Constexpr, unit: cutlass.Constexpr, i: cutlass.Constexpr, stage: Int32
+):
     """Issues the WGMMAs of one slab between two promotions, into the i-th partial sums."""
     run = plan.mma_steps // plan.promotions
     first = unit // plan.slabs * run
@@ -317,10 +302,17 @@ def multiply_unit(plan: cutlass.Constexpr, loop: cutlass.Constexpr, unit: cutlas
 
 
 @cute.jit
-def promote(plan: cutlass.Constexpr, loop: cutlass.Constexpr, unit: cutlass.Constexpr, i: cutlass.Constexpr, place: tuple):
-    """Adds the i-th partial sums to their slab's, with the scales of their group of K where there are any."""
+def promote(
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    unit: cutlass.Constexpr,
+    i: cutlass.Constexpr,
+    j: cutlass.Constexpr,
+    place: tuple,
+):
+    """Adds the i-th partial sums to their slab's, with the j-th factors where there are any."""
     sums = loop.sums[unit % plan.slabs]
     if cutlass.const_expr(plan.grouped):
-        apply(plan, sums, loop.partials[i], loop.factors[i], place[2])
+        apply(plan, sums, loop.partials[i], loop.factors[j], place[2])
     else:
         add(sums, loop.partials[i])

@@ -8,38 +8,30 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
 
+from gemmill.cutedsl.checks import check
+from gemmill.cutedsl.limits import (
+    ACCUMULATOR_REGISTERS,
+    CONSUMER_GROUPS,
+    FEW_FACTORS,
+    PARTIAL_REGISTERS,
+    PREFETCH_BYTES,
+    PROMOTION,
+    SHARED_BYTES,
+    SHARED_BYTES_OF_SM,
+    SHARED_BYTES_RESERVED,
+    SLAB,
+    STORE_BUFFERS,
+    STORE_COLUMNS,
+)
 from gemmill.space.config import KernelConfig
 from gemmill.vocab import (
     Accumulation,
-    Arch,
     DType,
     EpilogueKind,
     KernelSchedule,
     ScaleGranularity,
     TileScheduler,
 )
-
-SLAB = 64
-"""Rows of X that one WGMMA multiplies."""
-SHARED_BYTES = 227 * 1024
-"""Of one CTA at most (compute capability 9.0)."""
-SHARED_BYTES_OF_SM = 228 * 1024
-SHARED_BYTES_RESERVED = 1024
-"""That the system takes of each CTA."""
-PROMOTION = 128
-"""Elements along K whose products stay in the tensor core's narrower accumulator before they are promoted."""
-STORE_COLUMNS = 64
-"""Columns of Y in one box of D at most."""
-STORE_BUFFERS = 2
-ACCUMULATOR_REGISTERS = 208
-"""Of 232 a consumer thread gets, what is left beside addresses and the epilogue."""
-PARTIAL_REGISTERS = 64
-"""Registers a thread may spend on partial sums of several groups at once."""
-PREFETCH_BYTES = 32 * 1024
-"""Of weights, into L2, by each CTA (docs/notes/split_k.md)."""
-CONSUMER_GROUPS = {KernelSchedule.COOPERATIVE: 2, KernelSchedule.PINGPONG: 2, KernelSchedule.BASIC: 1}
-OPERANDS = (DType.E4M3, DType.E5M2, DType.S8, DType.BF16, DType.F16)
-OUTPUTS = (DType.BF16, DType.F16)
 
 
 @dataclass(frozen=True)
@@ -49,18 +41,7 @@ class Plan:
     config: KernelConfig
 
     def __post_init__(self) -> None:
-        for check in (self._check_problem, self._check_tile, self._check_groups, self._check_split):
-            check()
-        if self.stages < 2:
-            raise ValueError(
-                f"{self._tile} leaves room for {self.stages} stages in {SHARED_BYTES} bytes of shared memory: "
-                "the pipeline needs 2; take a smaller tile"
-            )
-        if self.shared_bytes > SHARED_BYTES:
-            raise ValueError(
-                f"{self._tile} with {self.stages} stages needs {self.shared_bytes} bytes of shared memory of "
-                f"{SHARED_BYTES}: take fewer stages or a smaller tile"
-            )
+        check(self)
 
     # What is computed ------------------------------------------------------------------------------------------------
 
@@ -83,6 +64,11 @@ class Plan:
     def y_dtype(self) -> DType:
         """Type of Y."""
         return self.config.problem.a_dtype if self.swap_ab else self.config.problem.b_dtype
+
+    @property
+    def sum_dtype(self) -> DType:
+        """Type of the sums: s32 for integers, else f32."""
+        return DType.S32 if self.x_dtype is DType.S8 else DType.F32
 
     @property
     def epilogue(self) -> EpilogueKind:
@@ -127,7 +113,9 @@ class Plan:
     @property
     def overlapped(self) -> bool:
         """Whether a group promotes one K step's sums while its next one's multiplications run: it takes two sets."""
-        return self.promoted and self.units == 1 and not self.split_k and 3 * self.unit_registers <= ACCUMULATOR_REGISTERS
+        registers = 3 * self.unit_registers + (2 * self.factors if self.grouped else 0)
+        alone = self.split_k or self.pingpong
+        return self.promoted and self.units == 1 and not alone and registers <= ACCUMULATOR_REGISTERS
 
     @property
     def partials(self) -> int:
@@ -137,6 +125,16 @@ class Plan:
         if self.overlapped:
             return 2
         return self.units if self.units * self.unit_registers <= PARTIAL_REGISTERS else 1
+
+    @property
+    def factors_ahead(self) -> bool:
+        """Whether a unit's scales are read while the one before is multiplied, where they take few registers."""
+        return self.grouped and self.partials == 1 and self.factors <= FEW_FACTORS
+
+    @property
+    def factor_sets(self) -> int:
+        """Sets of a unit's scales in registers."""
+        return 2 if self.factors_ahead else self.partials
 
     # How it is divided -----------------------------------------------------------------------------------------------
 
@@ -222,8 +220,13 @@ class Plan:
 
     @property
     def threads(self) -> int:
-        """Of a CTA: consumers, then a warp for TMA, then one for scales."""
+        """Of a CTA: consumers, then a warp for TMA, then those for scales."""
         return self.consumers + (128 if self.moves_registers else 64)
+
+    @property
+    def scale_warps(self) -> int:
+        """Warps that copy scales: of a whole warp group of producers, two are free for it."""
+        return 2 if self.moves_registers else 1
 
     @property
     def producer_registers(self) -> int:
@@ -365,83 +368,5 @@ class Plan:
     def _stages_beside(self, store_buffers: int) -> int:
         return (SHARED_BYTES - self._fixed_bytes(store_buffers)) // self._stage_bytes
 
-    @property
-    def _tile(self) -> str:
+    def __str__(self) -> str:
         return f"tile {self.tile_x}x{self.tile_y}x{self.tile_k}"
-
-    # Static checks ---------------------------------------------------------------------------------------------------
-
-    def _check_problem(self) -> None:
-        p, s = self.config.problem, self.config.schedule
-        if self.config.arch is not Arch.SM90A:
-            raise ValueError(f"arch {self.config.arch} is not offered by the cutedsl backend: it writes WGMMA for sm90a")
-        if p.a_dtype not in OPERANDS or p.a_dtype is not p.b_dtype:
-            raise ValueError(
-                f"operands {p.a_dtype} x {p.b_dtype}: the DSL kernel multiplies two operands of one type of "
-                f"{', '.join(OPERANDS)}"
-            )
-        if p.out_dtype not in OUTPUTS:
-            raise ValueError(f"out_dtype {p.out_dtype}: the DSL kernel stores {' or '.join(OUTPUTS)}")
-        if s.kernel_schedule not in CONSUMER_GROUPS:
-            raise ValueError(
-                f"kernel_schedule {s.kernel_schedule}: the DSL kernel runs {', '.join(CONSUMER_GROUPS)}"
-            )
-        if s.tile_scheduler is TileScheduler.STREAM_K:
-            raise ValueError("tile_scheduler streamk: the DSL kernel divides K by split_k, over the CTAs of a cluster")
-        if self.epilogue.takes_azp and p.a_dtype is not DType.S8:
-            raise ValueError(f"epilogue {self.epilogue} corrects integer sums: it takes s8, not {p.a_dtype}")
-
-    def _check_tile(self) -> None:
-        s = self.config.schedule
-        unit = SLAB * (1 if self.pingpong else self.consumer_groups)
-        if self.tile_x % unit:
-            raise ValueError(f"{self._tile}: rows are not a multiple of {unit}, which {s.kernel_schedule} multiplies")
-        if self.tile_y % 16 or not 16 <= self.tile_y <= 256:
-            raise ValueError(f"{self._tile}: columns are not a multiple of 16 up to 256")
-        if self.tile_k * self.x_dtype.bits % 1024:
-            raise ValueError(f"{self._tile}: the K step is not whole rows of 128 bytes")
-        if self.tile_k % self.promotion_k and self.promoted:
-            raise ValueError(f"{self._tile}: the K step is not a multiple of {self.promotion_k}, after which sums are promoted")
-        registers = (self.slabs + self.partials) * self.unit_registers
-        if registers > ACCUMULATOR_REGISTERS:
-            raise ValueError(f"{self._tile} needs {registers} accumulator registers a thread of {ACCUMULATOR_REGISTERS}")
-        if self.tile_x % (8 * self.cluster_y) or self.tile_y % (8 * self.cluster_x):
-            raise ValueError(
-                f"{self._tile} does not divide into multicast slices of 8 rows in a cluster of "
-                f"{self.cluster_x}x{self.cluster_y}"
-            )
-        if self.cluster_size > 8:
-            raise ValueError(f"cluster {self.cluster_x}x{self.cluster_y} has {self.cluster_size} CTAs of 8")
-
-    def _check_groups(self) -> None:
-        p = self.config.problem
-        if not self.grouped:
-            return
-        if self.epilogue.takes_azp:
-            raise ValueError(f"epilogue {self.epilogue} with group scales: a zero point is for scales per row")
-        if p.a_scale is not ScaleGranularity.GROUP or p.b_scale not in (ScaleGranularity.GROUP, ScaleGranularity.BLOCK):
-            raise ValueError(
-                f"a_scale={p.a_scale} b_scale={p.b_scale}: grouped kernels take group for A and group or block for B"
-            )
-        if self.b_scales > 2 and not self.b_rows_scaled and not self.blocks_aligned and not self.swap_ab:
-            raise ValueError(
-                f"{self._tile} can touch {self.b_scales} blocks of {p.group_size} columns at columns that differ from "
-                "tile to tile: the DSL kernel chooses between 2"
-            )
-        if self.pingpong:
-            raise ValueError(
-                "pingpong with group scales: one group promotes while the other multiplies, which takes the "
-                "cooperative schedule"
-            )
-
-    def _check_split(self) -> None:
-        s = self.config.schedule
-        if self.split_k and (not self.swap_ab or self.cluster_size > 1 or self.pingpong):
-            raise ValueError(
-                f"split_k with swap_ab={s.swap_ab} cluster={s.cluster_shape_mnk} {s.kernel_schedule}: it takes swap_ab, "
-                "a cluster of 1x1x1 (its clusters are made of the splits), and the cooperative or basic schedule"
-            )
-        if self.split_k and 4 * self.tile_y * self.partial_pitch > self.stages * (self.x_bytes + self.y_bytes):
-            raise ValueError(
-                f"{self._tile}: partial sums reuse the stages, and {self.stages} of them are too small for a tile"
-            )

@@ -1,4 +1,4 @@
-"""The order in which a persistent kernel visits its tiles."""
+"""The order in which a kernel visits its tiles, and its stages."""
 
 # mypy: ignore-errors
 from dataclasses import dataclass
@@ -8,6 +8,16 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from gemmill.cutedsl.packed import Packed
+
+
+@dataclass
+class Job(Packed):
+    """What one CTA does: every `step`-th tile of its cluster from `first` on, and of each these K steps."""
+
+    first: Int32
+    step: Int32
+    k_first: Int32
+    k_steps: Int32
 
 
 @dataclass
@@ -44,3 +54,25 @@ class Walk(Packed):
         if along_x:
             x, y = major, minor
         return x, y
+
+
+@cute.jit
+def tile_of(plan: cutlass.Constexpr, walk: Walk, index: Int32):
+    """This CTA's tile (x, y) of the `index`-th tile of its cluster."""
+    x, y = walk.at(index)
+    if cutlass.const_expr(plan.cluster_size > 1):
+        rank = cute.arch.block_idx_in_cluster()
+        x = x * plan.cluster_x + rank % plan.cluster_x
+        y = y * plan.cluster_y + rank // plan.cluster_x
+    return x, y
+
+
+@cute.jit
+def advance(plan: cutlass.Constexpr, state: tuple):
+    """The (stage, phase) after this one."""
+    stage, phase = state
+    stage = stage + 1
+    if stage == plan.stages:
+        stage = Int32(0)
+        phase = phase ^ 1
+    return stage, phase

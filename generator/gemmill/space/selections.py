@@ -179,13 +179,13 @@ def _smoke(arch: Arch) -> Iterator[AnyConfig]:
         return
     for problem in _problems((DType.BF16,)):
         yield _config(problem, prefill)
+        yield with_dsl(_config(problem, prefill))
     decode = _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS)
     for splits in (1, 4):
         yield _split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, splits)
+    yield with_dsl(_split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, 4))
     for problem in _problems(OUT_DTYPES):
         yield _unaligned(problem)
-        if problem.out_dtype is DType.BF16:
-            yield with_dsl(_config(problem, prefill))
     blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     yield _split_k(blocks, (64, 16, 256), KernelSchedule.BASIC, 4, 2)
     yield _unaligned(blocks)
@@ -207,12 +207,13 @@ def _sweep(arch: Arch) -> Iterator[AnyConfig]:
         for (tile, schedule, stages), splits in product(sm90.SPLIT_K, sm90.SPLITS):
             yield _split_k(problem, tile, schedule, stages, splits)
         yield _unaligned(problem)
-        if problem.a_dtype.is_float:
-            yield from _dsl_kernels(problem, sm90_cutedsl.WIDE, sm90_cutedsl.NARROW)
-        else:
-            yield from _dsl_kernels(problem, sm90_cutedsl.CORE_WIDE, sm90_cutedsl.CORE_NARROW)
+        yield from _dsl_kernels(problem, sm90_cutedsl.WIDEST if problem.a_dtype.is_float else sm90_cutedsl.CORE)
     blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
-    yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDE, sm90_cutedsl.GROUP_NARROW)
+    yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDEST)
+    yield from _group_kernels(blocks, *sm90.GROUP_TABLES)
+    yield _unaligned(blocks)
+    for row in sm90.BLOCKWISE:
+        yield _config(replace(blocks, scale_layout=ScaleLayout.MN_MAJOR), row)
 
 
 def _default(arch: Arch) -> Iterator[AnyConfig]:
@@ -229,10 +230,7 @@ def _default(arch: Arch) -> Iterator[AnyConfig]:
             yield from _kernels(problem, prefill, decode, sm90.CORE_SPLIT_K)
         else:
             yield from _kernels(problem, sm90.FEW_PREFILL, sm90.FEW_DECODE, sm90.FEW_SPLIT_K)
-        if fp8 and bf16:
-            yield from _dsl_kernels(problem, sm90_cutedsl.CORE_WIDE, sm90_cutedsl.CORE_NARROW)
-        else:
-            yield from _dsl_kernels(problem, sm90_cutedsl.FEW_WIDE, sm90_cutedsl.FEW_NARROW)
+        yield from _dsl_kernels(problem, sm90_cutedsl.CORE if fp8 and bf16 else sm90_cutedsl.FEW)
         yield _unaligned(problem)
     yield from _one_of_each_other_kind()
     for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
@@ -241,7 +239,7 @@ def _default(arch: Arch) -> Iterator[AnyConfig]:
         if operand.is_float:
             yield from _group_kernels(problem, *(sm90.GROUP_TABLES if frequent else sm90.FEW_GROUP_TABLES))
             if frequent:
-                yield from _dsl_kernels(problem, sm90_cutedsl.CORE_GROUP_WIDE, sm90_cutedsl.CORE_GROUP_NARROW)
+                yield from _dsl_kernels(problem, sm90_cutedsl.GROUP_CORE)
         elif frequent:
             yield from _group_kernels(problem, *sm90.FEW_GROUP_TABLES)
         yield _unaligned(problem)
@@ -259,11 +257,8 @@ def _kernels(
         yield _split_k(problem, tile, schedule, stages, splits)
 
 
-def _dsl_kernels(problem: Problem, wide: tuple[sm90.Row, ...], narrow: tuple[sm90.Row, ...]) -> Iterator[KernelConfig]:
-    for row, (raster, swizzle) in product(wide, sm90.RASTERS):
-        yield with_dsl(_config(problem, row, launch=Launch(raster_order=raster, swizzle=swizzle)))
-    for row in narrow:
-        yield with_dsl(_config(problem, row, swap_ab=True))
+def _dsl_kernels(problem: Problem, tables: sm90_cutedsl.Tables) -> Iterator[KernelConfig]:
+    yield from map(with_dsl, _kernels(problem, *tables))
 
 
 def _group_kernels(
@@ -287,6 +282,9 @@ def _one_of_each_other_kind() -> Iterator[KernelConfig]:
     yield _config(fp8, cooperative, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
     for row in sm90.MORE_STREAM_K:
         yield _config(fp8, row, tile_scheduler=TileScheduler.STREAM_K)
+    blockwise = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR)
+    for row in sm90.BLOCKWISE:
+        yield _config(blockwise, row)
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
         yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE_PREFILL[1])
         yield with_dsl(_config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE_PREFILL[1]))

@@ -1,7 +1,7 @@
 """Which tiles, clusters and schedules the hardware and CUTLASS can run."""
 
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import OK, Accumulation, Arch, KernelSchedule, RasterOrder, Status, TileScheduler, rejected
+from gemmill.vocab import OK, Accumulation, Arch, Backend, KernelSchedule, RasterOrder, Status, TileScheduler, rejected
 
 WGMMA_ROWS = 64
 WGMMA_MOST_COLUMNS = 256
@@ -46,13 +46,15 @@ def tile_depth(config: KernelConfig) -> Status:
 def accumulators_fit(config: KernelConfig) -> Status:
     """Accumulators live in registers: promotion and scales in groups double them, and beyond about 208 a thread they spill.
 
+    The DSL kernel promotes 64 rows at a time: what that takes beside a whole tile's sums, its own plan knows.
     This keeps out CUTLASS's cooperative blockwise tile of 256x128 too, which gives wrong results (NVIDIA/cutlass#3596).
     """
     s = config.schedule
     if config.arch is not Arch.SM90A or not s.kernel_schedule.uses_tma:
         return OK
     m, n, _ = s.tile_shape_mnk
-    copies = 2 if s.accumulation is Accumulation.PROMOTED or config.problem.group_size else 1
+    doubled = s.accumulation is Accumulation.PROMOTED or config.problem.group_size
+    copies = 2 if doubled and config.backend is Backend.CUTLASS else 1
     registers = m * n * copies // (128 * CONSUMER_GROUPS[s.kernel_schedule])
     if registers > ACCUMULATOR_REGISTERS:
         return rejected(f"tile {m}x{n} needs {registers} accumulator registers a thread of {ACCUMULATOR_REGISTERS}")

@@ -141,8 +141,10 @@ GROUP_SPLIT_K: tuple[SplitKRow, ...] = (
     ((64, 32, 256), BASIC, 4),
     ((64, 32, 256), BASIC, 8),
     ((64, 64, 256), BASIC, 3),
-    ((64, 64, 256), BASIC, 7),
+    ((64, 64, 256), BASIC, 6),
+    ((128, 64, 256), COOPERATIVE, 4),
     ((128, 128, 128), COOPERATIVE, 6),
+    ((64, 128, 128), BASIC, 4),
 )
 """Few rows with scales in groups along K."""
 
@@ -150,10 +152,15 @@ GROUP_LOOP: tuple[GroupLoopRow, ...] = (
     (((128, 128, 128), (1, 1, 1), COOPERATIVE), 6),
     (((128, 128, 128), (2, 1, 1), COOPERATIVE), 6),
     (((128, 128, 128), (1, 2, 1), COOPERATIVE), 6),
-    (((128, 64, 128), (1, 2, 1), COOPERATIVE), 8),
 )
 """Many rows with scales in groups along K, with the number of stages."""
 
+BLOCKWISE: tuple[Row, ...] = (
+    ((128, 128, 128), (1, 2, 1), COOPERATIVE),
+    ((64, 128, 128), (1, 1, 1), PINGPONG),
+)
+"""CUTLASS's blockwise collectives, for comparison."""
+
 GROUP_TABLES = (GROUP_SPLIT_K, GROUP_LOOP)
-FEW_GROUP_TABLES = ((GROUP_SPLIT_K[0], GROUP_SPLIT_K[6]), (GROUP_LOOP[1],))
+FEW_GROUP_TABLES = ((GROUP_SPLIT_K[0], GROUP_SPLIT_K[6]), (GROUP_LOOP[0],))
 """What the most frequent kind of groups gets (e4m3 to bf16, blocks of 128), and the others."""

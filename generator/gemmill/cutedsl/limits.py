@@ -1,0 +1,27 @@
+"""What the hardware and these kernels can do: the numbers that plans are made with."""
+
+from gemmill.vocab import DType, KernelSchedule
+
+SLAB = 64
+"""Rows of X that one WGMMA multiplies."""
+SHARED_BYTES = 227 * 1024
+"""Of one CTA at most (compute capability 9.0)."""
+SHARED_BYTES_OF_SM = 228 * 1024
+SHARED_BYTES_RESERVED = 1024
+"""That the system takes of each CTA."""
+PROMOTION = 128
+"""Elements along K whose products stay in the tensor core's narrower accumulator before they are promoted."""
+STORE_COLUMNS = 64
+"""Columns of Y in one box of D at most."""
+FEW_FACTORS = 8
+"""Registers for scales that may be had twice."""
+STORE_BUFFERS = 2
+ACCUMULATOR_REGISTERS = 208
+"""Of 232 a consumer thread gets, what is left beside addresses and the epilogue."""
+PARTIAL_REGISTERS = 64
+"""Registers a thread may spend on partial sums of several groups at once."""
+PREFETCH_BYTES = 32 * 1024
+"""Of weights, into L2, by each CTA (docs/notes/split_k.md)."""
+CONSUMER_GROUPS = {KernelSchedule.COOPERATIVE: 2, KernelSchedule.PINGPONG: 2, KernelSchedule.BASIC: 1}
+OPERANDS = (DType.E4M3, DType.E5M2, DType.S8, DType.BF16, DType.F16)
+OUTPUTS = (DType.BF16, DType.F16)
