@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 ShapesOption = Annotated[
     Path | None,
     typer.Option(
-        "--shapes", metavar="FILE", help="JSON or CSV with m, n, k and perhaps op (fp8, int8, int8_azp, fp8_block)."
+        "--shapes", metavar="FILE", help="JSON or CSV with m, n, k and perhaps op (fp8, int8, int8_azp, fp8_groups)."
     ),
 ]
 ModelOption = Annotated[
@@ -27,7 +27,7 @@ ModelOption = Annotated[
 OpOption = Annotated[
     str,
     typer.Option(
-        "--op", metavar="OPS", help="Of shapes that do not say: fp8, int8, int8_azp, fp8_block with commas, or all."
+        "--op", metavar="OPS", help="Of shapes that do not say: fp8, int8, int8_azp, fp8_groups with commas, or all."
     ),
 ]
 TensorParallelOption = Annotated[

@@ -74,10 +74,10 @@ class Recorder:
 
 
 def op_of(call: ProblemCall) -> str | None:
-    """The class that tables know: fp8, int8, int8_azp or fp8_block; None for one that is not tuned."""
+    """The class that tables know: fp8, int8, int8_azp or fp8_groups; None for one that is not tuned."""
     if scales := call.problem // 16:
         of_blocks = scales in scales_codes_of(SCALE_GROUPS[0], ScaleLayout.STRIDED)
-        return "fp8_block" if of_blocks and call.problem // 2 % 2 == 0 else None
+        return "fp8_groups" if of_blocks and call.problem // 2 % 2 == 0 else None
     if Need(call.problem // 4) in (Need.AZP_ROW, Need.AZP_TOKEN):
         return "int8_azp"
     return "fp8" if call.problem // 2 % 2 == 0 else "int8"

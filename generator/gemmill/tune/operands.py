@@ -23,9 +23,9 @@ class Operands:
     weights: tuple[Tensor, ...]
     out: Tensor
     a_scales: Tensor
-    """[M, 1] float32; in groups [M, K/128], M-major"""
+    """[M, 1] float32; in groups [M, K/128], M-major, columns padded to multiples of 16 bytes"""
     b_scales: Tensor
-    """[1, N] float32; in groups [K/128, N/128]"""
+    """[1, N] float32; in groups [K/128, N/128], stored as [N/128, K/128]"""
     a_scale: Tensor
     """a_scales' first value, without dimensions, for contenders that take one scale for a tensor"""
     b_scale: Tensor
@@ -40,7 +40,7 @@ class OperandMaker:
     def __init__(self, device: torch.device, rotated_bytes: int = ROTATED_BYTES) -> None:
         self._device = device
         self._rotated_bytes = rotated_bytes
-        self._key: tuple[bool, int, int] | None = None
+        self._key: tuple[DType, int, int] | None = None
         self._weights: tuple[Tensor, ...] = ()
         self._generator = torch.Generator(device=device).manual_seed(0)
 
@@ -52,11 +52,12 @@ class OperandMaker:
         if problem.op is Op.INT8_AZP:
             azp = torch.randint(-20, 20, (rows, 1), dtype=torch.int32, device=self._device, generator=self._generator)
             azp_adj = tuple(w.sum(dim=0, dtype=torch.int32) for w in weights)
-        a_scales, b_scales = self._scales(rows, 1), self._scales(1, columns)
-        if (groups := problem.op.groups) is not None:
-            a_scales = self._m_major(*groups.a_shape(rows, problem.k))
-            groups_k, groups_n = groups.b_shape(columns, problem.k)
-            b_scales = self._scales(groups_n, groups_k).t()
+        groups = problem.op.groups
+        if groups is None:
+            a_scales, b_scales = self._scales(rows, 1), self._scales(1, columns)
+        else:
+            a_scales = self._scales(groups.a_shape(rows, problem.k)[1], rows + -rows % 4).t()[:rows]
+            b_scales = self._scales(*reversed(groups.b_shape(columns, problem.k))).t()
         return Operands(
             problem=problem,
             a=self._random(rows, problem.k, problem.op),
@@ -71,7 +72,7 @@ class OperandMaker:
         )
 
     def _weights_of(self, problem: Problem) -> tuple[Tensor, ...]:
-        key = (problem.op.operand is DType.E4M3, problem.n, problem.k)
+        key = (problem.op.operand, problem.n, problem.k)
         if key != self._key:
             self._weights, self._key = (), key
             copies = min(MOST_COPIES, max(2, -(-self._rotated_bytes // (problem.n * problem.k))))
@@ -79,16 +80,12 @@ class OperandMaker:
         return self._weights
 
     def _random(self, rows: int, columns: int, op: Op) -> Tensor:
-        if op.operand is not DType.E4M3:
+        if op.operand is DType.S8:
             return torch.randint(
                 -128, 128, (rows, columns), dtype=torch.int8, device=self._device, generator=self._generator
             )
         values = torch.rand(rows, columns, dtype=torch.float32, device=self._device, generator=self._generator)
         return values.mul_(2).sub_(1).to(torch.float8_e4m3fn)
-
-    def _m_major(self, rows: int, groups: int) -> Tensor:
-        """Columns at multiples of 16 bytes, as TMA reads them."""
-        return self._scales(groups, rows + -rows % 4).t()[:rows]
 
     def _scales(self, rows: int, columns: int) -> Tensor:
         return torch.rand(rows, columns, device=self._device, generator=self._generator) * 0.01 + 0.001

@@ -24,18 +24,18 @@ class Op(StrEnum):
     """s8 x s8, the same scales"""
     INT8_AZP = "int8_azp"
     """s8 x s8 with a zero point for each row of A"""
-    FP8_BLOCK = "fp8_block"
-    """e4m3 x e4m3, a scale for each 1 x 128 of A (M-major) and each 128 x 128 of B"""
+    FP8_GROUPS = "fp8_groups"
+    """e4m3 x e4m3, a scale for each 1 x 128 of A, M-major and padded to 16 bytes, and for each 128 x 128 of B"""
 
     @property
     def operand(self) -> DType:
         """Dtype of A and B."""
-        return DType.E4M3 if self in (Op.FP8, Op.FP8_BLOCK) else DType.S8
+        return DType.E4M3 if self in (Op.FP8, Op.FP8_GROUPS) else DType.S8
 
     @property
     def groups(self) -> ScaleGroups | None:
-        """The groups that scales come in; None where they are per row and column."""
-        return SCALE_GROUPS[0] if self is Op.FP8_BLOCK else None
+        """The groups that scales come in; None where they are for rows and columns."""
+        return SCALE_GROUPS[0] if self is Op.FP8_GROUPS else None
 
     @property
     def code(self) -> int:
@@ -85,9 +85,9 @@ class Problem:
 
 def ops_of(predicate: Predicate) -> tuple[Op, ...]:
     """The measured classes that a variant can serve."""
-    if predicate.group_size:
-        serves = predicate.scale_groups == Op.FP8_BLOCK.groups and predicate.a_dtype is DType.E4M3
-        return (Op.FP8_BLOCK,) if serves else ()
+    if predicate.scale_groups is not None:
+        served = predicate.scale_groups == Op.FP8_GROUPS.groups and predicate.a_dtype is Op.FP8_GROUPS.operand
+        return (Op.FP8_GROUPS,) if served else ()
     ops: list[Op] = []
     if SCALED_MM in predicate.ops:
         ops.append(Op.FP8 if predicate.a_dtype is DType.E4M3 else Op.INT8)
@@ -103,4 +103,6 @@ def grid(ops: Iterable[Op], weights: Iterable[tuple[int, int]], m_values: Sequen
 
 def tiny(problem: Problem) -> Problem:
     """The same problem cut down for a dry run on a CPU, its rows kept apart by their order of magnitude."""
-    return Problem(op=problem.op, m=min(problem.m, 32), n=min(problem.n, 48), k=min(problem.k, 64))
+    # In groups along K there are at least two: one alone is a scale for each row.
+    least = 0 if problem.op.groups is None else 2 * problem.op.groups.size
+    return Problem(op=problem.op, m=min(problem.m, 32), n=min(problem.n, 48), k=min(problem.k, max(64, least)))

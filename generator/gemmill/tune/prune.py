@@ -141,7 +141,7 @@ def audit(problems: Iterable[Problem], build: BuildFacts, sm_count: int) -> list
                 variant=choice.entry.name,
                 trust=choice.trust.name.lower(),
                 expected_loss=loss if loss is not None else _loss_nearby(problem, build),
-                unaligned=not choice.entry.config.schedule.kernel_schedule.uses_tma,
+                unaligned=not parse_gemm_name(choice.entry.name).schedule.kernel_schedule.uses_tma,
             )
         )
     return found
