@@ -13,6 +13,7 @@ import pytest
 
 from gemmill.runtime.table_file import read_table
 from gemmill.space.selections import select
+from gemmill.tune.bench import Bench
 from gemmill.tune.candidates import MOST
 from gemmill.tune.checking import Fault
 from gemmill.tune.executors import LocalExecutor
@@ -20,6 +21,7 @@ from gemmill.tune.journal import Journal, JournalError, read_journal
 from gemmill.tune.problems import Op, Problem
 from gemmill.tune.program import TuneError, TuneRequest, check_device, stand_in_build, tune
 from gemmill.tune.sweep import SilentObserver, SweepOptions, TaskLost
+from gemmill.tune.worker import WorkerError
 
 SOURCES = Path(__file__).parents[3] / "generator"
 PROBLEMS = [Problem(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
@@ -42,7 +44,31 @@ def request_of(tmp_path, home):
     return make
 
 
+class DirectWorker:
+    """Answers in this process: for what is not about processes, which take seconds to start."""
+
+    def __init__(self, spec) -> None:
+        self._bench = Bench(spec)
+
+    def ask(self, command, timeout, /, **arguments):
+        try:
+            return getattr(self._bench, command)(**arguments)
+        except RuntimeError as error:
+            raise WorkerError(str(error)) from None
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+class Direct(LocalExecutor):
+    """An executor without a process."""
+
+    def __init__(self, spec) -> None:
+        self._worker = DirectWorker(spec)
+
+
 def test_a_sweep_writes_journal_and_table(request_of, tmp_path) -> None:
+    """With a real process; the tests below do without."""
     result = tune(request_of(options=SweepOptions(rounds=3, repeats=2), faults={WRONG: Fault.WRONG}))
     table = read_table(tmp_path / "table.json")
     assert [row.key for row in table.rows] == [("fp8", 64, 128, m) for m in (1, 16, 64)]
@@ -59,12 +85,12 @@ def test_a_sweep_writes_journal_and_table(request_of, tmp_path) -> None:
 
 
 def test_rows_of_other_shapes_stay(request_of, tmp_path) -> None:
-    tune(request_of(problems=PROBLEMS[:1]))
-    tune(request_of(problems=PROBLEMS[1:], journal=tmp_path / "other.jsonl"))
+    tune(request_of(problems=PROBLEMS[:1]), executor_of=Direct)
+    tune(request_of(problems=PROBLEMS[1:], journal=tmp_path / "other.jsonl"), executor_of=Direct)
     assert len(read_table(tmp_path / "table.json").rows) == 3
 
 
-class Counting(LocalExecutor):
+class Counting(Direct):
     """Counts its tasks, and is interrupted before the `limit`th."""
 
     limit = 99
@@ -104,7 +130,7 @@ def test_an_interrupted_sweep_goes_on(request_of, counting, tmp_path) -> None:
 
 def test_a_line_cut_off_by_a_kill_is_measured_again(request_of, counting, tmp_path) -> None:
     path = tmp_path / "j.jsonl"
-    tune(request_of())
+    tune(request_of(), executor_of=Direct)
     path.write_bytes(path.read_bytes()[:-40])
     tune(request_of(), executor_of=counting)
     assert counting.ran == 1
@@ -112,21 +138,21 @@ def test_a_line_cut_off_by_a_kill_is_measured_again(request_of, counting, tmp_pa
 
 
 def test_faults_are_not_tried_again(request_of, tmp_path) -> None:
-    tune(request_of(problems=PROBLEMS[:1], faults={WRONG: Fault.CRASH}))
+    tune(request_of(problems=PROBLEMS[:1], faults={WRONG: Fault.NAN}), executor_of=Direct)
     path = tmp_path / "j.jsonl"
     path.write_text("".join(line for line in path.read_text().splitlines(True) if '"outcome"' not in line))
-    result = tune(request_of(problems=PROBLEMS[:1]))
+    result = tune(request_of(problems=PROBLEMS[:1]), executor_of=Direct)
     (entry,) = result.record.entries.values()
     assert WRONG not in entry.outcome.rounds_us
 
 
 def test_a_journal_of_another_sweep_is_refused(request_of, tmp_path) -> None:
-    tune(request_of(problems=PROBLEMS[:1]))
+    tune(request_of(problems=PROBLEMS[:1]), executor_of=Direct)
     with pytest.raises(
         JournalError, match=r"is of another sweep \(rounds was 3, is 4\): name another with --journal, or begin"
     ):
-        tune(request_of(options=SweepOptions(rounds=4)))
-    tune(request_of(options=SweepOptions(rounds=4), fresh=True, problems=PROBLEMS[:1]))
+        tune(request_of(options=SweepOptions(rounds=4)), executor_of=Direct)
+    tune(request_of(options=SweepOptions(rounds=4), fresh=True, problems=PROBLEMS[:1]), executor_of=Direct)
     with Journal(tmp_path / "k.jsonl", {}), pytest.raises(JournalError, match="is being written by another sweep"):
         Journal(tmp_path / "k.jsonl", {})
     (tmp_path / "x.jsonl").write_text("{}\n")
@@ -137,7 +163,7 @@ def test_a_journal_of_another_sweep_is_refused(request_of, tmp_path) -> None:
 def test_what_an_executor_loses_is_left_for_the_next_run(request_of, tmp_path) -> None:
     lost = []
 
-    class Loses(LocalExecutor):
+    class Loses(Direct):
         def run(self, tasks):
             yield tasks[0], TaskLost("its worker is gone"), {}
             yield from super().run(tasks[1:])
@@ -191,6 +217,6 @@ def test_no_gpu_is_a_sentence(request_of) -> None:
 
 
 def test_most_candidates(request_of, tmp_path) -> None:
-    tune(request_of(problems=PROBLEMS[:1], options=SweepOptions(rounds=2, most=1, peers=False)))
+    tune(request_of(problems=PROBLEMS[:1], options=SweepOptions(rounds=2, most=1, peers=False)), executor_of=Direct)
     (entry,) = read_journal(tmp_path / "j.jsonl").entries.values()
     assert len(entry.outcome.builds) == 1 and MOST > 1
