@@ -1,8 +1,10 @@
 """Time gemmill's scaled GEMM ops side by side with what a user would call instead.
 
-    python benchmarks/scaled_mm.py                                  # the shapes of the tables, both operand types
+    python benchmarks/scaled_mm.py                                  # the shapes of the tables, all ops
     python benchmarks/scaled_mm.py --op fp8 --models llama,qwen     # the layers of models, tensor-parallel 1, 2 and 4
     python benchmarks/scaled_mm.py --vllm-so .../_C_stable_libtorch.abi3.so
+    python benchmarks/scaled_mm.py --op fp8_groups --deep-gemm .../deep_gemm --shapes ragged
+    python benchmarks/scaled_mm.py --by-backend --match t128x128x128
     python benchmarks/scaled_mm.py --variants --limit-seconds 360   # every loaded variant, for choosing tables
     python benchmarks/scaled_mm.py --dry-run --out-dir /tmp/dry     # the whole program on a CPU, with invented times
 
@@ -20,18 +22,21 @@ import torch
 
 from gemmill.tune.device import Monitor, now
 from gemmill.tune.operands import ROTATED_BYTES, OperandMaker
-from gemmill.tune.problems import OPS_OF, Op, Problem, tiny
+from gemmill.tune.problems import Op, Problem, tiny
 from gemmill.tune.statistics import first_line
 from gemmill.tune.timing import DryTimer, GraphTimer, Plan, Timer
 from harness import devices
+from harness.backends import backends_record, backends_text
 from harness.field import Field, FieldError, make_field
 from harness.measuring import Measurement, measure
 from harness.plot import draw
 from harness.problems import (
     MODEL_M,
+    OPS_OF,
     SWEEP_M,
     model_problems,
     parse_shapes,
+    ragged_problems,
     table_grid_problems,
     table_problems,
 )
@@ -52,13 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not (options.dry_run or torch.cuda.is_available()):
         print("no GPU: nothing can be timed here; --dry-run runs the program without one", file=sys.stderr)
         return 2
+    sweeps = options.variants or options.by_backend
     try:
         field = make_field(
             build=options.build,
-            sweep=options.variants,
+            sweep=sweeps,
             match=options.match,
             vllm_so=options.vllm_so,
             vllm_apart=options.vllm_apart,
+            deep_gemm=options.deep_gemm,
             dry_run=options.dry_run,
         )
     except FieldError as error:
@@ -70,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device("cpu" if options.dry_run else "cuda")
     maker = OperandMaker(device, DRY_ROTATED_BYTES if options.dry_run else ROTATED_BYTES)
     problems = sorted({tiny(p) for p in problems_of(options)}) if options.dry_run else problems_of(options)
-    plan = SWEEP if options.variants else COMPARISON
+    plan = SWEEP if sweeps else COMPARISON
     monitor, started = Monitor.of_cuda_device(), now()
     with monitor:
         settled = warm_up(field, maker, timer, problems[0])
@@ -79,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = {
         "schema_version": SCHEMA_VERSION,
         "program": "benchmarks/scaled_mm.py",
-        "kind": "sweep" if options.variants else "comparison",
+        "kind": "backends" if options.by_backend else "sweep" if options.variants else "comparison",
         "dry_run": options.dry_run,
         "date": started,
         "commit": options.commit or devices.commit_of(RESULTS.parent),
@@ -92,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "host": host,
         "left_out": [str(problem) for problem in left_out],
     }
-    report = report_sweep if options.variants else report_comparison
+    report = report_backends if options.by_backend else report_sweep if options.variants else report_comparison
     report(record, measurements, field, options.out_dir / (options.name or result_stem(record)))
     if left_out:
         print(f"{len(left_out)} shapes left out, from {left_out[0]} on")
@@ -102,7 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", help='"table" (default), "grid" (the table\'s weights at every M), or MxNxK,MxNxK')
+    parser.add_argument(
+        "--shapes",
+        help='"table" (default), "grid" (the table\'s weights at every M), "ragged" (M of any number, scales in groups), '
+        "or MxNxK,MxNxK",
+    )
     parser.add_argument(
         "--models", help="layers of llama, qwen, mistral (any beginning of a model's name), with commas"
     )
@@ -111,6 +122,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--build", help="build id or path; the newest by default")
     parser.add_argument("--vllm-so", metavar="PATH", help="vLLM's _C_stable_libtorch.abi3.so")
     parser.add_argument("--vllm-apart", action="store_true", help="run vLLM's library in a process of its own")
+    parser.add_argument("--deep-gemm", metavar="FOLDER", help="DeepGEMM's Python package, for scales in groups")
+    parser.add_argument(
+        "--by-backend", action="store_true", help="cutlass against cutedsl: every loaded variant at every shape"
+    )
     parser.add_argument("--variants", action="store_true", help="sweep: time every loaded variant at every shape")
     parser.add_argument("--match", default="", help="sweep only variants whose name contains this")
     parser.add_argument("--out-dir", type=Path, default=RESULTS)
@@ -134,6 +149,8 @@ def problems_of(options: argparse.Namespace) -> list[Problem]:
     problems = model_problems(options.models.split(","), ops, m_values) if options.models else []
     if shapes == "table":
         problems += table_problems(ops)
+    elif shapes == "ragged":
+        problems += ragged_problems()
     elif shapes == "grid":
         problems += table_grid_problems(ops, m_values)
     elif shapes:
@@ -159,7 +176,7 @@ def host_times(field: Field, maker: OperandMaker, timer: Timer, ops: Sequence[Op
     m, n, k = HOST_SHAPE
     times: dict[str, dict] = {}
     for op in ops:
-        operands = maker.make(Problem(op=op, m=m, n=n, k=k))
+        operands = maker.make(Problem(op=op, m=m, n=n, k=k if op.groups is None else 2 * op.groups.size))
         times[op.value] = {}
         for contender in (field.subject, *field.also, *field.peers):
             if not contender.takes(operands.problem):
@@ -228,6 +245,14 @@ def report_sweep(record: dict, measurements: list[Measurement], field: Field, pa
     peers = [contender.name for contender in field.peers if contender.applies_scales]
     write_json(record | sweep_record(measurements), path.with_name(f"{path.name}.json"), indent=None)
     print(sweep_table(measurements, field.subject.name, [variant.name for variant in field.variants], peers))
+    print(f"written: {path}.json")
+
+
+def report_backends(record: dict, measurements: list[Measurement], field: Field, path: Path) -> None:
+    """Write and print what each code generator reaches."""
+    compared = backends_record(measurements, [variant.name for variant in field.variants])
+    write_json(record | compared | sweep_record(measurements), path.with_name(f"{path.name}.json"), indent=None)
+    print(backends_text(compared))
     print(f"written: {path}.json")
 
 

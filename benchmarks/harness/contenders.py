@@ -61,6 +61,8 @@ class LocalContender:
     applies_scales: bool = True
     scales_per_tensor: bool = False
     fewest_rows: int = 1
+    suits: Callable[[Problem], bool] = lambda problem: True
+    """Which problems of its ops it computes."""
     bind: Bind | None = None
     pinned: Callable[[], AbstractContextManager] = nullcontext
     """Makes the context for its calls."""
@@ -68,7 +70,7 @@ class LocalContender:
     """Of a variant: what the analytic model needs to guess its time."""
 
     def takes(self, problem: Problem) -> bool:
-        return problem.op in self.ops and problem.m >= self.fewest_rows
+        return problem.op in self.ops and problem.m >= self.fewest_rows and self.suits(problem)
 
     def prepare(self, operands: Operands, timer: Timer, fewest: int) -> Prepared:
         calls = [lambda i=i: self.multiply(operands, i) for i in range(len(operands.weights))]
@@ -184,6 +186,7 @@ def _of_peer(peer: Peer) -> LocalContender:
         applies_scales=peer.applies_scales,
         scales_per_tensor=peer.scales_per_tensor,
         fewest_rows=peer.fewest_rows,
+        suits=peer.takes,
     )
 
 

@@ -20,6 +20,7 @@ from harness.contenders import (
     variant_contenders,
     vllm_contender,
 )
+from harness.deep_gemm import deep_gemm_contender
 from harness.remote import RemoteContender, RemoteError
 
 PLAUSIBLE = 2.5
@@ -54,13 +55,25 @@ class Field:
 
 
 def make_field(
-    *, build: str | None, sweep: bool, match: str, vllm_so: str | None, vllm_apart: bool, dry_run: bool
+    *,
+    build: str | None,
+    sweep: bool,
+    match: str,
+    vllm_so: str | None,
+    vllm_apart: bool,
+    deep_gemm: str | None,
+    dry_run: bool,
 ) -> Field:
     """Load what is to be timed. Raises FieldError."""
     notes: list[str] = []
     peers: list[Contender] = [*torch_contenders()]
     if vllm_so:
         peers.append(_vllm(vllm_so, vllm_apart, notes))
+    if deep_gemm:
+        try:
+            peers.append(deep_gemm_contender(deep_gemm))
+        except (OSError, ImportError, RuntimeError, AttributeError) as error:
+            raise FieldError(f"DeepGEMM in {deep_gemm} cannot be used: {first_line(error)}") from None
     try:
         loaded = gemmill.load(build)
         manifest = loaded.manifest

@@ -5,6 +5,13 @@ from collections.abc import Iterable
 from gemmill.tune.models import layers_of, named_models
 from gemmill.tune.problems import M_BUCKETS, Op, Problem, grid
 
+OPS_OF = {
+    "fp8": (Op.FP8,),
+    "int8": (Op.INT8, Op.INT8_AZP),
+    "fp8_groups": (Op.FP8_GROUPS,),
+    "all": tuple(Op),
+}
+
 FP8_TABLE = (
     (1, 4096, 4096),
     (16, 4096, 4096),
@@ -26,7 +33,30 @@ FP8_TABLE = (
     (8192, 8192, 28672),
 )
 INT8_TABLE = ((16, 8192, 8192), (128, 8192, 8192), (2048, 8192, 8192), (8192, 8192, 8192), (2048, 4096, 14336))
+GROUPS_TABLE = (
+    (16, 7168, 2048),
+    (16, 4096, 7168),
+    (16, 24576, 1536),
+    (16, 7168, 16384),
+    (16, 8192, 8192),
+    (64, 8192, 8192),
+    (128, 7168, 16384),
+    (512, 7168, 16384),
+    (2048, 4096, 7168),
+    (2048, 8192, 8192),
+    (4096, 7168, 2048),
+    (4096, 4096, 7168),
+    (4096, 24576, 1536),
+    (4096, 7168, 16384),
+)
 """(M, N, K) that progress is judged by."""
+
+TABLES = {Op.FP8: FP8_TABLE, Op.INT8: INT8_TABLE, Op.INT8_AZP: INT8_TABLE, Op.FP8_GROUPS: GROUPS_TABLE}
+
+RAGGED_M = (3, 17, 61, 77, 127, 130, 1001, 4093)
+RAGGED_WEIGHTS = ((7168, 2048), (4096, 7168))
+RAGGED_STEP = 64
+"""With scales in groups, M that no TMA of A's scales takes, and the next multiple of this: what raggedness costs."""
 
 MODELS = ("llama-3-8b", "llama-3-70b", "qwen-2.5-7b", "qwen-2.5-32b", "mistral-7b")
 """Of gemmill's named models, those whose layers are compared."""
@@ -38,12 +68,29 @@ SWEEP_M = M_BUCKETS
 
 def table_problems(ops: Iterable[Op]) -> list[Problem]:
     """The shapes that progress is judged by."""
-    return [Problem(op=op, m=m, n=n, k=k) for op in ops for m, n, k in (FP8_TABLE if op is Op.FP8 else INT8_TABLE)]
+    return [Problem(op=op, m=m, n=n, k=k) for op in ops for m, n, k in TABLES[op]]
+
+
+def ragged_problems() -> list[Problem]:
+    """Ragged M with scales in groups, each with the next whole one beside it."""
+    m_values = {m for ragged in RAGGED_M for m in (ragged, next_whole(ragged))}
+    return [Problem(op=Op.FP8_GROUPS, m=m, n=n, k=k) for n, k in RAGGED_WEIGHTS for m in sorted(m_values)]
+
+
+def next_whole(m: int) -> int:
+    """The next multiple of RAGGED_STEP."""
+    return -(-m // RAGGED_STEP) * RAGGED_STEP
 
 
 def table_grid_problems(ops: Iterable[Op], m_values: Iterable[int]) -> list[Problem]:
-    """Every weight of the tables at every M."""
-    return grid(ops, {(n, k) for _, n, k in FP8_TABLE + INT8_TABLE}, tuple(m_values))
+    """Every weight of an op's tables at every M."""
+    m_values = tuple(m_values)
+    return [p for op in ops for p in grid([op], _table_weights(op), m_values)]
+
+
+def _table_weights(op: Op) -> set[tuple[int, int]]:
+    shapes = GROUPS_TABLE if op is Op.FP8_GROUPS else FP8_TABLE + INT8_TABLE
+    return {(n, k) for _, n, k in shapes}
 
 
 def model_problems(names: Iterable[str], ops: Iterable[Op], m_values: Iterable[int]) -> list[Problem]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from gemmill.tune.operands import OperandMaker, Operands
+from gemmill.tune.peers import vllm_takes
 from gemmill.tune.problems import Problem
 from gemmill.tune.statistics import Sample
 from gemmill.tune.timing import GraphTimer, Prepared, Timer
@@ -30,7 +31,7 @@ class RemoteContender:
         self._ask("ready")
 
     def takes(self, problem: Problem) -> bool:
-        return True
+        return vllm_takes(problem)
 
     def prepare(self, operands: Operands, timer: Timer, fewest: int) -> Prepared:
         self._ask("prepare", operands.problem, fewest)

@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 SUBJECT = "gemmill"
 DECODE_M = 128
 """Up to here, reading the weights is what takes the time; figures are given for both sides apart."""
-_WIDTHS = {"op": 9, "shape": 22}
+_WIDTHS = {"op": 11, "shape": 22}
 
 
 def sample_record(found: Sample) -> dict[str, object]:

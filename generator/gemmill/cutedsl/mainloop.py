@@ -220,7 +220,7 @@ def step_in_turn(
 ):
     """One K step, unit by unit. Returns the (stage, phase) of the next one, which has come when this returns."""
     full, empty = loop.barriers
-    stage, phase = state
+    stage, _ = state
     following, following_phase = advance(plan, state)
     for unit in cutlass.range_constexpr(plan.units):
         multiply_unit(plan, loop, unit, 0, stage)

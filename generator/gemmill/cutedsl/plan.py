@@ -220,8 +220,13 @@ class Plan:
 
     @property
     def threads(self) -> int:
-        """Of a CTA: consumers, then a warp for TMA, then one for scales."""
+        """Of a CTA: consumers, then a warp for TMA, then those for scales."""
         return self.consumers + (128 if self.moves_registers else 64)
+
+    @property
+    def scale_warps(self) -> int:
+        """Warps that copy scales: of a whole warp group of producers, two are free for it."""
+        return 2 if self.moves_registers else 1
 
     @property
     def producer_registers(self) -> int:

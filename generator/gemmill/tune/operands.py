@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gemmill.tune.problems import Op, Problem
+from gemmill.vocab import DType
 
 ROTATED_BYTES = 128 << 20
 """More than twice the 60 MB of L2 of an H200."""
@@ -22,9 +23,9 @@ class Operands:
     weights: tuple[Tensor, ...]
     out: Tensor
     a_scales: Tensor
-    """[M, 1] float32"""
+    """[M, 1] float32; in groups [M, K/128], M-major, columns padded to multiples of 16 bytes"""
     b_scales: Tensor
-    """[1, N] float32"""
+    """[1, N] float32; in groups [K/128, N/128], stored as [N/128, K/128]"""
     a_scale: Tensor
     """a_scales' first value, without dimensions, for contenders that take one scale for a tensor"""
     b_scale: Tensor
@@ -39,7 +40,7 @@ class OperandMaker:
     def __init__(self, device: torch.device, rotated_bytes: int = ROTATED_BYTES) -> None:
         self._device = device
         self._rotated_bytes = rotated_bytes
-        self._key: tuple[bool, int, int] | None = None
+        self._key: tuple[DType, int, int] | None = None
         self._weights: tuple[Tensor, ...] = ()
         self._generator = torch.Generator(device=device).manual_seed(0)
 
@@ -51,7 +52,12 @@ class OperandMaker:
         if problem.op is Op.INT8_AZP:
             azp = torch.randint(-20, 20, (rows, 1), dtype=torch.int32, device=self._device, generator=self._generator)
             azp_adj = tuple(w.sum(dim=0, dtype=torch.int32) for w in weights)
-        a_scales, b_scales = self._scales(rows, 1), self._scales(1, columns)
+        groups = problem.op.groups
+        if groups is None:
+            a_scales, b_scales = self._scales(rows, 1), self._scales(1, columns)
+        else:
+            a_scales = self._scales(groups.a_shape(rows, problem.k)[1], rows + -rows % 4).t()[:rows]
+            b_scales = self._scales(*reversed(groups.b_shape(columns, problem.k))).t()
         return Operands(
             problem=problem,
             a=self._random(rows, problem.k, problem.op),
@@ -66,7 +72,7 @@ class OperandMaker:
         )
 
     def _weights_of(self, problem: Problem) -> tuple[Tensor, ...]:
-        key = (problem.op is Op.FP8, problem.n, problem.k)
+        key = (problem.op.operand, problem.n, problem.k)
         if key != self._key:
             self._weights, self._key = (), key
             copies = min(MOST_COPIES, max(2, -(-self._rotated_bytes // (problem.n * problem.k))))
@@ -74,7 +80,7 @@ class OperandMaker:
         return self._weights
 
     def _random(self, rows: int, columns: int, op: Op) -> Tensor:
-        if op is not Op.FP8:
+        if op.operand is DType.S8:
             return torch.randint(
                 -128, 128, (rows, columns), dtype=torch.int8, device=self._device, generator=self._generator
             )

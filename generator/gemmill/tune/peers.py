@@ -27,10 +27,12 @@ class Peer:
     applies_scales: bool = True
     """Whether it computes all of the op; one that does not is shown, and not compared with."""
     fewest_rows: int = 1
+    suits: Callable[[Problem], bool] = lambda problem: True
+    """Which problems of its ops it computes."""
 
     def takes(self, problem: Problem) -> bool:
         """Whether the problem is one of its kind; calling it may still fail."""
-        return problem.op in self.ops and problem.m >= self.fewest_rows
+        return problem.op in self.ops and problem.m >= self.fewest_rows and self.suits(problem)
 
 
 def through_ops(namespace: object) -> Multiply:
@@ -80,4 +82,9 @@ def torch_peers() -> list[Peer]:
 def vllm_peer(library: str) -> Peer:
     """vLLM's released kernels. Raises OSError or RuntimeError where this process cannot load the library."""
     torch.ops.load_library(library)
-    return Peer(name="vllm", multiply=through_ops(torch.ops._C), ops=tuple(Op))
+    return Peer(name="vllm", multiply=through_ops(torch.ops._C), ops=tuple(Op), suits=vllm_takes)
+
+
+def vllm_takes(problem: Problem) -> bool:
+    """vLLM ignores the strides of scales in groups: their columns must follow each other at multiples of 16 bytes."""
+    return problem.op is not Op.FP8_GROUPS or problem.m % 4 == 0

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 
-from gemmill.runtime.problem import Need, ProblemCall, problem_code
+from gemmill.runtime.problem import Need, ProblemCall, problem_code, scales_code
 from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP, Predicate
-from gemmill.vocab import DType
+from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups
 
 TMA_BYTES = 16
 M_BUCKETS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -24,20 +24,25 @@ class Op(StrEnum):
     """s8 x s8, the same scales"""
     INT8_AZP = "int8_azp"
     """s8 x s8 with a zero point for each row of A"""
+    FP8_GROUPS = "fp8_groups"
+    """e4m3 x e4m3, a scale for each 1 x 128 of A, M-major and padded to 16 bytes, and for each 128 x 128 of B"""
 
     @property
     def operand(self) -> DType:
         """Dtype of A and B."""
-        return DType.E4M3 if self is Op.FP8 else DType.S8
+        return DType.E4M3 if self in (Op.FP8, Op.FP8_GROUPS) else DType.S8
+
+    @property
+    def groups(self) -> ScaleGroups | None:
+        """The groups that scales come in; None where they are for rows and columns."""
+        return SCALE_GROUPS[0] if self is Op.FP8_GROUPS else None
 
     @property
     def code(self) -> int:
         """The class of calls, as selection knows it."""
         need = Need.AZP_TOKEN if self is Op.INT8_AZP else Need.SCALE
-        return problem_code(need, self.operand.torch_name, DType.BF16.torch_name)
-
-
-OPS_OF = {"fp8": (Op.FP8,), "int8": (Op.INT8, Op.INT8_AZP), "all": tuple(Op)}
+        scales = scales_code(self.groups, mn_major=True)
+        return problem_code(need, self.operand.torch_name, DType.BF16.torch_name, scales)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -80,6 +85,9 @@ class Problem:
 
 def ops_of(predicate: Predicate) -> tuple[Op, ...]:
     """The measured classes that a variant can serve."""
+    if predicate.scale_groups is not None:
+        served = predicate.scale_groups == Op.FP8_GROUPS.groups and predicate.a_dtype is Op.FP8_GROUPS.operand
+        return (Op.FP8_GROUPS,) if served else ()
     ops: list[Op] = []
     if SCALED_MM in predicate.ops:
         ops.append(Op.FP8 if predicate.a_dtype is DType.E4M3 else Op.INT8)
@@ -95,4 +103,6 @@ def grid(ops: Iterable[Op], weights: Iterable[tuple[int, int]], m_values: Sequen
 
 def tiny(problem: Problem) -> Problem:
     """The same problem cut down for a dry run on a CPU, its rows kept apart by their order of magnitude."""
-    return Problem(op=problem.op, m=min(problem.m, 32), n=min(problem.n, 48), k=min(problem.k, 64))
+    # In groups along K there are at least two: one alone is a scale for each row.
+    least = 0 if problem.op.groups is None else 2 * problem.op.groups.size
+    return Problem(op=problem.op, m=min(problem.m, 32), n=min(problem.n, 48), k=min(problem.k, max(64, least)))

@@ -1,13 +1,15 @@
 // Many rows with scales in groups along K, on Hopper: D[m, n] = sum over g of a_scale b_scale (A B)_g + bias.
 //
-// A persistent kernel: one producer warp loads tiles of A and B by TMA, multicast to the CTAs of a cluster that share
-// them; two consumer groups multiply 64 rows of the tile each. At the end of every group along K its sum leaves the
-// tensor core, is multiplied by its scales and is added in FP32. The two consumer groups keep no step with each other, and
-// so one adds while the tensor core multiplies for the other; the same hides the epilogue, which every warp does for its
-// own 16 rows, without a barrier.
+// A persistent kernel: one warp loads tiles of A and B by TMA, multicast to the CTAs of a cluster that share them; another
+// copies the scales that belong to them; two consumer groups multiply 64 rows of the tile each. At the end of every group
+// along K its sum leaves the tensor core, is multiplied by its scales and is added in FP32.
 //
-// Scales are read straight from global memory by the threads that need them, by their strides, one step along K ahead.
-// Rows beyond M read none, so that any M takes the time of the next whole tile.
+// A consumer group has two sets of accumulators: while it adds one up, the tensor core fills the other. With one set, both groups fall into step: the tensor core works for both, then both add and it waits (H200,
+// 2026-11-20: 8192 x 8192 along N and K ran at 70 % of this). So registers are taken from the loading warps.
+//
+// Scales travel with the tiles, each copied by its stride into the step's stage. Read by the consumers one step ahead, they
+// held the main loop up: with the memory busy, a read takes longer than a step. Rows beyond M read none, so any M takes the
+// time of the next whole tile. The epilogue is done by every warp for its own 16 rows, without a barrier.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +17,14 @@
 #include <numeric>
 
 #include "cute/arch/copy_sm90.hpp"
+#include "cutlass/arch/reg_reconfig.h"
 #include "gemmill/group_scales.cuh"
 #include "gemmill/split_k_mm.cuh"
 
 namespace gemmill {
 
 // The order in which clusters take tiles: bands of `band` tiles, swept along the other dimension, for reuse in L2.
-struct GroupMmWalk {
+struct GroupMmOrder {
   int32_t tiles_m, tiles_n;  // in clusters
   int32_t band;
   bool along_m;
@@ -47,24 +50,27 @@ struct GroupMm {
   using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
   static constexpr int kTileM = tile_m, kTileN = tile_n, kClusterM = cluster_m, kClusterN = cluster_n;
+  static constexpr int kCluster = cluster_m * cluster_n;
   static constexpr int kConsumerGroups = tile_m / 64;
   static constexpr int kConsumers = 128 * kConsumerGroups;
-  static constexpr int kThreads = kConsumers + 32;
+  static constexpr int kThreads = kConsumers + 128;  // and a warp each for operands and scales, two idle ones
   static constexpr int kBytesA = tile_m * tile_k, kBytesB = tile_n * tile_k;
   static constexpr int kRowsA = tile_m / cluster_n, kRowsB = tile_n / cluster_m;  // that a CTA loads for those that share them
   static constexpr int kSharers = cluster_m + cluster_n - 1;  // CTAs of the same row or column of the cluster, with this one
-  static constexpr int kPitch = (tile_n + 63) / 64 * 64;      // elements of a row in the result's buffer
+  static constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;  // of 65,536, for two groups and one
+  static constexpr int kPairs = 4;  // of groups along K, that a turn of the main loop takes
+  static constexpr int kStrip = 64;                           // columns that a warp stores at a time
   static constexpr int kGroups = tile_k / Scales::kGroup;     // of one step
   static constexpr int kSteps = Scales::kGroup / 32;          // WGMMA instructions of one group
   static constexpr int kChunks = tile_n / 8;                  // of eight columns
   // Blocks of B that a tile's columns can touch: tiles begin at multiples of tile_n, so of the common divisor.
   static constexpr int kCommon = std::gcd(tile_n, Scales::kGroup);
-  static constexpr int kBlocks = Scales::kBlocks ? (Scales::kGroup - kCommon + tile_n - 1) / Scales::kGroup + 1 : 0;
+  static constexpr int kBlocks = (Scales::kGroup - kCommon + tile_n - 1) / Scales::kGroup + 1;
+  static constexpr int kColumnScales = Scales::kBlocks ? kBlocks : tile_n;  // of one group along K
 
   static_assert(sizeof(Element) == 1 && tile_k == 128, "a K step is one 128-byte swizzle row");
-  static_assert(tile_m % 64 == 0 && tile_n % 16 == 0, "consumer groups multiply 64 rows, results are stored in 16-byte pieces");
+  static_assert(tile_m == 128 && tile_n % 16 == 0, "two consumer groups multiply 64 rows, results are stored in 16-byte pieces");
   static_assert(kRowsA % 8 == 0 && kRowsB % 8 == 0, "a part of a tile is whole swizzle atoms");
-  static_assert(kBlocks <= 3, "a tile of columns touches few blocks");
 
   struct Params {
     CUtensorMap a;
@@ -74,13 +80,19 @@ struct GroupMm {
     Output* d;
     int64_t ldd;
     int32_t m, n, k;
-    GroupMmWalk walk;
+    GroupMmOrder order;
+  };
+
+  struct alignas(8) StageScales {
+    float rows[kGroups][tile_m];
+    float columns[kGroups][kColumnScales];
   };
 
   struct alignas(1024) SharedStorage {
     alignas(1024) Element a[stages][kBytesA];
     alignas(1024) Element b[stages][kBytesB];
-    alignas(1024) Output result[kConsumers / 32][16 * kPitch];
+    alignas(1024) Output result[kConsumers / 32][16 * kStrip];
+    alignas(16) StageScales scales[stages];
     Barrier full[stages];
     EmptyBarrier empty[stages];
   };
@@ -93,18 +105,36 @@ struct GroupMm {
   using LayoutA = decltype(cute::tile_to_shape(Atom{}, cute::Shape<cute::Int<tile_m>, cute::Int<tile_k>, cute::Int<stages>>{}));
   using LayoutB = decltype(cute::tile_to_shape(Atom{}, cute::Shape<cute::Int<tile_n>, cute::Int<tile_k>, cute::Int<stages>>{}));
 
-  // Of one step, the scales that a thread reads ahead: of its two rows, and of the tile's blocks of columns.
-  struct StepScales {
-    float rows[kGroups][2];
-    float blocks[kGroups][kBlocks == 0 ? 1 : kBlocks];
+  // This CTA's tiles, in the same order in every role.
+  class Walk {
+   public:
+    __device__ explicit Walk(GroupMmOrder const& order)
+        : order_(order), i_(blockIdx.x / kCluster), step_(gridDim.x / kCluster) {}
+    __device__ bool there() const { return i_ < order_.count(); }
+    __device__ int count() const { return there() ? (order_.count() - i_ + step_ - 1) / step_ : 0; }
+    __device__ void advance() { i_ += step_; }
+    // The first row and column of the tile.
+    __device__ int2 origin() const {
+      int const rank = blockIdx.x % kCluster;
+      int2 const at = order_(i_);
+      return make_int2((at.x * cluster_m + rank % cluster_m) * tile_m, (at.y * cluster_n + rank / cluster_m) * tile_n);
+    }
+
+   private:
+    GroupMmOrder const& order_;
+    int i_, step_;
   };
 
   // Where this thread's sums lie (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk32"): rows `row` and 8 more, columns
   // `column` and the next of every eight.
   struct Place {
     int row, column, n0;
-    __device__ Place(int m0, int n0)
-        : row(m0 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4), column(n0 + threadIdx.x % 4 * 2), n0(n0) {}
+    __device__ explicit Place(Walk const& walk) {
+      int2 const origin = walk.origin();
+      n0 = origin.y;
+      row = origin.x + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+      column = n0 + threadIdx.x % 4 * 2;
+    }
   };
 
   __device__ static void run(Params const& params, char* shared) {
@@ -113,7 +143,7 @@ struct GroupMm {
       cute::prefetch_tma_descriptor(&params.a);
       cute::prefetch_tma_descriptor(&params.b);
       for (int i = 0; i < stages; ++i) {
-        storage.full[i].init(1);
+        storage.full[i].init(1 + 32);  // the announcement of operands' bytes, and every lane's scales
         storage.empty[i].init(kConsumers / 32 * kSharers);
       }
       cutlass::arch::fence_barrier_init();
@@ -122,17 +152,21 @@ struct GroupMm {
     cutlass::arch::launch_dependent_grids();
     cutlass::arch::wait_on_dependent_grids();
     if (threadIdx.x < kConsumers) {
+      cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
       consume(params, storage);
-    } else if (threadIdx.x == kConsumers) {
-      produce(params, storage);
+    } else {
+      cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+      int const warp = (threadIdx.x - kConsumers) / 32;
+      if (threadIdx.x == kConsumers) produce(params, storage);
+      if (warp == 1) produce_scales(params, storage);
     }
     __syncwarp();
-    if constexpr (cluster_m * cluster_n > 1) meet();  // nobody leaves while others still write here
+    if constexpr (kCluster > 1) meet();  // nobody leaves while others still write here
   }
 
  private:
   __device__ static void meet() {
-    if constexpr (cluster_m * cluster_n > 1) {
+    if constexpr (kCluster > 1) {
       cute::cluster_arrive();
       cute::cluster_wait();
     } else {
@@ -140,27 +174,21 @@ struct GroupMm {
     }
   }
 
-  // Tiles of this CTA: f(m0, n0) for each, in the same order in every role.
-  template <class F>
-  __device__ static void each_tile(GroupMmWalk const& walk, F const& f) {
-    int const rank = blockIdx.x % (cluster_m * cluster_n);
-    int const clusters = gridDim.x / (cluster_m * cluster_n);
-    for (int i = blockIdx.x / (cluster_m * cluster_n); i < walk.count(); i += clusters) {
-      int2 const at = walk(i);
-      f((at.x * cluster_m + rank % cluster_m) * tile_m, (at.y * cluster_n + rank / cluster_m) * tile_n);
-    }
-  }
+  // Pairs of groups along K; where their number is odd, the last one holds zeros.
+  __device__ static int pairs_of(int k) { return (k + 2 * Scales::kGroup - 1) / (2 * Scales::kGroup); }
 
   __device__ static void produce(Params const& params, SharedStorage& storage) {
-    int const rank = blockIdx.x % (cluster_m * cluster_n);
+    int const rank = blockIdx.x % kCluster;
     int const rank_m = rank % cluster_m, rank_n = rank / cluster_m;
     uint16_t mask_a = 0, mask_b = 0;  // CTAs of the same rows, and of the same columns
     for (int i = 0; i < cluster_n; ++i) mask_a |= 1 << (rank_m + i * cluster_m);
     for (int i = 0; i < cluster_m; ++i) mask_b |= 1 << (i + rank_n * cluster_m);
-    int const steps = (params.k + tile_k - 1) / tile_k;
+    int const steps = pairs_of(params.k) * 2 / kGroups;
     int stage = 0;
     uint32_t phase = 1;
-    each_tile(params.walk, [&](int m0, int n0) {
+    for (Walk walk(params.order); walk.there(); walk.advance()) {
+      auto [m0, n0] = walk.origin();
+      CUTLASS_PRAGMA_NO_UNROLL
       for (int t = 0; t < steps; ++t) {
         storage.empty[stage].wait(phase);
         storage.full[stage].arrive_and_expect_tx(kBytesA + kBytesB);
@@ -168,7 +196,7 @@ struct GroupMm {
         load<cluster_m>(params.b, storage.full[stage], storage.b[stage], rank_m * kRowsB, t * tile_k, n0, mask_b);
         if (++stage == stages) stage = 0, phase ^= 1;
       }
-    });
+    }
   }
 
   // This CTA's part of a tile, to all that share it.
@@ -184,6 +212,45 @@ struct GroupMm {
     }
   }
 
+  __device__ static void produce_scales(Params const& params, SharedStorage& storage) {
+    Scales const& scales = params.scales;
+    int const n_count = Scales::kBlocks ? (scales.n + Scales::kGroup - 1) / Scales::kGroup : scales.n;
+    int const steps = pairs_of(params.k) * 2 / kGroups;
+    int stage = 0;
+    uint32_t phase = 1;
+    for (Walk walk(params.order); walk.there(); walk.advance()) {
+      auto [m0, n0] = walk.origin();
+      int const n_first = Scales::kBlocks ? n0 / Scales::kGroup : n0;
+      ScaleCopier<tile_m> rows(scales.a + m0 * scales.a_stride_m, scales.a_stride_m, scales.a_stride_k, scales.m - m0);
+      ScaleCopier<kColumnScales> columns(scales.b + n_first * scales.b_stride_n, scales.b_stride_n, scales.b_stride_k,
+                                         n_count - n_first);
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int t = 0; t < steps; ++t) {
+        storage.empty[stage].wait(phase);
+        CUTLASS_PRAGMA_UNROLL
+        for (int g = 0; g < kGroups; ++g) {
+          bool const there = t * kGroups + g < scales.groups;
+          rows.next(storage.scales[stage].rows[g], there);
+          columns.next(storage.scales[stage].columns[g], there);
+        }
+        cutlass::arch::cpasync_barrier_arrive_noinc(reinterpret_cast<uint64_t*>(&storage.full[stage]));
+        if (++stage == stages) stage = 0, phase ^= 1;
+      }
+    }
+  }
+
+  // A consumer's place in the ring of stages.
+  struct Cursor {
+    int stage = 0;
+    uint32_t phase = 0;
+
+    __device__ void advance() {
+      if (++stage == stages) stage = 0, phase ^= 1;
+    }
+  };
+
+  // Groups come in pairs, one for each set of accumulators: two of one step, or those of two steps. So the loop has no
+  // condition while the tensor core is at work, for which the compiler would make it wait.
   __device__ static void consume(Params const& params, SharedStorage& storage) {
     using namespace cute;
     auto tile_a = make_tensor(make_smem_ptr(&storage.a[0][0]), LayoutA{});
@@ -192,107 +259,119 @@ struct GroupMm {
     auto thread_mma = mma.get_thread_slice(threadIdx.x);
     auto fragment_a = thread_mma.make_fragment_A(thread_mma.partition_A(tile_a));
     auto fragment_b = thread_mma.make_fragment_B(thread_mma.partition_B(tile_b));
-    auto partial = partition_fragment_C(mma, Shape<Int<tile_m>, Int<tile_n>>{});
-    auto sums = make_fragment_like<float>(partial);
-    int const steps = (params.k + tile_k - 1) / tile_k;
-    int stage = 0;
-    uint32_t phase = 0;
+    auto even = partition_fragment_C(mma, Shape<Int<tile_m>, Int<tile_n>>{});
+    auto odd = make_fragment_like(even);
+    auto sums = make_fragment_like<float>(even);
 
-    each_tile(params.walk, [&](int m0, int n0) {
-      Place const place(m0, n0);
-      clear(sums);
-      StepScales now, next;
-      fetch(next, params.scales, place, 0);
-      for (int t = 0; t < steps; ++t) {
-        now = next;
-        fetch(next, params.scales, place, (t + 1) * kGroups);
-        storage.full[stage].wait(phase);
-        CUTLASS_PRAGMA_UNROLL
-        for (int g = 0; g < kGroups; ++g) {
-          mma.accumulate_ = GMMA::ScaleOut::Zero;
-          warpgroup_fence_operand(partial);
-          warpgroup_arrive();
-          CUTLASS_PRAGMA_UNROLL
-          for (int step = g * kSteps; step < (g + 1) * kSteps; ++step) {
-            gemm(mma, fragment_a(_, _, step, stage), fragment_b(_, _, step, stage), partial);
-            mma.accumulate_ = GMMA::ScaleOut::One;
-          }
-          warpgroup_commit_batch();
-          if constexpr (Scales::kBlocks) {
-            finish_group();
-            warpgroup_fence_operand(partial);
-            if (g == kGroups - 1) release(storage, stage);
-            promote_blocks(sums, partial, now.rows[g], now.blocks[g], place);
-          } else {
-            float columns[kChunks * 2];
-            fetch_columns(columns, params.scales, place, t * kGroups + g);
-            finish_group();
-            warpgroup_fence_operand(partial);
-            if (g == kGroups - 1) release(storage, stage);
-            promote_columns(sums, partial, now.rows[g], columns);
-          }
-        }
-        if (++stage == stages) stage = 0, phase ^= 1;
-      }
-      store(params, storage, sums, place);
-    });
-  }
+    Cursor issued, added;
+    int const pairs = pairs_of(params.k);
 
-  __device__ static void finish_group() { cute::warpgroup_wait<0>(); }
-
-  __device__ static void fetch(StepScales& next, Scales const& scales, Place const& place, int first_group) {
-    CUTLASS_PRAGMA_UNROLL
-    for (int g = 0; g < kGroups; ++g) {
-      next.rows[g][0] = scales.of_row(place.row, first_group + g);
-      next.rows[g][1] = scales.of_row(place.row + 8, first_group + g);
+    auto issue = [&](auto& partial, auto half) {
+      constexpr int group = kGroups == 2 ? half : 0;
+      if constexpr (group == 0) storage.full[issued.stage].wait(issued.phase);
+      mma.accumulate_ = GMMA::ScaleOut::Zero;
+      warpgroup_fence_operand(partial);
+      warpgroup_arrive();
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kBlocks; ++i) {
-        next.blocks[g][i] = scales.of_column(place.n0 / Scales::kGroup * Scales::kGroup + i * Scales::kGroup, first_group + g);
+      for (int step = group * kSteps; step < (group + 1) * kSteps; ++step) {
+        gemm(mma, fragment_a(_, _, step, issued.stage), fragment_b(_, _, step, issued.stage), partial);
+        mma.accumulate_ = GMMA::ScaleOut::One;
       }
+      warpgroup_commit_batch();
+      if constexpr (group == kGroups - 1) issued.advance();
+    };
+    auto add = [&](auto& partial, auto half, Place const& place) {
+      constexpr int group = kGroups == 2 ? half : 0;
+      warpgroup_fence_operand(partial);
+      ThreadScales const scales(storage.scales[added.stage], group, place);
+      promote(sums, partial, scales);
+      warpgroup_fence_operand(sums);  // all of it is added before the tensor core gets these registers back
+      if constexpr (group == kGroups - 1) {
+        release(storage, added.stage);
+        added.advance();
+      }
+    };
+    for (Walk walk(params.order); walk.there(); walk.advance()) {
+      Place const place(walk);
+      clear(sums);
+      // At the end of a loop the compiler wants the tensor core idle: so each turn takes several pairs.
+      auto turn = [&](auto pairs_of_turn) {
+        issue(even, _0{});
+        issue(odd, _1{});
+        CUTLASS_PRAGMA_UNROLL
+        for (int pair = 1; pair < pairs_of_turn; ++pair) {
+          warpgroup_wait<1>();
+          add(even, _0{}, place);
+          issue(even, _0{});
+          warpgroup_wait<1>();
+          add(odd, _1{}, place);
+          issue(odd, _1{});
+        }
+        warpgroup_wait<1>();
+        add(even, _0{}, place);
+        warpgroup_wait<0>();
+        add(odd, _1{}, place);
+      };
+      for (int turns = pairs / kPairs; turns > 0; --turns) turn(Int<kPairs>{});
+      for (int rest = pairs % kPairs; rest > 0; --rest) turn(_1{});
+      store(params, storage, sums, place);
     }
   }
 
-  __device__ static void fetch_columns(float (&columns)[kChunks * 2], Scales const& scales, Place const& place, int group) {
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kChunks * 2; ++i) columns[i] = scales.of_column(place.column + i / 2 * 8 + i % 2, group);
-  }
+  // The scales of one group that a thread's sums need: its two rows', and its columns', which are read as they are needed
+  // where each has its own.
+  struct ThreadScales {
+    float rows[2];
+    float blocks[kBlocks];
+    float const* columns;
+    int offset;  // of the tile's first column in its block
+
+    __device__ ThreadScales(StageScales const& stage, int g, Place const& place)
+        : columns(stage.columns[g] + threadIdx.x % 4 * 2), offset(place.n0 % Scales::kGroup) {
+      int const row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+      rows[0] = stage.rows[g][row], rows[1] = stage.rows[g][row + 8];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kBlocks; ++i) blocks[i] = Scales::kBlocks ? stage.columns[g][i] : 0.0f;
+    }
+
+    // Of this thread's two columns of the j-th eight.
+    __device__ float2 of_columns(int j) const {
+      if constexpr (!Scales::kBlocks) {
+        return *reinterpret_cast<float2 const*>(columns + j * 8);
+      } else if constexpr (tile_n % Scales::kGroup == 0 || Scales::kGroup % tile_n == 0) {
+        float const block = blocks[j * 8 / Scales::kGroup];  // known when compiled: tiles begin where blocks do
+        return make_float2(block, block);
+      } else {
+        float block = blocks[0];
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 1; i < kBlocks; ++i) block = offset + j * 8 >= i * Scales::kGroup ? blocks[i] : block;
+        return make_float2(block, block);
+      }
+    }
+  };
 
   // Register 4 j + 2 h + e of a thread's sums: column e of the j-th eight, row h of two.
-  template <class Sums, class Partial, int count>
-  __device__ static void promote_blocks(Sums& sums, Partial const& partial, float const (&rows)[2], float const (&blocks)[count],
-                                        Place const& place) {
-    int const offset = place.n0 % Scales::kGroup;
+  template <class Sums, class Partial>
+  __device__ static void promote(Sums& sums, Partial const& partial, ThreadScales const& scales) {
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kChunks; ++j) {
-      float block;
-      if constexpr (tile_n % Scales::kGroup == 0 || Scales::kGroup % tile_n == 0) {
-        block = blocks[j * 8 / Scales::kGroup];  // known when compiled: tiles begin where blocks do
-      } else {
-        block = blocks[0];
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 1; i < count; ++i) block = offset + j * 8 >= i * Scales::kGroup ? blocks[i] : block;
-      }
-      float const scales[2] = {rows[0] * block, rows[1] * block};
+      float2 const columns = scales.of_columns(j);
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) sums(4 * j + i) = fmaf(scales[i / 2], static_cast<float>(partial(4 * j + i)), sums(4 * j + i));
-    }
-  }
-
-  template <class Sums, class Partial>
-  __device__ static void promote_columns(Sums& sums, Partial const& partial, float const (&rows)[2], float const (&columns)[kChunks * 2]) {
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < cute::size(sums); ++i) {
-      sums(i) = fmaf(rows[i / 2 % 2] * columns[i / 4 * 2 + i % 2], static_cast<float>(partial(i)), sums(i));
+      for (int i = 4 * j; i < 4 * j + 4; ++i) {
+        float const scale = scales.rows[i / 2 % 2] * (i % 2 == 0 ? columns.x : columns.y);
+        sums(i) = fmaf(scale, static_cast<float>(partial(i)), sums(i));
+      }
     }
   }
 
   // A stage is free for a producer when all whose tiles it writes have read it.
   __device__ static void release(SharedStorage& storage, int stage) {
     int const lane = threadIdx.x % 32;
+    __syncwarp();  // all lanes have read their scales
     if constexpr (kSharers == 1) {
       if (lane == 0) storage.empty[stage].arrive();
     } else {
-      int const rank = blockIdx.x % (cluster_m * cluster_n);
+      int const rank = blockIdx.x % kCluster;
       int const rank_m = rank % cluster_m, rank_n = rank / cluster_m;
       // The CTAs of the same column first, then those of the same row, without this one again.
       int const other_n = lane - cluster_m + (lane - cluster_m >= rank_n);
@@ -301,36 +380,45 @@ struct GroupMm {
     }
   }
 
-  // Each warp turns its 16 rows around in shared memory and stores them along n. Pieces of 16 bytes are spread by
-  // exclusive-or with the row, so that neither side meets a bank twice.
+  // Each warp turns its 16 rows around in shared memory, a strip of columns at a time, and stores them along n. Pieces of
+  // 16 bytes are spread by exclusive-or with the row, so that neither side meets a bank twice.
   template <class Sums>
   __device__ static void store(Params const& params, SharedStorage& storage, Sums const& sums, Place const& place) {
-    int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Output* buffer = storage.result[warp];
-    __syncwarp();  // the rows of the tile before have left
+    int const lane = threadIdx.x % 32;
+    Output* buffer = storage.result[threadIdx.x / 32];
     CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < kChunks; ++j) {
-      int const column = place.column + j * 8;
+    for (int first = 0; first < kChunks; first += kStrip / 8) {
+      __syncwarp();  // the strip before has left
       CUTLASS_PRAGMA_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        cutlass::AlignedArray<Output, 2> pair;
+      for (int j = first; j < first + kStrip / 8 && j < kChunks; ++j) {
+        float const bias[2] = {bias_of(params, place.column + j * 8), bias_of(params, place.column + j * 8 + 1)};
         CUTLASS_PRAGMA_UNROLL
-        for (int e = 0; e < 2; ++e) pair[e] = with_bias<takes_bias>(sums(4 * j + 2 * h + e), column + e < params.n ? params.bias : nullptr, column + e);
-        int const row = lane / 4 + h * 8;
-        *reinterpret_cast<cutlass::AlignedArray<Output, 2>*>(buffer + row * kPitch + (j ^ (row & 7)) * 8 + lane % 4 * 2) = pair;
+        for (int h = 0; h < 2; ++h) {
+          cutlass::AlignedArray<Output, 2> pair;
+          CUTLASS_PRAGMA_UNROLL
+          for (int e = 0; e < 2; ++e) pair[e] = Output(sums(4 * j + 2 * h + e) + bias[e]);
+          int const row = lane / 4 + h * 8;
+          *reinterpret_cast<cutlass::AlignedArray<Output, 2>*>(buffer + row * kStrip + (((j - first) ^ row) & 7) * 8 + lane % 4 * 2) = pair;
+        }
+      }
+      __syncwarp();
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 16 * kStrip / 8 / 32; ++i) {
+        int const row = i * 4 + lane / 8, piece = lane % 8;
+        int64_t const m = place.row - lane / 4 + row;
+        int const n = place.n0 + (first + piece) * 8;
+        if (m >= params.m || n >= params.n || first + piece >= kChunks) continue;
+        auto const* from = reinterpret_cast<uint4 const*>(buffer + row * kStrip + ((piece ^ row) & 7) * 8);
+        *reinterpret_cast<uint4*>(params.d + m * params.ldd + n) = *from;
       }
     }
-    __syncwarp();
-    int const first_row = place.row - lane / 4;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 16 * kChunks / 32; ++i) {
-      int const row = (i * 32 + lane) / kChunks, piece = (i * 32 + lane) % kChunks;
-      int64_t const m = first_row + row;
-      int const n = place.n0 + piece * 8;
-      if (m >= params.m || n >= params.n) continue;
-      auto const* from = reinterpret_cast<uint4 const*>(buffer + row * kPitch + (piece ^ (row & 7)) * 8);
-      *reinterpret_cast<uint4*>(params.d + m * params.ldd + n) = *from;
+  }
+
+  __device__ static float bias_of(Params const& params, int column) {
+    if constexpr (takes_bias) {
+      if (params.bias != nullptr && column < params.n) return static_cast<float>(params.bias[column]);
     }
+    return 0.0f;
   }
 };
 
@@ -344,11 +432,11 @@ int32_t launch_group_mm(gemmill_scaled_mm_args const& x, void* stream) {
   int64_t const tiles_n = ceil_div(ceil_div(x.n, Kernel::kTileN), cluster_n);
   if (tiles_m * tiles_n * kWidestBand > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
   bool const chosen = x.raster_order != 0;  // else the widest band, along M
-  GroupMmWalk const walk{static_cast<int32_t>(tiles_m), static_cast<int32_t>(tiles_n), chosen ? x.swizzle : kWidestBand,
-                         x.raster_order != 2};
+  GroupMmOrder const order{static_cast<int32_t>(tiles_m), static_cast<int32_t>(tiles_n), chosen ? x.swizzle : kWidestBand,
+                           x.raster_order != 2};
   typename Kernel::Params params{{}, {}, typename Kernel::Scales(group_args(x)),
                                  static_cast<typename Kernel::Output const*>(x.bias),
-                                 static_cast<typename Kernel::Output*>(x.d), x.ldd, x.m, x.n, x.k, walk};
+                                 static_cast<typename Kernel::Output*>(x.d), x.ldd, x.m, x.n, x.k, order};
   if (describe_operand(params.a, x.a, x.m, x.k, x.lda, Kernel::kRowsA) != CUDA_SUCCESS ||
       describe_operand(params.b, x.b, x.n, x.k, x.ldb, Kernel::kRowsB) != CUDA_SUCCESS) {
     return GEMMILL_CANNOT_IMPLEMENT;

@@ -2,13 +2,17 @@
 
 import pytest
 
-from gemmill.tune.problems import OPS_OF, Op, Problem, tiny
+from gemmill.tune.problems import Op, Problem, tiny
 from harness.problems import (
     FP8_TABLE,
+    GROUPS_TABLE,
     INT8_TABLE,
     MODELS,
+    OPS_OF,
     model_problems,
+    next_whole,
     parse_shapes,
+    ragged_problems,
     table_grid_problems,
     table_problems,
 )
@@ -16,7 +20,8 @@ from harness.problems import (
 
 def test_tables():
     problems = table_problems(OPS_OF["all"])
-    assert len(problems) == len(FP8_TABLE) + 2 * len(INT8_TABLE)
+    assert len(problems) == len(FP8_TABLE) + 2 * len(INT8_TABLE) + len(GROUPS_TABLE)
+    assert Problem(op=Op.FP8_GROUPS, m=16, n=8192, k=8192) in problems
     assert Problem(op=Op.FP8, m=16, n=1280, k=8192) in problems
     assert Problem(op=Op.INT8_AZP, m=2048, n=4096, k=14336) in problems
 
@@ -60,6 +65,20 @@ def test_work_of_a_problem():
     problem = Problem(op=Op.FP8, m=2, n=3, k=5)
     assert problem.flops == 60
     assert problem.bytes == 2 * 5 + 3 * 5 + 2 * 2 * 3
+
+
+def test_every_ragged_problem_has_a_whole_one_beside_it():
+    problems = ragged_problems()
+    ragged = [p for p in problems if p.m % 64]
+    assert len(ragged) == len(set(ragged)) > 10
+    for p in ragged:
+        assert Problem(op=p.op, m=next_whole(p.m), n=p.n, k=p.k) in problems
+    assert any(p.m % 4 for p in ragged)
+
+
+def test_tiny_problems_in_groups_have_two_groups():
+    problem = tiny(Problem(op=Op.FP8_GROUPS, m=8192, n=8192, k=8192))
+    assert problem.k == 2 * Op.FP8_GROUPS.groups.size and problem.flops < 1e6
 
 
 def test_tiny_problems_are_small():

@@ -23,7 +23,7 @@ def test_comparison_writes_its_record(tmp_path, capsys):
     assert program.main(["--dry-run", "--out-dir", str(tmp_path), "--name", "x", "--commit", "abc", "--op", "all"]) == 0
     record = json.loads((tmp_path / "x.json").read_text())
     assert record["kind"] == "comparison" and record["dry_run"] and record["commit"] == "abc"
-    assert {row["op"] for row in record["rows"]} == {"fp8", "int8", "int8_azp"}
+    assert {row["op"] for row in record["rows"]} == {"fp8", "int8", "int8_azp", "fp8_groups"}
     assert all("gemmill" in row["contenders"] for row in record["rows"])
     assert record["host"]["fp8"]["gemmill"]["median_us"] == 3.0
     assert record["summary"][0]["worst_ratio"] > 1
@@ -48,6 +48,15 @@ def test_sweep_times_every_variant(tmp_path):
     assert record["kind"] == "sweep"
     assert [shape[0] for shape in record["shapes"]] == ["int8", "int8_azp"]
     assert sum(name.startswith("sm90a_") for name in record["contenders"]) >= 4
+
+
+def test_by_backend(tmp_path, capsys):
+    arguments = ["--dry-run", "--by-backend", "--shapes", "8x32x64", "--op", "fp8", "--out-dir", str(tmp_path)]
+    assert program.main([*arguments, "--name", "b"]) == 0
+    record = json.loads((tmp_path / "b.json").read_text())
+    assert record["kind"] == "backends" and record["best"][0]["shape"] == ["fp8", 8, 32, 64]
+    assert record["best"][0]["fastest"]["cutlass"][0].startswith("sm90a_cutlass_")
+    assert "cutedsl us" in capsys.readouterr().out
 
 
 def test_limit_leaves_shapes_out_and_says_so(tmp_path, capsys):
@@ -80,6 +89,12 @@ def test_bad_options(arguments, sentence, capsys):
 def test_no_variant_matches(tmp_path, capsys):
     assert program.main(["--dry-run", "--variants", "--match", "nothing", "--out-dir", str(tmp_path)]) == 2
     assert "no loaded variant has 'nothing' in its name" in capsys.readouterr().err
+
+
+def test_folder_of_deep_gemm_that_is_none(tmp_path, capsys):
+    assert program.main(["--dry-run", "--deep-gemm", str(tmp_path), "--out-dir", str(tmp_path)]) == 2
+    sentence = f"DeepGEMM in {tmp_path} cannot be used: {tmp_path} is no folder of a Python package"
+    assert sentence in capsys.readouterr().err
 
 
 def test_library_of_vllm_that_cannot_be_loaded(tmp_path, capsys):

@@ -21,10 +21,17 @@ BARRIERS = 1024
 
 
 def stage_bytes(config: KernelConfig) -> int:
-    """Bytes of one main-loop stage: a tile of A and one of B, and what the DSL kernel keeps of scales in groups."""
+    """Bytes of one main-loop stage: a tile of A, one of B, and the scales in groups that travel with them."""
     m, n, k = config.schedule.tile_shape_mnk
     operands = (m * config.problem.a_dtype.bits + n * config.problem.b_dtype.bits) * k // 8
-    return operands + (_dsl_scale_bytes(config) if config.backend is Backend.CUTEDSL else 0)
+    return operands + (_dsl_scale_bytes(config) if config.backend is Backend.CUTEDSL else _scale_bytes(config))
+
+
+def _scale_bytes(config: KernelConfig) -> int:
+    """For each group along K a float of each row of A and of each column of B: fewer, where B has blocks."""
+    m, n, k = config.schedule.tile_shape_mnk
+    g = config.problem.group_size
+    return -(-k // g) * 4 * (m + n) if g else 0
 
 
 def _dsl_scale_bytes(config: KernelConfig) -> int:
@@ -47,9 +54,7 @@ def epilogue_bytes(config: KernelConfig) -> int:
     if config.backend is Backend.CUTEDSL:
         return _dsl_epilogue_bytes(config)
     if config.problem.scale_layout is ScaleLayout.STRIDED:
-        return (
-            m * (-(-n // 64) * 64) * config.problem.out_dtype.bits // 8
-        )  # the whole tile, rows of whole swizzle atoms
+        return m * 64 * config.problem.out_dtype.bits // 8  # a strip of 64 columns at a time
     buffers = min(4, max(1, m * n // (64 * 32)))
     return buffers * 64 * 32 * config.problem.out_dtype.bits // 8 + 3 * 4 * n
 

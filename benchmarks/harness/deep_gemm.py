@@ -1,0 +1,35 @@
+"""DeepGEMM as a contender: a package's folder, as vLLM's wheel has it (vllm/third_party/deep_gemm).
+
+It compiles a kernel for every (N, K) with the machine's nvcc, at its first call: minutes for a table of shapes.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from gemmill.tune.operands import Operands
+from gemmill.tune.problems import Op
+from harness.contenders import LocalContender
+
+
+def deep_gemm_contender(folder: str) -> LocalContender:
+    """Its dense FP8 GEMM; the scales lie as it wants them. Raises OSError, ImportError or RuntimeError where it cannot be
+    loaded."""
+    path = Path(folder).resolve()
+    if not (path / "__init__.py").is_file():
+        raise OSError(f"{folder} is no folder of a Python package")
+    sys.path.insert(0, str(path.parent))
+    try:
+        multiply = importlib.import_module(path.name).fp8_gemm_nt
+    finally:
+        sys.path.remove(str(path.parent))
+
+    def call(x: Operands, i: int) -> None:
+        multiply((x.a, x.a_scales), (x.weights[i].t(), x.b_scales.t()), x.out)
+
+    def bind(x: Operands) -> Callable[[], object]:
+        return partial(multiply, (x.a, x.a_scales), (x.weights[0].t(), x.b_scales.t()), x.out)
+
+    return LocalContender(name="deepgemm", multiply=call, bind=bind, ops=(Op.FP8_GROUPS,))
