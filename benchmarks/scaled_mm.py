@@ -22,7 +22,7 @@ import torch
 
 from gemmill.tune.device import Monitor, now
 from gemmill.tune.operands import ROTATED_BYTES, OperandMaker
-from gemmill.tune.problems import OPS_OF, Op, Problem, tiny
+from gemmill.tune.problems import Op, Problem, tiny
 from gemmill.tune.statistics import first_line
 from gemmill.tune.timing import DryTimer, GraphTimer, Plan, Timer
 from harness import devices
@@ -32,6 +32,7 @@ from harness.measuring import Measurement, measure
 from harness.plot import draw
 from harness.problems import (
     MODEL_M,
+    OPS_OF,
     SWEEP_M,
     model_problems,
     parse_shapes,

@@ -5,6 +5,13 @@ from collections.abc import Iterable
 from gemmill.tune.models import layers_of, named_models
 from gemmill.tune.problems import M_BUCKETS, Op, Problem, grid
 
+OPS_OF = {
+    "fp8": (Op.FP8,),
+    "int8": (Op.INT8, Op.INT8_AZP),
+    "fp8_groups": (Op.FP8_GROUPS,),
+    "all": tuple(Op),
+}
+
 FP8_TABLE = (
     (1, 4096, 4096),
     (16, 4096, 4096),

@@ -69,6 +69,11 @@ def record_misses() -> Path | None:
     return _path("GEMMILL_RECORD_MISSES")
 
 
+def visible_devices() -> list[str]:
+    """CUDA_VISIBLE_DEVICES: the GPUs that this process may use, as CUDA names them; empty for all."""
+    return [text.strip() for text in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if text.strip()]
+
+
 def child_environment(*, search: Sequence[Path] = (), python_path: Path | None = None) -> dict[str, str]:
     """This process's environment for a program it starts, with folders put before PATH and PYTHONPATH."""
     result = dict(os.environ)

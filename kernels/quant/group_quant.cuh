@@ -14,7 +14,6 @@ namespace gemmill::quant {
 enum class ScaleFormat { kF32, kPowerOfTwo, kPackedUe8m0 };
 
 inline constexpr int kGroupQuantThreads = 256;
-inline constexpr int kMostGroupQuantThreads = 512;
 
 struct GroupQuantParams {
   void const* in;
@@ -56,7 +55,7 @@ __device__ __forceinline__ float group_scale(GroupQuantParams const& p, float am
 }
 
 template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
-__global__ void __launch_bounds__(kMostGroupQuantThreads) group_quant_kernel(__grid_constant__ GroupQuantParams const p) {
+__global__ void __launch_bounds__(kGroupQuantThreads) group_quant_kernel(__grid_constant__ GroupQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
   constexpr int kParts = parts_of_group(kUnroll, kGroup / kElements);
   constexpr int kPieces = kUnroll / kParts;
@@ -139,9 +138,7 @@ __global__ void __launch_bounds__(kMostGroupQuantThreads) group_quant_kernel(__g
 
 template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
 int32_t launch_group_quant_slice(GroupQuantParams const& p, int64_t chunks, gemmill_quant_launch const& how) {
-  int const threads = how.threads_hint != 0 ? how.threads_hint
-                      : Activation::kGated && is_large(chunks, how.sm_count) ? kThreadsOfLarge
-                                                                            : kGroupQuantThreads;
+  int const threads = Activation::kGated && is_large(chunks, how.sm_count) ? kThreadsOfLarge : kGroupQuantThreads;
   return launch<&group_quant_kernel<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, kUnroll, kAligned>>(
       p, ceil_divide(chunks, threads * kUnroll), threads, how);
 }
@@ -175,10 +172,7 @@ int32_t group_quant(gemmill_group_quant_args const& x) {
         x.smallest_scale,
     };
     int64_t const chunks = rows * per_row;
-    int const unroll = x.launch.chunks_hint != 0 ? x.launch.chunks_hint
-                       : chunks <= int64_t{x.launch.sm_count} * kGroupQuantThreads * 4 ? 1
-                       : is_large(chunks, x.launch.sm_count)                           ? 4
-                                                                                         : 2;
+    int const unroll = chunks <= int64_t{x.launch.sm_count} * kGroupQuantThreads * 4 ? 1 : is_large(chunks, x.launch.sm_count) ? 4 : 2;
     int32_t const error =
         !aligned      ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, false>(p, chunks, x.launch)
         : unroll == 1 ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, true>(p, chunks, x.launch)

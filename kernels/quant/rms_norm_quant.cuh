@@ -71,23 +71,15 @@ struct RmsNormShape {
 
 // Many rows: few threads a row, so that several CTAs share an SM and one loads while another reduces. Few rows: clusters of
 // CTAs of about 512 threads. Measured on an H200.
-inline RmsNormShape rms_norm_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, bool residual) {
-  RmsNormShape shape{1, 0, how.cluster_hint, true};
-  if (shape.cluster == 0) {
-    shape.cluster = 1;
-    while (shape.cluster < kMostRmsNormCluster && rows * shape.cluster * 2 <= how.sm_count && chunks / shape.cluster > 512) shape.cluster *= 2;
-  }
+inline RmsNormShape rms_norm_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, bool residual, int most_ctas) {
+  RmsNormShape shape{1, 0, 1, true};
+  while (shape.cluster < most_ctas && rows * shape.cluster * 2 <= how.sm_count && chunks / shape.cluster > 512) shape.cluster *= 2;
   int64_t const of_cta = ceil_divide(chunks, shape.cluster);
   int const most_chunks = shape.cluster > 1 ? 2 : 8;
-  shape.chunks = how.chunks_hint;
-  if (shape.chunks == 0) {
-    int64_t const most_threads = rows * shape.cluster > how.sm_count ? 256 : kMostRmsNormThreads;
-    shape.chunks = 1;
-    bool const wide = residual ? is_very_large(rows * chunks, how.sm_count) : is_large(rows * chunks, how.sm_count);
-    if (wide && chunks >= 256) shape.chunks = most_chunks;
-    while (shape.chunks < most_chunks && of_cta > shape.chunks * (shape.chunks == 4 ? rms_norm_threads(4) : most_threads)) shape.chunks *= 2;
-  }
-  if (shape.chunks > most_chunks) shape.chunks = most_chunks;
+  int64_t const most_threads = rows * shape.cluster > how.sm_count ? 256 : kMostRmsNormThreads;
+  bool const wide = residual ? is_very_large(rows * chunks, how.sm_count) : is_large(rows * chunks, how.sm_count);
+  if (wide && chunks >= 256) shape.chunks = most_chunks;
+  while (shape.chunks < most_chunks && of_cta > shape.chunks * (shape.chunks == 4 ? rms_norm_threads(4) : most_threads)) shape.chunks *= 2;
   int64_t const threads = ceil_divide(ceil_divide(of_cta, shape.chunks), 32) * 32;
   shape.resident = threads <= rms_norm_threads(shape.chunks);
   shape.threads = static_cast<int>(threads < kMostRmsNormThreads ? threads : kMostRmsNormThreads);
@@ -291,10 +283,8 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
         static_cast<uint32_t>(chunks),
         1.0 / static_cast<double>(x.hidden), static_cast<double>(x.epsilon),
     };
-    RmsNormShape const shape = rms_norm_shape(x.launch, rows, chunks, x.residual != nullptr);
-    gemmill_quant_launch one_cta = x.launch;
-    one_cta.cluster_hint = 1;
-    RmsNormShape const single = rms_norm_shape(one_cta, rows, chunks, x.residual != nullptr);
+    RmsNormShape const shape = rms_norm_shape(x.launch, rows, chunks, x.residual != nullptr, kMostRmsNormCluster);
+    RmsNormShape const single = rms_norm_shape(x.launch, rows, chunks, x.residual != nullptr, 1);
     RmsNormShape const rereading{0, single.threads, 1, false};
     bool const cluster = aligned && shape.cluster > 1 && shape.resident;
     int32_t const error =

@@ -9,7 +9,6 @@
 namespace gemmill::quant {
 
 inline constexpr int kStaticQuantThreads = 256;
-inline constexpr int kMostStaticQuantThreads = 512;
 
 struct StaticQuantParams {
   void const* in;
@@ -59,7 +58,7 @@ struct StaticCoding {
 
 // kAligned: every chunk lies within one scale group along the row.
 template <class Variant, class In, class Out, class Activation, bool kSymmetric, int kUnroll, bool kAligned>
-__global__ void __launch_bounds__(kMostStaticQuantThreads) static_quant_kernel(StaticQuantParams const p) {
+__global__ void __launch_bounds__(kStaticQuantThreads) static_quant_kernel(StaticQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
   uint32_t const first = blockIdx.x * (blockDim.x * kUnroll) + threadIdx.x;
   uint32_t rows[kUnroll], columns[kUnroll];
@@ -108,11 +107,9 @@ __global__ void __launch_bounds__(kMostStaticQuantThreads) static_quant_kernel(S
 
 template <class Variant, class In, class Out, class Activation, bool kSymmetric, int kUnroll, bool kAligned>
 int32_t launch_static_quant_slice(StaticQuantParams const& p, gemmill_quant_launch const& how) {
-  int const threads = how.threads_hint != 0 ? how.threads_hint
-                      : kUnroll > 1 && is_very_large(p.chunks, how.sm_count) ? kThreadsOfLarge
-                                                                        : kStaticQuantThreads;
-  return launch<&static_quant_kernel<Variant, In, Out, Activation, kSymmetric, kUnroll, kAligned>>(p,
-                ceil_divide(p.chunks, threads * kUnroll), threads, how);
+  int const threads = kUnroll > 1 && is_very_large(p.chunks, how.sm_count) ? kThreadsOfLarge : kStaticQuantThreads;
+  return launch<&static_quant_kernel<Variant, In, Out, Activation, kSymmetric, kUnroll, kAligned>>(
+      p, ceil_divide(p.chunks, threads * kUnroll), threads, how);
 }
 
 template <class Variant, class In, class Out, class Activation, bool kSymmetric>
@@ -138,13 +135,10 @@ int32_t static_quant(gemmill_static_quant_args const& x) {
         static_cast<uint32_t>(rows * per_row),
         FastDivision(static_cast<uint32_t>(per_row)), division(x.group_m), division(x.group_n),
     };
-    int const unroll = x.launch.chunks_hint != 0 ? x.launch.chunks_hint
-                       : p.chunks <= int64_t{x.launch.sm_count} * kStaticQuantThreads * 4 ? 1
-                                                                                            : 2;
-    int32_t const error = !aligned      ? launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 1, false>(p, x.launch)
-                          : unroll == 1 ? launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 1, true>(p, x.launch)
-                          : unroll == 2 ? launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 2, true>(p, x.launch)
-                                        : launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 4, true>(p, x.launch);
+    bool const small = p.chunks <= int64_t{x.launch.sm_count} * kStaticQuantThreads * 4;
+    int32_t const error = !aligned ? launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 1, false>(p, x.launch)
+                          : small  ? launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 1, true>(p, x.launch)
+                                   : launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 2, true>(p, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -129,31 +129,22 @@ struct TokenQuantShape {
 };
 
 // Chunks a thread, threads a CTA and CTAs a row. Many rows: few threads with many chunks each, so that several CTAs share an
-// SM and one loads while another reduces, and a reduction serves much. Few rows: as many threads as there are chunks, and where one CTA would issue
-// more than 2048 loads, clusters. Measured on an H200.
+// SM and one loads while another reduces, and a reduction serves much. Few rows: as many threads as there are chunks, and
+// where one CTA would issue more than 2048 loads, clusters. Measured on an H200.
 inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, int loads_per_chunk, bool symmetric) {
   int const most_chunks = loads_per_chunk > 1 ? 4 : 8;
   constexpr int64_t kMostLoadsOfOneCta = 2048;
-  TokenQuantShape shape{};
-  shape.cluster = how.cluster_hint;
-  if (shape.cluster == 0) {
-    shape.cluster = 1;
-    bool const is_long = chunks * loads_per_chunk > kMostLoadsOfOneCta;
-    while (is_long && shape.cluster < kMostTokenQuantCluster && rows * shape.cluster * 2 <= how.sm_count) shape.cluster *= 2;
-  }
+  TokenQuantShape shape{1, 0, 1, true};
+  bool const is_long = chunks * loads_per_chunk > kMostLoadsOfOneCta;
+  while (is_long && shape.cluster < kMostTokenQuantCluster && rows * shape.cluster * 2 <= how.sm_count) shape.cluster *= 2;
   int64_t const of_cta = ceil_divide(chunks, shape.cluster);
-  shape.chunks = how.chunks_hint;
-  if (shape.chunks == 0) {
-    bool const many = rows * shape.cluster > how.sm_count;
-    int64_t const most_threads = many ? 256 * loads_per_chunk : kMostTokenQuantThreads;
-    shape.chunks = 1;
-    // Many large rows: a CTA should take long to load beside what its launch and its reductions take.
-    int64_t const loads = rows * chunks * loads_per_chunk;
-    bool const wide = symmetric ? is_large(loads, how.sm_count) : is_very_large(loads, how.sm_count);
-    if (wide && chunks >= 256) shape.chunks = most_chunks;
-    while (shape.chunks < 4 && of_cta > shape.chunks * most_threads) shape.chunks *= 2;
-  }
-  if (shape.chunks > most_chunks) shape.chunks = most_chunks;
+  bool const many = rows * shape.cluster > how.sm_count;
+  int64_t const most_threads = many ? 256 * loads_per_chunk : kMostTokenQuantThreads;
+  // Many large rows: a CTA should take long to load beside what its launch and its reductions take.
+  int64_t const loads = rows * chunks * loads_per_chunk;
+  bool const wide = many && (symmetric ? is_large(loads, how.sm_count) : is_very_large(loads, how.sm_count));
+  if (wide && chunks >= 256) shape.chunks = most_chunks;
+  while (shape.chunks < 4 && of_cta > shape.chunks * most_threads) shape.chunks *= 2;
   int64_t const threads = ceil_divide(ceil_divide(of_cta, shape.chunks), 32) * 32;
   shape.resident = threads <= token_quant_threads(shape.chunks);
   shape.threads = static_cast<int>(shape.resident ? threads : kMostTokenQuantThreads);

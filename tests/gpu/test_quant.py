@@ -28,18 +28,31 @@ def test_codes_and_scales(quant_entry) -> None:
     assert not wrong
 
 
+LARGE_CALLS = {
+    "static_scaled_fp8_quant": lambda x: (gemmill.static_scaled_fp8_quant(x, torch.full((1,), 0.01, device="cuda")),),
+    "dynamic_scaled_fp8_quant": gemmill.dynamic_scaled_fp8_quant,
+    "dynamic_per_token_scaled_fp8_quant": gemmill.dynamic_per_token_scaled_fp8_quant,
+    "per_token_group_fp8_quant": lambda x: gemmill.per_token_group_fp8_quant(x, 128),
+    "silu_and_mul_per_block_quant": lambda x: gemmill.silu_and_mul_per_block_quant(torch.cat([x, x], dim=1), 128),
+    "rms_norm_dynamic_per_token_quant": lambda x: gemmill.rms_norm_dynamic_per_token_quant(
+        x, torch.ones_like(x[0]), 1e-6, torch.float8_e4m3fn
+    ),
+}
+
+
 @pytest.mark.needs_cuda
-def test_more_than_two_to_the_31_elements() -> None:
+@pytest.mark.parametrize("op", LARGE_CALLS)
+def test_more_than_two_to_the_31_elements(op: str) -> None:
     if torch.cuda.get_device_properties(0).total_memory < 64 << 30:
         pytest.skip("needs 64 GiB")
-    if not gemmill.supports("dynamic_per_token_scaled_fp8_quant", dtype="bf16"):
+    if not gemmill.supports(op, dtype="bf16", out_dtype="e4m3"):
         pytest.skip("the build lacks the variant")
-    x = torch.ones((1 << 17, (1 << 14) + 16), dtype=torch.bfloat16, device="cuda")
-    x[-1] = 2.0
-    codes, scales = gemmill.dynamic_per_token_scaled_fp8_quant(x)
-    expected = torch.tensor([1.0, 2.0], device="cuda") / torch.tensor(448.0, device="cuda")
-    assert bool((scales[:-1] == expected[0]).all()) and bool(scales[-1] == expected[1])
-    assert bool((codes.view(torch.uint8) == 0x7E).all())
+    x = torch.ones((1 << 17, (1 << 14) + 128), dtype=torch.bfloat16, device="cuda")
+    x[-1, ::2] = 2.0
+    whole, ends = LARGE_CALLS[op](x), LARGE_CALLS[op](torch.stack([x[0], x[-1]]))
+    for found, end in zip(whole, ends, strict=True):
+        found, end = (t.reshape(t.shape[0], -1).view(torch.uint8) for t in (found, end))
+        assert bool((found[:-1] == end[0]).all()) and bool((found[-1] == end[-1]).all())
 
 
 @pytest.mark.needs_cuda

@@ -31,6 +31,7 @@ VERBS = [
     "table show",
     "table diff",
     "table merge",
+    "table make",
     "cache list",
     "cache gc",
     "cache verify",
@@ -55,8 +56,13 @@ def test_every_verb_has_help_with_examples(gemmill, verb: str) -> None:
 
 def test_the_list_of_verbs_above_is_whole(gemmill) -> None:
     top = re.findall(r"^  (\w+)  ", gemmill("--help").out.split("Commands:")[1], re.MULTILINE)
-    below = re.findall(r"^  (\w+)  ", gemmill("cache", "--help").out.split("Commands:")[1], re.MULTILINE)
-    assert [v for v in top if v != "cache"] + [f"cache {v}" for v in below] == VERBS
+    groups = ("table", "cache")
+    below = [
+        f"{group} {verb}"
+        for group in groups
+        for verb in re.findall(r"^  (\w+)  ", gemmill(group, "--help").out.split("Commands:")[1], re.MULTILINE)
+    ]
+    assert [v for v in top if v not in groups] + below == VERBS
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -99,7 +105,10 @@ def test_it_runs_as_a_module() -> None:
         (["lst"], "gemmill: No such command 'lst'. Did you mean 'list'?; see `gemmill --help`\n"),
         (["list", "--colour"], "gemmill: No such option: --colour; see `gemmill list --help`\n"),
         (["show"], "gemmill: Missing argument 'NAME'; see `gemmill show --help`\n"),
-        (["plan", "--select", "all"], "gemmill: no selection 'all': there are smoke, default, sweep\n"),
+        (
+            ["plan", "--select", "all"],
+            "gemmill: no selection 'all': there are smoke, default, sweep, and files that `gemmill prune` writes (*.json)\n",
+        ),
         (
             ["build", "--arch", "sm_70"],
             "gemmill: Invalid value for '--arch': 'sm_70' is not one of sm90a, sm100a, sm120a; see `gemmill build --help`\n",

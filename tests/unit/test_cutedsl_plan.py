@@ -122,7 +122,7 @@ def test_small_tiles_keep_one_partial_sum_for_each_group() -> None:
         ),
         (
             {"stages": 9},
-            "tile 128x128x128 with 9 stages needs 330896 bytes of shared memory of 232448: "
+            "tile 128x128x128 with 9 stages needs 315024 bytes of shared memory of 232448: "
             "take fewer stages or a smaller tile",
         ),
         (

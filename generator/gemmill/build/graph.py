@@ -67,7 +67,7 @@ def run_graph(
         request = folder / f"{unit.key}.request.json"
         _write_sources(unit, folder)
         of_dsl = unit.kind is SourceKind.DSL
-        asked = _dsl_request(unit, folder, path, context) if of_dsl else _request(unit, folder, path, context)
+        asked = dsl_request(unit, folder, path, context) if of_dsl else _request(unit, folder, path, context)
         write_whole(request, json.dumps(asdict(asked)))
         lines.append(f"build {path.name}: {'compile_dsl' if of_dsl else 'compile'} {request.name}")
     write_whole(folder / "build.ninja", "\n".join(lines) + "\n")
@@ -111,7 +111,8 @@ def _request(unit: Unit, folder: Path, outcome: Path, context: CompileContext) -
     )
 
 
-def _dsl_request(unit: Unit, folder: Path, outcome: Path, context: CompileContext) -> DslRequest:
+def dsl_request(unit: Unit, folder: Path, outcome: Path, context: CompileContext) -> DslRequest:
+    """What dsl_unit.py is asked for a unit whose files are in `folder`; makes a folder of its own there. Raises OSError."""
     dsl, tools = context.dsl, context.toolchain
     assert dsl is not None  # without one, no source of its kind is asked for
     own = folder / unit.key

@@ -30,8 +30,10 @@ from gemmill.space.family import AnyConfig
 from gemmill.space.selections import Selection
 from gemmill.vocab import Arch
 
-# An SM90 variant of a shared object, nvcc 13.0, 2026-11-20; the binding's part of an extension, static CUDA runtime included.
+# An SM90 variant of a shared object, nvcc 13.0, 2026-11-20, and one of the CuTe DSL 4.8.1; the binding's part of an
+# extension, static CUDA runtime included.
 _OBJECT_BYTES = 90_000
+_DSL_OBJECT_BYTES = 42_000
 _BINDING_BYTES = 1_100_000
 
 
@@ -180,7 +182,8 @@ def _plan(
     bad: dict[str, str],
     without_toolchain: str,
 ) -> Plan:
-    unknown = sum(len(unit.sources) for unit in units if unit.kind is not SourceKind.BINDING)
+    sizes = {SourceKind.BINDING: 0, SourceKind.DSL: _DSL_OBJECT_BYTES}
+    unknown = sum(len(unit.sources) * sizes.get(unit.kind, _OBJECT_BYTES) for unit in units)
     return Plan(
         selection=selection.name,
         arch=selection.arch,
@@ -191,6 +194,6 @@ def _plan(
         known_bad=tuple(RejectedEntry(name=name, error=error) for name, error in sorted(bad.items())),
         jobs=options.job_count,
         estimated_cpu_seconds=sum(unit.seconds for unit in units),
-        estimated_bytes=_BINDING_BYTES + unknown * _OBJECT_BYTES + sum(entry.object_bytes for entry in entries),
+        estimated_bytes=_BINDING_BYTES + unknown + sum(entry.object_bytes for entry in entries),
         without_toolchain=without_toolchain,
     )

@@ -35,6 +35,19 @@ def parse_bytes(text: str) -> int:
     return int(size)
 
 
+def parse_share(text: str) -> float:
+    """`3%` or `0.03`. Raises BadParameter."""
+    if isinstance(text, float):
+        return text
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise typer.BadParameter(f"{text!r} is not a share such as 3% or 0.03")
+    return value
+
+
 ArchOption = Annotated[
     Arch,
     typer.Option(
@@ -80,6 +93,14 @@ MaxSizeOption = Annotated[
         parser=parse_bytes,
         metavar="SIZE",
         help="Refuse to publish an extension larger than this, such as 60MB.",
+    ),
+]
+
+
+MarginOption = Annotated[
+    float,
+    typer.Option(
+        "--margin", parser=parse_share, metavar="SHARE", help="Today's choice stays unless beaten by this, such as 3%."
     ),
 ]
 

@@ -8,9 +8,9 @@ import typer
 
 from gemmill.cli import variants
 from gemmill.cli.exits import UsageError
+from gemmill.cli.options import parse_share
 from gemmill.cli.output import count
 from gemmill.cli.shapes import ModelOption, MOption, OpOption, ShapesOption, TensorParallelOption, problems_of
-from gemmill.cli.tune import parse_share
 from gemmill.vocab import Arch
 
 

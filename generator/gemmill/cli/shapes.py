@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 ShapesOption = Annotated[
     Path | None,
-    typer.Option("--shapes", metavar="FILE", help="JSON or CSV with m, n, k and perhaps op (fp8, int8, int8_azp)."),
+    typer.Option(
+        "--shapes", metavar="FILE", help="JSON or CSV with m, n, k and perhaps op (fp8, int8, int8_azp, fp8_groups)."
+    ),
 ]
 ModelOption = Annotated[
     list[str] | None,
@@ -23,7 +25,10 @@ ModelOption = Annotated[
     ),
 ]
 OpOption = Annotated[
-    str, typer.Option("--op", metavar="OPS", help="Of shapes that do not say: fp8, int8, int8_azp with commas, or all.")
+    str,
+    typer.Option(
+        "--op", metavar="OPS", help="Of shapes that do not say: fp8, int8, int8_azp, fp8_groups with commas, or all."
+    ),
 ]
 TensorParallelOption = Annotated[
     str, typer.Option("--tp", metavar="N,N", help="Degrees of tensor parallelism that a model is divided by.")
@@ -45,11 +50,11 @@ def problems_of(
 ) -> "list[Problem]":
     """The problems that were asked for, those that share weights beside each other. Raises UsageError."""
     from gemmill.tune.models import layers_of, named_models, read_model
-    from gemmill.tune.problems import M_BUCKETS, OPS_OF, Op, grid
+    from gemmill.tune.problems import M_BUCKETS, Op, grid
     from gemmill.tune.shapes import read_shapes
 
     try:
-        wanted = OPS_OF["all"] if ops == "all" else tuple(dict.fromkeys(Op(name.strip()) for name in ops.split(",")))
+        wanted = tuple(Op) if ops == "all" else tuple(dict.fromkeys(Op(name.strip()) for name in ops.split(",")))
     except ValueError:
         raise UsageError(f"--op {ops!r}: there are {', '.join(Op)}, and all") from None
     m_values = numbers("--m", m) if m else M_BUCKETS

@@ -1,15 +1,20 @@
 """`gemmill table`: look at tuned tables, compare and merge them."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UsageError
+from gemmill.cli.options import MarginOption
 from gemmill.cli.output import console, count, print_json, table
-from gemmill.runtime.table_file import TableError, TableRow, merge, read_table, table_text
+from gemmill.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from gemmill.runtime.table_file import TableRow
 
 tables = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -32,6 +37,8 @@ def show(
 
         gemmill table show nvidia-h200.json --json
     """
+    from gemmill.runtime.table_file import read_table
+
     if file is None:
         _show_loaded(build, as_json)
         return
@@ -111,6 +118,8 @@ def diff(
 
         gemmill table diff nvidia-h200.json ~/.cache/gemmill/tables/nvidia-h200.json
     """
+    from gemmill.runtime.table_file import read_table
+
     before = {row.key: row for row in read_table(old).rows}
     after = {row.key: row for row in read_table(new).rows}
     changes = [
@@ -130,7 +139,7 @@ def diff(
         raise typer.Exit(ExitCode.CHECK_FAILED)
 
 
-def _change(before: TableRow | None, after: TableRow | None) -> dict[str, Any]:
+def _change(before: "TableRow | None", after: "TableRow | None") -> dict[str, Any]:
     shown = after or before
     assert shown is not None  # the key is of one of them
     return {
@@ -148,6 +157,14 @@ def merge_tables(
     files: Annotated[
         list[Path], typer.Argument(metavar="TABLE...", help="Of two rows for a shape the later table's stays.")
     ],
+    forget_digests: Annotated[
+        bool,
+        typer.Option(
+            "--forget-digests",
+            help="Trust rows whatever their kernels' sources are: for a table that is shipped with them.",
+        ),
+    ] = False,
+    *,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the merged table is written.")],
 ) -> None:
     """Merge tables of one device, row by row.
@@ -157,6 +174,7 @@ def merge_tables(
         gemmill table merge shipped.json measured.json --out nvidia-h200.json
     """
     from gemmill.build.files import write_whole
+    from gemmill.runtime.table_file import TableError, make_table, merge, read_table, table_text
 
     merged = read_table(files[0])
     for path in files[1:]:
@@ -164,17 +182,59 @@ def merge_tables(
             merged = merge(merged, read_table(path))
         except TableError as error:
             raise UsageError(f"{path}: {error}") from None
+    if forget_digests:
+        rows = [replace(row, digests=()) for row in merged.rows]
+        merged = make_table(merged.device, merged.arch, merged.sources, rows)
     write_whole(out, table_text(merged))
     typer.echo(f"{count(len(merged.rows), 'row')} of {merged.device}, digest {merged.digest}: {out}")
 
 
-def _shape(row: TableRow) -> str:
+@tables.command("make")
+def make(
+    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="What `gemmill tune` measured, finished or not.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The table whose rows are replaced.")],
+    margin: MarginOption = 0.03,
+    report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the HTML report too.")] = None,
+) -> None:
+    """Make a table from a journal, without measuring anything.
+
+    As `gemmill tune` does at its end, for a sweep that was interrupted or for another margin. Needs the builds that it
+    measured.
+
+    Examples:
+
+        gemmill table make sweep.jsonl --out nvidia-h200.json --report sweep.html
+    """
+    from gemmill.runtime.builds import MANIFEST, resolve
+    from gemmill.tune.journal import read_journal
+    from gemmill.tune.protocol import PEER
+    from gemmill.tune.report import write_report
+    from gemmill.tune.tables import tables_of, write_table
+
+    record = read_journal(journal)
+    repeats = 1 + max((key[1] for key in record.entries), default=0)
+    folders = {folder for entry in record.entries.values() for folder in entry.outcome.builds.values()} - {PEER}
+    manifests = {
+        folder: read_manifest(
+            (Path(folder) if (Path(folder) / MANIFEST).is_file() else resolve(Path(folder).name)) / MANIFEST
+        )
+        for folder in sorted(folders)
+    }
+    for found in tables_of(record, manifests, repeats, margin):
+        merged = write_table(found, out)
+        typer.echo(f"{count(len(found.rows), 'row')} of {found.device}, digest of the table {merged.digest}: {out}")
+    if report is not None:
+        write_report(record, report, repeats=repeats, margin=margin)
+        typer.echo(f"report: {report}")
+
+
+def _shape(row: "TableRow") -> str:
     return f"{row.m} x {row.n} x {row.k}"
 
 
-def _margin(row: TableRow) -> str:
+def _margin(row: "TableRow") -> str:
     return "-" if row.margin is None else f"{row.margin:+.1%}"
 
 
-def _chosen(row: TableRow | None) -> str | None:
+def _chosen(row: "TableRow | None") -> str | None:
     return row.variants[0] if row is not None else None

@@ -14,20 +14,9 @@ from gemmill.cli.shapes import ModelOption, MOption, OpOption, ShapesOption, Ten
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
-    from gemmill.tune.program import TuneRequest, TuneResult
-
-
-def parse_share(text: str) -> float:
-    """`3%` or `0.03`. Raises BadParameter."""
-    if isinstance(text, float):
-        return text
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise typer.BadParameter(f"{text!r} is not a share such as 3% or 0.03")
-    return value
+    from gemmill.space.selections import Selection
+    from gemmill.tune.program import Opened, TuneRequest, TuneResult
+    from gemmill.tune.protocol import WorkerSpec
 
 
 def tune(
@@ -48,13 +37,8 @@ def tune(
         ),
     ] = None,
     filters: o.FilterOption = None,
-    margin: Annotated[
-        float,
-        typer.Option(
-            "--margin", parser=parse_share, metavar="SHARE", help="Today's choice stays unless beaten by this."
-        ),
-    ] = 0.03,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Times that each of the fastest is timed.")] = 9,
+    margin: o.MarginOption = 0.03,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Times that each of the fastest is timed.")] = 15,
     candidates: Annotated[int, typer.Option("--candidates", min=1, help="Variants tried on a shape, at most.")] = 60,
     repeat: Annotated[
         int, typer.Option("--repeat", min=1, metavar="N", help="Runs of the whole sweep; says how far they agree.")
@@ -103,27 +87,35 @@ def tune(
     if dry_run and build is None:
         found = [stand_in_build(variants.selection_of(selection or "smoke", Arch.SM90A, filters))]
         names = None
+    elif selection is not None and build is None:
+        found, names = [], None
     else:
         folder, manifest = variants.build_of(build)
         found = read_builds([folder])
-        names = frozenset(e.name for e in variants.filter_entries(manifest, filters)) if filters else None
+        names = (
+            frozenset(e.name for e in variants.filter_entries(manifest, filters))
+            if filters and selection is None
+            else None
+        )
     request = TuneRequest(
         problems=problems,
         builds=found,
         names=names,
         options=SweepOptions(rounds=rounds, most=candidates, margin=margin, repeats=repeat, peers=peers),
         journal=journal,
+        label=selection or "",
         fresh=fresh,
         table=table_file,
         dry_run=dry_run,
         faults=_faults(inject),
         vllm_library=str(vllm_library) if vllm_library is not None else None,
     )
-    result = _run(request, selection if not dry_run else None, scheduler)
+    compiled = variants.selection_of(selection, Arch.SM90A, filters) if selection is not None and not dry_run else None
+    result = _run(request, compiled, scheduler)
     if report is not None:
         from gemmill.tune.report import write_report
 
-        write_report(result, report)
+        write_report(result.record, report, repeats=repeat, margin=margin, agreements=result.agreements)
     _print_result(result)
     if report is not None:
         typer.echo(f"report: {report}")
@@ -131,11 +123,28 @@ def tune(
         raise typer.Exit(ExitCode.CHECK_FAILED)
 
 
-def _run(request: "TuneRequest", selection: str | None, scheduler: str | None) -> "TuneResult":
+def _run(request: "TuneRequest", selection: "Selection | None", scheduler: str | None) -> "TuneResult":
     from gemmill.tune.program import tune as run
 
     with sweep_progress() as observer:
-        return run(request, observer)
+        if selection is None:
+            return run(request, observer, lambda spec: _executor(spec, scheduler))
+        from gemmill.tune.waves import tune_selection
+
+        return tune_selection(request, selection, lambda spec: _executor(spec, scheduler), observer=observer)
+
+
+def _executor(spec: "WorkerSpec", scheduler: str | None) -> "Opened":
+    """A cluster where one is named or there are several GPUs; for one GPU its measuring process is all that is needed."""
+    from gemmill.tune.device import gpu_names
+    from gemmill.tune.executors import LocalExecutor
+
+    gpus = 1 if spec.dry_run else len(gpu_names())
+    if scheduler is None and gpus <= 1:
+        return LocalExecutor(spec)
+    from gemmill.tune.cluster import connect, local_cluster
+
+    return connect(spec, scheduler) if scheduler is not None else local_cluster(spec, gpus)
 
 
 def _faults(texts: list[str] | None) -> dict[str, str]:

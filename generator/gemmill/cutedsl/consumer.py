@@ -1,7 +1,6 @@
 """The consumer groups: which tiles each multiplies and stores, and what overlaps with what.
 
-Fast accumulation leaves sums in WGMMA's registers, so that storing a tile can only hide behind the other group:
-pingpong. Promoted and group-scaled sums are apart from WGMMA's: a group starts its next tile before it stores.
+Cooperative groups share a tile; in pingpong a group multiplies while the other stores.
 """
 
 # mypy: ignore-errors
@@ -50,8 +49,6 @@ def consume(plan: cutlass.Constexpr, shared: tuple, barriers: tuple, output: tup
         epilogue.park(plan, loop.sums, partial_sums, (group, thread))
     elif cutlass.const_expr(plan.pingpong):
         alternate(plan, loop, store, turn, vectors, walk, job, (group, thread))
-    elif cutlass.const_expr(plan.runs_ahead):
-        run_ahead(plan, loop, store, vectors, walk, job, (part, thread))
     else:
         tile, done = job.first, Int32(0)
         while tile < walk.tiles():
@@ -90,28 +87,6 @@ def alternate(
         tile, done, phase = tile + 2 * job.step, done + 2 * job.k_steps, phase ^ 1
 
 
-@cute.jit
-def run_ahead(plan: cutlass.Constexpr, loop, store: tuple, vectors, walk: Walk, job: Job, place: tuple):
-    """With partial sums apart from the sums, a tile's first multiplications run while the one before is stored."""
-    part, thread = place
-    tile, done = job.first, Int32(0)
-    x0, y0, n0 = origin(plan, walk, tile, part)
-    mainloop.begin(plan, loop, done, (part, thread, n0))
-    while tile + job.step < walk.tiles():
-        held = epilogue.fetch(plan, vectors, thread, (x0, y0))
-        mainloop.clear(plan, loop)
-        mainloop.accumulate_begun(plan, loop, done, job.k_steps, (part, thread, n0))
-        tile, done = tile + job.step, done + job.k_steps
-        stored = (x0, y0)
-        x0, y0, n0 = origin(plan, walk, tile, part)
-        mainloop.begin(plan, loop, done, (part, thread, n0))
-        epilogue.store(plan, loop.sums, held, store, place, stored)
-    held = epilogue.fetch(plan, vectors, thread, (x0, y0))
-    mainloop.clear(plan, loop)
-    mainloop.accumulate_begun(plan, loop, done, job.k_steps, (part, thread, n0))
-    epilogue.store(plan, loop.sums, held, store, place, (x0, y0))
-
-
 def make_loop(
     plan: Plan, shared_x: cute.Tensor, shared_y: cute.Tensor, shared_scales: cute.Pointer, barriers: tuple, part: Int32
 ) -> mainloop.Mainloop:
@@ -142,7 +117,7 @@ def make_loop(
         ),
         sums=[cute.make_rmem_tensor(shape, kind) for _ in range(plan.slabs)],
         partials=[cute.make_rmem_tensor(shape, kind) for _ in range(plan.partials)],
-        factors=[cute.make_rmem_tensor(plan.factors, Float32) for _ in range(plan.partials)],
+        factors=[cute.make_rmem_tensor(plan.factors, Float32) for _ in range(plan.factor_sets)],
     )
 
 

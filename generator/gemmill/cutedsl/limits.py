@@ -13,6 +13,8 @@ PROMOTION = 128
 """Elements along K whose products stay in the tensor core's narrower accumulator before they are promoted."""
 STORE_COLUMNS = 64
 """Columns of Y in one box of D at most."""
+FEW_FACTORS = 8
+"""Registers for scales that may be had twice."""
 STORE_BUFFERS = 2
 ACCUMULATOR_REGISTERS = 208
 """Of 232 a consumer thread gets, what is left beside addresses and the epilogue."""

@@ -149,47 +149,18 @@ class Mainloop:
 @cute.jit
 def accumulate(plan: cutlass.Constexpr, loop: cutlass.Constexpr, done: Int32, count: Int32, place: tuple):
     """Multiplies a tile's `count` K steps into the sums; `done` of the CTA's came before."""
-    if cutlass.const_expr(not plan.promoted):
-        accumulate_fast(plan, loop, state_after(plan, done), count)
-    else:
-        clear(plan, loop)
-        stage, phase = state_after(plan, done)
-        for _ in cutlass.range(count, unroll=1):
-            wait(loop.barriers[0] + stage, phase)
-            issue(plan, loop, 0, stage, place)
-            promote_step(plan, loop, stage, place)
-            stage, phase = advance(plan, (stage, phase))
-
-
-@cute.jit
-def accumulate_begun(plan: cutlass.Constexpr, loop: cutlass.Constexpr, done: Int32, count: Int32, place: tuple):
-    """The rest of a tile whose first unit `begin` has issued, into sums that are clear."""
-    if cutlass.const_expr(plan.overlapped):
-        accumulate_behind(plan, loop, state_after(plan, done), count, place)
-    else:
-        accumulate_promoted(plan, loop, state_after(plan, done), count, place)
-
-
-@cute.jit
-def begin(plan: cutlass.Constexpr, loop: cutlass.Constexpr, done: Int32, place: tuple):
-    """Issues a tile's first units, which need no sums: so they can run while another tile's sums are being stored."""
-    full, _ = loop.barriers
-    stage, phase = state_after(plan, done)
-    wait(full + stage, phase)
-    issue(plan, loop, 0, stage, place)
-
-
-@cute.jit
-def clear(plan: cutlass.Constexpr, loop: cutlass.Constexpr):
-    """Sets the sums to zero."""
     for slab in cutlass.range_constexpr(plan.slabs):
         loop.sums[slab].fill(0)
-
-
-@cute.jit
-def state_after(plan: cutlass.Constexpr, done: Int32):
-    """The (stage, phase) of the K step that comes after `done` others."""
-    return done % plan.stages, done // plan.stages & 1
+    state = (done % plan.stages, done // plan.stages & 1)
+    if count > 0:
+        if cutlass.const_expr(plan.overlapped):
+            accumulate_behind(plan, loop, state, count, place)
+        elif cutlass.const_expr(plan.factors_ahead):
+            accumulate_in_turn(plan, loop, state, count, place)
+        elif cutlass.const_expr(plan.promoted):
+            accumulate_promoted(plan, loop, state, count, place)
+        else:
+            accumulate_fast(plan, loop, state, count)
 
 
 @cute.jit
@@ -198,7 +169,6 @@ def accumulate_fast(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tup
     full, empty = loop.barriers
     stage, phase = state
     before = stage
-    clear(plan, loop)
     for step in cutlass.range(count, unroll=1):
         wait(full + stage, phase)
         multiply(loop.mmas, loop.sums, loop.operands, tuple(range(plan.slabs)), (0, plan.mma_steps), stage, False)
@@ -208,51 +178,74 @@ def accumulate_fast(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tup
         before = stage
         stage, phase = advance(plan, (stage, phase))
     warpgroup.wait_group(0)
-    if count > 0:
-        release(plan, empty, before)
+    release(plan, empty, before)
 
 
 @cute.jit
 def accumulate_promoted(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
-    """Sums are promoted while the other consumer group multiplies or, of small tiles, a K step's all together."""
+    """Sums of a K step are promoted all together, where they are small, or one unit after the other."""
+    full, empty = loop.barriers
+    stage, phase = state
+    for _ in cutlass.range(count, unroll=1):
+        wait(full + stage, phase)
+        for first in cutlass.range_constexpr(0, plan.units, plan.partials):
+            for i in cutlass.range_constexpr(plan.partials):
+                read_unit_factors(plan, loop, first + i, i, stage, place)
+            for i in cutlass.range_constexpr(plan.partials):
+                multiply_unit(plan, loop, first + i, i, stage)
+            for i in cutlass.range_constexpr(plan.partials):
+                warpgroup.wait_group(plan.partials - 1 - i)
+                if cutlass.const_expr(first + i + 1 == plan.units):
+                    release(plan, empty, stage)
+                promote(plan, loop, first + i, i, i, place)
+        stage, phase = advance(plan, (stage, phase))
+
+
+@cute.jit
+def accumulate_in_turn(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
+    """One group promotes while the other multiplies, so what lies between a group's multiplications is kept short:
+    the scales of the next unit are read while this one's multiplications run."""
     full, _ = loop.barriers
     stage, phase = state
+    wait(full + stage, phase)
+    read_unit_factors(plan, loop, 0, 0, stage, place)
     for _ in cutlass.range(count - 1, unroll=1):
-        promote_step(plan, loop, stage, place)
-        stage, phase = advance(plan, (stage, phase))
-        wait(full + stage, phase)
-        issue(plan, loop, 0, stage, place)
-    promote_step(plan, loop, stage, place)
+        stage, phase = step_in_turn(plan, loop, (stage, phase), False, place)
+    step_in_turn(plan, loop, (stage, phase), True, place)
 
 
 @cute.jit
-def promote_step(plan: cutlass.Constexpr, loop: cutlass.Constexpr, stage: Int32, place: tuple):
-    """Promotes one K step's units, of which the first are under way, and issues the others as sets become free."""
-    _, empty = loop.barriers
-    for first in cutlass.range_constexpr(0, plan.units, plan.partials):
-        if cutlass.const_expr(first > 0):
-            issue(plan, loop, first, stage, place)
-        for i in cutlass.range_constexpr(plan.partials):
-            warpgroup.wait_group(plan.partials - 1 - i)
-            if cutlass.const_expr(first + i + 1 == plan.units):
-                release(plan, empty, stage)
-            promote(plan, loop, first + i, i, place)
-
-
-@cute.jit
-def issue(plan: cutlass.Constexpr, loop: cutlass.Constexpr, first: cutlass.Constexpr, stage: Int32, place: tuple):
-    """Issues as many units of a K step as there are sets, or one where sets take turns."""
-    sets = 1 if plan.overlapped else plan.partials
-    for i in cutlass.range_constexpr(sets):
-        read_unit_factors(plan, loop, first + i, i, stage, place)
-    for i in cutlass.range_constexpr(sets):
-        multiply_unit(plan, loop, first + i, i, stage)
+def step_in_turn(
+    plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, is_last: cutlass.Constexpr, place: tuple
+):
+    """One K step, unit by unit. Returns the (stage, phase) of the next one, which has come when this returns."""
+    full, empty = loop.barriers
+    stage, _ = state
+    following, following_phase = advance(plan, state)
+    for unit in cutlass.range_constexpr(plan.units):
+        multiply_unit(plan, loop, unit, 0, stage)
+        if cutlass.const_expr(unit + 1 < plan.units):
+            read_unit_factors(plan, loop, unit + 1, 1, stage, place)
+        elif cutlass.const_expr(not is_last):
+            wait(full + following, following_phase)
+            read_unit_factors(plan, loop, 0, 1, following, place)
+        warpgroup.wait_group(0)
+        if cutlass.const_expr(unit + 1 == plan.units):
+            release(plan, empty, stage)
+        promote(plan, loop, unit, 0, 0, place)
+        for i in cutlass.range_constexpr(plan.factors):
+            loop.factors[0][i] = loop.factors[1][i]
+    return following, following_phase
 
 
 @cute.jit
 def accumulate_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
     """Promotes one K step's sums while the next one's multiplications run, with two sets of partial sums in turn."""
+    full, _ = loop.barriers
     stage, phase = state
+    wait(full + stage, phase)
+    read_unit_factors(plan, loop, 0, 0, stage, place)
+    multiply_unit(plan, loop, 0, 0, stage)
     for _ in cutlass.range((count - 1) // 2, unroll=1):
         stage, phase = step_behind(plan, loop, (stage, phase), 1, place)
         stage, phase = step_behind(plan, loop, (stage, phase), 0, place)
@@ -274,7 +267,7 @@ def step_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, 
     multiply_unit(plan, loop, 0, turn, stage)
     warpgroup.wait_group(1)
     release(plan, empty, before)
-    promote(plan, loop, 0, 1 - turn, place)
+    promote(plan, loop, 0, 1 - turn, 1 - turn, place)
     return stage, phase
 
 
@@ -286,14 +279,14 @@ def finish_behind(
     _, empty = loop.barriers
     warpgroup.wait_group(0)
     release(plan, empty, stage)
-    promote(plan, loop, 0, turn, place)
+    promote(plan, loop, 0, turn, turn, place)
 
 
 @cute.jit
 def read_unit_factors(
     plan: cutlass.Constexpr, loop, unit: cutlass.Constexpr, i: cutlass.Constexpr, stage: Int32, place: tuple
 ):
-    """Reads a unit's factors, before its multiplications are issued: they would wait for these loads."""
+    """Reads a unit's factors into the i-th set, before its multiplications: ptxas would put these loads between them."""
     if cutlass.const_expr(plan.grouped):
         read_factors(plan, loop.factors[i], loop.scales[None, unit // plan.slabs, stage], unit % plan.slabs, place)
 
@@ -310,11 +303,16 @@ def multiply_unit(
 
 @cute.jit
 def promote(
-    plan: cutlass.Constexpr, loop: cutlass.Constexpr, unit: cutlass.Constexpr, i: cutlass.Constexpr, place: tuple
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    unit: cutlass.Constexpr,
+    i: cutlass.Constexpr,
+    j: cutlass.Constexpr,
+    place: tuple,
 ):
-    """Adds the i-th partial sums to their slab's, with the scales of their group of K where there are any."""
+    """Adds the i-th partial sums to their slab's, with the j-th factors where there are any."""
     sums = loop.sums[unit % plan.slabs]
     if cutlass.const_expr(plan.grouped):
-        apply(plan, sums, loop.partials[i], loop.factors[i], place[2])
+        apply(plan, sums, loop.partials[i], loop.factors[j], place[2])
     else:
         add(sums, loop.partials[i])

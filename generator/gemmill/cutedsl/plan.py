@@ -12,6 +12,7 @@ from gemmill.cutedsl.checks import check
 from gemmill.cutedsl.limits import (
     ACCUMULATOR_REGISTERS,
     CONSUMER_GROUPS,
+    FEW_FACTORS,
     PARTIAL_REGISTERS,
     PREFETCH_BYTES,
     PROMOTION,
@@ -110,14 +111,6 @@ class Plan:
         return self.tile_y // 2
 
     @property
-    def runs_ahead(self) -> bool:
-        """Whether a tile's first multiplications run while the one before is stored.
-
-        One set of partial sums may be in flight from tile to tile: with several, ptxas waits for each WGMMA.
-        """
-        return self.promoted and not self.split_k and not self.pingpong and (self.overlapped or self.partials == 1)
-
-    @property
     def overlapped(self) -> bool:
         """Whether a group promotes one K step's sums while its next one's multiplications run: it takes two sets."""
         registers = 3 * self.unit_registers + (2 * self.factors if self.grouped else 0)
@@ -132,6 +125,16 @@ class Plan:
         if self.overlapped:
             return 2
         return self.units if self.units * self.unit_registers <= PARTIAL_REGISTERS else 1
+
+    @property
+    def factors_ahead(self) -> bool:
+        """Whether a unit's scales are read while the one before is multiplied, where they take few registers."""
+        return self.grouped and self.partials == 1 and self.factors <= FEW_FACTORS
+
+    @property
+    def factor_sets(self) -> int:
+        """Sets of a unit's scales in registers."""
+        return 2 if self.factors_ahead else self.partials
 
     # How it is divided -----------------------------------------------------------------------------------------------
 
@@ -217,8 +220,13 @@ class Plan:
 
     @property
     def threads(self) -> int:
-        """Of a CTA: consumers, then a warp for TMA, then one for scales."""
+        """Of a CTA: consumers, then a warp for TMA, then those for scales."""
         return self.consumers + (128 if self.moves_registers else 64)
+
+    @property
+    def scale_warps(self) -> int:
+        """Warps that copy scales: of a whole warp group of producers, two are free for it."""
+        return 2 if self.moves_registers else 1
 
     @property
     def producer_registers(self) -> int:
@@ -282,15 +290,8 @@ class Plan:
 
     @property
     def store_buffers(self) -> int:
-        """Boxes of D that a group has in shared memory.
-
-        Promoted kernels store a tile at one go, for nothing hides their epilogue: stages beyond 3 gain them less
-        (H200, 2026-11-20). Others have two, where that does not cost a stage.
-        """
-        boxes = self.slabs * self.tile_y // self.store_columns
-        if self.promoted and self._stages_beside(boxes) >= 3:
-            return boxes
-        most = min(STORE_BUFFERS, boxes)
+        """Boxes of D that a group has in shared memory: two, where that does not cost a stage of the main loop."""
+        most = min(STORE_BUFFERS, self.slabs * self.tile_y // self.store_columns)
         return most if self._stages_beside(most) == self._stages_beside(1) else 1
 
     @property

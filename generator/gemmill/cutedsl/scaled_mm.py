@@ -217,7 +217,7 @@ class ScaledMm:
             with cute.arch.elect_one():
                 readers = 4 * (1 if plan.pingpong else plan.consumer_groups) * plan.sharers
                 for stage in cutlass.range_constexpr(plan.stages):
-                    cute.arch.mbarrier_init(full + stage, 33 if plan.grouped else 1)
+                    cute.arch.mbarrier_init(full + stage, 1 + (32 * plan.scale_warps if plan.grouped else 0))
                     cute.arch.mbarrier_init(empty + stage, readers)
                 for i in cutlass.range_constexpr(2):
                     cute.arch.mbarrier_init(turn + i, 4)
@@ -254,7 +254,7 @@ class ScaledMm:
                     constant_weights,
                 )
             if cutlass.const_expr(plan.grouped):
-                if warp == first_producer + 1:
+                if warp > first_producer and warp <= first_producer + plan.scale_warps:
                     producer.load_scales(plan, scales, shared_scales, (full, empty), vectors, walk, job)
         else:
             if cutlass.const_expr(plan.moves_registers):

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gemmill.runtime.library import Build
-from gemmill.runtime.problem import Need, ProblemCall, describe_problem
+from gemmill.runtime.problem import Need, ProblemCall, describe_problem, scales_codes_of
 from gemmill.runtime.select import Trust
+from gemmill.vocab import SCALE_GROUPS, ScaleLayout
 
 PERIOD_SECONDS = 5.0
 MOST_NOTED = 1024
@@ -72,8 +73,11 @@ class Recorder:
             self.flush()
 
 
-def op_of(call: ProblemCall) -> str:
-    """The class that tables know: fp8, int8 or int8_azp."""
+def op_of(call: ProblemCall) -> str | None:
+    """The class that tables know: fp8, int8, int8_azp or fp8_groups; None for one that is not tuned."""
+    if scales := call.problem // 16:
+        of_blocks = scales in scales_codes_of(SCALE_GROUPS[0], ScaleLayout.STRIDED)
+        return "fp8_groups" if of_blocks and call.problem // 2 % 2 == 0 else None
     if Need(call.problem // 4) in (Need.AZP_ROW, Need.AZP_TOKEN):
         return "int8_azp"
     return "fp8" if call.problem // 2 % 2 == 0 else "int8"
@@ -92,4 +96,5 @@ def _lines(misses: Iterable[tuple[ProblemCall, Trust]]) -> list[str]:
             }
         )
         for call, trust in misses
+        if op_of(call) is not None
     ]

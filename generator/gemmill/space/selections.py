@@ -21,6 +21,7 @@ from gemmill.vocab import (
     DType,
     EpilogueKind,
     KernelSchedule,
+    RasterOrder,
     ScaleGranularity,
     ScaleGroups,
     ScaleLayout,
@@ -198,16 +199,11 @@ def _sweep(arch: Arch) -> Iterator[AnyConfig]:
         yield from _smoke(arch)
         return
     for problem in _problems((DType.BF16,)):
-        for row, (raster, swizzle) in product(sm90.PREFILL + sm90.BETWEEN, sm90.RASTERS):
-            yield _config(problem, row, launch=Launch(raster_order=raster, swizzle=swizzle))
-        for row in sm90.DECODE:
-            yield _config(problem, row, swap_ab=True)
+        yield from _kernels(problem, sm90.WIDEST)
         for row in sm90.STREAM_K:
             yield _config(problem, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
-        for (tile, schedule, stages), splits in product(sm90.SPLIT_K, sm90.SPLITS):
-            yield _split_k(problem, tile, schedule, stages, splits)
         yield _unaligned(problem)
-        yield from _dsl_kernels(problem, sm90_cutedsl.WIDEST if problem.a_dtype.is_float else sm90_cutedsl.CORE)
+        yield from _dsl_kernels(problem, sm90_cutedsl.WIDEST)
     blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDEST)
     yield from _group_kernels(blocks, *sm90.GROUP_TABLES)
@@ -217,48 +213,42 @@ def _sweep(arch: Arch) -> Iterator[AnyConfig]:
 
 
 def _default(arch: Arch) -> Iterator[AnyConfig]:
-    """What is compiled for users: chosen from the sweep by measurement, see tables/sm90.py."""
+    """What is compiled for users: chosen from the sweep by measurement, see the tables."""
     if arch is not Arch.SM90A:
         yield from _smoke(arch)
         return
     for problem in _problems(OUT_DTYPES):
-        fp8, bf16 = problem.a_dtype.is_float, problem.out_dtype is DType.BF16
-        if fp8 or bf16:
-            more = fp8 and bf16
-            prefill = sm90.CORE_PREFILL + (sm90.MORE_PREFILL if more else ())
-            decode = sm90.CORE_DECODE + (sm90.MORE_DECODE if more else ())
-            yield from _kernels(problem, prefill, decode, sm90.CORE_SPLIT_K)
-        else:
-            yield from _kernels(problem, sm90.FEW_PREFILL, sm90.FEW_DECODE, sm90.FEW_SPLIT_K)
-        yield from _dsl_kernels(problem, sm90_cutedsl.CORE if fp8 and bf16 else sm90_cutedsl.FEW)
+        frequent = problem.out_dtype is DType.BF16
+        yield from _kernels(problem, sm90.CORE if frequent else sm90.FEW)
+        yield from _dsl_kernels(problem, sm90_cutedsl.CORE if frequent else sm90_cutedsl.FEW)
         yield _unaligned(problem)
     yield from _one_of_each_other_kind()
     for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
         problem = _group_problem(operand, out, groups, ScaleLayout.STRIDED)
         frequent = out is DType.BF16 and groups is SCALE_GROUPS[0]
         if operand.is_float:
-            yield from _group_kernels(problem, *(sm90.GROUP_TABLES if frequent else sm90.FEW_GROUP_TABLES))
-            if frequent:
-                yield from _dsl_kernels(problem, sm90_cutedsl.GROUP_CORE)
-        elif frequent:
+            yield from _dsl_kernels(problem, sm90_cutedsl.GROUP_CORE if frequent else sm90_cutedsl.GROUP_FEW)
+        if frequent:
             yield from _group_kernels(problem, *sm90.FEW_GROUP_TABLES)
         yield _unaligned(problem)
     yield from quant_configs(arch)
 
 
 def _kernels(
-    problem: Problem, prefill: tuple[sm90.Row, ...], decode: tuple[sm90.Row, ...], split_k: tuple[sm90.SplitKRow, ...]
+    problem: Problem, tables: sm90.Tables, rasters: tuple[tuple[RasterOrder, int], ...] = sm90.RASTERS
 ) -> Iterator[KernelConfig]:
-    for row, (raster, swizzle) in product(prefill, sm90.RASTERS):
+    for row, (raster, swizzle) in product(tables.wide, rasters):
         yield _config(problem, row, launch=Launch(raster_order=raster, swizzle=swizzle))
-    for row in decode:
+    for row in tables.low:
+        yield _config(problem, row)
+    for row in tables.narrow:
         yield _config(problem, row, swap_ab=True)
-    for (tile, schedule, stages), splits in product(split_k, sm90.SPLITS):
+    for (tile, schedule, stages), splits in product(tables.split_k, sm90.SPLITS):
         yield _split_k(problem, tile, schedule, stages, splits)
 
 
-def _dsl_kernels(problem: Problem, tables: sm90_cutedsl.Tables) -> Iterator[KernelConfig]:
-    yield from map(with_dsl, _kernels(problem, *tables))
+def _dsl_kernels(problem: Problem, tables: sm90.Tables) -> Iterator[KernelConfig]:
+    yield from map(with_dsl, _kernels(problem, tables, sm90_cutedsl.RASTERS))
 
 
 def _group_kernels(
@@ -274,20 +264,19 @@ def _one_of_each_other_kind() -> Iterator[KernelConfig]:
     """Kinds that the full epilogues stand in for, and promoted sums: to be had, compared and tested, seldom chosen."""
     fp8 = _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS)
     cooperative = ((128, 128, 128), (1, 1, 1), KernelSchedule.COOPERATIVE)
-    yield _config(_problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED), sm90.CORE_PREFILL[0])
+    yield _config(_problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED), sm90.CORE.wide[0])
     yield with_promotion(_config(fp8, cooperative))
     yield with_dsl(with_promotion(_config(fp8, cooperative)))
     yield with_promotion(_split_k(fp8, (64, 16, 512), KernelSchedule.BASIC, 5, 2))
     yield _config(fp8, ((64, 64, 128), (1, 1, 1), KernelSchedule.BASIC), swap_ab=True)
     yield _config(fp8, cooperative, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
-    for row in sm90.MORE_STREAM_K:
-        yield _config(fp8, row, tile_scheduler=TileScheduler.STREAM_K)
+    yield _config(fp8, ((128, 256, 128), (2, 1, 1), KernelSchedule.COOPERATIVE), tile_scheduler=TileScheduler.STREAM_K)
     blockwise = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR)
     for row in sm90.BLOCKWISE:
         yield _config(blockwise, row)
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
-        yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE_PREFILL[1])
-        yield with_dsl(_config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE_PREFILL[1]))
+        yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1])
+        yield with_dsl(_config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1]))
 
 
 SELECTIONS = {"smoke": _smoke, "default": _default, "sweep": _sweep}

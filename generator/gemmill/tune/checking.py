@@ -120,6 +120,7 @@ class GuardedArena:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
+        self.used = 0
         self._memory = torch.empty(size + 2 * GUARD_BYTES, dtype=torch.uint8, device=device)
 
     @property
@@ -129,9 +130,10 @@ class GuardedArena:
 
     def reset(self) -> None:
         """Poison all of it: what a kernel reads before it writes is no zero."""
+        self.used = 0
         self._memory.fill_(GUARD)
 
-    def is_intact(self, used: int) -> bool:
-        """Whether nothing was written around the first `used` bytes."""
-        bands = (self._memory[:GUARD_BYTES], self._memory[GUARD_BYTES + used :])
+    def is_intact(self) -> bool:
+        """Whether nothing was written around the bytes that the last workspace had, `used`."""
+        bands = (self._memory[:GUARD_BYTES], self._memory[GUARD_BYTES + self.used :])
         return all(bool((band == GUARD).all()) for band in bands)

@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gemmill.tune.statistics import sample, steady_us
+
 RESOLUTION = 0.005
 """Differences of medians that events around a graph do not show reliably."""
 TIED_SHARE = 0.25
@@ -24,7 +26,7 @@ class Decision:
     ranked: tuple[str, ...]
     """Every variant that ran to the end: the choice first, then by time."""
     us: Mapping[str, float]
-    """Medians of these, in microseconds."""
+    """Medians of these in microseconds, what clocks did to a whole round taken out."""
     tied: tuple[str, ...]
     """Variants as fast as the fastest, it included."""
     fastest: str
@@ -48,7 +50,7 @@ def decide(rounds_us: Mapping[str, Sequence[float]], present: str | None, margin
         ordered = sorted(complete, key=lambda name: (complete[name][turn], name))
         for rank, name in enumerate(ordered):
             ranks[name] += rank
-    us = {name: statistics.median(values) for name, values in complete.items()}
+    us = steady_us({name: sample(values) for name, values in complete.items()})
     fastest = min(complete, key=lambda name: (ranks[name], us[name], name))
     tied = tuple(name for name in sorted(complete) if name == fastest or _is_tied(complete[name], complete[fastest]))
     chosen = present if present in tied else tied[0]

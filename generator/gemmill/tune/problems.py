@@ -45,14 +45,6 @@ class Op(StrEnum):
         return problem_code(need, self.operand.torch_name, DType.BF16.torch_name, scales)
 
 
-OPS_OF = {
-    "fp8": (Op.FP8,),
-    "int8": (Op.INT8, Op.INT8_AZP),
-    "fp8_groups": (Op.FP8_GROUPS,),
-    "all": tuple(Op),
-}
-
-
 @dataclass(frozen=True, kw_only=True, order=True)
 class Problem:
     """D[m, n] = epilogue(A[m, k] B[k, n])."""

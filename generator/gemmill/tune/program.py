@@ -45,6 +45,8 @@ class TuneRequest:
     options: SweepOptions = field(default_factory=SweepOptions)
     journal: Path | None = None
     """None for one in the home, by device and build."""
+    label: str = ""
+    """In the journal's name and setup where candidates are of a selection that is compiled meanwhile."""
     fresh: bool = False
     """Begin the journal again."""
     table: Path | None = None
@@ -128,7 +130,7 @@ def facts_of_builds(request: TuneRequest, here: Mapping[str, Any]) -> list[Build
 
 def open_journal(request: TuneRequest, here: Mapping[str, Any]) -> Journal:
     """The request's journal, to be written. Raises JournalError."""
-    ids = [manifest.build_id for _, manifest in request.builds]
+    ids = [*([request.label] if request.label else []), *(manifest.build_id for _, manifest in request.builds)]
     device = here.get("gpu") or NO_DEVICE
     setup = {
         "gemmill": __version__,

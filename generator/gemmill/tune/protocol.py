@@ -33,7 +33,7 @@ class WorkerSpec:
     """On the CPU, with the reference in the place of the variants and invented times."""
     device: int | None = None
     """Index of the GPU that the process sees, None for the first that this process sees."""
-    faults: Mapping[str, str] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Faults to commit on purpose, by candidate name: tests of the sweep itself."""
     seed: int = 0
     """Of invented times: another seed is another run."""

@@ -134,7 +134,7 @@ def _arguments(config: QuantConfig, op: str, case: QuantCase, device: str) -> li
         "out": torch.full((case.rows, case.hidden), 0x55, dtype=torch.uint8, device=device).view(out_dtype),
         "scale": scales,
         "azp": azp,
-        "output_azp": torch.empty_like(scales, dtype=torch.int32).fill_(12345),
+        "output_azp": torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32, device=device).fill_(12345),
         "scale_ub": torch.tensor([smallest], device=device) if case.bounded and not s8 else None,
         "weight": values(1, case.hidden)[0],
         "residual": values(case.rows, case.hidden) if case.residual else None,

@@ -61,11 +61,8 @@ class Subject:
         try:
             yield
         finally:
+            arena.used = self.build.arena_used()
             self.build.set_arena(None)
-
-    def workspace_is_intact(self, arena: GuardedArena | None) -> bool:
-        """Whether nothing was written around the last workspace in the arena."""
-        return self.build is None or arena is None or not self.workspace or arena.is_intact(self.build.arena_used())
 
 
 class Subjects(Protocol):

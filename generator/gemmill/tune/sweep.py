@@ -13,7 +13,7 @@ from gemmill.tune.measure import Outcome, Task, halving
 from gemmill.tune.problems import Problem
 from gemmill.tune.protocol import Candidate
 
-ROUNDS = 9
+ROUNDS = 15
 
 
 @dataclass(frozen=True, kw_only=True)

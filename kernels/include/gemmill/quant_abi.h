@@ -9,15 +9,12 @@
 
 extern "C" {
 
-// What every launch needs. A hint of 0 lets the launch function choose.
+// What every launch needs.
 struct gemmill_quant_launch {
   void* stream;
   int32_t device;
   int32_t sm_count;
   int32_t programmatic_launch;  // whether the kernel may start while its predecessor drains
-  int32_t chunks_hint;          // 16-byte loads in flight a thread and operand: 1, 2, 4 or 8
-  int32_t cluster_hint;         // CTAs that share a row: 1, 2, 4 or 8
-  int32_t threads_hint;         // threads a CTA, where the family lets it be chosen
 };
 
 // out = code(activation(in) x 1/scale) (s8 symmetric: / scale). With an activation, in is [rows, 2 hidden]: gate, then up.

@@ -2,12 +2,13 @@
 
 import pytest
 
-from gemmill.tune.problems import OPS_OF, Op, Problem, tiny
+from gemmill.tune.problems import Op, Problem, tiny
 from harness.problems import (
     FP8_TABLE,
     GROUPS_TABLE,
     INT8_TABLE,
     MODELS,
+    OPS_OF,
     model_problems,
     next_whole,
     parse_shapes,

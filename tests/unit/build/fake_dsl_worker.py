@@ -4,6 +4,7 @@ bad        a variant whose name this occurs in does not compile
 killed     a variant whose name this occurs in kills the process; with `once` after a blank, the first time only
 nostart    the process ends before it is ready
 header     what to write in place of a C header
+slow       seconds to take
 parameter  another parameter of the exported function, such as `int64_t lda`
 """
 
@@ -14,6 +15,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 CONTROL = Path(sys.argv[1])
@@ -53,6 +55,7 @@ def compile_one(source, folder):
             (CONTROL / "killed").unlink()
         print("out of memory", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(float(control("slow") or 0))
     if control("bad") is not None and control("bad") in source.name:
         return "ValueError: the tile is too big"
     symbol = re.search(r'^SYMBOL = "(\w+)"$', source.read_text(), re.MULTILINE)[1]
@@ -65,6 +68,7 @@ def compile_one(source, folder):
     return ""
 
 
+(CONTROL.parent / "pid").write_text(str(os.getpid()))
 with LOG.open("a") as log:
     log.write(f"started {os.environ['CUTE_DSL_ARCH']}\n")
 if control("nostart") is not None:

@@ -2,10 +2,12 @@
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,10 @@ from gemmill.build import BuildError, BuildOptions, build, dsl, planning
 from gemmill.build import plan as plan_build
 from gemmill.build.dsl import DslPackage, made_from
 from gemmill.build.files import FileMemo
+from gemmill.build.graph import dsl_request
+from gemmill.build.sources import flags_for, variant_source
+from gemmill.build.units import Unit
+from gemmill.locations import templates_dir
 from gemmill.runtime.table import make_table
 from gemmill.space.config import KernelConfig
 from gemmill.space.names import symbol_of, to_name
@@ -23,6 +29,7 @@ from gemmill.vocab import Arch, Backend
 from .conftest import FakeToolkit
 from .test_build import Recorder
 
+_SOURCE_ROOT = templates_dir().parent / "generator"
 _FAKE_WORKER = Path(__file__).with_name("fake_dsl_worker.py")
 _LOADER = '#include <cstdint>\nextern "C" int32_t gemmill_cutedsl_load(void*, int32_t device) { return device; }\n'
 _NO_DSL = "no CuTe DSL: nvidia-cutlass-dsl is not installed; install it with `pip install 'gemmill[dsl]'`"
@@ -331,6 +338,39 @@ def test_a_kernel_changed_meanwhile(
     monkeypatch.setattr(planning, "find_dsl", lambda *_: stale)
     with pytest.raises(BuildError, match=r"^a file of gemmill\.cutedsl was changed meanwhile \(.+\): build again$"):
         build(make_both(64), options)
+
+
+def _is_alive(status: Path) -> bool:
+    try:
+        return "(zombie)" not in status.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_worker_does_not_outlive_who_asked_it(
+    fake_dsl: FakeDsl, options: BuildOptions, make_both: Make, tmp_path: Path
+) -> None:
+    selection = make_both(64)
+    source = variant_source(selection.configs[1], flags_for(Arch.SM90A), "")
+    context = planning.open_workshop(Arch.SM90A, options).context
+    path = tmp_path / source.path
+    path.parent.mkdir()
+    path.write_text(source.text)
+    request = dsl_request(Unit(sources=(source,)), tmp_path, tmp_path / "outcome.json", context)
+    (tmp_path / "request.json").write_text(json.dumps(asdict(request)))
+    fake_dsl.set("slow", "1")
+    command = [sys.executable, "-m", "gemmill.build.dsl_unit", str(tmp_path / "request.json")]
+    asking = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(_SOURCE_ROOT)})
+    deadline = time.monotonic() + 60
+    while len(fake_dsl.log()) < 2:
+        assert asking.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    asking.kill()
+    asking.wait()
+    status = Path("/proc") / (fake_dsl.folder / "pid").read_text() / "status"
+    while _is_alive(status):
+        assert time.monotonic() < deadline, "the worker outlives the process that asked it"
+        time.sleep(0.02)
 
 
 def test_progress_and_ledger_row(fake_dsl: FakeDsl, options: BuildOptions, make_both: Make) -> None:

@@ -1,94 +1,166 @@
 """Hopper: the schedules worth compiling with the CuTe DSL. Rows as in tables/sm90.py.
 
-A variant costs a second or two, where one of CUTLASS costs twenty: these may be tried in numbers.
+A variant costs a second or less, where one of CUTLASS costs twenty, and its tiles may be of any width that is a multiple
+of 16: so there is one that just fills the SMs for most shapes (docs/notes/tiles.md).
 """
 
-from gemmill.space.tables.sm90 import (
-    BASIC,
-    BETWEEN,
-    COOPERATIVE,
-    CORE_SPLIT_K,
-    GROUP_SPLIT_K,
-    PINGPONG,
-    PREFILL,
-    SPLIT_K,
-    Row,
-    SplitKRow,
-)
+from itertools import product
 
-Tables = tuple[tuple[Row, ...], tuple[Row, ...], tuple[SplitKRow, ...]]
-"""Rows for many rows of A, for few (computed with swap_ab), and for few with K divided."""
+from gemmill.space.tables.sm90 import BASIC, COOPERATIVE, PINGPONG, Tables
+from gemmill.vocab import RasterOrder
 
-WIDE: tuple[Row, ...] = (
-    *PREFILL,
-    *BETWEEN,
-    ((64, 96, 128), (2, 1, 1), PINGPONG),
-    ((128, 96, 128), (2, 1, 1), PINGPONG),
-    ((128, 160, 128), (1, 2, 1), PINGPONG),
-    ((128, 192, 128), (1, 2, 1), COOPERATIVE),
-    ((128, 224, 128), (2, 1, 1), COOPERATIVE),
-    ((256, 96, 128), (2, 1, 1), COOPERATIVE),
-    ((256, 192, 128), (2, 1, 1), COOPERATIVE),
-)
-"""Many rows."""
+RASTERS = ((RasterOrder.HEURISTIC, 1), (RasterOrder.ALONG_M, 8), (RasterOrder.ALONG_N, 8))
+"""(raster order, swizzle) of kernels with many tiles."""
 
-NARROW: tuple[Row, ...] = (
-    ((64, 16, 256), (1, 1, 1), PINGPONG),
-    ((64, 32, 256), (1, 1, 1), PINGPONG),
-    ((64, 48, 256), (1, 1, 1), PINGPONG),
-    ((64, 64, 256), (1, 1, 1), PINGPONG),
-    ((64, 64, 256), (2, 1, 1), PINGPONG),
-    ((64, 64, 128), (1, 1, 1), BASIC),
-    ((64, 96, 128), (1, 1, 1), PINGPONG),
-    ((64, 128, 128), (1, 1, 1), PINGPONG),
-    ((64, 128, 128), (2, 1, 1), PINGPONG),
-    ((128, 64, 128), (1, 1, 1), COOPERATIVE),
-    ((128, 64, 256), (2, 1, 1), COOPERATIVE),
-    ((128, 128, 128), (1, 1, 1), PINGPONG),
-)
-"""Few rows, computed with swap_ab."""
 
-GROUP_WIDE: tuple[Row, ...] = (
-    ((128, 128, 128), (1, 1, 1), COOPERATIVE),
-    ((128, 128, 128), (2, 1, 1), COOPERATIVE),
-    ((128, 128, 128), (1, 2, 1), COOPERATIVE),
-    ((128, 96, 128), (2, 1, 1), COOPERATIVE),
-    ((128, 160, 128), (2, 1, 1), COOPERATIVE),
-    ((256, 64, 128), (2, 1, 1), COOPERATIVE),
-    ((64, 128, 128), (1, 1, 1), BASIC),
-)
-GROUP_NARROW: tuple[Row, ...] = (
-    ((64, 16, 256), (1, 1, 1), BASIC),
-    ((64, 32, 256), (1, 1, 1), BASIC),
-    ((64, 64, 128), (1, 1, 1), BASIC),
-    ((128, 32, 256), (1, 1, 1), COOPERATIVE),
-    ((128, 64, 128), (1, 1, 1), COOPERATIVE),
-)
-"""The same with scales in groups along K, where registers hold sums twice."""
-
-CORE: Tables = (
-    (
-        ((128, 128, 128), (1, 1, 1), PINGPONG),
-        ((128, 128, 128), (2, 1, 1), PINGPONG),
-        ((64, 128, 128), (2, 1, 1), PINGPONG),
-        ((128, 256, 128), (2, 1, 1), COOPERATIVE),
-        ((128, 256, 128), (1, 2, 1), COOPERATIVE),
-        ((256, 128, 128), (2, 1, 1), COOPERATIVE),
+CORE = Tables(
+    wide=(
+        ((128, 80, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 96, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 112, 128), (1, 2, 1), COOPERATIVE),
+        ((128, 112, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 144, 128), (1, 1, 1), COOPERATIVE),
+        ((128, 144, 128), (2, 1, 1), PINGPONG),
+        ((128, 160, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 160, 128), (1, 1, 1), PINGPONG),
+        ((128, 224, 128), (1, 1, 1), COOPERATIVE),
+        ((128, 256, 128), (1, 1, 1), COOPERATIVE),
+        ((256, 160, 128), (2, 1, 1), COOPERATIVE),
+        ((256, 192, 128), (1, 2, 1), COOPERATIVE),
+        ((256, 192, 128), (2, 1, 1), COOPERATIVE),
     ),
-    (((64, 32, 256), (1, 1, 1), PINGPONG), ((64, 64, 256), (1, 1, 1), PINGPONG)),
-    (CORE_SPLIT_K[0], CORE_SPLIT_K[2], CORE_SPLIT_K[4], CORE_SPLIT_K[6]),
+    low=(
+        ((64, 64, 128), (2, 1, 1), BASIC),
+        ((64, 80, 128), (1, 1, 1), BASIC),
+        ((64, 80, 128), (2, 1, 1), BASIC),
+        ((64, 128, 128), (2, 1, 1), BASIC),
+        ((64, 160, 128), (2, 1, 1), PINGPONG),
+    ),
+    narrow=(
+        ((64, 16, 256), (1, 1, 1), BASIC),
+        ((64, 16, 256), (1, 1, 1), PINGPONG),
+        ((64, 32, 256), (1, 1, 1), BASIC),
+        ((64, 64, 128), (1, 1, 1), BASIC),
+        ((64, 64, 256), (1, 1, 1), BASIC),
+        ((64, 128, 128), (1, 1, 1), BASIC),
+        ((128, 128, 128), (1, 1, 1), COOPERATIVE),
+    ),
+    split_k=(
+        ((64, 16, 256), BASIC, 3),
+        ((64, 16, 512), BASIC, 5),
+        ((64, 32, 256), BASIC, 4),
+        ((128, 16, 256), COOPERATIVE, 6),
+        ((128, 128, 128), COOPERATIVE, 6),
+    ),
 )
-FEW: Tables = ((CORE[0][1], CORE[0][3]), (CORE[1][1],), (CORE[2][1],))
-"""What e4m3 to bf16 gets, and what the others make do with: an assumption from what CUTLASS's variants of these shapes did,
-to be measured."""
+"""What is compiled for users: the greedy choice over a sweep of e4m3 to bf16 with the kernels of WIDEST and those of CUTLASS
+at 52 shapes (H200, 2026-11-20). With three of CUTLASS beside it, nothing is 3 % faster anywhere."""
 
-WIDEST: Tables = (WIDE, NARROW, SPLIT_K)
-GROUP_WIDEST: Tables = (GROUP_WIDE, GROUP_NARROW, GROUP_SPLIT_K)
+FEW = Tables(
+    wide=tuple(CORE.wide[i] for i in (1, 4, 6, 9, 12)),
+    low=CORE.low[1:4],
+    narrow=tuple(CORE.narrow[i] for i in (0, 2, 3, 5)),
+    split_k=tuple(CORE.split_k[i] for i in (0, 2, 4)),
+)
+"""What the less frequent problems make do with."""
+
+WIDEST = Tables(
+    wide=(
+        *(
+            ((128, y, 128), cluster, COOPERATIVE)
+            for y, cluster in product(range(80, 257, 16), ((1, 1, 1), (2, 1, 1), (1, 2, 1)))
+        ),
+        *(
+            ((128, y, 128), cluster, PINGPONG)
+            for y, cluster in product(range(80, 209, 16), ((1, 1, 1), (2, 1, 1), (1, 2, 1)))
+        ),
+        *(((256, y, 128), cluster, COOPERATIVE) for y, cluster in product(range(80, 209, 16), ((2, 1, 1), (1, 2, 1)))),
+    ),
+    low=(
+        *(((64, y, 128), cluster, PINGPONG) for y, cluster in product(range(48, 257, 16), ((1, 1, 1), (2, 1, 1)))),
+        *(((64, y, 128), cluster, BASIC) for y, cluster in product(range(32, 129, 16), ((1, 1, 1), (2, 1, 1)))),
+    ),
+    narrow=(
+        *(((64, y, 256), (1, 1, 1), schedule) for y, schedule in product(range(16, 65, 16), (BASIC, PINGPONG))),
+        *(((64, y, 128), (1, 1, 1), schedule) for y, schedule in product(range(64, 129, 16), (BASIC, PINGPONG))),
+        *(((128, y, 128), (1, 1, 1), COOPERATIVE) for y in range(16, 129, 16)),
+    ),
+    split_k=(
+        *CORE.split_k,
+        ((64, 16, 256), BASIC, 4),
+        ((64, 16, 512), BASIC, 2),
+        ((64, 32, 256), BASIC, 3),
+        ((64, 64, 256), BASIC, 3),
+        ((64, 64, 128), BASIC, 6),
+        ((64, 128, 128), BASIC, 4),
+        ((128, 32, 256), COOPERATIVE, 5),
+        ((128, 64, 256), COOPERATIVE, 4),
+        ((128, 64, 128), COOPERATIVE, 6),
+    ),
+)
 """What is worth timing."""
 
-GROUP_CORE: Tables = (
-    (GROUP_WIDE[1], GROUP_WIDE[2], GROUP_WIDE[4]),
-    (GROUP_NARROW[1], GROUP_NARROW[4]),
-    (GROUP_SPLIT_K[0], GROUP_SPLIT_K[6]),
+GROUP_CORE = Tables(
+    wide=(
+        ((128, 128, 128), (2, 1, 1), COOPERATIVE),
+        ((256, 128, 128), (1, 2, 1), COOPERATIVE),
+        ((256, 128, 128), (2, 1, 1), COOPERATIVE),
+    ),
+    low=(
+        ((64, 112, 128), (2, 1, 1), BASIC),
+        ((64, 128, 128), (2, 1, 1), BASIC),
+    ),
+    narrow=(
+        ((64, 16, 256), (1, 1, 1), BASIC),
+        ((64, 32, 256), (1, 1, 1), BASIC),
+        ((64, 64, 128), (1, 1, 1), BASIC),
+    ),
+    split_k=(
+        ((64, 16, 256), BASIC, 3),
+        ((64, 16, 256), BASIC, 4),
+        ((64, 32, 256), BASIC, 4),
+        ((64, 64, 256), BASIC, 3),
+        ((128, 128, 128), COOPERATIVE, 6),
+    ),
 )
-"""What blocks of 128 get, e4m3 to bf16: an assumption too."""
+"""What is compiled for scales in groups along K, where registers hold sums twice: the fastest at the shapes that the kernels were
+written for (H200, 2026-11-20)."""
+
+GROUP_FEW = Tables(
+    wide=GROUP_CORE.wide[1:2],
+    low=GROUP_CORE.low[1:],
+    narrow=(GROUP_CORE.narrow[0], GROUP_CORE.narrow[2]),
+    split_k=GROUP_CORE.split_k[1:2],
+)
+"""What the less frequent kinds of groups make do with."""
+
+GROUP_WIDEST = Tables(
+    wide=(
+        *GROUP_CORE.wide,
+        ((128, 128, 128), (1, 1, 1), COOPERATIVE),
+        ((128, 128, 128), (1, 2, 1), COOPERATIVE),
+        ((128, 96, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 160, 128), (2, 1, 1), COOPERATIVE),
+        ((256, 64, 128), (2, 1, 1), COOPERATIVE),
+        ((256, 128, 128), (1, 1, 1), COOPERATIVE),
+    ),
+    low=(
+        *GROUP_CORE.low,
+        ((64, 64, 128), (1, 2, 1), BASIC),
+        ((64, 128, 128), (1, 1, 1), BASIC),
+    ),
+    narrow=(
+        *GROUP_CORE.narrow,
+        ((64, 64, 256), (1, 1, 1), BASIC),
+        ((128, 32, 256), (1, 1, 1), COOPERATIVE),
+        ((128, 64, 128), (1, 1, 1), COOPERATIVE),
+    ),
+    split_k=(
+        *GROUP_CORE.split_k,
+        ((64, 16, 256), BASIC, 9),
+        ((64, 16, 512), BASIC, 5),
+        ((64, 64, 128), BASIC, 6),
+        ((128, 16, 256), COOPERATIVE, 6),
+    ),
+)
+"""What is worth timing."""

@@ -1,0 +1,230 @@
+"""A sweep as one HTML file: what won where, time against M with peers and roofline, ties, faults."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from gemmill.build.files import write_whole
+from gemmill.locations import templates_dir
+from gemmill.space.names import parse_gemm_name
+from gemmill.tune.charts import Cell, Line, log_chart, winner_map
+from gemmill.tune.choice import MARGIN, Agreement, Decision
+from gemmill.tune.journal import Entry, Record
+from gemmill.tune.peers import torch_peers
+from gemmill.tune.problems import Op, Problem
+from gemmill.tune.sweep import final_entries, variants_only
+from gemmill.tune.tables import decide_all
+from gemmill.vocab import TileScheduler
+
+TEMPLATE = "report/report.html.jinja"
+CEILINGS = {"NVIDIA H200": (4.21e12, 1.979e15)}
+"""Bytes a second (measured: copying through torch) and 8-bit operations a second (data sheet, dense), by device."""
+PEER_KINDS = ("peer1", "peer2", "peer3", "peer4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One problem as the report shows it."""
+
+    problem: Problem
+    decision: Decision
+    peers: Mapping[str, float]
+    """Medians in microseconds of those that compute the same."""
+    floor_us: float | None
+    """By the roofline; None for a device whose ceilings are not known."""
+
+    @property
+    def us(self) -> float:
+        """Of the choice."""
+        return self.decision.us[self.decision.chosen]
+
+    @property
+    def ratio(self) -> float | None:
+        """How much longer the best peer takes."""
+        return min(self.peers.values()) / self.us if self.peers else None
+
+
+def write_report(
+    record: Record, path: Path, *, repeats: int = 1, margin: float = MARGIN, agreements: Sequence[Agreement] = ()
+) -> None:
+    """Write the report of a journal's record, whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, report_text(record, repeats=repeats, margin=margin, agreements=agreements))
+
+
+def report_text(
+    record: Record, *, repeats: int = 1, margin: float = MARGIN, agreements: Sequence[Agreement] = ()
+) -> str:
+    """The HTML of a record."""
+    shapes = shapes_of(record, repeats, margin)
+    entries = list(record.entries.values())
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates_dir()),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    kinds = {
+        name: PEER_KINDS[i % len(PEER_KINDS)] for i, name in enumerate(sorted({n for s in shapes for n in s.peers}))
+    }
+    faults = [
+        {"problem": str(problem), "name": name, "fault": finding.fault.value, "detail": finding.detail}
+        for problem, found in sorted(record.faults.items())
+        for name, finding in sorted(found.items())
+    ]
+    return environment.get_template(TEMPLATE).render(
+        setup=record.setup,
+        facts=_facts(record, shapes, entries),
+        peers=kinds,
+        winner_kinds=WINNER_KINDS,
+        maps=[
+            (op.value, _map([s for s in shapes if s.problem.op is op]))
+            for op in Op
+            if any(s.problem.op is op for s in shapes)
+        ],
+        charts=_charts(shapes, kinds),
+        rows=[_row(shape) for shape in shapes],
+        faults=faults,
+        errors=[(str(e.outcome.problem), e.outcome.error) for e in entries if e.outcome.error],
+        agreements=agreements,
+        has_floor=any(s.floor_us for s in shapes),
+    )
+
+
+def shapes_of(record: Record, repeats: int, margin: float) -> list[Shape]:
+    """Every problem of which a variant was timed, in order."""
+    runs = [final_entries(record, repeat) for repeat in range(repeats)]
+    shapes = []
+    for problem in sorted({problem for run in runs for problem in run}):
+        entries = [run[problem] for run in runs if problem in run]
+        if (decision := decide_all(entries, margin)) is not None:
+            shapes.append(
+                Shape(problem=problem, decision=decision, peers=_peers(entries), floor_us=_floor(problem, entries[-1]))
+            )
+    return shapes
+
+
+def _peers(entries: Sequence[Entry]) -> dict[str, float]:
+    compares = {peer.name for peer in torch_peers() if not peer.applies_scales}
+    rounds: dict[str, list[float]] = {}
+    for entry in entries:
+        variants = variants_only(entry.outcome.rounds_us)
+        for name, us in entry.outcome.rounds_us.items():
+            if name not in variants and name not in compares and us:
+                rounds.setdefault(name, []).extend(us)
+    return {name: statistics.median(us) for name, us in sorted(rounds.items())}
+
+
+def _floor(problem: Problem, entry: Entry) -> float | None:
+    ceilings = CEILINGS.get(entry.outcome.device.get("gpu") or "")
+    if ceilings is None:
+        return None
+    return max(problem.bytes / ceilings[0], problem.flops / ceilings[1]) * 1e6
+
+
+def _facts(record: Record, shapes: Sequence[Shape], entries: Sequence[Entry]) -> list[tuple[str, str]]:
+    ratios = [s.ratio for s in shapes if s.ratio]
+    seconds = sum(e.outcome.seconds for e in entries)
+    checking = sum(e.outcome.checking_seconds for e in entries)
+    clocks = [e.outcome.state["clocks.sm"]["median"] for e in entries if "clocks.sm" in e.outcome.state]
+    held = sorted({reason for e in entries for reason, share in e.outcome.state.get("throttled", {}).items() if share})
+    facts = [
+        ("shapes", str(len(shapes))),
+        ("variants tried", str(len({name for e in entries for name in variants_only(e.outcome.rounds_us)}))),
+        ("faults", str(sum(map(len, record.faults.values())))),
+        ("ties", str(sum(len(s.decision.tied) > 1 for s in shapes))),
+        ("choices that change", str(sum(s.decision.replaces for s in shapes))),
+        ("measured in", f"{seconds:.0f} s, {checking / seconds:.0%} checking" if seconds else "-"),
+    ]
+    if ratios:
+        facts.append(
+            ("over the best peer", f"{math.exp(statistics.fmean(map(math.log, ratios))):.3f} (worst {min(ratios):.3f})")
+        )
+    if clocks:
+        facts.append(
+            (
+                "SM clock",
+                f"{min(clocks):.0f} to {max(clocks):.0f} MHz" + (f", held by {', '.join(held)}" if held else ""),
+            )
+        )
+    return facts
+
+
+WINNER_KINDS = {
+    "splitk": "split-K",
+    "streamk": "stream-K",
+    "swapab": "swap-AB, persistent",
+    "persistent": "persistent",
+    "unaligned": "any alignment",
+}
+
+
+def _kind(name: str) -> str:
+    schedule = parse_gemm_name(name).schedule
+    if not schedule.kernel_schedule.uses_tma:
+        return "unaligned"
+    if schedule.tile_scheduler is TileScheduler.STREAM_K:
+        return "streamk"
+    if schedule.tile_scheduler is TileScheduler.SPLIT_K:
+        return "splitk"
+    return "swapab" if schedule.swap_ab else "persistent"
+
+
+def _map(shapes: Sequence[Shape]) -> str:
+    cells = {}
+    for shape in shapes:
+        name = shape.decision.chosen
+        tile = parse_gemm_name(name).schedule.tile_shape_mnk
+        ties = f", tied with {len(shape.decision.tied) - 1}" if len(shape.decision.tied) > 1 else ""
+        cells[_weight(shape.problem), shape.problem.m] = Cell(
+            kind=_kind(name), text=f"{tile[0]}x{tile[1]}", title=f"{shape.problem}: {shape.us:.2f} us{ties}\n{name}"
+        )
+    rows = list(dict.fromkeys(_weight(shape.problem) for shape in shapes))
+    return winner_map(rows, sorted({shape.problem.m for shape in shapes}), cells)
+
+
+def _weight(problem: Problem) -> str:
+    return f"{problem.n} x {problem.k}"
+
+
+def _charts(shapes: Sequence[Shape], kinds: Mapping[str, str]) -> list[dict[str, str]]:
+    by_weight: dict[tuple[Op, int, int], list[Shape]] = {}
+    for shape in shapes:
+        by_weight.setdefault((shape.problem.op, shape.problem.n, shape.problem.k), []).append(shape)
+    charts = []
+    for (op, n, k), members in by_weight.items():
+        lines = [Line(name="gemmill", kind="own", points=[(s.problem.m, s.us) for s in members])]
+        for peer, kind in kinds.items():
+            points = [(s.problem.m, s.peers[peer]) for s in members if peer in s.peers]
+            if points:
+                lines.insert(0, Line(name=peer, kind=kind, points=points))
+        floor = [(s.problem.m, s.floor_us) for s in members if s.floor_us]
+        if floor:
+            lines.insert(0, Line(name="roofline", kind="floor", points=floor))
+        charts.append({"title": f"{op.value} N {n}, K {k}", "svg": log_chart(lines, "M", "us")})
+    return charts
+
+
+def _row(shape: Shape) -> dict[str, Any]:
+    decision = shape.decision
+    runner_up = decision.ranked[1] if len(decision.ranked) > 1 else None
+    return {
+        "op": shape.problem.op.value,
+        "m": shape.problem.m,
+        "n": shape.problem.n,
+        "k": shape.problem.k,
+        "us": f"{shape.us:.2f}",
+        "margin": "-" if runner_up is None else f"{decision.us[runner_up] / shape.us - 1:+.1%}",
+        "tied": len(decision.tied),
+        "ratio": "-" if shape.ratio is None else f"{shape.ratio:.3f}",
+        "behind": shape.ratio is not None and shape.ratio < 1,
+        "floor": "-" if shape.floor_us is None else f"{shape.floor_us / shape.us:.0%}",
+        "change": "new" if decision.replaces else "",
+        "name": decision.chosen,
+    }

@@ -1,0 +1,126 @@
+"""Compiling candidates while others are timed: the selection's kernels in waves, the most promising first.
+
+Each wave is a build of its own. While one is measured, the next is compiled; the fastest of the waves before are timed
+beside the new ones, so that their times are compared within rounds and not across hours.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from gemmill.build import BuildError, BuildOptions
+from gemmill.build import build as compile_selection
+from gemmill.manifest import Manifest
+from gemmill.runtime.model import model_ns
+from gemmill.runtime.select import rejection
+from gemmill.runtime.table import make_table
+from gemmill.space.family import gemms
+from gemmill.space.names import symbol_of
+from gemmill.space.selections import Selection
+from gemmill.tune.candidates import PLAUSIBLE
+from gemmill.tune.problems import Problem
+from gemmill.tune.program import (
+    Opened,
+    TuneRequest,
+    TuneResult,
+    check_device,
+    conclude,
+    facts_of_builds,
+    open_journal,
+    stand_in_build,
+    worker_spec,
+)
+from gemmill.tune.protocol import WorkerSpec
+from gemmill.tune.sweep import Observer, SilentObserver, run_sweep
+
+KERNELS_OF_A_WAVE = 16
+"""Two translation units: minutes of compiling, and enough to keep a GPU busy meanwhile."""
+
+Compile = Callable[[Selection, BuildOptions], tuple[Path, Manifest]]
+
+
+def tune_selection(
+    request: TuneRequest,
+    selection: Selection,
+    executor_of: Callable[[WorkerSpec], Opened],
+    options: BuildOptions | None = None,
+    observer: Observer | None = None,
+    compile_wave: Compile | None = None,
+) -> TuneResult:
+    """Measure what of a selection is promising on the request's problems; its own builds are what is chosen from today.
+
+    Raises BuildError where a wave does not compile at all, and what `gemmill.tune.program.tune` raises.
+    """
+    compile_wave = compile_wave or _compile
+    with executor_of(worker_spec(request)) as executor:
+        here = executor.facts()
+    check_device(request, here)
+    sms = here.get("sm_count") or selection.arch.sm_count
+    waves = [_part(selection, i, part) for i, part in enumerate(waves_of(selection, request.problems, sms))]
+    builds: list[tuple[Path, Manifest]] = list(request.builds)
+    with open_journal(request, here) as journal:
+        for wave, made in enumerate(_ahead(waves, lambda part: compile_wave(part, options or BuildOptions())), start=1):
+            builds.append(made)
+            current = replace(request, builds=[*request.builds[:1], made])
+            facts = facts_of_builds(current, here)
+            spec = worker_spec(request, [folder for folder, _ in builds])
+            with executor_of(spec) as executor:
+                run_sweep(
+                    request.problems, facts, executor, journal, request.options, sms, observer or SilentObserver(), wave
+                )
+        return conclude(request, journal, {str(folder): manifest for folder, manifest in builds})
+
+
+def waves_of(selection: Selection, problems: Sequence[Problem], sm_count: int) -> list[Selection]:
+    """The selection's promising GEMM kernels in parts, those first that the model ranks highest for some problem."""
+    _, manifest = stand_in_build(selection)
+    entries = [entry for entry in manifest.entries if entry.config in gemms(selection.configs)]
+    table = make_table(entries, sorted({entry.symbol for entry in entries}), ())
+    places: dict[str, float] = {}
+    for problem in problems:
+        guesses: dict[str, float] = {}
+        for row, entry in zip(table.rows, table.entries, strict=True):
+            if rejection(row, problem.call) is None:
+                ns = model_ns(row, problem.call, sm_count)
+                guesses[entry.symbol] = min(guesses.get(entry.symbol, ns), ns)
+        best = min(guesses.values(), default=0.0)
+        for symbol, ns in guesses.items():
+            if ns <= PLAUSIBLE * best:
+                places[symbol] = min(places.get(symbol, ns / best), ns / best)
+    ordered = sorted(places, key=lambda symbol: (places[symbol], symbol))
+    parts = [set(ordered[i : i + KERNELS_OF_A_WAVE]) for i in range(0, len(ordered), KERNELS_OF_A_WAVE)]
+    return [
+        replace(selection, configs=tuple(c for c in gemms(selection.configs) if symbol_of(c) in part)) for part in parts
+    ]
+
+
+def _part(selection: Selection, index: int, part: Selection) -> Selection:
+    return replace(part, name=f"{selection.name}-{index}")
+
+
+def _ahead(
+    waves: Sequence[Selection], make: Callable[[Selection], tuple[Path, Manifest]]
+) -> Iterator[tuple[Path, Manifest]]:
+    """Each wave's build, the next one being made meanwhile. A wave of which nothing compiles is left out."""
+    with ThreadPoolExecutor(1, thread_name_prefix="gemmill-compiling") as pool:
+        waiting: list[Future[tuple[Path, Manifest]]] = [pool.submit(make, part) for part in waves]
+        failures = 0
+        try:
+            for future in waiting:
+                try:
+                    made = future.result()
+                except BuildError:
+                    failures += 1
+                    if failures == len(waiting):
+                        raise
+                    continue
+                yield made
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _compile(selection: Selection, options: BuildOptions) -> tuple[Path, Manifest]:
+    result = compile_selection(selection, options)
+    return result.folder, result.manifest

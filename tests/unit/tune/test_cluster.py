@@ -1,0 +1,100 @@
+"""The same sweep on a Dask cluster of this machine, with workers that are lost."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("distributed")
+
+from distributed import Client, LocalCluster
+
+from gemmill.space.selections import select
+from gemmill.tune import cluster
+from gemmill.tune.cluster import connect, local_cluster, visible_device
+from gemmill.tune.measure import Outcome, Task
+from gemmill.tune.problems import Op, Problem
+from gemmill.tune.program import TuneRequest, stand_in_build, tune
+from gemmill.tune.protocol import WorkerSpec
+from gemmill.tune.sweep import SweepOptions, TaskLost
+
+PROBLEMS = [Problem(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
+DRY = WorkerSpec(builds=(), dry_run=True)
+
+
+def request_of(tmp_path: Path, name: str) -> TuneRequest:
+    return TuneRequest(
+        problems=PROBLEMS,
+        builds=[stand_in_build(select("smoke"))],
+        options=SweepOptions(rounds=2),
+        journal=tmp_path / f"{name}.jsonl",
+        dry_run=True,
+    )
+
+
+def test_results_do_not_depend_on_the_number_of_workers(tmp_path, home) -> None:
+    alone = tune(request_of(tmp_path, "alone"))
+    together = tune(request_of(tmp_path, "together"), executor_of=lambda spec: local_cluster(spec, 2))
+    rows = [[(row.key, row.variants, row.us) for row in result.tables[0][1].rows] for result in (alone, together)]
+    assert rows[0] == rows[1] and len(rows[0]) == 3
+
+
+def test_a_lost_worker_loses_its_task_only(tmp_path, monkeypatch) -> None:
+    def die_once(spec: WorkerSpec, task: Task) -> Outcome:
+        """Takes its Dask worker with it the first time that M = 16 is measured, and every time that M = 64 is."""
+        marker = Path(spec.vllm_library or "") / str(task.problem.m)
+        if task.problem.m == 64 or (task.problem.m == 16 and not marker.exists()):
+            marker.touch()
+            os._exit(1)
+        return Outcome(problem=task.problem, rounds_us={}, findings={})
+
+    monkeypatch.setattr(cluster, "measure_here", die_once)
+    spec = WorkerSpec(builds=(), dry_run=True, vllm_library=str(tmp_path))
+    tasks = [Task(problem=problem, candidates=(), kept=None, stages=()) for problem in PROBLEMS]
+    with local_cluster(spec, 2) as executor:
+        found = {task.problem.m: outcome for task, outcome, _ in executor.run(tasks)}
+    assert isinstance(found[1], Outcome) and isinstance(found[16], Outcome), "given to another worker"
+    assert isinstance(found[64], TaskLost) and str(found[64]) == "its worker was lost, also when it ran alone"
+
+
+def test_a_scheduler_that_is_not_there(monkeypatch) -> None:
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
+    with pytest.raises(
+        RuntimeError, match=r"no Dask scheduler answers at 'tcp://127\.0\.0\.1:9' .*start one with `dask scheduler`"
+    ):
+        connect(DRY, "tcp://127.0.0.1:9")
+
+
+def test_an_existing_cluster_needs_workers_with_gpus() -> None:
+    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
+    with (
+        LocalCluster(processes=False, **options) as found,
+        pytest.raises(
+            RuntimeError, match=re.escape(f"none of the 1 workers at {found.scheduler_address} has the resource")
+        ),
+    ):
+        connect(DRY, found.scheduler_address)
+
+
+def test_an_existing_cluster(tmp_path, home) -> None:
+    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None, "resources": {"GPU": 1}}
+    with LocalCluster(processes=False, **options) as found:
+        result = tune(request_of(tmp_path, "existing"), executor_of=lambda spec: connect(spec, found.scheduler_address))
+        assert Client(found).status == "running", "it is not ours to close"
+    assert len(result.record.entries) == 3
+
+
+def test_a_build_that_workers_lack(home) -> None:
+    spec = WorkerSpec(builds=("/none/0123abcd4567",))
+    with pytest.raises(
+        RuntimeError, match="workers need the builds in their own GEMMILL_HOME, or on a shared file system"
+    ):
+        cluster.facts_here(spec)
+
+
+def test_devices_are_named_as_this_process_sees_them(monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    assert [visible_device(i) for i in range(2)] == ["3", "5"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert visible_device(1) == "1"
