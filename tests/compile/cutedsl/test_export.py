@@ -23,7 +23,9 @@ from gemmill.space.names import parse_name
 for name in sys.argv[2:]:
     export(parse_name(name), name, Path(sys.argv[1]))
 """
-FAST = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c2x1x1_pingpong_fast_persistent_ab_sauto_a16b16d8"
+FAST = (
+    "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c2x1x1_pingpong_fast_persistent_ab_sauto_a16b16d8"
+)
 SWAPPED = "sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t64x16x256_c1x1x1_basic_fast_persistent_swapab_sauto_a16b16d8"
 SPLIT = "sm90a_cutlass_s8_s8_s32_bf16_scaledazppertoken_channel_t64x16x512_c1x1x1_basic_exact_splitk_swapab_s5_a16b16d8"
 PROMOTED = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t256x128x128_c1x2x1_cooperative_promoted_persistent_ab_sauto_a16b16d8"
@@ -34,7 +36,9 @@ NAMES = [FAST, SWAPPED, SPLIT, PROMOTED]
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the objects and headers of all kernels here, made by one process."""
     folder = tmp_path_factory.mktemp("exported")
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(folder), *NAMES], capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder), *NAMES], capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
 
