@@ -145,6 +145,8 @@ GROUP_LOOP: tuple[GroupLoopRow, ...] = (
     (((128, 128, 128), (1, 1, 1), COOPERATIVE), 6),
     (((128, 128, 128), (2, 1, 1), COOPERATIVE), 6),
     (((128, 128, 128), (1, 2, 1), COOPERATIVE), 6),
+    (((128, 112, 128), (2, 1, 1), COOPERATIVE), 6),
+    (((128, 64, 128), (1, 2, 1), COOPERATIVE), 8),
 )
 """Many rows with scales in groups along K, with the number of stages."""
 
