@@ -131,7 +131,7 @@ def test_show_of_what_is_not_built(gemmill, home, make_config) -> None:
 
 
 def test_show_from_a_selection(gemmill, home) -> None:
-    shown = json.loads(gemmill("show", "*splitk*_k4", "--select", "smoke", "--json").out)
+    shown = json.loads(gemmill("show", "*cutlass*splitk*_k4", "--select", "smoke", "--json").out)
     assert shown["config"]["launch"]["splits"] == 4 and shown["entry"] is None
 
 

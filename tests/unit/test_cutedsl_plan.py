@@ -69,6 +69,20 @@ def test_a_tile_has_room_for_the_scales_of_every_block_that_it_can_touch(tile_n:
     assert Plan(config(group_size=128, **schedule)).b_scales == blocks == touched
 
 
+def test_promoted_tiles_are_stored_at_one_go_where_three_stages_remain() -> None:
+    promoted = {"accumulation": Accumulation.PROMOTED}
+    whole = Plan(config(tile_shape_mnk=(256, 128, 128), **promoted))
+    assert (whole.stages, whole.store_buffers, whole.slabs * whole.tile_y // whole.store_columns) == (3, 4, 4)
+    assert Plan(config(tile_shape_mnk=(128, 128, 256), **promoted)).store_buffers == 1  # two stages beside two boxes
+
+
+def test_a_second_box_of_d_must_not_cost_a_stage() -> None:
+    basic = {"tile_shape_mnk": (64, 256, 128), "kernel_schedule": KernelSchedule.BASIC}
+    assert (Plan(config(**basic)).stages, Plan(config(**basic)).store_buffers) == (5, 2)
+    wide = Plan(config(tile_shape_mnk=(128, 256, 128)))
+    assert (wide.stages, wide.store_buffers) == (4, 1)
+
+
 def test_small_tiles_keep_one_partial_sum_for_each_group() -> None:
     small = config(tile_shape_mnk=(64, 16, 512), kernel_schedule=KernelSchedule.BASIC, swap_ab=True, group_size=128)
     assert Plan(small).partials == 4

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gemmill import settings
+from gemmill.build.cluster import run_on_cluster
 from gemmill.build.compile_unit import CompileOutcome, CompileRequest, Failure
 from gemmill.build.dsl import DslPackage
 from gemmill.build.dsl_unit import DslRequest
@@ -41,6 +42,8 @@ class CompileContext:
     """Processes at a time where all are the CuTe DSL's, which need less memory."""
     mixed_jobs: int
     """Processes at a time where some are: at most `jobs` of them compilers."""
+    scheduler: str | None = None
+    """Address of the Dask cluster that compiles; None for this machine."""
 
 
 def run_graph(
@@ -49,6 +52,7 @@ def run_graph(
     """Compile the units in `folder`, a new one, as many at a time as the context says; `done` is called as each ends.
     Raises BuildError where ninja cannot run, OSError where files cannot be written."""
     outcomes = {folder / f"{unit.key}.outcome.json": unit for unit in units}
+    modules: dict[str, str] = {}
     python = shlex.quote(sys.executable).replace("$", "$$")
     lines = [
         "ninja_required_version = 1.10",
@@ -69,7 +73,11 @@ def run_graph(
         of_dsl = unit.kind is SourceKind.DSL
         asked = dsl_request(unit, folder, path, context) if of_dsl else _request(unit, folder, path, context)
         write_whole(request, json.dumps(asdict(asked)))
+        modules[request.name] = "gemmill.build.dsl_unit" if of_dsl else "gemmill.build.compile_unit"
         lines.append(f"build {path.name}: {'compile_dsl' if of_dsl else 'compile'} {request.name}")
+    if context.scheduler is not None:
+        _run_cluster(context.scheduler, folder, modules, outcomes, done)
+        return
     write_whole(folder / "build.ninja", "\n".join(lines) + "\n")
     _run_ninja(folder, _jobs(units, context), outcomes, done)
 
@@ -137,6 +145,21 @@ def dsl_request(unit: Unit, folder: Path, outcome: Path, context: CompileContext
         objcopy=str(dsl.objcopy),
         outcome=str(outcome),
     )
+
+
+def _run_cluster(
+    scheduler: str,
+    folder: Path,
+    modules: Mapping[str, str],
+    outcomes: Mapping[Path, Unit],
+    done: Callable[[Unit, CompileOutcome], None],
+) -> None:
+    waiting = dict(outcomes)
+    failures = run_on_cluster(scheduler, folder, modules, lambda: _report_ended(waiting, done))
+    _report_ended(waiting, done)
+    for path, unit in waiting.items():
+        printed = failures.get(path.name.replace(".outcome.", ".request."), "").splitlines()
+        done(unit, CompileOutcome(failure=Failure.TOOL, message=_why_no_outcome(printed)))
 
 
 def _run_ninja(

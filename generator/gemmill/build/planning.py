@@ -70,6 +70,7 @@ class Workshop:
             jobs=self.options.job_count,
             dsl_jobs=self.options.dsl_job_count,
             mixed_jobs=self.options.mixed_job_count,
+            scheduler=self.options.scheduler,
         )
 
 

@@ -30,6 +30,12 @@ def build(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try variants again that did not compile before.")
     ] = False,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            "--scheduler", metavar="ADDRESS", help="Compile on this Dask cluster; --home must be shared with it."
+        ),
+    ] = None,
     home: o.HomeOption = None,
 ) -> None:
     """Compile a selection into an extension.
@@ -50,7 +56,7 @@ def build(
     from gemmill.build import plan as plan_build
 
     selection = variants.selection_of(select, arch, filters)
-    options = o.build_options(jobs=jobs, max_size=max_size, home=home, retry_failed=retry_failed)
+    options = o.build_options(jobs=jobs, max_size=max_size, home=home, retry_failed=retry_failed, scheduler=scheduler)
     if dry_run:
         print_plan(selection, plan_build(selection, options), as_json=False)
         return

@@ -106,9 +106,14 @@ MarginOption = Annotated[
 
 
 def build_options(
-    *, jobs: int | None, max_size: int | None, home: Path | None, retry_failed: bool = False
+    *,
+    jobs: int | None,
+    max_size: int | None,
+    home: Path | None,
+    retry_failed: bool = False,
+    scheduler: str | None = None,
 ) -> "BuildOptions":
     """What the user set; the rest is the build's own default."""
     from gemmill.build import BuildOptions
 
-    return BuildOptions(jobs=jobs, max_size=max_size, home=home, retry_failed=retry_failed)
+    return BuildOptions(jobs=jobs, max_size=max_size, home=home, retry_failed=retry_failed, scheduler=scheduler)

@@ -168,8 +168,12 @@ def _current(row: TableRow, digests: Mapping[str, str]) -> TableRow | None:
         return row
     if not fits:
         return None
-    kept = {name: tuple(getattr(row, name)[i] for i in fits) for name in ("variants", "us", "digests")}
-    return replace(row, **kept)
+    return replace(
+        row,
+        variants=tuple(row.variants[i] for i in fits),
+        us=tuple(row.us[i] for i in fits),
+        digests=tuple(row.digests[i] for i in fits),
+    )
 
 
 def _siblings(row: TableRow) -> list[TunedChoice]:

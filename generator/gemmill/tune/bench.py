@@ -66,7 +66,7 @@ class Bench:
         a = torch.randn(4096, 4096, device=self._device, dtype=torch.bfloat16)
         return self._timer.settle(lambda: torch.mm(a, a))
 
-    def open(self, problem: list) -> None:
+    def open(self, problem: list[Any]) -> None:
         """Make the operands and the reference of a problem, and forget those of the last."""
         self.close()
         self._operands = self._maker.make(problem_from_json(problem))

@@ -9,6 +9,7 @@ and noise seldom gives another. What is chosen today stays unless it is beaten b
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gemmill.tune.statistics import sample, steady_us
 
@@ -89,7 +90,7 @@ class Agreement:
         return self.flipped / self.problems if self.problems else 0.0
 
 
-def agreement(first: Mapping[object, Decision], second: Mapping[object, Decision], margin: float = MARGIN) -> Agreement:
+def agreement(first: Mapping[Any, Decision], second: Mapping[Any, Decision], margin: float = MARGIN) -> Agreement:
     """Of two runs, over the problems that both measured."""
     shared = [key for key in first if key in second]
     regrets = [

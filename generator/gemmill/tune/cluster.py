@@ -58,8 +58,12 @@ class ClusterExecutor:
         }
         try:
             for future in as_completed(list(futures)):
-                error = future.exception()
-                yield futures[future], None if error is not None else future.result(), error
+                outcome, error = None, None
+                try:
+                    outcome = future.result()  # which may be gone again, with the worker that had it
+                except Exception as caught:
+                    error = caught
+                yield futures[future], outcome, error
         finally:
             self._client.cancel(list(futures))
 
@@ -110,7 +114,7 @@ def local_cluster(spec: WorkerSpec, gpus: int) -> ClusterExecutor:
     }
     scheduler = {
         "cls": Scheduler,
-        "options": {"dashboard": False, "dashboard_address": None, "allowed_failures": 0},
+        "options": {"dashboard": False, "dashboard_address": ":0", "allowed_failures": 0},
     }
     cluster = SpecCluster(scheduler=scheduler, workers=workers, silence_logs=50)
     return ClusterExecutor(spec, Client(cluster), cluster)
@@ -130,7 +134,8 @@ def measure_here(spec: WorkerSpec, task: Task) -> Outcome:
         replace(c, build=c.build if c.build == PEER else folders.get(c.build, c.build)) for c in task.candidates
     )
     outcome = measure(_worker(found), replace(task, candidates=candidates))
-    return replace(outcome, builds={c.name: c.build for c in task.candidates})
+    named = {c.name: c.build for c in task.candidates}
+    return replace(outcome, builds={name: named[name] for name in outcome.builds})
 
 
 def facts_here(spec: WorkerSpec) -> Mapping[str, Any]:

@@ -90,9 +90,9 @@ def _finding(row: Mapping[str, Any]) -> Finding:
 def _entry(problem: Problem, row: Mapping[str, Any]) -> Entry:
     outcome = Outcome(
         problem=problem,
-        rounds_us={name: tuple(us) for name, us in row["rounds_us"].items()},
+        rounds_us={name: tuple(us) for timed in row["rounds_us"].values() for name, us in timed.items()},
         findings={name: _finding(found) for name, found in row["faults"].items()},
-        builds=row["builds"],
+        builds={name: build for build, timed in row["rounds_us"].items() for name in timed},
         device=row["device"],
         state=row["state"],
         checking_seconds=row["checking_seconds"],
@@ -100,6 +100,13 @@ def _entry(problem: Problem, row: Mapping[str, Any]) -> Entry:
         error=row["error"],
     )
     return Entry(outcome=outcome, repeat=row["repeat"], wave=row["wave"], present=row["present"], date=row["date"])
+
+
+def _by_build(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, us in outcome.rounds_us.items():
+        found.setdefault(outcome.builds[name], {})[name] = [round(t, 3) for t in us]
+    return found
 
 
 class Journal:
@@ -164,9 +171,8 @@ class Journal:
                 "repeat": entry.repeat,
                 "wave": entry.wave,
                 "present": entry.present,
-                "rounds_us": {name: [round(t, 3) for t in us] for name, us in out.rounds_us.items()},
+                "rounds_us": _by_build(out),
                 "faults": {name: {"fault": f.fault, "detail": f.detail} for name, f in out.findings.items()},
-                "builds": out.builds,
                 "device": out.device,
                 "state": out.state,
                 "checking_seconds": round(out.checking_seconds, 3),

@@ -54,7 +54,7 @@ class Outcome:
     """By candidate: a time for each round it took part in, the first ones first."""
     findings: Mapping[str, Finding]
     builds: Mapping[str, str] = field(default_factory=dict)
-    """Where each candidate came from."""
+    """Where each that was timed came from."""
     device: Mapping[str, Any] = field(default_factory=dict)
     """What the process ran on."""
     state: Mapping[str, Any] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class _Measuring:
             problem=self._task.problem,
             rounds_us={name: tuple(us) for name, us in self._rounds.items()},
             findings=self._findings,
-            builds={candidate.name: candidate.build for candidate in self._task.candidates},
+            builds={name: self._candidates[name].build for name in self._rounds},
             device=device,
             state=monitor.summary(),
             checking_seconds=checked - begun,

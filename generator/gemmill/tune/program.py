@@ -76,7 +76,7 @@ class Opened(Executor, AbstractContextManager["Opened"], Protocol):
 def tune(
     request: TuneRequest,
     observer: Observer | None = None,
-    executor_of: Callable[[WorkerSpec], Opened] = LocalExecutor,  # type: ignore[assignment]
+    executor_of: Callable[[WorkerSpec], Opened] = LocalExecutor,
 ) -> TuneResult:
     """Measure what the journal lacks, write tables. Raises TuneError, JournalError, TableError, OSError.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gemmill.tune.problems import Op, Problem
 
@@ -40,12 +41,12 @@ class WorkerSpec:
     vllm_library: str | None = None
 
 
-def problem_to_json(problem: Problem) -> list:
+def problem_to_json(problem: Problem) -> list[Any]:
     """[op, m, n, k]."""
     return [problem.op.value, problem.m, problem.n, problem.k]
 
 
-def problem_from_json(values: list) -> Problem:
+def problem_from_json(values: list[Any]) -> Problem:
     """The problem of [op, m, n, k]."""
     op, m, n, k = values
     return Problem(op=Op(op), m=m, n=n, k=k)

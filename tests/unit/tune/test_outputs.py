@@ -1,0 +1,297 @@
+"""What is made of measurements: the report, the smallest selection, the audit, waves, and the verbs that show tables."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from gemmill.build import BuildError
+from gemmill.runtime.table_file import Source, TableRow, make_table, read_table, table_text
+from gemmill.runtime.tuned import Machine
+from gemmill.space.names import parse_name, to_name
+from gemmill.space.selections import select
+from gemmill.tune.candidates import build_facts
+from gemmill.tune.charts import Cell, Line, log_chart, winner_map
+from gemmill.tune.checking import Fault, Finding
+from gemmill.tune.choice import agreement
+from gemmill.tune.journal import Entry, Record
+from gemmill.tune.measure import Outcome
+from gemmill.tune.problems import Op, Problem
+from gemmill.tune.program import TuneRequest, stand_in_build
+from gemmill.tune.prune import EXPECTED_LOSS, MODEL_LOSS, audit, prune, selection_of, times_of, worst_first
+from gemmill.tune.report import report_text
+from gemmill.tune.sweep import SweepOptions, decisions
+from gemmill.tune.waves import KERNELS_OF_A_WAVE, tune_selection, waves_of
+
+BASE = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_"
+PREFILL = f"{BASE}t128x128x128_c2x1x1_pingpong_fast_persistent_ab_sauto_a16b16d8"
+DECODE = f"{BASE}t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8"
+DECODE4 = f"{DECODE}_k4"
+
+
+def problem(m: int, op: Op = Op.FP8, n: int = 4096, k: int = 4096) -> Problem:
+    return Problem(op=op, m=m, n=n, k=k)
+
+
+def record_of(times: dict[Problem, dict[str, float]], faults=None, gpu: str | None = "NVIDIA H200") -> Record:
+    entries = {}
+    for key, us in times.items():
+        outcome = Outcome(
+            problem=key,
+            rounds_us={name: (value,) * 3 for name, value in us.items()},
+            findings={},
+            builds={name: "b" if name.startswith("sm") else "peer" for name in us},
+            device={"gpu": gpu, "sm_count": 132, "driver": "580.1"},
+            state={"clocks.sm": {"median": 1800.0}, "throttled": {"power cap": 0.5}},
+            checking_seconds=1.0,
+            seconds=4.0,
+        )
+        entries[key, 0, 0] = Entry(outcome=outcome, repeat=0, wave=0, present=None, date="2026-11-20T12:00:00+00:00")
+    setup = {"device": gpu or "dry run", "driver": "580.1", "builds": ["0123"], "gemmill": "0.1.0", "dry_run": False}
+    return Record(setup=setup, entries=entries, faults=faults or {})
+
+
+@pytest.fixture
+def measured() -> Record:
+    return record_of(
+        {
+            problem(1): {DECODE: 6.0, DECODE4: 5.9, PREFILL: 9.0, "torch row-wise": 12.0},
+            problem(2048): {PREFILL: 47.0, DECODE: 400.0, "torch row-wise": 45.0},
+            problem(1, Op.INT8): {
+                "sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_exact_splitk_swapab_s4_a16b16d8": 6.0
+            },
+        },
+        {problem(1): {PREFILL + "_w2": Finding(fault=Fault.WRONG, detail="1 < 2 & wrong")}},
+    )
+
+
+def test_report_holds_all_and_needs_nothing(measured) -> None:
+    text = report_text(measured, agreements=[agreement(decisions(measured, 0), decisions(measured, 0))])
+    assert "<script" not in text and not re.search(r"(src|href)=|url\(|@import", text), "it opens without network"
+    assert "1 &lt; 2 &amp; wrong" in text and "_w2" in text
+    assert "0 of 3 winners flip" in text
+    assert "0.957" in text, "45 us over 47 us: the peer is ahead"
+    assert "1800 MHz, held by power cap" in text or "1800 to 1800 MHz, held by power cap" in text
+    assert f"{4096 * 4096 / 4.21e12 * 1e6 / 5.9:.0%}" in text, "the fraction of the roofline"
+    for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ElementTree.fromstring(svg)
+    assert len(text) < 40_000
+
+
+def test_report_of_a_device_without_known_ceilings(measured) -> None:
+    other = record_of({problem(1): {DECODE: 6.0}}, gpu="NVIDIA Other")
+    text = report_text(other)
+    assert "roofline</span>" not in text and "None: every candidate was right" in text
+
+
+def test_a_shape_that_was_not_measured_is_in_the_report(measured) -> None:
+    entry = measured.entries[problem(1), 0, 0]
+    failed = replace(
+        entry, outcome=replace(entry.outcome, rounds_us={}, error="its operands cannot be made: out of memory")
+    )
+    text = report_text(replace(measured, entries={(problem(1), 0, 0): failed}))
+    assert "its operands cannot be made: out of memory" in text
+
+
+def test_charts_are_wellformed_and_in_range() -> None:
+    svg = ElementTree.fromstring(
+        log_chart([Line(name="a<b", kind="own", points=[(1, 5.0), (16384, 500.0)])], "M", "us")
+    )
+    circles = [e for e in svg.iter() if e.tag.endswith("circle")]
+    assert len(circles) == 2 and all(0 <= float(c.get("cx")) <= 340 and 0 <= float(c.get("cy")) <= 210 for c in circles)
+    assert log_chart([], "M", "us") == ""
+    ElementTree.fromstring(log_chart([Line(name="one", kind="own", points=[(1, 5.0)])], "M", "us"))
+    cells = {("4096 x 4096", 16): Cell(kind="splitk", text="64x16", title="a & b")}
+    assert "a &amp; b" in winner_map(["4096 x 4096"], [1, 16], cells)
+
+
+def test_prune_takes_the_fewest_kernels() -> None:
+    a, b, c = PREFILL, DECODE, f"{BASE}t64x32x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8"
+    times = {
+        problem(1): {a: 9.0, b: 6.0, c: 6.1},
+        problem(32): {a: 9.0, b: 8.0, c: 7.0},
+        problem(2048): {a: 47.0, b: 400.0, c: 300.0},
+    }
+    pruned = prune(times, 0.03)
+    assert set(pruned.kernels) == {a, c}, "one decode kernel is within 3 % everywhere"
+    assert pruned.losses[problem(1)] == pytest.approx(6.1 / 6.0 - 1)
+    assert set(prune(times, 0.0).kernels) == {a, b, c}
+
+
+def test_pruned_selection_keeps_what_was_not_measured(measured) -> None:
+    everything = select("default")
+    pruned = selection_of(prune(times_of(measured), 0.03), everything, "small")
+    names = {to_name(config) for config in pruned.configs}
+    assert DECODE4 in names and PREFILL in names
+    assert DECODE4.replace("bf16", "f16") in names, "the same schedule for the other output"
+    assert f"{BASE}t128x256x128_c1x2x1_cooperative_fast_persistent_ab_sauto_a16b16d8" not in names
+    assert any("_mmasync_" in name for name in names) and any("_quant_" in name for name in names)
+    assert len(pruned.configs) < len(everything.configs)
+
+
+def test_prune_writes_a_selection_that_build_takes(gemmill, measured, tmp_path: Path, monkeypatch) -> None:
+    from gemmill.tune import journal
+
+    monkeypatch.setattr(journal, "read_journal", lambda path: measured)
+    out = tmp_path / "small.json"
+    outcome = gemmill("prune", tmp_path / "j.jsonl", "--within", "3%", "--select", "default", "--out", out)
+    assert outcome.code == 0 and re.search(
+        r"3 kernels suffice for 3 shapes, 0\.0% behind the best at worst", outcome.out
+    )
+    assert gemmill("list", "--select", out).code == 0
+    selection = select(str(out))
+    assert selection.name == "small" and PREFILL in {to_name(config) for config in selection.configs}
+    missing = gemmill("prune", tmp_path / "j.jsonl", "--out", out, "--model", "llama-3-8b", "--m", "7", "--op", "fp8")
+    assert (
+        missing.code == 2
+        and "4 shapes were not measured, the first is fp8 7 x 4096 x 4096: `gemmill tune` them first" in missing.err
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "is no selection file: JSONDecodeError"),
+        ('{"name": "x", "arch": "sm90a"}', "is no selection file: KeyError: 'variants'"),
+        (
+            '{"name": "x", "arch": "sm90a", "variants": ["y"]}',
+            "is no selection file: ValueError: 'y' is not a kernel name",
+        ),
+        ('{"name": "x", "arch": "sm100a", "variants": []}', "is for sm100a, sm90a was asked for: name it with --arch"),
+    ],
+)
+def test_selection_files_that_cannot_be_used(text: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        select(str(path))
+    with pytest.raises(ValueError, match=r"none\.json cannot be read"):
+        select(str(tmp_path / "none.json"))
+
+
+@pytest.fixture
+def one_row(home: Path) -> Callable[..., None]:
+    """A table of one measured shape in the home."""
+
+    def put(name: str = PREFILL, **changes: object) -> None:
+        source = Source(gpu="NVIDIA H200", date="2026-11-20", program="gemmill tune", driver="580.1")
+        settings = {
+            "op": "fp8",
+            "n": 4096,
+            "k": 4096,
+            "m": 64,
+            "variants": (name,),
+            "us": (7.0,),
+            "source": "s",
+        } | changes
+        folder = home / "tables"
+        folder.mkdir(parents=True, exist_ok=True)
+        row = TableRow(**settings)
+        (folder / "t.json").write_text(table_text(make_table("NVIDIA H200", "sm90a", {"s": source}, [row])))
+
+    return put
+
+
+@pytest.fixture
+def unshipped(monkeypatch, tmp_path: Path) -> None:
+    from gemmill.runtime import tuned
+
+    monkeypatch.setattr(tuned, "_SHIPPED", tmp_path / "none")
+
+
+def test_audit(one_row, unshipped) -> None:
+    one_row()
+    folder, manifest = stand_in_build(select("smoke"))
+    facts = build_facts(folder, manifest, Machine(arch="sm90a", device=None, driver=None))
+    found = {
+        a.problem: (a.trust, a.expected_loss, a.unaligned)
+        for a in audit([problem(64), problem(64, n=8192), problem(64, Op.INT8), problem(64, k=4095)], facts, 132)
+    }
+    assert found[problem(64)] == ("exact", 0.0, False)
+    assert found[problem(64, n=8192)] == ("nearest", dict(EXPECTED_LOSS)[1.5], False)
+    assert found[problem(64, Op.INT8)] == ("model", MODEL_LOSS, False)
+    assert found[problem(64, k=4095)][2], "the variant for any alignment"
+    gone = audit([problem(64)], replace(facts, table=replace(facts.table, rows=(), entries=(), tuned=())), 132)
+    assert [(a.variant, a.trust) for a in worst_first(gone)] == [(None, "none")]
+
+
+def test_audit_verb(gemmill, put_build, one_row, unshipped) -> None:
+    one_row()
+    put_build(*select("smoke").configs)
+    outcome = gemmill("audit", "--model", "llama-3-8b", "--m", "64", "--json")
+    found = json.loads(outcome.out)
+    assert (outcome.code, found["shapes"]) == (0, 4)
+    assert {row["trust"] for row in found["audited"]} == {"nearest"}, "the exact one is served well"
+    assert "4 shapes with build" in gemmill("audit", "--model", "llama-3-8b", "--m", "64", "--all").out
+
+
+def test_table_verbs(gemmill, put_build, one_row, unshipped, home: Path, tmp_path: Path) -> None:
+    put_build(parse_name(PREFILL))
+    one_row()
+    shown = json.loads(gemmill("table", "show", "--json").out)
+    (row,) = shown["tables"]
+    assert (row["rows"], row["refused"], row["trust"]) == (1, 0, {"exact": 1}) and len(shown["digest"]) == 12
+    one_row(digests=("other",))
+    assert json.loads(gemmill("table", "show", "--json").out)["tables"][0]["refused"] == 1
+    first = tmp_path / "first.json"
+    first.write_text((home / "tables" / "t.json").read_text())
+    one_row(DECODE, m=16)
+    second = home / "tables" / "t.json"
+    assert (
+        "2 rows of NVIDIA H200"
+        in gemmill("table", "merge", first, second, "--out", tmp_path / "m.json", "--forget-digests").out
+    )
+    assert all(row.digests == () for row in read_table(tmp_path / "m.json").rows)
+    differing = gemmill("table", "diff", first, tmp_path / "m.json")
+    assert differing.code == 1 and "1 row of 2 differ" in differing.out and DECODE in differing.out
+    assert gemmill("table", "diff", first, first).code == 0
+    assert "runner-up" in gemmill("table", "show", first).out
+    missing = gemmill("table", "show", tmp_path / "none.json")
+    assert (missing.code, missing.err) == (
+        3,
+        f"gemmill: table {tmp_path / 'none.json'} cannot be read: No such file or directory\n",
+    )
+
+
+def test_waves_have_every_promising_kernel_once_the_best_first() -> None:
+    selection = select("sweep")
+    waves = waves_of(selection, [problem(16), problem(4096)], 132)
+    kernels = [{to_name(config.compiled) for config in part.configs} for part in waves]
+    assert all(len(part) <= KERNELS_OF_A_WAVE for part in kernels) and len(waves) > 1
+    assert sum(map(len, kernels)) == len(set().union(*kernels))
+    assert all(config.problem.a_dtype == "e4m3" for part in waves for config in part.configs)
+
+
+def test_waves_are_compiled_while_others_are_measured(tmp_path: Path, home, monkeypatch) -> None:
+    monkeypatch.setattr("gemmill.tune.waves.KERNELS_OF_A_WAVE", 1)
+    from gemmill.tune.executors import LocalExecutor
+
+    made = []
+
+    def compile_wave(part, options):
+        made.append(part.name)
+        if len(made) == 2:
+            raise BuildError("nothing of it compiles")
+        manifest = stand_in_build(part)[1]
+        return Path(f"wave{len(made)}"), replace(manifest, build_id=f"wave{len(made)}")
+
+    request = TuneRequest(
+        problems=[problem(16, n=64, k=128)],
+        builds=[],
+        label="smoke",
+        options=SweepOptions(rounds=2, peers=False),
+        journal=tmp_path / "j.jsonl",
+        table=tmp_path / "t.json",
+        dry_run=True,
+    )
+    result = tune_selection(request, select("smoke"), LocalExecutor, compile_wave=compile_wave)
+    assert made == [f"smoke-{i}" for i in range(len(made))] and len(made) >= 3
+    waves = sorted(key[2] for key in result.record.entries)
+    assert waves == list(range(1, len(made))), "one that does not compile is left out"
+    last = result.record.entries[request.problems[0], 0, waves[-1]].outcome
+    assert len(set(last.builds.values())) > 1, "the fastest of earlier waves are timed beside"
+    assert len(read_table(tmp_path / "t.json").rows) == 1

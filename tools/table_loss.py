@@ -1,0 +1,98 @@
+"""What a shape loses that no table has: each measured shape answered by the row of another, and by the model.
+
+    python tools/table_loss.py benchmarks/results/scaled_mm-sweep-fp8*.json
+
+Prints, by distance of the weights and for each pair of M, the geometric mean of (time of the variant that would be
+taken) / (time of the best). Variants that a sweep gave up on count as 1.6 times the best. docs/notes/tables.md has what
+came out.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from gemmill.runtime.model import model_ns
+from gemmill.runtime.table import Row, make_table
+from gemmill.space.names import parse_gemm_name
+from gemmill.space.selections import Selection
+from gemmill.tune.problems import M_BUCKETS, Op, Problem
+from gemmill.tune.program import stand_in_build
+from gemmill.vocab import Arch
+
+SM_COUNT = 132
+GIVEN_UP = 1.6
+DISTANCES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, math.inf)
+Times = dict[Problem, dict[str, float]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweeps", nargs="+", type=Path)
+    times = read(parser.parse_args().sweeps)
+    best = {problem: min(us, key=lambda name: (us[name], name)) for problem, us in times.items()}
+    print(f"{len(times)} shapes of {len({(p.n, p.k) for p in times})} weights")
+    print(f"the model: {mean(by_model(p, us) for p, us in times.items()):.3f}")
+    nearby = by_distance(times, best)
+    for low, high in pairwise(DISTANCES):
+        if ratios := [ratio for distance, ratio in nearby if low <= distance < high]:
+            print(f"weights {low} to {high} octaves away: {mean(ratios):.3f} ({len(ratios)} pairs)")
+    print("by M of the row (columns) for a call's M (rows):")
+    for m in M_BUCKETS:
+        print(f"{m:>6}", *(f"{by_m(times, best, m, other):5.2f}" for other in M_BUCKETS))
+
+
+def read(paths: Iterable[Path]) -> Times:
+    """fp8 shapes with their variants' times, later files over earlier ones."""
+    times: Times = {}
+    for path in paths:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        for (op, m, n, k), row in zip(data["shapes"], data["us"], strict=True):
+            found = {name: us for name, us in zip(data["contenders"], row, strict=True) if us and name.startswith("sm")}
+            if op == "fp8" and found:
+                times.setdefault(Problem(op=Op.FP8, m=m, n=n, k=k), {}).update(found)
+    return times
+
+
+def mean(ratios: Iterable[float]) -> float:
+    """Geometric."""
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+@cache
+def row_of(name: str) -> Row:
+    config = parse_gemm_name(name)
+    selection = Selection(name="one", arch=Arch.SM90A, configs=(config,), rejections=())
+    entries = stand_in_build(selection)[1].entries
+    return make_table(entries, [entries[0].symbol], ()).rows[0]
+
+
+def by_model(problem: Problem, us: dict[str, float]) -> float:
+    chosen = min(us, key=lambda name: model_ns(row_of(name), problem.call, SM_COUNT))
+    return us[chosen] / min(us.values())
+
+
+def taken(us: dict[str, float], name: str) -> float:
+    return us[name] / min(us.values()) if name in us else GIVEN_UP
+
+
+def by_distance(times: Times, best: dict[Problem, str]) -> Sequence[tuple[float, float]]:
+    return [
+        (abs(math.log2(p.n / q.n)) + abs(math.log2(p.k / q.k)), taken(us, best[q]))
+        for p, us in times.items()
+        for q in best
+        if q.m == p.m and (q.n, q.k) != (p.n, p.k)
+    ]
+
+
+def by_m(times: Times, best: dict[Problem, str], m: int, other: int) -> float:
+    pairs = ((us, Problem(op=p.op, m=other, n=p.n, k=p.k)) for p, us in times.items() if p.m == m)
+    return mean(taken(us, best[q]) for us, q in pairs if q in best)
+
+
+if __name__ == "__main__":
+    main()
