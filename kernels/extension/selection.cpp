@@ -28,28 +28,40 @@ std::atomic<int64_t> most_misses{0};
 std::mutex misses_mutex;
 std::vector<Miss> misses;
 
-// From here on kernels are bound by the tensor core, and what is best for some rows is close to it for others: measured
-// 1.02 to 1.2 of the best, where rows below cost 1.3 to 2 (H200, 2026-11-20).
+// How far a measured choice reaches, mirrored by gemmill.runtime.select. At M of kPrefillM and more, what is best for some rows is
+// close to it for four times as many; below, a row that was measured for more than twice as many rows costs 1.3 to 2 (H200,
+// 2026-11-20). The nearest (n, k) is a worse guide than the model as soon as waves fill differently: leaving out each measured
+// (n, k) in turn, the nearest was 1.35 of the best, the model 1.04.
 constexpr int64_t kPrefillM = 512;
-constexpr int64_t kMostRatio = 16;
+constexpr int64_t kPrefillRatio = 4;
+constexpr int64_t kDecodeM = 16;
+constexpr int64_t kDecodeRatio = 2;
+constexpr double kMostDistance = 0.1;  // of binary logarithms of n and k together
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The model, mirrored by gemmill.runtime.model: waves of CTAs, each reading its operands and multiplying.
-// Times are in nanoseconds on one SM. From an H200's ceilings, 4.2 TB/s and 1.48 PFLOP/s over 132 SMs: 4,200 bytes a
-// nanosecond for all CTAs together, 5,600 FP8 multiply-adds for each. Assumed, not measured: 60 bytes at most for one
-// CTA, 500 a wave, 1,500 for filling the pipeline and storing, 1,500 for adding up slices of K.
+// The model, mirrored by gemmill.runtime.model, which says where the constants come from. Nanoseconds.
 double model_ns(Row const& row, Call const& call, int64_t sm_count) {
-  int64_t splits = std::max<int64_t>(row.splits, 1);
-  int64_t tiles = ceil_div(call.m, row.tile_m) * ceil_div(call.n, row.tile_n);
-  int64_t steps = ceil_div(ceil_div(call.k, row.tile_k), splits);
-  double resident = static_cast<double>(std::min(tiles * splits, sm_count));
-  double bytes_per_ns = std::min(60.0, 4200.0 / resident);
-  double read = static_cast<double>(std::min(row.tile_m, call.m) + row.tile_n) * row.tile_k / bytes_per_ns;
-  double multiply = static_cast<double>(row.tile_m) * row.tile_n * row.tile_k / 5600.0;
-  double waves = static_cast<double>(ceil_div(tiles * splits, sm_count));
-  double reduction = splits > 1 ? 1500.0 : 0.0;
-  return (waves * (steps * std::max(read, multiply) + 500.0) + 1500.0 + reduction) * (row.cost_permille / 1000.0);
+  double const splits = static_cast<double>(std::max<int64_t>(row.splits, 1));
+  int64_t const tiles = ceil_div(call.m, row.tile_m) * ceil_div(call.n, row.tile_n) * std::max<int64_t>(row.splits, 1);
+  double const steps = static_cast<double>(ceil_div(ceil_div(call.k, row.tile_k), std::max<int64_t>(row.splits, 1)));
+  int64_t const per_sm = std::min(row.ctas_of_sm, ceil_div(tiles, sm_count));
+  double const resident = static_cast<double>(std::min(tiles, sm_count * per_sm));
+  double const waves = static_cast<double>(ceil_div(tiles, sm_count * per_sm));
+
+  double const columns = static_cast<double>(row.columns);
+  double const instructions = static_cast<double>(row.tile_m * row.tile_n / row.columns) / 64.0 * (row.tile_k / 32.0);
+  double const multiply = instructions * std::max(64.0 * columns * 32.0 / 4735.0, (2048.0 + 32.0 * columns) / 127.8);
+  double const rows = static_cast<double>(std::min(row.tile_m, call.m));
+  double const landing = (rows + row.tile_n) * row.tile_k;
+  double const traffic = (rows / row.sharers_a + static_cast<double>(row.tile_n) / row.sharers_b) * row.tile_k;
+  double const load = std::max(traffic * resident / 15460.0, landing * per_sm / 251.0);
+  double const step = std::max(multiply * per_sm, load) + (row.overlaps ? 6.9 : 23.0);
+  double const body = waves * steps * step;
+  double const memory = (static_cast<double>(call.n) + call.m) * call.k / 3010.0;
+  double const both = std::sqrt(std::sqrt(body * body * body * body + memory * memory * memory * memory));
+  double const reduction = row.splits > 1 ? 1126.0 + 320.5 * splits : 0.0;
+  return (both + reduction) * (row.cost_permille / 1000.0);
 }
 
 Choice choose_by_model(Table const& table, Call const& call, int64_t sm_count) {
@@ -70,19 +82,20 @@ double distance(TunedRow const& tuned, Call const& call) {
   return std::abs(std::log2(double(tuned.n) / double(call.n))) + std::abs(std::log2(double(tuned.k) / double(call.k)));
 }
 
-// Whether what was measured for tuned.m rows says something about m rows: a decode kernel is never taken for prefill.
+// Whether what was measured for tuned.m rows says something about m rows.
 bool covers(TunedRow const& tuned, int64_t m) {
-  if (tuned.m >= kPrefillM && m >= kPrefillM) return true;
-  return m <= tuned.m && tuned.m <= kMostRatio * m;
+  if (tuned.m >= kPrefillM && m >= kPrefillM) return m <= kPrefillRatio * tuned.m && tuned.m <= kPrefillRatio * m;
+  return m <= tuned.m && tuned.m <= std::max(kDecodeM, kDecodeRatio * m);
 }
 
-// The measured (n, k) nearest in logarithm; there, the first measured m that is not below, else the largest.
+// The measured (n, k) nearest in logarithm, if it is near; there, the first measured m that is not below, else the largest.
 Choice choose_tuned(Table const& table, Call const& call) {
   TunedRow const* best = nullptr;
   double best_distance = std::numeric_limits<double>::infinity();
   for (TunedRow const& tuned : table.tuned) {
     if (tuned.problem != call.problem || !covers(tuned, call.m) || !accepts(table.rows[tuned.row], call)) continue;
     double d = distance(tuned, call);
+    if (d > kMostDistance) continue;
     bool same_place = best != nullptr && tuned.n == best->n && tuned.k == best->k;
     if (d < best_distance || (same_place && best->m < call.m)) {
       best = &tuned;

@@ -9,7 +9,10 @@ from gemmill.runtime.model import model_ns
 from gemmill.runtime.problem import ProblemCall, describe_problem
 from gemmill.runtime.table import Row, Table, TunedRow
 
-PREFILL_M, MOST_RATIO = 512, 16
+PREFILL_M, PREFILL_RATIO = 512, 4
+DECODE_M, DECODE_RATIO = 16, 2
+MOST_DISTANCE = 0.1
+"""How far a measured choice reaches; kernels/extension/selection.cpp says why."""
 
 
 class Trust(Enum):
@@ -111,6 +114,8 @@ def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
         if rejection(table.rows[tuned.row], call) is not None:
             continue
         distance = abs(math.log2(tuned.n / call.n)) + abs(math.log2(tuned.k / call.k)) if call.k else math.inf
+        if distance > MOST_DISTANCE:
+            continue
         same_place = best is not None and (tuned.n, tuned.k) == (best.n, best.k)
         if distance < best_distance or (same_place and best is not None and best.m < call.m):
             best, best_distance = tuned, distance
@@ -122,8 +127,8 @@ def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
 def covers(measured_m: int, m: int) -> bool:
     """Whether what was measured for some rows says something about m: mirrors `covers` in kernels/extension/selection.cpp."""
     if measured_m >= PREFILL_M and m >= PREFILL_M:
-        return True
-    return m <= measured_m <= MOST_RATIO * m
+        return m <= PREFILL_RATIO * measured_m and measured_m <= PREFILL_RATIO * m
+    return m <= measured_m <= max(DECODE_M, DECODE_RATIO * m)
 
 
 def _trace(

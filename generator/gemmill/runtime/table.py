@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gemmill.manifest import KernelEntry
 from gemmill.runtime.problem import problems_of
 from gemmill.runtime.tuned import TunedChoice
+from gemmill.space.config import Schedule
 from gemmill.space.family import Family
 from gemmill.vocab import KernelSchedule, RasterOrder, TileScheduler
 
@@ -16,13 +17,18 @@ _COST_PERMILLE = {KernelSchedule.MMA_SYNC: 12_000}
 is chosen only where nothing else fits."""
 
 
+_MOST_CTAS = 4
+_SHARED_BYTES = 227 * 1024
+
+
 class Row(ctypes.Structure):
     """Mirrors `Row` in kernels/extension/selection.h."""
 
     _fields_ = [
         (name, ctypes.c_int64)
         for name in (
-            "kernel problem align_a align_b align_d min_k raster_order swizzle splits workspace tile_m tile_n tile_k cost_permille"
+            "kernel problem align_a align_b align_d min_k raster_order swizzle splits workspace tile_m tile_n tile_k "
+            "columns sharers_a sharers_b ctas_of_sm overlaps cost_permille"
         ).split()
     ]
 
@@ -63,8 +69,11 @@ def make_table(entries: Iterable[KernelEntry], kernels: Sequence[str], tuned: It
 def _row(entry: KernelEntry, kernel: int, problem: int) -> Row:
     p, s, launch = entry.predicate, entry.config.schedule, entry.config.launch
     tile_m, tile_n, tile_k = s.tile_shape_mnk
+    cluster_m, cluster_n, _ = s.cluster_shape_mnk
+    columns = tile_n
     if s.swap_ab:
         tile_m, tile_n = tile_n, tile_m
+        cluster_m, cluster_n = cluster_n, cluster_m
     return Row(
         kernel=kernel,
         problem=problem,
@@ -79,8 +88,26 @@ def _row(entry: KernelEntry, kernel: int, problem: int) -> Row:
         tile_m=tile_m,
         tile_n=tile_n,
         tile_k=tile_k,
+        columns=columns,
+        sharers_a=cluster_n,
+        sharers_b=cluster_m,
+        ctas_of_sm=_ctas_of_sm(s),
+        overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
         cost_permille=_COST_PERMILLE.get(s.kernel_schedule, 1000),
     )
+
+
+def _ctas_of_sm(s: Schedule) -> int:
+    """How many CTAs shared memory leaves room for, as far as the model cares."""
+    if not s.kernel_schedule.uses_tma:
+        return 1
+    tile_m, tile_n, tile_k = s.tile_shape_mnk
+    stage = (tile_m + tile_n) * tile_k
+    if s.stages is not None:
+        return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * s.stages + 4096)))
+    if s.kernel_schedule is KernelSchedule.BASIC:
+        return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * 3 + 8192)))
+    return 1
 
 
 def _tuned_rows(

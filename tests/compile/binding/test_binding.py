@@ -331,7 +331,7 @@ def test_calls_without_an_exact_choice_are_noted_once(probe, with_table: Callabl
     row = next(i for i, entry in enumerate(table.entries) if entry.config.schedule.alignment_a > 1)
     with_table(tuned=(TunedRow(problem=table.rows[row].problem, n=4096, k=4096, m=16, row=row),))
     here = ProblemCall(problem=table.rows[row].problem, m=16, n=4096, k=4096, align_a=16, align_b=16, align_d=16)
-    calls = [here, replace(here, n=2048), replace(here, m=17)]
+    calls = [here, replace(here, n=4000), replace(here, m=17)]
     probe.build.record_misses(64)
     try:
         for call in calls * 2:

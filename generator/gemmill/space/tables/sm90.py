@@ -115,6 +115,7 @@ CORE = Tables(
         ((128, 192, 128), (2, 1, 1), PINGPONG),
         ((64, 128, 128), (2, 1, 1), PINGPONG),
     ),
+    narrow=(((64, 64, 256), (1, 1, 1), PINGPONG),),
     split_k=(((64, 16, 512), BASIC, 5), ((64, 32, 256), BASIC, 4), ((64, 64, 256), BASIC, 3)),
 )
 """What is compiled for users: the first three are still the fastest of both compilers' where many tiles fill the SMs several
