@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import warpgroup
 
 from gemmill.cutedsl.packed import Packed
-from gemmill.cutedsl.plan import SLAB, Plan
+from gemmill.cutedsl.plan import SLAB
 
 
-def index(plan: Plan, slab: int, row: int, column: int) -> int:
+def index(row: int, column: int) -> int:
     """Where a thread keeps row 0 or 1 of a slab and its `column`-th column."""
-    return slab * plan.tile_y // 2 + column // 2 * 4 + row * 2 + column % 2
+    return column // 2 * 4 + row * 2 + column % 2
 
 
 def column_offset(column: int, lane: Int32) -> Int32:
@@ -83,50 +83,47 @@ def load_scales(
 
 
 @cute.jit
-def read_factors(plan: cutlass.Constexpr, scales: cute.Tensor, group: Int32, thread: Int32, n0: Int32):
-    """The factors of one group of K, out of shared memory, as `apply` wants them.
+def read_factors(plan: cutlass.Constexpr, factors: cute.Tensor, scales: cute.Tensor, slab: cutlass.Constexpr, place: tuple):
+    """Reads what one group of K multiplies a thread's sums of a slab by: factors of its two rows, then of its columns.
 
-    Returns (of rows, of columns), lists of registers. A block's scale is multiplied into the side that A's scales are on.
+    A block's scale is multiplied into the side that A's scales are on.
     """
-    lane = thread % 32
+    group, thread, n0 = place
     g = plan.config.problem.group_size
-    columns = [column_offset(c, lane) for c in range(plan.tile_y // 4)]
-    rows = [group * plan.group_rows + row_offset(s, r, thread) for s in range(plan.slabs) for r in range(2)]
     of_b = plan.a_scales
-    if cutlass.const_expr(plan.b_rows_scaled and plan.swap_ab):
-        return [scales[of_b + row] for row in rows], [scales[column] for column in columns]
-    if cutlass.const_expr(plan.b_rows_scaled):
-        return [scales[row] for row in rows], [scales[of_b + column] for column in columns]
-    if cutlass.const_expr(plan.swap_ab):
-        first = n0 % g + group * plan.group_rows
-        blocks = [scales[of_b + (first + s * SLAB) // g] for s in range(plan.slabs)]
-        return blocks, [scales[column] for column in columns]
-    return [scales[row] for row in rows], [scales[of_b + block] for block in range(plan.b_scales)]
+    for r in cutlass.range_constexpr(2):
+        row = group * plan.group_rows + row_offset(slab, r, thread)
+        if cutlass.const_expr(plan.b_rows_scaled):
+            factors[r] = scales[of_b + row if plan.swap_ab else row]
+        elif cutlass.const_expr(plan.swap_ab):
+            factors[r] = scales[of_b + (n0 % g + group * plan.group_rows + slab * SLAB) // g]
+        else:
+            for block in cutlass.range_constexpr(plan.b_scales):
+                factors[r * plan.b_scales + block] = scales[row] * scales[of_b + block]
+    if cutlass.const_expr(plan.b_rows_scaled or plan.swap_ab):
+        for c in cutlass.range_constexpr(plan.tile_y // 4):
+            column = column_offset(c, thread % 32)
+            factors[2 + c] = scales[column if plan.swap_ab else of_b + column]
 
 
 @cute.jit
-def apply(plan: cutlass.Constexpr, sums: cute.Tensor, partial: cute.Tensor, factors: tuple, n0: Int32):
-    """Adds partial sums of one group of K, times their scales, to the sums."""
-    of_rows, of_columns = factors
+def apply(plan: cutlass.Constexpr, sums: cute.Tensor, partial: cute.Tensor, factors: cute.Tensor, n0: Int32):
+    """Adds partial sums of one slab and one group of K, times their scales, to the sums."""
     g = plan.config.problem.group_size
-    for slab in cutlass.range_constexpr(plan.slabs):
-        for row in cutlass.range_constexpr(2):
-            r = slab * 2 + row
-            if cutlass.const_expr(not plan.b_rows_scaled and not plan.swap_ab):
-                products = [of_rows[r] * block for block in of_columns]
-            for column in cutlass.range_constexpr(plan.tile_y // 4):
-                i = index(plan, slab, row, column)
-                if cutlass.const_expr(plan.b_rows_scaled):
-                    sums[i] = sums[i] + partial[i] * of_rows[r] * of_columns[column]
-                elif cutlass.const_expr(plan.swap_ab):
-                    sums[i] = sums[i] + partial[i] * (of_rows[slab] * of_columns[column])
-                elif cutlass.const_expr(plan.blocks_aligned):
-                    sums[i] = sums[i] + partial[i] * products[column // 2 * 8 // g]
-                else:
-                    factor = products[0]
-                    if n0 % g + column // 2 * 8 >= g:
-                        factor = products[1]
-                    sums[i] = sums[i] + partial[i] * factor
+    for row in cutlass.range_constexpr(2):
+        for column in cutlass.range_constexpr(plan.tile_y // 4):
+            i = index(row, column)
+            if cutlass.const_expr(plan.b_rows_scaled):
+                sums[i] = sums[i] + partial[i] * factors[row] * factors[2 + column]
+            elif cutlass.const_expr(plan.swap_ab):
+                sums[i] = sums[i] + partial[i] * (factors[row] * factors[2 + column])
+            elif cutlass.const_expr(plan.blocks_aligned):
+                sums[i] = sums[i] + partial[i] * factors[row * plan.b_scales + column // 2 * 8 // g]
+            else:
+                factor = factors[row * plan.b_scales]
+                if n0 % g + column // 2 * 8 >= g:
+                    factor = factors[row * plan.b_scales + 1]
+                sums[i] = sums[i] + partial[i] * factor
 
 
 @cute.jit
@@ -138,13 +135,23 @@ def add(sums: cute.Tensor, partial: cute.Tensor):
 
 @cute.jit
 def multiply(
-    plan: cutlass.Constexpr, mma: cute.TiledMma, sums: cute.Tensor, x: cute.Tensor, y: cute.Tensor, stage: Int32, first: int, last: int, fresh: cutlass.Constexpr
+    mmas: tuple,
+    targets: list,
+    operands: tuple,
+    slabs: cutlass.Constexpr,
+    steps: cutlass.Constexpr,
+    stage: Int32,
+    fresh: cutlass.Constexpr,
 ):
-    """Issues the WGMMAs of MMA steps `first` to `last` of a stage, as one group; `fresh` sums start from zero."""
+    """Issues the WGMMAs of some slabs and MMA steps of a stage, as one group; `fresh` sums start from zero."""
+    replacing, adding = mmas
+    x, y = operands
     warpgroup.fence()
-    for step in cutlass.range_constexpr(first, last):
-        mma.set(warpgroup.Field.ACCUMULATE, not fresh or step > first)
-        cute.gemm(mma, sums, x[(None, None, step, stage)], y[(None, None, step, stage)], sums)
+    for step in cutlass.range_constexpr(*steps):
+        for i in cutlass.range_constexpr(len(slabs)):
+            mma = replacing if cutlass.const_expr(fresh and step == steps[0]) else adding
+            a, b = x[slabs[i]][(None, None, step, stage)], y[(None, None, step, stage)]
+            cute.gemm(mma, targets[i], a, b, targets[i])
     warpgroup.commit_group()
 
 
@@ -167,67 +174,153 @@ def release(plan: cutlass.Constexpr, empty: cute.Pointer, stage: Int32):
             cute.arch.mbarrier_arrive(empty + stage, peer)
 
 
+@dataclass
+class Mainloop:
+    """What a consumer group's main loop works on. Registers and tensors of the thread, made once a kernel."""
+
+    mmas: tuple
+    """WGMMA that replaces its sums, and WGMMA that adds to them."""
+    operands: tuple
+    """X in shared memory, slab by slab, and Y."""
+    barriers: tuple
+    """full and empty, of the stages."""
+    scales: cute.Tensor
+    """Of a stage: (scale, promotion, stage)."""
+    sums: list
+    """Of each slab."""
+    partials: list
+    """Sums that are not promoted yet, each of one slab and one promotion: one of the plan's units."""
+    factors: list
+    """Scales of each partial sum."""
+
+
 @cute.jit
-def accumulate(
-    plan: cutlass.Constexpr,
-    mma: cute.TiledMma,
-    sums: cute.Tensor,
-    partials: list,
-    operands: tuple,
-    barriers: tuple,
-    scales: cute.Tensor,
-    steps: tuple,
-    place: tuple,
-):
-    """Multiplies `count` K steps, the first of which is the CTA's `first`-th, into `sums`."""
-    x, y = operands
-    full, empty = barriers
+def accumulate(plan: cutlass.Constexpr, loop: cutlass.Constexpr, steps: tuple, place: tuple):
+    """Multiplies `count` K steps, the first of which is the CTA's `first`-th, into the sums."""
     first, count = steps
-    group, thread, n0 = place
-    depth = cute.size(x, mode=[2])  # MMA steps in a K step
-    sums.fill(0)
-    stage, phase = first % plan.stages, first // plan.stages & 1
+    for slab in cutlass.range_constexpr(plan.slabs):
+        loop.sums[slab].fill(0)
+    state = (first % plan.stages, first // plan.stages & 1)
+    if cutlass.const_expr(plan.overlapped):
+        accumulate_behind(plan, loop, state, count, place)
+    elif cutlass.const_expr(plan.promoted):
+        accumulate_promoted(plan, loop, state, count, place)
+    else:
+        accumulate_fast(plan, loop, state, count)
+
+
+@cute.jit
+def advance(plan: cutlass.Constexpr, state: tuple):
+    """The (stage, phase) after this one."""
+    stage, phase = state
+    stage = stage + 1
+    if stage == plan.stages:
+        stage = Int32(0)
+        phase = phase ^ 1
+    return stage, phase
+
+
+@cute.jit
+def accumulate_fast(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32):
+    """Sums stay in the tensor core's accumulator; one K step's multiplications are queued behind another's."""
+    full, empty = loop.barriers
+    stage, phase = state
     before = stage
     for step in cutlass.range(count, unroll=1):
         cute.arch.mbarrier_wait(full + stage, phase)
-        if cutlass.const_expr(plan.promoted):
-            run = depth // plan.promotions
-            factors = []
-            for p in cutlass.range_constexpr(plan.promotions):
-                multiply(plan, mma, partials[p % plan.partials], x, y, stage, p * run, (p + 1) * run, True)
-                if cutlass.const_expr(plan.grouped):
-                    factors.append(read_factors(plan, scales[None, p, stage], group, thread, n0))
-                if cutlass.const_expr(plan.partials == 1):
-                    warpgroup.wait_group(0)
-                    if cutlass.const_expr(p + 1 == plan.promotions):
-                        release(plan, empty, stage)
-                    promote(plan, sums, partials[0], factors, p, n0)
-            if cutlass.const_expr(plan.partials > 1):
-                for p in cutlass.range_constexpr(plan.promotions):
-                    warpgroup.wait_group(plan.promotions - 1 - p)
-                    if cutlass.const_expr(p + 1 == plan.promotions):
-                        release(plan, empty, stage)
-                    promote(plan, sums, partials[p], factors, p, n0)
-        else:
-            multiply(plan, mma, sums, x, y, stage, 0, depth, False)
-            warpgroup.wait_group(1)
-            if step > 0:
-                release(plan, empty, before)
-            before = stage
-        stage = stage + 1
-        if stage == plan.stages:
-            stage = Int32(0)
-            phase = phase ^ 1
-    if cutlass.const_expr(not plan.promoted):
-        warpgroup.wait_group(0)
-        if count > 0:
+        multiply(loop.mmas, loop.sums, loop.operands, tuple(range(plan.slabs)), (0, plan.mma_steps), stage, False)
+        warpgroup.wait_group(1)
+        if step > 0:
             release(plan, empty, before)
+        before = stage
+        stage, phase = advance(plan, (stage, phase))
+    warpgroup.wait_group(0)
+    if count > 0:
+        release(plan, empty, before)
 
 
 @cute.jit
-def promote(plan: cutlass.Constexpr, sums: cute.Tensor, partial: cute.Tensor, factors: list, p: int, n0: Int32):
-    """Adds partial sums to the sums, with the scales of their group of K where there are any."""
-    if cutlass.const_expr(plan.grouped):
-        apply(plan, sums, partial, factors[p], n0)
+def accumulate_promoted(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
+    """Sums are promoted while the other consumer group multiplies or, of small tiles, while the next unit's sums grow."""
+    full, empty = loop.barriers
+    stage, phase = state
+    for _ in cutlass.range(count, unroll=1):
+        cute.arch.mbarrier_wait(full + stage, phase)
+        for first in cutlass.range_constexpr(0, plan.units, plan.partials):
+            for i in cutlass.range_constexpr(plan.partials):
+                read_unit_factors(plan, loop, first + i, i, stage, place)
+            for i in cutlass.range_constexpr(plan.partials):
+                multiply_unit(plan, loop, first + i, i, stage)
+            for i in cutlass.range_constexpr(plan.partials):
+                warpgroup.wait_group(plan.partials - 1 - i)
+                if cutlass.const_expr(first + i + 1 == plan.units):
+                    release(plan, empty, stage)
+                promote(plan, loop, first + i, i, place)
+        stage, phase = advance(plan, (stage, phase))
+
+
+@cute.jit
+def accumulate_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
+    """Promotes one K step's sums while the next one's multiplications run, with two sets of partial sums in turn."""
+    full, _ = loop.barriers
+    stage, phase = state
+    cute.arch.mbarrier_wait(full + stage, phase)
+    read_unit_factors(plan, loop, 0, 0, stage, place)
+    multiply_unit(plan, loop, 0, 0, stage)
+    for _ in cutlass.range((count - 1) // 2, unroll=1):
+        stage, phase = step_behind(plan, loop, (stage, phase), 1, place)
+        stage, phase = step_behind(plan, loop, (stage, phase), 0, place)
+    if count % 2 == 0:
+        stage, phase = step_behind(plan, loop, (stage, phase), 1, place)
+        finish_behind(plan, loop, stage, 1, place)
     else:
-        add(sums, partial)
+        finish_behind(plan, loop, stage, 0, place)
+
+
+@cute.jit
+def step_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, turn: cutlass.Constexpr, place: tuple):
+    """Issues the next K step into set `turn`, then promotes the one before it. Returns the next one's (stage, phase)."""
+    full, empty = loop.barriers
+    before, _ = state
+    stage, phase = advance(plan, state)
+    cute.arch.mbarrier_wait(full + stage, phase)
+    read_unit_factors(plan, loop, 0, turn, stage, place)
+    multiply_unit(plan, loop, 0, turn, stage)
+    warpgroup.wait_group(1)
+    release(plan, empty, before)
+    promote(plan, loop, 0, 1 - turn, place)
+    return stage, phase
+
+
+@cute.jit
+def finish_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, stage: Int32, turn: cutlass.Constexpr, place: tuple):
+    """Promotes the last K step, which is in set `turn`."""
+    _, empty = loop.barriers
+    warpgroup.wait_group(0)
+    release(plan, empty, stage)
+    promote(plan, loop, 0, turn, place)
+
+
+@cute.jit
+def read_unit_factors(plan: cutlass.Constexpr, loop, unit: cutlass.Constexpr, i: cutlass.Constexpr, stage: Int32, place: tuple):
+    """Reads a unit's factors, before its multiplications are issued: they would wait for these loads."""
+    if cutlass.const_expr(plan.grouped):
+        read_factors(plan, loop.factors[i], loop.scales[None, unit // plan.slabs, stage], unit % plan.slabs, place)
+
+
+@cute.jit
+def multiply_unit(plan: cutlass.Constexpr, loop: cutlass.Constexpr, unit: cutlass.Constexpr, i: cutlass.Constexpr, stage: Int32):
+    """Issues the WGMMAs of one slab between two promotions, into the i-th partial sums."""
+    run = plan.mma_steps // plan.promotions
+    first = unit // plan.slabs * run
+    multiply(loop.mmas, [loop.partials[i]], loop.operands, (unit % plan.slabs,), (first, first + run), stage, True)
+
+
+@cute.jit
+def promote(plan: cutlass.Constexpr, loop: cutlass.Constexpr, unit: cutlass.Constexpr, i: cutlass.Constexpr, place: tuple):
+    """Adds the i-th partial sums to their slab's, with the scales of their group of K where there are any."""
+    sums = loop.sums[unit % plan.slabs]
+    if cutlass.const_expr(plan.grouped):
+        apply(plan, sums, loop.partials[i], loop.factors[i], place[2])
+    else:
+        add(sums, loop.partials[i])

@@ -31,8 +31,12 @@ PROMOTION = 128
 STORE_COLUMNS = 64
 """Columns of Y in one box of D at most."""
 STORE_BUFFERS = 2
+ACCUMULATOR_REGISTERS = 208
+"""Of 232 a consumer thread gets, what is left beside addresses and the epilogue."""
 PARTIAL_REGISTERS = 64
 """Registers a thread may spend on partial sums of several groups at once."""
+PREFETCH_BYTES = 32 * 1024
+"""Of weights, into L2, by each CTA (docs/notes/split_k.md)."""
 CONSUMER_GROUPS = {KernelSchedule.COOPERATIVE: 2, KernelSchedule.PINGPONG: 2, KernelSchedule.BASIC: 1}
 OPERANDS = (DType.E4M3, DType.E5M2, DType.S8, DType.BF16, DType.F16)
 OUTPUTS = (DType.BF16, DType.F16)
@@ -59,6 +63,11 @@ class Plan:
             )
 
     # What is computed ------------------------------------------------------------------------------------------------
+
+    @property
+    def mma_steps(self) -> int:
+        """WGMMAs along K in one K step: each takes 32 bytes."""
+        return self.tile_k * self.x_dtype.bits // 256
 
     @property
     def swap_ab(self) -> bool:
@@ -106,10 +115,28 @@ class Plan:
         return max(1, self.tile_k // self.promotion_k)
 
     @property
+    def units(self) -> int:
+        """Promotions of single slabs in one K step."""
+        return self.promotions * self.slabs
+
+    @property
+    def unit_registers(self) -> int:
+        """Registers of a thread for the sums of one slab."""
+        return self.tile_y // 2
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether a group promotes one K step's sums while its next one's multiplications run: it takes two sets."""
+        return self.promoted and self.units == 1 and not self.split_k and 3 * self.unit_registers <= ACCUMULATOR_REGISTERS
+
+    @property
     def partials(self) -> int:
-        """Partial accumulators: as many as promotions in a K step where they are small, so that WGMMA never waits."""
-        size = self.slabs * self.tile_y // 2
-        return self.promotions if size * self.promotions <= PARTIAL_REGISTERS else 1
+        """Sets of partial sums, each of one unit: of a whole K step where they are small, so that WGMMA waits once."""
+        if not self.promoted:
+            return 0
+        if self.overlapped:
+            return 2
+        return self.units if self.units * self.unit_registers <= PARTIAL_REGISTERS else 1
 
     # How it is divided -----------------------------------------------------------------------------------------------
 
@@ -247,14 +274,62 @@ class Plan:
         return self.promotions * (self.a_scales + (self.b_scales + 3) // 4 * 4) if self.grouped else 0
 
     @property
+    def factors(self) -> int:
+        """Registers of a thread for one unit's scales: of its two rows (with each block of B), then of its columns."""
+        if self.b_rows_scaled or self.swap_ab:
+            return 2 + self.tile_y // 4
+        return 2 * max(self.b_scales, 1)
+
+    @property
     def store_columns(self) -> int:
         """Rows of Y in one box of D."""
         return gcd(self.tile_y, STORE_COLUMNS)
 
     @property
+    def store_buffers(self) -> int:
+        """Boxes of D that a group has in shared memory: two, where that does not cost a stage of the main loop."""
+        most = min(STORE_BUFFERS, self.slabs * self.tile_y // self.store_columns)
+        return most if self._stages_beside(most) == self._stages_beside(1) else 1
+
+    @property
     def store_elements(self) -> int:
         """Elements of D waiting in shared memory."""
-        return 0 if self.split_k else self.consumer_groups * STORE_BUFFERS * SLAB * self.store_columns
+        return 0 if self.split_k else self.consumer_groups * self.store_buffers * SLAB * self.store_columns
+
+    @property
+    def group_m(self) -> int:
+        """Rows of A in a consumer group's part of the tile."""
+        return self.tile_y if self.swap_ab else self.group_rows
+
+    @property
+    def group_n(self) -> int:
+        """Columns of B in a consumer group's part of the tile."""
+        return self.group_rows if self.swap_ab else self.tile_y
+
+    @property
+    def m_fields(self) -> tuple[str, ...]:
+        """What the epilogue reads of each row of A."""
+        per_token = self.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN
+        return (*(() if self.grouped else ("scale",)), *(("azp",) if per_token else ()))
+
+    @property
+    def n_fields(self) -> tuple[str, ...]:
+        """What the epilogue reads of each column of B."""
+        return (
+            *(() if self.grouped else ("scale",)),
+            *(("bias",) if self.epilogue.takes_bias else ()),
+            *(("adj",) if self.epilogue.takes_azp else ()),
+        )
+
+    @property
+    def vector_words(self) -> int:
+        """Words of shared memory of a group for rows and columns of its epilogue."""
+        return 0 if self.split_k else len(self.m_fields) * self.group_m + len(self.n_fields) * self.group_n
+
+    @property
+    def prefetched(self) -> int:
+        """K steps of weights that are asked for before the kernel before this one has ended; more delays the loads."""
+        return PREFETCH_BYTES // self.x_bytes if self.swap_ab and self.cluster_size == 1 else 0
 
     @property
     def partial_pitch(self) -> int:
@@ -266,12 +341,12 @@ class Plan:
         """Of the main loop: as the config says, or as many as fit."""
         if self.config.schedule.stages is not None:
             return self.config.schedule.stages
-        return (SHARED_BYTES - self._fixed_bytes) // (self.x_bytes + self.y_bytes + 4 * self.scales + 16)
+        return self._stages_beside(self.store_buffers)
 
     @property
     def shared_bytes(self) -> int:
         """Of the whole, an upper bound."""
-        return self._fixed_bytes + self.stages * (self.x_bytes + self.y_bytes + 4 * self.scales + 16)
+        return self._fixed_bytes(self.store_buffers) + self.stages * self._stage_bytes
 
     @property
     def ctas_of_sm(self) -> int:
@@ -280,8 +355,15 @@ class Plan:
         return max(1, 1 if self.moves_registers else min(by_memory, 4))
 
     @property
-    def _fixed_bytes(self) -> int:
-        return 2 * self.store_elements + 3 * 1024  # barriers, and room to align four arrays
+    def _stage_bytes(self) -> int:
+        return self.x_bytes + self.y_bytes + 4 * self.scales + 16
+
+    def _fixed_bytes(self, store_buffers: int) -> int:
+        boxes = 0 if self.split_k else store_buffers * SLAB * self.store_columns
+        return 1024 + self.consumer_groups * (2 * boxes + 4 * self.vector_words)  # the first: barriers
+
+    def _stages_beside(self, store_buffers: int) -> int:
+        return (SHARED_BYTES - self._fixed_bytes(store_buffers)) // self._stage_bytes
 
     @property
     def _tile(self) -> str:
@@ -320,9 +402,9 @@ class Plan:
             raise ValueError(f"{self._tile}: the K step is not whole rows of 128 bytes")
         if self.tile_k % self.promotion_k and self.promoted:
             raise ValueError(f"{self._tile}: the K step is not a multiple of {self.promotion_k}, after which sums are promoted")
-        registers = self.slabs * self.tile_y // 2 * (1 + (self.partials if self.promoted else 0))
-        if registers > 208:
-            raise ValueError(f"{self._tile} needs {registers} accumulator registers a thread of 208")
+        registers = (self.slabs + self.partials) * self.unit_registers
+        if registers > ACCUMULATOR_REGISTERS:
+            raise ValueError(f"{self._tile} needs {registers} accumulator registers a thread of {ACCUMULATOR_REGISTERS}")
         if self.tile_x % (8 * self.cluster_y) or self.tile_y % (8 * self.cluster_x):
             raise ValueError(
                 f"{self._tile} does not divide into multicast slices of 8 rows in a cluster of "

@@ -13,7 +13,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.cute.nvgpu import warp as warp_ops
 
 from gemmill.cutedsl import epilogue, mainloop
-from gemmill.cutedsl.plan import SLAB, STORE_BUFFERS, Plan
+from gemmill.cutedsl.plan import SLAB, Plan
 from gemmill.cutedsl.walk import Walk
 from gemmill.space.config import KernelConfig
 from gemmill.vocab import DType
@@ -132,11 +132,15 @@ class ScaledMm:
             ),
             Walk(tiles_x, tiles_y, raster_order, swizzle),
             constant_weights,
+            d,
+            ldd,
+            cluster_size,
         ).launch(
             grid=(grid_x, 1, 1),
             block=(plan.threads, 1, 1),
             cluster=(cluster_size, 1, 1),
             min_blocks_per_mp=plan.ctas_of_sm,
+            preferred_smem_carveout=100,  # left open, the DSL would ask a driver
             use_pdl=programmatic_launch,
             stream=stream,
         )
@@ -153,7 +157,7 @@ class ScaledMm:
         along_x = {128: kinds.MN_SW128}
         along_y = {128: kinds.K_SW128, 64: kinds.K_SW64, 32: kinds.K_SW32}
         kind = along_x[2 * SLAB] if plan.swap_ab else along_y[2 * plan.store_columns]
-        shape = (SLAB, plan.store_columns, STORE_BUFFERS * plan.consumer_groups)
+        shape = (SLAB, plan.store_columns, plan.store_buffers * plan.consumer_groups)
         atom = warpgroup.make_smem_layout_atom(kind, self.out_type)
         return cute.tile_to_shape(atom, shape, order=(1, 0, 2) if plan.swap_ab else (0, 1, 2))
 
@@ -174,7 +178,8 @@ class ScaledMm:
             turn: cute.struct.MemRange[Int64, 2]
             x: cute.struct.Align[cute.struct.MemRange[self.x_type, cute.cosize(layout_x)], 1024]
             y: cute.struct.Align[cute.struct.MemRange[self.y_type, cute.cosize(layout_y)], 1024]
-            d: cute.struct.Align[cute.struct.MemRange[self.out_type, plan.store_elements], 1024]
+            d: cute.struct.Align[cute.struct.MemRange[self.out_type, max(plan.store_elements, 8)], 1024]
+            vectors: cute.struct.MemRange[Float32, max(plan.consumer_groups * plan.vector_words, 4)]
             scales: cute.struct.Align[cute.struct.MemRange[Float32, max(plan.stages * plan.scales, 4)], 16]
 
         return SharedStorage
@@ -197,6 +202,9 @@ class ScaledMm:
         scales: mainloop.GroupScales,
         walk: Walk,
         constant_weights: Int32,
+        d: cute.Pointer,
+        ldd: Int64,
+        cluster_size: Int32,
     ):
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
@@ -209,6 +217,8 @@ class ScaledMm:
         shared_y = storage.y.get_tensor(layout_y.outer, swizzle=layout_y.inner)
         shared_d = storage.d.get_tensor(layout_d.outer, swizzle=layout_d.inner)
         shared_scales = storage.scales.data_ptr()
+        shared_vectors = storage.vectors.data_ptr()
+        partial_sums = cute.recast_ptr(storage.x.data_ptr(), dtype=self.sum_type)
         full, empty, turn = storage.full.data_ptr(), storage.empty.data_ptr(), storage.turn.data_ptr()
 
         # Barriers
@@ -231,10 +241,16 @@ class ScaledMm:
             cute.arch.sync_threads()
         cute.arch.griddepcontrol_launch_dependents()
 
+        # This CTA's job: the first tile of its cluster, how far the next one is, and its K steps
         k_steps = cute.ceil_div(vectors.k, plan.tile_k)
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
-        job = (block // plan.cluster_size, blocks // plan.cluster_size, k_steps)
+        job = (block // cluster_size, blocks // cluster_size, Int32(0), k_steps)
+        rank = Int32(0)
+        if cutlass.const_expr(plan.split_k):
+            rank = cute.arch.block_idx_in_cluster()
+            begin, end = k_steps * rank // cluster_size, k_steps * (rank + 1) // cluster_size
+            job = (block // cluster_size, walk.tiles(), begin, end - begin)
 
         if warp >= first_producer:
             if cutlass.const_expr(plan.moves_registers):
@@ -248,8 +264,22 @@ class ScaledMm:
             if cutlass.const_expr(plan.moves_registers):
                 cute.arch.setmaxregister_increase(plan.consumer_registers)
             self._consume(
-                (shared_x, shared_y, shared_d, shared_scales), (full, empty, turn), (store_d, coords_d), vectors, walk, job
+                (shared_x, shared_y, shared_d, shared_scales, shared_vectors, partial_sums),
+                (full, empty, turn),
+                (store_d, coords_d),
+                vectors,
+                walk,
+                job,
             )
+        if cutlass.const_expr(plan.split_k):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+            if warp < first_producer:
+                at_x, at_y = walk.at(job[0])
+                origin = (at_x * plan.tile_x, at_y * plan.tile_y)
+                epilogue.meet(plan, partial_sums, vectors, d, ldd, (thread, rank, cluster_size), origin)
+            cute.arch.cluster_arrive_relaxed()  # nobody leaves while others still read its sums
+            cute.arch.cluster_wait()
         if cutlass.const_expr(plan.cluster_size > 1):  # nobody leaves while others still signal its barriers
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
@@ -272,7 +302,7 @@ class ScaledMm:
         """One warp keeps every stage under way. Weights that nobody writes need not wait for the kernel before this one."""
         plan = self.plan
         full, empty = barriers
-        first, step, k_steps = job
+        first, step, k_first, k_steps = job
         parts_x = self._partition(x, plan.cluster_y, plan.tile_x, True)
         parts_y = self._partition(y, plan.cluster_x, plan.tile_y, False)
         weights, tokens = (parts_x, parts_y) if plan.swap_ab else (parts_y, parts_x)
@@ -283,7 +313,12 @@ class ScaledMm:
             at_x, at_y = self._tile(walk, first)
             for t in cutlass.range(early, unroll=1):
                 self._announce(full + t)
-                self._load(weights, at_x if plan.swap_ab else at_y, t, t, full)
+                self._load(weights, at_x if plan.swap_ab else at_y, k_first + t, t, full)
+        elif cutlass.const_expr(plan.prefetched > 0):
+            at_x, at_y = self._tile(walk, first)
+            for t in cutlass.range(cutlass.min(k_steps, plan.prefetched), unroll=1):
+                atom, _, in_memory, _, _ = weights
+                cute.prefetch(atom, in_memory[None, at_x if plan.swap_ab else at_y, k_first + t])
         cute.arch.griddepcontrol_wait()
 
         stage, phase = Int32(0), Int32(1)
@@ -295,8 +330,8 @@ class ScaledMm:
                 if loaded >= early:
                     cute.arch.mbarrier_wait(empty + stage, phase)
                     self._announce(full + stage)
-                    self._load(weights, at_x if plan.swap_ab else at_y, k_step, stage, full)
-                self._load(tokens, at_y if plan.swap_ab else at_x, k_step, stage, full)
+                    self._load(weights, at_x if plan.swap_ab else at_y, k_first + k_step, stage, full)
+                self._load(tokens, at_y if plan.swap_ab else at_x, k_first + k_step, stage, full)
                 loaded = loaded + 1
                 stage = stage + 1
                 if stage == plan.stages:
@@ -310,7 +345,9 @@ class ScaledMm:
         plan = self.plan
         atom, coords, shared = operand
         tiles = cute.local_tile(coords, (rows, plan.tile_k), (None, None))
-        rank, mask = Int32(0), None
+        rank, mask, policy = Int32(0), None, None
+        if cutlass.const_expr(plan.swap_ab):  # few tokens: every weight is read once, every token by all
+            policy = Int64(EVICT_FIRST if is_x else EVICT_LAST)
         if cutlass.const_expr(sharers > 1):
             own = cute.arch.block_idx_in_cluster()
             if cutlass.const_expr(is_x):
@@ -323,7 +360,7 @@ class ScaledMm:
         in_shared, in_memory = cpasync.tma_partition(
             atom, rank, cute.make_layout(sharers), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
         )
-        return atom, in_shared, in_memory, mask
+        return atom, in_shared, in_memory, mask, policy
 
     @cute.jit
     def _announce(self, barrier: cute.Pointer):
@@ -334,9 +371,14 @@ class ScaledMm:
     @cute.jit
     def _load(self, part: tuple, tile: Int32, k_step: Int32, stage: Int32, full: cute.Pointer):
         """Starts the load of one operand's stage."""
-        atom, in_shared, in_memory, mask = part
+        atom, in_shared, in_memory, mask, policy = part
         cute.copy(
-            atom, in_memory[None, tile, k_step], in_shared[None, stage], tma_bar_ptr=full + stage, mcast_mask=mask
+            atom,
+            in_memory[None, tile, k_step],
+            in_shared[None, stage],
+            tma_bar_ptr=full + stage,
+            mcast_mask=mask,
+            cache_policy=policy,
         )
 
     @cute.jit
@@ -344,7 +386,7 @@ class ScaledMm:
         """One warp copies the scales that belong to each stage."""
         plan = self.plan
         full, empty = barriers
-        first, step, k_steps = job
+        first, step, k_first, k_steps = job
         cute.arch.griddepcontrol_wait()
         stage, phase = Int32(0), Int32(1)
         tile = first
@@ -355,7 +397,12 @@ class ScaledMm:
             for k_step in cutlass.range(k_steps, unroll=1):
                 cute.arch.mbarrier_wait(empty + stage, phase)
                 mainloop.load_scales(
-                    plan, scales, shared + stage * plan.scales, k_step, origin, (vectors.m, vectors.n, vectors.k)
+                    plan,
+                    scales,
+                    shared + stage * plan.scales,
+                    k_first + k_step,
+                    origin,
+                    (vectors.m, vectors.n, vectors.k),
                 )
                 cute.arch.cp_async_mbarrier_arrive_noinc(full + stage)
                 stage = stage + 1
@@ -370,34 +417,20 @@ class ScaledMm:
     def _consume(self, shared: tuple, barriers: tuple, output: tuple, vectors, walk: Walk, job: tuple):
         """A group multiplies and stores its part of every tile or, in pingpong, every second tile."""
         plan = self.plan
-        shared_x, shared_y, shared_d, shared_scales = shared
+        shared_x, shared_y, shared_d, shared_scales, shared_vectors, partial_sums = shared
         full, empty, turn = barriers
         store_d, coords_d = output
-        first, step, k_steps = job
+        first, step, k_first, k_steps = job
         group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 128)
         thread = cute.arch.thread_idx()[0] % 128
         part = Int32(0) if plan.pingpong else group
 
-        mma = self._mma()
-        own_x = cute.local_tile(shared_x, (plan.group_rows, plan.tile_k, plan.stages), (part, 0, 0))
-        thread_mma = mma.get_slice(0)
-        operand_x = mma.make_fragment_A(thread_mma.partition_A(own_x))
-        operand_y = mma.make_fragment_B(thread_mma.partition_B(shared_y))
-        shape = mma.partition_shape_C((plan.group_rows, plan.tile_y))
-        sums = cute.make_rmem_tensor(shape, self.sum_type)
-        partials = [cute.make_rmem_tensor(shape, self.sum_type) for _ in range(plan.partials if plan.promoted else 0)]
-        stage_scales = cute.make_tensor(
-            shared_scales,
-            cute.make_layout(
-                (max(plan.scales // plan.promotions, 1), plan.promotions, plan.stages),
-                stride=(1, plan.scales // plan.promotions, plan.scales),
-            ),
-        )
-
-        own_d = cute.local_tile(shared_d, (SLAB, plan.store_columns, STORE_BUFFERS), (0, 0, group))
+        loop = self._mainloop(shared_x, shared_y, shared_scales, (full, empty), part)
+        own_d = cute.local_tile(shared_d, (SLAB, plan.store_columns, plan.store_buffers), (0, 0, group))
         to_shared = cute.make_tiled_copy_C(
             cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(plan.swap_ab, 4), self.out_type), self._mma(plan.store_columns)
         )
+        own_vectors = epilogue.vectors_of(plan, shared_vectors + group * plan.vector_words)
         boxes = cute.zipped_divide(coords_d, (SLAB, plan.store_columns))
         from_shared, to_global = cpasync.tma_partition(
             store_d, 0, cute.make_layout(1), cute.group_modes(own_d, 0, 2), boxes
@@ -413,24 +446,60 @@ class ScaledMm:
             at_x, at_y = self._tile(walk, tile)
             x0, y0 = at_x * plan.tile_x + part * plan.group_rows, at_y * plan.tile_y
             n0 = at_x * plan.tile_x if plan.swap_ab else y0
+            if cutlass.const_expr(not plan.split_k):
+                held = epilogue.fetch(plan, vectors, thread, (y0, x0) if plan.swap_ab else (x0, y0))
             if cutlass.const_expr(plan.pingpong):
                 # The other group's multiplications come first, except before the very first tile.
                 cute.arch.mbarrier_wait(turn + group, turn_phase ^ (group ^ 1))
-            mainloop.accumulate(
-                plan, mma, sums, partials, (operand_x, operand_y), (full, empty), stage_scales, (done, k_steps),
-                (group, thread, n0),
-            )
+            mainloop.accumulate(plan, loop, (done, k_steps), (part, thread, n0))
             if cutlass.const_expr(plan.pingpong):
                 if thread % 32 == 0:
                     cute.arch.mbarrier_arrive(turn + (group ^ 1))
                 turn_phase = turn_phase ^ 1
-            epilogue.store(
-                plan, sums, vectors, own_d, (to_shared, store_d, from_shared, to_global), (group, thread), (x0, y0)
-            )
+            if cutlass.const_expr(plan.split_k):
+                epilogue.park(plan, loop.sums, partial_sums, (group, thread))
+            else:
+                epilogue.share(plan, held, own_vectors, (group, thread))
+                epilogue.store(
+                    plan, loop.sums, own_vectors, own_d, (to_shared, store_d, from_shared, to_global), (group, thread), (x0, y0)
+                )
             tile = tile + step * (2 if plan.pingpong else 1)
             done = done + k_steps * (2 if plan.pingpong else 1)
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    def _mainloop(
+        self, shared_x: cute.Tensor, shared_y: cute.Tensor, shared_scales: cute.Pointer, barriers: tuple, part: Int32
+    ) -> mainloop.Mainloop:
+        """Fragments, sums and scales of one consumer group."""
+        plan = self.plan
+        replacing, adding = self._mma(), self._mma()
+        replacing.set(warpgroup.Field.ACCUMULATE, False)
+        adding.set(warpgroup.Field.ACCUMULATE, True)
+        thread_mma = adding.get_slice(0)
+        slabs_x = [
+            cute.local_tile(shared_x, (SLAB, plan.tile_k, plan.stages), (part * plan.slabs + slab, 0, 0))
+            for slab in range(plan.slabs)
+        ]
+        shape = adding.partition_shape_C((SLAB, plan.tile_y))
+        scales_of_group = plan.scales // plan.promotions
+        return mainloop.Mainloop(
+            mmas=(replacing, adding),
+            operands=(
+                [adding.make_fragment_A(thread_mma.partition_A(slab)) for slab in slabs_x],
+                adding.make_fragment_B(thread_mma.partition_B(shared_y)),
+            ),
+            barriers=barriers,
+            scales=cute.make_tensor(
+                shared_scales,
+                cute.make_layout(
+                    (max(scales_of_group, 1), plan.promotions, plan.stages), stride=(1, scales_of_group, plan.scales)
+                ),
+            ),
+            sums=[cute.make_rmem_tensor(shape, self.sum_type) for _ in range(plan.slabs)],
+            partials=[cute.make_rmem_tensor(shape, self.sum_type) for _ in range(plan.partials)],
+            factors=[cute.make_rmem_tensor(plan.factors, Float32) for _ in range(plan.partials)],
+        )
 
     def _mma(self, columns: int | None = None) -> cute.TiledMma:
         """One consumer group's WGMMA."""

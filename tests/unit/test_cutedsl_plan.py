@@ -1,0 +1,141 @@
+"""The compile-time facts of a DSL kernel, and the sentences with which it refuses a config."""
+
+from typing import Any
+
+import pytest
+
+from gemmill.cutedsl.plan import SHARED_BYTES, Plan
+from gemmill.space.config import KernelConfig, Problem, Schedule
+from gemmill.vocab import (
+    Accumulation,
+    Arch,
+    DType,
+    EpilogueKind,
+    KernelSchedule,
+    ScaleGranularity,
+    ScaleLayout,
+    TileScheduler,
+)
+
+
+def config(group_size: int = 0, arch: Arch = Arch.SM90A, **changes: Any) -> KernelConfig:
+    """e4m3, 128x128x128, cooperative; `changes` are fields of Problem or Schedule."""
+    problem: dict[str, Any] = {
+        "a_dtype": DType.E4M3,
+        "b_dtype": DType.E4M3,
+        "accumulator_dtype": DType.F32,
+        "out_dtype": DType.BF16,
+        "epilogue": EpilogueKind.SCALED_BIAS,
+    }
+    if group_size:
+        problem |= {
+            "a_scale": ScaleGranularity.GROUP,
+            "b_scale": ScaleGranularity.BLOCK,
+            "scale_layout": ScaleLayout.K_MAJOR,
+            "group_size": group_size,
+        }
+    schedule: dict[str, Any] = {
+        "tile_shape_mnk": (128, 128, 128),
+        "kernel_schedule": KernelSchedule.COOPERATIVE,
+        "accumulation": Accumulation.FAST,
+    }
+    for name, value in changes.items():
+        (problem if name in Problem.__dataclass_fields__ else schedule)[name] = value
+    return KernelConfig(problem=Problem(**problem), schedule=Schedule(**schedule), arch=arch)
+
+
+def test_stages_fill_shared_memory() -> None:
+    plan = Plan(config())
+    assert plan.stages == 6
+    assert plan.shared_bytes <= SHARED_BYTES < plan.shared_bytes + plan.x_bytes + plan.y_bytes
+
+
+def test_stages_of_the_config_are_kept() -> None:
+    assert Plan(config(stages=3)).stages == 3
+
+
+def test_swap_ab_puts_the_weights_into_the_rows() -> None:
+    plan = Plan(config(tile_shape_mnk=(128, 32, 128), swap_ab=True, group_size=128))
+    assert (plan.tile_m, plan.tile_n, plan.a_scales, plan.b_scales) == (32, 128, 32, 1)
+
+
+@pytest.mark.parametrize(("tile_n", "blocks"), [(64, 1), (128, 1), (256, 2), (160, 2), (96, 2), (192, 2)])
+def test_a_tile_has_room_for_the_scales_of_every_block_that_it_can_touch(tile_n: int, blocks: int) -> None:
+    touched = max((n0 + tile_n - 1) // 128 - n0 // 128 + 1 for n0 in range(0, 128 * tile_n, tile_n))
+    schedule = {"kernel_schedule": KernelSchedule.BASIC, "tile_shape_mnk": (64, tile_n, 128)}
+    if tile_n == 256:
+        schedule = {"tile_shape_mnk": (256, 64, 128), "swap_ab": True}
+    assert Plan(config(group_size=128, **schedule)).b_scales == blocks == touched
+
+
+def test_small_tiles_keep_one_partial_sum_for_each_group() -> None:
+    small = config(tile_shape_mnk=(64, 16, 512), kernel_schedule=KernelSchedule.BASIC, swap_ab=True, group_size=128)
+    assert Plan(small).partials == 4
+    assert Plan(config(group_size=64)).partials == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"arch": Arch.SM100A}, "arch sm100a is not offered by the cutedsl backend: it writes WGMMA for sm90a"),
+        (
+            {"a_dtype": DType.E5M2},
+            "operands e5m2 x e4m3: the DSL kernel multiplies two operands of one type of e4m3, e5m2, s8, bf16, f16",
+        ),
+        ({"out_dtype": DType.F32}, "out_dtype f32: the DSL kernel stores bf16 or f16"),
+        (
+            {"kernel_schedule": KernelSchedule.MMA_SYNC},
+            "kernel_schedule mmasync: the DSL kernel runs cooperative, pingpong, basic",
+        ),
+        (
+            {"tile_scheduler": TileScheduler.STREAM_K},
+            "tile_scheduler streamk: the DSL kernel divides K by split_k, over the CTAs of a cluster",
+        ),
+        (
+            {"epilogue": EpilogueKind.SCALED_AZP},
+            "epilogue scaledazp corrects integer sums: it takes s8, not e4m3",
+        ),
+        (
+            {"tile_shape_mnk": (64, 128, 128)},
+            "tile 64x128x128: rows are not a multiple of 128, which cooperative multiplies",
+        ),
+        ({"tile_shape_mnk": (128, 24, 128)}, "tile 128x24x128: columns are not a multiple of 16 up to 256"),
+        ({"tile_shape_mnk": (128, 128, 64)}, "tile 128x128x64: the K step is not whole rows of 128 bytes"),
+        (
+            {"tile_shape_mnk": (256, 256, 128)},
+            "tile 256x256x128 needs 256 accumulator registers a thread of 208",
+        ),
+        (
+            {"cluster_shape_mnk": (1, 32, 1)},
+            "tile 128x128x128 does not divide into multicast slices of 8 rows in a cluster of 1x32",
+        ),
+        ({"cluster_shape_mnk": (4, 4, 1)}, "cluster 4x4 has 16 CTAs of 8"),
+        (
+            {"group_size": 128, "kernel_schedule": KernelSchedule.PINGPONG},
+            "pingpong with group scales: one group promotes while the other multiplies, which takes the cooperative schedule",
+        ),
+        (
+            {"group_size": 64, "tile_shape_mnk": (128, 160, 128)},
+            "tile 128x160x128 can touch 3 blocks of 64 columns at columns that differ from tile to tile: "
+            "the DSL kernel chooses between 2",
+        ),
+        (
+            {"stages": 9},
+            "tile 128x128x128 with 9 stages needs 330896 bytes of shared memory of 232448: "
+            "take fewer stages or a smaller tile",
+        ),
+        (
+            {"tile_scheduler": TileScheduler.SPLIT_K},
+            "split_k with swap_ab=False cluster=(1, 1, 1) cooperative: it takes swap_ab, a cluster of 1x1x1 "
+            "(its clusters are made of the splits), and the cooperative or basic schedule",
+        ),
+        (
+            {"tile_scheduler": TileScheduler.SPLIT_K, "swap_ab": True, "stages": 2, "tile_shape_mnk": (128, 128, 128)},
+            "tile 128x128x128: partial sums reuse the stages, and 2 of them are too small for a tile",
+        ),
+    ],
+)
+def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError) as error:
+        Plan(config(**changes))
+    assert str(error.value) == sentence
