@@ -183,6 +183,8 @@ def _sweep(arch: Arch) -> Iterator[AnyConfig]:
             yield from _dsl_kernels(problem, sm90_cutedsl.WIDE, sm90_cutedsl.NARROW)
         else:
             yield from _dsl_kernels(problem, sm90_cutedsl.CORE_WIDE, sm90_cutedsl.CORE_NARROW)
+    blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
+    yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDE, sm90_cutedsl.GROUP_NARROW)
 
 
 def _default(arch: Arch) -> Iterator[AnyConfig]:
@@ -210,6 +212,8 @@ def _default(arch: Arch) -> Iterator[AnyConfig]:
         frequent = out is DType.BF16 and groups is SCALE_GROUPS[0]
         if operand.is_float:
             yield from _group_kernels(problem, *(sm90.GROUP_TABLES if frequent else sm90.FEW_GROUP_TABLES))
+            if frequent:
+                yield from _dsl_kernels(problem, sm90_cutedsl.CORE_GROUP_WIDE, sm90_cutedsl.CORE_GROUP_NARROW)
         elif frequent:
             yield from _group_kernels(problem, *sm90.FEW_GROUP_TABLES)
         yield _unaligned(problem)
