@@ -28,14 +28,12 @@ std::atomic<int64_t> most_misses{0};
 std::mutex misses_mutex;
 std::vector<Miss> misses;
 
-// How far a measured choice reaches, mirrored by gemmill.runtime.select. At M of kPrefillM and more, what is best for some rows is
-// close to it for four times as many; below, a row that was measured for more than twice as many rows costs 1.3 to 2 (H200,
-// 2026-11-20). The nearest (n, k) is a worse guide than the model as soon as waves fill differently: leaving out each measured
-// (n, k) in turn, the nearest was 1.35 of the best, the model 1.04.
-constexpr int64_t kPrefillM = 512;
-constexpr int64_t kPrefillRatio = 4;
+// How far a measured choice reaches, mirrored by gemmill.runtime.select. Tiles are as wide as fills the SMs for one shape, so the
+// choice of another is a worse guide than the model: 1.24 of the best for weights half an octave away, 1.13 for the same
+// weights at another M up to a factor of four, the model 1.04 (H200, 2026-11-20, docs/notes/tables.md).
 constexpr int64_t kDecodeM = 16;
-constexpr int64_t kDecodeRatio = 2;
+constexpr int64_t kPrefillM = 512;
+constexpr int64_t kMostRatio = 2;
 constexpr double kMostDistance = 0.1;  // of binary logarithms of n and k together
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -84,8 +82,8 @@ double distance(TunedRow const& tuned, Call const& call) {
 
 // Whether what was measured for tuned.m rows says something about m rows.
 bool covers(TunedRow const& tuned, int64_t m) {
-  if (tuned.m >= kPrefillM && m >= kPrefillM) return m <= kPrefillRatio * tuned.m && tuned.m <= kPrefillRatio * m;
-  return m <= tuned.m && tuned.m <= std::max(kDecodeM, kDecodeRatio * m);
+  if (m > tuned.m) return tuned.m >= kPrefillM && m <= kMostRatio * tuned.m;
+  return tuned.m <= std::max(kDecodeM, kMostRatio * m);
 }
 
 // The measured (n, k) nearest in logarithm, if it is near; there, the first measured m that is not below, else the largest.

@@ -9,9 +9,7 @@ from gemmill.runtime.model import model_ns
 from gemmill.runtime.problem import ProblemCall, describe_problem
 from gemmill.runtime.table import Row, Table, TunedRow
 
-PREFILL_M, PREFILL_RATIO = 512, 4
-DECODE_M, DECODE_RATIO = 16, 2
-MOST_DISTANCE = 0.1
+DECODE_M, PREFILL_M, MOST_RATIO, MOST_DISTANCE = 16, 512, 2, 0.1
 """How far a measured choice reaches; kernels/extension/selection.cpp says why."""
 
 
@@ -126,9 +124,9 @@ def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
 
 def covers(measured_m: int, m: int) -> bool:
     """Whether what was measured for some rows says something about m: mirrors `covers` in kernels/extension/selection.cpp."""
-    if measured_m >= PREFILL_M and m >= PREFILL_M:
-        return m <= PREFILL_RATIO * measured_m and measured_m <= PREFILL_RATIO * m
-    return m <= measured_m <= max(DECODE_M, DECODE_RATIO * m)
+    if m > measured_m:
+        return measured_m >= PREFILL_M and m <= MOST_RATIO * measured_m
+    return measured_m <= max(DECODE_M, MOST_RATIO * m)
 
 
 def _trace(
