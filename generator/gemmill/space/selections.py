@@ -229,7 +229,7 @@ def _default(arch: Arch) -> Iterator[AnyConfig]:
         if operand.is_float:
             yield from _dsl_kernels(problem, sm90_cutedsl.GROUP_CORE if frequent else sm90_cutedsl.GROUP_FEW)
         if frequent:
-            yield from _group_kernels(problem, *sm90.FEW_GROUP_TABLES)
+            yield from _group_kernels(problem, *(sm90.CORE_GROUP_TABLES if operand.is_float else sm90.FEW_GROUP_TABLES))
         yield _unaligned(problem)
     yield from quant_configs(arch)
 

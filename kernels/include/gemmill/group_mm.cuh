@@ -1,15 +1,15 @@
 // Many rows with scales in groups along K, on Hopper: D[m, n] = sum over g of a_scale b_scale (A B)_g + bias.
 //
-// A persistent kernel: one warp loads tiles of A and B by TMA, multicast to the CTAs of a cluster that share them; another
-// copies the scales that belong to them; two consumer groups multiply 64 rows of the tile each. At the end of every group
-// along K its sum leaves the tensor core, is multiplied by its scales and is added in FP32.
+// A persistent kernel: one warp loads tiles of A and B by TMA, multicast to the CTAs of a cluster that share them;
+// another copies the scales that belong to them; two consumer groups multiply 64 rows of the tile each. At the end of
+// every group along K its sum leaves the tensor core, is multiplied by its scales and is added in FP32.
 //
-// A consumer group has two sets of accumulators: while it adds one up, the tensor core fills the other. With one set, both groups fall into step: the tensor core works for both, then both add and it waits (H200,
-// 2026-11-20: 8192 x 8192 along N and K ran at 70 % of this). So registers are taken from the loading warps.
+// A consumer group has two sets of accumulators: while it adds one up, the tensor core fills the other. So registers are
+// taken from the loading warps.
 //
-// Scales travel with the tiles, each copied by its stride into the step's stage. Read by the consumers one step ahead, they
-// held the main loop up: with the memory busy, a read takes longer than a step. Rows beyond M read none, so any M takes the
-// time of the next whole tile. The epilogue is done by every warp for its own 16 rows, without a barrier.
+// Scales travel with the tiles, each copied by its stride into the step's stage. Read by the consumers one step ahead,
+// they held the main loop up: with the memory busy, a read takes longer than a step. Rows beyond M read none, so any M
+// takes the time of the next whole tile. The epilogue is done by every warp for its own 16 rows, without a barrier.
 #pragma once
 
 #include <algorithm>
@@ -398,7 +398,8 @@ struct GroupMm {
           CUTLASS_PRAGMA_UNROLL
           for (int e = 0; e < 2; ++e) pair[e] = Output(sums(4 * j + 2 * h + e) + bias[e]);
           int const row = lane / 4 + h * 8;
-          *reinterpret_cast<cutlass::AlignedArray<Output, 2>*>(buffer + row * kStrip + (((j - first) ^ row) & 7) * 8 + lane % 4 * 2) = pair;
+          Output* to = buffer + row * kStrip + (((j - first) ^ row) & 7) * 8 + lane % 4 * 2;
+          *reinterpret_cast<cutlass::AlignedArray<Output, 2>*>(to) = pair;
         }
       }
       __syncwarp();

@@ -40,7 +40,8 @@ struct GroupSplitKMm {
   static constexpr int kPrefetchBytes = 32 * 1024;  // more delays the loads themselves (see split_k_mm.cuh)
   static constexpr int kGroups = tile_k / Scales::kGroup;  // of one stage
   static constexpr int kSteps = Scales::kGroup / 32;       // WGMMA instructions of one group
-  static constexpr int kWeightScales = Scales::kBlocks ? (tile_n + Scales::kGroup - 1) / Scales::kGroup : tile_n;  // of one group along K
+  // Of one group along K.
+  static constexpr int kWeightScales = Scales::kBlocks ? (tile_n + Scales::kGroup - 1) / Scales::kGroup : tile_n;
 
   static_assert(sizeof(Element) == 1, "operands are one byte wide");
   static_assert(tile_n % 64 == 0, "a consumer group multiplies 64 columns of B");
@@ -244,7 +245,9 @@ struct GroupSplitKMm {
         tokens[j] = *reinterpret_cast<float2 const*>(&stage.tokens[g][j * 8 + lane % 4 * 2]);
       }
       CUTLASS_PRAGMA_UNROLL
-      for (int h = 0; h < 2; ++h) weights[h] = stage.weights[g][Scales::kBlocks ? threadIdx.x / 128 * 64 / Scales::kGroup : row + h * 8];
+      for (int h = 0; h < 2; ++h) {
+        weights[h] = stage.weights[g][Scales::kBlocks ? threadIdx.x / 128 * 64 / Scales::kGroup : row + h * 8];
+      }
     }
   };
 
