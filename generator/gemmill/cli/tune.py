@@ -136,10 +136,10 @@ def _run(request: "TuneRequest", selection: "Selection | None", scheduler: str |
 
 def _executor(spec: "WorkerSpec", scheduler: str | None) -> "Opened":
     """A cluster where one is named or there are several GPUs; for one GPU its measuring process is all that is needed."""
-    from gemmill.tune.device import gpu_names
+    from gemmill.tune.device import gpu_count
     from gemmill.tune.executors import LocalExecutor
 
-    gpus = 1 if spec.dry_run else len(gpu_names())
+    gpus = 1 if spec.dry_run else gpu_count()
     if scheduler is None and gpus <= 1:
         return LocalExecutor(spec)
     from gemmill.tune.cluster import connect, local_cluster

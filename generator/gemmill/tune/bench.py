@@ -34,6 +34,10 @@ class Bench:
     """The commands, one problem at a time."""
 
     def __init__(self, spec: WorkerSpec) -> None:
+        if not (spec.dry_run or torch.cuda.is_available()):
+            raise RuntimeError(
+                "no GPU that torch can use; --dry-run runs the whole sweep without one, with invented times"
+            )
         self._spec = spec
         if spec.dry_run:
             torch.set_num_threads(1)  # several such processes share the cores, and the shapes are small

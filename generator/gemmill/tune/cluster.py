@@ -18,7 +18,7 @@ from gemmill.manifest import ManifestError
 from gemmill.runtime.builds import MANIFEST, resolve
 from gemmill.tune.executors import Event, facts_of
 from gemmill.tune.measure import OPEN_SECONDS, Outcome, Task, measure
-from gemmill.tune.protocol import PEER, WorkerSpec
+from gemmill.tune.protocol import PEER, TuneError, WorkerSpec
 from gemmill.tune.sweep import TaskLost
 from gemmill.tune.worker import Worker
 
@@ -36,7 +36,7 @@ class ClusterExecutor:
         self._cluster = cluster
 
     def facts(self) -> Mapping[str, Any]:
-        """What a worker runs on. Raises RuntimeError."""
+        """What a worker runs on. Raises TuneError."""
         return dict(self._client.submit(facts_here, self._spec, pure=False, resources=RESOURCES).result())
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Event]:
@@ -81,18 +81,18 @@ class ClusterExecutor:
 
 
 def connect(spec: WorkerSpec, address: str) -> ClusterExecutor:
-    """An existing cluster. Raises RuntimeError with one sentence where there is none, or none of its workers has a GPU."""
+    """An existing cluster. Raises TuneError with one sentence where there is none, or none of its workers has a GPU."""
     try:
         client = Client(address, timeout=CONNECT_SECONDS)
     except (OSError, TimeoutError, ValueError) as error:
-        raise RuntimeError(
+        raise TuneError(
             f"no Dask scheduler answers at {address!r} ({type(error).__name__}): start one with `dask scheduler`, and a worker for "
             "each GPU with `dask worker ADDRESS --nworkers 1 --nthreads 1 --no-dashboard --resources GPU=1`"
         ) from None
     workers = client.scheduler_info(n_workers=-1)["workers"]
     if not any(worker.get("resources", {}).get("GPU") for worker in workers.values()):
         client.close()
-        raise RuntimeError(
+        raise TuneError(
             f"none of the {len(workers)} workers at {address} has the resource GPU: start them with `dask worker {address} "
             "--nthreads 1 --resources GPU=1`, one for each GPU"
         )
@@ -151,7 +151,7 @@ def _here(spec: WorkerSpec) -> WorkerSpec:
         try:
             folders.append(str(folder if (folder / MANIFEST).is_file() else resolve(folder.name)))
         except ManifestError as error:
-            raise RuntimeError(
+            raise TuneError(
                 f"{error}; workers need the builds in their own GEMMILL_HOME, or on a shared file system"
             ) from None
     return replace(spec, builds=tuple(folders))

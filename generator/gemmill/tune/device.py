@@ -46,9 +46,9 @@ def driver_version() -> str | None:
     return found.decode() if isinstance(found, bytes) else str(found)
 
 
-def gpu_names() -> list[str]:
-    """The GPUs that torch may use, by name, in CUDA's order."""
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+def gpu_count() -> int:
+    """The GPUs that torch may use; asking makes no CUDA context."""
+    return torch.cuda.device_count()
 
 
 class Monitor:

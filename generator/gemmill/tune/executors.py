@@ -7,7 +7,7 @@ from typing import Any
 
 from gemmill.tune.checking import Finding
 from gemmill.tune.measure import OPEN_SECONDS, Outcome, Task, measure
-from gemmill.tune.protocol import WorkerSpec
+from gemmill.tune.protocol import TuneError, WorkerSpec
 from gemmill.tune.sweep import TaskLost
 from gemmill.tune.worker import Worker, WorkerDied, WorkerError
 
@@ -21,7 +21,7 @@ class LocalExecutor:
         self._worker = Worker(spec)
 
     def facts(self) -> Mapping[str, Any]:
-        """What the process runs on. Raises RuntimeError."""
+        """What the process runs on. Raises TuneError."""
         return facts_of(self._worker)
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Event]:
@@ -65,8 +65,8 @@ class LocalExecutor:
 
 
 def facts_of(worker: Worker) -> Mapping[str, Any]:
-    """What a measuring process runs on. Raises RuntimeError with one sentence."""
+    """What a measuring process runs on. Raises TuneError."""
     try:
         return dict(worker.ask("hello", OPEN_SECONDS))
     except (WorkerDied, WorkerError) as error:
-        raise RuntimeError(f"the measuring process does not start: {error}") from None
+        raise TuneError(f"the measuring process does not start: {error}") from None

@@ -10,6 +10,10 @@ PEER = "peer"
 """In the place of a build: what a user would call instead of gemmill."""
 
 
+class TuneError(RuntimeError):
+    """A sweep that cannot be made; the text is one sentence."""
+
+
 @dataclass(frozen=True, kw_only=True, order=True)
 class Candidate:
     """One way to compute problems: a variant of a build, or a peer."""

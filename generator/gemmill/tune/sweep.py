@@ -36,7 +36,7 @@ class Executor(Protocol):
     """Runs tasks somewhere."""
 
     def facts(self) -> Mapping[str, Any]:
-        """What a worker runs on. Raises RuntimeError with one sentence where there is none."""
+        """What a worker runs on. Raises TuneError where there is none."""
         ...
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome | TaskLost | None, dict[str, Finding]]]:

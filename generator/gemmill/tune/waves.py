@@ -24,7 +24,6 @@ from gemmill.tune.program import (
     Opened,
     TuneRequest,
     TuneResult,
-    check_device,
     conclude,
     facts_of_builds,
     open_journal,
@@ -55,7 +54,6 @@ def tune_selection(
     compile_wave = compile_wave or _compile
     with executor_of(worker_spec(request)) as executor:
         here = executor.facts()
-    check_device(request, here)
     sms = here.get("sm_count") or selection.arch.sm_count
     waves = [_part(selection, i, part) for i, part in enumerate(waves_of(selection, request.problems, sms))]
     builds: list[tuple[Path, Manifest]] = list(request.builds)

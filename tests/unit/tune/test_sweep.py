@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from gemmill.tune.checking import Fault
 from gemmill.tune.executors import LocalExecutor
 from gemmill.tune.journal import Journal, JournalError, read_journal
 from gemmill.tune.problems import Op, Problem
-from gemmill.tune.program import TuneError, TuneRequest, check_device, stand_in_build, tune
+from gemmill.tune.program import TuneRequest, stand_in_build, tune
 from gemmill.tune.sweep import SilentObserver, SweepOptions, TaskLost
 from gemmill.tune.worker import WorkerError
 
@@ -207,13 +206,6 @@ def test_killed_in_the_middle(tmp_path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert f"{known} of 6 problems known from the journal" in done.stderr
     assert len(read_journal(journal).entries) == 6
-
-
-def test_no_gpu_is_a_sentence(request_of) -> None:
-    with pytest.raises(
-        TuneError, match="no GPU: nothing can be measured here; --dry-run runs the whole sweep without one"
-    ):
-        check_device(replace(request_of(), dry_run=False), {"gpu": None})
 
 
 def test_most_candidates(request_of, tmp_path) -> None:
