@@ -101,3 +101,8 @@ def test_launch_settings_share_compilations() -> None:
 
 def test_promotion_changes_the_accumulation_alone(make_config) -> None:
     assert with_promotion(make_config()) == make_config(accumulation=Accumulation.PROMOTED)
+
+
+def test_default_has_all_of_smoke() -> None:
+    """What the quick build taught a user is there in the real one."""
+    assert set(select("smoke").configs) <= set(select("default").configs)

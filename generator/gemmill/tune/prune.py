@@ -105,11 +105,8 @@ def _family_is_other(config: AnyConfig) -> bool:
     return family_of(config) is not Family.SCALED_MM
 
 
-EXPECTED_LOSS = ((0.25, 0.028), (0.5, 0.061), (1.5, 0.077), (2.0, 0.112), (3.0, 0.134), (math.inf, 0.185))
-"""(distance up to, mean loss) of taking the row measured at other weights, |log2 n/n'| + |log2 k/k'| away: each of the 49
-weights of the committed fp8 sweeps predicted from each other one (H200, 2026-11-20; docs/notes/tables.md)."""
-MODEL_LOSS = 0.415
-"""Mean loss of the analytic model's choice on the same."""
+EXPECTED_LOSS = {Trust.EXACT: 0.0, Trust.NEAREST: 0.028, Trust.MODEL: 0.044}
+"""Mean loss of a choice, by what it rests on (H200, 2026-11-20; docs/notes/tables.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,23 +131,16 @@ def audit(problems: Iterable[Problem], build: BuildFacts, sm_count: int) -> list
         if choice.entry is None:
             found.append(Audited(problem=problem, variant=None, trust="none", expected_loss=None, unaligned=False))
             continue
-        loss = {Trust.EXACT: 0.0, Trust.MODEL: MODEL_LOSS}.get(choice.trust)
         found.append(
             Audited(
                 problem=problem,
                 variant=choice.entry.name,
                 trust=choice.trust.name.lower(),
-                expected_loss=loss if loss is not None else _loss_nearby(problem, build),
+                expected_loss=EXPECTED_LOSS.get(choice.trust),
                 unaligned=not parse_gemm_name(choice.entry.name).schedule.kernel_schedule.uses_tma,
             )
         )
     return found
-
-
-def _loss_nearby(problem: Problem, build: BuildFacts) -> float:
-    places = {(t.n, t.k) for t in build.table.tuned if t.problem == problem.call.problem}
-    distance = min((abs(math.log2(n / problem.n)) + abs(math.log2(k / problem.k)) for n, k in places), default=math.inf)
-    return next(loss for limit, loss in EXPECTED_LOSS if distance <= limit)
 
 
 def worst_first(audited: Sequence[Audited]) -> list[Audited]:

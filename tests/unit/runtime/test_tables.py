@@ -203,5 +203,5 @@ def test_the_shipped_table_can_be_read(monkeypatch) -> None:
         warnings.simplefilter("error")
         shipped = [found for path, found in find_tables("sm90a") if path.is_relative_to(tuned._SHIPPED)]
     (h200,) = shipped
-    assert h200.device == H200 and len(h200.rows) > 500
+    assert h200.device == H200 and len(h200.rows) > 200
     assert tuned._SHIPPED.joinpath(file_name(H200)).read_text() == table_text(h200), "written by a program"

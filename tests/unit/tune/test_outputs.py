@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gemmill.build import BuildError
+from gemmill.runtime.select import Trust
 from gemmill.runtime.table_file import Source, TableRow, make_table, read_table, table_text
 from gemmill.runtime.tuned import Machine
 from gemmill.space.names import parse_name, to_name
@@ -22,7 +23,7 @@ from gemmill.tune.journal import Entry, Record
 from gemmill.tune.measure import Outcome
 from gemmill.tune.problems import Op, Problem
 from gemmill.tune.program import TuneRequest, stand_in_build
-from gemmill.tune.prune import EXPECTED_LOSS, MODEL_LOSS, audit, prune, selection_of, times_of, worst_first
+from gemmill.tune.prune import EXPECTED_LOSS, audit, prune, selection_of, times_of, worst_first
 from gemmill.tune.report import report_text
 from gemmill.tune.sweep import SweepOptions, decisions
 from gemmill.tune.waves import KERNELS_OF_A_WAVE, tune_selection, waves_of
@@ -209,11 +210,15 @@ def test_audit(one_row, unshipped) -> None:
     facts = build_facts(folder, manifest, Machine(arch="sm90a", device=None, driver=None))
     found = {
         a.problem: (a.trust, a.expected_loss, a.unaligned)
-        for a in audit([problem(64), problem(64, n=8192), problem(64, Op.INT8), problem(64, k=4095)], facts, 132)
+        for a in audit(
+            [problem(64), problem(64, n=4200), problem(64, n=8192), problem(64, Op.INT8), problem(64, k=4095)],
+            facts,
+            132,
+        )
     }
     assert found[problem(64)] == ("exact", 0.0, False)
-    assert found[problem(64, n=8192)] == ("nearest", dict(EXPECTED_LOSS)[1.5], False)
-    assert found[problem(64, Op.INT8)] == ("model", MODEL_LOSS, False)
+    assert found[problem(64, n=4200)] == ("nearest", EXPECTED_LOSS[Trust.NEAREST], False)
+    assert found[problem(64, n=8192)] == found[problem(64, Op.INT8)] == ("model", EXPECTED_LOSS[Trust.MODEL], False)
     assert found[problem(64, k=4095)][2], "the variant for any alignment"
     gone = audit([problem(64)], replace(facts, table=replace(facts.table, rows=(), entries=(), tuned=())), 132)
     assert [(a.variant, a.trust) for a in worst_first(gone)] == [(None, "none")]
@@ -225,7 +230,7 @@ def test_audit_verb(gemmill, put_build, one_row, unshipped) -> None:
     outcome = gemmill("audit", "--model", "llama-3-8b", "--m", "64", "--json")
     found = json.loads(outcome.out)
     assert (outcome.code, found["shapes"]) == (0, 4)
-    assert {row["trust"] for row in found["audited"]} == {"nearest"}, "the exact one is served well"
+    assert {row["trust"] for row in found["audited"]} == {"model"}, "the exact one is served well"
     assert "4 shapes with build" in gemmill("audit", "--model", "llama-3-8b", "--m", "64", "--all").out
 
 

@@ -28,6 +28,7 @@ CORE = Tables(
         ((256, 160, 128), (2, 1, 1), COOPERATIVE),
         ((256, 192, 128), (1, 2, 1), COOPERATIVE),
         ((256, 192, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 128, 128), (2, 1, 1), PINGPONG),
     ),
     low=(
         ((64, 64, 128), (2, 1, 1), BASIC),
@@ -51,6 +52,7 @@ CORE = Tables(
         ((64, 32, 256), BASIC, 4),
         ((128, 16, 256), COOPERATIVE, 6),
         ((128, 128, 128), COOPERATIVE, 6),
+        ((64, 16, 256), BASIC, 4),
     ),
 )
 """What is compiled for users: the greedy choice over a sweep of e4m3 to bf16 with the kernels of WIDEST and those of CUTLASS
@@ -74,7 +76,7 @@ WIDEST = Tables(
             ((128, y, 128), cluster, PINGPONG)
             for y, cluster in product(range(80, 209, 16), ((1, 1, 1), (2, 1, 1), (1, 2, 1)))
         ),
-        *(((256, y, 128), cluster, COOPERATIVE) for y, cluster in product(range(80, 209, 16), ((2, 1, 1), (1, 2, 1)))),
+        *(((256, y, 128), cluster, COOPERATIVE) for y, cluster in product(range(80, 193, 16), ((2, 1, 1), (1, 2, 1)))),
     ),
     low=(
         *(((64, y, 128), cluster, PINGPONG) for y, cluster in product(range(48, 257, 16), ((1, 1, 1), (2, 1, 1)))),
@@ -87,7 +89,6 @@ WIDEST = Tables(
     ),
     split_k=(
         *CORE.split_k,
-        ((64, 16, 256), BASIC, 4),
         ((64, 16, 512), BASIC, 2),
         ((64, 32, 256), BASIC, 3),
         ((64, 64, 256), BASIC, 3),
