@@ -39,17 +39,17 @@ int64_t kind_of(Operand const& a_scales, Operand const& b_scales, int64_t m, int
 
 }  // namespace
 
-void GroupScales::tell(gemmill_group_scaled_mm_args& args) const {
+void GroupedScales::tell(gemmill_group_scaled_mm_args& args) const {
   args.a_scale_stride_m = a_stride_m, args.a_scale_stride_k = a_stride_k;
   args.b_scale_stride_n = b_stride_n, args.b_scale_stride_k = b_stride_k;
 }
 
-GroupScales group_scales(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k) {
-  GroupScales none;
+GroupedScales group_scales(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k) {
+  GroupedScales none;
   if (a_scales.dtype != dtypes().f32 || b_scales.dtype != dtypes().f32) return none;
   int64_t kind = kind_of(a_scales, b_scales, m, n, k);
   if (kind < 0) return none;
-  GroupScales found{1 + kind * 2 + !lies_for_tma(a_scales), stride_of(a_scales, 0), stride_of(a_scales, 1),
+  GroupedScales found{1 + kind * 2 + !lies_for_tma(a_scales), stride_of(a_scales, 0), stride_of(a_scales, 1),
                     stride_of(b_scales, 1), stride_of(b_scales, 0)};
   if (found.a_stride_m != 1 && found.a_stride_k != 1) return none;
   if (found.b_stride_n != 1 && found.b_stride_k != 1) return none;

@@ -8,7 +8,7 @@
 
 namespace gemmill {
 
-struct GroupScales {
+struct GroupedScales {
   int64_t code = 0;  // Call::problem counts classes in sixteens of this; 0 where scales are in no groups that exist
   int64_t a_stride_m = 0, a_stride_k = 0, b_stride_n = 0, b_stride_k = 0;
 
@@ -17,6 +17,6 @@ struct GroupScales {
 };
 
 // For scales that are not per tensor or channel: those of a good call, or none.
-GroupScales group_scales(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k);
+GroupedScales group_scales(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k);
 
 }  // namespace gemmill

@@ -61,7 +61,7 @@ bool is_scale(Operand const& x, int64_t length) {
 }
 
 // Whether the call can be made; fills in the groups that its scales come in, if they do.
-bool well_formed(Op op, Operands const& x, GroupScales& groups) {
+bool well_formed(Op op, Operands const& x, GroupedScales& groups) {
   Dtypes const& d = dtypes();
   if (x.out.rank != 2 || x.a.rank != 2 || x.b.rank != 2) return false;
   int64_t m = x.a.sizes[0], k = x.a.sizes[1], n = x.b.sizes[1];
@@ -95,7 +95,7 @@ void run(Op op, Operands const& x) {
     if (op == kScaledMm) refuse(op, {&x.out, &x.a, &x.b, &x.a_scales, &x.b_scales, &x.bias});
     refuse(op, {&x.out, &x.a, &x.b, &x.a_scales, &x.b_scales, &x.azp_adj, &x.azp, &x.bias});
   };
-  GroupScales groups;
+  GroupedScales groups;
   if (!well_formed(op, x, groups)) refuse_call();
   Dtypes const& d = dtypes();
   int64_t m = x.a.sizes[0], k = x.a.sizes[1], n = x.b.sizes[1];

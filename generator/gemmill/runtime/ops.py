@@ -95,7 +95,7 @@ def supports(
     group_size: int | None = None,
 ) -> bool:
     """Whether a variant is really compiled in for an op, operand (input) dtype, output dtype and architecture, and for a
-    group size of a quantisation op."""
+    group size of a quantisation op or of a GEMM's scales (0: per tensor or channel)."""
 
     def name(kind: torch.dtype | str | None) -> str | None:
         return None if kind is None else str(kind).removeprefix("torch.")
@@ -257,7 +257,8 @@ def cutlass_scaled_mm(
     """out[M, N] = a_scales * (b_scales * (a @ b)) + bias, as vLLM's op of this name.
 
     a: [M, K] row-major, b: [K, N] column-major, both float8_e4m3fn or both int8; scales float32: one value, or [M, 1]
-    for a and [1, N] for b; bias [N] of out_dtype; out_dtype bfloat16 or float16. Raises RuntimeError with one sentence
+    for a and [1, N] for b, or in groups along K of g = 128 or 64: [M, K/g] for a with [K/g, N/g] or [K/g, N] for b, any
+    strides of which one is 1; bias [N] of out_dtype; out_dtype bfloat16 or float16. Raises RuntimeError with one sentence
     where the arguments do not fit.
     """
     out = a.new_empty((a.shape[0], b.shape[-1]), dtype=out_dtype)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gemmill.runtime import tuned
-from gemmill.runtime.problem import Need, problem_code
+from gemmill.runtime.problem import Need, problem_code, scales_code
 from gemmill.runtime.table_file import (
     Source,
     TableError,
@@ -23,7 +23,7 @@ from gemmill.runtime.table_file import (
 )
 from gemmill.runtime.tuned import Machine, TableTrust, find_tables, load_tuned, table_files
 from gemmill.space.names import to_name
-from gemmill.vocab import DType, EpilogueKind
+from gemmill.vocab import SCALE_GROUPS, Accumulation, DType, EpilogueKind, ScaleGranularity, ScaleLayout
 
 H200 = "NVIDIA H200"
 HERE = Machine(arch="sm90a", device=H200, driver="580.1")
@@ -126,6 +126,21 @@ def test_schedules_measured_with_one_epilogue_serve_its_siblings(make_config, pu
     half = replace(measured, problem=replace(measured.problem, out_dtype=DType.F16))
     scaled = replace(half, problem=replace(half.problem, epilogue=EpilogueKind.SCALED))
     assert plain.names == (to_name(scaled), to_name(half))
+
+
+@pytest.mark.parametrize("layout", [ScaleLayout.STRIDED, ScaleLayout.MN_MAJOR])
+def test_schedules_measured_with_scales_in_groups_serve_both_layouts(make_config, put, layout: ScaleLayout) -> None:
+    """Those of one kind of groups alone. What reads one layout only is not among the rows of the other."""
+    blocks = {"a_scale": ScaleGranularity.GROUP, "b_scale": ScaleGranularity.BLOCK, "group_size": 128}
+    measured = make_config(**blocks, scale_layout=layout, accumulation=Accumulation.PROMOTED)
+    put(table(row(to_name(measured), op="fp8_groups")))
+    kinds = [scales_code(SCALE_GROUPS[0], mn_major=mn_major) for mn_major in (True, False)]
+    assert {choice.problem for choice in load_tuned([], HERE).choices} == {
+        problem_code(need, "float8_e4m3fn", out, kind)
+        for need in (Need.SCALE, Need.BIAS)
+        for out in ("bfloat16", "float16")
+        for kind in kinds
+    }
 
 
 def chosen(entries=(), here: Machine = HERE) -> dict[int, str]:
