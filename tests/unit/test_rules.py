@@ -134,6 +134,16 @@ EXAMPLES = [
         {"tile_shape_mnk": (128, 256, 128), "accumulation": Accumulation.PROMOTED},
         "tile 128x256 needs 256 accumulator registers a thread of 208",
     ),
+    (
+        "accumulators_fit",
+        {
+            "a_dtype": DType.S8,
+            "epilogue": EpilogueKind.SCALED_AZP_PER_TOKEN,
+            "tile_shape_mnk": (128, 192, 128),
+            "kernel_schedule": KernelSchedule.PINGPONG,
+        },
+        "tile 128x192 needs 192 accumulator registers a thread of 184",
+    ),
     ("cluster", {"cluster_shape_mnk": (1, 1, 2)}, "cluster 1x1x2 extends along K, where nothing is shared"),
     ("cluster", {"cluster_shape_mnk": (4, 4, 1)}, "cluster 4x4 has 16 CTAs of 8"),
     ("cluster", FALLBACK | {"cluster_shape_mnk": (2, 1, 1)}, "cluster 2x1 without TMA: there is no multicast to share"),
@@ -251,6 +261,11 @@ EXAMPLES += [
         "dsl_groups",
         DSL | COLLECTIVE,
         "the cutedsl backend reads scales by their strides, it has no kernel for mnmajor alone",
+    ),
+    (
+        "dsl_groups",
+        DSL | GROUP_LOOP | {"b_scale": ScaleGranularity.GROUP, "tile_shape_mnk": (256, 128, 128), "stages": None},
+        "tile 256x128 has no registers left for scales of each column of B: 128x128 has",
     ),
     (
         "stages_fit",

@@ -1,10 +1,23 @@
 """What the kernel written in CuTe DSL can be made of, beside what holds for every backend."""
 
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import OK, Arch, Backend, KernelSchedule, ScaleLayout, Status, TileScheduler, rejected
+from gemmill.vocab import (
+    OK,
+    Arch,
+    Backend,
+    KernelSchedule,
+    ScaleGranularity,
+    ScaleLayout,
+    Status,
+    TileScheduler,
+    rejected,
+)
 
 MULTICAST_ROWS = 8
 """Rows of one swizzle pattern: a CTA loads whole ones of the tile that its cluster shares."""
+
+MOST_WITH_SCALED_COLUMNS = 128 * 128
+"""Elements of a tile whose columns of B have scales of their own: 256x128 spilled 156 bytes, with groups of 64 436."""
 
 
 def dsl_arch(config: KernelConfig) -> Status:
@@ -53,6 +66,9 @@ def dsl_groups(config: KernelConfig) -> Status:
         return rejected(
             f"the cutedsl backend has no {s.kernel_schedule} kernel with scales in groups: cooperative is one"
         )
+    m, n, _ = s.tile_shape_mnk
+    if p.b_scale is ScaleGranularity.GROUP and m * n > MOST_WITH_SCALED_COLUMNS:
+        return rejected(f"tile {m}x{n} has no registers left for scales of each column of B: 128x128 has")
     return OK
 
 

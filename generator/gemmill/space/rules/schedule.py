@@ -1,13 +1,26 @@
 """Which tiles, clusters and schedules the hardware and CUTLASS can run."""
 
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import OK, Accumulation, Arch, Backend, KernelSchedule, RasterOrder, Status, TileScheduler, rejected
+from gemmill.vocab import (
+    OK,
+    Accumulation,
+    Arch,
+    Backend,
+    EpilogueKind,
+    KernelSchedule,
+    RasterOrder,
+    Status,
+    TileScheduler,
+    rejected,
+)
 
 WGMMA_ROWS = 64
 WGMMA_MOST_COLUMNS = 256
 PORTABLE_CLUSTER = 8
 ACCUMULATOR_REGISTERS = 208
 """Of 240 a consumer thread can have (setmaxnreg), what is left beside addresses and the epilogue."""
+AZP_REGISTERS = 24
+"""What CUTLASS's epilogue takes besides for zero points of tokens: a tile of 192 accumulators spilled 84 bytes."""
 
 CONSUMER_GROUPS = {KernelSchedule.COOPERATIVE: 2, KernelSchedule.PINGPONG: 1, KernelSchedule.BASIC: 1}
 
@@ -56,8 +69,10 @@ def accumulators_fit(config: KernelConfig) -> Status:
     doubled = s.accumulation is Accumulation.PROMOTED or config.problem.group_size
     copies = 2 if doubled and config.backend is Backend.CUTLASS else 1
     registers = m * n * copies // (128 * CONSUMER_GROUPS[s.kernel_schedule])
-    if registers > ACCUMULATOR_REGISTERS:
-        return rejected(f"tile {m}x{n} needs {registers} accumulator registers a thread of {ACCUMULATOR_REGISTERS}")
+    azp = config.problem.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN and config.backend is Backend.CUTLASS
+    room = ACCUMULATOR_REGISTERS - (AZP_REGISTERS if azp else 0)
+    if registers > room:
+        return rejected(f"tile {m}x{n} needs {registers} accumulator registers a thread of {room}")
     return OK
 
 

@@ -128,7 +128,7 @@ GROUP_CORE = Tables(
 written for (H200, 2026-11-20)."""
 
 GROUP_FEW = Tables(
-    wide=GROUP_CORE.wide[1:2],
+    wide=GROUP_CORE.wide[:2],
     low=GROUP_CORE.low[1:],
     narrow=(GROUP_CORE.narrow[0], GROUP_CORE.narrow[2]),
     split_k=GROUP_CORE.split_k[1:2],
