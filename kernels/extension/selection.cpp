@@ -33,6 +33,7 @@ std::vector<Miss> misses;
 // weights at another M up to a factor of four, the model 1.04 (H200, 2026-11-20, docs/notes/tables.md).
 constexpr int64_t kDecodeM = 16;
 constexpr int64_t kPrefillM = 512;
+constexpr int64_t kManyM = 4096;  // from here on waves are so many that more of them change nothing
 constexpr int64_t kMostRatio = 2;
 constexpr double kMostDistance = 0.1;  // of binary logarithms of n and k together
 
@@ -82,7 +83,7 @@ double distance(TunedRow const& tuned, Call const& call) {
 
 // Whether what was measured for tuned.m rows says something about m rows.
 bool covers(TunedRow const& tuned, int64_t m) {
-  if (m > tuned.m) return tuned.m >= kPrefillM && m <= kMostRatio * tuned.m;
+  if (m > tuned.m) return tuned.m >= kManyM || (tuned.m >= kPrefillM && m <= kMostRatio * tuned.m);
   return tuned.m <= std::max(kDecodeM, kMostRatio * m);
 }
 

@@ -9,7 +9,7 @@ from gemmill.runtime.model import model_ns
 from gemmill.runtime.problem import ProblemCall, describe_problem
 from gemmill.runtime.table import Row, Table, TunedRow
 
-DECODE_M, PREFILL_M, MOST_RATIO, MOST_DISTANCE = 16, 512, 2, 0.1
+DECODE_M, PREFILL_M, MANY_M, MOST_RATIO, MOST_DISTANCE = 16, 512, 4096, 2, 0.1
 """How far a measured choice reaches; kernels/extension/selection.cpp says why."""
 
 
@@ -125,7 +125,7 @@ def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
 def covers(measured_m: int, m: int) -> bool:
     """Whether what was measured for some rows says something about m: mirrors `covers` in kernels/extension/selection.cpp."""
     if m > measured_m:
-        return measured_m >= PREFILL_M and m <= MOST_RATIO * measured_m
+        return measured_m >= MANY_M or (measured_m >= PREFILL_M and m <= MOST_RATIO * measured_m)
     return measured_m <= max(DECODE_M, MOST_RATIO * m)
 
 

@@ -70,6 +70,9 @@ def test_beyond_the_largest_measured_many_rows_serve_but_not_exactly(two_tiles, 
     table = two_tiles(measured(tiles[256], 512), measured(tiles[128], 1024))
     choice = select(table, problem_call(m=2000), SMS)
     assert (choice.entry.config, choice.trust) == (tiles[128], Trust.NEAREST)
+    table = two_tiles(measured(tiles[256], 512), measured(tiles[128], 4096))
+    choice = select(table, problem_call(m=100_000), SMS)
+    assert (choice.entry.config, choice.trust) == (tiles[128], Trust.NEAREST)
 
 
 def test_measured_nearby(two_tiles, tiles, problem_call) -> None:
