@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # GPU tests, then benchmarks, in one go on a machine that has a GPU and perhaps nothing else (no network, no checkout).
 #
-#   tools/gpu_session.sh OUT [STEP...]      STEP: smoke tests compare models sweep quant sanitize; default: tests compare
+#   tools/gpu_session.sh OUT [STEP...]      STEP: smoke tests compare models sweep table quant sanitize; default: tests compare
 #
 # Logs, JSON and plots go to OUT. A step that fails does not stop the next; the exit code is 1 if any did.
 # Settings: GEMMILL_BUILD (build id or path), LEVEL (L0, L1, L2), COMMIT, VLLM_SO, SECONDS_EACH (limit for each benchmark),
-# BENCHMARK_ARGUMENTS (added to each benchmark), DRY_RUN=1 (no GPU needed).
+# BENCHMARK_ARGUMENTS (added to each benchmark), DEEP_GEMM (its Python package, for compare), DRY_RUN=1 (no GPU needed).
+# `table` makes a table of OUT's sweeps, from which the steps after it choose.
 set -uo pipefail
 
 if [ $# -lt 1 ]; then
-  sed -n '2,8p' "$0" >&2
+  sed -n '2,9p' "$0" >&2
   exit 2
 fi
 cd "$(dirname "$0")/.."
@@ -44,14 +45,19 @@ for name in $steps; do
   case $name in
     smoke) step smoke "$python" -m pytest tests/gpu "${test_options[@]}" --level L0 -x ;;
     tests) step tests "$python" -m pytest tests/gpu "${test_options[@]}" --level "$level" --junitxml="$out/tests.xml" ;;
-    compare) step compare "$python" benchmarks/scaled_mm.py "${benchmark_options[@]}" ;;
+    compare)
+      step compare "$python" benchmarks/scaled_mm.py "${benchmark_options[@]}" ${DEEP_GEMM:+--deep-gemm "$DEEP_GEMM"} ;;
     models) step models "$python" benchmarks/scaled_mm.py --models llama,qwen,mistral --name models "${benchmark_options[@]}" ;;
     sweep) step sweep "$python" benchmarks/scaled_mm.py --variants --name sweep "${benchmark_options[@]}" ;;
+    table)
+      mkdir -p "$out/tables"
+      step table "$python" tools/convert_sweeps.py "$out"/*sweep*.json --table "$out/tables/table.json"
+      export GEMMILL_TABLES="$out/tables" ;;
     quant) step quant "$python" benchmarks/quant.py "${benchmark_options[@]}" ;;
     sanitize)
       step sanitize compute-sanitizer --tool memcheck --error-exitcode 1 --target-processes all \
         "$python" -m pytest tests/gpu "${test_options[@]}" --level L0 -k "integers_are_exact or rows_of_any_length" ;;
-    *) echo "no step $name: smoke tests compare models sweep quant sanitize" >&2; failed=1 ;;
+    *) echo "no step $name: smoke tests compare models sweep table quant sanitize" >&2; failed=1 ;;
   esac
 done
 exit $failed
