@@ -55,7 +55,7 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
         "fp8_max": 448.0,
         "int8_min": -128.0,
         "int8_max": 127.0,
-        "azp": torch.zeros(1 if quant.family is QuantFamily.STATIC else rows, dtype=torch.int32)
+        "azp": torch.zeros(1 if quant.family in (QuantFamily.STATIC, QuantFamily.TENSOR) else rows, dtype=torch.int32)
         if rng.random() < 0.5
         else None,
     }

@@ -6,5 +6,5 @@ struct sm90a_quant_tensor_f16_s8_none_f32_sym;  // makes the kernels' names the 
 
 extern "C" int32_t gemmill_sm90a_quant_tensor_f16_s8_none_f32_sym(void const* args) {
   using namespace gemmill::quant;
-  return tensor_quant<sm90a_quant_tensor_f16_s8_none_f32_sym, __half, S8>(*static_cast<gemmill_tensor_quant_args const*>(args));
+  return tensor_quant<sm90a_quant_tensor_f16_s8_none_f32_sym, __half, TensorCoding<S8>>(*static_cast<gemmill_tensor_quant_args const*>(args));
 }

@@ -6,5 +6,5 @@ struct sm90a_quant_tensor_f32_e4m3_none_f32_sym;  // makes the kernels' names th
 
 extern "C" int32_t gemmill_sm90a_quant_tensor_f32_e4m3_none_f32_sym(void const* args) {
   using namespace gemmill::quant;
-  return tensor_quant<sm90a_quant_tensor_f32_e4m3_none_f32_sym, float, E4M3>(*static_cast<gemmill_tensor_quant_args const*>(args));
+  return tensor_quant<sm90a_quant_tensor_f32_e4m3_none_f32_sym, float, TensorCoding<E4M3>>(*static_cast<gemmill_tensor_quant_args const*>(args));
 }

@@ -87,8 +87,8 @@ int32_t launch_static(gemmill_quant_kernel const& kernel, QuantCall const& x, ge
 
 int32_t launch_tensor(gemmill_quant_kernel const& kernel, QuantCall const& x, gemmill_quant_launch const& how) {
   Workspace const workspace(gemmill_tensor_quant_workspace_bytes, x.out.device);
-  gemmill_tensor_quant_args const args{x.in.data, x.out.data, static_cast<float*>(x.scales.data), workspace.data(),
-                                       x.rows, x.hidden, x.in_stride, x.out_stride, how};
+  gemmill_tensor_quant_args const args{x.in.data, x.out.data, static_cast<float*>(x.scales.data),
+                                       static_cast<int32_t*>(x.azp.data), workspace.data(), x.rows, x.hidden, x.in_stride, x.out_stride, how};
   return kernel.launch(&args);
 }
 
@@ -224,7 +224,8 @@ void dynamic_tensor_scaled_int8_quant(StableIValue* stack, uint64_t, uint64_t) {
   QuantCall x{QuantFamily::kTensor};
   x.makes_e4m3 = false;
   x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
-  run(kDynamicTensorScaledInt8, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales); });
+  x.azp = Operand::optional(stack[3]);
+  run(kDynamicTensorScaledInt8, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales).operand(x.azp); });
 }
 
 void per_token_group_quant_int8_azp(StableIValue* stack, uint64_t, uint64_t) {

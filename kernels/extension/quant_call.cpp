@@ -150,7 +150,7 @@ bool others_fit(QuantCall& x) {
     if (x.azp.dtype != dtypes().s32 || x.azp.rank != x.scales.rank) return false;
     if (!std::equal(x.azp.sizes, x.azp.sizes + x.azp.rank, x.scales.sizes)) return false;
     if (!std::equal(x.azp.strides, x.azp.strides + x.azp.rank, x.scales.strides)) return false;
-  } else if (x.azp.given() && !has_values(x.azp, dtypes().s32, x.family == QuantFamily::kStatic ? 1 : x.rows)) return false;
+  } else if (x.azp.given() && !has_values(x.azp, dtypes().s32, x.one_azp() ? 1 : x.rows)) return false;
   if (x.scale_ub.given() && (x.s8() || x.scale_ub.dtype != dtypes().f32 || x.scale_ub.numel() != 1)) return false;
   if (x.weight.given() && (x.weight.rank != 1 || !has_values(x.weight, x.in.dtype, x.hidden))) return false;
   if (x.residual.given()) {

@@ -1,5 +1,5 @@
-// Dynamic quantisation with one scale for the tensor. A tensor that fits into the registers of one cluster is done by
-// one kernel, as a single row. Others take two: maxima of slices into the workspace, then codes; the second starts from
+// Dynamic quantisation with one scale, and perhaps zero point, for the tensor. A tensor that fits into the registers of one cluster is done by
+// one kernel, as a single row. Others take two: extents of slices into the workspace, then codes; the second starts from
 // the end, which the first has left in L2.
 #pragma once
 
@@ -8,32 +8,37 @@
 
 namespace gemmill::quant {
 
-inline constexpr int kTensorMaximumThreads = 1024;
+inline constexpr int kTensorExtentThreads = 1024;
 inline constexpr int kTensorCodesThreads = 256;
-inline constexpr int kTensorMaximumCtasOfSm = 2;
-inline constexpr int kMostTensorMaxima = gemmill_tensor_quant_workspace_bytes / sizeof(float);
+inline constexpr int kTensorExtentCtasOfSm = 2;
+template <class Extent>
+inline constexpr int kMostTensorExtents = gemmill_tensor_quant_workspace_bytes / sizeof(Extent);
 // Chunks that one cluster of 8 CTAs keeps, 4 a thread.
 inline constexpr int64_t kMostClusterChunks = 8 * kMostTokenQuantThreads * 4;
 
+template <class Extent>
 struct TensorQuantParams {
   void const* in;
   uint8_t* out;
   float* scale;
-  float* maxima;
+  int32_t* azp;
+  Extent* extents;
   int64_t hidden, in_stride, out_stride, chunks;
-  uint32_t maxima_count, first_maximum;
+  uint32_t extents_count, first_extent;
   FastDivision chunks_per_row;
 };
 
-template <class Variant, class In, bool kAligned>
-__global__ void __launch_bounds__(kTensorMaximumThreads, kTensorMaximumCtasOfSm) tensor_maximum_kernel(TensorQuantParams const p) {
+template <class Variant, class In, class Coding, bool kAligned>
+__global__ void __launch_bounds__(kTensorExtentThreads, kTensorExtentCtasOfSm)
+    tensor_extent_kernel(TensorQuantParams<typename Coding::Extent> const p) {
+  using Extent = typename Coding::Extent;
   constexpr int kElements = kChunkElements<In>;
   constexpr int kUnroll = kAligned ? 8 : 1;
-  __shared__ RowReduction<float, false> reduction;
-  int64_t const step = int64_t{gridDim.x} * kTensorMaximumThreads;
-  RawExtent<In, float> extent;
+  __shared__ RowReduction<Extent, false> reduction;
+  int64_t const step = int64_t{gridDim.x} * kTensorExtentThreads;
+  RawExtent<In, Extent> extent;
   wait_for_predecessor();
-  for (int64_t base = blockIdx.x * kTensorMaximumThreads + threadIdx.x; base < p.chunks; base += step * kUnroll) {
+  for (int64_t base = blockIdx.x * kTensorExtentThreads + threadIdx.x; base < p.chunks; base += step * kUnroll) {
     uint4 chunks[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -45,12 +50,14 @@ __global__ void __launch_bounds__(kTensorMaximumThreads, kTensorMaximumCtasOfSm)
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) extent.extend(chunks[u]);
   }
-  float const amax = reduction(extent.value(), Max{});
-  if (threadIdx.x == 0) p.maxima[p.first_maximum + blockIdx.x] = amax;
+  Extent const whole = reduction(extent.value(), typename Coding::Reduction{});
+  if (threadIdx.x == 0) p.extents[p.first_extent + blockIdx.x] = whole;
 }
 
-template <class Variant, class In, class Out, int kUnroll, bool kAligned>
-__global__ void __launch_bounds__(kTensorCodesThreads) tensor_codes_kernel(TensorQuantParams const p) {
+template <class Variant, class In, class Coding, int kUnroll, bool kAligned>
+__global__ void __launch_bounds__(kTensorCodesThreads) tensor_codes_kernel(TensorQuantParams<typename Coding::Extent> const p) {
+  using Extent = typename Coding::Extent;
+  using Reduction = typename Coding::Reduction;
   constexpr int kElements = kChunkElements<In>;
   uint32_t const first = blockIdx.x * (kTensorCodesThreads * kUnroll) + threadIdx.x;
   uint4 chunks[kUnroll];
@@ -67,11 +74,11 @@ __global__ void __launch_bounds__(kTensorCodesThreads) tensor_codes_kernel(Tenso
     columns[u] = int64_t{index - rows[u] * p.chunks_per_row.divisor} * kElements;
     chunks[u] = load_chunk<kAligned, false>(static_cast<In const*>(p.in) + rows[u] * p.in_stride, columns[u], p.hidden);
   }
-  // Every warp reduces the maxima itself, while its chunks are on their way.
-  float amax = 0.0f;
-  for (uint32_t i = threadIdx.x % 32; i < p.maxima_count; i += 32) amax = fmaxf(amax, p.maxima[i]);
-  TensorCoding<Out> const coding(reduce_lanes<32>(amax, Max{}), 0.0f);
-  if (blockIdx.x == 0 && threadIdx.x == 0) coding.store(p.scale, nullptr, 0);
+  // Every warp reduces the extents itself, while its chunks are on their way. An empty tensor has none: its extent is 0.
+  Extent extent = p.extents_count > 0 ? Reduction::identity() : Extent{};
+  for (uint32_t i = threadIdx.x % 32; i < p.extents_count; i += 32) extent = Reduction{}(extent, p.extents[i]);
+  Coding const coding(reduce_lanes<32>(extent, Reduction{}), FLT_MAX);
+  if (blockIdx.x == 0 && threadIdx.x == 0) coding.store(p.scale, p.azp, 0);
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     float values[kElements];
@@ -84,47 +91,49 @@ __global__ void __launch_bounds__(kTensorCodesThreads) tensor_codes_kernel(Tenso
   }
 }
 
-template <class Variant, class In, class Out, int kUnroll, bool kAligned>
-int32_t launch_tensor_codes(TensorQuantParams const& p, gemmill_quant_launch const& how) {
+template <class Variant, class In, class Coding, int kUnroll, bool kAligned>
+int32_t launch_tensor_codes(TensorQuantParams<typename Coding::Extent> const& p, gemmill_quant_launch const& how) {
   int64_t const ctas = ceil_divide(p.chunks, kTensorCodesThreads * kUnroll);  // none: the scale is still to be written
-  return launch<&tensor_codes_kernel<Variant, In, Out, kUnroll, kAligned>>(p, ctas > 0 ? ctas : 1, kTensorCodesThreads, how);
+  return launch<&tensor_codes_kernel<Variant, In, Coding, kUnroll, kAligned>>(p, ctas > 0 ? ctas : 1, kTensorCodesThreads, how);
 }
 
-template <class Variant, class In, class Out, bool kAligned>
+template <class Variant, class In, class Coding, bool kAligned>
 int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row) {
+  using Extent = typename Coding::Extent;
   int64_t const slice = x.rows == 0 ? 1 : kMostChunks / per_row;
   int64_t const slices = x.rows == 0 ? 1 : ceil_divide(x.rows, slice);
-  if (slices > kMostTensorMaxima) return GEMMILL_CANNOT_IMPLEMENT;
-  auto const params = [&](int64_t i, int64_t maxima) {
+  if (slices > kMostTensorExtents<Extent>) return GEMMILL_CANNOT_IMPLEMENT;
+  auto const params = [&](int64_t i, int64_t extents) {
     int64_t const row = i * slice;
     int64_t const rows = x.rows - row < slice ? x.rows - row : slice;
-    return TensorQuantParams{static_cast<In const*>(x.in) + row * x.in_stride,
+    return TensorQuantParams<Extent>{static_cast<In const*>(x.in) + row * x.in_stride,
                              static_cast<uint8_t*>(x.out) + row * x.out_stride,
-                             x.scale, static_cast<float*>(x.workspace),
+                             x.scale, x.azp, static_cast<Extent*>(x.workspace),
                              x.hidden, x.in_stride, x.out_stride, rows * per_row,
-                             static_cast<uint32_t>(maxima * slices), static_cast<uint32_t>(i * maxima),
+                             static_cast<uint32_t>(extents * slices), static_cast<uint32_t>(i * extents),
                              FastDivision(static_cast<uint32_t>(per_row > 0 ? per_row : 1))};
   };
   int64_t const chunks = (x.rows < slice ? x.rows : slice) * per_row;
-  int64_t const wanted = ceil_divide(chunks, kTensorMaximumThreads);
-  int64_t const resident = int64_t{kTensorMaximumCtasOfSm} * x.launch.sm_count;
-  int64_t const most = kMostTensorMaxima / slices < resident ? kMostTensorMaxima / slices : resident;
-  int64_t const maxima = wanted < 1 ? 1 : wanted < most ? wanted : most;
-  for (int64_t i = 0; i < slices; ++i) {
-    int32_t const error = launch<&tensor_maximum_kernel<Variant, In, kAligned>>(params(i, maxima), maxima, kTensorMaximumThreads, x.launch);
+  int64_t const wanted = ceil_divide(chunks, kTensorExtentThreads);
+  int64_t const resident = int64_t{kTensorExtentCtasOfSm} * x.launch.sm_count;
+  int64_t const room = kMostTensorExtents<Extent> / slices;
+  int64_t const most = room < resident ? room : resident;
+  int64_t const extents = wanted < most ? wanted : most;  // none of an empty tensor
+  for (int64_t i = 0; i < slices && extents > 0; ++i) {
+    int32_t const error = launch<&tensor_extent_kernel<Variant, In, Coding, kAligned>>(params(i, extents), extents, kTensorExtentThreads, x.launch);
     if (error != cudaSuccess) return error;
   }
   for (int64_t i = slices - 1; i >= 0; --i) {
-    TensorQuantParams const p = params(i, maxima);
-    int32_t const error = !kAligned                               ? launch_tensor_codes<Variant, In, Out, 1, false>(p, x.launch)
-                          : is_large(p.chunks, x.launch.sm_count) ? launch_tensor_codes<Variant, In, Out, 4, true>(p, x.launch)
-                                                                  : launch_tensor_codes<Variant, In, Out, 2, true>(p, x.launch);
+    TensorQuantParams<Extent> const p = params(i, extents);
+    int32_t const error = !kAligned                               ? launch_tensor_codes<Variant, In, Coding, 1, false>(p, x.launch)
+                          : is_large(p.chunks, x.launch.sm_count) ? launch_tensor_codes<Variant, In, Coding, 4, true>(p, x.launch)
+                                                                  : launch_tensor_codes<Variant, In, Coding, 2, true>(p, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }
 
-template <class Variant, class In, class Out>
+template <class Variant, class In, class Coding>
 int32_t tensor_quant(gemmill_tensor_quant_args const& x) {
   int64_t const per_row = ceil_divide(x.hidden, kChunkElements<In>);
   if (per_row > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
@@ -132,15 +141,14 @@ int32_t tensor_quant(gemmill_tensor_quant_args const& x) {
   bool const dense = x.rows == 1 || (x.in_stride == x.hidden && x.out_stride == x.hidden);
   int64_t const chunks = x.rows * per_row;
   if (aligned && dense && chunks > 0 && chunks <= kMostClusterChunks) {
-    TokenQuantParams const p{x.in, static_cast<uint8_t*>(x.out), x.scale, nullptr, nullptr, x.rows * x.hidden, 0, 0,
+    TokenQuantParams const p{x.in, static_cast<uint8_t*>(x.out), x.scale, x.azp, nullptr, x.rows * x.hidden, 0, 0,
                              static_cast<uint32_t>(chunks)};
     TokenQuantShape const shape = token_quant_shape(x.launch, 1, chunks, 1, true);
-    using Coding = TensorCoding<Out>;
     return shape.chunks == 1   ? launch_token_quant<Variant, In, Identity, Coding, 1, true, true>(p, shape, 1, x.launch)
            : shape.chunks == 2 ? launch_token_quant<Variant, In, Identity, Coding, 2, true, true>(p, shape, 1, x.launch)
                                : launch_token_quant<Variant, In, Identity, Coding, 4, true, true>(p, shape, 1, x.launch);
   }
-  return aligned ? tensor_quant_in_two<Variant, In, Out, true>(x, per_row) : tensor_quant_in_two<Variant, In, Out, false>(x, per_row);
+  return aligned ? tensor_quant_in_two<Variant, In, Coding, true>(x, per_row) : tensor_quant_in_two<Variant, In, Coding, false>(x, per_row);
 }
 
 }  // namespace gemmill::quant

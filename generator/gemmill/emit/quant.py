@@ -21,13 +21,20 @@ def template_of(config: QuantConfig) -> str:
 
 def values_of(config: QuantConfig) -> dict[str, Any]:
     """What fills the template's holes, beside the name."""
-    activation = config.activation.cpp_type
     return {
         "in_type": config.in_type,
         "out_type": config.out_type,
-        "activation": activation,
+        "activation": config.activation.cpp_type,
         "scale_format": config.scale_format.cpp_value,
         "group_size": config.group_size,
         "symmetric": "true" if config.symmetric else "false",
-        "coding": f"SymmetricCoding<{config.out_type}, {activation}>" if config.symmetric else "AsymmetricCoding",
+        "coding": _coding(config),
     }
+
+
+def _coding(config: QuantConfig) -> str:
+    if not config.symmetric:
+        return "AsymmetricCoding"
+    if config.family is QuantFamily.TENSOR:
+        return f"TensorCoding<{config.out_type}>"
+    return f"SymmetricCoding<{config.out_type}, {config.activation.cpp_type}>"

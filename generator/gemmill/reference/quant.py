@@ -129,6 +129,15 @@ def tensor_quant(x: torch.Tensor, out_dtype: DType) -> tuple[torch.Tensor, torch
     return encode(x.float() * torch.reciprocal(scale), out_dtype), scale
 
 
+def tensor_quant_with_azp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """s8 codes of x, its scale [1] and zero point s32 [1]: coded as token_quant_with_azp codes a row. An empty tensor has
+    scale and zero point 0."""
+    if x.numel() == 0:
+        return x.to(torch.int8), x.new_zeros(1, dtype=torch.float32), x.new_zeros(1, dtype=torch.int32)
+    codes, scale, azp = token_quant_with_azp(x.reshape(1, -1))
+    return codes.view(x.shape), scale[0], azp[0]
+
+
 def token_quant(
     x: torch.Tensor,
     out_dtype: DType,

@@ -142,8 +142,8 @@ def _others(call: QuantCall) -> Iterator[str]:
     if call.azp is not None and call.op.family is QuantFamily.GROUP:
         yield from _group_azp(call.azp, call.names[1], call.scales)
     elif call.azp is not None:
-        static = call.op.family is QuantFamily.STATIC
-        yield from _values("azp", call.azp, 1 if static else call.rows, "int32", "" if static else "row")
+        one = call.op.family in (QuantFamily.STATIC, QuantFamily.TENSOR)
+        yield from _values("azp", call.azp, 1 if one else call.rows, "int32", "" if one else "row")
     if call.scale_ub is not None:
         if call.out.dtype == DType.S8.torch_name:
             yield f"scale_ub is given and {call.names[0]} is int8: only scales of float8_e4m3fn have an upper bound"

@@ -46,11 +46,15 @@ def dynamic_scaled_fp8_quant(input: torch.Tensor) -> Pair:
     return result, scale
 
 
-def dynamic_tensor_scaled_int8_quant(input: torch.Tensor) -> Pair:
-    """int8 codes of input [..., hidden] (bf16, f16 or f32), and its one scale, f32 [1]."""
+def dynamic_tensor_scaled_int8_quant(
+    input: torch.Tensor, symmetric: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """int8 codes of input [..., hidden] (bf16, f16 or f32), one scale for the tensor, f32 [1], and unless symmetric one zero
+    point, s32 [1] (else None)."""
     result, scale = _codes(input, torch.int8), input.new_empty(1, dtype=torch.float32)
-    _ops.dynamic_tensor_scaled_int8_quant.default(result, input, scale)
-    return result, scale
+    azp = None if symmetric else input.new_empty(1, dtype=torch.int32)
+    _ops.dynamic_tensor_scaled_int8_quant.default(result, input, scale, azp)
+    return result, scale, azp
 
 
 def dynamic_per_token_scaled_fp8_quant(input: torch.Tensor, scale_ub: torch.Tensor | None = None) -> Pair:

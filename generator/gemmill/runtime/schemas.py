@@ -110,7 +110,7 @@ QUANT_OPS = tuple(
             "act_and_mul_quant(Tensor(a!) result, Tensor input, Tensor scale, str activation) -> ()",
             "act_and_mul_per_token_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, str activation, "
             "Tensor? scale_ub=None) -> ()",
-            "dynamic_tensor_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale) -> ()",
+            "dynamic_tensor_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, Tensor(c!)? azp=None) -> ()",
             "per_token_group_quant_int8_azp(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, Tensor(c!) output_azp, "
             "int group_size) -> ()",
         ),

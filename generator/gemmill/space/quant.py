@@ -172,11 +172,11 @@ def _symmetry(c: QuantConfig) -> Status:
     if c.out_dtype is not DType.S8:
         return rejected(f"symmetric=False contradicts out_dtype={c.out_dtype}: only s8 codes have a zero point")
     if (
-        c.family not in (QuantFamily.STATIC, QuantFamily.TOKEN, QuantFamily.GROUP)
+        c.family not in (QuantFamily.STATIC, QuantFamily.TENSOR, QuantFamily.TOKEN, QuantFamily.GROUP)
         or c.activation is not Activation.NONE
     ):
         return rejected(
-            f"symmetric=False contradicts family={c.family} activation={c.activation}: zero points are for plain static, token and group"
+            f"symmetric=False contradicts family={c.family} activation={c.activation}: zero points are for plain static, tensor, token and group"
         )
     if c.scale_format is not ScaleFormat.F32:
         return rejected(

@@ -129,7 +129,12 @@ QUANT_OPS = (
         out_dtypes=_BOTH,
         activations=_GATED,
     ),
-    QuantOp(name="dynamic_tensor_scaled_int8_quant", family=QuantFamily.TENSOR, out_dtypes=(DType.S8,)),
+    QuantOp(
+        name="dynamic_tensor_scaled_int8_quant",
+        family=QuantFamily.TENSOR,
+        out_dtypes=(DType.S8,),
+        symmetric=(True, False),
+    ),
     QuantOp(
         name="per_token_group_quant_int8_azp",
         family=QuantFamily.GROUP,

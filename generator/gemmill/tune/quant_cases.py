@@ -126,7 +126,7 @@ def _arguments(config: QuantConfig, op: str, case: QuantCase, device: str) -> li
     scales = _scales(config, case, device)
     azp = None
     if not config.symmetric:
-        shape = (1,) if config.family is QuantFamily.STATIC else (case.rows, 1)
+        shape = (1,) if config.family in (QuantFamily.STATIC, QuantFamily.TENSOR) else (case.rows, 1)
         azp = torch.full(shape, -7, dtype=torch.int32, device=device)
     m_major = case.m_major and config.scale_format is not ScaleFormat.PACKED_UE8M0
     given: dict[str, Any] = {

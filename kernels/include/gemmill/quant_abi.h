@@ -34,6 +34,7 @@ struct gemmill_tensor_quant_args {
   void const* in;
   void* out;
   float* scale;
+  int32_t* azp;                 // null where codes are symmetric
   void* workspace;              // gemmill_tensor_quant_workspace_bytes bytes, contents irrelevant
   int64_t rows, hidden;
   int64_t in_stride, out_stride;

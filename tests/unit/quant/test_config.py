@@ -84,7 +84,7 @@ def test_the_sixteen_variants_of_the_fused_op_exist() -> None:
         ),
         (
             {"symmetric": False, "out_dtype": DType.S8, "activation": Activation.SILU},
-            "symmetric=False contradicts family=group activation=silu: zero points are for plain static, token and group (symmetry)",
+            "symmetric=False contradicts family=group activation=silu: zero points are for plain static, tensor, token and group (symmetry)",
         ),
         (
             {"symmetric": False, "out_dtype": DType.S8, "scale_format": ScaleFormat.PACKED_UE8M0},

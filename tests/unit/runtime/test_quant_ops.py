@@ -45,7 +45,10 @@ def test_token_and_tensor_ops_are_the_reference(dtype: torch.dtype) -> None:
     x, ub = values(3, 5, 40, dtype=dtype), torch.tensor([1.5])
     rows = x.reshape(15, 40)
     assert same(gemmill.dynamic_scaled_fp8_quant(x), reference.tensor_quant(rows, DType.E4M3))
-    assert same(gemmill.dynamic_tensor_scaled_int8_quant(x), reference.tensor_quant(rows, DType.S8))
+    assert same(gemmill.dynamic_tensor_scaled_int8_quant(x)[:2], reference.tensor_quant(rows, DType.S8))
+    with_azp = gemmill.dynamic_tensor_scaled_int8_quant(x, symmetric=False)
+    assert same(with_azp, reference.tensor_quant_with_azp(rows))
+    assert all(found.shape == (1,) for found in with_azp[1:])
     bounded = gemmill.dynamic_per_token_scaled_fp8_quant(x, ub)
     assert bounded[1].shape == (3, 5, 1) and same(bounded, reference.token_quant(rows, DType.E4M3, scale_ub=ub))
     assert same(gemmill.dynamic_scaled_int8_quant(x)[:2], reference.token_quant(rows, DType.S8))
@@ -367,3 +370,15 @@ def test_supports_answers_from_the_manifest(quant_build) -> None:
     assert not gemmill.supports("cutlass_scaled_mm")
     config = QuantConfig(family=QuantFamily.TENSOR, in_dtype=DType.F16, out_dtype=DType.E4M3)
     assert config in [entry.config for entry in gemmill.variants(op="dynamic_scaled_fp8_quant")]
+
+
+def test_an_empty_tensor_has_scale_and_zero_point_0() -> None:
+    codes, scale, azp = gemmill.dynamic_tensor_scaled_int8_quant(torch.empty(0, 64), symmetric=False)
+    assert codes.shape == (0, 64) and (scale.item(), azp.item()) == (0.0, 0)
+
+
+def test_the_lowest_of_a_tensor_has_the_lowest_code() -> None:
+    x = torch.tensor([[-1.0, 0.0], [0.5, 4.1]])
+    codes, scale, azp = gemmill.dynamic_tensor_scaled_int8_quant(x, symmetric=False)
+    assert codes.min() == codes[0, 0] == -128 and codes.max() == codes[1, 1] == 127
+    assert torch.allclose((codes.float() - azp) * scale, x, atol=scale.item() / 2 * 1.01)
