@@ -23,7 +23,7 @@ gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_groupblock128strided_t64x16x
 }
 
 extern "C" int32_t gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_groupblock128strided_t64x16x256_c1x1x1_basic_promoted_splitk_swapab_s4_a16b16d8(gemmill_scaled_mm_args const* x, void* stream) {
-  return gemmill::launch_group_split_k<Kernel, &gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_groupblock128strided_t64x16x256_c1x1x1_basic_promoted_splitk_swapab_s4_a16b16d8_kernel>(*x, stream);
+  return gemmill::launch_split_k<Kernel, &gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_groupblock128strided_t64x16x256_c1x1x1_basic_promoted_splitk_swapab_s4_a16b16d8_kernel>(*x, stream);
 }
 
 extern "C" int64_t gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_groupblock128strided_t64x16x256_c1x1x1_basic_promoted_splitk_swapab_s4_a16b16d8_workspace(gemmill_scaled_mm_args const*) { return 0; }

@@ -19,7 +19,7 @@
 #include "cute/arch/copy_sm90.hpp"
 #include "cutlass/arch/reg_reconfig.h"
 #include "gemmill/group_scales.cuh"
-#include "gemmill/split_k_mm.cuh"
+#include "gemmill/split_k_tile.cuh"
 
 namespace gemmill {
 
