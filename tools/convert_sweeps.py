@@ -42,12 +42,15 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="by default the shipped table of the device")
     args = parser.parse_args()
     allowed = {to_name(config.compiled) for config in select(args.selection).configs}
-    table = table_of([json.loads(path.read_text(encoding="utf-8")) for path in args.sweeps], allowed)
+    sweeps = [json.loads(path.read_text(encoding="utf-8")) for path in args.sweeps]
+    table = table_of(sweeps, allowed)
     path = args.table or runtime_tables_dir() / file_name(table.device)
     if path.exists():
         table = merge(table, measured_otherwise(read_table(path)))
     path.write_text(table_text(table), encoding="utf-8")
     print(f"{len(table.rows)} rows of {table.device}: {path}")
+    for line in against_peers(table, sweeps):
+        print(line)
 
 
 def table_of(sweeps: Sequence[dict], allowed: set[str]) -> TunedTable:
@@ -80,6 +83,29 @@ def table_of(sweeps: Sequence[dict], allowed: set[str]) -> TunedTable:
             rows.append(TableRow(op=op, n=n, k=k, m=m, variants=tuple(ranked), us=shown, source=latest[op, m, n, k]))
     first = sweeps[0]
     return make_table(first["environment"]["gpu"], first["build"]["arch"], sources, rows)
+
+
+def against_peers(table: TunedTable, sweeps: Iterable[dict]) -> list[str]:
+    """For each op, the first variant of its rows against the fastest peer of the sweep that has both: by M up to 128 and above,
+    geometric mean and worst shape."""
+    groups: dict[tuple[str, str], list[tuple[float, Shape]]] = {}
+    chosen = {(row.op, row.m, row.n, row.k): row.variants[0] for row in table.rows}
+    for sweep in sweeps:
+        for shape, us in zip(map(tuple, sweep["shapes"]), sweep["us"], strict=True):
+            found = dict(zip(sweep["contenders"], us, strict=True))
+            peers = [found[name] for name in PEERS if found.get(name)]
+            ours = found.get(chosen.get(shape, ""))
+            if ours and peers:
+                side = "M <= 128" if shape[1] <= 128 else "M > 128"
+                groups.setdefault((shape[0], side), []).append((min(peers) / ours, shape))
+    lines = []
+    for (op, side), ratios in sorted(groups.items()):
+        worst, (_, m, n, k) = min(ratios)
+        mean = math.exp(sum(math.log(ratio) for ratio, _ in ratios) / len(ratios))
+        lines.append(
+            f"{op} {side}: {mean:.3f} of the best peer over {len(ratios)} shapes, worst {worst:.3f} at {m} x {n} x {k}"
+        )
+    return lines
 
 
 def source_of(sweep: Mapping) -> Source:
