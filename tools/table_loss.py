@@ -17,8 +17,8 @@ from pathlib import Path
 
 from gemmill.runtime.model import model_ns
 from gemmill.runtime.table import Row, make_table
-from gemmill.space.names import parse_gemm_name
-from gemmill.space.selections import Selection
+from gemmill.space.names import parse_gemm_name, to_name
+from gemmill.space.selections import Selection, select
 from gemmill.tune.problems import M_BUCKETS, Op, Problem
 from gemmill.tune.program import stand_in_build
 from gemmill.vocab import Arch
@@ -32,7 +32,12 @@ Times = dict[Problem, dict[str, float]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweeps", nargs="+", type=Path)
-    times = read(parser.parse_args().sweeps)
+    parser.add_argument("--selection", help="only the variants of this selection")
+    args = parser.parse_args()
+    times = read(args.sweeps)
+    if args.selection:
+        names = {to_name(config) for config in select(args.selection).configs}
+        times = {p: {name: t for name, t in us.items() if name in names} for p, us in times.items()}
     best = {problem: min(us, key=lambda name: (us[name], name)) for problem, us in times.items()}
     print(f"{len(times)} shapes of {len({(p.n, p.k) for p in times})} weights")
     print(f"the model: {mean(by_model(p, us) for p, us in times.items()):.3f}")

@@ -29,8 +29,8 @@ std::mutex misses_mutex;
 std::vector<Miss> misses;
 
 // How far a measured choice reaches, mirrored by gemmill.runtime.select. Tiles are as wide as fills the SMs for one shape, so the
-// choice of another is a worse guide than the model: 1.24 of the best for weights half an octave away, 1.13 for the same
-// weights at another M up to a factor of four, the model 1.04 (H200, 2026-11-20, docs/notes/tables.md).
+// choice of another is a worse guide than the model: 1.18 of the best and more for weights a quarter of an octave away, the model
+// 1.05 (H200, 2026-11-20, docs/notes/tables.md).
 constexpr int64_t kDecodeM = 16;
 constexpr int64_t kPrefillM = 512;
 constexpr int64_t kManyM = 4096;  // from here on waves are so many that more of them change nothing
