@@ -68,17 +68,26 @@ __global__ void __launch_bounds__(kGroupQuantThreads) group_quant_kernel(__grid_
   uint32_t rows[kPieces], groups[kPieces];
   uint4 chunks[kPieces][kParts], ups[Activation::kGated ? kPieces : 1][kParts];
   auto const column = [&](int u, int part) { return groups[u] * kGroup + (lane + part * kLanes) * kElements; };
-  wait_for_predecessor();
+  constexpr bool kSmall = kUnroll == 1;
 #pragma unroll
   for (int u = 0; u < kPieces; ++u) {
     uint32_t const index = min(first + u * step, p.all_groups - 1);
     rows[u] = p.groups_per_row(index);
     groups[u] = index - rows[u] * p.groups;
+    if constexpr (kSmall) {
+      In const* const chunk = static_cast<In const*>(p.in) + rows[u] * p.in_stride + column(u, 0);
+      fetch_to_l2(chunk);
+      if constexpr (Activation::kGated) fetch_to_l2(chunk + p.hidden);
+    }
+  }
+  wait_for_predecessor();
+#pragma unroll
+  for (int u = 0; u < kPieces; ++u) {
     In const* const row = static_cast<In const*>(p.in) + rows[u] * p.in_stride;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      chunks[u][part] = load_chunk<kAligned, kUnroll == 1>(row, column(u, part), p.hidden);
-      if constexpr (Activation::kGated) ups[u][part] = load_chunk<kAligned, kUnroll == 1>(row + p.hidden, column(u, part), p.hidden);
+      chunks[u][part] = load_chunk<kAligned, kSmall>(row, column(u, part), p.hidden);
+      if constexpr (Activation::kGated) ups[u][part] = load_chunk<kAligned, kSmall>(row + p.hidden, column(u, part), p.hidden);
     }
   }
   float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;

@@ -1,6 +1,7 @@
 // Launching, and dividing indices.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <cuda_runtime.h>
 
@@ -39,9 +40,36 @@ __device__ __forceinline__ void wait_for_predecessor() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+inline constexpr int kPortableCluster = 8;
+
+// Lets a kernel run in clusters of more CTAs than every device has room for.
+template <auto kernel>
+cudaError_t allow_wide_clusters(int device) {
+  static std::atomic<bool> allowed[kMostDevices];
+  if (device < 0 || device >= kMostDevices) return cudaErrorInvalidDevice;
+  if (allowed[device].load(std::memory_order_acquire)) return cudaSuccess;
+  cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<void const*>(kernel), cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (error == cudaSuccess) allowed[device].store(true, std::memory_order_release);
+  return error;
+}
+
+// CTAs that share a row which is long for one, `most` at most. Clusters must find room all at once, each within a GPC, of which a
+// part is left over: 16 rows by clusters of 8 take longer than by clusters of 4. Two CTAs a row pay only where it is more than
+// twice too long, but then up to half a row an SM (H200, 2026-11-20).
+inline int cluster_for(int64_t rows, int64_t row_size, int64_t size_of_cta, int64_t least_size, int most, int32_t sm_count) {
+  if (row_size <= size_of_cta) return 1;
+  int cluster = 1;
+  while (cluster < most && rows * cluster * 8 <= sm_count * int64_t{3} && row_size / cluster > least_size) cluster *= 2;
+  bool const pairs = cluster == 1 && most > 1 && row_size > 2 * size_of_cta && rows * 2 <= sm_count;
+  return pairs ? 2 : cluster;
+}
+
 // Enqueues a kernel of one argument. Returns 0 or an error code.
 template <auto kernel, class Params>
 int32_t launch(Params params, int64_t ctas, int threads, gemmill_quant_launch const& how, int cluster = 1) {
+  if (cluster > kPortableCluster) {
+    if (cudaError_t error = allow_wide_clusters<kernel>(how.device); error != cudaSuccess) return error;
+  }
   LaunchShape const shape{dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(threads)), dim3(static_cast<unsigned>(cluster)), 0};
   void* parameters[] = {&params};
   return launch_kernel<kernel>(shape, how.device, how.programmatic_launch != 0, parameters, static_cast<cudaStream_t>(how.stream));

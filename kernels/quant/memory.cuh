@@ -32,6 +32,10 @@ __device__ __forceinline__ uint4 load_reused(void const* address) {
   return value;
 }
 
+// Starts to bring a line to L2 while the preceding kernel still runs: safe whoever writes it, for L2 is where all writes meet.
+// For kernels of few CTAs, which wait longer for memory than for anything else.
+__device__ __forceinline__ void fetch_to_l2(void const* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
 enum class Beyond { kZero, kFirst };
 
 // A chunk that begins in the row, but may be misaligned or reach beyond it. What lies beyond reads as zero, or as the

@@ -17,7 +17,7 @@
 namespace gemmill::quant {
 
 inline constexpr int kMostRmsNormThreads = 1024;
-inline constexpr int kMostRmsNormCluster = 8;
+inline constexpr int kFewCtas = 2 * 132;  // beyond, to fetch early costs large tensors 5 % (H200, 2026-11-20)
 
 struct RmsNormParams {
   void const* in;
@@ -69,11 +69,12 @@ struct RmsNormShape {
   bool resident;
 };
 
-// Many rows: few threads a row, so that several CTAs share an SM and one loads while another reduces. Few rows: clusters of
-// CTAs of about 512 threads. Measured on an H200.
+// Many rows: few threads a row, so that several CTAs share an SM and one loads while another reduces. Few rows: one CTA where a
+// chunk a thread suffices, as two reductions through a cluster take longer; else clusters of CTAs of about 512 chunks. Measured
+// on an H200.
 inline RmsNormShape rms_norm_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, bool residual, int most_ctas) {
   RmsNormShape shape{1, 0, 1, true};
-  while (shape.cluster < most_ctas && rows * shape.cluster * 2 <= how.sm_count && chunks / shape.cluster > 512) shape.cluster *= 2;
+  shape.cluster = cluster_for(rows, chunks, kMostRmsNormThreads, 512, most_ctas, how.sm_count);
   int64_t const of_cta = ceil_divide(chunks, shape.cluster);
   int const most_chunks = shape.cluster > 1 ? 2 : 8;
   int64_t const most_threads = rows * shape.cluster > how.sm_count ? 256 : kMostRmsNormThreads;
@@ -156,6 +157,16 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     return load_elements<Beyond::kZero>(weight, int64_t{index} * kElements, p.hidden);
   };
 
+  if (kKeepWeights && gridDim.x <= kFewCtas) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      uint32_t const index = index_of(0, c);
+      if (index >= p.chunks) continue;
+      fetch_to_l2(in + int64_t{index} * kElements);
+      fetch_to_l2(weight + int64_t{index} * kElements);
+      if constexpr (kResidual) fetch_to_l2(residual + int64_t{index} * kElements);
+    }
+  }
   wait_for_predecessor();
   double sum = 0.0;
   for (uint32_t round = 0; round < rounds; ++round) {
@@ -269,7 +280,7 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
   if (chunks > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
   bool aligned = rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden) && is_aligned(x.weight, 16);
   if (x.residual != nullptr) aligned = aligned && is_aligned(x.residual, 16) && x.residual_stride % kElements == 0;
-  constexpr int64_t kSlice = kMostChunks / kMostRmsNormCluster;
+  constexpr int64_t kSlice = kMostChunks / kPortableCluster;
   for (int64_t row = 0; row < x.rows; row += kSlice) {
     int64_t const rows = x.rows - row < kSlice ? x.rows - row : kSlice;
     RmsNormParams const p{
@@ -283,7 +294,7 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
         static_cast<uint32_t>(chunks),
         1.0 / static_cast<double>(x.hidden), static_cast<double>(x.epsilon),
     };
-    RmsNormShape const shape = rms_norm_shape(x.launch, rows, chunks, x.residual != nullptr, kMostRmsNormCluster);
+    RmsNormShape const shape = rms_norm_shape(x.launch, rows, chunks, x.residual != nullptr, kPortableCluster);
     RmsNormShape const single = rms_norm_shape(x.launch, rows, chunks, x.residual != nullptr, 1);
     RmsNormShape const rereading{0, single.threads, 1, false};
     bool const cluster = aligned && shape.cluster > 1 && shape.resident;

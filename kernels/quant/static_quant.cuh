@@ -63,15 +63,24 @@ __global__ void __launch_bounds__(kStaticQuantThreads) static_quant_kernel(Stati
   uint32_t const first = blockIdx.x * (blockDim.x * kUnroll) + threadIdx.x;
   uint32_t rows[kUnroll], columns[kUnroll];
   uint4 chunks[kUnroll], ups[Activation::kGated ? kUnroll : 1];
-  wait_for_predecessor();
+  constexpr bool kSmall = kUnroll == 1;
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     uint32_t const index = min(first + u * blockDim.x, p.chunks - 1);
     rows[u] = p.chunks_per_row(index);
     columns[u] = (index - rows[u] * p.chunks_per_row.divisor) * kElements;
+    if constexpr (kSmall) {
+      In const* const chunk = static_cast<In const*>(p.in) + rows[u] * p.in_stride + columns[u];
+      fetch_to_l2(chunk);
+      if constexpr (Activation::kGated) fetch_to_l2(chunk + p.hidden);
+    }
+  }
+  wait_for_predecessor();
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
     In const* const row = static_cast<In const*>(p.in) + rows[u] * p.in_stride;
-    chunks[u] = load_chunk<kAligned, kUnroll == 1>(row, columns[u], p.hidden);
-    if constexpr (Activation::kGated) ups[u] = load_chunk<kAligned, kUnroll == 1>(row + p.hidden, columns[u], p.hidden);
+    chunks[u] = load_chunk<kAligned, kSmall>(row, columns[u], p.hidden);
+    if constexpr (Activation::kGated) ups[u] = load_chunk<kAligned, kSmall>(row + p.hidden, columns[u], p.hidden);
   }
   int32_t const azp = kSymmetric ? 0 : *p.azp;
 

@@ -13,8 +13,9 @@ inline constexpr int kTensorCodesThreads = 256;
 inline constexpr int kTensorExtentCtasOfSm = 2;
 template <class Extent>
 inline constexpr int kMostTensorExtents = gemmill_tensor_quant_workspace_bytes / sizeof(Extent);
-// Chunks that one cluster of 8 CTAs keeps, 4 a thread.
-inline constexpr int64_t kMostClusterChunks = 8 * kMostTokenQuantThreads * 4;
+// Chunks that the largest cluster keeps, 4 a thread.
+inline constexpr int kMostTensorCluster = 16;
+inline constexpr int64_t kMostClusterChunks = kMostTensorCluster * kMostTokenQuantThreads * 4;
 
 template <class Extent>
 struct TensorQuantParams {
@@ -36,9 +37,15 @@ __global__ void __launch_bounds__(kTensorExtentThreads, kTensorExtentCtasOfSm)
   constexpr int kUnroll = kAligned ? 8 : 1;
   __shared__ RowReduction<Extent, false> reduction;
   int64_t const step = int64_t{gridDim.x} * kTensorExtentThreads;
+  int64_t const first = blockIdx.x * kTensorExtentThreads + threadIdx.x;
   RawExtent<In, Extent> extent;
+  if (first < p.chunks) {
+    uint32_t const row = p.chunks_per_row(static_cast<uint32_t>(first));
+    int64_t const column = (first - int64_t{row} * p.chunks_per_row.divisor) * kElements;
+    fetch_to_l2(static_cast<In const*>(p.in) + row * p.in_stride + column);
+  }
   wait_for_predecessor();
-  for (int64_t base = blockIdx.x * kTensorExtentThreads + threadIdx.x; base < p.chunks; base += step * kUnroll) {
+  for (int64_t base = first; base < p.chunks; base += step * kUnroll) {
     uint4 chunks[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -143,10 +150,13 @@ int32_t tensor_quant(gemmill_tensor_quant_args const& x) {
   if (aligned && dense && chunks > 0 && chunks <= kMostClusterChunks) {
     TokenQuantParams const p{x.in, static_cast<uint8_t*>(x.out), x.scale, x.azp, nullptr, x.rows * x.hidden, 0, 0,
                              static_cast<uint32_t>(chunks)};
-    TokenQuantShape const shape = token_quant_shape(x.launch, 1, chunks, 1, true);
-    return shape.chunks == 1   ? launch_token_quant<Variant, In, Identity, Coding, 1, true, true>(p, shape, 1, x.launch)
-           : shape.chunks == 2 ? launch_token_quant<Variant, In, Identity, Coding, 2, true, true>(p, shape, 1, x.launch)
-                               : launch_token_quant<Variant, In, Identity, Coding, 4, true, true>(p, shape, 1, x.launch);
+    int const most_ctas = chunks > kPortableCluster * kMostTokenQuantThreads ? kMostTensorCluster : kPortableCluster;
+    TokenQuantShape const shape = token_quant_shape(x.launch, 1, chunks, 1, true, most_ctas);
+    int32_t const error =
+        shape.chunks == 1   ? launch_token_quant<Variant, In, Identity, Coding, 1, true, true>(p, shape, 1, x.launch)
+        : shape.chunks == 2 ? launch_token_quant<Variant, In, Identity, Coding, 2, true, true>(p, shape, 1, x.launch)
+                            : launch_token_quant<Variant, In, Identity, Coding, 4, true, true>(p, shape, 1, x.launch);
+    if (error != cudaErrorInvalidClusterSize) return error;  // which a part of a device may answer to the largest
   }
   return aligned ? tensor_quant_in_two<Variant, In, Coding, true>(x, per_row) : tensor_quant_in_two<Variant, In, Coding, false>(x, per_row);
 }

@@ -13,7 +13,6 @@
 namespace gemmill::quant {
 
 inline constexpr int kMostTokenQuantThreads = 1024;
-inline constexpr int kMostTokenQuantCluster = 8;
 
 struct TokenQuantParams {
   void const* in;
@@ -35,6 +34,12 @@ struct RowOfChunks {
   In const* row;
   int64_t hidden;
   uint32_t chunks;
+  __device__ __forceinline__ void fetch(uint32_t index) const {
+    if (index >= chunks) return;
+    fetch_to_l2(row + int64_t{index} * kElements);
+    if constexpr (Activation::kGated) fetch_to_l2(row + hidden + int64_t{index} * kElements);
+  }
+
   struct Raw {
     uint4 chunk;
     uint4 up;
@@ -75,6 +80,10 @@ __global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas
   uint8_t* const out = p.out + row * p.out_stride;
   RawExtent<In, typename Coding::Extent> of_raw;
   float of_products = 0.0f;
+  if constexpr (kChunks < 4) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) chunks.fetch(first + c * step);
+  }
   wait_for_predecessor();
 
   // Gated rows keep their products, others what was loaded.
@@ -131,12 +140,12 @@ struct TokenQuantShape {
 // Chunks a thread, threads a CTA and CTAs a row. Many rows: few threads with many chunks each, so that several CTAs share an
 // SM and one loads while another reduces, and a reduction serves much. Few rows: as many threads as there are chunks, and
 // where one CTA would issue more than 2048 loads, clusters. Measured on an H200.
-inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, int loads_per_chunk, bool symmetric) {
+inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, int loads_per_chunk, bool symmetric,
+                                         int most_ctas = kPortableCluster) {
   int const most_chunks = loads_per_chunk > 1 ? 4 : 8;
   constexpr int64_t kMostLoadsOfOneCta = 2048;
   TokenQuantShape shape{1, 0, 1, true};
-  bool const is_long = chunks * loads_per_chunk > kMostLoadsOfOneCta;
-  while (is_long && shape.cluster < kMostTokenQuantCluster && rows * shape.cluster * 2 <= how.sm_count) shape.cluster *= 2;
+  shape.cluster = cluster_for(rows, chunks * loads_per_chunk, kMostLoadsOfOneCta, 0, most_ctas, how.sm_count);
   int64_t const of_cta = ceil_divide(chunks, shape.cluster);
   bool const many = rows * shape.cluster > how.sm_count;
   int64_t const most_threads = many ? 256 * loads_per_chunk : kMostTokenQuantThreads;
@@ -179,7 +188,7 @@ int32_t token_quant(gemmill_token_quant_args const& x) {
   int64_t const chunks = ceil_divide(x.hidden, kChunkElements<In>);
   if (chunks > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
   bool const aligned = rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden);
-  constexpr int64_t kSlice = kMostChunks / kMostTokenQuantCluster;
+  constexpr int64_t kSlice = kMostChunks / kPortableCluster;
   for (int64_t row = 0; row < x.rows; row += kSlice) {
     int64_t const rows = x.rows - row < kSlice ? x.rows - row : kSlice;
     TokenQuantParams const p{
