@@ -206,7 +206,8 @@ def acceptance(predicate: Predicate, call: Call) -> str:
         return REFUSES
     groups = groups_of(call.a, call.b, call.a_scales, call.b_scales)
     if groups != predicate.scale_groups and 0 not in (p.m, p.n):
-        return REFUSES
+        alike = p.k == 0 or p.n == 1  # scales of a single column, or of no group along K, fit more than one granularity
+        return MAY if alike else REFUSES
     if predicate.scale_layout is ScaleLayout.MN_MAJOR and not lies_for_tma(of_tensor(call.a_scales)):
         return MAY if 0 in (p.m, p.n) else REFUSES
     if 0 in (p.m, p.n, p.k):

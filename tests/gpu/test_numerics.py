@@ -122,7 +122,8 @@ def spoil(call, place, entry) -> bool:
         call.b_scales.fill_(1e30)
         return True
     value = torch.inf if place.startswith("infinite") else torch.nan
-    getattr(call, place.removeprefix("infinite ")).view(-1)[2] = value
+    scales = getattr(call, place.removeprefix("infinite "))
+    scales[divmod(2, scales.shape[1])] = value
     return True
 
 

@@ -25,7 +25,6 @@ GROUPED = {
     "scale_layout": ScaleLayout.STRIDED,
     "accumulation": Accumulation.PROMOTED,
 }
-GROUP_LOOP = GROUPED | {"stages": 4}
 COLLECTIVE = GROUPED | {"scale_layout": ScaleLayout.MN_MAJOR}
 SPLIT_K = {
     "tile_scheduler": TileScheduler.SPLIT_K,
@@ -50,17 +49,18 @@ EXAMPLES = [
     ),
     (
         "grouped_scales",
-        GROUP_LOOP | {"a_scale": ScaleGranularity.BLOCK},
+        FALLBACK | GROUPED | {"a_scale": ScaleGranularity.BLOCK},
         "scales block of A and block of B in groups of 128: group with block or group is offered, in groups of 128 or 64",
     ),
     (
         "grouped_scales",
-        GROUP_LOOP | {"group_size": 32},
+        FALLBACK | GROUPED | {"group_size": 32},
         "scales group of A and block of B in groups of 32: group with block or group is offered, in groups of 128 or 64",
     ),
     (
         "grouped_scales",
-        GROUP_LOOP
+        FALLBACK
+        | GROUPED
         | {"a_dtype": DType.S8, "accumulation": Accumulation.EXACT, "epilogue": EpilogueKind.SCALED_AZP_PER_TOKEN},
         "epilogue scaledazppertoken corrects one integer sum, scales in groups of 128 make many",
     ),
@@ -76,7 +76,7 @@ EXAMPLES = [
     ),
     (
         "accumulation_fits_dtype",
-        GROUP_LOOP | {"accumulation": Accumulation.FAST},
+        DSL | GROUPED | {"accumulation": Accumulation.FAST},
         "scales change every 128 along K: sums are promoted there, not fast",
     ),
     (
@@ -101,15 +101,9 @@ EXAMPLES = [
         "tile columns 96 are not whole blocks of 128",
     ),
     (
-        "group_loop",
-        GROUP_LOOP | {"kernel_schedule": KernelSchedule.PINGPONG, "tile_shape_mnk": (128, 64, 128)},
-        "the group main loop is cooperative and persistent with operands in order, not pingpong, persistent, swap_ab=False",
-    ),
-    (
-        "group_loop",
-        GROUP_LOOP | {"stages": None},
-        "tile 128 x 128 along M x K, stages=None, cluster (1, 1, 1): the group main loop takes 128 x 128, a number of "
-        "stages, and clusters of at most 2 along each dimension",
+        "strided_scales",
+        GROUPED,
+        "the cutlass backend reads scales by their strides in its unaligned kernel only: cutedsl has the fast ones",
     ),
     (
         "tile_rows",
@@ -254,7 +248,7 @@ EXAMPLES += [
     ),
     (
         "dsl_groups",
-        DSL | GROUP_LOOP | {"kernel_schedule": KernelSchedule.PINGPONG, "tile_shape_mnk": (128, 64, 128)},
+        DSL | GROUPED | {"kernel_schedule": KernelSchedule.PINGPONG, "tile_shape_mnk": (128, 64, 128)},
         "the cutedsl backend has no pingpong kernel with scales in groups: cooperative is one",
     ),
     (
@@ -264,12 +258,12 @@ EXAMPLES += [
     ),
     (
         "dsl_groups",
-        DSL | GROUP_LOOP | {"b_scale": ScaleGranularity.GROUP, "tile_shape_mnk": (256, 128, 128), "stages": None},
+        DSL | GROUPED | {"b_scale": ScaleGranularity.GROUP, "tile_shape_mnk": (256, 128, 128), "stages": None},
         "tile 256x128 has no registers left for scales of each column of B: 128x128 has",
     ),
     (
         "stages_fit",
-        DSL | GROUP_LOOP | {"tile_shape_mnk": (128, 64, 256), "stages": 5, "group_size": 64},
+        DSL | GROUPED | {"tile_shape_mnk": (128, 64, 256), "stages": 5, "group_size": 64},
         "5 stages of 51264 bytes do not fit in 214528: 4 do",
     ),
 ]
@@ -310,15 +304,14 @@ def test_every_rule_states_its_hardware_reason(rule) -> None:
         DSL,
         DSL | SPLIT_K,
         DSL | {"stages": 6, "cluster_shape_mnk": (1, 2, 1)},
-        DSL | GROUP_LOOP,
-        DSL | GROUP_LOOP | {"swap_ab": True, "stages": None},
+        DSL | GROUPED,
+        DSL | GROUPED | {"swap_ab": True, "stages": None},
         {"arch": Arch.SM100A, "cluster_shape_mnk": (2, 1, 1)},
         FALLBACK,
         FALLBACK | GROUPED,
         FALLBACK | GROUPED | {"a_dtype": DType.S8, "accumulation": Accumulation.EXACT, "group_size": 64},
-        SPLIT_K | GROUPED,
-        GROUP_LOOP,
-        GROUP_LOOP | {"stages": 6, "cluster_shape_mnk": (2, 1, 1)},
+        DSL | SPLIT_K | GROUPED,
+        DSL | GROUPED | {"a_dtype": DType.S8, "accumulation": Accumulation.EXACT},
         COLLECTIVE | {"kernel_schedule": KernelSchedule.PINGPONG, "tile_shape_mnk": (64, 128, 128)},
     ],
 )

@@ -7,7 +7,7 @@ Cooperative groups share a tile; in pingpong a group multiplies while the other 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu import warp as warp_ops
 
 from gemmill.cutedsl import epilogue, mainloop
@@ -15,7 +15,7 @@ from gemmill.cutedsl.barriers import wait
 from gemmill.cutedsl.elements import ELEMENT_OF
 from gemmill.cutedsl.limits import SLAB
 from gemmill.cutedsl.plan import Plan
-from gemmill.cutedsl.walk import Job, Walk, tile_of
+from gemmill.cutedsl.walk import Job, Walk, rows_back, tile_of
 from gemmill.vocab import DType
 
 
@@ -36,15 +36,10 @@ def consume(plan: cutlass.Constexpr, shared: tuple, barriers: tuple, output: tup
         make_mma(plan, plan.store_columns),
     )
     own_vectors = epilogue.vectors_of(plan, shared_vectors + group * plan.vector_words)
-    boxes = cute.zipped_divide(coords_d, (SLAB, plan.store_columns))
-    from_shared, to_global = cpasync.tma_partition(
-        store_d, 0, cute.make_layout(1), cute.group_modes(own_d, 0, 2), boxes
-    )
-
-    store = (own_d, own_vectors, (to_shared, store_d, from_shared, to_global))
+    store = (own_d, own_vectors, (to_shared, store_d, coords_d))
     cute.arch.griddepcontrol_wait()
     if cutlass.const_expr(plan.split_k):
-        _, _, n0 = origin(plan, walk, job.first, part)
+        _, _, n0 = origin(plan, walk, job.first, part, vectors.m)
         mainloop.accumulate(plan, loop, Int32(0), job.k_steps, (part, thread, n0))
         epilogue.park(plan, loop.sums, partial_sums, (group, thread))
     elif cutlass.const_expr(plan.pingpong):
@@ -52,7 +47,7 @@ def consume(plan: cutlass.Constexpr, shared: tuple, barriers: tuple, output: tup
     else:
         tile, done = job.first, Int32(0)
         while tile < walk.tiles():
-            x0, y0, n0 = origin(plan, walk, tile, part)
+            x0, y0, n0 = origin(plan, walk, tile, part, vectors.m)
             held = epilogue.fetch(plan, vectors, thread, (x0, y0))
             mainloop.accumulate(plan, loop, done, job.k_steps, (part, thread, n0))
             epilogue.store(plan, loop.sums, held, store, (group, thread), (x0, y0))
@@ -62,10 +57,14 @@ def consume(plan: cutlass.Constexpr, shared: tuple, barriers: tuple, output: tup
 
 
 @cute.jit
-def origin(plan: cutlass.Constexpr, walk: Walk, tile: Int32, part: Int32):
+def origin(plan: cutlass.Constexpr, walk: Walk, tile: Int32, part: Int32, m: Int32):
     """(x, y) where a group's part of a tile begins, and the tile's first column of B."""
     at_x, at_y = tile_of(plan, walk, tile)
     x0, y0 = at_x * plan.tile_x, at_y * plan.tile_y
+    if cutlass.const_expr(plan.swap_ab):
+        y0 = y0 - rows_back(plan, at_y, m)
+    else:
+        x0 = x0 - rows_back(plan, at_x, m)
     return x0 + part * plan.group_rows, y0, x0 if plan.swap_ab else y0
 
 
@@ -77,7 +76,7 @@ def alternate(
     group, thread = place
     tile, done, phase = job.first + group * job.step, group * job.k_steps, Int32(0)
     while tile < walk.tiles():
-        x0, y0, n0 = origin(plan, walk, tile, Int32(0))
+        x0, y0, n0 = origin(plan, walk, tile, Int32(0), vectors.m)
         held = epilogue.fetch(plan, vectors, thread, (x0, y0))
         wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already
         mainloop.accumulate(plan, loop, done, job.k_steps, (Int32(0), thread, n0))
@@ -99,7 +98,7 @@ def make_loop(
         cute.local_tile(shared_x, (SLAB, plan.tile_k, plan.stages), (part * plan.slabs + slab, 0, 0))
         for slab in range(plan.slabs)
     ]
-    kind = ELEMENT_OF[plan.sum_dtype]
+    of_sums, of_partials = ELEMENT_OF[plan.sum_dtype], ELEMENT_OF[plan.accumulator_dtype]
     shape = adding.partition_shape_C((SLAB, plan.tile_y))
     scales_of_group = plan.scales // plan.promotions
     return mainloop.Mainloop(
@@ -115,8 +114,8 @@ def make_loop(
                 (max(scales_of_group, 1), plan.promotions, plan.stages), stride=(1, scales_of_group, plan.scales)
             ),
         ),
-        sums=[cute.make_rmem_tensor(shape, kind) for _ in range(plan.slabs)],
-        partials=[cute.make_rmem_tensor(shape, kind) for _ in range(plan.partials)],
+        sums=[cute.make_rmem_tensor(shape, of_sums) for _ in range(plan.slabs)],
+        partials=[cute.make_rmem_tensor(shape, of_partials) for _ in range(plan.partials)],
         factors=[cute.make_rmem_tensor(plan.factors, Float32) for _ in range(plan.factor_sets)],
     )
 
@@ -124,7 +123,7 @@ def make_loop(
 def make_mma(plan: Plan, columns: int) -> cute.TiledMma:
     """One consumer group's WGMMA."""
     shape = (SLAB, columns)
-    x, y, kind = ELEMENT_OF[plan.x_dtype], ELEMENT_OF[plan.y_dtype], ELEMENT_OF[plan.sum_dtype]
+    x, y, kind = ELEMENT_OF[plan.x_dtype], ELEMENT_OF[plan.y_dtype], ELEMENT_OF[plan.accumulator_dtype]
     k, source = OperandMajorMode.K, warpgroup.OperandSource.SMEM
     if plan.x_dtype is DType.S8:
         op = warpgroup.MmaI8Op(x, y, kind, shape, source, k, k)

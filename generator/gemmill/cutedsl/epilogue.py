@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
 
 from gemmill.cutedsl.limits import SLAB
 from gemmill.cutedsl.mainloop import column_offset, index, row_offset
@@ -158,11 +159,14 @@ def store(plan: cutlass.Constexpr, sums: list, held: tuple, target: tuple, place
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.barrier(barrier_id=1 + group, number_of_threads=128)
         if cute.arch.make_warp_uniform(thread // 32) == 0:
-            _, store_d, from_shared, to_global = copies
+            _, store_d, coords = copies
+            in_tile = cute.zipped_divide(cute.domain_offset(origin, coords), (SLAB, plan.store_columns))
+            from_shared, to_global = cpasync.tma_partition(
+                store_d, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), in_tile
+            )
             for buffer in cutlass.range_constexpr(len(together)):
                 column, slab = together[buffer]
-                at_box = (origin[0] // SLAB + slab, origin[1] // plan.store_columns + column)
-                cute.copy(store_d, from_shared[None, buffer], to_global[None, at_box])
+                cute.copy(store_d, from_shared[None, buffer], to_global[None, (slab, column)])
             cute.arch.cp_async_bulk_commit_group()
 
 

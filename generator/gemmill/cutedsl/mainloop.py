@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from gemmill.cutedsl.barriers import wait
@@ -65,17 +65,16 @@ def apply(plan: cutlass.Constexpr, sums: cute.Tensor, partial: cute.Tensor, fact
     for row in cutlass.range_constexpr(2):
         for column in cutlass.range_constexpr(plan.tile_y // 4):
             i = index(row, column)
-            if cutlass.const_expr(plan.b_rows_scaled):
-                sums[i] = sums[i] + partial[i] * factors[row] * factors[2 + column]
-            elif cutlass.const_expr(plan.swap_ab):
-                sums[i] = sums[i] + partial[i] * (factors[row] * factors[2 + column])
+            value = partial[i].to(Float32)
+            if cutlass.const_expr(plan.b_rows_scaled or plan.swap_ab):
+                sums[i] = sums[i] + value * (factors[row] * factors[2 + column])
             elif cutlass.const_expr(plan.blocks_aligned):
-                sums[i] = sums[i] + partial[i] * factors[row * plan.b_scales + column // 2 * 8 // g]
+                sums[i] = sums[i] + value * factors[row * plan.b_scales + column // 2 * 8 // g]
             else:
                 factor = factors[row * plan.b_scales]
                 if n0 % g + column // 2 * 8 >= g:
                     factor = factors[row * plan.b_scales + 1]
-                sums[i] = sums[i] + partial[i] * factor
+                sums[i] = sums[i] + value * factor
 
 
 @cute.jit

@@ -66,9 +66,14 @@ class Plan:
         return self.config.problem.a_dtype if self.swap_ab else self.config.problem.b_dtype
 
     @property
-    def sum_dtype(self) -> DType:
-        """Type of the sums: s32 for integers, else f32."""
+    def accumulator_dtype(self) -> DType:
+        """Type of the tensor core's sums: s32 for integers, else f32."""
         return DType.S32 if self.x_dtype is DType.S8 else DType.F32
+
+    @property
+    def sum_dtype(self) -> DType:
+        """Type of the sums over all of K: what scales in groups have been applied to is f32."""
+        return DType.F32 if self.grouped else self.accumulator_dtype
 
     @property
     def epilogue(self) -> EpilogueKind:

@@ -10,23 +10,30 @@ from cutlass.cute.nvgpu import cpasync
 
 from gemmill.cutedsl.barriers import wait
 from gemmill.cutedsl.packed import Packed
-from gemmill.cutedsl.walk import Job, Walk, advance, tile_of
+from gemmill.cutedsl.walk import Job, Walk, advance, rows_back, tile_of
 
 EVICT_FIRST = 0x12F0000000000000
-"""Cache policy of data that is read once: the weights of a kernel with few tokens."""
+"""Cache policy of data that is read once: the weights, where one tile holds all tokens."""
+EVICT_NORMAL = 0x1000000000000000
+"""Cache policy of weights that the next tile of tokens reads again."""
 EVICT_LAST = 0x14F0000000000000
 """Cache policy of data that many CTAs read."""
 
 
 @cute.jit
 def load_operands(
-    plan: cutlass.Constexpr, x: tuple, y: tuple, barriers: tuple, walk: Walk, job: Job, constant_weights: Int32
+    plan: cutlass.Constexpr,
+    x: tuple,
+    y: tuple,
+    barriers: tuple,
+    walk: Walk,
+    job: Job,
+    constant_weights: Int32,
+    m: Int32,
 ):
     """One warp keeps every stage under way. Weights that nobody writes need not wait for the kernel before this one."""
     full, empty = barriers
-    parts_x = partition(plan, x, plan.cluster_y, plan.tile_x, True)
-    parts_y = partition(plan, y, plan.cluster_x, plan.tile_y, False)
-    weights, tokens = (parts_x, parts_y) if plan.swap_ab else (parts_y, parts_x)
+    weights = partition(plan, x if plan.swap_ab else y, plan.swap_ab, walk, Int32(0))
 
     early = Int32(0)
     if constant_weights != 0:
@@ -47,25 +54,32 @@ def load_operands(
     tile = job.first
     while tile < walk.tiles():
         at_x, at_y = tile_of(plan, walk, tile)
+        at_m, at_n = (at_y, at_x) if plan.swap_ab else (at_x, at_y)
+        tokens = partition(plan, y if plan.swap_ab else x, not plan.swap_ab, walk, rows_back(plan, at_m, m))
         for k_step in cutlass.range(job.k_steps, unroll=1):
             if loaded >= early:
                 wait(empty + stage, phase)
                 announce(plan, full + stage)
-                load(plan, weights, at_x if plan.swap_ab else at_y, job.k_first + k_step, stage, full)
-            load(plan, tokens, at_y if plan.swap_ab else at_x, job.k_first + k_step, stage, full)
+                load(plan, weights, at_n, job.k_first + k_step, stage, full)
+            load(plan, tokens, at_m, job.k_first + k_step, stage, full)
             loaded = loaded + 1
             stage, phase = advance(plan, (stage, phase))
         tile = tile + job.step
 
 
 @cute.jit
-def partition(plan: cutlass.Constexpr, operand: tuple, sharers: int, rows: int, is_x: bool):
-    """(atom, shared stages, tiles in memory, multicast mask, cache policy) of an operand."""
+def partition(plan: cutlass.Constexpr, operand: tuple, is_x: cutlass.Constexpr, walk: Walk, back: Int32):
+    """(atom, shared stages, tiles in memory, multicast mask, cache policy) of an operand, all tiles moved back by `back` rows."""
     atom, coords, shared = operand
-    tiles = cute.local_tile(coords, (rows, plan.tile_k), (None, None))
+    rows, sharers = (plan.tile_x, plan.cluster_y) if is_x else (plan.tile_y, plan.cluster_x)
+    tiles = cute.local_tile(cute.domain_offset((-back, 0), coords), (rows, plan.tile_k), (None, None))
     rank, mask, policy = Int32(0), None, None
-    if cutlass.const_expr(plan.swap_ab):  # few tokens: every weight is read once, every token by all
-        policy = Int64(EVICT_FIRST if is_x else EVICT_LAST)
+    if cutlass.const_expr(plan.swap_ab):  # few tokens: all read them
+        policy = Int64(EVICT_LAST)
+        if cutlass.const_expr(is_x):
+            policy = Int64(EVICT_FIRST)
+            if walk.tiles_y > 1:
+                policy = Int64(EVICT_NORMAL)
     if cutlass.const_expr(sharers > 1):
         own = cute.arch.block_idx_in_cluster()
         if cutlass.const_expr(is_x):
@@ -118,7 +132,7 @@ class GroupScales(Packed):
 def load_scales(
     plan: cutlass.Constexpr, scales: GroupScales, shared: cute.Pointer, barriers: tuple, vectors, walk: Walk, job: Job
 ):
-    """Warps copy the scales that belong to each stage. Beyond an edge they take the last valid one: those sums are not stored.
+    """Warps copy the scales that belong to each stage. Beyond M and N they take the last valid one: those sums are not stored.
 
     Addresses are worked out once a tile and then moved along K: a stage's copies have to be under way as soon as its
     operands' are (H200, 2026-11-20: 15 % of the time of 256x128 tiles where they were worked out for each stage).
@@ -136,9 +150,10 @@ def load_scales(
     while tile < walk.tiles():
         at_x, at_y = tile_of(plan, walk, tile)
         at_m, at_n = (at_y, at_x) if plan.swap_ab else (at_x, at_y)
+        m_first = at_m * plan.tile_m - rows_back(plan, at_m, vectors.m)
         group = job.k_first * plan.promotions
         for i in cutlass.range_constexpr(cute.size(a_at)):
-            m = cutlass.min(at_m * plan.tile_m + lane + lanes * i, vectors.m - 1)
+            m = cutlass.min(m_first + lane + lanes * i, vectors.m - 1)
             a_at[i] = scales.a.toint() + 4 * (Int64(m) * scales.a_stride_m + Int64(group) * scales.a_stride_k)
         for i in cutlass.range_constexpr(cute.size(b_at)):
             n = cutlass.min(at_n * plan.tile_n + lane + lanes * i, vectors.n - 1)
@@ -152,8 +167,11 @@ def load_scales(
                 a_step, b_step = 4 * scales.a_stride_k, 4 * scales.b_stride_k
                 if group >= last_group:
                     a_step, b_step = Int64(0), Int64(0)
-                copy_scales(a_at, a_step, target, lane, lanes, plan.a_scales)
-                copy_scales(b_at, b_step, target + plan.a_scales, lane, lanes, plan.b_scales)
+                size = Int32(4)
+                if group > last_group:  # zeros, which those that TMA puts there do not make NaN
+                    size = Int32(0)
+                copy_scales(a_at, a_step, size, target, lane, lanes, plan.a_scales)
+                copy_scales(b_at, b_step, size, target + plan.a_scales, lane, lanes, plan.b_scales)
                 group = group + 1
             cute.arch.cp_async_mbarrier_arrive_noinc(full + stage)
             stage, phase = advance(plan, (stage, phase))
@@ -164,15 +182,17 @@ def load_scales(
 def copy_scales(
     at: cute.Tensor,
     step: Int64,
+    size: Int32,
     target: cute.Pointer,
     lane: Int32,
     lanes: cutlass.Constexpr,
     count: cutlass.Constexpr,
 ):
-    """Starts copies of one group's scales to shared memory, and moves their addresses by `step` bytes."""
+    """Starts copies of one group's scales (zeros, if `size` is 0) to shared memory, and moves their addresses by `step` bytes."""
     for i in cutlass.range_constexpr(cute.size(at)):
         if cutlass.const_expr(count % lanes == 0) or lane + lanes * i < count:
             cute.arch.inline_ptx(
-                "cp.async.ca.shared.global [{$r0}], [{$r1}], 4;", read_only_args=[target + lanes * i, at[i]]
+                "cp.async.ca.shared.global [{$r0}], [{$r1}], 4, {$r2};",
+                read_only_args=[target + lanes * i, at[i], size],
             )
         at[i] = at[i] + step

@@ -15,7 +15,7 @@ from gemmill.cutedsl import consumer, epilogue, producer
 from gemmill.cutedsl.elements import ELEMENT_OF
 from gemmill.cutedsl.limits import SLAB
 from gemmill.cutedsl.plan import Plan
-from gemmill.cutedsl.walk import Job, Walk
+from gemmill.cutedsl.walk import Job, Walk, rows_back
 from gemmill.space.config import KernelConfig
 
 
@@ -252,6 +252,7 @@ class ScaledMm:
                     walk,
                     job,
                     constant_weights,
+                    vectors.m,
                 )
             if cutlass.const_expr(plan.grouped):
                 if warp > first_producer and warp <= first_producer + plan.scale_warps:
@@ -273,7 +274,8 @@ class ScaledMm:
             cute.arch.cluster_wait()
             if warp < first_producer:
                 at_x, at_y = walk.at(job.first)
-                origin = (at_x * plan.tile_x, at_y * plan.tile_y)
+                m_first = at_y * plan.tile_m - rows_back(plan, at_y, vectors.m)
+                origin = (at_x * plan.tile_x, m_first)
                 epilogue.meet(plan, partial_sums, vectors, d, ldd, (thread, rank, cluster_size), origin)
             cute.arch.cluster_arrive_relaxed()  # nobody leaves while others still read its sums
             cute.arch.cluster_wait()

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, ScaleGranularity, ScaleLayout, TileScheduler
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, ScaleGranularity, TileScheduler
 
 _MAINLOOP_SM90 = {
     KernelSchedule.COOPERATIVE: "KernelTmaWarpSpecializedCooperative",
@@ -27,9 +27,7 @@ def template_of(config: KernelConfig) -> str:
     if not config.schedule.kernel_schedule.uses_tma:
         return f"cutlass/{group}unaligned_mm.cu.jinja"
     if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
-        return f"cutlass/{group}split_k_mm.cu.jinja"
-    if config.problem.scale_layout is ScaleLayout.STRIDED:
-        return "cutlass/group_mm.cu.jinja"
+        return "cutlass/split_k_mm.cu.jinja"
     return "cutlass/blockwise_mm.cu.jinja" if group else "cutlass/scaled_mm.cu.jinja"
 
 
@@ -54,8 +52,6 @@ def values_of(config: KernelConfig) -> dict[str, Any]:
         return values
     if s.tile_scheduler is TileScheduler.SPLIT_K:
         return values | {"stages": s.stages, "promoted": s.accumulation is Accumulation.PROMOTED}
-    if p.scale_layout is ScaleLayout.STRIDED:
-        return values | {"stages": s.stages, "cluster_shape_mnk": s.cluster_shape_mnk}
     # The kernel as compiled: with swap_ab, its A is the op's B.
     a_type, b_type = (p.b_dtype, p.a_dtype) if s.swap_ab else (p.a_dtype, p.b_dtype)
     return values | {

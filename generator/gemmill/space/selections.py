@@ -188,7 +188,7 @@ def _smoke(arch: Arch) -> Iterator[AnyConfig]:
     for problem in _problems(OUT_DTYPES):
         yield _unaligned(problem)
     blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
-    yield _split_k(blocks, (64, 16, 256), KernelSchedule.BASIC, 4, 2)
+    yield with_dsl(_split_k(blocks, (64, 16, 256), KernelSchedule.BASIC, 4, 2))
     yield _unaligned(blocks)
     yield from smoke_quant_configs(arch)
 
@@ -206,7 +206,6 @@ def _sweep(arch: Arch) -> Iterator[AnyConfig]:
         yield from _dsl_kernels(problem, sm90_cutedsl.WIDEST)
     blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDEST)
-    yield from _group_kernels(blocks, *sm90.GROUP_TABLES)
     yield _unaligned(blocks)
     for row in sm90.BLOCKWISE:
         yield _config(replace(blocks, scale_layout=ScaleLayout.MN_MAJOR), row)
@@ -225,11 +224,8 @@ def _default(arch: Arch) -> Iterator[AnyConfig]:
     yield from _one_of_each_other_kind()
     for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
         problem = _group_problem(operand, out, groups, ScaleLayout.STRIDED)
-        frequent = out is DType.BF16 and groups is SCALE_GROUPS[0]
-        if operand.is_float:
-            yield from _dsl_kernels(problem, sm90_cutedsl.GROUP_CORE if frequent else sm90_cutedsl.GROUP_FEW)
-        if frequent:
-            yield from _group_kernels(problem, *(sm90.CORE_GROUP_TABLES if operand.is_float else sm90.FEW_GROUP_TABLES))
+        frequent = operand.is_float and out is DType.BF16 and groups is SCALE_GROUPS[0]
+        yield from _dsl_kernels(problem, sm90_cutedsl.GROUP_CORE if frequent else sm90_cutedsl.GROUP_FEW)
         yield _unaligned(problem)
     yield from quant_configs(arch)
 
@@ -249,15 +245,6 @@ def _kernels(
 
 def _dsl_kernels(problem: Problem, tables: sm90.Tables) -> Iterator[KernelConfig]:
     yield from map(with_dsl, _kernels(problem, tables, sm90_cutedsl.RASTERS))
-
-
-def _group_kernels(
-    problem: Problem, split_k: tuple[sm90.SplitKRow, ...], loop: tuple[sm90.GroupLoopRow, ...]
-) -> Iterator[KernelConfig]:
-    for (tile, schedule, stages), splits in product(split_k, sm90.SPLITS):
-        yield _split_k(problem, tile, schedule, stages, splits)
-    for (row, stages), (raster, swizzle) in product(loop, sm90.RASTERS):
-        yield _config(problem, row, stages=stages, launch=Launch(raster_order=raster, swizzle=swizzle))
 
 
 def _one_of_each_other_kind() -> Iterator[KernelConfig]:

@@ -3,7 +3,6 @@
 
 #include <cuda_runtime.h>
 
-#include "cute/arch/util.hpp"
 #include "cutlass/cutlass.h"
 #include "gemmill/group_abi.h"
 
@@ -34,41 +33,6 @@ struct GroupScales {
     if (column >= n || group >= groups) return 0.0f;
     return b[(kBlocks ? column / group_size : column) * b_stride_n + group * b_stride_k];
   }
-};
-
-// A warp's copying of `count` scales that lie side by side along M or N, group after group along K, to shared memory in the
-// background (cp.async). Addresses advance by addition alone: worked out anew for every group, they took the warp longer
-// than the tensor core needs for the group (H200, 2026-11-20).
-template <int count>
-class ScaleCopier {
- public:
-  static constexpr int kPerLane = (count + 31) / 32;
-
-  // Scales are `stride` apart, groups `group_stride`; of the scales from `first` on, `existing` are there.
-  __device__ ScaleCopier(float const* first, int64_t stride, int64_t group_stride, int existing)
-      : from_(first + threadIdx.x % 32 * stride), step_(32 * stride), group_step_(group_stride) {
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kPerLane; ++i) bytes_[i] = static_cast<int>(threadIdx.x % 32) + 32 * i < existing ? 4 : 0;
-  }
-
-  // Starts copying the next group, which reads as zero where it is beyond the last.
-  __device__ void next(float (&to)[count], bool there) {
-    int const lane = threadIdx.x % 32;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kPerLane; ++i) {
-      if (count % 32 == 0 || lane + 32 * i < count) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(cute::cast_smem_ptr_to_uint(&to[lane + 32 * i])),
-                     "l"(from_ + i * step_), "r"(there ? bytes_[i] : 0)
-                     : "memory");
-      }
-    }
-    from_ += group_step_;
-  }
-
- private:
-  float const* from_;
-  int64_t step_, group_step_;
-  int bytes_[kPerLane];
 };
 
 // The end of a group-scaled sum: the bias, if the kernel takes one and the call has one.

@@ -77,9 +77,11 @@ struct SplitKTile {
     int const rank = cute::block_rank_in_cluster();
     int const splits = cute::cluster_shape().x;
     int const tile = blockIdx.x / splits;
-    int const tiles_n = (params.n + tile_n - 1) / tile_n;
-    int const n0 = tile % tiles_n * tile_n;
-    int const m0 = tile / tiles_n * tile_m;
+    int const tiles_m = (params.m + tile_m - 1) / tile_m;  // neighbours in time share weights
+    int const n0 = tile / tiles_m * tile_n;
+    // The last tile moves back to lie within A; rows of two tiles are stored twice, with the same bits. To fill what is
+    // beyond A with zeros takes TMA longer than to load it (docs/notes/groups.md).
+    int const m0 = min(tile % tiles_m * tile_m, max(params.m - tile_m, 0));
     Slice const slice(params.k, rank, splits);
 
     if (threadIdx.x == kConsumers) {
@@ -114,8 +116,10 @@ struct SplitKTile {
   __device__ static void produce(Params const& params, Storage& storage, Slice const& slice, int n0, int m0) {
     // Weights that nobody writes need not wait for the predecessor: all stages are under way before it ends.
     int const early = min(slice.count, stages);
+    using Policy = cute::TMA::CacheHintSm90;
+    auto const policy = static_cast<uint64_t>(params.m <= tile_m ? Policy::EVICT_FIRST : Policy::EVICT_NORMAL);
     if (params.constant_weights) {
-      for (int t = 0; t < early; ++t) load_weights(params, storage, slice.first, t, n0);
+      for (int t = 0; t < early; ++t) load_weights(params, storage, slice.first, t, n0, policy);
     } else {
       int const ahead = min(slice.count, kPrefetchBytes / kWeightBytes);
       for (int t = 0; t < ahead; ++t) {
@@ -128,7 +132,7 @@ struct SplitKTile {
     for (int t = 0; t < slice.count; ++t) {
       if (t >= early || !params.constant_weights) {
         storage.empty[t % stages].wait(((t / stages) & 1) ^ 1);
-        load_weights(params, storage, slice.first, t, n0);
+        load_weights(params, storage, slice.first, t, n0, policy);
       }
       load_tokens(params, storage, slice.first, t, m0);
     }
@@ -136,13 +140,12 @@ struct SplitKTile {
 
   // Also announces the tokens' bytes, which are on their way next.
   template <class Params, class Storage>
-  __device__ static void load_weights(Params const& params, Storage& storage, int first, int t, int n0) {
+  __device__ static void load_weights(Params const& params, Storage& storage, int first, int t, int n0, uint64_t policy) {
     int const stage = t % stages;
     storage.full[stage].arrive_and_expect_tx(kWeightBytes + kTokenBytes);
     for (int s = 0; s < kSlabs; ++s) {
       cute::SM90_TMA_LOAD_2D::copy(&params.weights, reinterpret_cast<uint64_t*>(&storage.full[stage]),
-                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
-                                   storage.weights[stage] + s * tile_n * kSlab, (first + t) * tile_k + s * kSlab, n0);
+                                   policy, storage.weights[stage] + s * tile_n * kSlab, (first + t) * tile_k + s * kSlab, n0);
     }
   }
 

@@ -11,16 +11,6 @@ def _is_collective(config: KernelConfig) -> bool:
     return config.backend is Backend.CUTLASS and config.problem.scale_layout is ScaleLayout.MN_MAJOR
 
 
-def _is_group_loop(config: KernelConfig) -> bool:
-    s = config.schedule
-    return (
-        config.backend is Backend.CUTLASS
-        and config.problem.scale_layout is ScaleLayout.STRIDED
-        and s.kernel_schedule.uses_tma
-        and s.tile_scheduler is not TileScheduler.SPLIT_K
-    )
-
-
 def scale_layout(config: KernelConfig) -> Status:
     """Only CUTLASS's blockwise collectives load A's scales by TMA; kernels of our own read both by their strides."""
     s = config.schedule
@@ -50,27 +40,14 @@ def blockwise_collective(config: KernelConfig) -> Status:
     return OK
 
 
-def group_loop(config: KernelConfig) -> Status:
-    """The group main loop is written for two consumer groups of 64 rows, and steps of 128 along K."""
-    s = config.schedule
-    if not _is_group_loop(config):
-        return OK
-    if (
-        s.kernel_schedule is not KernelSchedule.COOPERATIVE
-        or s.tile_scheduler is not TileScheduler.PERSISTENT
-        or s.swap_ab
-    ):
+def strided_scales(config: KernelConfig) -> Status:
+    """CUTLASS's own main loops load scales by TMA, as it wants them to lie: any stride takes cp.async, or plain loads."""
+    strided = config.backend is Backend.CUTLASS and config.problem.scale_layout is ScaleLayout.STRIDED
+    if strided and config.schedule.kernel_schedule.uses_tma:
         return rejected(
-            f"the group main loop is cooperative and persistent with operands in order, not {s.kernel_schedule}, "
-            f"{s.tile_scheduler}, swap_ab={s.swap_ab}"
-        )
-    m, _, k = s.tile_shape_mnk
-    if (m, k) != (128, TENSOR_CORE_K) or s.stages is None or max(s.cluster_shape_mnk) > 2:
-        return rejected(
-            f"tile {m} x {k} along M x K, stages={s.stages}, cluster {s.cluster_shape_mnk}: the group main loop takes "
-            "128 x 128, a number of stages, and clusters of at most 2 along each dimension"
+            "the cutlass backend reads scales by their strides in its unaligned kernel only: cutedsl has the fast ones"
         )
     return OK
 
 
-RULES = (scale_layout, blockwise_collective, group_loop)
+RULES = (scale_layout, blockwise_collective, strided_scales)

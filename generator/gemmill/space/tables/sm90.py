@@ -29,8 +29,6 @@ class Tables:
     """Few, with K divided among the CTAs of a cluster"""
 
 
-GroupLoopRow = tuple[Row, int]
-
 PREFILL: tuple[Row, ...] = (
     ((128, 128, 128), (1, 1, 1), PINGPONG),
     ((128, 128, 128), (2, 1, 1), PINGPONG),
@@ -133,44 +131,8 @@ FEW = Tables(wide=(CORE.wide[0], CORE.wide[3]), split_k=CORE.split_k[2:])
 WIDEST = Tables(wide=PREFILL + BETWEEN, narrow=DECODE, split_k=SPLIT_K)
 """What is worth timing."""
 
-GROUP_CORE_SPLIT_K: tuple[SplitKRow, ...] = (
-    ((64, 16, 256), BASIC, 4),
-    ((64, 16, 256), BASIC, 9),
-    ((64, 16, 512), BASIC, 5),
-    ((64, 32, 256), BASIC, 4),
-    ((64, 64, 256), BASIC, 3),
-)
-GROUP_CORE_LOOP: tuple[GroupLoopRow, ...] = (
-    (((128, 128, 128), (1, 1, 1), COOPERATIVE), 6),
-    (((128, 64, 128), (1, 2, 1), COOPERATIVE), 8),
-)
-"""With scales in groups along K, few rows and many (with the number of stages): those that were fastest somewhere in a sweep
-over 7 weights and M from 1 to 4096 (H200, 2026-11-20), the CuTe DSL's left aside."""
-
 BLOCKWISE: tuple[Row, ...] = (
     ((128, 128, 128), (1, 2, 1), COOPERATIVE),
     ((64, 128, 128), (1, 1, 1), PINGPONG),
 )
 """CUTLASS's blockwise collectives, which want A's scales M-major."""
-
-GROUP_TABLES = (
-    (
-        *GROUP_CORE_SPLIT_K,
-        ((64, 32, 256), BASIC, 8),
-        ((64, 64, 256), BASIC, 6),
-        ((64, 128, 128), BASIC, 4),
-        ((128, 16, 256), COOPERATIVE, 6),
-        ((128, 64, 256), COOPERATIVE, 4),
-        ((128, 128, 128), COOPERATIVE, 6),
-    ),
-    (
-        *GROUP_CORE_LOOP,
-        (((128, 112, 128), (2, 1, 1), COOPERATIVE), 6),
-        (((128, 128, 128), (2, 1, 1), COOPERATIVE), 6),
-        (((128, 128, 128), (1, 2, 1), COOPERATIVE), 6),
-    ),
-)
-"""What is worth timing with scales in groups along K."""
-CORE_GROUP_TABLES = (GROUP_CORE_SPLIT_K, GROUP_CORE_LOOP)
-FEW_GROUP_TABLES = ((GROUP_CORE_SPLIT_K[0], GROUP_CORE_SPLIT_K[4]), (GROUP_CORE_LOOP[0],))
-"""What is compiled for users, beside the CuTe DSL's: for e4m3 and for s8, both to bf16 with blocks of 128."""
