@@ -39,10 +39,32 @@ constexpr double kMostDistance = 0.1;  // of binary logarithms of n and k togeth
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+int64_t round_up(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
+
+// Tiles that a variant computes, among them the empty ones by which CUTLASS's scheduler fills bands in both directions
+// (get_log_swizzle_size in cutlass/gemm/kernel/tile_scheduler_params.h). Mirrored by gemmill.runtime.model.
+int64_t tiles_of(Row const& row, int64_t m, int64_t n) {
+  int64_t const tiles_m = ceil_div(m, row.tile_m), tiles_n = ceil_div(n, row.tile_n);
+  if (!row.pads) return tiles_m * tiles_n;
+  int64_t const fewest = std::min(tiles_m, tiles_n);
+  int64_t const band = row.swizzle >= 8 && fewest >= 6   ? 8
+                       : row.swizzle >= 4 && fewest >= 3 ? 4
+                       : row.swizzle >= 2 && fewest >= 2 ? 2
+                                                         : 1;
+  return round_up(tiles_m, band * row.sharers_b) * round_up(tiles_n, band * row.sharers_a);
+}
+
+// Whether empty tiles would add a quarter or more to what they were of the tiles when the row was measured.
+bool pads_more(Row const& row, TunedRow const& tuned, Call const& call) {
+  auto const full_tiles = [&](int64_t m, int64_t n) { return ceil_div(m, row.tile_m) * ceil_div(n, row.tile_n); };
+  int64_t const here = tiles_of(row, call.m, call.n), then = tiles_of(row, tuned.m, tuned.n);
+  return 4 * here * full_tiles(tuned.m, tuned.n) > 5 * then * full_tiles(call.m, call.n);
+}
+
 // The model, mirrored by gemmill.runtime.model, which says where the constants come from. Nanoseconds.
 double model_ns(Row const& row, Call const& call, int64_t sm_count) {
   double const splits = static_cast<double>(std::max<int64_t>(row.splits, 1));
-  int64_t const tiles = ceil_div(call.m, row.tile_m) * ceil_div(call.n, row.tile_n) * std::max<int64_t>(row.splits, 1);
+  int64_t const tiles = tiles_of(row, call.m, call.n) * std::max<int64_t>(row.splits, 1);
   double const steps = static_cast<double>(ceil_div(ceil_div(call.k, row.tile_k), std::max<int64_t>(row.splits, 1)));
   int64_t const per_sm = std::min(row.ctas_of_sm, ceil_div(tiles, sm_count));
   double const resident = static_cast<double>(std::min(tiles, sm_count * per_sm));
@@ -94,7 +116,7 @@ Choice choose_tuned(Table const& table, Call const& call) {
   for (TunedRow const& tuned : table.tuned) {
     if (tuned.problem != call.problem || !covers(tuned, call.m) || !accepts(table.rows[tuned.row], call)) continue;
     double d = distance(tuned, call);
-    if (d > kMostDistance) continue;
+    if (d > kMostDistance || pads_more(table.rows[tuned.row], tuned, call)) continue;
     bool same_place = best != nullptr && tuned.n == best->n && tuned.k == best->k;
     if (d < best_distance || (same_place && best->m < call.m)) {
       best = &tuned;

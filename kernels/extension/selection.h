@@ -23,6 +23,7 @@ struct Row {
   int64_t tile_m, tile_n, tile_k;  // along M, N and K of the op
   int64_t columns;          // of the tile, as the tensor core sees it: tile_n, or tile_m of a transposed kernel
   int64_t sharers_a, sharers_b;  // CTAs of a cluster that load a tile of A, of B, together
+  int64_t pads;             // whether it rounds the tiles of a call up to whole bands, as CUTLASS's scheduler does
   int64_t ctas_of_sm;       // that fit on an SM
   int64_t overlaps;         // whether a tile is stored while the next is multiplied
   int64_t cost_permille;  // how much longer than the model's time this schedule takes, 1000 for the same

@@ -14,11 +14,14 @@ from math import sqrt
 from gemmill.runtime.problem import ProblemCall
 from gemmill.runtime.table import Row
 
+BANDS = ((8, 6), (4, 3), (2, 2))
+"""Widths of bands that CUTLASS's scheduler uses, and from how many tiles of the shorter side on."""
+
 
 def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call by a variant, on a device of `sm_count` multiprocessors."""
     splits = max(row.splits, 1)
-    tiles = _ceil_div(call.m, row.tile_m) * _ceil_div(call.n, row.tile_n) * splits
+    tiles = tiles_of(row, call.m, call.n) * splits
     steps = float(_ceil_div(_ceil_div(call.k, row.tile_k), splits))
     per_sm = min(row.ctas_of_sm, _ceil_div(tiles, sm_count))
     resident = float(min(tiles, sm_count * per_sm))
@@ -37,6 +40,23 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     both = sqrt(sqrt(body * body * body * body + memory * memory * memory * memory))
     reduction = 1126.0 + 320.5 * splits if row.splits > 1 else 0.0
     return (both + reduction) * (row.cost_permille / 1000.0)
+
+
+def tiles_of(row: Row, m: int, n: int) -> int:
+    """Tiles that a variant computes, among them the empty ones by which CUTLASS's scheduler fills bands in both directions.
+
+    Source: `get_log_swizzle_size` and `round_up` in cutlass/gemm/kernel/tile_scheduler_params.h.
+    """
+    tiles_m, tiles_n = _ceil_div(m, row.tile_m), _ceil_div(n, row.tile_n)
+    if not row.pads:
+        return tiles_m * tiles_n
+    fewest = min(tiles_m, tiles_n)
+    band = next((band for band, least in BANDS if row.swizzle >= band and fewest >= least), 1)
+    return _round_up(tiles_m, band * row.sharers_b) * _round_up(tiles_n, band * row.sharers_a)
+
+
+def _round_up(a: int, multiple: int) -> int:
+    return _ceil_div(a, multiple) * multiple
 
 
 def _ceil_div(a: int, b: int) -> int:

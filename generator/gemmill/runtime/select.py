@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gemmill.manifest import KernelEntry
-from gemmill.runtime.model import model_ns
+from gemmill.runtime.model import model_ns, tiles_of
 from gemmill.runtime.problem import ProblemCall, describe_problem
 from gemmill.runtime.table import Row, Table, TunedRow
 
@@ -112,7 +112,7 @@ def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
         if rejection(table.rows[tuned.row], call) is not None:
             continue
         distance = abs(math.log2(tuned.n / call.n)) + abs(math.log2(tuned.k / call.k)) if call.k else math.inf
-        if distance > MOST_DISTANCE:
+        if distance > MOST_DISTANCE or pads_more(table.rows[tuned.row], tuned, call):
             continue
         same_place = best is not None and (tuned.n, tuned.k) == (best.n, best.k)
         if distance < best_distance or (same_place and best is not None and best.m < call.m):
@@ -127,6 +127,17 @@ def covers(measured_m: int, m: int) -> bool:
     if m > measured_m:
         return measured_m >= MANY_M or (measured_m >= PREFILL_M and m <= MOST_RATIO * measured_m)
     return measured_m <= max(DECODE_M, MOST_RATIO * m)
+
+
+def pads_more(row: Row, tuned: TunedRow, call: ProblemCall) -> bool:
+    """Whether empty tiles would add a quarter or more to what they were of the tiles when the row was measured."""
+    here, then = tiles_of(row, call.m, call.n), tiles_of(row, tuned.m, tuned.n)
+    return 4 * here * _full_tiles(row, tuned.m, tuned.n) > 5 * then * _full_tiles(row, call.m, call.n)
+
+
+def _full_tiles(row: Row, m: int, n: int) -> int:
+    tiles: int = -(-m // row.tile_m) * -(-n // row.tile_n)
+    return tiles
 
 
 def _trace(

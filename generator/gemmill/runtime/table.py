@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from gemmill.manifest import KernelEntry
 from gemmill.runtime.problem import problems_of
 from gemmill.runtime.tuned import TunedChoice
-from gemmill.space.config import Schedule
+from gemmill.space.config import KernelConfig, Schedule
 from gemmill.space.family import Family
-from gemmill.vocab import KernelSchedule, RasterOrder, TileScheduler
+from gemmill.vocab import Backend, KernelSchedule, RasterOrder, TileScheduler
 
 _RASTER_CODES = {RasterOrder.HEURISTIC: 0, RasterOrder.ALONG_M: 1, RasterOrder.ALONG_N: 2}
 _COST_PERMILLE = {KernelSchedule.MMA_SYNC: 12_000}
@@ -28,7 +28,7 @@ class Row(ctypes.Structure):
         (name, ctypes.c_int64)
         for name in (
             "kernel problem align_a align_b align_d min_k raster_order swizzle splits workspace tile_m tile_n tile_k "
-            "columns sharers_a sharers_b ctas_of_sm overlaps cost_permille"
+            "columns sharers_a sharers_b pads ctas_of_sm overlaps cost_permille"
         ).split()
     ]
 
@@ -91,10 +91,17 @@ def _row(entry: KernelEntry, kernel: int, problem: int) -> Row:
         columns=columns,
         sharers_a=cluster_n,
         sharers_b=cluster_m,
+        pads=int(_has_cutlass_scheduler(entry.config)),
         ctas_of_sm=_ctas_of_sm(s),
         overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
         cost_permille=_COST_PERMILLE.get(s.kernel_schedule, 1000),
     )
+
+
+def _has_cutlass_scheduler(config: KernelConfig) -> bool:
+    s = config.schedule
+    own_kernel = not s.kernel_schedule.uses_tma or s.tile_scheduler is TileScheduler.SPLIT_K
+    return config.backend is Backend.CUTLASS and not own_kernel
 
 
 def _ctas_of_sm(s: Schedule) -> int:

@@ -12,7 +12,7 @@ from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import Table
 from gemmill.runtime.tuned import TunedChoice
 from gemmill.space.names import to_name
-from gemmill.vocab import KernelSchedule
+from gemmill.vocab import KernelSchedule, RasterOrder
 
 SMS = 132
 E4M3_BIAS = problem_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
@@ -73,6 +73,26 @@ def test_beyond_the_largest_measured_many_rows_serve_but_not_exactly(two_tiles, 
     table = two_tiles(measured(tiles[256], 512), measured(tiles[128], 4096))
     choice = select(table, problem_call(m=100_000), SMS)
     assert (choice.entry.config, choice.trust) == (tiles[128], Trust.NEAREST)
+
+
+def test_measured_variant_whose_bands_would_be_mostly_empty_is_passed_over(make_config, table_of, problem_call) -> None:
+    banded, plain = (
+        make_config(cluster_shape_mnk=(2, 1, 1), raster_order=RasterOrder.ALONG_M, swizzle=8),
+        make_config(tile_shape_mnk=(256, 128, 128)),
+    )
+    table = table_of(banded, plain, tuned=(measured(banded, 2048),))
+    for m, trust in (
+        (1024, Trust.MODEL),  # 8 tiles of rows, filled up to 16: bands are 8 clusters of 2 wide
+        (1536, Trust.MODEL),  # 12
+        (1537, Trust.EXACT),  # 13
+        (2048, Trust.EXACT),
+        (2049, Trust.MODEL),  # 17 become 32
+        (4096, Trust.NEAREST),
+    ):
+        assert select(table, problem_call(m=m), SMS).trust is trust, m
+    assert select(table, problem_call(m=1024), SMS).entry.config == plain  # the model knows of them too
+    here = table_of(banded, plain, tuned=(measured(banded, 1024),))
+    assert select(here, problem_call(m=1024), SMS).trust is Trust.EXACT  # what was measured was measured with them
 
 
 def test_measured_nearby(two_tiles, tiles, problem_call) -> None:
