@@ -1,5 +1,7 @@
 """`gemmill tune`: measure variants, write the table that the runtime chooses by."""
 
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +17,8 @@ from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
     from gemmill.space.selections import Selection
+    from gemmill.tune.heuristics import Shape, Tile
+    from gemmill.tune.problems import Problem
     from gemmill.tune.program import Opened, TuneRequest, TuneResult
     from gemmill.tune.protocol import WorkerSpec
 
@@ -43,6 +47,9 @@ def tune(
     repeat: Annotated[
         int, typer.Option("--repeat", min=1, metavar="N", help="Runs of the whole sweep; says how far they agree.")
     ] = 1,
+    second_opinion: Annotated[
+        bool, typer.Option("--second-opinion", help="Try the tiles that nvidia-matmul-heuristics names, too.")
+    ] = False,
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Time torch's own beside, for the report.")] = True,
     vllm_library: Annotated[
         Path | None, typer.Option("--vllm-so", metavar="FILE", help="vLLM's _C_stable_libtorch.abi3.so, timed beside.")
@@ -101,7 +108,14 @@ def tune(
         problems=problems,
         builds=found,
         names=names,
-        options=SweepOptions(rounds=rounds, most=candidates, margin=margin, repeats=repeat, peers=peers),
+        options=SweepOptions(
+            rounds=rounds,
+            most=candidates,
+            margin=margin,
+            repeats=repeat,
+            peers=peers,
+            advice=_advice(problems) if second_opinion else {},
+        ),
         journal=journal,
         label=selection or "",
         fresh=fresh,
@@ -147,6 +161,12 @@ def _executor(spec: "WorkerSpec", scheduler: str | None) -> "Opened":
     return connect(spec, scheduler) if scheduler is not None else local_cluster(spec, gpus)
 
 
+def _advice(problems: "Sequence[Problem]") -> "Mapping[Shape, Sequence[Tile]]":
+    from gemmill.tune.heuristics import advice
+
+    return advice(sorted({(p.m, p.n, p.k) for p in problems}))
+
+
 def _faults(texts: list[str] | None) -> dict[str, str]:
     from gemmill.tune.checking import Fault
 
@@ -160,6 +180,9 @@ def _faults(texts: list[str] | None) -> dict[str, str]:
 
 
 def _print_result(result: "TuneResult") -> None:
+    from gemmill.tune.choice import MARGIN
+    from gemmill.tune.sweep import decide_entry
+
     for path, found in result.tables:
         rows = [
             (
@@ -187,6 +210,13 @@ def _print_result(result: "TuneResult") -> None:
         typer.echo(
             f"run {i} against run 1: {agreed.flipped} of {agreed.problems} winners flip ({agreed.flip_share:.1%}), "
             f"{agreed.beyond_margin} beyond the margin; regret {agreed.regret:.2%} on average, {agreed.worst_regret:.2%} at worst"
+        )
+    decisions = [decide_entry(entry, MARGIN) for entry in result.record.entries.values() if entry.repeat == 0]
+    regrets = [d.regret for d in decisions if d is not None and d.regret is not None]
+    if regrets:
+        typer.echo(
+            f"what was chosen before: {statistics.fmean(regrets):.2%} slower than the fastest on average, "
+            f"{max(regrets):.2%} at worst, over {count(len(regrets), 'shape')}"
         )
     spent = sum(entry.outcome.seconds for entry in result.record.entries.values())
     checking = sum(entry.outcome.checking_seconds for entry in result.record.entries.values())

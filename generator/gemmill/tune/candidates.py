@@ -1,6 +1,6 @@
 """Which variants are worth trying on a problem: what the rules allow, what the table names, what the model thinks well of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from gemmill.runtime.select import rejection, select
 from gemmill.runtime.table import Table, make_table
 from gemmill.runtime.tuned import Machine, load_tuned
 from gemmill.space.family import Family
+from gemmill.tune.heuristics import Tile
 from gemmill.tune.peers import torch_peers
 from gemmill.tune.problems import Problem
 from gemmill.tune.protocol import PEER, Candidate
@@ -53,11 +54,18 @@ class Field:
 
 
 def field_of(
-    problem: Problem, builds: Sequence[BuildFacts], sm_count: int, most: int = MOST, peers: bool = True
+    problem: Problem,
+    builds: Sequence[BuildFacts],
+    sm_count: int,
+    most: int = MOST,
+    peers: bool = True,
+    advised: Collection[Tile] = (),
 ) -> Field:
-    """Up to `most` variants, the most promising first, and the peers that take the problem."""
+    """Up to `most` variants, the most promising first (those of the tiles that a second opinion advises among them), and the
+    peers that take the problem."""
     named: dict[str, Candidate] = {}
     guesses: dict[str, float] = {}
+    advised_names: list[str] = []
     present = select(builds[0].table, problem.call, sm_count).entry if builds else None
     for build in builds:
         for row, entry in zip(build.table.rows, build.table.entries, strict=True):
@@ -65,12 +73,14 @@ def field_of(
                 continue
             named[entry.name] = Candidate(name=entry.name, build=str(build.folder))
             guesses[entry.name] = model_ns(row, problem.call, sm_count)
+            if (row.tile_m, row.tile_n, row.sharers_b, row.sharers_a) in advised:
+                advised_names.append(entry.name)
     limit = PLAUSIBLE * min(guesses.values(), default=0.0)
     ranked = sorted((name for name in named if guesses[name] <= limit), key=lambda name: (guesses[name], name))
     first = [name for name in _by_tables(problem, builds) if name in named]
     if present is not None and present.name in named:
         first.insert(0, present.name)
-    chosen = list(dict.fromkeys([*first, *ranked]))[:most]
+    chosen = list(dict.fromkeys([*first, *advised_names, *ranked]))[:most]
     beside = [Candidate(name=peer.name, build=PEER) for peer in torch_peers() if peers and peer.takes(problem)]
     return Field(
         candidates=(*(named[name] for name in chosen), *beside), present=present.name if present is not None else None

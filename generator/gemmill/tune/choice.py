@@ -39,6 +39,11 @@ class Decision:
         """Whether the choice is another than today's."""
         return self.present is not None and self.chosen != self.present
 
+    @property
+    def regret(self) -> float | None:
+        """How much longer today's choice takes than the fastest, as a fraction; None where it was not measured to the end."""
+        return self.us[self.present] / self.us[self.fastest] - 1 if self.present in self.us else None
+
 
 def decide(rounds_us: Mapping[str, Sequence[float]], present: str | None, margin: float = MARGIN) -> Decision | None:
     """The decision between variants (peers left out by the caller); None where none was measured."""

@@ -1,13 +1,14 @@
 """A sweep: problems x candidates, measured by an executor, into a journal."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gemmill.tune.candidates import MOST, BuildFacts, Field, field_of
 from gemmill.tune.checking import Finding
 from gemmill.tune.choice import MARGIN, Agreement, Decision, agreement, decide
 from gemmill.tune.device import now
+from gemmill.tune.heuristics import Shape, Tile
 from gemmill.tune.journal import Entry, Journal, Record
 from gemmill.tune.measure import Outcome, Task, halving
 from gemmill.tune.problems import Problem
@@ -26,6 +27,8 @@ class SweepOptions:
     margin: float = MARGIN
     repeats: int = 1
     peers: bool = True
+    advice: Mapping[Shape, Sequence[Tile]] = field(default_factory=dict)
+    """Tiles of a second opinion, by (M, N, K): tried besides what the model thinks well of."""
 
 
 class TaskLost(Exception):  # noqa: N818  (it is what happened)
@@ -96,7 +99,7 @@ def run_sweep(
     observer.planned(len(keys), sum(key in journal.record.entries for key in keys))
     for repeat in range(options.repeats):
         waiting = [p for p in problems if (p, repeat, wave) not in journal.record.entries]
-        fields = {problem: field_of(problem, builds, sm_count, options.most, options.peers) for problem in waiting}
+        fields = {problem: _field_of(problem, builds, sm_count, options) for problem in waiting}
         tasks = [
             _task(problem, fields[problem], champions(journal.record, problem, repeat, wave), journal.record, options)
             for problem in waiting
@@ -113,6 +116,11 @@ def run_sweep(
                 entry = Entry(outcome=outcome, repeat=repeat, wave=wave, present=fields[problem].present, date=now())
                 journal.outcome(entry)
                 observer.measured(entry, decide_entry(entry, options.margin))
+
+
+def _field_of(problem: Problem, builds: Sequence[BuildFacts], sm_count: int, options: SweepOptions) -> Field:
+    advised = options.advice.get((problem.m, problem.n, problem.k), ())
+    return field_of(problem, builds, sm_count, options.most, options.peers, advised)
 
 
 def _task(

@@ -38,6 +38,8 @@ def test_todays_choice_stays_unless_beaten_by_the_margin() -> None:
     assert decide(rounds(a=2.05, b=2.0), "a", 0.03).chosen == "a"
     changed = decide(rounds(a=2.07, b=2.0), "a", 0.03)
     assert (changed.chosen, changed.replaces) == ("b", True)
+    assert changed.regret == pytest.approx(0.035)
+    assert decide(rounds(b=2.0), "a").regret is None
     assert decide(rounds(a=2.05, b=2.0), "gone", 0.03).chosen == "b"
 
 
