@@ -41,6 +41,7 @@ from harness.problems import (
     table_problems,
 )
 from harness.results import SCHEMA_VERSION, row_record, sample_record, summary_record, summary_text, table, write_json
+from harness.selection import selection_us
 from harness.sweep import sweep_record, sweep_table
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -97,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "method": method_record(plan),
         "notes": list(field.notes),
         "host": host,
+        "selection_us": selection_us(field.loaded) if field.loaded is not None else None,
         "left_out": [str(problem) for problem in left_out],
     }
     report = report_backends if options.by_backend else report_sweep if options.variants else report_comparison
@@ -237,6 +239,8 @@ def report_comparison(record: dict, measurements: list[Measurement], field: Fiel
     drawn = draw(rows, names, title, path.with_name(f"{path.name}.svg"))
     print(table(rows, names))
     print(summary_text(summary, record["host"]))
+    if (choice := record["selection_us"]) is not None:
+        print(f"a choice, us: {choice}")
     print(f"written: {path}.json" + (" and .svg" if drawn else "; no plot without matplotlib"))
 
 

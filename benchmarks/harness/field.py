@@ -6,6 +6,7 @@ import torch
 
 import gemmill
 from gemmill.manifest import ManifestError
+from gemmill.runtime.library import Build
 from gemmill.tune.peers import through_ops
 from gemmill.tune.problems import Problem
 from gemmill.tune.statistics import first_line
@@ -40,6 +41,8 @@ class Field:
     """Other ways of calling the subject: timed and shown, compared with nothing."""
     variants: tuple[LocalContender, ...]
     peers: tuple[Contender, ...]
+    loaded: Build | None
+    """The build that is timed; None for the stand-in."""
     build: dict[str, object] | None
     """Which build the subject is, for the record; None for the stand-in."""
     notes: tuple[str, ...] = field(default=())
@@ -74,6 +77,7 @@ def make_field(
             peers.append(deep_gemm_contender(deep_gemm))
         except (OSError, ImportError, RuntimeError, AttributeError) as error:
             raise FieldError(f"DeepGEMM in {deep_gemm} cannot be used: {first_line(error)}") from None
+    loaded: Build | None = None
     try:
         loaded = gemmill.load(build)
         manifest = loaded.manifest
@@ -99,6 +103,7 @@ def make_field(
         also=tuple(also),
         variants=tuple(variants),
         peers=tuple(peers),
+        loaded=loaded,
         build=facts,
         notes=tuple(notes),
     )

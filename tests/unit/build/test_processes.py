@@ -76,6 +76,7 @@ def test_builds_that_overlap_at_once(
     selections = [make_selection(64, 128), make_selection(128, 192), make_selection(64, 128, 192)]
     processes = [_start(options, selection) for selection in selections]
     outputs = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
     assert [json.loads(out)[1] for out, _ in outputs] == [2, 2, 3], outputs
     toolkit.unset("slow")
     assert all(build(selection, options).reused for selection in selections)
