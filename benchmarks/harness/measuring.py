@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gemmill.tune.operands import Operands
 from gemmill.tune.problems import Problem
 from gemmill.tune.statistics import Sample, first_line, sample
-from gemmill.tune.timing import Plan, Prepared, Timer
+from gemmill.tune.timing import Plan, Prepared, Timer, shuffled
 from harness.contenders import Contender, WrongResult
 
 
@@ -46,8 +46,7 @@ def measure(operands: Operands, contenders: Sequence[Contender], timer: Timer, p
 def _alternate(prepared: dict[str, Prepared], rounds: dict[str, list[float]], plan: Plan) -> None:
     running = list(prepared)
     for turn in range(plan.rounds):
-        for i in range(len(running)):
-            name = running[(i + turn) % len(running)]
+        for name in shuffled(running, turn):
             rounds[name].append(prepared[name].round())
         if turn == 0 and plan.give_up_ratio is not None and running:
             limit = plan.give_up_ratio * min(rounds[name][0] for name in running)

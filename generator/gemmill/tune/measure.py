@@ -14,7 +14,7 @@ from gemmill.tune.checking import Fault, Finding
 from gemmill.tune.device import Monitor
 from gemmill.tune.problems import Problem
 from gemmill.tune.protocol import Candidate, problem_to_json
-from gemmill.tune.timing import Plan
+from gemmill.tune.timing import Plan, shuffled
 from gemmill.tune.worker import Worker, WorkerDied, WorkerError
 
 OPEN_SECONDS = 120.0
@@ -156,9 +156,8 @@ class _Measuring:
             self._ask_quietly("drop", name)
 
     def _round(self, running: Sequence[str], turn: int) -> None:
-        """One time for each, beginning with another than the round before."""
-        for i in range(len(running)):
-            name = running[(i + turn) % len(running)]
+        """One time for each, in the turn's own order."""
+        for name in shuffled(running, turn):
             if name not in self._prepared and not self._prepare(name):
                 continue
             us = self._try(name, "round", ROUND_SECONDS, name=name)
