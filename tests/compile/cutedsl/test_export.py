@@ -29,7 +29,12 @@ FAST = (
 SWAPPED = "sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t64x16x256_c1x1x1_basic_fast_persistent_swapab_sauto_a16b16d8"
 SPLIT = "sm90a_cutlass_s8_s8_s32_bf16_scaledazppertoken_channel_t64x16x512_c1x1x1_basic_exact_splitk_swapab_s5_a16b16d8"
 PROMOTED = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t256x128x128_c1x2x1_cooperative_promoted_persistent_ab_sauto_a16b16d8"
-NAMES = [FAST, SWAPPED, SPLIT, PROMOTED]
+PLAIN = (
+    "sm90a_cutlass_bf16_bf16_f32_bf16_scaledbias_channel_t128x128x64_c2x1x1_pingpong_fast_persistent_ab_sauto_a8b8d8"
+)
+"""Operands of 16 bits: no op takes them yet."""
+S8_GROUPS = "sm90a_cutedsl_s8_s8_s32_bf16_scaledbias_groupblock128strided_t128x128x128_c2x1x1_cooperative_exact_persistent_ab_sauto_a16b16d8"
+NAMES = [FAST, SWAPPED, SPLIT, PROMOTED, PLAIN, S8_GROUPS]
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +64,8 @@ def sass(exported: Path, name: str, toolchain: ToolchainPaths, tmp_path: Path) -
         (SWAPPED, ("QGMMA.64x16x32", "UTMALDG.2D", "UTMASTG", "STSM.16.MT88", "UTMAPF.L2")),
         (SPLIT, ("IGMMA.64x16x32", "UTMALDG.2D", "UCGABAR_ARV", "UTMAPF.L2")),
         (PROMOTED, ("QGMMA.64x128x32", "UTMALDG.2D.MULTICAST", "UTMASTG", "FADD", "USETMAXREG")),
+        (PLAIN, ("HGMMA.64x128x16", "UTMALDG.2D.MULTICAST", "UTMASTG", "USETMAXREG")),
+        (S8_GROUPS, ("IGMMA.64x128x32", "I2F", "UTMALDG.2D.MULTICAST", "UTMASTG", "USETMAXREG")),
     ],
 )
 def test_the_code_has_what_the_schedule_promises(
@@ -68,7 +75,7 @@ def test_the_code_has_what_the_schedule_promises(
     assert [instruction for instruction in promised if instruction not in code] == []
     assert re.findall(r"\b(?:STL|LDL)\b", code) == []
     # ptxas that cannot see through the use of accumulators waits for every single WGMMA.
-    assert code.count("WARPGROUP.DEPBAR") < len(re.findall(r"[QI]GMMA\.", code))
+    assert code.count("WARPGROUP.DEPBAR") < len(re.findall(r"[HQI]GMMA\.", code))
 
 
 @pytest.mark.parametrize("name", NAMES)
