@@ -221,3 +221,8 @@ def _print_result(result: "TuneResult") -> None:
     spent = sum(entry.outcome.seconds for entry in result.record.entries.values())
     checking = sum(entry.outcome.checking_seconds for entry in result.record.entries.values())
     typer.echo(f"measured in {seconds(spent)}, of which {seconds(checking)} checking; journal: {result.journal}")
+    if (overlap := result.overlap) is not None:
+        typer.echo(
+            f"compiled {count(overlap.waves, 'wave')} of variants in {seconds(overlap.compiling_seconds)}; after the first, "
+            f"measuring waited {seconds(overlap.waiting_seconds)} for it"
+        )

@@ -40,7 +40,7 @@ def consume(plan: cutlass.Constexpr, shared: tuple, barriers: tuple, output: tup
     cute.arch.griddepcontrol_wait()
     if cutlass.const_expr(plan.split_k):
         _, _, n0 = origin(plan, walk, job.first, part, vectors.m)
-        mainloop.accumulate(plan, loop, Int32(0), job.k_steps, (part, thread, n0))
+        mainloop.accumulate(plan, loop, Int32(0), job.k_steps, (part, thread, n0), None)
         epilogue.park(plan, loop.sums, partial_sums, (group, thread))
     elif cutlass.const_expr(plan.pingpong):
         alternate(plan, loop, store, turn, vectors, walk, job, (group, thread))
@@ -49,7 +49,7 @@ def consume(plan: cutlass.Constexpr, shared: tuple, barriers: tuple, output: tup
         while tile < walk.tiles():
             x0, y0, n0 = origin(plan, walk, tile, part, vectors.m)
             held = epilogue.fetch(plan, vectors, thread, (x0, y0))
-            mainloop.accumulate(plan, loop, done, job.k_steps, (part, thread, n0))
+            mainloop.accumulate(plan, loop, done, job.k_steps, (part, thread, n0), None)
             epilogue.store(plan, loop.sums, held, store, (group, thread), (x0, y0))
             tile, done = tile + job.step, done + job.k_steps
     if thread < 32:
@@ -79,9 +79,7 @@ def alternate(
         x0, y0, n0 = origin(plan, walk, tile, Int32(0), vectors.m)
         held = epilogue.fetch(plan, vectors, thread, (x0, y0))
         wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already
-        mainloop.accumulate(plan, loop, done, job.k_steps, (Int32(0), thread, n0))
-        if thread % 32 == 0:
-            cute.arch.mbarrier_arrive(turn + (group ^ 1))
+        mainloop.accumulate(plan, loop, done, job.k_steps, (Int32(0), thread, n0), turn + (group ^ 1))
         epilogue.store(plan, loop.sums, held, store, (group, thread), (x0, y0))
         tile, done, phase = tile + 2 * job.step, done + 2 * job.k_steps, phase ^ 1
 

@@ -20,7 +20,7 @@ ACCUMULATOR_REGISTERS = 208
 """Of 232 a consumer thread gets, what is left beside addresses and the epilogue."""
 PARTIAL_REGISTERS = 64
 """Registers a thread may spend on partial sums of several groups at once."""
-PREFETCH_BYTES = 32 * 1024
+PREFETCH_BYTES = 96 * 1024
 """Of weights, into L2, by each CTA (docs/notes/split_k.md)."""
 CONSUMER_GROUPS = {KernelSchedule.COOPERATIVE: 2, KernelSchedule.PINGPONG: 2, KernelSchedule.BASIC: 1}
 OPERANDS = (DType.E4M3, DType.E5M2, DType.S8, DType.BF16, DType.F16)

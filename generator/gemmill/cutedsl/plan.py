@@ -343,8 +343,9 @@ class Plan:
 
     @property
     def prefetched(self) -> int:
-        """K steps of weights that are asked for before the kernel before this one has ended; more delays the loads."""
-        return PREFETCH_BYTES // self.x_bytes if self.swap_ab and self.cluster_size == 1 else 0
+        """K steps of weights, of a CTA's slice of the tile, that are asked for before the kernel before this one has ended."""
+        own = self.x_bytes // self.cluster_y if self.swap_ab else self.y_bytes // self.cluster_x
+        return PREFETCH_BYTES // own
 
     @property
     def partial_pitch(self) -> int:

@@ -42,7 +42,7 @@ def load_operands(
         for t in cutlass.range(early, unroll=1):
             announce(plan, full + t)
             load(plan, weights, at_x if plan.swap_ab else at_y, job.k_first + t, t, full)
-    elif cutlass.const_expr(plan.prefetched > 0):
+    else:
         at_x, at_y = tile_of(plan, walk, job.first)
         for t in cutlass.range(cutlass.min(job.k_steps, plan.prefetched), unroll=1):
             atom, _, in_memory, _, _ = weights

@@ -54,6 +54,16 @@ class TuneRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """What compiling candidates took while others were measured."""
+
+    waves: int
+    compiling_seconds: float
+    waiting_seconds: float
+    """In which nothing was measured, since the first wave had come."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TuneResult:
     """What a sweep left."""
 
@@ -63,6 +73,8 @@ class TuneResult:
     """With the file each was merged into; None where none was written."""
     agreements: tuple[Agreement, ...]
     """Of each further run with the first."""
+    overlap: Overlap | None = None
+    """None where nothing was compiled."""
 
 
 class Opened(Executor, AbstractContextManager["Opened"], Protocol):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 from gemmill.build import BuildError, BuildOptions
 from gemmill.build import build as compile_selection
@@ -22,6 +23,7 @@ from gemmill.tune.candidates import PLAUSIBLE
 from gemmill.tune.problems import Problem
 from gemmill.tune.program import (
     Opened,
+    Overlap,
     TuneRequest,
     TuneResult,
     conclude,
@@ -57,8 +59,9 @@ def tune_selection(
     sms = here.get("sm_count") or selection.arch.sm_count
     waves = [_part(selection, i, part) for i, part in enumerate(waves_of(selection, request.problems, sms))]
     builds: list[tuple[Path, Manifest]] = list(request.builds)
+    ahead = _Ahead(waves, lambda part: compile_wave(part, options or BuildOptions()))
     with open_journal(request, here) as journal:
-        for wave, made in enumerate(_ahead(waves, lambda part: compile_wave(part, options or BuildOptions())), start=1):
+        for wave, made in enumerate(ahead, start=1):
             builds.append(made)
             current = replace(request, builds=[*request.builds[:1], made])
             facts = facts_of_builds(current, here)
@@ -67,7 +70,8 @@ def tune_selection(
                 run_sweep(
                     request.problems, facts, executor, journal, request.options, sms, observer or SilentObserver(), wave
                 )
-        return conclude(request, journal, {str(folder): manifest for folder, manifest in builds})
+        result = conclude(request, journal, {str(folder): manifest for folder, manifest in builds})
+    return replace(result, overlap=ahead.overlap)
 
 
 def waves_of(selection: Selection, problems: Sequence[Problem], sm_count: int) -> list[Selection]:
@@ -97,26 +101,47 @@ def _part(selection: Selection, index: int, part: Selection) -> Selection:
     return replace(part, name=f"{selection.name}-{index}")
 
 
-def _ahead(
-    waves: Sequence[Selection], make: Callable[[Selection], tuple[Path, Manifest]]
-) -> Iterator[tuple[Path, Manifest]]:
-    """Each wave's build, the next one being made meanwhile. A wave of which nothing compiles is left out."""
-    with ThreadPoolExecutor(1, thread_name_prefix="gemmill-compiling") as pool:
-        waiting: list[Future[tuple[Path, Manifest]]] = [pool.submit(make, part) for part in waves]
-        failures = 0
+class _Ahead:
+    """Iterates over the waves' builds, the next one being made meanwhile. A wave of which nothing compiles is left out."""
+
+    def __init__(self, waves: Sequence[Selection], make: Callable[[Selection], tuple[Path, Manifest]]) -> None:
+        self._waves = waves
+        self._make = make
+        self._compiling = 0.0
+        self._waiting = 0.0
+
+    @property
+    def overlap(self) -> Overlap:
+        """What it took, at the end."""
+        return Overlap(waves=len(self._waves), compiling_seconds=self._compiling, waiting_seconds=self._waiting)
+
+    def __iter__(self) -> Iterator[tuple[Path, Manifest]]:
+        with ThreadPoolExecutor(1, thread_name_prefix="gemmill-compiling") as pool:
+            waiting: list[Future[tuple[Path, Manifest]]] = [pool.submit(self._timed, part) for part in self._waves]
+            failures = 0
+            try:
+                for index, future in enumerate(waiting):
+                    begun = perf_counter()
+                    try:
+                        made = future.result()
+                    except BuildError:
+                        failures += 1
+                        if failures == len(waiting):
+                            raise
+                        continue
+                    finally:
+                        self._waiting += perf_counter() - begun if index else 0.0
+                    yield made
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def _timed(self, part: Selection) -> tuple[Path, Manifest]:
+        begun = perf_counter()
         try:
-            for future in waiting:
-                try:
-                    made = future.result()
-                except BuildError:
-                    failures += 1
-                    if failures == len(waiting):
-                        raise
-                    continue
-                yield made
+            return self._make(part)
         finally:
-            for future in waiting:
-                future.cancel()
+            self._compiling += perf_counter() - begun
 
 
 def _compile(selection: Selection, options: BuildOptions) -> tuple[Path, Manifest]:

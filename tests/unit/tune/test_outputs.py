@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -279,6 +280,7 @@ def test_waves_are_compiled_while_others_are_measured(tmp_path: Path, home, monk
 
     def compile_wave(part, options):
         made.append(part.name)
+        time.sleep(0.01)
         if len(made) == 2:
             raise BuildError("nothing of it compiles")
         manifest = stand_in_build(part)[1]
@@ -300,3 +302,6 @@ def test_waves_are_compiled_while_others_are_measured(tmp_path: Path, home, monk
     last = result.record.entries[request.problems[0], 0, waves[-1]].outcome
     assert len(set(last.builds.values())) > 1, "the fastest of earlier waves are timed beside"
     assert len(read_table(tmp_path / "t.json").rows) == 1
+    assert result.overlap.waves == len(made)
+    assert result.overlap.compiling_seconds >= 0.01 * len(made), "failures take their time too"
+    assert result.overlap.waiting_seconds < result.overlap.compiling_seconds

@@ -29,6 +29,10 @@ CORE = Tables(
         ((256, 192, 128), (1, 2, 1), COOPERATIVE),
         ((256, 192, 128), (2, 1, 1), COOPERATIVE),
         ((128, 128, 128), (2, 1, 1), PINGPONG),
+        ((128, 128, 128), (1, 1, 1), PINGPONG),
+        ((128, 192, 128), (2, 1, 1), PINGPONG),
+        ((128, 256, 128), (2, 1, 1), COOPERATIVE),
+        ((256, 128, 128), (2, 1, 1), COOPERATIVE),
     ),
     low=(
         ((64, 64, 128), (2, 1, 1), BASIC),
@@ -46,6 +50,7 @@ CORE = Tables(
         ((64, 64, 256), (1, 1, 1), BASIC),
         ((64, 128, 128), (1, 1, 1), BASIC),
         ((128, 128, 128), (1, 1, 1), COOPERATIVE),
+        ((128, 64, 128), (1, 2, 1), COOPERATIVE),
     ),
     split_k=(
         ((64, 16, 256), BASIC, 3),
@@ -57,7 +62,8 @@ CORE = Tables(
     ),
 )
 """What is compiled for users: the greedy choice over a sweep of e4m3 to bf16 with the kernels of WIDEST and those of CUTLASS
-at 52 shapes (H200, 2026-11-20). With three of CUTLASS beside it, nothing is 3 % faster anywhere."""
+at 52 shapes (H200, 2026-11-20), and what was faster once groups that take turns handed over early and weights were asked for
+further ahead: the last four of `wide` and the last of `narrow` (2026-11-21)."""
 
 FEW = Tables(
     wide=tuple(CORE.wide[i] for i in (1, 4, 6, 9, 12)),
@@ -87,6 +93,7 @@ WIDEST = Tables(
         *(((64, y, 256), (1, 1, 1), schedule) for y, schedule in product(range(16, 65, 16), (BASIC, PINGPONG))),
         *(((64, y, 128), (1, 1, 1), schedule) for y, schedule in product(range(64, 129, 16), (BASIC, PINGPONG))),
         *(((128, y, 128), (1, 1, 1), COOPERATIVE) for y in range(16, 129, 16)),
+        *(((128, y, 128), (1, 2, 1), COOPERATIVE) for y in (64, 128)),
     ),
     split_k=(
         *CORE.split_k,
