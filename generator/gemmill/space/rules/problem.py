@@ -20,6 +20,7 @@ ACCUMULATIONS_OF = {
     DType.BF16: (Accumulation.FAST,),
     DType.F16: (Accumulation.FAST,),
 }
+"""What can become of the sums of each operand's products."""
 
 
 def operand_dtypes(config: KernelConfig) -> Status:
