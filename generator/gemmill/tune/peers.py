@@ -89,10 +89,10 @@ def torch_peers() -> list[Peer]:
 def vllm_peer(library: str) -> Peer:
     """vLLM's released kernels. Raises OSError or RuntimeError where this process cannot load the library."""
     torch.ops.load_library(library)
-    quantised = tuple(op for op in Op if op.operand.bits == 8)  # it refuses others
-    return Peer(name="vllm", multiply=through_ops(torch.ops._C), ops=quantised, suits=vllm_takes)
+    return Peer(name="vllm", multiply=through_ops(torch.ops._C), ops=tuple(Op), suits=vllm_takes)
 
 
 def vllm_takes(problem: Problem) -> bool:
-    """vLLM ignores the strides of scales in groups: their columns must follow each other at multiples of 16 bytes."""
-    return problem.op is not Op.FP8_GROUPS or problem.m % 4 == 0
+    """vLLM refuses operands of 16 bits, and ignores the strides of scales in groups: their columns must follow each other
+    at multiples of 16 bytes."""
+    return problem.op is not Op.BF16 and (problem.op is not Op.FP8_GROUPS or problem.m % 4 == 0)
