@@ -40,7 +40,16 @@ from harness.problems import (
     table_grid_problems,
     table_problems,
 )
-from harness.results import SCHEMA_VERSION, row_record, sample_record, summary_record, summary_text, table, write_json
+from harness.results import (
+    SCHEMA_VERSION,
+    peers_record,
+    row_record,
+    sample_record,
+    summary_record,
+    summary_text,
+    table,
+    write_json,
+)
 from harness.selection import selection_us
 from harness.sweep import sweep_record, sweep_table
 
@@ -234,12 +243,12 @@ def report_comparison(record: dict, measurements: list[Measurement], field: Fiel
     """Write and print a comparison."""
     names = [contender.name for contender in field.all]
     rows = [row_record(found, field.peers) for found in measurements]
-    summary = summary_record(rows)
-    write_json(record | {"summary": summary, "rows": rows}, path.with_name(f"{path.name}.json"))
+    summary, peers = summary_record(rows), peers_record(rows)
+    write_json(record | {"summary": summary, "peers": peers, "rows": rows}, path.with_name(f"{path.name}.json"))
     title = f"{record['environment']['gpu']}, {record['date'][:10]}"
     drawn = draw(rows, names, title, path.with_name(f"{path.name}.svg"))
     print(table(rows, names))
-    print(summary_text(summary, record["host"]))
+    print(summary_text(summary, peers, record["host"]))
     if (choice := record["selection_us"]) is not None:
         print(f"a choice, us: {choice}")
     print(f"written: {path}.json" + (" and .svg" if drawn else "; no plot without matplotlib"))

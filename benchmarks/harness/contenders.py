@@ -10,7 +10,6 @@ import torch
 
 import gemmill
 from gemmill.runtime.model import model_ns
-from gemmill.runtime.problem import ProblemCall
 from gemmill.runtime.table import Row, Table
 from gemmill.tune.checking import Reference
 from gemmill.tune.operands import Operands
@@ -157,7 +156,7 @@ def variant_contenders(table: Table, multiply: Multiply) -> list[LocalContender]
 
 def plausible(variants: Sequence[LocalContender], problem: Problem, ratio: float) -> list[LocalContender]:
     """The variants that the analytic model puts within `ratio` of its best: a sweep need not time the hopeless ones."""
-    call = ProblemCall(problem=0, m=problem.m, n=problem.n, k=problem.k, align_a=16, align_b=16, align_d=16)
+    call = replace(problem.call, align_a=16, align_b=16, align_d=16)
     guesses = {v.name: model_ns(v.row, call, SM_COUNT) for v in variants if v.row is not None and v.takes(problem)}
     limit = ratio * min(guesses.values(), default=0.0)
     return [v for v in variants if guesses.get(v.name, 0.0) <= limit]
@@ -174,7 +173,7 @@ def vllm_contender(library: str) -> LocalContender:
 
 def torch_contenders() -> list[LocalContender]:
     """What torch itself offers."""
-    binds = {"torch row-wise": _bind_row_wise, "torch tensor-wise": _bind_tensor_wise}
+    binds = {"torch row-wise": _bind_row_wise, "torch tensor-wise": _bind_tensor_wise, "torch mm": _bind_mm}
     return [replace(_of_peer(peer), bind=binds.get(peer.name)) for peer in torch_peers()]
 
 
@@ -198,3 +197,7 @@ def _bind_row_wise(x: Operands) -> Callable[[], object]:
 def _bind_tensor_wise(x: Operands) -> Callable[[], object]:
     scales = (x.a_scale, x.b_scale)
     return partial(torch._scaled_mm, x.a, x.weights[0], *scales, out_dtype=x.out.dtype, use_fast_accum=True)
+
+
+def _bind_mm(x: Operands) -> Callable[[], object]:
+    return partial(torch.mm, x.a, x.weights[0], out=x.out)

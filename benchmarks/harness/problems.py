@@ -9,6 +9,7 @@ OPS_OF = {
     "fp8": (Op.FP8,),
     "int8": (Op.INT8, Op.INT8_AZP),
     "fp8_groups": (Op.FP8_GROUPS,),
+    "bf16": (Op.BF16,),
     "all": tuple(Op),
 }
 
@@ -49,9 +50,23 @@ GROUPS_TABLE = (
     (4096, 24576, 1536),
     (4096, 7168, 16384),
 )
+BF16_TABLE = (
+    (16, 8192, 8192),
+    (128, 8192, 8192),
+    (512, 8192, 8192),
+    (2048, 8192, 8192),
+    (4096, 4096, 4096),
+    (8192, 8192, 8192),
+)
 """(M, N, K) that progress is judged by."""
 
-TABLES = {Op.FP8: FP8_TABLE, Op.INT8: INT8_TABLE, Op.INT8_AZP: INT8_TABLE, Op.FP8_GROUPS: GROUPS_TABLE}
+TABLES = {
+    Op.FP8: FP8_TABLE,
+    Op.INT8: INT8_TABLE,
+    Op.INT8_AZP: INT8_TABLE,
+    Op.FP8_GROUPS: GROUPS_TABLE,
+    Op.BF16: BF16_TABLE,
+}
 
 RAGGED_M = (3, 17, 61, 77, 127, 130, 1001, 4093)
 RAGGED_WEIGHTS = ((7168, 2048), (4096, 7168))
@@ -89,7 +104,7 @@ def table_grid_problems(ops: Iterable[Op], m_values: Iterable[int]) -> list[Prob
 
 
 def _table_weights(op: Op) -> set[tuple[int, int]]:
-    shapes = GROUPS_TABLE if op is Op.FP8_GROUPS else FP8_TABLE + INT8_TABLE
+    shapes = TABLES[op] if op in (Op.FP8_GROUPS, Op.BF16) else FP8_TABLE + INT8_TABLE
     return {(n, k) for _, n, k in shapes}
 
 

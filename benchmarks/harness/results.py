@@ -26,7 +26,7 @@ def sample_record(found: Sample) -> dict[str, object]:
 
 
 def row_record(measurement: Measurement, peers: Sequence[Contender]) -> dict[str, object]:
-    """One problem's row: times, and by what factor gemmill is faster than the fastest peer that computes the same."""
+    """One problem's row: times, and by what factor gemmill is faster than each peer that computes the same and the fastest."""
     problem, samples = measurement.problem, measurement.samples
     peers = [peer.name for peer in peers if peer.applies_scales and peer.name in samples]
     subject = samples.get(SUBJECT)
@@ -41,6 +41,7 @@ def row_record(measurement: Measurement, peers: Sequence[Contender]) -> dict[str
         "failures": measurement.failures,
         "best_peer": best,
         "ratio": None if best is None else round(ratios[best], 4),
+        "ratios": {name: round(ratio, 4) for name, ratio in ratios.items()},
         "tflops": None,
         "gbps": None,
     }
@@ -74,6 +75,18 @@ def summary_record(rows: Iterable[dict]) -> list[dict[str, object]]:
     return summary
 
 
+def peers_record(rows: Iterable[dict]) -> list[dict[str, object]]:
+    """For each op and each of its peers alone: geometric mean of the ratios over the shapes that both computed."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        for peer, ratio in row["ratios"].items():
+            ratios.setdefault((row["op"], peer), []).append(ratio)
+    return [
+        {"op": op, "peer": peer, "shapes": len(found), "geometric_mean": round(geometric_mean(found), 4)}
+        for (op, peer), found in sorted(ratios.items())
+    ]
+
+
 def table(rows: Sequence[dict], names: Sequence[str]) -> str:
     """Times of all contenders by shape, as plain text: microseconds, "-" for none, "!" for a spread above 5 %."""
     names = [name for name in names if any(name in row["contenders"] or name in row["failures"] for row in rows)]
@@ -100,12 +113,16 @@ def _cell(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def summary_text(summary: Sequence[dict], host: dict[str, dict]) -> str:
+def summary_text(summary: Sequence[dict], peers: Sequence[dict], host: dict[str, dict]) -> str:
     """The figures in a few lines."""
     lines = [
         f"{part['op']} {part['side']}: geometric mean {part['geometric_mean']:.3f} over {part['shapes']} shapes, "
         f"worst {part['worst_ratio']:.3f} at {' x '.join(map(str, part['worst_shape']))}"
         for part in summary
+    ]
+    lines += [
+        f"{part['op']} against {part['peer']} alone: geometric mean {part['geometric_mean']:.3f} over {part['shapes']} shapes"
+        for part in peers
     ]
     for op, contenders in host.items():
         times = ", ".join(f"{name} {found['median_us']:.2f}" for name, found in contenders.items())

@@ -4,24 +4,12 @@ import ctypes
 import time
 from collections.abc import Callable
 
-from gemmill.runtime.library import Build
+from gemmill.runtime.library import Build, PackedCall, PackedChoice
 from gemmill.runtime.problem import Need, problem_code
 
 CALLS = 100_000
 ROUNDS = 7
 SM_COUNT = 132
-
-
-class Call(ctypes.Structure):
-    """Mirrors `Call` in kernels/extension/selection.h."""
-
-    _fields_ = [(name, ctypes.c_int64) for name in ("problem", "m", "n", "k", "align_a", "align_b", "align_d")]
-
-
-class Choice(ctypes.Structure):
-    """Mirrors `Choice` there."""
-
-    _fields_ = [(name, ctypes.c_int64) for name in ("row", "trust")]
 
 
 def selection_us(build: Build) -> dict[str, float]:
@@ -35,9 +23,9 @@ def selection_us(build: Build) -> dict[str, float]:
     pin.argtypes, pin.restype = [ctypes.c_int64], ctypes.c_int64
     choose.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     problem = problem_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
-    calls = (Call * CALLS)(*(Call(problem, 16, 8192, 16 * (1 + i), 16, 16, 16) for i in range(CALLS)))
+    calls = (PackedCall * CALLS)(*(PackedCall(problem, 16, 8192, 16 * (1 + i), 16, 16, 16) for i in range(CALLS)))
     addresses = [ctypes.addressof(call) for call in calls]
-    answer = ctypes.addressof(result := Choice())
+    answer = ctypes.addressof(result := PackedChoice())
     same = [addresses[0]] * CALLS
     choose(same[0], SM_COUNT, answer)
     assert result.row >= 0, "every build has a variant for e4m3 to bf16"

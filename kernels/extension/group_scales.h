@@ -9,7 +9,7 @@
 namespace gemmill {
 
 struct GroupedScales {
-  int64_t code = 0;  // Call::problem counts classes in sixteens of this; 0 where scales are in no groups that exist
+  int64_t code = 0;  // a part of Call::problem (problem.h); 0 where scales are in no groups that exist
   int64_t a_stride_m = 0, a_stride_k = 0, b_stride_n = 0, b_stride_k = 0;
 
   bool given() const { return code != 0; }

@@ -11,6 +11,7 @@
 #include "dtypes.h"
 #include "group_scales.h"
 #include "operand.h"
+#include "problem.h"
 #include "rejection.h"
 #include "selection.h"
 #include "workspace.h"
@@ -21,9 +22,6 @@ namespace gemmill {
 namespace {
 
 enum Op : int64_t { kScaledMm = 0, kScaledMmAzp = 1 };
-// What the epilogue must do; Row::problem and Call::problem are kind of scales * 16 + need * 4 + operand type * 2 +
-// output type.
-enum Need : int64_t { kScale = 0, kBias = 1, kAzpRow = 2, kAzpToken = 3 };
 
 constexpr int64_t kTmaBytes = 16;
 
@@ -60,29 +58,40 @@ bool is_scale(Operand const& x, int64_t length) {
   return is_vector(x, dtypes().f32, 1) || is_vector(x, dtypes().f32, length);
 }
 
-// Whether the call can be made; fills in the groups that its scales come in, if they do.
-bool well_formed(Op op, Operands const& x, GroupedScales& groups) {
+// The type of operands; false if it is none that the op takes.
+bool operand_type(Op op, int32_t dtype, OperandType& found) {
+  Dtypes const& d = dtypes();
+  if (dtype == d.s8) return found = kS8, true;
+  if (op == kScaledMmAzp) return false;
+  if (dtype == d.e4m3) return found = kE4m3, true;
+  if (dtype == d.bf16) return found = kBf16, true;
+  if (dtype == d.f16) return found = kF16, true;
+  return false;
+}
+
+// Whether the call can be made; fills in the type of its operands, and the groups that its scales come in, if they do.
+bool well_formed(Op op, Operands const& x, OperandType& type, GroupedScales& groups) {
   Dtypes const& d = dtypes();
   if (x.out.rank != 2 || x.a.rank != 2 || x.b.rank != 2) return false;
   int64_t m = x.a.sizes[0], k = x.a.sizes[1], n = x.b.sizes[1];
   if (x.b.sizes[0] != k || x.out.sizes[0] != m || x.out.sizes[1] != n) return false;
   if (std::max({m, n, k}) > INT_MAX) return false;
-  bool s8 = x.a.dtype == d.s8;
-  if (!(s8 || (op == kScaledMm && x.a.dtype == d.e4m3)) || x.b.dtype != x.a.dtype) return false;
-  if (x.out.dtype != d.bf16 && x.out.dtype != d.f16) return false;
+  if (!operand_type(op, x.a.dtype, type) || x.b.dtype != x.a.dtype) return false;
+  bool codes = operand_bytes(type) == 1;  // 16-bit operands have results of their own type, and no scales in groups
+  if (codes ? x.out.dtype != d.bf16 && x.out.dtype != d.f16 : x.out.dtype != x.a.dtype) return false;
   if ((k > 1 && (x.a.strides[1] != 1 || x.b.strides[0] != 1)) || (n > 1 && x.out.strides[1] != 1)) return false;
   if (m > 1 && n > 0 && x.out.strides[0] < n) return false;
   if (fits_vector(x.a_scales, m, 0) && fits_vector(x.b_scales, n, 1)) {
     if (!is_scale(x.a_scales, m) || !is_scale(x.b_scales, n)) return false;
   } else {
-    if (op == kScaledMm) groups = group_scales(x.a_scales, x.b_scales, m, n, k);
+    if (op == kScaledMm && codes) groups = group_scales(x.a_scales, x.b_scales, m, n, k);
     if (!groups.given()) return false;
   }
   if (x.bias.given() && !is_vector(x.bias, x.out.dtype, n)) return false;
   if (op == kScaledMmAzp && !is_vector(x.azp_adj, d.s32, n)) return false;
   if (x.azp.given() && !is_vector(x.azp, d.s32, m)) return false;
-  int64_t out_bytes = x.out.span_bytes(2);
-  for (auto [operand, bytes] : {std::pair(&x.a, 1), {&x.b, 1}, {&x.a_scales, 4}, {&x.b_scales, 4}, {&x.azp_adj, 4}, {&x.azp, 4}, {&x.bias, 2}}) {
+  int64_t out_bytes = x.out.span_bytes(2), element_bytes = operand_bytes(type);
+  for (auto [operand, bytes] : {std::pair(&x.a, element_bytes), {&x.b, element_bytes}, {&x.a_scales, 4}, {&x.b_scales, 4}, {&x.azp_adj, 4}, {&x.azp, 4}, {&x.bias, 2}}) {
     if (!operand->given()) continue;
     if (operand->device != x.out.device) return false;
     if (overlaps(x.out, out_bytes, *operand, bytes)) return false;
@@ -95,9 +104,9 @@ void run(Op op, Operands const& x) {
     if (op == kScaledMm) refuse(op, {&x.out, &x.a, &x.b, &x.a_scales, &x.b_scales, &x.bias});
     refuse(op, {&x.out, &x.a, &x.b, &x.a_scales, &x.b_scales, &x.azp_adj, &x.azp, &x.bias});
   };
+  OperandType type{};
   GroupedScales groups;
-  if (!well_formed(op, x, groups)) refuse_call();
-  Dtypes const& d = dtypes();
+  if (!well_formed(op, x, type, groups)) refuse_call();
   int64_t m = x.a.sizes[0], k = x.a.sizes[1], n = x.b.sizes[1];
   if (m == 0 || n == 0) return;
 
@@ -108,11 +117,12 @@ void run(Op op, Operands const& x) {
   // TMA takes no rows that overlap (expanded tensors).
   Call call;
   call.m = m, call.n = n, call.k = k;
-  call.align_a = lda < k ? 1 : alignment(x.a.data, lda);
-  call.align_b = ldb < k ? 1 : alignment(x.b.data, ldb);
+  int64_t bytes = operand_bytes(type);
+  call.align_a = alignment(x.a.data, (lda < k ? 1 : lda) * bytes);
+  call.align_b = alignment(x.b.data, (ldb < k ? 1 : ldb) * bytes);
   call.align_d = alignment(x.out.data, (ldd | n) * 2);  // a TMA store ends at a multiple of 16 bytes, not at n
-  int64_t need = op == kScaledMmAzp ? (x.azp.given() ? kAzpToken : kAzpRow) : (x.bias.given() ? kBias : kScale);
-  call.problem = groups.code * 16 + need * 4 + (x.a.dtype == d.s8) * 2 + (x.out.dtype == d.f16);
+  Need need = op == kScaledMmAzp ? (x.azp.given() ? kAzpToken : kAzpRow) : (x.bias.given() ? kBias : kScale);
+  call.problem = problem_code(groups.code, need, type, x.out.dtype == dtypes().f16 ? kToF16 : kToBf16);
 
   int32_t device = x.out.device;
   int64_t sms = std::max<int64_t>(sm_count(device), 1);

@@ -10,6 +10,8 @@
 #include <mutex>
 #include <vector>
 
+#include "problem.h"
+
 namespace gemmill {
 namespace {
 
@@ -65,7 +67,8 @@ bool pads_more(Row const& row, TunedRow const& tuned, Call const& call) {
 double model_ns(Row const& row, Call const& call, int64_t sm_count) {
   double const splits = static_cast<double>(std::max<int64_t>(row.splits, 1));
   int64_t const tiles = tiles_of(row, call.m, call.n) * std::max<int64_t>(row.splits, 1);
-  double const steps = static_cast<double>(ceil_div(ceil_div(call.k, row.tile_k), std::max<int64_t>(row.splits, 1)));
+  int64_t const k = call.k * operand_bytes(call.problem);  // bytes, as tile_k
+  double const steps = static_cast<double>(ceil_div(ceil_div(k, row.tile_k), std::max<int64_t>(row.splits, 1)));
   int64_t const per_sm = std::min(row.ctas_of_sm, ceil_div(tiles, sm_count));
   double const resident = static_cast<double>(std::min(tiles, sm_count * per_sm));
   double const waves = static_cast<double>(ceil_div(tiles, sm_count * per_sm));
@@ -79,7 +82,7 @@ double model_ns(Row const& row, Call const& call, int64_t sm_count) {
   double const load = std::max(traffic * resident / 15460.0, landing * per_sm / 251.0);
   double const step = std::max(multiply * per_sm, load) + (row.overlaps ? 6.9 : 23.0);
   double const body = waves * steps * step;
-  double const memory = (static_cast<double>(call.n) + call.m) * call.k / 3010.0;
+  double const memory = (static_cast<double>(call.n) + call.m) * k / 3010.0;
   double const both = std::sqrt(std::sqrt(body * body * body * body + memory * memory * memory * memory));
   double const reduction = row.splits > 1 ? 1126.0 + 320.5 * splits : 0.0;
   return (both + reduction) * (row.cost_permille / 1000.0);

@@ -7,7 +7,7 @@ namespace gemmill {
 
 // What a call asks for, as far as the choice depends on it.
 struct Call {
-  int64_t problem;  // operand, output and epilogue class; the same code as in Row::problem
+  int64_t problem;  // operand, output and epilogue class (problem.h); the same code as in Row::problem
   int64_t m, n, k;
   int64_t align_a, align_b, align_d;  // bytes that data and row stride are multiples of, 16 at most
 };
@@ -20,7 +20,7 @@ struct Row {
   int64_t min_k;
   int64_t raster_order, swizzle, splits;
   int64_t workspace;  // whether the kernel must be asked how much it needs
-  int64_t tile_m, tile_n, tile_k;  // along M, N and K of the op
+  int64_t tile_m, tile_n, tile_k;  // along M, N and K of the op; tile_k in bytes
   int64_t columns;          // of the tile, as the tensor core sees it: tile_n, or tile_m of a transposed kernel
   int64_t sharers_a, sharers_b;  // CTAs of a cluster that load a tile of A, of B, together
   int64_t pads;             // whether it rounds the tiles of a call up to whole bands, as CUTLASS's scheduler does

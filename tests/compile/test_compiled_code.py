@@ -41,7 +41,7 @@ def test_variant(entry: KernelEntry) -> None:
     assert 0 < entry.registers <= 255 and entry.code_bytes > 1000
     if entry.family is Family.QUANT:
         return
-    wgmma = {DType.E4M3: "QGMMA", DType.S8: "IGMMA"}[config.problem.a_dtype]
+    wgmma = {DType.E4M3: "QGMMA", DType.S8: "IGMMA"}.get(config.problem.a_dtype, "HGMMA")
     if config.schedule.kernel_schedule.uses_tma:
         assert entry.sass.get(wgmma, 0) > 0, f"no {wgmma} in {entry.sass}"
         assert entry.sass.get("UTMALDG", 0) >= 2, "both operands are promised to travel by TMA"

@@ -86,9 +86,9 @@ _LEFT_OUT = pytest.StashKey[int]()
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if left_out := config.stash.get(_LEFT_OUT, 0):
         terminalreporter.write_line(f"{left_out} GPU tests left out: this machine has no CUDA device")
-    for accumulation, (fraction, where) in sorted(_worst.items()):
+    for kind, (fraction, where) in sorted(_worst.items()):
         terminalreporter.write_line(
-            f"largest error with {accumulation} accumulation: {fraction:.3f} of its bound beyond rounding, {where}"
+            f"largest error of {kind} accumulation: {fraction:.3f} of its bound beyond rounding, {where}"
         )
 
 
@@ -106,10 +106,10 @@ def device(pytestconfig: pytest.Config) -> torch.device:
 
 @pytest.fixture
 def note_error(request: pytest.FixtureRequest) -> Iterator:
-    """Keeps the largest error of each kind of accumulation, for the summary."""
+    """Keeps the largest error of each operand type and kind of accumulation, for the summary."""
 
     def note(entry: KernelEntry, fraction: float) -> None:
-        key = entry.config.schedule.accumulation.value
+        key = f"{entry.predicate.a_dtype} with {entry.config.schedule.accumulation}"
         if fraction > _worst.get(key, (0.0, ""))[0]:
             _worst[key] = (fraction, request.node.name)
 

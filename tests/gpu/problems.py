@@ -179,9 +179,10 @@ def _laid_out(matrix: Tensor, layout: str) -> Tensor:
     rows, columns = matrix.shape
     padding = {"tight": 0, "padded": -columns % PADDING + PADDING, "odd": 1 + columns % 2, "shifted": 0}[layout]
     stride, offset = columns + padding, 1 if layout == "shifted" else 0
-    memory = torch.zeros(offset + rows * stride, dtype=torch.uint8, device=matrix.device)
+    bits = torch.uint8 if matrix.element_size() == 1 else torch.int16  # not every torch can copy FP8 with strides
+    memory = torch.zeros(offset + rows * stride, dtype=bits, device=matrix.device)
     view = torch.as_strided(memory, (rows, columns), (stride, 1), offset)
-    view.copy_(matrix.view(torch.uint8))
+    view.copy_(matrix.view(bits))
     return view.view(matrix.dtype)
 
 

@@ -8,11 +8,19 @@ import torch
 
 import gemmill
 from gemmill.reference import compare_exact, scaled_mm
+from gemmill.space.config import RESULTS_OF
 from gemmill.vocab import Accumulation, DType
 from gpu.problems import Problem, compare, make_call
 from gpu.shapes import FIRST, FIXED, UNALIGNED
 
-KINDS = ((DType.E4M3, "none"), (DType.S8, "none"), (DType.S8, "row"), (DType.S8, "token"))
+KINDS = (
+    (DType.E4M3, "none"),
+    (DType.S8, "none"),
+    (DType.BF16, "none"),
+    (DType.F16, "none"),
+    (DType.S8, "row"),
+    (DType.S8, "token"),
+)
 
 
 def op_of(call):
@@ -22,11 +30,15 @@ def op_of(call):
 def problem_of(kind, shape, **settings):
     a_dtype, azp = kind
     m, n, k = shape
+    settings = {"out_dtype": RESULTS_OF[a_dtype][0]} | settings
     return Problem(m=m, n=n, k=k, a_dtype=a_dtype, azp=azp, **settings)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind))
-@pytest.mark.parametrize("out_dtype", [DType.BF16, DType.F16])
+@pytest.mark.parametrize(
+    ("kind", "out_dtype"),
+    [(kind, out_dtype) for kind in KINDS for out_dtype in RESULTS_OF[kind[0]]],
+    ids=lambda value: value if isinstance(value, DType) else "-".join(value),
+)
 @pytest.mark.parametrize("layout", ["tight", "padded", "odd", "shifted"])
 def test_every_shape_has_an_answer(kind, out_dtype, layout, device):
     """M, N and K from 0 up, in whatever rows: the choice falls on a variant that gives the right result."""
@@ -45,7 +57,7 @@ def test_every_shape_has_an_answer(kind, out_dtype, layout, device):
 def test_functional_form(kind, device):
     call = make_call(problem_of(kind, FIRST, data="integers", bias=True), device)
     if kind[1] == "none":
-        result = gemmill.cutlass_scaled_mm(call.a, call.b, call.a_scales, call.b_scales, torch.bfloat16, call.bias)
+        result = gemmill.cutlass_scaled_mm(call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, call.bias)
     else:
         result = gemmill.cutlass_scaled_mm_azp(
             call.a, call.b, call.a_scales, call.b_scales, torch.bfloat16, call.azp_adj, call.azp, call.bias

@@ -9,7 +9,7 @@ import pytest
 
 from gemmill.cli import main
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, RejectedEntry, Toolchain, write_manifest
-from gemmill.space.config import ACCUMULATOR_OF, KernelConfig, Launch, Problem, Schedule
+from gemmill.space.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
 from gemmill.space.family import AnyConfig, family_of
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.predicate import predicate_of
@@ -25,15 +25,17 @@ def _base(**changes: object) -> KernelConfig:
         "a_dtype": operand,
         "b_dtype": operand,
         "accumulator_dtype": ACCUMULATOR_OF.get(operand, DType.F32),
-        "out_dtype": DType.BF16,
+        "out_dtype": RESULTS_OF.get(operand, (DType.BF16,))[0],
         "epilogue": EpilogueKind.SCALED_BIAS,
         "tile_shape_mnk": (64, 64, 64) if unaligned else (128, 128, 128),
         "kernel_schedule": KernelSchedule.COOPERATIVE,
         "accumulation": Accumulation.EXACT
         if operand is DType.S8
         else Accumulation.PROMOTED
-        if unaligned
+        if unaligned and operand is DType.E4M3
         else Accumulation.FAST,
+        "alignment_a": 128 // operand.bits,
+        "alignment_b": 128 // operand.bits,
     }
     if unaligned:
         settings |= {"alignment_a": 1, "alignment_b": 1, "alignment_d": 1}

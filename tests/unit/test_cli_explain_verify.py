@@ -118,6 +118,17 @@ def test_explain_describes_every_operand(gemmill, asked) -> None:
     assert {call[name].dtype for name in ("azp", "azp_adj")} == {"int32"}
 
 
+@pytest.mark.parametrize(("dtype", "name"), [("bf16", "bfloat16"), ("f16", "float16")])
+def test_explain_of_16_bit_operands_has_results_of_their_type(gemmill, asked, dtype: str, name: str) -> None:
+    gemmill("explain", "cutlass_scaled_mm", "-m", 7, "-n", 24, "-k", 32, "--dtype", dtype, "--bias")
+    assert {asked["call"][operand].dtype for operand in ("a", "b", "out", "bias")} == {name}
+    outcome = gemmill("explain", "cutlass_scaled_mm", "-m", 7, "-n", 24, "-k", 32, "--dtype", "bf16", "--out", "f16")
+    assert (outcome.code, outcome.err) == (
+        2,
+        "gemmill: cutlass_scaled_mm: out is float16, expected bfloat16 as a and b are\n",
+    )
+
+
 def test_explain_with_the_zero_point_in_azp_adj(gemmill, asked) -> None:
     gemmill("explain", "cutlass_scaled_mm_azp", "-m", 7, "-n", 24, "-k", 32, "--dtype", "s8", "--azp", "tensor")
     assert asked["call"]["azp"] is None and asked["call"]["azp_adj"].shape == (24,)
@@ -289,6 +300,7 @@ def test_the_cpu_reference_verifies_itself() -> None:
     assert [verdict.name for verdict in verdicts] == [
         "cutlass_scaled_mm e4m3",
         "cutlass_scaled_mm s8",
+        "cutlass_scaled_mm bf16",
         "cutlass_scaled_mm_azp s8",
         "cutlass_scaled_mm e4m3 in groups",
         *(op.name for config in smoke_quant_configs(Arch.SM90A) for op in QUANT_OPS if op.serves(config)),

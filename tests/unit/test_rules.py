@@ -38,10 +38,31 @@ SPLIT_K_TAKES = (
     "split_k takes swap_ab, a number of stages, and a cluster of 1x1x1 (its clusters are made of the splits)"
 )
 
+OFFERED = "e4m3 x e4m3, s8 x s8, bf16 x bf16, f16 x f16 are"
+
 EXAMPLES = [
-    ("operand_dtypes", {"b_dtype": DType.S8}, "e4m3 x s8 is not offered: e4m3 x e4m3 and s8 x s8 are"),
-    ("operand_dtypes", {"a_dtype": DType.E5M2}, "e5m2 x e5m2 is not offered: e4m3 x e4m3 and s8 x s8 are"),
-    ("out_dtype", {"out_dtype": DType.F32, "alignment_d": 4}, "out f32 is not offered: bf16 and f16 are"),
+    ("operand_dtypes", {"b_dtype": DType.S8}, f"e4m3 x s8 is not offered: {OFFERED}"),
+    ("operand_dtypes", DSL | {"a_dtype": DType.BF16, "b_dtype": DType.F16}, f"bf16 x f16 is not offered: {OFFERED}"),
+    (
+        "out_dtype",
+        {"out_dtype": DType.F32, "alignment_d": 4},
+        "out f32 of e4m3 operands is not offered: it is bf16 or f16",
+    ),
+    (
+        "out_dtype",
+        DSL | {"a_dtype": DType.BF16, "out_dtype": DType.F16},
+        "out f16 of bf16 operands is not offered: it is bf16",
+    ),
+    (
+        "operands_of_16_bits",
+        {"a_dtype": DType.F16},
+        "the cutlass backend has f16 operands in its unaligned kernel only: cutedsl has the fast ones",
+    ),
+    (
+        "operands_of_16_bits",
+        DSL | GROUPED | {"a_dtype": DType.BF16, "accumulation": Accumulation.FAST},
+        "scales in groups of 128 belong to codes of 8 bits, operands are bf16",
+    ),
     (
         "zero_points_are_integers",
         {"epilogue": EpilogueKind.SCALED_AZP},
@@ -67,12 +88,17 @@ EXAMPLES = [
     (
         "accumulation_fits_dtype",
         {"accumulation": Accumulation.EXACT},
-        "accumulation exact does not fit e4m3: s8 is exact, e4m3 is fast or promoted",
+        "accumulation exact does not fit e4m3: it is fast or promoted",
     ),
     (
         "accumulation_fits_dtype",
         {"a_dtype": DType.S8, "accumulation": Accumulation.FAST},
-        "accumulation fast does not fit s8: s8 is exact, e4m3 is fast or promoted",
+        "accumulation fast does not fit s8: it is exact",
+    ),
+    (
+        "accumulation_fits_dtype",
+        FALLBACK | {"a_dtype": DType.BF16, "accumulation": Accumulation.PROMOTED},
+        "accumulation promoted does not fit bf16: it is fast",
     ),
     (
         "accumulation_fits_dtype",
@@ -308,6 +334,10 @@ def test_every_rule_states_its_hardware_reason(rule) -> None:
         DSL | GROUPED | {"swap_ab": True, "stages": None},
         {"arch": Arch.SM100A, "cluster_shape_mnk": (2, 1, 1)},
         FALLBACK,
+        FALLBACK | {"a_dtype": DType.BF16},
+        FALLBACK | {"a_dtype": DType.F16},
+        DSL | {"a_dtype": DType.BF16},
+        DSL | SPLIT_K | {"a_dtype": DType.F16, "tile_shape_mnk": (64, 16, 64)},
         FALLBACK | GROUPED,
         FALLBACK | GROUPED | {"a_dtype": DType.S8, "accumulation": Accumulation.EXACT, "group_size": 64},
         DSL | SPLIT_K | GROUPED,

@@ -48,6 +48,14 @@ def test_every_call_has_a_variant_without_alignment(name: str) -> None:
     for out in (DType.BF16, DType.F16):
         assert {(SCALED_MM, DType.E4M3, out, "none"), (SCALED_MM, DType.S8, out, "none")} <= served
         assert {(SCALED_MM_AZP, DType.S8, out, "row"), (SCALED_MM_AZP, DType.S8, out, "token")} <= served
+        assert (SCALED_MM, out, out, "none") in served
+
+
+@pytest.mark.parametrize(("name", "dtypes"), [("default", {"bf16", "f16"}), ("sweep", {"bf16"}), ("smoke", {"bf16"})])
+def test_operands_of_16_bits_have_kernels_of_the_dsl(name: str, dtypes: set[str]) -> None:
+    plain = [c for c in gemms(select(name).configs) if c.problem.a_dtype.bits == 16]
+    assert {c.problem.a_dtype for c in plain if c.backend is Backend.CUTEDSL} == dtypes
+    assert all(c.schedule.alignment_a in (1, 8) and c.problem.out_dtype is c.problem.a_dtype for c in plain)
 
 
 def test_every_call_of_a_quantisation_op_has_one_variant() -> None:

@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from gemmill.space.config import ACCUMULATOR_OF, KernelConfig, Launch, Problem, Schedule
+from gemmill.space.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
 from gemmill.vocab import DType, KernelSchedule, RasterOrder, ScaleGranularity, ScaleLayout
 
 GROUPS = {"a_scale": ScaleGranularity.GROUP, "b_scale": ScaleGranularity.BLOCK}
@@ -59,7 +59,13 @@ def test_configs_are_values(make_config, kind) -> None:
 
 
 def test_accumulators_are_wide() -> None:
-    assert ACCUMULATOR_OF == {DType.E4M3: DType.F32, DType.S8: DType.S32}
+    assert ACCUMULATOR_OF == {DType.E4M3: DType.F32, DType.S8: DType.S32, DType.BF16: DType.F32, DType.F16: DType.F32}
+
+
+def test_results_have_16_bits_and_those_of_16_bit_operands_their_type() -> None:
+    assert set(RESULTS_OF) == set(ACCUMULATOR_OF)
+    for operand, outs in RESULTS_OF.items():
+        assert outs == ((DType.BF16, DType.F16) if operand.bits == 8 else (operand,))
 
 
 @pytest.mark.parametrize("launch", [{"raster_order": RasterOrder.ALONG_N}, {"swizzle": 8}, {"splits": 4}])

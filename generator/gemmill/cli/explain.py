@@ -54,7 +54,10 @@ def explain(
         Operand | None, typer.Option("--dtype", help="Dtype of a and b (e4m3), or of a quantisation op's input (bf16).")
     ] = None,
     out: Annotated[
-        Out | None, typer.Option("--out", help="Dtype of out and bias (bf16), or of the codes of a quantisation op.")
+        Out | None,
+        typer.Option(
+            "--out", help="Dtype of out and bias (bf16; f16 of f16 operands), or of the codes of a quantisation op."
+        ),
     ] = None,
     per_token: Annotated[
         bool, typer.Option("--per-token/--per-tensor", help="A scale for each row of a, or one.")
@@ -119,9 +122,9 @@ def explain(
     elif op in (SCALED_MM, SCALED_MM_AZP):
         if n is None or k is None or hidden is not None:
             raise UsageError(f"{op} wants -m, -n and -k, and no --hidden")
-        given = _gemm_arguments(
-            op, (m, n, k), dtype or Operand.E4M3, out or Out.BF16, per_token, per_channel, bias, azp, (lda, ldb, ldd)
-        )
+        dtype = dtype or Operand.E4M3
+        out = out or (Out.F16 if dtype is Operand.F16 else Out.BF16)
+        given = _gemm_arguments(op, (m, n, k), dtype, out, per_token, per_channel, bias, azp, (lda, ldb, ldd))
     else:
         raise UsageError(f"no op {op!r} to explain: there are {SCALED_MM}, {SCALED_MM_AZP}, {', '.join(OP_OF)}")
     gemmill.load(build)

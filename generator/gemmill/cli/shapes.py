@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 ShapesOption = Annotated[
     Path | None,
     typer.Option(
-        "--shapes", metavar="FILE", help="JSON or CSV with m, n, k and perhaps op (fp8, int8, int8_azp, fp8_groups)."
+        "--shapes",
+        metavar="FILE",
+        help="JSON or CSV with m, n, k and perhaps op (fp8, int8, int8_azp, fp8_groups, bf16).",
     ),
 ]
 ModelOption = Annotated[
@@ -27,7 +29,9 @@ ModelOption = Annotated[
 OpOption = Annotated[
     str,
     typer.Option(
-        "--op", metavar="OPS", help="Of shapes that do not say: fp8, int8, int8_azp, fp8_groups with commas, or all."
+        "--op",
+        metavar="OPS",
+        help="Of shapes that do not say: fp8, int8, int8_azp, fp8_groups, bf16 with commas, or all.",
     ),
 ]
 TensorParallelOption = Annotated[

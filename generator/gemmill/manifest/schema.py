@@ -7,7 +7,8 @@ from gemmill.space.family import AnyConfig, Family
 from gemmill.space.predicate import AnyPredicate, Predicate, QuantPredicate
 from gemmill.space.quant import QuantConfig
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+"""Of the manifest, and of the numbers that runtime and extension exchange."""
 
 TYPES_OF: dict[Family, dict[str, type]] = {
     Family.SCALED_MM: {"config": KernelConfig, "predicate": Predicate},

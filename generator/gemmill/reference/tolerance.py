@@ -10,6 +10,11 @@ the sum in that form over the whole of K. `promoted` adds it to a float32 regist
 register each time) and starts from zero. The bound follows these steps along K with the true partial sums, instead of
 assuming the worst partial sum for all of them, which would hide every fault.
 
+bf16 and f16 on Hopper: products are exact, an instruction adds 16 of them and the running sum, aligned to the largest, with at
+least 23 bits below its exponent kept and what lies below cut off (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of
+NVIDIA tensor cores", PeerJ Computer Science 2021, and its successors for Hopper). So each of 17 terms loses less than 2^-23
+of the largest. The result, cut off to float32, loses as much of itself, which is at most twice that: 19 x 2^-23 in all.
+
 With scales in groups along K, at most one group stays in the tensor core, whatever the accumulation is called. Its sum is
 multiplied by both scales and added to a float32 register: at most three roundings of what is added (the scales' product,
 the product with the sum, and one more where the order is another) and one of the register. In whatever order the groups
@@ -21,6 +26,7 @@ costs half a unit in the last place of the output's type.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,11 +35,24 @@ from gemmill.reference.group_scaled_mm import each_group, exact_group_scaled_mm,
 from gemmill.reference.scaled_mm import check_scales
 from gemmill.vocab import Accumulation, ScaleGroups
 
-INSTRUCTION_K = 32
-"""e4m3 products that one WGMMA adds to a sum."""
-TERMS = INSTRUCTION_K + 1
+
+@dataclass(frozen=True, kw_only=True)
+class TensorCore:
+    """How sums of one type's products lose bits."""
+
+    instruction_k: int
+    """Products that one instruction adds to a sum."""
+    losses: int
+    """Times that it loses less than a unit of the largest of what it adds."""
+    unit: float
+
+
+TENSOR_CORES = {
+    torch.float8_e4m3fn: TensorCore(instruction_k=32, losses=33, unit=2.0**-13),
+    torch.bfloat16: TensorCore(instruction_k=16, losses=19, unit=2.0**-23),
+    torch.float16: TensorCore(instruction_k=16, losses=19, unit=2.0**-23),
+}
 PROMOTION_K = 128
-FP22_UNIT = 2.0**-13
 FLOAT32_UNIT = 2.0**-24
 EPILOGUE_ROUNDINGS = 4
 GROUP_ROUNDINGS = 3
@@ -54,15 +73,18 @@ def accumulation_error(a: Tensor, b: Tensor, accumulation: Accumulation) -> Tens
     """Bound on the error of the unscaled sum a b, float64 [M, N]; NaN where the sum is NaN."""
     if accumulation is Accumulation.EXACT:
         return torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
-    a, b = a.to(torch.float64), b.to(torch.float64)
+    return _lost(a.to(torch.float64), b.to(torch.float64), TENSOR_CORES[a.dtype], accumulation)
+
+
+def _lost(a: Tensor, b: Tensor, core: TensorCore, accumulation: Accumulation) -> Tensor:
     register = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
     running, error = register.clone(), register.clone()
-    for start in range(0, a.shape[1], INSTRUCTION_K):
-        a_slice, b_slice = a[:, start : start + INSTRUCTION_K], b[start : start + INSTRUCTION_K]
+    for start in range(0, a.shape[1], core.instruction_k):
+        a_slice, b_slice = a[:, start : start + core.instruction_k], b[start : start + core.instruction_k]
         largest = torch.maximum(running.abs(), a_slice.abs() @ b_slice.abs())
-        error += TERMS * FP22_UNIT * largest
+        error += core.losses * core.unit * largest
         running += a_slice @ b_slice
-        if accumulation is Accumulation.PROMOTED and (start + INSTRUCTION_K) % PROMOTION_K == 0:
+        if accumulation is Accumulation.PROMOTED and (start + core.instruction_k) % PROMOTION_K == 0:
             register += running
             error += FLOAT32_UNIT * register.abs()
             running.zero_()
@@ -79,7 +101,7 @@ def tolerance(
     bias: Tensor | None = None,
     sum_error: Tensor | None = None,
 ) -> Tensor:
-    """Largest |kernel - exact_scaled_mm| of a right e4m3 kernel, float64 [M, N]. Arguments as in scaled_mm.
+    """Largest |kernel - exact_scaled_mm| of a right kernel, float64 [M, N]. Arguments as in scaled_mm.
 
     `sum_error` is accumulation_error's result where the caller has it already. Scales in groups need none, and set the
     accumulation themselves; s8 is bounded with them too.
@@ -109,9 +131,9 @@ def _group_tolerance(
 ) -> Tensor:
     exact = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
     error, magnitude, additions = exact.clone(), exact.clone(), 1
-    accumulation = Accumulation.FAST if a.dtype.is_floating_point else Accumulation.EXACT
+    core = TENSOR_CORES.get(a.dtype)
     for a_group, b_group, scale in each_group(a, b, a_scales, b_scales, groups):
-        lost = accumulation_error(a_group, b_group, accumulation)
+        lost = torch.zeros_like(error) if core is None else _lost(a_group, b_group, core, Accumulation.FAST)
         acc, scale_size = a_group @ b_group, scale.abs()
         term = scale_size * (acc.abs() + lost)
         error += scale_size * lost + GROUP_ROUNDINGS * FLOAT32_UNIT * term

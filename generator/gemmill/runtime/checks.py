@@ -1,17 +1,19 @@
 """The checks of every call, with their sentences. The extension makes the same checks and comes here for the text."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gemmill.runtime import quant_checks
 from gemmill.runtime.operands import Call, Operand
 from gemmill.runtime.quant_call import quant_call
 from gemmill.runtime.scales import fits_vector, group_strides
 from gemmill.runtime.schemas import GEMM_OPS, SCALED_MM, SCALED_MM_AZP, OpSchema
+from gemmill.space.config import RESULTS_OF
 from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleGroups, scale_groups_of
 
 INT32_MAX = 2**31 - 1
-OPERAND_DTYPES = {SCALED_MM.name: ("float8_e4m3fn", "int8"), SCALED_MM_AZP.name: ("int8",)}
-OUT_DTYPES = ("bfloat16", "float16")
+OUT_DTYPES = {operand.torch_name: tuple(out.torch_name for out in outs) for operand, outs in RESULTS_OF.items()}
+"""Of results, by the operands'."""
+OPERAND_DTYPES = {SCALED_MM.name: tuple(OUT_DTYPES), SCALED_MM_AZP.name: ("int8",)}
 
 
 def check(op: OpSchema, call: Call) -> None:
@@ -38,7 +40,8 @@ def _problems(op: OpSchema, call: Call) -> Iterator[str]:
     a_scales, b_scales = _given(call, "a_scales"), _given(call, "b_scales")
     yield from _float32("a_scales", a_scales)
     yield from _float32("b_scales", b_scales)
-    if op is SCALED_MM and not (fits_vector(a_scales, m, 0) and fits_vector(b_scales, n, 1)):
+    groupable = op is SCALED_MM and a.element_bytes == 1
+    if groupable and not (fits_vector(a_scales, m, 0) and fits_vector(b_scales, n, 1)):
         yield from _group_scales(a_scales, b_scales, m, n, k)
     else:
         yield from _scales("a_scales", a_scales, m, 0)
@@ -55,11 +58,17 @@ def _problems(op: OpSchema, call: Call) -> Iterator[str]:
 def _dtypes(op: OpSchema, out: Operand, a: Operand, b: Operand) -> Iterator[str]:
     allowed = OPERAND_DTYPES[op.name]
     if a.dtype not in allowed:
-        yield f"a is {a.dtype}, expected {' or '.join(allowed)}"
+        yield f"a is {a.dtype}, expected {_any_of(allowed)}"
     if b.dtype != a.dtype:
-        yield f"b is {b.dtype} and a is {a.dtype}: both must have one dtype, {' or '.join(allowed)}"
-    if out.dtype not in OUT_DTYPES:
-        yield f"out is {out.dtype}, expected {' or '.join(OUT_DTYPES)}"
+        yield f"b is {b.dtype} and a is {a.dtype}: both must have one dtype, {_any_of(allowed)}"
+    outs = OUT_DTYPES[a.dtype]
+    if out.dtype not in outs:
+        yield f"out is {out.dtype}, expected {_any_of(outs)}{' as a and b are' if outs == (a.dtype,) else ''}"
+
+
+def _any_of(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _strides(out: Operand, a: Operand, b: Operand) -> Iterator[str]:

@@ -37,16 +37,20 @@ class _QuantKernel(ctypes.Structure):
     _fields_ = [("symbol", ctypes.c_char_p), ("launch", ctypes.c_void_p)]
 
 
-class _Call(ctypes.Structure):
+class PackedCall(ctypes.Structure):
+    """Mirrors `Call` in kernels/extension/selection.h."""
+
     _fields_ = [(name, ctypes.c_int64) for name in "problem m n k align_a align_b align_d".split()]
 
 
-class _Choice(ctypes.Structure):
+class PackedChoice(ctypes.Structure):
+    """Mirrors `Choice` in kernels/extension/selection.h."""
+
     _fields_ = [("row", ctypes.c_int64), ("trust", ctypes.c_int64)]
 
 
 class _Miss(ctypes.Structure):
-    _fields_ = [("call", _Call), ("trust", ctypes.c_int64)]
+    _fields_ = [("call", PackedCall), ("trust", ctypes.c_int64)]
 
 
 class Build:
@@ -106,8 +110,8 @@ class Build:
 
     def choose(self, call: ProblemCall, sm_count: int) -> tuple[int, Trust]:
         """The extension's own choice for a call: index of the row, or -1."""
-        choice = _Choice()
-        packed = _Call(call.problem, call.m, call.n, call.k, call.align_a, call.align_b, call.align_d)
+        choice = PackedChoice()
+        packed = PackedCall(call.problem, call.m, call.n, call.k, call.align_a, call.align_b, call.align_d)
         self._library.gemmill_choose(ctypes.byref(packed), sm_count, ctypes.byref(choice))
         return choice.row, Trust(choice.trust)
 
@@ -119,7 +123,7 @@ class Build:
         """What was noted since, each once for each thread."""
         noted = (_Miss * most)()
         count = self._library.gemmill_take_misses(noted, ctypes.c_int64(most))
-        fields = [name for name, _ in _Call._fields_]
+        fields = [name for name, _ in PackedCall._fields_]
         return [
             (ProblemCall(**{name: getattr(miss.call, name) for name in fields}), Trust(miss.trust))
             for miss in noted[:count]
@@ -161,7 +165,7 @@ class Build:
         lib.gemmill_pin_quant.argtypes = [ctypes.c_int64]
         lib.gemmill_take_misses.restype = ctypes.c_int64
         lib.gemmill_arena_used.restype = ctypes.c_int64
-        lib.gemmill_choose.argtypes = [ctypes.POINTER(_Call), ctypes.c_int64, ctypes.POINTER(_Choice)]
+        lib.gemmill_choose.argtypes = [ctypes.POINTER(PackedCall), ctypes.c_int64, ctypes.POINTER(PackedChoice)]
 
     def _symbols(self, table: str, row: type[ctypes.Structure]) -> list[str]:
         count = ctypes.c_int.in_dll(self._library, f"{table}_count").value

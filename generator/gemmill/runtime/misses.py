@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gemmill.runtime.library import Build
-from gemmill.runtime.problem import Need, ProblemCall, describe_problem, scales_codes_of
+from gemmill.runtime.problem import Need, ProblemCall, class_of, describe_problem, scales_codes_of
 from gemmill.runtime.select import Trust
-from gemmill.vocab import SCALE_GROUPS, ScaleLayout
+from gemmill.vocab import SCALE_GROUPS, DType, ScaleLayout
 
 PERIOD_SECONDS = 5.0
 MOST_NOTED = 1024
@@ -74,13 +74,14 @@ class Recorder:
 
 
 def op_of(call: ProblemCall) -> str | None:
-    """The class that tables know: fp8, int8, int8_azp or fp8_groups; None for one that is not tuned."""
-    if scales := call.problem // 16:
-        of_blocks = scales in scales_codes_of(SCALE_GROUPS[0], ScaleLayout.STRIDED)
-        return "fp8_groups" if of_blocks and call.problem // 2 % 2 == 0 else None
-    if Need(call.problem // 4) in (Need.AZP_ROW, Need.AZP_TOKEN):
+    """The class that tables know: fp8, int8, int8_azp, fp8_groups or bf16 (f16 too); None for one that is not tuned."""
+    told = class_of(call.problem)
+    if told.scales:
+        of_blocks = told.scales in scales_codes_of(SCALE_GROUPS[0], ScaleLayout.STRIDED)
+        return "fp8_groups" if of_blocks and told.operand is DType.E4M3 else None
+    if told.need in (Need.AZP_ROW, Need.AZP_TOKEN):
         return "int8_azp"
-    return "fp8" if call.problem // 2 % 2 == 0 else "int8"
+    return {DType.E4M3: "fp8", DType.S8: "int8"}.get(told.operand, "bf16")
 
 
 def _lines(misses: Iterable[tuple[ProblemCall, Trust]]) -> list[str]:

@@ -11,7 +11,7 @@ bytes of shared memory a nanosecond and SM, 251 bytes landing in an SM, 15,460 f
 
 from math import sqrt
 
-from gemmill.runtime.problem import ProblemCall
+from gemmill.runtime.problem import ProblemCall, class_of
 from gemmill.runtime.table import Row
 
 BANDS = ((8, 6), (4, 3), (2, 2))
@@ -22,7 +22,8 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call by a variant, on a device of `sm_count` multiprocessors."""
     splits = max(row.splits, 1)
     tiles = tiles_of(row, call.m, call.n) * splits
-    steps = float(_ceil_div(_ceil_div(call.k, row.tile_k), splits))
+    k = call.k * (class_of(call.problem).operand.bits // 8)  # bytes, as tile_k
+    steps = float(_ceil_div(_ceil_div(k, row.tile_k), splits))
     per_sm = min(row.ctas_of_sm, _ceil_div(tiles, sm_count))
     resident = float(min(tiles, sm_count * per_sm))
     waves = float(_ceil_div(tiles, sm_count * per_sm))
@@ -36,7 +37,7 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     load = max(traffic * resident / 15460.0, landing * per_sm / 251.0)
     step = max(multiply * per_sm, load) + (6.9 if row.overlaps else 23.0)
     body = waves * steps * step
-    memory = (float(call.n) + call.m) * call.k / 3010.0
+    memory = (float(call.n) + call.m) * k / 3010.0
     both = sqrt(sqrt(body * body * body * body + memory * memory * memory * memory))
     reduction = 1126.0 + 320.5 * splits if row.splits > 1 else 0.0
     return (both + reduction) * (row.cost_permille / 1000.0)

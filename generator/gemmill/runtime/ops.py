@@ -258,8 +258,9 @@ def cutlass_scaled_mm(
 
     a: [M, K] row-major, b: [K, N] column-major, both float8_e4m3fn or both int8; scales float32: one value, or [M, 1]
     for a and [1, N] for b, or in groups along K of g = 128 or 64: [M, K/g] for a with [K/g, N/g] or [K/g, N] for b, any
-    strides of which one is 1; bias [N] of out_dtype; out_dtype bfloat16 or float16. Raises RuntimeError with one sentence
-    where the arguments do not fit.
+    strides of which one is 1; bias [N] of out_dtype; out_dtype bfloat16 or float16. Beyond vLLM's: both bfloat16 or both
+    float16, out_dtype the same, scales not in groups; with scales of 1 that is the plain product. Raises RuntimeError with
+    one sentence where the arguments do not fit.
     """
     out = a.new_empty((a.shape[0], b.shape[-1]), dtype=out_dtype)
     _SCALED_MM(out, a, b, a_scales, b_scales, bias)

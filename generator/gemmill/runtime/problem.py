@@ -21,8 +21,21 @@ class Need(IntEnum):
     AZP_TOKEN = 3
 
 
-_OPERAND_CODES = {"float8_e4m3fn": 0, "int8": 1}
-_OUT_CODES = {"bfloat16": 0, "float16": 1}
+_OPERANDS = (DType.E4M3, DType.S8, DType.BF16, DType.F16)
+_OUTS = (DType.BF16, DType.F16)
+_OPERAND_CODES = {dtype.torch_name: code for code, dtype in enumerate(_OPERANDS)}
+_OUT_CODES = {dtype.torch_name: code for code, dtype in enumerate(_OUTS)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemClass:
+    """What the number of a class of calls says."""
+
+    need: Need
+    operand: DType
+    out: DType
+    scales: int
+    """A number of `scales_code`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +57,16 @@ def scales_code(groups: ScaleGroups | None, mn_major: bool = False) -> int:
 
 
 def problem_code(need: Need, operand: str, out: str, scales: int = 0) -> int:
-    """The number of a class of calls; dtypes as torch names them."""
-    return scales * 16 + need * 4 + _OPERAND_CODES[operand] * 2 + _OUT_CODES[out]
+    """The number of a class of calls; dtypes as torch names them. Mirrors kernels/extension/problem.h."""
+    return ((scales * len(Need) + need) * len(_OPERANDS) + _OPERAND_CODES[operand]) * len(_OUTS) + _OUT_CODES[out]
+
+
+def class_of(problem: int) -> ProblemClass:
+    """What `problem_code` made the number of."""
+    rest, out = divmod(problem, len(_OUTS))
+    rest, operand = divmod(rest, len(_OPERANDS))
+    scales, need = divmod(rest, len(Need))
+    return ProblemClass(need=Need(need), operand=_OPERANDS[operand], out=_OUTS[out], scales=scales)
 
 
 def scales_codes_of(groups: ScaleGroups | None, layout: ScaleLayout) -> tuple[int, ...]:
@@ -74,15 +95,14 @@ def problems_of(predicate: Predicate) -> tuple[int, ...]:
 
 def describe_problem(problem: int) -> str:
     """A class of calls in words."""
-    need = Need(problem // 4 % 4)
-    operand, out = (DType.E4M3, DType.S8)[problem // 2 % 2], (DType.BF16, DType.F16)[problem % 2]
+    told = class_of(problem)
     words = {
         Need.SCALE: "no bias",
         Need.BIAS: "a bias",
         Need.AZP_ROW: "zero points per tensor",
         Need.AZP_TOKEN: "zero points per token",
     }
-    return f"{operand} x {operand} to {out} with {_describe_scales(problem // 16)}{words[need]}"
+    return f"{told.operand} x {told.operand} to {told.out} with {_describe_scales(told.scales)}{words[told.need]}"
 
 
 def _describe_scales(scales: int) -> str:
@@ -115,8 +135,8 @@ def problem_of_call(op: OpSchema, call: Call) -> ProblemCall:
         m=m,
         n=n,
         k=k,
-        align_a=1 if lda < k else _alignment(a, lda),
-        align_b=1 if ldb < k else _alignment(b, ldb),
+        align_a=_alignment(a, 1 if lda < k else lda),  # TMA takes no rows that overlap (expanded tensors)
+        align_b=_alignment(b, 1 if ldb < k else ldb),
         align_d=_alignment(out, ldd | n),  # a TMA store ends at a multiple of 16 bytes, not at n
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gemmill.manifest import KernelEntry
 from gemmill.runtime.problem import problems_of
 from gemmill.runtime.tuned import TunedChoice
-from gemmill.space.config import KernelConfig, Schedule
+from gemmill.space.config import KernelConfig
 from gemmill.space.family import Family
 from gemmill.vocab import Backend, KernelSchedule, RasterOrder, TileScheduler
 
@@ -87,12 +87,12 @@ def _row(entry: KernelEntry, kernel: int, problem: int) -> Row:
         workspace=int(s.tile_scheduler is TileScheduler.STREAM_K),
         tile_m=tile_m,
         tile_n=tile_n,
-        tile_k=tile_k,
+        tile_k=tile_k * p.a_dtype.bits // 8,
         columns=columns,
         sharers_a=cluster_n,
         sharers_b=cluster_m,
         pads=int(_has_cutlass_scheduler(entry.config)),
-        ctas_of_sm=_ctas_of_sm(s),
+        ctas_of_sm=_ctas_of_sm(entry.config),
         overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
         cost_permille=_COST_PERMILLE.get(s.kernel_schedule, 1000),
     )
@@ -104,12 +104,13 @@ def _has_cutlass_scheduler(config: KernelConfig) -> bool:
     return config.backend is Backend.CUTLASS and not own_kernel
 
 
-def _ctas_of_sm(s: Schedule) -> int:
+def _ctas_of_sm(config: KernelConfig) -> int:
     """How many CTAs shared memory leaves room for, as far as the model cares."""
+    s = config.schedule
     if not s.kernel_schedule.uses_tma:
         return 1
     tile_m, tile_n, tile_k = s.tile_shape_mnk
-    stage = (tile_m + tile_n) * tile_k
+    stage = (tile_m + tile_n) * tile_k * config.problem.a_dtype.bits // 8
     if s.stages is not None:
         return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * s.stages + 4096)))
     if s.kernel_schedule is KernelSchedule.BASIC:

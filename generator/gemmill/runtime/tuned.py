@@ -21,7 +21,7 @@ from gemmill.locations import runtime_tables_dir
 from gemmill.manifest import KernelEntry
 from gemmill.runtime.problem import Need, problem_code, scales_codes_of
 from gemmill.runtime.table_file import TableError, TableRow, TunedTable, read_table
-from gemmill.space.config import KernelConfig
+from gemmill.space.config import RESULTS_OF, KernelConfig, Problem
 from gemmill.space.names import parse_gemm_name, to_name
 from gemmill.vocab import DType, EpilogueKind, ScaleLayout
 
@@ -178,7 +178,7 @@ def _current(row: TableRow, digests: Mapping[str, str]) -> TableRow | None:
 
 def _siblings(row: TableRow) -> list[TunedChoice]:
     """A row was measured for one output dtype and epilogue. Its schedules are offered to the sibling classes of the same
-    operands too: the main loop, which decides, is the same."""
+    operands too, and those of bf16 operands to f16: the main loop, which decides, is the same."""
     try:
         classes = _classes(row.variants[0])
         names = {key: tuple(name for variant in row.variants for name in _names_for(variant, *key)) for key in classes}
@@ -199,10 +199,17 @@ def _classes(variant: str) -> dict[tuple[Need, DType], tuple[int, ...]]:
     kinds = scales_codes_of(problem.scale_groups, layout)
     needs = (Need.AZP_ROW, Need.AZP_TOKEN) if problem.epilogue.takes_azp else (Need.SCALE, Need.BIAS)
     return {
-        (need, out): tuple(problem_code(need, problem.a_dtype.torch_name, out.torch_name, kind) for kind in kinds)
+        (need, out): tuple(
+            problem_code(need, _operand(problem, out).torch_name, out.torch_name, kind) for kind in kinds
+        )
         for out in (DType.BF16, DType.F16)
         for need in needs
     }
+
+
+def _operand(problem: Problem, out: DType) -> DType:
+    """Of the sibling with results of `out`: the same, or of 16 bits as they are."""
+    return problem.a_dtype if out in RESULTS_OF[problem.a_dtype] else out
 
 
 _KINDS = {
@@ -216,6 +223,6 @@ _KINDS = {
 @cache
 def _names_for(variant: str, need: Need, out: DType) -> tuple[str, ...]:
     config: KernelConfig = parse_gemm_name(variant)
-    return tuple(
-        to_name(replace(config, problem=replace(config.problem, out_dtype=out, epilogue=kind))) for kind in _KINDS[need]
-    )
+    operand = _operand(config.problem, out)
+    sibling = replace(config.problem, a_dtype=operand, b_dtype=operand, out_dtype=out)
+    return tuple(to_name(replace(config, problem=replace(sibling, epilogue=kind))) for kind in _KINDS[need])

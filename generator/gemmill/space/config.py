@@ -16,7 +16,14 @@ from gemmill.vocab import (
     TileScheduler,
 )
 
-ACCUMULATOR_OF = {DType.E4M3: DType.F32, DType.S8: DType.S32}
+ACCUMULATOR_OF = {DType.E4M3: DType.F32, DType.S8: DType.S32, DType.BF16: DType.F32, DType.F16: DType.F32}
+RESULTS_OF = {
+    DType.E4M3: (DType.BF16, DType.F16),
+    DType.S8: (DType.BF16, DType.F16),
+    DType.BF16: (DType.BF16,),
+    DType.F16: (DType.F16,),
+}
+"""What results can be stored as, by operand: 16 bits, which the next layer reads; of 16-bit operands their own type."""
 GROUPED = (ScaleGranularity.GROUP, ScaleGranularity.BLOCK)
 
 

@@ -7,11 +7,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from gemmill.space.config import ACCUMULATOR_OF, KernelConfig, Launch, Problem, Schedule
+from gemmill.space.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
 from gemmill.space.family import AnyConfig
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.quant_ops import quant_configs, smoke_quant_configs
 from gemmill.space.rules import check
+from gemmill.space.rules.alignment import TMA_BYTES
 from gemmill.space.tables import sm90, sm90_cutedsl
 from gemmill.vocab import (
     SCALE_GROUPS,
@@ -30,6 +31,8 @@ from gemmill.vocab import (
 )
 
 OUT_DTYPES = (DType.BF16, DType.F16)
+PLAIN_DTYPES = tuple(dtype for dtype in RESULTS_OF if dtype.bits == 16)
+"""Of operands that are no codes; results have the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +120,17 @@ def _config(
             tile_shape_mnk=tile,
             cluster_shape_mnk=cluster,
             kernel_schedule=kernel_schedule,
-            **({"accumulation": _accumulation(problem)} | schedule),
+            **(_for_operands(problem) | schedule),
         ),
         launch=launch or Launch(),
         arch=arch,
     )
+
+
+def _for_operands(problem: Problem) -> dict[str, Any]:
+    """What follows from the operands where nothing else is asked for: rows for TMA, sums in the tensor core."""
+    of_a, of_b = TMA_BYTES * 8 // problem.a_dtype.bits, TMA_BYTES * 8 // problem.b_dtype.bits
+    return {"accumulation": _accumulation(problem), "alignment_a": of_a, "alignment_b": of_b}
 
 
 def _group_problem(operand: DType, out: DType, groups: ScaleGroups, layout: ScaleLayout) -> Problem:
@@ -136,7 +145,7 @@ def _group_problem(operand: DType, out: DType, groups: ScaleGroups, layout: Scal
 
 def _unaligned(problem: Problem) -> KernelConfig:
     row = (sm90.UNALIGNED_TILE, (1, 1, 1), KernelSchedule.MMA_SYNC)
-    accumulation = Accumulation.PROMOTED if problem.a_dtype.is_float else Accumulation.EXACT
+    accumulation = Accumulation.PROMOTED if problem.a_dtype is DType.E4M3 else _accumulation(problem)
     return _config(problem, row, accumulation=accumulation, alignment_a=1, alignment_b=1, alignment_d=1)
 
 
@@ -168,6 +177,10 @@ def _problems(outs: Iterable[DType]) -> Iterator[Problem]:
             yield _problem(operand, out, epilogue)
 
 
+def _plain_problem(dtype: DType) -> Problem:
+    return _problem(dtype, dtype, EpilogueKind.SCALED_BIAS)
+
+
 def _smoke(arch: Arch) -> Iterator[AnyConfig]:
     """One kernel for each op and operand type, so that every call has an answer: minutes to build."""
     prefill = ((128, 128, 128), (2, 1, 1), KernelSchedule.PINGPONG)
@@ -187,6 +200,9 @@ def _smoke(arch: Arch) -> Iterator[AnyConfig]:
     yield with_dsl(_split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, 4))
     for problem in _problems(OUT_DTYPES):
         yield _unaligned(problem)
+    yield with_dsl(_config(_plain_problem(DType.BF16), sm90_cutedsl.PLAIN.wide[0]))
+    for dtype in PLAIN_DTYPES:
+        yield _unaligned(_plain_problem(dtype))
     blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     yield with_dsl(_split_k(blocks, (64, 16, 256), KernelSchedule.BASIC, 4, 2))
     yield _unaligned(blocks)
@@ -204,6 +220,8 @@ def _sweep(arch: Arch) -> Iterator[AnyConfig]:
             yield _config(problem, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
         yield _unaligned(problem)
         yield from _dsl_kernels(problem, sm90_cutedsl.WIDEST)
+    yield from _dsl_kernels(_plain_problem(DType.BF16), sm90_cutedsl.PLAIN)
+    yield _unaligned(_plain_problem(DType.BF16))
     blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDEST)
     yield _unaligned(blocks)
@@ -221,6 +239,9 @@ def _default(arch: Arch) -> Iterator[AnyConfig]:
         yield from _kernels(problem, sm90.CORE if frequent else sm90.FEW)
         yield from _dsl_kernels(problem, sm90_cutedsl.CORE if frequent else sm90_cutedsl.FEW)
         yield _unaligned(problem)
+    for dtype in PLAIN_DTYPES:
+        yield from _dsl_kernels(_plain_problem(dtype), sm90_cutedsl.PLAIN)
+        yield _unaligned(_plain_problem(dtype))
     yield from _one_of_each_other_kind()
     for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
         problem = _group_problem(operand, out, groups, ScaleLayout.STRIDED)

@@ -59,7 +59,9 @@ class Reference:
         x, b = operands, operands.weights[0]
         self.rows = sampled_rows(x.problem.m, b.device)
         a = _take(x.a, self.rows)
-        a_scales, b_scales = (x.a_scale, x.b_scale) if scales_per_tensor else (x.a_scales[self.rows], x.b_scales)
+        a_scales, b_scales = (x.a_scale, x.b_scale) if scales_per_tensor else (x.a_scales, x.b_scales)
+        if a_scales.numel() > 1:
+            a_scales = a_scales[self.rows]
         azp = None if x.azp is None else x.azp[self.rows]
         self._rounded = scaled_mm(a, b, a_scales, b_scales, x.out.dtype, azp_adj=x.azp_adj[0], azp=azp)
         self._bound = None

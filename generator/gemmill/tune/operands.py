@@ -23,9 +23,9 @@ class Operands:
     weights: tuple[Tensor, ...]
     out: Tensor
     a_scales: Tensor
-    """[M, 1] float32; in groups [M, K/128], M-major, columns padded to multiples of 16 bytes"""
+    """[M, 1] float32; in groups [M, K/128], M-major, columns padded to multiples of 16 bytes; of bf16 one value, 1"""
     b_scales: Tensor
-    """[1, N] float32; in groups [K/128, N/128], stored as [N/128, K/128]"""
+    """[1, N] float32; in groups [K/128, N/128], stored as [N/128, K/128]; of bf16 one value, 1"""
     a_scale: Tensor
     """a_scales' first value, without dimensions, for contenders that take one scale for a tensor"""
     b_scale: Tensor
@@ -45,7 +45,7 @@ class OperandMaker:
         self._generator = torch.Generator(device=device).manual_seed(0)
 
     def make(self, problem: Problem) -> Operands:
-        """Uniform random operands in [-1, 1] (s8: the whole range) and positive scales."""
+        """Uniform random operands in [-1, 1] (s8: the whole range) and positive scales (bf16: 1)."""
         weights = self._weights_of(problem)
         rows, columns = problem.m, problem.n
         azp, azp_adj = None, tuple(None for _ in weights)
@@ -53,7 +53,9 @@ class OperandMaker:
             azp = torch.randint(-20, 20, (rows, 1), dtype=torch.int32, device=self._device, generator=self._generator)
             azp_adj = tuple(w.sum(dim=0, dtype=torch.int32) for w in weights)
         groups = problem.op.groups
-        if groups is None:
+        if problem.op is Op.BF16:
+            a_scales = b_scales = torch.ones(1, 1, device=self._device)
+        elif groups is None:
             a_scales, b_scales = self._scales(rows, 1), self._scales(1, columns)
         else:
             a_scales = self._scales(groups.a_shape(rows, problem.k)[1], rows + -rows % 4).t()[:rows]
@@ -75,7 +77,9 @@ class OperandMaker:
         key = (problem.op.operand, problem.n, problem.k)
         if key != self._key:
             self._weights, self._key = (), key
-            copies = min(MOST_COPIES, max(2, -(-self._rotated_bytes // (problem.n * problem.k))))
+            copies = min(
+                MOST_COPIES, max(2, -(-self._rotated_bytes // (problem.n * problem.k * problem.element_bytes)))
+            )
             self._weights = tuple(self._random(problem.n, problem.k, problem.op).t() for _ in range(copies))
         return self._weights
 
@@ -85,7 +89,7 @@ class OperandMaker:
                 -128, 128, (rows, columns), dtype=torch.int8, device=self._device, generator=self._generator
             )
         values = torch.rand(rows, columns, dtype=torch.float32, device=self._device, generator=self._generator)
-        return values.mul_(2).sub_(1).to(torch.float8_e4m3fn)
+        return values.mul_(2).sub_(1).to(getattr(torch, op.operand.torch_name))
 
     def _scales(self, rows: int, columns: int) -> Tensor:
         return torch.rand(rows, columns, device=self._device, generator=self._generator) * 0.01 + 0.001

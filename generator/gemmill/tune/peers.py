@@ -59,6 +59,12 @@ def torch_tensor_wise(x: Operands, i: int) -> Tensor:
     return torch._scaled_mm(x.a, x.weights[i], x.a_scale, x.b_scale, out_dtype=x.out.dtype, use_fast_accum=True)
 
 
+def torch_mm(x: Operands, i: int) -> Tensor:
+    """torch's plain product, by cuBLAS, which is told to add slices of K in float32: in bf16 it is another result."""
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    return torch.mm(x.a, x.weights[i], out=x.out)
+
+
 def torch_int_mm(x: Operands, i: int) -> Tensor:
     """torch's product of integers, without scales."""
     return torch._int_mm(x.a, x.weights[i])
@@ -69,6 +75,7 @@ def torch_peers() -> list[Peer]:
     return [
         Peer(name="torch row-wise", multiply=torch_row_wise, ops=(Op.FP8,)),
         Peer(name="torch tensor-wise", multiply=torch_tensor_wise, ops=(Op.FP8,), scales_per_tensor=True),
+        Peer(name="torch mm", multiply=torch_mm, ops=(Op.BF16,)),
         Peer(
             name="torch._int_mm",
             multiply=torch_int_mm,
@@ -86,5 +93,6 @@ def vllm_peer(library: str) -> Peer:
 
 
 def vllm_takes(problem: Problem) -> bool:
-    """vLLM ignores the strides of scales in groups: their columns must follow each other at multiples of 16 bytes."""
-    return problem.op is not Op.FP8_GROUPS or problem.m % 4 == 0
+    """vLLM refuses operands of 16 bits, and ignores the strides of scales in groups: their columns must follow each other
+    at multiples of 16 bytes."""
+    return problem.op is not Op.BF16 and (problem.op is not Op.FP8_GROUPS or problem.m % 4 == 0)

@@ -26,11 +26,13 @@ class Op(StrEnum):
     """s8 x s8 with a zero point for each row of A"""
     FP8_GROUPS = "fp8_groups"
     """e4m3 x e4m3, a scale for each 1 x 128 of A, M-major and padded to 16 bytes, and for each 128 x 128 of B"""
+    BF16 = "bf16"
+    """bf16 x bf16, both scales 1: the plain product, to compare with"""
 
     @property
     def operand(self) -> DType:
         """Dtype of A and B."""
-        return DType.E4M3 if self in (Op.FP8, Op.FP8_GROUPS) else DType.S8
+        return _OPERANDS[self]
 
     @property
     def groups(self) -> ScaleGroups | None:
@@ -43,6 +45,15 @@ class Op(StrEnum):
         need = Need.AZP_TOKEN if self is Op.INT8_AZP else Need.SCALE
         scales = scales_code(self.groups, mn_major=True)
         return problem_code(need, self.operand.torch_name, DType.BF16.torch_name, scales)
+
+
+_OPERANDS = {
+    Op.FP8: DType.E4M3,
+    Op.INT8: DType.S8,
+    Op.INT8_AZP: DType.S8,
+    Op.FP8_GROUPS: DType.E4M3,
+    Op.BF16: DType.BF16,
+}
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -62,12 +73,17 @@ class Problem:
     @property
     def bytes(self) -> int:
         """Operands and result, each counted once; scales are left out."""
-        return self.m * self.k + self.n * self.k + 2 * self.m * self.n
+        return (self.m + self.n) * self.k * self.element_bytes + 2 * self.m * self.n
+
+    @property
+    def element_bytes(self) -> int:
+        """Of one element of an operand."""
+        return self.op.operand.bits // 8
 
     @property
     def call(self) -> ProblemCall:
         """The call with operands as torch allocates them: dense, at multiples of 16 bytes."""
-        align_k, align_d = math.gcd(self.k, TMA_BYTES), math.gcd(2 * self.n, TMA_BYTES)
+        align_k, align_d = math.gcd(self.element_bytes * self.k, TMA_BYTES), math.gcd(2 * self.n, TMA_BYTES)
         one = TMA_BYTES
         return ProblemCall(
             problem=self.op.code,
@@ -90,7 +106,7 @@ def ops_of(predicate: Predicate) -> tuple[Op, ...]:
         return (Op.FP8_GROUPS,) if served else ()
     ops: list[Op] = []
     if SCALED_MM in predicate.ops:
-        ops.append(Op.FP8 if predicate.a_dtype is DType.E4M3 else Op.INT8)
+        ops += [op for op in (Op.FP8, Op.INT8, Op.BF16) if op.operand is predicate.a_dtype]
     if SCALED_MM_AZP in predicate.ops and "token" in predicate.azp:
         ops.append(Op.INT8_AZP)
     return tuple(ops)

@@ -1,7 +1,7 @@
 """Problems from files: a table of shapes that a user wrote, or the misses that the runtime recorded.
 
 JSON is a list of objects, JSON lines an object each, CSV has a header. Fields: `m`, `n`, `k`, in JSON each a number or,
-for m, a list; and `op` (fp8, int8, int8_azp, fp8_groups), which may be left out where the caller says which ops are meant.
+for m, a list; and `op` (fp8, int8, int8_azp, fp8_groups, bf16), which may be left out where the caller says which ops are meant.
 """
 
 import csv

@@ -84,6 +84,7 @@ def verify_ops() -> Iterator[Verdict]:
     for op, dtype, azp in (
         (SCALED_MM, DType.E4M3, "none"),
         (SCALED_MM, DType.S8, "none"),
+        (SCALED_MM, DType.BF16, "none"),
         (SCALED_MM_AZP, DType.S8, "token"),
     ):
         case = Case(m=m, n=n, k=k, a_vector=True, b_vector=True, bias=True, azp=azp)

@@ -25,7 +25,7 @@ class Accumulation(StrEnum):
     """What happens to partial sums of FP8 products on Hopper's tensor core, which keeps about 22 bits."""
 
     FAST = "fast"
-    """left in the tensor core over the whole of K"""
+    """left in the tensor core over the whole of K; so are those of 16-bit operands, which are FP32 there"""
     PROMOTED = "promoted"
     """added to FP32 registers after every 128 along K"""
     EXACT = "exact"

@@ -1,12 +1,13 @@
 // The variant that takes everything: any M, N, K, any row stride, any address.
 //
-// One CTA of four warps computes 64 x 64 of D with mma.sync m16n8k32. Rows are read in 16-byte pieces where address and
-// stride allow it and byte by byte where they do not; which, is the same for a whole operand, so nothing diverges.
-// The next K step is read into registers while this one is multiplied.
+// One CTA of four warps computes 64 x 64 of D with mma.sync, 32 bytes along K at a time. Rows are read in 16-byte pieces
+// where address and stride allow it and element by element where they do not; which, is the same for a whole operand,
+// so nothing diverges. The next K step is read into registers while this one is multiplied.
 #pragma once
 
 #include <climits>
 #include <cuda_runtime.h>
+#include <type_traits>
 
 #include "cute/arch/mma_sm80.hpp"
 #include "cute/arch/mma_sm89.hpp"
@@ -28,6 +29,14 @@ template <>
 struct MmaOf<int8_t> {
   using Op = cute::SM80_16x8x32_S32S8S8S32_TN;
 };
+template <>
+struct MmaOf<cutlass::bfloat16_t> {
+  using Op = cute::SM80_16x8x16_F32BF16BF16F32_TN;
+};
+template <>
+struct MmaOf<cutlass::half_t> {
+  using Op = cute::SM80_16x8x16_F32F16F16F32_TN;
+};
 
 template <class Element_, class Accumulator_, class Output_, int tile_m, int tile_n, int tile_k, EpilogueKind kind>
 struct UnalignedMm {
@@ -37,12 +46,16 @@ struct UnalignedMm {
   using Mma = typename MmaOf<Element>::Op;
 
   static constexpr int kThreads = 128;
-  static constexpr int kPitch = tile_k + 16;  // bytes of a row in shared memory: 16-byte rows, banks apart
-  static constexpr int kPieces = tile_k / 16;
+  static constexpr int kBytes = sizeof(Element);
+  static constexpr int kRow = tile_k * kBytes;
+  static constexpr int kPitch = kRow + 16;  // bytes of a row in shared memory: 16-byte rows, banks apart
+  static constexpr int kPieces = kRow / 16;
+  static constexpr int kPiece = 16 / kBytes;  // elements
   static constexpr int kPiecesPerThread = tile_m * kPieces / kThreads;
   static constexpr int kMmaM = tile_m / 2 / 16, kMmaN = tile_n / 2 / 8;  // of a warp, four warps as 2 x 2
 
-  static_assert(sizeof(Element) == 1, "operands are one byte wide");
+  static_assert(kBytes == 1 || kBytes == 2, "operands are one or two bytes wide");
+  static_assert(kRow % 32 == 0, "a step is whole instructions");
   static_assert(tile_m == tile_n, "both operands are read by the same pattern");
   static_assert(tile_m * kPieces % kThreads == 0, "every thread reads the same number of pieces");
 
@@ -85,13 +98,15 @@ struct UnalignedMm {
   static __device__ uint4 piece(Element const* row, int64_t stride, int k, int limit) {
     uint4 bits = make_uint4(0, 0, 0, 0);
     if (k >= limit) return bits;
-    auto const* from = reinterpret_cast<uint8_t const*>(row) + k;
-    bool const aligned = ((reinterpret_cast<uintptr_t>(from) | static_cast<uintptr_t>(stride)) & 15) == 0;
-    if (aligned && limit - k >= 16) return *reinterpret_cast<uint4 const*>(from);
+    using Bits = std::conditional_t<kBytes == 1, uint8_t, uint16_t>;
+    auto const* from = reinterpret_cast<Bits const*>(row) + k;
+    bool const aligned = ((reinterpret_cast<uintptr_t>(from) | static_cast<uintptr_t>(stride * kBytes)) & 15) == 0;
+    if (aligned && limit - k >= kPiece) return *reinterpret_cast<uint4 const*>(from);
+    constexpr int kOfWord = 4 / kBytes;
     uint32_t words[4] = {};
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      if (k + i < limit) words[i / 4] |= static_cast<uint32_t>(from[i]) << (i % 4 * 8);
+    for (int i = 0; i < kPiece; ++i) {
+      if (k + i < limit) words[i / kOfWord] |= static_cast<uint32_t>(from[i]) << (i % kOfWord * 8 * kBytes);
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
   }
@@ -101,7 +116,7 @@ struct UnalignedMm {
     for (int i = 0; i < kPiecesPerThread; ++i) {
       int const index = threadIdx.x + i * kThreads;
       int const row = row0 + index / kPieces;
-      next[i] = row < rows ? piece(data + row * stride, stride, k0 + index % kPieces * 16, k) : make_uint4(0, 0, 0, 0);
+      next[i] = row < rows ? piece(data + row * stride, stride, k0 + index % kPieces * kPiece, k) : make_uint4(0, 0, 0, 0);
     }
   }
 
@@ -113,14 +128,14 @@ struct UnalignedMm {
     }
   }
 
-  // Fragments of mma.m16n8k32 (PTX ISA, "Matrix fragments for mma.m16n8k32"): lane / 4 is the row, lane % 4 * 4 the byte.
+  // Fragments of m16n8k32 and m16n8k16 (PTX ISA, "Matrix fragments for mma"): lane / 4 is the row, lane % 4 * 4 the byte.
   static __device__ void multiply(Accumulator (&sums)[kMmaM][kMmaN][4], uint8_t const* tile_a, uint8_t const* tile_b) {
     int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint8_t const* a = tile_a + (warp / 2 * (tile_m / 2) + lane / 4) * kPitch + lane % 4 * 4;
     uint8_t const* b = tile_b + (warp % 2 * (tile_n / 2) + lane / 4) * kPitch + lane % 4 * 4;
     auto word = [](uint8_t const* at) { return *reinterpret_cast<uint32_t const*>(at); };
 #pragma unroll
-    for (int k = 0; k < tile_k; k += 32) {
+    for (int k = 0; k < kRow; k += 32) {
       uint32_t fragment_b[kMmaN][2];
 #pragma unroll
       for (int j = 0; j < kMmaN; ++j) {

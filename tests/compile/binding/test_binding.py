@@ -19,6 +19,7 @@ from gemmill.runtime.table import Row, TunedRow
 from gemmill.vocab import SCALE_GROUPS
 
 SMS = 132
+PLAIN = (torch.bfloat16, torch.float16)
 ROUNDS = 4000
 
 
@@ -34,7 +35,7 @@ def some_calls(seed: int, count: int) -> list[ProblemCall]:
 
     return [
         ProblemCall(
-            problem=rng.choice((rng.randrange(16), 16 + rng.randrange(128))),
+            problem=rng.choice((rng.randrange(32), 32 + rng.randrange(256))),
             m=size(),
             n=size(),
             k=rng.choice((size(), size(), 0)),
@@ -138,8 +139,8 @@ class Mill:
     def call(self, op: OpSchema) -> dict[str, torch.Tensor | None]:
         rng = self.rng
         m, n, k = (rng.choice((0, 1, 1, 2, 16, 33, 130)) for _ in range(3))
-        dtype = torch.int8 if op is SCALED_MM_AZP else rng.choice((torch.int8, torch.float8_e4m3fn))
-        out_dtype = rng.choice((torch.bfloat16, torch.float16))
+        dtype = torch.int8 if op is SCALED_MM_AZP else rng.choice((torch.int8, torch.float8_e4m3fn, *PLAIN))
+        out_dtype = dtype if dtype in PLAIN else rng.choice(PLAIN)
         everything = {
             "out": self.matrix(m, n, out_dtype),
             "a": self.matrix(m, k, dtype),
@@ -150,7 +151,7 @@ class Mill:
             "azp": rng.choice((None, self.vector(m, torch.int32, ((m,), (m, 1))))),
             "bias": rng.choice((None, self.vector(n, out_dtype, ((n,), (1, n))))),
         }
-        if op is SCALED_MM and rng.random() < 0.4:
+        if op is SCALED_MM and rng.random() < (0.1 if dtype in PLAIN else 0.4):
             everything |= self.group_scales(m, n, k)
         call = {name: everything[name] for name in op.arguments}
         for _ in range(rng.choice((0, 1, 1, 2))):

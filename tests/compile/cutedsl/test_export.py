@@ -30,9 +30,8 @@ SWAPPED = "sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t64x16x256_c1x1x1_basi
 SPLIT = "sm90a_cutlass_s8_s8_s32_bf16_scaledazppertoken_channel_t64x16x512_c1x1x1_basic_exact_splitk_swapab_s5_a16b16d8"
 PROMOTED = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t256x128x128_c1x2x1_cooperative_promoted_persistent_ab_sauto_a16b16d8"
 PLAIN = (
-    "sm90a_cutlass_bf16_bf16_f32_bf16_scaledbias_channel_t128x128x64_c2x1x1_pingpong_fast_persistent_ab_sauto_a8b8d8"
+    "sm90a_cutedsl_bf16_bf16_f32_bf16_scaledbias_channel_t128x128x64_c2x1x1_pingpong_fast_persistent_ab_sauto_a8b8d8"
 )
-"""Operands of 16 bits: no op takes them yet."""
 S8_GROUPS = "sm90a_cutedsl_s8_s8_s32_bf16_scaledbias_groupblock128strided_t128x128x128_c2x1x1_cooperative_exact_persistent_ab_sauto_a16b16d8"
 NAMES = [FAST, SWAPPED, SPLIT, PROMOTED, PLAIN, S8_GROUPS]
 

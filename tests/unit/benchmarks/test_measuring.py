@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gemmill.tune.operands import OperandMaker
+from gemmill.tune.peers import vllm_takes
 from gemmill.tune.problems import Op, Problem
 from gemmill.tune.statistics import geometric_mean, sample
 from gemmill.tune.timing import Plan, shuffled
@@ -128,3 +129,20 @@ def test_weights_exceed_the_cache_twice_and_are_kept_for_the_same_shape():
     assert not torch.equal(first.weights[0].view(torch.int8), first.weights[1].view(torch.int8))
     assert maker.make(Problem(op=Op.FP8, m=8, n=32, k=64)).weights is first.weights
     assert maker.make(Problem(op=Op.INT8, m=8, n=32, k=64)).weights[0].dtype is torch.int8
+
+
+@pytest.mark.parametrize(
+    ("op", "m", "taken"), [(Op.FP8, 3, True), (Op.FP8_GROUPS, 3, False), (Op.FP8_GROUPS, 4, True), (Op.BF16, 4, False)]
+)
+def test_what_vllm_takes(op, m, taken):
+    assert vllm_takes(Problem(op=op, m=m, n=32, k=256)) is taken
+
+
+def test_operands_of_16_bits_are_scaled_by_one_and_count_two_bytes():
+    problem = Problem(op=Op.BF16, m=4, n=32, k=60)
+    made = OperandMaker(torch.device("cpu"), rotated_bytes=10_000).make(problem)
+    assert {x.dtype for x in (made.a, *made.weights, made.out)} == {torch.bfloat16}
+    assert 10_000 <= sum(2 * w.numel() for w in made.weights) < 10_000 + 2 * 32 * 60
+    assert made.a_scales.tolist() == made.b_scales.tolist() == [[1.0]]
+    assert problem.bytes == 2 * (4 * 60 + 32 * 60 + 4 * 32)
+    assert (problem.call.align_a, problem.call.align_d) == (8, 16)

@@ -4,6 +4,7 @@ import pytest
 
 from gemmill.tune.problems import Op, Problem, tiny
 from harness.problems import (
+    BF16_TABLE,
     FP8_TABLE,
     GROUPS_TABLE,
     INT8_TABLE,
@@ -20,7 +21,7 @@ from harness.problems import (
 
 def test_tables():
     problems = table_problems(OPS_OF["all"])
-    assert len(problems) == len(FP8_TABLE) + 2 * len(INT8_TABLE) + len(GROUPS_TABLE)
+    assert len(problems) == len(FP8_TABLE) + 2 * len(INT8_TABLE) + len(GROUPS_TABLE) + len(BF16_TABLE)
     assert Problem(op=Op.FP8_GROUPS, m=16, n=8192, k=8192) in problems
     assert Problem(op=Op.FP8, m=16, n=1280, k=8192) in problems
     assert Problem(op=Op.INT8_AZP, m=2048, n=4096, k=14336) in problems

@@ -11,7 +11,7 @@ from harness.contenders import torch_contenders
 from harness.devices import commit_of, environment
 from harness.measuring import Measurement
 from harness.plot import draw
-from harness.results import row_record, summary_record, summary_text, table, write_json
+from harness.results import peers_record, row_record, summary_record, summary_text, table, write_json
 from harness.sweep import sweep_record, sweep_table
 
 PEERS = [*torch_contenders()]
@@ -71,9 +71,24 @@ def test_summary_takes_both_sides_apart():
     assert (low["side"], low["shapes"], low["geometric_mean"], low["worst_ratio"]) == ("M <= 128", 2, 1.0, 0.5)
     assert low["worst_shape"] == [128, 4096, 8192]
     assert (high["side"], high["geometric_mean"]) == ("M > 128", 0.9)
-    text = summary_text([low, high], {"fp8": {"gemmill": {"median_us": 3.0}}})
+    text = summary_text([low, high], [], {"fp8": {"gemmill": {"median_us": 3.0}}})
     assert "fp8 M <= 128: geometric mean 1.000 over 2 shapes, worst 0.500 at 128 x 4096 x 8192" in text
     assert "host time of one call, fp8, us: gemmill 3.00" in text
+
+
+def test_each_peer_alone_is_compared_over_the_shapes_that_it_computed():
+    rows = [
+        row_record(measured(16, {"gemmill": 10.0, ROW_WISE: 20.0, TENSOR_WISE: 5.0}), PEERS),
+        row_record(measured(4096, {"gemmill": 10.0, ROW_WISE: 12.5}, failures={TENSOR_WISE: "no"}), PEERS),
+        row_record(measured(32, {"gemmill": 10.0, "torch._int_mm": 5.0}, op=Op.INT8), PEERS),
+    ]
+    peers = peers_record(rows)
+    assert [(part["op"], part["peer"], part["shapes"], part["geometric_mean"]) for part in peers] == [
+        ("fp8", ROW_WISE, 2, pytest.approx((2.0 * 1.25) ** 0.5, abs=1e-4)),
+        ("fp8", TENSOR_WISE, 1, 0.5),
+    ]
+    text = summary_text([], peers, {})
+    assert text.splitlines()[0] == "fp8 against torch row-wise alone: geometric mean 1.581 over 2 shapes"
 
 
 def test_table_shows_failures_and_spread():

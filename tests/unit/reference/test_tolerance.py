@@ -18,17 +18,26 @@ def random_scales(count: int, seed: int) -> torch.Tensor:
     return torch.rand(count, generator=torch.Generator().manual_seed(seed)) + 0.5
 
 
+def cut_off(x: torch.Tensor, largest: torch.Tensor, bits: int) -> torch.Tensor:
+    """x without what lies `bits` below the exponent of `largest`, as in two's complement."""
+    unit = torch.exp2(torch.frexp(largest)[1].double() - 1 - bits)
+    return torch.floor(x / unit) * unit
+
+
 def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, promoted: bool) -> torch.Tensor:
-    """Hopper's e4m3 sum, step by step: 33 terms cut off 13 bits below the exponent of the largest."""
+    """Hopper's sum, step by step. e4m3: 33 terms cut off 13 bits below the exponent of the largest; 16 bits: 17 terms cut
+    off at 23 bits, and so is the result."""
+    step, bits = (32, 13) if a.dtype is torch.float8_e4m3fn else (16, 23)
     a, b = a.double(), b.double()
     running = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
     register = torch.zeros_like(running, dtype=torch.float32)
-    for start in range(0, a.shape[1], 32):
-        products = a[:, start : start + 32, None] * b[None, start : start + 32, :]
+    for start in range(0, a.shape[1], step):
+        products = a[:, start : start + step, None] * b[None, start : start + step, :]
         terms = torch.cat([running[:, None, :], products], dim=1)
-        unit = torch.exp2(torch.frexp(terms.abs().amax(dim=1, keepdim=True))[1].double() - 1 - 13)
-        running = (torch.floor(terms / unit) * unit).sum(dim=1)
-        if promoted and (start + 32) % 128 == 0:
+        running = cut_off(terms, terms.abs().amax(dim=1, keepdim=True), bits).sum(dim=1)
+        if bits == 23:
+            running = cut_off(running, running.abs(), bits)
+        if promoted and (start + step) % 128 == 0:
             register += running.float()
             running = torch.zeros_like(running)
     return register.double() + running
@@ -47,6 +56,32 @@ def test_a_simulated_tensor_core_is_within_the_bound(accumulation, positive, k):
     assert (error <= bound).all()
     if k == 2048:
         assert (error > bound / 1000).any(), "the bound is not so wide that it hides everything"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("k", [1, 15, 16, 96, 2048])
+def test_a_simulated_sum_of_16_bit_operands_is_within_the_bound(dtype, positive, k):
+    generator = torch.Generator().manual_seed(k)
+    a, b = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((6, k), (k, 5)))
+    if positive:
+        a, b = a.abs(), b.abs()
+    error = (tensor_core_sum(a, b, False) - a.double() @ b.double()).abs()
+    bound = accumulation_error(a, b, Accumulation.FAST)
+    assert (error <= bound).all()
+    assert (bound < 2.0**-10 * (a.double().abs() @ b.double().abs())).all(), "far below the rounding of the result"
+    if k == 2048:
+        assert (error > bound / 1000).any(), "the bound is not so wide that it hides everything"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_missing_product_of_16_bit_operands_is_outside_the_tolerance(dtype):
+    generator = torch.Generator().manual_seed(5)
+    a, b = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((16, 512), (512, 16)))
+    one = torch.ones(1)
+    assert check_scaled_mm(scaled_mm(a, b, one, one, dtype), a, b, one, one, Accumulation.FAST).ok
+    short = scaled_mm(a[:, :511], b[:511], one, one, dtype)
+    assert check_scaled_mm(short, a, b, one, one, Accumulation.FAST).wrong > 100
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

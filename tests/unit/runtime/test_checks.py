@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gemmill.runtime.checks import INT32_MAX, check
+from gemmill.runtime.checks import INT32_MAX, OPERAND_DTYPES, check
 from gemmill.runtime.operands import Operand, of_arguments
 from gemmill.runtime.schemas import BY_NAME, GEMM_OPS, SCALED_MM, SCALED_MM_AZP
 
@@ -59,13 +59,21 @@ SCALED = {
     "out: too few columns": ({"out": lambda c: c["out"][:, :-1]}, f"out is [{M}, 5], expected [M, N] = [{M}, {N}]"),
     "a: dtype": (
         {"a": lambda c: torch.ones(M, K, dtype=torch.float8_e5m2)},
-        "a is float8_e5m2, expected float8_e4m3fn or int8",
+        "a is float8_e5m2, expected float8_e4m3fn, int8, bfloat16 or float16",
     ),
     "b: dtype": (
         {"b": lambda c: torch.ones(N, K).to(torch.float8_e4m3fn).t()},
-        "b is float8_e4m3fn and a is int8: both must have one dtype, float8_e4m3fn or int8",
+        "b is float8_e4m3fn and a is int8: both must have one dtype, float8_e4m3fn, int8, bfloat16 or float16",
     ),
     "out: dtype": ({"out": lambda c: torch.ones(M, N)}, "out is float32, expected bfloat16 or float16"),
+    "out: not the dtype of 16-bit operands": (
+        {"a": lambda c: c["a"].half(), "b": lambda c: c["b"].half()},
+        "out is bfloat16, expected float16 as a and b are",
+    ),
+    "b_scales: in groups, for 16-bit operands": (
+        {"a": lambda c: c["a"].bfloat16(), "b": lambda c: c["b"].bfloat16(), "b_scales": lambda c: torch.ones(2, N)},
+        f"b_scales has shape [2, {N}]: expected one value, or one for each of N = {N} ([1, {N}] or [{N}])",
+    ),
     "a: layout": (
         {"a": lambda c: column_major(c["a"])},
         f"a has strides [1, {M}]: it must be row-major (last stride 1); call a.contiguous()",
@@ -115,6 +123,14 @@ SCALED = {
     ),
     "out over a": (
         {"a": lambda c: torch.ones(M * N * 2, dtype=torch.int8)[: M * K].view(M, K), "out": lambda c: None},
+        "out overlaps a in memory: results would overwrite operands that are still to be read",
+    ),
+    "out over the second half of a 16-bit a": (
+        {
+            "a": lambda c: torch.ones(2 * M * K, dtype=torch.bfloat16)[: M * K].view(M, K),
+            "b": lambda c: c["b"].bfloat16(),
+            "out": lambda c: c["a"].as_strided((M, N), (N, 1), M * K - 1),
+        },
         "out overlaps a in memory: results would overwrite operands that are still to be read",
     ),
     "out over bias": (
@@ -174,9 +190,13 @@ def test_sentence(op: str, changes: dict[str, Callable], sentence: str) -> None:
     assert torch.equal(before, bytes_of(out)), "out was written"
 
 
-@pytest.mark.parametrize("op", [op.name for op in GEMM_OPS])
-def test_good_call_is_accepted(op: str) -> None:
-    call = good_call(op)
+@pytest.mark.parametrize(
+    ("op", "dtype"), [(op.name, getattr(torch, dtype)) for op in GEMM_OPS for dtype in OPERAND_DTYPES[op.name]]
+)
+def test_good_call_is_accepted(op: str, dtype: torch.dtype) -> None:
+    call = good_call(op, dtype)
+    if dtype is torch.float16:  # as which out and bias are then too
+        call |= {name: call[name].to(dtype) for name in ("out", "bias")}
     run(op, call)
     assert not call["out"].isnan().any()
     if op == SCALED_MM_AZP.name:

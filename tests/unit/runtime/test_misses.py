@@ -80,6 +80,7 @@ def test_a_file_that_cannot_be_written_stops_nothing(problem_call) -> None:
 def test_classes_are_those_of_tables(problem_call) -> None:
     for op in Op:
         assert op_of(Problem(op=op, m=1, n=16, k=16).call) == op
+    assert op_of(problem_call(operand="float16", out="float16")) == "bf16", "their schedules are the same"
 
 
 def test_recording_begins_with_the_setting(monkeypatch, tmp_path, problem_call) -> None:

@@ -32,6 +32,15 @@ def test_functions_give_the_reference(dtype) -> None:
     assert not torch.equal(result, scaled_mm(*given, dtype, bias)), "zero points make a difference in this data"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_operands_of_16_bits_with_scales_of_one_are_the_plain_product(dtype) -> None:
+    generator = torch.Generator().manual_seed(4)
+    a, b = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((5, 11), (7, 11)))
+    one = torch.ones(1)
+    exact = a.double() @ b.double().t()
+    assert torch.equal(gemmill.cutlass_scaled_mm(a, b.t(), one, one, dtype), exact.float().to(dtype))
+
+
 @pytest.mark.parametrize("shape", [(0, 7, 11), (5, 0, 11), (5, 7, 0)])
 def test_zero_sizes(shape) -> None:
     m, n, _ = shape
@@ -84,6 +93,8 @@ def test_variants(smoke_build, smoke_configs) -> None:
         ({"op": "cutlass_scaled_mm", "dtype": "e4m3"}, True),
         ({"op": "cutlass_scaled_mm", "dtype": torch.float8_e4m3fn, "out_dtype": torch.float16}, True),
         ({"op": "cutlass_scaled_mm", "dtype": torch.int8, "arch": "sm90a"}, True),
+        ({"op": "cutlass_scaled_mm", "dtype": torch.float16, "out_dtype": torch.float16}, True),
+        ({"op": "cutlass_scaled_mm", "dtype": "bf16", "out_dtype": "f16"}, False),
         ({"op": "cutlass_scaled_mm", "dtype": torch.float8_e5m2}, False),
         ({"op": "cutlass_scaled_mm", "out_dtype": torch.float32}, False),
         ({"op": "cutlass_scaled_mm", "dtype": "e4m3", "arch": "sm120a"}, False),

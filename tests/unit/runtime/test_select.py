@@ -5,14 +5,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from gemmill.runtime.model import model_ns
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.problem import Need, problem_code, problem_of_call
+from gemmill.runtime.problem import Need, ProblemClass, class_of, problem_code, problem_of_call
 from gemmill.runtime.schemas import SCALED_MM, SCALED_MM_AZP
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import Table
 from gemmill.runtime.tuned import TunedChoice
+from gemmill.space.config import RESULTS_OF
 from gemmill.space.names import to_name
-from gemmill.vocab import KernelSchedule, RasterOrder
+from gemmill.vocab import Backend, DType, KernelSchedule, RasterOrder
 
 SMS = 132
 E4M3_BIAS = problem_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
@@ -201,6 +203,42 @@ def tensors(lda: int, ldb: int, ldd: int, *, m: int = 3, n: int = 16, k: int = 3
 def test_alignments_of_a_call(strides, changes, alignments) -> None:
     call = problem_of_call(SCALED_MM, of_arguments(SCALED_MM, [*tensors(*strides, **changes), None]))
     assert (call.align_a, call.align_b, call.align_d) == alignments
+
+
+def test_alignments_and_class_of_a_call_with_16_bit_operands() -> None:
+    """Strides count two bytes each."""
+    a, b = torch.zeros(3, 36, dtype=torch.float16)[:, :32], torch.zeros(16, 34, dtype=torch.float16)[:, :32].t()
+    given = [torch.zeros(3, 16, dtype=torch.float16), a, b, torch.ones(1), torch.ones(1), None]
+    call = problem_of_call(SCALED_MM, of_arguments(SCALED_MM, given))
+    assert (call.align_a, call.align_b, call.align_d) == (8, 4, 16)
+    assert call.problem == problem_code(Need.SCALE, "float16", "float16")
+    given[1] = a[:1].expand(3, 32)
+    call = problem_of_call(SCALED_MM, of_arguments(SCALED_MM, given))
+    assert call.align_a == 2, "rows on one another, which the fallback takes"
+
+
+def test_every_class_is_told_by_its_number() -> None:
+    """And no two have the same."""
+    kinds = [
+        (need, operand, out, scales)
+        for need in Need
+        for operand, outs in RESULTS_OF.items()
+        for out in outs
+        for scales in range(9)
+    ]
+    codes = [problem_code(need, operand.torch_name, out.torch_name, scales) for need, operand, out, scales in kinds]
+    assert len(set(codes)) == len(codes)
+    for code, (need, operand, out, scales) in zip(codes, kinds, strict=True):
+        assert class_of(code) == ProblemClass(need=need, operand=operand, out=out, scales=scales)
+
+
+def test_the_model_counts_bytes(make_config, table_of, problem_call) -> None:
+    """A kernel of 16-bit operands at half the depth takes as long for half of K: all it moves and multiplies is the same."""
+    codes = table_of(make_config(backend=Backend.CUTEDSL)).rows[0]
+    plain = table_of(make_config(backend=Backend.CUTEDSL, a_dtype=DType.BF16, tile_shape_mnk=(128, 128, 64))).rows[0]
+    for m in (1, 100, 4096):
+        half = problem_call(need=Need.SCALE, operand="bfloat16", m=m, k=2048)
+        assert model_ns(plain, half, SMS) == model_ns(codes, problem_call(need=Need.SCALE, m=m, k=4096), SMS)
 
 
 def test_class_of_a_call() -> None:

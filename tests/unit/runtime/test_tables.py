@@ -23,7 +23,7 @@ from gemmill.runtime.table_file import (
 )
 from gemmill.runtime.tuned import Machine, TableTrust, find_tables, load_tuned, table_files
 from gemmill.space.names import to_name
-from gemmill.vocab import SCALE_GROUPS, Accumulation, DType, EpilogueKind, ScaleGranularity, ScaleLayout
+from gemmill.vocab import SCALE_GROUPS, Accumulation, Backend, DType, EpilogueKind, ScaleGranularity, ScaleLayout
 
 H200 = "NVIDIA H200"
 HERE = Machine(arch="sm90a", device=H200, driver="580.1")
@@ -126,6 +126,17 @@ def test_schedules_measured_with_one_epilogue_serve_its_siblings(make_config, pu
     half = replace(measured, problem=replace(measured.problem, out_dtype=DType.F16))
     scaled = replace(half, problem=replace(half.problem, epilogue=EpilogueKind.SCALED))
     assert plain.names == (to_name(scaled), to_name(half))
+
+
+def test_schedules_measured_with_bf16_operands_serve_f16(make_config, put) -> None:
+    measured = make_config(a_dtype=DType.BF16, backend=Backend.CUTEDSL)
+    put(table(row(to_name(measured), op="bf16")))
+    names = {choice.problem: choice.names for choice in load_tuned([], HERE).choices}
+    assert set(names) == {
+        problem_code(need, out, out) for need in (Need.SCALE, Need.BIAS) for out in ("bfloat16", "float16")
+    }
+    half = to_name(make_config(a_dtype=DType.F16, backend=Backend.CUTEDSL))
+    assert names[problem_code(Need.BIAS, "float16", "float16")] == (half,)
 
 
 @pytest.mark.parametrize("layout", [ScaleLayout.STRIDED, ScaleLayout.MN_MAJOR])

@@ -39,7 +39,10 @@ def test_a_dry_sweep_from_shapes_to_report(gemmill, home: Path, tmp_path: Path) 
             "no shapes: name a file with --shapes, recorded misses with --misses, or a model with --model (llama-3-8b, ",
         ),
         (["--model", "gpt"], "no model 'gpt': it is neither a readable config.json nor one of llama-3-8b, "),
-        (["--model", "llama-3-8b", "--op", "fp9"], "--op 'fp9': there are fp8, int8, int8_azp, fp8_groups, and all"),
+        (
+            ["--model", "llama-3-8b", "--op", "fp9"],
+            "--op 'fp9': there are fp8, int8, int8_azp, fp8_groups, bf16, and all",
+        ),
         (["--model", "llama-3-8b", "--m", "1,x"], "--m '1,x' is not a list of positive numbers such as 1,2,4"),
         (["--model", "llama-3-8b", "--margin", "3"], "'3' is not a share such as 3% or 0.03"),
         (

@@ -52,8 +52,8 @@ def test_what_is_known_to_be_at_fault_is_not_tried(worker) -> None:
     assert worker.starts == 1
 
 
-def test_integers_zero_points_and_groups(worker) -> None:
-    for op, k in ((Op.INT8, 48), (Op.INT8_AZP, 48), (Op.FP8_GROUPS, 300)):
+def test_other_operands_zero_points_and_groups(worker) -> None:
+    for op, k in ((Op.INT8, 48), (Op.INT8_AZP, 48), (Op.FP8_GROUPS, 300), (Op.BF16, 48)):
         outcome = measure(worker, task("sm_wrong", problem=Problem(op=op, m=3, n=144, k=k)))
         assert set(outcome.rounds_us) == set(GOOD)
         assert [finding.fault for finding in outcome.findings.values()] == [Fault.WRONG]

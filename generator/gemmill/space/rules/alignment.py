@@ -1,7 +1,7 @@
 """Which rows each kind of load can take."""
 
 from gemmill.space.config import KernelConfig
-from gemmill.vocab import OK, Accumulation, Status, rejected
+from gemmill.vocab import OK, Accumulation, DType, Status, rejected
 
 TMA_BYTES = 16
 
@@ -40,7 +40,7 @@ def fallback_has_one_form(config: KernelConfig) -> Status:
         return rejected(
             f"swap_ab={s.swap_ab} stages={s.stages} with {s.kernel_schedule}: it has one operand order and its own pipeline"
         )
-    if s.accumulation is Accumulation.FAST:
+    if s.accumulation is Accumulation.FAST and config.problem.a_dtype is DType.E4M3:
         return rejected(
             f"{s.kernel_schedule} adds in FP32 registers: its accumulation is promoted, not {s.accumulation}"
         )

@@ -1,31 +1,57 @@
 """Which problems exist at all."""
 
-from gemmill.space.config import KernelConfig
+from gemmill.space.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig
 from gemmill.vocab import (
     GROUP_SIZES,
     OK,
     SCALE_GROUPS,
     Accumulation,
     Arch,
+    Backend,
     DType,
     ScaleGranularity,
     Status,
     rejected,
 )
 
+ACCUMULATIONS_OF = {
+    DType.E4M3: (Accumulation.FAST, Accumulation.PROMOTED),
+    DType.S8: (Accumulation.EXACT,),
+    DType.BF16: (Accumulation.FAST,),
+    DType.F16: (Accumulation.FAST,),
+}
+"""What can become of the sums of each operand's products."""
+
 
 def operand_dtypes(config: KernelConfig) -> Status:
-    """The tensor core multiplies operands of one family: e4m3 x e4m3 to f32, or s8 x s8 to s32."""
+    """The tensor core multiplies operands of one type: floats to f32, s8 to s32."""
     p = config.problem
-    if (p.a_dtype, p.b_dtype) not in ((DType.E4M3, DType.E4M3), (DType.S8, DType.S8)):
-        return rejected(f"{p.a_dtype} x {p.b_dtype} is not offered: e4m3 x e4m3 and s8 x s8 are")
+    if p.a_dtype not in ACCUMULATOR_OF or p.a_dtype is not p.b_dtype:
+        offered = ", ".join(f"{dtype} x {dtype}" for dtype in ACCUMULATOR_OF)
+        return rejected(f"{p.a_dtype} x {p.b_dtype} is not offered: {offered} are")
     return OK
 
 
 def out_dtype(config: KernelConfig) -> Status:
     """Results are stored in 16 bits: what the next layer reads."""
-    if config.problem.out_dtype not in (DType.BF16, DType.F16):
-        return rejected(f"out {config.problem.out_dtype} is not offered: bf16 and f16 are")
+    p = config.problem
+    outs = RESULTS_OF.get(p.a_dtype, ())
+    if p.out_dtype not in outs:
+        return rejected(f"out {p.out_dtype} of {p.a_dtype} operands is not offered: it is {' or '.join(outs)}")
+    return OK
+
+
+def operands_of_16_bits(config: KernelConfig) -> Status:
+    """They are there to compare with, and for layers that are not quantised: one fast backend and the fallback do."""
+    p = config.problem
+    if p.a_dtype.bits == 8:
+        return OK
+    if p.group_size:
+        return rejected(f"scales in groups of {p.group_size} belong to codes of 8 bits, operands are {p.a_dtype}")
+    if config.backend is Backend.CUTLASS and config.schedule.kernel_schedule.uses_tma:
+        return rejected(
+            f"the cutlass backend has {p.a_dtype} operands in its unaligned kernel only: cutedsl has the fast ones"
+        )
     return OK
 
 
@@ -55,16 +81,23 @@ def grouped_scales(config: KernelConfig) -> Status:
 
 
 def accumulation_fits_dtype(config: KernelConfig) -> Status:
-    """Integer sums are exact; FP8 sums are either left in the tensor core or promoted."""
-    exact = config.schedule.accumulation is Accumulation.EXACT
-    if exact == config.problem.a_dtype.is_float:
+    """Integer sums are exact; FP8 sums are left in the tensor core's 22 bits or promoted; others are f32 there already."""
+    operand = config.problem.a_dtype
+    fitting = ACCUMULATIONS_OF.get(operand, ())
+    if config.schedule.accumulation not in fitting:
         return rejected(
-            f"accumulation {config.schedule.accumulation} does not fit {config.problem.a_dtype}: "
-            "s8 is exact, e4m3 is fast or promoted"
+            f"accumulation {config.schedule.accumulation} does not fit {operand}: it is {' or '.join(fitting)}"
         )
-    if config.problem.group_size and config.schedule.accumulation is Accumulation.FAST:
+    if config.problem.group_size and operand is DType.E4M3 and config.schedule.accumulation is Accumulation.FAST:
         return rejected(f"scales change every {config.problem.group_size} along K: sums are promoted there, not fast")
     return OK
 
 
-RULES = (operand_dtypes, out_dtype, zero_points_are_integers, grouped_scales, accumulation_fits_dtype)
+RULES = (
+    operand_dtypes,
+    out_dtype,
+    operands_of_16_bits,
+    zero_points_are_integers,
+    grouped_scales,
+    accumulation_fits_dtype,
+)

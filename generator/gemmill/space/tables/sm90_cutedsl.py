@@ -181,3 +181,31 @@ GROUP_WIDEST = Tables(
     ),
 )
 """What is worth timing."""
+
+PLAIN = Tables(
+    wide=(
+        ((128, 128, 64), (2, 1, 1), PINGPONG),
+        ((128, 160, 64), (2, 1, 1), COOPERATIVE),
+        ((128, 192, 64), (2, 1, 1), PINGPONG),
+        ((128, 256, 64), (2, 1, 1), COOPERATIVE),
+        ((256, 128, 64), (2, 1, 1), COOPERATIVE),
+    ),
+    low=(
+        ((64, 128, 64), (2, 1, 1), BASIC),
+        ((64, 256, 64), (2, 1, 1), PINGPONG),
+    ),
+    narrow=(
+        ((64, 16, 128), (1, 1, 1), BASIC),
+        ((64, 32, 128), (1, 1, 1), BASIC),
+        ((64, 64, 64), (1, 1, 1), BASIC),
+        ((64, 128, 64), (1, 1, 1), BASIC),
+    ),
+    split_k=(
+        ((64, 16, 128), BASIC, 4),
+        ((64, 16, 256), BASIC, 5),
+        ((64, 32, 128), BASIC, 4),
+        ((128, 128, 64), COOPERATIVE, 6),
+    ),
+)
+"""For operands of 16 bits: rows of the other tables at half their depth, which are as many bytes. They are no choice by
+measurement."""

@@ -1,0 +1,24 @@
+// The number of a class of calls: what Row::problem and Call::problem are. Mirrors gemmill.runtime.problem.
+#pragma once
+
+#include <cstdint>
+
+namespace gemmill {
+
+// What the epilogue must do.
+enum Need : int64_t { kScale = 0, kBias = 1, kAzpRow = 2, kAzpToken = 3 };
+
+enum OperandType : int64_t { kE4m3 = 0, kS8 = 1, kBf16 = 2, kF16 = 3 };
+
+enum OutType : int64_t { kToBf16 = 0, kToF16 = 1 };
+
+// `scales` is the kind of scales: 0 per tensor or channel, else of groups (group_scales.h).
+constexpr int64_t problem_code(int64_t scales, Need need, OperandType operand, OutType out) {
+  return ((scales * 4 + need) * 4 + operand) * 2 + out;
+}
+
+// Of one element of A or B.
+constexpr int64_t operand_bytes(OperandType operand) { return operand == kBf16 || operand == kF16 ? 2 : 1; }
+constexpr int64_t operand_bytes(int64_t problem) { return operand_bytes(static_cast<OperandType>(problem / 2 % 4)); }
+
+}  // namespace gemmill
