@@ -20,8 +20,9 @@ ACCUMULATOR_REGISTERS = 208
 """Of 232 a consumer thread gets, what is left beside addresses and the epilogue."""
 PARTIAL_REGISTERS = 64
 """Registers a thread may spend on partial sums of several groups at once."""
-PREFETCH_BYTES = 96 * 1024
-"""Of weights, into L2, by each CTA (docs/notes/split_k.md)."""
+PREFETCH_BYTES = 128 * 1024
+PREFETCH_SHARE = 4
+"""What each CTA asks for of its first tile's weights: a quarter of their K steps, up to 128 KB (docs/notes/split_k.md)."""
 CONSUMER_GROUPS = {KernelSchedule.COOPERATIVE: 2, KernelSchedule.PINGPONG: 2, KernelSchedule.BASIC: 1}
 OPERANDS = (DType.E4M3, DType.E5M2, DType.S8, DType.BF16, DType.F16)
 OUTPUTS = (DType.BF16, DType.F16)

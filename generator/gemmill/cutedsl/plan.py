@@ -343,9 +343,8 @@ class Plan:
 
     @property
     def prefetched(self) -> int:
-        """K steps of weights, of a CTA's slice of the tile, that are asked for before the kernel before this one has ended."""
-        own = self.x_bytes // self.cluster_y if self.swap_ab else self.y_bytes // self.cluster_x
-        return PREFETCH_BYTES // own
+        """K steps of weights that are asked for before the kernel before this one has ended, at most: where rows are few."""
+        return PREFETCH_BYTES * self.cluster_y // self.x_bytes if self.swap_ab else 0
 
     @property
     def partial_pitch(self) -> int:

@@ -9,6 +9,7 @@ from cutlass import Int16, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from gemmill.cutedsl.barriers import wait
+from gemmill.cutedsl.limits import PREFETCH_SHARE
 from gemmill.cutedsl.packed import Packed
 from gemmill.cutedsl.walk import Job, Walk, advance, rows_back, tile_of
 
@@ -42,11 +43,11 @@ def load_operands(
         for t in cutlass.range(early, unroll=1):
             announce(plan, full + t)
             load(plan, weights, at_x if plan.swap_ab else at_y, job.k_first + t, t, full)
-    else:
-        at_x, at_y = tile_of(plan, walk, job.first)
-        for t in cutlass.range(cutlass.min(job.k_steps, plan.prefetched), unroll=1):
+    elif cutlass.const_expr(plan.prefetched > 0):
+        at_x, _ = tile_of(plan, walk, job.first)
+        for t in cutlass.range(cutlass.min(job.k_steps // PREFETCH_SHARE, plan.prefetched), unroll=1):
             atom, _, in_memory, _, _ = weights
-            cute.prefetch(atom, in_memory[None, at_x if plan.swap_ab else at_y, job.k_first + t])
+            cute.prefetch(atom, in_memory[None, at_x, job.k_first + t])
     cute.arch.griddepcontrol_wait()
 
     stage, phase = Int32(0), Int32(1)
