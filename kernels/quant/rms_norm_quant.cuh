@@ -27,7 +27,7 @@ struct RmsNormParams {
   float const* scale_ub;
   int64_t hidden, in_stride, out_stride, residual_stride, scale_stride_m, scale_stride_g;
   uint32_t chunks;       // of a row
-  uint32_t rows, ahead;  // row + ahead is asked for from L2; 0: none is
+  uint32_t rows, ahead;  // row + ahead is asked for from L2
   bool few;              // CTAs: what they read is asked for early
   double inverse_hidden, epsilon;
 };
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     }
   }
   if constexpr (kAligned && kResident && !kCluster && kChunks >= 4) {
-    if (p.ahead != 0 && threadIdx.x == 0 && static_cast<uint32_t>(row) + p.ahead < p.rows) {
+    if (threadIdx.x == 0 && static_cast<uint32_t>(row) + p.ahead < p.rows) {
       fetch_row_to_l2(in + p.ahead * p.in_stride, p.chunks * 16);
       if constexpr (kResidual) fetch_row_to_l2(residual + p.ahead * p.residual_stride, p.chunks * 16);
     }
@@ -325,7 +325,7 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
         x.scale_ub,
         x.hidden, x.in_stride, x.out_stride, x.residual_stride, x.scale_stride_m, x.scale_stride_g,
         static_cast<uint32_t>(chunks),
-        static_cast<uint32_t>(rows), single.threads < 128 ? 0 : rows_ahead(x.launch.sm_count, chunks * (x.residual == nullptr ? 16 : 32)),
+        static_cast<uint32_t>(rows), rows_ahead(x.launch.sm_count, chunks * (x.residual == nullptr ? 16 : 32)),
         rows * shape.cluster <= 2 * int64_t{x.launch.sm_count},  // beyond, to fetch early costs large tensors 5 % (H200, 2026-11-20)
         1.0 / static_cast<double>(x.hidden), static_cast<double>(x.epsilon),
     };
