@@ -28,20 +28,19 @@ struct Silu {
 // 0.5 gate (1 + tanh(sqrt(2 / pi) (gate + 0.044715 gate^3)))
 struct GeluTanh {
   static constexpr bool kGated = true;
-  static __device__ __forceinline__ float apply(float gate) {
+  static __device__ __forceinline__ float odd(float gate) {
     float const cube = __fmul_rn(__fmul_rn(gate, gate), gate);
-    float const inner = __fmul_rn(0.7978845608028654f, __fadd_rn(gate, __fmul_rn(0.044715f, cube)));
-    return __fmul_rn(__fmul_rn(0.5f, gate), __fadd_rn(1.0f, tanhf(inner)));
+    return tanhf(__fmul_rn(0.7978845608028654f, __fadd_rn(gate, __fmul_rn(0.044715f, cube))));
   }
 };
 
 // 0.5 gate (1 + erf(gate / sqrt(2)))
 struct GeluErf {
   static constexpr bool kGated = true;
-  static __device__ __forceinline__ float apply(float gate) {
-    return __fmul_rn(__fmul_rn(0.5f, gate), __fadd_rn(1.0f, erff(__fmul_rn(gate, 0.7071067811865476f))));
-  }
+  static __device__ __forceinline__ float odd(float gate) { return erff(__fmul_rn(gate, 0.7071067811865476f)); }
 };
+
+__device__ __forceinline__ float gelu(float gate, float odd) { return __fmul_rn(__fmul_rn(0.5f, gate), __fadd_rn(1.0f, odd)); }
 
 // Replaces each gate by activation(gate) * up.
 template <class Activation, int kElements>
@@ -59,7 +58,7 @@ __device__ __forceinline__ void gate_and_multiply(float (&gate)[kElements], floa
     for (int i = 0; i < kElements; ++i) gate[i] = __fmul_rn(Silu::plain(gate[i]), up[i]);
   } else {
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) gate[i] = __fmul_rn(Activation::apply(gate[i]), up[i]);
+    for (int i = 0; i < kElements; ++i) gate[i] = __fmul_rn(gelu(gate[i], Activation::odd(gate[i])), up[i]);
   }
 }
 

@@ -89,6 +89,32 @@ struct Quotient {
   }
 };
 
+// value / divisor for values of 16 bits and divisors from 2^-60 to infinity, in two operations: the reciprocal is kept in two
+// parts. The first is not above it, so that both products have the sign of a zero; the second is one unit too large, so that
+// no rounding of its own is felt. Codes of the results are those of the correctly rounded quotients, see Quotient.
+struct ShortQuotient {
+  static constexpr float kShrink = 0x1p-64f;
+  float high, low;
+  bool shrinks;
+  __device__ __forceinline__ explicit ShortQuotient(float divisor) : shrinks(divisor > kLargestPlain) {
+    float const plain = shrinks ? __fmul_rn(divisor, kShrink) : divisor;
+    high = reciprocal_of_normal(plain);
+    if (__fmaf_rn(-plain, high, 1.0f) < 0.0f) high = __uint_as_float(__float_as_uint(high) - 1);
+    low = __uint_as_float(__float_as_uint(__fmul_rn(__fmaf_rn(-plain, high, 1.0f), high)) + 1);
+    if (divisor > FLT_MAX) high = low = 0.0f;
+  }
+  // Replaces values by their quotients.
+  template <int kElements>
+  __device__ __forceinline__ void divide(float (&values)[kElements]) const {
+    if (shrinks) [[unlikely]] {
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) values[i] = __fmul_rn(values[i], kShrink);
+    }
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) values[i] = __fmaf_rn(values[i], high, __fmul_rn(values[i], low));
+  }
+};
+
 // Codes of values / scale, where no |value| but NaN exceeds amax.
 template <class Out, int kElements>
 __device__ __forceinline__ void encode_scaled(float const (&values)[kElements], float scale, float amax, uint32_t (&words)[kElements / 4]) {
@@ -107,11 +133,17 @@ __device__ __forceinline__ void encode_scaled(float const (&values)[kElements], 
   }
 }
 
-// amax / kMax, correctly rounded.
+// value / kDivisor, correctly rounded, for the divisors that are used: 127, 255 and 448.
+template <int kDivisor>
+__device__ __forceinline__ float quotient_of(float value) {
+  constexpr float divisor = kDivisor;
+  if (is_plain(value)) [[likely]] return Quotient(divisor, 1.0f / divisor)(value);
+  return __fdiv_rn(value, divisor);
+}
+
 template <class Out>
 __device__ __forceinline__ float scale_of(float amax) {
-  if (is_plain(amax)) [[likely]] return Quotient(Out::kMax, 1.0f / Out::kMax)(amax);
-  return __fdiv_rn(amax, Out::kMax);
+  return quotient_of<static_cast<int>(Out::kMax)>(amax);
 }
 
 // The biased exponent of the power of two that is at least `scale`; 255 for infinity.

@@ -64,8 +64,8 @@ struct AsymmetricCoding {
       reciprocal = amax == 0.0f ? 0.0f : __fdiv_rn(127.0f, amax);
       azp = 0;
     } else {
-      scale = __fdiv_rn(__fsub_rn(range.high, range.low), 255.0f);
-      reciprocal = __fdiv_rn(1.0f, scale);
+      scale = quotient_of<255>(__fsub_rn(range.high, range.low));
+      reciprocal = gemmill::quant::is_plain(scale) ? reciprocal_of_normal(scale) : __fdiv_rn(1.0f, scale);
       azp = __float2int_rn(__fsub_rn(-128.0f, __fdiv_rn(range.low, scale)));
     }
     is_plain = reciprocal <= FLT_MAX && azp >= -kLargestPlainZeroPoint && azp <= kLargestPlainZeroPoint;

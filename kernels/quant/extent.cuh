@@ -9,12 +9,13 @@
 
 namespace gemmill::quant {
 
-__device__ __forceinline__ uint32_t absolute_pair(uint32_t a, __nv_bfloat16) {
-  asm("abs.bf16x2 %0, %0;" : "+r"(a));
+// The larger absolute values, with signs that say nothing.
+__device__ __forceinline__ uint32_t larger_absolute_pair(uint32_t a, uint32_t b, __nv_bfloat16) {
+  asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
   return a;
 }
-__device__ __forceinline__ uint32_t absolute_pair(uint32_t a, __half) {
-  asm("abs.f16x2 %0, %0;" : "+r"(a));
+__device__ __forceinline__ uint32_t larger_absolute_pair(uint32_t a, uint32_t b, __half) {
+  asm("max.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
   return a;
 }
 __device__ __forceinline__ uint32_t larger_pair(uint32_t a, uint32_t b, __nv_bfloat16) {
@@ -42,13 +43,12 @@ template <class In>
 struct RawExtent<In, float> {
   uint32_t pair = 0;
   __device__ __forceinline__ void extend(uint4 chunk) {
-    uint32_t const a = larger_pair(absolute_pair(chunk.x, In{}), absolute_pair(chunk.y, In{}), In{});
-    uint32_t const b = larger_pair(absolute_pair(chunk.z, In{}), absolute_pair(chunk.w, In{}), In{});
-    pair = larger_pair(pair, larger_pair(a, b, In{}), In{});
+    uint32_t const a = larger_absolute_pair(chunk.x, chunk.y, In{}), b = larger_absolute_pair(chunk.z, chunk.w, In{});
+    pair = larger_absolute_pair(pair, larger_absolute_pair(a, b, In{}), In{});
   }
   __device__ __forceinline__ float value() const {
     float low, high;
-    unpack_pair(pair, low, high, In{});
+    unpack_pair(pair & 0x7fff7fffu, low, high, In{});
     return fmaxf(low, high);
   }
 };

@@ -5,6 +5,7 @@
 #include "quant/activation.cuh"
 #include "quant/coding.cuh"
 #include "quant/extent.cuh"
+#include "quant/gelu_table.cuh"
 #include "quant/launch.cuh"
 #include "quant/memory.cuh"
 #include "quant/reduce.cuh"
@@ -54,95 +55,159 @@ __device__ __forceinline__ float group_scale(GroupQuantParams const& p, float am
   return kFormat == ScaleFormat::kF32 ? scale : __uint_as_float(ue8m0_above(scale) << 23);
 }
 
+struct NoTable {};
+
+// What a thread does with kUnroll chunks. Groups `first`, `first + step`, ... are its own; a thread holds chunks `lane`,
+// `lane + kLanes`, ... of each.
+template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
+struct GroupQuant {
+  static constexpr int kElements = kChunkElements<In>;
+  static constexpr int kParts = parts_of_group(kUnroll, kGroup / kElements);
+  static constexpr int kPieces = kUnroll / kParts;
+  static constexpr int kLanes = kGroup / kElements / kParts;
+  static_assert(kLanes >= 2 && kLanes <= 32, "a group is held by 2 to 32 lanes");
+  static constexpr bool kSmall = kUnroll == 1;
+
+  GroupQuantParams const& p;
+  uint32_t lane, first, step;
+  uint32_t rows[kPieces], groups[kPieces];
+
+  __device__ __forceinline__ GroupQuant(GroupQuantParams const& params, uint32_t tile)
+      : p(params), lane(threadIdx.x % kLanes), first((tile * (blockDim.x * kPieces) + threadIdx.x) / kLanes), step(blockDim.x / kLanes) {
+#pragma unroll
+    for (int u = 0; u < kPieces; ++u) {
+      uint32_t const index = min(first + u * step, p.all_groups - 1);
+      rows[u] = p.groups_per_row(index);
+      groups[u] = index - rows[u] * p.groups;
+    }
+  }
+  __device__ __forceinline__ uint32_t column(int u, int part) const { return groups[u] * kGroup + (lane + part * kLanes) * kElements; }
+  __device__ __forceinline__ In const* row(int u) const { return static_cast<In const*>(p.in) + rows[u] * p.in_stride; }
+
+  __device__ __forceinline__ void fetch() const {
+#pragma unroll
+    for (int u = 0; u < kPieces; ++u) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        fetch_to_l2(row(u) + column(u, part));
+        if constexpr (Activation::kGated) fetch_to_l2(row(u) + p.hidden + column(u, part));
+      }
+    }
+  }
+
+  // Table: of the activation, or none.
+  template <class Table>
+  __device__ __forceinline__ void run(Table const* table) const {
+    uint4 chunks[kPieces][kParts], ups[Activation::kGated ? kPieces : 1][kParts];
+#pragma unroll
+    for (int u = 0; u < kPieces; ++u) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        chunks[u][part] = load_chunk<kAligned, kSmall>(row(u), column(u, part), p.hidden);
+        if constexpr (Activation::kGated) ups[u][part] = load_chunk<kAligned, kSmall>(row(u) + p.hidden, column(u, part), p.hidden);
+      }
+    }
+    float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
+
+#pragma unroll
+    for (int u = 0; u < kPieces; ++u) {
+      float values[kParts * kElements];
+      RawExtent<In, std::conditional_t<kSymmetric, float, Range>> of_raw;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        float of_part[kElements];
+        unpack<In>(chunks[u][part], of_part);
+        if constexpr (Activation::kGated) {
+          float factors[kElements];
+          unpack<In>(ups[u][part], factors);
+          if constexpr (std::is_same_v<Table, NoTable>) {
+            gate_and_multiply<Activation>(of_part, factors);
+          } else {
+            uint4 const chunk = chunks[u][part];
+            uint32_t const pairs[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              table->gate_and_multiply(pairs[i], of_part[2 * i], of_part[2 * i + 1], factors[2 * i], factors[2 * i + 1]);
+            }
+          }
+        } else {
+          of_raw.extend(chunks[u][part]);
+        }
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) values[part * kElements + i] = of_part[i];
+      }
+      bool const inside = first + u * step < p.all_groups;
+      bool const writes_scale = inside && lane == 0;
+      uint32_t words[kParts][kElements / 4];
+      auto& all_words = reinterpret_cast<uint32_t(&)[kParts * kElements / 4]>(words);
+      if constexpr (kSymmetric) {
+        float amax;
+        if constexpr (Activation::kGated) {
+          amax = absolute_maximum(values);
+        } else {
+          amax = of_raw.value();
+        }
+        amax = reduce_lanes<kLanes>(amax, Max{});
+        float const scale = group_scale<Out, kFormat>(p, amax, scale_ub);
+        encode_scaled<Out>(values, scale, amax, all_words);
+        if (writes_scale) {
+          if constexpr (kFormat == ScaleFormat::kPackedUe8m0) {
+            *packed_scale(p, rows[u], groups[u]) = static_cast<uint8_t>(__float_as_uint(scale) >> 23);
+            if (groups[u] + 1 == p.groups || rows[u] + 1 == p.rows) [[unlikely]] pad_packed_scales(p, rows[u], groups[u]);
+          } else {
+            static_cast<float*>(p.scales)[scale_index(p, rows[u], groups[u])] = scale;
+          }
+        }
+      } else {
+        AsymmetricCoding const coding(reduce_lanes<kLanes>(of_raw.value(), WidenRange{}), scale_ub);
+        coding.encode(values, all_words);
+        if (writes_scale) coding.store(static_cast<float*>(p.scales), p.azps, scale_index(p, rows[u], groups[u]));
+      }
+      if (!inside) continue;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        store_codes<kAligned, kElements>(p.out + rows[u] * p.out_stride, column(u, part), p.hidden, words[part]);
+      }
+    }
+  }
+};
+
 template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
 __global__ void __launch_bounds__(kGroupQuantThreads) group_quant_kernel(__grid_constant__ GroupQuantParams const p) {
-  constexpr int kElements = kChunkElements<In>;
-  constexpr int kParts = parts_of_group(kUnroll, kGroup / kElements);
-  constexpr int kPieces = kUnroll / kParts;
-  constexpr int kLanes = kGroup / kElements / kParts;
-  static_assert(kLanes >= 2 && kLanes <= 32, "a group is held by 2 to 32 lanes");
-
-  // A thread holds chunks `lane`, `lane + kLanes`, ... of a group in each of its pieces.
-  uint32_t const lane = threadIdx.x % kLanes;
-  uint32_t const first = (blockIdx.x * (blockDim.x * kPieces) + threadIdx.x) / kLanes, step = blockDim.x / kLanes;
-  uint32_t rows[kPieces], groups[kPieces];
-  uint4 chunks[kPieces][kParts], ups[Activation::kGated ? kPieces : 1][kParts];
-  auto const column = [&](int u, int part) { return groups[u] * kGroup + (lane + part * kLanes) * kElements; };
-  constexpr bool kSmall = kUnroll == 1;
-#pragma unroll
-  for (int u = 0; u < kPieces; ++u) {
-    uint32_t const index = min(first + u * step, p.all_groups - 1);
-    rows[u] = p.groups_per_row(index);
-    groups[u] = index - rows[u] * p.groups;
-    if constexpr (kSmall) {
-      In const* const chunk = static_cast<In const*>(p.in) + rows[u] * p.in_stride + column(u, 0);
-      fetch_to_l2(chunk);
-      if constexpr (Activation::kGated) fetch_to_l2(chunk + p.hidden);
-    }
-  }
+  GroupQuant<In, Out, Activation, kFormat, kGroup, kSymmetric, kUnroll, kAligned> const work(p, blockIdx.x);
+  if constexpr (work.kSmall) work.fetch();
   wait_for_predecessor();
-#pragma unroll
-  for (int u = 0; u < kPieces; ++u) {
-    In const* const row = static_cast<In const*>(p.in) + rows[u] * p.in_stride;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      chunks[u][part] = load_chunk<kAligned, kSmall>(row, column(u, part), p.hidden);
-      if constexpr (Activation::kGated) ups[u][part] = load_chunk<kAligned, kSmall>(row + p.hidden, column(u, part), p.hidden);
-    }
-  }
-  float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
+  work.template run<NoTable>(nullptr);
+}
 
-#pragma unroll
-  for (int u = 0; u < kPieces; ++u) {
-    float values[kParts * kElements];
-    RawExtent<In, std::conditional_t<kSymmetric, float, Range>> of_raw;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      float of_part[kElements];
-      unpack<In>(chunks[u][part], of_part);
-      if constexpr (Activation::kGated) {
-        float factors[kElements];
-        unpack<In>(ups[u][part], factors);
-        gate_and_multiply<Activation>(of_part, factors);
-      } else {
-        of_raw.extend(chunks[u][part]);
-      }
-#pragma unroll
-      for (int i = 0; i < kElements; ++i) values[part * kElements + i] = of_part[i];
-    }
-    bool const inside = first + u * step < p.all_groups;
-    bool const writes_scale = inside && lane == 0;
-    uint32_t words[kParts][kElements / 4];
-    auto& all_words = reinterpret_cast<uint32_t(&)[kParts * kElements / 4]>(words);
-    if constexpr (kSymmetric) {
-      float amax;
-      if constexpr (Activation::kGated) {
-        amax = absolute_maximum(values);
-      } else {
-        amax = of_raw.value();
-      }
-      amax = reduce_lanes<kLanes>(amax, Max{});
-      float const scale = group_scale<Out, kFormat>(p, amax, scale_ub);
-      encode_scaled<Out>(values, scale, amax, all_words);
-      if (writes_scale) {
-        if constexpr (kFormat == ScaleFormat::kPackedUe8m0) {
-          *packed_scale(p, rows[u], groups[u]) = static_cast<uint8_t>(__float_as_uint(scale) >> 23);
-          if (groups[u] + 1 == p.groups || rows[u] + 1 == p.rows) [[unlikely]] pad_packed_scales(p, rows[u], groups[u]);
-        } else {
-          static_cast<float*>(p.scales)[scale_index(p, rows[u], groups[u])] = scale;
-        }
-      }
-    } else {
-      AsymmetricCoding const coding(reduce_lanes<kLanes>(of_raw.value(), WidenRange{}), scale_ub);
-      coding.encode(values, all_words);
-      if (writes_scale) coding.store(static_cast<float*>(p.scales), p.azps, scale_index(p, rows[u], groups[u]));
-    }
-    if (!inside) continue;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      store_codes<kAligned, kElements>(p.out + rows[u] * p.out_stride, column(u, part), p.hidden, words[part]);
-    }
-  }
+// CTAs that stay, so that each fills its table once. What they read first is asked for before. Shape measured on an H200.
+inline constexpr int kTabulatedThreads = 768;
+inline constexpr int kTabulatedCtasOfSm = 2;
+inline constexpr int kTabulatedUnroll = 2;
+
+struct TabulatedGroupQuantParams {
+  GroupQuantParams groups;
+  uint32_t tiles;
+};
+
+template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric>
+__global__ void __launch_bounds__(kTabulatedThreads, kTabulatedCtasOfSm)
+    tabulated_group_quant_kernel(__grid_constant__ TabulatedGroupQuantParams const p) {
+  using Tile = GroupQuant<In, Out, Activation, kFormat, kGroup, kSymmetric, kTabulatedUnroll, true>;
+  __shared__ GeluTable<Activation> table;
+  Tile(p.groups, blockIdx.x).fetch();
+  table.fill();
+  __syncthreads();
+  wait_for_predecessor();
+  for (uint32_t tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) Tile(p.groups, tile).run(&table);
+}
+
+template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric>
+int32_t launch_tabulated(GroupQuantParams const& p, int64_t chunks, gemmill_quant_launch const& how) {
+  int64_t const tiles = ceil_divide(chunks, kTabulatedThreads * kTabulatedUnroll);
+  int64_t const ctas = int64_t{how.sm_count} * kTabulatedCtasOfSm;
+  return launch<&tabulated_group_quant_kernel<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric>>(
+      TabulatedGroupQuantParams{p, static_cast<uint32_t>(tiles)}, tiles < ctas ? tiles : ctas, kTabulatedThreads, how);
 }
 
 template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
@@ -182,11 +247,20 @@ int32_t group_quant(gemmill_group_quant_args const& x) {
     };
     int64_t const chunks = rows * per_row;
     int const unroll = chunks <= int64_t{x.launch.sm_count} * kGroupQuantThreads * 4 ? 1 : is_large(chunks, x.launch.sm_count) ? 4 : 2;
+    // A table pays from half of a large tensor on.
+    if constexpr (kHasTable<In, Activation>) {
+      if (aligned && is_large(2 * chunks, x.launch.sm_count)) {
+        int32_t const error = launch_tabulated<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric>(p, chunks, x.launch);
+        if (error != cudaSuccess) return error;
+        continue;
+      }
+    }
+    constexpr int kMostUnroll = kHasTable<In, Activation> ? 2 : 4;
     int32_t const error =
         !aligned      ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, false>(p, chunks, x.launch)
         : unroll == 1 ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, true>(p, chunks, x.launch)
         : unroll == 2 ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 2, true>(p, chunks, x.launch)
-                      : launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 4, true>(p, chunks, x.launch);
+                      : launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, kMostUnroll, true>(p, chunks, x.launch);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

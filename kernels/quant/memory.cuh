@@ -36,6 +36,11 @@ __device__ __forceinline__ uint4 load_reused(void const* address) {
 // For kernels of few CTAs, which wait longer for memory than for anything else.
 __device__ __forceinline__ void fetch_to_l2(void const* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
+// The same for a whole row, asked for by one thread. Address and size are multiples of 16.
+__device__ __forceinline__ void fetch_row_to_l2(void const* row, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(bytes) : "memory");
+}
+
 enum class Beyond { kZero, kFirst };
 
 // A chunk that begins in the row, but may be misaligned or reach beyond it. What lies beyond reads as zero, or as the

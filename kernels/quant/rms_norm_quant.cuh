@@ -17,7 +17,6 @@
 namespace gemmill::quant {
 
 inline constexpr int kMostRmsNormThreads = 1024;
-inline constexpr int kFewCtas = 2 * 132;  // beyond, to fetch early costs large tensors 5 % (H200, 2026-11-20)
 
 struct RmsNormParams {
   void const* in;
@@ -27,7 +26,9 @@ struct RmsNormParams {
   float* scales;
   float const* scale_ub;
   int64_t hidden, in_stride, out_stride, residual_stride, scale_stride_m, scale_stride_g;
-  uint32_t chunks;  // of a row
+  uint32_t chunks;       // of a row
+  uint32_t rows, ahead;  // row + ahead is asked for from L2
+  bool few;              // CTAs: what they read is asked for early
   double inverse_hidden, epsilon;
 };
 
@@ -44,20 +45,32 @@ __device__ __forceinline__ double sum_of_squares(float const (&x)[kElements]) {
   return static_cast<double>(sums[0]);
 }
 
-// Values of s8 are multiplied by the scale's reciprocal, those of e4m3 divided by it.
-template <class Out, int kElements>
-__device__ __forceinline__ void encode_normed(float const (&y)[kElements], float scale, float amax, uint32_t (&words)[kElements / 4]) {
-  if constexpr (std::is_same_v<Out, S8>) {
-    float const reciprocal = reciprocal_of(scale);
+// Codes of values of type In. Those of s8 are multiplied by the scale's reciprocal, those of e4m3 divided by the scale.
+template <class In, class Out>
+struct NormedCoding {
+  using Division = std::conditional_t<sizeof(In) == 2, ShortQuotient, float>;
+  std::conditional_t<std::is_same_v<Out, S8>, float, Division> by;  // the reciprocal, the divided reciprocal, or the scale
+  float amax;
+
+  __device__ __forceinline__ NormedCoding(float scale, float extent) : by(std::is_same_v<Out, S8> ? reciprocal_of_scale(scale) : scale), amax(extent) {}
+  // A scale is 2^-23 or more, and perhaps infinite.
+  static __device__ __forceinline__ float reciprocal_of_scale(float scale) { return scale > FLT_MAX ? 0.0f : reciprocal_of_normal(scale); }
+  template <int kElements>
+  __device__ __forceinline__ void encode(float (&y)[kElements], uint32_t (&words)[kElements / 4]) const {
+    if constexpr (std::is_same_v<Out, E4M3> && sizeof(In) == 4) {
+      encode_scaled<Out>(y, by, amax, words);
+    } else {
+      if constexpr (std::is_same_v<Out, S8>) {
 #pragma unroll
-    for (int i = 0; i < kElements; i += 4) {
-      words[i / 4] = encode4(__fmul_rn(y[i], reciprocal), __fmul_rn(y[i + 1], reciprocal), __fmul_rn(y[i + 2], reciprocal),
-                             __fmul_rn(y[i + 3], reciprocal), Out{});
+        for (int i = 0; i < kElements; ++i) y[i] = __fmul_rn(y[i], by);
+      } else {
+        by.divide(y);
+      }
+#pragma unroll
+      for (int i = 0; i < kElements; i += 4) words[i / 4] = encode4(y[i], y[i + 1], y[i + 2], y[i + 3], Out{});
     }
-  } else {
-    encode_scaled<Out>(y, scale, amax, words);
   }
-}
+};
 
 // Threads of a CTA and CTAs of an SM, through which the registers of a thread. With up to two chunks a thread one CTA may
 // fill the SM; with more, rows are many and CTAs share it. 448 threads hold rows of 14336 and 28672 elements of 16 bits.
@@ -78,8 +91,11 @@ inline RmsNormShape rms_norm_shape(gemmill_quant_launch const& how, int64_t rows
   int64_t const of_cta = ceil_divide(chunks, shape.cluster);
   int const most_chunks = shape.cluster > 1 ? 2 : 8;
   int64_t const most_threads = rows * shape.cluster > how.sm_count ? 256 : kMostRmsNormThreads;
-  bool const wide = residual ? is_very_large(rows * chunks, how.sm_count) : is_large(rows * chunks, how.sm_count);
-  if (wide && chunks >= 256) shape.chunks = most_chunks;
+  if (is_large(rows * chunks, how.sm_count) && chunks >= 256) {
+    // Whole warps, and with a residual, which takes registers, four chunks where they suffice.
+    bool const four = chunks <= 4 * rms_norm_threads(4) && (residual || (chunks % 256 != 0 && chunks % 128 == 0));
+    shape.chunks = four && shape.cluster == 1 ? 4 : most_chunks;
+  }
   while (shape.chunks < most_chunks && of_cta > shape.chunks * (shape.chunks == 4 ? rms_norm_threads(4) : most_threads)) shape.chunks *= 2;
   int64_t const threads = ceil_divide(ceil_divide(of_cta, shape.chunks), 32) * 32;
   shape.resident = threads <= rms_norm_threads(shape.chunks);
@@ -88,8 +104,8 @@ inline RmsNormShape rms_norm_shape(gemmill_quant_launch const& how, int64_t rows
 }
 
 // kGroup 0: one scale a row. kResident: the row stays in registers, as loaded and later as normalised; else it is read
-// again (from L2) for each step. kCluster: the CTAs of a cluster share a row.
-template <class Variant, class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kResidual, bool kCluster>
+// again (from L2) for each step. kCluster: the CTAs of a cluster share a row. kWhole: every thread has all of its chunks.
+template <class Variant, class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kResidual, bool kCluster, bool kWhole>
 __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChunks, kResidual)) rms_norm_quant_kernel(RmsNormParams const p) {
   constexpr int kElements = kChunkElements<In>;
   constexpr int kParts = kGroup == 0 ? 1 : parts_of_group(kChunks, kGroup / kElements);
@@ -107,19 +123,20 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
   uint32_t const first = (kCluster ? cluster_rank() * blockDim.x : 0) + threadIdx.x;
   uint32_t const rounds = kResident ? 1 : (p.chunks + step * kChunks - 1) / (step * kChunks);
   // Scales of groups: kParts chunks in a row, of a thread, belong to one group, which kLanes threads hold.
+  uint32_t const start = kParts == 1 ? first : first / kLanes * (kLanes * kParts) + first % kLanes;
   auto const index_of = [&](uint32_t round, int c) {
-    uint32_t const piece = (round * (kChunks / kParts) + c / kParts) * step + first;
-    return kParts == 1 ? piece : piece / kLanes * (kLanes * kParts) + piece % kLanes + c % kParts * kLanes;
+    return start + (round * (kChunks / kParts) + c / kParts) * (step * kParts) + c % kParts * kLanes;
   };
+  auto const inside = [&](uint32_t index) { return kWhole || index < p.chunks; };
 
   uint4 chunks[kChunks], others[kResidual ? kChunks : 1];
   auto const load = [&](uint32_t round) {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       uint32_t const index = index_of(round, c);
-      chunks[c] = make_uint4(0, 0, 0, 0);
-      if constexpr (kResidual) others[c] = make_uint4(0, 0, 0, 0);
-      if (index < p.chunks) {
+      if constexpr (!kWhole) chunks[c] = make_uint4(0, 0, 0, 0);
+      if constexpr (!kWhole && kResidual) others[c] = make_uint4(0, 0, 0, 0);
+      if (inside(index)) {
         chunks[c] = load_chunk<kAligned, (kChunks < 4), Beyond::kZero>(in, int64_t{index} * kElements, p.hidden);
         if constexpr (kResidual) {
           others[c] = load_chunk<kAligned, (kChunks < 4), Beyond::kZero>(static_cast<In const*>(residual), int64_t{index} * kElements, p.hidden);
@@ -137,7 +154,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     }
   };
   auto const store_residual = [&](uint32_t index, float const(&x)[kElements]) {
-    if (index < p.chunks) store_chunk<kAligned>(residual, int64_t{index} * kElements, p.hidden, pack<In>(x));
+    if (inside(index)) store_chunk<kAligned>(residual, int64_t{index} * kElements, p.hidden, pack<In>(x));
   };
 
   // Where the row is read several times, in the last of them.
@@ -152,19 +169,25 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
   uint4 weights[kKeepWeights ? kChunks : 1];
   auto const load_weight = [&](uint32_t index) {
     // Beyond the row any will do: what is normalised there is zero, or NaN, which does not count either.
-    if constexpr (kAligned) return load_reused(weight + int64_t{min(index, p.chunks - 1)} * kElements);
-    if (index >= p.chunks) return make_uint4(0, 0, 0, 0);
+    if constexpr (kAligned) return load_reused(weight + int64_t{kWhole ? index : min(index, p.chunks - 1)} * kElements);
+    if (!inside(index)) return make_uint4(0, 0, 0, 0);
     return load_elements<Beyond::kZero>(weight, int64_t{index} * kElements, p.hidden);
   };
 
-  if (kKeepWeights && gridDim.x <= kFewCtas) {
+  if (kKeepWeights && p.few) {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       uint32_t const index = index_of(0, c);
-      if (index >= p.chunks) continue;
+      if (!inside(index)) continue;
       fetch_to_l2(in + int64_t{index} * kElements);
       fetch_to_l2(weight + int64_t{index} * kElements);
       if constexpr (kResidual) fetch_to_l2(residual + int64_t{index} * kElements);
+    }
+  }
+  if constexpr (kAligned && kResident && !kCluster && kChunks >= 4) {
+    if (threadIdx.x == 0 && static_cast<uint32_t>(row) + p.ahead < p.rows) {
+      fetch_row_to_l2(in + p.ahead * p.in_stride, p.chunks * 16);
+      if constexpr (kResidual) fetch_row_to_l2(residual + p.ahead * p.residual_stride, p.chunks * 16);
     }
   }
   wait_for_predecessor();
@@ -202,12 +225,12 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     }
   };
   auto const scale_from = [&](float amax) { return fmaxf(scale_of<Out>(fminf(amax, scale_ub)), Out::kSmallestScale); };
-  auto const store = [&](uint32_t index, int c, float scale, float amax) {
+  auto const store = [&](uint32_t index, int c, NormedCoding<In, Out> const& coding) {
     float y[kElements];
     unpack<In>(chunks[c], y);
     uint32_t words[kElements / 4];
-    encode_normed<Out>(y, scale, amax, words);
-    if (index < p.chunks) store_codes<kAligned, kElements>(p.out + row * p.out_stride, int64_t{index} * kElements, p.hidden, words);
+    coding.encode(y, words);
+    if (inside(index)) store_codes<kAligned, kElements>(p.out + row * p.out_stride, int64_t{index} * kElements, p.hidden, words);
   };
 
   if constexpr (kGroup == 0) {
@@ -222,6 +245,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     }
     float const amax = max_reduction(of_row.value(), Max{});
     float const scale = scale_from(amax);
+    NormedCoding<In, Out> const coding(scale, amax);
     if (first == 0) p.scales[row * p.scale_stride_m] = scale;
     for (uint32_t round = 0; round < rounds; ++round) {
       if constexpr (!kResident) load(round);
@@ -231,7 +255,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
           if constexpr (kResidual) replace_residual(round, c);
           normalise(round, c);
         }
-        store(index_of(round, c), c, scale, amax);
+        store(index_of(round, c), c, coding);
       }
     }
   } else {
@@ -248,24 +272,31 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
         }
         float const amax = reduce_lanes<kLanes>(of_group.value(), Max{});
         float const scale = scale_from(amax);
-        uint32_t const first_index = index_of(round, piece);
-        if (threadIdx.x % kLanes == 0 && first_index < p.chunks) {
-          p.scales[row * p.scale_stride_m + first_index / (kLanes * kParts) * p.scale_stride_g] = scale;
+        NormedCoding<In, Out> const coding(scale, amax);
+        uint32_t const head = index_of(round, piece);
+        if (threadIdx.x % kLanes == 0 && inside(head)) {
+          p.scales[row * p.scale_stride_m + head / (kLanes * kParts) * p.scale_stride_g] = scale;
         }
 #pragma unroll
-        for (int c = piece; c < piece + kParts; ++c) store(index_of(round, c), c, scale, amax);
+        for (int c = piece; c < piece + kParts; ++c) store(index_of(round, c), c, coding);
       }
     }
   }
 }
 
-template <class Variant, class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kCluster = false>
+template <class Variant, class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kCluster = false, bool kWhole = false>
 int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, RmsNormShape shape, gemmill_quant_launch const& how) {
+  constexpr bool kSpills = kChunks == 8 && std::is_same_v<Out, S8>;  // a register, with nvcc 13.0
+  if constexpr (kAligned && kResident && !kCluster && !kWhole && kChunks >= 4 && !kSpills) {
+    if (p.chunks == static_cast<uint32_t>(kChunks * shape.threads)) {
+      return launch_rms_norm_quant<Variant, In, Out, kGroup, kChunks, kAligned, kResident, kCluster, true>(p, rows, shape, how);
+    }
+  }
   if (p.residual != nullptr) {
-    return launch<&rms_norm_quant_kernel<Variant, In, Out, kGroup, kChunks, kAligned, kResident, true, kCluster>>(
+    return launch<&rms_norm_quant_kernel<Variant, In, Out, kGroup, kChunks, kAligned, kResident, true, kCluster, kWhole>>(
         p, rows * shape.cluster, shape.threads, how, shape.cluster);
   }
-  return launch<&rms_norm_quant_kernel<Variant, In, Out, kGroup, kChunks, kAligned, kResident, false, kCluster>>(
+  return launch<&rms_norm_quant_kernel<Variant, In, Out, kGroup, kChunks, kAligned, kResident, false, kCluster, kWhole>>(
       p, rows * shape.cluster, shape.threads, how, shape.cluster);
 }
 
@@ -283,6 +314,8 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
   constexpr int64_t kSlice = kMostChunks / kPortableCluster;
   for (int64_t row = 0; row < x.rows; row += kSlice) {
     int64_t const rows = x.rows - row < kSlice ? x.rows - row : kSlice;
+    RmsNormShape const shape = rms_norm_shape(x.launch, rows, chunks, x.residual != nullptr, kPortableCluster);
+    RmsNormShape const single = rms_norm_shape(x.launch, rows, chunks, x.residual != nullptr, 1);
     RmsNormParams const p{
         static_cast<In const*>(x.in) + row * x.in_stride,
         x.weight,
@@ -292,10 +325,10 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
         x.scale_ub,
         x.hidden, x.in_stride, x.out_stride, x.residual_stride, x.scale_stride_m, x.scale_stride_g,
         static_cast<uint32_t>(chunks),
+        static_cast<uint32_t>(rows), rows_ahead(x.launch.sm_count, chunks * (x.residual == nullptr ? 16 : 32)),
+        rows * shape.cluster <= 2 * int64_t{x.launch.sm_count},  // beyond, to fetch early costs large tensors 5 % (H200, 2026-11-20)
         1.0 / static_cast<double>(x.hidden), static_cast<double>(x.epsilon),
     };
-    RmsNormShape const shape = rms_norm_shape(x.launch, rows, chunks, x.residual != nullptr, kPortableCluster);
-    RmsNormShape const single = rms_norm_shape(x.launch, rows, chunks, x.residual != nullptr, 1);
     RmsNormShape const rereading{0, single.threads, 1, false};
     bool const cluster = aligned && shape.cluster > 1 && shape.resident;
     int32_t const error =

@@ -149,7 +149,7 @@ int32_t tensor_quant(gemmill_tensor_quant_args const& x) {
   int64_t const chunks = x.rows * per_row;
   if (aligned && dense && chunks > 0 && chunks <= kMostClusterChunks) {
     TokenQuantParams const p{x.in, static_cast<uint8_t*>(x.out), x.scale, x.azp, nullptr, x.rows * x.hidden, 0, 0,
-                             static_cast<uint32_t>(chunks)};
+                             static_cast<uint32_t>(chunks), 1, 0};
     int const most_ctas = chunks > kPortableCluster * kMostTokenQuantThreads ? kMostTensorCluster : kPortableCluster;
     TokenQuantShape const shape = token_quant_shape(x.launch, 1, chunks, 1, true, most_ctas);
     int32_t const error =

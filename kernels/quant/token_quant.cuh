@@ -21,21 +21,24 @@ struct TokenQuantParams {
   int32_t* azps;
   float const* scale_ub;
   int64_t hidden, in_stride, out_stride;
-  uint32_t chunks;  // of a row
+  uint32_t chunks;       // of a row
+  uint32_t rows, ahead;  // row + ahead is asked for from L2; 0: none is
 };
 
 // Threads of a CTA and CTAs of an SM, through which the registers of a thread: 64 at most.
 constexpr int token_quant_threads(int chunks) { return chunks == 8 ? 512 : kMostTokenQuantThreads; }
 constexpr int token_quant_ctas(int chunks) { return chunks == 8 ? 2 : 1; }
 
-template <class In, class Activation, bool kAligned, bool kStream>
+// kWhole: no index lies beyond the row.
+template <class In, class Activation, bool kAligned, bool kStream, bool kWhole>
 struct RowOfChunks {
   static constexpr int kElements = kChunkElements<In>;
   In const* row;
   int64_t hidden;
   uint32_t chunks;
+  __device__ __forceinline__ bool inside(uint32_t index) const { return kWhole || index < chunks; }
   __device__ __forceinline__ void fetch(uint32_t index) const {
-    if (index >= chunks) return;
+    if (!inside(index)) return;
     fetch_to_l2(row + int64_t{index} * kElements);
     if constexpr (Activation::kGated) fetch_to_l2(row + hidden + int64_t{index} * kElements);
   }
@@ -48,7 +51,7 @@ struct RowOfChunks {
   // Beyond the row: zeros. A chunk is loaded whole or not at all where rows are aligned.
   __device__ __forceinline__ Raw load(uint32_t index) const {
     Raw raw{};
-    if (index < chunks) {
+    if (inside(index)) {
       int64_t const column = int64_t{index} * kElements;
       raw.chunk = load_chunk<kAligned, kStream>(row, column, hidden);
       if constexpr (Activation::kGated) raw.up = load_chunk<kAligned, kStream>(row + hidden, column, hidden);
@@ -65,10 +68,11 @@ struct RowOfChunks {
   }
 };
 
-template <class Variant, class In, class Activation, class Coding, int kChunks, bool kAligned, bool kResident, bool kCluster>
+template <class Variant, class In, class Activation, class Coding, int kChunks, bool kAligned, bool kResident, bool kCluster, bool kWhole>
 __global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas(kChunks)) token_quant_kernel(TokenQuantParams const p) {
   constexpr int kElements = kChunkElements<In>;
-  using Chunks = RowOfChunks<In, Activation, kAligned, (kChunks < 4)>;
+  using Chunks = RowOfChunks<In, Activation, kAligned, (kChunks < 4), kWhole>;
+  constexpr bool kFetchesAhead = kAligned && kResident && !kCluster && kChunks >= 4;
   __shared__ RowReduction<typename Coding::Extent, kCluster> reduction;
   if constexpr (kCluster) cluster_arrive();
 
@@ -84,6 +88,11 @@ __global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) chunks.fetch(first + c * step);
   }
+  if constexpr (kFetchesAhead) {
+    if (p.ahead != 0 && threadIdx.x == 0 && row + p.ahead < p.rows) {
+      fetch_row_to_l2(chunks.row + p.ahead * p.in_stride, p.chunks * (Activation::kGated ? 32 : 16));
+    }
+  }
   wait_for_predecessor();
 
   // Gated rows keep their products, others what was loaded.
@@ -97,7 +106,7 @@ __global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas
       if constexpr (Activation::kGated) {
         Chunks::values_of(raw[c], products[c]);
         of_products = fmaxf(of_products, absolute_maximum(products[c]));
-      } else if (Coding::kSymmetric || base + c * step < p.chunks) {
+      } else if (Coding::kSymmetric || chunks.inside(base + c * step)) {
         of_raw.extend(raw[c].chunk);
       }
     }
@@ -112,6 +121,8 @@ __global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas
   float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
   Coding const coding(reduction(extent, typename Coding::Reduction{}), scale_ub);
   if (first == 0) coding.store(p.scales, p.azps, row);
+  constexpr bool kShort = std::is_same_v<Coding, SymmetricCoding<E4M3, Identity>> && sizeof(In) == 2;
+  std::conditional_t<kShort, ShortQuotient, float> const by_scale(coding.scale);
 
   for (uint32_t base = first; base < p.chunks; base += step * kChunks) {
     if constexpr (!kResident) {
@@ -124,9 +135,15 @@ __global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas
       auto& values = Activation::kGated ? products[Activation::kGated ? c : 0] : loaded;
       if constexpr (!Activation::kGated || !kResident) Chunks::values_of(raw[c], values);
       uint32_t words[kElements / 4];
-      coding.encode(values, words);
+      if constexpr (kShort) {
+        by_scale.divide(values);
+#pragma unroll
+        for (int i = 0; i < kElements; i += 4) words[i / 4] = encode4(values[i], values[i + 1], values[i + 2], values[i + 3], E4M3{});
+      } else {
+        coding.encode(values, words);
+      }
       uint32_t const index = base + c * step;
-      if (index < p.chunks) store_codes<kAligned, kElements>(out, int64_t{index} * kElements, p.hidden, words);
+      if (chunks.inside(index)) store_codes<kAligned, kElements>(out, int64_t{index} * kElements, p.hidden, words);
     }
     if constexpr (kResident) break;
   }
@@ -162,13 +179,18 @@ inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_
 
 template <class Variant, class In, class Activation, class Coding, int kChunks, bool kAligned, bool kResident>
 int32_t launch_token_quant(TokenQuantParams const& p, TokenQuantShape shape, int64_t rows, gemmill_quant_launch const& how) {
-  if constexpr (kAligned) {
+  if constexpr (kAligned && kChunks < 8) {
     if (shape.cluster > 1) {
-      return launch<&token_quant_kernel<Variant, In, Activation, Coding, kChunks, kAligned, kResident, true>>(
+      return launch<&token_quant_kernel<Variant, In, Activation, Coding, kChunks, kAligned, kResident, true, false>>(
           p, rows * shape.cluster, shape.threads, how, shape.cluster);
     }
   }
-  return launch<&token_quant_kernel<Variant, In, Activation, Coding, kChunks, kAligned, kResident, false>>(p, rows, shape.threads, how);
+  if constexpr (kAligned && kResident && kChunks >= 4) {
+    if (p.chunks == static_cast<uint32_t>(kChunks * shape.threads)) {
+      return launch<&token_quant_kernel<Variant, In, Activation, Coding, kChunks, true, true, false, true>>(p, rows, shape.threads, how);
+    }
+  }
+  return launch<&token_quant_kernel<Variant, In, Activation, Coding, kChunks, kAligned, kResident, false, false>>(p, rows, shape.threads, how);
 }
 
 // Rows of one CTA whose threads have eight chunks each. Products would not fit.
@@ -177,7 +199,7 @@ int32_t launch_token_quant_wide(TokenQuantParams const& p, TokenQuantShape shape
   if constexpr (Activation::kGated) {
     return GEMMILL_CANNOT_IMPLEMENT;
   } else {
-    return launch<&token_quant_kernel<Variant, In, Activation, Coding, 8, true, true, false>>(p, rows, shape.threads, how);
+    return launch_token_quant<Variant, In, Activation, Coding, 8, true, true>(p, shape, rows, how);
   }
 }
 
@@ -191,13 +213,16 @@ int32_t token_quant(gemmill_token_quant_args const& x) {
   constexpr int64_t kSlice = kMostChunks / kPortableCluster;
   for (int64_t row = 0; row < x.rows; row += kSlice) {
     int64_t const rows = x.rows - row < kSlice ? x.rows - row : kSlice;
+    TokenQuantShape const shape = token_quant_shape(x.launch, rows, chunks, Activation::kGated ? 2 : 1, Coding::kSymmetric);
+    // Where a row takes half an SM, little is loaded while it is reduced. Plain symmetric rows are reduced quickly (H200, 2026-11-21).
+    bool const fetches_ahead = (Activation::kGated || !Coding::kSymmetric) && shape.threads >= 448;
     TokenQuantParams const p{
         static_cast<In const*>(x.in) + row * x.in_stride,
         static_cast<uint8_t*>(x.out) + row * x.out_stride,
         x.scales + row, x.azps == nullptr ? nullptr : x.azps + row, x.scale_ub,
-        x.hidden, x.in_stride, x.out_stride, static_cast<uint32_t>(chunks),
+        x.hidden, x.in_stride, x.out_stride, static_cast<uint32_t>(chunks), static_cast<uint32_t>(rows),
+        fetches_ahead ? rows_ahead(x.launch.sm_count, chunks * (Activation::kGated ? 32 : 16)) : 0,
     };
-    TokenQuantShape const shape = token_quant_shape(x.launch, rows, chunks, Activation::kGated ? 2 : 1, Coding::kSymmetric);
     int32_t const error =
         !aligned            ? launch_token_quant<Variant, In, Activation, Coding, 1, false, false>(p, shape, rows, x.launch)
         : !shape.resident   ? launch_token_quant<Variant, In, Activation, Coding, 4, true, false>(p, shape, rows, x.launch)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import gemmill
+from gemmill.runtime.quant_cpu import by_reference
+from gemmill.runtime.schemas import BY_NAME
 from gemmill.space.family import Family
 from gemmill.tune.quant_cases import QuantCase, cases_of, check_case, ops_served
 
@@ -26,6 +28,31 @@ def test_codes_and_scales(quant_entry) -> None:
             if (text := check_case(quant_entry.config, op, case, "cuda"))
         }
     assert not wrong
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_every_gate_of_16_bits(activation: str, dtype: torch.dtype) -> None:
+    """A row of one gate shows all bits of its activation in its scale. So many rows take the table, few do not."""
+    name = "act_and_mul_per_block_quant"
+    kinds = ("bf16" if dtype is torch.bfloat16 else "f16", "geluerf" if activation == "gelu" else "gelutanh")
+    variant = "quant_group_{}_e4m3_{}_g128f32_sym".format(*kinds)
+    if not any(entry.name.endswith(variant) for entry in gemmill.variants()):
+        pytest.skip("the build lacks the variant")
+    gates = torch.arange(1 << 16, dtype=torch.int32, device="cuda").to(torch.int16).view(dtype)
+    for up in (1.0, -1024.0, 2.0**-10):
+        x = torch.cat(
+            [gates[:, None].expand(-1, 128), torch.full((1 << 16, 128), up, dtype=dtype, device="cuda")], dim=1
+        )
+        for part in (x, x[:: 1 << 6].contiguous()):
+            codes = torch.full((len(part), 128), 1.0, device="cuda").to(torch.float8_e4m3fn)
+            scales = torch.full((len(part), 1), float("nan"), device="cuda")
+            wanted = [codes.clone(), part, scales.clone(), activation, 128, None, False]
+            by_reference(BY_NAME[name], wanted)
+            getattr(torch.ops.gemmill, name)(codes, part, scales, activation, 128, None, False)
+            assert torch.equal(scales.view(torch.int32), wanted[2].view(torch.int32))
+            assert torch.equal(codes.view(torch.uint8), wanted[0].view(torch.uint8))
 
 
 LARGE_CALLS = {

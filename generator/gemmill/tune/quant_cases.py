@@ -55,7 +55,7 @@ def cases_of(config: QuantConfig, *, quick: bool = False) -> Iterator[QuantCase]
     )
     # So large that threads are given as much as they can hold; rows that fill their CTA, and rows that do not.
     by_row = config.family in (QuantFamily.TOKEN, QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP)
-    for rows, hidden in ((8003, 2176), (4099, 4480), (641, 28672)) if by_row else ((8003, 2176),):
+    for rows, hidden in ((8003, 2176), (4099, 4480), (2501, 7168), (641, 28672)) if by_row else ((8003, 2176),):
         yield QuantCase(rows=rows, hidden=hidden)
         if config.family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP):
             yield QuantCase(rows=rows, hidden=hidden, residual=True, m_major=True)

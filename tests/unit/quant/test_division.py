@@ -28,6 +28,20 @@ def quotient(x: np.ndarray, s: np.ndarray) -> np.ndarray:
     return fma(-fma(guess, s, -x), r, guess)
 
 
+def short_quotient(x: np.ndarray, s: np.ndarray, bias: int = 1) -> np.ndarray:
+    """Of values of 16 bits: the reciprocal in two parts, the first not above it, the second `bias` units too large."""
+    r = f32(1) / s
+    r = np.where(fma(-s, r, np.ones_like(s)) < 0, (r.view(np.int32) - 1).view(f32), r)
+    low = ((fma(-s, r, np.ones_like(s)) * r).view(np.int32) + bias).view(f32)
+    return fma(x, r, x * low)
+
+
+def nearest_of_bits(x: np.ndarray, bits: int) -> np.ndarray:
+    """The values of so many bits of mantissa below and above."""
+    below = x.view(np.int32) & -(1 << (24 - bits))
+    return np.stack([below, below + (1 << (24 - bits))], axis=1).view(f32)
+
+
 def neighbours(x: np.ndarray, steps: int) -> np.ndarray:
     return (x.view(np.int32)[:, None] + np.arange(-steps, steps + 1, dtype=np.int32)).view(f32)
 
@@ -50,7 +64,24 @@ def test_quotients_at_every_boundary_between_codes_are_those_of_division(divisor
     assert wrong == 0
 
 
-@pytest.mark.parametrize("constant", [448.0, 127.0])
+@pytest.mark.parametrize("bits", [8, 11])
+def test_short_quotients_lie_on_the_same_side_of_every_boundary_of_e4m3(divisors: np.ndarray, bits: int) -> None:
+    # Of 5 bits, and below the smallest normal code of fewer. All 2^23 divisors were tried in the same way, 2026-11-21.
+    for odd in range(1, 32, 2):
+        boundary = f32(odd) / f32(2 ** (odd.bit_length() - 1))
+        x = nearest_of_bits(boundary * divisors, bits)
+        s = np.broadcast_to(divisors[:, None], x.shape)
+        sides = [np.sign(q.ravel() - boundary) for q in (short_quotient(x.ravel(), s.ravel()), x / s)]
+        assert (sides[0] == sides[1]).all()
+
+
+def test_the_short_quotients_second_part_must_not_be_too_small() -> None:
+    s, x = np.array([2 - 2**-23], dtype=f32), np.array([2.0], dtype=f32)
+    assert x / s > 1 and short_quotient(x, s) > 1
+    assert short_quotient(x, s, bias=0) == 1
+
+
+@pytest.mark.parametrize("constant", [448.0, 255.0, 127.0])
 def test_the_scale_is_the_maximum_divided(constant: float) -> None:
     x = (0x3F800000 + np.arange(0, 1 << 24, 3, dtype=np.int32)).view(f32)
     s = np.full_like(x, constant)
@@ -67,3 +98,4 @@ def test_zeros_keep_their_sign() -> None:
     x = np.array([0.0, -0.0, 1e-45, -1e-45], dtype=f32)
     for s in (f32(3.0), f32(0.3), f32(1.0)):
         assert (np.signbit(quotient(x, np.full_like(x, s))) == np.signbit(x)).all()
+        assert (np.signbit(short_quotient(x, np.full_like(x, s))) == np.signbit(x)).all()
