@@ -1,6 +1,5 @@
 """A build from selection to folder."""
 
-import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -104,8 +103,8 @@ def _finish(
         table_entries = look_again([table], workshop)
     objects = [workshop.cache.object_path(entry) for entry in (*table_entries.entries, *entries)]
     objects += runtimes(variants, workshop)
-    digests = {source.symbol: hashlib.sha256(source.text.encode()).hexdigest() for source in work.variants}
-    manifest = describe(selection, build_id, entries, rejected, digests, workshop)
+    texts = {source.symbol: source.text for source in work.variants}
+    manifest = describe(selection, build_id, entries, rejected, texts, workshop)
     return publish(manifest, target, objects, workshop), target, False
 
 

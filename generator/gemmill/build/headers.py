@@ -1,10 +1,12 @@
 """The headers that an object was made from: read from the compiler's list, kept by name and digest."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gemmill.build.files import FileMemo
+
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 HeaderSet = list[list[str]]
 """Rows of root name ("" for the machine's own folders), path below it, SHA-256."""
@@ -29,6 +31,19 @@ def header_set(depfile: Path, folder: Path, roots: Mapping[str, Path], memo: Fil
         key = (root[0], path.relative_to(root[1]).as_posix()) if root else ("", str(path))
         rows[key] = memo.get(path)
     return [[*key, value] for key, value in sorted(rows.items())]
+
+
+def included(text: str, folders: Sequence[Path]) -> set[Path]:
+    """Files below the folders that a C++ text includes by name in quotes, itself or through one another. Raises OSError."""
+    found: set[Path] = set()
+    waiting = [text]
+    while waiting:
+        for name in _INCLUDE.findall(waiting.pop()):
+            path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+            if path is not None and path not in found:
+                found.add(path)
+                waiting.append(path.read_text(encoding="utf-8"))
+    return found
 
 
 def is_current(headers: HeaderSet, roots: Mapping[str, Path], memo: FileMemo) -> bool:

@@ -18,6 +18,8 @@ BINDING = "extension"
 """The folder below kernels/ whose C++ files bind the kernels to torch."""
 TORCH_TARGET = "2.11"
 _TORCH_TARGET_VERSION = "0x020b000000000000"
+OWN_ROOT = "gemmill"
+"""What gemmill's own headers are below, by name."""
 EXPORTS = "{ global: gemmill_*; local: *; };\n"
 """The linker's version script: nothing else is to be seen from outside, no template of the C++ library either."""
 _PROGRAMMATIC_LAUNCH = {
@@ -93,7 +95,7 @@ class Flags:
 def roots_of(toolchain: ToolchainPaths, kernels: Path) -> dict[str, Path]:
     """Folders that are called by name in flags and header lists, since each machine has them elsewhere."""
     return {
-        "gemmill": kernels.resolve(),
+        OWN_ROOT: kernels.resolve(),
         "cutlass": toolchain.cutlass_include.resolve(),
         "cuda": toolchain.home.resolve(),
         "torch": toolchain.torch_include.resolve(),

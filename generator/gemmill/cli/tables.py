@@ -164,6 +164,10 @@ def merge_tables(
             help="Trust rows whatever their kernels' sources are: for a table that is shipped with them.",
         ),
     ] = False,
+    current: Annotated[
+        str | None,
+        typer.Option("--current", metavar="BUILD", help="Leave out kernels that are no longer as they were measured."),
+    ] = None,
     *,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the merged table is written.")],
 ) -> None:
@@ -172,9 +176,12 @@ def merge_tables(
     Examples:
 
         gemmill table merge shipped.json measured.json --out nvidia-h200.json
+
+        gemmill table merge shipped.json --current 97cda050d7a3 --out nvidia-h200.json
     """
     from gemmill.build.files import write_whole
     from gemmill.runtime.table_file import TableError, make_table, merge, read_table, table_text
+    from gemmill.runtime.tuned import current_row
 
     merged = read_table(files[0])
     for path in files[1:]:
@@ -182,6 +189,11 @@ def merge_tables(
             merged = merge(merged, read_table(path))
         except TableError as error:
             raise UsageError(f"{path}: {error}") from None
+    if current is not None:
+        _, manifest = variants.build_of(current)
+        digests = {entry.name: entry.source_digest for entry in manifest.entries}
+        kept = [row for row in (current_row(row, digests) for row in merged.rows) if row is not None]
+        merged = make_table(merged.device, merged.arch, merged.sources, kept)
     if forget_digests:
         rows = [replace(row, digests=()) for row in merged.rows]
         merged = make_table(merged.device, merged.arch, merged.sources, rows)

@@ -28,7 +28,7 @@ class KernelEntry:
     """C symbol of the launch function; variants that differ in launch settings alone share it."""
     predicate: AnyPredicate
     source_digest: str
-    """SHA-256 of the emitted source."""
+    """SHA-256 of the emitted source and of gemmill's own files that the kernel is made from."""
     compile_seconds: float
     """CPU seconds, a shared translation unit's divided evenly."""
     peak_memory_bytes: int

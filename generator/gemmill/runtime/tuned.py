@@ -104,7 +104,7 @@ def load_tuned(entries: Iterable[KernelEntry], here: Machine) -> Tuned:
     loaded = []
     for path, table in find_tables(here.arch):
         trusts = [(trust_of(row, table, here), row) for row in table.rows]
-        kept = [(trust, current) for trust, row in trusts if (current := _current(row, digests)) is not None]
+        kept = [(trust, current) for trust, row in trusts if (current := current_row(row, digests)) is not None]
         found += kept
         counts = {trust: sum(t is trust for t, _ in kept) for trust in TableTrust}
         loaded.append(LoadedTable(path=path, table=table, trusts=counts, refused=len(trusts) - len(kept)))
@@ -155,7 +155,7 @@ def trust_of(row: TableRow, table: TunedTable, here: Machine) -> TableTrust:
     return TableTrust.EXACT if table.sources[row.source].driver == here.driver else TableTrust.DRIVER_CHANGED
 
 
-def _current(row: TableRow, digests: Mapping[str, str]) -> TableRow | None:
+def current_row(row: TableRow, digests: Mapping[str, str]) -> TableRow | None:
     """The row with those variants whose source is as it was measured; None if there are none."""
     if not row.digests:
         return row

@@ -299,9 +299,25 @@ def test_header_edit_compiles_again_and_undoing_it_does_not(
     header.write_text(text + "// edited\n")
     second = build(make_selection(64), options)
     assert len(toolkit.calls()) == 2 and second.folder != first.folder
+    assert digests_of(second).isdisjoint(digests_of(first)), "a tuned row does not outlive the kernel that it measured"
     header.write_text(text)
     assert build(make_selection(64), options).folder == first.folder
     assert len(toolkit.calls()) == 2
+
+
+def test_a_header_of_others_leaves_the_source_digest_alone(
+    options: BuildOptions, toolkit: FakeToolkit, make_selection: Make, kernels: Path
+) -> None:
+    first = build(make_selection(64), options)
+    with (kernels / "extension" / "binding.cpp").open("a") as file:
+        file.write("int more() { return 1; }\n")
+    second = build(make_selection(64), options)
+    assert second.manifest.build_id != first.manifest.build_id and digests_of(second) == digests_of(first)
+
+
+def digests_of(result) -> set[str]:
+    """Of the emitted sources and what they include."""
+    return {entry.source_digest for entry in result.manifest.entries}
 
 
 @pytest.mark.parametrize("change", ["compiler", "cutlass header", "binding"])

@@ -252,6 +252,12 @@ def test_table_verbs(gemmill, put_build, one_row, unshipped, home: Path, tmp_pat
         in gemmill("table", "merge", first, second, "--out", tmp_path / "m.json", "--forget-digests").out
     )
     assert all(row.digests == () for row in read_table(tmp_path / "m.json").rows)
+    (build,) = (home / "builds").iterdir()
+    assert (
+        "1 row of NVIDIA H200"
+        in gemmill("table", "merge", first, second, "--current", build.name, "--out", tmp_path / "c.json").out
+    ), "the build's own kernel is no longer what was measured, that of another build may be"
+    assert [row.variants for row in read_table(tmp_path / "c.json").rows] == [(DECODE,)]
     differing = gemmill("table", "diff", first, tmp_path / "m.json")
     assert differing.code == 1 and "1 row of 2 differ" in differing.out and DECODE in differing.out
     assert gemmill("table", "diff", first, first).code == 0
