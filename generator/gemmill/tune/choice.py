@@ -1,9 +1,9 @@
 """Which candidate was the fastest, as far as the rounds can tell.
 
 Rounds alternate between candidates, so a round is a fair comparison and its ranks are free of how the clocks were. The
-least mean rank wins. Whoever was faster than it in a quarter of the rounds, or slower by less than half a per cent, is
-tied with it: ties go to what is chosen today, else to the first name, so that the same rounds always give the same choice
-and noise seldom gives another. What is chosen today stays unless it is beaten by a margin.
+least mean rank wins. Whoever was faster than it in a quarter of the rounds and slower by no more than the margin, or slower
+by less than half a per cent, is tied with it: ties go to what is chosen today, else to the first name, so that the same rounds
+always give the same choice and noise seldom gives another. What is chosen today stays unless it is beaten by the margin.
 """
 
 import statistics
@@ -58,7 +58,9 @@ def decide(rounds_us: Mapping[str, Sequence[float]], present: str | None, margin
             ranks[name] += rank
     us = steady_us({name: sample(values) for name, values in complete.items()})
     fastest = min(complete, key=lambda name: (ranks[name], us[name], name))
-    tied = tuple(name for name in sorted(complete) if name == fastest or _is_tied(complete[name], complete[fastest]))
+    tied = tuple(
+        name for name in sorted(complete) if name == fastest or _is_tied(complete[name], complete[fastest], margin)
+    )
     chosen = present if present in tied else tied[0]
     if present in complete and chosen != present and _slowdown(complete[present], complete[chosen]) <= margin:
         chosen = present
@@ -66,9 +68,9 @@ def decide(rounds_us: Mapping[str, Sequence[float]], present: str | None, margin
     return Decision(chosen=chosen, ranked=ranked, us=us, tied=tied, fastest=fastest, present=present)
 
 
-def _is_tied(us: Sequence[float], fastest: Sequence[float]) -> bool:
-    wins = sum(a < b for a, b in zip(us, fastest, strict=True))
-    return wins >= TIED_SHARE * len(us) or _slowdown(us, fastest) <= RESOLUTION
+def _is_tied(us: Sequence[float], fastest: Sequence[float], margin: float) -> bool:
+    wins, slowdown = sum(a < b for a, b in zip(us, fastest, strict=True)), _slowdown(us, fastest)
+    return (wins >= TIED_SHARE * len(us) and slowdown <= margin) or slowdown <= RESOLUTION
 
 
 def _slowdown(us: Sequence[float], other: Sequence[float]) -> float:
