@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # GPU tests, then benchmarks, in one go on a machine that has a GPU and perhaps nothing else (no network, no checkout).
 #
-#   tools/gpu_session.sh OUT [STEP...]      STEP: smoke tests compare models sweep table quant sanitize; default: tests compare
+#   tools/gpu_session.sh OUT [STEP...]      STEP: smoke tests compare ragged models quant tune sweep table sanitize
+#                                           default: tests compare
 #
 # Logs, JSON and plots go to OUT. A step that fails does not stop the next; the exit code is 1 if any did.
 # Settings: GEMMILL_BUILD (build id or path), LEVEL (L0, L1, L2), COMMIT, VLLM_SO, SECONDS_EACH (limit for each benchmark),
 # BENCHMARK_ARGUMENTS (added to each benchmark), DEEP_GEMM (its Python package, for compare), DRY_RUN=1 (no GPU needed).
+# `tune` sweeps the shapes of the comparison's tables twice: what today's table loses, and how far two sweeps agree.
 # `table` makes a table of OUT's sweeps, from which the steps after it choose.
 set -uo pipefail
 
 if [ $# -lt 1 ]; then
-  sed -n '2,9p' "$0" >&2
+  sed -n '2,11p' "$0" >&2
   exit 2
 fi
 cd "$(dirname "$0")/.."
@@ -41,12 +43,51 @@ step() {  # name, command...
   [ $status -eq 0 ] || failed=1
 }
 
+tests_by_operands() {  # GPU tests of variants, a process for each type of operands, and of the ops
+  local jobs=() status=0 job
+  for operands in e4m3_e4m3 s8_s8 bf16_bf16_f32 f16_f16_f32; do
+    "$python" -m pytest tests/gpu/test_numerics.py "${test_options[@]}" --level "$level" --match "$operands" \
+      --junitxml="$out/tests-$operands.xml" >"$out/tests-$operands.log" 2>&1 &
+    jobs+=($!)
+  done
+  "$python" -m pytest tests/gpu/test_ops.py tests/gpu/test_quant.py "${test_options[@]}" --junitxml="$out/tests-ops.xml" \
+    >"$out/tests-ops.log" 2>&1 &
+  jobs+=($!)
+  for job in "${jobs[@]}"; do wait "$job" || status=1; done
+  tail -q -n 3 "$out"/tests-*.log
+  return $status
+}
+
+tune_targets() {
+  local options=(--shapes "$out/targets.csv" --repeat 2 --journal "$out/targets.jsonl" --table "$out/targets.json" --report "$out/targets.html")
+  [ -n "${GEMMILL_BUILD:-}" ] && options+=(--build "$GEMMILL_BUILD")
+  [ -n "${DRY_RUN:-}" ] && options+=(--dry-run --rounds 1 --candidates 2)
+  PYTHONPATH="$PYTHONPATH:$PWD/benchmarks" "$python" - "$out/targets.csv" "${DRY_RUN:-}" <<'EOF' || return 1
+import sys
+from pathlib import Path
+
+from gemmill.tune.problems import tiny
+from harness.problems import OPS_OF, table_problems
+
+problems = table_problems(OPS_OF["all"])
+if sys.argv[2]:
+    problems = sorted({tiny(problem) for problem in problems})
+rows = [f"{problem.op},{problem.m},{problem.n},{problem.k}" for problem in problems]
+Path(sys.argv[1]).write_text("\n".join(["op,m,n,k", *rows]) + "\n")
+EOF
+  "$python" -m gemmill tune "${options[@]}"
+}
+
 for name in $steps; do
   case $name in
     smoke) step smoke "$python" -m pytest tests/gpu "${test_options[@]}" --level L0 -x ;;
-    tests) step tests "$python" -m pytest tests/gpu "${test_options[@]}" --level "$level" --junitxml="$out/tests.xml" ;;
+    tests) step tests tests_by_operands ;;
     compare)
       step compare "$python" benchmarks/scaled_mm.py "${benchmark_options[@]}" ${DEEP_GEMM:+--deep-gemm "$DEEP_GEMM"} ;;
+    ragged)
+      step ragged "$python" benchmarks/scaled_mm.py --op fp8_groups --shapes ragged --name ragged "${benchmark_options[@]}" \
+        ${DEEP_GEMM:+--deep-gemm "$DEEP_GEMM"} ;;
+    tune) step tune tune_targets ;;
     models) step models "$python" benchmarks/scaled_mm.py --models llama,qwen,mistral --name models "${benchmark_options[@]}" ;;
     sweep) step sweep "$python" benchmarks/scaled_mm.py --variants --name sweep "${benchmark_options[@]}" ;;
     table)
@@ -57,7 +98,7 @@ for name in $steps; do
     sanitize)
       step sanitize compute-sanitizer --tool memcheck --error-exitcode 1 --target-processes all \
         "$python" -m pytest tests/gpu "${test_options[@]}" --level L0 -k "integers_are_exact or rows_of_any_length" ;;
-    *) echo "no step $name: smoke tests compare models sweep table quant sanitize" >&2; failed=1 ;;
+    *) echo "no step $name: smoke tests compare ragged models quant tune sweep table sanitize" >&2; failed=1 ;;
   esac
 done
 exit $failed
