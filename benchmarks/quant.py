@@ -22,7 +22,7 @@ import torch
 import gemmill
 from gemmill.manifest import ManifestError
 from gemmill.tune.device import Monitor, now
-from gemmill.tune.timing import FEWEST_CALLS, DryTimer, GraphTimer, Timer
+from gemmill.tune.timing import DEVICE_TIME, FEWEST_CALLS, DryTimer, GraphTimer, Timer
 from harness import devices
 from harness.measuring import Measurement, Plan, first_line, measure
 from harness.quant_contenders import QuantContender
@@ -224,7 +224,7 @@ def method_record() -> dict[str, object]:
         "bytes": "input, codes, scales, weights, zero points once each; a residual read and written",
         "copy": "1 GiB of bf16 copied by torch or by torch.abs, the faster; reads and writes counted",
         "ratio": "median over rounds of vllm / gemmill in the same round",
-        "device_time": "CUDA graph of rotated calls between CUDA events, rounds alternating between contenders",
+        "device_time": DEVICE_TIME,
         "host_time": f"loop of calls at M x hidden = {' x '.join(map(str, HOST_SHAPE))}, through the op's .default",
         "vllm": "its per-tensor op wants a scale that is zeroed before each call: that is not in its time",
     }

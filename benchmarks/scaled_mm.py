@@ -24,7 +24,7 @@ from gemmill.tune.device import Monitor, now
 from gemmill.tune.operands import ROTATED_BYTES, OperandMaker
 from gemmill.tune.problems import Op, Problem, tiny
 from gemmill.tune.statistics import first_line
-from gemmill.tune.timing import DryTimer, GraphTimer, Plan, Timer
+from gemmill.tune.timing import DEVICE_TIME, DryTimer, GraphTimer, Plan, Timer
 from harness import devices
 from harness.backends import backends_record, backends_text
 from harness.field import Field, FieldError, make_field
@@ -225,9 +225,8 @@ def method_record(plan: Plan) -> dict[str, object]:
         "rounds": plan.rounds,
         "give_up_ratio": plan.give_up_ratio,
         "rotated_bytes": ROTATED_BYTES,
-        "data": "uniform random: e4m3 in [-1, 1], s8 in [-128, 127]",
-        "device_time": "CUDA graph of rotated calls between CUDA events, rounds alternating between contenders; calls of 30 us "
-        "and more run untimed for 8 ms before each round, so that their clocks are their own",
+        "data": "uniform random: e4m3 and bf16 in [-1, 1], s8 in [-128, 127]",
+        "device_time": DEVICE_TIME,
         "ratio": "median over rounds of peer / gemmill in the same round, against the peer for which it is least",
         "host_time": f"loop of calls at M x N x K = {' x '.join(map(str, HOST_SHAPE))}, through the op's .default",
     }

@@ -53,7 +53,10 @@ tests_by_operands() {  # GPU tests of variants, a process for each type of opera
   "$python" -m pytest tests/gpu/test_ops.py tests/gpu/test_quant.py "${test_options[@]}" --junitxml="$out/tests-ops.xml" \
     >"$out/tests-ops.log" 2>&1 &
   jobs+=($!)
-  for job in "${jobs[@]}"; do wait "$job" || status=1; done
+  for job in "${jobs[@]}"; do
+    wait "$job"
+    case $? in 0 | 5) ;; *) status=1 ;; esac  # 5: the build has no variant for such operands
+  done
   tail -q -n 3 "$out"/tests-*.log
   return $status
 }

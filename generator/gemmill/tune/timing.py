@@ -22,6 +22,11 @@ STEADY_FROM_US = 30.0
 STEADY_US = 8_000.0
 """Calls of 30 us and more may be limited by power: they run untimed for 8 ms first, so that each contender is timed at the
 clocks that it brings about itself, and not at those that the one before it left behind."""
+DEVICE_TIME = (
+    "CUDA graph of rotated calls between CUDA events, rounds alternating between contenders; calls of "
+    f"{STEADY_FROM_US:g} us and more run untimed for {STEADY_US / 1000:g} ms before each round, so that their clocks are their own"
+)
+"""How GraphTimer takes times, for the reader of a program's results."""
 TIMED_SHARE = 5
 """Of the untimed replays, one in so many is repeated timed."""
 HOST_CALLS = 1000
