@@ -63,6 +63,22 @@ bool pads_more(Row const& row, TunedRow const& tuned, Call const& call) {
   return 4 * here * full_tiles(tuned.m, tuned.n) > 5 * then * full_tiles(call.m, call.n);
 }
 
+constexpr int64_t kL2Bytes = 40'000'000;  // what of the L2 operands can keep
+
+// Bytes of A and B that come from memory, for rows of `k` bytes and `resident` CTAs at a time. Mirrored by gemmill.runtime.model,
+// which says why.
+int64_t bytes_read(Row const& row, int64_t m, int64_t n, int64_t k, int64_t resident) {
+  int64_t const of_m = row.tile_m * row.sharers_b, of_n = row.tile_n * row.sharers_a;
+  int64_t const clusters_m = ceil_div(m, of_m), clusters_n = ceil_div(n, of_n);
+  bool const along_m = row.raster_order == 1 || (row.raster_order == 0 && clusters_n > clusters_m);
+  int64_t const along = along_m ? clusters_m : clusters_n, along_bytes = (along_m ? of_m : of_n) * k;
+  int64_t const across = along_m ? clusters_n : clusters_m, across_bytes = (along_m ? of_n : of_m) * k;
+  int64_t const clusters = std::max<int64_t>(1, resident / (row.sharers_a * row.sharers_b));
+  int64_t const width = std::min(across, std::max(row.swizzle, ceil_div(clusters, along)));
+  bool const stays = along * along_bytes + width * across_bytes < kL2Bytes;
+  return across * across_bytes + (stays ? 1 : ceil_div(across, width)) * along * along_bytes;
+}
+
 // The model, mirrored by gemmill.runtime.model, which says where the constants come from. Nanoseconds.
 double model_ns(Row const& row, Call const& call, int64_t sm_count) {
   double const splits = static_cast<double>(std::max<int64_t>(row.splits, 1));
@@ -75,16 +91,17 @@ double model_ns(Row const& row, Call const& call, int64_t sm_count) {
 
   double const columns = static_cast<double>(row.columns);
   double const instructions = static_cast<double>(row.tile_m * row.tile_n / row.columns) / 64.0 * (row.tile_k / 32.0);
-  double const multiply = instructions * std::max(64.0 * columns * 32.0 / 4735.0, (2048.0 + 32.0 * columns) / 127.8);
+  double multiply = instructions * std::max(64.0 * columns * 32.0 / 5000.0, (2048.0 + 32.0 * columns) / 227.7);
+  if (row.promotes) multiply = 1.323 * multiply + 126.1 * (row.tile_k / 128.0);
   double const rows = static_cast<double>(std::min(row.tile_m, call.m));
-  double const landing = (rows + row.tile_n) * row.tile_k;
   double const traffic = (rows / row.sharers_a + static_cast<double>(row.tile_n) / row.sharers_b) * row.tile_k;
-  double const load = std::max(traffic * resident / 15460.0, landing * per_sm / 251.0);
-  double const step = std::max(multiply * per_sm, load) + (row.overlaps ? 6.9 : 23.0);
-  double const body = waves * steps * step;
-  double const memory = (static_cast<double>(call.n) + call.m) * k / 3010.0;
+  double const step = std::max(multiply * per_sm, traffic * resident / 13950.0) + (row.overlaps ? 5.6 : 14.2);
+  double const store = (1293.0 + 0.0061 * (row.tile_m * row.tile_n)) * per_sm;
+  double const body = waves * steps * step + (row.overlaps ? store : waves * store);
+  int64_t const at_a_time = sm_count * per_sm / std::max<int64_t>(row.splits, 1);
+  double const memory = static_cast<double>(bytes_read(row, call.m, call.n, k, at_a_time)) / 2034.0;
   double const both = std::sqrt(std::sqrt(body * body * body * body + memory * memory * memory * memory));
-  double const reduction = row.splits > 1 ? 1126.0 + 320.5 * splits : 0.0;
+  double const reduction = row.splits > 1 ? 230.2 + 348.5 * splits : 0.0;
   return (both + reduction) * (row.cost_permille / 1000.0);
 }
 

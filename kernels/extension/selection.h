@@ -26,6 +26,7 @@ struct Row {
   int64_t pads;             // whether it rounds the tiles of a call up to whole bands, as CUTLASS's scheduler does
   int64_t ctas_of_sm;       // that fit on an SM
   int64_t overlaps;         // whether a tile is stored while the next is multiplied
+  int64_t promotes;         // whether sums leave the tensor core's accumulator before the end of K
   int64_t cost_permille;  // how much longer than the model's time this schedule takes, 1000 for the same
 };
 

@@ -154,3 +154,17 @@ def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], sentence: st
     with pytest.raises(ValueError) as error:
         Plan(config(**changes))
     assert str(error.value) == sentence
+
+
+def test_groups_that_promote_in_turn_store_a_slab_while_the_next_is_multiplied() -> None:
+    in_turn = Plan(config(group_size=128, tile_shape_mnk=(256, 128, 128)))
+    assert (in_turn.meets_end, in_turn.stores_early) == (True, True)
+    one_slab = Plan(config(group_size=128))
+    assert (one_slab.meets_end, one_slab.stores_early) == (True, False)
+
+
+def test_a_slice_of_k_has_no_end_of_its_own() -> None:
+    schedule = {"tile_shape_mnk": (64, 16, 128), "kernel_schedule": KernelSchedule.BASIC, "swap_ab": True, "stages": 4}
+    plan = Plan(config(group_size=128, tile_scheduler=TileScheduler.SPLIT_K, **schedule))
+    assert plan.factors_ahead
+    assert not plan.meets_end

@@ -4,6 +4,8 @@ Cooperative groups share a tile; in pingpong a group multiplies while the other 
 """
 
 # mypy: ignore-errors
+from functools import partial
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -40,7 +42,7 @@ def consume(plan: cutlass.Constexpr, shared: tuple, barriers: tuple, output: tup
     cute.arch.griddepcontrol_wait()
     if cutlass.const_expr(plan.split_k):
         _, _, n0 = origin(plan, walk, job.first, part, vectors.m)
-        mainloop.accumulate(plan, loop, Int32(0), job.k_steps, (part, thread, n0), None)
+        mainloop.accumulate(plan, loop, Int32(0), job.k_steps, (part, thread, n0), None, None)
         epilogue.park(plan, loop.sums, partial_sums, (group, thread))
     elif cutlass.const_expr(plan.pingpong):
         alternate(plan, loop, store, turn, vectors, walk, job, (group, thread))
@@ -49,7 +51,8 @@ def consume(plan: cutlass.Constexpr, shared: tuple, barriers: tuple, output: tup
         while tile < walk.tiles():
             x0, y0, n0 = origin(plan, walk, tile, part, vectors.m)
             held = epilogue.fetch(plan, vectors, thread, (x0, y0))
-            mainloop.accumulate(plan, loop, done, job.k_steps, (part, thread, n0), None)
+            begin = partial(epilogue.begin, plan, loop.sums, held, store, (group, thread))
+            mainloop.accumulate(plan, loop, done, job.k_steps, (part, thread, n0), None, begin)
             epilogue.store(plan, loop.sums, held, store, (group, thread), (x0, y0))
             tile, done = tile + job.step, done + job.k_steps
     if thread < 32:
@@ -79,7 +82,8 @@ def alternate(
         x0, y0, n0 = origin(plan, walk, tile, Int32(0), vectors.m)
         held = epilogue.fetch(plan, vectors, thread, (x0, y0))
         wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already
-        mainloop.accumulate(plan, loop, done, job.k_steps, (Int32(0), thread, n0), turn + (group ^ 1))
+        begin = partial(epilogue.begin, plan, loop.sums, held, store, place)
+        mainloop.accumulate(plan, loop, done, job.k_steps, (Int32(0), thread, n0), turn + (group ^ 1), begin)
         epilogue.store(plan, loop.sums, held, store, (group, thread), (x0, y0))
         tile, done, phase = tile + 2 * job.step, done + 2 * job.k_steps, phase ^ 1
 

@@ -119,8 +119,11 @@ def vectors_of(plan: Plan, shared: cute.Pointer) -> tuple:
 
 @cute.jit
 def share(plan: cutlass.Constexpr, held: tuple, shared: tuple, place: tuple):
-    """Puts into shared memory what the threads of a group hold, so that each can read any row and column of the tile."""
-    group, thread = place
+    """Puts into shared memory what the threads of a group hold, so that each can read any row and column of the tile.
+
+    After this the buffers are free of the tile before, too.
+    """
+    _, thread = place
     for side in cutlass.range_constexpr(2):
         count = (plan.group_m, plan.group_n)[side]
         for i in cutlass.range_constexpr(len(held[side])):
@@ -130,7 +133,7 @@ def share(plan: cutlass.Constexpr, held: tuple, shared: tuple, place: tuple):
                     if cutlass.const_expr(shared[side][field] is not None):
                         value = held[side][i][field]
                         shared[side][field][at] = value.to(shared[side][field].element_type)
-    cute.arch.barrier(barrier_id=1 + group, number_of_threads=128)
+    wait_for_buffers(place)
 
 
 def shared_values(fields: dict, tensors: list, at: Int32) -> tuple:
@@ -142,32 +145,78 @@ def shared_values(fields: dict, tensors: list, at: Int32) -> tuple:
     )
 
 
+def boxes_of(plan: Plan) -> list:
+    """The boxes of a group's part of the tile, (column, slab), in the order in which they are stored."""
+    return [(column, slab) for column in range(plan.tile_y // plan.store_columns) for slab in range(plan.slabs)]
+
+
 @cute.jit
 def store(plan: cutlass.Constexpr, sums: list, held: tuple, target: tuple, place: tuple, origin: tuple):
     """Stores a group's sums by TMA, in boxes of 64 rows of X by `store_columns` rows of Y. TMA leaves out what is beyond D."""
-    group, thread = place
     shared, vectors, copies = target
-    share(plan, held, vectors, place)
-    boxes = [(column, slab) for column in range(plan.tile_y // plan.store_columns) for slab in range(plan.slabs)]
-    for first in cutlass.range_constexpr(0, len(boxes), plan.store_buffers):
-        together = boxes[first : first + plan.store_buffers]
-        if thread < 32:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
-        cute.arch.barrier(barrier_id=1 + group, number_of_threads=128)
-        for buffer in cutlass.range_constexpr(len(together)):
-            write_box(plan, sums, vectors, shared[None, None, buffer], copies[0], thread, together[buffer])
-        cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.barrier(barrier_id=1 + group, number_of_threads=128)
-        if cute.arch.make_warp_uniform(thread // 32) == 0:
-            _, store_d, coords = copies
-            in_tile = cute.zipped_divide(cute.domain_offset(origin, coords), (SLAB, plan.store_columns))
-            from_shared, to_global = cpasync.tma_partition(
-                store_d, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), in_tile
-            )
+    _, thread = place
+    boxes = boxes_of(plan)
+    if cutlass.const_expr(not plan.meets_end):
+        share(plan, held, vectors, place)
+    if cutlass.const_expr(plan.stores_early):
+        write_slab(plan, sums, target, thread, plan.slabs - 1)
+        send(plan, target, place, origin, boxes)
+    else:
+        for first in cutlass.range_constexpr(0, len(boxes), plan.store_buffers):
+            together = boxes[first : first + plan.store_buffers]
+            if cutlass.const_expr(first > 0):
+                wait_for_buffers(place)
             for buffer in cutlass.range_constexpr(len(together)):
-                column, slab = together[buffer]
-                cute.copy(store_d, from_shared[None, buffer], to_global[None, (slab, column)])
-            cute.arch.cp_async_bulk_commit_group()
+                write_box(plan, sums, vectors, shared[None, None, buffer], copies[0], thread, together[buffer])
+            send(plan, target, place, origin, together)
+
+
+@cute.jit
+def begin(plan: cutlass.Constexpr, sums: list, held: tuple, target: tuple, place: tuple, final: cutlass.Constexpr):
+    """What of `store` comes while the last multiplications run: sharing vectors, then, where the plan stores early, the boxes
+    of the slab that made `final` slabs final."""
+    if cutlass.const_expr(final == 0):
+        share(plan, held, target[1], place)
+    elif cutlass.const_expr(plan.stores_early):
+        write_slab(plan, sums, target, place[1], final - 1)
+
+
+@cute.jit
+def write_slab(plan: cutlass.Constexpr, sums: list, target: tuple, thread: Int32, slab: cutlass.Constexpr):
+    """Finishes the sums of one slab, where each box of the tile has a buffer of its own."""
+    shared, vectors, copies = target
+    boxes = boxes_of(plan)
+    for buffer in cutlass.range_constexpr(len(boxes)):
+        if cutlass.const_expr(boxes[buffer][1] == slab):
+            write_box(plan, sums, vectors, shared[None, None, buffer], copies[0], thread, boxes[buffer])
+
+
+@cute.jit
+def wait_for_buffers(place: tuple):
+    """Until TMA has read what it was sent."""
+    group, thread = place
+    if thread < 32:
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+    cute.arch.barrier(barrier_id=1 + group, number_of_threads=128)
+
+
+@cute.jit
+def send(plan: cutlass.Constexpr, target: tuple, place: tuple, origin: tuple, together: cutlass.Constexpr):
+    """One warp has TMA store the boxes that the group has written."""
+    group, thread = place
+    shared, _, copies = target
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=1 + group, number_of_threads=128)
+    if cute.arch.make_warp_uniform(thread // 32) == 0:
+        _, store_d, coords = copies
+        in_tile = cute.zipped_divide(cute.domain_offset(origin, coords), (SLAB, plan.store_columns))
+        from_shared, to_global = cpasync.tma_partition(
+            store_d, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), in_tile
+        )
+        for buffer in cutlass.range_constexpr(len(together)):
+            column, slab = together[buffer]
+            cute.copy(store_d, from_shared[None, buffer], to_global[None, (slab, column)])
+        cute.arch.cp_async_bulk_commit_group()
 
 
 @cute.jit

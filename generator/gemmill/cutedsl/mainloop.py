@@ -146,25 +146,52 @@ class Mainloop:
 
 
 @cute.jit
-def accumulate(plan: cutlass.Constexpr, loop: cutlass.Constexpr, done: Int32, count: Int32, place: tuple, turn):
+def accumulate(
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    done: Int32,
+    count: Int32,
+    place: tuple,
+    turn,
+    meanwhile: cutlass.Constexpr,
+):
     """Multiplies a tile's `count` K steps into the sums; `done` of the CTA's came before.
 
-    Where groups take turns, `turn` is the barrier of the one that multiplies next, else None.
+    Where groups take turns, `turn` is the barrier of the one that multiplies next, else None. `meanwhile` is called, where
+    the plan says so (`meets_end`), while the last multiplications run, with the number of slabs whose sums are final.
     """
-    for slab in cutlass.range_constexpr(plan.slabs):
-        loop.sums[slab].fill(0)
+    if cutlass.const_expr(plan.promoted or plan.split_k):
+        for slab in cutlass.range_constexpr(plan.slabs):
+            loop.sums[slab].fill(0)
+    if cutlass.const_expr(plan.split_k):
+        if count > 0:  # a slice may have no steps
+            multiply_steps(plan, loop, done, count, place, turn, meanwhile)
+    else:
+        multiply_steps(plan, loop, done, count, place, turn, meanwhile)
+
+
+@cute.jit
+def multiply_steps(
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    done: Int32,
+    count: Int32,
+    place: tuple,
+    turn,
+    meanwhile: cutlass.Constexpr,
+):
+    """`accumulate` of one K step or more, by the loop that the plan asks for."""
     state = (done % plan.stages, done // plan.stages & 1)
-    if count > 0:
-        if cutlass.const_expr(plan.overlapped):
-            accumulate_behind(plan, loop, state, count, place)
-        elif cutlass.const_expr(plan.factors_ahead):
-            accumulate_in_turn(plan, loop, state, count, place)
-        elif cutlass.const_expr(plan.promoted):
-            accumulate_promoted(plan, loop, state, count, place)
-        else:
-            accumulate_fast(plan, loop, state, count, turn)
-        if cutlass.const_expr(plan.promoted):
-            hand_over(turn)
+    if cutlass.const_expr(plan.overlapped):
+        accumulate_behind(plan, loop, state, count, place, meanwhile)
+    elif cutlass.const_expr(plan.factors_ahead):
+        accumulate_in_turn(plan, loop, state, count, place, meanwhile)
+    elif cutlass.const_expr(plan.promoted):
+        accumulate_promoted(plan, loop, state, count, place)
+    else:
+        accumulate_fast(plan, loop, state, count, turn, meanwhile)
+    if cutlass.const_expr(plan.promoted):
+        hand_over(turn)
 
 
 @cute.jit
@@ -176,21 +203,29 @@ def hand_over(turn):
 
 
 @cute.jit
-def accumulate_fast(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, turn):
+def accumulate_fast(
+    plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, turn, meanwhile: cutlass.Constexpr
+):
     """Sums stay in the tensor core's accumulator; one K step's multiplications are queued behind another's, and the next
-    group's behind these (1 to 2 % of large problems, H200, 2026-11-21)."""
+    group's behind these (1 to 2 % of large problems, H200, 2026-11-21). The first ones replace the sums of the tile before,
+    but in split_k, where a slice may have none."""
     full, empty = loop.barriers
     stage, phase = state
+    slabs, steps = tuple(range(plan.slabs)), (0, plan.mma_steps)
+    wait(full + stage, phase)
+    multiply(loop.mmas, loop.sums, loop.operands, slabs, steps, stage, not plan.split_k)
     before = stage
-    for step in cutlass.range(count, unroll=1):
+    stage, phase = advance(plan, (stage, phase))
+    for _ in cutlass.range(count - 1, unroll=1):
         wait(full + stage, phase)
-        multiply(loop.mmas, loop.sums, loop.operands, tuple(range(plan.slabs)), (0, plan.mma_steps), stage, False)
+        multiply(loop.mmas, loop.sums, loop.operands, slabs, steps, stage, False)
         warpgroup.wait_group(1)
-        if step > 0:
-            release(plan, empty, before)
+        release(plan, empty, before)
         before = stage
         stage, phase = advance(plan, (stage, phase))
     hand_over(turn)
+    if cutlass.const_expr(plan.meets_end):
+        meanwhile(0)
     warpgroup.wait_group(0)
     release(plan, empty, before)
 
@@ -216,7 +251,14 @@ def accumulate_promoted(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state:
 
 
 @cute.jit
-def accumulate_in_turn(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
+def accumulate_in_turn(
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    state: tuple,
+    count: Int32,
+    place: tuple,
+    meanwhile: cutlass.Constexpr,
+):
     """One group promotes while the other multiplies, so what lies between a group's multiplications is kept short:
     the scales of the next unit are read while this one's multiplications run."""
     full, _ = loop.barriers
@@ -224,13 +266,18 @@ def accumulate_in_turn(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: 
     wait(full + stage, phase)
     read_unit_factors(plan, loop, 0, 0, stage, place)
     for _ in cutlass.range(count - 1, unroll=1):
-        stage, phase = step_in_turn(plan, loop, (stage, phase), False, place)
-    step_in_turn(plan, loop, (stage, phase), True, place)
+        stage, phase = step_in_turn(plan, loop, (stage, phase), place, False, None)
+    step_in_turn(plan, loop, (stage, phase), place, True, meanwhile)
 
 
 @cute.jit
 def step_in_turn(
-    plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, is_last: cutlass.Constexpr, place: tuple
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    state: tuple,
+    place: tuple,
+    is_last: cutlass.Constexpr,
+    meanwhile: cutlass.Constexpr,
 ):
     """One K step, unit by unit. Returns the (stage, phase) of the next one, which has come when this returns."""
     full, empty = loop.barriers
@@ -243,6 +290,8 @@ def step_in_turn(
         elif cutlass.const_expr(not is_last):
             wait(full + following, following_phase)
             read_unit_factors(plan, loop, 0, 1, following, place)
+        if cutlass.const_expr(is_last and plan.meets_end and unit >= plan.units - plan.slabs):
+            meanwhile(unit % plan.slabs)
         warpgroup.wait_group(0)
         if cutlass.const_expr(unit + 1 == plan.units):
             release(plan, empty, stage)
@@ -253,7 +302,14 @@ def step_in_turn(
 
 
 @cute.jit
-def accumulate_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
+def accumulate_behind(
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    state: tuple,
+    count: Int32,
+    place: tuple,
+    meanwhile: cutlass.Constexpr,
+):
     """Promotes one K step's sums while the next one's multiplications run, with two sets of partial sums in turn."""
     full, _ = loop.barriers
     stage, phase = state
@@ -265,9 +321,9 @@ def accumulate_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: t
         stage, phase = step_behind(plan, loop, (stage, phase), 0, place)
     if count % 2 == 0:
         stage, phase = step_behind(plan, loop, (stage, phase), 1, place)
-        finish_behind(plan, loop, stage, 1, place)
+        finish_behind(plan, loop, stage, 1, place, meanwhile)
     else:
-        finish_behind(plan, loop, stage, 0, place)
+        finish_behind(plan, loop, stage, 0, place, meanwhile)
 
 
 @cute.jit
@@ -287,10 +343,16 @@ def step_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, 
 
 @cute.jit
 def finish_behind(
-    plan: cutlass.Constexpr, loop: cutlass.Constexpr, stage: Int32, turn: cutlass.Constexpr, place: tuple
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    stage: Int32,
+    turn: cutlass.Constexpr,
+    place: tuple,
+    meanwhile: cutlass.Constexpr,
 ):
     """Promotes the last K step, which is in set `turn`."""
     _, empty = loop.barriers
+    meanwhile(0)
     warpgroup.wait_group(0)
     release(plan, empty, stage)
     promote(plan, loop, 0, turn, turn, place)

@@ -307,6 +307,17 @@ class Plan:
         return most if self._stages_beside(most) == self._stages_beside(1) else 1
 
     @property
+    def meets_end(self) -> bool:
+        """Whether the main loop knows its last K step, so that the epilogue begins while it is multiplied."""
+        return not self.split_k and (not self.promoted or self.overlapped or self.factors_ahead)
+
+    @property
+    def stores_early(self) -> bool:
+        """Whether a slab's boxes are written while the next slab is multiplied: where each box of the tile has a buffer."""
+        whole = self.store_buffers == self.slabs * self.tile_y // self.store_columns
+        return self.meets_end and self.factors_ahead and whole
+
+    @property
     def store_elements(self) -> int:
         """Elements of D waiting in shared memory."""
         return 0 if self.split_k else self.consumer_groups * self.store_buffers * SLAB * self.store_columns

@@ -48,7 +48,6 @@ def load_operands(
         for t in cutlass.range(cutlass.min(job.k_steps // PREFETCH_SHARE, plan.prefetched), unroll=1):
             atom, _, in_memory, _, _ = weights
             cute.prefetch(atom, in_memory[None, at_x, job.k_first + t])
-    cute.arch.griddepcontrol_wait()
 
     stage, phase = Int32(0), Int32(1)
     loaded = Int32(0)
@@ -57,6 +56,7 @@ def load_operands(
         at_x, at_y = tile_of(plan, walk, tile)
         at_m, at_n = (at_y, at_x) if plan.swap_ab else (at_x, at_y)
         tokens = partition(plan, y if plan.swap_ab else x, not plan.swap_ab, walk, rows_back(plan, at_m, m))
+        cute.arch.griddepcontrol_wait()  # what is above needs nothing of the kernel before, and takes a while
         for k_step in cutlass.range(job.k_steps, unroll=1):
             if loaded >= early:
                 wait(empty + stage, phase)
@@ -145,7 +145,6 @@ def load_scales(
     last_group = (vectors.k + g - 1) // g - 1
     a_at = cute.make_rmem_tensor((plan.a_scales + lanes - 1) // lanes, Int64)
     b_at = cute.make_rmem_tensor((plan.b_scales + lanes - 1) // lanes, Int64)
-    cute.arch.griddepcontrol_wait()
     stage, phase = Int32(0), Int32(1)
     tile = job.first
     while tile < walk.tiles():
@@ -161,6 +160,7 @@ def load_scales(
             if cutlass.const_expr(not plan.b_rows_scaled):  # of blocks
                 n = cutlass.min(at_n * plan.tile_n // g + lane + lanes * i, (vectors.n - 1) // g)
             b_at[i] = scales.b.toint() + 4 * (Int64(n) * scales.b_stride_n + Int64(group) * scales.b_stride_k)
+        cute.arch.griddepcontrol_wait()
         for _ in cutlass.range(job.k_steps, unroll=1):
             wait(empty + stage, phase)
             for p in cutlass.range_constexpr(plan.promotions):

@@ -15,7 +15,7 @@ from gemmill.cutedsl import consumer, epilogue, producer
 from gemmill.cutedsl.elements import ELEMENT_OF
 from gemmill.cutedsl.limits import SLAB
 from gemmill.cutedsl.plan import Plan
-from gemmill.cutedsl.walk import Job, Walk, rows_back
+from gemmill.cutedsl.walk import Job, Walk, rows_back, walk_over
 from gemmill.space.config import KernelConfig
 
 
@@ -116,11 +116,11 @@ class ScaledMm:
             producer.GroupScales(
                 a_scales, b_scales, a_scale_stride_m, a_scale_stride_k, b_scale_stride_n, b_scale_stride_k
             ),
-            Walk(tiles_x, tiles_y, raster_order, swizzle),
+            walk_over(tiles_x, tiles_y, raster_order, swizzle),
             constant_weights,
             d,
             ldd,
-            cluster_size,
+            cute.fast_divmod_create_divisor_v2(cluster_size),
         ).launch(
             grid=(grid_x, 1, 1),
             block=(plan.threads, 1, 1),
@@ -192,7 +192,7 @@ class ScaledMm:
         constant_weights: Int32,
         d: cute.Pointer,
         ldd: Int64,
-        cluster_size: Int32,
+        slices: cute.FastDivmodDivisorV2,
     ):
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
@@ -233,12 +233,12 @@ class ScaledMm:
         k_steps = cute.ceil_div(vectors.k, plan.tile_k)
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
-        job = Job(block // cluster_size, blocks // cluster_size, Int32(0), k_steps)
+        job = Job(block // plan.cluster_size, blocks // plan.cluster_size, Int32(0), k_steps)
         rank = Int32(0)
         if cutlass.const_expr(plan.split_k):
             rank = cute.arch.block_idx_in_cluster()
-            begin, end = k_steps * rank // cluster_size, k_steps * (rank + 1) // cluster_size
-            job = Job(block // cluster_size, walk.tiles(), begin, end - begin)
+            begin, end = k_steps * rank // slices, k_steps * (rank + 1) // slices
+            job = Job(block // slices, walk.tiles(), begin, end - begin)
 
         if warp >= first_producer:
             if cutlass.const_expr(plan.moves_registers):
@@ -276,7 +276,7 @@ class ScaledMm:
                 at_x, at_y = walk.at(job.first)
                 m_first = at_y * plan.tile_m - rows_back(plan, at_y, vectors.m)
                 origin = (at_x * plan.tile_x, m_first)
-                epilogue.meet(plan, partial_sums, vectors, d, ldd, (thread, rank, cluster_size), origin)
+                epilogue.meet(plan, partial_sums, vectors, d, ldd, (thread, rank, slices.divisor), origin)
             cute.arch.cluster_arrive_relaxed()  # nobody leaves while others still read its sums
             cute.arch.cluster_wait()
         if cutlass.const_expr(plan.cluster_size > 1):  # nobody leaves while others still signal its barriers

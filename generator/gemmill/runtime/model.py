@@ -1,18 +1,21 @@
 """The analytic model that chooses where nothing was measured. Mirrors `model_ns` in kernels/extension/selection.cpp.
 
-Waves of CTAs, each of which takes step after step along K: the tensor core multiplies while the next operands land. The
-time of all waves and the time that memory needs for the operands are joined by a smooth maximum.
+Waves of CTAs, each of which takes step after step along K (the tensor core multiplies while the next operands land) and then
+stores its tile. The time of all waves and the time that memory needs for the operands are joined by a smooth maximum.
 
-The constants are fitted to the times of 111 variants of e4m3 to bf16 at 52 shapes (H200, 2026-11-20,
-benchmarks/results/scaled_mm-sweep-fp8-both-h200-2026-11-20.json), for the loss of the variant that comes out first: 1.049 of the
-best in the mean, 1.21 at worst. They are near what the machine has, but not measurements of it: 4,735 multiply-adds and 128
-bytes of shared memory a nanosecond and SM, 251 bytes landing in an SM, 15,460 from L2 and 3,010 from memory for all.
+The constants are fitted to the times of up to 40 variants at 628 shapes of all ops (H200, 2026-11-21, benchmarks/results/tune-*-h200),
+for the loss of the variant that comes out first: docs/notes/tables.md has what it is. They are near what the machine
+has, but not measurements of it: 5,000 multiply-adds and 228 bytes of shared memory a nanosecond and SM, 13,950 bytes from L2 and
+2,034 from memory for all, 40 MB of L2.
 """
 
 from math import sqrt
 
 from gemmill.runtime.problem import ProblemCall, class_of
 from gemmill.runtime.table import Row
+
+L2_BYTES = 40_000_000
+"""What of the L2 operands can keep."""
 
 BANDS = ((8, 6), (4, 3), (2, 2))
 """Widths of bands that CUTLASS's scheduler uses, and from how many tiles of the shorter side on."""
@@ -30,17 +33,36 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
 
     columns = float(row.columns)
     instructions = float(row.tile_m * row.tile_n // row.columns) / 64.0 * (row.tile_k / 32.0)
-    multiply = instructions * max(64.0 * columns * 32.0 / 4735.0, (2048.0 + 32.0 * columns) / 127.8)
+    multiply = instructions * max(64.0 * columns * 32.0 / 5000.0, (2048.0 + 32.0 * columns) / 227.7)
+    if row.promotes:
+        multiply = 1.323 * multiply + 126.1 * (row.tile_k / 128.0)
     rows = float(min(row.tile_m, call.m))
-    landing = (rows + row.tile_n) * row.tile_k
     traffic = (rows / row.sharers_a + float(row.tile_n) / row.sharers_b) * row.tile_k
-    load = max(traffic * resident / 15460.0, landing * per_sm / 251.0)
-    step = max(multiply * per_sm, load) + (6.9 if row.overlaps else 23.0)
-    body = waves * steps * step
-    memory = (float(call.n) + call.m) * k / 3010.0
+    step = max(multiply * per_sm, traffic * resident / 13950.0) + (5.6 if row.overlaps else 14.2)
+    store = (1293.0 + 0.0061 * (row.tile_m * row.tile_n)) * per_sm
+    body = waves * steps * step + (store if row.overlaps else waves * store)
+    memory = float(bytes_read(row, call.m, call.n, k, sm_count * per_sm // splits)) / 2034.0
     both = sqrt(sqrt(body * body * body * body + memory * memory * memory * memory))
-    reduction = 1126.0 + 320.5 * splits if row.splits > 1 else 0.0
+    reduction = 230.2 + 348.5 * splits if row.splits > 1 else 0.0
     return (both + reduction) * (row.cost_permille / 1000.0)
+
+
+def bytes_read(row: Row, m: int, n: int, k: int, resident: int) -> int:
+    """Bytes of A and B that come from memory, for rows of `k` bytes and `resident` CTAs at a time.
+
+    Tiles are visited band by band. What lies across a band stays in L2 while it is swept; what lies along it is read again for
+    every band, unless all of it stays in L2 as well.
+    """
+    of_m, of_n = row.tile_m * row.sharers_b, row.tile_n * row.sharers_a
+    clusters_m, clusters_n = _ceil_div(m, of_m), _ceil_div(n, of_n)
+    along_m = row.raster_order == 1 or (row.raster_order == 0 and clusters_n > clusters_m)
+    along, along_bytes = (clusters_m, of_m * k) if along_m else (clusters_n, of_n * k)
+    across, across_bytes = (clusters_n, of_n * k) if along_m else (clusters_m, of_m * k)
+    clusters = max(1, resident // (row.sharers_a * row.sharers_b))
+    width = min(across, max(row.swizzle, _ceil_div(clusters, along)))
+    stays = along * along_bytes + width * across_bytes < L2_BYTES
+    bands = 1 if stays else _ceil_div(across, width)
+    return across * across_bytes + bands * along * along_bytes
 
 
 def tiles_of(row: Row, m: int, n: int) -> int:

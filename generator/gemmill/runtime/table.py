@@ -9,13 +9,14 @@ from gemmill.runtime.problem import problems_of
 from gemmill.runtime.tuned import TunedChoice
 from gemmill.space.config import KernelConfig
 from gemmill.space.family import Family
-from gemmill.vocab import Backend, KernelSchedule, RasterOrder, TileScheduler
+from gemmill.vocab import Accumulation, Backend, KernelSchedule, RasterOrder, TileScheduler
 
 _RASTER_CODES = {RasterOrder.HEURISTIC: 0, RasterOrder.ALONG_M: 1, RasterOrder.ALONG_N: 2}
-_COST_PERMILLE = {KernelSchedule.MMA_SYNC: 12_000}
+_WITHOUT_TMA_PERMILLE = 12_000
 """What the model does not know: without TMA and WGMMA a kernel is far behind. An assumption, large enough that the fallback
 is chosen only where nothing else fits."""
-
+_CUTLASS_PERMILLE = 1_093
+"""Nor that CUTLASS's kernels take longer than the CuTe DSL's of the same tile: fitted with the model."""
 
 _MOST_CTAS = 4
 _SHARED_BYTES = 227 * 1024
@@ -28,7 +29,7 @@ class Row(ctypes.Structure):
         (name, ctypes.c_int64)
         for name in (
             "kernel problem align_a align_b align_d min_k raster_order swizzle splits workspace tile_m tile_n tile_k "
-            "columns sharers_a sharers_b pads ctas_of_sm overlaps cost_permille"
+            "columns sharers_a sharers_b pads ctas_of_sm overlaps promotes cost_permille"
         ).split()
     ]
 
@@ -94,8 +95,15 @@ def _row(entry: KernelEntry, kernel: int, problem: int) -> Row:
         pads=int(_has_cutlass_scheduler(entry.config)),
         ctas_of_sm=_ctas_of_sm(entry.config),
         overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
-        cost_permille=_COST_PERMILLE.get(s.kernel_schedule, 1000),
+        promotes=int(s.accumulation is Accumulation.PROMOTED or entry.config.problem.group_size > 0),
+        cost_permille=_cost_permille(entry.config),
     )
+
+
+def _cost_permille(config: KernelConfig) -> int:
+    if not config.schedule.kernel_schedule.uses_tma:
+        return _WITHOUT_TMA_PERMILLE
+    return _CUTLASS_PERMILLE if config.backend is Backend.CUTLASS else 1000
 
 
 def _has_cutlass_scheduler(config: KernelConfig) -> bool:
@@ -105,15 +113,16 @@ def _has_cutlass_scheduler(config: KernelConfig) -> bool:
 
 
 def _ctas_of_sm(config: KernelConfig) -> int:
-    """How many CTAs shared memory leaves room for, as far as the model cares."""
+    """How many CTAs shared memory leaves room for, as far as the model cares: the DSL's kernels fill it with their stages
+    unless they are told a number of them."""
     s = config.schedule
     if not s.kernel_schedule.uses_tma:
         return 1
     tile_m, tile_n, tile_k = s.tile_shape_mnk
     stage = (tile_m + tile_n) * tile_k * config.problem.a_dtype.bits // 8
-    if s.stages is not None:
+    if s.stages is not None and (config.backend is Backend.CUTLASS or s.kernel_schedule is KernelSchedule.BASIC):
         return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * s.stages + 4096)))
-    if s.kernel_schedule is KernelSchedule.BASIC:
+    if s.kernel_schedule is KernelSchedule.BASIC and config.backend is Backend.CUTLASS:
         return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * 3 + 8192)))
     return 1
 

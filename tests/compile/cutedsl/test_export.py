@@ -78,6 +78,11 @@ def test_the_code_has_what_the_schedule_promises(
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_no_division_holds_up_a_tile(exported: Path, toolchain: ToolchainPaths, tmp_path: Path, name: str) -> None:
+    assert "MUFU.RCP" not in sass(exported, name, toolchain, tmp_path)  # with which every division by a variable begins
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_header_declares_what_a_launcher_calls(exported: Path, name: str) -> None:
     header = (exported / f"{name}.h").read_text()
     for symbol in (f"_mlir_{name}_cuda_init", f"_mlir_{name}_cuda_load_to_device", f"cute_dsl_{name}_wrapper"):
