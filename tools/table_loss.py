@@ -1,19 +1,24 @@
 """What a shape loses that no table has: each measured shape answered by the row of another, and by the model.
 
+    python tools/table_loss.py benchmarks/results/tune-h200-2026-11-21.jsonl.xz
     python tools/table_loss.py benchmarks/results/scaled_mm-sweep-fp8*.json
 
-Prints, by distance of the weights and for each pair of M, the geometric mean of (time of the variant that would be
-taken) / (time of the best). Variants that a sweep gave up on count as 1.6 times the best. docs/notes/tables.md has what
-came out.
+Takes journals of `gemmill tune` and results of `benchmarks/scaled_mm.py --variants`. Prints, by distance of the weights
+and for each pair of M, the geometric mean of (time of the variant that would be taken) / (time of the best). Variants
+that a sweep gave up on or did not try count as 1.6 times the best; the model chooses among those that were timed.
+docs/notes/tables.md has what came out.
 """
 
 import argparse
 import json
+import lzma
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from gemmill.runtime.model import model_ns
 from gemmill.runtime.table import Row, make_table
@@ -21,10 +26,12 @@ from gemmill.space.names import parse_gemm_name, to_name
 from gemmill.space.selections import Selection, select
 from gemmill.tune.problems import M_BUCKETS, Op, Problem
 from gemmill.tune.program import stand_in_build
+from gemmill.tune.protocol import problem_from_json
 from gemmill.vocab import Arch
 
 SM_COUNT = 132
 GIVEN_UP = 1.6
+FEW_ROWS = 128
 DISTANCES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, math.inf)
 Times = dict[Problem, dict[str, float]]
 
@@ -40,7 +47,14 @@ def main() -> None:
         times = {p: {name: t for name, t in us.items() if name in names} for p, us in times.items()}
     best = {problem: min(us, key=lambda name: (us[name], name)) for problem, us in times.items()}
     print(f"{len(times)} shapes of {len({(p.n, p.k) for p in times})} weights")
-    print(f"the model: {mean(by_model(p, us) for p, us in times.items()):.3f}")
+    losses = {problem: by_model(problem, us) for problem, us in times.items()}
+    for op in sorted({problem.op for problem in losses}):
+        for label, few in (("M up to 128", True), ("above", False)):
+            if ratios := [loss for p, loss in losses.items() if p.op is op and (p.m <= FEW_ROWS) is few]:
+                print(
+                    f"the model, {op}, {label}: {mean(ratios):.3f}, at worst {max(ratios):.2f} ({len(ratios)} shapes)"
+                )
+    print(f"the model: {mean(losses.values()):.3f}")
     nearby = by_distance(times, best)
     for low, high in pairwise(DISTANCES):
         if ratios := [ratio for distance, ratio in nearby if low <= distance < high]:
@@ -51,15 +65,28 @@ def main() -> None:
 
 
 def read(paths: Iterable[Path]) -> Times:
-    """fp8 shapes with their variants' times, later files over earlier ones."""
+    """Shapes with their variants' times, later files over earlier ones."""
     times: Times = {}
     for path in paths:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        for (op, m, n, k), row in zip(data["shapes"], data["us"], strict=True):
-            found = {name: us for name, us in zip(data["contenders"], row, strict=True) if us and name.startswith("sm")}
-            if op == "fp8" and found:
-                times.setdefault(Problem(op=Op.FP8, m=m, n=n, k=k), {}).update(found)
-    return times
+        data = path.read_bytes()
+        text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode()
+        of_file = of_journal(text) if ".jsonl" in path.name else of_sweep(json.loads(text))
+        for problem, us in of_file:
+            times.setdefault(problem, {}).update({name: t for name, t in us.items() if name.startswith("sm")})
+    return {problem: us for problem, us in times.items() if us}
+
+
+def of_journal(text: str) -> Iterator[tuple[Problem, dict[str, float]]]:
+    for row in map(json.loads, text.splitlines()):
+        if row["kind"] == "outcome":
+            rounds = [found for of_build in row["rounds_us"].values() for found in of_build.items()]
+            yield problem_from_json(row["problem"]), {name: statistics.median(us) for name, us in rounds}
+
+
+def of_sweep(data: Mapping[str, Any]) -> Iterator[tuple[Problem, dict[str, float]]]:
+    for (op, m, n, k), row in zip(data["shapes"], data["us"], strict=True):
+        found = {name: us for name, us in zip(data["contenders"], row, strict=True) if us}
+        yield Problem(op=Op(op), m=m, n=n, k=k), found
 
 
 def mean(ratios: Iterable[float]) -> float:
@@ -90,7 +117,7 @@ def by_distance(times: Times, best: dict[Problem, str]) -> Sequence[tuple[float,
         (abs(math.log2(p.n / q.n)) + abs(math.log2(p.k / q.k)), taken(us, best[q]))
         for p, us in times.items()
         for q in best
-        if q.m == p.m and (q.n, q.k) != (p.n, p.k)
+        if q.op is p.op and q.m == p.m and (q.n, q.k) != (p.n, p.k)
     ]
 
 

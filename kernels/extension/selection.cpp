@@ -31,8 +31,7 @@ std::mutex misses_mutex;
 std::vector<Miss> misses;
 
 // How far a measured choice reaches, mirrored by gemmill.runtime.select. Tiles are as wide as fills the SMs for one shape, so the
-// choice of another is a worse guide than the model: 1.18 of the best and more for weights a quarter of an octave away, the model
-// 1.05 (H200, 2026-11-20, docs/notes/tables.md).
+// choice of another is a worse guide than the model (docs/notes/tables.md).
 constexpr int64_t kDecodeM = 16;
 constexpr int64_t kPrefillM = 512;
 constexpr int64_t kManyM = 4096;  // from here on waves are so many that more of them change nothing
@@ -91,18 +90,19 @@ double model_ns(Row const& row, Call const& call, int64_t sm_count) {
 
   double const columns = static_cast<double>(row.columns);
   double const instructions = static_cast<double>(row.tile_m * row.tile_n / row.columns) / 64.0 * (row.tile_k / 32.0);
-  double multiply = instructions * std::max(64.0 * columns * 32.0 / 5000.0, (2048.0 + 32.0 * columns) / 227.7);
-  if (row.promotes) multiply = 1.323 * multiply + 126.1 * (row.tile_k / 128.0);
+  double multiply = instructions * std::max(64.0 * columns * 32.0 / 5000.0, (2048.0 + 32.0 * columns) / 200.6);
+  if (row.promotes) multiply = 1.146 * multiply + 115.8 * (row.tile_k / 128.0);
   double const rows = static_cast<double>(std::min(row.tile_m, call.m));
   double const traffic = (rows / row.sharers_a + static_cast<double>(row.tile_n) / row.sharers_b) * row.tile_k;
-  double const step = std::max(multiply * per_sm, traffic * resident / 13950.0) + (row.overlaps ? 5.6 : 14.2);
-  double const store = (1293.0 + 0.0061 * (row.tile_m * row.tile_n)) * per_sm;
+  double const filled = (row.tile_m - rows) * row.tile_k;
+  double const step = std::max(multiply * per_sm, traffic * resident / 11890.0 + filled * per_sm / 50.0) + 10.8;
+  double const store = (525.3 + 0.01419 * (row.tile_m * row.tile_n)) * per_sm;
   double const body = waves * steps * step + (row.overlaps ? store : waves * store);
   int64_t const at_a_time = sm_count * per_sm / std::max<int64_t>(row.splits, 1);
-  double const memory = static_cast<double>(bytes_read(row, call.m, call.n, k, at_a_time)) / 2034.0;
+  double const memory = static_cast<double>(bytes_read(row, call.m, call.n, k, at_a_time)) / 2154.0;
   double const both = std::sqrt(std::sqrt(body * body * body * body + memory * memory * memory * memory));
-  double const reduction = row.splits > 1 ? 230.2 + 348.5 * splits : 0.0;
-  return (both + reduction) * (row.cost_permille / 1000.0);
+  double const meeting = row.divides_k ? 52.7 + 402.4 * splits + 0.3515 * (row.tile_m * row.tile_n) : 0.0;
+  return (both + waves * meeting) * (row.cost_permille / 1000.0);
 }
 
 Choice choose_by_model(Table const& table, Call const& call, int64_t sm_count) {

@@ -27,6 +27,7 @@ struct Row {
   int64_t ctas_of_sm;       // that fit on an SM
   int64_t overlaps;         // whether a tile is stored while the next is multiplied
   int64_t promotes;         // whether sums leave the tensor core's accumulator before the end of K
+  int64_t divides_k;        // whether slices of K are added up in the shared memory of a cluster
   int64_t cost_permille;  // how much longer than the model's time this schedule takes, 1000 for the same
 };
 

@@ -1,12 +1,14 @@
 """The analytic model that chooses where nothing was measured. Mirrors `model_ns` in kernels/extension/selection.cpp.
 
-Waves of CTAs, each of which takes step after step along K (the tensor core multiplies while the next operands land) and then
-stores its tile. The time of all waves and the time that memory needs for the operands are joined by a smooth maximum.
+Waves of CTAs, each of which takes step after step along K (the tensor core multiplies while the next operands land), adds up
+slices of K in shared memory if there are any, and stores its tile. The time of all waves and the time that memory needs for
+the operands are joined by a smooth maximum.
 
-The constants are fitted to the times of up to 40 variants at 628 shapes of all ops (H200, 2026-11-21, benchmarks/results/tune-*-h200),
-for the loss of the variant that comes out first: docs/notes/tables.md has what it is. They are near what the machine
-has, but not measurements of it: 5,000 multiply-adds and 228 bytes of shared memory a nanosecond and SM, 13,950 bytes from L2 and
-2,034 from memory for all, 40 MB of L2.
+The constants are fitted to the times of up to 40 variants at 628 shapes of all ops and of 512 variants at 52 of them (H200,
+2026-11-20 and 21), for the loss of the variant that comes out first: docs/notes/tables.md has what it is. They are near what
+the machine has, but not measurements of it: 5,000 multiply-adds and 201 bytes of shared memory a nanosecond and SM, 11,890 bytes
+from L2 and 2,154 from memory for all, 40 MB of L2. Rows beyond A are filled with zeros at 50 bytes a nanosecond
+(docs/notes/groups.md).
 """
 
 from math import sqrt
@@ -33,18 +35,19 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
 
     columns = float(row.columns)
     instructions = float(row.tile_m * row.tile_n // row.columns) / 64.0 * (row.tile_k / 32.0)
-    multiply = instructions * max(64.0 * columns * 32.0 / 5000.0, (2048.0 + 32.0 * columns) / 227.7)
+    multiply = instructions * max(64.0 * columns * 32.0 / 5000.0, (2048.0 + 32.0 * columns) / 200.6)
     if row.promotes:
-        multiply = 1.323 * multiply + 126.1 * (row.tile_k / 128.0)
+        multiply = 1.146 * multiply + 115.8 * (row.tile_k / 128.0)
     rows = float(min(row.tile_m, call.m))
     traffic = (rows / row.sharers_a + float(row.tile_n) / row.sharers_b) * row.tile_k
-    step = max(multiply * per_sm, traffic * resident / 13950.0) + (5.6 if row.overlaps else 14.2)
-    store = (1293.0 + 0.0061 * (row.tile_m * row.tile_n)) * per_sm
+    filled = (row.tile_m - rows) * row.tile_k
+    step = max(multiply * per_sm, traffic * resident / 11890.0 + filled * per_sm / 50.0) + 10.8
+    store = (525.3 + 0.01419 * (row.tile_m * row.tile_n)) * per_sm
     body = waves * steps * step + (store if row.overlaps else waves * store)
-    memory = float(bytes_read(row, call.m, call.n, k, sm_count * per_sm // splits)) / 2034.0
+    memory = float(bytes_read(row, call.m, call.n, k, sm_count * per_sm // splits)) / 2154.0
     both = sqrt(sqrt(body * body * body * body + memory * memory * memory * memory))
-    reduction = 230.2 + 348.5 * splits if row.splits > 1 else 0.0
-    return (both + reduction) * (row.cost_permille / 1000.0)
+    meeting = 52.7 + 402.4 * splits + 0.3515 * (row.tile_m * row.tile_n) if row.divides_k else 0.0
+    return (both + waves * meeting) * (row.cost_permille / 1000.0)
 
 
 def bytes_read(row: Row, m: int, n: int, k: int, resident: int) -> int:

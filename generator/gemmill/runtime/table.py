@@ -15,7 +15,7 @@ _RASTER_CODES = {RasterOrder.HEURISTIC: 0, RasterOrder.ALONG_M: 1, RasterOrder.A
 _WITHOUT_TMA_PERMILLE = 12_000
 """What the model does not know: without TMA and WGMMA a kernel is far behind. An assumption, large enough that the fallback
 is chosen only where nothing else fits."""
-_CUTLASS_PERMILLE = 1_093
+_CUTLASS_PERMILLE = 1_053
 """Nor that CUTLASS's kernels take longer than the CuTe DSL's of the same tile: fitted with the model."""
 
 _MOST_CTAS = 4
@@ -29,7 +29,7 @@ class Row(ctypes.Structure):
         (name, ctypes.c_int64)
         for name in (
             "kernel problem align_a align_b align_d min_k raster_order swizzle splits workspace tile_m tile_n tile_k "
-            "columns sharers_a sharers_b pads ctas_of_sm overlaps promotes cost_permille"
+            "columns sharers_a sharers_b pads ctas_of_sm overlaps promotes divides_k cost_permille"
         ).split()
     ]
 
@@ -96,6 +96,7 @@ def _row(entry: KernelEntry, kernel: int, problem: int) -> Row:
         ctas_of_sm=_ctas_of_sm(entry.config),
         overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
         promotes=int(s.accumulation is Accumulation.PROMOTED or entry.config.problem.group_size > 0),
+        divides_k=int(s.tile_scheduler is TileScheduler.SPLIT_K),
         cost_permille=_cost_permille(entry.config),
     )
 
