@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gemmill.runtime.model import model_ns
+from gemmill.runtime.model import bytes_read, model_ns
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.problem import Need, ProblemClass, class_of, problem_code, problem_of_call
 from gemmill.runtime.schemas import SCALED_MM, SCALED_MM_AZP
@@ -14,7 +14,7 @@ from gemmill.runtime.table import Table
 from gemmill.runtime.tuned import TunedChoice
 from gemmill.space.config import RESULTS_OF
 from gemmill.space.names import to_name
-from gemmill.vocab import Backend, DType, KernelSchedule, RasterOrder
+from gemmill.vocab import Backend, DType, KernelSchedule, RasterOrder, TileScheduler
 
 SMS = 132
 E4M3_BIAS = problem_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
@@ -239,6 +239,43 @@ def test_the_model_counts_bytes(make_config, table_of, problem_call) -> None:
     for m in (1, 100, 4096):
         half = problem_call(need=Need.SCALE, operand="bfloat16", m=m, k=2048)
         assert model_ns(plain, half, SMS) == model_ns(codes, problem_call(need=Need.SCALE, m=m, k=4096), SMS)
+
+
+@pytest.mark.parametrize(
+    ("raster", "n", "k", "times_a", "times_b"),
+    [
+        ({}, 4096, 4096, 1, 1),  # both stay in L2
+        ({}, 8192, 8192, 1, 22),  # 132 CTAs cover bands 3 tiles wide along N: B is read for each of 22
+        ({"raster_order": RasterOrder.ALONG_N, "swizzle": 8}, 8192, 8192, 1, 8),
+        ({"raster_order": RasterOrder.ALONG_M, "swizzle": 8}, 8192, 8192, 8, 1),
+        ({"raster_order": RasterOrder.ALONG_M, "cluster_shape_mnk": (2, 1, 1)}, 8192, 8192, 22, 1),
+        ({}, 16384, 1024, 1, 1),  # along M, which has fewer tiles: A stays in L2
+    ],
+)
+def test_what_lies_along_a_band_is_read_for_every_band(make_config, table_of, raster, n, k, times_a, times_b) -> None:
+    row = table_of(make_config(**raster)).rows[0]
+    m = min(n, 8192)
+    assert bytes_read(row, m, n, k, SMS) == times_a * m * k + times_b * n * k
+
+
+def test_the_model_prefers_bands_where_operands_do_not_stay_in_the_cache(make_config, table_of, problem_call) -> None:
+    plain, banded = (
+        make_config(backend=Backend.CUTEDSL, **order)
+        for order in ({}, {"raster_order": RasterOrder.ALONG_M, "swizzle": 8})
+    )
+    table = table_of(plain, banded)
+    for n, k, config in ((4096, 4096, plain), (8192, 28672, banded)):
+        assert select(table, problem_call(m=n, n=n, k=k), SMS).entry.config == config
+
+
+def test_the_model_knows_that_slices_of_large_tiles_meet_slowly(make_config, table_of, problem_call) -> None:
+    of_bf16 = {"backend": Backend.CUTEDSL, "a_dtype": DType.BF16}
+    sliced = make_config(
+        tile_shape_mnk=(128, 128, 64), swap_ab=True, stages=6, tile_scheduler=TileScheduler.SPLIT_K, **of_bf16
+    )
+    whole = make_config(tile_shape_mnk=(128, 128, 64), kernel_schedule=KernelSchedule.PINGPONG, **of_bf16)
+    call = problem_call(need=Need.SCALE, operand="bfloat16", m=512, n=3072, k=4096)
+    assert select(table_of(sliced, whole), call, SMS).entry.config == whole
 
 
 def test_class_of_a_call() -> None:
