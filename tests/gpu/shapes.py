@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 
 from gemmill.manifest import KernelEntry
+from gemmill.vocab import RasterOrder
 
 Shape = tuple[int, int, int]
 
@@ -68,6 +69,7 @@ def _shapes_for(entry: KernelEntry, level: str) -> Iterator[Shape]:
     if entry.predicate.group_size:
         yield from RAGGED_M
     yield from _around_tile(entry)
+    yield from _beyond_a_band(entry)
     if takes_any_rows(entry):
         yield from UNALIGNED
     if level == "L2":
@@ -81,6 +83,19 @@ def _around_tile(entry: KernelEntry) -> Iterator[Shape]:
         m, n = n, m
     p = entry.predicate
     yield 2 * m + 1, 2 * n + p.alignment_d, 5 * k + max(p.alignment_a, p.alignment_b)
+
+
+def _beyond_a_band(entry: KernelEntry) -> Iterator[Shape]:
+    """Tiles for a whole band and a last one that is narrower, where the variant sweeps bands."""
+    (m, n, k), (cluster_m, cluster_n, _) = (
+        entry.config.schedule.tile_shape_mnk,
+        entry.config.schedule.cluster_shape_mnk,
+    )
+    width = entry.config.launch.swizzle
+    if width > 1 and entry.config.launch.raster_order is RasterOrder.ALONG_N:
+        yield width * cluster_m * m + 1, n + entry.predicate.alignment_d, k
+    elif width > 1:
+        yield m + 1, width * cluster_n * n + entry.predicate.alignment_d, k
 
 
 def _random(entry: KernelEntry) -> Iterator[Shape]:
