@@ -106,7 +106,7 @@ def _family_is_other(config: AnyConfig) -> bool:
 
 
 EXPECTED_LOSS = {Trust.EXACT: 0.0, Trust.NEAREST: 0.028, Trust.MODEL: 0.031}
-"""Mean loss of a choice, by what it rests on (H200, 2026-11-20; docs/notes/tables.md)."""
+"""Mean loss of a choice, by what it rests on (H200, 2026-11-20 and 21; docs/notes/tables.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
