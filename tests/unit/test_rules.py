@@ -164,6 +164,15 @@ EXAMPLES = [
         },
         "tile 128x192 needs 192 accumulator registers a thread of 184",
     ),
+    (
+        "accumulators_fit",
+        {
+            "backend": Backend.CUTEDSL,
+            "tile_shape_mnk": (128, 208, 128),
+            "kernel_schedule": KernelSchedule.PINGPONG,
+        },
+        "tile 128x208 needs 208 accumulator registers a thread of 192",
+    ),
     ("cluster", {"cluster_shape_mnk": (1, 1, 2)}, "cluster 1x1x2 extends along K, where nothing is shared"),
     ("cluster", {"cluster_shape_mnk": (4, 4, 1)}, "cluster 4x4 has 16 CTAs of 8"),
     ("cluster", FALLBACK | {"cluster_shape_mnk": (2, 1, 1)}, "cluster 2x1 without TMA: there is no multicast to share"),

@@ -19,6 +19,8 @@ WGMMA_MOST_COLUMNS = 256
 PORTABLE_CLUSTER = 8
 ACCUMULATOR_REGISTERS = 208
 """Of 240 a consumer thread can have (setmaxnreg), what is left beside addresses and the epilogue."""
+DSL_ACCUMULATOR_REGISTERS = 192
+"""Of 232: a tile of 128x208 in pingpong spilled 4,640 bytes and took twelve times as long (H200, 2026-11-21)."""
 AZP_REGISTERS = 24
 """What CUTLASS's epilogue takes besides for zero points of tokens: a tile of 192 accumulators spilled 84 bytes."""
 
@@ -69,8 +71,10 @@ def accumulators_fit(config: KernelConfig) -> Status:
     doubled = s.accumulation is Accumulation.PROMOTED or config.problem.group_size
     copies = 2 if doubled and config.backend is Backend.CUTLASS else 1
     registers = m * n * copies // (128 * CONSUMER_GROUPS[s.kernel_schedule])
-    azp = config.problem.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN and config.backend is Backend.CUTLASS
+    azp = config.problem.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN
     room = ACCUMULATOR_REGISTERS - (AZP_REGISTERS if azp else 0)
+    if config.backend is Backend.CUTEDSL:
+        room = DSL_ACCUMULATOR_REGISTERS
     if registers > room:
         return rejected(f"tile {m}x{n} needs {registers} accumulator registers a thread of {room}")
     return OK

@@ -82,7 +82,7 @@ WIDEST = Tables(
         ),
         *(
             ((128, y, 128), cluster, PINGPONG)
-            for y, cluster in product(range(80, 209, 16), ((1, 1, 1), (2, 1, 1), (1, 2, 1)))
+            for y, cluster in product(range(80, 193, 16), ((1, 1, 1), (2, 1, 1), (1, 2, 1)))
         ),
         *(((256, y, 128), cluster, COOPERATIVE) for y, cluster in product(range(80, 193, 16), ((2, 1, 1), (1, 2, 1)))),
     ),
