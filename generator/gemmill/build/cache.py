@@ -24,7 +24,7 @@ from gemmill.build.headers import HeaderSet, is_current
 from gemmill.build.inspect import KernelFacts
 from gemmill.build.sources import Source
 
-FORMAT = 1
+FORMAT = 2
 _SEARCH_STEPS = 20_000
 
 

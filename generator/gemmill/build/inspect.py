@@ -1,8 +1,9 @@
 """What ptxas and cuobjdump say about compiled kernels, by kernel symbol."""
 
+import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 SASS_OF_INTEREST = frozenset(
@@ -19,6 +20,7 @@ _RESOURCES = re.compile(r"^\s*Function (\w+):\s*\n\s*REG:(\d+)", re.MULTILINE)
 _LOCAL = re.compile(r"\b(?:LDL|STL)((?:\.\w+)*) ")
 _LOCAL_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
+_ENCODING = re.compile(r"/\* (0x[0-9a-f]{16}) \*/\s*$")
 
 
 @dataclass(kw_only=True)
@@ -29,6 +31,8 @@ class KernelFacts:
     spill_bytes: int = 0
     code_bytes: int = 0
     sass: dict[str, int] = field(default_factory=dict)
+    sass_digest: str = ""
+    """SHA-256 of the instructions as they are encoded; of several kernels, of their digests. Empty without any."""
 
 
 def is_of_variant(function: str, name: str) -> bool:
@@ -46,12 +50,14 @@ def facts_of(name: str, facts: Mapping[str, KernelFacts]) -> KernelFacts:
 def merged(kernels: Iterable[KernelFacts]) -> KernelFacts:
     """What is known of several kernels together: the largest register count, and sums of the rest."""
     own = list(kernels)
+    digests = sorted(found.sass_digest for found in own if found.sass_digest)
     sass: Counter[str] = sum((Counter(found.sass) for found in own), Counter())
     return KernelFacts(
         registers=max((found.registers for found in own), default=0),
         spill_bytes=sum(found.spill_bytes for found in own),
         code_bytes=sum(found.code_bytes for found in own),
         sass=dict(sorted(sass.items())),
+        sass_digest=digests[0] if len(digests) == 1 else _digest(digests) if digests else "",
     )
 
 
@@ -69,17 +75,33 @@ def read_ptxas(text: str, facts: dict[str, KernelFacts]) -> None:
 
 
 def read_sass(text: str, facts: dict[str, KernelFacts]) -> None:
-    """Instruction counts and code size from `cuobjdump -sass`, into `facts`."""
-    current: KernelFacts | None = None
-    counts: Counter[str] = Counter()
+    """Instruction counts, code size and digest from `cuobjdump -sass`, into `facts`."""
+    for name, *lines in _functions(text):
+        found = facts.setdefault(name, KernelFacts())
+        opcodes = [match[1] for line in lines if (match := _INSTRUCTION.match(line))]
+        counts = Counter(code for code in opcodes if code in SASS_OF_INTEREST)
+        encodings = [match[1] for line in lines if (match := _ENCODING.search(line))]
+        found.code_bytes = _INSTRUCTION_BYTES * len(opcodes)
+        found.sass = dict(sorted(counts.items()))
+        found.sass_digest = _digest(encodings) if encodings else ""
+
+
+def _functions(text: str) -> Iterator[list[str]]:
+    """Of each function its name, then its lines."""
+    current: list[str] | None = None
     for line in text.splitlines():
         if match := _FUNCTION.match(line):
-            current, counts = facts.setdefault(match[1], KernelFacts()), Counter()
-        elif current is not None and (match := _INSTRUCTION.match(line)):
-            current.code_bytes += _INSTRUCTION_BYTES
-            if match[1] in SASS_OF_INTEREST:
-                counts[match[1]] += 1
-                current.sass = dict(sorted(counts.items()))
+            if current is not None:
+                yield current
+            current = [match[1]]
+        elif current is not None:
+            current.append(line)
+    if current is not None:
+        yield current
+
+
+def _digest(words: Iterable[str]) -> str:
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()
 
 
 def read_cubin(text: str) -> KernelFacts:

@@ -169,6 +169,7 @@ def describe(
                 registers=facts.registers,
                 spill_bytes=facts.spill_bytes,
                 sass=facts.sass,
+                sass_digest=facts.sass_digest,
             )
         )
     return Manifest(

@@ -7,7 +7,7 @@ from gemmill.space.family import AnyConfig, Family
 from gemmill.space.predicate import AnyPredicate, Predicate, QuantPredicate
 from gemmill.space.quant import QuantConfig
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Of the manifest, and of the numbers that runtime and extension exchange."""
 
 TYPES_OF: dict[Family, dict[str, type]] = {
@@ -41,6 +41,8 @@ class KernelEntry:
     """Stores and loads to local memory, as ptxas counts them."""
     sass: dict[str, int] = field(default_factory=dict)
     """How often the instructions that matter occur: QGMMA, IGMMA, UTMALDG, UTMASTG, ..."""
+    sass_digest: str = ""
+    """SHA-256 of the machine code's instructions: two builds in which it is the same run the same kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)

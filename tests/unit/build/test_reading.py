@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,14 +31,14 @@ SASS = """\
 \t.headerflags\t@"EF_CUDA_SM90"
         /*0000*/                   LDC R1, c[0x0][0x28] ;           /* 0x00000a00ff017b82 */
                                                                     /* 0x000fe20000000800 */
-        /*0010*/               @P0 QGMMA.64x128x32.F32.E4M3.E4M3 R24, gdesc[UR4], R24, gsb0 ;  /* 0x0 */
-        /*0020*/             @!UP1 UTMALDG.2D.MULTICAST [UR8], [UR4] ;  /* 0x0 */
-        /*0030*/             @UPT  UTMALDG.2D [UR8], [UR4] ;        /* 0x0 */
-        /*10040*/             @!PT LDL.LU R3, [R1+0x10] ;           /* 0x0 */
+        /*0010*/               @P0 QGMMA.64x128x32.F32.E4M3.E4M3 R24, gdesc[UR4], R24, gsb0 ;  /* 0x0000000000000000 */
+        /*0020*/             @!UP1 UTMALDG.2D.MULTICAST [UR8], [UR4] ;  /* 0x0000000000000000 */
+        /*0030*/             @UPT  UTMALDG.2D [UR8], [UR4] ;        /* 0x0000000000000000 */
+        /*10040*/             @!PT LDL.LU R3, [R1+0x10] ;           /* 0x0000000000000000 */
         /*10050*/                  BRA 0x90;                        /* 0xfffffffc00fc7947 */
 \t\t..........
 \t\tFunction : gemmill_b_kernel
-        /*0000*/                   IGMMA.64x64x32.S8.S8 R24, gdesc[UR4], R24 ;  /* 0x0 */
+        /*0000*/                   IGMMA.64x64x32.S8.S8 R24, gdesc[UR4], R24 ;  /* 0x0000000000000000 */
 """
 
 
@@ -45,10 +46,28 @@ def test_ptxas_and_sass() -> None:
     facts: dict[str, KernelFacts] = {}
     read_ptxas(PTXAS, facts)
     read_sass(SASS, facts)
+    digests = {facts[f"gemmill_{name}_kernel"].sass_digest for name in "ab"}
+    assert len(digests) == 2 and all(len(digest) == 64 for digest in digests)
+    facts = {name: replace(found, sass_digest="") for name, found in facts.items()}
     assert facts["gemmill_a_kernel"] == KernelFacts(
         registers=168, spill_bytes=32, code_bytes=96, sass={"LDL": 1, "QGMMA": 1, "UTMALDG": 2}
     )
     assert facts["gemmill_b_kernel"] == KernelFacts(registers=90, spill_bytes=0, code_bytes=16, sass={"IGMMA": 1})
+
+
+def test_the_digest_of_machine_code_is_of_its_encodings_alone() -> None:
+    def digest(text: str) -> str:
+        facts: dict[str, KernelFacts] = {}
+        read_sass(text, facts)
+        return facts["gemmill_a_kernel"].sass_digest
+
+    moved = SASS.replace("code for sm_90a", "code for sm_90a, from elsewhere").replace("LDC R1", "LDC  R1")
+    assert digest(moved) == digest(SASS)
+    assert digest(SASS.replace("0x000fe20000000800", "0x000fe20000000801")) != digest(SASS)
+    assert digest(SASS.replace("0xfffffffc00fc7947", "0xfffffffc00fc7948")) != digest(SASS)
+    no_code: dict[str, KernelFacts] = {}
+    read_sass("\t\tFunction : gemmill_a_kernel\n", no_code)
+    assert no_code["gemmill_a_kernel"].sass_digest == ""
 
 
 @pytest.mark.parametrize(
