@@ -31,6 +31,7 @@ VERBS = [
     "table show",
     "table diff",
     "table merge",
+    "table rebase",
     "table make",
     "cache list",
     "cache gc",

@@ -182,12 +182,34 @@ def test_without_a_gpu_tables_of_any_device_of_the_architecture_serve(put, names
     assert chosen(here=Machine(arch="sm100a", device=None, driver=None)) == {}
 
 
-def test_a_variant_that_changed_since_is_refused(put, names, make_manifest, make_config) -> None:
+def test_a_row_whose_winner_changed_since_is_not_exact(put, names, make_manifest, make_config) -> None:
+    """A runner-up that was nearly as fast serves in its place; one that was far behind does not."""
     entries = make_manifest(make_config(), make_config(tile_shape_mnk=(128, 64, 128))).entries
-    put(table(row(*names, digests=("old", "5555")), row(names[0], m=1, digests=("old",))))
-    assert chosen(entries) == {16: names[1]}
+    near, far = (5.0, 5.0 * tuned.STALE_MARGIN), (5.0, 5.2)
+    put(
+        table(
+            row(*names, m=16, us=near, digests=("old", "5555")),
+            row(*names, m=32, us=far, digests=("old", "5555")),
+            row(*names, m=64, us=far, digests=("5555", "old")),
+            row(names[0], m=1, digests=("old",)),
+        )
+    )
+    assert chosen(entries) == {16: names[1], 64: names[0]}
+    assert {c.m: c.exact for c in load_tuned(entries, HERE).choices} == {16: False, 64: True}
     (loaded,) = load_tuned(entries, HERE).tables
-    assert (loaded.refused, loaded.trusts[TableTrust.EXACT]) == (1, 1)
+    assert (loaded.stale, loaded.refused, loaded.trusts[TableTrust.EXACT]) == (1, 2, 2)
+
+
+def test_of_equally_trusted_rows_one_with_a_current_winner_is_taken(put, names, make_manifest, make_config) -> None:
+    entries = make_manifest(make_config(), make_config(tile_shape_mnk=(128, 64, 128))).entries
+    put(table(row(*names, us=(5.0, 5.0), digests=("old", "5555"))), "a.json")
+    put(table(row(names[0], digests=("5555",))), "b.json")
+    assert chosen(entries) == {16: names[0]}
+
+
+def test_a_digest_is_compared_whole(put, names, make_manifest, make_config) -> None:
+    put(table(row(names[0], digests=("5" * 15 + "6",))))
+    assert chosen(make_manifest(make_config()).entries) == {}
 
 
 def test_variants_that_are_not_built_or_not_known_harm_nothing(put, names) -> None:
