@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from gemmill.families.quant.config import Activation, QuantFamily, ScaleFormat
 from gemmill.runtime.quant_call import OP_OF
 from gemmill.runtime.schemas import BY_NAME, Kind
-from gemmill.space.quant import Activation, QuantFamily, ScaleFormat
 from gemmill.vocab import DType
 
 ROWS = (0, 1, 2, 3, 4, 5, 7, 64)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gemmill.families.scaled_mm.names import parse_gemm_name
 from gemmill.locations import runtime_tables_dir
 from gemmill.runtime.table_file import (
     Source,
@@ -24,7 +25,7 @@ from gemmill.runtime.table_file import (
     read_table,
     table_text,
 )
-from gemmill.space.names import parse_gemm_name, to_name
+from gemmill.space.names import to_name
 from gemmill.space.selections import select
 from gemmill.vocab import DType, EpilogueKind
 

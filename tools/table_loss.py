@@ -20,9 +20,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from gemmill.families.scaled_mm.names import parse_gemm_name
 from gemmill.runtime.model import model_ns
 from gemmill.runtime.table import Row, make_table
-from gemmill.space.names import parse_gemm_name, to_name
+from gemmill.space.names import to_name
 from gemmill.space.selections import Selection, select
 from gemmill.tune.problems import M_BUCKETS, Op, Problem
 from gemmill.tune.program import stand_in_build

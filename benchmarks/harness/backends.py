@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gemmill.space.names import parse_gemm_name
+from gemmill.families.scaled_mm.names import parse_gemm_name
 from gemmill.tune.statistics import geometric_mean
 from gemmill.vocab import Backend
 from harness.measuring import Measurement

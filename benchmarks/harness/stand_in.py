@@ -1,9 +1,9 @@
 """gemmill's contenders for a dry run where no build is loaded: the reference, under the names of the smoke selection."""
 
-from gemmill.reference import scaled_mm
-from gemmill.space.family import gemms
+from gemmill.families import scaled_mm
+from gemmill.reference import scaled_mm as reference_of_scaled_mm
+from gemmill.registry import REGISTRY
 from gemmill.space.names import to_name
-from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import select
 from gemmill.tune.operands import Operands
 from gemmill.tune.peers import Multiply
@@ -13,7 +13,9 @@ from harness.contenders import LocalContender
 
 def multiply(x: Operands, i: int) -> None:
     """The reference, written to operands.out."""
-    x.out.copy_(scaled_mm(x.a, x.weights[i], x.a_scales, x.b_scales, x.out.dtype, azp_adj=x.azp_adj[i], azp=x.azp))
+    x.out.copy_(
+        reference_of_scaled_mm(x.a, x.weights[i], x.a_scales, x.b_scales, x.out.dtype, azp_adj=x.azp_adj[i], azp=x.azp)
+    )
 
 
 def subject() -> LocalContender:
@@ -23,8 +25,12 @@ def subject() -> LocalContender:
 
 def variants(with_multiply: Multiply = multiply) -> list[LocalContender]:
     """In the place of the loaded variants."""
-    configs = [config for config in gemms(select("smoke").configs) if config.problem.out_dtype == "bf16"]
+    configs = [
+        config
+        for config in REGISTRY.configs_of(scaled_mm.NAME, select("smoke").configs)
+        if config.problem.out_dtype == "bf16"
+    ]
     return [
-        LocalContender(name=to_name(config), multiply=with_multiply, ops=ops_of(predicate_of(config)))
+        LocalContender(name=to_name(config), multiply=with_multiply, ops=ops_of(REGISTRY.accepted(config)))
         for config in configs
     ]

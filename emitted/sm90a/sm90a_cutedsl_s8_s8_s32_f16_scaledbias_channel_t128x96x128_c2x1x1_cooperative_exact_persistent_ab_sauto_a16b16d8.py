@@ -4,8 +4,9 @@
 Run on its own, `python FILE [--out FOLDER]` compiles this kernel, without a GPU, and writes its object and C header.
 """
 
-from gemmill.cutedsl.program import main
-from gemmill.space.config import KernelConfig, Problem, Schedule
+from gemmill.dsl.program import main
+from gemmill.families.scaled_mm.config import KernelConfig, Problem, Schedule
+from gemmill.families.scaled_mm.dsl.export import export
 from gemmill.vocab import (
     Accumulation,
     Arch,
@@ -48,4 +49,4 @@ CONFIG = KernelConfig(
 )
 
 if __name__ == "__main__":
-    main(CONFIG, SYMBOL)
+    main(export, CONFIG, SYMBOL)

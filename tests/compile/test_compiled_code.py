@@ -9,11 +9,11 @@ import pytest
 from gemmill import settings
 from gemmill.build import BuildResult, ToolchainPaths, build
 from gemmill.build.options import BuildOptions
+from gemmill.families import quant
+from gemmill.families.quant.config import QuantConfig, QuantFamily
 from gemmill.manifest import KernelEntry
 from gemmill.manifest.reading import check_extension
-from gemmill.space.family import Family
 from gemmill.space.names import symbol_of, to_name
-from gemmill.space.quant import QuantConfig, QuantFamily
 from gemmill.space.selections import select
 from gemmill.vocab import DType
 
@@ -39,7 +39,7 @@ def test_variant(entry: KernelEntry) -> None:
     if config not in _MAY_SPILL:
         assert entry.spill_bytes == 0 and not {"LDL", "STL"} & entry.sass.keys(), "the kernel spills to local memory"
     assert 0 < entry.registers <= 255 and entry.code_bytes > 1000
-    if entry.family is Family.QUANT:
+    if entry.family == quant.NAME:
         return
     wgmma = {DType.E4M3: "QGMMA", DType.S8: "IGMMA"}.get(config.problem.a_dtype, "HGMMA")
     if config.schedule.kernel_schedule.uses_tma:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gemmill.emit import emit
-from gemmill.emit.quant import template_of
 from gemmill.locations import templates_dir
+from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name
 
 FOLDER = Path(__file__).parent / "quant"
@@ -36,5 +36,5 @@ def test_no_reference_without_a_case() -> None:
 
 
 def test_every_template_is_in_a_reference() -> None:
-    used = {template_of(parse_name(name)) for name in CASES.values()}
+    used = {REGISTRY.kernels_of(parse_name(name)).spell(parse_name(name)).template for name in CASES.values()}
     assert used == {f"quant/{path.name}" for path in (templates_dir() / "quant").iterdir()}

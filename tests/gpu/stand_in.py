@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.manifest import KernelEntry
-from gemmill.reference import scaled_mm
-from gemmill.space.config import KernelConfig
-from gemmill.space.family import Family, gemms
+from gemmill.reference import scaled_mm as reference_of_scaled_mm
+from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
-from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import select
 from gpu.problems import REFUSES, Call, acceptance
 
@@ -17,7 +17,7 @@ class StandIn:
     """A subject with the variants of the smoke selection."""
 
     def __init__(self) -> None:
-        self.entries = tuple(_entry(config) for config in gemms(select("smoke").configs))
+        self.entries = tuple(_entry(config) for config in REGISTRY.configs_of(scaled_mm.NAME, select("smoke").configs))
         self._pinned: str | None = None
 
     @contextmanager
@@ -34,7 +34,7 @@ class StandIn:
             entry = next(entry for entry in self.entries if entry.name == name)
             if acceptance(entry.predicate, call) == REFUSES:
                 raise RuntimeError(f"{name} does not take {call.problem}: an alignment or an argument is not its own")
-        result = scaled_mm(
+        result = reference_of_scaled_mm(
             call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, call.bias, azp_adj=call.azp_adj, azp=call.azp
         )
         call.out.copy_(result)
@@ -43,10 +43,10 @@ class StandIn:
 def _entry(config: KernelConfig) -> KernelEntry:
     return KernelEntry(
         name=to_name(config),
-        family=Family.SCALED_MM,
+        family=scaled_mm.NAME,
         config=config,
         symbol=symbol_of(config),
-        predicate=predicate_of(config),
+        predicate=REGISTRY.accepted(config),
         source_digest="",
         compile_seconds=0.0,
         peak_memory_bytes=0,

@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 
 import gemmill
+from gemmill.families import scaled_mm
 from gemmill.manifest import KernelEntry
-from gemmill.space.family import Family
 from gpu.problems import Call
 
 
@@ -30,7 +30,7 @@ class Gemmill:
     """The loaded build."""
 
     def __init__(self) -> None:
-        self.entries = tuple(entry for entry in gemmill.variants() if entry.family is Family.SCALED_MM)
+        self.entries = tuple(entry for entry in gemmill.variants() if entry.family == scaled_mm.NAME)
 
     def use_variant(self, name: str) -> AbstractContextManager:
         return gemmill.use_variant(name)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import gemmill
+from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.reference import compare_exact, scaled_mm
-from gemmill.space.config import RESULTS_OF
 from gemmill.vocab import Accumulation, DType
 from gpu.problems import Problem, compare, make_call
 from gpu.shapes import FIRST, FIXED, UNALIGNED

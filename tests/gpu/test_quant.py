@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import gemmill
+from gemmill.families import quant
 from gemmill.runtime.quant_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.space.family import Family
 from gemmill.tune.quant_cases import QuantCase, cases_of, check_case, ops_served
 
 
@@ -15,7 +15,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     match = metafunc.config.getoption("--match")
     entries = gemmill.variants() if torch.cuda.is_available() and not metafunc.config.getoption("--dry-run") else []
-    chosen = [entry for entry in entries if entry.family is Family.QUANT and match in entry.name]
+    chosen = [entry for entry in entries if entry.family == quant.NAME and match in entry.name]
     metafunc.parametrize("quant_entry", chosen, ids=lambda entry: entry.name)
 
 

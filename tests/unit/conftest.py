@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from gemmill.cli import main
+from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
+from gemmill.family import Config
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, RejectedEntry, Toolchain, write_manifest
-from gemmill.space.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
-from gemmill.space.family import AnyConfig, family_of
+from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
-from gemmill.space.predicate import predicate_of
 from gemmill.vocab import Accumulation, DType, EpilogueKind, KernelSchedule
 
 MakeConfig = Callable[..., KernelConfig]
@@ -56,13 +56,13 @@ def make_config() -> MakeConfig:
     return _base
 
 
-def _entry(config: AnyConfig) -> KernelEntry:
+def _entry(config: Config) -> KernelEntry:
     return KernelEntry(
         name=to_name(config),
-        family=family_of(config),
+        family=REGISTRY.family_of(config).name,
         config=config,
         symbol=symbol_of(config),
-        predicate=predicate_of(config),
+        predicate=REGISTRY.accepted(config),
         source_digest="5" * 64,
         compile_seconds=16.25,
         peak_memory_bytes=3_500_000_000,
@@ -77,7 +77,7 @@ def _entry(config: AnyConfig) -> KernelEntry:
 def make_manifest() -> Callable[..., Manifest]:
     """A manifest of the given configs (by default one), with any field replaced."""
 
-    def make(*configs: AnyConfig, **changes: object) -> Manifest:
+    def make(*configs: Config, **changes: object) -> Manifest:
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             build_id="0123abcd4567",
@@ -141,7 +141,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def put_build(home: Path, make_manifest: Callable[..., Manifest]) -> Callable[..., Manifest]:
     """Put a build of the given configs into `home`; its extension holds no code."""
 
-    def put(*configs: AnyConfig, content: bytes = b"not loaded", **changes: object) -> Manifest:
+    def put(*configs: Config, content: bytes = b"not loaded", **changes: object) -> Manifest:
         manifest = make_manifest(*configs, extension_sha256=hashlib.sha256(content).hexdigest(), **changes)
         folder = home / "builds" / manifest.build_id
         folder.mkdir(parents=True)

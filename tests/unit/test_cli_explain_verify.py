@@ -10,7 +10,11 @@ import pytest
 import torch
 
 import gemmill as package
+from gemmill.families.quant.ops import QUANT_OPS
+from gemmill.families.quant.selections import default as quant_configs
+from gemmill.families.quant.selections import smoke as smoke_quant_configs
 from gemmill.reference import Comparison
+from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands
 from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.quant_call import config_of, quant_call
@@ -19,8 +23,6 @@ from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Choice, select
 from gemmill.runtime.table import make_table
 from gemmill.space.names import to_name
-from gemmill.space.predicate import predicate_of
-from gemmill.space.quant_ops import QUANT_OPS, quant_configs, smoke_quant_configs
 from gemmill.tune import verify as layer
 from gemmill.tune.verify import Verdict, cases_of, run_case
 from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule
@@ -320,7 +322,7 @@ def test_the_cpu_reference_verifies_itself() -> None:
     ],
 )
 def test_cases_cover_what_a_variant_takes_and_nothing_else(make_config, changes: dict) -> None:
-    predicate = predicate_of(make_config(**changes))
+    predicate = REGISTRY.accepted(make_config(**changes))
     cases = list(cases_of(predicate))
     both = (True, False)
     assert {(case.a_vector, case.b_vector, case.bias, case.azp) for case in cases} == set(
@@ -332,7 +334,7 @@ def test_cases_cover_what_a_variant_takes_and_nothing_else(make_config, changes:
 
 
 def test_cases_are_rounded_up_to_the_alignment(make_config) -> None:
-    predicate = replace(predicate_of(make_config()), alignment_b=96, alignment_d=40)
+    predicate = replace(REGISTRY.accepted(make_config()), alignment_b=96, alignment_d=40)
     assert all(case.k % 96 == case.n % 40 == 0 for case in cases_of(predicate))
 
 

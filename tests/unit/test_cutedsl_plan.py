@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gemmill.cutedsl.limits import SHARED_BYTES
-from gemmill.cutedsl.plan import Plan
-from gemmill.space.config import KernelConfig, Problem, Schedule
+from gemmill.families.scaled_mm.config import KernelConfig, Problem, Schedule
+from gemmill.families.scaled_mm.dsl.limits import SHARED_BYTES
+from gemmill.families.scaled_mm.dsl.plan import Plan
 from gemmill.vocab import (
     Accumulation,
     Arch,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gemmill.space.config import KernelConfig
+from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.space.filters import FilterError, apply, fields_of
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection

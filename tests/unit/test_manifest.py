@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from gemmill.families.scaled_mm.accepts import Predicate
+from gemmill.families.scaled_mm.config import KernelConfig, Launch, Problem, Schedule
 from gemmill.manifest import (
     SCHEMA_VERSION,
     KernelEntry,
@@ -23,8 +25,6 @@ from gemmill.manifest import (
 )
 from gemmill.manifest.reading import check_extension
 from gemmill.manifest.writing import manifest_text
-from gemmill.space.config import KernelConfig, Launch, Problem, Schedule
-from gemmill.space.predicate import Predicate
 from gemmill.space.selections import select
 
 AGAIN = "; delete its folder and run `gemmill build`"

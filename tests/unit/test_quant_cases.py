@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from gemmill.families.quant.config import QuantConfig
+from gemmill.families.quant.selections import default as quant_configs
 from gemmill.runtime import quant_cpu
 from gemmill.space.names import to_name
-from gemmill.space.quant import QuantConfig
-from gemmill.space.quant_ops import quant_configs
 from gemmill.tune import quant_cases
 from gemmill.tune.quant_cases import QuantCase, cases_of, check_case, ops_served
 from gemmill.vocab import Arch

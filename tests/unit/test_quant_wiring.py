@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from gemmill.build.inspect import KernelFacts, facts_of
-from gemmill.build.sources import Source, SourceKind, flags_for, variant_source
-from gemmill.build.units import LARGEST, LARGEST_OF_DSL, partition
+from gemmill.build.sources import Source, flags_for, variant_source
+from gemmill.build.units import partition
 from gemmill.emit.render import render
+from gemmill.families import quant, scaled_mm
+from gemmill.families.quant.accepts import QuantPredicate
+from gemmill.families.quant.config import QuantConfig, QuantFamily
+from gemmill.families.quant.selections import default as quant_configs
 from gemmill.manifest import Manifest, ManifestError, read_manifest, write_manifest
-from gemmill.space.family import Family, family_of
+from gemmill.registry import REGISTRY
 from gemmill.space.filters import FilterError, apply
 from gemmill.space.names import to_name
-from gemmill.space.predicate import QuantPredicate, predicate_of
-from gemmill.space.quant import QuantConfig, QuantFamily
-from gemmill.space.quant_ops import quant_configs
 from gemmill.space.selections import select
 from gemmill.vocab import Arch, DType
 
@@ -26,7 +27,7 @@ GROUP = QuantConfig(family=QuantFamily.GROUP, in_dtype=DType.BF16, out_dtype=DTy
 
 def test_a_manifest_of_both_families_reads_back(make_manifest: Callable[..., Manifest], tmp_path: Path) -> None:
     manifest = make_manifest(*select("smoke").configs)
-    assert {entry.family for entry in manifest.entries} == set(Family)
+    assert {entry.family for entry in manifest.entries} == {family.name for family in REGISTRY.families}
     write_manifest(manifest, tmp_path / "m.json")
     assert read_manifest(tmp_path / "m.json") == manifest
 
@@ -53,7 +54,7 @@ def test_an_entry_is_read_by_its_family(change: dict, reason: str, make_manifest
 
 
 def test_the_predicate_repeats_what_the_calls_have() -> None:
-    predicate = predicate_of(GROUP)
+    predicate = REGISTRY.accepted(GROUP)
     assert isinstance(predicate, QuantPredicate)
     assert predicate.ops == ("per_token_group_fp8_quant",)
     shared = {f.name for f in dataclasses.fields(predicate)} & {f.name for f in dataclasses.fields(GROUP)}
@@ -63,9 +64,9 @@ def test_the_predicate_repeats_what_the_calls_have() -> None:
 
 def test_families_are_filtered_like_any_field() -> None:
     smoke = select("smoke")
-    quant = apply(smoke, ["family=quant"]).configs
-    assert quant and all(family_of(config) is Family.QUANT for config in quant)
-    assert set(apply(smoke, ["family=scaled_mm"]).configs) == set(smoke.configs) - set(quant)
+    own = apply(smoke, ["family=quant"]).configs
+    assert own and all(REGISTRY.family_of(config).name == quant.NAME for config in own)
+    assert set(apply(smoke, ["family=scaled_mm"]).configs) == set(smoke.configs) - set(own)
     assert {config.family for config in apply(smoke, ["scaling=token"]).configs} == {QuantFamily.TOKEN}
     assert apply(smoke, ["kernel_schedule=pingpong"]).configs
     with pytest.raises(FilterError, match="no variant has that scaling; the values are group, rmsgroup"):
@@ -82,10 +83,8 @@ def test_units_hold_one_family(jobs: int) -> None:
     units = partition([source_of(config) for config in configs], jobs)
     assert sum(len(unit.sources) for unit in units) == len(configs)
     for unit in units:
-        ((family, kind),) = {(source.family, source.kind) for source in unit.sources}
-        assert unit.kind is kind and len(unit.sources) <= (
-            LARGEST_OF_DSL if kind is SourceKind.DSL else LARGEST[family]
-        )
+        ((tag, kind),) = {(source.tag, source.kind) for source in unit.sources}
+        assert unit.kind is kind and len(unit.sources) <= REGISTRY.tagged(tag).unit_size
 
 
 def test_facts_are_of_the_variants_own_kernels() -> None:
@@ -106,12 +105,12 @@ def test_facts_are_of_the_variants_own_kernels() -> None:
 
 
 def test_the_extension_lists_each_family_in_its_table() -> None:
-    symbols = {Family.SCALED_MM: ["gemmill_a"], Family.QUANT: ["gemmill_q", "gemmill_r"]}
+    symbols = {scaled_mm.NAME: ["gemmill_a"], quant.NAME: ["gemmill_q", "gemmill_r"]}
     text = render("extension/variants.cpp.jinja", {"symbols": symbols, "build_id": "0123"})
-    gemms, quant = text.split("const gemmill_quant_kernel gemmill_quant_kernels[] = {")
+    gemms, quants = text.split("const gemmill_quant_kernel gemmill_quant_kernels[] = {")
     assert '{"gemmill_a", gemmill_a, gemmill_a_workspace},' in gemms
-    assert '{"gemmill_q", gemmill_q},\n    {"gemmill_r", gemmill_r},' in quant
-    assert "gemmill_quant_kernel_count = 2;" in quant and "gemmill_kernel_count = 1;" in gemms
+    assert '{"gemmill_q", gemmill_q},\n    {"gemmill_r", gemmill_r},' in quants
+    assert "gemmill_quant_kernel_count = 2;" in quants and "gemmill_kernel_count = 1;" in gemms
 
 
 def test_each_op_config_is_named_once() -> None:

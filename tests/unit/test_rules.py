@@ -2,8 +2,9 @@
 
 import pytest
 
-from gemmill.space.rules import RULES, check
-from gemmill.space.rules.memory import stage_bytes
+from gemmill.families.scaled_mm.rules import RULES
+from gemmill.families.scaled_mm.rules.memory import stage_bytes
+from gemmill.registry import REGISTRY
 from gemmill.vocab import (
     Accumulation,
     Arch,
@@ -309,7 +310,7 @@ EXAMPLES += [
 )
 def test_rule_rejects_its_example(make_config, rule: str, changes: dict, reason: str) -> None:
     config = make_config(**changes)
-    status = check(config)
+    status = REGISTRY.check(config)
     assert (status.ok, status.rule, status.reason) == (False, rule, reason)
     others = [r.__name__ for r in RULES if r.__name__ != rule and not r(config)]
     assert others == [], "an example shows one rule at work"
@@ -355,12 +356,12 @@ def test_every_rule_states_its_hardware_reason(rule) -> None:
     ],
 )
 def test_what_exists_is_accepted(make_config, changes: dict) -> None:
-    status = check(make_config(**changes))
+    status = REGISTRY.check(make_config(**changes))
     assert status.ok, status
 
 
 def test_the_blockwise_tile_that_cutlass_computes_wrong_is_kept_out(make_config) -> None:
-    status = check(make_config(**COLLECTIVE | {"tile_shape_mnk": (256, 128, 128)}))
+    status = REGISTRY.check(make_config(**COLLECTIVE | {"tile_shape_mnk": (256, 128, 128)}))
     assert status.rule == "accumulators_fit"
 
 

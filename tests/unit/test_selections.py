@@ -2,15 +2,16 @@
 
 import pytest
 
-from gemmill.cutedsl.plan import Plan
+from gemmill.families import scaled_mm
+from gemmill.families.quant.config import QuantConfig
+from gemmill.families.quant.ops import QUANT_OPS, ops_of
+from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP
+from gemmill.families.scaled_mm.dsl.plan import Plan
+from gemmill.families.scaled_mm.selections import with_dsl, with_promotion
+from gemmill.registry import REGISTRY
 from gemmill.space import selections
-from gemmill.space.family import gemms
 from gemmill.space.names import to_name
-from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP, predicate_of
-from gemmill.space.quant import QuantConfig
-from gemmill.space.quant_ops import QUANT_OPS, ops_of
-from gemmill.space.rules import check
-from gemmill.space.selections import SELECTIONS, select, with_dsl, with_promotion
+from gemmill.space.selections import SELECTIONS, select
 from gemmill.vocab import Accumulation, Arch, Backend, DType
 
 
@@ -21,7 +22,7 @@ def test_configs_are_distinct_allowed_and_of_the_arch(name: str, arch: Arch) -> 
     assert (selection.name, selection.arch) == (name, arch)
     assert len(set(selection.configs)) == len(selection.configs) > 0
     assert {config.arch for config in selection.configs} == {arch}
-    assert all(check(config) for config in gemms(selection.configs))
+    assert all(REGISTRY.check(config) for config in REGISTRY.configs_of(scaled_mm.NAME, selection.configs))
 
 
 def test_there_are_three() -> None:
@@ -39,7 +40,7 @@ def test_every_call_has_a_variant_without_alignment(name: str) -> None:
     """K, N and M of any size, with each operand type, result type, op and zero point."""
     fallback = [
         p
-        for p in map(predicate_of, gemms(select(name).configs))
+        for p in map(REGISTRY.accepted, REGISTRY.configs_of(scaled_mm.NAME, select(name).configs))
         if p.alignment_a == p.alignment_b == p.alignment_d == 1
     ]
     served = {
@@ -53,7 +54,7 @@ def test_every_call_has_a_variant_without_alignment(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "dtypes"), [("default", {"bf16", "f16"}), ("sweep", {"bf16"}), ("smoke", {"bf16"})])
 def test_operands_of_16_bits_have_kernels_of_the_dsl(name: str, dtypes: set[str]) -> None:
-    plain = [c for c in gemms(select(name).configs) if c.problem.a_dtype.bits == 16]
+    plain = [c for c in REGISTRY.configs_of(scaled_mm.NAME, select(name).configs) if c.problem.a_dtype.bits == 16]
     assert {c.problem.a_dtype for c in plain if c.backend is Backend.CUTEDSL} == dtypes
     assert all(c.schedule.alignment_a in (1, 8) and c.problem.out_dtype is c.problem.a_dtype for c in plain)
 
@@ -92,7 +93,7 @@ def test_duplicates_raise(monkeypatch, make_config) -> None:
 
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_the_dsl_kernel_can_be_made_of_all_that_is_selected(name: str) -> None:
-    configs = [c for c in gemms(select(name).configs) if c.backend is Backend.CUTEDSL]
+    configs = [c for c in REGISTRY.configs_of(scaled_mm.NAME, select(name).configs) if c.backend is Backend.CUTEDSL]
     assert configs
     for config in configs:
         Plan(config)  # raises where it cannot

@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from gemmill.space.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
+from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
 from gemmill.vocab import DType, KernelSchedule, RasterOrder, ScaleGranularity, ScaleLayout
 
 GROUPS = {"a_scale": ScaleGranularity.GROUP, "b_scale": ScaleGranularity.BLOCK}

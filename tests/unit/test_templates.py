@@ -10,13 +10,13 @@ import pytest
 
 from gemmill.build.sources import is_of_dsl
 from gemmill.emit import emit, emit_unit
-from gemmill.emit.cutlass import template_of
 from gemmill.emit.render import TemplateError, environment, render
+from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.config import KernelConfig, Launch, Problem, Schedule
+from gemmill.families.scaled_mm.spelling.cutlass import spell
 from gemmill.locations import templates_dir
-from gemmill.space.config import KernelConfig, Launch, Problem, Schedule
-from gemmill.space.family import Family, family_of
+from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
-from gemmill.space.rules import check
 from gemmill.space.selections import SELECTIONS, select
 from gemmill.vocab import (
     Accumulation,
@@ -110,7 +110,7 @@ def neighbours(make_config, base: dict, field: str) -> list[KernelConfig]:
             config = make_config(**base | {field: value})
         except ValueError:
             continue
-        if config != original and check(config):
+        if config != original and REGISTRY.check(config):
             found.append(config)
     return found
 
@@ -124,7 +124,7 @@ def test_the_table_above_has_every_field() -> None:
 def test_every_field_is_read_by_its_template(make_config, base: dict, field: str) -> None:
     """Two configs that the rules accept and that are not compiled alike never have the same text."""
     original = make_config(**base)
-    assert check(original)
+    assert REGISTRY.check(original)
     for config in neighbours(make_config, base, field):
         assert (body(config) == body(original)) == (config.compiled == original.compiled), to_name(config)
 
@@ -167,7 +167,7 @@ def test_all_that_is_selected_can_be_emitted(name: str, arch: Arch) -> None:
             continue
         assert str(file.path) == f"{arch}/{to_name(config.compiled)}.cu"
         assert f'extern "C" int32_t {symbol_of(config)}(' in file.text
-        assert (f"{symbol_of(config)}_workspace(" in file.text) is (family_of(config) is Family.SCALED_MM)
+        assert (f"{symbol_of(config)}_workspace(" in file.text) is (REGISTRY.family_of(config).name == scaled_mm.NAME)
     assert len(set(files.values())) == len(files) == len({config.compiled for config in select(name, arch).configs})
 
 
@@ -220,5 +220,5 @@ def test_every_epilogue_has_its_partial(kind: EpilogueKind) -> None:
 
 
 def test_every_template_is_used(make_config) -> None:
-    used = {template_of(make_config(**base)) for base in BASES.values()}
+    used = {spell(make_config(**base)).template for base in BASES.values()}
     assert used == {f"cutlass/{p.name}" for p in (templates_dir() / "cutlass").glob("[!_]*.jinja")}

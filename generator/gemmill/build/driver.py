@@ -17,7 +17,7 @@ from gemmill.build.planning import Work, Workshop, open_workshop, survey
 from gemmill.build.sources import EXPORTS, Source, SourceKind, text_source
 from gemmill.emit.render import TemplateError, render
 from gemmill.manifest import Manifest, RejectedEntry
-from gemmill.space.family import Family
+from gemmill.registry import REGISTRY
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection
 from gemmill.version import __version__
@@ -109,7 +109,10 @@ def _finish(
 
 
 def _variant_table(variants: Sequence[Source], build_id: str) -> str:
-    symbols = {family: sorted(v.symbol for v in variants if v.family is family) for family in Family}
+    symbols = {
+        family.name: sorted(v.symbol for v in variants if v.tag in {kernels.tag for kernels in family.kernels})
+        for family in REGISTRY.families
+    }
     try:
         return render(_VARIANT_TABLE, {"symbols": symbols, "build_id": build_id})
     except TemplateError as error:

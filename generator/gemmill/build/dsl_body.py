@@ -15,12 +15,9 @@ from textwrap import dedent
 from typing import Any
 
 from gemmill.build.files import digest
-from gemmill.cutedsl.plan import Plan
-from gemmill.space.config import KernelConfig
+from gemmill.family import Config, DslBody
 
 _ROOT = Path(__file__).resolve().parents[2]
-ENTRY = "gemmill.cutedsl.export"
-"""The module that has a kernel compiled: its imports lead to all bodies."""
 _FOR_DSL = {"cutlass", "cuda"}
 """Packages that none but a module for the DSL's compiler imports."""
 _NO_MEANING = {"ctx", "kind", "type_comment", "type_params"}
@@ -30,9 +27,9 @@ Members = frozenset[tuple[str, str]]
 """Of enumerations, as type and name."""
 
 
-def dsl_digest(config: KernelConfig) -> str:
+def dsl_digest(dsl: DslBody, config: Config) -> str:
     """Of the kernel that the DSL makes of a config. Raises ValueError for a config that no kernel can be made of."""
-    return body_of(ENTRY, _ROOT).digest_for(Plan(config.compiled))
+    return body_of(dsl.entry, _ROOT).digest_for(dsl.facts(config.compiled))
 
 
 @cache

@@ -130,7 +130,9 @@ def compile_batch(request: DslRequest) -> CompileOutcome:
             batch.waiting.popleft()
             batch.bad[ended_on["key"]] = f"the CuTe DSL's process ended on it twice ({how})"
     if [list(row) for row in made_from(FileMemo(Path(request.memo)))] != request.made_from:
-        return CompileOutcome(failure=Failure.CHANGED, message="a file of gemmill.cutedsl was changed meanwhile")
+        return CompileOutcome(
+            failure=Failure.CHANGED, message="a file of gemmill.families.scaled_mm.dsl was changed meanwhile"
+        )
     return CompileOutcome(failure="", bad=batch.bad)
 
 

@@ -11,9 +11,8 @@ import re
 import resource
 import runpy
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -24,21 +23,19 @@ def main() -> int:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)
         importlib.import_module("cutlass.cute")  # what all files share
-        from gemmill.cutedsl.export import export
-
         _reply(replies, "")
         for line in sys.stdin:
             request, since = json.loads(line), _cpu_seconds()
-            error = _compile(Path(request["source"]), Path(request["folder"]), export)
+            error = _compile(Path(request["source"]), Path(request["folder"]))
             _reply(replies, error, since)
     return 0
 
 
-def _compile(source: Path, folder: Path, export: Callable[..., Any]) -> str:
+def _compile(source: Path, folder: Path) -> str:
     """The error, if there is one."""
     try:
         emitted = runpy.run_path(str(source))
-        export(emitted["CONFIG"], emitted["SYMBOL"], folder)
+        emitted["export"](emitted["CONFIG"], emitted["SYMBOL"], folder)
     except (Exception, SystemExit) as error:
         return describe(error)
     return ""

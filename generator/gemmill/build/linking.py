@@ -26,9 +26,8 @@ from gemmill.manifest import (
     write_manifest,
 )
 from gemmill.manifest.reading import check_extension
-from gemmill.space.family import family_of
+from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
-from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import Selection
 from gemmill.version import __version__
 
@@ -157,10 +156,10 @@ def describe(
         kernels.append(
             KernelEntry(
                 name=to_name(config),
-                family=family_of(config),
+                family=REGISTRY.family_of(config).name,
                 config=config,
                 symbol=symbol,
-                predicate=predicate_of(config),
+                predicate=REGISTRY.accepted(config),
                 source_digest=digests[symbol],
                 compile_seconds=round(entry.cpu_seconds / len(entry.members), 2),
                 peak_memory_bytes=entry.peak_memory_bytes,

@@ -9,9 +9,9 @@ from gemmill import settings
 from gemmill.build.errors import BuildError
 from gemmill.build.sources import Source
 from gemmill.build.units import Unit
+from gemmill.family import Config
 from gemmill.locations import kernels_dir
 from gemmill.manifest import Manifest, RejectedEntry
-from gemmill.space.family import AnyConfig
 from gemmill.vocab import Arch
 
 JOB_MEMORY_BYTES = 5 << 30
@@ -89,7 +89,7 @@ class Plan:
 
     selection: str
     arch: Arch
-    configs: tuple[AnyConfig, ...]
+    configs: tuple[Config, ...]
     """Every variant asked for, those that share a kernel too."""
     kernels: tuple[Source, ...]
     """The kernels to have, one for each different machine code."""

@@ -25,8 +25,8 @@ from gemmill.build.sources import (
 from gemmill.build.toolchain import ToolchainPaths, find_launcher, find_toolchain
 from gemmill.build.units import Unit, partition
 from gemmill.emit.render import TemplateError
+from gemmill.family import Config
 from gemmill.manifest import RejectedEntry
-from gemmill.space.family import AnyConfig
 from gemmill.space.selections import Selection
 from gemmill.vocab import Arch
 
@@ -124,9 +124,7 @@ def _dsl_or_reason(toolchain: ToolchainPaths, memo: FileMemo) -> tuple[DslPackag
         return None, str(error)
 
 
-def variant_sources(
-    configs: Sequence[AnyConfig], flags: Flags, compiler_build: str, dsl_build: str
-) -> tuple[Source, ...]:
+def variant_sources(configs: Sequence[Config], flags: Flags, compiler_build: str, dsl_build: str) -> tuple[Source, ...]:
     """One source for each different kernel, by symbol. Raises BuildError where a template cannot be rendered."""
     try:
         compiled = {config.compiled for config in configs}

@@ -11,9 +11,9 @@ from pathlib import Path
 from gemmill.build.dsl_body import dsl_digest
 from gemmill.build.files import digest
 from gemmill.build.headers import included
-from gemmill.build.sources import Flags, SourceKind, is_of_dsl
-from gemmill.space.config import KernelConfig
-from gemmill.space.family import AnyConfig
+from gemmill.build.sources import Flags, SourceKind
+from gemmill.family import Config
+from gemmill.registry import REGISTRY
 
 _COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _NAMES_A_FILE = re.compile(r"^[ \t]*#[ \t]*(?:include|pragma once)\b[^\n]*$", re.MULTILINE)
@@ -21,10 +21,10 @@ _NOT_OF_THE_CODE = ("-I", "-isystem", "-Xcompiler")
 """Beginnings of flags that tell where headers lie, and what the host's compiler does."""
 
 
-def source_digest(config: AnyConfig, text: str, kernels: Path, flags: Flags) -> str:
+def source_digest(config: Config, text: str, kernels: Path, flags: Flags) -> str:
     """Of the kernel of a config whose emitted source is `text`; gemmill's headers lie below `kernels`. Raises OSError."""
-    if isinstance(config, KernelConfig) and is_of_dsl(config):
-        return dsl_digest(config)
+    if (dsl := REGISTRY.kernels_of(config).dsl) is not None:
+        return dsl_digest(dsl, config)
     headers = {code_of(path.read_text(encoding="utf-8")) for path in included(text, (kernels / "include", kernels))}
     told = [flag for flag in flags.for_kind(SourceKind.VARIANT) if not flag.startswith(_NOT_OF_THE_CODE)]
     return digest(code_of(text), sorted(headers), told)

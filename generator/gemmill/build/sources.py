@@ -9,10 +9,10 @@ from gemmill.build.errors import reported
 from gemmill.build.files import digest
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit import emit
-from gemmill.space.family import AnyConfig, Family, family_of
+from gemmill.family import Config
+from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
-from gemmill.space.quant import QuantConfig
-from gemmill.vocab import Arch, Backend, KernelSchedule, TileScheduler
+from gemmill.vocab import Arch, Compiler
 
 BINDING = "extension"
 """The folder below kernels/ whose C++ files bind the kernels to torch."""
@@ -27,16 +27,9 @@ _PROGRAMMATIC_LAUNCH = {
     Arch.SM100A: ("-DCUTLASS_ENABLE_GDC_FOR_SM100=1",),
 }
 
-# CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-20: a unit's headers and host passes, then each variant
-# built from CUTLASS's collectives, each that is plain CUDA, and each quantisation kernel.
-UNIT_SECONDS = {Family.SCALED_MM: 26.0, Family.QUANT: 3.0}
-COLLECTIVE_SECONDS = 12.0
-PLAIN_SECONDS = 4.0
-QUANT_SECONDS = 1.0
+# CPU seconds of nvcc 13 and g++ 12 on a 2-core x86-64 build machine, 2026-11-20: a CUDA file, and one of the binding.
+CUDA_FILE_SECONDS = 12.0
 BINDING_SECONDS = 3.0
-# The same of CuTe DSL 4.8.1: a process's import, then each variant.
-DSL_UNIT_SECONDS = 2.0
-DSL_SECONDS = 2.0
 
 
 class SourceKind(StrEnum):
@@ -66,8 +59,8 @@ class Source:
     """Digest of text, flags and compiler: with the included headers, everything that makes the object."""
     symbol: str = ""
     """A variant's launch function."""
-    family: Family = Family.SCALED_MM
-    """A variant's: those of one family are compiled together, for they include the same headers."""
+    tag: str = ""
+    """Of a variant's kernels: those of one tag are compiled together, for they include the same headers."""
     seconds: float
     """CPU seconds that compiling it may take, beside the cost of its unit."""
 
@@ -146,12 +139,12 @@ def expand(flags: Sequence[str], roots: Mapping[str, Path]) -> list[str]:
     return result
 
 
-def is_of_dsl(config: AnyConfig) -> bool:
+def is_of_dsl(config: Config) -> bool:
     """Whether the CuTe DSL compiles it."""
-    return not isinstance(config, QuantConfig) and config.backend is Backend.CUTEDSL
+    return REGISTRY.kernels_of(config).compiler is Compiler.CUTEDSL
 
 
-def variant_source(config: AnyConfig, flags: Flags, compiler_build: str) -> Source:
+def variant_source(config: Config, flags: Flags, compiler_build: str) -> Source:
     """The source of a config's compiled kernel; `compiler_build` is the digest of what compiles it. Raises emit's
     TemplateError."""
     config = config.compiled
@@ -165,19 +158,9 @@ def variant_source(config: AnyConfig, flags: Flags, compiler_build: str) -> Sour
         text=file.text,
         key=digest(kind.value, str(file.path), file.text, flags.for_kind(kind), compiler_build),
         symbol=symbol_of(config),
-        family=family_of(config),
-        seconds=_seconds_of(config),
+        tag=config.tag,
+        seconds=REGISTRY.kernels_of(config).seconds(config),
     )
-
-
-def _seconds_of(config: AnyConfig) -> float:
-    if isinstance(config, QuantConfig):
-        return QUANT_SECONDS
-    if is_of_dsl(config):
-        return DSL_SECONDS
-    schedule = config.schedule
-    plain = schedule.kernel_schedule is KernelSchedule.MMA_SYNC or schedule.tile_scheduler is TileScheduler.SPLIT_K
-    return PLAIN_SECONDS if plain else COLLECTIVE_SECONDS
 
 
 def file_sources(kernels: Path, flags: Flags, toolchain: ToolchainPaths) -> list[Source]:
@@ -201,5 +184,5 @@ def text_source(kind: SourceKind, name: str, text: str, flags: Flags, toolchain:
         path=PurePosixPath(name),
         text=text,
         key=digest(kind.value, name, text, flags.for_kind(kind), build),
-        seconds=BINDING_SECONDS if kind is SourceKind.BINDING else COLLECTIVE_SECONDS,
+        seconds=BINDING_SECONDS if kind is SourceKind.BINDING else CUDA_FILE_SECONDS,
     )

@@ -5,15 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmill.build.files import digest
-from gemmill.build.sources import DSL_UNIT_SECONDS, UNIT_SECONDS, Source, SourceKind
+from gemmill.build.sources import Source, SourceKind
 from gemmill.emit import EmittedFile, emit_unit
-from gemmill.space.family import Family
-
-LARGEST = {Family.SCALED_MM: 8, Family.QUANT: 12}
-"""Variants in a unit. Headers and host passes are a third of a lone GEMM's time; eight share them well, and a
-unit of more would keep one core busy after the others have finished. Quantisation kernels compile in a second each."""
-LARGEST_OF_DSL = 12
-"""Variants that one process compiles with the CuTe DSL, whose import takes as long as one or two of them."""
+from gemmill.registry import REGISTRY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +29,8 @@ class Unit:
     @property
     def seconds(self) -> float:
         """CPU seconds that compiling it may take."""
-        shares = {SourceKind.BINDING: 0.0, SourceKind.DSL: DSL_UNIT_SECONDS}
-        shared = shares.get(self.kind, UNIT_SECONDS[self.sources[0].family])
+        first = self.sources[0]
+        shared = REGISTRY.tagged(first.tag).unit_seconds if first.is_variant else 0.0
         return shared + sum(source.seconds for source in self.sources)
 
     @property
@@ -57,13 +51,13 @@ class Unit:
 
 
 def partition(sources: Sequence[Source], jobs: int, dsl_jobs: int | None = None) -> list[Unit]:
-    """Units of at most LARGEST variants of one family, as many as keep `jobs` processes equally busy to the end; heaviest
+    """Units of variants of one tag, at most as many as its kernels declare, and as many as keep `jobs` processes equally busy to the end; heaviest
     first. Of the CuTe DSL `dsl_jobs` run at a time, by default as many."""
     units = [Unit(sources=(s,)) for s in sources if not s.is_variant]
-    units += _shared_units([s for s in sources if s.kind is SourceKind.DSL], dsl_jobs or jobs, LARGEST_OF_DSL)
-    for family in Family:
-        variants = [s for s in sources if s.kind is SourceKind.VARIANT and s.family is family]
-        units += _shared_units(variants, jobs, LARGEST[family])
+    for tag in sorted({s.tag for s in sources if s.is_variant}):
+        variants = [s for s in sources if s.tag == tag]
+        is_dsl = variants[0].kind is SourceKind.DSL
+        units += _shared_units(variants, (dsl_jobs or jobs) if is_dsl else jobs, REGISTRY.tagged(tag).unit_size)
     return sorted(units, key=lambda unit: (-unit.seconds, unit.key))
 
 

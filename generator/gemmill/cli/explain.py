@@ -9,7 +9,7 @@ from gemmill.cli import options as o
 from gemmill.cli.exits import UsageError
 from gemmill.cli.explain_quant import OP_OF, QuantQuestion, arguments
 from gemmill.cli.output import console, print_json, table
-from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP
+from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP
 from gemmill.vocab import DType
 
 if TYPE_CHECKING:

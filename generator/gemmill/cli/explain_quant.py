@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gemmill.cli.exits import UsageError
-from gemmill.space.quant import Activation, QuantFamily, ScaleFormat
-from gemmill.space.quant_ops import QUANT_OPS, QuantOp
+from gemmill.families.quant.config import Activation, QuantFamily, ScaleFormat
+from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.vocab import DType
 
 if TYPE_CHECKING:

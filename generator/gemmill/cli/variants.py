@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from gemmill.cli.exits import UsageError
+from gemmill.family import Config
 from gemmill.manifest import KernelEntry, Manifest, ManifestError, read_manifest
-from gemmill.space.family import AnyConfig
+from gemmill.registry import REGISTRY
 from gemmill.space.filters import apply
 from gemmill.space.names import parse_name, to_name
-from gemmill.space.rules import check
 from gemmill.space.selections import Selection, select
 from gemmill.vocab import Arch, Status
 
@@ -23,7 +23,7 @@ class Variant:
     """A variant, and where it is built if it is."""
 
     name: str
-    config: AnyConfig
+    config: Config
     status: Status
     """What the rules say."""
     entry: KernelEntry | None = None
@@ -75,7 +75,7 @@ def variant_of(wanted: str, selection: str | None, arch: Arch, build: str | None
         config = _only(
             wanted, [(to_name(c), c) for c in selection_of(selection, arch, None).configs], f"selection {selection!r}"
         )
-        return Variant(name=to_name(config), config=config, status=check(config))
+        return Variant(name=to_name(config), config=config, status=REGISTRY.check(config))
     try:
         folder, manifest = build_of(build)
     except ManifestError:
@@ -86,7 +86,12 @@ def variant_of(wanted: str, selection: str | None, arch: Arch, build: str | None
         return _by_name(wanted, f"build {manifest.build_id} has no such variant")
     entry = _only(wanted, [(e.name, e) for e in manifest.entries], f"build {manifest.build_id}")
     return Variant(
-        name=entry.name, config=entry.config, status=check(entry.config), entry=entry, manifest=manifest, folder=folder
+        name=entry.name,
+        config=entry.config,
+        status=REGISTRY.check(entry.config),
+        entry=entry,
+        manifest=manifest,
+        folder=folder,
     )
 
 
@@ -95,7 +100,7 @@ def _by_name(name: str, why: str) -> Variant:
         config = parse_name(name)
     except ValueError as error:
         raise UsageError(f"{why}, and {error}; `gemmill list` and `gemmill list --select sweep` print names") from None
-    return Variant(name=name, config=config, status=check(config))
+    return Variant(name=name, config=config, status=REGISTRY.check(config))
 
 
 def _is_glob(text: str) -> bool:

@@ -8,12 +8,10 @@ from typing import Any
 
 import jinja2
 
-from gemmill.emit import cutedsl, cutlass, quant
+from gemmill.family import Config
 from gemmill.locations import templates_dir
-from gemmill.space.family import AnyConfig
+from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
-from gemmill.space.quant import QuantConfig
-from gemmill.vocab import Backend
 
 
 class TemplateError(Exception):
@@ -57,19 +55,14 @@ def render(template: str, values: dict[str, Any], *, root: Path | None = None) -
         raise TemplateError(f"template {template}: {error.message}") from None
 
 
-def emit(config: AnyConfig) -> EmittedFile:
+def emit(config: Config) -> EmittedFile:
     """The source of one variant. Configs that differ in launch settings alone have the same source."""
     config = config.compiled
-    name = to_name(config)
-    if isinstance(config, QuantConfig):
-        template, values = quant.template_of(config), quant.values_of(config)
-    elif config.backend is Backend.CUTEDSL:
-        template, values = cutedsl.template_of(config), cutedsl.values_of(config)
-    else:
-        template, values = cutlass.template_of(config), cutlass.values_of(config)
-    text = render(template, {"name": name, "symbol": symbol_of(config), **values})
+    name, spelled = to_name(config), REGISTRY.kernels_of(config).spell(config)
+    text = render(spelled.template, {"name": name, "symbol": symbol_of(config), **spelled.values})
     # Templates are called after what they make: `scaled_mm.cu.jinja`.
-    return EmittedFile(path=PurePosixPath(config.arch) / (name + PurePosixPath(template).suffixes[-2]), text=text)
+    suffix = PurePosixPath(spelled.template).suffixes[-2]
+    return EmittedFile(path=PurePosixPath(config.arch) / (name + suffix), text=text)
 
 
 def emit_unit(files: Sequence[EmittedFile]) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.manifest.errors import ManifestError
-from gemmill.manifest.schema import SCHEMA_VERSION, TYPES_OF, KernelEntry, Manifest
-from gemmill.space.family import Family
+from gemmill.manifest.schema import SCHEMA_VERSION, KernelEntry, Manifest
+from gemmill.registry import REGISTRY
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -86,13 +86,24 @@ def _convert_dataclass(value: Any, kind: Any, where: str) -> Any:
         raise ValueError(f"{where} is {type(value).__name__}, expected an object")
     hints = typing.get_type_hints(kind)
     if kind is KernelEntry and "family" in value:
-        hints |= TYPES_OF[_convert(value["family"], Family, f"{where}.family")]
+        hints |= _types_of(value, where)
     required = {f.name for f in dataclasses.fields(kind)}
     if missing := required - value.keys():
         raise ValueError(f"{where} lacks {', '.join(sorted(missing))}")
     if unknown := value.keys() - required:
         raise ValueError(f"{where} has unknown fields {', '.join(sorted(unknown))}")
     return kind(**{name: _convert(value[name], hints[name], f"{where}.{name}") for name in sorted(required)})
+
+
+def _types_of(entry: dict[str, Any], where: str) -> dict[str, Any]:
+    """Types of an entry's fields that depend on its family and, where its kernels differ, on the tag in its name."""
+    try:
+        family = REGISTRY.named(entry["family"])
+    except ValueError as error:
+        raise ValueError(f"{where}.{error}") from None
+    tag = [*str(entry.get("name")).split("_"), ""][1]
+    kernels = next((kernels for kernels in family.kernels if kernels.tag == tag), family.kernels[0])
+    return {"config": kernels.config, "predicate": kernels.accepts}
 
 
 def _convert_tuple(value: Any, kinds: tuple[Any, ...], where: str) -> tuple[Any, ...]:

@@ -1,20 +1,10 @@
 """The values in a manifest."""
 
 from dataclasses import dataclass, field
-
-from gemmill.space.config import KernelConfig
-from gemmill.space.family import AnyConfig, Family
-from gemmill.space.predicate import AnyPredicate, Predicate, QuantPredicate
-from gemmill.space.quant import QuantConfig
+from typing import Any
 
 SCHEMA_VERSION = 5
 """Of the manifest, and of the numbers that runtime and extension exchange."""
-
-TYPES_OF: dict[Family, dict[str, type]] = {
-    Family.SCALED_MM: {"config": KernelConfig, "predicate": Predicate},
-    Family.QUANT: {"config": QuantConfig, "predicate": QuantPredicate},
-}
-"""Types of an entry's fields that depend on its family."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +12,14 @@ class KernelEntry:
     """One variant of the extension: what it is, what it accepts and what compiling it cost."""
 
     name: str
-    family: Family
-    config: AnyConfig
+    family: str
+    """The name of its family."""
+    config: Any
+    """Of the type that its kernels declare, a Config."""
     symbol: str
     """C symbol of the launch function; variants that differ in launch settings alone share it."""
-    predicate: AnyPredicate
+    predicate: Any
+    """Of the type that its kernels declare, an Accepts."""
     source_digest: str
     """SHA-256 of what the machine code is made from (gemmill.build.provenance): tuned rows are held against it."""
     compile_seconds: float

@@ -13,7 +13,7 @@ codes: see docs/quantisation.md. Division by a Python number is avoided througho
 
 import torch
 
-from gemmill.space.quant import Activation, ScaleFormat
+from gemmill.families.quant.config import Activation, ScaleFormat
 from gemmill.vocab import DType
 
 CODE_MAX = {DType.E4M3: 448.0, DType.S8: 127.0}

@@ -12,6 +12,7 @@ Two things only are not fixed to the bit, because the device's library or the or
 
 import torch
 
+from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.reference.quant import (
     CODE_MAX,
     SMALLEST_SCALE,
@@ -21,7 +22,6 @@ from gemmill.reference.quant import (
     encode,
     round_up_to_power_of_two,
 )
-from gemmill.space.quant import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.vocab import DType
 
 GATE_STEPS = 4.0

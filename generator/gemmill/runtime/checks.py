@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
+from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.runtime import quant_checks
 from gemmill.runtime.operands import Call, Operand
 from gemmill.runtime.quant_call import quant_call
 from gemmill.runtime.scales import fits_vector, group_strides
 from gemmill.runtime.schemas import GEMM_OPS, SCALED_MM, SCALED_MM_AZP, OpSchema
-from gemmill.space.config import RESULTS_OF
 from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleGroups, scale_groups_of
 
 INT32_MAX = 2**31 - 1

@@ -16,7 +16,6 @@ from gemmill.runtime.misses import Recorder
 from gemmill.runtime.quant_cpu import on_cpu
 from gemmill.runtime.schemas import BY_NAME, GEMM_OPS, NAMESPACE, OPS, OpSchema
 from gemmill.runtime.select import Choice
-from gemmill.space.predicate import AnyPredicate, QuantPredicate
 from gemmill.vocab import Arch
 
 _lock = threading.RLock()
@@ -100,8 +99,8 @@ def supports(
     def name(kind: torch.dtype | str | None) -> str | None:
         return None if kind is None else str(kind).removeprefix("torch.")
 
-    def fits(predicate: AnyPredicate) -> bool:
-        operand = predicate.in_dtype if isinstance(predicate, QuantPredicate) else predicate.a_dtype
+    def fits(predicate: Any) -> bool:
+        operand = predicate.operand_dtype
         return (
             name(dtype) in (None, operand, operand.torch_name)
             and name(out_dtype) in (None, predicate.out_dtype, predicate.out_dtype.torch_name)

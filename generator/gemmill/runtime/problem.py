@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
+from gemmill.families.scaled_mm.accepts import Predicate
 from gemmill.runtime.operands import Call, Operand
 from gemmill.runtime.scales import groups_of_call, lies_for_tma
 from gemmill.runtime.schemas import SCALED_MM_AZP, OpSchema
-from gemmill.space.predicate import Predicate
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGranularity, ScaleGroups, ScaleLayout
 
 TMA_BYTES = 16

@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gemmill.families.quant.config import Activation, QuantConfig, ScaleFormat
+from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.runtime.operands import Call, Operand
 from gemmill.runtime.schemas import OpSchema
-from gemmill.space.quant import Activation, QuantConfig, ScaleFormat
-from gemmill.space.quant_ops import QUANT_OPS, QuantOp
 from gemmill.vocab import Arch, DType
 
 OP_OF = {op.name: op for op in QUANT_OPS}

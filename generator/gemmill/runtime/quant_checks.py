@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from itertools import combinations
 
+from gemmill.families.quant.config import QuantFamily, ScaleFormat
 from gemmill.runtime.operands import Operand
 from gemmill.runtime.quant_call import GROUP_AZP, QuantCall, group_strides, rows_of, static_scales
-from gemmill.space.quant import QuantFamily, ScaleFormat
 from gemmill.vocab import DType
 
 _LIMITS = {DType.E4M3: (-448.0, 448.0), DType.S8: (-128.0, 127.0)}

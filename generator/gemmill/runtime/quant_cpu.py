@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from gemmill.families.quant.config import QuantFamily, ScaleFormat
 from gemmill.reference import quant as reference
 from gemmill.runtime import checks, operands
 from gemmill.runtime.quant_call import (
@@ -18,7 +19,6 @@ from gemmill.runtime.quant_call import (
     static_scales,
 )
 from gemmill.runtime.schemas import OpSchema
-from gemmill.space.quant import QuantFamily, ScaleFormat
 from gemmill.vocab import DType
 
 Tensors = dict[str, Any]

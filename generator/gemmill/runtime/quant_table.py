@@ -5,10 +5,10 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gemmill.families import quant
+from gemmill.families.quant.config import IN_DTYPES, OUT_DTYPES, Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.manifest import KernelEntry
 from gemmill.runtime.select import Choice, Rejected, Trust
-from gemmill.space.family import Family
-from gemmill.space.quant import IN_DTYPES, OUT_DTYPES, Activation, QuantConfig, QuantFamily, ScaleFormat
 
 
 class QuantRow(ctypes.Structure):
@@ -41,7 +41,7 @@ class QuantTable:
 def make_quant_table(entries: Iterable[KernelEntry], kernels: Sequence[str]) -> QuantTable:
     """The table for the kernels of an extension, `kernels` being their symbols in its order."""
     index = {symbol: i for i, symbol in enumerate(kernels)}
-    own = tuple(entry for entry in entries if entry.family is Family.QUANT)
+    own = tuple(entry for entry in entries if entry.family == quant.NAME)
     return QuantTable(rows=tuple(_row(entry.config, index[entry.symbol]) for entry in own), entries=own)
 
 

@@ -4,11 +4,11 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.manifest import KernelEntry
 from gemmill.runtime.problem import problems_of
 from gemmill.runtime.tuned import TunedChoice
-from gemmill.space.config import KernelConfig
-from gemmill.space.family import Family
 from gemmill.vocab import Accumulation, Backend, KernelSchedule, RasterOrder, TileScheduler
 
 _RASTER_CODES = {RasterOrder.HEURISTIC: 0, RasterOrder.ALONG_M: 1, RasterOrder.ALONG_N: 2}
@@ -59,7 +59,7 @@ def make_table(entries: Iterable[KernelEntry], kernels: Sequence[str], tuned: It
     index = {symbol: i for i, symbol in enumerate(kernels)}
     rows, owners = [], []
     for entry in entries:
-        if entry.family is not Family.SCALED_MM:
+        if entry.family != scaled_mm.NAME:
             continue
         for problem in problems_of(entry.predicate):
             rows.append(_row(entry, index[entry.symbol], problem))

@@ -18,12 +18,13 @@ from pathlib import Path
 import torch
 
 from gemmill import settings
+from gemmill.families.scaled_mm.config import RESULTS_OF, KernelConfig, Problem
+from gemmill.families.scaled_mm.names import parse_gemm_name
 from gemmill.locations import runtime_tables_dir
 from gemmill.manifest import KernelEntry
 from gemmill.runtime.problem import Need, problem_code, scales_codes_of
 from gemmill.runtime.table_file import TableError, TableRow, TunedTable, read_table
-from gemmill.space.config import RESULTS_OF, KernelConfig, Problem
-from gemmill.space.names import parse_gemm_name, to_name
+from gemmill.space.names import to_name
 from gemmill.vocab import DType, EpilogueKind, ScaleLayout
 
 _SHIPPED = runtime_tables_dir()

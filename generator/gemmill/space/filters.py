@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gemmill.space.config import Launch, Problem, Schedule
-from gemmill.space.family import AnyConfig, family_of
+from gemmill.family import Config
+from gemmill.registry import REGISTRY
 from gemmill.space.names import to_name
-from gemmill.space.quant import QuantConfig
 from gemmill.space.selections import Selection
 
 _KEY_VALUE = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)=(.*)")
@@ -34,17 +33,10 @@ def apply(selection: Selection, patterns: Sequence[str]) -> Selection:
     return dataclasses.replace(selection, configs=configs)
 
 
-def fields_of(config: AnyConfig) -> dict[str, str]:
+def fields_of(config: Config) -> dict[str, str]:
     """Every field of a config as text, by the key that a filter uses."""
-    family = {"family": str(family_of(config))}
-    if isinstance(config, QuantConfig):
-        own = {f.name: _to_text(getattr(config, f.name)) for f in dataclasses.fields(config)}
-        return family | {"scaling": own.pop("family")} | own
-    parts: tuple[Problem, Schedule, Launch] = (config.problem, config.schedule, config.launch)
-    rows = {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part)}
-    return family | {
-        key: _to_text(value) for key, value in (rows | {"arch": config.arch, "backend": config.backend}).items()
-    }
+    own = REGISTRY.kernels_of(config).filters(config)
+    return {"family": REGISTRY.family_of(config).name} | {key: _to_text(value) for key, value in own.items()}
 
 
 def _to_text(value: Any) -> str:
@@ -55,7 +47,7 @@ def _to_text(value: Any) -> str:
     return "auto" if value is None else str(value)
 
 
-def _compile(pattern: str, configs: Sequence[AnyConfig]) -> Callable[[AnyConfig], bool]:
+def _compile(pattern: str, configs: Sequence[Config]) -> Callable[[Config], bool]:
     if pattern.startswith("re:"):
         try:
             regex = re.compile(pattern.removeprefix("re:"))
@@ -67,7 +59,7 @@ def _compile(pattern: str, configs: Sequence[AnyConfig]) -> Callable[[AnyConfig]
     return lambda config: fnmatch.fnmatchcase(to_name(config), pattern)
 
 
-def _key_value(key: str, value: str, configs: Sequence[AnyConfig]) -> Callable[[AnyConfig], bool]:
+def _key_value(key: str, value: str, configs: Sequence[Config]) -> Callable[[Config], bool]:
     known = [fields_of(config) for config in configs]
     keys = list(dict.fromkeys(name for row in known for name in row))
     if known and key not in keys:

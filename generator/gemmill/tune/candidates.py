@@ -4,12 +4,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemmill.families import scaled_mm
 from gemmill.manifest import KernelEntry, Manifest
 from gemmill.runtime.model import model_ns
 from gemmill.runtime.select import rejection, select
 from gemmill.runtime.table import Table, make_table
 from gemmill.runtime.tuned import Machine, load_tuned
-from gemmill.space.family import Family
 from gemmill.tune.heuristics import Tile
 from gemmill.tune.peers import torch_peers
 from gemmill.tune.problems import Problem
@@ -37,7 +37,7 @@ class BuildFacts:
 
 def build_facts(folder: Path, manifest: Manifest, here: Machine, names: frozenset[str] | None = None) -> BuildFacts:
     """What planning needs of a build; only the variants in `names`, if given, are candidates."""
-    entries = [e for e in manifest.entries if e.family is Family.SCALED_MM and (names is None or e.name in names)]
+    entries = [e for e in manifest.entries if e.family == scaled_mm.NAME and (names is None or e.name in names)]
     symbols = sorted({entry.symbol for entry in entries})
     return BuildFacts(
         folder=folder, manifest=manifest, table=make_table(entries, symbols, load_tuned(entries, here).choices)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 
+from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP, Predicate
 from gemmill.runtime.problem import Need, ProblemCall, problem_code, scales_code
-from gemmill.space.predicate import SCALED_MM, SCALED_MM_AZP, Predicate
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups
 
 TMA_BYTES = 16

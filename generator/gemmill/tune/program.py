@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gemmill import settings
+from gemmill.family import Config
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain, read_manifest
+from gemmill.registry import REGISTRY
 from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.table_file import TunedTable, file_name
 from gemmill.runtime.tuned import Machine
-from gemmill.space.family import AnyConfig, family_of
 from gemmill.space.names import symbol_of, to_name
-from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import Selection
 from gemmill.tune.candidates import BuildFacts, build_facts
 from gemmill.tune.choice import Agreement
@@ -194,13 +194,13 @@ def stand_in_build(selection: Selection) -> tuple[Path, Manifest]:
     return Path(DRY_BUILD), manifest
 
 
-def _stand_in_entry(config: AnyConfig) -> KernelEntry:
+def _stand_in_entry(config: Config) -> KernelEntry:
     return KernelEntry(
         name=to_name(config),
-        family=family_of(config),
+        family=REGISTRY.family_of(config).name,
         config=config,
         symbol=symbol_of(config),
-        predicate=predicate_of(config),
+        predicate=REGISTRY.accepted(config),
         source_digest="",
         compile_seconds=0.0,
         peak_memory_bytes=0,

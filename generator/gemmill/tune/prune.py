@@ -4,9 +4,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.names import parse_gemm_name
+from gemmill.family import Config
+from gemmill.registry import REGISTRY
 from gemmill.runtime.select import Trust, select
-from gemmill.space.family import AnyConfig, Family
-from gemmill.space.names import parse_gemm_name, to_name
+from gemmill.space.names import to_name
 from gemmill.space.selections import Selection
 from gemmill.tune.candidates import BuildFacts
 from gemmill.tune.journal import Record
@@ -83,7 +86,7 @@ def selection_of(pruned: Pruned, everything: Selection, name: str, siblings: boo
     schedules = {_schedule(parse_gemm_name(variant)) for variant in pruned.variants}
     wanted = set(pruned.variants)
 
-    def keeps(config: AnyConfig) -> bool:
+    def keeps(config: Config) -> bool:
         if _family_is_other(config) or to_name(config) in wanted:
             return True
         gemm = parse_gemm_name(to_name(config))
@@ -94,15 +97,14 @@ def selection_of(pruned: Pruned, everything: Selection, name: str, siblings: boo
     return replace(everything, name=name, configs=tuple(config for config in everything.configs if keeps(config)))
 
 
-def _schedule(config: AnyConfig) -> str:
+def _schedule(config: Config) -> str:
     gemm = parse_gemm_name(to_name(config))
     return repr((gemm.problem.a_dtype, gemm.problem.group_size, gemm.schedule, gemm.launch))
 
 
-def _family_is_other(config: AnyConfig) -> bool:
-    from gemmill.space.family import family_of
+def _family_is_other(config: Config) -> bool:
 
-    return family_of(config) is not Family.SCALED_MM
+    return REGISTRY.family_of(config).name != scaled_mm.NAME
 
 
 EXPECTED_LOSS = {Trust.EXACT: 0.0, Trust.NEAREST: 0.028, Trust.MODEL: 0.031}

@@ -10,8 +10,8 @@ from typing import Any
 import jinja2
 
 from gemmill.build.files import write_whole
+from gemmill.families.scaled_mm.names import parse_gemm_name
 from gemmill.locations import templates_dir
-from gemmill.space.names import parse_gemm_name
 from gemmill.tune.charts import Cell, Line, log_chart, winner_map
 from gemmill.tune.choice import MARGIN, Agreement, Decision
 from gemmill.tune.journal import Entry, Record

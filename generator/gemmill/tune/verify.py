@@ -7,15 +7,15 @@ from itertools import cycle, islice, product
 import torch
 from torch import Tensor
 
+from gemmill.families import scaled_mm
+from gemmill.families.quant.config import QuantConfig
+from gemmill.families.quant.selections import smoke as smoke_quant_configs
+from gemmill.families.scaled_mm.accepts import Predicate
 from gemmill.manifest import KernelEntry
 from gemmill.reference import Comparison, check_scaled_mm
 from gemmill.runtime.library import Build
 from gemmill.runtime.ops import load, use_variant
 from gemmill.runtime.schemas import NAMESPACE, SCALED_MM, SCALED_MM_AZP
-from gemmill.space.family import Family
-from gemmill.space.predicate import Predicate
-from gemmill.space.quant import QuantConfig
-from gemmill.space.quant_ops import smoke_quant_configs
 from gemmill.tune import quant_cases
 from gemmill.tune.quant_cases import QuantCase, ops_served
 from gemmill.vocab import SCALE_GROUPS, Accumulation, Arch, DType, ScaleGranularity, ScaleGroups, ScaleLayout
@@ -72,7 +72,7 @@ def verify_variants(build: Build, names: frozenset[str] | None = None) -> Iterat
     major, minor = torch.cuda.get_device_capability()
     for entry in build.manifest.entries:
         if entry.config.arch.capability == (major, minor) and (names is None or entry.name in names):
-            yield _verify_variant(entry) if entry.family is Family.SCALED_MM else _verify_quant(entry)
+            yield _verify_variant(entry) if entry.family == scaled_mm.NAME else _verify_quant(entry)
 
 
 def verify_ops() -> Iterator[Verdict]:

@@ -12,11 +12,12 @@ from time import perf_counter
 
 from gemmill.build import BuildError, BuildOptions
 from gemmill.build import build as compile_selection
+from gemmill.families import scaled_mm
 from gemmill.manifest import Manifest
+from gemmill.registry import REGISTRY
 from gemmill.runtime.model import model_ns
 from gemmill.runtime.select import rejection
 from gemmill.runtime.table import make_table
-from gemmill.space.family import gemms
 from gemmill.space.names import symbol_of
 from gemmill.space.selections import Selection
 from gemmill.tune.candidates import PLAUSIBLE
@@ -77,7 +78,9 @@ def tune_selection(
 def waves_of(selection: Selection, problems: Sequence[Problem], sm_count: int) -> list[Selection]:
     """The selection's promising GEMM kernels in parts, those first that the model ranks highest for some problem."""
     _, manifest = stand_in_build(selection)
-    entries = [entry for entry in manifest.entries if entry.config in gemms(selection.configs)]
+    entries = [
+        entry for entry in manifest.entries if entry.config in REGISTRY.configs_of(scaled_mm.NAME, selection.configs)
+    ]
     table = make_table(entries, sorted({entry.symbol for entry in entries}), ())
     places: dict[str, float] = {}
     for problem in problems:
@@ -93,7 +96,11 @@ def waves_of(selection: Selection, problems: Sequence[Problem], sm_count: int) -
     ordered = sorted(places, key=lambda symbol: (places[symbol], symbol))
     parts = [set(ordered[i : i + KERNELS_OF_A_WAVE]) for i in range(0, len(ordered), KERNELS_OF_A_WAVE)]
     return [
-        replace(selection, configs=tuple(c for c in gemms(selection.configs) if symbol_of(c) in part)) for part in parts
+        replace(
+            selection,
+            configs=tuple(c for c in REGISTRY.configs_of(scaled_mm.NAME, selection.configs) if symbol_of(c) in part),
+        )
+        for part in parts
     ]
 
 

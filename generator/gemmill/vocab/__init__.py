@@ -1,6 +1,7 @@
 """The field's words as types. Standard library only; everything else imports from here."""
 
 from gemmill.vocab.arch import Arch, Backend
+from gemmill.vocab.compiler import Compiler
 from gemmill.vocab.dtype import DType
 from gemmill.vocab.epilogue import EpilogueKind
 from gemmill.vocab.scale import (
@@ -21,6 +22,7 @@ __all__ = [
     "Accumulation",
     "Arch",
     "Backend",
+    "Compiler",
     "DType",
     "EpilogueKind",
     "KernelSchedule",

@@ -15,13 +15,14 @@ from gemmill.build import ToolchainPaths
 from gemmill.build.files import file_digest
 from gemmill.build.sources import BINDING, TORCH_TARGET, expand, flags_for, roots_of
 from gemmill.emit.render import render
+from gemmill.families import scaled_mm
+from gemmill.family import Config
 from gemmill.locations import kernels_dir
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain, write_manifest
+from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
 from gemmill.runtime.schemas import OPS
-from gemmill.space.family import AnyConfig, Family, family_of, gemms
 from gemmill.space.names import symbol_of, to_name
-from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import select
 from gemmill.vocab import Arch
 
@@ -77,9 +78,11 @@ class Probe:
         return ctypes.c_int32.in_dll(self._library, name)
 
 
-def some_configs() -> tuple[AnyConfig, ...]:
+def some_configs() -> tuple[Config, ...]:
     """The smoke selection, and of the default one all with scales in groups: so every class of calls has a variant."""
-    grouped = [config for config in gemms(select("default").configs) if config.problem.group_size]
+    grouped = [
+        config for config in REGISTRY.configs_of(scaled_mm.NAME, select("default").configs) if config.problem.group_size
+    ]
     return tuple(dict.fromkeys([*select("smoke").configs, *grouped]))
 
 
@@ -90,12 +93,13 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
     roots, flags = roots_of(toolchain, kernels_dir()), flags_for(Arch.SM90A)
     configs = some_configs()
     symbols = {
-        family: sorted({symbol_of(config) for config in configs if family_of(config) is family}) for family in Family
+        family.name: sorted(map(symbol_of, set(REGISTRY.configs_of(family.name, configs))))
+        for family in REGISTRY.families
     }
     sources = [*sorted((kernels_dir() / BINDING).glob("*.cpp")), _HERE / "probe.cpp", home / "kernels.cpp"]
     sources[-1].write_text(
         '#include "probe.h"\n'
-        + "".join(f"PROBE_{family.upper()}({symbol})\n" for family in Family for symbol in symbols[family])
+        + "".join(f"PROBE_{family.upper()}({symbol})\n" for family in symbols for symbol in symbols[family])
     )
     for build_id in BUILD_IDS:
         sources.append(home / f"variants_{build_id}.cpp")
@@ -127,14 +131,14 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
     return home
 
 
-def _manifest(build_id: str, configs: tuple[AnyConfig, ...], extension: Path) -> Manifest:
+def _manifest(build_id: str, configs: tuple[Config, ...], extension: Path) -> Manifest:
     entries = tuple(
         KernelEntry(
             name=to_name(config),
-            family=family_of(config),
+            family=REGISTRY.family_of(config).name,
             config=config,
             symbol=symbol_of(config),
-            predicate=predicate_of(config),
+            predicate=REGISTRY.accepted(config),
             source_digest="",
             compile_seconds=0.0,
             peak_memory_bytes=0,

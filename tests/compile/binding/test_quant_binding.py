@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import gemmill
+from gemmill.families.quant.config import Activation, QuantFamily
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.quant_call import config_of, group_strides, quant_call, static_scales
 from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
 from gemmill.space.names import symbol_of, to_name
-from gemmill.space.quant import Activation, QuantFamily
 from gemmill.vocab import Arch
 from quant_problems import Breakage, some_call
 

@@ -18,7 +18,7 @@ PROGRAM = """
 import sys
 sys.argv[0] = "gemmill"  # a worker of the command: without torch
 from pathlib import Path
-from gemmill.cutedsl.export import export
+from gemmill.families.scaled_mm.dsl.export import export
 from gemmill.space.names import parse_name
 for name in sys.argv[2:]:
     export(parse_name(name), name, Path(sys.argv[1]))

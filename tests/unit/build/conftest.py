@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gemmill.build import BuildOptions
+from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.locations import kernels_dir
-from gemmill.space.config import KernelConfig
 from gemmill.space.selections import Selection
 from gemmill.vocab import Arch
 

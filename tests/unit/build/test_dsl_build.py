@@ -19,9 +19,9 @@ from gemmill.build.files import FileMemo
 from gemmill.build.graph import dsl_request
 from gemmill.build.sources import flags_for, variant_source
 from gemmill.build.units import Unit
+from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.locations import templates_dir
 from gemmill.runtime.table import make_table
-from gemmill.space.config import KernelConfig
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.selections import Selection
 from gemmill.vocab import Arch, Backend
@@ -284,7 +284,7 @@ def test_the_package_is_found_without_its_import(find: Callable[..., DslPackage]
 def test_every_file_of_the_kernels_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = made_from(FileMemo(tmp_path / "memo"))
     names = [name for name, _ in before]
-    assert "space/config.py" in names and "vocab/schedule.py" in names and "cutedsl/adapter.cpp.jinja" in names
+    assert "families/scaled_mm/config.py" in names and "vocab/schedule.py" in names and "cutedsl/adapter.cpp.jinja" in names
     package = tmp_path / "gemmill"
     for name in ("space/config.py", "cutedsl/scaled_mm.py"):
         (package / name).parent.mkdir(parents=True)

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build.dsl_body import ENTRY, body_of
+from gemmill.build.dsl_body import body_of
 from gemmill.build.provenance import code_of, source_digest
 from gemmill.build.sources import flags_for
-from gemmill.cutedsl.plan import Plan
 from gemmill.emit import emit
+from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.locations import kernels_dir
-from gemmill.space.config import KernelConfig
+from gemmill.registry import REGISTRY
 from gemmill.vocab import Arch, Backend, DType, EpilogueKind
 
 FLAGS = flags_for(Arch.SM90A)
 GENERATOR = Path(__file__).parents[3] / "generator"
+DSL = REGISTRY.tagged("cutedsl").dsl
+BODIES = Path("gemmill", "families", "scaled_mm", "dsl")
 
 CODE = """\
 #pragma once
@@ -95,17 +97,17 @@ def config(make_config: Callable) -> KernelConfig:
 @pytest.fixture
 def generator(tmp_path: Path) -> Path:
     """A copy of gemmill that a test may change."""
-    shutil.copytree(GENERATOR / "gemmill" / "cutedsl", tmp_path / "gemmill" / "cutedsl")
+    shutil.copytree(GENERATOR / BODIES, tmp_path / BODIES)
     return tmp_path
 
 
 def of_dsl(config: KernelConfig, root: Path) -> str:
     body_of.cache_clear()
-    return body_of(ENTRY, root).digest_for(Plan(config))
+    return body_of(DSL.entry, root).digest_for(DSL.facts(config))
 
 
 def change(root: Path, module: str, old: str, new: str) -> None:
-    path = root / "gemmill" / "cutedsl" / f"{module}.py"
+    path = root / BODIES / f"{module}.py"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
@@ -117,16 +119,18 @@ def test_a_dsl_kernel_has_no_use_for_other_dtypes_files_and_comments(config: Ker
     change(generator, "elements", "ELEMENT_OF = {", "ELEMENT_OF = {DType.E2M1: cutlass.Float4E2M1FN, ")
     change(generator, "mainloop", "def ", "# A thought.\ndef ")
     change(generator, "plan", "self.tile_k * self.x_dtype.bits // 256", "self.tile_k // (256 // self.x_dtype.bits)")
-    (generator / "gemmill" / "cutedsl" / "of_another_family.py").write_text("import cutlass\n")
+    (generator / BODIES / "of_another_family.py").write_text("import cutlass\n")
     assert of_dsl(config, generator) == before
 
 
 def test_a_dsl_kernel_does_not_depend_on_names_of_files(config: KernelConfig, generator: Path) -> None:
     before = of_dsl(config, generator)
-    folder = generator / "gemmill" / "cutedsl"
+    folder = generator / BODIES
     (folder / "walk.py").rename(folder / "tiles.py")
     for path in folder.glob("*.py"):
-        path.write_text(path.read_text().replace("gemmill.cutedsl.walk", "gemmill.cutedsl.tiles"))
+        path.write_text(
+            path.read_text().replace("gemmill.families.scaled_mm.dsl.walk", "gemmill.families.scaled_mm.dsl.tiles")
+        )
     assert of_dsl(config, generator) == before
 
 
@@ -159,5 +163,5 @@ def test_a_value_that_a_body_imports_is_part_of_it(
     config: KernelConfig, generator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = of_dsl(config, generator)
-    monkeypatch.setattr("gemmill.cutedsl.limits.PREFETCH_SHARE", 5)
+    monkeypatch.setattr("gemmill.families.scaled_mm.dsl.limits.PREFETCH_SHARE", 5)
     assert of_dsl(config, generator) != before

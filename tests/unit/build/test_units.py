@@ -5,8 +5,8 @@ from pathlib import PurePosixPath
 import pytest
 
 from gemmill.build.sources import Source, SourceKind
-from gemmill.build.units import LARGEST, Unit, partition, split
-from gemmill.space.family import Family
+from gemmill.build.units import Unit, partition, split
+from gemmill.registry import REGISTRY
 
 
 def _source(name: str, kind: SourceKind = SourceKind.VARIANT, seconds: float = 12.0) -> Source:
@@ -16,6 +16,7 @@ def _source(name: str, kind: SourceKind = SourceKind.VARIANT, seconds: float = 1
         path=PurePosixPath(f"sm90a/{name}.cu"),
         text=f"// {name}\n",
         key=f"key of {name}",
+        tag="cutlass" if kind is SourceKind.VARIANT else "",
         seconds=seconds,
     )
 
@@ -38,7 +39,7 @@ def test_jobs_finish_together(count: int, jobs: int, sizes: list[int]) -> None:
     units = partition([_source(f"v{i:02}") for i in range(count)], jobs)
     assert sorted((len(unit.sources) for unit in units), reverse=True) == sizes
     assert sorted(s.name for unit in units for s in unit.sources) == [f"v{i:02}" for i in range(count)]
-    assert max(sizes) <= LARGEST[Family.SCALED_MM]
+    assert max(sizes) <= REGISTRY.tagged("cutlass").unit_size
 
 
 def test_heavy_and_light_are_mixed() -> None:

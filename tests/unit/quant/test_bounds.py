@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat, all_configs
 from gemmill.reference import quant as reference
 from gemmill.reference import quant_bounds as bounds
 from gemmill.space.names import to_name
-from gemmill.space.quant import Activation, QuantConfig, QuantFamily, ScaleFormat, all_configs
 from gemmill.vocab import DType
 
 GATED = [c for c in all_configs() if c.activation is not Activation.NONE and c.in_dtype is DType.BF16]

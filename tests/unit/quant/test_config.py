@@ -4,14 +4,14 @@ from dataclasses import fields, replace
 
 import pytest
 
-from gemmill.space.names import parse_name, symbol_of, to_name
-from gemmill.space.quant import (
+from gemmill.families.quant.config import (
     Activation,
     QuantConfig,
     QuantFamily,
     ScaleFormat,
     all_configs,
 )
+from gemmill.space.names import parse_name, symbol_of, to_name
 from gemmill.vocab import Arch, DType
 
 ALL = list(all_configs())

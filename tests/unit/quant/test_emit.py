@@ -3,8 +3,8 @@
 import pytest
 
 from gemmill.emit import emit
+from gemmill.families.quant.config import QuantConfig, all_configs
 from gemmill.space.names import symbol_of, to_name
-from gemmill.space.quant import QuantConfig, all_configs
 
 
 def body(config: QuantConfig) -> str:

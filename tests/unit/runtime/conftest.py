@@ -4,14 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
+from gemmill.families import quant, scaled_mm
+from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.manifest import Manifest
+from gemmill.registry import REGISTRY
 from gemmill.runtime import ops
 from gemmill.runtime.library import Build
 from gemmill.runtime.problem import Need, ProblemCall, problem_code
 from gemmill.runtime.quant_table import make_quant_table
 from gemmill.runtime.table import Table, make_table
-from gemmill.space.config import KernelConfig
-from gemmill.space.family import Family, gemms
 from gemmill.space.selections import select
 
 
@@ -21,7 +22,7 @@ class TableOnly(Build):
     def __init__(self, manifest: Manifest, table: Table) -> None:
         self.manifest = manifest
         self.table = table
-        quant = [entry.symbol for entry in manifest.entries if entry.family is Family.QUANT]
+        quant = [entry.symbol for entry in manifest.entries if entry.family == quant.NAME]
         self.quant = make_quant_table(manifest.entries, quant)
         self.pinned = self.pinned_quant = -1
 
@@ -36,7 +37,7 @@ class TableOnly(Build):
 
 @pytest.fixture
 def smoke_configs() -> tuple[KernelConfig, ...]:
-    return gemms(select("smoke").configs)
+    return REGISTRY.configs_of(scaled_mm.NAME, select("smoke").configs)
 
 
 @pytest.fixture

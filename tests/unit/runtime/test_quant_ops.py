@@ -7,12 +7,13 @@ import pytest
 import torch
 
 import gemmill
+from gemmill.families.quant import ops as quant_ops
+from gemmill.families.quant import selections as quant_selections
+from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.reference import quant as reference
 from gemmill.runtime import operands
 from gemmill.runtime.quant_call import config_of, quant_call
 from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
-from gemmill.space import quant_ops
-from gemmill.space.quant import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.vocab import Arch, DType
 from quant_problems import Breakage, some_call
 
@@ -333,7 +334,7 @@ def quant_build(smoke_build, make_manifest, monkeypatch):
     """A build of the default selection's quantisation kernels."""
     from gemmill.runtime import ops
 
-    manifest = make_manifest(*quant_ops.quant_configs(Arch.SM90A))
+    manifest = make_manifest(*quant_selections.default(Arch.SM90A))
     build = type(smoke_build)(manifest, smoke_build.table)
     monkeypatch.setattr(ops, "_active", build)
     return build

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.runtime.model import bytes_read, model_ns
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.problem import Need, ProblemClass, class_of, problem_code, problem_of_call
@@ -13,7 +14,6 @@ from gemmill.runtime.schemas import SCALED_MM, SCALED_MM_AZP
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import Table
 from gemmill.runtime.tuned import TunedChoice
-from gemmill.space.config import RESULTS_OF
 from gemmill.space.names import to_name
 from gemmill.vocab import Backend, DType, KernelSchedule, RasterOrder, TileScheduler
 

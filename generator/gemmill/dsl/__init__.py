@@ -1,0 +1,1 @@
+"""What kernels of the CuTe DSL share, whichever family they are of."""

@@ -1,0 +1,212 @@
+"""QuantConfig: one variant of the hand-written quantisation kernels, and its rules."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from typing import ClassVar
+
+from gemmill.family import first_rejection
+from gemmill.vocab import OK, Arch, DType, Status, rejected
+
+IN_DTYPES = (DType.BF16, DType.F16, DType.F32)
+OUT_DTYPES = (DType.E4M3, DType.S8)
+GROUP_SIZES = (32, 64, 128)
+
+
+class QuantFamily(StrEnum):
+    """What shares a scale, and what happens before: one template each."""
+
+    STATIC = "static"
+    """scales are given"""
+    TENSOR = "tensor"
+    """one scale for the tensor"""
+    TOKEN = "token"
+    """one scale for each row"""
+    GROUP = "group"
+    """one scale for each `group_size` elements of a row"""
+    RMS_TOKEN = "rmstoken"
+    """RMS norm, then one scale for each row"""
+    RMS_GROUP = "rmsgroup"
+    """RMS norm, then one scale for each group"""
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether scales belong to groups."""
+        return self in (QuantFamily.GROUP, QuantFamily.RMS_GROUP)
+
+
+class Activation(StrEnum):
+    """What is applied to the first half of a row before it is multiplied by the second."""
+
+    NONE = "none"
+    """rows have one half"""
+    SILU = "silu"
+    GELU_TANH = "gelutanh"
+    GELU_ERF = "geluerf"
+
+    @property
+    def op_argument(self) -> str:
+        """What ops that take an activation call it; a `gelu` that does not say which is the one with erf, as in torch."""
+        return _OP_ARGUMENT[self]
+
+    @property
+    def cpp_type(self) -> str:
+        """Class in kernels/quant/activation.cuh."""
+        return _CPP_ACTIVATION[self]
+
+
+class ScaleFormat(StrEnum):
+    """How a scale is stored."""
+
+    F32 = "f32"
+    POWER_OF_TWO = "f32pow2"
+    """f32, rounded up to a power of two"""
+    PACKED_UE8M0 = "ue8m0x4"
+    """exponents of powers of two, four groups in a 32-bit word, the first in the low byte"""
+
+    @property
+    def cpp_value(self) -> str:
+        """Enumerator in kernels/quant/group_quant.cuh."""
+        return _CPP_SCALE_FORMAT[self]
+
+
+_OP_ARGUMENT = {
+    Activation.NONE: "none",
+    Activation.SILU: "silu",
+    Activation.GELU_TANH: "gelu_tanh",
+    Activation.GELU_ERF: "gelu",
+}
+_CPP_ACTIVATION = {
+    Activation.NONE: "Identity",
+    Activation.SILU: "Silu",
+    Activation.GELU_TANH: "GeluTanh",
+    Activation.GELU_ERF: "GeluErf",
+}
+_CPP_SCALE_FORMAT = {
+    ScaleFormat.F32: "ScaleFormat::kF32",
+    ScaleFormat.POWER_OF_TWO: "ScaleFormat::kPowerOfTwo",
+    ScaleFormat.PACKED_UE8M0: "ScaleFormat::kPackedUe8m0",
+}
+_CPP_IN = {DType.BF16: "__nv_bfloat16", DType.F16: "__half", DType.F32: "float"}
+_CPP_OUT = {DType.E4M3: "E4M3", DType.S8: "S8"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantConfig:
+    """One variant. Scale layouts (row-major, M-major, M-major padded to 4 rows) and the alignment of rows are told at
+    run time by strides and addresses: the same binary serves them all."""
+
+    family: QuantFamily
+    in_dtype: DType
+    out_dtype: DType
+    activation: Activation = Activation.NONE
+    group_size: int = 0
+    """Elements of a row that share a scale; 0 where no scale belongs to a group."""
+    scale_format: ScaleFormat = ScaleFormat.F32
+    symmetric: bool = True
+    """Whether codes have no zero point."""
+    arch: Arch = Arch.SM90A
+    tag: ClassVar[str] = "quant"
+
+    def __post_init__(self) -> None:
+        status = first_rejection(RULES, self)
+        if not status:
+            raise ValueError(f"{status.reason} ({status.rule})")
+
+    @property
+    def compiled(self) -> "QuantConfig":
+        """Itself: launch settings are chosen at run time."""
+        return self
+
+    @property
+    def in_type(self) -> str:
+        """C++ type of the input's elements."""
+        return _CPP_IN[self.in_dtype]
+
+    @property
+    def out_type(self) -> str:
+        """Class of the codes in kernels/quant/code.cuh."""
+        return _CPP_OUT[self.out_dtype]
+
+
+def _dtypes(c: QuantConfig) -> Status:
+    if c.in_dtype not in IN_DTYPES or c.out_dtype not in OUT_DTYPES:
+        return rejected(
+            f"in_dtype={c.in_dtype} out_dtype={c.out_dtype}: inputs are {', '.join(IN_DTYPES)}, codes {', '.join(OUT_DTYPES)}"
+        )
+    return OK
+
+
+def _groups(c: QuantConfig) -> Status:
+    if not c.family.is_grouped:
+        return (
+            OK
+            if c.group_size == 0
+            else rejected(f"group_size={c.group_size} contradicts family={c.family}: no scale belongs to a group")
+        )
+    if c.group_size not in GROUP_SIZES:
+        return rejected(
+            f"group_size={c.group_size}: groups of {', '.join(map(str, GROUP_SIZES))} are held by 2 to 32 lanes of one warp, 16 bytes each"
+        )
+    return OK
+
+
+def _scale_format(c: QuantConfig) -> Status:
+    if c.scale_format is not ScaleFormat.F32 and c.family is not QuantFamily.GROUP:
+        return rejected(
+            f"scale_format={c.scale_format} contradicts family={c.family}: powers of two are for group scales of {QuantFamily.GROUP}"
+        )
+    return OK
+
+
+def _activation(c: QuantConfig) -> Status:
+    gated = (QuantFamily.STATIC, QuantFamily.TOKEN, QuantFamily.GROUP)
+    if c.activation is not Activation.NONE and c.family not in gated:
+        return rejected(
+            f"activation={c.activation} contradicts family={c.family}: activations are fused with {', '.join(gated)}"
+        )
+    return OK
+
+
+def _symmetry(c: QuantConfig) -> Status:
+    if c.symmetric:
+        return OK
+    if c.out_dtype is not DType.S8:
+        return rejected(f"symmetric=False contradicts out_dtype={c.out_dtype}: only s8 codes have a zero point")
+    if (
+        c.family not in (QuantFamily.STATIC, QuantFamily.TENSOR, QuantFamily.TOKEN, QuantFamily.GROUP)
+        or c.activation is not Activation.NONE
+    ):
+        return rejected(
+            f"symmetric=False contradicts family={c.family} activation={c.activation}: zero points are for plain static, tensor, token and group"
+        )
+    if c.scale_format is not ScaleFormat.F32:
+        return rejected(
+            f"symmetric=False contradicts scale_format={c.scale_format}: with a zero point the scale is f32"
+        )
+    return OK
+
+
+RULES = (_dtypes, _groups, _scale_format, _activation, _symmetry)
+
+
+def all_configs(arch: Arch = Arch.SM90A) -> Iterator[QuantConfig]:
+    """Every variant that the rules allow, each once."""
+    axes = product(QuantFamily, IN_DTYPES, OUT_DTYPES, Activation, (0, *GROUP_SIZES), ScaleFormat, (True, False))
+    for family, in_dtype, out_dtype, activation, group_size, scale_format, symmetric in axes:
+        if activation is not Activation.NONE and in_dtype is DType.F32:
+            continue  # activations follow a GEMM, whose results are bf16 or f16
+        try:
+            yield QuantConfig(
+                family=family,
+                in_dtype=in_dtype,
+                out_dtype=out_dtype,
+                activation=activation,
+                group_size=group_size,
+                scale_format=scale_format,
+                symmetric=symmetric,
+                arch=arch,
+            )
+        except ValueError:
+            continue

@@ -1,0 +1,43 @@
+"""The fields of a quantisation kernel's name, and back."""
+
+import re
+from collections.abc import Sequence
+
+from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
+from gemmill.vocab import Arch, DType
+
+_FIELDS = 6
+
+
+def to_fields(config: QuantConfig) -> list[str]:
+    """family in out activation scales coding."""
+    scales = f"g{config.group_size}{config.scale_format}" if config.family.is_grouped else config.scale_format.value
+    coding = "sym" if config.symmetric else "asym"
+    return [config.family, config.in_dtype, config.out_dtype, config.activation, scales, coding]
+
+
+def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> QuantConfig:
+    """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if len(fields) != _FIELDS:
+        raise ValueError(f"it has {len(fields) + 2} fields of {_FIELDS + 2}")
+    if fields[5] not in ("sym", "asym"):
+        raise ValueError(f"coding {fields[5]!r}, expected sym or asym")
+    family = QuantFamily(fields[0])
+    group_size, scale_format = _group_scales_from_text(fields[4]) if family.is_grouped else (0, ScaleFormat(fields[4]))
+    return QuantConfig(
+        family=family,
+        in_dtype=DType(fields[1]),
+        out_dtype=DType(fields[2]),
+        activation=Activation(fields[3]),
+        group_size=group_size,
+        scale_format=scale_format,
+        symmetric=fields[5] == "sym",
+        arch=arch,
+    )
+
+
+def _group_scales_from_text(text: str) -> tuple[int, ScaleFormat]:
+    match = re.fullmatch(r"g(\d{1,3})(f32|f32pow2|ue8m0x4)", text)
+    if match is None:
+        raise ValueError(f"scales {text!r}, expected g, a group size and f32, f32pow2 or ue8m0x4")
+    return int(match[1]), ScaleFormat(match[2])

@@ -1,0 +1,29 @@
+"""The quantisation kernels of the named selections."""
+
+from collections.abc import Iterator
+
+from gemmill.families.quant.config import QuantConfig
+from gemmill.families.quant.ops import QUANT_OPS
+from gemmill.vocab import Arch, DType
+
+
+def default(arch: Arch) -> Iterator[QuantConfig]:
+    """Every config that an op reaches, each once; on sm90a, where they have been run."""
+    if arch is not Arch.SM90A:
+        return
+    yield from dict.fromkeys(config for op in QUANT_OPS for config in op.configs(arch))
+
+
+def smoke(arch: Arch) -> Iterator[QuantConfig]:
+    """One config for each op that codes bf16 as e4m3, with the last of its activations."""
+    if arch is not Arch.SM90A:
+        return
+    for op in QUANT_OPS:
+        if DType.E4M3 in op.out_dtypes:
+            yield next(
+                config
+                for config in op.configs(arch)
+                if (config.in_dtype, config.out_dtype) == (DType.BF16, DType.E4M3)
+                and config.group_size == max(op.group_sizes)
+                and config.activation is op.activations[-1]
+            )

@@ -1,0 +1,72 @@
+"""The calls that a GEMM takes at run time, derived from its config and stored in the manifest."""
+
+from dataclasses import dataclass
+
+from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.vocab import DType, EpilogueKind, ScaleGranularity, ScaleGroups, ScaleLayout
+
+SCALED_MM = "cutlass_scaled_mm"
+SCALED_MM_AZP = "cutlass_scaled_mm_azp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicate:
+    """The calls that a kernel takes. Strides are of operands as the op sees them, before any swap."""
+
+    ops: tuple[str, ...]
+    """Ops that the kernel can serve."""
+    a_dtype: DType
+    b_dtype: DType
+    out_dtype: DType
+    bias: bool
+    """Whether a bias may be given (it may also be absent)."""
+    azp: tuple[str, ...]
+    """Zero points it corrects: of "none", "row" (in azp_adj) and "token" (azp x azp_adj)."""
+    a_scale: ScaleGranularity
+    b_scale: ScaleGranularity
+    group_size: int
+    """Of scales in groups along K; 0 where they are per tensor or channel."""
+    scale_layout: ScaleLayout
+    alignment_a: int
+    """Elements: A's data and row stride must be multiples of these (1: any)."""
+    alignment_b: int
+    alignment_d: int
+    min_k: int
+    """Smallest K; a main loop without iterations is not run."""
+
+    @property
+    def operand_dtype(self) -> DType:
+        """Of the operand that a call is asked by."""
+        return self.a_dtype
+
+    @property
+    def scale_groups(self) -> ScaleGroups | None:
+        """The groups that scales must come in; None where they are per tensor or per channel."""
+        return ScaleGroups(size=self.group_size, b_scale=self.b_scale) if self.group_size else None
+
+
+def accepted(config: KernelConfig) -> Predicate:
+    """The calls that a GEMM of this config takes."""
+    p, s = config.problem, config.schedule
+    ops, azp = {
+        EpilogueKind.SCALED: ((SCALED_MM,), ("none",)),
+        EpilogueKind.SCALED_BIAS: ((SCALED_MM,), ("none",)),
+        EpilogueKind.SCALED_AZP: ((SCALED_MM_AZP,), ("row",)),
+        EpilogueKind.SCALED_AZP_PER_TOKEN: ((SCALED_MM_AZP,), ("row", "token")),
+    }[p.epilogue]
+    return Predicate(
+        ops=ops,
+        a_dtype=p.a_dtype,
+        b_dtype=p.b_dtype,
+        out_dtype=p.out_dtype,
+        bias=p.epilogue.takes_bias,
+        azp=azp,
+        a_scale=p.a_scale,
+        b_scale=p.b_scale,
+        group_size=p.group_size,
+        scale_layout=p.scale_layout,
+        alignment_a=s.alignment_a,
+        alignment_b=s.alignment_b,
+        alignment_d=s.alignment_d,
+        min_k=1 if s.kernel_schedule.uses_tma else 0,
+    )

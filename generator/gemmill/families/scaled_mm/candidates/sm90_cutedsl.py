@@ -1,0 +1,212 @@
+"""Hopper: the schedules worth compiling with the CuTe DSL. Rows as in tables/sm90.py.
+
+A variant costs a second or less, where one of CUTLASS costs twenty, and its tiles may be of any width that is a multiple
+of 16: so there is one that just fills the SMs for most shapes (docs/notes/tiles.md).
+"""
+
+from itertools import product
+
+from gemmill.families.scaled_mm.candidates.sm90 import BASIC, COOPERATIVE, PINGPONG, Tables
+from gemmill.vocab import RasterOrder
+
+RASTERS = ((RasterOrder.HEURISTIC, 1), (RasterOrder.ALONG_M, 8), (RasterOrder.ALONG_N, 8))
+"""(raster order, swizzle) of kernels with many tiles."""
+
+
+CORE = Tables(
+    wide=(
+        ((128, 80, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 96, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 112, 128), (1, 2, 1), COOPERATIVE),
+        ((128, 112, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 144, 128), (1, 1, 1), COOPERATIVE),
+        ((128, 144, 128), (2, 1, 1), PINGPONG),
+        ((128, 160, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 160, 128), (1, 1, 1), PINGPONG),
+        ((128, 224, 128), (1, 1, 1), COOPERATIVE),
+        ((128, 256, 128), (1, 1, 1), COOPERATIVE),
+        ((256, 160, 128), (2, 1, 1), COOPERATIVE),
+        ((256, 192, 128), (1, 2, 1), COOPERATIVE),
+        ((256, 192, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 128, 128), (2, 1, 1), PINGPONG),
+        ((128, 128, 128), (1, 1, 1), PINGPONG),
+        ((128, 192, 128), (2, 1, 1), PINGPONG),
+        ((128, 192, 128), (1, 1, 1), PINGPONG),
+        ((128, 256, 128), (2, 1, 1), COOPERATIVE),
+        ((256, 128, 128), (2, 1, 1), COOPERATIVE),
+    ),
+    low=(
+        ((64, 64, 128), (2, 1, 1), BASIC),
+        ((64, 80, 128), (1, 1, 1), BASIC),
+        ((64, 80, 128), (2, 1, 1), BASIC),
+        ((64, 128, 128), (2, 1, 1), BASIC),
+        ((64, 96, 128), (2, 1, 1), PINGPONG),
+        ((64, 160, 128), (2, 1, 1), PINGPONG),
+    ),
+    narrow=(
+        ((64, 16, 256), (1, 1, 1), BASIC),
+        ((64, 16, 256), (1, 1, 1), PINGPONG),
+        ((64, 32, 256), (1, 1, 1), BASIC),
+        ((64, 64, 128), (1, 1, 1), BASIC),
+        ((64, 64, 256), (1, 1, 1), BASIC),
+        ((64, 128, 128), (1, 1, 1), BASIC),
+        ((128, 128, 128), (1, 1, 1), COOPERATIVE),
+        ((128, 64, 128), (1, 2, 1), COOPERATIVE),
+    ),
+    split_k=(
+        ((64, 16, 256), BASIC, 3),
+        ((64, 16, 512), BASIC, 5),
+        ((64, 32, 256), BASIC, 4),
+        ((128, 16, 256), COOPERATIVE, 6),
+        ((128, 128, 128), COOPERATIVE, 6),
+        ((64, 16, 256), BASIC, 4),
+    ),
+)
+"""What is compiled for users: the greedy choice over a sweep of e4m3 to bf16 with the kernels of WIDEST and those of CUTLASS
+at 52 shapes (H200, 2026-11-20), and what was faster once groups that take turns handed over early and weights were asked for
+further ahead: the last five of `wide` and the last of `narrow` (2026-11-21)."""
+
+FEW = Tables(
+    wide=tuple(CORE.wide[i] for i in (1, 4, 6, 9, 12)),
+    low=CORE.low[1:4],
+    narrow=tuple(CORE.narrow[i] for i in (0, 2, 3, 5)),
+    split_k=tuple(CORE.split_k[i] for i in (0, 2, 4)),
+)
+"""What the less frequent problems make do with."""
+
+WIDEST = Tables(
+    wide=(
+        *(
+            ((128, y, 128), cluster, COOPERATIVE)
+            for y, cluster in product(range(80, 257, 16), ((1, 1, 1), (2, 1, 1), (1, 2, 1)))
+        ),
+        *(
+            ((128, y, 128), cluster, PINGPONG)
+            for y, cluster in product(range(80, 193, 16), ((1, 1, 1), (2, 1, 1), (1, 2, 1)))
+        ),
+        *(((256, y, 128), cluster, COOPERATIVE) for y, cluster in product(range(80, 193, 16), ((2, 1, 1), (1, 2, 1)))),
+    ),
+    low=(
+        *(((64, y, 128), cluster, PINGPONG) for y, cluster in product(range(48, 257, 16), ((1, 1, 1), (2, 1, 1)))),
+        *(((64, y, 128), cluster, BASIC) for y, cluster in product(range(32, 129, 16), ((1, 1, 1), (2, 1, 1)))),
+    ),
+    narrow=(
+        *(((64, y, 256), (1, 1, 1), schedule) for y, schedule in product(range(16, 65, 16), (BASIC, PINGPONG))),
+        *(((64, y, 128), (1, 1, 1), schedule) for y, schedule in product(range(64, 129, 16), (BASIC, PINGPONG))),
+        *(((128, y, 128), (1, 1, 1), COOPERATIVE) for y in range(16, 129, 16)),
+        *(((128, y, 128), (1, 2, 1), COOPERATIVE) for y in (64, 128)),
+    ),
+    split_k=(
+        *CORE.split_k,
+        ((64, 16, 512), BASIC, 2),
+        ((64, 32, 256), BASIC, 3),
+        ((64, 64, 256), BASIC, 3),
+        ((64, 64, 128), BASIC, 6),
+        ((64, 128, 128), BASIC, 4),
+        ((128, 32, 256), COOPERATIVE, 5),
+        ((128, 64, 256), COOPERATIVE, 4),
+        ((128, 64, 128), COOPERATIVE, 6),
+    ),
+)
+"""What is worth timing."""
+
+GROUP_CORE = Tables(
+    wide=(
+        ((128, 128, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 128, 128), (1, 1, 1), COOPERATIVE),
+        ((256, 128, 128), (1, 1, 1), COOPERATIVE),
+        ((256, 128, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 128, 128), (1, 2, 1), COOPERATIVE),
+    ),
+    low=(
+        ((64, 64, 128), (1, 2, 1), BASIC),
+        ((64, 128, 128), (1, 1, 1), BASIC),
+        ((64, 128, 128), (2, 1, 1), BASIC),
+    ),
+    narrow=(
+        ((64, 16, 256), (1, 1, 1), BASIC),
+        ((64, 32, 256), (1, 1, 1), BASIC),
+        ((64, 48, 256), (1, 1, 1), BASIC),
+        ((64, 64, 128), (1, 1, 1), BASIC),
+        ((64, 80, 128), (1, 1, 1), BASIC),
+        ((64, 96, 128), (1, 1, 1), BASIC),
+    ),
+    split_k=(
+        ((64, 16, 256), BASIC, 3),
+        ((64, 16, 256), BASIC, 4),
+        ((64, 32, 256), BASIC, 4),
+    ),
+)
+"""What is compiled for scales in groups along K, where registers hold sums twice: the greedy choice over a sweep of e4m3 to bf16
+with the kernels of GROUP_WIDEST and CUTLASS's blockwise ones, 7 weights and M from 1 to 4096 (H200, 2026-11-20): within
+0.2 % of all of them."""
+
+GROUP_FEW = Tables(
+    wide=(GROUP_CORE.wide[0], GROUP_CORE.wide[2]),
+    low=GROUP_CORE.low[1:2],
+    narrow=(GROUP_CORE.narrow[0], GROUP_CORE.narrow[1], GROUP_CORE.narrow[3]),
+    split_k=GROUP_CORE.split_k[1:2],
+)
+"""What the less frequent kinds of groups make do with."""
+
+GROUP_WIDEST = Tables(
+    wide=(
+        *GROUP_CORE.wide,
+        ((128, 96, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 160, 128), (2, 1, 1), COOPERATIVE),
+        ((256, 64, 128), (2, 1, 1), COOPERATIVE),
+        ((256, 128, 128), (1, 2, 1), COOPERATIVE),
+    ),
+    low=(
+        *GROUP_CORE.low,
+        *(((64, y, 128), cluster, BASIC) for y, cluster in product((80, 96, 112), ((1, 1, 1), (2, 1, 1)))),
+    ),
+    narrow=(
+        *GROUP_CORE.narrow,
+        ((64, 64, 256), (1, 1, 1), BASIC),
+        ((64, 112, 128), (1, 1, 1), BASIC),
+        ((64, 128, 128), (1, 1, 1), BASIC),
+        ((64, 128, 128), (2, 1, 1), BASIC),
+        ((128, 32, 256), (1, 1, 1), COOPERATIVE),
+        ((128, 64, 128), (1, 1, 1), COOPERATIVE),
+        ((128, 128, 128), (1, 1, 1), COOPERATIVE),
+    ),
+    split_k=(
+        *GROUP_CORE.split_k,
+        ((64, 64, 256), BASIC, 3),
+        ((64, 16, 256), BASIC, 9),
+        ((64, 16, 512), BASIC, 5),
+        ((64, 64, 128), BASIC, 6),
+        ((128, 16, 256), COOPERATIVE, 6),
+        ((128, 128, 128), COOPERATIVE, 6),
+    ),
+)
+"""What is worth timing."""
+
+PLAIN = Tables(
+    wide=(
+        ((128, 128, 64), (2, 1, 1), PINGPONG),
+        ((128, 160, 64), (2, 1, 1), COOPERATIVE),
+        ((128, 192, 64), (2, 1, 1), PINGPONG),
+        ((128, 256, 64), (2, 1, 1), COOPERATIVE),
+        ((256, 128, 64), (2, 1, 1), COOPERATIVE),
+    ),
+    low=(
+        ((64, 128, 64), (2, 1, 1), BASIC),
+        ((64, 256, 64), (2, 1, 1), PINGPONG),
+    ),
+    narrow=(
+        ((64, 16, 128), (1, 1, 1), BASIC),
+        ((64, 32, 128), (1, 1, 1), BASIC),
+        ((64, 64, 64), (1, 1, 1), BASIC),
+        ((64, 128, 64), (1, 1, 1), BASIC),
+    ),
+    split_k=(
+        ((64, 16, 128), BASIC, 4),
+        ((64, 16, 256), BASIC, 5),
+        ((64, 32, 128), BASIC, 4),
+        ((128, 128, 64), COOPERATIVE, 6),
+    ),
+)
+"""For operands of 16 bits: rows of the other tables at half their depth, which are as many bytes. They are no choice by
+measurement."""

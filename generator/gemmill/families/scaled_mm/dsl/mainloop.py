@@ -1,0 +1,394 @@
+"""The main loop of a consumer group: WGMMA over K, with sums promoted to registers where precision or scales ask for it.
+
+A thread's sums of one 64-row slab lie as WGMMA leaves them: for each 8 columns, two rows (8 apart) of two neighbouring
+columns. `index` is the only place that knows it.
+"""
+
+# mypy: ignore-errors
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import warpgroup
+
+from gemmill.families.scaled_mm.dsl.barriers import wait
+from gemmill.families.scaled_mm.dsl.limits import SLAB
+from gemmill.families.scaled_mm.dsl.walk import advance
+
+
+def index(row: int, column: int) -> int:
+    """Where a thread keeps row 0 or 1 of a slab and its `column`-th column."""
+    return column // 2 * 4 + row * 2 + column % 2
+
+
+def column_offset(column: int, lane: Int32) -> Int32:
+    """Column of the tile that a thread's `column`-th is."""
+    return column // 2 * 8 + lane % 4 * 2 + column % 2
+
+
+def row_offset(slab: int, row: int, thread: Int32) -> Int32:
+    """Row of the group that a thread's row 0 or 1 of a slab is."""
+    return slab * SLAB + thread // 32 * 16 + thread % 32 // 4 + row * 8
+
+
+@cute.jit
+def read_factors(
+    plan: cutlass.Constexpr, factors: cute.Tensor, scales: cute.Tensor, slab: cutlass.Constexpr, place: tuple
+):
+    """Reads what one group of K multiplies a thread's sums of a slab by: factors of its two rows, then of its columns.
+
+    A block's scale is multiplied into the side that A's scales are on.
+    """
+    group, thread, n0 = place
+    g = plan.config.problem.group_size
+    of_b = plan.a_scales
+    for r in cutlass.range_constexpr(2):
+        row = group * plan.group_rows + row_offset(slab, r, thread)
+        if cutlass.const_expr(plan.b_rows_scaled):
+            factors[r] = scales[of_b + row if plan.swap_ab else row]
+        elif cutlass.const_expr(plan.swap_ab):
+            factors[r] = scales[of_b + (n0 % g + group * plan.group_rows + slab * SLAB) // g]
+        else:
+            for block in cutlass.range_constexpr(plan.b_scales):
+                factors[r * plan.b_scales + block] = scales[row] * scales[of_b + block]
+    if cutlass.const_expr(plan.b_rows_scaled or plan.swap_ab):
+        for c in cutlass.range_constexpr(plan.tile_y // 4):
+            column = column_offset(c, thread % 32)
+            factors[2 + c] = scales[column if plan.swap_ab else of_b + column]
+
+
+@cute.jit
+def apply(plan: cutlass.Constexpr, sums: cute.Tensor, partial: cute.Tensor, factors: cute.Tensor, n0: Int32):
+    """Adds partial sums of one slab and one group of K, times their scales, to the sums."""
+    g = plan.config.problem.group_size
+    for row in cutlass.range_constexpr(2):
+        for column in cutlass.range_constexpr(plan.tile_y // 4):
+            i = index(row, column)
+            value = partial[i].to(Float32)
+            if cutlass.const_expr(plan.b_rows_scaled or plan.swap_ab):
+                sums[i] = sums[i] + value * (factors[row] * factors[2 + column])
+            elif cutlass.const_expr(plan.blocks_aligned):
+                sums[i] = sums[i] + value * factors[row * plan.b_scales + column // 2 * 8 // g]
+            else:
+                factor = factors[row * plan.b_scales]
+                if n0 % g + column // 2 * 8 >= g:
+                    factor = factors[row * plan.b_scales + 1]
+                sums[i] = sums[i] + value * factor
+
+
+@cute.jit
+def add(sums: cute.Tensor, partial: cute.Tensor):
+    """Adds partial sums to the sums."""
+    for i in cutlass.range_constexpr(cute.size(sums)):
+        sums[i] = sums[i] + partial[i]
+
+
+@cute.jit
+def multiply(
+    mmas: tuple,
+    targets: list,
+    operands: tuple,
+    slabs: cutlass.Constexpr,
+    steps: cutlass.Constexpr,
+    stage: Int32,
+    fresh: cutlass.Constexpr,
+):
+    """Issues the WGMMAs of some slabs and MMA steps of a stage, as one group; `fresh` sums start from zero."""
+    replacing, adding = mmas
+    x, y = operands
+    warpgroup.fence()
+    for step in cutlass.range_constexpr(*steps):
+        for i in cutlass.range_constexpr(len(slabs)):
+            mma = replacing if cutlass.const_expr(fresh and step == steps[0]) else adding
+            a, b = x[slabs[i]][(None, None, step, stage)], y[(None, None, step, stage)]
+            cute.gemm(mma, targets[i], a, b, targets[i])
+    warpgroup.commit_group()
+
+
+@cute.jit
+def release(plan: cutlass.Constexpr, empty: cute.Pointer, stage: Int32):
+    """One warp says that it has read a stage, to every CTA whose loads also land here."""
+    lane = cute.arch.lane_idx()
+    if cutlass.const_expr(plan.cluster_size == 1):
+        if lane == 0:
+            cute.arch.mbarrier_arrive(empty + stage)
+    else:
+        rank = cute.arch.block_idx_in_cluster()
+        if lane < plan.sharers:
+            # First the CTAs of the same X, then the others of the same Y.
+            peer = rank % plan.cluster_x + lane * plan.cluster_x
+            if lane >= plan.cluster_y:
+                other = lane - plan.cluster_y
+                other = other + Int32(other >= rank % plan.cluster_x)
+                peer = rank - rank % plan.cluster_x + other
+            cute.arch.mbarrier_arrive(empty + stage, peer)
+
+
+@dataclass
+class Mainloop:
+    """What a consumer group's main loop works on. Registers and tensors of the thread, made once a kernel."""
+
+    mmas: tuple
+    """WGMMA that replaces its sums, and WGMMA that adds to them."""
+    operands: tuple
+    """X in shared memory, slab by slab, and Y."""
+    barriers: tuple
+    """full and empty, of the stages."""
+    scales: cute.Tensor
+    """Of a stage: (scale, promotion, stage)."""
+    sums: list
+    """Of each slab."""
+    partials: list
+    """Sums that are not promoted yet, each of one slab and one promotion: one of the plan's units."""
+    factors: list
+    """Scales of each partial sum."""
+
+
+@cute.jit
+def accumulate(
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    done: Int32,
+    count: Int32,
+    place: tuple,
+    turn,
+    meanwhile: cutlass.Constexpr,
+):
+    """Multiplies a tile's `count` K steps into the sums; `done` of the CTA's came before.
+
+    Where groups take turns, `turn` is the barrier of the one that multiplies next, else None. `meanwhile` is called, where
+    the plan says so (`meets_end`), while the last multiplications run, with the number of slabs whose sums are final.
+    """
+    if cutlass.const_expr(plan.promoted or plan.split_k):
+        for slab in cutlass.range_constexpr(plan.slabs):
+            loop.sums[slab].fill(0)
+    if cutlass.const_expr(plan.split_k):
+        if count > 0:  # a slice may have no steps
+            multiply_steps(plan, loop, done, count, place, turn, meanwhile)
+    else:
+        multiply_steps(plan, loop, done, count, place, turn, meanwhile)
+
+
+@cute.jit
+def multiply_steps(
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    done: Int32,
+    count: Int32,
+    place: tuple,
+    turn,
+    meanwhile: cutlass.Constexpr,
+):
+    """`accumulate` of one K step or more, by the loop that the plan asks for."""
+    state = (done % plan.stages, done // plan.stages & 1)
+    if cutlass.const_expr(plan.overlapped):
+        accumulate_behind(plan, loop, state, count, place, meanwhile)
+    elif cutlass.const_expr(plan.factors_ahead):
+        accumulate_in_turn(plan, loop, state, count, place, meanwhile)
+    elif cutlass.const_expr(plan.promoted):
+        accumulate_promoted(plan, loop, state, count, place)
+    else:
+        accumulate_fast(plan, loop, state, count, turn, meanwhile)
+    if cutlass.const_expr(plan.promoted):
+        hand_over(turn)
+
+
+@cute.jit
+def hand_over(turn):
+    """Lets the next group multiply, if there is one."""
+    if cutlass.const_expr(turn is not None):
+        if cute.arch.lane_idx() == 0:
+            cute.arch.mbarrier_arrive(turn)
+
+
+@cute.jit
+def accumulate_fast(
+    plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, turn, meanwhile: cutlass.Constexpr
+):
+    """Sums stay in the tensor core's accumulator; one K step's multiplications are queued behind another's, and the next
+    group's behind these (1 to 2 % of large problems, H200, 2026-11-21). The first ones replace the sums of the tile before,
+    but in split_k, where a slice may have none."""
+    full, empty = loop.barriers
+    stage, phase = state
+    slabs, steps = tuple(range(plan.slabs)), (0, plan.mma_steps)
+    wait(full + stage, phase)
+    multiply(loop.mmas, loop.sums, loop.operands, slabs, steps, stage, not plan.split_k)
+    before = stage
+    stage, phase = advance(plan, (stage, phase))
+    for _ in cutlass.range(count - 1, unroll=1):
+        wait(full + stage, phase)
+        multiply(loop.mmas, loop.sums, loop.operands, slabs, steps, stage, False)
+        warpgroup.wait_group(1)
+        release(plan, empty, before)
+        before = stage
+        stage, phase = advance(plan, (stage, phase))
+    hand_over(turn)
+    if cutlass.const_expr(plan.meets_end):
+        meanwhile(0)
+    warpgroup.wait_group(0)
+    release(plan, empty, before)
+
+
+@cute.jit
+def accumulate_promoted(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
+    """Sums of a K step are promoted all together, where they are small, or one unit after the other."""
+    full, empty = loop.barriers
+    stage, phase = state
+    for _ in cutlass.range(count, unroll=1):
+        wait(full + stage, phase)
+        for first in cutlass.range_constexpr(0, plan.units, plan.partials):
+            for i in cutlass.range_constexpr(plan.partials):
+                read_unit_factors(plan, loop, first + i, i, stage, place)
+            for i in cutlass.range_constexpr(plan.partials):
+                multiply_unit(plan, loop, first + i, i, stage)
+            for i in cutlass.range_constexpr(plan.partials):
+                warpgroup.wait_group(plan.partials - 1 - i)
+                if cutlass.const_expr(first + i + 1 == plan.units):
+                    release(plan, empty, stage)
+                promote(plan, loop, first + i, i, i, place)
+        stage, phase = advance(plan, (stage, phase))
+
+
+@cute.jit
+def accumulate_in_turn(
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    state: tuple,
+    count: Int32,
+    place: tuple,
+    meanwhile: cutlass.Constexpr,
+):
+    """One group promotes while the other multiplies, so what lies between a group's multiplications is kept short:
+    the scales of the next unit are read while this one's multiplications run."""
+    full, _ = loop.barriers
+    stage, phase = state
+    wait(full + stage, phase)
+    read_unit_factors(plan, loop, 0, 0, stage, place)
+    for _ in cutlass.range(count - 1, unroll=1):
+        stage, phase = step_in_turn(plan, loop, (stage, phase), place, False, None)
+    step_in_turn(plan, loop, (stage, phase), place, True, meanwhile)
+
+
+@cute.jit
+def step_in_turn(
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    state: tuple,
+    place: tuple,
+    is_last: cutlass.Constexpr,
+    meanwhile: cutlass.Constexpr,
+):
+    """One K step, unit by unit. Returns the (stage, phase) of the next one, which has come when this returns."""
+    full, empty = loop.barriers
+    stage, _ = state
+    following, following_phase = advance(plan, state)
+    for unit in cutlass.range_constexpr(plan.units):
+        multiply_unit(plan, loop, unit, 0, stage)
+        if cutlass.const_expr(unit + 1 < plan.units):
+            read_unit_factors(plan, loop, unit + 1, 1, stage, place)
+        elif cutlass.const_expr(not is_last):
+            wait(full + following, following_phase)
+            read_unit_factors(plan, loop, 0, 1, following, place)
+        if cutlass.const_expr(is_last and plan.meets_end and unit >= plan.units - plan.slabs):
+            meanwhile(unit % plan.slabs)
+        warpgroup.wait_group(0)
+        if cutlass.const_expr(unit + 1 == plan.units):
+            release(plan, empty, stage)
+        promote(plan, loop, unit, 0, 0, place)
+        for i in cutlass.range_constexpr(plan.factors):
+            loop.factors[0][i] = loop.factors[1][i]
+    return following, following_phase
+
+
+@cute.jit
+def accumulate_behind(
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    state: tuple,
+    count: Int32,
+    place: tuple,
+    meanwhile: cutlass.Constexpr,
+):
+    """Promotes one K step's sums while the next one's multiplications run, with two sets of partial sums in turn."""
+    full, _ = loop.barriers
+    stage, phase = state
+    wait(full + stage, phase)
+    read_unit_factors(plan, loop, 0, 0, stage, place)
+    multiply_unit(plan, loop, 0, 0, stage)
+    for _ in cutlass.range((count - 1) // 2, unroll=1):
+        stage, phase = step_behind(plan, loop, (stage, phase), 1, place)
+        stage, phase = step_behind(plan, loop, (stage, phase), 0, place)
+    if count % 2 == 0:
+        stage, phase = step_behind(plan, loop, (stage, phase), 1, place)
+        finish_behind(plan, loop, stage, 1, place, meanwhile)
+    else:
+        finish_behind(plan, loop, stage, 0, place, meanwhile)
+
+
+@cute.jit
+def step_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, turn: cutlass.Constexpr, place: tuple):
+    """Issues the next K step into set `turn`, then promotes the one before it. Returns the next one's (stage, phase)."""
+    full, empty = loop.barriers
+    before, _ = state
+    stage, phase = advance(plan, state)
+    wait(full + stage, phase)
+    read_unit_factors(plan, loop, 0, turn, stage, place)
+    multiply_unit(plan, loop, 0, turn, stage)
+    warpgroup.wait_group(1)
+    release(plan, empty, before)
+    promote(plan, loop, 0, 1 - turn, 1 - turn, place)
+    return stage, phase
+
+
+@cute.jit
+def finish_behind(
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    stage: Int32,
+    turn: cutlass.Constexpr,
+    place: tuple,
+    meanwhile: cutlass.Constexpr,
+):
+    """Promotes the last K step, which is in set `turn`."""
+    _, empty = loop.barriers
+    meanwhile(0)
+    warpgroup.wait_group(0)
+    release(plan, empty, stage)
+    promote(plan, loop, 0, turn, turn, place)
+
+
+@cute.jit
+def read_unit_factors(
+    plan: cutlass.Constexpr, loop, unit: cutlass.Constexpr, i: cutlass.Constexpr, stage: Int32, place: tuple
+):
+    """Reads a unit's factors into the i-th set, before its multiplications: ptxas would put these loads between them."""
+    if cutlass.const_expr(plan.grouped):
+        read_factors(plan, loop.factors[i], loop.scales[None, unit // plan.slabs, stage], unit % plan.slabs, place)
+
+
+@cute.jit
+def multiply_unit(
+    plan: cutlass.Constexpr, loop: cutlass.Constexpr, unit: cutlass.Constexpr, i: cutlass.Constexpr, stage: Int32
+):
+    """Issues the WGMMAs of one slab between two promotions, into the i-th partial sums."""
+    run = plan.mma_steps // plan.promotions
+    first = unit // plan.slabs * run
+    multiply(loop.mmas, [loop.partials[i]], loop.operands, (unit % plan.slabs,), (first, first + run), stage, True)
+
+
+@cute.jit
+def promote(
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    unit: cutlass.Constexpr,
+    i: cutlass.Constexpr,
+    j: cutlass.Constexpr,
+    place: tuple,
+):
+    """Adds the i-th partial sums to their slab's, with the j-th factors where there are any."""
+    sums = loop.sums[unit % plan.slabs]
+    if cutlass.const_expr(plan.grouped):
+        apply(plan, sums, loop.partials[i], loop.factors[j], place[2])
+    else:
+        add(sums, loop.partials[i])

@@ -1,0 +1,75 @@
+"""The declaration of the scaled GEMMs."""
+
+from dataclasses import fields
+from typing import Any
+
+from gemmill.families.scaled_mm import NAME, selections
+from gemmill.families.scaled_mm.accepts import Predicate, accepted
+from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.families.scaled_mm.dsl.plan import Plan
+from gemmill.families.scaled_mm.names import from_fields, to_fields
+from gemmill.families.scaled_mm.rules import RULES
+from gemmill.families.scaled_mm.spelling import cutedsl, cutlass
+from gemmill.family import DslBody, Family, Kernels
+from gemmill.vocab import Backend, Compiler, KernelSchedule, TileScheduler
+
+# CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-20: a unit's headers and host passes, then each variant
+# built from CUTLASS's collectives, and each that is plain CUDA.
+_UNIT_SECONDS, _COLLECTIVE_SECONDS, _PLAIN_SECONDS = 26.0, 12.0, 4.0
+# The same of CuTe DSL 4.8.1: a process's import, then each variant.
+_DSL_UNIT_SECONDS, _DSL_SECONDS = 2.0, 2.0
+
+
+def _filters(config: KernelConfig) -> dict[str, Any]:
+    parts = (config.problem, config.schedule, config.launch)
+    rows = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
+    return rows | {"arch": config.arch, "backend": config.backend}
+
+
+def _seconds(config: KernelConfig) -> float:
+    schedule = config.schedule
+    plain = schedule.kernel_schedule is KernelSchedule.MMA_SYNC or schedule.tile_scheduler is TileScheduler.SPLIT_K
+    return _PLAIN_SECONDS if plain else _COLLECTIVE_SECONDS
+
+
+CUTLASS = Kernels(
+    tag=Backend.CUTLASS.value,
+    doc="CUTLASS 3.x collectives, and hand-written CUDA where CUTLASS has nothing",
+    config=KernelConfig,
+    accepts=Predicate,
+    to_fields=to_fields,
+    from_fields=from_fields,
+    filters=_filters,
+    rules=RULES,
+    accepted=accepted,
+    spell=cutlass.spell,
+    compiler=Compiler.NVCC,
+    seconds=_seconds,
+    unit_seconds=_UNIT_SECONDS,
+    # Headers and host passes are a third of a lone GEMM's time; eight share them well, and a unit of more would keep one
+    # core busy after the others have finished.
+    unit_size=8,
+)
+CUTEDSL = Kernels(
+    tag=Backend.CUTEDSL.value,
+    doc="kernels written in CuTe DSL",
+    config=KernelConfig,
+    accepts=Predicate,
+    to_fields=to_fields,
+    from_fields=from_fields,
+    filters=_filters,
+    rules=RULES,
+    accepted=accepted,
+    spell=cutedsl.spell,
+    compiler=Compiler.CUTEDSL,
+    seconds=lambda _: _DSL_SECONDS,
+    unit_seconds=_DSL_UNIT_SECONDS,
+    unit_size=12,  # whose import takes as long as one or two of them
+    dsl=DslBody(entry="gemmill.families.scaled_mm.dsl.export", facts=Plan),
+)
+FAMILY = Family(
+    name=NAME,
+    doc="multiplies matrices of codes, scales and shifts the sums",
+    kernels=(CUTLASS, CUTEDSL),
+    selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
+)

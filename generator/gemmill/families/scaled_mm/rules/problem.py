@@ -1,0 +1,103 @@
+"""Which problems exist at all."""
+
+from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig
+from gemmill.vocab import (
+    GROUP_SIZES,
+    OK,
+    SCALE_GROUPS,
+    Accumulation,
+    Arch,
+    Backend,
+    DType,
+    ScaleGranularity,
+    Status,
+    rejected,
+)
+
+ACCUMULATIONS_OF = {
+    DType.E4M3: (Accumulation.FAST, Accumulation.PROMOTED),
+    DType.S8: (Accumulation.EXACT,),
+    DType.BF16: (Accumulation.FAST,),
+    DType.F16: (Accumulation.FAST,),
+}
+"""What can become of the sums of each operand's products."""
+
+
+def operand_dtypes(config: KernelConfig) -> Status:
+    """The tensor core multiplies operands of one type: floats to f32, s8 to s32."""
+    p = config.problem
+    if p.a_dtype not in ACCUMULATOR_OF or p.a_dtype is not p.b_dtype:
+        offered = ", ".join(f"{dtype} x {dtype}" for dtype in ACCUMULATOR_OF)
+        return rejected(f"{p.a_dtype} x {p.b_dtype} is not offered: {offered} are")
+    return OK
+
+
+def out_dtype(config: KernelConfig) -> Status:
+    """Results are stored in 16 bits: what the next layer reads."""
+    p = config.problem
+    outs = RESULTS_OF.get(p.a_dtype, ())
+    if p.out_dtype not in outs:
+        return rejected(f"out {p.out_dtype} of {p.a_dtype} operands is not offered: it is {' or '.join(outs)}")
+    return OK
+
+
+def operands_of_16_bits(config: KernelConfig) -> Status:
+    """They are there to compare with, and for layers that are not quantised: one fast backend and the fallback do."""
+    p = config.problem
+    if p.a_dtype.bits == 8:
+        return OK
+    if p.group_size:
+        return rejected(f"scales in groups of {p.group_size} belong to codes of 8 bits, operands are {p.a_dtype}")
+    if config.backend is Backend.CUTLASS and config.schedule.kernel_schedule.uses_tma:
+        return rejected(
+            f"the cutlass backend has {p.a_dtype} operands in its unaligned kernel only: cutedsl has the fast ones"
+        )
+    return OK
+
+
+def zero_points_are_integers(config: KernelConfig) -> Status:
+    """A zero point shifts integer codes; FP8 has its zero in the code."""
+    p = config.problem
+    if p.epilogue.takes_azp and p.a_dtype is not DType.S8:
+        return rejected(f"epilogue {p.epilogue} corrects integer zero points, operands are {p.a_dtype}")
+    return OK
+
+
+def grouped_scales(config: KernelConfig) -> Status:
+    """The kinds of groups that calls can have: of A 1 x g, of B g x g or 1 x g."""
+    p = config.problem
+    if p.scale_groups is None:
+        return OK
+    if p.a_scale is not ScaleGranularity.GROUP or p.scale_groups not in SCALE_GROUPS:
+        return rejected(
+            f"scales {p.a_scale} of A and {p.b_scale} of B in groups of {p.group_size}: group with block or group is "
+            f"offered, in groups of {' or '.join(map(str, GROUP_SIZES))}"
+        )
+    if p.epilogue.takes_azp:
+        return rejected(f"epilogue {p.epilogue} corrects one integer sum, scales in groups of {p.group_size} make many")
+    if config.arch is not Arch.SM90A:
+        return rejected(f"scales in groups are offered on sm90a only, not on {config.arch}")
+    return OK
+
+
+def accumulation_fits_dtype(config: KernelConfig) -> Status:
+    """Integer sums are exact; FP8 sums are left in the tensor core's 22 bits or promoted; others are f32 there already."""
+    operand = config.problem.a_dtype
+    fitting = ACCUMULATIONS_OF.get(operand, ())
+    if config.schedule.accumulation not in fitting:
+        return rejected(
+            f"accumulation {config.schedule.accumulation} does not fit {operand}: it is {' or '.join(fitting)}"
+        )
+    if config.problem.group_size and operand is DType.E4M3 and config.schedule.accumulation is Accumulation.FAST:
+        return rejected(f"scales change every {config.problem.group_size} along K: sums are promoted there, not fast")
+    return OK
+
+
+RULES = (
+    operand_dtypes,
+    out_dtype,
+    operands_of_16_bits,
+    zero_points_are_integers,
+    grouped_scales,
+    accumulation_fits_dtype,
+)

@@ -1,0 +1,225 @@
+"""The GEMMs of the named selections."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from gemmill.families.scaled_mm.candidates import sm90, sm90_cutedsl
+from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
+from gemmill.families.scaled_mm.rules.alignment import TMA_BYTES
+from gemmill.vocab import (
+    SCALE_GROUPS,
+    Accumulation,
+    Arch,
+    Backend,
+    DType,
+    EpilogueKind,
+    KernelSchedule,
+    RasterOrder,
+    ScaleGranularity,
+    ScaleGroups,
+    ScaleLayout,
+    TileScheduler,
+)
+
+OUT_DTYPES = (DType.BF16, DType.F16)
+PLAIN_DTYPES = tuple(dtype for dtype in RESULTS_OF if dtype.bits == 16)
+"""Of operands that are no codes; results have the same."""
+
+
+def _problem(operand: DType, out: DType, epilogue: EpilogueKind) -> Problem:
+    return Problem(
+        a_dtype=operand, b_dtype=operand, accumulator_dtype=ACCUMULATOR_OF[operand], out_dtype=out, epilogue=epilogue
+    )
+
+
+def _accumulation(problem: Problem) -> Accumulation:
+    if not problem.a_dtype.is_float:
+        return Accumulation.EXACT
+    return Accumulation.PROMOTED if problem.group_size else Accumulation.FAST
+
+
+def _config(
+    problem: Problem, row: sm90.Row, arch: Arch = Arch.SM90A, launch: Launch | None = None, **schedule: Any
+) -> KernelConfig:
+    tile, cluster, kernel_schedule = row
+    return KernelConfig(
+        problem=problem,
+        schedule=Schedule(
+            tile_shape_mnk=tile,
+            cluster_shape_mnk=cluster,
+            kernel_schedule=kernel_schedule,
+            **(_for_operands(problem) | schedule),
+        ),
+        launch=launch or Launch(),
+        arch=arch,
+    )
+
+
+def _for_operands(problem: Problem) -> dict[str, Any]:
+    """What follows from the operands where nothing else is asked for: rows for TMA, sums in the tensor core."""
+    of_a, of_b = TMA_BYTES * 8 // problem.a_dtype.bits, TMA_BYTES * 8 // problem.b_dtype.bits
+    return {"accumulation": _accumulation(problem), "alignment_a": of_a, "alignment_b": of_b}
+
+
+def _group_problem(operand: DType, out: DType, groups: ScaleGroups, layout: ScaleLayout) -> Problem:
+    return replace(
+        _problem(operand, out, EpilogueKind.SCALED_BIAS),
+        a_scale=ScaleGranularity.GROUP,
+        b_scale=groups.b_scale,
+        scale_layout=layout,
+        group_size=groups.size,
+    )
+
+
+def _unaligned(problem: Problem) -> KernelConfig:
+    row = (sm90.UNALIGNED_TILE, (1, 1, 1), KernelSchedule.MMA_SYNC)
+    accumulation = Accumulation.PROMOTED if problem.a_dtype is DType.E4M3 else _accumulation(problem)
+    return _config(problem, row, accumulation=accumulation, alignment_a=1, alignment_b=1, alignment_d=1)
+
+
+def _split_k(
+    problem: Problem, tile: tuple[int, int, int], schedule: KernelSchedule, stages: int, splits: int
+) -> KernelConfig:
+    return _config(
+        problem,
+        (tile, (1, 1, 1), schedule),
+        swap_ab=True,
+        tile_scheduler=TileScheduler.SPLIT_K,
+        stages=stages,
+        launch=Launch(splits=splits),
+    )
+
+
+def _full_epilogue(operand: DType) -> tuple[EpilogueKind, ...]:
+    """The epilogues that between them serve every call: each reads an absent operand as zero."""
+    return (
+        (EpilogueKind.SCALED_BIAS,)
+        if operand.is_float
+        else (EpilogueKind.SCALED_BIAS, EpilogueKind.SCALED_AZP_PER_TOKEN)
+    )
+
+
+def _problems(outs: Iterable[DType]) -> Iterator[Problem]:
+    for out, operand in product(outs, (DType.E4M3, DType.S8)):
+        for epilogue in _full_epilogue(operand):
+            yield _problem(operand, out, epilogue)
+
+
+def _plain_problem(dtype: DType) -> Problem:
+    return _problem(dtype, dtype, EpilogueKind.SCALED_BIAS)
+
+
+def smoke(arch: Arch) -> Iterator[KernelConfig]:
+    """One kernel for each op and operand type, so that every call has an answer: minutes to build."""
+    prefill = ((128, 128, 128), (2, 1, 1), KernelSchedule.PINGPONG)
+    if arch is not Arch.SM90A:
+        yield _config(
+            _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS),
+            (prefill[0], (1, 1, 1), KernelSchedule.COOPERATIVE),
+            arch,
+        )
+        return
+    for problem in _problems((DType.BF16,)):
+        yield _config(problem, prefill)
+        yield with_dsl(_config(problem, prefill))
+    decode = _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS)
+    for splits in (1, 4):
+        yield _split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, splits)
+    yield with_dsl(_split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, 4))
+    for problem in _problems(OUT_DTYPES):
+        yield _unaligned(problem)
+    yield with_dsl(_config(_plain_problem(DType.BF16), sm90_cutedsl.PLAIN.wide[0]))
+    for dtype in PLAIN_DTYPES:
+        yield _unaligned(_plain_problem(dtype))
+    blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
+    yield with_dsl(_split_k(blocks, (64, 16, 256), KernelSchedule.BASIC, 4, 2))
+    yield _unaligned(blocks)
+
+
+def sweep(arch: Arch) -> Iterator[KernelConfig]:
+    """Everything worth timing among GEMMs for bf16 results with the full epilogues."""
+    if arch is not Arch.SM90A:
+        yield from smoke(arch)
+        return
+    for problem in _problems((DType.BF16,)):
+        yield from _kernels(problem, sm90.WIDEST)
+        for row in sm90.STREAM_K:
+            yield _config(problem, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
+        yield _unaligned(problem)
+        yield from _dsl_kernels(problem, sm90_cutedsl.WIDEST)
+    yield from _dsl_kernels(_plain_problem(DType.BF16), sm90_cutedsl.PLAIN)
+    yield _unaligned(_plain_problem(DType.BF16))
+    blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
+    yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDEST)
+    yield _unaligned(blocks)
+    for row in sm90.BLOCKWISE:
+        yield _config(replace(blocks, scale_layout=ScaleLayout.MN_MAJOR), row)
+
+
+def default(arch: Arch) -> Iterator[KernelConfig]:
+    """What is compiled for users: chosen from the sweep by measurement, see the tables."""
+    if arch is not Arch.SM90A:
+        yield from smoke(arch)
+        return
+    for problem in _problems(OUT_DTYPES):
+        frequent = problem.out_dtype is DType.BF16
+        yield from _kernels(problem, sm90.CORE if frequent else sm90.FEW)
+        yield from _dsl_kernels(problem, sm90_cutedsl.CORE if frequent else sm90_cutedsl.FEW)
+        yield _unaligned(problem)
+    for dtype in PLAIN_DTYPES:
+        yield from _dsl_kernels(_plain_problem(dtype), sm90_cutedsl.PLAIN)
+        yield _unaligned(_plain_problem(dtype))
+    yield from _one_of_each_other_kind()
+    for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
+        problem = _group_problem(operand, out, groups, ScaleLayout.STRIDED)
+        frequent = operand.is_float and out is DType.BF16 and groups is SCALE_GROUPS[0]
+        yield from _dsl_kernels(problem, sm90_cutedsl.GROUP_CORE if frequent else sm90_cutedsl.GROUP_FEW)
+        yield _unaligned(problem)
+
+
+def _kernels(
+    problem: Problem, tables: sm90.Tables, rasters: tuple[tuple[RasterOrder, int], ...] = sm90.RASTERS
+) -> Iterator[KernelConfig]:
+    for row, (raster, swizzle) in product(tables.wide, rasters):
+        yield _config(problem, row, launch=Launch(raster_order=raster, swizzle=swizzle))
+    for row in tables.low:
+        yield _config(problem, row)
+    for row in tables.narrow:
+        yield _config(problem, row, swap_ab=True)
+    for (tile, schedule, stages), splits in product(tables.split_k, sm90.SPLITS):
+        yield _split_k(problem, tile, schedule, stages, splits)
+
+
+def _dsl_kernels(problem: Problem, tables: sm90.Tables) -> Iterator[KernelConfig]:
+    yield from map(with_dsl, _kernels(problem, tables, sm90_cutedsl.RASTERS))
+
+
+def _one_of_each_other_kind() -> Iterator[KernelConfig]:
+    """Kinds that the full epilogues stand in for, and promoted sums: to be had, compared and tested, seldom chosen."""
+    fp8 = _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS)
+    cooperative = ((128, 128, 128), (1, 1, 1), KernelSchedule.COOPERATIVE)
+    yield _config(_problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED), sm90.CORE.wide[0])
+    yield with_promotion(_config(fp8, cooperative))
+    yield with_dsl(with_promotion(_config(fp8, cooperative)))
+    yield with_promotion(_split_k(fp8, (64, 16, 512), KernelSchedule.BASIC, 5, 2))
+    yield _config(fp8, ((64, 64, 128), (1, 1, 1), KernelSchedule.BASIC), swap_ab=True)
+    yield _config(fp8, cooperative, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
+    yield _config(fp8, ((128, 256, 128), (2, 1, 1), KernelSchedule.COOPERATIVE), tile_scheduler=TileScheduler.STREAM_K)
+    blockwise = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR)
+    for row in sm90.BLOCKWISE:
+        yield _config(blockwise, row)
+    for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
+        yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1])
+        yield with_dsl(_config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1]))
+
+
+def with_promotion(config: KernelConfig) -> KernelConfig:
+    """The same FP8 config with sums promoted to FP32 after every 128 along K."""
+    return replace(config, schedule=replace(config.schedule, accumulation=Accumulation.PROMOTED))
+
+
+def with_dsl(config: KernelConfig) -> KernelConfig:
+    """The same config, its kernel made by the CuTe DSL."""
+    return replace(config, backend=Backend.CUTEDSL)

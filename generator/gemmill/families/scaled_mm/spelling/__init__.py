@@ -1,0 +1,1 @@
+"""Spelling a config of a GEMM, for each compiler."""

@@ -1,0 +1,111 @@
+"""Spelling a config in CUTLASS 3.x C++: which template, and what fills its holes."""
+
+from typing import Any
+
+from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.family import Spelled
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, ScaleGranularity, TileScheduler
+
+_MAINLOOP_SM90 = {
+    KernelSchedule.COOPERATIVE: "KernelTmaWarpSpecializedCooperative",
+    KernelSchedule.PINGPONG: "KernelTmaWarpSpecializedPingpong",
+    KernelSchedule.BASIC: "KernelTmaWarpSpecialized",
+}
+_EPILOGUE_SM90 = {
+    KernelSchedule.COOPERATIVE: "TmaWarpSpecializedCooperative",
+    KernelSchedule.PINGPONG: "TmaWarpSpecialized",
+    KernelSchedule.BASIC: "TmaWarpSpecialized",
+}
+_SCHEDULER = {
+    TileScheduler.PERSISTENT: "cutlass::gemm::PersistentScheduler",
+    TileScheduler.STREAM_K: "gemmill::StreamKScheduler",
+}
+
+
+def spell(config: KernelConfig) -> Spelled:
+    """The template of its kind of kernel, and what fills the holes."""
+    return Spelled(template=_template(config), values=_values(config))
+
+
+def _template(config: KernelConfig) -> str:
+    group = "group_" if config.problem.scale_groups else ""
+    if not config.schedule.kernel_schedule.uses_tma:
+        return f"cutlass/{group}unaligned_mm.cu.jinja"
+    if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
+        return "cutlass/split_k_mm.cu.jinja"
+    return "cutlass/blockwise_mm.cu.jinja" if group else "cutlass/scaled_mm.cu.jinja"
+
+
+def _values(config: KernelConfig) -> dict[str, Any]:
+    p, s = config.problem, config.schedule
+    values: dict[str, Any] = {
+        "a_type": p.a_dtype.cutlass_type,
+        "b_type": p.b_dtype.cutlass_type,
+        "accumulator_type": p.accumulator_dtype.cutlass_type,
+        "d_type": p.out_dtype.cutlass_type,
+        "epilogue_kind": p.epilogue.value,
+        "tile_shape_mnk": s.tile_shape_mnk,
+    }
+    if p.scale_groups is not None:
+        values |= {
+            "group_size": p.group_size,
+            "b_in_blocks": _bool(p.b_scale is ScaleGranularity.BLOCK),
+            "takes_bias": _bool(p.epilogue.takes_bias),
+        }
+    if not s.kernel_schedule.uses_tma:
+        return values
+    if s.tile_scheduler is TileScheduler.SPLIT_K:
+        return values | {"stages": s.stages, "promoted": s.accumulation is Accumulation.PROMOTED}
+    # The kernel as compiled: with swap_ab, its A is the op's B.
+    a_type, b_type = (p.b_dtype, p.a_dtype) if s.swap_ab else (p.a_dtype, p.b_dtype)
+    return values | {
+        "a_type": a_type.cutlass_type,
+        "b_type": b_type.cutlass_type,
+        "arch_tag": config.arch.cutlass_tag,
+        "cluster_shape_mnk": s.cluster_shape_mnk,
+        "swap_ab": s.swap_ab,
+        "alignment_a": s.alignment_b if s.swap_ab else s.alignment_a,
+        "alignment_b": s.alignment_a if s.swap_ab else s.alignment_b,
+        "alignment_d": s.alignment_d,
+        "mainloop_schedule": "cutlass::gemm::" + _mainloop_schedule(config),
+        "epilogue_schedule": "cutlass::epilogue::" + _epilogue_schedule(config),
+        "scheduler_tag": _scheduler_tag(config),
+        "scheduler_partial": f"cutlass/_{s.tile_scheduler}.jinja",
+        "stage_count": _stage_count(s.stages),
+    }
+
+
+def _mainloop_schedule(config: KernelConfig) -> str:
+    if config.arch is not Arch.SM90A:
+        return "collective::KernelScheduleAuto"
+    if config.problem.scale_groups is not None:
+        return _MAINLOOP_SM90[config.schedule.kernel_schedule] + "FP8Blockwise"
+    fast = config.schedule.accumulation is Accumulation.FAST and config.problem.a_dtype is DType.E4M3
+    return _MAINLOOP_SM90[config.schedule.kernel_schedule] + ("FP8FastAccum" if fast else "")
+
+
+def _epilogue_schedule(config: KernelConfig) -> str:
+    if config.arch is not Arch.SM90A:
+        return "collective::EpilogueScheduleAuto"
+    return _EPILOGUE_SM90[config.schedule.kernel_schedule]
+
+
+def _scheduler_tag(config: KernelConfig) -> str:
+    if config.arch is not Arch.SM90A:
+        return "void"
+    if config.schedule.kernel_schedule is KernelSchedule.BASIC:
+        return "void"
+    return _SCHEDULER[config.schedule.tile_scheduler]
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _stage_count(stages: int | None) -> str:
+    if stages is None:
+        return (
+            "cutlass::gemm::collective::StageCountAutoCarveout<"
+            "static_cast<int>(sizeof(typename CollectiveEpilogue::SharedStorage))>"
+        )
+    return f"cutlass::gemm::collective::StageCount<{stages}>"

@@ -1,0 +1,109 @@
+"""A family of kernels, declared once: what its configs are, how they are named, built and chosen for a build."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from gemmill.vocab import OK, Arch, Compiler, DType, Status, rejected
+
+
+class Config(Protocol):
+    """One variant: a frozen dataclass that refuses contradictions when it is made."""
+
+    @property
+    def arch(self) -> Arch:
+        """What it is compiled for."""
+
+    @property
+    def tag(self) -> str:
+        """The `Kernels` that it belongs to: the second field of its name."""
+
+    @property
+    def compiled(self) -> Self:
+        """The same machine code with default launch settings: configs that share it share one compilation."""
+
+
+class Accepts(Protocol):
+    """The calls that a compiled kernel takes: a frozen dataclass, stored in the manifest."""
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """Ops that the kernel can serve."""
+
+    @property
+    def operand_dtype(self) -> DType:
+        """Of the operand that a call is asked by."""
+
+
+Rule = Callable[[Any], Status]
+"""One constraint on a config, with its hardware reason; its function's name is the rule's."""
+
+
+def first_rejection(rules: Iterable[Rule], config: Any) -> Status:
+    """The first rejection with the rule's name in it, or OK."""
+    for rule in rules:
+        status = rule(config)
+        if not status:
+            return rejected(status.reason, rule=rule.__name__.strip("_"))
+    return OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spelled:
+    """A config as a template prints it."""
+
+    template: str
+    """Path below templates/; what comes before `.jinja` ends the emitted file's name."""
+    values: Mapping[str, Any]
+    """What fills the template's holes, beside name and symbol."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DslBody:
+    """Where the CuTe DSL reads a kernel."""
+
+    entry: str
+    """The module that has a kernel compiled: its imports lead to all bodies."""
+    facts: Callable[[Any], Any]
+    """What a body reads of a config. Raises ValueError for a config that no kernel can be made of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """What can answer: one kind of kernel, made by one compiler from configs of one type."""
+
+    tag: str
+    """In names, after the architecture."""
+    doc: str
+    config: type[Any]
+    accepts: type[Any]
+    to_fields: Callable[[Any], Sequence[str]]
+    """The fields of a config's name after architecture and tag, none with an underscore in it."""
+    from_fields: Callable[[Arch, str, Sequence[str]], Any]
+    """The config of architecture, tag and fields. Raises ValueError, naming the field that cannot be read."""
+    filters: Callable[[Any], Mapping[str, Any]]
+    """What `--filter key=value` can ask of a config."""
+    rules: tuple[Rule, ...]
+    accepted: Callable[[Any], Any]
+    """The calls that a kernel of a config takes."""
+    spell: Callable[[Any], Spelled]
+    compiler: Compiler
+    seconds: Callable[[Any], float]
+    """CPU seconds that compiling a config may take, beside the cost of its unit."""
+    unit_seconds: float
+    """CPU seconds of a unit's headers and host passes, or of a process's imports."""
+    unit_size: int
+    """Kernels that share a unit at most."""
+    dsl: DslBody | None = None
+    """For kernels of the CuTe DSL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Kernels that answer the same ops."""
+
+    name: str
+    doc: str
+    kernels: tuple[Kernels, ...]
+    selections: Mapping[str, Callable[[Arch], Iterable[Any]]]
+    """By a selection's name, the configs that the family has in it; none where it is not named."""

@@ -1,0 +1,75 @@
+"""All families together: what a config belongs to, and whether the declarations agree."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gemmill.family.declaration import Config, Family, Kernels, first_rejection
+from gemmill.vocab import Status
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Families, each declared once. Raises ValueError for declarations that contradict one another."""
+
+    families: tuple[Family, ...]
+
+    def __post_init__(self) -> None:
+        seen: dict[str, str] = {}
+        for family in self.families:
+            for word in (family.name, *(kernels.tag for kernels in family.kernels)):
+                if not word.replace("_", "a").isalnum() or word != word.lower():
+                    raise ValueError(
+                        f"family {family.name!r}: {word!r} is no lower-case identifier, which names are made of"
+                    )
+            for kernels in family.kernels:
+                if "_" in kernels.tag:
+                    raise ValueError(
+                        f"family {family.name!r}: tag {kernels.tag!r} has an underscore, which parts fields of names"
+                    )
+                if kernels.tag in seen:
+                    raise ValueError(
+                        f"families {seen[kernels.tag]!r} and {family.name!r} both have kernels of tag {kernels.tag!r}"
+                    )
+                seen[kernels.tag] = family.name
+        names = [family.name for family in self.families]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two families have one name, of {', '.join(names)}")
+
+    @cached_property
+    def _by_tag(self) -> dict[str, tuple[Family, Kernels]]:
+        return {kernels.tag: (family, kernels) for family in self.families for kernels in family.kernels}
+
+    def family_of(self, config: Config) -> Family:
+        """The family that a config belongs to."""
+        return self._by_tag[config.tag][0]
+
+    def kernels_of(self, config: Config) -> Kernels:
+        """The kernels that a config is one of."""
+        return self._by_tag[config.tag][1]
+
+    def accepted(self, config: Config) -> Any:
+        """The calls that a kernel of a config takes, an Accepts."""
+        return self.kernels_of(config).accepted(config)
+
+    def check(self, config: Config) -> Status:
+        """The first rule of its kernels that rejects a config, or OK."""
+        return first_rejection(self.kernels_of(config).rules, config)
+
+    def tagged(self, tag: str) -> Kernels:
+        """The kernels of a tag. Raises ValueError where there are none."""
+        if tag not in self._by_tag:
+            raise ValueError(f"{tag!r} is no kind of kernel, expected one of {', '.join(self._by_tag)}")
+        return self._by_tag[tag][1]
+
+    def named(self, name: str) -> Family:
+        """The family of a name. Raises ValueError where there is none."""
+        for family in self.families:
+            if family.name == name:
+                return family
+        raise ValueError(f"family is {name!r}, expected one of {', '.join(family.name for family in self.families)}")
+
+    def configs_of(self, name: str, configs: Iterable[Any]) -> tuple[Any, ...]:
+        """Those configs that are of the family of a name."""
+        return tuple(config for config in configs if self.family_of(config).name == name)

@@ -1,0 +1,7 @@
+"""The families of kernels: the only place that lists them."""
+
+from gemmill.families.quant.family import FAMILY as QUANT
+from gemmill.families.scaled_mm.family import FAMILY as SCALED_MM
+from gemmill.family import Registry
+
+REGISTRY = Registry((SCALED_MM, QUANT))
