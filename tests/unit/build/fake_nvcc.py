@@ -57,8 +57,9 @@ def main():
         f'extern "C" int {s}() {{ return 0; }}\nextern "C" long {s}_workspace() {{ return 0; }}\n' for s in symbols
     ]
     target = Path(after("-o"))
+    host = next(arg.partition("=")[2] for arg in sys.argv if arg.startswith("-ccbin="))
     subprocess.run(
-        ["g++", "-x", "c++", "-fPIC", "-c", "-o", str(target), "-"], input="".join(bodies), text=True, check=True
+        [host, "-x", "c++", "-fPIC", "-c", "-o", str(target), "-"], input="".join(bodies), text=True, check=True
     )
     target.with_suffix(".symbols").write_text("\n".join(symbols))
     included = {path for name in re.findall(r'#include "([\w/.]+h)"', text) for path in locate(name)}
