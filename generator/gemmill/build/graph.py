@@ -11,10 +11,11 @@ from pathlib import Path
 
 from gemmill import settings
 from gemmill.build.cluster import run_on_cluster
-from gemmill.build.compile_unit import CompileOutcome, CompileRequest, Failure
+from gemmill.build.compile_unit import CompileOutcome, CompileRequest
 from gemmill.build.dsl import DslPackage
 from gemmill.build.dsl_unit import DslRequest
 from gemmill.build.errors import BuildError
+from gemmill.build.failures import Failure
 from gemmill.build.files import write_whole
 from gemmill.build.sources import Flags, SourceKind, expand
 from gemmill.build.toolchain import ToolchainPaths
