@@ -1,6 +1,10 @@
 """The values in a manifest."""
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gemmill.space.config import KernelConfig
 from gemmill.space.family import AnyConfig, Family
@@ -15,6 +19,16 @@ TYPES_OF: dict[Family, dict[str, type]] = {
     Family.QUANT: {"config": QuantConfig, "predicate": QuantPredicate},
 }
 """Types of an entry's fields that depend on its family."""
+
+DIGEST = "digest"
+"""The key beside a manifest's fields whose value is the digest of them all."""
+
+
+def own_digest(data: Mapping[str, Any]) -> str:
+    """SHA-256 over everything in a manifest's JSON but the digest itself. Raises UnicodeEncodeError for half a character."""
+    fields = {name: value for name, value in data.items() if name != DIGEST}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
