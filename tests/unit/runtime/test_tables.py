@@ -292,6 +292,20 @@ def test_a_variant_that_changed_since_is_refused(put, names, make_manifest, make
     assert (loaded.refused, loaded.trusts[TableTrust.EXACT]) == (1, 1)
 
 
+@pytest.mark.parametrize("kept", [4, 8, 15])
+def test_a_digest_is_compared_to_its_end(put, names, make_manifest, make_config, kept: int) -> None:
+    """A digest that begins like the variant's is another one."""
+    (entry,) = make_manifest(make_config()).entries
+    digest = "0123456789abcdef"
+    entries = [replace(entry, source_digest=digest * 4)]
+    put(
+        table(
+            row(names[0], digests=(digest,)), row(names[0], m=1, digests=(digest[:kept] + "f" * (16 - kept - 1) + "0",))
+        )
+    )
+    assert chosen(entries) == {16: names[0]}
+
+
 def test_variants_that_are_not_built_or_not_known_harm_nothing(put, names) -> None:
     put(table(row("sm90a_of_another_time"), row(names[0], m=1)))
     assert chosen() == {1: names[0]}
