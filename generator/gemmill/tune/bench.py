@@ -5,8 +5,10 @@ a library prints can be taken for one. What goes wrong with a candidate is an an
 (an abort, a context that died) is seen by the sweep.
 """
 
+import fcntl
 import json
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable
@@ -203,8 +205,21 @@ def serve(commands: IO[str], answers: IO[str], make: Callable[[], Bench]) -> Non
         answers.flush()
 
 
+def end_with(lifeline: int) -> None:
+    """Be killed by the kernel when the other end of the pipe is closed, whatever this process does then.
+
+    A hung candidate may hold the interpreter, so no thread of it is asked; PR_SET_PDEATHSIG would end with the thread that
+    started this process. SIGIO, unhandled, ends a process.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:
+        sys.exit("the process that started this one has ended")
+
+
 def main() -> None:
     spec = json.loads(sys.argv[1])
+    end_with(spec.pop("lifeline"))
     descriptor = spec.pop("answers")
     with os.fdopen(descriptor, "w", encoding="utf-8") as answers:
         serve(sys.stdin, answers, lambda: Bench(WorkerSpec(**{**spec, "builds": tuple(spec["builds"])})))
