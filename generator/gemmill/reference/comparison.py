@@ -51,10 +51,13 @@ def check_scaled_mm(
     bias: Tensor | None = None,
     azp_adj: Tensor | None = None,
     azp: Tensor | None = None,
+    *,
+    exact_data: bool = False,
 ) -> Comparison:
-    """Hold a kernel's result against the reference: s8 to the last bit, e4m3 and scales in groups within `tolerance`."""
+    """Hold a kernel's result against the reference: s8 to the last bit, e4m3 and scales in groups within `tolerance`;
+    operands as `gemmill.reference.exact` makes them always to the last bit."""
     rounded = scaled_mm(a, b, a_scales, b_scales, actual.dtype, bias, azp_adj, azp)
-    if accumulation is Accumulation.EXACT and groups_of(a, b, a_scales, b_scales) is None:
+    if exact_data or (accumulation is Accumulation.EXACT and groups_of(a, b, a_scales, b_scales) is None):
         return compare_exact(actual, rounded)
     exact = exact_scaled_mm(a, b, a_scales, b_scales, bias)
     return compare_within(actual, rounded, exact, tolerance(a, b, a_scales, b_scales, actual.dtype, accumulation, bias))

@@ -1,4 +1,8 @@
-"""A measuring process under a watchdog: it is asked one thing at a time, and killed if it does not answer."""
+"""A measuring process under a watchdog: it is asked one thing at a time, and killed if it does not answer.
+
+It does not outlive the process that asks, however that ends: it holds the reading end of a pipe, the lifeline, whose other
+end is only here.
+"""
 
 import contextlib
 import json
@@ -37,7 +41,7 @@ class Worker:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._process: subprocess.Popen[bytes] | None = None
-        self._answers = -1
+        self._answers = self._lifeline = -1
         self._pending = b""
         self.starts = 0
 
@@ -72,6 +76,7 @@ class Worker:
             with contextlib.suppress(OSError):
                 process.stdin.close()
         os.close(self._answers)
+        os.close(self._lifeline)
 
     def __enter__(self) -> "Worker":
         return self
@@ -80,21 +85,23 @@ class Worker:
         self.close()
 
     def _start(self) -> None:
-        reading, writing = os.pipe()
-        self._answers, self._pending = reading, b""
+        self._answers, writing = os.pipe()
+        watched, self._lifeline = os.pipe()
+        self._pending = b""
         environment = settings.child_environment(python_path=_SOURCE_ROOT)
         if self._spec.device is not None:
             environment["CUDA_VISIBLE_DEVICES"] = str(self._spec.device)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gemmill.tune.bench", json.dumps({**asdict(self._spec), "answers": writing})],
+                [sys.executable, "-m", "gemmill.tune.bench", _spec_text(self._spec, writing, watched)],
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
-                pass_fds=[writing],
+                pass_fds=[writing, watched],
                 env=environment,
             )
         finally:
             os.close(writing)
+            os.close(watched)
         self.starts += 1
 
     def _read_line(self, command: str, timeout: float) -> bytes:
@@ -122,6 +129,10 @@ class Worker:
     def _bury(self, detail: str, *, hung: bool) -> None:
         self.close()
         raise WorkerDied(detail, hung=hung)
+
+
+def _spec_text(spec: WorkerSpec, answers: int, lifeline: int) -> str:
+    return json.dumps({**asdict(spec), "answers": answers, "lifeline": lifeline})
 
 
 def _has_descriptor(stream: Any) -> bool:
