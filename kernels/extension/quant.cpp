@@ -265,8 +265,20 @@ void silu_and_mul_per_token_quant(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 // The activation of an op that is told which, by its name. Returns the name, for the sentence where there is no such.
+// Takes a text over, whose handle belongs to who takes it. torch 2.11's own conversion leaves a copy behind in each call.
+std::string take_text(StableIValue value) {
+  auto handle = to<StringHandle>(value);
+  char const* data = nullptr;
+  size_t length = 0;
+  torch_string_c_str(handle, &data);
+  torch_string_length(handle, &length);
+  std::string text(data, length);
+  torch_delete_string(handle);
+  return text;
+}
+
 std::string take_activation(QuantCall& x, StableIValue value) {
-  std::string name = to<std::string>(value);
+  std::string const name = take_text(value);
   x.takes_f32 = false;
   if (name == "silu") {
     x.activation = QuantActivation::kSilu;

@@ -157,3 +157,24 @@ def test_explain_names_the_variant_and_what_the_others_lack(probe) -> None:
     assert choice.entry.name == "sm90a_quant_static_bf16_e4m3_silu_f32_sym"
     assert len(choice.trace) == len(probe.build.quant.entries) - 1
     assert "it has family=token, the call needs static" in {rejected.reason for rejected in choice.trace}
+
+
+def test_a_text_argument_leaves_no_memory_behind(probe) -> None:
+    x, scale = torch.ones(2, 64, dtype=torch.bfloat16), torch.ones(1)
+    call = [torch.empty(2, 32, dtype=torch.float8_e4m3fn), x, scale, "gelu"]
+    in_use, calls = ctypes.CDLL(None).mallinfo2, 20_000
+    in_use.restype = _MallocState
+    launched(probe, "act_and_mul_quant", call)
+    before = in_use().uordblks
+    for _ in range(calls):
+        launched(probe, "act_and_mul_quant", call)
+    assert in_use().uordblks - before < 16 * calls
+
+
+class _MallocState(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
