@@ -135,8 +135,9 @@ void run(Op op, QuantCall& x, Describe describe) {
     refuse(op, facts);
   };
   if (!well_formed(x)) refuse_call();
-  // The scale of an empty tensor is written, nothing else.
-  if (x.rows * x.hidden == 0 && x.family != QuantFamily::kTensor) return;
+  // What belongs to an empty tensor, or to a row without elements, is written: scale and zero point.
+  bool const writes_scales = x.family == QuantFamily::kTensor || (x.scale_a_row() && x.rows > 0);
+  if (x.rows * x.hidden == 0 && !writes_scales) return;
   int64_t const index = kernel_of(x);
   if (index < 0) refuse_call();
   gemmill_quant_kernel const& kernel = gemmill_quant_kernels[index];

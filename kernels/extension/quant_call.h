@@ -37,6 +37,8 @@ struct QuantCall {
   int64_t group_m = 1, group_n = 1, scale_stride_m = 0, scale_stride_n = 0;
 
   bool grouped() const { return family == QuantFamily::kGroup || family == QuantFamily::kRmsGroup; }
+  // Whether scales are written even where rows have no elements.
+  bool scale_a_row() const { return family == QuantFamily::kToken || family == QuantFamily::kRmsToken; }
   bool one_azp() const { return family == QuantFamily::kStatic || family == QuantFamily::kTensor; }
   bool gated() const { return activation != QuantActivation::kNone; }
   bool s8() const;

@@ -132,8 +132,6 @@ def tensor_quant(x: torch.Tensor, out_dtype: DType) -> tuple[torch.Tensor, torch
 def tensor_quant_with_azp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """s8 codes of x, its scale [1] and zero point s32 [1]: coded as token_quant_with_azp codes a row. An empty tensor has
     scale and zero point 0."""
-    if x.numel() == 0:
-        return x.to(torch.int8), x.new_zeros(1, dtype=torch.float32), x.new_zeros(1, dtype=torch.int32)
     codes, scale, azp = token_quant_with_azp(x.reshape(1, -1))
     return codes.view(x.shape), scale[0], azp[0]
 
@@ -165,10 +163,14 @@ def token_quant(
 def token_quant_with_azp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """s8 codes of x [rows, hidden], scales [rows, 1] and zero points s32 [rows, 1].
 
-    scale = (high - low) / 255, azp = rint(-128 - low / scale), code = rint(x * (1 / scale)) + azp.
+    scale = (high - low) / 255, azp = rint(-128 - low / scale), code = rint(x * (1 / scale)) + azp. Rows without elements have
+    scale and zero point 0.
     """
     values = x.float()
     scale, reciprocal, azp = _asymmetric(*_extent(values))
+    if values.shape[-1] == 0:
+        scale = values.new_zeros((*x.shape[:-1], 1))
+        return x.to(torch.int8), scale, scale.int()
     return encode_with_azp(values * reciprocal, azp), scale, azp
 
 
@@ -228,7 +230,7 @@ def rms_normed(
     while runs.shape[-1] > 1:
         runs = runs[..., ::2] + runs[..., 1::2]
     epsilon_f32 = float(torch.tensor(epsilon, dtype=torch.float32))
-    mean = (runs[..., 0].double().sum(dim=-1, keepdim=True) * (1.0 / hidden) + epsilon_f32).float()
+    mean = (runs[..., 0].double().sum(dim=-1, keepdim=True) * (1.0 / max(hidden, 1)) + epsilon_f32).float()
     inverse = torch.reciprocal(torch.sqrt(mean.double())).float()
     normed = (values * inverse).to(x.dtype)
     return (normed.float() * weight.float()).to(x.dtype), added
@@ -250,7 +252,7 @@ def rms_norm_quant(
     """
     normed, added = rms_normed(x, weight, epsilon, residual)
     rows, hidden = x.shape
-    grouped = normed.float().reshape(rows, -1, group_size or hidden)
+    grouped = normed.float().reshape(rows, hidden // group_size if group_size else 1, group_size or hidden)
     amax = absolute_maximum(grouped)
     if scale_ub is not None:
         amax = torch.minimum(amax, scale_ub)

@@ -40,7 +40,8 @@ def by_reference(op: OpSchema, arguments: Sequence[Any]) -> None:
     described = operands.of_arguments(op, given)
     checks.check(op, described)
     call = quant_call(op, described)
-    if call.rows * call.hidden == 0 and call.op.family is not QuantFamily.TENSOR:
+    writes_scales = call.op.family is QuantFamily.TENSOR or (call.op.family.is_per_row and call.rows)
+    if call.rows * call.hidden == 0 and not writes_scales:
         return
     out_dtype = DType.E4M3 if call.out.dtype == DType.E4M3.torch_name else DType.S8
     _COMPUTE[call.op.family](call, dict(zip(op.arguments, given, strict=True)), out_dtype)

@@ -29,6 +29,11 @@ class QuantFamily(StrEnum):
     """RMS norm, then one scale for each group"""
 
     @property
+    def is_per_row(self) -> bool:
+        """Whether every row has its scale, even one without elements."""
+        return self in (QuantFamily.TOKEN, QuantFamily.RMS_TOKEN)
+
+    @property
     def is_grouped(self) -> bool:
         """Whether scales belong to groups."""
         return self in (QuantFamily.GROUP, QuantFamily.RMS_GROUP)

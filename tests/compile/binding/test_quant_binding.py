@@ -86,7 +86,8 @@ def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> No
             refused.add(str(error))
             continue
         described = quant_call(BY_NAME[op], call)
-        empty = described.rows * described.hidden == 0 and described.op.family is not QuantFamily.TENSOR
+        writes_scales = described.op.family is QuantFamily.TENSOR or (described.op.family.is_per_row and described.rows)
+        empty = described.rows * described.hidden == 0 and not writes_scales
         config = config_of(described, Arch.SM90A)
         if empty:
             assert launched(probe, op, arguments) is None
@@ -178,3 +179,13 @@ class _MallocState(ctypes.Structure):
         (name, ctypes.c_size_t)
         for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
     ]
+
+
+def test_rows_without_elements_come_to_a_launch_where_they_have_scales(probe) -> None:
+    x, codes, scales = torch.empty(3, 0).bfloat16(), torch.empty(3, 0).to(torch.float8_e4m3fn), torch.empty(3, 1)
+    assert "quant_token" in launched(probe, "dynamic_per_token_scaled_fp8_quant", [codes, x, scales, None])
+    assert "quant_rmstoken" in launched(
+        probe, "rms_norm_dynamic_per_token_quant", [codes, x, x[0], scales, 1e-6, None, None]
+    )
+    empty = torch.empty(3, 0)
+    assert launched(probe, "silu_and_mul_per_block_quant", [codes, x, empty, 128, None, False]) is None

@@ -382,3 +382,18 @@ def test_the_lowest_of_a_tensor_has_the_lowest_code() -> None:
     codes, scale, azp = gemmill.dynamic_tensor_scaled_int8_quant(x, symmetric=False)
     assert codes.min() == codes[0, 0] == -128 and codes.max() == codes[1, 1] == 127
     assert torch.allclose((codes.float() - azp) * scale, x, atol=scale.item() / 2 * 1.01)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, S8])
+def test_rows_without_elements_have_the_scale_of_zeros(dtype: torch.dtype) -> None:
+    x, zeros = torch.empty(2, 3, 0, dtype=torch.bfloat16), torch.zeros(2, 3, 16, dtype=torch.bfloat16)
+    calls = [
+        lambda x: gemmill.silu_and_mul_per_token_quant(x, dtype),
+        lambda x: gemmill.rms_norm_dynamic_per_token_quant(x, torch.ones(x.shape[-1]).bfloat16(), 1e-6, dtype),
+        gemmill.dynamic_per_token_scaled_fp8_quant if dtype is E4M3 else gemmill.dynamic_scaled_int8_quant,
+        *([] if dtype is E4M3 else [lambda x: gemmill.dynamic_scaled_int8_quant(x, symmetric=False)]),
+    ]
+    for call in calls:
+        empty, wanted = call(x), call(zeros)
+        assert empty[0].shape == (2, 3, 0)
+        assert [bits(t) for t in empty[1:] if t is not None] == [bits(t) for t in wanted[1:] if t is not None]
