@@ -5,6 +5,7 @@ All arithmetic is f32, every operation rounded on its own (no contraction), and 
     e4m3(x)   nearest e4m3 value, ties to even, saturated at 448; NaN is 0x7f
     s8(x)     nearest integer, ties to even, saturated to [-128, 127]; NaN is 0
     amax      largest absolute value; NaN elements do not count
+    scale_ub  the smaller of it and what it bounds; NaN bounds nothing
 
 Codes and scales of the kernels equal these bit for bit where both run on the same device. Across devices exp, tanh and
 erf differ by an ulp or two, and a gated code then differs where its quotient lies that close to a boundary between
@@ -151,7 +152,7 @@ def token_quant(
     values = activated(x, activation)
     amax = absolute_maximum(values)
     if scale_ub is not None:
-        amax = torch.minimum(amax, scale_ub)
+        amax = torch.fmin(amax, scale_ub)
     scale = divide(amax, CODE_MAX[out_dtype])
     if out_dtype is DType.S8 and activation is Activation.NONE:
         reciprocal = torch.where(amax == 0, amax, torch.full_like(amax, 127.0) / amax)
@@ -167,10 +168,10 @@ def token_quant_with_azp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, t
     scale and zero point 0.
     """
     values = x.float()
-    scale, reciprocal, azp = _asymmetric(*_extent(values))
     if values.shape[-1] == 0:
         scale = values.new_zeros((*x.shape[:-1], 1))
         return x.to(torch.int8), scale, scale.int()
+    scale, reciprocal, azp = _asymmetric(*_extent(values))
     return encode_with_azp(values * reciprocal, azp), scale, azp
 
 
@@ -195,7 +196,7 @@ def group_quant(
     grouped = values.reshape(rows, hidden // group_size, group_size)
     scale = divide(absolute_maximum(grouped).clamp_min(smallest_amax), CODE_MAX[out_dtype])
     if scale_ub is not None:
-        scale = torch.minimum(scale, scale_ub)
+        scale = torch.fmin(scale, scale_ub)
     scale = scale.clamp_min(smallest_scale)
     if scale_format is not ScaleFormat.F32:
         scale = round_up_to_power_of_two(scale)
@@ -255,7 +256,7 @@ def rms_norm_quant(
     grouped = normed.float().reshape(rows, hidden // group_size if group_size else 1, group_size or hidden)
     amax = absolute_maximum(grouped)
     if scale_ub is not None:
-        amax = torch.minimum(amax, scale_ub)
+        amax = torch.fmin(amax, scale_ub)
     scale = divide(amax, CODE_MAX[out_dtype]).clamp_min(SMALLEST_SCALE[out_dtype])
     scaled = grouped / scale if out_dtype is DType.E4M3 else grouped * torch.reciprocal(scale)
     return encode(scaled, out_dtype).view(rows, hidden), scale[..., 0], added

@@ -397,3 +397,15 @@ def test_rows_without_elements_have_the_scale_of_zeros(dtype: torch.dtype) -> No
         empty, wanted = call(x), call(zeros)
         assert empty[0].shape == (2, 3, 0)
         assert [bits(t) for t in empty[1:] if t is not None] == [bits(t) for t in wanted[1:] if t is not None]
+
+
+def test_a_bound_that_is_nan_bounds_nothing() -> None:
+    x, nan = values(4, 256), torch.tensor([float("nan")])
+    weight = values(256)
+    for call in (
+        lambda ub: gemmill.dynamic_per_token_scaled_fp8_quant(x, ub),
+        lambda ub: gemmill.silu_and_mul_per_block_quant(x, 64, scale_ub=ub),
+        lambda ub: gemmill.silu_and_mul_per_token_quant(x, scale_ub=ub),
+        lambda ub: gemmill.rms_norm_dynamic_per_token_quant(x, weight, 1e-6, E4M3, ub),
+    ):
+        assert same(call(nan), call(None))
