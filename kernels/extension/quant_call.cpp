@@ -136,7 +136,7 @@ bool group_scales_fit(QuantCall& x) {
 bool scales_fit(QuantCall& x) {
   switch (x.family) {
     case QuantFamily::kStatic: return static_scales_fit(x);
-    case QuantFamily::kTensor: return x.scales.dtype == dtypes().f32 && x.scales.numel() == 1;
+    case QuantFamily::kTensor: return x.scales.dtype == dtypes().f32 && x.scales.numel() >= 1;
     case QuantFamily::kToken:
     case QuantFamily::kRmsToken: x.scale_stride_m = 1; return has_values(x.scales, dtypes().f32, x.rows);
     default: break;

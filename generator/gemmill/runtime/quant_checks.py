@@ -67,8 +67,8 @@ def _scales(call: QuantCall) -> Iterator[str]:
         case QuantFamily.STATIC:
             yield from _static_scales(call)
         case QuantFamily.TENSOR:
-            if scales.numel != 1:
-                yield f"{name} has shape {list(scales.shape)}: expected one value, for the tensor"
+            if not scales.numel:
+                yield f"{name} has shape {list(scales.shape)}: expected one value, for the tensor, or more, of which the first is written"
         case QuantFamily.TOKEN | QuantFamily.RMS_TOKEN:
             yield from _values(name, scales, call.rows, "float32", "row")
         case _:

@@ -78,11 +78,13 @@ def _static(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
 def _tensor(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
     x, azp = _rows(call, tensors), tensors.get("azp")
     if azp is None:
-        _write(call, tensors, *reference.tensor_quant(x, out_dtype))
-        return
-    codes, scale, zero_point = reference.tensor_quant_with_azp(x)
-    azp.copy_(zero_point.view(azp.shape))
-    _write(call, tensors, codes, scale)
+        codes, scale = reference.tensor_quant(x, out_dtype)
+    else:
+        codes, scale, zero_point = reference.tensor_quant_with_azp(x)
+        azp.copy_(zero_point.view(azp.shape))
+    _write(call, tensors, codes)
+    kept = tensors[call.names[1]]
+    kept.as_strided((1,), (1,)).copy_(scale)
 
 
 def _token(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:

@@ -409,3 +409,18 @@ def test_a_bound_that_is_nan_bounds_nothing() -> None:
         lambda ub: gemmill.rms_norm_dynamic_per_token_quant(x, weight, 1e-6, E4M3, ub),
     ):
         assert same(call(nan), call(None))
+
+
+def test_of_several_scales_of_a_tensor_the_first_is_written() -> None:
+    x, scales = values(4, 64), torch.full((4, 3), -1.0)
+    codes = torch.empty(4, 64, dtype=E4M3)
+    torch.ops.gemmill.dynamic_scaled_fp8_quant(codes, x, scales[:, 1:2])
+    wanted = gemmill.dynamic_scaled_fp8_quant(x)
+    assert same((codes, scales[0, 1:2]), wanted)
+    assert (scales == -1.0).sum() == 11
+    with pytest.raises(RuntimeError) as error:
+        torch.ops.gemmill.dynamic_scaled_fp8_quant(codes, x, torch.empty(0, 1))
+    assert str(error.value) == (
+        "dynamic_scaled_fp8_quant: scale has shape [0, 1]: expected one value, for the tensor, or more, of which the first "
+        "is written"
+    )
