@@ -103,7 +103,7 @@ int32_t launch_group(gemmill_quant_kernel const& kernel, QuantCall const& x, gem
   float const smallest_scale = !x.gated() ? 0.0f : x.s8() ? kSmallestS8Scale : kSmallestE4m3Scale;
   gemmill_group_quant_args const args{x.in.data, x.out.data, x.scales.data, static_cast<int32_t*>(x.azp.data),
                                       static_cast<float const*>(x.scale_ub.data), x.rows, x.hidden, x.in_stride,
-                                      x.out_stride, x.scale_stride_m, x.scale_stride_n, (x.rows + 3) / 4 * 4,
+                                      x.out_stride, x.scale_stride_m, x.scale_stride_n, (x.rows + 3) / 4 * 4, x.out_rows,
                                       static_cast<float>(x.epsilon), smallest_scale, how};
   return kernel.launch(&args);
 }
@@ -265,7 +265,6 @@ void silu_and_mul_per_token_quant(StableIValue* stack, uint64_t, uint64_t) {
   run(kSiluAndMulPerToken, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales).operand(x.scale_ub); });
 }
 
-// The activation of an op that is told which, by its name. Returns the name, for the sentence where there is no such.
 // Takes a text over, whose handle belongs to who takes it. torch 2.11's own conversion leaves a copy behind in each call.
 std::string take_text(StableIValue value) {
   auto handle = to<StringHandle>(value);
@@ -278,6 +277,7 @@ std::string take_text(StableIValue value) {
   return text;
 }
 
+// The activation of an op that is told which, by its name. Returns the name, for the sentence where there is no such.
 std::string take_activation(QuantCall& x, StableIValue value) {
   std::string const name = take_text(value);
   x.takes_f32 = false;

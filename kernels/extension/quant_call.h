@@ -32,7 +32,7 @@ struct QuantCall {
   bool limits_fit = true;  // whether the codes' limits, where the op takes them, are those of the type
 
   // Set by `well_formed`.
-  int64_t rows = 0, hidden = 0;
+  int64_t rows = 0, hidden = 0, out_rows = 0;
   int64_t in_stride = 0, out_stride = 0, residual_stride = 0;
   int64_t group_m = 1, group_n = 1, scale_stride_m = 0, scale_stride_n = 0;
 

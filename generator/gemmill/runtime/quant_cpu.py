@@ -53,6 +53,9 @@ def _rows(call: QuantCall, tensors: Tensors) -> torch.Tensor:
 
 def _write(call: QuantCall, tensors: Tensors, codes: torch.Tensor, scales: torch.Tensor | None = None) -> None:
     out = tensors[name_of(tensors, OUT_NAMES)]
+    if out.shape[:-1].numel() > call.rows:  # padded, as packed scales are
+        out[: call.padded_rows].zero_()
+        out = out[: call.rows]
     out.copy_(codes.view(out.shape))
     if scales is not None:
         kept = tensors[name_of(tensors, SCALE_NAMES)]
