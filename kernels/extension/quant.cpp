@@ -44,6 +44,7 @@ enum Op : int64_t {
   kActAndMulPerToken,
   kDynamicTensorScaledInt8,
   kPerTokenGroupInt8Azp,
+  kPerTokenGroupInt8Truncated,
 };
 
 constexpr double kMostE4m3 = 448.0, kLeastS8 = -128.0, kMostS8 = 127.0;
@@ -52,7 +53,7 @@ constexpr float kSmallestE4m3Scale = 1.0f / (448.0f * 512.0f), kSmallestS8Scale 
 
 uint64_t key_of(QuantRow const& row) {
   return static_cast<uint64_t>(row.family) | row.in_dtype << 8 | row.out_dtype << 12 | row.activation << 16 |
-         row.scale_format << 20 | row.symmetric << 24 | row.group_size << 28;
+         row.scale_format << 20 | row.symmetric << 24 | row.truncated << 25 | row.group_size << 28;
 }
 
 using Table = std::vector<std::pair<uint64_t, int64_t>>;
@@ -70,6 +71,7 @@ int64_t kernel_of(QuantCall const& x) {
   row.group_size = x.group_size;
   row.scale_format = static_cast<int64_t>(x.format);
   row.symmetric = !x.azp.given();
+  row.truncated = x.truncated;
   Table const* table = current_table.load(std::memory_order_acquire);
   if (table == nullptr) return -1;
   std::pair<uint64_t, int64_t> const wanted{key_of(row), 0};
@@ -195,6 +197,7 @@ void dynamic_scaled_int8_quant(StableIValue* stack, uint64_t, uint64_t) { int8_q
 template <class Describe>
 void per_token_group_quant(Op op, bool s8, QuantFormat format, StableIValue* stack, Describe describe_rest) {
   QuantCall x{QuantFamily::kGroup};
+  x.truncated = op == kPerTokenGroupInt8Truncated;
   x.makes_e4m3 = !s8, x.makes_s8 = s8, x.takes_group_32 = true, x.format = format;
   x.in = Operand::required(stack[0]), x.out = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
   x.group_size = to<int64_t>(stack[3]);
@@ -215,6 +218,10 @@ void per_token_group_fp8_quant(StableIValue* stack, uint64_t, uint64_t) {
 
 void per_token_group_quant_int8(StableIValue* stack, uint64_t, uint64_t) {
   per_token_group_quant(kPerTokenGroupInt8, true, QuantFormat::kF32, stack, [](Facts&) {});
+}
+
+void per_token_group_quant_int8_truncated(StableIValue* stack, uint64_t, uint64_t) {
+  per_token_group_quant(kPerTokenGroupInt8Truncated, true, QuantFormat::kF32, stack, [](Facts&) {});
 }
 
 void per_token_group_fp8_quant_packed(StableIValue* stack, uint64_t, uint64_t) {
@@ -366,6 +373,7 @@ QuantOp const quant_ops[kQuantOps] = {
     {"act_and_mul_per_token_quant", act_and_mul_per_token_quant},
     {"dynamic_tensor_scaled_int8_quant", dynamic_tensor_scaled_int8_quant},
     {"per_token_group_quant_int8_azp", per_token_group_quant_int8_azp},
+    {"per_token_group_quant_int8_truncated", per_token_group_quant_int8_truncated},
 };
 
 }  // namespace gemmill

@@ -28,6 +28,7 @@ struct QuantCall {
   QuantFormat format = QuantFormat::kF32;
   std::optional<bool> transposed;  // whether scales are said to be M-major; unset where their strides tell
   std::optional<std::vector<int64_t>> group_shape;
+  bool truncated = false;  // codes, towards zero
   double epsilon = 0.0;
   bool limits_fit = true;  // whether the codes' limits, where the op takes them, are those of the type
 

@@ -45,6 +45,11 @@ def encode(x: torch.Tensor, out_dtype: DType) -> torch.Tensor:
     return codes.view(torch.uint8).masked_fill_(torch.isnan(x), _CANONICAL_NAN).view(torch.float8_e4m3fn)
 
 
+def encode_truncated(x: torch.Tensor) -> torch.Tensor:
+    """s8 codes of f32 values, saturated and cut off towards zero; NaN is -128."""
+    return torch.nan_to_num(x.clamp(-128.0, 127.0), nan=-128.0).to(torch.int8)
+
+
 def encode_with_azp(x: torch.Tensor, azp: torch.Tensor) -> torch.Tensor:
     """s8 codes of f32 values whose zero lies at code `azp` (s32): both steps saturate."""
     low, high = torch.iinfo(torch.int32).min, torch.iinfo(torch.int32).max
@@ -185,11 +190,13 @@ def group_quant(
     scale_ub: torch.Tensor | None = None,
     scale_format: ScaleFormat = ScaleFormat.F32,
     activation: Activation = Activation.NONE,
+    truncated: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of x [rows, hidden] (or [rows, 2 hidden]) and scales f32 [rows, hidden / group_size], row-major.
 
     scale = max(min(max(amax, smallest_amax) / max, scale_ub), smallest_scale), rounded up to a power of two unless
-    `scale_format` is F32 (pack_ue8m0 packs it); values are divided by it.
+    `scale_format` is F32 (pack_ue8m0 packs it); values are divided by it. Truncated s8 codes are those of vLLM's op: values
+    are multiplied by the scale's reciprocal and cut off.
     """
     values = activated(x, activation)
     rows, hidden = values.shape
@@ -200,7 +207,8 @@ def group_quant(
     scale = scale.clamp_min(smallest_scale)
     if scale_format is not ScaleFormat.F32:
         scale = round_up_to_power_of_two(scale)
-    return encode(grouped / scale, out_dtype).view(rows, hidden), scale[..., 0]
+    codes = encode_truncated(grouped * torch.reciprocal(scale)) if truncated else encode(grouped / scale, out_dtype)
+    return codes.view(rows, hidden), scale[..., 0]
 
 
 def group_quant_with_azp(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -160,6 +160,7 @@ def config_of(call: QuantCall, arch: Arch) -> QuantConfig:
         group_size=call.group_size,
         scale_format=call.scale_format,
         symmetric=call.azp is None,
+        truncated=call.op.truncated,
         arch=arch,
     )
 

@@ -118,6 +118,7 @@ def _group(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
         scale_ub=tensors.get("scale_ub"),
         scale_format=call.scale_format,
         activation=call.activation,
+        truncated=call.op.truncated,
     )
     if call.scale_format is ScaleFormat.PACKED_UE8M0:
         scales = reference.pack_ue8m0(scales)
