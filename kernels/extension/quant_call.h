@@ -38,8 +38,10 @@ struct QuantCall {
 
   bool grouped() const { return family == QuantFamily::kGroup || family == QuantFamily::kRmsGroup; }
   bool one_azp() const { return family == QuantFamily::kStatic || family == QuantFamily::kTensor; }
+  bool makes_scales() const { return family != QuantFamily::kStatic; }  // and zero points: else they are given
   bool gated() const { return activation != QuantActivation::kNone; }
   bool s8() const;
+  void note_writes() const;
 };
 
 // Whether the call is right. Every check has its sentence in gemmill.runtime.quant_checks.
