@@ -155,6 +155,7 @@ void run(Op op, QuantCall& x, Describe describe) {
     char const* why = status > 0 ? cudaGetErrorString(static_cast<cudaError_t>(status)) : "it refuses these arguments";
     throw std::runtime_error(std::string("gemmill: ") + kernel.symbol + " could not be launched: " + why);
   }
+  x.note_writes();
 }
 
 void static_scaled_fp8_quant(StableIValue* stack, uint64_t, uint64_t) {

@@ -176,7 +176,6 @@ bool others_fit(QuantCall& x) {
 
 bool places_fit(QuantCall const& x) {
   int64_t const in_bytes = x.in.dtype == dtypes().f32 ? 4 : 2;
-  bool const reads_scales = x.family == QuantFamily::kStatic;
   struct Place {
     Operand const* operand;
     int64_t element_bytes;
@@ -184,15 +183,15 @@ bool places_fit(QuantCall const& x) {
   };
   std::array<Place, 7> const places{{{&x.out, 1, true},
                                      {&x.in, in_bytes, false},
-                                     {&x.scales, 4, !reads_scales},
-                                     {&x.azp, 4, !reads_scales},
+                                     {&x.scales, 4, x.makes_scales()},
+                                     {&x.azp, 4, x.makes_scales()},
                                      {&x.scale_ub, 4, false},
                                      {&x.weight, in_bytes, false},
                                      {&x.residual, in_bytes, true}}};
   for (size_t i = 0; i < places.size(); ++i) {
     Operand const& a = *places[i].operand;
     if (!a.given()) continue;
-    if (a.device != x.out.device) return false;
+    if (a.device != x.out.device || a.is_differentiated()) return false;
     for (size_t j = 0; j < i; ++j) {
       Operand const& b = *places[j].operand;
       if (!b.given() || !(places[i].written || places[j].written)) continue;
@@ -205,6 +204,11 @@ bool places_fit(QuantCall const& x) {
 }  // namespace
 
 bool QuantCall::s8() const { return out.dtype == dtypes().s8; }
+
+void QuantCall::note_writes() const {
+  out.note_write(), residual.note_write();
+  if (makes_scales()) scales.note_write(), azp.note_write();
+}
 
 bool well_formed(QuantCall& x) { return dtypes_fit(x) && sizes_fit(x) && scales_fit(x) && others_fit(x) && places_fit(x); }
 

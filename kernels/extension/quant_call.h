@@ -41,8 +41,10 @@ struct QuantCall {
   // Whether scales are written even where rows have no elements.
   bool scale_a_row() const { return family == QuantFamily::kToken || family == QuantFamily::kRmsToken; }
   bool one_azp() const { return family == QuantFamily::kStatic || family == QuantFamily::kTensor; }
+  bool makes_scales() const { return family != QuantFamily::kStatic; }  // and zero points: else they are given
   bool gated() const { return activation != QuantActivation::kNone; }
   bool s8() const;
+  void note_writes() const;
 };
 
 // Whether the call is right. Every check has its sentence in gemmill.runtime.quant_checks.
