@@ -28,7 +28,7 @@ class Judge:
         if self._op in GEMM_OPS:
             self._wanted: dict[str, Any] = {}
         else:
-            self._wanted = {name: None for name in self._op.arguments} | dict(call.plain) | self._given
+            self._wanted = dict.fromkeys(self._op.arguments) | dict(call.plain) | self._given
             by_reference(self._op, [self._wanted[name] for name in self._op.arguments])
 
     def wrong(self) -> Tensor:
@@ -47,7 +47,7 @@ class Judge:
         """What is wrong, in words; nothing if nothing is."""
         if self._op in GEMM_OPS:
             return self._gemm_report()
-        got = {name: None for name in self._op.arguments} | dict(self._call.plain)
+        got = dict.fromkeys(self._op.arguments) | dict(self._call.plain)
         got |= {name: self._memory.dense(name) for name in self._call.slots}
         arguments = [self._wanted[name] for name in self._op.arguments]
         config = config_of(quant_call(self._op, of_arguments(self._op, arguments)), Arch.SM90A)

@@ -145,7 +145,9 @@ class Memory:
         places = changed.nonzero().flatten().tolist()
         before = [name for name, start in self._offsets.items() if start <= places[0]]
         nearest = max(before, key=self._offsets.__getitem__, default=None)
-        where = f"{places[0] - self._offsets[nearest]} bytes after the first of {nearest}" if nearest else "before them all"
+        where = (
+            f"{places[0] - self._offsets[nearest]} bytes after the first of {nearest}" if nearest else "before them all"
+        )
         return f"{len(places)} bytes of or around the arguments changed that are no output's, the first {where}"
 
     def _element_bytes(self, of: Tensor, name: str, rows: int, columns: int) -> Tensor:
