@@ -119,6 +119,8 @@ def break_call(op: str, arguments: Arguments, memory: Memory, draw: Draw) -> Bro
         if parameter.kind is not Kind.TENSOR:
             broken: Any = _plain(parameter, draw)
             what = f"{name} is {broken!r}"
+            if broken == value:
+                continue
         elif value is None:
             broken, what, certain = (
                 torch.zeros(3, dtype=torch.float64, device=memory.bytes.device),

@@ -154,8 +154,11 @@ class _Campaign:
         self._count(answer["tally"])
 
     def _one_by_one(self, worker: Worker, first: int, count: int, reason: str) -> None:
-        is_explained = False
+        is_explained, is_fresh = False, True
         for index in range(first, first + count):
+            if is_fresh:  # so that a call's own time is none of the process's
+                _hello(worker)
+            is_fresh = False
             try:
                 answer = worker.ask("only", self._plan.call_seconds, index=index)
                 self._tell(answer["found"])
@@ -165,7 +168,7 @@ class _Campaign:
                 kind, detail = (Kind.HANG if error.hung else Kind.CRASH), str(error)
             except WorkerError as error:
                 kind, detail = Kind.UNJUDGED, str(error)
-            is_explained = True
+            is_explained = is_fresh = True
             self._tell([{"kind": kind, "index": index, "detail": detail}])
             self._count({"legal": 1})
         if not is_explained:

@@ -7,8 +7,16 @@ from torch import Tensor
 
 from gemmill.fuzz.call import EXACT, LegalCall
 from gemmill.fuzz.memory import Memory
-from gemmill.reference import apart_exact, apart_within, check_scaled_mm, exact_scaled_mm, scaled_mm, tolerance
-from gemmill.reference.comparison import compare_exact
+from gemmill.reference import (
+    apart_exact,
+    apart_within,
+    check_scaled_mm,
+    compare_exact,
+    exact_scaled_mm,
+    groups_of,
+    scaled_mm,
+    tolerance,
+)
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.quant_call import config_of, quant_call
 from gemmill.runtime.quant_cpu import by_reference
@@ -54,21 +62,27 @@ class Judge:
         return quant_cases.differences(config, self._op, [got[name] for name in self._op.arguments], arguments)
 
     def _gemm_apart(self) -> Tensor:
-        x, out = self._given, self._memory.dense("out")
-        rounded = scaled_mm(
-            x["a"], x["b"], x["a_scales"], x["b_scales"], out.dtype, x.get("bias"), x.get("azp_adj"), x.get("azp")
-        )
-        if self._call.judged == EXACT:
+        operands, options, accumulation = self._gemm()
+        out = self._memory.dense("out")
+        rounded = scaled_mm(*operands, out.dtype, *options)
+        if self._is_exact(accumulation):
             return apart_exact(out, rounded)
-        bias = x.get("bias")
-        exact = exact_scaled_mm(x["a"], x["b"], x["a_scales"], x["b_scales"], bias)
-        bound = tolerance(x["a"], x["b"], x["a_scales"], x["b_scales"], out.dtype, Accumulation.FAST, bias)
-        return apart_within(out, rounded, exact, bound)
+        exact = exact_scaled_mm(*operands, options[0])
+        return apart_within(out, rounded, exact, tolerance(*operands, out.dtype, accumulation, options[0]))
 
     def _gemm_report(self) -> str:
-        x, out = self._given, self._memory.dense("out")
-        options = (x.get("bias"), x.get("azp_adj"), x.get("azp"))
-        operands = (x["a"], x["b"], x["a_scales"], x["b_scales"])
-        if self._call.judged == EXACT:
+        operands, options, accumulation = self._gemm()
+        out = self._memory.dense("out")
+        if self._is_exact(accumulation):
             return compare_exact(out, scaled_mm(*operands, out.dtype, *options)).report
-        return check_scaled_mm(out, *operands, Accumulation.FAST, *options).report
+        return check_scaled_mm(out, *operands, accumulation, *options).report
+
+    def _gemm(self) -> tuple[list[Tensor], list[Tensor | None], Accumulation]:
+        """A, B and their scales; bias and zero points; how sums are made."""
+        operands = [self._given[name] for name in ("a", "b", "a_scales", "b_scales")]
+        options = [self._given.get(name) for name in ("bias", "azp_adj", "azp")]
+        return operands, options, Accumulation.EXACT if operands[0].dtype is torch.int8 else Accumulation.FAST
+
+    def _is_exact(self, accumulation: Accumulation) -> bool:
+        operands, _, _ = self._gemm()
+        return self._call.judged == EXACT or (accumulation is Accumulation.EXACT and groups_of(*operands) is None)
