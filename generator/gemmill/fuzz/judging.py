@@ -7,16 +7,8 @@ from torch import Tensor
 
 from gemmill.fuzz.call import EXACT, LegalCall
 from gemmill.fuzz.memory import Memory
-from gemmill.reference import (
-    apart_exact,
-    apart_within,
-    check_scaled_mm,
-    compare_exact,
-    exact_scaled_mm,
-    groups_of,
-    scaled_mm,
-    tolerance,
-)
+from gemmill.reference import check_scaled_mm, compare_exact, exact_scaled_mm, groups_of, scaled_mm, tolerance
+from gemmill.reference.comparison import apart_exact, apart_within
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.quant_call import config_of, quant_call
 from gemmill.runtime.quant_cpu import by_reference
