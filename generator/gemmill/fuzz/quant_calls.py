@@ -177,7 +177,7 @@ class _Maker:
             strides=strides,
             rows=rows,
             columns=columns,
-            row_stride=m,
+            row_stride=m if rows > 1 else 1,  # by which the rows follow that pad a single one
             column_stride=g,
             values=None,
             written=True,
