@@ -86,6 +86,10 @@ def _over_another(value: Tensor, memory: Memory, name: str, draw: Draw) -> Tenso
     return memory.over(name, draw.one_of(others))
 
 
+def _with_gradient(value: Tensor, _memory: Memory, _name: str, _draw: Draw) -> Tensor | None:
+    return value.detach().requires_grad_() if value.dtype in (torch.bfloat16, torch.float16, torch.float32) else None
+
+
 _OF_TENSORS: dict[str, Break] = {
     "is of another dtype": _another_dtype,
     "is on another device": _another_device,
@@ -98,6 +102,7 @@ _OF_TENSORS: dict[str, Break] = {
     "has the same memory for all rows": _same_row_for_all,
     "has two dimensions with gaps": _two_dimensions_with_gaps,
     "lies over another argument": _over_another,
+    "requires a gradient": _with_gradient,
 }
 _VECTORS = ("bias", "azp_adj", "azp", "weight")
 
@@ -106,7 +111,7 @@ def _must_fail(what: str, name: str) -> bool:
     """Whether no check may let it pass, however the call is."""
     if what == "has two dimensions with gaps":
         return name in _VECTORS
-    return what in ("is of another dtype", "is on another device")
+    return what in ("is of another dtype", "is on another device", "requires a gradient")
 
 
 def break_call(op: str, arguments: Arguments, memory: Memory, draw: Draw) -> BrokenCall | None:
