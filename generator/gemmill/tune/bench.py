@@ -187,9 +187,9 @@ class _Invented:
         """Nothing was taken."""
 
 
-def serve(commands: IO[str], answers: IO[str], make: Callable[[], Bench]) -> None:
+def serve(commands: IO[str], answers: IO[str], make: Callable[[], Any]) -> None:
     """Answer {"do": name, ...arguments} with {"ok": true, "value": ...} or {"ok": false, ...} until the input ends."""
-    bench: Bench | None = None
+    bench: Any = None
     for line in commands:
         command = json.loads(line)
         try:

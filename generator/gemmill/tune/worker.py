@@ -13,14 +13,24 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from gemmill import settings
-from gemmill.tune.protocol import WorkerSpec
 
 START_SECONDS = 180.0
 """To import torch, load the builds and make a CUDA context: minutes on a machine with a cold disk."""
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
+
+
+class Spec(Protocol):
+    """What a process is started with: a dataclass of plain values."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def device(self) -> int | None:
+        """Index of the GPU that the process sees, None for all."""
+        ...
 
 
 class WorkerDied(Exception):  # noqa: N818  (it is what happened)
@@ -38,8 +48,10 @@ class WorkerError(RuntimeError):
 class Worker:
     """One measuring process, started when it is first asked, and again after it died."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: Spec, program: str = "gemmill.tune.bench") -> None:
+        """`program` is a module that takes a spec and answers as gemmill.tune.bench does."""
         self._spec = spec
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
         self._answers = self._lifeline = -1
         self._pending = b""
@@ -93,7 +105,7 @@ class Worker:
             environment["CUDA_VISIBLE_DEVICES"] = str(self._spec.device)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gemmill.tune.bench", _spec_text(self._spec, writing, watched)],
+                [sys.executable, "-m", self._program, _spec_text(self._spec, writing, watched)],
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
                 pass_fds=[writing, watched],
@@ -131,7 +143,7 @@ class Worker:
         raise WorkerDied(detail, hung=hung)
 
 
-def _spec_text(spec: WorkerSpec, answers: int, lifeline: int) -> str:
+def _spec_text(spec: Spec, answers: int, lifeline: int) -> str:
     return json.dumps({**asdict(spec), "answers": answers, "lifeline": lifeline})
 
 
