@@ -27,7 +27,7 @@ from gemmill.fuzz.judging import Judge
 from gemmill.fuzz.memory import Memory
 from gemmill.fuzz.values import Pools
 from gemmill.runtime.schemas import BY_NAME, GEMM_OPS, NAMESPACE
-from gemmill.tune.bench import DEAD_CONTEXT, serve
+from gemmill.tune.bench import DEAD_CONTEXT, end_with, serve
 from gemmill.tune.statistics import first_line
 
 Found = dict[str, Any]
