@@ -24,6 +24,7 @@ VERBS = [
     "show",
     "explain",
     "verify",
+    "fuzz",
     "tune",
     "audit",
     "prune",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gemmill import settings
 from gemmill.build.cache import Entry
 from gemmill.build.errors import BuildError, first_error
 from gemmill.build.files import file_digest, sync_file
@@ -86,7 +87,14 @@ def _link(extension: Path, objects: Sequence[Path], workshop: Workshop) -> None:
     flags = [*expand(workshop.flags.link, workshop.roots), f"-Wl,--version-script={exports}"]
     command = [str(tools.gxx), f"@{response}", *flags, "-o", str(extension)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+        done = subprocess.run(
+            command,
+            env=settings.compiler_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            errors="replace",
+        )
     except OSError as error:
         raise BuildError(f"cannot run {tools.gxx} ({error.strerror}): install g++") from None
     response.unlink()

@@ -1,10 +1,23 @@
 """The values in a manifest."""
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Of the manifest, and of the numbers that runtime and extension exchange."""
+
+DIGEST = "digest"
+"""The key beside a manifest's fields whose value is the digest of them all."""
+
+
+def own_digest(data: Mapping[str, Any]) -> str:
+    """SHA-256 over everything in a manifest's JSON but the digest itself. Raises UnicodeEncodeError for half a character."""
+    fields = {name: value for name, value in data.items() if name != DIGEST}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

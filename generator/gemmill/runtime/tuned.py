@@ -134,8 +134,8 @@ def find_tables(arch: str) -> Iterator[tuple[Path, TunedTable]]:
     """
     for path in table_files():
         try:
-            table = _read(path, path.stat().st_mtime_ns)
-        except (TableError, OSError) as error:
+            table = _read(path, _changed_ns(path))
+        except TableError as error:
             warnings.warn(f"gemmill: {error}; it is left out", RuntimeWarning, stacklevel=2)
             continue
         if table.arch == arch:
@@ -144,12 +144,29 @@ def find_tables(arch: str) -> Iterator[tuple[Path, TunedTable]]:
 
 def table_files() -> list[Path]:
     """Files that hold tables, in the order in which they are preferred."""
-    named = [
-        path
-        for place in settings.tables()
-        for path in ([place] if not place.is_dir() else sorted(place.glob("*.json")))
-    ]
-    return [*named, *sorted((settings.home() / "tables").glob("*.json")), *sorted(_SHIPPED.glob("*.json"))]
+    named = [path for place in settings.tables() for path in (_tables_in(place) if _is_folder(place) else [place])]
+    return [*named, *_tables_in(settings.home() / "tables"), *_tables_in(_SHIPPED)]
+
+
+def _is_folder(place: Path) -> bool:
+    try:
+        return place.is_dir()
+    except OSError:  # then it cannot be read either, and the reader's sentence says why
+        return False
+
+
+def _tables_in(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.glob("*.json"))
+    except OSError:
+        return [folder]
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 @cache

@@ -1,13 +1,24 @@
 """From a journal to tuned tables, one for each device that measured."""
 
+import fcntl
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmill.build.files import write_whole
 from gemmill.manifest import KernelEntry, Manifest
-from gemmill.runtime.table_file import Source, TableRow, TunedTable, make_table, merge, read_table, table_text
+from gemmill.runtime.table_file import (
+    Source,
+    TableError,
+    TableRow,
+    TunedTable,
+    make_table,
+    merge,
+    read_table,
+    table_text,
+)
 from gemmill.tune.choice import MARGIN, Decision, decide
 from gemmill.tune.journal import Entry, Record
 from gemmill.tune.problems import Problem
@@ -51,9 +62,13 @@ def decide_all(entries: Sequence[Entry], margin: float = MARGIN) -> Decision | N
 
 
 def write_table(table: TunedTable, path: Path) -> TunedTable:
-    """Replace the rows that the table has in the file's; returns what was written. Raises TableError, OSError."""
-    merged = merge(read_table(path), table) if path.exists() else table
-    write_whole(path, table_text(merged))
+    """Replace the rows that the table has in the file's; returns what was written. Raises TableError, OSError.
+
+    One process after another, so that two sweeps that end together both have their rows in it.
+    """
+    with _lock(path):
+        merged = merge(read_table(path), table) if path.exists() else table
+        write_whole(path, table_text(merged))
     return merged
 
 
@@ -92,6 +107,22 @@ def _carried(digest: str, old: KernelEntry | None, new: KernelEntry | None) -> s
         return digest
     same = old.sass_digest == new.sass_digest != "" and old.registers == new.registers
     return new.source_digest[: len(digest)] if same else digest
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process or thread at a time, and given up by one that is killed. A file beside the table, which stays:
+    the table itself is replaced, and a lock on a file that is removed would let two in. NFS locks it for all its clients."""
+    beside = path.with_name(f".{path.name}.lock")
+    with beside.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise TableError(
+                f"table {path} cannot be locked against another sweep's writing it ({error.strerror}): put it on another file "
+                "system with --table, or with `gemmill table make JOURNAL --out FILE`"
+            ) from None
+        yield
 
 
 def _runs(record: Record, repeats: int) -> dict[Problem, list[Entry]]:

@@ -15,7 +15,7 @@ from gemmill.build import ToolchainPaths
 from gemmill.build.files import file_digest
 from gemmill.build.sources import BINDING, TORCH_TARGET, expand, flags_for, roots_of
 from gemmill.emit.render import render
-from gemmill.families import scaled_mm
+from gemmill.families import quant, scaled_mm
 from gemmill.family import Config
 from gemmill.locations import kernels_dir
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain, write_manifest
@@ -24,7 +24,7 @@ from gemmill.runtime.library import Build
 from gemmill.runtime.schemas import OPS
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.selections import select
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, DType
 
 _HERE = Path(__file__).parent
 BUILD_IDS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
@@ -79,11 +79,12 @@ class Probe:
 
 
 def some_configs() -> tuple[Config, ...]:
-    """The smoke selection, and of the default one all with scales in groups: so every class of calls has a variant."""
-    grouped = [
-        config for config in REGISTRY.configs_of(scaled_mm.NAME, select("default").configs) if config.problem.group_size
-    ]
-    return tuple(dict.fromkeys([*select("smoke").configs, *grouped]))
+    """The smoke selection, and of the default one all GEMMs with scales in groups and quantisation kernels of bf16: so
+    every class of GEMMs has a variant, and every quantisation op one that takes all that it may be given."""
+    default = select("default").configs
+    grouped = [config for config in REGISTRY.configs_of(scaled_mm.NAME, default) if config.problem.group_size]
+    of_bf16 = [config for config in REGISTRY.configs_of(quant.NAME, default) if config.in_dtype is DType.BF16]
+    return tuple(dict.fromkeys([*select("smoke").configs, *grouped, *of_bf16]))
 
 
 @pytest.fixture(scope="session")

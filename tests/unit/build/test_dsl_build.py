@@ -197,6 +197,21 @@ def test_a_worker_that_is_killed(fake_dsl: FakeDsl, options: BuildOptions, make_
     expected = [] if times else [(name, "the CuTe DSL's process ended on it twice (signal 9: out of memory)")]
     assert [(row.name, row.error) for row in result.rejected] == expected
     assert len(result.manifest.entries) == len(selection.configs) - len(expected)
+    assert not list(options.home_dir.glob("cache/ledger/*")), "another machine may have the memory"
+
+
+def test_a_failure_of_the_machine_is_not_the_kernels(fake_dsl: FakeDsl, options: BuildOptions, make_both: Make) -> None:
+    selection = make_both(64, 128)
+    fake_dsl.set("bad", "cutedsl")
+    fake_dsl.set("failure", "tool")
+    result = build(selection, options)
+    assert {row.name for row in result.rejected} == set(_names(selection)[1:])
+    assert not list(options.home_dir.glob("cache/ledger/*"))
+    fake_dsl.set("failure", "diskfull")
+    with pytest.raises(BuildError, match=r"^the disk is full \(compiling "):
+        build(selection, options)
+    (fake_dsl.folder / "control" / "bad").unlink()
+    assert build(selection, options).rejected == ()
 
 
 def test_a_dsl_that_does_not_start(fake_dsl: FakeDsl, options: BuildOptions, make_both: Make) -> None:
@@ -284,7 +299,11 @@ def test_the_package_is_found_without_its_import(find: Callable[..., DslPackage]
 def test_every_file_of_the_kernels_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = made_from(FileMemo(tmp_path / "memo"))
     names = [name for name, _ in before]
-    assert "families/scaled_mm/config.py" in names and "vocab/schedule.py" in names and "cutedsl/adapter.cpp.jinja" in names
+    assert (
+        "families/scaled_mm/config.py" in names
+        and "vocab/schedule.py" in names
+        and "cutedsl/adapter.cpp.jinja" in names
+    )
     package = tmp_path / "gemmill"
     for name in ("space/config.py", "cutedsl/scaled_mm.py"):
         (package / name).parent.mkdir(parents=True)
