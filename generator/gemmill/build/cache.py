@@ -23,6 +23,7 @@ from gemmill.build.files import FileMemo, beside, digest, file_digest, sync_file
 from gemmill.build.headers import HeaderSet, is_current
 from gemmill.build.inspect import KernelFacts
 from gemmill.build.sources import Source
+from gemmill.ownership import is_trusted
 
 FORMAT = 2
 _SEARCH_STEPS = 20_000
@@ -172,7 +173,8 @@ class ObjectCache:
     def _intact(self, entry: Entry) -> bool:
         try:
             path = self.object_path(entry)
-            return path.stat().st_size == entry.object_bytes and self._memo.get(path) == entry.object_sha256
+            whole = path.stat().st_size == entry.object_bytes and self._memo.get(path) == entry.object_sha256
+            return whole and is_trusted(path.parent, path.with_name("entry.json"), path)
         except OSError:
             return False
 
