@@ -230,6 +230,47 @@ def test_import_makes_no_folder_and_touches_no_gpu(home) -> None:
     assert schemas == [f"gemmill::{op.schema}" for op in OPS]
 
 
+def test_no_moment_without_kernels(home) -> None:
+    """Loading a build, then another: the ops have kernels whenever one is put in or taken away, and nothing is warned of."""
+    code = """
+        import warnings
+        from pathlib import Path
+        import torch, gemmill
+        from gemmill.runtime import builds, ops
+
+        def missing():
+            has = torch._C._dispatch_has_kernel_for_dispatch_key
+            return [op.name for ns in ops._served for op in ops.OPS if not has(f"{ns}::{op.name}", "CUDA")]
+
+        class Build:
+            def __init__(self, folder, arch):
+                self.build_id = folder.name
+            def assume_constant_weights(self, assumed):
+                pass
+            def register(self, namespace):
+                library = torch.library.Library(namespace, "IMPL", "CUDA")
+                for op in ops.OPS:
+                    library.impl(op.name, lambda *_: print(self.build_id), allow_override=True)
+                seen.append(missing() if namespace in ops._served else [])
+                return library
+            def unregister(self, registration):
+                registration._destroy()
+                seen.append(missing())
+
+        seen = []
+        ops.Build, builds.resolve = Build, Path
+        ops._arch_here = lambda: None
+        ops.serve("other_names")
+        warnings.simplefilter("error")
+        for name in ("a", "b", "a"):
+            gemmill.load(name)
+            assert not missing() and not ops._bootstrap
+            print(gemmill.active().build_id, len(seen))
+        assert not any(seen), seen
+    """
+    assert run_python(code, home).splitlines() == ["a 3", "b 8", "a 12"]
+
+
 def test_vllms_names(home) -> None:
     code = """
         import torch
