@@ -12,9 +12,9 @@ from gemmill import settings
 
 
 def distrust(path: Path, status: os.stat_result) -> str:
-    """Why others could put their code into a file or folder, with what to do, or nothing. Trusted are this user, root and
-    who installed gemmill, whose code is running anyway."""
-    if settings.shared_home():
+    """Why others could put their code into a file or folder, with what to do, or nothing. Trusted are this user, root, who
+    installed gemmill and what was installed with it: that code is running anyway."""
+    if settings.shared_home() or path.is_relative_to(Path(__file__).parent):
         return ""
     if status.st_uid not in (0, os.geteuid(), Path(__file__).stat().st_uid):
         found, advice = f"belongs to user {status.st_uid}", "make it your own"

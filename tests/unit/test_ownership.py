@@ -70,8 +70,11 @@ def test_refused(me: None, monkeypatch: pytest.MonkeyPatch, found: os.stat_resul
 
 
 def test_who_installed_gemmill_is_trusted(me: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ownership, "__file__", str(tmp_path))
-    assert distrust(Path("/x"), status(FILE | 0o644, user=tmp_path.stat().st_uid)) == ""
+    assert distrust(Path("/x"), status(FILE | 0o644, user=OTHER)) != ""
+    monkeypatch.setattr(ownership, "__file__", str(tmp_path / "ownership.py"))
+    (tmp_path / "ownership.py").touch()
+    assert distrust(Path("/x"), status(FILE | 0o644, user=(tmp_path / "ownership.py").stat().st_uid)) == ""
+    assert distrust(tmp_path / "_builds" / "0123", status(FOLDER | 0o777, user=OTHER)) == "", "as its code may be"
 
 
 @pytest.mark.parametrize(("shared", "mode"), [("0", 0o755), ("1", 0o777)])
