@@ -12,6 +12,7 @@ from typing import Any
 
 from gemmill import settings
 from gemmill.build.errors import BuildError
+from gemmill.ownership import own_files
 
 CONNECT_SECONDS = 30
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
@@ -59,12 +60,13 @@ def compile_here(folder: str, module: str, request: str) -> str:
     """Compile one unit on this worker; returns what was printed where that failed."""
     if not (Path(folder) / request).is_file():
         return f"{folder} is not to be seen on a worker: the home (GEMMILL_HOME) must lie on a file system that workers share"
-    done = subprocess.run(
-        [sys.executable, "-m", module, request],
-        cwd=folder,
-        env=settings.child_environment(python_path=_SOURCE_ROOT),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with own_files():
+        done = subprocess.run(
+            [sys.executable, "-m", module, request],
+            cwd=folder,
+            env=settings.child_environment(python_path=_SOURCE_ROOT),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     return (done.stderr or done.stdout or f"exit code {done.returncode}").strip() if done.returncode else ""

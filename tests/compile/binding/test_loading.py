@@ -29,6 +29,7 @@ def run_python(home: Path, code: str, **settings: str) -> list[str]:
     command = [sys.executable, "-c", textwrap.dedent(HAS_KERNEL) + textwrap.dedent(code)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert "Overriding" not in done.stderr, "torch warns of kernels that take others' place"
     return done.stdout.splitlines()
 
 
