@@ -1,5 +1,7 @@
 #include "selection.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -29,6 +31,10 @@ thread_local int64_t pinned_row = -1;
 std::atomic<int64_t> most_misses{0};
 std::mutex misses_mutex;
 std::vector<Miss> misses;
+
+// A process that is forked while another thread holds the mutex would wait for that thread, which it does not have.
+[[maybe_unused]] int const kept_over_forks = pthread_atfork([] { misses_mutex.lock(); }, [] { misses_mutex.unlock(); },
+                                                            [] { misses_mutex.unlock(); });
 
 // How far a measured choice reaches, mirrored by gemmill.runtime.select. Tiles are as wide as fills the SMs for one shape, so the
 // choice of another is a worse guide than the model (docs/notes/tables.md).

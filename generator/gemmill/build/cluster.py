@@ -8,34 +8,30 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from gemmill import settings
 from gemmill.build.errors import BuildError
+from gemmill.build.scheduler import Scheduler, SchedulerError
 from gemmill.ownership import own_files
 
-CONNECT_SECONDS = 30
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_on_cluster(
-    address: str, folder: Path, requests: Mapping[str, str], ended: Callable[[], None]
+    scheduler: Scheduler, folder: Path, requests: Mapping[str, str], ended: Callable[[], None]
 ) -> dict[str, str]:
     """Run each request file (with the module that takes it) on some worker; `ended` is called as each ends.
 
     Returns, by request, what was printed for those that ended badly. Raises BuildError where there is no cluster.
     """
     try:
-        from distributed import Client, as_completed
-    except ImportError:
-        raise BuildError("--scheduler needs Dask's package distributed: `pip install 'gemmill[tune]'`") from None
-    try:
-        client: Any = Client(address, timeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]
-    except (OSError, TimeoutError, ValueError) as error:
-        raise BuildError(
-            f"no Dask scheduler answers at {address!r} ({type(error).__name__}): start one with `dask scheduler`, and workers with "
-            "`dask worker ADDRESS --nthreads 1`, each with memory for a compiler"
-        ) from None
+        client = scheduler.connect(
+            "start one with `dask scheduler`, and workers with `dask worker ADDRESS --nthreads 1`, each with memory for a compiler"
+        )
+    except SchedulerError as error:
+        raise BuildError(str(error)) from None
+    from distributed import as_completed
+
     with client:
         futures = {
             client.submit(compile_here, str(folder), module, request, pure=False): request

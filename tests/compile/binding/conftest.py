@@ -3,10 +3,12 @@
 import ctypes
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -73,6 +75,18 @@ class Probe:
         symbol = (ctypes.c_char * 512).in_dll(self._library, "probe_symbol").value.decode()
         recorded = Arguments.in_dll(self._library, "probe_args")
         return symbol, Arguments.from_buffer_copy(recorded)
+
+    @contextmanager
+    def taking_misses(self) -> Iterator[None]:
+        """Meanwhile a thread asks for the noted misses again and again."""
+        end = ctypes.c_int32(0)
+        thread = Thread(target=self._library.probe_take_misses_until, args=(ctypes.byref(end),))
+        thread.start()
+        try:
+            yield
+        finally:
+            end.value = 1
+            thread.join()
 
     def _int(self, name: str) -> ctypes.c_int32:
         return ctypes.c_int32.in_dll(self._library, name)

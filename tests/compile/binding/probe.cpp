@@ -10,6 +10,7 @@
 #include "gemmill/quant_abi.h"
 #include "quant.h"
 #include "scaled_mm.h"
+#include "selection.h"
 
 using torch::stable::detail::StableLibrary;
 
@@ -42,5 +43,10 @@ PROBE_EXPORT void probe_register(char const* ns) {
   library->impl("cutlass_scaled_mm", &gemmill::scaled_mm);
   library->impl("cutlass_scaled_mm_azp", &gemmill::scaled_mm_azp);
   for (auto const& op : gemmill::quant_ops) library->impl(op.name, op.kernel);
+}
+
+// Holds the lock of noted misses most of the time, until it is told to end.
+PROBE_EXPORT void probe_take_misses_until(int32_t const volatile* end) {
+  while (*end == 0) gemmill_take_misses(nullptr, 0);
 }
 }

@@ -1,6 +1,8 @@
 """The extension's own checks, choice and launch against Python's, on CPU tensors."""
 
+import os
 import random
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -352,3 +354,27 @@ def test_calls_without_an_exact_choice_are_noted_once(probe, with_table: Callabl
         probe.build.record_misses(0)
     probe.build.choose(replace(here, n=48), SMS)
     assert probe.build.take_misses(64) == []
+
+
+def test_a_fork_while_misses_are_taken_does_not_hang_the_child(probe, with_table: Callable) -> None:
+    """The child notes and takes its own: whoever held the lock when it was forked is not in it."""
+    with_table(tuned=())
+    here = ProblemCall(
+        problem=probe.build.table.rows[0].problem, m=16, n=4096, k=4096, align_a=16, align_b=16, align_d=16
+    )
+    probe.build.record_misses(64)
+    try:
+        with probe.taking_misses():
+            for i in range(30):
+                assert _code_of_child(probe, replace(here, m=17 + i)) == 0, "one that hangs is killed by its alarm"
+    finally:
+        probe.build.record_misses(0)
+
+
+def _code_of_child(probe, call: ProblemCall) -> int:
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(10)
+        probe.build.choose(call, SMS)
+        os._exit(len(probe.build.take_misses(64)) != 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
