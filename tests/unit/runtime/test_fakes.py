@@ -11,7 +11,7 @@ import gemmill
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME, OPS, QUANT_OPS, OpSchema
 from quant_problems import Breakage, some_call
-from whole_calls import Call, versions, whole_call
+from whole_calls import Call, moved, versions, whole_call
 
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 ROUNDS = 60
@@ -22,10 +22,8 @@ def call_op(op: OpSchema, call: Call) -> None:
 
 
 def on_meta(value: object) -> object:
-    """The same tensor without data: what `.to("meta")` would be, with its strides kept."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    """A tensor without its data."""
+    return moved(value, "meta") if isinstance(value, torch.Tensor) else value
 
 
 @every_op
