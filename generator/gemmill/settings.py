@@ -1,8 +1,18 @@
 """The only reader of environment variables. Each is read when it is asked for, so that a change takes effect at once."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
+
+_COMPILERS_OWN = re.compile(
+    r"NVCC_.*|\w+_FLAGS|CICC_PATH|NVVMIR_LIBRARY_DIR|(SYSTEM_)?INCLUDES|LIBRARIES"  # nvcc, and what its nvcc.profile adds to
+    r"|CPATH|\w+_INCLUDE_PATH|LIBRARY_PATH|COMPILER_PATH|GCC_.*|SOURCE_DATE_EPOCH|(SUNPRO_)?DEPENDENCIES(_OUTPUT)?"  # gcc
+    r"|LD_RUN_PATH|LDEMULATION|GNUTARGET"  # ld, objcopy
+    r"|CUTE_.*|PYTHONOPTIMIZE"  # the CuTe DSL, whose kernels' assertions are Python's
+    r"|LANG|LANGUAGE|LC_.*"  # errors are read, and kept in manifests
+)
+"""Variables that change what compilers and linkers make of the same command, or in which words they fail."""
 
 
 def home() -> Path:
@@ -83,11 +93,16 @@ def child_environment(*, search: Sequence[Path] = (), python_path: Path | None =
     return result
 
 
-def dsl_environment(arch: str, *, search: Sequence[Path], python_path: Path) -> dict[str, str]:
-    """The environment of a process that compiles with the CuTe DSL for `arch`, such as `sm_90a`: whatever else the user
-    set for the DSL is taken out, since the same file must give the same object."""
+def compiler_environment(*, search: Sequence[Path] = (), python_path: Path | None = None) -> dict[str, str]:
+    """The same for a compiler or linker, without the variables that would change its output: the cache's keys and the
+    build id cover commands and files, so the same of these must give the same object."""
     result = child_environment(search=search, python_path=python_path)
-    result = {name: value for name, value in result.items() if not name.startswith("CUTE_DSL_")}
+    return {name: value for name, value in result.items() if not _COMPILERS_OWN.fullmatch(name)} | {"LC_ALL": "C"}
+
+
+def dsl_environment(arch: str, *, search: Sequence[Path], python_path: Path) -> dict[str, str]:
+    """The same for a process that compiles with the CuTe DSL for `arch`, such as `sm_90a`."""
+    result = compiler_environment(search=search, python_path=python_path)
     return result | {"CUTE_DSL_ARCH": arch, "CUTE_DSL_DISABLE_FILE_CACHING": "1"}
 
 

@@ -79,7 +79,7 @@ def test_plan_prints_counts_estimates_and_reasons(gemmill, fake) -> None:
         "variants 1",
         "objects in the cache 3",
         "translation units to compile 2",
-        "known not to compile 1",
+        "known not to compile (--retry-failed) 1",
         "estimated CPU time 10 min 05 s",
         "estimated size of the extension 12.3 MB",
         "2 kept out by rules",
@@ -149,6 +149,13 @@ def test_build_without_some_variants_is_code_5(gemmill, fake, make_manifest) -> 
     outcome = gemmill("build", "--select", "smoke")
     assert outcome.code == 5
     assert outcome.err.endswith("gemmill: not built: sm90a_cutlass_bad: error: static assertion failed\n")
+
+
+def test_what_failed_before_can_be_tried_again(gemmill, fake, make_manifest) -> None:
+    fake.result = dataclasses.replace(fake.result, manifest=make_manifest(), remembered=1)
+    lines = gemmill("build", "--select", "smoke").err.splitlines()
+    again = "1 variant of these failed in an earlier build and was not tried again: --retry-failed tries it"
+    assert lines[-1] == f"gemmill: {again}"
 
 
 def test_what_has_the_same_reason_is_told_in_one_line(gemmill, fake, make_manifest) -> None:

@@ -1,5 +1,7 @@
 """A manifest comes back as it was written, or is refused with one sentence; never a part of one."""
 
+import contextlib
+import copy
 import dataclasses
 import errno
 import hashlib
@@ -22,10 +24,12 @@ from gemmill.manifest import (
     write_manifest,
 )
 from gemmill.manifest.reading import check_extension
+from gemmill.manifest.schema import own_digest
 from gemmill.manifest.writing import manifest_text
 from gemmill.space.config import KernelConfig, Launch, Problem, Schedule
 from gemmill.space.predicate import Predicate
 from gemmill.space.selections import select
+from gemmill.vocab import Arch
 
 AGAIN = "; delete its folder and run `gemmill build`"
 
@@ -59,6 +63,11 @@ def written(make_manifest, tmp_path) -> tuple[dict, Path]:
     """The JSON of a good manifest, and where a changed one is to be written."""
     path = tmp_path / "manifest.json"
     return json.loads(manifest_text(make_manifest())), path
+
+
+def signed(data: dict) -> dict:
+    """The same with the digest that belongs to it, as one has who means to deceive."""
+    return data | {"digest": own_digest(data)}
 
 
 def refusal(data: Any, path: Path) -> str:
@@ -121,6 +130,77 @@ def test_no_manifest(tmp_path) -> None:
 def test_a_folder_in_its_place(tmp_path) -> None:
     with pytest.raises(ManifestError, match=r"is not a readable manifest \(.*Is a directory.*\): delete its folder"):
         read_manifest(tmp_path)
+
+
+def test_a_changed_value_is_noticed(written) -> None:
+    data, path = written
+    data["entries"][0]["registers"] += 1
+    changed = " is not a valid manifest: it was changed since it was written, by its digest"
+    assert refusal(data, path) == changed + AGAIN
+    path.write_text(json.dumps(signed(data)))
+    assert read_manifest(path).entries[0].registers == 169
+    for digest in (None, 5, "", [data]):
+        assert refusal(data | {"digest": digest}, path) == changed + AGAIN
+    del data["digest"]
+    assert refusal(data, path) == changed + AGAIN
+
+
+def test_no_flipped_bit_goes_unnoticed(written, make_manifest) -> None:
+    _, path = written
+    text = manifest_text(make_manifest()).encode()
+    for at in range(len(text)):
+        flipped = bytearray(text)
+        flipped[at] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        with contextlib.suppress(ManifestError):
+            assert read_manifest(path) == make_manifest()  # blanks have other blanks
+
+
+HOSTILE = [
+    *("", "\0", "../up", "/etc/passwd", "..", ".", "a/b", "\ud800", "\n\n", "x" * 100_000, "sm90a", "9" * 5000),
+    *(-1, 0, 1, 2**31, 2**63, 2**64, -(2**70), 10**400, 0.5, 1e400, float("nan"), True, None, [], {}, [[]], {"": {}}),
+    *([0, 0, 0], [-1, -1, -1], [2**70] * 3, "cutlass", "quant", "scaled_mm"),
+]
+
+
+def leaves(data: Any, path: tuple = ()) -> list[tuple]:
+    """The way to each value."""
+    steps = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    return [path] * bool(path) + [leaf for step, value in steps for leaf in leaves(value, (*path, step))]
+
+
+def test_hostile_values_are_refused_as_any_other(written, monkeypatch) -> None:
+    """Whatever stands there: a manifest or a ManifestError, whose text is one line that can be printed."""
+    data, path = written
+    for where in leaves(data):
+        for value in HOSTILE:
+            changed = copy.deepcopy(data)
+            place(changed, list(where[:-1]))[where[-1]] = value
+            with contextlib.suppress(UnicodeEncodeError):
+                changed = signed(changed)
+            path.write_text(json.dumps(changed))
+            try:
+                manifest = read_manifest(path)
+            except ManifestError as error:
+                assert "\n" not in str(error) and str(error).encode()
+            else:
+                assert (path.parent / manifest.extension).parent == path.parent and Arch(manifest.arch)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"schema_version": ' + "9" * 10_000 + "}", '{"a":' * 5_000])
+def test_json_that_python_does_not_take(written, text: str) -> None:
+    assert refusal(text, written[1]).startswith(" is not a readable manifest (")
+
+
+@pytest.mark.parametrize(
+    "name", ["../other.so", "/lib/libc.so", "..", ".hidden.so", "a/b.so", "", "a\0.so", "-x", "a.so\n"]
+)
+def test_an_extension_lies_beside_its_manifest(written, name: str) -> None:
+    data, path = written
+    sentence = (
+        f" is not a valid manifest: manifest.extension is {name!r}, expected the name of a file beside the manifest"
+    )
+    assert refusal(signed(data | {"extension": name}), path) == sentence + AGAIN
 
 
 @pytest.mark.parametrize("percent", [0, 1, 50, 99, 99.9])
@@ -190,6 +270,9 @@ def test_a_value_of_another_type(written, kind: type, field: str, value: Any) ->
     ("path", "value", "sentence"),
     [
         (["arch"], 90, "manifest.arch is int 90, expected str"),
+        (["arch"], "sm70", "manifest.arch is 'sm70', expected one of sm90a, sm100a, sm120a"),
+        (["build_id"], "../0", "manifest.build_id is '../0', expected letters and digits"),
+        (["torch_target"], "new", "manifest.torch_target is 'new', expected two numbers, as 2.11"),
         (["extension_bytes"], "big", "manifest.extension_bytes is str 'big', expected int"),
         (["extension_bytes"], True, "manifest.extension_bytes is bool True, expected int"),
         (["entries"], {}, "manifest.entries is dict, expected a list"),
@@ -227,7 +310,7 @@ def test_sentences(written, path: list, value: Any, sentence: str) -> None:
 def test_whole_seconds_are_seconds(written) -> None:
     data, path = written
     data["entries"][0]["compile_seconds"] = 16
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(signed(data)))
     assert read_manifest(path).entries[0].compile_seconds == 16.0
 
 

@@ -97,7 +97,7 @@ class ObjectCache:
     def _chosen_before(self, wanted: set[str]) -> list[Entry]:
         try:
             keys = json.loads(self._choice_path(wanted).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return []
         entries = [entry for key in keys if (entry := self._usable(str(key)))] if isinstance(keys, list) else []
         held = [key for entry in entries for key in entry.members]
@@ -112,7 +112,7 @@ class ObjectCache:
         """Take a compiled object in. Raises OSError, after which the cache is as it was."""
         header_digest = digest(headers)
         write = self.folder / "headers" / f"{header_digest}.json"
-        if not write.is_file():
+        if read_headers(self.folder, header_digest) is None:
             write.parent.mkdir(parents=True, exist_ok=True)
             write_whole(write, json.dumps(headers))
         entry = Entry(
@@ -194,16 +194,17 @@ def read_entry(folder: Path) -> Entry | None:
         if data["format"] != FORMAT:
             return None
         entry = Entry(**data | {"facts": {name: KernelFacts(**facts) for name, facts in data["facts"].items()}})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        whole = entry.key == folder.name == digest(list(entry.members), entry.headers)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return entry if entry.key == folder.name else None
+    return entry if whole else None
 
 
 def read_headers(cache: Path, header_digest: str) -> HeaderSet | None:
     """A recorded header set, or None where it is gone or is not what its digest says."""
     try:
         headers = json.loads((cache / "headers" / f"{header_digest}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return headers if digest(headers) == header_digest else None
 

@@ -3,37 +3,21 @@
 Runs the compiler, inspects the object, publishes it in the cache and writes the outcome beside the request.
 """
 
-import errno
 import json
 import os
 import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from gemmill.build.cache import ObjectCache
-from gemmill.build.errors import DISK_FULL
+from gemmill.build.failures import Failure, failure_of_compiler, failure_of_exception
 from gemmill.build.files import FileMemo, write_whole
-from gemmill.build.headers import header_set, newest_change
+from gemmill.build.headers import changed_between, header_set
 from gemmill.build.inspect import KernelFacts, read_ptxas, read_sass
 
 _MESSAGE_CHARACTERS = 200_000
-
-
-class Failure(StrEnum):
-    """Why there is no object."""
-
-    SOURCE = "source"
-    """The compiler refuses the text: it will refuse it again."""
-    KILLED = "killed"
-    """The compiler was killed, most likely for want of memory."""
-    DISK_FULL = "diskfull"
-    CHANGED = "changed"
-    """A header was edited while the compiler ran."""
-    TOOL = "tool"
-    """A program could not be run, or a file not be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +48,8 @@ class CompileOutcome:
     message: str = ""
     bad: dict[str, str] = field(default_factory=dict)
     """First error line by source key, of those of a unit that has no failure as a whole."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """The same of those whose failure may have been the machine's: another build tries them again."""
 
 
 def compile_unit(request: CompileRequest) -> CompileOutcome:
@@ -85,7 +71,8 @@ def compile_unit(request: CompileRequest) -> CompileOutcome:
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
-        return CompileOutcome(failure=_failure(process.returncode, message), message=message[-_MESSAGE_CHARACTERS:])
+        failure = failure_of_compiler(process.returncode, message)
+        return CompileOutcome(failure=failure, message=message[-_MESSAGE_CHARACTERS:])
 
     facts: dict[str, KernelFacts] = {}
     if request.cuobjdump is not None:
@@ -105,7 +92,7 @@ def compile_unit(request: CompileRequest) -> CompileOutcome:
     roots = {name: Path(path) for name, path in request.roots.items()}
     memo = FileMemo(Path(request.memo))
     headers = header_set(folder / f"{request.stem}.d", folder, roots, memo)
-    if newest_change(headers, roots) >= started:
+    if changed_between(headers, roots, started, time.time()):
         return CompileOutcome(failure=Failure.CHANGED, message="a header was changed while the compiler read it")
     ObjectCache(Path(request.cache), roots, memo).publish(
         object_file,
@@ -119,27 +106,13 @@ def compile_unit(request: CompileRequest) -> CompileOutcome:
     return CompileOutcome(failure="")
 
 
-def _failure(exit_code: int, message: str) -> Failure:
-    if os.strerror(errno.ENOSPC).lower() in message.lower():
-        return Failure.DISK_FULL
-    # A shell between nvcc and its parts reports a signal as 128 and more; nvcc itself says how its part ended.
-    if (
-        exit_code < 0
-        or exit_code > 128
-        or any(text in message for text in ("Killed", "died due to signal", "annot allocate memory"))
-    ):
-        return Failure.KILLED
-    return Failure.SOURCE
-
-
 def main(argv: list[str]) -> int:
     """Exit status 0 where an object was published; the outcome is in a file in any case that the disk allows."""
     request = CompileRequest(**json.loads(Path(argv[1]).read_text(encoding="utf-8")))
     try:
         outcome = compile_unit(request)
     except OSError as error:
-        failure = Failure.DISK_FULL if error.errno in DISK_FULL else Failure.TOOL
-        outcome = CompileOutcome(failure=failure, message=str(error))
+        outcome = CompileOutcome(failure=failure_of_exception(error), message=str(error))
     write_whole(Path(request.outcome), json.dumps(asdict(outcome)))
     return 1 if outcome.failure else 0
 

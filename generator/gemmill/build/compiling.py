@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gemmill.build.cache import Lookup
-from gemmill.build.compile_unit import CompileOutcome, Failure
+from gemmill.build.compile_unit import CompileOutcome
 from gemmill.build.errors import BuildError, first_error
+from gemmill.build.failures import Failure
 from gemmill.build.graph import CompileContext, run_graph
 from gemmill.build.options import BuildObserver
 from gemmill.build.planning import Workshop
@@ -66,9 +67,11 @@ def _run_round(units: Sequence[Unit], folder: Path, context: CompileContext, obs
 
     def done(unit: Unit, outcome: CompileOutcome) -> None:
         bad = {source: outcome.bad[source.key] for source in unit.sources if source.key in outcome.bad}
+        untried = {source: outcome.left_out[source.key] for source in unit.sources if source.key in outcome.left_out}
         result.bad |= bad
-        label = ", ".join(source.name for source in bad) or unit.label
-        observer.unit_done(label, unit.seconds, not (outcome.failure or bad))
+        result.left_out |= untried
+        label = ", ".join(source.name for source in (*bad, *untried)) or unit.label
+        observer.unit_done(label, unit.seconds, not (outcome.failure or bad or untried))
         if outcome.failure == Failure.TOOL and unit.kind is SourceKind.DSL:
             result.left_out |= dict.fromkeys(unit.sources, first_error(outcome.message))
         elif outcome.failure == Failure.SOURCE:

@@ -42,14 +42,20 @@ def build(selection: Selection, options: BuildOptions, observer: BuildObserver |
             remove_stale(home)
             errors |= compile_missing(found.missing, workshop, observer)
             found = look_again(_good(work, errors), workshop)
-        _check_any_left(_good(work, errors), errors)
+        _check_any_left(_good(work, errors), errors, work.remembered)
         compile_seconds = time.monotonic() - started
         with suppress(OSError):  # costs at most another link
             workshop.cache.keep_choice(_good(work, errors), found.entries)
         manifest, folder, reused = _finish(selection, work, found.entries, errors, workshop, observer)
         with suppress(OSError):  # the next build computes again what could not be kept
             workshop.memo.save()
-    result = BuildResult(folder=folder, manifest=manifest, compile_seconds=compile_seconds, reused=reused)
+    result = BuildResult(
+        folder=folder,
+        manifest=manifest,
+        compile_seconds=compile_seconds,
+        reused=reused,
+        remembered=len(work.remembered),
+    )
     observer.finished(result)
     return result
 
@@ -58,10 +64,11 @@ def _good(work: Work, errors: dict[str, str]) -> list[Source]:
     return [source for source in (*work.variants, *work.files) if source.name not in errors]
 
 
-def _check_any_left(sources: Sequence[Source], errors: dict[str, str]) -> None:
+def _check_any_left(sources: Sequence[Source], errors: dict[str, str], remembered: frozenset[str]) -> None:
     if not any(source.is_variant for source in sources):
         name, error = next(iter(sorted(errors.items())))
-        raise BuildError(f"none of the {len(errors)} kernels compiles; the first, {name}: {error}")
+        again = f"; {len(remembered)} failed in an earlier build, --retry-failed tries them again" if remembered else ""
+        raise BuildError(f"none of the {len(errors)} kernels compiles; the first, {name}: {error}{again}")
 
 
 def _finish(

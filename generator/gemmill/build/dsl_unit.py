@@ -1,11 +1,12 @@
 """Emitted files of the CuTe DSL from request to cache: `python -m gemmill.build.dsl_unit REQUEST.json`, run by ninja.
 
 Starts a worker (dsl_worker.py), has it compile one file after another, gives each object the symbols that the extension's
-table calls, inspects it and publishes it in the cache. A worker that is killed is replaced; the file that it was killed on
-twice does not compile.
+table calls, inspects it and publishes it in the cache. A worker that dies is replaced; the file that it died on twice does
+not compile, or is left out where it was killed, most likely for want of memory.
 """
 
 import json
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.build.cache import ObjectCache
-from gemmill.build.compile_unit import CompileOutcome, Failure
+from gemmill.build.compile_unit import CompileOutcome
 from gemmill.build.cubins import embedded_cubins
 from gemmill.build.dsl import made_from
-from gemmill.build.errors import DISK_FULL, first_error
+from gemmill.build.errors import first_error
+from gemmill.build.failures import Failure, failure_of_compiler, failure_of_exception
 from gemmill.build.files import FileMemo, write_whole
 from gemmill.build.headers import header_set
 from gemmill.build.inspect import KernelFacts, merged, read_cubin
@@ -29,7 +31,11 @@ _ATTEMPTS = 2
 
 
 class ToolError(Exception):
-    """A program that is part of the toolchain failed."""
+    """A program that is part of the toolchain failed, for a reason of the machine's."""
+
+    def __init__(self, message: str, failure: Failure = Failure.TOOL) -> None:
+        super().__init__(message)
+        self.failure = failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +103,11 @@ class Worker:
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         return f"{how}: {lines[-1]}" if lines else how
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether the process that has ended was killed, as one is that asks for too much memory."""
+        return self._process.returncode == -signal.SIGKILL
+
     def _reply(self) -> dict[str, Any] | None:
         assert self._process.stdout is not None  # a pipe was asked for
         line = self._process.stdout.readline()
@@ -112,6 +123,7 @@ class _Batch:
     attempts: dict[str, int] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
     """First error line by source key."""
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def compile_batch(request: DslRequest) -> CompileOutcome:
@@ -128,10 +140,11 @@ def compile_batch(request: DslRequest) -> CompileOutcome:
             how = worker.end()
         if ended_on is not None and batch.attempts[ended_on["key"]] == _ATTEMPTS:
             batch.waiting.popleft()
-            batch.bad[ended_on["key"]] = f"the CuTe DSL's process ended on it twice ({how})"
+            errors = batch.left_out if worker.was_killed else batch.bad
+            errors[ended_on["key"]] = f"the CuTe DSL's process ended on it twice ({how})"
     if [list(row) for row in made_from(FileMemo(Path(request.memo)))] != request.made_from:
         return CompileOutcome(failure=Failure.CHANGED, message="a file of gemmill.cutedsl was changed meanwhile")
-    return CompileOutcome(failure="", bad=batch.bad)
+    return CompileOutcome(failure="", bad=batch.bad, left_out=batch.left_out)
 
 
 def _use(worker: Worker, batch: _Batch, share: float) -> dict[str, str] | None:
@@ -143,7 +156,9 @@ def _use(worker: Worker, batch: _Batch, share: float) -> dict[str, str] | None:
         if reply is None:
             return member
         batch.waiting.popleft()
-        error = reply.pop("error")
+        failure, error = reply.pop("failure"), reply.pop("error")
+        if failure not in ("", Failure.SOURCE):
+            raise ToolError(error, Failure(failure))
         if not error:
             reply["cpu_seconds"] = round(reply["cpu_seconds"] + share, 2)
             error = _publish(member, batch.request, reply)
@@ -168,7 +183,11 @@ def _publish(member: Mapping[str, str], request: DslRequest, known: dict[str, An
     outputs = ["-MD", "-MF", depfile.name, "-r", "-nostdlib", adapter.name, exported.name, "-o", whole.name]
     done = _run([*request.adapter, *outputs], request)
     if done.returncode != 0:
-        return first_error(done.stderr or done.stdout)
+        message = done.stderr or done.stdout
+        failure = failure_of_compiler(done.returncode, message)
+        if failure is not Failure.SOURCE:
+            raise ToolError(first_error(message), failure)
+        return first_error(message)
     kept = [f"--keep-global-symbol={name}" for name in (symbol, f"{symbol}_workspace")]
     _output([request.objcopy, *kept, whole], request)
     roots, memo = {name: Path(path) for name, path in request.roots.items()}, FileMemo(Path(request.memo))
@@ -221,10 +240,9 @@ def main(argv: list[str]) -> int:
     try:
         outcome = compile_batch(request)
     except ToolError as error:
-        outcome = CompileOutcome(failure=Failure.TOOL, message=str(error))
+        outcome = CompileOutcome(failure=error.failure, message=str(error))
     except OSError as error:
-        failure = Failure.DISK_FULL if error.errno in DISK_FULL else Failure.TOOL
-        outcome = CompileOutcome(failure=failure, message=str(error))
+        outcome = CompileOutcome(failure=failure_of_exception(error), message=str(error))
     write_whole(Path(request.outcome), json.dumps(asdict(outcome)))
     return 1 if outcome.failure else 0
 

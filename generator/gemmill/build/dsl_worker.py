@@ -1,7 +1,7 @@
 """A process that imports the CuTe DSL once and compiles emitted files, one after another: the DSL is not thread-safe.
 
-Reads a line of JSON for each file, `{"source": PATH, "folder": PATH}`, and writes one for each: `{"error", "cpu_seconds",
-"peak_memory_bytes"}`, after a first one with what the import took. The object and its C header go to the folder.
+Reads a line of JSON for each file, `{"source": PATH, "folder": PATH}`, and writes one for each: `{"failure", "error",
+"cpu_seconds", "peak_memory_bytes"}`, after a first one with what the import took. The object and its C header go to the folder.
 """
 
 import importlib
@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from gemmill.build.failures import failure_of_exception
+
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -26,22 +28,22 @@ def main() -> int:
         importlib.import_module("cutlass.cute")  # what all files share
         from gemmill.cutedsl.export import export
 
-        _reply(replies, "")
+        _reply(replies, "", "")
         for line in sys.stdin:
             request, since = json.loads(line), _cpu_seconds()
-            error = _compile(Path(request["source"]), Path(request["folder"]), export)
-            _reply(replies, error, since)
+            failure, error = _compile(Path(request["source"]), Path(request["folder"]), export)
+            _reply(replies, failure, error, since)
     return 0
 
 
-def _compile(source: Path, folder: Path, export: Callable[..., Any]) -> str:
-    """The error, if there is one."""
+def _compile(source: Path, folder: Path, export: Callable[..., Any]) -> tuple[str, str]:
+    """The Failure and the error, if there is one."""
     try:
         emitted = runpy.run_path(str(source))
         export(emitted["CONFIG"], emitted["SYMBOL"], folder)
     except (Exception, SystemExit) as error:
-        return describe(error)
-    return ""
+        return failure_of_exception(error), describe(error)
+    return "", ""
 
 
 def describe(error: BaseException) -> str:
@@ -51,8 +53,9 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-def _reply(replies: TextIO, error: str, since: float = 0.0) -> None:
+def _reply(replies: TextIO, failure: str, error: str, since: float = 0.0) -> None:
     row = {
+        "failure": failure,
         "error": error,
         "cpu_seconds": round(_cpu_seconds() - since, 3),
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -57,11 +57,7 @@ class FileMemo:
         self._path = path
         self._changed = False
         self._checked: dict[str, Any] = {}
-        try:
-            loaded = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            loaded = None
-        self._known: dict[str, list[Any]] = loaded if isinstance(loaded, dict) else {}
+        self._known: dict[str, list[Any]] = _read_memo(path)
 
     def get(self, path: Path, compute: Any = file_digest, *, kind: str = "sha256") -> Any:
         """`compute(path)`, or what it gave before. Raises OSError where the file is gone."""
@@ -71,7 +67,7 @@ class FileMemo:
         status = path.stat()
         stamp = [status.st_size, status.st_mtime_ns]
         known = self._known.get(key)
-        if isinstance(known, list) and len(known) == 3 and known[:2] == stamp:
+        if known is not None and known[:2] == stamp:
             value = known[2]
         else:
             value = compute(path)
@@ -90,5 +86,15 @@ class FileMemo:
         """Keep what was learnt; the last of several processes wins, which costs the others a recomputation."""
         if self._changed:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, json.dumps(self._known))
+            write_whole(self._path, json.dumps({"known": self._known, "digest": digest(self._known)}))
             self._changed = False
+
+
+def _read_memo(path: Path) -> dict[str, list[Any]]:
+    """What a memo wrote, nothing where it is damaged: everything in it can be computed again."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        known: dict[str, list[Any]] = data["known"]
+        return known if data["digest"] == digest(known) else {}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return {}

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from gemmill import settings
 from gemmill.build.cluster import run_on_cluster
-from gemmill.build.compile_unit import CompileOutcome, CompileRequest, Failure
+from gemmill.build.compile_unit import CompileOutcome, CompileRequest
 from gemmill.build.dsl import DslPackage
 from gemmill.build.dsl_unit import DslRequest
 from gemmill.build.errors import BuildError
+from gemmill.build.failures import Failure
 from gemmill.build.files import write_whole
 from gemmill.build.sources import Flags, SourceKind, expand
 from gemmill.build.toolchain import ToolchainPaths
@@ -104,8 +105,10 @@ def _request(unit: Unit, folder: Path, outcome: Path, context: CompileContext) -
     stem = Path(unit.file_name).stem
     flags = expand(context.flags.for_kind(unit.kind), context.roots)
     outputs = ["-MD", "-MF", f"{stem}.d", "-c", unit.file_name, "-o", f"{stem}.o"]
+    # nvcc would take the first gcc on PATH: the key covers the g++ that was found.
+    compiler = [str(tools.gxx)] if host else [str(tools.nvcc), f"-ccbin={tools.gxx}"]
     return CompileRequest(
-        command=[*context.launcher, str(tools.gxx if host else tools.nvcc), *flags, *outputs],
+        command=[*context.launcher, *compiler, *flags, *outputs],
         folder=str(folder),
         stem=stem,
         members={source.key: source.name for source in unit.sources},
@@ -114,7 +117,7 @@ def _request(unit: Unit, folder: Path, outcome: Path, context: CompileContext) -
         memo=str(context.memo),
         cuobjdump=None if host else str(tools.cuobjdump),
         # cuobjdump looks for nvdisasm on PATH.
-        environment=settings.child_environment(search=[tools.home / "bin", tools.nvdisasm.parent]),
+        environment=settings.compiler_environment(search=[tools.home / "bin", tools.nvdisasm.parent]),
         outcome=str(outcome),
     )
 

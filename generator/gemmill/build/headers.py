@@ -54,7 +54,8 @@ def is_current(headers: HeaderSet, roots: Mapping[str, Path], memo: FileMemo) ->
         return False
 
 
-def newest_change(headers: HeaderSet, roots: Mapping[str, Path]) -> float:
-    """When the latest of them was changed, in seconds since the epoch. Raises OSError."""
+def changed_between(headers: HeaderSet, roots: Mapping[str, Path], since: float, until: float) -> bool:
+    """Whether one of them was changed or replaced in that time, in seconds since the epoch. By the time that the system
+    notes, since a file may be dated as one likes; what is later than `until` is another clock's. Raises OSError."""
     paths = (roots[root] / path if root else Path(path) for root, path, _ in headers)
-    return max((path.stat().st_mtime for path in paths), default=0.0)
+    return any(since <= path.stat().st_ctime <= until for path in paths)

@@ -7,6 +7,9 @@ from pathlib import Path
 from gemmill.build.files import FileMemo, digest, write_whole
 from gemmill.build.sources import Source
 
+_FORMAT = 2
+"""Rows of the first format held failures of the machine too."""
+
 
 class Ledger:
     """Failures below the cache folder, one file each.
@@ -19,7 +22,7 @@ class Ledger:
         self._folder = folder / "ledger"
         headers = sorted(path for path in (kernels / "include").rglob("*") if path.is_file())
         self._context = digest(
-            cutlass_version, [[path.relative_to(kernels).as_posix(), memo.get(path)] for path in headers]
+            _FORMAT, cutlass_version, [[path.relative_to(kernels).as_posix(), memo.get(path)] for path in headers]
         )
 
     def _path(self, source_key: str) -> Path:

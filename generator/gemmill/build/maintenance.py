@@ -47,10 +47,14 @@ def cache_list(home: Path | None = None) -> tuple[CachedObject, ...]:
 
 
 def cache_verify(home: Path | None = None) -> CacheReport:
-    """Read every object, and remove those that are not what their entry says. Raises BuildError."""
+    """Read every object, and remove those that are not what their entry says, and lists of headers that are not what
+    their name says. Raises BuildError."""
     cache = _cache(home)
     with reported(cache, "verifying the cache"):
         damaged = [folder for folder in _object_folders(cache) if not _is_whole(cache, folder)]
+        for path in cache.glob("headers/*.json"):
+            if read_headers(cache, path.stem) is None:
+                path.unlink(missing_ok=True)
         return _remove(cache, damaged)
 
 

@@ -117,6 +117,8 @@ class BuildResult:
     """Wall time from the call to the last object."""
     reused: bool
     """Whether the same build was there before."""
+    remembered: int = 0
+    """Variants that were not tried, since they did not compile in an earlier build."""
 
     @property
     def rejected(self) -> tuple[RejectedEntry, ...]:

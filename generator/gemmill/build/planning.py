@@ -82,6 +82,8 @@ class Work:
     files: tuple[Source, ...]
     bad: dict[str, str]
     """Error by variant name: known from the ledger, or of all that the CuTe DSL would compile, where there is none."""
+    remembered: frozenset[str]
+    """The names that are bad by the ledger alone: `retry_failed` tries them."""
     found: Lookup
     """Of all sources that are not bad."""
 
@@ -154,10 +156,12 @@ def survey(selection: Selection, workshop: Workshop) -> Work:
     bad = {}
     if not workshop.options.retry_failed:
         bad = {s.name: error for s in variants if (error := workshop.ledger.known_error(s)) is not None}
+    remembered = frozenset(bad)
     if dsl is None:
         bad |= {s.name: workshop.without_dsl for s in variants if s.kind is SourceKind.DSL}
     wanted = [source for source in (*variants, *files) if source.name not in bad]
-    return Work(variants=variants, files=files, bad=bad, found=workshop.cache.lookup(wanted))
+    found = workshop.cache.lookup(wanted)
+    return Work(variants=variants, files=files, bad=bad, remembered=remembered, found=found)
 
 
 def plan(selection: Selection, options: BuildOptions) -> Plan:

@@ -204,7 +204,7 @@ def _cutlass_version(header: Path) -> str:
 
 def _output(command: list[Path | str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=settings.compiler_environment(), capture_output=True, text=True, check=False)
     except OSError as error:
         raise BuildError(
             f"cannot run {command[0]} ({error.strerror}): reinstall it, or name a toolkit with GEMMILL_CUDA_HOME"

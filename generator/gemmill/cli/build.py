@@ -152,3 +152,6 @@ def _print_result(result: "BuildResult") -> None:
     typer.echo(f"{how}: {result.folder}")
     for line in rejected_lines(result.rejected):
         typer.echo(f"gemmill: not built: {line}", err=True)
+    if result.remembered:
+        again = "failed in an earlier build and was not tried again: --retry-failed tries it"
+        typer.echo(f"gemmill: {count(result.remembered, 'variant')} of these {again}", err=True)

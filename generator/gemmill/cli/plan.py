@@ -69,7 +69,7 @@ def print_plan(selection: Selection, planned: "Plan", as_json: bool) -> None:
         ("kernels (variants that differ in launch settings share one)", len(planned.kernels)),
         ("objects in the cache", len(planned.cached)),
         ("translation units to compile", len(planned.units)),
-        ("known not to compile", len(planned.known_bad)),
+        ("known not to compile (--retry-failed)", len(planned.known_bad)),
         ("estimated CPU time", seconds(planned.estimated_cpu_seconds)),
         ("estimated size of the extension", size(planned.estimated_bytes)),
     ]

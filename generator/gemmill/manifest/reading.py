@@ -4,14 +4,22 @@ import dataclasses
 import enum
 import hashlib
 import json
+import re
 import types
 import typing
 from pathlib import Path
 from typing import Any
 
 from gemmill.manifest.errors import ManifestError
-from gemmill.manifest.schema import SCHEMA_VERSION, TYPES_OF, KernelEntry, Manifest
+from gemmill.manifest.schema import DIGEST, SCHEMA_VERSION, TYPES_OF, KernelEntry, Manifest, own_digest
 from gemmill.space.family import Family
+from gemmill.vocab import Arch
+
+_FORMS = (
+    ("build_id", r"\w+", "letters and digits"),
+    ("extension", r"\w[\w.-]*", "the name of a file beside the manifest"),
+    ("torch_target", r"\d{1,4}\.\d{1,4}", "two numbers, as 2.11"),
+)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -20,7 +28,7 @@ def read_manifest(path: Path) -> Manifest:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ManifestError(f"no manifest at {path}: run `gemmill build`, or name a build with GEMMILL_BUILD") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no text, no JSON, a number of too many digits
         raise ManifestError(
             f"{path} is not a readable manifest ({error}): delete its folder and run `gemmill build`"
         ) from None
@@ -33,12 +41,36 @@ def read_manifest(path: Path) -> Manifest:
             f"{path} has schema version {data['schema_version']!r}, this gemmill reads {SCHEMA_VERSION}: build again with `gemmill build`"
         )
     try:
-        manifest: Manifest = _convert(data, Manifest, "manifest")
-    except ValueError as error:
+        return _manifest_of(data)
+    except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
+        # The dataclasses check what they are given, but not against values that nobody would write.
         raise ManifestError(
-            f"{path} is not a valid manifest: {error}; delete its folder and run `gemmill build`"
+            f"{path} is not a valid manifest: {_one_line(error)}; delete its folder and run `gemmill build`"
         ) from None
+
+
+def _manifest_of(data: dict[str, Any]) -> Manifest:
+    fields = {name: value for name, value in data.items() if name != DIGEST}
+    manifest: Manifest = _convert(fields, Manifest, "manifest")
+    _check_texts(manifest)
+    # Last: what is wrong with a field says more. A flipped bit often leaves a value that means something else.
+    if data.get(DIGEST) != own_digest(fields):
+        raise ValueError("it was changed since it was written, by its digest")
     return manifest
+
+
+def _check_texts(manifest: Manifest) -> None:
+    """Refuse what would be taken for a GPU, a namespace, a path or a version and is none."""
+    if manifest.arch not in set(Arch):
+        raise ValueError(f"manifest.arch is {manifest.arch!r}, expected one of {', '.join(Arch)}")
+    for name, form, wanted in _FORMS:
+        if re.fullmatch(form, value := getattr(manifest, name), re.ASCII) is None:
+            raise ValueError(f"manifest.{name} is {value!r}, expected {wanted}")
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).encode("ascii", "backslashreplace").decode()
+    return " ".join(text.split()) or type(error).__name__
 
 
 def check_extension(manifest: Manifest, folder: Path) -> Path:

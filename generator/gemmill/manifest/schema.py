@@ -1,13 +1,17 @@
 """The values in a manifest."""
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gemmill.space.config import KernelConfig
 from gemmill.space.family import AnyConfig, Family
 from gemmill.space.predicate import AnyPredicate, Predicate, QuantPredicate
 from gemmill.space.quant import QuantConfig
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Of the manifest, and of the numbers that runtime and extension exchange."""
 
 TYPES_OF: dict[Family, dict[str, type]] = {
@@ -15,6 +19,16 @@ TYPES_OF: dict[Family, dict[str, type]] = {
     Family.QUANT: {"config": QuantConfig, "predicate": QuantPredicate},
 }
 """Types of an entry's fields that depend on its family."""
+
+DIGEST = "digest"
+"""The key beside a manifest's fields whose value is the digest of them all."""
+
+
+def own_digest(data: Mapping[str, Any]) -> str:
+    """SHA-256 over everything in a manifest's JSON but the digest itself. Raises UnicodeEncodeError for half a character."""
+    fields = {name: value for name, value in data.items() if name != DIGEST}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +42,7 @@ class KernelEntry:
     """C symbol of the launch function; variants that differ in launch settings alone share it."""
     predicate: AnyPredicate
     source_digest: str
-    """SHA-256 of the emitted source and of gemmill's own files that the kernel is made from."""
+    """SHA-256 of what the machine code is made from (gemmill.build.provenance): tuned rows are held against it."""
     compile_seconds: float
     """CPU seconds, a shared translation unit's divided evenly."""
     peak_memory_bytes: int

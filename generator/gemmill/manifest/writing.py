@@ -5,12 +5,13 @@ import json
 import os
 from pathlib import Path
 
-from gemmill.manifest.schema import Manifest
+from gemmill.manifest.schema import DIGEST, Manifest, own_digest
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """The JSON text."""
-    return json.dumps(dataclasses.asdict(manifest), indent=1, sort_keys=True) + "\n"
+    """The JSON text, with a digest of itself."""
+    data = dataclasses.asdict(manifest)
+    return json.dumps(data | {DIGEST: own_digest(data)}, indent=1, sort_keys=True) + "\n"
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:

@@ -32,6 +32,11 @@ class Operand:
         return math.prod(self.shape)
 
     @property
+    def meaningful_strides(self) -> tuple[int, ...]:
+        """The strides that are ever taken: of dimensions of more than one element, in a tensor that has any."""
+        return tuple(s for n, s in zip(self.shape, self.strides, strict=True) if self.numel and n > 1)
+
+    @property
     def element_bytes(self) -> int:
         """Size of an element."""
         return getattr(torch, self.dtype).itemsize

@@ -1,6 +1,7 @@
 """Stands in for gemmill.build.dsl_worker. Files in the control folder, named by the first argument, change what it does:
 
 bad        a variant whose name this occurs in does not compile
+failure    what kind of a failure that is, instead of the source's
 killed     a variant whose name this occurs in kills the process; with `once` after a blank, the first time only
 nostart    the process ends before it is ready
 header     what to write in place of a C header
@@ -46,7 +47,9 @@ def control(name):
 
 
 def reply(error=""):
-    print(json.dumps({"error": error, "cpu_seconds": 0.5, "peak_memory_bytes": 200 << 20}), flush=True)
+    failure = error and (control("failure") or "source")
+    row = {"failure": failure, "error": error, "cpu_seconds": 0.5, "peak_memory_bytes": 200 << 20}
+    print(json.dumps(row), flush=True)
 
 
 def compile_one(source, folder):

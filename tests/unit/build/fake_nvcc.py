@@ -4,6 +4,8 @@ version    is printed for --version
 bad        a variant whose name this occurs in does not compile
 killed     a number: units of more variants are killed
 diskfull   there is no room
+edit       a file to write to, without changing its date
+says       an exit code and what is printed with it
 slow       seconds to take
 """
 
@@ -46,6 +48,15 @@ def main():
     if control("diskfull") is not None:
         print("fatal error: error writing to /tmp/a.s: No space left on device", file=sys.stderr)
         return 1
+    if (edited := control("edit")) is not None:
+        before = Path(edited).stat()
+        with Path(edited).open("a") as file:
+            file.write("// edited\n")
+        os.utime(edited, ns=(before.st_atime_ns, before.st_mtime_ns))
+    if (says := control("says")) is not None:
+        code, _, text = says.partition(" ")
+        print(text, file=sys.stderr)
+        return int(code)
     bad = [path for path in sources if control("bad") is not None and control("bad") in path.name]
     if bad:
         print(
@@ -57,8 +68,9 @@ def main():
         f'extern "C" int {s}() {{ return 0; }}\nextern "C" long {s}_workspace() {{ return 0; }}\n' for s in symbols
     ]
     target = Path(after("-o"))
+    host = next(arg.partition("=")[2] for arg in sys.argv if arg.startswith("-ccbin="))
     subprocess.run(
-        ["g++", "-x", "c++", "-fPIC", "-c", "-o", str(target), "-"], input="".join(bodies), text=True, check=True
+        [host, "-x", "c++", "-fPIC", "-c", "-o", str(target), "-"], input="".join(bodies), text=True, check=True
     )
     target.with_suffix(".symbols").write_text("\n".join(symbols))
     included = {path for name in re.findall(r'#include "([\w/.]+h)"', text) for path in locate(name)}

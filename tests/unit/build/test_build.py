@@ -2,8 +2,10 @@
 
 import ctypes
 import json
+import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -204,6 +206,7 @@ def test_known_failure_is_not_tried_again(
     assert [row.name for row in plan(selection, options).known_bad] == [first.rejected[0].name]
     again = build(selection, options)
     assert again.reused and again.rejected == first.rejected and len(toolkit.calls()) == tried
+    assert (first.remembered, again.remembered) == (0, 1)
 
     assert not build(selection, replace(options, retry_failed=True)).rejected
 
@@ -232,10 +235,10 @@ def test_no_variant_compiles(toolkit: FakeToolkit, options: BuildOptions, make_s
     selection = make_selection(64, 128)
     name = min(to_name(config) for config in selection.configs)
     expected = f'none of the 2 kernels compiles; the first, {name}: sm90a/{name}.cu(7): error: static assertion failed with "too big"'
-    for _ in range(2):  # from the compiler, then from the ledger
+    for more in ("", "; 2 failed in an earlier build, --retry-failed tries them again"):
         with pytest.raises(BuildError) as caught:
             build(selection, options)
-        assert str(caught.value) == expected
+        assert str(caught.value) == expected + more
     assert not _builds(options.home_dir) and not _left_over(options.home_dir)
 
 
@@ -296,7 +299,7 @@ def test_header_edit_compiles_again_and_undoing_it_does_not(
     first = build(make_selection(64), options)
     header = kernels / "include" / "gemmill" / "epilogue.cuh"
     text = header.read_text()
-    header.write_text(text + "// edited\n")
+    header.write_text(text + "inline int edited() { return 1; }\n")
     second = build(make_selection(64), options)
     assert len(toolkit.calls()) == 2 and second.folder != first.folder
     assert digests_of(second).isdisjoint(digests_of(first)), "a tuned row does not outlive the kernel that it measured"
@@ -318,6 +321,33 @@ def test_a_header_of_others_leaves_the_source_digest_alone(
 def digests_of(result) -> set[str]:
     """Of the emitted sources and what they include."""
     return {entry.source_digest for entry in result.manifest.entries}
+
+
+def test_a_header_that_is_edited_meanwhile(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
+) -> None:
+    header = kernels / "include" / "gemmill" / "epilogue.cuh"
+    toolkit.set("edit", str(header))
+    with pytest.raises(
+        BuildError, match=r"^a header was changed while the compiler read it \(sm90a\w+\): build again$"
+    ):
+        build(make_selection(64), options)
+    toolkit.unset("edit")
+    assert len(build(make_selection(64), options).manifest.entries) == 1
+
+
+def test_a_header_dated_in_the_future(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
+) -> None:
+    header = kernels / "include" / "gemmill" / "epilogue.cuh"
+    os.utime(header, (time.time() + 1e6,) * 2)
+    build(make_selection(64), options)
+    assert build(make_selection(64), options).reused and len(toolkit.calls()) == 1
+    with header.open("a") as file:
+        file.write("// edited\n")
+    os.utime(header, (time.time() + 1e6,) * 2)
+    build(make_selection(64), options)
+    assert len(toolkit.calls()) == 2
 
 
 @pytest.mark.parametrize("change", ["compiler", "cutlass header", "binding"])
@@ -440,6 +470,49 @@ def test_full_disk_under_the_compiler(toolkit: FakeToolkit, options: BuildOption
     assert _builds(options.home_dir) == [good.folder.name] and not _left_over(options.home_dir)
     toolkit.unset("diskfull")
     assert not build(make_selection(128), options).rejected  # not remembered as the variant's fault
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "nvcc fatal   : Could not open output file '/gone/tmpxft_00005219_0000000a'",
+        "inc.cu:1:10: fatal error: cuda_fp8.h: No such file or directory",
+        "cc1plus: fatal error: /cuda/include/tbb.h: Too many open files",
+        "Fatal error: can't create /gone/ok.o: No such file or directory",
+        "unit.cu(3): catastrophic error: could not open /tmp/x: Permission denied",
+        "",
+    ],
+)
+def test_what_is_not_about_the_source_is_not_remembered(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, message: str
+) -> None:
+    toolkit.set("says", f"1 {message}")
+    with pytest.raises(BuildError) as caught:
+        build(make_selection(64), options)
+    name = to_name(make_selection(64).configs[0])
+    assert str(caught.value) == f"{name} was not compiled: {message or 'the compiler gave no reason'}"
+    assert not list(options.home_dir.glob("cache/ledger/*")) and not _left_over(options.home_dir)
+    toolkit.unset("says")
+    assert not build(make_selection(64), options).rejected
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (255, "ptxas error   : Entry function 'f' uses too much shared data (0x61a80 bytes, 0x38c00 max)"),
+        (255, "ptxas /tmp/tmpxft_1.ptx, line 21; error   : Unknown modifier '.bar'"),
+        (1, "kernels/a.cuh(88): Error: Formal parameter space overflowed"),
+        (1, "a.cu:3:5: internal compiler error: in f, at g.cc:1"),
+    ],
+)
+def test_what_is_about_the_source_is_remembered(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, code: int, message: str
+) -> None:
+    build(make_selection(64), options)
+    toolkit.set("says", f"{code} {message}")
+    result = build(make_selection(64, 128), replace(options, jobs=1))
+    assert [row.error for row in result.rejected] == [message]
+    assert len(list(options.home_dir.glob("cache/ledger/*"))) == 1
 
 
 @pytest.mark.parametrize("where", ["extension", "manifest", "ledger", "working folder"])

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from gemmill.build import BuildOptions, build, cache_gc, cache_list, cache_verify
+from gemmill.build import BuildOptions, build, cache_gc, cache_list, cache_verify, plan
 from gemmill.build.cache import ObjectCache
 from gemmill.build.files import FileMemo
 from gemmill.build.sources import Source, SourceKind
@@ -99,6 +99,8 @@ def test_header_list_that_was_changed_is_not_trusted(shelf: Shelf) -> None:
     path = next(shelf.folder.glob("cache/headers/*.json"))
     path.write_text(json.dumps([]))
     assert shelf.found("ab") == ([], "ab")
+    shelf.put("ab")
+    assert shelf.found("ab") == (["ab"], ""), "compiling again has repaired it"
 
 
 def _names(selection: Selection) -> set[str]:
@@ -133,6 +135,29 @@ def test_verify_removes_what_is_damaged(filled: Path) -> None:
     report = cache_verify(filled)
     assert report.kept == 4 and report.removed == (damaged.parent.name,) and report.freed_bytes > status.st_size
     assert not damaged.parent.exists() and not list(filled.glob(f"cache/index/*/{damaged.parent.name}"))
+
+
+def test_verify_removes_damaged_lists_of_headers(filled: Path) -> None:
+    (path,) = {row for row in filled.glob("cache/headers/*.json") if "cutlass" in row.read_text()}
+    path.write_text("[" * 100_000)
+    assert cache_verify(filled).removed and not path.exists()
+
+
+@pytest.mark.parametrize("damage", ["headers", "memo", "entry"])
+def test_a_build_repairs_what_it_finds_damaged(
+    filled: Path, options: BuildOptions, make_selection: Callable[..., Selection], damage: str
+) -> None:
+    first = build(make_selection(64, 128), options)
+    where = {"headers": "cache/headers/*.json", "memo": "memo/files.json", "entry": "cache/objects/*/entry.json"}
+    for path in filled.glob(where[damage]):
+        if damage == "memo":  # as one flipped bit does it
+            text = path.read_text()
+            assert first.manifest.toolchain.nvcc in text
+            path.write_text(text.replace(first.manifest.toolchain.nvcc, "13,0.88"))
+        else:
+            path.write_text(path.read_text().replace("a", "b"))
+    assert len(build(make_selection(64, 128), options).manifest.entries) == 2
+    assert plan(make_selection(64, 128), options).units == ()
 
 
 def test_gc_by_age(filled: Path, options: BuildOptions, make_selection: Callable[..., Selection]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from gemmill import settings
 from gemmill.build import BuildError, BuildOptions, dsl_worker, options
 from gemmill.build.cubins import embedded_cubins, flags_of
+from gemmill.build.failures import failure_of_exception
 from gemmill.build.inspect import KernelFacts, is_of_variant, read_cubin
 from gemmill.build.options import DSL_JOB_MEMORY_BYTES, JOB_MEMORY_BYTES
 
@@ -72,16 +73,31 @@ def test_the_worker_tells_what_went_wrong_in_a_line(tmp_path: Path) -> None:
     def export(*arguments: object) -> None:
         asked.append(arguments)
 
-    assert dsl_worker._compile(emitted, tmp_path, export) == ""
+    assert dsl_worker._compile(emitted, tmp_path, export) == ("", "")
     assert asked == [("config", "symbol", tmp_path)]
 
     def fail(*_: object) -> None:
         raise RuntimeError("\n\x1b[91m========\x1b[0m\n  error: tile \x1b[1mtoo big\x1b[0m\nmore")
 
-    assert dsl_worker._compile(emitted, tmp_path, fail) == "RuntimeError: error: tile too big"
+    assert dsl_worker._compile(emitted, tmp_path, fail) == ("source", "RuntimeError: error: tile too big")
     assert dsl_worker.describe(SystemExit()) == "SystemExit: it gave no reason"
     emitted.write_text("CONFIG = 1\n")
-    assert dsl_worker._compile(emitted, tmp_path, export) == "KeyError: 'SYMBOL'"
+    assert dsl_worker._compile(emitted, tmp_path, export) == ("source", "KeyError: 'SYMBOL'")
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (ValueError("the tile is too big"), "source"),
+        (OSError(28, "No space left on device"), "diskfull"),
+        (RuntimeError("cannot write: No space left on device"), "diskfull"),
+        (RuntimeError("open failed: Too many open files"), "tool"),
+        (FileNotFoundError(2, "No such file or directory", "/gone"), "tool"),
+        (MemoryError(), "tool"),
+    ],
+)
+def test_whose_failure_an_exception_is(error: Exception, failure: str) -> None:
+    assert failure_of_exception(error) == failure
 
 
 def test_the_environment_holds_nothing_that_changes_an_object(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
