@@ -62,6 +62,17 @@ def test_misses_become_shapes(recorder, problem_call, tmp_path: Path) -> None:
     ]
 
 
+def test_a_miss_is_written_once(recorder, problem_call, tmp_path: Path) -> None:
+    """However many others came between."""
+    build = Noted()
+    recorder.add(build)
+    for m in (3, 4, 3, 4, 5, 3):
+        build.calls = [(problem_call(m=m), Trust.MODEL)]
+        recorder.flush()
+    rows = (tmp_path / "new" / "misses.jsonl").read_text().splitlines()
+    assert [json.loads(row)["m"] for row in rows] == [3, 4, 5]
+
+
 def test_the_file_is_bounded(recorder, problem_call, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(misses, "MOST_BYTES", 10)
     build = Noted((problem_call(m=3), Trust.MODEL))
