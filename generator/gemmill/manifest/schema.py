@@ -7,7 +7,7 @@ from gemmill.space.family import AnyConfig, Family
 from gemmill.space.predicate import AnyPredicate, Predicate, QuantPredicate
 from gemmill.space.quant import QuantConfig
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Of the manifest, and of the numbers that runtime and extension exchange."""
 
 TYPES_OF: dict[Family, dict[str, type]] = {
