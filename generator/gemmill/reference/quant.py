@@ -139,7 +139,7 @@ def tensor_quant_with_azp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
     """s8 codes of x, its scale [1] and zero point s32 [1]: coded as token_quant_with_azp codes a row. An empty tensor has
     scale and zero point 0."""
     codes, scale, azp = token_quant_with_azp(x.reshape(1, -1))
-    return codes.view(x.shape), scale[0], azp[0]
+    return codes.reshape(x.shape), scale[0], azp[0]
 
 
 def token_quant(
@@ -208,7 +208,7 @@ def group_quant(
     if scale_format is not ScaleFormat.F32:
         scale = round_up_to_power_of_two(scale)
     codes = encode_truncated(grouped * torch.reciprocal(scale)) if truncated else encode(grouped / scale, out_dtype)
-    return codes.view(rows, hidden), scale[..., 0]
+    return codes.reshape(rows, hidden), scale[..., 0]
 
 
 def group_quant_with_azp(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -216,7 +216,7 @@ def group_quant_with_azp(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor
     token_quant_with_azp codes a row."""
     rows, hidden = x.shape
     codes, scale, azp = token_quant_with_azp(x.reshape(-1, group_size))
-    return codes.view(rows, hidden), scale.view(rows, -1), azp.view(rows, -1)
+    return codes.reshape(rows, hidden), scale.reshape(rows, -1), azp.reshape(rows, -1)
 
 
 def rms_normed(
@@ -267,4 +267,4 @@ def rms_norm_quant(
         amax = torch.fmin(amax, scale_ub)
     scale = divide(amax, CODE_MAX[out_dtype]).clamp_min(SMALLEST_SCALE[out_dtype])
     scaled = grouped / scale if out_dtype is DType.E4M3 else grouped * torch.reciprocal(scale)
-    return encode(scaled, out_dtype).view(rows, hidden), scale[..., 0], added
+    return encode(scaled, out_dtype).reshape(rows, hidden), scale[..., 0], added
