@@ -91,9 +91,36 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
     if breakage is Breakage.SOME:
         for _ in range(rng.choice((1, 1, 2))):
             _break(values, op, rng)
-    return [
+    arguments = [
         values.get(names.get(p.name, p.name), False if p.kind is Kind.BOOL else None) for p in BY_NAME[op].parameters
     ]
+    return [odd_strides(value, rng) if isinstance(value, torch.Tensor) else value for value in arguments]
+
+
+def odd_strides(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    """The same elements, now and then with other strides where strides mean nothing: in dimensions of size 1."""
+    if rng.random() < 0.5:
+        return tensor
+    strides = [
+        rng.choice((0, 1, 7, 1 << 20)) if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
+    return tensor.as_strided(tensor.shape, strides)
+
+
+def empty_call(op: str, leading: tuple[int, ...], rng: random.Random) -> list[Any]:
+    """Arguments of a call on dense tensors without elements, all rows of which have these dimensions."""
+    while True:
+        arguments = some_call(op, rng, Breakage.NONE)
+        call = dict(zip(BY_NAME[op].arguments, arguments, strict=True))
+        if not call["input"].shape[0]:
+            break
+
+    def dense(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != 0:
+            return value
+        return torch.empty((*leading, *value.shape[1:]) if value.dim() > 1 else leading, dtype=value.dtype)
+
+    return [dense(value) for value in arguments]
 
 
 def _break(values: dict[str, Any], op: str, rng: random.Random) -> None:

@@ -33,6 +33,7 @@ _QUANT = (
     "per_token_group_fp8_quant_packed",
     "per_token_group_quant_int8",
     "per_token_group_quant_int8_azp",
+    "per_token_group_quant_int8_truncated",
     "rms_norm_dynamic_per_token_quant",
     "rms_norm_per_block_quant",
     "silu_and_mul_per_block_quant",

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "autograd.h"
+
 namespace gemmill {
 
 // Owns the handle that the dispatcher passed, as boxed kernels must.
@@ -55,6 +57,13 @@ class Operand {
     int32_t type = -1;
     aoti_torch_get_device_type(handle_, &type);
     return type;
+  }
+
+  // Whether autograd would have to record the call for this tensor's gradient, which the ops do not have.
+  bool is_differentiated() const { return given() && requires_grad(handle_) && aoti_torch_grad_mode_is_enabled(); }
+  // Tells autograd that the call has written it.
+  void note_write() const {
+    if (given()) bump_version(handle_);
   }
 
   void* data = nullptr;

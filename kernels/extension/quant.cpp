@@ -44,6 +44,7 @@ enum Op : int64_t {
   kActAndMulPerToken,
   kDynamicTensorScaledInt8,
   kPerTokenGroupInt8Azp,
+  kPerTokenGroupInt8Truncated,
 };
 
 constexpr double kMostE4m3 = 448.0, kLeastS8 = -128.0, kMostS8 = 127.0;
@@ -52,7 +53,7 @@ constexpr float kSmallestE4m3Scale = 1.0f / (448.0f * 512.0f), kSmallestS8Scale 
 
 uint64_t key_of(QuantRow const& row) {
   return static_cast<uint64_t>(row.family) | row.in_dtype << 8 | row.out_dtype << 12 | row.activation << 16 |
-         row.scale_format << 20 | row.symmetric << 24 | row.group_size << 28;
+         row.scale_format << 20 | row.symmetric << 24 | row.truncated << 25 | row.group_size << 28;
 }
 
 using Table = std::vector<std::pair<uint64_t, int64_t>>;
@@ -70,6 +71,7 @@ int64_t kernel_of(QuantCall const& x) {
   row.group_size = x.group_size;
   row.scale_format = static_cast<int64_t>(x.format);
   row.symmetric = !x.azp.given();
+  row.truncated = x.truncated;
   Table const* table = current_table.load(std::memory_order_acquire);
   if (table == nullptr) return -1;
   std::pair<uint64_t, int64_t> const wanted{key_of(row), 0};
@@ -103,7 +105,7 @@ int32_t launch_group(gemmill_quant_kernel const& kernel, QuantCall const& x, gem
   float const smallest_scale = !x.gated() ? 0.0f : x.s8() ? kSmallestS8Scale : kSmallestE4m3Scale;
   gemmill_group_quant_args const args{x.in.data, x.out.data, x.scales.data, static_cast<int32_t*>(x.azp.data),
                                       static_cast<float const*>(x.scale_ub.data), x.rows, x.hidden, x.in_stride,
-                                      x.out_stride, x.scale_stride_m, x.scale_stride_n, (x.rows + 3) / 4 * 4,
+                                      x.out_stride, x.scale_stride_m, x.scale_stride_n, (x.rows + 3) / 4 * 4, x.out_rows,
                                       static_cast<float>(x.epsilon), smallest_scale, how};
   return kernel.launch(&args);
 }
@@ -135,8 +137,9 @@ void run(Op op, QuantCall& x, Describe describe) {
     refuse(op, facts);
   };
   if (!well_formed(x)) refuse_call();
-  // The scale of an empty tensor is written, nothing else.
-  if (x.rows * x.hidden == 0 && x.family != QuantFamily::kTensor) return;
+  // What belongs to an empty tensor, or to a row without elements, is written: scale and zero point.
+  bool const writes_scales = x.family == QuantFamily::kTensor || (x.scale_a_row() && x.rows > 0);
+  if (x.rows * x.hidden == 0 && !writes_scales) return;
   int64_t const index = kernel_of(x);
   if (index < 0) refuse_call();
   gemmill_quant_kernel const& kernel = gemmill_quant_kernels[index];
@@ -152,6 +155,7 @@ void run(Op op, QuantCall& x, Describe describe) {
     char const* why = status > 0 ? cudaGetErrorString(static_cast<cudaError_t>(status)) : "it refuses these arguments";
     throw std::runtime_error(std::string("gemmill: ") + kernel.symbol + " could not be launched: " + why);
   }
+  x.note_writes();
 }
 
 void static_scaled_fp8_quant(StableIValue* stack, uint64_t, uint64_t) {
@@ -194,6 +198,7 @@ void dynamic_scaled_int8_quant(StableIValue* stack, uint64_t, uint64_t) { int8_q
 template <class Describe>
 void per_token_group_quant(Op op, bool s8, QuantFormat format, StableIValue* stack, Describe describe_rest) {
   QuantCall x{QuantFamily::kGroup};
+  x.truncated = op == kPerTokenGroupInt8Truncated;
   x.makes_e4m3 = !s8, x.makes_s8 = s8, x.takes_group_32 = true, x.format = format;
   x.in = Operand::required(stack[0]), x.out = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
   x.group_size = to<int64_t>(stack[3]);
@@ -214,6 +219,10 @@ void per_token_group_fp8_quant(StableIValue* stack, uint64_t, uint64_t) {
 
 void per_token_group_quant_int8(StableIValue* stack, uint64_t, uint64_t) {
   per_token_group_quant(kPerTokenGroupInt8, true, QuantFormat::kF32, stack, [](Facts&) {});
+}
+
+void per_token_group_quant_int8_truncated(StableIValue* stack, uint64_t, uint64_t) {
+  per_token_group_quant(kPerTokenGroupInt8Truncated, true, QuantFormat::kF32, stack, [](Facts&) {});
 }
 
 void per_token_group_fp8_quant_packed(StableIValue* stack, uint64_t, uint64_t) {
@@ -264,9 +273,21 @@ void silu_and_mul_per_token_quant(StableIValue* stack, uint64_t, uint64_t) {
   run(kSiluAndMulPerToken, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales).operand(x.scale_ub); });
 }
 
+// Takes a text over, whose handle belongs to who takes it. torch 2.11's own conversion leaves a copy behind in each call.
+std::string take_text(StableIValue value) {
+  auto handle = to<StringHandle>(value);
+  char const* data = nullptr;
+  size_t length = 0;
+  torch_string_c_str(handle, &data);
+  torch_string_length(handle, &length);
+  std::string text(data, length);
+  torch_delete_string(handle);
+  return text;
+}
+
 // The activation of an op that is told which, by its name. Returns the name, for the sentence where there is no such.
 std::string take_activation(QuantCall& x, StableIValue value) {
-  std::string name = to<std::string>(value);
+  std::string const name = take_text(value);
   x.takes_f32 = false;
   if (name == "silu") {
     x.activation = QuantActivation::kSilu;
@@ -353,6 +374,7 @@ QuantOp const quant_ops[kQuantOps] = {
     {"act_and_mul_per_token_quant", act_and_mul_per_token_quant},
     {"dynamic_tensor_scaled_int8_quant", dynamic_tensor_scaled_int8_quant},
     {"per_token_group_quant_int8_azp", per_token_group_quant_int8_azp},
+    {"per_token_group_quant_int8_truncated", per_token_group_quant_int8_truncated},
 };
 
 }  // namespace gemmill

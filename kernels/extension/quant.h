@@ -11,7 +11,7 @@ namespace gemmill {
 // interface; the numbers stand for members of the enumerations in gemmill.space.quant, in their order there.
 struct QuantRow {
   int64_t kernel;  // index into gemmill_quant_kernels
-  int64_t family, in_dtype, out_dtype, activation, group_size, scale_format, symmetric;
+  int64_t family, in_dtype, out_dtype, activation, group_size, scale_format, symmetric, truncated;
 };
 
 // A boxed kernel; the stack holds the arguments of the op's schema in gemmill.runtime.schemas.
@@ -19,7 +19,7 @@ struct QuantOp {
   char const* name;
   void (*kernel)(StableIValue* stack, uint64_t argument_count, uint64_t output_count);
 };
-inline constexpr int kQuantOps = 18;
+inline constexpr int kQuantOps = 19;
 extern QuantOp const quant_ops[kQuantOps];
 
 }  // namespace gemmill

@@ -9,12 +9,17 @@
 namespace gemmill {
 namespace {
 
-// The stride of rows, all dimensions but the last taken as one: -1 where they cannot be. Rows of no dimension, or only
-// one row, have the stride of dense ones.
-int64_t row_stride(Operand const& x) {
-  int64_t const hidden = x.sizes[x.rank - 1];
-  if (hidden > 1 && x.strides[x.rank - 1] != 1) return -1;
-  int64_t stride = hidden, expected = -1;
+int64_t rows_of(Operand const& x) {
+  int64_t rows = 1;
+  for (int64_t i = 0; i + 1 < x.rank; ++i) rows *= x.sizes[i];
+  return rows;
+}
+
+// The stride of all dimensions but the last taken as one, whatever the stride of the last: -1 where they cannot be. Where a
+// stride means nothing, for it is never taken (a single row, no element), it is that of dense rows.
+int64_t stride_of_rows(Operand const& x) {
+  int64_t stride = x.sizes[x.rank - 1], expected = -1;
+  if (x.numel() == 0) return stride;
   for (int64_t i = x.rank - 2; i >= 0; --i) {
     if (x.sizes[i] == 1) continue;
     if (expected >= 0 && x.strides[i] != expected) return -1;
@@ -24,7 +29,14 @@ int64_t row_stride(Operand const& x) {
   return stride;
 }
 
+// The same for rows whose elements lie beside one another: -1 where they do not.
+int64_t row_stride(Operand const& x) {
+  bool const apart = x.numel() > 0 && x.sizes[x.rank - 1] > 1 && x.strides[x.rank - 1] != 1;
+  return apart ? -1 : stride_of_rows(x);
+}
+
 bool is_dense(Operand const& x) {
+  if (x.numel() == 0) return true;
   int64_t expected = 1;
   for (int64_t i = x.rank - 1; i >= 0; --i) {
     if (x.sizes[i] > 1 && x.strides[i] != expected) return false;
@@ -40,6 +52,14 @@ bool same_shape(Operand const& x, Operand const& y, int64_t last) {
   return std::equal(x.sizes, x.sizes + x.rank - 1, y.sizes);
 }
 
+// Whether elements of two tensors of one shape lie at the same offsets.
+bool same_places(Operand const& x, Operand const& y) {
+  for (int64_t i = 0; i < x.rank && x.numel() > 0; ++i) {
+    if (x.sizes[i] > 1 && x.strides[i] != y.strides[i]) return false;
+  }
+  return true;
+}
+
 bool written_rows(Operand const& x, int64_t rows, int64_t stride) {
   return stride >= 0 && (rows <= 1 || stride >= x.sizes[x.rank - 1]);
 }
@@ -49,11 +69,12 @@ bool sizes_fit(QuantCall& x) {
   int64_t const width = x.in.sizes[x.in.rank - 1];
   if (x.gated() && width % 2 != 0) return false;
   x.hidden = x.gated() ? width / 2 : width;
-  x.rows = 1;
-  for (int64_t i = 0; i + 1 < x.in.rank; ++i) x.rows *= x.in.sizes[i];
-  if (!same_shape(x.out, x.in, x.hidden)) return false;
+  x.rows = rows_of(x.in), x.out_rows = rows_of(x.out);
+  // Packed scales are padded to four rows, and so may the codes be.
+  bool const padded = x.format == QuantFormat::kPackedUe8m0 && x.out.rank == 2 && x.out_rows >= x.rows && x.out.sizes[1] == x.hidden;
+  if (!padded && !same_shape(x.out, x.in, x.hidden)) return false;
   x.in_stride = row_stride(x.in), x.out_stride = row_stride(x.out);
-  return x.in_stride >= 0 && written_rows(x.out, x.rows, x.out_stride);
+  return x.in_stride >= 0 && written_rows(x.out, x.out_rows, x.out_stride);
 }
 
 bool dtypes_fit(QuantCall const& x) {
@@ -87,9 +108,9 @@ bool static_scales_fit(QuantCall& x) {
   int64_t groups[2];
   for (int i = 0; i < 2; ++i) {
     int64_t const count = x.scales.sizes[i];
-    if (count < 1 || sizes[i] % count != 0) return false;
-    groups[i] = std::max<int64_t>(sizes[i] / count, 1);
-    if (shape && (*shape)[i] != groups[i] && !((*shape)[i] == -1 && count == 1)) return false;
+    if (sizes[i] == 0 ? count > 1 : count < 1 || sizes[i] % count != 0) return false;
+    groups[i] = sizes[i] == 0 ? 1 : sizes[i] / count;
+    if (shape && sizes[i] > 0 && (*shape)[i] != groups[i] && !((*shape)[i] == -1 && count == 1)) return false;
   }
   x.group_m = groups[0], x.group_n = groups[1];
   x.scale_stride_m = x.scales.strides[0], x.scale_stride_n = x.scales.strides[1];
@@ -106,24 +127,16 @@ bool group_scales_fit(QuantCall& x) {
   int64_t const rows = packed ? (x.rows + 3) / 4 * 4 : x.rows;
   bool const as_rows = (s.rank == 2 && s.sizes[0] == x.rows && s.sizes[1] == columns) ||
                        (s.rank >= 1 && same_shape(s, x.in, columns));
+  // Strides that are never taken are made those of the layout: padding is written at the second row of the only one.
   auto fits = [&](int64_t m, int64_t g, bool m_major) {
+    if (x.rows <= 1) m = m_major ? 1 : columns;
+    if (columns <= 1 || x.rows == 0) g = m_major ? rows : 1;
     x.scale_stride_m = m, x.scale_stride_n = g;
-    return m_major ? (m == 1 || x.rows <= 1) && (g >= rows || columns <= 1) : (g == 1 || columns <= 1) && (m >= columns || x.rows <= 1);
+    return m_major ? m == 1 && g >= rows : g == 1 && m >= columns;
   };
   if (as_rows) {
-    int64_t m = 0, g = s.strides[s.rank - 1];
-    if (s.rank == 2) {
-      m = s.strides[0];
-    } else {
-      // Leading dimensions as one, whatever the stride along a row.
-      int64_t expected = -1;
-      for (int64_t i = s.rank - 2; i >= 0; --i) {
-        if (s.sizes[i] == 1) continue;
-        if (expected >= 0 && s.strides[i] != expected) return false;
-        if (expected < 0) m = s.strides[i];
-        expected = s.strides[i] * s.sizes[i];
-      }
-    }
+    int64_t const m = s.rank == 2 ? s.strides[0] : stride_of_rows(s), g = s.strides[s.rank - 1];
+    if (m < 0) return false;
     if (packed) return fits(m, g, true);
     if (!x.transposed) return fits(m, g, false) || fits(m, g, true);
     if (fits(m, g, *x.transposed)) return true;
@@ -136,7 +149,7 @@ bool group_scales_fit(QuantCall& x) {
 bool scales_fit(QuantCall& x) {
   switch (x.family) {
     case QuantFamily::kStatic: return static_scales_fit(x);
-    case QuantFamily::kTensor: return x.scales.dtype == dtypes().f32 && x.scales.numel() == 1;
+    case QuantFamily::kTensor: return x.scales.dtype == dtypes().f32 && x.scales.numel() >= 1;
     case QuantFamily::kToken:
     case QuantFamily::kRmsToken: x.scale_stride_m = 1; return has_values(x.scales, dtypes().f32, x.rows);
     default: break;
@@ -149,7 +162,7 @@ bool others_fit(QuantCall& x) {
   if (x.azp.given() && x.family == QuantFamily::kGroup) {
     if (x.azp.dtype != dtypes().s32 || x.azp.rank != x.scales.rank) return false;
     if (!std::equal(x.azp.sizes, x.azp.sizes + x.azp.rank, x.scales.sizes)) return false;
-    if (!std::equal(x.azp.strides, x.azp.strides + x.azp.rank, x.scales.strides)) return false;
+    if (!same_places(x.azp, x.scales)) return false;
   } else if (x.azp.given() && !has_values(x.azp, dtypes().s32, x.one_azp() ? 1 : x.rows)) return false;
   if (x.scale_ub.given() && (x.s8() || x.scale_ub.dtype != dtypes().f32 || x.scale_ub.numel() != 1)) return false;
   if (x.weight.given() && (x.weight.rank != 1 || !has_values(x.weight, x.in.dtype, x.hidden))) return false;
@@ -163,7 +176,6 @@ bool others_fit(QuantCall& x) {
 
 bool places_fit(QuantCall const& x) {
   int64_t const in_bytes = x.in.dtype == dtypes().f32 ? 4 : 2;
-  bool const reads_scales = x.family == QuantFamily::kStatic;
   struct Place {
     Operand const* operand;
     int64_t element_bytes;
@@ -171,15 +183,15 @@ bool places_fit(QuantCall const& x) {
   };
   std::array<Place, 7> const places{{{&x.out, 1, true},
                                      {&x.in, in_bytes, false},
-                                     {&x.scales, 4, !reads_scales},
-                                     {&x.azp, 4, !reads_scales},
+                                     {&x.scales, 4, x.makes_scales()},
+                                     {&x.azp, 4, x.makes_scales()},
                                      {&x.scale_ub, 4, false},
                                      {&x.weight, in_bytes, false},
                                      {&x.residual, in_bytes, true}}};
   for (size_t i = 0; i < places.size(); ++i) {
     Operand const& a = *places[i].operand;
     if (!a.given()) continue;
-    if (a.device != x.out.device) return false;
+    if (a.device != x.out.device || a.is_differentiated()) return false;
     for (size_t j = 0; j < i; ++j) {
       Operand const& b = *places[j].operand;
       if (!b.given() || !(places[i].written || places[j].written)) continue;
@@ -192,6 +204,11 @@ bool places_fit(QuantCall const& x) {
 }  // namespace
 
 bool QuantCall::s8() const { return out.dtype == dtypes().s8; }
+
+void QuantCall::note_writes() const {
+  out.note_write(), residual.note_write();
+  if (makes_scales()) scales.note_write(), azp.note_write();
+}
 
 bool well_formed(QuantCall& x) { return dtypes_fit(x) && sizes_fit(x) && scales_fit(x) && others_fit(x) && places_fit(x); }
 

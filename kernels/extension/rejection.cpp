@@ -15,7 +15,7 @@ std::atomic<gemmill_describe> describe_call{nullptr};
 Facts& Facts::operand(Operand const& x) {
   numbers_.push_back(x.given());
   if (!x.given()) return *this;
-  numbers_.insert(numbers_.end(), {x.dtype, x.device_type(), x.device, reinterpret_cast<int64_t>(x.data), x.rank});
+  numbers_.insert(numbers_.end(), {x.dtype, x.device_type(), x.device, reinterpret_cast<int64_t>(x.data), x.is_differentiated(), x.rank});
   numbers_.insert(numbers_.end(), x.sizes, x.sizes + x.rank);
   numbers_.insert(numbers_.end(), x.strides, x.strides + x.rank);
   return *this;

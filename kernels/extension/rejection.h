@@ -33,7 +33,7 @@ class Facts {
 
 extern "C" {
 // Writes the sentence for a refused call. `facts` holds for each tensor: given, dtype, device type, device index, data
-// pointer, rank, sizes, strides; for an integer or truth value itself; for a real number the bits of the double; for a
+// pointer, whether it is differentiated, rank, sizes, strides; for an integer or truth value itself; for a real number the bits of the double; for a
 // list of integers: given, length, values; for a text: length, bytes.
 typedef void (*gemmill_describe)(int64_t op, int64_t const* facts, int64_t count, char* text, int64_t capacity);
 __attribute__((visibility("default"))) void gemmill_set_describe(gemmill_describe describe);

@@ -90,10 +90,11 @@ bool well_formed(Op op, Operands const& x, OperandType& type, GroupedScales& gro
   if (x.bias.given() && !is_vector(x.bias, x.out.dtype, n)) return false;
   if (op == kScaledMmAzp && !is_vector(x.azp_adj, d.s32, n)) return false;
   if (x.azp.given() && !is_vector(x.azp, d.s32, m)) return false;
+  if (x.out.is_differentiated()) return false;
   int64_t out_bytes = x.out.span_bytes(2), element_bytes = operand_bytes(type);
   for (auto [operand, bytes] : {std::pair(&x.a, element_bytes), {&x.b, element_bytes}, {&x.a_scales, 4}, {&x.b_scales, 4}, {&x.azp_adj, 4}, {&x.azp, 4}, {&x.bias, 2}}) {
     if (!operand->given()) continue;
-    if (operand->device != x.out.device) return false;
+    if (operand->device != x.out.device || operand->is_differentiated()) return false;
     if (overlaps(x.out, out_bytes, *operand, bytes)) return false;
   }
   return true;
@@ -160,6 +161,7 @@ void run(Op op, Operands const& x) {
     char const* why = status > 0 ? cudaGetErrorString(static_cast<cudaError_t>(status)) : "it refuses these arguments";
     throw std::runtime_error(std::string("gemmill: ") + kernel.symbol + " could not be launched: " + why);
   }
+  x.out.note_write();
 }
 
 Operand taken(StableIValue value) { return Operand::required(value); }

@@ -144,7 +144,7 @@ Choice choose_tuned(Table const& table, Call const& call) {
     }
   }
   if (best == nullptr) return {-1, 0};
-  return {best->row, best_distance == 0.0 && call.m <= best->m ? 1 : 2};
+  return {best->row, best->exact && best_distance == 0.0 && call.m <= best->m ? 1 : 2};
 }
 
 // Only where a choice is made, not where one is remembered: the hot path does not come here.

@@ -37,11 +37,12 @@ struct TunedRow {
   int64_t problem;
   int64_t n, k, m;
   int64_t row;
+  int64_t exact;  // whether it was the fastest: 0 where that one has changed since, and this was nearly as fast
 };
 
 struct Choice {
   int64_t row;    // index of the row, or -1 if no row takes the call
-  int64_t trust;  // 0 pinned, 1 tuned at this (n, k) for no fewer rows, 2 tuned near it, 3 by the model
+  int64_t trust;  // 0 pinned, 1 tuned at this (n, k) for no fewer rows, 2 tuned near it or not exact, 3 by the model
 };
 
 // A call whose choice was not exact, noted when the choice was first made.

@@ -3,6 +3,7 @@
 
 #include <cfloat>
 #include <cstdint>
+#include <type_traits>
 
 namespace gemmill::quant {
 
@@ -15,6 +16,9 @@ struct S8 {
   static constexpr float kMax = 127.0f;
   static constexpr float kSmallestScale = FLT_EPSILON;
 };
+
+// vLLM's codes of groups: values times 1 / scale, cut off towards zero. NaN becomes -128.
+struct TruncatedS8 : S8 {};
 
 // Four codes, round to nearest even, saturating. NaN becomes 0x7f in e4m3 and 0 in s8.
 __device__ __forceinline__ uint32_t encode4(float a, float b, float c, float d, E4M3) {
@@ -115,10 +119,20 @@ struct ShortQuotient {
   }
 };
 
+template <int kElements>
+__device__ __forceinline__ void encode_truncated(float const (&values)[kElements], float scale, uint32_t (&words)[kElements / 4]) {
+  float const reciprocal = reciprocal_of(scale);
+  auto const code = [reciprocal](float value) { return __float2int_rz(fminf(fmaxf(__fmul_rn(value, reciprocal), -128.0f), 127.0f)); };
+#pragma unroll
+  for (int i = 0; i < kElements; i += 4) words[i / 4] = pack_s8(code(values[i]), code(values[i + 1]), code(values[i + 2]), code(values[i + 3]));
+}
+
 // Codes of values / scale, where no |value| but NaN exceeds amax.
 template <class Out, int kElements>
 __device__ __forceinline__ void encode_scaled(float const (&values)[kElements], float scale, float amax, uint32_t (&words)[kElements / 4]) {
-  if (is_plain(scale) && amax <= kLargestPlain) [[likely]] {
+  if constexpr (std::is_same_v<Out, TruncatedS8>) {
+    encode_truncated(values, scale, words);
+  } else if (is_plain(scale) && amax <= kLargestPlain) [[likely]] {
     Quotient const by_scale(scale);
 #pragma unroll
     for (int i = 0; i < kElements; i += 4) {

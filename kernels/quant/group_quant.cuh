@@ -263,7 +263,10 @@ int32_t group_quant(gemmill_group_quant_args const& x) {
                       : launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, kMostUnroll, true>(p, chunks, x.launch);
     if (error != cudaSuccess) return error;
   }
-  return cudaSuccess;
+  int64_t const padding = (x.out_rows < x.scale_rows ? x.out_rows : x.scale_rows) - x.rows;
+  if (kFormat != ScaleFormat::kPackedUe8m0 || padding <= 0) return cudaSuccess;
+  return cudaMemset2DAsync(static_cast<uint8_t*>(x.out) + x.rows * x.out_stride, x.out_stride, 0, x.hidden, padding,
+                           static_cast<cudaStream_t>(x.launch.stream));
 }
 
 }  // namespace gemmill::quant

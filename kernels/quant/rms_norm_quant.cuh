@@ -302,20 +302,21 @@ int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, RmsNormShape
 
 template <class Variant, class In, class Out, int kGroup>
 int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
-  if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
+  if (x.rows == 0 || (x.hidden == 0 && kGroup != 0)) return cudaSuccess;
   if constexpr (kGroup != 0) {
     if (x.hidden % kGroup != 0) return GEMMILL_CANNOT_IMPLEMENT;
   }
   constexpr int64_t kElements = kChunkElements<In>;
   int64_t const chunks = ceil_divide(x.hidden, kElements);
   if (chunks > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
-  bool aligned = rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden) && is_aligned(x.weight, 16);
+  int64_t const chunks_of_shape = chunks > 0 ? chunks : 1;  // rows without elements have scales too
+  bool aligned = chunks > 0 && rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden) && is_aligned(x.weight, 16);
   if (x.residual != nullptr) aligned = aligned && is_aligned(x.residual, 16) && x.residual_stride % kElements == 0;
   constexpr int64_t kSlice = kMostChunks / kPortableCluster;
   for (int64_t row = 0; row < x.rows; row += kSlice) {
     int64_t const rows = x.rows - row < kSlice ? x.rows - row : kSlice;
-    RmsNormShape const shape = rms_norm_shape(x.launch, rows, chunks, x.residual != nullptr, kPortableCluster);
-    RmsNormShape const single = rms_norm_shape(x.launch, rows, chunks, x.residual != nullptr, 1);
+    RmsNormShape const shape = rms_norm_shape(x.launch, rows, chunks_of_shape, x.residual != nullptr, kPortableCluster);
+    RmsNormShape const single = rms_norm_shape(x.launch, rows, chunks_of_shape, x.residual != nullptr, 1);
     RmsNormParams const p{
         static_cast<In const*>(x.in) + row * x.in_stride,
         x.weight,
@@ -325,7 +326,7 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
         x.scale_ub,
         x.hidden, x.in_stride, x.out_stride, x.residual_stride, x.scale_stride_m, x.scale_stride_g,
         static_cast<uint32_t>(chunks),
-        static_cast<uint32_t>(rows), rows_ahead(x.launch.sm_count, chunks * (x.residual == nullptr ? 16 : 32)),
+        static_cast<uint32_t>(rows), rows_ahead(x.launch.sm_count, chunks_of_shape * (x.residual == nullptr ? 16 : 32)),
         rows * shape.cluster <= 2 * int64_t{x.launch.sm_count},  // beyond, to fetch early costs large tensors 5 % (H200, 2026-11-20)
         1.0 / static_cast<double>(x.hidden), static_cast<double>(x.epsilon),
     };

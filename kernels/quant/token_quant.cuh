@@ -205,15 +205,21 @@ int32_t launch_token_quant_wide(TokenQuantParams const& p, TokenQuantShape shape
 
 template <class Variant, class In, class Activation, class Coding>
 int32_t token_quant(gemmill_token_quant_args const& x) {
-  if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
+  if (x.rows == 0) return cudaSuccess;
   if ((x.azps == nullptr) != Coding::kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
+  if (x.hidden == 0 && !Coding::kSymmetric) {  // the extent of nothing is no range
+    cudaError_t const error = cudaMemsetAsync(x.scales, 0, x.rows * sizeof(*x.scales), static_cast<cudaStream_t>(x.launch.stream));
+    if (error != cudaSuccess) return error;
+    return cudaMemsetAsync(x.azps, 0, x.rows * sizeof(*x.azps), static_cast<cudaStream_t>(x.launch.stream));
+  }
   int64_t const chunks = ceil_divide(x.hidden, kChunkElements<In>);
+  int64_t const chunks_of_shape = chunks > 0 ? chunks : 1;  // rows without elements have scales too
   if (chunks > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
   bool const aligned = rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden);
   constexpr int64_t kSlice = kMostChunks / kPortableCluster;
   for (int64_t row = 0; row < x.rows; row += kSlice) {
     int64_t const rows = x.rows - row < kSlice ? x.rows - row : kSlice;
-    TokenQuantShape const shape = token_quant_shape(x.launch, rows, chunks, Activation::kGated ? 2 : 1, Coding::kSymmetric);
+    TokenQuantShape const shape = token_quant_shape(x.launch, rows, chunks_of_shape, Activation::kGated ? 2 : 1, Coding::kSymmetric);
     // Where a row takes half an SM, little is loaded while it is reduced. Plain symmetric rows are reduced quickly (H200, 2026-11-21).
     bool const fetches_ahead = (Activation::kGated || !Coding::kSymmetric) && shape.threads >= 448;
     TokenQuantParams const p{

@@ -16,6 +16,7 @@ CASES = {
     "token": "sm90a_quant_token_f16_e4m3_geluerf_f32_sym",
     "token_azp": "sm90a_quant_token_bf16_s8_none_f32_asym",
     "group": "sm90a_quant_group_bf16_e4m3_silu_g128ue8m0x4_sym",
+    "group_truncated": "sm90a_quant_group_bf16_s8_none_g64f32_trunc",
     "rms_token": "sm90a_quant_rmstoken_bf16_s8_none_f32_sym",
     "rms_group": "sm90a_quant_rmsgroup_bf16_e4m3_none_g64f32_sym",
 }

@@ -13,7 +13,9 @@ from gemmill.reference import (
     compare_within,
     exact_scaled_mm,
     groups_of,
+    powers_of_two,
     scaled_mm,
+    small_integers,
     tolerance,
 )
 from gemmill.reference.tolerance import half_unit_in_last_place
@@ -145,7 +147,7 @@ def make_call(problem: Problem, device: torch.device) -> Call:
 def _data(p: Problem, rows: int, columns: int, generator: torch.Generator) -> Tensor:
     kind, device = getattr(torch, p.a_dtype.torch_name), generator.device
     if p.data == "integers":
-        return torch.randint(-2, 3, (rows, columns), device=device, generator=generator).to(torch.float32).to(kind)
+        return small_integers(rows, columns, kind, generator)
     if p.a_dtype is DType.S8:
         return torch.randint(-128, 128, (rows, columns), dtype=torch.int8, device=device, generator=generator)
     return torch.randn(rows, columns, device=device, generator=generator).to(kind)
@@ -168,9 +170,7 @@ def _scales(p: Problem, kind: str, count: int, generator: torch.Generator) -> Te
 
 def _scale_values(p: Problem, count: int, generator: torch.Generator) -> Tensor:
     if p.data == "integers":
-        return torch.exp2(
-            torch.randint(-2, 1, (count,), device=generator.device, generator=generator).to(torch.float32)
-        )
+        return powers_of_two((count,), generator)
     return torch.rand(count, device=generator.device, generator=generator) * 0.02 + 0.005
 
 

@@ -45,6 +45,12 @@ def test_integers_are_exact(subject, entry, shape, device):
     )
 
 
+@pytest.mark.parametrize("k", [4096, 14336, 32768])
+def test_long_sums_of_integers_are_exact(subject, entry, k, device):
+    """The bound of random data grows with K, and from K = 4096 on hides what is missing; this hides nothing."""
+    check(subject, entry, problem_of(entry, (77, 136, k), data="integers", bias=True), device)
+
+
 def test_random_data(subject, entry, shape, device, note_error):
     mix = MIXES[sum(shape) % len(MIXES)]
     check(subject, entry, problem_of(entry, shape, a_scale=mix[0], b_scale=mix[1], bias=mix[2]), device, note_error)

@@ -1,6 +1,7 @@
 """explain and verify: the calls they describe, and what they print of the answers."""
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import gemmill as package
-from gemmill.reference import Comparison
+from gemmill.reference import Comparison, scaled_mm
 from gemmill.runtime import checks, operands
 from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.quant_call import config_of, quant_call
@@ -23,7 +24,7 @@ from gemmill.space.predicate import predicate_of
 from gemmill.space.quant_ops import QUANT_OPS, quant_configs, smoke_quant_configs
 from gemmill.tune import verify as layer
 from gemmill.tune.verify import Verdict, cases_of, run_case
-from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule
+from gemmill.vocab import Accumulation, Arch, Backend, DType, EpilogueKind, KernelSchedule
 
 
 @pytest.fixture
@@ -347,14 +348,38 @@ def test_a_wrong_result_is_found(monkeypatch, dtype: DType, azp: str) -> None:
 
     right = layer.check_scaled_mm
 
-    def spoil(out: torch.Tensor, *arguments: object) -> Comparison:
+    def spoil(out: torch.Tensor, *arguments: object, **named: object) -> Comparison:
         out[3, 5] = out[3, 5] * 2 + 1
-        return right(out, *arguments)
+        return right(out, *arguments, **named)
 
     monkeypatch.setattr(layer, "check_scaled_mm", spoil)
     comparison = run_case(case, dtype, DType.BF16, accumulation, "cpu")
     assert (comparison.ok, comparison.wrong) == (False, 1)
     assert "[3, 5]" in comparison.report
+
+
+@pytest.mark.parametrize("k", [4096, 14336, 32768])
+@pytest.mark.parametrize("dtype", [DType.E4M3, DType.BF16])
+def test_long_sums_that_lack_a_little_are_found(make_config, monkeypatch, dtype: DType, k: int) -> None:
+    """The last 128 products, or a tenth: within the tolerance of random e4m3 operands, not of exact ones."""
+    predicate = predicate_of(
+        make_config(a_dtype=dtype, **({} if dtype is DType.E4M3 else {"backend": Backend.CUTEDSL}))
+    )
+    (case,) = [case for case in cases_of(predicate) if case.k == k]
+    assert case.exact and str(case).endswith("; exact")
+
+    def verdict(wrong: Callable) -> Comparison:
+        def multiply(out, a, b, a_scales, b_scales, bias):
+            out.copy_(wrong(a, b, a_scales, b_scales, out.dtype, bias))
+
+        op = SimpleNamespace(cutlass_scaled_mm=SimpleNamespace(default=multiply))
+        monkeypatch.setattr(layer, "NAMESPACE", "wrong")
+        monkeypatch.setattr(torch.ops, "wrong", op, raising=False)
+        return run_case(case, dtype, DType.BF16, Accumulation.FAST, "cpu")
+
+    assert verdict(scaled_mm).ok
+    assert verdict(lambda a, b, *rest: scaled_mm(a[:, :-128], b[:-128], *rest)).wrong > case.m * case.n / 2
+    assert verdict(lambda a, b, a_scales, *rest: scaled_mm(a, b, 0.9 * a_scales, *rest)).wrong > case.m * case.n / 2
 
 
 def test_an_output_that_is_not_written_is_found(monkeypatch) -> None:
@@ -381,7 +406,7 @@ def test_a_variant_that_raises_is_a_failure_not_a_crash(monkeypatch, make_manife
         manifest = make_manifest()
 
     (verdict,) = layer.verify_variants(Build())
-    assert len(verdict.failures) == verdict.cases == 18
+    assert len(verdict.failures) == verdict.cases == 21
     assert verdict.failures[0].endswith(": CUDA error: an illegal memory access was encountered")
     assert list(layer.verify_variants(Build(), frozenset({"another"}))) == []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))

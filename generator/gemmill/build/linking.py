@@ -11,10 +11,10 @@ from pathlib import Path
 from gemmill import settings
 from gemmill.build.cache import Entry
 from gemmill.build.errors import BuildError, first_error
-from gemmill.build.files import digest, file_digest, sync_file
-from gemmill.build.headers import included
+from gemmill.build.files import file_digest, sync_file
 from gemmill.build.inspect import facts_of
 from gemmill.build.planning import Workshop
+from gemmill.build.provenance import source_digest
 from gemmill.build.sources import EXPORTS, OWN_ROOT, TORCH_TARGET, Source, SourceKind, expand
 from gemmill.manifest import (
     SCHEMA_VERSION,
@@ -27,13 +27,11 @@ from gemmill.manifest import (
     write_manifest,
 )
 from gemmill.manifest.reading import check_extension
-from gemmill.space.config import KernelConfig
-from gemmill.space.family import AnyConfig, family_of
+from gemmill.space.family import family_of
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.predicate import predicate_of
 from gemmill.space.selections import Selection
 from gemmill.version import __version__
-from gemmill.vocab import Backend
 
 _LARGEST_SHOWN = 5
 
@@ -154,8 +152,9 @@ def describe(
     by_kernel = {name: entry for entry in entries for name in entry.members.values()}
     left_out = {row.name for row in rejected}
     tools = workshop.toolchain
-    configs = {symbol_of(config): config for config in selection.configs}
-    digests = {symbol: source_digest(configs[symbol], text, workshop) for symbol, text in texts.items()}
+    built = {symbol_of(config): config for config in selection.configs if to_name(config.compiled) not in left_out}
+    headers, flags = workshop.roots[OWN_ROOT], workshop.flags
+    digests = {symbol: source_digest(config, texts[symbol], headers, flags) for symbol, config in built.items()}
     kernels = []
     for config in selection.configs:
         compiled = to_name(config.compiled)
@@ -202,19 +201,6 @@ def describe(
         entries=tuple(kernels),
         rejected=tuple(rejected),
     )
-
-
-def source_digest(config: AnyConfig, text: str, workshop: Workshop) -> str:
-    """Of the emitted source, and of gemmill's own files that it includes or that the DSL makes the kernel from: a time that
-    was measured holds as long as they are the same."""
-    kernels = workshop.roots[OWN_ROOT]
-    own = [
-        (path.relative_to(kernels).as_posix(), workshop.memo.get(path))
-        for path in included(text, (kernels / "include", kernels))
-    ]
-    if isinstance(config, KernelConfig) and config.backend is Backend.CUTEDSL and workshop.dsl is not None:
-        own += workshop.dsl.made_from
-    return digest(text, sorted(own))
 
 
 def _with_extension(manifest: Manifest, extension: Path) -> Manifest:

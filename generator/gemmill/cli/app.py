@@ -14,6 +14,7 @@ from gemmill.cli.cache import cache
 from gemmill.cli.doctor import doctor
 from gemmill.cli.exits import ExitCode, code_of, report
 from gemmill.cli.explain import explain
+from gemmill.cli.fuzz import fuzz
 from gemmill.cli.generate import generate
 from gemmill.cli.list import list_variants
 from gemmill.cli.plan import plan
@@ -25,7 +26,7 @@ from gemmill.cli.verify import verify
 
 app = typer.Typer(name="gemmill", rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("list")(list_variants)
-for verb in (plan, generate, build, show, explain, verify, tune, audit, prune, doctor):
+for verb in (plan, generate, build, show, explain, verify, fuzz, tune, audit, prune, doctor):
     app.command(verb.__name__)(verb)
 app.add_typer(tables, name="table", help="Look at tuned tables, compare and merge them.")
 app.add_typer(cache, name="cache", help="Look after what is kept between builds.")

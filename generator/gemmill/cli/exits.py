@@ -11,7 +11,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     CHECK_FAILED = 1
-    """a check ran and found something: generate --check, verify, cache verify, doctor"""
+    """a check ran and found something: generate --check, verify, fuzz, cache verify, doctor"""
     USAGE = 2
     """an option, name or filter that means nothing here"""
     ENVIRONMENT = 3
@@ -34,6 +34,7 @@ class UnavailableError(Exception):
 _CODES_OF_LAYERS = {
     "gemmill.emit": ExitCode.BUILD_FAILED,
     "gemmill.build": ExitCode.BUILD_FAILED,
+    "gemmill.fuzz": ExitCode.ENVIRONMENT,
     "gemmill.manifest": ExitCode.ENVIRONMENT,
     "gemmill.runtime": ExitCode.ENVIRONMENT,
     "gemmill.tune": ExitCode.ENVIRONMENT,

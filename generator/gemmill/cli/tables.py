@@ -1,5 +1,6 @@
 """`gemmill table`: look at tuned tables, compare and merge them."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -80,6 +81,7 @@ def _show_loaded(build: str | None, as_json: bool) -> None:
             "device": found.table.device,
             "digest": found.table.digest,
             "rows": len(found.table.rows),
+            "stale": found.stale,
             "refused": found.refused,
             "not_built": sum(not built.intersection(row.variants) for row in found.table.rows),
             "trust": {trust.name.lower(): number for trust, number in found.trusts.items() if number},
@@ -91,13 +93,11 @@ def _show_loaded(build: str | None, as_json: bool) -> None:
             {"build": manifest.build_id, "digest": tuned.digest, "choices": len(tuned.choices), "tables": loaded}
         )
         return
-    columns = ["table", "device", "rows", "refused", "not built", "trust"]
-    rows = [
-        (row["path"], row["device"], row["rows"], row["refused"], row["not_built"], _counts(row["trust"]))
-        for row in loaded
-    ]
+    columns = ["table", "device", "rows", "stale", "refused", "not built", "trust"]
+    numbers = ("rows", "stale", "refused", "not_built")
+    rows = [(row["path"], row["device"], *(row[name] for name in numbers), _counts(row["trust"])) for row in loaded]
     title = f"{count(len(tuned.choices), 'choice')} of build {manifest.build_id}, digest {tuned.digest}; the first table is preferred"
-    console().print(table(title, columns, rows, right=columns[2:5]))
+    console().print(table(title, columns, rows, right=columns[2:6]))
 
 
 def _counts(trusts: dict[str, int]) -> str:
@@ -192,13 +192,75 @@ def merge_tables(
     if current is not None:
         _, manifest = variants.build_of(current)
         digests = {entry.name: entry.source_digest for entry in manifest.entries}
-        kept = [row for row in (current_row(row, digests) for row in merged.rows) if row is not None]
+        current_rows = ((row, current_row(row, digests)) for row in merged.rows)
+        # A runner-up must not pass for the winner.
+        kept = [now for row, now in current_rows if now is not None and now.variants[0] == row.variants[0]]
         merged = make_table(merged.device, merged.arch, merged.sources, kept)
     if forget_digests:
         rows = [replace(row, digests=()) for row in merged.rows]
         merged = make_table(merged.device, merged.arch, merged.sources, rows)
     write_whole(out, table_text(merged))
     typer.echo(f"{count(len(merged.rows), 'row')} of {merged.device}, digest {merged.digest}: {out}")
+
+
+@tables.command("rebase")
+def rebase_tables(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The build whose kernels the table measured.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The build that is to be chosen from.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--table", metavar="FILE", help="A table to rewrite; by default those below GEMMILL_HOME."),
+    ] = None,
+    stale: Annotated[
+        Path | None,
+        typer.Option("--stale", metavar="FILE", help="Write the shapes that are to be measured again, for `tune`."),
+    ] = None,
+    as_json: o.JsonOption = False,
+) -> None:
+    """Carry tuned rows over to another build, where the machine code of their kernels is the same.
+
+    A row is refused when what its kernel is made from has changed. Often the machine code has not: code moved, or was
+    shared. This compares the machine code of two builds and gives such rows the new build's digests.
+
+    Examples:
+
+        gemmill table rebase 97cda050d7a3 f8045a55a83e
+
+        gemmill table rebase 97cda050d7a3 f8045a55a83e --table nvidia-h200.json --stale again.jsonl
+    """
+    from gemmill import settings
+    from gemmill.build.files import write_whole
+    from gemmill.runtime.table_file import read_table, table_text
+    from gemmill.tune.tables import rebase
+
+    (_, before), (_, after) = variants.build_of(old), variants.build_of(new)
+    if before.arch != after.arch:
+        raise UsageError(
+            f"build {before.build_id} is for {before.arch}, build {after.build_id} for {after.arch}: name two of one architecture"
+        )
+    paths = files or sorted((settings.home() / "tables").glob("*.json"))
+    if not paths:
+        raise UsageError(f"no tables in {settings.home() / 'tables'}: name one with --table")
+    found = {path: rebase(read_table(path), before, after) for path in paths}
+    for path, rebased in found.items():
+        write_whole(path, table_text(rebased.table))
+    again = [row for rebased in found.values() for row in rebased.stale]
+    if stale is not None:
+        shapes = ({"op": row.op, "m": row.m, "n": row.n, "k": row.k} for row in again)
+        write_whole(stale, "".join(json.dumps(shape) + "\n" for shape in shapes))
+    if as_json:
+        print_json(
+            [
+                {"path": path, "rows": len(r.table.rows), "carried": r.carried, "stale": [row.key for row in r.stale]}
+                for path, r in found.items()
+            ]
+        )
+        return
+    for path, rebased in found.items():
+        typer.echo(
+            f"{path}: {count(rebased.carried, 'measured variant')} carried over, {count(len(rebased.stale), 'row')} of "
+            f"{len(rebased.table.rows)} to be measured again"
+        )
 
 
 @tables.command("make")

@@ -92,7 +92,7 @@ def examine_symbols(extension: Path) -> Iterator[Finding]:
             subject="optional symbols",
             state=State.NOTE,
             found=f"not in this torch: {', '.join(torch_absent)}",
-            advice="a CPU-only torch has no CUDA streams",
+            advice="a CPU-only torch has no CUDA streams; without torch::autograd's names calls do not refuse gradients",
         )
 
 

@@ -11,7 +11,7 @@ from gemmill.space.family import AnyConfig, Family
 from gemmill.space.predicate import AnyPredicate, Predicate, QuantPredicate
 from gemmill.space.quant import QuantConfig
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Of the manifest, and of the numbers that runtime and extension exchange."""
 
 TYPES_OF: dict[Family, dict[str, type]] = {
@@ -42,7 +42,7 @@ class KernelEntry:
     """C symbol of the launch function; variants that differ in launch settings alone share it."""
     predicate: AnyPredicate
     source_digest: str
-    """SHA-256 of the emitted source and of gemmill's own files that the kernel is made from."""
+    """SHA-256 of what the machine code is made from (gemmill.build.provenance): tuned rows are held against it."""
     compile_seconds: float
     """CPU seconds, a shared translation unit's divided evenly."""
     peak_memory_bytes: int

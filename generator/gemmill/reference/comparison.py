@@ -27,18 +27,25 @@ class Comparison:
 
 def compare_exact(actual: Tensor, expected: Tensor) -> Comparison:
     """Equal to the last bit, with NaN in the same places; +0 equals -0."""
-    same = (actual == expected) | (actual.isnan() & expected.isnan())
-    return _comparison(actual, expected, ~same, torch.zeros_like(expected, dtype=torch.float64))
+    return _comparison(actual, expected, apart_exact(actual, expected), torch.zeros_like(expected, dtype=torch.float64))
+
+
+def apart_exact(actual: Tensor, expected: Tensor) -> Tensor:
+    """Where compare_exact finds an element wrong; waits for no device."""
+    return ~((actual == expected) | (actual.isnan() & expected.isnan()))
 
 
 def compare_within(actual: Tensor, rounded: Tensor, exact: Tensor, bound: Tensor) -> Comparison:
     """|actual - exact| <= bound where `rounded`, the reference of actual's type, is finite; NaN and infinities as there."""
-    finite = rounded.isfinite()
     error = (actual.to(torch.float64) - exact).abs()
-    same = (actual == rounded) | (actual.isnan() & rounded.isnan())
-    wrong = torch.where(finite, ~(error <= bound), ~same)
-    fraction = torch.where(finite & error.isfinite(), error / bound, 0.0).nan_to_num(0.0)
-    return _comparison(actual, rounded, wrong, fraction)
+    fraction = torch.where(rounded.isfinite() & error.isfinite(), error / bound, 0.0).nan_to_num(0.0)
+    return _comparison(actual, rounded, apart_within(actual, rounded, exact, bound), fraction)
+
+
+def apart_within(actual: Tensor, rounded: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
+    """Where compare_within finds an element wrong; waits for no device."""
+    error = (actual.to(torch.float64) - exact).abs()
+    return torch.where(rounded.isfinite(), ~(error <= bound), apart_exact(actual, rounded))
 
 
 def check_scaled_mm(
@@ -51,10 +58,13 @@ def check_scaled_mm(
     bias: Tensor | None = None,
     azp_adj: Tensor | None = None,
     azp: Tensor | None = None,
+    *,
+    exact_data: bool = False,
 ) -> Comparison:
-    """Hold a kernel's result against the reference: s8 to the last bit, e4m3 and scales in groups within `tolerance`."""
+    """Hold a kernel's result against the reference: s8 to the last bit, e4m3 and scales in groups within `tolerance`;
+    operands as `gemmill.reference.exact` makes them always to the last bit."""
     rounded = scaled_mm(a, b, a_scales, b_scales, actual.dtype, bias, azp_adj, azp)
-    if accumulation is Accumulation.EXACT and groups_of(a, b, a_scales, b_scales) is None:
+    if exact_data or (accumulation is Accumulation.EXACT and groups_of(a, b, a_scales, b_scales) is None):
         return compare_exact(actual, rounded)
     exact = exact_scaled_mm(a, b, a_scales, b_scales, bias)
     return compare_within(actual, rounded, exact, tolerance(a, b, a_scales, b_scales, actual.dtype, accumulation, bias))

@@ -5,6 +5,7 @@ All arithmetic is f32, every operation rounded on its own (no contraction), and 
     e4m3(x)   nearest e4m3 value, ties to even, saturated at 448; NaN is 0x7f
     s8(x)     nearest integer, ties to even, saturated to [-128, 127]; NaN is 0
     amax      largest absolute value; NaN elements do not count
+    scale_ub  the smaller of it and what it bounds; NaN bounds nothing
 
 Codes and scales of the kernels equal these bit for bit where both run on the same device. Across devices exp, tanh and
 erf differ by an ulp or two, and a gated code then differs where its quotient lies that close to a boundary between
@@ -42,6 +43,11 @@ def encode(x: torch.Tensor, out_dtype: DType) -> torch.Tensor:
         return torch.nan_to_num(torch.round(x).clamp(-128.0, 127.0), nan=0.0).to(torch.int8)
     codes = x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
     return codes.view(torch.uint8).masked_fill_(torch.isnan(x), _CANONICAL_NAN).view(torch.float8_e4m3fn)
+
+
+def encode_truncated(x: torch.Tensor) -> torch.Tensor:
+    """s8 codes of f32 values, saturated and cut off towards zero; NaN is -128."""
+    return torch.nan_to_num(x.clamp(-128.0, 127.0), nan=-128.0).to(torch.int8)
 
 
 def encode_with_azp(x: torch.Tensor, azp: torch.Tensor) -> torch.Tensor:
@@ -132,8 +138,6 @@ def tensor_quant(x: torch.Tensor, out_dtype: DType) -> tuple[torch.Tensor, torch
 def tensor_quant_with_azp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """s8 codes of x, its scale [1] and zero point s32 [1]: coded as token_quant_with_azp codes a row. An empty tensor has
     scale and zero point 0."""
-    if x.numel() == 0:
-        return x.to(torch.int8), x.new_zeros(1, dtype=torch.float32), x.new_zeros(1, dtype=torch.int32)
     codes, scale, azp = token_quant_with_azp(x.reshape(1, -1))
     return codes.view(x.shape), scale[0], azp[0]
 
@@ -153,7 +157,7 @@ def token_quant(
     values = activated(x, activation)
     amax = absolute_maximum(values)
     if scale_ub is not None:
-        amax = torch.minimum(amax, scale_ub)
+        amax = torch.fmin(amax, scale_ub)
     scale = divide(amax, CODE_MAX[out_dtype])
     if out_dtype is DType.S8 and activation is Activation.NONE:
         reciprocal = torch.where(amax == 0, amax, torch.full_like(amax, 127.0) / amax)
@@ -165,9 +169,13 @@ def token_quant(
 def token_quant_with_azp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """s8 codes of x [rows, hidden], scales [rows, 1] and zero points s32 [rows, 1].
 
-    scale = (high - low) / 255, azp = rint(-128 - low / scale), code = rint(x * (1 / scale)) + azp.
+    scale = (high - low) / 255, azp = rint(-128 - low / scale), code = rint(x * (1 / scale)) + azp. Rows without elements have
+    scale and zero point 0.
     """
     values = x.float()
+    if values.shape[-1] == 0:
+        scale = values.new_zeros((*x.shape[:-1], 1))
+        return x.to(torch.int8), scale, scale.int()
     scale, reciprocal, azp = _asymmetric(*_extent(values))
     return encode_with_azp(values * reciprocal, azp), scale, azp
 
@@ -182,22 +190,25 @@ def group_quant(
     scale_ub: torch.Tensor | None = None,
     scale_format: ScaleFormat = ScaleFormat.F32,
     activation: Activation = Activation.NONE,
+    truncated: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of x [rows, hidden] (or [rows, 2 hidden]) and scales f32 [rows, hidden / group_size], row-major.
 
     scale = max(min(max(amax, smallest_amax) / max, scale_ub), smallest_scale), rounded up to a power of two unless
-    `scale_format` is F32 (pack_ue8m0 packs it); values are divided by it.
+    `scale_format` is F32 (pack_ue8m0 packs it); values are divided by it. Truncated s8 codes are those of vLLM's op: values
+    are multiplied by the scale's reciprocal and cut off.
     """
     values = activated(x, activation)
     rows, hidden = values.shape
     grouped = values.reshape(rows, hidden // group_size, group_size)
     scale = divide(absolute_maximum(grouped).clamp_min(smallest_amax), CODE_MAX[out_dtype])
     if scale_ub is not None:
-        scale = torch.minimum(scale, scale_ub)
+        scale = torch.fmin(scale, scale_ub)
     scale = scale.clamp_min(smallest_scale)
     if scale_format is not ScaleFormat.F32:
         scale = round_up_to_power_of_two(scale)
-    return encode(grouped / scale, out_dtype).view(rows, hidden), scale[..., 0]
+    codes = encode_truncated(grouped * torch.reciprocal(scale)) if truncated else encode(grouped / scale, out_dtype)
+    return codes.view(rows, hidden), scale[..., 0]
 
 
 def group_quant_with_azp(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -228,7 +239,7 @@ def rms_normed(
     while runs.shape[-1] > 1:
         runs = runs[..., ::2] + runs[..., 1::2]
     epsilon_f32 = float(torch.tensor(epsilon, dtype=torch.float32))
-    mean = (runs[..., 0].double().sum(dim=-1, keepdim=True) * (1.0 / hidden) + epsilon_f32).float()
+    mean = (runs[..., 0].double().sum(dim=-1, keepdim=True) * (1.0 / max(hidden, 1)) + epsilon_f32).float()
     inverse = torch.reciprocal(torch.sqrt(mean.double())).float()
     normed = (values * inverse).to(x.dtype)
     return (normed.float() * weight.float()).to(x.dtype), added
@@ -250,10 +261,10 @@ def rms_norm_quant(
     """
     normed, added = rms_normed(x, weight, epsilon, residual)
     rows, hidden = x.shape
-    grouped = normed.float().reshape(rows, -1, group_size or hidden)
+    grouped = normed.float().reshape(rows, hidden // group_size if group_size else 1, group_size or hidden)
     amax = absolute_maximum(grouped)
     if scale_ub is not None:
-        amax = torch.minimum(amax, scale_ub)
+        amax = torch.fmin(amax, scale_ub)
     scale = divide(amax, CODE_MAX[out_dtype]).clamp_min(SMALLEST_SCALE[out_dtype])
     scaled = grouped / scale if out_dtype is DType.E4M3 else grouped * torch.reciprocal(scale)
     return encode(scaled, out_dtype).view(rows, hidden), scale[..., 0], added

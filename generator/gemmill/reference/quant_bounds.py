@@ -96,10 +96,10 @@ def outside_of_gate_bounds(
 
 def _scale(config: QuantConfig, amax: torch.Tensor, scale_ub: torch.Tensor | None, smallest: float) -> torch.Tensor:
     if scale_ub is not None and not config.family.is_grouped:
-        amax = torch.minimum(amax, scale_ub)
+        amax = torch.fmin(amax, scale_ub)
     scale = divide(amax, CODE_MAX[config.out_dtype])
     if scale_ub is not None and config.family.is_grouped:
-        scale = torch.minimum(scale, scale_ub)
+        scale = torch.fmin(scale, scale_ub)
     scale = scale.clamp_min(smallest)
     return scale if config.scale_format is ScaleFormat.F32 else round_up_to_power_of_two(scale)
 

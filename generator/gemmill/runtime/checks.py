@@ -1,6 +1,7 @@
 """The checks of every call, with their sentences. The extension makes the same checks and comes here for the text."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from gemmill.runtime import quant_checks
 from gemmill.runtime.operands import Call, Operand
@@ -19,8 +20,17 @@ OPERAND_DTYPES = {SCALED_MM.name: tuple(OUT_DTYPES), SCALED_MM_AZP.name: ("int8"
 def check(op: OpSchema, call: Call) -> None:
     """Raise RuntimeError with one sentence for the first thing that is wrong with a call; touch no data."""
     problems = _problems(op, call) if op in GEMM_OPS else quant_checks.problems(quant_call(op, call))
-    for problem in problems:
+    for problem in chain(_gradients(call), problems):
         raise RuntimeError(f"{op.name}: {problem}")
+
+
+def _gradients(call: Call) -> Iterator[str]:
+    for name, value in call.items():
+        if isinstance(value, Operand) and value.is_differentiated:
+            yield (
+                f"{name} requires grad while grad mode is enabled, and the op has no gradient: call it under torch.no_grad(), "
+                f"or with {name}.detach()"
+            )
 
 
 def _problems(op: OpSchema, call: Call) -> Iterator[str]:

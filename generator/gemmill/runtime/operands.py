@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,18 @@ class Operand:
     device: str
     data: int
     """Address of the first element; 0 where there is none (fake tensors)."""
+    is_differentiated: bool
+    """Whether autograd would have to record the call for it: it requires grad, and grad mode is enabled."""
 
     @property
     def numel(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def meaningful_strides(self) -> tuple[int, ...]:
+        """The strides that are ever taken: of dimensions of more than one element, in a tensor that has any."""
+        return tuple(s for n, s in zip(self.shape, self.strides, strict=True) if self.numel and n > 1)
 
     @property
     def element_bytes(self) -> int:
@@ -58,6 +65,36 @@ def of_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call:
     return call
 
 
+def of_fake_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call | None:
+    """The call with these arguments, whose tensors have no memory. None where a size has no value yet.
+
+    A number that torch keeps symbolic stands with the value that it has in the call that is traced: to compare it itself
+    would put a guard into the compiled code, for a check that the op makes again whenever it runs.
+    """
+    try:
+        return of_arguments(op, [_of_fake(value) for value in arguments])
+    except _UnknownError:
+        return None
+
+
+class _UnknownError(Exception):
+    """A symbolic number has no value: it depends on data."""
+
+
+def _of_fake(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _described(value, _value_of, data=0)
+    return type(value)(map(_value_of, value)) if isinstance(value, list | tuple) else _value_of(value)
+
+
+def _value_of(number: Any) -> Any:
+    if not isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return number
+    if not number.node.has_hint():
+        raise _UnknownError
+    return number.node.hint
+
+
 def complete(op: OpSchema, arguments: Sequence[Any]) -> list[Any]:
     """The arguments with defaults for those at the end that are not given. Raises TypeError if their number is wrong."""
     rest = op.parameters[len(arguments) :]
@@ -70,12 +107,17 @@ def complete(op: OpSchema, arguments: Sequence[Any]) -> list[Any]:
 
 def of_tensor(tensor: torch.Tensor) -> Operand:
     """What is known of a tensor."""
+    return _described(tensor, int, data=tensor.data_ptr())
+
+
+def _described(tensor: torch.Tensor, value_of: Callable[[Any], int], *, data: int) -> Operand:
     return Operand(
         dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(tensor.shape),
-        strides=tuple(tensor.stride()),
+        shape=tuple(map(value_of, tensor.shape)),
+        strides=tuple(map(value_of, tensor.stride())),
         device=_device_name(tensor.device.type, tensor.device.index),
-        data=tensor.data_ptr(),
+        data=data,
+        is_differentiated=tensor.requires_grad and torch.is_grad_enabled(),
     )
 
 
@@ -103,7 +145,7 @@ def _value(kind: Kind, numbers: Iterator[int], dtype_names: dict[int, str]) -> V
 
 
 def _operand(numbers: Iterator[int], dtype_names: dict[int, str]) -> Operand:
-    dtype, device_type, device, data, rank = (next(numbers) for _ in range(5))
+    dtype, device_type, device, data, is_differentiated, rank = (next(numbers) for _ in range(6))
     shape = tuple(next(numbers) for _ in range(rank))
     strides = tuple(next(numbers) for _ in range(rank))
     return Operand(
@@ -112,6 +154,7 @@ def _operand(numbers: Iterator[int], dtype_names: dict[int, str]) -> Operand:
         strides=strides,
         device=_device_name(_DEVICE_TYPES.get(device_type, f"device type {device_type}"), device),
         data=data,
+        is_differentiated=bool(is_differentiated),
     )
 
 

@@ -37,17 +37,20 @@ class Rows:
 
 
 def rows_of(operand: Operand) -> Rows:
-    """The rows of a tensor of one dimension or more; the stride of a single row is that of a dense one."""
+    """The rows of a tensor of one dimension or more, whose elements must lie beside one another."""
     *leading, columns = operand.shape
     stride = row_stride(operand)
-    if columns > 1 and operand.strides[-1] != 1:
+    if operand.numel and columns > 1 and operand.strides[-1] != 1:
         stride = None
     return Rows(rows=math.prod(leading), columns=columns, stride=stride)
 
 
 def row_stride(operand: Operand) -> int | None:
-    """The stride of all dimensions but the last taken as one, whatever the stride of the last."""
+    """The stride of all dimensions but the last taken as one, whatever the stride of the last. Where a stride means
+    nothing, for it is never taken (a single row, no element), it is that of dense rows."""
     stride, expected = operand.shape[-1], None
+    if not operand.numel:
+        return stride
     for size, step in zip(operand.shape[-2::-1], operand.strides[-2::-1], strict=True):
         if size == 1:
             continue
@@ -104,6 +107,11 @@ class QuantCall:
         return rows_of(self.input).rows
 
     @property
+    def padded_rows(self) -> int:
+        """Rows of input up to the next multiple of four, which packed scales have."""
+        return -(-self.rows // 4) * 4
+
+    @property
     def words(self) -> int:
         """Scales, or words of packed ones, of a row."""
         groups = self.hidden // self.group_size
@@ -152,6 +160,7 @@ def config_of(call: QuantCall, arch: Arch) -> QuantConfig:
         group_size=call.group_size,
         scale_format=call.scale_format,
         symmetric=call.azp is None,
+        truncated=call.op.truncated,
         arch=arch,
     )
 
@@ -177,33 +186,39 @@ def static_scales(call: QuantCall) -> StaticScales | None:
             return None
         group = (1, max(sizes[1], 1)) if along == 0 else (max(sizes[0], 1), 1)
         return StaticScales(group=group, strides=(scales.strides[0], 0) if along == 0 else (0, scales.strides[0]))
-    if len(scales.shape) != 2 or any(n < 1 or size % n for n, size in zip(scales.shape, sizes, strict=True)):
+    if len(scales.shape) != 2:
         return None
-    groups = tuple(max(size // n, 1) for n, size in zip(scales.shape, sizes, strict=True))
-    for asked, group, n in zip(shape or groups, groups, scales.shape, strict=True):
-        if asked != group and not (asked == -1 and n == 1):
+    if any((n > 1) if not size else (n < 1 or size % n) for n, size in zip(scales.shape, sizes, strict=True)):
+        return None
+    groups = tuple(size // n if size else 1 for n, size in zip(scales.shape, sizes, strict=True))
+    for asked, group, n, size in zip(shape or groups, groups, scales.shape, sizes, strict=True):
+        if size and asked != group and not (asked == -1 and n == 1):
             return None
     return StaticScales(group=(groups[0], groups[1]), strides=(scales.strides[0], scales.strides[1]))
 
 
 def group_strides(call: QuantCall) -> tuple[int, int] | None:
-    """Strides of scales by row and by group (word, if packed); None where shape or strides do not fit the call."""
+    """Strides of scales by row and by group (word, if packed); None where shape or strides do not fit the call. Those that
+    are never taken are made those of the layout: padding is written at the second row of the only one."""
     scales, rows, columns = call.scales, call.rows, call.words
     packed = call.scale_format is ScaleFormat.PACKED_UE8M0
-    padded = -(-rows // 4) * 4 if packed else rows
+    padded = call.padded_rows if packed else rows
 
-    def fits(m: int, g: int, m_major: bool) -> bool:
-        if m_major:
-            return (m == 1 or rows <= 1) and (g >= padded or columns <= 1)
-        return (g == 1 or columns <= 1) and (m >= columns or rows <= 1)
+    def fitting(m: int, g: int, m_major: bool) -> tuple[int, int] | None:
+        if rows <= 1:
+            m = 1 if m_major else columns
+        if columns <= 1 or not rows:
+            g = padded if m_major else 1
+        fits = (m == 1 and g >= padded) if m_major else (g == 1 and m >= columns)
+        return (m, g) if fits else None
 
     if scales.shape in ((rows, columns), (*call.input.shape[:-1], columns)):
         m, g = scales.strides[0] if len(scales.shape) == 2 else row_stride(scales), scales.strides[-1]
         if m is None:
             return None
         layouts = (True,) if packed else (False, True) if call.transposed is None else (call.transposed,)
-        if any(fits(m, g, m_major) for m_major in layouts):
-            return m, g
-    if call.transposed and not packed and scales.shape == (columns, rows) and fits(*scales.strides[::-1], True):
-        return scales.strides[1], scales.strides[0]
+        if found := next(filter(None, (fitting(m, g, m_major) for m_major in layouts)), None):
+            return found
+    if call.transposed and not packed and scales.shape == (columns, rows):
+        return fitting(*scales.strides[::-1], True)
     return None

@@ -40,7 +40,8 @@ def by_reference(op: OpSchema, arguments: Sequence[Any]) -> None:
     described = operands.of_arguments(op, given)
     checks.check(op, described)
     call = quant_call(op, described)
-    if call.rows * call.hidden == 0 and call.op.family is not QuantFamily.TENSOR:
+    writes_scales = call.op.family is QuantFamily.TENSOR or (call.op.family.is_per_row and call.rows)
+    if call.rows * call.hidden == 0 and not writes_scales:
         return
     out_dtype = DType.E4M3 if call.out.dtype == DType.E4M3.torch_name else DType.S8
     _COMPUTE[call.op.family](call, dict(zip(op.arguments, given, strict=True)), out_dtype)
@@ -52,6 +53,9 @@ def _rows(call: QuantCall, tensors: Tensors) -> torch.Tensor:
 
 def _write(call: QuantCall, tensors: Tensors, codes: torch.Tensor, scales: torch.Tensor | None = None) -> None:
     out = tensors[name_of(tensors, OUT_NAMES)]
+    if out.shape[:-1].numel() > call.rows:  # padded, as packed scales are
+        out[: call.padded_rows].zero_()
+        out = out[: call.rows]
     out.copy_(codes.view(out.shape))
     if scales is not None:
         kept = tensors[name_of(tensors, SCALE_NAMES)]
@@ -77,11 +81,13 @@ def _static(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
 def _tensor(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
     x, azp = _rows(call, tensors), tensors.get("azp")
     if azp is None:
-        _write(call, tensors, *reference.tensor_quant(x, out_dtype))
-        return
-    codes, scale, zero_point = reference.tensor_quant_with_azp(x)
-    azp.copy_(zero_point.view(azp.shape))
-    _write(call, tensors, codes, scale)
+        codes, scale = reference.tensor_quant(x, out_dtype)
+    else:
+        codes, scale, zero_point = reference.tensor_quant_with_azp(x)
+        azp.copy_(zero_point.view(azp.shape))
+    _write(call, tensors, codes)
+    kept = tensors[call.names[1]]
+    kept.as_strided((1,), (1,)).copy_(scale)
 
 
 def _token(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
@@ -112,6 +118,7 @@ def _group(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
         scale_ub=tensors.get("scale_ub"),
         scale_format=call.scale_format,
         activation=call.activation,
+        truncated=call.op.truncated,
     )
     if call.scale_format is ScaleFormat.PACKED_UE8M0:
         scales = reference.pack_ue8m0(scales)

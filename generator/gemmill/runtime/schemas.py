@@ -113,6 +113,8 @@ QUANT_OPS = tuple(
             "dynamic_tensor_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, Tensor(c!)? azp=None) -> ()",
             "per_token_group_quant_int8_azp(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, Tensor(c!) output_azp, "
             "int group_size) -> ()",
+            "per_token_group_quant_int8_truncated(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, "
+            "float eps, float int8_min, float int8_max) -> ()",
         ),
     )
 )

@@ -119,7 +119,8 @@ def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
             best, best_distance = tuned, distance
     if best is None:
         return -1, Trust.MODEL
-    return best.row, Trust.EXACT if best_distance == 0 and call.m <= best.m else Trust.NEAREST
+    exact = best.exact and best_distance == 0 and call.m <= best.m
+    return best.row, Trust.EXACT if exact else Trust.NEAREST
 
 
 def covers(measured_m: int, m: int) -> bool:

@@ -37,7 +37,7 @@ class Row(ctypes.Structure):
 class TunedRow(ctypes.Structure):
     """Mirrors `TunedRow` in kernels/extension/selection.h."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in "problem n k m row".split()]
+    _fields_ = [(name, ctypes.c_int64) for name in "problem n k m row exact".split()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +136,7 @@ def _tuned_rows(
     for choice in tuned:
         row = next((place[choice.problem, name] for name in choice.names if (choice.problem, name) in place), None)
         if row is not None:
-            result.append(TunedRow(problem=choice.problem, n=choice.n, k=choice.k, m=choice.m, row=row))
+            place_of = {"problem": choice.problem, "n": choice.n, "k": choice.k, "m": choice.m}
+            result.append(TunedRow(**place_of, row=row, exact=int(choice.exact)))
     result.sort(key=lambda r: (r.problem, r.n, r.k, r.m))
     return tuple(result)

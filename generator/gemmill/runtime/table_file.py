@@ -2,12 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import reprlib
+import stat
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 SCHEMA_VERSION = 1
+LARGEST_SIZE = 2**31 - 1
 
 Key = tuple[str, int, int, int]
 """(op, n, k, m): a table has one row for each."""
@@ -108,22 +111,29 @@ def merge(old: TunedTable, new: TunedTable) -> TunedTable:
 
 
 def read_table(path: Path) -> TunedTable:
-    """Read and check. Raises TableError with one sentence."""
+    """Read and check: whatever the file holds, every field of what is returned is of its type. Raises TableError with one
+    sentence, and nothing else."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would keep its reader waiting
+            raise TableError(f"table {path} cannot be read: it is no file")
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TableError(f"table {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except TableError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise TableError(f"table {path} is not JSON: {error}") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != SCHEMA_VERSION:
+    if type(version) is not int or version != SCHEMA_VERSION:
         raise TableError(
-            f"table {path} has schema version {version!r}, this gemmill reads version {SCHEMA_VERSION}: "
+            f"table {path} has schema version {reprlib.repr(version)}, this gemmill reads version {SCHEMA_VERSION}: "
             "make it again with `gemmill tune`"
         )
     try:
-        sources = {key: Source(**source) for key, source in data["sources"].items()}
+        sources = {key: Source(**_checked(Source, source)) for key, source in data["sources"].items()}
         rows = [_row(row) for row in data["rows"]]
+        if not (isinstance(data["device"], str) and isinstance(data["arch"], str)):
+            raise TypeError("device and arch must be texts")
         return make_table(data["device"], data["arch"], sources, _once(path, rows, sources))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, TableError):
@@ -133,15 +143,63 @@ def read_table(path: Path) -> TunedTable:
         ) from None
 
 
-def _row(data: Mapping[str, Any]) -> TableRow:
-    row = TableRow(**{**data, **{name: tuple(data.get(name, ())) for name in ("variants", "us", "digests")}})
+def _row(data: Any) -> TableRow:
+    row = TableRow(**_checked(TableRow, data))
     if not row.variants or len(row.us) != len(row.variants) or len(row.digests) not in (0, len(row.variants)):
         raise ValueError(
             f"row {row.key} has {len(row.variants)} variants, {len(row.us)} times, {len(row.digests)} digests"
         )
-    if not all(isinstance(size, int) and size > 0 for size in (row.n, row.k, row.m)):
-        raise ValueError(f"row {row.key}: sizes must be positive whole numbers")
     return row
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= LARGEST_SIZE
+
+
+def _is_measured(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < LARGEST_SIZE
+
+
+def _is_time(value: Any) -> bool:
+    return _is_measured(value) and value > 0
+
+
+def _list_of(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(holds, value))
+
+
+_KINDS: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
+    str: (_is_text, "a text"),
+    str | None: (lambda value: value is None or _is_text(value), "a text"),
+    int: (_is_size, f"a whole number from 1 to {LARGEST_SIZE}"),
+    int | None: (lambda value: value is None or _is_size(value), f"a whole number from 1 to {LARGEST_SIZE}"),
+    tuple[str, ...]: (_list_of(_is_text), "a list of texts"),
+    tuple[float, ...]: (_list_of(_is_time), "a list of times"),
+    Mapping[str, float]: (
+        lambda value: isinstance(value, dict) and all(map(_is_measured, value.values())),
+        "an object of numbers",
+    ),
+}
+"""What JSON must hold for a field of a type."""
+_FIELDS = {kind: {name: _KINDS[of] for name, of in get_type_hints(kind).items()} for kind in (Source, TableRow)}
+
+
+def _checked(kind: type[Source] | type[TableRow], data: Any) -> dict[str, Any]:
+    """The arguments for a source or row, each of its field's type. Raises TypeError."""
+    if not isinstance(data, dict):
+        raise TypeError(f"{kind.__name__} is {reprlib.repr(data)}, expected an object")
+    holds_what = _FIELDS[kind]
+    for name, value in data.items():
+        if name not in holds_what:
+            raise TypeError(f"{kind.__name__} has an unknown field {reprlib.repr(name)}")
+        holds, words = holds_what[name]
+        if not holds(value):
+            raise TypeError(f"{name} is {reprlib.repr(value)}, expected {words}")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
 
 
 def _once(path: Path, rows: Iterable[TableRow], sources: Mapping[str, Source]) -> Iterable[TableRow]:

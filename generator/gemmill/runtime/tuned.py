@@ -1,8 +1,9 @@
 """The measured choices that a build selects by: from the user's tables and the shipped ones, row by row.
 
 A row says what was fastest on one device with one driver and one source of a kernel. How far that holds here is its
-trust; where several tables have a row for a shape, the most trusted is taken, then the one found first. A row whose
-variant has changed since is refused, and so is a table that cannot be read: calls are then answered by other rows.
+trust; where several tables have a row for a shape, the most trusted is taken, then the one found first. A row whose winner
+has changed since is served by a variant that was nearly as fast, and no longer called exact; a row without one is refused,
+and so is a table that cannot be read: calls are then answered by other rows.
 """
 
 import hashlib
@@ -27,6 +28,9 @@ from gemmill.vocab import DType, EpilogueKind, ScaleLayout
 
 _SHIPPED = runtime_tables_dir()
 _DRIVER = Path("/sys/module/nvidia/version")
+STALE_MARGIN = 1.03
+"""How much longer than the winner, whose kernel has changed since, a variant may have taken to serve in its place: about what
+the analytic model loses (docs/notes/tables.md)."""
 
 
 class TableTrust(IntEnum):
@@ -59,6 +63,8 @@ class TunedChoice:
     k: int
     m: int
     names: tuple[str, ...]
+    exact: bool = True
+    """Whether the first is what was measured to be the fastest: else the winner's kernel has changed since."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +75,10 @@ class LoadedTable:
     table: TunedTable
     trusts: Mapping[TableTrust, int]
     """How many rows have each."""
+    stale: int
+    """Rows whose winner has changed since, served by a variant that was nearly as fast."""
     refused: int
-    """Rows none of whose variants is as it was measured."""
+    """Rows whose winner has changed since, without such a variant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +91,7 @@ class Tuned:
     @property
     def digest(self) -> str:
         """Of the choices: processes with the same digest and build choose alike."""
-        text = json.dumps([[c.problem, c.n, c.k, c.m, *c.names] for c in self.choices])
+        text = json.dumps([[c.problem, c.n, c.k, c.m, c.exact, *c.names] for c in self.choices])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -100,18 +108,20 @@ def machine(arch: str) -> Machine:
 def load_tuned(entries: Iterable[KernelEntry], here: Machine) -> Tuned:
     """The choices for a build's entries. Warns of a table that cannot be used; raises nothing."""
     digests = {entry.name: entry.source_digest for entry in entries}
-    found: list[tuple[TableTrust, TableRow]] = []
+    found: list[tuple[TableTrust, bool, TableRow]] = []
     loaded = []
     for path, table in find_tables(here.arch):
-        trusts = [(trust_of(row, table, here), row) for row in table.rows]
-        kept = [(trust, current) for trust, row in trusts if (current := current_row(row, digests)) is not None]
-        found += kept
-        counts = {trust: sum(t is trust for t, _ in kept) for trust in TableTrust}
-        loaded.append(LoadedTable(path=path, table=table, trusts=counts, refused=len(trusts) - len(kept)))
-    found.sort(key=lambda pair: pair[0])  # stable: of equally trusted rows the first found
+        kept = [(row, current) for row in table.rows if (current := current_row(row, digests)) is not None]
+        trusts = [trust_of(row, table, here) for row, _ in kept]
+        stale = [row.variants[0] != current.variants[0] for row, current in kept]
+        found += zip(trusts, stale, (current for _, current in kept), strict=True)
+        counts = {trust: trusts.count(trust) for trust in TableTrust}
+        refused = len(table.rows) - len(kept)
+        loaded.append(LoadedTable(path=path, table=table, trusts=counts, stale=sum(stale), refused=refused))
+    found.sort(key=lambda item: item[:2])  # stable: of equally trusted rows the first found
     choices: dict[tuple[int, int, int, int], TunedChoice] = {}
-    for _, row in found:
-        for choice in _siblings(row):
+    for _, is_stale, row in found:
+        for choice in _siblings(row, exact=not is_stale):
             choices.setdefault((choice.problem, choice.n, choice.k, choice.m), choice)
     return Tuned(choices=tuple(choices[key] for key in sorted(choices)), tables=tuple(loaded))
 
@@ -123,8 +133,8 @@ def find_tables(arch: str) -> Iterator[tuple[Path, TunedTable]]:
     """
     for path in table_files():
         try:
-            table = _read(path, path.stat().st_mtime_ns)
-        except (TableError, OSError) as error:
+            table = _read(path, _changed_ns(path))
+        except TableError as error:
             warnings.warn(f"gemmill: {error}; it is left out", RuntimeWarning, stacklevel=2)
             continue
         if table.arch == arch:
@@ -133,12 +143,29 @@ def find_tables(arch: str) -> Iterator[tuple[Path, TunedTable]]:
 
 def table_files() -> list[Path]:
     """Files that hold tables, in the order in which they are preferred."""
-    named = [
-        path
-        for place in settings.tables()
-        for path in ([place] if not place.is_dir() else sorted(place.glob("*.json")))
-    ]
-    return [*named, *sorted((settings.home() / "tables").glob("*.json")), *sorted(_SHIPPED.glob("*.json"))]
+    named = [path for place in settings.tables() for path in (_tables_in(place) if _is_folder(place) else [place])]
+    return [*named, *_tables_in(settings.home() / "tables"), *_tables_in(_SHIPPED)]
+
+
+def _is_folder(place: Path) -> bool:
+    try:
+        return place.is_dir()
+    except OSError:  # then it cannot be read either, and the reader's sentence says why
+        return False
+
+
+def _tables_in(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.glob("*.json"))
+    except OSError:
+        return [folder]
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 @cache
@@ -156,17 +183,15 @@ def trust_of(row: TableRow, table: TunedTable, here: Machine) -> TableTrust:
 
 
 def current_row(row: TableRow, digests: Mapping[str, str]) -> TableRow | None:
-    """The row with those variants whose source is as it was measured; None if there are none."""
+    """The row with those variants whose kernel is as it was measured, by a build's `digests` of its variants.
+
+    None where the winner is not, nor one that took at most STALE_MARGIN longer: a runner-up may be far behind.
+    """
     if not row.digests:
         return row
-    fits = [
-        i
-        for i, (name, digest) in enumerate(zip(row.variants, row.digests, strict=True))
-        if digests.get(name, digest).startswith(digest)
-    ]
-    if len(fits) == len(row.variants):
-        return row
-    if not fits:
+    measured = zip(row.variants, row.digests, strict=True)
+    fits = [i for i, (name, digest) in enumerate(measured) if digests.get(name, digest).startswith(digest)]
+    if not fits or row.us[fits[0]] > STALE_MARGIN * row.us[0]:
         return None
     return replace(
         row,
@@ -176,7 +201,7 @@ def current_row(row: TableRow, digests: Mapping[str, str]) -> TableRow | None:
     )
 
 
-def _siblings(row: TableRow) -> list[TunedChoice]:
+def _siblings(row: TableRow, *, exact: bool) -> list[TunedChoice]:
     """A row was measured for one output dtype and epilogue. Its schedules are offered to the sibling classes of the same
     operands too, and those of bf16 operands to f16: the main loop, which decides, is the same."""
     try:
@@ -185,7 +210,7 @@ def _siblings(row: TableRow) -> list[TunedChoice]:
     except ValueError:
         return []  # of a later gemmill, or of no GEMM: nothing that this build has
     return [
-        TunedChoice(problem=problem, n=row.n, k=row.k, m=row.m, names=names[key])
+        TunedChoice(problem=problem, n=row.n, k=row.k, m=row.m, names=names[key], exact=exact)
         for key, problems in classes.items()
         for problem in problems
     ]

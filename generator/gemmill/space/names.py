@@ -121,7 +121,7 @@ def _gemm_from_fields(fields: list[str]) -> KernelConfig:
 
 def _quant_to_name(config: QuantConfig) -> str:
     scales = f"g{config.group_size}{config.scale_format}" if config.family.is_grouped else config.scale_format.value
-    coding = "sym" if config.symmetric else "asym"
+    coding = "trunc" if config.truncated else "sym" if config.symmetric else "asym"
     fields = [config.arch, _QUANT, config.family, config.in_dtype, config.out_dtype, config.activation, scales, coding]
     return "_".join(fields)
 
@@ -129,8 +129,8 @@ def _quant_to_name(config: QuantConfig) -> str:
 def _quant_from_fields(fields: list[str]) -> QuantConfig:
     if len(fields) != _QUANT_FIELDS:
         raise ValueError(f"it has {len(fields)} fields of {_QUANT_FIELDS}")
-    if fields[7] not in ("sym", "asym"):
-        raise ValueError(f"coding {fields[7]!r}, expected sym or asym")
+    if fields[7] not in ("sym", "asym", "trunc"):
+        raise ValueError(f"coding {fields[7]!r}, expected sym, asym or trunc")
     family = QuantFamily(fields[2])
     group_size, scale_format = _group_scales_from_text(fields[6]) if family.is_grouped else (0, ScaleFormat(fields[6]))
     return QuantConfig(
@@ -140,7 +140,8 @@ def _quant_from_fields(fields: list[str]) -> QuantConfig:
         activation=Activation(fields[5]),
         group_size=group_size,
         scale_format=scale_format,
-        symmetric=fields[7] == "sym",
+        symmetric=fields[7] != "asym",
+        truncated=fields[7] == "trunc",
         arch=Arch(fields[0]),
     )
 

@@ -29,6 +29,11 @@ class QuantFamily(StrEnum):
     """RMS norm, then one scale for each group"""
 
     @property
+    def is_per_row(self) -> bool:
+        """Whether every row has its scale, even one without elements."""
+        return self in (QuantFamily.TOKEN, QuantFamily.RMS_TOKEN)
+
+    @property
     def is_grouped(self) -> bool:
         """Whether scales belong to groups."""
         return self in (QuantFamily.GROUP, QuantFamily.RMS_GROUP)
@@ -104,6 +109,8 @@ class QuantConfig:
     scale_format: ScaleFormat = ScaleFormat.F32
     symmetric: bool = True
     """Whether codes have no zero point."""
+    truncated: bool = False
+    """Whether codes are cut off towards zero, as vLLM's int8 codes of groups, instead of rounded to nearest."""
     arch: Arch = Arch.SM90A
 
     def __post_init__(self) -> None:
@@ -124,7 +131,7 @@ class QuantConfig:
     @property
     def out_type(self) -> str:
         """Class of the codes in kernels/quant/code.cuh."""
-        return _CPP_OUT[self.out_dtype]
+        return "TruncatedS8" if self.truncated else _CPP_OUT[self.out_dtype]
 
 
 def _dtypes(c: QuantConfig) -> Status:
@@ -185,7 +192,16 @@ def _symmetry(c: QuantConfig) -> Status:
     return OK
 
 
-RULES = (_dtypes, _groups, _scale_format, _activation, _symmetry)
+def _truncation(c: QuantConfig) -> Status:
+    plain = c.symmetric and c.activation is Activation.NONE and c.scale_format is ScaleFormat.F32
+    if c.truncated and not (c.family is QuantFamily.GROUP and c.out_dtype is DType.S8 and plain):
+        return rejected(
+            f"truncated=True contradicts family={c.family} out_dtype={c.out_dtype}: only plain symmetric s8 codes of groups are cut off, as vLLM's"
+        )
+    return OK
+
+
+RULES = (_dtypes, _groups, _scale_format, _activation, _symmetry, _truncation)
 
 
 def check(config: QuantConfig) -> Status:
@@ -199,8 +215,9 @@ def check(config: QuantConfig) -> Status:
 
 def all_configs(arch: Arch = Arch.SM90A) -> Iterator[QuantConfig]:
     """Every variant that the rules allow, each once."""
-    axes = product(QuantFamily, IN_DTYPES, OUT_DTYPES, Activation, (0, *GROUP_SIZES), ScaleFormat, (True, False))
-    for family, in_dtype, out_dtype, activation, group_size, scale_format, symmetric in axes:
+    flags = (True, False)
+    axes = product(QuantFamily, IN_DTYPES, OUT_DTYPES, Activation, (0, *GROUP_SIZES), ScaleFormat, flags, flags)
+    for family, in_dtype, out_dtype, activation, group_size, scale_format, symmetric, truncated in axes:
         if activation is not Activation.NONE and in_dtype is DType.F32:
             continue  # activations follow a GEMM, whose results are bf16 or f16
         try:
@@ -212,6 +229,7 @@ def all_configs(arch: Arch = Arch.SM90A) -> Iterator[QuantConfig]:
                 group_size=group_size,
                 scale_format=scale_format,
                 symmetric=symmetric,
+                truncated=truncated,
                 arch=arch,
             )
         except ValueError:

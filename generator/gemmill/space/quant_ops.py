@@ -24,6 +24,7 @@ class QuantOp:
     group_sizes: tuple[int, ...] = (0,)
     scale_formats: tuple[ScaleFormat, ...] = (ScaleFormat.F32,)
     symmetric: tuple[bool, ...] = (True,)
+    truncated: bool = False
 
     def configs(self, arch: Arch) -> Iterator[QuantConfig]:
         """Every config that serves a call of the op, each once."""
@@ -39,6 +40,7 @@ class QuantOp:
                 group_size=group_size,
                 scale_format=scale_format,
                 symmetric=symmetric,
+                truncated=self.truncated,
                 arch=arch,
             )
 
@@ -52,6 +54,7 @@ class QuantOp:
             and config.group_size in self.group_sizes
             and config.scale_format in self.scale_formats
             and config.symmetric in self.symmetric
+            and config.truncated == self.truncated
         )
 
 
@@ -141,6 +144,13 @@ QUANT_OPS = (
         out_dtypes=(DType.S8,),
         group_sizes=GROUP_SIZES,
         symmetric=(False,),
+    ),
+    QuantOp(
+        name="per_token_group_quant_int8_truncated",
+        family=QuantFamily.GROUP,
+        out_dtypes=(DType.S8,),
+        group_sizes=GROUP_SIZES,
+        truncated=True,
     ),
 )
 

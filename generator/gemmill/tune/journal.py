@@ -1,11 +1,13 @@
 """What a sweep knows, a line for each fact, on disk when it is known: an interrupted sweep goes on from it.
 
 The first line says what was measured on what; a fault of a candidate and the outcome of a problem are lines of their own.
-A line that a kill cut off is left out.
+A line that a kill cut off, or that lacks a field, is left out: what it was about is measured again.
 """
 
+import contextlib
 import fcntl
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ from gemmill.tune.problems import Problem
 from gemmill.tune.protocol import problem_from_json, problem_to_json
 
 SCHEMA_VERSION = 1
+_FIRST = b'{"kind": "sweep", '
+"""How the first line begins."""
 
 
 class JournalError(RuntimeError):
@@ -64,42 +68,73 @@ def read_journal(path: Path) -> Record:
             f"journal {path} has schema version {rows[0].get('schema_version')!r}, this gemmill writes {SCHEMA_VERSION}: "
             "begin another with --journal, or delete it"
         )
+    if not isinstance(rows[0].get("setup"), dict):
+        raise JournalError(f"journal {path} does not say what was measured on what: begin another with --journal")
     record = Record(setup=rows[0]["setup"])
     for row in rows[1:]:
-        problem = problem_from_json(row["problem"])
-        if row["kind"] == "fault":
-            record.faults.setdefault(problem, {})[row["candidate"]] = _finding(row)
-        elif row["kind"] == "outcome":
-            entry = _entry(problem, row)
-            record.entries[problem, entry.repeat, entry.wave] = entry
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            _note(record, row)
     return record
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 
 
+def _note(record: Record, row: Mapping[str, Any]) -> None:
+    """Raises KeyError, TypeError, ValueError or AttributeError, with nothing noted, where a field is missing or no such."""
+    problem = problem_from_json(row["problem"])
+    if row["kind"] == "fault":
+        name, finding = _text(row["candidate"]), _finding(row)
+        record.faults.setdefault(problem, {})[name] = finding
+    elif row["kind"] == "outcome":
+        entry = _entry(problem, row)
+        record.entries[problem, entry.repeat, entry.wave] = entry
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None else _text(value)
+
+
+def _times(values: Any) -> tuple[float, ...]:
+    if not all(type(us) in (int, float) and 0 < us < math.inf for us in values):
+        raise ValueError(f"{values!r} are no times")
+    return tuple(values)
+
+
 def _finding(row: Mapping[str, Any]) -> Finding:
-    return Finding(fault=Fault(row["fault"]), detail=row["detail"])
+    return Finding(fault=Fault(row["fault"]), detail=_text(row["detail"]))
 
 
 def _entry(problem: Problem, row: Mapping[str, Any]) -> Entry:
     outcome = Outcome(
         problem=problem,
-        rounds_us={name: tuple(us) for timed in row["rounds_us"].values() for name, us in timed.items()},
+        rounds_us={name: _times(us) for timed in row["rounds_us"].values() for name, us in timed.items()},
         findings={name: _finding(found) for name, found in row["faults"].items()},
         builds={name: build for build, timed in row["rounds_us"].items() for name in timed},
-        device=row["device"],
-        state=row["state"],
-        checking_seconds=row["checking_seconds"],
-        seconds=row["seconds"],
-        error=row["error"],
+        device=dict(row["device"]),
+        state=dict(row["state"]),
+        checking_seconds=float(row["checking_seconds"]),
+        seconds=float(row["seconds"]),
+        error=_text_or_none(row["error"]),
     )
-    return Entry(outcome=outcome, repeat=row["repeat"], wave=row["wave"], present=row["present"], date=row["date"])
+    return Entry(
+        outcome=outcome,
+        repeat=int(row["repeat"]),
+        wave=int(row["wave"]),
+        present=_text_or_none(row["present"]),
+        date=_text(row["date"]),
+    )
 
 
 def _by_build(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
@@ -131,7 +166,8 @@ class Journal:
             raise
 
     def _begin(self, setup: Mapping[str, Any]) -> Record:
-        if self.path.stat().st_size == 0:
+        if not self._has_begun():
+            self._file.truncate(0)
             self._write({"kind": "sweep", "schema_version": SCHEMA_VERSION, "date": now(), "setup": setup})
             return Record(setup=dict(setup))
         record = read_journal(self.path)
@@ -145,6 +181,12 @@ class Journal:
         if self._file.read(1) != b"\n":
             self._file.write(b"\n")
         return record
+
+    def _has_begun(self) -> bool:
+        """False where a kill left nothing, or a part of the first line."""
+        self._file.seek(0)
+        line = self._file.readline()
+        return bool(line) and (line.endswith(b"\n") or not (line.startswith(_FIRST) or _FIRST.startswith(line)))
 
     def fault(self, problem: Problem, name: str, finding: Finding) -> None:
         """A candidate's fault."""

@@ -1,10 +1,12 @@
 """Random operands of a problem, with as many copies of the weights as keep the L2 cache from holding them."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from gemmill.reference import powers_of_two, small_integers
 from gemmill.tune.problems import Op, Problem
 from gemmill.vocab import DType
 
@@ -32,6 +34,8 @@ class Operands:
     azp: Tensor | None
     azp_adj: tuple[Tensor | None, ...]
     """One for each copy of the weights."""
+    exact: bool = False
+    """Of small integers and powers of two (gemmill.reference.exact): no right kernel rounds before it stores"""
 
 
 class OperandMaker:
@@ -52,14 +56,7 @@ class OperandMaker:
         if problem.op is Op.INT8_AZP:
             azp = torch.randint(-20, 20, (rows, 1), dtype=torch.int32, device=self._device, generator=self._generator)
             azp_adj = tuple(w.sum(dim=0, dtype=torch.int32) for w in weights)
-        groups = problem.op.groups
-        if problem.op is Op.BF16:
-            a_scales = b_scales = torch.ones(1, 1, device=self._device)
-        elif groups is None:
-            a_scales, b_scales = self._scales(rows, 1), self._scales(1, columns)
-        else:
-            a_scales = self._scales(groups.a_shape(rows, problem.k)[1], rows + -rows % 4).t()[:rows]
-            b_scales = self._scales(*reversed(groups.b_shape(columns, problem.k))).t()
+        a_scales, b_scales = self._scales_of(problem, self._scales)
         return Operands(
             problem=problem,
             a=self._random(rows, problem.k, problem.op),
@@ -72,6 +69,30 @@ class OperandMaker:
             azp=azp,
             azp_adj=azp_adj,
         )
+
+    def exact(self, x: Operands) -> Operands:
+        """Exact operands of the same problem, which has no zero points; the output is shared."""
+        p = x.problem
+        a_scales, b_scales = self._scales_of(p, lambda *shape: powers_of_two(shape, self._generator))
+        return replace(
+            x,
+            a=small_integers(p.m, p.k, x.a.dtype, self._generator),
+            weights=(small_integers(p.n, p.k, x.a.dtype, self._generator).t(),),
+            a_scales=a_scales,
+            b_scales=b_scales,
+            a_scale=a_scales[0, 0].clone(),
+            b_scale=b_scales[0, 0].clone(),
+            exact=True,
+        )
+
+    def _scales_of(self, problem: Problem, draw: Callable[[int, int], Tensor]) -> tuple[Tensor, Tensor]:
+        groups, rows, columns = problem.op.groups, problem.m, problem.n
+        if problem.op is Op.BF16:
+            return torch.ones(1, 1, device=self._device), torch.ones(1, 1, device=self._device)
+        if groups is None:
+            return draw(rows, 1), draw(1, columns)
+        a_scales = draw(groups.a_shape(rows, problem.k)[1], rows + -rows % 4).t()[:rows]
+        return a_scales, draw(*reversed(groups.b_shape(columns, problem.k))).t()
 
     def _weights_of(self, problem: Problem) -> tuple[Tensor, ...]:
         key = (problem.op.operand, problem.n, problem.k)

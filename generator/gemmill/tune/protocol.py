@@ -51,6 +51,8 @@ def problem_to_json(problem: Problem) -> list[Any]:
 
 
 def problem_from_json(values: list[Any]) -> Problem:
-    """The problem of [op, m, n, k]."""
+    """The problem of [op, m, n, k]. Raises ValueError or TypeError where it is none."""
     op, m, n, k = values
+    if not all(type(size) is int and size > 0 for size in (m, n, k)):
+        raise ValueError(f"{values!r}: sizes must be positive whole numbers")
     return Problem(op=Op(op), m=m, n=n, k=k)

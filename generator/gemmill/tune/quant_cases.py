@@ -10,7 +10,7 @@ from torch import Tensor
 from gemmill.reference import quant_bounds as bounds
 from gemmill.runtime.quant_call import OUT_NAMES, SCALE_NAMES, name_of
 from gemmill.runtime.quant_cpu import by_reference
-from gemmill.runtime.schemas import BY_NAME, NAMESPACE
+from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OpSchema
 from gemmill.space.quant import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.space.quant_ops import QUANT_OPS
 from gemmill.vocab import DType
@@ -75,11 +75,16 @@ def check_case(config: QuantConfig, op: str, case: QuantCase, device: str) -> st
             wanted[i] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device).copy_(value)
     getattr(getattr(torch.ops, NAMESPACE), op).default(*arguments)
     by_reference(BY_NAME[op], wanted)
-    names = BY_NAME[op].arguments
+    return differences(config, BY_NAME[op], arguments, wanted)
+
+
+def differences(config: QuantConfig, op: OpSchema, arguments: list[Any], wanted: list[Any]) -> str:
+    """How a call's arguments after it differ from those of the reference, beyond what its arithmetic leaves open; or nothing."""
+    names = op.arguments
     apart = {
         name: count
         for name, got, expected in zip(names, arguments, wanted, strict=True)
-        if isinstance(got, Tensor) and (count := int((~_same_bits(got, expected)).sum()))
+        if isinstance(got, Tensor) and (count := int((~same_bits(got, expected)).sum()))
     }
     if not apart or _within_bounds(
         config, dict(zip(names, arguments, strict=True)), dict(zip(names, wanted, strict=True)), apart
@@ -88,7 +93,8 @@ def check_case(config: QuantConfig, op: str, case: QuantCase, device: str) -> st
     return ", ".join(f"{count} elements of {name} differ from the reference" for name, count in apart.items())
 
 
-def _same_bits(got: Tensor, wanted: Tensor) -> Tensor:
+def same_bits(got: Tensor, wanted: Tensor) -> Tensor:
+    """Where elements are alike, NaN whatever its bits; waits for no device."""
     if got.dtype.itemsize == 1:
         return got.view(torch.uint8) == wanted.view(torch.uint8)
     return (got == wanted) | ((got != got) & (wanted != wanted))
@@ -108,7 +114,7 @@ def _within_bounds(config: QuantConfig, got: dict[str, Any], wanted: dict[str, A
 def _one_row_of_scales(scales: Tensor, wanted: dict[str, Any]) -> bool:
     """Whether the scales of at most one row differ, and those by no more than rounding does (2^-22)."""
     expected = wanted[name_of(wanted, SCALE_NAMES)]
-    apart = ~_same_bits(scales, expected)
+    apart = ~same_bits(scales, expected)
     rows = int(apart.reshape(apart.shape[0], -1).any(dim=1).sum()) if apart.numel() else 0
     return rows <= 1 and bool(((scales - expected).abs() <= 2.0**-22 * expected)[apart].all())
 

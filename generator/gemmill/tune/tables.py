@@ -1,12 +1,24 @@
 """From a journal to tuned tables, one for each device that measured."""
 
+import fcntl
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmill.build.files import write_whole
-from gemmill.manifest import Manifest
-from gemmill.runtime.table_file import Source, TableRow, TunedTable, make_table, merge, read_table, table_text
+from gemmill.manifest import KernelEntry, Manifest
+from gemmill.runtime.table_file import (
+    Source,
+    TableError,
+    TableRow,
+    TunedTable,
+    make_table,
+    merge,
+    read_table,
+    table_text,
+)
 from gemmill.tune.choice import MARGIN, Decision, decide
 from gemmill.tune.journal import Entry, Record
 from gemmill.tune.problems import Problem
@@ -50,10 +62,67 @@ def decide_all(entries: Sequence[Entry], margin: float = MARGIN) -> Decision | N
 
 
 def write_table(table: TunedTable, path: Path) -> TunedTable:
-    """Replace the rows that the table has in the file's; returns what was written. Raises TableError, OSError."""
-    merged = merge(read_table(path), table) if path.exists() else table
-    write_whole(path, table_text(merged))
+    """Replace the rows that the table has in the file's; returns what was written. Raises TableError, OSError.
+
+    One process after another, so that two sweeps that end together both have their rows in it.
+    """
+    with _lock(path):
+        merged = merge(read_table(path), table) if path.exists() else table
+        write_whole(path, table_text(merged))
     return merged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rebased:
+    """A table whose rows were carried over to another build."""
+
+    table: TunedTable
+    carried: int
+    """Measured variants whose digest is another and whose machine code is the same."""
+    stale: tuple[TableRow, ...]
+    """Rows whose winner the new build has with other machine code: they are to be measured again."""
+
+
+def rebase(table: TunedTable, old: Manifest, new: Manifest) -> Rebased:
+    """Let rows that were measured with a kernel of `old` be of the one in `new`, where the machine code of both is equal."""
+    before = {entry.name: entry for entry in old.entries}
+    after = {entry.name: entry for entry in new.entries}
+    rows, stale, carried = [], [], 0
+    for row in table.rows:
+        digests = tuple(
+            _carried(digest, before.get(name), after.get(name))
+            for name, digest in zip(row.variants, row.digests, strict=False)
+        )
+        carried += sum(was != now for was, now in zip(row.digests, digests, strict=True))
+        rows.append(replace(row, digests=digests))
+        winner = after.get(row.variants[0])
+        if digests and winner is not None and not winner.source_digest.startswith(digests[0]):
+            stale.append(rows[-1])
+    return Rebased(table=make_table(table.device, table.arch, table.sources, rows), carried=carried, stale=tuple(stale))
+
+
+def _carried(digest: str, old: KernelEntry | None, new: KernelEntry | None) -> str:
+    """The digest of a measured variant, or the new build's for it where it runs the same machine code."""
+    if old is None or new is None or not old.source_digest.startswith(digest):
+        return digest
+    same = old.sass_digest == new.sass_digest != "" and old.registers == new.registers
+    return new.source_digest[: len(digest)] if same else digest
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process or thread at a time, and given up by one that is killed. A file beside the table, which stays:
+    the table itself is replaced, and a lock on a file that is removed would let two in. NFS locks it for all its clients."""
+    beside = path.with_name(f".{path.name}.lock")
+    with beside.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise TableError(
+                f"table {path} cannot be locked against another sweep's writing it ({error.strerror}): put it on another file "
+                "system with --table, or with `gemmill table make JOURNAL --out FILE`"
+            ) from None
+        yield
 
 
 def _runs(record: Record, repeats: int) -> dict[Problem, list[Entry]]:

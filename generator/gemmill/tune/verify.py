@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gemmill.manifest import KernelEntry
-from gemmill.reference import Comparison, check_scaled_mm
+from gemmill.reference import Comparison, check_scaled_mm, powers_of_two, small_bias, small_integers
 from gemmill.runtime.library import Build
 from gemmill.runtime.ops import load, use_variant
 from gemmill.runtime.schemas import NAMESPACE, SCALED_MM, SCALED_MM_AZP
@@ -22,6 +22,8 @@ from gemmill.vocab import SCALE_GROUPS, Accumulation, Arch, DType, ScaleGranular
 
 SHAPES = ((1, 16, 16), (3, 48, 144), (16, 256, 512), (65, 144, 272), (130, 272, 1040), (257, 520, 2080))
 """(M, N, K) before rounding N and K up to what a variant's alignment asks: below, at and across tile edges."""
+LONG_SHAPES = ((33, 136, 4096), (17, 264, 14336), (9, 72, 32768))
+"""For exact operands: so long a K that the bound on sums of random ones hides what is missing."""
 UNALIGNED_SHAPES = ((1, 1, 1), (5, 3, 7), (67, 129, 131), (130, 257, 1031))
 CASES_OF_A_SHAPE = 3
 """Enough for the six shapes to go through all kinds of scales, biases and zero points: at most sixteen."""
@@ -42,8 +44,13 @@ class Case:
     azp: str
     """none, row or token, as in Predicate."""
     groups: ScaleGroups | None = None
+    exact: bool = False
+    """of small integers and powers of two: the result must be the same to the last bit"""
 
     def __str__(self) -> str:
+        return f"{self._words()}; exact" if self.exact else self._words()
+
+    def _words(self) -> str:
         if self.groups is not None:
             a_order, b_order = ("row" if vector else "column" for vector in (self.a_vector, self.b_vector))
             of_b = self.groups.size if self.groups.b_scale is ScaleGranularity.BLOCK else 1
@@ -136,12 +143,22 @@ def cases_of(predicate: Predicate) -> Iterator[Case]:
     a_vectors = (False,) if predicate.scale_layout is ScaleLayout.MN_MAJOR else both
     kinds = cycle(product(a_vectors, both, both if predicate.bias else (False,), predicate.azp))
     align_n, align_k = predicate.alignment_d, max(predicate.alignment_a, predicate.alignment_b)
-    for m, shape_n, shape_k in UNALIGNED_SHAPES + SHAPES if align_n == align_k == 1 else SHAPES:
+    shapes = UNALIGNED_SHAPES + SHAPES if align_n == align_k == 1 else SHAPES
+    for m, shape_n, shape_k in shapes + LONG_SHAPES:
         n, k = -(-shape_n // align_n) * align_n, -(-shape_k // align_k) * align_k
         k = _more_than_one_group(k, predicate.group_size)
-        for a_vector, b_vector, bias, azp in islice(kinds, CASES_OF_A_SHAPE):
+        exact = (m, shape_n, shape_k) in LONG_SHAPES
+        for a_vector, b_vector, bias, azp in islice(kinds, 1 if exact else CASES_OF_A_SHAPE):
             yield Case(
-                m=m, n=n, k=k, a_vector=a_vector, b_vector=b_vector, bias=bias, azp=azp, groups=predicate.scale_groups
+                m=m,
+                n=n,
+                k=k,
+                a_vector=a_vector,
+                b_vector=b_vector,
+                bias=bias,
+                azp=azp,
+                groups=predicate.scale_groups,
+                exact=exact,
             )
 
 
@@ -153,26 +170,22 @@ def _more_than_one_group(k: int, group_size: int) -> int:
 def run_case(case: Case, operand: DType, out_dtype: DType, accumulation: Accumulation, device: str) -> Comparison:
     """Call the op on fresh operands, its output poisoned, and hold the result against the reference."""
     generator = torch.Generator(device).manual_seed(case.m * 1_000_003 + case.n * 1009 + case.k)
-    a = _codes((case.m, case.k), operand, generator)
-    b = _codes((case.n, case.k), operand, generator).t()
-    if case.groups is None:
-        a_scales = _scales((case.m, 1) if case.a_vector else (1,), generator)
-        b_scales = _scales((1, case.n) if case.b_vector else (1,), generator)
-    else:
-        a_scales = _group_scales(case.groups.a_shape(case.m, case.k), case.a_vector, generator)
-        b_scales = _group_scales(case.groups.b_shape(case.n, case.k), case.b_vector, generator)
+    a = _codes((case.m, case.k), operand, generator, case.exact)
+    b = _codes((case.n, case.k), operand, generator, case.exact).t()
+    a_scales, b_scales = _scales_of(case, generator)
     dtype = getattr(torch, out_dtype.torch_name)
     out = torch.full((case.m, case.n), torch.nan, dtype=dtype, device=device)
-    bias = torch.randn(case.n, generator=generator, device=device).to(dtype) if case.bias else None
+    bias = _bias(case, dtype, generator) if case.bias else None
+    azp_adj = azp = None
     ops = getattr(torch.ops, NAMESPACE)
     if case.azp == "none":
         ops.cutlass_scaled_mm.default(out, a, b, a_scales, b_scales, bias)
-        return check_scaled_mm(out, a, b, a_scales, b_scales, accumulation, bias)
-    zero_points = torch.randint(-128, 128, (case.m,), generator=generator, device=device, dtype=torch.int32)
-    sums = b.to(torch.int32).sum(0, dtype=torch.int32)
-    azp_adj, azp = (sums, zero_points) if case.azp == "token" else (sums * zero_points[0], None)
-    ops.cutlass_scaled_mm_azp.default(out, a, b, a_scales, b_scales, azp_adj, azp, bias)
-    return check_scaled_mm(out, a, b, a_scales, b_scales, accumulation, bias, azp_adj, azp)
+    else:
+        zero_points = torch.randint(-128, 128, (case.m,), generator=generator, device=device, dtype=torch.int32)
+        sums = b.to(torch.int32).sum(0, dtype=torch.int32)
+        azp_adj, azp = (sums, zero_points) if case.azp == "token" else (sums * zero_points[0], None)
+        ops.cutlass_scaled_mm_azp.default(out, a, b, a_scales, b_scales, azp_adj, azp, bias)
+    return check_scaled_mm(out, a, b, a_scales, b_scales, accumulation, bias, azp_adj, azp, exact_data=case.exact)
 
 
 def _verify_variant(entry: KernelEntry) -> Verdict:
@@ -201,18 +214,35 @@ def _verdict(name: str, results: list[tuple[Case, Comparison]] | list[tuple[Case
     return Verdict(name=name, cases=len(results), failures=tuple(failures), worst_fraction=worst)
 
 
-def _codes(shape: tuple[int, int], dtype: DType, generator: torch.Generator) -> Tensor:
+def _codes(shape: tuple[int, int], dtype: DType, generator: torch.Generator, exact: bool) -> Tensor:
+    if exact:
+        return small_integers(*shape, getattr(torch, dtype.torch_name), generator)
     if dtype is DType.S8:
         return torch.randint(-128, 128, shape, generator=generator, device=generator.device, dtype=torch.int8)
     return torch.randn(shape, generator=generator, device=generator.device).to(getattr(torch, dtype.torch_name))
 
 
-def _group_scales(shape: tuple[int, int], row_major: bool, generator: torch.Generator) -> Tensor:
-    if row_major:
-        return _scales(shape, generator)
-    rows, columns = shape
-    return _scales((columns, rows + -rows % 4), generator).t()[:rows]  # columns at multiples of 16 bytes
+def _bias(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    if case.exact:
+        return small_bias(case.n, dtype, generator)
+    return torch.randn(case.n, generator=generator, device=generator.device).to(dtype)
 
 
-def _scales(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.rand(shape, generator=generator, device=generator.device) * 0.1 + 0.01
+def _scales_of(case: Case, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def draw(shape: tuple[int, ...]) -> Tensor:
+        if case.exact:
+            return powers_of_two(shape, generator)
+        return torch.rand(shape, generator=generator, device=generator.device) * 0.1 + 0.01
+
+    def draw_groups(shape: tuple[int, int], row_major: bool) -> Tensor:
+        rows, columns = shape
+        return (
+            draw(shape) if row_major else draw((columns, rows + -rows % 4)).t()[:rows]
+        )  # columns at multiples of 16 bytes
+
+    if case.groups is None:
+        return draw((case.m, 1) if case.a_vector else (1,)), draw((1, case.n) if case.b_vector else (1,))
+    return (
+        draw_groups(case.groups.a_shape(case.m, case.k), case.a_vector),
+        draw_groups(case.groups.b_shape(case.n, case.k), case.b_vector),
+    )

@@ -1,4 +1,8 @@
-"""A measuring process under a watchdog: it is asked one thing at a time, and killed if it does not answer."""
+"""A measuring process under a watchdog: it is asked one thing at a time, and killed if it does not answer.
+
+It does not outlive the process that asks, however that ends: it holds the reading end of a pipe, the lifeline, whose other
+end is only here.
+"""
 
 import contextlib
 import json
@@ -9,14 +13,24 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from gemmill import settings
-from gemmill.tune.protocol import WorkerSpec
 
 START_SECONDS = 180.0
 """To import torch, load the builds and make a CUDA context: minutes on a machine with a cold disk."""
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
+
+
+class Spec(Protocol):
+    """What a process is started with: a dataclass of plain values."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def device(self) -> int | None:
+        """Index of the GPU that the process sees, None for all."""
+        ...
 
 
 class WorkerDied(Exception):  # noqa: N818  (it is what happened)
@@ -34,10 +48,12 @@ class WorkerError(RuntimeError):
 class Worker:
     """One measuring process, started when it is first asked, and again after it died."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: Spec, program: str = "gemmill.tune.bench") -> None:
+        """`program` is a module that takes a spec and answers as gemmill.tune.bench does."""
         self._spec = spec
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
-        self._answers = -1
+        self._answers = self._lifeline = -1
         self._pending = b""
         self.starts = 0
 
@@ -72,6 +88,7 @@ class Worker:
             with contextlib.suppress(OSError):
                 process.stdin.close()
         os.close(self._answers)
+        os.close(self._lifeline)
 
     def __enter__(self) -> "Worker":
         return self
@@ -80,21 +97,23 @@ class Worker:
         self.close()
 
     def _start(self) -> None:
-        reading, writing = os.pipe()
-        self._answers, self._pending = reading, b""
+        self._answers, writing = os.pipe()
+        watched, self._lifeline = os.pipe()
+        self._pending = b""
         environment = settings.child_environment(python_path=_SOURCE_ROOT)
         if self._spec.device is not None:
             environment["CUDA_VISIBLE_DEVICES"] = str(self._spec.device)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gemmill.tune.bench", json.dumps({**asdict(self._spec), "answers": writing})],
+                [sys.executable, "-m", self._program, _spec_text(self._spec, writing, watched)],
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
-                pass_fds=[writing],
+                pass_fds=[writing, watched],
                 env=environment,
             )
         finally:
             os.close(writing)
+            os.close(watched)
         self.starts += 1
 
     def _read_line(self, command: str, timeout: float) -> bytes:
@@ -122,6 +141,10 @@ class Worker:
     def _bury(self, detail: str, *, hung: bool) -> None:
         self.close()
         raise WorkerDied(detail, hung=hung)
+
+
+def _spec_text(spec: Spec, answers: int, lifeline: int) -> str:
+    return json.dumps({**asdict(spec), "answers": answers, "lifeline": lifeline})
 
 
 def _has_descriptor(stream: Any) -> bool:

@@ -64,6 +64,7 @@ struct gemmill_group_quant_args {
   int64_t in_stride, out_stride;
   int64_t scale_stride_m, scale_stride_g;  // packed: words of four groups at row * stride_m + group / 4 * stride_g
   int64_t scale_rows;           // packed: rows up to which padding is zeroed, the last word column excepted
+  int64_t out_rows;             // packed: rows of out, of which those from rows to scale_rows are zeroed
   float smallest_amax;          // a group's absolute maximum is at least this
   float smallest_scale;         // its scale is at least this
   gemmill_quant_launch launch;

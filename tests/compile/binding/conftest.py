@@ -22,8 +22,9 @@ from gemmill.runtime.schemas import OPS
 from gemmill.space.family import AnyConfig, Family, family_of, gemms
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.predicate import predicate_of
+from gemmill.space.quant import QuantConfig
 from gemmill.space.selections import select
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, DType
 
 _HERE = Path(__file__).parent
 BUILD_IDS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
@@ -78,9 +79,12 @@ class Probe:
 
 
 def some_configs() -> tuple[AnyConfig, ...]:
-    """The smoke selection, and of the default one all with scales in groups: so every class of calls has a variant."""
-    grouped = [config for config in gemms(select("default").configs) if config.problem.group_size]
-    return tuple(dict.fromkeys([*select("smoke").configs, *grouped]))
+    """The smoke selection, and of the default one all GEMMs with scales in groups and quantisation kernels of bf16: so
+    every class of GEMMs has a variant, and every quantisation op one that takes all that it may be given."""
+    default = select("default").configs
+    grouped = [config for config in gemms(default) if config.problem.group_size]
+    quant = [config for config in default if isinstance(config, QuantConfig) and config.in_dtype is DType.BF16]
+    return tuple(dict.fromkeys([*select("smoke").configs, *grouped, *quant]))
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,12 @@ def some_tuned(probe, seed: int) -> tuple[TunedRow, ...]:
     sizes = (1024, 4096, 8192)
     found = [
         TunedRow(
-            problem=rows[i].problem, n=rng.choice(sizes), k=rng.choice(sizes), m=rng.choice((1, 16, 64, 4096)), row=i
+            problem=rows[i].problem,
+            n=rng.choice(sizes),
+            k=rng.choice(sizes),
+            m=rng.choice((1, 16, 64, 4096)),
+            row=i,
+            exact=rng.choice((0, 1, 1)),
         )
         for i in rng.choices(range(len(rows)), k=600)
     ]
@@ -330,7 +335,7 @@ def test_symbols_that_the_extension_asks_for_exist(home_of_probes) -> None:
 def test_calls_without_an_exact_choice_are_noted_once(probe, with_table: Callable) -> None:
     table = probe.build.table
     row = next(i for i, entry in enumerate(table.entries) if entry.config.schedule.alignment_a > 1)
-    with_table(tuned=(TunedRow(problem=table.rows[row].problem, n=4096, k=4096, m=16, row=row),))
+    with_table(tuned=(TunedRow(problem=table.rows[row].problem, n=4096, k=4096, m=16, row=row, exact=1),))
     here = ProblemCall(problem=table.rows[row].problem, m=16, n=4096, k=4096, align_a=16, align_b=16, align_d=16)
     calls = [here, replace(here, n=4000), replace(here, m=17)]
     probe.build.record_misses(64)

@@ -6,7 +6,13 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import gemmill
+from gemmill.build import ToolchainPaths
+from gemmill.build.sources import expand, flags_for, roots_of
+from gemmill.locations import kernels_dir
+from gemmill.vocab import Arch
 
 SOURCE = Path(gemmill.__file__).parent.parent
 HAS_KERNEL = """
@@ -23,12 +29,13 @@ def run_python(home: Path, code: str, **settings: str) -> list[str]:
     command = [sys.executable, "-c", textwrap.dedent(HAS_KERNEL) + textwrap.dedent(code)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "Overriding" not in done.stderr, "torch warns of kernels that take others' place"
     return done.stdout.splitlines()
 
 
 def test_two_builds_in_one_process(home_of_probes) -> None:
     code = """
+        import os
+        os.dup2(1, 2)  # torch would warn there of kernels that take others' place
         first = gemmill.load("aaaaaaaaaaaa")
         second = gemmill.load("bbbbbbbbbbbb")
         print(gemmill.active() is second, gemmill.load("bbbbbbbbbbbb") is second, first is not second)
@@ -66,7 +73,39 @@ def test_first_question_loads_the_build_that_is_named(home_of_probes) -> None:
 def test_vllms_names_follow_the_build(home_of_probes) -> None:
     code = """
         import gemmill.compat.vllm
-        gemmill.load()
-        print(has_kernel("_C"), *map(torch.ops._C.cutlass_scaled_mm_supports_fp8, (80, 90)))
+        for query in ("supports_fp8", "supports_block_fp8"):
+            print(*map(getattr(torch.ops._C, f"cutlass_scaled_mm_{query}"), (80, 89, 90, 100, 120)))
+        print(torch.ops._C.cutlass_scaled_mm.default is torch.ops.gemmill.cutlass_scaled_mm.default)
     """
-    assert run_python(home_of_probes, code) == ["True False True"]
+    assert run_python(home_of_probes, code) == [*["False False True False False"] * 2, "True"]
+
+
+@pytest.fixture(scope="session")
+def stand_in(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that registers ops as vLLM's does, and computes nothing."""
+    folder = tmp_path_factory.mktemp("vllm")
+    roots, flags = roots_of(toolchain, kernels_dir()), flags_for(Arch.SM90A)
+    source = Path(__file__).parent / "vllm_stand_in.cpp"
+    command = [toolchain.gxx, *expand(flags.host, roots), source, *expand(flags.link, roots), "-o", folder / "_C.so"]
+    subprocess.run(list(map(str, command)), check=True)
+    return folder / "_C.so"
+
+
+@pytest.mark.parametrize("first", ["the module", "vLLM's library"])
+def test_vllms_library_may_be_loaded_before_or_after(first: str, home_of_probes, stand_in) -> None:
+    steps = [f"torch.ops.load_library({str(stand_in)!r})", "held = torch.ops._C.dynamic_scaled_fp8_quant.default"]
+    importing = "import gemmill.compat.vllm"
+    steps = [importing, *steps] if first == "the module" else [*steps, importing]
+    code = (
+        "\n".join(steps)
+        + """
+x = torch.ones(2, 64)
+for op in (held, torch.ops._C.dynamic_scaled_fp8_quant, torch.ops._C.dynamic_scaled_fp8_quant.default):
+    codes, scale = torch.zeros(2, 64).to(torch.float8_e4m3fn), torch.zeros(1)
+    op(codes, x, scale)
+    print(codes.float().unique().item(), torch.allclose(scale * 448, x[0, :1]))
+print(torch.ops._C.of_vllm_alone(7), torch.ops._C.cutlass_group_gemm_supported(90))
+print(*map(torch.ops._C.cutlass_scaled_mm_supports_fp8, (90, 100)))
+"""
+    )
+    assert run_python(home_of_probes, code) == [*["448.0 True"] * 3, "8 True", "True False"]

@@ -9,12 +9,12 @@ import torch
 import gemmill
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.quant_call import config_of, group_strides, quant_call, static_scales
+from gemmill.runtime.quant_call import config_of, group_strides, quant_call, rows_of, static_scales
 from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.quant import Activation, QuantFamily
 from gemmill.vocab import Arch
-from quant_problems import Breakage, some_call
+from quant_problems import Breakage, empty_call, some_call
 
 pytestmark = pytest.mark.compile
 ROUNDS = 400
@@ -38,7 +38,7 @@ class GroupArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "in_ out scales azps scale_ub".split()),
         *_SIZES,
-        *((name, ctypes.c_int64) for name in "scale_stride_m scale_stride_g scale_rows".split()),
+        *((name, ctypes.c_int64) for name in "scale_stride_m scale_stride_g scale_rows out_rows".split()),
         *((name, ctypes.c_float) for name in "smallest_amax smallest_scale".split()),
     )
 
@@ -86,7 +86,8 @@ def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> No
             refused.add(str(error))
             continue
         described = quant_call(BY_NAME[op], call)
-        empty = described.rows * described.hidden == 0 and described.op.family is not QuantFamily.TENSOR
+        writes_scales = described.op.family is QuantFamily.TENSOR or (described.op.family.is_per_row and described.rows)
+        empty = described.rows * described.hidden == 0 and not writes_scales
         config = config_of(described, Arch.SM90A)
         if empty:
             assert launched(probe, op, arguments) is None
@@ -102,11 +103,8 @@ def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> No
 def _compare_arguments(probe, call) -> None:
     if call.op.family is QuantFamily.GROUP:
         args = recorded(probe, GroupArguments)
-        strides = group_strides(call)
-        if call.rows > 1:
-            assert args.scale_stride_m == strides[0]
-        if call.words > 1:
-            assert args.scale_stride_g == strides[1]
+        assert (args.scale_stride_m, args.scale_stride_g) == group_strides(call)
+        assert (args.rows, args.out_rows) == (call.rows, rows_of(call.out).rows)
         assert args.smallest_amax == pytest.approx(call.epsilon)
     elif call.op.family is QuantFamily.STATIC:
         args = recorded(probe, StaticArguments)
@@ -157,3 +155,60 @@ def test_explain_names_the_variant_and_what_the_others_lack(probe) -> None:
     assert choice.entry.name == "sm90a_quant_static_bf16_e4m3_silu_f32_sym"
     assert len(choice.trace) == len(probe.build.quant.entries) - 1
     assert "it has family=token, the call needs static" in {rejected.reason for rejected in choice.trace}
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (3, 0, 2), (0, 3)])
+@pytest.mark.parametrize("op", [op.name for op in QUANT_OPS])
+def test_dense_empty_tensors_are_taken(op: str, shape: tuple, probe) -> None:
+    rng = random.Random(op)
+    for _ in range(10):
+        arguments = empty_call(op, shape, rng)
+        config = config_of(quant_call(BY_NAME[op], of_arguments(BY_NAME[op], arguments)), Arch.SM90A)
+        if config.family is not QuantFamily.TENSOR:
+            assert launched(probe, op, arguments) is None
+        elif config in {entry.config for entry in probe.build.quant.entries}:
+            assert launched(probe, op, arguments) == symbol_of(config)
+
+
+def test_rows_without_elements_come_to_a_launch_where_they_have_scales(probe) -> None:
+    x, codes, scales = torch.empty(3, 0).bfloat16(), torch.empty(3, 0).to(torch.float8_e4m3fn), torch.empty(3, 1)
+    assert "quant_token" in launched(probe, "dynamic_per_token_scaled_fp8_quant", [codes, x, scales, None])
+    assert "quant_rmstoken" in launched(
+        probe, "rms_norm_dynamic_per_token_quant", [codes, x, x[0], scales, 1e-6, None, None]
+    )
+    empty = torch.empty(3, 0)
+    assert launched(probe, "silu_and_mul_per_block_quant", [codes, x, empty, 128, None, False]) is None
+
+
+@pytest.mark.parametrize("stride", [0, 1, 9])
+def test_packed_scales_of_one_row_have_the_stride_of_their_layout(stride: int, probe) -> None:
+    op = "per_token_group_fp8_quant_packed"
+    x, packed = torch.ones(1, 1, 1280).bfloat16(), torch.empty(16, dtype=torch.int32)
+    for shape, strides in (((1, 3), (stride, 4)), ((1, 1, 3), (stride, stride, 4))):
+        for out in (torch.empty(1, 1, 1280), torch.empty(4, 1280)):
+            call = [x, out.to(torch.float8_e4m3fn), packed.as_strided(shape, strides), 128, 1e-10, -448.0, 448.0]
+            assert launched(probe, op, call) is not None
+            args = recorded(probe, GroupArguments)
+            assert (args.scale_stride_m, args.scale_stride_g, args.scale_rows) == (1, 4, 4)
+            assert args.out_rows == rows_of(of_arguments(BY_NAME[op], call)["output_q"]).rows
+
+
+def test_a_text_argument_leaves_no_memory_behind(probe) -> None:
+    x, scale = torch.ones(2, 64, dtype=torch.bfloat16), torch.ones(1)
+    call = [torch.empty(2, 32, dtype=torch.float8_e4m3fn), x, scale, "gelu"]
+    in_use, calls = ctypes.CDLL(None).mallinfo2, 20_000
+    in_use.restype = _MallocState
+    launched(probe, "act_and_mul_quant", call)
+    before = in_use().uordblks
+    for _ in range(calls):
+        launched(probe, "act_and_mul_quant", call)
+    assert in_use().uordblks - before < 16 * calls
+
+
+class _MallocState(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]

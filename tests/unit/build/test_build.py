@@ -299,7 +299,7 @@ def test_header_edit_compiles_again_and_undoing_it_does_not(
     first = build(make_selection(64), options)
     header = kernels / "include" / "gemmill" / "epilogue.cuh"
     text = header.read_text()
-    header.write_text(text + "// edited\n")
+    header.write_text(text + "inline int edited() { return 1; }\n")
     second = build(make_selection(64), options)
     assert len(toolkit.calls()) == 2 and second.folder != first.folder
     assert digests_of(second).isdisjoint(digests_of(first)), "a tuned row does not outlive the kernel that it measured"

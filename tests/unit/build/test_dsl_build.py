@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,15 +17,13 @@ from gemmill.build import plan as plan_build
 from gemmill.build.dsl import DslPackage, made_from
 from gemmill.build.files import FileMemo
 from gemmill.build.graph import dsl_request
-from gemmill.build.linking import source_digest
-from gemmill.build.sources import OWN_ROOT, flags_for, variant_source
+from gemmill.build.sources import flags_for, variant_source
 from gemmill.build.units import Unit
 from gemmill.locations import templates_dir
 from gemmill.runtime.table import make_table
 from gemmill.space.config import KernelConfig
-from gemmill.space.family import gemms
 from gemmill.space.names import symbol_of, to_name
-from gemmill.space.selections import Selection, select
+from gemmill.space.selections import Selection
 from gemmill.vocab import Arch, Backend
 
 from .conftest import FakeToolkit
@@ -79,10 +76,10 @@ def fake_dsl(toolkit: FakeToolkit, kernels: Path, tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def make_both(make_config: Callable[..., KernelConfig]) -> Make:
-    """A selection of one CUTLASS kernel, and DSL kernels that differ in their tile's rows."""
+    """A selection of one CUTLASS kernel, and DSL kernels that differ in their tile's columns."""
 
-    def make(*rows: int) -> Selection:
-        dsl_configs = [make_config(backend=Backend.CUTEDSL, tile_shape_mnk=(m, 128, 128)) for m in rows]
+    def make(*columns: int) -> Selection:
+        dsl_configs = [make_config(backend=Backend.CUTEDSL, tile_shape_mnk=(128, n, 128)) for n in columns]
         return Selection(name="both", arch=Arch.SM90A, configs=(make_config(), *dsl_configs), rejections=())
 
     return make
@@ -356,25 +353,6 @@ def test_a_kernel_changed_meanwhile(
     monkeypatch.setattr(planning, "find_dsl", lambda *_: stale)
     with pytest.raises(BuildError, match=r"^a file of gemmill\.cutedsl was changed meanwhile \(.+\): build again$"):
         build(make_both(64), options)
-
-
-def test_the_source_digest_covers_what_the_dsl_makes_kernels_from(kernels: Path, tmp_path: Path) -> None:
-    def digest_with(made_from: tuple, backend: Backend) -> str:
-        shop = SimpleNamespace(
-            roots={OWN_ROOT: kernels}, memo=FileMemo(tmp_path / "memo"), dsl=SimpleNamespace(made_from=made_from)
-        )
-        (config,) = (c for c in gemms(select("smoke").configs) if to_name(c) == SMOKE[backend])
-        return source_digest(config, "text", shop)
-
-    one, other = (("cutedsl/walk.py", "1"),), (("cutedsl/walk.py", "2"),)
-    assert digest_with(one, Backend.CUTEDSL) != digest_with(other, Backend.CUTEDSL)
-    assert digest_with(one, Backend.CUTLASS) == digest_with(other, Backend.CUTLASS)
-
-
-SMOKE = {
-    backend: f"sm90a_{backend}_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c2x1x1_pingpong_fast_persistent_ab_sauto_a16b16d8"
-    for backend in Backend
-}
 
 
 def _is_alive(status: Path) -> bool:

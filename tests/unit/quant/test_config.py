@@ -35,6 +35,7 @@ def test_every_field_is_in_the_name() -> None:
         "activation": {"activation": Activation.SILU},
         "group_size": {"group_size": 64},
         "scale_format": {"scale_format": ScaleFormat.PACKED_UE8M0},
+        "truncated": {"out_dtype": DType.S8, "truncated": True},
         "symmetric": {"out_dtype": DType.S8, "symmetric": False},
         "arch": {"arch": Arch.SM100A},
     }
@@ -90,6 +91,10 @@ def test_the_sixteen_variants_of_the_fused_op_exist() -> None:
             {"symmetric": False, "out_dtype": DType.S8, "scale_format": ScaleFormat.PACKED_UE8M0},
             "symmetric=False contradicts scale_format=ue8m0x4: with a zero point the scale is f32 (symmetry)",
         ),
+        (
+            {"truncated": True},
+            "truncated=True contradicts family=group out_dtype=e4m3: only plain symmetric s8 codes of groups are cut off, as vLLM's (truncation)",
+        ),
     ],
 )
 def test_a_contradiction_cannot_be_built(change: dict, text: str) -> None:
@@ -106,7 +111,8 @@ def test_a_contradiction_cannot_be_built(change: dict, text: str) -> None:
         ("sm90a_quant_group_bf16_e4m3_none_f32_sym", "scales 'f32'"),
         ("sm90a_quant_group_bf16_e4m3_none_g48f32_sym", "group_size=48"),
         ("sm90a_quant_token_bf16_e4m3_relu_f32_sym", "'relu' is not a valid Activation"),
-        ("sm90a_quant_token_bf16_e4m3_none_f32_skew", "'skew'"),
+        ("sm90a_quant_token_bf16_e4m3_none_f32_skew", "coding 'skew', expected sym, asym or trunc"),
+        ("sm90a_quant_group_bf16_e4m3_none_g64f32_trunc", "truncated=True contradicts"),
     ],
 )
 def test_what_is_no_name_is_refused_with_the_field(name: str, reason: str) -> None:

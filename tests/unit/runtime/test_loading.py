@@ -277,19 +277,29 @@ def test_vllms_names(home) -> None:
         import gemmill.compat.vllm
         from gemmill.runtime.schemas import OPS
         for op in OPS:
-            print(getattr(torch.ops._C, op.name).default._schema)
+            print(str(getattr(torch.ops._C, op.name).default._schema).partition("(")[2])
         out = torch.zeros(2, 3, dtype=torch.bfloat16)
         a, b, one = torch.ones(2, 4, dtype=torch.int8), torch.ones(3, 4, dtype=torch.int8).t(), torch.ones(1)
         torch.ops._C.cutlass_scaled_mm(out, a, b, one, one, None)
         print(out.tolist())
-        for capability in (89, 90):
-            print(torch.ops._C.cutlass_scaled_mm_supports_block_fp8(capability))
-        print(torch.ops._C.cutlass_group_gemm_supported(90), torch.ops._C.cutlass_scaled_mm_supports_fp8(89))
+        for query in ("scaled_mm_supports_fp8", "scaled_mm_supports_block_fp8", "group_gemm_supported"):
+            print(*map(getattr(torch.ops._C, f"cutlass_{query}"), (89, 90, 100)))
     """
     assert run_python(code, home).splitlines() == [
-        *(f"_C::{op.schema}" for op in OPS),
+        *(op.schema.partition("(")[2] for op in OPS),
         "[[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]",
-        "False",
-        "False",
-        "False False",
+        *["False False False"] * 3,
     ]
+
+
+def test_under_vllms_name_int8_codes_of_groups_are_vllms(home) -> None:
+    code = """
+        import gemmill, torch
+        import gemmill.compat.vllm
+        x = torch.tensor([[127.0, 1.6, -1.6, 0.9] * 16])
+        for op in (torch.ops._C.per_token_group_quant_int8, torch.ops.gemmill.per_token_group_quant_int8):
+            codes = torch.empty(1, 64, dtype=torch.int8)
+            op(x, codes, torch.empty(1, 1), 64, 1e-10, -128.0, 127.0)
+            print(codes[0, :4].tolist())
+    """
+    assert run_python(code, home).splitlines() == ["[127, 1, -1, 0]", "[127, 2, -2, 1]"]

@@ -196,5 +196,5 @@ def facts_of(tensors: list[torch.Tensor | None]) -> list[int]:
     for tensor in tensors:
         facts.append(int(tensor is not None))
         if tensor is not None:
-            facts += [codes[tensor.dtype], 0, -1, tensor.data_ptr(), tensor.dim(), *tensor.shape, *tensor.stride()]
+            facts += [codes[tensor.dtype], 0, -1, tensor.data_ptr(), 0, tensor.dim(), *tensor.shape, *tensor.stride()]
     return facts

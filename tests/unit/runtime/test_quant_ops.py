@@ -14,7 +14,7 @@ from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
 from gemmill.space import quant_ops
 from gemmill.space.quant import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.vocab import Arch, DType
-from quant_problems import Breakage, some_call
+from quant_problems import Breakage, empty_call, some_call
 
 E4M3, S8 = torch.float8_e4m3fn, torch.int8
 
@@ -129,6 +129,8 @@ def test_per_token_group_ops_are_the_reference(group: int) -> None:
         assert scales.stride() == ((scales.shape[1], 1) if not layout[0] else (1, 8 if layout[1] else 5))
     wanted = reference.group_quant(x, group, DType.S8, smallest_amax=1e-10)
     assert same(gemmill.per_token_group_quant_int8(x, group), wanted)
+    wanted = reference.group_quant(x, group, DType.S8, smallest_amax=1e-10, truncated=True)
+    assert same(gemmill.per_token_group_quant_int8_truncated(x, group), wanted)
     for layout, stride in (((False, False), (x.shape[1] // group, 1)), ((True, False), (1, 5)), ((True, True), (1, 8))):
         got = gemmill.per_token_group_quant_int8_azp(x, group, *layout)
         assert same(got, reference.group_quant_with_azp(x, group)) and got[1].stride() == got[2].stride() == stride
@@ -382,3 +384,92 @@ def test_the_lowest_of_a_tensor_has_the_lowest_code() -> None:
     codes, scale, azp = gemmill.dynamic_tensor_scaled_int8_quant(x, symmetric=False)
     assert codes.min() == codes[0, 0] == -128 and codes.max() == codes[1, 1] == 127
     assert torch.allclose((codes.float() - azp) * scale, x, atol=scale.item() / 2 * 1.01)
+
+
+def packed_call(x: torch.Tensor, out: torch.Tensor, packed: torch.Tensor) -> None:
+    torch.ops.gemmill.per_token_group_fp8_quant_packed(x, out, packed, 128, 1e-10, -448.0, 448.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((1, 2), (1, 4)), ((1, 2), (8, 4)), ((1, 2), (0, 4)), ((1, 1, 2), (3, 7, 4))]
+)
+def test_packed_scales_of_one_row_are_padded_wherever_it_claims_to_lie(shape: tuple, strides: tuple) -> None:
+    x = values(*shape[:-1], 640)
+    memory = torch.full((32,), -1, dtype=torch.int32)
+    out = torch.empty(x.shape, dtype=E4M3)
+    packed_call(x, out, memory.as_strided(shape, strides))
+    codes, scales = reference.group_quant(
+        x.view(1, 640), 128, DType.E4M3, smallest_amax=1e-10, scale_format=ScaleFormat.PACKED_UE8M0
+    )
+    words = reference.pack_ue8m0(scales)[0].tolist()
+    assert same((out.view(1, 640),), (codes,))
+    assert memory.tolist() == [words[0], 0, 0, 0, words[1], *[-1] * 27]
+
+
+@pytest.mark.parametrize(("rows", "of_out", "zeroed"), [(1, 4, 4), (3, 4, 4), (5, 6, 6), (5, 11, 8), (4, 6, 4)])
+def test_rows_that_pad_the_codes_of_packed_scales_are_zeroed(rows: int, of_out: int, zeroed: int) -> None:
+    x = values(rows, 640)
+    out = torch.full((of_out + 1, 656), 0xFF, dtype=torch.uint8)
+    wanted, packed = gemmill.per_token_group_fp8_quant_packed(x, 128)
+    packed_call(x, out.view(E4M3)[:of_out, :640], packed)
+    assert same((out.view(E4M3)[:rows, :640],), (wanted,))
+    assert not out[rows:zeroed, :640].any()
+    assert (out[zeroed:] == 0xFF).all() and (out[:, 640:] == 0xFF).all()
+
+
+def test_fewer_rows_of_codes_than_of_input_are_refused() -> None:
+    with pytest.raises(RuntimeError) as error:
+        packed_call(values(3, 640), torch.empty(2, 640, dtype=E4M3), torch.empty(2, 4).int().t()[:3])
+    assert str(error.value) == (
+        "per_token_group_fp8_quant_packed: output_q is [2, 640], expected [3, 640] or [3 or more, 640] for an input of [3, 640]"
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (3, 0, 2), (0, 3)])
+@pytest.mark.parametrize("op", [op.name for op in QUANT_OPS])
+def test_dense_empty_tensors_are_taken(op: str, shape: tuple) -> None:
+    rng = random.Random(op)
+    for _ in range(10):
+        getattr(torch.ops.gemmill, op).default(*empty_call(op, shape, rng))
+
+
+@pytest.mark.parametrize("dtype", [E4M3, S8])
+def test_rows_without_elements_have_the_scale_of_zeros(dtype: torch.dtype) -> None:
+    x, zeros = torch.empty(2, 3, 0, dtype=torch.bfloat16), torch.zeros(2, 3, 16, dtype=torch.bfloat16)
+    calls = [
+        lambda x: gemmill.silu_and_mul_per_token_quant(x, dtype),
+        lambda x: gemmill.rms_norm_dynamic_per_token_quant(x, torch.ones(x.shape[-1]).bfloat16(), 1e-6, dtype),
+        gemmill.dynamic_per_token_scaled_fp8_quant if dtype is E4M3 else gemmill.dynamic_scaled_int8_quant,
+        *([] if dtype is E4M3 else [lambda x: gemmill.dynamic_scaled_int8_quant(x, symmetric=False)]),
+    ]
+    for call in calls:
+        empty, wanted = call(x), call(zeros)
+        assert empty[0].shape == (2, 3, 0)
+        assert [bits(t) for t in empty[1:] if t is not None] == [bits(t) for t in wanted[1:] if t is not None]
+
+
+def test_a_bound_that_is_nan_bounds_nothing() -> None:
+    x, nan = values(4, 256), torch.tensor([float("nan")])
+    weight = values(256)
+    for call in (
+        lambda ub: gemmill.dynamic_per_token_scaled_fp8_quant(x, ub),
+        lambda ub: gemmill.silu_and_mul_per_block_quant(x, 64, scale_ub=ub),
+        lambda ub: gemmill.silu_and_mul_per_token_quant(x, scale_ub=ub),
+        lambda ub: gemmill.rms_norm_dynamic_per_token_quant(x, weight, 1e-6, E4M3, ub),
+    ):
+        assert same(call(nan), call(None))
+
+
+def test_of_several_scales_of_a_tensor_the_first_is_written() -> None:
+    x, scales = values(4, 64), torch.full((4, 3), -1.0)
+    codes = torch.empty(4, 64, dtype=E4M3)
+    torch.ops.gemmill.dynamic_scaled_fp8_quant(codes, x, scales[:, 1:2])
+    wanted = gemmill.dynamic_scaled_fp8_quant(x)
+    assert same((codes, scales[0, 1:2]), wanted)
+    assert (scales == -1.0).sum() == 11
+    with pytest.raises(RuntimeError) as error:
+        torch.ops.gemmill.dynamic_scaled_fp8_quant(codes, x, torch.empty(0, 1))
+    assert str(error.value) == (
+        "dynamic_scaled_fp8_quant: scale has shape [0, 1]: expected one value, for the tensor, or more, of which the first "
+        "is written"
+    )

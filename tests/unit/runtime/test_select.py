@@ -1,6 +1,7 @@
 """The choice of a variant and the reasons that its trace gives."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -120,6 +121,14 @@ def test_measured_variant_that_is_not_built_gives_way_to_the_next(tiles, make_co
     choice = TunedChoice(problem=E4M3_BIAS, n=4096, k=4096, m=16, names=(to_name(absent), to_name(tiles[256])))
     table = table_of(*tiles.values(), tuned=(choice,))
     assert select(table, problem_call(), SMS).entry.config == tiles[256]
+
+
+def test_what_serves_in_place_of_a_changed_winner_is_not_exact(tiles, table_of, problem_call) -> None:
+    config = tiles[256]
+    for exact, trust in ((True, Trust.EXACT), (False, Trust.NEAREST)):
+        table = table_of(*tiles.values(), tuned=(replace(measured(config, 16), exact=exact),))
+        choice = select(table, problem_call(m=16), SMS)
+        assert (choice.entry.config, choice.trust) == (config, trust)
 
 
 @pytest.mark.parametrize(

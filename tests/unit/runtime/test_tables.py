@@ -1,10 +1,12 @@
 """Tuned tables: as files, as choices for a build, and what is refused."""
 
 import json
+import os
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +94,106 @@ def test_tables_that_cannot_be_read(text: str, sentence: str, tmp_path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(TableError, match=re.escape(sentence)):
         read_table(tmp_path / "x.json")
+
+
+DAMAGE = (None, True, 0, -1, 5, 1.5, 1e400, 2**63, "", "x", "\ud800", [], [1], ["x"], [[]], {}, {"a": 1}, "deep")
+"""What a value may have become; "deep" is a list nested as deep as the reader of JSON bears, and deeper."""
+
+
+def damaged(value: object) -> Iterator[object]:
+    """The value with every part of it left out, and put in the place of it everything of DAMAGE."""
+    yield from DAMAGE
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield {key: kept for key, kept in value.items() if key != name}
+            yield value | {name + "x": part}
+            yield from (value | {name: other} for other in damaged(part))
+    elif isinstance(value, list):
+        for i, part in enumerate(value):
+            yield value[:i] + value[i + 1 :]
+            yield from ([*value[:i], other, *value[i + 1 :]] for other in damaged(part))
+
+
+def survives(path: Path) -> bool:
+    """Whether the table is read. It is that or left out with a warning; what is read can be used to the end."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        tuned.load_tuned([], HERE)
+    try:
+        found = read_table(path)
+    except TableError as error:
+        assert any(str(error) in str(warning.message) for warning in told) and len(str(error)) < 1000
+        return False
+    assert table_text(merge(found, found)) and found.digest
+    assert all(row.margin is None or row.margin > -1 for row in found.rows)
+    return True
+
+
+def test_no_damage_makes_a_load_fail(home, names) -> None:
+    """Every part of a table left out, and put in its place every kind of other thing; then the text cut at every byte."""
+    path = home / "tables" / "x.json"
+    path.parent.mkdir(parents=True)
+    text = table_text(
+        table(row(*names, digests=("a" * 16, "b" * 16)), row(names[0], m=1), clocks_mhz={"clocks.sm": 1800.0})
+    )
+    outcomes = []
+    for other in damaged(json.loads(text)):
+        damaged_text = json.dumps(other)
+        for depth in (500, 100_000) if '"deep"' in damaged_text else (0,):
+            path.write_text(damaged_text.replace('"deep"', "[" * depth + "]" * depth))
+            outcomes.append(survives(path))
+    assert True in outcomes and outcomes.count(False) > 500
+    for end in range(len(text)):
+        path.write_text(text[:end])
+        assert not survives(path) or end >= len(text.rstrip())
+    for i in range(0, len(text), 3):
+        path.write_bytes(text[:i].encode() + bytes([ord(text[i]) ^ 0x90]) + text[i + 1 :].encode())
+        survives(path)
+
+
+def test_names_of_any_text_harm_nothing(home, names) -> None:
+    path = home / "tables" / "x.json"
+    path.parent.mkdir(parents=True)
+    parts = names[0].split("_")
+    for i, part in enumerate(parts):
+        for other in ("", "x", "9", part + "9", part[:-1], part * 2, "\ud800"):
+            path.write_text(table_text(table(row("_".join([*parts[:i], other, *parts[i + 1 :]])))))
+            assert survives(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("variants", [1], "is damaged (TypeError: variants is [1], expected a list of texts): make it again"),
+        ("digests", [5], "digests is [5], expected a list of texts"),
+        ("us", ["1"], "us is ['1'], expected a list of times"),
+        ("us", [0.0], "us is [0.0], expected a list of times"),
+        ("m", True, "m is True, expected a whole number from 1 to 2147483647"),
+        ("k", 2**31, "k is 2147483648, expected a whole number from 1 to 2147483647"),
+        ("op", None, "op is None, expected a text"),
+        ("other", 1, "TableRow has an unknown field 'other'"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_said(field: str, value: object, sentence: str, tmp_path, names) -> None:
+    data = json.loads(table_text(table(row(names[0]))))
+    data["rows"][0][field] = value
+    (tmp_path / "x.json").write_text(json.dumps(data))
+    with pytest.raises(TableError, match=re.escape(sentence)):
+        read_table(tmp_path / "x.json")
+
+
+def test_what_is_no_file_is_left_out(home, names, put, monkeypatch) -> None:
+    """A pipe, which nobody writes to; a folder; a name that the system refuses."""
+    put(table(row(names[0])))
+    os.mkfifo(home / "tables" / "pipe.json")
+    (home / "tables" / "folder.json").mkdir()
+    monkeypatch.setenv("GEMMILL_TABLES", "/" + "x" * 300)
+    with pytest.warns(RuntimeWarning) as caught:
+        assert chosen() == {16: names[0]}
+    texts = [str(w.message) for w in caught]
+    assert any("pipe.json cannot be read: it is no file; it is left out" in text for text in texts)
+    assert any("folder.json cannot be read: it is no file" in text for text in texts)
+    assert any("xxx cannot be read: File name too long" in text for text in texts)
 
 
 def test_rows_that_contradict(tmp_path, names) -> None:
@@ -182,12 +284,48 @@ def test_without_a_gpu_tables_of_any_device_of_the_architecture_serve(put, names
     assert chosen(here=Machine(arch="sm100a", device=None, driver=None)) == {}
 
 
-def test_a_variant_that_changed_since_is_refused(put, names, make_manifest, make_config) -> None:
+def test_a_row_whose_winner_changed_since_is_not_exact(put, names, make_manifest, make_config) -> None:
+    """A runner-up that was nearly as fast serves in its place; one that was far behind does not."""
     entries = make_manifest(make_config(), make_config(tile_shape_mnk=(128, 64, 128))).entries
-    put(table(row(*names, digests=("old", "5555")), row(names[0], m=1, digests=("old",))))
-    assert chosen(entries) == {16: names[1]}
+    near, far = (5.0, 5.0 * tuned.STALE_MARGIN), (5.0, 5.2)
+    put(
+        table(
+            row(*names, m=16, us=near, digests=("old", "5555")),
+            row(*names, m=32, us=far, digests=("old", "5555")),
+            row(*names, m=64, us=far, digests=("5555", "old")),
+            row(names[0], m=1, digests=("old",)),
+        )
+    )
+    assert chosen(entries) == {16: names[1], 64: names[0]}
+    assert {c.m: c.exact for c in load_tuned(entries, HERE).choices} == {16: False, 64: True}
     (loaded,) = load_tuned(entries, HERE).tables
-    assert (loaded.refused, loaded.trusts[TableTrust.EXACT]) == (1, 1)
+    assert (loaded.stale, loaded.refused, loaded.trusts[TableTrust.EXACT]) == (1, 2, 2)
+
+
+def test_of_equally_trusted_rows_one_with_a_current_winner_is_taken(put, names, make_manifest, make_config) -> None:
+    entries = make_manifest(make_config(), make_config(tile_shape_mnk=(128, 64, 128))).entries
+    put(table(row(*names, us=(5.0, 5.0), digests=("old", "5555"))), "a.json")
+    put(table(row(names[0], digests=("5555",))), "b.json")
+    assert chosen(entries) == {16: names[0]}
+
+
+def test_a_digest_is_compared_whole(put, names, make_manifest, make_config) -> None:
+    put(table(row(names[0], digests=("5" * 15 + "6",))))
+    assert chosen(make_manifest(make_config()).entries) == {}
+
+
+@pytest.mark.parametrize("kept", [4, 8, 15])
+def test_a_digest_is_compared_to_its_end(put, names, make_manifest, make_config, kept: int) -> None:
+    """A digest that begins like the variant's is another one."""
+    (entry,) = make_manifest(make_config()).entries
+    digest = "0123456789abcdef"
+    entries = [replace(entry, source_digest=digest * 4)]
+    put(
+        table(
+            row(names[0], digests=(digest,)), row(names[0], m=1, digests=(digest[:kept] + "f" * (16 - kept - 1) + "0",))
+        )
+    )
+    assert chosen(entries) == {16: names[0]}
 
 
 def test_variants_that_are_not_built_or_not_known_harm_nothing(put, names) -> None:

@@ -25,6 +25,15 @@ def test_ranks_do_not_care_how_the_clocks_were() -> None:
     assert (found.fastest, found.tied) == ("b", ("b",))
 
 
+def test_mean_ranks_decide_where_medians_say_otherwise() -> None:
+    """b is never the last, so its mean rank is the least; a is the first in most rounds, so every median is for a."""
+    found = decide(
+        {"a": (1.0, 1.0, 1.0, 1.2, 1.2), "b": (1.1, 1.1, 1.1, 1.0, 1.0), "c": (1.2, 1.2, 1.2, 1.1, 1.1)}, None
+    )
+    assert found.us["a"] < found.us["b"]
+    assert (found.fastest, found.tied) == ("b", ("a", "b"))
+
+
 def test_ties_go_to_todays_choice_else_to_the_first_name() -> None:
     mixed = {"b": (2.0, 2.2) * 4, "a": (2.2, 2.0) * 4, "c": (3.0,) * 8}
     assert decide(mixed, None).tied == ("a", "b")

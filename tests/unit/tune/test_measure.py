@@ -1,5 +1,13 @@
 """A problem measured by a real process: whatever a candidate does, the others get their times."""
 
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from gemmill.tune import measure as measuring
@@ -43,6 +51,39 @@ def test_every_fault_is_found_and_the_others_are_timed(worker, monkeypatch) -> N
     assert details[Fault.OUT_OF_BOUNDS] == "bytes around its output changed, rows 0 elements apart"
     assert details[Fault.NOT_REPEATABLE] == "1 of 2560 elements differ between two calls with the same operands"
     assert details[Fault.NAN].startswith("of the rows looked at, 1 of 2560 elements are wrong, in rows 39..39")
+
+
+SWEEP = """
+import os, sys, threading
+from gemmill.tune.protocol import WorkerSpec
+from gemmill.tune.worker import Worker
+
+worker = Worker(WorkerSpec(builds=(), dry_run=True, faults={"sm_hang": "hang"}))
+thread = threading.Thread(target=worker.ask, args=("open", 300.0), kwargs={"problem": ["fp8", 3, 16, 16]})
+thread.start()
+thread.join()
+print(worker._process.pid, flush=True)
+worker.ask("check", 300.0, name="sm_hang", build="b")
+"""
+
+
+@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_hangs_ends_with_the_sweep(ends: signal.Signals) -> None:
+    """However the sweep is killed; not with the thread that started the process, which ends before it is asked again."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "generator")}
+    sweep = subprocess.Popen([sys.executable, "-c", SWEEP], env=environment, stdout=subprocess.PIPE, text=True)
+    measuring_process = os.pidfd_open(int(sweep.stdout.readline()))
+    try:
+        assert not select.select([measuring_process], [], [], 1)[0], "it hangs"
+        sweep.send_signal(ends)
+        sweep.wait()
+        assert select.select([measuring_process], [], [], 30)[0], "it outlives the sweep"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(measuring_process, signal.SIGKILL)
+        os.close(measuring_process)
+        sweep.kill()
+        sweep.wait()
 
 
 def test_what_is_known_to_be_at_fault_is_not_tried(worker) -> None:

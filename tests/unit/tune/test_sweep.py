@@ -14,9 +14,10 @@ from gemmill.runtime.table_file import read_table
 from gemmill.space.selections import select
 from gemmill.tune.bench import Bench
 from gemmill.tune.candidates import MOST
-from gemmill.tune.checking import Fault
+from gemmill.tune.checking import Fault, Finding
 from gemmill.tune.executors import LocalExecutor
-from gemmill.tune.journal import Journal, JournalError, read_journal
+from gemmill.tune.journal import Entry, Journal, JournalError, read_journal
+from gemmill.tune.measure import Outcome
 from gemmill.tune.problems import Op, Problem
 from gemmill.tune.program import TuneRequest, stand_in_build, tune
 from gemmill.tune.sweep import SilentObserver, SweepOptions, TaskLost
@@ -134,6 +135,65 @@ def test_a_line_cut_off_by_a_kill_is_measured_again(request_of, counting, tmp_pa
     tune(request_of(), executor_of=counting)
     assert counting.ran == 1
     assert len(read_journal(path).entries) == 3
+
+
+def test_a_kill_within_the_first_line_begins_again(tmp_path) -> None:
+    path, setup = tmp_path / "j.jsonl", {"device": "dry run", "rounds": 3}
+    Journal(path, setup).close()
+    first = path.read_bytes()
+    for end in range(len(first)):
+        path.write_bytes(first[:end])
+        Journal(path, setup).close()
+        assert read_journal(path).setup == setup and path.read_bytes().count(b"\n") == 1
+    path.write_bytes(b"a text of somebody else")
+    with pytest.raises(JournalError, match="is no journal of a sweep"):
+        Journal(path, setup)
+    assert path.read_bytes() == b"a text of somebody else"
+
+
+def test_a_line_that_lacks_a_field_is_measured_again(request_of, counting, tmp_path) -> None:
+    """Each field of an outcome and of a fault taken away, then each of another type."""
+    path = tmp_path / "j.jsonl"
+    tune(request_of(problems=PROBLEMS[:1], faults={WRONG: Fault.NAN}), executor_of=Direct)
+    first, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {line["kind"] for line in lines} == {"fault", "outcome"}
+    for i, line in enumerate(lines):
+        for name in line.keys() - {"date"} if line["kind"] == "fault" else line:
+            for other in ({k: v for k, v in line.items() if k != name}, line | {name: [{}]}, line | {name: {"x": "y"}}):
+                path.write_text("".join(json.dumps(row) + "\n" for row in (first, *lines[:i], other, *lines[i + 1 :])))
+                record = read_journal(path)
+                known = sum(map(len, record.faults.values())), len(record.entries)
+                expected = sum(row["kind"] == "fault" for row in lines), sum(row["kind"] == "outcome" for row in lines)
+                loses = (1, 0) if line["kind"] == "fault" else (0, 1)
+                keeps = name in ("device", "state") and other.get(name) == {"x": "y"}
+                assert known == (expected if keeps else (expected[0] - loses[0], expected[1] - loses[1])), (name, other)
+    path.write_text("".join(json.dumps(row) + "\n" for row in (first, lines[-1] | {"problem": ["fp8", "1", 64, 128]})))
+    assert not read_journal(path).entries
+    path.write_text("".join(json.dumps(row) + "\n" for row in (first, {"kind": "outcome"})))
+    tune(request_of(problems=PROBLEMS[:1]), executor_of=counting)
+    assert counting.ran == 1
+    path.write_text(json.dumps({k: v for k, v in first.items() if k != "setup"}) + "\n")
+    with pytest.raises(JournalError, match=r"does not say what was measured on what: begin another with --journal"):
+        read_journal(path)
+
+
+def test_what_is_known_is_on_disk_before_the_next_is_asked_for(tmp_path, monkeypatch) -> None:
+    """Each line is synced, whole, before the call that writes it ends."""
+    path = tmp_path / "j.jsonl"
+    synced = []
+
+    def sync(descriptor: int) -> None:
+        assert os.fstat(descriptor).st_ino == path.stat().st_ino
+        synced.append(path.read_bytes())
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with Journal(path, {"rounds": 3}) as journal:
+        assert synced == [path.read_bytes()]
+        journal.fault(PROBLEMS[0], "a", Finding(fault=Fault.NAN, detail="all of it"))
+        assert len(synced) == 2 and synced[-1] == path.read_bytes() and synced[-1].endswith(b"\n")
+        outcome = Outcome(problem=PROBLEMS[0], rounds_us={}, findings={})
+        journal.outcome(Entry(outcome=outcome, repeat=0, wave=0, present=None, date="2026-11-21"))
+        assert len(synced) == 3 and synced[-1] == path.read_bytes() and synced[-1].count(b"\n") == 3
 
 
 def test_faults_are_not_tried_again(request_of, tmp_path) -> None:

@@ -1,0 +1,36 @@
+"""What a kernel's machine code is made from, as a digest: a time that was measured holds as long as it is the same.
+
+Of CUDA it is the text that is compiled, with gemmill's own headers and the compiler's flags; `dsl_body.py` has the CuTe DSL's.
+Comments, layout and names of files are left out: they say nothing to a compiler. Where the digest changes and the machine
+code does not, `gemmill table rebase` carries measured times over.
+"""
+
+import re
+from pathlib import Path
+
+from gemmill.build.dsl_body import dsl_digest
+from gemmill.build.files import digest
+from gemmill.build.headers import included
+from gemmill.build.sources import Flags, SourceKind, is_of_dsl
+from gemmill.space.config import KernelConfig
+from gemmill.space.family import AnyConfig
+
+_COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+_NAMES_A_FILE = re.compile(r"^[ \t]*#[ \t]*(?:include|pragma once)\b[^\n]*$", re.MULTILINE)
+_NOT_OF_THE_CODE = ("-I", "-isystem", "-Xcompiler")
+"""Beginnings of flags that tell where headers lie, and what the host's compiler does."""
+
+
+def source_digest(config: AnyConfig, text: str, kernels: Path, flags: Flags) -> str:
+    """Of the kernel of a config whose emitted source is `text`; gemmill's headers lie below `kernels`. Raises OSError."""
+    if isinstance(config, KernelConfig) and is_of_dsl(config):
+        return dsl_digest(config)
+    headers = {code_of(path.read_text(encoding="utf-8")) for path in included(text, (kernels / "include", kernels))}
+    told = [flag for flag in flags.for_kind(SourceKind.VARIANT) if not flag.startswith(_NOT_OF_THE_CODE)]
+    return digest(code_of(text), sorted(headers), told)
+
+
+def code_of(text: str) -> str:
+    """A CUDA source without comments, layout and the lines that name files."""
+    bare = _COMMENT_OR_TEXT.sub(lambda match: " " if match[0][0] == "/" else match[0], text)
+    return " ".join(_NAMES_A_FILE.sub("", bare).split())

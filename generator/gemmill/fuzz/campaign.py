@@ -1,0 +1,187 @@
+"""A run: batches of calls given to processes under a watchdog. A process that dies of a call is replaced, and the batch is
+made again call by call, so that the call is known and the others are made."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gemmill.fuzz.findings import Finding, FuzzError, FuzzSpec, Kind, reproducer
+from gemmill.tune.worker import Worker, WorkerDied, WorkerError
+
+PROGRAM = "gemmill.fuzz.child"
+BATCH = 64
+"""Calls between two times that the device is waited for; on a GPU four times as many."""
+OPEN_SECONDS = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How long a run is."""
+
+    calls: int | None = None
+    seconds: float | None = None
+    jobs: int = 1
+    call_seconds: float = 30.0
+    """After which a batch, and then a call, counts as hanging."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What came of a run."""
+
+    where: str
+    seed: int
+    calls: int
+    legal: int
+    broken: int
+    left_out: int
+    """Legal calls for which the build has no variant."""
+    seconds: float
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Single:
+    """What came of one call that was made alone."""
+
+    where: str
+    call: str
+    """Its tensors and other arguments before something was broken."""
+    broken: bool
+    findings: tuple[Finding, ...]
+
+
+def fuzz(spec: FuzzSpec, plan: Plan, found: Callable[[Finding], None] = lambda finding: None) -> Report:
+    """Make calls until there were enough; `found` is told of every finding at once. Raises FuzzError where none can be made."""
+    return _Campaign(spec, plan, found).run()
+
+
+def call_alone(spec: FuzzSpec, index: int, call_seconds: float = Plan.call_seconds) -> Single:
+    """Make one call of a run in a process of its own. Raises FuzzError where that cannot be started."""
+    with Worker(spec, PROGRAM) as worker:
+        where = _hello(worker)
+        try:
+            answer = worker.ask("only", call_seconds, index=index)
+        except WorkerDied as error:
+            finding = _finding(spec, index, Kind.HANG if error.hung else Kind.CRASH, str(error))
+            return Single(where=where, call="", broken=False, findings=(finding,))
+    findings = tuple(_finding(spec, f["index"], Kind(f["kind"]), f["detail"]) for f in answer["found"])
+    return Single(where=where, call=answer["call"], broken=answer["broken"], findings=findings)
+
+
+def _hello(worker: Worker) -> str:
+    try:
+        return str(worker.ask("hello", OPEN_SECONDS))
+    except (WorkerDied, WorkerError) as error:
+        raise FuzzError(f"the process that makes the calls cannot be started: {error}") from None
+
+
+def _finding(spec: FuzzSpec, index: int, kind: Kind, detail: str) -> Finding:
+    return Finding(
+        kind=kind,
+        op=spec.op_of(index),
+        seed=spec.seed,
+        index=index,
+        detail=detail,
+        reproducer=reproducer(spec, index),
+    )
+
+
+class _Campaign:
+    def __init__(self, spec: FuzzSpec, plan: Plan, found: Callable[[Finding], None]) -> None:
+        self._spec, self._plan, self._found = spec, plan, found
+        self._lock = threading.Lock()
+        self._next = 0
+        self._tally: Counter[str] = Counter()
+        self._findings: list[Finding] = []
+        self._errors: list[BaseException] = []
+        self._where = ""
+        self._batch = 4 * BATCH if spec.gpu else BATCH
+        self._deadline = float("inf")
+
+    def run(self) -> Report:
+        begun = time.monotonic()
+        if self._plan.seconds is not None:
+            self._deadline = begun + self._plan.seconds
+        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self._plan.jobs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+        return Report(
+            where=self._where,
+            seed=self._spec.seed,
+            calls=sum(self._tally.values()),
+            legal=self._tally["legal"],
+            broken=self._tally["broken"],
+            left_out=self._tally["left_out"],
+            seconds=time.monotonic() - begun,
+            findings=tuple(sorted(self._findings, key=lambda finding: finding.index)),
+        )
+
+    def _work(self) -> None:
+        try:
+            with Worker(self._spec, PROGRAM) as worker:
+                self._where = _hello(worker)
+                while (batch := self._take()) is not None:
+                    self._make(worker, *batch)
+        except BaseException as error:
+            with self._lock:
+                self._errors.append(error)
+                self._deadline = 0.0
+
+    def _take(self) -> tuple[int, int] | None:
+        """The next batch: its first index and its length."""
+        with self._lock:
+            left = self._batch if self._plan.calls is None else min(self._batch, self._plan.calls - self._next)
+            if left <= 0 or time.monotonic() >= self._deadline:
+                return None
+            first, self._next = self._next, self._next + left
+            return first, left
+
+    def _make(self, worker: Worker, first: int, count: int) -> None:
+        try:
+            answer = worker.ask("run", self._plan.call_seconds, first=first, count=count)
+        except (WorkerDied, WorkerError) as error:
+            self._one_by_one(worker, first, count, str(error))
+            return
+        self._tell(answer["found"])
+        self._count(answer["tally"])
+
+    def _one_by_one(self, worker: Worker, first: int, count: int, reason: str) -> None:
+        is_explained, is_fresh = False, True
+        for index in range(first, first + count):
+            if is_fresh:  # so that a call's own time is none of the process's
+                _hello(worker)
+            is_fresh = False
+            try:
+                answer = worker.ask("only", self._plan.call_seconds, index=index)
+                self._tell(answer["found"])
+                self._count(answer["tally"])
+                continue
+            except WorkerDied as error:
+                kind, detail = (Kind.HANG if error.hung else Kind.CRASH), str(error)
+            except WorkerError as error:
+                kind, detail = Kind.UNJUDGED, str(error)
+            is_explained = is_fresh = True
+            self._tell([{"kind": kind, "index": index, "detail": detail}])
+            self._count({"legal": 1})
+        if not is_explained:
+            detail = f"calls {first} to {first + count - 1} in one process: {reason}; no call alone does that"
+            self._tell([{"kind": Kind.NOT_REPEATABLE, "index": first, "detail": detail}])
+
+    def _tell(self, found: list[dict[str, Any]]) -> None:
+        for each in found:
+            finding = _finding(self._spec, each["index"], Kind(each["kind"]), each["detail"])
+            with self._lock:
+                self._findings.append(finding)
+                self._found(finding)
+
+    def _count(self, tally: dict[str, int]) -> None:
+        with self._lock:
+            self._tally.update(tally)

@@ -1,0 +1,206 @@
+"""The process that makes calls: `python -m gemmill.fuzz.child SPEC`. It may crash, hang or be killed at any time.
+
+Commands and answers are those of `gemmill.tune.bench.serve`. A batch of calls waits for the device once, at its end: what
+each did wrong is counted on the device, a row of one tensor for each call. Those that have counts are made again, alone.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gemmill
+from gemmill.fuzz import sabotage
+from gemmill.fuzz.breakages import Arguments, BrokenCall, break_call
+from gemmill.fuzz.call import CPU_LIMITS, GPU_LIMITS, LegalCall
+from gemmill.fuzz.calls import draw_call
+from gemmill.fuzz.draw import Draw
+from gemmill.fuzz.findings import FuzzSpec, Kind
+from gemmill.fuzz.gemm_calls import groups_of_call
+from gemmill.fuzz.judging import Judge
+from gemmill.fuzz.memory import Memory
+from gemmill.fuzz.values import Pools
+from gemmill.runtime.schemas import BY_NAME, GEMM_OPS, NAMESPACE
+from gemmill.tune.bench import DEAD_CONTEXT, end_with, serve
+from gemmill.tune.statistics import first_line
+
+Found = dict[str, Any]
+LACKS = (": build ", " lacks ")
+"""In the text of a quantisation op whose variant the build has not."""
+
+
+class _Found(Exception):  # noqa: N818  (it is what happened)
+    def __init__(self, kind: Kind, detail: str) -> None:
+        super().__init__(detail)
+        self.kind, self.detail = kind, detail
+
+
+class _LeftOut(Exception):  # noqa: N818
+    """The build has no variant for such calls."""
+
+
+class Child:
+    """The commands."""
+
+    def __init__(self, spec: FuzzSpec) -> None:
+        self._spec = spec
+        self._device = torch.device("cuda" if spec.gpu else "cpu")
+        self._limits = GPU_LIMITS if spec.gpu else CPU_LIMITS
+        if spec.gpu:
+            gemmill.load(spec.build)
+        else:
+            torch.set_num_threads(1)  # calls are small, and several processes share the cores
+        self._pools = Pools(self._device)
+        self._tally: Counter[str] = Counter()
+        self._offered: dict[tuple[Any, ...], bool] = {}
+
+    def hello(self) -> str:
+        """Where calls are made, in words."""
+        if not self._spec.gpu:
+            return "on the CPU, where the ops run the reference"
+        return f"on {torch.cuda.get_device_name()} with build {gemmill.load(self._spec.build).build_id}"
+
+    def run(self, first: int, count: int) -> dict[str, Any]:
+        """Make `count` calls; what was found, and how many calls of each kind there were."""
+        counts = torch.zeros((count, 2), dtype=torch.int64, device=self._device)
+        self._tally = Counter()
+        found: list[Found] = []
+        for i in range(count):
+            with self._noting(first + i, found):
+                self._make(first + i, counts[i])
+        tally = dict(self._tally)
+        for i, counted in enumerate(counts.tolist()):
+            if any(counted):
+                found += self.only(first + i)["found"] or self._not_repeated(first + i, counted)
+        return {"tally": tally, "found": found}
+
+    def only(self, index: int) -> dict[str, Any]:
+        """Make one call alone; what was found, and the call in words."""
+        call, breakage = self._draw(index)
+        self._tally = Counter()
+        found: list[Found] = []
+        with self._noting(index, found):
+            self._make(index, None)
+        if self._spec.gpu:
+            torch.cuda.synchronize()
+        return {"tally": self._tally, "found": found, "call": str(call), "broken": breakage is not None}
+
+    def _draw(self, index: int) -> tuple[LegalCall, Draw | None]:
+        return draw_call(self._spec.op_of(index), self._spec.seed, index, self._limits)
+
+    def _make(self, index: int, counts: Tensor | None) -> None:
+        """Make a call. Counts what is wrong or, where there is nothing to count in, raises it."""
+        call, breakage = self._draw(index)
+        memory = Memory(call.slots, self._device)
+        self._pools.fill(memory, call.offsets)
+        before = memory.bytes.clone()
+        arguments = self._arguments(call, memory)
+        sabotaged = sabotage.of(self._spec.faults.get(str(index)), memory)
+        broken = None if breakage is None else break_call(call.op, arguments, memory, breakage)
+        if broken is not None:
+            self._call_broken(call.op, broken, sabotaged)
+        else:
+            self._call_legal(call, arguments, sabotaged)
+        changed = memory.changed(before, written=broken is None)
+        if counts is not None:
+            counts[1].copy_(changed.sum())
+        elif changed.any():
+            raise _Found(Kind.OUT_OF_BOUNDS if broken is None else Kind.TOUCHED, memory.places(changed))
+        if broken is not None:
+            return
+        judge = Judge(call, memory, before)
+        if counts is not None:
+            counts[0].copy_(judge.wrong())
+        elif report := judge.report():
+            raise _Found(Kind.WRONG, report)
+
+    def _arguments(self, call: LegalCall, memory: Memory) -> Arguments:
+        return {
+            name: memory.tensor(name) if name in call.slots else call.plain.get(name)
+            for name in BY_NAME[call.op].arguments
+        }
+
+    def _call_legal(self, call: LegalCall, arguments: Arguments, sabotaged: sabotage.Sabotage) -> None:
+        try:
+            sabotaged(lambda: _op(call.op)(*arguments.values()))
+        except Exception as error:
+            if _is_dead(error):
+                raise
+            if self._lacks(call, str(error)):
+                raise _LeftOut from None
+            raise _Found(Kind.REFUSED, f"a legal call raised {type(error).__name__}: {first_line(error)}") from None
+        finally:
+            self._tally["legal"] += 1
+
+    def _call_broken(self, op: str, broken: BrokenCall, sabotaged: sabotage.Sabotage) -> None:
+        self._tally["broken"] += 1
+        try:
+            sabotaged(lambda: _op(op)(*broken.arguments.values()))
+        except Exception as error:
+            if _is_dead(error):
+                raise
+            if broken.sentence is None or broken.sentence in str(error):
+                return
+            found, wanted = f"{type(error).__name__}: {first_line(error)!r}", repr(broken.sentence)
+            raise _Found(Kind.SENTENCE, f"{broken.what}; the error is {found}, the checks' {wanted}") from None
+        raise _Found(Kind.ACCEPTED, f"{broken.what}, and the call raised nothing; the checks say {broken.sentence!r}")
+
+    def _lacks(self, call: LegalCall, text: str) -> bool:
+        """Whether a refusal says that the build has no variant, and the build has none."""
+        if not self._spec.gpu:
+            return False
+        if BY_NAME[call.op] not in GEMM_OPS:
+            return all(words in text for words in LACKS)
+        groups = groups_of_call(call)
+        key = (call.slots["a"].dtype, call.slots["out"].dtype, groups.size if groups else 0)
+        if key not in self._offered:
+            self._offered[key] = gemmill.supports(call.op, dtype=key[0], out_dtype=key[1], group_size=key[2])
+        return not self._offered[key]
+
+    @contextlib.contextmanager
+    def _noting(self, index: int, found: list[Found]) -> Iterator[None]:
+        """Keep what a call raises as a finding; but the error of a dead CUDA context ends this process."""
+        try:
+            yield
+        except _LeftOut:
+            self._tally.update({"legal": -1, "left_out": 1})
+        except _Found as error:
+            found.append({"kind": error.kind, "index": index, "detail": error.detail})
+        except Exception as error:
+            if _is_dead(error):
+                raise
+            detail = f"making or judging the call raised {type(error).__name__}: {first_line(error)}"
+            found.append({"kind": Kind.UNJUDGED, "index": index, "detail": detail})
+
+    def _not_repeated(self, index: int, counted: list[int]) -> list[Found]:
+        if counted[1] == 0 and BY_NAME[self._spec.op_of(index)] not in GEMM_OPS:
+            return []  # other bits than the reference's, within what the arithmetic leaves open
+        detail = f"{counted[0]} elements were wrong and {counted[1]} bytes changed that are no output's, and none when called alone"
+        return [{"kind": Kind.NOT_REPEATABLE, "index": index, "detail": detail}]
+
+
+def _is_dead(error: Exception) -> bool:
+    """Whether the CUDA context is of no more use."""
+    return any(words in str(error) for words in DEAD_CONTEXT)
+
+
+def _op(name: str) -> Any:
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    end_with(spec.pop("lifeline"))
+    descriptor = spec.pop("answers")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as answers:
+        serve(sys.stdin, answers, lambda: Child(FuzzSpec(**{**spec, "ops": tuple(spec["ops"])})))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""What a run of random calls is asked and what it answers: plain values, which cross between processes as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FuzzError(RuntimeError):
+    """A run that cannot be made; the text is one sentence."""
+
+
+class Kind(StrEnum):
+    """What is wrong with a call."""
+
+    CRASH = "crash"
+    """its process or its CUDA context died"""
+    HANG = "hang"
+    """it did not end in time"""
+    REFUSED = "refused"
+    """a legal call raised an error"""
+    WRONG = "wrong"
+    """results that are not the reference's"""
+    OUT_OF_BOUNDS = "out of bounds"
+    """bytes changed that are no output's: guards, gaps between rows, operands"""
+    ACCEPTED = "accepted"
+    """a broken call raised no error"""
+    SENTENCE = "sentence"
+    """a broken call raised an error, which is not the sentence that the checks have for it"""
+    TOUCHED = "touched"
+    """a broken call was refused, and had written something"""
+    UNJUDGED = "unjudged"
+    """making the call or its reference raised an error"""
+    NOT_REPEATABLE = "not repeatable"
+    """wrong among others, right when called alone"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuzzSpec:
+    """What a process that makes calls is started with."""
+
+    ops: tuple[str, ...]
+    seed: int = 0
+    gpu: bool = False
+    build: str | None = None
+    device: int | None = None
+    """Index of the GPU that the process sees, None for the first that this process sees."""
+    faults: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Kinds of faults to commit on purpose, by the call's index: tests of the fuzzer itself."""
+
+    def op_of(self, index: int) -> str:
+        """The op of a call: one after the other."""
+        return self.ops[index % len(self.ops)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A call that went wrong."""
+
+    kind: Kind
+    op: str
+    seed: int
+    index: int
+    detail: str
+    """A sentence."""
+    reproducer: str
+    """The command that makes this call alone."""
+
+
+def reproducer(spec: FuzzSpec, index: int) -> str:
+    """The command that makes one call of a run alone."""
+    place = ["--gpu", *(["--build", spec.build] if spec.build else [])] if spec.gpu else ["--cpu"]
+    return " ".join(["gemmill fuzz --op", spec.op_of(index), f"--seed {spec.seed} --only {index}", *place])

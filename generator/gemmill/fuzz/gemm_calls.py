@@ -1,0 +1,101 @@
+"""Legal calls of the GEMM ops."""
+
+import torch
+
+from gemmill.fuzz.call import EXACT, WITHIN, LegalCall, Limits
+from gemmill.fuzz.draw import Draw
+from gemmill.fuzz.layouts import PADS, SHIFTS, free_stride, matrix, one_value, vector
+from gemmill.fuzz.memory import Slot
+from gemmill.runtime.schemas import SCALED_MM_AZP, OpSchema
+from gemmill.space.config import RESULTS_OF
+from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups
+
+LARGE, THIN = 0.01, 0.04
+"""How often M, N and K are large, and how often K is a few groups and the others are large: where memory faults were."""
+MOST_JUDGED_K = 512
+"""Beyond, operands are small integers, whose sums are exact: a bound would follow a long K step by step."""
+
+
+def gemm_call(op: OpSchema, draw: Draw, limits: Limits) -> LegalCall:
+    """A call of one of the two ops."""
+    operand = DType.S8 if op is SCALED_MM_AZP else draw.one_of(tuple(RESULTS_OF))
+    dtype, out_dtype = (_torch(t) for t in (operand, draw.one_of(RESULTS_OF[operand])))
+    groups = draw.one_of(SCALE_GROUPS) if dtype.itemsize == 1 and op is not SCALED_MM_AZP and draw.chance(0.4) else None
+    m, n, k = _sizes(draw, limits)
+    exact = k > MOST_JUDGED_K or draw.chance(0.6)
+    data = "integers" if exact else "codes" if operand is DType.S8 else draw.one_of(("normal", "wide"))
+    scales = "powers" if exact else "scales"
+    slots = {
+        "out": matrix(draw, out_dtype, m, n, None, written=True),
+        "a": matrix(draw, dtype, m, k, data),
+        "b": matrix(draw, dtype, k, n, data, transposed=True),
+        "a_scales": _group_scales(draw, groups.a_shape(m, k), scales) if groups else _scales(draw, m, scales, 0),
+        "b_scales": _group_scales(draw, groups.b_shape(n, k), scales) if groups else _scales(draw, n, scales, 1),
+    }
+    if op is SCALED_MM_AZP:
+        slots["azp_adj"] = vector(draw, torch.int32, n, "sums", ((n,), (1, n)))
+        if draw.chance(0.5):
+            slots["azp"] = vector(draw, torch.int32, m, "codes", ((m,), (m, 1)))
+    if draw.chance(0.5):
+        slots["bias"] = vector(draw, out_dtype, n, "integers" if exact else "normal", ((n,), (1, n)))
+    is_exact = exact or (operand is DType.S8 and groups is None)
+    return LegalCall(
+        op=op.name,
+        slots=slots,
+        plain={},
+        offsets={name: draw.below(1 << 30) for name in slots},
+        judged=EXACT if is_exact else WITHIN,
+    )
+
+
+def _sizes(draw: Draw, limits: Limits) -> tuple[int, int, int]:
+    if limits.large > limits.elements and draw.chance(THIN):
+        k = draw.size(512)
+        n = draw.size(min(24576, limits.large // max(k, 1)))
+        return draw.size(min(1024, limits.large // max(n, k, 1))), n, k
+    if limits.large > limits.elements and draw.chance(LARGE):
+        return draw.size(4096), draw.size(4096), draw.size(4096)
+    order = draw.shuffled((0, 1, 2))
+    sizes, most, products = [0, 0, 0], limits.elements, limits.products
+    for i in order:
+        sizes[i] = draw.size(max(1, min(most, products)))
+        most = min(most, limits.elements // max(sizes[i], 1))
+        products //= max(sizes[i], 1)
+    m, n, k = sizes
+    return m, n, k
+
+
+def _scales(draw: Draw, count: int, values: str, dim: int) -> Slot:
+    if draw.chance(0.3):
+        return one_value(draw, torch.float32, values)
+    return vector(draw, torch.float32, count, values, ((count,), (count, 1) if dim == 0 else (1, count)))
+
+
+def _group_scales(draw: Draw, shape: tuple[int, int], values: str) -> Slot:
+    rows, columns = shape
+    along, across = (rows, columns) if (m_major := draw.chance(0.6)) else (columns, rows)
+    step = along + (draw.one_of(PADS) if draw.chance(0.5) else -along % 4)
+    inner, outer = free_stride(draw, along, 1), free_stride(draw, across, step)
+    by_row, by_column = (inner, outer) if m_major else (outer, inner)
+    return Slot(
+        dtype=torch.float32,
+        shape=shape,
+        strides=(by_row, by_column),
+        rows=rows,
+        columns=columns,
+        row_stride=by_row,
+        column_stride=by_column,
+        values=values,
+        shift=draw.one_of(SHIFTS),
+    )
+
+
+def groups_of_call(call: LegalCall) -> ScaleGroups | None:
+    """The kind of groups whose shapes a call's scales have, None if they are of none."""
+    (m, k), n = call.slots["a"].shape, call.slots["b"].shape[1]
+    given = call.slots["a_scales"].shape, call.slots["b_scales"].shape
+    return next((g for g in SCALE_GROUPS if given == (g.a_shape(m, k), g.b_shape(n, k))), None)
+
+
+def _torch(dtype: DType) -> torch.dtype:
+    return getattr(torch, dtype.torch_name)

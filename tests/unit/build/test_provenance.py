@@ -1,0 +1,163 @@
+"""What a kernel is made from: what changes its digest, and what does not."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gemmill.build.dsl_body import ENTRY, body_of
+from gemmill.build.provenance import code_of, source_digest
+from gemmill.build.sources import flags_for
+from gemmill.cutedsl.plan import Plan
+from gemmill.emit import emit
+from gemmill.locations import kernels_dir
+from gemmill.space.config import KernelConfig
+from gemmill.vocab import Arch, Backend, DType, EpilogueKind
+
+FLAGS = flags_for(Arch.SM90A)
+GENERATOR = Path(__file__).parents[3] / "generator"
+
+CODE = """\
+#pragma once
+#include "gemmill/abi.h"
+// What it is for.
+constexpr char const* kUrl = "http://x";  // a text is code
+int f(int a) { return a /* of course */ + 1; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("// What it is for.", "/* Said\n   otherwise. */"),
+        ('#include "gemmill/abi.h"', '#include "gemmill/core/abi.h"'),
+        ("#pragma once\n", ""),
+        ("return a", "return\n      a"),
+    ],
+)
+def test_what_a_compiler_does_not_read_is_no_code(old: str, new: str) -> None:
+    assert code_of(CODE.replace(old, new)) == code_of(CODE) != ""
+
+
+@pytest.mark.parametrize(("old", "new"), [("+ 1", "+ 2"), ("http://x", "http://y"), ("int a", "long a")])
+def test_what_a_compiler_reads_is_code(old: str, new: str) -> None:
+    assert code_of(CODE.replace(old, new)) != code_of(CODE)
+
+
+def test_a_directive_that_names_no_file_is_code() -> None:
+    assert code_of("#if A\nint x;\n#endif") != code_of("#if B\nint x;\n#endif")
+    assert code_of("#pragma unroll\nf();") != code_of("f();")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of gemmill's headers."""
+    shutil.copytree(kernels_dir(), tmp_path / "kernels")
+    return tmp_path / "kernels"
+
+
+def of_cuda(config: KernelConfig, folder: Path, text: str | None = None) -> str:
+    return source_digest(config, emit(config).text if text is None else text, folder, FLAGS)
+
+
+def test_a_cuda_kernel_is_made_from_the_headers_that_it_includes(make_config: Callable, folder: Path) -> None:
+    config = make_config()
+    text, before = emit(config).text, of_cuda(make_config(), folder)
+    launch = folder / "include" / "gemmill" / "universal.cuh"
+    assert '"gemmill/universal.cuh"' in text
+    launch.write_text(launch.read_text() + "// read by people\n")
+    assert of_cuda(config, folder) == before
+    (folder / "include" / "gemmill" / "nobody_includes_it.cuh").write_text("int x;\n")
+    assert of_cuda(config, folder) == before
+    moved = folder / "include" / "gemmill" / "moved.cuh"
+    launch.rename(moved)
+    assert of_cuda(config, folder, text.replace("universal.cuh", "moved.cuh")) == before
+    moved.write_text(moved.read_text() + "inline int more() { return 1; }\n")
+    assert of_cuda(config, folder, text.replace("universal.cuh", "moved.cuh")) != before
+
+
+def test_a_cuda_kernel_is_made_with_flags(make_config: Callable, folder: Path) -> None:
+    config = make_config()
+    text, before = emit(config).text, of_cuda(make_config(), folder)
+    elsewhere = replace(FLAGS, cuda=(*FLAGS.cuda, "-I<gemmill>/core", "-Xcompiler=-g"))
+    assert source_digest(config, text, folder, elsewhere) == before
+    assert source_digest(config, text, folder, replace(FLAGS, cuda=(*FLAGS.cuda, "-DNEW"))) != before
+
+
+@pytest.fixture
+def config(make_config: Callable) -> KernelConfig:
+    """A kernel of the DSL, e4m3 to bf16."""
+    return make_config(backend=Backend.CUTEDSL)
+
+
+@pytest.fixture
+def generator(tmp_path: Path) -> Path:
+    """A copy of gemmill that a test may change."""
+    shutil.copytree(GENERATOR / "gemmill" / "cutedsl", tmp_path / "gemmill" / "cutedsl")
+    return tmp_path
+
+
+def of_dsl(config: KernelConfig, root: Path) -> str:
+    body_of.cache_clear()
+    return body_of(ENTRY, root).digest_for(Plan(config))
+
+
+def change(root: Path, module: str, old: str, new: str) -> None:
+    path = root / "gemmill" / "cutedsl" / f"{module}.py"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_a_dsl_kernel_has_no_use_for_other_dtypes_files_and_comments(config: KernelConfig, generator: Path) -> None:
+    before = of_dsl(config, generator)
+    assert before == of_dsl(config, GENERATOR) == source_digest(config, "any text", Path("/none"), FLAGS)
+    change(generator, "elements", "ELEMENT_OF = {", "ELEMENT_OF = {DType.E2M1: cutlass.Float4E2M1FN, ")
+    change(generator, "mainloop", "def ", "# A thought.\ndef ")
+    change(generator, "plan", "self.tile_k * self.x_dtype.bits // 256", "self.tile_k // (256 // self.x_dtype.bits)")
+    (generator / "gemmill" / "cutedsl" / "of_another_family.py").write_text("import cutlass\n")
+    assert of_dsl(config, generator) == before
+
+
+def test_a_dsl_kernel_does_not_depend_on_names_of_files(config: KernelConfig, generator: Path) -> None:
+    before = of_dsl(config, generator)
+    folder = generator / "gemmill" / "cutedsl"
+    (folder / "walk.py").rename(folder / "tiles.py")
+    for path in folder.glob("*.py"):
+        path.write_text(path.read_text().replace("gemmill.cutedsl.walk", "gemmill.cutedsl.tiles"))
+    assert of_dsl(config, generator) == before
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("elements", "DType.E4M3: cutlass.Float8E4M3FN", "DType.E4M3: cutlass.Float8E5M2"),
+        ("scaled_mm", "preferred_smem_carveout=100", "preferred_smem_carveout=50"),
+        ("export", "x86-64-v3", "x86-64-v2"),
+    ],
+)
+def test_a_dsl_kernel_changes_with_its_body(
+    config: KernelConfig, generator: Path, module: str, old: str, new: str
+) -> None:
+    before = of_dsl(config, generator)
+    change(generator, module, old, new)
+    assert of_dsl(config, generator) != before
+
+
+def test_a_dsl_kernel_changes_with_the_facts_that_it_reads(config: KernelConfig, make_config: Callable) -> None:
+    others = [
+        make_config(backend=Backend.CUTEDSL, stages=3),
+        make_config(backend=Backend.CUTEDSL, out_dtype=DType.F16),
+        make_config(backend=Backend.CUTEDSL, epilogue=EpilogueKind.SCALED),
+    ]
+    assert len({of_dsl(c, GENERATOR) for c in (config, *others)}) == 4
+
+
+def test_a_value_that_a_body_imports_is_part_of_it(
+    config: KernelConfig, generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = of_dsl(config, generator)
+    monkeypatch.setattr("gemmill.cutedsl.limits.PREFETCH_SHARE", 5)
+    assert of_dsl(config, generator) != before

@@ -1,0 +1,121 @@
+"""Whole runs: each kind of finding is found in a real process, and the other calls are made."""
+
+import json
+import shlex
+
+import pytest
+
+from gemmill.fuzz.call import CPU_LIMITS
+from gemmill.fuzz.calls import draw_call
+from gemmill.fuzz.campaign import Plan, call_alone, fuzz
+from gemmill.fuzz.findings import FuzzError, FuzzSpec, Kind
+
+OPS = ("dynamic_scaled_fp8_quant", "cutlass_scaled_mm", "rms_norm_per_block_quant")
+BROKEN_KINDS = (Kind.ACCEPTED, Kind.SENTENCE, Kind.TOUCHED)
+SEED = 11
+
+
+def indices(count: int, *, broken: bool) -> list[int]:
+    """The first calls that are broken, or that are legal and write something."""
+    found = []
+    for index in range(200):
+        call, breakage = draw_call(OPS[index % len(OPS)], SEED, index, CPU_LIMITS)
+        outputs = [slot.numel for slot in call.slots.values() if slot.written]
+        if (breakage is not None) is broken and (broken or all(outputs)):
+            found.append(index)
+    return found[:count]
+
+
+def faults(*kinds: Kind) -> dict[str, str]:
+    broken = indices(len(BROKEN_KINDS), broken=True)
+    legal = indices(len(kinds), broken=False)
+    return {str((broken if kind in BROKEN_KINDS else legal).pop(0)): kind.value for kind in kinds}
+
+
+def test_every_kind_is_found_and_the_run_goes_on() -> None:
+    committed = faults(*(kind for kind in Kind if kind is not Kind.NOT_REPEATABLE))
+    told = []
+    spec = FuzzSpec(ops=OPS, seed=SEED, faults=committed)
+    report = fuzz(spec, Plan(calls=70, call_seconds=5.0), told.append)
+    found = {str(finding.index): finding for finding in report.findings if str(finding.index) in committed}
+    assert {index: finding.kind.value for index, finding in found.items()} == committed
+    assert sorted(told, key=lambda finding: finding.index) == list(report.findings)
+    assert report.where == "on the CPU, where the ops run the reference"
+    assert (report.calls, report.legal + report.broken) == (70, 70) and report.legal > report.broken > 0
+    details = {finding.kind: finding.detail for finding in found.values()}
+    assert details[Kind.CRASH] == "its process ended at only by signal 6"
+    assert details[Kind.HANG] == "no answer to only within 5 s: it was killed"
+    assert details[Kind.REFUSED] == "a legal call raised RuntimeError: the op was told to refuse"
+    assert details[Kind.OUT_OF_BOUNDS].startswith("1 bytes of or around the arguments changed that are no output's")
+    assert "and the call raised nothing; the checks say '" in details[Kind.ACCEPTED]
+    assert "; the error is RuntimeError: 'the op was told to refuse', the checks' '" in details[Kind.SENTENCE]
+    assert details[Kind.TOUCHED].startswith("bytes") or " bytes of or around " in details[Kind.TOUCHED]
+    assert details[Kind.UNJUDGED].startswith("making or judging the call raised ")
+
+
+def test_a_finding_of_a_call_is_found_again_by_the_call_alone() -> None:
+    committed = faults(Kind.WRONG)
+    index = int(next(iter(committed)))
+    spec = FuzzSpec(ops=OPS, seed=SEED, faults=committed)
+    report = fuzz(spec, Plan(calls=index + 1))
+    finding = next(f for f in report.findings if f.index == index)
+    assert finding.kind is Kind.WRONG
+    assert finding.reproducer == f"gemmill fuzz --op {OPS[index % 3]} --seed {SEED} --only {index} --cpu"
+    alone = call_alone(FuzzSpec(ops=(finding.op,), seed=SEED, faults=committed), index)
+    assert alone.findings == (finding,)
+    assert alone.call == str(draw_call(finding.op, SEED, index, CPU_LIMITS)[0]) and not alone.broken
+
+
+def test_calls_do_not_depend_on_the_number_of_processes() -> None:
+    committed = faults(Kind.WRONG, Kind.REFUSED, Kind.SENTENCE)
+    spec = FuzzSpec(ops=OPS, seed=SEED, faults=committed)
+    one, two = (fuzz(spec, Plan(calls=150, jobs=jobs)) for jobs in (1, 2))
+    assert one.findings == two.findings and len(one.findings) >= 3
+    assert (one.legal, one.broken) == (two.legal, two.broken)
+
+
+def test_a_run_ends_after_its_time() -> None:
+    report = fuzz(FuzzSpec(ops=OPS), Plan(seconds=0.0))
+    assert (report.calls, report.findings) == (0, ())
+
+
+def test_a_process_that_cannot_be_started_is_one_sentence() -> None:
+    with pytest.raises(FuzzError, match=r"the process that makes the calls cannot be started: .*no_such_build"):
+        fuzz(FuzzSpec(ops=OPS, gpu=True, build="no_such_build"), Plan(calls=1))
+
+
+def test_the_command_finds_nothing_wrong_with_the_cpu_path(gemmill) -> None:
+    outcome = gemmill("fuzz", "--cpu", "--calls", "1200", "--jobs", "2", "--json")
+    report = json.loads(outcome.out)
+    assert report["findings"] == [], outcome.err
+    assert (outcome.code, report["ok"], report["calls"], report["left_out"]) == (0, True, 1200, 0)
+    assert report["broken"] > 150
+
+
+def test_the_command_fails_with_the_finding_and_how_to_see_it_again(gemmill, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed = faults(Kind.WRONG)
+    index = int(next(iter(committed)))
+    monkeypatch.setattr(
+        "gemmill.cli.fuzz._spec", lambda ops, seed, gpu, build: FuzzSpec(ops=tuple(ops), seed=seed, faults=committed)
+    )
+    arguments = [part for op in OPS for part in ("--op", op)]
+    outcome = gemmill("fuzz", *arguments, "--seed", str(SEED), "--calls", str(index + 1))
+    line = next(line for line in outcome.err.splitlines() if f"--only {index} " in line)
+    assert outcome.code == 1 and line.startswith("gemmill: wrong: gemmill fuzz --op ")
+    assert "elements of " in line or "elements are wrong" in line
+    again = gemmill(*shlex.split(line.split(": ")[2])[1:])
+    assert again.code == 1 and line in again.err
+    assert again.out.startswith("a legal call: ") and again.out.endswith("1 finding\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("--op", "no_such_op"), 2, "no op 'no_such_op': there are cutlass_scaled_mm, "),
+        (("--gpu",), 3, "--gpu runs kernels and torch finds no GPU: `gemmill fuzz --cpu` runs the ops' CPU path"),
+    ],
+)
+def test_usage(gemmill, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, sentence: str) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    outcome = gemmill("fuzz", *arguments)
+    assert outcome.code == code and outcome.err.startswith(f"gemmill: {sentence}")
