@@ -13,15 +13,23 @@ from quant_problems import Breakage, some_call
 Call = dict[str, Any]
 
 
-def whole_call(op: OpSchema, in_dtype: torch.dtype = torch.bfloat16) -> Call:
-    """The arguments by name: each tensor is given, each has values, and a quantisation op's input is of this type."""
-    if op in GEMM_OPS:
-        return _gemm_call(op)
+def whole_call(op: OpSchema, device: torch.device | str = "cpu") -> Call:
+    """The arguments by name: each tensor is given, each has values, and a quantisation op's input is bfloat16."""
+    call = _gemm_call(op) if op in GEMM_OPS else _quant_call(op)
+    return {name: moved(value, device) if isinstance(value, torch.Tensor) else value for name, value in call.items()}
+
+
+def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """There with the same strides."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device).copy_(tensor)
+
+
+def _quant_call(op: OpSchema) -> Call:
     for seed in range(10_000):
         arguments = some_call(op.name, random.Random(seed), Breakage.NONE)
         call = dict(zip(op.arguments, arguments, strict=True))
         tensors = [call[p.name] for p in op.parameters if p.kind is Kind.TENSOR]
-        if all(tensor is not None and tensor.numel() for tensor in tensors) and call["input"].dtype is in_dtype:
+        if all(tensor is not None and tensor.numel() for tensor in tensors) and call["input"].dtype is torch.bfloat16:
             checks.check(op, operands.of_arguments(op, arguments))
             return call
     raise AssertionError(f"no whole call of {op.name} was found")
@@ -42,13 +50,13 @@ def _gemm_call(op: OpSchema) -> Call:
     return {name: everything[name] for name in op.arguments}
 
 
-def check_refusals(namespace: Any, op: OpSchema) -> None:
+def check_refusals(namespace: Any, op: OpSchema, device: torch.device | str = "cpu") -> None:
     """Each tensor that requires grad is refused by name while grad mode is enabled, before anything is written."""
     refused = 0
-    for name, tensor in whole_call(op).items():
+    for name, tensor in whole_call(op, device).items():
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
             continue
-        call = whole_call(op)
+        call = whole_call(op, device)
         call[name].requires_grad_()
         before = versions(call)
         with pytest.raises(RuntimeError) as caught:
@@ -65,9 +73,9 @@ def check_refusals(namespace: Any, op: OpSchema) -> None:
     assert refused >= 2
 
 
-def check_versions(namespace: Any, op: OpSchema) -> None:
+def check_versions(namespace: Any, op: OpSchema, device: torch.device | str = "cpu") -> None:
     """A call counts as a write of the tensors that the schema says are written, once or more, and of no others."""
-    call = whole_call(op)
+    call = whole_call(op, device)
     before = versions(call)
     getattr(namespace, op.name).default(*call.values())
     written = {parameter.name for parameter in op.parameters if parameter.written}
@@ -79,9 +87,9 @@ def versions(call: Call) -> dict[str, int]:
     return {name: value._version for name, value in call.items() if isinstance(value, torch.Tensor)}
 
 
-def check_saved_tensors(namespace: Any, op: OpSchema) -> None:
+def check_saved_tensors(namespace: Any, op: OpSchema, device: torch.device | str = "cpu") -> None:
     """What autograd saved for a gradient may not be overwritten unseen."""
-    call = whole_call(op)
+    call = whole_call(op, device)
     name = next(p.name for p in op.parameters if p.written and call[p.name].dtype in (torch.float32, torch.bfloat16))
     weight = torch.ones((), dtype=call[name].dtype, requires_grad=True)
     product = weight * call[name]

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # GPU tests, then benchmarks, in one go on a machine that has a GPU and perhaps nothing else (no network, no checkout).
 #
-#   tools/gpu_session.sh OUT [STEP...]      STEP: smoke tests compare ragged models quant tune sweep table sanitize
+#   tools/gpu_session.sh OUT [STEP...]      STEP: smoke tests fuzz compare ragged models quant tune sweep table sanitize
 #                                           default: tests compare
 #
 # Logs, JSON and plots go to OUT. A step that fails does not stop the next; the exit code is 1 if any did.
 # Settings: GEMMILL_BUILD (build id or path), LEVEL (L0, L1, L2), COMMIT, VLLM_SO, SECONDS_EACH (limit for each benchmark),
-# BENCHMARK_ARGUMENTS (added to each benchmark), DEEP_GEMM (its Python package, for compare), DRY_RUN=1 (no GPU needed).
+# JOBS and SEED of fuzz, BENCHMARK_ARGUMENTS (added to each benchmark), DEEP_GEMM (its Python package, for compare), DRY_RUN=1 (no GPU needed).
 # `tune` sweeps the shapes of the comparison's tables twice: what today's table loses, and how far two sweeps agree.
 # `table` makes a table of OUT's sweeps, from which the steps after it choose.
 set -uo pipefail
@@ -28,6 +28,9 @@ test_options=(-q -p no:cacheprovider --tb=short --maxfail=200)
 [ -n "${VLLM_SO:-}" ] && benchmark_options+=(--vllm-so "$VLLM_SO")
 [ -n "${GEMMILL_BUILD:-}" ] && benchmark_options+=(--build "$GEMMILL_BUILD") && test_options+=(--build "$GEMMILL_BUILD")
 [ -n "${DRY_RUN:-}" ] && benchmark_options+=(--dry-run) && test_options+=(--dry-run)
+fuzz_options=(--seconds "${SECONDS_EACH:-180}" --jobs "${JOBS:-12}" --seed "${SEED:-0}")
+[ -n "${GEMMILL_BUILD:-}" ] && fuzz_options+=(--build "$GEMMILL_BUILD")
+[ -n "${DRY_RUN:-}" ] && fuzz_options=(--cpu --calls 200)
 read -r -a more <<<"${BENCHMARK_ARGUMENTS:-}"
 benchmark_options+=("${more[@]}")
 
@@ -50,7 +53,7 @@ tests_by_operands() {  # GPU tests of variants, a process for each type of opera
       --junitxml="$out/tests-$operands.xml" >"$out/tests-$operands.log" 2>&1 &
     jobs+=($!)
   done
-  "$python" -m pytest tests/gpu/test_ops.py tests/gpu/test_quant.py "${test_options[@]}" --junitxml="$out/tests-ops.xml" \
+  "$python" -m pytest tests/gpu/test_ops.py tests/gpu/test_quant.py tests/gpu/test_chains.py tests/gpu/test_random_calls.py "${test_options[@]}" --junitxml="$out/tests-ops.xml" \
     >"$out/tests-ops.log" 2>&1 &
   jobs+=($!)
   for job in "${jobs[@]}"; do
@@ -85,6 +88,7 @@ for name in $steps; do
   case $name in
     smoke) step smoke "$python" -m pytest tests/gpu "${test_options[@]}" --level L0 -x ;;
     tests) step tests tests_by_operands ;;
+    fuzz) step fuzz "$python" -m gemmill fuzz "${fuzz_options[@]}" ;;
     compare)
       step compare "$python" benchmarks/scaled_mm.py "${benchmark_options[@]}" ${DEEP_GEMM:+--deep-gemm "$DEEP_GEMM"} ;;
     ragged)
@@ -101,7 +105,7 @@ for name in $steps; do
     sanitize)
       step sanitize compute-sanitizer --tool memcheck --error-exitcode 1 --target-processes all \
         "$python" -m pytest tests/gpu "${test_options[@]}" --level L0 -k "integers_are_exact or rows_of_any_length" ;;
-    *) echo "no step $name: smoke tests compare ragged models quant tune sweep table sanitize" >&2; failed=1 ;;
+    *) echo "no step $name: smoke tests fuzz compare ragged models quant tune sweep table sanitize" >&2; failed=1 ;;
   esac
 done
 exit $failed

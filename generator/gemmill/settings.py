@@ -22,6 +22,11 @@ def home() -> Path:
     return (_path("XDG_CACHE_HOME") or Path.home() / ".cache") / "gemmill"
 
 
+def shared_home() -> bool:
+    """GEMMILL_SHARED_HOME: 1 trusts builds and caches that other users own or can write, as a team's on a file server."""
+    return os.environ.get("GEMMILL_SHARED_HOME") == "1"
+
+
 def build() -> str | None:
     """GEMMILL_BUILD: the id or path of the build that the runtime loads; None for the newest that fits."""
     return os.environ.get("GEMMILL_BUILD") or None

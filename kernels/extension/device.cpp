@@ -3,9 +3,15 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <atomic>
+#include <stdexcept>
+#include <string>
 
-// A CPU-only torch has no such function: weak, so that the extension loads there.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
+// A CPU-only torch has no such functions: weak, so that the extension loads there.
+extern "C" {
+__attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
+__attribute__((weak)) AOTITorchError aoti_torch_create_cuda_guard(int32_t device_index, CUDAGuardHandle* ret_guard);
+__attribute__((weak)) AOTITorchError aoti_torch_delete_cuda_guard(CUDAGuardHandle guard);
+}
 
 namespace gemmill {
 namespace {
@@ -31,6 +37,19 @@ cudaStream_t current_stream(int32_t device) {
   void* stream = nullptr;
   if (aoti_torch_get_current_cuda_stream != nullptr) aoti_torch_get_current_cuda_stream(device, &stream);
   return static_cast<cudaStream_t>(stream);
+}
+
+DeviceScope::DeviceScope(int32_t device) {
+  int current = -1;
+  if (device < 0 || aoti_torch_create_cuda_guard == nullptr) return;  // in host memory, where no kernel runs
+  cudaGetDevice(&current);
+  if (current != device && aoti_torch_create_cuda_guard(device, &guard_) != 0) {
+    throw std::runtime_error("gemmill: device " + std::to_string(device) + " cannot be made current");
+  }
+}
+
+DeviceScope::~DeviceScope() {
+  if (guard_ != nullptr) aoti_torch_delete_cuda_guard(guard_);
 }
 
 bool programmatic_launch() { return programmatic.load(std::memory_order_relaxed); }

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+struct CUDAGuardOpaque;  // of torch's C interface
+
 namespace gemmill {
 
 // Multiprocessors of a device, asked once. Returns 0 where the device cannot be asked.
@@ -16,23 +18,17 @@ bool programmatic_launch();
 // Whether b may be read before earlier kernels have ended; off unless the user has said so.
 bool constant_weights();
 
-// Makes a device current for a scope, which costs nothing where it already is.
+// Makes a device current for a scope, which costs nothing where it already is. By torch's guard: to set back a device that
+// nobody has used would make a context there, which torch knows how not to do.
 class DeviceScope {
  public:
-  explicit DeviceScope(int32_t device) {
-    cudaGetDevice(&before_);
-    if (before_ != device) cudaSetDevice(device);
-    changed_ = before_ != device;
-  }
-  ~DeviceScope() {
-    if (changed_) cudaSetDevice(before_);
-  }
+  explicit DeviceScope(int32_t device);
+  ~DeviceScope();
   DeviceScope(DeviceScope const&) = delete;
   DeviceScope& operator=(DeviceScope const&) = delete;
 
  private:
-  int before_ = 0;
-  bool changed_ = false;
+  CUDAGuardOpaque* guard_ = nullptr;
 };
 
 }  // namespace gemmill

@@ -1,11 +1,15 @@
 // The driver functions that the kernels' launch code calls. They are found when first called, so that the extension
 // loads where there is no driver.
+#include "driver.h"
+
 #include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <sstream>
+#include <string>
 
 namespace {
 
@@ -44,10 +48,37 @@ struct Answer {
   CUtensorMap map;
 };
 
+// CUTLASS goes on where a descriptor could not be made, and a kernel that uses such a one ends the CUDA context.
+struct Failure {
+  CUresult result = CUDA_SUCCESS;
+  std::string what;
+};
+thread_local Failure failure;
+
+CUresult fail(CUresult result, Question const& question) {
+  std::ostringstream what;
+  what << "TMA takes no tensor of " << question.dims[0];
+  for (uint32_t i = 1; i < question.rank; ++i) what << " x " << question.dims[i];
+  what << " elements";
+  for (uint32_t i = 1; i < question.rank; ++i) what << (i == 1 ? " with strides of " : " x ") << question.strides[i - 1];
+  what << (question.rank > 1 ? " bytes" : "") << " at address 0x" << std::hex << question.address << std::dec
+       << " (CUDA error " << result << ")";
+  failure = {result, what.str()};
+  return result;
+}
+
 }  // namespace
+
+std::string gemmill::take_descriptor_failure() {
+  if (failure.result == CUDA_SUCCESS) return {};
+  std::string const what = failure.what;
+  failure = {};
+  return what;
+}
 
 extern "C" CUresult cuLaunchKernelEx(CUlaunchConfig const* config, CUfunction function, void** parameters, void** extra) {
   static auto const launch = find<decltype(&cuLaunchKernelEx)>("cuLaunchKernelEx");
+  if (failure.result != CUDA_SUCCESS) return failure.result;
   return launch == nullptr ? CUDA_ERROR_NOT_FOUND : launch(config, function, parameters, extra);
 }
 
@@ -59,21 +90,23 @@ extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType
                                            CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                                            CUtensorMapFloatOOBfill fill) {
   static auto const encode = find<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
-  if (encode == nullptr) return CUDA_ERROR_NOT_FOUND;
-  if (rank < 1 || rank > kMostDimensions) return CUDA_ERROR_INVALID_VALUE;
-  Question question{reinterpret_cast<uint64_t>(address), {}, {}, {}, {}, rank, uint32_t(type), uint32_t(interleave),
+  uint32_t const known_rank = rank < 1 || rank > kMostDimensions ? 0 : rank;
+  Question question{reinterpret_cast<uint64_t>(address), {}, {}, {}, {}, known_rank, uint32_t(type), uint32_t(interleave),
                     uint32_t(swizzle), uint32_t(promotion), uint32_t(fill)};
+  if (known_rank == 0) return fail(CUDA_ERROR_INVALID_VALUE, question);
   std::copy_n(dims, rank, question.dims.begin());
   std::copy_n(strides, rank - 1, question.strides.begin());
   std::copy_n(box, rank, question.box.begin());
   std::copy_n(element_strides, rank, question.element_strides.begin());
+
+  if (encode == nullptr) return fail(CUDA_ERROR_NOT_FOUND, question);
 
   thread_local std::array<Answer, 256> answers;
   Answer& answer = answers[question.slot(answers.size())];
   if (!answer.known || !(answer.question == question)) {
     answer.known = false;
     CUresult result = encode(&answer.map, type, rank, address, dims, strides, box, element_strides, interleave, swizzle, promotion, fill);
-    if (result != CUDA_SUCCESS) return result;
+    if (result != CUDA_SUCCESS) return fail(result, question);
     answer.question = question;
     answer.known = true;
   }

@@ -1,13 +1,17 @@
 #include "group_scales.h"
 
+#include <climits>
+
 #include "dtypes.h"
 
 namespace gemmill {
 namespace {
 
 constexpr int64_t kTmaBytes = 16;
+constexpr int64_t kScaleBytes = 4;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
 
 bool has_shape(Operand const& x, int64_t rows, int64_t columns) {
   return x.rank == 2 && x.sizes[0] == rows && x.sizes[1] == columns;
@@ -16,11 +20,14 @@ bool has_shape(Operand const& x, int64_t rows, int64_t columns) {
 // Of a dimension of one element, which is never stepped along, 1.
 int64_t stride_of(Operand const& x, int64_t dim) { return x.sizes[dim] <= 1 ? 1 : x.strides[dim]; }
 
+// CUTLASS's blockwise kernels count in 32 bits where a scale lies.
+bool counts_in_32_bits(Operand const& x) { return x.span_bytes(kScaleBytes) / kScaleBytes <= INT_MAX; }
+
 // Whether A's scales are M-major, with data and stride along K at multiples of 16 bytes and columns apart.
 bool lies_for_tma(Operand const& x) {
   if (x.sizes[0] > 1 && x.strides[0] != 1) return false;
   if (x.sizes[1] > 1 && x.strides[1] < x.sizes[0]) return false;
-  int64_t stride = x.sizes[1] > 1 ? x.strides[1] * 4 : 0;
+  int64_t stride = x.sizes[1] > 1 ? x.strides[1] * kScaleBytes : 0;
   return (reinterpret_cast<int64_t>(x.data) | stride) % kTmaBytes == 0;
 }
 
@@ -49,10 +56,13 @@ GroupedScales group_scales(Operand const& a_scales, Operand const& b_scales, int
   if (a_scales.dtype != dtypes().f32 || b_scales.dtype != dtypes().f32) return none;
   int64_t kind = kind_of(a_scales, b_scales, m, n, k);
   if (kind < 0) return none;
-  GroupedScales found{1 + kind * 2 + !lies_for_tma(a_scales), stride_of(a_scales, 0), stride_of(a_scales, 1),
-                    stride_of(b_scales, 1), stride_of(b_scales, 0)};
+  bool const mn_major = lies_for_tma(a_scales) && counts_in_32_bits(a_scales) && counts_in_32_bits(b_scales);
+  GroupedScales found{1 + kind * 2 + !mn_major, stride_of(a_scales, 0), stride_of(a_scales, 1), stride_of(b_scales, 1),
+                      stride_of(b_scales, 0)};
   if (found.a_stride_m != 1 && found.a_stride_k != 1) return none;
   if (found.b_stride_n != 1 && found.b_stride_k != 1) return none;
+  // The stride of a single group is never used, but a descriptor has it: any will do that TMA takes.
+  if (a_scales.sizes[1] <= 1) found.a_stride_k = round_up(m, kTmaBytes / kScaleBytes);
   return found;
 }
 

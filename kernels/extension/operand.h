@@ -42,6 +42,15 @@ class Operand {
     for (int64_t i = 0; i < rank; ++i) n *= sizes[i];
     return n;
   }
+  // Whether the elements lie behind one another along one dimension, whatever the strides of dimensions of one element.
+  bool is_vector() const {
+    int64_t longer = 0;
+    for (int64_t i = 0; i < rank; ++i) {
+      if (sizes[i] <= 1) continue;
+      if (++longer > 1 || strides[i] != 1) return numel() == 0;
+    }
+    return true;
+  }
   // Bytes from the first element to one past the last, whatever the strides; 0 if there are none.
   int64_t span_bytes(int64_t element_bytes) const {
     int64_t last = 0;

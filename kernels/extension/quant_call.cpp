@@ -129,7 +129,7 @@ bool group_scales_fit(QuantCall& x) {
                        (s.rank >= 1 && same_shape(s, x.in, columns));
   // Strides that are never taken are made those of the layout: padding is written at the second row of the only one.
   auto fits = [&](int64_t m, int64_t g, bool m_major) {
-    if (x.rows <= 1) m = m_major ? 1 : columns;
+    if (x.rows <= 1 || columns == 0) m = m_major ? 1 : columns;
     if (columns <= 1 || x.rows == 0) g = m_major ? rows : 1;
     x.scale_stride_m = m, x.scale_stride_n = g;
     return m_major ? m == 1 && g >= rows : g == 1 && m >= columns;

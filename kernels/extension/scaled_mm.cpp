@@ -8,6 +8,7 @@
 #include <string>
 
 #include "device.h"
+#include "driver.h"
 #include "dtypes.h"
 #include "group_scales.h"
 #include "operand.h"
@@ -24,12 +25,15 @@ namespace {
 enum Op : int64_t { kScaledMm = 0, kScaledMmAzp = 1 };
 
 constexpr int64_t kTmaBytes = 16;
+constexpr int64_t kTmaFarthest = int64_t{1} << 40;  // bytes from one row to the next; no descriptor has more
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Largest power of two, up to TMA's 16, that divides both address and row stride in bytes.
-int64_t alignment(void const* data, int64_t stride_bytes) {
-  uint64_t bits = reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(stride_bytes) | kTmaBytes;
+// Largest power of two, up to TMA's 16, that divides both address and row stride in bytes. That of an element where TMA takes
+// no such rows: they overlap (expanded tensors), or are too far apart.
+int64_t alignment(void const* data, int64_t stride, int64_t columns, int64_t bytes) {
+  if (stride < columns || stride >= kTmaFarthest / bytes) stride = 1;
+  uint64_t bits = reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(stride * bytes) | kTmaBytes;
   return static_cast<int64_t>(bits & (~bits + 1));
 }
 
@@ -42,11 +46,7 @@ bool overlaps(Operand const& out, int64_t out_bytes, Operand const& x, int64_t e
 }
 
 bool is_vector(Operand const& x, int32_t dtype, int64_t length) {
-  if (x.dtype != dtype || x.numel() != length) return false;
-  for (int64_t i = 0; i < x.rank; ++i) {
-    if (x.sizes[i] == length && length > 1 && x.strides[i] != 1) return false;
-  }
-  return true;
+  return x.dtype == dtype && x.numel() == length && x.is_vector();
 }
 
 // One value, or one for each row (column); vectors are [length], or [length, 1] for A and [1, length] for B.
@@ -54,8 +54,8 @@ bool fits_vector(Operand const& x, int64_t length, int64_t dim) {
   return x.numel() == 1 || (x.numel() == length && (x.rank == 1 || (x.rank == 2 && x.sizes[dim] == length)));
 }
 
-bool is_scale(Operand const& x, int64_t length) {
-  return is_vector(x, dtypes().f32, 1) || is_vector(x, dtypes().f32, length);
+bool is_scale(Operand const& x, int64_t length, int64_t dim) {
+  return x.dtype == dtypes().f32 && fits_vector(x, length, dim) && x.is_vector();
 }
 
 // The type of operands; false if it is none that the op takes.
@@ -81,9 +81,7 @@ bool well_formed(Op op, Operands const& x, OperandType& type, GroupedScales& gro
   if (codes ? x.out.dtype != d.bf16 && x.out.dtype != d.f16 : x.out.dtype != x.a.dtype) return false;
   if ((k > 1 && (x.a.strides[1] != 1 || x.b.strides[0] != 1)) || (n > 1 && x.out.strides[1] != 1)) return false;
   if (m > 1 && n > 0 && x.out.strides[0] < n) return false;
-  if (fits_vector(x.a_scales, m, 0) && fits_vector(x.b_scales, n, 1)) {
-    if (!is_scale(x.a_scales, m) || !is_scale(x.b_scales, n)) return false;
-  } else {
+  if (!is_scale(x.a_scales, m, 0) || !is_scale(x.b_scales, n, 1)) {
     if (op == kScaledMm && codes) groups = group_scales(x.a_scales, x.b_scales, m, n, k);
     if (!groups.given()) return false;
   }
@@ -115,13 +113,12 @@ void run(Op op, Operands const& x) {
   int64_t lda = m == 1 ? round_up(k, 16) : x.a.strides[0];
   int64_t ldb = n == 1 ? round_up(k, 16) : x.b.strides[1];
   int64_t ldd = m == 1 ? round_up(n, 8) : x.out.strides[0];
-  // TMA takes no rows that overlap (expanded tensors).
   Call call;
   call.m = m, call.n = n, call.k = k;
   int64_t bytes = operand_bytes(type);
-  call.align_a = alignment(x.a.data, (lda < k ? 1 : lda) * bytes);
-  call.align_b = alignment(x.b.data, (ldb < k ? 1 : ldb) * bytes);
-  call.align_d = alignment(x.out.data, (ldd | n) * 2);  // a TMA store ends at a multiple of 16 bytes, not at n
+  call.align_a = alignment(x.a.data, lda, k, bytes);
+  call.align_b = alignment(x.b.data, ldb, k, bytes);
+  call.align_d = alignment(x.out.data, ldd | n, n, 2);  // a TMA store ends at a multiple of 16 bytes, not at n
   Need need = op == kScaledMmAzp ? (x.azp.given() ? kAzpToken : kAzpRow) : (x.bias.given() ? kBias : kScale);
   call.problem = problem_code(groups.code, need, type, x.out.dtype == dtypes().f16 ? kToF16 : kToBf16);
 
@@ -157,8 +154,9 @@ void run(Op op, Operands const& x) {
   Workspace workspace(row.workspace ? kernel.workspace(&args) : 0, device);
   args.workspace = workspace.data();
   int32_t status = kernel.launch(&args, current_stream(device));
+  std::string why = take_descriptor_failure();
   if (status != 0) {
-    char const* why = status > 0 ? cudaGetErrorString(static_cast<cudaError_t>(status)) : "it refuses these arguments";
+    if (why.empty()) why = status > 0 ? cudaGetErrorString(static_cast<cudaError_t>(status)) : "it refuses these arguments";
     throw std::runtime_error(std::string("gemmill: ") + kernel.symbol + " could not be launched: " + why);
   }
   x.out.note_write();

@@ -1,5 +1,7 @@
 #include "selection.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -30,6 +32,10 @@ std::atomic<int64_t> most_misses{0};
 std::mutex misses_mutex;
 std::vector<Miss> misses;
 
+// A process that is forked while another thread holds the mutex would wait for that thread, which it does not have.
+[[maybe_unused]] int const kept_over_forks = pthread_atfork([] { misses_mutex.lock(); }, [] { misses_mutex.unlock(); },
+                                                            [] { misses_mutex.unlock(); });
+
 // How far a measured choice reaches, mirrored by gemmill.runtime.select. Tiles are as wide as fills the SMs for one shape, so the
 // choice of another is a worse guide than the model (docs/notes/tables.md).
 constexpr int64_t kDecodeM = 16;
@@ -37,6 +43,8 @@ constexpr int64_t kPrefillM = 512;
 constexpr int64_t kManyM = 4096;  // from here on waves are so many that more of them change nothing
 constexpr int64_t kMostRatio = 2;
 constexpr double kMostDistance = 0.1;  // of binary logarithms of n and k together
+
+constexpr int64_t kMostCtas = int64_t{1} << 30;  // kernels count them in 32 bits, some past the last
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -54,6 +62,9 @@ int64_t tiles_of(Row const& row, int64_t m, int64_t n) {
                                                          : 1;
   return round_up(tiles_m, band * row.sharers_b) * round_up(tiles_n, band * row.sharers_a);
 }
+
+// CTAs that a call would take if each computed one tile. Mirrored by gemmill.runtime.model.
+int64_t ctas_of(Row const& row, Call const& call) { return tiles_of(row, call.m, call.n) * std::max<int64_t>(row.splits, 1); }
 
 // Whether empty tiles would add a quarter or more to what they were of the tiles when the row was measured.
 bool pads_more(Row const& row, TunedRow const& tuned, Call const& call) {
@@ -81,7 +92,7 @@ int64_t bytes_read(Row const& row, int64_t m, int64_t n, int64_t k, int64_t resi
 // The model, mirrored by gemmill.runtime.model, which says where the constants come from. Nanoseconds.
 double model_ns(Row const& row, Call const& call, int64_t sm_count) {
   double const splits = static_cast<double>(std::max<int64_t>(row.splits, 1));
-  int64_t const tiles = tiles_of(row, call.m, call.n) * std::max<int64_t>(row.splits, 1);
+  int64_t const tiles = ctas_of(row, call);
   int64_t const k = call.k * operand_bytes(call.problem);  // bytes, as tile_k
   double const steps = static_cast<double>(ceil_div(ceil_div(k, row.tile_k), std::max<int64_t>(row.splits, 1)));
   int64_t const per_sm = std::min(row.ctas_of_sm, ceil_div(tiles, sm_count));
@@ -156,6 +167,7 @@ void note_miss(Call const& call, int64_t trust) {
 
 struct CacheSlot {
   Call call;
+  int64_t sm_count = 0;
   uint64_t generation = 0;
   Choice choice;
 };
@@ -177,7 +189,8 @@ bool same(Call const& x, Call const& y) {
 
 bool accepts(Row const& row, Call const& call) {
   return row.problem == call.problem && call.align_a >= row.align_a && call.align_b >= row.align_b &&
-         call.align_d >= row.align_d && call.k >= row.min_k;
+         call.align_d >= row.align_d && call.k >= row.min_k && std::max({call.m, call.n, call.k}) <= row.max_mnk &&
+         ctas_of(row, call) <= kMostCtas;
 }
 
 Row const* row_at(int64_t index) {
@@ -199,10 +212,10 @@ Choice choose(Call const& call, int64_t sm_count) {
   }
   thread_local std::array<CacheSlot, 512> cache;
   CacheSlot& slot = cache[slot_of(call)];
-  if (slot.generation == table->generation && same(slot.call, call)) return slot.choice;
+  if (slot.generation == table->generation && slot.sm_count == sm_count && same(slot.call, call)) return slot.choice;
   Choice choice = choose_tuned(*table, call);
   if (choice.row < 0) choice = choose_by_model(*table, call, sm_count);
-  slot = {call, table->generation, choice};
+  slot = {call, sm_count, table->generation, choice};
   if (choice.row >= 0) note_miss(call, choice.trust);
   return choice;
 }

@@ -18,6 +18,7 @@ struct Row {
   int64_t problem;  // the class that it serves; a variant that serves several has a row for each
   int64_t align_a, align_b, align_d;  // bytes
   int64_t min_k;
+  int64_t max_mnk;  // of M, N and K
   int64_t raster_order, swizzle, splits;
   int64_t workspace;  // whether the kernel must be asked how much it needs
   int64_t tile_m, tile_n, tile_k;  // along M, N and K of the op; tile_k in bytes

@@ -21,7 +21,7 @@ struct SymmetricCoding {
 
   float amax, scale, reciprocal;
 
-  __device__ __forceinline__ SymmetricCoding(float extent, float scale_ub) : amax(extent), reciprocal(0.0f) {
+  __device__ __forceinline__ SymmetricCoding(float extent, float scale_ub, float = 0.0f) : amax(extent), reciprocal(0.0f) {
     float const bounded = fminf(amax, scale_ub);
     if constexpr (kByReciprocal) {
       scale = __fdiv_rn(bounded, Out::kMax);
@@ -45,8 +45,13 @@ struct SymmetricCoding {
   }
 };
 
+// Of rows whose codes a GEMM multiplies along all of `hidden`: |x / scale| times 128 times hidden stays below 2^31 - 2^27, so that
+// the sums without the zero point's share fit 32 bits. Rows that reach down to zero never meet it below 61,000 columns.
+inline float least_step_of(int64_t hidden) { return static_cast<float>(hidden) * (1.0f / 15728640.0f); }
+
 // s8 codes over a range, with the zero point such that its low end is -128. A range of one value is coded
-// symmetrically, which keeps the value; the formula would divide by zero.
+// symmetrically, which keeps the value; the formula would divide by zero. The scale is held above `least_step` of the largest
+// absolute value: see least_step_of.
 struct AsymmetricCoding {
   static constexpr bool kSymmetric = false;
   static constexpr int32_t kLargestPlainZeroPoint = 1 << 24;
@@ -57,14 +62,15 @@ struct AsymmetricCoding {
   int32_t azp;
   bool is_plain;  // no sum of a code and the zero point leaves 32 bits
 
-  __device__ __forceinline__ AsymmetricCoding(Range range, float) {
+  __device__ __forceinline__ AsymmetricCoding(Range range, float, float least_step = 0.0f) {
     if (range.low == range.high) {
       float const amax = fabsf(range.low);
       scale = __fdiv_rn(amax, 127.0f);
       reciprocal = amax == 0.0f ? 0.0f : __fdiv_rn(127.0f, amax);
       azp = 0;
     } else {
-      scale = quotient_of<255>(__fsub_rn(range.high, range.low));
+      float const amax = fmaxf(fabsf(range.low), fabsf(range.high));
+      scale = fmaxf(quotient_of<255>(__fsub_rn(range.high, range.low)), __fmul_rn(amax, least_step));
       reciprocal = gemmill::quant::is_plain(scale) ? reciprocal_of_normal(scale) : __fdiv_rn(1.0f, scale);
       azp = __float2int_rn(__fsub_rn(-128.0f, __fdiv_rn(range.low, scale)));
     }
@@ -102,7 +108,7 @@ struct TensorCoding {
   using Extent = float;
   float scale, reciprocal;
 
-  __device__ __forceinline__ TensorCoding(float amax, float)
+  __device__ __forceinline__ TensorCoding(float amax, float, float = 0.0f)
       : scale(fmaxf(scale_of<Out>(amax), Out::kSmallestScale)), reciprocal(reciprocal_of(scale)) {}
   __device__ __forceinline__ void store(float* scales, int32_t*, int64_t index) const { scales[index] = scale; }
   template <int kElements>

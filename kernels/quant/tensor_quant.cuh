@@ -27,6 +27,7 @@ struct TensorQuantParams {
   int64_t hidden, in_stride, out_stride, chunks;
   uint32_t extents_count, first_extent;
   FastDivision chunks_per_row;
+  float least_step;  // of asymmetric codes
 };
 
 template <class Variant, class In, class Coding, bool kAligned>
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(kTensorCodesThreads) tensor_codes_kernel(Tenso
   // Every warp reduces the extents itself, while its chunks are on their way. An empty tensor has none: its extent is 0.
   Extent extent = p.extents_count > 0 ? Reduction::identity() : Extent{};
   for (uint32_t i = threadIdx.x % 32; i < p.extents_count; i += 32) extent = Reduction{}(extent, p.extents[i]);
-  Coding const coding(reduce_lanes<32>(extent, Reduction{}), FLT_MAX);
+  Coding const coding(reduce_lanes<32>(extent, Reduction{}), FLT_MAX, p.least_step);
   if (blockIdx.x == 0 && threadIdx.x == 0) coding.store(p.scale, p.azp, 0);
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
@@ -118,7 +119,7 @@ int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row)
                              x.scale, x.azp, static_cast<Extent*>(x.workspace),
                              x.hidden, x.in_stride, x.out_stride, rows * per_row,
                              static_cast<uint32_t>(extents * slices), static_cast<uint32_t>(i * extents),
-                             FastDivision(static_cast<uint32_t>(per_row > 0 ? per_row : 1))};
+                             FastDivision(static_cast<uint32_t>(per_row > 0 ? per_row : 1)), least_step_of(x.hidden)};
   };
   int64_t const chunks = (x.rows < slice ? x.rows : slice) * per_row;
   int64_t const wanted = ceil_divide(chunks, kTensorExtentThreads);
@@ -149,7 +150,7 @@ int32_t tensor_quant(gemmill_tensor_quant_args const& x) {
   int64_t const chunks = x.rows * per_row;
   if (aligned && dense && chunks > 0 && chunks <= kMostClusterChunks) {
     TokenQuantParams const p{x.in, static_cast<uint8_t*>(x.out), x.scale, x.azp, nullptr, x.rows * x.hidden, 0, 0,
-                             static_cast<uint32_t>(chunks), 1, 0};
+                             static_cast<uint32_t>(chunks), 1, 0, least_step_of(x.hidden)};
     int const most_ctas = chunks > kPortableCluster * kMostTokenQuantThreads ? kMostTensorCluster : kPortableCluster;
     TokenQuantShape const shape = token_quant_shape(x.launch, 1, chunks, 1, true, most_ctas);
     int32_t const error =

@@ -23,6 +23,7 @@ struct TokenQuantParams {
   int64_t hidden, in_stride, out_stride;
   uint32_t chunks;       // of a row
   uint32_t rows, ahead;  // row + ahead is asked for from L2; 0: none is
+  float least_step;      // of asymmetric codes
 };
 
 // Threads of a CTA and CTAs of an SM, through which the registers of a thread: 64 at most.
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas
     extent = of_raw.value();
   }
   float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
-  Coding const coding(reduction(extent, typename Coding::Reduction{}), scale_ub);
+  Coding const coding(reduction(extent, typename Coding::Reduction{}), scale_ub, p.least_step);
   if (first == 0) coding.store(p.scales, p.azps, row);
   constexpr bool kShort = std::is_same_v<Coding, SymmetricCoding<E4M3, Identity>> && sizeof(In) == 2;
   std::conditional_t<kShort, ShortQuotient, float> const by_scale(coding.scale);
@@ -228,6 +229,7 @@ int32_t token_quant(gemmill_token_quant_args const& x) {
         x.scales + row, x.azps == nullptr ? nullptr : x.azps + row, x.scale_ub,
         x.hidden, x.in_stride, x.out_stride, static_cast<uint32_t>(chunks), static_cast<uint32_t>(rows),
         fetches_ahead ? rows_ahead(x.launch.sm_count, chunks * (Activation::kGated ? 32 : 16)) : 0,
+        least_step_of(x.hidden),
     };
     int32_t const error =
         !aligned            ? launch_token_quant<Variant, In, Activation, Coding, 1, false, false>(p, shape, rows, x.launch)

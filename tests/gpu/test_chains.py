@@ -126,6 +126,13 @@ def written_weights(m: int, width: int, device: torch.device) -> Chain:
 CHAINS = (per_token, in_groups, int8_with_zero_points, written_weights)
 
 
+def offered(make: Callable[..., Chain]) -> bool:
+    """Whether the build has the variants of a chain, as far as a smoke build may lack them."""
+    if make is int8_with_zero_points:
+        return gemmill.supports("dynamic_scaled_int8_quant", dtype="bf16") and gemmill.supports("cutlass_scaled_mm_azp")
+    return gemmill.supports("cutlass_scaled_mm", dtype="e4m3", group_size=128 if make is in_groups else 0)
+
+
 @contextmanager
 def constant_weights(assumed: bool) -> Iterator[None]:
     gemmill.assume_constant_weights(assumed)
@@ -157,7 +164,7 @@ def test_each_reads_what_the_one_before_it_wrote(make, m: int, assumed: bool, de
     if assumed and make is written_weights:
         pytest.skip("the promise of constant weights does not hold for this chain")
     on_gpu = device.type == "cuda"
-    if on_gpu and not gemmill.supports("cutlass_scaled_mm", group_size=128 if make is in_groups else 0):
+    if on_gpu and not offered(make):
         pytest.skip("the build lacks the variants")
     for width in SIZES if on_gpu else SIZES[:1]:
         chain = make(m, width, device)
@@ -178,7 +185,7 @@ def test_each_reads_what_the_one_before_it_wrote(make, m: int, assumed: bool, de
 @pytest.mark.parametrize("make", CHAINS[:3], ids=lambda make: make.__name__)
 def test_a_chain_in_a_graph(make, assumed: bool, device) -> None:
     """The edges between kernels of a graph are programmatic too."""
-    if not gemmill.supports("cutlass_scaled_mm", group_size=128 if make is in_groups else 0):
+    if not offered(make):
         pytest.skip("the build lacks the variants")
     chain = make(16, 1024, device)
     inputs = [random(device, *chain.x.shape).mul(factor).to(torch.bfloat16) for factor in (1.0, -0.37)]

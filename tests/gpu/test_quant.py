@@ -1,13 +1,20 @@
 """Every quantisation kernel of the loaded build against the reference on the same device, bit for bit."""
 
+import random
+from typing import Any
+
 import pytest
 import torch
 
 import gemmill
 from gemmill.families import quant
+from gemmill.runtime.operands import of_arguments
+from gemmill.runtime.quant_call import config_of, quant_call
 from gemmill.runtime.quant_cpu import by_reference
-from gemmill.runtime.schemas import BY_NAME
+from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
 from gemmill.tune.quant_cases import QuantCase, cases_of, check_case, ops_served
+from gemmill.vocab import Arch
+from quant_problems import Breakage, empty_call, some_call
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -28,6 +35,98 @@ def test_codes_and_scales(quant_entry) -> None:
             if (text := check_case(quant_entry.config, op, case, "cuda"))
         }
     assert not wrong
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A copy elsewhere with all the memory around a tensor, whatever its strides."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    memory = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage()).to(device, copy=True).untyped_storage()
+    there = torch.empty(0, dtype=value.dtype, device=device)
+    return there.set_(memory, value.storage_offset(), value.shape, value.stride())
+
+
+def memory_of(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())
+
+
+def assert_as_the_reference(op: str, arguments: list[Any], device: torch.device) -> None:
+    """The same bytes in the memory of every argument, and in what lies between and behind its elements."""
+    config = config_of(quant_call(BY_NAME[op], of_arguments(BY_NAME[op], arguments)), Arch.SM90A)
+    if device.type == "cuda" and config not in {entry.config for entry in gemmill.variants(op=op)}:
+        return
+    got, wanted = ([moved(value, device) for value in arguments] for _ in range(2))
+    getattr(torch.ops.gemmill, op).default(*got)
+    by_reference(BY_NAME[op], wanted)
+    for found, expected in zip(got, wanted, strict=True):
+        if isinstance(found, torch.Tensor):
+            assert torch.equal(memory_of(found), memory_of(expected)), (op, arguments)
+
+
+@pytest.mark.parametrize("op", [op.name for op in QUANT_OPS])
+def test_calls_with_odd_strides_and_without_elements(op: str, device: torch.device) -> None:
+    rng = random.Random(op)
+    for round_ in range(60):
+        leading = rng.choice([(2, 0), (3, 0, 2), (0, 3)])
+        arguments = empty_call(op, leading, rng) if round_ % 6 == 0 else some_call(op, rng, Breakage.NONE)
+        gated = "and_mul" in op  # of zeros, for which the device's exp and tanh cannot matter
+        for value in arguments:
+            if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16) and not gated:
+                value.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(round_)))
+        assert_as_the_reference(op, arguments, device)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 64])
+@pytest.mark.parametrize("more", [0, 1, 3, 9])
+def test_padding_of_packed_scales_and_of_their_codes(rows: int, more: int, device: torch.device) -> None:
+    x = torch.randn((rows, 1280), generator=torch.Generator().manual_seed(rows)).bfloat16()
+    codes = torch.full((rows + more, 1296), 0xFF, dtype=torch.uint8).view(torch.float8_e4m3fn)[:, :1280]
+    memory = torch.full((256,), -1, dtype=torch.int32)
+    step = -(-rows // 4) * 4
+    for stride in (1, 0, 7) if rows == 1 else (1,):
+        scales = memory.as_strided((rows, 3), (stride, step))
+        call = [x, codes, scales, 128, 1e-10, -448.0, 448.0]
+        assert_as_the_reference("per_token_group_fp8_quant_packed", call, device)
+
+
+@pytest.mark.parametrize("codes", [torch.float8_e4m3fn, torch.int8], ids=["e4m3", "s8"])
+def test_scales_of_rows_without_elements_and_bounds_of_nan(codes: torch.dtype, device: torch.device) -> None:
+    empty, out, scales = torch.empty(5, 0).bfloat16(), torch.empty(5, 0).to(codes), torch.full((5, 1), -1.0)
+    azp = torch.full((5, 1), -1, dtype=torch.int32)
+    x, wide = torch.randn(5, 256).bfloat16(), torch.zeros(5, 256).to(codes)
+    nan = torch.tensor([float("nan")])
+    norm = "rms_norm_dynamic_per_token_quant"
+    assert_as_the_reference("silu_and_mul_per_token_quant", [out, empty, scales, None], device)
+    assert_as_the_reference(norm, [out, empty, empty[0], scales, 1e-6, None, None], device)
+    assert_as_the_reference(norm, [out, empty, empty[0], scales, 1e-6, None, empty.clone()], device)
+    if codes is torch.int8:
+        assert_as_the_reference("dynamic_scaled_int8_quant", [out, empty, scales, None], device)
+        assert_as_the_reference("dynamic_scaled_int8_quant", [out, empty, scales, azp], device)
+        return
+    assert_as_the_reference("dynamic_per_token_scaled_fp8_quant", [out, empty, scales, None], device)
+    assert_as_the_reference("dynamic_per_token_scaled_fp8_quant", [wide, x, scales, nan], device)
+    assert_as_the_reference(norm, [wide, x, x[0].clone(), scales, 1e-6, nan, None], device)
+    zeros = torch.zeros(5, 512).bfloat16()
+    groups = torch.full((5, 2), -1.0)
+    assert_as_the_reference("silu_and_mul_per_block_quant", [wide, zeros, groups, 128, nan, False], device)
+
+
+@pytest.mark.needs_cuda
+def test_several_scales_of_a_tensor_and_vllms_int8_codes() -> None:
+    import gemmill.compat.vllm
+
+    x = torch.randn(7, 256, device="cuda").bfloat16()
+    if gemmill.supports("dynamic_scaled_fp8_quant", dtype="bf16"):
+        scales, codes = torch.full((7, 1), -1.0, device="cuda"), torch.empty_like(x, dtype=torch.float8_e4m3fn)
+        torch.ops._C.dynamic_scaled_fp8_quant(codes, x, scales)
+        wanted_codes, wanted_scale = gemmill.dynamic_scaled_fp8_quant(x)
+        assert torch.equal(codes.view(torch.uint8), wanted_codes.view(torch.uint8)) and scales[0] == wanted_scale
+        assert bool((scales[1:] == -1.0).all())
+    if gemmill.supports("per_token_group_quant_int8_truncated", dtype="bf16", group_size=64):
+        codes, scales = torch.empty_like(x, dtype=torch.int8), torch.empty((7, 4), device="cuda")
+        torch.ops._C.per_token_group_quant_int8(x, codes, scales, 64, 1e-10, -128.0, 127.0)
+        wanted = x.float().view(7, 4, 64) * torch.reciprocal(scales)[..., None]
+        assert torch.equal(codes.view(7, 4, 64), wanted.clamp(-128, 127).trunc().to(torch.int8))
 
 
 @pytest.mark.needs_cuda

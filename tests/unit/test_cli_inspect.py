@@ -60,7 +60,7 @@ def test_list_reads_the_build_that_is_named(gemmill, put_build, home, configs, m
     assert len(json.loads(gemmill("list", "--json").out)) == 1
     outcome = gemmill("list", "--build", "cafe")
     assert outcome.code == 3 and outcome.err.startswith(
-        "gemmill: no build 'cafe': it is neither a folder with a manifest.json"
+        "gemmill: no build 'cafe': it is not the id of one of the builds here"
     )
 
 

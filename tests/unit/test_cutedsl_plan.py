@@ -1,5 +1,6 @@
 """The compile-time facts of a DSL kernel, and the sentences with which it refuses a config."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,9 +8,11 @@ import pytest
 from gemmill.families.scaled_mm.config import KernelConfig, Problem, Schedule
 from gemmill.families.scaled_mm.dsl.limits import SHARED_BYTES
 from gemmill.families.scaled_mm.dsl.plan import Plan
+from gemmill.families.scaled_mm.rules.memory import stage_bytes
 from gemmill.vocab import (
     Accumulation,
     Arch,
+    Backend,
     DType,
     EpilogueKind,
     KernelSchedule,
@@ -168,3 +171,18 @@ def test_a_slice_of_k_has_no_end_of_its_own() -> None:
     plan = Plan(config(group_size=128, tile_scheduler=TileScheduler.SPLIT_K, **schedule))
     assert plan.factors_ahead
     assert not plan.meets_end
+
+
+@pytest.mark.parametrize("group_size", [0, 64, 128])
+@pytest.mark.parametrize("tile", [(128, 128, 128), (64, 32, 256)])
+def test_a_stage_takes_what_the_rules_count(tile: tuple[int, int, int], group_size: int) -> None:
+    """Beside its two barriers: so a variant that the rules accept has the stages that it is said to have."""
+    basic = {"kernel_schedule": KernelSchedule.BASIC} if tile[0] == 64 else {}
+    two, three = (config(group_size, tile_shape_mnk=tile, stages=stages, **basic) for stages in (2, 3))
+    two, three = (replace(c, backend=Backend.CUTEDSL) for c in (two, three))
+    assert Plan(three).shared_bytes - Plan(two).shared_bytes == stage_bytes(two) + 16
+
+
+@pytest.mark.parametrize(("cluster", "sharers"), [((1, 1, 1), 1), ((2, 1, 1), 2), ((1, 4, 1), 4), ((2, 2, 1), 3)])
+def test_a_cta_is_counted_once_among_those_that_share(cluster: tuple[int, int, int], sharers: int) -> None:
+    assert Plan(config(cluster_shape_mnk=cluster)).sharers == sharers

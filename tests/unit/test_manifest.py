@@ -139,7 +139,8 @@ def test_a_changed_value_is_noticed(written) -> None:
     assert refusal(data, path) == changed + AGAIN
     path.write_text(json.dumps(signed(data)))
     assert read_manifest(path).entries[0].registers == 169
-    for digest in (None, 5, "", [data]):
+    good = own_digest(data)
+    for digest in (None, 5, "", [data], good[:12], good[:-1] + ("0" if good[-1] != "0" else "1")):
         assert refusal(data | {"digest": digest}, path) == changed + AGAIN
     del data["digest"]
     assert refusal(data, path) == changed + AGAIN
@@ -336,6 +337,13 @@ def test_another_extension_is_refused(extension, tmp_path, content: bytes) -> No
         + "; it was changed or cut short, run `gemmill build`",
         str(caught.value),
     )
+
+
+def test_all_digits_of_an_extension_count(extension, tmp_path) -> None:
+    found = extension.extension_sha256
+    for other in (found[:12], found[:-1], found[:-1] + ("0" if found[-1] != "0" else "1"), ""):
+        with pytest.raises(ManifestError, match="is not the one in its manifest"):
+            check_extension(dataclasses.replace(extension, extension_sha256=other), tmp_path)
 
 
 def test_a_missing_extension(extension, tmp_path) -> None:

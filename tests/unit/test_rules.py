@@ -283,6 +283,11 @@ EXAMPLES += [
         "16 rows of a tile do not divide into slices of 8 for 4 CTAs",
     ),
     (
+        "dsl_multicast",
+        DSL | {"tile_shape_mnk": (128, 96, 128), "cluster_shape_mnk": (1, 3, 1)},
+        "128 rows of a tile do not divide into slices of 8 for 3 CTAs",
+    ),
+    (
         "dsl_groups",
         DSL | GROUPED | {"kernel_schedule": KernelSchedule.PINGPONG, "tile_shape_mnk": (128, 64, 128)},
         "the cutedsl backend has no pingpong kernel with scales in groups: cooperative is one",

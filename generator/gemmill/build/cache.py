@@ -23,6 +23,7 @@ from gemmill.build.files import FileMemo, beside, digest, file_digest, sync_file
 from gemmill.build.headers import HeaderSet, is_current
 from gemmill.build.inspect import KernelFacts
 from gemmill.build.sources import Source
+from gemmill.ownership import is_trusted
 
 FORMAT = 2
 _SEARCH_STEPS = 20_000
@@ -172,7 +173,8 @@ class ObjectCache:
     def _intact(self, entry: Entry) -> bool:
         try:
             path = self.object_path(entry)
-            return path.stat().st_size == entry.object_bytes and self._memo.get(path) == entry.object_sha256
+            whole = path.stat().st_size == entry.object_bytes and self._memo.get(path) == entry.object_sha256
+            return whole and is_trusted(path.parent, path.with_name("entry.json"), path)
         except OSError:
             return False
 
@@ -194,10 +196,9 @@ def read_entry(folder: Path) -> Entry | None:
         if data["format"] != FORMAT:
             return None
         entry = Entry(**data | {"facts": {name: KernelFacts(**facts) for name, facts in data["facts"].items()}})
-        whole = entry.key == folder.name == digest(list(entry.members), entry.headers)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return entry if whole else None
+    return entry if entry.key == folder.name else None
 
 
 def read_headers(cache: Path, header_digest: str) -> HeaderSet | None:

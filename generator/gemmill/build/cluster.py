@@ -8,33 +8,30 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from gemmill import settings
 from gemmill.build.errors import BuildError
+from gemmill.build.scheduler import Scheduler, SchedulerError
+from gemmill.ownership import own_files
 
-CONNECT_SECONDS = 30
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_on_cluster(
-    address: str, folder: Path, requests: Mapping[str, str], ended: Callable[[], None]
+    scheduler: Scheduler, folder: Path, requests: Mapping[str, str], ended: Callable[[], None]
 ) -> dict[str, str]:
     """Run each request file (with the module that takes it) on some worker; `ended` is called as each ends.
 
     Returns, by request, what was printed for those that ended badly. Raises BuildError where there is no cluster.
     """
     try:
-        from distributed import Client, as_completed
-    except ImportError:
-        raise BuildError("--scheduler needs Dask's package distributed: `pip install 'gemmill[tune]'`") from None
-    try:
-        client: Any = Client(address, timeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]
-    except (OSError, TimeoutError, ValueError) as error:
-        raise BuildError(
-            f"no Dask scheduler answers at {address!r} ({type(error).__name__}): start one with `dask scheduler`, and workers with "
-            "`dask worker ADDRESS --nthreads 1`, each with memory for a compiler"
-        ) from None
+        client = scheduler.connect(
+            "start one with `dask scheduler`, and workers with `dask worker ADDRESS --nthreads 1`, each with memory for a compiler"
+        )
+    except SchedulerError as error:
+        raise BuildError(str(error)) from None
+    from distributed import as_completed
+
     with client:
         futures = {
             client.submit(compile_here, str(folder), module, request, pure=False): request
@@ -59,12 +56,13 @@ def compile_here(folder: str, module: str, request: str) -> str:
     """Compile one unit on this worker; returns what was printed where that failed."""
     if not (Path(folder) / request).is_file():
         return f"{folder} is not to be seen on a worker: the home (GEMMILL_HOME) must lie on a file system that workers share"
-    done = subprocess.run(
-        [sys.executable, "-m", module, request],
-        cwd=folder,
-        env=settings.child_environment(python_path=_SOURCE_ROOT),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with own_files():
+        done = subprocess.run(
+            [sys.executable, "-m", module, request],
+            cwd=folder,
+            env=settings.child_environment(python_path=_SOURCE_ROOT),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     return (done.stderr or done.stdout or f"exit code {done.returncode}").strip() if done.returncode else ""

@@ -17,6 +17,7 @@ from gemmill.build.planning import Work, Workshop, open_workshop, survey
 from gemmill.build.sources import EXPORTS, Source, SourceKind, text_source
 from gemmill.emit.render import TemplateError, render
 from gemmill.manifest import Manifest, RejectedEntry
+from gemmill.ownership import own_files
 from gemmill.registry import REGISTRY
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection
@@ -32,7 +33,7 @@ def build(selection: Selection, options: BuildOptions, observer: BuildObserver |
     observer = observer or SilentObserver()
     started = time.monotonic()
     home = options.home_dir
-    with reported(home, "building"):
+    with reported(home, "building"), own_files():
         workshop = open_workshop(selection.arch, options)
         work = survey(selection, workshop)
         home.mkdir(parents=True, exist_ok=True)

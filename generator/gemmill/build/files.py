@@ -8,6 +8,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from gemmill.ownership import is_trusted
+
 _RACY_SECONDS = 2.0
 
 
@@ -91,8 +93,10 @@ class FileMemo:
 
 
 def _read_memo(path: Path) -> dict[str, list[Any]]:
-    """What a memo wrote, nothing where it is damaged: everything in it can be computed again."""
+    """What a memo wrote, nothing where it is damaged or may be of others: everything in it can be computed again."""
     try:
+        if not is_trusted(path):
+            return {}
         data = json.loads(path.read_text(encoding="utf-8"))
         known: dict[str, list[Any]] = data["known"]
         return known if data["digest"] == digest(known) else {}

@@ -17,6 +17,7 @@ from gemmill.build.dsl_unit import DslRequest
 from gemmill.build.errors import BuildError
 from gemmill.build.failures import Failure
 from gemmill.build.files import write_whole
+from gemmill.build.scheduler import Scheduler
 from gemmill.build.sources import Flags, SourceKind, expand
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.build.units import Unit
@@ -43,8 +44,8 @@ class CompileContext:
     """Processes at a time where all are the CuTe DSL's, which need less memory."""
     mixed_jobs: int
     """Processes at a time where some are: at most `jobs` of them compilers."""
-    scheduler: str | None = None
-    """Address of the Dask cluster that compiles; None for this machine."""
+    scheduler: Scheduler | None = None
+    """Of the Dask cluster that compiles; None for this machine."""
 
 
 def run_graph(
@@ -151,7 +152,7 @@ def dsl_request(unit: Unit, folder: Path, outcome: Path, context: CompileContext
 
 
 def _run_cluster(
-    scheduler: str,
+    scheduler: Scheduler,
     folder: Path,
     modules: Mapping[str, str],
     outcomes: Mapping[Path, Unit],

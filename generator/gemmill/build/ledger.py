@@ -32,7 +32,7 @@ class Ledger:
         """The first error line of a source that failed before, or None."""
         try:
             error = json.loads(self._path(source.key).read_text(encoding="utf-8"))["error"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         return error if isinstance(error, str) else None
 

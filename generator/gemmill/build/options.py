@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gemmill import settings
 from gemmill.build.errors import BuildError
+from gemmill.build.scheduler import Scheduler
 from gemmill.build.sources import Source
 from gemmill.build.units import Unit
 from gemmill.family import Config
@@ -28,8 +29,8 @@ class BuildOptions:
     """The folder of builds/ and cache/; None for `settings.home()`."""
     jobs: int | None = None
     """Compiler processes at a time; None lets GEMMILL_JOBS, else cores and memory decide."""
-    scheduler: str | None = None
-    """Address of a Dask cluster that compiles; None for this machine."""
+    scheduler: Scheduler | None = None
+    """Of a Dask cluster that compiles; None for this machine."""
     max_size: int | None = None
     """Bytes; an extension that is larger is not published."""
     keep_going: bool = True

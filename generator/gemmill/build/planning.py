@@ -27,6 +27,7 @@ from gemmill.build.units import Unit, partition
 from gemmill.emit.render import TemplateError
 from gemmill.family import Config
 from gemmill.manifest import RejectedEntry
+from gemmill.ownership import distrust
 from gemmill.space.selections import Selection
 from gemmill.vocab import Arch
 
@@ -96,6 +97,7 @@ class Work:
 def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
     """Toolchain, cache and ledger of a build. Raises BuildError; writes nothing."""
     home, kernels = options.home_dir, options.kernels_folder
+    _check_writers(home)
     memo_path = home / "memo" / "files.json"
     memo = FileMemo(memo_path)
     toolchain = find_toolchain(options.cuda_home, memo=memo)
@@ -117,6 +119,13 @@ def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
         ledger=ledger,
         launcher=find_launcher(),
     )
+
+
+def _check_writers(home: Path) -> None:
+    with reported(home, "looking into the home"):
+        for folder in (home, *(home / name for name in ("builds", "cache", "memo", "work")), *home.glob("cache/*")):
+            if folder.exists() and (reason := distrust(folder, folder.stat())):
+                raise BuildError(reason)
 
 
 def _dsl_or_reason(toolchain: ToolchainPaths, memo: FileMemo) -> tuple[DslPackage | None, str]:

@@ -36,6 +36,7 @@ def build(
             "--scheduler", metavar="ADDRESS", help="Compile on this Dask cluster; --home must be shared with it."
         ),
     ] = None,
+    trust_network: o.TrustNetworkOption = False,
     home: o.HomeOption = None,
 ) -> None:
     """Compile a selection into an extension.
@@ -56,7 +57,13 @@ def build(
     from gemmill.build import plan as plan_build
 
     selection = variants.selection_of(select, arch, filters)
-    options = o.build_options(jobs=jobs, max_size=max_size, home=home, retry_failed=retry_failed, scheduler=scheduler)
+    options = o.build_options(
+        jobs=jobs,
+        max_size=max_size,
+        home=home,
+        retry_failed=retry_failed,
+        scheduler=o.scheduler_of(scheduler, trust_network=trust_network),
+    )
     if dry_run:
         print_plan(selection, plan_build(selection, options), as_json=False)
         return

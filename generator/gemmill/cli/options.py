@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemmill.cli.exits import UsageError
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
     from gemmill.build import BuildOptions
+    from gemmill.build.scheduler import Scheduler
 
 
 def parse_arch(text: str) -> Arch:
@@ -105,13 +107,29 @@ MarginOption = Annotated[
 ]
 
 
+TrustNetworkOption = Annotated[
+    bool,
+    typer.Option("--trust-network", help="Take a --scheduler without TLS: all who reach it may run code here."),
+]
+
+
+def scheduler_of(address: str | None, *, trust_network: bool) -> "Scheduler | None":
+    """The cluster that was named. Raises UsageError for one that anybody could use."""
+    from gemmill.build.scheduler import Scheduler, SchedulerError
+
+    try:
+        return None if address is None else Scheduler(address=address, trusts_network=trust_network)
+    except SchedulerError as error:
+        raise UsageError(str(error)) from None
+
+
 def build_options(
     *,
     jobs: int | None,
     max_size: int | None,
     home: Path | None,
     retry_failed: bool = False,
-    scheduler: str | None = None,
+    scheduler: "Scheduler | None" = None,
 ) -> "BuildOptions":
     """What the user set; the rest is the build's own default."""
     from gemmill.build import BuildOptions

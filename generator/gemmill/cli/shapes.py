@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemmill.cli.exits import UsageError
+from gemmill.cli.output import count
 
 if TYPE_CHECKING:
     from gemmill.tune.problems import Problem
@@ -55,7 +56,7 @@ def problems_of(
     """The problems that were asked for, those that share weights beside each other. Raises UsageError."""
     from gemmill.tune.models import layers_of, named_models, read_model
     from gemmill.tune.problems import M_BUCKETS, Op, grid
-    from gemmill.tune.shapes import read_shapes
+    from gemmill.tune.shapes import read_misses, read_shapes
 
     try:
         wanted = tuple(Op) if ops == "all" else tuple(dict.fromkeys(Op(name.strip()) for name in ops.split(",")))
@@ -68,7 +69,8 @@ def problems_of(
             f"({', '.join(named_models())}, or a config.json)"
         )
     try:
-        found = [problem for path in (shapes, misses) if path for problem in read_shapes(path, wanted, m_values)]
+        found = read_shapes(shapes, wanted, m_values) if shapes else []
+        missed, unusable = read_misses(misses, wanted, m_values) if misses else ([], [])
         weights = [
             (layer.n, layer.k)
             for name in models or ()
@@ -77,7 +79,9 @@ def problems_of(
         ]
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return sorted({*found, *grid(wanted, weights, m_values)})
+    if unusable:
+        typer.echo(f"gemmill: {count(len(unusable), 'line')} left out, the first: {unusable[0]}", err=True)
+    return sorted({*found, *missed, *grid(wanted, weights, m_values)})
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:

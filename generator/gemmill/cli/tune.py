@@ -16,6 +16,7 @@ from gemmill.cli.shapes import ModelOption, MOption, OpOption, ShapesOption, Ten
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
+    from gemmill.build.scheduler import Scheduler
     from gemmill.space.selections import Selection
     from gemmill.tune.heuristics import Shape, Tile
     from gemmill.tune.problems import Problem
@@ -69,6 +70,7 @@ def tune(
         str | None,
         typer.Option("--scheduler", metavar="ADDRESS", help="Measure on this Dask cluster's workers with GPU=1."),
     ] = None,
+    trust_network: o.TrustNetworkOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="No GPU: the reference runs, and times are invented.")
     ] = False,
@@ -125,7 +127,7 @@ def tune(
         vllm_library=str(vllm_library) if vllm_library is not None else None,
     )
     compiled = variants.selection_of(selection, Arch.SM90A, filters) if selection is not None and not dry_run else None
-    result = _run(request, compiled, scheduler)
+    result = _run(request, compiled, o.scheduler_of(scheduler, trust_network=trust_network))
     if report is not None:
         from gemmill.tune.report import write_report
 
@@ -137,7 +139,7 @@ def tune(
         raise typer.Exit(ExitCode.CHECK_FAILED)
 
 
-def _run(request: "TuneRequest", selection: "Selection | None", scheduler: str | None) -> "TuneResult":
+def _run(request: "TuneRequest", selection: "Selection | None", scheduler: "Scheduler | None") -> "TuneResult":
     from gemmill.tune.program import tune as run
 
     with sweep_progress() as observer:
@@ -148,7 +150,7 @@ def _run(request: "TuneRequest", selection: "Selection | None", scheduler: str |
         return tune_selection(request, selection, lambda spec: _executor(spec, scheduler), observer=observer)
 
 
-def _executor(spec: "WorkerSpec", scheduler: str | None) -> "Opened":
+def _executor(spec: "WorkerSpec", scheduler: "Scheduler | None") -> "Opened":
     """A cluster where one is named or there are several GPUs; for one GPU its measuring process is all that is needed."""
     from gemmill.tune.device import gpu_count
     from gemmill.tune.executors import LocalExecutor

@@ -22,7 +22,7 @@ class Limits:
 
 
 CPU_LIMITS = Limits(elements=1 << 13, products=1 << 18, large=1 << 13)
-GPU_LIMITS = Limits(elements=1 << 17, products=1 << 27, large=1 << 24)
+GPU_LIMITS = Limits(elements=1 << 19, products=1 << 28, large=1 << 24)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,8 +87,7 @@ class Child:
         found: list[Found] = []
         with self._noting(index, found):
             self._make(index, None)
-        if self._spec.gpu:
-            torch.cuda.synchronize()
+        self._see_whether_alive()
         return {"tally": self._tally, "found": found, "call": str(call), "broken": breakage is not None}
 
     def _draw(self, index: int) -> tuple[LegalCall, Draw | None]:
@@ -130,8 +129,7 @@ class Child:
         try:
             sabotaged(lambda: _op(call.op)(*arguments.values()))
         except Exception as error:
-            if _is_dead(error):
-                raise
+            self._see_whether_alive()
             if self._lacks(call, str(error)):
                 raise _LeftOut from None
             raise _Found(Kind.REFUSED, f"a legal call raised {type(error).__name__}: {first_line(error)}") from None
@@ -143,13 +141,17 @@ class Child:
         try:
             sabotaged(lambda: _op(op)(*broken.arguments.values()))
         except Exception as error:
-            if _is_dead(error):
-                raise
             if broken.sentence is None or broken.sentence in str(error):
                 return
+            self._see_whether_alive()
             found, wanted = f"{type(error).__name__}: {first_line(error)!r}", repr(broken.sentence)
             raise _Found(Kind.SENTENCE, f"{broken.what}; the error is {found}, the checks' {wanted}") from None
         raise _Found(Kind.ACCEPTED, f"{broken.what}, and the call raised nothing; the checks say {broken.sentence!r}")
+
+    def _see_whether_alive(self) -> None:
+        """Raise the CUDA context's own error if it is dead: an op that cannot launch anything then is not at fault."""
+        if self._spec.gpu:
+            torch.cuda.synchronize()
 
     def _lacks(self, call: LegalCall, text: str) -> bool:
         """Whether a refusal says that the build has no variant, and the build has none."""

@@ -5,13 +5,14 @@ import torch
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.fuzz.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.fuzz.draw import Draw
-from gemmill.fuzz.layouts import PADS, SHIFTS, free_stride, matrix, one_value, vector
+from gemmill.fuzz.layouts import PADS, TIDY, free_stride, matrix, one_value, shift_of, vector
 from gemmill.fuzz.memory import Slot
 from gemmill.runtime.schemas import SCALED_MM_AZP, OpSchema
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups
 
-LARGE, THIN = 0.01, 0.04
-"""How often M, N and K are large, and how often K is a few groups and the others are large: where memory faults were."""
+LARGE, THIN, ALIGNED = 0.01, 0.05, 0.55
+"""How often M, N and K are large; how often K is a few groups and the others are large, where memory faults were; and how
+often N and K are multiples of 16, without which only the fallback takes a call."""
 MOST_JUDGED_K = 512
 """Beyond, operands are small integers, whose sums are exact: a bound would follow a long K step by step."""
 
@@ -22,15 +23,16 @@ def gemm_call(op: OpSchema, draw: Draw, limits: Limits) -> LegalCall:
     dtype, out_dtype = (_torch(t) for t in (operand, draw.one_of(RESULTS_OF[operand])))
     groups = draw.one_of(SCALE_GROUPS) if dtype.itemsize == 1 and op is not SCALED_MM_AZP and draw.chance(0.4) else None
     m, n, k = _sizes(draw, limits)
+    tidy = draw.chance(TIDY)
     exact = k > MOST_JUDGED_K or draw.chance(0.6)
     data = "integers" if exact else "codes" if operand is DType.S8 else draw.one_of(("normal", "wide"))
     scales = "powers" if exact else "scales"
     slots = {
-        "out": matrix(draw, out_dtype, m, n, None, written=True),
-        "a": matrix(draw, dtype, m, k, data),
-        "b": matrix(draw, dtype, k, n, data, transposed=True),
-        "a_scales": _group_scales(draw, groups.a_shape(m, k), scales) if groups else _scales(draw, m, scales, 0),
-        "b_scales": _group_scales(draw, groups.b_shape(n, k), scales) if groups else _scales(draw, n, scales, 1),
+        "out": matrix(draw, out_dtype, m, n, None, written=True, tidy=tidy),
+        "a": matrix(draw, dtype, m, k, data, tidy=tidy),
+        "b": matrix(draw, dtype, k, n, data, transposed=True, tidy=tidy),
+        "a_scales": _group_scales(draw, groups.a_shape(m, k), scales, tidy) if groups else _scales(draw, m, scales, 0),
+        "b_scales": _group_scales(draw, groups.b_shape(n, k), scales, tidy) if groups else _scales(draw, n, scales, 1),
     }
     if op is SCALED_MM_AZP:
         slots["azp_adj"] = vector(draw, torch.int32, n, "sums", ((n,), (1, n)))
@@ -54,15 +56,21 @@ def _sizes(draw: Draw, limits: Limits) -> tuple[int, int, int]:
         n = draw.size(min(24576, limits.large // max(k, 1)))
         return draw.size(min(1024, limits.large // max(n, k, 1))), n, k
     if limits.large > limits.elements and draw.chance(LARGE):
-        return draw.size(4096), draw.size(4096), draw.size(4096)
-    order = draw.shuffled((0, 1, 2))
-    sizes, most, products = [0, 0, 0], limits.elements, limits.products
-    for i in order:
-        sizes[i] = draw.size(max(1, min(most, products)))
-        most = min(most, limits.elements // max(sizes[i], 1))
-        products //= max(sizes[i], 1)
+        return draw.size(4096), 16 * draw.log_uniform(256), 16 * draw.log_uniform(256)
+    if draw.chance(ALIGNED):
+        sizes = [draw.size(1024), 16 * draw.log_uniform(256), 16 * draw.log_uniform(256)]
+    else:
+        sizes = [draw.size(2048) for _ in range(3)]
+    while not _fits(sizes, limits):
+        largest = sizes.index(max(sizes))
+        sizes[largest] = sizes[largest] // 32 * 16 if sizes[largest] % 16 == 0 else sizes[largest] // 2
     m, n, k = sizes
     return m, n, k
+
+
+def _fits(sizes: list[int], limits: Limits) -> bool:
+    m, n, k = sizes
+    return max(m * n, m * k, n * k) <= limits.elements and m * n * k <= limits.products
 
 
 def _scales(draw: Draw, count: int, values: str, dim: int) -> Slot:
@@ -71,10 +79,10 @@ def _scales(draw: Draw, count: int, values: str, dim: int) -> Slot:
     return vector(draw, torch.float32, count, values, ((count,), (count, 1) if dim == 0 else (1, count)))
 
 
-def _group_scales(draw: Draw, shape: tuple[int, int], values: str) -> Slot:
+def _group_scales(draw: Draw, shape: tuple[int, int], values: str, tidy: bool) -> Slot:
     rows, columns = shape
     along, across = (rows, columns) if (m_major := draw.chance(0.6)) else (columns, rows)
-    step = along + (draw.one_of(PADS) if draw.chance(0.5) else -along % 4)
+    step = along + (-along % 4 if tidy or draw.chance(0.5) else draw.one_of(PADS))
     inner, outer = free_stride(draw, along, 1), free_stride(draw, across, step)
     by_row, by_column = (inner, outer) if m_major else (outer, inner)
     return Slot(
@@ -86,7 +94,7 @@ def _group_scales(draw: Draw, shape: tuple[int, int], values: str) -> Slot:
         row_stride=by_row,
         column_stride=by_column,
         values=values,
-        shift=draw.one_of(SHIFTS),
+        shift=shift_of(draw, tidy),
     )
 
 

@@ -10,6 +10,14 @@ from gemmill.fuzz.memory import Slot
 PADS = (0, 0, 0, 1, 3, 16, 17, 64, 128)
 MEANINGLESS = (0, 1, 2, 3, 5, 16, 4096, 1 << 33)
 SHIFTS = (0, 0, 0, 0, 1, 2, 3, 4, 8, 16)
+TIDY = 0.6
+"""Of calls: all rows and addresses are at multiples of 16 elements, as the fast kernels want all of them to be."""
+TIDY_PADS, TIDY_SHIFTS = (0, 0, 0, 16, 64, 128), (0, 0, 0, 16)
+
+
+def shift_of(draw: Draw, tidy: bool) -> int:
+    """Elements from an aligned address to a tensor's first."""
+    return draw.one_of(TIDY_SHIFTS if tidy else SHIFTS)
 
 
 def free_stride(draw: Draw, size: int, stride: int) -> int:
@@ -17,11 +25,11 @@ def free_stride(draw: Draw, size: int, stride: int) -> int:
     return draw.one_of(MEANINGLESS) if size == 1 and draw.chance(0.3) else stride
 
 
-def row_stride(draw: Draw, columns: int, *, written: bool) -> int:
+def row_stride(draw: Draw, columns: int, *, written: bool, tidy: bool) -> int:
     """Elements from row to row: rows may be apart and, where they are only read, over one another."""
     if not written and draw.chance(0.02):
         return draw.below(columns + 1)
-    return columns + draw.one_of(PADS)
+    return columns + draw.one_of(TIDY_PADS if tidy else PADS)
 
 
 def matrix(
@@ -33,10 +41,11 @@ def matrix(
     *,
     written: bool = False,
     transposed: bool = False,
+    tidy: bool = False,
 ) -> Slot:
     """[rows, columns] of rows that may be apart; if `transposed`, of columns."""
     lengths = (columns, rows) if transposed else (rows, columns)
-    outer = row_stride(draw, lengths[1], written=written)
+    outer = row_stride(draw, lengths[1], written=written, tidy=tidy)
     strides = (free_stride(draw, lengths[0], outer), free_stride(draw, lengths[1], 1))
     by_row, by_column = reversed(strides) if transposed else strides
     return Slot(
@@ -49,7 +58,7 @@ def matrix(
         column_stride=by_column,
         values=values,
         written=written,
-        shift=draw.one_of(SHIFTS),
+        shift=shift_of(draw, tidy),
         column_major=transposed,
     )
 

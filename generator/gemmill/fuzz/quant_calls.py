@@ -9,7 +9,7 @@ import torch
 from gemmill.families.quant.config import QuantFamily, ScaleFormat
 from gemmill.fuzz.call import EXACT, LegalCall, Limits
 from gemmill.fuzz.draw import Draw
-from gemmill.fuzz.layouts import MEANINGLESS, PADS, SHIFTS, free_stride, one_value, row_stride, vector
+from gemmill.fuzz.layouts import MEANINGLESS, PADS, SHIFTS, TIDY, free_stride, one_value, row_stride, shift_of, vector
 from gemmill.fuzz.memory import Slot
 from gemmill.runtime.quant_call import GROUP_AZP, OP_OF, OUT_NAMES, SCALE_NAMES, name_of
 from gemmill.runtime.schemas import Kind, OpSchema
@@ -35,6 +35,7 @@ class _Maker:
         self.leading = self._leading(draw.size(max(1, min(8192, most // max(self.hidden, 1)))))
         self.rows = math.prod(self.leading)
         self.data = self._data()
+        self.tidy = draw.chance(TIDY)
 
     def make(self) -> LegalCall:
         draw, arguments = self.draw, self.schema.arguments
@@ -99,7 +100,7 @@ class _Maker:
 
     def _matrix(self, dtype: torch.dtype, columns: int, values: str | None, *, written: bool = False) -> Slot:
         draw = self.draw
-        step = row_stride(draw, columns, written=written)
+        step = row_stride(draw, columns, written=written, tidy=self.tidy)
         outer = [free_stride(draw, size, stride) for size, stride in zip(self.leading, self._steps(step), strict=True)]
         return Slot(
             dtype=dtype,
@@ -111,7 +112,7 @@ class _Maker:
             column_stride=1,
             values=values,
             written=written,
-            shift=draw.one_of(SHIFTS),
+            shift=shift_of(draw, self.tidy),
         )
 
     def _each_row(self, dtype: torch.dtype, *, written: bool) -> Slot:

@@ -4,14 +4,16 @@ import dataclasses
 import enum
 import hashlib
 import json
+import os
 import re
 import types
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gemmill.manifest.errors import ManifestError
 from gemmill.manifest.schema import DIGEST, SCHEMA_VERSION, KernelEntry, Manifest, own_digest
+from gemmill.ownership import distrust
 from gemmill.registry import REGISTRY
 from gemmill.vocab import Arch
 
@@ -25,7 +27,10 @@ _FORMS = (
 def read_manifest(path: Path) -> Manifest:
     """Read and validate. Raises ManifestError; never returns a manifest that is partly right."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            _check_writers(path.parent, path.parent.stat())
+            _check_writers(path, os.fstat(file.fileno()))
+            data = json.loads(file.read())
     except FileNotFoundError:
         raise ManifestError(f"no manifest at {path}: run `gemmill build`, or name a build with GEMMILL_BUILD") from None
     except (OSError, ValueError, RecursionError) as error:  # ValueError: no text, no JSON, a number of too many digits
@@ -75,18 +80,42 @@ def _one_line(error: Exception) -> str:
 
 def check_extension(manifest: Manifest, folder: Path) -> Path:
     """The path of the manifest's extension, its SHA-256 checked. Raises ManifestError."""
+    open_extension(manifest, folder).close()
+    return folder / manifest.extension
+
+
+def open_extension(manifest: Manifest, folder: Path) -> BinaryIO:
+    """The manifest's extension as a file, its SHA-256 checked: what is loaded by its descriptor is what was checked.
+    Raises ManifestError."""
     path = folder / manifest.extension
     try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        file = path.open("rb")
     except OSError as error:
-        raise ManifestError(f"the extension {path} cannot be read ({error.strerror}): run `gemmill build`") from None
-    if found != manifest.extension_sha256:
-        raise ManifestError(
-            f"the extension {path} is not the one in its manifest: SHA-256 {found[:12]}, expected "
-            f"{manifest.extension_sha256[:12]}; it was changed or cut short, run `gemmill build`"
-        )
-    return path
+        raise _unreadable(path, error) from None
+    try:
+        _check_writers(path, os.fstat(file.fileno()))
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != manifest.extension_sha256:
+            raise ManifestError(
+                f"the extension {path} is not the one in its manifest: SHA-256 {found[:12]}, expected "
+                f"{manifest.extension_sha256[:12]}; it was changed or cut short, run `gemmill build`"
+            )
+    except OSError as error:
+        file.close()
+        raise _unreadable(path, error) from None
+    except ManifestError:
+        file.close()
+        raise
+    return file
+
+
+def _unreadable(path: Path, error: OSError) -> ManifestError:
+    return ManifestError(f"the extension {path} cannot be read ({error.strerror}): run `gemmill build`")
+
+
+def _check_writers(path: Path, status: os.stat_result) -> None:
+    if reason := distrust(path, status):
+        raise ManifestError(reason)
 
 
 def _convert(value: Any, kind: Any, where: str) -> Any:

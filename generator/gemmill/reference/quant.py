@@ -87,10 +87,20 @@ def pack_ue8m0(scales: torch.Tensor) -> torch.Tensor:
     return out.t()[:rows]
 
 
-def _asymmetric(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def least_step_of(hidden: int) -> torch.Tensor:
+    """The least scale, in f32, as a share of a row's largest absolute value, where a GEMM multiplies all `hidden` codes of it:
+    |x / scale| times 128 times hidden stays below 2^31 - 2^27, so that its sums without the zero point's share fit 32 bits."""
+    return torch.tensor(float(hidden)) * torch.tensor(1.0 / 15728640.0)
+
+
+def _asymmetric(
+    low: torch.Tensor, high: torch.Tensor, least_step: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Scale, its reciprocal and zero point such that `low` has code -128; a range of one value is coded symmetrically."""
     single = low == high
     scale = divide(high - low, 255.0)
+    if least_step is not None:
+        scale = torch.fmax(scale, torch.maximum(low.abs(), high.abs()) * least_step.to(low.device))
     reciprocal = torch.reciprocal(scale)
     azp = torch.nan_to_num(torch.round(-128.0 - low / scale), nan=0.0)
     amax = low.abs()
@@ -138,8 +148,8 @@ def tensor_quant(x: torch.Tensor, out_dtype: DType) -> tuple[torch.Tensor, torch
 def tensor_quant_with_azp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """s8 codes of x, its scale [1] and zero point s32 [1]: coded as token_quant_with_azp codes a row. An empty tensor has
     scale and zero point 0."""
-    codes, scale, azp = token_quant_with_azp(x.reshape(1, -1))
-    return codes.view(x.shape), scale[0], azp[0]
+    codes, scale, azp = token_quant_with_azp(x.reshape(1, -1), least_step_of(x.shape[-1]))
+    return codes.reshape(x.shape), scale[0], azp[0]
 
 
 def token_quant(
@@ -166,17 +176,19 @@ def token_quant(
     return encode(values / scale, out_dtype), scale
 
 
-def token_quant_with_azp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def token_quant_with_azp(
+    x: torch.Tensor, least_step: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """s8 codes of x [rows, hidden], scales [rows, 1] and zero points s32 [rows, 1].
 
-    scale = (high - low) / 255, azp = rint(-128 - low / scale), code = rint(x * (1 / scale)) + azp. Rows without elements have
-    scale and zero point 0.
+    scale = max((high - low) / 255, least_step max(|low|, |high|)), azp = rint(-128 - low / scale), code = rint(x * (1 / scale))
+    + azp. `least_step` is that of the rows' GEMM, None for none. Rows without elements have scale and zero point 0.
     """
     values = x.float()
     if values.shape[-1] == 0:
         scale = values.new_zeros((*x.shape[:-1], 1))
         return x.to(torch.int8), scale, scale.int()
-    scale, reciprocal, azp = _asymmetric(*_extent(values))
+    scale, reciprocal, azp = _asymmetric(*_extent(values), least_step)
     return encode_with_azp(values * reciprocal, azp), scale, azp
 
 
@@ -208,7 +220,7 @@ def group_quant(
     if scale_format is not ScaleFormat.F32:
         scale = round_up_to_power_of_two(scale)
     codes = encode_truncated(grouped * torch.reciprocal(scale)) if truncated else encode(grouped / scale, out_dtype)
-    return codes.view(rows, hidden), scale[..., 0]
+    return codes.reshape(rows, hidden), scale[..., 0]
 
 
 def group_quant_with_azp(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -216,7 +228,7 @@ def group_quant_with_azp(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor
     token_quant_with_azp codes a row."""
     rows, hidden = x.shape
     codes, scale, azp = token_quant_with_azp(x.reshape(-1, group_size))
-    return codes.view(rows, hidden), scale.view(rows, -1), azp.view(rows, -1)
+    return codes.reshape(rows, hidden), scale.reshape(rows, -1), azp.reshape(rows, -1)
 
 
 def rms_normed(
@@ -267,4 +279,4 @@ def rms_norm_quant(
         amax = torch.fmin(amax, scale_ub)
     scale = divide(amax, CODE_MAX[out_dtype]).clamp_min(SMALLEST_SCALE[out_dtype])
     scaled = grouped / scale if out_dtype is DType.E4M3 else grouped * torch.reciprocal(scale)
-    return encode(scaled, out_dtype).view(rows, hidden), scale[..., 0], added
+    return encode(scaled, out_dtype).reshape(rows, hidden), scale[..., 0], added

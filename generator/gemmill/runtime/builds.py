@@ -1,5 +1,6 @@
 """Finding builds on disk."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,24 +12,33 @@ _SHIPPED = Path(__file__).resolve().parent.parent / "_builds"
 
 
 def find_builds(home: Path | None = None) -> list[Path]:
-    """Folders with a manifest, newest first: below `home` (default: settings.home()), then those inside a wheel."""
-    return sorted(_folders(home or settings.home()), key=_made, reverse=True) + sorted(
-        _folders(_SHIPPED.parent, "_builds")
-    )
+    """Folders with a manifest, newest first: below `home` (default: settings.home()), then those inside a wheel.
+    Raises ManifestError where the home cannot be looked into."""
+    home = home or settings.home()
+    try:
+        own = sorted(_folders(home), key=_made, reverse=True)
+    except OSError as error:
+        raise ManifestError(
+            f"cannot look for builds in {home} ({error.strerror}): name another folder with GEMMILL_HOME"
+        ) from None
+    return own + sorted(_folders(_SHIPPED.parent, "_builds"))
 
 
 def resolve(named: str | Path) -> Path:
-    """The folder of a build given by id or path. Raises ManifestError if there is none."""
-    path = Path(named)
-    if (path / MANIFEST).is_file():
-        return path.resolve()
+    """The folder of a build given by its id, or by a path, which a text is that has a separator in it. Raises
+    ManifestError if there is none."""
+    if isinstance(named, Path) or os.sep in named:
+        if (Path(named) / MANIFEST).is_file():
+            return Path(named).resolve()
+        raise ManifestError(f"no build at {named}: it is no folder with a {MANIFEST}")
     known = find_builds()
     for folder in known:
-        if folder.name == str(named):
+        if folder.name == named:
             return folder
     listed = ", ".join(folder.name for folder in known) or "none"
     raise ManifestError(
-        f"no build {str(named)!r}: it is neither a folder with a {MANIFEST} nor one of the builds here ({listed})"
+        f"no build {named!r}: it is not the id of one of the builds here ({listed}); a folder is named by a path, "
+        f"as .{os.sep}{named}"
     )
 
 
@@ -58,4 +68,7 @@ def _folders(home: Path, below: str = "builds") -> Iterator[Path]:
 
 
 def _made(folder: Path) -> float:
-    return (folder / MANIFEST).stat().st_mtime
+    try:
+        return (folder / MANIFEST).stat().st_mtime
+    except FileNotFoundError:  # another process has just taken it away
+        return 0.0

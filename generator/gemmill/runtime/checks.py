@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from gemmill.families.scaled_mm.accepts import INT32_MAX
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.runtime import quant_checks
 from gemmill.runtime.operands import Call, Operand
 from gemmill.runtime.quant_call import quant_call
-from gemmill.runtime.scales import fits_vector, group_strides
+from gemmill.runtime.scales import fits_vector, group_strides, groups_of_call
 from gemmill.runtime.schemas import GEMM_OPS, SCALED_MM, SCALED_MM_AZP, OpSchema
 from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleGroups, scale_groups_of
 
-INT32_MAX = 2**31 - 1
 OUT_DTYPES = {operand.torch_name: tuple(out.torch_name for out in outs) for operand, outs in RESULTS_OF.items()}
 """Of results, by the operands'."""
 OPERAND_DTYPES = {SCALED_MM.name: tuple(OUT_DTYPES), SCALED_MM_AZP.name: ("int8",)}
@@ -51,7 +51,8 @@ def _problems(op: OpSchema, call: Call) -> Iterator[str]:
     yield from _float32("a_scales", a_scales)
     yield from _float32("b_scales", b_scales)
     groupable = op is SCALED_MM and a.element_bytes == 1
-    if groupable and not (fits_vector(a_scales, m, 0) and fits_vector(b_scales, n, 1)):
+    vectors = fits_vector(a_scales, m, 0) and fits_vector(b_scales, n, 1)
+    if groupable and (not vectors or groups_of_call(call) is not None):
         yield from _group_scales(a_scales, b_scales, m, n, k)
     else:
         yield from _scales("a_scales", a_scales, m, 0)
@@ -104,7 +105,7 @@ def _scales(name: str, scales: Operand, length: int, dim: int) -> Iterator[str]:
             f"{name} has shape {list(scales.shape)}: expected one value, or one for each of {letter} = {length} "
             f"({vector} or [{length}])"
         )
-    yield from _dense(name, scales, length)
+    yield from _dense(name, scales)
 
 
 def _float32(name: str, scales: Operand) -> Iterator[str]:
@@ -135,15 +136,14 @@ def _b_part(groups: ScaleGroups) -> str:
 def _vector(name: str, vector: Operand, length: int, letter: str, dtype: str) -> Iterator[str]:
     if vector.dtype != dtype:
         yield f"{name} is {vector.dtype}, expected {dtype}"
-    if vector.numel != length:
+    if vector.numel != length or (length and sum(size > 1 for size in vector.shape) > 1):
         yield f"{name} has shape {list(vector.shape)}, expected [{letter}] = [{length}]"
-    yield from _dense(name, vector, length)
+    yield from _dense(name, vector)
 
 
-def _dense(name: str, vector: Operand, length: int) -> Iterator[str]:
-    for size, stride in zip(vector.shape, vector.strides, strict=True):
-        if size == length and length > 1 and stride != 1:
-            yield f"{name} has strides {list(vector.strides)}: its values must be contiguous"
+def _dense(name: str, vector: Operand) -> Iterator[str]:
+    if not vector.is_vector:
+        yield f"{name} has strides {list(vector.strides)}: its values must be contiguous"
 
 
 def _places(call: Call, out: Operand) -> Iterator[str]:

@@ -4,11 +4,12 @@ import ctypes
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
 from gemmill import settings
-from gemmill.manifest import Manifest, ManifestError, check_extension, read_manifest
+from gemmill.manifest import Manifest, ManifestError, open_extension, read_manifest
 from gemmill.runtime import checks, operands
 from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.problem import ProblemCall, problem_of_call
@@ -65,13 +66,9 @@ class Build:
         self.manifest: Manifest = read_manifest(folder / MANIFEST)
         _check_torch(self.manifest)
         _check_arch(self.manifest, gpu_arch)
-        path = check_extension(self.manifest, folder)
-        try:
-            self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
-        except OSError as error:
-            raise ManifestError(
-                f"the extension {path} cannot be loaded ({error}): `gemmill doctor` says what it lacks"
-            ) from None
+        # Never closed: the loader knows a library by its name, and would take a later file of that number for this one.
+        self._file = open_extension(self.manifest, folder)
+        self._library = _load(self._file, folder / self.manifest.extension)
         self._declare()
         entries = self.manifest.entries
         here = machine(self.manifest.arch) if gpu_arch else Machine(arch=self.manifest.arch, device=None, driver=None)
@@ -211,6 +208,19 @@ class Build:
             f"alignments of a, b, out = {problem.align_a}, {problem.align_b}, {problem.align_d} bytes; "
             f"`gemmill build --arch {self.manifest.arch} --select default` builds one for every shape\n{reasons}"
         )
+
+
+def _load(file: BinaryIO, path: Path) -> ctypes.CDLL:
+    """The library in an open file: nobody can have put another in its place since it was checked. Raises ManifestError."""
+    name = f"/proc/self/fd/{file.fileno()}"
+    try:
+        return ctypes.CDLL(name, mode=ctypes.RTLD_LOCAL)
+    except OSError as error:
+        file.close()
+        text = str(error).replace(name, path.name)
+        raise ManifestError(
+            f"the extension {path} cannot be loaded ({text}): `gemmill doctor` says what it lacks"
+        ) from None
 
 
 def _variants(count: int) -> str:

@@ -26,7 +26,7 @@ BANDS = ((8, 6), (4, 3), (2, 2))
 def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call by a variant, on a device of `sm_count` multiprocessors."""
     splits = max(row.splits, 1)
-    tiles = tiles_of(row, call.m, call.n) * splits
+    tiles = ctas_of(row, call)
     k = call.k * (class_of(call.problem).operand.bits // 8)  # bytes, as tile_k
     steps = float(_ceil_div(_ceil_div(k, row.tile_k), splits))
     per_sm = min(row.ctas_of_sm, _ceil_div(tiles, sm_count))
@@ -48,6 +48,12 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     both = sqrt(sqrt(body * body * body * body + memory * memory * memory * memory))
     meeting = 52.7 + 402.4 * splits + 0.3515 * (row.tile_m * row.tile_n) if row.divides_k else 0.0
     return (both + waves * meeting) * (row.cost_permille / 1000.0)
+
+
+def ctas_of(row: Row, call: ProblemCall) -> int:
+    """CTAs that a call would take if each computed one tile."""
+    ctas: int = tiles_of(row, call.m, call.n) * max(row.splits, 1)
+    return ctas
 
 
 def bytes_read(row: Row, m: int, n: int, k: int, resident: int) -> int:

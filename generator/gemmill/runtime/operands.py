@@ -42,12 +42,20 @@ class Operand:
         return getattr(torch, self.dtype).itemsize
 
     @property
+    def is_vector(self) -> bool:
+        """Whether the elements lie behind one another along one dimension, whatever the strides of dimensions of one element."""
+        longer = [stride for size, stride in zip(self.shape, self.strides, strict=True) if size > 1]
+        return longer in ([], [1]) or not self.numel
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last that the strides reach, both counted."""
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) if self.numel else 0
+
+    @property
     def end(self) -> int:
         """Address one past the last element that the strides reach."""
-        if not self.numel:
-            return self.data
-        last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
-        return self.data + (last + 1) * self.element_bytes
+        return self.data + self.span * self.element_bytes
 
 
 Value = Operand | int | float | bool | str | tuple[int, ...] | None

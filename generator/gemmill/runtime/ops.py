@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,34 @@ def load(build: str | Path | None = None) -> Build:
             loaded.register(f"{NAMESPACE}_{loaded.build_id}")
             _loaded[folder] = loaded
         if _loaded[folder] is not _active:
-            while _bootstrap:
-                _bootstrap.pop()._destroy()
-            for namespace, registration in _served.items():
-                if _active is not None and registration is not None:
-                    _active.unregister(registration)
-                _served[namespace] = _loaded[folder].register(namespace)
+            _replace_kernels(_loaded[folder])
             _active = _loaded[folder]
         return _active
+
+
+def _replace_kernels(build: Build) -> None:
+    """Give all served namespaces a build's kernels, then take away what they had: a call of another thread finds the one
+    or the other."""
+    _spend_warning()
+    before = dict(_served)
+    for namespace in before:
+        _served[namespace] = build.register(namespace)
+    for registration in before.values():
+        if _active is not None and registration is not None:
+            _active.unregister(registration)
+    while _bootstrap:
+        _bootstrap.pop()._destroy()
+
+
+def _spend_warning() -> None:
+    """torch warns when a kernel takes another's place, once in a process and, out of C++, on stderr. Here it is meant."""
+    namespace = f"{NAMESPACE}_replaced"
+    library = torch.library.Library(namespace, "FRAGMENT")
+    library.define("op() -> ()")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for implementation in (library, torch.library.Library(namespace, "IMPL", "CUDA")):
+            implementation.impl("op", lambda: None, "CUDA", allow_override=True)
 
 
 def serve(namespace: str) -> None:

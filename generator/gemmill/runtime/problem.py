@@ -5,11 +5,13 @@ from enum import IntEnum
 
 from gemmill.families.scaled_mm.accepts import Predicate
 from gemmill.runtime.operands import Call, Operand
-from gemmill.runtime.scales import groups_of_call, lies_for_tma
+from gemmill.runtime.scales import groups_of_call, mn_major
 from gemmill.runtime.schemas import SCALED_MM_AZP, OpSchema
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGranularity, ScaleGroups, ScaleLayout
 
 TMA_BYTES = 16
+TMA_FARTHEST = 2**40
+"""Bytes from one row to the next; no descriptor has more."""
 
 
 class Need(IntEnum):
@@ -127,21 +129,23 @@ def problem_of_call(op: OpSchema, call: Call) -> ProblemCall:
     else:
         need = Need.SCALE if call["bias"] is None else Need.BIAS
     groups = groups_of_call(call)
-    a_scales = call["a_scales"]
-    assert a_scales is not None
-    scales = scales_code(groups, mn_major=groups is not None and lies_for_tma(a_scales))
+    a_scales, b_scales = call["a_scales"], call["b_scales"]
+    assert a_scales is not None and b_scales is not None
+    scales = scales_code(groups, mn_major=groups is not None and mn_major(a_scales, b_scales))
     return ProblemCall(
         problem=problem_code(need, a.dtype, out.dtype, scales),
         m=m,
         n=n,
         k=k,
-        align_a=_alignment(a, 1 if lda < k else lda),  # TMA takes no rows that overlap (expanded tensors)
-        align_b=_alignment(b, 1 if ldb < k else ldb),
-        align_d=_alignment(out, ldd | n),  # a TMA store ends at a multiple of 16 bytes, not at n
+        align_a=_alignment(a, lda, k),
+        align_b=_alignment(b, ldb, k),
+        align_d=_alignment(out, ldd | n, n),  # a TMA store ends at a multiple of 16 bytes, not at n
     )
 
 
-def _alignment(operand: Operand, row_stride: int) -> int:
+def _alignment(operand: Operand, row_stride: int, columns: int) -> int:
+    if row_stride < columns or row_stride >= TMA_FARTHEST // operand.element_bytes:
+        row_stride = 1  # TMA takes no rows that overlap (expanded tensors), nor such that are too far apart
     bits = operand.data | (row_stride * operand.element_bytes) | TMA_BYTES
     return bits & -bits
 

@@ -205,7 +205,7 @@ def group_strides(call: QuantCall) -> tuple[int, int] | None:
     padded = call.padded_rows if packed else rows
 
     def fitting(m: int, g: int, m_major: bool) -> tuple[int, int] | None:
-        if rows <= 1:
+        if rows <= 1 or not columns:
             m = 1 if m_major else columns
         if columns <= 1 or not rows:
             g = padded if m_major else 1

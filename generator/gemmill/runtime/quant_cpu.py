@@ -93,7 +93,7 @@ def _tensor(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
 def _token(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
     x, azp = _rows(call, tensors), tensors.get("azp")
     if azp is not None:
-        codes, scales, zero_points = reference.token_quant_with_azp(x)
+        codes, scales, zero_points = reference.token_quant_with_azp(x, reference.least_step_of(x.shape[-1]))
         azp.copy_(zero_points.view(azp.shape))
     else:
         codes, scales = reference.token_quant(

@@ -1,5 +1,6 @@
 """Which scales a call has. Mirrors kernels/extension/group_scales.cpp."""
 
+from gemmill.families.scaled_mm.accepts import INT32_MAX
 from gemmill.runtime.operands import Call, Operand
 from gemmill.vocab import ScaleGroups, scale_groups_of
 
@@ -17,18 +18,30 @@ def fits_vector(scales: Operand, length: int, dim: int) -> bool:
 
 def groups_of_call(call: Call) -> ScaleGroups | None:
     """The groups that the scales of a call come in, by their shapes; None for scales per tensor or channel, or for none
-    that exist."""
+    that exist.
+
+    At a K of one group the shapes may fit both: scales whose values lie apart are then in groups, which have strides.
+    """
     a, b, a_scales, b_scales = (_given(call, name) for name in ("a", "b", "a_scales", "b_scales"))
     (m, k), n = a.shape, b.shape[1]
-    if fits_vector(a_scales, m, 0) and fits_vector(b_scales, n, 1):
+    if _is_scale(a_scales, m, 0) and _is_scale(b_scales, n, 1):
         return None
     return scale_groups_of(a_scales.shape, b_scales.shape, m, n, k)
+
+
+def _is_scale(scales: Operand, length: int, dim: int) -> bool:
+    return fits_vector(scales, length, dim) and scales.is_vector
 
 
 def group_strides(scales: Operand) -> tuple[int, int]:
     """Strides of scales in groups; of a dimension of one element, which is never stepped along, 1."""
     first, second = (1 if n <= 1 else s for n, s in zip(scales.shape, scales.strides, strict=True))
     return first, second
+
+
+def mn_major(a_scales: Operand, b_scales: Operand) -> bool:
+    """Whether CUTLASS's blockwise kernels can read them: A's as TMA wants them, both where 32 bits count."""
+    return lies_for_tma(a_scales) and max(a_scales.span, b_scales.span) <= INT32_MAX
 
 
 def lies_for_tma(a_scales: Operand) -> bool:

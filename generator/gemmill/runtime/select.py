@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gemmill.manifest import KernelEntry
-from gemmill.runtime.model import model_ns, tiles_of
+from gemmill.runtime.model import ctas_of, model_ns, tiles_of
 from gemmill.runtime.problem import ProblemCall, describe_problem
 from gemmill.runtime.table import Row, Table, TunedRow
 
 DECODE_M, PREFILL_M, MANY_M, MOST_RATIO, MOST_DISTANCE = 16, 512, 4096, 2, 0.1
 """How far a measured choice reaches; kernels/extension/selection.cpp says why."""
+
+MOST_CTAS = 2**30
+"""Kernels count them in 32 bits, some past the last."""
 
 
 class Trust(Enum):
@@ -75,6 +78,10 @@ def rejection(row: Row, call: ProblemCall) -> str | None:
             return f"it needs rows of {name} at multiples of {needed} bytes, address and row stride are multiples of {found}"
     if call.k < row.min_k:
         return f"it needs K of {row.min_k} or more, K is {call.k}"
+    if max(call.m, call.n, call.k) > row.max_mnk:
+        return f"it takes M, N and K up to {row.max_mnk}, they are {call.m}, {call.n}, {call.k}"
+    if (ctas := ctas_of(row, call)) > MOST_CTAS:
+        return f"it would take {ctas} CTAs for M, N = {call.m}, {call.n}, and counts up to {MOST_CTAS}"
     return None
 
 

@@ -28,7 +28,7 @@ class Row(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64)
         for name in (
-            "kernel problem align_a align_b align_d min_k raster_order swizzle splits workspace tile_m tile_n tile_k "
+            "kernel problem align_a align_b align_d min_k max_mnk raster_order swizzle splits workspace tile_m tile_n tile_k "
             "columns sharers_a sharers_b pads ctas_of_sm overlaps promotes divides_k cost_permille"
         ).split()
     ]
@@ -82,6 +82,7 @@ def _row(entry: KernelEntry, kernel: int, problem: int) -> Row:
         align_b=p.alignment_b * p.b_dtype.bits // 8,
         align_d=p.alignment_d * p.out_dtype.bits // 8,
         min_k=p.min_k,
+        max_mnk=p.max_mnk,
         raster_order=_RASTER_CODES[launch.raster_order],
         swizzle=launch.swizzle,
         splits=launch.splits,

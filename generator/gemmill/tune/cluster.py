@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, Nanny, Scheduler, SpecCluster, as_completed
+from distributed import Client, Nanny, SpecCluster, as_completed
+from distributed import Scheduler as DaskScheduler
 from distributed.scheduler import KilledWorker
 
 from gemmill import settings
+from gemmill.build.scheduler import LOOPBACK, Scheduler, SchedulerError
 from gemmill.manifest import ManifestError
 from gemmill.runtime.builds import MANIFEST, resolve
 from gemmill.tune.executors import Event, facts_of
@@ -23,7 +25,8 @@ from gemmill.tune.sweep import TaskLost
 from gemmill.tune.worker import Worker
 
 RESOURCES = {"GPU": 1}
-CONNECT_SECONDS = 30
+HERE = {"host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0"}
+"""Where the servers of a local cluster listen, by their options: they run what they are sent."""
 _workers: dict[WorkerSpec, Worker] = {}
 
 
@@ -80,31 +83,33 @@ class ClusterExecutor:
         self.close()
 
 
-def connect(spec: WorkerSpec, address: str) -> ClusterExecutor:
+def connect(spec: WorkerSpec, scheduler: Scheduler) -> ClusterExecutor:
     """An existing cluster. Raises TuneError with one sentence where there is none, or none of its workers has a GPU."""
     try:
-        client = Client(address, timeout=CONNECT_SECONDS)
-    except (OSError, TimeoutError, ValueError) as error:
-        raise TuneError(
-            f"no Dask scheduler answers at {address!r} ({type(error).__name__}): start one with `dask scheduler`, and a worker for "
-            "each GPU with `dask worker ADDRESS --nworkers 1 --nthreads 1 --no-dashboard --resources GPU=1`"
-        ) from None
+        client = scheduler.connect(
+            "start one with `dask scheduler`, and a worker for each GPU with `dask worker ADDRESS --nworkers 1 --nthreads 1 "
+            "--no-dashboard --resources GPU=1`"
+        )
+    except SchedulerError as error:
+        raise TuneError(str(error)) from None
     workers = client.scheduler_info(n_workers=-1)["workers"]
     if not any(worker.get("resources", {}).get("GPU") for worker in workers.values()):
         client.close()
         raise TuneError(
-            f"none of the {len(workers)} workers at {address} has the resource GPU: start them with `dask worker {address} "
+            f"none of the {len(workers)} workers at {scheduler.address} has the resource GPU: start them with `dask worker {scheduler.address} "
             "--nthreads 1 --resources GPU=1`, one for each GPU"
         )
     return ClusterExecutor(spec, client)
 
 
 def local_cluster(spec: WorkerSpec, gpus: int) -> ClusterExecutor:
-    """A cluster on this machine with one worker for each of its GPUs (of a dry run: as many workers)."""
+    """A cluster on this machine with one worker for each of its GPUs (of a dry run: as many workers), which no other
+    machine reaches."""
     workers = {
         index: {
             "cls": Nanny,
             "options": {
+                **HERE,
                 "nthreads": 1,
                 "resources": RESOURCES,
                 "env": {} if spec.dry_run else {"CUDA_VISIBLE_DEVICES": visible_device(index)},
@@ -113,8 +118,8 @@ def local_cluster(spec: WorkerSpec, gpus: int) -> ClusterExecutor:
         for index in range(gpus)
     }
     scheduler = {
-        "cls": Scheduler,
-        "options": {"dashboard": False, "dashboard_address": ":0", "allowed_failures": 0},
+        "cls": DaskScheduler,
+        "options": {**HERE, "dashboard": False, "allowed_failures": 0},
     }
     cluster = SpecCluster(scheduler=scheduler, workers=workers, silence_logs=50)
     return ClusterExecutor(spec, Client(cluster), cluster)

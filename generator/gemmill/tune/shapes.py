@@ -6,6 +6,7 @@ for m, a list; and `op` (fp8, int8, int8_azp, fp8_groups, bf16), which may be le
 
 import csv
 import json
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -26,12 +27,7 @@ def read_shapes(path: Path, ops: Sequence[Op], m_values: Sequence[int] = ()) -> 
 
     Raises ShapesError, naming the row.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ShapesError(f"{path} cannot be read ({error.strerror}): --shapes takes a JSON or CSV file") from None
-    except UnicodeDecodeError:
-        raise ShapesError(f"{path} is not text: --shapes takes a JSON or CSV file") from None
+    text = _text(path, "--shapes takes a JSON or CSV file")
     problems: dict[Problem, None] = {}
     for number, row in enumerate(_rows(path, text), start=1):
         for problem in _problems(f"{path}, row {number}", row, ops, m_values):
@@ -39,6 +35,36 @@ def read_shapes(path: Path, ops: Sequence[Op], m_values: Sequence[int] = ()) -> 
     if not problems:
         raise ShapesError(f"{path} has no rows: a row is for example {_EXAMPLE}")
     return list(problems)
+
+
+def read_misses(path: Path, ops: Sequence[Op], m_values: Sequence[int] = ()) -> tuple[list[Problem], list[str]]:
+    """The problems of recorded misses, as of JSON lines, and a sentence for each line that is none: one that a kill cut, say.
+
+    Raises ShapesError where no line is one.
+    """
+    problems: dict[Problem, None] = {}
+    unusable = []
+    text = _text(path, "--misses takes what GEMMILL_RECORD_MISSES named", errors="replace")
+    for number, line in enumerate(text.splitlines(), start=1):
+        where = f"{path}, line {number}"
+        if not line.strip():
+            continue
+        try:
+            problems |= dict.fromkeys(_problems(where, _parsed(line, where), ops, m_values))
+        except ShapesError as error:
+            unusable.append(str(error))
+    if not problems:
+        raise ShapesError(unusable[0] if unusable else f"{path} has no lines: no call was recorded that a table lacks")
+    return list(problems), unusable
+
+
+def _text(path: Path, expected: str, errors: str = "strict") -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig", errors=errors)
+    except OSError as error:
+        raise ShapesError(f"{path} cannot be read ({error.strerror}): {expected}") from None
+    except UnicodeDecodeError:
+        raise ShapesError(f"{path} is not text: {expected}") from None
 
 
 def _rows(path: Path, text: str) -> Iterator[Any]:
@@ -74,13 +100,13 @@ def _number(text: Any) -> Any:
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ShapesError(f"{where} is not JSON: {error}") from None
 
 
 def _problems(where: str, row: Any, ops: Sequence[Op], m_values: Sequence[int]) -> Iterator[Problem]:
     if not isinstance(row, Mapping):
-        raise ShapesError(f"{where} is {row!r}, expected an object such as {_EXAMPLE}")
+        raise ShapesError(f"{where} is {reprlib.repr(row)}, expected an object such as {_EXAMPLE}")
     n, k = _sizes(where, row, "n"), _sizes(where, row, "k")
     m_found = _sizes(where, row, "m") if "m" in row or not m_values else m_values
     own_ops = (_op(where, row["op"]),) if "op" in row else ops

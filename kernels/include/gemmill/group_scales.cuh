@@ -24,12 +24,12 @@ struct GroupScales {
   explicit GroupScales(gemmill_group_scaled_mm_args const& x)
       : a(x.mm.a_scales), b(x.mm.b_scales), a_stride_m(x.a_scale_stride_m), a_stride_k(x.a_scale_stride_k),
         b_stride_n(x.b_scale_stride_n), b_stride_k(x.b_scale_stride_k), m(x.mm.m), n(x.mm.n),
-        groups((x.mm.k + group_size - 1) / group_size) {}
+        groups(x.mm.k / group_size + (x.mm.k % group_size != 0)) {}
 
-  __device__ float of_row(int row, int group) const {
+  __device__ float of_row(int64_t row, int group) const {
     return row < m && group < groups ? a[row * a_stride_m + group * a_stride_k] : 0.0f;
   }
-  __device__ float of_column(int column, int group) const {
+  __device__ float of_column(int64_t column, int group) const {
     if (column >= n || group >= groups) return 0.0f;
     return b[(kBlocks ? column / group_size : column) * b_stride_n + group * b_stride_k];
   }

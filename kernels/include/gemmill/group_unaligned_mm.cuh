@@ -33,7 +33,7 @@ struct GroupUnalignedMm : UnalignedMm<Element_, Accumulator_, Output_, tile_m, t
   static __device__ void run(Params const& params) {
     __shared__ alignas(16) uint8_t tile_a[tile_m * Base::kPitch];
     __shared__ alignas(16) uint8_t tile_b[tile_n * Base::kPitch];
-    int const tiles_n = (params.n + tile_n - 1) / tile_n;
+    int const tiles_n = (params.n - 1) / tile_n + 1;
     int const m0 = blockIdx.x / tiles_n * tile_m, n0 = blockIdx.x % tiles_n * tile_n;
     cutlass::arch::launch_dependent_grids();
     cutlass::arch::wait_on_dependent_grids();
@@ -43,16 +43,17 @@ struct GroupUnalignedMm : UnalignedMm<Element_, Accumulator_, Output_, tile_m, t
     uint4 next_a[Base::kPiecesPerThread], next_b[Base::kPiecesPerThread];
     Base::fetch(next_a, params.a, params.lda, m0, params.m, 0, params.k);
     Base::fetch(next_b, params.b, params.ldb, n0, params.n, 0, params.k);
-    for (int k0 = 0; k0 < params.k; k0 += tile_k) {
+    for (int left = params.k; left > 0; left -= tile_k) {
+      int const k0 = params.k - left;
       Base::keep(tile_a, next_a);
       Base::keep(tile_b, next_b);
       __syncthreads();
-      if (params.k - k0 > tile_k) {
+      if (left > tile_k) {
         Base::fetch(next_a, params.a, params.lda, m0, params.m, k0 + tile_k, params.k);
         Base::fetch(next_b, params.b, params.ldb, n0, params.n, k0 + tile_k, params.k);
       }
       Base::multiply(group_sums, tile_a, tile_b);
-      if ((k0 + tile_k) % Scales::kGroup == 0 || k0 + tile_k >= params.k) {
+      if (left <= tile_k || k0 % Scales::kGroup == Scales::kGroup - tile_k) {
         promote(params.scales, sums, group_sums, m0, n0, k0 / Scales::kGroup);
       }
       __syncthreads();
@@ -62,10 +63,10 @@ struct GroupUnalignedMm : UnalignedMm<Element_, Accumulator_, Output_, tile_m, t
 
  private:
   // Where element e of fragment (i, j) of this thread lies: see UnalignedMm::multiply.
-  static __device__ int row_of(int m0, int i, int e) {
+  static __device__ int64_t row_of(int64_t m0, int i, int e) {
     return m0 + threadIdx.x / 64 * (tile_m / 2) + threadIdx.x % 32 / 4 + i * 16 + e / 2 * 8;
   }
-  static __device__ int column_of(int n0, int j, int e) {
+  static __device__ int64_t column_of(int64_t n0, int j, int e) {
     return n0 + threadIdx.x / 32 % 2 * (tile_n / 2) + threadIdx.x % 4 * 2 + j * 8 + e % 2;
   }
 
@@ -117,7 +118,7 @@ int32_t launch_group_unaligned(gemmill_scaled_mm_args const& x, void* stream) {
                                  static_cast<typename Kernel::Output*>(x.d),
                                  static_cast<typename Kernel::Output const*>(x.bias),
                                  typename Kernel::Scales(group_args(x)), x.lda, x.ldb, x.ldd, x.m, x.n, x.k};
-  int64_t const tiles = int64_t((x.m + tile_m - 1) / tile_m) * ((x.n + tile_n - 1) / tile_n);
+  int64_t const tiles = tiles_of(x, tile_m, tile_n);
   if (tiles > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
   void* parameters[] = {&params};
   LaunchShape const shape{dim3(tiles), dim3(Kernel::kThreads), dim3(1), 0};

@@ -71,7 +71,7 @@ struct UnalignedMm {
   static __device__ void run(Params const& params) {
     __shared__ alignas(16) uint8_t tile_a[tile_m * kPitch];
     __shared__ alignas(16) uint8_t tile_b[tile_n * kPitch];
-    int const tiles_n = (params.n + tile_n - 1) / tile_n;
+    int const tiles_n = (params.n - 1) / tile_n + 1;
     int const m0 = blockIdx.x / tiles_n * tile_m, n0 = blockIdx.x % tiles_n * tile_n;
     cutlass::arch::launch_dependent_grids();
     cutlass::arch::wait_on_dependent_grids();
@@ -80,13 +80,14 @@ struct UnalignedMm {
     uint4 next_a[kPiecesPerThread], next_b[kPiecesPerThread];
     fetch(next_a, params.a, params.lda, m0, params.m, 0, params.k);
     fetch(next_b, params.b, params.ldb, n0, params.n, 0, params.k);
-    for (int k0 = 0; k0 < params.k; k0 += tile_k) {
+    for (int left = params.k; left > 0; left -= tile_k) {
       keep(tile_a, next_a);
       keep(tile_b, next_b);
       __syncthreads();
-      if (params.k - k0 > tile_k) {
-        fetch(next_a, params.a, params.lda, m0, params.m, k0 + tile_k, params.k);
-        fetch(next_b, params.b, params.ldb, n0, params.n, k0 + tile_k, params.k);
+      if (left > tile_k) {
+        int const next_k = params.k - left + tile_k;
+        fetch(next_a, params.a, params.lda, m0, params.m, next_k, params.k);
+        fetch(next_b, params.b, params.ldb, n0, params.n, next_k, params.k);
       }
       multiply(sums, tile_a, tile_b);
       __syncthreads();
@@ -95,28 +96,29 @@ struct UnalignedMm {
   }
 
  protected:
-  static __device__ uint4 piece(Element const* row, int64_t stride, int k, int limit) {
-    uint4 bits = make_uint4(0, 0, 0, 0);
-    if (k >= limit) return bits;
+  // The first `count` elements of a piece, and zeros.
+  static __device__ uint4 piece(Element const* start, int64_t stride, int count) {
     using Bits = std::conditional_t<kBytes == 1, uint8_t, uint16_t>;
-    auto const* from = reinterpret_cast<Bits const*>(row) + k;
+    auto const* from = reinterpret_cast<Bits const*>(start);
     bool const aligned = ((reinterpret_cast<uintptr_t>(from) | static_cast<uintptr_t>(stride * kBytes)) & 15) == 0;
-    if (aligned && limit - k >= kPiece) return *reinterpret_cast<uint4 const*>(from);
+    if (aligned && count >= kPiece) return *reinterpret_cast<uint4 const*>(from);
     constexpr int kOfWord = 4 / kBytes;
     uint32_t words[4] = {};
 #pragma unroll
     for (int i = 0; i < kPiece; ++i) {
-      if (k + i < limit) words[i / kOfWord] |= static_cast<uint32_t>(from[i]) << (i % kOfWord * 8 * kBytes);
+      if (i < count) words[i / kOfWord] |= static_cast<uint32_t>(from[i]) << (i % kOfWord * 8 * kBytes);
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
   }
 
+  // Counts from the tile's corner on: sizes go up to the largest number, behind which there is none.
   static __device__ void fetch(uint4 (&next)[kPiecesPerThread], Element const* data, int64_t stride, int row0, int rows, int k0, int k) {
 #pragma unroll
     for (int i = 0; i < kPiecesPerThread; ++i) {
       int const index = threadIdx.x + i * kThreads;
-      int const row = row0 + index / kPieces;
-      next[i] = row < rows ? piece(data + row * stride, stride, k0 + index % kPieces * kPiece, k) : make_uint4(0, 0, 0, 0);
+      int const row = index / kPieces, element = index % kPieces * kPiece;
+      bool const inside = row < rows - row0 && element < k - k0;
+      next[i] = inside ? piece(data + (row0 + row) * stride + k0 + element, stride, k - k0 - element) : make_uint4(0, 0, 0, 0);
     }
   }
 
@@ -157,8 +159,8 @@ struct UnalignedMm {
 
   static __device__ void store(Params const& params, Accumulator const (&sums)[kMmaM][kMmaN][4], int m0, int n0) {
     int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int64_t const row0 = m0 + warp / 2 * (tile_m / 2) + lane / 4;
-    int64_t const column0 = n0 + warp % 2 * (tile_n / 2) + lane % 4 * 2;
+    int64_t const row0 = int64_t(m0) + warp / 2 * (tile_m / 2) + lane / 4;
+    int64_t const column0 = int64_t(n0) + warp % 2 * (tile_n / 2) + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < kMmaM; ++i) {
 #pragma unroll
@@ -175,11 +177,16 @@ struct UnalignedMm {
   }
 };
 
+// CTAs for all of D, in 64 bits: sizes go up to the largest number of 32.
+inline int64_t tiles_of(gemmill_scaled_mm_args const& x, int64_t tile_m, int64_t tile_n) {
+  return (x.m + tile_m - 1) / tile_m * ((x.n + tile_n - 1) / tile_n);
+}
+
 template <class Kernel, auto entry, int tile_m, int tile_n>
 int32_t launch_unaligned(gemmill_scaled_mm_args const& x, void* stream) {
   typename Kernel::Params params{static_cast<typename Kernel::Element const*>(x.a), static_cast<typename Kernel::Element const*>(x.b),
                                  static_cast<typename Kernel::Output*>(x.d), EpilogueVectors(x), x.lda, x.ldb, x.ldd, x.m, x.n, x.k};
-  int64_t const tiles = int64_t((x.m + tile_m - 1) / tile_m) * ((x.n + tile_n - 1) / tile_n);
+  int64_t const tiles = tiles_of(x, tile_m, tile_n);
   if (tiles > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
   void* parameters[] = {&params};
   LaunchShape const shape{dim3(tiles), dim3(Kernel::kThreads), dim3(1), 0};

@@ -3,10 +3,13 @@
 import ctypes
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +30,12 @@ from gemmill.space.selections import select
 from gemmill.vocab import Arch, DType
 
 _HERE = Path(__file__).parent
+_OF_A_MACHINE = (
+    "cudaGetDevice cudaSetDevice cudaDeviceGetAttribute cudaGetDriverEntryPointByVersion aoti_torch_get_device_index "
+    "aoti_torch_get_device_type aoti_torch_delete_tensor_object aoti_torch_empty_strided "
+    "aoti_torch_get_current_cuda_stream aoti_torch_create_cuda_guard aoti_torch_delete_cuda_guard"
+).split()
+"""What machine.cpp stands in for."""
 BUILD_IDS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
 
 
@@ -47,6 +56,22 @@ class Arguments(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in "a_scale_stride_m a_scale_stride_k b_scale_stride_n b_scale_stride_k".split()
         ),
+    )
+
+
+class Machine(ctypes.Structure):
+    """Mirrors `probe_machine_state` in machine.h."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                "device current guards devices_set attributes_asked described launched out_of_memory allocated_on "
+                "allocated_type"
+            ).split()
+        ),
+        *((name, ctypes.c_int64) for name in "allocated_bytes tensors_let_go".split()),
+        ("elsewhere", ctypes.c_void_p),
     )
 
 
@@ -74,8 +99,41 @@ class Probe:
         recorded = Arguments.in_dll(self._library, "probe_args")
         return symbol, Arguments.from_buffer_copy(recorded)
 
+    @contextmanager
+    def taking_misses(self) -> Iterator[None]:
+        """Meanwhile a thread asks for the noted misses again and again."""
+        end = ctypes.c_int32(0)
+        thread = Thread(target=self._library.probe_take_misses_until, args=(ctypes.byref(end),))
+        thread.start()
+        try:
+            yield
+        finally:
+            end.value = 1
+            thread.join()
+
+    @property
+    def machine(self) -> Machine:
+        """What the binding takes for its machine."""
+        return Machine.in_dll(self._library, "probe_machine")
+
+    def number(self, name: str, kind: type = ctypes.c_int64) -> Any:
+        """A number of probe.cpp's."""
+        return kind.in_dll(self._library, name)
+
+    def describe(self, question: dict[str, Any]) -> tuple[int, list[int]]:
+        """Result and contents of a TMA descriptor that a kernel asks for."""
+        told = (ctypes.c_uint64 * 4)()
+        result = self._library.probe_describe(
+            ctypes.c_uint64(question["address"]),
+            (ctypes.c_uint64 * 2)(*question["dims"]),
+            ctypes.c_uint64(question["stride"]),
+            *((ctypes.c_uint32 * len(question[name]))(*question[name]) for name in ("box", "element_strides", "kinds")),
+            told,
+        )
+        return result, list(told)
+
     def _int(self, name: str) -> ctypes.c_int32:
-        return ctypes.c_int32.in_dll(self._library, name)
+        return self.number(name, ctypes.c_int32)
 
 
 def some_configs() -> tuple[Config, ...]:
@@ -97,7 +155,12 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
         family.name: sorted(map(symbol_of, set(REGISTRY.configs_of(family.name, configs))))
         for family in REGISTRY.families
     }
-    sources = [*sorted((kernels_dir() / BINDING).glob("*.cpp")), _HERE / "probe.cpp", home / "kernels.cpp"]
+    sources = [
+        *sorted((kernels_dir() / BINDING).glob("*.cpp")),
+        _HERE / "machine.cpp",
+        _HERE / "probe.cpp",
+        home / "kernels.cpp",
+    ]
     sources[-1].write_text(
         '#include "probe.h"\n'
         + "".join(f"PROBE_{family.upper()}({symbol})\n" for family in symbols for symbol in symbols[family])
@@ -124,6 +187,7 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
             variants,
             toolchain.cudart_static,
             *expand(flags.link, roots),
+            *(f"-Wl,--wrap={name}" for name in _OF_A_MACHINE),
             "-o",
             extension,
         ]

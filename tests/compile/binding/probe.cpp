@@ -1,6 +1,7 @@
 // The binding on CPU tensors, in front of kernels that only record what they are given: so it runs without a GPU.
 #include "probe.h"
 
+#include <cuda.h>
 #include <torch/csrc/stable/library.h>
 
 #include <cstring>
@@ -8,8 +9,10 @@
 
 #include "gemmill/group_abi.h"
 #include "gemmill/quant_abi.h"
+#include "machine.h"
 #include "quant.h"
 #include "scaled_mm.h"
+#include "selection.h"
 
 using torch::stable::detail::StableLibrary;
 
@@ -18,12 +21,30 @@ PROBE_EXPORT gemmill_group_scaled_mm_args probe_args;
 PROBE_EXPORT int32_t probe_launches;
 PROBE_EXPORT int32_t probe_status;
 PROBE_EXPORT char probe_symbol[512];
+PROBE_EXPORT int64_t probe_workspace;  // bytes that kernels ask for
+PROBE_EXPORT int64_t probe_stride;     // bytes; of a descriptor that kernels make before they are launched, if it is not 0
+PROBE_EXPORT uint64_t probe_stream;    // of the last launch, and the device that was current
+PROBE_EXPORT int32_t probe_current;
 
-int32_t probe_record(char const* symbol, gemmill_scaled_mm_args const* args) {
+// As CUTLASS does: a descriptor that cannot be made is no reason not to launch.
+static int32_t launch_with_descriptor(gemmill_scaled_mm_args const& args) {
+  CUtensorMap map;
+  cuuint64_t const dims[2] = {static_cast<cuuint64_t>(args.k), static_cast<cuuint64_t>(args.m)};
+  cuuint64_t const stride = static_cast<cuuint64_t>(probe_stride);
+  cuuint32_t const box[2] = {64, 1}, element_strides[2] = {1, 1};
+  cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(args.a), dims, &stride, box, element_strides,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CUlaunchConfig const config{};
+  return cuLaunchKernelEx(&config, nullptr, nullptr, nullptr);
+}
+
+int32_t probe_record(char const* symbol, gemmill_scaled_mm_args const* args, void* stream) {
   probe_args = group_args(*args);
   ++probe_launches;
+  probe_stream = reinterpret_cast<uint64_t>(stream), probe_current = probe_machine.current;
   std::strncpy(probe_symbol, symbol, sizeof(probe_symbol) - 1);
-  return probe_status;
+  return probe_stride != 0 ? launch_with_descriptor(*args) : probe_status;
 }
 
 // Large enough for the arguments of any family, which Python reads.
@@ -42,5 +63,10 @@ PROBE_EXPORT void probe_register(char const* ns) {
   library->impl("cutlass_scaled_mm", &gemmill::scaled_mm);
   library->impl("cutlass_scaled_mm_azp", &gemmill::scaled_mm_azp);
   for (auto const& op : gemmill::quant_ops) library->impl(op.name, op.kernel);
+}
+
+// Holds the lock of noted misses most of the time, until it is told to end.
+PROBE_EXPORT void probe_take_misses_until(int32_t const volatile* end) {
+  while (*end == 0) gemmill_take_misses(nullptr, 0);
 }
 }

@@ -1,6 +1,8 @@
 """The extension's own checks, choice and launch against Python's, on CPU tensors."""
 
+import os
 import random
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,7 +18,7 @@ from gemmill.runtime.scales import group_strides, groups_of_call
 from gemmill.runtime.schemas import GEMM_OPS, SCALED_MM, SCALED_MM_AZP, OpSchema
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import Row, TunedRow
-from gemmill.vocab import SCALE_GROUPS
+from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleLayout
 
 SMS = 132
 PLAIN = (torch.bfloat16, torch.float16)
@@ -104,6 +106,29 @@ def test_choices_agree_where_a_variant_is_pinned(probe) -> None:
     assert taken > 50
 
 
+def test_remembered_choice_is_that_of_the_very_call(probe) -> None:
+    """A choice is remembered by all that it depends on: one number changed, it is Python's choice again."""
+    table, changed = probe.build.table, set()
+    rng = random.Random(7)
+    for row in rng.choices(table.rows, k=100):
+        call = ProblemCall(problem=row.problem, m=64, n=4096, k=4096, align_a=16, align_b=16, align_d=16)
+        here = select(table, call, SMS).row
+        others = [replace(call, **{name: 1}) for name in ("align_a", "align_b", "align_d")]
+        others += [replace(call, **{name: value}) for name, value in (("m", 5), ("n", 65_536), ("k", 0))]
+        others.append(replace(call, problem=rng.choice(table.rows).problem))
+        for other in others:
+            assert probe.build.choose(call, SMS)[0] == here
+            there = select(table, other, SMS).row
+            assert probe.build.choose(other, SMS)[0] == there, (call, other)
+            if there != here:
+                changed |= {name for name in vars(call) if getattr(call, name) != getattr(other, name)}
+        for sms in (1, SMS, 16):
+            there = select(table, call, sms).row
+            assert probe.build.choose(call, sms)[0] == there, sms
+            changed |= {"sms"} if there != here else set()
+    assert changed == {*vars(call), "sms"}, "a number on which no choice depended was not tried"
+
+
 def test_a_new_table_takes_effect(probe, with_table: Callable) -> None:
     """Choices are remembered in C++: not beyond the table that they came from."""
     call = next(c for c in some_calls(4, ROUNDS) if probe.build.choose(c, SMS)[0] >= 0)
@@ -159,9 +184,19 @@ class Mill:
         if op is SCALED_MM and rng.random() < (0.1 if dtype in PLAIN else 0.4):
             everything |= self.group_scales(m, n, k)
         call = {name: everything[name] for name in op.arguments}
+        if rng.random() < 0.5:
+            call = {name: self.restrided(tensor) for name, tensor in call.items()}
         for _ in range(rng.choice((0, 1, 1, 2))):
             self.spoil(call)
         return call
+
+    def restrided(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """The same, with any strides where nothing is stepped along."""
+        if tensor is None:
+            return None
+        odd = [self.rng.choice((0, 1, 3, 8, 77, 2**40)) for _ in tensor.shape]
+        strides = [o if size == 1 else s for o, size, s in zip(odd, tensor.shape, tensor.stride(), strict=True)]
+        return tensor.as_strided(tensor.shape, strides, tensor.storage_offset())
 
     def spoil(self, call: dict[str, torch.Tensor | None]) -> None:
         rng = self.rng
@@ -184,6 +219,8 @@ class Mill:
             lambda: tensor.float().repeat_interleave(2, -1)[..., ::2].to(tensor.dtype) if tensor.dim() else tensor,
             lambda: torch.ones(tensor.numel() * 2).to(tensor.dtype)[::2].reshape(tensor.shape),
             lambda: self.over_out(call, tensor),
+            lambda: tensor.reshape(2, -1) if tensor.numel() % 2 == 0 else tensor.reshape(1, -1, 1),
+            lambda: torch.stack([tensor.float()] * 2, -1).to(tensor.dtype)[..., 0],
         ]
         call[name] = rng.choice(wrong)()
 
@@ -259,7 +296,9 @@ def test_launches(op: OpSchema, probe) -> None:
             strides = (0, 0, 0, 0)
         else:
             (of_k, of_n) = group_strides(facts["b_scales"])
-            strides = (*group_strides(facts["a_scales"]), of_n, of_k)
+            of_m, of_a_k = group_strides(facts["a_scales"])
+            # No stride of a dimension of one element is the tensor's: a descriptor has that of a single group.
+            strides = (of_m, -(-m // 4) * 4 if facts["a_scales"].shape[1] <= 1 else of_a_k, of_n, of_k)
             grouped += 1
         found = (args.a_scale_stride_m, args.a_scale_stride_k, args.b_scale_stride_n, args.b_scale_stride_k)
         assert found == strides
@@ -270,6 +309,73 @@ def test_launches(op: OpSchema, probe) -> None:
         launched.add(symbol)
     assert len(launched) >= 2
     assert (grouped > 5) == (op is SCALED_MM)
+
+
+def call_of(entry, m: int, n: int, k: int) -> dict[str, torch.Tensor | None]:
+    """A call in a variant's types, in rows of whole 16 bytes, A's scales as TMA wants them."""
+    p = entry.predicate
+    kind, out_kind = getattr(torch, p.a_dtype.torch_name), getattr(torch, p.out_dtype.torch_name)
+    rows_k, rows_n, rows_m = -(-k // 16) * 16, -(-n // 8) * 8, -(-m // 4) * 4
+    call: dict[str, torch.Tensor | None] = {
+        "out": torch.zeros(m, rows_n, dtype=out_kind)[:, :n],
+        "a": torch.zeros(m, rows_k).to(kind)[:, :k],
+        "b": torch.zeros(n, rows_k).to(kind)[:, :k].t(),
+        "a_scales": torch.ones(m, 1),
+        "b_scales": torch.ones(1, n),
+        "azp_adj": torch.zeros(n, dtype=torch.int32),
+        "azp": torch.zeros(m, dtype=torch.int32) if "token" in p.azp else None,
+        "bias": None,
+    }
+    if (groups := p.scale_groups) is not None:
+        a_shape, b_shape = groups.a_shape(m, k), groups.b_shape(n, k)
+        call["a_scales"] = torch.ones(a_shape[1], rows_m)[:, :m].t()
+        call["b_scales"] = torch.ones(b_shape)
+    op = next(op for op in GEMM_OPS if op.name in p.ops)
+    return {name: call[name] for name in op.arguments}
+
+
+@pytest.mark.parametrize("k", [16, 64, 128, 256])
+def test_strides_that_are_never_used_reach_no_kernel(k: int, probe) -> None:
+    """Every variant over every dimension of one element and a K of one group and less: what is launched does not depend on
+    their strides, and is what TMA takes."""
+    mill, taken, before = Mill(8), set(), probe.build.pin(-1)
+    try:
+        for entry in {entry.name: entry for entry in probe.build.table.entries}.values():
+            probe.build.pin(probe.build.table.rows_of(entry.name)[0])
+            for m, n in ((1, 1), (1, 264), (5, 1), (5, 264), (1, 8), (64, 16384)):
+                call = call_of(entry, m, n, k)
+                dense = outcome(probe, entry.predicate.ops[0], call)
+                for _ in range(3):
+                    odd = {name: mill.restrided(tensor) for name, tensor in call.items()}
+                    assert outcome(probe, entry.predicate.ops[0], odd) == dense, (
+                        entry.name,
+                        m,
+                        n,
+                        {x: t.stride() for x, t in odd.items() if t is not None},
+                    )
+                if isinstance(dense, str):
+                    continue
+                taken.add(entry.name)
+                if entry.config.schedule.alignment_a > 1:
+                    bytes_ = entry.predicate.a_dtype.bits // 8
+                    strides = [dense["lda"] * bytes_, dense["ldb"] * bytes_, dense["ldd"] * 2]
+                    if entry.predicate.scale_layout is ScaleLayout.MN_MAJOR:
+                        strides.append(dense["a_scale_stride_k"] * 4)
+                    assert all(stride > 0 and stride % 16 == 0 for stride in strides), (entry.name, m, n, strides)
+    finally:
+        probe.build.pin(before)
+    of_vectors = [e for e in probe.build.table.entries if e.predicate.b_scale is ScaleGranularity.GROUP]
+    all_but = {e.name for e in of_vectors if k <= e.predicate.group_size}  # dense, these are scales per channel
+    assert taken == {e.name for e in probe.build.table.entries} - all_but
+
+
+def outcome(probe, op: str, call: dict[str, torch.Tensor | None]) -> dict[str, int] | str:
+    """What a kernel is given, or the first line of why it is given nothing."""
+    try:
+        _, args = probe.run(op, *call.values())
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return {name: getattr(args, name) for name, _ in args._fields_}
 
 
 def good_call() -> list[torch.Tensor | None]:
@@ -352,3 +458,27 @@ def test_calls_without_an_exact_choice_are_noted_once(probe, with_table: Callabl
         probe.build.record_misses(0)
     probe.build.choose(replace(here, n=48), SMS)
     assert probe.build.take_misses(64) == []
+
+
+def test_a_fork_while_misses_are_taken_does_not_hang_the_child(probe, with_table: Callable) -> None:
+    """The child notes and takes its own: whoever held the lock when it was forked is not in it."""
+    with_table(tuned=())
+    here = ProblemCall(
+        problem=probe.build.table.rows[0].problem, m=16, n=4096, k=4096, align_a=16, align_b=16, align_d=16
+    )
+    probe.build.record_misses(64)
+    try:
+        with probe.taking_misses():
+            for i in range(30):
+                assert _code_of_child(probe, replace(here, m=17 + i)) == 0, "one that hangs is killed by its alarm"
+    finally:
+        probe.build.record_misses(0)
+
+
+def _code_of_child(probe, call: ProblemCall) -> int:
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(10)
+        probe.build.choose(call, SMS)
+        os._exit(len(probe.build.take_misses(64)) != 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -563,6 +563,50 @@ def test_home_without_permission(
     )
 
 
+@pytest.mark.parametrize("name", [".", "builds", "cache", "cache/objects", "cache/headers", "memo"])
+def test_home_that_others_can_write(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    build(make_selection(64), options)
+    folder = options.home_dir / name
+    folder.chmod(0o777)
+    with pytest.raises(BuildError) as caught:
+        build(make_selection(64), options)
+    assert str(caught.value) == (
+        f"{folder} can be written by every user, and its code would run here: `chmod o-w {folder}`, "
+        "or set GEMMILL_SHARED_HOME=1 to trust them"
+    )
+    monkeypatch.setenv("GEMMILL_SHARED_HOME", "1")
+    assert build(make_selection(64), options).reused
+
+
+@pytest.mark.parametrize("what", ["object", "entry", "its folder", "memo", "build"])
+def test_what_others_can_write_is_made_again(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, what: str
+) -> None:
+    first = build(make_selection(64), options)
+    path = _object_of(options.home_dir, to_name(make_selection(64).configs[0]))
+    place = {"object": path, "entry": path.with_name("entry.json"), "its folder": path.parent, "build": first.folder}
+    place.setdefault("memo", options.home_dir / "memo" / "files.json").chmod(0o777)
+    place[what].chmod(0o777)
+    again = build(make_selection(64), options)
+    assert (len(toolkit.calls()), again.reused) == {"memo": (1, True), "build": (1, False)}.get(what, (2, True))
+    assert not place[what].stat().st_mode & 0o022
+
+
+def test_a_build_is_the_users_own_whatever_the_umask(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make
+) -> None:
+    before = os.umask(0)
+    try:
+        build(make_selection(64), options)
+        assert os.umask(0) == 0
+    finally:
+        os.umask(before)
+    open_to_others = [path for path in options.home_dir.rglob("*") if path.stat().st_mode & 0o022]
+    assert open_to_others == [] and build(make_selection(64), options).reused
+
+
 def test_template_error(
     toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,8 @@ pytest.importorskip("distributed")
 
 from distributed import LocalCluster
 
-from gemmill.build import BuildError, BuildOptions, build, cluster
+from gemmill.build import BuildError, BuildOptions, build, cluster, scheduler
+from gemmill.build.scheduler import Scheduler
 
 from .conftest import FakeToolkit
 
@@ -24,7 +25,7 @@ def test_the_same_build_as_without(
     toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable, address: str
 ) -> None:
     selection = make_selection(64, 128, 256)
-    result = build(selection, replace(options, scheduler=address))
+    result = build(selection, replace(options, scheduler=Scheduler(address=address)))
     assert [entry.config for entry in result.manifest.entries] == list(selection.configs)
     assert len(toolkit.calls()) >= 1
     again = build(selection, options)
@@ -38,7 +39,7 @@ def test_a_home_that_workers_do_not_see_is_said(
         cluster, "compile_here", lambda folder, module, request: f"{folder} is not to be seen on a worker"
     )
     with pytest.raises(BuildError, match="is not to be seen on a worker"):
-        build(make_selection(64), replace(options, scheduler=address))
+        build(make_selection(64), replace(options, scheduler=Scheduler(address=address)))
 
 
 def test_a_request_that_is_not_there() -> None:
@@ -50,6 +51,6 @@ def test_a_request_that_is_not_there() -> None:
 
 
 def test_no_scheduler(options: BuildOptions, make_selection: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
+    monkeypatch.setattr(scheduler, "CONNECT_SECONDS", 1)
     with pytest.raises(BuildError, match=r"no Dask scheduler answers at 'tcp://127\.0\.0\.1:9'"):
-        build(make_selection(64), replace(options, scheduler="tcp://127.0.0.1:9"))
+        build(make_selection(64), replace(options, scheduler=Scheduler(address="tcp://127.0.0.1:9")))

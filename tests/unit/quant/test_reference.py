@@ -237,6 +237,31 @@ def test_token_quant_with_azp() -> None:
         assert codes_of(codes[row]) == [min(max(round(float(v * reciprocal)) + azp, -128), 127) for v in values]
 
 
+@pytest.mark.parametrize("hidden", [64, 4096, 40_000])
+@pytest.mark.parametrize("center", [1000.0, -1000.0])
+def test_rows_far_from_zero_are_coded_so_that_a_gemm_over_them_fits_32_bits(hidden: int, center: float) -> None:
+    """With weights of the largest absolute value, all of one sign: the sums of (code - zero point) x weight."""
+    x = (center + torch.rand(3, hidden, generator=torch.Generator().manual_seed(1))).bfloat16().float()
+    x[0, 0] += 0.5 * center / abs(center)  # no row of one value
+    codes, scales, azps = reference.token_quant_with_azp(x, reference.least_step_of(hidden))
+    sums = (codes.long() - azps.long()).sum(dim=-1) * 128
+    assert sums.abs().max() < 2**31
+    assert torch.allclose((codes.float() - azps) * scales, x, rtol=0, atol=0.51 * scales.max().item())
+    unbounded, _, far = reference.token_quant_with_azp(x)
+    if hidden > 64:
+        assert ((unbounded.long() - far.long()).sum(dim=-1) * 128).abs().max() >= 2**31, "what the bound is for"
+
+
+def test_rows_that_hold_zero_are_coded_as_ever() -> None:
+    x = rows_of(8, 4, 60_000)
+    for wanted, got in zip(
+        reference.token_quant_with_azp(x),
+        reference.token_quant_with_azp(x, reference.least_step_of(60_000)),
+        strict=True,
+    ):
+        assert torch.equal(wanted, got)
+
+
 @pytest.mark.parametrize("value", [3.0, -0.01, 0.0])
 def test_a_row_of_one_value_keeps_it(value: float) -> None:
     codes, scale, azp = reference.token_quant_with_azp(torch.full((1, 9), value))

@@ -113,3 +113,9 @@ def test_fused_multiply_add_keeps_nan_and_infinity():
     y = torch.tensor([1.0, 1.0, torch.inf, 0.0, 10.0])
     result = fused_multiply_add(x, y, torch.zeros(5))
     assert result[0] == torch.inf and result[1:4].isnan().all() and result[4] == torch.inf
+
+
+def test_product_of_zero_points_may_overflow_where_the_difference_fits():
+    a, b = torch.tensor([[16]], dtype=torch.int8), torch.tensor([[32]], dtype=torch.int8)
+    one, azp, adj = torch.ones(1), torch.tensor([2**15], dtype=torch.int32), torch.tensor([2**16], dtype=torch.int32)
+    assert scaled_mm(a, b, one, one, torch.float32, azp_adj=adj, azp=azp).item() == 512 - 2**31

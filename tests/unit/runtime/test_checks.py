@@ -108,7 +108,15 @@ SCALED = {
         f"a_scales has shape [{M}, 1] and b_scales [2, {N}]: {KINDS_OF_SCALES}",
     ),
     "a_scales: gaps": (
-        {"a_scales": lambda c: torch.ones(M, 3)[:, :1]},
+        {"a_scales": lambda c: torch.ones(2 * M)[::2]},
+        "a_scales has strides [2]: its values must be contiguous",
+    ),
+    "a_scales: rows apart, for 16-bit operands": (
+        {
+            "a": lambda c: c["a"].bfloat16(),
+            "b": lambda c: c["b"].bfloat16(),
+            "a_scales": lambda c: torch.ones(M, 3)[:, :1],
+        },
         "a_scales has strides [3, 1]: its values must be contiguous",
     ),
     "b_scales: gaps": (
@@ -120,6 +128,18 @@ SCALED = {
     "bias: gaps": (
         {"bias": lambda c: torch.ones(2 * N, dtype=torch.bfloat16)[::2]},
         "bias has strides [2]: its values must be contiguous",
+    ),
+    "bias: of two dimensions": (
+        {"bias": lambda c: torch.ones(2, N // 2, dtype=torch.bfloat16)},
+        f"bias has shape [2, {N // 2}], expected [N] = [{N}]",
+    ),
+    "bias: of two dimensions, apart": (
+        {"bias": lambda c: torch.ones(2, N, dtype=torch.bfloat16)[:, : N // 2]},
+        f"bias has shape [2, {N // 2}], expected [N] = [{N}]",
+    ),
+    "bias: gaps in a row": (
+        {"bias": lambda c: torch.ones(1, 2 * N, dtype=torch.bfloat16)[:, ::2]},
+        "bias has strides [12, 2]: its values must be contiguous",
     ),
     "out over a": (
         {"a": lambda c: torch.ones(M * N * 2, dtype=torch.int8)[: M * K].view(M, K), "out": lambda c: None},
@@ -155,6 +175,18 @@ AZP = {
     "azp_adj: length": ({"azp_adj": lambda c: c["azp_adj"][1:]}, f"azp_adj has shape [5], expected [N] = [{N}]"),
     "azp: dtype": ({"azp": lambda c: c["azp"].float()}, "azp is float32, expected int32"),
     "azp: length": ({"azp": lambda c: torch.ones(1, dtype=torch.int32)}, f"azp has shape [1], expected [M] = [{M}]"),
+    "a_scales: rows apart": (
+        {"a_scales": lambda c: torch.ones(M, 3)[:, :1]},
+        "a_scales has strides [3, 1]: its values must be contiguous",
+    ),
+    "azp_adj: of two dimensions": (
+        {"azp_adj": lambda c: c["azp_adj"].view(2, N // 2).t()},
+        f"azp_adj has shape [{N // 2}, 2], expected [N] = [{N}]",
+    ),
+    "azp: of two dimensions": (
+        {"azp": lambda c: torch.ones(2, M, dtype=torch.int32)[:, : M // 2]},
+        f"azp has shape [2, {M // 2}], expected [M] = [{M}]",
+    ),
     "azp: gaps": (
         {"azp": lambda c: torch.ones(M, 2, dtype=torch.int32)[:, :1]},
         "azp has strides [2, 1]: its values must be contiguous",
@@ -214,6 +246,12 @@ ACCEPTED = {
         "b": lambda c: torch.ones(N, K + 3, dtype=torch.int8)[:, 3:].t(),
         "out": lambda c: torch.ones(M, N + 1, dtype=torch.bfloat16)[:, 1:],
     },
+    "rows of a_scales apart at a K of one group": {"a_scales": lambda c: torch.ones(M, 3)[:, :1]},
+    "columns of b_scales apart at a K of one group": {"b_scales": lambda c: torch.ones(1, 2 * N)[:, ::2]},
+    "any strides of dimensions of one element": {
+        "a_scales": lambda c: torch.ones(M).as_strided((M, 1), (1, 77)),
+        "b_scales": lambda c: torch.ones(N).as_strided((1, N), (0, 1)),
+    },
     "rows of a on one another": {"a": lambda c: c["a"][:1].expand(M, K)},
     "operands that share memory": {"b": lambda c: c["a"].as_strided((K, N), (1, 4))},
     "out beside a": {
@@ -228,6 +266,26 @@ def test_what_is_no_fault(changes: dict[str, Callable]) -> None:
     call = spoiled(SCALED_MM.name, {"bias": lambda c: None} | changes)
     run(SCALED_MM.name, call)
     assert call["out"].eq(K).all()
+
+
+VECTORS = {
+    "between dimensions of one element": lambda v: v.as_strided((1, len(v), 1), (0, 1, 77)),
+    "as a column": lambda v: v.as_strided((len(v), 1), (1, 1)),
+    "as a row": lambda v: v.as_strided((1, len(v)), (3, 1)),
+}
+
+
+@pytest.mark.parametrize("shape", VECTORS.values(), ids=VECTORS)
+@pytest.mark.parametrize("name", ["bias", "azp_adj", "azp"])
+def test_vectors_of_several_dimensions(name: str, shape: Callable) -> None:
+    call = good_call(SCALED_MM_AZP.name)
+    expected = call["out"].clone()
+    run(SCALED_MM_AZP.name, call | {"out": expected})
+    vector = call[name]
+    assert vector is not None
+    call[name] = shape(vector.flatten())
+    run(SCALED_MM_AZP.name, call)
+    assert torch.equal(call["out"], expected)
 
 
 def operands(op: str = SCALED_MM.name, **changes: dict) -> dict[str, Operand | None]:

@@ -1,5 +1,7 @@
 """Scales in groups: which kinds there are, in which layouts, and what the CPU op computes with them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -80,6 +82,39 @@ def test_one_group_of_one_block_is_a_scale_for_each_row() -> None:
     assert groups_of_call(call_of(arguments(BLOCKS_128, 5, 100, 128))) is None
     assert groups_of_call(call_of(arguments(ROWS_128, 5, 100, 128))) is None
     assert groups_of_call(call_of(arguments(BLOCKS_128, 5, 200, 128))) == BLOCKS_128
+
+
+def test_one_group_whose_values_lie_apart_is_in_groups() -> None:
+    """As at any larger K: only scales in groups have strides."""
+    for groups, n in ((BLOCKS_128, 100), (ROWS_128, 200)):
+        call = arguments(groups, 5, n, 100)
+        dense = call[3]
+        call[3] = torch.stack([dense, dense * 7], -1)[..., 0]
+        assert call[3].stride() == (2, 2)
+        assert groups_of_call(call_of(call)) == groups
+        check(SCALED_MM, call_of(call))
+        torch.ops.gemmill.cutlass_scaled_mm.default(*call)
+        assert torch.equal(call[0], written_out(*call[1:3], dense, call[4], groups).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("stride", [0, 1, 3, 4, 10**12])
+def test_stride_of_a_single_group_says_nothing(stride: int) -> None:
+    for m in (1, 5):
+        call = arguments(BLOCKS_128, m, 200, 100)
+        call[3] = torch.ones(8)[:m].as_strided((m, 1), (stride if m == 1 else 1, stride))
+        call[4] = call[4].as_strided((1, 2), (stride, 1))
+        expected = problem_code(0, "int8", "bfloat16", scales_code(BLOCKS_128, mn_major=True))
+        assert problem_of_call(SCALED_MM, call_of(call)).problem == expected
+
+
+@pytest.mark.parametrize("name", ["a_scales", "b_scales"])
+def test_scales_too_far_apart_for_32_bits_are_not_for_cutlass(name: str) -> None:
+    call = call_of(arguments(BLOCKS_128, m_major=True, m=4))
+    assert problem_of_call(SCALED_MM, call).problem == problem_code(
+        0, "int8", "bfloat16", scales_code(BLOCKS_128, mn_major=True)
+    )
+    call[name] = replace(call[name], strides=(1, 2**31))
+    assert problem_of_call(SCALED_MM, call).problem == problem_code(0, "int8", "bfloat16", scales_code(BLOCKS_128))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Builds that cannot be used: each is refused with a sentence, and the ops stay as they were."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -44,7 +45,7 @@ def test_no_build_at_all(refused, home) -> None:
 
 def test_unknown_build(refused, put_build, monkeypatch) -> None:
     put_build()
-    expected = f"no build 'nosuch': it is neither a folder with a manifest.json nor one of the builds here ({BUILD})"
+    expected = f"no build 'nosuch': it is not the id of one of the builds here ({BUILD}); a folder is named by a path, as ./nosuch"
     assert refused("nosuch") == expected
     monkeypatch.setenv("GEMMILL_BUILD", "nosuch")
     assert refused() == expected
@@ -69,6 +70,70 @@ def test_extension_that_is_no_library(refused, put_build, home) -> None:
     message = refused()
     assert message.startswith(f"the extension {extension} cannot be loaded (")
     assert message.endswith("): `gemmill doctor` says what it lacks")
+
+
+def test_an_id_is_never_a_folder_that_lies_about(refused, put_build, home, monkeypatch, tmp_path) -> None:
+    """What a working folder has of the name of a build is not what the name means."""
+    put_build()
+    for name in (BUILD, "mine"):
+        shutil.copytree(home / "builds" / BUILD, tmp_path / "here" / name)
+    monkeypatch.chdir(tmp_path / "here")
+    assert builds.resolve(BUILD) == home / "builds" / BUILD
+    assert refused("mine").startswith("no build 'mine': it is not the id of one of the builds here (")
+    for path in ("./mine", str(tmp_path / "here" / "mine"), Path("mine")):
+        assert builds.resolve(path) == tmp_path / "here" / "mine"
+    assert refused("./other") == "no build at ./other: it is no folder with a manifest.json"
+
+
+@pytest.mark.parametrize("what", ["folder", "manifest", "extension"])
+def test_what_others_can_write_is_not_loaded(what: str, refused, put_build, home, monkeypatch) -> None:
+    manifest = put_build()
+    folder = home / "builds" / BUILD
+    path = {"folder": folder, "manifest": folder / "manifest.json", "extension": folder / manifest.extension}[what]
+    path.chmod(0o777)
+    sentence = (
+        f"{path} can be written by every user, and its code would run here: `chmod o-w {path}`, "
+        "or set GEMMILL_SHARED_HOME=1 to trust them"
+    )
+    assert refused(BUILD) == sentence
+    assert sentence in refused()
+    monkeypatch.setenv("GEMMILL_SHARED_HOME", "1")
+    assert "cannot be loaded" in refused(BUILD), "it holds no code: it was read"
+
+
+def test_a_build_of_others_does_not_hide_the_good_ones(put_build, home) -> None:
+    age(home, put_build(build_id="good"), 1_000_000)
+    put_build(build_id="bad")
+    (home / "builds" / "bad").chmod(0o777)
+    (home / "builds" / "gone").mkdir()
+    (home / "builds" / "gone" / "manifest.json").symlink_to(home / "nowhere")
+    assert builds.newest("sm90a")[1].build_id == "good"
+
+
+def test_what_is_loaded_is_what_was_checked(refused, put_build, home, monkeypatch) -> None:
+    """Whoever puts another file in its place after it was hashed is too late."""
+    manifest = put_build(content=b"as it was built")
+    path, loaded = home / "builds" / BUILD / manifest.extension, []
+
+    def load(name: str, **_: object) -> None:
+        (home / "other").write_bytes(b"another")
+        (home / "other").replace(path)
+        loaded.append(Path(name).read_bytes())
+        raise OSError(f"{name}: invalid ELF header")
+
+    monkeypatch.setattr(library.ctypes, "CDLL", load)
+    reason = f"{path.name}: invalid ELF header"
+    assert refused(BUILD) == f"the extension {path} cannot be loaded ({reason}): `gemmill doctor` says what it lacks"
+    assert loaded == [b"as it was built"]
+
+
+def test_a_home_that_cannot_be_looked_into(refused, home, monkeypatch) -> None:
+    def refuse(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (home / "builds").mkdir(parents=True)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert refused() == f"cannot look for builds in {home} (Permission denied): name another folder with GEMMILL_HOME"
 
 
 def test_truncated_manifest(refused, put_build, home) -> None:
@@ -163,6 +228,47 @@ def test_import_makes_no_folder_and_touches_no_gpu(home) -> None:
     """
     schemas = run_python(code, home).splitlines()
     assert schemas == [f"gemmill::{op.schema}" for op in OPS]
+
+
+def test_no_moment_without_kernels(home) -> None:
+    """Loading a build, then another: the ops have kernels whenever one is put in or taken away, and nothing is warned of."""
+    code = """
+        import warnings
+        from pathlib import Path
+        import torch, gemmill
+        from gemmill.runtime import builds, ops
+
+        def missing():
+            has = torch._C._dispatch_has_kernel_for_dispatch_key
+            return [op.name for ns in ops._served for op in ops.OPS if not has(f"{ns}::{op.name}", "CUDA")]
+
+        class Build:
+            def __init__(self, folder, arch):
+                self.build_id = folder.name
+            def assume_constant_weights(self, assumed):
+                pass
+            def register(self, namespace):
+                library = torch.library.Library(namespace, "IMPL", "CUDA")
+                for op in ops.OPS:
+                    library.impl(op.name, lambda *_: print(self.build_id), allow_override=True)
+                seen.append(missing() if namespace in ops._served else [])
+                return library
+            def unregister(self, registration):
+                registration._destroy()
+                seen.append(missing())
+
+        seen = []
+        ops.Build, builds.resolve = Build, Path
+        ops._arch_here = lambda: None
+        ops.serve("other_names")
+        warnings.simplefilter("error")
+        for name in ("a", "b", "a"):
+            gemmill.load(name)
+            assert not missing() and not ops._bootstrap
+            print(gemmill.active().build_id, len(seen))
+        assert not any(seen), seen
+    """
+    assert run_python(code, home).splitlines() == ["a 3", "b 8", "a 12"]
 
 
 def test_vllms_names(home) -> None:

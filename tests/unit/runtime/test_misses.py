@@ -1,6 +1,9 @@
 """Recording the shapes that no table has."""
 
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from gemmill.runtime.misses import Recorder, op_of
 from gemmill.runtime.problem import Need
 from gemmill.runtime.select import Trust
 from gemmill.tune.problems import Op, Problem
-from gemmill.tune.shapes import read_shapes
+from gemmill.tune.shapes import read_misses, read_shapes
 
 
 class Noted:
@@ -59,6 +62,17 @@ def test_misses_become_shapes(recorder, problem_call, tmp_path: Path) -> None:
     ]
 
 
+def test_a_miss_is_written_once(recorder, problem_call, tmp_path: Path) -> None:
+    """However many others came between."""
+    build = Noted()
+    recorder.add(build)
+    for m in (3, 4, 3, 4, 5, 3):
+        build.calls = [(problem_call(m=m), Trust.MODEL)]
+        recorder.flush()
+    rows = (tmp_path / "new" / "misses.jsonl").read_text().splitlines()
+    assert [json.loads(row)["m"] for row in rows] == [3, 4, 5]
+
+
 def test_the_file_is_bounded(recorder, problem_call, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(misses, "MOST_BYTES", 10)
     build = Noted((problem_call(m=3), Trust.MODEL))
@@ -67,6 +81,94 @@ def test_the_file_is_bounded(recorder, problem_call, tmp_path, monkeypatch) -> N
     build.calls = [(problem_call(m=4), Trust.MODEL)]
     recorder.flush()
     assert len((tmp_path / "new" / "misses.jsonl").read_text().splitlines()) == 1
+
+
+def test_memory_is_bounded(recorder, problem_call, tmp_path, monkeypatch) -> None:
+    """Nothing is noted or remembered once the file is full, or this process has written its share to files that went away."""
+    path = tmp_path / "new" / "misses.jsonl"
+    monkeypatch.setattr(misses, "MOST_BYTES", 10)
+    build = Noted((problem_call(m=3), Trust.MODEL))
+    recorder.add(build)
+    recorder.flush()
+    assert build.most == misses.MOST_NOTED
+    build.calls = [(problem_call(m=4), Trust.MODEL)]
+    recorder.flush()
+    later = Noted((problem_call(m=5), Trust.MODEL))
+    later.most = None
+    recorder.add(later)
+    recorder.flush()
+    assert (build.most, later.most, recorder._written, recorder._builds) == (0, None, set(), [])
+    assert len(path.read_text().splitlines()) == 1
+
+    monkeypatch.setattr(misses, "MOST_BYTES", 1000)
+    other = Recorder(path)
+    other.add(build)
+    for m in range(100):
+        path.unlink(missing_ok=True)
+        build.calls = [(problem_call(m=6 + m), Trust.MODEL)]
+        other.flush()
+    assert (build.most, other._written) == (0, set())
+    other.close()
+
+
+def test_a_disk_that_stays_full_costs_no_memory(problem_call, monkeypatch) -> None:
+    monkeypatch.setattr(misses, "MOST_BYTES", 1000)
+    recorder = Recorder(Path("/proc/none/misses.jsonl"))
+    build = Noted()
+    recorder.add(build)
+    with pytest.warns(RuntimeWarning):
+        for m in range(1, 100):
+            build.calls = [(problem_call(m=m), Trust.MODEL)]
+            recorder.flush()
+    assert (build.most, recorder._written) == (0, set())
+    recorder.close()
+
+
+def test_a_call_of_nothing_is_not_recorded(recorder, problem_call, tmp_path) -> None:
+    recorder.add(Noted(*((problem_call(**{size: 0}), Trust.MODEL) for size in "mnk"), (problem_call(), Trust.MODEL)))
+    recorder.flush()
+    assert len(read_misses(tmp_path / "new" / "misses.jsonl", ())[0]) == 1
+
+
+def test_a_cut_line_takes_no_other_with_it(recorder, problem_call, tmp_path) -> None:
+    path = tmp_path / "new" / "misses.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"op": "fp8", "m": 3, "n": 40')
+    recorder.add(Noted((problem_call(m=4), Trust.MODEL)))
+    recorder.flush()
+    found, unusable = read_misses(path, ())
+    assert [problem.m for problem in found] == [4]
+    assert len(unusable) == 1 and unusable[0].startswith(f"{path}, line 1 is not JSON: ")
+
+
+def child_of(work) -> int:
+    """The exit code of a fork that does the work; one that hangs is killed, and its code is that of the kill."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_fork_while_the_recorder_writes_hangs_nobody(recorder, problem_call, tmp_path) -> None:
+    """The child has a lock and a thread of its own, and records."""
+    build = Noted()
+    recorder.add(build)
+
+    def in_child() -> None:
+        build.calls = [(problem_call(m=7), Trust.MODEL)]
+        recorder.flush()
+        assert [thread.name for thread in threading.enumerate()].count("gemmill-misses") == 1
+        recorder.add(Noted())
+
+    with recorder._lock:
+        assert child_of(in_child) == 0
+    assert [problem.m for problem in read_misses(tmp_path / "new" / "misses.jsonl", ())[0]] == [7]
 
 
 def test_a_file_that_cannot_be_written_stops_nothing(problem_call) -> None:

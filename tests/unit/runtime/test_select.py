@@ -300,3 +300,45 @@ def test_class_of_a_call() -> None:
         )
     ]
     assert found == [problem_code(need, "int8", "bfloat16") for need in Need]
+
+
+def test_rows_too_far_apart_for_a_descriptor() -> None:
+    """TMA has 40 bits for them: beyond, a row is as if it lay anywhere."""
+    call = of_arguments(SCALED_MM, aligned_call())
+    for name, field, bytes_ in (("a", "align_a", 1), ("b", "align_b", 1), ("out", "align_d", 2)):
+        strides = (1, 2**40 - 16) if name == "b" else ((2**40 - 16) // bytes_, 1)
+        assert getattr(problem_of_call(SCALED_MM, call | {name: replace(call[name], strides=strides)}), field) == 16
+        strides = (1, 2**40) if name == "b" else (2**40 // bytes_, 1)
+        found = problem_of_call(SCALED_MM, call | {name: replace(call[name], strides=strides)})
+        assert getattr(found, field) == bytes_
+
+
+def aligned_call() -> list[torch.Tensor | None]:
+    a, b = torch.ones(4, 32, dtype=torch.int8), torch.ones(16, 32, dtype=torch.int8).t()
+    return [torch.empty(4, 16, dtype=torch.bfloat16), a, b, torch.ones(1), torch.ones(1), None]
+
+
+@pytest.mark.parametrize("letter", ["m", "n", "k"])
+def test_sizes_near_the_largest_number_are_for_kernels_that_count_so_far(
+    letter: str, make_config, table_of, problem_call
+) -> None:
+    fast = make_config()
+    table = table_of(fast)
+    small = {"m": 16, "n": 16, "k": 16}
+    assert select(table, problem_call(**small | {letter: 2**31 - 2**16}), SMS).entry is not None
+    size = 2**31 - 2**16 + 1
+    choice = select(table, problem_call(**small | {letter: size}), SMS)
+    assert choice.entry is None
+    sizes = ", ".join(str(value) for value in (small | {letter: size}).values())
+    assert choice.trace[0].reason == f"it takes M, N and K up to {2**31 - 2**16}, they are {sizes}"
+
+
+def test_more_ctas_than_kernels_count(make_config, table_of, problem_call) -> None:
+    table = table_of(make_config(tile_shape_mnk=(128, 128, 128)))
+    assert select(table, problem_call(m=2**23, n=2**21), SMS).entry is not None
+    n = 2**21 + 128
+    choice = select(table, problem_call(m=2**23, n=n), SMS)
+    assert choice.entry is None
+    assert choice.trace[0].reason == (
+        f"it would take {2**30 + 2**16} CTAs for M, N = {2**23}, {n}, and counts up to {2**30}"
+    )

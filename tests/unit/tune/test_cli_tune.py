@@ -31,6 +31,16 @@ def test_a_dry_sweep_from_shapes_to_report(gemmill, home: Path, tmp_path: Path) 
     assert json.loads(made.out)["device"] == "dry run"
 
 
+def test_lines_of_misses_that_are_none_are_left_out_and_told(gemmill, home: Path, tmp_path: Path) -> None:
+    misses, table = tmp_path / "misses", tmp_path / "t.json"
+    good = '{"op": "fp8", "m": 3, "n": 64, "k": 128, "trust": "model"}'
+    misses.write_text(f"{good[:20]}\n{good.replace('128', '0')}\n{good}\n")
+    outcome = gemmill("tune", "--dry-run", "--misses", misses, "--table", table, "--rounds", 1, "--no-peers")
+    assert outcome.code == 0, outcome.err
+    assert f"gemmill: 2 lines left out, the first: {misses}, line 1 is not JSON: " in outcome.err
+    assert len(json.loads(table.read_text())["rows"]) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

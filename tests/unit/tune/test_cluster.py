@@ -8,8 +8,11 @@ import pytest
 
 pytest.importorskip("distributed")
 
+import psutil
 from distributed import Client, LocalCluster
 
+from gemmill.build import scheduler
+from gemmill.build.scheduler import Scheduler
 from gemmill.space.selections import select
 from gemmill.tune import cluster
 from gemmill.tune.cluster import connect, local_cluster, visible_device
@@ -58,12 +61,26 @@ def test_a_lost_worker_loses_its_task_only(tmp_path, monkeypatch) -> None:
     assert isinstance(found[64], TaskLost) and str(found[64]) == "its worker was lost, also when it ran alone"
 
 
+def test_a_local_cluster_is_reached_from_this_machine_only() -> None:
+    """Every server of it, the ones that show its state too, in all its processes."""
+    with local_cluster(DRY, 2) as executor:
+        executor.facts()
+        me = psutil.Process()
+        listening = {
+            connection.laddr.ip
+            for process in (me, *me.children(recursive=True))
+            for connection in process.net_connections()
+            if connection.status == psutil.CONN_LISTEN
+        }
+    assert listening == {"127.0.0.1"}
+
+
 def test_a_scheduler_that_is_not_there(monkeypatch) -> None:
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
+    monkeypatch.setattr(scheduler, "CONNECT_SECONDS", 1)
     with pytest.raises(
         RuntimeError, match=r"no Dask scheduler answers at 'tcp://127\.0\.0\.1:9' .*start one with `dask scheduler`"
     ):
-        connect(DRY, "tcp://127.0.0.1:9")
+        connect(DRY, Scheduler(address="tcp://127.0.0.1:9"))
 
 
 def test_an_existing_cluster_needs_workers_with_gpus() -> None:
@@ -74,13 +91,14 @@ def test_an_existing_cluster_needs_workers_with_gpus() -> None:
             RuntimeError, match=re.escape(f"none of the 1 workers at {found.scheduler_address} has the resource")
         ),
     ):
-        connect(DRY, found.scheduler_address)
+        connect(DRY, Scheduler(address=found.scheduler_address))
 
 
 def test_an_existing_cluster(tmp_path, home) -> None:
     options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None, "resources": {"GPU": 1}}
     with LocalCluster(processes=False, **options) as found:
-        result = tune(request_of(tmp_path, "existing"), executor_of=lambda spec: connect(spec, found.scheduler_address))
+        there = Scheduler(address=found.scheduler_address)
+        result = tune(request_of(tmp_path, "existing"), executor_of=lambda spec: connect(spec, there))
         assert Client(found).status == "running", "it is not ours to close"
     assert len(result.record.entries) == 3
 

@@ -7,7 +7,7 @@ import pytest
 
 from gemmill.tune.models import Layer, ModelError, layers_of, named_models, read_model
 from gemmill.tune.problems import Op, Problem
-from gemmill.tune.shapes import ShapesError, read_shapes
+from gemmill.tune.shapes import ShapesError, read_misses, read_shapes
 
 FP8 = (Op.FP8,)
 
@@ -77,6 +77,45 @@ def test_missing_file_is_named(tmp_path) -> None:
         ShapesError, match=r"none\.json cannot be read \(No such file or directory\): --shapes takes a JSON"
     ):
         read_shapes(tmp_path / "none.json", FP8)
+
+
+def test_a_line_that_is_no_miss_takes_no_other_with_it(tmp_path) -> None:
+    path = tmp_path / "m.jsonl"
+    good = '{"op": "fp8", "m": 3, "n": 64, "k": 128, "trust": "model", "call": "x"}'
+    path.write_bytes(
+        b"\n".join(
+            [
+                good.encode(),
+                good.replace("128", "0").encode(),
+                good.encode()[:30],
+                b"\xff\x00",
+                b"[" * 100_000,
+                b"[1]",
+                good.replace("fp8", "fp9").encode(),
+                b"",
+                good.replace("3", "5").encode(),
+            ]
+        )
+    )
+    found, unusable = read_misses(path, FP8)
+    assert found == [problem(3, 64, 128), problem(5, 64, 128)]
+    assert [re.search(r"line (\d)", text)[1] for text in unusable] == ["2", "3", "4", "5", "6", "7"]
+    assert unusable[0] == f"{path}, line 2 has k = 0, expected a whole number from 1 to 2147483647"
+    assert all(len(text) < 400 for text in unusable)
+
+
+def test_misses_of_which_nothing_is_left(tmp_path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text("\n")
+    with pytest.raises(ShapesError, match=r"m\.jsonl has no lines: no call was recorded that a table lacks"):
+        read_misses(path, FP8)
+    path.write_text("no\nnot\n")
+    with pytest.raises(ShapesError, match=r"m\.jsonl, line 1 is not JSON"):
+        read_misses(path, FP8)
+    with pytest.raises(
+        ShapesError, match=r"cannot be read \(No such file or directory\): --misses takes what GEMMILL_REC"
+    ):
+        read_misses(tmp_path / "none", FP8)
 
 
 def sizes(name: str, ranks: int = 1) -> dict[str, tuple[int, int]]:

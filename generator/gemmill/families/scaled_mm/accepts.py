@@ -8,6 +8,10 @@ from gemmill.vocab import DType, EpilogueKind, ScaleGranularity, ScaleGroups, Sc
 SCALED_MM = "cutlass_scaled_mm"
 SCALED_MM_AZP = "cutlass_scaled_mm_azp"
 
+INT32_MAX = 2**31 - 1
+MOST_OF_TMA = 2**31 - 2**16
+"""Coordinates of a tile's end are numbers of 32 bits, those of the last band of clusters too: 256 x 4 x 8 rows and less."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Predicate:
@@ -33,6 +37,8 @@ class Predicate:
     alignment_d: int
     min_k: int
     """Smallest K; a main loop without iterations is not run."""
+    max_mnk: int
+    """Largest M, N and K."""
 
     @property
     def operand_dtype(self) -> DType:
@@ -69,4 +75,5 @@ def accepted(config: KernelConfig) -> Predicate:
         alignment_b=s.alignment_b,
         alignment_d=s.alignment_d,
         min_k=1 if s.kernel_schedule.uses_tma else 0,
+        max_mnk=MOST_OF_TMA if s.kernel_schedule.uses_tma else INT32_MAX,
     )

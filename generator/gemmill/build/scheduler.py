@@ -1,0 +1,67 @@
+"""The Dask scheduler of a cluster that compiles or measures. It runs what anybody sends it, and sends it on to its workers.
+
+So an address is taken where only this machine reaches it, or where certificates show who speaks; any other only if the user
+says that everybody on its network may run code.
+"""
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+CONNECT_SECONDS = 30
+LOOPBACK = "127.0.0.1"
+_OWN = ("inproc",)
+_WITH_CERTIFICATES = ("tls", "wss")
+
+
+class SchedulerError(RuntimeError):
+    """A scheduler that cannot be used; the text is one sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduler:
+    """Where a cluster is. Raises SchedulerError for one that anybody on a network could use."""
+
+    address: str
+    trusts_network: bool = False
+    """Whether everybody who can reach the address may run code there and, as the scheduler, here."""
+
+    def __post_init__(self) -> None:
+        if not (self.trusts_network or _is_guarded(self.address)):
+            raise SchedulerError(
+                f"--scheduler {self.address}: without TLS everybody who reaches this scheduler can run code on its workers and here; "
+                "give scheduler and workers certificates and name it tls://HOST:PORT (docs/tuning.md says how), or add "
+                "--trust-network if everybody on that network may"
+            )
+
+    def connect(self, how_to_start: str) -> Any:
+        """A client of it; `how_to_start` ends the sentence where there is none. Raises SchedulerError."""
+        try:
+            from distributed import Client
+        except ImportError:
+            raise SchedulerError(
+                "--scheduler needs Dask's package distributed: `pip install 'gemmill[tune]'`"
+            ) from None
+        try:
+            return Client(self.address, timeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]
+        except TypeError:
+            raise SchedulerError(
+                f"Dask has no certificates for {self.address!r}: name them in its configuration, distributed.comm.tls "
+                "(docs/tuning.md says how)"
+            ) from None
+        except (OSError, TimeoutError, ValueError) as error:
+            raise SchedulerError(
+                f"no Dask scheduler answers at {self.address!r} ({type(error).__name__}): {how_to_start}"
+            ) from None
+
+
+def _is_guarded(address: str) -> bool:
+    scheme, _, rest = address.rpartition("://")
+    if scheme in _OWN + _WITH_CERTIFICATES:
+        return True
+    try:
+        host = urlsplit(f"//{rest}").hostname or ""
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
