@@ -108,8 +108,9 @@ int32_t launch_tensor_codes(TensorQuantParams<typename Coding::Extent> const& p,
 template <class Variant, class In, class Coding, bool kAligned>
 int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row) {
   using Extent = typename Coding::Extent;
-  int64_t const slice = x.rows == 0 ? 1 : kMostChunks / per_row;
-  int64_t const slices = x.rows == 0 ? 1 : ceil_divide(x.rows, slice);
+  bool const empty = x.rows == 0 || per_row == 0;  // the scale is still to be written
+  int64_t const slice = empty ? 1 : kMostChunks / per_row;
+  int64_t const slices = empty ? 1 : ceil_divide(x.rows, slice);
   if (slices > kMostTensorExtents<Extent>) return GEMMILL_CANNOT_IMPLEMENT;
   auto const params = [&](int64_t i, int64_t extents) {
     int64_t const row = i * slice;
