@@ -111,7 +111,7 @@ def test_show_takes_a_glob_that_fits_one(gemmill, put_build, configs) -> None:
         ("*basic*", "no variant of build 0123abcd4567 is called *basic*; `gemmill list` prints names"),
         (
             "nonsense",
-            "build 0123abcd4567 has no such variant, and 'nonsense' is not a kernel name: it has 1 fields of 16; "
+            "build 0123abcd4567 has no such variant, and 'nonsense' is not a kernel name: it has no architecture and tag; "
             "`gemmill list` and `gemmill list --select sweep` print names",
         ),
     ],

@@ -143,9 +143,7 @@ def compile_batch(request: DslRequest) -> CompileOutcome:
             errors = batch.left_out if worker.was_killed else batch.bad
             errors[ended_on["key"]] = f"the CuTe DSL's process ended on it twice ({how})"
     if [list(row) for row in made_from(FileMemo(Path(request.memo)))] != request.made_from:
-        return CompileOutcome(
-            failure=Failure.CHANGED, message="a file of gemmill.families.scaled_mm.dsl was changed meanwhile"
-        )
+        return CompileOutcome(failure=Failure.CHANGED, message="a file of the kernels' bodies was changed meanwhile")
     return CompileOutcome(failure="", bad=batch.bad, left_out=batch.left_out)
 
 

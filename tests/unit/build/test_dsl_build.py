@@ -305,14 +305,14 @@ def test_every_file_of_the_kernels_counts(tmp_path: Path, monkeypatch: pytest.Mo
         and "cutedsl/adapter.cpp.jinja" in names
     )
     package = tmp_path / "gemmill"
-    for name in ("space/config.py", "cutedsl/scaled_mm.py"):
-        (package / name).parent.mkdir(parents=True)
+    for name in ("families/a/config.py", "families/a/dsl/kernel.py", "families/a/names.py"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("one")
     monkeypatch.setattr(dsl, "_PACKAGE", package)
     assert [name for name, _ in made_from(FileMemo(tmp_path / "memo"))] == [
         "cutedsl/adapter.cpp.jinja",
-        "cutedsl/scaled_mm.py",
-        "space/config.py",
+        "families/a/config.py",
+        "families/a/dsl/kernel.py",
     ]
 
 
@@ -355,7 +355,7 @@ def test_a_kernel_changed_meanwhile(
 ) -> None:
     stale = replace(fake_dsl.package(), made_from=(("cutedsl/scaled_mm.py", "0" * 64),))
     monkeypatch.setattr(planning, "find_dsl", lambda *_: stale)
-    with pytest.raises(BuildError, match=r"^a file of gemmill\.cutedsl was changed meanwhile \(.+\): build again$"):
+    with pytest.raises(BuildError, match=r"^a file of the kernels' bodies was changed meanwhile \(.+\): build again$"):
         build(make_both(64), options)
 
 

@@ -67,22 +67,16 @@ def test_cubins_are_found_within_other_files() -> None:
 
 def test_the_worker_tells_what_went_wrong_in_a_line(tmp_path: Path) -> None:
     emitted = tmp_path / "emitted.py"
-    emitted.write_text('CONFIG = "config"\nSYMBOL = "symbol"\n')
-    asked = []
-
-    def export(*arguments: object) -> None:
-        asked.append(arguments)
-
-    assert dsl_worker._compile(emitted, tmp_path, export) == ("", "")
-    assert asked == [("config", "symbol", tmp_path)]
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("\n\x1b[91m========\x1b[0m\n  error: tile \x1b[1mtoo big\x1b[0m\nmore")
-
-    assert dsl_worker._compile(emitted, tmp_path, fail) == ("source", "RuntimeError: error: tile too big")
+    told = 'CONFIG = "config"\nSYMBOL = "symbol"\n'
+    emitted.write_text(f"{told}def export(config, symbol, folder):\n    (folder / symbol).write_text(config)\n")
+    assert dsl_worker._compile(emitted, tmp_path) == ("", "")
+    assert (tmp_path / "symbol").read_text() == "config"
+    text = "\n\x1b[91m========\x1b[0m\n  error: tile \x1b[1mtoo big\x1b[0m\nmore"
+    emitted.write_text(f"{told}def export(*_):\n    raise RuntimeError({text!r})\n")
+    assert dsl_worker._compile(emitted, tmp_path) == ("source", "RuntimeError: error: tile too big")
     assert dsl_worker.describe(SystemExit()) == "SystemExit: it gave no reason"
-    emitted.write_text("CONFIG = 1\n")
-    assert dsl_worker._compile(emitted, tmp_path, export) == ("source", "KeyError: 'SYMBOL'")
+    emitted.write_text("CONFIG = 1\nexport = print\n")
+    assert dsl_worker._compile(emitted, tmp_path) == ("source", "KeyError: 'SYMBOL'")
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ class TableOnly(Build):
     def __init__(self, manifest: Manifest, table: Table) -> None:
         self.manifest = manifest
         self.table = table
-        quant = [entry.symbol for entry in manifest.entries if entry.family == quant.NAME]
-        self.quant = make_quant_table(manifest.entries, quant)
+        symbols = [entry.symbol for entry in manifest.entries if entry.family == quant.NAME]
+        self.quant = make_quant_table(manifest.entries, symbols)
         self.pinned = self.pinned_quant = -1
 
     def pin(self, row: int) -> int:

@@ -221,7 +221,7 @@ def test_import_makes_no_folder_and_touches_no_gpu(home) -> None:
         import gemmill
         assert not torch.cuda.is_initialized()
         assert not [name for name in sys.modules if name.split(".")[0] in ("jinja2", "typer", "rich", "ninja")]
-        assert not [name for name in sys.modules if name.startswith(("gemmill.emit", "gemmill.build", "gemmill.families.scaled_mm.candidates"))]
+        assert not [name for name in sys.modules if name.startswith(("gemmill.emit", "gemmill.build"))]
         from gemmill.runtime.schemas import OPS
         for op in OPS:
             print(getattr(torch.ops.gemmill, op.name).default._schema)
