@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ def test_f32_limits() -> None:
 def test_a_type_holds_its_values_and_nothing_between_them(kind: FloatType) -> None:
     numbers = sorted({value for value in kind.values if math.isfinite(value)})
     assert all(kind.holds(value) for value in numbers)
-    assert not any(kind.holds((low + high) / 2) for low, high in zip(numbers, numbers[1:], strict=False))
+    assert not any(kind.holds((low + high) / 2) for low, high in pairwise(numbers))
     assert not kind.holds(kind.maximum * 2) and not kind.holds(kind.smallest / 2)
     assert kind.holds(-1.0) is kind.signed
     assert kind.holds(0.0) is kind.subnormals
@@ -116,9 +117,9 @@ def test_a_type_holds_its_values_and_nothing_between_them(kind: FloatType) -> No
 
 
 def test_types_that_contradict_themselves() -> None:
-    with pytest.raises(ValueError, match="^odd has 4 bits, but its fields take 6$"):
+    with pytest.raises(ValueError, match=r"^odd has 4 bits, but its fields take 6$"):
         FloatType(name="odd", bits=4, exponent_bits=3, mantissa_bits=2)
-    with pytest.raises(ValueError, match="^e2m1 has codes 0 to 15, got 16$"):
+    with pytest.raises(ValueError, match=r"^e2m1 has codes 0 to 15, got 16$"):
         E2M1.value(16)
     assert Specials.IEEE is E5M2.specials
 

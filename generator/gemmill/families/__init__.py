@@ -1,0 +1,1 @@
+"""One folder for each family of kernels."""
