@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.blockscaled.layout import LANES, TILE_ROWS, TILE_SCALES, padded_offsets, swizzled_shape
-from gemmill.vocab.float_type import UE4M3, UE8M0, FloatType
+from gemmill.vocab.float_type import UE8M0, FloatType
 from gemmill.vocab.format import BLOCK_SCALED, Format, ScaleRounding
 
 LARGEST_PRODUCT = 2688.0
@@ -185,22 +185,39 @@ def quantise(
     global_scale: f32 [1] or [rows, 1], for nvfp4 and only there. `rounding` is that of mx scales. Raises ValueError for K
     that is no multiple of the group and for a global scale that is missing, not asked for, or no number above zero.
     """
+    scales = block_scales(x, format, global_scale=global_scale, rounding=rounding)
+    return BlockScaled(format=format, codes=codes_by(x, scales, format, global_scale=global_scale), scales=scales)
+
+
+def block_scales(
+    x: Tensor,
+    format: Format,
+    *,
+    global_scale: Tensor | None = None,
+    rounding: ScaleRounding = ScaleRounding.UP,
+) -> Tensor:
+    """Scales of x, uint8 [rows, K / group], plain; arguments and errors as in quantise."""
     if (global_scale is not None) != format.has_global_scale:
         given, wants = ("no global scale", "needs one") if global_scale is None else ("a global scale", "takes none")
         raise ValueError(f"quantisation to {format} got {given}, and {format} {wants}")
     groups = x.float().unflatten(-1, (format.scale_count(x.shape[-1]), format.group))
     amax = groups.abs().nan_to_num(nan=0.0, posinf=math.inf).amax(dim=-1)
     if global_scale is None:
-        scales = _power_of_two(amax, format.code, rounding)
+        return _power_of_two(amax, format.code, rounding)
+    check_global_scale(global_scale)
+    product = global_scale * amax
+    return encode(product / torch.full_like(product, format.code.maximum), format.scale)
+
+
+def codes_by(x: Tensor, scales: Tensor, format: Format, *, global_scale: Tensor | None = None) -> Tensor:
+    """Packed codes of x [rows, K] by scales that are known; arguments as in quantise."""
+    groups = x.float().unflatten(-1, (format.scale_count(x.shape[-1]), format.group))
+    if global_scale is None:
         scaled = groups * two_to(UE8M0.bias - scales.int())[..., None]
     else:
-        check_global_scale(global_scale)
-        product = global_scale * amax
-        scales = encode(product / torch.full_like(product, format.code.maximum), UE4M3)
-        divisor = decode(scales, UE4M3)[..., None]
+        divisor = decode(scales, format.scale)[..., None]
         scaled = torch.where(divisor == 0, 0.0, groups * global_scale[..., None] / divisor)
-    codes = pack(encode(scaled, format.code).flatten(-2), format.code.bits)
-    return BlockScaled(format=format, codes=codes, scales=scales)
+    return pack(encode(scaled, format.code).flatten(-2), format.code.bits)
 
 
 def _power_of_two(amax: Tensor, code: FloatType, rounding: ScaleRounding) -> Tensor:
@@ -263,17 +280,14 @@ def dequantise(x: BlockScaled, *, global_scale: Tensor | None = None, dtype: tor
     return values if dtype is torch.float64 else values.float().to(dtype)
 
 
-def exact_block_scaled_mm(
-    a: BlockScaled, b: BlockScaled, alpha: Tensor | None = None, bias: Tensor | None = None
-) -> Tensor:
-    """alpha * sum over k of a[m, k] b[n, k] + bias [n], in float64 [M, N], operands with their scales.
+def exact_mm(a: Tensor, b: Tensor, alpha: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """alpha * sum over k of a[m, k] b[n, k] + bias [n], float64 [M, N], of float64 values a [M, K] and b [N, K].
 
-    alpha: 1 / (global scale of a * global scale of b), f32, one value or any shape that broadcasts. Raises ValueError where
-    K differs. CUTLASS's example 72 computes it.
+    alpha: f32, one value or any shape that broadcasts. Raises ValueError where K differs.
     """
-    if a.k != b.k:
-        raise ValueError(f"a has K = {a.k} and b has K = {b.k}: a GEMM sums over one K")
-    result = a.values() @ b.values().t()
+    if a.shape[1] != b.shape[1]:
+        raise ValueError(f"a has K = {a.shape[1]} and b has K = {b.shape[1]}: a GEMM sums over one K")
+    result = a @ b.t()
     if alpha is not None:
         result = alpha.double() * result
     return result if bias is None else result + bias.double()
@@ -282,8 +296,16 @@ def exact_block_scaled_mm(
 def block_scaled_mm(
     a: BlockScaled, b: BlockScaled, out_dtype: torch.dtype, alpha: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """exact_block_scaled_mm rounded to f32 and then to the result's type, [M, N]."""
-    return exact_block_scaled_mm(a, b, alpha, bias).float().to(out_dtype)
+    """alpha * sum over k of sf_a sf_b a b + bias, [M, N]: exact_mm rounded to f32, then to the result's type.
+
+    alpha is 1 / (global scale of a * global scale of b). CUTLASS's example 72 computes it.
+    """
+    return exact_mm(a.values(), b.values(), alpha, bias).float().to(out_dtype)
+
+
+def weight_mm(a: Tensor, b: BlockScaled, alpha: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """The same of activations a [M, K] in bf16 or f16, in whose type the result is."""
+    return exact_mm(a.double(), b.values(), alpha, bias).float().to(a.dtype)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
