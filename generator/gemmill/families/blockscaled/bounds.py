@@ -92,8 +92,9 @@ def widened_tolerance(
     exact, error, magnitude = (
         torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device) for _ in range(3)
     )
-    for a_slice, b_slice in zip(*(x.split(slice_k or max(x.shape[1], 1), dim=1) for x in (a, b)), strict=True):
-        part, lost = _summed(a_slice, b_slice)
+    size = slice_k or max(a.shape[1], 1)
+    for start in range(0, a.shape[1], size):
+        part, lost = _summed(a[:, start : start + size], b[:, start : start + size])
         exact += part
         magnitude += part.abs() + lost
         error += lost + (0.0 if slice_k is None else FLOAT32_UNIT * magnitude)
@@ -109,7 +110,8 @@ def _summed(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """The sum over K and the bound of what the tensor core loses of it."""
     running = torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device)
     lost = running.clone()
-    for a_step, b_step in zip(a.split(INSTRUCTION_K, dim=1), b.split(INSTRUCTION_K, dim=1), strict=True):
+    for start in range(0, a.shape[1], INSTRUCTION_K):
+        a_step, b_step = a[:, start : start + INSTRUCTION_K], b[:, start : start + INSTRUCTION_K]
         largest = torch.maximum(running.abs(), a_step.abs() @ b_step.abs().t())
         lost += INSTRUCTION_LOSSES * INSTRUCTION_UNIT * largest
         running += a_step @ b_step.t()

@@ -70,10 +70,15 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
 def _regroup(words: Tensor, size: int, into: int) -> Tensor:
     """A stream of words of `size` bits as words of `into` bits, the first in the low bits."""
     span = math.lcm(size, into)
-    spans = words.unflatten(-1, (words.shape[-1] * size // span, span // size)).long()
-    whole = (spans << torch.arange(0, span, size, device=words.device)).sum(dim=-1, keepdim=True)
-    parts = whole >> torch.arange(0, span, into, device=words.device) & (1 << into) - 1
+    shifts = torch.arange(0, span, size, device=words.device)
+    whole = (grouped(words, span // size).long() << shifts).sum(dim=-1, keepdim=True)
+    parts: Tensor = (whole >> torch.arange(0, span, into, device=words.device)) & ((1 << into) - 1)
     return parts.to(torch.uint8).flatten(-2)
+
+
+def grouped(x: Tensor, size: int) -> Tensor:
+    """[..., K] as [..., K / size, size]."""
+    return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
 
 
 def swizzle(scales: Tensor) -> Tensor:
@@ -148,7 +153,8 @@ class BlockScaled:
         """code * scale, exact, float64 [rows, K]; the global scale is left out."""
         codes = decode(unpack(self.codes, self.format.code.bits), self.format.code, torch.float64)
         scales = decode(self.scales, self.format.scale, torch.float64)
-        return (codes.unflatten(-1, (self.scales.shape[1], self.format.group)) * scales[..., None]).flatten(-2)
+        products: Tensor = grouped(codes, self.format.group) * scales[..., None]
+        return products.flatten(-2)
 
 
 def global_scale_of(x: Tensor, *, per_row: bool = False) -> Tensor:
@@ -200,8 +206,8 @@ def block_scales(
     if (global_scale is not None) != format.has_global_scale:
         given, wants = ("no global scale", "needs one") if global_scale is None else ("a global scale", "takes none")
         raise ValueError(f"quantisation to {format} got {given}, and {format} {wants}")
-    groups = x.float().unflatten(-1, (format.scale_count(x.shape[-1]), format.group))
-    amax = groups.abs().nan_to_num(nan=0.0, posinf=math.inf).amax(dim=-1)
+    format.scale_count(x.shape[-1])
+    amax = grouped(x.float(), format.group).abs().nan_to_num(nan=0.0, posinf=math.inf).amax(dim=-1)
     if global_scale is None:
         return _power_of_two(amax, format.code, rounding)
     check_global_scale(global_scale)
@@ -211,7 +217,7 @@ def block_scales(
 
 def codes_by(x: Tensor, scales: Tensor, format: Format, *, global_scale: Tensor | None = None) -> Tensor:
     """Packed codes of x [rows, K] by scales that are known; arguments as in quantise."""
-    groups = x.float().unflatten(-1, (format.scale_count(x.shape[-1]), format.group))
+    groups = grouped(x.float(), format.group)
     if global_scale is None:
         scaled = groups * two_to(UE8M0.bias - scales.int())[..., None]
     else:
