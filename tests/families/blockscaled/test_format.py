@@ -12,10 +12,13 @@ from gemmill.vocab.float_type import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F3
 from gemmill.vocab.format import (
     BLOCK_SCALED,
     FORMATS,
+    FP8_GROUP64,
     FP8_GROUP128,
     MXFP4,
     MXFP6,
+    MXFP6_E2M3,
     MXFP8,
+    MXFP8_E5M2,
     NVFP4,
     Format,
     ScaleRounding,
@@ -125,18 +128,23 @@ def test_types_that_contradict_themselves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "group", "scale", "has_global_scale", "bytes_per_value"),
+    ("kind", "code", "group", "scale", "has_global_scale", "bytes_per_value"),
     [
-        (NVFP4, 16, UE4M3, True, 0.5625),
-        (MXFP4, 32, UE8M0, False, 0.53125),
-        (MXFP6, 32, UE8M0, False, 0.78125),
-        (MXFP8, 32, UE8M0, False, 1.03125),
-        (FP8_GROUP128, 128, F32, False, 1.03125),
+        (NVFP4, E2M1, 16, UE4M3, True, 0.5625),
+        (MXFP4, E2M1, 32, UE8M0, False, 0.53125),
+        (MXFP6, E3M2, 32, UE8M0, False, 0.78125),
+        (MXFP6_E2M3, E2M3, 32, UE8M0, False, 0.78125),
+        (MXFP8, E4M3, 32, UE8M0, False, 1.03125),
+        (MXFP8_E5M2, E5M2, 32, UE8M0, False, 1.03125),
+        (FP8_GROUP64, E4M3, 64, F32, False, 1.0625),
+        (FP8_GROUP128, E4M3, 128, F32, False, 1.03125),
     ],
     ids=str,
 )
-def test_formats(kind: Format, group: int, scale: FloatType, has_global_scale: bool, bytes_per_value: float) -> None:
-    assert (kind.group, kind.scale, kind.has_global_scale) == (group, scale, has_global_scale)
+def test_formats(
+    kind: Format, code: FloatType, group: int, scale: FloatType, has_global_scale: bool, bytes_per_value: float
+) -> None:
+    assert (kind.code, kind.group, kind.scale, kind.has_global_scale) == (code, group, scale, has_global_scale)
     assert float(kind.bytes_per_value) == bytes_per_value
 
 

@@ -138,6 +138,15 @@ def test_wrong_codes_and_scales_are_outside(format: Format) -> None:
     assert outside_of_interval(low, high, wrong, global_scale=factor)[1] == 1
 
 
+def test_a_wide_interval_holds_codes_of_both_signs() -> None:
+    value = torch.randn(8, 128)
+    low, high = fused_interval(value, torch.full_like(value, 2.0**18))
+    assert (high - low > 0.1).all()
+    found = quantise(value, MXFP6)
+    assert outside_of_interval(low, high, found) == (0, 0)
+    assert outside_of_interval(low + 2, high + 2, found)[0] > 0 and outside_of_interval(low - 2, high - 2, found)[0] > 0
+
+
 def tensor_core(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """A worst case of the instruction: each of 17 terms cut off 23 bits below the largest one's exponent, and the sum too."""
     total = torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64)
@@ -171,6 +180,15 @@ def test_a_tensor_core_is_within_its_tolerance_and_no_further(out_dtype: torch.d
     if out_dtype is torch.float32:
         assert noticed.double().mean() > 0.5
         assert (bound < 1e-3 * exact.abs().mean()).all()
+
+
+def test_the_tolerance_is_little_more_than_the_worst_that_happens() -> None:
+    """After a first 1, every product is a hair below a unit of it, so that all of each instruction is cut off."""
+    a, b = torch.ones(1, 1040).double(), torch.full((1, 1040), (1 - 2.0**-6) * 2.0**-23, dtype=torch.float64)
+    b[0, 0], b[0, 1:16] = 1.0, 0.0
+    error = float(exact_mm(a, b) - tensor_core(a, b))
+    assert error == 64 * 16 * (1 - 2.0**-6) * 2.0**-23
+    assert 0.8 < error / float(widened_tolerance(a, b, torch.float32)) <= 1
 
 
 def test_tolerance_of_an_empty_sum_is_the_bias_stored() -> None:

@@ -181,10 +181,10 @@ def test_requantisation_of_scales_that_spread_over_everything(per_group: bool) -
 def test_requantisation_keeps_groups_of_zeros() -> None:
     codes = torch.full((2, 96), 7, dtype=u8)
     codes[:, :32] = torch.tensor([0, 8], dtype=u8).repeat(16)
-    weights = weights_of([[127, -127, 0], [-127, 0, 0]], codes=codes)
+    weights = weights_of([[127, -127, -60], [-127, 0, 0]], codes=codes)
     packed = prepack(weights, for_op="mxfp4_fp8_mm", allow_requant=True)
     assert torch.equal(unpack(packed.weights.codes, 4)[:, :32], codes[:, :32]) and packed.report.requantised_rows == 1
-    assert packed.values()[0, 32:].tolist() == [0.0] * 32 + [6.0] * 32
+    assert packed.values()[0, 32:].tolist() == [0.0] * 32 + [6.0 * 2.0**-60] * 32
 
 
 WIDENED = [
@@ -242,12 +242,12 @@ def test_nvfp4_rounded_on_a_base_for_each_row() -> None:
 
 
 def test_nvfp4_on_a_base_of_zeros_and_of_the_limit() -> None:
-    scales = torch.tensor([[0, 0], [126, 1], [0x34, 0x34]], dtype=u8)  # 0; 448 and 2^-9; 0.75
+    scales = torch.tensor([[0, 0], [126, 1], [0x3E, 0x3E]], dtype=u8)  # 0; 448 and 2^-9; 1.75
     weights = BlockScaled(format=NVFP4, codes=torch.full((3, 16), 0x77, dtype=u8), scales=scales)
     weights.codes[2, :] = 0x66
     packed = prepack(weights, for_op="nvfp4_fp8_mm_rounded", global_scale=torch.ones(1))
-    assert packed.fold.tolist() == [1.0, 8.0, 2.0**-7]
-    assert packed.operand_values()[:, 0].tolist() == [0.0, 320.0, 384.0]
+    assert packed.fold.tolist() == [1.0, 8.0, 2.0**-6]
+    assert packed.operand_values()[:, 0].tolist() == [0.0, 320.0, 448.0]
 
 
 @pytest.mark.parametrize("format", [MXFP4, MXFP6, NVFP4], ids=str)

@@ -230,6 +230,20 @@ def test_nvfp4_division_moves_no_code() -> None:
         assert found == wanted
 
 
+def test_nvfp4_codes_are_of_the_product_with_the_global_scale() -> None:
+    """x * global exactly on the boundary between 2 and 3 of scale 1.125 gives the even code, that of 2: dividing x by the scale
+    first would give a few of these groups the code of 3."""
+    factors = torch.linspace(1.0, 4.0, 2001)
+    x = torch.zeros(2001, 16)
+    x[:, 0] = 6 * 1.125 / factors
+    x[:, 1] = 2.5 * 1.125 / factors
+    found = quantise(x, NVFP4, global_scale=factors.unsqueeze(1))
+    boundary = x[:, 1] * factors == 2.5 * 1.125
+    assert boundary.sum() > 1000 and (found.scales == 0x39).all()
+    assert (unpack(found.codes, 4)[boundary, 1] == 4).all()
+    assert (x[boundary, 1] / 1.125 * factors[boundary] > 2.5).any()
+
+
 def test_nvfp4_is_what_vllms_reference_does_where_reciprocals_are_exact() -> None:
     """vLLM: scale = e4m3(global * (amax / 6)), x * (1 / (scale / global)). With global a power of two and amax six times
     one, both orders are exact."""
