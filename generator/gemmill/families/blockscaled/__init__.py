@@ -1,0 +1,1 @@
+"""Block-scaled formats: their quantisation and the GEMM that reads codes and scales."""

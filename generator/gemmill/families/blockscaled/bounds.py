@@ -1,0 +1,133 @@
+"""How far a right kernel may be from the references, where it need not equal them to the bit.
+
+Quantisation equals its reference to the bit, but for exp, tanh and erf: a version of the CUDA library may differ from
+torch's by two units in the last place. A fused value then lies within GATE_STEPS units of the one computed here, its
+scale between those of the two ends, and its code between the codes of the two ends by the scale that was found.
+
+A GEMM on Hopper widens codes times scales to bf16 or f16, where they are exact (docs/formats.md), and multiplies them there. An
+instruction of that tensor core adds 16 exact products and the running sum, aligned to the largest of them, with at least
+23 bits below its exponent kept and what lies below cut off: 17 terms lose less than 2^-23 of the largest, and cutting the
+result off to f32 loses at most twice that (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores",
+PeerJ Computer Science 2021, and its successors for Hopper). Sixteen f32 multiply-adds in a row lose no more: 16 x 2^-24 of at
+most twice the largest. Slices of K are summed on their own and added in f32. Nothing is claimed for block-scaled tensor
+cores of Blackwell, whose sums are not published.
+
+Weights folded exactly into e4m3 make an ordinary scaled GEMM of it, with the base as scale: its bound is the one for those.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from gemmill.families.blockscaled.reference import BlockScaled, block_scales, codes_by, unpack
+from gemmill.vocab.float_type import E4M3, FloatType
+from gemmill.vocab.format import ScaleRounding
+
+GATE_STEPS = 4.0
+"""Units (2^-24 of what the library function is multiplied by) between two versions of a fused value."""
+FLOAT32_UNIT = 2.0**-24
+INSTRUCTION_K = 16
+INSTRUCTION_LOSSES = 19
+INSTRUCTION_UNIT = 2.0**-23
+EPILOGUE_ROUNDINGS = 3
+"""A row's base, alpha and the bias."""
+
+
+def fused_interval(value: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
+    """Lowest and highest f32 a fused value may have, where `magnitude` is what the library function is multiplied by: the
+    value itself for silu, gate * up or x for GELU."""
+    slack = torch.where(torch.isfinite(value), magnitude.abs() * (GATE_STEPS * FLOAT32_UNIT), 0.0)
+    return value - slack, value + slack
+
+
+def outside_of_interval(
+    low: Tensor,
+    high: Tensor,
+    found: BlockScaled,
+    *,
+    global_scale: Tensor | None = None,
+    rounding: ScaleRounding = ScaleRounding.UP,
+) -> tuple[int, int]:
+    """How many codes and how many scales of `found` no input between low and high [rows, K], f32, would be given.
+
+    Arguments as in quantise. Values whose interval is not finite do not count.
+    """
+    least = torch.where((low > 0) | (high < 0), torch.minimum(low.abs(), high.abs()), 0.0)
+    lowest_scale, highest_scale = (
+        block_scales(end, found.format, global_scale=global_scale, rounding=rounding)
+        for end in (least, torch.maximum(low.abs(), high.abs()))
+    )
+    wrong_scales = int(((found.scales < lowest_scale) | (found.scales > highest_scale)).sum())
+    lowest, highest = (
+        _rank(codes_by(end, found.scales, found.format, global_scale=global_scale), found.format.code)
+        for end in (low, high)
+    )
+    rank = _rank(found.codes, found.format.code)
+    finite = torch.isfinite(low) & torch.isfinite(high)
+    return int((finite & ((rank < lowest) | (rank > highest))).sum()), wrong_scales
+
+
+def _rank(packed: Tensor, kind: FloatType) -> Tensor:
+    """Codes as integers in the order of their values; -0 and 0 are the same."""
+    codes = unpack(packed, kind.bits).int()
+    sign = 1 << (kind.bits - 1)
+    return torch.where(codes >= sign, sign - codes, codes)
+
+
+def widened_tolerance(
+    a: Tensor,
+    b: Tensor,
+    out_dtype: torch.dtype,
+    alpha: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    slice_k: int | None = None,
+) -> Tensor:
+    """Largest |kernel - exact_mm| of a right widening kernel, float64 [M, N]; arguments as in exact_mm.
+
+    `slice_k`: columns that are summed on their own before they are added; all by default. The sums along K are the true
+    ones, in ascending order.
+    """
+    exact, error, magnitude = (
+        torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device) for _ in range(3)
+    )
+    size = slice_k or max(a.shape[1], 1)
+    for start in range(0, a.shape[1], size):
+        part, lost = _summed(a[:, start : start + size], b[:, start : start + size])
+        exact += part
+        magnitude += part.abs() + lost
+        error += lost + (0.0 if slice_k is None else FLOAT32_UNIT * magnitude)
+    factor = torch.ones((), dtype=torch.float64) if alpha is None else alpha.double()
+    largest, error, result = factor.abs() * magnitude, factor.abs() * error, factor * exact
+    if bias is not None:
+        largest, result = largest + bias.double().abs(), result + bias.double()
+    error = error + EPILOGUE_ROUNDINGS * FLOAT32_UNIT * largest
+    return error + _half_unit(result.abs() + error, out_dtype)
+
+
+def _summed(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum over K and the bound of what the tensor core loses of it."""
+    running = torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device)
+    lost = running.clone()
+    for start in range(0, a.shape[1], INSTRUCTION_K):
+        a_step, b_step = a[:, start : start + INSTRUCTION_K], b[:, start : start + INSTRUCTION_K]
+        largest = torch.maximum(running.abs(), a_step.abs() @ b_step.abs().t())
+        lost += INSTRUCTION_LOSSES * INSTRUCTION_UNIT * largest
+        running += a_step @ b_step.t()
+    return running, lost
+
+
+def _half_unit(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
+    """Half the distance between neighbours of `dtype` at each magnitude; of the subnormals below the smallest."""
+    info = torch.finfo(dtype)
+    least = math.frexp(info.smallest_normal)[1]
+    exponent = torch.where(magnitude == 0, least, torch.frexp(magnitude).exponent.clamp(min=least))
+    return torch.exp2(exponent.double() - 1) * (info.eps / 2)
+
+
+def rounded_fold_error(values: Tensor, base: Tensor) -> Tensor:
+    """Largest change of weights [N, K] that are rounded to e4m3 on a base [N, 1]: half a step, of the subnormals below
+    2^-6 of the base. None may be above 448 of it."""
+    step = torch.maximum(values.abs() * 2.0**-E4M3.mantissa_bits, base * E4M3.smallest)
+    return step / 2

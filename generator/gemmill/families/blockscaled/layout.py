@@ -1,0 +1,42 @@
+"""Where block scales lie in memory: plain, one row after another, or swizzled, as block-scaled tensor cores load them.
+
+Swizzled is CUTLASS's Sm1xxBlockScaledConfig (K-major) and torch's SWIZZLE_32_4_4: tiles of 128 rows x 4 scales are 512
+bytes in which row r, scale c is at (r % 32) * 16 + (r / 32) * 4 + c; tiles follow one another along K, then along rows.
+Rows are padded to 128 and scales of a row to 4, with zero bytes. All scales are single bytes, so offsets are in bytes.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+TILE_ROWS = 128
+TILE_SCALES = 4
+TILE_BYTES = TILE_ROWS * TILE_SCALES
+LANES = 32
+"""Rows of a tile whose scales are 16 bytes apart; the rows 32 further are next to them."""
+
+
+def swizzled_shape(rows: int, scales: int) -> tuple[int, int]:
+    """Padded rows and scales of a row; their product is the size of the swizzled tensor."""
+    return -(-rows // TILE_ROWS) * TILE_ROWS, -(-scales // TILE_SCALES) * TILE_SCALES
+
+
+def swizzled_offset(row: int, scale: int, scales: int) -> int:
+    """Where the scale of a row and a group lies, where a row has `scales` of them."""
+    tiles = -(-scales // TILE_SCALES)
+    tile = row // TILE_ROWS * tiles + scale // TILE_SCALES
+    lane, quarter = row % LANES, row % TILE_ROWS // LANES
+    return tile * TILE_BYTES + (lane * TILE_SCALES + quarter) * TILE_SCALES + scale % TILE_SCALES
+
+
+def swizzled_place(offset: int, scales: int) -> tuple[int, int]:
+    """Row and group of the scale at an offset: the inverse of swizzled_offset. Padding has places of its own."""
+    tiles = -(-scales // TILE_SCALES)
+    tile, inside = divmod(offset, TILE_BYTES)
+    lane, rest = divmod(inside, TILE_SCALES * TILE_SCALES)
+    quarter, scale = divmod(rest, TILE_SCALES)
+    return tile // tiles * TILE_ROWS + quarter * LANES + lane, tile % tiles * TILE_SCALES + scale
+
+
+def padded_offsets(rows: Sequence[int]) -> tuple[int, ...]:
+    """First row of each expert's scales, and the end: experts with `rows` rows each begin at multiples of 128."""
+    return (0, *accumulate(swizzled_shape(count, 0)[0] for count in rows))

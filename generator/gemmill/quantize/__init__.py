@@ -1,0 +1,1 @@
+"""Weights made ready for kernels, on the host."""
