@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from gemmill.space.quant import Activation
 
 from gemmill.families.blockscaled.bounds import (
     fused_interval,
@@ -25,6 +24,7 @@ from gemmill.families.blockscaled.reference import (
     unpack,
     weight_mm,
 )
+from gemmill.families.quant.config import Activation
 from gemmill.reference import quant as house
 from gemmill.vocab.format import BLOCK_SCALED, MXFP4, MXFP6, MXFP8, NVFP4, Format
 
