@@ -7,7 +7,7 @@ from gemmill.fuzz.call import WITHIN, LegalCall
 from gemmill.fuzz.judging import Judge
 from gemmill.fuzz.memory import Memory, Slot
 
-M, N, K = 64, 96, 32
+M, N, K = 1024, 1024, 32
 
 
 def matrix(dtype: torch.dtype, rows: int, columns: int, strides: tuple[int, int], values: str | None) -> Slot:
