@@ -1,0 +1,1 @@
+"""Families of kernels: one folder each."""
