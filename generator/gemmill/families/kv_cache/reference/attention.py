@@ -24,6 +24,7 @@ from gemmill.families.kv_cache.reference.vectors import (
     Fields,
     assemble,
     decode,
+    joined,
     transformed_queries,
 )
 
@@ -65,10 +66,10 @@ def attention(
     q [rows, heads, d]; k and v [length, kv_heads, d]; sinks [heads]. heads is a multiple of kv_heads: query head h reads
     KV head h // (heads // kv_heads).
     """
-    scores = torch.einsum("rhd,nhd->hrn", q, _for_query_heads(k, q.shape[1]))
+    scores = torch.einsum("rhd,nhd->hrn", q, for_query_heads(k, q.shape[1]))
     seen = visible(q.shape[0], k.shape[0], options)
-    weights, lse = _softmax(scores, seen, options, sinks)
-    return _weigh(weights, seen, _for_query_heads(v, q.shape[1])), lse
+    weights, lse = softmax(scores, seen, options, sinks)
+    return _weigh(weights, seen, for_query_heads(v, q.shape[1])), lse
 
 
 def attention_scores(q: Tensor, keys: Fields, spec: VectorSpec) -> Tensor:
@@ -107,7 +108,7 @@ def decode_attention(
         values = decode(read(cache, spec, VALUES, pages, length), spec.values, dtype)
         seen = visible(rows.shape[0], length, options)
         row_sinks = None if sinks is None else sinks.to(dtype)
-        weights, lse = _softmax(_scores(rows, keys, spec.keys), seen, options, row_sinks)
+        weights, lse = softmax(_scores(rows, keys, spec.keys), seen, options, row_sinks)
         outs.append(assemble(_weigh_decoded(weights, seen, values, rows.shape[1]), spec.values))
         lses.append(lse)
     return torch.stack(outs), torch.stack(lses)
@@ -140,15 +141,11 @@ def visible(rows: int, length: int, options: AttentionOptions) -> Tensor:
 
 def _scores(q: Tensor, keys: Fields, spec: VectorSpec) -> Tensor:
     """[heads, rows, length] of one sequence: q is transformed once, keys never."""
-    queries, stored = transformed_queries(q, spec), decode(keys, spec, q.dtype)
-    scores = torch.einsum("rhd,nhd->hrn", queries.rotated, _for_query_heads(stored.rotated, q.shape[1]))
-    if queries.projected is not None and stored.projected is not None:
-        projected = _for_query_heads(stored.projected, q.shape[1])
-        scores = scores + torch.einsum("rhd,nhd->hrn", queries.projected, projected)
-    return scores
+    stored = for_query_heads(joined(decode(keys, spec, q.dtype)), q.shape[1])
+    return torch.einsum("rhd,nhd->hrn", joined(transformed_queries(q, spec)), stored)
 
 
-def _softmax(scores: Tensor, seen: Tensor, options: AttentionOptions, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+def softmax(scores: Tensor, seen: Tensor, options: AttentionOptions, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """Weights [heads, rows, length], 0 where a key is not visible, and lse [heads, rows], of raw scores."""
     heads, rows, _ = scores.shape
     scores = scores * options.scale
@@ -175,14 +172,14 @@ def _weigh(weights: Tensor, seen: Tensor, values: Tensor) -> Tensor:
 
 def _weigh_decoded(weights: Tensor, seen: Tensor, values: Decoded, heads: int) -> Decoded:
     def weigh(part: Tensor) -> Tensor:
-        return _weigh(weights, seen, _for_query_heads(part, heads))
+        return _weigh(weights, seen, for_query_heads(part, heads))
 
     return Decoded(
         rotated=weigh(values.rotated), projected=None if values.projected is None else weigh(values.projected)
     )
 
 
-def _for_query_heads(x: Tensor, heads: int) -> Tensor:
+def for_query_heads(x: Tensor, heads: int) -> Tensor:
     """[length, kv_heads, d] as [length, heads, d]: each KV head for its group of query heads."""
     return x.repeat_interleave(heads // x.shape[1], dim=1)
 

@@ -58,7 +58,7 @@ def decode(fields: Fields, spec: VectorSpec, dtype: torch.dtype = torch.float64)
     centroids = _centroids(_codebook(spec), dtype)
     codes = unpack_codes(fields["codes"], spec.format.code_bits, spec.head_dim)
     rotated = centroids[codes] * unpack_float16(fields["norm"], dtype)[..., None]
-    if spec.format.method is not Method.TURBOQUANT_PROD:
+    if not has_signs(spec):
         return Decoded(rotated=rotated, projected=None)
     signs = 2 * unpack_codes(fields["signs"], 1, spec.head_dim).to(dtype) - 1
     factor = math.sqrt(math.pi / 2) / spec.head_dim
@@ -82,11 +82,20 @@ def assemble(parts: Decoded, spec: VectorSpec) -> Tensor:
 
 def transformed_queries(q: Tensor, spec: VectorSpec) -> Decoded:
     """R q and S q of queries q [..., head_dim] in q's dtype: what stored keys are multiplied by."""
-    with_signs = spec.format.method is Method.TURBOQUANT_PROD
     return Decoded(
         rotated=rotate(q, spec.rotation, spec.seed),
-        projected=q @ projection(spec.head_dim, spec.seed).to(q.dtype).T if with_signs else None,
+        projected=q @ projection(spec.head_dim, spec.seed).to(q.dtype).T if has_signs(spec) else None,
     )
+
+
+def has_signs(spec: VectorSpec) -> bool:
+    """Whether stored vectors have a part in the projection's basis."""
+    return spec.format.method is Method.TURBOQUANT_PROD
+
+
+def joined(parts: Decoded) -> Tensor:
+    """Both parts side by side, [..., d] or [..., 2 d]: an inner product of two such is that of the vectors."""
+    return parts.rotated if parts.projected is None else torch.cat((parts.rotated, parts.projected), dim=-1)
 
 
 def to_bytes(fields: Fields, spec: VectorSpec) -> Tensor:
@@ -120,7 +129,7 @@ def _compress_own(x: Tensor, spec: VectorSpec) -> Fields:
         unbiased = norm.square() / (decoded * rotated).sum(-1)
         norm = torch.where(usable, unbiased, norm)
     fields = {"codes": pack_codes(codes, spec.format.code_bits), "norm": pack_float16(norm)}
-    if spec.format.method is Method.TURBOQUANT_PROD:
+    if has_signs(spec):
         stored = decoded * unpack_float16(fields["norm"], x.dtype)[..., None]
         residual = x - rotate_back(stored, spec.rotation, spec.seed)
         signs = residual @ projection(spec.head_dim, spec.seed).to(x.dtype).T >= 0
