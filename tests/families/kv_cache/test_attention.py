@@ -318,6 +318,20 @@ def test_refused_calls() -> None:
         AttentionOptions(scale=1.0, soft_cap=0.0)
 
 
+def test_a_cache_may_be_a_slice_in_the_shape_of_vllm() -> None:
+    """[pages, page size, KV heads, slot], behind a page of another layer."""
+    spec, cache, table, lengths, _, _ = filled(PRESETS["turboquant_3bit_nc"])
+    q = gaussian(len(LENGTHS), 1, 4, 64)
+    shaped = torch.cat((cache[:1], cache)).reshape(len(cache) + 1, 16, 2, 54)[1:]
+    found, _ = decode_attention(q, shaped, spec, table, lengths, OPTIONS[0])
+    wanted, _ = decode_attention(q, cache, spec, table, lengths, OPTIONS[0])
+    assert torch.equal(found, wanted)
+    with pytest.raises(
+        ValueError, match=r"^A cache torch.uint8 \[20, 1728\] with strides \[3456, 1\] was given; turboquant_3"
+    ):
+        decode_attention(q, torch.cat((cache, cache), 1)[:, :1728], spec, table, lengths, OPTIONS[0])
+
+
 def test_skipped_slots_and_dense_rotations() -> None:
     dense = cache_format(OWN[3].keys, OWN[3].values, rotation=RotationKind.DENSE)
     spec = CacheSpec(format=dense, head_dim=64, kv_heads=2, page_size=16)

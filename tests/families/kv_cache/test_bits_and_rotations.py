@@ -149,6 +149,14 @@ def test_randomised_hadamard_negates_columns_by_the_seed() -> None:
     assert torch.equal(random_signs, plain * torch.tensor(seeds.signs(9, 128)))
 
 
+def test_dense_rotation_is_the_factor_with_a_positive_diagonal() -> None:
+    """R^T times the Gaussian matrix of the seed is upper triangular, its diagonal positive."""
+    gauss = torch.tensor(seeds.normals(3, seeds.Purpose.DENSE_ROTATION, 64 * 64), dtype=torch.float64).reshape(64, 64)
+    upper = rotate_back(gauss.T.contiguous(), RotationKind.DENSE, 3).T
+    assert float(upper.tril(-1).abs().max()) < 1e-12
+    assert float(upper.diagonal().min()) > 0
+
+
 def test_projection_is_gaussian() -> None:
     matrix = projection(128, 0)
     assert matrix[0, 0] == 1.477935791015625

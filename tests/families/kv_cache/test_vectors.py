@@ -8,6 +8,7 @@ import torch
 from gemmill.families.kv_cache.bounds import outside
 from gemmill.families.kv_cache.codebooks import codebook
 from gemmill.families.kv_cache.formats import OWN_METHODS, Method, RotationKind, VectorFormat, VectorSpec
+from gemmill.families.kv_cache.reference.bits import unpack_codes
 from gemmill.families.kv_cache.reference.rotations import projection, rotate
 from gemmill.families.kv_cache.reference.vectors import compress, decompress, from_bytes, to_bytes
 
@@ -83,6 +84,8 @@ def test_plain_bytes() -> None:
     assert {name: part.shape[-1] for name, part in fields.items()} == {
         "codes": 32, "norm": 2, "signs": 16, "residual_norm": 2,
     }  # fmt: skip
+    order = ("codes", "signs", "norm", "residual_norm")
+    assert torch.equal(packed, torch.cat([fields[name] for name in order], dim=-1))
     assert all(torch.equal(part, fields[name]) for name, part in from_bytes(packed, spec).items())
     with pytest.raises(
         ValueError, match=r"^Packed vectors torch.uint8 of 51 bytes were given; turboquant_prod in 3 bits of"
@@ -96,6 +99,16 @@ def test_plain_bytes() -> None:
         ValueError, match=r"^Vectors torch.int64 \[3, 128\] were to be compressed; .* of a float type: pass \["
     ):
         compress(torch.zeros(3, 128, dtype=torch.int64), spec)
+
+
+def test_a_coordinate_on_a_boundary_takes_the_upper_code() -> None:
+    """Of e_0 + e_1, Sylvester's matrix makes 2 and 0 in turn; 0 is the boundary between codes 3 and 4 of 3 bits."""
+    spec = spec_of(Method.EDEN, 3, head_dim=64, rotation="hadamard")
+    x = torch.zeros(64, dtype=torch.float64)
+    x[:2] = 1
+    codes = unpack_codes(compress(x, spec)["codes"], 3, 64)
+    assert codes[1::2].unique().tolist() == [4]
+    assert codes[0::2].unique().tolist() == [6]
 
 
 @pytest.mark.parametrize(("method", "bits"), CASES)
