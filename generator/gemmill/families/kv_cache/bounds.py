@@ -88,11 +88,11 @@ def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
     unit = torch.where(norm > 0, rotated / norm, 0.0)
     slack = rotation_loss(spec.rotation, spec.head_dim) + (spec.head_dim / 2 + 4) * UNIT * unit.abs()
     book = codebook(spec.head_dim, spec.format.code_bits)
-    edges = torch.tensor([-2.0, *book.boundaries, 2.0], dtype=torch.float64)
+    edges = torch.tensor([-2.0, *book.boundaries, 2.0], dtype=torch.float64, device=x.device)
     codes = unpack_codes(found["codes"], spec.format.code_bits, spec.head_dim)
     wrong_codes = int(((unit + slack < edges[codes]) | (unit - slack > edges[codes + 1])).sum())
 
-    decoded = torch.tensor(book.centroids, dtype=torch.float64)[codes]
+    decoded = torch.tensor(book.centroids, dtype=torch.float64, device=x.device)[codes]
     wanted = norm[..., 0]
     if spec.format.method is Method.EDEN:
         wanted = torch.where(wanted > 0, wanted.square() / (decoded * rotated).sum(-1), 0.0)
@@ -110,7 +110,7 @@ def _outside_of_residual(found: Fields, x: Tensor, decoded: Tensor, spec: Vector
     size = residual.square().sum(-1).sqrt()
     lost = (rotation_loss(spec.rotation, spec.head_dim) + 3 * UNIT) * spec.head_dim**0.5
     lost = lost * (x.square().sum(-1).sqrt() + stored.square().sum(-1).sqrt())
-    matrix = projection(spec.head_dim, spec.seed)
+    matrix = projection(spec.head_dim, spec.seed).to(x.device)
     slack = matrix.square().sum(-1).sqrt() * (lost + spec.head_dim * UNIT * size)[..., None]
     projected = residual @ matrix.T
     signs = unpack_codes(found["signs"], 1, spec.head_dim) == 1
@@ -147,9 +147,9 @@ def attention_bound(
     q, heads = q.double(), q.shape[1]
     keys, values = (read(cache, spec, side, pages, length) for side in (KEYS, VALUES))
     query, key = joined(transformed_queries(q, spec.keys)), for_query_heads(joined(decode(keys, spec.keys)), heads)
-    seen = visible(q.shape[0], length, options)
+    seen = visible(q.shape[0], length, options).to(q.device)
     weights, _ = softmax(torch.einsum("rhd,nhd->hrn", query, key), seen, options, sinks)
-    part, back = for_query_heads(joined(decode(values, spec.values)), heads), _back(spec.values)
+    part, back = for_query_heads(joined(decode(values, spec.values)), heads), _back(spec.values).to(q.device)
     value = part @ back
     out = torch.einsum("hrn,nhd->rhd", weights, value)
     off = value - out[:, None]  # [rows, n, heads, d]

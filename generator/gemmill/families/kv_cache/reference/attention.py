@@ -67,7 +67,7 @@ def attention(
     KV head h // (heads // kv_heads).
     """
     scores = torch.einsum("rhd,nhd->hrn", q, for_query_heads(k, q.shape[1]))
-    seen = visible(q.shape[0], k.shape[0], options)
+    seen = visible(q.shape[0], k.shape[0], options).to(q.device)
     weights, lse = softmax(scores, seen, options, sinks)
     return _weigh(weights, seen, for_query_heads(v, q.shape[1])), lse
 
@@ -106,7 +106,7 @@ def decode_attention(
     for rows, pages, length in zip(q.to(dtype), block_table, seq_lens.tolist(), strict=True):
         keys = read(cache, spec, KEYS, pages, length)
         values = decode(read(cache, spec, VALUES, pages, length), spec.values, dtype)
-        seen = visible(rows.shape[0], length, options)
+        seen = visible(rows.shape[0], length, options).to(q.device)
         row_sinks = None if sinks is None else sinks.to(dtype)
         weights, lse = softmax(_scores(rows, keys, spec.keys), seen, options, row_sinks)
         outs.append(assemble(_weigh_decoded(weights, seen, values, rows.shape[1]), spec.values))

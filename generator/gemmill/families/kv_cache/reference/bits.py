@@ -17,11 +17,11 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
             f"Codes from {int(codes.min())} to {int(codes.max())} were to be packed in {bits} bits; they hold 0 to "
             f"{(1 << bits) - 1}: clamp them or take more bits."
         )
-    planes = (codes[..., None] >> torch.arange(bits)) & 1
+    planes = (codes[..., None] >> torch.arange(bits, device=codes.device)) & 1
     stream = planes.flatten(-2)
     size = packed_size(codes.shape[-1], bits)
     stream = torch.nn.functional.pad(stream, (0, 8 * size - stream.shape[-1]))
-    weights = 1 << torch.arange(8)
+    weights = 1 << torch.arange(8, device=codes.device)
     return (stream.unflatten(-1, (size, 8)) * weights).sum(-1).to(torch.uint8)
 
 
@@ -32,9 +32,9 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
             f"{count} codes of {bits} bits were to be read from {packed.dtype} of {packed.shape[-1]} bytes; they are "
             f"torch.uint8 of {packed_size(count, bits)}: pass the field that pack_codes wrote."
         )
-    stream = (packed.to(torch.int64)[..., None] >> torch.arange(8)) & 1
+    stream = (packed.to(torch.int64)[..., None] >> torch.arange(8, device=packed.device)) & 1
     planes = stream.flatten(-2)[..., : count * bits].unflatten(-1, (count, bits))
-    return (planes << torch.arange(bits)).sum(-1)
+    return (planes << torch.arange(bits, device=packed.device)).sum(-1)
 
 
 def pack_float16(scalars: Tensor) -> Tensor:

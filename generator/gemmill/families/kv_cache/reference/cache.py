@@ -11,9 +11,9 @@ NO_SLOT = -1
 """In a slot mapping: this token is not stored."""
 
 
-def allocate(spec: CacheSpec, pages: int) -> Tensor:
+def allocate(spec: CacheSpec, pages: int, device: str | torch.device = "cpu") -> Tensor:
     """An empty cache, zeros u8 [pages, bytes of a page]."""
-    return torch.zeros(pages, page_plan(spec).page_bytes, dtype=torch.uint8)
+    return torch.zeros(pages, page_plan(spec).page_bytes, dtype=torch.uint8, device=device)
 
 
 def write(
@@ -85,7 +85,7 @@ def check_page_table(spec: CacheSpec, pages: int, block_table: Tensor, seq_lens:
 def read(cache: Tensor, spec: CacheSpec, side: str, pages_of_sequence: Tensor, length: int) -> Fields:
     """Fields u8 [length, kv_heads, bytes] of the first `length` tokens of a sequence; nothing behind them is read."""
     _pages(cache, spec)
-    tokens = torch.arange(length)
+    tokens = torch.arange(length, device=cache.device)
     page, place = pages_of_sequence.to(torch.int64)[tokens // spec.page_size], tokens % spec.page_size
     return {
         placement.field.name: _view(cache, spec, placement)[page, place]

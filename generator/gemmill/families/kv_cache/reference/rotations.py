@@ -32,7 +32,7 @@ def hadamard_transform(x: Tensor, scale: float | None = None, *, transpose: bool
         low, high = pairs[..., 0, :], pairs[..., 1, :]
         y = torch.stack((low + high, low - high), dim=-2).flatten(-3)
     if base > 1:
-        matrix = torch.tensor(hadamard.base_matrix(base), dtype=x.dtype)
+        matrix = torch.tensor(hadamard.base_matrix(base), dtype=x.dtype, device=x.device)
         y = torch.einsum("ji,...ik->...jk" if not transpose else "ij,...ik->...jk", matrix, y)
     return y.flatten(-2) * (size**-0.5 if scale is None else scale)
 
@@ -45,8 +45,8 @@ def rotate(x: Tensor, kind: RotationKind, seed: int) -> Tensor:
     if kind is RotationKind.HADAMARD:
         return hadamard_transform(x)
     if kind is RotationKind.RANDOM_HADAMARD:
-        return hadamard_transform(x * _signs(size, seed).to(x.dtype))
-    return x @ _dense(size, seed).to(x.dtype).T
+        return hadamard_transform(x * _signs(size, seed).to(x))
+    return x @ _dense(size, seed).to(x).T
 
 
 def rotate_back(y: Tensor, kind: RotationKind, seed: int) -> Tensor:
@@ -57,8 +57,8 @@ def rotate_back(y: Tensor, kind: RotationKind, seed: int) -> Tensor:
     if kind is RotationKind.HADAMARD:
         return hadamard_transform(y, transpose=True)
     if kind is RotationKind.RANDOM_HADAMARD:
-        return hadamard_transform(y, transpose=True) * _signs(size, seed).to(y.dtype)
-    return y @ _dense(size, seed).to(y.dtype)
+        return hadamard_transform(y, transpose=True) * _signs(size, seed).to(y)
+    return y @ _dense(size, seed).to(y)
 
 
 @functools.cache

@@ -55,8 +55,8 @@ def decode(fields: Fields, spec: VectorSpec, dtype: torch.dtype = torch.float64)
     """Both parts of the stored vectors, in `dtype`."""
     if spec.format.method not in OWN_METHODS:
         return Decoded(rotated=vllm.decode(fields, spec, dtype), projected=None)
-    centroids = _centroids(_codebook(spec), dtype)
     codes = unpack_codes(fields["codes"], spec.format.code_bits, spec.head_dim)
+    centroids = torch.tensor(_codebook(spec).centroids, dtype=dtype, device=codes.device)
     rotated = centroids[codes] * unpack_float16(fields["norm"], dtype)[..., None]
     if not has_signs(spec):
         return Decoded(rotated=rotated, projected=None)
@@ -76,7 +76,7 @@ def assemble(parts: Decoded, spec: VectorSpec) -> Tensor:
     """R^T rotated + S^T projected, [..., head_dim]: also of weighted sums of stored vectors."""
     x = rotate_back(parts.rotated, spec.rotation, spec.seed)
     if parts.projected is not None:
-        x = x + parts.projected @ projection(spec.head_dim, spec.seed).to(x.dtype)
+        x = x + parts.projected @ projection(spec.head_dim, spec.seed).to(x)
     return x
 
 
@@ -84,7 +84,7 @@ def transformed_queries(q: Tensor, spec: VectorSpec) -> Decoded:
     """R q and S q of queries q [..., head_dim] in q's dtype: what stored keys are multiplied by."""
     return Decoded(
         rotated=rotate(q, spec.rotation, spec.seed),
-        projected=q @ projection(spec.head_dim, spec.seed).to(q.dtype).T if has_signs(spec) else None,
+        projected=q @ projection(spec.head_dim, spec.seed).to(q).T if has_signs(spec) else None,
     )
 
 
@@ -122,9 +122,9 @@ def _compress_own(x: Tensor, spec: VectorSpec) -> Fields:
     rotated = rotate(x, spec.rotation, spec.seed)
     usable = torch.isfinite(norm) & (norm > 0)
     unit = torch.where(usable[..., None], rotated / norm[..., None], 0.0)
-    codes = torch.bucketize(unit, torch.tensor(book.boundaries, dtype=x.dtype), right=True)
+    codes = torch.bucketize(unit, torch.tensor(book.boundaries, dtype=x.dtype, device=x.device), right=True)
     codes = torch.where(torch.isfinite(norm)[..., None], codes, 0)
-    decoded = _centroids(book, x.dtype)[codes]
+    decoded = torch.tensor(book.centroids, dtype=x.dtype, device=x.device)[codes]
     if spec.format.method is Method.EDEN:
         unbiased = norm.square() / (decoded * rotated).sum(-1)
         norm = torch.where(usable, unbiased, norm)
@@ -132,7 +132,7 @@ def _compress_own(x: Tensor, spec: VectorSpec) -> Fields:
     if has_signs(spec):
         stored = decoded * unpack_float16(fields["norm"], x.dtype)[..., None]
         residual = x - rotate_back(stored, spec.rotation, spec.seed)
-        signs = residual @ projection(spec.head_dim, spec.seed).to(x.dtype).T >= 0
+        signs = residual @ projection(spec.head_dim, spec.seed).to(x).T >= 0
         fields |= {
             "signs": pack_codes(signs, 1),
             "residual_norm": pack_float16(residual.square().sum(-1).sqrt()),
@@ -142,7 +142,3 @@ def _compress_own(x: Tensor, spec: VectorSpec) -> Fields:
 
 def _codebook(spec: VectorSpec) -> Codebook:
     return codebook(spec.head_dim, spec.format.code_bits)
-
-
-def _centroids(book: Codebook, dtype: torch.dtype) -> Tensor:
-    return torch.tensor(book.centroids, dtype=dtype)

@@ -55,9 +55,9 @@ def decode(fields: dict[str, Tensor], spec: VectorSpec, dtype: torch.dtype) -> T
         case Method.E2M1:
             return _decode_e2m1(codes, fields["scales"], dtype)
         case Method.FOLDED_CENTROIDS:
-            return _centroids(spec).to(dtype)[codes] * unpack_float16(fields["norm"], dtype)[..., None]
+            return _centroids(spec, codes).to(dtype)[codes] * unpack_float16(fields["norm"], dtype)[..., None]
         case _:
-            centroids = _centroids(spec).to(dtype)[codes]
+            centroids = _centroids(spec, codes).to(dtype)[codes]
             unit = centroids / (centroids.square().sum(-1, keepdim=True) + _UNIT_FLOOR).sqrt()
             return unit * unpack_float16(fields["norm"], dtype)[..., None]
 
@@ -65,10 +65,12 @@ def decode(fields: dict[str, Tensor], spec: VectorSpec, dtype: torch.dtype) -> T
 def _compress_centroids(x: Tensor, spec: VectorSpec) -> dict[str, Tensor]:
     norm = x.double().square().sum(-1).sqrt().float()
     rotated = _rotate(x / (norm + _NORM_FLOOR)[..., None], spec)
-    boundaries = torch.tensor(vllm_codebook(spec.head_dim, spec.format.bits).boundaries, dtype=torch.float32)
+    boundaries = torch.tensor(
+        vllm_codebook(spec.head_dim, spec.format.bits).boundaries, dtype=torch.float32, device=x.device
+    )
     codes = (rotated[..., None] >= boundaries).sum(-1)
     if spec.format.method is Method.FOLDED_CENTROIDS:
-        squares = _centroids(spec)[codes].square().sum(-1)
+        squares = _centroids(spec, codes)[codes].square().sum(-1)
         norm = norm * (1.0 / (squares + _UNIT_FLOOR).sqrt())
     return {"codes": pack_codes(codes, spec.format.bits), "norm": pack_float16(norm)}
 
@@ -78,7 +80,7 @@ def _compress_uniform(x: Tensor, spec: VectorSpec) -> dict[str, Tensor]:
     largest_code = (1 << spec.format.bits) - 1
     zero = x.amin(-1)
     # A tensor as divisor: torch multiplies by the reciprocal of a number.
-    scale = (x.amax(-1) - zero) / torch.tensor(float(largest_code))
+    scale = (x.amax(-1) - zero) / torch.tensor(float(largest_code), device=x.device)
     scale = torch.where(scale > _LEAST_SCALE, scale, _LEAST_SCALE)
     steps = (x - zero[..., None]) / scale[..., None] + 0.5
     codes = steps.nan_to_num(nan=0.0).clamp(0, largest_code).trunc()
@@ -99,10 +101,12 @@ def _compress_e2m1(x: Tensor) -> dict[str, Tensor]:
     """Scale 2^floor(log2(0.156 absmax) + 1/2) for each 32; a value halfway between two codes takes the lower one."""
     groups = x.unflatten(-1, (-1, E2M1_GROUP))
     largest = groups.abs().amax(-1)
-    scaled = largest * torch.tensor(_E2M1_SCALE, dtype=torch.float32)
+    scaled = largest * torch.tensor(_E2M1_SCALE, dtype=torch.float32, device=x.device)
     exponent = torch.floor(torch.log2(torch.where(largest == 0, 1.0, scaled)) + 0.5)
     quotient = groups / torch.exp2(exponent)[..., None]
-    levels = torch.tensor([-v for v in _E2M1_MAGNITUDES[:0:-1]] + list(_E2M1_MAGNITUDES), dtype=torch.float32)
+    levels = torch.tensor(
+        [-v for v in _E2M1_MAGNITUDES[:0:-1]] + list(_E2M1_MAGNITUDES), dtype=torch.float32, device=x.device
+    )
     middles = (levels[:-1] + levels[1:]) / 2
     ranks = (quotient[..., None] > middles).sum(-1)
     zero_rank = len(_E2M1_MAGNITUDES) - 1
@@ -116,7 +120,7 @@ def _compress_e2m1(x: Tensor) -> dict[str, Tensor]:
 
 def _decode_e2m1(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Scale byte 0 is zero and 255 is NaN; else 2^(byte - 127)."""
-    magnitudes = torch.tensor(_E2M1_MAGNITUDES, dtype=dtype)[codes & 7]
+    magnitudes = torch.tensor(_E2M1_MAGNITUDES, dtype=dtype, device=codes.device)[codes & 7]
     values = torch.where(codes < 8, magnitudes, -magnitudes).unflatten(-1, (-1, E2M1_GROUP))
     factors = torch.exp2(scales.to(dtype) - _UE8M0_BIAS)
     factors = torch.where(scales == 0, 0.0, factors)
@@ -128,5 +132,6 @@ def _rotate(x: Tensor, spec: VectorSpec) -> Tensor:
     return rotate(x.double(), spec.rotation, spec.seed).float()
 
 
-def _centroids(spec: VectorSpec) -> Tensor:
-    return torch.tensor(vllm_codebook(spec.head_dim, spec.format.bits).centroids, dtype=torch.float32)
+def _centroids(spec: VectorSpec, codes: Tensor) -> Tensor:
+    book = vllm_codebook(spec.head_dim, spec.format.bits)
+    return torch.tensor(book.centroids, dtype=torch.float32, device=codes.device)
