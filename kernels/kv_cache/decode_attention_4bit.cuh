@@ -1,16 +1,18 @@
 // Attention over pages of 4-bit keys and values (eden or turboquant_mse, head dim 128, layout heads): compiled, never run.
 //
 // A block takes one KV head of one sequence and a slice of its tokens. A producer warp brings pages by bulk copies, one
-// for each page, since a head's page is one piece of memory. Four consumer warps take 16 tokens of a stage each:
+// for each page, since a head's page is one piece of memory. Two groups of four consumer warps take stages in turn, each
+// warp 16 tokens of 64:
 //
 //   scores    S[16 x 16] = Q K^T    Q stays in registers as f16, rotated; keys are centroids
 //   softmax   online, in f32; each key's norm is a factor of its column
 //   output    O[16 x 128] += P V    each value's norm is a factor of P's column, so values are centroids as well
 //
 // The 16 rows are query rows times the query heads of the KV head. Elements are decoded once for all of them, two by one
-// load: a byte of codes indexes a table of pairs of centroids in shared memory, which has a copy for each lane's bank. The
-// order of summed elements is free where both operands agree, so codes are read as they lie and never moved to where an
-// instruction wants them.
+// load: a byte of codes indexes a table of pairs of centroids in shared memory. The table has a copy for each lane's bank
+// and begins at a multiple of 64 KiB, entries of keys and values in turn, so that one byte permutation of codes and the
+// lane's base makes the whole address. The order of summed elements is free where both operands agree, so codes are read
+// as they lie and never moved to where an instruction wants them.
 //
 // Slices write sums in the rotated basis; combine_slices adds them in their order, rotates back and rounds. So the
 // result does not depend on which block ran first.
@@ -30,10 +32,12 @@ constexpr int kHeadDim = 128;
 constexpr int kRows = 16;
 constexpr int kCodeBytes = kHeadDim / 2;
 constexpr int kTokenBytes = 2 * (kCodeBytes + 2);
-constexpr int kConsumerWarps = 4;
+constexpr int kGroups = 2;
+constexpr int kGroupWarps = 4;
+constexpr int kConsumerWarps = kGroups * kGroupWarps;
 constexpr int kDecodeThreads = 32 * (kConsumerWarps + 1);
 constexpr int kWarpTokens = 16;
-constexpr int kTableWords = 256 * 32;
+constexpr int kTableBytes = 64 * 1024;  // [codes of a byte][keys, values][lanes] of f16 pairs
 constexpr float kNothing = -1e30f;  // a running maximum before any token: finite, so that differences are
 
 struct DecodeArgs {
@@ -43,7 +47,7 @@ struct DecodeArgs {
   uint8_t const* cache;       // [pages, kv_heads, page tokens * 132]
   int const* block_table;     // [batch, table_stride]
   int const* seq_lens;        // [batch]
-  __half centroids[16];       // ascending
+  __half centroids[2][16];    // of keys and of values, ascending
   int64_t table_stride;
   int kv_heads;
   int rows;                   // query rows times group, at most 16
@@ -61,13 +65,21 @@ struct DecodeShape {
   static constexpr int kPagesOfStage = kStageTokens / kPageTokens;
   static constexpr int kPageBytes = kPageTokens * kTokenBytes;
   static constexpr int kStageBytes = kStageTokens * kTokenBytes;
-  static constexpr int kStages = kStageTokens == 64 ? 7 : 4;
   static constexpr int kKeyNorms = kPageTokens * kCodeBytes;
   static constexpr int kValueCodes = kKeyNorms + kPageTokens * 2;
   static constexpr int kValueNorms = kValueCodes + kPageTokens * kCodeBytes;
-  static constexpr int kTableBytes = kTableWords * 4;
-  static constexpr int kSharedBytes = kTableBytes + kStages * kStageBytes + kStages * 16;
-  static_assert(kStages * kStageBytes >= kConsumerWarps * kRows * (kHeadDim + 2) * 4, "The warps' sums reuse the stages.");
+  // Shared memory: stages, barriers, then the table where 64 KiB begin, then more stages.
+  static constexpr int kStages = kStageTokens == 64 ? 12 : 6;
+  static constexpr int kStagesBelow = kStageTokens == 64 ? 7 : 3;
+  static constexpr int kBarriers = kStagesBelow * kStageBytes;
+  static constexpr int kReserved = 1024;  // what the system keeps below a block's shared memory
+  static_assert(kReserved + kBarriers + kStages * 16 <= kTableBytes);
+  static constexpr int kSharedBytes = 2 * kTableBytes + (kStages - kStagesBelow) * kStageBytes;
+  static_assert(kSharedBytes - kReserved >= kConsumerWarps * kRows * (kHeadDim + 2) * 4, "Sums reuse all of it.");
+
+  static __device__ __forceinline__ uint8_t* stage(uint8_t* shared, uint8_t* table, int index) {
+    return index < kStagesBelow ? shared + index * kStageBytes : table + kTableBytes + (index - kStagesBelow) * kStageBytes;
+  }
 };
 
 // One consumer warp's running softmax and sums. Row 0 is g, row 1 is g + 8.
@@ -77,15 +89,17 @@ struct Running {
   float out[16][4] = {};  // instruction nn: element 16 n + nn of columns n = 2t and 2t + 1
 };
 
-__device__ __forceinline__ uint32_t pair_of(uint32_t const* table, uint32_t codes, int byte) {
-  // The table's copy of this lane is 128 bytes from entry to entry.
-  uint32_t const offset = byte == 0 ? (codes << 7) & 0x7F80u : (codes >> (8 * byte - 7)) & 0x7F80u;
-  return *reinterpret_cast<uint32_t const*>(reinterpret_cast<char const*>(table) + offset);
+// Both centroids of a byte of codes. `base` is the shared address of the lane's word of entry 0: its byte 1 is zero.
+__device__ __forceinline__ uint32_t pair_of(uint32_t base, uint32_t codes, int byte) {
+  uint32_t const address = __byte_perm(codes, base, 0x7604 | byte << 4);
+  uint32_t pair;
+  asm("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(address));
+  return pair;
 }
 
 // Scores of 16 tokens by 16 rows, raw: s[0] tokens 2t and 2t + 1, s[1] the same and 8.
 __device__ __forceinline__ void score_tile(float (&s)[2][4], uint8_t const* codes, uint32_t const (&q)[8][4],
-                                           uint32_t const* table, int g, int t) {
+                                           uint32_t table, int g, int t) {
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
     uint4 const packed = *reinterpret_cast<uint4 const*>(codes + (8 * tile + g) * kCodeBytes + 16 * t);
@@ -101,7 +115,7 @@ __device__ __forceinline__ void score_tile(float (&s)[2][4], uint8_t const* code
 
 // O += P V of 16 tokens. The lane's tokens are those of its columns of P, its elements 16 g to 16 g + 15.
 __device__ __forceinline__ void weigh_tile(Running& running, uint8_t const* codes, uint32_t const (&p)[4],
-                                           uint32_t const* table, int g, int t) {
+                                           uint32_t table, int g, int t) {
   uint2 packed[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -134,9 +148,17 @@ struct Seen {
     }
   }
   __device__ bool operator()(int row, int token) const { return token >= first[row] && token < end[row]; }
+
+  // Whether every row of the warp sees every token of a tile: the same in all lanes.
+  static __device__ bool all(DecodeArgs const& args, int length, int token) {
+    int const last_first = args.window > 0 ? length - args.window : 0;
+    int const first_end = args.causal ? length - args.rows / args.group + 1 : length;
+    return token >= last_first && token + kWarpTokens <= first_end;
+  }
 };
 
 // Scores to weights with the values' norms, as operand A; the running maximum and sums move on.
+template <bool kMasked>
 __device__ __forceinline__ void softmax_tile(uint32_t (&p)[4], float (&s)[2][4], Running& running, Seen const& seen,
                                              __half2 const* key_norms, __half2 const* value_norms, int token, float scale,
                                              int t) {
@@ -148,7 +170,7 @@ __device__ __forceinline__ void softmax_tile(uint32_t (&p)[4], float (&s)[2][4],
     for (int i = 0; i < 4; ++i) {
       int const row = i / 2, at = token + 8 * tile + 2 * t + i % 2;
       float const scaled = s[tile][i] * (scale * (i % 2 ? norm.y : norm.x));
-      s[tile][i] = seen(row, at) ? scaled : -INFINITY;
+      s[tile][i] = !kMasked || seen(row, at) ? scaled : -INFINITY;
       largest[row] = fmaxf(largest[row], s[tile][i]);
     }
   }
@@ -177,7 +199,7 @@ __device__ __forceinline__ void softmax_tile(uint32_t (&p)[4], float (&s)[2][4],
       for (int i = 0; i < 2; ++i) {
         weight[i] = exp2f(s[tile][2 * row + i] - running.max[row]);
         running.sum[row] += weight[i];
-        bool const used = seen(row, token + 8 * tile + 2 * t + i);
+        bool const used = !kMasked || seen(row, token + 8 * tile + 2 * t + i);
         weight[i] = used ? weight[i] * (i ? norm.y : norm.x) : 0.0f;
       }
       __half2 const packed = __floats2half2_rn(weight[0], weight[1]);
@@ -188,18 +210,18 @@ __device__ __forceinline__ void softmax_tile(uint32_t (&p)[4], float (&s)[2][4],
 
 // Brings the slice's pages, a stage after the other, by one lane.
 template <int kPageTokens>
-__device__ __forceinline__ void produce(DecodeArgs const& args, uint8_t* stages, uint64_t* full, uint64_t* empty,
-                                        int first_page, int end_page) {
+__device__ __forceinline__ void produce(DecodeArgs const& args, uint8_t* shared, uint8_t* table, uint64_t* full,
+                                        uint64_t* empty, int first_page, int end_page) {
   using Shape = DecodeShape<kPageTokens>;
-  int const* const table = args.block_table + blockIdx.z * args.table_stride;
+  int const* const pages = args.block_table + blockIdx.z * args.table_stride;
   int stage = 0, phase = 1;
   for (int page = first_page; page < end_page; page += Shape::kPagesOfStage) {
     int const count = min(Shape::kPagesOfStage, end_page - page);
     wait(&empty[stage], phase);
     expect_bytes(&full[stage], count * Shape::kPageBytes);
     for (int i = 0; i < count; ++i) {
-      int64_t const piece = static_cast<int64_t>(table[page + i]) * args.kv_heads + blockIdx.y;
-      bulk_copy(stages + stage * Shape::kStageBytes + i * Shape::kPageBytes, args.cache + piece * Shape::kPageBytes,
+      int64_t const piece = static_cast<int64_t>(pages[page + i]) * args.kv_heads + blockIdx.y;
+      bulk_copy(Shape::stage(shared, table, stage) + i * Shape::kPageBytes, args.cache + piece * Shape::kPageBytes,
                 Shape::kPageBytes, &full[stage]);
     }
     if (++stage == Shape::kStages) stage = 0, phase ^= 1;
@@ -207,8 +229,8 @@ __device__ __forceinline__ void produce(DecodeArgs const& args, uint8_t* stages,
 }
 
 template <int kPageTokens>
-__device__ __forceinline__ void consume(DecodeArgs const& args, Running& running, uint8_t const* stages, uint64_t* full,
-                                        uint64_t* empty, uint32_t const* table, int length, int first_page, int end_page) {
+__device__ __forceinline__ void consume(DecodeArgs const& args, Running& running, uint8_t* shared, uint8_t* table, uint64_t* full,
+                                        uint64_t* empty, int length, int first_page, int end_page) {
   using Shape = DecodeShape<kPageTokens>;
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   // Summed places 2t, 2t + 1, 2t + 8, 2t + 9 of step k are elements 32 t + 4 k to 32 t + 4 k + 3: the lane's 16 bytes.
@@ -222,26 +244,33 @@ __device__ __forceinline__ void consume(DecodeArgs const& args, Running& running
     for (int step = 0; step < 8; ++step) q[step][i] = row[step].x, q[step][2 + i] = row[step].y;
   }
   Seen const seen(args, length, g);
-  int stage = 0, phase = 0;
-  for (int page = first_page; page < end_page; page += Shape::kPagesOfStage) {
+  uint32_t const key_pairs = shared_address(table) + 4 * lane, value_pairs = key_pairs + 128;
+  static_assert(Shape::kStages % kGroups == 0, "A group's stages keep their parity.");
+  int stage = warp / kGroupWarps, phase = 0;
+  for (int page = first_page + stage * Shape::kPagesOfStage; page < end_page; page += kGroups * Shape::kPagesOfStage) {
+    uint8_t const* const bytes = Shape::stage(shared, table, stage);
     wait(&full[stage], phase);
 #pragma unroll
     for (int part = 0; part < Shape::kStageTokens / 64; ++part) {
-      int const place = 64 * part + kWarpTokens * warp, token = page * kPageTokens + place;
+      int const place = 64 * part + kWarpTokens * (warp % kGroupWarps), token = page * kPageTokens + place;
       if (token >= length || page + place / kPageTokens >= end_page) continue;
-      uint8_t const* const piece =
-          stages + stage * Shape::kStageBytes + place / kPageTokens * Shape::kPageBytes;
+      uint8_t const* const piece = bytes + place / kPageTokens * Shape::kPageBytes;
       int const within = place % kPageTokens;
       float s[2][4] = {};
       uint32_t p[4];
-      score_tile(s, piece + within * kCodeBytes, q, table, g, t);
-      softmax_tile(p, s, running, seen, reinterpret_cast<__half2 const*>(piece + Shape::kKeyNorms) + within / 2,
-                   reinterpret_cast<__half2 const*>(piece + Shape::kValueNorms) + within / 2, token, args.scale, t);
-      weigh_tile(running, piece + Shape::kValueCodes + within * kCodeBytes, p, table, g, t);
+      score_tile(s, piece + within * kCodeBytes, q, key_pairs, g, t);
+      __half2 const* const key_norms = reinterpret_cast<__half2 const*>(piece + Shape::kKeyNorms) + within / 2;
+      __half2 const* const value_norms = reinterpret_cast<__half2 const*>(piece + Shape::kValueNorms) + within / 2;
+      if (Seen::all(args, length, token)) {
+        softmax_tile<false>(p, s, running, seen, key_norms, value_norms, token, args.scale, t);
+      } else {
+        softmax_tile<true>(p, s, running, seen, key_norms, value_norms, token, args.scale, t);
+      }
+      weigh_tile(running, piece + Shape::kValueCodes + within * kCodeBytes, p, value_pairs, g, t);
     }
     __syncwarp();
     if (lane == 0) arrive(&empty[stage]);
-    if (++stage == Shape::kStages) stage = 0, phase ^= 1;
+    if ((stage += kGroups) >= Shape::kStages) stage -= Shape::kStages, phase ^= 1;
   }
 }
 
@@ -284,12 +313,12 @@ __device__ __forceinline__ void store_slice(DecodeArgs const& args, Running cons
 
 // Grid: slices, KV heads, batch.
 template <int kPageTokens>
-__global__ void __launch_bounds__(kDecodeThreads, 2) decode_attention_4bit(__grid_constant__ DecodeArgs const args) {
+__global__ void __launch_bounds__(kDecodeThreads, 1) decode_attention_4bit(__grid_constant__ DecodeArgs const args) {
   using Shape = DecodeShape<kPageTokens>;
   extern __shared__ __align__(128) uint8_t shared[];
-  uint32_t* const table = reinterpret_cast<uint32_t*>(shared);
-  uint8_t* const stages = shared + Shape::kTableBytes;
-  uint64_t* const full = reinterpret_cast<uint64_t*>(stages + Shape::kStages * Shape::kStageBytes);
+  uint32_t const begin = shared_address(shared);
+  uint8_t* const table = shared + (((begin + Shape::kBarriers + Shape::kStages * 16 + kTableBytes - 1) & ~(kTableBytes - 1u)) - begin);
+  uint64_t* const full = reinterpret_cast<uint64_t*>(shared + Shape::kBarriers);
   uint64_t* const empty = full + Shape::kStages;
 
   int const length = args.seq_lens[blockIdx.z];
@@ -300,23 +329,24 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) decode_attention_4bit(__gri
   int const end_page = min(first_page + slice_pages, pages);
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Shape::kStages; ++i) initialise(&full[i], 1), initialise(&empty[i], kConsumerWarps);
+    for (int i = 0; i < Shape::kStages; ++i) initialise(&full[i], 1), initialise(&empty[i], kGroupWarps);
     publish_barriers();
   }
-  for (int i = threadIdx.x; i < kTableWords; i += kDecodeThreads) {
-    __half2 const pair = __halves2half2(args.centroids[i / 32 % 16], args.centroids[i / 32 / 16]);
-    table[i] = reinterpret_cast<uint32_t const&>(pair);
+  for (int i = threadIdx.x; i < kTableBytes / 4; i += kDecodeThreads) {
+    __half const* const centroids = args.centroids[i / 32 % 2];
+    __half2 const pair = __halves2half2(centroids[i / 64 % 16], centroids[i / 64 / 16]);
+    reinterpret_cast<uint32_t*>(table)[i] = reinterpret_cast<uint32_t const&>(pair);
   }
   __syncthreads();
 
   Running running;
   if (threadIdx.x / 32 == kConsumerWarps) {
-    if (threadIdx.x % 32 == 0) produce<kPageTokens>(args, stages, full, empty, first_page, end_page);
+    if (threadIdx.x % 32 == 0) produce<kPageTokens>(args, shared, table, full, empty, first_page, end_page);
   } else {
-    consume<kPageTokens>(args, running, stages, full, empty, table + threadIdx.x % 32, length, first_page, end_page);
+    consume<kPageTokens>(args, running, shared, table, full, empty, length, first_page, end_page);
   }
-  __syncthreads();  // every copy has landed and been read: the stages are free
-  float* const sums = reinterpret_cast<float*>(stages);
+  __syncthreads();  // every copy has landed and been read: the memory is free
+  float* const sums = reinterpret_cast<float*>(shared);
   store_slice(args, running, sums, reinterpret_cast<float2*>(sums + kConsumerWarps * kRows * kHeadDim));
 }
 
