@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gemmill.families.kv_cache.bounds import BF16, F32, Arithmetic, attention_bound
+from gemmill.families.kv_cache.bounds import BF16, F16, F32, Arithmetic, attention_bound
 from gemmill.families.kv_cache.formats import (
     PRESETS,
     CacheFormat,
@@ -218,7 +218,9 @@ def emulated(q, cache, spec: CacheSpec, pages, length: int, options: AttentionOp
     """A kernel's arithmetic: float32, operands and weights rounded as `how` says, output rotated back in float32."""
 
     def rounded(x: torch.Tensor, unit: float) -> torch.Tensor:
-        return x.to({BF16.operand_unit: torch.bfloat16}.get(unit, torch.float32)).float()
+        return x.to(
+            {BF16.operand_unit: torch.bfloat16, F16.operand_unit: torch.float16}.get(unit, torch.float32)
+        ).float()
 
     keys, values = (read(cache, spec, side, pages, length) for side in (KEYS, VALUES))
     query, stored = transformed_queries(q.float(), spec.keys), decode(keys, spec.keys, torch.float32)
@@ -241,10 +243,10 @@ def emulated(q, cache, spec: CacheSpec, pages, length: int, options: AttentionOp
     return assemble(parts, spec.values).double()
 
 
-@pytest.mark.parametrize("how", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("how", [F32, F16, BF16], ids=["f32", "f16", "bf16"])
 @pytest.mark.parametrize("format", FORMATS[:9], ids=lambda format: format.name)
 def test_attention_bound(format: CacheFormat, how: Arithmetic) -> None:
-    """Rounded arithmetic lies within; a page in another's place does not; with bf16 the bound is within 25 errors."""
+    """Rounded arithmetic lies within; a page in another's place does not; with half the bits the bound is within 50 errors."""
     spec, cache, table, lengths, _, _ = filled(format, kv_heads=2)
     q, options = gaussian(len(LENGTHS), 2, 4, 64, seed=8), AttentionOptions(scale=0.125)
     wanted, _ = decode_attention(q, cache, spec, table, lengths, options)
@@ -253,7 +255,7 @@ def test_attention_bound(format: CacheFormat, how: Arithmetic) -> None:
         bound = attention_bound(q[row], cache, spec, pages, length, options, how)
         error = (emulated(q[row], cache, spec, pages, length, options, how) - wanted[row]).abs()
         assert bool((error <= bound).all())
-        assert how is F32 or float(bound.mean()) < 25 * float(error.mean())
+        assert how is F32 or float(bound.mean()) < 50 * float(error.mean())
     if how is BF16:
         swapped = table.clone()
         swapped[0, 0], swapped[0, 1] = table[0, 1], table[3, 0]

@@ -21,6 +21,7 @@ o = sum of w_j v_j by w_j e_j (v_j - o). float32 sums on the tensor core lose 19
 as in `gemmill.reference.tolerance`, and are added in full.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -51,13 +52,13 @@ class Arithmetic:
     """How a kernel rounds what it multiplies."""
 
     operand_unit: float
-    """Of rotated queries, decoded keys and decoded values: 2^-9 for bf16, 2^-12 for f16, 2^-24 for float32."""
+    """Of rotated queries, decoded keys and decoded values: 2^-8 for bf16, 2^-11 for f16, 2^-24 for float32."""
     weight_unit: float
     """Of softmax weights."""
 
 
-BF16 = Arithmetic(operand_unit=2.0**-9, weight_unit=2.0**-9)
-F16 = Arithmetic(operand_unit=2.0**-12, weight_unit=2.0**-12)
+BF16 = Arithmetic(operand_unit=2.0**-8, weight_unit=2.0**-8)
+F16 = Arithmetic(operand_unit=2.0**-11, weight_unit=2.0**-11)
 F32 = Arithmetic(operand_unit=UNIT, weight_unit=UNIT)
 
 
@@ -68,7 +69,7 @@ def rotation_loss(kind: RotationKind, head_dim: int) -> float:
     if kind is RotationKind.DENSE:
         return head_dim * UNIT
     base, stages = hadamard.split(head_dim)
-    return (stages + (base - 1) * base**0.5 + 1) * UNIT
+    return (stages + (base - 1) * math.sqrt(base) + 1) * UNIT
 
 
 def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
@@ -184,7 +185,7 @@ def _back(spec: VectorSpec) -> Tensor:
 def _score_loss(spec: VectorSpec) -> float:
     """Of the magnitudes of a score's products, that float32 loses: rotation of the query, sum, softmax's argument."""
     rotated = max(rotation_loss(spec.rotation, spec.head_dim), spec.head_dim * UNIT if has_signs(spec) else 0.0)
-    return rotated * spec.head_dim**0.5 + _sum_loss(spec.head_dim) + _EXP_STEPS * UNIT
+    return rotated * math.sqrt(spec.head_dim) + _sum_loss(spec.head_dim) + _EXP_STEPS * UNIT
 
 
 def _sum_loss(terms: int) -> float:

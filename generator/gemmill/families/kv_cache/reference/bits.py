@@ -22,7 +22,8 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     size = packed_size(codes.shape[-1], bits)
     stream = torch.nn.functional.pad(stream, (0, 8 * size - stream.shape[-1]))
     weights = 1 << torch.arange(8, device=codes.device)
-    return (stream.unflatten(-1, (size, 8)) * weights).sum(-1).to(torch.uint8)
+    octets = stream.reshape(*codes.shape[:-1], size, 8)
+    return (octets * weights).sum(-1).to(torch.uint8)
 
 
 def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
@@ -33,8 +34,9 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
             f"torch.uint8 of {packed_size(count, bits)}: pass the field that pack_codes wrote."
         )
     stream = (packed.to(torch.int64)[..., None] >> torch.arange(8, device=packed.device)) & 1
-    planes = stream.flatten(-2)[..., : count * bits].unflatten(-1, (count, bits))
-    return (planes << torch.arange(bits, device=packed.device)).sum(-1)
+    planes = stream.flatten(-2)[..., : count * bits].reshape(*packed.shape[:-1], count, bits)
+    weights = 1 << torch.arange(bits, device=packed.device)
+    return (planes * weights).sum(-1)
 
 
 def pack_float16(scalars: Tensor) -> Tensor:

@@ -26,15 +26,17 @@ def hadamard_transform(x: Tensor, scale: float | None = None, *, transpose: bool
     """
     size = x.shape[-1]
     base, power = hadamard.split(size)
-    y = x.unflatten(-1, (base, 1 << power))
+    rows = x.shape[:-1]
+    y = x.reshape(*rows, base, 1 << power)
     for stage in range(power):
-        pairs = y.unflatten(-1, (-1, 2, 1 << stage))
+        pairs = y.reshape(*rows, base, 1 << (power - stage - 1), 2, 1 << stage)
         low, high = pairs[..., 0, :], pairs[..., 1, :]
         y = torch.stack((low + high, low - high), dim=-2).flatten(-3)
     if base > 1:
         matrix = torch.tensor(hadamard.base_matrix(base), dtype=x.dtype, device=x.device)
         y = torch.einsum("ji,...ik->...jk" if not transpose else "ij,...ik->...jk", matrix, y)
-    return y.flatten(-2) * (size**-0.5 if scale is None else scale)
+    factor = size**-0.5 if scale is None else scale
+    return y.reshape(x.shape) * factor
 
 
 def rotate(x: Tensor, kind: RotationKind, seed: int) -> Tensor:
@@ -75,8 +77,9 @@ def _signs(size: int, seed: int) -> Tensor:
 @functools.cache
 def _dense(size: int, seed: int) -> Tensor:
     """Q of the QR factorisation with a positive diagonal of R: uniform over rotations and reflections (Mezzadri 2007)."""
-    q, r = torch.linalg.qr(_gaussian(size, seed, Purpose.DENSE_ROTATION))
-    return q * torch.sign(torch.diagonal(r))
+    factors = torch.linalg.qr(_gaussian(size, seed, Purpose.DENSE_ROTATION))
+    orthogonal: Tensor = factors.Q * torch.sign(torch.diagonal(factors.R))
+    return orthogonal
 
 
 def _gaussian(size: int, seed: int, purpose: Purpose) -> Tensor:

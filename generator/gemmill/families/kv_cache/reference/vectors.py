@@ -112,7 +112,7 @@ def from_bytes(packed: Tensor, spec: VectorSpec) -> Fields:
             f"{spec.format.bits} bits of {spec.head_dim} elements is torch.uint8 of {size}: pass what compress wrote."
         )
     fields = spec.format.fields(spec.head_dim)
-    parts = packed.split([field.size for field in fields], dim=-1)
+    parts = torch.split(packed, [field.size for field in fields], dim=-1)
     return {field.name: part for field, part in zip(fields, parts, strict=True)}
 
 

@@ -99,7 +99,7 @@ def _to_e4m3(x: Tensor) -> Tensor:
 
 def _compress_e2m1(x: Tensor) -> dict[str, Tensor]:
     """Scale 2^floor(log2(0.156 absmax) + 1/2) for each 32; a value halfway between two codes takes the lower one."""
-    groups = x.unflatten(-1, (-1, E2M1_GROUP))
+    groups = x.reshape(*x.shape[:-1], x.shape[-1] // E2M1_GROUP, E2M1_GROUP)
     largest = groups.abs().amax(-1)
     scaled = largest * torch.tensor(_E2M1_SCALE, dtype=torch.float32, device=x.device)
     exponent = torch.floor(torch.log2(torch.where(largest == 0, 1.0, scaled)) + 0.5)
@@ -121,11 +121,11 @@ def _compress_e2m1(x: Tensor) -> dict[str, Tensor]:
 def _decode_e2m1(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Scale byte 0 is zero and 255 is NaN; else 2^(byte - 127)."""
     magnitudes = torch.tensor(_E2M1_MAGNITUDES, dtype=dtype, device=codes.device)[codes & 7]
-    values = torch.where(codes < 8, magnitudes, -magnitudes).unflatten(-1, (-1, E2M1_GROUP))
+    values = torch.where(codes < 8, magnitudes, -magnitudes).reshape(*scales.shape, E2M1_GROUP)
     factors = torch.exp2(scales.to(dtype) - _UE8M0_BIAS)
     factors = torch.where(scales == 0, 0.0, factors)
     factors = torch.where(scales == _UE8M0_NAN, torch.nan, factors)
-    return (values * factors[..., None]).flatten(-2)
+    return (values * factors[..., None]).reshape(codes.shape)
 
 
 def _rotate(x: Tensor, spec: VectorSpec) -> Tensor:
