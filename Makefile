@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-export GEMMILL_HOME ?= $(CURDIR)/.gemmill
 
 .PHONY: help mill test style quality clean
 
