@@ -5,15 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.families.quant.call import config_of, quant_call
+from gemmill.families.scaled_mm.ops import GEMM_OPS
+from gemmill.families.scaled_mm.scales import groups_of_call
 from gemmill.fuzz.call import EXACT, LegalCall
 from gemmill.fuzz.memory import Memory
 from gemmill.reference import compare_exact, exact_scaled_mm, scaled_mm, tolerance
 from gemmill.reference.comparison import apart_exact, apart_within, compare_within
 from gemmill.runtime.operands import of_arguments, of_tensor
-from gemmill.runtime.quant_call import config_of, quant_call
 from gemmill.runtime.quant_cpu import by_reference
-from gemmill.runtime.scales import groups_of_call
-from gemmill.runtime.schemas import BY_NAME, GEMM_OPS
+from gemmill.runtime.schemas import BY_NAME
 from gemmill.tune import quant_cases
 from gemmill.vocab import Accumulation, Arch
 
