@@ -40,5 +40,6 @@ FAMILY = Family(
     name=NAME,
     doc="quantises rows, alone or after an activation or a norm",
     kernels=(QUANT,),
+    cases="gemmill.families.quant.cases",
     selections={"smoke": selections.smoke, "default": selections.default},
 )

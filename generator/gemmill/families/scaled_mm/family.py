@@ -71,5 +71,6 @@ FAMILY = Family(
     name=NAME,
     doc="multiplies matrices of codes, scales and shifts the sums",
     kernels=(CUTLASS, CUTEDSL),
+    cases="gemmill.families.scaled_mm.cases",
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
 )
