@@ -9,7 +9,7 @@ from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.layouts import PADS, TIDY, free_stride, matrix, one_value, shift_of, torch_dtype, vector
 from gemmill.numerics.memory import Memory, Slot
-from gemmill.reference import check_scaled_mm, compare_exact, exact_scaled_mm, scaled_mm, tolerance
+from gemmill.reference import compare_exact, compare_within, exact_scaled_mm, scaled_mm, tolerance
 from gemmill.reference.comparison import apart_exact, apart_within
 from gemmill.runtime import scales as scales_of
 from gemmill.runtime.operands import of_tensor
@@ -119,20 +119,22 @@ class GemmJudge:
 
     def wrong(self) -> Tensor:
         """How many elements are, on the device, without waiting for it."""
-        out, bias = self._memory.dense("out"), self._options[0]
-        rounded = scaled_mm(*self._operands, out.dtype, *self._options)
-        if self._is_exact():
-            return apart_exact(out, rounded).sum()
-        exact = exact_scaled_mm(*self._operands, bias)
-        bound = tolerance(*self._operands, out.dtype, self._accumulation, bias)
-        return apart_within(out, rounded, exact, bound).sum()
+        out, rounded, within = self._expected()
+        return (apart_within(out, rounded, *within) if within else apart_exact(out, rounded)).sum()
 
     def report(self) -> str:
         """What is wrong, in words; nothing if nothing is."""
-        out = self._memory.dense("out")
+        out, rounded, within = self._expected()
+        return (compare_within(out, rounded, *within) if within else compare_exact(out, rounded)).report
+
+    def _expected(self) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+        """The result, the reference of its type and, unless that repeats every rounding, the exact one and its bound."""
+        out, bias = self._memory.dense("out"), self._options[0]
+        rounded = scaled_mm(*self._operands, out.dtype, *self._options)
         if self._is_exact():
-            return compare_exact(out, scaled_mm(*self._operands, out.dtype, *self._options)).report
-        return check_scaled_mm(out, *self._operands, self._accumulation, *self._options).report
+            return out, rounded, None
+        bound = tolerance(*self._operands, out.dtype, self._accumulation, bias)
+        return out, rounded, (exact_scaled_mm(*self._operands, bias), bound)
 
     def _is_exact(self) -> bool:
         """Whether the reference repeats every rounding: not with scales in groups, which strides may tell where shapes do not."""
