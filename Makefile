@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-export GEMMILL_HOME ?= $(CURDIR)/.gemmill
 # Processes that run tests: one a core.
 JOBS ?= $(shell nproc)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP, Predicate
+from gemmill.families.scaled_mm.scales import lies_for_tma
 from gemmill.reference import (
     Comparison,
     accumulation_error,
@@ -21,7 +22,6 @@ from gemmill.reference import (
 )
 from gemmill.reference.tolerance import half_unit_in_last_place
 from gemmill.runtime.operands import of_tensor
-from gemmill.runtime.scales import lies_for_tma
 from gemmill.vocab import Accumulation, DType, ScaleGroups, ScaleLayout
 
 GUARD = 0x7FF1

@@ -8,10 +8,11 @@ import torch
 
 import gemmill
 from gemmill.families import quant
+from gemmill.families.quant.call import config_of, quant_call
+from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.quant_call import config_of, quant_call
 from gemmill.runtime.quant_cpu import by_reference
-from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
+from gemmill.runtime.schemas import BY_NAME
 from gemmill.tune.quant_cases import QuantCase, cases_of, check_case, ops_served
 from gemmill.vocab import Arch
 from quant_problems import Breakage, empty_call, some_call

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import gemmill as package
+from gemmill.families.quant.call import config_of, quant_call
 from gemmill.families.quant.ops import QUANT_OPS
 from gemmill.families.quant.selections import default as quant_configs
 from gemmill.families.quant.selections import smoke as smoke_quant_configs
@@ -19,7 +20,6 @@ from gemmill.reference import scaled_mm as reference_of_scaled_mm
 from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands
 from gemmill.runtime.problem import problem_of_call
-from gemmill.runtime.quant_call import config_of, quant_call
 from gemmill.runtime.quant_table import make_quant_table, select_quant
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Choice, select

@@ -1,10 +1,11 @@
 """Which call an op, a seed and an index make: a legal one, or one that is then broken."""
 
+from gemmill.families.scaled_mm.ops import GEMM_OPS
 from gemmill.fuzz.call import LegalCall, Limits
 from gemmill.fuzz.draw import Draw
 from gemmill.fuzz.gemm_calls import gemm_call
 from gemmill.fuzz.quant_calls import quant_call
-from gemmill.runtime.schemas import BY_NAME, GEMM_OPS
+from gemmill.runtime.schemas import BY_NAME
 
 BROKEN = 0.2
 """Of calls."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import gemmill
+from gemmill.families.scaled_mm.ops import GEMM_OPS
 from gemmill.fuzz import sabotage
 from gemmill.fuzz.breakages import Arguments, BrokenCall, break_call
 from gemmill.fuzz.call import CPU_LIMITS, GPU_LIMITS, LegalCall
@@ -26,7 +27,7 @@ from gemmill.fuzz.gemm_calls import groups_of_call
 from gemmill.fuzz.judging import Judge
 from gemmill.fuzz.memory import Memory
 from gemmill.fuzz.values import Pools
-from gemmill.runtime.schemas import BY_NAME, GEMM_OPS, NAMESPACE
+from gemmill.runtime.schemas import BY_NAME, NAMESPACE
 from gemmill.tune.bench import DEAD_CONTEXT, end_with, serve
 from gemmill.tune.statistics import first_line
 

@@ -3,11 +3,12 @@
 import torch
 
 from gemmill.families.scaled_mm.config import RESULTS_OF
+from gemmill.families.scaled_mm.ops import SCALED_MM_AZP
 from gemmill.fuzz.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.fuzz.draw import Draw
 from gemmill.fuzz.layouts import PADS, TIDY, free_stride, matrix, one_value, shift_of, vector
 from gemmill.fuzz.memory import Slot
-from gemmill.runtime.schemas import SCALED_MM_AZP, OpSchema
+from gemmill.runtime.schemas import OpSchema
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups
 
 LARGE, THIN, ALIGNED = 0.01, 0.05, 0.55

@@ -5,15 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.families.quant.call import config_of, quant_call
+from gemmill.families.scaled_mm.ops import GEMM_OPS
+from gemmill.families.scaled_mm.scales import groups_of_call
 from gemmill.fuzz.call import EXACT, LegalCall
 from gemmill.fuzz.memory import Memory
-from gemmill.reference import check_scaled_mm, compare_exact, exact_scaled_mm, scaled_mm, tolerance
-from gemmill.reference.comparison import apart_exact, apart_within
+from gemmill.reference import compare_exact, exact_scaled_mm, scaled_mm, tolerance
+from gemmill.reference.comparison import apart_exact, apart_within, compare_within
 from gemmill.runtime.operands import of_arguments, of_tensor
-from gemmill.runtime.quant_call import config_of, quant_call
 from gemmill.runtime.quant_cpu import by_reference
-from gemmill.runtime.scales import groups_of_call
-from gemmill.runtime.schemas import BY_NAME, GEMM_OPS
+from gemmill.runtime.schemas import BY_NAME
 from gemmill.tune import quant_cases
 from gemmill.vocab import Accumulation, Arch
 
@@ -66,9 +67,11 @@ class Judge:
     def _gemm_report(self) -> str:
         operands, options, accumulation = self._gemm()
         out = self._memory.dense("out")
+        rounded = scaled_mm(*operands, out.dtype, *options)
         if self._is_exact(accumulation):
-            return compare_exact(out, scaled_mm(*operands, out.dtype, *options)).report
-        return check_scaled_mm(out, *operands, accumulation, *options).report
+            return compare_exact(out, rounded).report
+        exact = exact_scaled_mm(*operands, options[0])
+        return compare_within(out, rounded, exact, tolerance(*operands, out.dtype, accumulation, options[0])).report
 
     def _gemm(self) -> tuple[list[Tensor], list[Tensor | None], Accumulation]:
         """A, B and their scales; bias and zero points; how sums are made."""

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from gemmill.families.quant.call import GROUP_AZP, OP_OF, OUT_NAMES, SCALE_NAMES, name_of
 from gemmill.families.quant.config import QuantFamily, ScaleFormat
 from gemmill.fuzz.call import EXACT, LegalCall, Limits
 from gemmill.fuzz.draw import Draw
 from gemmill.fuzz.layouts import MEANINGLESS, PADS, SHIFTS, TIDY, free_stride, one_value, row_stride, shift_of, vector
 from gemmill.fuzz.memory import Slot
-from gemmill.runtime.quant_call import GROUP_AZP, OP_OF, OUT_NAMES, SCALE_NAMES, name_of
 from gemmill.runtime.schemas import Kind, OpSchema
 from gemmill.vocab import DType
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.families.quant.call import OUT_NAMES, SCALE_NAMES, name_of
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.families.quant.ops import QUANT_OPS
 from gemmill.reference import quant_bounds as bounds
-from gemmill.runtime.quant_call import OUT_NAMES, SCALE_NAMES, name_of
 from gemmill.runtime.quant_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OpSchema
 from gemmill.vocab import DType

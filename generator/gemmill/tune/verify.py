@@ -11,11 +11,12 @@ from gemmill.families import scaled_mm
 from gemmill.families.quant.config import QuantConfig
 from gemmill.families.quant.selections import smoke as smoke_quant_configs
 from gemmill.families.scaled_mm.accepts import Predicate
+from gemmill.families.scaled_mm.ops import SCALED_MM, SCALED_MM_AZP
 from gemmill.manifest import KernelEntry
 from gemmill.reference import Comparison, check_scaled_mm, powers_of_two, small_bias, small_integers
 from gemmill.runtime.library import Build
 from gemmill.runtime.ops import load, use_variant
-from gemmill.runtime.schemas import NAMESPACE, SCALED_MM, SCALED_MM_AZP
+from gemmill.runtime.schemas import NAMESPACE
 from gemmill.tune import quant_cases
 from gemmill.tune.quant_cases import QuantCase, ops_served
 from gemmill.vocab import SCALE_GROUPS, Accumulation, Arch, DType, ScaleGranularity, ScaleGroups, ScaleLayout
