@@ -14,6 +14,7 @@
 #include "operand.h"
 #include "problem.h"
 #include "rejection.h"
+#include "scaled_mm_model.h"
 #include "selection.h"
 #include "workspace.h"
 
@@ -113,20 +114,21 @@ void run(Op op, Operands const& x) {
   int64_t lda = m == 1 ? round_up(k, 16) : x.a.strides[0];
   int64_t ldb = n == 1 ? round_up(k, 16) : x.b.strides[1];
   int64_t ldd = m == 1 ? round_up(n, 8) : x.out.strides[0];
-  Call call;
-  call.m = m, call.n = n, call.k = k;
+  Call call{};
+  call.sizes[kM] = m, call.sizes[kN] = n, call.sizes[kK] = k;
   int64_t bytes = operand_bytes(type);
-  call.align_a = alignment(x.a.data, lda, k, bytes);
-  call.align_b = alignment(x.b.data, ldb, k, bytes);
-  call.align_d = alignment(x.out.data, ldd | n, n, 2);  // a TMA store ends at a multiple of 16 bytes, not at n
+  call.alignments[kA] = alignment(x.a.data, lda, k, bytes);
+  call.alignments[kB] = alignment(x.b.data, ldb, k, bytes);
+  call.alignments[kD] = alignment(x.out.data, ldd | n, n, 2);  // a TMA store ends at a multiple of 16 bytes, not at n
   Need need = op == kScaledMmAzp ? (x.azp.given() ? kAzpToken : kAzpRow) : (x.bias.given() ? kBias : kScale);
   call.problem = problem_code(groups.code, need, type, x.out.dtype == dtypes().f16 ? kToF16 : kToBf16);
 
   int32_t device = x.out.device;
   int64_t sms = std::max<int64_t>(sm_count(device), 1);
-  Choice choice = choose(call, sms);
+  Choice choice = choose(scaled_mm_model, call, sms);
   if (choice.row < 0) refuse_call();
   Row const& row = *row_at(choice.row);
+  GemmFacts const& facts = gemm_facts(row);
   gemmill_kernel const& kernel = gemmill_kernels[row.kernel];
 
   gemmill_group_scaled_mm_args whole{};
@@ -142,9 +144,9 @@ void run(Op op, Operands const& x) {
   args.m = static_cast<int32_t>(m), args.n = static_cast<int32_t>(n), args.k = static_cast<int32_t>(k);
   args.a_scale_per_row = x.a_scales.numel() > 1;
   args.b_scale_per_column = x.b_scales.numel() > 1;
-  args.raster_order = static_cast<int32_t>(row.raster_order);
-  args.swizzle = static_cast<int32_t>(row.swizzle);
-  args.splits = static_cast<int32_t>(row.splits);
+  args.raster_order = static_cast<int32_t>(facts.raster_order);
+  args.swizzle = static_cast<int32_t>(facts.swizzle);
+  args.splits = static_cast<int32_t>(facts.splits);
   args.device = device;
   args.sm_count = static_cast<int32_t>(sms);
   args.programmatic_launch = programmatic_launch();

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+from gemmill.family.tuning import Tuning
 from gemmill.vocab import OK, Arch, Compiler, DType, Status, rejected
 
 
@@ -107,3 +108,5 @@ class Family:
     kernels: tuple[Kernels, ...]
     selections: Mapping[str, Callable[[Arch], Iterable[Any]]]
     """By a selection's name, the configs that the family has in it; none where it is not named."""
+    tuning: Tuning | None
+    """How one of several variants is chosen for a call; None where one serves all calls of its class."""

@@ -41,4 +41,5 @@ FAMILY = Family(
     doc="quantises rows, alone or after an activation or a norm",
     kernels=(QUANT,),
     selections={"smoke": selections.smoke, "default": selections.default},
+    tuning=None,
 )

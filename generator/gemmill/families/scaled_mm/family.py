@@ -10,6 +10,7 @@ from gemmill.families.scaled_mm.dsl.plan import Plan
 from gemmill.families.scaled_mm.names import from_fields, to_fields
 from gemmill.families.scaled_mm.rules import RULES
 from gemmill.families.scaled_mm.spelling import cutedsl, cutlass
+from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.family import DslBody, Family, Kernels
 from gemmill.vocab import Backend, Compiler, KernelSchedule, TileScheduler
 
@@ -72,4 +73,5 @@ FAMILY = Family(
     doc="multiplies matrices of codes, scales and shifts the sums",
     kernels=(CUTLASS, CUTEDSL),
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
+    tuning=TUNING,
 )
