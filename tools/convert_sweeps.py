@@ -81,7 +81,11 @@ def table_of(sweeps: Sequence[dict], allowed: set[str]) -> TunedTable:
         ranked = sorted(fitting, key=lambda name: (fitting[name], name))[:KEPT]
         if ranked:
             shown = tuple(round(fitting[name], 2) for name in ranked)
-            rows.append(TableRow(op=op, n=n, k=k, m=m, variants=tuple(ranked), us=shown, source=latest[op, m, n, k]))
+            rows.append(
+                TableRow(
+                    op=op, sizes={"n": n, "k": k, "m": m}, variants=tuple(ranked), us=shown, source=latest[op, m, n, k]
+                )
+            )
     first = sweeps[0]
     return make_table(first["environment"]["gpu"], first["build"]["arch"], sources, rows)
 
@@ -90,7 +94,7 @@ def against_peers(table: TunedTable, sweeps: Iterable[dict]) -> list[str]:
     """For each op, the first variant of its rows against the fastest peer of the sweep that has both: by M up to 128 and above,
     geometric mean and worst shape."""
     groups: dict[tuple[str, str], list[tuple[float, Shape]]] = {}
-    chosen = {(row.op, row.m, row.n, row.k): row.variants[0] for row in table.rows}
+    chosen = {(row.op, *(row.sizes[name] for name in "mnk")): row.variants[0] for row in table.rows}
     for sweep in sweeps:
         for shape, us in zip(map(tuple, sweep["shapes"]), sweep["us"], strict=True):
             found = dict(zip(sweep["contenders"], us, strict=True))

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.families.scaled_mm.names import parse_gemm_name
-from gemmill.runtime.model import model_ns
-from gemmill.runtime.table import Row, make_table
+from gemmill.family import Row
+from gemmill.runtime.select import model_ns
+from gemmill.runtime.table import make_table
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection, select
 from gemmill.tune.problems import M_BUCKETS, Op, Problem

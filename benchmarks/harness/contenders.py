@@ -9,8 +9,9 @@ from typing import Protocol
 import torch
 
 import gemmill
-from gemmill.runtime.model import model_ns
-from gemmill.runtime.table import Row, Table
+from gemmill.family import Row
+from gemmill.runtime.select import model_ns
+from gemmill.runtime.table import Table
 from gemmill.tune.checking import Reference
 from gemmill.tune.operands import Operands
 from gemmill.tune.peers import Multiply, Peer, through_ops, torch_peers, vllm_peer
@@ -156,7 +157,7 @@ def variant_contenders(table: Table, multiply: Multiply) -> list[LocalContender]
 
 def plausible(variants: Sequence[LocalContender], problem: Problem, ratio: float) -> list[LocalContender]:
     """The variants that the analytic model puts within `ratio` of its best: a sweep need not time the hopeless ones."""
-    call = replace(problem.call, align_a=16, align_b=16, align_d=16)
+    call = replace(problem.call, alignments=(16, 16, 16))
     guesses = {v.name: model_ns(v.row, call, SM_COUNT) for v in variants if v.row is not None and v.takes(problem)}
     limit = ratio * min(guesses.values(), default=0.0)
     return [v for v in variants if guesses.get(v.name, 0.0) <= limit]

@@ -3,9 +3,13 @@
 import ctypes
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from gemmill.runtime.library import Build, PackedCall, PackedChoice
-from gemmill.runtime.problem import Need, problem_code
+from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.classes import Need, problem_code
+from gemmill.family import ProblemCall
+from gemmill.runtime.library import Build
+from gemmill.runtime.packed import PackedCall, PackedChoice, packed_call
 
 CALLS = 100_000
 ROUNDS = 7
@@ -21,17 +25,19 @@ def selection_us(build: Build) -> dict[str, float]:
     library = ctypes.CDLL(str(build.folder / build.manifest.extension))
     choose, pin = library.gemmill_choose, library.gemmill_pin
     pin.argtypes, pin.restype = [ctypes.c_int64], ctypes.c_int64
-    choose.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    choose.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    family = list(build.table.families).index(scaled_mm.NAME)
     problem = problem_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
-    calls = (PackedCall * CALLS)(*(PackedCall(problem, 16, 8192, 16 * (1 + i), 16, 16, 16) for i in range(CALLS)))
+    shape = ProblemCall(family=scaled_mm.NAME, problem=problem, sizes=(16, 8192, 16), alignments=(16, 16, 16))
+    calls = (PackedCall * CALLS)(*(packed_call(replace(shape, sizes=(16, 8192, 16 * (1 + i)))) for i in range(CALLS)))
     addresses = [ctypes.addressof(call) for call in calls]
     answer = ctypes.addressof(result := PackedChoice())
     same = [addresses[0]] * CALLS
-    choose(same[0], SM_COUNT, answer)
+    choose(family, same[0], SM_COUNT, answer)
     assert result.row >= 0, "every build has a variant for e4m3 to bf16"
     return {
-        "remembered": _least_us(lambda: [choose(call, SM_COUNT, answer) for call in same]),
-        "first": _least_us(lambda: [choose(call, SM_COUNT, answer) for call in addresses[:2000]], calls=2000),
+        "remembered": _least_us(lambda: [choose(family, call, SM_COUNT, answer) for call in same]),
+        "first": _least_us(lambda: [choose(family, call, SM_COUNT, answer) for call in addresses[:2000]], calls=2000),
         "ctypes": _least_us(lambda: [pin(-1) for _ in same]),
     }
 

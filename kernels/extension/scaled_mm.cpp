@@ -8,6 +8,7 @@
 #include "dtypes.h"
 #include "group_scales.h"
 #include "problem.h"
+#include "scaled_mm_model.h"
 #include "selection.h"
 #include "workspace.h"
 
@@ -66,20 +67,21 @@ bool run(OpCall& x) {
   int64_t lda = m == 1 ? round_up(k, 16) : a.strides[0];
   int64_t ldb = n == 1 ? round_up(k, 16) : b.strides[1];
   int64_t ldd = m == 1 ? round_up(n, 8) : out.strides[0];
-  Call call;
-  call.m = m, call.n = n, call.k = k;
+  Call call{};
+  call.sizes[kSizeM] = m, call.sizes[kSizeN] = n, call.sizes[kSizeK] = k;
   int64_t bytes = operand_bytes(type);
-  call.align_a = alignment(a.data, lda, k, bytes);
-  call.align_b = alignment(b.data, ldb, k, bytes);
-  call.align_d = alignment(out.data, ldd | n, n, 2);  // a TMA store ends at a multiple of 16 bytes, not at n
+  call.alignments[kAlignA] = alignment(a.data, lda, k, bytes);
+  call.alignments[kAlignB] = alignment(b.data, ldb, k, bytes);
+  call.alignments[kAlignD] = alignment(out.data, ldd | n, n, 2);  // a TMA store ends at a multiple of 16 bytes, not at n
   Need need = x.tensor(kAzpAdj).given() ? (x.tensor(kAzp).given() ? kAzpToken : kAzpRow) : (x.tensor(kBiasOf).given() ? kBias : kScale);
   call.problem = problem_code(groups.code, need, type, out.dtype == dtypes().f16 ? kToF16 : kToBf16);
 
   int32_t device = out.device;
   int64_t sms = std::max<int64_t>(sm_count(device), 1);
-  Choice choice = choose(call, sms);
+  Choice choice = choose(scaled_mm_model, call, sms);
   if (choice.row < 0) refuse(x);
   Row const& row = *row_at(choice.row);
+  GemmFacts const& facts = gemm_facts(row);
   gemmill_kernel const& kernel = gemmill_kernels[row.kernel];
 
   gemmill_group_scaled_mm_args whole{};
@@ -95,9 +97,9 @@ bool run(OpCall& x) {
   args.m = static_cast<int32_t>(m), args.n = static_cast<int32_t>(n), args.k = static_cast<int32_t>(k);
   args.a_scale_per_row = x.tensor(kAScales).numel() > 1;
   args.b_scale_per_column = x.tensor(kBScales).numel() > 1;
-  args.raster_order = static_cast<int32_t>(row.raster_order);
-  args.swizzle = static_cast<int32_t>(row.swizzle);
-  args.splits = static_cast<int32_t>(row.splits);
+  args.raster_order = static_cast<int32_t>(facts.raster_order);
+  args.swizzle = static_cast<int32_t>(facts.swizzle);
+  args.splits = static_cast<int32_t>(facts.splits);
   args.device = device;
   args.sm_count = static_cast<int32_t>(sms);
   args.programmatic_launch = programmatic_launch();

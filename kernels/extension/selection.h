@@ -5,68 +5,91 @@
 
 namespace gemmill {
 
-// What a call asks for, as far as the choice depends on it.
+// What a call and a row have room for. Mirrored by gemmill.family.tuning, as the structures are by gemmill.runtime.packed.
+constexpr int kMostSizes = 6, kMostAligned = 4, kMostFacts = 16;
+
+// What a call asks for, as far as the choice depends on it. Sizes and aligned operands are in the order in which its family
+// names them, and 0 beyond them.
 struct Call {
-  int64_t problem;  // operand, output and epilogue class (problem.h); the same code as in Row::problem
-  int64_t m, n, k;
-  int64_t align_a, align_b, align_d;  // bytes that data and row stride are multiples of, 16 at most
+  int64_t problem;  // the number of its class, which its family gives; the same as in Row::problem
+  int64_t sizes[kMostSizes];
+  int64_t alignments[kMostAligned];  // bytes that data and row stride are multiples of, 16 at most
 };
 
-// One variant. Mirrored by gemmill.runtime.table.Row: the order of fields is the interface.
+// One variant for one class of calls; a variant that serves several has a row for each.
 struct Row {
-  int64_t kernel;   // index into gemmill_kernels
-  int64_t problem;  // the class that it serves; a variant that serves several has a row for each
-  int64_t align_a, align_b, align_d;  // bytes
-  int64_t min_k;
-  int64_t max_mnk;  // of M, N and K
-  int64_t raster_order, swizzle, splits;
-  int64_t workspace;  // whether the kernel must be asked how much it needs
-  int64_t tile_m, tile_n, tile_k;  // along M, N and K of the op; tile_k in bytes
-  int64_t columns;          // of the tile, as the tensor core sees it: tile_n, or tile_m of a transposed kernel
-  int64_t sharers_a, sharers_b;  // CTAs of a cluster that load a tile of A, of B, together
-  int64_t pads;             // whether it rounds the tiles of a call up to whole bands, as CUTLASS's scheduler does
-  int64_t ctas_of_sm;       // that fit on an SM
-  int64_t overlaps;         // whether a tile is stored while the next is multiplied
-  int64_t promotes;         // whether sums leave the tensor core's accumulator before the end of K
-  int64_t divides_k;        // whether slices of K are added up in the shared memory of a cluster
-  int64_t cost_permille;  // how much longer than the model's time this schedule takes, 1000 for the same
+  int64_t kernel;  // index into the extension's kernels
+  int64_t problem;
+  int64_t workspace;                 // whether the kernel must be asked how much it needs
+  int64_t most;                      // of each size
+  int64_t alignments[kMostAligned];  // bytes that it needs
+  int64_t least[kMostSizes];
+  int64_t facts[kMostFacts];  // what the family's model and launch read: a struct of its own
 };
 
-// A measured choice: at (n, k) for `m` rows, `row` was the fastest. It serves calls of fewer rows too, as far as `covers`
-// says. Sorted by (problem, n, k, m).
+// A measured choice: at these sizes, `row` was the fastest. It serves calls of a smaller bucketed size too, as far as `covers`
+// says. Sorted by problem, near sizes and bucketed size.
 struct TunedRow {
   int64_t problem;
-  int64_t n, k, m;
+  int64_t sizes[kMostSizes];
   int64_t row;
   int64_t exact;  // whether it was the fastest: 0 where that one has changed since, and this was nearly as fast
 };
 
+// What Python says of a family: where its rows are, and how far its measured choices reach (gemmill.family.Reach).
+struct FamilyRows {
+  char const* name;
+  int64_t first, end;
+  int64_t near_count;
+  int64_t near[kMostSizes];  // places of the sizes that a row must match nearly
+  int64_t bucketed;          // place of the size at which weights are measured in steps
+  int64_t few, many, endless, ratio;
+  double distance;
+};
+
+// What a family's own file says of its variants. One exists for each family, as long as the library; all are in a list.
+struct Model {
+  using Takes = bool(Row const&, Call const&);
+  using Nanoseconds = double(Row const&, Call const&, int64_t sm_count);
+  using Wastes = bool(Row const&, int64_t const* measured, int64_t const* sizes);
+
+  Model(char const* family, Takes* takes, Nanoseconds* nanoseconds, Wastes* wastes);
+
+  char const* family;
+  Takes* takes;  // beside what the row says
+  Nanoseconds* nanoseconds;
+  Wastes* wastes;  // see gemmill.family.Tuning
+  Model const* next;
+};
+
 struct Choice {
   int64_t row;    // index of the row, or -1 if no row takes the call
-  int64_t trust;  // 0 pinned, 1 tuned at this (n, k) for no fewer rows, 2 tuned near it or not exact, 3 by the model
+  int64_t trust;  // 0 pinned, 1 tuned at these sizes or a step above, 2 tuned near them or not exact, 3 by the model
 };
 
 // A call whose choice was not exact, noted when the choice was first made.
 struct Miss {
+  int64_t family;  // its place in the table
   Call call;
   int64_t trust;
 };
 
 // Thread-safe; the second and later calls with the same arguments cost a look-up in a small cache.
-Choice choose(Call const& call, int64_t sm_count);
+Choice choose(Model const& model, Call const& call, int64_t sm_count);
 Row const* row_at(int64_t index);
-bool accepts(Row const& row, Call const& call);
 
 }  // namespace gemmill
 
 extern "C" {
 // Replaces the table. Called once after load; calls under way keep the table they began with.
-__attribute__((visibility("default"))) void gemmill_set_table(gemmill::Row const* rows, int64_t row_count,
+__attribute__((visibility("default"))) void gemmill_set_table(gemmill::FamilyRows const* families, int64_t family_count,
+                                                              gemmill::Row const* rows, int64_t row_count,
                                                               gemmill::TunedRow const* tuned, int64_t tuned_count);
 // Pins a row for the calling thread; -1 ends that. Returns the row pinned before.
 __attribute__((visibility("default"))) int64_t gemmill_pin(int64_t row);
-// The choice for a call, without making it; for tests and for `explain`.
-__attribute__((visibility("default"))) void gemmill_choose(gemmill::Call const* call, int64_t sm_count, gemmill::Choice* choice);
+// The choice for a call of the family at a place in the table, without making it; for tests.
+__attribute__((visibility("default"))) void gemmill_choose(int64_t family, gemmill::Call const* call, int64_t sm_count,
+                                                           gemmill::Choice* choice);
 // Notes misses from now on, `most` of them until they are taken; 0 ends that.
 __attribute__((visibility("default"))) void gemmill_record_misses(int64_t most);
 // Moves up to `capacity` misses out and returns how many.

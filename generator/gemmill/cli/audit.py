@@ -48,7 +48,7 @@ def audit(
         rows = [
             (
                 a.problem.op,
-                f"{a.problem.m} x {a.problem.n} x {a.problem.k}",
+                a.problem.shape,
                 f"{a.trust}{', unaligned' if a.unaligned else ''}",
                 "-" if a.expected_loss is None else f"{a.expected_loss:.0%}",
                 a.variant or "none",

@@ -38,7 +38,7 @@ def show(
 
         gemmill table show nvidia-h200.json --json
     """
-    from gemmill.runtime.table_file import read_table
+    from gemmill.runtime.table_file import read_table, shape_heading
 
     if file is None:
         _show_loaded(build, as_json)
@@ -55,9 +55,9 @@ def show(
             }
         )
         return
-    columns = ["op", "M x N x K", "us", "runner-up", "tied", "variant", "source"]
+    columns = ["op", shape_heading(found.rows), "us", "runner-up", "tied", "variant", "source"]
     rows = [
-        (row.op, _shape(row), f"{row.us[0]:.2f}", _margin(row), row.tied, row.variants[0], row.source)
+        (row.op, row.shape, f"{row.us[0]:.2f}", _margin(row), row.tied, row.variants[0], row.source)
         for row in found.rows
     ]
     title = f"{count(len(rows), 'row')} of {found.device} ({found.arch}), digest {found.digest}"
@@ -118,19 +118,20 @@ def diff(
 
         gemmill table diff nvidia-h200.json ~/.cache/gemmill/tables/nvidia-h200.json
     """
-    from gemmill.runtime.table_file import read_table
+    from gemmill.runtime.table_file import read_table, shape_heading
 
     before = {row.key: row for row in read_table(old).rows}
     after = {row.key: row for row in read_table(new).rows}
+    heading = shape_heading([*before.values(), *after.values()])
     changes = [
-        _change(before.get(key), after.get(key))
+        _change(heading, before.get(key), after.get(key))
         for key in sorted(before.keys() | after.keys())
         if _chosen(before.get(key)) != _chosen(after.get(key))
     ]
     if as_json:
         print_json(changes)
     else:
-        columns = ["op", "M x N x K", "old us", "new us", "old", "new"]
+        columns = ["op", heading, "old us", "new us", "old", "new"]
         rows = [tuple(change[column] for column in columns) for change in changes]
         console().print(
             table(f"{count(len(changes), 'row')} of {len(before.keys() | after.keys())} differ", columns, rows)
@@ -139,12 +140,12 @@ def diff(
         raise typer.Exit(ExitCode.CHECK_FAILED)
 
 
-def _change(before: "TableRow | None", after: "TableRow | None") -> dict[str, Any]:
+def _change(heading: str, before: "TableRow | None", after: "TableRow | None") -> dict[str, Any]:
     shown = after or before
     assert shown is not None  # the key is of one of them
     return {
         "op": shown.op,
-        "M x N x K": _shape(shown),
+        heading: shown.shape,
         "old us": "-" if before is None else before.us[0],
         "new us": "-" if after is None else after.us[0],
         "old": _chosen(before) or "-",
@@ -246,7 +247,7 @@ def rebase_tables(
         write_whole(path, table_text(rebased.table))
     again = [row for rebased in found.values() for row in rebased.stale]
     if stale is not None:
-        shapes = ({"op": row.op, "m": row.m, "n": row.n, "k": row.k} for row in again)
+        shapes = ({"op": row.op, **row.sizes} for row in again)
         write_whole(stale, "".join(json.dumps(shape) + "\n" for shape in shapes))
     if as_json:
         print_json(
@@ -300,10 +301,6 @@ def make(
     if report is not None:
         write_report(record, report, repeats=repeats, margin=margin)
         typer.echo(f"report: {report}")
-
-
-def _shape(row: "TableRow") -> str:
-    return f"{row.m} x {row.n} x {row.k}"
 
 
 def _margin(row: "TableRow") -> str:

@@ -166,7 +166,7 @@ def _executor(spec: "WorkerSpec", scheduler: "Scheduler | None") -> "Opened":
 def _advice(problems: "Sequence[Problem]") -> "Mapping[Shape, Sequence[Tile]]":
     from gemmill.tune.heuristics import advice
 
-    return advice(sorted({(p.m, p.n, p.k) for p in problems}))
+    return advice(sorted({p.call.sizes for p in problems}))
 
 
 def _faults(texts: list[str] | None) -> dict[str, str]:
@@ -182,6 +182,7 @@ def _faults(texts: list[str] | None) -> dict[str, str]:
 
 
 def _print_result(result: "TuneResult") -> None:
+    from gemmill.runtime.table_file import shape_heading
     from gemmill.tune.choice import MARGIN
     from gemmill.tune.sweep import decide_entry
 
@@ -189,7 +190,7 @@ def _print_result(result: "TuneResult") -> None:
         rows = [
             (
                 row.op,
-                f"{row.m} x {row.n} x {row.k}",
+                row.shape,
                 f"{row.us[0]:.2f}",
                 "-" if row.margin is None else f"{row.margin:+.1%}",
                 row.tied,
@@ -197,7 +198,7 @@ def _print_result(result: "TuneResult") -> None:
             )
             for row in found.rows
         ]
-        columns = ["op", "M x N x K", "us", "runner-up", "tied", "variant"]
+        columns = ["op", shape_heading(found.rows), "us", "runner-up", "tied", "variant"]
         console().print(table(f"{count(len(rows), 'shape')} on {found.device}", columns, rows, right=columns[2:5]))
         typer.echo(f"table: {path if path is not None else 'not written, name one with --table'}")
     faults = [

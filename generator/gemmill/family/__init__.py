@@ -6,8 +6,12 @@ from gemmill.family.op import Op, OpSet
 from gemmill.family.registered import Registry
 from gemmill.family.schema import Kind, OpSchema, Parameter
 from gemmill.family.steps import Let, Require, Special, Step, When
+from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, ProblemCall, Reach, Row, Tuning
 
 __all__ = [
+    "MOST_ALIGNED",
+    "MOST_FACTS",
+    "MOST_SIZES",
     "Accepts",
     "Config",
     "DslBody",
@@ -20,12 +24,16 @@ __all__ = [
     "OpSchema",
     "OpSet",
     "Parameter",
+    "ProblemCall",
+    "Reach",
     "Registry",
     "Require",
+    "Row",
     "Rule",
     "Special",
     "Spelled",
     "Step",
+    "Tuning",
     "When",
     "first_rejection",
 ]

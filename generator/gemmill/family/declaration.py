@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from gemmill.family.op import OpSet
+from gemmill.family.tuning import Tuning
 from gemmill.vocab import OK, Arch, Compiler, DType, Status, rejected
 
 
@@ -112,3 +113,5 @@ class Family:
     """The module whose `CASES` makes and judges its ops' calls. It needs torch, which declarations do not."""
     selections: Mapping[str, Callable[[Arch], Iterable[Any]]]
     """By a selection's name, the configs that the family has in it; none where it is not named."""
+    tuning: Tuning | None
+    """How one of several variants is chosen for a call; None where one serves all calls of its class."""

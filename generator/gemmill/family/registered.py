@@ -1,12 +1,13 @@
 """All families together: what a config belongs to, and whether the declarations agree."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from gemmill.family.declaration import Config, Family, Kernels, first_rejection
 from gemmill.family.op import Op
+from gemmill.family.tuning import Tuning
 from gemmill.vocab import Status
 
 
@@ -50,6 +51,8 @@ class Registry:
                         f"family {family.name!r}, op {name!r}: no special check {min(unknown)!r}, of "
                         f"{', '.join(family.asks.specials) or 'none'}"
                     )
+            if family.tuning is not None and (fault := family.tuning.contradiction()) is not None:
+                raise ValueError(f"family {family.name!r}: {fault}")
         names = [family.name for family in self.families]
         if len(set(names)) < len(names):
             raise ValueError(f"two families have one name, of {', '.join(names)}")
@@ -91,6 +94,11 @@ class Registry:
             if family.name == name:
                 return family
         raise ValueError(f"family is {name!r}, expected one of {', '.join(family.name for family in self.families)}")
+
+    @cached_property
+    def tunings(self) -> Mapping[str, Tuning]:
+        """How families choose, by their names: of those that choose among several variants."""
+        return {family.name: family.tuning for family in self.families if family.tuning is not None}
 
     def configs_of(self, name: str, configs: Iterable[Any]) -> tuple[Any, ...]:
         """Those configs that are of the family of a name."""

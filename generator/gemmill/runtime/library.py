@@ -11,16 +11,17 @@ import torch
 from gemmill import settings
 from gemmill.families.quant.call import config_of, quant_call
 from gemmill.families.scaled_mm.ops import GEMM_OPS
+from gemmill.family import ProblemCall
 from gemmill.manifest import Manifest, ManifestError, open_extension, read_manifest
 from gemmill.registry import REGISTRY
-from gemmill.runtime import checks, operands
+from gemmill.runtime import checks, operands, packed
 from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.declaring import declare
-from gemmill.runtime.problem import ProblemCall, problem_of_call
+from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.quant_table import QuantRow, QuantTable, make_quant_table, select_quant
 from gemmill.runtime.schemas import BY_NAME, OpSchema
 from gemmill.runtime.select import Choice, Trust, select
-from gemmill.runtime.table import Row, Table, TunedRow, make_table
+from gemmill.runtime.table import Table, make_table
 from gemmill.runtime.tuned import Machine, Tuned, load_tuned, machine
 from gemmill.space.names import to_name
 from gemmill.vocab import Arch
@@ -39,22 +40,6 @@ class _Kernel(ctypes.Structure):
 
 class _QuantKernel(ctypes.Structure):
     _fields_ = [("symbol", ctypes.c_char_p), ("launch", ctypes.c_void_p)]
-
-
-class PackedCall(ctypes.Structure):
-    """Mirrors `Call` in kernels/extension/selection.h."""
-
-    _fields_ = [(name, ctypes.c_int64) for name in "problem m n k align_a align_b align_d".split()]
-
-
-class PackedChoice(ctypes.Structure):
-    """Mirrors `Choice` in kernels/extension/selection.h."""
-
-    _fields_ = [("row", ctypes.c_int64), ("trust", ctypes.c_int64)]
-
-
-class _Miss(ctypes.Structure):
-    _fields_ = [("call", PackedCall), ("trust", ctypes.c_int64)]
 
 
 class Build:
@@ -112,24 +97,15 @@ class Build:
 
     def choose(self, call: ProblemCall, sm_count: int) -> tuple[int, Trust]:
         """The extension's own choice for a call: index of the row, or -1."""
-        choice = PackedChoice()
-        packed = PackedCall(call.problem, call.m, call.n, call.k, call.align_a, call.align_b, call.align_d)
-        self._library.gemmill_choose(ctypes.byref(packed), sm_count, ctypes.byref(choice))
-        return choice.row, Trust(choice.trust)
+        return packed.choose(self._library, self.table, call, sm_count)
 
     def record_misses(self, most: int) -> None:
         """Note calls from now on whose choice is not exact, `most` at a time; 0 ends that."""
-        self._library.gemmill_record_misses(ctypes.c_int64(most))
+        self._library.gemmill_record_misses(most)
 
     def take_misses(self, most: int) -> list[tuple[ProblemCall, Trust]]:
         """What was noted since, each once for each thread."""
-        noted = (_Miss * most)()
-        count = self._library.gemmill_take_misses(noted, ctypes.c_int64(most))
-        fields = [name for name, _ in PackedCall._fields_]
-        return [
-            (ProblemCall(**{name: getattr(miss.call, name) for name in fields}), Trust(miss.trust))
-            for miss in noted[:count]
-        ]
+        return list(packed.misses(self._library, self.table, most))
 
     def set_arena(self, address: int | None, size: int = 0) -> None:
         """Take the calling thread's workspaces from this memory instead of torch's allocator; None ends that."""
@@ -165,9 +141,8 @@ class Build:
         lib.gemmill_pin.argtypes = [ctypes.c_int64]
         lib.gemmill_pin_quant.restype = ctypes.c_int64
         lib.gemmill_pin_quant.argtypes = [ctypes.c_int64]
-        lib.gemmill_take_misses.restype = ctypes.c_int64
         lib.gemmill_arena_used.restype = ctypes.c_int64
-        lib.gemmill_choose.argtypes = [ctypes.POINTER(PackedCall), ctypes.c_int64, ctypes.POINTER(PackedChoice)]
+        packed.declare(lib)
 
     def _symbols(self, table: str, row: type[ctypes.Structure]) -> list[str]:
         count = ctypes.c_int.in_dll(self._library, f"{table}_count").value
@@ -175,9 +150,7 @@ class Build:
         return [kernel.symbol.decode() for kernel in kernels]
 
     def _send_table(self) -> None:
-        rows = (Row * len(self.table.rows))(*self.table.rows)
-        tuned = (TunedRow * len(self.table.tuned))(*self.table.tuned)
-        self._library.gemmill_set_table(rows, ctypes.c_int64(len(rows)), tuned, ctypes.c_int64(len(tuned)))
+        packed.send(self._library, self.table)
         quant = (QuantRow * len(self.quant.rows))(*self.quant.rows)
         self._library.gemmill_set_quant_table(quant, ctypes.c_int64(len(quant)))
 
@@ -206,11 +179,12 @@ class Build:
                 f"`gemmill build --arch {self.manifest.arch} --select default` builds it"
             )
         problem = problem_of_call(op, call)
+        tuning = REGISTRY.tunings[problem.family]
         counts = Counter(rejected.reason for rejected in choice.trace)
         reasons = "\n".join(f"  {_variants(count)}: {reason}" for reason, count in counts.most_common(MOST_REASONS))
         return (
-            f"{op.name}: no variant of build {self.build_id} takes M, N, K = {problem.m}, {problem.n}, {problem.k} with "
-            f"alignments of a, b, out = {problem.align_a}, {problem.align_b}, {problem.align_d} bytes; "
+            f"{op.name}: no variant of build {self.build_id} takes {_listed(tuning.sizes).upper()} = {_listed(problem.sizes)} with "
+            f"alignments of {_listed(tuning.aligned)} = {_listed(problem.alignments)} bytes; "
             f"`gemmill build --arch {self.manifest.arch} --select default` builds one for every shape\n{reasons}"
         )
 
@@ -226,6 +200,10 @@ def _load(file: BinaryIO, path: Path) -> ctypes.CDLL:
         raise ManifestError(
             f"the extension {path} cannot be loaded ({text}): `gemmill doctor` says what it lacks"
         ) from None
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _variants(count: int) -> str:

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
+from gemmill.family import ProblemCall
+from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
-from gemmill.runtime.problem import Need, ProblemCall, class_of, describe_problem, scales_codes_of
 from gemmill.runtime.select import Trust
-from gemmill.vocab import SCALE_GROUPS, DType, ScaleLayout
 
 PERIOD_SECONDS = 5.0
 MOST_NOTED = 1024
@@ -107,29 +107,15 @@ def _after_cut_line(file: IO[bytes], size: int) -> bytes:
     return b"\n" if size and file.read(1) != b"\n" else b""
 
 
-def op_of(call: ProblemCall) -> str | None:
-    """The class that tables know: fp8, int8, int8_azp, fp8_groups or bf16 (f16 too); None for one that is not tuned."""
-    told = class_of(call.problem)
-    if told.scales:
-        of_blocks = told.scales in scales_codes_of(SCALE_GROUPS[0], ScaleLayout.STRIDED)
-        return "fp8_groups" if of_blocks and told.operand is DType.E4M3 else None
-    if told.need in (Need.AZP_ROW, Need.AZP_TOKEN):
-        return "int8_azp"
-    return {DType.E4M3: "fp8", DType.S8: "int8"}.get(told.operand, "bf16")
-
-
 def _lines(misses: Iterable[tuple[ProblemCall, Trust]]) -> list[str]:
-    return [
-        json.dumps(
-            {
-                "op": op_of(call),
-                "m": call.m,
-                "n": call.n,
-                "k": call.k,
-                "trust": trust.name.lower(),
-                "call": describe_problem(call.problem),
-            }
-        )
-        for call, trust in misses
-        if op_of(call) is not None and min(call.m, call.n, call.k) > 0  # of nothing, nothing can be measured
-    ]
+    return [line for call, trust in misses if (line := _line(call, trust)) is not None]
+
+
+def _line(call: ProblemCall, trust: Trust) -> str | None:
+    """None for a call of a class that is not tuned, or of nothing: nothing can be measured."""
+    tuning = REGISTRY.tunings[call.family]
+    op = tuning.measured_as(call)
+    if op is None or min(call.sizes) == 0:
+        return None
+    told = {"trust": trust.name.lower(), "call": tuning.describe(call.problem)}
+    return json.dumps({"op": op} | tuning.named(call.sizes) | told)

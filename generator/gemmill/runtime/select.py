@@ -4,16 +4,10 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from gemmill.family import ProblemCall, Row
 from gemmill.manifest import KernelEntry
-from gemmill.runtime.model import ctas_of, model_ns, tiles_of
-from gemmill.runtime.problem import ProblemCall, describe_problem
-from gemmill.runtime.table import Row, Table, TunedRow
-
-DECODE_M, PREFILL_M, MANY_M, MOST_RATIO, MOST_DISTANCE = 16, 512, 4096, 2, 0.1
-"""How far a measured choice reaches; kernels/extension/selection.cpp says why."""
-
-MOST_CTAS = 2**30
-"""Kernels count them in 32 bits, some past the last."""
+from gemmill.registry import REGISTRY
+from gemmill.runtime.table import Table, TunedRow
 
 
 class Trust(Enum):
@@ -54,10 +48,10 @@ def select(table: Table, call: ProblemCall, sm_count: int, pinned: str | None = 
 
     The op launches nothing for an empty result, so no variant is chosen for one.
     """
-    if call.m == 0 or call.n == 0:
-        return Choice(
-            entry=None, trust=Trust.MODEL, trace=_same_for_all(table, "the result is empty: nothing is launched")
-        )
+    sizes = REGISTRY.tunings[call.family].named(call.sizes)
+    if any(sizes[name] == 0 for name in REGISTRY.tunings[call.family].result):
+        reason = "the result is empty: nothing is launched"
+        return Choice(entry=None, trust=Trust.MODEL, trace=_same_for_all(table, call.family, reason))
     if pinned is not None:
         return _select_pinned(table, call, pinned)
     index, trust = _choose(table, call, sm_count)
@@ -65,38 +59,44 @@ def select(table: Table, call: ProblemCall, sm_count: int, pinned: str | None = 
     return Choice(entry=chosen, trust=trust, trace=_trace(table, call, sm_count, chosen, trust), row=index)
 
 
+def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+    """Estimated nanoseconds of a call by a variant, on a device of `sm_count` multiprocessors."""
+    return REGISTRY.tunings[call.family].model_ns(row, call, sm_count)
+
+
 def rejection(row: Row, call: ProblemCall) -> str | None:
     """The first reason why a row cannot take a call; None if it can."""
+    tuning = REGISTRY.tunings[call.family]
     if row.problem != call.problem:
-        return f"it computes {describe_problem(row.problem)}, the call needs {describe_problem(call.problem)}"
-    for name, needed, found in (
-        ("a", row.align_a, call.align_a),
-        ("b", row.align_b, call.align_b),
-        ("out", row.align_d, call.align_d),
-    ):
+        return f"it computes {tuning.describe(row.problem)}, the call needs {tuning.describe(call.problem)}"
+    for name, needed, found in zip(tuning.aligned, row.alignments, call.alignments, strict=True):
         if found < needed:
             return f"it needs rows of {name} at multiples of {needed} bytes, address and row stride are multiples of {found}"
-    if call.k < row.min_k:
-        return f"it needs K of {row.min_k} or more, K is {call.k}"
-    if max(call.m, call.n, call.k) > row.max_mnk:
-        return f"it takes M, N and K up to {row.max_mnk}, they are {call.m}, {call.n}, {call.k}"
-    if (ctas := ctas_of(row, call)) > MOST_CTAS:
-        return f"it would take {ctas} CTAs for M, N = {call.m}, {call.n}, and counts up to {MOST_CTAS}"
-    return None
+    names = [name.upper() for name in tuning.sizes]
+    for name, least, size in zip(names, row.least, call.sizes, strict=True):
+        if size < least:
+            return f"it needs {name} of {least} or more, {name} is {size}"
+    if max(call.sizes) > row.most:
+        all_names = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        return f"it takes {all_names} up to {row.most}, they are {', '.join(map(str, call.sizes))}"
+    return tuning.refuses(row, call)
 
 
 def _select_pinned(table: Table, call: ProblemCall, pinned: str) -> Choice:
     rows = table.rows_of(pinned)
     row = next((i for i in rows if table.rows[i].problem == call.problem), rows[0])
-    others = tuple(rejected for rejected in _same_for_all(table, f"{pinned} is pinned") if rejected.name != pinned)
+    others = tuple(
+        rejected for rejected in _same_for_all(table, call.family, f"{pinned} is pinned") if rejected.name != pinned
+    )
     reason = rejection(table.rows[row], call)
     if reason is None:
         return Choice(entry=table.entries[row], trust=Trust.PINNED, trace=others, row=row)
     return Choice(entry=None, trust=Trust.PINNED, trace=(Rejected(name=pinned, reason=reason), *others))
 
 
-def _same_for_all(table: Table, reason: str) -> tuple[Rejected, ...]:
-    return tuple(Rejected(name=name, reason=reason) for name in dict.fromkeys(entry.name for entry in table.entries))
+def _same_for_all(table: Table, family: str, reason: str) -> tuple[Rejected, ...]:
+    names = dict.fromkeys(entry.name for _, _, entry in table.of(family))
+    return tuple(Rejected(name=name, reason=reason) for name in names)
 
 
 def _choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust]:
@@ -104,55 +104,44 @@ def _choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust]
     if index >= 0:
         return index, trust
     best, best_ns = -1, math.inf
-    for i, row in enumerate(table.rows):
+    for i, row, _ in table.of(call.family):
         if rejection(row, call) is None and (ns := model_ns(row, call, sm_count)) < best_ns:
             best, best_ns = i, ns
     return best, Trust.MODEL
 
 
 def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
+    tuning = REGISTRY.tunings[call.family]
+    bucketed, near = tuning.sizes.index(tuning.bucketed), tuple(map(tuning.sizes.index, tuning.near))
     best: TunedRow | None = None
     best_distance = math.inf
     for tuned in table.tuned:
-        if tuned.problem != call.problem or not covers(tuned.m, call.m):
+        if tuned.problem != call.problem or table.entries[tuned.row].family != call.family:
             continue
-        if rejection(table.rows[tuned.row], call) is not None:
+        row, now = table.rows[tuned.row], call.sizes[bucketed]
+        if not tuning.reach.covers(tuned.sizes[bucketed], now) or rejection(row, call) is not None:
             continue
-        distance = abs(math.log2(tuned.n / call.n)) + abs(math.log2(tuned.k / call.k)) if call.k else math.inf
-        if distance > MOST_DISTANCE or pads_more(table.rows[tuned.row], tuned, call):
+        distance = sum(_octaves(tuned.sizes[i], call.sizes[i]) for i in near)
+        if distance > tuning.reach.distance or tuning.wastes(row, tuned.sizes, call.sizes):
             continue
-        same_place = best is not None and (tuned.n, tuned.k) == (best.n, best.k)
-        if distance < best_distance or (same_place and best is not None and best.m < call.m):
+        same_place = best is not None and all(tuned.sizes[i] == best.sizes[i] for i in near)
+        if distance < best_distance or (same_place and best is not None and best.sizes[bucketed] < now):
             best, best_distance = tuned, distance
     if best is None:
         return -1, Trust.MODEL
-    exact = best.exact and best_distance == 0 and call.m <= best.m
+    exact = best.exact and best_distance == 0 and call.sizes[bucketed] <= best.sizes[bucketed]
     return best.row, Trust.EXACT if exact else Trust.NEAREST
 
 
-def covers(measured_m: int, m: int) -> bool:
-    """Whether what was measured for some rows says something about m: mirrors `covers` in kernels/extension/selection.cpp."""
-    if m > measured_m:
-        return measured_m >= MANY_M or (measured_m >= PREFILL_M and m <= MOST_RATIO * measured_m)
-    return measured_m <= max(DECODE_M, MOST_RATIO * m)
-
-
-def pads_more(row: Row, tuned: TunedRow, call: ProblemCall) -> bool:
-    """Whether empty tiles would add a quarter or more to what they were of the tiles when the row was measured."""
-    here, then = tiles_of(row, call.m, call.n), tiles_of(row, tuned.m, tuned.n)
-    return 4 * here * _full_tiles(row, tuned.m, tuned.n) > 5 * then * _full_tiles(row, call.m, call.n)
-
-
-def _full_tiles(row: Row, m: int, n: int) -> int:
-    tiles: int = -(-m // row.tile_m) * -(-n // row.tile_n)
-    return tiles
+def _octaves(measured: int, size: int) -> float:
+    return abs(math.log2(measured / size)) if size else math.inf
 
 
 def _trace(
     table: Table, call: ProblemCall, sm_count: int, chosen: KernelEntry | None, trust: Trust
 ) -> tuple[Rejected, ...]:
     reasons: dict[str, str] = {}
-    for row, entry in zip(table.rows, table.entries, strict=True):
+    for _, row, entry in table.of(call.family):
         if entry is chosen:
             continue
         reason = rejection(row, call)

@@ -9,11 +9,15 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-SCHEMA_VERSION = 1
-LARGEST_SIZE = 2**31 - 1
+from gemmill.registry import REGISTRY
 
-Key = tuple[str, int, int, int]
-"""(op, n, k, m): a table has one row for each."""
+SCHEMA_VERSION = 2
+LARGEST_SIZE = 2**31 - 1
+_SIZES_OF_SCHEMA_1 = ("n", "k", "m")
+"""Which were fields of a row."""
+
+Key = tuple[str | int, ...]
+"""The op, then the sizes in the order in which rows are sorted: a table has one row for each."""
 
 
 class TableError(ValueError):
@@ -40,13 +44,12 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """At [n, k] weights and up to m rows: the variants that were fastest, the choice first."""
+    """At these sizes, of which the bucketed one may be less: the variants that were fastest, the choice first."""
 
     op: str
     """The class of calls that was measured, as gemmill.tune.problems.Op."""
-    n: int
-    k: int
-    m: int
+    sizes: Mapping[str, int]
+    """By name, in the order in which rows are sorted: `in_order`."""
     variants: tuple[str, ...]
     us: tuple[float, ...]
     """Their times, in microseconds."""
@@ -60,7 +63,12 @@ class TableRow:
     @property
     def key(self) -> Key:
         """What the row is about."""
-        return self.op, self.n, self.k, self.m
+        return self.op, *self.sizes.values()
+
+    @property
+    def shape(self) -> str:
+        """Its sizes as the family lists them."""
+        return " x ".join(str(self.sizes[name]) for name in _listed(self.sizes))
 
     @property
     def margin(self) -> float | None:
@@ -83,6 +91,23 @@ class TunedTable:
         """Of the choices alone: the same for tables that choose the same."""
         text = json.dumps([self.device, [[*row.key, *row.variants] for row in self.rows]])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def in_order(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes in the order in which their family's rows are sorted; in that of the alphabet where no family has such."""
+    orders = (tuning.key for tuning in REGISTRY.tunings.values() if set(tuning.key) == set(sizes))
+    return {name: sizes[name] for name in next(orders, tuple(sorted(sizes)))}
+
+
+def _listed(names: Iterable[str]) -> tuple[str, ...]:
+    wanted = set(names)
+    lists = (tuning.sizes for tuning in REGISTRY.tunings.values() if set(tuning.sizes) == wanted)
+    return next(lists, tuple(sorted(wanted)))
+
+
+def shape_heading(rows: Iterable[TableRow]) -> str:
+    """What `TableRow.shape` of these rows is: M x N x K."""
+    return ", ".join(dict.fromkeys(" x ".join(name.upper() for name in _listed(row.sizes)) for row in rows))
 
 
 def file_name(device: str) -> str:
@@ -124,14 +149,14 @@ def read_table(path: Path) -> TunedTable:
     except (ValueError, RecursionError) as error:
         raise TableError(f"table {path} is not JSON: {error}") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if type(version) is not int or version != SCHEMA_VERSION:
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         raise TableError(
-            f"table {path} has schema version {reprlib.repr(version)}, this gemmill reads version {SCHEMA_VERSION}: "
+            f"table {path} has schema version {reprlib.repr(version)}, this gemmill reads versions 1 to {SCHEMA_VERSION}: "
             "make it again with `gemmill tune`"
         )
     try:
         sources = {key: Source(**_checked(Source, source)) for key, source in data["sources"].items()}
-        rows = [_row(row) for row in data["rows"]]
+        rows = [_row(_with_named_sizes(row) if version == 1 else row) for row in data["rows"]]
         if not (isinstance(data["device"], str) and isinstance(data["arch"], str)):
             raise TypeError("device and arch must be texts")
         return make_table(data["device"], data["arch"], sources, _once(path, rows, sources))
@@ -143,8 +168,21 @@ def read_table(path: Path) -> TunedTable:
         ) from None
 
 
+def _with_named_sizes(data: Any) -> Any:
+    """A row of schema 1 as one of schema 2."""
+    if not isinstance(data, dict):
+        return data
+    sizes = {name: data[name] for name in _SIZES_OF_SCHEMA_1}
+    return {name: value for name, value in data.items() if name not in sizes} | {"sizes": sizes}
+
+
 def _row(data: Any) -> TableRow:
-    row = TableRow(**_checked(TableRow, data))
+    checked = _checked(TableRow, data)
+    holds, words = _KINDS[int]
+    for name, size in checked["sizes"].items():
+        if not holds(size):
+            raise TypeError(f"{name} is {reprlib.repr(size)}, expected {words}")
+    row = TableRow(**checked | {"sizes": in_order(checked["sizes"])})
     if not row.variants or len(row.us) != len(row.variants) or len(row.digests) not in (0, len(row.variants)):
         raise ValueError(
             f"row {row.key} has {len(row.variants)} variants, {len(row.us)} times, {len(row.digests)} digests"
@@ -179,6 +217,7 @@ _KINDS: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
     int | None: (lambda value: value is None or _is_size(value), f"a whole number from 1 to {LARGEST_SIZE}"),
     tuple[str, ...]: (_list_of(_is_text), "a list of texts"),
     tuple[float, ...]: (_list_of(_is_time), "a list of times"),
+    Mapping[str, int]: (lambda value: isinstance(value, dict) and bool(value), "an object of sizes"),
     Mapping[str, float]: (
         lambda value: isinstance(value, dict) and all(map(_is_measured, value.values())),
         "an object of numbers",

@@ -18,14 +18,11 @@ from pathlib import Path
 import torch
 
 from gemmill import settings
-from gemmill.families.scaled_mm.config import RESULTS_OF, KernelConfig, Problem
-from gemmill.families.scaled_mm.names import parse_gemm_name
 from gemmill.locations import runtime_tables_dir
 from gemmill.manifest import KernelEntry
-from gemmill.runtime.problem import Need, problem_code, scales_codes_of
+from gemmill.registry import REGISTRY
 from gemmill.runtime.table_file import TableError, TableRow, TunedTable, read_table
-from gemmill.space.names import to_name
-from gemmill.vocab import DType, EpilogueKind, ScaleLayout
+from gemmill.space.names import parse_name, to_name
 
 _SHIPPED = runtime_tables_dir()
 _DRIVER = Path("/sys/module/nvidia/version")
@@ -57,15 +54,19 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class TunedChoice:
-    """At (n, k), for up to m rows: these variants, best first."""
+    """At these sizes, of which the bucketed one may be less: these variants, best first."""
 
+    family: str
     problem: int
-    n: int
-    k: int
-    m: int
+    sizes: Mapping[str, int]
     names: tuple[str, ...]
     exact: bool = True
     """Whether the first is what was measured to be the fastest: else the winner's kernel has changed since."""
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What it is about, in the order in which choices of a family are sorted."""
+        return (self.problem, *(self.sizes[name] for name in REGISTRY.tunings[self.family].key))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ class Tuned:
     @property
     def digest(self) -> str:
         """Of the choices: processes with the same digest and build choose alike."""
-        text = json.dumps([[c.problem, c.n, c.k, c.m, c.exact, *c.names] for c in self.choices])
+        text = json.dumps([[c.family, *c.key, c.exact, *c.names] for c in self.choices])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -120,10 +121,10 @@ def load_tuned(entries: Iterable[KernelEntry], here: Machine) -> Tuned:
         refused = len(table.rows) - len(kept)
         loaded.append(LoadedTable(path=path, table=table, trusts=counts, stale=sum(stale), refused=refused))
     found.sort(key=lambda item: item[:2])  # stable: of equally trusted rows the first found
-    choices: dict[tuple[int, int, int, int], TunedChoice] = {}
+    choices: dict[tuple[str, tuple[int, ...]], TunedChoice] = {}
     for _, is_stale, row in found:
-        for choice in _siblings(row, exact=not is_stale):
-            choices.setdefault((choice.problem, choice.n, choice.k, choice.m), choice)
+        for choice in _offered(row, exact=not is_stale):
+            choices.setdefault((choice.family, choice.key), choice)
     return Tuned(choices=tuple(choices[key] for key in sorted(choices)), tables=tuple(loaded))
 
 
@@ -202,53 +203,33 @@ def current_row(row: TableRow, digests: Mapping[str, str]) -> TableRow | None:
     )
 
 
-def _siblings(row: TableRow, *, exact: bool) -> list[TunedChoice]:
-    """A row was measured for one output dtype and epilogue. Its schedules are offered to the sibling classes of the same
-    operands too, and those of bf16 operands to f16: the main loop, which decides, is the same."""
+def _offered(row: TableRow, *, exact: bool) -> list[TunedChoice]:
+    """A row's variants for each class of calls that they can serve."""
     try:
-        classes = _classes(row.variants[0])
-        names = {key: tuple(name for variant in row.variants for name in _names_for(variant, *key)) for key in classes}
+        family, first = _offers(row.variants[0])
+        others = [_offers(variant)[1] for variant in row.variants[1:]]
     except ValueError:
-        return []  # of a later gemmill, or of no GEMM: nothing that this build has
+        return []  # of a later gemmill, or of a family that is not tuned: nothing that this build has
+    if row.sizes.keys() != set(REGISTRY.tunings[family].sizes):
+        return []  # the same
     return [
-        TunedChoice(problem=problem, n=row.n, k=row.k, m=row.m, names=names[key], exact=exact)
-        for key, problems in classes.items()
-        for problem in problems
+        TunedChoice(
+            family=family,
+            problem=problem,
+            sizes=row.sizes,
+            names=(*names, *(name for other in others for name in other.get(problem, ()))),
+            exact=exact,
+        )
+        for problem, names in first.items()
     ]
 
 
 @cache
-def _classes(variant: str) -> dict[tuple[Need, DType], tuple[int, ...]]:
-    problem = parse_gemm_name(variant).problem
-    # A variant that reads scales in one layout alone is not found among the rows of the other.
-    layout = ScaleLayout.STRIDED if problem.scale_groups else ScaleLayout.VECTOR
-    kinds = scales_codes_of(problem.scale_groups, layout)
-    needs = (Need.AZP_ROW, Need.AZP_TOKEN) if problem.epilogue.takes_azp else (Need.SCALE, Need.BIAS)
-    return {
-        (need, out): tuple(
-            problem_code(need, _operand(problem, out).torch_name, out.torch_name, kind) for kind in kinds
-        )
-        for out in (DType.BF16, DType.F16)
-        for need in needs
-    }
-
-
-def _operand(problem: Problem, out: DType) -> DType:
-    """Of the sibling with results of `out`: the same, or of 16 bits as they are."""
-    return problem.a_dtype if out in RESULTS_OF[problem.a_dtype] else out
-
-
-_KINDS = {
-    Need.SCALE: (EpilogueKind.SCALED, EpilogueKind.SCALED_BIAS),
-    Need.BIAS: (EpilogueKind.SCALED_BIAS,),
-    Need.AZP_ROW: (EpilogueKind.SCALED_AZP, EpilogueKind.SCALED_AZP_PER_TOKEN),
-    Need.AZP_TOKEN: (EpilogueKind.SCALED_AZP_PER_TOKEN,),
-}
-
-
-@cache
-def _names_for(variant: str, need: Need, out: DType) -> tuple[str, ...]:
-    config: KernelConfig = parse_gemm_name(variant)
-    operand = _operand(config.problem, out)
-    sibling = replace(config.problem, a_dtype=operand, b_dtype=operand, out_dtype=out)
-    return tuple(to_name(replace(config, problem=replace(sibling, epilogue=kind))) for kind in _KINDS[need])
+def _offers(variant: str) -> tuple[str, dict[int, tuple[str, ...]]]:
+    """The variant's family, and the names of what its measurement stands for, by class. Raises ValueError."""
+    config = parse_name(variant)
+    family = REGISTRY.family_of(config)
+    if family.tuning is None:
+        raise ValueError(f"{variant}: variants of {family.name} are not chosen among")
+    offered = family.tuning.offers(config).items()
+    return family.name, {problem: tuple(map(to_name, configs)) for problem, configs in offered}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gemmill.families import scaled_mm
 from gemmill.manifest import KernelEntry, Manifest
-from gemmill.runtime.model import model_ns
-from gemmill.runtime.select import rejection, select
+from gemmill.registry import REGISTRY
+from gemmill.runtime.select import model_ns, rejection, select
 from gemmill.runtime.table import Table, make_table
 from gemmill.runtime.tuned import Machine, load_tuned
 from gemmill.tune.heuristics import Tile
@@ -73,7 +73,8 @@ def field_of(
                 continue
             named[entry.name] = Candidate(name=entry.name, build=str(build.folder))
             guesses[entry.name] = model_ns(row, problem.call, sm_count)
-            if (row.tile_m, row.tile_n, row.sharers_b, row.sharers_a) in advised:
+            facts = row.facts
+            if (facts.tile_m, facts.tile_n, facts.sharers_b, facts.sharers_a) in advised:
                 advised_names.append(entry.name)
     limit = PLAUSIBLE * min(guesses.values(), default=0.0)
     ranked = sorted((name for name in named if guesses[name] <= limit), key=lambda name: (guesses[name], name))
@@ -88,11 +89,12 @@ def field_of(
 
 
 def _by_tables(problem: Problem, builds: Sequence[BuildFacts]) -> list[str]:
-    """What tables name for the same weights, the nearest M first."""
-    near = [
-        (abs(tuned.m - problem.m), build.table.entries[tuned.row].name)
-        for build in builds
-        for tuned in build.table.tuned
-        if (tuned.problem, tuned.n, tuned.k) == (problem.call.problem, problem.n, problem.k)
-    ]
+    """What tables name for the same weights, the nearest step first."""
+    tuning = REGISTRY.tunings[problem.call.family]
+    near = []
+    for build in builds:
+        for tuned in build.table.tuned:
+            sizes = tuning.named(tuned.sizes)
+            if tuned.problem == problem.call.problem and all(sizes[name] == n for name, n in problem.weights.items()):
+                near.append((abs(sizes[tuning.bucketed] - problem.step), build.table.entries[tuned.row].name))
     return [name for _, name in sorted(near)[:4]]

@@ -21,7 +21,8 @@ from gemmill.tune.measure import Outcome
 from gemmill.tune.problems import Problem
 from gemmill.tune.protocol import problem_from_json, problem_to_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_READ = (1, SCHEMA_VERSION)
 _PACKED = ".xz"
 _FIRST = b'{"kind": "sweep", '
 """How the first line begins."""
@@ -70,7 +71,7 @@ def read_journal(path: Path) -> Record:
     rows = [row for line in lines if (row := _parsed(line)) is not None]
     if not rows or rows[0].get("kind") != "sweep":
         raise JournalError(f"{path} is no journal of a sweep: name another file, or leave --journal out")
-    if rows[0].get("schema_version") != SCHEMA_VERSION:
+    if rows[0].get("schema_version") not in _READ:
         raise JournalError(
             f"journal {path} has schema version {rows[0].get('schema_version')!r}, this gemmill writes {SCHEMA_VERSION}: "
             "begin another with --journal, or delete it"

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 
+from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP, Predicate
-from gemmill.runtime.problem import Need, ProblemCall, problem_code, scales_code
+from gemmill.families.scaled_mm.classes import Need, problem_code, scales_code
+from gemmill.families.scaled_mm.tuning import TUNING
+from gemmill.family import ProblemCall
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups
 
 TMA_BYTES = 16
@@ -66,6 +69,21 @@ class Problem:
     m: int
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """By name, in the order in which rows of tables are sorted."""
+        return {name: getattr(self, name) for name in TUNING.key}
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """Those that a row of a table must match nearly."""
+        return {name: getattr(self, name) for name in TUNING.near}
+
+    @property
+    def step(self) -> int:
+        """The size at which weights are measured in steps."""
+        return self.sizes[TUNING.bucketed]
+
+    @property
     def flops(self) -> float:
         """Multiplications and additions."""
         return 2.0 * self.m * self.n * self.k
@@ -86,17 +104,19 @@ class Problem:
         align_k, align_d = math.gcd(self.element_bytes * self.k, TMA_BYTES), math.gcd(2 * self.n, TMA_BYTES)
         one = TMA_BYTES
         return ProblemCall(
+            family=scaled_mm.NAME,
             problem=self.op.code,
-            m=self.m,
-            n=self.n,
-            k=self.k,
-            align_a=one if self.m == 1 else align_k,
-            align_b=one if self.n == 1 else align_k,
-            align_d=align_d,
+            sizes=TUNING.ordered(self.sizes),
+            alignments=(one if self.m == 1 else align_k, one if self.n == 1 else align_k, align_d),
         )
 
     def __str__(self) -> str:
-        return f"{self.op} {self.m} x {self.n} x {self.k}"
+        return f"{self.op} {self.shape}"
+
+    @property
+    def shape(self) -> str:
+        """Its sizes as the family lists them."""
+        return " x ".join(map(str, TUNING.ordered(self.sizes)))
 
 
 def ops_of(predicate: Predicate) -> tuple[Op, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from gemmill.tune.problems import Op, Problem
 
+_OF_SCHEMA_1 = ("op", "m", "n", "k")
 PEER = "peer"
 """In the place of a build: what a user would call instead of gemmill."""
 
@@ -45,14 +46,18 @@ class WorkerSpec:
     vllm_library: str | None = None
 
 
-def problem_to_json(problem: Problem) -> list[Any]:
-    """[op, m, n, k]."""
-    return [problem.op.value, problem.m, problem.n, problem.k]
+def problem_to_json(problem: Problem) -> dict[str, Any]:
+    """Its op and its sizes by name."""
+    return {"op": problem.op.value} | problem.sizes
 
 
-def problem_from_json(values: list[Any]) -> Problem:
-    """The problem of [op, m, n, k]. Raises ValueError or TypeError where it is none."""
-    op, m, n, k = values
-    if not all(type(size) is int and size > 0 for size in (m, n, k)):
+def problem_from_json(values: Any) -> Problem:
+    """The problem of such an object, or of [op, m, n, k] as journals of schema 1 have it.
+
+    Raises ValueError, TypeError or KeyError where it is none.
+    """
+    told = dict(zip(_OF_SCHEMA_1, values, strict=True)) if isinstance(values, list) else dict(values)
+    op = Op(told.pop("op"))
+    if not all(type(size) is int and size > 0 for size in told.values()):
         raise ValueError(f"{values!r}: sizes must be positive whole numbers")
-    return Problem(op=Op(op), m=m, n=n, k=k)
+    return Problem(op=op, **told)

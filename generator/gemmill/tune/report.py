@@ -11,6 +11,7 @@ import jinja2
 
 from gemmill.build.files import write_whole
 from gemmill.families.scaled_mm.names import parse_gemm_name
+from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.locations import templates_dir
 from gemmill.tune.charts import Cell, Line, log_chart, winner_map
 from gemmill.tune.choice import MARGIN, Agreement, Decision
@@ -80,6 +81,9 @@ def report_text(
     ]
     return environment.get_template(TEMPLATE).render(
         setup=record.setup,
+        sizes=[name.upper() for name in TUNING.sizes],
+        weights=" x ".join(name.upper() for name in TUNING.near),
+        step=TUNING.bucketed.upper(),
         facts=_facts(record, shapes, entries),
         peers=kinds,
         winner_kinds=WINNER_KINDS,
@@ -182,32 +186,33 @@ def _map(shapes: Sequence[Shape]) -> str:
         name = shape.decision.chosen
         tile = parse_gemm_name(name).schedule.tile_shape_mnk
         ties = f", tied with {len(shape.decision.tied) - 1}" if len(shape.decision.tied) > 1 else ""
-        cells[_weight(shape.problem), shape.problem.m] = Cell(
+        cells[_weight(shape.problem), shape.problem.step] = Cell(
             kind=_kind(name), text=f"{tile[0]}x{tile[1]}", title=f"{shape.problem}: {shape.us:.2f} us{ties}\n{name}"
         )
     rows = list(dict.fromkeys(_weight(shape.problem) for shape in shapes))
-    return winner_map(rows, sorted({shape.problem.m for shape in shapes}), cells)
+    return winner_map(rows, sorted({shape.problem.step for shape in shapes}), cells)
 
 
 def _weight(problem: Problem) -> str:
-    return f"{problem.n} x {problem.k}"
+    return " x ".join(map(str, problem.weights.values()))
 
 
 def _charts(shapes: Sequence[Shape], kinds: Mapping[str, str]) -> list[dict[str, str]]:
-    by_weight: dict[tuple[Op, int, int], list[Shape]] = {}
+    by_weight: dict[tuple[Op, str], list[Shape]] = {}
     for shape in shapes:
-        by_weight.setdefault((shape.problem.op, shape.problem.n, shape.problem.k), []).append(shape)
+        told = ", ".join(f"{name.upper()} {size}" for name, size in shape.problem.weights.items())
+        by_weight.setdefault((shape.problem.op, told), []).append(shape)
     charts = []
-    for (op, n, k), members in by_weight.items():
-        lines = [Line(name="gemmill", kind="own", points=[(s.problem.m, s.us) for s in members])]
+    for (op, weights), members in by_weight.items():
+        lines = [Line(name="gemmill", kind="own", points=[(s.problem.step, s.us) for s in members])]
         for peer, kind in kinds.items():
-            points = [(s.problem.m, s.peers[peer]) for s in members if peer in s.peers]
+            points = [(s.problem.step, s.peers[peer]) for s in members if peer in s.peers]
             if points:
                 lines.insert(0, Line(name=peer, kind=kind, points=points))
-        floor = [(s.problem.m, s.floor_us) for s in members if s.floor_us]
+        floor = [(s.problem.step, s.floor_us) for s in members if s.floor_us]
         if floor:
             lines.insert(0, Line(name="roofline", kind="floor", points=floor))
-        charts.append({"title": f"{op.value} N {n}, K {k}", "svg": log_chart(lines, "M", "us")})
+        charts.append({"title": f"{op.value} {weights}", "svg": log_chart(lines, TUNING.bucketed.upper(), "us")})
     return charts
 
 
@@ -216,9 +221,7 @@ def _row(shape: Shape) -> dict[str, Any]:
     runner_up = decision.ranked[1] if len(decision.ranked) > 1 else None
     return {
         "op": shape.problem.op.value,
-        "m": shape.problem.m,
-        "n": shape.problem.n,
-        "k": shape.problem.k,
+        "sizes": shape.problem.call.sizes,
         "us": f"{shape.us:.2f}",
         "margin": "-" if runner_up is None else f"{decision.us[runner_up] / shape.us - 1:+.1%}",
         "tied": len(decision.tied),

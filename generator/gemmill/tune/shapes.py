@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.tune.problems import Op, Problem
 
 LARGEST = 2**31 - 1
@@ -84,9 +85,9 @@ def _rows(path: Path, text: str) -> Iterator[Any]:
 def _csv_rows(path: Path, text: str) -> Iterator[dict[str, Any]]:
     reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
     header = [name.strip().lower() for name in reader.fieldnames or ()]
-    if not {"n", "k"} <= set(header):
+    if not set(TUNING.near) <= set(header):
         raise ShapesError(
-            f"{path} begins with {', '.join(header) or 'nothing'}: expected a header with m, n, k and perhaps op"
+            f"{path} begins with {', '.join(header) or 'nothing'}: expected a header with {', '.join(TUNING.sizes)} and perhaps op"
         )
     reader.fieldnames = header
     for row in reader:
@@ -107,18 +108,19 @@ def _parsed(text: str, where: str) -> Any:
 def _problems(where: str, row: Any, ops: Sequence[Op], m_values: Sequence[int]) -> Iterator[Problem]:
     if not isinstance(row, Mapping):
         raise ShapesError(f"{where} is {reprlib.repr(row)}, expected an object such as {_EXAMPLE}")
-    n, k = _sizes(where, row, "n"), _sizes(where, row, "k")
-    m_found = _sizes(where, row, "m") if "m" in row or not m_values else m_values
+    asked = {name: _sizes(where, row, name) for name in TUNING.near}
+    given = TUNING.bucketed in row or not m_values
+    asked[TUNING.bucketed] = _sizes(where, row, TUNING.bucketed) if given else m_values
     own_ops = (_op(where, row["op"]),) if "op" in row else ops
-    for op, n_, k_, m in product(own_ops, n, k, m_found):
-        yield Problem(op=op, m=m, n=n_, k=k_)
+    for op, *sizes in product(own_ops, *asked.values()):
+        yield Problem(op=op, **dict(zip(asked, sizes, strict=True)))
 
 
 def _sizes(where: str, row: Mapping[str, Any], name: str) -> Sequence[int]:
     if name not in row:
         raise ShapesError(f"{where} has no {name!r}: a row is for example {_EXAMPLE}")
     value = row[name]
-    sizes = value if isinstance(value, list) and name == "m" else [value]
+    sizes = value if isinstance(value, list) and name == TUNING.bucketed else [value]
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= LARGEST:
             raise ShapesError(f"{where} has {name} = {size!r}, expected a whole number from 1 to {LARGEST}")

@@ -8,7 +8,7 @@ from gemmill.tune.candidates import MOST, BuildFacts, Field, field_of
 from gemmill.tune.checking import Finding
 from gemmill.tune.choice import MARGIN, Agreement, Decision, agreement, decide
 from gemmill.tune.device import now
-from gemmill.tune.heuristics import Shape, Tile
+from gemmill.tune.heuristics import Tile
 from gemmill.tune.journal import Entry, Journal, Record
 from gemmill.tune.measure import Outcome, Task, halving
 from gemmill.tune.problems import Problem
@@ -27,8 +27,8 @@ class SweepOptions:
     margin: float = MARGIN
     repeats: int = 1
     peers: bool = True
-    advice: Mapping[Shape, Sequence[Tile]] = field(default_factory=dict)
-    """Tiles of a second opinion, by (M, N, K): tried besides what the model thinks well of."""
+    advice: Mapping[tuple[int, ...], Sequence[Tile]] = field(default_factory=dict)
+    """Tiles of a second opinion, by sizes: tried besides what the model thinks well of."""
 
 
 class TaskLost(Exception):  # noqa: N818  (it is what happened)
@@ -119,7 +119,7 @@ def run_sweep(
 
 
 def _field_of(problem: Problem, builds: Sequence[BuildFacts], sm_count: int, options: SweepOptions) -> Field:
-    advised = options.advice.get((problem.m, problem.n, problem.k), ())
+    advised = options.advice.get(problem.call.sizes, ())
     return field_of(problem, builds, sm_count, options.most, options.peers, advised)
 
 

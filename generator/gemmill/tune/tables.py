@@ -139,9 +139,7 @@ def _row(problem: Problem, decision: Decision, entry: Entry, builds: Mapping[str
     known = [digests.get(name, "") for name in names]
     return TableRow(
         op=problem.op.value,
-        n=problem.n,
-        k=problem.k,
-        m=problem.m,
+        sizes=problem.sizes,
         variants=names,
         us=tuple(round(decision.us[name], 3) for name in names),
         digests=tuple(digest[:16] for digest in known) if all(known) else (),

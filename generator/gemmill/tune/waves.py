@@ -15,8 +15,7 @@ from gemmill.build import build as compile_selection
 from gemmill.families import scaled_mm
 from gemmill.manifest import Manifest
 from gemmill.registry import REGISTRY
-from gemmill.runtime.model import model_ns
-from gemmill.runtime.select import rejection
+from gemmill.runtime.select import model_ns, rejection
 from gemmill.runtime.table import make_table
 from gemmill.space.names import symbol_of
 from gemmill.space.selections import Selection

@@ -11,19 +11,28 @@ import torch
 
 from gemmill.doctor.elf import read_library
 from gemmill.doctor.extension import torch_libraries, undefined_in
+from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.ops import GEMM_OPS, SCALED_MM, SCALED_MM_AZP
 from gemmill.families.scaled_mm.scales import group_strides, groups_of_call
+from gemmill.family import ProblemCall
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.problem import ProblemCall, problem_of_call
+from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.schemas import OpSchema
 from gemmill.runtime.select import Trust, select
-from gemmill.runtime.table import Row, TunedRow
+from gemmill.runtime.table import TunedRow
 from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleLayout
 
 SMS = 132
 PLAIN = (torch.bfloat16, torch.float16)
 ROUNDS = 4000
+
+
+ALIGNED = (16, 16, 16)
+
+
+def call_of_sizes(problem: int, m: int, n: int, k: int, alignments: tuple[int, int, int] = ALIGNED) -> ProblemCall:
+    return ProblemCall(family=scaled_mm.NAME, problem=problem, sizes=(m, n, k), alignments=alignments)
 
 
 def some_calls(seed: int, count: int) -> list[ProblemCall]:
@@ -37,14 +46,12 @@ def some_calls(seed: int, count: int) -> list[ProblemCall]:
         return rng.choice((16, 16, 16, 8, 4, 2, 1))
 
     return [
-        ProblemCall(
-            problem=rng.choice((rng.randrange(32), 32 + rng.randrange(256))),
-            m=size(),
-            n=size(),
-            k=rng.choice((size(), size(), 0)),
-            align_a=bytes_(),
-            align_b=bytes_(),
-            align_d=bytes_(),
+        call_of_sizes(
+            rng.choice((rng.randrange(32), 32 + rng.randrange(256))),
+            size(),
+            size(),
+            rng.choice((size(), size(), 0)),
+            (bytes_(), bytes_(), bytes_()),
         )
         for _ in range(count)
     ]
@@ -57,15 +64,13 @@ def some_tuned(probe, seed: int) -> tuple[TunedRow, ...]:
     found = [
         TunedRow(
             problem=rows[i].problem,
-            n=rng.choice(sizes),
-            k=rng.choice(sizes),
-            m=rng.choice((1, 16, 64, 4096)),
+            sizes=(rng.choice((1, 16, 64, 4096)), rng.choice(sizes), rng.choice(sizes)),
             row=i,
-            exact=rng.choice((0, 1, 1)),
+            exact=rng.choice((False, True, True)),
         )
         for i in rng.choices(range(len(rows)), k=600)
     ]
-    return tuple(sorted(found, key=lambda t: (t.problem, t.n, t.k, t.m)))
+    return tuple(sorted(found, key=lambda t: (t.problem, *t.sizes[1:], t.sizes[0])))
 
 
 @pytest.mark.parametrize("tuned", [False, True], ids=["by the model", "by a table"])
@@ -74,7 +79,8 @@ def test_choices_agree(tuned: bool, probe, with_table: Callable) -> None:
     with_table(tuned=rows)
     calls = some_calls(2, ROUNDS)
     for i, row in enumerate(rows):  # at a measured place, with operands that suit every variant
-        calls[i] = replace(calls[i], problem=row.problem, n=row.n, k=row.k, align_a=16, align_b=16, align_d=16)
+        sizes = (calls[i].sizes[0], *row.sizes[1:])
+        calls[i] = replace(calls[i], problem=row.problem, sizes=sizes, alignments=ALIGNED)
     seen = set()
     for call in calls:
         here = select(probe.build.table, call, SMS)
@@ -112,31 +118,34 @@ def test_remembered_choice_is_that_of_the_very_call(probe) -> None:
     table, changed = probe.build.table, set()
     rng = random.Random(7)
     for row in rng.choices(table.rows, k=100):
-        call = ProblemCall(problem=row.problem, m=64, n=4096, k=4096, align_a=16, align_b=16, align_d=16)
+        call = call_of_sizes(row.problem, 64, 4096, 4096)
         here = select(table, call, SMS).row
-        others = [replace(call, **{name: 1}) for name in ("align_a", "align_b", "align_d")]
-        others += [replace(call, **{name: value}) for name, value in (("m", 5), ("n", 65_536), ("k", 0))]
+        others = [replace(call, alignments=tuple(1 if i == j else 16 for j in range(3))) for i in range(3)]
+        others += [replace(call, sizes=sizes) for sizes in ((5, 4096, 4096), (64, 65_536, 4096), (64, 4096, 0))]
         others.append(replace(call, problem=rng.choice(table.rows).problem))
         for other in others:
             assert probe.build.choose(call, SMS)[0] == here
             there = select(table, other, SMS).row
             assert probe.build.choose(other, SMS)[0] == there, (call, other)
             if there != here:
-                changed |= {name for name in vars(call) if getattr(call, name) != getattr(other, name)}
+                changed |= {i for i, (x, y) in enumerate(zip(numbers(call), numbers(other), strict=True)) if x != y}
         for sms in (1, SMS, 16):
             there = select(table, call, sms).row
             assert probe.build.choose(call, sms)[0] == there, sms
             changed |= {"sms"} if there != here else set()
-    assert changed == {*vars(call), "sms"}, "a number on which no choice depended was not tried"
+    assert changed == {*range(7), "sms"}, "a number on which no choice depended was not tried"
+
+
+def numbers(call: ProblemCall) -> tuple[int, ...]:
+    return (call.problem, *call.sizes, *call.alignments)
 
 
 def test_a_new_table_takes_effect(probe, with_table: Callable) -> None:
     """Choices are remembered in C++: not beyond the table that they came from."""
     call = next(c for c in some_calls(4, ROUNDS) if probe.build.choose(c, SMS)[0] >= 0)
     first, _ = probe.build.choose(call, SMS)
-    fields = [name for name, _ in Row._fields_]
-    rows = [Row(*(getattr(row, name) for name in fields)) for row in probe.build.table.rows]
-    rows[first].min_k = call.k + 1
+    rows = list(probe.build.table.rows)
+    rows[first] = replace(rows[first], least=(0, 0, call.sizes[2] + 1))
     with_table(rows=tuple(rows))
     assert probe.build.choose(call, SMS)[0] != first
 
@@ -442,9 +451,9 @@ def test_symbols_that_the_extension_asks_for_exist(home_of_probes) -> None:
 def test_calls_without_an_exact_choice_are_noted_once(probe, with_table: Callable) -> None:
     table = probe.build.table
     row = next(i for i, entry in enumerate(table.entries) if entry.config.schedule.alignment_a > 1)
-    with_table(tuned=(TunedRow(problem=table.rows[row].problem, n=4096, k=4096, m=16, row=row, exact=1),))
-    here = ProblemCall(problem=table.rows[row].problem, m=16, n=4096, k=4096, align_a=16, align_b=16, align_d=16)
-    calls = [here, replace(here, n=4000), replace(here, m=17)]
+    with_table(tuned=(TunedRow(problem=table.rows[row].problem, sizes=(16, 4096, 4096), row=row, exact=True),))
+    here = call_of_sizes(table.rows[row].problem, 16, 4096, 4096)
+    calls = [here, replace(here, sizes=(16, 4000, 4096)), replace(here, sizes=(17, 4096, 4096))]
     probe.build.record_misses(64)
     try:
         for call in calls * 2:
@@ -453,25 +462,25 @@ def test_calls_without_an_exact_choice_are_noted_once(probe, with_table: Callabl
         assert probe.build.take_misses(64) == []
         probe.build.record_misses(1)
         for n in (16, 32, 64):
-            probe.build.choose(replace(here, n=n), SMS)
+            probe.build.choose(replace(here, sizes=(16, n, 4096)), SMS)
         assert len(probe.build.take_misses(64)) == 1, "no more than were asked for"
     finally:
         probe.build.record_misses(0)
-    probe.build.choose(replace(here, n=48), SMS)
+    probe.build.choose(replace(here, sizes=(16, 48, 4096)), SMS)
     assert probe.build.take_misses(64) == []
 
 
 def test_a_fork_while_misses_are_taken_does_not_hang_the_child(probe, with_table: Callable) -> None:
     """The child notes and takes its own: whoever held the lock when it was forked is not in it."""
     with_table(tuned=())
-    here = ProblemCall(
-        problem=probe.build.table.rows[0].problem, m=16, n=4096, k=4096, align_a=16, align_b=16, align_d=16
-    )
+    here = call_of_sizes(probe.build.table.rows[0].problem, 16, 4096, 4096)
     probe.build.record_misses(64)
     try:
         with probe.taking_misses():
             for i in range(30):
-                assert _code_of_child(probe, replace(here, m=17 + i)) == 0, "one that hangs is killed by its alarm"
+                assert _code_of_child(probe, replace(here, sizes=(17 + i, 4096, 4096))) == 0, (
+                    "one that hangs is killed by its alarm"
+                )
     finally:
         probe.build.record_misses(0)
 

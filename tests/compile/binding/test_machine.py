@@ -2,12 +2,11 @@
 
 import ctypes
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-
-from gemmill.runtime.table import Row
 
 CUDA = 1
 """torch's number of that type of device."""
@@ -80,10 +79,7 @@ def test_no_tensor_is_kept(bias: bool, probe, machine) -> None:
 @pytest.fixture
 def needs_workspace(probe, machine, with_table: Callable) -> list[torch.Tensor | None]:
     """A call on device 1, where every variant asks for 4096 bytes."""
-    rows = [Row.from_buffer_copy(row) for row in probe.build.table.rows]
-    for row in rows:
-        row.workspace = 1
-    with_table(rows=tuple(rows))
+    with_table(rows=tuple(replace(row, workspace=True) for row in probe.build.table.rows))
     machine.device = 1
     probe.number("probe_workspace").value = 4096
     return good_call()

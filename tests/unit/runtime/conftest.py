@@ -5,12 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from gemmill.families import quant, scaled_mm
+from gemmill.families.scaled_mm.classes import Need, problem_code
 from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.family import ProblemCall
 from gemmill.manifest import Manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime import ops
 from gemmill.runtime.library import Build
-from gemmill.runtime.problem import Need, ProblemCall, problem_code
 from gemmill.runtime.quant_table import make_quant_table
 from gemmill.runtime.table import Table, make_table
 from gemmill.space.selections import select
@@ -71,7 +72,10 @@ def problem_call() -> Callable[..., ProblemCall]:
     def make(
         need: Need = Need.BIAS, operand: str = "float8_e4m3fn", out: str = "bfloat16", **changes: int
     ) -> ProblemCall:
-        sizes = {"m": 16, "n": 4096, "k": 4096, "align_a": 16, "align_b": 16, "align_d": 16} | changes
-        return ProblemCall(problem=problem_code(need, operand, out), **sizes)
+        given = {"m": 16, "n": 4096, "k": 4096, "align_a": 16, "align_b": 16, "align_d": 16} | changes
+        sizes, alignments = (tuple(given.values())[i : i + 3] for i in (0, 3))
+        return ProblemCall(
+            family=scaled_mm.NAME, problem=problem_code(need, operand, out), sizes=sizes, alignments=alignments
+        )
 
     return make

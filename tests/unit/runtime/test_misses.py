@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gemmill.families.scaled_mm.classes import Need
+from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.runtime import misses, ops
-from gemmill.runtime.misses import Recorder, op_of
-from gemmill.runtime.problem import Need
+from gemmill.runtime.misses import Recorder
 from gemmill.runtime.select import Trust
 from gemmill.tune.problems import Op, Problem
 from gemmill.tune.shapes import read_misses, read_shapes
@@ -181,8 +182,8 @@ def test_a_file_that_cannot_be_written_stops_nothing(problem_call) -> None:
 
 def test_classes_are_those_of_tables(problem_call) -> None:
     for op in Op:
-        assert op_of(Problem(op=op, m=1, n=16, k=16).call) == op
-    assert op_of(problem_call(operand="float16", out="float16")) == "bf16", "their schedules are the same"
+        assert TUNING.measured_as(Problem(op=op, m=1, n=16, k=16).call) == op
+    assert TUNING.measured_as(problem_call(operand="float16", out="float16")) == "bf16", "their schedules are the same"
 
 
 def test_recording_begins_with_the_setting(monkeypatch, tmp_path, problem_call) -> None:

@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.classes import Need, ProblemClass, class_of, problem_code
 from gemmill.families.scaled_mm.config import RESULTS_OF
+from gemmill.families.scaled_mm.model import bytes_read, model_ns
 from gemmill.families.scaled_mm.ops import SCALED_MM, SCALED_MM_AZP
-from gemmill.runtime.model import bytes_read, model_ns
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.problem import Need, ProblemClass, class_of, problem_code, problem_of_call
+from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import Table
 from gemmill.runtime.tuned import TunedChoice
@@ -33,7 +35,11 @@ def two_tiles(tiles, table_of) -> Callable[..., Table]:
 
 
 def measured(config, m: int, n: int = 4096, k: int = 4096) -> TunedChoice:
-    return TunedChoice(problem=E4M3_BIAS, n=n, k=k, m=m, names=(to_name(config),))
+    return choice_of(to_name(config), m=m, n=n, k=k)
+
+
+def choice_of(*names: str, **sizes: int) -> TunedChoice:
+    return TunedChoice(family=scaled_mm.NAME, problem=E4M3_BIAS, sizes=sizes, names=names)
 
 
 def test_model_where_nothing_was_measured(two_tiles, tiles, problem_call) -> None:
@@ -118,7 +124,7 @@ def test_measured_variant_that_does_not_fit_is_passed_over(make_config, table_of
 
 def test_measured_variant_that_is_not_built_gives_way_to_the_next(tiles, make_config, table_of, problem_call) -> None:
     absent = make_config(tile_shape_mnk=(128, 64, 128))
-    choice = TunedChoice(problem=E4M3_BIAS, n=4096, k=4096, m=16, names=(to_name(absent), to_name(tiles[256])))
+    choice = choice_of(to_name(absent), to_name(tiles[256]), m=16, n=4096, k=4096)
     table = table_of(*tiles.values(), tuned=(choice,))
     assert select(table, problem_call(), SMS).entry.config == tiles[256]
 
@@ -211,7 +217,7 @@ def tensors(lda: int, ldb: int, ldd: int, *, m: int = 3, n: int = 16, k: int = 3
 )
 def test_alignments_of_a_call(strides, changes, alignments) -> None:
     call = problem_of_call(SCALED_MM, of_arguments(SCALED_MM, [*tensors(*strides, **changes), None]))
-    assert (call.align_a, call.align_b, call.align_d) == alignments
+    assert call.alignments == alignments
 
 
 def test_alignments_and_class_of_a_call_with_16_bit_operands() -> None:
@@ -219,11 +225,11 @@ def test_alignments_and_class_of_a_call_with_16_bit_operands() -> None:
     a, b = torch.zeros(3, 36, dtype=torch.float16)[:, :32], torch.zeros(16, 34, dtype=torch.float16)[:, :32].t()
     given = [torch.zeros(3, 16, dtype=torch.float16), a, b, torch.ones(1), torch.ones(1), None]
     call = problem_of_call(SCALED_MM, of_arguments(SCALED_MM, given))
-    assert (call.align_a, call.align_b, call.align_d) == (8, 4, 16)
+    assert call.alignments == (8, 4, 16)
     assert call.problem == problem_code(Need.SCALE, "float16", "float16")
     given[1] = a[:1].expand(3, 32)
     call = problem_of_call(SCALED_MM, of_arguments(SCALED_MM, given))
-    assert call.align_a == 2, "rows on one another, which the fallback takes"
+    assert call.alignments[0] == 2, "rows on one another, which the fallback takes"
 
 
 def test_every_class_is_told_by_its_number() -> None:
@@ -264,7 +270,7 @@ def test_the_model_counts_bytes(make_config, table_of, problem_call) -> None:
 def test_what_lies_along_a_band_is_read_for_every_band(make_config, table_of, raster, n, k, times_a, times_b) -> None:
     row = table_of(make_config(**raster)).rows[0]
     m = min(n, 8192)
-    assert bytes_read(row, m, n, k, SMS) == times_a * m * k + times_b * n * k
+    assert bytes_read(row.facts, m, n, k, SMS) == times_a * m * k + times_b * n * k
 
 
 def test_the_model_prefers_bands_where_operands_do_not_stay_in_the_cache(make_config, table_of, problem_call) -> None:
@@ -305,12 +311,13 @@ def test_class_of_a_call() -> None:
 def test_rows_too_far_apart_for_a_descriptor() -> None:
     """TMA has 40 bits for them: beyond, a row is as if it lay anywhere."""
     call = of_arguments(SCALED_MM, aligned_call())
-    for name, field, bytes_ in (("a", "align_a", 1), ("b", "align_b", 1), ("out", "align_d", 2)):
+    for i, (name, bytes_) in enumerate((("a", 1), ("b", 1), ("out", 2))):
         strides = (1, 2**40 - 16) if name == "b" else ((2**40 - 16) // bytes_, 1)
-        assert getattr(problem_of_call(SCALED_MM, call | {name: replace(call[name], strides=strides)}), field) == 16
+        found = problem_of_call(SCALED_MM, call | {name: replace(call[name], strides=strides)})
+        assert found.alignments[i] == 16
         strides = (1, 2**40) if name == "b" else (2**40 // bytes_, 1)
         found = problem_of_call(SCALED_MM, call | {name: replace(call[name], strides=strides)})
-        assert getattr(found, field) == bytes_
+        assert found.alignments[i] == bytes_
 
 
 def aligned_call() -> list[torch.Tensor | None]:

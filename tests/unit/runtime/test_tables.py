@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gemmill.families.scaled_mm.classes import Need, problem_code, scales_code
 from gemmill.runtime import tuned
-from gemmill.runtime.problem import Need, problem_code, scales_code
 from gemmill.runtime.table_file import (
     Source,
     TableError,
@@ -47,7 +47,7 @@ def names(make_config) -> tuple[str, str]:
 def row(*variants: str, m: int = 16, **changes: object) -> TableRow:
     us = tuple(5.0 + i for i in range(len(variants)))
     return TableRow(
-        **({"op": "fp8", "n": 64, "k": 128, "m": m, "variants": variants, "us": us, "source": "s"} | changes)
+        **({"op": "fp8", "sizes": {"n": 64, "k": 128, "m": m}, "variants": variants, "us": us, "source": "s"} | changes)
     )
 
 
@@ -69,9 +69,27 @@ def test_a_table_is_read_as_it_was_written(tmp_path, names) -> None:
     written = table(row(*names, digests=("a" * 64, "b" * 64), tied=2), row(names[1], m=1))
     (tmp_path / "x.json").write_text(table_text(written))
     assert read_table(tmp_path / "x.json") == written
-    assert [r.m for r in written.rows] == [1, 16], "in the order of their keys"
+    assert [r.sizes["m"] for r in written.rows] == [1, 16], "in the order of their keys"
     assert written.rows[1].margin == pytest.approx(0.2) and written.rows[0].margin is None
     assert table_text(written).count("\n  {") == 2, "a line for each row"
+
+
+def test_a_table_of_schema_1_says_the_same(tmp_path, names) -> None:
+    written = table(row(*names, digests=("a" * 64, "b" * 64)), row(names[1], m=1))
+    data = json.loads(table_text(written)) | {"schema_version": 1}
+    data["rows"] = [{"op": found.pop("op")} | found.pop("sizes") | found for found in data["rows"]]
+    (tmp_path / "x.json").write_text(json.dumps(data))
+    assert read_table(tmp_path / "x.json") == written
+
+
+def test_sizes_are_known_by_name(put, tmp_path, names) -> None:
+    """Whatever their order; a row that does not name those of its variant's family chooses nothing."""
+    put(table(row(names[0], sizes={"m": 16, "k": 128, "n": 64})))
+    assert chosen() == {16: names[0]}
+    (found,) = load_tuned([], HERE).tables
+    assert found.table.rows[0].key == ("fp8", 64, 128, 16) and found.table.rows[0].shape == "16 x 64 x 128"
+    put(table(row(names[0], sizes={"heads": 8, "length": 128})))
+    assert chosen() == {}
 
 
 def test_the_digest_is_of_the_choices(names) -> None:
@@ -84,10 +102,12 @@ def test_the_digest_is_of_the_choices(names) -> None:
     ("text", "sentence"),
     [
         ("[", "is not JSON: "),
-        ("{}", "has schema version None, this gemmill reads version 1: make it again with `gemmill tune`"),
-        ('{"schema_version": 7}', "has schema version 7, this gemmill reads version 1"),
+        ("{}", "has schema version None, this gemmill reads versions 1 to 2: make it again with `gemmill tune`"),
+        ('{"schema_version": 7}', "has schema version 7, this gemmill reads versions 1 to 2"),
         ('{"schema_version": 1, "sources": {}}', "is damaged (KeyError: 'rows'): make it again with `gemmill tune`"),
-        ('{"schema_version": 1, "sources": {}, "rows": [{"op": "fp8"}]}', "is damaged (TypeError: "),
+        ('{"schema_version": 1, "sources": {}, "rows": [{"op": "fp8"}]}', "is damaged (KeyError: 'n'): "),
+        ('{"schema_version": 2, "sources": {}, "rows": [{"op": "fp8"}]}', "is damaged (KeyError: 'sizes'): "),
+        ('{"schema_version": 2, "sources": {}, "rows": [{"sizes": {"n": 1}}]}', "is damaged (TypeError: "),
     ],
 )
 def test_tables_that_cannot_be_read(text: str, sentence: str, tmp_path) -> None:
@@ -168,8 +188,9 @@ def test_names_of_any_text_harm_nothing(home, names) -> None:
         ("digests", [5], "digests is [5], expected a list of texts"),
         ("us", ["1"], "us is ['1'], expected a list of times"),
         ("us", [0.0], "us is [0.0], expected a list of times"),
-        ("m", True, "m is True, expected a whole number from 1 to 2147483647"),
-        ("k", 2**31, "k is 2147483648, expected a whole number from 1 to 2147483647"),
+        ("sizes", {"m": True}, "m is True, expected a whole number from 1 to 2147483647"),
+        ("sizes", {"k": 2**31}, "k is 2147483648, expected a whole number from 1 to 2147483647"),
+        ("sizes", [1], "sizes is [1], expected an object of sizes"),
         ("op", None, "op is None, expected a text"),
         ("other", 1, "TableRow has an unknown field 'other'"),
     ],
@@ -212,7 +233,7 @@ def test_rows_that_contradict(tmp_path, names) -> None:
 
 def test_merging_replaces_row_by_row(names) -> None:
     merged = merge(table(row(names[0]), row(names[0], m=1)), table(row(names[1])))
-    assert [(r.m, r.variants) for r in merged.rows] == [(1, (names[0],)), (16, (names[1],))]
+    assert [(r.sizes["m"], r.variants) for r in merged.rows] == [(1, (names[0],)), (16, (names[1],))]
     with pytest.raises(TableError, match=r"a table of NVIDIA H100 \(sm90a\) cannot be merged into one of NVIDIA H200"):
         merge(table(), table(device="NVIDIA H100"))
 
@@ -259,7 +280,7 @@ def test_schedules_measured_with_scales_in_groups_serve_both_layouts(make_config
 def chosen(entries=(), here: Machine = HERE) -> dict[int, str]:
     """The first variant by M, of calls with a bias and bf16 results."""
     code = problem_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
-    return {c.m: c.names[0] for c in load_tuned(entries, here).choices if c.problem == code}
+    return {c.sizes["m"]: c.names[0] for c in load_tuned(entries, here).choices if c.problem == code}
 
 
 def test_trust_comes_before_place(put, names, monkeypatch, tmp_path) -> None:
@@ -297,7 +318,7 @@ def test_a_row_whose_winner_changed_since_is_not_exact(put, names, make_manifest
         )
     )
     assert chosen(entries) == {16: names[1], 64: names[0]}
-    assert {c.m: c.exact for c in load_tuned(entries, HERE).choices} == {16: False, 64: True}
+    assert {c.sizes["m"]: c.exact for c in load_tuned(entries, HERE).choices} == {16: False, 64: True}
     (loaded,) = load_tuned(entries, HERE).tables
     assert (loaded.stale, loaded.refused, loaded.trusts[TableTrust.EXACT]) == (1, 2, 2)
 

@@ -182,9 +182,7 @@ def one_row(home: Path) -> Callable[..., None]:
         source = Source(gpu="NVIDIA H200", date="2026-11-20", program="gemmill tune", driver="580.1")
         settings = {
             "op": "fp8",
-            "n": 4096,
-            "k": 4096,
-            "m": 64,
+            "sizes": {"n": 4096, "k": 4096, "m": 64},
             "variants": (name,),
             "us": (7.0,),
             "source": "s",
@@ -244,7 +242,7 @@ def test_table_verbs(gemmill, put_build, one_row, unshipped, home: Path, tmp_pat
     assert json.loads(gemmill("table", "show", "--json").out)["tables"][0]["refused"] == 1
     first = tmp_path / "first.json"
     first.write_text((home / "tables" / "t.json").read_text())
-    one_row(DECODE, m=16)
+    one_row(DECODE, sizes={"n": 4096, "k": 4096, "m": 16})
     second = home / "tables" / "t.json"
     assert (
         "2 rows of NVIDIA H200"

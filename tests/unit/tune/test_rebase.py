@@ -41,15 +41,15 @@ def table(configs: list) -> TunedTable:
     source = Source(gpu="NVIDIA H200", date="2026-11-21", program="gemmill tune")
     row = TableRow(
         op="fp8",
-        n=64,
-        k=128,
-        m=16,
+        sizes={"n": 64, "k": 128, "m": 16},
         us=(5.0, 5.1),
         digests=("1" * 16, "1" * 16),
         source="s",
         variants=tuple(map(to_name, configs)),
     )
-    return make_table("NVIDIA H200", "sm90a", {"s": source}, [row, replace(row, m=1, digests=())])
+    return make_table(
+        "NVIDIA H200", "sm90a", {"s": source}, [row, replace(row, sizes=row.sizes | {"m": 1}, digests=())]
+    )
 
 
 def digests_of(table: TunedTable) -> list[tuple[str, ...]]:

@@ -15,7 +15,7 @@ from gemmill.tune.tables import write_table
 
 def of_row(m: int) -> TunedTable:
     source = Source(gpu="NVIDIA H200", date="2026-11-21", program="gemmill tune")
-    row = TableRow(op="fp8", n=64, k=128, m=m, variants=("a",), us=(1.0,), source="s")
+    row = TableRow(op="fp8", sizes={"n": 64, "k": 128, "m": m}, variants=("a",), us=(1.0,), source="s")
     return make_table("NVIDIA H200", "sm90a", {"s": source}, [row])
 
 
@@ -36,7 +36,7 @@ def test_sweeps_that_end_together_both_have_their_rows(tmp_path: Path, monkeypat
     monkeypatch.setattr(tables, "read_table", read_slowly)
     write_table(of_row(2), path)
     others[0].join()
-    assert [row.m for row in read_table(path).rows] == [1, 2, 3]
+    assert [row.sizes["m"] for row in read_table(path).rows] == [1, 2, 3]
     assert [found.name for found in path.parent.glob("*.json")] == [path.name], "the lock is not taken for a table"
 
 

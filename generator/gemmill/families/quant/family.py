@@ -44,4 +44,5 @@ FAMILY = Family(
     kernels=(QUANT,),
     cases="gemmill.families.quant.cases",
     selections={"smoke": selections.smoke, "default": selections.default},
+    tuning=None,
 )

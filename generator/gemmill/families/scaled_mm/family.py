@@ -11,6 +11,7 @@ from gemmill.families.scaled_mm.names import from_fields, to_fields
 from gemmill.families.scaled_mm.ops import OPS
 from gemmill.families.scaled_mm.rules import RULES
 from gemmill.families.scaled_mm.spelling import cutedsl, cutlass
+from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.family import DslBody, Family, Kernels
 from gemmill.vocab import Backend, Compiler, KernelSchedule, TileScheduler
 
@@ -75,4 +76,5 @@ FAMILY = Family(
     kernels=(CUTLASS, CUTEDSL),
     cases="gemmill.families.scaled_mm.cases",
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
+    tuning=TUNING,
 )

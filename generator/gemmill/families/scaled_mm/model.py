@@ -1,4 +1,4 @@
-"""The analytic model that chooses where nothing was measured. Mirrors `model_ns` in kernels/extension/selection.cpp.
+"""The analytic model that chooses where nothing was measured. Mirrors kernels/extension/scaled_mm_model.cpp.
 
 Waves of CTAs, each of which takes step after step along K (the tensor core multiplies while the next operands land), adds up
 slices of K in shared memory if there are any, and stores its tile. The time of all waves and the time that memory needs for
@@ -11,10 +11,12 @@ from L2 and 2,154 from memory for all, 40 MB of L2. Rows beyond A are filled wit
 (docs/notes/groups.md).
 """
 
+from collections.abc import Sequence
 from math import sqrt
+from typing import NamedTuple
 
-from gemmill.runtime.problem import ProblemCall, class_of
-from gemmill.runtime.table import Row
+from gemmill.families.scaled_mm.classes import class_of
+from gemmill.family import ProblemCall, Row
 
 L2_BYTES = 40_000_000
 """What of the L2 operands can keep."""
@@ -23,11 +25,42 @@ BANDS = ((8, 6), (4, 3), (2, 2))
 """Widths of bands that CUTLASS's scheduler uses, and from how many tiles of the shorter side on."""
 
 
-def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+class Facts(NamedTuple):
+    """Of a variant. Mirrors `GemmFacts` in kernels/extension/scaled_mm_model.h."""
+
+    raster_order: int
+    swizzle: int
+    splits: int
+    tile_m: int
+    """Along M of the op, as the next two along N and K."""
+    tile_n: int
+    tile_k: int
+    """In bytes."""
+    columns: int
+    """Of the tile, as the tensor core sees it: tile_n, or tile_m of a transposed kernel."""
+    sharers_a: int
+    """CTAs of a cluster that load a tile of A together."""
+    sharers_b: int
+    pads: int
+    """Whether it rounds the tiles of a call up to whole bands, as CUTLASS's scheduler does."""
+    ctas_of_sm: int
+    """That fit on an SM."""
+    overlaps: int
+    """Whether a tile is stored while the next is multiplied."""
+    promotes: int
+    """Whether sums leave the tensor core's accumulator before the end of K."""
+    divides_k: int
+    """Whether slices of K are added up in the shared memory of a cluster."""
+    cost_permille: int
+    """How much longer than the model's time its schedule takes, 1000 for the same."""
+
+
+def model_ns(of: Row, call: ProblemCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call by a variant, on a device of `sm_count` multiprocessors."""
+    row, (m, n, k) = of.facts, call.sizes
     splits = max(row.splits, 1)
-    tiles = ctas_of(row, call)
-    k = call.k * (class_of(call.problem).operand.bits // 8)  # bytes, as tile_k
+    tiles = ctas_of(row, m, n)
+    k *= class_of(call.problem).operand.bits // 8  # bytes, as tile_k
     steps = float(_ceil_div(_ceil_div(k, row.tile_k), splits))
     per_sm = min(row.ctas_of_sm, _ceil_div(tiles, sm_count))
     resident = float(min(tiles, sm_count * per_sm))
@@ -38,25 +71,25 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     multiply = instructions * max(64.0 * columns * 32.0 / 5000.0, (2048.0 + 32.0 * columns) / 200.6)
     if row.promotes:
         multiply = 1.146 * multiply + 115.8 * (row.tile_k / 128.0)
-    rows = float(min(row.tile_m, call.m))
+    rows = float(min(row.tile_m, m))
     traffic = (rows / row.sharers_a + float(row.tile_n) / row.sharers_b) * row.tile_k
     filled = (row.tile_m - rows) * row.tile_k
     step = max(multiply * per_sm, traffic * resident / 11890.0 + filled * per_sm / 50.0) + 10.8
     store = (525.3 + 0.01419 * (row.tile_m * row.tile_n)) * per_sm
     body = waves * steps * step + (store if row.overlaps else waves * store)
-    memory = float(bytes_read(row, call.m, call.n, k, sm_count * per_sm // splits)) / 2154.0
+    memory = float(bytes_read(row, m, n, k, sm_count * per_sm // splits)) / 2154.0
     both = sqrt(sqrt(body * body * body * body + memory * memory * memory * memory))
     meeting = 52.7 + 402.4 * splits + 0.3515 * (row.tile_m * row.tile_n) if row.divides_k else 0.0
-    return (both + waves * meeting) * (row.cost_permille / 1000.0)
+    estimate: float = (both + waves * meeting) * (row.cost_permille / 1000.0)
+    return estimate
 
 
-def ctas_of(row: Row, call: ProblemCall) -> int:
+def ctas_of(row: Facts, m: int, n: int) -> int:
     """CTAs that a call would take if each computed one tile."""
-    ctas: int = tiles_of(row, call.m, call.n) * max(row.splits, 1)
-    return ctas
+    return tiles_of(row, m, n) * max(row.splits, 1)
 
 
-def bytes_read(row: Row, m: int, n: int, k: int, resident: int) -> int:
+def bytes_read(row: Facts, m: int, n: int, k: int, resident: int) -> int:
     """Bytes of A and B that come from memory, for rows of `k` bytes and `resident` CTAs at a time.
 
     Tiles are visited band by band. What lies across a band stays in L2 while it is swept; what lies along it is read again for
@@ -74,7 +107,7 @@ def bytes_read(row: Row, m: int, n: int, k: int, resident: int) -> int:
     return across * across_bytes + bands * along * along_bytes
 
 
-def tiles_of(row: Row, m: int, n: int) -> int:
+def tiles_of(row: Facts, m: int, n: int) -> int:
     """Tiles that a variant computes, among them the empty ones by which CUTLASS's scheduler fills bands in both directions.
 
     Source: `get_log_swizzle_size` and `round_up` in cutlass/gemm/kernel/tile_scheduler_params.h.
@@ -85,6 +118,17 @@ def tiles_of(row: Row, m: int, n: int) -> int:
     fewest = min(tiles_m, tiles_n)
     band = next((band for band, least in BANDS if row.swizzle >= band and fewest >= least), 1)
     return _round_up(tiles_m, band * row.sharers_b) * _round_up(tiles_n, band * row.sharers_a)
+
+
+def pads_more(row: Row, then: Sequence[int], now: Sequence[int]) -> bool:
+    """Whether empty tiles would add a quarter or more to what they were of the tiles when the row was measured."""
+    facts, before, here = row.facts, (then[0], then[1]), (now[0], now[1])
+    grown = tiles_of(facts, *here) * _full_tiles(facts, *before)
+    return 4 * grown > 5 * tiles_of(facts, *before) * _full_tiles(facts, *here)
+
+
+def _full_tiles(row: Facts, m: int, n: int) -> int:
+    return _ceil_div(m, row.tile_m) * _ceil_div(n, row.tile_n)
 
 
 def _round_up(a: int, multiple: int) -> int:

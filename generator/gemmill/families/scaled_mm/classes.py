@@ -1,0 +1,96 @@
+"""Classes of calls: what a GEMM is asked for apart from its sizes, as a number. Mirrors kernels/extension/problem.h."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from gemmill.families.scaled_mm.accepts import Predicate
+from gemmill.vocab import SCALE_GROUPS, DType, ScaleGranularity, ScaleGroups, ScaleLayout
+
+
+class Need(IntEnum):
+    """What the epilogue must do."""
+
+    SCALE = 0
+    BIAS = 1
+    AZP_ROW = 2
+    AZP_TOKEN = 3
+
+
+_OPERANDS = (DType.E4M3, DType.S8, DType.BF16, DType.F16)
+_OUTS = (DType.BF16, DType.F16)
+_OPERAND_CODES = {dtype.torch_name: code for code, dtype in enumerate(_OPERANDS)}
+_OUT_CODES = {dtype.torch_name: code for code, dtype in enumerate(_OUTS)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemClass:
+    """What the number of a class of calls says."""
+
+    need: Need
+    operand: DType
+    out: DType
+    scales: int
+    """A number of `scales_code`."""
+
+
+def scales_code(groups: ScaleGroups | None, mn_major: bool = False) -> int:
+    """The number of a kind of scales: 0 per tensor or channel, then two for each kind of groups, A's scales M-major or not."""
+    return 0 if groups is None else 1 + SCALE_GROUPS.index(groups) * 2 + (not mn_major)
+
+
+def problem_code(need: Need, operand: str, out: str, scales: int = 0) -> int:
+    """The number of a class of calls; dtypes as torch names them. Mirrors kernels/extension/problem.h."""
+    return ((scales * len(Need) + need) * len(_OPERANDS) + _OPERAND_CODES[operand]) * len(_OUTS) + _OUT_CODES[out]
+
+
+def class_of(problem: int) -> ProblemClass:
+    """What `problem_code` made the number of."""
+    rest, out = divmod(problem, len(_OUTS))
+    rest, operand = divmod(rest, len(_OPERANDS))
+    scales, need = divmod(rest, len(Need))
+    return ProblemClass(need=Need(need), operand=_OPERANDS[operand], out=_OUTS[out], scales=scales)
+
+
+def scales_codes_of(groups: ScaleGroups | None, layout: ScaleLayout) -> tuple[int, ...]:
+    """The kinds of scales that a kernel reads: strided ones in both layouts."""
+    if groups is None or layout is ScaleLayout.MN_MAJOR:
+        return (scales_code(groups, mn_major=True),)
+    return scales_code(groups, mn_major=True), scales_code(groups, mn_major=False)
+
+
+def needs_of(predicate: Predicate) -> tuple[Need, ...]:
+    """The needs that a kernel serves."""
+    by_azp = {
+        "none": (Need.SCALE, Need.BIAS) if predicate.bias else (Need.SCALE,),
+        "row": (Need.AZP_ROW,),
+        "token": (Need.AZP_TOKEN,),
+    }
+    return tuple(need for azp in predicate.azp for need in by_azp[azp])
+
+
+def problems_of(predicate: Predicate) -> tuple[int, ...]:
+    """The classes of calls that a kernel serves."""
+    operand, out = predicate.a_dtype.torch_name, predicate.out_dtype.torch_name
+    kinds = scales_codes_of(predicate.scale_groups, predicate.scale_layout)
+    return tuple(problem_code(need, operand, out, scales) for scales in kinds for need in needs_of(predicate))
+
+
+def describe_problem(problem: int) -> str:
+    """A class of calls in words."""
+    told = class_of(problem)
+    words = {
+        Need.SCALE: "no bias",
+        Need.BIAS: "a bias",
+        Need.AZP_ROW: "zero points per tensor",
+        Need.AZP_TOKEN: "zero points per token",
+    }
+    return f"{told.operand} x {told.operand} to {told.out} with {_describe_scales(told.scales)}{words[told.need]}"
+
+
+def _describe_scales(scales: int) -> str:
+    if scales == 0:
+        return ""
+    groups = SCALE_GROUPS[(scales - 1) // 2]
+    of_b = f"{groups.size} x {groups.size}" if groups.b_scale is ScaleGranularity.BLOCK else f"1 x {groups.size}"
+    layout = "by their strides" if (scales - 1) % 2 else "M-major at multiples of 16 bytes"
+    return f"scales of 1 x {groups.size} and {of_b}, a's {layout}, and "

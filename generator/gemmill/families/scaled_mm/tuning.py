@@ -1,0 +1,179 @@
+"""How a call comes to one of the many GEMMs that take it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gemmill.families.scaled_mm.accepts import Predicate
+from gemmill.families.scaled_mm.classes import (
+    Need,
+    class_of,
+    describe_problem,
+    problem_code,
+    problems_of,
+    scales_codes_of,
+)
+from gemmill.families.scaled_mm.config import RESULTS_OF, KernelConfig, Problem
+from gemmill.families.scaled_mm.model import Facts, ctas_of, model_ns, pads_more
+from gemmill.family import ProblemCall, Reach, Row, Tuning
+from gemmill.vocab import (
+    SCALE_GROUPS,
+    Accumulation,
+    Backend,
+    DType,
+    EpilogueKind,
+    KernelSchedule,
+    RasterOrder,
+    ScaleLayout,
+    TileScheduler,
+)
+
+_RASTER_CODES = {RasterOrder.HEURISTIC: 0, RasterOrder.ALONG_M: 1, RasterOrder.ALONG_N: 2}
+_WITHOUT_TMA_PERMILLE = 12_000
+"""What the model does not know: without TMA and WGMMA a kernel is far behind. An assumption, large enough that the fallback
+is chosen only where nothing else fits."""
+_CUTLASS_PERMILLE = 1_053
+"""Nor that CUTLASS's kernels take longer than the CuTe DSL's of the same tile: fitted with the model."""
+
+_MOST_CTAS = 4
+_SHARED_BYTES = 227 * 1024
+
+MOST_CTAS = 2**30
+"""Kernels count them in 32 bits, some past the last."""
+
+
+def _rows(config: KernelConfig, accepts: Predicate, kernel: int) -> Iterator[Row]:
+    facts = _facts(config)
+    for problem in problems_of(accepts):
+        yield Row(
+            kernel=kernel,
+            problem=problem,
+            workspace=config.schedule.tile_scheduler is TileScheduler.STREAM_K,
+            most=accepts.max_mnk,
+            alignments=(
+                accepts.alignment_a * accepts.a_dtype.bits // 8,
+                accepts.alignment_b * accepts.b_dtype.bits // 8,
+                accepts.alignment_d * accepts.out_dtype.bits // 8,
+            ),
+            least=(0, 0, accepts.min_k),
+            facts=facts,
+        )
+
+
+def _facts(config: KernelConfig) -> Facts:
+    s, launch = config.schedule, config.launch
+    tile_m, tile_n, tile_k = s.tile_shape_mnk
+    cluster_m, cluster_n, _ = s.cluster_shape_mnk
+    columns = tile_n
+    if s.swap_ab:
+        tile_m, tile_n = tile_n, tile_m
+        cluster_m, cluster_n = cluster_n, cluster_m
+    return Facts(
+        raster_order=_RASTER_CODES[launch.raster_order],
+        swizzle=launch.swizzle,
+        splits=launch.splits,
+        tile_m=tile_m,
+        tile_n=tile_n,
+        tile_k=tile_k * config.problem.a_dtype.bits // 8,
+        columns=columns,
+        sharers_a=cluster_n,
+        sharers_b=cluster_m,
+        pads=int(_has_cutlass_scheduler(config)),
+        ctas_of_sm=_ctas_of_sm(config),
+        overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
+        promotes=int(s.accumulation is Accumulation.PROMOTED or config.problem.group_size > 0),
+        divides_k=int(s.tile_scheduler is TileScheduler.SPLIT_K),
+        cost_permille=_cost_permille(config),
+    )
+
+
+def _cost_permille(config: KernelConfig) -> int:
+    if not config.schedule.kernel_schedule.uses_tma:
+        return _WITHOUT_TMA_PERMILLE
+    return _CUTLASS_PERMILLE if config.backend is Backend.CUTLASS else 1000
+
+
+def _has_cutlass_scheduler(config: KernelConfig) -> bool:
+    s = config.schedule
+    own_kernel = not s.kernel_schedule.uses_tma or s.tile_scheduler is TileScheduler.SPLIT_K
+    return config.backend is Backend.CUTLASS and not own_kernel
+
+
+def _ctas_of_sm(config: KernelConfig) -> int:
+    """How many CTAs shared memory leaves room for, as far as the model cares: the DSL's kernels fill it with their stages
+    unless they are told a number of them."""
+    s = config.schedule
+    if not s.kernel_schedule.uses_tma:
+        return 1
+    tile_m, tile_n, tile_k = s.tile_shape_mnk
+    stage = (tile_m + tile_n) * tile_k * config.problem.a_dtype.bits // 8
+    if s.stages is not None and (config.backend is Backend.CUTLASS or s.kernel_schedule is KernelSchedule.BASIC):
+        return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * s.stages + 4096)))
+    if s.kernel_schedule is KernelSchedule.BASIC and config.backend is Backend.CUTLASS:
+        return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * 3 + 8192)))
+    return 1
+
+
+def _refuses(row: Row, call: ProblemCall) -> str | None:
+    m, n, _ = call.sizes
+    if (ctas := ctas_of(row.facts, m, n)) > MOST_CTAS:
+        return f"it would take {ctas} CTAs for M, N = {m}, {n}, and counts up to {MOST_CTAS}"
+    return None
+
+
+def _offers(config: KernelConfig) -> dict[int, tuple[KernelConfig, ...]]:
+    """What is measured for one output dtype and epilogue is offered to the sibling classes of the same operands too, and
+    that of bf16 operands to f16: the main loop, which decides, is the same."""
+    measured = config.problem
+    # A variant that reads scales in one layout alone is not found among the rows of the other.
+    layout = ScaleLayout.STRIDED if measured.scale_groups else ScaleLayout.VECTOR
+    needs = (Need.AZP_ROW, Need.AZP_TOKEN) if measured.epilogue.takes_azp else (Need.SCALE, Need.BIAS)
+    offered = {}
+    for out in (DType.BF16, DType.F16):
+        operand = _operand(measured, out)
+        sibling = replace(measured, a_dtype=operand, b_dtype=operand, out_dtype=out)
+        for need in needs:
+            configs = tuple(replace(config, problem=replace(sibling, epilogue=kind)) for kind in _KINDS[need])
+            for scales in scales_codes_of(measured.scale_groups, layout):
+                offered[problem_code(need, operand.torch_name, out.torch_name, scales)] = configs
+    return offered
+
+
+def _operand(problem: Problem, out: DType) -> DType:
+    """Of the sibling with results of `out`: the same, or of 16 bits as they are."""
+    return problem.a_dtype if out in RESULTS_OF[problem.a_dtype] else out
+
+
+_KINDS = {
+    Need.SCALE: (EpilogueKind.SCALED, EpilogueKind.SCALED_BIAS),
+    Need.BIAS: (EpilogueKind.SCALED_BIAS,),
+    Need.AZP_ROW: (EpilogueKind.SCALED_AZP, EpilogueKind.SCALED_AZP_PER_TOKEN),
+    Need.AZP_TOKEN: (EpilogueKind.SCALED_AZP_PER_TOKEN,),
+}
+
+
+def _measured_as(call: ProblemCall) -> str | None:
+    """fp8, int8, int8_azp, fp8_groups or bf16 (f16 too)."""
+    told = class_of(call.problem)
+    if told.scales:
+        of_blocks = told.scales in scales_codes_of(SCALE_GROUPS[0], ScaleLayout.STRIDED)
+        return "fp8_groups" if of_blocks and told.operand is DType.E4M3 else None
+    if told.need in (Need.AZP_ROW, Need.AZP_TOKEN):
+        return "int8_azp"
+    return {DType.E4M3: "fp8", DType.S8: "int8"}.get(told.operand, "bf16")
+
+
+TUNING = Tuning(
+    sizes=("m", "n", "k"),
+    result=("m", "n"),
+    aligned=("a", "b", "out"),
+    near=("n", "k"),
+    bucketed="m",
+    reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1),
+    rows=_rows,
+    describe=describe_problem,
+    refuses=_refuses,
+    model_ns=model_ns,
+    wastes=pads_more,
+    offers=_offers,
+    measured_as=_measured_as,
+)

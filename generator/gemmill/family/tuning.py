@@ -1,0 +1,123 @@
+"""How a family's calls come to a variant: its sizes by name, how far a measured row reaches, and its model."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MOST_SIZES, MOST_ALIGNED, MOST_FACTS = 6, 4, 16
+"""What a call and a row have room for; mirrored by kernels/extension/selection.h."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemCall:
+    """One call, as far as the choice of a variant depends on it."""
+
+    family: str
+    problem: int
+    """The number of its class, which its family gives."""
+    sizes: tuple[int, ...]
+    """In the order of their names."""
+    alignments: tuple[int, ...]
+    """Bytes (16 at most) that data and row stride of each aligned operand are multiples of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A variant for one class of calls."""
+
+    kernel: int
+    """Index in the extension."""
+    problem: int
+    workspace: bool
+    """Whether the kernel must be asked how much it needs."""
+    most: int
+    """Of each size."""
+    alignments: tuple[int, ...]
+    """Bytes that it needs of each aligned operand."""
+    least: tuple[int, ...]
+    """Of each size."""
+    facts: Any
+    """What model and launch read: a tuple of numbers with names, in the order of the family's own struct in C++."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """How far a measured choice reaches. Tiles are as wide as fills the SMs for one shape, so the choice of another is a
+    worse guide than the model (docs/notes/tables.md)."""
+
+    few: int
+    """Of the bucketed size: a row for so many serves all smaller ones."""
+    many: int
+    """From here on a row serves larger ones too, `ratio` times as large at most."""
+    endless: int
+    """From here on waves are so many that more of them change nothing."""
+    ratio: int
+    """How much larger than a call's the bucketed size of a row may be."""
+    distance: float
+    """Of binary logarithms of all near sizes together."""
+
+    def covers(self, measured: int, size: int) -> bool:
+        """Whether what was measured says something about a bucketed size. Mirrors `covers` in kernels/extension/selection.cpp."""
+        if size > measured:
+            return measured >= self.endless or (measured >= self.many and size <= self.ratio * measured)
+        return measured <= max(self.few, self.ratio * size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How one of several variants is chosen for a call: by what was measured nearby, else by a model."""
+
+    sizes: tuple[str, ...]
+    """Names of what calls of a class differ in."""
+    result: tuple[str, ...]
+    """Sizes of the result: nothing is launched where one is 0."""
+    aligned: tuple[str, ...]
+    """Operands whose alignment decides which variants take a call."""
+    near: tuple[str, ...]
+    """Sizes that a row must match nearly, in the order in which rows are sorted."""
+    bucketed: str
+    """The size at which weights are measured in steps: a row serves up to its own."""
+    reach: Reach
+    rows: Callable[[Any, Any, int], Iterable[Row]]
+    """Of a config, what it accepts, and its kernel's index: a row for each class of calls."""
+    describe: Callable[[int], str]
+    """A class of calls in words."""
+    refuses: Callable[[Row, ProblemCall], str | None]
+    """Why a variant takes no call of such sizes, beside what its row says."""
+    model_ns: Callable[[Row, ProblemCall, int], float]
+    """Estimated nanoseconds of a call, on a device of so many multiprocessors."""
+    wastes: Callable[[Row, Sequence[int], Sequence[int]], bool]
+    """Whether a variant that was measured at the first sizes does much worse for its kind at the second."""
+    offers: Callable[[Any], Mapping[int, tuple[Any, ...]]]
+    """The configs that a measured one stands for, best first, by the class that they serve."""
+    measured_as: Callable[[ProblemCall], str | None]
+    """The class by which tables know a call; None for one that is not tuned."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Sizes in the order in which rows of tables are sorted."""
+        return (*self.near, self.bucketed)
+
+    def contradiction(self) -> str | None:
+        """What in the names of sizes cannot be; None where they agree."""
+        told = ", ".join(self.sizes)
+        if len(set(self.sizes)) < len(self.sizes):
+            return f"sizes {told} name one of them twice"
+        for what, names in (("near", self.near), ("bucketed", (self.bucketed,)), ("result's", self.result)):
+            for name in names:
+                if name not in self.sizes:
+                    return f"{what} size {name!r} is none of {told}"
+        if sorted(self.key) != sorted(self.sizes):
+            return f"near sizes {', '.join(self.near)} and bucketed size {self.bucketed} are not each of {told} once"
+        for what, names, most in (("sizes", self.sizes, MOST_SIZES), ("aligned operands", self.aligned, MOST_ALIGNED)):
+            if len(names) > most:
+                return f"{what} {', '.join(names)} are {len(names)}, the extension has room for {most}"
+        return None
+
+    def named(self, sizes: Sequence[int]) -> dict[str, int]:
+        """Sizes by their names."""
+        return dict(zip(self.sizes, sizes, strict=True))
+
+    def ordered(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Named sizes in the order of their names."""
+        return tuple(sizes[name] for name in self.sizes)

@@ -1,0 +1,114 @@
+"""What crosses between a table and the extension that selects from it. Mirrors kernels/extension/selection.h."""
+
+import ctypes
+from collections.abc import Iterator
+
+from gemmill.family import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, ProblemCall, Row
+from gemmill.registry import REGISTRY
+from gemmill.runtime.select import Trust
+from gemmill.runtime.table import Table, TunedRow
+
+_NUMBER = ctypes.c_int64
+_Sizes, _Alignments, _Facts = _NUMBER * MOST_SIZES, _NUMBER * MOST_ALIGNED, _NUMBER * MOST_FACTS
+
+
+class PackedCall(ctypes.Structure):
+    """`Call`."""
+
+    _fields_ = [("problem", _NUMBER), ("sizes", _Sizes), ("alignments", _Alignments)]
+
+
+class PackedChoice(ctypes.Structure):
+    """`Choice`."""
+
+    _fields_ = [("row", _NUMBER), ("trust", _NUMBER)]
+
+
+class _Miss(ctypes.Structure):
+    _fields_ = [("family", _NUMBER), ("call", PackedCall), ("trust", _NUMBER)]
+
+
+class _Row(ctypes.Structure):
+    _fields_ = [
+        *((name, _NUMBER) for name in ("kernel", "problem", "workspace", "most")),
+        ("alignments", _Alignments),
+        ("least", _Sizes),
+        ("facts", _Facts),
+    ]
+
+
+class _TunedRow(ctypes.Structure):
+    _fields_ = [("problem", _NUMBER), ("sizes", _Sizes), ("row", _NUMBER), ("exact", _NUMBER)]
+
+
+class _Family(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        *((name, _NUMBER) for name in ("first", "end", "near_count")),
+        ("near", _Sizes),
+        *((name, _NUMBER) for name in ("bucketed", "few", "many", "endless", "ratio")),
+        ("distance", ctypes.c_double),
+    ]
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Say what the extension's functions take and return."""
+    library.gemmill_set_table.argtypes = [ctypes.c_void_p, _NUMBER] * 3
+    library.gemmill_choose.argtypes = [_NUMBER, ctypes.POINTER(PackedCall), _NUMBER, ctypes.POINTER(PackedChoice)]
+    library.gemmill_record_misses.argtypes = [_NUMBER]
+    library.gemmill_take_misses.argtypes = [ctypes.c_void_p, _NUMBER]
+    library.gemmill_take_misses.restype = _NUMBER
+
+
+def send(library: ctypes.CDLL, table: Table) -> None:
+    """Have the extension select from the table."""
+    families = [_family(name, rows) for name, rows in table.families.items()]
+    packed = (
+        (_Family * len(families))(*families),
+        (_Row * len(table.rows))(*map(_row, table.rows)),
+        (_TunedRow * len(table.tuned))(*map(_tuned_row, table.tuned)),
+    )
+    library.gemmill_set_table(*(argument for array in packed for argument in (array, len(array))))
+
+
+def choose(library: ctypes.CDLL, table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust]:
+    """The extension's own choice for a call: index of the row, or -1."""
+    choice, packed = PackedChoice(), packed_call(call)
+    family = list(table.families).index(call.family)
+    library.gemmill_choose(family, ctypes.byref(packed), sm_count, ctypes.byref(choice))
+    return choice.row, Trust(choice.trust)
+
+
+def misses(library: ctypes.CDLL, table: Table, most: int) -> Iterator[tuple[ProblemCall, Trust]]:
+    """Takes what the extension noted."""
+    noted = (_Miss * most)()
+    names = list(table.families)
+    for miss in noted[: library.gemmill_take_misses(noted, most)]:
+        tuning = REGISTRY.tunings[names[miss.family]]
+        sizes, alignments = miss.call.sizes[: len(tuning.sizes)], miss.call.alignments[: len(tuning.aligned)]
+        found = ProblemCall(
+            family=names[miss.family], problem=miss.call.problem, sizes=tuple(sizes), alignments=tuple(alignments)
+        )
+        yield found, Trust(miss.trust)
+
+
+def packed_call(call: ProblemCall) -> PackedCall:
+    """As the extension reads it."""
+    return PackedCall(call.problem, _Sizes(*call.sizes), _Alignments(*call.alignments))
+
+
+def _family(name: str, rows: range) -> _Family:
+    tuning = REGISTRY.tunings[name]
+    near = [tuning.sizes.index(size) for size in tuning.near]
+    reach = tuning.reach
+    steps = (tuning.sizes.index(tuning.bucketed), reach.few, reach.many, reach.endless, reach.ratio)
+    return _Family(name.encode(), rows.start, rows.stop, len(near), _Sizes(*near), *steps, reach.distance)
+
+
+def _row(row: Row) -> _Row:
+    parts = (_Alignments(*row.alignments), _Sizes(*row.least), _Facts(*row.facts))
+    return _Row(row.kernel, row.problem, row.workspace, row.most, *parts)
+
+
+def _tuned_row(tuned: TunedRow) -> _TunedRow:
+    return _TunedRow(tuned.problem, _Sizes(*tuned.sizes), tuned.row, tuned.exact)

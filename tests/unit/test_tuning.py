@@ -1,0 +1,126 @@
+"""What a family declares of its sizes, and a choice among variants whose sizes are not m, n and k."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+from gemmill.families.scaled_mm.family import FAMILY
+from gemmill.families.scaled_mm.tuning import TUNING
+from gemmill.family import ProblemCall, Reach, Registry, Row, Tuning
+from gemmill.registry import REGISTRY
+from gemmill.runtime.select import Trust, select
+from gemmill.runtime.table import Table, make_table
+from gemmill.runtime.tuned import TunedChoice
+
+TOY = "toy"
+
+
+class Facts(NamedTuple):
+    rows_at_a_time: int
+
+
+def toy_rows(config: int, accepts: object, kernel: int) -> list[Row]:
+    least, facts = (1, 1, config), Facts(config)
+    return [Row(kernel=kernel, problem=5, workspace=False, most=1000, alignments=(4,), least=least, facts=facts)]
+
+
+def toy_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+    length, heads, page = call.sizes
+    return float(-(-length // row.facts.rows_at_a_time) * heads * page)
+
+
+def toy_wastes(row: Row, measured: Sequence[int], sizes: Sequence[int]) -> bool:
+    return sizes[0] % row.facts.rows_at_a_time > 0
+
+
+TOY_TUNING = Tuning(
+    sizes=("length", "heads", "page"),
+    result=("length",),
+    aligned=("cache",),
+    near=("page", "heads"),
+    bucketed="length",
+    reach=Reach(few=2, many=100, endless=400, ratio=3, distance=0.5),
+    rows=toy_rows,
+    describe=lambda problem: f"class {problem}",
+    refuses=lambda row, call: None if call.sizes[1] % 2 else "it takes odd heads",
+    model_ns=toy_ns,
+    wastes=toy_wastes,
+    offers=lambda config: {5: (config,)},
+    measured_as=lambda call: TOY,
+)
+
+
+@pytest.fixture
+def toy_table(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Table]:
+    """Of two variants, which take one row and four rows at a time."""
+    monkeypatch.setitem(REGISTRY.tunings, TOY, TOY_TUNING)
+    entries = [
+        SimpleNamespace(name=f"sm90a_toy_{n}", family=TOY, symbol=str(n), config=n, predicate=None) for n in (1, 4)
+    ]
+    return lambda *tuned: make_table(entries, ["1", "4"], tuned)
+
+
+def measured(name: str, length: int, heads: int = 7, page: int = 16) -> TunedChoice:
+    sizes = {"page": page, "length": length, "heads": heads}
+    return TunedChoice(family=TOY, problem=5, sizes=sizes, names=(f"sm90a_toy_{name}",))
+
+
+def call(length: int, heads: int = 7, page: int = 16, problem: int = 5, alignment: int = 16) -> ProblemCall:
+    return ProblemCall(family=TOY, problem=problem, sizes=(length, heads, page), alignments=(alignment,))
+
+
+def test_choice_over_named_sizes(toy_table: Callable[..., Table]) -> None:
+    table = toy_table(measured("1", 8), measured("4", 8, page=20))
+    assert [tuned.sizes for tuned in table.tuned] == [(8, 7, 16), (8, 7, 20)]
+    for asked, name, trust in (
+        (call(8), "1", Trust.EXACT),
+        (call(8, page=20), "4", Trust.EXACT),
+        (call(8, page=17), "1", Trust.NEAREST),
+        (call(3, page=21), "1", Trust.NEAREST),  # the nearer one takes four at a time
+        (call(9), "4", Trust.MODEL),
+        (call(2), "4", Trust.MODEL),  # 8 are more than three times as many
+        (call(8, page=64), "4", Trust.MODEL),
+    ):
+        choice = select(table, asked, 1)
+        assert (choice.entry.name, choice.trust) == (f"sm90a_toy_{name}", trust), asked
+
+
+def test_reasons_name_the_sizes(toy_table: Callable[..., Table]) -> None:
+    table = toy_table()
+
+    def reasons(asked: ProblemCall) -> list[str]:
+        return [rejected.reason for rejected in select(table, asked, 1).trace]
+
+    assert reasons(call(8, page=3))[0] == "it needs PAGE of 4 or more, PAGE is 3"
+    assert set(reasons(call(1001))) == {"it takes LENGTH, HEADS and PAGE up to 1000, they are 1001, 7, 16"}
+    assert set(reasons(call(8, alignment=2))) == {
+        "it needs rows of cache at multiples of 4 bytes, address and row stride are multiples of 2"
+    }
+    assert set(reasons(call(8, problem=6))) == {"it computes class 5, the call needs class 6"}
+    assert set(reasons(call(8, heads=2))) == {"it takes odd heads"}
+    assert set(reasons(call(0))) == {"the result is empty: nothing is launched"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"sizes": ("m", "n", "n")}, "sizes m, n, n name one of them twice"),
+        ({"near": ("n", "rows")}, "near size 'rows' is none of m, n, k"),
+        ({"bucketed": "rows"}, "bucketed size 'rows' is none of m, n, k"),
+        ({"result": ("m", "rows")}, "result's size 'rows' is none of m, n, k"),
+        ({"near": ("n",)}, "near sizes n and bucketed size m are not each of m, n, k once"),
+        ({"near": ("n", "k", "m")}, "near sizes n, k, m and bucketed size m are not each of m, n, k once"),
+        ({"aligned": tuple("abcde")}, "aligned operands a, b, c, d, e are 5, the extension has room for 4"),
+        (
+            {"sizes": tuple("mnkpqrs"), "near": tuple("nkpqrs")},
+            "sizes m, n, k, p, q, r, s are 7, the extension has room for 6",
+        ),
+    ],
+)
+def test_a_declaration_that_contradicts_itself(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        Registry((replace(FAMILY, tuning=replace(TUNING, **changes)),))
+    assert str(caught.value) == f"family 'scaled_mm': {sentence}"
