@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "device.h"
+#include "layout.h"
 
 namespace gemmill {
 namespace {
@@ -73,6 +74,7 @@ OpCall::OpCall(Op const& op, StableIValue* stack) : op_(op) {
       case Kind::kTensor:
         tensors[i] = op.arguments[i].optional ? Operand::optional(stack[i]) : Operand::required(stack[i]);
         values[i] = tensors[i].given();
+        ends[i] = static_cast<char const*>(tensors[i].data) + tensors[i].span_bytes(element_bytes(tensors[i].dtype));
         break;
       case Kind::kInt: values[i] = to<int64_t>(stack[i]); break;
       case Kind::kFloat: values[i] = bits_of(to<double>(stack[i])); break;
