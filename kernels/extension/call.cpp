@@ -1,9 +1,11 @@
 #include "call.h"
 
 #include <atomic>
+#include <new>
 #include <stdexcept>
 
 #include "device.h"
+#include "layout.h"
 
 namespace gemmill {
 namespace {
@@ -71,8 +73,10 @@ OpCall::OpCall(Op const& op, StableIValue* stack) : op_(op) {
   for (size_t i = 0; i < op.arguments.size(); ++i) {
     switch (op.arguments[i].kind) {
       case Kind::kTensor:
-        tensors[i] = op.arguments[i].optional ? Operand::optional(stack[i]) : Operand::required(stack[i]);
+        // In its place, where there is nothing yet: moving it would cost as much as reading it.
+        new (&tensors[i]) Operand(op.arguments[i].optional ? Operand::optional(stack[i]) : Operand::required(stack[i]));
         values[i] = tensors[i].given();
+        ends[i] = static_cast<char const*>(tensors[i].data) + tensors[i].span_bytes(element_bytes(tensors[i].dtype));
         break;
       case Kind::kInt: values[i] = to<int64_t>(stack[i]); break;
       case Kind::kFloat: values[i] = bits_of(to<double>(stack[i])); break;

@@ -16,7 +16,7 @@
 
 namespace gemmill {
 
-inline constexpr size_t kMostArguments = 16, kMostValues = 96, kMostFound = 6;
+inline constexpr size_t kMostArguments = 12, kMostValues = 96, kMostFound = 6;
 
 // In the order of gemmill.family.schema.Kind.
 enum class Kind : int64_t { kTensor, kInt, kFloat, kBool, kInts, kText };
@@ -76,6 +76,7 @@ class OpCall {
 
   // By position: the arguments come first, and the last tensor is none.
   std::array<Operand, kMostArguments + 1> tensors;
+  std::array<char const*, kMostArguments> ends;  // of tensors that are given: one past the last byte
   std::array<int64_t, kMostValues> values;  // of an argument: the number, its bits, whether the tensor is given, or an index
   std::vector<std::string> texts;
   std::optional<std::vector<int64_t>> integers;  // the op's one list

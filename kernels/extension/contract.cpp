@@ -69,8 +69,10 @@ bool same_strides(Operand const& x, Operand const& y) {
   return true;
 }
 
-bool apart(Operand const& x, Operand const& y) {
-  return !x.given() || !y.given() || !overlap(x.data, x.span_bytes(element_bytes(x.dtype)), y.data, y.span_bytes(element_bytes(y.dtype)));
+bool apart(OpCall const& call, int64_t x, int64_t y) {
+  auto const& tensors = call.tensors;
+  if (!tensors[x].given() || !tensors[y].given()) return true;
+  return tensors[x].data >= call.ends[y] || tensors[y].data >= call.ends[x];
 }
 
 bool take_word(OpCall& call, Instruction const& i) {
@@ -96,7 +98,7 @@ bool done(OpCall& call, Instruction const& i) {
     case Code::kWord: return take_word(call, i);
     case Code::kDetached: return !tensors[i.x].is_differentiated();
     case Code::kTogether: return !tensors[i.x].given() || !tensors[i.y].given() || tensors[i.x].device == tensors[i.y].device;
-    case Code::kApart: return apart(tensors[i.x], tensors[i.y]);
+    case Code::kApart: return apart(call, i.x, i.y);
     case Code::kSpecial: return call.op().specials[i.x].holds(call);
   }
   return false;

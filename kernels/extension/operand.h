@@ -98,11 +98,4 @@ class Operand {
   AtenTensorHandle handle_ = nullptr;
 };
 
-// Whether two stretches of memory share a byte.
-inline bool overlap(void const* a, int64_t a_bytes, void const* b, int64_t b_bytes) {
-  auto* x = static_cast<char const*>(a);
-  auto* y = static_cast<char const*>(b);
-  return x < y + b_bytes && y < x + a_bytes;
-}
-
 }  // namespace gemmill

@@ -2,9 +2,9 @@
 // loaded, and each op name belongs to one of them at a time. Schemas are defined in Python.
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "call.h"
 
@@ -14,7 +14,7 @@ namespace gemmill {
 namespace {
 
 constexpr size_t kMostOps = 128;
-std::deque<Op> ops;
+std::vector<Op> ops;  // reserved for all that there can be: calls keep addresses of them
 
 void serve(Op const& op, StableIValue* stack) {
   OpCall call(op, stack);
@@ -44,6 +44,7 @@ std::vector<int64_t> places(std::vector<char const*> const& names, gemmill_op_de
 }
 
 char const* declare(gemmill_op_declaration const& declared) {
+  ops.reserve(kMostOps);
   if (ops.size() == kMostOps) return "there are too many ops";
   if (declared.argument_count > static_cast<int64_t>(kMostArguments)) return "it has too many arguments";
   if (declared.initial_count >= static_cast<int64_t>(kMostValues)) return "its contract has too many sizes";

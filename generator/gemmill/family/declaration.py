@@ -111,6 +111,8 @@ class Family:
     kernels: tuple[Kernels, ...]
     cases: str
     """The module whose `CASES` makes and judges its ops' calls. It needs torch, which declarations do not."""
+    serving: str
+    """The module whose `SERVING` is what the runtime does for it."""
     selections: Mapping[str, Callable[[Arch], Iterable[Any]]]
     """By a selection's name, the configs that the family has in it; none where it is not named."""
     tuning: Tuning | None

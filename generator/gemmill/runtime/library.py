@@ -1,7 +1,6 @@
 """Loading an extension: checked before it is opened, registered when an op namespace is given to it."""
 
 import ctypes
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -9,29 +8,23 @@ from typing import BinaryIO
 import torch
 
 from gemmill import settings
-from gemmill.families.quant.call import config_of, quant_call
-from gemmill.families.scaled_mm.ops import GEMM_OPS
 from gemmill.family import ProblemCall
 from gemmill.manifest import Manifest, ManifestError, open_extension, read_manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands, packed
 from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.declaring import declare
-from gemmill.runtime.problem import problem_of_call
-from gemmill.runtime.quant_table import QuantRow, QuantTable, make_quant_table, select_quant
+from gemmill.runtime.quant_table import QuantRow, QuantTable, make_quant_table
 from gemmill.runtime.schemas import BY_NAME, OpSchema
-from gemmill.runtime.select import Choice, Trust, select
+from gemmill.runtime.select import Choice, Trust
+from gemmill.runtime.serving import serving_of
 from gemmill.runtime.table import Table, make_table
 from gemmill.runtime.tuned import Machine, Tuned, load_tuned, machine
-from gemmill.space.names import to_name
 from gemmill.vocab import Arch
 
 _DESCRIBE = ctypes.CFUNCTYPE(
     None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.POINTER(ctypes.c_char), ctypes.c_int64
 )
-
-MOST_REASONS = 20
-"""In the text of a refused call."""
 
 
 class _Kernel(ctypes.Structure):
@@ -118,17 +111,16 @@ class Build:
     def explain(self, op: OpSchema, call: operands.Call, sm_count: int) -> Choice:
         """The choice for a call that passes the checks, with its trace. Raises RuntimeError as the op would."""
         checks.check(op, call)
-        if op not in GEMM_OPS:
-            wanted = config_of(quant_call(op, call), Arch(self.manifest.arch))
-            return select_quant(self.quant, wanted, self._pinned_quant_name())
-        return select(self.table, problem_of_call(op, call), sm_count, self._pinned_name())
+        return serving_of(op).choose(self, op, call, sm_count)
 
-    def _pinned_name(self) -> str | None:
+    def pinned_name(self) -> str | None:
+        """The GEMM that the calling thread has pinned."""
         row = self.pin(-1)
         self.pin(row)
         return self.table.entries[row].name if row >= 0 else None
 
-    def _pinned_quant_name(self) -> str | None:
+    def pinned_quant_name(self) -> str | None:
+        """The quantisation kernel that the calling thread has pinned."""
         kernel = self.pin_quant(-1)
         self.pin_quant(kernel)
         return self.quant.entry_of(kernel).name if kernel >= 0 else None
@@ -171,22 +163,7 @@ class Build:
         if choice.trust is Trust.PINNED:
             pinned = choice.trace[0]
             return f"{op.name}: the pinned variant {pinned.name} cannot take the call: {pinned.reason}"
-        if op not in GEMM_OPS:
-            wanted = to_name(config_of(quant_call(op, call), Arch(self.manifest.arch)))
-            return (
-                f"{op.name}: build {self.build_id} lacks {wanted}, the variant for such calls, among its "
-                f"{_variants(len(self.quant.rows))} of quantisation kernels; "
-                f"`gemmill build --arch {self.manifest.arch} --select default` builds it"
-            )
-        problem = problem_of_call(op, call)
-        tuning = REGISTRY.tunings[problem.family]
-        counts = Counter(rejected.reason for rejected in choice.trace)
-        reasons = "\n".join(f"  {_variants(count)}: {reason}" for reason, count in counts.most_common(MOST_REASONS))
-        return (
-            f"{op.name}: no variant of build {self.build_id} takes {_listed(tuning.sizes).upper()} = {_listed(problem.sizes)} with "
-            f"alignments of {_listed(tuning.aligned)} = {_listed(problem.alignments)} bytes; "
-            f"`gemmill build --arch {self.manifest.arch} --select default` builds one for every shape\n{reasons}"
-        )
+        return f"{op.name}: {serving_of(op).lacks(self, op, call, choice)}"
 
 
 def _load(file: BinaryIO, path: Path) -> ctypes.CDLL:
@@ -200,14 +177,6 @@ def _load(file: BinaryIO, path: Path) -> ctypes.CDLL:
         raise ManifestError(
             f"the extension {path} cannot be loaded ({text}): `gemmill doctor` says what it lacks"
         ) from None
-
-
-def _listed(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values))
-
-
-def _variants(count: int) -> str:
-    return f"{count} variant{'' if count == 1 else 's'}"
 
 
 def _check_torch(manifest: Manifest) -> None:

@@ -9,16 +9,15 @@ from typing import Any
 
 import torch
 
-from gemmill import reference, settings
-from gemmill.families.scaled_mm.ops import GEMM_OPS
+from gemmill import settings
 from gemmill.manifest import KernelEntry
 from gemmill.runtime import builds, checks, operands
 from gemmill.runtime.library import Build
 from gemmill.runtime.misses import Recorder
 from gemmill.runtime.notices import tell_unbuilt
-from gemmill.runtime.quant_cpu import on_cpu
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS, OpSchema
 from gemmill.runtime.select import Choice
+from gemmill.runtime.serving import serving_of
 from gemmill.vocab import Arch
 
 _lock = threading.RLock()
@@ -232,13 +231,9 @@ def _sm_count(tensor: torch.Tensor | None) -> int:
     return Arch(active().manifest.arch).sm_count
 
 
-def _cpu(op: OpSchema, compute: Callable[..., torch.Tensor]) -> Callable[..., None]:
-    def run(*args: torch.Tensor | None) -> None:
-        checks.check(op, operands.of_arguments(op, args))
-        out, *rest = args
-        given = dict(zip(op.arguments[1:], rest, strict=True))
-        assert out is not None
-        out.copy_(compute(**given, out_dtype=out.dtype))
+def _cpu(op: OpSchema) -> Callable[..., None]:
+    def run(*args: Any) -> None:
+        serving_of(op).on_cpu(op, args)
 
     return run
 
@@ -266,7 +261,7 @@ def _define(namespace: str) -> None:
         if hasattr(getattr(torch.ops, namespace), op.name):
             continue
         library.define(op.schema)
-        library.impl(op.name, _cpu(op, reference.scaled_mm) if op in GEMM_OPS else on_cpu(op), "CPU")
+        library.impl(op.name, _cpu(op), "CPU")
         library._register_fake(op.name, _fake(op))
     _libraries.append(library)
 

@@ -25,15 +25,6 @@ Tensors = dict[str, Any]
 """Arguments by name."""
 
 
-def on_cpu(op: OpSchema) -> Callable[..., None]:
-    """The CPU kernel of an op."""
-
-    def run(*args: Any) -> None:
-        by_reference(op, args)
-
-    return run
-
-
 def by_reference(op: OpSchema, arguments: Sequence[Any]) -> None:
     """Check a call like the op and write its results by the reference. Raises RuntimeError as the op would."""
     given = operands.complete(op, arguments)

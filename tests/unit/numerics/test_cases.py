@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gemmill.family import Registry
+from gemmill.family import OpSet, Registry
 from gemmill.numerics import verify as layer
 from gemmill.numerics.cases import Outcome, all_cases, by_op, cases_of
 from gemmill.registry import REGISTRY
@@ -24,7 +24,7 @@ def test_every_op_has_a_maker_of_cases() -> None:
 
 def test_two_families_with_one_op_are_refused(monkeypatch) -> None:
     first = REGISTRY.families[0]
-    second = replace(first, name="second", kernels=(), cases="a_module_of_cases")
+    second = replace(first, name="second", asks=OpSet(ops=()), kernels=(), cases="a_module_of_cases")
     monkeypatch.setitem(__import__("sys").modules, "a_module_of_cases", SimpleNamespace(CASES=all_cases()[0]))
     op = all_cases()[0].ops[0]
     with pytest.raises(ValueError, match=f"^families '{first.name}' and 'second' both have cases of op '{op}'$"):

@@ -43,6 +43,7 @@ FAMILY = Family(
     asks=OPS,
     kernels=(QUANT,),
     cases="gemmill.families.quant.cases",
+    serving="gemmill.families.quant.serving",
     selections={"smoke": selections.smoke, "default": selections.default},
     tuning=None,
 )

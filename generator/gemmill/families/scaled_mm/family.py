@@ -75,6 +75,7 @@ FAMILY = Family(
     asks=OPS,
     kernels=(CUTLASS, CUTEDSL),
     cases="gemmill.families.scaled_mm.cases",
+    serving="gemmill.families.scaled_mm.serving",
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,
 )
