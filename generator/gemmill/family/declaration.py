@@ -108,5 +108,7 @@ class Family:
     asks: OpSet
     """What can be asked of it."""
     kernels: tuple[Kernels, ...]
+    cases: str
+    """The module whose `CASES` makes and judges its ops' calls. It needs torch, which declarations do not."""
     selections: Mapping[str, Callable[[Arch], Iterable[Any]]]
     """By a selection's name, the configs that the family has in it; none where it is not named."""

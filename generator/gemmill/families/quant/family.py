@@ -42,5 +42,6 @@ FAMILY = Family(
     doc="quantises rows, alone or after an activation or a norm",
     asks=OPS,
     kernels=(QUANT,),
+    cases="gemmill.families.quant.cases",
     selections={"smoke": selections.smoke, "default": selections.default},
 )

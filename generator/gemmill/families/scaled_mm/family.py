@@ -73,5 +73,6 @@ FAMILY = Family(
     doc="multiplies matrices of codes, scales and shifts the sums",
     asks=OPS,
     kernels=(CUTLASS, CUTEDSL),
+    cases="gemmill.families.scaled_mm.cases",
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
 )

@@ -1,4 +1,4 @@
-"""Legal calls of the quantisation and fused-activation ops."""
+"""Random calls of the quantisation and fused-activation ops."""
 
 import math
 from dataclasses import replace
@@ -8,25 +8,35 @@ import torch
 
 from gemmill.families.quant.call import GROUP_AZP, OP_OF, OUT_NAMES, SCALE_NAMES, name_of
 from gemmill.families.quant.config import QuantFamily, ScaleFormat
-from gemmill.fuzz.call import EXACT, LegalCall, Limits
-from gemmill.fuzz.draw import Draw
-from gemmill.fuzz.layouts import MEANINGLESS, PADS, SHIFTS, TIDY, free_stride, one_value, row_stride, shift_of, vector
-from gemmill.fuzz.memory import Slot
-from gemmill.runtime.schemas import Kind, OpSchema
-from gemmill.vocab import DType
+from gemmill.numerics.call import EXACT, LegalCall, Limits
+from gemmill.numerics.draw import Draw
+from gemmill.numerics.layouts import (
+    MEANINGLESS,
+    PADS,
+    SHIFTS,
+    TIDY,
+    free_stride,
+    one_value,
+    row_stride,
+    shift_of,
+    torch_dtype,
+    vector,
+)
+from gemmill.numerics.memory import Slot
+from gemmill.runtime.schemas import BY_NAME, Kind, OpSchema
 
 Strides = tuple[int, ...]
 
 
-def quant_call(op: OpSchema, draw: Draw, limits: Limits) -> LegalCall:
-    """A call of any of them."""
-    return _Maker(op, draw, limits).make()
+def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
+    """A random call of any of them."""
+    return _Maker(BY_NAME[op], draw, limits).make()
 
 
 class _Maker:
     def __init__(self, op: OpSchema, draw: Draw, limits: Limits) -> None:
         self.schema, self.op, self.draw = op, OP_OF[op.name], draw
-        self.in_dtype, self.out_dtype = (_torch(draw.one_of(d)) for d in (self.op.in_dtypes, self.op.out_dtypes))
+        self.in_dtype, self.out_dtype = (torch_dtype(draw.one_of(d)) for d in (self.op.in_dtypes, self.op.out_dtypes))
         self.group = draw.one_of(self.op.group_sizes)
         self.gated = self.op.activations[0].op_argument != "none"
         most = limits.large if draw.chance(0.01) else limits.elements
@@ -150,8 +160,8 @@ class _Maker:
             strides = (count[1] + draw.one_of(PADS), 1) if draw.chance(0.5) else (1, count[0] + draw.one_of(PADS))
             strides = (free_stride(draw, count[0], strides[0]), free_stride(draw, count[1], strides[1]))
             return _strided(draw, count, strides, count), draw.one_of((None, (per[0], per[1])))
-        count, step = rows if kind == "rows" else hidden, draw.one_of((1, 1, 2, 5))
-        slot = _strided(draw, (count,), (free_stride(draw, count, step),), (count,))
+        scales, step = rows if kind == "rows" else hidden, draw.one_of((1, 1, 2, 5))
+        slot = _strided(draw, (scales,), (free_stride(draw, scales, step),), (scales,))
         return slot, (1, -1) if kind == "rows" else (-1, 1)
 
     def _group_scales(self, plain: dict[str, Any]) -> Slot:
@@ -220,7 +230,3 @@ def _strided(draw: Draw, shape: tuple[int, ...], strides: Strides, reference_sha
 def _like(scales: Slot, draw: Draw) -> Slot:
     """Zero points that lie as scales do."""
     return replace(scales, dtype=torch.int32, shift=draw.one_of(SHIFTS[:8]))
-
-
-def _torch(dtype: DType) -> torch.dtype:
-    return getattr(torch, dtype.torch_name)

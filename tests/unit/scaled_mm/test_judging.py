@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gemmill.fuzz.call import WITHIN, LegalCall
-from gemmill.fuzz.judging import Judge
-from gemmill.fuzz.memory import Memory, Slot
+from gemmill.families.scaled_mm.cases.drawn import GemmJudge
+from gemmill.numerics.call import WITHIN, LegalCall
+from gemmill.numerics.memory import Memory, Slot
 
 M, N, K = 1024, 1024, 32
 
@@ -43,5 +43,5 @@ def test_s8_is_exact_unless_its_scales_lie_apart(apart: bool) -> None:
         memory.tensor(name).copy_(torch.rand(slots[name].shape, generator=g) + 0.1)
     sums = memory.tensor("a").float() @ memory.tensor("b").float()
     memory.tensor("out").copy_(memory.tensor("a_scales") * memory.tensor("b_scales") * sums)
-    judge = Judge(call, memory, memory.bytes.clone())
+    judge = GemmJudge(call, memory, memory.bytes.clone())
     assert (judge.wrong().item() == 0) is apart and (judge.report() == "") is apart

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Generator, Tensor
 
-from gemmill.fuzz.memory import Memory
+from gemmill.numerics.memory import Memory
 
 POOL_ELEMENTS = {"cpu": 65_521, "cuda": 4_194_301}
 """Primes: where an operand is larger than its pool, no two rows are alike."""

@@ -4,8 +4,9 @@ import math
 
 import torch
 
-from gemmill.fuzz.draw import Draw
-from gemmill.fuzz.memory import Slot
+from gemmill.numerics.draw import Draw
+from gemmill.numerics.memory import Slot
+from gemmill.vocab import DType
 
 PADS = (0, 0, 0, 1, 3, 16, 17, 64, 128)
 MEANINGLESS = (0, 1, 2, 3, 5, 16, 4096, 1 << 33)
@@ -13,6 +14,12 @@ SHIFTS = (0, 0, 0, 0, 1, 2, 3, 4, 8, 16)
 TIDY = 0.6
 """Of calls: all rows and addresses are at multiples of 16 elements, as the fast kernels want all of them to be."""
 TIDY_PADS, TIDY_SHIFTS = (0, 0, 0, 16, 64, 128), (0, 0, 0, 16)
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """As torch has it."""
+    found: torch.dtype = getattr(torch, dtype.torch_name)
+    return found
 
 
 def shift_of(draw: Draw, tidy: bool) -> int:

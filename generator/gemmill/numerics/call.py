@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gemmill.fuzz.memory import Slot
+from gemmill.numerics.memory import Slot
 
 EXACT, WITHIN = "exact", "within"
 

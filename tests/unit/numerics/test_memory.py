@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gemmill.fuzz.memory import Memory, Slot
+from gemmill.numerics.memory import Memory, Slot
 
 CPU = torch.device("cpu")
 
