@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build import files as files_layer
 from gemmill.emit import emit
 from gemmill.space import selections
 
@@ -125,7 +124,7 @@ def test_a_full_disk_leaves_no_half_file(gemmill, configs, tmp_path, monkeypatch
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files_layer, "sync", full)
+    monkeypatch.setattr(os, "fsync", full)
     outcome = gemmill("generate", "--out", tmp_path)
     assert outcome.code == 4
     assert outcome.err == (

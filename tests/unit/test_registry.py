@@ -1,0 +1,89 @@
+"""Declarations of families that contradict themselves or one another: one sentence each."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gemmill.families.quant.family import FAMILY as QUANT
+from gemmill.families.scaled_mm.config import KernelConfig, Launch
+from gemmill.families.scaled_mm.family import CUTEDSL, CUTLASS, FAMILY
+from gemmill.family import Family, Registry
+from gemmill.family.examined import examine
+from gemmill.locations import templates_dir
+from gemmill.registry import REGISTRY
+from gemmill.vocab import Backend
+
+Make = Callable[..., KernelConfig]
+WIDE = Launch(swizzle=4)
+
+
+@pytest.mark.parametrize("family", REGISTRY.families, ids=lambda family: family.name)
+def test_names_and_sources_are_what_is_declared(family: Family) -> None:
+    examine(family, templates_dir())
+
+
+@pytest.mark.parametrize(
+    ("families", "sentence"),
+    [
+        ((FAMILY, replace(QUANT, kernels=(CUTLASS,))), "families 'scaled_mm' and 'quant' both have kernels of tag 'cutlass'"),
+        ((replace(FAMILY, kernels=(CUTLASS, CUTLASS)),), "families 'scaled_mm' and 'scaled_mm' both have kernels of tag 'cutlass'"),
+        ((FAMILY, replace(QUANT, name="scaled_mm")), "two families have one name, of scaled_mm, scaled_mm"),
+        ((replace(FAMILY, name="Scaled-MM"),), "family 'Scaled-MM': 'Scaled-MM' is no lower-case identifier, which names are made of"),
+        (
+            (replace(FAMILY, kernels=(replace(CUTLASS, tag="cut_lass"),)),),
+            "family 'scaled_mm': tag 'cut_lass' has an underscore, which parts fields of names",
+        ),
+    ],
+)  # fmt: skip
+def test_words_that_contradict(families: tuple[Family, ...], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        Registry(families)
+
+
+def toys(*configs: KernelConfig, **changes: Any) -> Family:
+    kernels = (replace(CUTLASS, **changes),)
+    return replace(FAMILY, name="toys", kernels=kernels, selections={"smoke": lambda _: configs})
+
+
+def test_a_config_of_no_kernels(make_config: Make) -> None:
+    sentence = "family 'toys': selection 'smoke' has a config of tag 'cutedsl', its kernels are of 'cutlass'"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        examine(toys(make_config(backend=Backend.CUTEDSL)), templates_dir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"config": int}, "a config is KernelConfig, declared is int"),
+        (
+            {"to_fields": lambda _: ["a", "b_c"]},
+            "field 'b_c' of the name of CONFIG is no word of letters and digits, which fields are made of",
+        ),
+        (
+            {"to_fields": lambda _: ["a"], "from_fields": lambda *_: int("a")},
+            "name a of CONFIG is not read back: invalid literal for int() with base 10: 'a'",
+        ),
+        (
+            {"from_fields": lambda *told: replace(CUTLASS.from_fields(*told), launch=WIDE)},
+            "name NAME of CONFIG is read back as OTHER",
+        ),
+        (
+            {"spell": lambda config: replace(CUTLASS.spell(config), template="cutlass/gone.cu.jinja")},
+            f"template 'cutlass/gone.cu.jinja' of NAME is not in {templates_dir()}",
+        ),
+        (
+            {"spell": CUTEDSL.spell},
+            "template 'cutedsl/scaled_mm.py.jinja' is for nvcc, which compiles what comes of .cu.jinja",
+        ),
+    ],
+)
+def test_what_no_config_of_the_kernels_holds(make_config: Make, changes: dict[str, Any], sentence: str) -> None:
+    config = make_config()
+    sentence = sentence.replace("CONFIG", str(config)).replace("OTHER", str(replace(config, launch=WIDE)))
+    sentence = sentence.replace("NAME", "_".join(CUTLASS.to_fields(config)))
+    with pytest.raises(ValueError) as error:
+        examine(toys(config, **changes), templates_dir())
+    assert str(error.value) == f"family 'toys', kernels 'cutlass': {sentence}"
