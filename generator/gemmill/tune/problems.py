@@ -66,6 +66,16 @@ class Problem:
     m: int
 
     @property
+    def kind(self) -> str:
+        """What is computed, in a word."""
+        return self.op.value
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By name, the rows first."""
+        return {"m": self.m, "n": self.n, "k": self.k}
+
+    @property
     def flops(self) -> float:
         """Multiplications and additions."""
         return 2.0 * self.m * self.n * self.k
