@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from gemmill.families.quant.call import OP_OF, SCALE_NAMES, name_of
 from gemmill.families.quant.cases.calls import QuantCase
 from gemmill.families.quant.config import Activation, QuantFamily
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
-from gemmill.runtime.quant_call import OP_OF, SCALE_NAMES, name_of
 from gemmill.runtime.schemas import BY_NAME
 from harness.quant_contenders import QuantContender
 from timed import Benchmark

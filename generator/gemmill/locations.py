@@ -6,6 +6,11 @@ _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent.parent
 
 
+def checkout() -> Path | None:
+    """The checkout that this package lies in; None where it was installed from a wheel."""
+    return _CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "kernels").is_dir() else None
+
+
 def _own(folder: str) -> Path:
     inside = _PACKAGE / "_data" / folder
     return inside if inside.is_dir() else _CHECKOUT / folder

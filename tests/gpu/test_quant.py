@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import gemmill
+from gemmill.families.quant.call import config_of, quant_call
+from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.quant_call import config_of, quant_call
 from gemmill.runtime.quant_cpu import by_reference
-from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
+from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Arch
 from quant_problems import Breakage, empty_call, some_call
 

@@ -9,13 +9,14 @@ from typing import BinaryIO
 import torch
 
 from gemmill import settings
+from gemmill.families.quant.call import config_of, quant_call
+from gemmill.families.scaled_mm.ops import GEMM_OPS
 from gemmill.manifest import Manifest, ManifestError, open_extension, read_manifest
 from gemmill.runtime import checks, operands
 from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.problem import ProblemCall, problem_of_call
-from gemmill.runtime.quant_call import config_of, quant_call
 from gemmill.runtime.quant_table import QuantRow, QuantTable, make_quant_table, select_quant
-from gemmill.runtime.schemas import GEMM_OPS, OPS, OpSchema
+from gemmill.runtime.schemas import OPS, OpSchema
 from gemmill.runtime.select import Choice, Trust, select
 from gemmill.runtime.table import Row, Table, TunedRow, make_table
 from gemmill.runtime.tuned import Machine, Tuned, load_tuned, machine
@@ -185,7 +186,7 @@ class Build:
         ctypes.memmove(text, encoded, len(encoded))
 
     def _refusal(self, op: OpSchema, facts: list[int]) -> str:
-        call = operands.of_facts(op, facts, _dtype_names())
+        call = operands.of_facts(op, facts)
         try:
             choice = self.explain(op, call, Arch(self.manifest.arch).sm_count)
         except RuntimeError as error:
@@ -225,27 +226,6 @@ def _load(file: BinaryIO, path: Path) -> ctypes.CDLL:
 
 def _variants(count: int) -> str:
     return f"{count} variant{'' if count == 1 else 's'}"
-
-
-def _dtype_names() -> dict[int, str]:
-    return {code: str(dtype).removeprefix("torch.") for dtype, code in _SCALAR_TYPES.items()}
-
-
-_SCALAR_TYPES = {
-    torch.uint8: 0,
-    torch.int8: 1,
-    torch.int16: 2,
-    torch.int32: 3,
-    torch.int64: 4,
-    torch.float16: 5,
-    torch.float32: 6,
-    torch.float64: 7,
-    torch.bool: 11,
-    torch.bfloat16: 15,
-    torch.float8_e5m2: 23,
-    torch.float8_e4m3fn: 24,
-}
-"""c10::ScalarType, whose numbers torch promises not to change."""
 
 
 def _check_torch(manifest: Manifest) -> None:

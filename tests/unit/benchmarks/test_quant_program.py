@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import run as program
-from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
+from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
+from gemmill.runtime.schemas import BY_NAME
 from harness.contenders import WrongResult
 from harness.quant_contenders import check
 from timed.quant import CASE_OF, QuantOperandMaker, QuantProblem, kinds_named, parse_shapes, problems_of

@@ -12,7 +12,7 @@ from gemmill.numerics.call import LegalCall
 from gemmill.numerics.cases import Cases
 from gemmill.numerics.memory import Memory
 from gemmill.runtime.quant_cpu import by_reference
-from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
+from gemmill.runtime.schemas import BY_NAME
 
 LACKS = (": build ", " lacks ")
 """In the text of an op whose variant the build has not."""
@@ -46,7 +46,6 @@ class QuantJudge:
 
 
 CASES = Cases(
-    ops=tuple(op.name for op in QUANT_OPS),
     of_config=of_config,
     once=once,
     asked=asked,

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from gemmill.families.quant.call import OP_OF
 from gemmill.families.quant.cases.calls import QuantCase
 from gemmill.families.quant.config import ScaleFormat
 from gemmill.numerics.cases import Question
-from gemmill.runtime.quant_call import OP_OF
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import DType
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from gemmill.families.quant.call import GROUP_AZP, OP_OF, OUT_NAMES, SCALE_NAMES, name_of
 from gemmill.families.quant.config import QuantFamily, ScaleFormat
 from gemmill.numerics.call import EXACT, LegalCall, Limits
 from gemmill.numerics.draw import Draw
@@ -22,7 +23,6 @@ from gemmill.numerics.layouts import (
     vector,
 )
 from gemmill.numerics.memory import Slot
-from gemmill.runtime.quant_call import GROUP_AZP, OP_OF, OUT_NAMES, SCALE_NAMES, name_of
 from gemmill.runtime.schemas import BY_NAME, Kind, OpSchema
 
 Strides = tuple[int, ...]

@@ -1,16 +1,15 @@
-"""A call of a quantisation op by the roles of its arguments: what the checks, the choice and the reference ask of it.
+"""A call of a quantisation op by the roles of its arguments: what the choice and the reference ask of it.
 
 Mirrors `QuantCall` in kernels/extension/quant_call.h.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmill.families.quant.config import Activation, QuantConfig, ScaleFormat
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
-from gemmill.runtime.operands import Call, Operand
-from gemmill.runtime.schemas import OpSchema
+from gemmill.family.operand import Call, Operand
+from gemmill.family.schema import OpSchema
 from gemmill.vocab import Arch, DType
 
 OP_OF = {op.name: op for op in QUANT_OPS}
@@ -28,41 +27,6 @@ def name_of(call: Sequence[str] | Call, names: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
-    """A tensor whose dimensions but the last are taken as one. `stride` is None where they cannot be."""
-
-    rows: int
-    columns: int
-    stride: int | None
-
-
-def rows_of(operand: Operand) -> Rows:
-    """The rows of a tensor of one dimension or more, whose elements must lie beside one another."""
-    *leading, columns = operand.shape
-    stride = row_stride(operand)
-    if operand.numel and columns > 1 and operand.strides[-1] != 1:
-        stride = None
-    return Rows(rows=math.prod(leading), columns=columns, stride=stride)
-
-
-def row_stride(operand: Operand) -> int | None:
-    """The stride of all dimensions but the last taken as one, whatever the stride of the last. Where a stride means
-    nothing, for it is never taken (a single row, no element), it is that of dense rows."""
-    stride, expected = operand.shape[-1], None
-    if not operand.numel:
-        return stride
-    for size, step in zip(operand.shape[-2::-1], operand.strides[-2::-1], strict=True):
-        if size == 1:
-            continue
-        if expected is None:
-            stride = step
-        elif step != expected:
-            return None
-        expected = step * size
-    return stride
-
-
-@dataclass(frozen=True, kw_only=True)
 class QuantCall:
     """One call; sizes and layouts may still be wrong."""
 
@@ -77,8 +41,6 @@ class QuantCall:
     weight: Operand | None
     residual: Operand | None
     activation: Activation
-    activation_name: str | None
-    """What the call says, where the op is told; it may be none that there is."""
     group_size: int
     scale_format: ScaleFormat
     transposed: bool | None
@@ -88,8 +50,6 @@ class QuantCall:
     """Whether the op's given scales may belong to blocks."""
     epsilon: float
     """eps of the op: the smallest maximum, or what is added to the mean square."""
-    limits: tuple[float, float] | None
-    """The codes' least and greatest, where the op takes them."""
 
     @property
     def is_gated(self) -> bool:
@@ -104,7 +64,7 @@ class QuantCall:
     @property
     def rows(self) -> int:
         """Rows of input."""
-        return rows_of(self.input).rows
+        return self.input.rows
 
     @property
     def padded_rows(self) -> int:
@@ -125,9 +85,7 @@ def quant_call(op: OpSchema, call: Call) -> QuantCall:
     scale_format = quant.scale_formats[0]
     if call.get("scale_ue8m0"):
         scale_format = ScaleFormat.POWER_OF_TWO
-    limits = [value for name, value in call.items() if name.endswith(("8_min", "8_max"))]
     shape = call.get("group_shape")
-    activation_name = call.get("activation")
     return QuantCall(
         op=quant,
         names=names,
@@ -138,15 +96,13 @@ def quant_call(op: OpSchema, call: Call) -> QuantCall:
         scale_ub=call.get("scale_ub"),
         weight=call.get("weight"),
         residual=call.get("residual"),
-        activation=_ACTIVATION_OF.get(activation_name, quant.activations[0]),
-        activation_name=activation_name,
+        activation=_ACTIVATION_OF.get(call.get("activation", ""), quant.activations[0]),
         group_size=call.get("group_size", 0),
         scale_format=scale_format,
         transposed=call.get("is_scale_transposed"),
         group_shape=None if shape is None else tuple(shape),
         takes_group_shape="group_shape" in call,
-        epsilon=call.get("eps", call.get("epsilon", 0.0)),
-        limits=(limits[0], limits[1]) if limits else None,
+        epsilon=float(call.get("eps", call.get("epsilon")) or 0.0),
     )
 
 
@@ -191,8 +147,8 @@ def static_scales(call: QuantCall) -> StaticScales | None:
     if any((n > 1) if not size else (n < 1 or size % n) for n, size in zip(scales.shape, sizes, strict=True)):
         return None
     groups = tuple(size // n if size else 1 for n, size in zip(scales.shape, sizes, strict=True))
-    for asked, group, n, size in zip(shape or groups, groups, scales.shape, sizes, strict=True):
-        if size and asked != group and not (asked == -1 and n == 1):
+    for asked, found, n, size in zip(shape or groups, groups, scales.shape, sizes, strict=True):
+        if size and asked != found and not (asked == -1 and n == 1):
             return None
     return StaticScales(group=(groups[0], groups[1]), strides=(scales.strides[0], scales.strides[1]))
 
@@ -213,12 +169,12 @@ def group_strides(call: QuantCall) -> tuple[int, int] | None:
         return (m, g) if fits else None
 
     if scales.shape in ((rows, columns), (*call.input.shape[:-1], columns)):
-        m, g = scales.strides[0] if len(scales.shape) == 2 else row_stride(scales), scales.strides[-1]
+        m, g = scales.strides[0] if len(scales.shape) == 2 else scales.stride_of_rows, scales.strides[-1]
         if m is None:
             return None
         layouts = (True,) if packed else (False, True) if call.transposed is None else (call.transposed,)
         if found := next(filter(None, (fitting(m, g, m_major) for m_major in layouts)), None):
             return found
     if call.transposed and not packed and scales.shape == (columns, rows):
-        return fitting(*scales.strides[::-1], True)
+        return fitting(scales.strides[1], scales.strides[0], True)
     return None
