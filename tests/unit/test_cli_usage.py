@@ -28,6 +28,7 @@ VERBS = [
     "tune",
     "audit",
     "prune",
+    "wheel",
     "doctor",
     "table show",
     "table diff",

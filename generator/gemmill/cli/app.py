@@ -24,10 +24,11 @@ from gemmill.cli.show import show
 from gemmill.cli.tables import tables
 from gemmill.cli.tune import tune
 from gemmill.cli.verify import verify
+from gemmill.cli.wheel import wheel
 
 app = typer.Typer(name="gemmill", rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("list")(list_variants)
-for verb in (plan, generate, build, show, explain, verify, fuzz, tune, audit, prune, doctor):
+for verb in (plan, generate, build, show, explain, verify, fuzz, tune, audit, prune, wheel, doctor):
     app.command(verb.__name__)(verb)
 app.add_typer(tables, name="table", help="Look at tuned tables, compare and merge them.")
 app.add_typer(builds, name="builds", help="Look at builds, choose which one serves, remove them.")

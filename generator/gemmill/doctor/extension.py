@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gemmill import settings
-from gemmill.build import BuildError, find_toolchain
-from gemmill.build.sass import architectures
+from gemmill.doctor.compilers import BuildError, architectures, find_toolchain
 from gemmill.doctor.elf import ElfError, Library, read_library
 from gemmill.doctor.finding import Finding, State
 from gemmill.doctor.machine import driver_cuda

@@ -12,11 +12,13 @@ from gemmill import settings
 from gemmill.families.quant.call import config_of, quant_call
 from gemmill.families.scaled_mm.ops import GEMM_OPS
 from gemmill.manifest import Manifest, ManifestError, open_extension, read_manifest
+from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands
 from gemmill.runtime.builds import MANIFEST
+from gemmill.runtime.declaring import declare
 from gemmill.runtime.problem import ProblemCall, problem_of_call
 from gemmill.runtime.quant_table import QuantRow, QuantTable, make_quant_table, select_quant
-from gemmill.runtime.schemas import OPS, OpSchema
+from gemmill.runtime.schemas import BY_NAME, OpSchema
 from gemmill.runtime.select import Choice, Trust, select
 from gemmill.runtime.table import Row, Table, TunedRow, make_table
 from gemmill.runtime.tuned import Machine, Tuned, load_tuned, machine
@@ -24,7 +26,7 @@ from gemmill.space.names import to_name
 from gemmill.vocab import Arch
 
 _DESCRIBE = ctypes.CFUNCTYPE(
-    None, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.POINTER(ctypes.c_char), ctypes.c_int64
+    None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.POINTER(ctypes.c_char), ctypes.c_int64
 )
 
 MOST_REASONS = 20
@@ -77,6 +79,8 @@ class Build:
         self.table: Table = make_table(entries, self._symbols("gemmill_kernel", _Kernel), self.tuned.choices)
         self.quant: QuantTable = make_quant_table(entries, self._symbols("gemmill_quant_kernel", _QuantKernel))
         self._send_table()
+        for family, op in REGISTRY.ops.values():
+            declare(self._library, family, op)
         self._library.gemmill_set_programmatic_launch(int(settings.programmatic_launch()))
         self._describe = _DESCRIBE(self._write_refusal)
         self._library.gemmill_set_describe(self._describe)
@@ -86,9 +90,9 @@ class Build:
         """The digest that names the build."""
         return self.manifest.build_id
 
-    def register(self, namespace: str) -> int:
+    def register(self, namespace: str, device: str = "CUDA") -> int:
         """Give the ops of a namespace this build's kernels; the result goes to `unregister`."""
-        return self._library.gemmill_register(namespace.encode())
+        return self._library.gemmill_register(namespace.encode(), device.encode())
 
     def unregister(self, registration: int) -> None:
         """Take them away again."""
@@ -177,11 +181,11 @@ class Build:
         quant = (QuantRow * len(self.quant.rows))(*self.quant.rows)
         self._library.gemmill_set_quant_table(quant, ctypes.c_int64(len(quant)))
 
-    def _write_refusal(self, op: int, facts: Sequence[int], count: int, text: ctypes.Array, capacity: int) -> None:
+    def _write_refusal(self, op: bytes, facts: Sequence[int], count: int, text: ctypes.Array, capacity: int) -> None:
         try:
-            message = self._refusal(OPS[op], [facts[i] for i in range(count)])
+            message = self._refusal(BY_NAME[op.decode()], [facts[i] for i in range(count)])
         except Exception as error:  # a callback must not raise: C++ is on the stack
-            message = f"{OPS[op].name}: the call was refused, and describing it failed ({error!r})"
+            message = f"{op.decode()}: the call was refused, and describing it failed ({error!r})"
         encoded = message.encode()[: capacity - 1] + b"\0"
         ctypes.memmove(text, encoded, len(encoded))
 

@@ -22,6 +22,7 @@ def _op(quant: QuantOp) -> Op:
     fixed = {
         "scaling": list(QuantFamily).index(quant.family),
         "truncated": int(quant.truncated),
+        "takes_group_shape": int("group_shape" in has),
     }
     if "activation" not in has:
         fixed["chosen"] = list(Activation).index(quant.activations[0])

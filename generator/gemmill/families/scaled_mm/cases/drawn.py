@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from gemmill.families.scaled_mm import scales as scales_of
 from gemmill.families.scaled_mm.accepts import SCALED_MM_AZP
 from gemmill.families.scaled_mm.config import RESULTS_OF
-from gemmill.families.scaled_mm.scales import groups_of_call
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.layouts import PADS, TIDY, free_stride, matrix, one_value, shift_of, torch_dtype, vector
@@ -143,7 +143,7 @@ class GemmJudge:
         given = [self._memory.tensor(name) for name in ("out", "a", "b", "a_scales", "b_scales")]
         arguments = BY_NAME[self._call.op].arguments
         call = {name: of_tensor(tensor) for name, tensor in zip(arguments, given, strict=False)}
-        return self._accumulation is Accumulation.EXACT and groups_of_call(call) is None
+        return self._accumulation is Accumulation.EXACT and scales_of.groups_of_call(call) is None
 
 
 def is_lacking(call: LegalCall, _text: str) -> bool:
