@@ -1,6 +1,6 @@
 """Results drawn again: `python benchmarks/draw.py benchmarks/results/*.json --out-dir FOLDER` writes an SVG for each.
 
-Takes what `scaled_mm.py` (comparisons) and `quant.py` wrote; a sweep has nothing to draw. Needs matplotlib.
+Takes comparisons that `run.py` wrote, and the two programs before it; a sweep has nothing to draw. Needs matplotlib.
 """
 
 import argparse
@@ -9,7 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import plot, quant_results
+from harness import plot
+
+SIZES = ("m", "n", "k", "hidden")
+"""Of rows of schema version 1, which do not say what theirs are called."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,12 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def drawn(record: dict, target: Path) -> bool:
     """Draw a record. False where matplotlib is missing."""
-    rows = record["rows"]
+    rows = [row if "sizes" in row else of_version_1(row) for row in record["rows"]]
     title = f"{record['environment']['gpu']}, {record['date'][:10]}"
-    if "copy_gbps" in record:
-        return quant_results.draw(rows, record["copy_gbps"], title, target)
     names = list(dict.fromkeys(name for row in rows for name in row["contenders"]))
     return plot.draw(rows, names, title, target)
+
+
+def of_version_1(row: dict) -> dict:
+    """A row as it is written today."""
+    return row | {"op": row.get("op", row.get("case")), "sizes": [name for name in SIZES if name in row]}
 
 
 if __name__ == "__main__":

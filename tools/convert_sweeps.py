@@ -1,4 +1,4 @@
-"""Make the shipped table from sweeps that benchmarks/scaled_mm.py --variants recorded.
+"""Make the shipped table from sweeps that benchmarks/run.py scaled_mm --variants recorded.
 
     python tools/convert_sweeps.py benchmarks/results/*sweep*.json --selection default
 
@@ -32,7 +32,7 @@ from gemmill.vocab import DType, EpilogueKind
 PEERS = ("vllm", "torch row-wise", "torch tensor-wise")
 KEPT = 4
 """Variants kept in a row, so that a build without the first still has a measured choice."""
-PROGRAM = "benchmarks/scaled_mm.py --variants"
+PROGRAM = "benchmarks/run.py scaled_mm --variants"
 Shape = tuple[str, int, int, int]
 
 

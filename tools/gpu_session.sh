@@ -48,8 +48,8 @@ step() {  # name, command...
 
 tests_by_operands() {  # GPU tests of variants, a process for each type of operands, and of the ops
   local jobs=() status=0 job
-  for operands in e4m3_e4m3 s8_s8 bf16_bf16_f32 f16_f16_f32; do
-    "$python" -m pytest tests/gpu/test_numerics.py "${test_options[@]}" --level "$level" --match "$operands" \
+  for operands in e4m3_e4m3 s8_s8 bf16_bf16_f32 f16_f16_f32 sm90a_quant; do
+    "$python" -m pytest tests/gpu/test_numerics.py tests/gpu/test_cases.py "${test_options[@]}" --level "$level" --match "$operands" \
       --junitxml="$out/tests-$operands.xml" >"$out/tests-$operands.log" 2>&1 &
     jobs+=($!)
   done
@@ -73,7 +73,7 @@ import sys
 from pathlib import Path
 
 from gemmill.tune.problems import tiny
-from harness.problems import OPS_OF, table_problems
+from timed.scaled_mm import OPS_OF, table_problems
 
 problems = table_problems(OPS_OF["all"])
 if sys.argv[2]:
@@ -90,18 +90,18 @@ for name in $steps; do
     tests) step tests tests_by_operands ;;
     fuzz) step fuzz "$python" -m gemmill fuzz "${fuzz_options[@]}" ;;
     compare)
-      step compare "$python" benchmarks/scaled_mm.py "${benchmark_options[@]}" ${DEEP_GEMM:+--deep-gemm "$DEEP_GEMM"} ;;
+      step compare "$python" benchmarks/run.py scaled_mm "${benchmark_options[@]}" ${DEEP_GEMM:+--deep-gemm "$DEEP_GEMM"} ;;
     ragged)
-      step ragged "$python" benchmarks/scaled_mm.py --op fp8_groups --shapes ragged --name ragged "${benchmark_options[@]}" \
+      step ragged "$python" benchmarks/run.py scaled_mm --op fp8_groups --shapes ragged --name ragged "${benchmark_options[@]}" \
         ${DEEP_GEMM:+--deep-gemm "$DEEP_GEMM"} ;;
     tune) step tune tune_targets ;;
-    models) step models "$python" benchmarks/scaled_mm.py --models llama,qwen,mistral --name models "${benchmark_options[@]}" ;;
-    sweep) step sweep "$python" benchmarks/scaled_mm.py --variants --name sweep "${benchmark_options[@]}" ;;
+    models) step models "$python" benchmarks/run.py scaled_mm --models llama,qwen,mistral --name models "${benchmark_options[@]}" ;;
+    sweep) step sweep "$python" benchmarks/run.py scaled_mm --variants --name sweep "${benchmark_options[@]}" ;;
     table)
       mkdir -p "$out/tables"
       step table "$python" tools/convert_sweeps.py "$out"/*sweep*.json --table "$out/tables/table.json"
       export GEMMILL_TABLES="$out/tables" ;;
-    quant) step quant "$python" benchmarks/quant.py "${benchmark_options[@]}" ;;
+    quant) step quant "$python" benchmarks/run.py quant "${benchmark_options[@]}" ;;
     sanitize)
       step sanitize compute-sanitizer --tool memcheck --error-exitcode 1 --target-processes all \
         "$python" -m pytest tests/gpu "${test_options[@]}" --level L0 -k "integers_are_exact or rows_of_any_length" ;;

@@ -3,7 +3,7 @@
     python tools/table_loss.py benchmarks/results/tune-h200-2026-11-21.jsonl.xz
     python tools/table_loss.py benchmarks/results/scaled_mm-sweep-fp8-both-h200-2026-11-20.json
 
-Takes journals of `gemmill tune` and results of `benchmarks/scaled_mm.py --variants`. Prints, by distance of the weights
+Takes journals of `gemmill tune` and results of `benchmarks/run.py scaled_mm --variants`. Prints, by distance of the weights
 and for each pair of M, the geometric mean of (time of the variant that would be taken) / (time of the best). Variants
 that a sweep gave up on or did not try count as 1.6 times the best; the model chooses among those that were timed.
 docs/notes/tables.md has what came out.

@@ -13,8 +13,7 @@ def backends_record(measurements: Sequence[Measurement], variants: Sequence[str]
     times of both, and how many times faster cutedsl is."""
     best, pairs = [], []
     for found in measurements:
-        p = found.problem
-        shape = [p.op.value, p.m, p.n, p.k]
+        shape = [found.problem.kind, *found.problem.sizes.values()]
         us = {name: found.samples[name].median_us for name in variants if name in found.samples}
         fastest = {}
         for backend in Backend:
@@ -41,7 +40,7 @@ def backends_text(record: dict) -> str:
     lines = [f"{'problem':<32}{'cutlass us':>12}{'cutedsl us':>12}{'ratio':>8}  fastest of cutedsl"]
     ratios = []
     for row in record["best"]:
-        op, m, n, k = row["shape"]
+        op, *sizes = row["shape"]
         cells = [row["fastest"].get(backend.value) for backend in (Backend.CUTLASS, Backend.CUTEDSL)]
         numbers = "".join(f"{'-' if cell is None else format(cell[1], '.2f'):>12}" for cell in cells)
         ratio = "-"
@@ -49,7 +48,8 @@ def backends_text(record: dict) -> str:
             ratios.append(cells[0][1] / cells[1][1])
             ratio = f"{ratios[-1]:.3f}"
         schedule = "-" if cells[1] is None else cells[1][0]
-        lines.append(f"{f'{op} {m} x {n} x {k}':<32}{numbers}{ratio:>8}  {schedule}")
+        problem = f"{op} {' x '.join(map(str, sizes))}"
+        lines.append(f"{problem:<32}{numbers}{ratio:>8}  {schedule}")
     if ratios:
         lines.append(
             f"fastest of each, cutlass / cutedsl: geometric mean {geometric_mean(ratios):.3f} over {len(ratios)}"

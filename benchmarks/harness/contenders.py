@@ -14,7 +14,7 @@ from gemmill.runtime.select import model_ns
 from gemmill.runtime.table import Table
 from gemmill.tune.checking import Reference
 from gemmill.tune.operands import Operands
-from gemmill.tune.peers import Multiply, Peer, through_ops, torch_peers, vllm_peer
+from gemmill.tune.peers import Multiply, Peer, through_ops, vllm_peer
 from gemmill.tune.problems import Op, Problem, ops_of
 from gemmill.tune.statistics import Sample
 from gemmill.tune.timing import Prepared, Timer
@@ -25,6 +25,10 @@ Bind = Callable[[Operands], Callable[[], object]]
 
 SM_COUNT = 132
 """Of an H200: for guesses only."""
+
+
+class FieldError(Exception):
+    """Something that was asked for cannot be timed; the text is one sentence."""
 
 
 class WrongResult(Exception):
@@ -72,14 +76,18 @@ class LocalContender:
     def takes(self, problem: Problem) -> bool:
         return problem.op in self.ops and problem.m >= self.fewest_rows and self.suits(problem)
 
+    def call(self, operands: Operands, i: int) -> Callable[[], object]:
+        """One call, with the i-th copy of the weights."""
+        return lambda: self.multiply(operands, i)
+
     def prepare(self, operands: Operands, timer: Timer, fewest: int) -> Prepared:
-        calls = [lambda i=i: self.multiply(operands, i) for i in range(len(operands.weights))]
+        calls = [self.call(operands, i) for i in range(len(operands.weights))]
         with self.pinned():
             self._check(operands)
             return timer.prepare(calls, fewest)
 
     def host_us(self, operands: Operands, timer: Timer) -> Sample:
-        call = self.bind(operands) if self.bind is not None else lambda: self.multiply(operands, 0)
+        call = self.bind(operands) if self.bind is not None else self.call(operands, 0)
         with self.pinned():
             return timer.host_us(call)
 
@@ -118,22 +126,15 @@ def bound_to_ops(namespace: object) -> Bind:
     return bind
 
 
-def gemmill_contender() -> LocalContender:
-    """The ops of the loaded build, each call answered by the variant that gemmill chooses."""
-    ops = torch.ops.gemmill
-    return LocalContender(name="gemmill", multiply=through_ops(ops), bind=bound_to_ops(ops), ops=tuple(Op))
+def ops_contender(namespace: str, name: str) -> LocalContender:
+    """The ops of a namespace, each call answered by the variant that gemmill chooses."""
+    ops = getattr(torch.ops, namespace)
+    return LocalContender(name=name, multiply=through_ops(ops), bind=bound_to_ops(ops), ops=tuple(Op))
 
 
 def constant_weights_contender() -> LocalContender:
     """The same ops with the caller's promise that weights are constant, which lets them be read early."""
-    ops = torch.ops.gemmill
-    return LocalContender(
-        name="gemmill constant",
-        multiply=through_ops(ops),
-        bind=bound_to_ops(ops),
-        ops=tuple(Op),
-        pinned=_constant_weights,
-    )
+    return replace(ops_contender("gemmill", "gemmill constant"), pinned=_constant_weights)
 
 
 @contextmanager
@@ -169,16 +170,11 @@ def _pin(name: str) -> Callable[[], AbstractContextManager]:
 
 def vllm_contender(library: str) -> LocalContender:
     """vLLM's released kernels. Raises OSError or RuntimeError where this process cannot load the library."""
-    return replace(_of_peer(vllm_peer(library)), bind=bound_to_ops(torch.ops._C))
+    return replace(of_peer(vllm_peer(library)), bind=bound_to_ops(torch.ops._C))
 
 
-def torch_contenders() -> list[LocalContender]:
-    """What torch itself offers."""
-    binds = {"torch row-wise": _bind_row_wise, "torch tensor-wise": _bind_tensor_wise, "torch mm": _bind_mm}
-    return [replace(_of_peer(peer), bind=binds.get(peer.name)) for peer in torch_peers()]
-
-
-def _of_peer(peer: Peer) -> LocalContender:
+def of_peer(peer: Peer) -> LocalContender:
+    """A peer of the tuner's as a contender."""
     return LocalContender(
         name=peer.name,
         multiply=peer.multiply,
@@ -188,17 +184,3 @@ def _of_peer(peer: Peer) -> LocalContender:
         fewest_rows=peer.fewest_rows,
         suits=peer.takes,
     )
-
-
-def _bind_row_wise(x: Operands) -> Callable[[], object]:
-    scales = (x.a_scales, x.b_scales)
-    return partial(torch._scaled_mm, x.a, x.weights[0], *scales, out_dtype=x.out.dtype, use_fast_accum=True)
-
-
-def _bind_tensor_wise(x: Operands) -> Callable[[], object]:
-    scales = (x.a_scale, x.b_scale)
-    return partial(torch._scaled_mm, x.a, x.weights[0], *scales, out_dtype=x.out.dtype, use_fast_accum=True)
-
-
-def _bind_mm(x: Operands) -> Callable[[], object]:
-    return partial(torch.mm, x.a, x.weights[0], out=x.out)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.results import SUBJECT
+from harness.results import SUBJECT, shape_of
 
 
 def draw(rows: Sequence[dict], names: Sequence[str], title: str, path: Path) -> bool:
@@ -21,12 +21,12 @@ def draw(rows: Sequence[dict], names: Sequence[str], title: str, path: Path) -> 
     widest = max(sum(row["op"] == op for row in rows) for op in ops)
     figure, axes = pyplot.subplots(len(ops), 1, figsize=(max(8.0, 0.3 * widest), 4.0 * len(ops)), squeeze=False)
     for op, axis in zip(ops, axes[:, 0], strict=True):
-        members = sorted((row for row in rows if row["op"] == op), key=lambda row: (row["m"], row["n"], row["k"]))
+        members = sorted((row for row in rows if row["op"] == op), key=shape_of)
         for name in (name for name in names if name != SUBJECT):
             _draw_peer(axis, members, name)
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set_xticks(
-            range(len(members)), [f"{r['m']} x {r['n']} x {r['k']}" for r in members], rotation=75, fontsize=7
+            range(len(members)), [" x ".join(map(str, shape_of(r))) for r in members], rotation=75, fontsize=7
         )
         axis.set_ylabel("peer's time / gemmill's")
         axis.set_title(f"{op}: {title}", fontsize=9)

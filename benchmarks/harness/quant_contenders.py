@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,7 +14,9 @@ from gemmill.runtime.schemas import BY_NAME
 from gemmill.tune.statistics import Sample
 from gemmill.tune.timing import Prepared, Timer
 from harness.contenders import WrongResult
-from harness.quant_problems import QuantOperands, QuantProblem
+
+if TYPE_CHECKING:
+    from timed.quant import QuantOperands, QuantProblem
 
 CHECKED_ROWS = 8
 """At either end."""
@@ -30,27 +33,28 @@ class QuantContender:
     namespace: str
     codes_apart: float = CODES_APART
     """The share of codes that may lie one step from the reference"""
+    applies_scales: bool = True
 
-    def takes(self, problem: QuantProblem) -> bool:
+    def takes(self, problem: "QuantProblem") -> bool:
         """Whether the namespace has the op."""
         return hasattr(getattr(torch.ops, self.namespace), problem.case.op)
 
-    def prepare(self, operands: QuantOperands, timer: Timer, fewest: int) -> Prepared:
+    def prepare(self, operands: "QuantOperands", timer: Timer, fewest: int) -> Prepared:
         """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
         check(operands, self.call(operands, 0), self.codes_apart)
         return timer.prepare([self.call(operands, i) for i in range(len(operands.copies))], fewest)
 
-    def host_us(self, operands: QuantOperands, timer: Timer) -> Sample:
+    def host_us(self, operands: "QuantOperands", timer: Timer) -> Sample:
         """Host time of one call."""
         return timer.host_us(self.call(operands, 0))
 
-    def call(self, operands: QuantOperands, i: int) -> Callable[[], object]:
+    def call(self, operands: "QuantOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound, so that host time is the call's own and not that of gathering them."""
         op = getattr(getattr(torch.ops, self.namespace), operands.problem.case.op)
         return partial(op.default, *operands.copies[i])
 
 
-def check(operands: QuantOperands, call: Callable[[], object], codes_apart: float = CODES_APART) -> None:
+def check(operands: "QuantOperands", call: Callable[[], object], codes_apart: float = CODES_APART) -> None:
     """Hold the first and last rows of a result against the reference. Raises WrongResult."""
     given = dict(zip(operands.names, operands.copies[0], strict=True))
     out, scales = given[name_of(given, OUT_NAMES)], given[name_of(given, SCALE_NAMES)]

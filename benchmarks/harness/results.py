@@ -9,11 +9,10 @@ from gemmill.tune.statistics import Sample, geometric_mean, paired_ratio
 from harness.contenders import Contender
 from harness.measuring import Measurement
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SUBJECT = "gemmill"
-DECODE_M = 128
-"""Up to here, reading the weights is what takes the time; figures are given for both sides apart."""
-_WIDTHS = {"op": 11, "shape": 22}
+DECODE_ROWS = 128
+"""Up to here, reading the weights or the launch is what takes the time; figures are given for both sides apart."""
 
 
 def sample_record(found: Sample) -> dict[str, object]:
@@ -25,18 +24,19 @@ def sample_record(found: Sample) -> dict[str, object]:
     }
 
 
-def row_record(measurement: Measurement, peers: Sequence[Contender]) -> dict[str, object]:
-    """One problem's row: times, and by what factor gemmill is faster than each peer that computes the same and the fastest."""
+def row_record(measurement: Measurement, peers: Sequence[Contender], copy_gbps: float) -> dict[str, object]:
+    """One problem's row: times, by what factor gemmill is faster than each peer that computes the same and the fastest, and
+    its share of the bandwidth of copying."""
     problem, samples = measurement.problem, measurement.samples
     peers = [peer.name for peer in peers if peer.applies_scales and peer.name in samples]
     subject = samples.get(SUBJECT)
     ratios = {name: paired_ratio(samples[name], subject) for name in peers} if subject is not None else {}
     best = min(ratios, key=ratios.__getitem__, default=None)
     record: dict[str, object] = {
-        "op": problem.op.value,
-        "m": problem.m,
-        "n": problem.n,
-        "k": problem.k,
+        "op": problem.kind,
+        **problem.sizes,
+        "sizes": list(problem.sizes),
+        "bytes": problem.bytes,
         "contenders": {name: sample_record(found) for name, found in samples.items()},
         "failures": measurement.failures,
         "best_peer": best,
@@ -44,32 +44,44 @@ def row_record(measurement: Measurement, peers: Sequence[Contender]) -> dict[str
         "ratios": {name: round(ratio, 4) for name, ratio in ratios.items()},
         "tflops": None,
         "gbps": None,
+        "fraction": None,
     }
     if subject is not None:
-        record["tflops"] = round(problem.flops / subject.median_us / 1e6, 1)
-        record["gbps"] = round(problem.bytes / subject.median_us / 1e3, 1)
+        gbps = problem.bytes / subject.median_us / 1e3
+        record["tflops"] = round(problem.flops / subject.median_us / 1e6, 1) if problem.flops else None
+        record |= {"gbps": round(gbps, 1), "fraction": round(gbps / copy_gbps, 4)}
     return record
 
 
+def shape_of(row: dict) -> list[int]:
+    """A row's sizes."""
+    return [row[name] for name in row["sizes"]]
+
+
 def summary_record(rows: Iterable[dict]) -> list[dict[str, object]]:
-    """For each op, and M up to 128 and above apart: geometric mean of the ratios, and the worst shape."""
+    """For each op, and few rows and many apart: geometric mean of the ratios and the worst shape, and the call that is
+    furthest from the bandwidth of copying."""
     groups: dict[tuple[str, str], list[dict]] = {}
     for row in rows:
-        if row["ratio"] is not None:
-            side = f"M <= {DECODE_M}" if row["m"] <= DECODE_M else f"M > {DECODE_M}"
+        if row["gbps"] is not None:
+            side = f"M {'<=' if shape_of(row)[0] <= DECODE_ROWS else '>'} {DECODE_ROWS}"
             groups.setdefault((row["op"], side), []).append(row)
     summary = []
     for (op, side), members in sorted(groups.items()):
-        worst = min(members, key=lambda row: row["ratio"])
-        mean = geometric_mean([row["ratio"] for row in members])
+        compared = [row for row in members if row["ratio"] is not None]
+        worst = min(compared, key=lambda row: row["ratio"], default=None)
+        slowest = min(members, key=lambda row: row["fraction"])
+        mean = geometric_mean([row["ratio"] for row in compared])
         summary.append(
             {
                 "op": op,
                 "side": side,
-                "shapes": len(members),
-                "geometric_mean": round(mean, 4),
-                "worst_ratio": worst["ratio"],
-                "worst_shape": [worst["m"], worst["n"], worst["k"]],
+                "shapes": len(compared),
+                "geometric_mean": mean and round(mean, 4),
+                "worst_ratio": worst and worst["ratio"],
+                "worst_shape": worst and shape_of(worst),
+                "least_fraction": slowest["fraction"],
+                "least_fraction_shape": shape_of(slowest),
             }
         )
     return summary
@@ -90,13 +102,14 @@ def peers_record(rows: Iterable[dict]) -> list[dict[str, object]]:
 def table(rows: Sequence[dict], names: Sequence[str]) -> str:
     """Times of all contenders by shape, as plain text: microseconds, "-" for none, "!" for a spread above 5 %."""
     names = [name for name in names if any(name in row["contenders"] or name in row["failures"] for row in rows)]
-    head = f"{'op':<{_WIDTHS['op']}}{'M x N x K':<{_WIDTHS['shape']}}"
-    lines = [head + "".join(f"{name:>19}" for name in names) + f"{'ratio':>8}{'TFLOP/s':>9}{'GB/s':>8}"]
+    width = max((len(row["op"]) for row in rows), default=0) + 2
+    head = f"{'op':<{width}}{'size':<22}" + "".join(f"{name[-18:]:>19}" for name in names)
+    lines = [f"{head}{'ratio':>8}{'TFLOP/s':>9}{'GB/s':>8}{'of copy':>9}"]
     for row in rows:
-        shape = f"{row['m']} x {row['n']} x {row['k']}"
+        shape = " x ".join(map(str, shape_of(row)))
         cells = "".join(f"{_time_cell(row, name):>19}" for name in names)
         figures = f"{_cell(row['ratio'], 3):>8}{_cell(row['tflops'], 0):>9}{_cell(row['gbps'], 0):>8}"
-        lines.append(f"{row['op']:<{_WIDTHS['op']}}{shape:<{_WIDTHS['shape']}}{cells}{figures}")
+        lines.append(f"{row['op']:<{width}}{shape:<22}{cells}{figures}{_cell(row['fraction'], 3):>9}")
     return "\n".join(lines)
 
 
@@ -119,6 +132,7 @@ def summary_text(summary: Sequence[dict], peers: Sequence[dict], host: dict[str,
         f"{part['op']} {part['side']}: geometric mean {part['geometric_mean']:.3f} over {part['shapes']} shapes, "
         f"worst {part['worst_ratio']:.3f} at {' x '.join(map(str, part['worst_shape']))}"
         for part in summary
+        if part["shapes"]
     ]
     lines += [
         f"{part['op']} against {part['peer']} alone: geometric mean {part['geometric_mean']:.3f} over {part['shapes']} shapes"

@@ -1,4 +1,4 @@
-"""gemmill's contenders for a dry run where no build is loaded: the reference, under the names of the smoke selection."""
+"""gemmill's variants for a dry run where no build is loaded: the reference, under the names of the smoke selection."""
 
 from gemmill.families import scaled_mm
 from gemmill.reference import scaled_mm as reference_of_scaled_mm
@@ -7,7 +7,7 @@ from gemmill.space.names import to_name
 from gemmill.space.selections import select
 from gemmill.tune.operands import Operands
 from gemmill.tune.peers import Multiply
-from gemmill.tune.problems import Op, ops_of
+from gemmill.tune.problems import ops_of
 from harness.contenders import LocalContender
 
 
@@ -16,11 +16,6 @@ def multiply(x: Operands, i: int) -> None:
     x.out.copy_(
         reference_of_scaled_mm(x.a, x.weights[i], x.a_scales, x.b_scales, x.out.dtype, azp_adj=x.azp_adj[i], azp=x.azp)
     )
-
-
-def subject() -> LocalContender:
-    """In the place of gemmill's ops."""
-    return LocalContender(name="gemmill", multiply=multiply, ops=tuple(Op))
 
 
 def variants(with_multiply: Multiply = multiply) -> list[LocalContender]:

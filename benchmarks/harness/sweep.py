@@ -14,8 +14,8 @@ def sweep_record(measurements: Sequence[Measurement]) -> dict[str, object]:
     names = sorted({name for found in measurements for name in found.samples})
     shapes, times, rounds, failures = [], [], [], []
     for found in measurements:
-        p, samples = found.problem, found.samples
-        shapes.append([p.op.value, p.m, p.n, p.k])
+        samples = found.samples
+        shapes.append([found.problem.kind, *found.problem.sizes.values()])
         steady = steady_us(samples)
         times.append([_digits(steady[name]) if name in steady else None for name in names])
         rounds.append([len(samples[name].rounds_us) if name in samples else 0 for name in names])

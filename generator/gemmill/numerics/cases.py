@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from gemmill.family import Registry
+from gemmill.family import Family
 from gemmill.numerics.call import LegalCall, Limits
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.memory import Memory
@@ -49,7 +48,6 @@ class Judge(Protocol):
 class Cases:
     """The maker of all calls of one family's ops."""
 
-    ops: tuple[str, ...]
     of_config: Callable[[Any], Iterable[Case]]
     """Calls of every op that a config serves: below, at and across its kernel's own limits."""
     once: Callable[[], Iterable[tuple[str, Case]]]
@@ -66,35 +64,17 @@ class Cases:
     """Whether the text of a refusal says that the build has no variant for a call, and it has none."""
 
 
-def by_op(registry: Registry) -> dict[str, Cases]:
-    """The maker of each op's calls. Raises ValueError where two families have one op."""
-    found: dict[str, Cases] = {}
-    owners: dict[str, str] = {}
-    for family in registry.families:
-        cases: Cases = import_module(family.cases).CASES
-        for op in cases.ops:
-            if op in owners:
-                raise ValueError(f"families {owners[op]!r} and {family.name!r} both have cases of op {op!r}")
-            found[op], owners[op] = cases, family.name
-    return found
-
-
-@cache
-def _by_op() -> dict[str, Cases]:
-    return by_op(REGISTRY)
+def cases_of_family(family: Family) -> Cases:
+    """Its maker."""
+    cases: Cases = import_module(family.cases).CASES
+    return cases
 
 
 def cases_of_op(op: str) -> Cases:
     """The maker of an op's calls. Raises KeyError where there is no such op."""
-    return _by_op()[op]
+    return cases_of_family(REGISTRY.ops[op][0])
 
 
 def cases_of(config: Any) -> Cases:
     """The maker of calls of the ops that a config serves."""
-    cases: Cases = import_module(REGISTRY.family_of(config).cases).CASES
-    return cases
-
-
-def all_cases() -> tuple[Cases, ...]:
-    """Of every family, in the registry's order."""
-    return tuple(dict.fromkeys(_by_op().values()))
+    return cases_of_family(REGISTRY.family_of(config))

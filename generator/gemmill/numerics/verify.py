@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gemmill.numerics.cases import Case, all_cases, cases_of
+from gemmill.numerics.cases import Case, cases_of, cases_of_family
+from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
 from gemmill.runtime.ops import load, use_variant
 
@@ -37,8 +38,8 @@ def verify_ops() -> Iterator[Verdict]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         load()
-    for cases in all_cases():
-        for name, case in cases.once():
+    for family in REGISTRY.families:
+        for name, case in cases_of_family(family).once():
             yield verdict(name, [case], device)
 
 

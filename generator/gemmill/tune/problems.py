@@ -69,6 +69,11 @@ class Problem:
     m: int
 
     @property
+    def kind(self) -> str:
+        """What is computed, in a word."""
+        return self.op.value
+
+    @property
     def sizes(self) -> dict[str, int]:
         """By name, in the order in which rows of tables are sorted."""
         return {name: getattr(self, name) for name in TUNING.key}

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 import draw
-from harness import plot, quant_results
+from harness import plot
+from harness.results import shape_of
 
 RESULTS = Path(draw.__file__).parent / "results"
 
@@ -13,20 +14,16 @@ RESULTS = Path(draw.__file__).parent / "results"
 def test_every_committed_comparison_can_be_drawn(tmp_path, monkeypatch, capsys) -> None:
     asked = {}
 
-    def of_gemms(rows, names, title, path) -> bool:
+    def noted(rows, names, title, path) -> bool:
         asked[path.name] = (len(rows), names[0], title)
+        assert all(row["op"] and len(shape_of(row)) in (2, 3) for row in rows)
         return True
 
-    def of_quant(rows, copy_gbps, title, path) -> bool:
-        asked[path.name] = (len(rows), copy_gbps > 1000, title)
-        return True
-
-    monkeypatch.setattr(plot, "draw", of_gemms)
-    monkeypatch.setattr(quant_results, "draw", of_quant)
+    monkeypatch.setattr(plot, "draw", noted)
     paths = sorted(RESULTS.glob("*.json"))
     assert draw.main([*map(str, paths), "--out-dir", str(tmp_path)]) == 0
     assert asked["scaled_mm-comparison-h200-2026-11-21.svg"] == (48, "gemmill", "NVIDIA H200, 2026-11-21")
-    assert asked["quant-h200-2026-11-21.svg"] == (560, True, "NVIDIA H200, 2026-11-21")
+    assert asked["quant-h200-2026-11-21.svg"] == (560, "gemmill", "NVIDIA H200, 2026-11-21")
     sweeps = [path for path in paths if "sweep" in path.name]
     assert len(asked) == len(paths) - len(sweeps)
     assert all(f"{path} has no rows to draw\n" in capsys.readouterr().out for path in sweeps[:1])

@@ -12,7 +12,7 @@ from gemmill.tune.problems import Op, Problem
 from gemmill.tune.statistics import geometric_mean, sample
 from gemmill.tune.timing import Plan, shuffled
 from harness import stand_in
-from harness.contenders import LocalContender
+from harness.contenders import LocalContender, ops_contender
 from harness.measuring import measure
 
 
@@ -50,7 +50,7 @@ def operands():
 
 
 def contender(name, **changes):
-    return replace(stand_in.subject(), name=name, **changes)
+    return replace(ops_contender("gemmill", name), **changes)
 
 
 def test_each_round_has_its_own_order(operands):

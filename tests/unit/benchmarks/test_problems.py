@@ -3,7 +3,7 @@
 import pytest
 
 from gemmill.tune.problems import Op, Problem, tiny
-from harness.problems import (
+from timed.scaled_mm import (
     BF16_TABLE,
     FP8_TABLE,
     GROUPS_TABLE,
@@ -12,6 +12,7 @@ from harness.problems import (
     OPS_OF,
     model_problems,
     next_whole,
+    ops_named,
     parse_shapes,
     ragged_problems,
     table_grid_problems,
@@ -85,3 +86,9 @@ def test_tiny_problems_in_groups_have_two_groups():
 def test_tiny_problems_are_small():
     assert tiny(Problem(op=Op.FP8, m=8192, n=8192, k=8192)).flops < 1e6
     assert tiny(Problem(op=Op.FP8, m=1, n=2, k=3)) == Problem(op=Op.FP8, m=1, n=2, k=3)
+
+
+def test_ops_by_name_with_commas():
+    assert ops_named("int8,fp8,int8") == (Op.INT8, Op.INT8_AZP, Op.FP8)
+    with pytest.raises(ValueError, match="--op 'fp4' is none of fp8, int8, fp8_groups, bf16, all"):
+        ops_named("fp8,fp4")

@@ -1,4 +1,4 @@
-"""The whole program, dry; and a contender in another process."""
+"""The whole program, dry, on GEMMs; and a contender in another process."""
 
 import json
 import multiprocessing
@@ -7,20 +7,21 @@ import threading
 import pytest
 import torch
 
-import scaled_mm as program
+import run as program
+from gemmill.registry import REGISTRY
 from gemmill.tune.operands import OperandMaker
 from gemmill.tune.problems import Op, Problem
 from gemmill.tune.statistics import Sample
 from gemmill.tune.timing import DryTimer
-from harness import stand_in
-from harness.contenders import WrongResult
+from harness.contenders import WrongResult, ops_contender
 from harness.remote import RemoteContender, RemoteError, serve
+from timed import families
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: a dry run with the stand-ins
 
 
 def test_comparison_writes_its_record(tmp_path, capsys):
-    assert program.main(["--dry-run", "--out-dir", str(tmp_path), "--name", "x", "--commit", "abc", "--op", "all"]) == 0
+    assert program.main(["scaled_mm", "--dry-run", "--out-dir", str(tmp_path), "--name", "x", "--commit", "abc"]) == 0
     record = json.loads((tmp_path / "x.json").read_text())
     assert record["kind"] == "comparison" and record["dry_run"] and record["commit"] == "abc"
     assert {row["op"] for row in record["rows"]} == {"fp8", "int8", "int8_azp", "fp8_groups", "bf16"}
@@ -32,8 +33,30 @@ def test_comparison_writes_its_record(tmp_path, capsys):
     assert "geometric mean" in capsys.readouterr().out
 
 
+def test_every_family_is_timed_by_the_same_program(tmp_path, capsys):
+    """The same keys in the record and in its rows, but for what sizes are called."""
+    assert set(families()) == {family.name for family in REGISTRY.families}
+    records = []
+    for family, options in (("scaled_mm", ["--shapes", "8x32x64"]), ("quant", ["--shapes", "8x256"])):
+        assert program.main([family, "--dry-run", *options, "--out-dir", str(tmp_path), "--name", family]) == 0
+        records.append(json.loads((tmp_path / f"{family}.json").read_text()))
+        assert f"written: {tmp_path / family}.json" in capsys.readouterr().out
+    first, second = records
+    assert set(first) == set(second) and set(first["summary"][0]) == set(second["summary"][0])
+    rows = [set(record["rows"][0]) - set(record["rows"][0]["sizes"]) for record in records]
+    assert rows[0] == rows[1]
+
+
+def test_the_family_comes_first(capsys):
+    for arguments in ([], ["--dry-run"], ["nothing"], ["--dry-run", "quant"]):
+        with pytest.raises(SystemExit, match="2"):
+            program.main(arguments)
+    assert "the family comes first, of scaled_mm, quant" in capsys.readouterr().err
+
+
 def test_sweep_times_every_variant(tmp_path):
     arguments = [
+        "scaled_mm",
         "--dry-run",
         "--variants",
         "--shapes",
@@ -53,7 +76,17 @@ def test_sweep_times_every_variant(tmp_path):
 
 
 def test_by_backend(tmp_path, capsys):
-    arguments = ["--dry-run", "--by-backend", "--shapes", "8x32x64", "--op", "fp8", "--out-dir", str(tmp_path)]
+    arguments = [
+        "scaled_mm",
+        "--dry-run",
+        "--by-backend",
+        "--shapes",
+        "8x32x64",
+        "--op",
+        "fp8",
+        "--out-dir",
+        str(tmp_path),
+    ]
     assert program.main([*arguments, "--name", "b"]) == 0
     record = json.loads((tmp_path / "b.json").read_text())
     assert record["kind"] == "backends" and record["best"][0]["shape"] == ["fp8", 8, 32, 64]
@@ -62,15 +95,26 @@ def test_by_backend(tmp_path, capsys):
 
 
 def test_limit_leaves_shapes_out_and_says_so(tmp_path, capsys):
-    arguments = ["--dry-run", "--op", "fp8", "--limit-seconds", "-1", "--out-dir", str(tmp_path), "--name", "l"]
+    arguments = [
+        "scaled_mm",
+        "--dry-run",
+        "--op",
+        "fp8",
+        "--limit-seconds",
+        "-1",
+        "--out-dir",
+        str(tmp_path),
+        "--name",
+        "l",
+    ]
     assert program.main(arguments) == 1
     assert len(json.loads((tmp_path / "l.json").read_text())["left_out"]) == 3
-    assert "3 shapes left out, from fp8 1 x 48 x 64 on" in capsys.readouterr().out
+    assert "3 shapes left out, from fp8 16 x 48 x 64 on" in capsys.readouterr().out
 
 
 def test_no_gpu_is_said(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert program.main([]) == 2
+    assert program.main(["scaled_mm"]) == 2
     assert "no GPU: nothing can be timed here; --dry-run runs the program without one" in capsys.readouterr().err
 
 
@@ -80,29 +124,34 @@ def test_no_gpu_is_said(capsys, monkeypatch):
         (["--m", "1,x"], "--m '1,x' is not a list of positive numbers such as 1,16,64"),
         (["--models", "gpt"], "no model begins with 'gpt'"),
         (["--shapes", "3x4"], "shape '3x4' is not MxNxK"),
+        (["--op", "fp4"], "--op 'fp4' is none of fp8, int8"),
     ],
 )
 def test_bad_options(arguments, sentence, capsys):
     with pytest.raises(SystemExit, match="2"):
-        program.main(["--dry-run", *(["--shapes", "grid"] if arguments[0] == "--m" else []), *arguments])
+        program.main(["scaled_mm", "--dry-run", *(["--shapes", "grid"] if arguments[0] == "--m" else []), *arguments])
     assert sentence in capsys.readouterr().err
 
 
 def test_no_variant_matches(tmp_path, capsys):
-    assert program.main(["--dry-run", "--variants", "--match", "nothing", "--out-dir", str(tmp_path)]) == 2
+    assert program.main(["scaled_mm", "--dry-run", "--variants", "--match", "nothing", "--out-dir", str(tmp_path)]) == 2
     assert "no loaded variant has 'nothing' in its name" in capsys.readouterr().err
 
 
 def test_folder_of_deep_gemm_that_is_none(tmp_path, capsys):
-    assert program.main(["--dry-run", "--deep-gemm", str(tmp_path), "--out-dir", str(tmp_path)]) == 2
+    assert program.main(["scaled_mm", "--dry-run", "--deep-gemm", str(tmp_path), "--out-dir", str(tmp_path)]) == 2
     sentence = f"DeepGEMM in {tmp_path} cannot be used: {tmp_path} is no folder of a Python package"
     assert sentence in capsys.readouterr().err
 
 
 def test_library_of_vllm_that_cannot_be_loaded(tmp_path, capsys):
     library = tmp_path / "missing.so"
-    assert program.main(["--dry-run", "--vllm-so", str(library), "--out-dir", str(tmp_path)]) == 2
+    assert program.main(["scaled_mm", "--dry-run", "--vllm-so", str(library), "--out-dir", str(tmp_path)]) == 2
     assert f"vLLM's library {library} cannot be used" in capsys.readouterr().err
+
+
+def subject_of_ops():
+    return ops_contender("gemmill", "gemmill")
 
 
 @pytest.fixture
@@ -110,7 +159,7 @@ def remote(monkeypatch):
     """A RemoteContender whose other side is a thread with the stand-in."""
     here, there = multiprocessing.Pipe()
     maker = OperandMaker(torch.device("cpu"), 4096)
-    contender = {"made": stand_in.subject}
+    contender = {"made": subject_of_ops}
     thread = threading.Thread(target=serve, args=(there, lambda: contender["made"](), maker, DryTimer()), daemon=True)
     thread.start()
     far = RemoteContender.__new__(RemoteContender)
@@ -139,5 +188,5 @@ def test_remote_failure_is_reported_and_survived(remote):
     contender["made"] = fail
     with pytest.raises(RemoteError, match="WrongResult: all of it is wrong"):
         far._ask("ready")
-    contender["made"] = stand_in.subject
+    contender["made"] = subject_of_ops
     far._ask("ready")

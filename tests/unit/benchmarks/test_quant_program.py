@@ -1,85 +1,88 @@
-"""benchmarks/quant.py, dry; and its parts: sizes, the check of results, the figures."""
+"""benchmarks/run.py quant, dry; and its parts: sizes, the check of results, the figures."""
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-import quant as program
+import run as program
+from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.tune.statistics import sample
 from harness.contenders import WrongResult
-from harness.measuring import Measurement
 from harness.quant_contenders import check
-from harness.quant_problems import (
-    CASE_OF,
-    CASES,
-    QuantOperandMaker,
-    QuantProblem,
-    cases_named,
-    parse_shapes,
-    problems_of,
-)
-from harness.quant_results import row_record, summary_record, summary_text
+from timed.quant import CASE_OF, QuantOperandMaker, QuantProblem, kinds_named, parse_shapes, problems_of
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: the ops run on the CPU
 
 
 def problem(case: str, m: int = 17, hidden: int = 256) -> QuantProblem:
-    return QuantProblem(case_name=case, m=m, hidden=hidden)
+    return QuantProblem(kind=case, m=m, hidden=hidden)
 
 
 def test_a_dry_run_writes_its_record(tmp_path, capsys):
-    assert program.main(["--dry-run", "--out-dir", str(tmp_path), "--name", "q", "--commit", "abc"]) == 0
+    assert program.main(["quant", "--dry-run", "--out-dir", str(tmp_path), "--name", "q", "--commit", "abc"]) == 0
     record = json.loads((tmp_path / "q.json").read_text())
     assert record["dry_run"] and record["commit"] == "abc" and record["copy_gbps"] > 0
-    assert {row["case"] for row in record["rows"]} == set(CASE_OF)
+    assert {row["op"] for row in record["rows"]} == set(CASE_OF)
     assert all(row["contenders"]["gemmill"]["median_us"] > 0 and not row["failures"] for row in record["rows"])
     assert record["host"]["silu_and_mul_quant"]["gemmill"]["median_us"] == 3.0
-    assert "silu_and_mul_quant: small at most" in capsys.readouterr().out
+    assert {CASE_OF[kind].op for kind in CASE_OF} == {op.name for op in QUANT_OPS}, "every op is timed"
+    assert "host time of one call, silu_and_mul_quant, us: gemmill 3.00" in capsys.readouterr().out
 
 
 def test_ops_shapes_and_time_are_limited(tmp_path, capsys):
-    arguments = ["--dry-run", "--ops", "silu,static", "--shapes", "4096x256", "--out-dir", str(tmp_path), "--name", "q"]
+    arguments = [
+        "quant",
+        "--dry-run",
+        "--ops",
+        "silu,static",
+        "--shapes",
+        "4096x256",
+        "--out-dir",
+        str(tmp_path),
+        "--name",
+        "q",
+    ]
     assert program.main(arguments) == 0
     rows = json.loads((tmp_path / "q.json").read_text())["rows"]
-    assert len(rows) == 5 and all("silu" in row["case"] or "static" in row["case"] for row in rows)
+    assert len(rows) == 5 and all("silu" in row["op"] or "static" in row["op"] for row in rows)
     assert program.main([*arguments, "--limit-seconds", "-1"]) == 1
-    assert "5 problems left out, from silu_and_mul_per_block_quant 17 x 256 on" in capsys.readouterr().out
+    assert "5 shapes left out, from static_scaled_fp8_quant 17 x 256 on" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--ops", "gelu,relu"], "no op has 'relu' in its name: there are silu_and_mul_per_block_quant"),
+        (["--ops", "gelu,relu"], "no op has 'relu' in its name: there are static_scaled_fp8_quant"),
         (["--shapes", "table,3"], "shape '3' is neither table, grid nor MxHIDDEN, two positive numbers as in 16x4096"),
     ],
 )
 def test_bad_options(arguments, sentence, capsys):
     with pytest.raises(SystemExit, match="2"):
-        program.main(["--dry-run", *arguments])
+        program.main(["quant", "--dry-run", *arguments])
     assert sentence in capsys.readouterr().err
 
 
 def test_what_cannot_be_timed_is_said(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert program.main([]) == 2
+    assert program.main(["quant"]) == 2
     assert "no GPU: nothing can be timed here" in capsys.readouterr().err
-    assert program.main(["--dry-run", "--vllm-so", str(tmp_path / "missing.so")]) == 2
+    assert program.main(["quant", "--dry-run", "--vllm-so", str(tmp_path / "missing.so")]) == 2
     assert f"vLLM's library {tmp_path / 'missing.so'} cannot be used" in capsys.readouterr().err
 
 
 def test_every_case_is_a_right_call_and_its_bytes_are_those_of_its_tensors():
-    for case in CASES:
-        operands = QuantOperandMaker(torch.device("cpu"), 1).make(problem(case.name))
+    for kind, case in CASE_OF.items():
+        operands = QuantOperandMaker(torch.device("cpu"), 1).make(problem(kind))
         assert len(operands.copies) == 2
         check(operands, partial(getattr(torch.ops.gemmill, case.op).default, *operands.copies[0]))
         moved = 0
         for parameter, value in zip(BY_NAME[case.op].parameters, operands.copies[0], strict=True):
             if isinstance(value, torch.Tensor):
                 moved += value.numel() * value.element_size() * (2 if parameter.name == "residual" else 1)
-        assert operands.problem.bytes == moved, case.name
+        assert operands.problem.bytes == moved, kind
 
 
 @pytest.mark.parametrize("spoiled", ["codes", "scales"])
@@ -116,24 +119,12 @@ def test_codes_one_step_off_pass_for_a_peer_only():
 def test_shapes_and_cases_are_named():
     assert list(parse_shapes("table,3x64"))[-2:] == [(4096, 14336), (3, 64)]
     assert len(list(parse_shapes("grid"))) == 35
-    assert [case.name for case in cases_named("azp")] == ["dynamic_scaled_int8_quant azp"]
-    ordered = problems_of(cases_named("silu_and_mul_quant"), [(4096, 256), (1, 64), (1, 64)])
+    assert kinds_named("int8_quant azp") == ("dynamic_scaled_int8_quant azp",)
+    ordered = problems_of(SimpleNamespace(op="silu_and_mul_quant", shapes="4096x256,1x64,1x64"))
     assert [(p.m, p.hidden) for p in ordered] == [(1, 64), (4096, 256)]
 
 
-def test_the_figures():
-    def found(m: int, us: float, peer_us: float) -> dict:
-        samples = {"gemmill": sample([us, us]), "vllm": sample([peer_us, peer_us])}
-        p = problem("static_scaled_fp8_quant", m, 14336)
-        return row_record(Measurement(problem=p, samples=samples, failures={}), copy_gbps=4000.0)
-
-    rows = [found(1, 2.0, 3.0), found(16, 2.5, 2.0), found(4096, 44.0, 88.0)]
-    assert (rows[2]["bytes"], rows[2]["ratio"]) == (3 * 4096 * 14336 + 4, 2.0)
-    assert rows[2]["gbps"] == pytest.approx(4003.7, abs=0.1) and rows[2]["fraction"] == pytest.approx(1.0009, abs=1e-4)
-    (summary,) = summary_record(rows)
-    assert (summary["worst_ratio"], summary["worst_shape"]) == (0.8, [16, 14336])
-    assert (summary["least_fraction_shape"], summary["longest_small_us"]) == ([4096, 14336], 2.5)
-    assert summary_text([summary], {}) == (
-        "static_scaled_fp8_quant: 1.34 of vllm, worst 0.80 [16, 14336]; large data at least 100.1% [4096, 14336]; "
-        "small at most 2.50 us [16, 14336]"
-    )
+def test_a_sweep_of_variants_is_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        program.main(["quant", "--dry-run", "--variants"])
+    assert "quant has one variant for each call: there is nothing to choose among" in capsys.readouterr().err

@@ -6,18 +6,20 @@ import pytest
 
 from gemmill.tune.problems import Op, Problem
 from gemmill.tune.statistics import sample, steady_us
-from harness import stand_in
-from harness.contenders import torch_contenders
+from harness.contenders import ops_contender
 from harness.devices import commit_of, environment
 from harness.measuring import Measurement
 from harness.plot import draw
 from harness.results import peers_record, row_record, summary_record, summary_text, table, write_json
 from harness.sweep import sweep_record, sweep_table
+from peers.torch_ops import scaled_mm
+from timed.quant import QuantProblem
 
-PEERS = [*torch_contenders()]
-NAMES = [contender.name for contender in (stand_in.subject(), *PEERS)]
+PEERS = scaled_mm()
+NAMES = [contender.name for contender in (ops_contender("gemmill", "gemmill"), *PEERS)]
 
 
+COPY_GBPS = 4000.0
 ROW_WISE, TENSOR_WISE = "torch row-wise", "torch tensor-wise"
 
 
@@ -28,7 +30,7 @@ def measured(m, us, op=Op.FP8, failures=None):
 
 
 def test_ratio_is_against_the_fastest_peer():
-    row = row_record(measured(16, {"gemmill": 10.0, ROW_WISE: 12.0, TENSOR_WISE: 9.0}), PEERS)
+    row = row_record(measured(16, {"gemmill": 10.0, ROW_WISE: 12.0, TENSOR_WISE: 9.0}), PEERS, COPY_GBPS)
     assert (row["best_peer"], row["ratio"]) == ("torch tensor-wise", 0.9)
     assert row["gbps"] == pytest.approx((16 * 8192 + 4096 * 8192 + 2 * 16 * 4096) / 10e-6 / 1e9, rel=1e-3)
     assert row["tflops"] == pytest.approx(2 * 16 * 4096 * 8192 / 10e-6 / 1e12, abs=0.05)
@@ -41,7 +43,7 @@ def test_a_step_of_the_clocks_between_rounds_leaves_the_ratio():
         samples={"gemmill": sample([1.0, 1.0, 1.1, 1.1, 1.1]), ROW_WISE: sample([1.0, 1.0, 1.0, 1.1, 1.1])},
         failures={},
     )
-    assert row_record(found, PEERS)["ratio"] == 1.0
+    assert row_record(found, PEERS, COPY_GBPS)["ratio"] == 1.0
     assert found.samples["gemmill"].median_us == 1.1 and found.samples[ROW_WISE].median_us == 1.0
 
 
@@ -52,19 +54,19 @@ def test_drift_is_taken_out_of_contenders_that_ran_in_few_rounds():
 
 
 def test_a_peer_that_computes_less_is_not_compared_with():
-    row = row_record(measured(32, {"gemmill": 10.0, "torch._int_mm": 5.0}, op=Op.INT8), PEERS)
+    row = row_record(measured(32, {"gemmill": 10.0, "torch._int_mm": 5.0}, op=Op.INT8), PEERS, COPY_GBPS)
     assert list(row["contenders"]) == ["gemmill", "torch._int_mm"]
     assert row["ratio"] is None and row["best_peer"] is None
 
 
 def test_a_failed_subject_has_no_ratio():
-    row = row_record(measured(16, {ROW_WISE: 12.0}, failures={"gemmill": "no"}), PEERS)
+    row = row_record(measured(16, {ROW_WISE: 12.0}, failures={"gemmill": "no"}), PEERS, COPY_GBPS)
     assert row["ratio"] is None and row["tflops"] is None
 
 
 def test_summary_takes_both_sides_apart():
     rows = [
-        row_record(measured(m, {"gemmill": 10.0, ROW_WISE: us}), PEERS)
+        row_record(measured(m, {"gemmill": 10.0, ROW_WISE: us}), PEERS, COPY_GBPS)
         for m, us in ((16, 20.0), (128, 5.0), (129, 9.0))
     ]
     low, high = summary_record(rows)
@@ -76,11 +78,28 @@ def test_summary_takes_both_sides_apart():
     assert "host time of one call, fp8, us: gemmill 3.00" in text
 
 
+def test_the_figures_of_memory_alone():
+    """Of a family whose sizes have other names: the same rows and the same summary."""
+
+    def found(m: int, us: float, peer_us: float) -> dict:
+        samples = {"gemmill": sample([us, us]), ROW_WISE: sample([peer_us, peer_us])}
+        problem = QuantProblem(kind="static_scaled_fp8_quant", m=m, hidden=14336)
+        return row_record(Measurement(problem=problem, samples=samples, failures={}), PEERS, COPY_GBPS)
+
+    rows = [found(1, 2.0, 3.0), found(16, 2.5, 2.0), found(4096, 44.0, 88.0)]
+    assert (rows[2]["bytes"], rows[2]["ratio"], rows[2]["tflops"]) == (3 * 4096 * 14336 + 4, 2.0, None)
+    assert rows[2]["gbps"] == pytest.approx(4003.7, abs=0.1) and rows[2]["fraction"] == pytest.approx(1.0009, abs=1e-4)
+    low, high = summary_record(rows)
+    assert (low["worst_ratio"], low["worst_shape"], low["least_fraction_shape"]) == (0.8, [16, 14336], [1, 14336])
+    assert (high["geometric_mean"], high["least_fraction"]) == (2.0, rows[2]["fraction"])
+    assert "16 x 14336" in table(rows, NAMES) and list(rows[0])[:3] == ["op", "m", "hidden"]
+
+
 def test_each_peer_alone_is_compared_over_the_shapes_that_it_computed():
     rows = [
-        row_record(measured(16, {"gemmill": 10.0, ROW_WISE: 20.0, TENSOR_WISE: 5.0}), PEERS),
-        row_record(measured(4096, {"gemmill": 10.0, ROW_WISE: 12.5}, failures={TENSOR_WISE: "no"}), PEERS),
-        row_record(measured(32, {"gemmill": 10.0, "torch._int_mm": 5.0}, op=Op.INT8), PEERS),
+        row_record(measured(16, {"gemmill": 10.0, ROW_WISE: 20.0, TENSOR_WISE: 5.0}), PEERS, COPY_GBPS),
+        row_record(measured(4096, {"gemmill": 10.0, ROW_WISE: 12.5}, failures={TENSOR_WISE: "no"}), PEERS, COPY_GBPS),
+        row_record(measured(32, {"gemmill": 10.0, "torch._int_mm": 5.0}, op=Op.INT8), PEERS, COPY_GBPS),
     ]
     peers = peers_record(rows)
     assert [(part["op"], part["peer"], part["shapes"], part["geometric_mean"]) for part in peers] == [
@@ -97,7 +116,7 @@ def test_table_shows_failures_and_spread():
         samples={"gemmill": sample([1.0, 2.0, 3.0])},
         failures={"torch row-wise": "no"},
     )
-    text = table([row_record(noisy, PEERS)], NAMES)
+    text = table([row_record(noisy, PEERS, COPY_GBPS)], NAMES)
     head, line = text.splitlines()
     assert "torch row-wise" in head and "torch._int_mm" not in head
     assert "2.00!" in line and "failed" in line
@@ -132,7 +151,7 @@ def test_sweep_table_names_the_fastest_variant():
 
 def test_plot(tmp_path):
     pytest.importorskip("matplotlib")
-    rows = [row_record(measured(m, {"gemmill": 10.0, ROW_WISE: 12.0}), PEERS) for m in (1, 2)]
+    rows = [row_record(measured(m, {"gemmill": 10.0, ROW_WISE: 12.0}), PEERS, COPY_GBPS) for m in (1, 2)]
     assert draw(rows, NAMES, "title", tmp_path / "x.svg")
     assert "<svg" in (tmp_path / "x.svg").read_text()
     assert not draw([], NAMES, "title", tmp_path / "y.svg")

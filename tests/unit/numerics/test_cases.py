@@ -1,34 +1,22 @@
 """Cases of all families: one maker for each op, and what comes of cases."""
 
 from contextlib import nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 
-import pytest
 import torch
 
-from gemmill.family import OpSet, Registry
 from gemmill.numerics import verify as layer
-from gemmill.numerics.cases import Outcome, all_cases, by_op, cases_of
+from gemmill.numerics.cases import Outcome, cases_of, cases_of_family, cases_of_op
 from gemmill.registry import REGISTRY
-from gemmill.runtime.schemas import OPS
 from gemmill.space.selections import select
 
 
-def test_every_op_has_a_maker_of_cases() -> None:
-    assert set(by_op(REGISTRY)) == {op.name for op in OPS}
-    assert len(all_cases()) == len(REGISTRY.families)
-    for config in select("smoke").configs:
-        assert cases_of(config) in all_cases()
-
-
-def test_two_families_with_one_op_are_refused(monkeypatch) -> None:
-    first = REGISTRY.families[0]
-    second = replace(first, name="second", asks=OpSet(ops=()), kernels=(), cases="a_module_of_cases")
-    monkeypatch.setitem(__import__("sys").modules, "a_module_of_cases", SimpleNamespace(CASES=all_cases()[0]))
-    op = all_cases()[0].ops[0]
-    with pytest.raises(ValueError, match=f"^families '{first.name}' and 'second' both have cases of op '{op}'$"):
-        by_op(Registry((first, second)))
+def test_every_family_has_a_maker_of_cases_of_all_its_ops() -> None:
+    for family in REGISTRY.families:
+        cases = cases_of_family(family)
+        assert {cases_of_op(op.schema.name) for op in family.asks.ops} == {cases}
+        for config in REGISTRY.configs_of(family.name, select("smoke").configs):
+            assert cases_of(config) is cases and next(iter(cases.of_config(config)), None) is not None
 
 
 class Scripted:

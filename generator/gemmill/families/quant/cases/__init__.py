@@ -8,7 +8,6 @@ from torch import Tensor
 from gemmill.families.quant.cases.asked import asked
 from gemmill.families.quant.cases.calls import differences, of_config, once, same_bits
 from gemmill.families.quant.cases.drawn import drawn
-from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
 from gemmill.numerics.call import LegalCall
 from gemmill.numerics.cases import Cases
 from gemmill.numerics.memory import Memory
@@ -47,7 +46,6 @@ class QuantJudge:
 
 
 CASES = Cases(
-    ops=tuple(op.name for op in QUANT_OPS),
     of_config=of_config,
     once=once,
     asked=asked,

@@ -1,9 +1,25 @@
-"""Which GEMMs are timed: named sets of (op, M, N, K)."""
+"""Which GEMMs are timed: named sets of (op, M, N, K), and who computes them."""
 
-from collections.abc import Iterable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
 
+import torch
+
+from gemmill.runtime.library import Build
 from gemmill.tune.models import layers_of, named_models
-from gemmill.tune.problems import M_BUCKETS, Op, Problem, grid
+from gemmill.tune.operands import OperandMaker
+from gemmill.tune.peers import through_ops
+from gemmill.tune.problems import M_BUCKETS, Op, Problem, grid, tiny
+from harness import stand_in
+from harness.contenders import (
+    LocalContender,
+    constant_weights_contender,
+    ops_contender,
+    plausible,
+    variant_contenders,
+)
+from harness.selection import selection_us
+from timed import Benchmark
 
 OPS_OF = {
     "fp8": (Op.FP8,),
@@ -137,3 +153,82 @@ def parse_shapes(text: str, ops: Iterable[Op]) -> list[Problem]:
         m, n, k = map(int, fields)
         problems.extend(Problem(op=op, m=m, n=n, k=k) for op in ops)
     return problems
+
+
+HOST_SHAPE = (16, 128, 128)
+WARM_UP_M = 512
+PLAUSIBLE = 2.5
+"""Variants that the analytic model puts beyond this many times its best are not timed."""
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Of the GEMMs alone."""
+    parser.add_argument("--op", default="all", help=f"of {', '.join(OPS_OF)}, with commas")
+    parser.add_argument(
+        "--shapes",
+        help='"table" (default), "grid" (the table\'s weights at every M), "ragged" (M of any number, scales in groups), '
+        "or MxNxK,MxNxK",
+    )
+    parser.add_argument(
+        "--models", help="layers of llama, qwen, mistral (any beginning of a model's name), with commas"
+    )
+    parser.add_argument("--m", help="values of M for --models and grid, with commas")
+
+
+def problems_of(options: Namespace) -> list[Problem]:
+    """The problems asked for, those that share weights together. Raises ValueError."""
+    ops = ops_named(options.op)
+    m_values = numbers(options.m) if options.m else (SWEEP_M if options.variants else MODEL_M)
+    shapes = options.shapes or ("" if options.models else "grid" if options.variants else "table")
+    problems = model_problems(options.models.split(","), ops, m_values) if options.models else []
+    if shapes == "table":
+        problems += table_problems(ops)
+    elif shapes == "ragged":
+        problems += ragged_problems()
+    elif shapes == "grid":
+        problems += table_grid_problems(ops, m_values)
+    elif shapes:
+        problems += parse_shapes(shapes, ops)
+    return sorted(set(problems))
+
+
+def ops_named(text: str) -> tuple[Op, ...]:
+    """The classes of calls of names with commas. Raises ValueError."""
+    for name in text.split(","):
+        if name not in OPS_OF:
+            raise ValueError(f"--op {name!r} is none of {', '.join(OPS_OF)}")
+    return tuple(dict.fromkeys(op for name in text.split(",") for op in OPS_OF[name]))
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Positive numbers with commas. Raises ValueError."""
+    if not all(part.strip().isdigit() and int(part) for part in text.split(",")):
+        raise ValueError(f"--m {text!r} is not a list of positive numbers such as 1,16,64")
+    return tuple(int(part) for part in text.split(","))
+
+
+def host_problem(kind: str) -> Problem:
+    """So small that the host is what takes the time."""
+    (m, n, k), op = HOST_SHAPE, Op(kind)
+    return Problem(op=op, m=m, n=n, k=k if op.groups is None else 2 * op.groups.size)
+
+
+def variants(build: Build | None) -> Sequence[LocalContender]:
+    """Those of a build, or of the smoke selection in a dry run."""
+    return stand_in.variants() if build is None else variant_contenders(build.table, through_ops(torch.ops.gemmill))
+
+
+BENCHMARK = Benchmark(
+    add_options=add_options,
+    problems=problems_of,
+    tiny=tiny,
+    host_problem=host_problem,
+    warm_problem=lambda p: Problem(op=p.op, m=max(p.m, WARM_UP_M), n=p.n, k=p.k),
+    maker=OperandMaker,
+    data="uniform random: e4m3 and bf16 in [-1, 1], s8 in [-128, 127]",
+    subject=ops_contender,
+    also=lambda: [constant_weights_contender()],
+    variants=variants,
+    plausible=lambda variants, problem: plausible(variants, problem, PLAUSIBLE),
+    facts=lambda build: {"selection_us": selection_us(build)},
+)

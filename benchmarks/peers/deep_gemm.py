@@ -5,13 +5,30 @@ It compiles a kernel for every (N, K) with the machine's nvcc, at its first call
 
 import importlib
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from gemmill.tune.operands import Operands
 from gemmill.tune.problems import Op
-from harness.contenders import LocalContender
+from gemmill.tune.statistics import first_line
+from harness.contenders import Contender, FieldError, LocalContender
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Where its package is."""
+    parser.add_argument("--deep-gemm", metavar="FOLDER", help="DeepGEMM's Python package, for scales in groups")
+
+
+def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
+    """Its dense GEMM, if a package was named. Raises FieldError."""
+    if not options.deep_gemm or family != "scaled_mm":
+        return []
+    try:
+        return [deep_gemm_contender(options.deep_gemm)]
+    except (OSError, ImportError, RuntimeError, AttributeError) as error:
+        raise FieldError(f"DeepGEMM in {options.deep_gemm} cannot be used: {first_line(error)}") from None
 
 
 def deep_gemm_contender(folder: str) -> LocalContender:

@@ -1,0 +1,50 @@
+"""vLLM's released kernels, by its library."""
+
+from argparse import ArgumentParser, Namespace
+
+import torch
+
+from gemmill.tune.statistics import first_line
+from harness.contenders import Contender, FieldError, vllm_contender
+from harness.quant_contenders import QuantContender
+from harness.remote import RemoteContender, RemoteError
+
+NAME = "vllm"
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Where its library is."""
+    parser.add_argument("--vllm-so", metavar="PATH", help="vLLM's _C_stable_libtorch.abi3.so")
+    parser.add_argument("--vllm-apart", action="store_true", help="run vLLM's GEMMs in a process of their own")
+
+
+def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
+    """Its ops, if a library was named. Raises FieldError."""
+    if not options.vllm_so:
+        return []
+    return [_OF_FAMILY[family](options, notes)] if family in _OF_FAMILY else []
+
+
+def _scaled_mm(options: Namespace, notes: list[str]) -> Contender:
+    """In this process if its library loads, else in its own."""
+    if not options.vllm_apart:
+        try:
+            return vllm_contender(options.vllm_so)
+        except (OSError, RuntimeError, AttributeError) as error:
+            notes.append(f"vllm runs in its own process, because in this one: {first_line(error)}")
+    try:
+        return RemoteContender(options.vllm_so)
+    except RemoteError as error:
+        raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
+
+
+def _quant(options: Namespace, notes: list[str]) -> Contender:
+    try:
+        torch.ops.load_library(options.vllm_so)
+    except (OSError, RuntimeError) as error:
+        raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
+    notes.append("vllm's per-tensor op wants a scale that is zeroed before each call: that is not in its time")
+    return QuantContender(name=NAME, namespace="_C", codes_apart=1.0)
+
+
+_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant}

@@ -1,0 +1,73 @@
+"""What is timed of each family: a module of its name, whose `BENCHMARK` the program reads."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from gemmill.registry import REGISTRY
+from gemmill.runtime.library import Build
+
+
+class Problem(Protocol):
+    """One kind of call at one size."""
+
+    @property
+    def kind(self) -> str:
+        """What is called."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """By name; the first is the number of rows."""
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions; 0 where memory alone counts."""
+
+    @property
+    def bytes(self) -> int:
+        """What must be read and written, each byte once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """All that the program asks of a family."""
+
+    add_options: Callable[[ArgumentParser], None]
+    """Of its own."""
+    problems: Callable[[Namespace], list[Any]]
+    """Those that were asked for, those that share operands together. Raises ValueError."""
+    tiny: Callable[[Any], Any]
+    """The same problem cut down for a dry run."""
+    host_problem: Callable[[str], Any]
+    """A kind's small problem, whose host time is taken."""
+    warm_problem: Callable[[Any], Any]
+    """A problem like this one that brings the clocks to where they stay."""
+    maker: Callable[[torch.device, int], Any]
+    """Makes operands on a device, rotated over so many bytes."""
+    data: str
+    """What operands are, for the reader of the results."""
+    subject: Callable[[str, str], Any]
+    """The contender of a name that calls the ops of a namespace."""
+    also: Callable[[], Sequence[Any]] = tuple
+    """Other ways of calling the subject: timed and shown, compared with nothing."""
+    variants: Callable[[Build | None], Sequence[Any]] | None = None
+    """Each variant pinned, of a build or in a dry run; None where one variant serves each call."""
+    plausible: Callable[[Sequence[Any], Any], Sequence[Any]] = lambda variants, problem: variants
+    """Those of the variants that are worth timing on a problem."""
+    facts: Callable[[Build], Mapping[str, Any]] = lambda build: {}
+    """What is told of a build besides."""
+
+
+def families() -> list[str]:
+    """Names of the families of which something is timed."""
+    return [f.name for f in REGISTRY.families if (Path(__file__).parent / f"{f.name}.py").is_file()]
+
+
+def benchmark_of(family: str) -> Benchmark:
+    """What is timed of a family."""
+    return import_module(f"timed.{family}").BENCHMARK

@@ -1,0 +1,176 @@
+"""Which calls of the quantisation ops are timed, and their arguments."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from gemmill.families.quant.call import OP_OF, SCALE_NAMES, name_of
+from gemmill.families.quant.cases.calls import QuantCase
+from gemmill.families.quant.config import Activation, QuantFamily
+from gemmill.families.quant.ops import QUANT_OPS, QuantOp
+from gemmill.runtime.schemas import BY_NAME
+from harness.quant_contenders import QuantContender
+from timed import Benchmark
+
+FEWEST_COPIES, MOST_COPIES = 2, 64
+LARGEST = 16.0
+"""The first element of every input: no other is as large, so a tensor's scale can be told from a few of its rows."""
+
+GRID_M = (1, 16, 64, 256, 1024, 4096, 16384)
+GRID_HIDDEN = (2048, 4096, 7168, 14336, 28672)
+TABLE = ((1, 28672), (16, 14336), (1024, 4096), (4096, 14336))
+"""(M, hidden) that progress is judged by."""
+HOST_SHAPE, WARM_UP_SHAPE = (16, 1024), (4096, 4096)
+TINY_M, TINY_HIDDEN = 17, 256
+
+
+def _cases() -> Iterator[tuple[str, QuantCase]]:
+    """Every op once, of bf16 to its first codes, in groups of 128; with what some calls of it have besides."""
+    for op in QUANT_OPS:
+        case = _case(op)
+        yield _label(case), case
+        if op.symmetric == (True, False) and op.family is QuantFamily.TOKEN:
+            yield f"{op.name} azp", replace(case, zero_points=True)
+        if op.family is QuantFamily.RMS_TOKEN:
+            yield f"{op.name} residual", replace(case, residual=True)
+
+
+def _case(op: QuantOp) -> QuantCase:
+    activation = Activation.GELU_TANH if Activation.GELU_TANH in op.activations else op.activations[0]
+    return QuantCase(
+        op=op.name,
+        rows=1,
+        hidden=1,
+        out_dtype=op.out_dtypes[0],
+        group_size=max(op.group_sizes),
+        activation=activation.op_argument,
+        scale_format=op.scale_formats[0],
+        zero_points=op.symmetric == (False,),
+    )
+
+
+def _label(case: QuantCase) -> str:
+    """The op's name, with the activation where calls say which."""
+    return f"{case.op} {case.activation}" if "activation" in BY_NAME[case.op].arguments else case.op
+
+
+CASE_OF = dict(_cases())
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantProblem:
+    """A case on rows of `hidden` codes each."""
+
+    kind: str
+    m: int
+    hidden: int
+
+    @property
+    def case(self) -> QuantCase:
+        """The call."""
+        return replace(CASE_OF[self.kind], rows=self.m, hidden=self.hidden)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By name."""
+        return {"m": self.m, "hidden": self.hidden}
+
+    @property
+    def flops(self) -> float:
+        """None that count."""
+        return 0.0
+
+    @property
+    def bytes(self) -> int:
+        """What must be read and what must be written, each byte once."""
+        return self.case.bytes
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.m} x {self.hidden}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantOperands:
+    """Arguments of the op's schema, in its order, in copies that between them exceed L2 twice over."""
+
+    problem: QuantProblem
+    copies: tuple[list[Any], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the arguments are called."""
+        return BY_NAME[self.problem.case.op].arguments
+
+
+class QuantOperandMaker:
+    """Makes operands of normal random data."""
+
+    def __init__(self, device: torch.device, rotated_bytes: int) -> None:
+        self._device = device
+        self._rotated_bytes = rotated_bytes
+        self._generator = torch.Generator(device=device).manual_seed(0)
+
+    def make(self, problem: QuantProblem) -> QuantOperands:
+        """As many copies as keep L2 from holding them."""
+        count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated_bytes // problem.bytes)))
+        return QuantOperands(problem=problem, copies=tuple(self._copy(problem.case) for _ in range(count)))
+
+    def _copy(self, case: QuantCase) -> list[Any]:
+        values = case.arguments(self._device, self._generator)
+        given = dict(zip(BY_NAME[case.op].arguments, values, strict=True))
+        given["input"][0, :: case.hidden] = LARGEST
+        if OP_OF[case.op].family is QuantFamily.TENSOR:
+            given[name_of(given, SCALE_NAMES)].zero_()  # which vLLM's op only raises
+        return values
+
+
+def problems_of(options: Namespace) -> list[QuantProblem]:
+    """Every case on every shape, the shapes of a case in ascending order of size. Raises ValueError."""
+    shapes = sorted(set(parse_shapes(options.shapes)), key=lambda shape: (shape[0] * shape[1], shape))
+    return [QuantProblem(kind=kind, m=m, hidden=hidden) for kind in kinds_named(options.op) for m, hidden in shapes]
+
+
+def parse_shapes(text: str) -> Iterator[tuple[int, int]]:
+    """(M, hidden) of "table", "grid" or "MxH", with commas. Raises ValueError, naming the part that cannot be read."""
+    for part in (part.strip() for part in text.split(",")):
+        fields = part.split("x")
+        if part == "table":
+            yield from TABLE
+        elif part == "grid":
+            yield from ((m, hidden) for m in GRID_M for hidden in GRID_HIDDEN)
+        elif len(fields) == 2 and all(field.isdigit() and int(field) for field in fields):
+            yield int(fields[0]), int(fields[1])
+        else:
+            raise ValueError(f"shape {part!r} is neither table, grid nor MxHIDDEN, two positive numbers as in 16x4096")
+
+
+def kinds_named(text: str | None) -> tuple[str, ...]:
+    """The kinds whose names contain one of these, with commas; all for None. Raises ValueError where one fits none."""
+    parts = [""] if text is None else [part.strip() for part in text.split(",")]
+    for part in parts:
+        if not any(part in kind for kind in CASE_OF):
+            raise ValueError(f"no op has {part!r} in its name: there are {', '.join(CASE_OF)}")
+    return tuple(kind for kind in CASE_OF if any(part in kind for part in parts))
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Of the quantisation ops alone."""
+    parser.add_argument("--op", "--ops", help="only ops with one of these in their name, with commas")
+    parser.add_argument(
+        "--shapes", default="table,grid", help='"table", "grid" or MxHIDDEN, with commas; both by default'
+    )
+
+
+BENCHMARK = Benchmark(
+    add_options=add_options,
+    problems=problems_of,
+    tiny=lambda p: replace(p, m=min(p.m, TINY_M), hidden=TINY_HIDDEN),
+    host_problem=lambda kind: QuantProblem(kind=kind, m=HOST_SHAPE[0], hidden=HOST_SHAPE[1]),
+    warm_problem=lambda p: replace(p, m=WARM_UP_SHAPE[0], hidden=WARM_UP_SHAPE[1]),
+    maker=QuantOperandMaker,
+    data="normal random bf16; outputs row-major, scales too but for packed ones",
+    subject=lambda namespace, name: QuantContender(name=name, namespace=namespace),
+)
