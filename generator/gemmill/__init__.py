@@ -1,34 +1,31 @@
-"""gemmill: a generator of quantised GEMM kernels for NVIDIA GPUs.
+"""Quantised GEMM and quantisation kernels for NVIDIA GPUs, as torch ops.
 
-Importing it defines the ops under `torch.ops.gemmill`; the first call on a GPU loads the newest build.
+Importing it defines the ops under `torch.ops.gemmill`; the first call on a GPU loads a build. On CPU tensors the same
+functions run the reference. The functions below allocate what they return; the ops of the same names write into tensors
+that they are given. `explain` says which kernel a call gets and why, `use_variant` pins one.
 """
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gemmill.version import __version__
 
-_RUNTIME = (
+__all__ = [
+    "__version__",
+    "act_and_mul_per_block_quant",
+    "act_and_mul_per_token_quant",
+    "act_and_mul_quant",
     "active",
     "assume_constant_weights",
     "cutlass_scaled_mm",
     "cutlass_scaled_mm_azp",
-    "explain",
-    "load",
-    "supports",
-    "table_digest",
-    "use_variant",
-    "variants",
-)
-_QUANT = (
-    "act_and_mul_per_block_quant",
-    "act_and_mul_per_token_quant",
-    "act_and_mul_quant",
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
     "dynamic_scaled_int8_quant",
     "dynamic_tensor_scaled_int8_quant",
+    "explain",
+    "load",
     "per_token_group_fp8_quant",
     "per_token_group_fp8_quant_packed",
     "per_token_group_quant_int8",
@@ -41,21 +38,11 @@ _QUANT = (
     "silu_and_mul_quant",
     "static_scaled_fp8_quant",
     "static_scaled_int8_quant",
-)
-__all__ = ["__version__", *_QUANT, *_RUNTIME]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _RUNTIME:
-        from gemmill.runtime import ops
-
-        return getattr(ops, name)
-    if name in _QUANT:
-        from gemmill.runtime import ops as _defined  # noqa: F401  (the functions call its ops)
-        from gemmill.runtime import quant_functions
-
-        return getattr(quant_functions, name)
-    raise AttributeError(f"module 'gemmill' has no attribute {name!r}")
+    "supports",
+    "table_digest",
+    "use_variant",
+    "variants",
+]
 
 
 def _runs_own_command() -> bool:
@@ -63,5 +50,45 @@ def _runs_own_command() -> bool:
     return Path(sys.argv[0] if sys.argv else "").name in ("gemmill", "-m")
 
 
-if not _runs_own_command():
-    from gemmill.runtime import ops as _ops  # noqa: F401  (defines torch.ops.gemmill)
+if TYPE_CHECKING or not _runs_own_command():
+    from gemmill.runtime.ops import (  # defines torch.ops.gemmill
+        active,
+        assume_constant_weights,
+        cutlass_scaled_mm,
+        cutlass_scaled_mm_azp,
+        explain,
+        load,
+        supports,
+        table_digest,
+        use_variant,
+        variants,
+    )
+    from gemmill.runtime.quant_functions import (
+        act_and_mul_per_block_quant,
+        act_and_mul_per_token_quant,
+        act_and_mul_quant,
+        dynamic_per_token_scaled_fp8_quant,
+        dynamic_scaled_fp8_quant,
+        dynamic_scaled_int8_quant,
+        dynamic_tensor_scaled_int8_quant,
+        per_token_group_fp8_quant,
+        per_token_group_fp8_quant_packed,
+        per_token_group_quant_int8,
+        per_token_group_quant_int8_azp,
+        per_token_group_quant_int8_truncated,
+        rms_norm_dynamic_per_token_quant,
+        rms_norm_per_block_quant,
+        silu_and_mul_per_block_quant,
+        silu_and_mul_per_token_quant,
+        silu_and_mul_quant,
+        static_scaled_fp8_quant,
+        static_scaled_int8_quant,
+    )
+else:
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module 'gemmill' has no attribute {name!r}")
+        from gemmill.runtime import ops, quant_functions
+
+        return getattr(ops if hasattr(ops, name) else quant_functions, name)

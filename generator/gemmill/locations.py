@@ -4,11 +4,23 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent.parent
+GENERATOR = ("build", "emit", "fuzz", "quantize", "tune", "wheel")
+"""Packages that `gemmill wheel` leaves out: what makes builds, measures and ships them."""
 
 
-def _own(folder: str) -> Path:
-    inside = _PACKAGE / "_data" / folder
-    return inside if inside.is_dir() else _CHECKOUT / folder
+def checkout() -> Path | None:
+    """The checkout that this package lies in; None where it was installed from a wheel."""
+    return _CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "kernels").is_dir() else None
+
+
+def own_file(name: str) -> Path:
+    """A file that says something of the project, as its licence."""
+    return _own(name)
+
+
+def _own(name: str) -> Path:
+    inside = _PACKAGE / "_data" / name
+    return inside if inside.exists() else _CHECKOUT / name
 
 
 def templates_dir() -> Path:

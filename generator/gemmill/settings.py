@@ -5,6 +5,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from gemmill import locations
+
 _COMPILERS_OWN = re.compile(
     r"NVCC_.*|\w+_FLAGS|CICC_PATH|NVVMIR_LIBRARY_DIR|(SYSTEM_)?INCLUDES|LIBRARIES"  # nvcc, and what its nvcc.profile adds to
     r"|CPATH|\w+_INCLUDE_PATH|LIBRARY_PATH|COMPILER_PATH|GCC_.*|SOURCE_DATE_EPOCH|(SUNPRO_)?DEPENDENCIES(_OUTPUT)?"  # gcc
@@ -16,9 +18,12 @@ _COMPILERS_OWN = re.compile(
 
 
 def home() -> Path:
-    """GEMMILL_HOME: the folder of builds and caches; else gemmill in $XDG_CACHE_HOME, else in ~/.cache."""
+    """GEMMILL_HOME: the folder of builds and caches; else .gemmill in the checkout that runs, as make has it; else gemmill in
+    $XDG_CACHE_HOME, else in ~/.cache."""
     if named := _path("GEMMILL_HOME"):
         return named
+    if folder := locations.checkout():
+        return folder / ".gemmill"
     return (_path("XDG_CACHE_HOME") or Path.home() / ".cache") / "gemmill"
 
 
@@ -28,7 +33,7 @@ def shared_home() -> bool:
 
 
 def build() -> str | None:
-    """GEMMILL_BUILD: the id or path of the build that the runtime loads; None for the newest that fits."""
+    """GEMMILL_BUILD: the id or path of the build that the runtime loads; None for the current one."""
     return os.environ.get("GEMMILL_BUILD") or None
 
 

@@ -29,7 +29,7 @@ int64_t tiles_of(GemmFacts const& row, int64_t m, int64_t n) {
 
 // CTAs that a call would take if each computed one tile.
 int64_t ctas_of(GemmFacts const& row, Call const& call) {
-  return tiles_of(row, call.sizes[kM], call.sizes[kN]) * std::max<int64_t>(row.splits, 1);
+  return tiles_of(row, call.sizes[kSizeM], call.sizes[kSizeN]) * std::max<int64_t>(row.splits, 1);
 }
 
 bool takes(Row const& row, Call const& call) { return ctas_of(gemm_facts(row), call) <= kMostCtas; }
@@ -37,8 +37,8 @@ bool takes(Row const& row, Call const& call) { return ctas_of(gemm_facts(row), c
 // Whether empty tiles would add a quarter or more to what they were of the tiles when the row was measured.
 bool pads_more(Row const& of, int64_t const* then, int64_t const* now) {
   GemmFacts const& row = gemm_facts(of);
-  auto const full_tiles = [&](int64_t const* sizes) { return ceil_div(sizes[kM], row.tile_m) * ceil_div(sizes[kN], row.tile_n); };
-  auto const tiles = [&](int64_t const* sizes) { return tiles_of(row, sizes[kM], sizes[kN]); };
+  auto const full_tiles = [&](int64_t const* sizes) { return ceil_div(sizes[kSizeM], row.tile_m) * ceil_div(sizes[kSizeN], row.tile_n); };
+  auto const tiles = [&](int64_t const* sizes) { return tiles_of(row, sizes[kSizeM], sizes[kSizeN]); };
   return 4 * tiles(now) * full_tiles(then) > 5 * tiles(then) * full_tiles(now);
 }
 
@@ -61,10 +61,10 @@ int64_t bytes_read(GemmFacts const& row, int64_t m, int64_t n, int64_t k, int64_
 // The model, mirrored by gemmill.families.scaled_mm.model, which says where the constants come from. Nanoseconds.
 double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   GemmFacts const& row = gemm_facts(of);
-  int64_t const m = call.sizes[kM], n = call.sizes[kN];
+  int64_t const m = call.sizes[kSizeM], n = call.sizes[kSizeN];
   double const splits = static_cast<double>(std::max<int64_t>(row.splits, 1));
   int64_t const tiles = ctas_of(row, call);
-  int64_t const k = call.sizes[kK] * operand_bytes(call.problem);  // bytes, as tile_k
+  int64_t const k = call.sizes[kSizeK] * operand_bytes(call.problem);  // bytes, as tile_k
   double const steps = static_cast<double>(ceil_div(ceil_div(k, row.tile_k), std::max<int64_t>(row.splits, 1)));
   int64_t const per_sm = std::min(row.ctas_of_sm, ceil_div(tiles, sm_count));
   double const resident = static_cast<double>(std::min(tiles, sm_count * per_sm));

@@ -14,8 +14,8 @@ static_assert(sizeof(GemmFacts) <= sizeof(Row::facts));
 
 inline GemmFacts const& gemm_facts(Row const& row) { return reinterpret_cast<GemmFacts const&>(row.facts); }
 
-enum GemmSize { kM, kN, kK };     // places of a call's sizes
-enum GemmOperand { kA, kB, kD };  // places of its alignments
+enum GemmSize { kSizeM, kSizeN, kSizeK };         // places of a call's sizes
+enum GemmOperand { kAlignA, kAlignB, kAlignD };  // places of its alignments
 
 extern Model const scaled_mm_model;
 

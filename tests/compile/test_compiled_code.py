@@ -16,6 +16,7 @@ from gemmill.manifest.reading import check_extension
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.selections import select
 from gemmill.vocab import DType
+from gemmill.wheel import audit
 
 _MAY_SPILL = frozenset(
     config
@@ -84,6 +85,7 @@ def test_symbols(smoke: BuildResult) -> None:
         "a CPU build of torch has no streams: the symbol must be weak"
     )
     kept = _output("nm", "-D", "--defined-only", extension, path=Path())
+    assert audit(extension).tag.startswith("py3-none-manylinux_2_"), "a wheel can carry it"
     exported = set(re.findall(r"^\S+ [A-Z] (\S+)$", kept, re.MULTILINE))
     assert {"gemmill_kernels", "gemmill_kernel_count", "gemmill_build_id"} <= exported
     assert not {symbol_of(config) for config in select("smoke").configs} & exported, (

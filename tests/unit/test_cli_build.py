@@ -9,7 +9,7 @@ import pytest
 from gemmill import build as layer
 from gemmill.build import BuildError, BuildOptions, BuildResult, CachedObject, CacheReport, Plan
 from gemmill.cli.build import seconds_left
-from gemmill.manifest import RejectedEntry
+from gemmill.manifest import RejectedEntry, write_manifest
 from gemmill.space import selections
 from gemmill.space.names import to_name
 from gemmill.vocab import Arch
@@ -29,9 +29,7 @@ class FakeLayer:
     def __init__(self, manifest, configs) -> None:
         self.asked: list[tuple] = []
         self.error: Exception | None = None
-        self.result = BuildResult(
-            folder=Path("/builds/0123abcd4567"), manifest=manifest, compile_seconds=75.0, reused=False
-        )
+        self.result = BuildResult(folder=Path("/none"), manifest=manifest, compile_seconds=75.0, reused=False)
         self.planned = Plan(
             selection="smoke",
             arch=Arch.SM90A,
@@ -57,12 +55,16 @@ class FakeLayer:
         observer.unit_done("unit of 8", 20.0, True)
         observer.unit_done("sm90a_cutlass_bad", 10.0, False)
         observer.linking()
-        observer.finished(self.result)
-        return self.result
+        folder = options.home_dir / "builds" / self.result.manifest.build_id
+        folder.mkdir(parents=True, exist_ok=True)
+        write_manifest(self.result.manifest, folder / "manifest.json")
+        result = dataclasses.replace(self.result, folder=folder)
+        observer.finished(result)
+        return result
 
 
 @pytest.fixture
-def fake(monkeypatch, make_manifest, configs) -> FakeLayer:
+def fake(monkeypatch, make_manifest, configs, home) -> FakeLayer:
     fake = FakeLayer(make_manifest(rejected=()), configs)
     monkeypatch.setattr(layer, "plan", fake.plan)
     monkeypatch.setattr(layer, "build", fake.build)
@@ -130,18 +132,19 @@ def test_build_hands_on_what_it_is_told(gemmill, fake, configs, tmp_path) -> Non
     assert options == BuildOptions(jobs=3, max_size=60_000_000, home=tmp_path, retry_failed=True)
 
 
-def test_build_prints_a_table_and_the_folder(gemmill, fake, configs) -> None:
+def test_build_prints_a_table_and_the_folder(gemmill, fake, configs, home) -> None:
     outcome = gemmill("build", "--select", "smoke")
     assert "1 variant in build 0123abcd4567 for sm90a (1.0 MB)" in outcome.out
     (line,) = [line for line in outcome.out.splitlines() if to_name(configs[0]) in line]
     assert line.split()[1:] == ["168", "0", "B", "20.5", "kB", "16", "s"]
-    assert outcome.out.endswith("compiled in 1 min 15 s: /builds/0123abcd4567\n")
+    assert outcome.out.endswith(f"compiled in 1 min 15 s: {home}/builds/0123abcd4567\n")
     assert "did not compile: sm90a_cutlass_bad" in outcome.err
 
 
-def test_build_of_the_same_again_says_so(gemmill, fake) -> None:
+def test_build_of_the_same_again_says_so(gemmill, fake, home) -> None:
     fake.result = dataclasses.replace(fake.result, reused=True)
-    assert gemmill("build", "--select", "smoke").out.endswith("the same build was there: /builds/0123abcd4567\n")
+    outcome = gemmill("build", "--select", "smoke")
+    assert outcome.out.endswith(f"the same build was there: {home}/builds/0123abcd4567\n")
 
 
 def test_build_without_some_variants_is_code_5(gemmill, fake, make_manifest) -> None:

@@ -17,7 +17,7 @@ def configs(make_config):
     return [make_config(), make_config(a_dtype=DType.S8), make_config(kernel_schedule=KernelSchedule.PINGPONG)]
 
 
-def test_list_prints_the_variants_of_the_newest_build(gemmill, put_build, configs) -> None:
+def test_list_prints_the_variants_of_the_build_that_serves(gemmill, put_build, configs) -> None:
     put_build(*configs)
     outcome = gemmill("list")
     assert outcome.code == 0

@@ -28,12 +28,16 @@ VERBS = [
     "tune",
     "audit",
     "prune",
+    "wheel",
     "doctor",
     "table show",
     "table diff",
     "table merge",
     "table rebase",
     "table make",
+    "builds list",
+    "builds use",
+    "builds rm",
     "cache list",
     "cache gc",
     "cache verify",
@@ -58,7 +62,7 @@ def test_every_verb_has_help_with_examples(gemmill, verb: str) -> None:
 
 def test_the_list_of_verbs_above_is_whole(gemmill) -> None:
     top = re.findall(r"^  (\w+)  ", gemmill("--help").out.split("Commands:")[1], re.MULTILINE)
-    groups = ("table", "cache")
+    groups = ("table", "builds", "cache")
     below = [
         f"{group} {verb}"
         for group in groups

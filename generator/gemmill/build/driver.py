@@ -1,6 +1,5 @@
 """A build from selection to folder."""
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -97,8 +96,6 @@ def _finish(
     target = workshop.options.home_dir / "builds" / build_id
     if (manifest := intact_build(target)) is not None:
         check_size(manifest, manifest.extension_bytes, workshop.options.max_size)
-        with suppress(OSError):  # the newest build is the one that was asked for last, unless the home is read-only
-            os.utime(target / "manifest.json")
         return manifest, target, True
 
     observer.linking()

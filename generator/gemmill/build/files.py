@@ -4,10 +4,11 @@ import hashlib
 import json
 import os
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
+from gemmill.manifest.writing import beside as beside
+from gemmill.manifest.writing import write_whole as write_whole
 from gemmill.ownership import is_trusted
 
 _RACY_SECONDS = 2.0
@@ -22,23 +23,6 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_whole(path: Path, data: str | bytes) -> None:
-    """Write beside `path`, sync, rename: a reader sees the old file or the new one. Raises OSError."""
-    temporary = beside(path)
-    try:
-        with temporary.open("wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            sync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def beside(path: Path) -> Path:
-    """A name in the same folder that no other process uses."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
 
 
 def sync(descriptor: int) -> None:

@@ -13,6 +13,8 @@ _ELF = re.compile(r"^ELF file\s+\d+: .*\.(sm_\w+)\.cubin$", re.MULTILINE)
 
 _NO_CODE = "does not contain device code"
 """Said of a library whose kernels are all the DSL's, which is no failure."""
+_LISTED = re.compile(r"^[ \t]*Function : (\S+)$", re.MULTILINE)
+_NEXT_FILE = re.compile(r"^Fatbin ", re.MULTILINE)
 _FUNCTION = re.compile(r"^\s*(?:STT_)?FUNC\s.*?(\w+)$", re.MULTILINE)
 
 
@@ -28,17 +30,26 @@ def architectures(extension: Path, cuobjdump: Path) -> tuple[str, ...]:
 
 def disassemble(extension: Path, cuobjdump: Path, name: str) -> str:
     """SASS of the kernels of the variant of this name (launch settings left out). Raises BuildError."""
-    if (text := _disassemble_dsl(extension, cuobjdump, name)) is not None:
-        return text
+    if (text := _disassemble_cubin(extension, cuobjdump, name)) is not None:
+        return _only(text, name)
     listed = _FUNCTION.findall(_output([cuobjdump, "--dump-elf-symbols", extension]))
     functions = sorted({function for function in listed if is_of_variant(function, name)})
     if not functions:
         raise BuildError(f"{extension} has no kernel of {name}: it was built from other sources, run `gemmill build`")
-    return _output([cuobjdump, "--dump-sass", "--function", ",".join(functions), extension])
+    return _only(_output([cuobjdump, "--dump-sass", "--function", ",".join(functions), extension]), name)
 
 
-def _disassemble_dsl(extension: Path, cuobjdump: Path, name: str) -> str | None:
-    """The same of a kernel of the CuTe DSL, whose machine code cuobjdump does not find by itself; None if it is none."""
+def _only(listing: str, name: str) -> str:
+    """A listing without kernels of other variants, which were compiled together with this one and are listed with it."""
+    head, *parts = _LISTED.split(listing)
+    listed = zip(parts[::2], parts[1::2], strict=True)
+    own = [(function, _NEXT_FILE.split(code)[0]) for function, code in listed if is_of_variant(function, name)]
+    return head[max(0, head.rfind("Fatbin ")) :] + "".join(f"\t\tFunction : {function}{code}" for function, code in own)
+
+
+def _disassemble_cubin(extension: Path, cuobjdump: Path, name: str) -> str | None:
+    """The file of machine code that has the kernel, such as the CuTe DSL's, which cuobjdump does not find by itself; None
+    where it lies in none that can be told apart."""
     mark = f"gemmill_{name}_kernel".encode()
     with reported(extension, "reading machine code"):
         found = next((cubin for cubin in embedded_cubins(extension.read_bytes()) if mark in cubin), None)

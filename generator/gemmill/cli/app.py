@@ -10,6 +10,7 @@ import typer
 from gemmill import __version__
 from gemmill.cli.audit import audit
 from gemmill.cli.build import build
+from gemmill.cli.builds import builds
 from gemmill.cli.cache import cache
 from gemmill.cli.doctor import doctor
 from gemmill.cli.exits import ExitCode, code_of, report
@@ -23,12 +24,14 @@ from gemmill.cli.show import show
 from gemmill.cli.tables import tables
 from gemmill.cli.tune import tune
 from gemmill.cli.verify import verify
+from gemmill.cli.wheel import wheel
 
 app = typer.Typer(name="gemmill", rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("list")(list_variants)
-for verb in (plan, generate, build, show, explain, verify, fuzz, tune, audit, prune, doctor):
+for verb in (plan, generate, build, show, explain, verify, fuzz, tune, audit, prune, wheel, doctor):
     app.command(verb.__name__)(verb)
 app.add_typer(tables, name="table", help="Look at tuned tables, compare and merge them.")
+app.add_typer(builds, name="builds", help="Look at builds, choose which one serves, remove them.")
 app.add_typer(cache, name="cache", help="Look after what is kept between builds.")
 
 

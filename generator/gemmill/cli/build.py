@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
     from gemmill.build import BuildResult
+    from gemmill.manifest import Manifest
 
 
 def build(
@@ -37,12 +39,19 @@ def build(
         ),
     ] = None,
     trust_network: o.TrustNetworkOption = False,
+    use: Annotated[
+        bool | None,
+        typer.Option("--use/--no-use", help="Make the build current, or not; by default if it is as complete."),
+    ] = None,
     home: o.HomeOption = None,
 ) -> None:
     """Compile a selection into an extension.
 
     The extension and its manifest appear together below --home. Compiles only what is not in the cache. A variant that does not compile is left out and listed (exit code 5). A
     build that fails or is killed leaves the last good one in place. Needs no GPU.
+
+    The build becomes the current one, which serves, if it is as complete as that one: the same selection without a filter,
+    or as many variants. Otherwise the current one goes on serving, and the command that changes that is printed.
 
     Examples:
 
@@ -55,6 +64,7 @@ def build(
     from gemmill.build import BuildError, find_toolchain
     from gemmill.build import build as make
     from gemmill.build import plan as plan_build
+    from gemmill.runtime.builds import settle
 
     selection = variants.selection_of(select, arch, filters)
     options = o.build_options(
@@ -71,11 +81,25 @@ def build(
         find_toolchain()
     except BuildError as error:
         raise UnavailableError(str(error)) from None
+    before = _serving(arch, options.home_dir)
     with _progress(options.job_count) as observer:
         result = make(selection, options, observer)
-    _print_result(result)
+    home = options.home_dir
+    served = settle(result.folder, result.manifest, before, filtered=bool(filters), wanted=use, home=home)
+    _print_result(result, served)
     if result.rejected:
         raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def _serving(arch: Arch, home: Path) -> "Manifest | None":
+    """What serves now; None where nothing can, so that what is made takes its place."""
+    from gemmill.manifest import ManifestError
+    from gemmill.runtime.builds import serving
+
+    try:
+        return serving(arch, home)[1]
+    except ManifestError:
+        return None
 
 
 class ProgressObserver:
@@ -151,12 +175,13 @@ def _progress(jobs: int) -> Iterator[ProgressObserver]:
         yield ProgressObserver(progress, jobs)
 
 
-def _print_result(result: "BuildResult") -> None:
+def _print_result(result: "BuildResult", served: str) -> None:
     manifest = result.manifest
     title = f"{count(len(manifest.entries), 'variant')} in build {manifest.build_id} for {manifest.arch} ({size(manifest.extension_bytes)})"
     console().print(entries_table(title, manifest.entries))
     how = "the same build was there" if result.reused else f"compiled in {seconds(result.compile_seconds)}"
     typer.echo(f"{how}: {result.folder}")
+    typer.echo(f"gemmill: {served}", err=True)
     for line in rejected_lines(result.rejected):
         typer.echo(f"gemmill: not built: {line}", err=True)
     if result.remembered:

@@ -20,7 +20,7 @@ def list_variants(
 ) -> None:
     """List variants of a build or selection.
 
-    Reads the manifest of the newest build, or with --select enumerates a named set. Loads nothing, needs no GPU.
+    Reads the manifest of the current build, or with --select enumerates a named set. Loads nothing, needs no GPU.
 
     Examples:
 

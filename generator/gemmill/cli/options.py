@@ -73,12 +73,16 @@ FilterOption = Annotated[
 ]
 BuildOption = Annotated[
     str | None,
-    typer.Option("--build", metavar="ID_OR_PATH", help="The build to read; by default GEMMILL_BUILD, else the newest."),
+    typer.Option(
+        "--build", metavar="ID_OR_PATH", help="The build to read; by default GEMMILL_BUILD, else the current one."
+    ),
 ]
 HomeOption = Annotated[
     Path | None,
     typer.Option(
-        "--home", metavar="FOLDER", help="Folder of builds and cache; by default GEMMILL_HOME, else ~/.cache/gemmill."
+        "--home",
+        metavar="FOLDER",
+        help="Folder of builds and cache; by default GEMMILL_HOME, else .gemmill in a checkout, else ~/.cache/gemmill.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]

@@ -40,13 +40,13 @@ def selection_of(name: str, arch: Arch, filters: Sequence[str] | None) -> Select
 
 
 def build_of(named: str | None) -> tuple[Path, Manifest]:
-    """The build with this id or path; without one, that of GEMMILL_BUILD, else the newest. Raises ManifestError."""
+    """The build with this id or path; without one, that of GEMMILL_BUILD, else the one that serves. Raises ManifestError."""
     from gemmill import settings
-    from gemmill.runtime.builds import MANIFEST, newest, resolve
+    from gemmill.runtime.builds import MANIFEST, resolve, serving
 
     named = named or settings.build()
     if named is None:
-        return newest(None)
+        return serving(None)
     folder = resolve(named)
     return folder, read_manifest(folder / MANIFEST)
 

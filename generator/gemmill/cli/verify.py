@@ -34,7 +34,7 @@ def verify(
     import torch
 
     import gemmill
-    from gemmill.tune.verify import device_words, verify_ops, verify_variants
+    from gemmill.numerics.verify import device_words, verify_ops, verify_variants
 
     if not quick and not torch.cuda.is_available():
         raise UnavailableError(

@@ -5,13 +5,16 @@
 
 import mmap
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _DYNAMIC = struct.Struct("<qQ")
-_DYNAMIC_SECTION, _SYMBOLS_SECTION = 6, 11
+_NEEDED_VERSIONS = struct.Struct("<HHIII")
+_NEEDED_VERSION = struct.Struct("<IHHII")
+_DYNAMIC_SECTION, _SYMBOLS_SECTION, _VERSIONS_SECTION = 6, 11, 0x6FFFFFFE
 _NEEDED = 1
 _WEAK = 2
 
@@ -31,6 +34,10 @@ class Library:
     optional: frozenset[str]
     """Weak undefined symbols: null where no library defines them."""
     defined: frozenset[str]
+    machine: int = 0
+    """ELF's number of the processor."""
+    versions: frozenset[str] = frozenset()
+    """Of the symbols that others must define, as GLIBC_2.34."""
 
 
 def read_library(path: Path) -> Library:
@@ -52,13 +59,16 @@ def _parse(data: mmap.mmap, path: Path) -> Library:
     required: set[str] = set()
     optional: set[str] = set()
     defined: set[str] = set()
+    versions: set[str] = set()
     for _, kind, _, _, offset, size, link, *_ in sections:
-        if kind not in (_DYNAMIC_SECTION, _SYMBOLS_SECTION):
+        if kind not in (_DYNAMIC_SECTION, _SYMBOLS_SECTION, _VERSIONS_SECTION):
             continue
         content = data[offset : offset + size]
         strings = data[sections[link][4] : sections[link][4] + sections[link][5]]
         if kind == _DYNAMIC_SECTION:
             needed += [_text(strings, value) for tag, value in _DYNAMIC.iter_unpack(content) if tag == _NEEDED]
+        elif kind == _VERSIONS_SECTION:
+            versions.update(_versions(content, strings))
         else:
             for name, info, _, section, _, _ in _SYMBOL.iter_unpack(content):
                 group = defined if section else optional if info >> 4 == _WEAK else required
@@ -66,8 +76,28 @@ def _parse(data: mmap.mmap, path: Path) -> Library:
     for group in (required, optional, defined):
         group.discard("")
     return Library(
-        needed=tuple(needed), required=frozenset(required), optional=frozenset(optional), defined=frozenset(defined)
+        needed=tuple(needed),
+        required=frozenset(required),
+        optional=frozenset(optional),
+        defined=frozenset(defined),
+        machine=struct.unpack_from("<H", data, 18)[0],
+        versions=frozenset(versions),
     )
+
+
+def _versions(content: bytes, strings: bytes) -> Iterator[str]:
+    """The chains of a section of needed versions: libraries, and of each its versions."""
+    library = 0
+    while True:
+        _, count, _, first, following = _NEEDED_VERSIONS.unpack_from(content, library)
+        version = library + first
+        for _ in range(count):
+            *_, name, step = _NEEDED_VERSION.unpack_from(content, version)
+            yield _text(strings, name)
+            version += step
+        if not following:
+            return
+        library += following
 
 
 def _text(strings: bytes, start: int) -> str:

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gemmill import settings
-from gemmill.build import BuildError, find_toolchain
-from gemmill.build.sass import architectures
+from gemmill.doctor.compilers import BuildError, architectures, find_toolchain
 from gemmill.doctor.elf import ElfError, Library, read_library
 from gemmill.doctor.finding import Finding, State
 from gemmill.doctor.machine import driver_cuda
 from gemmill.manifest import Manifest, ManifestError, check_extension, read_manifest
-from gemmill.runtime.builds import MANIFEST, find_builds, resolve
+from gemmill.runtime.builds import MANIFEST, find_builds, resolve, serving
 
 _SHOWN = 5
 
@@ -23,10 +22,13 @@ def examine_builds() -> Iterator[Finding]:
     try:
         folders = find_builds()
         named = settings.build()
-        chosen = resolve(named) if named else next(iter(folders), None)
+        chosen = resolve(named) if named else serving(None)[0] if folders else None
     except ManifestError as error:
         yield Finding(
-            subject="build", state=State.PROBLEM, found=str(error), advice="correct GEMMILL_BUILD, or unset it"
+            subject="build",
+            state=State.PROBLEM,
+            found=str(error),
+            advice="name one with GEMMILL_BUILD, or make one current with gemmill builds use",
         )
         return
     yield Finding(subject="home", state=State.OK, found=f"{settings.home()}, {len(folders)} builds")

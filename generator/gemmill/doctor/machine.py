@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gemmill import __version__
-from gemmill.build import BuildError, find_dsl, find_toolchain
+from gemmill.doctor.compilers import BuildError, find_dsl, find_toolchain
 from gemmill.doctor.finding import Finding, State
 from gemmill.vocab import Arch
 

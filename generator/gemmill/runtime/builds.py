@@ -1,11 +1,14 @@
-"""Finding builds on disk."""
+"""Builds on disk: finding them, and which one serves an architecture."""
 
 import os
+import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from gemmill import settings
-from gemmill.manifest import Manifest, ManifestError, read_manifest
+from gemmill.manifest import Manifest, ManifestError, read_manifest, write_whole
+from gemmill.vocab import Arch
 
 MANIFEST = "manifest.json"
 _SHIPPED = Path(__file__).resolve().parent.parent / "_builds"
@@ -24,28 +27,49 @@ def find_builds(home: Path | None = None) -> list[Path]:
     return own + sorted(_folders(_SHIPPED.parent, "_builds"))
 
 
-def resolve(named: str | Path) -> Path:
+def resolve(named: str | Path, home: Path | None = None) -> Path:
     """The folder of a build given by its id, or by a path, which a text is that has a separator in it. Raises
     ManifestError if there is none."""
     if isinstance(named, Path) or os.sep in named:
         if (Path(named) / MANIFEST).is_file():
             return Path(named).resolve()
         raise ManifestError(f"no build at {named}: it is no folder with a {MANIFEST}")
-    known = find_builds()
+    known = find_builds(home)
     for folder in known:
         if folder.name == named:
             return folder
-    listed = ", ".join(folder.name for folder in known) or "none"
     raise ManifestError(
-        f"no build {named!r}: it is not the id of one of the builds here ({listed}); a folder is named by a path, "
+        f"no build {named!r}: it is not the id of one of the builds here ({_listed(known)}); a folder is named by a path, "
         f"as .{os.sep}{named}"
     )
 
 
-def newest(arch: str | None) -> tuple[Path, Manifest]:
+def serving(arch: str | None, home: Path | None = None) -> tuple[Path, Manifest]:
+    """The build that serves an architecture (the first that has one, if None): the current one, else the newest that can be
+    read. Raises ManifestError with what was found."""
+    for known in Arch if arch is None else [arch]:
+        if (named := current(known, home)) is not None:
+            return _current_build(known, named, home)
+    return newest(arch, home)
+
+
+def current(arch: str, home: Path | None = None) -> str | None:
+    """The id of the build that was made current for an architecture. Raises ManifestError where that cannot be read."""
+    marker = _marker(arch, home)
+    try:
+        return marker.read_text(encoding="ascii").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise ManifestError(
+            f"{marker} does not say which build is current ({error}): `gemmill builds use ID` writes it again"
+        ) from None
+
+
+def newest(arch: str | None, home: Path | None = None) -> tuple[Path, Manifest]:
     """The newest readable build for an architecture (any, if None). Raises ManifestError with what was found."""
     refused = []
-    for folder in find_builds():
+    for folder in find_builds(home):
         try:
             manifest = read_manifest(folder / MANIFEST)
         except ManifestError as error:
@@ -57,8 +81,93 @@ def newest(arch: str | None) -> tuple[Path, Manifest]:
     found = f" ({'; '.join(refused)})" if refused else ""
     wanted = f" for {arch}" if arch else ""
     raise ManifestError(
-        f"no build of gemmill{wanted} in {settings.home()}{found}: run `gemmill build`, or name one with GEMMILL_BUILD"
+        f"no build of gemmill{wanted} in {home or settings.home()}{found}: run `gemmill build`, or name one with GEMMILL_BUILD"
     )
+
+
+def use(folder: Path, home: Path | None = None) -> Manifest:
+    """Make a build of the home, or of a wheel, the current one of its architecture. Raises ManifestError, OSError."""
+    if folder not in find_builds(home):
+        raise ManifestError(
+            f"build {folder} is not in {home or settings.home()}, so it cannot be current there: "
+            f"set GEMMILL_BUILD={folder}, or name its home with GEMMILL_HOME"
+        )
+    manifest = read_manifest(folder / MANIFEST)
+    marker = _marker(manifest.arch, home)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(marker, f"{folder.name}\n")
+    return manifest
+
+
+def remove(folder: Path, home: Path | None = None, *, force: bool = False) -> None:
+    """Delete a build; whoever has it loaded keeps it. Raises ManifestError for one that serves, unless forced, and for one
+    of a wheel; OSError."""
+    if folder.parent == _SHIPPED:
+        raise ManifestError(
+            f"build {folder.name} is part of the installed wheel: `pip uninstall gemmill` removes it with the rest"
+        )
+    served = [arch for arch in Arch if current(arch, home) == folder.name]
+    if served and not force:
+        raise ManifestError(
+            f"build {folder.name} serves {', '.join(served)}: make another current with `gemmill builds use`, "
+            f"or remove it all the same with `gemmill builds rm --force {folder.name}`"
+        )
+    for arch in served:
+        _marker(arch, home).unlink(missing_ok=True)
+    # Renamed first: whoever lists the builds sees it whole or not at all.
+    gone = (home or settings.home()) / "work" / uuid.uuid4().hex
+    gone.parent.mkdir(parents=True, exist_ok=True)
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def settle(
+    folder: Path, made: Manifest, before: Manifest | None, *, filtered: bool, wanted: bool | None, home: Path
+) -> str:
+    """Decide whether a build that was just made serves from now on, write that down, and say it.
+
+    `before` is what served until now. Unless that is `wanted` or not, a build takes over that is as complete: the same
+    selection, whole, or as many variants. Raises ManifestError, OSError.
+    """
+    if before is None or before.build_id == made.build_id:
+        use(folder, home)
+        return f"build {made.build_id} serves {made.arch}"
+    complete = (made.selection == before.selection and not filtered) or len(made.entries) >= len(before.entries)
+    if complete if wanted is None else wanted:
+        use(folder, home)
+        return (
+            f"build {made.build_id} serves {made.arch} from now on, in place of {before.build_id}: "
+            f"`gemmill builds use {before.build_id}` goes back"
+        )
+    use(resolve(before.build_id, home), home)
+    return (
+        f"build {before.build_id} goes on serving {made.arch}, with {len(before.entries)} variants of {before.selection}: "
+        f"`gemmill builds use {made.build_id}` makes this one serve"
+    )
+
+
+def _current_build(arch: str, named: str, home: Path | None) -> tuple[Path, Manifest]:
+    known = find_builds(home)
+    folder = next((folder for folder in known if folder.name == named), None)
+    if folder is None:
+        raise ManifestError(
+            f"build {named!r}, the current one for {arch}, is no longer in {home or settings.home()} "
+            f"(there: {_listed(known)}): make another current with `gemmill builds use`, or run `gemmill build`"
+        )
+    manifest = read_manifest(folder / MANIFEST)
+    if manifest.arch != arch:
+        raise ManifestError(
+            f"build {named}, the current one for {arch}, is for {manifest.arch}: make another current with `gemmill builds use`"
+        )
+    return folder, manifest
+
+
+def _marker(arch: str, home: Path | None) -> Path:
+    return (home or settings.home()) / "current" / arch
+
+
+def _listed(folders: list[Path]) -> str:
+    return ", ".join(folder.name for folder in folders) or "none"
 
 
 def _folders(home: Path, below: str = "builds") -> Iterator[Path]:

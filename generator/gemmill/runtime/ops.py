@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from gemmill import reference, settings
+from gemmill.families.scaled_mm.ops import GEMM_OPS
 from gemmill.manifest import KernelEntry
 from gemmill.runtime import builds, checks, operands
 from gemmill.runtime.library import Build
 from gemmill.runtime.misses import Recorder
+from gemmill.runtime.notices import tell_unbuilt
 from gemmill.runtime.quant_cpu import on_cpu
-from gemmill.runtime.schemas import BY_NAME, GEMM_OPS, NAMESPACE, OPS, OpSchema
+from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS, OpSchema
 from gemmill.runtime.select import Choice
 from gemmill.vocab import Arch
 
@@ -34,7 +36,8 @@ _bootstrap: list[torch.library.Library] = []
 def load(build: str | Path | None = None) -> Build:
     """Load a build and give the ops its kernels.
 
-    `build` is a build id or a folder; None means the one that GEMMILL_BUILD names, else the newest for this GPU.
+    `build` is a build id or a folder; None means the one that GEMMILL_BUILD names, else the current one for this GPU
+    (`gemmill builds`), else the newest.
     Builds loaded earlier stay in the process, with their ops under `torch.ops.gemmill_<build id>`.
     Raises ManifestError with one sentence if there is no such build, or it cannot be used here.
     """
@@ -42,7 +45,10 @@ def load(build: str | Path | None = None) -> Build:
     with _lock:
         folder = _folder_of(build)
         if folder not in _loaded:
-            loaded = Build(folder, _arch_here())
+            gpu = _arch_here()
+            loaded = Build(folder, gpu)
+            if gpu is not None:
+                tell_unbuilt(loaded.manifest, loaded.tuned)
             loaded.assume_constant_weights(_constant_weights)
             _record_misses_of(loaded)
             _define(f"{NAMESPACE}_{loaded.build_id}")
@@ -210,7 +216,7 @@ def _folder_of(build: str | Path | None) -> Path:
     named = build if build is not None else settings.build()
     if named is not None:
         return builds.resolve(named)
-    return builds.newest(_arch_here())[0]
+    return builds.serving(_arch_here())[0]
 
 
 def _arch_here() -> str | None:

@@ -2,10 +2,11 @@
 
 from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.classes import Need, problem_code, scales_code
+from gemmill.families.scaled_mm.ops import SCALED_MM_AZP
+from gemmill.families.scaled_mm.scales import groups_of_call, mn_major
 from gemmill.family import ProblemCall
 from gemmill.runtime.operands import Call, Operand
-from gemmill.runtime.scales import groups_of_call, mn_major
-from gemmill.runtime.schemas import SCALED_MM_AZP, OpSchema
+from gemmill.runtime.schemas import OpSchema
 
 TMA_BYTES = 16
 TMA_FARTHEST = 2**40

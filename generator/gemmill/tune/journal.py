@@ -7,6 +7,7 @@ A line that a kill cut off, or that lacks a field, is left out: what it was abou
 import contextlib
 import fcntl
 import json
+import lzma
 import math
 import os
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from gemmill.tune.protocol import problem_from_json, problem_to_json
 
 SCHEMA_VERSION = 2
 _READ = (1, SCHEMA_VERSION)
+_PACKED = ".xz"
 _FIRST = b'{"kind": "sweep", '
 """How the first line begins."""
 
@@ -56,9 +58,14 @@ class Record:
 
 
 def read_journal(path: Path) -> Record:
-    """Read what is whole. Raises JournalError."""
+    """Read what is whole; one whose name ends in .xz is unpacked. Raises JournalError."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        data = path.read_bytes()
+        lines = (lzma.decompress(data) if path.suffix == _PACKED else data).decode(errors="replace").splitlines()
+    except lzma.LZMAError as error:
+        raise JournalError(
+            f"journal {path} cannot be unpacked ({error}): pack it again with xz, or name it without .xz"
+        ) from None
     except OSError as error:
         raise JournalError(f"journal {path} cannot be read: {error.strerror}") from None
     rows = [row for line in lines if (row := _parsed(line)) is not None]
@@ -151,6 +158,10 @@ class Journal:
     def __init__(self, path: Path, setup: Mapping[str, Any]) -> None:
         """Begin a journal, or go on with one of the same setup. Raises JournalError."""
         self.path = path
+        if path.suffix == _PACKED:
+            raise JournalError(
+                f"journal {path} is packed, nothing can be added: unpack it, or name another with --journal"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[bytes] = path.open("ab+")
         try:

@@ -85,7 +85,7 @@ class Probe:
         self._schemas = torch.library.Library(namespace, "FRAGMENT")
         for op in OPS:
             self._schemas.define(op.schema)
-        self._library.probe_register(namespace.encode())
+        self.build.register(namespace, "CPU")
         self.ops = getattr(torch.ops, namespace)
 
     def run(self, op: str, *tensors: torch.Tensor | None, status: int = 0) -> tuple[str, Arguments] | None:

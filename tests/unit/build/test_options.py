@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill import settings
+from gemmill import locations, settings
 from gemmill.build import BuildError, BuildOptions
 from gemmill.build import options as module
 
@@ -51,6 +51,8 @@ def test_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("GEMMILL_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
+    assert settings.home() == Path(__file__).parents[3] / ".gemmill", "make and bare commands have one home"
+    monkeypatch.setattr(locations, "checkout", lambda: None)
     assert settings.home() == tmp_path / ".cache" / "gemmill"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert settings.home() == tmp_path / "xdg" / "gemmill" == BuildOptions().home_dir

@@ -1,0 +1,119 @@
+"""`gemmill builds`: what is built, and which build serves."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmill.cli import options as o
+from gemmill.cli.output import console, count, print_json, size, table
+from gemmill.manifest import ManifestError
+
+builds = typer.Typer(rich_markup_mode=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Listed:
+    """A build as it is printed."""
+
+    build: str
+    folder: Path
+    serves: bool
+    """Whether it is what its architecture's calls get, unless GEMMILL_BUILD names another."""
+    arch: str = ""
+    selection: str = ""
+    variants: int = 0
+    bytes: int = 0
+    created: str = ""
+    error: str = ""
+    """Why it cannot be read."""
+
+
+@builds.command("list")
+def list_builds(home: o.HomeOption = None, as_json: o.JsonOption = False) -> None:
+    """List builds, the newest first, with the one that serves each architecture.
+
+    Examples:
+
+        gemmill builds list
+
+        gemmill builds list --json
+    """
+    from gemmill.runtime.builds import find_builds
+
+    found = [_look(folder, home) for folder in find_builds(home)]
+    if as_json:
+        print_json(found)
+        return
+    columns = ["build", "arch", "selection", "variants", "size", "made (UTC)", ""]
+    rows = [
+        (b.build, b.arch, b.selection, b.variants, size(b.bytes), b.created[:16].replace("T", " "), "serves" * b.serves)
+        for b in found
+        if not b.error
+    ]
+    console().print(table(count(len(rows), "build"), columns, rows, right=["variants", "size"]))
+    for listed in found:
+        if listed.error:
+            typer.echo(f"gemmill: {listed.error}", err=True)
+
+
+@builds.command("use")
+def use_build(
+    build: Annotated[str, typer.Argument(metavar="ID", help="The build's id.")], home: o.HomeOption = None
+) -> None:
+    """Make a build the current one of its architecture: processes that start afterwards load it.
+
+    Examples:
+
+        gemmill builds use 97cda050d7a3
+    """
+    from gemmill.runtime.builds import resolve, use
+
+    manifest = use(resolve(build, home), home)
+    typer.echo(
+        f"build {manifest.build_id} serves {manifest.arch}: {count(len(manifest.entries), 'variant')} of {manifest.selection}"
+    )
+
+
+@builds.command("rm")
+def remove_builds(
+    named: Annotated[list[str], typer.Argument(metavar="ID...", help="The builds' ids.")],
+    force: Annotated[bool, typer.Option("--force", help="Remove a build that serves, too.")] = False,
+    home: o.HomeOption = None,
+) -> None:
+    """Remove builds. A process that has one loaded keeps it; compiled objects stay in the cache.
+
+    Examples:
+
+        gemmill builds rm 97cda050d7a3 f8045a55a83e
+    """
+    from gemmill.runtime.builds import remove, resolve
+
+    for folder in [resolve(build, home) for build in named]:
+        remove(folder, home, force=force)
+        typer.echo(f"removed {folder}")
+
+
+def _look(folder: Path, home: Path | None) -> _Listed:
+    from gemmill.manifest import read_manifest
+    from gemmill.runtime.builds import MANIFEST, serving
+
+    try:
+        manifest = read_manifest(folder / MANIFEST)
+    except ManifestError as error:
+        return _Listed(build=folder.name, folder=folder, serves=False, error=str(error))
+    try:
+        serves = serving(manifest.arch, home)[0] == folder
+    except ManifestError:  # what is current is not there: nothing serves
+        serves = False
+    return _Listed(
+        build=manifest.build_id,
+        folder=folder,
+        serves=serves,
+        arch=manifest.arch,
+        selection=manifest.selection,
+        variants=len(manifest.entries),
+        bytes=manifest.extension_bytes,
+        created=manifest.created,
+    )

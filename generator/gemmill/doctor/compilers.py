@@ -1,0 +1,27 @@
+"""What builds, as far as this installation has it: a wheel of `gemmill wheel` has the runtime alone."""
+
+from pathlib import Path
+from typing import Any
+
+try:
+    from gemmill.build import BuildError, find_dsl, find_toolchain
+    from gemmill.build.sass import architectures
+except ModuleNotFoundError:
+
+    class BuildError(Exception):  # type: ignore[no-redef]
+        """Nothing can be built here."""
+
+    def find_toolchain() -> Any:
+        """Raises BuildError."""
+        raise BuildError("this installation has gemmill's runtime alone: install gemmill from its sources to build")
+
+    def find_dsl(cuda_major: int) -> Any:  # type: ignore[misc]
+        """Raises BuildError."""
+        return find_toolchain()
+
+    def architectures(extension: Path, cuobjdump: Path) -> list[str]:
+        """Raises BuildError."""
+        return find_toolchain()
+
+
+__all__ = ["BuildError", "architectures", "find_dsl", "find_toolchain"]

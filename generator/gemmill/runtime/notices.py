@@ -1,0 +1,22 @@
+"""What gemmill tells whoever runs it, through `logging.getLogger("gemmill")`."""
+
+import logging
+
+from gemmill.manifest import Manifest
+from gemmill.runtime.tuned import Tuned
+
+LOG = logging.getLogger("gemmill")
+
+
+def tell_unbuilt(manifest: Manifest, tuned: Tuned) -> None:
+    """Warn of measured rows of which the build has no variant: their calls are served by the model's choice, which is slower."""
+    built = {entry.name for entry in manifest.entries}
+    rows = {row.key: row for found in tuned.tables for row in found.table.rows}.values()
+    missing = sum(built.isdisjoint(row.variants) for row in rows)
+    if missing:
+        LOG.warning(
+            "build %s (%s variants of %s) has no variant of %s of %s tuned rows for %s, whose shapes run slower than measured: "
+            "`gemmill build --arch %s --select default` builds them, `gemmill table show` lists the tables",
+            *(manifest.build_id, len(manifest.entries), manifest.selection, missing, len(rows), manifest.arch),
+            manifest.arch,
+        )

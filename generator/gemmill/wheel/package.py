@@ -1,0 +1,133 @@
+"""The wheel: which files, under which names, with which metadata. The same builds give the same bytes."""
+
+import base64
+import hashlib
+import tomllib
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemmill.build.files import beside
+from gemmill.locations import GENERATOR, own_file
+from gemmill.manifest import Manifest, check_extension, read_manifest
+from gemmill.runtime.builds import MANIFEST
+from gemmill.version import __version__
+from gemmill.wheel.abi import Abi, WheelError, audit
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_EPOCH = (2020, 2, 2, 0, 0, 0)
+"""The time of every file in the wheel."""
+_EXTRA = "cli"
+"""The one extra that a wheel keeps: the others are for building and tuning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """What was written."""
+
+    path: Path
+    manifests: tuple[Manifest, ...]
+    """Of the builds in it."""
+
+    @property
+    def dsl_variants(self) -> int:
+        """Variants of the CuTe DSL: THIRD_PARTY.md says what its licence has about them."""
+        return sum("_cutedsl_" in entry.name for manifest in self.manifests for entry in manifest.entries)
+
+
+def write_wheel(folders: Sequence[Path], out: Path) -> Wheel:
+    """Write a wheel of the runtime and of builds, one for each architecture, into the folder `out`: whole or not at all.
+
+    Raises WheelError where the builds do not fit together or ask for more than every machine has, ManifestError, OSError.
+    """
+    manifests = {folder: read_manifest(folder / MANIFEST) for folder in folders}
+    abi = _common_abi(manifests)
+    major = next(iter(manifests.values())).toolchain.cuda_major
+    version = f"{__version__}+cu{major}"
+    path = out / f"gemmill-{version}-{abi.tag}.whl"
+    info = f"gemmill-{version}.dist-info"
+    out.mkdir(parents=True, exist_ok=True)
+    temporary = beside(path)
+    try:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+            record = [_add(archive, name, data) for name, data in _contents(manifests, info, version, abi)]
+            _add(archive, f"{info}/RECORD", "".join([*record, f"{info}/RECORD,,\n"]).encode())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Wheel(path=path, manifests=tuple(manifests.values()))
+
+
+def _common_abi(manifests: dict[Path, Manifest]) -> Abi:
+    """What all extensions ask for together. Raises WheelError, ManifestError."""
+    if not manifests:
+        raise WheelError("no build is named: `gemmill build` makes one, `gemmill builds list` lists them")
+    by_arch: dict[str, Manifest] = {}
+    for manifest in manifests.values():
+        if other := by_arch.get(manifest.arch):
+            raise WheelError(
+                f"builds {other.build_id} and {manifest.build_id} are both for {manifest.arch}: a wheel has one for each "
+                "architecture, name one of them"
+            )
+        by_arch[manifest.arch] = manifest
+    majors = {manifest.toolchain.cuda_major: manifest.build_id for manifest in manifests.values()}
+    if len(majors) > 1:
+        listed = ", ".join(f"{build} of CUDA {major}" for major, build in sorted(majors.items()))
+        raise WheelError(f"the builds are of several CUDA releases ({listed}): build all with one toolkit")
+    abis = [audit(check_extension(manifest, folder)) for folder, manifest in manifests.items()]
+    machines = sorted({abi.machine for abi in abis})
+    if len(machines) > 1:
+        raise WheelError(f"the builds are for several machines ({', '.join(machines)}): make a wheel for each")
+    return Abi(machine=machines[0], glibc=max(abi.glibc for abi in abis))
+
+
+def _contents(manifests: dict[Path, Manifest], info: str, version: str, abi: Abi) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(_PACKAGE.rglob("*")):
+        name = path.relative_to(_PACKAGE)
+        if path.is_file() and name.parts[0] not in (*GENERATOR, "_builds", "_data") and "__pycache__" not in name.parts:
+            yield f"gemmill/{name.as_posix()}", path.read_bytes()
+    for folder, manifest in sorted(manifests.items(), key=lambda item: item[1].build_id):
+        for file in (MANIFEST, manifest.extension):
+            yield f"gemmill/_builds/{manifest.build_id}/{file}", (folder / file).read_bytes()
+    project = tomllib.loads(own_file("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for file in project["license-files"]:
+        yield f"{info}/licenses/{file}", own_file(file).read_bytes()
+    yield f"{info}/METADATA", _metadata(project, version).encode()
+    wheel = f"Wheel-Version: 1.0\nGenerator: gemmill {__version__}\nRoot-Is-Purelib: false\nTag: {abi.tag}\n"
+    yield f"{info}/WHEEL", wheel.encode()
+    scripts = "".join(f"{name} = {target}\n" for name, target in project["scripts"].items())
+    yield f"{info}/entry_points.txt", f"[console_scripts]\n{scripts}".encode()
+
+
+def _metadata(project: dict[str, Any], version: str) -> str:
+    """Core metadata, version 2.4, from what the project says of itself."""
+    extra = project["optional-dependencies"][_EXTRA]
+    lines = [
+        "Metadata-Version: 2.4",
+        f"Name: {project['name']}",
+        f"Version: {version}",
+        f"Summary: {project['description']}",
+        *(f"Author: {author['name']}" for author in project["authors"]),
+        f"License-Expression: {project['license']}",
+        *(f"License-File: {file}" for file in project["license-files"]),
+        f"Keywords: {','.join(project['keywords'])}",
+        *(f"Classifier: {classifier}" for classifier in project["classifiers"]),
+        f"Requires-Python: {project['requires-python']}",
+        *(f"Requires-Dist: {needed}" for needed in project["dependencies"]),
+        f"Provides-Extra: {_EXTRA}",
+        *(f"Requires-Dist: {needed}; extra == '{_EXTRA}'" for needed in extra),
+        "Description-Content-Type: text/markdown",
+    ]
+    return "\n".join(lines) + "\n\n" + own_file(project["readme"]).read_text(encoding="utf-8")
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> str:
+    """Put a file into the archive; its line for RECORD."""
+    entry = zipfile.ZipInfo(name, _EPOCH)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.external_attr = (0o100755 if name.endswith(".so") else 0o100644) << 16
+    archive.writestr(entry, data)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return f"{name},sha256={digest},{len(data)}\n"

@@ -1,0 +1,96 @@
+"""What a stranger meets first: names, help, types, licences, metadata."""
+
+import inspect
+import os
+import pydoc
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import gemmill
+from gemmill.runtime import ops, quant_functions
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+FUNCTIONS = sorted(set(gemmill.__all__) - {"__version__"})
+
+
+def test_all_is_what_dir_shows() -> None:
+    assert set(gemmill.__all__) <= set(dir(gemmill))
+    assert gemmill.__all__ == sorted(gemmill.__all__)
+    shown = {name for name, value in vars(gemmill).items() if inspect.isfunction(value) and not name.startswith("_")}
+    assert shown == set(FUNCTIONS)
+
+
+def test_every_quantisation_function_is_public() -> None:
+    own = {name for name, f in vars(quant_functions).items() if inspect.isfunction(f) and not name.startswith("_")}
+    assert own <= set(FUNCTIONS)
+
+
+def test_help_shows_every_function_with_its_text() -> None:
+    text = pydoc.plain(pydoc.render_doc(gemmill))
+    assert "Quantised GEMM and quantisation kernels" in text
+    for name in FUNCTIONS:
+        assert f"\n    {name}(" in text, name
+        assert inspect.getdoc(getattr(gemmill, name)), name
+
+
+def test_the_command_has_the_same_names_and_imports_no_torch_for_them() -> None:
+    code = (
+        "import sys; sys.argv = ['gemmill']\n"
+        "import gemmill; assert 'torch' not in sys.modules\n"
+        "print(*[getattr(gemmill, name).__module__ for name in gemmill.__all__ if name != '__version__'])\n"
+        "try: gemmill.nothing\n"
+        "except AttributeError as error: print(error)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "generator")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    modules, error = done.stdout.splitlines()
+    assert set(modules.split()) == {ops.__name__, quant_functions.__name__}
+    assert len(modules.split()) == len(FUNCTIONS)
+    assert error == "module 'gemmill' has no attribute 'nothing'"
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (Path(gemmill.__file__).parent / "py.typed").is_file()
+    assert "Typing :: Typed" in PROJECT["classifiers"]
+
+
+def test_metadata_is_whole() -> None:
+    assert PROJECT["license"] == "Apache-2.0"
+    assert PROJECT["authors"] == [{"name": "gemmill developers"}]
+    assert (ROOT / PROJECT["readme"]).is_file()
+    assert PROJECT["keywords"] and PROJECT["description"]
+    for name in (*PROJECT["license-files"], "SECURITY.md", "CITATION.cff"):
+        assert (ROOT / name).is_file(), name
+    assert f"\nversion: {gemmill.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_licence_is_whole() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert text.lstrip().startswith("Apache License\n                           Version 2.0, January 2004")
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert "9. Accepting Warranty or Additional Liability." in text
+
+
+@pytest.mark.parametrize(
+    ("distribution", "file", "begins", "ends"),
+    [
+        ("nvidia-cutlass", "LICENSE.txt", "Copyright (c) 2017", "SUCH DAMAGE."),
+        ("torch", "LICENSE", "From PyTorch:", "POSSIBILITY OF SUCH DAMAGE."),
+    ],
+)
+def test_third_party_terms_are_those_of_the_packages(distribution: str, file: str, begins: str, ends: str) -> None:
+    try:
+        files = metadata.files(distribution) or []
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{distribution} is not installed")
+    path = next(f for f in files if f.name == file and f.parent.name == "licenses")
+    text = path.read_text()
+    terms = text[text.index(begins) : text.index(ends) + len(ends)]
+    here = " ".join((ROOT / "THIRD_PARTY.md").read_text().split())
+    assert " ".join(terms.split()) in here

@@ -1,0 +1,206 @@
+"""The wheel: what is in it, what it says of itself, what is refused, and that it runs alone."""
+
+import base64
+import email
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemmill.doctor.elf import Library, read_library
+from gemmill.locations import GENERATOR
+from gemmill.runtime import builds
+from gemmill.wheel import Abi, WheelError, abi, package
+from gemmill.wheel.abi import audit
+
+ROOT = Path(__file__).parents[2]
+FITS = Library(
+    needed=("libtorch_cpu.so", "libstdc++.so.6", "libc.so.6"),
+    required=frozenset({"aoti_torch_empty_strided", "memcpy", "_Znwm"}),
+    optional=frozenset({"_ZN5torch8autograd3fooEv"}),
+    defined=frozenset(),
+    machine=62,
+    versions=frozenset({"GLIBC_2.34", "GLIBC_2.2.5", "GLIBCXX_3.4.21", "CXXABI_1.3.9"}),
+)
+
+
+def audited(monkeypatch, **changes: object) -> Abi:
+    monkeypatch.setattr(abi, "read_library", lambda path: replace(FITS, **changes))
+    return audit(Path("x.so"))
+
+
+def test_the_tag_names_the_oldest_machine(monkeypatch) -> None:
+    assert audited(monkeypatch).tag == "py3-none-manylinux_2_34_x86_64"
+    assert audited(monkeypatch, versions=frozenset({"GLIBC_2.17"}), machine=183).tag == (
+        "py3-none-manylinux_2_28_aarch64"
+    )
+    assert audited(monkeypatch, versions=frozenset({"GLIBC_2.28", "GLIBCXX_3.4.30"})).glibc == (2, 35)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"needed": ("libcudart.so.13", "libc.so.6", "libtorch.so")},
+            "x.so needs libcudart.so.13, which neither torch nor every Linux has: link without, and build again",
+        ),
+        (
+            {"required": frozenset({"_ZN3c105ErrorC1Ev", "_ZNK2at6Tensor3fooEv", "_ZN2at3barEv"})},
+            "x.so needs _ZN2at3barEv and 2 more of torch's C++ interface, which differs between releases: use the stable one, "
+            "and build again",
+        ),
+        ({"machine": 40}, "x.so is for ELF machine 40: wheels are for x86_64, aarch64"),
+        (
+            {"versions": frozenset({"GLIBCXX_3.4.99"})},
+            "a symbol of GLIBCXX_3.4.99 is needed, of a C++ library later than GLIBCXX_3.4.33: build with g++ 14 or earlier",
+        ),
+    ],
+)
+def test_what_asks_for_more_is_refused(monkeypatch, changes, sentence) -> None:
+    with pytest.raises(WheelError) as caught:
+        audited(monkeypatch, **changes)
+    assert str(caught.value) == sentence
+
+
+def test_what_is_no_library_is_refused(tmp_path) -> None:
+    (tmp_path / "x.so").write_bytes(b"no ELF")
+    with pytest.raises(WheelError, match=r"x.so cannot be audited \(.*\): build again with `gemmill build`$"):
+        audit(tmp_path / "x.so")
+
+
+def test_versions_and_machine_are_read_from_the_file() -> None:
+    library = read_library(Path(torch.__file__).parent / "lib" / "libc10.so")
+    assert library.machine in (62, 183)
+    assert {"GLIBC_2.17" if library.machine == 183 else "GLIBC_2.2.5", "GLIBCXX_3.4"} <= library.versions
+    assert all(version.partition("_")[0] in ("GLIBC", "GLIBCXX", "CXXABI", "GCC") for version in library.versions)
+
+
+@pytest.fixture
+def fits(monkeypatch) -> None:
+    monkeypatch.setattr(package, "audit", lambda path: Abi(machine="x86_64", glibc=(2, 34)))
+
+
+@pytest.fixture
+def written(gemmill, put_build, fits, tmp_path) -> Path:
+    put_build(build_id="hopper")
+    put_build(build_id="blackwell", arch="sm100a")
+    outcome = gemmill("wheel", "--out", tmp_path / "dist")
+    (path,) = (tmp_path / "dist").iterdir()
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"{path} (") and outcome.out.endswith("): hopper for sm90a, blackwell for sm100a\n")
+    return path
+
+
+def test_contents(written, home) -> None:
+    assert written.name == "gemmill-0.1.0+cu13-py3-none-manylinux_2_34_x86_64.whl"
+    with zipfile.ZipFile(written) as archive:
+        names = archive.namelist()
+        files = {name: archive.read(name) for name in names}
+    info = "gemmill-0.1.0+cu13.dist-info"
+    assert len(set(names)) == len(names) and names[-1] == f"{info}/RECORD"
+    for folder in GENERATOR:
+        assert not [name for name in names if name.startswith(f"gemmill/{folder}/")]
+    assert "gemmill/runtime/tables/nvidia-h200.json" in names and "gemmill/py.typed" in names
+    for build in ("hopper", "blackwell"):
+        for file in (home / "builds" / build).iterdir():
+            assert files[f"gemmill/_builds/{build}/{file.name}"] == file.read_bytes()
+    for name in ("LICENSE", "NOTICE", "THIRD_PARTY.md"):
+        assert files[f"{info}/licenses/{name}"] == (ROOT / name).read_bytes()
+    assert b"\nRoot-Is-Purelib: false\nTag: py3-none-manylinux_2_34_x86_64\n" in files[f"{info}/WHEEL"]
+    assert files[f"{info}/entry_points.txt"] == b"[console_scripts]\ngemmill = gemmill.cli:main\n"
+    metadata = email.message_from_bytes(files[f"{info}/METADATA"])
+    assert (metadata["Name"], metadata["Version"]) == ("gemmill", "0.1.0+cu13")
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("Requires-Dist")[0] == "torch>=2.11"
+    assert all("extra == 'cli'" in needed for needed in metadata.get_all("Requires-Dist")[1:])
+    for line in files[f"{info}/RECORD"].decode().splitlines()[:-1]:
+        name, digest, size = line.rsplit(",", 2)
+        found = base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest()).rstrip(b"=").decode()
+        assert (digest, int(size)) == (f"sha256={found}", len(files[name]))
+
+
+def test_the_same_builds_give_the_same_bytes(written, gemmill) -> None:
+    before = written.read_bytes()
+    gemmill("wheel", "--out", written.parent)
+    assert written.read_bytes() == before and len(list(written.parent.iterdir())) == 1
+
+
+def test_it_runs_alone(written, tmp_path) -> None:
+    """In an empty folder without a home: the reference on the CPU, the shipped builds, and a sentence for what is left out."""
+    site = tmp_path / "site"
+    with zipfile.ZipFile(written) as archive:
+        archive.extractall(site)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GEMMILL_")}
+    environment |= {"PYTHONPATH": str(site), "XDG_CACHE_HOME": str(tmp_path / "none"), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=site, check=False)
+
+    readme = (ROOT / "README.md").read_text()
+    example = readme[readme.index("import gemmill\nimport torch") : readme.index("torch.bfloat16)\n```") + 15]
+    done = run("-c", example.replace("8192", "64") + "\nprint(out.shape, gemmill.__file__)")
+    assert (done.stdout, done.stderr) == (f"torch.Size([16, 64]) {site}/gemmill/__init__.py\n", "")
+    listed = run("-m", "gemmill", "builds", "list", "--json")
+    assert listed.stdout.count('"serves": true') == 2, listed.stderr
+    assert "this installation has gemmill's runtime alone" in run("-m", "gemmill", "doctor").stdout
+    for verb in (["build"], ["tune", "--model", "llama-3-8b"], ["wheel"]):
+        refused = run("-m", "gemmill", *verb)
+        assert (refused.returncode, refused.stderr) == (
+            3,
+            "gemmill: this installation has gemmill's runtime alone, which cannot do that: install gemmill from its sources\n",
+        )
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_does_not_go_together(gemmill, put_build, fits, monkeypatch, tmp_path) -> None:
+    toolchain = put_build(build_id="one").toolchain
+    put_build(build_id="two")
+    put_build(build_id="old", arch="sm100a", toolchain=replace(toolchain, cuda_major=12))
+
+    def refused(*named: str) -> str:
+        outcome = gemmill("wheel", *named, "--out", tmp_path / "dist")
+        assert (outcome.code, outcome.out) == (3, "")
+        return outcome.err
+
+    assert refused("one", "two") == (
+        "gemmill: builds one and two are both for sm90a: a wheel has one for each architecture, name one of them\n"
+    )
+    assert refused("one", "old") == (
+        "gemmill: the builds are of several CUDA releases (old of CUDA 12, one of CUDA 13): build all with one toolkit\n"
+    )
+    other = iter(["x86_64", "aarch64"])
+    monkeypatch.setattr(package, "audit", lambda path: Abi(machine=next(other), glibc=(2, 34)))
+    put_build(build_id="new", arch="sm120a")
+    assert refused("one", "new") == (
+        "gemmill: the builds are for several machines (aarch64, x86_64): make a wheel for each\n"
+    )
+    assert not (tmp_path / "dist").exists()
+
+
+def test_an_extension_that_was_tampered_with_is_not_shipped(gemmill, put_build, home, tmp_path) -> None:
+    manifest = put_build()
+    (home / "builds" / manifest.build_id / manifest.extension).write_bytes(b"changed")
+    outcome = gemmill("wheel", "--out", tmp_path / "dist")
+    assert outcome.code == 3 and "is not the one in its manifest: SHA-256 " in outcome.err
+    with pytest.raises(WheelError, match=r"^no build is named: `gemmill build` makes one, `gemmill builds list` lists"):
+        package.write_wheel([], tmp_path)
+
+
+def test_no_build_at_all(gemmill, home) -> None:
+    assert gemmill("wheel").err.startswith(f"gemmill: no build of gemmill in {home}: run `gemmill build`")
+    assert not builds.find_builds()
+
+
+def test_variants_of_the_cute_dsl_are_told(gemmill, put_build, fits, make_manifest, tmp_path) -> None:
+    (entry,) = make_manifest().entries
+    manifest = put_build(entries=(replace(entry, name="sm90a_cutedsl_x"),))
+    wheel = package.Wheel(path=tmp_path, manifests=(manifest,))
+    assert wheel.dsl_variants == 1
+    assert package.Wheel(path=tmp_path, manifests=(make_manifest(),)).dsl_variants == 0
