@@ -16,13 +16,13 @@
 namespace gemmill {
 namespace {
 
-struct Family {
+struct Chooser {
   FamilyRows told;
   Model const* model;
 };
 
 struct Table {
-  std::vector<Family> families;
+  std::vector<Chooser> families;
   std::vector<Row> rows;
   std::vector<TunedRow> tuned;
   uint64_t generation;
@@ -53,7 +53,7 @@ bool accepts(Model const& model, Row const& row, Call const& call) {
   return model.takes(row, call);
 }
 
-Choice choose_by_model(Table const& table, Family const& family, Call const& call, int64_t sm_count) {
+Choice choose_by_model(Table const& table, Chooser const& family, Call const& call, int64_t sm_count) {
   Choice best{-1, 3};
   double best_ns = std::numeric_limits<double>::infinity();
   for (int64_t i = family.told.first; i < family.told.end; ++i) {
@@ -87,7 +87,7 @@ bool covers(FamilyRows const& family, int64_t measured, int64_t size) {
 }
 
 // The measured sizes nearest in logarithm, if they are near; there, the first bucketed size that is not below, else the largest.
-Choice choose_tuned(Table const& table, Family const& family, Call const& call) {
+Choice choose_tuned(Table const& table, Chooser const& family, Call const& call) {
   FamilyRows const& told = family.told;
   int64_t const size = call.sizes[told.bucketed];
   TunedRow const* best = nullptr;
@@ -109,7 +109,7 @@ Choice choose_tuned(Table const& table, Family const& family, Call const& call) 
 }
 
 // The rows of a pinned variant that serves several classes are neighbours; the pin names the first.
-Choice choose_pinned(Table const& table, Family const& family, Call const& call) {
+Choice choose_pinned(Table const& table, Chooser const& family, Call const& call) {
   int64_t const kernel = table.rows[pinned_row].kernel;
   for (int64_t i = pinned_row; i < family.told.end && table.rows[i].kernel == kernel; ++i) {
     if (accepts(*family.model, table.rows[i], call)) return {i, 0};
@@ -141,8 +141,8 @@ size_t slot_of(Call const& call) {
 bool same(Call const& x, Call const& y) { return std::memcmp(&x, &y, sizeof(Call)) == 0; }
 
 // None where the table has no row of the model's family.
-Family const* family_of(Table const& table, Model const& model) {
-  for (Family const& family : table.families) {
+Chooser const* family_of(Table const& table, Model const& model) {
+  for (Chooser const& family : table.families) {
     if (family.model == &model) return &family;
   }
   return nullptr;
@@ -170,14 +170,14 @@ Choice choose(Model const& model, Call const& call, int64_t sm_count) {
   Table const* table = current_table.load(std::memory_order_acquire);
   if (table == nullptr) return {-1, 0};
   if (pinned_row >= 0) {
-    Family const* family = family_of(*table, model);
+    Chooser const* family = family_of(*table, model);
     if (family != nullptr && pinned_row >= family->told.first && pinned_row < family->told.end) return choose_pinned(*table, *family, call);
   }
   thread_local std::array<CacheSlot, 512> cache;
   CacheSlot& slot = cache[slot_of(call)];
   bool const known = slot.generation == table->generation && slot.model == &model && slot.sm_count == sm_count;
   if (known && same(slot.call, call)) return slot.choice;
-  Family const* family = family_of(*table, model);
+  Chooser const* family = family_of(*table, model);
   if (family == nullptr) return {-1, 0};
   Choice choice = choose_tuned(*table, *family, call);
   if (choice.row < 0) choice = choose_by_model(*table, *family, call, sm_count);

@@ -1,75 +1,25 @@
 """What a family declares of its sizes, and a choice among variants whose sizes are not m, n and k."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 
 from gemmill.families.scaled_mm.family import FAMILY
 from gemmill.families.scaled_mm.tuning import TUNING
-from gemmill.family import ProblemCall, Reach, Registry, Row, Tuning
+from gemmill.family import ProblemCall, Registry
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import Table, make_table
-from gemmill.runtime.tuned import TunedChoice
-
-TOY = "toy"
-
-
-class Facts(NamedTuple):
-    rows_at_a_time: int
-
-
-def toy_rows(config: int, accepts: object, kernel: int) -> list[Row]:
-    least, facts = (1, 1, config), Facts(config)
-    return [Row(kernel=kernel, problem=5, workspace=False, most=1000, alignments=(4,), least=least, facts=facts)]
-
-
-def toy_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
-    length, heads, page = call.sizes
-    return float(-(-length // row.facts.rows_at_a_time) * heads * page)
-
-
-def toy_wastes(row: Row, measured: Sequence[int], sizes: Sequence[int]) -> bool:
-    return sizes[0] % row.facts.rows_at_a_time > 0
-
-
-TOY_TUNING = Tuning(
-    sizes=("length", "heads", "page"),
-    result=("length",),
-    aligned=("cache",),
-    near=("page", "heads"),
-    bucketed="length",
-    reach=Reach(few=2, many=100, endless=400, ratio=3, distance=0.5),
-    rows=toy_rows,
-    describe=lambda problem: f"class {problem}",
-    refuses=lambda row, call: None if call.sizes[1] % 2 else "it takes odd heads",
-    model_ns=toy_ns,
-    wastes=toy_wastes,
-    offers=lambda config: {5: (config,)},
-    measured_as=lambda call: TOY,
-)
+from toy_tuning import TOY, TOY_TUNING, call, measured, toy_entry
 
 
 @pytest.fixture
 def toy_table(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Table]:
     """Of two variants, which take one row and four rows at a time."""
     monkeypatch.setitem(REGISTRY.tunings, TOY, TOY_TUNING)
-    entries = [
-        SimpleNamespace(name=f"sm90a_toy_{n}", family=TOY, symbol=str(n), config=n, predicate=None) for n in (1, 4)
-    ]
+    entries = [toy_entry(n, str(n)) for n in (1, 4)]
     return lambda *tuned: make_table(entries, ["1", "4"], tuned)
-
-
-def measured(name: str, length: int, heads: int = 7, page: int = 16) -> TunedChoice:
-    sizes = {"page": page, "length": length, "heads": heads}
-    return TunedChoice(family=TOY, problem=5, sizes=sizes, names=(f"sm90a_toy_{name}",))
-
-
-def call(length: int, heads: int = 7, page: int = 16, problem: int = 5, alignment: int = 16) -> ProblemCall:
-    return ProblemCall(family=TOY, problem=problem, sizes=(length, heads, page), alignments=(alignment,))
 
 
 def test_choice_over_named_sizes(toy_table: Callable[..., Table]) -> None:

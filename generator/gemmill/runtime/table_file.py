@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from gemmill.family import Tuning
 from gemmill.registry import REGISTRY
 
 SCHEMA_VERSION = 2
@@ -95,14 +96,18 @@ class TunedTable:
 
 def in_order(sizes: Mapping[str, int]) -> dict[str, int]:
     """Sizes in the order in which their family's rows are sorted; in that of the alphabet where no family has such."""
-    orders = (tuning.key for tuning in REGISTRY.tunings.values() if set(tuning.key) == set(sizes))
-    return {name: sizes[name] for name in next(orders, tuple(sorted(sizes)))}
+    tuning = _tuning_of(sizes)
+    return {name: sizes[name] for name in (tuning.key if tuning is not None else sorted(sizes))}
 
 
-def _listed(names: Iterable[str]) -> tuple[str, ...]:
+def _listed(names: Iterable[str]) -> Iterable[str]:
+    tuning = _tuning_of(names)
+    return tuning.sizes if tuning is not None else names
+
+
+def _tuning_of(names: Iterable[str]) -> Tuning | None:
     wanted = set(names)
-    lists = (tuning.sizes for tuning in REGISTRY.tunings.values() if set(tuning.sizes) == wanted)
-    return next(lists, tuple(sorted(wanted)))
+    return next((tuning for tuning in REGISTRY.tunings.values() if set(tuning.sizes) == wanted), None)
 
 
 def shape_heading(rows: Iterable[TableRow]) -> str:

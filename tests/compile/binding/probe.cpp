@@ -10,6 +10,15 @@
 #include "machine.h"
 #include "selection.h"
 
+// The family of tests/toy_tuning.py.
+static bool toy_takes(gemmill::Row const&, gemmill::Call const& call) { return call.sizes[1] % 2 == 1; }
+static double toy_ns(gemmill::Row const& row, gemmill::Call const& call, int64_t) {
+  int64_t const at_a_time = row.facts[0];
+  return static_cast<double>((call.sizes[0] + at_a_time - 1) / at_a_time * call.sizes[1] * call.sizes[2]);
+}
+static bool toy_wastes(gemmill::Row const& row, int64_t const*, int64_t const* sizes) { return sizes[0] % row.facts[0] > 0; }
+static gemmill::Model const toy_model("toy", toy_takes, toy_ns, toy_wastes);
+
 extern "C" {
 PROBE_EXPORT gemmill_group_scaled_mm_args probe_args;
 PROBE_EXPORT int32_t probe_launches;

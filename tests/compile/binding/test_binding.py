@@ -9,18 +9,20 @@ from dataclasses import replace
 import pytest
 import torch
 
+import toy_tuning
 from gemmill.doctor.elf import read_library
 from gemmill.doctor.extension import torch_libraries, undefined_in
 from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.ops import GEMM_OPS, SCALED_MM, SCALED_MM_AZP
 from gemmill.families.scaled_mm.scales import group_strides, groups_of_call
 from gemmill.family import ProblemCall
+from gemmill.registry import REGISTRY
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.schemas import OpSchema
 from gemmill.runtime.select import Trust, select
-from gemmill.runtime.table import TunedRow
+from gemmill.runtime.table import TunedRow, make_table
 from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleLayout
 
 SMS = 132
@@ -92,6 +94,39 @@ def test_choices_agree(tuned: bool, probe, with_table: Callable) -> None:
     assert seen >= (
         {(True, Trust.EXACT), (True, Trust.NEAREST)} if tuned else {(True, Trust.MODEL), (False, Trust.MODEL)}
     )
+
+
+def test_choices_agree_among_families_of_other_sizes(probe, with_table: Callable, monkeypatch) -> None:
+    """Two families in one table, whose classes have the same numbers: neither gets a row of the other, nor its pin."""
+    monkeypatch.setitem(REGISTRY.tunings, toy_tuning.TOY, toy_tuning.TOY_TUNING)
+    rng = random.Random(9)
+    gemms = list({entry.name: entry for entry in probe.build.table.entries}.values())
+    toys = [toy_tuning.toy_entry(n, entry.symbol) for n, entry in zip((1, 3, 4, 8), gemms, strict=False)]
+    of_toys = [
+        toy_tuning.measured(str(rng.choice((1, 3, 4, 8))), length, heads, page)
+        for length in (1, 2, 60, 100, 400)
+        for heads in (7, 9)
+        for page in (16, 20)
+    ]
+    table = make_table([*gemms, *toys], [entry.symbol for entry in gemms], of_toys)
+    with_table(rows=table.rows, entries=table.entries, tuned=table.tuned)
+    seen = set()
+    for other in some_calls(10, ROUNDS // 4):
+        asked = toy_tuning.call(rng.randrange(1, 1100), rng.randrange(1, 10), rng.randrange(1, 22))
+        for call in (replace(asked, problem=rng.choice((5, 5, 5, 6))), replace(other, problem=5)):
+            here = select(table, call, SMS)
+            row, trust = probe.build.choose(call, SMS)
+            assert row == here.row and (row < 0 or trust is here.trust), (call, here)
+            seen.add((call.family, row >= 0 and trust))
+    assert seen >= {(toy_tuning.TOY, trust) for trust in (False, Trust.EXACT, Trust.NEAREST, Trust.MODEL)}
+    pinned = table.rows_of("sm90a_toy_3")[0]
+    before = probe.build.pin(pinned)
+    try:
+        assert probe.build.choose(toy_tuning.call(8, page=20), SMS) == (pinned, Trust.PINNED)
+        gemm = call_of_sizes(table.rows[0].problem, 64, 4096, 4096)
+        assert probe.build.choose(gemm, SMS)[1] is Trust.MODEL
+    finally:
+        probe.build.pin(before)
 
 
 def test_choices_agree_where_a_variant_is_pinned(probe) -> None:

@@ -145,4 +145,4 @@ def test_operands_of_16_bits_are_scaled_by_one_and_count_two_bytes():
     assert 10_000 <= sum(2 * w.numel() for w in made.weights) < 10_000 + 2 * 32 * 60
     assert made.a_scales.tolist() == made.b_scales.tolist() == [[1.0]]
     assert problem.bytes == 2 * (4 * 60 + 32 * 60 + 4 * 32)
-    assert (problem.call.align_a, problem.call.align_d) == (8, 16)
+    assert problem.call.alignments == (8, 8, 16)

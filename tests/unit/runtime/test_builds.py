@@ -154,7 +154,7 @@ def test_tuned_rows_that_are_not_built_are_told(make_manifest, caplog, tmp_path)
     manifest = make_manifest()
     source = Source(gpu="NVIDIA H200", date="2026-11-20T12:00:00+00:00", program="gemmill tune", driver="580.1")
     rows = [
-        TableRow(op="fp8", m=m, n=64, k=128, variants=(name,), us=(5.0,), source="s")
+        TableRow(op="fp8", sizes={"n": 64, "k": 128, "m": m}, variants=(name,), us=(5.0,), source="s")
         for m, name in [(16, manifest.entries[0].name), (32, "sm90a_missing"), (64, "sm90a_missing")]
     ]
 

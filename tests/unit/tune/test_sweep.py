@@ -177,6 +177,19 @@ def test_a_line_that_lacks_a_field_is_measured_again(request_of, counting, tmp_p
         read_journal(path)
 
 
+def test_a_journal_of_schema_1_is_gone_on_from(request_of, counting, tmp_path) -> None:
+    """Its problems are lists: op, m, n and k."""
+    path = tmp_path / "j.jsonl"
+    tune(request_of(), executor_of=Direct)
+    first, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0]["problem"] == {"op": "fp8", "n": 64, "k": 128, "m": 1}
+    for row in lines:
+        row["problem"] = [row["problem"][name] for name in ("op", "m", "n", "k")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in (first | {"schema_version": 1}, *lines)))
+    tune(request_of(), executor_of=counting)
+    assert counting.ran == 0
+
+
 def test_what_is_known_is_on_disk_before_the_next_is_asked_for(tmp_path, monkeypatch) -> None:
     """Each line is synced, whole, before the call that writes it ends."""
     path = tmp_path / "j.jsonl"
