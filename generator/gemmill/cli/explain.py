@@ -1,5 +1,6 @@
 """`gemmill explain`: which variant a call gets, and why not the others."""
 
+from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,14 @@ from gemmill.vocab import DType
 
 if TYPE_CHECKING:
     import torch
+
+    from gemmill.runtime.evidence import Evidence
+    from gemmill.runtime.select import Choice
+
+NEAREST = 5
+"""Variants that are listed one by one."""
+MOST_REASONS = 5
+"""Reasons that are listed one by one."""
 
 
 class Operand(StrEnum):
@@ -86,11 +95,12 @@ def explain(
         bool, typer.Option("--scales-m-major", help="Quantisation ops: scales of groups lie M-major.")
     ] = False,
     build: o.BuildOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="List every other variant with its reason.")] = False,
     as_json: o.JsonOption = False,
 ) -> None:
     """Say which variant a call gets, and why.
 
-    For every other variant, the first rule that rejected it. Allocates nothing: only shapes, strides and dtypes are looked at.
+    With the measured row that it rests on, the five that come nearest, and how many others which rule rejected. Allocates nothing: only shapes, strides and dtypes are looked at.
 
     Examples:
 
@@ -103,10 +113,16 @@ def explain(
         gemmill explain act_and_mul_per_block_quant -m 16 --hidden 14336 --activation gelu --group 64 --ue8m0
     """
     import gemmill
+    from gemmill.runtime.evidence import evidence_of
 
     if op in OP_OF:
         if hidden is None or n is not None or k is not None:
             raise UsageError(f"{op} wants -m and --hidden, and neither -n nor -k")
+        _refuse(
+            op,
+            **{"--per-tensor": not per_token, "--one-b-scale": not per_channel, "--bias": bias},
+            **{"--lda": lda is not None, "--ldb": ldb is not None, "--ldd": ldd is not None},
+        )
         question = QuantQuestion(
             m=m,
             hidden=hidden,
@@ -122,32 +138,63 @@ def explain(
     elif op in (SCALED_MM, SCALED_MM_AZP):
         if n is None or k is None or hidden is not None:
             raise UsageError(f"{op} wants -m, -n and -k, and no --hidden")
+        _refuse(
+            op,
+            **{"--group": group is not None, "--activation": activation is not None},
+            **{"--ue8m0": ue8m0, "--scales-m-major": m_major},
+        )
         dtype = dtype or Operand.E4M3
         out = out or (Out.F16 if dtype is Operand.F16 else Out.BF16)
         given = _gemm_arguments(op, (m, n, k), dtype, out, per_token, per_channel, bias, azp, (lda, ldb, ldd))
     else:
         raise UsageError(f"no op {op!r} to explain: there are {SCALED_MM}, {SCALED_MM_AZP}, {', '.join(OP_OF)}")
-    gemmill.load(build)
+    loaded = gemmill.load(build)
     try:
         choice = gemmill.explain(op, *given)
     except (ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from None
+    evidence = None if choice.measured is None else evidence_of(choice, loaded.table, loaded.tuned)
     if as_json:
         print_json(
             {
                 "op": op,
                 "chosen": choice.entry and choice.entry.name,
                 "trust": choice.trust.name.lower(),
-                "rejected": choice.trace,
+                "measured": evidence,
+                "rejected": [{"name": other.name, "reason": other.reason} for other in choice.trace],
             }
         )
         return
-    console().print(
-        f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call",
-        markup=False,
-    )
-    if choice.trace:
-        console().print(table("not chosen", ["variant", "why not"], [(r.name, r.reason) for r in choice.trace]))
+    _print_choice(choice, evidence, everything)
+
+
+def _refuse(op: str, **given: bool) -> None:
+    """Raises UsageError for options that mean nothing to an op."""
+    unused = [option for option, was_given in given.items() if was_given]
+    if unused:
+        raise UsageError(f"{op} with {', '.join(unused)}: that means nothing to it, leave it out")
+
+
+def _print_choice(choice: "Choice", evidence: "Evidence | None", everything: bool) -> None:
+    out = console()
+    chosen = f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call"
+    out.print(chosen, markup=False)
+    if evidence is not None:
+        row = evidence.row
+        runner_up = f"; {row.margin:.1%} slower: {row.variants[1]}" if row.margin is not None else ""
+        out.print(f"measured: {row.op} {row.m} x {row.n} x {row.k}, {row.us[0]:.2f} us{runner_up}", markup=False)
+        out.print(f"on {evidence.source.gpu}, {evidence.source.date[:10]}, in {evidence.table}", markup=False)
+    fits = sorted((other for other in choice.trace if other.us is not None), key=lambda other: other.us or 0.0)
+    shown = choice.trace if everything else fits[:NEAREST]
+    if shown:
+        title = "not chosen" if everything else f"the nearest of {len(fits)} that fit too"
+        out.print(table(title, ["variant", "why not"], [(other.name, other.reason) for other in shown]))
+    reasons = Counter(other.reason for other in choice.trace if other.us is None)
+    if reasons and not everything:
+        rows = [(count, reason) for reason, count in reasons.most_common(MOST_REASONS)]
+        if rest := reasons.total() - sum(count for count, _ in rows):
+            rows.append((rest, f"{len(reasons) - MOST_REASONS} other reasons, which --all lists"))
+        out.print(table("rejected", ["variants", "why"], rows, right=["variants"]))
 
 
 def _gemm_arguments(

@@ -49,6 +49,8 @@ def prune(
     from gemmill.tune.prune import prune as choose
     from gemmill.tune.prune import selection_of, times_of
 
+    if not (shapes or models) and (ops, tensor_parallel, m) != ("all", "1", None):
+        raise UsageError("--op, --tp and --m are about the shapes of --model or --shapes: name some, or leave them out")
     times: dict = {}
     for path in journals:
         record = read_journal(path)

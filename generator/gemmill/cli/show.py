@@ -13,7 +13,6 @@ from gemmill.cli.variants import Variant
 from gemmill.manifest import check_extension
 from gemmill.space.filters import fields_of
 from gemmill.space.names import to_name
-from gemmill.vocab import Arch
 
 
 def show(
@@ -25,7 +24,7 @@ def show(
         bool, typer.Option("--sass", help="Print the machine code, from the built extension (needs cuobjdump).")
     ] = False,
     select: o.MaybeSelectOption = None,
-    arch: o.ArchOption = Arch.SM90A,
+    arch: o.MaybeArchOption = None,
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
@@ -43,6 +42,8 @@ def show(
 
         gemmill show NAME --sass | grep QGMMA
     """
+    if as_json and (source or sass):
+        raise UsageError("--json with --source or --sass: these print text, leave --json out")
     variant = variants.variant_of(name, select, arch, build)
     if source:
         from gemmill.emit import emit

@@ -122,7 +122,7 @@ def load_tuned(entries: Iterable[KernelEntry], here: Machine) -> Tuned:
     found.sort(key=lambda item: item[:2])  # stable: of equally trusted rows the first found
     choices: dict[tuple[int, int, int, int], TunedChoice] = {}
     for _, is_stale, row in found:
-        for choice in _siblings(row, exact=not is_stale):
+        for choice in siblings(row, exact=not is_stale):
             choices.setdefault((choice.problem, choice.n, choice.k, choice.m), choice)
     return Tuned(choices=tuple(choices[key] for key in sorted(choices)), tables=tuple(loaded))
 
@@ -202,7 +202,7 @@ def current_row(row: TableRow, digests: Mapping[str, str]) -> TableRow | None:
     )
 
 
-def _siblings(row: TableRow, *, exact: bool) -> list[TunedChoice]:
+def siblings(row: TableRow, *, exact: bool) -> list[TunedChoice]:
     """A row was measured for one output dtype and epilogue. Its schedules are offered to the sibling classes of the same
     operands too, and those of bf16 operands to f16: the main loop, which decides, is the same."""
     try:
