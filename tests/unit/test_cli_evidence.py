@@ -46,7 +46,10 @@ def loaded(monkeypatch, make_manifest, make_config, names):
         make_config(out_dtype=DType.F16),
     )
     row = TableRow(op="fp8", m=16, n=4096, k=4096, variants=(names[1], names[2]), us=(5.0, 5.25), source="s")
-    found = make_tuned_table("NVIDIA H200", "sm90a", {"s": SOURCE}, [row])
+    other = TableRow(
+        op="bf16", m=16, n=4096, k=4096, variants=(to_name(make_config(a_dtype=DType.BF16)),), us=(4.0,), source="s"
+    )
+    found = make_tuned_table("NVIDIA H200", "sm90a", {"s": SOURCE}, [other, row])
     loaded_table = LoadedTable(path=Path("/tables/h200.json"), table=found, trusts={}, stale=0, refused=0)
     monkeypatch.setattr("gemmill.runtime.tuned.find_tables", lambda arch: iter([(loaded_table.path, found)]))
     tuned = load_tuned(manifest.entries, Machine(arch="sm90a", device=None, driver=None))
@@ -94,7 +97,9 @@ def test_explain_lists_all_if_asked(gemmill, loaded) -> None:
 
 def test_explain_as_json_has_the_row_and_everything(gemmill, loaded, names) -> None:
     explained = json.loads(gemmill("explain", "cutlass_scaled_mm", "-m", 16, "-n", 4096, "-k", 4096, "--json").out)
-    assert explained["measured"]["row"]["variants"] == names[1:3] and len(explained["rejected"]) == 8
+    assert explained["measured"]["row"]["variants"] == names[1:3], (
+        "not the row of bf16" and len(explained["rejected"]) == 8
+    )
     assert explained["measured"]["source"]["gpu"] == "NVIDIA H200"
     far = json.loads(gemmill("explain", "cutlass_scaled_mm", "-m", 16, "-n", 64, "-k", 64, "--json").out)
     assert (far["trust"], far["measured"]) == ("model", None)
@@ -103,7 +108,7 @@ def test_explain_as_json_has_the_row_and_everything(gemmill, loaded, names) -> N
 def test_no_row_without_its_table(loaded) -> None:
     choice = package.explain("cutlass_scaled_mm", *_call())
     assert choice.measured == (16, 4096, 4096)
-    assert evidence_of(choice, loaded.table, Tuned(choices=(), tables=())) is None
+    assert evidence_of(choice, Tuned(choices=(), tables=())) is None
 
 
 def _call() -> list[torch.Tensor | None]:

@@ -153,7 +153,7 @@ def explain(
         choice = gemmill.explain(op, *given)
     except (ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from None
-    evidence = None if choice.measured is None else evidence_of(choice, loaded.table, loaded.tuned)
+    evidence = None if choice.measured is None else evidence_of(choice, loaded.tuned)
     if as_json:
         print_json(
             {

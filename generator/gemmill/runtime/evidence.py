@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmill.runtime.select import Choice
-from gemmill.runtime.table import Table
 from gemmill.runtime.table_file import Source, TableRow
 from gemmill.runtime.tuned import Tuned, siblings
 
@@ -18,15 +17,13 @@ class Evidence:
     source: Source
 
 
-def evidence_of(choice: Choice, table: Table, tuned: Tuned) -> Evidence | None:
+def evidence_of(choice: Choice, tuned: Tuned) -> Evidence | None:
     """The row behind a choice, in the most preferred of the build's tables that has it; None for a choice of the model."""
     if choice.measured is None or choice.entry is None:
         return None
-    problem, name = table.rows[choice.row].problem, choice.entry.name
     for loaded in tuned.tables:
         for row in loaded.table.rows:
-            if (row.m, row.n, row.k) == choice.measured and any(
-                offered.problem == problem and name in offered.names for offered in siblings(row, exact=True)
-            ):
+            offered = siblings(row, exact=True) if (row.m, row.n, row.k) == choice.measured else []
+            if any(choice.entry.name in choices.names for choices in offered):
                 return Evidence(table=loaded.path, row=row, source=loaded.table.sources[row.source])
     return None
