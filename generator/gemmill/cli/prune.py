@@ -42,7 +42,7 @@ def prune(
 
         gemmill prune ~/.cache/gemmill/tune/nvidia-h200-0123abcd4567.jsonl --within 3% --out small.json
 
-        gemmill prune sweep.jsonl --model llama-3-8b --out llama.json
+        gemmill prune sweep.jsonl --model llama-3-8b --op fp8 --m 16,128 --out llama.json
     """
     from gemmill.build.files import write_whole
     from gemmill.tune.journal import read_journal

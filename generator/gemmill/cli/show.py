@@ -36,11 +36,11 @@ def show(
 
     Examples:
 
-        gemmill show "*t64x16x256*_k4"
+        gemmill show "*rmstoken_bf16_e4m3*"
 
-        gemmill show NAME --source > kernel.cu
+        gemmill show "*rmstoken_bf16_e4m3*" --source > kernel.cu
 
-        gemmill show NAME --sass | grep QGMMA
+        gemmill show "*cutlass_bf16_bf16*" --sass | grep HMMA
     """
     if as_json and (source or sass):
         raise UsageError("--json with --source or --sass: these print text, leave --json out")
