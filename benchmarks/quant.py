@@ -113,7 +113,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--shapes", default="table,grid", help='"table", "grid" or MxHIDDEN, with commas; both by default'
     )
-    parser.add_argument("--build", help="build id or path; the newest by default")
+    parser.add_argument("--build", help="build id or path; the current one by default")
     parser.add_argument("--also", default="", help="other builds to time beside it, with commas")
     parser.add_argument("--vllm-so", metavar="PATH", help="vLLM's _C_stable_libtorch.abi3.so")
     parser.add_argument("--out-dir", type=Path, default=RESULTS)

@@ -130,7 +130,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--m", help="values of M for --models and grid, with commas")
     parser.add_argument("--op", choices=sorted(OPS_OF), default="all")
-    parser.add_argument("--build", help="build id or path; the newest by default")
+    parser.add_argument("--build", help="build id or path; the current one by default")
     parser.add_argument("--vllm-so", metavar="PATH", help="vLLM's _C_stable_libtorch.abi3.so")
     parser.add_argument("--vllm-apart", action="store_true", help="run vLLM's library in a process of its own")
     parser.add_argument("--deep-gemm", metavar="FOLDER", help="DeepGEMM's Python package, for scales in groups")

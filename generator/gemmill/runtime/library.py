@@ -12,6 +12,7 @@ from gemmill import settings
 from gemmill.manifest import Manifest, ManifestError, open_extension, read_manifest
 from gemmill.runtime import checks, operands
 from gemmill.runtime.builds import MANIFEST
+from gemmill.runtime.notices import tell_loaded, tell_unbuilt
 from gemmill.runtime.problem import ProblemCall, problem_of_call
 from gemmill.runtime.quant_call import config_of, quant_call
 from gemmill.runtime.quant_table import QuantRow, QuantTable, make_quant_table, select_quant
@@ -79,6 +80,9 @@ class Build:
         self._library.gemmill_set_programmatic_launch(int(settings.programmatic_launch()))
         self._describe = _DESCRIBE(self._write_refusal)
         self._library.gemmill_set_describe(self._describe)
+        tell_loaded(self.manifest, self.tuned, folder)
+        if gpu_arch is not None:
+            tell_unbuilt(self.manifest, self.tuned)
 
     @property
     def build_id(self) -> str:
