@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Processes that run tests: one a core.
+JOBS ?= $(shell nproc)
 
 .PHONY: help mill test style quality clean
 
@@ -19,7 +21,7 @@ mill: $(READY)
 
 test: quality
 	$(BIN)/gemmill build --select smoke
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses $(JOBS)
 
 style: $(READY)
 	$(BIN)/ruff check --fix

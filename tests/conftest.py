@@ -1,6 +1,16 @@
-"""Options and fixtures of the whole test suite."""
+"""Options and fixtures of the whole test suite, and how its tests are dealt to processes (`make test`)."""
+
+import os
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from closing import LINES
+
+_HERE = Path(__file__).parent
+_TOGETHER = ("gpu", "compile/binding")
+"""Folders whose tests share what is made once a process and dear: the memory of a GPU, an extension."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -14,6 +24,47 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--build", help="build id or path; the current one by default")
     group.addoption("--match", default="", help="only variants whose name contains this")
     group.addoption("--dry-run", action="store_true", help="on a CPU, with the reference in the place of the kernels")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LINES] = []
+    if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
+        # Before torch is imported: threads of several processes on one core wait for one another.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The tests of a file, or of a folder of `_TOGETHER`, are one process's, so that module fixtures are made once.
+
+    They are dealt in pytest's order, in which those that compile come first.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Whole(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = (config.rootpath / nodeid.split("::")[0]).relative_to(_HERE).as_posix()
+            return next((folder for folder in _TOGETHER if path.startswith(f"{folder}/")), path)
+
+    config.option.loadscopereorder = False
+    return Whole(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["lines"] = session.config.stash[LINES]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    lines = node.config.stash[LINES]
+    lines += [line for line in getattr(node, "workeroutput", {}).get("lines", ()) if line not in lines]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in config.stash[LINES]:
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture

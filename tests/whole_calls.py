@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from gemmill.families.scaled_mm.ops import GEMM_OPS
 from gemmill.runtime import checks, operands
-from gemmill.runtime.schemas import GEMM_OPS, Kind, OpSchema
+from gemmill.runtime.schemas import Kind, OpSchema
 from quant_problems import Breakage, some_call
 
 Call = dict[str, Any]

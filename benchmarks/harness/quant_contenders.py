@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gemmill.runtime.quant_call import OUT_NAMES, SCALE_NAMES, name_of
+from gemmill.families.quant.call import OUT_NAMES, SCALE_NAMES, name_of
 from gemmill.runtime.quant_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.tune.statistics import Sample

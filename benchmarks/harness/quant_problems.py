@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.families.quant.call import OP_OF
 from gemmill.families.quant.config import Activation, QuantFamily, ScaleFormat
-from gemmill.runtime.quant_call import OP_OF
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import DType
 

@@ -2,7 +2,6 @@
 
 #include <climits>
 
-#include "dtypes.h"
 
 namespace gemmill {
 namespace {
@@ -53,12 +52,13 @@ void GroupedScales::tell(gemmill_group_scaled_mm_args& args) const {
 
 GroupedScales group_scales(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k) {
   GroupedScales none;
-  if (a_scales.dtype != dtypes().f32 || b_scales.dtype != dtypes().f32) return none;
   int64_t kind = kind_of(a_scales, b_scales, m, n, k);
   if (kind < 0) return none;
   bool const mn_major = lies_for_tma(a_scales) && counts_in_32_bits(a_scales) && counts_in_32_bits(b_scales);
-  GroupedScales found{1 + kind * 2 + !mn_major, stride_of(a_scales, 0), stride_of(a_scales, 1), stride_of(b_scales, 1),
-                      stride_of(b_scales, 0)};
+  GroupedScales found;
+  found.code = 1 + kind * 2 + !mn_major;
+  found.a_stride_m = stride_of(a_scales, 0), found.a_stride_k = stride_of(a_scales, 1);
+  found.b_stride_n = stride_of(b_scales, 1), found.b_stride_k = stride_of(b_scales, 0);
   if (found.a_stride_m != 1 && found.a_stride_k != 1) return none;
   if (found.b_stride_n != 1 && found.b_stride_k != 1) return none;
   // The stride of a single group is never used, but a descriptor has it: any will do that TMA takes.

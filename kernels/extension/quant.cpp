@@ -1,20 +1,14 @@
-// The quantisation ops: arguments to a QuantCall, the kernel that serves it, launch.
-// Every check has its sentence in gemmill.runtime.quant_checks, which is asked for it when a check fails.
-#include "quant.h"
-
+// The quantisation ops: the kernel that serves a call, its arguments, launch.
 #include <algorithm>
 #include <atomic>
-#include <stdexcept>
-#include <string>
 #include <utility>
-#include <vector>
 
+#include "call.h"
 #include "device.h"
 #include "dtypes.h"
 #include "gemmill/quant_abi.h"
-#include "operand.h"
-#include "quant_call.h"
-#include "rejection.h"
+#include "layout.h"
+#include "quant_table.h"
 #include "workspace.h"
 
 extern "C" gemmill_quant_kernel const gemmill_quant_kernels[];
@@ -22,32 +16,18 @@ extern "C" gemmill_quant_kernel const gemmill_quant_kernels[];
 namespace gemmill {
 namespace {
 
-using torch::stable::detail::to;
+// In the order of gemmill.families.quant.config's enumerations.
+enum Scaling : int64_t { kStatic, kTensor, kToken, kGroup, kRmsToken, kRmsGroup };
+enum ScaleFormat : int64_t { kF32, kPowerOfTwo, kPackedUe8m0 };
 
-// Indices of the ops in gemmill.runtime.schemas.
-enum Op : int64_t {
-  kStaticScaledFp8 = 2,
-  kDynamicScaledFp8,
-  kDynamicPerTokenScaledFp8,
-  kStaticScaledInt8,
-  kDynamicScaledInt8,
-  kPerTokenGroupFp8,
-  kPerTokenGroupInt8,
-  kPerTokenGroupFp8Packed,
-  kSiluAndMulPerBlock,
-  kSiluAndMul,
-  kSiluAndMulPerToken,
-  kRmsNormDynamicPerToken,
-  kRmsNormPerBlock,
-  kActAndMulPerBlock,
-  kActAndMul,
-  kActAndMulPerToken,
-  kDynamicTensorScaledInt8,
-  kPerTokenGroupInt8Azp,
-  kPerTokenGroupInt8Truncated,
+enum Role { kOut, kIn, kScales, kAzp, kScaleUb, kWeight, kResidual };
+enum Value {
+  kScaling, kActivation, kScaleFormat, kTruncated, kGroupSize, kRows, kHidden, kOutRows, kInStride, kOutStride,
+  kResidualStride, kEps, kWords, kScaleRows, kTransposed, kTakesGroupShape
 };
+// What the special checks find out.
+enum Found { kGroupM, kGroupN, kScaleStrideM, kScaleStrideN };
 
-constexpr double kMostE4m3 = 448.0, kLeastS8 = -128.0, kMostS8 = 127.0;
 // Smallest scales of the ops that have one, as in gemmill.reference.quant.
 constexpr float kSmallestE4m3Scale = 1.0f / (448.0f * 512.0f), kSmallestS8Scale = 1.1920929e-07f;
 
@@ -60,18 +40,20 @@ using Table = std::vector<std::pair<uint64_t, int64_t>>;
 std::atomic<Table const*> current_table{nullptr};  // old ones are kept, so that readers need no lock
 thread_local int64_t pinned_kernel = -1;
 
-// Index of the kernel that serves a call that is well formed, or -1.
-int64_t kernel_of(QuantCall const& x) {
+bool to_s8(OpCall const& x) { return x.tensor(kOut).dtype == dtypes().s8; }
+
+// Index of the kernel that serves a call, or -1.
+int64_t kernel_of(OpCall const& x) {
   Dtypes const& d = dtypes();
   QuantRow row{};
-  row.family = static_cast<int64_t>(x.family);
-  row.in_dtype = x.in.dtype == d.bf16 ? 0 : x.in.dtype == d.f16 ? 1 : 2;
-  row.out_dtype = x.s8();
-  row.activation = static_cast<int64_t>(x.activation);
-  row.group_size = x.group_size;
-  row.scale_format = static_cast<int64_t>(x.format);
-  row.symmetric = !x.azp.given();
-  row.truncated = x.truncated;
+  row.family = x.value(kScaling);
+  row.in_dtype = x.tensor(kIn).dtype == d.bf16 ? 0 : x.tensor(kIn).dtype == d.f16 ? 1 : 2;
+  row.out_dtype = to_s8(x);
+  row.activation = x.value(kActivation);
+  row.group_size = x.value(kGroupSize);
+  row.scale_format = x.value(kScaleFormat);
+  row.symmetric = !x.tensor(kAzp).given();
+  row.truncated = x.value(kTruncated);
   Table const* table = current_table.load(std::memory_order_acquire);
   if (table == nullptr) return -1;
   std::pair<uint64_t, int64_t> const wanted{key_of(row), 0};
@@ -80,301 +62,145 @@ int64_t kernel_of(QuantCall const& x) {
   return pinned_kernel >= 0 && pinned_kernel != found->second ? -1 : found->second;
 }
 
-int32_t launch_static(gemmill_quant_kernel const& kernel, QuantCall const& x, gemmill_quant_launch const& how) {
-  gemmill_static_quant_args const args{x.in.data, x.out.data, static_cast<float const*>(x.scales.data),
-                                       static_cast<int32_t const*>(x.azp.data), x.rows, x.hidden, x.in_stride, x.out_stride,
-                                       x.group_m, x.group_n, x.scale_stride_m, x.scale_stride_n, how};
+// Whether scales that are given fit the codes and the group shape.
+bool static_scales_fit(OpCall& x) {
+  Operand const& scales = x.tensor(kScales);
+  auto const& shape = x.integers;
+  int64_t const sizes[2] = {x.value(kRows), x.value(kHidden)};
+  x.found[kGroupM] = x.found[kGroupN] = 1;
+  if (shape && (shape->size() != 2 || !std::all_of(shape->begin(), shape->end(), [](int64_t n) { return n == -1 || n > 0; }))) return false;
+  if (scales.numel() == 1) return true;
+  if (!x.value(kTakesGroupShape)) return false;
+  if (scales.rank == 1) {
+    if (!shape) return false;
+    bool const by_row = (*shape)[0] == 1 && (*shape)[1] == -1, by_column = (*shape)[0] == -1 && (*shape)[1] == 1;
+    if ((!by_row && !by_column) || scales.sizes[0] != sizes[by_column]) return false;
+    x.found[by_row ? kScaleStrideM : kScaleStrideN] = scales.strides[0];
+    x.found[by_row ? kGroupN : kGroupM] = std::max<int64_t>(sizes[by_row], 1);
+    return true;
+  }
+  if (scales.rank != 2) return false;
+  for (int i = 0; i < 2; ++i) {
+    int64_t const count = scales.sizes[i];
+    if (sizes[i] == 0 ? count > 1 : count < 1 || sizes[i] % count != 0) return false;
+    int64_t const group = sizes[i] == 0 ? 1 : sizes[i] / count;
+    if (shape && sizes[i] > 0 && (*shape)[i] != group && !((*shape)[i] == -1 && count == 1)) return false;
+    x.found[kGroupM + i] = group, x.found[kScaleStrideM + i] = scales.strides[i];
+  }
+  return true;
+}
+
+// Scales (or words of four) by row and group, at strides that keep them apart.
+bool group_scales_fit(OpCall& x) {
+  Operand const& s = x.tensor(kScales);
+  Operand const& in = x.tensor(kIn);
+  bool const packed = x.value(kScaleFormat) == kPackedUe8m0;
+  int64_t const transposed = x.value(kTransposed);  // -1 where their strides tell
+  int64_t const rows = x.value(kRows), columns = x.value(kWords), padded = packed ? x.value(kScaleRows) : rows;
+  bool const as_rows = (s.rank == 2 && s.sizes[0] == rows && s.sizes[1] == columns) ||
+                       (s.rank >= 1 && s.rank == in.rank && s.sizes[s.rank - 1] == columns && std::equal(s.sizes, s.sizes + s.rank - 1, in.sizes));
+  // Strides that are never taken are made those of the layout: padding is written at the second row of the only one.
+  auto fits = [&](int64_t m, int64_t g, bool m_major) {
+    if (rows <= 1 || columns == 0) m = m_major ? 1 : columns;
+    if (columns <= 1 || rows == 0) g = m_major ? padded : 1;
+    x.found[kScaleStrideM] = m, x.found[kScaleStrideN] = g;
+    return m_major ? m == 1 && g >= padded : g == 1 && m >= columns;
+  };
+  if (as_rows) {
+    int64_t const m = s.rank == 2 ? s.strides[0] : stride_of_rows(s), g = s.strides[s.rank - 1];
+    if (m < 0) return false;
+    if (packed) return fits(m, g, true);
+    if (transposed < 0) return fits(m, g, false) || fits(m, g, true);
+    if (fits(m, g, transposed != 0)) return true;
+  }
+  if (transposed <= 0 || packed) return false;
+  // [groups, rows], as it lies in memory.
+  return s.rank == 2 && s.sizes[0] == columns && s.sizes[1] == rows && fits(s.strides[1], s.strides[0], true);
+}
+
+template <class T>
+T* data_of(OpCall const& x, Role role) {
+  return static_cast<T*>(x.tensor(role).data);
+}
+
+int32_t launch_static(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+  gemmill_static_quant_args const args{x.tensor(kIn).data, x.tensor(kOut).data, data_of<float const>(x, kScales),
+                                       data_of<int32_t const>(x, kAzp), x.value(kRows), x.value(kHidden), x.value(kInStride),
+                                       x.value(kOutStride), x.found[kGroupM], x.found[kGroupN], x.found[kScaleStrideM],
+                                       x.found[kScaleStrideN], how};
   return kernel.launch(&args);
 }
 
-int32_t launch_tensor(gemmill_quant_kernel const& kernel, QuantCall const& x, gemmill_quant_launch const& how) {
-  Workspace const workspace(gemmill_tensor_quant_workspace_bytes, x.out.device);
-  gemmill_tensor_quant_args const args{x.in.data, x.out.data, static_cast<float*>(x.scales.data),
-                                       static_cast<int32_t*>(x.azp.data), workspace.data(), x.rows, x.hidden, x.in_stride, x.out_stride, how};
+int32_t launch_tensor(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+  Workspace const workspace(gemmill_tensor_quant_workspace_bytes, x.tensor(kOut).device);
+  gemmill_tensor_quant_args const args{x.tensor(kIn).data, x.tensor(kOut).data, data_of<float>(x, kScales), data_of<int32_t>(x, kAzp),
+                                       workspace.data(), x.value(kRows), x.value(kHidden), x.value(kInStride), x.value(kOutStride), how};
   return kernel.launch(&args);
 }
 
-int32_t launch_token(gemmill_quant_kernel const& kernel, QuantCall const& x, gemmill_quant_launch const& how) {
-  gemmill_token_quant_args const args{x.in.data, x.out.data, static_cast<float*>(x.scales.data),
-                                      static_cast<int32_t*>(x.azp.data), static_cast<float const*>(x.scale_ub.data),
-                                      x.rows, x.hidden, x.in_stride, x.out_stride, how};
+int32_t launch_token(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+  gemmill_token_quant_args const args{x.tensor(kIn).data, x.tensor(kOut).data, data_of<float>(x, kScales), data_of<int32_t>(x, kAzp),
+                                      data_of<float const>(x, kScaleUb), x.value(kRows), x.value(kHidden), x.value(kInStride),
+                                      x.value(kOutStride), how};
   return kernel.launch(&args);
 }
 
-int32_t launch_group(gemmill_quant_kernel const& kernel, QuantCall const& x, gemmill_quant_launch const& how) {
-  float const smallest_scale = !x.gated() ? 0.0f : x.s8() ? kSmallestS8Scale : kSmallestE4m3Scale;
-  gemmill_group_quant_args const args{x.in.data, x.out.data, x.scales.data, static_cast<int32_t*>(x.azp.data),
-                                      static_cast<float const*>(x.scale_ub.data), x.rows, x.hidden, x.in_stride,
-                                      x.out_stride, x.scale_stride_m, x.scale_stride_n, (x.rows + 3) / 4 * 4, x.out_rows,
-                                      static_cast<float>(x.epsilon), smallest_scale, how};
+int32_t launch_group(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+  float const smallest_scale = x.value(kActivation) == 0 ? 0.0f : to_s8(x) ? kSmallestS8Scale : kSmallestE4m3Scale;
+  gemmill_group_quant_args const args{x.tensor(kIn).data, x.tensor(kOut).data, x.tensor(kScales).data, data_of<int32_t>(x, kAzp),
+                                      data_of<float const>(x, kScaleUb), x.value(kRows), x.value(kHidden), x.value(kInStride),
+                                      x.value(kOutStride), x.found[kScaleStrideM], x.found[kScaleStrideN], x.value(kScaleRows),
+                                      x.value(kOutRows), static_cast<float>(x.real(kEps)), smallest_scale, how};
   return kernel.launch(&args);
 }
 
-int32_t launch_rms_norm(gemmill_quant_kernel const& kernel, QuantCall const& x, gemmill_quant_launch const& how) {
-  gemmill_rms_norm_quant_args const args{x.in.data, x.weight.data, x.residual.data, x.out.data,
-                                         static_cast<float*>(x.scales.data), static_cast<float const*>(x.scale_ub.data),
-                                         x.rows, x.hidden, x.in_stride, x.out_stride, x.residual_stride,
-                                         x.scale_stride_m, x.scale_stride_n, static_cast<float>(x.epsilon), how};
+int32_t launch_rms_norm(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+  int64_t const stride_m = x.value(kScaling) == kRmsToken ? 1 : x.found[kScaleStrideM];
+  gemmill_rms_norm_quant_args const args{x.tensor(kIn).data, x.tensor(kWeight).data, x.tensor(kResidual).data, x.tensor(kOut).data,
+                                         data_of<float>(x, kScales), data_of<float const>(x, kScaleUb), x.value(kRows),
+                                         x.value(kHidden), x.value(kInStride), x.value(kOutStride), x.value(kResidualStride),
+                                         stride_m, x.found[kScaleStrideN], static_cast<float>(x.real(kEps)), how};
   return kernel.launch(&args);
 }
 
-int32_t launch(gemmill_quant_kernel const& kernel, QuantCall const& x, gemmill_quant_launch const& how) {
-  switch (x.family) {
-    case QuantFamily::kStatic: return launch_static(kernel, x, how);
-    case QuantFamily::kTensor: return launch_tensor(kernel, x, how);
-    case QuantFamily::kToken: return launch_token(kernel, x, how);
-    case QuantFamily::kGroup: return launch_group(kernel, x, how);
+int32_t launch(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+  switch (x.value(kScaling)) {
+    case kStatic: return launch_static(kernel, x, how);
+    case kTensor: return launch_tensor(kernel, x, how);
+    case kToken: return launch_token(kernel, x, how);
+    case kGroup: return launch_group(kernel, x, how);
     default: return launch_rms_norm(kernel, x, how);
   }
 }
 
-// `describe` puts the arguments of the call, in the schema's order, into a Facts.
-template <class Describe>
-void run(Op op, QuantCall& x, Describe describe) {
-  auto refuse_call = [&] {
-    Facts facts;
-    describe(facts);
-    refuse(op, facts);
-  };
-  if (!well_formed(x)) refuse_call();
+bool run(OpCall& x) {
   // What belongs to an empty tensor, or to a row without elements, is written: scale and zero point.
-  bool const writes_scales = x.family == QuantFamily::kTensor || (x.scale_a_row() && x.rows > 0);
-  if (x.rows * x.hidden == 0 && !writes_scales) return;
+  int64_t const scaling = x.value(kScaling), rows = x.value(kRows);
+  bool const writes_scales = scaling == kTensor || ((scaling == kToken || scaling == kRmsToken) && rows > 0);
+  if (rows * x.value(kHidden) == 0 && !writes_scales) return false;
   int64_t const index = kernel_of(x);
-  if (index < 0) refuse_call();
+  if (index < 0) refuse(x);
   gemmill_quant_kernel const& kernel = gemmill_quant_kernels[index];
-  int32_t const device = x.out.device;
+  int32_t const device = x.tensor(kOut).device;
   gemmill_quant_launch how{};
   how.device = device;
   how.sm_count = static_cast<int32_t>(std::max<int64_t>(sm_count(device), 1));
   how.programmatic_launch = programmatic_launch();
   DeviceScope scope(device);
   how.stream = current_stream(device);
-  int32_t const status = launch(kernel, x, how);
-  if (status != 0) {
-    char const* why = status > 0 ? cudaGetErrorString(static_cast<cudaError_t>(status)) : "it refuses these arguments";
-    throw std::runtime_error(std::string("gemmill: ") + kernel.symbol + " could not be launched: " + why);
-  }
-  x.note_writes();
-}
-
-void static_scaled_fp8_quant(StableIValue* stack, uint64_t, uint64_t) {
-  QuantCall x{QuantFamily::kStatic};
-  x.makes_s8 = false;
-  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
-  x.group_shape = to<std::optional<std::vector<int64_t>>>(stack[3]);
-  run(kStaticScaledFp8, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales).integers(x.group_shape); });
-}
-
-void dynamic_scaled_fp8_quant(StableIValue* stack, uint64_t, uint64_t) {
-  QuantCall x{QuantFamily::kTensor};
-  x.makes_s8 = false;
-  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
-  run(kDynamicScaledFp8, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales); });
-}
-
-void dynamic_per_token_scaled_fp8_quant(StableIValue* stack, uint64_t, uint64_t) {
-  QuantCall x{QuantFamily::kToken};
-  x.makes_s8 = false;
-  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
-  x.scale_ub = Operand::optional(stack[3]);
-  run(kDynamicPerTokenScaledFp8, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales).operand(x.scale_ub); });
-}
-
-void int8_quant(Op op, QuantFamily family, StableIValue* stack) {
-  QuantCall x{family};
-  x.makes_e4m3 = false, x.one_scale = true;
-  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
-  x.azp = Operand::optional(stack[3]);
-  run(op, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales).operand(x.azp); });
-}
-
-void static_scaled_int8_quant(StableIValue* stack, uint64_t, uint64_t) { int8_quant(kStaticScaledInt8, QuantFamily::kStatic, stack); }
-
-void dynamic_scaled_int8_quant(StableIValue* stack, uint64_t, uint64_t) { int8_quant(kDynamicScaledInt8, QuantFamily::kToken, stack); }
-
-// The first seven arguments are the same for all ops that quantise by groups: input, codes, scales, group size, eps and
-// the codes' limits. What follows is left to the caller.
-template <class Describe>
-void per_token_group_quant(Op op, bool s8, QuantFormat format, StableIValue* stack, Describe describe_rest) {
-  QuantCall x{QuantFamily::kGroup};
-  x.truncated = op == kPerTokenGroupInt8Truncated;
-  x.makes_e4m3 = !s8, x.makes_s8 = s8, x.takes_group_32 = true, x.format = format;
-  x.in = Operand::required(stack[0]), x.out = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
-  x.group_size = to<int64_t>(stack[3]);
-  x.epsilon = to<double>(stack[4]);
-  double const least = to<double>(stack[5]), most = to<double>(stack[6]);
-  x.limits_fit = s8 ? least == kLeastS8 && most == kMostS8 : least == -kMostE4m3 && most == kMostE4m3;
-  run(op, x, [&](Facts& f) {
-    f.operand(x.in).operand(x.out).operand(x.scales).integer(x.group_size).real(x.epsilon).real(least).real(most);
-    describe_rest(f);
-  });
-}
-
-void per_token_group_fp8_quant(StableIValue* stack, uint64_t, uint64_t) {
-  bool const rounded = to<bool>(stack[7]), transposed = to<bool>(stack[8]), aligned = to<bool>(stack[9]);
-  per_token_group_quant(kPerTokenGroupFp8, false, rounded ? QuantFormat::kPowerOfTwo : QuantFormat::kF32, stack,
-                        [&](Facts& f) { f.integer(rounded).integer(transposed).integer(aligned); });
-}
-
-void per_token_group_quant_int8(StableIValue* stack, uint64_t, uint64_t) {
-  per_token_group_quant(kPerTokenGroupInt8, true, QuantFormat::kF32, stack, [](Facts&) {});
-}
-
-void per_token_group_quant_int8_truncated(StableIValue* stack, uint64_t, uint64_t) {
-  per_token_group_quant(kPerTokenGroupInt8Truncated, true, QuantFormat::kF32, stack, [](Facts&) {});
-}
-
-void per_token_group_fp8_quant_packed(StableIValue* stack, uint64_t, uint64_t) {
-  per_token_group_quant(kPerTokenGroupFp8Packed, false, QuantFormat::kPackedUe8m0, stack, [](Facts&) {});
-}
-
-void dynamic_tensor_scaled_int8_quant(StableIValue* stack, uint64_t, uint64_t) {
-  QuantCall x{QuantFamily::kTensor};
-  x.makes_e4m3 = false;
-  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
-  x.azp = Operand::optional(stack[3]);
-  run(kDynamicTensorScaledInt8, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales).operand(x.azp); });
-}
-
-void per_token_group_quant_int8_azp(StableIValue* stack, uint64_t, uint64_t) {
-  QuantCall x{QuantFamily::kGroup};
-  x.makes_e4m3 = false, x.takes_group_32 = true;
-  x.in = Operand::required(stack[0]), x.out = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
-  x.azp = Operand::required(stack[3]);
-  x.group_size = to<int64_t>(stack[4]);
-  run(kPerTokenGroupInt8Azp, x, [&](Facts& f) { f.operand(x.in).operand(x.out).operand(x.scales).operand(x.azp).integer(x.group_size); });
-}
-
-void silu_and_mul_per_block_quant(StableIValue* stack, uint64_t, uint64_t) {
-  QuantCall x{QuantFamily::kGroup, QuantActivation::kSilu};
-  x.takes_f32 = false;
-  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
-  x.group_size = to<int64_t>(stack[3]);
-  x.scale_ub = Operand::optional(stack[4]);
-  x.transposed = to<bool>(stack[5]);
-  run(kSiluAndMulPerBlock, x, [&](Facts& f) {
-    f.operand(x.out).operand(x.in).operand(x.scales).integer(x.group_size).operand(x.scale_ub).integer(*x.transposed);
-  });
-}
-
-void silu_and_mul_quant(StableIValue* stack, uint64_t, uint64_t) {
-  QuantCall x{QuantFamily::kStatic, QuantActivation::kSilu};
-  x.takes_f32 = false, x.makes_s8 = false, x.one_scale = true;
-  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
-  run(kSiluAndMul, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales); });
-}
-
-void silu_and_mul_per_token_quant(StableIValue* stack, uint64_t, uint64_t) {
-  QuantCall x{QuantFamily::kToken, QuantActivation::kSilu};
-  x.takes_f32 = false;
-  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
-  x.scale_ub = Operand::optional(stack[3]);
-  run(kSiluAndMulPerToken, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales).operand(x.scale_ub); });
-}
-
-// Takes a text over, whose handle belongs to who takes it. torch 2.11's own conversion leaves a copy behind in each call.
-std::string take_text(StableIValue value) {
-  auto handle = to<StringHandle>(value);
-  char const* data = nullptr;
-  size_t length = 0;
-  torch_string_c_str(handle, &data);
-  torch_string_length(handle, &length);
-  std::string text(data, length);
-  torch_delete_string(handle);
-  return text;
-}
-
-// The activation of an op that is told which, by its name. Returns the name, for the sentence where there is no such.
-std::string take_activation(QuantCall& x, StableIValue value) {
-  std::string const name = take_text(value);
-  x.takes_f32 = false;
-  if (name == "silu") {
-    x.activation = QuantActivation::kSilu;
-  } else if (name == "gelu") {
-    x.activation = QuantActivation::kGeluErf;
-  } else if (name == "gelu_tanh") {
-    x.activation = QuantActivation::kGeluTanh;
-  } else {
-    x.activation = QuantActivation::kSilu, x.knows_activation = false;
-  }
-  return name;
-}
-
-void act_and_mul_per_block_quant(StableIValue* stack, uint64_t, uint64_t) {
-  QuantCall x{QuantFamily::kGroup};
-  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
-  std::string const activation = take_activation(x, stack[3]);
-  x.group_size = to<int64_t>(stack[4]);
-  x.scale_ub = Operand::optional(stack[5]);
-  bool const rounded = to<bool>(stack[6]);
-  x.format = rounded ? QuantFormat::kPowerOfTwo : QuantFormat::kF32;
-  run(kActAndMulPerBlock, x, [&](Facts& f) {
-    f.operand(x.out).operand(x.in).operand(x.scales).text(activation).integer(x.group_size).operand(x.scale_ub).integer(rounded);
-  });
-}
-
-void act_and_mul_quant(StableIValue* stack, uint64_t, uint64_t) {
-  QuantCall x{QuantFamily::kStatic};
-  x.one_scale = true;
-  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
-  std::string const activation = take_activation(x, stack[3]);
-  run(kActAndMul, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales).text(activation); });
-}
-
-void act_and_mul_per_token_quant(StableIValue* stack, uint64_t, uint64_t) {
-  QuantCall x{QuantFamily::kToken};
-  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]), x.scales = Operand::required(stack[2]);
-  std::string const activation = take_activation(x, stack[3]);
-  x.scale_ub = Operand::optional(stack[4]);
-  run(kActAndMulPerToken, x, [&](Facts& f) { f.operand(x.out).operand(x.in).operand(x.scales).text(activation).operand(x.scale_ub); });
-}
-
-void rms_norm_quant(Op op, QuantCall& x, StableIValue* stack) {
-  x.out = Operand::required(stack[0]), x.in = Operand::required(stack[1]);
-  x.weight = Operand::required(stack[2]), x.scales = Operand::required(stack[3]);
-  x.epsilon = to<double>(stack[4]);
-  x.scale_ub = Operand::optional(stack[5]), x.residual = Operand::optional(stack[6]);
-  run(op, x, [&](Facts& f) {
-    f.operand(x.out).operand(x.in).operand(x.weight).operand(x.scales).real(x.epsilon).operand(x.scale_ub).operand(x.residual);
-    if (x.grouped()) f.integer(x.group_size).integer(*x.transposed);
-  });
-}
-
-void rms_norm_dynamic_per_token_quant(StableIValue* stack, uint64_t, uint64_t) {
-  QuantCall x{QuantFamily::kRmsToken};
-  rms_norm_quant(kRmsNormDynamicPerToken, x, stack);
-}
-
-void rms_norm_per_block_quant(StableIValue* stack, uint64_t, uint64_t) {
-  QuantCall x{QuantFamily::kRmsGroup};
-  x.group_size = to<int64_t>(stack[7]);
-  x.transposed = to<bool>(stack[8]);
-  rms_norm_quant(kRmsNormPerBlock, x, stack);
+  check_launch(kernel.symbol, launch(kernel, x, how));
+  return true;
 }
 
 }  // namespace
 
-QuantOp const quant_ops[kQuantOps] = {
-    {"static_scaled_fp8_quant", static_scaled_fp8_quant},
-    {"dynamic_scaled_fp8_quant", dynamic_scaled_fp8_quant},
-    {"dynamic_per_token_scaled_fp8_quant", dynamic_per_token_scaled_fp8_quant},
-    {"static_scaled_int8_quant", static_scaled_int8_quant},
-    {"dynamic_scaled_int8_quant", dynamic_scaled_int8_quant},
-    {"per_token_group_fp8_quant", per_token_group_fp8_quant},
-    {"per_token_group_quant_int8", per_token_group_quant_int8},
-    {"per_token_group_fp8_quant_packed", per_token_group_fp8_quant_packed},
-    {"silu_and_mul_per_block_quant", silu_and_mul_per_block_quant},
-    {"silu_and_mul_quant", silu_and_mul_quant},
-    {"silu_and_mul_per_token_quant", silu_and_mul_per_token_quant},
-    {"rms_norm_dynamic_per_token_quant", rms_norm_dynamic_per_token_quant},
-    {"rms_norm_per_block_quant", rms_norm_per_block_quant},
-    {"act_and_mul_per_block_quant", act_and_mul_per_block_quant},
-    {"act_and_mul_quant", act_and_mul_quant},
-    {"act_and_mul_per_token_quant", act_and_mul_per_token_quant},
-    {"dynamic_tensor_scaled_int8_quant", dynamic_tensor_scaled_int8_quant},
-    {"per_token_group_quant_int8_azp", per_token_group_quant_int8_azp},
-    {"per_token_group_quant_int8_truncated", per_token_group_quant_int8_truncated},
+Family const quant_family{
+    "quant",
+    {"out", "input", "scales", "azp", "scale_ub", "weight", "residual"},
+    {"scaling", "chosen", "scale_format", "truncated", "group_size", "rows", "hidden", "out_rows", "input_stride", "out_stride",
+     "residual_stride", "eps", "words", "scale_rows", "is_scale_transposed", "takes_group_shape"},
+    {{"static_scales", static_scales_fit}, {"group_scales", group_scales_fit}},
+    run,
 };
 
 }  // namespace gemmill

@@ -1,24 +1,87 @@
-// Registering the ops' CUDA kernels under a namespace, when Python asks for it: several builds can be loaded, and each
-// op name belongs to one of them at a time. Schemas are defined in Python.
-#include <torch/csrc/stable/library.h>
-
+// The ops that Python has declared, and registering them under a namespace when it asks for it: several builds can be
+// loaded, and each op name belongs to one of them at a time. Schemas are defined in Python.
+#include <algorithm>
+#include <array>
+#include <deque>
 #include <string>
+#include <utility>
 
-#include "quant.h"
-#include "scaled_mm.h"
+#include "call.h"
 
 using torch::stable::detail::StableLibrary;
 
-extern "C" __attribute__((visibility("default"))) void* gemmill_register(char const* ns) {
+namespace gemmill {
+namespace {
+
+constexpr size_t kMostOps = 128;
+std::deque<Op> ops;
+
+void serve(Op const& op, StableIValue* stack) {
+  OpCall call(op, stack);
+  if (!holds(call)) refuse(call);
+  if (op.family->run(call)) call.note_writes();
+}
+
+// The dispatcher gives a boxed kernel nothing by which to know its op: each has a function of its own.
+using Boxed = void (*)(StableIValue* stack, uint64_t argument_count, uint64_t output_count);
+template <size_t... I>
+constexpr std::array<Boxed, sizeof...(I)> make_boxed(std::index_sequence<I...>) {
+  return {[](StableIValue* stack, uint64_t, uint64_t) { serve(ops[I], stack); }...};
+}
+constexpr auto boxed = make_boxed(std::make_index_sequence<kMostOps>());
+
+// Where the family's names are among the op's; `absent` for one that it has not.
+std::vector<int64_t> places(std::vector<char const*> const& names, gemmill_op_declaration const& declared, int64_t end, int64_t absent) {
+  std::vector<int64_t> found;
+  for (std::string_view name : names) {
+    int64_t place = absent;
+    for (int64_t i = 0; i < declared.value_count; ++i) {
+      if (name == declared.value_names[i] && declared.value_places[i] < end) place = declared.value_places[i];
+    }
+    found.push_back(place);
+  }
+  return found;
+}
+
+char const* declare(gemmill_op_declaration const& declared) {
+  if (ops.size() == kMostOps) return "there are too many ops";
+  if (declared.argument_count > static_cast<int64_t>(kMostArguments)) return "it has too many arguments";
+  if (declared.initial_count >= static_cast<int64_t>(kMostValues)) return "its contract has too many sizes";
+  Op op;
+  op.name = declared.name;
+  for (Family const* family : {&scaled_mm_family, &quant_family}) {
+    if (op.family == nullptr && std::string_view(family->name) == declared.family) op.family = family;
+  }
+  if (op.family == nullptr) return "the extension does not know its family";
+  op.arguments.assign(declared.arguments, declared.arguments + declared.argument_count);
+  op.initial.assign(declared.initial, declared.initial + declared.initial_count);
+  op.initial.push_back(0);
+  op.program.assign(declared.program, declared.program + declared.instruction_count);
+  op.words.assign(declared.words, declared.words + declared.word_count);
+  for (int64_t i = 0; i < declared.special_count; ++i) {
+    auto const& known = op.family->specials;
+    auto const same = [&](Special const& special) { return std::string_view(special.name) == declared.specials[i]; };
+    auto const special = std::find_if(known.begin(), known.end(), same);
+    if (special == known.end()) return "the extension does not know one of its special checks";
+    op.specials.push_back(*special);
+  }
+  op.tensors = places(op.family->tensors, declared, declared.argument_count, kMostArguments);
+  op.values = places(op.family->values, declared, declared.initial_count, declared.initial_count);
+  ops.push_back(std::move(op));
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace gemmill
+
+char const* gemmill_declare(gemmill_op_declaration const* declared) { return gemmill::declare(*declared); }
+
+void* gemmill_register(char const* ns, char const* device) {
   // The dispatcher keeps the pointers.
   auto* kept = new std::string(ns);
-  auto* library = new StableLibrary(StableLibrary::Kind::IMPL, kept->c_str(), "CUDA", "gemmill", 0);
-  library->impl("cutlass_scaled_mm", &gemmill::scaled_mm);
-  library->impl("cutlass_scaled_mm_azp", &gemmill::scaled_mm_azp);
-  for (auto const& op : gemmill::quant_ops) library->impl(op.name, op.kernel);
+  auto* library = new StableLibrary(StableLibrary::Kind::IMPL, kept->c_str(), device, "gemmill", 0);
+  for (size_t i = 0; i < gemmill::ops.size(); ++i) library->impl(gemmill::ops[i].name.c_str(), gemmill::boxed[i]);
   return library;
 }
 
-extern "C" __attribute__((visibility("default"))) void gemmill_unregister(void* library) {
-  delete static_cast<StableLibrary*>(library);
-}
+void gemmill_unregister(void* library) { delete static_cast<StableLibrary*>(library); }

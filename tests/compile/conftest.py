@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from closing import LINES
 from gemmill.build import BuildError, BuildOptions, BuildResult, ToolchainPaths, build, find_toolchain
 from gemmill.space.selections import select
-
-_REASON = pytest.StashKey[str]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -21,16 +20,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         reason = ""
     except BuildError as error:
         reason = str(error)
-        config.stash[_REASON] = f"{len(here)} tests that compile left out: {reason}"
+        config.stash[LINES].append(f"{len(here)} tests that compile left out: {reason}")
     for item in here:
         item.add_marker(pytest.mark.compile)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if text := config.stash.get(_REASON, ""):
-        terminalreporter.write_line(text)
 
 
 @pytest.fixture(scope="session")

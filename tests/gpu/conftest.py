@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import gemmill
+from closing import LINES
 from gemmill.manifest import KernelEntry, ManifestError
 from gpu.shapes import shapes_for
 from gpu.stand_in import StandIn
@@ -71,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if _no_gpu(config):
         for item in here:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-        config.stash[_LEFT_OUT] = len(here)
+        config.stash[LINES].append(f"{len(here)} GPU tests left out: this machine has no CUDA device")
     elif config.getoption("--dry-run"):
         for item in here:
             if item.get_closest_marker("needs_cuda"):
@@ -80,16 +81,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="there is no build here"))
 
 
-_LEFT_OUT = pytest.StashKey[int]()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if left_out := config.stash.get(_LEFT_OUT, 0):
-        terminalreporter.write_line(f"{left_out} GPU tests left out: this machine has no CUDA device")
-    for kind, (fraction, where) in sorted(_worst.items()):
-        terminalreporter.write_line(
-            f"largest error of {kind} accumulation: {fraction:.3f} of its bound beyond rounding, {where}"
-        )
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    session.config.stash[LINES] += [
+        f"largest error of {kind} accumulation: {fraction:.3f} of its bound beyond rounding, {where}"
+        for kind, (fraction, where) in sorted(_worst.items())
+    ]
 
 
 @pytest.fixture(scope="session")

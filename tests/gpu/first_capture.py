@@ -11,9 +11,10 @@ import torch
 
 import gemmill
 from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
 from gemmill.runtime.schemas import OPS
 from gemmill.vocab import Accumulation
-from gpu.problems import MUST, Problem, acceptance, compare, make_call, of_variant
+from gpu.problems import MUST, acceptance, of_variant
 from gpu.random_calls import calls_of
 
 SHAPES = ((48, 264, 4096), (77, 136, 272), (16, 256, 512))

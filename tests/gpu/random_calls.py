@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import gemmill
-from gemmill.fuzz.call import CPU_LIMITS, LegalCall
 from gemmill.fuzz.calls import draw_call
-from gemmill.fuzz.judging import Judge
-from gemmill.fuzz.memory import Memory
-from gemmill.fuzz.values import Pools
+from gemmill.numerics.call import CPU_LIMITS, LegalCall
+from gemmill.numerics.cases import cases_of_op
+from gemmill.numerics.memory import Memory
+from gemmill.numerics.values import Pools
 from gemmill.runtime.schemas import BY_NAME
 
 
@@ -35,7 +35,7 @@ class Made:
         changed = self.memory.changed(self.before, written=True)
         if changed.any():
             return self.memory.places(changed)
-        return Judge(self.call, self.memory, self.before).report()
+        return cases_of_op(self.call.op).judge(self.call, self.memory, self.before).report()
 
 
 def made(op: str, seed: int, index: int, pools: Pools, device: torch.device) -> Made:

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.cases.calls import Call
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.manifest import KernelEntry
 from gemmill.reference import scaled_mm as reference_of_scaled_mm
 from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.selections import select
-from gpu.problems import REFUSES, Call, acceptance
+from gpu.problems import REFUSES, acceptance
 
 
 class StandIn:

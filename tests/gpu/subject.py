@@ -8,8 +8,8 @@ import torch
 
 import gemmill
 from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.cases.calls import Call
 from gemmill.manifest import KernelEntry
-from gpu.problems import Call
 
 
 class Subject(Protocol):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gemmill.runtime.schemas import GEMM_OPS, OPS, OpSchema
+from gemmill.families.scaled_mm.ops import GEMM_OPS
+from gemmill.runtime.schemas import OPS, OpSchema
 from whole_calls import check_refusals, check_saved_tensors, check_versions, moved, whole_call
 
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)

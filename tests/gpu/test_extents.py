@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import gemmill
+from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
 from gemmill.vocab import SCALE_GROUPS, Accumulation, DType
-from gpu.problems import REFUSES, Problem, acceptance, compare, make_call, of_variant
+from gpu.problems import REFUSES, acceptance, of_variant
 from gpu.test_ops import op_of
 
 SINGLES = ((1, 264, 128), (5, 1, 128), (1, 1, 16), (64, 4096, 128), (512, 264, 64), (67, 264, 48), (1, 264, 512))

@@ -5,8 +5,9 @@ from itertools import product
 import pytest
 import torch
 
+from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call, sum_error_fraction
 from gemmill.reference import scaled_mm
-from gpu.problems import MAY, MUST, REFUSES, Problem, acceptance, compare, make_call, of_variant, sum_error_fraction
+from gpu.problems import MAY, MUST, REFUSES, acceptance, of_variant
 from gpu.shapes import FIRST, takes_any_rows, with_groups
 
 MIXES = tuple(product(("one", "each"), ("one", "each"), (False, True)))

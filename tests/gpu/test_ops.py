@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import gemmill
+from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.reference import compare_exact, scaled_mm
 from gemmill.vocab import Accumulation, DType
-from gpu.problems import Problem, compare, make_call
 from gpu.shapes import FIRST, FIXED, UNALIGNED
 
 KINDS = (

@@ -7,34 +7,13 @@ import pytest
 import torch
 
 import gemmill
-from gemmill.families import quant
+from gemmill.families.quant.call import config_of, quant_call
+from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.quant_call import config_of, quant_call
 from gemmill.runtime.quant_cpu import by_reference
-from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
-from gemmill.tune.quant_cases import QuantCase, cases_of, check_case, ops_served
+from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Arch
 from quant_problems import Breakage, empty_call, some_call
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "quant_entry" not in metafunc.fixturenames:
-        return
-    match = metafunc.config.getoption("--match")
-    entries = gemmill.variants() if torch.cuda.is_available() and not metafunc.config.getoption("--dry-run") else []
-    chosen = [entry for entry in entries if entry.family == quant.NAME and match in entry.name]
-    metafunc.parametrize("quant_entry", chosen, ids=lambda entry: entry.name)
-
-
-def test_codes_and_scales(quant_entry) -> None:
-    with gemmill.use_variant(quant_entry.name):
-        wrong = {
-            f"{op}: {case}": text
-            for op in ops_served(quant_entry.config)
-            for case in cases_of(quant_entry.config)
-            if (text := check_case(quant_entry.config, op, case, "cuda"))
-        }
-    assert not wrong
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -206,7 +185,3 @@ def test_bad_input_leaves_the_context_unharmed() -> None:
         torch.ops.gemmill.silu_and_mul_per_block_quant(codes, x, torch.empty((4, 8), device="cuda"), 32)
     torch.cuda.synchronize()
     assert not codes.view(torch.uint8).any()
-
-
-def test_cases_have_names() -> None:
-    assert str(QuantCase(rows=3, hidden=64, m_major=True)) == "3 x 64, padding 0, m_major"

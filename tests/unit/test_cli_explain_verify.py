@@ -1,33 +1,26 @@
 """explain and verify: the calls they describe, and what they print of the answers."""
 
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
-from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import gemmill as package
+from gemmill.families.quant.call import config_of, quant_call
 from gemmill.families.quant.ops import QUANT_OPS
 from gemmill.families.quant.selections import default as quant_configs
 from gemmill.families.quant.selections import smoke as smoke_quant_configs
-from gemmill.reference import Comparison
-from gemmill.reference import scaled_mm as reference_of_scaled_mm
-from gemmill.registry import REGISTRY
+from gemmill.numerics import verify as layer
+from gemmill.numerics.verify import Verdict
 from gemmill.runtime import checks, operands
 from gemmill.runtime.problem import problem_of_call
-from gemmill.runtime.quant_call import config_of, quant_call
 from gemmill.runtime.quant_table import make_quant_table, select_quant
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Choice, select
 from gemmill.runtime.table import make_table
 from gemmill.space.names import to_name
-from gemmill.tune import verify as layer
-from gemmill.tune.verify import Verdict, cases_of, run_case
-from gemmill.vocab import Accumulation, Arch, Backend, DType, EpilogueKind, KernelSchedule
+from gemmill.vocab import Arch, DType, EpilogueKind, KernelSchedule
 
 
 @pytest.fixture
@@ -311,109 +304,3 @@ def test_the_cpu_reference_verifies_itself() -> None:
     ]
     assert all(verdict.cases == 1 and not verdict.failures for verdict in verdicts)
     assert layer.device_words() == "with the CPU reference: there is no GPU that torch can use, so no kernel was run"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"epilogue": EpilogueKind.SCALED},
-        {"a_dtype": DType.S8, "epilogue": EpilogueKind.SCALED_AZP},
-        {"a_dtype": DType.S8, "epilogue": EpilogueKind.SCALED_AZP_PER_TOKEN},
-        {"kernel_schedule": KernelSchedule.MMA_SYNC},
-    ],
-)
-def test_cases_cover_what_a_variant_takes_and_nothing_else(make_config, changes: dict) -> None:
-    predicate = REGISTRY.accepted(make_config(**changes))
-    cases = list(cases_of(predicate))
-    both = (True, False)
-    assert {(case.a_vector, case.b_vector, case.bias, case.azp) for case in cases} == set(
-        product(both, both, both if predicate.bias else (False,), predicate.azp)
-    )
-    for case in cases:
-        assert case.k % predicate.alignment_a == case.k % predicate.alignment_b == case.n % predicate.alignment_d == 0
-    assert any(case.k % 16 for case in cases) == (predicate.alignment_a == 1)
-
-
-def test_cases_are_rounded_up_to_the_alignment(make_config) -> None:
-    predicate = replace(REGISTRY.accepted(make_config()), alignment_b=96, alignment_d=40)
-    assert all(case.k % 96 == case.n % 40 == 0 for case in cases_of(predicate))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "azp"), [(DType.E4M3, "none"), (DType.S8, "none"), (DType.S8, "row"), (DType.S8, "token")]
-)
-def test_a_wrong_result_is_found(monkeypatch, dtype: DType, azp: str) -> None:
-    """One element of a bad kernel is off by its own size."""
-    case = layer.Case(m=17, n=16, k=64, a_vector=True, b_vector=False, bias=azp != "none", azp=azp)
-    accumulation = Accumulation.FAST if dtype.is_float else Accumulation.EXACT
-    assert run_case(case, dtype, DType.BF16, accumulation, "cpu").ok
-
-    right = layer.check_scaled_mm
-
-    def spoil(out: torch.Tensor, *arguments: object, **named: object) -> Comparison:
-        out[3, 5] = out[3, 5] * 2 + 1
-        return right(out, *arguments, **named)
-
-    monkeypatch.setattr(layer, "check_scaled_mm", spoil)
-    comparison = run_case(case, dtype, DType.BF16, accumulation, "cpu")
-    assert (comparison.ok, comparison.wrong) == (False, 1)
-    assert "[3, 5]" in comparison.report
-
-
-@pytest.mark.parametrize("k", [4096, 14336, 32768])
-@pytest.mark.parametrize("dtype", [DType.E4M3, DType.BF16])
-def test_long_sums_that_lack_a_little_are_found(make_config, monkeypatch, dtype: DType, k: int) -> None:
-    """The last 128 products, or a tenth: within the tolerance of random e4m3 operands, not of exact ones."""
-    predicate = REGISTRY.accepted(
-        make_config(a_dtype=dtype, **({} if dtype is DType.E4M3 else {"backend": Backend.CUTEDSL}))
-    )
-    (case,) = [case for case in cases_of(predicate) if case.k == k]
-    assert case.exact and str(case).endswith("; exact")
-
-    def verdict(wrong: Callable) -> Comparison:
-        def multiply(out, a, b, a_scales, b_scales, bias):
-            out.copy_(wrong(a, b, a_scales, b_scales, out.dtype, bias))
-
-        op = SimpleNamespace(cutlass_scaled_mm=SimpleNamespace(default=multiply))
-        monkeypatch.setattr(layer, "NAMESPACE", "wrong")
-        monkeypatch.setattr(torch.ops, "wrong", op, raising=False)
-        return run_case(case, dtype, DType.BF16, Accumulation.FAST, "cpu")
-
-    assert verdict(reference_of_scaled_mm).ok
-    assert verdict(lambda a, b, *rest: reference_of_scaled_mm(a[:, :-128], b[:-128], *rest)).wrong > case.m * case.n / 2
-    assert (
-        verdict(lambda a, b, a_scales, *rest: reference_of_scaled_mm(a, b, 0.9 * a_scales, *rest)).wrong
-        > case.m * case.n / 2
-    )
-
-
-def test_an_output_that_is_not_written_is_found(monkeypatch) -> None:
-    class Lazy:
-        class cutlass_scaled_mm:
-            default = staticmethod(lambda *tensors: None)
-
-    monkeypatch.setattr(layer, "NAMESPACE", "lazy")
-    monkeypatch.setattr(torch.ops, "lazy", Lazy, raising=False)
-    case = layer.Case(m=4, n=16, k=16, a_vector=True, b_vector=True, bias=False, azp="none")
-    comparison = run_case(case, DType.S8, DType.F16, Accumulation.EXACT, "cpu")
-    assert comparison.wrong == comparison.elements == 64
-
-
-def test_a_variant_that_raises_is_a_failure_not_a_crash(monkeypatch, make_manifest, make_config) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore lines")
-
-    monkeypatch.setattr(layer, "run_case", fail)
-    monkeypatch.setattr(layer, "use_variant", lambda name: nullcontext())
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-
-    class Build:
-        manifest = make_manifest()
-
-    (verdict,) = layer.verify_variants(Build())
-    assert len(verdict.failures) == verdict.cases == 21
-    assert verdict.failures[0].endswith(": CUDA error: an illegal memory access was encountered")
-    assert list(layer.verify_variants(Build(), frozenset({"another"}))) == []
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
-    assert list(layer.verify_variants(Build())) == []

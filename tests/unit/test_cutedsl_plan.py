@@ -1,4 +1,4 @@
-"""The compile-time facts of a DSL kernel, and the sentences with which it refuses a config."""
+"""The compile-time facts of a DSL kernel, and the configs that it refuses."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from gemmill.families.scaled_mm.config import KernelConfig, Problem, Schedule
+from gemmill.families.scaled_mm.dsl import plan
 from gemmill.families.scaled_mm.dsl.limits import SHARED_BYTES
 from gemmill.families.scaled_mm.dsl.plan import Plan
-from gemmill.families.scaled_mm.rules.memory import stage_bytes
+from gemmill.families.scaled_mm.rules import RULES
+from gemmill.family import Rule
 from gemmill.vocab import (
     Accumulation,
     Arch,
@@ -18,7 +20,9 @@ from gemmill.vocab import (
     KernelSchedule,
     ScaleGranularity,
     ScaleLayout,
+    Status,
     TileScheduler,
+    rejected,
 )
 
 
@@ -41,11 +45,11 @@ def config(group_size: int = 0, arch: Arch = Arch.SM90A, **changes: Any) -> Kern
     schedule: dict[str, Any] = {
         "tile_shape_mnk": (128, 128, 128),
         "kernel_schedule": KernelSchedule.COOPERATIVE,
-        "accumulation": Accumulation.FAST,
+        "accumulation": Accumulation.PROMOTED if group_size else Accumulation.FAST,
     }
     for name, value in changes.items():
         (problem if name in Problem.__dataclass_fields__ else schedule)[name] = value
-    return KernelConfig(problem=Problem(**problem), schedule=Schedule(**schedule), arch=arch)
+    return KernelConfig(problem=Problem(**problem), schedule=Schedule(**schedule), arch=arch, backend=Backend.CUTEDSL)
 
 
 def test_stages_fill_shared_memory() -> None:
@@ -93,70 +97,27 @@ def test_small_tiles_keep_one_partial_sum_for_each_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("made_of", "sentence"),
     [
-        ({"arch": Arch.SM100A}, "arch sm100a is not offered by the cutedsl backend: it writes WGMMA for sm90a"),
-        (
-            {"a_dtype": DType.E5M2},
-            "operands e5m2 x e4m3: the DSL kernel multiplies two operands of one type of e4m3, e5m2, s8, bf16, f16",
-        ),
-        ({"out_dtype": DType.F32}, "out_dtype f32: the DSL kernel stores bf16 or f16"),
-        (
-            {"kernel_schedule": KernelSchedule.MMA_SYNC},
-            "kernel_schedule mmasync: the DSL kernel runs cooperative, pingpong, basic",
-        ),
-        (
-            {"tile_scheduler": TileScheduler.STREAM_K},
-            "tile_scheduler streamk: the DSL kernel divides K by split_k, over the CTAs of a cluster",
-        ),
-        (
-            {"epilogue": EpilogueKind.SCALED_AZP},
-            "epilogue scaledazp corrects integer sums: it takes s8, not e4m3",
-        ),
-        (
-            {"tile_shape_mnk": (64, 128, 128)},
-            "tile 64x128x128: rows are not a multiple of 128, which cooperative multiplies",
-        ),
-        ({"tile_shape_mnk": (128, 24, 128)}, "tile 128x24x128: columns are not a multiple of 16 up to 256"),
-        ({"tile_shape_mnk": (128, 128, 64)}, "tile 128x128x64: the K step is not whole rows of 128 bytes"),
-        (
-            {"tile_shape_mnk": (256, 256, 128)},
-            "tile 256x256x128 needs 256 accumulator registers a thread of 208",
-        ),
-        (
-            {"cluster_shape_mnk": (1, 32, 1)},
-            "tile 128x128x128 does not divide into multicast slices of 8 rows in a cluster of 1x32",
-        ),
-        ({"cluster_shape_mnk": (4, 4, 1)}, "cluster 4x4 has 16 CTAs of 8"),
-        (
-            {"group_size": 128, "kernel_schedule": KernelSchedule.PINGPONG},
-            "pingpong with group scales: one group promotes while the other multiplies, which takes the cooperative schedule",
-        ),
-        (
-            {"group_size": 64, "tile_shape_mnk": (128, 160, 128)},
-            "tile 128x160x128 can touch 3 blocks of 64 columns at columns that differ from tile to tile: "
-            "the DSL kernel chooses between 2",
-        ),
-        (
-            {"stages": 9},
-            "tile 128x128x128 with 9 stages needs 315024 bytes of shared memory of 232448: "
-            "take fewer stages or a smaller tile",
-        ),
-        (
-            {"tile_scheduler": TileScheduler.SPLIT_K},
-            "split_k with swap_ab=False cluster=(1, 1, 1) cooperative: it takes swap_ab, a cluster of 1x1x1 "
-            "(its clusters are made of the splits), and the cooperative or basic schedule",
-        ),
-        (
-            {"tile_scheduler": TileScheduler.SPLIT_K, "swap_ab": True, "stages": 2, "tile_shape_mnk": (128, 128, 128)},
-            "tile 128x128x128: partial sums reuse the stages, and 2 of them are too small for a tile",
-        ),
+        (config(arch=Arch.SM100A), "the cutedsl backend is written for sm90a, not for sm100a"),
+        (config(tile_shape_mnk=(256, 256, 128)), "tile 256x256 needs 256 accumulator registers a thread of 192"),
+        (replace(config(), backend=Backend.CUTLASS), "backend cutlass: the DSL makes kernels of cutedsl"),
     ],
 )
-def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], sentence: str) -> None:
+def test_what_the_kernel_cannot_be_made_of(made_of: KernelConfig, sentence: str) -> None:
     with pytest.raises(ValueError) as error:
-        Plan(config(**changes))
+        Plan(made_of)
     assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_plan_is_refused_by_every_rule(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: KernelConfig) -> Status:
+        return rejected("it is refused")
+
+    monkeypatch.setattr(plan, "RULES", tuple(refused if other is rule else other for other in RULES))
+    with pytest.raises(ValueError, match="it is refused"):
+        Plan(config())
 
 
 def test_groups_that_promote_in_turn_store_a_slab_while_the_next_is_multiplied() -> None:
@@ -171,16 +132,6 @@ def test_a_slice_of_k_has_no_end_of_its_own() -> None:
     plan = Plan(config(group_size=128, tile_scheduler=TileScheduler.SPLIT_K, **schedule))
     assert plan.factors_ahead
     assert not plan.meets_end
-
-
-@pytest.mark.parametrize("group_size", [0, 64, 128])
-@pytest.mark.parametrize("tile", [(128, 128, 128), (64, 32, 256)])
-def test_a_stage_takes_what_the_rules_count(tile: tuple[int, int, int], group_size: int) -> None:
-    """Beside its two barriers: so a variant that the rules accept has the stages that it is said to have."""
-    basic = {"kernel_schedule": KernelSchedule.BASIC} if tile[0] == 64 else {}
-    two, three = (config(group_size, tile_shape_mnk=tile, stages=stages, **basic) for stages in (2, 3))
-    two, three = (replace(c, backend=Backend.CUTEDSL) for c in (two, three))
-    assert Plan(three).shared_bytes - Plan(two).shared_bytes == stage_bytes(two) + 16
 
 
 @pytest.mark.parametrize(("cluster", "sharers"), [((1, 1, 1), 1), ((2, 1, 1), 2), ((1, 4, 1), 4), ((2, 2, 1), 3)])

@@ -174,6 +174,11 @@ EXAMPLES = [
         },
         "tile 128x208 needs 208 accumulator registers a thread of 192",
     ),
+    (
+        "accumulators_fit",
+        DSL | GROUPED | {"tile_shape_mnk": (128, 208, 128), "b_scale": ScaleGranularity.BLOCK, "swap_ab": True},
+        "tile 128x208 needs 208 accumulator registers a thread of 192",
+    ),
     ("cluster", {"cluster_shape_mnk": (1, 1, 2)}, "cluster 1x1x2 extends along K, where nothing is shared"),
     ("cluster", {"cluster_shape_mnk": (4, 4, 1)}, "cluster 4x4 has 16 CTAs of 8"),
     ("cluster", FALLBACK | {"cluster_shape_mnk": (2, 1, 1)}, "cluster 2x1 without TMA: there is no multicast to share"),
@@ -260,7 +265,18 @@ EXAMPLES = [
         FALLBACK | {"accumulation": Accumulation.FAST},
         "mmasync adds in FP32 registers: its accumulation is promoted, not fast",
     ),
-    ("stages_fit", DSL | {"stages": 7}, "7 stages of 32768 bytes do not fit in 212480: 6 do"),
+    ("stages_fit", DSL | {"stages": 7}, "7 stages of 32784 bytes do not fit in 212480: 6 do"),
+    ("stages_fit", DSL | {"stages": 1}, "1 stages: the pipeline needs 2"),
+    (
+        "stages_fit",
+        DSL | GROUPED | {"stages": 6},
+        "6 stages of 33312 bytes do not fit in 197632: 5 do",
+    ),
+    (
+        "partial_sums_fit",
+        SPLIT_K | {"tile_shape_mnk": (128, 128, 128), "kernel_schedule": KernelSchedule.COOPERATIVE, "stages": 2},
+        "tile 128x128x128: partial sums reuse the stages, and 2 of them are too small for a tile",
+    ),
     ("stages_fit", {"stages": 7}, "7 stages of 32768 bytes do not fit in 213504: 6 do"),
     (
         "stages_fit",
@@ -303,9 +319,15 @@ EXAMPLES += [
         "tile 256x128 has no registers left for scales of each column of B: 128x128 has",
     ),
     (
+        "dsl_groups",
+        DSL | GROUPED | {"group_size": 64, "tile_shape_mnk": (128, 160, 128)},
+        "tile 128x160x128 can touch 3 blocks of 64 columns at columns that differ from tile to tile: "
+        "the DSL kernel chooses between 2",
+    ),
+    (
         "stages_fit",
         DSL | GROUPED | {"tile_shape_mnk": (128, 64, 256), "stages": 5, "group_size": 64},
-        "5 stages of 51264 bytes do not fit in 214528: 4 do",
+        "5 stages of 51280 bytes do not fit in 214528: 4 do",
     ),
 ]
 

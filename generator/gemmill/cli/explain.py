@@ -8,14 +8,9 @@ import typer
 
 from gemmill.cli import options as o
 from gemmill.cli.exits import UsageError
-from gemmill.cli.explain_quant import OP_OF, QuantQuestion, arguments
 from gemmill.cli.output import console, print_json, table
-from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP
-from gemmill.vocab import DType
 
 if TYPE_CHECKING:
-    import torch
-
     from gemmill.runtime.evidence import Evidence
     from gemmill.runtime.select import Choice
 
@@ -112,42 +107,19 @@ def explain(
 
         gemmill explain act_and_mul_per_block_quant -m 16 --hidden 14336 --activation gelu --group 64 --ue8m0
     """
+    question = {name: value for name, value in locals().items() if name not in ("op", "build", "everything", "as_json")}
+    question["azp"] = None if azp is Azp.NONE else azp
     import gemmill
+    from gemmill.numerics.cases import cases_of_op
     from gemmill.runtime.evidence import evidence_of
+    from gemmill.runtime.schemas import BY_NAME
 
-    if op in OP_OF:
-        if hidden is None or n is not None or k is not None:
-            raise UsageError(f"{op} wants -m and --hidden, and neither -n nor -k")
-        _refuse(
-            op,
-            **{"--per-tensor": not per_token, "--one-b-scale": not per_channel, "--bias": bias},
-            **{"--lda": lda is not None, "--ldb": ldb is not None, "--ldd": ldd is not None},
-        )
-        question = QuantQuestion(
-            m=m,
-            hidden=hidden,
-            dtype=None if dtype is None else DType(dtype),
-            out=None if out is None else DType(out),
-            group_size=group,
-            activation=activation,
-            scale_ue8m0=ue8m0,
-            m_major=m_major,
-            zero_points=azp is not Azp.NONE,
-        )
-        given = arguments(op, question)
-    elif op in (SCALED_MM, SCALED_MM_AZP):
-        if n is None or k is None or hidden is not None:
-            raise UsageError(f"{op} wants -m, -n and -k, and no --hidden")
-        _refuse(
-            op,
-            **{"--group": group is not None, "--activation": activation is not None},
-            **{"--ue8m0": ue8m0, "--scales-m-major": m_major},
-        )
-        dtype = dtype or Operand.E4M3
-        out = out or (Out.F16 if dtype is Operand.F16 else Out.BF16)
-        given = _gemm_arguments(op, (m, n, k), dtype, out, per_token, per_channel, bias, azp, (lda, ldb, ldd))
-    else:
-        raise UsageError(f"no op {op!r} to explain: there are {SCALED_MM}, {SCALED_MM_AZP}, {', '.join(OP_OF)}")
+    if op not in BY_NAME:
+        raise UsageError(f"no op {op!r} to explain: there are {', '.join(BY_NAME)}")
+    try:
+        given = cases_of_op(op).asked(op, question)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     loaded = gemmill.load(build)
     try:
         choice = gemmill.explain(op, *given)
@@ -166,13 +138,6 @@ def explain(
         )
         return
     _print_choice(choice, evidence, everything)
-
-
-def _refuse(op: str, **given: bool) -> None:
-    """Raises UsageError for options that mean nothing to an op."""
-    unused = [option for option, was_given in given.items() if was_given]
-    if unused:
-        raise UsageError(f"{op} with {', '.join(unused)}: that means nothing to it, leave it out")
 
 
 def _print_choice(choice: "Choice", evidence: "Evidence | None", everything: bool) -> None:
@@ -195,40 +160,3 @@ def _print_choice(choice: "Choice", evidence: "Evidence | None", everything: boo
         if rest := reasons.total() - sum(count for count, _ in rows):
             rows.append((rest, f"{len(reasons) - MOST_REASONS} other reasons, which --all lists"))
         out.print(table("rejected", ["variants", "why"], rows, right=["variants"]))
-
-
-def _gemm_arguments(
-    op: str,
-    shape: tuple[int, int, int],
-    dtype: Operand,
-    out: Out,
-    per_token: bool,
-    per_channel: bool,
-    bias: bool,
-    azp: Azp,
-    strides: tuple[int | None, int | None, int | None],
-) -> list["torch.Tensor | None"]:
-    """The op's arguments without data. Raises UsageError where op and azp contradict each other."""
-    import torch
-
-    (m, n, k), (lda, ldb, ldd) = shape, strides
-    if (op == SCALED_MM_AZP) == (azp is Azp.NONE):
-        raise UsageError(f"{op} with --azp {azp}: {SCALED_MM} takes none, {SCALED_MM_AZP} takes tensor or token")
-
-    def empty(dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> torch.Tensor:
-        kind = getattr(torch, dtype.torch_name)
-        result = torch.empty(shape, dtype=kind, device="meta")
-        return result if strides is None else torch.empty_strided(shape, strides, dtype=kind, device="meta")
-
-    operand, result = DType(dtype), DType(out)
-    tensors: list[torch.Tensor | None] = [
-        empty(result, (m, n), (n if ldd is None else ldd, 1)),
-        empty(operand, (m, k), (k if lda is None else lda, 1)),
-        empty(operand, (k, n), (1, k if ldb is None else ldb)),
-        empty(DType.F32, (m, 1) if per_token else (1,)),
-        empty(DType.F32, (1, n) if per_channel else (1,)),
-    ]
-    if azp is not Azp.NONE:
-        tensors += [empty(DType.S32, (n,)), empty(DType.S32, (m,)) if azp is Azp.TOKEN else None]
-    tensors.append(empty(result, (n,)) if bias else None)
-    return tensors

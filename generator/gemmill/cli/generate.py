@@ -12,7 +12,14 @@ from gemmill.vocab import Arch
 
 
 def generate(
-    select: o.SelectOption = "default",
+    select: Annotated[
+        str | None,
+        typer.Option(
+            "--select",
+            metavar="NAME",
+            help="A named set of variants, whose sources are written: smoke, default or sweep.",
+        ),
+    ] = None,
     arch: o.ArchOption = Arch.SM90A,
     filters: o.FilterOption = None,
     out: Annotated[
@@ -23,7 +30,8 @@ def generate(
     """Write the sources of a selection, CUDA or Python.
 
     One file a variant. Writes only what differs and removes generated files that are emitted no more. Variants that differ in launch
-    settings alone share a file.
+    settings alone share a file. Without --select and --filter it writes the sources of smoke, and a file INDEX with name,
+    template and SHA-256 of each of default's.
 
     Examples:
 
@@ -33,9 +41,13 @@ def generate(
 
         gemmill generate --select sweep --filter '*streamk*' --out /tmp/sources
     """
-    from gemmill.build.emitted import compare_folder, emitted_files, update_folder
+    from gemmill.build.emitted import compare_folder, emitted_files, index_of, update_folder
 
-    files = emitted_files(variants.selection_of(select, arch, filters).configs)
+    if select is None and not filters:
+        files = emitted_files(variants.selection_of("smoke", arch, None).configs)
+        files += (index_of("default", arch, variants.selection_of("default", arch, None).configs),)
+    else:
+        files = emitted_files(variants.selection_of(select or "default", arch, filters).configs)
     difference = compare_folder(files, out)
     written, removed = ("missing", "stale") if check else ("new", "removed")
     for word, paths in (

@@ -34,7 +34,7 @@ def verify(
     import torch
 
     import gemmill
-    from gemmill.tune.verify import device_words, verify_ops, verify_variants
+    from gemmill.numerics.verify import device_words, verify_ops, verify_variants
 
     if quick and filters:
         raise UsageError("--quick with --filter: it runs each op once, whatever the variants; leave one of them out")

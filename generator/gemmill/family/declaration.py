@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+from gemmill.family.op import OpSet
 from gemmill.vocab import OK, Arch, Compiler, DType, Status, rejected
 
 
@@ -104,6 +105,10 @@ class Family:
 
     name: str
     doc: str
+    asks: OpSet
+    """What can be asked of it."""
     kernels: tuple[Kernels, ...]
+    cases: str
+    """The module whose `CASES` makes and judges its ops' calls. It needs torch, which declarations do not."""
     selections: Mapping[str, Callable[[Arch], Iterable[Any]]]
     """By a selection's name, the configs that the family has in it; none where it is not named."""

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from gemmill.family.declaration import Config, Family, Kernels, first_rejection
+from gemmill.family.op import Op
 from gemmill.vocab import Status
 
 
@@ -33,6 +34,22 @@ class Registry:
                         f"families {seen[kernels.tag]!r} and {family.name!r} both have kernels of tag {kernels.tag!r}"
                     )
                 seen[kernels.tag] = family.name
+        ops: dict[str, str] = {}
+        for family in self.families:
+            for op in family.asks.ops:
+                name = op.schema.name
+                if name in ops:
+                    raise ValueError(f"families {ops[name]!r} and {family.name!r} both have an op {name!r}")
+                ops[name] = family.name
+                try:
+                    unknown = set(op.program.specials) - set(family.asks.specials)
+                except ValueError as error:
+                    raise ValueError(f"family {family.name!r}, op {name!r}: {error}") from None
+                if unknown:
+                    raise ValueError(
+                        f"family {family.name!r}, op {name!r}: no special check {min(unknown)!r}, of "
+                        f"{', '.join(family.asks.specials) or 'none'}"
+                    )
         names = [family.name for family in self.families]
         if len(set(names)) < len(names):
             raise ValueError(f"two families have one name, of {', '.join(names)}")
@@ -40,6 +57,11 @@ class Registry:
     @cached_property
     def _by_tag(self) -> dict[str, tuple[Family, Kernels]]:
         return {kernels.tag: (family, kernels) for family in self.families for kernels in family.kernels}
+
+    @cached_property
+    def ops(self) -> dict[str, tuple[Family, Op]]:
+        """All ops by name, in the order of the declarations, each with its family."""
+        return {op.schema.name: (family, op) for family in self.families for op in family.asks.ops}
 
     def family_of(self, config: Config) -> Family:
         """The family that a config belongs to."""

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.fuzz.draw import Draw
-from gemmill.fuzz.memory import Memory
+from gemmill.numerics.draw import Draw
+from gemmill.numerics.memory import Memory
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME, Kind, Parameter
 

@@ -1,10 +1,8 @@
 """Which call an op, a seed and an index make: a legal one, or one that is then broken."""
 
-from gemmill.fuzz.call import LegalCall, Limits
-from gemmill.fuzz.draw import Draw
-from gemmill.fuzz.gemm_calls import gemm_call
-from gemmill.fuzz.quant_calls import quant_call
-from gemmill.runtime.schemas import BY_NAME, GEMM_OPS
+from gemmill.numerics.call import LegalCall, Limits
+from gemmill.numerics.cases import cases_of_op
+from gemmill.numerics.draw import Draw
 
 BROKEN = 0.2
 """Of calls."""
@@ -13,6 +11,6 @@ BROKEN = 0.2
 def draw_call(name: str, seed: int, index: int, limits: Limits) -> tuple[LegalCall, Draw | None]:
     """A legal call and, where it is to be broken, what its breakage is drawn from."""
     draw = Draw(name, seed, index)
-    is_broken, op = draw.chance(BROKEN), BY_NAME[name]
-    call = gemm_call(op, draw, limits) if op in GEMM_OPS else quant_call(op, draw, limits)
+    is_broken = draw.chance(BROKEN)
+    call = cases_of_op(name).drawn(name, draw, limits)
     return call, draw if is_broken else None

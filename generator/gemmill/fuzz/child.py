@@ -18,21 +18,18 @@ from torch import Tensor
 import gemmill
 from gemmill.fuzz import sabotage
 from gemmill.fuzz.breakages import Arguments, BrokenCall, break_call
-from gemmill.fuzz.call import CPU_LIMITS, GPU_LIMITS, LegalCall
 from gemmill.fuzz.calls import draw_call
-from gemmill.fuzz.draw import Draw
 from gemmill.fuzz.findings import FuzzSpec, Kind
-from gemmill.fuzz.gemm_calls import groups_of_call
-from gemmill.fuzz.judging import Judge
-from gemmill.fuzz.memory import Memory
-from gemmill.fuzz.values import Pools
-from gemmill.runtime.schemas import BY_NAME, GEMM_OPS, NAMESPACE
+from gemmill.numerics.call import CPU_LIMITS, GPU_LIMITS, LegalCall
+from gemmill.numerics.cases import cases_of_op
+from gemmill.numerics.draw import Draw
+from gemmill.numerics.memory import Memory
+from gemmill.numerics.values import Pools
+from gemmill.runtime.schemas import BY_NAME, NAMESPACE
 from gemmill.tune.bench import DEAD_CONTEXT, end_with, serve
 from gemmill.tune.statistics import first_line
 
 Found = dict[str, Any]
-LACKS = (": build ", " lacks ")
-"""In the text of a quantisation op whose variant the build has not."""
 
 
 class _Found(Exception):  # noqa: N818  (it is what happened)
@@ -58,7 +55,6 @@ class Child:
             torch.set_num_threads(1)  # calls are small, and several processes share the cores
         self._pools = Pools(self._device)
         self._tally: Counter[str] = Counter()
-        self._offered: dict[tuple[Any, ...], bool] = {}
 
     def hello(self) -> str:
         """Where calls are made, in words."""
@@ -113,7 +109,7 @@ class Child:
             raise _Found(Kind.OUT_OF_BOUNDS if broken is None else Kind.TOUCHED, memory.places(changed))
         if broken is not None:
             return
-        judge = Judge(call, memory, before)
+        judge = cases_of_op(call.op).judge(call, memory, before)
         if counts is not None:
             counts[0].copy_(judge.wrong())
         elif report := judge.report():
@@ -130,7 +126,7 @@ class Child:
             sabotaged(lambda: _op(call.op)(*arguments.values()))
         except Exception as error:
             self._see_whether_alive()
-            if self._lacks(call, str(error)):
+            if self._spec.gpu and cases_of_op(call.op).is_lacking(call, str(error)):
                 raise _LeftOut from None
             raise _Found(Kind.REFUSED, f"a legal call raised {type(error).__name__}: {first_line(error)}") from None
         finally:
@@ -153,18 +149,6 @@ class Child:
         if self._spec.gpu:
             torch.cuda.synchronize()
 
-    def _lacks(self, call: LegalCall, text: str) -> bool:
-        """Whether a refusal says that the build has no variant, and the build has none."""
-        if not self._spec.gpu:
-            return False
-        if BY_NAME[call.op] not in GEMM_OPS:
-            return all(words in text for words in LACKS)
-        groups = groups_of_call(call)
-        key = (call.slots["a"].dtype, call.slots["out"].dtype, groups.size if groups else 0)
-        if key not in self._offered:
-            self._offered[key] = gemmill.supports(call.op, dtype=key[0], out_dtype=key[1], group_size=key[2])
-        return not self._offered[key]
-
     @contextlib.contextmanager
     def _noting(self, index: int, found: list[Found]) -> Iterator[None]:
         """Keep what a call raises as a finding; but the error of a dead CUDA context ends this process."""
@@ -181,7 +165,7 @@ class Child:
             found.append({"kind": Kind.UNJUDGED, "index": index, "detail": detail})
 
     def _not_repeated(self, index: int, counted: list[int]) -> list[Found]:
-        if counted[1] == 0 and BY_NAME[self._spec.op_of(index)] not in GEMM_OPS:
+        if counted[1] == 0 and not cases_of_op(self._spec.op_of(index)).counts_are_final:
             return []  # other bits than the reference's, within what the arithmetic leaves open
         detail = f"{counted[0]} elements were wrong and {counted[1]} bytes changed that are no output's, and none when called alone"
         return [{"kind": Kind.NOT_REPEATABLE, "index": index, "detail": detail}]

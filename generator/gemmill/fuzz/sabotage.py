@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from gemmill.fuzz.findings import Kind
-from gemmill.fuzz.memory import Memory
+from gemmill.numerics.memory import Memory
 
 Sabotage = Callable[[Callable[[], None]], None]
 

@@ -1,6 +1,6 @@
 """What every op computes, in plain torch, and how far a right kernel may be from it."""
 
-from gemmill.reference.comparison import Comparison, check_scaled_mm, compare_exact, compare_within
+from gemmill.reference.comparison import Comparison, compare_exact, compare_within
 from gemmill.reference.exact import powers_of_two, small_bias, small_integers
 from gemmill.reference.group_scaled_mm import groups_of
 from gemmill.reference.scaled_mm import scaled_mm
@@ -9,7 +9,6 @@ from gemmill.reference.tolerance import accumulation_error, exact_scaled_mm, tol
 __all__ = [
     "Comparison",
     "accumulation_error",
-    "check_scaled_mm",
     "compare_exact",
     "compare_within",
     "exact_scaled_mm",

@@ -5,11 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemmill.reference.group_scaled_mm import groups_of
-from gemmill.reference.scaled_mm import scaled_mm
-from gemmill.reference.tolerance import exact_scaled_mm, tolerance
-from gemmill.vocab import Accumulation
-
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -46,28 +41,6 @@ def apart_within(actual: Tensor, rounded: Tensor, exact: Tensor, bound: Tensor) 
     """Where compare_within finds an element wrong; waits for no device."""
     error = (actual.to(torch.float64) - exact).abs()
     return torch.where(rounded.isfinite(), ~(error <= bound), apart_exact(actual, rounded))
-
-
-def check_scaled_mm(
-    actual: Tensor,
-    a: Tensor,
-    b: Tensor,
-    a_scales: Tensor,
-    b_scales: Tensor,
-    accumulation: Accumulation,
-    bias: Tensor | None = None,
-    azp_adj: Tensor | None = None,
-    azp: Tensor | None = None,
-    *,
-    exact_data: bool = False,
-) -> Comparison:
-    """Hold a kernel's result against the reference: s8 to the last bit, e4m3 and scales in groups within `tolerance`;
-    operands as `gemmill.reference.exact` makes them always to the last bit."""
-    rounded = scaled_mm(a, b, a_scales, b_scales, actual.dtype, bias, azp_adj, azp)
-    if exact_data or (accumulation is Accumulation.EXACT and groups_of(a, b, a_scales, b_scales) is None):
-        return compare_exact(actual, rounded)
-    exact = exact_scaled_mm(a, b, a_scales, b_scales, bias)
-    return compare_within(actual, rounded, exact, tolerance(a, b, a_scales, b_scales, actual.dtype, accumulation, bias))
 
 
 def _comparison(actual: Tensor, expected: Tensor, wrong: Tensor, fraction: Tensor) -> Comparison:

@@ -9,14 +9,17 @@ from typing import BinaryIO
 import torch
 
 from gemmill import settings
+from gemmill.families.quant.call import config_of, quant_call
+from gemmill.families.scaled_mm.ops import GEMM_OPS
 from gemmill.manifest import Manifest, ManifestError, open_extension, read_manifest
+from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands
 from gemmill.runtime.builds import MANIFEST
+from gemmill.runtime.declaring import declare
 from gemmill.runtime.notices import tell_loaded, tell_unbuilt
 from gemmill.runtime.problem import ProblemCall, problem_of_call
-from gemmill.runtime.quant_call import config_of, quant_call
 from gemmill.runtime.quant_table import QuantRow, QuantTable, make_quant_table, select_quant
-from gemmill.runtime.schemas import GEMM_OPS, OPS, OpSchema
+from gemmill.runtime.schemas import BY_NAME, OpSchema
 from gemmill.runtime.select import Choice, Trust, select
 from gemmill.runtime.table import Row, Table, TunedRow, make_table
 from gemmill.runtime.tuned import Machine, Tuned, load_tuned, machine
@@ -24,7 +27,7 @@ from gemmill.space.names import to_name
 from gemmill.vocab import Arch
 
 _DESCRIBE = ctypes.CFUNCTYPE(
-    None, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.POINTER(ctypes.c_char), ctypes.c_int64
+    None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.POINTER(ctypes.c_char), ctypes.c_int64
 )
 
 MOST_REASONS = 20
@@ -77,6 +80,8 @@ class Build:
         self.table: Table = make_table(entries, self._symbols("gemmill_kernel", _Kernel), self.tuned.choices)
         self.quant: QuantTable = make_quant_table(entries, self._symbols("gemmill_quant_kernel", _QuantKernel))
         self._send_table()
+        for family, op in REGISTRY.ops.values():
+            declare(self._library, family, op)
         self._library.gemmill_set_programmatic_launch(int(settings.programmatic_launch()))
         self._describe = _DESCRIBE(self._write_refusal)
         self._library.gemmill_set_describe(self._describe)
@@ -89,9 +94,9 @@ class Build:
         """The digest that names the build."""
         return self.manifest.build_id
 
-    def register(self, namespace: str) -> int:
+    def register(self, namespace: str, device: str = "CUDA") -> int:
         """Give the ops of a namespace this build's kernels; the result goes to `unregister`."""
-        return self._library.gemmill_register(namespace.encode())
+        return self._library.gemmill_register(namespace.encode(), device.encode())
 
     def unregister(self, registration: int) -> None:
         """Take them away again."""
@@ -180,16 +185,16 @@ class Build:
         quant = (QuantRow * len(self.quant.rows))(*self.quant.rows)
         self._library.gemmill_set_quant_table(quant, ctypes.c_int64(len(quant)))
 
-    def _write_refusal(self, op: int, facts: Sequence[int], count: int, text: ctypes.Array, capacity: int) -> None:
+    def _write_refusal(self, op: bytes, facts: Sequence[int], count: int, text: ctypes.Array, capacity: int) -> None:
         try:
-            message = self._refusal(OPS[op], [facts[i] for i in range(count)])
+            message = self._refusal(BY_NAME[op.decode()], [facts[i] for i in range(count)])
         except Exception as error:  # a callback must not raise: C++ is on the stack
-            message = f"{OPS[op].name}: the call was refused, and describing it failed ({error!r})"
+            message = f"{op.decode()}: the call was refused, and describing it failed ({error!r})"
         encoded = message.encode()[: capacity - 1] + b"\0"
         ctypes.memmove(text, encoded, len(encoded))
 
     def _refusal(self, op: OpSchema, facts: list[int]) -> str:
-        call = operands.of_facts(op, facts, _dtype_names())
+        call = operands.of_facts(op, facts)
         try:
             choice = self.explain(op, call, Arch(self.manifest.arch).sm_count)
         except RuntimeError as error:
@@ -229,27 +234,6 @@ def _load(file: BinaryIO, path: Path) -> ctypes.CDLL:
 
 def _variants(count: int) -> str:
     return f"{count} variant{'' if count == 1 else 's'}"
-
-
-def _dtype_names() -> dict[int, str]:
-    return {code: str(dtype).removeprefix("torch.") for dtype, code in _SCALAR_TYPES.items()}
-
-
-_SCALAR_TYPES = {
-    torch.uint8: 0,
-    torch.int8: 1,
-    torch.int16: 2,
-    torch.int32: 3,
-    torch.int64: 4,
-    torch.float16: 5,
-    torch.float32: 6,
-    torch.float64: 7,
-    torch.bool: 11,
-    torch.bfloat16: 15,
-    torch.float8_e5m2: 23,
-    torch.float8_e4m3fn: 24,
-}
-"""c10::ScalarType, whose numbers torch promises not to change."""
 
 
 def _check_torch(manifest: Manifest) -> None:

@@ -1,66 +1,16 @@
-"""What is known of a tensor argument without touching its data: enough to check a call and to choose a variant."""
+"""Calls as they come from torch or from the extension, described."""
 
-import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from gemmill.family.operand import DTYPE_CODES, Call, Operand, Value
 from gemmill.runtime.schemas import Kind, OpSchema
 
+_DTYPE_NAMES = {code: name for name, code in DTYPE_CODES.items()}
 _DEVICE_TYPES = {0: "cpu", 1: "cuda"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Operand:
-    """One tensor argument. `dtype` is the name that torch gives it, without `torch.`."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    device: str
-    data: int
-    """Address of the first element; 0 where there is none (fake tensors)."""
-    is_differentiated: bool
-    """Whether autograd would have to record the call for it: it requires grad, and grad mode is enabled."""
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def meaningful_strides(self) -> tuple[int, ...]:
-        """The strides that are ever taken: of dimensions of more than one element, in a tensor that has any."""
-        return tuple(s for n, s in zip(self.shape, self.strides, strict=True) if self.numel and n > 1)
-
-    @property
-    def element_bytes(self) -> int:
-        """Size of an element."""
-        return getattr(torch, self.dtype).itemsize
-
-    @property
-    def is_vector(self) -> bool:
-        """Whether the elements lie behind one another along one dimension, whatever the strides of dimensions of one element."""
-        longer = [stride for size, stride in zip(self.shape, self.strides, strict=True) if size > 1]
-        return longer in ([], [1]) or not self.numel
-
-    @property
-    def span(self) -> int:
-        """Elements from the first to the last that the strides reach, both counted."""
-        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) if self.numel else 0
-
-    @property
-    def end(self) -> int:
-        """Address one past the last element that the strides reach."""
-        return self.data + self.span * self.element_bytes
-
-
-Value = Operand | int | float | bool | str | tuple[int, ...] | None
-Call = dict[str, Any]
-"""Arguments of one call by name, each a Value: an Operand for a tensor, None for what is optional and not given."""
 
 
 def of_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call:
@@ -129,13 +79,13 @@ def _described(tensor: torch.Tensor, value_of: Callable[[Any], int], *, data: in
     )
 
 
-def of_facts(op: OpSchema, facts: Sequence[int], dtype_names: dict[int, str]) -> Call:
+def of_facts(op: OpSchema, facts: Sequence[int]) -> Call:
     """The call as the extension reports it: see kernels/extension/rejection.h for the order of the numbers."""
     numbers = iter(facts)
-    return {parameter.name: _value(parameter.kind, numbers, dtype_names) for parameter in op.parameters}
+    return {parameter.name: _value(parameter.kind, numbers) for parameter in op.parameters}
 
 
-def _value(kind: Kind, numbers: Iterator[int], dtype_names: dict[int, str]) -> Value:
+def _value(kind: Kind, numbers: Iterator[int]) -> Value:
     first = next(numbers)
     match kind:
         case Kind.INT:
@@ -149,15 +99,15 @@ def _value(kind: Kind, numbers: Iterator[int], dtype_names: dict[int, str]) -> V
         case Kind.TEXT:
             return bytes(next(numbers) for _ in range(first)).decode(errors="replace")
         case Kind.TENSOR:
-            return _operand(numbers, dtype_names) if first else None
+            return _operand(numbers) if first else None
 
 
-def _operand(numbers: Iterator[int], dtype_names: dict[int, str]) -> Operand:
+def _operand(numbers: Iterator[int]) -> Operand:
     dtype, device_type, device, data, is_differentiated, rank = (next(numbers) for _ in range(6))
     shape = tuple(next(numbers) for _ in range(rank))
     strides = tuple(next(numbers) for _ in range(rank))
     return Operand(
-        dtype=dtype_names.get(dtype, f"dtype {dtype}"),
+        dtype=_DTYPE_NAMES.get(dtype, f"dtype {dtype}"),
         shape=shape,
         strides=strides,
         device=_device_name(_DEVICE_TYPES.get(device_type, f"device type {device_type}"), device),

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from gemmill import reference, settings
+from gemmill.families.scaled_mm.ops import GEMM_OPS
 from gemmill.manifest import KernelEntry
 from gemmill.runtime import builds, checks, operands
 from gemmill.runtime.library import Build
 from gemmill.runtime.misses import Recorder
 from gemmill.runtime.quant_cpu import on_cpu
-from gemmill.runtime.schemas import BY_NAME, GEMM_OPS, NAMESPACE, OPS, OpSchema
+from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS, OpSchema
 from gemmill.runtime.select import Choice
 from gemmill.vocab import Arch
 

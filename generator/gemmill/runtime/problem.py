@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from gemmill.families.scaled_mm.accepts import Predicate
+from gemmill.families.scaled_mm.ops import SCALED_MM_AZP
+from gemmill.families.scaled_mm.scales import groups_of_call, mn_major
 from gemmill.runtime.operands import Call, Operand
-from gemmill.runtime.scales import groups_of_call, mn_major
-from gemmill.runtime.schemas import SCALED_MM_AZP, OpSchema
+from gemmill.runtime.schemas import OpSchema
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGranularity, ScaleGroups, ScaleLayout
 
 TMA_BYTES = 16

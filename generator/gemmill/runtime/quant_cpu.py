@@ -5,10 +5,7 @@ from typing import Any
 
 import torch
 
-from gemmill.families.quant.config import QuantFamily, ScaleFormat
-from gemmill.reference import quant as reference
-from gemmill.runtime import checks, operands
-from gemmill.runtime.quant_call import (
+from gemmill.families.quant.call import (
     GROUP_AZP,
     OUT_NAMES,
     SCALE_NAMES,
@@ -18,6 +15,9 @@ from gemmill.runtime.quant_call import (
     quant_call,
     static_scales,
 )
+from gemmill.families.quant.config import QuantFamily, ScaleFormat
+from gemmill.reference import quant as reference
+from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import OpSchema
 from gemmill.vocab import DType
 

@@ -85,7 +85,7 @@ class Probe:
         self._schemas = torch.library.Library(namespace, "FRAGMENT")
         for op in OPS:
             self._schemas.define(op.schema)
-        self._library.probe_register(namespace.encode())
+        self.build.register(namespace, "CPU")
         self.ops = getattr(torch.ops, namespace)
 
     def run(self, op: str, *tensors: torch.Tensor | None, status: int = 0) -> tuple[str, Arguments] | None:
@@ -152,7 +152,7 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
     roots, flags = roots_of(toolchain, kernels_dir()), flags_for(Arch.SM90A)
     configs = some_configs()
     symbols = {
-        family.name: sorted(map(symbol_of, set(REGISTRY.configs_of(family.name, configs))))
+        family.name: sorted(set(map(symbol_of, REGISTRY.configs_of(family.name, configs))))
         for family in REGISTRY.families
     }
     sources = [

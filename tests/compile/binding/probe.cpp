@@ -2,19 +2,13 @@
 #include "probe.h"
 
 #include <cuda.h>
-#include <torch/csrc/stable/library.h>
 
 #include <cstring>
-#include <string>
 
 #include "gemmill/group_abi.h"
 #include "gemmill/quant_abi.h"
 #include "machine.h"
-#include "quant.h"
-#include "scaled_mm.h"
 #include "selection.h"
-
-using torch::stable::detail::StableLibrary;
 
 extern "C" {
 PROBE_EXPORT gemmill_group_scaled_mm_args probe_args;
@@ -55,14 +49,6 @@ int32_t probe_record_quant(char const* symbol, void const* args) {
   ++probe_launches;
   std::strncpy(probe_symbol, symbol, sizeof(probe_symbol) - 1);
   return probe_status;
-}
-
-PROBE_EXPORT void probe_register(char const* ns) {
-  auto* kept = new std::string(ns);
-  auto* library = new StableLibrary(StableLibrary::Kind::IMPL, kept->c_str(), "CPU", "probe", 0);
-  library->impl("cutlass_scaled_mm", &gemmill::scaled_mm);
-  library->impl("cutlass_scaled_mm_azp", &gemmill::scaled_mm_azp);
-  for (auto const& op : gemmill::quant_ops) library->impl(op.name, op.kernel);
 }
 
 // Holds the lock of noted misses most of the time, until it is told to end.

@@ -5,7 +5,8 @@ import torch
 
 from gemmill.doctor.elf import read_library
 from gemmill.doctor.extension import torch_libraries, undefined_in
-from gemmill.runtime.schemas import GEMM_OPS, OPS, OpSchema
+from gemmill.families.scaled_mm.ops import GEMM_OPS
+from gemmill.runtime.schemas import OPS, OpSchema
 from whole_calls import check_refusals, check_saved_tensors, check_versions, whole_call
 
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)

@@ -11,11 +11,12 @@ import torch
 
 from gemmill.doctor.elf import read_library
 from gemmill.doctor.extension import torch_libraries, undefined_in
+from gemmill.families.scaled_mm.ops import GEMM_OPS, SCALED_MM, SCALED_MM_AZP
+from gemmill.families.scaled_mm.scales import group_strides, groups_of_call
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.problem import ProblemCall, problem_of_call
-from gemmill.runtime.scales import group_strides, groups_of_call
-from gemmill.runtime.schemas import GEMM_OPS, SCALED_MM, SCALED_MM_AZP, OpSchema
+from gemmill.runtime.schemas import OpSchema
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import Row, TunedRow
 from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleLayout

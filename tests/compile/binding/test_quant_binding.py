@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import gemmill
+from gemmill.families.quant.call import config_of, group_strides, quant_call, static_scales
 from gemmill.families.quant.config import Activation, QuantFamily
+from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.quant_call import config_of, group_strides, quant_call, rows_of, static_scales
-from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
+from gemmill.runtime.schemas import BY_NAME
 from gemmill.space.names import symbol_of, to_name
 from gemmill.vocab import Arch
 from quant_problems import Breakage, empty_call, some_call
@@ -104,7 +105,7 @@ def _compare_arguments(probe, call) -> None:
     if call.op.family is QuantFamily.GROUP:
         args = recorded(probe, GroupArguments)
         assert (args.scale_stride_m, args.scale_stride_g) == group_strides(call)
-        assert (args.rows, args.out_rows) == (call.rows, rows_of(call.out).rows)
+        assert (args.rows, args.out_rows) == (call.rows, call.out.rows)
         assert args.smallest_amax == pytest.approx(call.epsilon)
     elif call.op.family is QuantFamily.STATIC:
         args = recorded(probe, StaticArguments)
@@ -190,7 +191,7 @@ def test_packed_scales_of_one_row_have_the_stride_of_their_layout(stride: int, p
             assert launched(probe, op, call) is not None
             args = recorded(probe, GroupArguments)
             assert (args.scale_stride_m, args.scale_stride_g, args.scale_rows) == (1, 4, 4)
-            assert args.out_rows == rows_of(of_arguments(BY_NAME[op], call)["output_q"]).rows
+            assert args.out_rows == of_arguments(BY_NAME[op], call)["output_q"].rows
 
 
 def test_a_text_argument_leaves_no_memory_behind(probe) -> None:

@@ -24,11 +24,11 @@ for name in sys.argv[2:]:
     export(parse_name(name), name, Path(sys.argv[1]))
 """
 FAST = (
-    "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c2x1x1_pingpong_fast_persistent_ab_sauto_a16b16d8"
+    "sm90a_cutedsl_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c2x1x1_pingpong_fast_persistent_ab_sauto_a16b16d8"
 )
-SWAPPED = "sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t64x16x256_c1x1x1_basic_fast_persistent_swapab_sauto_a16b16d8"
-SPLIT = "sm90a_cutlass_s8_s8_s32_bf16_scaledazppertoken_channel_t64x16x512_c1x1x1_basic_exact_splitk_swapab_s5_a16b16d8"
-PROMOTED = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t256x128x128_c1x2x1_cooperative_promoted_persistent_ab_sauto_a16b16d8"
+SWAPPED = "sm90a_cutedsl_e4m3_e4m3_f32_f16_scaled_channel_t64x16x256_c1x1x1_basic_fast_persistent_swapab_sauto_a16b16d8"
+SPLIT = "sm90a_cutedsl_s8_s8_s32_bf16_scaledazppertoken_channel_t64x16x512_c1x1x1_basic_exact_splitk_swapab_s5_a16b16d8"
+PROMOTED = "sm90a_cutedsl_e4m3_e4m3_f32_bf16_scaledbias_channel_t256x128x128_c1x2x1_cooperative_promoted_persistent_ab_sauto_a16b16d8"
 PLAIN = (
     "sm90a_cutedsl_bf16_bf16_f32_bf16_scaledbias_channel_t128x128x64_c2x1x1_pingpong_fast_persistent_ab_sauto_a8b8d8"
 )

@@ -118,7 +118,7 @@ def test_a_dsl_kernel_has_no_use_for_other_dtypes_files_and_comments(config: Ker
     assert before == of_dsl(config, GENERATOR) == source_digest(config, "any text", Path("/none"), FLAGS)
     change(generator, "elements", "ELEMENT_OF = {", "ELEMENT_OF = {DType.E2M1: cutlass.Float4E2M1FN, ")
     change(generator, "mainloop", "def ", "# A thought.\ndef ")
-    change(generator, "plan", "self.tile_k * self.x_dtype.bits // 256", "self.tile_k // (256 // self.x_dtype.bits)")
+    change(generator, "facts", "self.tile_k * self.x_dtype.bits // 256", "self.tile_k // (256 // self.x_dtype.bits)")
     (generator / BODIES / "of_another_family.py").write_text("import cutlass\n")
     assert of_dsl(config, generator) == before
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from gemmill.fuzz.breakages import break_call
-from gemmill.fuzz.call import CPU_LIMITS, GPU_LIMITS
 from gemmill.fuzz.calls import draw_call
-from gemmill.fuzz.draw import Draw
-from gemmill.fuzz.memory import Memory
-from gemmill.fuzz.values import Pools
+from gemmill.numerics.call import CPU_LIMITS, GPU_LIMITS
+from gemmill.numerics.draw import Draw
+from gemmill.numerics.memory import Memory
+from gemmill.numerics.values import Pools
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME, OPS
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from gemmill.fuzz.breakages import break_call
-from gemmill.fuzz.call import CPU_LIMITS
 from gemmill.fuzz.calls import draw_call
 from gemmill.fuzz.campaign import Plan, call_alone, fuzz
 from gemmill.fuzz.findings import FuzzError, FuzzSpec, Kind
-from gemmill.fuzz.memory import Memory
+from gemmill.numerics.call import CPU_LIMITS
+from gemmill.numerics.memory import Memory
 from gemmill.runtime.schemas import BY_NAME
 
 OPS = ("dynamic_scaled_fp8_quant", "cutlass_scaled_mm", "rms_norm_per_block_quant")

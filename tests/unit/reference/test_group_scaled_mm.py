@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gemmill.reference import check_scaled_mm, exact_scaled_mm, groups_of, scaled_mm, tolerance
+from comparisons import check_scaled_mm
+from gemmill.reference import exact_scaled_mm, groups_of, scaled_mm, tolerance
 from gemmill.vocab import SCALE_GROUPS, Accumulation, ScaleGranularity, ScaleGroups
 
 BLOCKS_128 = SCALE_GROUPS[0]

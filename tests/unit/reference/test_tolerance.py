@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from gemmill.reference import accumulation_error, check_scaled_mm, exact_scaled_mm, scaled_mm, tolerance
+from comparisons import check_scaled_mm
+from gemmill.reference import accumulation_error, exact_scaled_mm, scaled_mm, tolerance
 from gemmill.reference.tolerance import half_unit_in_last_place
 from gemmill.vocab import Accumulation
 

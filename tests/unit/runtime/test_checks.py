@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gemmill.runtime.checks import INT32_MAX, OPERAND_DTYPES, check
+from gemmill.families.scaled_mm.accepts import INT32_MAX
+from gemmill.families.scaled_mm.ops import GEMM_OPS, OPERANDS_OF, SCALED_MM, SCALED_MM_AZP
+from gemmill.runtime.checks import check
 from gemmill.runtime.operands import Operand, of_arguments
-from gemmill.runtime.schemas import BY_NAME, GEMM_OPS, SCALED_MM, SCALED_MM_AZP
+from gemmill.runtime.schemas import BY_NAME
 
 M, N, K = 4, 6, 8
 Arguments = dict[str, torch.Tensor | None]
@@ -223,7 +225,7 @@ def test_sentence(op: str, changes: dict[str, Callable], sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "dtype"), [(op.name, getattr(torch, dtype)) for op in GEMM_OPS for dtype in OPERAND_DTYPES[op.name]]
+    ("op", "dtype"), [(op.name, getattr(torch, dtype.torch_name)) for op in GEMM_OPS for dtype in OPERANDS_OF[op.name]]
 )
 def test_good_call_is_accepted(op: str, dtype: torch.dtype) -> None:
     call = good_call(op, dtype)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gemmill.runtime.schemas import QUANT_OPS, OpSchema
+from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
+from gemmill.runtime.schemas import OpSchema
 from whole_calls import versions, whole_call
 
 told = [op for op in QUANT_OPS if {"eps", "epsilon"} & set(op.arguments)]

@@ -9,11 +9,12 @@ import torch
 import gemmill
 from gemmill.families.quant import ops as quant_ops
 from gemmill.families.quant import selections as quant_selections
+from gemmill.families.quant.call import config_of, quant_call
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
+from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
 from gemmill.reference import quant as reference
 from gemmill.runtime import operands
-from gemmill.runtime.quant_call import config_of, quant_call
-from gemmill.runtime.schemas import BY_NAME, QUANT_OPS
+from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Arch, DType
 from quant_problems import Breakage, empty_call, some_call
 

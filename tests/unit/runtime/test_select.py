@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from gemmill.families.scaled_mm.config import RESULTS_OF
+from gemmill.families.scaled_mm.ops import SCALED_MM, SCALED_MM_AZP
 from gemmill.runtime.model import bytes_read, model_ns
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.problem import Need, ProblemClass, class_of, problem_code, problem_of_call
-from gemmill.runtime.schemas import SCALED_MM, SCALED_MM_AZP
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import Table
 from gemmill.runtime.tuned import TunedChoice

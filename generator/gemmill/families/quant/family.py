@@ -6,6 +6,7 @@ from typing import Any
 from gemmill.families.quant import NAME, selections
 from gemmill.families.quant.accepts import QuantPredicate, accepted
 from gemmill.families.quant.config import RULES, QuantConfig
+from gemmill.families.quant.contract import OPS
 from gemmill.families.quant.names import from_fields, to_fields
 from gemmill.families.quant.spelling import spell
 from gemmill.family import Family, Kernels
@@ -39,6 +40,8 @@ QUANT = Kernels(
 FAMILY = Family(
     name=NAME,
     doc="quantises rows, alone or after an activation or a norm",
+    asks=OPS,
     kernels=(QUANT,),
+    cases="gemmill.families.quant.cases",
     selections={"smoke": selections.smoke, "default": selections.default},
 )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from gemmill.families.quant.config import GROUP_SIZES, IN_DTYPES, Activation, QuantConfig, QuantFamily, ScaleFormat
+from gemmill.family import OpSchema
 from gemmill.vocab import Arch, DType
 
 _GATED = (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)
@@ -16,7 +17,7 @@ _BOTH = (DType.E4M3, DType.S8)
 class QuantOp:
     """What one op can be asked for: any mix of these."""
 
-    name: str
+    schema: OpSchema
     family: QuantFamily
     out_dtypes: tuple[DType, ...]
     in_dtypes: tuple[DType, ...] = IN_DTYPES
@@ -25,6 +26,11 @@ class QuantOp:
     scale_formats: tuple[ScaleFormat, ...] = (ScaleFormat.F32,)
     symmetric: tuple[bool, ...] = (True,)
     truncated: bool = False
+
+    @property
+    def name(self) -> str:
+        """The op's name."""
+        return self.schema.name
 
     def configs(self, arch: Arch) -> Iterator[QuantConfig]:
         """Every config that serves a call of the op, each once."""
@@ -59,34 +65,75 @@ class QuantOp:
 
 
 QUANT_OPS = (
-    QuantOp(name="static_scaled_fp8_quant", family=QuantFamily.STATIC, out_dtypes=(DType.E4M3,)),
-    QuantOp(name="dynamic_scaled_fp8_quant", family=QuantFamily.TENSOR, out_dtypes=(DType.E4M3,)),
-    QuantOp(name="dynamic_per_token_scaled_fp8_quant", family=QuantFamily.TOKEN, out_dtypes=(DType.E4M3,)),
     QuantOp(
-        name="static_scaled_int8_quant", family=QuantFamily.STATIC, out_dtypes=(DType.S8,), symmetric=(True, False)
+        schema=OpSchema(
+            "static_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor scale, int[]? group_shape=None) -> ()"
+        ),
+        family=QuantFamily.STATIC,
+        out_dtypes=(DType.E4M3,),
     ),
     QuantOp(
-        name="dynamic_scaled_int8_quant", family=QuantFamily.TOKEN, out_dtypes=(DType.S8,), symmetric=(True, False)
+        schema=OpSchema("dynamic_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale) -> ()"),
+        family=QuantFamily.TENSOR,
+        out_dtypes=(DType.E4M3,),
     ),
     QuantOp(
-        name="per_token_group_fp8_quant",
+        schema=OpSchema(
+            "dynamic_per_token_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, "
+            "Tensor? scale_ub) -> ()"
+        ),
+        family=QuantFamily.TOKEN,
+        out_dtypes=(DType.E4M3,),
+    ),
+    QuantOp(
+        schema=OpSchema("static_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor scale, Tensor? azp) -> ()"),
+        family=QuantFamily.STATIC,
+        out_dtypes=(DType.S8,),
+        symmetric=(True, False),
+    ),
+    QuantOp(
+        schema=OpSchema(
+            "dynamic_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, Tensor(c!)? azp) -> ()"
+        ),
+        family=QuantFamily.TOKEN,
+        out_dtypes=(DType.S8,),
+        symmetric=(True, False),
+    ),
+    QuantOp(
+        schema=OpSchema(
+            "per_token_group_fp8_quant(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, "
+            "float eps, float fp8_min, float fp8_max, bool scale_ue8m0, bool dummy_is_scale_transposed, "
+            "bool dummy_is_tma_aligned) -> ()"
+        ),
         family=QuantFamily.GROUP,
         out_dtypes=(DType.E4M3,),
         group_sizes=GROUP_SIZES,
         scale_formats=(ScaleFormat.F32, ScaleFormat.POWER_OF_TWO),
     ),
     QuantOp(
-        name="per_token_group_quant_int8", family=QuantFamily.GROUP, out_dtypes=(DType.S8,), group_sizes=GROUP_SIZES
+        schema=OpSchema(
+            "per_token_group_quant_int8(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, "
+            "float eps, float int8_min, float int8_max) -> ()"
+        ),
+        family=QuantFamily.GROUP,
+        out_dtypes=(DType.S8,),
+        group_sizes=GROUP_SIZES,
     ),
     QuantOp(
-        name="per_token_group_fp8_quant_packed",
+        schema=OpSchema(
+            "per_token_group_fp8_quant_packed(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s_packed, "
+            "int group_size, float eps, float fp8_min, float fp8_max) -> ()"
+        ),
         family=QuantFamily.GROUP,
         out_dtypes=(DType.E4M3,),
         group_sizes=GROUP_SIZES,
         scale_formats=(ScaleFormat.PACKED_UE8M0,),
     ),
     QuantOp(
-        name="silu_and_mul_per_block_quant",
+        schema=OpSchema(
+            "silu_and_mul_per_block_quant(Tensor(a!) out, Tensor input, Tensor(b!) scales, int group_size, "
+            "Tensor? scale_ub=None, bool is_scale_transposed=False) -> ()"
+        ),
         family=QuantFamily.GROUP,
         in_dtypes=_SIXTEEN_BITS,
         out_dtypes=_BOTH,
@@ -94,23 +141,44 @@ QUANT_OPS = (
         group_sizes=(64, 128),
     ),
     QuantOp(
-        name="silu_and_mul_quant",
+        schema=OpSchema("silu_and_mul_quant(Tensor(a!) result, Tensor input, Tensor scale) -> ()"),
         family=QuantFamily.STATIC,
         in_dtypes=_SIXTEEN_BITS,
         out_dtypes=(DType.E4M3,),
         activations=(Activation.SILU,),
     ),
     QuantOp(
-        name="silu_and_mul_per_token_quant",
+        schema=OpSchema(
+            "silu_and_mul_per_token_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, Tensor? scale_ub) -> ()"
+        ),
         family=QuantFamily.TOKEN,
         in_dtypes=_SIXTEEN_BITS,
         out_dtypes=_BOTH,
         activations=(Activation.SILU,),
     ),
-    QuantOp(name="rms_norm_dynamic_per_token_quant", family=QuantFamily.RMS_TOKEN, out_dtypes=_BOTH),
-    QuantOp(name="rms_norm_per_block_quant", family=QuantFamily.RMS_GROUP, out_dtypes=_BOTH, group_sizes=(64, 128)),
     QuantOp(
-        name="act_and_mul_per_block_quant",
+        schema=OpSchema(
+            "rms_norm_dynamic_per_token_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, "
+            "float epsilon, Tensor? scale_ub, Tensor(c!)? residual) -> ()"
+        ),
+        family=QuantFamily.RMS_TOKEN,
+        out_dtypes=_BOTH,
+    ),
+    QuantOp(
+        schema=OpSchema(
+            "rms_norm_per_block_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, "
+            "float epsilon, Tensor? scale_ub, Tensor(c!)? residual, int group_size, "
+            "bool is_scale_transposed) -> ()"
+        ),
+        family=QuantFamily.RMS_GROUP,
+        out_dtypes=_BOTH,
+        group_sizes=(64, 128),
+    ),
+    QuantOp(
+        schema=OpSchema(
+            "act_and_mul_per_block_quant(Tensor(a!) out, Tensor input, Tensor(b!) scales, str activation, "
+            "int group_size, Tensor? scale_ub=None, bool scale_ue8m0=False) -> ()"
+        ),
         family=QuantFamily.GROUP,
         in_dtypes=_SIXTEEN_BITS,
         out_dtypes=_BOTH,
@@ -119,34 +187,46 @@ QUANT_OPS = (
         scale_formats=(ScaleFormat.F32, ScaleFormat.POWER_OF_TWO),
     ),
     QuantOp(
-        name="act_and_mul_quant",
+        schema=OpSchema("act_and_mul_quant(Tensor(a!) result, Tensor input, Tensor scale, str activation) -> ()"),
         family=QuantFamily.STATIC,
         in_dtypes=_SIXTEEN_BITS,
         out_dtypes=_BOTH,
         activations=_GATED,
     ),
     QuantOp(
-        name="act_and_mul_per_token_quant",
+        schema=OpSchema(
+            "act_and_mul_per_token_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, str activation, "
+            "Tensor? scale_ub=None) -> ()"
+        ),
         family=QuantFamily.TOKEN,
         in_dtypes=_SIXTEEN_BITS,
         out_dtypes=_BOTH,
         activations=_GATED,
     ),
     QuantOp(
-        name="dynamic_tensor_scaled_int8_quant",
+        schema=OpSchema(
+            "dynamic_tensor_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, "
+            "Tensor(c!)? azp=None) -> ()"
+        ),
         family=QuantFamily.TENSOR,
         out_dtypes=(DType.S8,),
         symmetric=(True, False),
     ),
     QuantOp(
-        name="per_token_group_quant_int8_azp",
+        schema=OpSchema(
+            "per_token_group_quant_int8_azp(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, "
+            "Tensor(c!) output_azp, int group_size) -> ()"
+        ),
         family=QuantFamily.GROUP,
         out_dtypes=(DType.S8,),
         group_sizes=GROUP_SIZES,
         symmetric=(False,),
     ),
     QuantOp(
-        name="per_token_group_quant_int8_truncated",
+        schema=OpSchema(
+            "per_token_group_quant_int8_truncated(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, "
+            "int group_size, float eps, float int8_min, float int8_max) -> ()"
+        ),
         family=QuantFamily.GROUP,
         out_dtypes=(DType.S8,),
         group_sizes=GROUP_SIZES,

@@ -8,6 +8,7 @@ from gemmill.families.scaled_mm.accepts import Predicate, accepted
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.families.scaled_mm.dsl.plan import Plan
 from gemmill.families.scaled_mm.names import from_fields, to_fields
+from gemmill.families.scaled_mm.ops import OPS
 from gemmill.families.scaled_mm.rules import RULES
 from gemmill.families.scaled_mm.spelling import cutedsl, cutlass
 from gemmill.family import DslBody, Family, Kernels
@@ -70,6 +71,8 @@ CUTEDSL = Kernels(
 FAMILY = Family(
     name=NAME,
     doc="multiplies matrices of codes, scales and shifts the sums",
+    asks=OPS,
     kernels=(CUTLASS, CUTEDSL),
+    cases="gemmill.families.scaled_mm.cases",
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
 )

@@ -1,6 +1,6 @@
 """D[m, n] = epilogue(A[m, k] B[k, n]) on Hopper: one producer warp with TMA, one or two consumer groups with WGMMA.
 
-Read in the order in which the machine works: `plan.py` (what is known when it is compiled, static checks), here the
+Read in the order in which the machine works: `facts.py` (what is known when it is compiled), here the
 call, shared memory and barriers, then `producer.py`, `consumer.py`, the consumers' `mainloop.py` and `epilogue.py`.
 """
 

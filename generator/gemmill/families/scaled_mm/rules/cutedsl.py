@@ -1,6 +1,7 @@
 """What the kernel written in CuTe DSL can be made of, beside what holds for every backend."""
 
 from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.families.scaled_mm.dsl.facts import Facts
 from gemmill.vocab import (
     OK,
     Arch,
@@ -66,7 +67,12 @@ def dsl_groups(config: KernelConfig) -> Status:
         return rejected(
             f"the cutedsl backend has no {s.kernel_schedule} kernel with scales in groups: cooperative is one"
         )
-    m, n, _ = s.tile_shape_mnk
+    facts, (m, n, k) = Facts(config), s.tile_shape_mnk
+    if facts.b_scales > 2 and not facts.b_rows_scaled and not facts.blocks_aligned and not facts.swap_ab:
+        return rejected(
+            f"tile {m}x{n}x{k} can touch {facts.b_scales} blocks of {p.group_size} columns at columns that differ from tile to tile: "
+            "the DSL kernel chooses between 2"
+        )
     if p.b_scale is ScaleGranularity.GROUP and m * n > MOST_WITH_SCALED_COLUMNS:
         return rejected(f"tile {m}x{n} has no registers left for scales of each column of B: 128x128 has")
     return OK

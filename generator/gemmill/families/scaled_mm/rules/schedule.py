@@ -1,6 +1,8 @@
 """Which tiles, clusters and schedules the hardware and CUTLASS can run."""
 
 from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.families.scaled_mm.dsl import limits
+from gemmill.families.scaled_mm.dsl.facts import Facts
 from gemmill.vocab import (
     OK,
     Accumulation,
@@ -19,8 +21,6 @@ WGMMA_MOST_COLUMNS = 256
 PORTABLE_CLUSTER = 8
 ACCUMULATOR_REGISTERS = 208
 """Of 240 a consumer thread can have (setmaxnreg), what is left beside addresses and the epilogue."""
-DSL_ACCUMULATOR_REGISTERS = 192
-"""Of 232: a tile of 128x208 in pingpong spilled 4,640 bytes and took twelve times as long (H200, 2026-11-21)."""
 AZP_REGISTERS = 24
 """What CUTLASS's epilogue takes besides for zero points of tokens: a tile of 192 accumulators spilled 84 bytes."""
 
@@ -59,22 +59,22 @@ def tile_depth(config: KernelConfig) -> Status:
 
 
 def accumulators_fit(config: KernelConfig) -> Status:
-    """Accumulators live in registers: promotion and scales in groups double them, and beyond about 208 a thread they spill.
+    """Accumulators live in registers: promotion and scales in groups double them, and beyond about 200 a thread they spill.
 
-    The DSL kernel promotes 64 rows at a time: what that takes beside a whole tile's sums, its own plan knows.
+    The DSL kernel promotes 64 rows at a time: what that takes beside a whole tile's sums, its facts know.
     This keeps out CUTLASS's cooperative blockwise tile of 256x128 too, which gives wrong results (NVIDIA/cutlass#3596).
     """
     s = config.schedule
     if config.arch is not Arch.SM90A or not s.kernel_schedule.uses_tma:
         return OK
     m, n, _ = s.tile_shape_mnk
-    doubled = s.accumulation is Accumulation.PROMOTED or config.problem.group_size
-    copies = 2 if doubled and config.backend is Backend.CUTLASS else 1
-    registers = m * n * copies // (128 * CONSUMER_GROUPS[s.kernel_schedule])
-    azp = config.problem.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN
-    room = ACCUMULATOR_REGISTERS - (AZP_REGISTERS if azp else 0)
     if config.backend is Backend.CUTEDSL:
-        room = DSL_ACCUMULATOR_REGISTERS
+        registers, room = Facts(config).accumulator_registers, limits.ACCUMULATOR_REGISTERS
+    else:
+        doubled = s.accumulation is Accumulation.PROMOTED or config.problem.group_size
+        registers = m * n * (2 if doubled else 1) // (128 * CONSUMER_GROUPS[s.kernel_schedule])
+        azp = config.problem.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN
+        room = ACCUMULATOR_REGISTERS - (AZP_REGISTERS if azp else 0)
     if registers > room:
         return rejected(f"tile {m}x{n} needs {registers} accumulator registers a thread of {room}")
     return OK

@@ -1,0 +1,1 @@
+"""Compressed KV caches: codebooks, packed formats and references. Nothing here is wired into an op yet."""

@@ -1,0 +1,192 @@
+"""How far a right kernel's bytes and outputs may be from the reference's, from the arithmetic that it does.
+
+Codes. A kernel rotates in float32, so a coordinate y is off by a little, and a code may be another where y lies that near
+to a boundary. With u = 2^-24, for a vector of norm 1:
+
+- a butterfly stage rounds every sum once: at most u of the stage's 2-norm, log2 stages of them;
+- a base matrix of 12, 20 or 28 adds that many terms in some order: (base - 1) sqrt(base) u of the 2-norm;
+- a dense rotation adds d products: d u of the sum of their magnitudes, which is at most the norm;
+- the scale d^-1/2, the norm's sum of d squares in some order, its root and the division: (d / 2 + 4) u of y itself.
+
+A 2-norm bounds every coordinate. Scalars follow from the codes found, so they are held to those: half a unit of float16
+beside a float32 sum of d terms.
+
+Attention. Given the bytes, a kernel may round rotated queries, decoded keys and decoded values to its tensor core's type
+(`operand_unit`) and softmax weights to `weight_unit`. Those roundings are taken as independent and of either sign, so by
+Hoeffding's inequality a sum of them lies within `DEVIATIONS` times the root of the sum of its squared bounds, but for one
+element in 10^7 (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019). Assuming that all add
+up would allow errors as large as the output. A codebook has few values, whose roundings repeat: their common part scales
+a score or an output by 1 +- operand_unit, and is added in full. Through the softmax, an error e_j of score j moves the output
+o = sum of w_j v_j by w_j e_j (v_j - o). float32 sums on the tensor core lose 19 x 2^-23 of the magnitudes each 16 products,
+as in `gemmill.reference.tolerance`, and are added in full.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gemmill.families.kv_cache import hadamard
+from gemmill.families.kv_cache.codebooks import codebook
+from gemmill.families.kv_cache.formats import OWN_METHODS, CacheSpec, Method, RotationKind, VectorSpec
+from gemmill.families.kv_cache.pages import KEYS, VALUES
+from gemmill.families.kv_cache.reference.attention import AttentionOptions, for_query_heads, softmax, visible
+from gemmill.families.kv_cache.reference.bits import unpack_codes
+from gemmill.families.kv_cache.reference.cache import read
+from gemmill.families.kv_cache.reference.rotations import projection, rotate, rotate_back
+from gemmill.families.kv_cache.reference.vectors import Fields, decode, has_signs, joined, transformed_queries
+
+UNIT = 2.0**-24
+TENSOR_CORE_LOSS = 19 * 2.0**-23
+TENSOR_CORE_TERMS = 16
+DEVIATIONS = 6.0
+_SECOND_ORDER = 1.1
+"""Products of two errors, up to a score's error of a tenth."""
+_EXP_STEPS = 8
+"""Units that exp2 on the device and the scaling of its argument lose."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic:
+    """How a kernel rounds what it multiplies."""
+
+    operand_unit: float
+    """Of rotated queries, decoded keys and decoded values: 2^-8 for bf16, 2^-11 for f16, 2^-24 for float32."""
+    weight_unit: float
+    """Of softmax weights."""
+
+
+BF16 = Arithmetic(operand_unit=2.0**-8, weight_unit=2.0**-8)
+F16 = Arithmetic(operand_unit=2.0**-11, weight_unit=2.0**-11)
+F32 = Arithmetic(operand_unit=UNIT, weight_unit=UNIT)
+
+
+def rotation_loss(kind: RotationKind, head_dim: int) -> float:
+    """Of the norm of a vector, that a float32 rotation may lose in each coordinate."""
+    if kind is RotationKind.NONE:
+        return 0.0
+    if kind is RotationKind.DENSE:
+        return head_dim * UNIT
+    base, stages = hadamard.split(head_dim)
+    return (stages + (base - 1) * math.sqrt(base) + 1) * UNIT
+
+
+def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
+    """How many codes and signs, and how many scalars, of a kernel's `found` fields no float32 arithmetic explains.
+
+    x [..., head_dim] are the vectors that it was given, finite; `found` is compared by our own methods' definitions, so
+    ValueError for another method: vLLM's are compared bit for bit.
+    """
+    if spec.format.method not in OWN_METHODS:
+        raise ValueError(
+            f"Bounds of {spec.format.method.value} were asked for; {', '.join(m.value for m in OWN_METHODS)} have them: "
+            "compare vLLM's formats with reference.vectors.compress byte by byte."
+        )
+    x = x.double()
+    norm = x.square().sum(-1)[..., None].sqrt()
+    rotated = rotate(x, spec.rotation, spec.seed)
+    unit = torch.where(norm > 0, rotated / norm, 0.0)
+    slack = rotation_loss(spec.rotation, spec.head_dim) + (spec.head_dim / 2 + 4) * UNIT * unit.abs()
+    book = codebook(spec.head_dim, spec.format.code_bits)
+    edges = torch.tensor([-2.0, *book.boundaries, 2.0], dtype=torch.float64, device=x.device)
+    codes = unpack_codes(found["codes"], spec.format.code_bits, spec.head_dim)
+    wrong_codes = int(((unit + slack < edges[codes]) | (unit - slack > edges[codes + 1])).sum())
+
+    decoded = torch.tensor(book.centroids, dtype=torch.float64, device=x.device)[codes]
+    wanted = norm[..., 0]
+    if spec.format.method is Method.EDEN:
+        wanted = torch.where(wanted > 0, wanted.square() / (decoded * rotated).sum(-1), 0.0)
+    wrong_scalars = _wrong_scalars(found["norm"], wanted, 2 * spec.head_dim * UNIT)
+    if spec.format.method is Method.TURBOQUANT_PROD:
+        wrong_signs, wrong_residuals = _outside_of_residual(found, x, decoded, spec)
+        return wrong_codes + wrong_signs, wrong_scalars + wrong_residuals
+    return wrong_codes, wrong_scalars
+
+
+def _outside_of_residual(found: Fields, x: Tensor, decoded: Tensor, spec: VectorSpec) -> tuple[int, int]:
+    """Signs and norms of the residual that the codes and norms found leave."""
+    stored = decoded * _scalar(found["norm"])[..., None]
+    residual = x - rotate_back(stored, spec.rotation, spec.seed)
+    size = residual.square().sum(-1).sqrt()
+    lost = (rotation_loss(spec.rotation, spec.head_dim) + 3 * UNIT) * spec.head_dim**0.5
+    lost = lost * (x.square().sum(-1).sqrt() + stored.square().sum(-1).sqrt())
+    matrix = projection(spec.head_dim, spec.seed).to(x.device)
+    slack = matrix.square().sum(-1).sqrt() * (lost + spec.head_dim * UNIT * size)[..., None]
+    projected = residual @ matrix.T
+    signs = unpack_codes(found["signs"], 1, spec.head_dim) == 1
+    wrong_signs = torch.where(signs, projected < -slack, projected > slack)
+    relative = 2 * spec.head_dim * UNIT + torch.where(size > 0, lost / size, 0.0)
+    return int(wrong_signs.sum()), _wrong_scalars(found["residual_norm"], size, relative)
+
+
+def _wrong_scalars(found: Tensor, wanted: Tensor, relative: float | Tensor) -> int:
+    """Float16 scalars beyond what the ends of an interval of float32 values round to."""
+    low, high = ((wanted * (1 + sign * relative)).to(torch.float16).double() for sign in (-1, 1))
+    value = _scalar(found)
+    return int((~((value >= low) & (value <= high))).sum())
+
+
+def _scalar(field: Tensor) -> Tensor:
+    return field.contiguous().view(torch.float16)[..., 0].double()
+
+
+def attention_bound(
+    q: Tensor,
+    cache: Tensor,
+    spec: CacheSpec,
+    pages: Tensor,
+    length: int,
+    options: AttentionOptions,
+    how: Arithmetic,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """How far each element of a kernel's output may be from the reference's, float64 [rows, heads, head_dim].
+
+    q [rows, heads, head_dim]; `pages` the sequence's row of the page table. A soft cap only lessens errors of scores.
+    """
+    q, heads = q.double(), q.shape[1]
+    keys, values = (read(cache, spec, side, pages, length) for side in (KEYS, VALUES))
+    query, key = joined(transformed_queries(q, spec.keys)), for_query_heads(joined(decode(keys, spec.keys)), heads)
+    seen = visible(q.shape[0], length, options).to(q.device)
+    weights, _ = softmax(torch.einsum("rhd,nhd->hrn", query, key), seen, options, sinks)
+    part, back = for_query_heads(joined(decode(values, spec.values)), heads), _back(spec.values).to(q.device)
+    value = part @ back
+    out = torch.einsum("hrn,nhd->rhd", weights, value)
+    off = value - out[:, None]  # [rows, n, heads, d]
+    by_row = weights.permute(1, 2, 0)[..., None]  # [rows, n, heads, 1]
+    moved = by_row * off
+
+    products = query[:, None] * key  # [rows, n, heads, D]
+    from_queries = (query[..., None] * torch.einsum("rnhd,nhe->rhed", moved, key)).square().sum(-2)
+    from_keys = (products.square().sum(-1, keepdim=True) * moved.square()).sum(1)
+    common_to_keys = (products.sum(-1, keepdim=True) * moved).sum(1).abs()
+    from_weights = (by_row * value).square().sum(1)
+    from_values = torch.einsum("hrn,nhd->rhd", weights.square(), part.square()) @ back.square()
+
+    scores = how.operand_unit * options.scale
+    random = scores**2 * (from_queries + from_keys) + how.weight_unit**2 * from_weights
+    random = random + how.operand_unit**2 * from_values
+    full = scores * common_to_keys + (how.operand_unit + how.weight_unit) * out.abs()
+    magnitude = torch.einsum("hrn,nhd->rhd", weights, part.abs()) @ back.abs()
+    float32 = magnitude * (_sum_loss(length) + 4 * UNIT + rotation_loss(spec.values.rotation, spec.head_dim))
+    score_errors = options.scale * products.abs().sum(-1, keepdim=True) * _score_loss(spec.keys) + _EXP_STEPS * UNIT
+    full = full + float32 + (score_errors * moved.abs()).sum(1)
+    return (DEVIATIONS * random.sqrt() + full) * _SECOND_ORDER
+
+
+def _back(spec: VectorSpec) -> Tensor:
+    """The matrix [D, head_dim] that takes both parts of stored vectors to the vectors."""
+    eye = torch.eye(spec.head_dim, dtype=torch.float64)
+    back = rotate_back(eye, spec.rotation, spec.seed)
+    return torch.cat((back, projection(spec.head_dim, spec.seed))) if has_signs(spec) else back
+
+
+def _score_loss(spec: VectorSpec) -> float:
+    """Of the magnitudes of a score's products, that float32 loses: rotation of the query, sum, softmax's argument."""
+    rotated = max(rotation_loss(spec.rotation, spec.head_dim), spec.head_dim * UNIT if has_signs(spec) else 0.0)
+    return rotated * math.sqrt(spec.head_dim) + _sum_loss(spec.head_dim) + _EXP_STEPS * UNIT
+
+
+def _sum_loss(terms: int) -> float:
+    return TENSOR_CORE_LOSS * -(-terms // TENSOR_CORE_TERMS)

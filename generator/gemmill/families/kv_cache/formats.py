@@ -1,0 +1,319 @@
+"""How keys and values of a compressed cache are stored: methods, fields, bytes, presets.
+
+A vector of a token and head is one row of `head_dim` elements. A method turns it into fields: packed codes and a few
+scalars. Codes are one stream of bits, least significant first: code j of b bits is bits j b to (j + 1) b of the field read
+as a little-endian number, as in vLLM. Scalars are little-endian float16.
+
+| method | fields | a vector x decodes to |
+| --- | --- | --- |
+| turboquant_mse | codes, norm | norm R^T c[codes] |
+| turboquant_prod | codes of b - 1 bits, signs, norm, residual_norm | that plus residual_norm sqrt(pi / 2) / d S^T signs |
+| eden | codes, norm | norm R^T c[codes], norm being abs(x)^2 / <c[codes], R x> |
+| unit_centroids | codes, norm | norm R^T c[codes] / abs(c[codes]): vLLM's keys |
+| folded_centroids | codes, norm | norm R^T c[codes], norm being abs(x) / abs(c[codes]): the same, in vLLM's split layout |
+| uniform | codes, scale, zero | codes * scale + zero: vLLM's values |
+| e4m3 | codes | codes |
+| e2m1 | codes, scales | codes * scale of each 32: UltraQuant; scales are ue8m0 bytes |
+
+R is the rotation, c the codebook, S a Gaussian projection. Sources: Zandieh et al., TurboQuant, arXiv 2504.19874 (mse,
+prod); Vargaftik et al., EDEN, ICML 2022 (the unbiased scale); vLLM 0.33.0 for the rest.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+HEAD_DIMS = (64, 96, 128, 192, 256)
+PAGE_SIZES = (16, 32, 64, 128)
+SCALAR_BYTES = 2
+E2M1_GROUP = 32
+
+
+class Method(StrEnum):
+    """How a vector becomes codes and scalars: see the table of this module."""
+
+    TURBOQUANT_MSE = "turboquant_mse"
+    TURBOQUANT_PROD = "turboquant_prod"
+    EDEN = "eden"
+    UNIT_CENTROIDS = "unit_centroids"
+    FOLDED_CENTROIDS = "folded_centroids"
+    UNIFORM = "uniform"
+    E4M3 = "e4m3"
+    E2M1 = "e2m1"
+
+
+class RotationKind(StrEnum):
+    """What a vector is multiplied by before it is quantised."""
+
+    NONE = "none"
+    HADAMARD = "hadamard"
+    """H / sqrt(d), without signs: vLLM's."""
+    RANDOM_HADAMARD = "random_hadamard"
+    """H D / sqrt(d), D the signs of a seed."""
+    DENSE = "dense"
+    """The orthogonal factor of a Gaussian matrix of a seed."""
+
+
+class Layout(StrEnum):
+    """Where the fields of a page lie: see pages.py."""
+
+    HEADS = "heads"
+    SLOTS = "slots"
+    SPLIT = "split"
+
+
+OWN_METHODS = (Method.TURBOQUANT_MSE, Method.TURBOQUANT_PROD, Method.EDEN)
+OFFERED_BITS = {
+    Method.TURBOQUANT_MSE: (2, 3, 4),
+    Method.TURBOQUANT_PROD: (2, 3, 4),
+    Method.EDEN: (2, 3, 4),
+    Method.UNIT_CENTROIDS: (3, 4),
+    Method.FOLDED_CENTROIDS: (3, 4),
+    Method.UNIFORM: (3, 4),
+    Method.E4M3: (8,),
+    Method.E2M1: (4,),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One part of a stored vector."""
+
+    name: str
+    """codes, signs, norm, residual_norm, scale, zero or scales."""
+    size: int
+    """Bytes for one token and head."""
+    is_metadata: bool
+    """Whether it is a scalar beside the codes, which vLLM's split layout keeps apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorFormat:
+    """How one vector, a key or a value, is stored."""
+
+    method: Method
+    """Codes and scalars."""
+    bits: int
+    """Bits an element, signs of turboquant_prod included."""
+
+    def __post_init__(self) -> None:
+        offered = OFFERED_BITS[self.method]
+        if self.bits not in offered:
+            raise ValueError(
+                f"{self.method.value} in {self.bits} bits was asked for; it is offered in {_either(offered)}: choose "
+                "one of these."
+            )
+
+    @property
+    def code_bits(self) -> int:
+        """Bits of an index into the codebook, or of a code."""
+        return self.bits - 1 if self.method is Method.TURBOQUANT_PROD else self.bits
+
+    def fields(self, head_dim: int) -> tuple[Field, ...]:
+        """Parts of a vector of `head_dim` elements in the order in which slots hold them."""
+        codes = Field(name="codes", size=packed_size(head_dim, self.code_bits), is_metadata=False)
+        match self.method:
+            case Method.TURBOQUANT_PROD:
+                signs = Field(name="signs", size=packed_size(head_dim, 1), is_metadata=False)
+                return codes, signs, _scalar("norm"), _scalar("residual_norm")
+            case Method.UNIFORM:
+                return codes, _scalar("scale"), _scalar("zero")
+            case Method.E4M3:
+                return (codes,)
+            case Method.E2M1:
+                return codes, Field(name="scales", size=head_dim // E2M1_GROUP, is_metadata=False)
+            case _:
+                return codes, _scalar("norm")
+
+    def size(self, head_dim: int) -> int:
+        """Bytes of one vector."""
+        return sum(field.size for field in self.fields(head_dim))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheFormat:
+    """How keys and values are stored together."""
+
+    name: str
+    """Of a preset, or keys and values by method and bits."""
+    keys: VectorFormat
+    """Of keys."""
+    values: VectorFormat
+    """Of values."""
+    key_rotation: RotationKind
+    """Before keys are quantised."""
+    value_rotation: RotationKind
+    """Before values are quantised."""
+    layout: Layout
+    """Of a page."""
+
+    def __post_init__(self) -> None:
+        for side, vectors, rotation in (
+            ("keys", self.keys, self.key_rotation),
+            ("values", self.values, self.value_rotation),
+        ):
+            if vectors.method in OWN_METHODS and rotation is RotationKind.NONE:
+                raise ValueError(
+                    f"{vectors.method.value} {side} without a rotation were asked for; their codebook is that of a "
+                    "rotated vector: take random_hadamard or dense."
+                )
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """Sizes of a head that are offered. vLLM's Hadamard matrices are Sylvester's alone: powers of two."""
+        powers_only = RotationKind.HADAMARD in (self.key_rotation, self.value_rotation)
+        return tuple(d for d in HEAD_DIMS if not powers_only or d & (d - 1) == 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorSpec:
+    """Everything that the bytes of one vector depend on."""
+
+    format: VectorFormat
+    """Codes and scalars."""
+    head_dim: int
+    """Elements of a vector."""
+    rotation: RotationKind
+    """Before quantisation."""
+    seed: int
+    """Of rotation and projection."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSpec:
+    """Everything that the bytes of a cache depend on."""
+
+    format: CacheFormat
+    """Of keys, values and pages."""
+    head_dim: int
+    """Elements of a key or value."""
+    kv_heads: int
+    """Heads of keys and values."""
+    page_size: int
+    """Tokens of a page."""
+    seed: int = 0
+    """Of rotations and projections; presets of vLLM have none and ignore it."""
+
+    def __post_init__(self) -> None:
+        if self.head_dim not in self.format.head_dims:
+            raise ValueError(
+                f"A {self.format.name} cache of head dim {self.head_dim} was asked for; "
+                f"{_either(self.format.head_dims)} are offered: choose one of these."
+            )
+        if self.page_size not in PAGE_SIZES:
+            raise ValueError(
+                f"Pages of {self.page_size} tokens were asked for; {_either(PAGE_SIZES)} are offered: choose one of these."
+            )
+        if self.kv_heads < 1:
+            raise ValueError(
+                f"A cache of {self.kv_heads} KV heads was asked for; it has at least one: give their number."
+            )
+
+    @property
+    def keys(self) -> VectorSpec:
+        """Of its keys."""
+        return VectorSpec(
+            format=self.format.keys, head_dim=self.head_dim, rotation=self.format.key_rotation, seed=self.seed
+        )
+
+    @property
+    def values(self) -> VectorSpec:
+        """Of its values."""
+        return VectorSpec(
+            format=self.format.values, head_dim=self.head_dim, rotation=self.format.value_rotation, seed=self.seed
+        )
+
+    @property
+    def tag(self) -> str:
+        """What a cache object carries, so that it is not read as another format or by another seed."""
+        rotations = f"{self.format.key_rotation.value},{self.format.value_rotation.value}"
+        return (
+            f"{self.format.name}:d{self.head_dim}:h{self.kv_heads}:p{self.page_size}:{self.format.layout.value}:"
+            f"{rotations}:s{self.seed}"
+        )
+
+
+def check_tag(found: str, spec: CacheSpec) -> None:
+    """ValueError unless a cache with the tag `found` may be read as `spec`."""
+    if found != spec.tag:
+        raise ValueError(
+            f"A cache written as {found} was to be read as {spec.tag}; format, sizes, rotations and seed are those that it "
+            "was written with: read it as what it is, or compress it again."
+        )
+
+
+def cache_format(
+    keys: VectorFormat, values: VectorFormat, rotation: RotationKind = RotationKind.RANDOM_HADAMARD
+) -> CacheFormat:
+    """A format of our own: keys and values by turboquant_mse, turboquant_prod or eden, in our page layout."""
+    for vectors in (keys, values):
+        if vectors.method not in OWN_METHODS:
+            raise ValueError(
+                f"{vectors.method.value} was asked for as a format of our own; "
+                f"{_either([m.value for m in OWN_METHODS])} are: choose one of these, or a preset by preset()."
+            )
+    return CacheFormat(
+        name=f"k_{keys.method.value}{keys.bits}_v_{values.method.value}{values.bits}",
+        keys=keys,
+        values=values,
+        key_rotation=rotation,
+        value_rotation=rotation,
+        layout=Layout.HEADS,
+    )
+
+
+def preset(name: str) -> CacheFormat:
+    """A format of vLLM 0.33.0 by the name of its `--kv-cache-dtype`; `_split` after it means its layout on AMD."""
+    if name not in PRESETS:
+        raise ValueError(f"Preset {name} was asked for; there are {', '.join(PRESETS)}: choose one of these.")
+    return PRESETS[name]
+
+
+def packed_size(elements: int, bits: int) -> int:
+    """Bytes of a stream of `elements` codes."""
+    return (elements * bits + 7) // 8
+
+
+def _scalar(name: str) -> Field:
+    return Field(name=name, size=SCALAR_BYTES, is_metadata=True)
+
+
+def _either(choices: tuple[int, ...] | list[str]) -> str:
+    texts = [str(choice) for choice in choices]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def _vllm(name: str, key_bits: int, value_bits: int, layout: Layout) -> CacheFormat:
+    centroids = Method.FOLDED_CENTROIDS if layout is Layout.SPLIT else Method.UNIT_CENTROIDS
+    in_fp8 = key_bits == 8
+    return CacheFormat(
+        name=f"{name}_split" if layout is Layout.SPLIT else name,
+        keys=VectorFormat(method=Method.E4M3 if in_fp8 else centroids, bits=key_bits),
+        values=VectorFormat(method=Method.UNIFORM, bits=value_bits),
+        key_rotation=RotationKind.NONE if in_fp8 else RotationKind.HADAMARD,
+        value_rotation=RotationKind.NONE,
+        layout=layout,
+    )
+
+
+_ULTRAQUANT = CacheFormat(
+    name="ultraquant_4bit",
+    keys=VectorFormat(method=Method.E2M1, bits=4),
+    values=VectorFormat(method=Method.E2M1, bits=4),
+    key_rotation=RotationKind.HADAMARD,
+    value_rotation=RotationKind.NONE,
+    layout=Layout.SLOTS,
+)
+_TURBOQUANT_BITS = (
+    ("turboquant_k8v4", 8, 4),
+    ("turboquant_4bit_nc", 4, 4),
+    ("turboquant_k3v4_nc", 3, 4),
+    ("turboquant_3bit_nc", 3, 3),
+)
+PRESETS = {
+    format.name: format
+    for format in (
+        *(_vllm(*row, Layout.SLOTS) for row in _TURBOQUANT_BITS),
+        _ULTRAQUANT,
+        *(_vllm(*row, Layout.SPLIT) for row in _TURBOQUANT_BITS),
+    )
+}

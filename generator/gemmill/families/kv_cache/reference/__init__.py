@@ -1,0 +1,1 @@
+"""What the compressed cache's ops compute, in torch: rotations, formats, pages, attention."""

@@ -1,0 +1,49 @@
+"""Codes in streams of bits and scalars in bytes."""
+
+import torch
+from torch import Tensor
+
+from gemmill.families.kv_cache.formats import packed_size
+
+
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """Codes, whole numbers [..., n] below 2^bits, as u8 [..., ceil(n bits / 8)]: least significant bit first, padded by 0.
+
+    ValueError for codes that `bits` cannot hold.
+    """
+    codes = codes.to(torch.int64)
+    if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < 1 << bits:
+        raise ValueError(
+            f"Codes from {int(codes.min())} to {int(codes.max())} were to be packed in {bits} bits; they hold 0 to "
+            f"{(1 << bits) - 1}: clamp them or take more bits."
+        )
+    planes = (codes[..., None] >> torch.arange(bits, device=codes.device)) & 1
+    stream = planes.flatten(-2)
+    size = packed_size(codes.shape[-1], bits)
+    stream = torch.nn.functional.pad(stream, (0, 8 * size - stream.shape[-1]))
+    weights = 1 << torch.arange(8, device=codes.device)
+    octets = stream.reshape(*codes.shape[:-1], size, 8)
+    return (octets * weights).sum(-1).to(torch.uint8)
+
+
+def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
+    """The first `count` codes of u8 [..., bytes], s64 [..., count]: the inverse of pack_codes. Padding is not read."""
+    if packed.dtype is not torch.uint8 or packed.shape[-1] != packed_size(count, bits):
+        raise ValueError(
+            f"{count} codes of {bits} bits were to be read from {packed.dtype} of {packed.shape[-1]} bytes; they are "
+            f"torch.uint8 of {packed_size(count, bits)}: pass the field that pack_codes wrote."
+        )
+    stream = (packed.to(torch.int64)[..., None] >> torch.arange(8, device=packed.device)) & 1
+    planes = stream.flatten(-2)[..., : count * bits].reshape(*packed.shape[:-1], count, bits)
+    weights = 1 << torch.arange(bits, device=packed.device)
+    return (planes * weights).sum(-1)
+
+
+def pack_float16(scalars: Tensor) -> Tensor:
+    """Scalars [...] rounded to float16, as u8 [..., 2]. What float16 cannot hold becomes infinite, and stays visible."""
+    return scalars.to(torch.float16)[..., None].contiguous().view(torch.uint8)
+
+
+def unpack_float16(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """u8 [..., 2] as `dtype` [...]."""
+    return packed.contiguous().view(torch.float16)[..., 0].to(dtype)

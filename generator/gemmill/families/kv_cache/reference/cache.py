@@ -1,0 +1,119 @@
+"""Pages: allocated, written by slot mapping, read by page table."""
+
+import torch
+from torch import Tensor
+
+from gemmill.families.kv_cache.formats import CacheSpec
+from gemmill.families.kv_cache.pages import KEYS, VALUES, Placement, page_plan
+from gemmill.families.kv_cache.reference.vectors import Fields, compress
+
+NO_SLOT = -1
+"""In a slot mapping: this token is not stored."""
+
+
+def allocate(spec: CacheSpec, pages: int, device: str | torch.device = "cpu") -> Tensor:
+    """An empty cache, zeros u8 [pages, bytes of a page]."""
+    return torch.zeros(pages, page_plan(spec).page_bytes, dtype=torch.uint8, device=device)
+
+
+def write(
+    cache: Tensor,
+    spec: CacheSpec,
+    keys: Tensor,
+    values: Tensor,
+    slot_mapping: Tensor,
+    dtype: torch.dtype = torch.float64,
+) -> None:
+    """Compress keys and values [tokens, kv_heads, head_dim] into `cache`, token t at slot_mapping[t].
+
+    cache: u8 [pages, ...], contiguous, with the bytes of a page after the first dimension. slot_mapping: whole numbers
+    [tokens], page * page_size + place in the page, -1 for tokens that are not stored. `dtype` is that of `compress`.
+    Raises ValueError for another shape, dtype or slot, before anything is written.
+    """
+    pages = _pages(cache, spec)
+    expected = (slot_mapping.shape[0], spec.kv_heads, spec.head_dim)
+    for side, tensor in ((KEYS, keys), (VALUES, values)):
+        if tensor.shape != expected:
+            raise ValueError(
+                f"{side.capitalize()} {list(tensor.shape)} were to be stored at {slot_mapping.shape[0]} slots; the cache "
+                f"takes {list(expected)}: [tokens, KV heads, head dim], a slot for each token."
+            )
+    slots = slot_mapping.to(torch.int64)
+    end = pages * spec.page_size
+    if slots.numel() and not NO_SLOT <= int(slots.min()) <= int(slots.max()) < end:
+        raise ValueError(
+            f"Slots from {int(slots.min())} to {int(slots.max())} were given; {pages} pages of {spec.page_size} tokens have "
+            f"0 to {end - 1}, and -1 stores nothing: allocate more pages or correct the mapping."
+        )
+    stored = slots != NO_SLOT
+    page, place = slots[stored] // spec.page_size, slots[stored] % spec.page_size
+    fields = {
+        KEYS: compress(keys[stored], spec.keys, dtype),
+        VALUES: compress(values[stored], spec.values, dtype),
+    }
+    for placement in page_plan(spec).placements:
+        _view(cache, spec, placement)[page, place] = fields[placement.side][placement.field.name]
+
+
+def check_page_table(spec: CacheSpec, pages: int, block_table: Tensor, seq_lens: Tensor) -> None:
+    """ValueError unless every page that a length needs is in the table and in a cache of `pages` pages.
+
+    block_table: whole numbers [batch, pages of the longest]; entries beyond a sequence's pages are not looked at.
+    seq_lens: whole numbers [batch].
+    """
+    if block_table.dim() != 2 or block_table.shape[0] != seq_lens.shape[0]:
+        raise ValueError(
+            f"A page table {list(block_table.shape)} was given for {seq_lens.shape[0]} sequences; it is [sequences, pages "
+            "of the longest]: one row for each."
+        )
+    reach = block_table.shape[1] * spec.page_size
+    for row, length in enumerate(seq_lens.tolist()):
+        if not 0 <= length <= reach:
+            raise ValueError(
+                f"Sequence {row} has {length} tokens; the page table's {block_table.shape[1]} pages of {spec.page_size} "
+                f"reach from 0 to {reach}: widen the table or correct the length."
+            )
+        used = block_table[row, : -(-length // spec.page_size)]
+        outside = used[(used < 0) | (used >= pages)]
+        if outside.numel():
+            raise ValueError(
+                f"The page table of sequence {row} names page {int(outside[0])}; the cache has pages 0 to {pages - 1}: "
+                "correct the table or allocate more pages."
+            )
+
+
+def read(cache: Tensor, spec: CacheSpec, side: str, pages_of_sequence: Tensor, length: int) -> Fields:
+    """Fields u8 [length, kv_heads, bytes] of the first `length` tokens of a sequence; nothing behind them is read."""
+    _pages(cache, spec)
+    tokens = torch.arange(length, device=cache.device)
+    page, place = pages_of_sequence.to(torch.int64)[tokens // spec.page_size], tokens % spec.page_size
+    return {
+        placement.field.name: _view(cache, spec, placement)[page, place]
+        for placement in page_plan(spec).placements
+        if placement.side == side
+    }
+
+
+def _pages(cache: Tensor, spec: CacheSpec) -> int:
+    """How many pages a cache has, once it is known to be one."""
+    page_bytes = page_plan(spec).page_bytes
+    if (
+        cache.dtype is not torch.uint8
+        or not cache.is_contiguous()
+        or cache.dim() < 2
+        or cache[:1].numel() not in (0, page_bytes)
+    ):
+        raise ValueError(
+            f"A cache {cache.dtype} {list(cache.shape)} with strides {list(cache.stride())} was given; {spec.tag} is "
+            f"contiguous torch.uint8 of {page_bytes} bytes a page, the page first: allocate it so."
+        )
+    return cache.shape[0]
+
+
+def _view(cache: Tensor, spec: CacheSpec, placement: Placement) -> Tensor:
+    """A field of the whole cache, [pages, page_size, kv_heads, bytes], sharing its memory."""
+    return cache.as_strided(
+        (cache.shape[0], spec.page_size, spec.kv_heads, placement.field.size),
+        (page_plan(spec).page_bytes, placement.token_stride, placement.head_stride, 1),
+        cache.storage_offset() + placement.offset,
+    )

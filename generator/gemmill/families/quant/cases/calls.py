@@ -1,0 +1,236 @@
+"""Calls of the quantisation ops by their sizes and options, their outputs poisoned, held against the reference."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.families.quant.call import OP_OF, OUT_NAMES, SCALE_NAMES, config_of, name_of, quant_call
+from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
+from gemmill.families.quant.ops import QUANT_OPS, QuantOp
+from gemmill.families.quant.selections import smoke
+from gemmill.numerics.cases import Outcome
+from gemmill.reference import quant_bounds as bounds
+from gemmill.runtime.operands import of_arguments
+from gemmill.runtime.quant_cpu import by_reference
+from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OpSchema
+from gemmill.vocab import Arch, DType
+
+ROLES = {"result": "out", "output_q": "out", "scales": "scale", "output_s": "scale", "output_s_packed": "scale"}
+"""What ops call their codes and scales, in one word each."""
+LIMITS = {"fp8_min": -448.0, "fp8_max": 448.0, "int8_min": -128.0, "int8_max": 127.0}
+SMALLEST_BOUND, BOUND = 0.004, 1.5
+"""A scale_ub that bites: of scales of groups, and of scales of rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantCase:
+    """One call of an op: its dtypes, its size and what is given beside."""
+
+    op: str
+    rows: int
+    hidden: int
+    """Columns of the codes."""
+    in_dtype: DType = DType.BF16
+    out_dtype: DType = DType.E4M3
+    group_size: int = 0
+    activation: str = Activation.NONE.op_argument
+    """As ops that take one call it."""
+    scale_format: ScaleFormat = ScaleFormat.F32
+    zero_points: bool = False
+    padding: int = 0
+    """Elements between the rows of the input."""
+    m_major: bool = False
+    """Scales of groups M-major, padded to four rows."""
+    bounded: bool = False
+    """A scale_ub that bites, for e4m3."""
+    residual: bool = False
+
+    def __str__(self) -> str:
+        extras = [name for name in ("m_major", "bounded", "residual") if getattr(self, name)]
+        flags = "".join(f", {name}" for name in extras)
+        return f"{self.op} {self.rows} x {self.hidden}, padding {self.padding}{flags}"
+
+    @property
+    def declared(self) -> QuantOp:
+        """What can be asked of the op."""
+        return OP_OF[self.op]
+
+    @property
+    def width(self) -> int:
+        """Columns of the input."""
+        return self.hidden * (1 if self.declared.activations == (Activation.NONE,) else 2)
+
+    @property
+    def words(self) -> int:
+        """Scales, or words of packed ones, of a row; 0 where there is one for the tensor."""
+        if self.declared.family in (QuantFamily.STATIC, QuantFamily.TENSOR):
+            return 0
+        if not self.declared.family.is_grouped:
+            return 1
+        groups = self.hidden // self.group_size if self.group_size > 0 else 0
+        return -(-groups // 4) if self.scale_format is ScaleFormat.PACKED_UE8M0 else groups
+
+    @property
+    def bytes(self) -> int:
+        """What must be read and what must be written, each byte once."""
+        width = self.in_dtype.bits // 8
+        moved = self.rows * (width * self.width + self.hidden) + 4 * max(self.rows * self.words, 1)
+        if self.zero_points:
+            moved += 4 * (self.rows * self.words or 1)
+        if self.declared.family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP):
+            moved += width * self.hidden
+        return moved + (2 * width * self.rows * self.hidden if self.residual else 0)
+
+    def arguments(self, device: torch.device | str, random: torch.Generator | None = None) -> list[Any]:
+        """In the order of the op's schema: normal random data, outputs poisoned. On the meta device there is no data."""
+        if random is None and str(device) != "meta":
+            random = torch.Generator(device).manual_seed(self.rows * 1009 + self.hidden)
+        in_dtype, out_dtype = (getattr(torch, dtype.torch_name) for dtype in (self.in_dtype, self.out_dtype))
+
+        def values(rows: int, columns: int) -> Tensor:
+            return torch.randn((rows, columns), generator=random, device=device).to(in_dtype)
+
+        scales = self._scales(device)
+        bound = SMALLEST_BOUND if self.declared.family is QuantFamily.GROUP else BOUND
+        is_bounded = self.bounded and self.out_dtype is DType.E4M3
+        given: dict[str, Any] = LIMITS | {
+            "input": values(self.rows, self.width + self.padding)[:, : self.width],
+            "out": torch.full((self.rows, self.hidden), 0x55, dtype=torch.uint8, device=device).view(out_dtype),
+            "scale": scales,
+            "azp": self._zero_points(device),
+            "output_azp": torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32, device=device).fill_(
+                12345
+            ),
+            "scale_ub": torch.tensor([bound], device=device) if is_bounded else None,
+            "weight": values(1, self.hidden)[0],
+            "residual": values(self.rows, self.hidden) if self.residual else None,
+            "activation": self.activation,
+            "group_size": self.group_size,
+            "group_shape": None,
+            "eps": 1e-10,
+            "epsilon": 1e-6,
+            "scale_ue8m0": self.scale_format is ScaleFormat.POWER_OF_TWO,
+        }
+        said_to_be = self.m_major and self.scale_format is not ScaleFormat.PACKED_UE8M0
+        given |= dict.fromkeys(("is_scale_transposed", "dummy_is_scale_transposed", "dummy_is_tma_aligned"), said_to_be)
+        return [given[ROLES.get(name, name)] for name in BY_NAME[self.op].arguments]
+
+    def run(self, device: str) -> Outcome:
+        """Make the call, and hold it against the reference on the same device."""
+        got = self.arguments(device)
+        wanted = [_copied(value) if isinstance(value, Tensor) else value for value in got]
+        getattr(getattr(torch.ops, NAMESPACE), self.op).default(*got)
+        by_reference(BY_NAME[self.op], wanted)
+        return Outcome(report=differences(BY_NAME[self.op], got, wanted))
+
+    def _zero_points(self, device: torch.device | str) -> Tensor | None:
+        if not self.zero_points:
+            return None
+        shape = (1,) if self.declared.family in (QuantFamily.STATIC, QuantFamily.TENSOR) else (self.rows, 1)
+        return torch.full(shape, -7, dtype=torch.int32, device=device)
+
+    def _scales(self, device: torch.device | str) -> Tensor:
+        family, padded = self.declared.family, -(-self.rows // 4) * 4
+        if family in (QuantFamily.STATIC, QuantFamily.TENSOR):
+            return torch.full((1,), 0.0123 if family is QuantFamily.STATIC else torch.nan, device=device)
+        if self.scale_format is ScaleFormat.PACKED_UE8M0:
+            return torch.full((self.words, padded), -1, dtype=torch.int32, device=device).t()[: self.rows]
+        if self.m_major and family.is_grouped:
+            return torch.full((self.words, padded), torch.nan, device=device).t()[: self.rows]
+        return torch.full((self.rows, self.words), torch.nan, device=device)
+
+
+def of_config(config: QuantConfig) -> Iterator[QuantCase]:
+    """Calls of each op that a config serves: below, at and across the kernels' own limits."""
+    for op in QUANT_OPS:
+        if op.serves(config):
+            yield from (_of_op(config, op.name, **sizes) for sizes in _sizes_of(config))
+
+
+def once() -> Iterator[tuple[str, QuantCase]]:
+    """Each op that the smoke selection has a variant for, once."""
+    for config in smoke(Arch.SM90A):
+        for op in QUANT_OPS:
+            if op.serves(config):
+                yield op.name, _of_op(config, op.name, rows=33, hidden=1024)
+
+
+def _of_op(config: QuantConfig, op: str, **sizes: Any) -> QuantCase:
+    return QuantCase(
+        op=op,
+        in_dtype=config.in_dtype,
+        out_dtype=config.out_dtype,
+        group_size=config.group_size,
+        activation=config.activation.op_argument,
+        scale_format=config.scale_format,
+        zero_points=not config.symmetric,
+        **sizes,
+    )
+
+
+def _sizes_of(config: QuantConfig) -> Iterator[dict[str, Any]]:
+    small = ((1, 128), (7, 384), (133, 2048), (512, 7168), (3, 28672), (1, 131072), (2, 76800), (0, 256))
+    for rows, hidden in small:
+        yield {"rows": rows, "hidden": hidden, "residual": rows % 2 == 1, "m_major": rows % 2 == 0}
+    # So large that threads are given as much as they can hold; rows that fill their CTA, and rows that do not.
+    norm = config.family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP)
+    by_row = norm or config.family is QuantFamily.TOKEN
+    for rows, hidden in ((8003, 2176), (4099, 4480), (2501, 7168), (641, 28672)) if by_row else ((8003, 2176),):
+        yield {"rows": rows, "hidden": hidden}
+        if norm:
+            yield {"rows": rows, "hidden": hidden, "residual": True, "m_major": True}
+    yield {"rows": 65, "hidden": 1152, "padding": 24}
+    yield {"rows": 37, "hidden": 640, "padding": 3, "m_major": True, "residual": True}
+    yield {"rows": 34, "hidden": 2048, "bounded": True}
+    if not config.family.is_grouped:
+        yield from ({"rows": 5, "hidden": hidden, "residual": True} for hidden in (1, 3, 17, 129, 1001, 5003))
+
+
+def _copied(value: Tensor) -> Tensor:
+    """With its strides and padding."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
+
+
+def differences(op: OpSchema, arguments: list[Any], wanted: list[Any]) -> str:
+    """How a call's arguments after it differ from those of the reference, beyond what its arithmetic leaves open; or nothing."""
+    names = op.arguments
+    apart = {
+        name: count
+        for name, got, expected in zip(names, arguments, wanted, strict=True)
+        if isinstance(got, Tensor) and (count := int((~same_bits(got, expected)).sum()))
+    }
+    if not apart:
+        return ""
+    config = config_of(quant_call(op, of_arguments(op, wanted)), Arch.SM90A)
+    if _within_bounds(config, dict(zip(names, arguments, strict=True)), dict(zip(names, wanted, strict=True)), apart):
+        return ""
+    return ", ".join(f"{count} elements of {name} differ from the reference" for name, count in apart.items())
+
+
+def same_bits(got: Tensor, wanted: Tensor) -> Tensor:
+    """Where elements are alike, NaN whatever its bits; waits for no device."""
+    if got.dtype.itemsize == 1:
+        return got.view(torch.uint8) == wanted.view(torch.uint8)
+    return (got == wanted) | ((got != got) & (wanted != wanted))
+
+
+def _within_bounds(config: QuantConfig, got: dict[str, Any], wanted: dict[str, Any], apart: Iterable[str]) -> bool:
+    codes, scales = got[name_of(got, OUT_NAMES)], got[name_of(got, SCALE_NAMES)]
+    if config.activation is not Activation.NONE:
+        ub = got.get("scale_ub")
+        return not any(bounds.outside_of_gate_bounds(config, got["input"], codes, scales, scale_ub=ub))
+    if config.family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP):
+        rows, steps = bounds.rows_beyond_one_step(codes, wanted["result"])
+        return rows <= 1 and steps == 0 and "residual" not in apart and _one_row_of_scales(scales, wanted)
+    return False
+
+
+def _one_row_of_scales(scales: Tensor, wanted: dict[str, Any]) -> bool:
+    """Whether the scales of at most one row differ, and those by no more than rounding does (2^-22)."""
+    expected = wanted[name_of(wanted, SCALE_NAMES)]
+    apart = ~same_bits(scales, expected)
+    rows = int(apart.reshape(apart.shape[0], -1).any(dim=1).sum()) if apart.numel() else 0
+    return rows <= 1 and bool(((scales - expected).abs() <= 2.0**-22 * expected)[apart].all())

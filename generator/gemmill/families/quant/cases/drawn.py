@@ -1,0 +1,232 @@
+"""Random calls of the quantisation and fused-activation ops."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gemmill.families.quant.call import GROUP_AZP, OP_OF, OUT_NAMES, SCALE_NAMES, name_of
+from gemmill.families.quant.config import QuantFamily, ScaleFormat
+from gemmill.numerics.call import EXACT, LegalCall, Limits
+from gemmill.numerics.draw import Draw
+from gemmill.numerics.layouts import (
+    MEANINGLESS,
+    PADS,
+    SHIFTS,
+    TIDY,
+    free_stride,
+    one_value,
+    row_stride,
+    shift_of,
+    torch_dtype,
+    vector,
+)
+from gemmill.numerics.memory import Slot
+from gemmill.runtime.schemas import BY_NAME, Kind, OpSchema
+
+Strides = tuple[int, ...]
+
+
+def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
+    """A random call of any of them."""
+    return _Maker(BY_NAME[op], draw, limits).make()
+
+
+class _Maker:
+    def __init__(self, op: OpSchema, draw: Draw, limits: Limits) -> None:
+        self.schema, self.op, self.draw = op, OP_OF[op.name], draw
+        self.in_dtype, self.out_dtype = (torch_dtype(draw.one_of(d)) for d in (self.op.in_dtypes, self.op.out_dtypes))
+        self.group = draw.one_of(self.op.group_sizes)
+        self.gated = self.op.activations[0].op_argument != "none"
+        most = limits.large if draw.chance(0.01) else limits.elements
+        width = draw.size(max(1, min(32768, most) // (self.group or 1) // (2 if self.gated else 1)))
+        self.hidden = width * (self.group or 1)
+        self.leading = self._leading(draw.size(max(1, min(8192, most // max(self.hidden, 1)))))
+        self.rows = math.prod(self.leading)
+        self.data = self._data()
+        self.tidy = draw.chance(TIDY)
+
+    def make(self) -> LegalCall:
+        draw, arguments = self.draw, self.schema.arguments
+        slots = {
+            "input": self._matrix(self.in_dtype, self.hidden * (2 if self.gated else 1), self.data),
+            name_of(arguments, OUT_NAMES): self._matrix(self.out_dtype, self.hidden, None, written=True),
+        }
+        plain = self._plain()
+        scales = name_of(arguments, SCALE_NAMES)
+        slots[scales], plain["group_shape"] = self._scales(plain)
+        if GROUP_AZP in arguments:
+            slots[GROUP_AZP] = _like(slots[scales], draw)
+        if "azp" in arguments and draw.chance(0.5):
+            slots["azp"] = self._azp()
+        if "scale_ub" in arguments and self.out_dtype is not torch.int8 and draw.chance(0.4):
+            slots["scale_ub"] = one_value(draw, torch.float32, "bounds")
+        if "weight" in arguments:
+            h = self.hidden
+            slots["weight"] = vector(draw, self.in_dtype, h, self.data, ((h,),), reference_shape=(h,))
+        if "residual" in arguments and draw.chance(0.5):
+            slots["residual"] = self._matrix(self.in_dtype, self.hidden, self.data, written=True)
+        plain = {p.name: plain[p.name] for p in self.schema.parameters if p.kind is not Kind.TENSOR}
+        ordered = {name: slots[name] for name in arguments if name in slots}
+        return LegalCall(
+            op=self.schema.name,
+            slots=ordered,
+            plain=plain,
+            offsets={name: draw.below(1 << 30) for name in ordered},
+            judged=EXACT,
+        )
+
+    def _leading(self, rows: int) -> tuple[int, ...]:
+        kind = self.draw.below(10)
+        if kind < 7:
+            return (rows,)
+        if kind == 7:
+            return () if rows == 1 else (rows,)
+        first = self.draw.one_of([d for d in (1, 2, 3, 4, 8, rows) if d and rows % d == 0])
+        pair = (first, rows // first) if self.draw.chance(0.7) else (rows // first, first)
+        return pair if kind == 8 else (1, *pair)
+
+    def _data(self) -> str:
+        plain = not self.gated and self.op.family not in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP)
+        return self.draw.one_of(("normal", "normal", "normal", "wide", "integers", "extreme" if plain else "wide"))
+
+    def _plain(self) -> dict[str, Any]:
+        draw = self.draw
+        return {
+            "activation": draw.one_of(self.op.activations).op_argument,
+            "group_size": self.group,
+            "eps": draw.one_of((0.0, 1e-10, 1e-10, 1e-6)),
+            "epsilon": draw.one_of((1e-6, 1e-5)),
+            "is_scale_transposed": draw.chance(0.5),
+            "scale_ue8m0": draw.chance(0.5),
+            "fp8_min": -448.0,
+            "fp8_max": 448.0,
+            "int8_min": -128.0,
+            "int8_max": 127.0,
+            "dummy_is_scale_transposed": draw.chance(0.5),
+            "dummy_is_tma_aligned": draw.chance(0.5),
+        }
+
+    def _matrix(self, dtype: torch.dtype, columns: int, values: str | None, *, written: bool = False) -> Slot:
+        draw = self.draw
+        step = row_stride(draw, columns, written=written, tidy=self.tidy)
+        outer = [free_stride(draw, size, stride) for size, stride in zip(self.leading, self._steps(step), strict=True)]
+        return Slot(
+            dtype=dtype,
+            shape=(*self.leading, columns),
+            strides=(*outer, free_stride(draw, columns, 1)),
+            rows=self.rows,
+            columns=columns,
+            row_stride=step,
+            column_stride=1,
+            values=values,
+            written=written,
+            shift=shift_of(draw, self.tidy),
+        )
+
+    def _each_row(self, dtype: torch.dtype, *, written: bool) -> Slot:
+        rows = self.rows
+        shapes = ((rows,), (rows, 1), (*self.leading, 1))
+        return vector(self.draw, dtype, rows, None, shapes, written=written, reference_shape=(rows, 1))
+
+    def _azp(self) -> Slot:
+        if self.op.family is QuantFamily.STATIC:
+            return one_value(self.draw, torch.int32, "codes")
+        if self.op.family is QuantFamily.TENSOR:
+            return one_value(self.draw, torch.int32, None, written=True)
+        return self._each_row(torch.int32, written=True)
+
+    def _scales(self, plain: dict[str, Any]) -> tuple[Slot, tuple[int, int] | None]:
+        match self.op.family:
+            case QuantFamily.STATIC:
+                return self._static_scales()
+            case QuantFamily.TENSOR:
+                return one_value(self.draw, torch.float32, None, written=True), None
+            case QuantFamily.TOKEN | QuantFamily.RMS_TOKEN:
+                return self._each_row(torch.float32, written=True), None
+            case _:
+                return self._group_scales(plain), None
+
+    def _static_scales(self) -> tuple[Slot, tuple[int, int] | None]:
+        draw, rows, hidden = self.draw, self.rows, self.hidden
+        blocks = "group_shape" in self.schema.arguments and rows * hidden > 0
+        kind = draw.one_of(("one", "rows", "columns", "blocks")) if blocks else "one"
+        if kind == "one":
+            return one_value(draw, torch.float32, "scales"), None
+        if kind == "blocks":
+            per = tuple(draw.one_of([d for d in (1, 2, 4, 64, 128, n) if n % d == 0]) for n in (rows, hidden))
+            count = (rows // per[0], hidden // per[1])
+            strides = (count[1] + draw.one_of(PADS), 1) if draw.chance(0.5) else (1, count[0] + draw.one_of(PADS))
+            strides = (free_stride(draw, count[0], strides[0]), free_stride(draw, count[1], strides[1]))
+            return _strided(draw, count, strides, count), draw.one_of((None, (per[0], per[1])))
+        scales, step = rows if kind == "rows" else hidden, draw.one_of((1, 1, 2, 5))
+        slot = _strided(draw, (scales,), (free_stride(draw, scales, step),), (scales,))
+        return slot, (1, -1) if kind == "rows" else (-1, 1)
+
+    def _group_scales(self, plain: dict[str, Any]) -> Slot:
+        draw, rows, groups = self.draw, self.rows, self.hidden // self.group
+        packed = self.op.scale_formats == (ScaleFormat.PACKED_UE8M0,)
+        columns = -(-groups // 4) if packed else groups
+        told = plain["is_scale_transposed"] if "is_scale_transposed" in self.schema.arguments else None
+        m_major = packed or (draw.chance(0.5) if told is None else told)
+        padded = -(-rows // 4) * 4
+        if m_major:
+            least = padded if packed else draw.one_of((rows, padded))
+            m, g = 1, least + draw.one_of((0, 0, 4, 8))
+        else:
+            m, g = columns + draw.one_of(PADS), 1
+        # A dimension of size 1 may have any stride, but where both layouts need the other's to tell them apart.
+        m, g = (
+            (m if rows > 1 else draw.one_of((m, *MEANINGLESS))),
+            (g if columns > 1 else draw.one_of((g, *MEANINGLESS))),
+        )
+        shape, strides = self._shape_of_scales(columns, m, g, swapped=bool(told) and draw.chance(0.3))
+        return Slot(
+            dtype=torch.int32 if packed else torch.float32,
+            shape=shape,
+            strides=strides,
+            rows=rows,
+            columns=columns,
+            row_stride=m if rows > 1 else 1,  # by which the rows follow that pad a single one
+            column_stride=g,
+            values=None,
+            written=True,
+            shift=draw.one_of(SHIFTS[:8]),
+            column_major=m_major,
+            padding_rows=padded - rows if packed else 0,
+        )
+
+    def _shape_of_scales(self, columns: int, m: int, g: int, *, swapped: bool) -> tuple[tuple[int, ...], Strides]:
+        if swapped:
+            return (columns, self.rows), (g, m)
+        if len(self.leading) < 2 or self.draw.chance(0.5):
+            return (self.rows, columns), (m, g)
+        return (*self.leading, columns), (*self._steps(m), g)
+
+    def _steps(self, step: int) -> list[int]:
+        """Strides of the leading dimensions for rows `step` apart; an empty one counts as one, as torch has it."""
+        return [step * math.prod(max(n, 1) for n in self.leading[i + 1 :]) for i in range(len(self.leading))]
+
+
+def _strided(draw: Draw, shape: tuple[int, ...], strides: Strides, reference_shape: tuple[int, ...]) -> Slot:
+    """Scales that are given, of one dimension or two."""
+    rows, columns = shape if len(shape) == 2 else (1, *shape)
+    by_row, by_column = strides if len(strides) == 2 else (1, *strides)
+    return Slot(
+        dtype=torch.float32,
+        shape=shape,
+        strides=strides,
+        rows=rows,
+        columns=columns,
+        row_stride=by_row,
+        column_stride=by_column,
+        values="scales",
+        shift=draw.one_of(SHIFTS[:8]),
+        reference_shape=reference_shape,
+    )
+
+
+def _like(scales: Slot, draw: Draw) -> Slot:
+    """Zero points that lie as scales do."""
+    return replace(scales, dtype=torch.int32, shift=draw.one_of(SHIFTS[:8]))

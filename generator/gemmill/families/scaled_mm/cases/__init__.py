@@ -1,0 +1,18 @@
+"""Calls of the GEMM ops, for whoever makes them."""
+
+from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP
+from gemmill.families.scaled_mm.cases.asked import asked
+from gemmill.families.scaled_mm.cases.checked import of_config, once
+from gemmill.families.scaled_mm.cases.drawn import GemmJudge, drawn, is_lacking
+from gemmill.numerics.cases import Cases
+
+CASES = Cases(
+    ops=(SCALED_MM, SCALED_MM_AZP),
+    of_config=of_config,
+    once=once,
+    asked=asked,
+    drawn=drawn,
+    judge=GemmJudge,
+    counts_are_final=True,
+    is_lacking=is_lacking,
+)

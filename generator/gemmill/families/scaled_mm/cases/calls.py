@@ -1,0 +1,248 @@
+"""Calls of the GEMM ops by their sizes and options: operands, guard bands around the result, and what it must be."""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP
+from gemmill.reference import (
+    Comparison,
+    accumulation_error,
+    compare_exact,
+    compare_within,
+    exact_scaled_mm,
+    powers_of_two,
+    scaled_mm,
+    small_integers,
+    tolerance,
+)
+from gemmill.reference.tolerance import half_unit_in_last_place
+from gemmill.vocab import Accumulation, DType, ScaleGranularity, ScaleGroups
+
+GUARD = 0x7FF1
+"""A NaN in bf16 and in f16, by its bits."""
+GUARD_ROWS = 2
+PADDING = 16
+"""Elements by which padded rows are longer: rows of 8-bit and of 16-bit elements stay 16-byte aligned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One call. Everything in it, data included, follows from these fields."""
+
+    m: int
+    n: int
+    k: int
+    a_dtype: DType = DType.E4M3
+    out_dtype: DType = DType.BF16
+    azp: str = "none"
+    """"none" calls cutlass_scaled_mm; "row" and "token" call cutlass_scaled_mm_azp"""
+    groups: ScaleGroups | None = None
+    """of the scales; None where they are per tensor or channel"""
+    a_scale: str = "each"
+    """"each": a scale for each row (column); "one": one for all. In groups, "each": row-major; "one": column-major, columns
+    padded to 16 bytes in the "tight" and "padded" layouts"""
+    b_scale: str = "each"
+    bias: bool = False
+    data: str = "random"
+    """"integers": small ones, and powers of two as scales, so that every order of summation gives the same"""
+    layout: str = "tight"
+    """"tight", "padded" (rows 16-byte aligned, longer than they must be), "odd" (rows of an odd length) or "shifted"
+    (data that starts one element after an aligned address)"""
+
+    @property
+    def op(self) -> str:
+        """The op that is called."""
+        return SCALED_MM if self.azp == "none" else SCALED_MM_AZP
+
+    def __str__(self) -> str:
+        words = [f"M, N, K = {self.m}, {self.n}, {self.k}", self._scales_in_words()]
+        words.append(f"bias {'yes' if self.bias else 'no'}")
+        words += [] if self.groups else [f"azp {self.azp}"]
+        words += ["exact"] if self.data == "integers" else []
+        return "; ".join(words + ([] if self.layout == "tight" else [self.layout]))
+
+    def _scales_in_words(self) -> str:
+        each = self.a_scale == "each", self.b_scale == "each"
+        if self.groups is None:
+            return f"a_scales {'[M, 1]' if each[0] else '[1]'}, b_scales {'[1, N]' if each[1] else '[1]'}"
+        size, (a_order, b_order) = self.groups.size, ("row" if rows else "column" for rows in each)
+        of_b = size if self.groups.b_scale is ScaleGranularity.BLOCK else 1
+        return f"a_scales 1 x {size} {a_order}-major, b_scales {size} x {of_b} {b_order}-major"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A problem's tensors. `out` lies inside `surroundings`, all of which is poisoned."""
+
+    problem: Problem
+    surroundings: Tensor
+    out: Tensor
+    a: Tensor
+    b: Tensor
+    a_scales: Tensor
+    b_scales: Tensor
+    bias: Tensor | None
+    azp_adj: Tensor | None
+    azp: Tensor | None
+
+    @property
+    def arguments(self) -> tuple[Tensor | None, ...]:
+        """In the order of the op's schema."""
+        if self.problem.azp == "none":
+            return (self.out, self.a, self.b, self.a_scales, self.b_scales, self.bias)
+        return (self.out, self.a, self.b, self.a_scales, self.b_scales, self.azp_adj, self.azp, self.bias)
+
+    def poison(self) -> None:
+        """Fill the result and what is around it with the guard."""
+        self.surroundings.view(torch.int16).fill_(GUARD)
+
+    def untouched(self) -> bool:
+        """Whether nothing at all was written."""
+        return bool((self.surroundings.view(torch.int16) == GUARD).all())
+
+    def guards_hold(self) -> bool:
+        """Whether nothing was written outside the result."""
+        bits = self.surroundings.view(torch.int16)
+        inside = torch.as_strided(bits, self.out.shape, self.out.stride(), self.out.storage_offset())
+        return bool((bits != GUARD).sum() == (inside != GUARD).sum())
+
+
+def make_call(problem: Problem, device: torch.device) -> Call:
+    """New tensors for a problem; the same problem has the same data."""
+    p = problem
+    generator = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.n * 1009 + p.k)
+    a_type, out_type = getattr(torch, p.a_dtype.torch_name), getattr(torch, p.out_dtype.torch_name)
+    a = _laid_out(_data(p, p.m, p.k, generator), p.layout)
+    b = _laid_out(_data(p, p.n, p.k, generator), p.layout).t()
+    assert a.dtype is a_type and b.dtype is a_type
+    surroundings, out = _guarded_out(p, out_type, device)
+    azp_adj = azp = None
+    if p.azp != "none":
+        azp_adj = b.to(torch.int64).sum(dim=0).to(torch.int32)
+        if p.azp == "row":
+            azp_adj = azp_adj * 3
+        else:
+            azp = torch.randint(-128, 128, (p.m, 1), dtype=torch.int32, device=device, generator=generator)
+    bias = None
+    if p.bias:
+        bias = torch.randn(p.n, device=device, generator=generator).mul(8).round().to(out_type)
+    if p.groups is None:
+        a_scales = _scales(p, p.a_scale, p.m, generator).reshape(-1, 1)
+        b_scales = _scales(p, p.b_scale, p.n, generator).reshape(1, -1)
+    else:
+        a_scales = _group_scales(p, p.a_scale, p.groups.a_shape(p.m, p.k), generator)
+        b_scales = _group_scales(p, p.b_scale, p.groups.b_shape(p.n, p.k), generator)
+    call = Call(
+        problem=p,
+        surroundings=surroundings,
+        out=out,
+        a=a,
+        b=b,
+        a_scales=a_scales,
+        b_scales=b_scales,
+        bias=bias,
+        azp_adj=azp_adj,
+        azp=azp,
+    )
+    call.poison()
+    return call
+
+
+def _data(p: Problem, rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    kind, device = getattr(torch, p.a_dtype.torch_name), generator.device
+    if p.data == "integers":
+        return small_integers(rows, columns, kind, generator)
+    if p.a_dtype is DType.S8:
+        return torch.randint(-128, 128, (rows, columns), dtype=torch.int8, device=device, generator=generator)
+    return torch.randn(rows, columns, device=device, generator=generator).to(kind)
+
+
+def _group_scales(p: Problem, order: str, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    values = _scale_values(p, shape[0] * shape[1], generator).reshape(shape)
+    if order == "each":
+        return values
+    rows, columns = shape
+    stride = rows + (-rows % 4 if p.layout in ("tight", "padded") else 1)
+    memory = torch.full((columns, stride), torch.nan, device=values.device)  # what is never to be read
+    memory[:, :rows] = values.t()
+    return memory.t()[:rows]
+
+
+def _scales(p: Problem, kind: str, count: int, generator: torch.Generator) -> Tensor:
+    return _scale_values(p, 1 if kind == "one" else count, generator)
+
+
+def _scale_values(p: Problem, count: int, generator: torch.Generator) -> Tensor:
+    if p.data == "integers":
+        return powers_of_two((count,), generator)
+    return torch.rand(count, device=generator.device, generator=generator) * 0.02 + 0.005
+
+
+def _laid_out(matrix: Tensor, layout: str) -> Tensor:
+    """The same matrix, row-major, in memory as `layout` says."""
+    rows, columns = matrix.shape
+    padding = {"tight": 0, "padded": -columns % PADDING + PADDING, "odd": 1 + columns % 2, "shifted": 0}[layout]
+    stride, offset = columns + padding, 1 if layout == "shifted" else 0
+    bits = torch.uint8 if matrix.element_size() == 1 else torch.int16  # not every torch can copy FP8 with strides
+    memory = torch.zeros(offset + rows * stride, dtype=bits, device=matrix.device)
+    view = torch.as_strided(memory, (rows, columns), (stride, 1), offset)
+    view.copy_(matrix.view(bits))
+    return view.view(matrix.dtype)
+
+
+def _guarded_out(p: Problem, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    padding = {"tight": 0, "padded": -p.n % PADDING + PADDING, "odd": 1 + p.n % 2, "shifted": 0}[p.layout]
+    stride = p.n + padding
+    # The first row of the result begins at a multiple of 16 elements, guards before and after it.
+    offset = -(-GUARD_ROWS * stride // PADDING) * PADDING + PADDING + (1 if p.layout == "shifted" else 0)
+    surroundings = torch.empty(offset + (p.m + GUARD_ROWS) * stride + PADDING, dtype=dtype, device=device)
+    return surroundings, torch.as_strided(surroundings, (p.m, p.n), (stride, 1), offset)
+
+
+@functools.lru_cache(maxsize=4096)
+def _expected(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    call = make_call(problem, device)
+    rounded = scaled_mm(
+        call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, call.bias, azp_adj=call.azp_adj, azp=call.azp
+    )
+    exact = None
+    if problem.a_dtype is not DType.S8 or problem.groups is not None:
+        exact = exact_scaled_mm(call.a, call.b, call.a_scales, call.b_scales, call.bias)
+    return rounded, exact
+
+
+@functools.lru_cache(maxsize=4096)
+def _sum_error(problem: Problem, accumulation: Accumulation, device: torch.device) -> Tensor:
+    call = make_call(problem, device)
+    return accumulation_error(call.a, call.b, accumulation)
+
+
+@functools.lru_cache(maxsize=4096)
+def _bound(problem: Problem, accumulation: Accumulation, device: torch.device) -> Tensor:
+    call = make_call(problem, device)
+    # The sum depends on shape and data alone: one bound serves all scales, biases and layouts.
+    plain = Problem(m=problem.m, n=problem.n, k=problem.k, a_dtype=problem.a_dtype, data=problem.data)
+    error = _sum_error(plain, accumulation, device)
+    return tolerance(call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, accumulation, call.bias, error)
+
+
+def compare(call: Call, accumulation: Accumulation) -> Comparison:
+    """Hold call.out against what the problem must give."""
+    rounded, exact = _expected(call.problem, call.out.device)
+    if exact is None or call.problem.data == "integers":
+        return compare_exact(call.out, rounded)
+    return compare_within(call.out, rounded, exact, _bound(call.problem, accumulation, call.out.device))
+
+
+def sum_error_fraction(call: Call, accumulation: Accumulation) -> float:
+    """Largest error beyond the rounding of the stored result, as a fraction of what the bound allows beyond it."""
+    _, exact = _expected(call.problem, call.out.device)
+    if exact is None or not call.out.numel():
+        return 0.0
+    bound = _bound(call.problem, accumulation, call.out.device)
+    rounding = half_unit_in_last_place(exact.abs(), call.out.dtype)
+    beyond = (call.out.to(torch.float64) - exact).abs() - rounding
+    return float((beyond / (bound - rounding)).max())

@@ -1,0 +1,94 @@
+"""The calls by which a GEMM variant is verified."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice, product
+
+import torch
+
+from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP, Predicate, accepted
+from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
+from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.numerics.cases import Outcome
+from gemmill.runtime.schemas import NAMESPACE
+from gemmill.vocab import SCALE_GROUPS, Accumulation, DType, ScaleLayout
+
+SHAPES = ((1, 16, 16), (3, 48, 144), (16, 256, 512), (65, 144, 272), (130, 272, 1040), (257, 520, 2080))
+"""(M, N, K) before rounding N and K up to what a variant's alignment asks: below, at and across tile edges."""
+LONG_SHAPES = ((33, 136, 4096), (17, 264, 14336), (9, 72, 32768))
+"""For exact operands: so long a K that the bound on sums of random ones hides what is missing."""
+UNALIGNED_SHAPES = ((1, 1, 1), (5, 3, 7), (67, 129, 131), (130, 257, 1031))
+CASES_OF_A_SHAPE = 3
+"""Enough for the six shapes to go through all kinds of scales, biases and zero points: at most sixteen."""
+QUICK_SHAPE = (33, 64, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmCase:
+    """A problem and how the kernel that answers it adds."""
+
+    problem: Problem
+    accumulation: Accumulation
+
+    def __str__(self) -> str:
+        return str(self.problem)
+
+    def run(self, device: str) -> Outcome:
+        """Call the op on fresh operands, and hold the result against the reference."""
+        call = make_call(self.problem, torch.device(device))
+        getattr(getattr(torch.ops, NAMESPACE), self.problem.op).default(*call.arguments)
+        comparison = compare(call, self.accumulation)
+        report = comparison.report
+        if comparison.ok and not call.guards_hold():
+            report = "elements outside the result were written"
+        return Outcome(report=report, worst_fraction=comparison.worst_fraction)
+
+
+def of_config(config: KernelConfig) -> Iterator[GemmCase]:
+    """Shapes that a variant takes, over all kinds of scales and optional operands."""
+    for problem in problems_of(accepted(config)):
+        yield GemmCase(problem=problem, accumulation=config.schedule.accumulation)
+
+
+def problems_of(predicate: Predicate) -> Iterator[Problem]:
+    """The problems of a variant's cases."""
+    both = ("each", "one")
+    a_scales = ("one",) if predicate.scale_layout is ScaleLayout.MN_MAJOR else both
+    kinds = cycle(product(a_scales, both, (True, False) if predicate.bias else (False,), predicate.azp))
+    align_n, align_k = predicate.alignment_d, max(predicate.alignment_a, predicate.alignment_b)
+    shapes = UNALIGNED_SHAPES + SHAPES if align_n == align_k == 1 else SHAPES
+    for m, shape_n, shape_k in shapes + LONG_SHAPES:
+        n, k = -(-shape_n // align_n) * align_n, -(-shape_k // align_k) * align_k
+        is_long = (m, shape_n, shape_k) in LONG_SHAPES
+        for a_scale, b_scale, bias, azp in islice(kinds, 1 if is_long else CASES_OF_A_SHAPE):
+            yield Problem(
+                m=m,
+                n=n,
+                # One group alone is a scale for each row, which is another class of calls.
+                k=k + predicate.group_size if k <= predicate.group_size else k,
+                a_dtype=predicate.a_dtype,
+                out_dtype=predicate.out_dtype,
+                a_scale=a_scale,
+                b_scale=b_scale,
+                bias=bias,
+                azp=azp,
+                groups=predicate.scale_groups,
+                data="integers" if is_long else "random",
+            )
+
+
+def once() -> Iterator[tuple[str, GemmCase]]:
+    """Each op once for each operand type, and with scales in groups."""
+    m, n, k = QUICK_SHAPE
+    for op, dtype, azp in (
+        (SCALED_MM, DType.E4M3, "none"),
+        (SCALED_MM, DType.S8, "none"),
+        (SCALED_MM, DType.BF16, "none"),
+        (SCALED_MM_AZP, DType.S8, "token"),
+    ):
+        accumulation = Accumulation.FAST if dtype.is_float else Accumulation.EXACT
+        problem = Problem(m=m, n=n, k=k, a_dtype=dtype, azp=azp, bias=True)
+        yield f"{op} {dtype}", GemmCase(problem=problem, accumulation=accumulation)
+    groups = SCALE_GROUPS[0]
+    problem = Problem(m=m, n=n, k=k + groups.size, a_scale="one", b_scale="one", bias=True, groups=groups)
+    yield f"{SCALED_MM} {problem.a_dtype} in groups", GemmCase(problem=problem, accumulation=Accumulation.PROMOTED)

@@ -1,0 +1,160 @@
+"""Random calls of the GEMM ops, and what they must give."""
+
+import torch
+from torch import Tensor
+
+from gemmill.families.scaled_mm import scales as scales_of
+from gemmill.families.scaled_mm.accepts import SCALED_MM_AZP
+from gemmill.families.scaled_mm.config import RESULTS_OF
+from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
+from gemmill.numerics.draw import Draw
+from gemmill.numerics.layouts import PADS, TIDY, free_stride, matrix, one_value, shift_of, torch_dtype, vector
+from gemmill.numerics.memory import Memory, Slot
+from gemmill.reference import compare_exact, compare_within, exact_scaled_mm, scaled_mm, tolerance
+from gemmill.reference.comparison import apart_exact, apart_within
+from gemmill.runtime.operands import of_tensor
+from gemmill.runtime.ops import supports
+from gemmill.runtime.schemas import BY_NAME
+from gemmill.vocab import SCALE_GROUPS, Accumulation, DType, ScaleGroups
+
+LARGE, THIN, ALIGNED = 0.01, 0.05, 0.55
+"""How often M, N and K are large; how often K is a few groups and the others are large, where memory faults were; and how
+often N and K are multiples of 16, without which only the fallback takes a call."""
+MOST_JUDGED_K = 512
+"""Beyond, operands are small integers, whose sums are exact: a bound would follow a long K step by step."""
+
+
+def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
+    """A call of one of the two ops."""
+    operand = DType.S8 if op == SCALED_MM_AZP else draw.one_of(tuple(RESULTS_OF))
+    dtype, out_dtype = (torch_dtype(t) for t in (operand, draw.one_of(RESULTS_OF[operand])))
+    groups = draw.one_of(SCALE_GROUPS) if dtype.itemsize == 1 and op != SCALED_MM_AZP and draw.chance(0.4) else None
+    m, n, k = _sizes(draw, limits)
+    tidy = draw.chance(TIDY)
+    exact = k > MOST_JUDGED_K or draw.chance(0.6)
+    data = "integers" if exact else "codes" if operand is DType.S8 else draw.one_of(("normal", "wide"))
+    scales = "powers" if exact else "scales"
+    slots = {
+        "out": matrix(draw, out_dtype, m, n, None, written=True, tidy=tidy),
+        "a": matrix(draw, dtype, m, k, data, tidy=tidy),
+        "b": matrix(draw, dtype, k, n, data, transposed=True, tidy=tidy),
+        "a_scales": _group_scales(draw, groups.a_shape(m, k), scales, tidy) if groups else _scales(draw, m, scales, 0),
+        "b_scales": _group_scales(draw, groups.b_shape(n, k), scales, tidy) if groups else _scales(draw, n, scales, 1),
+    }
+    if op == SCALED_MM_AZP:
+        slots["azp_adj"] = vector(draw, torch.int32, n, "sums", ((n,), (1, n)))
+        if draw.chance(0.5):
+            slots["azp"] = vector(draw, torch.int32, m, "codes", ((m,), (m, 1)))
+    if draw.chance(0.5):
+        slots["bias"] = vector(draw, out_dtype, n, "integers" if exact else "normal", ((n,), (1, n)))
+    is_exact = exact or (operand is DType.S8 and groups is None)
+    return LegalCall(
+        op=op,
+        slots=slots,
+        plain={},
+        offsets={name: draw.below(1 << 30) for name in slots},
+        judged=EXACT if is_exact else WITHIN,
+    )
+
+
+def _sizes(draw: Draw, limits: Limits) -> tuple[int, int, int]:
+    if limits.large > limits.elements and draw.chance(THIN):
+        k = draw.size(512)
+        n = draw.size(min(24576, limits.large // max(k, 1)))
+        return draw.size(min(1024, limits.large // max(n, k, 1))), n, k
+    if limits.large > limits.elements and draw.chance(LARGE):
+        return draw.size(4096), 16 * draw.log_uniform(256), 16 * draw.log_uniform(256)
+    if draw.chance(ALIGNED):
+        sizes = [draw.size(1024), 16 * draw.log_uniform(256), 16 * draw.log_uniform(256)]
+    else:
+        sizes = [draw.size(2048) for _ in range(3)]
+    while not _fits(sizes, limits):
+        largest = sizes.index(max(sizes))
+        sizes[largest] = sizes[largest] // 32 * 16 if sizes[largest] % 16 == 0 else sizes[largest] // 2
+    m, n, k = sizes
+    return m, n, k
+
+
+def _fits(sizes: list[int], limits: Limits) -> bool:
+    m, n, k = sizes
+    return max(m * n, m * k, n * k) <= limits.elements and m * n * k <= limits.products
+
+
+def _scales(draw: Draw, count: int, values: str, dim: int) -> Slot:
+    if draw.chance(0.3):
+        return one_value(draw, torch.float32, values)
+    return vector(draw, torch.float32, count, values, ((count,), (count, 1) if dim == 0 else (1, count)))
+
+
+def _group_scales(draw: Draw, shape: tuple[int, int], values: str, tidy: bool) -> Slot:
+    rows, columns = shape
+    along, across = (rows, columns) if (m_major := draw.chance(0.6)) else (columns, rows)
+    step = along + (-along % 4 if tidy or draw.chance(0.5) else draw.one_of(PADS))
+    inner, outer = free_stride(draw, along, 1), free_stride(draw, across, step)
+    by_row, by_column = (inner, outer) if m_major else (outer, inner)
+    return Slot(
+        dtype=torch.float32,
+        shape=shape,
+        strides=(by_row, by_column),
+        rows=rows,
+        columns=columns,
+        row_stride=by_row,
+        column_stride=by_column,
+        values=values,
+        shift=shift_of(draw, tidy),
+    )
+
+
+class GemmJudge:
+    """What a call must give, by the reference of operands in dense memory of their own: what the op reads by its strides
+    and the reference by others must be the same."""
+
+    def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
+        given = {name: memory.dense(name, before) for name in call.slots}
+        self._call, self._memory = call, memory
+        self._operands = given["a"], given["b"], given["a_scales"], given["b_scales"]
+        self._options = given.get("bias"), given.get("azp_adj"), given.get("azp")
+        is_s8 = self._operands[0].dtype is torch.int8
+        self._accumulation = Accumulation.EXACT if is_s8 else Accumulation.FAST
+
+    def wrong(self) -> Tensor:
+        """How many elements are, on the device, without waiting for it."""
+        out, rounded, within = self._expected()
+        return (apart_within(out, rounded, *within) if within else apart_exact(out, rounded)).sum()
+
+    def report(self) -> str:
+        """What is wrong, in words; nothing if nothing is."""
+        out, rounded, within = self._expected()
+        return (compare_within(out, rounded, *within) if within else compare_exact(out, rounded)).report
+
+    def _expected(self) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+        """The result, the reference of its type and, unless that repeats every rounding, the exact one and its bound."""
+        out, bias = self._memory.dense("out"), self._options[0]
+        rounded = scaled_mm(*self._operands, out.dtype, *self._options)
+        if self._is_exact():
+            return out, rounded, None
+        bound = tolerance(*self._operands, out.dtype, self._accumulation, bias)
+        return out, rounded, (exact_scaled_mm(*self._operands, bias), bound)
+
+    def _is_exact(self) -> bool:
+        """Whether the reference repeats every rounding: not with scales in groups, which strides may tell where shapes do not."""
+        if self._call.judged == EXACT:
+            return True
+        given = [self._memory.tensor(name) for name in ("out", "a", "b", "a_scales", "b_scales")]
+        arguments = BY_NAME[self._call.op].arguments
+        call = {name: of_tensor(tensor) for name, tensor in zip(arguments, given, strict=False)}
+        return self._accumulation is Accumulation.EXACT and scales_of.groups_of_call(call) is None
+
+
+def is_lacking(call: LegalCall, _text: str) -> bool:
+    """Whether the build has no variant for the call's types and groups; one that it has must take every such call."""
+    groups = _groups_of(call)
+    dtype, out_dtype = (call.slots[name].dtype for name in ("a", "out"))
+    return not supports(call.op, dtype=dtype, out_dtype=out_dtype, group_size=groups.size if groups else 0)
+
+
+def _groups_of(call: LegalCall) -> ScaleGroups | None:
+    """The kind of groups whose shapes a call's scales have, None if they are of none."""
+    (m, k), n = call.slots["a"].shape, call.slots["b"].shape[1]
+    given = call.slots["a_scales"].shape, call.slots["b_scales"].shape
+    return next((g for g in SCALE_GROUPS if given == (g.a_shape(m, k), g.b_shape(n, k))), None)

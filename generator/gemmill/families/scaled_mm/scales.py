@@ -1,0 +1,107 @@
+"""Which scales a call has, and whether it may. Mirrors kernels/extension/group_scales.cpp."""
+
+from gemmill.families.scaled_mm.accepts import INT32_MAX
+from gemmill.family import Judged
+from gemmill.family.operand import Call, Operand
+from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleGroups, scale_groups_of
+
+_TMA_BYTES = 16
+
+
+def fits_vector(scales: Operand, length: int, dim: int) -> bool:
+    """Whether the shape is that of one value, or of `length` along dimension `dim`."""
+    if scales.numel == 1:
+        return True
+    return scales.numel == length and (
+        len(scales.shape) == 1 or (len(scales.shape) == 2 and scales.shape[dim] == length)
+    )
+
+
+def groups_of_call(call: Call) -> ScaleGroups | None:
+    """The groups that the scales of a call come in, by their shapes; None for scales per tensor or channel, or for none
+    that exist.
+
+    At a K of one group the shapes may fit both: scales whose values lie apart are then in groups, which have strides.
+    """
+    a, b, a_scales, b_scales = (_given(call, name) for name in ("a", "b", "a_scales", "b_scales"))
+    (m, k), n = a.shape, b.shape[1]
+    if _is_scale(a_scales, m, 0) and _is_scale(b_scales, n, 1):
+        return None
+    return scale_groups_of(a_scales.shape, b_scales.shape, m, n, k)
+
+
+def _is_scale(scales: Operand, length: int, dim: int) -> bool:
+    return fits_vector(scales, length, dim) and scales.is_vector
+
+
+def group_strides(scales: Operand) -> tuple[int, int]:
+    """Strides of scales in groups; of a dimension of one element, which is never stepped along, 1."""
+    first, second = (1 if n <= 1 else s for n, s in zip(scales.shape, scales.strides, strict=True))
+    return first, second
+
+
+def mn_major(a_scales: Operand, b_scales: Operand) -> bool:
+    """Whether CUTLASS's blockwise kernels can read them: A's as TMA wants them, both where 32 bits count."""
+    return lies_for_tma(a_scales) and max(a_scales.span, b_scales.span) <= INT32_MAX
+
+
+def lies_for_tma(a_scales: Operand) -> bool:
+    """Whether A's scales are M-major, with data and stride along K at multiples of 16 bytes and columns apart."""
+    along_m, along_k = a_scales.strides
+    if a_scales.shape[0] > 1 and along_m != 1:
+        return False
+    if a_scales.shape[1] > 1 and along_k < a_scales.shape[0]:
+        return False
+    stride = along_k if a_scales.shape[1] > 1 else 0
+    return (a_scales.data | stride * a_scales.element_bytes) % _TMA_BYTES == 0
+
+
+def _given(call: Call, name: str) -> Operand:
+    operand = call[name]
+    assert isinstance(operand, Operand)
+    return operand
+
+
+def scales_fault(judged: Judged) -> str | None:
+    """The sentence for scales of float32 that are no such as the op takes."""
+    a_scales, b_scales = judged.tensor("a_scales"), judged.tensor("b_scales")
+    m, n, k = judged["M"], judged["N"], judged["K"]
+    vectors = fits_vector(a_scales, m, 0) and fits_vector(b_scales, n, 1)
+    groupable = judged["groups"] and judged.tensor("a").element_bytes == 1
+    if groupable and (not vectors or groups_of_call(judged.call) is not None):
+        return _fault_of_groups(a_scales, b_scales, m, n, k)
+    return _fault_of_vector("a_scales", a_scales, m, 0) or _fault_of_vector("b_scales", b_scales, n, 1)
+
+
+def _fault_of_vector(name: str, scales: Operand, length: int, dim: int) -> str | None:
+    letter = "MN"[dim]
+    vector = f"[{length}, 1]" if dim == 0 else f"[1, {length}]"
+    if not fits_vector(scales, length, dim):
+        return (
+            f"{name} has shape {list(scales.shape)}: expected one value, or one for each of {letter} = {length} "
+            f"({vector} or [{length}])"
+        )
+    if not scales.is_vector:
+        return f"{name} has strides {list(scales.strides)}: its values must be contiguous"
+    return None
+
+
+def _fault_of_groups(a_scales: Operand, b_scales: Operand, m: int, n: int, k: int) -> str | None:
+    if scale_groups_of(a_scales.shape, b_scales.shape, m, n, k) is None:
+        kinds = [
+            f"1 x {groups.size} of a with {_b_part(groups)} of b ({list(groups.a_shape(m, k))} and {list(groups.b_shape(n, k))})"
+            for groups in SCALE_GROUPS
+        ]
+        return (
+            f"a_scales has shape {list(a_scales.shape)} and b_scales {list(b_scales.shape)}: for M, N, K = {m}, {n}, {k} "
+            f"there are scales per tensor (one value) or per row and column ([{m}, 1] and [1, {n}]) in any mix, and in "
+            f"groups of {'; '.join(kinds)}"
+        )
+    for name, scales in (("a_scales", a_scales), ("b_scales", b_scales)):
+        if 1 not in group_strides(scales):
+            return f"{name} has strides {list(scales.strides)}: scales in groups must have stride 1 along one dimension"
+    return None
+
+
+def _b_part(groups: ScaleGroups) -> str:
+    return f"{groups.size} x {groups.size}" if groups.b_scale is ScaleGranularity.BLOCK else f"1 x {groups.size}"

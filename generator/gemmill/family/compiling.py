@@ -1,0 +1,195 @@
+"""From a contract to its program."""
+
+import ast
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from string import Formatter
+
+from gemmill.family.operand import DTYPE_CODES
+from gemmill.family.program import Block, Calc, Code, Fact, Instruction, Program, Relation, either, unless
+from gemmill.family.schema import Kind, OpSchema
+from gemmill.family.steps import Let, Require, Special, Step, When
+
+_CALC = {
+    ast.Add: Calc.ADD,
+    ast.Sub: Calc.SUBTRACT,
+    ast.Mult: Calc.MULTIPLY,
+    ast.FloorDiv: Calc.DIVIDE,
+    ast.Mod: Calc.REMAINDER,
+}
+_RELATION = {
+    ast.Eq: Relation.EQUAL,
+    ast.NotEq: Relation.UNEQUAL,
+    ast.LtE: Relation.AT_MOST,
+    ast.GtE: Relation.AT_LEAST,
+    ast.Lt: Relation.BELOW,
+    ast.Gt: Relation.ABOVE,
+}
+_FACTS = {fact.name.lower(): fact for fact in Fact}
+_TESTS = {code.name.lower(): code for code in (Code.STRIDES, Code.DETACHED, Code.TOGETHER, Code.APART)}
+_GRADIENT = (
+    "{%s.name} requires grad while grad mode is enabled, and the op has no gradient: call it under torch.no_grad(), "
+    "or with {%s.name}.detach()"
+)
+
+
+def compile_contract(
+    schema: OpSchema, roles: Sequence[str], fixed: Mapping[str, int], contract: Sequence[Step]
+) -> Program:
+    """The program of an op's contract. Raises ValueError where it contradicts itself."""
+    kinds = dict(zip(roles, (parameter.kind for parameter in schema.parameters), strict=True))
+    if len(kinds) < len(roles):
+        raise ValueError(f"two of its arguments have one role, of {', '.join(roles)}")
+    if taken := sorted(set(fixed) & set(roles)):
+        raise ValueError(f"{taken[0]!r} is fixed as {fixed[taken[0]]} and an argument too")
+    compiler = _Compiler(kinds, fixed)
+    tensors = [role for role, kind in kinds.items() if kind is Kind.TENSOR]
+    steps = [Require(f"detached({role})", _GRADIENT % (role, role)) for role in tensors]
+    instructions = [x for step in (*steps, *contract) for x in compiler.step(step)]
+    return Program(
+        instructions=tuple(instructions),
+        values=compiler.values,
+        initial=tuple(compiler.initial),
+        words=compiler.words,
+        specials=tuple(compiler.specials),
+    )
+
+
+class _Compiler:
+    def __init__(self, kinds: Mapping[str, Kind], fixed: Mapping[str, int]) -> None:
+        self._kinds = kinds
+        self.values = {name: i for i, name in enumerate((*kinds, *fixed))}
+        self.initial = [*(0 for _ in kinds), *fixed.values()]
+        self.words: tuple[str, ...] = ()
+        self.specials: list[str] = []
+        self._constants: dict[int, int] = {}
+
+    def step(self, step: Step) -> Block:
+        match step:
+            case Let():
+                return self._let(step)
+            case Require():
+                self._check_fields(step.say)
+                return [replace(x, say=step.say) if x.refuses else x for x in self._test(_parsed(step.test))]
+            case When():
+                body = [x for inner in step.steps for x in self.step(inner)]
+                return [*unless(self._test(_parsed(step.test)), len(body)), *body]
+            case Special():
+                self.specials.append(step.name)
+                return [Instruction(code=Code.SPECIAL, operands=(len(self.specials) - 1,))]
+
+    def _check_fields(self, say: str) -> None:
+        for _, field, _, _ in Formatter().parse(say):
+            if field is not None:
+                self._named(re.split(r"[.\[!]", field)[0])
+
+    def _let(self, step: Let) -> Block:
+        if step.name in self.values:
+            raise ValueError(f"size {step.name!r} is {step.expression!r} and was named before")
+        block, value = self._value(_parsed(step.expression))
+        self.values[step.name] = value
+        return block
+
+    def _new(self, initial: int = 0) -> int:
+        self.initial.append(initial)
+        return len(self.initial) - 1
+
+    def _value(self, node: ast.expr) -> tuple[Block, int]:
+        """What computes an expression, and the value that it ends in."""
+        match node:
+            case ast.Constant(value=int(number)):
+                if number not in self._constants:
+                    self._constants[number] = self._new(number)
+                return [], self._constants[number]
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(number))):
+                return self._value(ast.Constant(-number))
+            case ast.Name(id=name):
+                return [], self._named(name)
+            case ast.BinOp(left=left, op=how, right=right) if type(how) in _CALC:
+                return self._calc(_CALC[type(how)], left, right)
+            case ast.Call(func=ast.Name(id="ceil"), args=[x, y]):
+                return self._value(_parsed(f"({ast.unparse(x)} + {ast.unparse(y)} - 1) // {ast.unparse(y)}"))
+            case ast.Call(func=ast.Name(id="most"), args=[first, *others]):
+                return reduce(self._most, others, self._value(first))
+            case ast.Call(func=ast.Name(id=fact), args=[tensor, *rest]) if fact in _FACTS:
+                dim = [ast.literal_eval(x) for x in rest] or [0]
+                value = self._new()
+                operands = (value, _FACTS[fact], self._tensor(tensor), *dim)
+                return [Instruction(code=Code.FACT, operands=operands)], value
+        raise ValueError(f"{ast.unparse(node)!r} is no size")
+
+    def _calc(self, how: Calc, left: ast.expr, right: ast.expr) -> tuple[Block, int]:
+        return self._joined(how, self._value(left), self._value(right))
+
+    def _most(self, so_far: tuple[Block, int], other: ast.expr) -> tuple[Block, int]:
+        return self._joined(Calc.MOST, so_far, self._value(other))
+
+    def _joined(self, how: Calc, x: tuple[Block, int], y: tuple[Block, int]) -> tuple[Block, int]:
+        value = self._new()
+        return [*x[0], *y[0], Instruction(code=Code.CALC, operands=(value, how, x[1], y[1]))], value
+
+    def _test(self, node: ast.expr) -> Block:
+        match node:
+            case ast.BoolOp(op=ast.And(), values=parts):
+                return [x for part in parts for x in self._test(part)]
+            case ast.BoolOp(op=ast.Or(), values=parts):
+                return reduce(either, map(self._test, parts))
+            case ast.Name(id=name):
+                return self._compared(node, Relation.UNEQUAL, ast.Constant(0))
+            case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.Tuple(elts=elements)]):
+                return self._among(left, elements)
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Name(id=name) as right]) if (
+                name in DTYPE_CODES
+            ):
+                return self._among(left, [right])
+            case ast.Compare(left=left, ops=[how], comparators=[right]):
+                return self._compared(left, _RELATION[type(how)], right)
+            case ast.Call(func=ast.Name(id="like"), args=[x, y, last]):
+                block, value = self._value(last)
+                return [*block, Instruction(code=Code.LIKE, operands=(self._tensor(x), self._tensor(y), value))]
+            case ast.Call(func=ast.Name(id=test), args=tensors) if test in _TESTS:
+                return [Instruction(code=_TESTS[test], operands=tuple(map(self._tensor, tensors)))]
+        raise ValueError(f"{ast.unparse(node)!r} is no test")
+
+    def _compared(self, left: ast.expr, how: Relation, right: ast.expr) -> Block:
+        if isinstance(left, ast.Name) and self._kinds.get(left.id) is Kind.FLOAT:
+            (bits,) = struct.unpack("<q", struct.pack("<d", ast.literal_eval(right)))
+            return [Instruction(code=Code.REAL, operands=(self._named(left.id), how, bits))]
+        (first, x), (second, y) = self._value(left), self._value(right)
+        return [*first, *second, Instruction(code=Code.COMPARE, operands=(x, how, y))]
+
+    def _among(self, left: ast.expr, elements: list[ast.expr]) -> Block:
+        match left:
+            case ast.Call(func=ast.Name(id="dtype"), args=[tensor]):
+                codes = [_told(DTYPE_CODES, element, "dtype") for element in elements]
+                return [Instruction(code=Code.DTYPE, operands=(self._tensor(tensor), sum(1 << code for code in codes)))]
+            case ast.Name(id=name) if self._kinds.get(name) is Kind.TEXT:
+                self.words = tuple(map(ast.literal_eval, elements))
+                value = self.values[f"{name}_index"] = self._new()
+                return [Instruction(code=Code.WORD, operands=(value, self._named(name)))]
+        return reduce(either, (self._compared(left, Relation.EQUAL, element) for element in elements))
+
+    def _named(self, name: str) -> int:
+        if name not in self.values:
+            raise ValueError(f"{name!r} is neither an argument nor a size named before, of {', '.join(self.values)}")
+        return self.values[name]
+
+    def _tensor(self, node: ast.expr) -> int:
+        name = ast.unparse(node)
+        if self._kinds.get(name) is not Kind.TENSOR:
+            raise ValueError(f"{name!r} is no tensor, of {', '.join(self._kinds)}")
+        return self.values[name]
+
+
+def _told(numbers: Mapping[str, int], node: ast.expr, what: str) -> int:
+    name = ast.unparse(node)
+    if name not in numbers:
+        raise ValueError(f"{name!r} is no {what}, of {', '.join(numbers)}")
+    return numbers[name]
+
+
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body

@@ -1,0 +1,159 @@
+"""The instructions that a contract is made of: the extension interprets the same numbers (kernels/extension/contract.cpp)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """What an instruction does with its four operands. Those from COMPARE on are tests, which hold or fail."""
+
+    FACT = 0
+    """value, which Fact, tensor, dimension (from the end where negative)"""
+    CALC = 1
+    """value, which Calc, two values"""
+    JUMP = 2
+    """over `otherwise` instructions"""
+    COMPARE = 3
+    """a value, which Relation, another"""
+    REAL = 4
+    """a value that holds a real number, which Relation, the bits of another number"""
+    DTYPE = 5
+    """a tensor, a bit for each dtype that it may have"""
+    LIKE = 6
+    """a tensor, another of its shape but for the last dimension, which is a value"""
+    STRIDES = 7
+    """a tensor, another with the same strides where they mean something"""
+    WORD = 8
+    """value that becomes the index among the op's words, the text"""
+    DETACHED = 9
+    """a tensor, for which autograd records nothing"""
+    TOGETHER = 10
+    """two tensors on one device"""
+    APART = 11
+    """two tensors without a byte in common"""
+    SPECIAL = 12
+    """which of the op's hand-written checks"""
+
+
+class Fact(IntEnum):
+    """What is asked of a tensor."""
+
+    RANK = 0
+    SIZE = 1
+    ROWS = 2
+    """all dimensions but the last taken as one"""
+    NUMEL = 3
+    ROW_STRIDE = 4
+    """of those rows, -1 where elements or rows do not follow one another"""
+    STEP = 5
+    """the stride of a dimension, 1 where it is never taken"""
+    LONGER = 6
+    """how many dimensions have more than one element; 0 where there are no elements"""
+    DENSE = 7
+    DTYPE = 8
+
+
+class Calc(IntEnum):
+    """Of whole numbers; what is divided by zero is zero."""
+
+    ADD = 0
+    SUBTRACT = 1
+    MULTIPLY = 2
+    DIVIDE = 3
+    REMAINDER = 4
+    MOST = 5
+
+    def of(self, x: int, y: int) -> int:
+        """The result."""
+        if self in (Calc.DIVIDE, Calc.REMAINDER) and y == 0:
+            return 0
+        return _CALC[self](x, y)
+
+
+class Relation(IntEnum):
+    """Of two numbers."""
+
+    EQUAL = 0
+    UNEQUAL = 1
+    AT_MOST = 2
+    AT_LEAST = 3
+    BELOW = 4
+    ABOVE = 5
+
+    def holds(self, x: float, y: float) -> bool:
+        """Whether it does."""
+        return _HOLDS[self](x, y)
+
+
+_CALC: dict[Calc, Callable[[int, int], int]] = {
+    Calc.ADD: lambda x, y: x + y,
+    Calc.SUBTRACT: lambda x, y: x - y,
+    Calc.MULTIPLY: lambda x, y: x * y,
+    Calc.DIVIDE: lambda x, y: x // y,
+    Calc.REMAINDER: lambda x, y: x % y,
+    Calc.MOST: max,
+}
+_HOLDS: dict[Relation, Callable[[float, float], bool]] = {
+    Relation.EQUAL: lambda x, y: x == y,
+    Relation.UNEQUAL: lambda x, y: x != y,
+    Relation.AT_MOST: lambda x, y: x <= y,
+    Relation.AT_LEAST: lambda x, y: x >= y,
+    Relation.BELOW: lambda x, y: x < y,
+    Relation.ABOVE: lambda x, y: x > y,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruction:
+    """One step. A test that fails refuses the call, with its sentence, or goes on after `otherwise` more instructions."""
+
+    code: Code
+    operands: tuple[int, ...]
+    otherwise: int = 0
+    """0: refuse."""
+    say: str = ""
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the call is refused where the test fails."""
+        return self.code >= Code.COMPARE and not self.otherwise
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """As the extension reads it."""
+        return (self.code, self.otherwise, *self.operands, *(0,) * (4 - len(self.operands)))
+
+
+Block = list[Instruction]
+
+
+def unless(test: Block, more: int) -> Block:
+    """The same tests; where one fails, what follows them goes on after `more` instructions, instead of a refusal."""
+    last = len(test) - 1
+    return [replace(x, otherwise=last - i + more) if x.refuses else x for i, x in enumerate(test)]
+
+
+def either(first: Block, second: Block) -> Block:
+    """Tests of which one must hold."""
+    return [*unless(first, 1), Instruction(code=Code.JUMP, operands=(), otherwise=len(second)), *second]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A contract, ready to be interpreted. Arguments are told by their position, values by an index."""
+
+    instructions: tuple[Instruction, ...]
+    values: dict[str, int]
+    """Index of each value by its name; the arguments come first."""
+    initial: tuple[int, ...]
+    """Of the values: what is fixed for the op and what is constant, 0 for the others."""
+    words: tuple[str, ...]
+    """What its text argument may be."""
+    specials: tuple[str, ...]
+    """Hand-written checks, which instructions tell by their position here."""
+
+    @property
+    def numbers(self) -> list[int]:
+        """As the extension reads it."""
+        return [number for instruction in self.instructions for number in instruction.numbers]

@@ -1,0 +1,43 @@
+"""What must hold for a call, in words that are compiled: the steps of a contract."""
+
+from dataclasses import dataclass
+from typing import Union
+
+
+@dataclass(frozen=True)
+class Let:
+    """Names a size of the call."""
+
+    name: str
+    expression: str
+    """Of whole numbers, sizes named before and facts of tensors: `rank(x)`, `size(x, 0)`, `rows(x)`, `numel(x)`,
+    `row_stride(x)`, `step(x, 0)`, `longer(x)`, `dense(x)`, `dtype(x)`; `ceil(x, 4)` divides, rounding up."""
+
+
+@dataclass(frozen=True)
+class Require:
+    """Something that must hold, and the sentence that says what does not."""
+
+    test: str
+    """Comparisons of such expressions, `and`, `or`, and of tensors `dtype(x) in (float32, ...)`, `like(x, y, last)`,
+    `strides(x, y)`, `detached(x)`, `together(x, y)`, `apart(x, y)`; `x in ("a", "b")` of a text."""
+    say: str
+    """With `{x.name}`, `{x.dtype}`, `{x.shape}`, `{x.strides}`, `{x.device}` of a tensor, `{x}` of another argument or size."""
+
+
+@dataclass(frozen=True)
+class When:
+    """What must hold where a test does; an optional argument's name alone asks whether it is given."""
+
+    test: str
+    steps: tuple["Step", ...]
+
+
+@dataclass(frozen=True)
+class Special:
+    """A check that is written by hand in both languages, by its name in the family's OpSet."""
+
+    name: str
+
+
+Step = Union[Let, Require, When, Special]  # noqa: UP007 (a forward reference stands in When)

@@ -1,0 +1,114 @@
+"""What a family says of its ops' calls: the makers and judges that verify, fuzz, tests and explain loop over."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from gemmill.family import Registry
+from gemmill.numerics.call import LegalCall, Limits
+from gemmill.numerics.draw import Draw
+from gemmill.numerics.memory import Memory
+from gemmill.registry import REGISTRY
+
+Question = Mapping[str, Any]
+"""A call in the words of `gemmill explain`: its options by name, None where they are not given."""
+_SPELLED = {"per_token": "per-tensor", "per_channel": "one-b-scale", "m_major": "scales-m-major"}
+"""Options that are not called as what they set; the first two are on unless they are given."""
+
+
+def refuse_unused(op: str, question: Question, *names: str) -> None:
+    """Raise ValueError where options were given that mean nothing to an op."""
+    given = [
+        name
+        for name in names
+        if question[name] not in ((True,) if name in ("per_token", "per_channel") else (None, False))
+    ]
+    if given:
+        listed = ", ".join(f"--{_SPELLED.get(name, name)}" for name in given)
+        raise ValueError(f"{op} with {listed}: that means nothing to it, leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a call that was held against the reference."""
+
+    report: str
+    """What is wrong, in a sentence; empty if nothing is."""
+    worst_fraction: float = 0.0
+    """Largest error as a fraction of its tolerance; 0 where results must be equal to the last bit."""
+
+
+class Case(Protocol):
+    """One call of an op, told by sizes and options. Its text says which."""
+
+    def run(self, device: str) -> Outcome:
+        """Make the call on fresh operands of that device, outputs poisoned. Raises what the op raises."""
+
+
+class Judge(Protocol):
+    """The expected results of one drawn call, made before it is."""
+
+    def wrong(self) -> Tensor:
+        """How many elements are wrong, on the device, without waiting for it."""
+
+    def report(self) -> str:
+        """What is wrong, in words; nothing if nothing is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cases:
+    """The maker of all calls of one family's ops."""
+
+    ops: tuple[str, ...]
+    of_config: Callable[[Any], Iterable[Case]]
+    """Calls of every op that a config serves: below, at and across its kernel's own limits."""
+    once: Callable[[], Iterable[tuple[str, Case]]]
+    """One small call of each kind that users make, with a name."""
+    asked: Callable[[str, Question], list[Any]]
+    """An op's arguments without data. Raises ValueError for what the op does not take."""
+    drawn: Callable[[str, Draw, Limits], LegalCall]
+    """A random call that an op must take."""
+    judge: Callable[[LegalCall, Memory, Tensor], Judge]
+    """Of a call, its memory, and a copy of that memory's bytes from before the call."""
+    counts_are_final: bool
+    """Whether what a judge counts as wrong is; else `report` has the last word."""
+    is_lacking: Callable[[LegalCall, str], bool]
+    """Whether the text of a refusal says that the build has no variant for a call, and it has none."""
+
+
+def by_op(registry: Registry) -> dict[str, Cases]:
+    """The maker of each op's calls. Raises ValueError where two families have one op."""
+    found: dict[str, Cases] = {}
+    owners: dict[str, str] = {}
+    for family in registry.families:
+        cases: Cases = import_module(family.cases).CASES
+        for op in cases.ops:
+            if op in owners:
+                raise ValueError(f"families {owners[op]!r} and {family.name!r} both have cases of op {op!r}")
+            found[op], owners[op] = cases, family.name
+    return found
+
+
+@cache
+def _by_op() -> dict[str, Cases]:
+    return by_op(REGISTRY)
+
+
+def cases_of_op(op: str) -> Cases:
+    """The maker of an op's calls. Raises KeyError where there is no such op."""
+    return _by_op()[op]
+
+
+def cases_of(config: Any) -> Cases:
+    """The maker of calls of the ops that a config serves."""
+    cases: Cases = import_module(REGISTRY.family_of(config).cases).CASES
+    return cases
+
+
+def all_cases() -> tuple[Cases, ...]:
+    """Of every family, in the registry's order."""
+    return tuple(dict.fromkeys(_by_op().values()))

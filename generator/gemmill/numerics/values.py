@@ -1,0 +1,104 @@
+"""Values of operands, from pools that are made once: a call takes a piece of one, which costs a copy and no generator."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Generator, Tensor
+
+from gemmill.numerics.memory import Memory
+
+POOL_ELEMENTS = {"cpu": 65_521, "cuda": 4_194_301}
+"""Primes: where an operand is larger than its pool, no two rows are alike."""
+EXTREMES = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 65504.0, 2.0**-24, 1e-30)
+
+
+def _integers(count: int, g: Generator) -> Tensor:
+    return torch.randint(-2, 3, (count,), generator=g, device=g.device).float()
+
+
+def _normal(count: int, g: Generator) -> Tensor:
+    return torch.randn(count, generator=g, device=g.device)
+
+
+def _wide(count: int, g: Generator) -> Tensor:
+    exponents = torch.randint(-12, 9, (count,), generator=g, device=g.device)
+    return _normal(count, g) * torch.exp2(exponents.float())
+
+
+def _extreme(count: int, g: Generator) -> Tensor:
+    values = _wide(count, g)
+    which = torch.randint(0, 100 * len(EXTREMES), (count,), generator=g, device=g.device)
+    for i, extreme in enumerate(EXTREMES):
+        values[which == i] = extreme
+    return values
+
+
+def _codes(count: int, g: Generator) -> Tensor:
+    return torch.randint(-128, 128, (count,), generator=g, device=g.device)
+
+
+def _scales(count: int, g: Generator) -> Tensor:
+    return torch.rand(count, generator=g, device=g.device) * 0.02 + 0.005
+
+
+def _powers(count: int, g: Generator) -> Tensor:
+    return torch.exp2(torch.randint(-2, 1, (count,), generator=g, device=g.device).float())
+
+
+def _bounds(count: int, g: Generator) -> Tensor:
+    return torch.rand(count, generator=g, device=g.device) * 2 + 0.001
+
+
+def _sums(count: int, g: Generator) -> Tensor:
+    return torch.randint(-(1 << 15), 1 << 15, (count,), generator=g, device=g.device)
+
+
+_MAKERS: dict[str, Callable[[int, Generator], Tensor]] = {
+    "integers": _integers,
+    "normal": _normal,
+    "wide": _wide,
+    "extreme": _extreme,
+    "codes": _codes,
+    "scales": _scales,
+    "powers": _powers,
+    "bounds": _bounds,
+    "sums": _sums,
+}
+
+
+class Pools:
+    """Values of every kind and dtype on one device, by their bits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pools: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def fill(self, memory: Memory, offsets: Mapping[str, int]) -> None:
+        """Give every operand of a call its values, each from its offset in its pool on."""
+        for name, slot in memory.slots.items():
+            if slot.values is None or not slot.numel:
+                continue
+            if slot.is_overlapping:
+                flat = memory.flat(name).view(slot.dtype).view(memory.bits(name).dtype)
+                flat.copy_(self._piece(slot.values, slot.dtype, slot.span, offsets[name]))
+            else:
+                piece = self._piece(slot.values, slot.dtype, slot.numel, offsets[name])
+                memory.bits(name).copy_(piece.view(slot.rows, slot.columns))
+
+    def _piece(self, kind: str, dtype: torch.dtype, count: int, offset: int) -> Tensor:
+        pool = self._pool(kind, dtype)
+        start = offset % pool.numel()
+        if start + count > pool.numel():
+            pool = pool.repeat(-(-(start + count) // pool.numel()))
+        return pool[start : start + count]
+
+    def _pool(self, kind: str, dtype: torch.dtype) -> Tensor:
+        key = (kind, dtype)
+        if key not in self._pools:
+            generator = torch.Generator(self._device).manual_seed(1)
+            values = _MAKERS[kind](POOL_ELEMENTS[self._device.type], generator)
+            if dtype is torch.float8_e4m3fn:
+                values = values.clamp(-448, 448)  # else NaN
+            bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
+            self._pools[key] = values.to(dtype).view(bits)
+        return self._pools[key]

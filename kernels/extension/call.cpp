@@ -1,0 +1,109 @@
+#include "call.h"
+
+#include <atomic>
+#include <stdexcept>
+
+#include "device.h"
+
+namespace gemmill {
+namespace {
+
+using torch::stable::detail::to;
+
+std::atomic<gemmill_describe> describe_call{nullptr};
+
+// Takes a text over, whose handle belongs to who takes it. torch 2.11's own conversion leaves a copy behind in each call.
+std::string take_text(StableIValue value) {
+  auto handle = to<StringHandle>(value);
+  char const* data = nullptr;
+  size_t length = 0;
+  torch_string_c_str(handle, &data);
+  torch_string_length(handle, &length);
+  std::string text(data, length);
+  torch_delete_string(handle);
+  return text;
+}
+
+int64_t bits_of(double x) {
+  int64_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+void describe_tensor(Operand const& x, std::vector<int64_t>& facts) {
+  facts.push_back(x.given());
+  if (!x.given()) return;
+  facts.insert(facts.end(), {x.dtype, x.device_type(), x.device, reinterpret_cast<int64_t>(x.data), x.is_differentiated(), x.rank});
+  facts.insert(facts.end(), x.sizes, x.sizes + x.rank);
+  facts.insert(facts.end(), x.strides, x.strides + x.rank);
+}
+
+void describe_integers(std::optional<std::vector<int64_t>> const& x, std::vector<int64_t>& facts) {
+  facts.push_back(x.has_value());
+  if (!x) return;
+  facts.push_back(static_cast<int64_t>(x->size()));
+  facts.insert(facts.end(), x->begin(), x->end());
+}
+
+std::vector<int64_t> facts_of(OpCall const& call) {
+  std::vector<int64_t> facts;
+  auto const& arguments = call.op().arguments;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    switch (arguments[i].kind) {
+      case Kind::kTensor: describe_tensor(call.tensors[i], facts); break;
+      case Kind::kInts: describe_integers(call.integers, facts); break;
+      case Kind::kText: {
+        std::string const& text = call.texts[call.values[i]];
+        facts.push_back(static_cast<int64_t>(text.size()));
+        for (char c : text) facts.push_back(static_cast<unsigned char>(c));
+        break;
+      }
+      default: facts.push_back(call.values[i]);
+    }
+  }
+  return facts;
+}
+
+}  // namespace
+
+OpCall::OpCall(Op const& op, StableIValue* stack) : op_(op) {
+  std::memcpy(values.data(), op.initial.data(), op.initial.size() * sizeof(int64_t));
+  for (size_t i = 0; i < op.arguments.size(); ++i) {
+    switch (op.arguments[i].kind) {
+      case Kind::kTensor:
+        tensors[i] = op.arguments[i].optional ? Operand::optional(stack[i]) : Operand::required(stack[i]);
+        values[i] = tensors[i].given();
+        break;
+      case Kind::kInt: values[i] = to<int64_t>(stack[i]); break;
+      case Kind::kFloat: values[i] = bits_of(to<double>(stack[i])); break;
+      case Kind::kBool: values[i] = to<bool>(stack[i]); break;
+      case Kind::kInts: integers = to<std::optional<std::vector<int64_t>>>(stack[i]); break;
+      case Kind::kText: values[i] = static_cast<int64_t>(texts.size()), texts.push_back(take_text(stack[i])); break;
+    }
+  }
+}
+
+void OpCall::note_writes() const {
+  for (size_t i = 0; i < op_.arguments.size(); ++i) {
+    if (op_.arguments[i].written) tensors[i].note_write();
+  }
+}
+
+void refuse(OpCall const& call) {
+  std::string text(16384, '\0');
+  if (auto describe = describe_call.load()) {
+    auto const facts = facts_of(call);
+    describe(call.op().name.c_str(), facts.data(), static_cast<int64_t>(facts.size()), text.data(), 16384);
+  }
+  throw std::runtime_error(text.c_str());
+}
+
+void check_launch(char const* symbol, int32_t status, std::string why) {
+  if (status == 0) return;
+  if (why.empty()) why = status > 0 ? cudaGetErrorString(static_cast<cudaError_t>(status)) : "it refuses these arguments";
+  throw std::runtime_error(std::string("gemmill: ") + symbol + " could not be launched: " + why);
+}
+
+}  // namespace gemmill
+
+void gemmill_set_describe(gemmill_describe describe) { gemmill::describe_call.store(describe); }

@@ -1,0 +1,129 @@
+// One call of an op, whichever it is: its arguments off the dispatcher's stack, and what its contract finds out about them.
+// Python declares each op to an extension that it has loaded (gemmill.runtime.declaring).
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "operand.h"
+
+namespace gemmill {
+
+inline constexpr size_t kMostArguments = 16, kMostValues = 96, kMostFound = 6;
+
+// In the order of gemmill.family.schema.Kind.
+enum class Kind : int64_t { kTensor, kInt, kFloat, kBool, kInts, kText };
+
+struct Argument {
+  Kind kind;
+  int64_t optional, written;
+};
+
+// Mirrors gemmill.family.program.Instruction.
+struct Instruction {
+  int64_t code, otherwise, x, y, z, last;
+};
+
+class OpCall;
+
+// A check that is written by hand in both languages: whether it holds.
+struct Special {
+  char const* name;
+  bool (*holds)(OpCall& call);
+};
+
+// What answers the ops of a family. Arguments and values are told by their names in its declaration, once at load.
+struct Family {
+  char const* name;
+  std::vector<char const*> tensors, values;
+  std::vector<Special> specials;
+  bool (*run)(OpCall& call);  // a call that its contract allows; false where there was nothing to do
+};
+extern Family const scaled_mm_family, quant_family;
+
+struct Op {
+  std::string name;
+  Family const* family = nullptr;
+  std::vector<Argument> arguments;
+  std::vector<int64_t> initial;           // values before the call; the last is 0, for those that the op has not
+  std::vector<Instruction> program;
+  std::vector<std::string> words;         // what its text may be
+  std::vector<Special> specials;          // as the program numbers them
+  std::vector<int64_t> tensors, values;   // places of those that the family names
+};
+
+class OpCall {
+ public:
+  OpCall(Op const& op, StableIValue* stack);
+
+  Op const& op() const { return op_; }
+  // By the family's own numbers.
+  Operand const& tensor(int64_t role) const { return tensors[op_.tensors[role]]; }
+  int64_t value(int64_t name) const { return values[op_.values[name]]; }
+  double real(int64_t name) const {
+    double x;
+    std::memcpy(&x, &values[op_.values[name]], sizeof x);
+    return x;
+  }
+  void note_writes() const;
+
+  // By position: the arguments come first, and the last tensor is none.
+  std::array<Operand, kMostArguments + 1> tensors;
+  std::array<int64_t, kMostValues> values;  // of an argument: the number, its bits, whether the tensor is given, or an index
+  std::vector<std::string> texts;
+  std::optional<std::vector<int64_t>> integers;  // the op's one list
+  std::array<int64_t, kMostFound> found{};       // what special checks leave to the family
+
+ private:
+  Op const& op_;
+};
+
+// Whether the call keeps to its op's contract.
+bool holds(OpCall& call);
+
+// Throws std::runtime_error with the sentence for a call, which Python writes from the same facts.
+[[noreturn]] void refuse(OpCall const& call);
+
+// Throws std::runtime_error for a kernel's status that is not 0; `why` stands in for what the status says.
+void check_launch(char const* symbol, int32_t status, std::string why = "");
+
+}  // namespace gemmill
+
+extern "C" {
+// Writes the sentence for a refused call of the op of this name. `facts` holds for each tensor: given, dtype, device type,
+// device index, data pointer, whether it is differentiated, rank, sizes, strides; for an integer or truth value itself; for a
+// real number the bits of the double; for a list of integers: given, length, values; for a text: length, bytes.
+typedef void (*gemmill_describe)(char const* op, int64_t const* facts, int64_t count, char* text, int64_t capacity);
+__attribute__((visibility("default"))) void gemmill_set_describe(gemmill_describe describe);
+
+// An op's declaration. Mirrored by gemmill.runtime.declaring.Declaration: the order of fields is the interface.
+struct gemmill_op_declaration {
+  char const* name;
+  char const* family;
+  int64_t argument_count;
+  gemmill::Argument const* arguments;
+  int64_t value_count;
+  char const* const* value_names;  // those of the arguments are the family's for them
+  int64_t const* value_places;
+  int64_t initial_count;
+  int64_t const* initial;
+  int64_t word_count;
+  char const* const* words;
+  int64_t special_count;
+  char const* const* specials;
+  int64_t instruction_count;
+  gemmill::Instruction const* program;
+};
+// Declares an op, before any namespace is registered. Returns null, or why it cannot be.
+__attribute__((visibility("default"))) char const* gemmill_declare(gemmill_op_declaration const* declared);
+// Gives the declared ops under a namespace their kernels on a device ("CUDA"); what is returned takes them away again.
+__attribute__((visibility("default"))) void* gemmill_register(char const* ns, char const* device);
+__attribute__((visibility("default"))) void gemmill_unregister(void* library);
+}

@@ -1,0 +1,117 @@
+// A contract interpreted: the same instructions, in the same order, as by gemmill.family.judging, which has the sentences.
+#include <algorithm>
+
+#include "call.h"
+#include "layout.h"
+
+namespace gemmill {
+namespace {
+
+// In the order of gemmill.family.program's enumerations.
+enum class Code : int64_t { kFact, kCalc, kJump, kCompare, kReal, kDtype, kLike, kStrides, kWord, kDetached, kTogether, kApart, kSpecial };
+enum class Fact : int64_t { kRank, kSize, kRows, kNumel, kRowStride, kStep, kLonger, kDense, kDtype };
+enum class Calc : int64_t { kAdd, kSubtract, kMultiply, kDivide, kRemainder, kMost };
+enum class Relation : int64_t { kEqual, kUnequal, kAtMost, kAtLeast, kBelow, kAbove };
+
+int64_t fact(Fact which, Operand const& x, int64_t dim) {
+  if (dim < 0) dim += x.rank;
+  switch (which) {
+    case Fact::kRank: return x.rank;
+    case Fact::kSize: return x.sizes[dim];
+    case Fact::kRows: return rows_of(x);
+    case Fact::kNumel: return x.numel();
+    case Fact::kRowStride: return row_stride(x);
+    case Fact::kStep: return x.sizes[dim] > 1 ? x.strides[dim] : 1;
+    case Fact::kLonger: return x.numel() == 0 ? 0 : std::count_if(x.sizes, x.sizes + x.rank, [](int64_t n) { return n > 1; });
+    case Fact::kDense: return is_dense(x);
+    default: return x.dtype;
+  }
+}
+
+int64_t calc(Calc how, int64_t x, int64_t y) {
+  switch (how) {
+    case Calc::kAdd: return x + y;
+    case Calc::kSubtract: return x - y;
+    case Calc::kMultiply: return x * y;
+    case Calc::kDivide: return y == 0 ? 0 : x / y;
+    case Calc::kRemainder: return y == 0 ? 0 : x % y;
+    default: return std::max(x, y);
+  }
+}
+
+template <class Number>
+bool compare(Number x, Relation how, Number y) {
+  switch (how) {
+    case Relation::kEqual: return x == y;
+    case Relation::kUnequal: return x != y;
+    case Relation::kAtMost: return x <= y;
+    case Relation::kAtLeast: return x >= y;
+    case Relation::kBelow: return x < y;
+    default: return x > y;
+  }
+}
+
+double real(int64_t bits) {
+  double x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+bool like(Operand const& x, Operand const& y, int64_t last) {
+  return x.rank == y.rank && x.rank > 0 && x.sizes[x.rank - 1] == last && std::equal(x.sizes, x.sizes + x.rank - 1, y.sizes);
+}
+
+// Of two tensors of one shape.
+bool same_strides(Operand const& x, Operand const& y) {
+  for (int64_t i = 0; i < x.rank && x.numel() > 0; ++i) {
+    if (x.sizes[i] > 1 && x.strides[i] != y.strides[i]) return false;
+  }
+  return true;
+}
+
+bool apart(Operand const& x, Operand const& y) {
+  return !x.given() || !y.given() || !overlap(x.data, x.span_bytes(element_bytes(x.dtype)), y.data, y.span_bytes(element_bytes(y.dtype)));
+}
+
+bool take_word(OpCall& call, Instruction const& i) {
+  auto const& words = call.op().words;
+  auto const word = std::find(words.begin(), words.end(), call.texts[call.values[i.y]]);
+  call.values[i.x] = word - words.begin();
+  return word != words.end();
+}
+
+// Does what an instruction says; false where it is a test that fails, or goes elsewhere.
+bool done(OpCall& call, Instruction const& i) {
+  auto& values = call.values;
+  auto const& tensors = call.tensors;
+  switch (static_cast<Code>(i.code)) {
+    case Code::kFact: values[i.x] = fact(static_cast<Fact>(i.y), tensors[i.z], i.last); return true;
+    case Code::kCalc: values[i.x] = calc(static_cast<Calc>(i.y), values[i.z], values[i.last]); return true;
+    case Code::kJump: return false;
+    case Code::kCompare: return compare(values[i.x], static_cast<Relation>(i.y), values[i.z]);
+    case Code::kReal: return compare(real(values[i.x]), static_cast<Relation>(i.y), real(i.z));
+    case Code::kDtype: return tensors[i.x].dtype >= 0 && tensors[i.x].dtype < 63 && (i.y >> tensors[i.x].dtype & 1) != 0;
+    case Code::kLike: return like(tensors[i.x], tensors[i.y], values[i.z]);
+    case Code::kStrides: return same_strides(tensors[i.x], tensors[i.y]);
+    case Code::kWord: return take_word(call, i);
+    case Code::kDetached: return !tensors[i.x].is_differentiated();
+    case Code::kTogether: return !tensors[i.x].given() || !tensors[i.y].given() || tensors[i.x].device == tensors[i.y].device;
+    case Code::kApart: return apart(tensors[i.x], tensors[i.y]);
+    case Code::kSpecial: return call.op().specials[i.x].holds(call);
+  }
+  return false;
+}
+
+}  // namespace
+
+bool holds(OpCall& call) {
+  auto const& program = call.op().program;
+  for (auto i = program.begin(); i < program.end(); ++i) {
+    if (done(call, *i)) continue;
+    if (i->otherwise == 0) return false;
+    i += i->otherwise;
+  }
+  return true;
+}
+
+}  // namespace gemmill

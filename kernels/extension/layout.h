@@ -1,0 +1,58 @@
+// How the elements of a tensor lie.
+#pragma once
+
+#include <cstdint>
+
+#include "operand.h"
+
+namespace gemmill {
+
+// By torch's numbers for dtypes, which it promises not to change.
+inline int64_t element_bytes(int32_t dtype) {
+  switch (dtype) {
+    case 2: case 5: case 15: case 27: return 2;  // of 16 bits
+    case 3: case 6: case 28: return 4;
+    case 4: case 7: case 29: return 8;
+    default: return 1;
+  }
+}
+
+// All dimensions but the last taken as one.
+inline int64_t rows_of(Operand const& x) {
+  int64_t rows = 1;
+  for (int64_t i = 0; i + 1 < x.rank; ++i) rows *= x.sizes[i];
+  return rows;
+}
+
+// Their stride, whatever that of the last: -1 where they have no common one. Where a stride means nothing, for it is never
+// taken (a single row, no element), it is that of dense rows.
+inline int64_t stride_of_rows(Operand const& x) {
+  int64_t stride = x.sizes[x.rank - 1], expected = -1;
+  if (x.numel() == 0) return stride;
+  for (int64_t i = x.rank - 2; i >= 0; --i) {
+    if (x.sizes[i] == 1) continue;
+    if (expected >= 0 && x.strides[i] != expected) return -1;
+    if (expected < 0) stride = x.strides[i];
+    expected = x.strides[i] * x.sizes[i];
+  }
+  return stride;
+}
+
+// The same for rows whose elements lie beside one another: -1 where they do not.
+inline int64_t row_stride(Operand const& x) {
+  bool const gaps = x.numel() > 0 && x.sizes[x.rank - 1] > 1 && x.strides[x.rank - 1] != 1;
+  return gaps ? -1 : stride_of_rows(x);
+}
+
+// Whether the elements lie in order and without gaps.
+inline bool is_dense(Operand const& x) {
+  if (x.numel() == 0) return true;
+  int64_t expected = 1;
+  for (int64_t i = x.rank - 1; i >= 0; --i) {
+    if (x.sizes[i] > 1 && x.strides[i] != expected) return false;
+    expected *= x.sizes[i];
+  }
+  return true;
+}
+
+}  // namespace gemmill

@@ -1,0 +1,33 @@
+// The tensor core instruction of the cache's kernels: D[16 x 8] += A[16 x 16] B[16 x 8], in f32.
+//
+// Of lane l, with g = l / 4 and t = l % 4: a0 and a1 are rows g and g + 8 of columns 2t and 2t + 1, a2 and a3 the same of
+// columns 2t + 8 and 2t + 9; b0 and b1 are those rows of column g; d0 and d1 are row g, d2 and d3 row g + 8, of columns
+// 2t and 2t + 1. The 16 summed places may stand for any 16 elements, if A and B agree: each kernel says which.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace gemmill::kv_cache {
+
+template <class Element>
+__device__ __forceinline__ void mma_16x8x16(float (&d)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1);
+
+template <>
+__device__ __forceinline__ void mma_16x8x16<__half>(float (&d)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void mma_16x8x16<__nv_bfloat16>(float (&d)[4], uint32_t const (&a)[4], uint32_t b0,
+                                                           uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace gemmill::kv_cache

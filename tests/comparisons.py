@@ -1,0 +1,32 @@
+"""Results of a GEMM held against the reference in one step."""
+
+from torch import Tensor
+
+from gemmill.reference import (
+    Comparison,
+    compare_exact,
+    compare_within,
+    exact_scaled_mm,
+    groups_of,
+    scaled_mm,
+    tolerance,
+)
+from gemmill.vocab import Accumulation
+
+
+def check_scaled_mm(
+    actual: Tensor,
+    a: Tensor,
+    b: Tensor,
+    a_scales: Tensor,
+    b_scales: Tensor,
+    accumulation: Accumulation,
+    bias: Tensor | None = None,
+) -> Comparison:
+    """s8 to the last bit, e4m3 and scales in groups within `tolerance`."""
+    operands = a, b, a_scales, b_scales
+    rounded = scaled_mm(*operands, actual.dtype, bias)
+    if accumulation is Accumulation.EXACT and groups_of(*operands) is None:
+        return compare_exact(actual, rounded)
+    bound = tolerance(*operands, actual.dtype, accumulation, bias)
+    return compare_within(actual, rounded, exact_scaled_mm(*operands, bias), bound)
