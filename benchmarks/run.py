@@ -118,7 +118,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     benchmark.add_options(parser)
     for peer in PEERS:
         peer.add_options(parser)
-    parser.add_argument("--build", help="build id or path; the newest by default")
+    parser.add_argument("--build", help="build id or path; the current one by default")
     parser.add_argument("--also", default="", help="other builds to time beside it, with commas")
     parser.add_argument(
         "--by-backend", action="store_true", help="one code generator against the other: every variant at every shape"

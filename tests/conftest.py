@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--level", choices=("L0", "L1", "L2"), default="L0", help="one shape for each variant, ragged ones, many"
     )
-    group.addoption("--build", help="build id or path; the newest by default")
+    group.addoption("--build", help="build id or path; the current one by default")
     group.addoption("--match", default="", help="only variants whose name contains this")
     group.addoption("--dry-run", action="store_true", help="on a CPU, with the reference in the place of the kernels")
 

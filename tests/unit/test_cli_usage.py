@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -69,22 +68,6 @@ def test_the_list_of_verbs_above_is_whole(gemmill) -> None:
         for verb in re.findall(r"^  (\w+)  ", gemmill(group, "--help").out.split("Commands:")[1], re.MULTILINE)
     ]
     assert [v for v in top if v not in groups] + below == VERBS
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_examples_can_be_parsed(gemmill, monkeypatch, verb: str) -> None:
-    """Every example's options exist: with --help in front, parsing stops before anything is done."""
-    examples = re.findall(
-        rf"^ +(gemmill {verb}.*)$",
-        gemmill(*verb.split(), "--help").out.split("Examples:")[1].split("Options:")[0],
-        re.MULTILINE,
-    )
-    assert examples
-    for example in examples:
-        words = shlex.split(re.split(r" [|>] ", example)[0])[1:]
-        options = {word for word in words if re.match(r"--?[a-z]", word)}
-        known = gemmill(*verb.split(), "--help").out
-        assert all(re.search(rf"{option}\b", known) for option in options), example
 
 
 def test_help_is_fast_because_it_imports_little() -> None:

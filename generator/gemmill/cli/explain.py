@@ -1,13 +1,23 @@
 """`gemmill explain`: which variant a call gets, and why not the others."""
 
+from collections import Counter
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gemmill.cli import options as o
 from gemmill.cli.exits import UsageError
 from gemmill.cli.output import console, print_json, table
+
+if TYPE_CHECKING:
+    from gemmill.runtime.evidence import Evidence
+    from gemmill.runtime.select import Choice
+
+NEAREST = 5
+"""Variants that are listed one by one."""
+MOST_REASONS = 5
+"""Reasons that are listed one by one."""
 
 
 class Operand(StrEnum):
@@ -80,11 +90,12 @@ def explain(
         bool, typer.Option("--scales-m-major", help="Quantisation ops: scales of groups lie M-major.")
     ] = False,
     build: o.BuildOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="List every other variant with its reason.")] = False,
     as_json: o.JsonOption = False,
 ) -> None:
     """Say which variant a call gets, and why.
 
-    For every other variant, the first rule that rejected it. Allocates nothing: only shapes, strides and dtypes are looked at.
+    With the measured row that it rests on, the five that come nearest, and how many others which rule rejected. Allocates nothing: only shapes, strides and dtypes are looked at.
 
     Examples:
 
@@ -96,10 +107,11 @@ def explain(
 
         gemmill explain act_and_mul_per_block_quant -m 16 --hidden 14336 --activation gelu --group 64 --ue8m0
     """
-    question = {name: value for name, value in locals().items() if name not in ("op", "build", "as_json")}
+    question = {name: value for name, value in locals().items() if name not in ("op", "build", "everything", "as_json")}
     question["azp"] = None if azp is Azp.NONE else azp
     import gemmill
     from gemmill.numerics.cases import cases_of_op
+    from gemmill.runtime.evidence import evidence_of
     from gemmill.runtime.schemas import BY_NAME
 
     if op not in BY_NAME:
@@ -108,24 +120,44 @@ def explain(
         given = cases_of_op(op).asked(op, question)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    gemmill.load(build)
+    loaded = gemmill.load(build)
     try:
         choice = gemmill.explain(op, *given)
     except (ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from None
+    evidence = None if choice.measured is None else evidence_of(choice, loaded.tuned)
     if as_json:
         print_json(
             {
                 "op": op,
                 "chosen": choice.entry and choice.entry.name,
                 "trust": choice.trust.name.lower(),
-                "rejected": choice.trace,
+                "measured": evidence,
+                "rejected": [{"name": other.name, "reason": other.reason} for other in choice.trace],
             }
         )
         return
-    console().print(
-        f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call",
-        markup=False,
-    )
-    if choice.trace:
-        console().print(table("not chosen", ["variant", "why not"], [(r.name, r.reason) for r in choice.trace]))
+    _print_choice(choice, evidence, everything)
+
+
+def _print_choice(choice: "Choice", evidence: "Evidence | None", everything: bool) -> None:
+    out = console()
+    chosen = f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call"
+    out.print(chosen, markup=False)
+    if evidence is not None:
+        row = evidence.row
+        sizes = " x ".join(map(str, (choice.measured or row.sizes).values()))
+        runner_up = f"; {row.margin:.1%} slower: {row.variants[1]}" if row.margin is not None else ""
+        out.print(f"measured: {row.op} {sizes}, {row.us[0]:.2f} us{runner_up}", markup=False)
+        out.print(f"on {evidence.source.gpu}, {evidence.source.date[:10]}, in {evidence.table}", markup=False)
+    fits = sorted((other for other in choice.trace if other.us is not None), key=lambda other: other.us or 0.0)
+    shown = choice.trace if everything else fits[:NEAREST]
+    if shown:
+        title = "not chosen" if everything else f"the nearest of {len(fits)} that fit too"
+        out.print(table(title, ["variant", "why not"], [(other.name, other.reason) for other in shown]))
+    reasons = Counter(other.reason for other in choice.trace if other.us is None)
+    if reasons and not everything:
+        rows = [(count, reason) for reason, count in reasons.most_common(MOST_REASONS)]
+        if rest := reasons.total() - sum(count for count, _ in rows):
+            rows.append((rest, f"{len(reasons) - MOST_REASONS} other reasons, which --all lists"))
+        out.print(table("rejected", ["variants", "why"], rows, right=["variants"]))

@@ -13,7 +13,7 @@ from gemmill.vocab import Arch
 
 def list_variants(
     select: o.MaybeSelectOption = None,
-    arch: o.ArchOption = Arch.SM90A,
+    arch: o.MaybeArchOption = None,
     filters: o.FilterOption = None,
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
@@ -30,11 +30,12 @@ def list_variants(
 
         gemmill list --select sweep --filter '*swapab*' --json
     """
+    variants.refuse_both(select, build)
     if select is not None:
-        selection = variants.selection_of(select, arch, filters)
+        selection = variants.selection_of(select, arch or Arch.SM90A, filters)
         _print_configs(selection, as_json)
     else:
-        _print_entries(variants.build_of(build)[1], filters, as_json)
+        _print_entries(variants.build_of(build, arch)[1], filters, as_json)
 
 
 def _print_configs(selection: Selection, as_json: bool) -> None:

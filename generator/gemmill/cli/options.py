@@ -56,6 +56,15 @@ ArchOption = Annotated[
         "--arch", parser=parse_arch, metavar="ARCH", help="sm90a, sm100a or sm120a; sm_90a and 90a are read too."
     ),
 ]
+MaybeArchOption = Annotated[
+    Arch | None,
+    typer.Option(
+        "--arch",
+        parser=parse_arch,
+        metavar="ARCH",
+        help="Of the selection (sm90a by default), or of the build to read.",
+    ),
+]
 SelectOption = Annotated[
     str, typer.Option("--select", metavar="NAME", help="A named set of variants: smoke, default or sweep.")
 ]

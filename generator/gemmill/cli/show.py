@@ -13,7 +13,6 @@ from gemmill.cli.variants import Variant
 from gemmill.manifest import check_extension
 from gemmill.space.filters import fields_of
 from gemmill.space.names import to_name
-from gemmill.vocab import Arch
 
 
 def show(
@@ -25,7 +24,7 @@ def show(
         bool, typer.Option("--sass", help="Print the machine code, from the built extension (needs cuobjdump).")
     ] = False,
     select: o.MaybeSelectOption = None,
-    arch: o.ArchOption = Arch.SM90A,
+    arch: o.MaybeArchOption = None,
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
@@ -37,12 +36,14 @@ def show(
 
     Examples:
 
-        gemmill show "*t64x16x256*_k4"
+        gemmill show "*rmstoken_bf16_e4m3*"
 
-        gemmill show NAME --source > kernel.cu
+        gemmill show "*rmstoken_bf16_e4m3*" --source > kernel.cu
 
-        gemmill show NAME --sass | grep QGMMA
+        gemmill show "*cutlass_bf16_bf16*" --sass | grep HMMA
     """
+    if as_json and (source or sass):
+        raise UsageError("--json with --source or --sass: these print text, leave --json out")
     variant = variants.variant_of(name, select, arch, build)
     if source:
         from gemmill.emit import emit

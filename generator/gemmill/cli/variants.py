@@ -39,14 +39,17 @@ def selection_of(name: str, arch: Arch, filters: Sequence[str] | None) -> Select
         raise UsageError(str(error)) from None
 
 
-def build_of(named: str | None) -> tuple[Path, Manifest]:
-    """The build with this id or path; without one, that of GEMMILL_BUILD, else the one that serves. Raises ManifestError."""
+def build_of(named: str | None, arch: Arch | None = None) -> tuple[Path, Manifest]:
+    """The build with this id or path; without one, that of GEMMILL_BUILD, else the one that serves (an architecture, if that
+    is given). Raises ManifestError, and UsageError where both are named."""
     from gemmill import settings
     from gemmill.runtime.builds import MANIFEST, resolve, serving
 
-    named = named or settings.build()
+    if named is not None and arch is not None:
+        raise UsageError("--build with --arch: a build is of one architecture, leave --arch out")
+    named = named or (settings.build() if arch is None else None)
     if named is None:
-        return serving(None)
+        return serving(arch)
     folder = resolve(named)
     return folder, read_manifest(folder / MANIFEST)
 
@@ -66,18 +69,24 @@ def filter_entries(manifest: Manifest, filters: Sequence[str] | None) -> list[Ke
     return [entry for entry in manifest.entries if entry.config in kept]
 
 
-def variant_of(wanted: str, selection: str | None, arch: Arch, build: str | None) -> Variant:
+def refuse_both(selection: str | None, build: str | None) -> None:
+    """Raise UsageError where variants are asked for from a selection and from a build."""
+    if selection is not None and build is not None:
+        raise UsageError("--select with --build: a variant is looked for in one of them, leave the other out")
+
+
+def variant_of(wanted: str, selection: str | None, arch: Arch | None, build: str | None) -> Variant:
     """The one variant that a name or glob means: in a build, else in a selection, else as the name says.
 
     Raises UsageError, and ManifestError where a build is named and cannot be read.
     """
+    refuse_both(selection, build)
     if selection is not None:
-        config = _only(
-            wanted, [(to_name(c), c) for c in selection_of(selection, arch, None).configs], f"selection {selection!r}"
-        )
+        found = selection_of(selection, arch or Arch.SM90A, None)
+        config = _only(wanted, [(to_name(c), c) for c in found.configs], f"selection {selection!r}")
         return Variant(name=to_name(config), config=config, status=REGISTRY.check(config))
     try:
-        folder, manifest = build_of(build)
+        folder, manifest = build_of(build, arch)
     except ManifestError:
         if build is not None:
             raise

@@ -6,7 +6,7 @@ import typer
 
 from gemmill.cli import options as o
 from gemmill.cli import variants
-from gemmill.cli.exits import ExitCode, UnavailableError
+from gemmill.cli.exits import ExitCode, UnavailableError, UsageError
 from gemmill.cli.output import console, print_json, table
 
 
@@ -36,6 +36,8 @@ def verify(
     import gemmill
     from gemmill.numerics.verify import device_words, verify_ops, verify_variants
 
+    if quick and filters:
+        raise UsageError("--quick with --filter: it runs each op once, whatever the variants; leave one of them out")
     if not quick and not torch.cuda.is_available():
         raise UnavailableError(
             "verify runs kernels and torch finds no GPU: `gemmill verify --quick` runs each op's CPU reference"

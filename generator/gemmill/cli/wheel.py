@@ -30,7 +30,7 @@ def wheel(
 
         gemmill wheel
 
-        gemmill wheel 97cda050d7a3 f8045a55a83e --out wheels
+        gemmill wheel 97cda050d7a3 --out wheels
     """
     from gemmill.runtime.builds import resolve
     from gemmill.wheel import write_wheel

@@ -14,6 +14,7 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands, packed
 from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.declaring import declare
+from gemmill.runtime.notices import tell_loaded, tell_unbuilt
 from gemmill.runtime.quant_table import QuantRow, QuantTable, make_quant_table
 from gemmill.runtime.schemas import BY_NAME, OpSchema
 from gemmill.runtime.select import Choice, Trust
@@ -62,6 +63,9 @@ class Build:
         self._library.gemmill_set_programmatic_launch(int(settings.programmatic_launch()))
         self._describe = _DESCRIBE(self._write_refusal)
         self._library.gemmill_set_describe(self._describe)
+        tell_loaded(self.manifest, self.tuned, folder)
+        if gpu_arch is not None:
+            tell_unbuilt(self.manifest, self.tuned)
 
     @property
     def build_id(self) -> str:

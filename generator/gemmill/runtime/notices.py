@@ -1,11 +1,21 @@
 """What gemmill tells whoever runs it, through `logging.getLogger("gemmill")`."""
 
 import logging
+from pathlib import Path
 
 from gemmill.manifest import Manifest
 from gemmill.runtime.tuned import Tuned
 
 LOG = logging.getLogger("gemmill")
+
+
+def tell_loaded(manifest: Manifest, tuned: Tuned, folder: Path) -> None:
+    """Say which build serves from now on, at level INFO."""
+    LOG.info(
+        "build %s for %s is loaded from %s: %s variants of %s, %s measured choices, digest %s",
+        *(manifest.build_id, manifest.arch, folder, len(manifest.entries), manifest.selection),
+        *(len(tuned.choices), tuned.digest),
+    )
 
 
 def tell_unbuilt(manifest: Manifest, tuned: Tuned) -> None:

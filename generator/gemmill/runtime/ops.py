@@ -14,7 +14,6 @@ from gemmill.manifest import KernelEntry
 from gemmill.runtime import builds, checks, operands
 from gemmill.runtime.library import Build
 from gemmill.runtime.misses import Recorder
-from gemmill.runtime.notices import tell_unbuilt
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS, OpSchema
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import serving_of
@@ -44,10 +43,7 @@ def load(build: str | Path | None = None) -> Build:
     with _lock:
         folder = _folder_of(build)
         if folder not in _loaded:
-            gpu = _arch_here()
-            loaded = Build(folder, gpu)
-            if gpu is not None:
-                tell_unbuilt(loaded.manifest, loaded.tuned)
+            loaded = Build(folder, _arch_here())
             loaded.assume_constant_weights(_constant_weights)
             _record_misses_of(loaded)
             _define(f"{NAMESPACE}_{loaded.build_id}")

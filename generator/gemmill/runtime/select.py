@@ -1,6 +1,7 @@
 """Which variant a call gets, and why not the others. Pure: the extension makes the same choice on the hot path."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,6 +28,8 @@ class Rejected:
 
     name: str
     reason: str
+    us: float | None = None
+    """What the model expects of one that fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,8 @@ class Choice:
     trust: Trust
     trace: tuple[Rejected, ...]
     row: int = -1
+    measured: Mapping[str, int] | None = None
+    """Sizes of the row of a tuned table that it rests on, by name."""
 
     def __str__(self) -> str:
         head = f"{self.entry.name} ({self.trust.name.lower()})" if self.entry else "no variant"
@@ -54,9 +59,11 @@ def select(table: Table, call: ProblemCall, sm_count: int, pinned: str | None = 
         return Choice(entry=None, trust=Trust.MODEL, trace=_same_for_all(table, call.family, reason))
     if pinned is not None:
         return _select_pinned(table, call, pinned)
-    index, trust = _choose(table, call, sm_count)
+    index, trust, tuned = _choose(table, call, sm_count)
     chosen = table.entries[index] if index >= 0 else None
-    return Choice(entry=chosen, trust=trust, trace=_trace(table, call, sm_count, chosen, trust), row=index)
+    measured = None if tuned is None else REGISTRY.tunings[call.family].named(tuned.sizes)
+    trace = _trace(table, call, sm_count, chosen, trust)
+    return Choice(entry=chosen, trust=trust, trace=trace, row=index, measured=measured)
 
 
 def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
@@ -99,18 +106,18 @@ def _same_for_all(table: Table, family: str, reason: str) -> tuple[Rejected, ...
     return tuple(Rejected(name=name, reason=reason) for name in names)
 
 
-def _choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust]:
-    index, trust = _choose_tuned(table, call)
-    if index >= 0:
-        return index, trust
+def _choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
+    tuned, trust = _choose_tuned(table, call)
+    if tuned is not None:
+        return tuned.row, trust, tuned
     best, best_ns = -1, math.inf
     for i, row, _ in table.of(call.family):
         if rejection(row, call) is None and (ns := model_ns(row, call, sm_count)) < best_ns:
             best, best_ns = i, ns
-    return best, Trust.MODEL
+    return best, Trust.MODEL, None
 
 
-def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
+def _choose_tuned(table: Table, call: ProblemCall) -> tuple[TunedRow | None, Trust]:
     tuning = REGISTRY.tunings[call.family]
     bucketed, near = tuning.sizes.index(tuning.bucketed), tuple(map(tuning.sizes.index, tuning.near))
     best: TunedRow | None = None
@@ -128,9 +135,9 @@ def _choose_tuned(table: Table, call: ProblemCall) -> tuple[int, Trust]:
         if distance < best_distance or (same_place and best is not None and best.sizes[bucketed] < now):
             best, best_distance = tuned, distance
     if best is None:
-        return -1, Trust.MODEL
+        return None, Trust.MODEL
     exact = best.exact and best_distance == 0 and call.sizes[bucketed] <= best.sizes[bucketed]
-    return best.row, Trust.EXACT if exact else Trust.NEAREST
+    return best, Trust.EXACT if exact else Trust.NEAREST
 
 
 def _octaves(measured: int, size: int) -> float:
@@ -140,19 +147,21 @@ def _octaves(measured: int, size: int) -> float:
 def _trace(
     table: Table, call: ProblemCall, sm_count: int, chosen: KernelEntry | None, trust: Trust
 ) -> tuple[Rejected, ...]:
-    reasons: dict[str, str] = {}
+    reasons: dict[str, Rejected] = {}
     for _, row, entry in table.of(call.family):
         if entry is chosen:
             continue
         reason = rejection(row, call)
         if reason is None:
-            estimate = f"{model_ns(row, call, sm_count) / 1000:.1f} us"
+            us = model_ns(row, call, sm_count) / 1000
             how = (
                 "the model prefers another"
                 if trust is Trust.MODEL
                 else f"the table's {trust.name.lower()} row names another"
             )
-            reasons[entry.name] = f"it fits, {how} (model: {estimate})"
+            reasons[entry.name] = Rejected(name=entry.name, reason=f"it fits, {how} (model: {us:.1f} us)", us=us)
         elif entry.name not in reasons or row.problem == call.problem:
-            reasons[entry.name] = reason  # of the row for this class of calls, where there is one
-    return tuple(Rejected(name=name, reason=reason) for name, reason in reasons.items())
+            reasons[entry.name] = Rejected(
+                name=entry.name, reason=reason
+            )  # of the row for this class of calls, where there is one
+    return tuple(reasons.values())

@@ -123,7 +123,7 @@ def load_tuned(entries: Iterable[KernelEntry], here: Machine) -> Tuned:
     found.sort(key=lambda item: item[:2])  # stable: of equally trusted rows the first found
     choices: dict[tuple[str, tuple[int, ...]], TunedChoice] = {}
     for _, is_stale, row in found:
-        for choice in _offered(row, exact=not is_stale):
+        for choice in siblings(row, exact=not is_stale):
             choices.setdefault((choice.family, choice.key), choice)
     return Tuned(choices=tuple(choices[key] for key in sorted(choices)), tables=tuple(loaded))
 
@@ -203,7 +203,7 @@ def current_row(row: TableRow, digests: Mapping[str, str]) -> TableRow | None:
     )
 
 
-def _offered(row: TableRow, *, exact: bool) -> list[TunedChoice]:
+def siblings(row: TableRow, *, exact: bool) -> list[TunedChoice]:
     """A row's variants for each class of calls that they can serve."""
     try:
         family, first = _offers(row.variants[0])

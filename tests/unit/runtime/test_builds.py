@@ -168,7 +168,12 @@ def test_tuned_rows_that_are_not_built_are_told(make_manifest, caplog, tmp_path)
         notices.tell_unbuilt(manifest, tuned(rows[0]))
         assert caplog.text == ""
         notices.tell_unbuilt(manifest, tuned(*rows))
-    assert caplog.messages == [
+        notices.tell_loaded(manifest, tuned(*rows), tmp_path)
+    assert caplog.messages[1] == (
+        f"build 0123abcd4567 for sm90a is loaded from {tmp_path}: 1 variants of smoke, 0 measured choices, "
+        f"digest {tuned().digest}"
+    )
+    assert caplog.messages[:1] == [
         "build 0123abcd4567 (1 variants of smoke) has no variant of 2 of 3 tuned rows for sm90a, whose shapes run slower than "
         "measured: `gemmill build --arch sm90a --select default` builds them, `gemmill table show` lists the tables"
     ]

@@ -1,0 +1,113 @@
+"""Every example of every --help, as it stands there: parsed by its verb, and run where files and a CPU are enough."""
+
+import lzma
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import typer
+
+from gemmill.cli.app import app
+from gemmill.families.scaled_mm import NAME
+from gemmill.locations import runtime_tables_dir
+from gemmill.registry import REGISTRY
+from gemmill.space.selections import select
+from gemmill.wheel import Abi, package
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+MODEL = (
+    '{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,'
+    ' "num_key_value_heads": 8}'
+)
+ONLY_PARSED = ("build", "explain", "verify", "fuzz", "tune", "generate", "table make")
+"""They compile, need an extension, a GPU or a sweep's builds, or write into the checkout; other tests run them."""
+
+
+def _verbs() -> dict[str, object]:
+    top = typer.main.get_command(app).commands
+    below = {f"{name} {verb}": c for name, group in top.items() for verb, c in getattr(group, "commands", {}).items()}
+    return {name: command for name, command in top.items() if not hasattr(command, "commands")} | below
+
+
+def _examples() -> list[tuple[str, str]]:
+    return [
+        (verb, line.strip())
+        for verb, command in _verbs().items()
+        for line in re.findall(r"^ *gemmill .*$", (command.help or "").split("Examples:")[-1], re.MULTILINE)
+    ]
+
+
+EXAMPLES = _examples()
+RUN = [(verb, line) for verb, line in EXAMPLES if verb not in ONLY_PARSED and "--sass" not in line]
+
+
+def _words(line: str) -> list[str]:
+    return shlex.split(re.split(r" [|>] ", line)[0])[1:]
+
+
+def test_every_verb_has_one() -> None:
+    assert {verb for verb, _ in EXAMPLES} == set(_verbs())
+
+
+@pytest.mark.parametrize(("verb", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
+def test_it_can_be_parsed(verb: str, line: str) -> None:
+    words = _words(line)
+    assert words[: len(verb.split())] == verb.split()
+    context = _verbs()[verb].make_context(verb, words[len(verb.split()) :])
+    assert "NAME" not in context.params.values(), "an example can be typed as it stands"
+
+
+def _hints() -> set[str]:
+    """The commands that sentences tell people to run; what is filled in is written as X."""
+    sources = "\n".join(path.read_text() for path in (ROOT / "generator").rglob("*.py"))
+    return {re.sub(r"\{[^}]*\}", "X", hint) for hint in re.findall(r"`(gemmill [^`\n\"]+)`", sources)}
+
+
+@pytest.mark.parametrize("hint", sorted(_hints()))
+def test_a_hint_names_a_verb_and_options_that_exist(hint: str) -> None:
+    words = hint.split()[1:]
+    verb = next((verb for verb in (" ".join(words[:2]), words[0]) if verb in _verbs()), None)
+    if verb is None:  # a group, the program itself, or a name that is filled in
+        groups = typer.main.get_command(app).commands
+        assert (words[0] in groups and len(words) == 1) or words[0] in ("X", "...") or words[0].startswith("-"), hint
+        return
+    known = {option for parameter in _verbs()[verb].params for option in parameter.opts + parameter.secondary_opts}
+    assert {word for word in words if re.match(r"--?[a-z]", word)} <= known | {"--help"}, hint
+
+
+@pytest.fixture
+def stage(monkeypatch, tmp_path, put_build, home) -> None:
+    """The files and builds that the examples name."""
+    for name in ("GEMMILL_HOME", "GEMMILL_BUILD", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cache = tmp_path / ".cache" / "gemmill"
+    monkeypatch.setattr("gemmill.locations.checkout", lambda: None)
+    configs = REGISTRY.configs_of(NAME, select("default").configs)
+    some = [c for c in configs if c.problem.a_dtype == "s8" and c.schedule.kernel_schedule == "pingpong"][:2]
+    for build in ("97cda050d7a3", "f8045a55a83e"):
+        put_build(*dict.fromkeys([*select("smoke").configs, *some]), build_id=build)
+    cache.parent.mkdir()
+    shutil.move(home, cache)
+    monkeypatch.setattr(package, "audit", lambda path: Abi(machine="x86_64", glibc=(2, 34)))
+    (table,) = runtime_tables_dir().glob("*.json")
+    (cache / "tables").mkdir()
+    for path in ("nvidia-h200.json", "shipped.json", "measured.json", cache / "tables" / "nvidia-h200.json"):
+        shutil.copy(table, tmp_path / path)
+    (cache / "tune").mkdir()
+    journal = lzma.decompress((RESULTS / "tune-h200-2026-11-21.jsonl.xz").read_bytes())
+    for path in (tmp_path / "sweep.jsonl", cache / "tune" / "nvidia-h200-0123abcd4567.jsonl"):
+        path.write_bytes(journal)
+    (tmp_path / "config.json").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("verb", "line"), RUN, ids=[line for _, line in RUN])
+def test_it_runs(gemmill, stage, verb: str, line: str) -> None:
+    outcome = gemmill(*[str(Path(word).expanduser()) if word.startswith("~") else word for word in _words(line)])
+    # doctor and audit find what is wrong with builds that hold no code.
+    assert outcome.code in ((0, 1) if verb in ("doctor", "audit") else (0,)), outcome.err
+    assert outcome.out or verb == "table rebase"
