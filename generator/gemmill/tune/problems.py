@@ -75,8 +75,8 @@ class Problem:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """By name, in the order in which rows of tables are sorted."""
-        return {name: getattr(self, name) for name in TUNING.key}
+        """By name, the rows first."""
+        return {name: getattr(self, name) for name in TUNING.sizes}
 
     @property
     def weights(self) -> dict[str, int]:

@@ -14,6 +14,7 @@ from gemmill.runtime.table_file import (
     TableError,
     TableRow,
     TunedTable,
+    in_order,
     make_table,
     merge,
     read_table,
@@ -139,7 +140,7 @@ def _row(problem: Problem, decision: Decision, entry: Entry, builds: Mapping[str
     known = [digests.get(name, "") for name in names]
     return TableRow(
         op=problem.op.value,
-        sizes=problem.sizes,
+        sizes=in_order(problem.sizes),
         variants=names,
         us=tuple(round(decision.us[name], 3) for name in names),
         digests=tuple(digest[:16] for digest in known) if all(known) else (),
