@@ -14,13 +14,14 @@ from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Choice, select
 from gemmill.runtime.table import make_table
-from gemmill.runtime.table_file import Source, TableRow
+from gemmill.runtime.table_file import Source, TableRow, in_order
 from gemmill.runtime.table_file import make_table as make_tuned_table
 from gemmill.runtime.tuned import LoadedTable, Machine, Tuned, load_tuned
 from gemmill.space.names import to_name
 from gemmill.vocab import DType
 
 SOURCE = Source(gpu="NVIDIA H200", date="2026-11-20T12:00:00+00:00", program="gemmill tune", driver="580.1")
+SIZES = in_order({"m": 16, "n": 4096, "k": 4096})
 TILES = [
     (128, 128, 128),
     (128, 64, 128),
@@ -45,9 +46,9 @@ def loaded(monkeypatch, make_manifest, make_config, names):
         make_config(a_dtype=DType.S8),
         make_config(out_dtype=DType.F16),
     )
-    row = TableRow(op="fp8", m=16, n=4096, k=4096, variants=(names[1], names[2]), us=(5.0, 5.25), source="s")
+    row = TableRow(op="fp8", sizes=SIZES, variants=(names[1], names[2]), us=(5.0, 5.25), source="s")
     other = TableRow(
-        op="bf16", m=16, n=4096, k=4096, variants=(to_name(make_config(a_dtype=DType.BF16)),), us=(4.0,), source="s"
+        op="bf16", sizes=SIZES, variants=(to_name(make_config(a_dtype=DType.BF16)),), us=(4.0,), source="s"
     )
     found = make_tuned_table("NVIDIA H200", "sm90a", {"s": SOURCE}, [other, row])
     loaded_table = LoadedTable(path=Path("/tables/h200.json"), table=found, trusts={}, stale=0, refused=0)
@@ -107,7 +108,7 @@ def test_explain_as_json_has_the_row_and_everything(gemmill, loaded, names) -> N
 
 def test_no_row_without_its_table(loaded) -> None:
     choice = package.explain("cutlass_scaled_mm", *_call())
-    assert choice.measured == (16, 4096, 4096)
+    assert choice.measured == SIZES
     assert evidence_of(choice, Tuned(choices=(), tables=())) is None
 
 
