@@ -64,7 +64,12 @@ def _static(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
     else:
         scales = scales.repeat_interleave(layout.group[0], dim=0).repeat_interleave(layout.group[1], dim=1)
     codes = reference.static_quant(
-        _rows(call, tensors), scales, out_dtype, azp=tensors.get("azp"), activation=call.activation
+        _rows(call, tensors),
+        scales,
+        out_dtype,
+        azp=tensors.get("azp"),
+        activation=call.activation,
+        vllm=call.op.vllm,
     )
     _write(call, tensors, codes)
 
@@ -72,7 +77,7 @@ def _static(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
 def _tensor(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
     x, azp = _rows(call, tensors), tensors.get("azp")
     if azp is None:
-        codes, scale = reference.tensor_quant(x, out_dtype)
+        codes, scale = reference.tensor_quant(x, out_dtype, vllm=call.op.vllm)
     else:
         codes, scale, zero_point = reference.tensor_quant_with_azp(x)
         azp.copy_(zero_point.view(azp.shape))
@@ -84,11 +89,13 @@ def _tensor(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
 def _token(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
     x, azp = _rows(call, tensors), tensors.get("azp")
     if azp is not None:
-        codes, scales, zero_points = reference.token_quant_with_azp(x, reference.least_step_of(x.shape[-1]))
+        codes, scales, zero_points = reference.token_quant_with_azp(
+            x, reference.least_step_of(x.shape[-1]), vllm=call.op.vllm
+        )
         azp.copy_(zero_points.view(azp.shape))
     else:
         codes, scales = reference.token_quant(
-            x, out_dtype, scale_ub=tensors.get("scale_ub"), activation=call.activation
+            x, out_dtype, scale_ub=tensors.get("scale_ub"), activation=call.activation, vllm=call.op.vllm
         )
     _write(call, tensors, codes, scales)
 
@@ -109,7 +116,7 @@ def _group(call: QuantCall, tensors: Tensors, out_dtype: DType) -> None:
         scale_ub=tensors.get("scale_ub"),
         scale_format=call.scale_format,
         activation=call.activation,
-        truncated=call.op.truncated,
+        vllm=call.op.vllm,
     )
     if call.scale_format is ScaleFormat.PACKED_UE8M0:
         scales = reference.pack_ue8m0(scales)

@@ -6,7 +6,7 @@ Mirrors `QuantCall` in kernels/extension/quant_call.h.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemmill.families.quant.config import Activation, QuantConfig, ScaleFormat
+from gemmill.families.quant.config import Activation, QuantConfig, ScaleFormat, of_vllm
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.family.operand import Call, Operand
 from gemmill.family.schema import OpSchema
@@ -108,7 +108,7 @@ def quant_call(op: OpSchema, call: Call) -> QuantCall:
 
 def config_of(call: QuantCall, arch: Arch) -> QuantConfig:
     """The config that serves a call which has passed the checks: there is exactly one."""
-    return QuantConfig(
+    config = QuantConfig(
         family=call.op.family,
         in_dtype=_DTYPE_OF[call.input.dtype],
         out_dtype=_DTYPE_OF[call.out.dtype],
@@ -116,9 +116,9 @@ def config_of(call: QuantCall, arch: Arch) -> QuantConfig:
         group_size=call.group_size,
         scale_format=call.scale_format,
         symmetric=call.azp is None,
-        truncated=call.op.truncated,
         arch=arch,
     )
+    return of_vllm(config) if call.op.vllm else config
 
 
 @dataclass(frozen=True, kw_only=True)
