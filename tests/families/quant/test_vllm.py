@@ -1,13 +1,12 @@
 """The ops with vLLM's scales and codes, on the CPU, against the formulas of vLLM 0.33.0's kernels for sm_90, in numpy."""
 
-from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import gemmill.runtime.ops
 from gemmill.families.quant.ops import QUANT_OPS, VLLM_PREFIX
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Arch
@@ -318,8 +317,7 @@ def test_each_of_them_differs_from_ours() -> None:
 
 
 def test_under_vllms_names_they_are_called() -> None:
-    import gemmill.compat.vllm
-
+    import_module("gemmill.compat.vllm")
     for op in QUANT_OPS:
         if op.vllm:
             name = op.name.removeprefix(VLLM_PREFIX)
