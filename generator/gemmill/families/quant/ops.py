@@ -242,9 +242,10 @@ _OPS = (
 def _of_vllm(op: QuantOp) -> QuantOp:
     """vLLM's op of the name, with vLLM's scales and codes, under a name of ours. Its packed scales are of 16 bits in groups of
     32 and 128 only."""
-    packed = op.scale_formats == (ScaleFormat.PACKED_UE8M0,)
-    limits = {"in_dtypes": _SIXTEEN_BITS, "group_sizes": (32, 128)} if packed else {}
-    return replace(op, schema=OpSchema(VLLM_PREFIX + op.schema.schema), vllm=True, **limits)
+    renamed = replace(op, schema=OpSchema(VLLM_PREFIX + op.schema.schema), vllm=True)
+    if op.scale_formats == (ScaleFormat.PACKED_UE8M0,):
+        return replace(renamed, in_dtypes=_SIXTEEN_BITS, group_sizes=(32, 128))
+    return renamed
 
 
 QUANT_OPS = (*_OPS, *(_of_vllm(op) for op in _OPS if op.name in _DIFFER_IN_VLLM))
