@@ -1,9 +1,10 @@
 """The quantisation ops in the runtime."""
 
-from gemmill.families.quant.call import config_of, quant_call
+from gemmill.families.quant.call import config_of
 from gemmill.families.quant.config import QuantConfig
 from gemmill.family import OpSchema
 from gemmill.family.operand import Call
+from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.quant_cpu import by_reference
 from gemmill.runtime.quant_table import select_quant
@@ -14,7 +15,7 @@ from gemmill.vocab import Arch
 
 
 def _wanted(build: Build, op: OpSchema, call: Call) -> QuantConfig:
-    return config_of(quant_call(op, call), Arch(build.manifest.arch))
+    return config_of(checks.check(op, call), Arch(build.manifest.arch))
 
 
 def _choose(build: Build, op: OpSchema, call: Call, sm_count: int) -> Choice:
