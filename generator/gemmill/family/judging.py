@@ -103,12 +103,16 @@ class Judged:
                     return False
                 values[x] = self.program.words.index(arguments[y])
             case Code.DETACHED:
-                return arguments[x] is None or not arguments[x].is_differentiated
+                return not any(other.is_differentiated for other in self._given(y))
             case Code.TOGETHER:
-                return None in (arguments[x], arguments[y]) or arguments[x].device == arguments[y].device
+                return arguments[x] is None or all(other.device == arguments[x].device for other in self._given(y))
             case Code.APART:
-                return None in (arguments[x], arguments[y]) or _apart(arguments[x], arguments[y])
+                return arguments[x] is None or all(_apart(arguments[x], other) for other in self._given(y))
         return True
+
+    def _given(self, bits: int) -> list[Operand]:
+        """Those tensors that are given, of those that have a bit."""
+        return [x for i, x in enumerate(self.arguments) if bits >> i & 1 and x is not None]
 
 
 def _apart(x: Operand, y: Operand) -> bool:

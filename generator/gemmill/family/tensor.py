@@ -1,6 +1,5 @@
 """A tensor of an op, declared once, and the steps that judge it."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -102,7 +101,7 @@ class Expansion:
         roles = [role for role in check.roles.split() if role in self._parameters]
         if check.aspect is Aspect.DEVICE:
             for role in roles[1:]:
-                yield Require(f"together({role}, {roles[0]})", _DEVICE.format(x=role, first=roles[0]))
+                yield Require(f"together({roles[0]}, {role})", _DEVICE.format(x=role, first=roles[0]))
         elif check.aspect is Aspect.APART:
             for x, y in combinations(roles, 2):
                 if self._parameters[x].written or self._parameters[y].written:
@@ -146,9 +145,7 @@ class Expansion:
             yield Require(test, f"{{{name}.name}} has shape {{{name}.shape}}, expected [{x.shape}] = [{{{x.shape}}}]")
         elif x.layout is Layout.VALUES:
             what = "one value" if x.shape == "1" else f"{{{x.shape}}} values, one for each {x.each}"
-            yield Require(
-                f"numel({name}) == {x.shape}", f"{{{name}.name}} has shape {{{name}.shape}}: expected {what}"
-            )
+            yield Require(f"numel({name}) == {x.shape}", f"{{{name}.name}} has shape {{{name}.shape}}: expected {what}")
         elif sizes[0] == "...":
             yield from self._rows_shape(x, sizes[1])
         else:
@@ -212,9 +209,7 @@ class Expansion:
             case dtypes:
                 yield _among(x, dtypes, x.said or any_of([dtype.torch_name for dtype in dtypes]))
 
-    def _results(
-        self, x: Tensor, other: Tensor, results: Mapping[DType, tuple[DType, ...]]
-    ) -> Iterator[Step]:
+    def _results(self, x: Tensor, other: Tensor, results: Mapping[DType, tuple[DType, ...]]) -> Iterator[Step]:
         assert isinstance(other.dtypes, tuple)
         same = (y.role for y in self._tensors.values() if y.dtypes == Same(other.role))
         alike = " and ".join(f"{{{role}.name}}" for role in (other.role, *same))
@@ -235,7 +230,9 @@ class Expansion:
                 f"{{{name}.name}}{of} has strides {{{name}.strides}}: its values must be contiguous",
             )
         elif x.layout is Layout.COLUMNS:
-            yield Require(f"step({name}, 0) == 1", _COLUMNS.format(x=name, shape=f"[{', '.join(reversed(x.shape.split()))}]"))
+            yield Require(
+                f"step({name}, 0) == 1", _COLUMNS.format(x=name, shape=f"[{', '.join(reversed(x.shape.split()))}]")
+            )
         elif x.layout is Layout.ROWS:
             *leading, columns = x.shape.split()
             if leading == ["..."]:
@@ -268,7 +265,9 @@ def _among(x: Tensor, dtypes: Sequence[DType], said: str) -> Require:
     )
 
 
-_DEVICE = "{{{x}.name}} is on {{{x}.device}} and {{{first}.name}} is on {{{first}.device}}: all tensors must be on one device"
+_DEVICE = (
+    "{{{x}.name}} is on {{{x}.device}} and {{{first}.name}} is on {{{first}.device}}: all tensors must be on one device"
+)
 _APART = "{{{x}.name}} overlaps {{{y}.name}} in memory: results would overwrite {unread} still to be read"
 _ROWS = (
     "{{{x}.name}} of {{{x}.shape}} has strides {{{x}.strides}}: its last stride must be 1, and its other dimensions must follow "
@@ -282,6 +281,4 @@ _LIKE = (
     "{{{x}.name}} has shape {{{x}.shape}} and strides {{{x}.strides}}, expected those of {{{y}.name}}: {{{y}.shape}} and "
     "{{{y}.strides}}"
 )
-_PARTS = (
-    "{{{x}.name}} is {{{x}.shape}}: its rows hold {parts}, so their length {{{width}}} must be even"
-)
+_PARTS = "{{{x}.name}} is {{{x}.shape}}: its rows hold {parts}, so their length {{{width}}} must be even"

@@ -92,7 +92,9 @@ _PADDED = Require(
 def _activation(quant: QuantOp) -> tuple[Step, ...]:
     offered = tuple(activation.op_argument for activation in quant.activations)
     return (
-        Require(f"activation in {offered}", f"activation is {{activation!r}}, expected {any_of(list(map(repr, offered)))}"),
+        Require(
+            f"activation in {offered}", f"activation is {{activation!r}}, expected {any_of(list(map(repr, offered)))}"
+        ),
         Let("chosen", f"activation_index + {list(Activation).index(quant.activations[0])}"),
     )
 
@@ -109,9 +111,7 @@ def _scales(quant: QuantOp) -> tuple[Step, ...]:
     sizes = " or ".join(map(str, quant.group_sizes))
     return (
         Require(f"group_size in {quant.group_sizes}", f"group_size is {{group_size}}, expected {sizes}"),
-        Require(
-            "hidden % group_size == 0", "rows of {hidden} values are not a multiple of group_size {group_size}"
-        ),
+        Require("hidden % group_size == 0", "rows of {hidden} values are not a multiple of group_size {group_size}"),
         Let("groups", "hidden // group_size"),
         Let("words", "ceil(groups, 4)" if quant.is_packed else "groups"),
         Let("scale_rows", "ceil(rows, 4) * 4"),

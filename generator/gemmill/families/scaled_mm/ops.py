@@ -3,7 +3,21 @@
 from gemmill.families.scaled_mm.accepts import INT32_MAX
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.families.scaled_mm.scales import scales_fault
-from gemmill.family import Aspect, Check, Layout, Op, OpSchema, OpSet, Require, ResultOf, Same, Special, Tensor, any_of
+from gemmill.family import (
+    Aspect,
+    Check,
+    Layout,
+    Op,
+    OpSchema,
+    OpSet,
+    Require,
+    ResultOf,
+    Same,
+    Special,
+    Step,
+    Tensor,
+    any_of,
+)
 from gemmill.vocab import DType
 
 SCALED_MM = OpSchema(
@@ -17,15 +31,15 @@ GEMM_OPS = (SCALED_MM, SCALED_MM_AZP)
 OPERANDS_OF = {SCALED_MM.name: tuple(RESULTS_OF), SCALED_MM_AZP.name: (DType.S8,)}
 
 
-_INT32 = (
+_INT32 = Require(
     f"M <= {INT32_MAX} and N <= {INT32_MAX} and K <= {INT32_MAX}",
     f"M, N, K = {{M}}, {{N}}, {{K}}: each must be at most {INT32_MAX}",
 )
 _OPERANDS = ("a", "b", "a_scales", "b_scales", "azp_adj", "azp", "bias")
-_CONTRACT = (
+_CONTRACT: tuple[Step, ...] = (
     Check(Aspect.RANK, "out a b"),
     Check(Aspect.SHAPE, "a b out"),
-    Require(*_INT32),
+    _INT32,
     Check(Aspect.DTYPE, "a b out"),
     Check(Aspect.LAYOUT, "a b out"),
     Check(Aspect.DTYPE, "a_scales b_scales"),
