@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gemmill.families.scaled_mm.ops import GEMM_OPS
+from gemmill.families.scaled_mm.ops import GEMM_OPS, VLLM_OPS
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import Kind, OpSchema
 from quant_problems import Breakage, some_call
@@ -16,7 +16,7 @@ Call = dict[str, Any]
 
 def whole_call(op: OpSchema, device: torch.device | str = "cpu") -> Call:
     """The arguments by name: each tensor is given, each has values, and a quantisation op's input is bfloat16."""
-    call = _gemm_call(op) if op in GEMM_OPS else _quant_call(op)
+    call = _gemm_call(op) if op in (*GEMM_OPS, *VLLM_OPS) else _quant_call(op)
     return {name: moved(value, device) if isinstance(value, torch.Tensor) else value for name, value in call.items()}
 
 

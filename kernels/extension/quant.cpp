@@ -75,10 +75,15 @@ bool static_scales_fit(OpCall& x) {
   if (!x.value(kTakesGroupShape)) return false;
   if (scales.rank == 1) {
     if (!shape) return false;
-    bool const by_row = (*shape)[0] == 1 && (*shape)[1] == -1, by_column = (*shape)[0] == -1 && (*shape)[1] == 1;
-    if ((!by_row && !by_column) || scales.sizes[0] != sizes[by_column]) return false;
-    x.found[by_row ? kScaleStrideM : kScaleStrideN] = scales.strides[0];
-    x.found[by_row ? kGroupN : kGroupM] = std::max<int64_t>(sizes[by_row], 1);
+    int64_t counts[2];
+    for (int i = 0; i < 2; ++i) {
+      int64_t const asked = (*shape)[i];
+      if (asked != -1 && sizes[i] % asked != 0) return false;
+      x.found[kGroupM + i] = asked == -1 ? std::max<int64_t>(sizes[i], 1) : asked;
+      counts[i] = asked == -1 ? 1 : sizes[i] / asked;
+    }
+    if ((counts[0] != 1 && counts[1] != 1) || scales.sizes[0] != counts[0] * counts[1]) return false;
+    x.found[counts[0] == 1 ? kScaleStrideN : kScaleStrideM] = scales.strides[0];
     return true;
   }
   if (scales.rank != 2) return false;

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from gemmill.families.quant.ops import VLLM_PREFIX
 from gemmill.families.scaled_mm.accepts import SCALED_MM
+from gemmill.family import VLLM_PREFIX
 from gemmill.manifest import ManifestError
 from gemmill.runtime import ops
 from gemmill.runtime.schemas import NAMESPACE, OPS

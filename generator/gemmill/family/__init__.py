@@ -4,7 +4,7 @@ from gemmill.family.declaration import Accepts, Config, DslBody, Family, Kernels
 from gemmill.family.judging import Judged
 from gemmill.family.op import Op, OpSet
 from gemmill.family.registered import Registry
-from gemmill.family.schema import Kind, OpSchema, Parameter
+from gemmill.family.schema import VLLM_PREFIX, Kind, OpSchema, Parameter
 from gemmill.family.steps import Aspect, Check, Let, Require, Special, Step, When
 from gemmill.family.tensor import Layout, ResultOf, Same, Tensor, any_of
 from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, ProblemCall, Reach, Row, Tuning
@@ -13,6 +13,7 @@ __all__ = [
     "MOST_ALIGNED",
     "MOST_FACTS",
     "MOST_SIZES",
+    "VLLM_PREFIX",
     "Accepts",
     "Aspect",
     "Check",

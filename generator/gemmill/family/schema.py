@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+VLLM_PREFIX = "vllm_"
+"""Before vLLM's name of an op that does what vLLM's does, where ours does something else."""
+
 
 class Kind(StrEnum):
     """Types of arguments, as torch writes them. The order is that of kernels/extension/call.h."""

@@ -49,10 +49,11 @@ def matrix(
     written: bool = False,
     transposed: bool = False,
     tidy: bool = False,
+    packed: bool = False,
 ) -> Slot:
-    """[rows, columns] of rows that may be apart; if `transposed`, of columns."""
+    """[rows, columns] of rows that may be apart unless `packed`; if `transposed`, of columns."""
     lengths = (columns, rows) if transposed else (rows, columns)
-    outer = row_stride(draw, lengths[1], written=written, tidy=tidy)
+    outer = lengths[1] if packed else row_stride(draw, lengths[1], written=written, tidy=tidy)
     strides = (free_stride(draw, lengths[0], outer), free_stride(draw, lengths[1], 1))
     by_row, by_column = reversed(strides) if transposed else strides
     return Slot(

@@ -2,7 +2,6 @@
 
 from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.classes import Need, problem_code, scales_code
-from gemmill.families.scaled_mm.ops import SCALED_MM_AZP
 from gemmill.families.scaled_mm.scales import groups_of_call, mn_major
 from gemmill.family import ProblemCall
 from gemmill.runtime.operands import Call, Operand
@@ -21,7 +20,7 @@ def problem_of_call(op: OpSchema, call: Call) -> ProblemCall:
     lda = _round_up(k, 16) if m == 1 else a.strides[0]
     ldb = _round_up(k, 16) if n == 1 else b.strides[1]
     ldd = _round_up(n, 8) if m == 1 else out.strides[0]
-    if op is SCALED_MM_AZP:
+    if "azp_adj" in op.arguments:
         need = Need.AZP_ROW if call["azp"] is None else Need.AZP_TOKEN
     else:
         need = Need.SCALE if call["bias"] is None else Need.BIAS

@@ -75,7 +75,7 @@ def test_vllms_names_follow_the_build(home_of_probes) -> None:
         import gemmill.compat.vllm
         for query in ("supports_fp8", "supports_block_fp8"):
             print(*map(getattr(torch.ops._C, f"cutlass_scaled_mm_{query}"), (80, 89, 90, 100, 120)))
-        print(torch.ops._C.cutlass_scaled_mm.default is torch.ops.gemmill.cutlass_scaled_mm.default)
+        print(torch.ops._C.cutlass_scaled_mm.default is torch.ops.gemmill.vllm_cutlass_scaled_mm.default)
     """
     assert run_python(home_of_probes, code) == [*["False False True False False"] * 2, "True"]
 

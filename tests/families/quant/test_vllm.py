@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gemmill.families.quant.ops import QUANT_OPS, VLLM_PREFIX
+from gemmill.families.quant.ops import QUANT_OPS
+from gemmill.family import VLLM_PREFIX
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Arch
 

@@ -69,12 +69,23 @@ def test_static_ops_are_the_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "group"), [((6,), (1, -1)), ((32,), (-1, 1)), ((3, 4), None), ((3, 4), (2, 8)), ((1, 4), (-1, 8))]
+    ("shape", "group", "block"),
+    [
+        ((6,), (1, -1), (1, 32)),
+        ((32,), (-1, 1), (6, 1)),
+        ((3,), (2, -1), (2, 32)),
+        ((6,), (1, 32), (1, 32)),
+        ((4,), (-1, 8), (6, 8)),
+        ((4,), (6, 8), (6, 8)),
+        ((3, 4), None, (2, 8)),
+        ((3, 4), (2, 8), (2, 8)),
+        ((1, 4), (-1, 8), (6, 8)),
+    ],
 )
-def test_given_scales_of_blocks(shape: tuple, group: tuple | None) -> None:
+def test_given_scales_of_blocks(shape: tuple, group: tuple | None, block: tuple) -> None:
     x = values(6, 32)
     scales = torch.rand(shape) * 0.1 + 0.01
-    rows, columns = {(6,): (1, 32), (32,): (6, 1)}.get(shape, (6 // shape[0], 32 // shape[-1]))
+    rows, columns = block
     blocks = scales.reshape(6 // rows, 32 // columns)
     wide = blocks.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
     assert same((gemmill.static_scaled_fp8_quant(x, scales, group),), (reference.static_quant(x, wide, DType.E4M3),))
@@ -251,6 +262,15 @@ def test_bad_input_is_refused_with_a_sentence(changes: dict, sentence: str) -> N
             lambda x: [torch.empty(4, 512, dtype=E4M3), x, torch.ones(4)],
             "scale has shape [4]: expected one value; [4] with group_shape [1, -1] or [512] with [-1, 1]; or two dimensions "
             "that divide [4, 512] into blocks of the group shape",
+        ),
+        *(
+            (
+                "static_scaled_fp8_quant",
+                lambda x, n=n, shape=shape: [torch.empty(4, 512, dtype=E4M3), x, torch.ones(n), shape],
+                f"scale has shape [{n}] with group_shape {shape}: expected one value; [4] with group_shape [1, -1] or [512] with "
+                "[-1, 1]; or two dimensions that divide [4, 512] into blocks of the group shape",
+            )
+            for n, shape in ((2, [3, -1]), (4, [2, 256]), (3, [2, -1]))
         ),
         (
             "static_scaled_fp8_quant",

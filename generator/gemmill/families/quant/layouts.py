@@ -11,22 +11,24 @@ class StaticScales:
     """How scales that are given belong to rows and columns: each to `group` of them."""
 
     group: tuple[int, int]
-    strides: tuple[int, int]
+    counts: tuple[int, int]
+    """Groups of rows, and of columns."""
 
 
 def static_scales(call: Judged) -> StaticScales | None:
     """None where the scales fit neither the codes nor the group shape."""
     scales, shape, sizes = call.tensor("scales"), _group_shape(call), (call["rows"], call["hidden"])
     if scales.numel == 1:
-        return StaticScales(group=(1, 1), strides=(0, 0))
+        return StaticScales(group=(1, 1), counts=(1, 1))
     if not call["takes_group_shape"]:
         return None
-    if len(scales.shape) == 1 and shape in ((1, -1), (-1, 1)):
-        along = 0 if shape == (1, -1) else 1
-        if scales.shape[0] != sizes[along]:
+    if len(scales.shape) == 1 and shape is not None:
+        sides = [(max(size, 1), 1) if n == -1 else (n, size // n) for n, size in zip(shape, sizes, strict=True)]
+        (rows, by_row), (columns, by_column) = sides
+        whole = all(n == -1 or size % n == 0 for n, size in zip(shape, sizes, strict=True))
+        if not whole or 1 not in (by_row, by_column) or scales.shape[0] != by_row * by_column:
             return None
-        group = (1, max(sizes[1], 1)) if along == 0 else (max(sizes[0], 1), 1)
-        return StaticScales(group=group, strides=(scales.strides[0], 0) if along == 0 else (0, scales.strides[0]))
+        return StaticScales(group=(rows, columns), counts=(by_row, by_column))
     if len(scales.shape) != 2:
         return None
     if any((n > 1) if not size else (n < 1 or size % n) for n, size in zip(scales.shape, sizes, strict=True)):
@@ -35,7 +37,7 @@ def static_scales(call: Judged) -> StaticScales | None:
     for asked, found, n, size in zip(shape or groups, groups, scales.shape, sizes, strict=True):
         if size and asked != found and not (asked == -1 and n == 1):
             return None
-    return StaticScales(group=(groups[0], groups[1]), strides=(scales.strides[0], scales.strides[1]))
+    return StaticScales(group=(groups[0], groups[1]), counts=(scales.shape[0], scales.shape[1]))
 
 
 def _group_shape(call: Judged) -> tuple[int, ...] | None:

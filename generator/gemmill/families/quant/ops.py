@@ -13,14 +13,13 @@ from gemmill.families.quant.config import (
     ScaleFormat,
     of_vllm,
 )
-from gemmill.family import OpSchema
+from gemmill.family import VLLM_PREFIX, OpSchema
 from gemmill.vocab import Arch, DType
 
 _GATED = (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)
 _SIXTEEN_BITS = (DType.BF16, DType.F16)
 _BOTH = (DType.E4M3, DType.S8)
-VLLM_PREFIX = "vllm_"
-"""Before vLLM's name of an op, where scales or codes of vLLM's op are not ours: docs/quantisation.md says which."""
+# docs/quantisation.md says how.
 _DIFFER_IN_VLLM = (
     "static_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
@@ -253,7 +252,7 @@ def _of_vllm(op: QuantOp) -> QuantOp:
     """vLLM's op of the name, with vLLM's scales and codes, under a name of ours. Its packed scales are of 16 bits in groups of
     32 and 128 only."""
     renamed = replace(op, schema=OpSchema(VLLM_PREFIX + op.schema.schema), vllm=True)
-    if op.scale_formats == (ScaleFormat.PACKED_UE8M0,):
+    if op.is_packed:
         return replace(renamed, in_dtypes=_SIXTEEN_BITS, group_sizes=(32, 128))
     return renamed
 

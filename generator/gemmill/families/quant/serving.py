@@ -71,14 +71,11 @@ def _codes(call: Judged, given: Given, codes: torch.Tensor) -> Iterator[Result]:
 
 
 def _static(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
-    scales, layout = given["scales"], static_scales(call)
+    layout = static_scales(call)
     assert layout is not None  # the checks have seen to it
-    if scales.numel() == 1:
-        scales = scales.reshape(1, 1)
-    elif scales.dim() == 1:
-        scales = scales[:, None] if tuple(given["group_shape"]) == (1, -1) else scales[None, :]
-    else:
-        scales = scales.repeat_interleave(layout.group[0], dim=0).repeat_interleave(layout.group[1], dim=1)
+    scales = given["scales"].reshape(layout.counts)
+    for dim, size in enumerate(layout.group):
+        scales = scales.repeat_interleave(size, dim=dim)
     x, azp = _rows(call, given), given.get("azp")
     codes = reference.static_quant(x, scales, out_dtype, azp=azp, activation=_activation(call), vllm=bool(call["vllm"]))
     yield from _codes(call, given, codes)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.family import VLLM_PREFIX
 from gemmill.vocab import DType, EpilogueKind, ScaleGranularity, ScaleGroups, ScaleLayout
 
 SCALED_MM = "cutlass_scaled_mm"
@@ -54,14 +55,14 @@ class Predicate:
 def accepted(config: KernelConfig) -> Predicate:
     """The calls that a GEMM of this config takes."""
     p, s = config.problem, config.schedule
-    ops, azp = {
-        EpilogueKind.SCALED: ((SCALED_MM,), ("none",)),
-        EpilogueKind.SCALED_BIAS: ((SCALED_MM,), ("none",)),
-        EpilogueKind.SCALED_AZP: ((SCALED_MM_AZP,), ("row",)),
-        EpilogueKind.SCALED_AZP_PER_TOKEN: ((SCALED_MM_AZP,), ("row", "token")),
+    op, azp = {
+        EpilogueKind.SCALED: (SCALED_MM, ("none",)),
+        EpilogueKind.SCALED_BIAS: (SCALED_MM, ("none",)),
+        EpilogueKind.SCALED_AZP: (SCALED_MM_AZP, ("row",)),
+        EpilogueKind.SCALED_AZP_PER_TOKEN: (SCALED_MM_AZP, ("row", "token")),
     }[p.epilogue]
     return Predicate(
-        ops=ops,
+        ops=(op, VLLM_PREFIX + op),
         a_dtype=p.a_dtype,
         b_dtype=p.b_dtype,
         out_dtype=p.out_dtype,

@@ -4,6 +4,7 @@ from gemmill.families.scaled_mm.accepts import INT32_MAX
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.families.scaled_mm.scales import scales_fault
 from gemmill.family import (
+    VLLM_PREFIX,
     Aspect,
     Check,
     Layout,
@@ -28,6 +29,8 @@ SCALED_MM_AZP = OpSchema(
     "Tensor? azp, Tensor? bias) -> ()"
 )
 GEMM_OPS = (SCALED_MM, SCALED_MM_AZP)
+VLLM_OPS = tuple(OpSchema(VLLM_PREFIX + op.schema) for op in GEMM_OPS)
+"""vLLM's ops of these names, which refuse matrices whose rows or columns lie apart."""
 OPERANDS_OF = {SCALED_MM.name: tuple(RESULTS_OF), SCALED_MM_AZP.name: (DType.S8,)}
 
 
@@ -35,13 +38,32 @@ _INT32 = Require(
     f"M <= {INT32_MAX} and N <= {INT32_MAX} and K <= {INT32_MAX}",
     f"M, N, K = {{M}}, {{N}}, {{K}}: each must be at most {INT32_MAX}",
 )
+
+
+def _packed(own: str) -> tuple[Step, ...]:
+    return tuple(
+        Require(
+            f"{count} <= 1 or {length} == 0 or step({role}, {dim}) == {length}",
+            f"vLLM's op requires packed operands; {told} is not packed: {{{role}.shape}} has strides {{{role}.strides}}, so its "
+            f"{'columns' if dim else 'rows'} of {{{length}}} lie apart; make it contiguous, or call gemmill.{own}, which takes it",
+        )
+        for role, told, dim, count, length in (
+            ("a", "A", 0, "M", "K"),
+            ("b", "B", 1, "N", "K"),
+            ("out", "output", 0, "M", "N"),
+        )
+    )
+
+
 _OPERANDS = ("a", "b", "a_scales", "b_scales", "azp_adj", "azp", "bias")
-_CONTRACT: tuple[Step, ...] = (
+_MATRICES: tuple[Step, ...] = (
     Check(Aspect.RANK, "out a b"),
     Check(Aspect.SHAPE, "a b out"),
     _INT32,
     Check(Aspect.DTYPE, "a b out"),
     Check(Aspect.LAYOUT, "a b out"),
+)
+_OTHERS: tuple[Step, ...] = (
     Check(Aspect.DTYPE, "a_scales b_scales"),
     Special("scales"),
     Check(Aspect.WHOLE, "bias azp_adj azp"),
@@ -54,7 +76,8 @@ _CONTRACT: tuple[Step, ...] = (
 
 
 def _op(schema: OpSchema) -> Op:
-    operands = OPERANDS_OF[schema.name]
+    own = schema.name.removeprefix(VLLM_PREFIX)
+    operands = OPERANDS_OF[own]
     tensors = (
         Tensor("out", "M N", ResultOf("a", RESULTS_OF), Layout.ROWS),
         Tensor("a", "M K", operands, Layout.ROWS),
@@ -65,7 +88,13 @@ def _op(schema: OpSchema) -> Op:
         Tensor("azp", "M", (DType.S32,), Layout.VECTOR),
         Tensor("bias", "N", Same("out"), Layout.VECTOR),
     )
-    return Op(schema=schema, tensors=tensors, contract=_CONTRACT, fixed={"groups": int(schema is SCALED_MM)})
+    packed = _packed(own) if own != schema.name else ()
+    return Op(
+        schema=schema,
+        tensors=tensors,
+        contract=(*_MATRICES, *packed, *_OTHERS),
+        fixed={"groups": int(own == SCALED_MM.name)},
+    )
 
 
-OPS = OpSet(ops=tuple(map(_op, GEMM_OPS)), specials={"scales": scales_fault})
+OPS = OpSet(ops=tuple(map(_op, (*GEMM_OPS, *VLLM_OPS))), specials={"scales": scales_fault})

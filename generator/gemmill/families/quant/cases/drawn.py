@@ -160,9 +160,11 @@ class _Maker:
             strides = (count[1] + draw.one_of(PADS), 1) if draw.chance(0.5) else (1, count[0] + draw.one_of(PADS))
             strides = (free_stride(draw, count[0], strides[0]), free_stride(draw, count[1], strides[1]))
             return _strided(draw, count, strides, count), draw.one_of((None, (per[0], per[1])))
-        scales, step = rows if kind == "rows" else hidden, draw.one_of((1, 1, 2, 5))
-        slot = _strided(draw, (scales,), (free_stride(draw, scales, step),), (scales,))
-        return slot, (1, -1) if kind == "rows" else (-1, 1)
+        size, other = (rows, hidden) if kind == "rows" else (hidden, rows)
+        per, step = draw.one_of([d for d in (1, 1, 1, 2, 64) if size % d == 0]), draw.one_of((1, 1, 2, 5))
+        slot = _strided(draw, (size // per,), (free_stride(draw, size // per, step),), (size // per,))
+        whole = draw.one_of((-1, other))
+        return slot, (per, whole) if kind == "rows" else (whole, per)
 
     def _group_scales(self, plain: dict[str, Any]) -> Slot:
         draw, rows, groups = self.draw, self.rows, self.hidden // self.group

@@ -16,7 +16,7 @@ def asked(op: str, question: Question) -> list[Any]:
     if n is None or k is None or q["hidden"] is not None:
         raise ValueError(f"{op} wants -m, -n and -k, and no --hidden")
     refuse_unused(op, q, "group", "activation", "ue8m0", "m_major")
-    if (op == SCALED_MM_AZP) == (azp is None):
+    if op.endswith(SCALED_MM_AZP) == (azp is None):
         raise ValueError(
             f"{op} with --azp {azp or 'none'}: {SCALED_MM} takes none, {SCALED_MM_AZP} takes tensor or token"
         )

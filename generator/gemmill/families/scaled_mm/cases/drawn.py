@@ -8,6 +8,7 @@ from gemmill.families.scaled_mm.accepts import SCALED_MM_AZP
 from gemmill.families.scaled_mm.bounds import exact_scaled_mm, tolerance
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.families.scaled_mm.reference import scaled_mm
+from gemmill.family import VLLM_PREFIX
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.comparison import apart_exact, apart_within, compare_exact, compare_within
 from gemmill.numerics.draw import Draw
@@ -26,23 +27,24 @@ MOST_JUDGED_K = 512
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """A call of one of the two ops."""
-    operand = DType.S8 if op == SCALED_MM_AZP else draw.one_of(tuple(RESULTS_OF))
+    """A call of one of the two ops, ours or vLLM's."""
+    with_azp, packed = op.endswith(SCALED_MM_AZP), op.startswith(VLLM_PREFIX)
+    operand = DType.S8 if with_azp else draw.one_of(tuple(RESULTS_OF))
     dtype, out_dtype = (torch_dtype(t) for t in (operand, draw.one_of(RESULTS_OF[operand])))
-    groups = draw.one_of(SCALE_GROUPS) if dtype.itemsize == 1 and op != SCALED_MM_AZP and draw.chance(0.4) else None
+    groups = draw.one_of(SCALE_GROUPS) if dtype.itemsize == 1 and not with_azp and draw.chance(0.4) else None
     m, n, k = _sizes(draw, limits)
     tidy = draw.chance(TIDY)
     exact = k > MOST_JUDGED_K or draw.chance(0.6)
     data = "integers" if exact else "codes" if operand is DType.S8 else draw.one_of(("normal", "wide"))
     scales = "powers" if exact else "scales"
     slots = {
-        "out": matrix(draw, out_dtype, m, n, None, written=True, tidy=tidy),
-        "a": matrix(draw, dtype, m, k, data, tidy=tidy),
-        "b": matrix(draw, dtype, k, n, data, transposed=True, tidy=tidy),
+        "out": matrix(draw, out_dtype, m, n, None, written=True, tidy=tidy, packed=packed),
+        "a": matrix(draw, dtype, m, k, data, tidy=tidy, packed=packed),
+        "b": matrix(draw, dtype, k, n, data, transposed=True, tidy=tidy, packed=packed),
         "a_scales": _group_scales(draw, groups.a_shape(m, k), scales, tidy) if groups else _scales(draw, m, scales, 0),
         "b_scales": _group_scales(draw, groups.b_shape(n, k), scales, tidy) if groups else _scales(draw, n, scales, 1),
     }
-    if op == SCALED_MM_AZP:
+    if with_azp:
         slots["azp_adj"] = vector(draw, torch.int32, n, "sums", ((n,), (1, n)))
         if draw.chance(0.5):
             slots["azp"] = vector(draw, torch.int32, m, "codes", ((m,), (m, 1)))
