@@ -22,6 +22,7 @@ struct WidenRange {
 struct Sum {
   static __device__ __forceinline__ double identity() { return 0.0; }
   __device__ __forceinline__ double operator()(double a, double b) const { return a + b; }
+  __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
 };
 
 template <class T>
@@ -38,6 +39,14 @@ template <int kLanes, class Operation, class T>
 __device__ __forceinline__ T reduce_lanes(T value, Operation operation) {
 #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) value = operation(value, shuffle_xor(value, offset));
+  return value;
+}
+
+// The same for lane 0 only: neighbours first, in this order.
+template <int kLanes, class Operation, class T>
+__device__ __forceinline__ T reduce_lanes_upwards(T value, Operation operation) {
+#pragma unroll
+  for (int offset = 1; offset < kLanes; offset *= 2) value = operation(value, __shfl_down_sync(0xffffffffu, value, offset));
   return value;
 }
 

@@ -5,7 +5,7 @@
 //     code = y by the scale of its row or group
 //
 // The sum of squares is made in f32 over runs of 16 bytes, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), and in f64 across runs:
-// exact enough that the order across runs does not show in f32.
+// exact enough that the order across runs does not show in f32. As vLLM's kernels, it is made in f32 in the order of their threads.
 #pragma once
 
 #include "quant/code.cuh"
@@ -30,7 +30,69 @@ struct RmsNormParams {
   uint32_t rows, ahead;  // row + ahead is asked for from L2
   bool few;              // CTAs: what they read is asked for early
   double inverse_hidden, epsilon;
+  uint32_t vllm_threads;         // of a CTA of vLLM's
+  bool vllm_vectors;             // each of which takes four elements at a time
 };
+
+inline constexpr int kMostVllmThreads = 1024;
+
+struct VllmSums {
+  float of_threads[kMostVllmThreads];
+  float of_warps[kMostVllmThreads / 32];
+};
+
+// `kCount` neighbouring elements as f32. Nothing is read past L1: residuals are written later.
+template <bool kAligned, int kCount, class In>
+__device__ __forceinline__ void load_some(In const* from, float (&x)[kCount]) {
+  if constexpr (kAligned && kCount == 4 && sizeof(In) == 4) {
+    unpack<In>(*reinterpret_cast<uint4 const*>(from), x);
+  } else if constexpr (kAligned && kCount == 4) {
+    uint2 const bits = *reinterpret_cast<uint2 const*>(from);
+    unpack_pair(bits.x, x[0], x[1], In{});
+    unpack_pair(bits.y, x[2], x[3], In{});
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = static_cast<float>(from[i]);
+  }
+}
+
+// What thread `thread` of vLLM's sums.
+template <bool kAligned, bool kResidual, int kCount, class In>
+__device__ __forceinline__ float vllm_sum_of_thread(RmsNormParams const& p, uint32_t thread, In const* in, In const* residual) {
+  float sum = 0.0f;
+  for (int64_t i = int64_t{thread} * kCount; i < p.hidden; i += int64_t{p.vllm_threads} * kCount) {
+    float x[kCount];
+    load_some<kAligned>(in + i, x);
+    if constexpr (kResidual) {
+      float other[kCount];
+      load_some<kAligned>(residual + i, other);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) x[j] = __fadd_rn(x[j], other[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) sum = __fmaf_rn(x[j], x[j], sum);
+  }
+  return sum;
+}
+
+// 1 / rms of a row, by all threads of a CTA: sums of vLLM's threads, of neighbours within its warps, of warps one after another.
+template <bool kAligned, bool kResidual, class In>
+__device__ __forceinline__ float inverse_rms_as_vllm(RmsNormParams const& p, In const* in, In const* residual, VllmSums& sums) {
+  for (uint32_t thread = threadIdx.x; thread < kMostVllmThreads; thread += blockDim.x) {
+    sums.of_threads[thread] = thread >= p.vllm_threads ? 0.0f
+                              : p.vllm_vectors         ? vllm_sum_of_thread<kAligned, kResidual, 4>(p, thread, in, residual)
+                                                       : vllm_sum_of_thread<kAligned, kResidual, 1>(p, thread, in, residual);
+  }
+  __syncthreads();
+  for (uint32_t warp = threadIdx.x / 32; warp < kMostVllmThreads / 32; warp += blockDim.x / 32) {
+    float const sum = reduce_lanes_upwards<32>(sums.of_threads[warp * 32 + threadIdx.x % 32], Sum{});
+    if (threadIdx.x % 32 == 0) sums.of_warps[warp] = sum;
+  }
+  __syncthreads();
+  float total = sums.of_warps[0];
+  for (int warp = 1; warp < kMostVllmThreads / 32; ++warp) total = __fadd_rn(total, sums.of_warps[warp]);
+  return rsqrtf(__fadd_rn(__fdiv_rn(total, static_cast<float>(p.hidden)), static_cast<float>(p.epsilon)));
+}
 
 template <int kElements>
 __device__ __forceinline__ double sum_of_squares(float const (&x)[kElements]) {
@@ -45,22 +107,24 @@ __device__ __forceinline__ double sum_of_squares(float const (&x)[kElements]) {
   return static_cast<double>(sums[0]);
 }
 
-// Codes of values of type In. Those of s8 are multiplied by the scale's reciprocal, those of e4m3 divided by the scale.
-template <class In, class Out>
+// Codes of values of type In. Those of s8 (vLLM's of groups too) are multiplied by the scale's reciprocal, those of e4m3 divided
+// by the scale.
+template <class In, class Out, int kGroup>
 struct NormedCoding {
+  static constexpr bool kByReciprocal = std::is_base_of_v<S8, Out> || (Out::kAsVllm && kGroup != 0);
   using Division = std::conditional_t<sizeof(In) == 2, ShortQuotient, float>;
-  std::conditional_t<std::is_same_v<Out, S8>, float, Division> by;  // the reciprocal, the divided reciprocal, or the scale
+  std::conditional_t<kByReciprocal, float, Division> by;  // the reciprocal, the divided reciprocal, or the scale
   float amax;
 
-  __device__ __forceinline__ NormedCoding(float scale, float extent) : by(std::is_same_v<Out, S8> ? reciprocal_of_scale(scale) : scale), amax(extent) {}
+  __device__ __forceinline__ NormedCoding(float scale, float extent) : by(kByReciprocal ? reciprocal_of_scale(scale) : scale), amax(extent) {}
   // A scale is 2^-23 or more, and perhaps infinite.
   static __device__ __forceinline__ float reciprocal_of_scale(float scale) { return scale > FLT_MAX ? 0.0f : reciprocal_of_normal(scale); }
   template <int kElements>
   __device__ __forceinline__ void encode(float (&y)[kElements], uint32_t (&words)[kElements / 4]) const {
-    if constexpr (std::is_same_v<Out, E4M3> && sizeof(In) == 4) {
+    if constexpr (!kByReciprocal && sizeof(In) == 4) {
       encode_scaled<Out>(y, by, amax, words);
     } else {
-      if constexpr (std::is_same_v<Out, S8>) {
+      if constexpr (kByReciprocal) {
 #pragma unroll
         for (int i = 0; i < kElements; ++i) y[i] = __fmul_rn(y[i], by);
       } else {
@@ -191,6 +255,11 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     }
   }
   wait_for_predecessor();
+  float inverse_rms;
+  if constexpr (Out::kAsVllm) {
+    __shared__ VllmSums vllm_sums;
+    inverse_rms = inverse_rms_as_vllm<kAligned, kResidual>(p, in, static_cast<In const*>(residual), vllm_sums);
+  }
   double sum = 0.0;
   for (uint32_t round = 0; round < rounds; ++round) {
     load(round);
@@ -202,15 +271,17 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     for (int c = 0; c < kChunks; ++c) {
       float x[kElements];
       x_of(c, x);
-      sum += sum_of_squares(x);
+      if constexpr (!Out::kAsVllm) sum += sum_of_squares(x);
       if constexpr (kResident && kResidual) store_residual(index_of(round, c), x);
     }
   }
   float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
-  sum = sum_reduction(sum, Sum{});
-  if constexpr (kCluster && kGroup == 0) cluster_arrive();
-  float const mean = static_cast<float>(__dadd_rn(__dmul_rn(sum, p.inverse_hidden), p.epsilon));
-  float const inverse_rms = __frsqrt_rn(mean);
+  if constexpr (!Out::kAsVllm) {
+    sum = sum_reduction(sum, Sum{});
+    if constexpr (kCluster && kGroup == 0) cluster_arrive();
+    float const mean = static_cast<float>(__dadd_rn(__dmul_rn(sum, p.inverse_hidden), p.epsilon));
+    inverse_rms = __frsqrt_rn(mean);
+  }
 
   // Replaces a chunk by what it is normalised to, which is of the input's type.
   auto const normalise = [&](uint32_t round, int c) {
@@ -225,7 +296,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     }
   };
   auto const scale_from = [&](float amax) { return fmaxf(scale_of<Out>(fminf(amax, scale_ub)), Out::kSmallestScale); };
-  auto const store = [&](uint32_t index, int c, NormedCoding<In, Out> const& coding) {
+  auto const store = [&](uint32_t index, int c, NormedCoding<In, Out, kGroup> const& coding) {
     float y[kElements];
     unpack<In>(chunks[c], y);
     uint32_t words[kElements / 4];
@@ -245,7 +316,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     }
     float const amax = max_reduction(of_row.value(), Max{});
     float const scale = scale_from(amax);
-    NormedCoding<In, Out> const coding(scale, amax);
+    NormedCoding<In, Out, kGroup> const coding(scale, amax);
     if (first == 0) p.scales[row * p.scale_stride_m] = scale;
     for (uint32_t round = 0; round < rounds; ++round) {
       if constexpr (!kResident) load(round);
@@ -272,7 +343,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
         }
         float const amax = reduce_lanes<kLanes>(of_group.value(), Max{});
         float const scale = scale_from(amax);
-        NormedCoding<In, Out> const coding(scale, amax);
+        NormedCoding<In, Out, kGroup> const coding(scale, amax);
         uint32_t const head = index_of(round, piece);
         if (threadIdx.x % kLanes == 0 && inside(head)) {
           p.scales[row * p.scale_stride_m + head / (kLanes * kParts) * p.scale_stride_g] = scale;
@@ -286,7 +357,8 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
 
 template <class Variant, class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kCluster = false, bool kWhole = false>
 int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, RmsNormShape shape, gemmill_quant_launch const& how) {
-  constexpr bool kSpills = kChunks == 8 && (std::is_same_v<Out, S8> || std::is_same_v<In, __half>);  // with nvcc 13.0
+  if constexpr (Out::kAsVllm && kCluster) return GEMMILL_CANNOT_IMPLEMENT;  // each CTA sums its row alone
+  constexpr bool kSpills = kChunks == 8 && (std::is_base_of_v<S8, Out> || std::is_same_v<In, __half>);  // with nvcc 13.0
   if constexpr (kAligned && kResident && !kCluster && !kWhole && kChunks >= 4 && !kSpills) {
     if (p.chunks == static_cast<uint32_t>(kChunks * shape.threads)) {
       return launch_rms_norm_quant<Variant, In, Out, kGroup, kChunks, kAligned, kResident, kCluster, true>(p, rows, shape, how);
@@ -298,6 +370,12 @@ int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, RmsNormShape
   }
   return launch<&rms_norm_quant_kernel<Variant, In, Out, kGroup, kChunks, kAligned, kResident, false, kCluster, kWhole>>(
       p, rows * shape.cluster, shape.threads, how, shape.cluster);
+}
+
+// Of vLLM's CTAs; where it is asked for results that do not depend on the batch, those of groups have 512.
+inline uint32_t vllm_threads(int64_t rows, int64_t hidden, int group) {
+  int64_t const most = group == 0 ? kMostVllmThreads : rows <= 256 ? 512 : 256;
+  return static_cast<uint32_t>(hidden < most ? hidden : most);
 }
 
 template <class Variant, class In, class Out, int kGroup>
@@ -329,9 +407,10 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
         static_cast<uint32_t>(rows), rows_ahead(x.launch.sm_count, chunks_of_shape * (x.residual == nullptr ? 16 : 32)),
         rows * shape.cluster <= 2 * int64_t{x.launch.sm_count},  // beyond, to fetch early costs large tensors 5 % (H200, 2026-11-20)
         1.0 / static_cast<double>(x.hidden), static_cast<double>(x.epsilon),
+        vllm_threads(x.rows, x.hidden, kGroup), kGroup != 0 || (x.hidden % 4 == 0 && x.in_stride % 4 == 0),
     };
     RmsNormShape const rereading{0, single.threads, 1, false};
-    bool const cluster = aligned && shape.cluster > 1 && shape.resident;
+    bool const cluster = !Out::kAsVllm && aligned && shape.cluster > 1 && shape.resident;
     int32_t const error =
         cluster && shape.chunks == 1 ? launch_rms_norm_quant<Variant, In, Out, kGroup, 1, true, true, true>(p, rows, shape, x.launch)
         : cluster                    ? launch_rms_norm_quant<Variant, In, Out, kGroup, 2, true, true, true>(p, rows, shape, x.launch)

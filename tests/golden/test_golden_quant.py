@@ -20,6 +20,7 @@ CASES = {
     "token_azp_vllm": "sm90a_quant_token_bf16_s8_none_f32_vllmasym",
     "group_vllm": "sm90a_quant_group_bf16_s8_none_g64f32_vllmsym",
     "rms_token": "sm90a_quant_rmstoken_bf16_s8_none_f32_sym",
+    "rms_token_vllm": "sm90a_quant_rmstoken_f16_e4m3_none_f32_vllmsym",
     "rms_group": "sm90a_quant_rmsgroup_bf16_e4m3_none_g64f32_sym",
 }
 

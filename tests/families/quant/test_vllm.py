@@ -305,6 +305,67 @@ def test_silu_and_mul_per_block_quant(dtype: str, bound: float | None) -> None:
     agree(codes, wanted[0])
 
 
+def inverse_rms(x: Array, threads: int, width: int, eps: float) -> f32:
+    """Of a row, as a CTA of so many threads sums it; the inverse square root is torch's."""
+    sums = [f32(0)] * (-(-threads // 32) * 32)
+    for thread in range(threads):
+        for start in range(thread * width, len(x), threads * width):
+            for value in x[start : start + width].astype(np.longdouble):
+                sums[thread] = f32(value * value + np.longdouble(sums[thread]))
+    total = f32(0)
+    for first in range(0, len(sums), 32):
+        warp = sums[first : first + 32]
+        for offset in (1, 2, 4, 8, 16):
+            warp = [a + b for a, b in zip(warp, warp[offset:] + [f32(0)] * offset, strict=True)]
+        total = warp[0] if first == 0 else total + warp[0]
+    return f32(torch.rsqrt(torch.tensor(total / f32(len(x)) + f32(eps))).item())
+
+
+@pytest.mark.parametrize("out", [torch.float8_e4m3fn, torch.int8], ids=["e4m3", "s8"])
+@pytest.mark.parametrize(("hidden", "padding"), [(4608, 0), (4608, 3), (100, 0), (1030, 2), (999, 0)])
+@pytest.mark.parametrize("group", [0, 64, 128])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_rms_norm(
+    group: int, hidden: int, padding: int, out: torch.dtype, with_residual: bool, x: torch.Tensor
+) -> None:
+    if group and hidden % group:
+        return
+    generator = torch.Generator().manual_seed(hidden)
+    rows = (torch.randn((5, hidden + padding), generator=generator) * 3).to(x.dtype)[:, :hidden]
+    rows[3, :2], rows[4] = torch.tensor([NAN, 1.0]), 0.0
+    weight = torch.randn(hidden, generator=generator).to(x.dtype)
+    residual = torch.randn((5, hidden), generator=generator).to(x.dtype) if with_residual else None
+    values = numbers(rows) if residual is None else numbers(rows) + numbers(residual)
+    eps, bound = 1e-5, torch.tensor([2.5]) if out is torch.float8_e4m3fn else None
+    codes, scales = codes_like(rows, out, hidden), torch.full((5, hidden // group if group else 1), -1.0)
+    if group:
+        called("rms_norm_per_block_quant", codes, rows, weight, scales, eps, bound, residual, group, False)
+    else:
+        called("rms_norm_dynamic_per_token_quant", codes, rows, weight, scales, eps, bound, residual)
+    threads, width = (512, 4) if group else (min(hidden, 1024), 1 if hidden % 4 or padding % 4 else 4)
+    inverse = np.array([[inverse_rms(row, threads, width, eps)] for row in values])
+    normed = rounded(rounded(values * inverse, x.dtype) * numbers(weight), x.dtype).reshape(5, -1, group or hidden)
+    amax = largest(normed) if bound is None else np.fmin(largest(normed), bound.numpy())
+    e4m3_out = out is torch.float8_e4m3fn
+    scale = np.fmax(amax / f32(448 if e4m3_out else 127), LEAST_FP8_SCALE if e4m3_out else f32(2.0**-23))
+    agree(scales, scale[..., 0])
+    scaled = normed / scale if e4m3_out and not group else normed * (f32(1) / scale)
+    agree(codes, fp8(scaled) if e4m3_out else int8_rn(scaled))
+    if residual is not None:
+        assert torch.equal(residual.nan_to_num(), torch.from_numpy(values).to(x.dtype).nan_to_num())
+
+
+def test_rows_beyond_256_are_summed_by_fewer_threads() -> None:
+    row = torch.randn((1, 1024), generator=torch.Generator().manual_seed(0))
+    for rows, threads in ((256, 512), (257, 256)):
+        codes, scales = codes_like(row.expand(rows, -1), columns=1024), torch.full((rows, 8), -1.0)
+        x = row.repeat(rows, 1)
+        called("rms_norm_per_block_quant", codes, x, torch.ones(1024), scales, 1e-6, None, None, 128, False)
+        normed = numbers(row) * inverse_rms(numbers(row)[0], threads, 4, 1e-6)
+        wanted = largest(normed.reshape(8, 128)) / f32(448)
+        agree(scales, np.tile(wanted[:, 0], (rows, 1)))
+
+
 def test_each_of_them_differs_from_ours() -> None:
     """Else it would need no kernels of its own."""
     assert [op.name for op in QUANT_OPS if op.vllm] == [

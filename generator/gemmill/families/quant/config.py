@@ -217,7 +217,7 @@ def _differs_in_vllm(c: QuantConfig) -> bool:
         case QuantFamily.GROUP:
             return silu_to_e4m3 or (plain and c.symmetric and (e4m3 or c.scale_format is ScaleFormat.F32))
         case _:
-            return False
+            return True
 
 
 def of_vllm(config: QuantConfig) -> QuantConfig:

@@ -31,6 +31,8 @@ _DIFFER_IN_VLLM = (
     "per_token_group_fp8_quant_packed",
     "silu_and_mul_per_block_quant",
     "silu_and_mul_quant",
+    "rms_norm_dynamic_per_token_quant",
+    "rms_norm_per_block_quant",
 )
 
 

@@ -12,6 +12,8 @@ erf differ by an ulp or two, and a gated code then differs where its quotient li
 codes: see docs/quantisation.md. Division by a Python number is avoided throughout: torch multiplies by its reciprocal.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 from gemmill.families.quant.config import Activation, ScaleFormat
@@ -287,8 +289,67 @@ def group_quant_with_azp(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor
     return codes.reshape(rows, hidden), scale.reshape(rows, -1), azp.reshape(rows, -1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class VllmSum:
+    """How vLLM sums the squares of a row."""
+
+    threads: int
+    """Of a CTA, each of which sums its elements in f32, a product and a sum rounded once."""
+    width: int
+    """Neighbouring elements that a thread takes at a time."""
+
+    @classmethod
+    def of_rows(cls, rows: int, hidden: int, *, stride: int, group_size: int) -> "VllmSum":
+        """Of rows so many elements apart. Where vLLM is asked for results that do not depend on the batch, those with groups
+        have 512 threads."""
+        most = 1024 if not group_size else 512 if rows <= 256 else 256
+        return cls(threads=min(hidden, most), width=4 if group_size or (hidden % 4 == 0 and stride % 4 == 0) else 1)
+
+
+def _inverse_rms_as_vllm(values: torch.Tensor, epsilon: float, how: VllmSum) -> torch.Tensor:
+    """1 / rms of f32 rows: sums of threads, of neighbours within warps, of warps one after another; then the device's rsqrt."""
+    rows, hidden = values.shape
+    turns = torch.nn.functional.pad(values, (0, -hidden % max(how.threads * how.width, 1)))
+    of_threads = values.new_zeros((rows, how.threads))
+    for turn in turns.reshape(rows, -1, how.threads, how.width).unbind(1) if hidden else ():
+        for x in turn.unbind(-1):
+            of_threads = _fused_square(x, of_threads)
+    lanes = torch.nn.functional.pad(of_threads, (0, -how.threads % 32)).unflatten(-1, (-1, 32))
+    while lanes.shape[-1] > 1:
+        lanes = lanes[..., ::2] + lanes[..., 1::2]
+    total = values.new_zeros((rows, 1))
+    for warp in lanes.unbind(1):
+        total = total + warp
+    return torch.rsqrt(divide(total, float(hidden)) + torch.tensor(epsilon, dtype=torch.float32, device=values.device))
+
+
+def _fused_square(x: torch.Tensor, plus: torch.Tensor) -> torch.Tensor:
+    """x * x + plus of f32, rounded once: the sum in f64 is rounded to odd, so that rounding it again does no harm."""
+    square, addend = x.double() * x.double(), plus.double()
+    total = square + addend
+    rest = total - square
+    error = (square - (total - rest)) + (addend - rest)
+    even = (total.view(torch.int64) & 1) == 0
+    odd = torch.nextafter(total, torch.where(error > 0, torch.inf, -torch.inf).to(total))
+    return torch.where(torch.isfinite(total) & (error != 0) & even, odd, total).float()
+
+
+def _inverse_rms(values: torch.Tensor, epsilon: float, run: int) -> torch.Tensor:
+    hidden = values.shape[-1]
+    runs = torch.nn.functional.pad(values * values, (0, -hidden % run)).unflatten(-1, (-1, run))
+    while runs.shape[-1] > 1:
+        runs = runs[..., ::2] + runs[..., 1::2]
+    epsilon_f32 = float(torch.tensor(epsilon, dtype=torch.float32))
+    mean = (runs[..., 0].double().sum(dim=-1, keepdim=True) * (1.0 / max(hidden, 1)) + epsilon_f32).float()
+    return torch.reciprocal(torch.sqrt(mean.double())).float()
+
+
 def rms_normed(
-    x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    residual: torch.Tensor | None = None,
+    vllm: VllmSum | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """round(round(x / rms) * weight) of x [rows, hidden] in x's type, and the new residual (None without one).
 
@@ -301,14 +362,11 @@ def rms_normed(
     if residual is not None:
         values = values + residual.float()
         added = values.to(x.dtype)
-    hidden = x.shape[-1]
-    run = 16 // x.element_size()
-    runs = torch.nn.functional.pad(values * values, (0, -hidden % run)).unflatten(-1, (-1, run))
-    while runs.shape[-1] > 1:
-        runs = runs[..., ::2] + runs[..., 1::2]
-    epsilon_f32 = float(torch.tensor(epsilon, dtype=torch.float32))
-    mean = (runs[..., 0].double().sum(dim=-1, keepdim=True) * (1.0 / max(hidden, 1)) + epsilon_f32).float()
-    inverse = torch.reciprocal(torch.sqrt(mean.double())).float()
+    inverse = (
+        _inverse_rms(values, epsilon, 16 // x.element_size())
+        if vllm is None
+        else _inverse_rms_as_vllm(values, epsilon, vllm)
+    )
     normed = (values * inverse).to(x.dtype)
     return (normed.float() * weight.float()).to(x.dtype), added
 
@@ -322,17 +380,20 @@ def rms_norm_quant(
     group_size: int = 0,
     scale_ub: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
+    vllm: VllmSum | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Codes of the RMS norm of x [rows, hidden], scales [rows, 1] or [rows, hidden / group_size], and the new residual.
 
-    scale = max(min(amax, scale_ub) / max, smallest scale). e4m3 divides by it, s8 multiplies by its reciprocal (as vLLM).
+    scale = max(min(amax, scale_ub) / max, smallest scale). e4m3 divides by it, s8 multiplies by its reciprocal, as all
+    codes of groups do of vLLM's.
     """
-    normed, added = rms_normed(x, weight, epsilon, residual)
+    normed, added = rms_normed(x, weight, epsilon, residual, vllm)
     rows, hidden = x.shape
     grouped = normed.float().reshape(rows, hidden // group_size if group_size else 1, group_size or hidden)
     amax = absolute_maximum(grouped)
     if scale_ub is not None:
         amax = torch.fmin(amax, scale_ub)
     scale = divide(amax, CODE_MAX[out_dtype]).clamp_min(SMALLEST_SCALE[out_dtype])
-    scaled = grouped / scale if out_dtype is DType.E4M3 else grouped * torch.reciprocal(scale)
-    return encode(scaled, out_dtype).reshape(rows, hidden), scale[..., 0], added
+    divided = out_dtype is DType.E4M3 and (vllm is None or not group_size)
+    scaled = grouped / scale if divided else grouped * torch.reciprocal(scale)
+    return encode(scaled, out_dtype, _nan(vllm is not None)).reshape(rows, hidden), scale[..., 0], added

@@ -129,6 +129,7 @@ def _group(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
 
 def _rms_norm(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
     residual, x = given["residual"], _rows(call, given)
+    sums = reference.VllmSum.of_rows(*x.shape, stride=call["input_stride"], group_size=call["group_size"])
     codes, scales, added = reference.rms_norm_quant(
         x,
         given["weight"],
@@ -137,6 +138,7 @@ def _rms_norm(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
         group_size=call["group_size"],
         scale_ub=given["scale_ub"],
         residual=None if residual is None else residual.reshape(x.shape),
+        vllm=sums if call["vllm"] else None,
     )
     if added is not None:
         yield _whole(residual, added)

@@ -111,6 +111,8 @@ class _Maker:
     def _matrix(self, dtype: torch.dtype, columns: int, values: str | None, *, written: bool = False) -> Slot:
         draw = self.draw
         step = row_stride(draw, columns, written=written, tidy=self.tidy)
+        if self.op.vllm and self.op.family is QuantFamily.RMS_TOKEN and step % 4 and columns % 4 == 0:
+            step = columns  # vLLM's order of sums depends on it, which dense operands do not have
         outer = [free_stride(draw, size, stride) for size, stride in zip(self.leading, self._steps(step), strict=True)]
         return Slot(
             dtype=dtype,
