@@ -255,10 +255,10 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     }
   }
   wait_for_predecessor();
-  float inverse_rms;
+  [[maybe_unused]] float vllm_inverse_rms = 0.0f;
   if constexpr (Out::kAsVllm) {
     __shared__ VllmSums vllm_sums;
-    inverse_rms = inverse_rms_as_vllm<kAligned, kResidual>(p, in, static_cast<In const*>(residual), vllm_sums);
+    vllm_inverse_rms = inverse_rms_as_vllm<kAligned, kResidual>(p, in, static_cast<In const*>(residual), vllm_sums);
   }
   double sum = 0.0;
   for (uint32_t round = 0; round < rounds; ++round) {
@@ -279,9 +279,9 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
   if constexpr (!Out::kAsVllm) {
     sum = sum_reduction(sum, Sum{});
     if constexpr (kCluster && kGroup == 0) cluster_arrive();
-    float const mean = static_cast<float>(__dadd_rn(__dmul_rn(sum, p.inverse_hidden), p.epsilon));
-    inverse_rms = __frsqrt_rn(mean);
   }
+  float const mean = static_cast<float>(__dadd_rn(__dmul_rn(sum, p.inverse_hidden), p.epsilon));
+  float const inverse_rms = Out::kAsVllm ? vllm_inverse_rms : __frsqrt_rn(mean);
 
   // Replaces a chunk by what it is normalised to, which is of the input's type.
   auto const normalise = [&](uint32_t round, int c) {
