@@ -30,8 +30,6 @@ struct RmsNormParams {
   uint32_t rows, ahead;  // row + ahead is asked for from L2
   bool few;              // CTAs: what they read is asked for early
   double inverse_hidden, epsilon;
-  uint32_t vllm_threads;         // of a CTA of vLLM's
-  bool vllm_vectors;             // each of which takes four elements at a time
 };
 
 inline constexpr int kMostVllmThreads = 1024;
@@ -58,9 +56,9 @@ __device__ __forceinline__ void load_some(In const* from, float (&x)[kCount]) {
 
 // What thread `thread` of vLLM's sums.
 template <bool kAligned, bool kResidual, int kCount, class In>
-__device__ __forceinline__ float vllm_sum_of_thread(RmsNormParams const& p, uint32_t thread, In const* in, In const* residual) {
+__device__ __forceinline__ float vllm_sum_of_thread(RmsNormParams const& p, uint32_t thread, uint32_t threads, In const* in, In const* residual) {
   float sum = 0.0f;
-  for (int64_t i = int64_t{thread} * kCount; i < p.hidden; i += int64_t{p.vllm_threads} * kCount) {
+  for (int64_t i = int64_t{thread} * kCount; i < p.hidden; i += int64_t{threads} * kCount) {
     float x[kCount];
     load_some<kAligned>(in + i, x);
     if constexpr (kResidual) {
@@ -76,12 +74,17 @@ __device__ __forceinline__ float vllm_sum_of_thread(RmsNormParams const& p, uint
 }
 
 // 1 / rms of a row, by all threads of a CTA: sums of vLLM's threads, of neighbours within its warps, of warps one after another.
-template <bool kAligned, bool kResidual, class In>
+// Where vLLM is asked for results that do not depend on the batch, its CTAs of rows with groups have 512 threads. (The parameters
+// of the kernel are not more than ours: two more, and the compiler spills registers of ours.)
+template <bool kAligned, bool kResidual, int kGroup, class In>
 __device__ __forceinline__ float inverse_rms_as_vllm(RmsNormParams const& p, In const* in, In const* residual, VllmSums& sums) {
+  uint32_t const most = kGroup == 0 ? kMostVllmThreads : p.rows <= 256 ? 512 : 256;
+  uint32_t const threads = p.hidden < most ? static_cast<uint32_t>(p.hidden) : most;
+  bool const vectors = kGroup != 0 || (p.hidden % 4 == 0 && p.in_stride % 4 == 0);
   for (uint32_t thread = threadIdx.x; thread < kMostVllmThreads; thread += blockDim.x) {
-    sums.of_threads[thread] = thread >= p.vllm_threads ? 0.0f
-                              : p.vllm_vectors         ? vllm_sum_of_thread<kAligned, kResidual, 4>(p, thread, in, residual)
-                                                       : vllm_sum_of_thread<kAligned, kResidual, 1>(p, thread, in, residual);
+    sums.of_threads[thread] = thread >= threads ? 0.0f
+                              : vectors         ? vllm_sum_of_thread<kAligned, kResidual, 4>(p, thread, threads, in, residual)
+                                                : vllm_sum_of_thread<kAligned, kResidual, 1>(p, thread, threads, in, residual);
   }
   __syncthreads();
   for (uint32_t warp = threadIdx.x / 32; warp < kMostVllmThreads / 32; warp += blockDim.x / 32) {
@@ -258,7 +261,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
   [[maybe_unused]] float vllm_inverse_rms = 0.0f;
   if constexpr (Out::kAsVllm) {
     __shared__ VllmSums vllm_sums;
-    vllm_inverse_rms = inverse_rms_as_vllm<kAligned, kResidual>(p, in, static_cast<In const*>(residual), vllm_sums);
+    vllm_inverse_rms = inverse_rms_as_vllm<kAligned, kResidual, kGroup>(p, in, static_cast<In const*>(residual), vllm_sums);
   }
   double sum = 0.0;
   for (uint32_t round = 0; round < rounds; ++round) {
@@ -372,12 +375,6 @@ int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, RmsNormShape
       p, rows * shape.cluster, shape.threads, how, shape.cluster);
 }
 
-// Of vLLM's CTAs; where it is asked for results that do not depend on the batch, those of groups have 512.
-inline uint32_t vllm_threads(int64_t rows, int64_t hidden, int group) {
-  int64_t const most = group == 0 ? kMostVllmThreads : rows <= 256 ? 512 : 256;
-  return static_cast<uint32_t>(hidden < most ? hidden : most);
-}
-
 template <class Variant, class In, class Out, int kGroup>
 int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
   if (x.rows == 0 || (x.hidden == 0 && kGroup != 0)) return cudaSuccess;
@@ -407,7 +404,6 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
         static_cast<uint32_t>(rows), rows_ahead(x.launch.sm_count, chunks_of_shape * (x.residual == nullptr ? 16 : 32)),
         rows * shape.cluster <= 2 * int64_t{x.launch.sm_count},  // beyond, to fetch early costs large tensors 5 % (H200, 2026-11-20)
         1.0 / static_cast<double>(x.hidden), static_cast<double>(x.epsilon),
-        vllm_threads(x.rows, x.hidden, kGroup), kGroup != 0 || (x.hidden % 4 == 0 && x.in_stride % 4 == 0),
     };
     RmsNormShape const rereading{0, single.threads, 1, false};
     bool const cluster = !Out::kAsVllm && aligned && shape.cluster > 1 && shape.resident;

@@ -13,13 +13,15 @@ class StaticScales:
     group: tuple[int, int]
     counts: tuple[int, int]
     """Groups of rows, and of columns."""
+    strides: tuple[int, int]
+    """From one of them to the next; 0 where the scales of one dimension lie along the other."""
 
 
 def static_scales(call: Judged) -> StaticScales | None:
     """None where the scales fit neither the codes nor the group shape."""
     scales, shape, sizes = call.tensor("scales"), _group_shape(call), (call["rows"], call["hidden"])
     if scales.numel == 1:
-        return StaticScales(group=(1, 1), counts=(1, 1))
+        return StaticScales(group=(1, 1), counts=(1, 1), strides=(0, 0))
     if not call["takes_group_shape"]:
         return None
     if len(scales.shape) == 1 and shape is not None:
@@ -28,7 +30,8 @@ def static_scales(call: Judged) -> StaticScales | None:
         whole = all(n == -1 or size % n == 0 for n, size in zip(shape, sizes, strict=True))
         if not whole or 1 not in (by_row, by_column) or scales.shape[0] != by_row * by_column:
             return None
-        return StaticScales(group=(rows, columns), counts=(by_row, by_column))
+        strides = (0, scales.strides[0]) if by_row == 1 else (scales.strides[0], 0)
+        return StaticScales(group=(rows, columns), counts=(by_row, by_column), strides=strides)
     if len(scales.shape) != 2:
         return None
     if any((n > 1) if not size else (n < 1 or size % n) for n, size in zip(scales.shape, sizes, strict=True)):
@@ -37,7 +40,11 @@ def static_scales(call: Judged) -> StaticScales | None:
     for asked, found, n, size in zip(shape or groups, groups, scales.shape, sizes, strict=True):
         if size and asked != found and not (asked == -1 and n == 1):
             return None
-    return StaticScales(group=(groups[0], groups[1]), counts=(scales.shape[0], scales.shape[1]))
+    return StaticScales(
+        group=(groups[0], groups[1]),
+        counts=(scales.shape[0], scales.shape[1]),
+        strides=(scales.strides[0], scales.strides[1]),
+    )
 
 
 def _group_shape(call: Judged) -> tuple[int, ...] | None:

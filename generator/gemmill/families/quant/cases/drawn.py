@@ -163,10 +163,10 @@ class _Maker:
             strides = (free_stride(draw, count[0], strides[0]), free_stride(draw, count[1], strides[1]))
             return _strided(draw, count, strides, count), draw.one_of((None, (per[0], per[1])))
         size, other = (rows, hidden) if kind == "rows" else (hidden, rows)
-        per, step = draw.one_of([d for d in (1, 1, 1, 2, 64) if size % d == 0]), draw.one_of((1, 1, 2, 5))
-        slot = _strided(draw, (size // per,), (free_stride(draw, size // per, step),), (size // per,))
-        whole = draw.one_of((-1, other))
-        return slot, (per, whole) if kind == "rows" else (whole, per)
+        apiece, step = draw.one_of([d for d in (1, 1, 1, 2, 64) if size % d == 0]), draw.one_of((1, 1, 2, 5))
+        scales, whole = size // apiece, draw.one_of((-1, other))
+        slot = _strided(draw, (scales,), (free_stride(draw, scales, step),), (scales,))
+        return slot, (apiece, whole) if kind == "rows" else (whole, apiece)
 
     def _group_scales(self, plain: dict[str, Any]) -> Slot:
         draw, rows, groups = self.draw, self.rows, self.hidden // self.group
