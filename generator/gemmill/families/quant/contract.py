@@ -18,7 +18,7 @@ def _op(quant: QuantOp) -> Op:
     has = frozenset(_ROLES.get(name, name) for name in quant.schema.arguments)
     fixed = {
         "scaling": list(QuantFamily).index(quant.family),
-        "truncated": int(quant.truncated),
+        "vllm": int(quant.vllm),
         "takes_group_shape": int("group_shape" in has),
         "chosen": list(Activation).index(quant.activations[0]),
         "scale_format": list(ScaleFormat).index(quant.scale_formats[0]),
