@@ -3,8 +3,10 @@ arguments do not fit; arithmetic is that of gemmill.families.quant.reference."""
 
 import torch
 
+from gemmill.runtime.schemas import NAMESPACE
+
 E4M3_MAX = 448.0
-_ops = torch.ops.gemmill
+_ops = getattr(torch.ops, NAMESPACE)
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
