@@ -6,6 +6,7 @@ from gemmill.family.op import Op, OpSet
 from gemmill.family.registered import Registry
 from gemmill.family.schema import Kind, OpSchema, Parameter
 from gemmill.family.steps import Let, Require, Special, Step, When
+from gemmill.family.sweep import Measured, Sizes, Sweep
 from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, ProblemCall, Reach, Row, Tuning
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Kernels",
     "Kind",
     "Let",
+    "Measured",
     "Op",
     "OpSchema",
     "OpSet",
@@ -30,9 +32,11 @@ __all__ = [
     "Require",
     "Row",
     "Rule",
+    "Sizes",
     "Special",
     "Spelled",
     "Step",
+    "Sweep",
     "Tuning",
     "When",
     "first_rejection",

@@ -115,5 +115,7 @@ class Family:
     """The module whose `SERVING` is what the runtime does for it."""
     selections: Mapping[str, Callable[[Arch], Iterable[Any]]]
     """By a selection's name, the configs that the family has in it; none where it is not named."""
+    peers: str | None = None
+    """The module of what users would call instead: `PEERS` and `vllm_takes`, whether vLLM's op of the same name takes a problem."""
     tuning: Tuning | None
     """How one of several variants is chosen for a call; None where one serves all calls of its class."""

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from gemmill.family import Family
 from gemmill.numerics.call import LegalCall, Limits
 from gemmill.numerics.draw import Draw
+from gemmill.numerics.measured import Maker
 from gemmill.numerics.memory import Memory
 from gemmill.registry import REGISTRY
 
@@ -76,6 +78,8 @@ class Cases:
     """Whether what a judge counts as wrong is; else `report` has the last word."""
     is_lacking: Callable[[LegalCall, str], bool]
     """Whether the text of a refusal says that the build has no variant for a call, and it has none."""
+    measured: Callable[[torch.device, int], Maker] | None = None
+    """On a device, copies of what calls read most being so many bytes together; None where nothing is measured."""
 
 
 def cases_of_family(family: Family) -> Cases:

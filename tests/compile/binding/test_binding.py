@@ -14,12 +14,12 @@ from gemmill.doctor.elf import read_library
 from gemmill.doctor.extension import torch_libraries, undefined_in
 from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.ops import GEMM_OPS, SCALED_MM, SCALED_MM_AZP
+from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.families.scaled_mm.scales import group_strides, groups_of_call
 from gemmill.family import ProblemCall
 from gemmill.registry import REGISTRY
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.schemas import OpSchema
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import TunedRow, make_table

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from gemmill.families.scaled_mm import reference
+from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.family import OpSchema
 from gemmill.family.operand import Call
 from gemmill.runtime import checks, operands
 from gemmill.runtime.library import Build
-from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.select import Choice, select
 from gemmill.runtime.serving import Serving, count_of_variants
 
