@@ -100,19 +100,20 @@ MODEL_M = (1, 16, 64, 128, 512, 2048, 8192)
 SWEEP_M = SWEEP.steps
 
 
-def _gemm(op: str, m: int, n: int, k: int) -> Problem:
+def gemm(*, op: str, m: int, n: int, k: int) -> Problem:
+    """D[m, n] = epilogue(A[m, k] B[k, n])."""
     return problem_of(op, {"m": m, "n": n, "k": k})
 
 
 def table_problems(ops: Iterable[Op]) -> list[Problem]:
     """The shapes that progress is judged by."""
-    return [_gemm(op, m, n, k) for op in ops for m, n, k in TABLES[op]]
+    return [gemm(op=op, m=m, n=n, k=k) for op in ops for m, n, k in TABLES[op]]
 
 
 def ragged_problems() -> list[Problem]:
     """Ragged M with scales in groups, each with the next whole one beside it."""
     m_values = {m for ragged in RAGGED_M for m in (ragged, next_whole(ragged))}
-    return [_gemm(Op.FP8_GROUPS, m, n, k) for n, k in RAGGED_WEIGHTS for m in sorted(m_values)]
+    return [gemm(op=Op.FP8_GROUPS, m=m, n=n, k=k) for n, k in RAGGED_WEIGHTS for m in sorted(m_values)]
 
 
 def next_whole(m: int) -> int:
@@ -162,7 +163,7 @@ def parse_shapes(text: str, ops: Iterable[Op]) -> list[Problem]:
         if len(fields) != 3 or not all(field.isdigit() and int(field) for field in fields):
             raise ValueError(f"shape {part.strip()!r} is not MxNxK, three positive numbers such as 16x4096x4096")
         m, n, k = map(int, fields)
-        problems.extend(_gemm(op, m, n, k) for op in ops)
+        problems.extend(gemm(op=op, m=m, n=n, k=k) for op in ops)
     return problems
 
 
@@ -221,7 +222,7 @@ def numbers(text: str) -> tuple[int, ...]:
 def host_problem(kind: str) -> Problem:
     """So small that the host is what takes the time."""
     (m, n, k), op = HOST_SHAPE, Op(kind)
-    return _gemm(op, m, n, k if op.groups is None else 2 * op.groups.size)
+    return gemm(op=op, m=m, n=n, k=k if op.groups is None else 2 * op.groups.size)
 
 
 def variants(build: Build | None) -> Sequence[LocalContender]:

@@ -15,6 +15,12 @@ class Problem:
     at: tuple[int, ...]
     """Sizes in the order in which rows of tables are sorted, the bucketed one last."""
 
+    def __getattr__(self, name: str) -> int:
+        """A size by its name."""
+        if "at" not in vars(self) or name not in (sizes := self.sizes):  # a copy has no fields at first
+            raise AttributeError(f"a problem has no {name!r}")
+        return sizes[name]
+
     @property
     def family(self) -> str:
         """Whose class it is."""
