@@ -115,6 +115,8 @@ class Family:
     """The module whose `SERVING` is what the runtime does for it."""
     selections: Mapping[str, Callable[[Arch], Iterable[Any]]]
     """By a selection's name, the configs that the family has in it; none where it is not named."""
+    functions: str | None = None
+    """The module whose `__all__` users find in `gemmill`: its ops as functions that allocate what they return."""
     peers: str | None = None
     """The module of what users would call instead: `PEERS` and `vllm_takes`, whether vLLM's op of the same name takes a problem."""
     tuning: Tuning | None

@@ -44,6 +44,7 @@ FAMILY = Family(
     kernels=(QUANT,),
     cases="gemmill.families.quant.cases",
     serving="gemmill.families.quant.serving",
+    functions="gemmill.families.quant.functions",
     selections={"smoke": selections.smoke, "default": selections.default},
     tuning=None,
 )

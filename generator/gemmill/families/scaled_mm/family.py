@@ -76,6 +76,7 @@ FAMILY = Family(
     kernels=(CUTLASS, CUTEDSL),
     cases="gemmill.families.scaled_mm.cases",
     serving="gemmill.families.scaled_mm.serving",
+    functions="gemmill.families.scaled_mm.functions",
     peers="gemmill.families.scaled_mm.peers",
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,
