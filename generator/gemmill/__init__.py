@@ -5,7 +5,7 @@ functions run the reference. The functions below allocate what they return; the 
 that they are given. `explain` says which kernel a call gets and why, `use_variant` pins one.
 """
 
-import importlib
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -23,7 +23,8 @@ if not _runs_own_command():
 else:
 
     def __getattr__(name: str) -> object:
-        public = importlib.import_module("gemmill.public")
-        if name != "__all__" and name not in public.__all__:
-            raise AttributeError(f"module 'gemmill' has no attribute {name!r}")
-        return getattr(public, name)
+        if name == "__all__" or importlib.util.find_spec(f"gemmill.{name}") is None:  # a module is about to be imported
+            public = importlib.import_module("gemmill.public")
+            if name == "__all__" or name in public.__all__:
+                return getattr(public, name)
+        raise AttributeError(f"module 'gemmill' has no attribute {name!r}")

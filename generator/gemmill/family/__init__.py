@@ -3,6 +3,7 @@
 from gemmill.family.declaration import Accepts, Config, DslBody, Family, Kernels, Rule, Spelled, first_rejection
 from gemmill.family.judging import Judged
 from gemmill.family.op import Op, OpSet
+from gemmill.family.questions import Asked
 from gemmill.family.registered import Registry
 from gemmill.family.schema import Kind, OpSchema, Parameter
 from gemmill.family.steps import Let, Require, Special, Step, When
@@ -14,6 +15,7 @@ __all__ = [
     "MOST_FACTS",
     "MOST_SIZES",
     "Accepts",
+    "Asked",
     "Config",
     "DslBody",
     "Family",

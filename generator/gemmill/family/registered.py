@@ -7,6 +7,7 @@ from typing import Any
 
 from gemmill.family.declaration import Config, Family, Kernels, first_rejection
 from gemmill.family.op import Op
+from gemmill.family.questions import Asked, merged
 from gemmill.family.sweep import Measured, Sweep
 from gemmill.family.tuning import Tuning
 from gemmill.vocab import Status
@@ -59,6 +60,7 @@ class Registry:
                 if (other := classes.get(measured.name)) is not None:
                     raise ValueError(f"families {other!r} and {family.name!r} both measure a class {measured.name!r}")
                 classes[measured.name] = family.name
+        merged(option for family in self.families for option in family.questions)
         names = [family.name for family in self.families]
         if len(set(names)) < len(names):
             raise ValueError(f"two families have one name, of {', '.join(names)}")
@@ -115,6 +117,11 @@ class Registry:
             if family.tuning is not None and family.tuning.sweep is not None
             for measured in family.tuning.sweep.measured
         }
+
+    @cached_property
+    def questions(self) -> Mapping[str, Asked]:
+        """What can be told of calls of any family, by name."""
+        return merged(option for family in self.families for option in family.questions)
 
     def configs_of(self, name: str, configs: Iterable[Any]) -> tuple[Any, ...]:
         """Those configs that are of the family of a name."""
