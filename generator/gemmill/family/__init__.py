@@ -6,8 +6,9 @@ from gemmill.family.op import Op, OpSet
 from gemmill.family.questions import Asked
 from gemmill.family.registered import Registry
 from gemmill.family.schema import Kind, OpSchema, Parameter
-from gemmill.family.steps import Let, Require, Special, Step, When
+from gemmill.family.steps import Aspect, Check, Let, Require, Special, Step, When
 from gemmill.family.sweep import Measured, Sizes, Sweep
+from gemmill.family.tensor import Layout, ResultOf, Same, Tensor, any_of
 from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, ProblemCall, Reach, Row, Tuning
 
 __all__ = [
@@ -16,12 +17,15 @@ __all__ = [
     "MOST_SIZES",
     "Accepts",
     "Asked",
+    "Aspect",
+    "Check",
     "Config",
     "DslBody",
     "Family",
     "Judged",
     "Kernels",
     "Kind",
+    "Layout",
     "Let",
     "Measured",
     "Op",
@@ -32,14 +36,18 @@ __all__ = [
     "Reach",
     "Registry",
     "Require",
+    "ResultOf",
     "Row",
     "Rule",
+    "Same",
     "Sizes",
     "Special",
     "Spelled",
     "Step",
     "Sweep",
+    "Tensor",
     "Tuning",
     "When",
+    "any_of",
     "first_rejection",
 ]

@@ -15,7 +15,6 @@ __all__ = [
     "per_token_group_fp8_quant_packed",
     "per_token_group_quant_int8",
     "per_token_group_quant_int8_azp",
-    "per_token_group_quant_int8_truncated",
     "rms_norm_dynamic_per_token_quant",
     "rms_norm_per_block_quant",
     "silu_and_mul_per_block_quant",
@@ -127,13 +126,6 @@ def per_token_group_quant_int8(input: torch.Tensor, group_size: int, eps: float 
     """int8 codes of input [..., hidden] (bf16, f16 or f32), and scales f32 [rows, hidden / group_size]."""
     codes, scales = _codes(input, torch.int8), _group_scales(input, input.shape[-1] // group_size, False)
     _ops.per_token_group_quant_int8.default(input, codes, scales, group_size, eps, -128.0, 127.0)
-    return codes, scales
-
-
-def per_token_group_quant_int8_truncated(input: torch.Tensor, group_size: int, eps: float = 1e-10) -> Pair:
-    """As per_token_group_quant_int8, with the codes of vLLM's op of that name: cut off towards zero instead of rounded."""
-    codes, scales = _codes(input, torch.int8), _group_scales(input, input.shape[-1] // group_size, False)
-    _ops.per_token_group_quant_int8_truncated.default(input, codes, scales, group_size, eps, -128.0, 127.0)
     return codes, scales
 
 
