@@ -91,7 +91,7 @@ def _op(schema: OpSchema) -> Op:
     packed = _packed(own) if own != schema.name else ()
     return Op(
         schema=schema,
-        tensors=tensors,
+        tensors=tuple(tensor for tensor in tensors if tensor.role in schema.arguments),
         contract=(*_MATRICES, *packed, *_OTHERS),
         fixed={"groups": int(own == SCALED_MM.name)},
     )
