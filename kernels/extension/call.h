@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "operand.h"
+#include "extension/operand.h"
 
 namespace gemmill {
 

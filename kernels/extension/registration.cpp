@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "call.h"
+#include "extension/call.h"
 
 using torch::stable::detail::StableLibrary;
 

@@ -1,4 +1,4 @@
-#include "selection.h"
+#include "extension/selection.h"
 
 #include <pthread.h>
 

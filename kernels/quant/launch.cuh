@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <cuda_runtime.h>
 
-#include "gemmill/launch.cuh"
-#include "gemmill/quant_abi.h"
+#include "core/launch.cuh"
+#include "quant/abi.h"
 
 namespace gemmill::quant {
 

@@ -44,7 +44,8 @@ def test_rendering_is_the_reference(case: str, update_golden: bool) -> None:
 
 
 def test_every_template_has_its_reference() -> None:
-    assert {path.name.removesuffix(".jinja") for path in (templates_dir() / "cutedsl").iterdir()} == set(TEXTS)
+    folders = (templates_dir() / "dsl", templates_dir() / "scaled_mm" / "cutedsl")
+    assert {path.name.removesuffix(".jinja") for folder in folders for path in folder.iterdir()} == set(TEXTS)
     assert {path.name for path in FOLDER.iterdir()} == set(TEXTS)
 
 

@@ -216,9 +216,11 @@ def test_a_partial_that_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", EpilogueKind)
 def test_every_epilogue_has_its_partial(kind: EpilogueKind) -> None:
-    assert (templates_dir() / "cutlass" / f"_{kind}.jinja").is_file()
+    assert (templates_dir() / "scaled_mm" / "cutlass" / f"_{kind}.jinja").is_file()
 
 
 def test_every_template_is_used(make_config) -> None:
     used = {spell(make_config(**base)).template for base in BASES.values()}
-    assert used == {f"cutlass/{p.name}" for p in (templates_dir() / "cutlass").glob("[!_]*.jinja")}
+    assert used == {
+        f"scaled_mm/cutlass/{p.name}" for p in (templates_dir() / "scaled_mm" / "cutlass").glob("[!_]*.jinja")
+    }

@@ -11,7 +11,7 @@ from pathlib import Path
 from gemmill.build.dsl_body import dsl_digest
 from gemmill.build.files import digest
 from gemmill.build.headers import included
-from gemmill.build.sources import Flags, SourceKind
+from gemmill.build.sources import Flags, SourceKind, kernel_folders
 from gemmill.family import Config
 from gemmill.registry import REGISTRY
 
@@ -22,10 +22,12 @@ _NOT_OF_THE_CODE = ("-I", "-isystem", "-Xcompiler")
 
 
 def source_digest(config: Config, text: str, kernels: Path, flags: Flags) -> str:
-    """Of the kernel of a config whose emitted source is `text`; gemmill's headers lie below `kernels`. Raises OSError."""
+    """Of the kernel of a config whose emitted source is `text`; headers are named from the folder `kernels`. Raises OSError."""
     if (dsl := REGISTRY.kernels_of(config).dsl) is not None:
         return dsl_digest(dsl, config)
-    headers = {code_of(path.read_text(encoding="utf-8")) for path in included(text, (kernels / "include", kernels))}
+    headers = {
+        code_of(path.read_text(encoding="utf-8")) for path in included(text, tuple(kernel_folders(kernels).values()))
+    }
     told = [flag for flag in flags.for_kind(SourceKind.VARIANT) if not flag.startswith(_NOT_OF_THE_CODE)]
     return digest(code_of(text), sorted(headers), told)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gemmill.emit.render import render
 
-ADAPTER = "cutedsl/adapter.cpp.jinja"
+ADAPTER = "dsl/adapter.cpp.jinja"
 _ENTRY = re.compile(r"^void (\w+)\(void \*\*args, int32_t num_args\);", re.MULTILINE)
 _WRAPPER = re.compile(r"^static inline int32_t \w+_wrapper\(([^)]*)\) \{", re.MULTILINE)
 _PARAMETER = re.compile(r"\s*(\S.*?)\s*(\w+)\s*")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 from gemmill.family.op import OpSet
@@ -117,3 +118,5 @@ class Family:
     """By a selection's name, the configs that the family has in it; none where it is not named."""
     tuning: Tuning | None
     """How one of several variants is chosen for a call; None where one serves all calls of its class."""
+    home: Path | None = None
+    """The folder in which its C++ lies, as `kernels/<name>`, and its templates, as `templates/<name>`; None for gemmill's."""

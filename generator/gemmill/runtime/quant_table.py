@@ -12,7 +12,7 @@ from gemmill.runtime.select import Choice, Rejected, Trust
 
 
 class QuantRow(ctypes.Structure):
-    """Mirrors `QuantRow` in kernels/extension/quant.h."""
+    """Mirrors `QuantRow` in kernels/quant/table.h."""
 
     _fields_ = [
         (name, ctypes.c_int64)

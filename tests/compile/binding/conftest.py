@@ -16,7 +16,7 @@ import torch
 
 from gemmill.build import ToolchainPaths
 from gemmill.build.files import file_digest
-from gemmill.build.sources import BINDING, TORCH_TARGET, expand, flags_for, roots_of
+from gemmill.build.sources import TORCH_TARGET, expand, flags_for, hand_written, roots_of
 from gemmill.emit.render import render
 from gemmill.families import quant, scaled_mm
 from gemmill.family import Config
@@ -40,7 +40,7 @@ BUILD_IDS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
 
 
 class Arguments(ctypes.Structure):
-    """Mirrors `gemmill_group_scaled_mm_args` in kernels/include/gemmill/group_abi.h, which the binding always passes."""
+    """Mirrors `gemmill_group_scaled_mm_args` in kernels/scaled_mm/group_abi.h, which the binding always passes."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "a b d a_scales b_scales bias azp_adj azp workspace".split()),
@@ -156,7 +156,7 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
         for family in REGISTRY.families
     }
     sources = [
-        *sorted((kernels_dir() / BINDING).glob("*.cpp")),
+        *hand_written(kernels_dir()),
         _HERE / "machine.cpp",
         _HERE / "probe.cpp",
         home / "kernels.cpp",
@@ -170,7 +170,7 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
         sources[-1].write_text(render("extension/variants.cpp.jinja", {"symbols": symbols, "build_id": build_id}))
 
     def compile_one(source: Path) -> Path:
-        target = home / f"{source.stem}.o"
+        target = home / f"{source.parent.name}_{source.stem}.o"
         command = [toolchain.gxx, "-c", source, *expand(flags.host, roots), "-O0", f"-I{_HERE}", "-o", target]
         subprocess.run(list(map(str, command)), check=True)
         return target

@@ -5,10 +5,10 @@
 
 #include <cstring>
 
-#include "gemmill/group_abi.h"
-#include "gemmill/quant_abi.h"
+#include "scaled_mm/group_abi.h"
+#include "quant/abi.h"
 #include "machine.h"
-#include "selection.h"
+#include "extension/selection.h"
 
 // The family of tests/toy_tuning.py.
 static bool toy_takes(gemmill::Row const&, gemmill::Call const& call) { return call.sizes[1] % 2 == 1; }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "gemmill/abi.h"
+#include "scaled_mm/abi.h"
 
 #define PROBE_EXPORT __attribute__((visibility("default")))
 

@@ -24,7 +24,7 @@ _SIZES = [(name, ctypes.c_int64) for name in "rows hidden in_stride out_stride".
 
 
 class StaticArguments(ctypes.Structure):
-    """Mirrors `gemmill_static_quant_args` in kernels/include/gemmill/quant_abi.h."""
+    """Mirrors `gemmill_static_quant_args` in kernels/quant/abi.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "in_ out scales azp".split()),

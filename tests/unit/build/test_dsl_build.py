@@ -109,7 +109,7 @@ def test_both_backends_in_one_extension(fake_dsl: FakeDsl, options: BuildOptions
 
 
 class Kernel(ctypes.Structure):
-    """Mirrors `gemmill_kernel` in kernels/include/gemmill/abi.h."""
+    """Mirrors `gemmill_kernel` in kernels/scaled_mm/abi.h."""
 
     _fields_ = (
         ("symbol", ctypes.c_char_p),
@@ -299,18 +299,14 @@ def test_the_package_is_found_without_its_import(find: Callable[..., DslPackage]
 def test_every_file_of_the_kernels_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = made_from(FileMemo(tmp_path / "memo"))
     names = [name for name, _ in before]
-    assert (
-        "families/scaled_mm/config.py" in names
-        and "vocab/schedule.py" in names
-        and "cutedsl/adapter.cpp.jinja" in names
-    )
+    assert "families/scaled_mm/config.py" in names and "vocab/schedule.py" in names and "dsl/adapter.cpp.jinja" in names
     package = tmp_path / "gemmill"
     for name in ("families/a/config.py", "families/a/dsl/kernel.py", "families/a/names.py"):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("one")
     monkeypatch.setattr(dsl, "_PACKAGE", package)
     assert [name for name, _ in made_from(FileMemo(tmp_path / "memo"))] == [
-        "cutedsl/adapter.cpp.jinja",
+        "dsl/adapter.cpp.jinja",
         "families/a/config.py",
         "families/a/dsl/kernel.py",
     ]

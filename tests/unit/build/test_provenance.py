@@ -23,7 +23,7 @@ BODIES = Path("gemmill", "families", "scaled_mm", "dsl")
 
 CODE = """\
 #pragma once
-#include "gemmill/abi.h"
+#include "scaled_mm/abi.h"
 // What it is for.
 constexpr char const* kUrl = "http://x";  // a text is code
 int f(int a) { return a /* of course */ + 1; }
@@ -34,7 +34,7 @@ int f(int a) { return a /* of course */ + 1; }
     ("old", "new"),
     [
         ("// What it is for.", "/* Said\n   otherwise. */"),
-        ('#include "gemmill/abi.h"', '#include "gemmill/core/abi.h"'),
+        ('#include "scaled_mm/abi.h"', '#include "gemmill/core/abi.h"'),
         ("#pragma once\n", ""),
         ("return a", "return\n      a"),
     ],
@@ -67,13 +67,13 @@ def of_cuda(config: KernelConfig, folder: Path, text: str | None = None) -> str:
 def test_a_cuda_kernel_is_made_from_the_headers_that_it_includes(make_config: Callable, folder: Path) -> None:
     config = make_config()
     text, before = emit(config).text, of_cuda(make_config(), folder)
-    launch = folder / "include" / "gemmill" / "universal.cuh"
-    assert '"gemmill/universal.cuh"' in text
+    launch = folder / "scaled_mm" / "universal.cuh"
+    assert '"scaled_mm/universal.cuh"' in text
     launch.write_text(launch.read_text() + "// read by people\n")
     assert of_cuda(config, folder) == before
-    (folder / "include" / "gemmill" / "nobody_includes_it.cuh").write_text("int x;\n")
+    (folder / "scaled_mm" / "nobody_includes_it.cuh").write_text("int x;\n")
     assert of_cuda(config, folder) == before
-    moved = folder / "include" / "gemmill" / "moved.cuh"
+    moved = folder / "scaled_mm" / "moved.cuh"
     launch.rename(moved)
     assert of_cuda(config, folder, text.replace("universal.cuh", "moved.cuh")) == before
     moved.write_text(moved.read_text() + "inline int more() { return 1; }\n")

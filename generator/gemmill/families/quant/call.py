@@ -1,6 +1,6 @@
 """A call of a quantisation op by the roles of its arguments: what the choice and the reference ask of it.
 
-Mirrors `QuantCall` in kernels/extension/quant_call.h.
+Mirrors `QuantCall` in kernels/quant/binding.cpp.
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,219 @@
+// The quantisation ops: the kernel that serves a call, its arguments, launch.
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "extension/call.h"
+#include "extension/device.h"
+#include "extension/dtypes.h"
+#include "quant/abi.h"
+#include "extension/layout.h"
+#include "quant/table.h"
+#include "extension/workspace.h"
+
+extern "C" gemmill_quant_kernel const gemmill_quant_kernels[];
+
+namespace gemmill {
+namespace {
+
+// In the order of gemmill.families.quant.config's enumerations.
+enum Scaling : int64_t { kStatic, kTensor, kToken, kGroup, kRmsToken, kRmsGroup };
+enum ScaleFormat : int64_t { kF32, kPowerOfTwo, kPackedUe8m0 };
+
+enum Role { kOut, kIn, kScales, kAzp, kScaleUb, kWeight, kResidual };
+enum Value {
+  kScaling, kActivation, kScaleFormat, kTruncated, kGroupSize, kRows, kHidden, kOutRows, kInStride, kOutStride,
+  kResidualStride, kEps, kWords, kScaleRows, kTransposed, kTakesGroupShape
+};
+// What the special checks find out.
+enum Found { kGroupM, kGroupN, kScaleStrideM, kScaleStrideN };
+
+// Smallest scales of the ops that have one, as in gemmill.reference.quant.
+constexpr float kSmallestE4m3Scale = 1.0f / (448.0f * 512.0f), kSmallestS8Scale = 1.1920929e-07f;
+
+uint64_t key_of(QuantRow const& row) {
+  return static_cast<uint64_t>(row.family) | row.in_dtype << 8 | row.out_dtype << 12 | row.activation << 16 |
+         row.scale_format << 20 | row.symmetric << 24 | row.truncated << 25 | row.group_size << 28;
+}
+
+using Table = std::vector<std::pair<uint64_t, int64_t>>;
+std::atomic<Table const*> current_table{nullptr};  // old ones are kept, so that readers need no lock
+thread_local int64_t pinned_kernel = -1;
+
+bool to_s8(OpCall const& x) { return x.tensor(kOut).dtype == dtypes().s8; }
+
+// Index of the kernel that serves a call, or -1.
+int64_t kernel_of(OpCall const& x) {
+  Dtypes const& d = dtypes();
+  QuantRow row{};
+  row.family = x.value(kScaling);
+  row.in_dtype = x.tensor(kIn).dtype == d.bf16 ? 0 : x.tensor(kIn).dtype == d.f16 ? 1 : 2;
+  row.out_dtype = to_s8(x);
+  row.activation = x.value(kActivation);
+  row.group_size = x.value(kGroupSize);
+  row.scale_format = x.value(kScaleFormat);
+  row.symmetric = !x.tensor(kAzp).given();
+  row.truncated = x.value(kTruncated);
+  Table const* table = current_table.load(std::memory_order_acquire);
+  if (table == nullptr) return -1;
+  std::pair<uint64_t, int64_t> const wanted{key_of(row), 0};
+  auto const found = std::lower_bound(table->begin(), table->end(), wanted);
+  if (found == table->end() || found->first != wanted.first) return -1;
+  return pinned_kernel >= 0 && pinned_kernel != found->second ? -1 : found->second;
+}
+
+// Whether scales that are given fit the codes and the group shape.
+bool static_scales_fit(OpCall& x) {
+  Operand const& scales = x.tensor(kScales);
+  auto const& shape = x.integers;
+  int64_t const sizes[2] = {x.value(kRows), x.value(kHidden)};
+  x.found[kGroupM] = x.found[kGroupN] = 1;
+  if (shape && (shape->size() != 2 || !std::all_of(shape->begin(), shape->end(), [](int64_t n) { return n == -1 || n > 0; }))) return false;
+  if (scales.numel() == 1) return true;
+  if (!x.value(kTakesGroupShape)) return false;
+  if (scales.rank == 1) {
+    if (!shape) return false;
+    bool const by_row = (*shape)[0] == 1 && (*shape)[1] == -1, by_column = (*shape)[0] == -1 && (*shape)[1] == 1;
+    if ((!by_row && !by_column) || scales.sizes[0] != sizes[by_column]) return false;
+    x.found[by_row ? kScaleStrideM : kScaleStrideN] = scales.strides[0];
+    x.found[by_row ? kGroupN : kGroupM] = std::max<int64_t>(sizes[by_row], 1);
+    return true;
+  }
+  if (scales.rank != 2) return false;
+  for (int i = 0; i < 2; ++i) {
+    int64_t const count = scales.sizes[i];
+    if (sizes[i] == 0 ? count > 1 : count < 1 || sizes[i] % count != 0) return false;
+    int64_t const group = sizes[i] == 0 ? 1 : sizes[i] / count;
+    if (shape && sizes[i] > 0 && (*shape)[i] != group && !((*shape)[i] == -1 && count == 1)) return false;
+    x.found[kGroupM + i] = group, x.found[kScaleStrideM + i] = scales.strides[i];
+  }
+  return true;
+}
+
+// Scales (or words of four) by row and group, at strides that keep them apart.
+bool group_scales_fit(OpCall& x) {
+  Operand const& s = x.tensor(kScales);
+  Operand const& in = x.tensor(kIn);
+  bool const packed = x.value(kScaleFormat) == kPackedUe8m0;
+  int64_t const transposed = x.value(kTransposed);  // -1 where their strides tell
+  int64_t const rows = x.value(kRows), columns = x.value(kWords), padded = packed ? x.value(kScaleRows) : rows;
+  bool const as_rows = (s.rank == 2 && s.sizes[0] == rows && s.sizes[1] == columns) ||
+                       (s.rank >= 1 && s.rank == in.rank && s.sizes[s.rank - 1] == columns && std::equal(s.sizes, s.sizes + s.rank - 1, in.sizes));
+  // Strides that are never taken are made those of the layout: padding is written at the second row of the only one.
+  auto fits = [&](int64_t m, int64_t g, bool m_major) {
+    if (rows <= 1 || columns == 0) m = m_major ? 1 : columns;
+    if (columns <= 1 || rows == 0) g = m_major ? padded : 1;
+    x.found[kScaleStrideM] = m, x.found[kScaleStrideN] = g;
+    return m_major ? m == 1 && g >= padded : g == 1 && m >= columns;
+  };
+  if (as_rows) {
+    int64_t const m = s.rank == 2 ? s.strides[0] : stride_of_rows(s), g = s.strides[s.rank - 1];
+    if (m < 0) return false;
+    if (packed) return fits(m, g, true);
+    if (transposed < 0) return fits(m, g, false) || fits(m, g, true);
+    if (fits(m, g, transposed != 0)) return true;
+  }
+  if (transposed <= 0 || packed) return false;
+  // [groups, rows], as it lies in memory.
+  return s.rank == 2 && s.sizes[0] == columns && s.sizes[1] == rows && fits(s.strides[1], s.strides[0], true);
+}
+
+template <class T>
+T* data_of(OpCall const& x, Role role) {
+  return static_cast<T*>(x.tensor(role).data);
+}
+
+int32_t launch_static(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+  gemmill_static_quant_args const args{x.tensor(kIn).data, x.tensor(kOut).data, data_of<float const>(x, kScales),
+                                       data_of<int32_t const>(x, kAzp), x.value(kRows), x.value(kHidden), x.value(kInStride),
+                                       x.value(kOutStride), x.found[kGroupM], x.found[kGroupN], x.found[kScaleStrideM],
+                                       x.found[kScaleStrideN], how};
+  return kernel.launch(&args);
+}
+
+int32_t launch_tensor(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+  Workspace const workspace(gemmill_tensor_quant_workspace_bytes, x.tensor(kOut).device);
+  gemmill_tensor_quant_args const args{x.tensor(kIn).data, x.tensor(kOut).data, data_of<float>(x, kScales), data_of<int32_t>(x, kAzp),
+                                       workspace.data(), x.value(kRows), x.value(kHidden), x.value(kInStride), x.value(kOutStride), how};
+  return kernel.launch(&args);
+}
+
+int32_t launch_token(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+  gemmill_token_quant_args const args{x.tensor(kIn).data, x.tensor(kOut).data, data_of<float>(x, kScales), data_of<int32_t>(x, kAzp),
+                                      data_of<float const>(x, kScaleUb), x.value(kRows), x.value(kHidden), x.value(kInStride),
+                                      x.value(kOutStride), how};
+  return kernel.launch(&args);
+}
+
+int32_t launch_group(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+  float const smallest_scale = x.value(kActivation) == 0 ? 0.0f : to_s8(x) ? kSmallestS8Scale : kSmallestE4m3Scale;
+  gemmill_group_quant_args const args{x.tensor(kIn).data, x.tensor(kOut).data, x.tensor(kScales).data, data_of<int32_t>(x, kAzp),
+                                      data_of<float const>(x, kScaleUb), x.value(kRows), x.value(kHidden), x.value(kInStride),
+                                      x.value(kOutStride), x.found[kScaleStrideM], x.found[kScaleStrideN], x.value(kScaleRows),
+                                      x.value(kOutRows), static_cast<float>(x.real(kEps)), smallest_scale, how};
+  return kernel.launch(&args);
+}
+
+int32_t launch_rms_norm(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+  int64_t const stride_m = x.value(kScaling) == kRmsToken ? 1 : x.found[kScaleStrideM];
+  gemmill_rms_norm_quant_args const args{x.tensor(kIn).data, x.tensor(kWeight).data, x.tensor(kResidual).data, x.tensor(kOut).data,
+                                         data_of<float>(x, kScales), data_of<float const>(x, kScaleUb), x.value(kRows),
+                                         x.value(kHidden), x.value(kInStride), x.value(kOutStride), x.value(kResidualStride),
+                                         stride_m, x.found[kScaleStrideN], static_cast<float>(x.real(kEps)), how};
+  return kernel.launch(&args);
+}
+
+int32_t launch(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+  switch (x.value(kScaling)) {
+    case kStatic: return launch_static(kernel, x, how);
+    case kTensor: return launch_tensor(kernel, x, how);
+    case kToken: return launch_token(kernel, x, how);
+    case kGroup: return launch_group(kernel, x, how);
+    default: return launch_rms_norm(kernel, x, how);
+  }
+}
+
+bool run(OpCall& x) {
+  // What belongs to an empty tensor, or to a row without elements, is written: scale and zero point.
+  int64_t const scaling = x.value(kScaling), rows = x.value(kRows);
+  bool const writes_scales = scaling == kTensor || ((scaling == kToken || scaling == kRmsToken) && rows > 0);
+  if (rows * x.value(kHidden) == 0 && !writes_scales) return false;
+  int64_t const index = kernel_of(x);
+  if (index < 0) refuse(x);
+  gemmill_quant_kernel const& kernel = gemmill_quant_kernels[index];
+  int32_t const device = x.tensor(kOut).device;
+  gemmill_quant_launch how{};
+  how.device = device;
+  how.sm_count = static_cast<int32_t>(std::max<int64_t>(sm_count(device), 1));
+  how.programmatic_launch = programmatic_launch();
+  DeviceScope scope(device);
+  how.stream = current_stream(device);
+  check_launch(kernel.symbol, launch(kernel, x, how));
+  return true;
+}
+
+}  // namespace
+
+Family const quant_family{
+    "quant",
+    {"out", "input", "scales", "azp", "scale_ub", "weight", "residual"},
+    {"scaling", "chosen", "scale_format", "truncated", "group_size", "rows", "hidden", "out_rows", "input_stride", "out_stride",
+     "residual_stride", "eps", "words", "scale_rows", "is_scale_transposed", "takes_group_shape"},
+    {{"static_scales", static_scales_fit}, {"group_scales", group_scales_fit}},
+    run,
+};
+
+}  // namespace gemmill
+
+void gemmill_set_quant_table(gemmill::QuantRow const* rows, int64_t count) {
+  auto* table = new gemmill::Table;
+  for (int64_t i = 0; i < count; ++i) table->emplace_back(gemmill::key_of(rows[i]), rows[i].kernel);
+  std::sort(table->begin(), table->end());
+  gemmill::current_table.store(table, std::memory_order_release);
+}
+
+int64_t gemmill_pin_quant(int64_t kernel) {
+  int64_t const before = gemmill::pinned_kernel;
+  gemmill::pinned_kernel = kernel;
+  return before;
+}
