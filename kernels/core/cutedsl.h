@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "scaled_mm/abi.h"
-#include "scaled_mm/group_abi.h"
 
 extern "C" {
 

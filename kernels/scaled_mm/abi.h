@@ -1,4 +1,4 @@
-// The plain C boundary between the compiled kernels and the code that calls them.
+// Host code: the plain C boundary between the compiled kernels and the code that calls them.
 // Kernels are compiled without torch headers; the extension's binding is compiled without CUTLASS.
 #pragma once
 
@@ -28,6 +28,12 @@ struct gemmill_scaled_mm_args {
   int32_t sm_count;
   int32_t programmatic_launch;  // whether the kernel may start while its predecessor drains
   int32_t constant_weights;     // whether b may be read before the predecessor has ended
+  // Of scales in groups along K, in elements: a_scales are [m, k/g], b_scales [k/g, n/g] (blocks) or [k/g, n] (rows), sizes
+  // rounded up.
+  int64_t a_scale_stride_m;  // from one row of A to the next
+  int64_t a_scale_stride_k;  // from one group along K to the next
+  int64_t b_scale_stride_n;  // from one block of columns to the next; for rows, from one column to the next
+  int64_t b_scale_stride_k;
 };
 
 // Enqueues one GEMM. Returns 0, a cudaError_t, or GEMMILL_CANNOT_IMPLEMENT; never throws, never synchronises.

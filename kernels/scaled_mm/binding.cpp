@@ -84,9 +84,8 @@ bool run(OpCall& x) {
   GemmFacts const& facts = gemm_facts(row);
   gemmill_kernel const& kernel = gemmill_kernels[row.kernel];
 
-  gemmill_group_scaled_mm_args whole{};
-  groups.tell(whole);
-  gemmill_scaled_mm_args& args = whole.mm;
+  gemmill_scaled_mm_args args{};
+  groups.tell(args);
   args.a = a.data, args.b = b.data, args.d = out.data;
   args.a_scales = static_cast<float const*>(x.tensor(kAScales).data);
   args.b_scales = static_cast<float const*>(x.tensor(kBScales).data);

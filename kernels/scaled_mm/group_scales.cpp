@@ -45,7 +45,7 @@ int64_t kind_of(Operand const& a_scales, Operand const& b_scales, int64_t m, int
 
 }  // namespace
 
-void GroupedScales::tell(gemmill_group_scaled_mm_args& args) const {
+void GroupedScales::tell(gemmill_scaled_mm_args& args) const {
   args.a_scale_stride_m = a_stride_m, args.a_scale_stride_k = a_stride_k;
   args.b_scale_stride_n = b_stride_n, args.b_scale_stride_k = b_stride_k;
 }

@@ -4,11 +4,11 @@
 #include <cuda_runtime.h>
 
 #include "cutlass/cutlass.h"
-#include "scaled_mm/group_abi.h"
+#include "scaled_mm/abi.h"
 
 namespace gemmill {
 
-// Strides as in group_abi.h. A group beyond K or a row beyond M or N reads as zero, so that the zeros that TMA loads there
+// Strides as in abi.h. A group beyond K or a row beyond M or N reads as zero, so that the zeros that TMA loads there
 // stay zeros.
 template <int group_size, bool b_in_blocks>
 struct GroupScales {
@@ -21,10 +21,10 @@ struct GroupScales {
   int64_t a_stride_m, a_stride_k, b_stride_n, b_stride_k;
   int32_t m, n, groups;
 
-  explicit GroupScales(gemmill_group_scaled_mm_args const& x)
-      : a(x.mm.a_scales), b(x.mm.b_scales), a_stride_m(x.a_scale_stride_m), a_stride_k(x.a_scale_stride_k),
-        b_stride_n(x.b_scale_stride_n), b_stride_k(x.b_scale_stride_k), m(x.mm.m), n(x.mm.n),
-        groups(x.mm.k / group_size + (x.mm.k % group_size != 0)) {}
+  explicit GroupScales(gemmill_scaled_mm_args const& x)
+      : a(x.a_scales), b(x.b_scales), a_stride_m(x.a_scale_stride_m), a_stride_k(x.a_scale_stride_k),
+        b_stride_n(x.b_scale_stride_n), b_stride_k(x.b_scale_stride_k), m(x.m), n(x.n),
+        groups(x.k / group_size + (x.k % group_size != 0)) {}
 
   __device__ float of_row(int64_t row, int group) const {
     return row < m && group < groups ? a[row * a_stride_m + group * a_stride_k] : 0.0f;

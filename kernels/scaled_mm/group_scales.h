@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "scaled_mm/group_abi.h"
+#include "scaled_mm/abi.h"
 #include "extension/operand.h"
 
 namespace gemmill {
@@ -21,7 +21,7 @@ struct GroupedScales {
     found[0] = code, found[1] = a_stride_m, found[2] = a_stride_k, found[3] = b_stride_n, found[4] = b_stride_k;
     return code != 0;
   }
-  void tell(gemmill_group_scaled_mm_args& args) const;
+  void tell(gemmill_scaled_mm_args& args) const;
 };
 
 // For scales of float32 that are not per tensor or channel: those of a good call, or none.

@@ -111,13 +111,14 @@ struct GroupUnalignedMm : UnalignedMm<Element_, Accumulator_, Output_, tile_m, t
   }
 };
 
+// Host code: a launch.
 template <class Kernel, auto entry, int tile_m, int tile_n>
 int32_t launch_group_unaligned(gemmill_scaled_mm_args const& x, void* stream) {
   typename Kernel::Params params{static_cast<typename Kernel::Element const*>(x.a),
                                  static_cast<typename Kernel::Element const*>(x.b),
                                  static_cast<typename Kernel::Output*>(x.d),
                                  static_cast<typename Kernel::Output const*>(x.bias),
-                                 typename Kernel::Scales(group_args(x)), x.lda, x.ldb, x.ldd, x.m, x.n, x.k};
+                                 typename Kernel::Scales(x), x.lda, x.ldb, x.ldd, x.m, x.n, x.k};
   int64_t const tiles = tiles_of(x, tile_m, tile_n);
   if (tiles > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
   void* parameters[] = {&params};

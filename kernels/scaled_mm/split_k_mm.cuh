@@ -291,7 +291,7 @@ struct SplitKMm {
   }
 };
 
-// A K-major operand of `rows` rows for TMA boxes of `box_rows` rows and 128 bytes.
+// Host code: a launch. A K-major operand of `rows` rows for TMA boxes of `box_rows` rows and 128 bytes.
 inline CUresult describe_operand(CUtensorMap& map, void const* data, int64_t rows, int64_t k, int64_t stride, int box_rows) {
   cuuint64_t const dims[2] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(rows)};
   cuuint64_t const strides[1] = {static_cast<cuuint64_t>(stride)};

@@ -177,7 +177,7 @@ struct UnalignedMm {
   }
 };
 
-// CTAs for all of D, in 64 bits: sizes go up to the largest number of 32.
+// Host code: a launch. CTAs for all of D, in 64 bits: sizes go up to the largest number of 32.
 inline int64_t tiles_of(gemmill_scaled_mm_args const& x, int64_t tile_m, int64_t tile_n) {
   return (x.m + tile_m - 1) / tile_m * ((x.n + tile_n - 1) / tile_n);
 }

@@ -1,4 +1,4 @@
-// Launching a CUTLASS 3.x GemmUniversal kernel.
+// Host code: launching a CUTLASS 3.x GemmUniversal kernel.
 #pragma once
 
 #include "cutlass/cutlass.h"

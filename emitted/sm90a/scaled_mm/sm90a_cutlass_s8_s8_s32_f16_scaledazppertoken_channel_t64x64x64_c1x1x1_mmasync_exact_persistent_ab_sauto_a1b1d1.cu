@@ -16,6 +16,7 @@ gemmill_sm90a_cutlass_s8_s8_s32_f16_scaledazppertoken_channel_t64x64x64_c1x1x1_m
   Kernel::run(params);
 }
 
+// Host code: the launch.
 extern "C" int32_t gemmill_sm90a_cutlass_s8_s8_s32_f16_scaledazppertoken_channel_t64x64x64_c1x1x1_mmasync_exact_persistent_ab_sauto_a1b1d1(gemmill_scaled_mm_args const* x, void* stream) {
   return gemmill::launch_unaligned<Kernel, &gemmill_sm90a_cutlass_s8_s8_s32_f16_scaledazppertoken_channel_t64x64x64_c1x1x1_mmasync_exact_persistent_ab_sauto_a1b1d1_kernel, kTileM, kTileN>(*x, stream);
 }

@@ -9,7 +9,6 @@ ADAPTER = "dsl/adapter.cpp.jinja"
 _ENTRY = re.compile(r"^void (\w+)\(void \*\*args, int32_t num_args\);", re.MULTILINE)
 _WRAPPER = re.compile(r"^static inline int32_t \w+_wrapper\(([^)]*)\) \{", re.MULTILINE)
 _PARAMETER = re.compile(r"\s*(\S.*?)\s*(\w+)\s*")
-_STRIDES = ("a_scale_stride_m", "a_scale_stride_k", "b_scale_stride_n", "b_scale_stride_k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ def _argument(c_type: str, name: str) -> str:
     """The address of an argument: a field of gemmill's arguments of the same name, whose type the C++ compiler checks."""
     if name == "stream":
         return "gemmill_cutedsl_pointer(&stream)"
-    field = f"group_args(*args).{name}" if name in _STRIDES else f"args->{name}"
+    field = f"args->{name}"
     if c_type.endswith("*"):
         return f"gemmill_cutedsl_pointer(&{field})"
     return f"gemmill_cutedsl_number<{c_type}>(&{field})"

@@ -40,7 +40,7 @@ BUILD_IDS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
 
 
 class Arguments(ctypes.Structure):
-    """Mirrors `gemmill_group_scaled_mm_args` in kernels/scaled_mm/group_abi.h, which the binding always passes."""
+    """Mirrors `gemmill_scaled_mm_args` in kernels/scaled_mm/abi.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "a b d a_scales b_scales bias azp_adj azp workspace".split()),

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "scaled_mm/group_abi.h"
+#include "scaled_mm/abi.h"
 #include "quant/abi.h"
 #include "machine.h"
 #include "extension/selection.h"
@@ -20,7 +20,7 @@ static bool toy_wastes(gemmill::Row const& row, int64_t const*, int64_t const* s
 static gemmill::Model const toy_model("toy", toy_takes, toy_ns, toy_wastes);
 
 extern "C" {
-PROBE_EXPORT gemmill_group_scaled_mm_args probe_args;
+PROBE_EXPORT gemmill_scaled_mm_args probe_args;
 PROBE_EXPORT int32_t probe_launches;
 PROBE_EXPORT int32_t probe_status;
 PROBE_EXPORT char probe_symbol[512];
@@ -43,7 +43,7 @@ static int32_t launch_with_descriptor(gemmill_scaled_mm_args const& args) {
 }
 
 int32_t probe_record(char const* symbol, gemmill_scaled_mm_args const* args, void* stream) {
-  probe_args = group_args(*args);
+  probe_args = *args;
   ++probe_launches;
   probe_stream = reinterpret_cast<uint64_t>(stream), probe_current = probe_machine.current;
   std::strncpy(probe_symbol, symbol, sizeof(probe_symbol) - 1);

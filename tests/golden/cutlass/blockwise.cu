@@ -7,7 +7,6 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "scaled_mm/epilogue.cuh"
-#include "scaled_mm/group_abi.h"
 #include "scaled_mm/universal.cuh"
 
 namespace sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_groupblock128mnmajor_t128x128x128_c1x2x1_cooperative_promoted_persistent_ab_sauto_a16b16d8 {
@@ -49,8 +48,15 @@ using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder
 using Kernel = cutlass::gemm::kernel::GemmUniversal<
     Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue, cutlass::gemm::PersistentScheduler>;
 
+extern "C" __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksPerMultiprocessor)
+gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_groupblock128mnmajor_t128x128x128_c1x2x1_cooperative_promoted_persistent_ab_sauto_a16b16d8_kernel(CUTLASS_GRID_CONSTANT typename Kernel::Params const params) {
+  extern __shared__ char shared_memory[];
+  Kernel kernel;
+  kernel(params, shared_memory);
+}
+
+// Host code: the launch.
 typename Kernel::Arguments arguments(gemmill_scaled_mm_args const& x) {
-  auto const& scales = group_args(x);
   int32_t const groups = ceil_div(x.k, kGroup);
   typename Kernel::Arguments arguments{};
   arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
@@ -62,11 +68,11 @@ typename Kernel::Arguments arguments(gemmill_scaled_mm_args const& x) {
   arguments.mainloop.ptr_SFA = x.a_scales;
   arguments.mainloop.layout_SFA = make_layout(
       make_shape(make_shape(_1{}, x.m), make_shape(Int<kGroup>{}, groups), 1),
-      make_stride(make_stride(_0{}, _1{}), make_stride(_0{}, int32_t(scales.a_scale_stride_k)), 0));
+      make_stride(make_stride(_0{}, _1{}), make_stride(_0{}, int32_t(x.a_scale_stride_k)), 0));
   arguments.mainloop.ptr_SFB = x.b_scales;
   arguments.mainloop.layout_SFB = make_layout(
       make_shape(make_shape(Int<kColumnsOfScale>{}, ceil_div(x.n, kColumnsOfScale)), make_shape(Int<kGroup>{}, groups), 1),
-      make_stride(make_stride(_0{}, int32_t(scales.b_scale_stride_n)), make_stride(_0{}, int32_t(scales.b_scale_stride_k)), 0));
+      make_stride(make_stride(_0{}, int32_t(x.b_scale_stride_n)), make_stride(_0{}, int32_t(x.b_scale_stride_k)), 0));
   auto bias = epilogue::vector<Bias>(static_cast<ElementD const*>(x.bias), true);
   typename epilogue::Accumulator::Arguments accumulator{};
   arguments.epilogue.thread = {accumulator, bias, {}};
@@ -76,13 +82,6 @@ typename Kernel::Arguments arguments(gemmill_scaled_mm_args const& x) {
   arguments.scheduler.raster_order = static_cast<Raster>(x.raster_order);
   arguments.scheduler.max_swizzle_size = x.swizzle;
   return arguments;
-}
-
-extern "C" __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksPerMultiprocessor)
-gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_groupblock128mnmajor_t128x128x128_c1x2x1_cooperative_promoted_persistent_ab_sauto_a16b16d8_kernel(CUTLASS_GRID_CONSTANT typename Kernel::Params const params) {
-  extern __shared__ char shared_memory[];
-  Kernel kernel;
-  kernel(params, shared_memory);
 }
 
 extern "C" int32_t gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_groupblock128mnmajor_t128x128x128_c1x2x1_cooperative_promoted_persistent_ab_sauto_a16b16d8(gemmill_scaled_mm_args const* x, void* stream) {

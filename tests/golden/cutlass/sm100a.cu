@@ -54,6 +54,14 @@ using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder
 using Kernel = cutlass::gemm::kernel::GemmUniversal<
     Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue, void>;
 
+extern "C" __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksPerMultiprocessor)
+gemmill_sm100a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8_kernel(CUTLASS_GRID_CONSTANT typename Kernel::Params const params) {
+  extern __shared__ char shared_memory[];
+  Kernel kernel;
+  kernel(params, shared_memory);
+}
+
+// Host code: the launch.
 typename Kernel::Arguments arguments(gemmill_scaled_mm_args const& x) {
   auto [m, n] = std::pair(x.m, x.n);
   auto* a = static_cast<ElementA const*>(x.a);
@@ -73,13 +81,6 @@ typename Kernel::Arguments arguments(gemmill_scaled_mm_args const& x) {
   arguments.scheduler.raster_order = static_cast<Raster>(x.raster_order);
   arguments.scheduler.max_swizzle_size = x.swizzle;
   return arguments;
-}
-
-extern "C" __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksPerMultiprocessor)
-gemmill_sm100a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8_kernel(CUTLASS_GRID_CONSTANT typename Kernel::Params const params) {
-  extern __shared__ char shared_memory[];
-  Kernel kernel;
-  kernel(params, shared_memory);
 }
 
 extern "C" int32_t gemmill_sm100a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8(gemmill_scaled_mm_args const* x, void* stream) {

@@ -55,6 +55,14 @@ using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder
 using Kernel = cutlass::gemm::kernel::GemmUniversal<
     Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue, void>;
 
+extern "C" __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksPerMultiprocessor)
+gemmill_sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8_kernel(CUTLASS_GRID_CONSTANT typename Kernel::Params const params) {
+  extern __shared__ char shared_memory[];
+  Kernel kernel;
+  kernel(params, shared_memory);
+}
+
+// Host code: the launch.
 typename Kernel::Arguments arguments(gemmill_scaled_mm_args const& x) {
   auto [m, n] = std::pair(x.n, x.m);
   auto* a = static_cast<ElementA const*>(x.b);
@@ -74,13 +82,6 @@ typename Kernel::Arguments arguments(gemmill_scaled_mm_args const& x) {
   arguments.scheduler.raster_order = static_cast<Raster>(x.raster_order);
   arguments.scheduler.max_swizzle_size = x.swizzle;
   return arguments;
-}
-
-extern "C" __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksPerMultiprocessor)
-gemmill_sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8_kernel(CUTLASS_GRID_CONSTANT typename Kernel::Params const params) {
-  extern __shared__ char shared_memory[];
-  Kernel kernel;
-  kernel(params, shared_memory);
 }
 
 extern "C" int32_t gemmill_sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8(gemmill_scaled_mm_args const* x, void* stream) {

@@ -55,6 +55,14 @@ using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder
 using Kernel = cutlass::gemm::kernel::GemmUniversal<
     Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue, gemmill::StreamKScheduler>;
 
+extern "C" __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksPerMultiprocessor)
+gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x16x128_c1x1x1_cooperative_fast_streamk_swapab_sauto_a16b16d8_kernel(CUTLASS_GRID_CONSTANT typename Kernel::Params const params) {
+  extern __shared__ char shared_memory[];
+  Kernel kernel;
+  kernel(params, shared_memory);
+}
+
+// Host code: the launch.
 typename Kernel::Arguments arguments(gemmill_scaled_mm_args const& x) {
   auto [m, n] = std::pair(x.n, x.m);
   auto* a = static_cast<ElementA const*>(x.b);
@@ -79,13 +87,6 @@ typename Kernel::Arguments arguments(gemmill_scaled_mm_args const& x) {
       x.splits == 1 ? Scheduler::DecompositionMode::StreamK : Scheduler::DecompositionMode::SplitK;
   arguments.scheduler.splits = x.splits;
   return arguments;
-}
-
-extern "C" __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksPerMultiprocessor)
-gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x16x128_c1x1x1_cooperative_fast_streamk_swapab_sauto_a16b16d8_kernel(CUTLASS_GRID_CONSTANT typename Kernel::Params const params) {
-  extern __shared__ char shared_memory[];
-  Kernel kernel;
-  kernel(params, shared_memory);
 }
 
 extern "C" int32_t gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x16x128_c1x1x1_cooperative_fast_streamk_swapab_sauto_a16b16d8(gemmill_scaled_mm_args const* x, void* stream) {
