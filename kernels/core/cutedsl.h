@@ -4,8 +4,6 @@
 
 #include <cstdint>
 
-#include "scaled_mm/abi.h"
-
 extern "C" {
 
 // The machine code of one kernel, and the devices that have it. Both functions are the DSL's; they take the addresses of

@@ -5,7 +5,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include "scaled_mm/abi.h"
+#include "core/abi.h"
 
 namespace gemmill {
 
@@ -41,25 +41,25 @@ struct LaunchShape {
 
 // Enqueues a kernel. Returns 0 or an error code, whose numbers driver and runtime share.
 template <auto entry>
-int32_t launch_kernel(LaunchShape const& shape, int device, bool programmatic, void** parameters, cudaStream_t stream) {
+int32_t launch_kernel(LaunchShape const& shape, gemmill_launch const& how, void** parameters) {
   CUfunction function = nullptr;
-  if (cudaError_t error = function_on<entry>(device, function); error != cudaSuccess) return error;
+  if (cudaError_t error = function_on<entry>(how.device, function); error != cudaSuccess) return error;
   CUlaunchAttribute attributes[2];
   unsigned count = 0;
   if (shape.cluster.x * shape.cluster.y * shape.cluster.z > 1) {
     attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
     attributes[count++].value.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
   }
-  if (programmatic) {
+  if (how.programmatic_launch) {
     attributes[count].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attributes[count++].value.programmaticStreamSerializationAllowed = 1;
   }
   CUlaunchConfig const config{shape.grid.x,  shape.grid.y,  shape.grid.z,
                               shape.block.x, shape.block.y, shape.block.z,
-                              static_cast<unsigned>(shape.shared_bytes), stream, attributes, count};
+                              static_cast<unsigned>(shape.shared_bytes), static_cast<cudaStream_t>(how.stream), attributes, count};
   CUresult result = cuLaunchKernelEx(&config, function, parameters, nullptr);
   if (result == CUDA_ERROR_INVALID_CONTEXT) {  // the thread's first call: the runtime makes the context current
-    if (cudaError_t error = cudaSetDevice(device); error != cudaSuccess) return error;
+    if (cudaError_t error = cudaSetDevice(how.device); error != cudaSuccess) return error;
     result = cuLaunchKernelEx(&config, function, parameters, nullptr);
   }
   return static_cast<int32_t>(result);

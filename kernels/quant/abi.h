@@ -1,21 +1,10 @@
-// The plain C boundary of the quantisation kernels. Every launch function enqueues on `stream`, never synchronises and
-// never allocates, and returns 0, a cudaError_t, or GEMMILL_CANNOT_IMPLEMENT. Sizes and strides are in elements.
+// Host code: the arguments of the quantisation kernels. Sizes and strides are in elements.
 // Rows are contiguous along the last dimension; row strides may be larger than the row. Zero rows are legal.
 #pragma once
 
-#include <cstdint>
-
-#include "scaled_mm/abi.h"
+#include "core/abi.h"
 
 extern "C" {
-
-// What every launch needs.
-struct gemmill_quant_launch {
-  void* stream;
-  int32_t device;
-  int32_t sm_count;
-  int32_t programmatic_launch;  // whether the kernel may start while its predecessor drains
-};
 
 // out = code(activation(in) x 1/scale) (s8 symmetric: / scale). With an activation, in is [rows, 2 hidden]: gate, then up.
 struct gemmill_static_quant_args {
@@ -26,7 +15,6 @@ struct gemmill_static_quant_args {
   int64_t rows, hidden;
   int64_t in_stride, out_stride;
   int64_t group_m, group_n, scale_stride_m, scale_stride_n;
-  gemmill_quant_launch launch;
 };
 
 // One scale for the tensor, written to scale[0].
@@ -35,10 +23,8 @@ struct gemmill_tensor_quant_args {
   void* out;
   float* scale;
   int32_t* azp;                 // null where codes are symmetric
-  void* workspace;              // gemmill_tensor_quant_workspace_bytes bytes, contents irrelevant
   int64_t rows, hidden;
   int64_t in_stride, out_stride;
-  gemmill_quant_launch launch;
 };
 
 // One scale a row. With an activation, in is [rows, 2 hidden].
@@ -50,7 +36,6 @@ struct gemmill_token_quant_args {
   float const* scale_ub;        // bound of the row's absolute maximum, or null
   int64_t rows, hidden;
   int64_t in_stride, out_stride;
-  gemmill_quant_launch launch;
 };
 
 // One scale for each group of a row. With an activation, in is [rows, 2 hidden].
@@ -67,7 +52,6 @@ struct gemmill_group_quant_args {
   int64_t out_rows;             // packed: rows of out, of which those from rows to scale_rows are zeroed
   float smallest_amax;          // a group's absolute maximum is at least this
   float smallest_scale;         // its scale is at least this
-  gemmill_quant_launch launch;
 };
 
 // x = in (+ residual, which is replaced by x rounded); out = code(round(x / rms) * weight).
@@ -82,13 +66,6 @@ struct gemmill_rms_norm_quant_args {
   int64_t in_stride, out_stride, residual_stride;
   int64_t scale_stride_m, scale_stride_g;
   float epsilon;
-  gemmill_quant_launch launch;
-};
-
-// One compiled kernel of an extension. `launch` takes the arguments of the kernel's family.
-struct gemmill_quant_kernel {
-  char const* symbol;
-  int32_t (*launch)(void const* args);
 };
 
 enum { gemmill_tensor_quant_workspace_bytes = 4096 };

@@ -1,17 +1,10 @@
-// The quantisation ops: the kernel that serves a call, its arguments, launch.
+// The quantisation ops: special checks, and what a kernel is given.
 #include <algorithm>
-#include <atomic>
-#include <utility>
 
-#include "extension/call.h"
-#include "extension/device.h"
 #include "extension/dtypes.h"
-#include "quant/abi.h"
+#include "extension/family.h"
 #include "extension/layout.h"
-#include "quant/table.h"
-#include "extension/workspace.h"
-
-extern "C" gemmill_quant_kernel const gemmill_quant_kernels[];
+#include "quant/abi.h"
 
 namespace gemmill {
 namespace {
@@ -22,7 +15,7 @@ enum ScaleFormat : int64_t { kF32, kPowerOfTwo, kPackedUe8m0 };
 
 enum Role { kOut, kIn, kScales, kAzp, kScaleUb, kWeight, kResidual };
 enum Value {
-  kScaling, kActivation, kScaleFormat, kTruncated, kGroupSize, kRows, kHidden, kOutRows, kInStride, kOutStride,
+  kScaling, kActivation, kScaleFormat, kGroupSize, kRows, kHidden, kOutRows, kInStride, kOutStride,
   kResidualStride, kEps, kWords, kScaleRows, kTransposed, kTakesGroupShape
 };
 // What the special checks find out.
@@ -31,36 +24,7 @@ enum Found { kGroupM, kGroupN, kScaleStrideM, kScaleStrideN };
 // Smallest scales of the ops that have one, as in gemmill.families.quant.reference.
 constexpr float kSmallestE4m3Scale = 1.0f / (448.0f * 512.0f), kSmallestS8Scale = 1.1920929e-07f;
 
-uint64_t key_of(QuantRow const& row) {
-  return static_cast<uint64_t>(row.family) | row.in_dtype << 8 | row.out_dtype << 12 | row.activation << 16 |
-         row.scale_format << 20 | row.symmetric << 24 | row.truncated << 25 | row.group_size << 28;
-}
-
-using Table = std::vector<std::pair<uint64_t, int64_t>>;
-std::atomic<Table const*> current_table{nullptr};  // old ones are kept, so that readers need no lock
-thread_local int64_t pinned_kernel = -1;
-
 bool to_s8(OpCall const& x) { return x.tensor(kOut).dtype == dtypes().s8; }
-
-// Index of the kernel that serves a call, or -1.
-int64_t kernel_of(OpCall const& x) {
-  Dtypes const& d = dtypes();
-  QuantRow row{};
-  row.family = x.value(kScaling);
-  row.in_dtype = x.tensor(kIn).dtype == d.bf16 ? 0 : x.tensor(kIn).dtype == d.f16 ? 1 : 2;
-  row.out_dtype = to_s8(x);
-  row.activation = x.value(kActivation);
-  row.group_size = x.value(kGroupSize);
-  row.scale_format = x.value(kScaleFormat);
-  row.symmetric = !x.tensor(kAzp).given();
-  row.truncated = x.value(kTruncated);
-  Table const* table = current_table.load(std::memory_order_acquire);
-  if (table == nullptr) return -1;
-  std::pair<uint64_t, int64_t> const wanted{key_of(row), 0};
-  auto const found = std::lower_bound(table->begin(), table->end(), wanted);
-  if (found == table->end() || found->first != wanted.first) return -1;
-  return pinned_kernel >= 0 && pinned_kernel != found->second ? -1 : found->second;
-}
 
 // Whether scales that are given fit the codes and the group shape.
 bool static_scales_fit(OpCall& x) {
@@ -123,97 +87,71 @@ T* data_of(OpCall const& x, Role role) {
   return static_cast<T*>(x.tensor(role).data);
 }
 
-int32_t launch_static(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+void launch_static(OpCall const& x, Chosen const& chosen) {
   gemmill_static_quant_args const args{x.tensor(kIn).data, x.tensor(kOut).data, data_of<float const>(x, kScales),
                                        data_of<int32_t const>(x, kAzp), x.value(kRows), x.value(kHidden), x.value(kInStride),
                                        x.value(kOutStride), x.found[kGroupM], x.found[kGroupN], x.found[kScaleStrideM],
-                                       x.found[kScaleStrideN], how};
-  return kernel.launch(&args);
+                                       x.found[kScaleStrideN]};
+  chosen.launch(&args);
 }
 
-int32_t launch_tensor(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
-  Workspace const workspace(gemmill_tensor_quant_workspace_bytes, x.tensor(kOut).device);
+void launch_tensor(OpCall const& x, Chosen const& chosen) {
   gemmill_tensor_quant_args const args{x.tensor(kIn).data, x.tensor(kOut).data, data_of<float>(x, kScales), data_of<int32_t>(x, kAzp),
-                                       workspace.data(), x.value(kRows), x.value(kHidden), x.value(kInStride), x.value(kOutStride), how};
-  return kernel.launch(&args);
+                                       x.value(kRows), x.value(kHidden), x.value(kInStride), x.value(kOutStride)};
+  chosen.launch(&args);
 }
 
-int32_t launch_token(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+void launch_token(OpCall const& x, Chosen const& chosen) {
   gemmill_token_quant_args const args{x.tensor(kIn).data, x.tensor(kOut).data, data_of<float>(x, kScales), data_of<int32_t>(x, kAzp),
                                       data_of<float const>(x, kScaleUb), x.value(kRows), x.value(kHidden), x.value(kInStride),
-                                      x.value(kOutStride), how};
-  return kernel.launch(&args);
+                                      x.value(kOutStride)};
+  chosen.launch(&args);
 }
 
-int32_t launch_group(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+void launch_group(OpCall const& x, Chosen const& chosen) {
   float const smallest_scale = x.value(kActivation) == 0 ? 0.0f : to_s8(x) ? kSmallestS8Scale : kSmallestE4m3Scale;
   gemmill_group_quant_args const args{x.tensor(kIn).data, x.tensor(kOut).data, x.tensor(kScales).data, data_of<int32_t>(x, kAzp),
                                       data_of<float const>(x, kScaleUb), x.value(kRows), x.value(kHidden), x.value(kInStride),
                                       x.value(kOutStride), x.found[kScaleStrideM], x.found[kScaleStrideN], x.value(kScaleRows),
-                                      x.value(kOutRows), static_cast<float>(x.real(kEps)), smallest_scale, how};
-  return kernel.launch(&args);
+                                      x.value(kOutRows), static_cast<float>(x.real(kEps)), smallest_scale};
+  chosen.launch(&args);
 }
 
-int32_t launch_rms_norm(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+void launch_rms_norm(OpCall const& x, Chosen const& chosen) {
   int64_t const stride_m = x.value(kScaling) == kRmsToken ? 1 : x.found[kScaleStrideM];
   gemmill_rms_norm_quant_args const args{x.tensor(kIn).data, x.tensor(kWeight).data, x.tensor(kResidual).data, x.tensor(kOut).data,
                                          data_of<float>(x, kScales), data_of<float const>(x, kScaleUb), x.value(kRows),
                                          x.value(kHidden), x.value(kInStride), x.value(kOutStride), x.value(kResidualStride),
-                                         stride_m, x.found[kScaleStrideN], static_cast<float>(x.real(kEps)), how};
-  return kernel.launch(&args);
+                                         stride_m, x.found[kScaleStrideN], static_cast<float>(x.real(kEps))};
+  chosen.launch(&args);
 }
 
-int32_t launch(gemmill_quant_kernel const& kernel, OpCall const& x, gemmill_quant_launch const& how) {
+void launch(OpCall const& x, Chosen const& chosen) {
   switch (x.value(kScaling)) {
-    case kStatic: return launch_static(kernel, x, how);
-    case kTensor: return launch_tensor(kernel, x, how);
-    case kToken: return launch_token(kernel, x, how);
-    case kGroup: return launch_group(kernel, x, how);
-    default: return launch_rms_norm(kernel, x, how);
+    case kStatic: return launch_static(x, chosen);
+    case kTensor: return launch_tensor(x, chosen);
+    case kToken: return launch_token(x, chosen);
+    case kGroup: return launch_group(x, chosen);
+    default: return launch_rms_norm(x, chosen);
   }
 }
 
-bool run(OpCall& x) {
+bool asks(OpCall const& x, Call&) {
   // What belongs to an empty tensor, or to a row without elements, is written: scale and zero point.
   int64_t const scaling = x.value(kScaling), rows = x.value(kRows);
   bool const writes_scales = scaling == kTensor || ((scaling == kToken || scaling == kRmsToken) && rows > 0);
-  if (rows * x.value(kHidden) == 0 && !writes_scales) return false;
-  int64_t const index = kernel_of(x);
-  if (index < 0) refuse(x);
-  gemmill_quant_kernel const& kernel = gemmill_quant_kernels[index];
-  int32_t const device = x.tensor(kOut).device;
-  gemmill_quant_launch how{};
-  how.device = device;
-  how.sm_count = static_cast<int32_t>(std::max<int64_t>(sm_count(device), 1));
-  how.programmatic_launch = programmatic_launch();
-  DeviceScope scope(device);
-  how.stream = current_stream(device);
-  check_launch(kernel.symbol, launch(kernel, x, how));
-  return true;
+  return rows * x.value(kHidden) != 0 || writes_scales;
 }
 
-}  // namespace
-
-Family const quant_family{
+Family const quant{
     "quant",
     {"out", "input", "scales", "azp", "scale_ub", "weight", "residual"},
-    {"scaling", "chosen", "scale_format", "truncated", "group_size", "rows", "hidden", "out_rows", "input_stride", "out_stride",
-     "residual_stride", "eps", "words", "scale_rows", "is_scale_transposed", "takes_group_shape"},
+    {"scaling", "chosen", "scale_format", "group_size", "rows", "hidden", "out_rows", "input_stride", "out_stride", "residual_stride",
+     "eps", "words", "scale_rows", "is_scale_transposed", "takes_group_shape"},
     {{"static_scales", static_scales_fit}, {"group_scales", group_scales_fit}},
-    run,
+    asks,
+    launch,
 };
 
+}  // namespace
 }  // namespace gemmill
-
-void gemmill_set_quant_table(gemmill::QuantRow const* rows, int64_t count) {
-  auto* table = new gemmill::Table;
-  for (int64_t i = 0; i < count; ++i) table->emplace_back(gemmill::key_of(rows[i]), rows[i].kernel);
-  std::sort(table->begin(), table->end());
-  gemmill::current_table.store(table, std::memory_order_release);
-}
-
-int64_t gemmill_pin_quant(int64_t kernel) {
-  int64_t const before = gemmill::pinned_kernel;
-  gemmill::pinned_kernel = kernel;
-  return before;
-}

@@ -1,18 +1,9 @@
-// The GEMM ops: the variant that serves a call, its arguments, launch.
-#include <algorithm>
-#include <string>
-
-#include "extension/call.h"
-#include "extension/device.h"
-#include "extension/driver.h"
+// The GEMM ops: the special check, what the choice depends on, and what a kernel is given.
 #include "extension/dtypes.h"
+#include "extension/family.h"
 #include "scaled_mm/group_scales.h"
 #include "scaled_mm/classes.h"
 #include "scaled_mm/model.h"
-#include "extension/selection.h"
-#include "extension/workspace.h"
-
-extern "C" gemmill_kernel const gemmill_kernels[];
 
 namespace gemmill {
 namespace {
@@ -56,70 +47,62 @@ bool scales_fit(OpCall& x) {
   return x.value(kGroups) && codes && group_scales(a_scales, b_scales, m, n, k).keep(x.found.data());
 }
 
-bool run(OpCall& x) {
-  Operand const &out = x.tensor(kOut), &a = x.tensor(kA), &b = x.tensor(kB);
+// Leading dimensions. The stride of a single row is never used: any will do that TMA takes.
+struct Strides {
+  int64_t a, b, d;
+
+  explicit Strides(OpCall const& x)
+      : a(x.value(kM) == 1 ? round_up(x.value(kK), 16) : x.tensor(kA).strides[0]),
+        b(x.value(kN) == 1 ? round_up(x.value(kK), 16) : x.tensor(kB).strides[1]),
+        d(x.value(kM) == 1 ? round_up(x.value(kN), 8) : x.tensor(kOut).strides[0]) {}
+};
+
+bool asks(OpCall const& x, Call& asked) {
+  Operand const &out = x.tensor(kOut), &a = x.tensor(kA);
   int64_t const m = x.value(kM), n = x.value(kN), k = x.value(kK);
   if (m == 0 || n == 0) return false;
   OperandType const type = operand_type(a.dtype);
-  GroupedScales const groups(x.found.data());
+  Strides const strides(x);
+  asked.sizes[kSizeM] = m, asked.sizes[kSizeN] = n, asked.sizes[kSizeK] = k;
+  int64_t const bytes = operand_bytes(type);
+  asked.alignments[kAlignA] = alignment(a.data, strides.a, k, bytes);
+  asked.alignments[kAlignB] = alignment(x.tensor(kB).data, strides.b, k, bytes);
+  asked.alignments[kAlignD] = alignment(out.data, strides.d | n, n, 2);  // a TMA store ends at a multiple of 16 bytes, not at n
+  Need const need = x.tensor(kAzpAdj).given() ? (x.tensor(kAzp).given() ? kAzpToken : kAzpRow) : (x.tensor(kBiasOf).given() ? kBias : kScale);
+  asked.problem = problem_code(GroupedScales(x.found.data()).code, need, type, out.dtype == dtypes().f16 ? kToF16 : kToBf16);
+  return true;
+}
 
-  // The stride of a single row is never used: any will do that TMA takes.
-  int64_t lda = m == 1 ? round_up(k, 16) : a.strides[0];
-  int64_t ldb = n == 1 ? round_up(k, 16) : b.strides[1];
-  int64_t ldd = m == 1 ? round_up(n, 8) : out.strides[0];
-  Call call{};
-  call.sizes[kSizeM] = m, call.sizes[kSizeN] = n, call.sizes[kSizeK] = k;
-  int64_t bytes = operand_bytes(type);
-  call.alignments[kAlignA] = alignment(a.data, lda, k, bytes);
-  call.alignments[kAlignB] = alignment(b.data, ldb, k, bytes);
-  call.alignments[kAlignD] = alignment(out.data, ldd | n, n, 2);  // a TMA store ends at a multiple of 16 bytes, not at n
-  Need need = x.tensor(kAzpAdj).given() ? (x.tensor(kAzp).given() ? kAzpToken : kAzpRow) : (x.tensor(kBiasOf).given() ? kBias : kScale);
-  call.problem = problem_code(groups.code, need, type, out.dtype == dtypes().f16 ? kToF16 : kToBf16);
-
-  int32_t device = out.device;
-  int64_t sms = std::max<int64_t>(sm_count(device), 1);
-  Choice choice = choose(scaled_mm_model, call, sms);
-  if (choice.row < 0) refuse(x);
-  Row const& row = *row_at(choice.row);
-  GemmFacts const& facts = gemm_facts(row);
-  gemmill_kernel const& kernel = gemmill_kernels[row.kernel];
-
+void launch(OpCall const& x, Chosen const& chosen) {
+  GemmFacts const& facts = gemm_facts(chosen.row);
+  Strides const strides(x);
   gemmill_scaled_mm_args args{};
-  groups.tell(args);
-  args.a = a.data, args.b = b.data, args.d = out.data;
+  GroupedScales(x.found.data()).tell(args);
+  args.a = x.tensor(kA).data, args.b = x.tensor(kB).data, args.d = x.tensor(kOut).data;
   args.a_scales = static_cast<float const*>(x.tensor(kAScales).data);
   args.b_scales = static_cast<float const*>(x.tensor(kBScales).data);
   args.bias = x.tensor(kBiasOf).data;
   args.azp_adj = static_cast<int32_t const*>(x.tensor(kAzpAdj).data);
   args.azp = static_cast<int32_t const*>(x.tensor(kAzp).data);
-  args.lda = lda, args.ldb = ldb, args.ldd = ldd;
-  args.m = static_cast<int32_t>(m), args.n = static_cast<int32_t>(n), args.k = static_cast<int32_t>(k);
+  args.lda = strides.a, args.ldb = strides.b, args.ldd = strides.d;
+  args.m = static_cast<int32_t>(x.value(kM)), args.n = static_cast<int32_t>(x.value(kN)), args.k = static_cast<int32_t>(x.value(kK));
   args.a_scale_per_row = x.tensor(kAScales).numel() > 1;
   args.b_scale_per_column = x.tensor(kBScales).numel() > 1;
   args.raster_order = static_cast<int32_t>(facts.raster_order);
   args.swizzle = static_cast<int32_t>(facts.swizzle);
   args.splits = static_cast<int32_t>(facts.splits);
-  args.device = device;
-  args.sm_count = static_cast<int32_t>(sms);
-  args.programmatic_launch = programmatic_launch();
-  args.constant_weights = constant_weights();
-
-  DeviceScope scope(device);
-  Workspace workspace(row.workspace ? kernel.workspace(&args) : 0, device);
-  args.workspace = workspace.data();
-  int32_t status = kernel.launch(&args, current_stream(device));
-  check_launch(kernel.symbol, status, take_descriptor_failure());
-  return true;
+  chosen.launch(&args);
 }
 
-}  // namespace
-
-Family const scaled_mm_family{
+Family const scaled_mm{
     "scaled_mm",
     {"out", "a", "b", "a_scales", "b_scales", "azp_adj", "azp", "bias"},
     {"M", "N", "K", "groups"},
     {{"scales", scales_fit}},
-    run,
+    asks,
+    launch,
+    {takes, model_ns, pads_more},
 };
 
+}  // namespace
 }  // namespace gemmill

@@ -113,7 +113,7 @@ struct GroupUnalignedMm : UnalignedMm<Element_, Accumulator_, Output_, tile_m, t
 
 // Host code: a launch.
 template <class Kernel, auto entry, int tile_m, int tile_n>
-int32_t launch_group_unaligned(gemmill_scaled_mm_args const& x, void* stream) {
+int32_t launch_group_unaligned(gemmill_scaled_mm_args const& x, gemmill_launch const& how) {
   typename Kernel::Params params{static_cast<typename Kernel::Element const*>(x.a),
                                  static_cast<typename Kernel::Element const*>(x.b),
                                  static_cast<typename Kernel::Output*>(x.d),
@@ -123,7 +123,7 @@ int32_t launch_group_unaligned(gemmill_scaled_mm_args const& x, void* stream) {
   if (tiles > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
   void* parameters[] = {&params};
   LaunchShape const shape{dim3(tiles), dim3(Kernel::kThreads), dim3(1), 0};
-  return launch_kernel<entry>(shape, x.device, x.programmatic_launch, parameters, static_cast<cudaStream_t>(stream));
+  return launch_kernel<entry>(shape, how, parameters);
 }
 
 }  // namespace gemmill

@@ -32,6 +32,8 @@ int64_t ctas_of(GemmFacts const& row, Call const& call) {
   return tiles_of(row, call.sizes[kSizeM], call.sizes[kSizeN]) * std::max<int64_t>(row.splits, 1);
 }
 
+}  // namespace
+
 bool takes(Row const& row, Call const& call) { return ctas_of(gemm_facts(row), call) <= kMostCtas; }
 
 // Whether empty tiles would add a quarter or more to what they were of the tiles when the row was measured.
@@ -41,6 +43,8 @@ bool pads_more(Row const& of, int64_t const* then, int64_t const* now) {
   auto const tiles = [&](int64_t const* sizes) { return tiles_of(row, sizes[kSizeM], sizes[kSizeN]); };
   return 4 * tiles(now) * full_tiles(then) > 5 * tiles(then) * full_tiles(now);
 }
+
+namespace {
 
 constexpr int64_t kL2Bytes = 40'000'000;  // what of the L2 operands can keep
 
@@ -57,6 +61,8 @@ int64_t bytes_read(GemmFacts const& row, int64_t m, int64_t n, int64_t k, int64_
   bool const stays = along * along_bytes + width * across_bytes < kL2Bytes;
   return across * across_bytes + (stays ? 1 : ceil_div(across, width)) * along * along_bytes;
 }
+
+}  // namespace
 
 // The model, mirrored by gemmill.families.scaled_mm.model, which says where the constants come from. Nanoseconds.
 double model_ns(Row const& of, Call const& call, int64_t sm_count) {
@@ -86,9 +92,5 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   double const meeting = row.divides_k ? 52.7 + 402.4 * splits + 0.3515 * (row.tile_m * row.tile_n) : 0.0;
   return (both + waves * meeting) * (row.cost_permille / 1000.0);
 }
-
-}  // namespace
-
-Model const scaled_mm_model("scaled_mm", takes, model_ns, pads_more);
 
 }  // namespace gemmill

@@ -17,6 +17,8 @@ inline GemmFacts const& gemm_facts(Row const& row) { return reinterpret_cast<Gem
 enum GemmSize { kSizeM, kSizeN, kSizeK };         // places of a call's sizes
 enum GemmOperand { kAlignA, kAlignB, kAlignD };  // places of its alignments
 
-extern Model const scaled_mm_model;
+bool takes(Row const& row, Call const& call);
+double model_ns(Row const& row, Call const& call, int64_t sm_count);
+bool pads_more(Row const& row, int64_t const* measured, int64_t const* sizes);
 
 }  // namespace gemmill

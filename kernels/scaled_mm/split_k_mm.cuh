@@ -303,10 +303,10 @@ inline CUresult describe_operand(CUtensorMap& map, void const* data, int64_t row
 }
 
 template <class Kernel, auto entry>
-int32_t launch_split_k(gemmill_scaled_mm_args const& x, void* stream) {
+int32_t launch_split_k(gemmill_scaled_mm_args const& x, gemmill_launch const& how) {
   constexpr int tile_n = Kernel::kTileN, tile_m = Kernel::kTileM;
-  if (cudaError_t error = allow_shared_memory<entry>(x.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
-  typename Kernel::Params params{{}, {}, EpilogueVectors(x), static_cast<typename Kernel::Output*>(x.d), x.ldd, x.m, x.n, x.k, x.constant_weights != 0};
+  if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
+  typename Kernel::Params params{{}, {}, EpilogueVectors(x), static_cast<typename Kernel::Output*>(x.d), x.ldd, x.m, x.n, x.k, how.constant_weights != 0};
   if (describe_operand(params.weights, x.b, x.n, x.k, x.ldb, tile_n) != CUDA_SUCCESS ||
       describe_operand(params.tokens, x.a, x.m, x.k, x.lda, tile_m) != CUDA_SUCCESS) {
     return GEMMILL_CANNOT_IMPLEMENT;
@@ -315,7 +315,7 @@ int32_t launch_split_k(gemmill_scaled_mm_args const& x, void* stream) {
   if (tiles * x.splits > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
   void* parameters[] = {&params};
   LaunchShape const shape{dim3(tiles * x.splits), dim3(Kernel::kThreads), dim3(x.splits), Kernel::kSharedBytes};
-  return launch_kernel<entry>(shape, x.device, x.programmatic_launch, parameters, static_cast<cudaStream_t>(stream));
+  return launch_kernel<entry>(shape, how, parameters);
 }
 
 }  // namespace gemmill

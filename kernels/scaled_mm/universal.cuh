@@ -5,7 +5,6 @@
 #include "cutlass/device_kernel.h"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "cutlass/kernel_hardware_info.h"
-#include "scaled_mm/abi.h"
 #include "core/launch.cuh"
 
 namespace gemmill {
@@ -40,26 +39,25 @@ cudaError_t most_active_clusters(int device, int& active) {
 }
 
 template <class Kernel, auto entry>
-int32_t launch(typename Kernel::Arguments arguments, gemmill_scaled_mm_args const& x, void* stream_handle) {
-  auto stream = static_cast<cudaStream_t>(stream_handle);
-  cudaError_t error = allow_shared_memory<entry>(x.device, Kernel::SharedStorageSize);
+int32_t launch(typename Kernel::Arguments arguments, gemmill_launch const& how) {
+  cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::SharedStorageSize);
   int active_clusters = 0;
-  if (error == cudaSuccess) error = most_active_clusters<Kernel, entry>(x.device, active_clusters);
+  if (error == cudaSuccess) error = most_active_clusters<Kernel, entry>(how.device, active_clusters);
   if (error != cudaSuccess) return error;
-  arguments.hw_info = cutlass::KernelHardwareInfo{x.device, x.sm_count, active_clusters};
+  arguments.hw_info = cutlass::KernelHardwareInfo{how.device, how.sm_count, active_clusters};
   // Not asked: Kernel::can_implement, which wants aligned extents. TMA needs aligned addresses and strides, which the
   // caller has checked, and clips the rest.
-  if (Kernel::initialize_workspace(arguments, x.workspace, stream) != cutlass::Status::kSuccess) return cudaErrorUnknown;
+  if (Kernel::initialize_workspace(arguments, how.workspace, static_cast<cudaStream_t>(how.stream)) != cutlass::Status::kSuccess) return cudaErrorUnknown;
 
-  typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, x.workspace);
+  typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, how.workspace);
   void* parameters[] = {&params};
   LaunchShape const shape{Kernel::get_grid_shape(params), Kernel::get_block_shape(), cluster_of<Kernel>(), Kernel::SharedStorageSize};
-  return launch_kernel<entry>(shape, x.device, x.programmatic_launch, parameters, stream);
+  return launch_kernel<entry>(shape, how, parameters);
 }
 
 template <class Kernel>
-int64_t workspace_bytes(typename Kernel::Arguments arguments, gemmill_scaled_mm_args const& x) {
-  arguments.hw_info = cutlass::KernelHardwareInfo{x.device, x.sm_count};
+int64_t workspace_bytes(typename Kernel::Arguments arguments, gemmill_launch const& how) {
+  arguments.hw_info = cutlass::KernelHardwareInfo{how.device, how.sm_count};
   return static_cast<int64_t>(Kernel::get_workspace_size(arguments));
 }
 

@@ -28,7 +28,7 @@ static inline int32_t cute_dsl_{SYMBOL}_wrapper({SYMBOL}_Kernel_Module_t *module
 """
 TEXTS = {
     "scaled_mm.py": lambda: emit(parse_name(NAME)).text,
-    "adapter.cpp": lambda: emit_adapter(SYMBOL, read_header(HEADER)),
+    "adapter.cpp": lambda: emit_adapter(SYMBOL, NAME, read_header(HEADER)),
 }
 
 

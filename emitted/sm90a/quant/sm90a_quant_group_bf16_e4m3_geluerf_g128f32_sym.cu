@@ -4,7 +4,7 @@
 
 struct sm90a_quant_group_bf16_e4m3_geluerf_g128f32_sym;  // makes the kernels' names the variant's own
 
-extern "C" int32_t gemmill_sm90a_quant_group_bf16_e4m3_geluerf_g128f32_sym(void const* args) {
+extern "C" int32_t gemmill_sm90a_quant_group_bf16_e4m3_geluerf_g128f32_sym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return group_quant<sm90a_quant_group_bf16_e4m3_geluerf_g128f32_sym, __nv_bfloat16, E4M3, GeluErf, ScaleFormat::kF32, 128, true>(*static_cast<gemmill_group_quant_args const*>(args));
+  return group_quant<sm90a_quant_group_bf16_e4m3_geluerf_g128f32_sym, __nv_bfloat16, E4M3, GeluErf, ScaleFormat::kF32, 128, true>(*static_cast<gemmill_group_quant_args const*>(args), *how);
 }

@@ -67,6 +67,8 @@ class DslBody:
 
     entry: str
     """The module that has a kernel compiled: its imports lead to all bodies."""
+    arguments: str
+    """The C struct of the family's `abi.h` by whose fields a kernel names its arguments."""
     facts: Callable[[Any], Any]
     """What a body reads of a config. Raises ValueError for a config that no kernel can be made of."""
 
@@ -116,7 +118,7 @@ class Family:
     """The module whose `SERVING` is what the runtime does for it."""
     selections: Mapping[str, Callable[[Arch], Iterable[Any]]]
     """By a selection's name, the configs that the family has in it; none where it is not named."""
-    tuning: Tuning | None
-    """How one of several variants is chosen for a call; None where one serves all calls of its class."""
+    tuning: Tuning
+    """How a call comes to a variant."""
     home: Path | None = None
     """The folder in which its C++ lies, as `kernels/<name>`, and its templates, as `templates/<name>`; None for gemmill's."""

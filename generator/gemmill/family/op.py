@@ -48,6 +48,12 @@ class OpSet:
     specials: Mapping[str, Callable[[Judged], str | None]] = field(default_factory=dict)
     """Checks written by hand, each with its twin of the same name in the extension: the sentence, or None."""
 
+    def class_of(self, op: Op, call: Call) -> int:
+        """The number of the class of a call that passes the checks, by its contract."""
+        judged = Judged(schema=op.schema, roles=op.role_of, program=op.program, call=call)
+        judged.fault(self.specials)
+        return int(judged["class"])
+
     def fault(self, op: Op, call: Call) -> str | None:
         """The sentence for the first thing that is wrong with a call, or None."""
         return Judged(schema=op.schema, roles=op.role_of, program=op.program, call=call).fault(self.specials)

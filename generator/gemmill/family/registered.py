@@ -51,7 +51,7 @@ class Registry:
                         f"family {family.name!r}, op {name!r}: no special check {min(unknown)!r}, of "
                         f"{', '.join(family.asks.specials) or 'none'}"
                     )
-            if family.tuning is not None and (fault := family.tuning.contradiction()) is not None:
+            if (fault := family.tuning.contradiction()) is not None:
                 raise ValueError(f"family {family.name!r}: {fault}")
         names = [family.name for family in self.families]
         if len(set(names)) < len(names):
@@ -97,8 +97,8 @@ class Registry:
 
     @cached_property
     def tunings(self) -> Mapping[str, Tuning]:
-        """How families choose, by their names: of those that choose among several variants."""
-        return {family.name: family.tuning for family in self.families if family.tuning is not None}
+        """How calls come to variants, by the families' names."""
+        return {family.name: family.tuning for family in self.families}
 
     def configs_of(self, name: str, configs: Iterable[Any]) -> tuple[Any, ...]:
         """Those configs that are of the family of a name."""

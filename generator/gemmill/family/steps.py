@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Union
 
+from gemmill.family.classes import Classes
+
 
 @dataclass(frozen=True)
 class Let:
@@ -40,4 +42,4 @@ class Special:
     name: str
 
 
-Step = Union[Let, Require, When, Special]  # noqa: UP007 (a forward reference stands in When)
+Step = Union[Let, Require, When, Special, Classes]  # noqa: UP007 (a forward reference stands in When)

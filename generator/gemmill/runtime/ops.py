@@ -158,13 +158,6 @@ def use_variant(name: str) -> Iterator[KernelEntry]:
     Inside, an op of the variant's family whose call it cannot take raises RuntimeError instead of choosing another.
     """
     build = active()
-    if (kernel := build.quant.kernel_of(name)) is not None:
-        before = build.pin_quant(kernel)
-        try:
-            yield build.quant.entry_of(kernel)
-        finally:
-            build.pin_quant(before)
-        return
     rows = build.table.rows_of(name)
     if not rows:
         raise ValueError(

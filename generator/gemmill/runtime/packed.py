@@ -30,7 +30,7 @@ class _Noted(ctypes.Structure):
 
 class _Row(ctypes.Structure):
     _fields_ = [
-        *((name, _NUMBER) for name in ("kernel", "problem", "workspace", "most")),
+        *((name, _NUMBER) for name in ("kernel", "problem", "most")),
         ("alignments", _Alignments),
         ("least", _Sizes),
         ("facts", _Facts),
@@ -103,13 +103,14 @@ def _family(name: str, rows: range) -> _Family:
     tuning = REGISTRY.tunings[name]
     near = [tuning.sizes.index(size) for size in tuning.near]
     reach = tuning.reach
-    steps = (tuning.sizes.index(tuning.bucketed), reach.few, reach.many, reach.endless, reach.ratio)
+    bucketed = tuning.sizes.index(tuning.bucketed) if tuning.is_measured else 0
+    steps = (bucketed, reach.few, reach.many, reach.endless, reach.ratio)
     return _Family(name.encode(), rows.start, rows.stop, len(near), _Sizes(*near), *steps, reach.distance)
 
 
 def _row(row: Row) -> _Row:
     parts = (_Alignments(*row.alignments), _Sizes(*row.least), _Facts(*row.facts))
-    return _Row(row.kernel, row.problem, row.workspace, row.most, *parts)
+    return _Row(row.kernel, row.problem, row.most, *parts)
 
 
 def _tuned_row(tuned: TunedRow) -> _TunedRow:

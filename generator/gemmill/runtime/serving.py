@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gemmill.family import ProblemCall
 from gemmill.family.operand import Call
 from gemmill.registry import REGISTRY
 from gemmill.runtime.schemas import OpSchema
@@ -20,8 +21,8 @@ class Serving:
 
     on_cpu: Callable[[OpSchema, Sequence[Any]], None]
     """Check a call and write its results by the reference. Raises RuntimeError as the op would."""
-    choose: Callable[["Build", OpSchema, Call, int], Choice]
-    """The choice for a call that has passed the checks, on a GPU of so many SMs, with its trace."""
+    asked: Callable[[OpSchema, Call], ProblemCall]
+    """What the choice depends on, of a call that has passed the checks."""
     lacks: Callable[["Build", OpSchema, Call, Choice], str]
     """Why a build serves no such call, and what to do."""
 

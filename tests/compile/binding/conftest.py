@@ -43,19 +43,25 @@ class Arguments(ctypes.Structure):
     """Mirrors `gemmill_scaled_mm_args` in kernels/scaled_mm/abi.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in "a b d a_scales b_scales bias azp_adj azp workspace".split()),
+        *((name, ctypes.c_void_p) for name in "a b d a_scales b_scales bias azp_adj azp".split()),
         *((name, ctypes.c_int64) for name in "lda ldb ldd".split()),
         *(
             (name, ctypes.c_int32)
-            for name in (
-                "m n k a_scale_per_row b_scale_per_column raster_order swizzle splits device sm_count "
-                "programmatic_launch constant_weights"
-            ).split()
+            for name in ("m n k a_scale_per_row b_scale_per_column raster_order swizzle splits").split()
         ),
         *(
             (name, ctypes.c_int64)
             for name in "a_scale_stride_m a_scale_stride_k b_scale_stride_n b_scale_stride_k".split()
         ),
+    )
+
+
+class Launch(ctypes.Structure):
+    """Mirrors `gemmill_launch` in kernels/core/abi.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in "stream workspace".split()),
+        *((name, ctypes.c_int32) for name in "device sm_count programmatic_launch constant_weights".split()),
     )
 
 
@@ -112,6 +118,11 @@ class Probe:
             thread.join()
 
     @property
+    def how(self) -> Launch:
+        """How the last kernel was launched."""
+        return Launch.from_buffer_copy(Launch.in_dll(self._library, "probe_how"))
+
+    @property
     def machine(self) -> Machine:
         """What the binding takes for its machine."""
         return Machine.in_dll(self._library, "probe_machine")
@@ -151,10 +162,7 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
     home = tmp_path_factory.mktemp("probe")
     roots, flags = roots_of(toolchain, kernels_dir()), flags_for(Arch.SM90A)
     configs = some_configs()
-    symbols = {
-        family.name: sorted(set(map(symbol_of, REGISTRY.configs_of(family.name, configs))))
-        for family in REGISTRY.families
-    }
+    symbols = sorted(set(map(symbol_of, configs)))
     sources = [
         *hand_written(kernels_dir()),
         _HERE / "machine.cpp",
@@ -163,7 +171,8 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
     ]
     sources[-1].write_text(
         '#include "probe.h"\n'
-        + "".join(f"PROBE_{family.upper()}({symbol})\n" for family in symbols for symbol in symbols[family])
+        + "".join(f"PROBE({symbol})\n" for symbol in symbols)
+        + "".join(f"PROBE_WORKSPACE({symbol})\n" for symbol in symbols if "streamk" in symbol)
     )
     for build_id in BUILD_IDS:
         sources.append(home / f"variants_{build_id}.cpp")

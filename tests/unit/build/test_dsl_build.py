@@ -109,12 +109,12 @@ def test_both_backends_in_one_extension(fake_dsl: FakeDsl, options: BuildOptions
 
 
 class Kernel(ctypes.Structure):
-    """Mirrors `gemmill_kernel` in kernels/scaled_mm/abi.h."""
+    """Mirrors `gemmill_kernel` in kernels/core/abi.h."""
 
     _fields_ = (
         ("symbol", ctypes.c_char_p),
         ("launch", ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)),
-        ("workspace", ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)),
+        ("workspace", ctypes.c_void_p),
     )
 
 
@@ -127,13 +127,14 @@ def test_launch_functions_hand_over_the_addresses_of_their_arguments(
     kernel = kernels[result.manifest.entries[1].symbol]
     value = ctypes.c_int(70)
     arguments = (ctypes.c_int64 * 32)(ctypes.addressof(value))
+    how = (ctypes.c_int32 * 8)()
     # The stand-in gives *a and the number of arguments: a, m, stream and the status.
-    assert kernel.launch(arguments, None) == 74 and kernel.workspace(arguments) == 0
-    arguments[16] = 9  # the device, which the stand-in of the loader refuses
-    assert kernel.launch(arguments, None) == 9
+    assert kernel.launch(arguments, how) == 74 and kernel.workspace is None
+    how[4] = 9  # the device, which the stand-in of the loader refuses
+    assert kernel.launch(arguments, how) == 9
 
 
-def test_objects_have_two_symbols(fake_dsl: FakeDsl, options: BuildOptions, make_both: Make) -> None:
+def test_objects_have_one_symbol(fake_dsl: FakeDsl, options: BuildOptions, make_both: Make) -> None:
     selection = make_both(64)
     build(selection, options)
     symbol = symbol_of(selection.configs[1])
@@ -141,7 +142,7 @@ def test_objects_have_two_symbols(fake_dsl: FakeDsl, options: BuildOptions, make
     listed = subprocess.run(
         ["nm", "-g", "--defined-only", entry.with_name("object.o")], capture_output=True, text=True, check=True
     )
-    assert [line.split()[-1] for line in listed.stdout.splitlines()] == [symbol, f"{symbol}_workspace"]
+    assert [line.split()[-1] for line in listed.stdout.splitlines()] == [symbol]
 
 
 def test_second_build_starts_nothing(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from gemmill.families.quant.call import group_strides, quant_call, static_scales
+from gemmill.families.quant.classes import CLASSES
 from gemmill.families.quant.config import Activation, QuantFamily, ScaleFormat
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.family import Judged, Let, Op, OpSet, Require, Special, Step, When
@@ -35,7 +36,7 @@ def _op(quant: QuantOp) -> Op:
         schema=quant.schema,
         roles={name: role for name, role in _ROLES.items() if name in quant.schema.arguments},
         fixed=fixed,
-        contract=contract,
+        contract=(*contract, CLASSES),
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from gemmill.families.quant import NAME, selections
 from gemmill.families.quant.accepts import QuantPredicate, accepted
+from gemmill.families.quant.classes import CLASSES
 from gemmill.families.quant.config import RULES, QuantConfig
 from gemmill.families.quant.contract import OPS
 from gemmill.families.quant.names import from_fields, to_fields
@@ -45,5 +46,5 @@ FAMILY = Family(
     cases="gemmill.families.quant.cases",
     serving="gemmill.families.quant.serving",
     selections={"smoke": selections.smoke, "default": selections.default},
-    tuning=None,
+    tuning=CLASSES.tuning,
 )

@@ -10,7 +10,7 @@ from gemmill.family.operand import Call
 from gemmill.runtime import checks, operands
 from gemmill.runtime.library import Build
 from gemmill.runtime.problem import problem_of_call
-from gemmill.runtime.select import Choice, select
+from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Serving, count_of_variants
 
 MOST_REASONS = 20
@@ -24,10 +24,6 @@ def _on_cpu(op: OpSchema, arguments: Sequence[Any]) -> None:
     out.copy_(reference.scaled_mm(**given, out_dtype=out.dtype))
 
 
-def _choose(build: Build, op: OpSchema, call: Call, sm_count: int) -> Choice:
-    return select(build.table, problem_of_call(op, call), sm_count, build.pinned_name())
-
-
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     problem = problem_of_call(op, call)
     counts = Counter(rejected.reason for rejected in choice.trace)
@@ -39,4 +35,4 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     )
 
 
-SERVING = Serving(on_cpu=_on_cpu, choose=_choose, lacks=_lacks)
+SERVING = Serving(on_cpu=_on_cpu, asked=problem_of_call, lacks=_lacks)

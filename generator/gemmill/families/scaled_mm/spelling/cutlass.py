@@ -72,6 +72,7 @@ def _values(config: KernelConfig) -> dict[str, Any]:
         "scheduler_tag": _scheduler_tag(config),
         "scheduler_partial": f"scaled_mm/cutlass/_{s.tile_scheduler}.jinja",
         "stage_count": _stage_count(s.stages),
+        "takes_workspace": s.tile_scheduler is TileScheduler.STREAM_K,
     }
 
 
