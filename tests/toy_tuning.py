@@ -37,7 +37,7 @@ TOY_TUNING = Tuning(
     reach=Reach(few=2, many=100, endless=400, ratio=3, distance=0.5),
     rows=toy_rows,
     describe=lambda problem: f"class {problem}",
-    differs=lambda has, needs: f"it serves class {has}, the call is of {needs}",
+    differs=lambda has, needs: f"it computes class {has}, the call needs class {needs}",
     refuses=lambda row, call: None if call.sizes[1] % 2 else "it takes odd heads",
     model_ns=toy_ns,
     wastes=toy_wastes,

@@ -370,7 +370,7 @@ def test_a_worker_does_not_outlive_who_asked_it(
     source = variant_source(selection.configs[1], flags_for(Arch.SM90A), "")
     context = planning.open_workshop(Arch.SM90A, options).context
     path = tmp_path / source.path
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     path.write_text(source.text)
     request = dsl_request(Unit(sources=(source,)), tmp_path, tmp_path / "outcome.json", context)
     (tmp_path / "request.json").write_text(json.dumps(asdict(request)))
