@@ -2,15 +2,9 @@
 
 from torch import Tensor
 
-from gemmill.reference import (
-    Comparison,
-    compare_exact,
-    compare_within,
-    exact_scaled_mm,
-    groups_of,
-    scaled_mm,
-    tolerance,
-)
+from gemmill.families.scaled_mm.bounds import exact_scaled_mm, tolerance
+from gemmill.families.scaled_mm.reference import groups_of, scaled_mm
+from gemmill.numerics.comparison import Comparison, compare_exact, compare_within
 from gemmill.vocab import Accumulation
 
 

@@ -1,7 +1,7 @@
 """gemmill's variants for a dry run where no build is loaded: the reference, under the names of the smoke selection."""
 
 from gemmill.families import scaled_mm
-from gemmill.reference import scaled_mm as reference_of_scaled_mm
+from gemmill.families.scaled_mm.reference import scaled_mm as reference_of_scaled_mm
 from gemmill.registry import REGISTRY
 from gemmill.space.names import to_name
 from gemmill.space.selections import select

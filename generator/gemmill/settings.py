@@ -89,6 +89,21 @@ def record_misses() -> Path | None:
     return _path("GEMMILL_RECORD_MISSES")
 
 
+def logs_choices() -> bool:
+    """GEMMILL_LOG: `choices` logs which variant each shape gets. Raises ValueError for another word."""
+    text = os.environ.get("GEMMILL_LOG", "")
+    if text not in ("", "choices"):
+        raise ValueError(
+            f"GEMMILL_LOG is {text!r}: it can be `choices`, which logs the variant of each shape, or unset"
+        )
+    return text == "choices"
+
+
+def ranges() -> bool:
+    """GEMMILL_NVTX: 1 puts an NVTX range around each call on a GPU, with its op, sizes and variant."""
+    return os.environ.get("GEMMILL_NVTX") == "1"
+
+
 def visible_devices() -> list[str]:
     """CUDA_VISIBLE_DEVICES: the GPUs that this process may use, as CUDA names them; empty for all."""
     return [text.strip() for text in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if text.strip()]

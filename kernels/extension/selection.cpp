@@ -26,6 +26,7 @@ struct Table {
   std::vector<Row> rows;
   std::vector<TunedRow> tuned;
   uint64_t generation;
+  std::unique_ptr<std::atomic<int64_t>[]> chosen;  // how often, by row and trust
 };
 
 // Tables are replaced seldom and read on every call: old ones are kept, so that readers need no lock.
@@ -34,13 +35,15 @@ std::atomic<uint64_t> generations{0};
 thread_local int64_t pinned_row = -1;
 Model const* first_model = nullptr;
 
-std::atomic<int64_t> most_misses{0};
-std::mutex misses_mutex;
-std::vector<Miss> misses;
+constexpr int64_t kTrusts = 4;
+
+std::atomic<int64_t> most_noted{0}, least_trust_noted{0};
+std::mutex noted_mutex;
+std::vector<Noted> noted;
 
 // A process that is forked while another thread holds the mutex would wait for that thread, which it does not have.
-[[maybe_unused]] int const kept_over_forks = pthread_atfork([] { misses_mutex.lock(); }, [] { misses_mutex.unlock(); },
-                                                            [] { misses_mutex.unlock(); });
+[[maybe_unused]] int const kept_over_forks = pthread_atfork([] { noted_mutex.lock(); }, [] { noted_mutex.unlock(); },
+                                                            [] { noted_mutex.unlock(); });
 
 bool accepts(Model const& model, Row const& row, Call const& call) {
   if (row.problem != call.problem) return false;
@@ -118,10 +121,11 @@ Choice choose_pinned(Table const& table, Chooser const& family, Call const& call
 }
 
 // Only where a choice is made, not where one is remembered: the hot path does not come here.
-void note_miss(int64_t family, Call const& call, int64_t trust) {
-  if (trust <= 1 || most_misses.load(std::memory_order_relaxed) == 0) return;
-  std::lock_guard lock(misses_mutex);
-  if (static_cast<int64_t>(misses.size()) < most_misses.load()) misses.push_back({family, call, trust});
+void note(Table const& table, Chooser const& family, Call const& call, Choice const& choice) {
+  table.chosen[choice.row * kTrusts + choice.trust].fetch_add(1, std::memory_order_relaxed);
+  if (most_noted.load(std::memory_order_relaxed) == 0 || choice.trust < least_trust_noted.load()) return;
+  std::lock_guard lock(noted_mutex);
+  if (static_cast<int64_t>(noted.size()) < most_noted.load()) noted.push_back({&family - table.families.data(), call, choice});
 }
 
 struct CacheSlot {
@@ -182,7 +186,7 @@ Choice choose(Model const& model, Call const& call, int64_t sm_count) {
   Choice choice = choose_tuned(*table, *family, call);
   if (choice.row < 0) choice = choose_by_model(*table, *family, call, sm_count);
   slot = {&model, call, sm_count, table->generation, choice};
-  if (choice.row >= 0) note_miss(family - table->families.data(), call, choice.trust);
+  if (choice.row >= 0) note(*table, *family, call, choice);
   return choice;
 }
 
@@ -190,7 +194,8 @@ Choice choose(Model const& model, Call const& call, int64_t sm_count) {
 
 void gemmill_set_table(gemmill::FamilyRows const* families, int64_t family_count, gemmill::Row const* rows, int64_t row_count,
                        gemmill::TunedRow const* tuned, int64_t tuned_count) {
-  auto* table = new gemmill::Table{{}, {rows, rows + row_count}, {tuned, tuned + tuned_count}, ++gemmill::generations};
+  auto* table = new gemmill::Table{{}, {rows, rows + row_count}, {tuned, tuned + tuned_count}, ++gemmill::generations,
+                                   std::make_unique<std::atomic<int64_t>[]>(row_count * gemmill::kTrusts)};
   for (int64_t i = 0; i < family_count; ++i) table->families.push_back({families[i], gemmill::model_of(families[i].name)});
   gemmill::current_table.store(table, std::memory_order_release);
 }
@@ -206,13 +211,21 @@ void gemmill_choose(int64_t family, gemmill::Call const* call, int64_t sm_count,
   *choice = gemmill::choose(*table->families[family].model, *call, sm_count);
 }
 
-void gemmill_record_misses(int64_t most) { gemmill::most_misses.store(most); }
+void gemmill_note_choices(int64_t most, int64_t least_trust) {
+  gemmill::least_trust_noted.store(least_trust);
+  gemmill::most_noted.store(most);
+}
 
-int64_t gemmill_take_misses(gemmill::Miss* out, int64_t capacity) {
-  std::lock_guard lock(gemmill::misses_mutex);
-  auto& noted = gemmill::misses;
+int64_t gemmill_take_noted(gemmill::Noted* out, int64_t capacity) {
+  std::lock_guard lock(gemmill::noted_mutex);
+  auto& noted = gemmill::noted;
   int64_t taken = std::min<int64_t>(capacity, noted.size());
   std::copy_n(noted.end() - taken, taken, out);
   noted.resize(noted.size() - taken);
   return taken;
+}
+
+int64_t gemmill_times_chosen(int64_t row, int64_t trust) {
+  auto const* table = gemmill::current_table.load(std::memory_order_acquire);
+  return table->chosen[row * gemmill::kTrusts + trust].load(std::memory_order_relaxed);
 }

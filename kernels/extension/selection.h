@@ -67,11 +67,11 @@ struct Choice {
   int64_t trust;  // 0 pinned, 1 tuned at these sizes or a step above, 2 tuned near them or not exact, 3 by the model
 };
 
-// A call whose choice was not exact, noted when the choice was first made.
-struct Miss {
+// A choice, noted when it was first made.
+struct Noted {
   int64_t family;  // its place in the table
   Call call;
-  int64_t trust;
+  Choice choice;
 };
 
 // Thread-safe; the second and later calls with the same arguments cost a look-up in a small cache.
@@ -90,8 +90,10 @@ __attribute__((visibility("default"))) int64_t gemmill_pin(int64_t row);
 // The choice for a call of the family at a place in the table, without making it; for tests.
 __attribute__((visibility("default"))) void gemmill_choose(int64_t family, gemmill::Call const* call, int64_t sm_count,
                                                            gemmill::Choice* choice);
-// Notes misses from now on, `most` of them until they are taken; 0 ends that.
-__attribute__((visibility("default"))) void gemmill_record_misses(int64_t most);
-// Moves up to `capacity` misses out and returns how many.
-__attribute__((visibility("default"))) int64_t gemmill_take_misses(gemmill::Miss* misses, int64_t capacity);
+// Notes choices from now on whose trust is `least_trust` or a higher number, `most` of them until they are taken; 0 ends that.
+__attribute__((visibility("default"))) void gemmill_note_choices(int64_t most, int64_t least_trust);
+// Moves up to `capacity` of what was noted out and returns how many.
+__attribute__((visibility("default"))) int64_t gemmill_take_noted(gemmill::Noted* noted, int64_t capacity);
+// How often a row of the table was chosen with a trust of 1 to 3; calls whose choice is remembered are not counted.
+__attribute__((visibility("default"))) int64_t gemmill_times_chosen(int64_t row, int64_t trust);
 }

@@ -28,7 +28,7 @@ enum Value {
 // What the special checks find out.
 enum Found { kGroupM, kGroupN, kScaleStrideM, kScaleStrideN };
 
-// Smallest scales of the ops that have one, as in gemmill.reference.quant.
+// Smallest scales of the ops that have one, as in gemmill.families.quant.reference.
 constexpr float kSmallestE4m3Scale = 1.0f / (448.0f * 512.0f), kSmallestS8Scale = 1.1920929e-07f;
 
 uint64_t key_of(QuantRow const& row) {

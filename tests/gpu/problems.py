@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from gemmill.families.scaled_mm.accepts import Predicate
 from gemmill.families.scaled_mm.cases.calls import Call, Problem
+from gemmill.families.scaled_mm.reference import groups_of
 from gemmill.families.scaled_mm.scales import lies_for_tma
-from gemmill.reference import groups_of
 from gemmill.runtime.operands import of_tensor
 from gemmill.vocab import ScaleLayout
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.cases.calls import Call
 from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.families.scaled_mm.reference import scaled_mm as reference_of_scaled_mm
 from gemmill.manifest import KernelEntry
-from gemmill.reference import scaled_mm as reference_of_scaled_mm
 from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.selections import select

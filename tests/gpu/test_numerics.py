@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call, sum_error_fraction
-from gemmill.reference import scaled_mm
+from gemmill.families.scaled_mm.reference import scaled_mm
 from gpu.problems import MAY, MUST, REFUSES, acceptance, of_variant
 from gpu.shapes import FIRST, takes_any_rows, with_groups
 

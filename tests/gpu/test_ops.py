@@ -9,7 +9,8 @@ import torch
 import gemmill
 from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
 from gemmill.families.scaled_mm.config import RESULTS_OF
-from gemmill.reference import compare_exact, scaled_mm
+from gemmill.families.scaled_mm.reference import scaled_mm
+from gemmill.numerics.comparison import compare_exact
 from gemmill.vocab import Accumulation, DType
 from gpu.shapes import FIRST, FIXED, UNALIGNED
 

@@ -38,11 +38,16 @@ class Scheduler:
     def connect(self, how_to_start: str) -> Any:
         """A client of it; `how_to_start` ends the sentence where there is none. Raises SchedulerError."""
         try:
-            from distributed import Client
+            from distributed import Client, Security
         except ImportError:
             raise SchedulerError(
                 "--scheduler needs Dask's package distributed: `pip install 'gemmill[tune]'`"
             ) from None
+        if Security().require_encryption and _scheme(self.address) not in _OWN + _WITH_CERTIFICATES:  # type: ignore[no-untyped-call]
+            raise SchedulerError(
+                f"--scheduler {self.address}: Dask's configuration requires encryption (distributed.comm.require-encryption), "
+                "which this address is without: name one that begins with tls://"
+            )
         try:
             return Client(self.address, timeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]
         except TypeError:
@@ -56,12 +61,15 @@ class Scheduler:
             ) from None
 
 
+def _scheme(address: str) -> str:
+    return address.rpartition("://")[0]
+
+
 def _is_guarded(address: str) -> bool:
-    scheme, _, rest = address.rpartition("://")
-    if scheme in _OWN + _WITH_CERTIFICATES:
+    if _scheme(address) in _OWN + _WITH_CERTIFICATES:
         return True
     try:
-        host = urlsplit(f"//{rest}").hostname or ""
+        host = urlsplit(f"//{address.rpartition('://')[2]}").hostname or ""
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False

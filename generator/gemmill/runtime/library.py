@@ -17,7 +17,7 @@ from gemmill.runtime.declaring import declare
 from gemmill.runtime.notices import tell_loaded, tell_unbuilt
 from gemmill.runtime.quant_table import QuantRow, QuantTable, make_quant_table
 from gemmill.runtime.schemas import BY_NAME, OpSchema
-from gemmill.runtime.select import Choice, Trust
+from gemmill.runtime.select import Choice, Noted, Trust
 from gemmill.runtime.serving import serving_of
 from gemmill.runtime.table import Table, make_table
 from gemmill.runtime.tuned import Machine, Tuned, load_tuned, machine
@@ -96,13 +96,17 @@ class Build:
         """The extension's own choice for a call: index of the row, or -1."""
         return packed.choose(self._library, self.table, call, sm_count)
 
-    def record_misses(self, most: int) -> None:
-        """Note calls from now on whose choice is not exact, `most` at a time; 0 ends that."""
-        self._library.gemmill_record_misses(most)
+    def note_choices(self, most: int, least_trust: Trust = Trust.NEAREST) -> None:
+        """Note choices from now on that rest on no more than `least_trust`, `most` at a time; 0 ends that."""
+        self._library.gemmill_note_choices(most, least_trust.value)
 
-    def take_misses(self, most: int) -> list[tuple[ProblemCall, Trust]]:
+    def take_noted(self, most: int) -> list[Noted]:
         """What was noted since, each once for each thread."""
-        return list(packed.misses(self._library, self.table, most))
+        return list(packed.noted(self._library, self.table, most))
+
+    def times_chosen(self, row: int, trust: Trust) -> int:
+        """How often a row of the table was chosen; calls whose choice is remembered are not counted."""
+        return self._library.gemmill_times_chosen(row, trust.value)
 
     def set_arena(self, address: int | None, size: int = 0) -> None:
         """Take the calling thread's workspaces from this memory instead of torch's allocator; None ends that."""

@@ -9,6 +9,15 @@ from gemmill.runtime.tuned import Tuned
 LOG = logging.getLogger("gemmill")
 
 
+def show_choices() -> None:
+    """Have messages of level INFO appear: on stderr, where the process has set up no logging of its own."""
+    LOG.setLevel(logging.INFO)
+    if not LOG.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        LOG.addHandler(handler)
+
+
 def tell_loaded(manifest: Manifest, tuned: Tuned, folder: Path) -> None:
     """Say which build serves from now on, at level INFO."""
     LOG.info(

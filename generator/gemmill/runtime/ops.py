@@ -12,8 +12,12 @@ import torch
 from gemmill import settings
 from gemmill.manifest import KernelEntry
 from gemmill.runtime import builds, checks, operands
+from gemmill.runtime.chosen import ChoiceLog, Chosen, chosen_in
 from gemmill.runtime.library import Build
-from gemmill.runtime.misses import Recorder
+from gemmill.runtime.misses import MissFile
+from gemmill.runtime.noted import Listener, Notes
+from gemmill.runtime.notices import show_choices
+from gemmill.runtime.ranges import Ranges
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS, OpSchema
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import serving_of
@@ -23,7 +27,8 @@ _lock = threading.RLock()
 _loaded: dict[Path, Build] = {}
 _active: Build | None = None
 _constant_weights = settings.constant_weights()
-_recorder: Recorder | None = None
+_notes: Notes | None = None
+_ranges: list[Ranges] = []
 _served: dict[str, int | None] = {}
 """Namespaces whose ops have the active build's kernels, with its registration; None while there is no active build."""
 _libraries: list[torch.library.Library] = []
@@ -45,7 +50,7 @@ def load(build: str | Path | None = None) -> Build:
         if folder not in _loaded:
             loaded = Build(folder, _arch_here())
             loaded.assume_constant_weights(_constant_weights)
-            _record_misses_of(loaded)
+            _listen_to(loaded)
             _define(f"{NAMESPACE}_{loaded.build_id}")
             loaded.register(f"{NAMESPACE}_{loaded.build_id}")
             _loaded[folder] = loaded
@@ -67,6 +72,10 @@ def _replace_kernels(build: Build) -> None:
             _active.unregister(registration)
     while _bootstrap:
         _bootstrap.pop()._destroy()
+    while _ranges:
+        _ranges.pop().end()
+    if settings.ranges():
+        _ranges.extend(Ranges(namespace, build.build_id, explain) for namespace in _served)
 
 
 def _spend_warning() -> None:
@@ -184,6 +193,15 @@ def assume_constant_weights(assumed: bool = True) -> None:
             build.assume_constant_weights(assumed)
 
 
+def stats() -> list[Chosen]:
+    """How often which variant was chosen in this process, by class of calls and by what the choice rests on.
+
+    Counted are choices, not calls: see `Chosen.times`. A quantisation op has one kernel for a call, so nothing is chosen.
+    GEMMILL_LOG=choices logs each shape's choice, within seconds.
+    """
+    return chosen_in(_loaded.values())
+
+
 def table_digest() -> str:
     """A digest of the measured choices of the active build, loaded if none is yet.
 
@@ -193,11 +211,22 @@ def table_digest() -> str:
     return active().tuned.digest
 
 
-def _record_misses_of(build: Build) -> None:
-    global _recorder
+def _listen_to(build: Build) -> None:
+    global _notes
+    if _notes is None and (listeners := _listeners()):
+        _notes = Notes(*listeners)
+    if _notes is not None:
+        _notes.add(build)
+
+
+def _listeners() -> list[Listener]:
+    listeners: list[Listener] = []
     if (path := settings.record_misses()) is not None:
-        _recorder = _recorder or Recorder(path)
-        _recorder.add(build)
+        listeners.append(MissFile(path))
+    if settings.logs_choices():
+        show_choices()
+        listeners.append(ChoiceLog())
+    return listeners
 
 
 def _schema(op: str) -> OpSchema:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from gemmill.family import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, ProblemCall, Row
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import Trust
+from gemmill.runtime.select import Noted, Trust
 from gemmill.runtime.table import Table, TunedRow
 
 _NUMBER = ctypes.c_int64
@@ -24,8 +24,8 @@ class PackedChoice(ctypes.Structure):
     _fields_ = [("row", _NUMBER), ("trust", _NUMBER)]
 
 
-class _Miss(ctypes.Structure):
-    _fields_ = [("family", _NUMBER), ("call", PackedCall), ("trust", _NUMBER)]
+class _Noted(ctypes.Structure):
+    _fields_ = [("family", _NUMBER), ("call", PackedCall), ("choice", PackedChoice)]
 
 
 class _Row(ctypes.Structure):
@@ -55,9 +55,11 @@ def declare(library: ctypes.CDLL) -> None:
     """Say what the extension's functions take and return."""
     library.gemmill_set_table.argtypes = [ctypes.c_void_p, _NUMBER] * 3
     library.gemmill_choose.argtypes = [_NUMBER, ctypes.POINTER(PackedCall), _NUMBER, ctypes.POINTER(PackedChoice)]
-    library.gemmill_record_misses.argtypes = [_NUMBER]
-    library.gemmill_take_misses.argtypes = [ctypes.c_void_p, _NUMBER]
-    library.gemmill_take_misses.restype = _NUMBER
+    library.gemmill_note_choices.argtypes = [_NUMBER, _NUMBER]
+    library.gemmill_take_noted.argtypes = [ctypes.c_void_p, _NUMBER]
+    library.gemmill_take_noted.restype = _NUMBER
+    library.gemmill_times_chosen.argtypes = [_NUMBER, _NUMBER]
+    library.gemmill_times_chosen.restype = _NUMBER
 
 
 def send(library: ctypes.CDLL, table: Table) -> None:
@@ -79,17 +81,17 @@ def choose(library: ctypes.CDLL, table: Table, call: ProblemCall, sm_count: int)
     return choice.row, Trust(choice.trust)
 
 
-def misses(library: ctypes.CDLL, table: Table, most: int) -> Iterator[tuple[ProblemCall, Trust]]:
+def noted(library: ctypes.CDLL, table: Table, most: int) -> Iterator[Noted]:
     """Takes what the extension noted."""
-    noted = (_Miss * most)()
+    room = (_Noted * most)()
     names = list(table.families)
-    for miss in noted[: library.gemmill_take_misses(noted, most)]:
-        tuning = REGISTRY.tunings[names[miss.family]]
-        sizes, alignments = miss.call.sizes[: len(tuning.sizes)], miss.call.alignments[: len(tuning.aligned)]
-        found = ProblemCall(
-            family=names[miss.family], problem=miss.call.problem, sizes=tuple(sizes), alignments=tuple(alignments)
+    for found in room[: library.gemmill_take_noted(room, most)]:
+        tuning = REGISTRY.tunings[names[found.family]]
+        sizes, alignments = found.call.sizes[: len(tuning.sizes)], found.call.alignments[: len(tuning.aligned)]
+        call = ProblemCall(
+            family=names[found.family], problem=found.call.problem, sizes=tuple(sizes), alignments=tuple(alignments)
         )
-        yield found, Trust(miss.trust)
+        yield Noted(call=call, variant=table.entries[found.choice.row].name, trust=Trust(found.choice.trust))
 
 
 def packed_call(call: ProblemCall) -> PackedCall:

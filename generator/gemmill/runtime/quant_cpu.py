@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from gemmill.families.quant import reference
 from gemmill.families.quant.call import (
     GROUP_AZP,
     OUT_NAMES,
@@ -16,7 +17,6 @@ from gemmill.families.quant.call import (
     static_scales,
 )
 from gemmill.families.quant.config import QuantFamily, ScaleFormat
-from gemmill.reference import quant as reference
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import OpSchema
 from gemmill.vocab import DType

@@ -1,5 +1,5 @@
 """The quantisation ops as functions that allocate what they return. Each raises RuntimeError with one sentence where its
-arguments do not fit; arithmetic is that of gemmill.reference.quant."""
+arguments do not fit; arithmetic is that of gemmill.families.quant.reference."""
 
 import torch
 

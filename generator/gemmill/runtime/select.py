@@ -23,6 +23,16 @@ class Trust(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Noted:
+    """A choice that the extension made, not one that it remembered."""
+
+    call: ProblemCall
+    variant: str
+    """Its name."""
+    trust: Trust
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rejected:
     """A variant that was not chosen and the first reason."""
 

@@ -12,7 +12,9 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from gemmill.reference import Comparison, compare_exact, compare_within, exact_scaled_mm, scaled_mm, tolerance
+from gemmill.families.scaled_mm.bounds import exact_scaled_mm, tolerance
+from gemmill.families.scaled_mm.reference import scaled_mm
+from gemmill.numerics.comparison import Comparison, compare_exact, compare_within
 from gemmill.tune.operands import Operands
 from gemmill.vocab import Accumulation
 

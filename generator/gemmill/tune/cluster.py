@@ -13,6 +13,7 @@ from typing import Any
 from distributed import Client, Nanny, SpecCluster, as_completed
 from distributed import Scheduler as DaskScheduler
 from distributed.scheduler import KilledWorker
+from distributed.security import Security
 
 from gemmill import settings
 from gemmill.build.scheduler import LOOPBACK, Scheduler, SchedulerError
@@ -104,12 +105,14 @@ def connect(spec: WorkerSpec, scheduler: Scheduler) -> ClusterExecutor:
 
 def local_cluster(spec: WorkerSpec, gpus: int) -> ClusterExecutor:
     """A cluster on this machine with one worker for each of its GPUs (of a dry run: as many workers), which no other
-    machine reaches."""
+    machine reaches. It speaks TLS where Dask's configuration requires that."""
+    security = Security()  # type: ignore[no-untyped-call]
+    here = HERE | {"security": security, "protocol": "tls" if security.require_encryption else "tcp"}
     workers = {
         index: {
             "cls": Nanny,
             "options": {
-                **HERE,
+                **here,
                 "nthreads": 1,
                 "resources": RESOURCES,
                 "env": {} if spec.dry_run else {"CUDA_VISIBLE_DEVICES": visible_device(index)},
@@ -119,9 +122,9 @@ def local_cluster(spec: WorkerSpec, gpus: int) -> ClusterExecutor:
     }
     scheduler = {
         "cls": DaskScheduler,
-        "options": {**HERE, "dashboard": False, "allowed_failures": 0},
+        "options": {**here, "dashboard": False, "allowed_failures": 0},
     }
-    cluster = SpecCluster(scheduler=scheduler, workers=workers, silence_logs=50)
+    cluster = SpecCluster(scheduler=scheduler, workers=workers, security=security, silence_logs=50)
     return ClusterExecutor(spec, Client(cluster), cluster)
 
 

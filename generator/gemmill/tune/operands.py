@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gemmill.reference import powers_of_two, small_integers
+from gemmill.numerics.exact import powers_of_two, small_integers
 from gemmill.tune.problems import Op, Problem
 from gemmill.vocab import DType
 
@@ -35,7 +35,7 @@ class Operands:
     azp_adj: tuple[Tensor | None, ...]
     """One for each copy of the weights."""
     exact: bool = False
-    """Of small integers and powers of two (gemmill.reference.exact): no right kernel rounds before it stores"""
+    """Of small integers and powers of two (gemmill.numerics.exact): no right kernel rounds before it stores"""
 
 
 class OperandMaker:

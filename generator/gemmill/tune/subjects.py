@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gemmill.reference import scaled_mm
+from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.runtime.library import Build
 from gemmill.runtime.ops import load
 from gemmill.runtime.schemas import NAMESPACE

@@ -100,10 +100,10 @@ class Probe:
         return symbol, Arguments.from_buffer_copy(recorded)
 
     @contextmanager
-    def taking_misses(self) -> Iterator[None]:
-        """Meanwhile a thread asks for the noted misses again and again."""
+    def taking_noted(self) -> Iterator[None]:
+        """Meanwhile a thread asks for the noted choices again and again."""
         end = ctypes.c_int32(0)
-        thread = Thread(target=self._library.probe_take_misses_until, args=(ctypes.byref(end),))
+        thread = Thread(target=self._library.probe_take_noted_until, args=(ctypes.byref(end),))
         thread.start()
         try:
             yield

@@ -60,8 +60,8 @@ int32_t probe_record_quant(char const* symbol, void const* args) {
   return probe_status;
 }
 
-// Holds the lock of noted misses most of the time, until it is told to end.
-PROBE_EXPORT void probe_take_misses_until(int32_t const volatile* end) {
-  while (*end == 0) gemmill_take_misses(nullptr, 0);
+// Holds the lock of noted choices most of the time, until it is told to end.
+PROBE_EXPORT void probe_take_noted_until(int32_t const volatile* end) {
+  while (*end == 0) gemmill_take_noted(nullptr, 0);
 }
 }

@@ -5,6 +5,7 @@ import random
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,10 +19,12 @@ from gemmill.families.scaled_mm.scales import group_strides, groups_of_call
 from gemmill.family import ProblemCall
 from gemmill.registry import REGISTRY
 from gemmill.runtime.checks import check
+from gemmill.runtime.chosen import chosen_in
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.problem import problem_of_call
-from gemmill.runtime.schemas import OpSchema
-from gemmill.runtime.select import Trust, select
+from gemmill.runtime.ranges import Ranges
+from gemmill.runtime.schemas import BY_NAME, OPS, OpSchema
+from gemmill.runtime.select import Choice, Noted, Trust, select
 from gemmill.runtime.table import TunedRow, make_table
 from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleLayout
 
@@ -483,41 +486,83 @@ def test_symbols_that_the_extension_asks_for_exist(home_of_probes) -> None:
         assert of_torch and all(name.startswith(("aoti_torch_", "torch_")) for name in of_torch)
 
 
-def test_calls_without_an_exact_choice_are_noted_once(probe, with_table: Callable) -> None:
+def test_choices_are_noted_once_and_counted(probe, with_table: Callable) -> None:
     table = probe.build.table
     row = next(i for i, entry in enumerate(table.entries) if entry.config.schedule.alignment_a > 1)
     with_table(tuned=(TunedRow(problem=table.rows[row].problem, sizes=(16, 4096, 4096), row=row, exact=True),))
     here = call_of_sizes(table.rows[row].problem, 16, 4096, 4096)
     calls = [here, replace(here, sizes=(16, 4000, 4096)), replace(here, sizes=(17, 4096, 4096))]
-    probe.build.record_misses(64)
+    trusts, measured = [Trust.EXACT, Trust.NEAREST, Trust.MODEL], table.entries[row].name
+    probe.build.note_choices(64)
     try:
-        for call in calls * 2:
-            probe.build.choose(call, SMS)
-        assert probe.build.take_misses(64) == [(calls[1], Trust.NEAREST), (calls[2], Trust.MODEL)]
-        assert probe.build.take_misses(64) == []
-        probe.build.record_misses(1)
+        names = [table.entries[probe.build.choose(call, SMS)[0]].name for call in calls * 2]
+        assert names[:2] == [measured] * 2
+        noted = [
+            Noted(call=call, variant=name, trust=trust) for call, name, trust in zip(calls, names, trusts, strict=False)
+        ]
+        assert probe.build.take_noted(64) == noted[1:]
+        assert probe.build.take_noted(64) == []
+        probe.build.note_choices(1)
         for n in (16, 32, 64):
             probe.build.choose(replace(here, sizes=(16, n, 4096)), SMS)
-        assert len(probe.build.take_misses(64)) == 1, "no more than were asked for"
+        assert len(probe.build.take_noted(64)) == 1, "no more than were asked for"
+        probe.build.note_choices(64, Trust.EXACT)
+        probe.build.choose(replace(here, sizes=(15, 4096, 4096)), SMS)
+        assert [choice.trust for choice in probe.build.take_noted(64)] == [Trust.EXACT]
     finally:
-        probe.build.record_misses(0)
+        probe.build.note_choices(0)
     probe.build.choose(replace(here, sizes=(16, 48, 4096)), SMS)
-    assert probe.build.take_misses(64) == []
+    assert probe.build.take_noted(64) == []
+    counted = [
+        chosen for chosen in chosen_in([probe.build]) if chosen.variant == measured and chosen.trust is not Trust.MODEL
+    ]
+    assert [(chosen.trust, chosen.times) for chosen in counted] == [(Trust.EXACT, 2), (Trust.NEAREST, 1)]
+    assert sum(chosen.times for chosen in chosen_in([probe.build])) == 8, "remembered choices are not counted"
 
 
-def test_a_fork_while_misses_are_taken_does_not_hang_the_child(probe, with_table: Callable) -> None:
+def test_ranges_say_op_sizes_and_variant(probe) -> None:
+    """Around each call, in the order in which a profiler reads them; as long as they are not ended."""
+    pushed: list[str | None] = []
+    nvtx = SimpleNamespace(range_push=pushed.append, range_pop=lambda: pushed.append(None))
+    namespace = f"gemmill_{probe.build.build_id}"
+    definitions = [torch.library.Library(name, "FRAGMENT") for name in ("probe_ranges", namespace)]
+    for library in definitions:
+        for op in OPS:
+            library.define(op.schema)
+    registrations = [probe.build.register(name, "CPU") for name in ("probe_ranges", namespace)]
+
+    def explain(name: str, *args: object) -> Choice:
+        return probe.build.explain(BY_NAME[name], of_arguments(BY_NAME[name], args), SMS)
+
+    ranges = Ranges("probe_ranges", probe.build.build_id, explain, "CPU", nvtx)
+    run = torch.ops.probe_ranges.cutlass_scaled_mm.default
+    run(*good_call())
+    chosen = explain("cutlass_scaled_mm", *good_call()).entry.name
+    assert pushed == [f"gemmill::cutlass_scaled_mm 16x32 16x64 64x32 {chosen}", None]
+    out, a, *rest = good_call()
+    with pytest.raises(RuntimeError, match="cutlass_scaled_mm: "):
+        run(out, a[:, :3], *rest)
+    assert pushed[2:] == ["gemmill::cutlass_scaled_mm 16x32 16x3 64x32", None]
+    ranges.end()
+    run(*good_call())
+    assert len(pushed) == 4
+    for registration in registrations:
+        probe.build.unregister(registration)
+
+
+def test_a_fork_while_choices_are_taken_does_not_hang_the_child(probe, with_table: Callable) -> None:
     """The child notes and takes its own: whoever held the lock when it was forked is not in it."""
     with_table(tuned=())
     here = call_of_sizes(probe.build.table.rows[0].problem, 16, 4096, 4096)
-    probe.build.record_misses(64)
+    probe.build.note_choices(64)
     try:
-        with probe.taking_misses():
+        with probe.taking_noted():
             for i in range(30):
                 assert _code_of_child(probe, replace(here, sizes=(17 + i, 4096, 4096))) == 0, (
                     "one that hangs is killed by its alarm"
                 )
     finally:
-        probe.build.record_misses(0)
+        probe.build.note_choices(0)
 
 
 def _code_of_child(probe, call: ProblemCall) -> int:
@@ -525,5 +570,5 @@ def _code_of_child(probe, call: ProblemCall) -> int:
     if pid == 0:
         signal.alarm(10)
         probe.build.choose(call, SMS)
-        os._exit(len(probe.build.take_misses(64)) != 1)
+        os._exit(len(probe.build.take_noted(64)) != 1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

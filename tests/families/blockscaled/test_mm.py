@@ -24,8 +24,8 @@ from gemmill.families.blockscaled.reference import (
     unpack,
     weight_mm,
 )
+from gemmill.families.quant import reference as house
 from gemmill.families.quant.config import Activation
-from gemmill.reference import quant as house
 from gemmill.vocab.format import BLOCK_SCALED, MXFP4, MXFP6, MXFP8, NVFP4, Format
 
 ONE = {"ue4m3": 0x38, "ue8m0": 127}

@@ -11,7 +11,9 @@ import pytest
 from gemmill.families.scaled_mm.classes import Need
 from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.runtime import misses, ops
-from gemmill.runtime.misses import Recorder
+from gemmill.runtime.misses import MissFile
+from gemmill.runtime.noted import MOST_NOTED, Notes
+from gemmill.runtime.select import Noted as Choice
 from gemmill.runtime.select import Trust
 from gemmill.tune.problems import Op, Problem
 from gemmill.tune.shapes import read_misses, read_shapes
@@ -22,18 +24,24 @@ class Noted:
 
     def __init__(self, *calls) -> None:
         self.calls = list(calls)
+        self.most = None
 
-    def record_misses(self, most: int) -> None:
-        self.most = most
+    def note_choices(self, most: int, least_trust: Trust = Trust.NEAREST) -> None:
+        self.most, self.least_trust = most, least_trust
 
-    def take_misses(self, most: int):
+    def take_noted(self, most: int):
         taken, self.calls = self.calls, []
-        return taken
+        return [Choice(call=call, variant="v", trust=trust) for call, trust in taken]
 
 
 @pytest.fixture
-def recorder(tmp_path):
-    found = Recorder(tmp_path / "new" / "misses.jsonl")
+def file(tmp_path) -> MissFile:
+    return MissFile(tmp_path / "new" / "misses.jsonl")
+
+
+@pytest.fixture
+def recorder(file):
+    found = Notes(file)
     yield found
     found.close()
 
@@ -46,7 +54,7 @@ def test_misses_become_shapes(recorder, problem_call, tmp_path: Path) -> None:
     ]
     build = Noted(*calls)
     recorder.add(build)
-    assert build.most == misses.MOST_NOTED
+    assert build.most == MOST_NOTED
     recorder.flush()
     build.calls = calls[:1]
     recorder.flush()
@@ -74,7 +82,7 @@ def test_a_miss_is_written_once(recorder, problem_call, tmp_path: Path) -> None:
     assert [json.loads(row)["m"] for row in rows] == [3, 4, 5]
 
 
-def test_the_file_is_bounded(recorder, problem_call, tmp_path, monkeypatch) -> None:
+def test_the_file_is_bounded(recorder, file, problem_call, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(misses, "MOST_BYTES", 10)
     build = Noted((problem_call(m=3), Trust.MODEL))
     recorder.add(build)
@@ -84,44 +92,44 @@ def test_the_file_is_bounded(recorder, problem_call, tmp_path, monkeypatch) -> N
     assert len((tmp_path / "new" / "misses.jsonl").read_text().splitlines()) == 1
 
 
-def test_memory_is_bounded(recorder, problem_call, tmp_path, monkeypatch) -> None:
+def test_memory_is_bounded(recorder, file, problem_call, tmp_path, monkeypatch) -> None:
     """Nothing is noted or remembered once the file is full, or this process has written its share to files that went away."""
     path = tmp_path / "new" / "misses.jsonl"
     monkeypatch.setattr(misses, "MOST_BYTES", 10)
     build = Noted((problem_call(m=3), Trust.MODEL))
     recorder.add(build)
     recorder.flush()
-    assert build.most == misses.MOST_NOTED
+    assert build.most == MOST_NOTED
     build.calls = [(problem_call(m=4), Trust.MODEL)]
     recorder.flush()
     later = Noted((problem_call(m=5), Trust.MODEL))
-    later.most = None
     recorder.add(later)
     recorder.flush()
-    assert (build.most, later.most, recorder._written, recorder._builds) == (0, None, set(), [])
+    assert (build.most, later.most, file._written, recorder._builds) == (0, None, set(), [])
     assert len(path.read_text().splitlines()) == 1
 
     monkeypatch.setattr(misses, "MOST_BYTES", 1000)
-    other = Recorder(path)
+    full = MissFile(path)
+    other = Notes(full)
     other.add(build)
     for m in range(100):
         path.unlink(missing_ok=True)
         build.calls = [(problem_call(m=6 + m), Trust.MODEL)]
         other.flush()
-    assert (build.most, other._written) == (0, set())
+    assert (build.most, full._written) == (0, set())
     other.close()
 
 
 def test_a_disk_that_stays_full_costs_no_memory(problem_call, monkeypatch) -> None:
     monkeypatch.setattr(misses, "MOST_BYTES", 1000)
-    recorder = Recorder(Path("/proc/none/misses.jsonl"))
-    build = Noted()
+    file = MissFile(Path("/proc/none/misses.jsonl"))
+    recorder, build = Notes(file), Noted()
     recorder.add(build)
     with pytest.warns(RuntimeWarning):
         for m in range(1, 100):
             build.calls = [(problem_call(m=m), Trust.MODEL)]
             recorder.flush()
-    assert (build.most, recorder._written) == (0, set())
+    assert (build.most, file._written) == (0, set())
     recorder.close()
 
 
@@ -164,7 +172,7 @@ def test_a_fork_while_the_recorder_writes_hangs_nobody(recorder, problem_call, t
     def in_child() -> None:
         build.calls = [(problem_call(m=7), Trust.MODEL)]
         recorder.flush()
-        assert [thread.name for thread in threading.enumerate()].count("gemmill-misses") == 1
+        assert [thread.name for thread in threading.enumerate()].count("gemmill-notes") == 1
         recorder.add(Noted())
 
     with recorder._lock:
@@ -173,7 +181,7 @@ def test_a_fork_while_the_recorder_writes_hangs_nobody(recorder, problem_call, t
 
 
 def test_a_file_that_cannot_be_written_stops_nothing(problem_call) -> None:
-    recorder = Recorder(Path("/proc/none/misses.jsonl"))
+    recorder = Notes(MissFile(Path("/proc/none/misses.jsonl")))
     recorder.add(Noted((problem_call(), Trust.MODEL)))
     with pytest.warns(RuntimeWarning, match="misses cannot be recorded in /proc/none"):
         recorder.flush()
@@ -187,11 +195,11 @@ def test_classes_are_those_of_tables(problem_call) -> None:
 
 
 def test_recording_begins_with_the_setting(monkeypatch, tmp_path, problem_call) -> None:
-    monkeypatch.setattr(ops, "_recorder", None)
+    monkeypatch.setattr(ops, "_notes", None)
     monkeypatch.delenv("GEMMILL_RECORD_MISSES", raising=False)
-    ops._record_misses_of(Noted())
-    assert ops._recorder is None
+    ops._listen_to(Noted())
+    assert ops._notes is None
     monkeypatch.setenv("GEMMILL_RECORD_MISSES", str(tmp_path / "m.jsonl"))
-    ops._record_misses_of(Noted((problem_call(), Trust.MODEL)))
-    ops._recorder.close()
+    ops._listen_to(Noted((problem_call(), Trust.MODEL)))
+    ops._notes.close()
     assert (tmp_path / "m.jsonl").exists()

@@ -5,7 +5,7 @@ import torch
 
 import gemmill
 from gemmill.families.scaled_mm.ops import SCALED_MM
-from gemmill.reference import scaled_mm
+from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Trust
 from gemmill.space.names import to_name

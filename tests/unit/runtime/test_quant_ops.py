@@ -8,11 +8,11 @@ import torch
 
 import gemmill
 from gemmill.families.quant import ops as quant_ops
+from gemmill.families.quant import reference
 from gemmill.families.quant import selections as quant_selections
 from gemmill.families.quant.call import config_of, quant_call
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
-from gemmill.reference import quant as reference
 from gemmill.runtime import operands
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Arch, DType

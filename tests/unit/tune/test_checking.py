@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gemmill.reference import scaled_mm
+from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.tune.bench import Bench
 from gemmill.tune.checking import GUARD, GUARD_BYTES, PAD, GuardedArena, GuardedOutput
 from gemmill.tune.operands import Operands

@@ -18,7 +18,7 @@ element in 10^7 (Higham and Mary, "A new approach to probabilistic rounding erro
 up would allow errors as large as the output. A codebook has few values, whose roundings repeat: their common part scales
 a score or an output by 1 +- operand_unit, and is added in full. Through the softmax, an error e_j of score j moves the output
 o = sum of w_j v_j by w_j e_j (v_j - o). float32 sums on the tensor core lose 19 x 2^-23 of the magnitudes each 16 products,
-as in `gemmill.reference.tolerance`, and are added in full.
+as in the bounds of GEMMs, and are added in full.
 """
 
 import math

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gemmill import reference
+from gemmill.families.scaled_mm import reference
 from gemmill.family import OpSchema
 from gemmill.family.operand import Call
 from gemmill.runtime import checks, operands

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.families.quant import bounds
 from gemmill.families.quant.call import OP_OF, OUT_NAMES, SCALE_NAMES, config_of, name_of, quant_call
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.families.quant.selections import smoke
 from gemmill.numerics.cases import Outcome
-from gemmill.reference import quant_bounds as bounds
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.quant_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OpSchema

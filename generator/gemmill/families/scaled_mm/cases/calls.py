@@ -7,18 +7,10 @@ import torch
 from torch import Tensor
 
 from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP
-from gemmill.reference import (
-    Comparison,
-    accumulation_error,
-    compare_exact,
-    compare_within,
-    exact_scaled_mm,
-    powers_of_two,
-    scaled_mm,
-    small_integers,
-    tolerance,
-)
-from gemmill.reference.tolerance import half_unit_in_last_place
+from gemmill.families.scaled_mm.bounds import accumulation_error, exact_scaled_mm, half_unit_in_last_place, tolerance
+from gemmill.families.scaled_mm.reference import scaled_mm
+from gemmill.numerics.comparison import Comparison, compare_exact, compare_within
+from gemmill.numerics.exact import powers_of_two, small_integers
 from gemmill.vocab import Accumulation, DType, ScaleGranularity, ScaleGroups
 
 GUARD = 0x7FF1

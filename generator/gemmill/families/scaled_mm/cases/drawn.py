@@ -5,13 +5,14 @@ from torch import Tensor
 
 from gemmill.families.scaled_mm import scales as scales_of
 from gemmill.families.scaled_mm.accepts import SCALED_MM_AZP
+from gemmill.families.scaled_mm.bounds import exact_scaled_mm, tolerance
 from gemmill.families.scaled_mm.config import RESULTS_OF
+from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
+from gemmill.numerics.comparison import apart_exact, apart_within, compare_exact, compare_within
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.layouts import PADS, TIDY, free_stride, matrix, one_value, shift_of, torch_dtype, vector
 from gemmill.numerics.memory import Memory, Slot
-from gemmill.reference import compare_exact, compare_within, exact_scaled_mm, scaled_mm, tolerance
-from gemmill.reference.comparison import apart_exact, apart_within
 from gemmill.runtime.operands import of_tensor
 from gemmill.runtime.ops import supports
 from gemmill.runtime.schemas import BY_NAME

@@ -5,13 +5,19 @@ of them to the last bit, and a product of two s8 numbers is at most 2^14. Produc
 in float64, their sum loses 2^-53 of what is added, which is nothing beside what float32 loses. What follows the sum is done as the kernels'
 epilogues do it: in float32, b's scale first, then a's scale and the bias in one fused multiply-add, rounded once to
 the output's type. So s8 results are the same to the last bit; the others differ by what the tensor core loses
-in the sum, which `gemmill.reference.tolerance` bounds. Scales in groups along K: see gemmill.reference.group_scaled_mm.
+in the sum, which `bounds.py` bounds.
+
+Scales in groups along K: D = sum over g of a_scales[m, g] b_scales[g, n] acc_g[m, n] + bias. The product of the scales is taken
+in float32, as in the kernels, which decides where it overflows; it is applied and the bias added in float64, and the result
+is rounded once. Kernels do all in float32: `bounds.py` bounds that too.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from gemmill.reference.group_scaled_mm import exact_group_scaled_mm, groups_of
+from gemmill.vocab import ScaleGranularity, ScaleGroups, scale_groups_of
 
 INT32_SPAN = 2**32
 
@@ -87,3 +93,38 @@ def fused_multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     step = torch.where((error > 0) == (total > 0), 1, -1)
     inexact = torch.isfinite(total) & torch.isfinite(error) & (error != 0) & (bits % 2 == 0)
     return torch.where(inexact, bits + step, bits).view(torch.float64).to(torch.float32)
+
+
+def groups_of(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> ScaleGroups | None:
+    """The kind of groups that the scales come in; None where each has one value or one for each row (column)."""
+    (m, k), n = a.shape, b.shape[1]
+    if a_scales.numel() in (1, m) and b_scales.numel() in (1, n):
+        return None
+    return scale_groups_of(a_scales.shape, b_scales.shape, m, n, k)
+
+
+def exact_group_scaled_mm(
+    a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, groups: ScaleGroups, bias: Tensor | None = None
+) -> Tensor:
+    """The result before any rounding but float64's, [M, N].
+
+    a [M, K], b [K, N]; a_scales [M, K/g]; b_scales [K/g, N/g] or [K/g, N]; sizes rounded up; any strides.
+    """
+    total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
+    for a_group, b_group, scale in each_group(a, b, a_scales, b_scales, groups):
+        total += scale * (a_group @ b_group)
+    return total if bias is None else total + bias.reshape(1, -1).to(torch.float64)
+
+
+def each_group(
+    a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, groups: ScaleGroups
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For each group along K: its columns of a, its rows of b, and the float32 product of scales for each element of the
+    result, all as float64."""
+    n, size = b.shape[1], groups.size
+    for g, start in enumerate(range(0, a.shape[1], size)):
+        of_b = b_scales[g]
+        if groups.b_scale is ScaleGranularity.BLOCK:
+            of_b = of_b.repeat_interleave(size)[:n]
+        scale = (a_scales[:, g, None] * of_b).to(torch.float64)
+        yield a[:, start : start + size].to(torch.float64), b[start : start + size].to(torch.float64), scale

@@ -9,7 +9,7 @@ instruction adds at most 33 x 2^-13 x max(|sum before it|, sum of the |products|
 the sum in that form over the whole of K. `promoted` adds it to a float32 register every 128 along K (2^-24 of the
 register each time) and starts from zero. The bound follows these steps along K with the true partial sums, instead of
 assuming the worst partial sum for all of them, which would hide every fault. Over the whole of K it is wide all the same:
-`gemmill.reference.exact` has operands that need none.
+`gemmill.numerics.exact` has operands that need none.
 
 bf16 and f16 on Hopper: products are exact, an instruction adds 16 of them and the running sum, aligned to the largest, with at
 least 23 bits below its exponent kept and what lies below cut off (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of
@@ -32,8 +32,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemmill.reference.group_scaled_mm import each_group, exact_group_scaled_mm, groups_of
-from gemmill.reference.scaled_mm import check_scales
+from gemmill.families.scaled_mm.reference import check_scales, each_group, exact_group_scaled_mm, groups_of
 from gemmill.vocab import Accumulation, ScaleGroups
 
 

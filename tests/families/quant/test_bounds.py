@@ -3,9 +3,8 @@
 import pytest
 import torch
 
+from gemmill.families.quant import bounds, reference
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat, all_configs
-from gemmill.reference import quant as reference
-from gemmill.reference import quant_bounds as bounds
 from gemmill.space.names import to_name
 from gemmill.vocab import DType
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gemmill.reference import powers_of_two, scaled_mm, small_bias, small_integers
-from gemmill.reference.exact import EXACT_BELOW
-from gemmill.reference.tolerance import TENSOR_CORES
+from gemmill.families.scaled_mm.bounds import TENSOR_CORES
+from gemmill.families.scaled_mm.reference import scaled_mm
+from gemmill.numerics.exact import EXACT_BELOW, powers_of_two, small_bias, small_integers
 
 
 def generator(seed: int) -> torch.Generator:

@@ -5,8 +5,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from gemmill.reference import scaled_mm
-from gemmill.reference.scaled_mm import fused_multiply_add
+from gemmill.families.scaled_mm.reference import fused_multiply_add, scaled_mm
 
 
 def random_s8(rows: int, columns: int, seed: int) -> torch.Tensor:

@@ -12,8 +12,8 @@ from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.cases import checked
 from gemmill.families.scaled_mm.cases.calls import Problem
 from gemmill.families.scaled_mm.cases.checked import GemmCase, problems_of
+from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.numerics.cases import Outcome
-from gemmill.reference import scaled_mm
 from gemmill.vocab import Accumulation, Backend, DType, EpilogueKind, KernelSchedule
 
 

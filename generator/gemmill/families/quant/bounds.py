@@ -13,7 +13,7 @@ Two things only are not fixed to the bit, because the device's library or the or
 import torch
 
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
-from gemmill.reference.quant import (
+from gemmill.families.quant.reference import (
     CODE_MAX,
     SMALLEST_SCALE,
     absolute_maximum,

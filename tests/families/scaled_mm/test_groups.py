@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from comparisons import check_scaled_mm
-from gemmill.reference import exact_scaled_mm, groups_of, scaled_mm, tolerance
+from gemmill.families.scaled_mm.bounds import exact_scaled_mm, tolerance
+from gemmill.families.scaled_mm.reference import groups_of, scaled_mm
 from gemmill.vocab import SCALE_GROUPS, Accumulation, ScaleGranularity, ScaleGroups
 
 BLOCKS_128 = SCALE_GROUPS[0]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from gemmill.families.quant import reference
 from gemmill.families.quant.config import Activation, ScaleFormat
-from gemmill.reference import quant as reference
 from gemmill.vocab import DType
 
 E4M3, S8 = DType.E4M3, DType.S8

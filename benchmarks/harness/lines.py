@@ -1,0 +1,78 @@
+"""Results that outlive the program: a line for each, on disk when it is known. A run goes on from what it finds."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+BEGUN = "begun"
+
+
+class LinesError(Exception):
+    """A file that this run cannot go on from; the text is one sentence."""
+
+
+class Lines:
+    """A file of results by key. What was begun and never ended is not tried again: it hung, or ended the process."""
+
+    def __init__(self, path: Path, setup: Mapping[str, Any]) -> None:
+        """Begin, or go on with a file of the same setup. Raises LinesError."""
+        self.results: dict[str, dict[str, Any]] = {}
+        self.begun: set[str] = set()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        # The last line of a killed run may be cut off: what it was about is begun and not ended.
+        rows = [row for row in map(_parsed, known) if row is not None]
+        if rows and rows[0] != dict(setup):
+            differs = next(name for name in (*setup, *rows[0]) if rows[0].get(name) != setup.get(name))
+            raise LinesError(
+                f"{path} is of another run ({differs} was {rows[0].get(differs)!r}, is {setup.get(differs)!r}): "
+                "name another with --name"
+            )
+        for row in rows[1:]:
+            if row["kind"] == BEGUN:
+                self.begun.add(row["key"])
+            else:
+                self.results[row["key"]] = row
+        self._file = path.open("ab")
+        if known and not path.read_bytes().endswith(b"\n"):
+            self._file.write(b"\n")
+        if not rows:
+            self._write(dict(setup))
+
+    @property
+    def lost(self) -> list[str]:
+        """Keys of what was begun and never ended."""
+        return sorted(self.begun - self.results.keys())
+
+    def waits(self, key: str) -> bool:
+        """Whether something is still to be done."""
+        return key not in self.begun and key not in self.results
+
+    def begin(self, key: str) -> None:
+        """Note that something is in progress."""
+        self.begun.add(key)
+        self._write({"kind": BEGUN, "key": key})
+
+    def end(self, key: str, result: Mapping[str, Any]) -> None:
+        """Note what came out."""
+        self.results[key] = {"key": key, **result}
+        self._write(self.results[key])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(row).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

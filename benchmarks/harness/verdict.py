@@ -1,0 +1,161 @@
+"""What is said of shapes that nobody tuned: against the best peer, against the fastest loaded variant, and in the order of M."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gemmill.tune.problems import Op
+from gemmill.tune.statistics import geometric_mean
+from harness.results import DECODE_ROWS
+
+SIDES = ((f"M <= {DECODE_ROWS}", lambda m: m <= DECODE_ROWS), (f"M > {DECODE_ROWS}", lambda m: m > DECODE_ROWS))
+SHOWN = 8
+"""Of the worst cases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What a class of calls should reach at shapes that nobody tuned."""
+
+    few_rows: float
+    """Geometric mean over the best peer, up to DECODE_ROWS."""
+    many_rows: float
+    """The same above."""
+
+
+GOALS = {
+    Op.FP8: Goal(few_rows=1.08, many_rows=1.03),
+    Op.FP8_GROUPS: Goal(few_rows=1.08, many_rows=1.03),
+    Op.BF16: Goal(few_rows=1.03, many_rows=1.0),
+    Op.INT8: Goal(few_rows=1.08, many_rows=1.08),
+}
+LEAST_RATIO, LOW_RATIO = 0.93, 0.97
+MEAN_REGRET, MOST_REGRET = 0.04, 0.15
+MOST_STEP = 1.05
+"""No M takes more than so many times the time of any larger M."""
+
+
+def class_record(op: str, shapes: Sequence[Mapping[str, Any]], ladders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of a class: of shapes whose choice is the model's, and of ladders of M."""
+    modelled = [row for row in shapes if row["trust"] == "model"]
+    sides = {label: side_record([row for row in modelled if takes(row["m"])]) for label, takes in SIDES}
+    steps = [step for ladder in ladders if (step := worst_step(ladder["rungs"])) is not None]
+    return {
+        "op": op,
+        "shapes": len(modelled),
+        "not_the_models": len(shapes) - len(modelled),
+        "sides": sides,
+        "all": side_record(modelled),
+        "ladders": len(ladders),
+        "worst_step": max((step["ratio"] for step in steps), default=None),
+        "steps": [
+            {"n": ladder["n"], "k": ladder["k"], **step}
+            for ladder in ladders
+            if (step := worst_step(ladder["rungs"])) is not None
+        ],
+    }
+
+
+def side_record(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Ratios and regret of some shapes."""
+    compared = [row for row in rows if row["ratio"] is not None]
+    judged = [row["regret"] for row in rows if row["regret"] is not None]
+    ratios = [row["ratio"] for row in compared]
+    return {
+        "shapes": len(rows),
+        "compared": len(compared),
+        "ratio": _rounded(geometric_mean(ratios)),
+        "worst": _rounded(min(ratios, default=None)),
+        f"under_{LEAST_RATIO}": sum(ratio < LEAST_RATIO for ratio in ratios),
+        f"under_{LOW_RATIO}": sum(ratio < LOW_RATIO for ratio in ratios),
+        "fastest_variant_ratio": _rounded(
+            geometric_mean([row["ratio"] * (1 + row["regret"]) for row in compared if row["regret"] is not None])
+        ),
+        "regret": _rounded(statistics.fmean(judged)) if judged else None,
+        "worst_regret": _rounded(max(judged, default=None)),
+    }
+
+
+def worst_step(rungs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The M that takes longest in proportion to a larger one, and the two choices; None of less than two."""
+    pairs = [(low, high) for i, low in enumerate(rungs) for high in rungs[i + 1 :]]
+    if not pairs:
+        return None
+    low, high = max(pairs, key=lambda pair: pair[0]["us"] / pair[1]["us"])
+    return {"ratio": round(low["us"] / high["us"], 4), "low": dict(low), "high": dict(high)}
+
+
+def verdict_text(classes: Iterable[Mapping[str, Any]], shapes: Sequence[Mapping[str, Any]]) -> str:
+    """All of it for a reader: figures, goals, worst cases with their names."""
+    lines: list[str] = []
+    for found in classes:
+        of_class = [row for row in shapes if row["op"] == found["op"] and row["trust"] == "model"]
+        lines += [*_figures(found), *_worst_ratios(of_class), *_worst_regrets(of_class), *_steps(found["steps"])]
+    return "\n".join(lines)
+
+
+def _figures(found: Mapping[str, Any]) -> list[str]:
+    goal = GOALS.get(Op(found["op"]))
+    goals = (None, None) if goal is None else (goal.few_rows, goal.many_rows)
+    lines = [f"== {found['op']}: {found['shapes']} shapes, {found['ladders']} ladders"]
+    for (label, side), wanted in zip(found["sides"].items(), goals, strict=True):
+        if side["compared"]:
+            lines.append(
+                f"{label}: {side['ratio']:.3f} of the best peer{_of(wanted)}, worst {side['worst']:.2f}, "
+                f"{side[f'under_{LEAST_RATIO}']} under {LEAST_RATIO}, {side[f'under_{LOW_RATIO}']} under {LOW_RATIO} "
+                f"of {side['compared']}{_fastest(side)}"
+            )
+        if side["regret"] is not None:
+            lines.append(f"{label}: the choice is {side['regret']:.1%} slower than the fastest variant")
+    if (whole := found["all"])["regret"] is not None:
+        lines.append(
+            f"regret: {whole['regret']:.1%} in the mean (goal {MEAN_REGRET:.0%}), {whole['worst_regret']:.1%} at worst "
+            f"(goal {MOST_REGRET:.0%})"
+        )
+    if found["worst_step"] is not None:
+        lines.append(f"no M takes more than {found['worst_step']:.2f} times a larger M (goal {MOST_STEP})")
+    return lines
+
+
+def _fastest(side: Mapping[str, Any]) -> str:
+    ratio = side["fastest_variant_ratio"]
+    return "" if ratio is None else f"; the fastest variant {ratio:.3f}"
+
+
+def _of(goal: float | None) -> str:
+    return "" if goal is None else f" (goal {goal})"
+
+
+def _worst_ratios(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    compared = sorted((row for row in rows if row["ratio"] is not None), key=lambda row: row["ratio"])[:SHOWN]
+    return [
+        f"  {row['ratio']:.2f} at {_shape(row)}: {row['us']:.2f} us by {row['choice']}; {row['best_peer']} "
+        f"{row['us'] * row['ratio']:.2f}"
+        for row in compared
+        if row["ratio"] < 1
+    ]
+
+
+def _worst_regrets(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    judged = sorted((row for row in rows if row["regret"]), key=lambda row: -row["regret"])[:SHOWN]
+    return [
+        f"  +{row['regret']:.0%} at {_shape(row)}: {row['us']:.2f} us by {row['choice']}; fastest {row['fastest']}"
+        for row in judged
+    ]
+
+
+def _steps(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"  {step['ratio']:.2f} at {step['n']} x {step['k']}: M of {step['low']['m']} takes {step['low']['us']:.2f} us by "
+        f"{step['low']['choice']}; {step['high']['m']} {step['high']['us']:.2f} by {step['high']['choice']}"
+        for step in steps
+    ]
+
+
+def _shape(row: Mapping[str, Any]) -> str:
+    return f"{row['m']} x {row['n']} x {row['k']}"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,327 @@
+"""Judge the choice at shapes that nobody tuned: drawn at random, far from all that a table or the model's fit has.
+
+    python benchmarks/judge.py --seed 7 --vllm-so .../_C_stable_libtorch.abi3.so --deep-gemm .../deep_gemm
+    python benchmarks/judge.py --seed 7 --classes fp8,bf16 --shapes 20 --ladders 1 --sieve 24+12
+    python benchmarks/judge.py --seed 7 --limit-s 0             # the figures of what an earlier run of this seed measured
+    python benchmarks/judge.py --seed 7 --dry-run --out-dir /tmp/dry
+
+At each shape all loaded variants are timed quickly (`harness/sieve.py`), then gemmill's choice, the fastest few and the peers
+carefully, interleaved in one run (`tune/timing.py`). Prints for each class of calls: time of the best peer over gemmill's, the
+regret of the choice against the fastest variant, and on ladders of M whether any M takes longer than a larger one. Classes
+take turns, so that a run cut short by --limit-s says something of each; what is known is on disk at once, and the same
+command goes on from there. A shape that hangs ends the process after --shape-s; the next run leaves it out.
+"""
+
+import argparse
+import faulthandler
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gemmill.runtime.library import Build
+from gemmill.tune.device import Monitor, now
+from gemmill.tune.operands import ROTATED_BYTES, OperandMaker
+from gemmill.tune.problems import Op, Problem, tiny
+from gemmill.tune.statistics import paired_ratio, sample
+from gemmill.tune.timing import DEVICE_TIME, DryTimer, GraphTimer, Plan, Timer, shuffled
+from harness import devices
+from harness.compile_ahead import compile_ahead
+from harness.contenders import SM_COUNT, FieldError, LocalContender
+from harness.drawing import drawn, held_weights, ladders
+from harness.field import Field, make_field
+from harness.lines import Lines, LinesError
+from harness.measuring import Measurement, measure
+from harness.results import SCHEMA_VERSION, SUBJECT, sample_record, write_json
+from harness.sieve import QuickDry, QuickGraphs, QuickTimer, Sieve, Sieved, Variants, sieved
+from harness.verdict import class_record, verdict_text
+from peers import PEERS
+from timed import benchmark_of
+
+RESULTS = Path(__file__).resolve().parent / "results"
+CLASSES = (Op.FP8, Op.BF16, Op.FP8_GROUPS, Op.INT8)
+CAREFUL = Plan(rounds=5, short=True)
+FINALISTS = 3
+"""The fastest variants of the sieve, that are timed again beside the choice."""
+COMPILE_LIMIT_S = 240.0
+DRY_ROTATED_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """What a run needs all along."""
+
+    field: Field
+    variants: Variants
+    maker: OperandMaker
+    timer: Timer
+    quick: QuickTimer
+    sieve: Sieve
+
+    def shape(self, problem: Problem) -> dict[str, Any]:
+        """Time a shape: the variants quickly, then the choice, the fastest and the peers."""
+        operands = self.maker.make(problem)
+        choice, trust = choice_of(self.field.loaded, problem)
+        quick = sieved(operands, self.variants, self.quick, self.sieve, [] if choice is None else [choice])
+        fastest = [name for name in quick.us if name != choice][:FINALISTS]
+        finalists = [variant for variant in self.variants.pinned if variant.name in fastest]
+        found = measure(operands, [self.field.subject, *finalists, *self.field.peers], self.timer, CAREFUL)
+        return shape_record(found, quick, choice, trust, fastest, self.field)
+
+    def ladder(self, rungs: Sequence[Problem]) -> dict[str, Any]:
+        """Time gemmill's choice at every M of the same weights, rounds alternating between them."""
+        prepared = {}
+        for problem in rungs:
+            operands = self.maker.make(problem)
+            prepared[problem] = self.field.subject.prepare(operands, self.timer, CAREFUL.calls(problem))
+        rounds: dict[Problem, list[float]] = {problem: [] for problem in rungs}
+        by_m = {str(problem.m): problem for problem in rungs}
+        for turn in range(CAREFUL.rounds):
+            for m in shuffled(list(by_m), turn):
+                rounds[by_m[m]].append(prepared[by_m[m]].round())
+        for ready in prepared.values():
+            ready.close()
+        found = [
+            {"m": problem.m, "choice": choice_of(self.field.loaded, problem)[0], "us": round(sample(us).median_us, 3)}
+            for problem, us in rounds.items()
+        ]
+        return {"kind": "ladder", "op": rungs[0].kind, "n": rungs[0].n, "k": rungs[0].k, "rungs": found}
+
+
+def choice_of(build: Build | None, problem: Problem) -> tuple[str | None, str]:
+    """The variant that the extension chooses, and what the choice rests on."""
+    if build is None:
+        return None, "model"
+    row, trust = build.choose(problem.call, SM_COUNT)
+    return (build.table.entries[row].name if row >= 0 else None), trust.name.lower()
+
+
+def shape_record(
+    found: Measurement, quick: Sieved, choice: str | None, trust: str, finalists: Sequence[str], field: Field
+) -> dict[str, Any]:
+    """A shape's row: the ratio to the best peer, the regret against the fastest variant, and all times."""
+    samples, problem = found.samples, found.problem
+    subject = samples.get(SUBJECT)
+    timed = [name for name in finalists if name in samples]
+    peers = [peer.name for peer in field.peers if peer.applies_scales and peer.name in samples]
+    ratios = {} if subject is None else {name: round(paired_ratio(samples[name], subject), 4) for name in peers}
+    slower = {} if subject is None else {name: paired_ratio(subject, samples[name]) - 1 for name in timed}
+    best = min(ratios, key=ratios.__getitem__, default=None)
+    fastest = max(slower, key=slower.__getitem__, default=None)
+    regret = None if subject is None or not quick.us else max(0.0, slower[fastest] if fastest else 0.0)
+    return {
+        "kind": "shape",
+        "op": problem.kind,
+        **problem.sizes,
+        "trust": trust,
+        "choice": choice,
+        "us": None if subject is None else round(subject.median_us, 3),
+        "best_peer": best,
+        "ratio": None if best is None else ratios[best],
+        "ratios": ratios,
+        "fastest": fastest if regret else choice,
+        "regret": None if regret is None else round(regret, 4),
+        "contenders": {name: sample_record(taken) for name, taken in samples.items()},
+        "sieved_us": {name: float(f"{us:.4g}") for name, us in quick.us.items()},
+        "failures": found.failures | dict(quick.failures),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; returns the exit code: 0, 1 where nothing was judged, 2 where this machine, a library or a file is not fit."""
+    options = parse(arguments)
+    if not (options.dry_run or torch.cuda.is_available()):
+        print("no GPU: nothing can be timed here; --dry-run runs the program without one", file=sys.stderr)
+        return 2
+    begun = time.perf_counter()
+    try:
+        judge, setup = prepared(options)
+        shapes, rungs = problems_of(options)
+        lines = Lines(options.out_dir / f"{options.name}.jsonl", setup)
+    except (FieldError, LinesError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    for note in judge.field.notes:
+        print(note, file=sys.stderr)
+    notes = [*judge.field.notes]
+    if options.deep_gemm and not options.dry_run and options.limit_s > 0:
+        waiting = [p for p in shapes if p.op is Op.FP8_GROUPS and lines.waits(str(p))]
+        notes += [compile_ahead(options.deep_gemm, waiting, options.jobs, COMPILE_LIMIT_S)] if waiting else []
+        print("\n".join(notes[-1:]), flush=True)
+    monitor, started = Monitor.of_cuda_device(), now()
+    with monitor:
+        if options.limit_s > 0:
+            judge.timer.settle(judge.field.subject.call(judge.maker.make(shapes[0]), 0))
+        run_all(judge, shapes, rungs, lines, begun + options.limit_s, options.shape_s)
+    lines.close()
+    record = setup | {
+        "schema_version": SCHEMA_VERSION,
+        "dry_run": options.dry_run,
+        "date": started,
+        "environment": devices.environment(),
+        "while_measuring": monitor.summary(),
+        "notes": notes,
+        "lost": lines.lost,
+    }
+    return report(record, lines, options.out_dir / f"{options.name}.json")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Options from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for peer in PEERS:
+        peer.add_options(parser)
+    parser.add_argument(
+        "--seed", type=int, required=True, help="of the shapes: a new one each time something is judged"
+    )
+    parser.add_argument("--classes", default=",".join(CLASSES), help="of calls, with commas")
+    parser.add_argument("--shapes", type=int, default=60, help="of each class")
+    parser.add_argument("--ladders", type=int, default=2, help="weights of each class that are timed at many M")
+    parser.add_argument(
+        "--sieve", default="all", help='variants timed quickly: "all", or B+R: the model\'s B best, R others'
+    )
+    parser.add_argument("--fitted", nargs="*", type=Path, default=sorted(RESULTS.glob("*.jsonl.xz")), metavar="JOURNAL")
+    parser.add_argument(
+        "--tables", nargs="*", type=Path, default=[], help="tables besides the shipped ones: no shape of theirs"
+    )
+    parser.add_argument("--build", help="build id or path; the current one by default")
+    parser.add_argument("--jobs", type=int, default=12, help="processes that compile DeepGEMM's kernels")
+    parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin nothing after so many seconds")
+    parser.add_argument("--shape-s", type=float, default=60.0, help="end the process where one shape takes longer")
+    parser.add_argument("--out-dir", type=Path, default=RESULTS)
+    parser.add_argument("--name", help="file name of the results, without suffix")
+    parser.add_argument("--commit", help="commit to record, where this is no checkout")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, invented times")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.classes.split(",") if name not in list(Op)]
+    if unknown:
+        parser.error(f"--classes {unknown[0]!r} is none of {', '.join(Op)}")
+    best, _, others = options.sieve.partition("+")
+    if options.sieve != "all" and not (best.isdigit() and others.isdigit()):
+        parser.error(f"--sieve {options.sieve!r} is neither all nor two numbers such as 24+12")
+    options.name = options.name or f"judge-{options.seed}-{now()[:10]}"
+    return options
+
+
+def prepared(options: argparse.Namespace) -> tuple[Judge, dict[str, Any]]:
+    """All that is loaded, and the beginning of the record. Raises FieldError."""
+    asked = {"family": "scaled_mm", "also": "", "by_backend": False, "variants": True, "match": ""}
+    benchmark = benchmark_of("scaled_mm")
+    field = make_field(benchmark, argparse.Namespace(**{**vars(options), **asked}))
+    dry = options.dry_run
+    best, _, others = options.sieve.partition("+")
+    sieve = Sieve() if options.sieve == "all" else Sieve(best=int(best), others=int(others), seed=options.seed)
+    table = None if field.loaded is None else field.loaded.table
+    judge = Judge(
+        field=field,
+        variants=Variants.of([v for v in field.variants if isinstance(v, LocalContender)], table),
+        maker=OperandMaker(torch.device("cpu" if dry else "cuda"), DRY_ROTATED_BYTES if dry else ROTATED_BYTES),
+        timer=DryTimer() if dry else GraphTimer(),
+        quick=QuickDry() if dry else QuickGraphs(),
+        sieve=sieve,
+    )
+    setup = {
+        "program": "benchmarks/judge.py",
+        "kind": "judge",
+        "seed": options.seed,
+        "classes": options.classes,
+        "shapes_each": options.shapes,
+        "ladders_each": options.ladders,
+        "build": field.build,
+        "peers": [peer.name for peer in field.peers],
+        "commit": options.commit or devices.commit_of(RESULTS.parent),
+        "method": {
+            "rounds": CAREFUL.rounds,
+            "rotated_bytes": ROTATED_BYTES,
+            "data": benchmark.data,
+            "device_time": DEVICE_TIME,
+            "variants": str(sieve),
+            "ratio": "median over rounds of peer / gemmill in the same round, against the peer for which it is least",
+            "regret": f"median over rounds of gemmill / variant - 1, the largest of {FINALISTS} variants that the sieve finds "
+            "fastest; 0 at least",
+        },
+    }
+    return judge, setup
+
+
+def problems_of(options: argparse.Namespace) -> tuple[list[Problem], list[list[Problem]]]:
+    """Shapes and ladders, classes taking turns."""
+    held = sorted(held_weights(options.fitted, options.tables))
+    classes = [Op(name) for name in options.classes.split(",")]
+    shapes = turns([drawn(op, options.shapes, options.seed, held) for op in classes])
+    rungs = turns([ladders(op, options.ladders, options.seed, held) for op in classes])
+    if options.dry_run:
+        shapes = list(dict.fromkeys(map(tiny, shapes)))
+        rungs = [list(dict.fromkeys(map(tiny, ladder))) for ladder in rungs]
+    return shapes, rungs
+
+
+def turns(of_classes: Sequence[Sequence[Any]]) -> list[Any]:
+    """One of each in turn."""
+    return [found for found in chain.from_iterable(zip_longest(*of_classes)) if found is not None]
+
+
+def run_all(
+    judge: Judge,
+    shapes: Sequence[Problem],
+    rungs: Sequence[Sequence[Problem]],
+    lines: Lines,
+    end: float,
+    shape_s: float,
+) -> None:
+    """Measure what the file lacks until `end`, the first half of the shapes before the ladders."""
+    half = len(shapes) // 2
+    work: list[tuple[str, Any]] = [(str(problem), problem) for problem in shapes]
+    work[half:half] = [(f"ladder {ladder[0].op} {ladder[0].n} x {ladder[0].k}", ladder) for ladder in rungs]
+    for done, (key, problem) in enumerate(work):
+        if not lines.waits(key):
+            continue
+        begun = time.perf_counter()
+        if begun > end:
+            print(f"{len(work) - done} of {len(work)} left out, from {key} on")
+            return
+        lines.begin(key)
+        faulthandler.dump_traceback_later(shape_s, exit=True, file=sys.__stderr__)
+        result = judge.shape(problem) if isinstance(problem, Problem) else judge.ladder(problem)
+        faulthandler.cancel_dump_traceback_later()
+        seconds = time.perf_counter() - begun
+        lines.end(key, result | {"seconds": round(seconds, 3)})
+        print(progress(done + 1, len(work), key, lines.results[key], seconds), flush=True)
+
+
+def progress(done: int, total: int, key: str, row: Mapping[str, Any], seconds: float) -> str:
+    """A line about what was just measured."""
+    told = ""
+    if row["kind"] == "shape":
+        ratio, regret = row["ratio"], row["regret"]
+        told = f"ratio {'-' if ratio is None else format(ratio, '.2f')} regret {'-' if regret is None else format(regret, '.0%')}"
+    return f"{done}/{total} {key}: {told} {seconds:.1f} s"
+
+
+def report(record: Mapping[str, Any], lines: Lines, path: Path) -> int:
+    """Write and print what is known. Returns the exit code."""
+    rows = list(lines.results.values())
+    shapes = [row for row in rows if row["kind"] == "shape"]
+    found_ladders = [row for row in rows if row["kind"] == "ladder"]
+    classes = [
+        class_record(op, [row for row in shapes if row["op"] == op], [row for row in found_ladders if row["op"] == op])
+        for op in record["classes"].split(",")
+    ]
+    spent = {kind: round(sum(row["seconds"] for row in rows if row["kind"] == kind), 1) for kind in ("shape", "ladder")}
+    whole = dict(record) | {"seconds": spent, "verdict": classes, "rows": shapes, "ladders": found_ladders}
+    write_json(whole, path, indent=None)
+    print(verdict_text(classes, shapes))
+    print(f"seconds: {json.dumps(spent)}; written: {path}")
+    for key in lines.lost:
+        print(f"begun and never ended: {key}", file=sys.stderr)
+    return 0 if shapes else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Which variants were chosen: told as they are chosen, and counted."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gemmill.family import ProblemCall
+from gemmill.registry import REGISTRY
+from gemmill.runtime.library import Build
+from gemmill.runtime.notices import LOG
+from gemmill.runtime.select import Noted, Trust
+
+MOST_TOLD = 10_000
+"""Shapes that a process tells of; then it tells of no more."""
+
+
+class ChoiceLog:
+    """Tells each shape's choice once, at level INFO."""
+
+    least_trust = Trust.EXACT
+
+    def __init__(self) -> None:
+        self._told: set[tuple[ProblemCall, str]] = set()
+
+    def hear(self, noted: Sequence[Noted]) -> bool:
+        """Tell what is new; whether more is told."""
+        for choice in noted:
+            shape = choice.call, choice.variant
+            if shape not in self._told and len(self._told) < MOST_TOLD:
+                self._told.add(shape)
+                LOG.info("%s", _sentence(choice))
+        return len(self._told) < MOST_TOLD
+
+
+def _sentence(noted: Noted) -> str:
+    tuning = REGISTRY.tunings[noted.call.family]
+    sizes = tuning.named(noted.call.sizes)
+    shape = f"{' x '.join(name.upper() for name in sizes)} of {' x '.join(map(str, sizes.values()))}"
+    return f"{tuning.describe(noted.call.problem)}, {shape}: {noted.variant} ({_because(noted)})"
+
+
+def _because(noted: Noted) -> str:
+    if noted.trust is Trust.EXACT:
+        return "measured there"
+    way_out = "GEMMILL_RECORD_MISSES=FILE notes such shapes, `gemmill tune --misses FILE` measures them"
+    basis = "measured near there" if noted.trust is Trust.NEAREST else "by the model: nothing near was measured"
+    measurable = REGISTRY.tunings[noted.call.family].measured_as(noted.call) is not None
+    return f"{basis}; {way_out}" if measurable else basis
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """How often a variant was chosen for calls of a class."""
+
+    build: str
+    """Its id."""
+    variant: str
+    ops: tuple[str, ...]
+    """That have such calls."""
+    computes: str
+    """The class of calls, in words."""
+    trust: Trust
+    """EXACT, NEAREST or MODEL."""
+    times: int
+    """A thread chooses when it meets a shape and alignments on a kind of GPU, and remembers 512 of them; a call whose choice
+    is remembered, and one of a pinned variant, is not counted."""
+
+
+def chosen_in(builds: Iterable[Build]) -> list[Chosen]:
+    """What each build chose, the most often chosen first."""
+    found = [
+        Chosen(
+            build=build.build_id,
+            variant=entry.name,
+            ops=tuple(entry.predicate.ops),
+            computes=REGISTRY.tunings[entry.family].describe(row.problem),
+            trust=trust,
+            times=times,
+        )
+        for build in builds
+        for index, (row, entry) in enumerate(zip(build.table.rows, build.table.entries, strict=True))
+        for trust in (Trust.EXACT, Trust.NEAREST, Trust.MODEL)
+        if (times := build.times_chosen(index, trust))
+    ]
+    return sorted(found, key=lambda chosen: (-chosen.times, chosen.variant, chosen.computes, chosen.trust.value))

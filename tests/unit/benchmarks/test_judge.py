@@ -1,0 +1,236 @@
+"""benchmarks/judge.py: shapes that nobody tuned, drawn, timed (dry) and judged."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+import judge as program
+from gemmill.tune.operands import OperandMaker
+from gemmill.tune.problems import Op, Problem
+from gemmill.tune.statistics import sample
+from harness import stand_in
+from harness.drawing import (
+    LADDER,
+    LEAST_BYTES,
+    LEAST_SIDE,
+    MOST_BYTES,
+    MOST_ROWS,
+    MOST_SIDE,
+    designed,
+    drawn,
+    held_weights,
+    is_held,
+    ladders,
+)
+from harness.lines import Lines, LinesError
+from harness.measuring import Measurement
+from harness.sieve import QuickDry, Sieve, Sieved, Variants, chosen_for, sieved
+from harness.verdict import class_record, verdict_text, worst_step
+
+pytestmark = pytest.mark.usefixtures("home")  # without builds: a dry run with the stand-ins
+
+
+@pytest.mark.parametrize("op", [Op.FP8, Op.INT8, Op.BF16, Op.FP8_GROUPS])
+def test_shapes_are_log_uniform_within_their_bounds(op):
+    found = drawn(op, 400, 3, ())
+    assert found == drawn(op, 400, 3, ()) and found != drawn(op, 400, 4, ())
+    step_n, step_k = (64, 128) if op is Op.FP8_GROUPS else (16, 16)
+    for p in found:
+        assert LEAST_SIDE <= p.n <= MOST_SIDE and p.n % step_n == 0
+        assert LEAST_SIDE <= p.k <= MOST_SIDE and p.k % step_k == 0
+        assert LEAST_BYTES <= p.n * p.k * p.element_bytes <= MOST_BYTES
+        assert 1 <= p.m <= MOST_ROWS
+    octaves = Counter(int(math.log2(p.m)) for p in found)
+    assert set(octaves) == set(range(13)) and max(octaves.values()) < 3 * min(octaves.values())
+    assert sum(p.m % 2 for p in found) > 150
+    assert len({(p.n, p.k) for p in found}) > 390
+
+
+def test_no_shape_is_near_one_that_is_held():
+    shipped = held_weights(())
+    assert (Op.FP8, 8192, 8192) in shipped
+    assert is_held((Op.FP8, 8192, 8192), shipped) and is_held((Op.FP8, 8192 + 256, 8192), shipped)
+    assert not is_held((Op.FP8, 8192 + 1024, 8192 + 1024), {(Op.FP8, 8192, 8192)})
+    assert is_held((Op.INT8, 8192, 8192), {(Op.INT8_AZP, 8192, 8192)})
+    assert not is_held((Op.FP8_GROUPS, 8192, 8192), {(Op.FP8, 8192, 8192)})
+    free = drawn(Op.FP8, 60, 5, ())
+    held = [(p.op, p.n, p.k) for p in free[:20]]
+    assert not any(is_held((p.op, p.n, p.k), held) for p in drawn(Op.FP8, 60, 5, held))
+    assert not any(is_held((p.op, p.n, p.k), held) for ladder in ladders(Op.FP8, 9, 5, held) for p in ladder)
+
+
+def test_weights_of_a_journal_are_held(tmp_path):
+    row = {"kind": "outcome", "problem": {"op": "bf16", "m": 3, "n": 5120, "k": 2048}, "repeat": 0, "wave": 0}
+    row |= {"present": None, "rounds_us": {}, "faults": {}, "device": {}, "state": {}, "date": "x"}
+    row |= {"checking_seconds": 0, "seconds": 0, "error": None}
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"kind": "sweep", "schema_version": 2, "setup": {}}) + "\n" + json.dumps(row) + "\n")
+    assert held_weights([path]) - held_weights(()) == {(Op.BF16, 5120, 2048)}
+
+
+def test_ladders_have_whole_tiles_and_one_row_more():
+    (ladder,) = ladders(Op.BF16, 1, 0, ())
+    assert [p.m for p in ladder] == list(LADDER) and {16, 17, 128, 129, 1024, 1025} <= set(LADDER)
+    assert len({(p.n, p.k) for p in ladder}) == 1
+
+
+def test_a_designed_sweep_has_rows_of_every_size_and_some_just_above_a_tile():
+    weights = designed(Op.FP8, 0, 5)
+    found = [p for _ in range(80) for p in next(weights)]
+    assert len({(p.n, p.k) for p in found}) > 75 and all(1 <= p.m <= MOST_ROWS for p in found)
+    assert set(range(12)) <= {int(math.log2(p.m)) for p in found}
+    assert sum(p.m > 64 and 1 <= p.m % 64 <= 8 for p in found) > 40
+
+
+def test_sieve_takes_the_likely_and_some_others():
+    guesses = {f"v{i:03}": 1.0 + 0.1 * i for i in range(100)}
+    small, large = Problem(op=Op.FP8, m=1, n=4096, k=4096), Problem(op=Op.FP8, m=8192, n=8192, k=8192)
+    assert chosen_for(guesses, small, Sieve()) == sorted(guesses)
+    assert chosen_for(guesses, large, Sieve()) == sorted(guesses)[:16]
+    sieve = Sieve(best=5, others=10, seed=1)
+    chosen = chosen_for(guesses, small, sieve)
+    assert chosen[:5] == sorted(guesses)[:5] and len(set(chosen)) == 15
+    assert chosen == chosen_for(guesses, small, sieve) != chosen_for(guesses, small, replace(sieve, seed=2))
+    late = Counter(name for seed in range(200) for name in chosen_for(guesses, small, replace(sieve, seed=seed))[5:])
+    assert sum(late[f"v{i:03}"] for i in range(5, 20)) > 4 * sum(late[f"v{i:03}"] for i in range(85, 100)) > 0
+    assert chosen_for({}, large, Sieve()) == []
+
+
+def test_a_failing_variant_costs_its_own_figure_only():
+    def refuse(x, i):
+        raise RuntimeError("not on this device\nsecond line")
+
+    good = next(v for v in stand_in.variants() if Op.FP8 in v.ops)
+    bad = replace(good, name="sm90a_bad", multiply=refuse)
+    operands = OperandMaker(torch.device("cpu"), 4096).make(Problem(op=Op.FP8, m=4, n=32, k=64))
+    found = sieved(operands, Variants.of([good, bad], None), QuickDry(), Sieve())
+    assert list(found.us) == [good.name] and found.failures == {"sm90a_bad": "not on this device"}
+
+
+def test_lines_go_on_from_what_is_there(tmp_path):
+    path, setup = tmp_path / "x.jsonl", {"kind": "judge", "seed": 1}
+    lines = Lines(path, setup)
+    lines.begin("a")
+    lines.end("a", {"kind": "shape", "us": 1.0})
+    lines.begin("b")
+    lines.close()
+    with path.open("a") as file:
+        file.write('{"kind": "shape", "key": "b", "u')
+    again = Lines(path, setup)
+    assert again.results == {"a": {"key": "a", "kind": "shape", "us": 1.0}}
+    assert again.lost == ["b"] and [again.waits(key) for key in "abc"] == [False, False, True]
+    again.end("c", {"kind": "shape"})
+    again.close()
+    assert set(Lines(path, setup).results) == {"a", "c"}
+    with pytest.raises(LinesError) as error:
+        Lines(path, {"kind": "judge", "seed": 2})
+    assert str(error.value) == f"{path} is of another run (seed was 1, is 2): name another with --name"
+
+
+def shape(m, ratio, regret, **changes):
+    row = {"op": "fp8", "m": m, "n": 1024, "k": 2048, "trust": "model", "choice": "ours", "us": 10.0, "ratio": ratio}
+    return row | {"regret": regret, "best_peer": "vllm", "fastest": "theirs"} | changes
+
+
+def test_figures_of_a_class():
+    rows = [shape(16, 2.0, 0.0), shape(128, 0.5, 0.3), shape(129, 0.95, None), shape(500, None, 0.1)]
+    rows.append(shape(500, 0.1, 0.9, trust="exact"))
+    rungs = [{"m": m, "us": us, "choice": f"c{m}"} for m, us in ((1, 5.0), (33, 12.0), (64, 8.0), (65, 9.0))]
+    found = class_record("fp8", rows, [{"n": 1024, "k": 2048, "rungs": rungs}])
+    few, many = found["sides"].values()
+    assert (found["shapes"], found["not_the_models"]) == (4, 1)
+    assert (few["ratio"], few["worst"], few["under_0.93"], few["under_0.97"], few["regret"]) == (1.0, 0.5, 1, 1, 0.15)
+    assert few["fastest_variant_ratio"] == pytest.approx((2.0 * 0.65) ** 0.5, abs=1e-4)
+    assert (many["ratio"], many["compared"], many["under_0.93"], many["under_0.97"]) == (0.95, 1, 0, 1)
+    assert found["worst_step"] == 1.5
+    text = verdict_text([found], rows)
+    assert "M <= 128: 1.000 of the best peer (goal 1.08), worst 0.50, 1 under 0.93, 1 under 0.97 of 2" in text
+    assert "regret: 13.3% in the mean (goal 4%), 30.0% at worst (goal 15%)" in text
+    assert "  0.50 at 128 x 1024 x 2048: 10.00 us by ours; vllm 5.00" in text
+    assert "  +30% at 128 x 1024 x 2048: 10.00 us by ours; fastest theirs" in text
+    assert "M of 33 takes 12.00 us by c33; 64 8.00 by c64" in text
+
+
+def test_one_rung_is_no_ladder():
+    assert worst_step([{"m": 1, "us": 5.0, "choice": "x"}]) is None
+
+
+def test_ratio_and_regret_are_those_of_the_same_rounds(monkeypatch):
+    field = program.prepared(program.parse(["--seed", "1", "--dry-run"]))[0].field
+    samples = {
+        "gemmill": sample([10.0, 20.0, 30.0]),
+        "torch row-wise": sample([11.0, 22.0, 33.0]),
+        "sm90a_a": sample([8.0, 16.0, 24.0]),
+        "sm90a_b": sample([9.0, 18.0, 27.0]),
+    }
+    found = Measurement(problem=Problem(op=Op.FP8, m=3, n=1024, k=2048), samples=samples, failures={})
+    quick = Sieved(rounds_us={"sm90a_a": (8.0, 7.0), "sm90a_b": (9.0,), "sm90a_c": (12.0,)}, failures={"sm90a_d": "no"})
+    row = program.shape_record(found, quick, "sm90a_c", "model", ["sm90a_a", "sm90a_b"], field)
+    assert (row["ratio"], row["best_peer"], row["regret"], row["fastest"]) == (1.1, "torch row-wise", 0.25, "sm90a_a")
+    assert row["sieved_us"] == {"sm90a_a": 7.0, "sm90a_b": 9.0, "sm90a_c": 12.0} and row["failures"] == {
+        "sm90a_d": "no"
+    }
+
+
+ARGUMENTS = ["--seed", "7", "--dry-run", "--name", "x", "--shapes", "4", "--ladders", "1", "--commit", "abc"]
+
+
+def test_the_whole_program_dry_and_again(tmp_path, capsys):
+    arguments = [*ARGUMENTS, "--out-dir", str(tmp_path)]
+    assert program.main([*arguments, "--limit-s", "-1"]) == 1
+    assert "left out, from fp8" in capsys.readouterr().out
+    assert program.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "== fp8: 3 shapes, 1 ladders" in out and "of the best peer" in out
+    record = json.loads((tmp_path / "x.json").read_text())
+    assert record["dry_run"] and record["seed"] == 7 and record["commit"] == "abc" and record["lost"] == []
+    assert [row["op"] for row in record["rows"][:4]] == ["fp8", "bf16", "fp8_groups", "int8"]
+    assert {row["best_peer"] for row in record["rows"]} == {None, "torch row-wise", "torch mm"}
+    assert all(row["sieved_us"] and row["regret"] is not None for row in record["rows"])
+    assert program.main(arguments) == 0
+    assert json.loads((tmp_path / "x.json").read_text())["rows"] == record["rows"]
+
+
+def test_what_hung_is_not_tried_again(tmp_path, capsys):
+    arguments = [*ARGUMENTS, "--out-dir", str(tmp_path), "--classes", "bf16"]
+    assert program.main([*arguments, "--limit-s", "-1"]) == 1
+    hung = str(program.problems_of(program.parse(arguments))[0][0])
+    with (tmp_path / "x.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "begun", "key": hung}) + "\n")
+    assert program.main(arguments) == 0
+    assert json.loads((tmp_path / "x.json").read_text())["lost"] == [hung]
+    assert f"begun and never ended: {hung}" in capsys.readouterr().err
+
+
+def test_another_seed_is_another_file(tmp_path, capsys):
+    arguments = [*ARGUMENTS, "--out-dir", str(tmp_path), "--limit-s", "-1"]
+    program.main(arguments)
+    assert program.main([*arguments, "--seed", "8"]) == 2
+    assert "x.jsonl is of another run (seed was 7, is 8): name another with --name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--classes", "fp4"], "--classes 'fp4' is none of fp8, int8, int8_azp, fp8_groups, bf16"),
+        (["--sieve", "some"], "--sieve 'some' is neither all nor two numbers such as 24+12"),
+    ],
+)
+def test_bad_options(arguments, sentence, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        program.main(["--seed", "1", *arguments])
+    assert sentence in capsys.readouterr().err
+
+
+def test_no_gpu_is_said(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert program.main(["--seed", "1"]) == 2
+    assert "no GPU: nothing can be timed here; --dry-run runs the program without one" in capsys.readouterr().err
+
+
+def test_classes_take_turns():
+    assert program.turns([[1, 2, 3], [4], [5, 6]]) == [1, 4, 5, 2, 6, 3]
