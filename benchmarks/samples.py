@@ -6,7 +6,7 @@
 
 Weights are log-uniform, each at --rows values of M, one in each equal part of the logarithm, every other just above a whole
 tile. Of most shapes the variants that the model puts first and some others at random are timed, of every --all-every th all.
-Writes a journal as `gemmill tune` does and packs it: `tools/table_loss.py` reads it. The same command goes on where an
+Writes a journal as `gemmill tune` does and packs it: `tools/fit_model.py` reads it. The same command goes on where an
 earlier one ended; after a shape that hung take another --seed.
 """
 

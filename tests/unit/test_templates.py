@@ -161,10 +161,10 @@ def test_all_that_is_selected_can_be_emitted(name: str, arch: Arch) -> None:
         file = emit(config)
         assert files.setdefault(file.path, file.text) == file.text
         if is_of_dsl(config):
-            assert str(file.path) == f"{arch}/{to_name(config.compiled)}.py"
+            assert str(file.path) == f"{arch}/{REGISTRY.family_of(config).name}/{to_name(config.compiled)}.py"
             assert run_emitted(file.text) == {"CONFIG": config.compiled, "SYMBOL": symbol_of(config)}
             continue
-        assert str(file.path) == f"{arch}/{to_name(config.compiled)}.cu"
+        assert str(file.path) == f"{arch}/{REGISTRY.family_of(config).name}/{to_name(config.compiled)}.cu"
         assert f'extern "C" int32_t {symbol_of(config)}(' in file.text
         needs_workspace = "_streamk_" in symbol_of(config) or "_quant_tensor_" in symbol_of(config)
         assert (f"{symbol_of(config)}_workspace(" in file.text) is needs_workspace

@@ -172,7 +172,7 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
     sources[-1].write_text(
         '#include "probe.h"\n'
         + "".join(f"PROBE({symbol})\n" for symbol in symbols)
-        + "".join(f"PROBE_WORKSPACE({symbol})\n" for symbol in symbols if "streamk" in symbol)
+        + "".join(f"PROBE_WORKSPACE({symbol})\n" for symbol in symbols if "_quant_tensor_" in symbol)
     )
     for build_id in BUILD_IDS:
         sources.append(home / f"variants_{build_id}.cpp")

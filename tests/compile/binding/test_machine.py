@@ -76,29 +76,25 @@ def test_no_tensor_is_kept(bias: bool, probe, machine) -> None:
 
 
 @pytest.fixture
-def needs_workspace(probe, machine) -> Iterator[list[torch.Tensor | None]]:
-    """A call on device 1, of a variant that asks for 4096 bytes."""
-    row, entry = next((i, e) for i, e in enumerate(probe.build.table.entries) if "_streamk_" in e.name)
-    before = probe.build.pin(row)
+def needs_workspace(probe, machine) -> list[Any]:
+    """An op with a call on device 1, whose kernels ask for 4096 bytes."""
     machine.device = 1
     probe.number("probe_workspace").value = 4096
-    dtype = getattr(torch, entry.predicate.a_dtype.torch_name)
-    out, a, b, *rest = good_call()
-    yield [out.to(getattr(torch, entry.predicate.out_dtype.torch_name)), a.to(dtype), b.to(dtype), *rest]
-    probe.build.pin(before)
+    x, codes = torch.ones(2, 64, dtype=torch.bfloat16), torch.zeros(2, 64).to(torch.float8_e4m3fn)
+    return ["dynamic_scaled_fp8_quant", codes, x, torch.zeros(1)]
 
 
 def test_workspace_is_torchs(needs_workspace, probe, machine) -> None:
-    probe.run("cutlass_scaled_mm", *needs_workspace)
+    probe.run(*needs_workspace)
     assert probe.how.workspace
     assert (machine.allocated_bytes, machine.allocated_type, machine.allocated_on) == (4096, CUDA, 1)
-    assert machine.tensors_let_go == 6, "five operands and the workspace"
+    assert machine.tensors_let_go == 4, "three tensors and the workspace"
 
 
 def test_no_memory_for_a_workspace(needs_workspace, probe, machine) -> None:
     machine.out_of_memory = 1
     with pytest.raises(RuntimeError) as caught:
-        probe.run("cutlass_scaled_mm", *needs_workspace)
+        probe.run(*needs_workspace)
     assert str(caught.value) == "gemmill: no memory for a workspace of 4096 bytes"
     assert machine.current == 0 and machine.guards == 0
 
@@ -116,12 +112,12 @@ def test_workspace_in_an_arena(needs_workspace, probe, machine) -> None:
     library.gemmill_arena_used.restype = ctypes.c_int64
     try:
         library.gemmill_set_arena(ctypes.byref(memory), ctypes.c_int64(8192))
-        probe.run("cutlass_scaled_mm", *needs_workspace)
+        probe.run(*needs_workspace)
         assert probe.how.workspace == ctypes.addressof(memory) and machine.allocated_bytes == 0
         assert library.gemmill_arena_used() == 4096
         library.gemmill_set_arena(ctypes.byref(memory), ctypes.c_int64(4095))
         with pytest.raises(RuntimeError, match=r"^gemmill: a workspace of 4096 bytes is not in the arena$"):
-            probe.run("cutlass_scaled_mm", *needs_workspace)
+            probe.run(*needs_workspace)
     finally:
         library.gemmill_set_arena(None, ctypes.c_int64(0))
 
