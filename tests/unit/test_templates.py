@@ -189,7 +189,9 @@ def test_emitted_text_is_tidy(make_config) -> None:
 
 def test_a_unit_includes_its_files(make_config) -> None:
     files = [emit(make_config()), emit(make_config(stages=2))]
-    assert emit_unit(files) == "".join(f'#include "sm90a/scaled_mm/{to_name(make_config(stages=s))}.cu"\n' for s in (None, 2))
+    assert emit_unit(files) == "".join(
+        f'#include "sm90a/scaled_mm/{to_name(make_config(stages=s))}.cu"\n' for s in (None, 2)
+    )
 
 
 def test_an_empty_hole_is_an_error(tmp_path: Path) -> None:
