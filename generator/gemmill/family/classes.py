@@ -20,6 +20,11 @@ class ClassAxis:
     values: Mapping[Any, int]
     """That number, by what the config's field is."""
 
+    def __post_init__(self) -> None:
+        if (different := len(set(self.values.values()))) < len(self.values):
+            listed = ", ".join(map(str, self.values))
+            raise ValueError(f"class axis {self.name!r}: values {listed} have {different} different numbers")
+
     @property
     def extent(self) -> int:
         """Numbers that there can be."""

@@ -68,7 +68,7 @@ def field_of(
     advised_names: list[str] = []
     present = select(builds[0].table, problem.call, sm_count).entry if builds else None
     for build in builds:
-        for row, entry in zip(build.table.rows, build.table.entries, strict=True):
+        for _, row, entry in build.table.of(problem.call.family):
             if entry.name in named or rejection(row, problem.call) is not None:
                 continue
             named[entry.name] = Candidate(name=entry.name, build=str(build.folder))
