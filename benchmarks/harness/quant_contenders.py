@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.quant.call import OUT_NAMES, SCALE_NAMES, name_of
-from gemmill.runtime.quant_cpu import by_reference
+from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.tune.statistics import Sample
 from gemmill.tune.timing import Prepared, Timer

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import gemmill
-from gemmill.families.quant.call import config_of, quant_call
+from gemmill.families.quant.call import config_of
 from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
+from gemmill.runtime.checks import check
+from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.quant_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Arch
 from quant_problems import Breakage, empty_call, some_call
@@ -31,7 +32,7 @@ def memory_of(value: torch.Tensor) -> torch.Tensor:
 
 def assert_as_the_reference(op: str, arguments: list[Any], device: torch.device) -> None:
     """The same bytes in the memory of every argument, and in what lies between and behind its elements."""
-    config = config_of(quant_call(BY_NAME[op], of_arguments(BY_NAME[op], arguments)), Arch.SM90A)
+    config = config_of(check(BY_NAME[op], of_arguments(BY_NAME[op], arguments)), Arch.SM90A)
     if device.type == "cuda" and config not in {entry.config for entry in gemmill.variants(op=op)}:
         return
     got, wanted = ([moved(value, device) for value in arguments] for _ in range(2))

@@ -169,8 +169,7 @@ def asked_of_quant(monkeypatch, make_manifest):
 
     def explain(op: str, *arguments: object) -> Choice:
         call = operands.of_arguments(BY_NAME[op], arguments)
-        checks.check(BY_NAME[op], call)
-        return select(table, serving_of(BY_NAME[op]).asked(BY_NAME[op], call), 132)
+        return select(table, serving_of(BY_NAME[op]).asked(checks.check(BY_NAME[op], call)), 132)
 
     monkeypatch.setattr(package, "load", lambda build: None, raising=False)
     monkeypatch.setattr(package, "explain", explain, raising=False)

@@ -111,8 +111,7 @@ class Build:
 
     def explain(self, op: OpSchema, call: operands.Call, sm_count: int) -> Choice:
         """The choice for a call that passes the checks, with its trace. Raises RuntimeError as the op would."""
-        checks.check(op, call)
-        return select(self.table, serving_of(op).asked(op, call), sm_count, self.pinned_name())
+        return select(self.table, serving_of(op).asked(checks.check(op, call)), sm_count, self.pinned_name())
 
     def pinned_name(self) -> str | None:
         """The variant that the calling thread has pinned."""

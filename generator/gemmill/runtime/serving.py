@@ -1,15 +1,20 @@
 """What the runtime does for a family beside its contracts: the family hands it in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gemmill.family import ProblemCall
+import torch
+
+from gemmill.family import Judged, ProblemCall
 from gemmill.family.operand import Call
 from gemmill.registry import REGISTRY
 from gemmill.runtime.schemas import OpSchema
 from gemmill.runtime.select import Choice
+
+Result = tuple[torch.Tensor, torch.Tensor]
+"""A part of a tensor that the op writes, and the values that it gets: of its shape, or of one that broadcasts to it."""
 
 if TYPE_CHECKING:
     from gemmill.runtime.library import Build
@@ -19,9 +24,9 @@ if TYPE_CHECKING:
 class Serving:
     """How calls of a family's ops are computed without a kernel, and how their choice is told."""
 
-    on_cpu: Callable[[OpSchema, Sequence[Any]], None]
-    """Check a call and write its results by the reference. Raises RuntimeError as the op would."""
-    asked: Callable[[OpSchema, Call], ProblemCall]
+    results: Callable[[Judged, dict[str, Any]], Iterable[Result]]
+    """What the reference makes of a call that has passed the checks, and where it belongs; arguments are by role."""
+    asked: Callable[[Judged], ProblemCall]
     """What the choice depends on, of a call that has passed the checks."""
     lacks: Callable[["Build", OpSchema, Call, Choice], str]
     """Why a build serves no such call, and what to do."""

@@ -5,11 +5,12 @@ from dataclasses import fields
 
 import pytest
 
-from gemmill.families.quant.call import config_of, quant_call
+from gemmill.families.quant.call import config_of
 from gemmill.families.quant.classes import CLASSES
 from gemmill.families.quant.config import all_configs
 from gemmill.families.quant.contract import OPS, SCHEMAS
 from gemmill.family import ClassAxis
+from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.vocab import Arch
 from quant_problems import Breakage, some_call
@@ -20,9 +21,9 @@ def test_a_call_is_of_the_class_of_the_config_that_serves_it(op) -> None:
     rng, seen = random.Random(op.schema.name), set()
     for _ in range(50):
         call = of_arguments(op.schema, some_call(op.schema.name, rng, Breakage.NONE))
-        number = OPS.class_of(op, call)
-        assert number == CLASSES.number(config_of(quant_call(op.schema, call), Arch.SM90A))
-        seen.add(number)
+        judged = check(op.schema, call)
+        assert judged["class"] == CLASSES.number(config_of(judged, Arch.SM90A))
+        seen.add(judged["class"])
     assert len(seen) > 1
     assert len(OPS.ops) == len(SCHEMAS)
 

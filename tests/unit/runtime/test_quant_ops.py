@@ -10,10 +10,10 @@ import gemmill
 from gemmill.families.quant import ops as quant_ops
 from gemmill.families.quant import reference
 from gemmill.families.quant import selections as quant_selections
-from gemmill.families.quant.call import config_of, quant_call
+from gemmill.families.quant.call import config_of
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
-from gemmill.runtime import operands
+from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Arch, DType
 from quant_problems import Breakage, empty_call, some_call
@@ -353,7 +353,7 @@ def test_every_right_call_has_its_variant(quant_build) -> None:
     for op in QUANT_OPS:
         for _ in range(20):
             arguments = some_call(op.name, rng, Breakage.NONE)
-            wanted = config_of(quant_call(op, operands.of_arguments(op, arguments)), Arch.SM90A)
+            wanted = config_of(checks.check(op, operands.of_arguments(op, arguments)), Arch.SM90A)
             choice = gemmill.explain(op.name, *arguments)
             assert choice.entry.config == wanted and op.name in choice.entry.predicate.ops
             assert len(choice.trace) == len(quant_build.table.entries) - 1

@@ -28,6 +28,16 @@ class QuantOp:
     truncated: bool = False
 
     @property
+    def is_gated(self) -> bool:
+        """Whether input has a gate and an up half."""
+        return self.activations[0] is not Activation.NONE
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether scales are exponents, four in a word."""
+        return self.scale_formats == (ScaleFormat.PACKED_UE8M0,)
+
+    @property
     def name(self) -> str:
         """The op's name."""
         return self.schema.name
