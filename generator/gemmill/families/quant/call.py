@@ -2,7 +2,15 @@
 
 from collections.abc import Collection
 
-from gemmill.families.quant.config import IN_DTYPES, OUT_DTYPES, Activation, QuantConfig, QuantFamily, ScaleFormat
+from gemmill.families.quant.config import (
+    IN_DTYPES,
+    OUT_DTYPES,
+    Activation,
+    QuantConfig,
+    QuantFamily,
+    ScaleFormat,
+    of_vllm,
+)
 from gemmill.families.quant.ops import QUANT_OPS
 from gemmill.family import Judged
 from gemmill.vocab import Arch
@@ -22,7 +30,7 @@ def name_of(names: Collection[str], known: tuple[str, ...]) -> str:
 
 def config_of(call: Judged, arch: Arch) -> QuantConfig:
     """The config that serves a call which has passed the checks: there is exactly one."""
-    return QuantConfig(
+    config = QuantConfig(
         family=list(QuantFamily)[call["scaling"]],
         in_dtype=_DTYPE_OF[call["input"].dtype],
         out_dtype=_DTYPE_OF[call["out"].dtype],
@@ -30,6 +38,6 @@ def config_of(call: Judged, arch: Arch) -> QuantConfig:
         group_size=call["group_size"],
         scale_format=list(ScaleFormat)[call["scale_format"]],
         symmetric=call.get("azp") is None,
-        truncated=bool(call["truncated"]),
         arch=arch,
     )
+    return of_vllm(config) if call["vllm"] else config

@@ -13,6 +13,6 @@ CLASSES = Classes(
         ClassAxis(name="group_size", expression="group_size", values={size: size for size in (0, *GROUP_SIZES)}),
         ClassAxis(name="scale_format", expression="scale_format", values={x: i for i, x in enumerate(ScaleFormat)}),
         ClassAxis(name="symmetric", expression="azp", values={True: 0, False: 1}),
-        ClassAxis(name="truncated", expression="truncated", values={False: 0, True: 1}),
+        ClassAxis(name="vllm", expression="of_vllm", values={False: 0, True: 1}),
     )
 )

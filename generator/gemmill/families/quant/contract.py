@@ -5,7 +5,8 @@ from gemmill.families.quant.config import Activation, QuantFamily, ScaleFormat
 from gemmill.families.quant.layouts import group_fault, static_fault
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.family import Aspect, Check, Layout, Let, Op, OpSet, Require, Same, Special, Step, Tensor, any_of
-from gemmill.vocab import DType
+from gemmill.family.operand import DTYPE_CODES
+from gemmill.vocab import Arch, DType
 
 _ROLES = {"result": "out", "output_q": "out", "output_azp": "azp", "epsilon": "eps"} | dict.fromkeys(
     ("scale", "output_s", "output_s_packed"), "scales"
@@ -19,7 +20,7 @@ def _op(quant: QuantOp) -> Op:
     has = frozenset(_ROLES.get(name, name) for name in quant.schema.arguments)
     fixed = {
         "scaling": list(QuantFamily).index(quant.family),
-        "truncated": int(quant.truncated),
+        "vllm": int(quant.vllm),
         "takes_group_shape": int("group_shape" in has),
         "chosen": list(Activation).index(quant.activations[0]),
         "scale_format": list(ScaleFormat).index(quant.scale_formats[0]),
@@ -49,9 +50,18 @@ def _op(quant: QuantOp) -> Op:
             *_numbers(quant, has),
             Check(Aspect.DEVICE, _TENSORS),
             Check(Aspect.APART, _TENSORS),
+            *((_of_vllm(quant, "azp" if "azp" in has else "0"),) if quant.vllm else ()),
             CLASSES,
         ),
     )
+
+
+def _of_vllm(quant: QuantOp, azp: str) -> Let:
+    """Whether a call's kernel is one that has vLLM's codes alone: it follows from the dtype of the codes and from `azp`."""
+    e4m3 = f"dtype(out) // {DTYPE_CODES[DType.E4M3.torch_name]}"
+    kinds = {(DType.E4M3, True): e4m3, (DType.S8, True): f"1 - {e4m3} - {azp}", (DType.S8, False): azp}
+    alone = {(config.out_dtype, config.symmetric) for config in quant.configs(Arch.SM90A) if config.vllm}
+    return Let("of_vllm", " + ".join(["0", *(f"({kinds[kind]})" for kind in kinds if kind in alone)]))
 
 
 def _tensors(quant: QuantOp) -> tuple[Tensor, ...]:

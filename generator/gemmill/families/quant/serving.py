@@ -81,13 +81,14 @@ def _static(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
     else:
         scales = scales.repeat_interleave(layout.group[0], dim=0).repeat_interleave(layout.group[1], dim=1)
     x, azp = _rows(call, given), given.get("azp")
-    yield from _codes(call, given, reference.static_quant(x, scales, out_dtype, azp=azp, activation=_activation(call)))
+    codes = reference.static_quant(x, scales, out_dtype, azp=azp, activation=_activation(call), vllm=bool(call["vllm"]))
+    yield from _codes(call, given, codes)
 
 
 def _tensor(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
     x, azp = _rows(call, given), given.get("azp")
     if azp is None:
-        codes, scale = reference.tensor_quant(x, out_dtype)
+        codes, scale = reference.tensor_quant(x, out_dtype, vllm=bool(call["vllm"]))
     else:
         codes, scale, zero_point = reference.tensor_quant_with_azp(x)
         yield _whole(azp, zero_point)
@@ -96,12 +97,13 @@ def _tensor(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
 
 
 def _token(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
-    x, azp = _rows(call, given), given.get("azp")
+    x, azp, vllm = _rows(call, given), given.get("azp"), bool(call["vllm"])
     if azp is None:
         ub, activation = given.get("scale_ub"), _activation(call)
-        codes, scales = reference.token_quant(x, out_dtype, scale_ub=ub, activation=activation)
+        codes, scales = reference.token_quant(x, out_dtype, scale_ub=ub, activation=activation, vllm=vllm)
     else:
-        codes, scales, zero_points = reference.token_quant_with_azp(x, reference.least_step_of(x.shape[-1]))
+        least_step = reference.least_step_of(x.shape[-1])
+        codes, scales, zero_points = reference.token_quant_with_azp(x, least_step, vllm=vllm)
         yield _whole(azp, zero_points)
     yield from _codes(call, given, codes)
     yield _whole(given["scales"], scales)
@@ -120,7 +122,7 @@ def _group(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
             scale_ub=given.get("scale_ub"),
             scale_format=list(ScaleFormat)[call["scale_format"]],
             activation=_activation(call),
-            truncated=bool(call["truncated"]),
+            vllm=bool(call["vllm"]),
         )
     else:
         codes, scales, azps = reference.group_quant_with_azp(x, call["group_size"])
