@@ -11,8 +11,9 @@ void _mlir_gemmill_example__mlir_ciface_cutlass___call_____Ptrgmem____FakeStream
 
 static gemmill_cutedsl_module module = {_mlir_gemmill_example_cuda_init, _mlir_gemmill_example_cuda_load_to_device, nullptr, 0};
 
-int32_t gemmill_example(gemmill_scaled_mm_args const* args, void* stream) {
-  if (int32_t error = gemmill_cutedsl_ready(&module, args->device)) return error;
+int32_t gemmill_example(void const* arguments, gemmill_launch const* how) {
+  if (int32_t error = gemmill_cutedsl_ready(&module, how->device)) return error;
+  auto const* args = static_cast<gemmill_scaled_mm_args const*>(arguments);
   int32_t status = 0;
   void* packed[] = {
       gemmill_cutedsl_pointer(&args->a),
@@ -20,13 +21,11 @@ int32_t gemmill_example(gemmill_scaled_mm_args const* args, void* stream) {
       gemmill_cutedsl_number<int64_t>(&args->lda),
       gemmill_cutedsl_number<int32_t>(&args->m),
       gemmill_cutedsl_number<int64_t>(&args->a_scale_stride_m),
-      gemmill_cutedsl_pointer(&stream),
+      gemmill_cutedsl_pointer(&how->stream),
       &status,
   };
   _mlir_gemmill_example__mlir_ciface_cutlass___call_____Ptrgmem____FakeStream(packed, 7);
   return status;
 }
-
-int64_t gemmill_example_workspace(gemmill_scaled_mm_args const*) { return 0; }
 
 }  // extern "C"

@@ -18,10 +18,8 @@ gemmill_sm90a_cutlass_s8_s8_s32_f16_scaledbias_groupgroup64strided_t64x64x64_c1x
 }
 
 // Host code: the launch.
-extern "C" int32_t gemmill_sm90a_cutlass_s8_s8_s32_f16_scaledbias_groupgroup64strided_t64x64x64_c1x1x1_mmasync_exact_persistent_ab_sauto_a1b1d1(gemmill_scaled_mm_args const* x, void* stream) {
-  return gemmill::launch_group_unaligned<Kernel, &gemmill_sm90a_cutlass_s8_s8_s32_f16_scaledbias_groupgroup64strided_t64x64x64_c1x1x1_mmasync_exact_persistent_ab_sauto_a1b1d1_kernel, kTileM, kTileN>(*x, stream);
+extern "C" int32_t gemmill_sm90a_cutlass_s8_s8_s32_f16_scaledbias_groupgroup64strided_t64x64x64_c1x1x1_mmasync_exact_persistent_ab_sauto_a1b1d1(void const* args, gemmill_launch const* how) {
+  return gemmill::launch_group_unaligned<Kernel, &gemmill_sm90a_cutlass_s8_s8_s32_f16_scaledbias_groupgroup64strided_t64x64x64_c1x1x1_mmasync_exact_persistent_ab_sauto_a1b1d1_kernel, kTileM, kTileN>(*static_cast<gemmill_scaled_mm_args const*>(args), *how);
 }
-
-extern "C" int64_t gemmill_sm90a_cutlass_s8_s8_s32_f16_scaledbias_groupgroup64strided_t64x64x64_c1x1x1_mmasync_exact_persistent_ab_sauto_a1b1d1_workspace(gemmill_scaled_mm_args const*) { return 0; }
 
 }  // namespace sm90a_cutlass_s8_s8_s32_f16_scaledbias_groupgroup64strided_t64x64x64_c1x1x1_mmasync_exact_persistent_ab_sauto_a1b1d1

@@ -23,10 +23,8 @@ gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_ba
 }
 
 // Host code: the launch.
-extern "C" int32_t gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8(gemmill_scaled_mm_args const* x, void* stream) {
-  return gemmill::launch_split_k<Kernel, &gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8_kernel>(*x, stream);
+extern "C" int32_t gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8(void const* args, gemmill_launch const* how) {
+  return gemmill::launch_split_k<Kernel, &gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8_kernel>(*static_cast<gemmill_scaled_mm_args const*>(args), *how);
 }
-
-extern "C" int64_t gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8_workspace(gemmill_scaled_mm_args const*) { return 0; }
 
 }  // namespace sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8

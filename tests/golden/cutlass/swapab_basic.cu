@@ -5,6 +5,7 @@
 #include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
+#include "scaled_mm/abi.h"
 #include "scaled_mm/epilogue.cuh"
 #include "scaled_mm/stream_k.cuh"
 #include "scaled_mm/universal.cuh"
@@ -84,12 +85,8 @@ typename Kernel::Arguments arguments(gemmill_scaled_mm_args const& x) {
   return arguments;
 }
 
-extern "C" int32_t gemmill_sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8(gemmill_scaled_mm_args const* x, void* stream) {
-  return gemmill::launch<Kernel, &gemmill_sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8_kernel>(arguments(*x), *x, stream);
-}
-
-extern "C" int64_t gemmill_sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8_workspace(gemmill_scaled_mm_args const* x) {
-  return gemmill::workspace_bytes<Kernel>(arguments(*x), *x);
+extern "C" int32_t gemmill_sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8(void const* args, gemmill_launch const* how) {
+  return gemmill::launch<Kernel, &gemmill_sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8_kernel>(arguments(*static_cast<gemmill_scaled_mm_args const*>(args)), *how);
 }
 
 }  // namespace sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8

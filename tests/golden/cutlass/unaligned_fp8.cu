@@ -17,10 +17,8 @@ gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x64x64_c1x1x1_mma
 }
 
 // Host code: the launch.
-extern "C" int32_t gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x64x64_c1x1x1_mmasync_promoted_persistent_ab_sauto_a1b1d1(gemmill_scaled_mm_args const* x, void* stream) {
-  return gemmill::launch_unaligned<Kernel, &gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x64x64_c1x1x1_mmasync_promoted_persistent_ab_sauto_a1b1d1_kernel, kTileM, kTileN>(*x, stream);
+extern "C" int32_t gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x64x64_c1x1x1_mmasync_promoted_persistent_ab_sauto_a1b1d1(void const* args, gemmill_launch const* how) {
+  return gemmill::launch_unaligned<Kernel, &gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x64x64_c1x1x1_mmasync_promoted_persistent_ab_sauto_a1b1d1_kernel, kTileM, kTileN>(*static_cast<gemmill_scaled_mm_args const*>(args), *how);
 }
-
-extern "C" int64_t gemmill_sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x64x64_c1x1x1_mmasync_promoted_persistent_ab_sauto_a1b1d1_workspace(gemmill_scaled_mm_args const*) { return 0; }
 
 }  // namespace sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x64x64_c1x1x1_mmasync_promoted_persistent_ab_sauto_a1b1d1
