@@ -96,9 +96,14 @@ class Registry:
         raise ValueError(f"family is {name!r}, expected one of {', '.join(family.name for family in self.families)}")
 
     @cached_property
-    def tunings(self) -> Mapping[str, Tuning]:
+    def choices(self) -> Mapping[str, Tuning]:
         """How calls come to variants, by the families' names."""
         return {family.name: family.tuning for family in self.families}
+
+    @cached_property
+    def tunings(self) -> Mapping[str, Tuning]:
+        """The same of those families that choose among several variants, by what was measured."""
+        return {name: tuning for name, tuning in self.choices.items() if tuning.is_measured}
 
     def configs_of(self, name: str, configs: Iterable[Any]) -> tuple[Any, ...]:
         """Those configs that are of the family of a name."""

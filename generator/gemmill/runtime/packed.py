@@ -86,7 +86,7 @@ def noted(library: ctypes.CDLL, table: Table, most: int) -> Iterator[Noted]:
     room = (_Noted * most)()
     names = list(table.families)
     for found in room[: library.gemmill_take_noted(room, most)]:
-        tuning = REGISTRY.tunings[names[found.family]]
+        tuning = REGISTRY.choices[names[found.family]]
         sizes, alignments = found.call.sizes[: len(tuning.sizes)], found.call.alignments[: len(tuning.aligned)]
         call = ProblemCall(
             family=names[found.family], problem=found.call.problem, sizes=tuple(sizes), alignments=tuple(alignments)
@@ -100,7 +100,7 @@ def packed_call(call: ProblemCall) -> PackedCall:
 
 
 def _family(name: str, rows: range) -> _Family:
-    tuning = REGISTRY.tunings[name]
+    tuning = REGISTRY.choices[name]
     near = [tuning.sizes.index(size) for size in tuning.near]
     reach = tuning.reach
     bucketed = tuning.sizes.index(tuning.bucketed) if tuning.is_measured else 0

@@ -63,27 +63,27 @@ def select(table: Table, call: ProblemCall, sm_count: int, pinned: str | None = 
 
     The op launches nothing for an empty result, so no variant is chosen for one.
     """
-    sizes = REGISTRY.tunings[call.family].named(call.sizes)
-    if any(sizes[name] == 0 for name in REGISTRY.tunings[call.family].result):
+    sizes = REGISTRY.choices[call.family].named(call.sizes)
+    if any(sizes[name] == 0 for name in REGISTRY.choices[call.family].result):
         reason = "the result is empty: nothing is launched"
         return Choice(entry=None, trust=Trust.MODEL, trace=_same_for_all(table, call.family, reason))
     if pinned is not None and any(entry.name == pinned for _, _, entry in table.of(call.family)):
         return _select_pinned(table, call, pinned)
     index, trust, tuned = _choose(table, call, sm_count)
     chosen = table.entries[index] if index >= 0 else None
-    measured = None if tuned is None else REGISTRY.tunings[call.family].named(tuned.sizes)
+    measured = None if tuned is None else REGISTRY.choices[call.family].named(tuned.sizes)
     trace = _trace(table, call, sm_count, chosen, trust)
     return Choice(entry=chosen, trust=trust, trace=trace, row=index, measured=measured)
 
 
 def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call by a variant, on a device of `sm_count` multiprocessors."""
-    return REGISTRY.tunings[call.family].model_ns(row, call, sm_count)
+    return REGISTRY.choices[call.family].model_ns(row, call, sm_count)
 
 
 def rejection(row: Row, call: ProblemCall) -> str | None:
     """The first reason why a row cannot take a call; None if it can."""
-    tuning = REGISTRY.tunings[call.family]
+    tuning = REGISTRY.choices[call.family]
     if row.problem != call.problem:
         return tuning.differs(row.problem, call.problem)
     for name, needed, found in zip(tuning.aligned, row.alignments, call.alignments, strict=True):
@@ -117,7 +117,7 @@ def _same_for_all(table: Table, family: str, reason: str) -> tuple[Rejected, ...
 
 
 def _choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
-    tuning = REGISTRY.tunings[call.family]
+    tuning = REGISTRY.choices[call.family]
     tuned, trust = _choose_tuned(table, call) if tuning.is_measured else (None, Trust.ONLY)
     if tuned is not None:
         return tuned.row, trust, tuned
@@ -129,7 +129,7 @@ def _choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust,
 
 
 def _choose_tuned(table: Table, call: ProblemCall) -> tuple[TunedRow | None, Trust]:
-    tuning = REGISTRY.tunings[call.family]
+    tuning = REGISTRY.choices[call.family]
     bucketed, near = tuning.sizes.index(tuning.bucketed), tuple(map(tuning.sizes.index, tuning.near))
     best: TunedRow | None = None
     best_distance = math.inf

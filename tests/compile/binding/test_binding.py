@@ -112,7 +112,8 @@ def test_choices_agree(tuned: bool, probe, with_table: Callable) -> None:
 
 def test_choices_agree_among_families_of_other_sizes(probe, with_table: Callable, monkeypatch) -> None:
     """Two families in one table, whose classes have the same numbers: neither gets a row of the other, nor its pin."""
-    monkeypatch.setitem(REGISTRY.tunings, toy_tuning.TOY, toy_tuning.TOY_TUNING)
+    for known in (REGISTRY.choices, REGISTRY.tunings):
+        monkeypatch.setitem(known, toy_tuning.TOY, toy_tuning.TOY_TUNING)
     rng = random.Random(9)
     known = gemms(probe)
     toys = [toy_tuning.toy_entry(n, entry.symbol) for n, entry in zip((1, 3, 4, 8), known, strict=False)]
