@@ -10,10 +10,10 @@ import gemmill as package
 from gemmill.families.quant.ops import QUANT_OPS
 from gemmill.families.quant.selections import default as quant_configs
 from gemmill.families.quant.selections import smoke as smoke_quant_configs
+from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.numerics import verify as layer
 from gemmill.numerics.verify import Verdict
 from gemmill.runtime import checks, operands
-from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Choice, select
 from gemmill.runtime.serving import serving_of

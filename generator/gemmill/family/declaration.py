@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from gemmill.family.op import OpSet
+from gemmill.family.questions import Asked
 from gemmill.family.tuning import Tuning
 from gemmill.vocab import OK, Arch, Compiler, DType, Status, rejected
 
@@ -122,3 +123,9 @@ class Family:
     """How a call comes to a variant."""
     home: Path | None = None
     """The folder in which its C++ lies, as `kernels/<name>`, and its templates, as `templates/<name>`; None for gemmill's."""
+    questions: tuple[Asked, ...] = ()
+    """What `gemmill explain` can be told of a call, for the cases to read."""
+    functions: str | None = None
+    """The module whose `__all__` users find in `gemmill`: its ops as functions that allocate what they return."""
+    peers: str | None = None
+    """The module of what users would call instead: `PEERS` and `vllm_takes`, whether vLLM's op of the same name takes a problem."""
