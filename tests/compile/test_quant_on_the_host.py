@@ -24,12 +24,14 @@ _MAIN = """
 #include <cstdio>
 extern "C" CUresult cuLaunchKernelEx(CUlaunchConfig const*, CUfunction, void**, void**) { return CUDA_ERROR_NO_DEVICE; }
 int main() {
+  gemmill_launch how{};
+  how.sm_count = 132;
   for (auto launch : {%s}) {
     for (auto const& [rows, hidden] : {%s}) {
       int32_t zero_point;
       gemmill_tensor_quant_args x{};
-      x.azp = &zero_point, x.rows = rows, x.hidden = x.in_stride = x.out_stride = hidden, x.launch.sm_count = 132;
-      std::printf("%%d ", launch(&x));
+      x.azp = &zero_point, x.rows = rows, x.hidden = x.in_stride = x.out_stride = hidden;
+      std::printf("%%d ", launch(&x, &how));
     }
   }
 }
