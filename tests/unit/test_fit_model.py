@@ -13,7 +13,7 @@ from gemmill.space.selections import select
 from gemmill.tune.problems import Op, Problem
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
-TRUE = FITTED._replace(step=60.0, store=2500.0, filled_bytes=20.0, meeting_slice=1500.0)
+TRUE = FITTED._replace(latency=4000.0, store_element=0.4, filling=1.0, memory_bytes=3000.0)
 WEIGHTS = [
     (1024, 8192),
     (2048, 16384),
@@ -81,8 +81,8 @@ def test_constants_of_the_mirror_are_the_models(tool, tmp_path):
     model, mirror = tmp_path / "model.py", tmp_path / "model.cpp"
     model.write_text(tool.MODEL.read_text())
     mirror.write_text(tool.MIRROR.read_text())
-    tool.written(FITTED._replace(step=12.34), model, mirror)
-    assert "    step: float = 12.34\n" in model.read_text() and mirrored(mirror)["Step"] == "12.34"
+    tool.written(FITTED._replace(latency=12.34), model, mirror)
+    assert "    latency: float = 12.34\n" in model.read_text() and mirrored(mirror)["Latency"] == "12.34"
     assert model.read_text().count("\n") == tool.MODEL.read_text().count("\n")
     mirror.write_text("")
     with pytest.raises(ValueError, match=r"has 0 lines for products, expected one"):
