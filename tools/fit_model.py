@@ -158,7 +158,7 @@ def loss_lines(samples: Samples, constants: Constants) -> Iterator[str]:
     lost = losses(samples, constants)
     for op in sorted({p.op for p in samples.problems}):
         for low, high in M_RANGES:
-            part = lost[[p.op is op and low <= p.m <= high for p in samples.problems]]
+            part = lost[[p.op == op and low <= p.m <= high for p in samples.problems]]
             if len(part):
                 yield (
                     f"  {op:<11}M {low:>4} to {high if high < 1 << 31 else 'any':>4}: {part.mean():6.1%} in the mean, "
