@@ -1,4 +1,4 @@
-"""The analytic model that chooses where nothing was measured. Mirrors kernels/extension/scaled_mm_model.cpp.
+"""The analytic model that chooses where nothing was measured. Mirrors kernels/scaled_mm/model.cpp.
 
 Waves of clusters of CTAs, as many at a time as a device has room for. Five things limit them: the tensor core and the stores
 after it, how soon a stage of the pipeline is filled again, L2, what SMs fetch from memory, and memory. The fourth root of the sum of
@@ -27,7 +27,7 @@ BANDS = ((8, 6), (4, 3), (2, 2))
 
 
 class Facts(NamedTuple):
-    """Of a variant. Mirrors `GemmFacts` in kernels/extension/scaled_mm_model.h."""
+    """Of a variant. Mirrors `GemmFacts` in kernels/scaled_mm/model.h."""
 
     raster_order: int
     swizzle: int
