@@ -60,7 +60,7 @@ Choice choose_by_model(Table const& table, Chooser const& family, Call const& ca
   Choice best{-1, 3};
   double best_ns = std::numeric_limits<double>::infinity();
   for (int64_t i = family.told.first; i < family.told.end; ++i) {
-    if (!accepts(*family.model, table.rows[i], call)) continue;
+    if (table.rows[i].quarantined || !accepts(*family.model, table.rows[i], call)) continue;
     double ns = family.model->nanoseconds(table.rows[i], call, sm_count);
     if (ns < best_ns) {
       best_ns = ns;

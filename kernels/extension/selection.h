@@ -21,6 +21,7 @@ struct Row {
   int64_t kernel;  // index into the extension's kernels
   int64_t problem;
   int64_t workspace;                 // whether the kernel must be asked how much it needs
+  int64_t quarantined;               // whether it is never chosen, only pinned
   int64_t most;                      // of each size
   int64_t alignments[kMostAligned];  // bytes that it needs
   int64_t least[kMostSizes];

@@ -53,6 +53,7 @@ def examine_build(folder: Path) -> Iterator[Finding]:
     yield from examine_symbols(extension)
     yield from _examine_code(manifest, extension)
     yield from _examine_cuda(manifest)
+    yield from examine_quarantine(manifest)
 
 
 def examine_symbols(extension: Path) -> Iterator[Finding]:
@@ -95,6 +96,22 @@ def examine_symbols(extension: Path) -> Iterator[Finding]:
             state=State.NOTE,
             found=f"not in this torch: {', '.join(torch_absent)}",
             advice="a CPU-only torch has no CUDA streams; without torch::autograd's names calls do not refuse gradients",
+        )
+
+
+def examine_quarantine(manifest: Manifest) -> Iterator[Finding]:
+    """The build's variants that are never chosen, because they went wrong when they were measured."""
+    if torch_libraries() is None:  # which another finding says
+        return
+    from gemmill.runtime.tuned import Machine, load_tuned
+
+    tuned = load_tuned(manifest.entries, Machine(arch=manifest.arch, device=None, driver=None))
+    for name, why in tuned.quarantined.items():
+        yield Finding(
+            subject="quarantine",
+            state=State.NOTE,
+            found=f"{name} is not chosen: {why}",
+            advice=f"gemmill verify --filter {name}",
         )
 
 

@@ -14,7 +14,7 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands, packed
 from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.declaring import declare
-from gemmill.runtime.notices import tell_loaded, tell_unbuilt
+from gemmill.runtime.notices import tell_loaded, tell_quarantined, tell_unbuilt
 from gemmill.runtime.quant_table import QuantRow, QuantTable, make_quant_table
 from gemmill.runtime.schemas import BY_NAME, OpSchema
 from gemmill.runtime.select import Choice, Noted, Trust
@@ -55,7 +55,9 @@ class Build:
         entries = self.manifest.entries
         here = machine(self.manifest.arch) if gpu_arch else Machine(arch=self.manifest.arch, device=None, driver=None)
         self.tuned: Tuned = load_tuned(entries, here)
-        self.table: Table = make_table(entries, self._symbols("gemmill_kernel", _Kernel), self.tuned.choices)
+        self.table: Table = make_table(
+            entries, self._symbols("gemmill_kernel", _Kernel), self.tuned.choices, self.tuned.quarantined
+        )
         self.quant: QuantTable = make_quant_table(entries, self._symbols("gemmill_quant_kernel", _QuantKernel))
         self._send_table()
         for family, op in REGISTRY.ops.values():
@@ -64,6 +66,7 @@ class Build:
         self._describe = _DESCRIBE(self._write_refusal)
         self._library.gemmill_set_describe(self._describe)
         tell_loaded(self.manifest, self.tuned, folder)
+        tell_quarantined(self.manifest, self.tuned)
         if gpu_arch is not None:
             tell_unbuilt(self.manifest, self.tuned)
 

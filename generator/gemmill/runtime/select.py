@@ -122,7 +122,7 @@ def _choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust,
         return tuned.row, trust, tuned
     best, best_ns = -1, math.inf
     for i, row, _ in table.of(call.family):
-        if rejection(row, call) is None and (ns := model_ns(row, call, sm_count)) < best_ns:
+        if not row.quarantined and rejection(row, call) is None and (ns := model_ns(row, call, sm_count)) < best_ns:
             best, best_ns = i, ns
     return best, Trust.MODEL, None
 
@@ -162,7 +162,11 @@ def _trace(
         if entry is chosen:
             continue
         reason = rejection(row, call)
-        if reason is None:
+        if row.quarantined:
+            reasons[entry.name] = Rejected(
+                name=entry.name, reason=f"it is quarantined: {table.quarantined[entry.name]}"
+            )
+        elif reason is None:
             us = model_ns(row, call, sm_count) / 1000
             how = (
                 "the model prefers another"
