@@ -13,8 +13,11 @@ from gemmill.doctor.finding import Finding, State
 from gemmill.doctor.machine import driver_cuda
 from gemmill.manifest import Manifest, ManifestError, check_extension, read_manifest
 from gemmill.runtime.builds import MANIFEST, find_builds, resolve, serving
+from gemmill.vocab import Arch
 
 _SHOWN = 5
+TOLERABLE_LOSS = 0.03
+"""Of a build: about what the model loses where all variants are built (docs/notes/tables.md)."""
 
 
 def examine_builds() -> Iterator[Finding]:
@@ -53,7 +56,7 @@ def examine_build(folder: Path) -> Iterator[Finding]:
     yield from examine_symbols(extension)
     yield from _examine_code(manifest, extension)
     yield from _examine_cuda(manifest)
-    yield from examine_quarantine(manifest)
+    yield from examine_tables(manifest)
 
 
 def examine_symbols(extension: Path) -> Iterator[Finding]:
@@ -99,13 +102,21 @@ def examine_symbols(extension: Path) -> Iterator[Finding]:
         )
 
 
-def examine_quarantine(manifest: Manifest) -> Iterator[Finding]:
-    """The build's variants that are never chosen, because they went wrong when they were measured."""
+def examine_tables(manifest: Manifest) -> Iterator[Finding]:
+    """What the build loses by the tables' own times, and its variants that went wrong there, which are never chosen."""
     if torch_libraries() is None:  # which another finding says
         return
+    from gemmill.runtime.loss import loss_of
     from gemmill.runtime.tuned import Machine, load_tuned
 
     tuned = load_tuned(manifest.entries, Machine(arch=manifest.arch, device=None, driver=None))
+    loss = loss_of(manifest.entries, tuned, Arch(manifest.arch).sm_count)
+    if loss is not None:
+        tolerable = loss.mean <= TOLERABLE_LOSS and not loss.none
+        advice = "" if tolerable else f"gemmill build --arch {manifest.arch} --select default"
+        yield Finding(
+            subject="loss", state=State.OK if tolerable else State.NOTE, found=f"the build {loss}", advice=advice
+        )
     for name, why in tuned.quarantined.items():
         yield Finding(
             subject="quarantine",

@@ -21,6 +21,7 @@ from gemmill.runtime.ranges import Ranges
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS, OpSchema
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import serving_of
+from gemmill.space.names import alias_of, is_alias
 from gemmill.vocab import Arch
 
 _lock = threading.RLock()
@@ -153,11 +154,13 @@ def explain(op: str, *args: Any) -> Choice:
 
 @contextlib.contextmanager
 def use_variant(name: str) -> Iterator[KernelEntry]:
-    """Pin a variant by name for the calling thread. Raises ValueError if it is not loaded.
+    """Pin a variant by name, or by the alias that `gemmill list` prints, for the calling thread. Raises ValueError if it is not loaded.
 
     Inside, an op of the variant's family whose call it cannot take raises RuntimeError instead of choosing another.
     """
     build = active()
+    if is_alias(name):
+        name = next((entry.name for entry in build.manifest.entries if alias_of(entry.name) == name), name)
     if (kernel := build.quant.kernel_of(name)) is not None:
         before = build.pin_quant(kernel)
         try:

@@ -69,7 +69,7 @@ def select(table: Table, call: ProblemCall, sm_count: int, pinned: str | None = 
         return Choice(entry=None, trust=Trust.MODEL, trace=_same_for_all(table, call.family, reason))
     if pinned is not None:
         return _select_pinned(table, call, pinned)
-    index, trust, tuned = _choose(table, call, sm_count)
+    index, trust, tuned = choose(table, call, sm_count)
     chosen = table.entries[index] if index >= 0 else None
     measured = None if tuned is None else REGISTRY.tunings[call.family].named(tuned.sizes)
     trace = _trace(table, call, sm_count, chosen, trust)
@@ -116,7 +116,8 @@ def _same_for_all(table: Table, family: str, reason: str) -> tuple[Rejected, ...
     return tuple(Rejected(name=name, reason=reason) for name in names)
 
 
-def _choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
+def choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
+    """The row for a call where nothing is pinned, or -1; what the choice rests on, and the measured one if there is one."""
     tuned, trust = _choose_tuned(table, call)
     if tuned is not None:
         return tuned.row, trust, tuned

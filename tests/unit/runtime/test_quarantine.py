@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gemmill.doctor import State
-from gemmill.doctor.extension import examine_quarantine
+from gemmill.doctor.extension import examine_tables
 from gemmill.runtime import notices, tuned
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import make_table as make_rows
@@ -99,9 +99,9 @@ def test_tables_keep_what_either_quarantined(manifest) -> None:
 
 
 def test_doctor_and_log_name_them(put, manifest, names, caplog) -> None:
-    assert list(examine_quarantine(manifest)) == []
+    assert list(examine_tables(manifest)) == []
     put(of(manifest.entries[0]))
-    (finding,) = examine_quarantine(manifest)
+    (finding,) = examine_tables(manifest)
     assert (finding.state, finding.found) == (State.NOTE, f"{names[0]} is not chosen: {WHY}")
     assert finding.advice == f"gemmill verify --filter {names[0]}"
     notices.tell_quarantined(manifest, load_tuned(manifest.entries, HERE))
