@@ -3,12 +3,8 @@
 import importlib
 import importlib.metadata
 import inspect
-import json
 import sys
 import tomllib
-from collections.abc import Callable
-from dataclasses import make_dataclass
-from enum import Enum
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,102 +12,30 @@ from typing import Any
 import pytest
 import torch
 
-import gemmill
+from engines import CLASSES, LINEAR, SGLANG, fp8_config, int8_config, quant_key, sglang_modules, vllm_modules
 from gemmill.compat import linear, sglang_plugin, vllm_plugin
 from gemmill.compat.linear import Linear
 from gemmill.manifest import ManifestError
 from gemmill.runtime import ops
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[3]
 E4M3 = torch.float8_e4m3fn
-_SCALED = "vllm.model_executor.kernels.linear.scaled_mm"
-
-
-def recorded(name: str) -> dict[str, Any]:
-    return json.loads((HERE / "engines" / name).read_text())
-
-
-VLLM, SGLANG = recorded("vllm-0.33.0.json"), recorded("sglang-0.5.23.json")
-LINEAR = VLLM["modules"]["vllm.model_executor.kernels.linear"]
-CLASSES = {name: of for module in VLLM["modules"].values() for name, of in module.items() if "methods" in of}
-
-
-def stand_in(name: str, base: type) -> type:
-    """A class with the recorded methods, of which those that are abstract must be given."""
-    methods = {
-        method: staticmethod(_missing(method)) if "staticmethod" in of["decorators"] else _missing(method)
-        for method, of in CLASSES[name]["methods"].items()
-        if method != "__init__"
-    }
-    abstract = {method for method, of in CLASSES[name]["methods"].items() if "abstractmethod" in of["decorators"]}
-    return type(name, (base,), methods | {"_abstract": getattr(base, "_abstract", set()) - set(methods) | abstract})
-
-
-def _missing(name: str) -> Callable[..., Any]:
-    def missing(*given: object, **named: object) -> Any:
-        raise NotImplementedError(f"vLLM's {name}")
-
-    return missing
-
-
-class Base:
-    """What all of vLLM's kernels do when they are made."""
-
-    def __init__(self, config: Any, layer_param_names: Any = None) -> None:
-        self.config, self.layer_param_names = config, layer_param_names
 
 
 @pytest.fixture
 def vllm(monkeypatch) -> SimpleNamespace:
-    """Modules with vLLM's names, whose classes have the recorded methods; asked as vLLM asks."""
-    platform = Enum("PlatformEnum", ["CUDA", "ROCM", "CPU", "XPU"])
-    scaled = stand_in("ScaledMMLinearKernel", Base)
-    fp8, int8 = stand_in("FP8ScaledMMLinearKernel", scaled), stand_in("Int8ScaledMMLinearKernel", scaled)
-    block = stand_in("Fp8BlockScaledMMLinearKernel", stand_in("MMLinearKernel", Base))
-    cutlass_block = stand_in("CutlassFp8BlockScaledMMKernel", block)
-    cutlass_block.can_implement = classmethod(lambda cls, config: (True, None))
-    cutlass_int8 = stand_in("CutlassInt8ScaledMMLinearKernel", int8)
-    cutlass_int8.process_weights_after_loading = lambda self, layer: None
-    cutlass_int8.apply_weights = lambda self, layer, x, bias=None: "vLLM's"
-    cutlass_int8._get_layer_params = lambda self, layer: tuple(
-        getattr(layer, name, None) for name in self.layer_param_names
-    )
-
-    def coded(input: torch.Tensor, scale: Any = None, azp: Any = None, symmetric: bool = True) -> Any:
-        assert scale is None and azp is None
-        return gemmill.dynamic_scaled_int8_quant(input, symmetric)
-
-    lists = {
-        attribute: {
-            getattr(platform, key.partition(".")[2]): [type(name, (), {}) for name in names]
-            for key, names in of["value"].items()
-        }
-        for attribute, of in LINEAR.items()
-        if attribute.startswith("_POSSIBLE")
-    }
-    modules = {
-        "vllm": {"_custom_ops": SimpleNamespace(scaled_int8_quant=coded)},
-        "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_DISABLED_KERNELS": []},
-        "vllm.platforms": {"PlatformEnum": platform},
-        "vllm.model_executor": {},
-        "vllm.model_executor.kernels": {},
-        "vllm.model_executor.kernels.linear": {
-            "FP8ScaledMMLinearKernel": fp8,
-            "CutlassFp8BlockScaledMMKernel": cutlass_block,
-            "CutlassInt8ScaledMMLinearKernel": cutlass_int8,
-            **lists,
-        },
-    }
-    for name, content in modules.items():
-        module = ModuleType(name)
-        vars(module).update(content)
+    """A stand-in of vLLM that was just started."""
+    modules = vllm_modules()
+    for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(sys.modules["vllm"], "envs", sys.modules["vllm.envs"], raising=False)
     monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_kernels", raising=False)
     monkeypatch.setattr(linear, "_complained", set())
     monkeypatch.delenv("GEMMILL_VLLM", raising=False)
     linear._refusal_of_build.cache_clear()
-    yield SimpleNamespace(cuda=platform.CUDA, envs=sys.modules["vllm.envs"], **lists)
+    kernels_of_vllm = modules["vllm.model_executor.kernels.linear"]
+    yield SimpleNamespace(
+        cuda=modules["vllm.platforms"].PlatformEnum.CUDA, envs=modules["vllm.envs"], **vars(kernels_of_vllm)
+    )
     sys.modules.pop("gemmill.compat.vllm_kernels", None)
 
 
@@ -124,48 +48,6 @@ def served(smoke_build, monkeypatch):
 
 def kernels() -> ModuleType:
     return importlib.import_module("gemmill.compat.vllm_kernels")
-
-
-def config_of(name: str, **fields: object) -> Any:
-    """A config of vLLM's with the recorded fields; all of them must be given."""
-    names = VLLM["modules"][f"{_SCALED}.ScaledMMLinearKernel"][name]["fields"]
-    return make_dataclass(name, names)(**fields)
-
-
-def key(group: tuple[int, int], static: bool = True, dtype: torch.dtype = E4M3) -> Any:
-    assert CLASSES["QuantKey"]["fields"][:2] == ["dtype", "scale"]
-    assert CLASSES["ScaleDesc"]["fields"] == ["dtype", "static", "group_shape"]
-
-    class GroupShape(tuple):
-        row, col = group
-
-        def is_per_tensor(self) -> bool:
-            return group == (-1, -1)
-
-    assert "is_per_tensor" in CLASSES["GroupShape"]["methods"]
-    scale = SimpleNamespace(dtype=torch.float32, static=static, group_shape=GroupShape(group))
-    return SimpleNamespace(dtype=dtype, scale=scale)
-
-
-def fp8(weight=(-1, 1), activation=(1, -1), shape=(64, 128), **changes: object) -> Any:
-    fields = {
-        "weight_quant_key": key(weight),
-        "activation_quant_key": key(activation, static=activation == (-1, -1)),
-        "weight_shape": shape,
-        "input_dtype": torch.bfloat16,
-        "out_dtype": torch.bfloat16,
-    }
-    return config_of("FP8ScaledMMLinearLayerConfig", **fields | changes)
-
-
-def int8_config(**changes: object) -> Any:
-    fields = {
-        "is_static_input_scheme": False,
-        "is_channelwise": True,
-        "input_symmetric": True,
-        "is_fused_module": False,
-    }
-    return config_of("Int8ScaledMMLinearLayerConfig", **fields | changes)
 
 
 OURS = {
@@ -190,14 +72,19 @@ def test_methods_take_what_vllms_take(vllm, name) -> None:
         assert found == [[given, kind] for given, kind, _ in theirs["parameters"] if kind in ("positional", "keyword")]
         given = {p.name for p in parameters if p.default is not p.empty}
         assert given >= {name for name, kind, has in theirs["parameters"] if has and kind in ("positional", "keyword")}
-    left = {method for method in own._abstract if getattr(own, method).__name__ == "missing"}
-    of_vllm = {
+    given = {
         method
         for base in OURS[name]
         for method, of in CLASSES[base]["methods"].items()
         if "abstractmethod" not in of["decorators"]
     }
-    assert left <= of_vllm
+    asked = {
+        method
+        for base in OURS[name]
+        for method, of in CLASSES[base]["methods"].items()
+        if "abstractmethod" in of["decorators"]
+    }
+    assert asked <= given | set(vars(own)), "what is abstract is ours, or another class of vLLM's has it"
 
 
 def test_the_kernels_are_asked_first_and_once(vllm, served) -> None:
@@ -243,27 +130,30 @@ def test_layers_are_taken_from_the_manifest_and_told_once(vllm, served, caplog) 
     own = kernels().GemmillFP8Linear
     assert own.is_supported(90) == own.is_supported() == (True, None)
     for _ in range(2):
-        assert own.can_implement(fp8()) == (True, None)
-    assert own.can_implement(fp8(weight=(-1, -1), activation=(-1, -1))) == (True, None)
+        assert own.can_implement(fp8_config()) == (True, None)
+    assert own.can_implement(fp8_config(weight=(-1, -1), activation=(-1, -1))) == (True, None)
     (message,) = caplog.messages
     start = f"build {served.build_id} takes a linear layer of N x K = 64 x 128, float8_e4m3fn to bfloat16, scales per token and channel: "
     assert message.startswith(start) and message.count(" rows") == 3
     assert any(entry.name in message for entry in served.manifest.entries)
-    assert own.can_implement(fp8(activation=(1, 128))) == (False, "it takes scales per tensor, token and channel")
-    no, why = own.can_implement(fp8(out_dtype=torch.float32))
+    assert own.can_implement(fp8_config(activation=(1, 128))) == (
+        False,
+        "it takes scales per tensor, token and channel",
+    )
+    no, why = own.can_implement(fp8_config(out_dtype=torch.float32))
     assert not no and "\n" not in why
-    no, why = own.can_implement(fp8(weight_quant_key=key((-1, 1), dtype="uint4b8")))
+    no, why = own.can_implement(fp8_config(weight_quant_key=quant_key((-1, 1), dtype="uint4b8")))
     assert not no and why.startswith("gemmill cannot serve here (")
 
 
 def test_what_is_not_compiled_in_is_not_taken(vllm, served) -> None:
     own = kernels().GemmillBlockFP8Linear
-    config = fp8(weight=(128, 128), activation=(1, 128), shape=(256, 512))
+    config = fp8_config(weight=(128, 128), activation=(1, 128), shape=(256, 512))
     compiled = any(
         entry.predicate.group_size == 128 for entry in served.manifest.entries if entry.family == "scaled_mm"
     )
     assert own.can_implement(config)[0] == compiled
-    assert own.can_implement(fp8(weight=(64, 64), activation=(1, 128))) == (
+    assert own.can_implement(fp8_config(weight=(64, 64), activation=(1, 128))) == (
         False,
         "it takes scales of float32 of 128 x 128 of the weight",
     )
@@ -289,7 +179,7 @@ def test_what_keeps_gemmill_from_serving_is_one_sentence(vllm, monkeypatch) -> N
     monkeypatch.setattr(ops, "load", refuse)
     sentence = "gemmill cannot serve here (build x needs torch 2.11 or later, torch 2.9 is installed: upgrade torch)"
     assert kernels().GemmillFP8Linear.is_supported(90) == (False, sentence)
-    assert kernels().GemmillFP8Linear.can_implement(fp8()) == (False, sentence)
+    assert kernels().GemmillFP8Linear.can_implement(fp8_config()) == (False, sentence)
     assert kernels().GemmillInt8Linear.can_implement(int8_config()) == (False, sentence)
 
 
@@ -303,19 +193,19 @@ def test_batch_invariance_is_left_to_vllm(vllm, served) -> None:
 
 def test_an_fp8_layer_is_computed(vllm, served) -> None:
     """By the reference, on CPU tensors, with vLLM's shapes: scales per channel are [N, 1]."""
-    own = kernels().GemmillFP8Linear(fp8(), ["weight", "weight_scale", "input_scale", "input_scale_ub"])
+    own = kernels().GemmillFP8Linear(fp8_config(), ["weight", "weight_scale", "input_scale", "input_scale_ub"])
     a, b = torch.ones(5, 32).to(E4M3), torch.ones(48, 32).to(E4M3).t()
     b_scales = torch.arange(1.0, 49.0).reshape(48, 1)
     given = {"A": a, "B": b, "out_dtype": torch.bfloat16, "As": torch.full((5, 1), 0.5), "Bs": b_scales}
     out = own.apply_scaled_mm(**given, bias=torch.ones(48, dtype=torch.bfloat16), output_shape=[1, 5, 48])
     assert torch.equal(out, (16 * b_scales.flatten() + 1).to(torch.bfloat16).expand(1, 5, 48))
     assert own.input_quant_key() is None
-    static = kernels().GemmillFP8Linear(fp8(activation=(-1, -1)), [])
+    static = kernels().GemmillFP8Linear(fp8_config(activation=(-1, -1)), [])
     assert static.input_quant_key() is static.config.activation_quant_key
 
 
 def test_a_layer_in_blocks_is_computed(vllm, served) -> None:
-    config = fp8(weight=(128, 128), activation=(1, 128))
+    config = fp8_config(weight=(128, 128), activation=(1, 128))
     own = kernels().GemmillBlockFP8Linear(config)
     a, b = torch.ones(4, 256).to(E4M3), torch.ones(256, 256).to(E4M3)
     b_scales = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -341,7 +231,7 @@ def test_an_int8_layer_is_computed(vllm, served, symmetric, monkeypatch) -> None
 
 
 def test_entry_points_name_functions_that_are_there() -> None:
-    project = tomllib.loads((HERE.parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     group = SGLANG["modules"]["sglang.srt.plugins"]["GENERAL_PLUGINS_GROUP"]["value"]
     assert project["entry-points"] == {
         "vllm.general_plugins": {"gemmill": "gemmill.compat.vllm_plugin:register"},
@@ -354,33 +244,14 @@ def test_entry_points_name_functions_that_are_there() -> None:
 
 @pytest.fixture
 def sglang(monkeypatch) -> Any:
-    """A registry of hooks with the recorded parameters."""
-    of = SGLANG["modules"]["sglang.srt.plugins.hook_registry"]
-    assert [p[0] for p in of["HookRegistry"]["methods"]["register"]["parameters"]] == [
-        "cls",
-        "target",
-        "hook",
-        "hook_type",
-        "source",
-    ]
-    assert "AROUND" in of["HookType"]["members"] and "_hooks" in of["HookRegistry"]["fields"]
-
-    class HookRegistry:
-        _hooks: dict[str, list[Any]] = {}
-
-        @classmethod
-        def register(cls, target: str, hook: Any, hook_type: str, *, source: Any = None) -> None:
-            cls._hooks.setdefault(target, []).append((hook_type, hook, source))
-
-    module = ModuleType("sglang.srt.plugins.hook_registry")
-    module.HookRegistry, module.HookType = HookRegistry, SimpleNamespace(AROUND="around")
-    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    """A registry of hooks."""
+    modules = sglang_modules()
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(linear, "_complained", set())
     monkeypatch.setattr(sglang_plugin, "_known", {})
     monkeypatch.delenv("GEMMILL_SGLANG", raising=False)
-    return HookRegistry
+    return modules["sglang.srt.plugins.hook_registry"].HookRegistry
 
 
 def test_sglangs_gemms_are_hooked_once(sglang, monkeypatch, caplog) -> None:
