@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemmill.family import ProblemCall
 from gemmill.manifest import KernelEntry
@@ -49,7 +49,8 @@ def loss_of(entries: Sequence[KernelEntry], tuned: Tuned, sm_count: int) -> Loss
     for loaded in tuned.tables:
         for row in loaded.table.rows:
             rows.setdefault(row.key, row)
-    found = [_answered(row, table, digests, sm_count) for row in rows.values() if siblings(row, exact=True)]
+    parts = _by_class(table)
+    found = [_answered(row, parts, digests, sm_count) for row in rows.values() if siblings(row, exact=True)]
     answered = [(ratio, estimated, row) for row, ratio, estimated in found if ratio is not None]
     if not answered:
         return None
@@ -65,14 +66,16 @@ def loss_of(entries: Sequence[KernelEntry], tuned: Tuned, sm_count: int) -> Loss
 
 
 def _answered(
-    row: TableRow, table: Table, digests: Mapping[str, str], sm_count: int
+    row: TableRow, parts: Mapping[tuple[str, int], Table], digests: Mapping[str, str], sm_count: int
 ) -> tuple[TableRow, float | None, bool]:
     """The row, how many times as long as its fastest the choice there takes (None without one), and whether that is an estimate."""
     current = current_row(row, digests)
     if current is not None and current.variants[0] == row.variants[0] and row.variants[0] in digests:
         return row, 1.0, False  # what choosing comes to, a thousand times as fast
     first = siblings(row, exact=True)[0]
-    tuning = REGISTRY.tunings[first.family]
+    tuning, table = REGISTRY.tunings[first.family], parts.get((first.family, first.problem))
+    if table is None:
+        return row, None, False
     alignments = (ALIGNED,) * len(tuning.aligned)
     call = ProblemCall(
         family=first.family, problem=first.problem, sizes=tuning.ordered(row.sizes), alignments=alignments
@@ -82,6 +85,21 @@ def _answered(
         return row, None, False
     us = _timed(row, table.entries[index].name)
     return row, (us or _estimated(row, table, index, call, sm_count)) / row.us[0], us is None
+
+
+def _by_class(table: Table) -> dict[tuple[str, int], Table]:
+    """A table for each class of calls: hundreds of calls are answered, and each looks at all rows that there are."""
+    members: dict[tuple[str, int], list[int]] = {}
+    for i, (row, entry) in enumerate(zip(table.rows, table.entries, strict=True)):
+        members.setdefault((entry.family, row.problem), []).append(i)
+    return {
+        key: Table(
+            rows=tuple(table.rows[i] for i in rows),
+            entries=tuple(table.entries[i] for i in rows),
+            tuned=tuple(replace(tuned, row=rows.index(tuned.row)) for tuned in table.tuned if tuned.row in rows),
+        )
+        for key, rows in members.items()
+    }
 
 
 def _timed(row: TableRow, name: str) -> float | None:
