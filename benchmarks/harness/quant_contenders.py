@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gemmill.families.quant.call import OUT_NAMES, SCALE_NAMES, name_of
-from gemmill.runtime.quant_cpu import by_reference
+from gemmill.families.quant.ops import VLLM_PREFIX
+from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.tune.statistics import Sample
 from gemmill.tune.timing import Prepared, Timer
@@ -37,7 +38,11 @@ class QuantContender:
 
     def takes(self, problem: "QuantProblem") -> bool:
         """Whether the namespace has the op."""
-        return hasattr(getattr(torch.ops, self.namespace), problem.case.op)
+        return hasattr(getattr(torch.ops, self.namespace), self._op(problem.case.op))
+
+    def _op(self, op: str) -> str:
+        """Its name there: peers know no prefix."""
+        return op if hasattr(getattr(torch.ops, self.namespace), op) else op.removeprefix(VLLM_PREFIX)
 
     def prepare(self, operands: "QuantOperands", timer: Timer, fewest: int) -> Prepared:
         """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
@@ -50,7 +55,7 @@ class QuantContender:
 
     def call(self, operands: "QuantOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound, so that host time is the call's own and not that of gathering them."""
-        op = getattr(getattr(torch.ops, self.namespace), operands.problem.case.op)
+        op = getattr(getattr(torch.ops, self.namespace), self._op(operands.problem.case.op))
         return partial(op.default, *operands.copies[i])
 
 

@@ -71,8 +71,17 @@ bool same_strides(Operand const& x, Operand const& y) {
 
 bool apart(OpCall const& call, int64_t x, int64_t y) {
   auto const& tensors = call.tensors;
-  if (!tensors[x].given() || !tensors[y].given()) return true;
   return tensors[x].data >= call.ends[y] || tensors[y].data >= call.ends[x];
+}
+
+// Whether a test holds for all tensors that have a bit and are given.
+template <class Test>
+bool all_of(OpCall const& call, int64_t bits, Test test) {
+  for (; bits != 0; bits &= bits - 1) {
+    int const tensor = __builtin_ctzll(bits);
+    if (call.tensors[tensor].given() && !test(tensor)) return false;
+  }
+  return true;
 }
 
 bool take_word(OpCall& call, Instruction const& i) {
@@ -96,9 +105,9 @@ bool done(OpCall& call, Instruction const& i) {
     case Code::kLike: return like(tensors[i.x], tensors[i.y], values[i.z]);
     case Code::kStrides: return same_strides(tensors[i.x], tensors[i.y]);
     case Code::kWord: return take_word(call, i);
-    case Code::kDetached: return !tensors[i.x].is_differentiated();
-    case Code::kTogether: return !tensors[i.x].given() || !tensors[i.y].given() || tensors[i.x].device == tensors[i.y].device;
-    case Code::kApart: return apart(call, i.x, i.y);
+    case Code::kDetached: return all_of(call, i.y, [&](int x) { return !tensors[x].is_differentiated(); });
+    case Code::kTogether: return !tensors[i.x].given() || all_of(call, i.y, [&](int y) { return tensors[i.x].device == tensors[y].device; });
+    case Code::kApart: return !tensors[i.x].given() || all_of(call, i.y, [&](int y) { return apart(call, i.x, y); });
     case Code::kSpecial: return call.op().specials[i.x].holds(call);
   }
   return false;

@@ -22,7 +22,7 @@ enum ScaleFormat : int64_t { kF32, kPowerOfTwo, kPackedUe8m0 };
 
 enum Role { kOut, kIn, kScales, kAzp, kScaleUb, kWeight, kResidual };
 enum Value {
-  kScaling, kActivation, kScaleFormat, kTruncated, kGroupSize, kRows, kHidden, kOutRows, kInStride, kOutStride,
+  kScaling, kActivation, kScaleFormat, kVllm, kGroupSize, kRows, kHidden, kOutRows, kInStride, kOutStride,
   kResidualStride, kEps, kWords, kScaleRows, kTransposed, kTakesGroupShape
 };
 // What the special checks find out.
@@ -33,7 +33,7 @@ constexpr float kSmallestE4m3Scale = 1.0f / (448.0f * 512.0f), kSmallestS8Scale 
 
 uint64_t key_of(QuantRow const& row) {
   return static_cast<uint64_t>(row.family) | row.in_dtype << 8 | row.out_dtype << 12 | row.activation << 16 |
-         row.scale_format << 20 | row.symmetric << 24 | row.truncated << 25 | row.group_size << 28;
+         row.scale_format << 20 | row.symmetric << 24 | row.vllm << 25 | row.group_size << 28;
 }
 
 using Table = std::vector<std::pair<uint64_t, int64_t>>;
@@ -53,7 +53,9 @@ int64_t kernel_of(OpCall const& x) {
   row.group_size = x.value(kGroupSize);
   row.scale_format = x.value(kScaleFormat);
   row.symmetric = !x.tensor(kAzp).given();
-  row.truncated = x.value(kTruncated);
+  // vLLM's other s8 codes are ours: one kernel serves both names (of_vllm).
+  bool const same = row.out_dtype == 1 && (row.activation != 0 || (row.symmetric && row.family <= kToken));
+  row.vllm = x.value(kVllm) && !same;
   Table const* table = current_table.load(std::memory_order_acquire);
   if (table == nullptr) return -1;
   std::pair<uint64_t, int64_t> const wanted{key_of(row), 0};
@@ -197,7 +199,7 @@ bool run(OpCall& x) {
 Family const quant_family{
     "quant",
     {"out", "input", "scales", "azp", "scale_ub", "weight", "residual"},
-    {"scaling", "chosen", "scale_format", "truncated", "group_size", "rows", "hidden", "out_rows", "input_stride", "out_stride",
+    {"scaling", "chosen", "scale_format", "vllm", "group_size", "rows", "hidden", "out_rows", "input_stride", "out_stride",
      "residual_stride", "eps", "words", "scale_rows", "is_scale_transposed", "takes_group_shape"},
     {{"static_scales", static_scales_fit}, {"group_scales", group_scales_fit}},
     run,

@@ -9,7 +9,7 @@ namespace gemmill {
 // interface; the numbers stand for members of the enumerations in gemmill.families.quant.config, in their order there.
 struct QuantRow {
   int64_t kernel;  // index into gemmill_quant_kernels
-  int64_t family, in_dtype, out_dtype, activation, group_size, scale_format, symmetric, truncated;
+  int64_t family, in_dtype, out_dtype, activation, group_size, scale_format, symmetric, vllm;
 };
 
 }  // namespace gemmill

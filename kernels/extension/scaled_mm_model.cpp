@@ -42,7 +42,7 @@ bool pads_more(Row const& of, int64_t const* then, int64_t const* now) {
   return 4 * tiles(now) * full_tiles(then) > 5 * tiles(then) * full_tiles(now);
 }
 
-constexpr int64_t kL2Bytes = 40'000'000;  // what of the L2 operands can keep
+constexpr int64_t kL2Kept = 40'000'000;  // what of the L2 operands can keep
 
 // Bytes of A and B that come from memory, for rows of `k` bytes and `resident` CTAs at a time. Mirrored by
 // gemmill.families.scaled_mm.model, which says why.
@@ -54,9 +54,24 @@ int64_t bytes_read(GemmFacts const& row, int64_t m, int64_t n, int64_t k, int64_
   int64_t const across = along_m ? clusters_n : clusters_m, across_bytes = (along_m ? of_n : of_m) * k;
   int64_t const clusters = std::max<int64_t>(1, resident / (row.sharers_a * row.sharers_b));
   int64_t const width = std::min(across, std::max(row.swizzle, ceil_div(clusters, along)));
-  bool const stays = along * along_bytes + width * across_bytes < kL2Bytes;
+  bool const stays = along * along_bytes + width * across_bytes < kL2Kept;
   return across * across_bytes + (stays ? 1 : ceil_div(across, width)) * along * along_bytes;
 }
+
+// Fitted (tools/fit_model.py). Mirrors gemmill.families.scaled_mm.model.Constants, which says what each is.
+constexpr double kProducts = 5000.0;
+constexpr double kSharedBytes = 200.6;
+constexpr double kPromoting = 1.146;
+constexpr double kPromotion = 115.8;
+constexpr double kL2Bytes = 11890.0;
+constexpr double kFilledBytes = 50.0;
+constexpr double kStep = 10.8;
+constexpr double kStore = 525.3;
+constexpr double kStoreElement = 0.01419;
+constexpr double kMemoryBytes = 2154.0;
+constexpr double kMeeting = 52.7;
+constexpr double kMeetingSlice = 402.4;
+constexpr double kMeetingElement = 0.3515;
 
 // The model, mirrored by gemmill.families.scaled_mm.model, which says where the constants come from. Nanoseconds.
 double model_ns(Row const& of, Call const& call, int64_t sm_count) {
@@ -72,18 +87,18 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
 
   double const columns = static_cast<double>(row.columns);
   double const instructions = static_cast<double>(row.tile_m * row.tile_n / row.columns) / 64.0 * (row.tile_k / 32.0);
-  double multiply = instructions * std::max(64.0 * columns * 32.0 / 5000.0, (2048.0 + 32.0 * columns) / 200.6);
-  if (row.promotes) multiply = 1.146 * multiply + 115.8 * (row.tile_k / 128.0);
+  double multiply = instructions * std::max(64.0 * columns * 32.0 / kProducts, (2048.0 + 32.0 * columns) / kSharedBytes);
+  if (row.promotes) multiply = kPromoting * multiply + kPromotion * (row.tile_k / 128.0);
   double const rows = static_cast<double>(std::min(row.tile_m, m));
   double const traffic = (rows / row.sharers_a + static_cast<double>(row.tile_n) / row.sharers_b) * row.tile_k;
   double const filled = (row.tile_m - rows) * row.tile_k;
-  double const step = std::max(multiply * per_sm, traffic * resident / 11890.0 + filled * per_sm / 50.0) + 10.8;
-  double const store = (525.3 + 0.01419 * (row.tile_m * row.tile_n)) * per_sm;
+  double const step = std::max(multiply * per_sm, traffic * resident / kL2Bytes + filled * per_sm / kFilledBytes) + kStep;
+  double const store = (kStore + kStoreElement * (row.tile_m * row.tile_n)) * per_sm;
   double const body = waves * steps * step + (row.overlaps ? store : waves * store);
   int64_t const at_a_time = sm_count * per_sm / std::max<int64_t>(row.splits, 1);
-  double const memory = static_cast<double>(bytes_read(row, m, n, k, at_a_time)) / 2154.0;
+  double const memory = static_cast<double>(bytes_read(row, m, n, k, at_a_time)) / kMemoryBytes;
   double const both = std::sqrt(std::sqrt(body * body * body * body + memory * memory * memory * memory));
-  double const meeting = row.divides_k ? 52.7 + 402.4 * splits + 0.3515 * (row.tile_m * row.tile_n) : 0.0;
+  double const meeting = row.divides_k ? kMeeting + kMeetingSlice * splits + kMeetingElement * (row.tile_m * row.tile_n) : 0.0;
   return (both + waves * meeting) * (row.cost_permille / 1000.0);
 }
 

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "quant/code.cuh"
+#include "quant/memory.cuh"
 
 namespace gemmill::quant {
 
@@ -41,6 +42,17 @@ struct GeluErf {
 };
 
 __device__ __forceinline__ float gelu(float gate, float odd) { return __fmul_rn(__fmul_rn(0.5f, gate), __fadd_rn(1.0f, odd)); }
+
+// Replaces each gate by silu(gate) * up as vLLM's silu_and_mul_quant: a quotient, and both it and the product rounded to In.
+template <class In, int kElements>
+__device__ __forceinline__ void gate_and_multiply_as_vllm(float (&gate)[kElements], float const (&up)[kElements]) {
+#pragma unroll
+  for (int i = 0; i < kElements; ++i) gate[i] = __fdiv_rn(gate[i], __fadd_rn(1.0f, expf(-gate[i])));
+  unpack<In>(pack<In>(gate), gate);
+#pragma unroll
+  for (int i = 0; i < kElements; ++i) gate[i] = __fmul_rn(gate[i], up[i]);
+  unpack<In>(pack<In>(gate), gate);
+}
 
 // Replaces each gate by activation(gate) * up.
 template <class Activation, int kElements>

@@ -8,17 +8,24 @@
 namespace gemmill::quant {
 
 struct E4M3 {
+  static constexpr bool kAsVllm = false;
   static constexpr float kMax = 448.0f;
   static constexpr float kSmallestScale = 1.0f / (448.0f * 512.0f);
 };
 
 struct S8 {
+  static constexpr bool kAsVllm = false;
   static constexpr float kMax = 127.0f;
   static constexpr float kSmallestScale = FLT_EPSILON;
 };
 
-// vLLM's codes of groups: values times 1 / scale, cut off towards zero. NaN becomes -128.
-struct TruncatedS8 : S8 {};
+// Scales and codes as vLLM's kernels make them, where ours are others: docs/quantisation.md lists how.
+struct VllmE4M3 : E4M3 {
+  static constexpr bool kAsVllm = true;
+};
+struct VllmS8 : S8 {
+  static constexpr bool kAsVllm = true;
+};
 
 // Four codes, round to nearest even, saturating. NaN becomes 0x7f in e4m3 and 0 in s8.
 __device__ __forceinline__ uint32_t encode4(float a, float b, float c, float d, E4M3) {
@@ -30,6 +37,12 @@ __device__ __forceinline__ uint32_t encode4(float a, float b, float c, float d, 
       : "=r"(word)
       : "f"(a), "f"(b), "f"(c), "f"(d));
   return word;
+}
+
+// NaN becomes 448.
+__device__ __forceinline__ uint32_t encode4(float a, float b, float c, float d, VllmE4M3) {
+  constexpr float most = E4M3::kMax;
+  return encode4(fminf(a, most), fminf(b, most), fminf(c, most), fminf(d, most), E4M3{});
 }
 
 // Four integers, each saturated to 8 bits.
@@ -53,6 +66,15 @@ struct ZeroPoint {
   __device__ __forceinline__ explicit ZeroPoint(int32_t value)
       : azp(value), low(value < 0 ? INT32_MIN - value : INT32_MIN), high(value > 0 ? INT32_MAX - value : INT32_MAX) {}
   __device__ __forceinline__ int32_t operator()(float value) const { return min(max(__float2int_rn(value), low), high) + azp; }
+};
+
+// The same, but that the sum wraps.
+struct WrappingZeroPoint {
+  int32_t azp;
+  __device__ __forceinline__ explicit WrappingZeroPoint(int32_t value) : azp(value) {}
+  __device__ __forceinline__ int32_t operator()(float value) const {
+    return static_cast<int32_t>(static_cast<uint32_t>(__float2int_rn(value)) + static_cast<uint32_t>(azp));
+  }
 };
 
 // 1 / x, correctly rounded, for x and 1 / x normal: the hardware's approximation and one Newton step.
@@ -119,20 +141,27 @@ struct ShortQuotient {
   }
 };
 
-template <int kElements>
-__device__ __forceinline__ void encode_truncated(float const (&values)[kElements], float scale, uint32_t (&words)[kElements / 4]) {
+// vLLM's codes of groups: values times 1 / scale, s8 cut off towards zero. NaN becomes the lowest code.
+template <class Out, int kElements>
+__device__ __forceinline__ void encode_group_as_vllm(float const (&values)[kElements], float scale, uint32_t (&words)[kElements / 4]) {
   float const reciprocal = reciprocal_of(scale);
-  auto const code = [reciprocal](float value) { return __float2int_rz(fminf(fmaxf(__fmul_rn(value, reciprocal), -128.0f), 127.0f)); };
+  if constexpr (std::is_base_of_v<S8, Out>) {
+    auto const code = [reciprocal](float value) { return __float2int_rz(fminf(fmaxf(__fmul_rn(value, reciprocal), -128.0f), 127.0f)); };
 #pragma unroll
-  for (int i = 0; i < kElements; i += 4) words[i / 4] = pack_s8(code(values[i]), code(values[i + 1]), code(values[i + 2]), code(values[i + 3]));
+    for (int i = 0; i < kElements; i += 4) words[i / 4] = pack_s8(code(values[i]), code(values[i + 1]), code(values[i + 2]), code(values[i + 3]));
+  } else {
+    auto const scaled = [reciprocal](float value) { return fmaxf(__fmul_rn(value, reciprocal), -E4M3::kMax); };
+#pragma unroll
+    for (int i = 0; i < kElements; i += 4) {
+      words[i / 4] = encode4(scaled(values[i]), scaled(values[i + 1]), scaled(values[i + 2]), scaled(values[i + 3]), E4M3{});
+    }
+  }
 }
 
 // Codes of values / scale, where no |value| but NaN exceeds amax.
 template <class Out, int kElements>
 __device__ __forceinline__ void encode_scaled(float const (&values)[kElements], float scale, float amax, uint32_t (&words)[kElements / 4]) {
-  if constexpr (std::is_same_v<Out, TruncatedS8>) {
-    encode_truncated(values, scale, words);
-  } else if (is_plain(scale) && amax <= kLargestPlain) [[likely]] {
+  if (is_plain(scale) && amax <= kLargestPlain) [[likely]] {
     Quotient const by_scale(scale);
 #pragma unroll
     for (int i = 0; i < kElements; i += 4) {
@@ -164,5 +193,8 @@ __device__ __forceinline__ float scale_of(float amax) {
 __device__ __forceinline__ uint32_t ue8m0_above(float scale) {
   return (__float_as_uint(fmaxf(scale, 1e-10f)) + 0x007fffffu) >> 23;
 }
+
+// vLLM's of f32 rows: the power of two below, where the logarithm of a scale just above it is rounded to its exponent.
+__device__ __forceinline__ float power_of_two_by_logarithm(float scale) { return exp2f(ceilf(log2f(fmaxf(scale, 1e-10f)))); }
 
 }  // namespace gemmill::quant

@@ -14,6 +14,7 @@ namespace gemmill::quant {
 template <class Out, class Activation>
 struct SymmetricCoding {
   static constexpr bool kSymmetric = true;
+  using Codes = Out;
   using Reduction = Max;
   using Extent = float;
   // vLLM's s8 op multiplies by 127 / amax and leaves the scale of a zero row zero.
@@ -100,16 +101,49 @@ struct AsymmetricCoding {
   }
 };
 
-// Symmetric codes of a whole tensor: the scale is held above the smallest, and values multiplied by its reciprocal.
+// By vLLM's formula: a range of one value has scale 0, and a range of nothing is that from the largest to the lowest number.
+// Sums of a code and the zero point wrap.
+struct VllmAsymmetricCoding {
+  static constexpr bool kSymmetric = false;
+  using Reduction = WidenRange;
+  using Extent = Range;
+
+  float scale, reciprocal;
+  int32_t azp;
+
+  __device__ __forceinline__ VllmAsymmetricCoding(Range range, float, float) {
+    float const low = fminf(range.low, FLT_MAX), high = fmaxf(range.high, -FLT_MAX);
+    scale = quotient_of<255>(__fsub_rn(high, low));
+    reciprocal = reciprocal_of(scale);
+    azp = __float2int_rn(__fsub_rn(-128.0f, __fdiv_rn(low, scale)));
+  }
+  __device__ __forceinline__ void store(float* scales, int32_t* azps, int64_t index) const {
+    scales[index] = scale;
+    azps[index] = azp;
+  }
+  template <int kElements>
+  __device__ __forceinline__ void encode(float (&values)[kElements], uint32_t (&words)[kElements / 4]) const {
+    WrappingZeroPoint const add(azp);
+#pragma unroll
+    for (int i = 0; i < kElements; i += 4) {
+      words[i / 4] = pack_s8(add(__fmul_rn(values[i], reciprocal)), add(__fmul_rn(values[i + 1], reciprocal)),
+                             add(__fmul_rn(values[i + 2], reciprocal)), add(__fmul_rn(values[i + 3], reciprocal)));
+    }
+  }
+};
+
+// Symmetric codes of a whole tensor: the scale is held above the smallest, which vLLM has not, and values multiplied by its
+// reciprocal.
 template <class Out>
 struct TensorCoding {
   static constexpr bool kSymmetric = true;
+  static constexpr float kSmallestScale = Out::kAsVllm ? 0.0f : Out::kSmallestScale;
   using Reduction = Max;
   using Extent = float;
   float scale, reciprocal;
 
   __device__ __forceinline__ TensorCoding(float amax, float, float = 0.0f)
-      : scale(fmaxf(scale_of<Out>(amax), Out::kSmallestScale)), reciprocal(reciprocal_of(scale)) {}
+      : scale(fmaxf(scale_of<Out>(amax), kSmallestScale)), reciprocal(reciprocal_of(scale)) {}
   __device__ __forceinline__ void store(float* scales, int32_t*, int64_t index) const { scales[index] = scale; }
   template <int kElements>
   __device__ __forceinline__ void encode(float (&values)[kElements], uint32_t (&words)[kElements / 4]) const {

@@ -94,13 +94,18 @@ struct RawExtent<float, Range> {
   __device__ __forceinline__ Range value() const { return range; }
 };
 
-// The largest absolute value of f32 values.
+// The largest absolute value of f32 values; NaN where all are.
 template <int kElements>
-__device__ __forceinline__ float absolute_maximum(float const (&values)[kElements]) {
+__device__ __forceinline__ float absolute_maximum_or_nan(float const (&values)[kElements]) {
   float amax = fabsf(values[0]);
 #pragma unroll
   for (int i = 1; i < kElements; ++i) amax = fmaxf(amax, fabsf(values[i]));
-  return fmaxf(amax, 0.0f);  // NaN where all are
+  return amax;
+}
+
+template <int kElements>
+__device__ __forceinline__ float absolute_maximum(float const (&values)[kElements]) {
+  return fmaxf(absolute_maximum_or_nan(values), 0.0f);
 }
 
 }  // namespace gemmill::quant

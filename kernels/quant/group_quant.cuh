@@ -49,10 +49,18 @@ __device__ __forceinline__ void pad_packed_scales(GroupQuantParams const& p, uin
   }
 }
 
-template <class Out, ScaleFormat kFormat>
+template <class In, class Out, ScaleFormat kFormat>
 __device__ __forceinline__ float group_scale(GroupQuantParams const& p, float amax, float scale_ub) {
   float const scale = fmaxf(fminf(scale_of<Out>(fmaxf(amax, p.smallest_amax)), scale_ub), p.smallest_scale);
+  if constexpr (Out::kAsVllm && kFormat == ScaleFormat::kPowerOfTwo && std::is_same_v<In, float>) return power_of_two_by_logarithm(scale);
   return kFormat == ScaleFormat::kF32 ? scale : __uint_as_float(ue8m0_above(scale) << 23);
+}
+
+// vLLM's of gated groups: one that is all NaN has the bound as its scale, if there is one.
+template <class Out>
+__device__ __forceinline__ float gated_group_scale_as_vllm(GroupQuantParams const& p, float amax) {
+  float const scale = scale_of<Out>(amax);
+  return fmaxf(p.scale_ub == nullptr ? scale : fminf(scale, *p.scale_ub), p.smallest_scale);
 }
 
 struct NoTable {};
@@ -141,15 +149,26 @@ struct GroupQuant {
       uint32_t words[kParts][kElements / 4];
       auto& all_words = reinterpret_cast<uint32_t(&)[kParts * kElements / 4]>(words);
       if constexpr (kSymmetric) {
-        float amax;
-        if constexpr (Activation::kGated) {
+        constexpr bool kGatedAsVllm = Activation::kGated && Out::kAsVllm;
+        float amax, scale;
+        if constexpr (kGatedAsVllm) {
+          amax = absolute_maximum_or_nan(values);
+        } else if constexpr (Activation::kGated) {
           amax = absolute_maximum(values);
         } else {
           amax = of_raw.value();
         }
         amax = reduce_lanes<kLanes>(amax, Max{});
-        float const scale = group_scale<Out, kFormat>(p, amax, scale_ub);
-        encode_scaled<Out>(values, scale, amax, all_words);
+        if constexpr (kGatedAsVllm) {
+          scale = gated_group_scale_as_vllm<Out>(p, amax);
+        } else {
+          scale = group_scale<In, Out, kFormat>(p, amax, scale_ub);
+        }
+        if constexpr (Out::kAsVllm && !Activation::kGated) {
+          encode_group_as_vllm<Out>(values, scale, all_words);
+        } else {
+          encode_scaled<Out>(values, scale, amax, all_words);
+        }
         if (writes_scale) {
           if constexpr (kFormat == ScaleFormat::kPackedUe8m0) {
             *packed_scale(p, rows[u], groups[u]) = static_cast<uint8_t>(__float_as_uint(scale) >> 23);

@@ -24,7 +24,7 @@ struct StaticQuantParams {
 template <class Out, bool kSymmetric>
 struct StaticCoding {
   float scale, reciprocal;
-  ZeroPoint azp;
+  std::conditional_t<Out::kAsVllm, WrappingZeroPoint, ZeroPoint> azp;
   __device__ __forceinline__ StaticCoding(float s, int32_t zero_point) : scale(s), reciprocal(reciprocal_of(s)), azp(zero_point) {}
 
   template <int kElements>
@@ -91,7 +91,11 @@ __global__ void __launch_bounds__(kStaticQuantThreads) static_quant_kernel(Stati
     if constexpr (Activation::kGated) {
       float factors[kElements];
       unpack<In>(ups[u], factors);
-      gate_and_multiply<Activation>(values, factors);
+      if constexpr (Out::kAsVllm) {
+        gate_and_multiply_as_vllm<In>(values, factors);
+      } else {
+        gate_and_multiply<Activation>(values, factors);
+      }
     }
     float const* const scales = p.scales + p.group_m(p.first_row + rows[u]) * p.scale_stride_m;
     StaticCoding<Out, kSymmetric> const of_chunk(scales[p.group_n(columns[u]) * p.scale_stride_n], azp);

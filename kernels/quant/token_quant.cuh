@@ -122,7 +122,8 @@ __global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas
   float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
   Coding const coding(reduction(extent, typename Coding::Reduction{}), scale_ub, p.least_step);
   if (first == 0) coding.store(p.scales, p.azps, row);
-  constexpr bool kShort = std::is_same_v<Coding, SymmetricCoding<E4M3, Identity>> && sizeof(In) == 2;
+  constexpr bool kPlainE4M3 = std::is_same_v<Coding, SymmetricCoding<E4M3, Identity>> || std::is_same_v<Coding, SymmetricCoding<VllmE4M3, Identity>>;
+  constexpr bool kShort = kPlainE4M3 && sizeof(In) == 2;
   std::conditional_t<kShort, ShortQuotient, float> const by_scale(coding.scale);
 
   for (uint32_t base = first; base < p.chunks; base += step * kChunks) {
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas
       if constexpr (kShort) {
         by_scale.divide(values);
 #pragma unroll
-        for (int i = 0; i < kElements; i += 4) words[i / 4] = encode4(values[i], values[i + 1], values[i + 2], values[i + 3], E4M3{});
+        for (int i = 0; i < kElements; i += 4) words[i / 4] = encode4(values[i], values[i + 1], values[i + 2], values[i + 3], typename Coding::Codes{});
       } else {
         coding.encode(values, words);
       }

@@ -16,7 +16,9 @@ CASES = {
     "token": "sm90a_quant_token_f16_e4m3_geluerf_f32_sym",
     "token_azp": "sm90a_quant_token_bf16_s8_none_f32_asym",
     "group": "sm90a_quant_group_bf16_e4m3_silu_g128ue8m0x4_sym",
-    "group_truncated": "sm90a_quant_group_bf16_s8_none_g64f32_trunc",
+    "static_vllm": "sm90a_quant_static_bf16_e4m3_silu_f32_vllmsym",
+    "token_azp_vllm": "sm90a_quant_token_bf16_s8_none_f32_vllmasym",
+    "group_vllm": "sm90a_quant_group_bf16_s8_none_g64f32_vllmsym",
     "rms_token": "sm90a_quant_rmstoken_bf16_s8_none_f32_sym",
     "rms_group": "sm90a_quant_rmsgroup_bf16_e4m3_none_g64f32_sym",
 }

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import gemmill
-from gemmill.families.quant.call import config_of, quant_call
+from gemmill.families.quant.call import config_of
 from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
+from gemmill.runtime.checks import check
+from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.quant_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Arch
 from quant_problems import Breakage, empty_call, some_call
@@ -31,7 +32,7 @@ def memory_of(value: torch.Tensor) -> torch.Tensor:
 
 def assert_as_the_reference(op: str, arguments: list[Any], device: torch.device) -> None:
     """The same bytes in the memory of every argument, and in what lies between and behind its elements."""
-    config = config_of(quant_call(BY_NAME[op], of_arguments(BY_NAME[op], arguments)), Arch.SM90A)
+    config = config_of(check(BY_NAME[op], of_arguments(BY_NAME[op], arguments)), Arch.SM90A)
     if device.type == "cuda" and config not in {entry.config for entry in gemmill.variants(op=op)}:
         return
     got, wanted = ([moved(value, device) for value in arguments] for _ in range(2))
@@ -95,13 +96,13 @@ def test_several_scales_of_a_tensor_and_vllms_int8_codes() -> None:
     import gemmill.compat.vllm
 
     x = torch.randn(7, 256, device="cuda").bfloat16()
-    if gemmill.supports("dynamic_scaled_fp8_quant", dtype="bf16"):
+    if gemmill.supports("vllm_dynamic_scaled_fp8_quant", dtype="bf16"):
         scales, codes = torch.full((7, 1), -1.0, device="cuda"), torch.empty_like(x, dtype=torch.float8_e4m3fn)
         torch.ops._C.dynamic_scaled_fp8_quant(codes, x, scales)
         wanted_codes, wanted_scale = gemmill.dynamic_scaled_fp8_quant(x)
         assert torch.equal(codes.view(torch.uint8), wanted_codes.view(torch.uint8)) and scales[0] == wanted_scale
         assert bool((scales[1:] == -1.0).all())
-    if gemmill.supports("per_token_group_quant_int8_truncated", dtype="bf16", group_size=64):
+    if gemmill.supports("vllm_per_token_group_quant_int8", dtype="bf16", group_size=64):
         codes, scales = torch.empty_like(x, dtype=torch.int8), torch.empty((7, 4), device="cuda")
         torch.ops._C.per_token_group_quant_int8(x, codes, scales, 64, 1e-10, -128.0, 127.0)
         wanted = x.float().view(7, 4, 64) * torch.reciprocal(scales)[..., None]

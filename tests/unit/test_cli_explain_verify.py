@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gemmill as package
-from gemmill.families.quant.call import config_of, quant_call
+from gemmill.families.quant.call import config_of
 from gemmill.families.quant.ops import QUANT_OPS
 from gemmill.families.quant.selections import default as quant_configs
 from gemmill.families.quant.selections import smoke as smoke_quant_configs
@@ -170,8 +170,7 @@ def asked_of_quant(monkeypatch, make_manifest):
 
     def explain(op: str, *arguments: object) -> Choice:
         call = operands.of_arguments(BY_NAME[op], arguments)
-        checks.check(BY_NAME[op], call)
-        return select_quant(table, config_of(quant_call(BY_NAME[op], call), Arch.SM90A))
+        return select_quant(table, config_of(checks.check(BY_NAME[op], call), Arch.SM90A))
 
     monkeypatch.setattr(package, "load", lambda build: None, raising=False)
     monkeypatch.setattr(package, "explain", explain, raising=False)

@@ -60,7 +60,7 @@ def test_an_op_of_two_families() -> None:
 def fault(op: Op, **changes: object) -> str | None:
     call = {"out": X, "input": X, "scale": None, "block": 3, "mode": "up"} | changes
     assert registry(op).ops["halve"][1] is op
-    return OpSet(ops=(op,)).fault(op, call)
+    return OpSet(ops=(op,)).judged(op, call).fault
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_special_checks_see_what_was_found_out() -> None:
 
     op = an_op(Let("rows", "rows(input)"), Special("layout"))
     call = {"out": X, "input": X, "scale": None, "block": 3, "mode": "up"}
-    assert OpSet(ops=(op,), specials={"layout": special}).fault(op, call) == "4 rows of uint8"
+    assert OpSet(ops=(op,), specials={"layout": special}).judged(op, call).fault == "4 rows of uint8"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from gemmill.families.quant.ops import VLLM_PREFIX
 from gemmill.families.scaled_mm.accepts import SCALED_MM
 from gemmill.manifest import ManifestError
 from gemmill.runtime import ops
@@ -19,8 +20,8 @@ from gemmill.vocab import DType, ScaleGranularity
 VLLM = "_C"
 _OWN = f"{NAMESPACE}_vllm"
 
-_SERVED_BY = {op.name: op.name for op in OPS} | {"per_token_group_quant_int8": "per_token_group_quant_int8_truncated"}
-"""The op of gemmill for each name of vLLM's: one with another name where ours has other codes."""
+_SERVED_BY = {op.name.removeprefix(VLLM_PREFIX): op.name for op in OPS}
+"""The op of gemmill for each name of vLLM's: one with another name where ours does something else."""
 
 
 def _supports(capability: int, b_scale: ScaleGranularity, group_size: int) -> bool:

@@ -5,7 +5,8 @@ from gemmill.family.judging import Judged
 from gemmill.family.op import Op, OpSet
 from gemmill.family.registered import Registry
 from gemmill.family.schema import Kind, OpSchema, Parameter
-from gemmill.family.steps import Let, Require, Special, Step, When
+from gemmill.family.steps import Aspect, Check, Let, Require, Special, Step, When
+from gemmill.family.tensor import Layout, ResultOf, Same, Tensor, any_of
 from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, ProblemCall, Reach, Row, Tuning
 
 __all__ = [
@@ -13,12 +14,15 @@ __all__ = [
     "MOST_FACTS",
     "MOST_SIZES",
     "Accepts",
+    "Aspect",
+    "Check",
     "Config",
     "DslBody",
     "Family",
     "Judged",
     "Kernels",
     "Kind",
+    "Layout",
     "Let",
     "Op",
     "OpSchema",
@@ -28,12 +32,16 @@ __all__ = [
     "Reach",
     "Registry",
     "Require",
+    "ResultOf",
     "Row",
     "Rule",
+    "Same",
     "Special",
     "Spelled",
     "Step",
+    "Tensor",
     "Tuning",
     "When",
+    "any_of",
     "first_rejection",
 ]

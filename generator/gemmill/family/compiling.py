@@ -3,15 +3,17 @@
 import ast
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
+from itertools import groupby
 from string import Formatter
 
 from gemmill.family.operand import DTYPE_CODES
 from gemmill.family.program import Block, Calc, Code, Fact, Instruction, Program, Relation, either, unless
 from gemmill.family.schema import Kind, OpSchema
-from gemmill.family.steps import Let, Require, Special, Step, When
+from gemmill.family.steps import Check, Let, Require, Special, Step, When
 
 _CALC = {
     ast.Add: Calc.ADD,
@@ -29,7 +31,7 @@ _RELATION = {
     ast.Gt: Relation.ABOVE,
 }
 _FACTS = {fact.name.lower(): fact for fact in Fact}
-_TESTS = {code.name.lower(): code for code in (Code.STRIDES, Code.DETACHED, Code.TOGETHER, Code.APART)}
+_PLACES = {code.name.lower(): code for code in (Code.DETACHED, Code.TOGETHER, Code.APART)}
 _GRADIENT = (
     "{%s.name} requires grad while grad mode is enabled, and the op has no gradient: call it under torch.no_grad(), "
     "or with {%s.name}.detach()"
@@ -48,7 +50,7 @@ def compile_contract(
     compiler = _Compiler(kinds, fixed)
     tensors = [role for role, kind in kinds.items() if kind is Kind.TENSOR]
     steps = [Require(f"detached({role})", _GRADIENT % (role, role)) for role in tensors]
-    instructions = [x for step in (*steps, *contract) for x in compiler.step(step)]
+    instructions = compiler.steps((*steps, *contract))
     return Program(
         instructions=tuple(instructions),
         values=compiler.values,
@@ -66,6 +68,18 @@ class _Compiler:
         self.words: tuple[str, ...] = ()
         self.specials: list[str] = []
         self._constants: dict[int, int] = {}
+        self._facts: dict[tuple[int, ...], int] = {}
+        """Values of facts that are known wherever the program has come to."""
+        self._branches = 0
+        """How many tests may pass over what is compiled now."""
+
+    def steps(self, steps: Sequence[Step]) -> Block:
+        """Their instructions. Tests of places that follow one another are made all at once, and one by one where that fails."""
+        block: Block = []
+        for is_place, run in groupby(steps, _is_place):
+            found = [x for step in run for x in self.step(step)]
+            block += either(_at_once(found), found) if is_place else found
+        return block
 
     def step(self, step: Step) -> Block:
         match step:
@@ -75,11 +89,22 @@ class _Compiler:
                 self._check_fields(step.say)
                 return [replace(x, say=step.say) if x.refuses else x for x in self._test(_parsed(step.test))]
             case When():
-                body = [x for inner in step.steps for x in self.step(inner)]
-                return [*unless(self._test(_parsed(step.test)), len(body)), *body]
+                with self._branch():
+                    test = self._test(_parsed(step.test))
+                    body = [x for inner in step.steps for x in self.step(inner)]
+                return [*unless(test, len(body)), *body]
             case Special():
                 self.specials.append(step.name)
                 return [Instruction(code=Code.SPECIAL, operands=(len(self.specials) - 1,))]
+            case Check():
+                raise ValueError(f"{step} was not expanded")
+
+    @contextmanager
+    def _branch(self) -> Iterator[None]:
+        """What is compiled meanwhile may be passed over."""
+        known, self._branches = dict(self._facts), self._branches + 1
+        yield
+        self._facts, self._branches = known, self._branches - 1
 
     def _check_fields(self, say: str) -> None:
         for _, field, _, _ in Formatter().parse(say):
@@ -116,9 +141,11 @@ class _Compiler:
                 return reduce(self._most, others, self._value(first))
             case ast.Call(func=ast.Name(id=fact), args=[tensor, *rest]) if fact in _FACTS:
                 dim = [ast.literal_eval(x) for x in rest] or [0]
-                value = self._new()
-                operands = (value, _FACTS[fact], self._tensor(tensor), *dim)
-                return [Instruction(code=Code.FACT, operands=operands)], value
+                asked = (_FACTS[fact], self._tensor(tensor), *dim)
+                if asked in self._facts:
+                    return [], self._facts[asked]
+                value = self._facts[asked] = self._new()
+                return [Instruction(code=Code.FACT, operands=(value, *asked))], value
         raise ValueError(f"{ast.unparse(node)!r} is no size")
 
     def _calc(self, how: Calc, left: ast.expr, right: ast.expr) -> tuple[Block, int]:
@@ -136,7 +163,7 @@ class _Compiler:
             case ast.BoolOp(op=ast.And(), values=parts):
                 return [x for part in parts for x in self._test(part)]
             case ast.BoolOp(op=ast.Or(), values=parts):
-                return reduce(either, map(self._test, parts))
+                return reduce(either, map(self._alternative, parts))
             case ast.Name(id=name):
                 return self._compared(node, Relation.UNEQUAL, ast.Constant(0))
             case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.Tuple(elts=elements)]):
@@ -150,9 +177,16 @@ class _Compiler:
             case ast.Call(func=ast.Name(id="like"), args=[x, y, last]):
                 block, value = self._value(last)
                 return [*block, Instruction(code=Code.LIKE, operands=(self._tensor(x), self._tensor(y), value))]
-            case ast.Call(func=ast.Name(id=test), args=tensors) if test in _TESTS:
-                return [Instruction(code=_TESTS[test], operands=tuple(map(self._tensor, tensors)))]
+            case ast.Call(func=ast.Name(id="strides"), args=[x, y]):
+                return [Instruction(code=Code.STRIDES, operands=(self._tensor(x), self._tensor(y)))]
+            case ast.Call(func=ast.Name(id=test), args=[*firsts, last]) if test in _PLACES:
+                first = self._tensor(firsts[0]) if firsts else 0
+                return [Instruction(code=_PLACES[test], operands=(first, 1 << self._tensor(last)))]
         raise ValueError(f"{ast.unparse(node)!r} is no test")
+
+    def _alternative(self, node: ast.expr) -> Block:
+        with self._branch():
+            return self._test(node)
 
     def _compared(self, left: ast.expr, how: Relation, right: ast.expr) -> Block:
         if isinstance(left, ast.Name) and self._kinds.get(left.id) is Kind.FLOAT:
@@ -182,6 +216,18 @@ class _Compiler:
         if self._kinds.get(name) is not Kind.TENSOR:
             raise ValueError(f"{name!r} is no tensor, of {', '.join(self._kinds)}")
         return self.values[name]
+
+
+def _is_place(step: Step) -> bool:
+    return isinstance(step, Require) and step.test.partition("(")[0] in _PLACES and step.test.count("(") == 1
+
+
+def _at_once(tests: Block) -> Block:
+    masks: dict[tuple[Code, int], int] = {}
+    for test in tests:
+        first, mask = test.operands
+        masks[test.code, first] = masks.get((test.code, first), 0) | mask
+    return [Instruction(code=code, operands=(first, mask)) for (code, first), mask in masks.items()]
 
 
 def _told(numbers: Mapping[str, int], node: ast.expr, what: str) -> int:

@@ -31,6 +31,8 @@ class Judged:
     roles: Sequence[str]
     program: Program
     call: Call
+    specials: Mapping[str, Callable[["Judged"], str | None]]
+    """The family's."""
 
     @cached_property
     def values(self) -> list[int]:
@@ -51,20 +53,25 @@ class Judged:
         value = self.arguments[place]
         return _Told(self, self.schema.arguments[place], value) if isinstance(value, Operand) else value
 
+    def get(self, name: str) -> Any:
+        """The same; None too where the op has nothing of that name."""
+        return self[name] if name in self.program.values else None
+
     def tensor(self, role: str) -> Operand:
         """A tensor that is given."""
         found = self.arguments[self.program.values[role]]
         assert isinstance(found, Operand)
         return found
 
-    def fault(self, specials: Mapping[str, Callable[["Judged"], str | None]]) -> str | None:
-        """The sentence of the first test that fails, or None."""
+    @cached_property
+    def fault(self) -> str | None:
+        """The sentence of the first test that fails, or None: then all sizes are known."""
         at, end = 0, len(self.program.instructions)
         while at < end:
             instruction = self.program.instructions[at]
             at += 1
             if instruction.code is Code.SPECIAL:
-                if (sentence := specials[self.program.specials[instruction.operands[0]]](self)) is not None:
+                if (sentence := self.specials[self.program.specials[instruction.operands[0]]](self)) is not None:
                     return sentence
             elif instruction.code is Code.JUMP or not self._done(instruction):
                 if instruction.refuses:
@@ -96,12 +103,16 @@ class Judged:
                     return False
                 values[x] = self.program.words.index(arguments[y])
             case Code.DETACHED:
-                return arguments[x] is None or not arguments[x].is_differentiated
+                return not any(other.is_differentiated for other in self._given(y))
             case Code.TOGETHER:
-                return None in (arguments[x], arguments[y]) or arguments[x].device == arguments[y].device
+                return arguments[x] is None or all(other.device == arguments[x].device for other in self._given(y))
             case Code.APART:
-                return None in (arguments[x], arguments[y]) or _apart(arguments[x], arguments[y])
+                return arguments[x] is None or all(_apart(arguments[x], other) for other in self._given(y))
         return True
+
+    def _given(self, bits: int) -> list[Operand]:
+        """Those tensors that are given, of those that have a bit."""
+        return [x for i, x in enumerate(self.arguments) if bits >> i & 1 and x is not None]
 
 
 def _apart(x: Operand, y: Operand) -> bool:

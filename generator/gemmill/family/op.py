@@ -10,6 +10,7 @@ from gemmill.family.operand import Call
 from gemmill.family.program import Program
 from gemmill.family.schema import OpSchema
 from gemmill.family.steps import Step
+from gemmill.family.tensor import Expansion, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,8 @@ class Op:
     schema: OpSchema
     contract: tuple[Step, ...]
     """In the order in which a call is judged: the first sentence is the one to say."""
+    tensors: tuple[Tensor, ...] = ()
+    """What the contract's checks of tensors judge by."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """What the family calls an argument, by the argument's name, where these differ."""
     fixed: Mapping[str, int] = field(default_factory=dict)
@@ -37,7 +40,10 @@ class Op:
                 raise ValueError(
                     f"role {role!r} is given to {name!r}, expected one of {', '.join(self.schema.arguments)}"
                 )
-        return compile_contract(self.schema, self.role_of, self.fixed, self.contract)
+        parameters = dict(zip(self.role_of, self.schema.parameters, strict=True))
+        expansion = Expansion(self.tensors, parameters, (*self.role_of, *self.fixed))
+        steps = [inner for step in self.contract for inner in expansion.expanded(step)]
+        return compile_contract(self.schema, self.role_of, self.fixed, steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,6 @@ class OpSet:
     specials: Mapping[str, Callable[[Judged], str | None]] = field(default_factory=dict)
     """Checks written by hand, each with its twin of the same name in the extension: the sentence, or None."""
 
-    def fault(self, op: Op, call: Call) -> str | None:
-        """The sentence for the first thing that is wrong with a call, or None."""
-        return Judged(schema=op.schema, roles=op.role_of, program=op.program, call=call).fault(self.specials)
+    def judged(self, op: Op, call: Call) -> Judged:
+        """A call with what is found out about it."""
+        return Judged(schema=op.schema, roles=op.role_of, program=op.program, call=call, specials=self.specials)

@@ -27,11 +27,11 @@ class Code(IntEnum):
     WORD = 8
     """value that becomes the index among the op's words, the text"""
     DETACHED = 9
-    """a tensor, for which autograd records nothing"""
+    """0, a bit for each tensor for which autograd must record nothing"""
     TOGETHER = 10
-    """two tensors on one device"""
+    """a tensor, a bit for each that must be on its device"""
     APART = 11
-    """two tensors without a byte in common"""
+    """a tensor, a bit for each that must have no byte in common with it"""
     SPECIAL = 12
     """which of the op's hand-written checks"""
 

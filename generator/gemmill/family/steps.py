@@ -1,6 +1,7 @@
 """What must hold for a call, in words that are compiled: the steps of a contract."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Union
 
 
@@ -11,7 +12,8 @@ class Let:
     name: str
     expression: str
     """Of whole numbers, sizes named before and facts of tensors: `rank(x)`, `size(x, 0)`, `rows(x)`, `numel(x)`,
-    `row_stride(x)`, `step(x, 0)`, `longer(x)`, `dense(x)`, `dtype(x)`; `ceil(x, 4)` divides, rounding up."""
+    `row_stride(x)`, `step(x, 0)`, `longer(x)`, `dense(x)`, `dtype(x)`; `ceil(x, 4)` divides, rounding up; `up(x, 4)` is the
+    next multiple; `most(x, y)`."""
 
 
 @dataclass(frozen=True)
@@ -40,4 +42,30 @@ class Special:
     name: str
 
 
-Step = Union[Let, Require, When, Special]  # noqa: UP007 (a forward reference stands in When)
+class Aspect(StrEnum):
+    """What is judged of tensors, as they are declared."""
+
+    RANK = "rank"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    LAYOUT = "layout"
+    WHOLE = "whole"
+    """needs, dtype, shape and layout of one tensor after another, where it is given"""
+    DEVICE = "device"
+    """that each is on the device of the first"""
+    APART = "apart"
+    """that what is written shares no byte with another"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """That tensors are as they are declared (`Tensor`)."""
+
+    aspect: Aspect
+    roles: str
+    """In the order in which they are judged, with spaces between; those that the op lacks are passed over."""
+    unread: str = "what is"
+    """What an overlapping result would overwrite before it is read, in the sentence."""
+
+
+Step = Union[Let, Require, When, Special, Check]  # noqa: UP007 (a forward reference stands in When)

@@ -1,12 +1,16 @@
 """The checks of every call, with their sentences. The extension makes the same checks and comes here for the text."""
 
+from gemmill.family import Judged
 from gemmill.family.operand import Call
 from gemmill.registry import REGISTRY
 from gemmill.runtime.schemas import OpSchema
 
 
-def check(op: OpSchema, call: Call) -> None:
-    """Raise RuntimeError with one sentence for the first thing that is wrong with a call; touch no data."""
+def check(op: OpSchema, call: Call) -> Judged:
+    """What is found out about a call. Raises RuntimeError with one sentence for the first thing that is wrong with it; touches
+    no data."""
     family, declared = REGISTRY.ops[op.name]
-    if (fault := family.asks.fault(declared, call)) is not None:
-        raise RuntimeError(f"{op.name}: {fault}")
+    judged = family.asks.judged(declared, call)
+    if judged.fault is not None:
+        raise RuntimeError(f"{op.name}: {judged.fault}")
+    return judged

@@ -17,10 +17,10 @@ from gemmill.runtime.library import Build
 from gemmill.runtime.misses import MissFile
 from gemmill.runtime.noted import Listener, Notes
 from gemmill.runtime.notices import show_choices
+from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.ranges import Ranges
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS, OpSchema
 from gemmill.runtime.select import Choice
-from gemmill.runtime.serving import serving_of
 from gemmill.space.names import alias_of, is_alias
 from gemmill.vocab import Arch
 
@@ -261,7 +261,7 @@ def _sm_count(tensor: torch.Tensor | None) -> int:
 
 def _cpu(op: OpSchema) -> Callable[..., None]:
     def run(*args: Any) -> None:
-        serving_of(op).on_cpu(op, args)
+        by_reference(op, args)
 
     return run
 

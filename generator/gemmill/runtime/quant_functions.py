@@ -110,13 +110,6 @@ def per_token_group_quant_int8(input: torch.Tensor, group_size: int, eps: float 
     return codes, scales
 
 
-def per_token_group_quant_int8_truncated(input: torch.Tensor, group_size: int, eps: float = 1e-10) -> Pair:
-    """As per_token_group_quant_int8, with the codes of vLLM's op of that name: cut off towards zero instead of rounded."""
-    codes, scales = _codes(input, torch.int8), _group_scales(input, input.shape[-1] // group_size, False)
-    _ops.per_token_group_quant_int8_truncated.default(input, codes, scales, group_size, eps, -128.0, 127.0)
-    return codes, scales
-
-
 def per_token_group_quant_int8_azp(
     input: torch.Tensor, group_size: int, column_major_scales: bool = False, tma_aligned_scales: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ class QuantRow(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_int64)
-        for name in "kernel family in_dtype out_dtype activation group_size scale_format symmetric truncated".split()
+        for name in "kernel family in_dtype out_dtype activation group_size scale_format symmetric vllm".split()
     ]
 
 
@@ -55,7 +55,7 @@ def _row(config: QuantConfig, kernel: int) -> QuantRow:
         group_size=config.group_size,
         scale_format=list(ScaleFormat).index(config.scale_format),
         symmetric=int(config.symmetric),
-        truncated=int(config.truncated),
+        vllm=int(config.vllm),
     )
 
 

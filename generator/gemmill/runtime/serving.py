@@ -1,14 +1,20 @@
 """What the runtime does for a family beside its contracts: the family hands it in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from gemmill.family import Judged
 from gemmill.family.operand import Call
 from gemmill.registry import REGISTRY
 from gemmill.runtime.schemas import OpSchema
 from gemmill.runtime.select import Choice
+
+Result = tuple[torch.Tensor, torch.Tensor]
+"""A part of a tensor that the op writes, and the values that it gets: of its shape, or of one that broadcasts to it."""
 
 if TYPE_CHECKING:
     from gemmill.runtime.library import Build
@@ -18,8 +24,8 @@ if TYPE_CHECKING:
 class Serving:
     """How calls of a family's ops are computed without a kernel, and how their choice is told."""
 
-    on_cpu: Callable[[OpSchema, Sequence[Any]], None]
-    """Check a call and write its results by the reference. Raises RuntimeError as the op would."""
+    results: Callable[[Judged, dict[str, Any]], Iterable[Result]]
+    """What the reference makes of a call that has passed the checks, and where it belongs; arguments are by role."""
     choose: Callable[["Build", OpSchema, Call, int], Choice]
     """The choice for a call that has passed the checks, on a GPU of so many SMs, with its trace."""
     lacks: Callable[["Build", OpSchema, Call, Choice], str]

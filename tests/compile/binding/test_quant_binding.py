@@ -7,9 +7,11 @@ import pytest
 import torch
 
 import gemmill
-from gemmill.families.quant.call import config_of, group_strides, quant_call, static_scales
+from gemmill.families.quant.call import config_of
 from gemmill.families.quant.config import Activation, QuantFamily
 from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
+from gemmill.families.quant.layouts import group_strides, static_scales
+from gemmill.family import Judged
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME
@@ -79,48 +81,47 @@ def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> No
         arguments = some_call(op, rng, Breakage.SOME if round_ % 3 else Breakage.NONE)
         call = of_arguments(BY_NAME[op], arguments)
         try:
-            check(BY_NAME[op], call)
+            judged = check(BY_NAME[op], call)
         except RuntimeError as error:
             with pytest.raises(RuntimeError) as caught:
                 getattr(probe.ops, op).default(*arguments)
             assert str(error) in str(caught.value), (arguments, call)
             refused.add(str(error))
             continue
-        described = quant_call(BY_NAME[op], call)
-        writes_scales = described.op.family is QuantFamily.TENSOR or (described.op.family.is_per_row and described.rows)
-        empty = described.rows * described.hidden == 0 and not writes_scales
-        config = config_of(described, Arch.SM90A)
+        config = config_of(judged, Arch.SM90A)
+        writes_scales = config.family is QuantFamily.TENSOR or (config.family.is_per_row and judged["rows"])
+        empty = judged["rows"] * judged["hidden"] == 0 and not writes_scales
         if empty:
             assert launched(probe, op, arguments) is None
         elif config in in_build:
             assert launched(probe, op, arguments) == symbol_of(config)
-            _compare_arguments(probe, described)
+            _compare_arguments(probe, config.family, judged)
         else:
             with pytest.raises(RuntimeError, match=f"lacks {to_name(config)}, the variant for such calls"):
                 getattr(probe.ops, op).default(*arguments)
     assert len(refused) > 5
 
 
-def _compare_arguments(probe, call) -> None:
-    if call.op.family is QuantFamily.GROUP:
+def _compare_arguments(probe, family: QuantFamily, call: Judged) -> None:
+    if family is QuantFamily.GROUP:
         args = recorded(probe, GroupArguments)
         assert (args.scale_stride_m, args.scale_stride_g) == group_strides(call)
-        assert (args.rows, args.out_rows) == (call.rows, call.out.rows)
-        assert args.smallest_amax == pytest.approx(call.epsilon)
-    elif call.op.family is QuantFamily.STATIC:
+        assert (args.rows, args.out_rows) == (call["rows"], call.tensor("out").rows)
+        assert args.smallest_amax == pytest.approx(call.get("eps") or 0.0)
+    elif family is QuantFamily.STATIC:
         args = recorded(probe, StaticArguments)
         layout = static_scales(call)
         assert (args.group_m, args.group_n) == layout.group
         assert (args.scale_stride_m, args.scale_stride_n) == layout.strides
-    elif call.op.family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP):
+    elif family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP):
         args = recorded(probe, RmsNormArguments)
-        strides = group_strides(call) if call.op.family is QuantFamily.RMS_GROUP else (1, 0)
-        if call.rows > 1:
+        strides = group_strides(call) if family is QuantFamily.RMS_GROUP else (1, 0)
+        if call["rows"] > 1:
             assert args.scale_stride_m == strides[0]
     else:
         return
-    assert (args.rows, args.hidden) == (call.rows, call.hidden)
-    assert (args.in_, args.out, args.scales) == (call.input.data, call.out.data, call.scales.data)
+    assert (args.rows, args.hidden) == (call["rows"], call["hidden"])
+    assert (args.in_, args.out, args.scales) == tuple(call.tensor(role).data for role in ("input", "out", "scales"))
 
 
 def test_a_pinned_kernel_takes_no_other_call(probe) -> None:
@@ -164,7 +165,7 @@ def test_dense_empty_tensors_are_taken(op: str, shape: tuple, probe) -> None:
     rng = random.Random(op)
     for _ in range(10):
         arguments = empty_call(op, shape, rng)
-        config = config_of(quant_call(BY_NAME[op], of_arguments(BY_NAME[op], arguments)), Arch.SM90A)
+        config = config_of(check(BY_NAME[op], of_arguments(BY_NAME[op], arguments)), Arch.SM90A)
         if config.family is not QuantFamily.TENSOR:
             assert launched(probe, op, arguments) is None
         elif config in {entry.config for entry in probe.build.quant.entries}:

@@ -20,7 +20,10 @@ def gated_rows(seed: int = 3) -> torch.Tensor:
 
 def run(config: QuantConfig, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if config.family is QuantFamily.STATIC:
-        return reference.static_quant(x, STATIC_SCALE, config.out_dtype, activation=config.activation), STATIC_SCALE
+        codes = reference.static_quant(
+            x, STATIC_SCALE, config.out_dtype, activation=config.activation, vllm=config.vllm
+        )
+        return codes, STATIC_SCALE
     if config.family is QuantFamily.TOKEN:
         return reference.token_quant(x, config.out_dtype, activation=config.activation)
     codes, scales = reference.group_quant(
@@ -30,6 +33,7 @@ def run(config: QuantConfig, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
         smallest_scale=reference.SMALLEST_SCALE[config.out_dtype],
         scale_format=config.scale_format,
         activation=config.activation,
+        vllm=config.vllm,
     )
     return codes, reference.pack_ue8m0(scales) if config.scale_format is ScaleFormat.PACKED_UE8M0 else scales
 
@@ -54,6 +58,8 @@ def test_another_library_function_of_two_units_is_within(
     config: QuantConfig, units: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = gated_rows()
+    silu = reference.divided_silu
+    monkeypatch.setattr(reference, "divided_silu", lambda gate: silu(gate) * (1.0 + units * 2.0**-24))
     monkeypatch.setattr(reference, "activated", moved(config.activation, units))
     codes, scales = run(config, x)
     monkeypatch.undo()

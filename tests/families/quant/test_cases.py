@@ -10,7 +10,7 @@ from gemmill.families.quant.cases.calls import QuantCase, of_config
 from gemmill.families.quant.config import QuantConfig
 from gemmill.families.quant.ops import QUANT_OPS
 from gemmill.families.quant.selections import default as quant_configs
-from gemmill.runtime import quant_cpu
+from gemmill.runtime import on_cpu
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.space.names import to_name
 from gemmill.vocab import Arch
@@ -43,7 +43,7 @@ def test_bytes_of_a_case_are_those_of_its_tensors() -> None:
 
 def test_a_wrong_code_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(op: object, arguments: list) -> None:
-        quant_cpu.by_reference(op, arguments)
+        on_cpu.by_reference(op, arguments)
         next(a for a in arguments if isinstance(a, torch.Tensor) and a.dtype.itemsize == 1).view(torch.uint8)[0, 5] ^= 1
 
     monkeypatch.setattr(calls, "by_reference", wrong)
@@ -55,7 +55,7 @@ def test_a_wrong_code_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("spoiled", ["one row", "all rows"])
 def test_scales_of_rms_norm_may_differ_in_one_row_by_rounding(spoiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def off(op: object, arguments: list) -> None:
-        quant_cpu.by_reference(op, arguments)
+        on_cpu.by_reference(op, arguments)
         scales = next(a for a in arguments if isinstance(a, torch.Tensor) and a.dtype is torch.float32)
         rows = scales[:1] if spoiled == "one row" else scales
         rows.copy_(torch.nextafter(rows, torch.full_like(rows, torch.inf)))

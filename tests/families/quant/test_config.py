@@ -35,7 +35,7 @@ def test_every_field_is_in_the_name() -> None:
         "activation": {"activation": Activation.SILU},
         "group_size": {"group_size": 64},
         "scale_format": {"scale_format": ScaleFormat.PACKED_UE8M0},
-        "truncated": {"out_dtype": DType.S8, "truncated": True},
+        "vllm": {"vllm": True},
         "symmetric": {"out_dtype": DType.S8, "symmetric": False},
         "arch": {"arch": Arch.SM100A},
     }
@@ -54,7 +54,8 @@ def test_the_sixteen_variants_of_the_fused_op_exist() -> None:
     fused = [
         c
         for c in ALL
-        if c.activation is Activation.SILU and c.group_size in (64, 128) and c.scale_format is ScaleFormat.F32
+        if (c.activation, c.scale_format, c.vllm) == (Activation.SILU, ScaleFormat.F32, False)
+        and c.group_size in (64, 128)
     ]
     assert len(fused) == 8
 
@@ -92,8 +93,14 @@ def test_the_sixteen_variants_of_the_fused_op_exist() -> None:
             "symmetric=False contradicts scale_format=ue8m0x4: with a zero point the scale is f32 (symmetry)",
         ),
         (
-            {"truncated": True},
-            "truncated=True contradicts family=group out_dtype=e4m3: only plain symmetric s8 codes of groups are cut off, as vLLM's (truncation)",
+            {"vllm": True, "activation": Activation.GELU_ERF},
+            "vllm=True contradicts family=group out_dtype=e4m3 activation=geluerf symmetric=True: vLLM has no such kernel, or one "
+            "with our codes (vllm)",
+        ),
+        (
+            {"vllm": True, "family": QuantFamily.TOKEN, "group_size": 0, "out_dtype": DType.S8},
+            "vllm=True contradicts family=token out_dtype=s8 activation=none symmetric=True: vLLM has no such kernel, or one with "
+            "our codes (vllm)",
         ),
     ],
 )
@@ -111,8 +118,8 @@ def test_a_contradiction_cannot_be_built(change: dict, text: str) -> None:
         ("sm90a_quant_group_bf16_e4m3_none_f32_sym", "scales 'f32'"),
         ("sm90a_quant_group_bf16_e4m3_none_g48f32_sym", "group_size=48"),
         ("sm90a_quant_token_bf16_e4m3_relu_f32_sym", "'relu' is not a valid Activation"),
-        ("sm90a_quant_token_bf16_e4m3_none_f32_skew", "coding 'skew', expected sym, asym or trunc"),
-        ("sm90a_quant_group_bf16_e4m3_none_g64f32_trunc", "truncated=True contradicts"),
+        ("sm90a_quant_token_bf16_e4m3_none_f32_skew", "coding 'skew', expected sym or asym, or one of them after vllm"),
+        ("sm90a_quant_group_bf16_e4m3_gelutanh_g64f32_vllmsym", "vllm=True contradicts"),
     ],
 )
 def test_what_is_no_name_is_refused_with_the_field(name: str, reason: str) -> None:

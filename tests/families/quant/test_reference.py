@@ -161,23 +161,6 @@ def test_group_quant(out: DType, dtype: torch.dtype) -> None:
             ]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_truncated_codes_of_groups(dtype: torch.dtype) -> None:
-    x = rows_of(13, 3, 128, dtype)
-    x[1, 64:67], x[2, :64] = torch.tensor([NAN, 2.0, -2.0], dtype=dtype), 0.0
-    codes, scales = reference.group_quant(x, 64, S8, smallest_amax=1e-10, truncated=True)
-    assert torch.equal(scales, reference.group_quant(x, 64, S8, smallest_amax=1e-10)[1])
-    for row, values in enumerate(x.float().numpy()):
-        for group in range(2):
-            reciprocal = f32(1) / f32(scales[row, group].item())
-            quotients = [float(v * reciprocal) for v in values[64 * group : 64 * group + 64]]
-            wanted = [-128 if math.isnan(q) else math.trunc(min(max(q, -128.0), 127.0)) for q in quotients]
-            assert codes_of(codes[row, 64 * group : 64 * group + 64]) == wanted
-    assert (
-        codes_of(reference.group_quant(x[2:, :64], 64, S8, truncated=True)[0]) == [-128] * 64
-    )  # 0 * infinity, as vLLM
-
-
 def test_group_scale_is_bounded_then_held_above_the_smallest() -> None:
     x = torch.cat([torch.full((1, 64), 448.0), torch.full((1, 64), 1e-9), torch.zeros((1, 64))])
     settings = {"scale_ub": torch.tensor([0.25]), "smallest_scale": 2.0**-10}

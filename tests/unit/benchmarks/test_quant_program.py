@@ -47,9 +47,9 @@ def test_ops_shapes_and_time_are_limited(tmp_path, capsys):
     ]
     assert program.main(arguments) == 0
     rows = json.loads((tmp_path / "q.json").read_text())["rows"]
-    assert len(rows) == 5 and all("silu" in row["op"] or "static" in row["op"] for row in rows)
+    assert len(rows) == 9 and all("silu" in row["op"] or "static" in row["op"] for row in rows)
     assert program.main([*arguments, "--limit-seconds", "-1"]) == 1
-    assert "5 shapes left out, from static_scaled_fp8_quant 17 x 256 on" in capsys.readouterr().out
+    assert "9 shapes left out, from static_scaled_fp8_quant 17 x 256 on" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_codes_one_step_off_pass_for_a_peer_only():
 def test_shapes_and_cases_are_named():
     assert list(parse_shapes("table,3x64"))[-2:] == [(4096, 14336), (3, 64)]
     assert len(list(parse_shapes("grid"))) == 35
-    assert kinds_named("int8_quant azp") == ("dynamic_scaled_int8_quant azp",)
-    ordered = problems_of(SimpleNamespace(op="silu_and_mul_quant", shapes="4096x256,1x64,1x64"))
+    assert kinds_named("int8_quant azp") == ("dynamic_scaled_int8_quant azp", "vllm_dynamic_scaled_int8_quant azp")
+    ordered = problems_of(SimpleNamespace(op="per_token_group_quant_int8_azp", shapes="4096x256,1x64,1x64"))
     assert [(p.m, p.hidden) for p in ordered] == [(1, 64), (4096, 256)]
 
 

@@ -277,7 +277,7 @@ def test_vllms_names(home) -> None:
         import gemmill.compat.vllm
         from gemmill.runtime.schemas import OPS
         for op in OPS:
-            print(str(getattr(torch.ops._C, op.name).default._schema).partition("(")[2])
+            print(str(getattr(torch.ops._C, op.name.removeprefix("vllm_")).default._schema).partition("(")[2])
         out = torch.zeros(2, 3, dtype=torch.bfloat16)
         a, b, one = torch.ones(2, 4, dtype=torch.int8), torch.ones(3, 4, dtype=torch.int8).t(), torch.ones(1)
         torch.ops._C.cutlass_scaled_mm(out, a, b, one, one, None)

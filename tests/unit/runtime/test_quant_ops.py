@@ -10,10 +10,10 @@ import gemmill
 from gemmill.families.quant import ops as quant_ops
 from gemmill.families.quant import reference
 from gemmill.families.quant import selections as quant_selections
-from gemmill.families.quant.call import config_of, quant_call
+from gemmill.families.quant.call import config_of
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
-from gemmill.runtime import operands
+from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Arch, DType
 from quant_problems import Breakage, empty_call, some_call
@@ -134,8 +134,6 @@ def test_per_token_group_ops_are_the_reference(group: int) -> None:
         assert scales.stride() == ((scales.shape[1], 1) if not layout[0] else (1, 8 if layout[1] else 5))
     wanted = reference.group_quant(x, group, DType.S8, smallest_amax=1e-10)
     assert same(gemmill.per_token_group_quant_int8(x, group), wanted)
-    wanted = reference.group_quant(x, group, DType.S8, smallest_amax=1e-10, truncated=True)
-    assert same(gemmill.per_token_group_quant_int8_truncated(x, group), wanted)
     for layout, stride in (((False, False), (x.shape[1] // group, 1)), ((True, False), (1, 5)), ((True, True), (1, 8))):
         got = gemmill.per_token_group_quant_int8_azp(x, group, *layout)
         assert same(got, reference.group_quant_with_azp(x, group)) and got[1].stride() == got[2].stride() == stride
@@ -351,7 +349,7 @@ def test_every_right_call_has_its_variant(quant_build) -> None:
     for op in QUANT_OPS:
         for _ in range(20):
             arguments = some_call(op.name, rng, Breakage.NONE)
-            wanted = config_of(quant_call(op, operands.of_arguments(op, arguments)), Arch.SM90A)
+            wanted = config_of(checks.check(op, operands.of_arguments(op, arguments)), Arch.SM90A)
             choice = gemmill.explain(op.name, *arguments)
             assert choice.entry.config == wanted and op.name in choice.entry.predicate.ops
             assert len(choice.trace) == len(quant_build.quant.entries) - 1

@@ -19,8 +19,10 @@ from gemmill.families.quant.reference import (
     absolute_maximum,
     activated,
     divide,
+    divided_silu,
     encode,
     round_up_to_power_of_two,
+    rounded_product,
 )
 from gemmill.vocab import DType
 
@@ -29,11 +31,20 @@ GATE_STEPS = 4.0
 _UNIT = 2.0**-24
 
 
-def gated_interval(x: torch.Tensor, activation: Activation) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lowest and highest f32 value of activation(gate) * up of x [rows, 2 hidden] = gate then up.
+def gated_interval(
+    x: torch.Tensor, activation: Activation, *, rounded: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lowest and highest f32 value of activation(gate) * up of x [rows, 2 hidden] = gate then up; `rounded` to x's type in
+    between and at the end, as vLLM's SiLU for scales that are given.
 
     exp's error is relative to the value; those of tanh and erf are relative to 1, so to gate * up.
     """
+    if rounded:
+        gate, up = x.float().chunk(2, dim=-1)
+        silu = divided_silu(gate)
+        slack = torch.where(torch.isfinite(silu), silu.abs() * (GATE_STEPS * _UNIT), 0.0)
+        ends = [rounded_product(end, up, x.dtype) for end in (silu - slack, silu + slack)]
+        return torch.minimum(*ends), torch.maximum(*ends)
     value = activated(x, activation)
     magnitude = value.abs()
     if activation is not Activation.SILU:
@@ -72,7 +83,7 @@ def outside_of_gate_bounds(
 
     x [rows, 2 hidden]; codes [rows, hidden]; scales as the variant's op writes them (static: as given, [1]).
     """
-    low, high = gated_interval(x, config.activation)
+    low, high = gated_interval(x, config.activation, rounded=config.vllm and config.family is QuantFamily.STATIC)
     rows, hidden = low.shape
     group = config.group_size or hidden
     low, high = low.reshape(rows, -1, group), high.reshape(rows, -1, group)
@@ -84,7 +95,7 @@ def outside_of_gate_bounds(
         least = torch.where((low > 0) | (high < 0), torch.minimum(low.abs(), high.abs()), torch.zeros_like(low))
         smallest = SMALLEST_SCALE[config.out_dtype] if smallest_scale is None else smallest_scale
         ends = [
-            _scale(config, absolute_maximum(end), scale_ub, smallest)
+            _scale(config, absolute_maximum(end, torch.nan if config.vllm else 0.0), scale_ub, smallest)
             for end in (least, torch.maximum(low.abs(), high.abs()))
         ]
         wrong_scales = int(((found < ends[0]) | (found > ends[1]) | torch.isnan(found)).sum())
@@ -100,7 +111,7 @@ def _scale(config: QuantConfig, amax: torch.Tensor, scale_ub: torch.Tensor | Non
     scale = divide(amax, CODE_MAX[config.out_dtype])
     if scale_ub is not None and config.family.is_grouped:
         scale = torch.fmin(scale, scale_ub)
-    scale = scale.clamp_min(smallest)
+    scale = torch.fmax(scale, torch.full_like(scale, smallest))
     return scale if config.scale_format is ScaleFormat.F32 else round_up_to_power_of_two(scale)
 
 

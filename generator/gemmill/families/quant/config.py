@@ -1,7 +1,7 @@
 """QuantConfig: one variant of the hand-written quantisation kernels, and its rules."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
 from typing import ClassVar
@@ -111,8 +111,8 @@ class QuantConfig:
     scale_format: ScaleFormat = ScaleFormat.F32
     symmetric: bool = True
     """Whether codes have no zero point."""
-    truncated: bool = False
-    """Whether codes are cut off towards zero, as vLLM's int8 codes of groups, instead of rounded to nearest."""
+    vllm: bool = False
+    """Whether scales and codes are those of vLLM's kernel, where ours are others."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "quant"
 
@@ -134,7 +134,7 @@ class QuantConfig:
     @property
     def out_type(self) -> str:
         """Class of the codes in kernels/quant/code.cuh."""
-        return "TruncatedS8" if self.truncated else _CPP_OUT[self.out_dtype]
+        return f"{'Vllm' if self.vllm else ''}{_CPP_OUT[self.out_dtype]}"
 
 
 def _dtypes(c: QuantConfig) -> Status:
@@ -195,23 +195,44 @@ def _symmetry(c: QuantConfig) -> Status:
     return OK
 
 
-def _truncation(c: QuantConfig) -> Status:
-    plain = c.symmetric and c.activation is Activation.NONE and c.scale_format is ScaleFormat.F32
-    if c.truncated and not (c.family is QuantFamily.GROUP and c.out_dtype is DType.S8 and plain):
+def _vllm(c: QuantConfig) -> Status:
+    if c.vllm and not _differs_in_vllm(c):
         return rejected(
-            f"truncated=True contradicts family={c.family} out_dtype={c.out_dtype}: only plain symmetric s8 codes of groups are cut off, as vLLM's"
+            f"vllm=True contradicts family={c.family} out_dtype={c.out_dtype} activation={c.activation} symmetric={c.symmetric}: "
+            "vLLM has no such kernel, or one with our codes"
         )
     return OK
 
 
-RULES = (_dtypes, _groups, _scale_format, _activation, _symmetry, _truncation)
+def _differs_in_vllm(c: QuantConfig) -> bool:
+    plain, e4m3 = c.activation is Activation.NONE, c.out_dtype is DType.E4M3
+    silu_to_e4m3 = c.activation is Activation.SILU and e4m3 and c.scale_format is ScaleFormat.F32
+    match c.family:
+        case QuantFamily.STATIC:
+            return silu_to_e4m3 or (plain and (e4m3 or not c.symmetric))
+        case QuantFamily.TENSOR:
+            return e4m3
+        case QuantFamily.TOKEN:
+            return plain and (e4m3 or not c.symmetric)
+        case QuantFamily.GROUP:
+            return silu_to_e4m3 or (plain and c.symmetric and (e4m3 or c.scale_format is ScaleFormat.F32))
+        case _:
+            return False
+
+
+def of_vllm(config: QuantConfig) -> QuantConfig:
+    """What makes vLLM's codes of the same calls: itself where they are the same."""
+    return replace(config, vllm=_differs_in_vllm(config))
+
+
+RULES = (_dtypes, _groups, _scale_format, _activation, _symmetry, _vllm)
 
 
 def all_configs(arch: Arch = Arch.SM90A) -> Iterator[QuantConfig]:
     """Every variant that the rules allow, each once."""
     flags = (True, False)
     axes = product(QuantFamily, IN_DTYPES, OUT_DTYPES, Activation, (0, *GROUP_SIZES), ScaleFormat, flags, flags)
-    for family, in_dtype, out_dtype, activation, group_size, scale_format, symmetric, truncated in axes:
+    for family, in_dtype, out_dtype, activation, group_size, scale_format, symmetric, vllm in axes:
         if activation is not Activation.NONE and in_dtype is DType.F32:
             continue  # activations follow a GEMM, whose results are bf16 or f16
         try:
@@ -223,7 +244,7 @@ def all_configs(arch: Arch = Arch.SM90A) -> Iterator[QuantConfig]:
                 group_size=group_size,
                 scale_format=scale_format,
                 symmetric=symmetric,
-                truncated=truncated,
+                vllm=vllm,
                 arch=arch,
             )
         except ValueError:

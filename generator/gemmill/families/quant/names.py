@@ -12,7 +12,7 @@ _FIELDS = 6
 def to_fields(config: QuantConfig) -> list[str]:
     """family in out activation scales coding."""
     scales = f"g{config.group_size}{config.scale_format}" if config.family.is_grouped else config.scale_format.value
-    coding = "trunc" if config.truncated else "sym" if config.symmetric else "asym"
+    coding = f"{'vllm' if config.vllm else ''}{'sym' if config.symmetric else 'asym'}"
     return [config.family, config.in_dtype, config.out_dtype, config.activation, scales, coding]
 
 
@@ -20,8 +20,9 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> QuantConfig:
     """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
     if len(fields) != _FIELDS:
         raise ValueError(f"it has {len(fields) + 2} fields of {_FIELDS + 2}")
-    if fields[5] not in ("sym", "asym", "trunc"):
-        raise ValueError(f"coding {fields[5]!r}, expected sym, asym or trunc")
+    coding = fields[5].removeprefix("vllm")
+    if coding not in ("sym", "asym"):
+        raise ValueError(f"coding {fields[5]!r}, expected sym or asym, or one of them after vllm")
     family = QuantFamily(fields[0])
     group_size, scale_format = _group_scales_from_text(fields[4]) if family.is_grouped else (0, ScaleFormat(fields[4]))
     return QuantConfig(
@@ -31,8 +32,8 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> QuantConfig:
         activation=Activation(fields[3]),
         group_size=group_size,
         scale_format=scale_format,
-        symmetric=fields[5] != "asym",
-        truncated=fields[5] == "trunc",
+        symmetric=coding == "sym",
+        vllm=coding != fields[5],
         arch=arch,
     )
 

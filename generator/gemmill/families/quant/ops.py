@@ -1,16 +1,38 @@
 """The quantisation ops, each with the configs that serve its calls: what selections, predicates and the runtime share."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
-from gemmill.families.quant.config import GROUP_SIZES, IN_DTYPES, Activation, QuantConfig, QuantFamily, ScaleFormat
+from gemmill.families.quant.config import (
+    GROUP_SIZES,
+    IN_DTYPES,
+    Activation,
+    QuantConfig,
+    QuantFamily,
+    ScaleFormat,
+    of_vllm,
+)
 from gemmill.family import OpSchema
 from gemmill.vocab import Arch, DType
 
 _GATED = (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)
 _SIXTEEN_BITS = (DType.BF16, DType.F16)
 _BOTH = (DType.E4M3, DType.S8)
+VLLM_PREFIX = "vllm_"
+"""Before vLLM's name of an op, where scales or codes of vLLM's op are not ours: docs/quantisation.md says which."""
+_DIFFER_IN_VLLM = (
+    "static_scaled_fp8_quant",
+    "dynamic_scaled_fp8_quant",
+    "dynamic_per_token_scaled_fp8_quant",
+    "static_scaled_int8_quant",
+    "dynamic_scaled_int8_quant",
+    "per_token_group_fp8_quant",
+    "per_token_group_quant_int8",
+    "per_token_group_fp8_quant_packed",
+    "silu_and_mul_per_block_quant",
+    "silu_and_mul_quant",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +47,18 @@ class QuantOp:
     group_sizes: tuple[int, ...] = (0,)
     scale_formats: tuple[ScaleFormat, ...] = (ScaleFormat.F32,)
     symmetric: tuple[bool, ...] = (True,)
-    truncated: bool = False
+    vllm: bool = False
+    """Whether scales and codes are those of vLLM's op."""
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether input has a gate and an up half."""
+        return self.activations[0] is not Activation.NONE
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether scales are exponents, four in a word."""
+        return self.scale_formats == (ScaleFormat.PACKED_UE8M0,)
 
     @property
     def name(self) -> str:
@@ -38,7 +71,7 @@ class QuantOp:
             self.in_dtypes, self.out_dtypes, self.activations, self.group_sizes, self.scale_formats, self.symmetric
         )
         for in_dtype, out_dtype, activation, group_size, scale_format, symmetric in axes:
-            yield QuantConfig(
+            config = QuantConfig(
                 family=self.family,
                 in_dtype=in_dtype,
                 out_dtype=out_dtype,
@@ -46,25 +79,16 @@ class QuantOp:
                 group_size=group_size,
                 scale_format=scale_format,
                 symmetric=symmetric,
-                truncated=self.truncated,
                 arch=arch,
             )
+            yield of_vllm(config) if self.vllm else config
 
     def serves(self, config: QuantConfig) -> bool:
         """Whether a kernel of this config serves calls of the op."""
-        return (
-            config.family is self.family
-            and config.activation in self.activations
-            and config.in_dtype in self.in_dtypes
-            and config.out_dtype in self.out_dtypes
-            and config.group_size in self.group_sizes
-            and config.scale_format in self.scale_formats
-            and config.symmetric in self.symmetric
-            and config.truncated == self.truncated
-        )
+        return config in self.configs(config.arch)
 
 
-QUANT_OPS = (
+_OPS = (
     QuantOp(
         schema=OpSchema(
             "static_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor scale, int[]? group_shape=None) -> ()"
@@ -222,17 +246,19 @@ QUANT_OPS = (
         group_sizes=GROUP_SIZES,
         symmetric=(False,),
     ),
-    QuantOp(
-        schema=OpSchema(
-            "per_token_group_quant_int8_truncated(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, "
-            "int group_size, float eps, float int8_min, float int8_max) -> ()"
-        ),
-        family=QuantFamily.GROUP,
-        out_dtypes=(DType.S8,),
-        group_sizes=GROUP_SIZES,
-        truncated=True,
-    ),
 )
+
+
+def _of_vllm(op: QuantOp) -> QuantOp:
+    """vLLM's op of the name, with vLLM's scales and codes, under a name of ours. Its packed scales are of 16 bits in groups of
+    32 and 128 only."""
+    renamed = replace(op, schema=OpSchema(VLLM_PREFIX + op.schema.schema), vllm=True)
+    if op.scale_formats == (ScaleFormat.PACKED_UE8M0,):
+        return replace(renamed, in_dtypes=_SIXTEEN_BITS, group_sizes=(32, 128))
+    return renamed
+
+
+QUANT_OPS = (*_OPS, *(_of_vllm(op) for op in _OPS if op.name in _DIFFER_IN_VLLM))
 
 
 def ops_of(config: QuantConfig) -> tuple[str, ...]:

@@ -20,7 +20,9 @@ from gemmill.vocab import DType
 CODE_MAX = {DType.E4M3: 448.0, DType.S8: 127.0}
 SMALLEST_SCALE = {DType.E4M3: 1.0 / (448.0 * 512.0), DType.S8: 2.0**-23}
 _SMALLEST_UE8M0_SCALE = 1e-10
-_CANONICAL_NAN = 0x7F
+_CANONICAL_NAN, _LARGEST, _LOWEST = 0x7F, 0x7E, 0xFE
+"""e4m3 codes of NaN: ours, and what vLLM's bounds make of it, 448 or in groups -448."""
+_FLT_MAX = torch.finfo(torch.float32).max
 
 
 def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -37,31 +39,50 @@ def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     return 0.5 * gate * (1.0 + torch.erf(gate * 0.7071067811865476)) * up
 
 
-def encode(x: torch.Tensor, out_dtype: DType) -> torch.Tensor:
-    """Codes of f32 values, as float8_e4m3fn or int8."""
+def divided_silu(gate: torch.Tensor) -> torch.Tensor:
+    """gate / (1 + exp(-gate)) of f32 values."""
+    return gate / (1.0 + torch.exp(-gate))
+
+
+def silu_as_vllm(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) up of x [rows, 2 hidden] = gate then up, f32: both silu(gate), a quotient, and the product are rounded to x's
+    type, as vLLM's silu_and_mul_quant does."""
+    gate, up = x.float().chunk(2, dim=-1)
+    return rounded_product(divided_silu(gate), up, x.dtype)
+
+
+def rounded_product(silu: torch.Tensor, up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """silu, rounded to `dtype`, times up, rounded again; f32."""
+    return (silu.to(dtype).float() * up).to(dtype).float()
+
+
+def encode(x: torch.Tensor, out_dtype: DType, nan: int = _CANONICAL_NAN) -> torch.Tensor:
+    """Codes of f32 values, as float8_e4m3fn or int8; `nan` is the e4m3 code of NaN."""
     if out_dtype is DType.S8:
         return torch.nan_to_num(torch.round(x).clamp(-128.0, 127.0), nan=0.0).to(torch.int8)
     codes = x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
-    return codes.view(torch.uint8).masked_fill_(torch.isnan(x), _CANONICAL_NAN).view(torch.float8_e4m3fn)
+    return codes.view(torch.uint8).masked_fill_(torch.isnan(x), nan).view(torch.float8_e4m3fn)
 
 
 def encode_truncated(x: torch.Tensor) -> torch.Tensor:
-    """s8 codes of f32 values, saturated and cut off towards zero; NaN is -128."""
+    """s8 codes of f32 values, saturated and cut off towards zero, as vLLM's of groups; NaN is -128."""
     return torch.nan_to_num(x.clamp(-128.0, 127.0), nan=-128.0).to(torch.int8)
 
 
-def encode_with_azp(x: torch.Tensor, azp: torch.Tensor) -> torch.Tensor:
-    """s8 codes of f32 values whose zero lies at code `azp` (s32): both steps saturate."""
+def encode_with_azp(x: torch.Tensor, azp: torch.Tensor, *, wraps: bool = False) -> torch.Tensor:
+    """s8 codes of f32 values whose zero lies at code `azp` (s32): both steps saturate, or the sum wraps in 32 bits (vLLM)."""
     low, high = torch.iinfo(torch.int32).min, torch.iinfo(torch.int32).max
     rounded = torch.nan_to_num(torch.round(x), nan=0.0).double().clamp(low, high).long()
-    return (rounded + azp.long()).clamp(-128, 127).to(torch.int8)
+    codes = rounded + azp.long()
+    return ((codes - low) % 2**32 + low if wraps else codes).clamp(-128, 127).to(torch.int8)
 
 
-def absolute_maximum(x: torch.Tensor) -> torch.Tensor:
-    """Of the last dimension, which is kept with size 1; 0 where it is empty or all NaN."""
+def absolute_maximum(x: torch.Tensor, of_nan: float = 0.0) -> torch.Tensor:
+    """Of the last dimension, which is kept with size 1; 0 where it is empty, `of_nan` where it is all NaN."""
     if x.shape[-1] == 0:
         return x.new_zeros((*x.shape[:-1], 1))
-    return torch.nan_to_num(x.abs(), nan=0.0, posinf=float("inf")).amax(dim=-1, keepdim=True)
+    amax = torch.nan_to_num(x.abs(), nan=0.0, posinf=float("inf")).amax(dim=-1, keepdim=True)
+    return amax.masked_fill(torch.isnan(x).all(dim=-1, keepdim=True), of_nan)
 
 
 def divide(x: torch.Tensor, divisor: float) -> torch.Tensor:
@@ -73,6 +94,12 @@ def round_up_to_power_of_two(scale: torch.Tensor) -> torch.Tensor:
     """The smallest power of two that is at least each f32 scale, and at least 1e-10; infinity stays."""
     bits = scale.clamp_min(_SMALLEST_UE8M0_SCALE).view(torch.int32)
     return ((bits + 0x007FFFFF) & 0x7F800000).view(torch.float32)
+
+
+def round_up_by_logarithm(scale: torch.Tensor) -> torch.Tensor:
+    """2^ceil(log2(scale)) of f32 scales, the logarithm rounded to f32, as vLLM's of f32 rows: some units in the last place above
+    a power of two, it is that power."""
+    return torch.exp2(torch.ceil(torch.log2(scale.clamp_min(_SMALLEST_UE8M0_SCALE).double()).float()))
 
 
 def pack_ue8m0(scales: torch.Tensor) -> torch.Tensor:
@@ -112,6 +139,16 @@ def _asymmetric(
     return scale, reciprocal, azp
 
 
+def _asymmetric_as_vllm(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `_asymmetric`, by vLLM's formula: a range of one value has scale 0, its zero point is what 32 bits hold, and a range
+    of nothing is that from the largest to the lowest number."""
+    low, high = low.clamp_max(_FLT_MAX), high.clamp_min(-_FLT_MAX)
+    scale = divide(high - low, 255.0)
+    limits = torch.iinfo(torch.int32)
+    azp = torch.nan_to_num(torch.round(-128.0 - low / scale), nan=0.0).double().clamp(limits.min, limits.max)
+    return scale, torch.reciprocal(scale), azp.to(torch.int32)
+
+
 def _extent(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     nan = torch.isnan(x)
     low = x.masked_fill(nan, float("inf")).amin(dim=-1, keepdim=True)
@@ -126,23 +163,29 @@ def static_quant(
     *,
     azp: torch.Tensor | None = None,
     activation: Activation = Activation.NONE,
+    vllm: bool = False,
 ) -> torch.Tensor:
     """Codes of x [rows, hidden] (or [rows, 2 hidden]) by scales f32 that broadcast to [rows, hidden].
 
     e4m3, and s8 with a zero point, multiply by the scale's reciprocal; symmetric s8 divides by the scale (as vLLM).
     """
-    values = activated(x, activation)
+    values = silu_as_vllm(x) if vllm and activation is Activation.SILU else activated(x, activation)
     if out_dtype is DType.S8 and azp is None:
         return encode(values / scales, out_dtype)
     values = values * torch.reciprocal(scales)
-    return encode(values, out_dtype) if azp is None else encode_with_azp(values, azp)
+    return encode(values, out_dtype, _nan(vllm)) if azp is None else encode_with_azp(values, azp, wraps=vllm)
 
 
-def tensor_quant(x: torch.Tensor, out_dtype: DType) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of x and its scale [1] = max(amax / max, smallest scale); multiplies by the reciprocal (as vLLM)."""
+def _nan(vllm: bool) -> int:
+    return _LARGEST if vllm else _CANONICAL_NAN
+
+
+def tensor_quant(x: torch.Tensor, out_dtype: DType, *, vllm: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of x and its scale [1] = max(amax / max, smallest scale); multiplies by the reciprocal (as vLLM, whose scales have no
+    smallest: zeros have scale 0, and 0 * infinity is NaN)."""
     amax = absolute_maximum(x.float().reshape(1, -1))[0]
-    scale = divide(amax, CODE_MAX[out_dtype]).clamp_min(SMALLEST_SCALE[out_dtype])
-    return encode(x.float() * torch.reciprocal(scale), out_dtype), scale
+    scale = divide(amax, CODE_MAX[out_dtype]).clamp_min(0.0 if vllm else SMALLEST_SCALE[out_dtype])
+    return encode(x.float() * torch.reciprocal(scale), out_dtype, _nan(vllm)), scale
 
 
 def tensor_quant_with_azp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -158,6 +201,7 @@ def token_quant(
     *,
     scale_ub: torch.Tensor | None = None,
     activation: Activation = Activation.NONE,
+    vllm: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of x [rows, hidden] (or [rows, 2 hidden]) and scales [rows, 1].
 
@@ -173,23 +217,25 @@ def token_quant(
         reciprocal = torch.where(amax == 0, amax, torch.full_like(amax, 127.0) / amax)
         return encode(values * reciprocal, out_dtype), scale
     scale = scale.clamp_min(SMALLEST_SCALE[out_dtype])
-    return encode(values / scale, out_dtype), scale
+    return encode(values / scale, out_dtype, _nan(vllm)), scale
 
 
 def token_quant_with_azp(
-    x: torch.Tensor, least_step: torch.Tensor | None = None
+    x: torch.Tensor, least_step: torch.Tensor | None = None, *, vllm: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """s8 codes of x [rows, hidden], scales [rows, 1] and zero points s32 [rows, 1].
 
     scale = max((high - low) / 255, least_step max(|low|, |high|)), azp = rint(-128 - low / scale), code = rint(x * (1 / scale))
-    + azp. `least_step` is that of the rows' GEMM, None for none. Rows without elements have scale and zero point 0.
+    + azp. `least_step` is that of the rows' GEMM, None for none; vLLM has none. Rows without elements have scale and zero
+    point 0.
     """
     values = x.float()
     if values.shape[-1] == 0:
         scale = values.new_zeros((*x.shape[:-1], 1))
         return x.to(torch.int8), scale, scale.int()
-    scale, reciprocal, azp = _asymmetric(*_extent(values), least_step)
-    return encode_with_azp(values * reciprocal, azp), scale, azp
+    extent = _extent(values)
+    scale, reciprocal, azp = _asymmetric_as_vllm(*extent) if vllm else _asymmetric(*extent, least_step)
+    return encode_with_azp(values * reciprocal, azp, wraps=vllm), scale, azp
 
 
 def group_quant(
@@ -202,24 +248,34 @@ def group_quant(
     scale_ub: torch.Tensor | None = None,
     scale_format: ScaleFormat = ScaleFormat.F32,
     activation: Activation = Activation.NONE,
-    truncated: bool = False,
+    vllm: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of x [rows, hidden] (or [rows, 2 hidden]) and scales f32 [rows, hidden / group_size], row-major.
 
     scale = max(min(max(amax, smallest_amax) / max, scale_ub), smallest_scale), rounded up to a power of two unless
-    `scale_format` is F32 (pack_ue8m0 packs it); values are divided by it. Truncated s8 codes are those of vLLM's op: values
-    are multiplied by the scale's reciprocal and cut off.
+    `scale_format` is F32 (pack_ue8m0 packs it); values are divided by it. vLLM multiplies by the reciprocal of scales without
+    an activation, bounds with NaN as -448 or -128, and cuts s8 codes off.
     """
     values = activated(x, activation)
     rows, hidden = values.shape
     grouped = values.reshape(rows, hidden // group_size, group_size)
-    scale = divide(absolute_maximum(grouped).clamp_min(smallest_amax), CODE_MAX[out_dtype])
+    gated = activation is not Activation.NONE
+    amax = (
+        absolute_maximum(grouped, torch.nan) if vllm and gated else absolute_maximum(grouped).clamp_min(smallest_amax)
+    )
+    scale = divide(amax, CODE_MAX[out_dtype])
     if scale_ub is not None:
         scale = torch.fmin(scale, scale_ub)
-    scale = scale.clamp_min(smallest_scale)
+    scale = torch.fmax(scale, torch.full_like(scale, smallest_scale))
     if scale_format is not ScaleFormat.F32:
-        scale = round_up_to_power_of_two(scale)
-    codes = encode_truncated(grouped * torch.reciprocal(scale)) if truncated else encode(grouped / scale, out_dtype)
+        by_logarithm = vllm and scale_format is ScaleFormat.POWER_OF_TWO and x.dtype is torch.float32
+        scale = round_up_by_logarithm(scale) if by_logarithm else round_up_to_power_of_two(scale)
+    if not vllm or gated:
+        codes = encode(grouped / scale, out_dtype, _nan(vllm))
+    elif out_dtype is DType.S8:
+        codes = encode_truncated(grouped * torch.reciprocal(scale))
+    else:
+        codes = encode(grouped * torch.reciprocal(scale), out_dtype, _LOWEST)
     return codes.reshape(rows, hidden), scale[..., 0]
 
 

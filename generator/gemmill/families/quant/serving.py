@@ -1,20 +1,30 @@
 """The quantisation ops in the runtime."""
 
-from gemmill.families.quant.call import config_of, quant_call
-from gemmill.families.quant.config import QuantConfig
-from gemmill.family import OpSchema
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gemmill.families.quant import reference
+from gemmill.families.quant.call import config_of
+from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
+from gemmill.families.quant.layouts import group_strides, is_packed, static_scales
+from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
+from gemmill.runtime import checks
 from gemmill.runtime.library import Build
-from gemmill.runtime.quant_cpu import by_reference
 from gemmill.runtime.quant_table import select_quant
 from gemmill.runtime.select import Choice
-from gemmill.runtime.serving import Serving, count_of_variants
+from gemmill.runtime.serving import Result, Serving, count_of_variants
 from gemmill.space.names import to_name
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, DType
+
+Given = dict[str, Any]
+"""Arguments by role."""
 
 
 def _wanted(build: Build, op: OpSchema, call: Call) -> QuantConfig:
-    return config_of(quant_call(op, call), Arch(build.manifest.arch))
+    return config_of(checks.check(op, call), Arch(build.manifest.arch))
 
 
 def _choose(build: Build, op: OpSchema, call: Call, sm_count: int) -> Choice:
@@ -29,4 +39,139 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     )
 
 
-SERVING = Serving(on_cpu=by_reference, choose=_choose, lacks=_lacks)
+def _results(call: Judged, given: Given) -> Iterator[Result]:
+    family, rows = list(QuantFamily)[call["scaling"]], call["rows"]
+    writes_scales = family is QuantFamily.TENSOR or (family.is_per_row and rows)
+    if rows * call["hidden"] or writes_scales:
+        out_dtype = DType.E4M3 if call["out"].dtype == DType.E4M3.torch_name else DType.S8
+        yield from _COMPUTE[family](call, given, out_dtype)
+
+
+def _rows(call: Judged, given: Given) -> torch.Tensor:
+    x: torch.Tensor = given["input"]
+    return x.reshape(call["rows"], x.shape[-1])
+
+
+def _activation(call: Judged) -> Activation:
+    chosen: int = call["chosen"]
+    return list(Activation)[chosen]
+
+
+def _whole(place: torch.Tensor, values: torch.Tensor) -> Result:
+    return place, values.reshape(place.shape)
+
+
+def _codes(call: Judged, given: Given, codes: torch.Tensor) -> Iterator[Result]:
+    out, rows = given["out"], call["rows"]
+    if call["out_rows"] > rows:  # padded, as packed scales are
+        padding = out[rows : call["scale_rows"]]
+        yield padding, torch.zeros_like(padding)
+        out = out[:rows]
+    yield _whole(out, codes)
+
+
+def _static(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
+    scales, layout = given["scales"], static_scales(call)
+    assert layout is not None  # the checks have seen to it
+    if scales.numel() == 1:
+        scales = scales.reshape(1, 1)
+    elif scales.dim() == 1:
+        scales = scales[:, None] if tuple(given["group_shape"]) == (1, -1) else scales[None, :]
+    else:
+        scales = scales.repeat_interleave(layout.group[0], dim=0).repeat_interleave(layout.group[1], dim=1)
+    x, azp = _rows(call, given), given.get("azp")
+    codes = reference.static_quant(x, scales, out_dtype, azp=azp, activation=_activation(call), vllm=bool(call["vllm"]))
+    yield from _codes(call, given, codes)
+
+
+def _tensor(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
+    x, azp = _rows(call, given), given.get("azp")
+    if azp is None:
+        codes, scale = reference.tensor_quant(x, out_dtype, vllm=bool(call["vllm"]))
+    else:
+        codes, scale, zero_point = reference.tensor_quant_with_azp(x)
+        yield _whole(azp, zero_point)
+    yield from _codes(call, given, codes)
+    yield given["scales"].as_strided((1,), (1,)), scale
+
+
+def _token(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
+    x, azp, vllm = _rows(call, given), given.get("azp"), bool(call["vllm"])
+    if azp is None:
+        ub, activation = given.get("scale_ub"), _activation(call)
+        codes, scales = reference.token_quant(x, out_dtype, scale_ub=ub, activation=activation, vllm=vllm)
+    else:
+        least_step = reference.least_step_of(x.shape[-1])
+        codes, scales, zero_points = reference.token_quant_with_azp(x, least_step, vllm=vllm)
+        yield _whole(azp, zero_points)
+    yield from _codes(call, given, codes)
+    yield _whole(given["scales"], scales)
+
+
+def _group(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
+    x, azp = _rows(call, given), given.get("azp")
+    if azp is None:
+        gated = _activation(call) is not Activation.NONE
+        codes, scales = reference.group_quant(
+            x,
+            call["group_size"],
+            out_dtype,
+            smallest_amax=given.get("eps", 0.0),
+            smallest_scale=reference.SMALLEST_SCALE[out_dtype] if gated else 0.0,
+            scale_ub=given.get("scale_ub"),
+            scale_format=list(ScaleFormat)[call["scale_format"]],
+            activation=_activation(call),
+            vllm=bool(call["vllm"]),
+        )
+    else:
+        codes, scales, azps = reference.group_quant_with_azp(x, call["group_size"])
+        yield _of_groups(call, azp, azps)
+    yield from _codes(call, given, codes)
+    yield from _group_scales(call, given["scales"], reference.pack_ue8m0(scales) if is_packed(call) else scales)
+
+
+def _rms_norm(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
+    residual, x = given["residual"], _rows(call, given)
+    codes, scales, added = reference.rms_norm_quant(
+        x,
+        given["weight"],
+        given["eps"],
+        out_dtype,
+        group_size=call["group_size"],
+        scale_ub=given["scale_ub"],
+        residual=None if residual is None else residual.reshape(x.shape),
+    )
+    if added is not None:
+        yield _whole(residual, added)
+    yield from _codes(call, given, codes)
+    if call["group_size"]:
+        yield from _group_scales(call, given["scales"], scales)
+    else:
+        yield _whole(given["scales"], scales)
+
+
+def _group_scales(call: Judged, kept: torch.Tensor, scales: torch.Tensor) -> Iterator[Result]:
+    written = _of_groups(call, kept, scales)
+    yield written
+    rows, words = call["rows"], call["words"]
+    if is_packed(call) and rows % 4 and words > 1:
+        # The rows that pad to four, but for those of the last word, which need not be in the tensor's memory.
+        padding = kept.as_strided((-rows % 4, words - 1), written[0].stride(), kept.storage_offset() + rows)
+        yield padding, torch.zeros_like(padding)
+
+
+def _of_groups(call: Judged, kept: torch.Tensor, values: torch.Tensor) -> Result:
+    strides = group_strides(call)
+    assert strides is not None
+    return kept.as_strided((call["rows"], call["words"]), strides), values
+
+
+_COMPUTE: dict[QuantFamily, Callable[[Judged, Given, DType], Iterator[Result]]] = {
+    QuantFamily.STATIC: _static,
+    QuantFamily.TENSOR: _tensor,
+    QuantFamily.TOKEN: _token,
+    QuantFamily.GROUP: _group,
+    QuantFamily.RMS_TOKEN: _rms_norm,
+    QuantFamily.RMS_GROUP: _rms_norm,
+}
+SERVING = Serving(results=_results, choose=_choose, lacks=_lacks)

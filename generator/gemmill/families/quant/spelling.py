@@ -34,7 +34,7 @@ def _values(config: QuantConfig) -> dict[str, Any]:
 
 def _coding(config: QuantConfig) -> str:
     if not config.symmetric:
-        return "AsymmetricCoding"
+        return "VllmAsymmetricCoding" if config.vllm else "AsymmetricCoding"
     if config.family is QuantFamily.TENSOR:
         return f"TensorCoding<{config.out_type}>"
     return f"SymmetricCoding<{config.out_type}, {config.activation.cpp_type}>"

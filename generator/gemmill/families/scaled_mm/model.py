@@ -5,20 +5,18 @@ slices of K in shared memory if there are any, and stores its tile. The time of 
 the operands are joined by a smooth maximum.
 
 The constants are fitted to the times of up to 40 variants at 628 shapes of all ops and of 512 variants at 52 of them (H200,
-2026-11-20 and 21), for the loss of the variant that comes out first: docs/notes/tables.md has what it is. They are near what
-the machine has, but not measurements of it: 5,000 multiply-adds and 201 bytes of shared memory a nanosecond and SM, 11,890 bytes
-from L2 and 2,154 from memory for all, 40 MB of L2. Rows beyond A are filled with zeros at 50 bytes a nanosecond
-(docs/notes/groups.md).
+2026-11-20 and 21), for the loss of the variant that comes out first: docs/notes/tables.md has what it is, tools/fit_model.py fits
+them anew. They are near what the machine has, but not measurements of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gemmill.families.scaled_mm.classes import class_of
 from gemmill.family import ProblemCall, Row
 
-L2_BYTES = 40_000_000
+L2_KEPT = 40_000_000
 """What of the L2 operands can keep."""
 
 BANDS = ((8, 6), (4, 3), (2, 2))
@@ -55,33 +53,125 @@ class Facts(NamedTuple):
     """How much longer than the model's time its schedule takes, 1000 for the same."""
 
 
+class Constants(NamedTuple):
+    """What is fitted. Bytes and multiply-adds are a nanosecond's, times nanoseconds."""
+
+    products: float = 5000.0
+    """Multiply-adds of a byte by a byte, of an SM."""
+    shared_bytes: float = 200.6
+    """That the tensor core reads from shared memory, of an SM."""
+    promoting: float = 1.146
+    """How much longer the tensor core takes where sums leave its accumulator."""
+    promotion: float = 115.8
+    """To add up one tile's sums, for each 128 bytes of K."""
+    l2_bytes: float = 11890.0
+    """From L2, of all SMs."""
+    filled_bytes: float = 50.0
+    """Zeros in the place of rows beyond A, of an SM (docs/notes/groups.md)."""
+    step: float = 10.8
+    """Of every step along K."""
+    store: float = 525.3
+    """To begin and end a tile."""
+    store_element: float = 0.01419
+    """To store one element of a tile."""
+    memory_bytes: float = 2154.0
+    """From memory, of all SMs."""
+    meeting: float = 52.7
+    """Of slices of K that are added up in the shared memory of a cluster."""
+    meeting_slice: float = 402.4
+    """For each of them."""
+    meeting_element: float = 0.3515
+    """For each element of a tile."""
+
+
+class Terms(NamedTuple):
+    """What a call by a variant comes to, before any constant: numbers, or arrays of them."""
+
+    waves: Any
+    steps: Any
+    """Along K, of a CTA."""
+    per_sm: Any
+    """CTAs on an SM."""
+    resident: Any
+    """CTAs at a time."""
+    splits: Any
+    instructions: Any
+    """Of the tensor core, in a step."""
+    columns: Any
+    tile_k: Any
+    tile_elements: Any
+    traffic: Any
+    """Bytes that a CTA reads in a step."""
+    filled: Any
+    """Bytes of zeros in a step."""
+    memory: Any
+    """Bytes read from memory."""
+    overlaps: Any
+    promotes: Any
+    divides_k: Any
+    cost_permille: Any
+
+
+class Arithmetic(NamedTuple):
+    """Of numbers; of arrays where something else is given."""
+
+    larger: Callable[[Any, Any], Any] = max
+    root: Callable[[Any], Any] = sqrt
+    pick: Callable[[Any, Any, Any], Any] = lambda condition, then, otherwise: then if condition else otherwise
+
+
+FITTED = Constants()
+OF_NUMBERS = Arithmetic()
+
+
 def model_ns(of: Row, call: ProblemCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call by a variant, on a device of `sm_count` multiprocessors."""
+    estimate: float = time_ns(terms_of(of, call, sm_count), FITTED)
+    return estimate
+
+
+def terms_of(of: Row, call: ProblemCall, sm_count: int) -> Terms:
+    """What a call by a variant comes to."""
     row, (m, n, k) = of.facts, call.sizes
     splits = max(row.splits, 1)
     tiles = ctas_of(row, m, n)
     k *= class_of(call.problem).operand.bits // 8  # bytes, as tile_k
-    steps = float(_ceil_div(_ceil_div(k, row.tile_k), splits))
     per_sm = min(row.ctas_of_sm, _ceil_div(tiles, sm_count))
-    resident = float(min(tiles, sm_count * per_sm))
-    waves = float(_ceil_div(tiles, sm_count * per_sm))
-
-    columns = float(row.columns)
-    instructions = float(row.tile_m * row.tile_n // row.columns) / 64.0 * (row.tile_k / 32.0)
-    multiply = instructions * max(64.0 * columns * 32.0 / 5000.0, (2048.0 + 32.0 * columns) / 200.6)
-    if row.promotes:
-        multiply = 1.146 * multiply + 115.8 * (row.tile_k / 128.0)
     rows = float(min(row.tile_m, m))
-    traffic = (rows / row.sharers_a + float(row.tile_n) / row.sharers_b) * row.tile_k
-    filled = (row.tile_m - rows) * row.tile_k
-    step = max(multiply * per_sm, traffic * resident / 11890.0 + filled * per_sm / 50.0) + 10.8
-    store = (525.3 + 0.01419 * (row.tile_m * row.tile_n)) * per_sm
-    body = waves * steps * step + (store if row.overlaps else waves * store)
-    memory = float(bytes_read(row, m, n, k, sm_count * per_sm // splits)) / 2154.0
-    both = sqrt(sqrt(body * body * body * body + memory * memory * memory * memory))
-    meeting = 52.7 + 402.4 * splits + 0.3515 * (row.tile_m * row.tile_n) if row.divides_k else 0.0
-    estimate: float = (both + waves * meeting) * (row.cost_permille / 1000.0)
-    return estimate
+    return Terms(
+        waves=float(_ceil_div(tiles, sm_count * per_sm)),
+        steps=float(_ceil_div(_ceil_div(k, row.tile_k), splits)),
+        per_sm=per_sm,
+        resident=float(min(tiles, sm_count * per_sm)),
+        splits=splits,
+        instructions=float(row.tile_m * row.tile_n // row.columns) / 64.0 * (row.tile_k / 32.0),
+        columns=float(row.columns),
+        tile_k=row.tile_k,
+        tile_elements=row.tile_m * row.tile_n,
+        traffic=(rows / row.sharers_a + float(row.tile_n) / row.sharers_b) * row.tile_k,
+        filled=(row.tile_m - rows) * row.tile_k,
+        memory=float(bytes_read(row, m, n, k, sm_count * per_sm // splits)),
+        overlaps=row.overlaps,
+        promotes=row.promotes,
+        divides_k=row.divides_k,
+        cost_permille=row.cost_permille,
+    )
+
+
+def time_ns(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Any:
+    """The model's nanoseconds."""
+    multiply = t.instructions * do.larger(
+        64.0 * t.columns * 32.0 / c.products, (2048.0 + 32.0 * t.columns) / c.shared_bytes
+    )
+    multiply = do.pick(t.promotes, c.promoting * multiply + c.promotion * (t.tile_k / 128.0), multiply)
+    loaded = t.traffic * t.resident / c.l2_bytes + t.filled * t.per_sm / c.filled_bytes
+    step = do.larger(multiply * t.per_sm, loaded) + c.step
+    store = (c.store + c.store_element * t.tile_elements) * t.per_sm
+    body = t.waves * t.steps * step + do.pick(t.overlaps, store, t.waves * store)
+    memory = t.memory / c.memory_bytes
+    both = do.root(do.root(body * body * body * body + memory * memory * memory * memory))
+    slices = c.meeting + c.meeting_slice * t.splits + c.meeting_element * t.tile_elements
+    return (both + t.waves * do.pick(t.divides_k, slices, 0.0)) * (t.cost_permille / 1000.0)
 
 
 def ctas_of(row: Facts, m: int, n: int) -> int:
@@ -102,7 +192,7 @@ def bytes_read(row: Facts, m: int, n: int, k: int, resident: int) -> int:
     across, across_bytes = (clusters_n, of_n * k) if along_m else (clusters_m, of_m * k)
     clusters = max(1, resident // (row.sharers_a * row.sharers_b))
     width = min(across, max(row.swizzle, _ceil_div(clusters, along)))
-    stays = along * along_bytes + width * across_bytes < L2_BYTES
+    stays = along * along_bytes + width * across_bytes < L2_KEPT
     bands = 1 if stays else _ceil_div(across, width)
     return across * across_bytes + bands * along * along_bytes
 

@@ -1,27 +1,24 @@
 """The GEMM ops in the runtime."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from gemmill.families.scaled_mm import reference
-from gemmill.family import OpSchema
+from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
-from gemmill.runtime import checks, operands
 from gemmill.runtime.library import Build
 from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.select import Choice, select
-from gemmill.runtime.serving import Serving, count_of_variants
+from gemmill.runtime.serving import Result, Serving, count_of_variants
 
 MOST_REASONS = 20
 """In the text of a refused call."""
 
 
-def _on_cpu(op: OpSchema, arguments: Sequence[Any]) -> None:
-    checks.check(op, operands.of_arguments(op, arguments))
-    given = dict(zip(op.arguments, arguments, strict=True))
-    out = given.pop("out")
-    out.copy_(reference.scaled_mm(**given, out_dtype=out.dtype))
+def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
+    operands = {role: value for role, value in given.items() if role != "out"}
+    yield given["out"], reference.scaled_mm(**operands, out_dtype=given["out"].dtype)
 
 
 def _choose(build: Build, op: OpSchema, call: Call, sm_count: int) -> Choice:
@@ -39,4 +36,4 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     )
 
 
-SERVING = Serving(on_cpu=_on_cpu, choose=_choose, lacks=_lacks)
+SERVING = Serving(results=_results, choose=_choose, lacks=_lacks)

@@ -11,7 +11,7 @@ from gemmill.families.quant.cases.drawn import drawn
 from gemmill.numerics.call import LegalCall
 from gemmill.numerics.cases import Cases
 from gemmill.numerics.memory import Memory
-from gemmill.runtime.quant_cpu import by_reference
+from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME
 
 LACKS = (": build ", " lacks ")

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from gemmill.families.quant import bounds
-from gemmill.families.quant.call import OP_OF, OUT_NAMES, SCALE_NAMES, config_of, name_of, quant_call
+from gemmill.families.quant.call import OP_OF, OUT_NAMES, SCALE_NAMES, config_of, name_of
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.families.quant.selections import smoke
 from gemmill.numerics.cases import Outcome
+from gemmill.runtime.checks import check
+from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.quant_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OpSchema
 from gemmill.vocab import Arch, DType
 
@@ -204,7 +205,7 @@ def differences(op: OpSchema, arguments: list[Any], wanted: list[Any]) -> str:
     }
     if not apart:
         return ""
-    config = config_of(quant_call(op, of_arguments(op, wanted)), Arch.SM90A)
+    config = config_of(check(op, of_arguments(op, wanted)), Arch.SM90A)
     if _within_bounds(config, dict(zip(names, arguments, strict=True)), dict(zip(names, wanted, strict=True)), apart):
         return ""
     return ", ".join(f"{count} elements of {name} differ from the reference" for name, count in apart.items())
