@@ -30,6 +30,7 @@ def test_names_and_sources_are_what_is_declared(family: Family) -> None:
     [
         ((FAMILY, replace(QUANT, kernels=(CUTLASS,))), "families 'scaled_mm' and 'quant' both have kernels of tag 'cutlass'"),
         ((replace(FAMILY, kernels=(CUTLASS, CUTLASS)),), "families 'scaled_mm' and 'scaled_mm' both have kernels of tag 'cutlass'"),
+        ((FAMILY, replace(QUANT, tuning=FAMILY.tuning)), "families 'scaled_mm' and 'quant' both measure a class 'fp8'"),
         ((FAMILY, replace(QUANT, name="scaled_mm")), "two families have one name, of scaled_mm, scaled_mm"),
         ((replace(FAMILY, name="Scaled-MM"),), "family 'Scaled-MM': 'Scaled-MM' is no lower-case identifier, which names are made of"),
         (

@@ -15,8 +15,8 @@ from gemmill.space.names import to_name
 from gemmill.tune.checking import Fault, Finding
 from gemmill.tune.journal import Entry, Record
 from gemmill.tune.measure import Outcome
-from gemmill.tune.problems import Op, Problem
 from gemmill.tune.tables import tables_of
+from gemms import Op, gemm
 
 SMS = 132
 HERE = Machine(arch="sm90a", device="NVIDIA H200", driver="580.1")
@@ -110,7 +110,7 @@ def test_doctor_and_log_name_them(put, manifest, names, caplog) -> None:
 
 def test_a_sweep_quarantines_what_goes_wrong(manifest, names) -> None:
     """Whatever it does wrong; a call that it refuses is none of that."""
-    problem = Problem(op=Op.FP8, m=16, n=4096, k=4096)
+    problem = gemm(op=Op.FP8, m=16, n=4096, k=4096)
 
     def tables(fault: Fault):
         outcome = Outcome(
