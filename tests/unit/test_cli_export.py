@@ -34,7 +34,7 @@ def test_the_shape_is_one_that_was_measured(gemmill, timed, tmp_path, asked, m, 
     assert (outcome.code, outcome.out) == (0, f"{tmp_path / 'it' / 'build.sh'} compiles and runs it\n")
     main = (tmp_path / "it" / "main.cu").read_text()
     assert f"at M x N x K = {m} x 4096 x 512: " in main and f"; it took {us} us with the weights in memory" in main
-    assert (tmp_path / "it" / f"{timed}.cu").is_file() and (tmp_path / "it" / "include" / "gemmill" / "abi.h").is_file()
+    assert (tmp_path / "it" / f"{timed}.cu").is_file() and (tmp_path / "it" / "core" / "abi.h").is_file()
     assert (tmp_path / "it" / "build.sh").stat().st_mode & 0o111
     assert str(tmp_path) not in (tmp_path / "it" / "build.sh").read_text(), "it runs elsewhere too"
 

@@ -10,6 +10,7 @@ from typing import Any
 from gemmill.build.sources import expand, flags_for, is_of_dsl
 from gemmill.emit import EmittedFile, emit
 from gemmill.emit.render import render
+from gemmill.families import scaled_mm
 from gemmill.locations import kernels_dir
 from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
@@ -40,7 +41,7 @@ def reproducer(config: Any, sizes: Mapping[str, int], expected: str) -> tuple[Em
     name, symbol = to_name(config), symbol_of(config)
     emitted = emit(config)
     code_type, codes = _CODES[config.problem.a_dtype]
-    (row, *_) = REGISTRY.tunings[REGISTRY.family_of(config).name].rows(config, REGISTRY.accepted(config), 0)
+    (row, *_) = REGISTRY.tunings[scaled_mm.NAME].rows(config, REGISTRY.accepted(config), 0)
     values = {
         **sizes,
         "name": name,
@@ -60,7 +61,7 @@ def reproducer(config: Any, sizes: Mapping[str, int], expected: str) -> tuple[Em
         EmittedFile(path=PurePosixPath("main.cu"), text=render("export/main.cu.jinja", values)),
         EmittedFile(path=PurePosixPath(emitted.path.name), text=emitted.text),
         EmittedFile(path=PurePosixPath("build.sh"), text=_script(config, emitted.path.name, symbol)),
-        *_copied("include", "extension/driver.cpp", "extension/driver.h"),
+        *_copied("core", scaled_mm.NAME, "extension/driver.cpp", "extension/driver.h"),
     ]
     if is_of_dsl(config):
         files += [EmittedFile(path=PurePosixPath("adapter.py"), text=_ADAPTER), *_copied("extension/cutedsl.cpp")]
@@ -71,7 +72,7 @@ def _copied(*names: str) -> Iterator[EmittedFile]:
     """gemmill's own files below kernels/, as they lie there."""
     for name in names:
         path = kernels_dir() / name
-        for file in sorted(path.rglob("*.*")) if path.is_dir() else [path]:
+        for file in sorted(path.glob("*.*h")) if path.is_dir() else [path]:
             relative = file.relative_to(kernels_dir())
             yield EmittedFile(path=PurePosixPath(relative.as_posix()), text=file.read_text(encoding="utf-8"))
 
@@ -86,7 +87,7 @@ def _script(config: Any, source: str, symbol: str) -> str:
             f"python {source} --out .",
             f"python adapter.py {symbol}",
             "RUNTIME=$(python -c 'from gemmill.build import find_dsl; print(find_dsl(13).runtime)')",
-            f"nvcc -std=c++17 -O2 -gencode={config.arch.gencode} -I. -Iinclude -Iextension main.cu adapter.cpp "
+            f"nvcc -std=c++17 -O2 -gencode={config.arch.gencode} -I. -Iextension main.cu adapter.cpp "
             f'extension/cutedsl.cpp extension/driver.cpp {symbol}.o "$RUNTIME" -o reproducer',
         )
     words = [f'"{flag}"' if "$" in flag else flag for flag in expand(flags.cuda, roots) if flag != "-Xptxas=-v"]

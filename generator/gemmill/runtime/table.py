@@ -66,7 +66,7 @@ def make_table(
     rows: list[Row] = []
     owners: list[KernelEntry] = []
     tuned_rows: list[TunedRow] = []
-    for family, tuning in REGISTRY.tunings.items():
+    for family, tuning in REGISTRY.choices.items():
         place: dict[tuple[int, str], int] = {}
         for entry in known:
             if entry.family == family:
