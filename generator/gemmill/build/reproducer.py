@@ -29,7 +29,7 @@ from pathlib import Path
 
 from gemmill.emit.adapter import emit_adapter, read_header
 
-Path("adapter.cpp").write_text(emit_adapter(sys.argv[1], read_header(Path(f"{sys.argv[1]}.h").read_text())))
+Path("adapter.cpp").write_text(emit_adapter(sys.argv[1], sys.argv[2], read_header(Path(f"{sys.argv[1]}.h").read_text())))
 """
 
 
@@ -85,7 +85,7 @@ def _script(config: Any, source: str, symbol: str) -> str:
         return _lines(
             "# Needs nvcc, and Python with gemmill[toolchain,dsl], which compiles the kernel and writes the adapter to it.",
             f"python {source} --out .",
-            f"python adapter.py {symbol}",
+            f"python adapter.py {symbol} {to_name(config)}",
             "RUNTIME=$(python -c 'from gemmill.build import find_dsl; print(find_dsl(13).runtime)')",
             f"nvcc -std=c++17 -O2 -gencode={config.arch.gencode} -I. -Iextension main.cu adapter.cpp "
             f'extension/cutedsl.cpp extension/driver.cpp {symbol}.o "$RUNTIME" -o reproducer',
