@@ -25,10 +25,12 @@ from typing import Any
 
 import torch
 
+from gemmill.families.scaled_mm.cases.measured import GemmMaker
+from gemmill.families.scaled_mm.sweep import Op
+from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.runtime.library import Build
 from gemmill.tune.device import Monitor, now
-from gemmill.tune.operands import ROTATED_BYTES, OperandMaker
-from gemmill.tune.problems import Op, Problem, tiny
+from gemmill.tune.problems import Problem, tiny
 from gemmill.tune.statistics import paired_ratio, sample
 from gemmill.tune.timing import DEVICE_TIME, DryTimer, GraphTimer, Plan, Timer, shuffled
 from harness import devices
@@ -59,7 +61,7 @@ class Judge:
 
     field: Field
     variants: Variants
-    maker: OperandMaker
+    maker: GemmMaker
     timer: Timer
     quick: QuickTimer
     sieve: Sieve
@@ -109,7 +111,7 @@ def shape_record(
     samples, problem = found.samples, found.problem
     subject = samples.get(SUBJECT)
     timed = [name for name in finalists if name in samples]
-    peers = [peer.name for peer in field.peers if peer.applies_scales and peer.name in samples]
+    peers = [peer.name for peer in field.peers if peer.complete and peer.name in samples]
     ratios = {} if subject is None else {name: round(paired_ratio(samples[name], subject), 4) for name in peers}
     slower = {} if subject is None else {name: paired_ratio(subject, samples[name]) - 1 for name in timed}
     best = min(ratios, key=ratios.__getitem__, default=None)
@@ -151,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(note, file=sys.stderr)
     notes = [*judge.field.notes]
     if options.deep_gemm and not options.dry_run and options.limit_s > 0:
-        waiting = [p for p in shapes if p.op is Op.FP8_GROUPS and lines.waits(str(p))]
+        waiting = [p for p in shapes if p.op == Op.FP8_GROUPS and lines.waits(str(p))]
         notes += [compile_ahead(options.deep_gemm, waiting, options.jobs, COMPILE_LIMIT_S)] if waiting else []
         print("\n".join(notes[-1:]), flush=True)
     monitor, started = Monitor.of_cuda_device(), now()
@@ -221,7 +223,7 @@ def prepared(options: argparse.Namespace) -> tuple[Judge, dict[str, Any]]:
     judge = Judge(
         field=field,
         variants=Variants.of([v for v in field.variants if isinstance(v, LocalContender)], table),
-        maker=OperandMaker(torch.device("cpu" if dry else "cuda"), DRY_ROTATED_BYTES if dry else ROTATED_BYTES),
+        maker=GemmMaker(torch.device("cpu" if dry else "cuda"), DRY_ROTATED_BYTES if dry else ROTATED_BYTES),
         timer=DryTimer() if dry else GraphTimer(),
         quick=QuickDry() if dry else QuickGraphs(),
         sieve=sieve,

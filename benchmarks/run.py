@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
+from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.tune.device import Monitor, now
-from gemmill.tune.operands import ROTATED_BYTES
 from gemmill.tune.statistics import first_line
 from gemmill.tune.timing import DEVICE_TIME, FEWEST_CALLS, DryTimer, GraphTimer, Plan, Timer
 from harness import devices
@@ -232,7 +232,7 @@ def report_comparison(record: dict, measurements: list[Measurement], field: Fiel
 
 def report_sweep(record: dict, measurements: list[Measurement], field: Field, path: Path) -> None:
     """Write and print a sweep."""
-    peers = [contender.name for contender in field.peers if contender.applies_scales]
+    peers = [contender.name for contender in field.peers if contender.complete]
     write_json(record | sweep_record(measurements), path.with_name(f"{path.name}.json"), indent=None)
     print(sweep_table(measurements, field.subject.name, [variant.name for variant in field.variants], peers))
     print(f"written: {path}.json")

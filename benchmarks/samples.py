@@ -22,13 +22,15 @@ from typing import Any
 
 import torch
 
+from gemmill.families.scaled_mm.cases.measured import GemmMaker
+from gemmill.families.scaled_mm.sweep import Op
+from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.runtime.library import Build
 from gemmill.tune.checking import Fault, Finding
 from gemmill.tune.device import Monitor, driver_version, now
 from gemmill.tune.journal import Entry, Journal, JournalError
 from gemmill.tune.measure import Outcome
-from gemmill.tune.operands import ROTATED_BYTES, OperandMaker
-from gemmill.tune.problems import Op, Problem, tiny
+from gemmill.tune.problems import Problem, tiny
 from harness import devices
 from harness.contenders import FieldError, LocalContender
 from harness.drawing import designed
@@ -47,7 +49,7 @@ class Sampler:
 
     field: Field
     variants: Variants
-    maker: OperandMaker
+    maker: GemmMaker
     quick: QuickTimer
     sieve: Sieve
     all_every: int
@@ -138,7 +140,7 @@ def prepared(options: argparse.Namespace) -> Sampler:
     return Sampler(
         field=field,
         variants=Variants.of([v for v in field.variants if isinstance(v, LocalContender)], table),
-        maker=OperandMaker(torch.device("cpu" if dry else "cuda"), DRY_ROTATED_BYTES if dry else ROTATED_BYTES),
+        maker=GemmMaker(torch.device("cpu" if dry else "cuda"), DRY_ROTATED_BYTES if dry else ROTATED_BYTES),
         quick=QuickDry() if dry else QuickGraphs(),
         sieve=Sieve(best=int(best), others=int(others), seed=options.seed),
         all_every=options.all_every,

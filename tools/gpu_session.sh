@@ -78,7 +78,7 @@ from timed.scaled_mm import OPS_OF, table_problems
 problems = table_problems(OPS_OF["all"])
 if sys.argv[2]:
     problems = sorted({tiny(problem) for problem in problems})
-rows = [f"{problem.op},{problem.m},{problem.n},{problem.k}" for problem in problems]
+rows = [",".join(map(str, (problem.op, *problem.sizes.values()))) for problem in problems]
 Path(sys.argv[1]).write_text("\n".join(["op,m,n,k", *rows]) + "\n")
 EOF
   "$python" -m gemmill tune "${options[@]}"

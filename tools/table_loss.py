@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.families.scaled_mm.names import parse_gemm_name
+from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.family import Row
 from gemmill.runtime.select import model_ns
 from gemmill.runtime.table import make_table
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection, select
-from gemmill.tune.problems import M_BUCKETS, Op, Problem
+from gemmill.tune.problems import Problem, problem_of
 from gemmill.tune.program import stand_in_build
 from gemmill.tune.protocol import problem_from_json
 from gemmill.vocab import Arch
@@ -48,11 +49,11 @@ def main() -> None:
         names = {to_name(config) for config in select(args.selection).configs}
         times = {p: {name: t for name, t in us.items() if name in names} for p, us in times.items()}
     best = {problem: min(us, key=lambda name: (us[name], name)) for problem, us in times.items()}
-    print(f"{len(times)} shapes of {len({(p.n, p.k) for p in times})} weights")
+    print(f"{len(times)} shapes of {len({p.at[:-1] for p in times})} weights")
     losses = {problem: by_model(problem, us) for problem, us in times.items()}
     for op in sorted({problem.op for problem in losses}):
         for label, few in (("M up to 128", True), ("above", False)):
-            if ratios := [loss for p, loss in losses.items() if p.op is op and (p.m <= FEW_ROWS) is few]:
+            if ratios := [loss for p, loss in losses.items() if p.op == op and (p.step <= FEW_ROWS) is few]:
                 print(
                     f"the model, {op}, {label}: {mean(ratios):.3f}, at worst {max(ratios):.2f} ({len(ratios)} shapes)"
                 )
@@ -62,8 +63,8 @@ def main() -> None:
         if ratios := [ratio for distance, ratio in nearby if low <= distance < high]:
             print(f"weights {low} to {high} octaves away: {mean(ratios):.3f} ({len(ratios)} pairs)")
     print("by M of the row (columns) for a call's M (rows):")
-    for m in M_BUCKETS:
-        print(f"{m:>6}", *(f"{by_m(times, best, m, other):5.2f}" for other in M_BUCKETS))
+    for m in SWEEP.steps:
+        print(f"{m:>6}", *(f"{by_m(times, best, m, other):5.2f}" for other in SWEEP.steps))
 
 
 def read(paths: Iterable[Path]) -> Times:
@@ -88,7 +89,7 @@ def of_journal(text: str) -> Iterator[tuple[Problem, dict[str, float]]]:
 def of_sweep(data: Mapping[str, Any]) -> Iterator[tuple[Problem, dict[str, float]]]:
     for (op, m, n, k), row in zip(data["shapes"], data["us"], strict=True):
         found = {name: us for name, us in zip(data["contenders"], row, strict=True) if us}
-        yield Problem(op=Op(op), m=m, n=n, k=k), found
+        yield problem_of(op, {"m": m, "n": n, "k": k}), found
 
 
 def mean(ratios: Iterable[float]) -> float:
@@ -116,15 +117,15 @@ def taken(us: dict[str, float], name: str) -> float:
 
 def by_distance(times: Times, best: dict[Problem, str]) -> Sequence[tuple[float, float]]:
     return [
-        (abs(math.log2(p.n / q.n)) + abs(math.log2(p.k / q.k)), taken(us, best[q]))
+        (sum(abs(math.log2(a / b)) for a, b in zip(p.at[:-1], q.at[:-1], strict=True)), taken(us, best[q]))
         for p, us in times.items()
         for q in best
-        if q.op is p.op and q.m == p.m and (q.n, q.k) != (p.n, p.k)
+        if q.op == p.op and q.step == p.step and q.at != p.at
     ]
 
 
 def by_m(times: Times, best: dict[Problem, str], m: int, other: int) -> float:
-    pairs = ((us, Problem(op=p.op, m=other, n=p.n, k=p.k)) for p, us in times.items() if p.m == m)
+    pairs = ((us, problem_of(p.op, p.sizes | {"m": other})) for p, us in times.items() if p.step == m)
     return mean(taken(us, best[q]) for us, q in pairs if q in best)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gemmill.tune.operands import OperandMaker
+from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.tune.problems import Problem
 from gemmill.tune.statistics import first_line
 from peers.deep_gemm import deep_gemm_contender
@@ -27,8 +27,8 @@ def compile_ahead(folder: str, problems: Sequence[Problem], jobs: int, limit_s: 
 
 def _compile(folder: str, problem: Problem) -> str | None:
     try:
-        operands = OperandMaker(torch.device("cuda"), rotated_bytes=1).make(problem)
-        deep_gemm_contender(folder).multiply(operands, 0)
+        operands = GemmMaker(torch.device("cuda"), rotated_bytes=1).make(problem)
+        deep_gemm_contender(folder).call(operands, 0)()
         torch.cuda.synchronize()
     except Exception as error:
         return f"{problem}: {first_line(error)}"

@@ -3,28 +3,27 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 import gemmill
 from gemmill.family import Row
+from gemmill.numerics.measured import Bind, Expected, Operands, Peer, as_they_are, results_of, through
+from gemmill.registry import REGISTRY
 from gemmill.runtime.select import model_ns
 from gemmill.runtime.table import Table
-from gemmill.tune.checking import Reference
-from gemmill.tune.operands import Operands
-from gemmill.tune.peers import Multiply, Peer, through_ops, vllm_peer
-from gemmill.tune.problems import Op, Problem, ops_of
+from gemmill.tune.peers import vllm_peer
+from gemmill.tune.problems import Problem
 from gemmill.tune.statistics import Sample
 from gemmill.tune.timing import Prepared, Timer
-from gemmill.vocab import DType
-
-Bind = Callable[[Operands], Callable[[], object]]
-"""A call with its arguments bound, so that host time is the call's own and not that of gathering them."""
 
 SM_COUNT = 132
 """Of an H200: for guesses only."""
+ALIGNED = 16
+"""Bytes: of operands as torch allocates them."""
+POISON = 0xFF
+"""NaN of all float types."""
 
 
 class FieldError(Exception):
@@ -39,7 +38,7 @@ class Contender(Protocol):
     """One way to compute problems, in this process or another."""
 
     name: str
-    applies_scales: bool
+    complete: bool
     """Whether it computes all of the op; one that does not is shown, and not compared with."""
 
     def takes(self, problem: Problem) -> bool:
@@ -60,76 +59,62 @@ class LocalContender:
     """A contender whose calls are made in this process."""
 
     name: str
-    multiply: Multiply
-    ops: tuple[Op, ...]
-    applies_scales: bool = True
-    scales_per_tensor: bool = False
-    fewest_rows: int = 1
+    bind: Bind
+    """A call with its arguments bound, so that host time is the call's own and not that of gathering them."""
     suits: Callable[[Problem], bool] = lambda problem: True
-    """Which problems of its ops it computes."""
-    bind: Bind | None = None
+    """Which problems it computes."""
+    given: Callable[[Any], Any] = as_they_are
+    """The operands as it takes them."""
+    complete: bool = True
     pinned: Callable[[], AbstractContextManager] = nullcontext
     """Makes the context for its calls."""
     row: Row | None = None
     """Of a variant: what the analytic model needs to guess its time."""
 
     def takes(self, problem: Problem) -> bool:
-        return problem.op in self.ops and problem.m >= self.fewest_rows and self.suits(problem)
+        return self.suits(problem)
 
     def call(self, operands: Operands, i: int) -> Callable[[], object]:
         """One call, with the i-th copy of the weights."""
-        return lambda: self.multiply(operands, i)
+        return self.bind(self.given(operands), i)
 
     def prepare(self, operands: Operands, timer: Timer, fewest: int) -> Prepared:
-        calls = [self.call(operands, i) for i in range(len(operands.weights))]
+        given = self.given(operands)
+        calls = [self.bind(given, i) for i in range(given.copies)]
         with self.pinned():
             self._check(operands)
             return timer.prepare(calls, fewest)
 
     def host_us(self, operands: Operands, timer: Timer) -> Sample:
-        call = self.bind(operands) if self.bind is not None else self.call(operands, 0)
         with self.pinned():
-            return timer.host_us(call)
+            return timer.host_us(self.call(operands, 0))
 
     def _check(self, operands: Operands) -> None:
-        operands.out.fill_(torch.nan)
-        result = self.multiply(operands, 0)
-        if not self.applies_scales:
+        for output in operands.outputs.values():
+            output.view(torch.uint8).fill_(POISON)
+        results = results_of(operands, self.call(operands, 0)())
+        if not self.complete:
             return
-        comparison = reference_of(operands, self.scales_per_tensor).compare(operands.out if result is None else result)
+        comparison = expected_of(operands, self.given).compare(results)
         if not comparison.ok:
             raise WrongResult(f"wrong result of {operands.problem}: {comparison.report}")
 
 
-_checks: dict[bool, tuple[Operands, Reference]] = {}
+_checks: dict[Callable[[Any], Any], tuple[Operands, Expected]] = {}
 
 
-def reference_of(operands: Operands, scales_per_tensor: bool) -> Reference:
-    """The check for these operands, made once for all contenders."""
-    known = _checks.get(scales_per_tensor)
+def expected_of(operands: Operands, given: Callable[[Any], Any]) -> Expected:
+    """The check for these operands as a contender takes them, made once for all that do."""
+    known = _checks.get(given)
     if known is None or known[0] is not operands:
-        known = (operands, Reference(operands, scales_per_tensor))
-        _checks[scales_per_tensor] = known
+        known = (operands, given(operands).expected())
+        _checks[given] = known
     return known[1]
-
-
-def bound_to_ops(namespace: object) -> Bind:
-    """The same call with its arguments bound."""
-    scaled_mm = namespace.cutlass_scaled_mm.default
-    scaled_mm_azp = namespace.cutlass_scaled_mm_azp.default
-
-    def bind(x: Operands) -> Callable[[], object]:
-        if x.problem.op is Op.INT8_AZP:
-            return partial(scaled_mm_azp, x.out, x.a, x.weights[0], x.a_scales, x.b_scales, x.azp_adj[0], x.azp, None)
-        return partial(scaled_mm, x.out, x.a, x.weights[0], x.a_scales, x.b_scales, None)
-
-    return bind
 
 
 def ops_contender(namespace: str, name: str) -> LocalContender:
     """The ops of a namespace, each call answered by the variant that gemmill chooses."""
-    ops = getattr(torch.ops, namespace)
-    return LocalContender(name=name, multiply=through_ops(ops), bind=bound_to_ops(ops), ops=tuple(Op))
+    return LocalContender(name=name, bind=through(getattr(torch.ops, namespace)))
 
 
 def constant_weights_contender() -> LocalContender:
@@ -146,19 +131,31 @@ def _constant_weights() -> Iterator[None]:
         gemmill.assume_constant_weights(False)
 
 
-def variant_contenders(table: Table, multiply: Multiply) -> list[LocalContender]:
-    """Every variant with bf16 results, pinned by name."""
-    rows = {entry.name: (entry, row) for row, entry in zip(table.rows, table.entries, strict=True)}
+def variant_contenders(table: Table, bind: Bind, family: str) -> list[LocalContender]:
+    """Every variant of a family that serves a measured class, pinned by name."""
+    rows = {entry.name: (entry, row) for _, row, entry in table.of(family)}
     return [
-        LocalContender(name=name, multiply=multiply, ops=ops_of(entry.predicate), pinned=_pin(name), row=row)
+        LocalContender(name=name, bind=bind, suits=of_classes(classes), pinned=_pin(name), row=row)
         for name, (entry, row) in rows.items()
-        if entry.predicate.out_dtype is DType.BF16
+        if (classes := classes_served(entry.predicate, family))
     ]
+
+
+def classes_served(accepts: object, family: str) -> frozenset[str]:
+    """The measured classes of a family that a variant serves, by what it accepts."""
+    return frozenset(
+        name for name, (owner, _, _, one) in REGISTRY.measured.items() if owner.name == family and one.serves(accepts)
+    )
+
+
+def of_classes(classes: frozenset[str]) -> Callable[[Problem], bool]:
+    """Whether a problem is of one of these."""
+    return lambda problem: problem.op in classes
 
 
 def plausible(variants: Sequence[LocalContender], problem: Problem, ratio: float) -> list[LocalContender]:
     """The variants that the analytic model puts within `ratio` of its best: a sweep need not time the hopeless ones."""
-    call = replace(problem.call, alignments=(16, 16, 16))
+    call = replace(problem.call, alignments=tuple(ALIGNED for _ in problem.call.alignments))
     guesses = {v.name: model_ns(v.row, call, SM_COUNT) for v in variants if v.row is not None and v.takes(problem)}
     limit = ratio * min(guesses.values(), default=0.0)
     return [v for v in variants if guesses.get(v.name, 0.0) <= limit]
@@ -170,17 +167,9 @@ def _pin(name: str) -> Callable[[], AbstractContextManager]:
 
 def vllm_contender(library: str) -> LocalContender:
     """vLLM's released kernels. Raises OSError or RuntimeError where this process cannot load the library."""
-    return replace(of_peer(vllm_peer(library)), bind=bound_to_ops(torch.ops._C))
+    return of_peer(vllm_peer(library))
 
 
 def of_peer(peer: Peer) -> LocalContender:
     """A peer of the tuner's as a contender."""
-    return LocalContender(
-        name=peer.name,
-        multiply=peer.multiply,
-        ops=peer.ops,
-        applies_scales=peer.applies_scales,
-        scales_per_tensor=peer.scales_per_tensor,
-        fewest_rows=peer.fewest_rows,
-        suits=peer.takes,
-    )
+    return LocalContender(name=peer.name, bind=peer.bind, suits=peer.takes, given=peer.given, complete=peer.complete)

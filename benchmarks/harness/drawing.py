@@ -5,11 +5,13 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from gemmill.families.scaled_mm.sweep import Op
 from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.locations import runtime_tables_dir
 from gemmill.runtime.table_file import read_table
 from gemmill.tune.journal import read_journal
-from gemmill.tune.problems import Op, Problem
+from gemmill.tune.problems import Problem
+from timed.scaled_mm import gemm
 
 MOST_ROWS = 8192
 LEAST_SIDE, MOST_SIDE = 512, 40_960
@@ -35,7 +37,7 @@ def held_weights(journals: Iterable[Path], tables: Iterable[Path] = ()) -> set[W
         rows = read_table(path).rows
         held |= {(Op(row.op), row.sizes["n"], row.sizes["k"]) for row in rows if row.op in list(Op)}
     for path in journals:
-        held |= {(problem.op, problem.n, problem.k) for problem, _, _ in read_journal(path).entries}
+        held |= {(Op(problem.op), problem.n, problem.k) for problem, _, _ in read_journal(path).entries}
     return held
 
 
@@ -69,14 +71,14 @@ def drawn(op: Op, count: int, seed: int, held: Sequence[Weights]) -> list[Proble
     """So many shapes of a class, each of weights of its own: the same of the same seed."""
     generator = random.Random(f"{seed} {op}")
     weights = [weights_of(op, generator, held) for _ in range(count)]
-    return [Problem(op=op, m=rows_of(generator), n=n, k=k) for n, k in weights]
+    return [gemm(op=op, m=rows_of(generator), n=n, k=k) for n, k in weights]
 
 
 def ladders(op: Op, count: int, seed: int, held: Sequence[Weights]) -> list[list[Problem]]:
     """So many weights of a class, each at all rows of LADDER."""
     generator = random.Random(f"{seed} {op} ladder")
     weights = [weights_of(op, generator, held) for _ in range(count)]
-    return [[Problem(op=op, m=m, n=n, k=k) for m in LADDER] for n, k in weights]
+    return [[gemm(op=op, m=m, n=n, k=k) for m in LADDER] for n, k in weights]
 
 
 def designed(op: Op, seed: int, rows: int) -> Iterator[list[Problem]]:
@@ -86,9 +88,7 @@ def designed(op: Op, seed: int, rows: int) -> Iterator[list[Problem]]:
     while True:
         n, k = weights_of(op, generator, ())
         parts = [rows_of(generator, part, rows) for part in range(rows)]
-        yield [
-            Problem(op=op, m=_just_above(m, generator) if place % 2 else m, n=n, k=k) for place, m in enumerate(parts)
-        ]
+        yield [gemm(op=op, m=_just_above(m, generator) if place % 2 else m, n=n, k=k) for place, m in enumerate(parts)]
 
 
 def _just_above(m: int, generator: random.Random) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemmill.tune.operands import Operands
+from gemmill.numerics.measured import Operands
 from gemmill.tune.problems import Problem
 from gemmill.tune.statistics import Sample, first_line, sample
 from gemmill.tune.timing import Plan, Prepared, Timer, shuffled

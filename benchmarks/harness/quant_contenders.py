@@ -34,7 +34,7 @@ class QuantContender:
     namespace: str
     codes_apart: float = CODES_APART
     """The share of codes that may lie one step from the reference"""
-    applies_scales: bool = True
+    complete: bool = True
 
     def takes(self, problem: "QuantProblem") -> bool:
         """Whether the namespace has the op."""

@@ -4,7 +4,9 @@ import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from gemmill.tune.operands import OperandMaker, Operands
+from gemmill.numerics.cases import cases_of_family
+from gemmill.numerics.measured import ROTATED_BYTES, Maker, Operands
+from gemmill.registry import REGISTRY
 from gemmill.tune.peers import vllm_takes
 from gemmill.tune.problems import Problem
 from gemmill.tune.statistics import Sample
@@ -21,12 +23,12 @@ class RemoteError(RuntimeError):
 class RemoteContender:
     """vLLM's kernels in a process of their own, which makes its own operands and takes its own times."""
 
-    def __init__(self, library: str) -> None:
+    def __init__(self, library: str, family: str) -> None:
         self.name = "vllm"
-        self.applies_scales = True
+        self.complete = True
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
-        context.Process(target=serve_vllm, args=(other, library), daemon=True).start()
+        context.Process(target=serve_vllm, args=(other, library, family), daemon=True).start()
         other.close()
         self._ask("ready")
 
@@ -66,14 +68,15 @@ class _RemoteGraph:
         self._ask("close")
 
 
-def serve_vllm(pipe: Connection, library: str) -> None:
+def serve_vllm(pipe: Connection, library: str, family: str) -> None:
     """The other process's main function."""
     import torch
 
-    serve(pipe, lambda: vllm_contender(library), OperandMaker(torch.device("cuda")), GraphTimer())
+    maker = cases_of_family(REGISTRY.named(family)).measured(torch.device("cuda"), ROTATED_BYTES)
+    serve(pipe, lambda: vllm_contender(library), maker, GraphTimer())
 
 
-def serve(pipe: Connection, contender_of: Callable[[], Contender], maker: OperandMaker, timer: Timer) -> None:
+def serve(pipe: Connection, contender_of: Callable[[], Contender], maker: Maker, timer: Timer) -> None:
     """Answer (command, arguments...) with (True, answer) or (False, sentence) until the pipe closes."""
     prepared: Prepared | None = None
     contender: Contender | None = None

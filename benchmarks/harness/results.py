@@ -28,7 +28,7 @@ def row_record(measurement: Measurement, peers: Sequence[Contender], copy_gbps: 
     """One problem's row: times, by what factor gemmill is faster than each peer that computes the same and the fastest, and
     its share of the bandwidth of copying."""
     problem, samples = measurement.problem, measurement.samples
-    peers = [peer.name for peer in peers if peer.applies_scales and peer.name in samples]
+    peers = [peer.name for peer in peers if peer.complete and peer.name in samples]
     subject = samples.get(SUBJECT)
     ratios = {name: paired_ratio(samples[name], subject) for name in peers} if subject is not None else {}
     best = min(ratios, key=ratios.__getitem__, default=None)

@@ -12,10 +12,11 @@ from typing import Protocol
 
 import torch
 
+from gemmill.families.scaled_mm.sweep import Op
 from gemmill.family import Row
+from gemmill.numerics.measured import Operands
 from gemmill.runtime.select import model_ns, rejection
 from gemmill.runtime.table import Table
-from gemmill.tune.operands import Operands
 from gemmill.tune.problems import Problem
 from gemmill.tune.statistics import first_line
 from gemmill.tune.timing import BYTES_PER_S, FP8_FLOPS, shuffled
@@ -124,7 +125,7 @@ def sieved(
 
 def guess_us(problem: Problem) -> float:
     """About how long a call takes."""
-    return max(problem.flops * problem.element_bytes / FP8_FLOPS, problem.bytes / BYTES_PER_S) * 1e6 + 3.0
+    return max(problem.flops * Op(problem.op).operand.bits / 8 / FP8_FLOPS, problem.bytes / BYTES_PER_S) * 1e6 + 3.0
 
 
 class QuickGraphs:
@@ -140,7 +141,7 @@ class QuickGraphs:
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
             for variant in variants:
-                calls = [variant.call(operands, i) for i in range(len(operands.weights))]
+                calls = [variant.call(operands, i) for i in range(operands.copies)]
                 try:
                     with variant.pinned():
                         calls[0]()  # Loads what is loaded at a first call, which a capture does not bear.
@@ -189,7 +190,7 @@ class QuickDry:
         for variant in variants:
             try:
                 with variant.pinned():
-                    variant.multiply(operands, 0)
+                    variant.call(operands, 0)()
             except RuntimeError as error:
                 failures[variant.name] = first_line(error)
                 continue

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemmill.tune.problems import Op
+from gemmill.families.scaled_mm.sweep import Op
 from gemmill.tune.statistics import geometric_mean
 from harness.results import DECODE_ROWS
 

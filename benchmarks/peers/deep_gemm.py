@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from gemmill.tune.operands import Operands
-from gemmill.tune.problems import Op
+from gemmill.families.scaled_mm.sweep import Op
+from gemmill.numerics.measured import Operands
 from gemmill.tune.statistics import first_line
 from harness.contenders import Contender, FieldError, LocalContender
 
@@ -43,10 +43,7 @@ def deep_gemm_contender(folder: str) -> LocalContender:
     finally:
         sys.path.remove(str(path.parent))
 
-    def call(x: Operands, i: int) -> None:
-        multiply((x.a, x.a_scales), (x.weights[i].t(), x.b_scales.t()), x.out)
+    def bind(x: Operands, i: int) -> Callable[[], object]:
+        return partial(multiply, (x.a, x.a_scales), (x.weights[i].t(), x.b_scales.t()), x.out)
 
-    def bind(x: Operands) -> Callable[[], object]:
-        return partial(multiply, (x.a, x.a_scales), (x.weights[0].t(), x.b_scales.t()), x.out)
-
-    return LocalContender(name="deepgemm", multiply=call, bind=bind, ops=(Op.FP8_GROUPS,))
+    return LocalContender(name="deepgemm", bind=bind, suits=lambda problem: problem.op == Op.FP8_GROUPS)

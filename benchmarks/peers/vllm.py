@@ -33,7 +33,7 @@ def _scaled_mm(options: Namespace, notes: list[str]) -> Contender:
         except (OSError, RuntimeError, AttributeError) as error:
             notes.append(f"vllm runs in its own process, because in this one: {first_line(error)}")
     try:
-        return RemoteContender(options.vllm_so)
+        return RemoteContender(options.vllm_so, options.family)
     except RemoteError as error:
         raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
 

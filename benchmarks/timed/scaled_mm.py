@@ -5,11 +5,14 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from gemmill.families.scaled_mm import NAME
+from gemmill.families.scaled_mm.sweep import SWEEP, Op
+from gemmill.numerics.cases import cases_of_family
+from gemmill.numerics.measured import through
+from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
 from gemmill.tune.models import layers_of, named_models
-from gemmill.tune.operands import OperandMaker
-from gemmill.tune.peers import through_ops
-from gemmill.tune.problems import M_BUCKETS, Op, Problem, grid, tiny
+from gemmill.tune.problems import Problem, grid, problem_of, tiny
 from harness import stand_in
 from harness.contenders import (
     LocalContender,
@@ -94,18 +97,23 @@ MODELS = ("llama-3-8b", "llama-3-70b", "qwen-2.5-7b", "qwen-2.5-32b", "mistral-7
 
 TENSOR_PARALLEL = (1, 2, 4)
 MODEL_M = (1, 16, 64, 128, 512, 2048, 8192)
-SWEEP_M = M_BUCKETS
+SWEEP_M = SWEEP.steps
+
+
+def gemm(*, op: str, m: int, n: int, k: int) -> Problem:
+    """D[m, n] = epilogue(A[m, k] B[k, n])."""
+    return problem_of(op, {"m": m, "n": n, "k": k})
 
 
 def table_problems(ops: Iterable[Op]) -> list[Problem]:
     """The shapes that progress is judged by."""
-    return [Problem(op=op, m=m, n=n, k=k) for op in ops for m, n, k in TABLES[op]]
+    return [gemm(op=op, m=m, n=n, k=k) for op in ops for m, n, k in TABLES[op]]
 
 
 def ragged_problems() -> list[Problem]:
     """Ragged M with scales in groups, each with the next whole one beside it."""
     m_values = {m for ragged in RAGGED_M for m in (ragged, next_whole(ragged))}
-    return [Problem(op=Op.FP8_GROUPS, m=m, n=n, k=k) for n, k in RAGGED_WEIGHTS for m in sorted(m_values)]
+    return [gemm(op=Op.FP8_GROUPS, m=m, n=n, k=k) for n, k in RAGGED_WEIGHTS for m in sorted(m_values)]
 
 
 def next_whole(m: int) -> int:
@@ -116,7 +124,11 @@ def next_whole(m: int) -> int:
 def table_grid_problems(ops: Iterable[Op], m_values: Iterable[int]) -> list[Problem]:
     """Every weight of an op's tables at every M."""
     m_values = tuple(m_values)
-    return [p for op in ops for p in grid([op], _table_weights(op), m_values)]
+    return [p for op in ops for p in grid([op], _by_name(_table_weights(op)), m_values)]
+
+
+def _by_name(weights: Iterable[tuple[int, int]]) -> list[dict[str, int]]:
+    return [{"n": n, "k": k} for n, k in weights]
 
 
 def _table_weights(op: Op) -> set[tuple[int, int]]:
@@ -133,7 +145,7 @@ def model_problems(names: Iterable[str], ops: Iterable[Op], m_values: Iterable[i
         for ways in TENSOR_PARALLEL
         for layer in layers_of(named_models()[model], ways)
     }
-    return grid(ops, weights, tuple(m_values))
+    return grid(ops, _by_name(weights), tuple(m_values))
 
 
 def _models_of(name: str) -> list[str]:
@@ -151,7 +163,7 @@ def parse_shapes(text: str, ops: Iterable[Op]) -> list[Problem]:
         if len(fields) != 3 or not all(field.isdigit() and int(field) for field in fields):
             raise ValueError(f"shape {part.strip()!r} is not MxNxK, three positive numbers such as 16x4096x4096")
         m, n, k = map(int, fields)
-        problems.extend(Problem(op=op, m=m, n=n, k=k) for op in ops)
+        problems.extend(gemm(op=op, m=m, n=n, k=k) for op in ops)
     return problems
 
 
@@ -210,12 +222,14 @@ def numbers(text: str) -> tuple[int, ...]:
 def host_problem(kind: str) -> Problem:
     """So small that the host is what takes the time."""
     (m, n, k), op = HOST_SHAPE, Op(kind)
-    return Problem(op=op, m=m, n=n, k=k if op.groups is None else 2 * op.groups.size)
+    return gemm(op=op, m=m, n=n, k=k if op.groups is None else 2 * op.groups.size)
 
 
 def variants(build: Build | None) -> Sequence[LocalContender]:
     """Those of a build, or of the smoke selection in a dry run."""
-    return stand_in.variants() if build is None else variant_contenders(build.table, through_ops(torch.ops.gemmill))
+    if build is None:
+        return stand_in.variants(NAME)
+    return variant_contenders(build.table, through(torch.ops.gemmill), NAME)
 
 
 BENCHMARK = Benchmark(
@@ -223,8 +237,8 @@ BENCHMARK = Benchmark(
     problems=problems_of,
     tiny=tiny,
     host_problem=host_problem,
-    warm_problem=lambda p: Problem(op=p.op, m=max(p.m, WARM_UP_M), n=p.n, k=p.k),
-    maker=OperandMaker,
+    warm_problem=lambda p: problem_of(p.op, p.sizes | {"m": max(p.step, WARM_UP_M)}),
+    maker=cases_of_family(REGISTRY.named(NAME)).measured,
     data="uniform random: e4m3 and bf16 in [-1, 1], s8 in [-128, 127]",
     subject=ops_contender,
     also=lambda: [constant_weights_contender()],

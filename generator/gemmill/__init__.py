@@ -5,44 +5,11 @@ functions run the reference. The functions below allocate what they return; the 
 that they are given. `explain` says which kernel a call gets and why, `use_variant` pins one.
 """
 
+import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gemmill.version import __version__
-
-__all__ = [
-    "__version__",
-    "act_and_mul_per_block_quant",
-    "act_and_mul_per_token_quant",
-    "act_and_mul_quant",
-    "active",
-    "assume_constant_weights",
-    "cutlass_scaled_mm",
-    "cutlass_scaled_mm_azp",
-    "dynamic_per_token_scaled_fp8_quant",
-    "dynamic_scaled_fp8_quant",
-    "dynamic_scaled_int8_quant",
-    "dynamic_tensor_scaled_int8_quant",
-    "explain",
-    "load",
-    "per_token_group_fp8_quant",
-    "per_token_group_fp8_quant_packed",
-    "per_token_group_quant_int8",
-    "per_token_group_quant_int8_azp",
-    "rms_norm_dynamic_per_token_quant",
-    "rms_norm_per_block_quant",
-    "silu_and_mul_per_block_quant",
-    "silu_and_mul_per_token_quant",
-    "silu_and_mul_quant",
-    "static_scaled_fp8_quant",
-    "static_scaled_int8_quant",
-    "stats",
-    "supports",
-    "table_digest",
-    "use_variant",
-    "variants",
-]
+from gemmill.version import __version__ as __version__
 
 
 def _runs_own_command() -> bool:
@@ -50,45 +17,14 @@ def _runs_own_command() -> bool:
     return Path(sys.argv[0] if sys.argv else "").name in ("gemmill", "-m")
 
 
-if TYPE_CHECKING or not _runs_own_command():
-    from gemmill.runtime.ops import (  # defines torch.ops.gemmill
-        active,
-        assume_constant_weights,
-        cutlass_scaled_mm,
-        cutlass_scaled_mm_azp,
-        explain,
-        load,
-        stats,
-        supports,
-        table_digest,
-        use_variant,
-        variants,
-    )
-    from gemmill.runtime.quant_functions import (
-        act_and_mul_per_block_quant,
-        act_and_mul_per_token_quant,
-        act_and_mul_quant,
-        dynamic_per_token_scaled_fp8_quant,
-        dynamic_scaled_fp8_quant,
-        dynamic_scaled_int8_quant,
-        dynamic_tensor_scaled_int8_quant,
-        per_token_group_fp8_quant,
-        per_token_group_fp8_quant_packed,
-        per_token_group_quant_int8,
-        per_token_group_quant_int8_azp,
-        rms_norm_dynamic_per_token_quant,
-        rms_norm_per_block_quant,
-        silu_and_mul_per_block_quant,
-        silu_and_mul_per_token_quant,
-        silu_and_mul_quant,
-        static_scaled_fp8_quant,
-        static_scaled_int8_quant,
-    )
+if not _runs_own_command():
+    from gemmill.public import *  # noqa: F403
+    from gemmill.public import __all__ as __all__
 else:
 
     def __getattr__(name: str) -> object:
-        if name not in __all__:
-            raise AttributeError(f"module 'gemmill' has no attribute {name!r}")
-        from gemmill.runtime import ops, quant_functions
-
-        return getattr(ops if hasattr(ops, name) else quant_functions, name)
+        if name == "__all__" or importlib.util.find_spec(f"gemmill.{name}") is None:  # a module is about to be imported
+            public = importlib.import_module("gemmill.public")
+            if name == "__all__" or name in public.__all__:
+                return getattr(public, name)
+        raise AttributeError(f"module 'gemmill' has no attribute {name!r}")

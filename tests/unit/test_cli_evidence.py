@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import gemmill as package
+from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.runtime import checks, operands
 from gemmill.runtime.evidence import evidence_of
-from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Choice, select
 from gemmill.runtime.table import make_table

@@ -11,10 +11,10 @@ from gemmill.families.quant.call import config_of
 from gemmill.families.quant.ops import QUANT_OPS
 from gemmill.families.quant.selections import default as quant_configs
 from gemmill.families.quant.selections import smoke as smoke_quant_configs
+from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.numerics import verify as layer
 from gemmill.numerics.verify import Verdict
 from gemmill.runtime import checks, operands
-from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.quant_table import make_quant_table, select_quant
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Choice, select

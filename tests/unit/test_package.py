@@ -6,13 +6,14 @@ import pydoc
 import subprocess
 import sys
 import tomllib
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
 
 import gemmill
-from gemmill.runtime import ops, quant_functions
+from gemmill.registry import REGISTRY
+from gemmill.runtime import ops
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -26,9 +27,13 @@ def test_all_is_what_dir_shows() -> None:
     assert shown == set(FUNCTIONS)
 
 
-def test_every_quantisation_function_is_public() -> None:
-    own = {name for name, f in vars(quant_functions).items() if inspect.isfunction(f) and not name.startswith("_")}
-    assert own <= set(FUNCTIONS)
+def test_functions_of_every_family_are_public() -> None:
+    for family in REGISTRY.families:
+        module = import_module(family.functions)
+        own = {name for name, f in vars(module).items() if getattr(f, "__module__", "") == module.__name__}
+        assert {name for name in own if not name.startswith("_")} == set(module.__all__) <= set(FUNCTIONS)
+        stub = Path(gemmill.__file__).with_suffix(".pyi").read_text()
+        assert f"from {module.__name__} import *\n" in stub, "else they have no types"
 
 
 def test_help_shows_every_function_with_its_text() -> None:
@@ -50,7 +55,7 @@ def test_the_command_has_the_same_names_and_imports_no_torch_for_them() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "generator")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     modules, error = done.stdout.splitlines()
-    assert set(modules.split()) == {ops.__name__, quant_functions.__name__}
+    assert set(modules.split()) == {ops.__name__} | {family.functions for family in REGISTRY.families}
     assert len(modules.split()) == len(FUNCTIONS)
     assert error == "module 'gemmill' has no attribute 'nothing'"
 

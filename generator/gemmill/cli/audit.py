@@ -8,14 +8,22 @@ from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode
 from gemmill.cli.output import console, count, print_json, table
-from gemmill.cli.shapes import ModelOption, MOption, OpOption, ShapesOption, TensorParallelOption, problems_of
+from gemmill.cli.shapes import (
+    DEFAULT_OP,
+    ModelOption,
+    MOption,
+    OpOption,
+    ShapesOption,
+    TensorParallelOption,
+    problems_of,
+)
 from gemmill.vocab import Arch
 
 
 def audit(
     models: ModelOption = None,
     shapes: ShapesOption = None,
-    ops: OpOption = "fp8",
+    ops: OpOption = DEFAULT_OP,
     tensor_parallel: TensorParallelOption = "1",
     m: MOption = None,
     build: o.BuildOption = None,
@@ -34,6 +42,7 @@ def audit(
     """
     from gemmill.runtime.tuned import machine
     from gemmill.tune.candidates import build_facts
+    from gemmill.tune.protocol import problem_to_json
     from gemmill.tune.prune import audit as look
     from gemmill.tune.prune import worst_first
 
@@ -42,9 +51,11 @@ def audit(
     audited = look(problems, build_facts(folder, manifest, machine(manifest.arch)), Arch(manifest.arch).sm_count)
     shown = audited if everything else worst_first(audited)
     if as_json:
-        print_json({"build": manifest.build_id, "shapes": len(audited), "audited": shown})
+        told = [vars(a) | {"problem": problem_to_json(a.problem)} for a in shown]
+        print_json({"build": manifest.build_id, "shapes": len(audited), "audited": told})
     else:
-        columns = ["op", "M x N x K", "chosen by", "expected loss", "variant"]
+        headings = dict.fromkeys(" x ".join(name.upper() for name in a.problem.sizes) for a in audited)
+        columns = ["op", ", ".join(headings), "chosen by", "expected loss", "variant"]
         rows = [
             (
                 a.problem.op,

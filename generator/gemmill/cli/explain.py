@@ -1,14 +1,18 @@
 """`gemmill explain`: which variant a call gets, and why not the others."""
 
+import inspect
 from collections import Counter
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gemmill.cli import options as o
 from gemmill.cli.exits import UsageError
 from gemmill.cli.output import console, print_json, table
+from gemmill.family import Asked
+from gemmill.family.questions import NONE
+from gemmill.registry import REGISTRY
 
 if TYPE_CHECKING:
     from gemmill.runtime.evidence import Evidence
@@ -20,78 +24,12 @@ MOST_REASONS = 5
 """Reasons that are listed one by one."""
 
 
-class Operand(StrEnum):
-    """Dtypes of a and b, and of the input of a quantisation op."""
-
-    E4M3 = "e4m3"
-    S8 = "s8"
-    BF16 = "bf16"
-    F16 = "f16"
-    F32 = "f32"
-
-
-class Out(StrEnum):
-    """Dtypes of out and bias, and of codes."""
-
-    BF16 = "bf16"
-    F16 = "f16"
-    E4M3 = "e4m3"
-    S8 = "s8"
-
-
-class Azp(StrEnum):
-    """Zero points of a."""
-
-    NONE = "none"
-    TENSOR = "tensor"
-    TOKEN = "token"
-
-
 def explain(
-    op: Annotated[
-        str, typer.Argument(metavar="OP", help="cutlass_scaled_mm, cutlass_scaled_mm_azp or a quantisation op.")
-    ],
-    m: Annotated[int, typer.Option("-m", min=0, help="Rows of a and out.")],
-    n: Annotated[int | None, typer.Option("-n", min=0, help="Columns of b and out.")] = None,
-    k: Annotated[int | None, typer.Option("-k", min=0, help="Columns of a, rows of b.")] = None,
-    dtype: Annotated[
-        Operand | None, typer.Option("--dtype", help="Dtype of a and b (e4m3), or of a quantisation op's input (bf16).")
-    ] = None,
-    out: Annotated[
-        Out | None,
-        typer.Option(
-            "--out", help="Dtype of out and bias (bf16; f16 of f16 operands), or of the codes of a quantisation op."
-        ),
-    ] = None,
-    per_token: Annotated[
-        bool, typer.Option("--per-token/--per-tensor", help="A scale for each row of a, or one.")
-    ] = True,
-    per_channel: Annotated[
-        bool, typer.Option("--per-channel/--one-b-scale", help="A scale for each column of b, or one.")
-    ] = True,
-    bias: Annotated[bool, typer.Option("--bias", help="Give a bias.")] = False,
-    azp: Annotated[Azp, typer.Option("--azp", help="Zero points of a, for cutlass_scaled_mm_azp.")] = Azp.NONE,
-    lda: Annotated[int | None, typer.Option("--lda", min=0, help="Row stride of a in elements; by default K.")] = None,
-    ldb: Annotated[
-        int | None, typer.Option("--ldb", min=0, help="Column stride of b in elements; by default K.")
-    ] = None,
-    ldd: Annotated[
-        int | None, typer.Option("--ldd", min=0, help="Row stride of out in elements; by default N.")
-    ] = None,
-    hidden: Annotated[
-        int | None, typer.Option("--hidden", min=0, help="Quantisation ops: columns of the codes.")
-    ] = None,
-    group: Annotated[int | None, typer.Option("--group", help="Quantisation ops: elements that share a scale.")] = None,
-    activation: Annotated[
-        str | None, typer.Option("--activation", help="act_and_mul ops: silu, gelu or gelu_tanh.")
-    ] = None,
-    ue8m0: Annotated[bool, typer.Option("--ue8m0", help="Quantisation ops: scales are powers of two.")] = False,
-    m_major: Annotated[
-        bool, typer.Option("--scales-m-major", help="Quantisation ops: scales of groups lie M-major.")
-    ] = False,
+    op: Annotated[str, typer.Argument(metavar="OP", help="The op, by its name.")],
     build: o.BuildOption = None,
     everything: Annotated[bool, typer.Option("--all", help="List every other variant with its reason.")] = False,
     as_json: o.JsonOption = False,
+    **told: Any,
 ) -> None:
     """Say which variant a call gets, and why.
 
@@ -107,8 +45,7 @@ def explain(
 
         gemmill explain act_and_mul_per_block_quant -m 16 --hidden 14336 --activation gelu --group 64 --ue8m0
     """
-    question = {name: value for name, value in locals().items() if name not in ("op", "build", "everything", "as_json")}
-    question["azp"] = None if azp is Azp.NONE else azp
+    question = {name: None if value == NONE else value for name, value in told.items()}
     import gemmill
     from gemmill.numerics.cases import cases_of_op
     from gemmill.runtime.evidence import evidence_of
@@ -116,6 +53,9 @@ def explain(
 
     if op not in BY_NAME:
         raise UsageError(f"no op {op!r} to explain: there are {', '.join(BY_NAME)}")
+    for option in REGISTRY.ops[op][0].questions:
+        if option.required and question[option.name] is None:
+            raise UsageError(f"Missing option '{option.flags}'.")
     try:
         given = cases_of_op(op).asked(op, question)
     except ValueError as error:
@@ -138,6 +78,30 @@ def explain(
         )
         return
     _print_choice(choice, evidence, everything)
+
+
+def _parameter(option: Asked) -> inspect.Parameter:
+    """An option of a family as typer takes it."""
+    kind: Any = StrEnum(option.name.title(), {c.upper(): c for c in option.choices}) if option.choices else option.kind
+    default = kind(option.default) if option.choices and option.default is not None else option.default
+    told = typer.Option(*option.flags.split(" "), min=option.least, help=f"{option.help}.")
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind | None if default is None else kind, told],
+    )
+
+
+def _signature() -> inspect.Signature:
+    """What explain takes: the options of all families between its own."""
+    op, *own, _ = inspect.signature(explain).parameters.values()
+    asked = map(_parameter, REGISTRY.questions.values())
+    return inspect.Signature([op, *asked, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)])
+
+
+explain.__signature__ = _signature()  # type: ignore[attr-defined]
+explain.__annotations__ = {p.name: p.annotation for p in inspect.signature(explain).parameters.values()}
 
 
 def _print_choice(choice: "Choice", evidence: "Evidence | None", everything: bool) -> None:

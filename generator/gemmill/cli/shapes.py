@@ -7,16 +7,20 @@ import typer
 
 from gemmill.cli.exits import UsageError
 from gemmill.cli.output import count
+from gemmill.registry import REGISTRY
 
 if TYPE_CHECKING:
     from gemmill.tune.problems import Problem
 
+_OPS = ", ".join(REGISTRY.measured)
+_SIZES = " or ".join(", ".join(tuning.sizes) for tuning in REGISTRY.tunings.values())
+DEFAULT_OP = next(iter(REGISTRY.measured))
 ShapesOption = Annotated[
     Path | None,
     typer.Option(
         "--shapes",
         metavar="FILE",
-        help="JSON or CSV with m, n, k and perhaps op (fp8, int8, int8_azp, fp8_groups, bf16).",
+        help=f"JSON or CSV with {_SIZES} and perhaps op ({_OPS}).",
     ),
 ]
 ModelOption = Annotated[
@@ -32,7 +36,7 @@ OpOption = Annotated[
     typer.Option(
         "--op",
         metavar="OPS",
-        help="Of shapes that do not say: fp8, int8, int8_azp, fp8_groups, bf16 with commas, or all.",
+        help=f"Of shapes that do not say: {_OPS} with commas, or all.",
     ),
 ]
 TensorParallelOption = Annotated[
@@ -55,33 +59,33 @@ def problems_of(
 ) -> "list[Problem]":
     """The problems that were asked for, those that share weights beside each other. Raises UsageError."""
     from gemmill.tune.models import layers_of, named_models, read_model
-    from gemmill.tune.problems import M_BUCKETS, Op, grid
+    from gemmill.tune.problems import grid
     from gemmill.tune.shapes import read_misses, read_shapes
 
-    try:
-        wanted = tuple(Op) if ops == "all" else tuple(dict.fromkeys(Op(name.strip()) for name in ops.split(",")))
-    except ValueError:
-        raise UsageError(f"--op {ops!r}: there are {', '.join(Op)}, and all") from None
-    m_values = numbers("--m", m) if m else M_BUCKETS
+    wanted = tuple(REGISTRY.measured if ops == "all" else dict.fromkeys(name.strip() for name in ops.split(",")))
+    if not REGISTRY.measured.keys() >= set(wanted):
+        raise UsageError(f"--op {ops!r}: there are {_OPS}, and all")
+    steps = numbers("--m", m) if m else None
     if not (shapes or models or misses):
         raise UsageError(
             "no shapes: name a file with --shapes, recorded misses with --misses, or a model with --model "
             f"({', '.join(named_models())}, or a config.json)"
         )
     try:
-        found = read_shapes(shapes, wanted, m_values) if shapes else []
-        missed, unusable = read_misses(misses, wanted, m_values) if misses else ([], [])
+        found = read_shapes(shapes, wanted, steps) if shapes else []
+        missed, unusable = read_misses(misses, wanted, steps) if misses else ([], [])
         weights = [
-            (layer.n, layer.k)
+            {"n": layer.n, "k": layer.k}
             for name in models or ()
             for ranks in numbers("--tp", tensor_parallel)
             for layer in layers_of(read_model(name), ranks)
         ]
+        planned = grid(wanted, weights, steps)
     except ValueError as error:
         raise UsageError(str(error)) from None
     if unusable:
         typer.echo(f"gemmill: {count(len(unusable), 'line')} left out, the first: {unusable[0]}", err=True)
-    return sorted({*found, *missed, *grid(wanted, weights, m_values)})
+    return sorted({*found, *missed, *planned})
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:

@@ -12,7 +12,15 @@ from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UsageError
 from gemmill.cli.output import console, count, seconds, table
 from gemmill.cli.progress import sweep_progress
-from gemmill.cli.shapes import ModelOption, MOption, OpOption, ShapesOption, TensorParallelOption, problems_of
+from gemmill.cli.shapes import (
+    DEFAULT_OP,
+    ModelOption,
+    MOption,
+    OpOption,
+    ShapesOption,
+    TensorParallelOption,
+    problems_of,
+)
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
@@ -31,7 +39,7 @@ def tune(
         Path | None,
         typer.Option("--misses", metavar="FILE", help="Shapes that the runtime recorded (GEMMILL_RECORD_MISSES)."),
     ] = None,
-    ops: OpOption = "fp8",
+    ops: OpOption = DEFAULT_OP,
     tensor_parallel: TensorParallelOption = "1",
     m: MOption = None,
     build: o.BuildOption = None,

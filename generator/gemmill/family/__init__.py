@@ -1,11 +1,13 @@
 """What a family of kernels is: the values by which it is declared, and that all generic code reads."""
 
 from gemmill.family.declaration import Accepts, Config, DslBody, Family, Kernels, Rule, Spelled, first_rejection
-from gemmill.family.judging import Judged
+from gemmill.family.judging import Dense, Judged
 from gemmill.family.op import Op, OpSet
+from gemmill.family.questions import Asked
 from gemmill.family.registered import Registry
 from gemmill.family.schema import Kind, OpSchema, Parameter
-from gemmill.family.steps import Aspect, Check, Let, Require, Special, Step, When
+from gemmill.family.steps import Aspect, Check, Let, OneOf, Require, Special, Step, When
+from gemmill.family.sweep import Measured, Sizes, Sweep
 from gemmill.family.tensor import Layout, ResultOf, Same, Tensor, any_of
 from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, ProblemCall, Reach, Row, Tuning
 
@@ -14,9 +16,11 @@ __all__ = [
     "MOST_FACTS",
     "MOST_SIZES",
     "Accepts",
+    "Asked",
     "Aspect",
     "Check",
     "Config",
+    "Dense",
     "DslBody",
     "Family",
     "Judged",
@@ -24,6 +28,8 @@ __all__ = [
     "Kind",
     "Layout",
     "Let",
+    "Measured",
+    "OneOf",
     "Op",
     "OpSchema",
     "OpSet",
@@ -36,9 +42,11 @@ __all__ = [
     "Row",
     "Rule",
     "Same",
+    "Sizes",
     "Special",
     "Spelled",
     "Step",
+    "Sweep",
     "Tensor",
     "Tuning",
     "When",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from gemmill.family.op import OpSet
+from gemmill.family.questions import Asked
 from gemmill.family.tuning import Tuning
 from gemmill.vocab import OK, Arch, Compiler, DType, Status, rejected
 
@@ -115,5 +116,11 @@ class Family:
     """The module whose `SERVING` is what the runtime does for it."""
     selections: Mapping[str, Callable[[Arch], Iterable[Any]]]
     """By a selection's name, the configs that the family has in it; none where it is not named."""
+    questions: tuple[Asked, ...] = ()
+    """What `gemmill explain` can be told of a call, for the cases to read."""
+    functions: str | None = None
+    """The module whose `__all__` users find in `gemmill`: its ops as functions that allocate what they return."""
+    peers: str | None = None
+    """The module of what users would call instead: `PEERS` and `vllm_takes`, whether vLLM's op of the same name takes a problem."""
     tuning: Tuning | None
     """How one of several variants is chosen for a call; None where one serves all calls of its class."""

@@ -7,6 +7,8 @@ from typing import Any
 
 from gemmill.family.declaration import Config, Family, Kernels, first_rejection
 from gemmill.family.op import Op
+from gemmill.family.questions import Asked, merged
+from gemmill.family.sweep import Measured, Sweep
 from gemmill.family.tuning import Tuning
 from gemmill.vocab import Status
 
@@ -36,6 +38,7 @@ class Registry:
                     )
                 seen[kernels.tag] = family.name
         ops: dict[str, str] = {}
+        classes: dict[str, str] = {}
         for family in self.families:
             for op in family.asks.ops:
                 name = op.schema.name
@@ -53,6 +56,11 @@ class Registry:
                     )
             if family.tuning is not None and (fault := family.tuning.contradiction()) is not None:
                 raise ValueError(f"family {family.name!r}: {fault}")
+            for measured in family.tuning.sweep.measured if family.tuning and family.tuning.sweep else ():
+                if (other := classes.get(measured.name)) is not None:
+                    raise ValueError(f"families {other!r} and {family.name!r} both measure a class {measured.name!r}")
+                classes[measured.name] = family.name
+        merged(option for family in self.families for option in family.questions)
         names = [family.name for family in self.families]
         if len(set(names)) < len(names):
             raise ValueError(f"two families have one name, of {', '.join(names)}")
@@ -99,6 +107,21 @@ class Registry:
     def tunings(self) -> Mapping[str, Tuning]:
         """How families choose, by their names: of those that choose among several variants."""
         return {family.name: family.tuning for family in self.families if family.tuning is not None}
+
+    @cached_property
+    def measured(self) -> Mapping[str, tuple[Family, Tuning, Sweep, Measured]]:
+        """Classes of calls that are measured, by the names that tables know them by, with whose they are."""
+        return {
+            measured.name: (family, family.tuning, family.tuning.sweep, measured)
+            for family in self.families
+            if family.tuning is not None and family.tuning.sweep is not None
+            for measured in family.tuning.sweep.measured
+        }
+
+    @cached_property
+    def questions(self) -> Mapping[str, Asked]:
+        """What can be told of calls of any family, by name."""
+        return merged(option for family in self.families for option in family.questions)
 
     def configs_of(self, name: str, configs: Iterable[Any]) -> tuple[Any, ...]:
         """Those configs that are of the family of a name."""

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gemmill.family.sweep import Sweep
 
 MOST_SIZES, MOST_ALIGNED, MOST_FACTS = 6, 4, 16
 """What a call and a row have room for; mirrored by kernels/extension/selection.h."""
@@ -92,6 +95,8 @@ class Tuning:
     """The configs that a measured one stands for, best first, by the class that they serve."""
     measured_as: Callable[[ProblemCall], str | None]
     """The class by which tables know a call; None for one that is not tuned."""
+    sweep: "Sweep | None" = None
+    """What is measured; None where nothing is."""
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -5,30 +5,26 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from gemmill.family import Family
 from gemmill.numerics.call import LegalCall, Limits
 from gemmill.numerics.draw import Draw
+from gemmill.numerics.measured import Maker
 from gemmill.numerics.memory import Memory
 from gemmill.registry import REGISTRY
 
 Question = Mapping[str, Any]
 """A call in the words of `gemmill explain`: its options by name, None where they are not given."""
-_SPELLED = {"per_token": "per-tensor", "per_channel": "one-b-scale", "m_major": "scales-m-major"}
-"""Options that are not called as what they set; the first two are on unless they are given."""
 
 
-def refuse_unused(op: str, question: Question, *names: str) -> None:
-    """Raise ValueError where options were given that mean nothing to an op."""
-    given = [
-        name
-        for name in names
-        if question[name] not in ((True,) if name in ("per_token", "per_channel") else (None, False))
-    ]
+def refuse_unused(op: str, question: Question) -> None:
+    """Raise ValueError where options were given that mean nothing to an op's family."""
+    own = {option.name for option in REGISTRY.ops[op][0].questions}
+    given = [o.spelled for o in REGISTRY.questions.values() if o.name not in own and o.is_given(question)]
     if given:
-        listed = ", ".join(f"--{_SPELLED.get(name, name)}" for name in given)
-        raise ValueError(f"{op} with {listed}: that means nothing to it, leave it out")
+        raise ValueError(f"{op} with {', '.join(given)}: that means nothing to it, leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +72,8 @@ class Cases:
     """Whether what a judge counts as wrong is; else `report` has the last word."""
     is_lacking: Callable[[LegalCall, str], bool]
     """Whether the text of a refusal says that the build has no variant for a call, and it has none."""
+    measured: Callable[[torch.device, int], Maker] | None = None
+    """On a device, copies of what calls read most being so many bytes together; None where nothing is measured."""
 
 
 def cases_of_family(family: Family) -> Cases:

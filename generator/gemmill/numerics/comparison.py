@@ -18,6 +18,8 @@ class Comparison:
     """Largest finite error as a fraction of its tolerance; 0 where the tolerance is zero and nothing is wrong."""
     report: str
     """One sentence; empty if all is right."""
+    unwritten: bool = False
+    """Whether NaN is where the reference has none: most often elements that were never written."""
 
 
 def compare_exact(actual: Tensor, expected: Tensor) -> Comparison:
@@ -47,7 +49,10 @@ def _comparison(actual: Tensor, expected: Tensor, wrong: Tensor, fraction: Tenso
     count = int(wrong.sum())
     worst = float(fraction.max()) if fraction.numel() else 0.0
     report = _report(actual, expected, wrong, count) if count else ""
-    return Comparison(ok=count == 0, wrong=count, elements=wrong.numel(), worst_fraction=worst, report=report)
+    unwritten = count > 0 and bool((actual.isnan() & ~expected.isnan()).any())
+    return Comparison(
+        ok=count == 0, wrong=count, elements=wrong.numel(), worst_fraction=worst, report=report, unwritten=unwritten
+    )
 
 
 def _report(actual: Tensor, expected: Tensor, wrong: Tensor, count: int) -> str:

@@ -76,19 +76,24 @@ class Slot:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} strides {list(self.strides)}{shift}"
 
 
+def bits_of(tensor: Tensor) -> Tensor:
+    """A tensor as integers of its elements' width."""
+    return tensor.view(_BITS[tensor.dtype.itemsize])
+
+
 class Memory:
     """Slots in one block."""
 
-    def __init__(self, slots: Mapping[str, Slot], device: torch.device) -> None:
+    def __init__(self, slots: Mapping[str, Slot], device: torch.device, guard_bytes: int = GUARD_BYTES) -> None:
         self.slots = dict(slots)
         self._offsets: dict[str, int] = {}
         end = 0
         for name, slot in slots.items():
             size = slot.dtype.itemsize
-            start = -(-(end + GUARD_BYTES) // ALIGNMENT) * ALIGNMENT + slot.shift * size
+            start = -(-(end + guard_bytes) // ALIGNMENT) * ALIGNMENT + slot.shift * size
             self._offsets[name] = start
             end = start + slot.span * size
-        total = -(-(end + GUARD_BYTES) // ALIGNMENT) * ALIGNMENT
+        total = -(-(end + guard_bytes) // ALIGNMENT) * ALIGNMENT
         self.bytes = torch.full((total,), POISON, dtype=torch.uint8, device=device)
         for name, slot in slots.items():
             if slot.dtype.itemsize == 1 and slot.numel:

@@ -12,15 +12,16 @@ import select
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from typing import IO, Any
 
 import torch
-from torch import Tensor
 
-from gemmill.tune.checking import PAD, Fault, Finding, GuardedArena, GuardedOutput, Reference
+from gemmill.numerics.cases import cases_of_family
+from gemmill.numerics.measured import ROTATED_BYTES, Expected, Maker, Operands, as_they_are, results_of
+from gemmill.numerics.memory import Memory, bits_of
+from gemmill.registry import REGISTRY
+from gemmill.tune.checking import GUARD_BYTES, PAD, Fault, Finding, GuardedArena
 from gemmill.tune.device import driver_version
-from gemmill.tune.operands import ROTATED_BYTES, OperandMaker, Operands
 from gemmill.tune.problems import Problem
 from gemmill.tune.protocol import Candidate, WorkerSpec, problem_from_json
 from gemmill.tune.statistics import first_line
@@ -28,8 +29,13 @@ from gemmill.tune.subjects import ARENA_BYTES, Subject, find_subjects, invented_
 from gemmill.tune.timing import GraphTimer, Prepared
 
 DRY_ROTATED_BYTES = 4096
+POISONS = (0xFF, 0xBF)
+"""Bytes: NaN of all float types, and none."""
 DEAD_CONTEXT = ("CUDA error", "CUDA driver error", "device-side assert", "illegal memory access")
 """In the text of an error after which a CUDA context is of no more use."""
+
+
+Results = dict[str, torch.Tensor]
 
 
 class Bench:
@@ -44,13 +50,14 @@ class Bench:
         if spec.dry_run:
             torch.set_num_threads(1)  # several such processes share the cores, and the shapes are small
         self._device = torch.device("cpu" if spec.dry_run else "cuda")
-        self._maker = OperandMaker(self._device, DRY_ROTATED_BYTES if spec.dry_run else ROTATED_BYTES)
+        self._makers: dict[str, Maker] = {}
         self._subjects = find_subjects(spec)
         self._timer = None if spec.dry_run else GraphTimer()
         self._arena: GuardedArena | None = None
         self._operands: Operands | None = None
         self._exact: Operands | None = None
-        self._references: dict[tuple[bool, bool], Reference] = {}
+        self._expected: dict[tuple[bool, Callable[[Any], Any]], Expected] = {}
+        """Of exact operands or others, and by how a peer is given them."""
         self._prepared: dict[str, Prepared] = {}
 
     def hello(self) -> dict[str, Any]:
@@ -76,11 +83,13 @@ class Bench:
     def open(self, problem: list[Any]) -> None:
         """Make the operands and the reference of a problem, and forget those of the last."""
         self.close()
-        self._operands = x = self._maker.make(problem_from_json(problem))
-        self._exact = self._maker.exact(x) if x.a.dtype.is_floating_point else None
-        self._references = {(False, False): Reference(x)}
+        asked = problem_from_json(problem)
+        maker = self._maker(asked.family)
+        self._operands = maker.make(asked)
+        self._exact = maker.exact(self._operands)
+        self._expected = {(False, as_they_are): self._operands.expected()}
         if self._exact is not None:
-            self._references[True, False] = Reference(self._exact)
+            self._expected[True, as_they_are] = self._exact.expected()
         if self._device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -98,11 +107,9 @@ class Bench:
         if self._timer is None:
             self._prepared[name] = _Invented(self._spec, name, operands.problem)
             return
-        copies = range(len(operands.weights))
+        given = subject.given(operands)
         with subject.pinned():
-            self._prepared[name] = self._timer.prepare(
-                [lambda i=i: subject.multiply(operands, i) for i in copies], calls
-            )
+            self._prepared[name] = self._timer.prepare([subject.bind(given, i) for i in range(given.copies)], calls)
 
     def round(self, name: str) -> float:
         """Microseconds of one call."""
@@ -129,47 +136,67 @@ class Bench:
         if subject.workspace and self._arena is None:
             self._arena = GuardedArena(ARENA_BYTES, self._device)
         # The poison differs: whoever leaves elements alone, or adds to them, is seen.
-        first = self._call(subject, operands, 0, torch.nan)
+        first = self._call(subject, operands, 0, POISONS[0])
         if isinstance(first, Finding):
             return first
-        if subject.applies_scales and (found := self._reference(subject, operands).judge(first)):
+        if subject.complete and (found := self._judge(subject, operands, first)):
             return found
-        second = self._call(subject, operands, PAD, -1.0)
+        second = self._call(subject, operands, PAD, POISONS[1])
         if isinstance(second, Finding):
             return second
-        # Bits are compared: NaN is equal to itself, and -0 is not 0.
-        differ = int((first.view(torch.int16) != second.view(torch.int16)).sum()) if subject.applies_scales else 0
-        if differ:
+        if subject.complete and (differ := _differ(first, second)):
+            elements = sum(result.numel() for result in first.values())
             return Finding(
                 fault=Fault.NOT_REPEATABLE,
-                detail=f"{differ} of {first.numel()} elements differ between two calls with the same operands",
+                detail=f"{differ} of {elements} elements differ between two calls with the same operands",
             )
-        if self._exact is None or not subject.applies_scales:
+        if self._exact is None or not subject.complete:
             return None
-        third = self._call(subject, self._exact, 0, torch.nan)
-        return third if isinstance(third, Finding) else self._reference(subject, self._exact).judge(third)
+        third = self._call(subject, self._exact, 0, POISONS[0])
+        return third if isinstance(third, Finding) else self._judge(subject, self._exact, third)
 
-    def _call(self, subject: Subject, operands: Operands, pad: int, poison: float) -> Tensor | Finding:
-        """The result on poisoned memory, its rows `pad` elements apart, or what was written outside it."""
-        guarded = GuardedOutput(operands.problem.m, operands.problem.n, operands.out.dtype, self._device, pad)
-        guarded.out.fill_(poison)
+    def _call(self, subject: Subject, operands: Operands, pad: int, poison: int) -> Results | Finding:
+        """The results on poisoned memory, their rows `pad` elements apart, or what was written outside it."""
+        memory = Memory(operands.slots(pad), self._device, GUARD_BYTES)
+        memory.bytes.fill_(poison)
+        before = memory.bytes.clone()
+        given = subject.given(operands.writing({name: memory.tensor(name) for name in memory.slots}))
         with subject.pinned(), subject.workspace_in(self._arena):
-            returned = subject.multiply(replace(operands, out=guarded.out), 0)
+            returned = subject.bind(given, 0)()
             if self._device.type == "cuda":
                 torch.cuda.synchronize()
-        if not guarded.is_intact():
+        if memory.changed(before, written=True).any():
             return Finding(
                 fault=Fault.OUT_OF_BOUNDS, detail=f"bytes around its output changed, rows {pad} elements apart"
             )
         if subject.workspace and self._arena is not None and not self._arena.is_intact():
             return Finding(fault=Fault.OUT_OF_BOUNDS, detail="bytes around its workspace changed")
-        return guarded.out if returned is None else returned
+        return results_of(given, returned)
 
-    def _reference(self, subject: Subject, operands: Operands) -> Reference:
-        key = operands.exact, subject.scales_per_tensor
-        if key not in self._references:
-            self._references[key] = Reference(operands, subject.scales_per_tensor)
-        return self._references[key]
+    def _judge(self, subject: Subject, operands: Operands, results: Results) -> Finding | None:
+        """What is wrong with results, if anything is."""
+        key = operands is self._exact, subject.given
+        if key not in self._expected:
+            self._expected[key] = subject.given(operands).expected()
+        found = self._expected[key].compare(results)
+        if found.ok:
+            return None
+        fault = Fault.NAN if found.unwritten else Fault.WRONG
+        return Finding(fault=fault, detail=f"of the rows looked at{operands.words}, {found.report}")
+
+    def _maker(self, family: str) -> Maker:
+        if family not in self._makers:
+            measured = cases_of_family(REGISTRY.named(family)).measured
+            if measured is None:
+                raise ValueError(f"{family} has no operands to measure")
+            rotated = DRY_ROTATED_BYTES if self._spec.dry_run else ROTATED_BYTES
+            self._makers[family] = measured(self._device, rotated)
+        return self._makers[family]
+
+
+def _differ(first: Results, second: Results) -> int:
+    """Elements that do, by their bits: NaN is equal to itself, and -0 is not 0."""
+    return sum(int((bits_of(first[name]) != bits_of(second[name])).sum()) for name in first)
 
 
 class _Invented:

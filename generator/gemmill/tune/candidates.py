@@ -4,14 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmill.families import scaled_mm
 from gemmill.manifest import KernelEntry, Manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import model_ns, rejection, select
 from gemmill.runtime.table import Table, make_table
 from gemmill.runtime.tuned import Machine, load_tuned
 from gemmill.tune.heuristics import Tile
-from gemmill.tune.peers import torch_peers
+from gemmill.tune.peers import peers_of
 from gemmill.tune.problems import Problem
 from gemmill.tune.protocol import PEER, Candidate
 
@@ -37,7 +36,7 @@ class BuildFacts:
 
 def build_facts(folder: Path, manifest: Manifest, here: Machine, names: frozenset[str] | None = None) -> BuildFacts:
     """What planning needs of a build; only the variants in `names`, if given, are candidates."""
-    entries = [e for e in manifest.entries if e.family == scaled_mm.NAME and (names is None or e.name in names)]
+    entries = [e for e in manifest.entries if e.family in REGISTRY.tunings and (names is None or e.name in names)]
     symbols = sorted({entry.symbol for entry in entries})
     return BuildFacts(
         folder=folder, manifest=manifest, table=make_table(entries, symbols, load_tuned(entries, here).choices)
@@ -66,15 +65,15 @@ def field_of(
     named: dict[str, Candidate] = {}
     guesses: dict[str, float] = {}
     advised_names: list[str] = []
+    tile = REGISTRY.measured[problem.op][2].tile
     present = select(builds[0].table, problem.call, sm_count).entry if builds else None
     for build in builds:
-        for row, entry in zip(build.table.rows, build.table.entries, strict=True):
+        for _, row, entry in build.table.of(problem.family):
             if entry.name in named or rejection(row, problem.call) is not None:
                 continue
             named[entry.name] = Candidate(name=entry.name, build=str(build.folder))
             guesses[entry.name] = model_ns(row, problem.call, sm_count)
-            facts = row.facts
-            if (facts.tile_m, facts.tile_n, facts.sharers_b, facts.sharers_a) in advised:
+            if tile is not None and tile(row.facts) in advised:
                 advised_names.append(entry.name)
     limit = PLAUSIBLE * min(guesses.values(), default=0.0)
     ranked = sorted((name for name in named if guesses[name] <= limit), key=lambda name: (guesses[name], name))
@@ -82,7 +81,11 @@ def field_of(
     if present is not None and present.name in named:
         first.insert(0, present.name)
     chosen = list(dict.fromkeys([*first, *advised_names, *ranked]))[:most]
-    beside = [Candidate(name=peer.name, build=PEER) for peer in torch_peers() if peers and peer.takes(problem)]
+    beside = [
+        Candidate(name=peer.name, build=PEER)
+        for peer in (peers_of(problem.family) if peers else ())
+        if peer.takes(problem)
+    ]
     return Field(
         candidates=(*(named[name] for name in chosen), *beside), present=present.name if present is not None else None
     )
@@ -90,11 +93,14 @@ def field_of(
 
 def _by_tables(problem: Problem, builds: Sequence[BuildFacts]) -> list[str]:
     """What tables name for the same weights, the nearest step first."""
-    tuning = REGISTRY.tunings[problem.call.family]
+    tuning = REGISTRY.tunings[problem.family]
     near = []
     for build in builds:
         for tuned in build.table.tuned:
+            entry = build.table.entries[tuned.row]
+            if tuned.problem != problem.call.problem or entry.family != problem.family:
+                continue
             sizes = tuning.named(tuned.sizes)
-            if tuned.problem == problem.call.problem and all(sizes[name] == n for name, n in problem.weights.items()):
-                near.append((abs(sizes[tuning.bucketed] - problem.step), build.table.entries[tuned.row].name))
+            if all(sizes[size] == n for size, n in problem.weights.items()):
+                near.append((abs(sizes[tuning.bucketed] - problem.step), entry.name))
     return [name for _, name in sorted(near)[:4]]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemmill.tune.problems import Op, Problem
+from gemmill.tune.problems import Problem, problem_of
 
 _OF_SCHEMA_1 = ("op", "m", "n", "k")
 PEER = "peer"
@@ -48,7 +48,7 @@ class WorkerSpec:
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:
     """Its op and its sizes by name."""
-    return {"op": problem.op.value} | problem.sizes
+    return {"op": problem.op} | problem.sizes
 
 
 def problem_from_json(values: Any) -> Problem:
@@ -57,7 +57,7 @@ def problem_from_json(values: Any) -> Problem:
     Raises ValueError, TypeError or KeyError where it is none.
     """
     told = dict(zip(_OF_SCHEMA_1, values, strict=True)) if isinstance(values, list) else dict(values)
-    op = Op(told.pop("op"))
+    op = told.pop("op")
     if not all(type(size) is int and size > 0 for size in told.values()):
         raise ValueError(f"{values!r}: sizes must be positive whole numbers")
-    return Problem(op=op, **told)
+    return problem_of(op, told)

@@ -1,15 +1,13 @@
 """The fewest compiled kernels that come within a share of the best at every measured shape, and what a model would lack."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gemmill.families import scaled_mm
-from gemmill.families.scaled_mm.names import parse_gemm_name
-from gemmill.family import Config
+from gemmill.family import Config, Sweep
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import Trust, select
-from gemmill.space.names import to_name
+from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection
 from gemmill.tune.candidates import BuildFacts
 from gemmill.tune.journal import Record
@@ -76,35 +74,33 @@ def prune(times: Times, within: float) -> Pruned:
 
 
 def _compiled(name: str) -> str:
-    return to_name(parse_gemm_name(name).compiled)
+    return to_name(parse_name(name).compiled)
 
 
 def selection_of(pruned: Pruned, everything: Selection, name: str, siblings: bool = True) -> Selection:
     """The pruned variants among `everything`, and what was not measured: with `siblings`, the same schedules for other
     outputs and epilogues; and always the variants without alignment needs and the other families, so that every call that
     was answered still is."""
-    schedules = {_schedule(parse_gemm_name(variant)) for variant in pruned.variants}
+    measured = {problem.family for problem in pruned.losses}
+    kin = {_kin(parse_name(variant)) for variant in pruned.variants}
     wanted = set(pruned.variants)
 
     def keeps(config: Config) -> bool:
-        if _family_is_other(config) or to_name(config) in wanted:
+        if REGISTRY.family_of(config).name not in measured or to_name(config) in wanted:
             return True
-        gemm = parse_gemm_name(to_name(config))
-        if not gemm.schedule.kernel_schedule.uses_tma:
-            return True
-        return siblings and _schedule(gemm) in schedules
+        return _sweep(config).is_last_resort(config) or (siblings and _kin(config) in kin)
 
     return replace(everything, name=name, configs=tuple(config for config in everything.configs if keeps(config)))
 
 
-def _schedule(config: Config) -> str:
-    gemm = parse_gemm_name(to_name(config))
-    return repr((gemm.problem.a_dtype, gemm.problem.group_size, gemm.schedule, gemm.launch))
+def _sweep(config: Config) -> Sweep:
+    tuning = REGISTRY.family_of(config).tuning
+    assert tuning is not None and tuning.sweep is not None  # it was measured
+    return tuning.sweep
 
 
-def _family_is_other(config: Config) -> bool:
-
-    return REGISTRY.family_of(config).name != scaled_mm.NAME
+def _kin(config: Config) -> Hashable:
+    return REGISTRY.family_of(config).name, _sweep(config).kin(config)
 
 
 EXPECTED_LOSS = {Trust.EXACT: 0.0, Trust.NEAREST: 0.028, Trust.MODEL: 0.031}
@@ -139,7 +135,7 @@ def audit(problems: Iterable[Problem], build: BuildFacts, sm_count: int) -> list
                 variant=choice.entry.name,
                 trust=choice.trust.name.lower(),
                 expected_loss=EXPECTED_LOSS.get(choice.trust),
-                unaligned=not parse_gemm_name(choice.entry.name).schedule.kernel_schedule.uses_tma,
+                unaligned=_sweep(choice.entry.config).is_last_resort(choice.entry.config),
             )
         )
     return found

@@ -10,17 +10,17 @@ from typing import Any
 import jinja2
 
 from gemmill.build.files import write_whole
-from gemmill.families.scaled_mm.names import parse_gemm_name
-from gemmill.families.scaled_mm.tuning import TUNING
+from gemmill.family import Sweep, Tuning
 from gemmill.locations import templates_dir
+from gemmill.registry import REGISTRY
+from gemmill.space.names import parse_name
 from gemmill.tune.charts import Cell, Line, log_chart, winner_map
 from gemmill.tune.choice import MARGIN, Agreement, Decision
 from gemmill.tune.journal import Entry, Record
-from gemmill.tune.peers import torch_peers
-from gemmill.tune.problems import Op, Problem
+from gemmill.tune.peers import peers_of
+from gemmill.tune.problems import Problem
 from gemmill.tune.sweep import final_entries, variants_only
 from gemmill.tune.tables import decide_all
-from gemmill.vocab import TileScheduler
 
 TEMPLATE = "report/report.html.jinja"
 CEILINGS = {"NVIDIA H200": (4.21e12, 1.979e15)}
@@ -38,6 +38,16 @@ class Shape:
     """Medians in microseconds of those that compute the same."""
     floor_us: float | None
     """By the roofline; None for a device whose ceilings are not known."""
+
+    @property
+    def tuning(self) -> Tuning:
+        """Of the problem's family."""
+        return REGISTRY.measured[self.problem.op][1]
+
+    @property
+    def sweep(self) -> Sweep:
+        """The same."""
+        return REGISTRY.measured[self.problem.op][2]
 
     @property
     def us(self) -> float:
@@ -64,6 +74,7 @@ def report_text(
     """The HTML of a record."""
     shapes = shapes_of(record, repeats, margin)
     entries = list(record.entries.values())
+    tunings = [tuning for name, tuning in REGISTRY.tunings.items() if any(s.problem.family == name for s in shapes)]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates_dir()),
         autoescape=True,
@@ -81,16 +92,15 @@ def report_text(
     ]
     return environment.get_template(TEMPLATE).render(
         setup=record.setup,
-        sizes=[name.upper() for name in TUNING.sizes],
-        weights=" x ".join(name.upper() for name in TUNING.near),
-        step=TUNING.bucketed.upper(),
+        sizes=" / ".join(" x ".join(name.upper() for name in tuning.sizes) for tuning in tunings),
+        steps=" or ".join(dict.fromkeys(tuning.bucketed.upper() for tuning in tunings)),
         facts=_facts(record, shapes, entries),
         peers=kinds,
-        winner_kinds=WINNER_KINDS,
+        winner_kinds={kind: words for s in shapes for kind, words in s.sweep.kinds.items()},
         maps=[
-            (op.value, _map([s for s in shapes if s.problem.op is op]))
-            for op in Op
-            if any(s.problem.op is op for s in shapes)
+            (op, *_axes(members[0].tuning), _map(members))
+            for op in REGISTRY.measured
+            if (members := [s for s in shapes if s.problem.op == op])
         ],
         charts=_charts(shapes, kinds),
         rows=[_row(shape) for shape in shapes],
@@ -115,12 +125,12 @@ def shapes_of(record: Record, repeats: int, margin: float) -> list[Shape]:
 
 
 def _peers(entries: Sequence[Entry]) -> dict[str, float]:
-    compares = {peer.name for peer in torch_peers() if not peer.applies_scales}
+    lacking = {peer.name for entry in entries for peer in peers_of(entry.outcome.problem.family) if not peer.complete}
     rounds: dict[str, list[float]] = {}
     for entry in entries:
         variants = variants_only(entry.outcome.rounds_us)
         for name, us in entry.outcome.rounds_us.items():
-            if name not in variants and name not in compares and us:
+            if name not in variants and name not in lacking and us:
                 rounds.setdefault(name, []).extend(us)
     return {name: statistics.median(us) for name, us in sorted(rounds.items())}
 
@@ -160,37 +170,22 @@ def _facts(record: Record, shapes: Sequence[Shape], entries: Sequence[Entry]) ->
     return facts
 
 
-WINNER_KINDS = {
-    "splitk": "split-K",
-    "streamk": "stream-K",
-    "swapab": "swap-AB, persistent",
-    "persistent": "persistent",
-    "unaligned": "any alignment",
-}
-
-
-def _kind(name: str) -> str:
-    schedule = parse_gemm_name(name).schedule
-    if not schedule.kernel_schedule.uses_tma:
-        return "unaligned"
-    if schedule.tile_scheduler is TileScheduler.STREAM_K:
-        return "streamk"
-    if schedule.tile_scheduler is TileScheduler.SPLIT_K:
-        return "splitk"
-    return "swapab" if schedule.swap_ab else "persistent"
-
-
 def _map(shapes: Sequence[Shape]) -> str:
     cells = {}
     for shape in shapes:
         name = shape.decision.chosen
-        tile = parse_gemm_name(name).schedule.tile_shape_mnk
+        kind, text = shape.sweep.shown(parse_name(name))
         ties = f", tied with {len(shape.decision.tied) - 1}" if len(shape.decision.tied) > 1 else ""
         cells[_weight(shape.problem), shape.problem.step] = Cell(
-            kind=_kind(name), text=f"{tile[0]}x{tile[1]}", title=f"{shape.problem}: {shape.us:.2f} us{ties}\n{name}"
+            kind=kind, text=text, title=f"{shape.problem}: {shape.us:.2f} us{ties}\n{name}"
         )
     rows = list(dict.fromkeys(_weight(shape.problem) for shape in shapes))
     return winner_map(rows, sorted({shape.problem.step for shape in shapes}), cells)
+
+
+def _axes(tuning: Tuning) -> tuple[str, str]:
+    """What a map shows against what."""
+    return " x ".join(name.upper() for name in tuning.near), tuning.bucketed.upper()
 
 
 def _weight(problem: Problem) -> str:
@@ -198,7 +193,7 @@ def _weight(problem: Problem) -> str:
 
 
 def _charts(shapes: Sequence[Shape], kinds: Mapping[str, str]) -> list[dict[str, str]]:
-    by_weight: dict[tuple[Op, str], list[Shape]] = {}
+    by_weight: dict[tuple[str, str], list[Shape]] = {}
     for shape in shapes:
         told = ", ".join(f"{name.upper()} {size}" for name, size in shape.problem.weights.items())
         by_weight.setdefault((shape.problem.op, told), []).append(shape)
@@ -212,7 +207,8 @@ def _charts(shapes: Sequence[Shape], kinds: Mapping[str, str]) -> list[dict[str,
         floor = [(s.problem.step, s.floor_us) for s in members if s.floor_us]
         if floor:
             lines.insert(0, Line(name="roofline", kind="floor", points=floor))
-        charts.append({"title": f"{op.value} {weights}", "svg": log_chart(lines, TUNING.bucketed.upper(), "us")})
+        step = members[0].tuning.bucketed.upper()
+        charts.append({"title": f"{op} {weights}", "svg": log_chart(lines, step, "us")})
     return charts
 
 
@@ -220,8 +216,8 @@ def _row(shape: Shape) -> dict[str, Any]:
     decision = shape.decision
     runner_up = decision.ranked[1] if len(decision.ranked) > 1 else None
     return {
-        "op": shape.problem.op.value,
-        "sizes": shape.problem.call.sizes,
+        "op": shape.problem.op,
+        "shape": shape.problem.shape,
         "us": f"{shape.us:.2f}",
         "margin": "-" if runner_up is None else f"{decision.us[runner_up] / shape.us - 1:+.1%}",
         "tied": len(decision.tied),

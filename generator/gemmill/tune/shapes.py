@@ -1,7 +1,7 @@
 """Problems from files: a table of shapes that a user wrote, or the misses that the runtime recorded.
 
-JSON is a list of objects, JSON lines an object each, CSV has a header. Fields: `m`, `n`, `k`, in JSON each a number or,
-for m, a list; and `op` (fp8, int8, int8_azp, fp8_groups, bf16), which may be left out where the caller says which ops are meant.
+JSON is a list of objects, JSON lines an object each, CSV has a header. Fields: a family's sizes, in JSON each a number or, for
+the bucketed one, a list; and `op`, a measured class, which may be left out where the caller says which are meant.
 """
 
 import csv
@@ -12,33 +12,33 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from gemmill.families.scaled_mm.tuning import TUNING
-from gemmill.tune.problems import Op, Problem
+from gemmill.registry import REGISTRY
+from gemmill.tune.problems import Problem, problem_of
 
 LARGEST = 2**31 - 1
-_EXAMPLE = '{"m": [1, 16, 64], "n": 4096, "k": 4096}'
 
 
 class ShapesError(ValueError):
     """A file of shapes that cannot be used; the text names the row."""
 
 
-def read_shapes(path: Path, ops: Sequence[Op], m_values: Sequence[int] = ()) -> list[Problem]:
-    """The problems of a file, each once, in order; rows without `op` are meant for `ops`, rows without `m` for `m_values`.
+def read_shapes(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()) -> list[Problem]:
+    """The problems of a file, each once, in order; rows without `op` are meant for `ops`, rows without the bucketed size for
+    `steps` (None: the family's).
 
     Raises ShapesError, naming the row.
     """
     text = _text(path, "--shapes takes a JSON or CSV file")
     problems: dict[Problem, None] = {}
-    for number, row in enumerate(_rows(path, text), start=1):
-        for problem in _problems(f"{path}, row {number}", row, ops, m_values):
+    for number, row in enumerate(_rows(path, text, ops), start=1):
+        for problem in _problems(f"{path}, row {number}", row, ops, steps):
             problems[problem] = None
     if not problems:
-        raise ShapesError(f"{path} has no rows: a row is for example {_EXAMPLE}")
+        raise ShapesError(f"{path} has no rows: a row is for example {_example(ops)}")
     return list(problems)
 
 
-def read_misses(path: Path, ops: Sequence[Op], m_values: Sequence[int] = ()) -> tuple[list[Problem], list[str]]:
+def read_misses(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()) -> tuple[list[Problem], list[str]]:
     """The problems of recorded misses, as of JSON lines, and a sentence for each line that is none: one that a kill cut, say.
 
     Raises ShapesError where no line is one.
@@ -51,7 +51,7 @@ def read_misses(path: Path, ops: Sequence[Op], m_values: Sequence[int] = ()) -> 
         if not line.strip():
             continue
         try:
-            problems |= dict.fromkeys(_problems(where, _parsed(line, where), ops, m_values))
+            problems |= dict.fromkeys(_problems(where, _parsed(line, where), ops, steps))
         except ShapesError as error:
             unusable.append(str(error))
     if not problems:
@@ -68,9 +68,9 @@ def _text(path: Path, expected: str, errors: str = "strict") -> str:
         raise ShapesError(f"{path} is not text: {expected}") from None
 
 
-def _rows(path: Path, text: str) -> Iterator[Any]:
+def _rows(path: Path, text: str, ops: Sequence[str]) -> Iterator[Any]:
     if path.suffix.lower() == ".csv":
-        yield from _csv_rows(path, text)
+        yield from _csv_rows(path, text, ops)
     elif path.suffix.lower() == ".jsonl":
         for number, line in enumerate(text.splitlines(), start=1):
             if line.strip():
@@ -78,16 +78,17 @@ def _rows(path: Path, text: str) -> Iterator[Any]:
     else:
         parsed = _parsed(text, str(path))
         if not isinstance(parsed, list):
-            raise ShapesError(f"{path} holds {type(parsed).__name__}, expected a list of rows such as {_EXAMPLE}")
+            raise ShapesError(f"{path} holds {type(parsed).__name__}, expected a list of rows such as {_example(ops)}")
         yield from parsed
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[dict[str, Any]]:
+def _csv_rows(path: Path, text: str, ops: Sequence[str]) -> Iterator[dict[str, Any]]:
     reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
     header = [name.strip().lower() for name in reader.fieldnames or ()]
-    if not set(TUNING.near) <= set(header):
+    if not any(set(tuning.near) <= set(header) for tuning in REGISTRY.tunings.values()):
+        sizes = REGISTRY.measured[_first(ops)][1].sizes
         raise ShapesError(
-            f"{path} begins with {', '.join(header) or 'nothing'}: expected a header with {', '.join(TUNING.sizes)} and perhaps op"
+            f"{path} begins with {', '.join(header) or 'nothing'}: expected a header with {', '.join(sizes)} and perhaps op"
         )
     reader.fieldnames = header
     for row in reader:
@@ -105,30 +106,35 @@ def _parsed(text: str, where: str) -> Any:
         raise ShapesError(f"{where} is not JSON: {error}") from None
 
 
-def _problems(where: str, row: Any, ops: Sequence[Op], m_values: Sequence[int]) -> Iterator[Problem]:
+def _first(ops: Sequence[str]) -> str:
+    return ops[0] if ops else next(iter(REGISTRY.measured))
+
+
+def _example(ops: Sequence[str]) -> str:
+    return json.dumps(REGISTRY.measured[_first(ops)][2].example)
+
+
+def _problems(where: str, row: Any, ops: Sequence[str], steps: Sequence[int] | None) -> Iterator[Problem]:
     if not isinstance(row, Mapping):
-        raise ShapesError(f"{where} is {reprlib.repr(row)}, expected an object such as {_EXAMPLE}")
-    asked = {name: _sizes(where, row, name) for name in TUNING.near}
-    given = TUNING.bucketed in row or not m_values
-    asked[TUNING.bucketed] = _sizes(where, row, TUNING.bucketed) if given else m_values
-    own_ops = (_op(where, row["op"]),) if "op" in row else ops
-    for op, *sizes in product(own_ops, *asked.values()):
-        yield Problem(op=op, **dict(zip(asked, sizes, strict=True)))
+        raise ShapesError(f"{where} is {reprlib.repr(row)}, expected an object such as {_example(ops)}")
+    for op in (row["op"],) if "op" in row else ops:
+        if op not in tuple(REGISTRY.measured):
+            raise ShapesError(f"{where} has op = {op!r}, expected one of {', '.join(REGISTRY.measured)}")
+        _, tuning, sweep, _ = REGISTRY.measured[op]
+        asked = {name: _sizes(where, row, name, op) for name in tuning.near}
+        measured_at = sweep.steps if steps is None else steps
+        given = tuning.bucketed in row or not measured_at
+        asked[tuning.bucketed] = _sizes(where, row, tuning.bucketed, op) if given else measured_at
+        for sizes in product(*asked.values()):
+            yield problem_of(op, dict(zip(asked, sizes, strict=True)))
 
 
-def _sizes(where: str, row: Mapping[str, Any], name: str) -> Sequence[int]:
+def _sizes(where: str, row: Mapping[str, Any], name: str, op: str) -> Sequence[int]:
     if name not in row:
-        raise ShapesError(f"{where} has no {name!r}: a row is for example {_EXAMPLE}")
+        raise ShapesError(f"{where} has no {name!r}: a row is for example {_example((op,))}")
     value = row[name]
-    sizes = value if isinstance(value, list) and name == TUNING.bucketed else [value]
+    sizes = value if isinstance(value, list) and name == REGISTRY.measured[op][1].bucketed else [value]
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= LARGEST:
             raise ShapesError(f"{where} has {name} = {size!r}, expected a whole number from 1 to {LARGEST}")
     return sizes
-
-
-def _op(where: str, name: Any) -> Op:
-    try:
-        return Op(name)
-    except ValueError:
-        raise ShapesError(f"{where} has op = {name!r}, expected one of {', '.join(Op)}") from None

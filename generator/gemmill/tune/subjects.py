@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from gemmill.families.scaled_mm.reference import scaled_mm
+from gemmill.numerics.measured import Bind, Operands, Peer, as_they_are, through
+from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
 from gemmill.runtime.ops import load
 from gemmill.runtime.schemas import NAMESPACE
 from gemmill.tune.checking import GUARD_BYTES, Fault, GuardedArena
-from gemmill.tune.operands import Operands
-from gemmill.tune.peers import Multiply, Peer, through_ops, torch_peers, vllm_peer
+from gemmill.tune.peers import peers_of, vllm_peer
 from gemmill.tune.protocol import PEER, Candidate, WorkerSpec
 
 ARENA_BYTES = 256 << 20
@@ -30,9 +30,11 @@ HANG_CYCLES = 1 << 40
 class Subject:
     """A candidate, ready to be called."""
 
-    multiply: Multiply
-    scales_per_tensor: bool = False
-    applies_scales: bool = True
+    bind: Bind
+    given: Callable[[Any], Any] = as_they_are
+    """The operands as it takes them."""
+    complete: bool = True
+    """Whether it computes all of the op."""
     build: Build | None = None
     row: int = -1
     """Of the build's table, to be pinned; -1 where nothing is pinned."""
@@ -90,20 +92,20 @@ class LoadedSubjects:
             raise LookupError(f"build {build.build_id} has no variant {candidate.name}")
         ops = getattr(torch.ops, f"{NAMESPACE}_{build.build_id}")
         needs_workspace = bool(build.table.rows[rows[0]].workspace)
-        return Subject(multiply=through_ops(ops), build=build, row=rows[0], workspace=needs_workspace)
+        return Subject(bind=through(ops), build=build, row=rows[0], workspace=needs_workspace)
 
 
 class StandIns:
     """The reference in the place of every variant: a dry run."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self._peers = {peer.name for peer in torch_peers()}
+        self._peers = {peer.name for peer in _torch_peers()}
 
     def find(self, candidate: Candidate) -> Subject:
         """The reference, whatever the candidate is."""
         if candidate.build == PEER and candidate.name not in self._peers:
             raise LookupError(f"there is no peer {candidate.name} in a dry run")
-        return Subject(multiply=reference_multiply)
+        return Subject(bind=through(getattr(torch.ops, NAMESPACE)))
 
 
 class FaultySubjects:
@@ -119,20 +121,13 @@ class FaultySubjects:
         fault = self._faults.get(candidate.name)
         if fault is None:
             return found
-        return Subject(
-            multiply=_faulty(found.multiply, fault), build=found.build, row=found.row, workspace=found.workspace
-        )
+        return Subject(bind=_faulty(found.bind, fault), build=found.build, row=found.row, workspace=found.workspace)
 
 
 def find_subjects(spec: WorkerSpec) -> Subjects:
     """What the spec asks for. Raises whatever loading a build raises."""
     inner: Subjects = StandIns(spec) if spec.dry_run else LoadedSubjects(spec)
     return FaultySubjects(inner, spec) if spec.faults else inner
-
-
-def reference_multiply(x: Operands, i: int) -> None:
-    """The reference, written to operands.out."""
-    x.out.copy_(scaled_mm(x.a, x.weights[i], x.a_scales, x.b_scales, x.out.dtype, azp_adj=x.azp_adj[i], azp=x.azp))
 
 
 def invented_us(name: str, problem_us: float, seed: int, turn: int) -> float:
@@ -144,68 +139,77 @@ def invented_us(name: str, problem_us: float, seed: int, turn: int) -> float:
     return problem_us * (1.2 + fraction(name, problem_us)) * (1 + 0.01 * fraction(name, seed, turn))
 
 
+def _torch_peers() -> list[Peer]:
+    return [peer for family in REGISTRY.tunings for peer in peers_of(family)]
+
+
 def _peers(spec: WorkerSpec) -> list[Peer]:
-    peers = torch_peers()
+    peers = _torch_peers()
     if spec.vllm_library is not None:
         peers.append(vllm_peer(spec.vllm_library))
     return peers
 
 
 def _of_peer(peer: Peer) -> Subject:
-    return Subject(multiply=peer.multiply, scales_per_tensor=peer.scales_per_tensor, applies_scales=peer.applies_scales)
+    return Subject(bind=peer.bind, given=peer.given, complete=peer.complete)
 
 
-def _faulty(multiply: Multiply, fault: Fault) -> Multiply:
+def _faulty(bind: Bind, fault: Fault) -> Bind:
     calls = 0
 
-    def run(x: Operands, i: int) -> Tensor | None:
-        nonlocal calls
-        calls += 1
-        result = multiply(x, i)
-        _COMMIT[fault](x, calls)
-        return result
+    def bound(x: Operands, i: int) -> Callable[[], Any]:
+        call = bind(x, i)
 
-    return run
+        def run() -> Any:
+            nonlocal calls
+            calls += 1
+            result = call()
+            _COMMIT[fault](next(iter(x.outputs.values())), calls)
+            return result
+
+        return run
+
+    return bound
 
 
-def _crash(x: Operands, _calls: int) -> None:
-    if not x.out.is_cuda:
+def _crash(out: Tensor, _calls: int) -> None:
+    if not out.is_cuda:
         os.abort()
     # An index out of range is an assertion on the device, which ends the context.
-    x.out.flatten()[torch.full((1,), 1 << 40, dtype=torch.int64, device=x.out.device)].sum().item()
+    out.flatten()[torch.full((1,), 1 << 40, dtype=torch.int64, device=out.device)].sum().item()
 
 
-def _hang(x: Operands, _calls: int) -> None:
-    if x.out.is_cuda:
+def _hang(out: Tensor, _calls: int) -> None:
+    if out.is_cuda:
         torch.cuda._sleep(HANG_CYCLES)
         torch.cuda.synchronize()
     while True:
         time.sleep(1)
 
 
-def _refuse(_x: Operands, _calls: int) -> None:
+def _refuse(_out: Tensor, _calls: int) -> None:
     raise RuntimeError("this variant was told to refuse")
 
 
-def _spoil(value: float) -> Callable[[Operands, int], None]:
-    def spoil(x: Operands, _calls: int) -> None:
-        x.out[-1, -1] = value
+def _spoil(value: float) -> Callable[[Tensor, int], None]:
+    def spoil(out: Tensor, _calls: int) -> None:
+        out[-1, -1] = value
 
     return spoil
 
 
-def _write_outside(x: Operands, _calls: int) -> None:
-    first = x.out.storage_offset()
-    behind = first + (x.out.shape[0] - 1) * x.out.stride(0) + x.out.shape[1]
-    x.out.as_strided((1,), (1,), behind + GUARD_BYTES // 4 if x.out.is_contiguous() else behind).zero_()
+def _write_outside(out: Tensor, _calls: int) -> None:
+    first = out.storage_offset()
+    behind = first + (out.shape[0] - 1) * out.stride(0) + out.shape[1]
+    out.as_strided((1,), (1,), behind + GUARD_BYTES // 4 if out.is_contiguous() else behind).zero_()
 
 
-def _change(x: Operands, calls: int) -> None:
+def _change(out: Tensor, calls: int) -> None:
     if calls % 2 == 0:
-        x.out[0, 0] = torch.nextafter(x.out[0, 0], torch.full_like(x.out[0, 0], torch.inf))
+        out[0, 0] = torch.nextafter(out[0, 0], torch.full_like(out[0, 0], torch.inf))
 
 
-_COMMIT: dict[Fault, Callable[[Operands, int], None]] = {
+_COMMIT: dict[Fault, Callable[[Tensor, int], None]] = {
     Fault.CRASH: _crash,
     Fault.HANG: _hang,
     Fault.REFUSED: _refuse,

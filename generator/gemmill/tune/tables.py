@@ -139,7 +139,7 @@ def _row(problem: Problem, decision: Decision, entry: Entry, builds: Mapping[str
     digests = {e.name: e.source_digest for manifest in builds.values() for e in manifest.entries}
     known = [digests.get(name, "") for name in names]
     return TableRow(
-        op=problem.op.value,
+        op=problem.op,
         sizes=in_order(problem.sizes),
         variants=names,
         us=tuple(round(decision.us[name], 3) for name in names),

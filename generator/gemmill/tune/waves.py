@@ -12,7 +12,6 @@ from time import perf_counter
 
 from gemmill.build import BuildError, BuildOptions
 from gemmill.build import build as compile_selection
-from gemmill.families import scaled_mm
 from gemmill.manifest import Manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import model_ns, rejection
@@ -75,16 +74,14 @@ def tune_selection(
 
 
 def waves_of(selection: Selection, problems: Sequence[Problem], sm_count: int) -> list[Selection]:
-    """The selection's promising GEMM kernels in parts, those first that the model ranks highest for some problem."""
+    """The selection's promising kernels in parts, those first that the model ranks highest for some problem."""
     _, manifest = stand_in_build(selection)
-    entries = [
-        entry for entry in manifest.entries if entry.config in REGISTRY.configs_of(scaled_mm.NAME, selection.configs)
-    ]
+    entries = [entry for entry in manifest.entries if entry.family in REGISTRY.tunings]
     table = make_table(entries, sorted({entry.symbol for entry in entries}), ())
     places: dict[str, float] = {}
     for problem in problems:
         guesses: dict[str, float] = {}
-        for row, entry in zip(table.rows, table.entries, strict=True):
+        for _, row, entry in table.of(problem.family):
             if rejection(row, problem.call) is None:
                 ns = model_ns(row, problem.call, sm_count)
                 guesses[entry.symbol] = min(guesses.get(entry.symbol, ns), ns)
@@ -97,7 +94,7 @@ def waves_of(selection: Selection, problems: Sequence[Problem], sm_count: int) -
     return [
         replace(
             selection,
-            configs=tuple(c for c in REGISTRY.configs_of(scaled_mm.NAME, selection.configs) if symbol_of(c) in part),
+            configs=tuple(config for config in selection.configs if symbol_of(config) in part),
         )
         for part in parts
     ]

@@ -15,13 +15,13 @@ from gemmill.doctor.elf import read_library
 from gemmill.doctor.extension import torch_libraries, undefined_in
 from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.ops import GEMM_OPS, SCALED_MM, SCALED_MM_AZP
+from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.families.scaled_mm.scales import group_strides, groups_of_call
 from gemmill.family import ProblemCall
 from gemmill.registry import REGISTRY
 from gemmill.runtime.checks import check
 from gemmill.runtime.chosen import chosen_in
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.ranges import Ranges
 from gemmill.runtime.schemas import BY_NAME, OPS, OpSchema
 from gemmill.runtime.select import Choice, Noted, Trust, select

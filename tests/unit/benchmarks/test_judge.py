@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import judge as program
-from gemmill.tune.operands import OperandMaker
-from gemmill.tune.problems import Op, Problem
+from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.tune.statistics import sample
+from gemms import Op, gemm
 from harness import stand_in
 from harness.drawing import (
     LADDER,
@@ -42,7 +42,7 @@ def test_shapes_are_log_uniform_within_their_bounds(op):
     for p in found:
         assert LEAST_SIDE <= p.n <= MOST_SIDE and p.n % step_n == 0
         assert LEAST_SIDE <= p.k <= MOST_SIDE and p.k % step_k == 0
-        assert LEAST_BYTES <= p.n * p.k * p.element_bytes <= MOST_BYTES
+        assert LEAST_BYTES <= p.n * p.k * op.operand.bits // 8 <= MOST_BYTES
         assert 1 <= p.m <= MOST_ROWS
     octaves = Counter(int(math.log2(p.m)) for p in found)
     assert set(octaves) == set(range(13)) and max(octaves.values()) < 3 * min(octaves.values())
@@ -88,7 +88,7 @@ def test_a_designed_sweep_has_rows_of_every_size_and_some_just_above_a_tile():
 
 def test_sieve_takes_the_likely_and_some_others():
     guesses = {f"v{i:03}": 1.0 + 0.1 * i for i in range(100)}
-    small, large = Problem(op=Op.FP8, m=1, n=4096, k=4096), Problem(op=Op.FP8, m=8192, n=8192, k=8192)
+    small, large = gemm(op=Op.FP8, m=1, n=4096, k=4096), gemm(op=Op.FP8, m=8192, n=8192, k=8192)
     assert chosen_for(guesses, small, Sieve()) == sorted(guesses)
     assert chosen_for(guesses, large, Sieve()) == sorted(guesses)[:16]
     sieve = Sieve(best=5, others=10, seed=1)
@@ -104,9 +104,9 @@ def test_a_failing_variant_costs_its_own_figure_only():
     def refuse(x, i):
         raise RuntimeError("not on this device\nsecond line")
 
-    good = next(v for v in stand_in.variants() if Op.FP8 in v.ops)
-    bad = replace(good, name="sm90a_bad", multiply=refuse)
-    operands = OperandMaker(torch.device("cpu"), 4096).make(Problem(op=Op.FP8, m=4, n=32, k=64))
+    operands = GemmMaker(torch.device("cpu"), 4096).make(gemm(op=Op.FP8, m=4, n=32, k=64))
+    good = next(v for v in stand_in.variants("scaled_mm") if v.takes(operands.problem))
+    bad = replace(good, name="sm90a_bad", bind=refuse)
     found = sieved(operands, Variants.of([good, bad], None), QuickDry(), Sieve())
     assert list(found.us) == [good.name] and found.failures == {"sm90a_bad": "not on this device"}
 
@@ -167,7 +167,7 @@ def test_ratio_and_regret_are_those_of_the_same_rounds(monkeypatch):
         "sm90a_a": sample([8.0, 16.0, 24.0]),
         "sm90a_b": sample([9.0, 18.0, 27.0]),
     }
-    found = Measurement(problem=Problem(op=Op.FP8, m=3, n=1024, k=2048), samples=samples, failures={})
+    found = Measurement(problem=gemm(op=Op.FP8, m=3, n=1024, k=2048), samples=samples, failures={})
     quick = Sieved(rounds_us={"sm90a_a": (8.0, 7.0), "sm90a_b": (9.0,), "sm90a_c": (12.0,)}, failures={"sm90a_d": "no"})
     row = program.shape_record(found, quick, "sm90a_c", "model", ["sm90a_a", "sm90a_b"], field)
     assert (row["ratio"], row["best_peer"], row["regret"], row["fastest"]) == (1.1, "torch row-wise", 0.25, "sm90a_a")

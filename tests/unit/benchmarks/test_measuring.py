@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gemmill.tune.operands import OperandMaker
+from gemmill.families.scaled_mm.cases.measured import GemmMaker
+from gemmill.numerics.measured import through
 from gemmill.tune.peers import vllm_takes
-from gemmill.tune.problems import Op, Problem
 from gemmill.tune.statistics import geometric_mean, sample
 from gemmill.tune.timing import Plan, shuffled
-from harness import stand_in
-from harness.contenders import LocalContender, ops_contender
+from gemms import Op, gemm
+from harness.contenders import LocalContender, of_classes, ops_contender
 from harness.measuring import measure
 
 
@@ -46,7 +46,7 @@ class ScriptedRounds:
 
 @pytest.fixture
 def operands():
-    return OperandMaker(torch.device("cpu"), 4096).make(Problem(op=Op.FP8, m=16, n=32, k=64))
+    return GemmMaker(torch.device("cpu"), 4096).make(gemm(op=Op.FP8, m=16, n=32, k=64))
 
 
 def contender(name, **changes):
@@ -70,17 +70,20 @@ def test_slow_contenders_are_dropped_after_the_first_round(operands):
 
 def test_a_wrong_result_is_not_timed(operands):
     def off_by_one_row(x, i):
-        stand_in.multiply(x, i)
-        x.out.copy_(x.out.roll(1, 0))
+        def call():
+            through(torch.ops.gemmill)(x, i)()
+            x.out.copy_(x.out.roll(1, 0))
+
+        return call
 
     timer = ScriptedTimer(right=1.0)
-    found = measure(operands, [contender("wrong", multiply=off_by_one_row), contender("right")], timer, Plan(rounds=1))
+    found = measure(operands, [contender("wrong", bind=off_by_one_row), contender("right")], timer, Plan(rounds=1))
     assert list(found.samples) == ["right"]
     assert re.match(r"wrong result of fp8 16 x 32 x 64: \d+ of 512 elements", found.failures["wrong"])
 
 
 def test_a_result_that_is_not_written_is_wrong(operands):
-    found = measure(operands, [contender("lazy", multiply=lambda x, i: None)], ScriptedTimer(), Plan(rounds=1))
+    found = measure(operands, [contender("lazy", bind=lambda x, i: lambda: None)], ScriptedTimer(), Plan(rounds=1))
     assert "elements are wrong" in found.failures["lazy"]
 
 
@@ -89,21 +92,21 @@ def test_a_failing_contender_costs_its_own_figures_only(operands):
         raise RuntimeError("not on this device\nsecond line")
 
     timer = ScriptedTimer(other=1.0)
-    found = measure(operands, [contender("refuser", multiply=refuse), contender("other")], timer, Plan(rounds=1))
+    found = measure(operands, [contender("refuser", bind=refuse), contender("other")], timer, Plan(rounds=1))
     assert found.failures == {"refuser": "not on this device"}
     assert list(found.samples) == ["other"]
     assert "clear" in timer.log
 
 
 def test_contenders_are_asked_what_they_take(operands):
-    int8 = LocalContender(name="int8", multiply=stand_in.multiply, ops=(Op.INT8,))
-    large = contender("large", fewest_rows=17)
+    int8 = LocalContender(name="int8", bind=through(torch.ops.gemmill), suits=of_classes(frozenset({Op.INT8})))
+    large = contender("large", suits=lambda problem: problem.step >= 17)
     found = measure(operands, [int8, large], ScriptedTimer(), Plan(rounds=1))
     assert found.samples == {} and found.failures == {}
 
 
 def test_calls_in_a_round():
-    decode, prefill = Problem(op=Op.FP8, m=16, n=4096, k=4096), Problem(op=Op.FP8, m=8192, n=8192, k=8192)
+    decode, prefill = gemm(op=Op.FP8, m=16, n=4096, k=4096), gemm(op=Op.FP8, m=8192, n=8192, k=8192)
     assert Plan(rounds=1).calls(decode) == Plan(rounds=1).calls(prefill) == 20
     assert Plan(rounds=1, short=True).calls(decode) == 20
     assert Plan(rounds=1, short=True).calls(prefill) == 4
@@ -123,24 +126,24 @@ def test_geometric_mean():
 
 
 def test_weights_exceed_the_cache_twice_and_are_kept_for_the_same_shape():
-    maker = OperandMaker(torch.device("cpu"), rotated_bytes=10_000)
-    first = maker.make(Problem(op=Op.FP8, m=4, n=32, k=64))
+    maker = GemmMaker(torch.device("cpu"), rotated_bytes=10_000)
+    first = maker.make(gemm(op=Op.FP8, m=4, n=32, k=64))
     assert sum(w.numel() for w in first.weights) >= 10_000
     assert not torch.equal(first.weights[0].view(torch.int8), first.weights[1].view(torch.int8))
-    assert maker.make(Problem(op=Op.FP8, m=8, n=32, k=64)).weights is first.weights
-    assert maker.make(Problem(op=Op.INT8, m=8, n=32, k=64)).weights[0].dtype is torch.int8
+    assert maker.make(gemm(op=Op.FP8, m=8, n=32, k=64)).weights is first.weights
+    assert maker.make(gemm(op=Op.INT8, m=8, n=32, k=64)).weights[0].dtype is torch.int8
 
 
 @pytest.mark.parametrize(
     ("op", "m", "taken"), [(Op.FP8, 3, True), (Op.FP8_GROUPS, 3, False), (Op.FP8_GROUPS, 4, True), (Op.BF16, 4, False)]
 )
 def test_what_vllm_takes(op, m, taken):
-    assert vllm_takes(Problem(op=op, m=m, n=32, k=256)) is taken
+    assert vllm_takes(gemm(op=op, m=m, n=32, k=256)) is taken
 
 
 def test_operands_of_16_bits_are_scaled_by_one_and_count_two_bytes():
-    problem = Problem(op=Op.BF16, m=4, n=32, k=60)
-    made = OperandMaker(torch.device("cpu"), rotated_bytes=10_000).make(problem)
+    problem = gemm(op=Op.BF16, m=4, n=32, k=60)
+    made = GemmMaker(torch.device("cpu"), rotated_bytes=10_000).make(problem)
     assert {x.dtype for x in (made.a, *made.weights, made.out)} == {torch.bfloat16}
     assert 10_000 <= sum(2 * w.numel() for w in made.weights) < 10_000 + 2 * 32 * 60
     assert made.a_scales.tolist() == made.b_scales.tolist() == [[1.0]]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gemmill.tune.problems import Op, Problem, tiny
+from gemmill.tune.problems import problem_of, tiny
+from gemms import Op, gemm
 from timed.scaled_mm import (
     BF16_TABLE,
     FP8_TABLE,
@@ -23,9 +24,9 @@ from timed.scaled_mm import (
 def test_tables():
     problems = table_problems(OPS_OF["all"])
     assert len(problems) == len(FP8_TABLE) + 2 * len(INT8_TABLE) + len(GROUPS_TABLE) + len(BF16_TABLE)
-    assert Problem(op=Op.FP8_GROUPS, m=16, n=8192, k=8192) in problems
-    assert Problem(op=Op.FP8, m=16, n=1280, k=8192) in problems
-    assert Problem(op=Op.INT8_AZP, m=2048, n=4096, k=14336) in problems
+    assert gemm(op=Op.FP8_GROUPS, m=16, n=8192, k=8192) in problems
+    assert gemm(op=Op.FP8, m=16, n=1280, k=8192) in problems
+    assert gemm(op=Op.INT8_AZP, m=2048, n=4096, k=14336) in problems
 
 
 def test_grid_has_every_weight_at_every_m():
@@ -34,15 +35,15 @@ def test_grid_has_every_weight_at_every_m():
 
 
 def test_tensor_parallelism_divides_n_or_k():
-    weights = {(p.n, p.k) for p in model_problems(["llama-3-70b"], [Op.FP8], (1,))}
+    weights = {p.at[:-1] for p in model_problems(["llama-3-70b"], [Op.FP8], (1,))}
     assert {(10240, 8192), (5120, 8192), (2560, 8192)} <= weights, "QKV: N is divided"
     assert {(8192, 28672), (8192, 14336), (8192, 7168)} <= weights, "down: K is divided"
     assert len(weights) == 12
 
 
 def test_models_by_the_beginning_of_their_names():
-    both = {(p.n, p.k) for p in model_problems(["qwen"], [Op.INT8], (1,))}
-    each = {(p.n, p.k) for name in MODELS if name.startswith("qwen") for p in model_problems([name], [Op.INT8], (1,))}
+    both = {p.at[:-1] for p in model_problems(["qwen"], [Op.INT8], (1,))}
+    each = {p.at[:-1] for name in MODELS if name.startswith("qwen") for p in model_problems([name], [Op.INT8], (1,))}
     assert both == each
     with pytest.raises(ValueError, match="no model begins with 'gpt': there are llama-3-8b, "):
         model_problems(["gpt"], [Op.FP8], (1,))
@@ -50,13 +51,13 @@ def test_models_by_the_beginning_of_their_names():
 
 def test_every_model_dimension_suits_tma():
     for problem in model_problems(["llama", "qwen", "mistral"], [Op.FP8], (1,)):
-        assert problem.n % 16 == 0 and problem.k % 16 == 0, str(problem)
+        assert all(size % 16 == 0 for size in problem.weights.values()), str(problem)
 
 
 def test_shapes_from_text():
     assert parse_shapes("1x2x3, 4x5x6", [Op.FP8]) == [
-        Problem(op=Op.FP8, m=1, n=2, k=3),
-        Problem(op=Op.FP8, m=4, n=5, k=6),
+        gemm(op=Op.FP8, m=1, n=2, k=3),
+        gemm(op=Op.FP8, m=4, n=5, k=6),
     ]
     for text in ("1x2", "1x2x0", "axbxc", "", "1x2x3,"):
         with pytest.raises(ValueError, match="is not MxNxK, three positive numbers"):
@@ -64,28 +65,28 @@ def test_shapes_from_text():
 
 
 def test_work_of_a_problem():
-    problem = Problem(op=Op.FP8, m=2, n=3, k=5)
+    problem = gemm(op=Op.FP8, m=2, n=3, k=5)
     assert problem.flops == 60
     assert problem.bytes == 2 * 5 + 3 * 5 + 2 * 2 * 3
 
 
 def test_every_ragged_problem_has_a_whole_one_beside_it():
     problems = ragged_problems()
-    ragged = [p for p in problems if p.m % 64]
+    ragged = [p for p in problems if p.step % 64]
     assert len(ragged) == len(set(ragged)) > 10
     for p in ragged:
-        assert Problem(op=p.op, m=next_whole(p.m), n=p.n, k=p.k) in problems
-    assert any(p.m % 4 for p in ragged)
+        assert problem_of(p.op, p.sizes | {"m": next_whole(p.step)}) in problems
+    assert any(p.step % 4 for p in ragged)
 
 
 def test_tiny_problems_in_groups_have_two_groups():
-    problem = tiny(Problem(op=Op.FP8_GROUPS, m=8192, n=8192, k=8192))
-    assert problem.k == 2 * Op.FP8_GROUPS.groups.size and problem.flops < 1e6
+    problem = tiny(gemm(op=Op.FP8_GROUPS, m=8192, n=8192, k=8192))
+    assert problem.sizes["k"] == 2 * Op.FP8_GROUPS.groups.size and problem.flops < 1e6
 
 
 def test_tiny_problems_are_small():
-    assert tiny(Problem(op=Op.FP8, m=8192, n=8192, k=8192)).flops < 1e6
-    assert tiny(Problem(op=Op.FP8, m=1, n=2, k=3)) == Problem(op=Op.FP8, m=1, n=2, k=3)
+    assert tiny(gemm(op=Op.FP8, m=8192, n=8192, k=8192)).flops < 1e6
+    assert tiny(gemm(op=Op.FP8, m=1, n=2, k=3)) == gemm(op=Op.FP8, m=1, n=2, k=3)
 
 
 def test_ops_by_name_with_commas():

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import run as program
+from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.registry import REGISTRY
-from gemmill.tune.operands import OperandMaker
-from gemmill.tune.problems import Op, Problem
 from gemmill.tune.statistics import Sample
 from gemmill.tune.timing import DryTimer
+from gemms import Op, gemm
 from harness.contenders import WrongResult, ops_contender
 from harness.remote import RemoteContender, RemoteError, serve
 from timed import families
@@ -158,7 +158,7 @@ def subject_of_ops():
 def remote(monkeypatch):
     """A RemoteContender whose other side is a thread with the stand-in."""
     here, there = multiprocessing.Pipe()
-    maker = OperandMaker(torch.device("cpu"), 4096)
+    maker = GemmMaker(torch.device("cpu"), 4096)
     contender = {"made": subject_of_ops}
     thread = threading.Thread(target=serve, args=(there, lambda: contender["made"](), maker, DryTimer()), daemon=True)
     thread.start()
@@ -172,7 +172,7 @@ def remote(monkeypatch):
 
 def test_remote_contender(remote):
     far, _ = remote
-    operands = OperandMaker(torch.device("cpu"), 4096).make(Problem(op=Op.FP8, m=4, n=32, k=64))
+    operands = GemmMaker(torch.device("cpu"), 4096).make(gemm(op=Op.FP8, m=4, n=32, k=64))
     prepared = far.prepare(operands, DryTimer(), 20)
     assert prepared.round() == pytest.approx(1.01)
     prepared.close()

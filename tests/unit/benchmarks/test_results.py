@@ -1,21 +1,22 @@
 """The record, the table and the figures."""
 
 import json
+from argparse import Namespace
 
 import pytest
 
-from gemmill.tune.problems import Op, Problem
 from gemmill.tune.statistics import sample, steady_us
+from gemms import Op, gemm
 from harness.contenders import ops_contender
 from harness.devices import commit_of, environment
 from harness.measuring import Measurement
 from harness.plot import draw
 from harness.results import peers_record, row_record, summary_record, summary_text, table, write_json
 from harness.sweep import sweep_record, sweep_table
-from peers.torch_ops import scaled_mm
+from peers.torch_ops import contenders
 from timed.quant import QuantProblem
 
-PEERS = scaled_mm()
+PEERS = contenders("scaled_mm", Namespace(), [])
 NAMES = [contender.name for contender in (ops_contender("gemmill", "gemmill"), *PEERS)]
 
 
@@ -26,7 +27,7 @@ ROW_WISE, TENSOR_WISE = "torch row-wise", "torch tensor-wise"
 def measured(m, us, op=Op.FP8, failures=None):
     """Measurements of one round, in microseconds by contender."""
     samples = {name: sample([value]) for name, value in us.items()}
-    return Measurement(problem=Problem(op=op, m=m, n=4096, k=8192), samples=samples, failures=failures or {})
+    return Measurement(problem=gemm(op=op, m=m, n=4096, k=8192), samples=samples, failures=failures or {})
 
 
 def test_ratio_is_against_the_fastest_peer():
@@ -39,7 +40,7 @@ def test_ratio_is_against_the_fastest_peer():
 def test_a_step_of_the_clocks_between_rounds_leaves_the_ratio():
     """Medians alone would say 1.1 / 1.0: the step falls between the two contenders' turns of the middle round."""
     found = Measurement(
-        problem=Problem(op=Op.FP8, m=2048, n=4096, k=8192),
+        problem=gemm(op=Op.FP8, m=2048, n=4096, k=8192),
         samples={"gemmill": sample([1.0, 1.0, 1.1, 1.1, 1.1]), ROW_WISE: sample([1.0, 1.0, 1.0, 1.1, 1.1])},
         failures={},
     )
@@ -112,7 +113,7 @@ def test_each_peer_alone_is_compared_over_the_shapes_that_it_computed():
 
 def test_table_shows_failures_and_spread():
     noisy = Measurement(
-        problem=Problem(op=Op.FP8, m=1, n=2, k=3),
+        problem=gemm(op=Op.FP8, m=1, n=2, k=3),
         samples={"gemmill": sample([1.0, 2.0, 3.0])},
         failures={"torch row-wise": "no"},
     )

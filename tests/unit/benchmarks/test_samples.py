@@ -5,7 +5,7 @@ import torch
 
 import samples as program
 from gemmill.tune.journal import read_journal
-from gemmill.tune.problems import Op
+from gemms import Op
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: a dry run with the stand-ins
 

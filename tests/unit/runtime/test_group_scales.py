@@ -8,10 +8,10 @@ import torch
 import gemmill
 from gemmill.families.scaled_mm.classes import describe_problem, problem_code, scales_code, scales_codes_of
 from gemmill.families.scaled_mm.ops import SCALED_MM
+from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.families.scaled_mm.scales import groups_of_call
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.problem import problem_of_call
 from gemmill.vocab import GROUP_SIZES, SCALE_GROUPS, ScaleGranularity, ScaleGroups, ScaleLayout
 
 BLOCKS_128, ROWS_128, BLOCKS_64, ROWS_64 = SCALE_GROUPS

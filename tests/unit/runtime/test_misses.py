@@ -15,8 +15,8 @@ from gemmill.runtime.misses import MissFile
 from gemmill.runtime.noted import MOST_NOTED, Notes
 from gemmill.runtime.select import Noted as Choice
 from gemmill.runtime.select import Trust
-from gemmill.tune.problems import Op, Problem
 from gemmill.tune.shapes import read_misses, read_shapes
+from gemms import Op, gemm
 
 
 class Noted:
@@ -66,8 +66,8 @@ def test_misses_become_shapes(recorder, problem_call, tmp_path: Path) -> None:
         ("int8_azp", 5, "model"),
     ]
     assert read_shapes(path, ()) == [
-        Problem(op=Op.FP8, m=3, n=4096, k=4096),
-        Problem(op=Op.INT8_AZP, m=5, n=4096, k=4096),
+        gemm(op=Op.FP8, m=3, n=4096, k=4096),
+        gemm(op=Op.INT8_AZP, m=5, n=4096, k=4096),
     ]
 
 
@@ -146,7 +146,7 @@ def test_a_cut_line_takes_no_other_with_it(recorder, problem_call, tmp_path) -> 
     recorder.add(Noted((problem_call(m=4), Trust.MODEL)))
     recorder.flush()
     found, unusable = read_misses(path, ())
-    assert [problem.m for problem in found] == [4]
+    assert [problem.step for problem in found] == [4]
     assert len(unusable) == 1 and unusable[0].startswith(f"{path}, line 1 is not JSON: ")
 
 
@@ -177,7 +177,7 @@ def test_a_fork_while_the_recorder_writes_hangs_nobody(recorder, problem_call, t
 
     with recorder._lock:
         assert child_of(in_child) == 0
-    assert [problem.m for problem in read_misses(tmp_path / "new" / "misses.jsonl", ())[0]] == [7]
+    assert [problem.step for problem in read_misses(tmp_path / "new" / "misses.jsonl", ())[0]] == [7]
 
 
 def test_a_file_that_cannot_be_written_stops_nothing(problem_call) -> None:
@@ -190,7 +190,7 @@ def test_a_file_that_cannot_be_written_stops_nothing(problem_call) -> None:
 
 def test_classes_are_those_of_tables(problem_call) -> None:
     for op in Op:
-        assert TUNING.measured_as(Problem(op=op, m=1, n=16, k=16).call) == op
+        assert TUNING.measured_as(gemm(op=op, m=1, n=16, k=16).call) == op
     assert TUNING.measured_as(problem_call(operand="float16", out="float16")) == "bf16", "their schedules are the same"
 
 

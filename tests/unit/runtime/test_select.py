@@ -11,8 +11,8 @@ from gemmill.families.scaled_mm.classes import Need, ProblemClass, class_of, pro
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.families.scaled_mm.model import bytes_read, model_ns
 from gemmill.families.scaled_mm.ops import SCALED_MM, SCALED_MM_AZP
+from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import Table
 from gemmill.runtime.tuned import TunedChoice

@@ -3,17 +3,18 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from gemmill.families.scaled_mm.reference import scaled_mm
+from gemmill.families.scaled_mm.cases.measured import GemmOperands
+from gemmill.numerics.measured import through
 from gemmill.tune.bench import Bench
-from gemmill.tune.checking import GUARD, GUARD_BYTES, PAD, GuardedArena, GuardedOutput
-from gemmill.tune.operands import Operands
-from gemmill.tune.problems import Op, Problem
+from gemmill.tune.checking import GUARD, GUARD_BYTES, PAD, GuardedArena
 from gemmill.tune.protocol import WorkerSpec, problem_to_json
-from gemmill.tune.subjects import Subject, reference_multiply
+from gemmill.tune.subjects import Subject
+from gemms import Op, Problem, gemm
 
 CPU = torch.device("cpu")
 
@@ -26,19 +27,18 @@ def faults_of(problem: Problem, **subjects: Subject) -> dict[str, dict[str, str]
     return {name: bench.check(name, "b") for name in subjects}
 
 
-def lacking(change: Callable[[Operands], Operands]) -> Subject:
-    def multiply(x: Operands, i: int) -> None:
-        y = change(replace(x, weights=x.weights[i : i + 1]))
-        x.out.copy_(scaled_mm(y.a, y.weights[0], y.a_scales, y.b_scales, x.out.dtype))
+RIGHT = through(torch.ops.gemmill)
 
-    return Subject(multiply=multiply)
+
+def lacking(change: Callable[[GemmOperands], GemmOperands]) -> Subject:
+    return Subject(bind=lambda x, i: RIGHT(change(replace(x, weights=x.weights[i : i + 1])), 0))
 
 
 @pytest.mark.parametrize("k", [4096, 14336, 32768])
 def test_long_sums_that_lack_a_little_are_wrong(k: int) -> None:
     """Within the tolerance of random operands, from some K on: small integers show them."""
     found = faults_of(
-        Problem(op=Op.FP8, m=9, n=48, k=k),
+        gemm(op=Op.FP8, m=9, n=48, k=k),
         right=lacking(lambda x: x),
         short=lacking(lambda x: replace(x, a=x.a[:, :-128], weights=(x.weights[0][:-128],))),
         small=lacking(lambda x: replace(x, a_scales=0.9 * x.a_scales)),
@@ -53,7 +53,7 @@ def test_long_sums_that_lack_a_little_are_wrong(k: int) -> None:
 @pytest.mark.parametrize("op", list(Op))
 def test_the_reference_passes(op: Op) -> None:
     """Every class of calls, with exact operands where sums are of floating-point numbers."""
-    (found,) = faults_of(Problem(op=op, m=130, n=144, k=4352), right=Subject(multiply=reference_multiply)).values()
+    (found,) = faults_of(gemm(op=op, m=130, n=144, k=4352), right=Subject(bind=RIGHT)).values()
     assert found is None
 
 
@@ -74,19 +74,19 @@ def with_workspace(writes_at: int, call: int) -> Subject:
     """Writes a byte of its workspace of 64 bytes, at the given call."""
     arena, calls = Arena(64), []
 
-    def multiply(x: Operands, i: int) -> None:
-        reference_multiply(x, i)
+    def write(x: GemmOperands, i: int) -> None:
+        RIGHT(x, i)()
         calls.append(i)
         if len(calls) == call:
             ctypes.memset(arena.address + writes_at, 0, 1)
 
-    return Subject(multiply=multiply, build=arena, workspace=True)
+    return Subject(bind=lambda x, i: partial(write, x, i), build=arena, workspace=True)
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_writes_around_the_workspace_are_found_in_every_call(call: int, monkeypatch) -> None:
     monkeypatch.setattr("gemmill.tune.bench.ARENA_BYTES", 4096)
-    problem = Problem(op=Op.FP8, m=3, n=48, k=64)
+    problem = gemm(op=Op.FP8, m=3, n=48, k=64)
     found = faults_of(
         problem,
         inside=with_workspace(63, call),
@@ -99,24 +99,24 @@ def test_writes_around_the_workspace_are_found_in_every_call(call: int, monkeypa
         assert verdict == {"fault": "out of bounds", "detail": "bytes around its workspace changed"}
 
 
-def writing(place: Callable[[Operands], int], call: int) -> Subject:
+def writing(place: Callable[[GemmOperands], int], call: int) -> Subject:
     """Writes an element beside its output, at the given call."""
     calls = []
 
-    def multiply(x: Operands, i: int) -> None:
-        reference_multiply(x, i)
+    def write(x: GemmOperands, i: int) -> None:
+        RIGHT(x, i)()
         calls.append(i)
         if len(calls) == call:
             x.out.as_strided((1,), (1,), place(x)).zero_()
 
-    return Subject(multiply=multiply)
+    return Subject(bind=lambda x, i: partial(write, x, i))
 
 
 @pytest.mark.parametrize(("call", "pad"), [(1, 0), (2, PAD), (3, 0)])
 def test_writes_around_the_output_are_found_in_every_call(call: int, pad: int) -> None:
     m, n = 3, 48
     found = faults_of(
-        Problem(op=Op.FP8, m=m, n=n, k=64),
+        gemm(op=Op.FP8, m=m, n=n, k=64),
         before=writing(lambda x: x.out.storage_offset() - 1, call),
         behind=writing(lambda x: x.out.storage_offset() + m * (n + pad), call),
     )
@@ -125,22 +125,14 @@ def test_writes_around_the_output_are_found_in_every_call(call: int, pad: int) -
         assert verdict["detail"] == f"bytes around its output changed, rows {pad} elements apart"
     if pad:
         (between,) = faults_of(
-            Problem(op=Op.FP8, m=m, n=n, k=64), between=writing(lambda x: x.out.storage_offset() + n + pad - 1, call)
+            gemm(op=Op.FP8, m=m, n=n, k=64), between=writing(lambda x: x.out.storage_offset() + n + pad - 1, call)
         ).values()
         assert between["fault"] == "out of bounds"
 
 
 def test_guards_see_each_byte() -> None:
     """The first and last of every band."""
-    guarded = GuardedOutput(3, 8, torch.bfloat16, CPU, PAD)
-    memory, row = guarded._memory, (8 + PAD) * 2
     first = GUARD_BYTES
-    inside = {first, first + 15, first + row, first + 2 * row + 15}
-    outside = {0, first - 1, first + 16, first + row - 1, first + 2 * row + 16, first + 3 * row, len(memory) - 1}
-    for place in sorted(inside | outside):
-        memory.fill_(GUARD)
-        memory[place] = 0
-        assert guarded.is_intact() == (place in inside), place
     arena = GuardedArena(64, CPU)
     arena.used = 16
     for place in (0, first - 1, first, first + 15, first + 16, first + 63, first + 64, first + 64 + GUARD_BYTES - 1):

@@ -17,12 +17,12 @@ from gemmill.space.selections import select
 from gemmill.tune import cluster
 from gemmill.tune.cluster import connect, local_cluster, visible_device
 from gemmill.tune.measure import Outcome, Task
-from gemmill.tune.problems import Op, Problem
 from gemmill.tune.program import TuneRequest, stand_in_build, tune
 from gemmill.tune.protocol import WorkerSpec
 from gemmill.tune.sweep import SweepOptions, TaskLost
+from gemms import Op, gemm
 
-PROBLEMS = [Problem(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
+PROBLEMS = [gemm(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
 DRY = WorkerSpec(builds=(), dry_run=True)
 
 
@@ -46,8 +46,8 @@ def test_results_do_not_depend_on_the_number_of_workers(tmp_path, home) -> None:
 def test_a_lost_worker_loses_its_task_only(tmp_path, monkeypatch) -> None:
     def die_once(spec: WorkerSpec, task: Task) -> Outcome:
         """Takes its Dask worker with it the first time that M = 16 is measured, and every time that M = 64 is."""
-        marker = Path(spec.vllm_library or "") / str(task.problem.m)
-        if task.problem.m == 64 or (task.problem.m == 16 and not marker.exists()):
+        marker = Path(spec.vllm_library or "") / str(task.problem.step)
+        if task.problem.step == 64 or (task.problem.step == 16 and not marker.exists()):
             marker.touch()
             os._exit(1)
         return Outcome(problem=task.problem, rounds_us={}, findings={})
@@ -56,7 +56,7 @@ def test_a_lost_worker_loses_its_task_only(tmp_path, monkeypatch) -> None:
     spec = WorkerSpec(builds=(), dry_run=True, vllm_library=str(tmp_path))
     tasks = [Task(problem=problem, candidates=(), kept=None, stages=()) for problem in PROBLEMS]
     with local_cluster(spec, 2) as executor:
-        found = {task.problem.m: outcome for task, outcome, _ in executor.run(tasks)}
+        found = {task.problem.step: outcome for task, outcome, _ in executor.run(tasks)}
     assert isinstance(found[1], Outcome) and isinstance(found[16], Outcome), "given to another worker"
     assert isinstance(found[64], TaskLost) and str(found[64]) == "its worker was lost, also when it ran alone"
 

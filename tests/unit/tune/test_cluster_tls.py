@@ -21,10 +21,10 @@ from gemmill.build import scheduler
 from gemmill.build.scheduler import Scheduler, SchedulerError
 from gemmill.space.selections import select
 from gemmill.tune.cluster import connect, local_cluster
-from gemmill.tune.problems import Op, Problem
 from gemmill.tune.program import TuneRequest, stand_in_build, tune
 from gemmill.tune.protocol import WorkerSpec
 from gemmill.tune.sweep import SweepOptions
+from gemms import Op, gemm
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make certificates with")
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "tuning.md"
@@ -61,7 +61,7 @@ def certificates(folder: Path) -> Path:
 
 def request_of(tmp_path: Path) -> TuneRequest:
     return TuneRequest(
-        problems=[Problem(op=Op.FP8, m=16, n=64, k=128)],
+        problems=[gemm(op=Op.FP8, m=16, n=64, k=128)],
         builds=[stand_in_build(select("smoke"))],
         options=SweepOptions(rounds=2),
         journal=tmp_path / "sweep.jsonl",

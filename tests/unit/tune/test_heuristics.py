@@ -10,9 +10,9 @@ from gemmill.runtime.tuned import Machine
 from gemmill.space.selections import select
 from gemmill.tune import heuristics
 from gemmill.tune.candidates import build_facts, field_of
-from gemmill.tune.problems import Op, Problem
 from gemmill.tune.program import stand_in_build
 from gemmill.tune.protocol import TuneError
+from gemms import Op, gemm
 
 SHAPE = (4096, 4096, 4096)
 
@@ -67,7 +67,7 @@ def test_advised_tiles_are_tried_where_the_model_would_not(monkeypatch, tmp_path
     monkeypatch.setattr(tuned, "_SHIPPED", tmp_path / "none")
     folder, manifest = stand_in_build(select("default"))
     facts = [build_facts(folder, manifest, Machine(arch="sm90a", device=None, driver=None))]
-    problem = Problem(op=Op.FP8, m=4096, n=4096, k=4096)
+    problem = gemm(op=Op.FP8, m=4096, n=4096, k=4096)
     alone = [c.name for c in field_of(problem, facts, 132, most=3, peers=False).candidates]
     advised = [c.name for c in field_of(problem, facts, 132, 3, False, [(128, 80, 2, 1)]).candidates]
     assert not any("_t128x80x128_c2x1x1_" in name for name in alone)

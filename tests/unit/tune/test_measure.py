@@ -13,12 +13,12 @@ import pytest
 from gemmill.tune import measure as measuring
 from gemmill.tune.checking import Fault, Finding
 from gemmill.tune.measure import Task, halving, measure
-from gemmill.tune.problems import Op, Problem
 from gemmill.tune.protocol import PEER, Candidate, WorkerSpec
 from gemmill.tune.timing import shuffled
 from gemmill.tune.worker import Worker, WorkerDied, WorkerError
+from gemms import Op, Problem, gemm
 
-PROBLEM = Problem(op=Op.FP8, m=40, n=64, k=64)
+PROBLEM = gemm(op=Op.FP8, m=40, n=64, k=64)
 GOOD = ("sm_good", "sm_other")
 
 
@@ -95,7 +95,7 @@ def test_what_is_known_to_be_at_fault_is_not_tried(worker) -> None:
 
 def test_other_operands_zero_points_and_groups(worker) -> None:
     for op, k in ((Op.INT8, 48), (Op.INT8_AZP, 48), (Op.FP8_GROUPS, 300), (Op.BF16, 48)):
-        outcome = measure(worker, task("sm_wrong", problem=Problem(op=op, m=3, n=144, k=k)))
+        outcome = measure(worker, task("sm_wrong", problem=gemm(op=op, m=3, n=144, k=k)))
         assert set(outcome.rounds_us) == set(GOOD)
         assert [finding.fault for finding in outcome.findings.values()] == [Fault.WRONG]
 

@@ -21,12 +21,12 @@ from gemmill.tune.checking import Fault, Finding
 from gemmill.tune.choice import agreement
 from gemmill.tune.journal import Entry, Record
 from gemmill.tune.measure import Outcome
-from gemmill.tune.problems import Op, Problem
 from gemmill.tune.program import TuneRequest, stand_in_build
 from gemmill.tune.prune import EXPECTED_LOSS, audit, prune, selection_of, times_of, worst_first
 from gemmill.tune.report import report_text
 from gemmill.tune.sweep import SweepOptions, decisions
 from gemmill.tune.waves import KERNELS_OF_A_WAVE, tune_selection, waves_of
+from gemms import Op, Problem, gemm
 
 BASE = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_"
 PREFILL = f"{BASE}t128x128x128_c2x1x1_pingpong_fast_persistent_ab_sauto_a16b16d8"
@@ -35,7 +35,7 @@ DECODE4 = f"{DECODE}_k4"
 
 
 def problem(m: int, op: Op = Op.FP8, n: int = 4096, k: int = 4096) -> Problem:
-    return Problem(op=op, m=m, n=n, k=k)
+    return gemm(op=op, m=m, n=n, k=k)
 
 
 def record_of(times: dict[Problem, dict[str, float]], faults=None, gpu: str | None = "NVIDIA H200") -> Record:

@@ -6,14 +6,14 @@ import re
 import pytest
 
 from gemmill.tune.models import Layer, ModelError, layers_of, named_models, read_model
-from gemmill.tune.problems import Op, Problem
 from gemmill.tune.shapes import ShapesError, read_misses, read_shapes
+from gemms import Op, Problem, gemm
 
 FP8 = (Op.FP8,)
 
 
 def problem(m: int, n: int, k: int, op: Op = Op.FP8) -> Problem:
-    return Problem(op=op, m=m, n=n, k=k)
+    return gemm(op=op, m=m, n=n, k=k)
 
 
 def test_json_with_lists_of_m(tmp_path) -> None:

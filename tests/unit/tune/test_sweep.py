@@ -18,13 +18,13 @@ from gemmill.tune.checking import Fault, Finding
 from gemmill.tune.executors import LocalExecutor
 from gemmill.tune.journal import Entry, Journal, JournalError, read_journal
 from gemmill.tune.measure import Outcome
-from gemmill.tune.problems import Op, Problem
 from gemmill.tune.program import TuneRequest, stand_in_build, tune
 from gemmill.tune.sweep import SilentObserver, SweepOptions, TaskLost
 from gemmill.tune.worker import WorkerError
+from gemms import Op, Problem, gemm
 
 SOURCES = Path(__file__).parents[3] / "generator"
-PROBLEMS = [Problem(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
+PROBLEMS = [gemm(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
 WRONG = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8"
 
 

@@ -8,6 +8,7 @@ from gemmill.families.quant.accepts import QuantPredicate, accepted
 from gemmill.families.quant.config import RULES, QuantConfig
 from gemmill.families.quant.contract import OPS
 from gemmill.families.quant.names import from_fields, to_fields
+from gemmill.families.quant.questions import QUESTIONS
 from gemmill.families.quant.spelling import spell
 from gemmill.family import Family, Kernels
 from gemmill.vocab import Compiler
@@ -44,6 +45,8 @@ FAMILY = Family(
     kernels=(QUANT,),
     cases="gemmill.families.quant.cases",
     serving="gemmill.families.quant.serving",
+    questions=QUESTIONS,
+    functions="gemmill.families.quant.functions",
     selections={"smoke": selections.smoke, "default": selections.default},
     tuning=None,
 )

@@ -9,6 +9,7 @@ from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.families.scaled_mm.dsl.plan import Plan
 from gemmill.families.scaled_mm.names import from_fields, to_fields
 from gemmill.families.scaled_mm.ops import OPS
+from gemmill.families.scaled_mm.questions import QUESTIONS
 from gemmill.families.scaled_mm.rules import RULES
 from gemmill.families.scaled_mm.spelling import cutedsl, cutlass
 from gemmill.families.scaled_mm.tuning import TUNING
@@ -76,6 +77,9 @@ FAMILY = Family(
     kernels=(CUTLASS, CUTEDSL),
     cases="gemmill.families.scaled_mm.cases",
     serving="gemmill.families.scaled_mm.serving",
+    questions=QUESTIONS,
+    functions="gemmill.families.scaled_mm.functions",
+    peers="gemmill.families.scaled_mm.peers",
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,
 )

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from gemmill.families.scaled_mm import reference
+from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
 from gemmill.runtime.library import Build
-from gemmill.runtime.problem import problem_of_call
 from gemmill.runtime.select import Choice, select
 from gemmill.runtime.serving import Result, Serving, count_of_variants
 

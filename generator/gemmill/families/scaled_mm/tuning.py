@@ -14,6 +14,7 @@ from gemmill.families.scaled_mm.classes import (
 )
 from gemmill.families.scaled_mm.config import RESULTS_OF, KernelConfig, Problem
 from gemmill.families.scaled_mm.model import Facts, ctas_of, model_ns, pads_more
+from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.family import ProblemCall, Reach, Row, Tuning
 from gemmill.vocab import (
     SCALE_GROUPS,
@@ -176,4 +177,5 @@ TUNING = Tuning(
     wastes=pads_more,
     offers=_offers,
     measured_as=_measured_as,
+    sweep=SWEEP,
 )

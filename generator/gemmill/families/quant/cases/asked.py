@@ -18,7 +18,7 @@ def asked(op: str, question: Question) -> list[Any]:
     q, declared, names = question, OP_OF[op], BY_NAME[op].arguments
     if q["hidden"] is None or q["n"] is not None or q["k"] is not None:
         raise ValueError(f"{op} wants -m and --hidden, and neither -n nor -k")
-    refuse_unused(op, q, "per_token", "per_channel", "bias", "lda", "ldb", "ldd")
+    refuse_unused(op, q)
     for option, argument in _OPTIONS.items():
         if q[option] not in (None, False) and argument not in names:
             raise ValueError(f"{op} with --{option}: it takes {', '.join(names)}")

@@ -3,6 +3,7 @@
 from gemmill.families.scaled_mm.cases.asked import asked
 from gemmill.families.scaled_mm.cases.checked import of_config, once
 from gemmill.families.scaled_mm.cases.drawn import GemmJudge, drawn, is_lacking
+from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.numerics.cases import Cases
 
 CASES = Cases(
@@ -13,4 +14,5 @@ CASES = Cases(
     judge=GemmJudge,
     counts_are_final=True,
     is_lacking=is_lacking,
+    measured=GemmMaker,
 )

@@ -15,7 +15,7 @@ def asked(op: str, question: Question) -> list[Any]:
     m, n, k, azp = q["m"], q["n"], q["k"], q["azp"]
     if n is None or k is None or q["hidden"] is not None:
         raise ValueError(f"{op} wants -m, -n and -k, and no --hidden")
-    refuse_unused(op, q, "group", "activation", "ue8m0", "m_major")
+    refuse_unused(op, q)
     if (op == SCALED_MM_AZP) == (azp is None):
         raise ValueError(
             f"{op} with --azp {azp or 'none'}: {SCALED_MM} takes none, {SCALED_MM_AZP} takes tensor or token"

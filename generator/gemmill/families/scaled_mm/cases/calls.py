@@ -34,12 +34,13 @@ class Problem:
     groups: ScaleGroups | None = None
     """of the scales; None where they are per tensor or channel"""
     a_scale: str = "each"
-    """"each": a scale for each row (column); "one": one for all. In groups, "each": row-major; "one": column-major, columns
-    padded to 16 bytes in the "tight" and "padded" layouts"""
+    """"each": a scale for each row (column); "one": one for all; "unit": 1 for all. In groups, "each": row-major; "one":
+    column-major, columns padded to 16 bytes in the "tight" and "padded" layouts; "together": column-major without gaps"""
     b_scale: str = "each"
     bias: bool = False
     data: str = "random"
-    """"integers": small ones, and powers of two as scales, so that every order of summation gives the same"""
+    """"random": normal; "uniform": in [-1, 1]; "integers": small ones, and powers of two as scales, so that every order of
+    summation gives the same; s8 codes are of the whole range but for integers"""
     layout: str = "tight"
     """"tight", "padded" (rows 16-byte aligned, longer than they must be), "odd" (rows of an odd length) or "shifted"
     (data that starts one element after an aligned address)"""
@@ -107,26 +108,15 @@ def make_call(problem: Problem, device: torch.device) -> Call:
     p = problem
     generator = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.n * 1009 + p.k)
     a_type, out_type = getattr(torch, p.a_dtype.torch_name), getattr(torch, p.out_dtype.torch_name)
-    a = _laid_out(_data(p, p.m, p.k, generator), p.layout)
-    b = _laid_out(_data(p, p.n, p.k, generator), p.layout).t()
+    a = _laid_out(make_data(p, p.m, p.k, generator), p.layout)
+    b = _laid_out(make_data(p, p.n, p.k, generator), p.layout).t()
     assert a.dtype is a_type and b.dtype is a_type
     surroundings, out = _guarded_out(p, out_type, device)
-    azp_adj = azp = None
-    if p.azp != "none":
-        azp_adj = b.to(torch.int64).sum(dim=0).to(torch.int32)
-        if p.azp == "row":
-            azp_adj = azp_adj * 3
-        else:
-            azp = torch.randint(-128, 128, (p.m, 1), dtype=torch.int32, device=device, generator=generator)
+    azp_adj, azp = make_zero_points(p, b, generator)
     bias = None
     if p.bias:
         bias = torch.randn(p.n, device=device, generator=generator).mul(8).round().to(out_type)
-    if p.groups is None:
-        a_scales = _scales(p, p.a_scale, p.m, generator).reshape(-1, 1)
-        b_scales = _scales(p, p.b_scale, p.n, generator).reshape(1, -1)
-    else:
-        a_scales = _group_scales(p, p.a_scale, p.groups.a_shape(p.m, p.k), generator)
-        b_scales = _group_scales(p, p.b_scale, p.groups.b_shape(p.n, p.k), generator)
+    a_scales, b_scales = make_scales(p, generator)
     call = Call(
         problem=p,
         surroundings=surroundings,
@@ -143,12 +133,38 @@ def make_call(problem: Problem, device: torch.device) -> Call:
     return call
 
 
-def _data(p: Problem, rows: int, columns: int, generator: torch.Generator) -> Tensor:
+def make_zero_points(p: Problem, b: Tensor, generator: torch.Generator) -> tuple[Tensor | None, Tensor | None]:
+    """azp_adj and azp for b [K, N]; None where the problem has none."""
+    if p.azp == "none":
+        return None, None
+    azp_adj = b.sum(dim=0, dtype=torch.int32)
+    if p.azp == "row":
+        return azp_adj * 3, None
+    return azp_adj, torch.randint(-128, 128, (p.m, 1), dtype=torch.int32, device=generator.device, generator=generator)
+
+
+def make_scales(p: Problem, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """a_scales and b_scales."""
+    if p.groups is None:
+        a_scales, b_scales = (
+            _scales(p, kind, count, generator) for kind, count in ((p.a_scale, p.m), (p.b_scale, p.n))
+        )
+        return a_scales.reshape(-1, 1), b_scales.reshape(1, -1)
+    return (
+        _group_scales(p, p.a_scale, p.groups.a_shape(p.m, p.k), generator),
+        _group_scales(p, p.b_scale, p.groups.b_shape(p.n, p.k), generator),
+    )
+
+
+def make_data(p: Problem, rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """a, or b transposed, row-major without gaps."""
     kind, device = getattr(torch, p.a_dtype.torch_name), generator.device
     if p.data == "integers":
         return small_integers(rows, columns, kind, generator)
     if p.a_dtype is DType.S8:
         return torch.randint(-128, 128, (rows, columns), dtype=torch.int8, device=device, generator=generator)
+    if p.data == "uniform":
+        return torch.rand(rows, columns, device=device, generator=generator).mul_(2).sub_(1).to(kind)
     return torch.randn(rows, columns, device=device, generator=generator).to(kind)
 
 
@@ -156,6 +172,8 @@ def _group_scales(p: Problem, order: str, shape: tuple[int, int], generator: tor
     values = _scale_values(p, shape[0] * shape[1], generator).reshape(shape)
     if order == "each":
         return values
+    if order == "together":
+        return values.reshape(shape[::-1]).t()
     rows, columns = shape
     stride = rows + (-rows % 4 if p.layout in ("tight", "padded") else 1)
     memory = torch.full((columns, stride), torch.nan, device=values.device)  # what is never to be read
@@ -164,6 +182,8 @@ def _group_scales(p: Problem, order: str, shape: tuple[int, int], generator: tor
 
 
 def _scales(p: Problem, kind: str, count: int, generator: torch.Generator) -> Tensor:
+    if kind == "unit":
+        return torch.ones(1, device=generator.device)
     return _scale_values(p, 1 if kind == "one" else count, generator)
 
 

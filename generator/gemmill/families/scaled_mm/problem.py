@@ -1,12 +1,11 @@
 """What a call of a GEMM asks of a variant, as far as the choice depends on it."""
 
-from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm import NAME
 from gemmill.families.scaled_mm.classes import Need, problem_code, scales_code
 from gemmill.families.scaled_mm.ops import SCALED_MM_AZP
 from gemmill.families.scaled_mm.scales import groups_of_call, mn_major
-from gemmill.family import ProblemCall
-from gemmill.runtime.operands import Call, Operand
-from gemmill.runtime.schemas import OpSchema
+from gemmill.family import OpSchema, ProblemCall
+from gemmill.family.operand import Call, Operand
 
 TMA_BYTES = 16
 TMA_FARTHEST = 2**40
@@ -30,7 +29,7 @@ def problem_of_call(op: OpSchema, call: Call) -> ProblemCall:
     assert a_scales is not None and b_scales is not None
     scales = scales_code(groups, mn_major=groups is not None and mn_major(a_scales, b_scales))
     return ProblemCall(
-        family=scaled_mm.NAME,
+        family=NAME,
         problem=problem_code(need, a.dtype, out.dtype, scales),
         sizes=(m, n, k),
         # a TMA store ends at a multiple of 16 bytes, not at n

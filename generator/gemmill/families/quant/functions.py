@@ -3,10 +3,29 @@ arguments do not fit; arithmetic is that of gemmill.families.quant.reference."""
 
 import torch
 
-from gemmill.runtime.schemas import NAMESPACE
+__all__ = [
+    "act_and_mul_per_block_quant",
+    "act_and_mul_per_token_quant",
+    "act_and_mul_quant",
+    "dynamic_per_token_scaled_fp8_quant",
+    "dynamic_scaled_fp8_quant",
+    "dynamic_scaled_int8_quant",
+    "dynamic_tensor_scaled_int8_quant",
+    "per_token_group_fp8_quant",
+    "per_token_group_fp8_quant_packed",
+    "per_token_group_quant_int8",
+    "per_token_group_quant_int8_azp",
+    "rms_norm_dynamic_per_token_quant",
+    "rms_norm_per_block_quant",
+    "silu_and_mul_per_block_quant",
+    "silu_and_mul_per_token_quant",
+    "silu_and_mul_quant",
+    "static_scaled_fp8_quant",
+    "static_scaled_int8_quant",
+]
 
 E4M3_MAX = 448.0
-_ops = getattr(torch.ops, NAMESPACE)
+_ops = torch.ops.gemmill
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 

@@ -1,0 +1,32 @@
+from gemmill.families.quant.functions import *
+from gemmill.families.scaled_mm.functions import *
+from gemmill.runtime.ops import (
+    active as active,
+)
+from gemmill.runtime.ops import (
+    assume_constant_weights as assume_constant_weights,
+)
+from gemmill.runtime.ops import (
+    explain as explain,
+)
+from gemmill.runtime.ops import (
+    load as load,
+)
+from gemmill.runtime.ops import (
+    stats as stats,
+)
+from gemmill.runtime.ops import (
+    supports as supports,
+)
+from gemmill.runtime.ops import (
+    table_digest as table_digest,
+)
+from gemmill.runtime.ops import (
+    use_variant as use_variant,
+)
+from gemmill.runtime.ops import (
+    variants as variants,
+)
+from gemmill.version import __version__ as __version__
+
+__all__: list[str]

@@ -1,0 +1,185 @@
+"""Operands of the measured classes: the same makers as of all other calls, with copies of the weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from gemmill.families.scaled_mm.bounds import exact_scaled_mm, tolerance
+from gemmill.families.scaled_mm.cases import calls
+from gemmill.families.scaled_mm.reference import scaled_mm
+from gemmill.families.scaled_mm.sweep import Op
+from gemmill.numerics.comparison import Comparison, compare_exact, compare_within
+from gemmill.numerics.measured import ROTATED_BYTES, MeasuredProblem, sampled_rows, take
+from gemmill.numerics.memory import Slot
+from gemmill.vocab import Accumulation, DType
+
+MOST_COPIES = 64
+_EXACT = " with small integers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmOperands:
+    """What one call of any contender needs; `weights` are copies that differ, [K, N] column-major."""
+
+    problem: MeasuredProblem
+    call: calls.Problem
+    a: Tensor
+    weights: tuple[Tensor, ...]
+    out: Tensor
+    a_scales: Tensor
+    """[M, 1] float32; in groups [M, K/128], M-major, columns padded to multiples of 16 bytes; of bf16 one value, 1"""
+    b_scales: Tensor
+    """[1, N] float32; in groups [K/128, N/128], stored as [N/128, K/128]; of bf16 one value, 1"""
+    azp: Tensor | None
+    azp_adj: tuple[Tensor | None, ...]
+    """One for each copy of the weights."""
+
+    @property
+    def op(self) -> str:
+        """The op that computes it."""
+        return self.call.op
+
+    @property
+    def copies(self) -> int:
+        """Of the weights."""
+        return len(self.weights)
+
+    @property
+    def words(self) -> str:
+        """What is said of a result that is wrong."""
+        return _EXACT if self.call.data == "integers" else ""
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        """The result."""
+        return {"out": self.out}
+
+    def arguments(self, i: int) -> list[Any]:
+        """Of the op, with the i-th weights."""
+        azp = () if self.call.azp == "none" else (self.azp_adj[i], self.azp)
+        return [self.out, self.a, self.weights[i], self.a_scales, self.b_scales, *azp, None]
+
+    def writing(self, outputs: Mapping[str, Tensor]) -> Self:
+        """The same operands, with another result."""
+        return replace(self, out=outputs["out"])
+
+    def slots(self, pad: int) -> dict[str, Slot]:
+        """Where the result may lie."""
+        m, n = self.out.shape
+        strides = n + pad, 1
+        return {
+            "out": Slot(
+                dtype=self.out.dtype,
+                shape=(m, n),
+                strides=strides,
+                rows=m,
+                columns=n,
+                row_stride=strides[0],
+                column_stride=1,
+                values=None,
+                written=True,
+            )
+        }
+
+    def expected(self) -> "Sampled":
+        """By the reference, of some rows."""
+        return Sampled(self)
+
+
+class Sampled:
+    """The reference of some rows with the first weights.
+
+    The first and last ones, and one of every 16 (of many rows: of every 64), so that every tile of a kernel is looked at.
+    """
+
+    def __init__(self, x: GemmOperands) -> None:
+        b = x.weights[0]
+        self.rows = sampled_rows(x.a.shape[0], b.device)
+        a = take(x.a, self.rows)
+        a_scales = x.a_scales[self.rows] if x.a_scales.numel() > 1 else x.a_scales
+        azp = None if x.azp is None else x.azp[self.rows]
+        self._rounded = scaled_mm(a, b, a_scales, x.b_scales, x.out.dtype, azp_adj=x.azp_adj[0], azp=azp)
+        self._bound = None
+        if a.dtype.is_floating_point and not x.words:
+            self._exact = exact_scaled_mm(a, b, a_scales, x.b_scales)
+            self._bound = tolerance(a, b, a_scales, x.b_scales, x.out.dtype, Accumulation.FAST)
+
+    def compare(self, results: Mapping[str, Tensor]) -> Comparison:
+        """Hold a whole result [M, N] against the reference's rows."""
+        found = results["out"][self.rows]
+        if self._bound is None:
+            return compare_exact(found, self._rounded)
+        return compare_within(found, self._rounded, self._exact, self._bound)
+
+
+class GemmMaker:
+    """Makes operands, keeping the weights of the last (operand, N, K): problems that share them should follow each other."""
+
+    def __init__(self, device: torch.device, rotated_bytes: int = ROTATED_BYTES) -> None:
+        self._device = device
+        self._rotated_bytes = rotated_bytes
+        self._key: tuple[DType, int, int] | None = None
+        self._weights: tuple[Tensor, ...] = ()
+        self._generator = torch.Generator(device=device).manual_seed(0)
+
+    def make(self, problem: MeasuredProblem) -> GemmOperands:
+        """Uniform random operands in [-1, 1] (s8: the whole range) and positive scales (bf16: 1)."""
+        call = _call_of(problem)
+        out = torch.full((call.m, call.n), torch.nan, dtype=torch.bfloat16, device=self._device)
+        return self._operands(problem, call, self._weights_of(call), out)
+
+    def exact(self, x: GemmOperands) -> GemmOperands | None:
+        """Small integers and powers of two (gemmill.numerics.exact), where sums are of floating-point numbers; the result's
+        memory is shared."""
+        if not x.a.dtype.is_floating_point:
+            return None
+        call = replace(x.call, data="integers")
+        return self._operands(x.problem, call, (self._weight(call),), x.out)
+
+    def _operands(
+        self, problem: MeasuredProblem, call: calls.Problem, weights: tuple[Tensor, ...], out: Tensor
+    ) -> GemmOperands:
+        a_scales, b_scales = calls.make_scales(call, self._generator)
+        made = [calls.make_zero_points(call, weight, self._generator) for weight in weights]
+        return GemmOperands(
+            problem=problem,
+            call=call,
+            a=calls.make_data(call, call.m, call.k, self._generator),
+            weights=weights,
+            out=out,
+            a_scales=a_scales,
+            b_scales=b_scales,
+            azp=made[0][1],
+            azp_adj=tuple(azp_adj for azp_adj, _ in made),
+        )
+
+    def _weights_of(self, call: calls.Problem) -> tuple[Tensor, ...]:
+        key = (call.a_dtype, call.n, call.k)
+        if key != self._key:
+            self._weights, self._key = (), key
+            bytes_ = call.n * call.k * call.a_dtype.bits // 8
+            copies = min(MOST_COPIES, max(2, -(-self._rotated_bytes // bytes_)))
+            self._weights = tuple(self._weight(call) for _ in range(copies))
+        return self._weights
+
+    def _weight(self, call: calls.Problem) -> Tensor:
+        return calls.make_data(call, call.n, call.k, self._generator).t()
+
+
+def _call_of(problem: MeasuredProblem) -> calls.Problem:
+    op = Op(problem.op)
+    kinds = {Op.FP8_GROUPS: ("one", "together"), Op.BF16: ("unit", "unit")}.get(op, ("each", "each"))
+    return calls.Problem(
+        m=problem.sizes["m"],
+        n=problem.sizes["n"],
+        k=problem.sizes["k"],
+        a_dtype=op.operand,
+        azp="token" if op is Op.INT8_AZP else "none",
+        groups=op.groups,
+        a_scale=kinds[0],
+        b_scale=kinds[1],
+        data="uniform",
+    )

@@ -1,0 +1,53 @@
+"""What torch offers of the GEMMs, and which of them vLLM computes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from gemmill.families.scaled_mm.sweep import Op
+from gemmill.numerics.measured import MeasuredProblem, Peer
+
+INT_MM_FEWEST_ROWS = 17
+"""torch._int_mm refuses fewer rows of A on CUDA."""
+
+
+def _scaled_mm(x: Any, i: int) -> Callable[[], Any]:
+    scales = x.a_scales, x.b_scales
+    return partial(torch._scaled_mm, x.a, x.weights[i], *scales, out_dtype=x.out.dtype, use_fast_accum=True)
+
+
+def _per_tensor(x: Any) -> Any:
+    """The operands with the first of each kind of scales for all."""
+    return replace(x, a_scales=x.a_scales[0, 0].clone(), b_scales=x.b_scales[0, 0].clone())
+
+
+def _mm(x: Any, i: int) -> Callable[[], Any]:
+    """By cuBLAS, which is told to add slices of K in float32: in bf16 it is another result."""
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    return partial(torch.mm, x.a, x.weights[i], out=x.out)
+
+
+def _int_mm(x: Any, i: int) -> Callable[[], Any]:
+    return partial(torch._int_mm, x.a, x.weights[i])
+
+
+PEERS = (
+    Peer(name="torch row-wise", bind=_scaled_mm, takes=lambda problem: problem.op == Op.FP8),
+    Peer(name="torch tensor-wise", bind=_scaled_mm, takes=lambda problem: problem.op == Op.FP8, given=_per_tensor),
+    Peer(name="torch mm", bind=_mm, takes=lambda problem: problem.op == Op.BF16),
+    Peer(
+        name="torch._int_mm",
+        bind=_int_mm,
+        takes=lambda problem: problem.op == Op.INT8 and problem.sizes["m"] >= INT_MM_FEWEST_ROWS,
+        complete=False,
+    ),
+)
+
+
+def vllm_takes(problem: MeasuredProblem) -> bool:
+    """vLLM refuses operands of 16 bits, and ignores the strides of scales in groups: their columns must follow each other
+    at multiples of 16 bytes."""
+    return problem.op != Op.BF16 and (problem.op != Op.FP8_GROUPS or problem.sizes["m"] % 4 == 0)

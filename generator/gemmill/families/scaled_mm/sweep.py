@@ -1,0 +1,121 @@
+"""What is measured of the GEMMs: bf16 results in all classes."""
+
+import math
+from enum import StrEnum
+
+from gemmill.families.scaled_mm import NAME
+from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP, Predicate
+from gemmill.families.scaled_mm.classes import Need, problem_code, scales_code
+from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.families.scaled_mm.model import Facts
+from gemmill.family import Measured, ProblemCall, Sizes, Sweep
+from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups, TileScheduler
+
+TMA_BYTES = 16
+
+
+class Op(StrEnum):
+    """Classes of calls that are measured."""
+
+    FP8 = "fp8"
+    """e4m3 x e4m3, a scale for each row of A and each column of B"""
+    INT8 = "int8"
+    """s8 x s8, the same scales"""
+    INT8_AZP = "int8_azp"
+    """s8 x s8 with a zero point for each row of A"""
+    FP8_GROUPS = "fp8_groups"
+    """e4m3 x e4m3, a scale for each 1 x 128 of A, M-major and padded to 16 bytes, and for each 128 x 128 of B"""
+    BF16 = "bf16"
+    """bf16 x bf16, both scales 1: the plain product, to compare with"""
+
+    @property
+    def operand(self) -> DType:
+        """Dtype of A and B."""
+        return _OPERANDS[self]
+
+    @property
+    def groups(self) -> ScaleGroups | None:
+        """The groups that scales come in; None where they are for rows and columns."""
+        return SCALE_GROUPS[0] if self is Op.FP8_GROUPS else None
+
+
+_OPERANDS = {
+    Op.FP8: DType.E4M3,
+    Op.INT8: DType.S8,
+    Op.INT8_AZP: DType.S8,
+    Op.FP8_GROUPS: DType.E4M3,
+    Op.BF16: DType.BF16,
+}
+
+
+def _measured(op: Op) -> Measured:
+    element_bytes = op.operand.bits // 8
+    need = Need.AZP_TOKEN if op is Op.INT8_AZP else Need.SCALE
+    code = problem_code(need, op.operand.torch_name, DType.BF16.torch_name, scales_code(op.groups, mn_major=True))
+
+    def call(sizes: Sizes) -> ProblemCall:
+        m, n, k = (sizes[name] for name in "mnk")
+        align_k, align_d = math.gcd(element_bytes * k, TMA_BYTES), math.gcd(2 * n, TMA_BYTES)
+        align_a, align_b = (TMA_BYTES if rows == 1 else align_k for rows in (m, n))
+        return ProblemCall(family=NAME, problem=code, sizes=(m, n, k), alignments=(align_a, align_b, align_d))
+
+    return Measured(
+        name=op.value,
+        call=call,
+        flops=lambda sizes: 2.0 * sizes["m"] * sizes["n"] * sizes["k"],
+        # Scales are left out.
+        bytes=lambda s: (s["m"] + s["n"]) * s["k"] * element_bytes + 2 * s["m"] * s["n"],
+        serves=lambda accepts: accepts.out_dtype is DType.BF16 and op in ops_of(accepts),
+        # One group alone is a scale for each row.
+        least={} if op.groups is None else {"k": 2 * op.groups.size},
+    )
+
+
+def ops_of(accepts: Predicate) -> tuple[Op, ...]:
+    """The measured classes that a variant can serve."""
+    if accepts.scale_groups is not None:
+        served = accepts.scale_groups == Op.FP8_GROUPS.groups and accepts.a_dtype is Op.FP8_GROUPS.operand
+        return (Op.FP8_GROUPS,) if served else ()
+    ops: list[Op] = []
+    if SCALED_MM in accepts.ops:
+        ops += [op for op in (Op.FP8, Op.INT8, Op.BF16) if op.operand is accepts.a_dtype]
+    if SCALED_MM_AZP in accepts.ops and "token" in accepts.azp:
+        ops.append(Op.INT8_AZP)
+    return tuple(ops)
+
+
+def _shown(config: KernelConfig) -> tuple[str, str]:
+    schedule = config.schedule
+    tile_m, tile_n, _ = schedule.tile_shape_mnk
+    if not schedule.kernel_schedule.uses_tma:
+        kind = "unaligned"
+    elif schedule.tile_scheduler is TileScheduler.STREAM_K:
+        kind = "streamk"
+    elif schedule.tile_scheduler is TileScheduler.SPLIT_K:
+        kind = "splitk"
+    else:
+        kind = "swapab" if schedule.swap_ab else "persistent"
+    return kind, f"{tile_m}x{tile_n}"
+
+
+def _tile(facts: Facts) -> tuple[int, ...]:
+    return facts.tile_m, facts.tile_n, facts.sharers_b, facts.sharers_a
+
+
+SWEEP = Sweep(
+    measured=tuple(_measured(op) for op in Op),
+    steps=(1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+    example={"m": [1, 16, 64], "n": 4096, "k": 4096},
+    tiny={"m": 32, "n": 48, "k": 64},
+    is_last_resort=lambda config: not config.schedule.kernel_schedule.uses_tma,
+    kin=lambda config: (config.problem.a_dtype, config.problem.group_size, config.schedule, config.launch),
+    kinds={
+        "splitk": "split-K",
+        "streamk": "stream-K",
+        "swapab": "swap-AB, persistent",
+        "persistent": "persistent",
+        "unaligned": "any alignment",
+    },
+    shown=_shown,
+    tile=_tile,
+)

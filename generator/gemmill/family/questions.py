@@ -1,0 +1,60 @@
+"""How a user asks about a call in words: the options of `gemmill explain` that a family reads."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NONE = "none"
+"""A choice that says what leaving the option out says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One option. Families that share one agree in all but its help and its choices."""
+
+    name: str
+    """By which the family's cases read it."""
+    flags: str
+    """As typed; one that is on unless it is given has both spellings, with a slash between them."""
+    help: str
+    """Begins with a capital and ends without a full stop."""
+    kind: type = int
+    """int, str or bool."""
+    choices: tuple[str, ...] = ()
+    """Of a str; any where there are none."""
+    default: Any = None
+    least: int | None = None
+    required: bool = False
+    """Whether the family's calls cannot do without it."""
+
+    @property
+    def spelled(self) -> str:
+        """What who gave it has typed."""
+        return self.flags.split("/")[-1]
+
+    def is_given(self, question: Mapping[str, Any]) -> bool:
+        """Whether a question says something other than the default."""
+        return question[self.name] not in ((self.default,) if self.kind is bool else (None, False))
+
+
+def merged(options: Iterable[Asked]) -> dict[str, Asked]:
+    """Options of several families, each once, by name. Raises ValueError where two of one name are not the same."""
+    found: dict[str, Asked] = {}
+    for option in options:
+        before = found.setdefault(option.name, option)
+        if (before.flags, before.kind, before.default) != (option.flags, option.kind, option.default):
+            raise ValueError(
+                f"option {option.name!r} is {before.flags} of {before.kind.__name__} to one family and {option.flags} of "
+                f"{option.kind.__name__} to another"
+            )
+        if before is not option:
+            found[option.name] = Asked(
+                name=option.name,
+                flags=option.flags,
+                help="; ".join(dict.fromkeys((before.help, option.help[0].lower() + option.help[1:]))),
+                kind=option.kind,
+                choices=tuple(dict.fromkeys(before.choices + option.choices)),
+                default=option.default,
+                least=option.least,
+            )
+    return found

@@ -1,0 +1,135 @@
+"""Operands of one problem in as many copies as keep the L2 cache from holding them: what tune and benchmarks time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from gemmill.numerics.comparison import Comparison
+from gemmill.numerics.memory import Slot
+
+ROTATED_BYTES = 128 << 20
+"""More than twice the 60 MB of L2 of an H200."""
+EDGE_ROWS = 8
+STRIPE, LARGE_STRIPE, MANY_ROWS = 16, 64, 4096
+"""Rows: no tile has fewer than 16 and none begins within a stripe, so each has a row that is looked at. Kernels whose tiles
+have fewer than 64 are made for few rows."""
+
+
+class MeasuredProblem(Protocol):
+    """A measured class of calls at one size."""
+
+    @property
+    def op(self) -> str:
+        """The class, by the name that tables know it by."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """By name."""
+
+
+class Expected(Protocol):
+    """What a problem's first copy must give, made once for all who compute it."""
+
+    def compare(self, results: Mapping[str, Tensor]) -> Comparison:
+        """Hold results, by the names of the outputs, against the reference."""
+
+
+class Operands(Protocol):
+    """What one call of anyone who computes a problem needs. Copies differ in what a call reads most of."""
+
+    @property
+    def problem(self) -> Any:
+        """The MeasuredProblem."""
+
+    @property
+    def outputs(self) -> Mapping[str, Tensor]:
+        """What calls write, by argument."""
+
+    @property
+    def words(self) -> str:
+        """What is said of a result that is wrong, of operands that are not random."""
+
+    @property
+    def op(self) -> str:
+        """The op that computes it."""
+
+    @property
+    def copies(self) -> int:
+        """How many there are."""
+
+    def arguments(self, i: int) -> Sequence[Any]:
+        """Of the op, with the i-th copy."""
+
+    def writing(self, outputs: Mapping[str, Tensor]) -> Self:
+        """The same operands, with other outputs."""
+
+    def slots(self, pad: int) -> Mapping[str, Slot]:
+        """Where outputs may lie, their rows `pad` elements apart."""
+
+    def expected(self) -> Expected:
+        """By the reference."""
+
+
+class Maker(Protocol):
+    """Makes operands on a device. It may keep copies: problems that share them should follow each other."""
+
+    def make(self, problem: Any) -> Operands:
+        """Random operands of a MeasuredProblem."""
+
+    def exact(self, operands: Any) -> Operands | None:
+        """Others of the same problem whose result no right kernel rounds before it stores it; None where random ones are so."""
+
+
+Bind = Callable[[Any, int], Callable[[], Any]]
+"""Of operands and the index of a copy, one call. It returns its results where it did not write them to the outputs."""
+
+
+def as_they_are(operands: Any) -> Any:
+    """The operands."""
+    return operands
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """What a user would call instead of gemmill."""
+
+    name: str
+    bind: Bind
+    takes: Callable[[Any], bool]
+    """Whether a MeasuredProblem is one of its kind; calling it may still fail."""
+    given: Callable[[Any], Any] = as_they_are
+    """The operands as it takes them, of which its result must be right."""
+    complete: bool = True
+    """Whether it computes all of the op; one that does not is shown, and not compared with."""
+
+
+def through(namespace: Any) -> Bind:
+    """Calls of the op as registered in a namespace of torch's."""
+    return lambda operands, i: partial(getattr(namespace, operands.op).default, *operands.arguments(i))
+
+
+def results_of(operands: Operands, returned: Any) -> dict[str, Tensor]:
+    """By the names of the outputs: what a call returned, or wrote."""
+    if returned is None:
+        return dict(operands.outputs)
+    tensors = returned if isinstance(returned, tuple) else (returned,)
+    return dict(zip(operands.outputs, tensors, strict=True))
+
+
+def sampled_rows(rows: int, device: torch.device) -> Tensor:
+    """Sorted rows: all of few, else the edges and one of every stripe, another in each."""
+    stripe = STRIPE if rows <= MANY_ROWS else LARGE_STRIPE
+    if rows <= 2 * LARGE_STRIPE:
+        return torch.arange(rows, device=device)
+    edges = [*range(EDGE_ROWS), *range(rows - EDGE_ROWS, rows)]
+    inside = [min(start + 37 * (start // stripe) % stripe, rows - 1) for start in range(0, rows, stripe)]
+    return torch.tensor(sorted({*edges, *inside}), device=device)
+
+
+def take(matrix: Tensor, rows: Tensor) -> Tensor:
+    """matrix[rows]; as bytes where an element is one, because not every torch can index FP8 tensors."""
+    return matrix.view(torch.uint8)[rows].view(matrix.dtype) if matrix.dtype.itemsize == 1 else matrix[rows]

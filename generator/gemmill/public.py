@@ -1,0 +1,39 @@
+"""The public names: what is asked of builds and calls, and the functions of all families.
+
+Type checkers read them from `__init__.pyi`.
+"""
+
+from importlib import import_module
+
+from gemmill.registry import REGISTRY
+from gemmill.runtime.ops import (  # defines torch.ops.gemmill, which the functions call
+    active,
+    assume_constant_weights,
+    explain,
+    load,
+    stats,
+    supports,
+    table_digest,
+    use_variant,
+    variants,
+)
+from gemmill.version import __version__
+
+__all__ = [
+    "__version__",
+    "active",
+    "assume_constant_weights",
+    "explain",
+    "load",
+    "stats",
+    "supports",
+    "table_digest",
+    "use_variant",
+    "variants",
+]
+for _family in REGISTRY.families:
+    if _family.functions is not None:
+        _module = import_module(_family.functions)
+        globals().update({name: getattr(_module, name) for name in _module.__all__})
+        __all__ += _module.__all__
+__all__.sort()
