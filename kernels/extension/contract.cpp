@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "call.h"
-#include "layout.h"
+#include "extension/call.h"
+#include "extension/layout.h"
 
 namespace gemmill {
 namespace {

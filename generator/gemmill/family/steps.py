@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Union
 
+from gemmill.family.classes import Classes
+
 
 @dataclass(frozen=True)
 class Let:
@@ -80,4 +82,4 @@ class Check:
     """What an overlapping result would overwrite before it is read, in the sentence."""
 
 
-Step = Union[Let, Require, When, OneOf, Special, Check]  # noqa: UP007 (a forward reference stands in When)
+Step = Union[Let, Require, When, OneOf, Special, Check, Classes]  # noqa: UP007 (a forward reference stands in When)
