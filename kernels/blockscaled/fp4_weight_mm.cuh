@@ -192,7 +192,7 @@ struct Fp4WeightMm {
         block.template operand<0>(params.spread, reinterpret_cast<uint32_t*>(&left(0)));
         multiply(left, (first_block + b) * 4, stage);
         if (b == 0 && t > 0 && thread % 32 == 0) storage.freed[before].arrive();  // its last product has been waited for
-        block.template operand<2>(params.spread, reinterpret_cast<uint32_t*>(&right(0)));
+        block.template operand<1>(params.spread, reinterpret_cast<uint32_t*>(&right(0)));
         multiply(right, (first_block + b) * 4 + 2, stage);
       }
       before = stage;

@@ -32,42 +32,56 @@ __device__ inline void widen(uint32_t first, uint32_t second, uint32_t (&x)[4], 
   y[3] = __funnelshift_r(rest, rest, 4) & kMask;
 }
 
-__device__ inline uint32_t multiply_pair(uint32_t x, uint32_t y) {
+// A pair of codes times one of two scales.
+template <int half>
+__device__ uint32_t multiply_pair(uint32_t x, uint32_t scales) {
   uint32_t z;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  if constexpr (half == 0) {
+    asm("{.reg .b16 a, b; .reg .b32 s; mov.b32 {a, b}, %2; mov.b32 s, {a, a}; mul.rn.bf16x2 %0, %1, s;}" : "=r"(z) : "r"(x), "r"(scales));
+  } else {
+    asm("{.reg .b16 a, b; .reg .b32 s; mov.b32 {a, b}, %2; mov.b32 s, {b, b}; mul.rn.bf16x2 %0, %1, s;}" : "=r"(z) : "r"(x), "r"(scales));
+  }
   return z;
 }
 
-template <int i>
-__device__ uint32_t byte_of(uint32_t word) {
-  return i == 0 ? word & 0xff : i == 3 ? word >> 24 : __byte_perm(word, 0, 0x4440 | i);
+// Codes of a step as operand A of m64n*k16 takes them: its registers are those of the upper and the lower row in turn.
+template <int upper_half, int lower_half>
+__device__ void scale_step(uint32_t const (&pairs)[4], uint32_t upper, uint32_t lower, uint32_t* out) {
+  out[0] = multiply_pair<upper_half>(pairs[0], upper);
+  out[1] = multiply_pair<lower_half>(pairs[1], lower);
+  out[2] = multiply_pair<upper_half>(pairs[2], upper);
+  out[3] = multiply_pair<lower_half>(pairs[3], lower);
+}
+
+// Bytes 0 and 2 of a word, or 1 and 3, in its halves.
+template <int first>
+__device__ uint32_t two_bytes(uint32_t word) {
+  return __byte_perm(word, 0, first == 0 ? 0x4240 : 0x4341);
 }
 
 // A scale for each 16 codes of a row, as a byte: five bits of exponent and three of mantissa, 2^(exponent - 10) * 1.mantissa.
 // Every ue4m3 scale is such a number, subnormal ones too, but zero: its codes are packed as zeros.
 struct NvFp4 {
-  static constexpr int kScaleBytes = 64 * 4;   // of a block of 64 rows and 64 columns
+  static constexpr int kScaleBytes = 64 * 4;  // of a block of 64 rows and 64 columns
   static constexpr bool kRowBase = false;
   static constexpr float kShort = 128.0f;      // what code * scale is short of: 2^126 of the code, less 2^119 of the scale
-  static constexpr uint32_t kSpread = 0x00100010u;  // Params::spread
+  static constexpr uint32_t kSpread = 1 << 4;  // Params::spread
 
-  // A scale twice, times 2^119.
-  __device__ static uint32_t pair(uint32_t byte, uint32_t spread) { return byte * spread + ((119 + 127 - 10) << 7) * 0x10001u; }
+  // Two scales times 2^119.
+  __device__ static uint32_t factors(uint32_t bytes, uint32_t spread) { return bytes * spread + ((119 + 127 - 10) << 7) * 0x10001u; }
 
-  // Those of a thread's two rows in a block, a byte for each step of 16 columns.
+  // Those of a thread's two rows in a block, for steps 0, 2, 1 and 3 of 16 columns.
   struct Scales {
     uint32_t above, below;
 
     __device__ void load(uint32_t address, int thread) {
       asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(above), "=r"(below) : "r"(address + thread / 4 * 8));
     }
-    template <int step>
-    __device__ uint32_t upper() const {
-      return byte_of<step>(above);
-    }
-    template <int step>
-    __device__ uint32_t lower() const {
-      return byte_of<step>(below);
+    template <int half>
+    __device__ void multiply(uint32_t const (&x)[4], uint32_t const (&y)[4], uint32_t spread, uint32_t* out) const {
+      uint32_t const upper = factors(two_bytes<half>(above), spread), lower = factors(two_bytes<half>(below), spread);
+      scale_step<0, 0>(x, upper, lower, out);
+      scale_step<1, 1>(y, upper, lower, out + 4);
     }
   };
 };
@@ -78,25 +92,23 @@ struct MxFp4 {
   static constexpr int kScaleBytes = 64 * 2;
   static constexpr bool kRowBase = true;
   static constexpr float kShort = 1.0f;
-  static constexpr uint32_t kSpread = 0x00800080u;
+  static constexpr uint32_t kSpread = 1 << 7;
 
-  // A scale twice, times 2^126.
-  __device__ static uint32_t pair(uint32_t byte, uint32_t spread) { return byte * spread + (126 << 7) * 0x10001u; }
+  // Two scales times 2^126.
+  __device__ static uint32_t factors(uint32_t bytes, uint32_t spread) { return bytes * spread + (126 << 7) * 0x10001u; }
 
-  // Two bytes of the upper row, two of the lower.
+  // Two of the upper row, two of the lower.
   struct Scales {
     uint32_t both;
 
     __device__ void load(uint32_t address, int thread) {
       asm volatile("ld.shared.u32 %0, [%1];" : "=r"(both) : "r"(address + thread / 4 * 4));
     }
-    template <int step>
-    __device__ uint32_t upper() const {
-      return byte_of<step / 2>(both);
-    }
-    template <int step>
-    __device__ uint32_t lower() const {
-      return byte_of<2 + step / 2>(both);
+    template <int half>
+    __device__ void multiply(uint32_t const (&x)[4], uint32_t const (&y)[4], uint32_t spread, uint32_t* out) const {
+      uint32_t const rows = factors(two_bytes<half>(both), spread);
+      scale_step<0, 1>(x, rows, rows, out);
+      scale_step<0, 1>(y, rows, rows, out + 4);
     }
   };
 };
@@ -117,23 +129,12 @@ struct Fp4Block {
     scales.load(address + kCodeBytes, thread);
   }
 
-  // Steps `step` and `step` + 1 times Format's power of two, as operand A of m64n*k16 takes them.
-  template <int step>
+  // Two steps of 16 columns, the first half of the block's or the second, as operand A: short by Format::kShort.
+  template <int half>
   __device__ void operand(uint32_t spread, uint32_t* out) const {
     uint32_t x[4], y[4];
-    widen(codes[step], codes[step + 1], x, y);
-    scaled<step>(x, spread, out);
-    scaled<step + 1>(y, spread, out + 4);
-  }
-
-  template <int step>
-  __device__ void scaled(uint32_t const (&pairs)[4], uint32_t spread, uint32_t* out) const {
-    uint32_t const upper = Format::pair(scales.template upper<step>(), spread);
-    uint32_t const lower = Format::pair(scales.template lower<step>(), spread);
-    out[0] = multiply_pair(pairs[0], upper);
-    out[1] = multiply_pair(pairs[1], lower);
-    out[2] = multiply_pair(pairs[2], upper);
-    out[3] = multiply_pair(pairs[3], lower);
+    widen(codes[2 * half], codes[2 * half + 1], x, y);
+    scales.template multiply<half>(x, y, spread, out);
   }
 };
 

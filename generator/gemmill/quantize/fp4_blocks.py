@@ -4,7 +4,8 @@
     thread    warp * 32 + row % 8 * 4 + pair of columns: rows 16 warp + row and that + 8, columns 2 pair, + 1, + 8, + 9 of each
               step of 16, which are its part of operand A of a tensor core's m64k16
     word      4 bytes, little-endian, for each of four steps: eight codes, their bits where BITS says
-    scales    of rows r and r + 8 (r % 16 < 8) side by side, in order of columns; r in order
+    scales    of rows r and r + 8 (r % 16 < 8) side by side, r in order; of a row those of columns 0, 32, 16 and 48 (nvfp4), or
+              0 and 32: two that are used together lie two bytes apart
     padding   N to 64 and K to a stage's multiple: codes and scales zero
 
 nvfp4's scales get five bits of exponent and three of mantissa, 2^(exponent - 10) * 1.mantissa, in which subnormal numbers of
@@ -186,14 +187,16 @@ def _codes_of(words: Tensor) -> Tensor:
 def _in_pairs(scales: Tensor, of_row: int) -> Tensor:
     """Scales [rows, groups], so many to a row of a block, as bytes [rows / 64, K / 64, scales of a block]."""
     tiles, blocks = scales.shape[0] // SIDE, scales.shape[1] // of_row
-    return scales.view(tiles, 4, 2, 8, blocks, of_row).permute(0, 4, 1, 3, 2, 5).reshape(tiles, blocks, SIDE * of_row)
+    # tile, warp, half of 16 rows, row; block, half of its columns, scale
+    split = scales.view(tiles, 4, 2, 8, blocks, 2, of_row // 2)
+    return split.permute(0, 4, 1, 3, 2, 6, 5).reshape(tiles, blocks, SIDE * of_row)
 
 
 def _scales_of(pairs: Tensor) -> Tensor:
     """The inverse."""
     tiles, blocks, of_block = pairs.shape
-    split = pairs.reshape(tiles, blocks, 4, 8, 2, of_block // SIDE)
-    return split.permute(0, 2, 4, 3, 1, 5).reshape(tiles * SIDE, blocks * (of_block // SIDE))
+    split = pairs.reshape(tiles, blocks, 4, 8, 2, of_block // SIDE // 2, 2)
+    return split.permute(0, 2, 4, 3, 1, 6, 5).reshape(tiles * SIDE, blocks * (of_block // SIDE))
 
 
 def _padded(rows: Tensor, count: int, columns: int) -> Tensor:

@@ -21,9 +21,9 @@ FORMATS = pytest.mark.parametrize("format", [NVFP4, MXFP4], ids=str)
 def constants(format: Format) -> tuple[int, int, float]:
     """Of the kernel's struct of a format: by what a byte is multiplied, what is added, and what sums are multiplied by."""
     struct = BODY[BODY.index(f"struct {'NvFp4' if format is NVFP4 else 'MxFp4'} {{") :]
-    spread = int(re.search(r"kSpread = (0x\w+)u", struct)[1], 16)
+    spread = 1 << int(re.search(r"kSpread = 1 << (\d+);", struct)[1])
     short = float(re.search(r"kShort = ([\d.]+)f", struct)[1])
-    added = re.search(r"byte \* spread \+ \(([\d +()-]+) << 7\) \* 0x10001u", struct)[1]
+    added = re.search(r"bytes \* spread \+ \(([\d +()-]+) << 7\) \* 0x10001u", struct)[1]
     return spread, (sum(map(int, re.findall(r"-?\d+", added.replace("- ", "-")))) << 7) * 0x10001, short
 
 
@@ -52,15 +52,17 @@ def block_values(block: torch.Tensor, format: Format) -> torch.Tensor:
     thread = torch.arange(128)
     code_bytes, scale_bytes = block[:2048].long().view(128, 4, 4), block[2048:].long()
     words = (code_bytes << torch.tensor([0, 8, 16, 24])).sum(dim=-1)
-    of_row = 64 // format.group
+    rows = 2 if format is NVFP4 else 1
+    of_thread = scale_bytes.view(32, rows, 4)[thread // 4]
     out = torch.full((64, 64), torch.nan, dtype=torch.float64)
     for step in range(4):
         pairs = pairs_of(words[:, step & 2], words[:, step | 1])[step % 2]
         for j, pair in enumerate(pairs):
-            place = thread // 4 * 2 * of_row + j % 2 * of_row + step * 16 // format.group
-            factor = scale_bytes[place] * spread + added
-            assert torch.equal(factor & 0xFFFF, factor >> 16), "the scale, twice"
-            product = halves(pair) * halves(factor)
+            lower, half = j % 2, step // 2
+            word = of_thread[:, lower % rows]
+            factors = halves((word[:, half] | word[:, half + 2] << 16) * spread + added)
+            factor = factors[:, step % 2 if format is NVFP4 else lower]
+            product = halves(pair) * factor[:, None]
             assert torch.equal(product.bfloat16().double(), product), "exact"
             assert ((product == 0) | (product.abs() >= 2.0**-126)).all(), "a normal number"
             row = thread // 32 * 16 + thread % 32 // 4 + j % 2 * 8
