@@ -16,7 +16,7 @@ class Facts(NamedTuple):
 
 def toy_rows(config: int, accepts: object, kernel: int) -> list[Row]:
     least, facts = (1, 1, config), Facts(config)
-    return [Row(kernel=kernel, problem=5, workspace=False, most=1000, alignments=(4,), least=least, facts=facts)]
+    return [Row(kernel=kernel, problem=5, most=1000, alignments=(4,), least=least, facts=facts)]
 
 
 def toy_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
@@ -37,6 +37,7 @@ TOY_TUNING = Tuning(
     reach=Reach(few=2, many=100, endless=400, ratio=3, distance=0.5),
     rows=toy_rows,
     describe=lambda problem: f"class {problem}",
+    differs=lambda has, needs: f"it computes class {has}, the call needs class {needs}",
     refuses=lambda row, call: None if call.sizes[1] % 2 else "it takes odd heads",
     model_ns=toy_ns,
     wastes=toy_wastes,

@@ -28,13 +28,8 @@ def templates_dir() -> Path:
     return _own("templates")
 
 
-def kernels_include_dir() -> Path:
-    """The folder to give nvcc with `-I` for `gemmill/*.cuh`."""
-    return _own("kernels") / "include"
-
-
 def kernels_dir() -> Path:
-    """The folder of hand-written kernels."""
+    """The folder of hand-written kernels, one for each family: what to give a compiler with `-I`."""
     return _own("kernels")
 
 

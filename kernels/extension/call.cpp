@@ -1,11 +1,11 @@
-#include "call.h"
+#include "extension/call.h"
 
 #include <atomic>
 #include <new>
 #include <stdexcept>
 
-#include "device.h"
-#include "layout.h"
+#include "extension/device.h"
+#include "extension/layout.h"
 
 namespace gemmill {
 namespace {

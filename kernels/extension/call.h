@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "operand.h"
+#include "extension/operand.h"
 
 namespace gemmill {
 
@@ -39,14 +39,7 @@ struct Special {
   bool (*holds)(OpCall& call);
 };
 
-// What answers the ops of a family. Arguments and values are told by their names in its declaration, once at load.
-struct Family {
-  char const* name;
-  std::vector<char const*> tensors, values;
-  std::vector<Special> specials;
-  bool (*run)(OpCall& call);  // a call that its contract allows; false where there was nothing to do
-};
-extern Family const scaled_mm_family, quant_family;
+struct Family;
 
 struct Op {
   std::string name;
@@ -57,6 +50,8 @@ struct Op {
   std::vector<std::string> words;         // what its text may be
   std::vector<Special> specials;          // as the program numbers them
   std::vector<int64_t> tensors, values;   // places of those that the family names
+  int64_t class_of = 0;                   // place of the number of a call's class
+  int64_t result = 0;                     // place of the first tensor that is written
 };
 
 class OpCall {

@@ -1,8 +1,8 @@
 // A contract interpreted: the same instructions, in the same order, as by gemmill.family.judging, which has the sentences.
 #include <algorithm>
 
-#include "call.h"
-#include "layout.h"
+#include "extension/call.h"
+#include "extension/layout.h"
 
 namespace gemmill {
 namespace {

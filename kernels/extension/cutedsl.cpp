@@ -1,5 +1,5 @@
 // Loading kernels that the CuTe DSL compiled, each on each device when it is first launched there.
-#include "gemmill/cutedsl.h"
+#include "core/cutedsl.h"
 
 #include <cuda_runtime.h>
 

@@ -1,4 +1,4 @@
-#include "device.h"
+#include "extension/device.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 

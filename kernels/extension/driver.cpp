@@ -1,6 +1,6 @@
 // The driver functions that the kernels' launch code calls. They are found when first called, so that the extension
 // loads where there is no driver.
-#include "driver.h"
+#include "extension/driver.h"
 
 #include <cuda.h>
 #include <cuda_runtime.h>

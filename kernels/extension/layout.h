@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "operand.h"
+#include "extension/operand.h"
 
 namespace gemmill {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "autograd.h"
+#include "extension/autograd.h"
 
 namespace gemmill {
 

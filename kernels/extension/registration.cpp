@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "call.h"
+#include "extension/family.h"
 
 using torch::stable::detail::StableLibrary;
 
@@ -19,7 +19,7 @@ std::vector<Op> ops;  // reserved for all that there can be: calls keep addresse
 void serve(Op const& op, StableIValue* stack) {
   OpCall call(op, stack);
   if (!holds(call)) refuse(call);
-  if (op.family->run(call)) call.note_writes();
+  if (run(call)) call.note_writes();
 }
 
 // The dispatcher gives a boxed kernel nothing by which to know its op: each has a function of its own.
@@ -50,9 +50,7 @@ char const* declare(gemmill_op_declaration const& declared) {
   if (declared.initial_count >= static_cast<int64_t>(kMostValues)) return "its contract has too many sizes";
   Op op;
   op.name = declared.name;
-  for (Family const* family : {&scaled_mm_family, &quant_family}) {
-    if (op.family == nullptr && std::string_view(family->name) == declared.family) op.family = family;
-  }
+  op.family = Family::named(declared.family);
   if (op.family == nullptr) return "the extension does not know its family";
   op.arguments.assign(declared.arguments, declared.arguments + declared.argument_count);
   op.initial.assign(declared.initial, declared.initial + declared.initial_count);
@@ -68,6 +66,8 @@ char const* declare(gemmill_op_declaration const& declared) {
   }
   op.tensors = places(op.family->tensors, declared, declared.argument_count, kMostArguments);
   op.values = places(op.family->values, declared, declared.initial_count, declared.initial_count);
+  op.class_of = places({"class"}, declared, declared.initial_count, declared.initial_count).front();
+  op.result = std::find_if(op.arguments.begin(), op.arguments.end(), [](Argument const& x) { return x.written; }) - op.arguments.begin();
   ops.push_back(std::move(op));
   return nullptr;
 }

@@ -1,4 +1,4 @@
-#include "selection.h"
+#include "extension/selection.h"
 
 #include <pthread.h>
 
@@ -11,14 +11,18 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
+
+#include "extension/family.h"
 
 namespace gemmill {
 namespace {
 
 struct Chooser {
   FamilyRows told;
-  Model const* model;
+  Family const* family;
+  std::vector<std::pair<int64_t, int64_t>> by_class;  // of its rows, class and index, sorted
 };
 
 struct Table {
@@ -33,7 +37,6 @@ struct Table {
 std::atomic<Table const*> current_table{nullptr};
 std::atomic<uint64_t> generations{0};
 thread_local int64_t pinned_row = -1;
-Model const* first_model = nullptr;
 
 constexpr int64_t kTrusts = 4;
 
@@ -53,15 +56,18 @@ bool accepts(Model const& model, Row const& row, Call const& call) {
   for (int i = 0; i < kMostSizes; ++i) {
     if (call.sizes[i] < row.least[i] || call.sizes[i] > row.most) return false;
   }
-  return model.takes(row, call);
+  return model.takes == nullptr || model.takes(row, call);
 }
 
 Choice choose_by_model(Table const& table, Chooser const& family, Call const& call, int64_t sm_count) {
-  Choice best{-1, 3};
+  Model const& model = family.family->model;
+  Choice best{-1, model.nanoseconds == nullptr ? 4 : 3};
   double best_ns = std::numeric_limits<double>::infinity();
-  for (int64_t i = family.told.first; i < family.told.end; ++i) {
-    if (!accepts(*family.model, table.rows[i], call)) continue;
-    double ns = family.model->nanoseconds(table.rows[i], call, sm_count);
+  auto const first = std::lower_bound(family.by_class.begin(), family.by_class.end(), std::pair{call.problem, int64_t{0}});
+  for (auto at = first; at != family.by_class.end() && at->first == call.problem; ++at) {
+    int64_t const i = at->second;
+    if (!accepts(model, table.rows[i], call)) continue;
+    double ns = model.nanoseconds == nullptr ? 0.0 : model.nanoseconds(table.rows[i], call, sm_count);
     if (ns < best_ns) {
       best_ns = ns;
       best.row = i;
@@ -92,15 +98,17 @@ bool covers(FamilyRows const& family, int64_t measured, int64_t size) {
 // The measured sizes nearest in logarithm, if they are near; there, the first bucketed size that is not below, else the largest.
 Choice choose_tuned(Table const& table, Chooser const& family, Call const& call) {
   FamilyRows const& told = family.told;
+  Model const& model = family.family->model;
+  if (model.nanoseconds == nullptr) return {-1, 0};
   int64_t const size = call.sizes[told.bucketed];
   TunedRow const* best = nullptr;
   double best_distance = std::numeric_limits<double>::infinity();
   for (TunedRow const& tuned : table.tuned) {
     if (tuned.problem != call.problem || tuned.row < told.first || tuned.row >= told.end) continue;
     Row const& row = table.rows[tuned.row];
-    if (!covers(told, tuned.sizes[told.bucketed], size) || !accepts(*family.model, row, call)) continue;
+    if (!covers(told, tuned.sizes[told.bucketed], size) || !accepts(model, row, call)) continue;
     double d = distance(told, tuned, call);
-    if (d > told.distance || family.model->wastes(row, tuned.sizes, call.sizes)) continue;
+    if (d > told.distance || model.wastes(row, tuned.sizes, call.sizes)) continue;
     bool same = best != nullptr && same_place(told, tuned, *best);
     if (d < best_distance || (same && best->sizes[told.bucketed] < size)) {
       best = &tuned;
@@ -115,13 +123,14 @@ Choice choose_tuned(Table const& table, Chooser const& family, Call const& call)
 Choice choose_pinned(Table const& table, Chooser const& family, Call const& call) {
   int64_t const kernel = table.rows[pinned_row].kernel;
   for (int64_t i = pinned_row; i < family.told.end && table.rows[i].kernel == kernel; ++i) {
-    if (accepts(*family.model, table.rows[i], call)) return {i, 0};
+    if (accepts(family.family->model, table.rows[i], call)) return {i, 0};
   }
   return {-1, 0};
 }
 
 // Only where a choice is made, not where one is remembered: the hot path does not come here.
 void note(Table const& table, Chooser const& family, Call const& call, Choice const& choice) {
+  if (choice.trust >= kTrusts) return;
   table.chosen[choice.row * kTrusts + choice.trust].fetch_add(1, std::memory_order_relaxed);
   if (most_noted.load(std::memory_order_relaxed) == 0 || choice.trust < least_trust_noted.load()) return;
   std::lock_guard lock(noted_mutex);
@@ -129,7 +138,7 @@ void note(Table const& table, Chooser const& family, Call const& call, Choice co
 }
 
 struct CacheSlot {
-  Model const* model = nullptr;
+  Family const* family = nullptr;
   Call call;
   int64_t sm_count = 0;
   uint64_t generation = 0;
@@ -144,49 +153,45 @@ size_t slot_of(Call const& call) {
 
 bool same(Call const& x, Call const& y) { return std::memcmp(&x, &y, sizeof(Call)) == 0; }
 
-// None where the table has no row of the model's family.
-Chooser const* family_of(Table const& table, Model const& model) {
-  for (Chooser const& family : table.families) {
-    if (family.model == &model) return &family;
+// None where the table has no row of the family.
+Chooser const* chooser_of(Table const& table, Family const& family) {
+  for (Chooser const& chooser : table.families) {
+    if (chooser.family == &family) return &chooser;
   }
   return nullptr;
 }
 
-Model const* model_of(char const* family) {
-  Model const* model = first_model;
-  while (model != nullptr && std::strcmp(model->family, family) != 0) model = model->next;
-  return model;
+Chooser make_chooser(FamilyRows const& told, Row const* rows) {
+  Chooser made{told, Family::named(told.name), {}};
+  for (int64_t i = told.first; i < told.end; ++i) made.by_class.emplace_back(rows[i].problem, i);
+  std::sort(made.by_class.begin(), made.by_class.end());
+  return made;
 }
 
 }  // namespace
-
-Model::Model(char const* family, Takes* takes, Nanoseconds* nanoseconds, Wastes* wastes)
-    : family(family), takes(takes), nanoseconds(nanoseconds), wastes(wastes), next(first_model) {
-  first_model = this;
-}
 
 Row const* row_at(int64_t index) {
   Table const* table = current_table.load(std::memory_order_acquire);
   return &table->rows[index];
 }
 
-Choice choose(Model const& model, Call const& call, int64_t sm_count) {
+Choice choose(Family const& family, Call const& call, int64_t sm_count) {
   Table const* table = current_table.load(std::memory_order_acquire);
   if (table == nullptr) return {-1, 0};
   if (pinned_row >= 0) {
-    Chooser const* family = family_of(*table, model);
-    if (family != nullptr && pinned_row >= family->told.first && pinned_row < family->told.end) return choose_pinned(*table, *family, call);
+    Chooser const* chooser = chooser_of(*table, family);
+    if (chooser != nullptr && pinned_row >= chooser->told.first && pinned_row < chooser->told.end) return choose_pinned(*table, *chooser, call);
   }
   thread_local std::array<CacheSlot, 512> cache;
   CacheSlot& slot = cache[slot_of(call)];
-  bool const known = slot.generation == table->generation && slot.model == &model && slot.sm_count == sm_count;
+  bool const known = slot.generation == table->generation && slot.family == &family && slot.sm_count == sm_count;
   if (known && same(slot.call, call)) return slot.choice;
-  Chooser const* family = family_of(*table, model);
-  if (family == nullptr) return {-1, 0};
-  Choice choice = choose_tuned(*table, *family, call);
-  if (choice.row < 0) choice = choose_by_model(*table, *family, call, sm_count);
-  slot = {&model, call, sm_count, table->generation, choice};
-  if (choice.row >= 0) note(*table, *family, call, choice);
+  Chooser const* chooser = chooser_of(*table, family);
+  if (chooser == nullptr) return {-1, 0};
+  Choice choice = choose_tuned(*table, *chooser, call);
+  if (choice.row < 0) choice = choose_by_model(*table, *chooser, call, sm_count);
+  slot = {&family, call, sm_count, table->generation, choice};
+  if (choice.row >= 0) note(*table, *chooser, call, choice);
   return choice;
 }
 
@@ -196,7 +201,7 @@ void gemmill_set_table(gemmill::FamilyRows const* families, int64_t family_count
                        gemmill::TunedRow const* tuned, int64_t tuned_count) {
   auto* table = new gemmill::Table{{}, {rows, rows + row_count}, {tuned, tuned + tuned_count}, ++gemmill::generations,
                                    std::make_unique<std::atomic<int64_t>[]>(row_count * gemmill::kTrusts)};
-  for (int64_t i = 0; i < family_count; ++i) table->families.push_back({families[i], gemmill::model_of(families[i].name)});
+  for (int64_t i = 0; i < family_count; ++i) table->families.push_back(gemmill::make_chooser(families[i], rows));
   gemmill::current_table.store(table, std::memory_order_release);
 }
 
@@ -208,7 +213,7 @@ int64_t gemmill_pin(int64_t row) {
 
 void gemmill_choose(int64_t family, gemmill::Call const* call, int64_t sm_count, gemmill::Choice* choice) {
   auto const* table = gemmill::current_table.load(std::memory_order_acquire);
-  *choice = gemmill::choose(*table->families[family].model, *call, sm_count);
+  *choice = gemmill::choose(*table->families[family].family, *call, sm_count);
 }
 
 void gemmill_note_choices(int64_t most, int64_t least_trust) {

@@ -20,7 +20,6 @@ struct Call {
 struct Row {
   int64_t kernel;  // index into the extension's kernels
   int64_t problem;
-  int64_t workspace;                 // whether the kernel must be asked how much it needs
   int64_t most;                      // of each size
   int64_t alignments[kMostAligned];  // bytes that it needs
   int64_t least[kMostSizes];
@@ -47,24 +46,17 @@ struct FamilyRows {
   double distance;
 };
 
-// What a family's own file says of its variants. One exists for each family, as long as the library; all are in a list.
+// What a family's own file says of its variants; of one where a single variant serves each class of calls, nothing.
 struct Model {
-  using Takes = bool(Row const&, Call const&);
-  using Nanoseconds = double(Row const&, Call const&, int64_t sm_count);
-  using Wastes = bool(Row const&, int64_t const* measured, int64_t const* sizes);
-
-  Model(char const* family, Takes* takes, Nanoseconds* nanoseconds, Wastes* wastes);
-
-  char const* family;
-  Takes* takes;  // beside what the row says
-  Nanoseconds* nanoseconds;
-  Wastes* wastes;  // see gemmill.family.Tuning
-  Model const* next;
+  bool (*takes)(Row const&, Call const&) = nullptr;  // beside what the row says
+  double (*nanoseconds)(Row const&, Call const&, int64_t sm_count) = nullptr;
+  bool (*wastes)(Row const&, int64_t const* measured, int64_t const* sizes) = nullptr;  // see gemmill.family.Tuning
 };
+struct Family;
 
 struct Choice {
   int64_t row;    // index of the row, or -1 if no row takes the call
-  int64_t trust;  // 0 pinned, 1 tuned at these sizes or a step above, 2 tuned near them or not exact, 3 by the model
+  int64_t trust;  // 0 pinned, 1 tuned at these sizes or a step above, 2 tuned near them or not exact, 3 by the model, 4 the only one of its class
 };
 
 // A choice, noted when it was first made.
@@ -75,7 +67,7 @@ struct Noted {
 };
 
 // Thread-safe; the second and later calls with the same arguments cost a look-up in a small cache.
-Choice choose(Model const& model, Call const& call, int64_t sm_count);
+Choice choose(Family const& family, Call const& call, int64_t sm_count);
 Row const* row_at(int64_t index);
 
 }  // namespace gemmill

@@ -1,4 +1,4 @@
-#include "workspace.h"
+#include "extension/workspace.h"
 
 extern "C" {
 // Workspaces of the calling thread lie in this memory from now on; null ends that.

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "dtypes.h"
+#include "extension/dtypes.h"
 
 namespace gemmill {
 

@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kTabulatedThreads, kTabulatedCtasOfSm)
 }
 
 template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric>
-int32_t launch_tabulated(GroupQuantParams const& p, int64_t chunks, gemmill_quant_launch const& how) {
+int32_t launch_tabulated(GroupQuantParams const& p, int64_t chunks, gemmill_launch const& how) {
   int64_t const tiles = ceil_divide(chunks, kTabulatedThreads * kTabulatedUnroll);
   int64_t const ctas = int64_t{how.sm_count} * kTabulatedCtasOfSm;
   return launch<&tabulated_group_quant_kernel<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric>>(
@@ -230,14 +230,14 @@ int32_t launch_tabulated(GroupQuantParams const& p, int64_t chunks, gemmill_quan
 }
 
 template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
-int32_t launch_group_quant_slice(GroupQuantParams const& p, int64_t chunks, gemmill_quant_launch const& how) {
+int32_t launch_group_quant_slice(GroupQuantParams const& p, int64_t chunks, gemmill_launch const& how) {
   int const threads = Activation::kGated && is_large(chunks, how.sm_count) ? kThreadsOfLarge : kGroupQuantThreads;
   return launch<&group_quant_kernel<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, kUnroll, kAligned>>(
       p, ceil_divide(chunks, threads * kUnroll), threads, how);
 }
 
 template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric>
-int32_t group_quant(gemmill_group_quant_args const& x) {
+int32_t group_quant(gemmill_group_quant_args const& x, gemmill_launch const& how) {
   if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
   constexpr int64_t kElements = kChunkElements<In>;
   if (x.hidden % kGroup != 0 || (x.azps == nullptr) != kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
@@ -265,27 +265,27 @@ int32_t group_quant(gemmill_group_quant_args const& x) {
         x.smallest_scale,
     };
     int64_t const chunks = rows * per_row;
-    int const unroll = chunks <= int64_t{x.launch.sm_count} * kGroupQuantThreads * 4 ? 1 : is_large(chunks, x.launch.sm_count) ? 4 : 2;
+    int const unroll = chunks <= int64_t{how.sm_count} * kGroupQuantThreads * 4 ? 1 : is_large(chunks, how.sm_count) ? 4 : 2;
     // A table pays from half of a large tensor on.
     if constexpr (kHasTable<In, Activation>) {
-      if (aligned && is_large(2 * chunks, x.launch.sm_count)) {
-        int32_t const error = launch_tabulated<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric>(p, chunks, x.launch);
+      if (aligned && is_large(2 * chunks, how.sm_count)) {
+        int32_t const error = launch_tabulated<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric>(p, chunks, how);
         if (error != cudaSuccess) return error;
         continue;
       }
     }
     constexpr int kMostUnroll = kHasTable<In, Activation> ? 2 : 4;
     int32_t const error =
-        !aligned      ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, false>(p, chunks, x.launch)
-        : unroll == 1 ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, true>(p, chunks, x.launch)
-        : unroll == 2 ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 2, true>(p, chunks, x.launch)
-                      : launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, kMostUnroll, true>(p, chunks, x.launch);
+        !aligned      ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, false>(p, chunks, how)
+        : unroll == 1 ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 1, true>(p, chunks, how)
+        : unroll == 2 ? launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, 2, true>(p, chunks, how)
+                      : launch_group_quant_slice<Variant, In, Out, Activation, kFormat, kGroup, kSymmetric, kMostUnroll, true>(p, chunks, how);
     if (error != cudaSuccess) return error;
   }
   int64_t const padding = (x.out_rows < x.scale_rows ? x.out_rows : x.scale_rows) - x.rows;
   if (kFormat != ScaleFormat::kPackedUe8m0 || padding <= 0) return cudaSuccess;
   return cudaMemset2DAsync(static_cast<uint8_t*>(x.out) + x.rows * x.out_stride, x.out_stride, 0, x.hidden, padding,
-                           static_cast<cudaStream_t>(x.launch.stream));
+                           static_cast<cudaStream_t>(how.stream));
 }
 
 }  // namespace gemmill::quant

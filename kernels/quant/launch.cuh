@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <cuda_runtime.h>
 
-#include "gemmill/launch.cuh"
-#include "gemmill/quant_abi.h"
+#include "core/launch.cuh"
+#include "quant/abi.h"
 
 namespace gemmill::quant {
 
@@ -72,13 +72,13 @@ inline uint32_t rows_ahead(int32_t sm_count, int64_t row_bytes) {
 
 // Enqueues a kernel of one argument. Returns 0 or an error code.
 template <auto kernel, class Params>
-int32_t launch(Params params, int64_t ctas, int threads, gemmill_quant_launch const& how, int cluster = 1) {
+int32_t launch(Params params, int64_t ctas, int threads, gemmill_launch const& how, int cluster = 1) {
   if (cluster > kPortableCluster) {
     if (cudaError_t error = allow_wide_clusters<kernel>(how.device); error != cudaSuccess) return error;
   }
   LaunchShape const shape{dim3(static_cast<unsigned>(ctas)), dim3(static_cast<unsigned>(threads)), dim3(static_cast<unsigned>(cluster)), 0};
   void* parameters[] = {&params};
-  return launch_kernel<kernel>(shape, how.device, how.programmatic_launch != 0, parameters, static_cast<cudaStream_t>(how.stream));
+  return launch_kernel<kernel>(shape, how, parameters);
 }
 
 inline bool is_aligned(void const* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }

@@ -85,7 +85,7 @@ struct RmsNormShape {
 // Many rows: few threads a row, so that several CTAs share an SM and one loads while another reduces. Few rows: one CTA where a
 // chunk a thread suffices, as two reductions through a cluster take longer; else clusters of CTAs of about 512 chunks. Measured
 // on an H200.
-inline RmsNormShape rms_norm_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, bool residual, int most_ctas) {
+inline RmsNormShape rms_norm_shape(gemmill_launch const& how, int64_t rows, int64_t chunks, bool residual, int most_ctas) {
   RmsNormShape shape{1, 0, 1, true};
   shape.cluster = cluster_for(rows, chunks, kMostRmsNormThreads, 512, most_ctas, how.sm_count);
   int64_t const of_cta = ceil_divide(chunks, shape.cluster);
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
 }
 
 template <class Variant, class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kCluster = false, bool kWhole = false>
-int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, RmsNormShape shape, gemmill_quant_launch const& how) {
+int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, RmsNormShape shape, gemmill_launch const& how) {
   constexpr bool kSpills = kChunks == 8 && (std::is_same_v<Out, S8> || std::is_same_v<In, __half>);  // with nvcc 13.0
   if constexpr (kAligned && kResident && !kCluster && !kWhole && kChunks >= 4 && !kSpills) {
     if (p.chunks == static_cast<uint32_t>(kChunks * shape.threads)) {
@@ -301,7 +301,7 @@ int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, RmsNormShape
 }
 
 template <class Variant, class In, class Out, int kGroup>
-int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
+int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x, gemmill_launch const& how) {
   if (x.rows == 0 || (x.hidden == 0 && kGroup != 0)) return cudaSuccess;
   if constexpr (kGroup != 0) {
     if (x.hidden % kGroup != 0) return GEMMILL_CANNOT_IMPLEMENT;
@@ -315,8 +315,8 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
   constexpr int64_t kSlice = kMostChunks / kPortableCluster;
   for (int64_t row = 0; row < x.rows; row += kSlice) {
     int64_t const rows = x.rows - row < kSlice ? x.rows - row : kSlice;
-    RmsNormShape const shape = rms_norm_shape(x.launch, rows, chunks_of_shape, x.residual != nullptr, kPortableCluster);
-    RmsNormShape const single = rms_norm_shape(x.launch, rows, chunks_of_shape, x.residual != nullptr, 1);
+    RmsNormShape const shape = rms_norm_shape(how, rows, chunks_of_shape, x.residual != nullptr, kPortableCluster);
+    RmsNormShape const single = rms_norm_shape(how, rows, chunks_of_shape, x.residual != nullptr, 1);
     RmsNormParams const p{
         static_cast<In const*>(x.in) + row * x.in_stride,
         x.weight,
@@ -326,21 +326,21 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x) {
         x.scale_ub,
         x.hidden, x.in_stride, x.out_stride, x.residual_stride, x.scale_stride_m, x.scale_stride_g,
         static_cast<uint32_t>(chunks),
-        static_cast<uint32_t>(rows), rows_ahead(x.launch.sm_count, chunks_of_shape * (x.residual == nullptr ? 16 : 32)),
-        rows * shape.cluster <= 2 * int64_t{x.launch.sm_count},  // beyond, to fetch early costs large tensors 5 % (H200, 2026-11-20)
+        static_cast<uint32_t>(rows), rows_ahead(how.sm_count, chunks_of_shape * (x.residual == nullptr ? 16 : 32)),
+        rows * shape.cluster <= 2 * int64_t{how.sm_count},  // beyond, to fetch early costs large tensors 5 % (H200, 2026-11-20)
         1.0 / static_cast<double>(x.hidden), static_cast<double>(x.epsilon),
     };
     RmsNormShape const rereading{0, single.threads, 1, false};
     bool const cluster = aligned && shape.cluster > 1 && shape.resident;
     int32_t const error =
-        cluster && shape.chunks == 1 ? launch_rms_norm_quant<Variant, In, Out, kGroup, 1, true, true, true>(p, rows, shape, x.launch)
-        : cluster                    ? launch_rms_norm_quant<Variant, In, Out, kGroup, 2, true, true, true>(p, rows, shape, x.launch)
-        : !aligned                   ? launch_rms_norm_quant<Variant, In, Out, kGroup, 1, false, false>(p, rows, rereading, x.launch)
-        : !single.resident           ? launch_rms_norm_quant<Variant, In, Out, kGroup, 2, true, false>(p, rows, rereading, x.launch)
-        : single.chunks == 1         ? launch_rms_norm_quant<Variant, In, Out, kGroup, 1, true, true>(p, rows, single, x.launch)
-        : single.chunks == 2         ? launch_rms_norm_quant<Variant, In, Out, kGroup, 2, true, true>(p, rows, single, x.launch)
-        : single.chunks == 4         ? launch_rms_norm_quant<Variant, In, Out, kGroup, 4, true, true>(p, rows, single, x.launch)
-                                     : launch_rms_norm_quant<Variant, In, Out, kGroup, 8, true, true>(p, rows, single, x.launch);
+        cluster && shape.chunks == 1 ? launch_rms_norm_quant<Variant, In, Out, kGroup, 1, true, true, true>(p, rows, shape, how)
+        : cluster                    ? launch_rms_norm_quant<Variant, In, Out, kGroup, 2, true, true, true>(p, rows, shape, how)
+        : !aligned                   ? launch_rms_norm_quant<Variant, In, Out, kGroup, 1, false, false>(p, rows, rereading, how)
+        : !single.resident           ? launch_rms_norm_quant<Variant, In, Out, kGroup, 2, true, false>(p, rows, rereading, how)
+        : single.chunks == 1         ? launch_rms_norm_quant<Variant, In, Out, kGroup, 1, true, true>(p, rows, single, how)
+        : single.chunks == 2         ? launch_rms_norm_quant<Variant, In, Out, kGroup, 2, true, true>(p, rows, single, how)
+        : single.chunks == 4         ? launch_rms_norm_quant<Variant, In, Out, kGroup, 4, true, true>(p, rows, single, how)
+                                     : launch_rms_norm_quant<Variant, In, Out, kGroup, 8, true, true>(p, rows, single, how);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -119,14 +119,14 @@ __global__ void __launch_bounds__(kStaticQuantThreads) static_quant_kernel(Stati
 }
 
 template <class Variant, class In, class Out, class Activation, bool kSymmetric, int kUnroll, bool kAligned>
-int32_t launch_static_quant_slice(StaticQuantParams const& p, gemmill_quant_launch const& how) {
+int32_t launch_static_quant_slice(StaticQuantParams const& p, gemmill_launch const& how) {
   int const threads = kUnroll > 1 && is_very_large(p.chunks, how.sm_count) ? kThreadsOfLarge : kStaticQuantThreads;
   return launch<&static_quant_kernel<Variant, In, Out, Activation, kSymmetric, kUnroll, kAligned>>(
       p, ceil_divide(p.chunks, threads * kUnroll), threads, how);
 }
 
 template <class Variant, class In, class Out, class Activation, bool kSymmetric>
-int32_t static_quant(gemmill_static_quant_args const& x) {
+int32_t static_quant(gemmill_static_quant_args const& x, gemmill_launch const& how) {
   if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
   if ((x.azp == nullptr) != kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
   constexpr int64_t kElements = kChunkElements<In>;
@@ -148,10 +148,10 @@ int32_t static_quant(gemmill_static_quant_args const& x) {
         static_cast<uint32_t>(rows * per_row),
         FastDivision(static_cast<uint32_t>(per_row)), division(x.group_m), division(x.group_n),
     };
-    bool const small = p.chunks <= int64_t{x.launch.sm_count} * kStaticQuantThreads * 4;
-    int32_t const error = !aligned ? launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 1, false>(p, x.launch)
-                          : small  ? launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 1, true>(p, x.launch)
-                                   : launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 2, true>(p, x.launch);
+    bool const small = p.chunks <= int64_t{how.sm_count} * kStaticQuantThreads * 4;
+    int32_t const error = !aligned ? launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 1, false>(p, how)
+                          : small  ? launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 1, true>(p, how)
+                                   : launch_static_quant_slice<Variant, In, Out, Activation, kSymmetric, 2, true>(p, how);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

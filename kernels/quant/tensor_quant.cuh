@@ -100,13 +100,13 @@ __global__ void __launch_bounds__(kTensorCodesThreads) tensor_codes_kernel(Tenso
 }
 
 template <class Variant, class In, class Coding, int kUnroll, bool kAligned>
-int32_t launch_tensor_codes(TensorQuantParams<typename Coding::Extent> const& p, gemmill_quant_launch const& how) {
+int32_t launch_tensor_codes(TensorQuantParams<typename Coding::Extent> const& p, gemmill_launch const& how) {
   int64_t const ctas = ceil_divide(p.chunks, kTensorCodesThreads * kUnroll);  // none: the scale is still to be written
   return launch<&tensor_codes_kernel<Variant, In, Coding, kUnroll, kAligned>>(p, ctas > 0 ? ctas : 1, kTensorCodesThreads, how);
 }
 
 template <class Variant, class In, class Coding, bool kAligned>
-int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row) {
+int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row, gemmill_launch const& how) {
   using Extent = typename Coding::Extent;
   bool const empty = x.rows == 0 || per_row == 0;  // the scale is still to be written
   int64_t const slice = empty ? 1 : kMostChunks / per_row;
@@ -117,33 +117,33 @@ int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row)
     int64_t const rows = x.rows - row < slice ? x.rows - row : slice;
     return TensorQuantParams<Extent>{static_cast<In const*>(x.in) + row * x.in_stride,
                              static_cast<uint8_t*>(x.out) + row * x.out_stride,
-                             x.scale, x.azp, static_cast<Extent*>(x.workspace),
+                             x.scale, x.azp, static_cast<Extent*>(how.workspace),
                              x.hidden, x.in_stride, x.out_stride, rows * per_row,
                              static_cast<uint32_t>(extents * slices), static_cast<uint32_t>(i * extents),
                              FastDivision(static_cast<uint32_t>(per_row > 0 ? per_row : 1)), least_step_of(x.hidden)};
   };
   int64_t const chunks = (x.rows < slice ? x.rows : slice) * per_row;
   int64_t const wanted = ceil_divide(chunks, kTensorExtentThreads);
-  int64_t const resident = int64_t{kTensorExtentCtasOfSm} * x.launch.sm_count;
+  int64_t const resident = int64_t{kTensorExtentCtasOfSm} * how.sm_count;
   int64_t const room = kMostTensorExtents<Extent> / slices;
   int64_t const most = room < resident ? room : resident;
   int64_t const extents = wanted < most ? wanted : most;  // none of an empty tensor
   for (int64_t i = 0; i < slices && extents > 0; ++i) {
-    int32_t const error = launch<&tensor_extent_kernel<Variant, In, Coding, kAligned>>(params(i, extents), extents, kTensorExtentThreads, x.launch);
+    int32_t const error = launch<&tensor_extent_kernel<Variant, In, Coding, kAligned>>(params(i, extents), extents, kTensorExtentThreads, how);
     if (error != cudaSuccess) return error;
   }
   for (int64_t i = slices - 1; i >= 0; --i) {
     TensorQuantParams<Extent> const p = params(i, extents);
-    int32_t const error = !kAligned                               ? launch_tensor_codes<Variant, In, Coding, 1, false>(p, x.launch)
-                          : is_large(p.chunks, x.launch.sm_count) ? launch_tensor_codes<Variant, In, Coding, 4, true>(p, x.launch)
-                                                                  : launch_tensor_codes<Variant, In, Coding, 2, true>(p, x.launch);
+    int32_t const error = !kAligned                          ? launch_tensor_codes<Variant, In, Coding, 1, false>(p, how)
+                          : is_large(p.chunks, how.sm_count) ? launch_tensor_codes<Variant, In, Coding, 4, true>(p, how)
+                                                             : launch_tensor_codes<Variant, In, Coding, 2, true>(p, how);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }
 
 template <class Variant, class In, class Coding>
-int32_t tensor_quant(gemmill_tensor_quant_args const& x) {
+int32_t tensor_quant(gemmill_tensor_quant_args const& x, gemmill_launch const& how) {
   int64_t const per_row = ceil_divide(x.hidden, kChunkElements<In>);
   if (per_row > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
   bool const aligned = rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden);
@@ -153,14 +153,14 @@ int32_t tensor_quant(gemmill_tensor_quant_args const& x) {
     TokenQuantParams const p{x.in, static_cast<uint8_t*>(x.out), x.scale, x.azp, nullptr, x.rows * x.hidden, 0, 0,
                              static_cast<uint32_t>(chunks), 1, 0, least_step_of(x.hidden)};
     int const most_ctas = chunks > kPortableCluster * kMostTokenQuantThreads ? kMostTensorCluster : kPortableCluster;
-    TokenQuantShape const shape = token_quant_shape(x.launch, 1, chunks, 1, true, most_ctas);
+    TokenQuantShape const shape = token_quant_shape(how, 1, chunks, 1, true, most_ctas);
     int32_t const error =
-        shape.chunks == 1   ? launch_token_quant<Variant, In, Identity, Coding, 1, true, true>(p, shape, 1, x.launch)
-        : shape.chunks == 2 ? launch_token_quant<Variant, In, Identity, Coding, 2, true, true>(p, shape, 1, x.launch)
-                            : launch_token_quant<Variant, In, Identity, Coding, 4, true, true>(p, shape, 1, x.launch);
+        shape.chunks == 1   ? launch_token_quant<Variant, In, Identity, Coding, 1, true, true>(p, shape, 1, how)
+        : shape.chunks == 2 ? launch_token_quant<Variant, In, Identity, Coding, 2, true, true>(p, shape, 1, how)
+                            : launch_token_quant<Variant, In, Identity, Coding, 4, true, true>(p, shape, 1, how);
     if (error != cudaErrorInvalidClusterSize) return error;  // which a part of a device may answer to the largest
   }
-  return aligned ? tensor_quant_in_two<Variant, In, Coding, true>(x, per_row) : tensor_quant_in_two<Variant, In, Coding, false>(x, per_row);
+  return aligned ? tensor_quant_in_two<Variant, In, Coding, true>(x, per_row, how) : tensor_quant_in_two<Variant, In, Coding, false>(x, per_row, how);
 }
 
 }  // namespace gemmill::quant

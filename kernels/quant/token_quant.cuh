@@ -159,7 +159,7 @@ struct TokenQuantShape {
 // Chunks a thread, threads a CTA and CTAs a row. Many rows: few threads with many chunks each, so that several CTAs share an
 // SM and one loads while another reduces, and a reduction serves much. Few rows: as many threads as there are chunks, and
 // where one CTA would issue more than 2048 loads, clusters. Measured on an H200.
-inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_t rows, int64_t chunks, int loads_per_chunk, bool symmetric,
+inline TokenQuantShape token_quant_shape(gemmill_launch const& how, int64_t rows, int64_t chunks, int loads_per_chunk, bool symmetric,
                                          int most_ctas = kPortableCluster) {
   int const most_chunks = loads_per_chunk > 1 ? 4 : 8;
   constexpr int64_t kMostLoadsOfOneCta = 2048;
@@ -180,7 +180,7 @@ inline TokenQuantShape token_quant_shape(gemmill_quant_launch const& how, int64_
 }
 
 template <class Variant, class In, class Activation, class Coding, int kChunks, bool kAligned, bool kResident>
-int32_t launch_token_quant(TokenQuantParams const& p, TokenQuantShape shape, int64_t rows, gemmill_quant_launch const& how) {
+int32_t launch_token_quant(TokenQuantParams const& p, TokenQuantShape shape, int64_t rows, gemmill_launch const& how) {
   if constexpr (kAligned && kChunks < 8) {
     if (shape.cluster > 1) {
       return launch<&token_quant_kernel<Variant, In, Activation, Coding, kChunks, kAligned, kResident, true, false>>(
@@ -197,7 +197,7 @@ int32_t launch_token_quant(TokenQuantParams const& p, TokenQuantShape shape, int
 
 // Rows of one CTA whose threads have eight chunks each. Products would not fit.
 template <class Variant, class In, class Activation, class Coding>
-int32_t launch_token_quant_wide(TokenQuantParams const& p, TokenQuantShape shape, int64_t rows, gemmill_quant_launch const& how) {
+int32_t launch_token_quant_wide(TokenQuantParams const& p, TokenQuantShape shape, int64_t rows, gemmill_launch const& how) {
   if constexpr (Activation::kGated) {
     return GEMMILL_CANNOT_IMPLEMENT;
   } else {
@@ -206,13 +206,13 @@ int32_t launch_token_quant_wide(TokenQuantParams const& p, TokenQuantShape shape
 }
 
 template <class Variant, class In, class Activation, class Coding>
-int32_t token_quant(gemmill_token_quant_args const& x) {
+int32_t token_quant(gemmill_token_quant_args const& x, gemmill_launch const& how) {
   if (x.rows == 0) return cudaSuccess;
   if ((x.azps == nullptr) != Coding::kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
   if (x.hidden == 0 && !Coding::kSymmetric) {  // the extent of nothing is no range
-    cudaError_t const error = cudaMemsetAsync(x.scales, 0, x.rows * sizeof(*x.scales), static_cast<cudaStream_t>(x.launch.stream));
+    cudaError_t const error = cudaMemsetAsync(x.scales, 0, x.rows * sizeof(*x.scales), static_cast<cudaStream_t>(how.stream));
     if (error != cudaSuccess) return error;
-    return cudaMemsetAsync(x.azps, 0, x.rows * sizeof(*x.azps), static_cast<cudaStream_t>(x.launch.stream));
+    return cudaMemsetAsync(x.azps, 0, x.rows * sizeof(*x.azps), static_cast<cudaStream_t>(how.stream));
   }
   int64_t const chunks = ceil_divide(x.hidden, kChunkElements<In>);
   int64_t const chunks_of_shape = chunks > 0 ? chunks : 1;  // rows without elements have scales too
@@ -221,7 +221,7 @@ int32_t token_quant(gemmill_token_quant_args const& x) {
   constexpr int64_t kSlice = kMostChunks / kPortableCluster;
   for (int64_t row = 0; row < x.rows; row += kSlice) {
     int64_t const rows = x.rows - row < kSlice ? x.rows - row : kSlice;
-    TokenQuantShape const shape = token_quant_shape(x.launch, rows, chunks_of_shape, Activation::kGated ? 2 : 1, Coding::kSymmetric);
+    TokenQuantShape const shape = token_quant_shape(how, rows, chunks_of_shape, Activation::kGated ? 2 : 1, Coding::kSymmetric);
     // Where a row takes half an SM, little is loaded while it is reduced. Plain symmetric rows are reduced quickly (H200, 2026-11-21).
     bool const fetches_ahead = (Activation::kGated || !Coding::kSymmetric) && shape.threads >= 448;
     TokenQuantParams const p{
@@ -229,16 +229,16 @@ int32_t token_quant(gemmill_token_quant_args const& x) {
         static_cast<uint8_t*>(x.out) + row * x.out_stride,
         x.scales + row, x.azps == nullptr ? nullptr : x.azps + row, x.scale_ub,
         x.hidden, x.in_stride, x.out_stride, static_cast<uint32_t>(chunks), static_cast<uint32_t>(rows),
-        fetches_ahead ? rows_ahead(x.launch.sm_count, chunks * (Activation::kGated ? 32 : 16)) : 0,
+        fetches_ahead ? rows_ahead(how.sm_count, chunks * (Activation::kGated ? 32 : 16)) : 0,
         least_step_of(x.hidden),
     };
     int32_t const error =
-        !aligned            ? launch_token_quant<Variant, In, Activation, Coding, 1, false, false>(p, shape, rows, x.launch)
-        : !shape.resident   ? launch_token_quant<Variant, In, Activation, Coding, 4, true, false>(p, shape, rows, x.launch)
-        : shape.chunks == 1 ? launch_token_quant<Variant, In, Activation, Coding, 1, true, true>(p, shape, rows, x.launch)
-        : shape.chunks == 2 ? launch_token_quant<Variant, In, Activation, Coding, 2, true, true>(p, shape, rows, x.launch)
-        : shape.chunks > 4  ? launch_token_quant_wide<Variant, In, Activation, Coding>(p, shape, rows, x.launch)
-                            : launch_token_quant<Variant, In, Activation, Coding, 4, true, true>(p, shape, rows, x.launch);
+        !aligned            ? launch_token_quant<Variant, In, Activation, Coding, 1, false, false>(p, shape, rows, how)
+        : !shape.resident   ? launch_token_quant<Variant, In, Activation, Coding, 4, true, false>(p, shape, rows, how)
+        : shape.chunks == 1 ? launch_token_quant<Variant, In, Activation, Coding, 1, true, true>(p, shape, rows, how)
+        : shape.chunks == 2 ? launch_token_quant<Variant, In, Activation, Coding, 2, true, true>(p, shape, rows, how)
+        : shape.chunks > 4  ? launch_token_quant_wide<Variant, In, Activation, Coding>(p, shape, rows, how)
+                            : launch_token_quant<Variant, In, Activation, Coding, 4, true, true>(p, shape, rows, how);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

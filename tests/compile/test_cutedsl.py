@@ -78,7 +78,7 @@ def test_an_emitted_file_compiles_on_its_own(tmp_path: Path) -> None:
 
 
 _PROBE = """\
-#include "gemmill/cutedsl.h"
+#include "core/cutedsl.h"
 #include <cuda_runtime.h>
 #include <atomic>
 
@@ -113,7 +113,7 @@ int ready(int device) { return gemmill_cutedsl_ready(&module, device); }
 def loader(toolchain: ToolchainPaths, tmp_path: Path) -> ctypes.CDLL:
     """The binding's loader with a module that counts."""
     (tmp_path / "probe.cpp").write_text(_PROBE)
-    includes = [f"-I{kernels_dir() / 'include'}", f"-I{toolchain.home / 'include'}"]
+    includes = [f"-I{kernels_dir()}", f"-I{toolchain.home / 'include'}"]
     sources = [tmp_path / "probe.cpp", kernels_dir() / "extension" / "cutedsl.cpp"]
     _output(toolchain.gxx, "-std=c++20", "-shared", "-fPIC", *includes, *sources, "-o", tmp_path / "probe.so")
     return ctypes.CDLL(str(tmp_path / "probe.so"))

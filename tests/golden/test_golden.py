@@ -61,4 +61,4 @@ def test_every_template_and_partial_is_in_a_reference(monkeypatch: pytest.Monkey
     monkeypatch.setattr(render, "environment", lambda root=None: recording)
     for name in CASES.values():
         emit(parse_name(name))
-    assert read == {f"cutlass/{path.name}" for path in (templates_dir() / "cutlass").iterdir()}
+    assert read == {f"scaled_mm/cutlass/{path.name}" for path in (templates_dir() / "scaled_mm" / "cutlass").iterdir()}

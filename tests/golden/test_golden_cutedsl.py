@@ -28,7 +28,7 @@ static inline int32_t cute_dsl_{SYMBOL}_wrapper({SYMBOL}_Kernel_Module_t *module
 """
 TEXTS = {
     "scaled_mm.py": lambda: emit(parse_name(NAME)).text,
-    "adapter.cpp": lambda: emit_adapter(SYMBOL, read_header(HEADER)),
+    "adapter.cpp": lambda: emit_adapter(SYMBOL, NAME, read_header(HEADER)),
 }
 
 
@@ -44,7 +44,8 @@ def test_rendering_is_the_reference(case: str, update_golden: bool) -> None:
 
 
 def test_every_template_has_its_reference() -> None:
-    assert {path.name.removesuffix(".jinja") for path in (templates_dir() / "cutedsl").iterdir()} == set(TEXTS)
+    folders = (templates_dir() / "dsl", templates_dir() / "scaled_mm" / "cutedsl")
+    assert {path.name.removesuffix(".jinja") for folder in folders for path in folder.iterdir()} == set(TEXTS)
     assert {path.name for path in FOLDER.iterdir()} == set(TEXTS)
 
 

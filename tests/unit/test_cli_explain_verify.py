@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import gemmill as package
-from gemmill.families.quant.call import config_of
 from gemmill.families.quant.ops import QUANT_OPS
 from gemmill.families.quant.selections import default as quant_configs
 from gemmill.families.quant.selections import smoke as smoke_quant_configs
@@ -15,9 +14,9 @@ from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.numerics import verify as layer
 from gemmill.numerics.verify import Verdict
 from gemmill.runtime import checks, operands
-from gemmill.runtime.quant_table import make_quant_table, select_quant
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Choice, select
+from gemmill.runtime.serving import serving_of
 from gemmill.runtime.table import make_table
 from gemmill.space.names import to_name
 from gemmill.vocab import Arch, DType, EpilogueKind, KernelSchedule
@@ -166,11 +165,11 @@ def test_explain_refuses_what_the_op_refuses(gemmill, asked, arguments, sentence
 def asked_of_quant(monkeypatch, make_manifest):
     """Explains against a table of all quantisation variants, without an extension."""
     manifest = make_manifest(*quant_configs(Arch.SM90A))
-    table = make_quant_table(manifest.entries, [entry.symbol for entry in manifest.entries])
+    table = make_table(manifest.entries, [entry.symbol for entry in manifest.entries], ())
 
     def explain(op: str, *arguments: object) -> Choice:
         call = operands.of_arguments(BY_NAME[op], arguments)
-        return select_quant(table, config_of(checks.check(BY_NAME[op], call), Arch.SM90A))
+        return select(table, serving_of(BY_NAME[op]).asked(checks.check(BY_NAME[op], call)), 132)
 
     monkeypatch.setattr(package, "load", lambda build: None, raising=False)
     monkeypatch.setattr(package, "explain", explain, raising=False)

@@ -32,7 +32,7 @@ def sources(configs) -> dict[str, str]:
 def expected(configs, make_config) -> dict[str, str]:
     """What lies in the folder: the sources of smoke, and an index of default's."""
     rows = [
-        f"{Path(path).stem} cutlass/scaled_mm.cu.jinja {hashlib.sha256(text.encode()).hexdigest()}"
+        f"{Path(path).stem} scaled_mm/cutlass/scaled_mm.cu.jinja {hashlib.sha256(text.encode()).hexdigest()}"
         for path, text in sources([*configs, make_config(stages=4)]).items()
     ]
     head = (

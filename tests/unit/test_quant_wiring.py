@@ -11,7 +11,7 @@ from gemmill.build.inspect import KernelFacts, facts_of
 from gemmill.build.sources import Source, flags_for, variant_source
 from gemmill.build.units import partition
 from gemmill.emit.render import render
-from gemmill.families import quant, scaled_mm
+from gemmill.families import quant
 from gemmill.families.quant.accepts import QuantPredicate
 from gemmill.families.quant.config import QuantConfig, QuantFamily
 from gemmill.families.quant.selections import default as quant_configs
@@ -104,13 +104,10 @@ def test_facts_are_of_the_variants_own_kernels() -> None:
     assert facts_of("other", facts) == KernelFacts()
 
 
-def test_the_extension_lists_each_family_in_its_table() -> None:
-    symbols = {scaled_mm.NAME: ["gemmill_a"], quant.NAME: ["gemmill_q", "gemmill_r"]}
-    text = render("extension/variants.cpp.jinja", {"symbols": symbols, "build_id": "0123"})
-    gemms, quants = text.split("const gemmill_quant_kernel gemmill_quant_kernels[] = {")
-    assert '{"gemmill_a", gemmill_a, gemmill_a_workspace},' in gemms
-    assert '{"gemmill_q", gemmill_q},\n    {"gemmill_r", gemmill_r},' in quants
-    assert "gemmill_quant_kernel_count = 2;" in quants and "gemmill_kernel_count = 1;" in gemms
+def test_the_extension_lists_all_kernels_in_one_table() -> None:
+    text = render("extension/variants.cpp.jinja", {"symbols": ["gemmill_a", "gemmill_q"], "build_id": "0123"})
+    assert '{"gemmill_a", gemmill_a, gemmill_a_workspace},\n    {"gemmill_q", gemmill_q, gemmill_q_workspace},' in text
+    assert "gemmill_kernel_count = 2;" in text
 
 
 def test_each_op_config_is_named_once() -> None:

@@ -72,12 +72,12 @@ def test_a_config_of_no_kernels(make_config: Make) -> None:
             "name NAME of CONFIG is read back as OTHER",
         ),
         (
-            {"spell": lambda config: replace(CUTLASS.spell(config), template="cutlass/gone.cu.jinja")},
-            f"template 'cutlass/gone.cu.jinja' of NAME is not in {templates_dir()}",
+            {"spell": lambda config: replace(CUTLASS.spell(config), template="scaled_mm/cutlass/gone.cu.jinja")},
+            f"template 'scaled_mm/cutlass/gone.cu.jinja' of NAME is not in {templates_dir()}",
         ),
         (
             {"spell": CUTEDSL.spell},
-            "template 'cutedsl/scaled_mm.py.jinja' is for nvcc, which compiles what comes of .cu.jinja",
+            "template 'scaled_mm/cutedsl/scaled_mm.py.jinja' is for nvcc, which compiles what comes of .cu.jinja",
         ),
     ],
 )

@@ -11,7 +11,6 @@ import pytest
 from gemmill.build.sources import is_of_dsl
 from gemmill.emit import emit, emit_unit
 from gemmill.emit.render import TemplateError, environment, render
-from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.config import KernelConfig, Launch, Problem, Schedule
 from gemmill.families.scaled_mm.spelling.cutlass import spell
 from gemmill.locations import templates_dir
@@ -162,12 +161,13 @@ def test_all_that_is_selected_can_be_emitted(name: str, arch: Arch) -> None:
         file = emit(config)
         assert files.setdefault(file.path, file.text) == file.text
         if is_of_dsl(config):
-            assert str(file.path) == f"{arch}/{to_name(config.compiled)}.py"
+            assert str(file.path) == f"{arch}/{REGISTRY.family_of(config).name}/{to_name(config.compiled)}.py"
             assert run_emitted(file.text) == {"CONFIG": config.compiled, "SYMBOL": symbol_of(config)}
             continue
-        assert str(file.path) == f"{arch}/{to_name(config.compiled)}.cu"
+        assert str(file.path) == f"{arch}/{REGISTRY.family_of(config).name}/{to_name(config.compiled)}.cu"
         assert f'extern "C" int32_t {symbol_of(config)}(' in file.text
-        assert (f"{symbol_of(config)}_workspace(" in file.text) is (REGISTRY.family_of(config).name == scaled_mm.NAME)
+        needs_workspace = "_streamk_" in symbol_of(config) or "_quant_tensor_" in symbol_of(config)
+        assert (f"{symbol_of(config)}_workspace(" in file.text) is needs_workspace
     assert len(set(files.values())) == len(files) == len({config.compiled for config in select(name, arch).configs})
 
 
@@ -189,7 +189,9 @@ def test_emitted_text_is_tidy(make_config) -> None:
 
 def test_a_unit_includes_its_files(make_config) -> None:
     files = [emit(make_config()), emit(make_config(stages=2))]
-    assert emit_unit(files) == "".join(f'#include "sm90a/{to_name(make_config(stages=s))}.cu"\n' for s in (None, 2))
+    assert emit_unit(files) == "".join(
+        f'#include "sm90a/scaled_mm/{to_name(make_config(stages=s))}.cu"\n' for s in (None, 2)
+    )
 
 
 def test_an_empty_hole_is_an_error(tmp_path: Path) -> None:
@@ -216,9 +218,11 @@ def test_a_partial_that_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", EpilogueKind)
 def test_every_epilogue_has_its_partial(kind: EpilogueKind) -> None:
-    assert (templates_dir() / "cutlass" / f"_{kind}.jinja").is_file()
+    assert (templates_dir() / "scaled_mm" / "cutlass" / f"_{kind}.jinja").is_file()
 
 
 def test_every_template_is_used(make_config) -> None:
     used = {spell(make_config(**base)).template for base in BASES.values()}
-    assert used == {f"cutlass/{p.name}" for p in (templates_dir() / "cutlass").glob("[!_]*.jinja")}
+    assert used == {
+        f"scaled_mm/cutlass/{p.name}" for p in (templates_dir() / "scaled_mm" / "cutlass").glob("[!_]*.jinja")
+    }

@@ -17,7 +17,8 @@ from toy_tuning import TOY, TOY_TUNING, call, measured, toy_entry
 @pytest.fixture
 def toy_table(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Table]:
     """Of two variants, which take one row and four rows at a time."""
-    monkeypatch.setitem(REGISTRY.tunings, TOY, TOY_TUNING)
+    for known in (REGISTRY.choices, REGISTRY.tunings):
+        monkeypatch.setitem(known, TOY, TOY_TUNING)
     entries = [toy_entry(n, str(n)) for n in (1, 4)]
     return lambda *tuned: make_table(entries, ["1", "4"], tuned)
 

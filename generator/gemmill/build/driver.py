@@ -17,7 +17,6 @@ from gemmill.build.sources import EXPORTS, Source, SourceKind, text_source
 from gemmill.emit.render import TemplateError, render
 from gemmill.manifest import Manifest, RejectedEntry
 from gemmill.ownership import own_files
-from gemmill.registry import REGISTRY
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection
 from gemmill.version import __version__
@@ -114,11 +113,7 @@ def _finish(
 
 
 def _variant_table(variants: Sequence[Source], build_id: str) -> str:
-    symbols = {
-        family.name: sorted(v.symbol for v in variants if v.tag in {kernels.tag for kernels in family.kernels})
-        for family in REGISTRY.families
-    }
     try:
-        return render(_VARIANT_TABLE, {"symbols": symbols, "build_id": build_id})
+        return render(_VARIANT_TABLE, {"symbols": sorted(v.symbol for v in variants), "build_id": build_id})
     except TemplateError as error:
         raise BuildError(str(error)) from None

@@ -177,9 +177,9 @@ def _publish(member: Mapping[str, str], request: DslRequest, known: dict[str, An
     except (FileNotFoundError, ValueError) as error:
         return str(error)
     adapter = folder / f"{symbol}.cpp"
-    adapter.write_text(emit_adapter(symbol, header), encoding="utf-8")
+    adapter.write_text(emit_adapter(symbol, member["name"], header), encoding="utf-8")
     whole, depfile = folder / f"{symbol}.whole.o", folder / f"{symbol}.d"
-    # One object with two symbols, as nvcc makes it. Names without folders, since an error line goes into the manifest.
+    # One object with one symbol, as nvcc makes it. Names without folders, since an error line goes into the manifest.
     outputs = ["-MD", "-MF", depfile.name, "-r", "-nostdlib", adapter.name, exported.name, "-o", whole.name]
     done = _run([*request.adapter, *outputs], request)
     if done.returncode != 0:
@@ -188,8 +188,7 @@ def _publish(member: Mapping[str, str], request: DslRequest, known: dict[str, An
         if failure is not Failure.SOURCE:
             raise ToolError(first_error(message), failure)
         return first_error(message)
-    kept = [f"--keep-global-symbol={name}" for name in (symbol, f"{symbol}_workspace")]
-    _output([request.objcopy, *kept, whole], request)
+    _output([request.objcopy, f"--keep-global-symbol={symbol}", whole], request)
     roots, memo = {name: Path(path) for name, path in request.roots.items()}, FileMemo(Path(request.memo))
     ObjectCache(Path(request.cache), roots, memo).publish(
         whole,

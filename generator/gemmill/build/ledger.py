@@ -1,7 +1,7 @@
 """Which variants are known not to compile, so that they are not tried again with the same source and toolchain."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gemmill.build.files import FileMemo, digest, write_whole
@@ -18,12 +18,15 @@ class Ledger:
     own headers and the CUTLASS version: editing a header gives every variant another try.
     """
 
-    def __init__(self, folder: Path, kernels: Path, cutlass_version: str, memo: FileMemo) -> None:
+    def __init__(self, folder: Path, kernels: Iterable[Path], cutlass_version: str, memo: FileMemo) -> None:
         self._folder = folder / "ledger"
-        headers = sorted(path for path in (kernels / "include").rglob("*") if path.is_file())
-        self._context = digest(
-            _FORMAT, cutlass_version, [[path.relative_to(kernels).as_posix(), memo.get(path)] for path in headers]
-        )
+        headers = [
+            [path.relative_to(root).as_posix(), memo.get(path)]
+            for root in kernels
+            for path in sorted(root.glob("*/*"))
+            if path.suffix in (".h", ".cuh")
+        ]
+        self._context = digest(_FORMAT, cutlass_version, headers)
 
     def _path(self, source_key: str) -> Path:
         return self._folder / f"{digest(source_key, self._context)}.json"

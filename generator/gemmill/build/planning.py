@@ -19,6 +19,7 @@ from gemmill.build.sources import (
     file_sources,
     flags_for,
     is_of_dsl,
+    kernel_folders,
     roots_of,
     variant_source,
 )
@@ -104,7 +105,7 @@ def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
     dsl, without_dsl = _dsl_or_reason(toolchain, memo)
     roots = roots_of(toolchain, kernels)
     with reported(kernels, "reading gemmill's headers"):
-        ledger = Ledger(home / "cache", kernels, toolchain.cutlass_version, memo)
+        ledger = Ledger(home / "cache", kernel_folders(kernels).values(), toolchain.cutlass_version, memo)
     return Workshop(
         options=options,
         arch=arch,

@@ -1,6 +1,7 @@
 """What a kernel's machine code is made from, as a digest: a time that was measured holds as long as it is the same.
 
-Of CUDA it is the text that is compiled, with gemmill's own headers and the compiler's flags; `dsl_body.py` has the CuTe DSL's.
+Of CUDA it is the device code of the text that is compiled, with that of gemmill's own headers, and the compiler's flags: what
+a file has after a line `// Host code: ...` is left out. `dsl_body.py` has the CuTe DSL's.
 Comments, layout and names of files are left out: they say nothing to a compiler. Where the digest changes and the machine
 code does not, `gemmill table rebase` carries measured times over.
 """
@@ -11,26 +12,29 @@ from pathlib import Path
 from gemmill.build.dsl_body import dsl_digest
 from gemmill.build.files import digest
 from gemmill.build.headers import included
-from gemmill.build.sources import Flags, SourceKind
+from gemmill.build.sources import Flags, SourceKind, kernel_folders
 from gemmill.family import Config
 from gemmill.registry import REGISTRY
 
 _COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+_HOST_CODE = re.compile(r"^// Host code: .*", re.MULTILINE | re.DOTALL)
 _NAMES_A_FILE = re.compile(r"^[ \t]*#[ \t]*(?:include|pragma once)\b[^\n]*$", re.MULTILINE)
 _NOT_OF_THE_CODE = ("-I", "-isystem", "-Xcompiler")
 """Beginnings of flags that tell where headers lie, and what the host's compiler does."""
 
 
 def source_digest(config: Config, text: str, kernels: Path, flags: Flags) -> str:
-    """Of the kernel of a config whose emitted source is `text`; gemmill's headers lie below `kernels`. Raises OSError."""
+    """Of the kernel of a config whose emitted source is `text`; headers are named from the folder `kernels`. Raises OSError."""
     if (dsl := REGISTRY.kernels_of(config).dsl) is not None:
         return dsl_digest(dsl, config)
-    headers = {code_of(path.read_text(encoding="utf-8")) for path in included(text, (kernels / "include", kernels))}
+    paths = included(text, tuple(kernel_folders(kernels).values()))
+    headers = {code_of(path.read_text(encoding="utf-8")) for path in paths} - {""}
     told = [flag for flag in flags.for_kind(SourceKind.VARIANT) if not flag.startswith(_NOT_OF_THE_CODE)]
     return digest(code_of(text), sorted(headers), told)
 
 
 def code_of(text: str) -> str:
-    """A CUDA source without comments, layout and the lines that name files."""
-    bare = _COMMENT_OR_TEXT.sub(lambda match: " " if match[0][0] == "/" else match[0], text)
+    """A CUDA source without host code at its end, comments, layout and the lines that name files."""
+    device = _HOST_CODE.sub("", text)
+    bare = _COMMENT_OR_TEXT.sub(lambda match: " " if match[0][0] == "/" else match[0], device)
     return " ".join(_NAMES_A_FILE.sub("", bare).split())

@@ -15,7 +15,7 @@ from gemmill.space.names import symbol_of, to_name
 from gemmill.vocab import Arch, Compiler
 
 BINDING = "extension"
-"""The folder below kernels/ whose C++ files bind the kernels to torch."""
+"""The folder below kernels/ whose C++ files bind the kernels of any family to torch; a family's are in its own."""
 TORCH_TARGET = "2.11"
 _TORCH_TARGET_VERSION = "0x020b000000000000"
 OWN_ROOT = "gemmill"
@@ -85,10 +85,16 @@ class Flags:
         return {SourceKind.BINDING: self.host, SourceKind.DSL: self.adapter}.get(kind, self.cuda)
 
 
+def kernel_folders(kernels: Path) -> dict[str, Path]:
+    """By name, the folders from which headers are included: gemmill's own, and of each family that lies elsewhere its."""
+    outside = {family.name: family.home / "kernels" for family in REGISTRY.families if family.home is not None}
+    return {OWN_ROOT: kernels, **outside}
+
+
 def roots_of(toolchain: ToolchainPaths, kernels: Path) -> dict[str, Path]:
     """Folders that are called by name in flags and header lists, since each machine has them elsewhere."""
     return {
-        OWN_ROOT: kernels.resolve(),
+        **{name: folder.resolve() for name, folder in kernel_folders(kernels).items()},
         "cutlass": toolchain.cutlass_include.resolve(),
         "cuda": toolchain.home.resolve(),
         "torch": toolchain.torch_include.resolve(),
@@ -98,21 +104,22 @@ def roots_of(toolchain: ToolchainPaths, kernels: Path) -> dict[str, Path]:
 
 def flags_for(arch: Arch) -> Flags:
     """The flags of an architecture. SASS only: a driver refuses PTX of a later toolkit than its own."""
+    own = tuple(f"-I<{name}>" for name in kernel_folders(Path()))
     return Flags(
         cuda=(
             *("-std=c++17", "-O3", f"-gencode={arch.gencode}", "--expt-relaxed-constexpr", "-DNDEBUG"),
             *_PROGRAMMATIC_LAUNCH.get(arch, ()),
             "-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",
             *("-Xcompiler=-fvisibility=hidden,-fPIC", "-Xptxas=-v"),
-            *("-I.", "-I<gemmill>/include", "-I<gemmill>", "-isystem=<cutlass>"),
+            *("-I.", *own, "-isystem=<cutlass>"),
         ),
         host=(
             *("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-DNDEBUG"),
             *(f"-DTORCH_TARGET_VERSION={_TORCH_TARGET_VERSION}", "-DUSE_CUDA"),
-            *("-I<gemmill>/include", "-I<gemmill>/" + BINDING),
+            *own,
             *("-isystem<torch>", "-isystem<torch>/torch/csrc/api/include", "-isystem<cuda>/include"),
         ),
-        adapter=("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-I<gemmill>/include"),
+        adapter=("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", *own),
         # -Bsymbolic: two builds in one process keep to their own symbols, which have the same names.
         # libtorch's libraries must be named even where the linker sees no use of them: the registration runs at load.
         link=(
@@ -167,12 +174,18 @@ def file_sources(kernels: Path, flags: Flags, toolchain: ToolchainPaths) -> list
     """The hand-written sources: CUDA files of every family and the binding's C++ files."""
     result = []
     with reported(kernels, "reading the hand-written kernels"):
-        for path in sorted([*kernels.glob("*/*.cu"), *kernels.glob(f"{BINDING}/*.cpp")]):
+        for path in hand_written(kernels):
             kind = SourceKind.KERNELS if path.suffix == ".cu" else SourceKind.BINDING
-            result.append(
-                text_source(kind, str(path.relative_to(kernels)), path.read_text(encoding="utf-8"), flags, toolchain)
-            )
+            name = f"{path.parent.name}/{path.name}"
+            result.append(text_source(kind, name, path.read_text(encoding="utf-8"), flags, toolchain))
     return result
+
+
+def hand_written(kernels: Path) -> list[Path]:
+    """The C++ and CUDA files that every extension has: the binding's own, and those of each family."""
+    homes = {family.name: family.home / "kernels" if family.home else kernels for family in REGISTRY.families}
+    folders = [kernels / BINDING, *(home / name for name, home in homes.items())]
+    return [path for folder in folders for path in sorted(folder.glob("*")) if path.suffix in (".cpp", ".cu")]
 
 
 def text_source(kind: SourceKind, name: str, text: str, flags: Flags, toolchain: ToolchainPaths) -> Source:

@@ -4,12 +4,15 @@ import re
 from dataclasses import dataclass
 
 from gemmill.emit.render import render
+from gemmill.registry import REGISTRY
+from gemmill.space.names import parse_name
 
-ADAPTER = "cutedsl/adapter.cpp.jinja"
+ADAPTER = "dsl/adapter.cpp.jinja"
 _ENTRY = re.compile(r"^void (\w+)\(void \*\*args, int32_t num_args\);", re.MULTILINE)
 _WRAPPER = re.compile(r"^static inline int32_t \w+_wrapper\(([^)]*)\) \{", re.MULTILINE)
 _PARAMETER = re.compile(r"\s*(\S.*?)\s*(\w+)\s*")
-_STRIDES = ("a_scale_stride_m", "a_scale_stride_k", "b_scale_stride_n", "b_scale_stride_k")
+_LAUNCH = ("stream", "workspace", "device", "sm_count", "programmatic_launch", "constant_weights")
+"""Fields of `gemmill_launch` in kernels/core/abi.h; others are the family's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +36,14 @@ def read_header(header: str) -> Exported:
     return Exported(entry=entry[1], parameters=parameters)
 
 
-def emit_adapter(symbol: str, exported: Exported) -> str:
-    """The source of a variant's launch function. Raises TemplateError."""
+def emit_adapter(symbol: str, name: str, exported: Exported) -> str:
+    """The source of the launch function `symbol` of the variant of a name. Raises TemplateError."""
+    config = parse_name(name)
+    dsl = REGISTRY.kernels_of(config).dsl
+    assert dsl is not None  # its kernel was exported by the DSL
     values = {
+        "header": f"{REGISTRY.family_of(config).name}/abi.h",
+        "struct": dsl.arguments,
         "symbol": symbol,
         "init": f"_mlir_{symbol}_cuda_init",
         "load": f"_mlir_{symbol}_cuda_load_to_device",
@@ -46,10 +54,8 @@ def emit_adapter(symbol: str, exported: Exported) -> str:
 
 
 def _argument(c_type: str, name: str) -> str:
-    """The address of an argument: a field of gemmill's arguments of the same name, whose type the C++ compiler checks."""
-    if name == "stream":
-        return "gemmill_cutedsl_pointer(&stream)"
-    field = f"group_args(*args).{name}" if name in _STRIDES else f"args->{name}"
-    if c_type.endswith("*"):
+    """The address of an argument: a field of gemmill's structs of the same name, whose type the C++ compiler checks."""
+    field = f"how->{name}" if name in _LAUNCH else f"args->{name}"
+    if c_type.endswith("*") or name == "stream":
         return f"gemmill_cutedsl_pointer(&{field})"
     return f"gemmill_cutedsl_number<{c_type}>(&{field})"

@@ -30,7 +30,7 @@ class EmittedFile:
 def environment(root: Path | None = None) -> jinja2.Environment:
     """The template environment over `root` (default: gemmill's own templates)."""
     result = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(root or templates_dir()),
+        loader=jinja2.FileSystemLoader([root] if root else _folders()),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -39,6 +39,11 @@ def environment(root: Path | None = None) -> jinja2.Environment:
     )
     result.filters["cute_int"] = lambda value: f"_{value}"
     return result
+
+
+def _folders() -> list[Path]:
+    """gemmill's own templates, and those of families that lie elsewhere."""
+    return [templates_dir(), *(family.home / "templates" for family in REGISTRY.families if family.home is not None)]
 
 
 def render(template: str, values: dict[str, Any], *, root: Path | None = None) -> str:
@@ -62,7 +67,7 @@ def emit(config: Config) -> EmittedFile:
     text = render(spelled.template, {"name": name, "symbol": symbol_of(config), **spelled.values})
     # Templates are called after what they make: `scaled_mm.cu.jinja`.
     suffix = PurePosixPath(spelled.template).suffixes[-2]
-    return EmittedFile(path=PurePosixPath(config.arch) / (name + suffix), text=text)
+    return EmittedFile(path=PurePosixPath(config.arch) / REGISTRY.family_of(config).name / (name + suffix), text=text)
 
 
 def emit_unit(files: Sequence[EmittedFile]) -> str:

@@ -1,5 +1,6 @@
 """What a family of kernels is: the values by which it is declared, and that all generic code reads."""
 
+from gemmill.family.classes import ClassAxis, Classes
 from gemmill.family.declaration import Accepts, Config, DslBody, Family, Kernels, Rule, Spelled, first_rejection
 from gemmill.family.judging import Judged
 from gemmill.family.op import Op, OpSet
@@ -19,6 +20,8 @@ __all__ = [
     "Asked",
     "Aspect",
     "Check",
+    "ClassAxis",
+    "Classes",
     "Config",
     "DslBody",
     "Family",

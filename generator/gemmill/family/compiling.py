@@ -10,6 +10,7 @@ from functools import reduce
 from itertools import groupby
 from string import Formatter
 
+from gemmill.family.classes import Classes
 from gemmill.family.operand import DTYPE_CODES
 from gemmill.family.program import Block, Calc, Code, Fact, Instruction, Program, Relation, either, unless
 from gemmill.family.schema import Kind, OpSchema
@@ -63,6 +64,7 @@ def compile_contract(
 class _Compiler:
     def __init__(self, kinds: Mapping[str, Kind], fixed: Mapping[str, int]) -> None:
         self._kinds = kinds
+        self._fixed = fixed
         self.values = {name: i for i, name in enumerate((*kinds, *fixed))}
         self.initial = [*(0 for _ in kinds), *fixed.values()]
         self.words: tuple[str, ...] = ()
@@ -96,8 +98,22 @@ class _Compiler:
             case Special():
                 self.specials.append(step.name)
                 return [Instruction(code=Code.SPECIAL, operands=(len(self.specials) - 1,))]
+            case Classes():
+                return self._let(Let("class", self._class_number(step)))
             case Check():
                 raise ValueError(f"{step} was not expanded")
+
+    def _class_number(self, classes: Classes) -> str:
+        """What the op fixes of it as one number, and the rest as a call has it."""
+        constant, terms = 0, []
+        for axis, weight in zip(classes.axes, classes.weights, strict=True):
+            if axis.expression.isidentifier() and axis.expression not in self.values:
+                continue
+            if axis.expression in self._fixed:
+                constant += weight * self._fixed[axis.expression]
+            else:
+                terms.append(f"{weight} * {axis.expression}")
+        return " + ".join([str(constant), *terms])
 
     @contextmanager
     def _branch(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 from gemmill.family.op import OpSet
@@ -67,6 +68,8 @@ class DslBody:
 
     entry: str
     """The module that has a kernel compiled: its imports lead to all bodies."""
+    arguments: str
+    """The C struct of the family's `abi.h` by whose fields a kernel names its arguments."""
     facts: Callable[[Any], Any]
     """What a body reads of a config. Raises ValueError for a config that no kernel can be made of."""
 
@@ -116,11 +119,13 @@ class Family:
     """The module whose `SERVING` is what the runtime does for it."""
     selections: Mapping[str, Callable[[Arch], Iterable[Any]]]
     """By a selection's name, the configs that the family has in it; none where it is not named."""
+    tuning: Tuning
+    """How a call comes to a variant."""
     questions: tuple[Asked, ...] = ()
     """What `gemmill explain` can be told of a call, for the cases to read."""
     functions: str | None = None
     """The module whose `__all__` users find in `gemmill`: its ops as functions that allocate what they return."""
     peers: str | None = None
     """The module of what users would call instead: `PEERS` and `vllm_takes`, whether vLLM's op of the same name takes a problem."""
-    tuning: Tuning | None
-    """How one of several variants is chosen for a call; None where one serves all calls of its class."""
+    home: Path | None = None
+    """The folder in which its C++ lies, as `kernels/<name>`, and its templates, as `templates/<name>`; None for gemmill's."""

@@ -54,7 +54,7 @@ class Registry:
                         f"family {family.name!r}, op {name!r}: no special check {min(unknown)!r}, of "
                         f"{', '.join(family.asks.specials) or 'none'}"
                     )
-            if family.tuning is not None and (fault := family.tuning.contradiction()) is not None:
+            if (fault := family.tuning.contradiction()) is not None:
                 raise ValueError(f"family {family.name!r}: {fault}")
             for measured in family.tuning.sweep.measured if family.tuning and family.tuning.sweep else ():
                 if (other := classes.get(measured.name)) is not None:
@@ -104,9 +104,14 @@ class Registry:
         raise ValueError(f"family is {name!r}, expected one of {', '.join(family.name for family in self.families)}")
 
     @cached_property
+    def choices(self) -> Mapping[str, Tuning]:
+        """How calls come to variants, by the families' names."""
+        return {family.name: family.tuning for family in self.families}
+
+    @cached_property
     def tunings(self) -> Mapping[str, Tuning]:
-        """How families choose, by their names: of those that choose among several variants."""
-        return {family.name: family.tuning for family in self.families if family.tuning is not None}
+        """The same of those families that choose among several variants, by what was measured."""
+        return {name: tuning for name, tuning in self.choices.items() if tuning.is_measured}
 
     @cached_property
     def measured(self) -> Mapping[str, tuple[Family, Tuning, Sweep, Measured]]:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Union
 
+from gemmill.family.classes import Classes
+
 
 @dataclass(frozen=True)
 class Let:
@@ -68,4 +70,4 @@ class Check:
     """What an overlapping result would overwrite before it is read, in the sentence."""
 
 
-Step = Union[Let, Require, When, Special, Check]  # noqa: UP007 (a forward reference stands in When)
+Step = Union[Let, Require, When, Special, Check, Classes]  # noqa: UP007 (a forward reference stands in When)

@@ -31,8 +31,6 @@ class Row:
     kernel: int
     """Index in the extension."""
     problem: int
-    workspace: bool
-    """Whether the kernel must be asked how much it needs."""
     most: int
     """Of each size."""
     alignments: tuple[int, ...]
@@ -85,6 +83,8 @@ class Tuning:
     """Of a config, what it accepts, and its kernel's index: a row for each class of calls."""
     describe: Callable[[int], str]
     """A class of calls in words."""
+    differs: Callable[[int, int], str]
+    """Why a variant of the first class takes no call of the second."""
     refuses: Callable[[Row, ProblemCall], str | None]
     """Why a variant takes no call of such sizes, beside what its row says."""
     model_ns: Callable[[Row, ProblemCall, int], float]
@@ -99,12 +99,19 @@ class Tuning:
     """What is measured; None where nothing is."""
 
     @property
+    def is_measured(self) -> bool:
+        """Whether there is something to choose: else one variant serves all calls of its class."""
+        return bool(self.sizes)
+
+    @property
     def key(self) -> tuple[str, ...]:
         """Sizes in the order in which rows of tables are sorted."""
         return (*self.near, self.bucketed)
 
     def contradiction(self) -> str | None:
         """What in the names of sizes cannot be; None where they agree."""
+        if not self.is_measured:
+            return None
         told = ", ".join(self.sizes)
         if len(set(self.sizes)) < len(self.sizes):
             return f"sizes {told} name one of them twice"

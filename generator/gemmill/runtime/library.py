@@ -15,9 +15,8 @@ from gemmill.runtime import checks, operands, packed
 from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.declaring import declare
 from gemmill.runtime.notices import tell_loaded, tell_unbuilt
-from gemmill.runtime.quant_table import QuantRow, QuantTable, make_quant_table
 from gemmill.runtime.schemas import BY_NAME, OpSchema
-from gemmill.runtime.select import Choice, Noted, Trust
+from gemmill.runtime.select import Choice, Noted, Trust, select
 from gemmill.runtime.serving import serving_of
 from gemmill.runtime.table import Table, make_table
 from gemmill.runtime.tuned import Machine, Tuned, load_tuned, machine
@@ -30,10 +29,6 @@ _DESCRIBE = ctypes.CFUNCTYPE(
 
 class _Kernel(ctypes.Structure):
     _fields_ = [("symbol", ctypes.c_char_p), ("launch", ctypes.c_void_p), ("workspace", ctypes.c_void_p)]
-
-
-class _QuantKernel(ctypes.Structure):
-    _fields_ = [("symbol", ctypes.c_char_p), ("launch", ctypes.c_void_p)]
 
 
 class Build:
@@ -55,8 +50,10 @@ class Build:
         entries = self.manifest.entries
         here = machine(self.manifest.arch) if gpu_arch else Machine(arch=self.manifest.arch, device=None, driver=None)
         self.tuned: Tuned = load_tuned(entries, here)
-        self.table: Table = make_table(entries, self._symbols("gemmill_kernel", _Kernel), self.tuned.choices)
-        self.quant: QuantTable = make_quant_table(entries, self._symbols("gemmill_quant_kernel", _QuantKernel))
+        self._kernels = self._read_kernels()
+        self.table: Table = make_table(
+            entries, [kernel.symbol.decode() for kernel in self._kernels], self.tuned.choices
+        )
         self._send_table()
         for family, op in REGISTRY.ops.values():
             declare(self._library, family, op)
@@ -83,10 +80,6 @@ class Build:
     def pin(self, row: int) -> int:
         """Pin a row for the calling thread (-1: none) and return the one pinned before."""
         return self._library.gemmill_pin(row)
-
-    def pin_quant(self, kernel: int) -> int:
-        """Pin a quantisation kernel for the calling thread (-1: none) and return the one pinned before."""
-        return self._library.gemmill_pin_quant(kernel)
 
     def assume_constant_weights(self, assumed: bool) -> None:
         """Let kernels read b before earlier kernels have ended, or not."""
@@ -118,20 +111,17 @@ class Build:
 
     def explain(self, op: OpSchema, call: operands.Call, sm_count: int) -> Choice:
         """The choice for a call that passes the checks, with its trace. Raises RuntimeError as the op would."""
-        checks.check(op, call)
-        return serving_of(op).choose(self, op, call, sm_count)
+        return select(self.table, serving_of(op).asked(checks.check(op, call)), sm_count, self.pinned_name())
 
     def pinned_name(self) -> str | None:
-        """The GEMM that the calling thread has pinned."""
+        """The variant that the calling thread has pinned."""
         row = self.pin(-1)
         self.pin(row)
         return self.table.entries[row].name if row >= 0 else None
 
-    def pinned_quant_name(self) -> str | None:
-        """The quantisation kernel that the calling thread has pinned."""
-        kernel = self.pin_quant(-1)
-        self.pin_quant(kernel)
-        return self.quant.entry_of(kernel).name if kernel >= 0 else None
+    def needs_workspace(self, row: int) -> bool:
+        """Whether a row's kernel is asked for how much workspace it needs."""
+        return bool(self._kernels[self.table.rows[row].kernel].workspace)
 
     def _declare(self) -> None:
         lib = self._library
@@ -139,20 +129,15 @@ class Build:
         lib.gemmill_unregister.argtypes = [ctypes.c_void_p]
         lib.gemmill_pin.restype = ctypes.c_int64
         lib.gemmill_pin.argtypes = [ctypes.c_int64]
-        lib.gemmill_pin_quant.restype = ctypes.c_int64
-        lib.gemmill_pin_quant.argtypes = [ctypes.c_int64]
         lib.gemmill_arena_used.restype = ctypes.c_int64
         packed.declare(lib)
 
-    def _symbols(self, table: str, row: type[ctypes.Structure]) -> list[str]:
-        count = ctypes.c_int.in_dll(self._library, f"{table}_count").value
-        kernels = (row * count).in_dll(self._library, f"{table}s")
-        return [kernel.symbol.decode() for kernel in kernels]
+    def _read_kernels(self) -> ctypes.Array[_Kernel]:
+        count = ctypes.c_int.in_dll(self._library, "gemmill_kernel_count").value
+        return (_Kernel * count).in_dll(self._library, "gemmill_kernels")
 
     def _send_table(self) -> None:
         packed.send(self._library, self.table)
-        quant = (QuantRow * len(self.quant.rows))(*self.quant.rows)
-        self._library.gemmill_set_quant_table(quant, ctypes.c_int64(len(quant)))
 
     def _write_refusal(self, op: bytes, facts: Sequence[int], count: int, text: ctypes.Array, capacity: int) -> None:
         try:

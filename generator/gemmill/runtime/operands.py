@@ -80,7 +80,7 @@ def _described(tensor: torch.Tensor, value_of: Callable[[Any], int], *, data: in
 
 
 def of_facts(op: OpSchema, facts: Sequence[int]) -> Call:
-    """The call as the extension reports it: see kernels/extension/rejection.h for the order of the numbers."""
+    """The call as the extension reports it: see kernels/extension/call.h for the order of the numbers."""
     numbers = iter(facts)
     return {parameter.name: _value(parameter.kind, numbers) for parameter in op.parameters}
 

@@ -155,16 +155,10 @@ def explain(op: str, *args: Any) -> Choice:
 def use_variant(name: str) -> Iterator[KernelEntry]:
     """Pin a variant by name for the calling thread. Raises ValueError if it is not loaded.
 
-    Inside, an op of the variant's family whose call it cannot take raises RuntimeError instead of choosing another.
+    Inside, an op of the variant's family whose call it cannot take raises RuntimeError instead of choosing another. One variant
+    is pinned at a time: one that is pinned inside takes the other's place until its block ends, whatever its family.
     """
     build = active()
-    if (kernel := build.quant.kernel_of(name)) is not None:
-        before = build.pin_quant(kernel)
-        try:
-            yield build.quant.entry_of(kernel)
-        finally:
-            build.pin_quant(before)
-        return
     rows = build.table.rows_of(name)
     if not rows:
         raise ValueError(

@@ -30,7 +30,7 @@ class _Noted(ctypes.Structure):
 
 class _Row(ctypes.Structure):
     _fields_ = [
-        *((name, _NUMBER) for name in ("kernel", "problem", "workspace", "most")),
+        *((name, _NUMBER) for name in ("kernel", "problem", "most")),
         ("alignments", _Alignments),
         ("least", _Sizes),
         ("facts", _Facts),
@@ -86,7 +86,7 @@ def noted(library: ctypes.CDLL, table: Table, most: int) -> Iterator[Noted]:
     room = (_Noted * most)()
     names = list(table.families)
     for found in room[: library.gemmill_take_noted(room, most)]:
-        tuning = REGISTRY.tunings[names[found.family]]
+        tuning = REGISTRY.choices[names[found.family]]
         sizes, alignments = found.call.sizes[: len(tuning.sizes)], found.call.alignments[: len(tuning.aligned)]
         call = ProblemCall(
             family=names[found.family], problem=found.call.problem, sizes=tuple(sizes), alignments=tuple(alignments)
@@ -100,16 +100,17 @@ def packed_call(call: ProblemCall) -> PackedCall:
 
 
 def _family(name: str, rows: range) -> _Family:
-    tuning = REGISTRY.tunings[name]
+    tuning = REGISTRY.choices[name]
     near = [tuning.sizes.index(size) for size in tuning.near]
     reach = tuning.reach
-    steps = (tuning.sizes.index(tuning.bucketed), reach.few, reach.many, reach.endless, reach.ratio)
+    bucketed = tuning.sizes.index(tuning.bucketed) if tuning.is_measured else 0
+    steps = (bucketed, reach.few, reach.many, reach.endless, reach.ratio)
     return _Family(name.encode(), rows.start, rows.stop, len(near), _Sizes(*near), *steps, reach.distance)
 
 
 def _row(row: Row) -> _Row:
     parts = (_Alignments(*row.alignments), _Sizes(*row.least), _Facts(*row.facts))
-    return _Row(row.kernel, row.problem, row.workspace, row.most, *parts)
+    return _Row(row.kernel, row.problem, row.most, *parts)
 
 
 def _tuned_row(tuned: TunedRow) -> _TunedRow:

@@ -19,7 +19,7 @@ class Trust(Enum):
     NEAREST = 2
     MODEL = 3
     ONLY = 4
-    """No other variant serves such calls: so it is with quantisation."""
+    """No other variant serves such calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,29 +63,29 @@ def select(table: Table, call: ProblemCall, sm_count: int, pinned: str | None = 
 
     The op launches nothing for an empty result, so no variant is chosen for one.
     """
-    sizes = REGISTRY.tunings[call.family].named(call.sizes)
-    if any(sizes[name] == 0 for name in REGISTRY.tunings[call.family].result):
+    sizes = REGISTRY.choices[call.family].named(call.sizes)
+    if any(sizes[name] == 0 for name in REGISTRY.choices[call.family].result):
         reason = "the result is empty: nothing is launched"
         return Choice(entry=None, trust=Trust.MODEL, trace=_same_for_all(table, call.family, reason))
-    if pinned is not None:
+    if pinned is not None and any(entry.name == pinned for _, _, entry in table.of(call.family)):
         return _select_pinned(table, call, pinned)
     index, trust, tuned = _choose(table, call, sm_count)
     chosen = table.entries[index] if index >= 0 else None
-    measured = None if tuned is None else REGISTRY.tunings[call.family].named(tuned.sizes)
+    measured = None if tuned is None else REGISTRY.choices[call.family].named(tuned.sizes)
     trace = _trace(table, call, sm_count, chosen, trust)
     return Choice(entry=chosen, trust=trust, trace=trace, row=index, measured=measured)
 
 
 def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call by a variant, on a device of `sm_count` multiprocessors."""
-    return REGISTRY.tunings[call.family].model_ns(row, call, sm_count)
+    return REGISTRY.choices[call.family].model_ns(row, call, sm_count)
 
 
 def rejection(row: Row, call: ProblemCall) -> str | None:
     """The first reason why a row cannot take a call; None if it can."""
-    tuning = REGISTRY.tunings[call.family]
+    tuning = REGISTRY.choices[call.family]
     if row.problem != call.problem:
-        return f"it computes {tuning.describe(row.problem)}, the call needs {tuning.describe(call.problem)}"
+        return tuning.differs(row.problem, call.problem)
     for name, needed, found in zip(tuning.aligned, row.alignments, call.alignments, strict=True):
         if found < needed:
             return f"it needs rows of {name} at multiples of {needed} bytes, address and row stride are multiples of {found}"
@@ -93,7 +93,7 @@ def rejection(row: Row, call: ProblemCall) -> str | None:
     for name, least, size in zip(names, row.least, call.sizes, strict=True):
         if size < least:
             return f"it needs {name} of {least} or more, {name} is {size}"
-    if max(call.sizes) > row.most:
+    if max(call.sizes, default=0) > row.most:
         all_names = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
         return f"it takes {all_names} up to {row.most}, they are {', '.join(map(str, call.sizes))}"
     return tuning.refuses(row, call)
@@ -117,18 +117,19 @@ def _same_for_all(table: Table, family: str, reason: str) -> tuple[Rejected, ...
 
 
 def _choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
-    tuned, trust = _choose_tuned(table, call)
+    tuning = REGISTRY.choices[call.family]
+    tuned, trust = _choose_tuned(table, call) if tuning.is_measured else (None, Trust.ONLY)
     if tuned is not None:
         return tuned.row, trust, tuned
     best, best_ns = -1, math.inf
     for i, row, _ in table.of(call.family):
         if rejection(row, call) is None and (ns := model_ns(row, call, sm_count)) < best_ns:
             best, best_ns = i, ns
-    return best, Trust.MODEL, None
+    return best, Trust.MODEL if tuning.is_measured else Trust.ONLY, None
 
 
 def _choose_tuned(table: Table, call: ProblemCall) -> tuple[TunedRow | None, Trust]:
-    tuning = REGISTRY.tunings[call.family]
+    tuning = REGISTRY.choices[call.family]
     bucketed, near = tuning.sizes.index(tuning.bucketed), tuple(map(tuning.sizes.index, tuning.near))
     best: TunedRow | None = None
     best_distance = math.inf

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gemmill.family import Judged
+from gemmill.family import Judged, ProblemCall
 from gemmill.family.operand import Call
 from gemmill.registry import REGISTRY
 from gemmill.runtime.schemas import OpSchema
@@ -26,8 +26,8 @@ class Serving:
 
     results: Callable[[Judged, dict[str, Any]], Iterable[Result]]
     """What the reference makes of a call that has passed the checks, and where it belongs; arguments are by role."""
-    choose: Callable[["Build", OpSchema, Call, int], Choice]
-    """The choice for a call that has passed the checks, on a GPU of so many SMs, with its trace."""
+    asked: Callable[[Judged], ProblemCall]
+    """What the choice depends on, of a call that has passed the checks."""
     lacks: Callable[["Build", OpSchema, Call, Choice], str]
     """Why a build serves no such call, and what to do."""
 

@@ -55,7 +55,7 @@ def make_table(entries: Iterable[KernelEntry], kernels: Sequence[str], tuned: It
     rows: list[Row] = []
     owners: list[KernelEntry] = []
     tuned_rows: list[TunedRow] = []
-    for family, tuning in REGISTRY.tunings.items():
+    for family, tuning in REGISTRY.choices.items():
         place: dict[tuple[int, str], int] = {}
         for entry in known:
             if entry.family == family:

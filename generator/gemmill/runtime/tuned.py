@@ -229,7 +229,7 @@ def _offers(variant: str) -> tuple[str, dict[int, tuple[str, ...]]]:
     """The variant's family, and the names of what its measurement stands for, by class. Raises ValueError."""
     config = parse_name(variant)
     family = REGISTRY.family_of(config)
-    if family.tuning is None:
+    if not family.tuning.is_measured:
         raise ValueError(f"{variant}: variants of {family.name} are not chosen among")
     offered = family.tuning.offers(config).items()
     return family.name, {problem: tuple(map(to_name, configs)) for problem, configs in offered}

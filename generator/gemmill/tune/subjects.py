@@ -91,8 +91,8 @@ class LoadedSubjects:
         if not rows:
             raise LookupError(f"build {build.build_id} has no variant {candidate.name}")
         ops = getattr(torch.ops, f"{NAMESPACE}_{build.build_id}")
-        needs_workspace = bool(build.table.rows[rows[0]].workspace)
-        return Subject(bind=through(ops), build=build, row=rows[0], workspace=needs_workspace)
+        workspace = build.needs_workspace(rows[0])
+        return Subject(bind=through(ops), build=build, row=rows[0], workspace=workspace)
 
 
 class StandIns:

@@ -16,7 +16,7 @@ import torch
 
 from gemmill.build import ToolchainPaths
 from gemmill.build.files import file_digest
-from gemmill.build.sources import BINDING, TORCH_TARGET, expand, flags_for, roots_of
+from gemmill.build.sources import TORCH_TARGET, expand, flags_for, hand_written, roots_of
 from gemmill.emit.render import render
 from gemmill.families import quant, scaled_mm
 from gemmill.family import Config
@@ -40,22 +40,28 @@ BUILD_IDS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
 
 
 class Arguments(ctypes.Structure):
-    """Mirrors `gemmill_group_scaled_mm_args` in kernels/include/gemmill/group_abi.h, which the binding always passes."""
+    """Mirrors `gemmill_scaled_mm_args` in kernels/scaled_mm/abi.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in "a b d a_scales b_scales bias azp_adj azp workspace".split()),
+        *((name, ctypes.c_void_p) for name in "a b d a_scales b_scales bias azp_adj azp".split()),
         *((name, ctypes.c_int64) for name in "lda ldb ldd".split()),
         *(
             (name, ctypes.c_int32)
-            for name in (
-                "m n k a_scale_per_row b_scale_per_column raster_order swizzle splits device sm_count "
-                "programmatic_launch constant_weights"
-            ).split()
+            for name in ("m n k a_scale_per_row b_scale_per_column raster_order swizzle splits").split()
         ),
         *(
             (name, ctypes.c_int64)
             for name in "a_scale_stride_m a_scale_stride_k b_scale_stride_n b_scale_stride_k".split()
         ),
+    )
+
+
+class Launch(ctypes.Structure):
+    """Mirrors `gemmill_launch` in kernels/core/abi.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in "stream workspace".split()),
+        *((name, ctypes.c_int32) for name in "device sm_count programmatic_launch constant_weights".split()),
     )
 
 
@@ -112,6 +118,11 @@ class Probe:
             thread.join()
 
     @property
+    def how(self) -> Launch:
+        """How the last kernel was launched."""
+        return Launch.from_buffer_copy(Launch.in_dll(self._library, "probe_how"))
+
+    @property
     def machine(self) -> Machine:
         """What the binding takes for its machine."""
         return Machine.in_dll(self._library, "probe_machine")
@@ -151,26 +162,24 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
     home = tmp_path_factory.mktemp("probe")
     roots, flags = roots_of(toolchain, kernels_dir()), flags_for(Arch.SM90A)
     configs = some_configs()
-    symbols = {
-        family.name: sorted(set(map(symbol_of, REGISTRY.configs_of(family.name, configs))))
-        for family in REGISTRY.families
-    }
+    symbols = sorted(set(map(symbol_of, configs)))
     sources = [
-        *sorted((kernels_dir() / BINDING).glob("*.cpp")),
+        *hand_written(kernels_dir()),
         _HERE / "machine.cpp",
         _HERE / "probe.cpp",
         home / "kernels.cpp",
     ]
     sources[-1].write_text(
         '#include "probe.h"\n'
-        + "".join(f"PROBE_{family.upper()}({symbol})\n" for family in symbols for symbol in symbols[family])
+        + "".join(f"PROBE({symbol})\n" for symbol in symbols)
+        + "".join(f"PROBE_WORKSPACE({symbol})\n" for symbol in symbols if "_quant_tensor_" in symbol)
     )
     for build_id in BUILD_IDS:
         sources.append(home / f"variants_{build_id}.cpp")
         sources[-1].write_text(render("extension/variants.cpp.jinja", {"symbols": symbols, "build_id": build_id}))
 
     def compile_one(source: Path) -> Path:
-        target = home / f"{source.stem}.o"
+        target = home / f"{source.parent.name}_{source.stem}.o"
         command = [toolchain.gxx, "-c", source, *expand(flags.host, roots), "-O0", f"-I{_HERE}", "-o", target]
         subprocess.run(list(map(str, command)), check=True)
         return target

@@ -5,10 +5,9 @@
 
 #include <cstring>
 
-#include "gemmill/group_abi.h"
-#include "gemmill/quant_abi.h"
+#include "scaled_mm/abi.h"
 #include "machine.h"
-#include "selection.h"
+#include "extension/family.h"
 
 // The family of tests/toy_tuning.py.
 static bool toy_takes(gemmill::Row const&, gemmill::Call const& call) { return call.sizes[1] % 2 == 1; }
@@ -17,17 +16,18 @@ static double toy_ns(gemmill::Row const& row, gemmill::Call const& call, int64_t
   return static_cast<double>((call.sizes[0] + at_a_time - 1) / at_a_time * call.sizes[1] * call.sizes[2]);
 }
 static bool toy_wastes(gemmill::Row const& row, int64_t const*, int64_t const* sizes) { return sizes[0] % row.facts[0] > 0; }
-static gemmill::Model const toy_model("toy", toy_takes, toy_ns, toy_wastes);
+static gemmill::Family const toy("toy", {}, {}, {}, nullptr, nullptr, {toy_takes, toy_ns, toy_wastes});
 
 extern "C" {
-PROBE_EXPORT gemmill_group_scaled_mm_args probe_args;
+// Of the last launch; the arguments of whatever family, as many bytes as the largest have.
+PROBE_EXPORT unsigned char probe_args[sizeof(gemmill_scaled_mm_args)];
+PROBE_EXPORT gemmill_launch probe_how;
 PROBE_EXPORT int32_t probe_launches;
 PROBE_EXPORT int32_t probe_status;
 PROBE_EXPORT char probe_symbol[512];
 PROBE_EXPORT int64_t probe_workspace;  // bytes that kernels ask for
 PROBE_EXPORT int64_t probe_stride;     // bytes; of a descriptor that kernels make before they are launched, if it is not 0
-PROBE_EXPORT uint64_t probe_stream;    // of the last launch, and the device that was current
-PROBE_EXPORT int32_t probe_current;
+PROBE_EXPORT int32_t probe_current;   // the device that was current at the last launch
 
 // As CUTLASS does: a descriptor that cannot be made is no reason not to launch.
 static int32_t launch_with_descriptor(gemmill_scaled_mm_args const& args) {
@@ -42,22 +42,13 @@ static int32_t launch_with_descriptor(gemmill_scaled_mm_args const& args) {
   return cuLaunchKernelEx(&config, nullptr, nullptr, nullptr);
 }
 
-int32_t probe_record(char const* symbol, gemmill_scaled_mm_args const* args, void* stream) {
-  probe_args = group_args(*args);
+int32_t probe_record(char const* symbol, void const* args, gemmill_launch const* how) {
+  std::memcpy(probe_args, args, sizeof(probe_args));
+  probe_how = *how;
   ++probe_launches;
-  probe_stream = reinterpret_cast<uint64_t>(stream), probe_current = probe_machine.current;
+  probe_current = probe_machine.current;
   std::strncpy(probe_symbol, symbol, sizeof(probe_symbol) - 1);
-  return probe_stride != 0 ? launch_with_descriptor(*args) : probe_status;
-}
-
-// Large enough for the arguments of any family, which Python reads.
-PROBE_EXPORT unsigned char probe_quant_args[sizeof(gemmill_rms_norm_quant_args)];
-
-int32_t probe_record_quant(char const* symbol, void const* args) {
-  std::memcpy(probe_quant_args, args, sizeof(probe_quant_args));
-  ++probe_launches;
-  std::strncpy(probe_symbol, symbol, sizeof(probe_symbol) - 1);
-  return probe_status;
+  return probe_stride != 0 ? launch_with_descriptor(*static_cast<gemmill_scaled_mm_args const*>(args)) : probe_status;
 }
 
 // Holds the lock of noted choices most of the time, until it is told to end.

@@ -17,7 +17,8 @@ from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.ops import GEMM_OPS, SCALED_MM, SCALED_MM_AZP
 from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.families.scaled_mm.scales import group_strides, groups_of_call
-from gemmill.family import ProblemCall
+from gemmill.family import ProblemCall, Row
+from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
 from gemmill.runtime.checks import check
 from gemmill.runtime.chosen import chosen_in
@@ -62,9 +63,19 @@ def some_calls(seed: int, count: int) -> list[ProblemCall]:
     ]
 
 
+def gemm_rows(probe) -> tuple[Row, ...]:
+    """The table's rows of GEMMs, which come first."""
+    return probe.build.table.rows[: probe.build.table.families[scaled_mm.NAME].stop]
+
+
+def gemms(probe) -> list[KernelEntry]:
+    """Variants of GEMMs, each once."""
+    return [entry for entry in probe.build.manifest.entries if entry.family == scaled_mm.NAME]
+
+
 def some_tuned(probe, seed: int) -> tuple[TunedRow, ...]:
     rng = random.Random(seed)
-    rows = probe.build.table.rows
+    rows = gemm_rows(probe)
     sizes = (1024, 4096, 8192)
     found = [
         TunedRow(
@@ -101,17 +112,18 @@ def test_choices_agree(tuned: bool, probe, with_table: Callable) -> None:
 
 def test_choices_agree_among_families_of_other_sizes(probe, with_table: Callable, monkeypatch) -> None:
     """Two families in one table, whose classes have the same numbers: neither gets a row of the other, nor its pin."""
-    monkeypatch.setitem(REGISTRY.tunings, toy_tuning.TOY, toy_tuning.TOY_TUNING)
+    for known in (REGISTRY.choices, REGISTRY.tunings):
+        monkeypatch.setitem(known, toy_tuning.TOY, toy_tuning.TOY_TUNING)
     rng = random.Random(9)
-    gemms = list({entry.name: entry for entry in probe.build.table.entries}.values())
-    toys = [toy_tuning.toy_entry(n, entry.symbol) for n, entry in zip((1, 3, 4, 8), gemms, strict=False)]
+    known = gemms(probe)
+    toys = [toy_tuning.toy_entry(n, entry.symbol) for n, entry in zip((1, 3, 4, 8), known, strict=False)]
     of_toys = [
         toy_tuning.measured(str(rng.choice((1, 3, 4, 8))), length, heads, page)
         for length in (1, 2, 60, 100, 400)
         for heads in (7, 9)
         for page in (16, 20)
     ]
-    table = make_table([*gemms, *toys], [entry.symbol for entry in gemms], of_toys)
+    table = make_table([*known, *toys], [entry.symbol for entry in known], of_toys)
     with_table(rows=table.rows, entries=table.entries, tuned=table.tuned)
     seen = set()
     for other in some_calls(10, ROUNDS // 4):
@@ -133,7 +145,7 @@ def test_choices_agree_among_families_of_other_sizes(probe, with_table: Callable
 
 
 def test_choices_agree_where_a_variant_is_pinned(probe) -> None:
-    names = list(dict.fromkeys(entry.name for entry in probe.build.table.entries))
+    names = [entry.name for entry in gemms(probe)]
     taken = 0
     for i, call in enumerate(some_calls(3, ROUNDS)):
         name = names[i % len(names)]
@@ -155,12 +167,12 @@ def test_remembered_choice_is_that_of_the_very_call(probe) -> None:
     """A choice is remembered by all that it depends on: one number changed, it is Python's choice again."""
     table, changed = probe.build.table, set()
     rng = random.Random(7)
-    for row in rng.choices(table.rows, k=100):
+    for row in rng.choices(gemm_rows(probe), k=100):
         call = call_of_sizes(row.problem, 64, 4096, 4096)
         here = select(table, call, SMS).row
         others = [replace(call, alignments=tuple(1 if i == j else 16 for j in range(3))) for i in range(3)]
         others += [replace(call, sizes=sizes) for sizes in ((5, 4096, 4096), (64, 65_536, 4096), (64, 4096, 0))]
-        others.append(replace(call, problem=rng.choice(table.rows).problem))
+        others.append(replace(call, problem=rng.choice(gemm_rows(probe)).problem))
         for other in others:
             assert probe.build.choose(call, SMS)[0] == here
             there = select(table, other, SMS).row
@@ -353,7 +365,7 @@ def test_launches(op: OpSchema, probe) -> None:
         problem = problem_of_call(op, facts)
         choice = select(probe.build.table, problem, 1)
         assert (symbol, args.splits) == (choice.entry.symbol, choice.entry.config.launch.splits)
-        assert (args.programmatic_launch, args.constant_weights) == (1, 0)
+        assert (probe.how.programmatic_launch, probe.how.constant_weights) == (1, 0)
         launched.add(symbol)
     assert len(launched) >= 2
     assert (grouped > 5) == (op is SCALED_MM)
@@ -388,7 +400,7 @@ def test_strides_that_are_never_used_reach_no_kernel(k: int, probe) -> None:
     their strides, and is what TMA takes."""
     mill, taken, before = Mill(8), set(), probe.build.pin(-1)
     try:
-        for entry in {entry.name: entry for entry in probe.build.table.entries}.values():
+        for entry in gemms(probe):
             probe.build.pin(probe.build.table.rows_of(entry.name)[0])
             for m, n in ((1, 1), (1, 264), (5, 1), (5, 264), (1, 8), (64, 16384)):
                 call = call_of(entry, m, n, k)
@@ -412,9 +424,9 @@ def test_strides_that_are_never_used_reach_no_kernel(k: int, probe) -> None:
                     assert all(stride > 0 and stride % 16 == 0 for stride in strides), (entry.name, m, n, strides)
     finally:
         probe.build.pin(before)
-    of_vectors = [e for e in probe.build.table.entries if e.predicate.b_scale is ScaleGranularity.GROUP]
+    of_vectors = [e for e in gemms(probe) if e.predicate.b_scale is ScaleGranularity.GROUP]
     all_but = {e.name for e in of_vectors if k <= e.predicate.group_size}  # dense, these are scales per channel
-    assert taken == {e.name for e in probe.build.table.entries} - all_but
+    assert taken == {e.name for e in gemms(probe)} - all_but
 
 
 def outcome(probe, op: str, call: dict[str, torch.Tensor | None]) -> dict[str, int] | str:
@@ -442,14 +454,16 @@ def test_launch_that_fails(status: int, why: str, probe) -> None:
 def test_constant_weights_are_promised_to_kernels(probe) -> None:
     probe.build.assume_constant_weights(True)
     try:
-        assert probe.run("cutlass_scaled_mm", *good_call())[1].constant_weights == 1
+        probe.run("cutlass_scaled_mm", *good_call())
+        assert probe.how.constant_weights == 1
     finally:
         probe.build.assume_constant_weights(False)
-    assert probe.run("cutlass_scaled_mm", *good_call())[1].constant_weights == 0
+    probe.run("cutlass_scaled_mm", *good_call())
+    assert probe.how.constant_weights == 0
 
 
 def test_pinned_variant_that_does_not_take_a_call(probe) -> None:
-    entry = next(e for e in probe.build.manifest.entries if e.config.problem.a_dtype == "e4m3")
+    entry = next(e for e in gemms(probe) if e.config.problem.a_dtype == "e4m3")
     before = probe.build.pin(probe.build.table.rows_of(entry.name)[0])
     try:
         with pytest.raises(RuntimeError) as caught:
@@ -464,7 +478,7 @@ def test_pinned_variant_that_does_not_take_a_call(probe) -> None:
 
 def test_call_that_no_variant_takes(probe, with_table: Callable) -> None:
     table = probe.build.table
-    kept = [i for i, entry in enumerate(table.entries) if entry.config.schedule.alignment_a > 1]
+    kept = [i for i in table.families[scaled_mm.NAME] if table.entries[i].config.schedule.alignment_a > 1]
     with_table(rows=tuple(table.rows[i] for i in kept), entries=tuple(table.entries[i] for i in kept))
     out, _, *rest = good_call()
     a = torch.zeros(16, 65, dtype=torch.int8)[:, :64]

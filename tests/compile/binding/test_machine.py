@@ -1,8 +1,7 @@
 """What the binding asks of a machine, on one that stands in for a machine with GPUs: devices, streams, memory, the driver."""
 
 import ctypes
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,11 +34,11 @@ def good_call(bias: bool = False) -> list[torch.Tensor | None]:
 @pytest.mark.parametrize("device", [0, 1])
 def test_call_is_made_on_its_tensors_device(device: int, current: int, probe, machine) -> None:
     machine.device, machine.current = device, current
-    _, args = probe.run("cutlass_scaled_mm", *good_call())
-    assert args.device == device
-    assert args.sm_count == 100 + device
+    probe.run("cutlass_scaled_mm", *good_call())
+    assert probe.how.device == device
+    assert probe.how.sm_count == 100 + device
     assert probe.number("probe_current", ctypes.c_int32).value == device, "the device that was current at the launch"
-    assert probe.number("probe_stream", ctypes.c_uint64).value == 0x1000 + 16 * device
+    assert probe.how.stream == 0x1000 + 16 * device
     assert machine.current == current and machine.guards == 0, "what was current is so again"
     assert machine.devices_set == 0, "to set a device back makes a context there, unless torch does it"
 
@@ -77,25 +76,25 @@ def test_no_tensor_is_kept(bias: bool, probe, machine) -> None:
 
 
 @pytest.fixture
-def needs_workspace(probe, machine, with_table: Callable) -> list[torch.Tensor | None]:
-    """A call on device 1, where every variant asks for 4096 bytes."""
-    with_table(rows=tuple(replace(row, workspace=True) for row in probe.build.table.rows))
+def needs_workspace(probe, machine) -> list[Any]:
+    """An op with a call on device 1, whose kernels ask for 4096 bytes."""
     machine.device = 1
     probe.number("probe_workspace").value = 4096
-    return good_call()
+    x, codes = torch.ones(2, 64, dtype=torch.bfloat16), torch.zeros(2, 64).to(torch.float8_e4m3fn)
+    return ["dynamic_scaled_fp8_quant", codes, x, torch.zeros(1)]
 
 
 def test_workspace_is_torchs(needs_workspace, probe, machine) -> None:
-    _, args = probe.run("cutlass_scaled_mm", *needs_workspace)
-    assert args.workspace
+    probe.run(*needs_workspace)
+    assert probe.how.workspace
     assert (machine.allocated_bytes, machine.allocated_type, machine.allocated_on) == (4096, CUDA, 1)
-    assert machine.tensors_let_go == 6, "five operands and the workspace"
+    assert machine.tensors_let_go == 4, "three tensors and the workspace"
 
 
 def test_no_memory_for_a_workspace(needs_workspace, probe, machine) -> None:
     machine.out_of_memory = 1
     with pytest.raises(RuntimeError) as caught:
-        probe.run("cutlass_scaled_mm", *needs_workspace)
+        probe.run(*needs_workspace)
     assert str(caught.value) == "gemmill: no memory for a workspace of 4096 bytes"
     assert machine.current == 0 and machine.guards == 0
 
@@ -103,8 +102,8 @@ def test_no_memory_for_a_workspace(needs_workspace, probe, machine) -> None:
 def test_kernel_without_a_workspace_has_none(probe, machine) -> None:
     machine.device = 0
     probe.number("probe_workspace").value = 4096
-    _, args = probe.run("cutlass_scaled_mm", *good_call())
-    assert args.workspace is None and machine.allocated_bytes == 0
+    probe.run("cutlass_scaled_mm", *good_call())
+    assert probe.how.workspace is None and machine.allocated_bytes == 0
 
 
 def test_workspace_in_an_arena(needs_workspace, probe, machine) -> None:
@@ -113,12 +112,12 @@ def test_workspace_in_an_arena(needs_workspace, probe, machine) -> None:
     library.gemmill_arena_used.restype = ctypes.c_int64
     try:
         library.gemmill_set_arena(ctypes.byref(memory), ctypes.c_int64(8192))
-        _, args = probe.run("cutlass_scaled_mm", *needs_workspace)
-        assert args.workspace == ctypes.addressof(memory) and machine.allocated_bytes == 0
+        probe.run(*needs_workspace)
+        assert probe.how.workspace == ctypes.addressof(memory) and machine.allocated_bytes == 0
         assert library.gemmill_arena_used() == 4096
         library.gemmill_set_arena(ctypes.byref(memory), ctypes.c_int64(4095))
         with pytest.raises(RuntimeError, match=r"^gemmill: a workspace of 4096 bytes is not in the arena$"):
-            probe.run("cutlass_scaled_mm", *needs_workspace)
+            probe.run(*needs_workspace)
     finally:
         library.gemmill_set_arena(None, ctypes.c_int64(0))
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gemmill
+from gemmill.families import quant
 from gemmill.families.quant.call import config_of
 from gemmill.families.quant.config import Activation, QuantFamily
 from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
@@ -26,7 +27,7 @@ _SIZES = [(name, ctypes.c_int64) for name in "rows hidden in_stride out_stride".
 
 
 class StaticArguments(ctypes.Structure):
-    """Mirrors `gemmill_static_quant_args` in kernels/include/gemmill/quant_abi.h."""
+    """Mirrors `gemmill_static_quant_args` in kernels/quant/abi.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "in_ out scales azp".split()),
@@ -56,6 +57,11 @@ class RmsNormArguments(ctypes.Structure):
     )
 
 
+def of_quant(probe) -> list:
+    """The variants of quantisation ops."""
+    return [entry for entry in probe.build.manifest.entries if entry.family == quant.NAME]
+
+
 def launched(probe, op: str, arguments: list) -> str | None:
     """The symbol of the kernel that a call launches; None if it launches none."""
     count = ctypes.c_int32.in_dll(probe._library, "probe_launches")
@@ -69,14 +75,14 @@ def _symbol(probe) -> str:
 
 
 def recorded(probe, kind: type[ctypes.Structure]) -> ctypes.Structure:
-    return kind.from_buffer_copy((ctypes.c_ubyte * ctypes.sizeof(kind)).in_dll(probe._library, "probe_quant_args"))
+    return kind.from_buffer_copy((ctypes.c_ubyte * ctypes.sizeof(kind)).in_dll(probe._library, "probe_args"))
 
 
 @pytest.mark.parametrize("op", [op.name for op in QUANT_OPS])
 def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> None:
     rng = random.Random(op)
     refused = set()
-    in_build = {entry.config for entry in probe.build.quant.entries}
+    in_build = {entry.config for entry in of_quant(probe)}
     for round_ in range(ROUNDS):
         arguments = some_call(op, rng, Breakage.SOME if round_ % 3 else Breakage.NONE)
         call = of_arguments(BY_NAME[op], arguments)
@@ -126,14 +132,10 @@ def _compare_arguments(probe, family: QuantFamily, call: Judged) -> None:
 
 def test_a_pinned_kernel_takes_no_other_call(probe) -> None:
     pinned, other = (
-        next(
-            e
-            for e in probe.build.quant.entries
-            if (e.config.family, e.config.activation) == (QuantFamily.TOKEN, activation)
-        )
+        next(e for e in of_quant(probe) if (e.config.family, e.config.activation) == (QuantFamily.TOKEN, activation))
         for activation in (Activation.NONE, Activation.SILU)
     )
-    before = probe.build.pin_quant(probe.build.quant.kernel_of(pinned.name))
+    before = probe.build.pin(probe.build.table.rows_of(pinned.name)[0])
     try:
         x, scale = torch.ones(2, 64, dtype=torch.bfloat16), torch.ones(2)
         plain = [torch.empty(2, 64, dtype=torch.float8_e4m3fn), x, scale, None]
@@ -144,7 +146,7 @@ def test_a_pinned_kernel_takes_no_other_call(probe) -> None:
         ):
             launched(probe, "silu_and_mul_per_token_quant", gated)
     finally:
-        probe.build.pin_quant(before)
+        probe.build.pin(before)
     assert launched(probe, "silu_and_mul_per_token_quant", gated) == other.symbol
 
 
@@ -155,7 +157,7 @@ def test_explain_names_the_variant_and_what_the_others_lack(probe) -> None:
     op = BY_NAME["silu_and_mul_quant"]
     choice = probe.build.explain(op, of_arguments(op, arguments), 132)
     assert choice.entry.name == "sm90a_quant_static_bf16_e4m3_silu_f32_sym"
-    assert len(choice.trace) == len(probe.build.quant.entries) - 1
+    assert len(choice.trace) == len(of_quant(probe)) - 1
     assert "it has family=token, the call needs static" in {rejected.reason for rejected in choice.trace}
 
 
@@ -168,7 +170,7 @@ def test_dense_empty_tensors_are_taken(op: str, shape: tuple, probe) -> None:
         config = config_of(check(BY_NAME[op], of_arguments(BY_NAME[op], arguments)), Arch.SM90A)
         if config.family is not QuantFamily.TENSOR:
             assert launched(probe, op, arguments) is None
-        elif config in {entry.config for entry in probe.build.quant.entries}:
+        elif config in {entry.config for entry in of_quant(probe)}:
             assert launched(probe, op, arguments) == symbol_of(config)
 
 

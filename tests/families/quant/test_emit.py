@@ -25,4 +25,4 @@ def test_different_configs_have_different_sources() -> None:
 def test_the_source_defines_the_symbol_and_lies_under_the_architecture(config: QuantConfig) -> None:
     emitted = emit(config)
     assert f'extern "C" int32_t {symbol_of(config)}(' in emitted.text
-    assert str(emitted.path) == f"{config.arch}/{to_name(config)}.cu"
+    assert str(emitted.path) == f"{config.arch}/quant/{to_name(config)}.cu"

@@ -4,7 +4,7 @@
 
 struct sm90a_quant_static_f32_s8_none_f32_asym;  // makes the kernels' names the variant's own
 
-extern "C" int32_t gemmill_sm90a_quant_static_f32_s8_none_f32_asym(void const* args) {
+extern "C" int32_t gemmill_sm90a_quant_static_f32_s8_none_f32_asym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return static_quant<sm90a_quant_static_f32_s8_none_f32_asym, float, S8, Identity, false>(*static_cast<gemmill_static_quant_args const*>(args));
+  return static_quant<sm90a_quant_static_f32_s8_none_f32_asym, float, S8, Identity, false>(*static_cast<gemmill_static_quant_args const*>(args), *how);
 }

@@ -4,7 +4,7 @@
 
 struct sm90a_quant_token_f16_e4m3_geluerf_f32_sym;  // makes the kernels' names the variant's own
 
-extern "C" int32_t gemmill_sm90a_quant_token_f16_e4m3_geluerf_f32_sym(void const* args) {
+extern "C" int32_t gemmill_sm90a_quant_token_f16_e4m3_geluerf_f32_sym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return token_quant<sm90a_quant_token_f16_e4m3_geluerf_f32_sym, __half, GeluErf, SymmetricCoding<E4M3, GeluErf>>(*static_cast<gemmill_token_quant_args const*>(args));
+  return token_quant<sm90a_quant_token_f16_e4m3_geluerf_f32_sym, __half, GeluErf, SymmetricCoding<E4M3, GeluErf>>(*static_cast<gemmill_token_quant_args const*>(args), *how);
 }

@@ -4,7 +4,7 @@
 
 struct sm90a_quant_token_bf16_s8_none_f32_asym;  // makes the kernels' names the variant's own
 
-extern "C" int32_t gemmill_sm90a_quant_token_bf16_s8_none_f32_asym(void const* args) {
+extern "C" int32_t gemmill_sm90a_quant_token_bf16_s8_none_f32_asym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return token_quant<sm90a_quant_token_bf16_s8_none_f32_asym, __nv_bfloat16, Identity, AsymmetricCoding>(*static_cast<gemmill_token_quant_args const*>(args));
+  return token_quant<sm90a_quant_token_bf16_s8_none_f32_asym, __nv_bfloat16, Identity, AsymmetricCoding>(*static_cast<gemmill_token_quant_args const*>(args), *how);
 }

@@ -19,7 +19,7 @@ from gemmill.vocab import Arch
 
 _FAKE_NVCC = Path(__file__).with_name("fake_nvcc.py")
 _FAKE_CUOBJDUMP = Path(__file__).with_name("fake_cuobjdump.py")
-_BINDING = '#include "gemmill/abi.h"\nextern "C" const int gemmill_kernel_count;\nint binding() { return gemmill_kernel_count; }\n'
+_BINDING = '#include "scaled_mm/abi.h"\nextern "C" const int gemmill_kernel_count;\nint binding() { return gemmill_kernel_count; }\n'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeToolkit:
 def kernels(tmp_path: Path) -> Path:
     """A folder of hand-written sources: the real headers, a binding that needs no torch."""
     folder = tmp_path / "kernels"
-    shutil.copytree(kernels_dir() / "include", folder / "include")
-    (folder / "extension").mkdir()
+    headers = shutil.ignore_patterns("*.cpp")
+    shutil.copytree(kernels_dir(), folder, ignore=headers)
     (folder / "extension" / "binding.cpp").write_text(_BINDING)
     return folder
 

@@ -214,7 +214,7 @@ def test_known_failure_is_not_tried_again(
     toolkit.set("bad", "t128x")
     build(selection, options)
     toolkit.unset("bad")
-    with (kernels / "include" / "gemmill" / "epilogue.cuh").open("a") as header:
+    with (kernels / "scaled_mm" / "epilogue.cuh").open("a") as header:
         header.write("// repaired\n")
     assert not build(selection, options).rejected
 
@@ -234,7 +234,7 @@ def test_no_variant_compiles(toolkit: FakeToolkit, options: BuildOptions, make_s
     toolkit.set("bad", "sm90a")
     selection = make_selection(64, 128)
     name = min(to_name(config) for config in selection.configs)
-    expected = f'none of the 2 kernels compiles; the first, {name}: sm90a/{name}.cu(7): error: static assertion failed with "too big"'
+    expected = f'none of the 2 kernels compiles; the first, {name}: sm90a/scaled_mm/{name}.cu(7): error: static assertion failed with "too big"'
     for more in ("", "; 2 failed in an earlier build, --retry-failed tries them again"):
         with pytest.raises(BuildError) as caught:
             build(selection, options)
@@ -297,7 +297,7 @@ def test_header_edit_compiles_again_and_undoing_it_does_not(
     toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
 ) -> None:
     first = build(make_selection(64), options)
-    header = kernels / "include" / "gemmill" / "epilogue.cuh"
+    header = kernels / "scaled_mm" / "epilogue.cuh"
     text = header.read_text()
     header.write_text(text + "inline int edited() { return 1; }\n")
     second = build(make_selection(64), options)
@@ -326,7 +326,7 @@ def digests_of(result) -> set[str]:
 def test_a_header_that_is_edited_meanwhile(
     toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
 ) -> None:
-    header = kernels / "include" / "gemmill" / "epilogue.cuh"
+    header = kernels / "scaled_mm" / "epilogue.cuh"
     toolkit.set("edit", str(header))
     with pytest.raises(
         BuildError, match=r"^a header was changed while the compiler read it \(sm90a\w+\): build again$"
@@ -339,7 +339,7 @@ def test_a_header_that_is_edited_meanwhile(
 def test_a_header_dated_in_the_future(
     toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
 ) -> None:
-    header = kernels / "include" / "gemmill" / "epilogue.cuh"
+    header = kernels / "scaled_mm" / "epilogue.cuh"
     os.utime(header, (time.time() + 1e6,) * 2)
     build(make_selection(64), options)
     assert build(make_selection(64), options).reused and len(toolkit.calls()) == 1
@@ -617,7 +617,9 @@ def test_template_error(
 
     environment.cache_clear()
     try:
-        with pytest.raises(BuildError, match=r"template cutlass/scaled_mm\.cu\.jinja.*'nothing' is undefined"):
+        with pytest.raises(
+            BuildError, match=r"template scaled_mm/cutlass/scaled_mm\.cu\.jinja.*'nothing' is undefined"
+        ):
             build(make_selection(64), options)
     finally:
         environment.cache_clear()

@@ -109,12 +109,12 @@ def test_both_backends_in_one_extension(fake_dsl: FakeDsl, options: BuildOptions
 
 
 class Kernel(ctypes.Structure):
-    """Mirrors `gemmill_kernel` in kernels/include/gemmill/abi.h."""
+    """Mirrors `gemmill_kernel` in kernels/core/abi.h."""
 
     _fields_ = (
         ("symbol", ctypes.c_char_p),
         ("launch", ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)),
-        ("workspace", ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)),
+        ("workspace", ctypes.c_void_p),
     )
 
 
@@ -127,13 +127,14 @@ def test_launch_functions_hand_over_the_addresses_of_their_arguments(
     kernel = kernels[result.manifest.entries[1].symbol]
     value = ctypes.c_int(70)
     arguments = (ctypes.c_int64 * 32)(ctypes.addressof(value))
+    how = (ctypes.c_int32 * 8)()
     # The stand-in gives *a and the number of arguments: a, m, stream and the status.
-    assert kernel.launch(arguments, None) == 74 and kernel.workspace(arguments) == 0
-    arguments[16] = 9  # the device, which the stand-in of the loader refuses
-    assert kernel.launch(arguments, None) == 9
+    assert kernel.launch(arguments, how) == 74 and kernel.workspace is None
+    how[4] = 9  # the device, which the stand-in of the loader refuses
+    assert kernel.launch(arguments, how) == 9
 
 
-def test_objects_have_two_symbols(fake_dsl: FakeDsl, options: BuildOptions, make_both: Make) -> None:
+def test_objects_have_one_symbol(fake_dsl: FakeDsl, options: BuildOptions, make_both: Make) -> None:
     selection = make_both(64)
     build(selection, options)
     symbol = symbol_of(selection.configs[1])
@@ -141,7 +142,7 @@ def test_objects_have_two_symbols(fake_dsl: FakeDsl, options: BuildOptions, make
     listed = subprocess.run(
         ["nm", "-g", "--defined-only", entry.with_name("object.o")], capture_output=True, text=True, check=True
     )
-    assert [line.split()[-1] for line in listed.stdout.splitlines()] == [symbol, f"{symbol}_workspace"]
+    assert [line.split()[-1] for line in listed.stdout.splitlines()] == [symbol]
 
 
 def test_second_build_starts_nothing(
@@ -299,18 +300,14 @@ def test_the_package_is_found_without_its_import(find: Callable[..., DslPackage]
 def test_every_file_of_the_kernels_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = made_from(FileMemo(tmp_path / "memo"))
     names = [name for name, _ in before]
-    assert (
-        "families/scaled_mm/config.py" in names
-        and "vocab/schedule.py" in names
-        and "cutedsl/adapter.cpp.jinja" in names
-    )
+    assert "families/scaled_mm/config.py" in names and "vocab/schedule.py" in names and "dsl/adapter.cpp.jinja" in names
     package = tmp_path / "gemmill"
     for name in ("families/a/config.py", "families/a/dsl/kernel.py", "families/a/names.py"):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("one")
     monkeypatch.setattr(dsl, "_PACKAGE", package)
     assert [name for name, _ in made_from(FileMemo(tmp_path / "memo"))] == [
-        "cutedsl/adapter.cpp.jinja",
+        "dsl/adapter.cpp.jinja",
         "families/a/config.py",
         "families/a/dsl/kernel.py",
     ]
@@ -373,7 +370,7 @@ def test_a_worker_does_not_outlive_who_asked_it(
     source = variant_source(selection.configs[1], flags_for(Arch.SM90A), "")
     context = planning.open_workshop(Arch.SM90A, options).context
     path = tmp_path / source.path
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     path.write_text(source.text)
     request = dsl_request(Unit(sources=(source,)), tmp_path, tmp_path / "outcome.json", context)
     (tmp_path / "request.json").write_text(json.dumps(asdict(request)))

@@ -12,7 +12,7 @@ from gemmill.build.provenance import code_of, source_digest
 from gemmill.build.sources import flags_for
 from gemmill.emit import emit
 from gemmill.families.scaled_mm.config import KernelConfig
-from gemmill.locations import kernels_dir
+from gemmill.locations import kernels_dir, templates_dir
 from gemmill.registry import REGISTRY
 from gemmill.vocab import Arch, Backend, DType, EpilogueKind
 
@@ -23,7 +23,7 @@ BODIES = Path("gemmill", "families", "scaled_mm", "dsl")
 
 CODE = """\
 #pragma once
-#include "gemmill/abi.h"
+#include "scaled_mm/abi.h"
 // What it is for.
 constexpr char const* kUrl = "http://x";  // a text is code
 int f(int a) { return a /* of course */ + 1; }
@@ -34,7 +34,7 @@ int f(int a) { return a /* of course */ + 1; }
     ("old", "new"),
     [
         ("// What it is for.", "/* Said\n   otherwise. */"),
-        ('#include "gemmill/abi.h"', '#include "gemmill/core/abi.h"'),
+        ('#include "scaled_mm/abi.h"', '#include "gemmill/core/abi.h"'),
         ("#pragma once\n", ""),
         ("return a", "return\n      a"),
     ],
@@ -53,6 +53,21 @@ def test_a_directive_that_names_no_file_is_code() -> None:
     assert code_of("#pragma unroll\nf();") != code_of("f();")
 
 
+def test_host_code_is_left_out() -> None:
+    assert code_of(CODE + "// Host code: a launch.\nint g();\n") == code_of(CODE)
+    assert code_of(CODE + "int g();  // Host code: a launch.\n") != code_of(CODE)
+
+
+def test_no_device_code_follows_host_code() -> None:
+    sources = [*kernels_dir().glob("*/*.cuh"), *kernels_dir().glob("*/*.h"), *templates_dir().rglob("*.cu.jinja")]
+    parted = [path.read_text().partition("\n// Host code: ") for path in sources]
+    assert sum(bool(host) for _, _, host in parted) >= 8
+    for path, (device, _, host) in zip(sources, parted, strict=True):
+        if device.startswith("// Host code: "):
+            device, host = "", device
+        assert "__device__" not in host and "__global__" not in host, path
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A copy of gemmill's headers."""
@@ -67,17 +82,17 @@ def of_cuda(config: KernelConfig, folder: Path, text: str | None = None) -> str:
 def test_a_cuda_kernel_is_made_from_the_headers_that_it_includes(make_config: Callable, folder: Path) -> None:
     config = make_config()
     text, before = emit(config).text, of_cuda(make_config(), folder)
-    launch = folder / "include" / "gemmill" / "universal.cuh"
-    assert '"gemmill/universal.cuh"' in text
-    launch.write_text(launch.read_text() + "// read by people\n")
+    header = folder / "scaled_mm" / "epilogue.cuh"
+    assert '"scaled_mm/epilogue.cuh"' in text
+    header.write_text(header.read_text() + "// read by people\n")
     assert of_cuda(config, folder) == before
-    (folder / "include" / "gemmill" / "nobody_includes_it.cuh").write_text("int x;\n")
+    (folder / "scaled_mm" / "nobody_includes_it.cuh").write_text("int x;\n")
     assert of_cuda(config, folder) == before
-    moved = folder / "include" / "gemmill" / "moved.cuh"
-    launch.rename(moved)
-    assert of_cuda(config, folder, text.replace("universal.cuh", "moved.cuh")) == before
+    moved = folder / "scaled_mm" / "moved.cuh"
+    header.rename(moved)
+    assert of_cuda(config, folder, text.replace("epilogue.cuh", "moved.cuh")) == before
     moved.write_text(moved.read_text() + "inline int more() { return 1; }\n")
-    assert of_cuda(config, folder, text.replace("universal.cuh", "moved.cuh")) != before
+    assert of_cuda(config, folder, text.replace("epilogue.cuh", "moved.cuh")) != before
 
 
 def test_a_cuda_kernel_is_made_with_flags(make_config: Callable, folder: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gemmill.families import quant, scaled_mm
+from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.classes import Need, problem_code
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.family import ProblemCall
@@ -12,7 +12,6 @@ from gemmill.manifest import Manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime import ops
 from gemmill.runtime.library import Build
-from gemmill.runtime.quant_table import make_quant_table
 from gemmill.runtime.table import Table, make_table
 from gemmill.space.selections import select
 
@@ -23,16 +22,10 @@ class TableOnly(Build):
     def __init__(self, manifest: Manifest, table: Table) -> None:
         self.manifest = manifest
         self.table = table
-        symbols = [entry.symbol for entry in manifest.entries if entry.family == quant.NAME]
-        self.quant = make_quant_table(manifest.entries, symbols)
-        self.pinned = self.pinned_quant = -1
+        self.pinned = -1
 
     def pin(self, row: int) -> int:
         before, self.pinned = self.pinned, row
-        return before
-
-    def pin_quant(self, kernel: int) -> int:
-        before, self.pinned_quant = self.pinned_quant, kernel
         return before
 
 

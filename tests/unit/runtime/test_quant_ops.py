@@ -337,9 +337,11 @@ def test_they_compile_as_one_graph() -> None:
 def quant_build(smoke_build, make_manifest, monkeypatch):
     """A build of the default selection's quantisation kernels."""
     from gemmill.runtime import ops
+    from gemmill.runtime.table import make_table
 
     manifest = make_manifest(*quant_selections.default(Arch.SM90A))
-    build = type(smoke_build)(manifest, smoke_build.table)
+    symbols = [entry.symbol for entry in manifest.entries]
+    build = type(smoke_build)(manifest, make_table(manifest.entries, symbols, ()))
     monkeypatch.setattr(ops, "_active", build)
     return build
 
@@ -352,7 +354,7 @@ def test_every_right_call_has_its_variant(quant_build) -> None:
             wanted = config_of(checks.check(op, operands.of_arguments(op, arguments)), Arch.SM90A)
             choice = gemmill.explain(op.name, *arguments)
             assert choice.entry.config == wanted and op.name in choice.entry.predicate.ops
-            assert len(choice.trace) == len(quant_build.quant.entries) - 1
+            assert len(choice.trace) == len(quant_build.table.entries) - 1
 
 
 def test_explain_says_what_others_lack_and_pins_are_kept(quant_build) -> None:
@@ -365,7 +367,7 @@ def test_explain_says_what_others_lack_and_pins_are_kept(quant_build) -> None:
         assert entry.name == other
         pinned = gemmill.explain("silu_and_mul_per_block_quant", *silu_call())
     assert pinned.entry is None and pinned.trace[0].reason == "it has in_dtype=f16, the call needs bf16"
-    assert quant_build.pinned_quant == -1
+    assert quant_build.pinned == -1
 
 
 def test_supports_answers_from_the_manifest(quant_build) -> None:

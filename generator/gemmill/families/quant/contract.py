@@ -1,10 +1,12 @@
 """What must hold for a call of a quantisation op, in the order in which a call is judged."""
 
+from gemmill.families.quant.classes import CLASSES
 from gemmill.families.quant.config import Activation, QuantFamily, ScaleFormat
 from gemmill.families.quant.layouts import group_fault, static_fault
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.family import Aspect, Check, Layout, Let, Op, OpSet, Require, Same, Special, Step, Tensor, any_of
-from gemmill.vocab import DType
+from gemmill.family.operand import DTYPE_CODES
+from gemmill.vocab import Arch, DType
 
 _ROLES = {"result": "out", "output_q": "out", "output_azp": "azp", "epsilon": "eps"} | dict.fromkeys(
     ("scale", "output_s", "output_s_packed"), "scales"
@@ -48,8 +50,18 @@ def _op(quant: QuantOp) -> Op:
             *_numbers(quant, has),
             Check(Aspect.DEVICE, _TENSORS),
             Check(Aspect.APART, _TENSORS),
+            *((_of_vllm(quant, "azp" if "azp" in has else "0"),) if quant.vllm else ()),
+            CLASSES,
         ),
     )
+
+
+def _of_vllm(quant: QuantOp, azp: str) -> Let:
+    """Whether a call's kernel is one that has vLLM's codes alone: it follows from the dtype of the codes and from `azp`."""
+    e4m3 = f"dtype(out) // {DTYPE_CODES[DType.E4M3.torch_name]}"
+    kinds = {(DType.E4M3, True): e4m3, (DType.S8, True): f"1 - {e4m3} - {azp}", (DType.S8, False): azp}
+    alone = {(config.out_dtype, config.symmetric) for config in quant.configs(Arch.SM90A) if config.vllm}
+    return Let("of_vllm", " + ".join(["0", *(f"({kinds[kind]})" for kind in kinds if kind in alone)]))
 
 
 def _tensors(quant: QuantOp) -> tuple[Tensor, ...]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from gemmill.families.quant import NAME, selections
 from gemmill.families.quant.accepts import QuantPredicate, accepted
+from gemmill.families.quant.classes import CLASSES
 from gemmill.families.quant.config import RULES, QuantConfig
 from gemmill.families.quant.contract import OPS
 from gemmill.families.quant.names import from_fields, to_fields
@@ -48,5 +49,5 @@ FAMILY = Family(
     questions=QUESTIONS,
     functions="gemmill.families.quant.functions",
     selections={"smoke": selections.smoke, "default": selections.default},
-    tuning=None,
+    tuning=CLASSES.tuning,
 )

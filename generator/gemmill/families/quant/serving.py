@@ -5,15 +5,16 @@ from typing import Any
 
 import torch
 
+from gemmill.families import quant
 from gemmill.families.quant import reference
 from gemmill.families.quant.call import config_of
+from gemmill.families.quant.classes import CLASSES
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.families.quant.layouts import group_strides, is_packed, static_scales
-from gemmill.family import Judged, OpSchema
+from gemmill.family import Judged, OpSchema, ProblemCall
 from gemmill.family.operand import Call
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
-from gemmill.runtime.quant_table import select_quant
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, count_of_variants
 from gemmill.space.names import to_name
@@ -27,14 +28,14 @@ def _wanted(build: Build, op: OpSchema, call: Call) -> QuantConfig:
     return config_of(checks.check(op, call), Arch(build.manifest.arch))
 
 
-def _choose(build: Build, op: OpSchema, call: Call, sm_count: int) -> Choice:
-    return select_quant(build.quant, _wanted(build, op, call), build.pinned_quant_name())
+def _asked(call: Judged) -> ProblemCall:
+    return CLASSES.of_call(quant.NAME, call["class"])
 
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     return (
         f"build {build.build_id} lacks {to_name(_wanted(build, op, call))}, the variant for such calls, among its "
-        f"{count_of_variants(len(build.quant.rows))} of quantisation kernels; "
+        f"{count_of_variants(len(build.table.families.get(quant.NAME, ())))} of quantisation kernels; "
         f"`gemmill build --arch {build.manifest.arch} --select default` builds it"
     )
 
@@ -174,4 +175,4 @@ _COMPUTE: dict[QuantFamily, Callable[[Judged, Given, DType], Iterator[Result]]] 
     QuantFamily.RMS_TOKEN: _rms_norm,
     QuantFamily.RMS_GROUP: _rms_norm,
 }
-SERVING = Serving(results=_results, choose=_choose, lacks=_lacks)
+SERVING = Serving(results=_results, asked=_asked, lacks=_lacks)

@@ -1,4 +1,4 @@
-"""Classes of calls: what a GEMM is asked for apart from its sizes, as a number. Mirrors kernels/extension/problem.h."""
+"""Classes of calls: what a GEMM is asked for apart from its sizes, as a number. Mirrors kernels/scaled_mm/classes.h."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -39,7 +39,7 @@ def scales_code(groups: ScaleGroups | None, mn_major: bool = False) -> int:
 
 
 def problem_code(need: Need, operand: str, out: str, scales: int = 0) -> int:
-    """The number of a class of calls; dtypes as torch names them. Mirrors kernels/extension/problem.h."""
+    """The number of a class of calls; dtypes as torch names them. Mirrors kernels/scaled_mm/classes.h."""
     return ((scales * len(Need) + need) * len(_OPERANDS) + _OPERAND_CODES[operand]) * len(_OUTS) + _OUT_CODES[out]
 
 

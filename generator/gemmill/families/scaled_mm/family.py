@@ -68,7 +68,7 @@ CUTEDSL = Kernels(
     seconds=lambda _: _DSL_SECONDS,
     unit_seconds=_DSL_UNIT_SECONDS,
     unit_size=12,  # whose import takes as long as one or two of them
-    dsl=DslBody(entry="gemmill.families.scaled_mm.dsl.export", facts=Plan),
+    dsl=DslBody(entry="gemmill.families.scaled_mm.dsl.export", arguments="gemmill_scaled_mm_args", facts=Plan),
 )
 FAMILY = Family(
     name=NAME,

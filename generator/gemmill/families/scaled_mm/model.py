@@ -1,4 +1,4 @@
-"""The analytic model that chooses where nothing was measured. Mirrors kernels/extension/scaled_mm_model.cpp.
+"""The analytic model that chooses where nothing was measured. Mirrors kernels/scaled_mm/model.cpp.
 
 Waves of CTAs, each of which takes step after step along K (the tensor core multiplies while the next operands land), adds up
 slices of K in shared memory if there are any, and stores its tile. The time of all waves and the time that memory needs for
@@ -24,7 +24,7 @@ BANDS = ((8, 6), (4, 3), (2, 2))
 
 
 class Facts(NamedTuple):
-    """Of a variant. Mirrors `GemmFacts` in kernels/extension/scaled_mm_model.h."""
+    """Of a variant. Mirrors `GemmFacts` in kernels/scaled_mm/model.h."""
 
     raster_order: int
     swizzle: int

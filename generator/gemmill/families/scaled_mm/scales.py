@@ -1,4 +1,4 @@
-"""Which scales a call has, and whether it may. Mirrors kernels/extension/group_scales.cpp."""
+"""Which scales a call has, and whether it may. Mirrors kernels/scaled_mm/group_scales.cpp."""
 
 from gemmill.families.scaled_mm.accepts import INT32_MAX
 from gemmill.family import Judged

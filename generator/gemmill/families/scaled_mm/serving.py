@@ -6,10 +6,10 @@ from typing import Any
 
 from gemmill.families.scaled_mm import reference
 from gemmill.families.scaled_mm.problem import problem_of_call
-from gemmill.family import Judged, OpSchema
+from gemmill.family import Judged, OpSchema, ProblemCall
 from gemmill.family.operand import Call
 from gemmill.runtime.library import Build
-from gemmill.runtime.select import Choice, select
+from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, count_of_variants
 
 MOST_REASONS = 20
@@ -21,8 +21,8 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
     yield given["out"], reference.scaled_mm(**operands, out_dtype=given["out"].dtype)
 
 
-def _choose(build: Build, op: OpSchema, call: Call, sm_count: int) -> Choice:
-    return select(build.table, problem_of_call(op, call), sm_count, build.pinned_name())
+def _asked(call: Judged) -> ProblemCall:
+    return problem_of_call(call.schema, call.call)
 
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
@@ -36,4 +36,4 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     )
 
 
-SERVING = Serving(results=_results, choose=_choose, lacks=_lacks)
+SERVING = Serving(results=_results, asked=_asked, lacks=_lacks)

@@ -48,7 +48,6 @@ def _rows(config: KernelConfig, accepts: Predicate, kernel: int) -> Iterator[Row
         yield Row(
             kernel=kernel,
             problem=problem,
-            workspace=config.schedule.tile_scheduler is TileScheduler.STREAM_K,
             most=accepts.max_mnk,
             alignments=(
                 accepts.alignment_a * accepts.a_dtype.bits // 8,
@@ -172,6 +171,7 @@ TUNING = Tuning(
     reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1),
     rows=_rows,
     describe=describe_problem,
+    differs=lambda has, needs: f"it computes {describe_problem(has)}, the call needs {describe_problem(needs)}",
     refuses=_refuses,
     model_ns=model_ns,
     wastes=pads_more,

@@ -1,6 +1,6 @@
 """From sums in registers to D in memory.
 
-The order of operations is that of the other backend (kernels/include/gemmill/plain_epilogue.cuh): integers first, then
+The order of operations is that of the other backend (kernels/scaled_mm/plain_epilogue.cuh): integers first, then
 b_scales, then a_scales, with the bias added in one fused operation.
 """
 

@@ -11,7 +11,7 @@ from gemmill.family import Spelled
 def spell(config: KernelConfig) -> Spelled:
     """One template for all, since the kernels read the config themselves: its holes are Python expressions of all that a
     compilation depends on."""
-    return Spelled(template="cutedsl/scaled_mm.py.jinja", values=_holes(config))
+    return Spelled(template="scaled_mm/cutedsl/scaled_mm.py.jinja", values=_holes(config))
 
 
 def _holes(config: KernelConfig) -> dict[str, Any]:

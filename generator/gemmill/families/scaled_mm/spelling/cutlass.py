@@ -30,10 +30,10 @@ def spell(config: KernelConfig) -> Spelled:
 def _template(config: KernelConfig) -> str:
     group = "group_" if config.problem.scale_groups else ""
     if not config.schedule.kernel_schedule.uses_tma:
-        return f"cutlass/{group}unaligned_mm.cu.jinja"
+        return f"scaled_mm/cutlass/{group}unaligned_mm.cu.jinja"
     if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
-        return "cutlass/split_k_mm.cu.jinja"
-    return "cutlass/blockwise_mm.cu.jinja" if group else "cutlass/scaled_mm.cu.jinja"
+        return "scaled_mm/cutlass/split_k_mm.cu.jinja"
+    return "scaled_mm/cutlass/blockwise_mm.cu.jinja" if group else "scaled_mm/cutlass/scaled_mm.cu.jinja"
 
 
 def _values(config: KernelConfig) -> dict[str, Any]:
@@ -70,8 +70,9 @@ def _values(config: KernelConfig) -> dict[str, Any]:
         "mainloop_schedule": "cutlass::gemm::" + _mainloop_schedule(config),
         "epilogue_schedule": "cutlass::epilogue::" + _epilogue_schedule(config),
         "scheduler_tag": _scheduler_tag(config),
-        "scheduler_partial": f"cutlass/_{s.tile_scheduler}.jinja",
+        "scheduler_partial": f"scaled_mm/cutlass/_{s.tile_scheduler}.jinja",
         "stage_count": _stage_count(s.stages),
+        "takes_workspace": s.tile_scheduler is TileScheduler.STREAM_K,
     }
 
 

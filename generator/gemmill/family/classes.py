@@ -1,0 +1,87 @@
+"""What splits calls of a family into classes, and the number of a class: the same of a call and of a config."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+from gemmill.family.tuning import ProblemCall, Reach, Row, Tuning
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassAxis:
+    """One thing in which classes of calls differ."""
+
+    name: str
+    """Of the config's field."""
+    expression: str
+    """What it is of a call, in the words of its contract: a number. A name that the op has not is 0."""
+    values: Mapping[Any, int]
+    """That number, by what the config's field is."""
+
+    def __post_init__(self) -> None:
+        if (different := len(set(self.values.values()))) < len(self.values):
+            listed = ", ".join(map(str, self.values))
+            raise ValueError(f"class axis {self.name!r}: values {listed} have {different} different numbers")
+
+    @property
+    def extent(self) -> int:
+        """Numbers that there can be."""
+        return max(self.values.values()) + 1
+
+
+@dataclass(frozen=True)
+class Classes:
+    """All axes of a family. As the last step of a contract they name the number of the call's class `class`."""
+
+    axes: tuple[ClassAxis, ...]
+
+    @property
+    def weights(self) -> Sequence[int]:
+        """Of each axis' number in that of a class."""
+        extents = [axis.extent for axis in reversed(self.axes)]
+        return [*accumulate([1, *extents[:-1]], mul)][::-1]
+
+    def number(self, config: Any) -> int:
+        """Of the class whose calls a config serves."""
+        numbers = (axis.values[getattr(config, axis.name)] for axis in self.axes)
+        return sum(map(mul, numbers, self.weights))
+
+    def told(self, number: int) -> Iterator[tuple[str, Any]]:
+        """Field and value of each axis in a class."""
+        for axis, weight in zip(self.axes, self.weights, strict=True):
+            found = number // weight % axis.extent
+            yield axis.name, next(value for value, code in axis.values.items() if code == found)
+
+    @property
+    def tuning(self) -> Tuning:
+        """How a call comes to the one variant that serves its class."""
+        return Tuning(
+            sizes=(),
+            result=(),
+            aligned=(),
+            near=(),
+            bucketed="",
+            reach=Reach(few=0, many=0, endless=0, ratio=0, distance=0.0),
+            rows=self._rows,
+            describe=lambda number: ", ".join(f"{name}={value}" for name, value in self.told(number)),
+            differs=self._differs,
+            refuses=lambda row, call: None,
+            model_ns=lambda row, call, sm_count: 0.0,
+            wastes=lambda row, measured, sizes: False,
+            offers=lambda config: {},
+            measured_as=lambda call: None,
+        )
+
+    def of_call(self, family: str, number: int) -> ProblemCall:
+        """A call of a class, as far as the choice depends on it."""
+        return ProblemCall(family=family, problem=number, sizes=(), alignments=())
+
+    def _rows(self, config: Any, accepts: Any, kernel: int) -> Iterator[Row]:
+        yield Row(kernel=kernel, problem=self.number(config), most=0, alignments=(), least=(), facts=())
+
+    def _differs(self, has: int, needs: int) -> str:
+        pairs = zip(self.told(has), self.told(needs), strict=True)
+        name, found, wanted = next((name, x, y) for (name, x), (_, y) in pairs if x != y)
+        return f"it has {name}={found}, the call needs {wanted}"

@@ -1,0 +1,36 @@
+// Calling a kernel that the CuTe DSL compiled ahead of time: what its emitted launch function needs. No CUDA headers, so
+// that one compiles in no time.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+// The machine code of one kernel, and the devices that have it. Both functions are the DSL's; they take the addresses of
+// their arguments, the last one of a cudaError_t that they set.
+struct gemmill_cutedsl_module {
+  void (*init)(void** library_and_error);
+  void (*load)(void** library_device_and_error);
+  void* library;
+  uint64_t devices;  // bit d: device d, of the first 64
+};
+
+// Makes a kernel ready on a device. Thread-safe, also while a graph is captured. Returns 0 or a cudaError_t.
+int32_t gemmill_cutedsl_load(gemmill_cutedsl_module* module, int32_t device);
+
+}  // extern "C"
+
+inline int32_t gemmill_cutedsl_ready(gemmill_cutedsl_module* module, int32_t device) {
+  bool const known = device < 64 && __atomic_load_n(&module->devices, __ATOMIC_ACQUIRE) >> device & 1;
+  return known ? 0 : gemmill_cutedsl_load(module, device);
+}
+
+// The addresses of arguments as the DSL reads them: a number of another type than T does not compile.
+template <class T>
+void* gemmill_cutedsl_number(T const* argument) {
+  return const_cast<T*>(argument);
+}
+template <class Pointee>
+void* gemmill_cutedsl_pointer(Pointee* const* argument) {
+  return const_cast<void*>(static_cast<void const*>(argument));
+}

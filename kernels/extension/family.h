@@ -1,0 +1,46 @@
+// What a family's own files say of it, and a call of it on its way to a kernel.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "extension/call.h"
+#include "extension/selection.h"
+
+namespace gemmill {
+
+// A checked call, and the row that was chosen for it.
+struct Chosen {
+  Row const& row;
+  int32_t device, sm_count;
+
+  // Launches the row's kernel with arguments of the family's own struct. Throws std::runtime_error where that fails.
+  void launch(void const* args) const;
+};
+
+// What answers the ops of a family. One exists for each, as long as the library; all are in a list, and generic code knows no
+// other. Arguments and values are told by their names in the family's declaration, once at load.
+struct Family {
+  // What the choice depends on; the class is what the contract made of the call, unless this says another. False where there
+  // is nothing to do.
+  using Asks = bool(OpCall const& call, Call& asked);
+  using Launches = void(OpCall const& call, Chosen const& chosen);
+
+  Family(char const* name, std::vector<char const*> tensors, std::vector<char const*> values, std::vector<Special> specials,
+         Asks* asks, Launches* launches, Model model = {});
+  // Null where there is none of this name.
+  static Family const* named(std::string_view name);
+
+  char const* name;
+  std::vector<char const*> tensors, values;
+  std::vector<Special> specials;
+  Asks* asks;
+  Launches* launches;
+  Model model;
+  Family const* next;
+};
+
+// Serves a call that its contract allows; false where there was nothing to do.
+bool run(OpCall& call);
+
+}  // namespace gemmill
