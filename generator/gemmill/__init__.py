@@ -45,17 +45,19 @@ __all__ = [
 ]
 
 
+_MODULES = ("runtime.ops", "families.scaled_mm.functions", "families.quant.functions")
+"""Where they are, if the command asks for one; the first defines the ops."""
+
+
 def _runs_own_command() -> bool:
     """Whether this process is the `gemmill` command or one of its workers, which import torch only where they need it."""
     return Path(sys.argv[0] if sys.argv else "").name in ("gemmill", "-m")
 
 
 if TYPE_CHECKING or not _runs_own_command():
-    from gemmill.runtime.ops import (  # defines torch.ops.gemmill
+    from gemmill.runtime.ops import (  # defines torch.ops.gemmill, which the families' functions call
         active,
         assume_constant_weights,
-        cutlass_scaled_mm,
-        cutlass_scaled_mm_azp,
         explain,
         load,
         stats,
@@ -64,7 +66,9 @@ if TYPE_CHECKING or not _runs_own_command():
         use_variant,
         variants,
     )
-    from gemmill.runtime.quant_functions import (
+
+    # isort: split
+    from gemmill.families.quant.functions import (
         act_and_mul_per_block_quant,
         act_and_mul_per_token_quant,
         act_and_mul_quant,
@@ -84,11 +88,13 @@ if TYPE_CHECKING or not _runs_own_command():
         static_scaled_fp8_quant,
         static_scaled_int8_quant,
     )
+    from gemmill.families.scaled_mm.functions import cutlass_scaled_mm, cutlass_scaled_mm_azp
 else:
 
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module 'gemmill' has no attribute {name!r}")
-        from gemmill.runtime import ops, quant_functions
+        from importlib import import_module
 
-        return getattr(ops if hasattr(ops, name) else quant_functions, name)
+        modules = (import_module(f"gemmill.{module}") for module in _MODULES)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import gemmill
-from gemmill.runtime import ops, quant_functions
+from gemmill.families.quant import functions as quant_functions
+from gemmill.families.scaled_mm import functions as gemm_functions
+from gemmill.runtime import ops
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -26,8 +28,9 @@ def test_all_is_what_dir_shows() -> None:
     assert shown == set(FUNCTIONS)
 
 
-def test_every_quantisation_function_is_public() -> None:
-    own = {name for name, f in vars(quant_functions).items() if inspect.isfunction(f) and not name.startswith("_")}
+def test_every_function_of_a_family_is_public() -> None:
+    both = vars(gemm_functions) | vars(quant_functions)
+    own = {name for name, f in both.items() if inspect.isfunction(f) and not name.startswith("_")}
     assert own <= set(FUNCTIONS)
 
 
@@ -50,7 +53,7 @@ def test_the_command_has_the_same_names_and_imports_no_torch_for_them() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "generator")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     modules, error = done.stdout.splitlines()
-    assert set(modules.split()) == {ops.__name__, quant_functions.__name__}
+    assert set(modules.split()) == {ops.__name__, gemm_functions.__name__, quant_functions.__name__}
     assert len(modules.split()) == len(FUNCTIONS)
     assert error == "module 'gemmill' has no attribute 'nothing'"
 

@@ -2,11 +2,11 @@
 
 from gemmill.family.classes import ClassAxis, Classes
 from gemmill.family.declaration import Accepts, Config, DslBody, Family, Kernels, Rule, Spelled, first_rejection
-from gemmill.family.judging import Judged
+from gemmill.family.judging import Dense, Judged
 from gemmill.family.op import Op, OpSet
 from gemmill.family.registered import Registry
 from gemmill.family.schema import Kind, OpSchema, Parameter
-from gemmill.family.steps import Aspect, Check, Let, Require, Special, Step, When
+from gemmill.family.steps import Aspect, Check, Let, OneOf, Require, Special, Step, When
 from gemmill.family.tensor import Layout, ResultOf, Same, Tensor, any_of
 from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, ProblemCall, Reach, Row, Tuning
 
@@ -20,6 +20,7 @@ __all__ = [
     "ClassAxis",
     "Classes",
     "Config",
+    "Dense",
     "DslBody",
     "Family",
     "Judged",
@@ -27,6 +28,7 @@ __all__ = [
     "Kind",
     "Layout",
     "Let",
+    "OneOf",
     "Op",
     "OpSchema",
     "OpSet",

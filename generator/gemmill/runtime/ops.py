@@ -17,7 +17,7 @@ from gemmill.runtime.library import Build
 from gemmill.runtime.misses import MissFile
 from gemmill.runtime.noted import Listener, Notes
 from gemmill.runtime.notices import show_choices
-from gemmill.runtime.on_cpu import by_reference
+from gemmill.runtime.on_cpu import allocated, by_reference, returned
 from gemmill.runtime.ranges import Ranges
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS, OpSchema
 from gemmill.runtime.select import Choice
@@ -250,28 +250,29 @@ def _sm_count(tensor: torch.Tensor | None) -> int:
     return Arch(active().manifest.arch).sm_count
 
 
-def _cpu(op: OpSchema) -> Callable[..., None]:
-    def run(*args: Any) -> None:
-        by_reference(op, args)
-
-    return run
-
-
-def _first_cuda_call(op: OpSchema) -> Callable[..., None]:
-    def run(*args: Any) -> None:
+def _first_cuda_call(op: OpSchema) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
         load()
-        getattr(getattr(torch.ops, NAMESPACE), op.name).default(*args)
+        return getattr(getattr(torch.ops, NAMESPACE), op.name).default(*args)
 
     return run
 
 
-def _fake(op: OpSchema) -> Callable[..., None]:
-    def run(*args: Any) -> None:
+def _fake(op: OpSchema) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
         call = operands.of_fake_arguments(op, args)
         if call is not None:
             checks.check(op, call)
+        return returned(allocated(checks.judged(op, operands.of_symbolic_arguments(op, args)), args))
 
     return run
+
+
+def define(library: torch.library.Library, op: OpSchema) -> None:
+    """Define an op with its CPU path and its fake."""
+    library.define(op.schema)
+    library.impl(op.name, lambda *args: by_reference(op, args), "CPU")
+    library._register_fake(op.name, _fake(op))
 
 
 def _define(namespace: str) -> None:
@@ -279,54 +280,8 @@ def _define(namespace: str) -> None:
     for op in OPS:
         if hasattr(getattr(torch.ops, namespace), op.name):
             continue
-        library.define(op.schema)
-        library.impl(op.name, _cpu(op), "CPU")
-        library._register_fake(op.name, _fake(op))
+        define(library, op)
     _libraries.append(library)
 
 
 serve(NAMESPACE)
-
-_SCALED_MM = getattr(torch.ops, NAMESPACE).cutlass_scaled_mm.default
-_SCALED_MM_AZP = getattr(torch.ops, NAMESPACE).cutlass_scaled_mm_azp.default
-
-
-def cutlass_scaled_mm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scales: torch.Tensor,
-    b_scales: torch.Tensor,
-    out_dtype: torch.dtype,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """out[M, N] = a_scales * (b_scales * (a @ b)) + bias, as vLLM's op of this name.
-
-    a: [M, K] row-major, b: [K, N] column-major, both float8_e4m3fn or both int8; scales float32: one value, or [M, 1]
-    for a and [1, N] for b, or in groups along K of g = 128 or 64: [M, K/g] for a with [K/g, N/g] or [K/g, N] for b, any
-    strides of which one is 1; bias [N] of out_dtype; out_dtype bfloat16 or float16. Beyond vLLM's: both bfloat16 or both
-    float16, out_dtype the same, scales not in groups; with scales of 1 that is the plain product. Raises RuntimeError with
-    one sentence where the arguments do not fit.
-    """
-    out = a.new_empty((a.shape[0], b.shape[-1]), dtype=out_dtype)
-    _SCALED_MM(out, a, b, a_scales, b_scales, bias)
-    return out
-
-
-def cutlass_scaled_mm_azp(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scales: torch.Tensor,
-    b_scales: torch.Tensor,
-    out_dtype: torch.dtype,
-    azp_adj: torch.Tensor,
-    azp: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """out[M, N] = a_scales * (b_scales * (a @ b - zero points)) + bias for int8 a and b, as vLLM's op of this name.
-
-    azp_adj: int32 [N], the column sums of b, times a's zero point where that is one for the tensor (then azp is None);
-    azp: int32 [M], a zero point for each row, multiplied by azp_adj here. The rest as for cutlass_scaled_mm.
-    """
-    out = a.new_empty((a.shape[0], b.shape[-1]), dtype=out_dtype)
-    _SCALED_MM_AZP(out, a, b, a_scales, b_scales, azp_adj, azp, bias)
-    return out

@@ -3,10 +3,8 @@ arguments do not fit; arithmetic is that of gemmill.families.quant.reference."""
 
 import torch
 
-from gemmill.runtime.schemas import NAMESPACE
-
 E4M3_MAX = 448.0
-_ops = getattr(torch.ops, NAMESPACE)
+_ops = torch.ops.gemmill
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
