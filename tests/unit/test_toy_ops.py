@@ -18,7 +18,7 @@ def toys() -> Iterator[object]:
     with pytest.MonkeyPatch.context() as patch:
         for op in toy_ops.OPS.ops:
             patch.setitem(REGISTRY.ops, op.schema.name, (toy_ops.TOYS, op))
-        serving = Serving(results=toy_ops.results, choose=None, lacks=None)
+        serving = Serving(results=toy_ops.results, asked=None, lacks=None)
         patch.setattr(on_cpu, "serving_of", lambda op: serving)
         library = torch.library.Library("toys", "FRAGMENT")
         for op in toy_ops.OPS.ops:
