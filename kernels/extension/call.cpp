@@ -40,11 +40,17 @@ void describe_tensor(Operand const& x, std::vector<int64_t>& facts) {
   facts.insert(facts.end(), x.strides, x.strides + x.rank);
 }
 
-void describe_integers(std::optional<std::vector<int64_t>> const& x, std::vector<int64_t>& facts) {
-  facts.push_back(x.has_value());
-  if (!x) return;
-  facts.push_back(static_cast<int64_t>(x->size()));
-  facts.insert(facts.end(), x->begin(), x->end());
+void describe_integers(OpCall const& call, int64_t list, std::vector<int64_t>& facts) {
+  facts.push_back(list >= 0);
+  if (list < 0) return;
+  auto const& x = call.lists[list];
+  facts.push_back(static_cast<int64_t>(x.size()));
+  facts.insert(facts.end(), x.begin(), x.end());
+}
+
+void describe_tensors(std::vector<Operand> const& list, std::vector<int64_t>& facts) {
+  facts.push_back(static_cast<int64_t>(list.size()));
+  for (Operand const& x : list) describe_tensor(x, facts);
 }
 
 std::vector<int64_t> facts_of(OpCall const& call) {
@@ -53,7 +59,8 @@ std::vector<int64_t> facts_of(OpCall const& call) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     switch (arguments[i].kind) {
       case Kind::kTensor: describe_tensor(call.tensors[i], facts); break;
-      case Kind::kInts: describe_integers(call.integers, facts); break;
+      case Kind::kInts: describe_integers(call, call.values[i] - 1, facts); break;
+      case Kind::kTensors: describe_tensors(call.tensor_lists[call.values[i] - 1], facts); break;
       case Kind::kText: {
         std::string const& text = call.texts[call.values[i]];
         facts.push_back(static_cast<int64_t>(text.size()));
@@ -76,12 +83,27 @@ OpCall::OpCall(Op const& op, StableIValue* stack) : op_(op) {
         // In its place, where there is nothing yet: moving it would cost as much as reading it.
         new (&tensors[i]) Operand(op.arguments[i].optional ? Operand::optional(stack[i]) : Operand::required(stack[i]));
         values[i] = tensors[i].given();
-        ends[i] = static_cast<char const*>(tensors[i].data) + tensors[i].span_bytes(element_bytes(tensors[i].dtype));
+        ends[i] = end_of(tensors[i]);
         break;
       case Kind::kInt: values[i] = to<int64_t>(stack[i]); break;
       case Kind::kFloat: values[i] = bits_of(to<double>(stack[i])); break;
       case Kind::kBool: values[i] = to<bool>(stack[i]); break;
-      case Kind::kInts: integers = to<std::optional<std::vector<int64_t>>>(stack[i]); break;
+      case Kind::kInts:
+        values[i] = 0;
+        if (!op.arguments[i].optional) {
+          lists.push_back(to<std::vector<int64_t>>(stack[i]));
+        } else if (auto given = to<std::optional<std::vector<int64_t>>>(stack[i])) {
+          lists.push_back(std::move(*given));
+        } else {
+          break;
+        }
+        values[i] = static_cast<int64_t>(lists.size());
+        break;
+      case Kind::kTensors:
+        tensor_lists.emplace_back();
+        for (AtenTensorHandle handle : to<std::vector<AtenTensorHandle>>(stack[i])) tensor_lists.back().emplace_back(handle);
+        values[i] = static_cast<int64_t>(tensor_lists.size());
+        break;
       case Kind::kText: values[i] = static_cast<int64_t>(texts.size()), texts.push_back(take_text(stack[i])); break;
     }
   }

@@ -16,10 +16,10 @@
 
 namespace gemmill {
 
-inline constexpr size_t kMostArguments = 12, kMostValues = 96, kMostFound = 6;
+inline constexpr size_t kMostArguments = 12, kMostValues = 96, kMostFound = 6, kMostResultSizes = 4, kMostDimensions = 64;
 
 // In the order of gemmill.family.schema.Kind.
-enum class Kind : int64_t { kTensor, kInt, kFloat, kBool, kInts, kText };
+enum class Kind : int64_t { kTensor, kInt, kFloat, kBool, kInts, kText, kTensors };
 
 struct Argument {
   Kind kind;
@@ -29,6 +29,11 @@ struct Argument {
 // Mirrors gemmill.family.program.Instruction.
 struct Instruction {
   int64_t code, otherwise, x, y, z, last;
+};
+
+// A tensor that is returned. Mirrors gemmill.family.program.Result.
+struct Result {
+  int64_t dtype, source, leading, is_column_major, count, sizes[kMostResultSizes];
 };
 
 class OpCall;
@@ -47,6 +52,7 @@ struct Op {
   std::vector<Argument> arguments;
   std::vector<int64_t> initial;           // values before the call; the last is 0, for those that the op has not
   std::vector<Instruction> program;
+  std::vector<Result> results;
   std::vector<std::string> words;         // what its text may be
   std::vector<Special> specials;          // as the program numbers them
   std::vector<int64_t> tensors, values;   // places of those that the family names
@@ -67,14 +73,18 @@ class OpCall {
     std::memcpy(&x, &values[op_.values[name]], sizeof x);
     return x;
   }
+  // A list of whole numbers; null where it is not given.
+  std::vector<int64_t> const* list(int64_t name) const { return value(name) == 0 ? nullptr : &lists[value(name) - 1]; }
   void note_writes() const;
 
-  // By position: the arguments come first, and the last tensor is none.
+  // By position: the arguments come first, then what is returned, and the last tensor is none.
   std::array<Operand, kMostArguments + 1> tensors;
   std::array<char const*, kMostArguments> ends;  // of tensors that are given: one past the last byte
-  std::array<int64_t, kMostValues> values;  // of an argument: the number, its bits, whether the tensor is given, or an index
+  // Of an argument: the number, its bits, whether the tensor is given, the index of a text, or one more than that of a list.
+  std::array<int64_t, kMostValues> values;
   std::vector<std::string> texts;
-  std::optional<std::vector<int64_t>> integers;  // the op's one list
+  std::vector<std::vector<int64_t>> lists;
+  std::vector<std::vector<Operand>> tensor_lists;
   std::array<int64_t, kMostFound> found{};       // what special checks leave to the family
 
  private:
@@ -83,6 +93,8 @@ class OpCall {
 
 // Whether the call keeps to its op's contract.
 bool holds(OpCall& call);
+// Makes what a call that does so returns.
+void allocate(OpCall& call);
 
 // Throws std::runtime_error with the sentence for a call, which Python writes from the same facts.
 [[noreturn]] void refuse(OpCall const& call);
@@ -95,7 +107,8 @@ void check_launch(char const* symbol, int32_t status, std::string why = "");
 extern "C" {
 // Writes the sentence for a refused call of the op of this name. `facts` holds for each tensor: given, dtype, device type,
 // device index, data pointer, whether it is differentiated, rank, sizes, strides; for an integer or truth value itself; for a
-// real number the bits of the double; for a list of integers: given, length, values; for a text: length, bytes.
+// real number the bits of the double; for a list of integers: given, length, values; for a text: length, bytes; for a list of
+// tensors: length, tensors.
 typedef void (*gemmill_describe)(char const* op, int64_t const* facts, int64_t count, char* text, int64_t capacity);
 __attribute__((visibility("default"))) void gemmill_set_describe(gemmill_describe describe);
 
@@ -116,6 +129,8 @@ struct gemmill_op_declaration {
   char const* const* specials;
   int64_t instruction_count;
   gemmill::Instruction const* program;
+  int64_t result_count;
+  gemmill::Result const* results;
 };
 // Declares an op, before any namespace is registered. Returns null, or why it cannot be.
 __attribute__((visibility("default"))) char const* gemmill_declare(gemmill_op_declaration const* declared);

@@ -1,5 +1,6 @@
 // A contract interpreted: the same instructions, in the same order, as by gemmill.family.judging, which has the sentences.
 #include <algorithm>
+#include <stdexcept>
 
 #include "extension/call.h"
 #include "extension/layout.h"
@@ -8,7 +9,7 @@ namespace gemmill {
 namespace {
 
 // In the order of gemmill.family.program's enumerations.
-enum class Code : int64_t { kFact, kCalc, kJump, kCompare, kReal, kDtype, kLike, kStrides, kWord, kDetached, kTogether, kApart, kSpecial };
+enum class Code : int64_t { kFact, kCalc, kItem, kJump, kCompare, kReal, kDtype, kLike, kStrides, kWord, kDetached, kTogether, kApart, kSpecial };
 enum class Fact : int64_t { kRank, kSize, kRows, kNumel, kRowStride, kStep, kLonger, kDense, kDtype };
 enum class Calc : int64_t { kAdd, kSubtract, kMultiply, kDivide, kRemainder, kMost };
 enum class Relation : int64_t { kEqual, kUnequal, kAtMost, kAtLeast, kBelow, kAbove };
@@ -69,19 +70,26 @@ bool same_strides(Operand const& x, Operand const& y) {
   return true;
 }
 
-bool apart(OpCall const& call, int64_t x, int64_t y) {
-  auto const& tensors = call.tensors;
-  return tensors[x].data >= call.ends[y] || tensors[y].data >= call.ends[x];
-}
-
-// Whether a test holds for all tensors that have a bit and are given.
+// Whether a test holds for all tensors that have a bit and are given, those of lists too; it gets where each ends.
 template <class Test>
 bool all_of(OpCall const& call, int64_t bits, Test test) {
   for (; bits != 0; bits &= bits - 1) {
-    int const tensor = __builtin_ctzll(bits);
-    if (call.tensors[tensor].given() && !test(tensor)) return false;
+    int const i = __builtin_ctzll(bits);
+    if (call.tensors[i].given() && !test(call.tensors[i], call.ends[i])) return false;
+    if (call.op().arguments[i].kind != Kind::kTensors) continue;
+    for (Operand const& x : call.tensor_lists[call.values[i] - 1]) {
+      if (!test(x, end_of(x))) return false;
+    }
   }
   return true;
+}
+
+int64_t item(OpCall const& call, int64_t argument, int64_t which) {
+  int64_t const list = call.values[argument] - 1;
+  if (list < 0) return 0;
+  if (call.op().arguments[argument].kind == Kind::kTensors) return static_cast<int64_t>(call.tensor_lists[list].size());
+  auto const count = static_cast<int64_t>(call.lists[list].size());
+  return which < 0 ? count : which < count ? call.lists[list][which] : 0;
 }
 
 bool take_word(OpCall& call, Instruction const& i) {
@@ -98,6 +106,7 @@ bool done(OpCall& call, Instruction const& i) {
   switch (static_cast<Code>(i.code)) {
     case Code::kFact: values[i.x] = fact(static_cast<Fact>(i.y), tensors[i.z], i.last); return true;
     case Code::kCalc: values[i.x] = calc(static_cast<Calc>(i.y), values[i.z], values[i.last]); return true;
+    case Code::kItem: values[i.x] = item(call, i.y, i.z); return true;
     case Code::kJump: return false;
     case Code::kCompare: return compare(values[i.x], static_cast<Relation>(i.y), values[i.z]);
     case Code::kReal: return compare(real(values[i.x]), static_cast<Relation>(i.y), real(i.z));
@@ -105,15 +114,47 @@ bool done(OpCall& call, Instruction const& i) {
     case Code::kLike: return like(tensors[i.x], tensors[i.y], values[i.z]);
     case Code::kStrides: return same_strides(tensors[i.x], tensors[i.y]);
     case Code::kWord: return take_word(call, i);
-    case Code::kDetached: return all_of(call, i.y, [&](int x) { return !tensors[x].is_differentiated(); });
-    case Code::kTogether: return !tensors[i.x].given() || all_of(call, i.y, [&](int y) { return tensors[i.x].device == tensors[y].device; });
-    case Code::kApart: return !tensors[i.x].given() || all_of(call, i.y, [&](int y) { return apart(call, i.x, y); });
+    case Code::kDetached: return all_of(call, i.y, [](Operand const& x, char const*) { return !x.is_differentiated(); });
+    case Code::kTogether: {
+      Operand const& x = tensors[i.x];
+      return !x.given() || all_of(call, i.y, [&](Operand const& y, char const*) { return x.device == y.device; });
+    }
+    case Code::kApart: {
+      Operand const& x = tensors[i.x];
+      char const* const end = call.ends[i.x];
+      return !x.given() || all_of(call, i.y, [&](Operand const& y, char const* end_of_y) { return x.data >= end_of_y || y.data >= end; });
+    }
     case Code::kSpecial: return call.op().specials[i.x].holds(call);
   }
   return false;
 }
 
+// Dense memory for a result, by sizes that the contract has found out.
+Operand allocated(OpCall const& call, Result const& result) {
+  std::array<int64_t, kMostDimensions> sizes, strides;
+  int64_t rank = 0, step = 1;
+  Operand const& first = call.tensors[std::find_if(call.tensors.begin(), call.tensors.end(), [](Operand const& x) { return x.given(); }) - call.tensors.begin()];
+  if (result.leading >= 0) {
+    Operand const& leading = call.tensors[result.leading];
+    for (; rank + 1 < leading.rank; ++rank) sizes[rank] = leading.sizes[rank];
+  }
+  for (int64_t i = 0; i < result.count; ++i) sizes[rank++] = call.values[result.sizes[i]];
+  for (int64_t i = rank; i-- > 0;) strides[i] = step, step *= std::max<int64_t>(sizes[i], 1);
+  if (result.is_column_major) strides[rank - 2] = 1, strides[rank - 1] = std::max<int64_t>(sizes[rank - 2], 1);
+  AtenTensorHandle handle = nullptr;
+  int32_t const dtype = result.dtype < 0 ? call.tensors[result.source].dtype : static_cast<int32_t>(result.dtype);
+  if (aoti_torch_empty_strided(rank, sizes.data(), strides.data(), dtype, first.device_type(), first.device, &handle) != 0) {
+    throw std::runtime_error(call.op().name + ": no memory for what it returns");
+  }
+  return Operand(handle);
+}
+
 }  // namespace
+
+void allocate(OpCall& call) {
+  auto place = call.op().arguments.size();
+  for (Result const& result : call.op().results) call.tensors[place++] = allocated(call, result);
+}
 
 bool holds(OpCall& call) {
   auto const& program = call.op().program;

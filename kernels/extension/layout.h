@@ -17,6 +17,11 @@ inline int64_t element_bytes(int32_t dtype) {
   }
 }
 
+// One past the last byte that the strides reach.
+inline char const* end_of(Operand const& x) {
+  return static_cast<char const*>(x.data) + x.span_bytes(element_bytes(x.dtype));
+}
+
 // All dimensions but the last taken as one.
 inline int64_t rows_of(Operand const& x) {
   int64_t rows = 1;

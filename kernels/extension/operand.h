@@ -36,6 +36,9 @@ class Operand {
     if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
   }
 
+  // Gives the handle away.
+  AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
+
   bool given() const { return handle_ != nullptr; }
   int64_t numel() const {
     int64_t n = 1;

@@ -19,7 +19,9 @@ std::vector<Op> ops;  // reserved for all that there can be: calls keep addresse
 void serve(Op const& op, StableIValue* stack) {
   OpCall call(op, stack);
   if (!holds(call)) refuse(call);
+  allocate(call);
   if (run(call)) call.note_writes();
+  for (size_t i = 0; i < op.results.size(); ++i) stack[i] = torch::stable::detail::from(call.tensors[op.arguments.size() + i].release());
 }
 
 // The dispatcher gives a boxed kernel nothing by which to know its op: each has a function of its own.
@@ -46,7 +48,8 @@ std::vector<int64_t> places(std::vector<char const*> const& names, gemmill_op_de
 char const* declare(gemmill_op_declaration const& declared) {
   ops.reserve(kMostOps);
   if (ops.size() == kMostOps) return "there are too many ops";
-  if (declared.argument_count > static_cast<int64_t>(kMostArguments)) return "it has too many arguments";
+  int64_t const tensors = declared.argument_count + declared.result_count;
+  if (tensors > static_cast<int64_t>(kMostArguments)) return "it has too many arguments";
   if (declared.initial_count >= static_cast<int64_t>(kMostValues)) return "its contract has too many sizes";
   Op op;
   op.name = declared.name;
@@ -56,6 +59,7 @@ char const* declare(gemmill_op_declaration const& declared) {
   op.initial.assign(declared.initial, declared.initial + declared.initial_count);
   op.initial.push_back(0);
   op.program.assign(declared.program, declared.program + declared.instruction_count);
+  op.results.assign(declared.results, declared.results + declared.result_count);
   op.words.assign(declared.words, declared.words + declared.word_count);
   for (int64_t i = 0; i < declared.special_count; ++i) {
     auto const& known = op.family->specials;
@@ -64,7 +68,7 @@ char const* declare(gemmill_op_declaration const& declared) {
     if (special == known.end()) return "the extension does not know one of its special checks";
     op.specials.push_back(*special);
   }
-  op.tensors = places(op.family->tensors, declared, declared.argument_count, kMostArguments);
+  op.tensors = places(op.family->tensors, declared, tensors, kMostArguments);
   op.values = places(op.family->values, declared, declared.initial_count, declared.initial_count);
   op.class_of = places({"class"}, declared, declared.initial_count, declared.initial_count).front();
   op.result = std::find_if(op.arguments.begin(), op.arguments.end(), [](Argument const& x) { return x.written; }) - op.arguments.begin();

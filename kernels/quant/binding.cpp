@@ -16,7 +16,7 @@ enum ScaleFormat : int64_t { kF32, kPowerOfTwo, kPackedUe8m0 };
 enum Role { kOut, kIn, kScales, kAzp, kScaleUb, kWeight, kResidual };
 enum Value {
   kScaling, kActivation, kScaleFormat, kGroupSize, kRows, kHidden, kOutRows, kInStride, kOutStride,
-  kResidualStride, kEps, kWords, kScaleRows, kTransposed, kTakesGroupShape
+  kResidualStride, kEps, kWords, kScaleRows, kTransposed, kTakesGroupShape, kGroupShape
 };
 // What the special checks find out.
 enum Found { kGroupM, kGroupN, kScaleStrideM, kScaleStrideN };
@@ -29,7 +29,7 @@ bool to_s8(OpCall const& x) { return x.tensor(kOut).dtype == dtypes().s8; }
 // Whether scales that are given fit the codes and the group shape.
 bool static_scales_fit(OpCall& x) {
   Operand const& scales = x.tensor(kScales);
-  auto const& shape = x.integers;
+  auto const* shape = x.list(kGroupShape);
   int64_t const sizes[2] = {x.value(kRows), x.value(kHidden)};
   x.found[kGroupM] = x.found[kGroupN] = 1;
   if (shape && (shape->size() != 2 || !std::all_of(shape->begin(), shape->end(), [](int64_t n) { return n == -1 || n > 0; }))) return false;
@@ -147,7 +147,7 @@ Family const quant{
     "quant",
     {"out", "input", "scales", "azp", "scale_ub", "weight", "residual"},
     {"scaling", "chosen", "scale_format", "group_size", "rows", "hidden", "out_rows", "input_stride", "out_stride", "residual_stride",
-     "eps", "words", "scale_rows", "is_scale_transposed", "takes_group_shape"},
+     "eps", "words", "scale_rows", "is_scale_transposed", "takes_group_shape", "group_shape"},
     {{"static_scales", static_scales_fit}, {"group_scales", group_scales_fit}},
     asks,
     launch,

@@ -6,9 +6,28 @@ from dataclasses import replace
 import pytest
 
 from gemmill.families.scaled_mm.family import FAMILY
-from gemmill.family import Let, Op, OpSchema, OpSet, Registry, Require, Special, Step, When
+from gemmill.family import (
+    Aspect,
+    Check,
+    Layout,
+    Let,
+    OneOf,
+    Op,
+    OpSchema,
+    OpSet,
+    Registry,
+    Require,
+    ResultOf,
+    Same,
+    Special,
+    Step,
+    Tensor,
+    When,
+)
 from gemmill.family.judging import Judged
 from gemmill.family.operand import Operand
+from gemmill.vocab import DType
+from gemmill.vocab.format import MXFP4, NVFP4
 
 SCHEMA = OpSchema("halve(Tensor(a!) out, Tensor input, Tensor? scale, int block, str mode) -> ()")
 X = Operand(dtype="uint8", shape=(4, 6), strides=(6, 1), device="cpu", data=64, is_differentiated=False)
@@ -20,6 +39,23 @@ def registry(*ops: Op) -> Registry:
 
 def an_op(*contract: Step, **changes: dict) -> Op:
     return Op(schema=SCHEMA, contract=contract, **changes)
+
+
+def declared(*tensors: Tensor, scale: str = "1", contract: tuple[Step, ...] = (), **changes: dict) -> Op:
+    """Of `scale`, `out` and `input`, the last two as the test says."""
+    tensors = (*tensors, Tensor("scale", scale, (DType.F32,), Layout.ROWS))
+    return Op(schema=SCHEMA, tensors=tensors, contract=contract, **changes)
+
+
+def returning(out: Tensor) -> Op:
+    tensors = (Tensor("input", "M K", S8, Layout.ROWS), out)
+    return Op(
+        schema=OpSchema("halve(Tensor input) -> Tensor"), tensors=tensors, contract=(Check(Aspect.WHOLE, "input"),)
+    )
+
+
+S8 = (DType.S8,)
+OUT, INPUT = (Tensor(role, "M K", S8, Layout.ROWS) for role in ("out", "input"))
 
 
 @pytest.mark.parametrize(
@@ -45,6 +81,76 @@ def an_op(*contract: Step, **changes: dict) -> Op:
         (an_op(fixed={"block": 3}), "'block' is fixed as 3 and an argument too"),
         (an_op(Require("block == 3", "{blocks}")), "'blocks' is neither an argument nor a size named before"),
         (an_op(Special("layout")), "no special check 'layout', of none"),
+        (
+            declared(Tensor("input", "M K", S8), Tensor("input", "K N", S8)),
+            "tensor 'input' is declared twice, as 'M K' and 'K N'",
+        ),
+        (
+            declared(INPUT),
+            "'out' is only in one of tensors declared and tensors of the schema: input, scale and input, out, scale",
+        ),
+        (
+            declared(OUT, INPUT, Tensor("bias", "N", S8)),
+            "'bias' is only in one of tensors declared and tensors of the schema: bias, input, out, scale and input, out, scale",
+        ),
+        (
+            declared(OUT, INPUT),
+            "tensor 'out' is 'M K', and no step checks its dtype",
+        ),
+        (
+            declared(OUT, Tensor("input", "M K", Same("b"))),
+            "dtype of 'input' is told by 'b', which is no tensor, of out, input, scale",
+        ),
+        (
+            declared(
+                Tensor("out", "M K", ResultOf("input", {DType.E4M3: (DType.F16,)})),
+                Tensor("input", "M K", (DType.E4M3, DType.S8)),
+            ),
+            "'out' has results of e4m3, and 'input' may be s8",
+        ),
+        (
+            declared(OUT, Tensor("input", "M K/2", (NVFP4, MXFP4))),
+            "'input' may be nvfp4 or mxfp4, which both come as uint8, and neither an argument nor a fixed value 'format' tells them apart",
+        ),
+        (
+            declared(OUT, Tensor("input", "M K/2", (NVFP4,)), fixed={"format": MXFP4}),
+            "'format' is fixed as mxfp4, and the dtypes of its tensors are s8, nvfp4, f32",
+        ),
+        (
+            declared(OUT, INPUT, contract=(Check(Aspect.WHOLE, "out input scale"), Require("M == N", ""))),
+            "'N' is neither an argument nor a size named before, of out, input, scale, block, mode, M, K",
+        ),
+        (
+            declared(
+                OUT, Tensor("input", "M N*N", S8, Layout.ROWS), contract=(Check(Aspect.WHOLE, "out input scale"),)
+            ),
+            "'N' is neither an argument nor a size named before, of out, input, scale, block, mode, M, K",
+        ),
+        (
+            declared(OUT, INPUT, scale="N", contract=(Check(Aspect.WHOLE, "out input scale"),)),
+            "size 'N' is named by 'scale', which is optional: 'N'",
+        ),
+        (
+            an_op(
+                OneOf("way", {"flat": "rank(input) == 1 and block > 2", "line": "block > 2 and rank(input) == 1"}, "")
+            ),
+            "alternatives 'flat' and 'line' of 'way' both hold where block > 2 and rank(input) == 1",
+        ),
+        (an_op(OneOf("block", {"flat": "rank(input) == 1"}, "")), "size 'block' has alternatives and was named before"),
+        (an_op(Check(Aspect.RANK, "input")), "rank of 'input' is checked, declared are none"),
+        (returning(Tensor("out", "M N", S8, Layout.ROWS)), "'out' is returned as 'M N', and 'N' is named by no tensor"),
+        (
+            returning(Tensor("out", "... 8", S8, Layout.ROWS)),
+            "'out' is returned as '... 8', and '...' is named by no tensor",
+        ),
+        (
+            returning(Tensor("out", "M 8", S8)),
+            "'out' is returned with 1 dtypes and layout 'free': it has one dtype, and rows, columns or values",
+        ),
+        (
+            returning(Tensor("out", "M 8", (DType.F16, DType.BF16), Layout.ROWS)),
+            "'out' is returned with 2 dtypes and layout 'rows': it has one dtype, and rows, columns or values",
+        ),
     ],
 )
 def test_contradiction(op: Op, sentence: str) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ import pytest
 from gemmill.families.quant.family import FAMILY as QUANT
 from gemmill.families.scaled_mm.config import KernelConfig, Launch
 from gemmill.families.scaled_mm.family import CUTEDSL, CUTLASS, FAMILY
-from gemmill.family import Family, Registry
-from gemmill.family.examined import examine
-from gemmill.locations import templates_dir
+from gemmill.family import Aspect, Check, Family, Layout, Op, OpSchema, OpSet, Registry, Tensor
+from gemmill.family.examined import examine, examine_binding
+from gemmill.locations import kernels_dir, templates_dir
 from gemmill.registry import REGISTRY
-from gemmill.vocab import Backend
+from gemmill.vocab import Backend, DType
 
 Make = Callable[..., KernelConfig]
 WIDE = Launch(swizzle=4)
@@ -23,6 +24,45 @@ WIDE = Launch(swizzle=4)
 @pytest.mark.parametrize("family", REGISTRY.families, ids=lambda family: family.name)
 def test_names_and_sources_are_what_is_declared(family: Family) -> None:
     examine(family, templates_dir())
+
+
+@pytest.mark.parametrize("family", REGISTRY.families, ids=lambda family: family.name)
+def test_a_binding_reads_what_the_ops_have(family: Family) -> None:
+    examine_binding(family, kernels_dir())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "values", "sentence"),
+    [
+        (
+            '"input", "out", "weigth"',
+            "",
+            "toys/binding.cpp reads 'weigth', and no op has an argument of that name, of input, out",
+        ),
+        (
+            '"input", "out"',
+            '"M", "L"',
+            "toys/binding.cpp reads 'L', and no op has a size of that name, of K, M, input, out",
+        ),
+        ('"out"', '"M"', "toys/binding.cpp does not read 'input', of out"),
+    ],
+)
+def test_what_a_binding_lacks(tensors: str, values: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "toys").mkdir()
+    declared = f'Family const toys{{\n    "toys",\n    {{{tensors}}},\n    {{{values}}},\n}};\n'
+    (tmp_path / "toys" / "binding.cpp").write_text(declared)
+    x, out = (Tensor(role, "M K", (DType.F32,), Layout.ROWS) for role in ("input", "out"))
+    op = Op(
+        schema=OpSchema("halve(Tensor input) -> Tensor"), tensors=(x, out), contract=(Check(Aspect.WHOLE, "input"),)
+    )
+    with pytest.raises(ValueError) as error:
+        examine_binding(replace(FAMILY, name="toys", asks=OpSet(ops=(op,))), tmp_path)
+    assert re.sub(r", op '\w+'", "", str(error.value)) == f"family 'toys': {sentence}"
+
+
+def test_a_family_that_is_not_declared_to_cpp(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^family 'toys' is declared to C\+\+ by no file of "):
+        examine_binding(replace(FAMILY, name="toys"), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 from gemmill.family.classes import ClassAxis, Classes
 from gemmill.family.declaration import Accepts, Config, DslBody, Family, Kernels, Rule, Spelled, first_rejection
-from gemmill.family.judging import Judged
+from gemmill.family.judging import Dense, Judged
 from gemmill.family.op import Op, OpSet
 from gemmill.family.questions import Asked
 from gemmill.family.registered import Registry
 from gemmill.family.schema import Kind, OpSchema, Parameter
-from gemmill.family.steps import Aspect, Check, Let, Require, Special, Step, When
+from gemmill.family.steps import Aspect, Check, Let, OneOf, Require, Special, Step, When
 from gemmill.family.sweep import Measured, Sizes, Sweep
 from gemmill.family.tensor import Layout, ResultOf, Same, Tensor, any_of
 from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, ProblemCall, Reach, Row, Tuning
@@ -23,6 +23,7 @@ __all__ = [
     "ClassAxis",
     "Classes",
     "Config",
+    "Dense",
     "DslBody",
     "Family",
     "Judged",
@@ -31,6 +32,7 @@ __all__ = [
     "Layout",
     "Let",
     "Measured",
+    "OneOf",
     "Op",
     "OpSchema",
     "OpSet",

@@ -12,10 +12,13 @@ from string import Formatter
 
 from gemmill.family.classes import Classes
 from gemmill.family.operand import DTYPE_CODES
-from gemmill.family.program import Block, Calc, Code, Fact, Instruction, Program, Relation, either, unless
-from gemmill.family.schema import Kind, OpSchema
-from gemmill.family.steps import Check, Let, Require, Special, Step, When
+from gemmill.family.program import Block, Calc, Code, Fact, Instruction, Program, Relation, Result, either, unless
+from gemmill.family.schema import Kind
+from gemmill.family.steps import Check, Let, OneOf, Require, Special, Step, When
+from gemmill.family.tensor import Layout, Same, Tensor
 
+Returned = tuple[Tensor, str, Sequence[str]]
+"""A tensor that is returned, that whose dimensions but the last it has, if any, and the names of its own sizes."""
 _CALC = {
     ast.Add: Calc.ADD,
     ast.Sub: Calc.SUBTRACT,
@@ -40,16 +43,14 @@ _GRADIENT = (
 
 
 def compile_contract(
-    schema: OpSchema, roles: Sequence[str], fixed: Mapping[str, int], contract: Sequence[Step]
+    kinds: Mapping[str, Kind], fixed: Mapping[str, int], contract: Sequence[Step], returned: Sequence[Returned] = ()
 ) -> Program:
-    """The program of an op's contract. Raises ValueError where it contradicts itself."""
-    kinds = dict(zip(roles, (parameter.kind for parameter in schema.parameters), strict=True))
-    if len(kinds) < len(roles):
-        raise ValueError(f"two of its arguments have one role, of {', '.join(roles)}")
-    if taken := sorted(set(fixed) & set(roles)):
+    """The program of an op's contract; `kinds` are those of its arguments, by role. Raises ValueError where it contradicts
+    itself."""
+    if taken := sorted(set(fixed) & set(kinds)):
         raise ValueError(f"{taken[0]!r} is fixed as {fixed[taken[0]]} and an argument too")
-    compiler = _Compiler(kinds, fixed)
-    tensors = [role for role, kind in kinds.items() if kind is Kind.TENSOR]
+    compiler = _Compiler(kinds, [x.role for x, _, _ in returned], fixed)
+    tensors = [role for role, kind in kinds.items() if kind in (Kind.TENSOR, Kind.TENSORS)]
     steps = [Require(f"detached({role})", _GRADIENT % (role, role)) for role in tensors]
     instructions = compiler.steps((*steps, *contract))
     return Program(
@@ -58,15 +59,32 @@ def compile_contract(
         initial=tuple(compiler.initial),
         words=compiler.words,
         specials=tuple(compiler.specials),
+        results=tuple(_result(compiler.values, *told) for told in returned),
+    )
+
+
+def _result(values: Mapping[str, int], x: Tensor, leading: str, sizes: Sequence[str]) -> Result:
+    dtype, source = "", -1
+    match x.dtypes:
+        case Same(other):
+            source = values[other]
+        case (kind,):
+            dtype = kind.torch_name
+    return Result(
+        dtype=dtype,
+        source=source,
+        leading=values[leading] if leading else -1,
+        sizes=tuple(values[size] for size in sizes),
+        is_column_major=x.layout is Layout.COLUMNS,
     )
 
 
 class _Compiler:
-    def __init__(self, kinds: Mapping[str, Kind], fixed: Mapping[str, int]) -> None:
+    def __init__(self, kinds: Mapping[str, Kind], returned: Sequence[str], fixed: Mapping[str, int]) -> None:
         self._kinds = kinds
         self._fixed = fixed
-        self.values = {name: i for i, name in enumerate((*kinds, *fixed))}
-        self.initial = [*(0 for _ in kinds), *fixed.values()]
+        self.values = {name: i for i, name in enumerate((*kinds, *returned, *fixed))}
+        self.initial = [*(0 for _ in (*kinds, *returned)), *fixed.values()]
         self.words: tuple[str, ...] = ()
         self.specials: list[str] = []
         self._constants: dict[int, int] = {}
@@ -95,6 +113,8 @@ class _Compiler:
                     test = self._test(_parsed(step.test))
                     body = [x for inner in step.steps for x in self.step(inner)]
                 return [*unless(test, len(body)), *body]
+            case OneOf():
+                return self._one_of(step)
             case Special():
                 self.specials.append(step.name)
                 return [Instruction(code=Code.SPECIAL, operands=(len(self.specials) - 1,))]
@@ -114,6 +134,27 @@ class _Compiler:
             else:
                 terms.append(f"{weight} * {axis.expression}")
         return " + ".join([str(constant), *terms])
+
+    def _one_of(self, step: OneOf) -> Block:
+        """Each test with a jump to the next where it fails; the last refuses."""
+        self._check_fields(step.say)
+        taken: dict[str, str] = {}
+        for name, test in step.tests.items():
+            terms = " and ".join(sorted(map(ast.unparse, _terms(_parsed(test)))))
+            if terms in taken:
+                raise ValueError(f"alternatives {taken[terms]!r} and {name!r} of {step.name!r} both hold where {test}")
+            taken[terms] = name
+        if step.name in self.values:
+            raise ValueError(f"size {step.name!r} has alternatives and was named before")
+        chosen, (_, zero) = self._new(), self._value(ast.Constant(0))
+        blocks: list[Block] = []
+        for i, test in enumerate(step.tests.values()):
+            _, number = self._value(ast.Constant(i))
+            done = Instruction(code=Code.CALC, operands=(chosen, Calc.ADD, number, zero))
+            blocks.append([*self._alternative(_parsed(test)), done])
+        self.values[step.name] = chosen
+        last = [replace(x, say=step.say) if x.refuses else x for x in blocks.pop()]
+        return reduce(lambda rest, block: either(block, rest), reversed(blocks), last)
 
     @contextmanager
     def _branch(self) -> Iterator[None]:
@@ -153,6 +194,12 @@ class _Compiler:
                 return self._calc(_CALC[type(how)], left, right)
             case ast.Call(func=ast.Name(id="ceil"), args=[x, y]):
                 return self._value(_parsed(f"({ast.unparse(x)} + {ast.unparse(y)} - 1) // {ast.unparse(y)}"))
+            case ast.Call(func=ast.Name(id="length" | "item"), args=[values, *rest]):
+                which = ast.literal_eval(rest[0]) if rest else -1
+                value = self._new()
+                return [Instruction(code=Code.ITEM, operands=(value, self._list(values), which))], value
+            case ast.Call(func=ast.Name(id="up"), args=[x, y]):
+                return self._value(_parsed(f"ceil({ast.unparse(x)}, {ast.unparse(y)}) * {ast.unparse(y)}"))
             case ast.Call(func=ast.Name(id="most"), args=[first, *others]):
                 return reduce(self._most, others, self._value(first))
             case ast.Call(func=ast.Name(id=fact), args=[tensor, *rest]) if fact in _FACTS:
@@ -197,7 +244,7 @@ class _Compiler:
                 return [Instruction(code=Code.STRIDES, operands=(self._tensor(x), self._tensor(y)))]
             case ast.Call(func=ast.Name(id=test), args=[*firsts, last]) if test in _PLACES:
                 first = self._tensor(firsts[0]) if firsts else 0
-                return [Instruction(code=_PLACES[test], operands=(first, 1 << self._tensor(last)))]
+                return [Instruction(code=_PLACES[test], operands=(first, 1 << self._tensor(last, Kind.TENSORS)))]
         raise ValueError(f"{ast.unparse(node)!r} is no test")
 
     def _alternative(self, node: ast.expr) -> Block:
@@ -227,11 +274,21 @@ class _Compiler:
             raise ValueError(f"{name!r} is neither an argument nor a size named before, of {', '.join(self.values)}")
         return self.values[name]
 
-    def _tensor(self, node: ast.expr) -> int:
+    def _tensor(self, node: ast.expr, *more: Kind) -> int:
         name = ast.unparse(node)
-        if self._kinds.get(name) is not Kind.TENSOR:
+        if self._kinds.get(name) not in (Kind.TENSOR, *more):
             raise ValueError(f"{name!r} is no tensor, of {', '.join(self._kinds)}")
         return self.values[name]
+
+    def _list(self, node: ast.expr) -> int:
+        name = ast.unparse(node)
+        if self._kinds.get(name) not in (Kind.INTS, Kind.TENSORS):
+            raise ValueError(f"{name!r} is no list, of {', '.join(self._kinds)}")
+        return self.values[name]
+
+
+def _terms(node: ast.expr) -> list[ast.expr]:
+    return node.values if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And) else [node]
 
 
 def _is_place(step: Step) -> bool:

@@ -1,10 +1,12 @@
-"""Whether what a family declares of its kernels holds for their configs: what only making names and sources can show."""
+"""Whether what a family declares holds for its kernels' configs and its binding: what only names and sources can show."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gemmill.family.declaration import Config, Family, Kernels
+from gemmill.family.schema import Kind
 from gemmill.vocab import Arch, Compiler
 
 _SUFFIX_OF = {Compiler.NVCC: ".cu", Compiler.CUTEDSL: ".py"}
@@ -21,6 +23,40 @@ def examine(family: Family, templates: Path) -> None:
             )
         if contradiction := _contradiction(declared[config.tag], config, templates):
             raise ValueError(f"family {family.name!r}, kernels {config.tag!r}: {contradiction}")
+
+
+def examine_binding(family: Family, kernels: Path) -> None:
+    """Raises ValueError for the first name that the family's binding and its ops do not share."""
+    binding, tensors, values = _binding(family, kernels)
+    ops = family.asks.ops
+    roles = {role for op in ops for role in (*op.role_of, *op.returned)}
+    known = {"argument": roles, "size": {name for op in ops for name in op.program.values}}
+    for kind, article, names in (("argument", "an", tensors), ("size", "a", values)):
+        if unknown := [name for name in names if name not in known[kind]]:
+            raise ValueError(
+                f"family {family.name!r}: {binding} reads {unknown[0]!r}, and no op has {article} {kind} of that name, of "
+                f"{', '.join(sorted(known[kind]))}"
+            )
+    for op in ops:
+        given = {
+            role
+            for role, parameter in zip(op.role_of, op.schema.parameters, strict=True)
+            if parameter.kind is Kind.TENSOR
+        }
+        if unread := sorted({*given, *op.returned} - set(tensors)):
+            raise ValueError(
+                f"family {family.name!r}, op {op.schema.name!r}: {binding} does not read {unread[0]!r}, of {', '.join(tensors)}"
+            )
+
+
+def _binding(family: Family, kernels: Path) -> tuple[str, list[str], list[str]]:
+    """The file that declares the family to C++, and the names of tensors and values there."""
+    declared = re.compile(rf'Family const \w+\{{\s*"{family.name}",\s*\{{([^}}]*)\}},\s*\{{([^}}]*)\}}')
+    for path in sorted(kernels.glob("*/*.cpp")):
+        if match := declared.search(path.read_text(encoding="utf-8")):
+            tensors, values = (re.findall(r'"(\w+)"', group) for group in match.groups())
+            return str(path.relative_to(kernels)), tensors, values
+    raise ValueError(f"family {family.name!r} is declared to C++ by no file of {kernels}")
 
 
 def _selected(family: Family) -> Iterator[tuple[str, Config]]:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from gemmill.family.operand import DTYPE_CODES, Call, Operand
-from gemmill.family.program import Calc, Code, Fact, Instruction, Program, Relation
+from gemmill.family.program import Calc, Code, Fact, Instruction, Program, Relation, Result
 from gemmill.family.schema import Kind, OpSchema
 
 _FACT: dict[Fact, Callable[[Operand, int], int]] = {
@@ -24,11 +24,23 @@ _FACT: dict[Fact, Callable[[Operand, int], int]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dense:
+    """A tensor to be allocated."""
+
+    dtype: str
+    """By torch's name."""
+    shape: tuple[int, ...]
+    is_column_major: bool
+    """Of a matrix: whether columns lie behind one another instead of rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Judged:
     """One call with what is found out about it."""
 
     schema: OpSchema
     roles: Sequence[str]
+    """Of its arguments, then of what it returns."""
     program: Program
     call: Call
     specials: Mapping[str, Callable[["Judged"], str | None]]
@@ -47,15 +59,41 @@ class Judged:
 
     def __getitem__(self, name: str) -> Any:
         """What a sentence calls by this name: an argument by its role, or a size."""
-        if name not in self.roles:
-            return self.values[self.program.values[name]]
-        place = list(self.roles).index(name)
+        place = self.program.values[name]
+        if place >= len(self.arguments):
+            return self.values[place]
         value = self.arguments[place]
+        if self.schema.parameters[place].kind is Kind.TENSORS:
+            return _ToldList(self.schema.arguments[place], value)
         return _Told(self, self.schema.arguments[place], value) if isinstance(value, Operand) else value
 
     def get(self, name: str) -> Any:
         """The same; None too where the op has nothing of that name."""
         return self[name] if name in self.program.values else None
+
+    @property
+    def results(self) -> tuple["Dense", ...]:
+        """What the call returns. Sizes may be symbolic: they are computed again, without a comparison."""
+        return tuple(self._result(result) for result in self.program.results)
+
+    def _result(self, result: Result) -> "Dense":
+        leading = () if result.leading < 0 else self.arguments[result.leading].shape[:-1]
+        return Dense(
+            dtype=result.dtype or self.arguments[result.source].dtype,
+            shape=(*leading, *map(self._computed, result.sizes)),
+            is_column_major=result.is_column_major,
+        )
+
+    def _computed(self, place: int) -> int:
+        made = next(
+            (x for x in self.program.instructions if x.code in (Code.FACT, Code.CALC) and x.operands[0] == place), None
+        )
+        if made is None:
+            return self.arguments[place] if place < len(self.arguments) else self.program.initial[place]
+        _, how, x, *last = made.operands
+        if made.code is Code.FACT:
+            return _FACT[Fact(how)](self.arguments[x], *(last or [0]))
+        return Calc(how).of(self._computed(x), self._computed(last[0]))
 
     def tensor(self, role: str) -> Operand:
         """A tensor that is given."""
@@ -88,6 +126,9 @@ class Judged:
                 values[x] = _FACT[Fact(y)](arguments[z], last)
             case Code.CALC:
                 values[x] = Calc(y).of(values[z], values[last])
+            case Code.ITEM:
+                items = arguments[y] or ()
+                values[x] = len(items) if z < 0 else (*items, *(0,) * (z + 1))[z]
             case Code.COMPARE:
                 return Relation(y).holds(values[x], values[z])
             case Code.REAL:
@@ -112,7 +153,8 @@ class Judged:
 
     def _given(self, bits: int) -> list[Operand]:
         """Those tensors that are given, of those that have a bit."""
-        return [x for i, x in enumerate(self.arguments) if bits >> i & 1 and x is not None]
+        chosen = (x for i, x in enumerate(self.arguments) if bits >> i & 1 and x is not None)
+        return [one for x in chosen for one in (x if isinstance(x, tuple | list) else (x,))]
 
 
 def _apart(x: Operand, y: Operand) -> bool:
@@ -136,6 +178,13 @@ class _Told:
     def ending(self) -> Mapping[str, list[int]]:
         """Its shape with another last dimension, by the name of that."""
         return _Ending(self)
+
+
+class _ToldList:
+    """A list of tensors in a sentence."""
+
+    def __init__(self, name: str, operands: Sequence[Operand]) -> None:
+        self.name, self.device = name, ", ".join(dict.fromkeys(operand.device for operand in operands))
 
 
 class _Ending(dict[str, list[int]]):

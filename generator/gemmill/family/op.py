@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gemmill.family.compiling import compile_contract
+from gemmill.family.expansion import Expansion
 from gemmill.family.judging import Judged
 from gemmill.family.operand import Call
 from gemmill.family.program import Program
 from gemmill.family.schema import OpSchema
 from gemmill.family.steps import Step
-from gemmill.family.tensor import Expansion, Tensor
+from gemmill.family.tensor import Tensor
+from gemmill.vocab import Format
+from gemmill.vocab.format import FORMATS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +27,8 @@ class Op:
     """What the contract's checks of tensors judge by."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """What the family calls an argument, by the argument's name, where these differ."""
-    fixed: Mapping[str, int] = field(default_factory=dict)
-    """Sizes and choices that the op itself stands for."""
+    fixed: Mapping[str, int | Format] = field(default_factory=dict)
+    """Sizes and choices that the op itself stands for; `format` may be one, whose number is its place in FORMATS."""
 
     @cached_property
     def role_of(self) -> tuple[str, ...]:
@@ -33,17 +36,33 @@ class Op:
         return tuple(self.roles.get(name, name) for name in self.schema.arguments)
 
     @cached_property
+    def returned(self) -> tuple[str, ...]:
+        """The role of each tensor that it returns."""
+        return tuple(self.roles.get(name, name) for name in self.schema.returns)
+
+    @cached_property
     def program(self) -> Program:
         """The contract as instructions. Raises ValueError where it contradicts itself."""
+        names = (*self.schema.arguments, *self.schema.returns)
         for name, role in self.roles.items():
-            if name not in self.schema.arguments:
-                raise ValueError(
-                    f"role {role!r} is given to {name!r}, expected one of {', '.join(self.schema.arguments)}"
-                )
+            if name not in names:
+                raise ValueError(f"role {role!r} is given to {name!r}, expected one of {', '.join(names)}")
+        roles = (*self.role_of, *self.returned)
+        if len(set(roles)) < len(roles):
+            raise ValueError(f"two of its arguments have one role, of {', '.join(roles)}")
         parameters = dict(zip(self.role_of, self.schema.parameters, strict=True))
-        expansion = Expansion(self.tensors, parameters, (*self.role_of, *self.fixed))
+        expansion = Expansion(self.tensors, parameters, self.returned, self.fixed)
         steps = [inner for step in self.contract for inner in expansion.expanded(step)]
-        return compile_contract(self.schema, self.role_of, self.fixed, steps)
+        if fault := expansion.unchecked():
+            raise ValueError(fault)
+        returned = [expansion.returned(role) for role in self.returned]
+        steps += [step for more, _, _ in returned for step in more]
+        results = [(x, expansion.leading if x.follows else "", sizes) for _, x, sizes in returned]
+        fixed = {
+            name: FORMATS.index(value) if isinstance(value, Format) else value for name, value in self.fixed.items()
+        }
+        kinds = {role: parameter.kind for role, parameter in parameters.items()}
+        return compile_contract(kinds, fixed, steps, results)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,4 +75,6 @@ class OpSet:
 
     def judged(self, op: Op, call: Call) -> Judged:
         """A call with what is found out about it."""
-        return Judged(schema=op.schema, roles=op.role_of, program=op.program, call=call, specials=self.specials)
+        return Judged(
+            schema=op.schema, roles=(*op.role_of, *op.returned), program=op.program, call=call, specials=self.specials
+        )

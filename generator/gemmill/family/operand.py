@@ -107,6 +107,6 @@ class Operand:
         return self.data + self.span * self.element_bytes
 
 
-Value = Operand | int | float | bool | str | tuple[int, ...] | None
+Value = Operand | int | float | bool | str | tuple[int, ...] | tuple[Operand, ...] | None
 Call = dict[str, Any]
 """Arguments of one call by name, each a Value: an Operand for a tensor, None for what is optional and not given."""

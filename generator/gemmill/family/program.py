@@ -4,6 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from gemmill.family.operand import DTYPE_CODES
+
+MOST_RESULT_SIZES = 4
+
 
 class Code(IntEnum):
     """What an instruction does with its four operands. Those from COMPARE on are tests, which hold or fail."""
@@ -12,27 +16,29 @@ class Code(IntEnum):
     """value, which Fact, tensor, dimension (from the end where negative)"""
     CALC = 1
     """value, which Calc, two values"""
-    JUMP = 2
+    ITEM = 2
+    """value, a list, which of its whole numbers (0 beyond its end), or -1: how many there are, of whatever kind"""
+    JUMP = 3
     """over `otherwise` instructions"""
-    COMPARE = 3
+    COMPARE = 4
     """a value, which Relation, another"""
-    REAL = 4
+    REAL = 5
     """a value that holds a real number, which Relation, the bits of another number"""
-    DTYPE = 5
+    DTYPE = 6
     """a tensor, a bit for each dtype that it may have"""
-    LIKE = 6
+    LIKE = 7
     """a tensor, another of its shape but for the last dimension, which is a value"""
-    STRIDES = 7
+    STRIDES = 8
     """a tensor, another with the same strides where they mean something"""
-    WORD = 8
+    WORD = 9
     """value that becomes the index among the op's words, the text"""
-    DETACHED = 9
+    DETACHED = 10
     """0, a bit for each tensor for which autograd must record nothing"""
-    TOGETHER = 10
+    TOGETHER = 11
     """a tensor, a bit for each that must be on its device"""
-    APART = 11
+    APART = 12
     """a tensor, a bit for each that must have no byte in common with it"""
-    SPECIAL = 12
+    SPECIAL = 13
     """which of the op's hand-written checks"""
 
 
@@ -140,6 +146,28 @@ def either(first: Block, second: Block) -> Block:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Result:
+    """A tensor that is returned, dense: how it is allocated."""
+
+    dtype: str
+    """Empty: that of another tensor."""
+    source: int
+    """Position of that tensor among the arguments."""
+    leading: int
+    """Position of the tensor whose dimensions but the last come before its own; -1 where there is none."""
+    sizes: tuple[int, ...]
+    """Which values its own dimensions are."""
+    is_column_major: bool
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """As the extension reads it."""
+        dtype = DTYPE_CODES[self.dtype] if self.dtype else -1
+        sizes = (*self.sizes, *(0,) * (MOST_RESULT_SIZES - len(self.sizes)))
+        return (dtype, self.source, self.leading, self.is_column_major, len(self.sizes), *sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Program:
     """A contract, ready to be interpreted. Arguments are told by their position, values by an index."""
 
@@ -150,6 +178,8 @@ class Program:
     """Of the values: what is fixed for the op and what is constant, 0 for the others."""
     words: tuple[str, ...]
     """What its text argument may be."""
+    results: tuple[Result, ...]
+    """What is returned. Among the values their places follow those of the arguments."""
     specials: tuple[str, ...]
     """Hand-written checks, which instructions tell by their position here."""
 

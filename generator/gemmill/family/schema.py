@@ -15,6 +15,7 @@ class Kind(StrEnum):
     BOOL = "bool"
     INTS = "int[]"
     TEXT = "str"
+    TENSORS = "Tensor[]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +27,20 @@ class Parameter:
     written: bool
     optional: bool
     """Whether None may be given."""
-    default: bool | None
+    default: bool | int | float | None
     """What stands in for an argument that is not given; None too where `required`."""
     required: bool
 
 
-_PARAMETER = re.compile(r"(Tensor|int\[\]|int|float|bool|str)(\(\w!\))?(\?)? (\w+)(?:=(None|False))?")
+_PARAMETER = re.compile(
+    r"(Tensor\[\]|Tensor|int\[\]|int|float|bool|str)(\(\w!\))?(\?)? (\w+)(?:=(None|True|False|-?[\d.]+(?:e-?\d+)?))?"
+)
+_DEFAULTS = {"None": None, "True": True, "False": False}
 
 
 @dataclass(frozen=True)
 class OpSchema:
-    """An out-variant op, by its schema in torch's language. It returns nothing."""
+    """An op, by its schema in torch's language. What it returns are tensors, which have names where there are several."""
 
     schema: str
 
@@ -48,13 +52,28 @@ class OpSchema:
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """Its arguments. Raises ValueError for a schema with others than those this project uses."""
-        inner = self.schema.removesuffix(") -> ()").partition("(")[2]
+        inner = self.schema.partition("(")[2].rpartition(") -> ")[0]
         return tuple(_parameter(text) for text in inner.split(", "))
 
     @cached_property
     def arguments(self) -> tuple[str, ...]:
         """Names of its arguments."""
         return tuple(parameter.name for parameter in self.parameters)
+
+    @cached_property
+    def returns(self) -> tuple[str, ...]:
+        """Names of the tensors that it returns, allocated by it; `out` is one without a name. Raises ValueError for others."""
+        inner = self.schema.rpartition(" -> ")[2].removeprefix("(").removesuffix(")")
+        return tuple(_returned(text, inner) for text in inner.split(", ") if text)
+
+
+def _returned(text: str, all_of_them: str) -> str:
+    kind, _, name = text.partition(" ")
+    if kind != "Tensor" or (not name and text != all_of_them):
+        raise ValueError(
+            f"result {text!r} of a schema cannot be read: results are tensors, of several each with a name"
+        )
+    return name or "out"
 
 
 def _parameter(text: str) -> Parameter:
@@ -67,6 +86,12 @@ def _parameter(text: str) -> Parameter:
         kind=Kind(kind),
         written=written is not None,
         optional=optional is not None,
-        default=False if default == "False" else None,
+        default=None if default is None else _default(Kind(kind), default),
         required=default is None,
     )
+
+
+def _default(kind: Kind, text: str) -> bool | int | float | None:
+    if text in _DEFAULTS:
+        return _DEFAULTS[text]
+    return float(text) if kind is Kind.FLOAT else int(text)

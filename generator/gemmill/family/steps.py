@@ -1,6 +1,7 @@
 """What must hold for a call, in words that are compiled: the steps of a contract."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Union
 
@@ -38,6 +39,17 @@ class When:
 
 
 @dataclass(frozen=True)
+class OneOf:
+    """Alternatives of which a call takes the first that holds: their index becomes a size."""
+
+    name: str
+    tests: Mapping[str, str] = field(hash=False)
+    """By the name of each alternative."""
+    say: str
+    """Where none holds."""
+
+
+@dataclass(frozen=True)
 class Special:
     """A check that is written by hand in both languages, by its name in the family's OpSet."""
 
@@ -70,4 +82,4 @@ class Check:
     """What an overlapping result would overwrite before it is read, in the sentence."""
 
 
-Step = Union[Let, Require, When, Special, Check, Classes]  # noqa: UP007 (a forward reference stands in When)
+Step = Union[Let, Require, When, OneOf, Special, Check, Classes]  # noqa: UP007 (a forward reference stands in When)

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.family import Layout, Op
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.memory import Memory
+from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME, Kind, Parameter
 
@@ -104,19 +106,19 @@ _OF_TENSORS: dict[str, Break] = {
     "lies over another argument": _over_another,
     "requires a gradient": _with_gradient,
 }
-_VECTORS = ("bias", "azp_adj", "azp", "weight")
 
 
-def _must_fail(what: str, name: str) -> bool:
+def _must_fail(what: str, op: Op, name: str) -> bool:
     """Whether no check may let it pass, however the call is."""
     if what == "has two dimensions with gaps":
-        return name in _VECTORS
+        role = op.roles.get(name, name)
+        return any(x.role == role and x.layout in (Layout.VECTOR, Layout.VALUES) and x.shape != "1" for x in op.tensors)
     return what in ("is of another dtype", "is on another device", "requires a gradient")
 
 
 def break_call(op: str, arguments: Arguments, memory: Memory, draw: Draw) -> BrokenCall | None:
     """The call with one argument broken; None where nothing that was tried is wrong with it."""
-    schema = BY_NAME[op]
+    schema, (_, declared) = BY_NAME[op], REGISTRY.ops[op]
     for _ in range(MOST_TRIES):
         parameter = draw.one_of(schema.parameters)
         name, value = parameter.name, arguments[parameter.name]
@@ -135,7 +137,7 @@ def break_call(op: str, arguments: Arguments, memory: Memory, draw: Draw) -> Bro
         else:
             kind = draw.one_of(tuple(_OF_TENSORS))
             broken = _OF_TENSORS[kind](value, memory, name, draw)
-            what, certain = f"{name} {kind}", _must_fail(kind, name)
+            what, certain = f"{name} {kind}", _must_fail(kind, declared, name)
             if broken is None:
                 continue
         changed = arguments | {name: broken}

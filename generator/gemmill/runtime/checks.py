@@ -9,8 +9,13 @@ from gemmill.runtime.schemas import OpSchema
 def check(op: OpSchema, call: Call) -> Judged:
     """What is found out about a call. Raises RuntimeError with one sentence for the first thing that is wrong with it; touches
     no data."""
+    found = judged(op, call)
+    if found.fault is not None:
+        raise RuntimeError(f"{op.name}: {found.fault}")
+    return found
+
+
+def judged(op: OpSchema, call: Call) -> Judged:
+    """A call with what is found out about it where it is asked."""
     family, declared = REGISTRY.ops[op.name]
-    judged = family.asks.judged(declared, call)
-    if judged.fault is not None:
-        raise RuntimeError(f"{op.name}: {judged.fault}")
-    return judged
+    return family.asks.judged(declared, call)

@@ -30,6 +30,8 @@ class Declaration(ctypes.Structure):
         ("specials", _Texts),
         ("instruction_count", ctypes.c_int64),
         ("program", _Numbers),
+        ("result_count", ctypes.c_int64),
+        ("results", _Numbers),
     )
 
 
@@ -59,6 +61,8 @@ def _declaration(family: Family, op: Op) -> Declaration:
         specials=_texts(program.specials),
         instruction_count=len(program.instructions),
         program=_numbers(program.numbers),
+        result_count=len(program.results),
+        results=_numbers([number for result in program.results for number in result.numbers]),
     )
 
 

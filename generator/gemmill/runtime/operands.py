@@ -19,8 +19,23 @@ def of_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call:
     for parameter, value in zip(op.parameters, complete(op, arguments), strict=True):
         if value is None and not parameter.optional:
             raise TypeError(f"{op.name}: {parameter.name} is None, it must be a {parameter.kind.lower()}")
-        call[parameter.name] = of_tensor(value) if isinstance(value, torch.Tensor) else value
+        call[parameter.name] = _value_given(value, of_tensor)
     return call
+
+
+def of_symbolic_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call:
+    """The same for tensors without memory, whose sizes may be symbolic: good for sizes of results, not for checks."""
+    return of_arguments(op, [_value_given(value, _of_symbolic) for value in arguments])
+
+
+def _value_given(value: Any, of: Callable[[torch.Tensor], Operand]) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_value_given(one, of) for one in value)
+    return of(value) if isinstance(value, torch.Tensor) else value
+
+
+def _of_symbolic(tensor: torch.Tensor) -> Operand:
+    return _described(tensor, lambda size: size, data=0)
 
 
 def of_fake_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call | None:
@@ -42,7 +57,7 @@ class _UnknownError(Exception):
 def _of_fake(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return _described(value, _value_of, data=0)
-    return type(value)(map(_value_of, value)) if isinstance(value, list | tuple) else _value_of(value)
+    return type(value)(map(_of_fake, value)) if isinstance(value, list | tuple) else _value_of(value)
 
 
 def _value_of(number: Any) -> Any:
@@ -98,6 +113,8 @@ def _value(kind: Kind, numbers: Iterator[int]) -> Value:
             return tuple(next(numbers) for _ in range(next(numbers))) if first else None
         case Kind.TEXT:
             return bytes(next(numbers) for _ in range(first)).decode(errors="replace")
+        case Kind.TENSORS:
+            return tuple(_operand(numbers) for _ in range(first) if next(numbers))
         case Kind.TENSOR:
             return _operand(numbers) if first else None
 

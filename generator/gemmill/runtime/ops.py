@@ -17,7 +17,7 @@ from gemmill.runtime.library import Build
 from gemmill.runtime.misses import MissFile
 from gemmill.runtime.noted import Listener, Notes
 from gemmill.runtime.notices import show_choices
-from gemmill.runtime.on_cpu import by_reference
+from gemmill.runtime.on_cpu import allocated, by_reference, returned
 from gemmill.runtime.ranges import Ranges
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS, OpSchema
 from gemmill.runtime.select import Choice
@@ -256,28 +256,29 @@ def _sm_count(tensor: torch.Tensor | None) -> int:
     return Arch(active().manifest.arch).sm_count
 
 
-def _cpu(op: OpSchema) -> Callable[..., None]:
-    def run(*args: Any) -> None:
-        by_reference(op, args)
-
-    return run
-
-
-def _first_cuda_call(op: OpSchema) -> Callable[..., None]:
-    def run(*args: Any) -> None:
+def _first_cuda_call(op: OpSchema) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
         load()
-        getattr(getattr(torch.ops, NAMESPACE), op.name).default(*args)
+        return getattr(getattr(torch.ops, NAMESPACE), op.name).default(*args)
 
     return run
 
 
-def _fake(op: OpSchema) -> Callable[..., None]:
-    def run(*args: Any) -> None:
+def _fake(op: OpSchema) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
         call = operands.of_fake_arguments(op, args)
         if call is not None:
             checks.check(op, call)
+        return returned(allocated(checks.judged(op, operands.of_symbolic_arguments(op, args)), args))
 
     return run
+
+
+def define(library: torch.library.Library, op: OpSchema) -> None:
+    """Define an op with its CPU path and its fake."""
+    library.define(op.schema)
+    library.impl(op.name, lambda *args: by_reference(op, args), "CPU")
+    library._register_fake(op.name, _fake(op))
 
 
 def _define(namespace: str) -> None:
@@ -285,9 +286,7 @@ def _define(namespace: str) -> None:
     for op in OPS:
         if hasattr(getattr(torch.ops, namespace), op.name):
             continue
-        library.define(op.schema)
-        library.impl(op.name, _cpu(op), "CPU")
-        library._register_fake(op.name, _fake(op))
+        define(library, op)
     _libraries.append(library)
 
 

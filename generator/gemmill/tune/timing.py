@@ -67,7 +67,7 @@ class Plan:
 
 
 class Prepared(Protocol):
-    """A contender ready to be timed on one problem."""
+    """A contender ready to be timed on one problem; keeps the operands of its calls until it is closed."""
 
     def round(self) -> float:
         """One measurement: microseconds of device time a call."""
@@ -136,6 +136,7 @@ class _Graph:
         # Whole turns over the copies, so that each round reads the same ones.
         turns = -(-fewest // len(calls))
         self._calls = turns * len(calls)
+        self._captured = tuple(calls)  # A graph has addresses of their operands and keeps none of them alive.
         calls[0]()
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
@@ -164,6 +165,7 @@ class _Graph:
 
     def close(self) -> None:
         self._graph.reset()
+        self._captured = ()
 
 
 class DryTimer:

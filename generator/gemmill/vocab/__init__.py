@@ -4,6 +4,7 @@ from gemmill.vocab.arch import Arch, Backend
 from gemmill.vocab.compiler import Compiler
 from gemmill.vocab.dtype import DType
 from gemmill.vocab.epilogue import EpilogueKind
+from gemmill.vocab.format import Format
 from gemmill.vocab.scale import (
     GROUP_SIZES,
     SCALE_GROUPS,
@@ -25,6 +26,7 @@ __all__ = [
     "Compiler",
     "DType",
     "EpilogueKind",
+    "Format",
     "KernelSchedule",
     "RasterOrder",
     "ScaleGranularity",

@@ -41,6 +41,11 @@ class Format:
         return self.name
 
     @property
+    def torch_name(self) -> str:
+        """Dtype of a tensor of its codes: uint8 where a byte holds more than one, or parts of several."""
+        return {E4M3: "float8_e4m3fn", E5M2: "float8_e5m2"}.get(self.code, "uint8")
+
+    @property
     def bytes_per_value(self) -> Fraction:
         """Memory for a value and its part of a scale."""
         return Fraction(self.code.bits, 8) + Fraction(self.scale.bits, 8 * self.group)

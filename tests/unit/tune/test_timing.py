@@ -1,5 +1,8 @@
 """The order of a round, and what is timed of it."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -29,6 +32,9 @@ class FakeDevice:
             def replay(self) -> None:
                 device.now += device.us * device.calls
                 device.replays.append(device.now)
+
+            def reset(self) -> None:
+                """Nothing was captured."""
 
         class Event:
             def __init__(self, enable_timing: bool) -> None:
@@ -70,3 +76,17 @@ def test_long_calls_run_at_their_own_clocks_before_they_are_timed(us, untimed, t
     device.replays.clear()
     assert prepared.round() == pytest.approx(us)
     assert len(device.replays) == untimed + timed
+
+
+def test_what_calls_read_stays_until_they_are_timed_no_more(monkeypatch) -> None:
+    device = FakeDevice(5.0)
+    device.install(monkeypatch)
+    operand = torch.empty(1)
+    alive = weakref.ref(operand)
+    prepared = GraphTimer().prepare([lambda operand=operand: device.call()], 4)
+    del operand
+    gc.collect()
+    assert alive() is not None, "a replay would read memory that was given back"
+    prepared.close()
+    gc.collect()
+    assert alive() is None

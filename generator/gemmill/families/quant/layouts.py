@@ -1,4 +1,4 @@
-"""Layouts of scales, which are judged by hand: static_scales_fit and group_scales_fit in kernels/extension/quant.cpp."""
+"""Layouts of scales, which are judged by hand: static_scales_fit and group_scales_fit in kernels/quant/binding.cpp."""
 
 from dataclasses import dataclass
 

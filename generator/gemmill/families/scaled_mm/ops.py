@@ -65,7 +65,12 @@ def _op(schema: OpSchema) -> Op:
         Tensor("azp", "M", (DType.S32,), Layout.VECTOR),
         Tensor("bias", "N", Same("out"), Layout.VECTOR),
     )
-    return Op(schema=schema, tensors=tensors, contract=_CONTRACT, fixed={"groups": int(schema is SCALED_MM)})
+    return Op(
+        schema=schema,
+        tensors=tuple(tensor for tensor in tensors if tensor.role in schema.arguments),
+        contract=_CONTRACT,
+        fixed={"groups": int(schema is SCALED_MM)},
+    )
 
 
 OPS = OpSet(ops=tuple(map(_op, GEMM_OPS)), specials={"scales": scales_fault})
