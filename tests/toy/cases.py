@@ -60,15 +60,7 @@ def asked(op: str, question: Question) -> list[Any]:
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     length, page = draw.size(64), 2 * draw.size(64)
     slots = {
-        "codes": vector(
-            draw,
-            torch.uint8,
-            length * page // 2,
-            None,
-            ((length, page // 2),),
-            written=True,
-            reference_shape=(length, page // 2),
-        ),
+        "codes": matrix(draw, torch.uint8, length, page // 2, None, written=True),
         "peaks": vector(draw, torch.float32, length, None, ((length,), (length, 1)), written=True),
         "pages": matrix(draw, torch.float32, length, page, "wide"),
     }

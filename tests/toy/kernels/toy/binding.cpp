@@ -6,7 +6,7 @@ namespace gemmill {
 namespace {
 
 enum Role { kCodes, kPeaks, kPages };
-enum Value { kLength, kPage, kPagesStride, kLow };
+enum Value { kLength, kPage, kPagesStride, kCodesStride, kLow };
 enum Size { kSizeLength, kSizePage };
 
 bool asks(OpCall const& x, Call& asked) {
@@ -20,7 +20,7 @@ bool asks(OpCall const& x, Call& asked) {
 void launch(OpCall const& x, Chosen const& chosen) {
   gemmill_toy_args const args{static_cast<float const*>(x.tensor(kPages).data), static_cast<uint8_t*>(x.tensor(kCodes).data),
                               static_cast<float*>(x.tensor(kPeaks).data), x.value(kLength), x.value(kPage),
-                              x.value(kPagesStride), x.value(kLow)};
+                              x.value(kPagesStride), x.value(kCodesStride), x.value(kLow)};
   chosen.launch(&args);
 }
 
@@ -31,7 +31,7 @@ double model_ns(Row const& row, Call const& call, int64_t) {
 
 Family const toy{"toy",
                  {"codes", "peaks", "pages"},
-                 {"length", "page", "pages_stride", "low"},
+                 {"length", "page", "pages_stride", "codes_stride", "low"},
                  {},
                  asks,
                  launch,

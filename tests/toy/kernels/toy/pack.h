@@ -17,7 +17,7 @@ int32_t toy_pack(gemmill_toy_args const& x) {
       x.peaks[at] = 0.0f;
       for (int64_t i = 0; i < x.page; ++i) x.peaks[at] = std::fmax(x.peaks[at], page[i]);
       for (int64_t i = 0; i < x.page / 2; ++i) {
-        x.codes[at * (x.page / 2) + i] = static_cast<uint8_t>(code(page[2 * i]) | code(page[2 * i + 1]) << 4);
+        x.codes[at * x.codes_stride + i] = static_cast<uint8_t>(code(page[2 * i]) | code(page[2 * i + 1]) << 4);
       }
     }
   }
