@@ -231,7 +231,7 @@ def test_a_dsl_that_does_not_start(fake_dsl: FakeDsl, options: BuildOptions, mak
     ("control", "text", "error"),
     [
         ("header", "int x;", "the C header that the CuTe DSL wrote declares no entry function that can be read"),
-        ("parameter", "int32_t lda", ".cpp:19:39: error: cannot convert"),
+        ("parameter", "int32_t lda", ".cpp:21:39: error: cannot convert"),
         ("parameter", "int64_t depth", "has no member named"),
     ],
 )
