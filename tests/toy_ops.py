@@ -28,7 +28,7 @@ from gemmill.vocab.format import MXFP4, NVFP4
 PACK = Op(
     schema=OpSchema(
         "toy_pack(Tensor input, Tensor? shift, int[] block, int group=32, float eps=0.5, bool high=False) "
-        "-> (Tensor codes, Tensor scales)"
+        "-> (Tensor codes, Tensor scales, Tensor marks)"
     ),
     fixed={"format": NVFP4},
     tensors=(
@@ -36,6 +36,7 @@ PACK = Op(
         Tensor("shift", "K", Same("input"), Layout.VECTOR),
         Tensor("codes", "... K/2", (NVFP4,), Layout.ROWS),
         Tensor("scales", "K//group rows", (DType.F32,), Layout.COLUMNS),
+        Tensor("marks", "steps+order", Same("input"), Layout.VALUES),
     ),
     contract=(
         Check(Aspect.RANK, "input"),
@@ -55,6 +56,7 @@ PACK = Op(
             {"dense": "dense(input) == 1", "wide": "input_stride > K and rows > 1"},
             "input has gaps: {input.strides}",
         ),
+        Let("steps", "length(block) * item(block, 1)"),
         Check(Aspect.WHOLE, "shift"),
         Check(Aspect.DEVICE, "input shift"),
     ),
@@ -99,6 +101,7 @@ def results(call: Judged, given: dict[str, Any]) -> Any:
         yield given["sums"], given["codes"].float().sum(dim=1)
     else:
         yield given["codes"], torch.zeros(())
+        yield given["marks"], torch.ones(())
         yield given["scales"], torch.full((), given["eps"])
 
 

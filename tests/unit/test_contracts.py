@@ -151,6 +151,22 @@ OUT, INPUT = (Tensor(role, "M K", S8, Layout.ROWS) for role in ("out", "input"))
             returning(Tensor("out", "M 8", (DType.F16, DType.BF16), Layout.ROWS)),
             "'out' is returned with 2 dtypes and layout 'rows': it has one dtype, and rows, columns or values",
         ),
+        (
+            returning(Tensor("out", "M M M", S8, Layout.COLUMNS)),
+            "'out' is returned as 'M M M' with layout 'columns': it has at most 4 sizes, and two where columns lie behind one another",
+        ),
+        (
+            returning(Tensor("out", "M M M M M", S8, Layout.ROWS)),
+            "'out' is returned as 'M M M M M' with layout 'rows': it has at most 4 sizes, and two where columns lie behind one another",
+        ),
+        (
+            Op(
+                schema=OpSchema("halve(int block) -> Tensor"),
+                tensors=(Tensor("out", "block", S8, Layout.ROWS),),
+                contract=(),
+            ),
+            "'out' is returned on the device of an argument, and no tensor of block is always given",
+        ),
     ],
 )
 def test_contradiction(op: Op, sentence: str) -> None:

@@ -36,10 +36,13 @@ def unpacked(rows: int = 2, *, columns: int = 6, tables: int = 1) -> list:
 
 
 def test_results_have_the_declared_shapes(toys) -> None:
-    codes, scales = toys.toy_pack(torch.ones(2, 3, 64), None, [1, 2])
+    codes, scales, marks = toys.toy_pack(torch.ones(2, 3, 64), None, [1, 2])
     assert (codes.shape, codes.dtype, codes.is_contiguous()) == ((2, 3, 32), torch.uint8, True)
     assert (scales.shape, scales.dtype, scales.stride()) == ((2, 6), torch.float32, (1, 2))
     assert scales.unique().tolist() == [0.5] and codes.unique().tolist() == [0]
+    assert (marks.tolist(), marks.dtype) == ([1.0] * 4, torch.float32)
+    wide = toys.toy_pack(torch.ones(4, 80)[:, :64].bfloat16().as_strided((4, 32), (64, 1)), None, [1, 2])[2]
+    assert (wide.shape, wide.dtype) == ((5,), torch.bfloat16)
     assert toys.toy_pack(torch.ones(4, 64), None, [1, 2], 16, 2.0, True)[1].unique().tolist() == [2.0]
 
 
@@ -101,7 +104,8 @@ def test_a_list_with_a_gradient_is_refused(toys) -> None:
 def test_a_fake_returns_what_the_op_would(toys) -> None:
     with FakeTensorMode() as mode:
         x = mode.from_tensor(torch.ones(5, 96))
-        codes, scales = toys.toy_pack(x, None, [1, 2])
+        codes, scales, marks = toys.toy_pack(x, None, [1, 2])
+        assert tuple(marks.shape) == (4,)
         assert (tuple(codes.shape), codes.dtype, tuple(scales.shape), scales.stride()) == (
             (5, 48),
             torch.uint8,

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from gemmill.family.program import MOST_RESULT_SIZES
 from gemmill.family.schema import Kind, Parameter
 from gemmill.family.steps import Aspect, Check, Let, OneOf, Require, Step, When
 from gemmill.family.tensor import Layout, ResultOf, Same, Size, Tensor, any_of, torch_names
@@ -313,6 +314,15 @@ class Expansion:
         if new or (x.follows and not self.leading):
             raise ValueError(
                 f"{role!r} is returned as {x.shape!r}, and {new[0] if new else '...'!r} is named by no tensor"
+            )
+        if len(x.sizes) > MOST_RESULT_SIZES or (x.layout is Layout.COLUMNS and (x.follows or len(x.sizes) != 2)):
+            raise ValueError(
+                f"{role!r} is returned as {x.shape!r} with layout {str(x.layout)!r}: it has at most {MOST_RESULT_SIZES} sizes, "
+                "and two where columns lie behind one another"
+            )
+        if not any(y.kind is Kind.TENSOR and not y.optional for y in self._parameters.values()):
+            raise ValueError(
+                f"{role!r} is returned on the device of an argument, and no tensor of {_sorted(self._parameters)} is always given"
             )
         values = [self._value(x, dim) for dim in range(len(x.sizes))]
         return [step for steps, _ in values for step in steps], x, [name for _, name in values]

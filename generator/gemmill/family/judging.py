@@ -21,6 +21,7 @@ _FACT: dict[Fact, Callable[[Operand, int], int]] = {
     Fact.DENSE: lambda x, dim: int(x.is_dense),
     Fact.DTYPE: lambda x, dim: DTYPE_CODES.get(x.dtype, -1),
 }
+_MAKES_VALUES = (Code.FACT, Code.CALC, Code.ITEM, Code.WORD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +86,16 @@ class Judged:
         )
 
     def _computed(self, place: int) -> int:
-        made = next(
-            (x for x in self.program.instructions if x.code in (Code.FACT, Code.CALC) and x.operands[0] == place), None
-        )
-        if made is None:
-            return self.arguments[place] if place < len(self.arguments) else self.program.initial[place]
-        _, how, x, *last = made.operands
-        if made.code is Code.FACT:
-            return _FACT[Fact(how)](self.arguments[x], *(last or [0]))
-        return Calc(how).of(self._computed(x), self._computed(last[0]))
+        made = [x for x in self.program.instructions if x.code in _MAKES_VALUES and x.operands[0] == place]
+        match made:
+            case []:
+                return self.arguments[place] if place < len(self.arguments) else self.program.initial[place]
+            case [Instruction(code=Code.FACT, operands=(_, fact, x, *dim))]:
+                return _FACT[Fact(fact)](self.arguments[x], *(dim or [0]))
+            case [Instruction(code=Code.CALC, operands=(_, how, x, y))]:
+                return Calc(how).of(self._computed(x), self._computed(y))
+        assert self.fault is None  # of an argument that is no tensor, or of the alternative that is taken
+        return self.values[place]
 
     def tensor(self, role: str) -> Operand:
         """A tensor that is given."""
