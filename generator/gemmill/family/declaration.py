@@ -121,11 +121,11 @@ class Family:
     """By a selection's name, the configs that the family has in it; none where it is not named."""
     tuning: Tuning
     """How a call comes to a variant."""
+    home: Path | None = None
+    """The folder in which its C++ lies, as `kernels/<name>`, and its templates, as `templates/<name>`; None for gemmill's."""
     questions: tuple[Asked, ...] = ()
     """What `gemmill explain` can be told of a call, for the cases to read."""
     functions: str | None = None
     """The module whose `__all__` users find in `gemmill`: its ops as functions that allocate what they return."""
     peers: str | None = None
     """The module of what users would call instead: `PEERS` and `vllm_takes`, whether vLLM's op of the same name takes a problem."""
-    home: Path | None = None
-    """The folder in which its C++ lies, as `kernels/<name>`, and its templates, as `templates/<name>`; None for gemmill's."""

@@ -56,7 +56,7 @@ class Registry:
                     )
             if (fault := family.tuning.contradiction()) is not None:
                 raise ValueError(f"family {family.name!r}: {fault}")
-            for measured in family.tuning.sweep.measured if family.tuning and family.tuning.sweep else ():
+            for measured in family.tuning.sweep.measured if family.tuning.sweep else ():
                 if (other := classes.get(measured.name)) is not None:
                     raise ValueError(f"families {other!r} and {family.name!r} both measure a class {measured.name!r}")
                 classes[measured.name] = family.name
@@ -119,7 +119,7 @@ class Registry:
         return {
             measured.name: (family, family.tuning, family.tuning.sweep, measured)
             for family in self.families
-            if family.tuning is not None and family.tuning.sweep is not None
+            if family.tuning.sweep is not None
             for measured in family.tuning.sweep.measured
         }
 

@@ -95,7 +95,7 @@ def selection_of(pruned: Pruned, everything: Selection, name: str, siblings: boo
 
 def _sweep(config: Config) -> Sweep:
     tuning = REGISTRY.family_of(config).tuning
-    assert tuning is not None and tuning.sweep is not None  # it was measured
+    assert tuning.sweep is not None  # it was measured
     return tuning.sweep
 
 
