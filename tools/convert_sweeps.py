@@ -147,7 +147,7 @@ def measured_as(name: str) -> set[str]:
 def measured_otherwise(table: TunedTable) -> TunedTable:
     """The rows that no conversion made."""
     kept: Iterable[TableRow] = (row for row in table.rows if table.sources[row.source].program != PROGRAM)
-    return make_table(table.device, table.arch, table.sources, kept)
+    return make_table(table.device, table.arch, table.sources, kept, table.quarantined)
 
 
 if __name__ == "__main__":

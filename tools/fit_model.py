@@ -33,12 +33,12 @@ MIRROR = ROOT / "kernels/extension/scaled_mm_model.cpp"
 OF_ARRAYS = Arithmetic(larger=np.maximum, root=np.sqrt, pick=np.where)
 FEWEST_VARIANTS = 4
 """Of a shape: of fewer nothing is learnt about a choice."""
-SHARPNESS = 25.0
-"""Of the chances: a variant that should take 4 % longer has a third of them."""
+SHARPNESS = 40.0
+"""Of the chances: a variant that should take 3 % longer has a third of them."""
 MOST_RATIO = 3.0
 """More than so many times the fastest is not worse, so that no single shape decides."""
 NEAR = 1.5
-ERROR_SHARE = 0.5
+ERROR_SHARE = 0.3
 """Of the squared logarithmic error, of variants that take up to NEAR times the fastest, in what is fitted."""
 M_RANGES = ((1, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512), (513, 1024), (1025, 1 << 31))
 
@@ -158,7 +158,7 @@ def loss_lines(samples: Samples, constants: Constants) -> Iterator[str]:
     lost = losses(samples, constants)
     for op in sorted({p.op for p in samples.problems}):
         for low, high in M_RANGES:
-            part = lost[[p.op is op and low <= p.m <= high for p in samples.problems]]
+            part = lost[[p.op == op and low <= p.m <= high for p in samples.problems]]
             if len(part):
                 yield (
                     f"  {op:<11}M {low:>4} to {high if high < 1 << 31 else 'any':>4}: {part.mean():6.1%} in the mean, "
@@ -198,7 +198,7 @@ def written(constants: Constants, model: Path = MODEL, mirror: Path = MIRROR) ->
         text = path.read_text(encoding="utf-8")
         for name, value in constants._asdict().items():
             mirrored = "k" + "".join(word.capitalize() for word in name.split("_"))
-            text, count = re.subn(pattern.format(name, mirrored), rf"\g<1>{value:.4g}", text)
+            text, count = re.subn(pattern.format(name, mirrored), rf"\g<1>{float(f'{value:.4g}')!r}", text)
             if count != 1:
                 raise ValueError(f"{path} has {count} lines for {name}, expected one")
         path.write_text(text, encoding="utf-8")

@@ -104,6 +104,11 @@ def ranges() -> bool:
     return os.environ.get("GEMMILL_NVTX") == "1"
 
 
+def serves(engine: str) -> bool:
+    """GEMMILL_VLLM and GEMMILL_SGLANG: 0 leaves an engine's linear layers to its own kernels, where the plugin is installed."""
+    return os.environ.get({"vLLM": "GEMMILL_VLLM", "SGLang": "GEMMILL_SGLANG"}[engine]) != "0"
+
+
 def visible_devices() -> list[str]:
     """CUDA_VISIBLE_DEVICES: the GPUs that this process may use, as CUDA names them; empty for all."""
     return [text.strip() for text in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if text.strip()]

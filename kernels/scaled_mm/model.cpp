@@ -14,10 +14,11 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t round_up(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
 
-// Tiles that a variant computes, among them the empty ones by which CUTLASS's scheduler fills bands in both directions
-// (get_log_swizzle_size in cutlass/gemm/kernel/tile_scheduler_params.h). Mirrored by gemmill.families.scaled_mm.model.
+// Tiles that a variant computes, among them the empty ones of clusters that lie partly beyond the result, and those by which
+// CUTLASS's scheduler fills bands in both directions (get_log_swizzle_size in cutlass/gemm/kernel/tile_scheduler_params.h). Mirrored by gemmill.families.scaled_mm.model.
 int64_t tiles_of(GemmFacts const& row, int64_t m, int64_t n) {
-  int64_t const tiles_m = ceil_div(m, row.tile_m), tiles_n = ceil_div(n, row.tile_n);
+  int64_t const tiles_m = round_up(ceil_div(m, row.tile_m), row.sharers_b);
+  int64_t const tiles_n = round_up(ceil_div(n, row.tile_n), row.sharers_a);
   if (!row.pads) return tiles_m * tiles_n;
   int64_t const fewest = std::min(tiles_m, tiles_n);
   int64_t const band = row.swizzle >= 8 && fewest >= 6   ? 8
@@ -62,20 +63,32 @@ int64_t bytes_read(GemmFacts const& row, int64_t m, int64_t n, int64_t k, int64_
   return across * across_bytes + (stays ? 1 : ceil_div(across, width)) * along * along_bytes;
 }
 
+// SMs in which clusters of a variant find room. Mirrored by gemmill.families.scaled_mm.model, which says why.
+int64_t room_of(GemmFacts const& row, int64_t sm_count) {
+  int64_t const cluster = row.sharers_a * row.sharers_b * (row.divides_k ? row.splits : 1);
+  int64_t const of_132 = cluster >= 5 ? 120 : cluster == 4 ? 124 : cluster == 3 ? 117 : 132;
+  return std::max<int64_t>(1, sm_count * of_132 / 132);
+}
+
+double fourth(double x) { return (x * x) * (x * x); }
+
 // Fitted (tools/fit_model.py). Mirrors gemmill.families.scaled_mm.model.Constants, which says what each is.
-constexpr double kProducts = 5000.0;
-constexpr double kSharedBytes = 200.6;
-constexpr double kPromoting = 1.146;
-constexpr double kPromotion = 115.8;
-constexpr double kL2Bytes = 11890.0;
-constexpr double kFilledBytes = 50.0;
-constexpr double kStep = 10.8;
-constexpr double kStore = 525.3;
-constexpr double kStoreElement = 0.01419;
-constexpr double kMemoryBytes = 2154.0;
-constexpr double kMeeting = 52.7;
-constexpr double kMeetingSlice = 402.4;
-constexpr double kMeetingElement = 0.3515;
+constexpr double kProducts = 6232.0;
+constexpr double kSharedBytes = 241.7;
+constexpr double kPromoting = 1.091;
+constexpr double kPromotion = 0.8044;
+constexpr double kL2Bytes = 11470.0;
+constexpr double kStraddling = 1.136;
+constexpr double kParting = 0.6285;
+constexpr double kFilling = 3.178;
+constexpr double kFetchedBytes = 58.77;
+constexpr double kMemoryBytes = 6868.0;
+constexpr double kLatency = 1433.0;
+constexpr double kBegin = 1291.0;
+constexpr double kStoreElement = 0.06785;
+constexpr double kStoredLate = 0.04915;
+constexpr double kMeeting = 2107.0;
+constexpr double kMeetingElement = 0.1512;
 
 }  // namespace
 
@@ -83,29 +96,34 @@ constexpr double kMeetingElement = 0.3515;
 double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   GemmFacts const& row = gemm_facts(of);
   int64_t const m = call.sizes[kSizeM], n = call.sizes[kSizeN];
-  double const splits = static_cast<double>(std::max<int64_t>(row.splits, 1));
-  int64_t const tiles = ctas_of(row, call);
+  int64_t const splits = std::max<int64_t>(row.splits, 1), tiles = ctas_of(row, call), room = room_of(row, sm_count);
   int64_t const k = call.sizes[kSizeK] * operand_bytes(call.problem);  // bytes, as tile_k
-  double const steps = static_cast<double>(ceil_div(ceil_div(k, row.tile_k), std::max<int64_t>(row.splits, 1)));
-  int64_t const per_sm = std::min(row.ctas_of_sm, ceil_div(tiles, sm_count));
-  double const resident = static_cast<double>(std::min(tiles, sm_count * per_sm));
-  double const waves = static_cast<double>(ceil_div(tiles, sm_count * per_sm));
+  int64_t const per_sm = std::min(row.ctas_of_sm, ceil_div(tiles, room));
+  int64_t const all_waves = ceil_div(tiles, room * per_sm), steps_of_one = ceil_div(ceil_div(k, row.tile_k), splits);
+  double const waves = static_cast<double>(all_waves), steps = static_cast<double>(all_waves * steps_of_one);
+  double const elements = static_cast<double>(row.tile_m * row.tile_n);
 
   double const columns = static_cast<double>(row.columns);
   double const instructions = static_cast<double>(row.tile_m * row.tile_n / row.columns) / 64.0 * (row.tile_k / 32.0);
-  double multiply = instructions * std::max(64.0 * columns * 32.0 / kProducts, (2048.0 + 32.0 * columns) / kSharedBytes);
+  double const written = static_cast<double>((row.tile_m + row.tile_n) * row.tile_k);
+  double multiply = std::max(instructions * (64.0 * columns * 32.0) / kProducts,
+                             (instructions * (2048.0 + 32.0 * columns) + written) / kSharedBytes);
   if (row.promotes) multiply = kPromoting * multiply + kPromotion * (row.tile_k / 128.0);
+  double const store = kStoreElement * elements * per_sm;
+  double const body = steps * (multiply * per_sm) + store * (row.overlaps ? 1.0 + (waves - 1.0) * kStoredLate : waves);
+  double const pipeline = steps * kLatency / static_cast<double>(row.stages);
   double const rows = static_cast<double>(std::min(row.tile_m, m));
   double const traffic = (rows / row.sharers_a + static_cast<double>(row.tile_n) / row.sharers_b) * row.tile_k;
   double const filled = (row.tile_m - rows) * row.tile_k;
-  double const step = std::max(multiply * per_sm, traffic * resident / kL2Bytes + filled * per_sm / kFilledBytes) + kStep;
-  double const store = (kStore + kStoreElement * (row.tile_m * row.tile_n)) * per_sm;
-  double const body = waves * steps * step + (row.overlaps ? store : waves * store);
-  int64_t const at_a_time = sm_count * per_sm / std::max<int64_t>(row.splits, 1);
-  double const memory = static_cast<double>(bytes_read(row, m, n, k, at_a_time)) / kMemoryBytes;
-  double const both = std::sqrt(std::sqrt(body * body * body * body + memory * memory * memory * memory));
-  double const meeting = row.divides_k ? kMeeting + kMeetingSlice * splits + kMeetingElement * (row.tile_m * row.tile_n) : 0.0;
-  return (both + waves * meeting) * (row.cost_permille / 1000.0);
+  double const crossing = (k % 128 != 0 ? kStraddling : 1.0) + (k % 32 != 0 ? kParting : 0.0);
+  double const l2 = static_cast<double>(tiles * steps_of_one) * (traffic * crossing + kFilling * filled) / kL2Bytes;
+  double const from_memory = static_cast<double>(bytes_read(row, m, n, k, sm_count * per_sm / splits));
+  double const fetched = from_memory / (static_cast<double>(std::min(ceil_div(tiles, per_sm), sm_count)) * kFetchedBytes);
+  double const memory = from_memory / kMemoryBytes;
+  double const joined =
+      std::sqrt(std::sqrt(fourth(body) + fourth(pipeline) + fourth(l2) + fourth(fetched) + fourth(memory)));
+  double const slices = waves * (row.divides_k ? kMeeting + kMeetingElement * elements : 0.0);
+  return (kBegin + joined + slices) * (row.cost_permille / 1000.0);
 }
 
 }  // namespace gemmill

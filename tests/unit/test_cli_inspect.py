@@ -7,7 +7,7 @@ import pytest
 from gemmill import build as build_layer
 from gemmill.build import sass as sass_layer
 from gemmill.emit import emit
-from gemmill.space.names import to_name
+from gemmill.space.names import alias_of, to_name
 from gemmill.space.selections import select
 from gemmill.vocab import Arch, DType, KernelSchedule
 
@@ -24,7 +24,7 @@ def test_list_prints_the_variants_of_the_build_that_serves(gemmill, put_build, c
     assert "3 variants in build 0123abcd4567 for sm90a (1.0 MB)" in outcome.out
     for config in configs:
         (line,) = [line for line in outcome.out.splitlines() if to_name(config) in line]
-        assert line.split() == [to_name(config), "168", "0", "B", "20.5", "kB", "16", "s"]
+        assert line.split() == [to_name(config), alias_of(to_name(config)), "168", "0", "B", "20.5", "kB", "16", "s"]
     assert outcome.err == "not built: sm90a_cutlass_bad: error: static assertion failed\n"
 
 
@@ -75,7 +75,9 @@ def test_list_of_a_selection_needs_no_build(gemmill, home) -> None:
 
 def test_listed_names_are_never_folded_where_a_program_reads(gemmill, home) -> None:
     lines = gemmill("list", "--select", "sweep").out.splitlines()
-    assert {to_name(config) for config in select("sweep").configs} <= {line.strip() for line in lines}
+    assert {to_name(config) for config in select("sweep").configs} <= {
+        line.split()[0] for line in lines if line.strip()
+    }
 
 
 def test_show_tells_all(gemmill, put_build, configs) -> None:
@@ -163,3 +165,14 @@ def test_show_sass_checks_the_extension(gemmill, put_build, home, make_config) -
 def test_show_sass_of_what_is_not_built(gemmill, home, make_config) -> None:
     outcome = gemmill("show", to_name(make_config()), "--sass")
     assert outcome.code == 2 and "is not in a build: `gemmill build --filter" in outcome.err
+
+
+def test_a_variant_is_shown_by_its_alias(gemmill, put_build, configs) -> None:
+    put_build(*configs)
+    name = to_name(configs[2])
+    outcome = gemmill("show", alias_of(name))
+    assert outcome.code == 0 and outcome.out.splitlines()[0] == f"{name} ({alias_of(name)})"
+    assert gemmill("list", "--filter", alias_of(name), "--json").out.count('"registers"') == 1
+    assert gemmill("show", alias_of("nothing")).err == (
+        f"gemmill: no variant of build 0123abcd4567 is called {alias_of('nothing')}; `gemmill list` prints names\n"
+    )

@@ -21,6 +21,7 @@ VERBS = [
     "generate",
     "build",
     "show",
+    "export",
     "explain",
     "verify",
     "fuzz",

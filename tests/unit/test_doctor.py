@@ -1,6 +1,7 @@
 """doctor: each finding from files and libraries that are right, wrong or missing."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,7 +106,10 @@ def test_a_build_that_fits(real_library, home, monkeypatch) -> None:
     monkeypatch.setattr(extension, "architectures", lambda path, tool: ("sm_90a",))
     monkeypatch.setattr(extension, "driver_cuda", lambda: (13, 0))
     found = examined(real_library, home)
+    loss = found.pop("loss")
     assert {finding.state for finding in found.values()} == {State.OK}
+    assert (loss.state, loss.advice) == (State.NOTE, "gemmill build --arch sm90a --select default")
+    assert re.match(r"the build loses \d+\.\d% in the mean over \d+ measured shapes, \d+% at worst \(fp8 ", loss.found)
     assert found["build"].found.startswith("0123abcd4567 for sm90a, 1 variants of smoke (")
     assert found["sass"].found == "machine code for sm_90a"
     assert found["cuda"].found == "the build is of CUDA 13 (nvcc 13.5.0)"

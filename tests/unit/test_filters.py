@@ -7,7 +7,7 @@ import pytest
 
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.space.filters import FilterError, apply, fields_of
-from gemmill.space.names import to_name
+from gemmill.space.names import alias_of, is_alias, to_name
 from gemmill.space.selections import Selection
 from gemmill.vocab import Arch, DType, EpilogueKind, TileScheduler
 
@@ -48,6 +48,16 @@ def test_patterns(selection: Selection, patterns: list[str], rows: list[int]) ->
     found = apply(selection, patterns)
     assert [config.schedule.tile_shape_mnk[0] for config in found.configs] == rows
     assert replace(found, configs=selection.configs) == selection
+
+
+def test_an_alias_is_a_pattern(selection: Selection) -> None:
+    """Eight digits that a name always has, and another has not."""
+    names = [to_name(config) for config in selection.configs]
+    assert len({alias_of(name) for name in names}) == 4 and all(is_alias(alias_of(name)) for name in names)
+    assert not is_alias(names[0]) and not is_alias(alias_of(names[0]).upper() + "0")
+    assert apply(selection, [alias_of(names[2])]).configs == selection.configs[2:3]
+    with pytest.raises(FilterError, match="fits '00000000': see `gemmill list` for their names"):
+        apply(selection, ["00000000"])
 
 
 def test_every_field_is_a_key(selection: Selection) -> None:

@@ -10,10 +10,10 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime.select import rejection
 from gemmill.space.names import to_name
 from gemmill.space.selections import select
-from gemmill.tune.problems import Op, Problem
+from gemms import Op, gemm
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
-TRUE = FITTED._replace(step=60.0, store=2500.0, filled_bytes=20.0, meeting_slice=1500.0)
+TRUE = FITTED._replace(latency=4000.0, store_element=0.4, filling=1.0, memory_bytes=3000.0)
 WEIGHTS = [
     (1024, 8192),
     (2048, 16384),
@@ -40,7 +40,7 @@ def times(tool):
     """As the model with other constants would have them, of every sixth variant."""
     configs = list(REGISTRY.configs_of("scaled_mm", select("default").configs))[::6]
     rows = {to_name(config): tool.row_of(to_name(config)) for config in configs}
-    problems = [Problem(op=Op.FP8, m=m, n=n, k=k) for n, k in WEIGHTS for m in ROWS]
+    problems = [gemm(op=Op.FP8, m=m, n=n, k=k) for n, k in WEIGHTS for m in ROWS]
     return {
         p: {
             name: time_ns(terms_of(row, p.call, 132), TRUE) / 1e3
@@ -64,12 +64,12 @@ def test_what_made_the_times_is_found_and_held_out_weights_gain(tool, times):
 
 
 def test_losses_are_those_of_the_variant_that_comes_first(tool, times):
-    problem = Problem(op=Op.FP8, m=33, n=6144, k=7168)
+    problem = gemm(op=Op.FP8, m=33, n=6144, k=7168)
     guesses = {name: time_ns(terms_of(tool.row_of(name), problem.call, 132), FITTED) for name in times[problem]}
     first = min(guesses, key=guesses.__getitem__)
     us = dict.fromkeys(guesses, 10.0) | {first: 13.0}
     assert tool.losses(tool.samples_of({problem: us}), FITTED).tolist() == [pytest.approx(0.3)]
-    assert tool.samples_of({problem: us, Problem(op=Op.FP8, m=1, n=16, k=16): {first: 1.0}}).problems == (problem,)
+    assert tool.samples_of({problem: us, gemm(op=Op.FP8, m=1, n=16, k=16): {first: 1.0}}).problems == (problem,)
 
 
 def test_constants_of_the_mirror_are_the_models(tool, tmp_path):
@@ -81,8 +81,8 @@ def test_constants_of_the_mirror_are_the_models(tool, tmp_path):
     model, mirror = tmp_path / "model.py", tmp_path / "model.cpp"
     model.write_text(tool.MODEL.read_text())
     mirror.write_text(tool.MIRROR.read_text())
-    tool.written(FITTED._replace(step=12.34), model, mirror)
-    assert "    step: float = 12.34\n" in model.read_text() and mirrored(mirror)["Step"] == "12.34"
+    tool.written(FITTED._replace(latency=12.34), model, mirror)
+    assert "    latency: float = 12.34\n" in model.read_text() and mirrored(mirror)["Latency"] == "12.34"
     assert model.read_text().count("\n") == tool.MODEL.read_text().count("\n")
     mirror.write_text("")
     with pytest.raises(ValueError, match=r"has 0 lines for products, expected one"):

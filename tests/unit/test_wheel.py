@@ -113,7 +113,11 @@ def test_contents(written, home) -> None:
     for name in ("LICENSE", "NOTICE", "THIRD_PARTY.md"):
         assert files[f"{info}/licenses/{name}"] == (ROOT / name).read_bytes()
     assert b"\nRoot-Is-Purelib: false\nTag: py3-none-manylinux_2_34_x86_64\n" in files[f"{info}/WHEEL"]
-    assert files[f"{info}/entry_points.txt"] == b"[console_scripts]\ngemmill = gemmill.cli:main\n"
+    assert files[f"{info}/entry_points.txt"].decode().split("\n\n") == [
+        "[console_scripts]\ngemmill = gemmill.cli:main\n".strip(),
+        "[vllm.general_plugins]\ngemmill = gemmill.compat.vllm_plugin:register",
+        "[sglang.srt.plugins]\ngemmill = gemmill.compat.sglang_plugin:register\n",
+    ]
     metadata = email.message_from_bytes(files[f"{info}/METADATA"])
     assert (metadata["Name"], metadata["Version"]) == ("gemmill", "0.1.0+cu13")
     assert metadata["License-Expression"] == "Apache-2.0"

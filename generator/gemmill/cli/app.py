@@ -15,6 +15,7 @@ from gemmill.cli.cache import cache
 from gemmill.cli.doctor import doctor
 from gemmill.cli.exits import ExitCode, code_of, report
 from gemmill.cli.explain import explain
+from gemmill.cli.export import export
 from gemmill.cli.fuzz import fuzz
 from gemmill.cli.generate import generate
 from gemmill.cli.list import list_variants
@@ -28,7 +29,7 @@ from gemmill.cli.wheel import wheel
 
 app = typer.Typer(name="gemmill", rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("list")(list_variants)
-for verb in (plan, generate, build, show, explain, verify, fuzz, tune, audit, prune, wheel, doctor):
+for verb in (plan, generate, build, show, export, explain, verify, fuzz, tune, audit, prune, wheel, doctor):
     app.command(verb.__name__)(verb)
 app.add_typer(tables, name="table", help="Look at tuned tables, compare and merge them.")
 app.add_typer(builds, name="builds", help="Look at builds, choose which one serves, remove them.")

@@ -1,6 +1,6 @@
 """`gemmill audit`: how well a build and its tables serve a model."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,10 @@ from gemmill.cli.shapes import (
     problems_of,
 )
 from gemmill.vocab import Arch
+
+if TYPE_CHECKING:
+    from gemmill.manifest import Manifest
+    from gemmill.runtime.loss import Loss
 
 
 def audit(
@@ -49,10 +53,11 @@ def audit(
     problems = problems_of(shapes=shapes, models=models, ops=ops, tensor_parallel=tensor_parallel, m=m)
     folder, manifest = variants.build_of(build)
     audited = look(problems, build_facts(folder, manifest, machine(manifest.arch)), Arch(manifest.arch).sm_count)
+    loss = _loss_of(manifest)
     shown = audited if everything else worst_first(audited)
     if as_json:
         told = [vars(a) | {"problem": problem_to_json(a.problem)} for a in shown]
-        print_json({"build": manifest.build_id, "shapes": len(audited), "audited": told})
+        print_json({"build": manifest.build_id, "shapes": len(audited), "audited": told, "loss": loss})
     else:
         headings = dict.fromkeys(" x ".join(name.upper() for name in a.problem.sizes) for a in audited)
         columns = ["op", ", ".join(headings), "chosen by", "expected loss", "variant"]
@@ -68,5 +73,15 @@ def audit(
         ]
         title = f"{count(len(audited), 'shape')} with build {manifest.build_id}, {len(worst_first(audited))} not measured as they are"
         console().print(table(title, columns, rows, right=columns[3:4]))
+        if loss is not None:
+            typer.echo(f"build {manifest.build_id} {loss}")
     if any(a.variant is None for a in audited):
         raise typer.Exit(ExitCode.CHECK_FAILED)
+
+
+def _loss_of(manifest: "Manifest") -> "Loss | None":
+    """Of the whole build, by the times of the tables that it loads."""
+    from gemmill.runtime.loss import loss_of
+    from gemmill.runtime.tuned import load_tuned, machine
+
+    return loss_of(manifest.entries, load_tuned(manifest.entries, machine(manifest.arch)), Arch(manifest.arch).sm_count)

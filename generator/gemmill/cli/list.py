@@ -6,7 +6,7 @@ from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.output import console, count, entries_table, print_json, rejected_lines, size, table
 from gemmill.manifest import Manifest
-from gemmill.space.names import to_name
+from gemmill.space.names import alias_of, to_name
 from gemmill.space.selections import Selection
 from gemmill.vocab import Arch
 
@@ -42,8 +42,11 @@ def _print_configs(selection: Selection, as_json: bool) -> None:
     if as_json:
         print_json([{"name": to_name(config), "config": config} for config in selection.configs])
         return
-    rows = [(to_name(config),) for config in selection.configs]
-    console().print(table(f"{count(len(rows), 'variant')} of {selection.name} for {selection.arch}", ["name"], rows))
+    names = [to_name(config) for config in selection.configs]
+    rows = [(name, alias_of(name)) for name in names]
+    console().print(
+        table(f"{count(len(rows), 'variant')} of {selection.name} for {selection.arch}", ["name", "alias"], rows)
+    )
 
 
 def _print_entries(manifest: Manifest, filters: list[str] | None, as_json: bool) -> None:

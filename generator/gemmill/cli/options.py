@@ -77,7 +77,7 @@ FilterOption = Annotated[
     typer.Option(
         "--filter",
         metavar="PATTERN",
-        help="Keep variants that fit all of these: a field as key=value, a glob over names, or re:REGEX.",
+        help="Keep variants that fit all of these: a field as key=value, a glob over names, an alias, or re:REGEX.",
     ),
 ]
 BuildOption = Annotated[

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gemmill.manifest import KernelEntry, RejectedEntry
+from gemmill.space.names import alias_of
 
 _WIDE = 10_000
 """Columns of a table that does not go to a terminal: its lines are read by programs, which want them whole."""
@@ -46,9 +47,12 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
 
 def entries_table(title: str, entries: Iterable[KernelEntry]) -> Table:
     """What compiling each variant gave and cost."""
-    columns = ("name", "registers", "spills", "code", "compile")
-    rows = [(e.name, e.registers, size(e.spill_bytes), size(e.code_bytes), seconds(e.compile_seconds)) for e in entries]
-    return table(title, columns, rows, right=columns[1:])
+    columns = ("name", "alias", "registers", "spills", "code", "compile")
+    rows = [
+        (e.name, alias_of(e.name), e.registers, size(e.spill_bytes), size(e.code_bytes), seconds(e.compile_seconds))
+        for e in entries
+    ]
+    return table(title, columns, rows, right=columns[2:])
 
 
 def rejected_lines(rejected: Iterable[RejectedEntry]) -> list[str]:

@@ -71,6 +71,8 @@ def problems_of(
             "no shapes: name a file with --shapes, recorded misses with --misses, or a model with --model "
             f"({', '.join(named_models())}, or a config.json)"
         )
+    if tensor_parallel != "1" and not models:
+        raise UsageError("--tp without --model: it divides the weights of a model, leave it out")
     try:
         found = read_shapes(shapes, wanted, steps) if shapes else []
         missed, unusable = read_misses(misses, wanted, steps) if misses else ([], [])

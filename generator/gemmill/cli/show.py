@@ -12,12 +12,12 @@ from gemmill.cli.output import console, print_json, seconds, size, table
 from gemmill.cli.variants import Variant
 from gemmill.manifest import check_extension
 from gemmill.space.filters import fields_of
-from gemmill.space.names import to_name
+from gemmill.space.names import alias_of, to_name
 
 
 def show(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A variant's name, or a glob that fits one variant only.")
+        str, typer.Argument(metavar="NAME", help="A variant's name or alias, or a glob that fits one variant only.")
     ],
     source: Annotated[bool, typer.Option("--source", help="Print the emitted source.")] = False,
     sass: Annotated[
@@ -73,7 +73,7 @@ def _sass(variant: Variant) -> str:
 
 def _print_variant(variant: Variant) -> None:
     out = console()
-    out.print(variant.name, markup=False)
+    out.print(f"{variant.name} ({alias_of(variant.name)})", markup=False)
     out.print(table("config", ["field", "value"], fields_of(variant.config).items()))
     if not variant.status:
         out.print(f"kept out by rule {variant.status.rule}: {variant.status.reason}", markup=False)

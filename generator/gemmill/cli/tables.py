@@ -196,10 +196,10 @@ def merge_tables(
         current_rows = ((row, current_row(row, digests)) for row in merged.rows)
         # A runner-up must not pass for the winner.
         kept = [now for row, now in current_rows if now is not None and now.variants[0] == row.variants[0]]
-        merged = make_table(merged.device, merged.arch, merged.sources, kept)
+        merged = make_table(merged.device, merged.arch, merged.sources, kept, merged.quarantined)
     if forget_digests:
         rows = [replace(row, digests=()) for row in merged.rows]
-        merged = make_table(merged.device, merged.arch, merged.sources, rows)
+        merged = make_table(merged.device, merged.arch, merged.sources, rows, merged.quarantined)
     write_whole(out, table_text(merged))
     typer.echo(f"{count(len(merged.rows), 'row')} of {merged.device}, digest {merged.digest}: {out}")
 

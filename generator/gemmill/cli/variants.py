@@ -11,7 +11,7 @@ from gemmill.family import Config
 from gemmill.manifest import KernelEntry, Manifest, ManifestError, read_manifest
 from gemmill.registry import REGISTRY
 from gemmill.space.filters import apply
-from gemmill.space.names import parse_name, to_name
+from gemmill.space.names import alias_of, is_alias, parse_name, to_name
 from gemmill.space.selections import Selection, select
 from gemmill.vocab import Arch, Status
 
@@ -91,7 +91,7 @@ def variant_of(wanted: str, selection: str | None, arch: Arch | None, build: str
         if build is not None:
             raise
         return _by_name(wanted, "there is no build")
-    if not _is_glob(wanted) and wanted not in (entry.name for entry in manifest.entries):
+    if not _is_glob(wanted) and not is_alias(wanted) and wanted not in (entry.name for entry in manifest.entries):
         return _by_name(wanted, f"build {manifest.build_id} has no such variant")
     entry = _only(wanted, [(e.name, e) for e in manifest.entries], f"build {manifest.build_id}")
     return Variant(
@@ -117,7 +117,7 @@ def _is_glob(text: str) -> bool:
 
 
 def _only(wanted: str, named: list[tuple[str, T]], where: str) -> T:
-    found = [(name, value) for name, value in named if name == wanted or fnmatchcase(name, wanted)]
+    found = [(name, value) for name, value in named if wanted in (name, alias_of(name)) or fnmatchcase(name, wanted)]
     if len(found) == 1:
         return found[0][1]
     if not found:

@@ -13,8 +13,11 @@ from gemmill.doctor.finding import Finding, State
 from gemmill.doctor.machine import driver_cuda
 from gemmill.manifest import Manifest, ManifestError, check_extension, read_manifest
 from gemmill.runtime.builds import MANIFEST, find_builds, resolve, serving
+from gemmill.vocab import Arch
 
 _SHOWN = 5
+TOLERABLE_LOSS = 0.03
+"""Of a build: about what the model loses where all variants are built (docs/notes/tables.md)."""
 
 
 def examine_builds() -> Iterator[Finding]:
@@ -53,6 +56,7 @@ def examine_build(folder: Path) -> Iterator[Finding]:
     yield from examine_symbols(extension)
     yield from _examine_code(manifest, extension)
     yield from _examine_cuda(manifest)
+    yield from examine_tables(manifest)
 
 
 def examine_symbols(extension: Path) -> Iterator[Finding]:
@@ -95,6 +99,30 @@ def examine_symbols(extension: Path) -> Iterator[Finding]:
             state=State.NOTE,
             found=f"not in this torch: {', '.join(torch_absent)}",
             advice="a CPU-only torch has no CUDA streams; without torch::autograd's names calls do not refuse gradients",
+        )
+
+
+def examine_tables(manifest: Manifest) -> Iterator[Finding]:
+    """What the build loses by the tables' own times, and its variants that went wrong there, which are never chosen."""
+    if torch_libraries() is None:  # which another finding says
+        return
+    from gemmill.runtime.loss import loss_of
+    from gemmill.runtime.tuned import Machine, load_tuned
+
+    tuned = load_tuned(manifest.entries, Machine(arch=manifest.arch, device=None, driver=None))
+    loss = loss_of(manifest.entries, tuned, Arch(manifest.arch).sm_count)
+    if loss is not None:
+        tolerable = loss.mean <= TOLERABLE_LOSS and not loss.none
+        advice = "" if tolerable else f"gemmill build --arch {manifest.arch} --select default"
+        yield Finding(
+            subject="loss", state=State.OK if tolerable else State.NOTE, found=f"the build {loss}", advice=advice
+        )
+    for name, why in tuned.quarantined.items():
+        yield Finding(
+            subject="quarantine",
+            state=State.NOTE,
+            found=f"{name} is not chosen: {why}",
+            advice=f"gemmill verify --filter {name}",
         )
 
 

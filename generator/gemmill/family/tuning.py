@@ -39,6 +39,8 @@ class Row:
     """Of each size."""
     facts: Any
     """What model and launch read: a tuple of numbers with names, in the order of the family's own struct in C++."""
+    quarantined: bool = False
+    """Whether it is never chosen, only pinned: it went wrong when it was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

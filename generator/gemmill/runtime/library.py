@@ -14,7 +14,7 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands, packed
 from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.declaring import declare
-from gemmill.runtime.notices import tell_loaded, tell_unbuilt
+from gemmill.runtime.notices import tell_loaded, tell_quarantined, tell_unbuilt
 from gemmill.runtime.schemas import BY_NAME, OpSchema
 from gemmill.runtime.select import Choice, Noted, Trust, select
 from gemmill.runtime.serving import serving_of
@@ -51,9 +51,8 @@ class Build:
         here = machine(self.manifest.arch) if gpu_arch else Machine(arch=self.manifest.arch, device=None, driver=None)
         self.tuned: Tuned = load_tuned(entries, here)
         self._kernels = self._read_kernels()
-        self.table: Table = make_table(
-            entries, [kernel.symbol.decode() for kernel in self._kernels], self.tuned.choices
-        )
+        symbols = [kernel.symbol.decode() for kernel in self._kernels]
+        self.table: Table = make_table(entries, symbols, self.tuned.choices, self.tuned.quarantined)
         self._send_table()
         for family, op in REGISTRY.ops.values():
             declare(self._library, family, op)
@@ -61,6 +60,7 @@ class Build:
         self._describe = _DESCRIBE(self._write_refusal)
         self._library.gemmill_set_describe(self._describe)
         tell_loaded(self.manifest, self.tuned, folder)
+        tell_quarantined(self.manifest, self.tuned)
         if gpu_arch is not None:
             tell_unbuilt(self.manifest, self.tuned)
 

@@ -27,6 +27,12 @@ def tell_loaded(manifest: Manifest, tuned: Tuned, folder: Path) -> None:
     )
 
 
+def tell_quarantined(manifest: Manifest, tuned: Tuned) -> None:
+    """Warn of variants that are never chosen, because they went wrong when they were measured."""
+    for name, why in tuned.quarantined.items():
+        LOG.warning("build %s: %s is quarantined, so it is not chosen: %s", manifest.build_id, name, why)
+
+
 def tell_unbuilt(manifest: Manifest, tuned: Tuned) -> None:
     """Warn of measured rows of which the build has no variant: their calls are served by the model's choice, which is slower."""
     built = {entry.name for entry in manifest.entries}

@@ -21,6 +21,7 @@ from gemmill.runtime.on_cpu import allocated, by_reference, returned
 from gemmill.runtime.ranges import Ranges
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS, OpSchema
 from gemmill.runtime.select import Choice
+from gemmill.space.names import alias_of, is_alias
 from gemmill.vocab import Arch
 
 _lock = threading.RLock()
@@ -153,12 +154,14 @@ def explain(op: str, *args: Any) -> Choice:
 
 @contextlib.contextmanager
 def use_variant(name: str) -> Iterator[KernelEntry]:
-    """Pin a variant by name for the calling thread. Raises ValueError if it is not loaded.
+    """Pin a variant by name, or by the alias that `gemmill list` prints, for the calling thread. Raises ValueError if it is not loaded.
 
     Inside, an op of the variant's family whose call it cannot take raises RuntimeError instead of choosing another. One variant
     is pinned at a time: one that is pinned inside takes the other's place until its block ends, whatever its family.
     """
     build = active()
+    if is_alias(name):
+        name = next((entry.name for entry in build.manifest.entries if alias_of(entry.name) == name), name)
     rows = build.table.rows_of(name)
     if not rows:
         raise ValueError(

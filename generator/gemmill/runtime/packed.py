@@ -30,7 +30,7 @@ class _Noted(ctypes.Structure):
 
 class _Row(ctypes.Structure):
     _fields_ = [
-        *((name, _NUMBER) for name in ("kernel", "problem", "most")),
+        *((name, _NUMBER) for name in ("kernel", "problem", "quarantined", "most")),
         ("alignments", _Alignments),
         ("least", _Sizes),
         ("facts", _Facts),
@@ -110,7 +110,7 @@ def _family(name: str, rows: range) -> _Family:
 
 def _row(row: Row) -> _Row:
     parts = (_Alignments(*row.alignments), _Sizes(*row.least), _Facts(*row.facts))
-    return _Row(row.kernel, row.problem, row.most, *parts)
+    return _Row(row.kernel, row.problem, row.quarantined, row.most, *parts)
 
 
 def _tuned_row(tuned: TunedRow) -> _TunedRow:

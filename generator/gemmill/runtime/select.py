@@ -69,7 +69,7 @@ def select(table: Table, call: ProblemCall, sm_count: int, pinned: str | None = 
         return Choice(entry=None, trust=Trust.MODEL, trace=_same_for_all(table, call.family, reason))
     if pinned is not None and any(entry.name == pinned for _, _, entry in table.of(call.family)):
         return _select_pinned(table, call, pinned)
-    index, trust, tuned = _choose(table, call, sm_count)
+    index, trust, tuned = choose(table, call, sm_count)
     chosen = table.entries[index] if index >= 0 else None
     measured = None if tuned is None else REGISTRY.choices[call.family].named(tuned.sizes)
     trace = _trace(table, call, sm_count, chosen, trust)
@@ -116,14 +116,15 @@ def _same_for_all(table: Table, family: str, reason: str) -> tuple[Rejected, ...
     return tuple(Rejected(name=name, reason=reason) for name in names)
 
 
-def _choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
+def choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
+    """The row for a call where nothing is pinned, or -1; what the choice rests on, and the measured one if there is one."""
     tuning = REGISTRY.choices[call.family]
     tuned, trust = _choose_tuned(table, call) if tuning.is_measured else (None, Trust.ONLY)
     if tuned is not None:
         return tuned.row, trust, tuned
     best, best_ns = -1, math.inf
     for i, row, _ in table.of(call.family):
-        if rejection(row, call) is None and (ns := model_ns(row, call, sm_count)) < best_ns:
+        if not row.quarantined and rejection(row, call) is None and (ns := model_ns(row, call, sm_count)) < best_ns:
             best, best_ns = i, ns
     return best, Trust.MODEL if tuning.is_measured else Trust.ONLY, None
 
@@ -163,7 +164,11 @@ def _trace(
         if entry is chosen:
             continue
         reason = rejection(row, call)
-        if reason is None:
+        if row.quarantined:
+            reasons[entry.name] = Rejected(
+                name=entry.name, reason=f"it is quarantined: {table.quarantined[entry.name]}"
+            )
+        elif reason is None:
             us = model_ns(row, call, sm_count) / 1000
             how = (
                 "the model prefers another"

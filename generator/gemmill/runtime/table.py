@@ -1,7 +1,7 @@
 """The flat table that the extension selects from: one row for each variant and class of calls it serves."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gemmill.family import Row
@@ -31,6 +31,8 @@ class Table:
     entries: tuple[KernelEntry, ...]
     """Of each row."""
     tuned: tuple[TunedRow, ...]
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+    """Why each variant is that is never chosen, by name."""
 
     @cached_property
     def families(self) -> dict[str, range]:
@@ -48,8 +50,17 @@ class Table:
         return [i for i, entry in enumerate(self.entries) if entry.name == name]
 
 
-def make_table(entries: Iterable[KernelEntry], kernels: Sequence[str], tuned: Iterable[TunedChoice]) -> Table:
-    """The table for the kernels of an extension, `kernels` being their symbols in its order."""
+def make_table(
+    entries: Iterable[KernelEntry],
+    kernels: Sequence[str],
+    tuned: Iterable[TunedChoice],
+    quarantined: Mapping[str, str] | None = None,
+) -> Table:
+    """The table for the kernels of an extension, `kernels` being their symbols in its order.
+
+    `quarantined` has variants that are never chosen, and why; no measured choice names one.
+    """
+    withheld = quarantined or {}
     index = {symbol: i for i, symbol in enumerate(kernels)}
     known, chosen = list(entries), list(tuned)
     rows: list[Row] = []
@@ -61,7 +72,7 @@ def make_table(entries: Iterable[KernelEntry], kernels: Sequence[str], tuned: It
             if entry.family == family:
                 for row in tuning.rows(entry.config, entry.predicate, index[entry.symbol]):
                     place[row.problem, entry.name] = len(rows)
-                    rows.append(row)
+                    rows.append(replace(row, quarantined=entry.name in withheld))
                     owners.append(entry)
         # Sorted by the choices: of two weights that are as near, the first is taken.
         for choice in sorted((c for c in chosen if c.family == family), key=lambda c: c.key):
@@ -71,4 +82,4 @@ def make_table(entries: Iterable[KernelEntry], kernels: Sequence[str], tuned: It
             if found is not None:
                 sizes = tuning.ordered(choice.sizes)
                 tuned_rows.append(TunedRow(problem=choice.problem, sizes=sizes, row=found, exact=choice.exact))
-    return Table(rows=tuple(rows), entries=tuple(owners), tuned=tuple(tuned_rows))
+    return Table(rows=tuple(rows), entries=tuple(owners), tuned=tuple(tuned_rows), quarantined=withheld)

@@ -78,6 +78,17 @@ class TableRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Quarantined:
+    """A variant that went wrong while it was measured: builds that have it as it was then do not choose it."""
+
+    variant: str
+    digest: str
+    """Of its emitted source, or the beginning of it."""
+    why: str
+    """What went wrong, at which shape and when."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TunedTable:
     """One device's rows, in the order of their keys."""
 
@@ -86,11 +97,14 @@ class TunedTable:
     arch: str
     sources: Mapping[str, Source]
     rows: tuple[TableRow, ...]
+    quarantined: tuple[Quarantined, ...] = ()
+    """By variant and digest."""
 
     @property
     def digest(self) -> str:
         """Of the choices alone: the same for tables that choose the same."""
-        text = json.dumps([self.device, [[*row.key, *row.variants] for row in self.rows]])
+        withheld = [[[q.variant, q.digest] for q in self.quarantined]] if self.quarantined else []
+        text = json.dumps([self.device, [[*row.key, *row.variants] for row in self.rows], *withheld])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -120,12 +134,23 @@ def file_name(device: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in device.lower()).strip("-") + ".json"
 
 
-def make_table(device: str, arch: str, sources: Mapping[str, Source], rows: Iterable[TableRow]) -> TunedTable:
+def make_table(
+    device: str,
+    arch: str,
+    sources: Mapping[str, Source],
+    rows: Iterable[TableRow],
+    quarantined: Iterable[Quarantined] = (),
+) -> TunedTable:
     """A table in canonical order, with the sources that its rows name."""
+    by_kernel = {(q.variant, q.digest): q for q in quarantined}
     ordered = tuple(sorted(rows, key=lambda row: row.key))
     used = {row.source for row in ordered}
     return TunedTable(
-        device=device, arch=arch, sources={key: sources[key] for key in sorted(sources) if key in used}, rows=ordered
+        device=device,
+        arch=arch,
+        sources={key: sources[key] for key in sorted(sources) if key in used},
+        rows=ordered,
+        quarantined=tuple(by_kernel[key] for key in sorted(by_kernel)),
     )
 
 
@@ -137,7 +162,8 @@ def merge(old: TunedTable, new: TunedTable) -> TunedTable:
             "a device has a table of its own"
         )
     rows = {row.key: row for row in old.rows} | {row.key: row for row in new.rows}
-    return make_table(old.device, old.arch, {**old.sources, **new.sources}, rows.values())
+    quarantined = (*old.quarantined, *new.quarantined)
+    return make_table(old.device, old.arch, {**old.sources, **new.sources}, rows.values(), quarantined)
 
 
 def read_table(path: Path) -> TunedTable:
@@ -164,7 +190,8 @@ def read_table(path: Path) -> TunedTable:
         rows = [_row(_with_named_sizes(row) if version == 1 else row) for row in data["rows"]]
         if not (isinstance(data["device"], str) and isinstance(data["arch"], str)):
             raise TypeError("device and arch must be texts")
-        return make_table(data["device"], data["arch"], sources, _once(path, rows, sources))
+        quarantined = [Quarantined(**_checked(Quarantined, found)) for found in data.get("quarantined", ())]
+        return make_table(data["device"], data["arch"], sources, _once(path, rows, sources), quarantined)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, TableError):
             raise
@@ -229,10 +256,12 @@ _KINDS: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
     ),
 }
 """What JSON must hold for a field of a type."""
-_FIELDS = {kind: {name: _KINDS[of] for name, of in get_type_hints(kind).items()} for kind in (Source, TableRow)}
+_FIELDS = {
+    kind: {name: _KINDS[of] for name, of in get_type_hints(kind).items()} for kind in (Source, TableRow, Quarantined)
+}
 
 
-def _checked(kind: type[Source] | type[TableRow], data: Any) -> dict[str, Any]:
+def _checked(kind: type[Source] | type[TableRow] | type[Quarantined], data: Any) -> dict[str, Any]:
     """The arguments for a source or row, each of its field's type. Raises TypeError."""
     if not isinstance(data, dict):
         raise TypeError(f"{kind.__name__} is {reprlib.repr(data)}, expected an object")
@@ -261,10 +290,15 @@ def table_text(table: TunedTable) -> str:
     """The file's text: a line for each row, so that a change of one row is a change of one line."""
     head = {"schema_version": SCHEMA_VERSION, "device": table.device, "arch": table.arch}
     sources = {key: _without_defaults(source) for key, source in table.sources.items()}
-    lines = ",\n".join("  " + json.dumps(_without_defaults(row)) for row in table.rows)
-    return f'{{{json.dumps(head)[1:-1]},\n "sources": {json.dumps(sources, indent=1)},\n "rows": [\n{lines}\n]}}\n'
+    rows, quarantined = _lines(table.rows), _lines(table.quarantined)
+    last = f',\n "quarantined": {quarantined}' if table.quarantined else ""
+    return f'{{{json.dumps(head)[1:-1]},\n "sources": {json.dumps(sources, indent=1)},\n "rows": {rows}{last}}}\n'
 
 
-def _without_defaults(value: Source | TableRow) -> dict[str, Any]:
+def _lines(values: Iterable[TableRow | Quarantined]) -> str:
+    return "[\n" + ",\n".join("  " + json.dumps(_without_defaults(value)) for value in values) + "\n]"
+
+
+def _without_defaults(value: Source | TableRow | Quarantined) -> dict[str, Any]:
     defaults = {f.name: f.default for f in fields(value)}
     return {name: v for name, v in asdict(value).items() if v != defaults[name] and v not in ((), {}, None)}

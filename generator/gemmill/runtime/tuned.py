@@ -10,7 +10,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -89,11 +89,14 @@ class Tuned:
 
     choices: tuple[TunedChoice, ...]
     tables: tuple[LoadedTable, ...]
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+    """Variants of the build that are never chosen, and why."""
 
     @property
     def digest(self) -> str:
         """Of the choices: processes with the same digest and build choose alike."""
-        text = json.dumps([[c.family, *c.key, c.exact, *c.names] for c in self.choices])
+        withheld = [list(self.quarantined)] if self.quarantined else []
+        text = json.dumps([*([c.family, *c.key, c.exact, *c.names] for c in self.choices), *withheld])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -112,7 +115,14 @@ def load_tuned(entries: Iterable[KernelEntry], here: Machine) -> Tuned:
     digests = {entry.name: entry.source_digest for entry in entries}
     found: list[tuple[TableTrust, bool, TableRow]] = []
     loaded = []
-    for path, table in find_tables(here.arch):
+    tables = list(find_tables(here.arch))
+    quarantined = {
+        q.variant: q.why
+        for _, table in tables
+        for q in table.quarantined
+        if q.variant in digests and digests[q.variant].startswith(q.digest)
+    }
+    for path, table in tables:
         kept = [(row, current) for row in table.rows if (current := current_row(row, digests)) is not None]
         trusts = [trust_of(row, table, here) for row, _ in kept]
         stale = [row.variants[0] != current.variants[0] for row, current in kept]
@@ -124,8 +134,11 @@ def load_tuned(entries: Iterable[KernelEntry], here: Machine) -> Tuned:
     choices: dict[tuple[str, tuple[int, ...]], TunedChoice] = {}
     for _, is_stale, row in found:
         for choice in siblings(row, exact=not is_stale):
-            choices.setdefault((choice.family, choice.key), choice)
-    return Tuned(choices=tuple(choices[key] for key in sorted(choices)), tables=tuple(loaded))
+            names = tuple(name for name in choice.names if name not in quarantined)
+            if names:
+                choices.setdefault((choice.family, choice.key), replace(choice, names=names))
+    ordered = tuple(choices[key] for key in sorted(choices))
+    return Tuned(choices=ordered, tables=tuple(loaded), quarantined=dict(sorted(quarantined.items())))
 
 
 def find_tables(arch: str) -> Iterator[tuple[Path, TunedTable]]:

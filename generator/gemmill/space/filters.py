@@ -1,4 +1,4 @@
-"""Narrowing a selection by patterns: a glob on the name, `re:REGEX`, or `key=value` on a field of the config."""
+"""Narrowing a selection by patterns: a glob on the name, an alias, `re:REGEX`, or `key=value` on a field of the config."""
 
 import dataclasses
 import fnmatch
@@ -8,7 +8,7 @@ from typing import Any
 
 from gemmill.family import Config
 from gemmill.registry import REGISTRY
-from gemmill.space.names import to_name
+from gemmill.space.names import alias_of, is_alias, to_name
 from gemmill.space.selections import Selection
 
 _KEY_VALUE = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)=(.*)")
@@ -56,6 +56,8 @@ def _compile(pattern: str, configs: Sequence[Config]) -> Callable[[Config], bool
         return lambda config: regex.search(to_name(config)) is not None
     if match := _KEY_VALUE.fullmatch(pattern):
         return _key_value(match[1], match[2], configs)
+    if is_alias(pattern):
+        return lambda config: alias_of(to_name(config)) == pattern
     return lambda config: fnmatch.fnmatchcase(to_name(config), pattern)
 
 

@@ -4,6 +4,9 @@ A name is a C identifier: architecture, tag of its kernels, and the fields that 
 by `_`.
 """
 
+import hashlib
+import re
+
 from gemmill.family import Config
 from gemmill.registry import REGISTRY
 from gemmill.vocab import Arch
@@ -12,6 +15,16 @@ from gemmill.vocab import Arch
 def to_name(config: Config) -> str:
     """The name of a config; different configs have different names."""
     return "_".join([config.arch, config.tag, *REGISTRY.kernels_of(config).to_fields(config)])
+
+
+def alias_of(name: str) -> str:
+    """A short name that stands for a variant's: 8 digits of a digest of it."""
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def is_alias(text: str) -> bool:
+    """Whether a text may be one."""
+    return re.fullmatch("[0-9a-f]{8}", text) is not None
 
 
 def symbol_of(config: Config) -> str:

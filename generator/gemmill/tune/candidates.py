@@ -38,9 +38,9 @@ def build_facts(folder: Path, manifest: Manifest, here: Machine, names: frozense
     """What planning needs of a build; only the variants in `names`, if given, are candidates."""
     entries = [e for e in manifest.entries if e.family in REGISTRY.tunings and (names is None or e.name in names)]
     symbols = sorted({entry.symbol for entry in entries})
-    return BuildFacts(
-        folder=folder, manifest=manifest, table=make_table(entries, symbols, load_tuned(entries, here).choices)
-    )
+    tuned = load_tuned(entries, here)
+    table = make_table(entries, symbols, tuned.choices, tuned.quarantined)
+    return BuildFacts(folder=folder, manifest=manifest, table=table)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from gemmill.build.files import write_whole
 from gemmill.manifest import KernelEntry, Manifest
 from gemmill.runtime.table_file import (
+    Quarantined,
     Source,
     TableError,
     TableRow,
@@ -20,6 +21,7 @@ from gemmill.runtime.table_file import (
     read_table,
     table_text,
 )
+from gemmill.tune.checking import Fault
 from gemmill.tune.choice import MARGIN, Decision, decide
 from gemmill.tune.journal import Entry, Record
 from gemmill.tune.problems import Problem
@@ -29,13 +31,19 @@ KEPT = 4
 """Variants kept in a row, so that a build without the first still has a measured choice."""
 PROGRAM = "gemmill tune"
 NO_DEVICE = "dry run"
+DIGEST_CHARACTERS = 16
+"""That rows keep of a digest."""
 
 
 def tables_of(record: Record, builds: Mapping[str, Manifest], repeats: int, margin: float = MARGIN) -> list[TunedTable]:
     """A table for each device, with a row for each problem of which a variant was timed. `builds` is by folder."""
     sources: dict[str, dict[str, Source]] = {}
     rows: dict[str, list[TableRow]] = {}
+    quarantined: dict[str, list[Quarantined]] = {}
     for problem, entries in _runs(record, repeats).items():
+        for entry in entries:
+            device = entry.outcome.device.get("gpu") or NO_DEVICE
+            quarantined.setdefault(device, []).extend(_quarantined(problem, entry, builds))
         decision = decide_all(entries, margin)
         if decision is None:
             continue
@@ -47,7 +55,9 @@ def tables_of(record: Record, builds: Mapping[str, Manifest], repeats: int, marg
         known[key] = _source(last, manifest, known.get(key))
         rows.setdefault(device, []).append(_row(problem, decision, last, builds, key))
     arch = next(iter(builds.values())).arch if builds else ""
-    return [make_table(device, arch, sources[device], found) for device, found in sorted(rows.items())]
+    return [
+        make_table(device, arch, sources[device], found, quarantined[device]) for device, found in sorted(rows.items())
+    ]
 
 
 def decide_all(entries: Sequence[Entry], margin: float = MARGIN) -> Decision | None:
@@ -99,7 +109,11 @@ def rebase(table: TunedTable, old: Manifest, new: Manifest) -> Rebased:
         winner = after.get(row.variants[0])
         if digests and winner is not None and not winner.source_digest.startswith(digests[0]):
             stale.append(rows[-1])
-    return Rebased(table=make_table(table.device, table.arch, table.sources, rows), carried=carried, stale=tuple(stale))
+    withheld = [
+        replace(q, digest=_carried(q.digest, before.get(q.variant), after.get(q.variant))) for q in table.quarantined
+    ]
+    rebased = make_table(table.device, table.arch, table.sources, rows, withheld)
+    return Rebased(table=rebased, carried=carried, stale=tuple(stale))
 
 
 def _carried(digest: str, old: KernelEntry | None, new: KernelEntry | None) -> str:
@@ -143,10 +157,20 @@ def _row(problem: Problem, decision: Decision, entry: Entry, builds: Mapping[str
         sizes=in_order(problem.sizes),
         variants=names,
         us=tuple(round(decision.us[name], 3) for name in names),
-        digests=tuple(digest[:16] for digest in known) if all(known) else (),
+        digests=tuple(digest[:DIGEST_CHARACTERS] for digest in known) if all(known) else (),
         tied=len(decision.tied),
         source=source,
     )
+
+
+def _quarantined(problem: Problem, entry: Entry, builds: Mapping[str, Manifest]) -> Iterator[Quarantined]:
+    """The variants that went wrong, each as every build has it. One that refused a call harmed nobody."""
+    for name, finding in entry.outcome.findings.items():
+        why = f"{finding.fault} at {problem.op} {problem.shape} on {entry.date[:10]}: {finding.detail}"
+        for manifest in builds.values():
+            for known in manifest.entries:
+                if known.name == name and known.source_digest and finding.fault is not Fault.REFUSED:
+                    yield Quarantined(variant=name, digest=known.source_digest[:DIGEST_CHARACTERS], why=why)
 
 
 def _source(entry: Entry, manifest: Manifest, before: Source | None) -> Source:

@@ -97,8 +97,12 @@ def _contents(manifests: dict[Path, Manifest], info: str, version: str, abi: Abi
     yield f"{info}/METADATA", _metadata(project, version).encode()
     wheel = f"Wheel-Version: 1.0\nGenerator: gemmill {__version__}\nRoot-Is-Purelib: false\nTag: {abi.tag}\n"
     yield f"{info}/WHEEL", wheel.encode()
-    scripts = "".join(f"{name} = {target}\n" for name, target in project["scripts"].items())
-    yield f"{info}/entry_points.txt", f"[console_scripts]\n{scripts}".encode()
+    points = {"console_scripts": project["scripts"], **project["entry-points"]}
+    sections = (
+        f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in named.items())
+        for group, named in points.items()
+    )
+    yield f"{info}/entry_points.txt", "\n".join(sections).encode()
 
 
 def _metadata(project: dict[str, Any], version: str) -> str:

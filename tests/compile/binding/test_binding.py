@@ -144,6 +144,22 @@ def test_choices_agree_among_families_of_other_sizes(probe, with_table: Callable
         probe.build.pin(before)
 
 
+def test_a_quarantined_variant_is_never_chosen_but_pinned(probe, with_table: Callable) -> None:
+    table = probe.build.table
+    call = call_of_sizes(table.rows[0].problem, 64, 4096, 4096)
+    row, _ = probe.build.choose(call, SMS)
+    name = table.entries[row].name
+    rows = tuple(replace(r, quarantined=e.name == name) for r, e in zip(table.rows, table.entries, strict=True))
+    with_table(rows=rows, quarantined={name: "it was wrong"})
+    now = probe.build.choose(call, SMS)[0]
+    assert now == select(probe.build.table, call, SMS).row and table.entries[now].name != name
+    before = probe.build.pin(row)
+    try:
+        assert probe.build.choose(call, SMS) == (row, Trust.PINNED)
+    finally:
+        probe.build.pin(before)
+
+
 def test_choices_agree_where_a_variant_is_pinned(probe) -> None:
     names = [entry.name for entry in gemms(probe)]
     taken = 0

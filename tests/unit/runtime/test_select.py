@@ -9,7 +9,7 @@ import torch
 from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.classes import Need, ProblemClass, class_of, problem_code
 from gemmill.families.scaled_mm.config import RESULTS_OF
-from gemmill.families.scaled_mm.model import bytes_read, model_ns
+from gemmill.families.scaled_mm.model import bytes_read, model_ns, terms_of, tiles_of
 from gemmill.families.scaled_mm.ops import SCALED_MM, SCALED_MM_AZP
 from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.runtime.operands import of_arguments
@@ -291,6 +291,44 @@ def test_the_model_knows_that_slices_of_large_tiles_meet_slowly(make_config, tab
     whole = make_config(tile_shape_mnk=(128, 128, 64), kernel_schedule=KernelSchedule.PINGPONG, **of_bf16)
     call = problem_call(need=Need.SCALE, operand="bfloat16", m=512, n=3072, k=4096)
     assert select(table_of(sliced, whole), call, SMS).entry.config == whole
+
+
+def test_the_model_knows_what_rows_cost_that_straddle_lines(make_config, table_of, problem_call) -> None:
+    """Who reads more of L2 loses more by it, and a pitch of half a sector is the worst."""
+    alone = table_of(make_config(backend=Backend.CUTEDSL)).rows[0]
+    together = table_of(make_config(backend=Backend.CUTEDSL, cluster_shape_mnk=(2, 1, 1))).rows[0]
+    calls = [problem_call(m=512, n=4096, k=k) for k in (4096, 4096 - 32, 4096 - 16)]
+    ratios = [model_ns(alone, call, SMS) / model_ns(together, call, SMS) for call in calls]
+    assert ratios[0] < ratios[1] < ratios[2]
+
+
+def test_a_cluster_lies_whole_even_where_half_of_it_is_beyond_the_result(make_config, table_of) -> None:
+    for backend in (Backend.CUTEDSL, Backend.CUTLASS):
+        row = table_of(make_config(backend=backend, cluster_shape_mnk=(2, 1, 1))).rows[0]
+        assert [tiles_of(row.facts, m, 4096) for m in (1, 128, 129, 257)] == [64, 64, 64, 128]
+
+
+@pytest.mark.parametrize(("splits", "fit"), [(2, 66), (3, 39), (4, 31), (8, 15)])
+def test_clusters_of_slices_leave_some_sms_without_one(make_config, table_of, problem_call, splits, fit) -> None:
+    config = make_config(
+        backend=Backend.CUTEDSL,
+        swap_ab=True,
+        stages=6,
+        tile_scheduler=TileScheduler.SPLIT_K,
+        splits=splits,
+    )
+    row = table_of(config).rows[0]
+    for clusters, waves in ((fit, 1), (fit + 1, 2)):
+        assert terms_of(row, problem_call(m=128, n=128 * clusters, k=16384), SMS).waves == waves
+
+
+def test_a_short_pipeline_waits_for_memory(make_config, table_of, problem_call) -> None:
+    few, many = (
+        table_of(make_config(backend=Backend.CUTEDSL, kernel_schedule=KernelSchedule.BASIC, stages=n)).rows[0]
+        for n in (2, 4)
+    )
+    call = problem_call(m=16, n=1024, k=16384)
+    assert model_ns(few, call, SMS) > 1.5 * model_ns(many, call, SMS)
 
 
 def test_class_of_a_call() -> None:

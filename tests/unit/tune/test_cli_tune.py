@@ -54,6 +54,10 @@ def test_lines_of_misses_that_are_none_are_left_out_and_told(gemmill, home: Path
             "--op 'fp9': there are fp8, int8, int8_azp, fp8_groups, bf16, and all",
         ),
         (["--model", "llama-3-8b", "--m", "1,x"], "--m '1,x' is not a list of positive numbers such as 1,2,4"),
+        (
+            ["--shapes", "s.json", "--tp", "1,2"],
+            "--tp without --model: it divides the weights of a model, leave it out",
+        ),
         (["--model", "llama-3-8b", "--margin", "3"], "'3' is not a share such as 3% or 0.03"),
         (
             ["--model", "llama-3-8b", "--inject", "x=y"],

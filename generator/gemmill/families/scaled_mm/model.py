@@ -1,12 +1,12 @@
 """The analytic model that chooses where nothing was measured. Mirrors kernels/scaled_mm/model.cpp.
 
-Waves of CTAs, each of which takes step after step along K (the tensor core multiplies while the next operands land), adds up
-slices of K in shared memory if there are any, and stores its tile. The time of all waves and the time that memory needs for
-the operands are joined by a smooth maximum.
+Waves of clusters of CTAs, as many at a time as a device has room for. Five things limit them: the tensor core and the stores
+after it, how soon a stage of the pipeline is filled again, L2, what SMs fetch from memory, and memory. The fourth root of the sum of
+their fourth powers joins their times: a smooth maximum. Slices of K are added up after that.
 
-The constants are fitted to the times of up to 40 variants at 628 shapes of all ops and of 512 variants at 52 of them (H200,
-2026-11-20 and 21), for the loss of the variant that comes out first: docs/notes/tables.md has what it is, tools/fit_model.py fits
-them anew. They are near what the machine has, but not measurements of it.
+The constants are fitted to the times of 515 variants at 2,642 shapes, three quarters of the weights that were timed (H200,
+2026-11-21), for the loss of the variant that comes out first: docs/notes/tables.md has what it is, tools/fit_model.py fits them
+anew. They are near what the machine has, but not measurements of it: a smooth maximum of equals exceeds each of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +18,9 @@ from gemmill.family import ProblemCall, Row
 
 L2_KEPT = 40_000_000
 """What of the L2 operands can keep."""
+
+ROOM = ((5, 120), (4, 124), (3, 117))
+"""Of 132 SMs, those in which clusters of so many CTAs and more find room (H200): a cluster lies within a group of 14 to 18 SMs."""
 
 BANDS = ((8, 6), (4, 3), (2, 2))
 """Widths of bands that CUTLASS's scheduler uses, and from how many tiles of the shorter side on."""
@@ -49,6 +52,8 @@ class Facts(NamedTuple):
     """Whether sums leave the tensor core's accumulator before the end of K."""
     divides_k: int
     """Whether slices of K are added up in the shared memory of a cluster."""
+    stages: int
+    """Of the pipeline: steps whose operands are on their way at a time."""
     cost_permille: int
     """How much longer than the model's time its schedule takes, 1000 for the same."""
 
@@ -56,31 +61,37 @@ class Facts(NamedTuple):
 class Constants(NamedTuple):
     """What is fitted. Bytes and multiply-adds are a nanosecond's, times nanoseconds."""
 
-    products: float = 5000.0
+    products: float = 6232.0
     """Multiply-adds of a byte by a byte, of an SM."""
-    shared_bytes: float = 200.6
-    """That the tensor core reads from shared memory, of an SM."""
-    promoting: float = 1.146
+    shared_bytes: float = 241.7
+    """That the tensor core reads from shared memory and loads write there, of an SM."""
+    promoting: float = 1.091
     """How much longer the tensor core takes where sums leave its accumulator."""
-    promotion: float = 115.8
+    promotion: float = 0.8044
     """To add up one tile's sums, for each 128 bytes of K."""
-    l2_bytes: float = 11890.0
+    l2_bytes: float = 11470.0
     """From L2, of all SMs."""
-    filled_bytes: float = 50.0
-    """Zeros in the place of rows beyond A, of an SM (docs/notes/groups.md)."""
-    step: float = 10.8
-    """Of every step along K."""
-    store: float = 525.3
-    """To begin and end a tile."""
-    store_element: float = 0.01419
-    """To store one element of a tile."""
-    memory_bytes: float = 2154.0
+    straddling: float = 1.136
+    """How many times as much L2 is read where rows are no multiples of 128 bytes: what a step takes of them lies in two lines."""
+    parting: float = 0.6285
+    """And how many times more where they are no multiples of 32 bytes: half of them begin within a sector."""
+    filling: float = 3.178
+    """Bytes from L2 that a byte of zeros in the place of rows beyond A is worth (docs/notes/groups.md)."""
+    fetched_bytes: float = 58.77
+    """From memory, of an SM."""
+    memory_bytes: float = 6868.0
     """From memory, of all SMs."""
-    meeting: float = 52.7
+    latency: float = 1433.0
+    """From when a stage is free until its next operands are there."""
+    begin: float = 1291.0
+    """To launch."""
+    store_element: float = 0.06785
+    """To store one element of a tile."""
+    stored_late: float = 0.04915
+    """What part of that holds up the next tile of a schedule that overlaps both."""
+    meeting: float = 2107.0
     """Of slices of K that are added up in the shared memory of a cluster."""
-    meeting_slice: float = 402.4
-    """For each of them."""
-    meeting_element: float = 0.3515
+    meeting_element: float = 0.1512
     """For each element of a tile."""
 
 
@@ -89,23 +100,30 @@ class Terms(NamedTuple):
 
     waves: Any
     steps: Any
-    """Along K, of a CTA."""
+    """Along K, of all waves."""
+    ctas: Any
+    """Their steps, of all CTAs."""
     per_sm: Any
     """CTAs on an SM."""
-    resident: Any
-    """CTAs at a time."""
-    splits: Any
     instructions: Any
     """Of the tensor core, in a step."""
     columns: Any
     tile_k: Any
     tile_elements: Any
+    written: Any
+    """Bytes that loads write to shared memory in a step."""
     traffic: Any
     """Bytes that a CTA reads in a step."""
     filled: Any
     """Bytes of zeros in a step."""
+    straddles: Any
+    parts: Any
+    """Whether rows are no multiples of 128, of 32 bytes."""
     memory: Any
     """Bytes read from memory."""
+    fetchers: Any
+    """SMs that read them."""
+    stages: Any
     overlaps: Any
     promotes: Any
     divides_k: Any
@@ -136,21 +154,28 @@ def terms_of(of: Row, call: ProblemCall, sm_count: int) -> Terms:
     splits = max(row.splits, 1)
     tiles = ctas_of(row, m, n)
     k *= class_of(call.problem).operand.bits // 8  # bytes, as tile_k
-    per_sm = min(row.ctas_of_sm, _ceil_div(tiles, sm_count))
+    room = _room(row, sm_count)
+    per_sm = min(row.ctas_of_sm, _ceil_div(tiles, room))
+    waves = _ceil_div(tiles, room * per_sm)
+    steps = _ceil_div(_ceil_div(k, row.tile_k), splits)
     rows = float(min(row.tile_m, m))
     return Terms(
-        waves=float(_ceil_div(tiles, sm_count * per_sm)),
-        steps=float(_ceil_div(_ceil_div(k, row.tile_k), splits)),
+        waves=float(waves),
+        steps=float(waves * steps),
+        ctas=float(tiles * steps),
         per_sm=per_sm,
-        resident=float(min(tiles, sm_count * per_sm)),
-        splits=splits,
         instructions=float(row.tile_m * row.tile_n // row.columns) / 64.0 * (row.tile_k / 32.0),
         columns=float(row.columns),
         tile_k=row.tile_k,
         tile_elements=row.tile_m * row.tile_n,
+        written=(row.tile_m + row.tile_n) * row.tile_k,
         traffic=(rows / row.sharers_a + float(row.tile_n) / row.sharers_b) * row.tile_k,
         filled=(row.tile_m - rows) * row.tile_k,
+        straddles=k % 128 != 0,
+        parts=k % 32 != 0,
         memory=float(bytes_read(row, m, n, k, sm_count * per_sm // splits)),
+        fetchers=float(min(_ceil_div(tiles, per_sm), sm_count)),
+        stages=float(row.stages),
         overlaps=row.overlaps,
         promotes=row.promotes,
         divides_k=row.divides_k,
@@ -160,18 +185,31 @@ def terms_of(of: Row, call: ProblemCall, sm_count: int) -> Terms:
 
 def time_ns(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Any:
     """The model's nanoseconds."""
-    multiply = t.instructions * do.larger(
-        64.0 * t.columns * 32.0 / c.products, (2048.0 + 32.0 * t.columns) / c.shared_bytes
+    multiply = do.larger(
+        t.instructions * (64.0 * t.columns * 32.0) / c.products,
+        (t.instructions * (2048.0 + 32.0 * t.columns) + t.written) / c.shared_bytes,
     )
     multiply = do.pick(t.promotes, c.promoting * multiply + c.promotion * (t.tile_k / 128.0), multiply)
-    loaded = t.traffic * t.resident / c.l2_bytes + t.filled * t.per_sm / c.filled_bytes
-    step = do.larger(multiply * t.per_sm, loaded) + c.step
-    store = (c.store + c.store_element * t.tile_elements) * t.per_sm
-    body = t.waves * t.steps * step + do.pick(t.overlaps, store, t.waves * store)
+    store = c.store_element * t.tile_elements * t.per_sm
+    body = t.steps * (multiply * t.per_sm) + store * do.pick(t.overlaps, 1.0 + (t.waves - 1.0) * c.stored_late, t.waves)
+    pipeline = t.steps * c.latency / t.stages
+    crossing = do.pick(t.straddles, c.straddling, 1.0) + do.pick(t.parts, c.parting, 0.0)
+    l2 = t.ctas * (t.traffic * crossing + c.filling * t.filled) / c.l2_bytes
+    fetched = t.memory / (t.fetchers * c.fetched_bytes)
     memory = t.memory / c.memory_bytes
-    both = do.root(do.root(body * body * body * body + memory * memory * memory * memory))
-    slices = c.meeting + c.meeting_slice * t.splits + c.meeting_element * t.tile_elements
-    return (both + t.waves * do.pick(t.divides_k, slices, 0.0)) * (t.cost_permille / 1000.0)
+    joined = do.root(do.root(_fourth(body) + _fourth(pipeline) + _fourth(l2) + _fourth(fetched) + _fourth(memory)))
+    slices = t.waves * do.pick(t.divides_k, c.meeting + c.meeting_element * t.tile_elements, 0.0)
+    return (c.begin + joined + slices) * (t.cost_permille / 1000.0)
+
+
+def _fourth(x: Any) -> Any:
+    return (x * x) * (x * x)
+
+
+def _room(row: Facts, sm_count: int) -> int:
+    """SMs in which its clusters find room."""
+    cluster = row.sharers_a * row.sharers_b * (row.splits if row.divides_k else 1)
+    return max(1, sm_count * next((room for least, room in ROOM if cluster >= least), 132) // 132)
 
 
 def ctas_of(row: Facts, m: int, n: int) -> int:
@@ -198,11 +236,13 @@ def bytes_read(row: Facts, m: int, n: int, k: int, resident: int) -> int:
 
 
 def tiles_of(row: Facts, m: int, n: int) -> int:
-    """Tiles that a variant computes, among them the empty ones by which CUTLASS's scheduler fills bands in both directions.
+    """Tiles that a variant computes, among them the empty ones of clusters that lie partly beyond the result, and those by which
+    CUTLASS's scheduler fills bands in both directions.
 
     Source: `get_log_swizzle_size` and `round_up` in cutlass/gemm/kernel/tile_scheduler_params.h.
     """
-    tiles_m, tiles_n = _ceil_div(m, row.tile_m), _ceil_div(n, row.tile_n)
+    tiles_m = _round_up(_ceil_div(m, row.tile_m), row.sharers_b)
+    tiles_n = _round_up(_ceil_div(n, row.tile_n), row.sharers_a)
     if not row.pads:
         return tiles_m * tiles_n
     fewest = min(tiles_m, tiles_n)

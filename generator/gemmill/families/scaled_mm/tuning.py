@@ -35,7 +35,7 @@ is chosen only where nothing else fits."""
 _CUTLASS_PERMILLE = 1_053
 """Nor that CUTLASS's kernels take longer than the CuTe DSL's of the same tile: fitted with the model."""
 
-_MOST_CTAS = 4
+_MOST_CTAS, _MOST_STAGES = 4, 16
 _SHARED_BYTES = 227 * 1024
 
 MOST_CTAS = 2**30
@@ -82,6 +82,7 @@ def _facts(config: KernelConfig) -> Facts:
         overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
         promotes=int(s.accumulation is Accumulation.PROMOTED or config.problem.group_size > 0),
         divides_k=int(s.tile_scheduler is TileScheduler.SPLIT_K),
+        stages=_stages(config),
         cost_permille=_cost_permille(config),
     )
 
@@ -111,6 +112,13 @@ def _ctas_of_sm(config: KernelConfig) -> int:
     if s.kernel_schedule is KernelSchedule.BASIC and config.backend is Backend.CUTLASS:
         return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * 3 + 8192)))
     return 1
+
+
+def _stages(config: KernelConfig) -> int:
+    """Of the pipeline, as far as the model cares: as many as shared memory has room for, unless told."""
+    tile_m, tile_n, tile_k = config.schedule.tile_shape_mnk
+    stage = (tile_m + tile_n) * tile_k * config.problem.a_dtype.bits // 8
+    return config.schedule.stages or max(2, min(_MOST_STAGES, _SHARED_BYTES // stage))
 
 
 def _refuses(row: Row, call: ProblemCall) -> str | None:

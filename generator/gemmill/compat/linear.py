@@ -1,0 +1,122 @@
+"""What a serving engine asks before it gives a linear layer to gemmill, answered from the active build's manifest."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from gemmill.runtime import ops
+from gemmill.runtime.notices import LOG
+from gemmill.vocab import Arch
+
+ROWS = (1, 64, 4096)
+"""Of which a layer's variants are told when it is taken."""
+BLOCK = 128
+"""Elements that share a scale along K, and rows of a weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """A quantised linear layer, as far as a variant for it depends on it."""
+
+    n: int
+    """Columns of the result."""
+    k: int
+    codes: torch.dtype
+    """Of activations and weight."""
+    out_dtype: torch.dtype
+    blocks: bool = False
+    """Whether scales are 1 x 128 of activations and 128 x 128 of the weight; else per token and channel, or one value."""
+    azp: bool = False
+    """Whether activations have zero points."""
+
+    def __str__(self) -> str:
+        scales = f"scales of blocks of {BLOCK}" if self.blocks else "scales per token and channel"
+        names = (str(kind).removeprefix("torch.") for kind in (self.codes, self.out_dtype))
+        return (
+            f"linear layer of N x K = {self.n} x {self.k}, {' to '.join(names)}, {scales}{', zero points' * self.azp}"
+        )
+
+
+def absence(capability: int | None = None) -> str | None:
+    """Why gemmill takes no layer on a GPU of a compute capability such as 90, in one sentence; None if there is a build.
+
+    Loads a build if none is yet: one that is removed afterwards goes on serving. Raises nothing.
+    """
+    try:
+        arch = Arch(ops.active().manifest.arch)
+    except Exception as error:  # whatever is wrong with gemmill, the engine has kernels of its own
+        return unusable(error)
+    if capability in (None, arch.capability[0] * 10 + arch.capability[1]):
+        return None
+    return f"gemmill's build is for {arch}, the GPU has compute capability {capability}"
+
+
+def refusal(linear: Linear) -> str | None:
+    """Why gemmill does not take a layer, in one sentence; None if it does.
+
+    Loads a build if none is yet. Tells the variants that a layer gets, once. Raises nothing.
+    """
+    try:
+        return _refusal_of_build(linear, ops.active().build_id)
+    except Exception as error:  # the same
+        return unusable(error)
+
+
+def unusable(error: Exception) -> str:
+    """One sentence about what keeps gemmill from serving."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"gemmill cannot serve here ({text})"
+
+
+@cache
+def _refusal_of_build(linear: Linear, build_id: str) -> str | None:
+    chosen = []
+    for m in ROWS:
+        try:
+            choice = ops.explain(*_call(linear, m))
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        if choice.entry is None:
+            return f"build {build_id} has no variant for {m} rows of a {linear}: `gemmill build` compiles more"
+        chosen.append(f"{choice.entry.name} ({choice.trust.name.lower()}) for {m} rows")
+    LOG.info("build %s takes a %s: %s", build_id, linear, ", ".join(chosen))
+    return None
+
+
+def _call(linear: Linear, m: int) -> tuple[Any, ...]:
+    """The op's name and its arguments, on torch's meta device."""
+
+    def empty(*shape: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=kind, device="meta")
+
+    groups = -(-linear.k // BLOCK)
+    scales = (empty(m, 1), empty(1, linear.n))
+    if linear.blocks:
+        scales = (empty(m, groups), empty(-(-linear.n // BLOCK), groups).t())
+    codes = (empty(m, linear.k, kind=linear.codes), empty(linear.n, linear.k, kind=linear.codes).t())
+    out = empty(m, linear.n, kind=linear.out_dtype)
+    if not linear.azp:
+        return "cutlass_scaled_mm", out, *codes, *scales, None
+    zero_points = (empty(linear.n, kind=torch.int32), empty(m, kind=torch.int32))
+    return "cutlass_scaled_mm_azp", out, *codes, *scales, *zero_points, None
+
+
+def row_of(scales: torch.Tensor) -> torch.Tensor:
+    """Scales per channel as gemmill takes them, [1, N], from engines' [N, 1]; a single one as it is."""
+    return scales.reshape(1, -1) if scales.numel() > 1 else scales
+
+
+_complained: set[str] = set()
+
+
+def guarded(engine: str, register: Callable[[], None]) -> None:
+    """Register with an engine; where that fails, say so once, in one sentence. Raises nothing."""
+    try:
+        register()
+    except Exception as error:  # the same
+        if engine not in _complained:
+            _complained.add(engine)
+            LOG.warning("%s goes on with its own kernels: %s", engine, unusable(error))

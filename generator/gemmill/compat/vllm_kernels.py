@@ -1,0 +1,123 @@
+"""vLLM's linear kernels with gemmill's GEMMs: as vLLM 0.33's own, which quantise the activations and prepare the weights."""
+
+import torch
+import vllm.envs as envs
+from vllm import _custom_ops
+from vllm.model_executor.kernels.linear import (
+    CutlassFp8BlockScaledMMKernel,
+    CutlassInt8ScaledMMLinearKernel,
+    FP8ScaledMMLinearKernel,
+)
+
+import gemmill
+from gemmill.compat.linear import BLOCK, Linear, absence, refusal, row_of
+
+Answer = tuple[bool, str | None]
+_SOME = 4096
+"""N and K of a layer that stands for those whose sizes are not known yet."""
+
+
+def _answer(why: str | None) -> Answer:
+    return why is None, why
+
+
+def _absence(compute_capability: int | None) -> str | None:
+    """Why no layer is taken on this GPU."""
+    if envs.VLLM_BATCH_INVARIANT:
+        return "gemmill chooses variants by the number of rows, and VLLM_BATCH_INVARIANT is set"
+    return absence(compute_capability)
+
+
+class GemmillFP8Linear(FP8ScaledMMLinearKernel):
+    """FP8 with a scale per tensor or channel of the weight, and per tensor or token of the activations."""
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> Answer:
+        """Whether a build for this GPU is there."""
+        return _answer(_absence(compute_capability))
+
+    @classmethod
+    def can_implement(cls, c) -> Answer:
+        """Whether the build has variants for the layer."""
+        groups = (c.weight_quant_key.scale.group_shape, c.activation_quant_key.scale.group_shape)
+        if any(group.row > 1 or group.col > 1 for group in groups):
+            return False, "it takes scales per tensor, token and channel"
+        n, k = c.weight_shape
+        codes = c.weight_quant_key.dtype
+        return _answer(refusal(Linear(n=n, k=k, codes=codes, out_dtype=c.out_dtype or c.input_dtype)))
+
+    def input_quant_key(self):
+        """That of activations with a given scale: an earlier kernel may make the codes."""
+        key = self.config.activation_quant_key
+        return key if key.scale.static and key.scale.group_shape.is_per_tensor() else None
+
+    def apply_scaled_mm(self, *, A, B, out_dtype, As, Bs, bias, output_shape) -> torch.Tensor:
+        """A [M, K] and B [K, N], column-major, with their scales; the result has `output_shape`."""
+        return gemmill.cutlass_scaled_mm(A, B, As, row_of(Bs), out_dtype, bias).view(*output_shape)
+
+
+class GemmillBlockFP8Linear(CutlassFp8BlockScaledMMKernel):
+    """FP8 with scales of 1 x 128 of the activations and 128 x 128 of the weight."""
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> Answer:
+        """Whether a build for this GPU is there."""
+        return _answer(_absence(compute_capability))
+
+    @classmethod
+    def can_implement(cls, config) -> Answer:
+        """Whether the build has variants for the layer."""
+        fits, why = super().can_implement(config)
+        if not fits:
+            return fits, why
+        weight = config.weight_quant_key
+        if tuple(weight.scale.group_shape) != (BLOCK, BLOCK) or weight.scale.dtype != torch.float32:
+            return False, f"it takes scales of float32 of {BLOCK} x {BLOCK} of the weight"
+        n, k = config.weight_shape
+        return _answer(refusal(Linear(n=n, k=k, codes=weight.dtype, out_dtype=config.out_dtype, blocks=True)))
+
+    def apply_block_scaled_mm(self, A, B, As, Bs) -> torch.Tensor:
+        """A [M, K] and B [N, K] with scales [M, K/128] and [N/128, K/128]; the result is [M, N]."""
+        return gemmill.cutlass_scaled_mm(A, B.t(), As, Bs.t(), self.config.out_dtype)
+
+
+class GemmillInt8Linear(CutlassInt8ScaledMMLinearKernel):
+    """INT8 with scales per tensor, token and channel, and zero points of the activations."""
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> Answer:
+        """Whether a build for this GPU is there."""
+        return _answer(_absence(compute_capability))
+
+    @classmethod
+    def can_implement(cls, c) -> Answer:
+        """Whether the build has variants for such layers; of which size is not known yet."""
+        return _answer(refusal(_int8(_SOME, _SOME, torch.bfloat16, not c.input_symmetric)))
+
+    def process_weights_after_loading(self, layer) -> None:
+        """As vLLM's kernel; then N and K are known, and whether a variant fits them."""
+        super().process_weights_after_loading(layer)
+        weight, *_, azp_adj = self._get_layer_params(layer)
+        k, n = weight.shape
+        out_dtype = getattr(layer, "orig_dtype", torch.bfloat16)
+        self._taken = refusal(_int8(n, k, out_dtype, azp_adj is not None)) is None
+
+    def apply_weights(self, layer, x, bias=None) -> torch.Tensor:
+        """x [..., K] of bf16 or f16, the result [..., N] of the same; vLLM's own kernel where no variant fits the weight."""
+        if not self._taken:
+            return super().apply_weights(layer, x, bias)
+        weight, w_scales, in_scale, in_azp, azp_adj = self._get_layer_params(layer)
+        k, n = weight.shape
+        codes, scales, azp = _custom_ops.scaled_int8_quant(
+            x.reshape(-1, k), in_scale, in_azp, symmetric=azp_adj is None
+        )
+        operands = (codes, weight, scales, row_of(w_scales), x.dtype)
+        if azp_adj is None:
+            out = gemmill.cutlass_scaled_mm(*operands, bias)
+        else:  # of activations with a given zero point, azp_adj is a multiple of it
+            out = gemmill.cutlass_scaled_mm_azp(*operands, azp_adj.reshape(-1), azp if in_azp is None else None, bias)
+        return out.view(*x.shape[:-1], n)
+
+
+def _int8(n: int, k: int, out_dtype: torch.dtype, azp: bool) -> Linear:
+    return Linear(n=n, k=k, codes=torch.int8, out_dtype=out_dtype, azp=azp)

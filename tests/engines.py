@@ -1,0 +1,162 @@
+"""Stand-ins of serving engines, made of what was recorded of a release of each (tools/record_engines.py)."""
+
+import json
+from collections.abc import Callable
+from dataclasses import make_dataclass
+from enum import Enum
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+import gemmill
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """A record beside the tests of the runtime."""
+    path = Path(__file__).parent / "unit" / "runtime" / "engines" / name
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+VLLM, SGLANG = recorded("vllm-0.33.0.json"), recorded("sglang-0.5.23.json")
+LINEAR = VLLM["modules"]["vllm.model_executor.kernels.linear"]
+CLASSES = {name: of for module in VLLM["modules"].values() for name, of in module.items() if "methods" in of}
+_CONFIGS = VLLM["modules"]["vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel"]
+
+
+class _Base:
+    """What all of vLLM's kernels do when they are made."""
+
+    def __init__(self, config: Any, layer_param_names: Any = None) -> None:
+        self.config, self.layer_param_names = config, layer_param_names
+
+
+def _missing(name: str) -> Callable[..., Any]:
+    def missing(*given: object, **named: object) -> Any:
+        raise NotImplementedError(f"vLLM's {name}")
+
+    return missing
+
+
+def _stand_in(name: str, base: type) -> type:
+    """A class with the recorded methods, all of which raise."""
+    methods = {method: _missing(method) for method in CLASSES[name]["methods"] if method != "__init__"}
+    return type(name, (base,), methods)
+
+
+def vllm_modules() -> dict[str, ModuleType]:
+    """Modules with vLLM's names, with what the plugin imports: its int8 kernel does what gemmill's does, by the CPU reference."""
+    platform = Enum("PlatformEnum", ["CUDA", "ROCM", "CPU", "XPU"])
+    scaled = _stand_in("ScaledMMLinearKernel", _Base)
+    block = _stand_in("Fp8BlockScaledMMLinearKernel", _stand_in("MMLinearKernel", _Base))
+    cutlass_block = _stand_in("CutlassFp8BlockScaledMMKernel", block)
+    cutlass_block.can_implement = classmethod(lambda cls, config: (True, None))
+    int8 = _stand_in("CutlassInt8ScaledMMLinearKernel", _stand_in("Int8ScaledMMLinearKernel", scaled))
+    int8.process_weights_after_loading = lambda self, layer: None
+    int8.apply_weights = lambda self, layer, x, bias=None: "vLLM's"
+    int8._get_layer_params = lambda self, layer: tuple(getattr(layer, name, None) for name in self.layer_param_names)
+
+    def coded(input: torch.Tensor, scale: Any = None, azp: Any = None, symmetric: bool = True) -> Any:
+        assert scale is None and azp is None
+        return gemmill.dynamic_scaled_int8_quant(input, symmetric)
+
+    lists = {
+        attribute: {
+            getattr(platform, key.partition(".")[2]): [type(name, (), {}) for name in names]
+            for key, names in of["value"].items()
+        }
+        for attribute, of in LINEAR.items()
+        if attribute.startswith("_POSSIBLE")
+    }
+    contents: dict[str, dict[str, Any]] = {
+        "vllm": {"_custom_ops": SimpleNamespace(scaled_int8_quant=coded)},
+        "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_DISABLED_KERNELS": []},
+        "vllm.platforms": {"PlatformEnum": platform},
+        "vllm.model_executor": {},
+        "vllm.model_executor.kernels": {},
+        "vllm.model_executor.kernels.linear": {
+            "FP8ScaledMMLinearKernel": _stand_in("FP8ScaledMMLinearKernel", scaled),
+            "CutlassFp8BlockScaledMMKernel": cutlass_block,
+            "CutlassInt8ScaledMMLinearKernel": int8,
+            **lists,
+        },
+    }
+    modules = {name: ModuleType(name) for name in contents}
+    for name, module in modules.items():
+        vars(module).update(contents[name])
+    modules["vllm"].envs = modules["vllm.envs"]
+    return modules
+
+
+def config_of(name: str, **fields: object) -> Any:
+    """A config of vLLM's with the recorded fields, all of which must be given."""
+    return make_dataclass(name, _CONFIGS[name]["fields"])(**fields)
+
+
+def quant_key(group: tuple[int, int], static: bool = True, dtype: Any = torch.float8_e4m3fn) -> Any:
+    """vLLM's description of codes with a scale for each group of rows and columns; -1 is all of them."""
+    assert CLASSES["QuantKey"]["fields"][:2] == ["dtype", "scale"]
+    assert CLASSES["ScaleDesc"]["fields"] == ["dtype", "static", "group_shape"]
+    assert "is_per_tensor" in CLASSES["GroupShape"]["methods"]
+
+    class GroupShape(tuple):
+        row, col = group
+
+        def is_per_tensor(self) -> bool:
+            return group == (-1, -1)
+
+    scale = SimpleNamespace(dtype=torch.float32, static=static, group_shape=GroupShape(group))
+    return SimpleNamespace(dtype=dtype, scale=scale)
+
+
+def fp8_config(
+    weight: tuple[int, int] = (-1, 1),
+    activation: tuple[int, int] = (1, -1),
+    shape: tuple[int, int] = (64, 128),
+    **changes: object,
+) -> Any:
+    """Of a layer of N x K with scales per channel and token."""
+    fields = {
+        "weight_quant_key": quant_key(weight),
+        "activation_quant_key": quant_key(activation, static=activation == (-1, -1)),
+        "weight_shape": shape,
+        "input_dtype": torch.bfloat16,
+        "out_dtype": torch.bfloat16,
+    }
+    return config_of("FP8ScaledMMLinearLayerConfig", **fields | changes)
+
+
+def int8_config(**changes: object) -> Any:
+    """Of a layer with scales per channel and token."""
+    fields = {
+        "is_static_input_scheme": False,
+        "is_channelwise": True,
+        "input_symmetric": True,
+        "is_fused_module": False,
+    }
+    return config_of("Int8ScaledMMLinearLayerConfig", **fields | changes)
+
+
+class HookRegistry:
+    """SGLang's, which keeps hooks and applies none."""
+
+    _hooks: dict[str, list[Any]] = {}
+
+    @classmethod
+    def register(cls, target: str, hook: Any, hook_type: str, *, source: Any = None) -> None:
+        """Keep a hook."""
+        cls._hooks.setdefault(target, []).append((hook_type, hook, source))
+
+
+def sglang_modules() -> dict[str, ModuleType]:
+    """Modules with SGLang's names, with what the plugin imports."""
+    of = SGLANG["modules"]["sglang.srt.plugins.hook_registry"]
+    given = [parameter[0] for parameter in of["HookRegistry"]["methods"]["register"]["parameters"]]
+    assert given == ["cls", "target", "hook", "hook_type", "source"]
+    assert "AROUND" in of["HookType"]["members"] and "_hooks" in of["HookRegistry"]["fields"]
+    names = ("sglang", "sglang.srt", "sglang.srt.plugins", "sglang.srt.plugins.hook_registry")
+    modules = {name: ModuleType(name) for name in names}
+    registry = type("HookRegistry", (HookRegistry,), {"_hooks": {}})
+    vars(modules[names[-1]]).update(HookRegistry=registry, HookType=SimpleNamespace(AROUND="around"))
+    return modules

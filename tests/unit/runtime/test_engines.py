@@ -1,0 +1,310 @@
+"""The plugins of serving engines, against what was recorded of a release of each (tools/record_engines.py)."""
+
+import importlib
+import importlib.metadata
+import inspect
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engines import CLASSES, LINEAR, SGLANG, fp8_config, int8_config, quant_key, sglang_modules, vllm_modules
+from gemmill.compat import linear, sglang_plugin, vllm_plugin
+from gemmill.compat.linear import Linear
+from gemmill.manifest import ManifestError
+from gemmill.runtime import ops
+
+ROOT = Path(__file__).parents[3]
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.fixture
+def vllm(monkeypatch) -> SimpleNamespace:
+    """A stand-in of vLLM that was just started."""
+    modules = vllm_modules()
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_kernels", raising=False)
+    monkeypatch.setattr(linear, "_complained", set())
+    monkeypatch.delenv("GEMMILL_VLLM", raising=False)
+    linear._refusal_of_build.cache_clear()
+    kernels_of_vllm = modules["vllm.model_executor.kernels.linear"]
+    yield SimpleNamespace(
+        cuda=modules["vllm.platforms"].PlatformEnum.CUDA, envs=modules["vllm.envs"], **vars(kernels_of_vllm)
+    )
+    sys.modules.pop("gemmill.compat.vllm_kernels", None)
+
+
+@pytest.fixture
+def served(smoke_build, monkeypatch):
+    """A loaded build of the smoke selection."""
+    monkeypatch.setattr(ops, "_active", smoke_build)
+    return smoke_build
+
+
+def kernels() -> ModuleType:
+    return importlib.import_module("gemmill.compat.vllm_kernels")
+
+
+OURS = {
+    "GemmillFP8Linear": ["FP8ScaledMMLinearKernel", "ScaledMMLinearKernel"],
+    "GemmillBlockFP8Linear": ["CutlassFp8BlockScaledMMKernel", "Fp8BlockScaledMMLinearKernel", "MMLinearKernel"],
+    "GemmillInt8Linear": ["CutlassInt8ScaledMMLinearKernel", "Int8ScaledMMLinearKernel", "ScaledMMLinearKernel"],
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_methods_take_what_vllms_take(vllm, name) -> None:
+    """Under the same names, as far as they are named in a call; and nothing abstract is left."""
+    own = getattr(kernels(), name)
+    for method, mine in vars(own).items():
+        if not callable(getattr(own, method)) or method.startswith("__"):
+            continue
+        theirs = next(CLASSES[base]["methods"][method] for base in OURS[name] if method in CLASSES[base]["methods"])
+        function = mine.__func__ if isinstance(mine, classmethod) else mine
+        assert ("classmethod" in theirs["decorators"]) == isinstance(mine, classmethod), method
+        parameters = list(inspect.signature(function).parameters.values())
+        found = [[p.name, "keyword" if p.kind is p.KEYWORD_ONLY else "positional"] for p in parameters]
+        assert found == [[given, kind] for given, kind, _ in theirs["parameters"] if kind in ("positional", "keyword")]
+        given = {p.name for p in parameters if p.default is not p.empty}
+        assert given >= {name for name, kind, has in theirs["parameters"] if has and kind in ("positional", "keyword")}
+    given = {
+        method
+        for base in OURS[name]
+        for method, of in CLASSES[base]["methods"].items()
+        if "abstractmethod" not in of["decorators"]
+    }
+    asked = {
+        method
+        for base in OURS[name]
+        for method, of in CLASSES[base]["methods"].items()
+        if "abstractmethod" in of["decorators"]
+    }
+    assert asked <= given | set(vars(own)), "what is abstract is ours, or another class of vLLM's has it"
+
+
+def test_the_kernels_are_asked_first_and_once(vllm, served) -> None:
+    for _ in range(2):
+        vllm_plugin.register()
+    ours = kernels()
+    for list_, own in (
+        ("_POSSIBLE_FP8_KERNELS", ours.GemmillFP8Linear),
+        ("_POSSIBLE_FP8_BLOCK_KERNELS", ours.GemmillBlockFP8Linear),
+        ("_POSSIBLE_INT8_KERNELS", ours.GemmillInt8Linear),
+    ):
+        names = [kernel.__name__ for kernel in getattr(vllm, list_)[vllm.cuda]]
+        assert names == [own.__name__, *LINEAR[list_]["value"]["PlatformEnum.CUDA"]]
+
+
+def test_it_is_switched_off(vllm, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMILL_VLLM", "0")
+    vllm_plugin.register()
+    assert vllm._POSSIBLE_FP8_KERNELS[vllm.cuda][0].__name__ == "FlashInferFP8ScaledMMLinearKernel"
+
+
+def test_two_gemmills_are_one_sentence(vllm, caplog) -> None:
+    other = type("GemmillInt8Linear", (), {"__module__": "gemmill_copy.compat.vllm_kernels"})
+    vllm._POSSIBLE_INT8_KERNELS[vllm.cuda].insert(0, other)
+    for _ in range(2):
+        vllm_plugin.register()
+    assert caplog.messages == [
+        "vLLM goes on with its own kernels: gemmill cannot serve here (another gemmill has registered its kernels already, "
+        "from gemmill_copy.compat.vllm_kernels: uninstall one of the two)"
+    ]
+    assert vllm._POSSIBLE_FP8_KERNELS[vllm.cuda][0].__name__ == "FlashInferFP8ScaledMMLinearKernel", "all or none"
+
+
+def test_another_vllm_is_one_sentence(vllm, caplog, monkeypatch) -> None:
+    monkeypatch.delattr(sys.modules["vllm.model_executor.kernels.linear"], "_POSSIBLE_INT8_KERNELS")
+    vllm_plugin.register()
+    (message,) = caplog.messages
+    assert message.startswith("vLLM goes on with its own kernels: gemmill cannot serve here (") and "\n" not in message
+
+
+def test_layers_are_taken_from_the_manifest_and_told_once(vllm, served, caplog) -> None:
+    caplog.set_level("INFO", logger="gemmill")
+    own = kernels().GemmillFP8Linear
+    assert own.is_supported(90) == own.is_supported() == (True, None)
+    for _ in range(2):
+        assert own.can_implement(fp8_config()) == (True, None)
+    assert own.can_implement(fp8_config(weight=(-1, -1), activation=(-1, -1))) == (True, None)
+    (message,) = caplog.messages
+    start = f"build {served.build_id} takes a linear layer of N x K = 64 x 128, float8_e4m3fn to bfloat16, scales per token and channel: "
+    assert message.startswith(start) and message.count(" rows") == 3
+    assert any(entry.name in message for entry in served.manifest.entries)
+    assert own.can_implement(fp8_config(activation=(1, 128))) == (
+        False,
+        "it takes scales per tensor, token and channel",
+    )
+    no, why = own.can_implement(fp8_config(out_dtype=torch.float32))
+    assert not no and "\n" not in why
+    no, why = own.can_implement(fp8_config(weight_quant_key=quant_key((-1, 1), dtype="uint4b8")))
+    assert not no and why.startswith("gemmill cannot serve here (")
+
+
+def test_what_is_not_compiled_in_is_not_taken(vllm, served) -> None:
+    own = kernels().GemmillBlockFP8Linear
+    config = fp8_config(weight=(128, 128), activation=(1, 128), shape=(256, 512))
+    compiled = any(
+        entry.predicate.group_size == 128 for entry in served.manifest.entries if entry.family == "scaled_mm"
+    )
+    assert own.can_implement(config)[0] == compiled
+    assert own.can_implement(fp8_config(weight=(64, 64), activation=(1, 128))) == (
+        False,
+        "it takes scales of float32 of 128 x 128 of the weight",
+    )
+    assert linear.refusal(Linear(n=64, k=64, codes=E4M3, out_dtype=torch.bfloat16, azp=True)) is not None
+
+
+@pytest.mark.parametrize(
+    ("capability", "sentence"),
+    [(80, "gemmill's build is for sm90a, the GPU has compute capability 80"), (90, None)],
+)
+def test_another_gpu_is_one_sentence(vllm, served, capability, sentence) -> None:
+    for name in OURS:
+        assert getattr(kernels(), name).is_supported(capability) == (sentence is None, sentence)
+
+
+def test_what_keeps_gemmill_from_serving_is_one_sentence(vllm, monkeypatch) -> None:
+    """An old torch, no build for this GPU, or a damaged one: the sentence is that of loading it."""
+
+    def refuse() -> None:
+        raise ManifestError("build x needs torch 2.11 or later,\ntorch 2.9 is installed: upgrade torch")
+
+    monkeypatch.setattr(ops, "_active", None)
+    monkeypatch.setattr(ops, "load", refuse)
+    sentence = "gemmill cannot serve here (build x needs torch 2.11 or later, torch 2.9 is installed: upgrade torch)"
+    assert kernels().GemmillFP8Linear.is_supported(90) == (False, sentence)
+    assert kernels().GemmillFP8Linear.can_implement(fp8_config()) == (False, sentence)
+    assert kernels().GemmillInt8Linear.can_implement(int8_config()) == (False, sentence)
+
+
+def test_batch_invariance_is_left_to_vllm(vllm, served) -> None:
+    vllm.envs.VLLM_BATCH_INVARIANT = True
+    assert kernels().GemmillFP8Linear.is_supported(90) == (
+        False,
+        "gemmill chooses variants by the number of rows, and VLLM_BATCH_INVARIANT is set",
+    )
+
+
+def test_an_fp8_layer_is_computed(vllm, served) -> None:
+    """By the reference, on CPU tensors, with vLLM's shapes: scales per channel are [N, 1]."""
+    own = kernels().GemmillFP8Linear(fp8_config(), ["weight", "weight_scale", "input_scale", "input_scale_ub"])
+    a, b = torch.ones(5, 32).to(E4M3), torch.ones(48, 32).to(E4M3).t()
+    b_scales = torch.arange(1.0, 49.0).reshape(48, 1)
+    given = {"A": a, "B": b, "out_dtype": torch.bfloat16, "As": torch.full((5, 1), 0.5), "Bs": b_scales}
+    out = own.apply_scaled_mm(**given, bias=torch.ones(48, dtype=torch.bfloat16), output_shape=[1, 5, 48])
+    assert torch.equal(out, (16 * b_scales.flatten() + 1).to(torch.bfloat16).expand(1, 5, 48))
+    assert own.input_quant_key() is None
+    static = kernels().GemmillFP8Linear(fp8_config(activation=(-1, -1)), [])
+    assert static.input_quant_key() is static.config.activation_quant_key
+
+
+def test_a_layer_in_blocks_is_computed(vllm, served) -> None:
+    config = fp8_config(weight=(128, 128), activation=(1, 128))
+    own = kernels().GemmillBlockFP8Linear(config)
+    a, b = torch.ones(4, 256).to(E4M3), torch.ones(256, 256).to(E4M3)
+    b_scales = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    out = own.apply_block_scaled_mm(a, b, torch.ones(4, 2), b_scales)
+    assert out[0, 0] == 128 * 3 and out[0, 255] == 128 * 7
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_an_int8_layer_is_computed(vllm, served, symmetric, monkeypatch) -> None:
+    own = kernels().GemmillInt8Linear(int8_config(input_symmetric=symmetric), ["w", "s", "i", "z", "adj"])
+    weight = torch.ones(48, 32, dtype=torch.int8).t()
+    layer = SimpleNamespace(w=weight, s=torch.full((48, 1), 2.0), orig_dtype=torch.bfloat16)
+    if not symmetric:
+        layer.adj = weight.sum(dim=0, keepdim=True, dtype=torch.int32)
+    monkeypatch.setattr(kernels(), "refusal", lambda linear: None)
+    own.process_weights_after_loading(layer)
+    x = torch.linspace(1, 2, 32).repeat(2, 3, 1).to(torch.bfloat16)
+    out = own.apply_weights(layer, x)
+    assert out.shape == (2, 3, 48) and torch.allclose(out.float(), 2 * x.float().sum(-1, keepdim=True), rtol=0.02)
+    monkeypatch.setattr(kernels(), "refusal", lambda linear: "no variant")
+    own.process_weights_after_loading(layer)
+    assert own.apply_weights(layer, x) == "vLLM's"
+
+
+def test_entry_points_name_functions_that_are_there() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    group = SGLANG["modules"]["sglang.srt.plugins"]["GENERAL_PLUGINS_GROUP"]["value"]
+    assert project["entry-points"] == {
+        "vllm.general_plugins": {"gemmill": "gemmill.compat.vllm_plugin:register"},
+        group: {"gemmill": "gemmill.compat.sglang_plugin:register"},
+    }
+    for points in project["entry-points"].values():
+        point = importlib.metadata.EntryPoint("gemmill", points["gemmill"], "")
+        assert callable(point.load())
+
+
+@pytest.fixture
+def sglang(monkeypatch) -> Any:
+    """A registry of hooks."""
+    modules = sglang_modules()
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(linear, "_complained", set())
+    monkeypatch.setattr(sglang_plugin, "_known", {})
+    monkeypatch.delenv("GEMMILL_SGLANG", raising=False)
+    return modules["sglang.srt.plugins.hook_registry"].HookRegistry
+
+
+def test_sglangs_gemms_are_hooked_once(sglang, monkeypatch, caplog) -> None:
+    monkeypatch.setenv("GEMMILL_SGLANG", "0")
+    sglang_plugin.register()
+    assert sglang._hooks == {}
+    monkeypatch.delenv("GEMMILL_SGLANG")
+    for _ in range(2):
+        sglang_plugin.register()
+    assert {target: [kind for kind, *_ in hooks] for target, hooks in sglang._hooks.items()} == {
+        target: ["around"] for target in sglang_plugin.HOOKS
+    }
+    for target in sglang_plugin.HOOKS:
+        module, _, name = target.rpartition(".")
+        assert name in SGLANG["modules"][module], "the name was there when it was recorded"
+    other = lambda original: None  # noqa: E731
+    other.__name__ = "around_scaled_mm"
+    sglang._hooks[next(iter(sglang_plugin.HOOKS))] = [("around", other, None)]
+    sglang_plugin.register()
+    assert caplog.messages == [
+        "SGLang goes on with its own kernels: gemmill cannot serve here (another gemmill has registered its hooks already: "
+        "uninstall one of the two)"
+    ]
+
+
+def test_hooks_take_what_sglangs_gemms_take() -> None:
+    modules = SGLANG["modules"]
+    for hook, module, name in (
+        (sglang_plugin.around_scaled_mm, "sglang.kernels.ops.gemm", "fp8_scaled_mm"),
+        (sglang_plugin.around_block_scaled_mm, "sglang.kernels.ops.gemm.fp8_kernel", "w8a8_block_fp8_matmul_deepgemm"),
+    ):
+        theirs = [given[0] for given in modules[module][name]["parameters"]]
+        assert list(inspect.signature(hook).parameters) == ["original", *theirs]
+
+
+def test_a_call_comes_to_gemmill_or_to_sglangs_own(sglang, served, monkeypatch) -> None:
+    a, b = torch.ones(5, 32).to(E4M3), torch.ones(48, 32).to(E4M3).t()
+    scales = torch.ones(5, 1), torch.full((48, 1), 2.0)
+
+    def own(*given: object, out_dtype: object, bias: object) -> str:
+        assert len(given) == 4
+        return "SGLang's"
+
+    out = sglang_plugin.around_scaled_mm(own, a, b, *scales, out_dtype=torch.bfloat16)
+    assert torch.equal(out, torch.full((5, 48), 64.0, dtype=torch.bfloat16))
+    assert sglang_plugin.around_scaled_mm(own, a, b.contiguous(), *scales, torch.bfloat16) == "SGLang's"
+    assert sglang_plugin.around_scaled_mm(own, a, b, *scales, torch.float32) == "SGLang's"
+    blocks = (torch.ones(4, 256).to(E4M3), torch.ones(128, 256).to(E4M3), torch.ones(4, 2), torch.ones(1, 2))
+    monkeypatch.setattr(sglang_plugin, "_refused", lambda linear: False)
+    out = sglang_plugin.around_block_scaled_mm(None, *blocks, [128, 128], output_dtype=torch.bfloat16)
+    assert torch.equal(out, torch.full((4, 128), 256.0, dtype=torch.bfloat16))
+
+    def own_blocks(*given: object, output_dtype: object) -> str:
+        return "SGLang's"
+
+    assert sglang_plugin.around_block_scaled_mm(own_blocks, *blocks, [64, 64], torch.bfloat16) == "SGLang's"

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""What somebody meets who has torch and a wheel: install it, ask doctor, run a quantised layer, give it to vLLM and SGLang.
+
+    tools/five_minutes.py dist/gemmill-0.1.0+cu13-py3-none-manylinux_2_34_x86_64.whl
+    tools/five_minutes.py            of the build that serves, whose wheel it writes first
+
+Each step is a process that has the installed files alone, not this checkout. Without a GPU the layer runs the reference. Where
+vLLM and SGLang are not installed, the plugins register with stand-ins of what was recorded of a release of each.
+Exits with the code of the first step that fails.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+LAYER = """
+import torch, gemmill
+device = "cuda" if torch.cuda.is_available() else "cpu"
+x, weight = (torch.randn(rows, 512, device=device).to(torch.bfloat16) for rows in (16, 256))
+x_codes, x_scales = gemmill.dynamic_per_token_scaled_fp8_quant(x)
+codes, scales = gemmill.dynamic_per_token_scaled_fp8_quant(weight)
+out = gemmill.cutlass_scaled_mm(x_codes, codes.t(), x_scales, scales.t(), torch.bfloat16).float()
+wanted = x.float() @ weight.float().t()
+error = ((out - wanted).norm() / wanted.norm()).item()
+assert error < 0.06, f"the layer is {error:.1%} off"
+print(f"out [16, 256] = x [16, 512] @ weight.t() in FP8 on {device}: {error:.1%} off the layer without quantisation")
+"""
+
+PLUGINS = """
+import importlib.metadata, importlib.util, sys
+import torch
+from gemmill import compat
+def stand_in(engine):
+    if importlib.util.find_spec(engine) is None:
+        sys.path.append(sys.argv[1])
+        import engines
+        sys.modules.update(getattr(engines, engine + "_modules")())
+for group in ("vllm.general_plugins", "sglang.srt.plugins"):
+    (point,) = [p for p in importlib.metadata.entry_points(group=group) if p.name == "gemmill"]
+    stand_in(group.partition(".")[0])
+    point.load()()
+    print(f"{group}: {point.value} is registered")
+linear = sys.modules["vllm.model_executor.kernels.linear"]
+first = [kernels[sys.modules["vllm.platforms"].PlatformEnum.CUDA][0].__name__ for kernels in (
+    linear._POSSIBLE_FP8_KERNELS, linear._POSSIBLE_FP8_BLOCK_KERNELS, linear._POSSIBLE_INT8_KERNELS)]
+print("vLLM asks first:", ", ".join(first))
+assert all(name.startswith("Gemmill") for name in first)
+from gemmill.compat.linear import Linear, refusal
+for codes in (torch.float8_e4m3fn, torch.int8):
+    why = refusal(Linear(n=4096, k=4096, codes=codes, out_dtype=torch.bfloat16))
+    assert why is None, why
+"""
+
+
+def main() -> None:
+    """Take the path."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wheel", nargs="?", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gemmill-five-minutes-") as folder:
+        begun = time.perf_counter()
+        wheel = given.wheel or _written(Path(folder))
+        installed = Path(folder) / "installed"
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        _step("install", [*pip, "--target", installed, wheel])
+        there = _environment(installed)
+        _step("doctor", [sys.executable, "-m", "gemmill", "doctor"], there, codes=(0, 1))
+        _step("layer", [sys.executable, "-c", LAYER], there)
+        _step("plugins", [sys.executable, "-c", PLUGINS, ROOT / "tests"], there)
+        print(f"done in {time.perf_counter() - begun:.0f} s")
+
+
+def _written(folder: Path) -> Path:
+    command = [sys.executable, "-m", "gemmill", "wheel", "--out", folder]
+    _step("wheel", command, os.environ | {"PYTHONPATH": str(ROOT / "generator")})
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def _environment(installed: Path) -> dict[str, str]:
+    """With the installed files before all others, and no home: what serves is the wheel's build."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GEMMILL_")}
+    return kept | {"PYTHONPATH": str(installed), "GEMMILL_HOME": str(installed / "home"), "GEMMILL_LOG": "choices"}
+
+
+def _step(
+    name: str, command: list[object], environment: dict[str, str] | None = None, codes: tuple[int, ...] = (0,)
+) -> None:
+    """Run one, with its time; end with its code where that is not one of `codes`."""
+    print(f"== {name}", flush=True)
+    begun = time.perf_counter()
+    code = subprocess.run(list(map(str, command)), env=environment, cwd="/", check=False).returncode
+    print(f"== {name}: {time.perf_counter() - begun:.1f} s", flush=True)
+    if code not in codes:
+        sys.exit(code or 1)
+
+
+if __name__ == "__main__":
+    main()

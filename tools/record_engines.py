@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Records what gemmill's plugins rely on of a serving engine: parameters of functions and methods, orders of its lists.
+
+    tools/record_engines.py vllm FOLDER > tests/unit/runtime/engines/vllm-0.33.0.json      FOLDER: the sdist, unpacked
+    tools/record_engines.py sglang FOLDER > tests/unit/runtime/engines/sglang-0.5.23.json  FOLDER: the wheel, unpacked
+
+Nothing of the engine is run, and nothing of its text is kept but names.
+"""
+
+import argparse
+import ast
+import json
+import re
+from pathlib import Path
+
+_SCALED = "vllm.model_executor.kernels.linear.scaled_mm"
+_QUANT = "vllm.model_executor.layers.quantization.utils.quant_utils"
+WANTED = {
+    "vllm": {
+        "vllm.plugins": ["load_general_plugins"],
+        "vllm.model_executor.kernels.linear": [
+            "_POSSIBLE_FP8_KERNELS",
+            "_POSSIBLE_FP8_BLOCK_KERNELS",
+            "_POSSIBLE_INT8_KERNELS",
+            "is_supported_and_can_implement_kernel",
+            "register_linear_kernel",
+            "FP8ScaledMMLinearKernel",
+            "CutlassFp8BlockScaledMMKernel",
+            "CutlassInt8ScaledMMLinearKernel",
+        ],
+        f"{_SCALED}.ScaledMMLinearKernel": [
+            "Int8ScaledMMLinearLayerConfig",
+            "FP8ScaledMMLinearLayerConfig",
+            "ScaledMMLinearKernel",
+            "FP8ScaledMMLinearKernel",
+            "Int8ScaledMMLinearKernel",
+        ],
+        f"{_SCALED}.BlockScaledMMLinearKernel": ["Fp8BlockScaledMMLinearKernel"],
+        f"{_SCALED}.cutlass": ["CutlassInt8ScaledMMLinearKernel", "CutlassFp8BlockScaledMMKernel"],
+        "vllm.model_executor.kernels.linear.base": ["MMLinearKernel"],
+        _QUANT: ["QuantKey", "ScaleDesc", "GroupShape"],
+        "vllm._custom_ops": ["scaled_int8_quant", "cutlass_scaled_mm"],
+    },
+    "sglang": {
+        "sglang.srt.plugins": ["GENERAL_PLUGINS_GROUP", "load_plugins"],
+        "sglang.srt.plugins.hook_registry": ["HookRegistry", "HookType"],
+        "sglang.srt.layers.quantization.fp8_utils": ["fp8_scaled_mm", "w8a8_block_fp8_matmul_deepgemm"],
+        "sglang.srt.layers.quantization.w8a8_int8": ["int8_scaled_mm"],
+        "sglang.kernels.ops.gemm": ["fp8_scaled_mm"],
+        "sglang.kernels.ops.gemm.fp8_kernel": ["w8a8_block_fp8_matmul_deepgemm"],
+    },
+}
+
+
+def main() -> None:
+    """Print the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine", choices=WANTED)
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args()
+    modules = {module: record(given.folder, module, names) for module, names in WANTED[given.engine].items()}
+    print(json.dumps({"engine": given.engine, "version": version(given.folder), "modules": modules}, indent=1))
+
+
+def version(folder: Path) -> str:
+    """That of the sdist, or of the wheel."""
+    (about,) = [*folder.glob("PKG-INFO"), *folder.glob("*.dist-info/METADATA")]
+    return re.findall(r"^Version: (\S+)$", about.read_text(), re.MULTILINE)[0]
+
+
+def record(folder: Path, module: str, names: list[str]) -> dict[str, object]:
+    """What a module has under each of the names."""
+    path = folder / module.replace(".", "/")
+    tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+    found: dict[str, object] = {}
+    for node in ast.walk(tree):
+        for name in names:
+            if name not in found and (what := described(node, name)) is not None:
+                found[name] = what
+    if missing := set(names) - set(found):
+        raise SystemExit(f"{module} has no {', '.join(sorted(missing))}: the plugin relies on it")
+    return {name: found[name] for name in names}
+
+
+def described(node: ast.AST, name: str) -> object | None:
+    """What a statement says of a name, if it defines it."""
+    if isinstance(node, ast.FunctionDef) and node.name == name:
+        return {"parameters": parameters(node)}
+    if isinstance(node, ast.ClassDef) and node.name == name:
+        return of_class(node)
+    if isinstance(node, ast.ImportFrom) and any(name == (alias.asname or alias.name) for alias in node.names):
+        return {"imported_from": "." * node.level + (node.module or "")}
+    if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return {"value": of_value(node.value)}
+    return None
+
+
+def of_class(node: ast.ClassDef) -> dict[str, object]:
+    """Names of bases and fields, and of each method its parameters and decorators."""
+    methods = {
+        item.name: {"parameters": parameters(item), "decorators": [ast.unparse(d) for d in item.decorator_list]}
+        for item in node.body
+        if isinstance(item, ast.FunctionDef)
+    }
+    fields = [
+        item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    ]
+    members = [
+        t.id for item in node.body if isinstance(item, ast.Assign) for t in item.targets if isinstance(t, ast.Name)
+    ]
+    bases = [ast.unparse(base).partition("[")[0] for base in node.bases]
+    return {"bases": bases, "fields": fields, "members": members, "methods": methods}
+
+
+def of_value(node: ast.expr) -> object:
+    """Texts, and names in lists and dictionaries."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Dict):
+        return {ast.unparse(key): of_value(value) for key, value in zip(node.keys, node.values, strict=True) if key}
+    if isinstance(node, ast.List):
+        return [ast.unparse(item) for item in node.elts]
+    return None
+
+
+def parameters(node: ast.FunctionDef) -> list[list[object]]:
+    """Name, kind and whether there is a default, of each."""
+    given = node.args
+    plain = [*given.posonlyargs, *given.args]
+    defaults = [False] * (len(plain) - len(given.defaults)) + [True] * len(given.defaults)
+    found: list[list[object]] = [
+        [argument.arg, "positional", has] for argument, has in zip(plain, defaults, strict=True)
+    ]
+    if given.vararg:
+        found.append([given.vararg.arg, "*", True])
+    found += [
+        [argument.arg, "keyword", default is not None]
+        for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    ]
+    if given.kwarg:
+        found.append([given.kwarg.arg, "**", True])
+    return found
+
+
+if __name__ == "__main__":
+    main()
