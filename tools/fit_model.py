@@ -29,7 +29,7 @@ from gemmill.tune.problems import Problem
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "generator/gemmill/families/scaled_mm/model.py"
-MIRROR = ROOT / "kernels/extension/scaled_mm_model.cpp"
+MIRROR = ROOT / "kernels/scaled_mm/model.cpp"
 OF_ARRAYS = Arithmetic(larger=np.maximum, root=np.sqrt, pick=np.where)
 FEWEST_VARIANTS = 4
 """Of a shape: of fewer nothing is learnt about a choice."""

@@ -15,7 +15,8 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
 
 // Tiles that a variant computes, among them the empty ones of clusters that lie partly beyond the result, and those by which
-// CUTLASS's scheduler fills bands in both directions (get_log_swizzle_size in cutlass/gemm/kernel/tile_scheduler_params.h). Mirrored by gemmill.families.scaled_mm.model.
+// CUTLASS's scheduler fills bands in both directions (get_log_swizzle_size in cutlass/gemm/kernel/tile_scheduler_params.h).
+// Mirrored by gemmill.families.scaled_mm.model.
 int64_t tiles_of(GemmFacts const& row, int64_t m, int64_t n) {
   int64_t const tiles_m = round_up(ceil_div(m, row.tile_m), row.sharers_b);
   int64_t const tiles_n = round_up(ceil_div(n, row.tile_n), row.sharers_a);

@@ -10,7 +10,6 @@ from typing import Any
 from gemmill.build.sources import expand, flags_for, is_of_dsl
 from gemmill.emit import EmittedFile, emit
 from gemmill.emit.render import render
-from gemmill.families import scaled_mm
 from gemmill.locations import kernels_dir
 from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
@@ -41,7 +40,8 @@ def reproducer(config: Any, sizes: Mapping[str, int], expected: str) -> tuple[Em
     name, symbol = to_name(config), symbol_of(config)
     emitted = emit(config)
     code_type, codes = _CODES[config.problem.a_dtype]
-    (row, *_) = REGISTRY.tunings[scaled_mm.NAME].rows(config, REGISTRY.accepted(config), 0)
+    family = REGISTRY.family_of(config)
+    (row, *_) = family.tuning.rows(config, REGISTRY.accepted(config), 0)
     values = {
         **sizes,
         "name": name,
@@ -61,7 +61,7 @@ def reproducer(config: Any, sizes: Mapping[str, int], expected: str) -> tuple[Em
         EmittedFile(path=PurePosixPath("main.cu"), text=render("export/main.cu.jinja", values)),
         EmittedFile(path=PurePosixPath(emitted.path.name), text=emitted.text),
         EmittedFile(path=PurePosixPath("build.sh"), text=_script(config, emitted.path.name, symbol)),
-        *_copied("core", scaled_mm.NAME, "extension/driver.cpp", "extension/driver.h"),
+        *_copied("core", family.name, "extension/driver.cpp", "extension/driver.h"),
     ]
     if is_of_dsl(config):
         files += [EmittedFile(path=PurePosixPath("adapter.py"), text=_ADAPTER), *_copied("extension/cutedsl.cpp")]
