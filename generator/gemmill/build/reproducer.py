@@ -10,7 +10,6 @@ from typing import Any
 from gemmill.build.sources import expand, flags_for, is_of_dsl
 from gemmill.emit import EmittedFile, emit
 from gemmill.emit.render import render
-from gemmill.families import scaled_mm
 from gemmill.locations import kernels_dir
 from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
@@ -29,7 +28,7 @@ from pathlib import Path
 
 from gemmill.emit.adapter import emit_adapter, read_header
 
-Path("adapter.cpp").write_text(emit_adapter(sys.argv[1], read_header(Path(f"{sys.argv[1]}.h").read_text())))
+Path("adapter.cpp").write_text(emit_adapter(sys.argv[1], sys.argv[2], read_header(Path(f"{sys.argv[1]}.h").read_text())))
 """
 
 
@@ -41,7 +40,8 @@ def reproducer(config: Any, sizes: Mapping[str, int], expected: str) -> tuple[Em
     name, symbol = to_name(config), symbol_of(config)
     emitted = emit(config)
     code_type, codes = _CODES[config.problem.a_dtype]
-    (row, *_) = REGISTRY.tunings[scaled_mm.NAME].rows(config, REGISTRY.accepted(config), 0)
+    family = REGISTRY.family_of(config)
+    (row, *_) = family.tuning.rows(config, REGISTRY.accepted(config), 0)
     values = {
         **sizes,
         "name": name,
@@ -61,7 +61,7 @@ def reproducer(config: Any, sizes: Mapping[str, int], expected: str) -> tuple[Em
         EmittedFile(path=PurePosixPath("main.cu"), text=render("export/main.cu.jinja", values)),
         EmittedFile(path=PurePosixPath(emitted.path.name), text=emitted.text),
         EmittedFile(path=PurePosixPath("build.sh"), text=_script(config, emitted.path.name, symbol)),
-        *_copied("core", scaled_mm.NAME, "extension/driver.cpp", "extension/driver.h"),
+        *_copied("core", family.name, "extension/driver.cpp", "extension/driver.h"),
     ]
     if is_of_dsl(config):
         files += [EmittedFile(path=PurePosixPath("adapter.py"), text=_ADAPTER), *_copied("extension/cutedsl.cpp")]
@@ -85,7 +85,7 @@ def _script(config: Any, source: str, symbol: str) -> str:
         return _lines(
             "# Needs nvcc, and Python with gemmill[toolchain,dsl], which compiles the kernel and writes the adapter to it.",
             f"python {source} --out .",
-            f"python adapter.py {symbol}",
+            f"python adapter.py {symbol} {to_name(config)}",
             "RUNTIME=$(python -c 'from gemmill.build import find_dsl; print(find_dsl(13).runtime)')",
             f"nvcc -std=c++17 -O2 -gencode={config.arch.gencode} -I. -Iextension main.cu adapter.cpp "
             f'extension/cutedsl.cpp extension/driver.cpp {symbol}.o "$RUNTIME" -o reproducer',

@@ -8,7 +8,6 @@ import typer
 from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import UsageError
-from gemmill.families import scaled_mm
 from gemmill.registry import REGISTRY
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def export(
     from gemmill.build.reproducer import reproducer
 
     variant = variants.variant_of(name, select, arch, build)
-    if REGISTRY.family_of(variant.config).name != scaled_mm.NAME:
+    if REGISTRY.family_of(variant.config).tuning.sizes != ("m", "n", "k"):
         raise UsageError(f"{variant.name} is no GEMM: others cannot be exported, `gemmill show --source` prints them")
     asked = {size: value for size, value in (("m", m), ("n", n), ("k", k)) if value is not None}
     row = _measured(variant.name, variant.config.arch, asked)

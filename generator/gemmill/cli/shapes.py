@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gemmill.tune.problems import Problem
 
 _OPS = ", ".join(REGISTRY.measured)
-_SIZES = " or ".join(", ".join(tuning.sizes) for tuning in REGISTRY.tunings.values())
+_SIZES = " or ".join(dict.fromkeys(", ".join(tuning.sizes) for _, tuning, _, _ in REGISTRY.measured.values()))
 DEFAULT_OP = next(iter(REGISTRY.measured))
 ShapesOption = Annotated[
     Path | None,

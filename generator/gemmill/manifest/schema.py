@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Of the manifest, and of the numbers that runtime and extension exchange."""
 
 DIGEST = "digest"

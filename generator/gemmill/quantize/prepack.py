@@ -9,8 +9,9 @@ A kernel makes an operand of code and scale in registers. What it makes is exact
 Scales that are powers of two are made relative to a base: a factor of each row in the epilogue, or of each 128 columns
 where activations have a scale for those. Of the bases on which all is exact, one that makes normal numbers only comes first
 (a kernel may make those by two multiplications), then the one nearest to 1. Groups of zeros take no part. So what is
-packed is a tensor of the same format: codes as they were, and ue8m0 scales relative to the base. The order in which a
-kernel reads both is not decided here. Peers (Humming, Marlin) clamp scales silently where they spread too far.
+packed is a tensor of the same format: codes as they were, and ue8m0 scales relative to the base. The order in which the
+kernel of 4-bit weights reads both is made in `fp4_blocks`. Peers (Humming, Marlin) clamp scales silently where they spread
+too far.
 """
 
 from collections.abc import Iterator

@@ -85,7 +85,7 @@ def _rows(path: Path, text: str, ops: Sequence[str]) -> Iterator[Any]:
 def _csv_rows(path: Path, text: str, ops: Sequence[str]) -> Iterator[dict[str, Any]]:
     reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
     header = [name.strip().lower() for name in reader.fieldnames or ()]
-    if not any(set(tuning.near) <= set(header) for tuning in REGISTRY.tunings.values()):
+    if not any(set(tuning.near) <= set(header) for _, tuning, _, _ in REGISTRY.measured.values()):
         sizes = REGISTRY.measured[_first(ops)][1].sizes
         raise ShapesError(
             f"{path} begins with {', '.join(header) or 'nothing'}: expected a header with {', '.join(sizes)} and perhaps op"

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class EpilogueKind(StrEnum):
-    """Formulas are in docs/scaled_mm.md; `acc` is the raw accumulator of quantised operands."""
+    """Formulas are in the guide of the GEMM ops; `acc` is the raw accumulator of quantised operands."""
 
     SCALED = "scaled"
     """s_a s_b acc"""

@@ -1,0 +1,3 @@
+"""A family that nobody wants: pages of numbers packed to 4 bits each. All that gemmill is told of it lies in this folder."""
+
+NAME = "toy"
