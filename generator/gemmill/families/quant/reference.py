@@ -378,17 +378,22 @@ def rms_norm_quant(
     out_dtype: DType,
     *,
     group_size: int = 0,
+    scale: torch.Tensor | None = None,
     scale_ub: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    vllm: VllmSum | None = None,
+    vllm_stride: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Codes of the RMS norm of x [rows, hidden], scales [rows, 1] or [rows, hidden / group_size], and the new residual.
 
     scale = max(min(amax, scale_ub) / max, smallest scale). e4m3 divides by it, s8 multiplies by its reciprocal, as all
-    codes of groups do of vLLM's.
+    codes of groups do of vLLM's. By a `scale` that is given, f32 [1], codes are those of static_quant. vLLM's sums depend on
+    `vllm_stride`, elements between the rows of its input; without one the arithmetic is ours.
     """
-    normed, added = rms_normed(x, weight, epsilon, residual, vllm)
     rows, hidden = x.shape
+    vllm = None if vllm_stride is None else VllmSum.of_rows(rows, hidden, stride=vllm_stride, group_size=group_size)
+    normed, added = rms_normed(x, weight, epsilon, residual, vllm)
+    if scale is not None:
+        return static_quant(normed, scale, out_dtype, vllm=vllm is not None), scale, added
     grouped = normed.float().reshape(rows, hidden // group_size if group_size else 1, group_size or hidden)
     amax = absolute_maximum(grouped)
     if scale_ub is not None:
