@@ -1,5 +1,6 @@
 """The ops with vLLM's scales and codes, on the CPU, against the formulas of vLLM 0.33.0's kernels for sm_90, in numpy."""
 
+import math
 from importlib import import_module
 from typing import Any
 
@@ -353,6 +354,23 @@ def test_rms_norm(
     agree(codes, fp8(scaled) if e4m3_out else int8_rn(scaled))
     if residual is not None:
         assert torch.equal(residual.nan_to_num(), torch.from_numpy(values).to(x.dtype).nan_to_num())
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("hidden", [4608, 1030, 100, 999])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_rms_norm_by_a_given_scale(dtype: str, hidden: int, scale: float) -> None:
+    for rows, most in ((4, 1024), (256, 256)):
+        x = (torch.randn((rows, hidden), generator=torch.Generator().manual_seed(hidden)) * 3).to(DTYPES[dtype])
+        x[3, :2] = torch.tensor([NAN, 1.0])
+        x[4:] = x[0]
+        weight, given = x[1].clone(), torch.tensor([scale])
+        codes, *_ = called("rms_norm_static_fp8_quant", codes_like(x, columns=x.shape[1]), x, weight, given, 1e-5)
+        width = math.gcd(8, hidden)
+        inverse = np.array([[inverse_rms(row, min(hidden // width, most), width, 1e-5)] for row in numbers(x)[:4]])
+        normed = rounded(numbers(x)[:4] * inverse * numbers(weight), x.dtype)
+        agree(codes[:4], static_fp8(normed, given.numpy()))
+        assert rows == 4 or torch.equal(codes[4:].view(torch.uint8), codes[:1].view(torch.uint8).expand(252, -1))
 
 
 def test_rows_beyond_256_are_summed_by_fewer_threads() -> None:

@@ -33,6 +33,7 @@ class QuantFamily(StrEnum):
     GROUP = "group"
     RMS_TOKEN = "rmstoken"
     RMS_GROUP = "rmsgroup"
+    RMS_STATIC = "rmsstatic"
 
     @property
     def scales(self) -> Scales:
@@ -77,6 +78,7 @@ _KIND = {
     QuantFamily.GROUP: (Scales.OF_GROUP, "group"),
     QuantFamily.RMS_TOKEN: (Scales.OF_ROW, "rms_norm"),
     QuantFamily.RMS_GROUP: (Scales.OF_GROUP, "rms_norm"),
+    QuantFamily.RMS_STATIC: (Scales.GIVEN, "rms_norm"),
 }
 
 
@@ -184,6 +186,15 @@ def _dtypes(c: QuantConfig) -> Status:
     return OK
 
 
+def _normed(c: QuantConfig) -> Status:
+    if c.family is QuantFamily.RMS_STATIC and (c.in_dtype is DType.F32 or c.out_dtype is not DType.E4M3):
+        return rejected(
+            f"in_dtype={c.in_dtype} out_dtype={c.out_dtype} contradicts family={c.family}: by scales that are given, normed rows "
+            "of bf16 or f16 are coded as e4m3"
+        )
+    return OK
+
+
 def _groups(c: QuantConfig) -> Status:
     if not c.family.is_grouped:
         return (
@@ -264,7 +275,7 @@ def of_vllm(config: QuantConfig) -> QuantConfig:
     return replace(config, vllm=_differs_in_vllm(config))
 
 
-RULES = (_dtypes, _groups, _scale_format, _activation, _symmetry, _vllm)
+RULES = (_dtypes, _normed, _groups, _scale_format, _activation, _symmetry, _vllm)
 
 
 def all_configs(arch: Arch = Arch.SM90A) -> Iterator[QuantConfig]:

@@ -17,6 +17,7 @@ __all__ = [
     "per_token_group_quant_int8_azp",
     "rms_norm_dynamic_per_token_quant",
     "rms_norm_per_block_quant",
+    "rms_norm_static_fp8_quant",
     "silu_and_mul_per_block_quant",
     "silu_and_mul_per_token_quant",
     "silu_and_mul_quant",
@@ -263,3 +264,12 @@ def rms_norm_per_block_quant(
         result, input, weight, scales, epsilon, scale_ub, residual, group_size, is_scale_transposed
     )
     return result, scales
+
+
+def rms_norm_static_fp8_quant(
+    input: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """float8_e4m3fn codes of the RMS norm of input [..., hidden] (bf16 or f16) times weight [hidden], by a given scale, f32 [1]."""
+    result = _codes(input, torch.float8_e4m3fn)
+    _ops.rms_norm_static_fp8_quant.default(result, input, weight, scale, epsilon)
+    return result

@@ -12,6 +12,7 @@ erf differ by an ulp or two, and a gated code then differs where its quotient li
 codes: see docs/quantisation.md. Division by a Python number is avoided throughout: torch multiplies by its reciprocal.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -305,6 +306,12 @@ class VllmSum:
         most = 1024 if not group_size else 512 if rows <= 256 else 256
         return cls(threads=min(hidden, most), width=4 if group_size or (hidden % 4 == 0 and stride % 4 == 0) else 1)
 
+    @classmethod
+    def by_given_scale(cls, rows: int, hidden: int, *, most_width: int) -> "VllmSum":
+        """Of rows that are coded by a scale that is given: 16 bytes at a time, or what divides a row."""
+        width = math.gcd(most_width, hidden)
+        return cls(threads=min(hidden // width, 1024 if rows < 256 else 256), width=width)
+
 
 def _inverse_rms_as_vllm(values: torch.Tensor, epsilon: float, how: VllmSum) -> torch.Tensor:
     """1 / rms of f32 rows: sums of threads, of neighbours within warps, of warps one after another; then the device's rsqrt."""
@@ -350,8 +357,10 @@ def rms_normed(
     epsilon: float,
     residual: torch.Tensor | None = None,
     vllm: VllmSum | None = None,
+    rounds_once: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """round(round(x / rms) * weight) of x [rows, hidden] in x's type, and the new residual (None without one).
+    """round(round(x / rms) * weight) of x [rows, hidden] in x's type, the inner rounding left out where it `rounds_once`; and
+    the new residual (None without one).
 
     With a residual, x + residual in f32 takes x's place, unrounded; the new residual is it, rounded. The mean square is
     summed in f32 over runs of 16 bytes of x, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), in f64 across runs, and rounded to
@@ -367,7 +376,7 @@ def rms_normed(
         if vllm is None
         else _inverse_rms_as_vllm(values, epsilon, vllm)
     )
-    normed = (values * inverse).to(x.dtype)
+    normed = values * inverse if rounds_once else (values * inverse).to(x.dtype)
     return (normed.float() * weight.float()).to(x.dtype), added
 
 
@@ -391,7 +400,10 @@ def rms_norm_quant(
     """
     rows, hidden = x.shape
     vllm = None if vllm_stride is None else VllmSum.of_rows(rows, hidden, stride=vllm_stride, group_size=group_size)
-    normed, added = rms_normed(x, weight, epsilon, residual, vllm)
+    if vllm is not None and scale is not None:
+        vllm = VllmSum.by_given_scale(rows, hidden, most_width=16 // x.element_size())
+    once = vllm is not None and scale is not None
+    normed, added = rms_normed(x, weight, epsilon, residual, vllm, rounds_once=once)
     if scale is not None:
         return static_quant(normed, scale, out_dtype, vllm=vllm is not None), scale, added
     grouped = normed.float().reshape(rows, hidden // group_size if group_size else 1, group_size or hidden)
