@@ -55,8 +55,15 @@ __device__ __forceinline__ void load_some(In const* from, float (&x)[kCount]) {
   }
 }
 
+// Values of In's precision.
+template <class In, int kCount>
+__device__ __forceinline__ void round_to(float (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = static_cast<float>(static_cast<In>(x[i]));
+}
+
 // What thread `thread` of vLLM's sums.
-template <bool kAligned, bool kResidual, int kCount, class In>
+template <bool kAligned, bool kResidual, int kCount, bool kGiven = false, class In>
 __device__ __forceinline__ float vllm_sum_of_thread(RmsNormParams const& p, uint32_t thread, uint32_t threads, In const* in, In const* residual) {
   float sum = 0.0f;
   for (int64_t i = int64_t{thread} * kCount; i < p.hidden; i += int64_t{threads} * kCount) {
@@ -67,6 +74,14 @@ __device__ __forceinline__ float vllm_sum_of_thread(RmsNormParams const& p, uint
       load_some<kAligned>(residual + i, other);
 #pragma unroll
       for (int j = 0; j < kCount; ++j) x[j] = __fadd_rn(x[j], other[j]);
+      if constexpr (kGiven) round_to<In>(x);
+      if constexpr (kGiven && kCount == 8) {  // summed alone first, in pairs
+        float of_turn = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kCount; j += 2) of_turn = __fadd_rn(of_turn, __fmaf_rn(x[j], x[j], __fmul_rn(x[j + 1], x[j + 1])));
+        sum = __fadd_rn(sum, of_turn);
+        continue;
+      }
     }
 #pragma unroll
     for (int j = 0; j < kCount; ++j) sum = __fmaf_rn(x[j], x[j], sum);
@@ -80,19 +95,20 @@ __device__ __forceinline__ float vllm_sum_of_thread(RmsNormParams const& p, uint
 template <bool kAligned, bool kResidual, int kGroup, class In>
 __device__ __forceinline__ float inverse_rms_as_vllm(RmsNormParams const& p, In const* in, In const* residual, VllmSums& sums) {
   constexpr bool kGiven = kGroup == kGivenScale;
-  // By a scale that is given, 16 bytes at a time, or what divides a row.
-  uint32_t const low_bit = static_cast<uint32_t>(p.hidden & -p.hidden);
+  // By a scale that is given, 16 bytes at a time, or what divides a row; with a residual 8 elements, or one.
+  uint32_t const low_bit = static_cast<uint32_t>(kResidual ? (p.hidden % 8 == 0 && p.in_stride % 8 == 0 ? 8 : 1) : p.hidden & -p.hidden);
   uint32_t const width = kGiven ? (low_bit < kChunkElements<In> ? low_bit : kChunkElements<In>) : 1;
+  int64_t const shares = kGiven && !kResidual ? p.hidden / width : p.hidden;
   uint32_t const most = kGiven ? (p.rows < 256 ? kMostVllmThreads : 256) : kGroup == 0 ? kMostVllmThreads : p.rows <= 256 ? 512 : 256;
-  uint32_t const threads = p.hidden / width < most ? static_cast<uint32_t>(p.hidden / width) : most;
+  uint32_t const threads = shares < most ? static_cast<uint32_t>(shares) : most;
   bool const vectors = kGroup != 0 || (p.hidden % 4 == 0 && p.in_stride % 4 == 0);
   for (uint32_t thread = threadIdx.x; thread < kMostVllmThreads; thread += blockDim.x) {
     if constexpr (kGiven) {
       sums.of_threads[thread] = thread >= threads         ? 0.0f
-                                : kAligned || width == 8 ? vllm_sum_of_thread<kAligned, kResidual, kChunkElements<In>>(p, thread, threads, in, residual)
-                                : width == 4             ? vllm_sum_of_thread<kAligned, kResidual, 4>(p, thread, threads, in, residual)
-                                : width == 2             ? vllm_sum_of_thread<kAligned, kResidual, 2>(p, thread, threads, in, residual)
-                                                         : vllm_sum_of_thread<kAligned, kResidual, 1>(p, thread, threads, in, residual);
+                                : kAligned || width == 8 ? vllm_sum_of_thread<kAligned, kResidual, kChunkElements<In>, true>(p, thread, threads, in, residual)
+                                : width == 4             ? vllm_sum_of_thread<kAligned, kResidual, 4, true>(p, thread, threads, in, residual)
+                                : width == 2             ? vllm_sum_of_thread<kAligned, kResidual, 2, true>(p, thread, threads, in, residual)
+                                                         : vllm_sum_of_thread<kAligned, kResidual, 1, true>(p, thread, threads, in, residual);
       continue;
     }
     sums.of_threads[thread] = thread >= threads ? 0.0f
@@ -234,6 +250,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
       unpack<In>(others[c], other);
 #pragma unroll
       for (int i = 0; i < kElements; ++i) x[i] = __fadd_rn(x[i], other[i]);
+      if constexpr (kGroup == kGivenScale && Out::kAsVllm) round_to<In>(x);
     }
   };
   auto const store_residual = [&](uint32_t index, float const(&x)[kElements]) {

@@ -11,6 +11,7 @@ __all__ = [
     "dynamic_scaled_fp8_quant",
     "dynamic_scaled_int8_quant",
     "dynamic_tensor_scaled_int8_quant",
+    "fused_add_rms_norm_static_fp8_quant",
     "per_token_group_fp8_quant",
     "per_token_group_fp8_quant_packed",
     "per_token_group_quant_int8",
@@ -272,4 +273,13 @@ def rms_norm_static_fp8_quant(
     """float8_e4m3fn codes of the RMS norm of input [..., hidden] (bf16 or f16) times weight [hidden], by a given scale, f32 [1]."""
     result = _codes(input, torch.float8_e4m3fn)
     _ops.rms_norm_static_fp8_quant.default(result, input, weight, scale, epsilon)
+    return result
+
+
+def fused_add_rms_norm_static_fp8_quant(
+    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """As rms_norm_static_fp8_quant of input + residual, which replaces the residual [..., hidden], rounded."""
+    result = _codes(input, torch.float8_e4m3fn)
+    _ops.fused_add_rms_norm_static_fp8_quant.default(result, input, residual, weight, scale, epsilon)
     return result

@@ -298,6 +298,8 @@ class VllmSum:
     """Of a CTA, each of which sums its elements in f32, a product and a sum rounded once."""
     width: int
     """Neighbouring elements that a thread takes at a time."""
+    in_pairs: bool = False
+    """Whether what it takes at a time is summed alone first, in pairs."""
 
     @classmethod
     def of_rows(cls, rows: int, hidden: int, *, stride: int, group_size: int) -> "VllmSum":
@@ -307,10 +309,15 @@ class VllmSum:
         return cls(threads=min(hidden, most), width=4 if group_size or (hidden % 4 == 0 and stride % 4 == 0) else 1)
 
     @classmethod
-    def by_given_scale(cls, rows: int, hidden: int, *, most_width: int) -> "VllmSum":
-        """Of rows that are coded by a scale that is given: 16 bytes at a time, or what divides a row."""
+    def by_given_scale(cls, rows: int, hidden: int, *, stride: int, most_width: int, with_residual: bool) -> "VllmSum":
+        """Of rows that are coded by a scale that is given: 16 bytes at a time, or what divides a row; with a residual 8
+        elements, or one. vLLM's addresses of a residual are taken to be multiples of 16 bytes."""
+        most = 1024 if rows < 256 else 256
+        if with_residual:
+            in_pairs = hidden % 8 == 0 and stride % 8 == 0
+            return cls(threads=min(hidden, most), width=8 if in_pairs else 1, in_pairs=in_pairs)
         width = math.gcd(most_width, hidden)
-        return cls(threads=min(hidden // width, 1024 if rows < 256 else 256), width=width)
+        return cls(threads=min(hidden // width, most), width=width)
 
 
 def _inverse_rms_as_vllm(values: torch.Tensor, epsilon: float, how: VllmSum) -> torch.Tensor:
@@ -319,6 +326,10 @@ def _inverse_rms_as_vllm(values: torch.Tensor, epsilon: float, how: VllmSum) -> 
     turns = torch.nn.functional.pad(values, (0, -hidden % max(how.threads * how.width, 1)))
     of_threads = values.new_zeros((rows, how.threads))
     for turn in turns.reshape(rows, -1, how.threads, how.width).unbind(1) if hidden else ():
+        if how.in_pairs:
+            pairs = _fused_square(turn[..., ::2], turn[..., 1::2] * turn[..., 1::2])
+            of_threads = of_threads + (((pairs[..., 0] + pairs[..., 1]) + pairs[..., 2]) + pairs[..., 3])
+            continue
         for x in turn.unbind(-1):
             of_threads = _fused_square(x, of_threads)
     lanes = torch.nn.functional.pad(of_threads, (0, -how.threads % 32)).unflatten(-1, (-1, 32))
@@ -360,7 +371,7 @@ def rms_normed(
     rounds_once: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """round(round(x / rms) * weight) of x [rows, hidden] in x's type, the inner rounding left out where it `rounds_once`; and
-    the new residual (None without one).
+    the new residual (None without one), of which then the rest is made.
 
     With a residual, x + residual in f32 takes x's place, unrounded; the new residual is it, rounded. The mean square is
     summed in f32 over runs of 16 bytes of x, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), in f64 across runs, and rounded to
@@ -371,6 +382,7 @@ def rms_normed(
     if residual is not None:
         values = values + residual.float()
         added = values.to(x.dtype)
+        values = added.float() if rounds_once else values
     inverse = (
         _inverse_rms(values, epsilon, 16 // x.element_size())
         if vllm is None
@@ -400,8 +412,10 @@ def rms_norm_quant(
     """
     rows, hidden = x.shape
     vllm = None if vllm_stride is None else VllmSum.of_rows(rows, hidden, stride=vllm_stride, group_size=group_size)
-    if vllm is not None and scale is not None:
-        vllm = VllmSum.by_given_scale(rows, hidden, most_width=16 // x.element_size())
+    if vllm_stride is not None and scale is not None:
+        vllm = VllmSum.by_given_scale(
+            rows, hidden, stride=vllm_stride, most_width=16 // x.element_size(), with_residual=residual is not None
+        )
     once = vllm is not None and scale is not None
     normed, added = rms_normed(x, weight, epsilon, residual, vllm, rounds_once=once)
     if scale is not None:
