@@ -179,4 +179,5 @@ def test_gc_by_size_keeps_the_latest(filled: Path) -> None:
     report = cache_gc(filled, max_age_days=None, max_bytes=rows[0].object_bytes + rows[1].object_bytes)
     assert {row.key for row in cache_list(filled)} == {rows[0].key, rows[1].key}
     assert set(report.removed) == {row.key for row in rows[2:]}
+    assert cache_gc(filled, max_age_days=None, max_bytes=rows[0].object_bytes + rows[1].object_bytes - 1).kept == 1
     assert cache_gc(filled, max_age_days=None, max_bytes=0).kept == 0

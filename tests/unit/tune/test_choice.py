@@ -41,6 +41,7 @@ def test_ties_go_to_todays_choice_else_to_the_first_name() -> None:
     assert decide(mixed, "b").chosen == "b"
     assert decide(rounds(a=2.004, b=2.0), None).tied == ("a", "b"), "half a per cent cannot be told"
     assert decide(rounds(a=2.02, b=2.0), None).tied == ("b",)
+    assert decide(rounds(a=2.0, b=2.004), "b", 0.0).chosen == "b", "though nothing is conceded to it"
     erratic = {"a": (2.2, 2.2, 2.2, 1.9) * 2, "b": (2.0,) * 8}
     assert decide(erratic, "a", 0.03).chosen == "b", "a lucky quarter of the rounds does not make up for a tenth"
     assert decide(erratic, "a", 0.15).chosen == "a"
