@@ -218,8 +218,8 @@ def test_strict_build_ends_at_the_first_failure(
 def test_template_error(
     toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "templates" / "cutlass").mkdir(parents=True)
-    (tmp_path / "templates" / "cutlass" / "scaled_mm.cu.jinja").write_text("\n{{ nothing }}\n")
+    (tmp_path / "templates" / "scaled_mm" / "cutlass").mkdir(parents=True)
+    (tmp_path / "templates" / "scaled_mm" / "cutlass" / "scaled_mm.cu.jinja").write_text("\n{{ nothing }}\n")
     monkeypatch.setattr("gemmill.emit.render.templates_dir", lambda: tmp_path / "templates")
     from gemmill.emit.render import environment
 
