@@ -1,5 +1,14 @@
-"""What a run says at its end beside pytest's own words, whichever process found it."""
+"""What a run says at its end beside pytest's own words, whichever process found it; and which tests a folder's name means."""
+
+from pathlib import Path
 
 import pytest
 
 LINES = pytest.StashKey[list[str]]()
+
+HERE = Path(__file__).parent
+
+
+def below(folder: str, items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests below folders of this name, of any family or of none."""
+    return [item for item in items if folder in item.path.relative_to(HERE).parent.parts]

@@ -1,21 +1,19 @@
 """Options and fixtures of the whole test suite, and how its tests are dealt to processes (`make test`)."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from closing import LINES
+from closing import HERE, LINES
 
-_HERE = Path(__file__).parent
-_TOGETHER = ("gpu", "compile/binding")
-"""Folders whose tests share what is made once a process and dear: the memory of a GPU, an extension."""
+_TOGETHER = ("gpu", "binding")
+"""Folders, of any family, whose tests share what is made once a process and dear: the memory of a GPU, an extension."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--update-golden", action="store_true", help="rewrite tests/golden's reference texts instead of comparing"
+        "--update-golden", action="store_true", help="rewrite the golden folders' reference texts instead of comparing"
     )
     group = parser.getgroup("gpu", "GPU tests, which are made from the manifest of a build")
     group.addoption(
@@ -35,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The tests of a file, or of a folder of `_TOGETHER`, are one process's, so that module fixtures are made once.
+    """The tests of a file, or of the folders of a name in `_TOGETHER`, are one process's, so that module fixtures are made once.
 
     They are dealt in pytest's order, in which those that compile come first.
     """
@@ -43,8 +41,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Whole(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = (config.rootpath / nodeid.split("::")[0]).relative_to(_HERE).as_posix()
-            return next((folder for folder in _TOGETHER if path.startswith(f"{folder}/")), path)
+            path = (config.rootpath / nodeid.split("::")[0]).relative_to(HERE)
+            return next((folder for folder in _TOGETHER if folder in path.parent.parts), str(path))
 
     config.option.loadscopereorder = False
     return Whole(config, log)

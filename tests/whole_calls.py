@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from families.quant.problems import Breakage, some_call
 from gemmill.families.scaled_mm.ops import GEMM_OPS, VLLM_OPS
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import Kind, OpSchema
-from quant_problems import Breakage, some_call
 
 Call = dict[str, Any]
 

@@ -49,11 +49,11 @@ step() {  # name, command...
 tests_by_operands() {  # GPU tests of variants, a process for each type of operands, and of the ops
   local jobs=() status=0 job
   for operands in e4m3_e4m3 s8_s8 bf16_bf16_f32 f16_f16_f32 sm90a_quant; do
-    "$python" -m pytest tests/gpu/test_numerics.py tests/gpu/test_cases.py "${test_options[@]}" --level "$level" --match "$operands" \
+    "$python" -m pytest tests/families/scaled_mm/gpu/test_numerics.py tests/gpu/test_cases.py "${test_options[@]}" --level "$level" --match "$operands" \
       --junitxml="$out/tests-$operands.xml" >"$out/tests-$operands.log" 2>&1 &
     jobs+=($!)
   done
-  "$python" -m pytest tests/gpu/test_ops.py tests/gpu/test_quant.py tests/gpu/test_chains.py tests/gpu/test_random_calls.py "${test_options[@]}" --junitxml="$out/tests-ops.xml" \
+  "$python" -m pytest tests/families/scaled_mm/gpu/test_ops.py tests/families/quant/gpu tests/gpu/test_chains.py tests/gpu/test_random_calls.py "${test_options[@]}" --junitxml="$out/tests-ops.xml" \
     >"$out/tests-ops.log" 2>&1 &
   jobs+=($!)
   for job in "${jobs[@]}"; do
@@ -86,7 +86,7 @@ EOF
 
 for name in $steps; do
   case $name in
-    smoke) step smoke "$python" -m pytest tests/gpu "${test_options[@]}" --level L0 -x ;;
+    smoke) step smoke "$python" -m pytest tests/gpu tests/families/*/gpu "${test_options[@]}" --level L0 -x ;;
     tests) step tests tests_by_operands ;;
     fuzz) step fuzz "$python" -m gemmill fuzz "${fuzz_options[@]}" ;;
     compare)
@@ -104,7 +104,7 @@ for name in $steps; do
     quant) step quant "$python" benchmarks/run.py quant "${benchmark_options[@]}" ;;
     sanitize)
       step sanitize compute-sanitizer --tool memcheck --error-exitcode 1 --target-processes all \
-        "$python" -m pytest tests/gpu "${test_options[@]}" --level L0 -k "integers_are_exact or rows_of_any_length" ;;
+        "$python" -m pytest tests/gpu tests/families/*/gpu "${test_options[@]}" --level L0 -k "integers_are_exact or rows_of_any_length" ;;
     *) echo "no step $name: smoke tests fuzz compare ragged models quant tune sweep table sanitize" >&2; failed=1 ;;
   esac
 done

@@ -95,7 +95,7 @@ __device__ __forceinline__ bool is_plain(float value) { return value >= kSmalles
 
 // value / divisor where is_plain(divisor): one residual correction of the product with the reciprocal. The code of the
 // result is that of the correctly rounded quotient: checked for every divisor against every boundary between codes by
-// tests/unit/test_quant_division.py.
+// tests/families/quant/test_division.py.
 struct Quotient {
   float divisor;
   float reciprocal;

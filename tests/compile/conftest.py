@@ -1,39 +1,7 @@
-"""Tests below this folder compile with the real nvcc. They build the smoke selection, which is minutes where the cache
-below `gemmill.settings.home()` does not have it; without a toolchain all are left out, and it is said what is missing.
-"""
-
-from pathlib import Path
+"""Tests here compile: see tests/compile/plugin.py."""
 
 import pytest
 
-from closing import LINES
-from gemmill.build import BuildError, BuildOptions, BuildResult, ToolchainPaths, build, find_toolchain
-from gemmill.space.selections import select
 
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
-    if not here:
-        return
-    try:
-        find_toolchain()
-        reason = ""
-    except BuildError as error:
-        reason = str(error)
-        config.stash[LINES].append(f"{len(here)} tests that compile left out: {reason}")
-    for item in here:
-        item.add_marker(pytest.mark.compile)
-        if reason:
-            item.add_marker(pytest.mark.skip(reason=reason))
-
-
-@pytest.fixture(scope="session")
-def toolchain() -> ToolchainPaths:
-    """The toolchain of this machine."""
-    return find_toolchain()
-
-
-@pytest.fixture(scope="session")
-def smoke() -> BuildResult:
-    """The smoke selection, built or found built."""
-    return build(select("smoke"), BuildOptions())
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.import_plugin("compile.plugin")

@@ -1,5 +1,16 @@
 """Fixtures that every test here may ask for."""
 
+from builds import problem_call, smoke_build, smoke_configs, table_of
 from making import gemmill, home, make_config, make_manifest, put_build
 
-__all__ = ["gemmill", "home", "make_config", "make_manifest", "put_build"]
+__all__ = [
+    "gemmill",
+    "home",
+    "make_config",
+    "make_manifest",
+    "problem_call",
+    "put_build",
+    "smoke_build",
+    "smoke_configs",
+    "table_of",
+]

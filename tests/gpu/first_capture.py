@@ -10,11 +10,11 @@ from collections.abc import Callable
 import torch
 
 import gemmill
+from families.scaled_mm.gpu.problems import MUST, acceptance, of_variant
 from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
 from gemmill.runtime.schemas import OPS
 from gemmill.vocab import Accumulation
-from gpu.problems import MUST, acceptance, of_variant
 from gpu.random_calls import calls_of
 
 SHAPES = ((48, 264, 4096), (77, 136, 272), (16, 256, 512))

@@ -29,8 +29,8 @@ def pytest_collection_modifyitems(config):
 
 def test_files_and_folders_are_dealt_whole_and_lines_said_once(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
-    for path in ("gpu/test_a.py", "gpu/test_b.py", "unit/test_c.py", "unit/test_d.py"):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
+    for path in ("gpu/test_a.py", "families/toy/gpu/test_b.py", "unit/test_c.py", "unit/test_d.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(NOTE)
     (tmp_path / "gpu" / "conftest.py").write_text(SAY)
     for name in ("conftest.py", "closing.py"):
@@ -44,6 +44,6 @@ def test_files_and_folders_are_dealt_whole_and_lines_said_once(tmp_path: Path) -
     rows = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     processes = {path: {process for found, process, _ in rows if found == path} for path, _, _ in rows}
     assert {len(found) for found in processes.values()} == {1}
-    assert processes["gpu/test_a.py"] == processes["gpu/test_b.py"]
+    assert processes["gpu/test_a.py"] == processes["families/toy/gpu/test_b.py"]
     assert {process for _, process, _ in rows} == {"gw0", "gw1"}
     assert {int(threads) for *_, threads in rows} == {max(1, len(os.sched_getaffinity(0)) // 2)}

@@ -1,6 +1,6 @@
 """The swizzled scale layout: formula, inverse and torch's form of it against values written out by hand.
 
-tests/compile/blockscaled holds the same formula against CUTLASS's own layout function.
+tests/families/blockscaled/compile holds the same formula against CUTLASS's own layout function.
 """
 
 import pytest

@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import pytest
 
+from families.quant.problems import Breakage, some_call
 from gemmill.families.quant.call import config_of
 from gemmill.families.quant.classes import CLASSES
 from gemmill.families.quant.config import all_configs
@@ -13,7 +14,6 @@ from gemmill.family import ClassAxis
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.vocab import Arch
-from quant_problems import Breakage, some_call
 
 
 @pytest.mark.parametrize("op", OPS.ops, ids=lambda op: op.schema.name)

@@ -8,10 +8,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import gemmill
+from families.quant.problems import Breakage, some_call
 from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME, OPS, OpSchema
-from quant_problems import Breakage, some_call
 from whole_calls import Call, moved, versions, whole_call
 
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)

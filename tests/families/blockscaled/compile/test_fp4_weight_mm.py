@@ -9,7 +9,7 @@ import pytest
 
 from gemmill.build import ToolchainPaths
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 INSTANCES = {
     "NvFp4, 2, 2, 2, 8, 4": 61,
     "NvFp4, 2, 2, 2, 64, 4": 61,

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gemmill
+from families.quant.problems import Breakage, empty_call, some_call
 from gemmill.families.quant.call import config_of
 from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
 from gemmill.runtime.checks import check
@@ -14,7 +15,6 @@ from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Arch
-from quant_problems import Breakage, empty_call, some_call
 
 
 def moved(value: Any, device: torch.device) -> Any:

@@ -1,4 +1,4 @@
-"""One reference rendering for each template and partial; `pytest tests/golden --update-golden` rewrites them."""
+"""One reference rendering for each template and partial; `pytest tests -k golden --update-golden` rewrites them."""
 
 import difflib
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_rendering_is_the_reference(case: str, update_golden: bool) -> None:
     difference = difflib.unified_diff(
         expected.splitlines(), text.splitlines(), f"{case}.cu", "rendered now", lineterm=""
     )
-    assert text == expected, "\n" + "\n".join(difference) + "\n(meant? pytest tests/golden --update-golden)"
+    assert text == expected, "\n" + "\n".join(difference) + "\n(meant? pytest tests -k golden --update-golden)"
 
 
 def test_no_reference_without_a_case() -> None:

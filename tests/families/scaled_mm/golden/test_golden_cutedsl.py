@@ -1,4 +1,4 @@
-"""One reference rendering for each template of the cutedsl backend; `pytest tests/golden --update-golden` rewrites them."""
+"""One reference rendering for each template of the cutedsl backend; `pytest tests -k golden --update-golden` rewrites them."""
 
 import difflib
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_rendering_is_the_reference(case: str, update_golden: bool) -> None:
         (FOLDER / case).write_text(text)
     expected = (FOLDER / case).read_text()
     difference = difflib.unified_diff(expected.splitlines(), text.splitlines(), case, "rendered now", lineterm="")
-    assert text == expected, "\n" + "\n".join(difference) + "\n(meant? pytest tests/golden --update-golden)"
+    assert text == expected, "\n" + "\n".join(difference) + "\n(meant? pytest tests -k golden --update-golden)"
 
 
 def test_every_template_has_its_reference() -> None:

@@ -1,4 +1,4 @@
-"""One reference rendering for each quantisation template; `pytest tests/golden --update-golden` rewrites them."""
+"""One reference rendering for each quantisation template; `pytest tests -k golden --update-golden` rewrites them."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_rendering_is_the_reference(case: str, update_golden: bool) -> None:
     if update_golden:
         FOLDER.mkdir(exist_ok=True)
         reference.write_text(text)
-    assert text == reference.read_text(), "meant? pytest tests/golden --update-golden"
+    assert text == reference.read_text(), "meant? pytest tests -k golden --update-golden"
 
 
 def test_no_reference_without_a_case() -> None:

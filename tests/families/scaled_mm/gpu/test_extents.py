@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import gemmill
+from families.scaled_mm.gpu.problems import REFUSES, acceptance, of_variant
+from families.scaled_mm.gpu.test_ops import op_of
 from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
 from gemmill.vocab import SCALE_GROUPS, Accumulation, DType
-from gpu.problems import REFUSES, acceptance, of_variant
-from gpu.test_ops import op_of
 
 SINGLES = ((1, 264, 128), (5, 1, 128), (1, 1, 16), (64, 4096, 128), (512, 264, 64), (67, 264, 48), (1, 264, 512))
 """Shapes with dimensions of one element and a K of one group and less."""

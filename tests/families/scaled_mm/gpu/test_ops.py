@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import gemmill
+from families.scaled_mm.gpu.shapes import FIRST, FIXED, UNALIGNED
 from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.numerics.comparison import compare_exact
 from gemmill.vocab import Accumulation, DType
-from gpu.shapes import FIRST, FIXED, UNALIGNED
 
 KINDS = (
     (DType.E4M3, "none"),

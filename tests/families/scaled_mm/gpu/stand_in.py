@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from families.scaled_mm.gpu.problems import REFUSES, acceptance
 from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.cases.calls import Call
 from gemmill.families.scaled_mm.config import KernelConfig
@@ -11,7 +12,6 @@ from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.selections import select
-from gpu.problems import REFUSES, acceptance
 
 
 class StandIn:

@@ -12,7 +12,7 @@ from gemmill.space.names import to_name
 from gemmill.space.selections import select
 from gemms import Op, gemm
 
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
+TOOLS = Path(__file__).resolve().parents[3] / "tools"
 TRUE = FITTED._replace(latency=4000.0, store_element=0.4, filling=1.0, memory_bytes=3000.0)
 WEIGHTS = [
     (1024, 8192),

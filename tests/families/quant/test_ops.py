@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gemmill
+from families.quant.problems import Breakage, empty_call, some_call
 from gemmill.families.quant import ops as quant_ops
 from gemmill.families.quant import reference
 from gemmill.families.quant import selections as quant_selections
@@ -16,7 +17,6 @@ from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Arch, DType
-from quant_problems import Breakage, empty_call, some_call
 
 E4M3, S8 = torch.float8_e4m3fn, torch.int8
 

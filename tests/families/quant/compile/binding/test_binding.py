@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gemmill
+from families.quant.problems import Breakage, empty_call, some_call
 from gemmill.families import quant
 from gemmill.families.quant.call import config_of
 from gemmill.families.quant.config import Activation, QuantFamily
@@ -18,7 +19,6 @@ from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.space.names import symbol_of, to_name
 from gemmill.vocab import Arch
-from quant_problems import Breakage, empty_call, some_call
 
 pytestmark = pytest.mark.compile
 ROUNDS = 400

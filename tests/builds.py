@@ -1,0 +1,74 @@
+"""Builds without an extension: a manifest and the table that it gives."""
+
+from collections.abc import Callable
+
+import pytest
+
+from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.classes import Need, problem_code
+from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.family import ProblemCall
+from gemmill.manifest import Manifest
+from gemmill.registry import REGISTRY
+from gemmill.runtime import ops
+from gemmill.runtime.library import Build
+from gemmill.runtime.table import Table, make_table
+from gemmill.space.selections import select
+
+
+class TableOnly(Build):
+    """What a build knows without its extension; the pin is kept here."""
+
+    def __init__(self, manifest: Manifest, table: Table) -> None:
+        self.manifest = manifest
+        self.table = table
+        self.pinned = -1
+
+    def pin(self, row: int) -> int:
+        before, self.pinned = self.pinned, row
+        return before
+
+
+@pytest.fixture
+def smoke_configs() -> tuple[KernelConfig, ...]:
+    return REGISTRY.configs_of(scaled_mm.NAME, select("smoke").configs)
+
+
+@pytest.fixture
+def table_of(make_manifest: Callable[..., Manifest]) -> Callable[..., Table]:
+    """The table of configs, with measured choices if given."""
+
+    def make(*configs: KernelConfig, tuned: tuple = ()) -> Table:
+        entries = make_manifest(*configs).entries
+        return make_table(entries, sorted({entry.symbol for entry in entries}), tuned)
+
+    return make
+
+
+@pytest.fixture
+def smoke_build(
+    make_manifest: Callable[..., Manifest],
+    table_of: Callable[..., Table],
+    smoke_configs: tuple[KernelConfig, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> TableOnly:
+    """The smoke selection as the active build."""
+    build = TableOnly(make_manifest(*smoke_configs), table_of(*smoke_configs))
+    monkeypatch.setattr(ops, "_active", build)
+    return build
+
+
+@pytest.fixture
+def problem_call() -> Callable[..., ProblemCall]:
+    """A call, by default of e4m3 to bf16 with a bias, everything aligned."""
+
+    def make(
+        need: Need = Need.BIAS, operand: str = "float8_e4m3fn", out: str = "bfloat16", **changes: int
+    ) -> ProblemCall:
+        given = {"m": 16, "n": 4096, "k": 4096, "align_a": 16, "align_b": 16, "align_d": 16} | changes
+        sizes, alignments = (tuple(given.values())[i : i + 3] for i in (0, 3))
+        return ProblemCall(
+            family=scaled_mm.NAME, problem=problem_code(need, operand, out), sizes=sizes, alignments=alignments
+        )
+
+    return make

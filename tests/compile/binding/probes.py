@@ -1,0 +1,256 @@
+"""An extension whose kernels only record their arguments, made from the real binding in seconds."""
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+
+from gemmill.build import ToolchainPaths
+from gemmill.build.files import file_digest
+from gemmill.build.sources import TORCH_TARGET, expand, flags_for, hand_written, roots_of
+from gemmill.emit.render import render
+from gemmill.families import quant, scaled_mm
+from gemmill.family import Config
+from gemmill.locations import kernels_dir
+from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain, write_manifest
+from gemmill.registry import REGISTRY
+from gemmill.runtime.library import Build
+from gemmill.runtime.schemas import OPS
+from gemmill.space.names import symbol_of, to_name
+from gemmill.space.selections import select
+from gemmill.vocab import Arch, DType
+
+_HERE = Path(__file__).parent
+_OF_A_MACHINE = (
+    "cudaGetDevice cudaSetDevice cudaDeviceGetAttribute cudaGetDriverEntryPointByVersion aoti_torch_get_device_index "
+    "aoti_torch_get_device_type aoti_torch_delete_tensor_object aoti_torch_empty_strided "
+    "aoti_torch_get_current_cuda_stream aoti_torch_create_cuda_guard aoti_torch_delete_cuda_guard"
+).split()
+"""What machine.cpp stands in for."""
+BUILD_IDS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
+
+
+class Arguments(ctypes.Structure):
+    """Mirrors `gemmill_scaled_mm_args` in kernels/scaled_mm/abi.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in "a b d a_scales b_scales bias azp_adj azp".split()),
+        *((name, ctypes.c_int64) for name in "lda ldb ldd".split()),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("m n k a_scale_per_row b_scale_per_column raster_order swizzle splits").split()
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in "a_scale_stride_m a_scale_stride_k b_scale_stride_n b_scale_stride_k".split()
+        ),
+    )
+
+
+class Launch(ctypes.Structure):
+    """Mirrors `gemmill_launch` in kernels/core/abi.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in "stream workspace".split()),
+        *((name, ctypes.c_int32) for name in "device sm_count programmatic_launch constant_weights".split()),
+    )
+
+
+class Machine(ctypes.Structure):
+    """Mirrors `probe_machine_state` in machine.h."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                "device current guards devices_set attributes_asked described launched out_of_memory allocated_on "
+                "allocated_type"
+            ).split()
+        ),
+        *((name, ctypes.c_int64) for name in "allocated_bytes tensors_let_go".split()),
+        ("elsewhere", ctypes.c_void_p),
+    )
+
+
+class Probe:
+    """A loaded build whose ops take CPU tensors, in a namespace of their own, and compute nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.build = Build(folder)
+        self._library = ctypes.CDLL(str(folder / self.build.manifest.extension))
+        namespace = f"probe_{self.build.build_id}"
+        self._schemas = torch.library.Library(namespace, "FRAGMENT")
+        for op in OPS:
+            self._schemas.define(op.schema)
+        self.build.register(namespace, "CPU")
+        self.ops = getattr(torch.ops, namespace)
+
+    def run(self, op: str, *tensors: torch.Tensor | None, status: int = 0) -> tuple[str, Arguments] | None:
+        """Symbol and arguments of the launch that a call comes to, None if it comes to none."""
+        self._int("probe_launches").value = 0
+        self._int("probe_status").value = status
+        getattr(self.ops, op).default(*tensors)
+        if self._int("probe_launches").value == 0:
+            return None
+        symbol = (ctypes.c_char * 512).in_dll(self._library, "probe_symbol").value.decode()
+        recorded = Arguments.in_dll(self._library, "probe_args")
+        return symbol, Arguments.from_buffer_copy(recorded)
+
+    @contextmanager
+    def taking_noted(self) -> Iterator[None]:
+        """Meanwhile a thread asks for the noted choices again and again."""
+        end = ctypes.c_int32(0)
+        thread = Thread(target=self._library.probe_take_noted_until, args=(ctypes.byref(end),))
+        thread.start()
+        try:
+            yield
+        finally:
+            end.value = 1
+            thread.join()
+
+    @property
+    def how(self) -> Launch:
+        """How the last kernel was launched."""
+        return Launch.from_buffer_copy(Launch.in_dll(self._library, "probe_how"))
+
+    @property
+    def machine(self) -> Machine:
+        """What the binding takes for its machine."""
+        return Machine.in_dll(self._library, "probe_machine")
+
+    def number(self, name: str, kind: type = ctypes.c_int64) -> Any:
+        """A number of probe.cpp's."""
+        return kind.in_dll(self._library, name)
+
+    def describe(self, question: dict[str, Any]) -> tuple[int, list[int]]:
+        """Result and contents of a TMA descriptor that a kernel asks for."""
+        told = (ctypes.c_uint64 * 4)()
+        result = self._library.probe_describe(
+            ctypes.c_uint64(question["address"]),
+            (ctypes.c_uint64 * 2)(*question["dims"]),
+            ctypes.c_uint64(question["stride"]),
+            *((ctypes.c_uint32 * len(question[name]))(*question[name]) for name in ("box", "element_strides", "kinds")),
+            told,
+        )
+        return result, list(told)
+
+    def _int(self, name: str) -> ctypes.c_int32:
+        return self.number(name, ctypes.c_int32)
+
+
+def some_configs() -> tuple[Config, ...]:
+    """The smoke selection, and of the default one all GEMMs with scales in groups and quantisation kernels of bf16: so
+    every class of GEMMs has a variant, and every quantisation op one that takes all that it may be given."""
+    default = select("default").configs
+    grouped = [config for config in REGISTRY.configs_of(scaled_mm.NAME, default) if config.problem.group_size]
+    of_bf16 = [config for config in REGISTRY.configs_of(quant.NAME, default) if config.in_dtype is DType.BF16]
+    return tuple(dict.fromkeys([*select("smoke").configs, *grouped, *of_bf16]))
+
+
+@pytest.fixture(scope="session")
+def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with two builds that differ in their id."""
+    home = tmp_path_factory.mktemp("probe")
+    roots, flags = roots_of(toolchain, kernels_dir()), flags_for(Arch.SM90A)
+    configs = some_configs()
+    symbols = sorted(set(map(symbol_of, configs)))
+    sources = [
+        *hand_written(kernels_dir()),
+        _HERE / "machine.cpp",
+        _HERE / "probe.cpp",
+        home / "kernels.cpp",
+    ]
+    sources[-1].write_text(
+        '#include "probe.h"\n'
+        + "".join(f"PROBE({symbol})\n" for symbol in symbols)
+        + "".join(f"PROBE_WORKSPACE({symbol})\n" for symbol in symbols if "_quant_tensor_" in symbol)
+    )
+    for build_id in BUILD_IDS:
+        sources.append(home / f"variants_{build_id}.cpp")
+        sources[-1].write_text(render("extension/variants.cpp.jinja", {"symbols": symbols, "build_id": build_id}))
+
+    def compile_one(source: Path) -> Path:
+        target = home / f"{source.parent.name}_{source.stem}.o"
+        command = [toolchain.gxx, "-c", source, *expand(flags.host, roots), "-O0", f"-I{_HERE}", "-o", target]
+        subprocess.run(list(map(str, command)), check=True)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        *shared, first, second = pool.map(compile_one, sources)
+    for build_id, variants in zip(BUILD_IDS, (first, second), strict=True):
+        folder = home / "builds" / build_id
+        folder.mkdir(parents=True)
+        extension = folder / f"gemmill_{build_id}.so"
+        linked = [
+            toolchain.gxx,
+            *shared,
+            variants,
+            toolchain.cudart_static,
+            *expand(flags.link, roots),
+            *(f"-Wl,--wrap={name}" for name in _OF_A_MACHINE),
+            "-o",
+            extension,
+        ]
+        subprocess.run(list(map(str, linked)), check=True)
+        write_manifest(_manifest(build_id, configs, extension), folder / "manifest.json")
+    return home
+
+
+def _manifest(build_id: str, configs: tuple[Config, ...], extension: Path) -> Manifest:
+    entries = tuple(
+        KernelEntry(
+            name=to_name(config),
+            family=REGISTRY.family_of(config).name,
+            config=config,
+            symbol=symbol_of(config),
+            predicate=REGISTRY.accepted(config),
+            source_digest="",
+            compile_seconds=0.0,
+            peak_memory_bytes=0,
+            code_bytes=0,
+            registers=0,
+            spill_bytes=0,
+        )
+        for config in configs
+    )
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        build_id=build_id,
+        gemmill_version="0.1.0",
+        created="2026-11-20T12:00:00Z",
+        arch="sm90a",
+        selection="smoke",
+        extension=extension.name,
+        extension_sha256=file_digest(extension),
+        extension_bytes=extension.stat().st_size,
+        torch_target=TORCH_TARGET,
+        toolchain=Toolchain(nvcc="", cuda_major=13, cutlass="", cutedsl="", host_compiler="", flags=()),
+        entries=entries,
+    )
+
+
+@pytest.fixture(scope="session")
+def probe(home_of_probes: Path) -> Probe:
+    return Probe(home_of_probes / "builds" / BUILD_IDS[0])
+
+
+@pytest.fixture
+def with_table(probe: Probe) -> Callable:
+    """Replace the probe's table, and have the first one back at the end."""
+    before = probe.build.table
+
+    def send(**changes: object) -> None:
+        probe.build.table = replace(before, **changes)
+        probe.build._send_table()
+
+    yield send
+    send()
