@@ -9,7 +9,7 @@ namespace gemmill {
 namespace {
 
 enum Role { kOut, kA, kB, kAScales, kBScales, kAzpAdj, kAzp, kBiasOf };
-enum Value { kM, kN, kK, kGroups };
+enum Value { kM, kN, kK, kGroups, kEitherWay };
 
 constexpr int64_t kTmaBytes = 16;
 constexpr int64_t kTmaFarthest = int64_t{1} << 40;  // bytes from one row to the next; no descriptor has more
@@ -25,12 +25,14 @@ int64_t alignment(void const* data, int64_t stride, int64_t columns, int64_t byt
 }
 
 // One value, or one for each row (column); vectors are [length], or [length, 1] for A and [1, length] for B.
-bool fits_vector(Operand const& x, int64_t length, int64_t dim) {
-  return x.numel() == 1 || (x.numel() == length && (x.rank == 1 || (x.rank == 2 && x.sizes[dim] == length)));
+// Of vLLM's ops along either dimension.
+bool fits_vector(Operand const& x, int64_t length, int64_t dim, bool either) {
+  if (x.numel() == 1 || x.numel() != length || x.rank == 1) return x.numel() == 1 || x.numel() == length;
+  return x.rank == 2 && (x.sizes[dim] == length || (either && x.sizes[1 - dim] == length));
 }
 
-bool is_scale(Operand const& x, int64_t length, int64_t dim) {
-  return fits_vector(x, length, dim) && x.is_vector();
+bool is_scale(Operand const& x, int64_t length, int64_t dim, bool either) {
+  return fits_vector(x, length, dim, either) && x.is_vector();
 }
 
 OperandType operand_type(int32_t dtype) {
@@ -42,7 +44,8 @@ OperandType operand_type(int32_t dtype) {
 bool scales_fit(OpCall& x) {
   int64_t const m = x.value(kM), n = x.value(kN), k = x.value(kK);
   Operand const &a_scales = x.tensor(kAScales), &b_scales = x.tensor(kBScales);
-  if (is_scale(a_scales, m, 0) && is_scale(b_scales, n, 1)) return true;
+  bool const either = x.value(kEitherWay);
+  if (is_scale(a_scales, m, 0, either) && is_scale(b_scales, n, 1, either)) return true;
   bool const codes = operand_bytes(operand_type(x.tensor(kA).dtype)) == 1;
   return x.value(kGroups) && codes && group_scales(a_scales, b_scales, m, n, k).keep(x.found.data());
 }
@@ -97,7 +100,7 @@ void launch(OpCall const& x, Chosen const& chosen) {
 Family const scaled_mm{
     "scaled_mm",
     {"out", "a", "b", "a_scales", "b_scales", "azp_adj", "azp", "bias"},
-    {"M", "N", "K", "groups"},
+    {"M", "N", "K", "groups", "either_way"},
     {{"scales", scales_fit}},
     asks,
     launch,

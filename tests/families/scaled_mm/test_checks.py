@@ -323,3 +323,13 @@ def test_missing_operand() -> None:
     with pytest.raises(TypeError) as caught:
         of_arguments(SCALED_MM, [torch.ones(1), None, *[torch.ones(1)] * 4])
     assert str(caught.value) == "cutlass_scaled_mm: a is None, it must be a tensor"
+
+
+def test_vllms_op_takes_scales_along_either_dimension():
+    given = {"a_scales": torch.rand(1, M) + 0.5, "b_scales": torch.rand(N, 1) + 0.5}
+    a, b = (torch.randn(shape).to(torch.float8_e4m3fn) for shape in ((M, K), (N, K)))
+    out, expected = (torch.empty(M, N, dtype=torch.bfloat16) for _ in range(2))
+    torch.ops.gemmill.vllm_cutlass_scaled_mm(out, a, b.t(), given["a_scales"], given["b_scales"], None)
+    scales = given["a_scales"].t().contiguous(), given["b_scales"].t().contiguous()
+    torch.ops.gemmill.cutlass_scaled_mm(expected, a, b.t(), *scales, None)
+    assert torch.equal(out, expected)

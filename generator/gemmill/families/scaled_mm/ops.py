@@ -30,7 +30,8 @@ SCALED_MM_AZP = OpSchema(
 )
 GEMM_OPS = (SCALED_MM, SCALED_MM_AZP)
 VLLM_OPS = tuple(OpSchema(VLLM_PREFIX + op.schema) for op in GEMM_OPS)
-"""vLLM's ops of these names, which refuse matrices whose rows or columns lie apart."""
+"""vLLM's ops of these names: they refuse matrices whose rows or columns lie apart, and take scales along either dimension,
+for vLLM's callers hand over those of b as [N, 1]."""
 OPERANDS_OF = {SCALED_MM.name: tuple(RESULTS_OF), SCALED_MM_AZP.name: (DType.S8,)}
 
 
@@ -93,7 +94,7 @@ def _op(schema: OpSchema) -> Op:
         schema=schema,
         tensors=tuple(tensor for tensor in tensors if tensor.role in schema.arguments),
         contract=(*_MATRICES, *packed, *_OTHERS),
-        fixed={"groups": int(own == SCALED_MM.name)},
+        fixed={"groups": int(own == SCALED_MM.name), "either_way": int(own != schema.name)},
     )
 
 

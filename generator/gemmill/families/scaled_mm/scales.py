@@ -8,13 +8,12 @@ from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleGroups, scale_gro
 _TMA_BYTES = 16
 
 
-def fits_vector(scales: Operand, length: int, dim: int) -> bool:
-    """Whether the shape is that of one value, or of `length` along dimension `dim`."""
+def fits_vector(scales: Operand, length: int, dim: int, *, either: bool = False) -> bool:
+    """Whether the shape is that of one value, or of `length` along dimension `dim`, or along either."""
     if scales.numel == 1:
         return True
-    return scales.numel == length and (
-        len(scales.shape) == 1 or (len(scales.shape) == 2 and scales.shape[dim] == length)
-    )
+    along = scales.shape if either else scales.shape[dim : dim + 1]
+    return scales.numel == length and (len(scales.shape) == 1 or (len(scales.shape) == 2 and length in along))
 
 
 def groups_of_call(call: Call) -> ScaleGroups | None:
@@ -31,7 +30,7 @@ def groups_of_call(call: Call) -> ScaleGroups | None:
 
 
 def _is_scale(scales: Operand, length: int, dim: int) -> bool:
-    return fits_vector(scales, length, dim) and scales.is_vector
+    return fits_vector(scales, length, dim, either=True) and scales.is_vector
 
 
 def group_strides(scales: Operand) -> tuple[int, int]:
@@ -66,7 +65,10 @@ def scales_fault(judged: Judged) -> str | None:
     """The sentence for scales of float32 that are no such as the op takes."""
     a_scales, b_scales = judged.tensor("a_scales"), judged.tensor("b_scales")
     m, n, k = judged["M"], judged["N"], judged["K"]
-    vectors = fits_vector(a_scales, m, 0) and fits_vector(b_scales, n, 1)
+    either = bool(judged["either_way"])
+    vectors = fits_vector(a_scales, m, 0, either=either) and fits_vector(b_scales, n, 1, either=either)
+    if either and vectors and a_scales.is_vector and b_scales.is_vector:
+        return None
     groupable = judged["groups"] and judged.tensor("a").element_bytes == 1
     if groupable and (not vectors or groups_of_call(judged.call) is not None):
         return _fault_of_groups(a_scales, b_scales, m, n, k)
