@@ -17,6 +17,7 @@
 namespace gemmill::quant {
 
 inline constexpr int kMostRmsNormThreads = 1024;
+inline constexpr int kGivenScale = -1;  // in the place of the size of groups
 
 struct RmsNormParams {
   void const* in;
@@ -42,7 +43,7 @@ struct VllmSums {
 // `kCount` neighbouring elements as f32. Nothing is read past L1: residuals are written later.
 template <bool kAligned, int kCount, class In>
 __device__ __forceinline__ void load_some(In const* from, float (&x)[kCount]) {
-  if constexpr (kAligned && kCount == 4 && sizeof(In) == 4) {
+  if constexpr (kAligned && kCount * sizeof(In) == 16) {
     unpack<In>(*reinterpret_cast<uint4 const*>(from), x);
   } else if constexpr (kAligned && kCount == 4) {
     uint2 const bits = *reinterpret_cast<uint2 const*>(from);
@@ -54,8 +55,15 @@ __device__ __forceinline__ void load_some(In const* from, float (&x)[kCount]) {
   }
 }
 
+// Values of In's precision.
+template <class In, int kCount>
+__device__ __forceinline__ void round_to(float (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = static_cast<float>(static_cast<In>(x[i]));
+}
+
 // What thread `thread` of vLLM's sums.
-template <bool kAligned, bool kResidual, int kCount, class In>
+template <bool kAligned, bool kResidual, int kCount, bool kGiven = false, class In>
 __device__ __forceinline__ float vllm_sum_of_thread(RmsNormParams const& p, uint32_t thread, uint32_t threads, In const* in, In const* residual) {
   float sum = 0.0f;
   for (int64_t i = int64_t{thread} * kCount; i < p.hidden; i += int64_t{threads} * kCount) {
@@ -66,6 +74,14 @@ __device__ __forceinline__ float vllm_sum_of_thread(RmsNormParams const& p, uint
       load_some<kAligned>(residual + i, other);
 #pragma unroll
       for (int j = 0; j < kCount; ++j) x[j] = __fadd_rn(x[j], other[j]);
+      if constexpr (kGiven) round_to<In>(x);
+      if constexpr (kGiven && kCount == 8) {  // summed alone first, in pairs
+        float of_turn = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kCount; j += 2) of_turn = __fadd_rn(of_turn, __fmaf_rn(x[j], x[j], __fmul_rn(x[j + 1], x[j + 1])));
+        sum = __fadd_rn(sum, of_turn);
+        continue;
+      }
     }
 #pragma unroll
     for (int j = 0; j < kCount; ++j) sum = __fmaf_rn(x[j], x[j], sum);
@@ -78,10 +94,23 @@ __device__ __forceinline__ float vllm_sum_of_thread(RmsNormParams const& p, uint
 // of the kernel are not more than ours: two more, and the compiler spills registers of ours.)
 template <bool kAligned, bool kResidual, int kGroup, class In>
 __device__ __forceinline__ float inverse_rms_as_vllm(RmsNormParams const& p, In const* in, In const* residual, VllmSums& sums) {
-  uint32_t const most = kGroup == 0 ? kMostVllmThreads : p.rows <= 256 ? 512 : 256;
-  uint32_t const threads = p.hidden < most ? static_cast<uint32_t>(p.hidden) : most;
+  constexpr bool kGiven = kGroup == kGivenScale;
+  // By a scale that is given, 16 bytes at a time, or what divides a row; with a residual 8 elements, or one.
+  uint32_t const low_bit = static_cast<uint32_t>(kResidual ? (p.hidden % 8 == 0 && p.in_stride % 8 == 0 ? 8 : 1) : p.hidden & -p.hidden);
+  uint32_t const width = kGiven ? (low_bit < kChunkElements<In> ? low_bit : kChunkElements<In>) : 1;
+  int64_t const shares = kGiven && !kResidual ? p.hidden / width : p.hidden;
+  uint32_t const most = kGiven ? (p.rows < 256 ? kMostVllmThreads : 256) : kGroup == 0 ? kMostVllmThreads : p.rows <= 256 ? 512 : 256;
+  uint32_t const threads = shares < most ? static_cast<uint32_t>(shares) : most;
   bool const vectors = kGroup != 0 || (p.hidden % 4 == 0 && p.in_stride % 4 == 0);
   for (uint32_t thread = threadIdx.x; thread < kMostVllmThreads; thread += blockDim.x) {
+    if constexpr (kGiven) {
+      sums.of_threads[thread] = thread >= threads         ? 0.0f
+                                : kAligned || width == 8 ? vllm_sum_of_thread<kAligned, kResidual, kChunkElements<In>, true>(p, thread, threads, in, residual)
+                                : width == 4             ? vllm_sum_of_thread<kAligned, kResidual, 4, true>(p, thread, threads, in, residual)
+                                : width == 2             ? vllm_sum_of_thread<kAligned, kResidual, 2, true>(p, thread, threads, in, residual)
+                                                         : vllm_sum_of_thread<kAligned, kResidual, 1, true>(p, thread, threads, in, residual);
+      continue;
+    }
     sums.of_threads[thread] = thread >= threads ? 0.0f
                               : vectors         ? vllm_sum_of_thread<kAligned, kResidual, 4>(p, thread, threads, in, residual)
                                                 : vllm_sum_of_thread<kAligned, kResidual, 1>(p, thread, threads, in, residual);
@@ -114,14 +143,17 @@ __device__ __forceinline__ double sum_of_squares(float const (&x)[kElements]) {
 // by the scale.
 template <class In, class Out, int kGroup>
 struct NormedCoding {
-  static constexpr bool kByReciprocal = std::is_base_of_v<S8, Out> || (Out::kAsVllm && kGroup != 0);
+  static constexpr bool kByReciprocal = std::is_base_of_v<S8, Out> || kGroup == kGivenScale || (Out::kAsVllm && kGroup != 0);
   using Division = std::conditional_t<sizeof(In) == 2, ShortQuotient, float>;
   std::conditional_t<kByReciprocal, float, Division> by;  // the reciprocal, the divided reciprocal, or the scale
   float amax;
 
   __device__ __forceinline__ NormedCoding(float scale, float extent) : by(kByReciprocal ? reciprocal_of_scale(scale) : scale), amax(extent) {}
-  // A scale is 2^-23 or more, and perhaps infinite.
-  static __device__ __forceinline__ float reciprocal_of_scale(float scale) { return scale > FLT_MAX ? 0.0f : reciprocal_of_normal(scale); }
+  // A scale is 2^-23 or more, and perhaps infinite; one that is given is any.
+  static __device__ __forceinline__ float reciprocal_of_scale(float scale) {
+    if constexpr (kGroup == kGivenScale) return reciprocal_of(scale);
+    return scale > FLT_MAX ? 0.0f : reciprocal_of_normal(scale);
+  }
   template <int kElements>
   __device__ __forceinline__ void encode(float (&y)[kElements], uint32_t (&words)[kElements / 4]) const {
     if constexpr (!kByReciprocal && sizeof(In) == 4) {
@@ -170,13 +202,13 @@ inline RmsNormShape rms_norm_shape(gemmill_launch const& how, int64_t rows, int6
   return shape;
 }
 
-// kGroup 0: one scale a row. kResident: the row stays in registers, as loaded and later as normalised; else it is read
+// kGroup 0: one scale a row; kGivenScale: one that is given. kResident: the row stays in registers, as loaded and later as normalised; else it is read
 // again (from L2) for each step. kCluster: the CTAs of a cluster share a row. kWhole: every thread has all of its chunks.
 template <class Variant, class In, class Out, int kGroup, int kChunks, bool kAligned, bool kResident, bool kResidual, bool kCluster, bool kWhole>
 __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChunks, kResidual)) rms_norm_quant_kernel(RmsNormParams const p) {
   constexpr int kElements = kChunkElements<In>;
-  constexpr int kParts = kGroup == 0 ? 1 : parts_of_group(kChunks, kGroup / kElements);
-  constexpr int kLanes = kGroup == 0 ? 32 : kGroup / kElements / kParts;
+  constexpr int kParts = kGroup <= 0 ? 1 : parts_of_group(kChunks, kGroup / kElements);
+  constexpr int kLanes = kGroup <= 0 ? 32 : kGroup / kElements / kParts;
   static_assert(kResident || !kCluster, "a row that does not stay in registers belongs to one CTA");
   __shared__ RowReduction<double, kCluster> sum_reduction;
   __shared__ RowReduction<float, kCluster> max_reduction;
@@ -218,6 +250,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
       unpack<In>(others[c], other);
 #pragma unroll
       for (int i = 0; i < kElements; ++i) x[i] = __fadd_rn(x[i], other[i]);
+      if constexpr (kGroup == kGivenScale && Out::kAsVllm) round_to<In>(x);
     }
   };
   auto const store_residual = [&](uint32_t index, float const(&x)[kElements]) {
@@ -292,7 +325,17 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     x_of(c, x);
 #pragma unroll
     for (int i = 0; i < kElements; ++i) x[i] = __fmul_rn(x[i], inverse_rms);
-    if constexpr (kKeepWeights) {
+    if constexpr (kGroup == kGivenScale && Out::kAsVllm) {  // which rounds once
+      float w[kElements];
+      if constexpr (kKeepWeights) {
+        unpack<In>(weights[c], w);
+      } else {
+        unpack<In>(load_weight(index_of(round, c)), w);
+      }
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) x[i] = __fmul_rn(x[i], w[i]);
+      chunks[c] = pack<In>(x);
+    } else if constexpr (kKeepWeights) {
       chunks[c] = multiply<In>(pack<In>(x), weights[c]);
     } else {
       chunks[c] = multiply<In>(pack<In>(x), load_weight(index_of(round, c)));
@@ -307,7 +350,18 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     if (inside(index)) store_codes<kAligned, kElements>(p.out + row * p.out_stride, int64_t{index} * kElements, p.hidden, words);
   };
 
-  if constexpr (kGroup == 0) {
+  if constexpr (kGroup == kGivenScale) {
+    NormedCoding<In, Out, kGroup> const coding(*p.scales, 0.0f);
+    for (uint32_t round = 0; round < rounds; ++round) {
+      if constexpr (!kResident) load(round);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        if constexpr (!kResident && kResidual) replace_residual(round, c);
+        normalise(round, c);
+        store(index_of(round, c), c, coding);
+      }
+    }
+  } else if constexpr (kGroup == 0) {
     RawExtent<In, float> of_row;
     for (uint32_t round = 0; round < rounds; ++round) {
       if constexpr (!kResident) load(round);
@@ -378,7 +432,7 @@ int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, RmsNormShape
 template <class Variant, class In, class Out, int kGroup>
 int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x, gemmill_launch const& how) {
   if (x.rows == 0 || (x.hidden == 0 && kGroup != 0)) return cudaSuccess;
-  if constexpr (kGroup != 0) {
+  if constexpr (kGroup > 0) {
     if (x.hidden % kGroup != 0) return GEMMILL_CANNOT_IMPLEMENT;
   }
   constexpr int64_t kElements = kChunkElements<In>;

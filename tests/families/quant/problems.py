@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gemmill.families.quant.call import OP_OF
-from gemmill.families.quant.config import Activation, QuantFamily, ScaleFormat
+from gemmill.families.quant.config import Activation, ScaleFormat, Scales
 from gemmill.runtime.schemas import BY_NAME, Kind
 from gemmill.vocab import DType
 
@@ -47,7 +47,9 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
         "eps": rng.choice((0.0, 1e-10, 1e-6)),
         "epsilon": 1e-6,
         "weight": torch.ones(hidden, dtype=torch_dtype(in_dtype)),
-        "residual": padded(rows, hidden, torch_dtype(in_dtype), rng) if rng.random() < 0.5 else None,
+        "residual": padded(rows, hidden, torch_dtype(in_dtype), rng)
+        if any(p.name == "residual" and not p.optional for p in BY_NAME[op].parameters) or rng.random() < 0.5
+        else None,
         "scale_ub": torch.ones(1) if out_dtype is DType.E4M3 and rng.random() < 0.5 else None,
         "is_scale_transposed": transposed,
         "scale_ue8m0": rng.random() < 0.5,
@@ -55,12 +57,10 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
         "fp8_max": 448.0,
         "int8_min": -128.0,
         "int8_max": 127.0,
-        "azp": torch.zeros(1 if quant.family in (QuantFamily.STATIC, QuantFamily.TENSOR) else rows, dtype=torch.int32)
-        if rng.random() < 0.5
-        else None,
+        "azp": torch.zeros(1 if quant.family.is_whole else rows, dtype=torch.int32) if rng.random() < 0.5 else None,
     }
-    match quant.family:
-        case QuantFamily.STATIC:
+    match quant.family.scales:
+        case Scales.GIVEN:
             blocks = op == "static_scaled_fp8_quant"
             kind = rng.choice(("one", "rows", "columns", "blocks")) if blocks and rows else "one"
             scales = {"one": torch.ones(1), "rows": torch.ones(rows), "columns": torch.ones(hidden)}.get(kind)
@@ -69,9 +69,9 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
                 n = rng.choice((1, 2, 4, 8))
                 scales = torch.ones((rows, hidden // n))
                 shape_of_groups = rng.choice((None, (1, n)))
-        case QuantFamily.TENSOR:
+        case Scales.OF_TENSOR:
             scales = torch.ones(1)
-        case QuantFamily.TOKEN | QuantFamily.RMS_TOKEN:
+        case Scales.OF_ROW:
             scales = torch.ones((rows, 1) if rng.random() < 0.5 else rows)
         case _:
             groups, step = hidden // group, -(-rows // 4) * 4

@@ -62,7 +62,7 @@ def test_scales_of_rms_norm_may_differ_in_one_row_by_rounding(spoiled: str, monk
 
     monkeypatch.setattr(calls, "by_reference", off)
     for config in CONFIGS:
-        if "rms" in config.family and config.in_dtype == "bf16":
+        if "rms" in config.family and config.in_dtype == "bf16" and not config.family.is_given:
             text = small(config).run("cpu").report
             assert bool(text) == (spoiled == "all rows"), (to_name(config), text)
 

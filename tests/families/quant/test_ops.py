@@ -107,6 +107,14 @@ def test_group_ops_are_the_reference(dtype: torch.dtype, transposed: bool) -> No
     assert same((*got, residual), (*wanted, added))
     *wanted, _ = reference.rms_norm_quant(x, weight, 1e-6, out)
     assert same(gemmill.rms_norm_dynamic_per_token_quant(x, weight, 1e-6, dtype), tuple(wanted))
+    normed, _ = reference.rms_normed(x, weight, 1e-6)
+    given = gemmill.static_scaled_fp8_quant(normed, torch.tensor([0.02]))
+    assert same((gemmill.rms_norm_static_fp8_quant(x, weight, torch.tensor([0.02]), 1e-6),), (given,))
+    residual = values(5, 512) + 1
+    normed, added = reference.rms_normed(x, weight, 1e-6, residual.clone())
+    given = gemmill.static_scaled_fp8_quant(normed, torch.tensor([0.02]))
+    got = gemmill.fused_add_rms_norm_static_fp8_quant(x, residual, weight, torch.tensor([0.02]), 1e-6)
+    assert same((got, residual), (given, added))
     wanted = reference.token_quant(x, out, activation=Activation.SILU)
     assert same(gemmill.silu_and_mul_per_token_quant(x, dtype), wanted)
 

@@ -1,5 +1,6 @@
 """The ops with vLLM's scales and codes, on the CPU, against the formulas of vLLM 0.33.0's kernels for sm_90, in numpy."""
 
+import math
 from importlib import import_module
 from typing import Any
 
@@ -353,6 +354,63 @@ def test_rms_norm(
     agree(codes, fp8(scaled) if e4m3_out else int8_rn(scaled))
     if residual is not None:
         assert torch.equal(residual.nan_to_num(), torch.from_numpy(values).to(x.dtype).nan_to_num())
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("hidden", [4608, 1030, 100, 999])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_rms_norm_by_a_given_scale(dtype: str, hidden: int, scale: float) -> None:
+    for rows, most in ((4, 1024), (256, 256)):
+        x = (torch.randn((rows, hidden), generator=torch.Generator().manual_seed(hidden)) * 3).to(DTYPES[dtype])
+        x[3, :2] = torch.tensor([NAN, 1.0])
+        x[4:] = x[0]
+        weight, given = x[1].clone(), torch.tensor([scale])
+        codes, *_ = called("rms_norm_static_fp8_quant", codes_like(x, columns=x.shape[1]), x, weight, given, 1e-5)
+        width = math.gcd(8, hidden)
+        inverse = np.array([[inverse_rms(row, min(hidden // width, most), width, 1e-5)] for row in numbers(x)[:4]])
+        normed = rounded(numbers(x)[:4] * inverse * numbers(weight), x.dtype)
+        agree(codes[:4], static_fp8(normed, given.numpy()))
+        assert rows == 4 or torch.equal(codes[4:].view(torch.uint8), codes[:1].view(torch.uint8).expand(252, -1))
+
+
+def inverse_rms_in_pairs(x: Array, threads: int, eps: float) -> f32:
+    """As inverse_rms, where a thread takes 8 elements at a time and sums them alone first, in pairs."""
+    squares = (x * x).astype(np.longdouble)
+    ends = (x[::2].astype(np.longdouble) ** 2 + squares[1::2]).astype(f32).reshape(-1, 4)
+    turns = ((ends[:, 0] + ends[:, 1]) + ends[:, 2]) + ends[:, 3]
+    sums = np.zeros(-(-threads // 32) * 32, dtype=f32)
+    for start in range(0, len(turns), threads):
+        some = turns[start : start + threads]
+        sums[: len(some)] += some
+    for _ in range(5):
+        sums = sums[::2] + sums[1::2]
+    total = f32(0)
+    for warp in sums:
+        total = total + warp
+    return f32(torch.rsqrt(torch.tensor(total / f32(len(x)) + f32(eps))).item())
+
+
+@pytest.mark.parametrize(("hidden", "padding"), [(4608, 0), (4608, 4), (2048, 8), (1030, 0), (100, 0)])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_rms_norm_of_a_sum_by_a_given_scale(dtype: str, hidden: int, padding: int) -> None:
+    for rows, most in ((4, 1024), (256, 256)):
+        generator = torch.Generator().manual_seed(hidden)
+        x = (torch.randn((rows, hidden + padding), generator=generator) * 3).to(DTYPES[dtype])[:, :hidden]
+        residual = torch.randn((rows, hidden), generator=generator).to(x.dtype)
+        x[4:], residual[4:] = x[0], residual[0]
+        weight, given = x[1].clone(), torch.tensor([0.02])
+        total = rounded(numbers(x) + numbers(residual), x.dtype)[:4]
+        codes, *_ = called(
+            "fused_add_rms_norm_static_fp8_quant", codes_like(x, columns=x.shape[1]), x, residual, weight, given, 1e-5
+        )
+        threads, in_pairs = min(hidden, most), hidden % 8 == 0 and (hidden + padding) % 8 == 0
+        inverse = [
+            inverse_rms_in_pairs(row, threads, 1e-5) if in_pairs else inverse_rms(row, threads, 1, 1e-5)
+            for row in total
+        ]
+        normed = rounded(total * np.array(inverse)[:, None] * numbers(weight), x.dtype)
+        agree(codes[:4], static_fp8(normed, given.numpy()))
+        assert np.array_equal(numbers(residual)[:4], total)
 
 
 def test_rows_beyond_256_are_summed_by_fewer_threads() -> None:

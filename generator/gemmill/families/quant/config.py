@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from itertools import product
 from typing import ClassVar
 
@@ -14,31 +14,72 @@ OUT_DTYPES = (DType.E4M3, DType.S8)
 GROUP_SIZES = (32, 64, 128)
 
 
+class Scales(Enum):
+    """Where scales come from, and what shares one."""
+
+    GIVEN = auto()
+    OF_TENSOR = auto()
+    OF_ROW = auto()
+    OF_GROUP = auto()
+
+
 class QuantFamily(StrEnum):
-    """What shares a scale, and what happens before: one template each."""
+    """Where scales come from, what happens before, and the template: contract, reference, cases and binding follow from these.
+    The binding knows a family by its place."""
 
     STATIC = "static"
-    """scales are given"""
     TENSOR = "tensor"
-    """one scale for the tensor"""
     TOKEN = "token"
-    """one scale for each row"""
     GROUP = "group"
-    """one scale for each `group_size` elements of a row"""
     RMS_TOKEN = "rmstoken"
-    """RMS norm, then one scale for each row"""
     RMS_GROUP = "rmsgroup"
-    """RMS norm, then one scale for each group"""
+    RMS_STATIC = "rmsstatic"
+
+    @property
+    def scales(self) -> Scales:
+        """Where they come from."""
+        return _KIND[self][0]
+
+    @property
+    def template(self) -> str:
+        """Below templates/quant/."""
+        return _KIND[self][1]
+
+    @property
+    def is_normed(self) -> bool:
+        """Whether rows are normed by their RMS before."""
+        return self.template == "rms_norm"
+
+    @property
+    def is_given(self) -> bool:
+        """Whether scales are given."""
+        return self.scales is Scales.GIVEN
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a call may have one scale and zero point for its tensor."""
+        return self.scales in (Scales.GIVEN, Scales.OF_TENSOR)
 
     @property
     def is_per_row(self) -> bool:
         """Whether every row has its scale, even one without elements."""
-        return self in (QuantFamily.TOKEN, QuantFamily.RMS_TOKEN)
+        return self.scales is Scales.OF_ROW
 
     @property
     def is_grouped(self) -> bool:
         """Whether scales belong to groups."""
-        return self in (QuantFamily.GROUP, QuantFamily.RMS_GROUP)
+        return self.scales is Scales.OF_GROUP
+
+
+_KIND = {
+    QuantFamily.STATIC: (Scales.GIVEN, "static"),
+    QuantFamily.TENSOR: (Scales.OF_TENSOR, "tensor"),
+    QuantFamily.TOKEN: (Scales.OF_ROW, "token"),
+    QuantFamily.GROUP: (Scales.OF_GROUP, "group"),
+    QuantFamily.RMS_TOKEN: (Scales.OF_ROW, "rms_norm"),
+    QuantFamily.RMS_GROUP: (Scales.OF_GROUP, "rms_norm"),
+    QuantFamily.RMS_STATIC: (Scales.GIVEN, "rms_norm"),
+}
 
 
 class Activation(StrEnum):
@@ -145,6 +186,15 @@ def _dtypes(c: QuantConfig) -> Status:
     return OK
 
 
+def _normed(c: QuantConfig) -> Status:
+    if c.family is QuantFamily.RMS_STATIC and (c.in_dtype is DType.F32 or c.out_dtype is not DType.E4M3):
+        return rejected(
+            f"in_dtype={c.in_dtype} out_dtype={c.out_dtype} contradicts family={c.family}: by scales that are given, normed rows "
+            "of bf16 or f16 are coded as e4m3"
+        )
+    return OK
+
+
 def _groups(c: QuantConfig) -> Status:
     if not c.family.is_grouped:
         return (
@@ -225,7 +275,7 @@ def of_vllm(config: QuantConfig) -> QuantConfig:
     return replace(config, vllm=_differs_in_vllm(config))
 
 
-RULES = (_dtypes, _groups, _scale_format, _activation, _symmetry, _vllm)
+RULES = (_dtypes, _normed, _groups, _scale_format, _activation, _symmetry, _vllm)
 
 
 def all_configs(arch: Arch = Arch.SM90A) -> Iterator[QuantConfig]:

@@ -65,7 +65,7 @@ def _of_vllm(quant: QuantOp, azp: str) -> Let:
 
 
 def _tensors(quant: QuantOp) -> tuple[Tensor, ...]:
-    count, each = {QuantFamily.STATIC: ("1", ""), QuantFamily.TENSOR: ("1", "")}.get(quant.family, ("rows", "row"))
+    count, each = ("1", "") if quant.family.is_whole else ("rows", "row")
     scales = Tensor("scales", count, (DType.F32,), Layout.VALUES, each=each)
     azp = Tensor("azp", count, (DType.S32,), Layout.VALUES, each=each)
     if quant.family.is_grouped:
@@ -113,7 +113,7 @@ def _activation(quant: QuantOp) -> tuple[Step, ...]:
 
 def _scales(quant: QuantOp) -> tuple[Step, ...]:
     """Their layout."""
-    if quant.family is QuantFamily.STATIC:
+    if quant.family.is_given:
         return (Special("static_scales"),)
     if quant.family is QuantFamily.TENSOR:
         some = "{scales.name} has shape {scales.shape}: expected one value, for the tensor, or more, of which the first is written"

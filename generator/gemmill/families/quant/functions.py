@@ -11,12 +11,14 @@ __all__ = [
     "dynamic_scaled_fp8_quant",
     "dynamic_scaled_int8_quant",
     "dynamic_tensor_scaled_int8_quant",
+    "fused_add_rms_norm_static_fp8_quant",
     "per_token_group_fp8_quant",
     "per_token_group_fp8_quant_packed",
     "per_token_group_quant_int8",
     "per_token_group_quant_int8_azp",
     "rms_norm_dynamic_per_token_quant",
     "rms_norm_per_block_quant",
+    "rms_norm_static_fp8_quant",
     "silu_and_mul_per_block_quant",
     "silu_and_mul_per_token_quant",
     "silu_and_mul_quant",
@@ -263,3 +265,21 @@ def rms_norm_per_block_quant(
         result, input, weight, scales, epsilon, scale_ub, residual, group_size, is_scale_transposed
     )
     return result, scales
+
+
+def rms_norm_static_fp8_quant(
+    input: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """float8_e4m3fn codes of the RMS norm of input [..., hidden] (bf16 or f16) times weight [hidden], by a given scale, f32 [1]."""
+    result = _codes(input, torch.float8_e4m3fn)
+    _ops.rms_norm_static_fp8_quant.default(result, input, weight, scale, epsilon)
+    return result
+
+
+def fused_add_rms_norm_static_fp8_quant(
+    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """As rms_norm_static_fp8_quant of input + residual, which replaces the residual [..., hidden], rounded."""
+    result = _codes(input, torch.float8_e4m3fn)
+    _ops.fused_add_rms_norm_static_fp8_quant.default(result, input, residual, weight, scale, epsilon)
+    return result

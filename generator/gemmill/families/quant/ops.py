@@ -33,6 +33,8 @@ _DIFFER_IN_VLLM = (
     "silu_and_mul_quant",
     "rms_norm_dynamic_per_token_quant",
     "rms_norm_per_block_quant",
+    "rms_norm_static_fp8_quant",
+    "fused_add_rms_norm_static_fp8_quant",
 )
 
 
@@ -198,6 +200,23 @@ _OPS = (
         family=QuantFamily.RMS_GROUP,
         out_dtypes=_BOTH,
         group_sizes=(64, 128),
+    ),
+    QuantOp(
+        schema=OpSchema(
+            "rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor scale, float epsilon) -> ()"
+        ),
+        family=QuantFamily.RMS_STATIC,
+        in_dtypes=_SIXTEEN_BITS,
+        out_dtypes=(DType.E4M3,),
+    ),
+    QuantOp(
+        schema=OpSchema(
+            "fused_add_rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) residual, Tensor weight, "
+            "Tensor scale, float epsilon) -> ()"
+        ),
+        family=QuantFamily.RMS_STATIC,
+        in_dtypes=_SIXTEEN_BITS,
+        out_dtypes=(DType.E4M3,),
     ),
     QuantOp(
         schema=OpSchema(

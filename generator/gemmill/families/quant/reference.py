@@ -12,6 +12,7 @@ erf differ by an ulp or two, and a gated code then differs where its quotient li
 codes: see docs/quantisation.md. Division by a Python number is avoided throughout: torch multiplies by its reciprocal.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -297,6 +298,8 @@ class VllmSum:
     """Of a CTA, each of which sums its elements in f32, a product and a sum rounded once."""
     width: int
     """Neighbouring elements that a thread takes at a time."""
+    in_pairs: bool = False
+    """Whether what it takes at a time is summed alone first, in pairs."""
 
     @classmethod
     def of_rows(cls, rows: int, hidden: int, *, stride: int, group_size: int) -> "VllmSum":
@@ -305,6 +308,17 @@ class VllmSum:
         most = 1024 if not group_size else 512 if rows <= 256 else 256
         return cls(threads=min(hidden, most), width=4 if group_size or (hidden % 4 == 0 and stride % 4 == 0) else 1)
 
+    @classmethod
+    def by_given_scale(cls, rows: int, hidden: int, *, stride: int, most_width: int, with_residual: bool) -> "VllmSum":
+        """Of rows that are coded by a scale that is given: 16 bytes at a time, or what divides a row; with a residual 8
+        elements, or one. vLLM's addresses of a residual are taken to be multiples of 16 bytes."""
+        most = 1024 if rows < 256 else 256
+        if with_residual:
+            in_pairs = hidden % 8 == 0 and stride % 8 == 0
+            return cls(threads=min(hidden, most), width=8 if in_pairs else 1, in_pairs=in_pairs)
+        width = math.gcd(most_width, hidden)
+        return cls(threads=min(hidden // width, most), width=width)
+
 
 def _inverse_rms_as_vllm(values: torch.Tensor, epsilon: float, how: VllmSum) -> torch.Tensor:
     """1 / rms of f32 rows: sums of threads, of neighbours within warps, of warps one after another; then the device's rsqrt."""
@@ -312,6 +326,10 @@ def _inverse_rms_as_vllm(values: torch.Tensor, epsilon: float, how: VllmSum) -> 
     turns = torch.nn.functional.pad(values, (0, -hidden % max(how.threads * how.width, 1)))
     of_threads = values.new_zeros((rows, how.threads))
     for turn in turns.reshape(rows, -1, how.threads, how.width).unbind(1) if hidden else ():
+        if how.in_pairs:
+            pairs = _fused_square(turn[..., ::2], turn[..., 1::2] * turn[..., 1::2])
+            of_threads = of_threads + (((pairs[..., 0] + pairs[..., 1]) + pairs[..., 2]) + pairs[..., 3])
+            continue
         for x in turn.unbind(-1):
             of_threads = _fused_square(x, of_threads)
     lanes = torch.nn.functional.pad(of_threads, (0, -how.threads % 32)).unflatten(-1, (-1, 32))
@@ -350,8 +368,10 @@ def rms_normed(
     epsilon: float,
     residual: torch.Tensor | None = None,
     vllm: VllmSum | None = None,
+    rounds_once: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """round(round(x / rms) * weight) of x [rows, hidden] in x's type, and the new residual (None without one).
+    """round(round(x / rms) * weight) of x [rows, hidden] in x's type, the inner rounding left out where it `rounds_once`; and
+    the new residual (None without one), of which then the rest is made.
 
     With a residual, x + residual in f32 takes x's place, unrounded; the new residual is it, rounded. The mean square is
     summed in f32 over runs of 16 bytes of x, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), in f64 across runs, and rounded to
@@ -362,12 +382,13 @@ def rms_normed(
     if residual is not None:
         values = values + residual.float()
         added = values.to(x.dtype)
+        values = added.float() if rounds_once else values
     inverse = (
         _inverse_rms(values, epsilon, 16 // x.element_size())
         if vllm is None
         else _inverse_rms_as_vllm(values, epsilon, vllm)
     )
-    normed = (values * inverse).to(x.dtype)
+    normed = values * inverse if rounds_once else (values * inverse).to(x.dtype)
     return (normed.float() * weight.float()).to(x.dtype), added
 
 
@@ -378,17 +399,27 @@ def rms_norm_quant(
     out_dtype: DType,
     *,
     group_size: int = 0,
+    scale: torch.Tensor | None = None,
     scale_ub: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    vllm: VllmSum | None = None,
+    vllm_stride: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Codes of the RMS norm of x [rows, hidden], scales [rows, 1] or [rows, hidden / group_size], and the new residual.
 
     scale = max(min(amax, scale_ub) / max, smallest scale). e4m3 divides by it, s8 multiplies by its reciprocal, as all
-    codes of groups do of vLLM's.
+    codes of groups do of vLLM's. By a `scale` that is given, f32 [1], codes are those of static_quant. vLLM's sums depend on
+    `vllm_stride`, elements between the rows of its input; without one the arithmetic is ours.
     """
-    normed, added = rms_normed(x, weight, epsilon, residual, vllm)
     rows, hidden = x.shape
+    vllm = None if vllm_stride is None else VllmSum.of_rows(rows, hidden, stride=vllm_stride, group_size=group_size)
+    if vllm_stride is not None and scale is not None:
+        vllm = VllmSum.by_given_scale(
+            rows, hidden, stride=vllm_stride, most_width=16 // x.element_size(), with_residual=residual is not None
+        )
+    once = vllm is not None and scale is not None
+    normed, added = rms_normed(x, weight, epsilon, residual, vllm, rounds_once=once)
+    if scale is not None:
+        return static_quant(normed, scale, out_dtype, vllm=vllm is not None), scale, added
     grouped = normed.float().reshape(rows, hidden // group_size if group_size else 1, group_size or hidden)
     amax = absolute_maximum(grouped)
     if scale_ub is not None:

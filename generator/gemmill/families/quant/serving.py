@@ -9,7 +9,7 @@ from gemmill.families import quant
 from gemmill.families.quant import reference
 from gemmill.families.quant.call import config_of
 from gemmill.families.quant.classes import CLASSES
-from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
+from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat, Scales
 from gemmill.families.quant.layouts import group_strides, is_packed, static_scales
 from gemmill.family import Judged, OpSchema, ProblemCall
 from gemmill.family.operand import Call
@@ -42,10 +42,11 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
 
 def _results(call: Judged, given: Given) -> Iterator[Result]:
     family, rows = list(QuantFamily)[call["scaling"]], call["rows"]
-    writes_scales = family is QuantFamily.TENSOR or (family.is_per_row and rows)
+    writes_scales = family.scales is Scales.OF_TENSOR or (family.is_per_row and rows)
     if rows * call["hidden"] or writes_scales:
         out_dtype = DType.E4M3 if call["out"].dtype == DType.E4M3.torch_name else DType.S8
-        yield from _COMPUTE[family](call, given, out_dtype)
+        compute = _rms_norm if family.is_normed else _COMPUTE[family.scales]
+        yield from compute(call, given, out_dtype)
 
 
 def _rows(call: Judged, given: Given) -> torch.Tensor:
@@ -129,24 +130,25 @@ def _group(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
 
 
 def _rms_norm(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
-    residual, x = given["residual"], _rows(call, given)
-    sums = reference.VllmSum.of_rows(*x.shape, stride=call["input_stride"], group_size=call["group_size"])
+    residual, x = given.get("residual"), _rows(call, given)
+    family = list(QuantFamily)[call["scaling"]]
     codes, scales, added = reference.rms_norm_quant(
         x,
         given["weight"],
         given["eps"],
         out_dtype,
         group_size=call["group_size"],
-        scale_ub=given["scale_ub"],
+        scale=given["scales"].reshape(1) if family.is_given else None,
+        scale_ub=given.get("scale_ub"),
         residual=None if residual is None else residual.reshape(x.shape),
-        vllm=sums if call["vllm"] else None,
+        vllm_stride=call["input_stride"] if call["vllm"] else None,
     )
-    if added is not None:
+    if residual is not None and added is not None:
         yield _whole(residual, added)
     yield from _codes(call, given, codes)
     if call["group_size"]:
         yield from _group_scales(call, given["scales"], scales)
-    else:
+    elif not family.is_given:
         yield _whole(given["scales"], scales)
 
 
@@ -166,12 +168,10 @@ def _of_groups(call: Judged, kept: torch.Tensor, values: torch.Tensor) -> Result
     return kept.as_strided((call["rows"], call["words"]), strides), values
 
 
-_COMPUTE: dict[QuantFamily, Callable[[Judged, Given, DType], Iterator[Result]]] = {
-    QuantFamily.STATIC: _static,
-    QuantFamily.TENSOR: _tensor,
-    QuantFamily.TOKEN: _token,
-    QuantFamily.GROUP: _group,
-    QuantFamily.RMS_TOKEN: _rms_norm,
-    QuantFamily.RMS_GROUP: _rms_norm,
+_COMPUTE: dict[Scales, Callable[[Judged, Given, DType], Iterator[Result]]] = {
+    Scales.GIVEN: _static,
+    Scales.OF_TENSOR: _tensor,
+    Scales.OF_ROW: _token,
+    Scales.OF_GROUP: _group,
 }
 SERVING = Serving(results=_results, asked=_asked, lacks=_lacks)

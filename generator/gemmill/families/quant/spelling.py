@@ -5,19 +5,10 @@ from typing import Any
 from gemmill.families.quant.config import QuantConfig, QuantFamily
 from gemmill.family import Spelled
 
-_TEMPLATES = {
-    QuantFamily.STATIC: "quant/static.cu.jinja",
-    QuantFamily.TENSOR: "quant/tensor.cu.jinja",
-    QuantFamily.TOKEN: "quant/token.cu.jinja",
-    QuantFamily.GROUP: "quant/group.cu.jinja",
-    QuantFamily.RMS_TOKEN: "quant/rms_norm.cu.jinja",
-    QuantFamily.RMS_GROUP: "quant/rms_norm.cu.jinja",
-}
-
 
 def spell(config: QuantConfig) -> Spelled:
     """The template of its family, and what fills the holes."""
-    return Spelled(template=_TEMPLATES[config.family], values=_values(config))
+    return Spelled(template=f"quant/{config.family.template}.cu.jinja", values=_values(config))
 
 
 def _values(config: QuantConfig) -> dict[str, Any]:
@@ -26,7 +17,7 @@ def _values(config: QuantConfig) -> dict[str, Any]:
         "out_type": config.out_type,
         "activation": config.activation.cpp_type,
         "scale_format": config.scale_format.cpp_value,
-        "group_size": config.group_size,
+        "group_size": -1 if config.family.is_given else config.group_size,
         "symmetric": "true" if config.symmetric else "false",
         "coding": _coding(config),
     }

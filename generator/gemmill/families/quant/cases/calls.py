@@ -67,7 +67,7 @@ class QuantCase:
     @property
     def words(self) -> int:
         """Scales, or words of packed ones, of a row; 0 where there is one for the tensor."""
-        if self.declared.family in (QuantFamily.STATIC, QuantFamily.TENSOR):
+        if self.declared.family.is_whole:
             return 0
         if not self.declared.family.is_grouped:
             return 1
@@ -81,9 +81,17 @@ class QuantCase:
         moved = self.rows * (width * self.width + self.hidden) + 4 * max(self.rows * self.words, 1)
         if self.zero_points:
             moved += 4 * (self.rows * self.words or 1)
-        if self.declared.family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP):
+        if self.declared.family.is_normed:
             moved += width * self.hidden
-        return moved + (2 * width * self.rows * self.hidden if self.residual else 0)
+        return moved + (2 * width * self.rows * self.hidden if self.has_residual else 0)
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether one is given: some ops have none, some always."""
+        return any(
+            parameter.name == "residual" and (self.residual or not parameter.optional)
+            for parameter in BY_NAME[self.op].parameters
+        )
 
     def arguments(self, device: torch.device | str, random: torch.Generator | None = None) -> list[Any]:
         """In the order of the op's schema: normal random data, outputs poisoned. On the meta device there is no data."""
@@ -107,7 +115,7 @@ class QuantCase:
             ),
             "scale_ub": torch.tensor([bound], device=device) if is_bounded else None,
             "weight": values(1, self.hidden)[0],
-            "residual": values(self.rows, self.hidden) if self.residual else None,
+            "residual": values(self.rows, self.hidden) if self.has_residual else None,
             "activation": self.activation,
             "group_size": self.group_size,
             "group_shape": None,
@@ -130,13 +138,13 @@ class QuantCase:
     def _zero_points(self, device: torch.device | str) -> Tensor | None:
         if not self.zero_points:
             return None
-        shape = (1,) if self.declared.family in (QuantFamily.STATIC, QuantFamily.TENSOR) else (self.rows, 1)
+        shape = (1,) if self.declared.family.is_whole else (self.rows, 1)
         return torch.full(shape, -7, dtype=torch.int32, device=device)
 
     def _scales(self, device: torch.device | str) -> Tensor:
         family, padded = self.declared.family, -(-self.rows // 4) * 4
-        if family in (QuantFamily.STATIC, QuantFamily.TENSOR):
-            return torch.full((1,), 0.0123 if family is QuantFamily.STATIC else torch.nan, device=device)
+        if family.is_whole:
+            return torch.full((1,), 0.0123 if family.is_given else torch.nan, device=device)
         if self.scale_format is ScaleFormat.PACKED_UE8M0:
             return torch.full((self.words, padded), -1, dtype=torch.int32, device=device).t()[: self.rows]
         if self.m_major and family.is_grouped:
@@ -177,7 +185,7 @@ def _sizes_of(config: QuantConfig) -> Iterator[dict[str, Any]]:
     for rows, hidden in small:
         yield {"rows": rows, "hidden": hidden, "residual": rows % 2 == 1, "m_major": rows % 2 == 0}
     # So large that threads are given as much as they can hold; rows that fill their CTA, and rows that do not.
-    norm = config.family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP)
+    norm = config.family.is_normed
     by_row = norm or config.family is QuantFamily.TOKEN
     for rows, hidden in ((8003, 2176), (4099, 4480), (2501, 7168), (641, 28672)) if by_row else ((8003, 2176),):
         yield {"rows": rows, "hidden": hidden}
@@ -223,7 +231,7 @@ def _within_bounds(config: QuantConfig, got: dict[str, Any], wanted: dict[str, A
     if config.activation is not Activation.NONE:
         ub = got.get("scale_ub")
         return not any(bounds.outside_of_gate_bounds(config, got["input"], codes, scales, scale_ub=ub))
-    if config.family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP):
+    if config.family.is_normed:
         rows, steps = bounds.rows_beyond_one_step(codes, wanted["result"])
         return rows <= 1 and steps == 0 and "residual" not in apart and _one_row_of_scales(scales, wanted)
     return False

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gemmill.families.quant.call import GROUP_AZP, OP_OF, OUT_NAMES, SCALE_NAMES, name_of
-from gemmill.families.quant.config import QuantFamily, ScaleFormat
+from gemmill.families.quant.config import QuantFamily, ScaleFormat, Scales
 from gemmill.numerics.call import EXACT, LegalCall, Limits
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.layouts import (
@@ -65,7 +65,7 @@ class _Maker:
         if "weight" in arguments:
             h = self.hidden
             slots["weight"] = vector(draw, self.in_dtype, h, self.data, ((h,),), reference_shape=(h,))
-        if "residual" in arguments and draw.chance(0.5):
+        if any(p.name == "residual" and (not p.optional or draw.chance(0.5)) for p in self.schema.parameters):
             slots["residual"] = self._matrix(self.in_dtype, self.hidden, self.data, written=True)
         plain = {p.name: plain[p.name] for p in self.schema.parameters if p.kind is not Kind.TENSOR}
         ordered = {name: slots[name] for name in arguments if name in slots}
@@ -88,7 +88,7 @@ class _Maker:
         return pair if kind == 8 else (1, *pair)
 
     def _data(self) -> str:
-        plain = not self.gated and self.op.family not in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP)
+        plain = not self.gated and not self.op.family.is_normed
         return self.draw.one_of(("normal", "normal", "normal", "wide", "integers", "extreme" if plain else "wide"))
 
     def _plain(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class _Maker:
     def _matrix(self, dtype: torch.dtype, columns: int, values: str | None, *, written: bool = False) -> Slot:
         draw = self.draw
         step = row_stride(draw, columns, written=written, tidy=self.tidy)
-        if self.op.vllm and self.op.family is QuantFamily.RMS_TOKEN and step % 4 and columns % 4 == 0:
+        if self.op.vllm and self.op.family.is_normed and not self.group and step % 8 != columns % 8:
             step = columns  # vLLM's order of sums depends on it, which dense operands do not have
         outer = [free_stride(draw, size, stride) for size, stride in zip(self.leading, self._steps(step), strict=True)]
         return Slot(
@@ -133,21 +133,21 @@ class _Maker:
         return vector(self.draw, dtype, rows, None, shapes, written=written, reference_shape=(rows, 1))
 
     def _azp(self) -> Slot:
-        if self.op.family is QuantFamily.STATIC:
+        if self.op.family.is_given:
             return one_value(self.draw, torch.int32, "codes")
         if self.op.family is QuantFamily.TENSOR:
             return one_value(self.draw, torch.int32, None, written=True)
         return self._each_row(torch.int32, written=True)
 
     def _scales(self, plain: dict[str, Any]) -> tuple[Slot, tuple[int, int] | None]:
-        match self.op.family:
-            case QuantFamily.STATIC:
+        match self.op.family.scales:
+            case Scales.GIVEN:
                 return self._static_scales()
-            case QuantFamily.TENSOR:
+            case Scales.OF_TENSOR:
                 return one_value(self.draw, torch.float32, None, written=True), None
-            case QuantFamily.TOKEN | QuantFamily.RMS_TOKEN:
+            case Scales.OF_ROW:
                 return self._each_row(torch.float32, written=True), None
-            case _:
+            case Scales.OF_GROUP:
                 return self._group_scales(plain), None
 
     def _static_scales(self) -> tuple[Slot, tuple[int, int] | None]:
