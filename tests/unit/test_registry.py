@@ -11,7 +11,7 @@ import pytest
 from gemmill.families.quant.family import FAMILY as QUANT
 from gemmill.families.scaled_mm.config import KernelConfig, Launch
 from gemmill.families.scaled_mm.family import CUTEDSL, CUTLASS, FAMILY
-from gemmill.family import Aspect, Check, Family, Layout, Op, OpSchema, OpSet, Registry, Tensor
+from gemmill.family import Aspect, Check, ClassAxis, Classes, Family, Layout, Op, OpSchema, OpSet, Registry, Tensor
 from gemmill.family.examined import examine, examine_binding
 from gemmill.locations import kernels_dir, templates_dir
 from gemmill.registry import REGISTRY
@@ -82,6 +82,21 @@ def test_a_family_that_is_not_declared_to_cpp(tmp_path: Path) -> None:
 def test_words_that_contradict(families: tuple[Family, ...], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         Registry(families)
+
+
+def test_a_class_axis_that_no_op_has() -> None:
+    x, out = (Tensor(role, "M K", (DType.F32,), Layout.ROWS) for role in ("input", "out"))
+    axes = Classes((ClassAxis(name="rows", expression="L", values={0: 0, 1: 1}),))
+    op = Op(
+        schema=OpSchema("halve(Tensor input) -> Tensor"),
+        tensors=(x, out),
+        contract=(Check(Aspect.WHOLE, "input"), axes),
+    )
+    sentence = (
+        "family 'toys': class axis 'rows' is told by 'L', and no op has a size of that name, of K, M, class, input, out"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        Registry((replace(FAMILY, name="toys", asks=OpSet(ops=(op,))),))
 
 
 def toys(*configs: KernelConfig, **changes: Any) -> Family:

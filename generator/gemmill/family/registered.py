@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from gemmill.family.classes import Classes
 from gemmill.family.declaration import Config, Family, Kernels, first_rejection
 from gemmill.family.op import Op
 from gemmill.family.questions import Asked, merged
@@ -54,7 +55,7 @@ class Registry:
                         f"family {family.name!r}, op {name!r}: no special check {min(unknown)!r}, of "
                         f"{', '.join(family.asks.specials) or 'none'}"
                     )
-            if (fault := family.tuning.contradiction()) is not None:
+            if (fault := _axis_of_no_op(family) or family.tuning.contradiction()) is not None:
                 raise ValueError(f"family {family.name!r}: {fault}")
             for measured in family.tuning.sweep.measured if family.tuning.sweep else ():
                 if (other := classes.get(measured.name)) is not None:
@@ -131,3 +132,16 @@ class Registry:
     def configs_of(self, name: str, configs: Iterable[Any]) -> tuple[Any, ...]:
         """Those configs that are of the family of a name."""
         return tuple(config for config in configs if self.family_of(config).name == name)
+
+
+def _axis_of_no_op(family: Family) -> str | None:
+    """What is wrong with the first class axis that would be 0 for every op, if one is."""
+    named = {name for op in family.asks.ops for name in op.program.values}
+    for step in (step for op in family.asks.ops for step in op.contract if isinstance(step, Classes)):
+        for axis in step.axes:
+            if axis.expression.isidentifier() and axis.expression not in named:
+                return (
+                    f"class axis {axis.name!r} is told by {axis.expression!r}, and no op has a size of that name, of "
+                    f"{', '.join(sorted(named))}"
+                )
+    return None
