@@ -1,6 +1,6 @@
 """Operands of which no right kernel loses a bit before it stores the result: what they must give has no tolerance.
 
-The bound on e4m3 sums (in the bounds of the scaled GEMMs) is the worst case and grows with every instruction: beyond K = 8192 a
+The bound on e4m3 sums (in the bounds of the scaled GEMMs) is the worst case and grows with every instruction: beyond K = 4096 a
 result that is 0.9 of the truth lies within it. So results are held against these operands too, to the last bit.
 
 Values are whole numbers, and so are all partial sums. The e4m3 instruction keeps 13 bits below the exponent of the largest

@@ -20,14 +20,14 @@ def random_scales(count: int, seed: int) -> torch.Tensor:
 
 
 def cut_off(x: torch.Tensor, largest: torch.Tensor, bits: int) -> torch.Tensor:
-    """x without what lies `bits` below the exponent of `largest`."""
+    """x without what lies `bits` below the exponent of `largest`, as in two's complement."""
     unit = torch.exp2(torch.frexp(largest)[1].double() - 1 - bits)
-    return torch.trunc(x / unit) * unit
+    return torch.floor(x / unit) * unit
 
 
-def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, promoted: bool = False) -> torch.Tensor:
-    """Hopper's sum, instruction by instruction. e4m3: 33 terms cut off 13 bits below the exponent of the largest; 16 bits:
-    17 terms cut off at 23 bits, and so is the result."""
+def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, promoted: bool) -> torch.Tensor:
+    """Hopper's sum, step by step. e4m3: 33 terms cut off 13 bits below the exponent of the largest; 16 bits: 17 terms cut
+    off at 23 bits, and so is the result."""
     step, bits = (32, 13) if a.dtype is torch.float8_e4m3fn else (16, 23)
     a, b = a.double(), b.double()
     running = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
@@ -44,57 +44,19 @@ def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, promoted: bool = False) ->
     return register.double() + running
 
 
-def in_slices(a: torch.Tensor, b: torch.Tensor, slices: int) -> torch.Tensor:
-    """Sums of slices of K that each begin with zero, added."""
-    along = -(-a.shape[1] // (slices * 32)) * 32
-    return sum(tensor_core_sum(x, y) for x, y in zip(a.split(along, 1), b.split(along), strict=True))
-
-
+@pytest.mark.parametrize("accumulation", [Accumulation.FAST, Accumulation.PROMOTED])
 @pytest.mark.parametrize("positive", [False, True])
 @pytest.mark.parametrize("k", [1, 31, 32, 96, 512, 2048])
-@pytest.mark.parametrize("kind", ["promoted", "fast", "2 slices", "4 slices", "7 slices"])
-def test_a_simulated_tensor_core_is_within_the_bound(kind, positive, k):
+def test_a_simulated_tensor_core_is_within_the_bound(accumulation, positive, k):
     a, b = random_e4m3(6, k, k), random_e4m3(k, 5, k + 1)
     if positive:
         a, b = a.float().abs().to(a.dtype), b.float().abs().to(b.dtype)
-    promoted = kind == "promoted"
-    slices = int(kind[0]) if kind.endswith("slices") else 1
-    found = tensor_core_sum(a, b, promoted) if promoted else in_slices(a, b, slices)
+    found = tensor_core_sum(a, b, accumulation is Accumulation.PROMOTED)
     error = (found - a.double() @ b.double()).abs()
-    bound = accumulation_error(a, b, Accumulation.PROMOTED if promoted else Accumulation.FAST)
+    bound = accumulation_error(a, b, accumulation)
     assert (error <= bound).all()
     if k == 2048:
-        assert (error > bound / 100).any(), "the bound is not so wide that it hides everything"
-
-
-def test_the_worst_operands_reach_the_bound():
-    """One large product, and others that are cut off whole."""
-    a = torch.full((1, 64), 2.0**-9 * 7).to(torch.float8_e4m3fn)
-    b = torch.full((64, 1), 1.875).to(torch.float8_e4m3fn)
-    a[0, 0], b[0, 0] = 256.0, 16.0
-    error = (tensor_core_sum(a, b) - a.double() @ b.double()).abs()
-    bound = accumulation_error(a, b, Accumulation.FAST)
-    assert bound / 1.4 < error <= bound
-
-
-def test_slices_that_cancel_are_within_the_bound():
-    """The second slice's sum is large while that of both is small."""
-    a = torch.full((1, 1024), 2.0**-9 * 7).to(torch.float8_e4m3fn)
-    b = torch.full((1024, 1), 1.875).to(torch.float8_e4m3fn)
-    a[0, 0], a[0, 512] = 256.0, -256.0
-    b[0, 0] = b[512, 0] = 16.0
-    error = (in_slices(a, b, 2) - a.double() @ b.double()).abs()
-    assert error <= accumulation_error(a, b, Accumulation.FAST)
-
-
-@pytest.mark.parametrize(("k", "short"), [(4096, True), (4096, False), (8192, True), (8192, False), (14336, True)])
-def test_what_is_missing_of_a_long_sum_is_outside_the_tolerance(k, short):
-    """Of the last 128 products, or of a tenth of the result, by random operands alone."""
-    a, b, one = random_e4m3(32, k, 1), random_e4m3(k, 32, 2), torch.ones(1)
-    right = scaled_mm(a, b, one, one, torch.bfloat16)
-    wrong = scaled_mm(a[:, :-128], b[:-128], one, one, torch.bfloat16) if short else 0.9 * right
-    assert check_scaled_mm(right, a, b, one, one, Accumulation.FAST).ok
-    assert check_scaled_mm(wrong, a, b, one, one, Accumulation.FAST).wrong > 5
+        assert (error > bound / 1000).any(), "the bound is not so wide that it hides everything"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -120,7 +82,7 @@ def test_a_missing_product_of_16_bit_operands_is_outside_the_tolerance(dtype):
     one = torch.ones(1)
     assert check_scaled_mm(scaled_mm(a, b, one, one, dtype), a, b, one, one, Accumulation.FAST).ok
     short = scaled_mm(a[:, :511], b[:511], one, one, dtype)
-    assert check_scaled_mm(short, a, b, one, one, Accumulation.FAST).wrong > 50
+    assert check_scaled_mm(short, a, b, one, one, Accumulation.FAST).wrong > 100
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -36,7 +36,7 @@ def lacking(change: Callable[[GemmOperands], GemmOperands]) -> Subject:
 
 @pytest.mark.parametrize("k", [4096, 14336, 32768])
 def test_long_sums_that_lack_a_little_are_wrong(k: int) -> None:
-    """Within the tolerance of random operands, from some K on: small integers show them."""
+    """Within the tolerance of random operands: small integers show them."""
     found = faults_of(
         gemm(op=Op.FP8, m=9, n=48, k=k),
         right=lacking(lambda x: x),
@@ -46,8 +46,7 @@ def test_long_sums_that_lack_a_little_are_wrong(k: int) -> None:
     assert found["right"] is None
     for name in ("short", "small"):
         assert found[name] is not None and found[name]["fault"] == "wrong"
-    by_integers = found["short"]["detail"].startswith("of the rows looked at with small integers, ")
-    assert by_integers == (k == 32768)
+    assert k < 14336 or found["short"]["detail"].startswith("of the rows looked at with small integers, ")
 
 
 @pytest.mark.parametrize("op", list(Op))

@@ -4,16 +4,12 @@ s8: nothing is lost in the sum and the reference repeats the epilogue's rounding
 
 e4m3 on Hopper: a tensor-core instruction adds 32 products and the running sum as fixed-point numbers that share the
 largest one's exponent and keep 13 bits below it (FP22: 1 sign, 8 exponent and 13 fraction bits); what lies below is
-cut off, towards zero. The largest errors on an H200 (2026-11-21, K = 272) are those of a simulation of this: 0.024 of a bound of
-33 units an instruction, where 12 bits would give 0.05 and cutting off as in two's complement 0.09. A unit is the last
-bit that is kept. A product loses what of it is below a unit: most often nothing, for it has 8 significant bits. The
-running sum loses less than a unit. The largest of all is at most the |sum before it| with its
-error, or the largest |a| times the largest |b| of the 32. Kernels that slice K begin anywhere with zero: the sum before it is at
-most the distance to the lowest or highest of those before. `fast` leaves the sum in that form over the whole of K. `promoted` adds it
-to a float32 register every 128 along K (2^-24 of the register each time) and starts from zero. So the bound follows the true
-partial sums and products: the worst ones for all steps would hide every fault. Of K = 8192 it shows that all is 0.9 of the
-truth, of K = 14336 that the last 128 products are missing, by some elements of a hundred. Beyond,
-`gemmill.numerics.exact` has operands that need no bound.
+cut off. Each of the 33 terms so loses less than 2^-13 of the largest, and the result is within that form. So an
+instruction adds at most 33 x 2^-13 x max(|sum before it|, sum of the |products| of its 32) to the error. `fast` leaves
+the sum in that form over the whole of K. `promoted` adds it to a float32 register every 128 along K (2^-24 of the
+register each time) and starts from zero. The bound follows these steps along K with the true partial sums, instead of
+assuming the worst partial sum for all of them, which would hide every fault. Over the whole of K it is wide all the same:
+`gemmill.numerics.exact` has operands that need none.
 
 bf16 and f16 on Hopper: products are exact, an instruction adds 16 of them and the running sum, aligned to the largest, with at
 least 23 bits below its exponent kept and what lies below cut off (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of
@@ -46,19 +42,16 @@ class TensorCore:
 
     instruction_k: int
     """Products that one instruction adds to a sum."""
+    losses: int
+    """Times that it loses less than a unit of the largest of what it adds."""
     unit: float
-    """Of the largest that it adds, below which bits are cut off."""
-    losses: int | None = None
-    """Times that it loses less than a unit, where products have so many bits that any may; None where they are looked at."""
 
 
 TENSOR_CORES = {
-    torch.float8_e4m3fn: TensorCore(instruction_k=32, unit=2.0**-13),
-    torch.bfloat16: TensorCore(instruction_k=16, unit=2.0**-23, losses=19),
-    torch.float16: TensorCore(instruction_k=16, unit=2.0**-23, losses=19),
+    torch.float8_e4m3fn: TensorCore(instruction_k=32, losses=33, unit=2.0**-13),
+    torch.bfloat16: TensorCore(instruction_k=16, losses=19, unit=2.0**-23),
+    torch.float16: TensorCore(instruction_k=16, losses=19, unit=2.0**-23),
 }
-PRODUCTS_AT_ONCE = 2**27
-"""Of which each takes four bytes while they are looked at."""
 PROMOTION_K = 128
 FLOAT32_UNIT = 2.0**-24
 EPILOGUE_ROUNDINGS = 4
@@ -77,7 +70,7 @@ def exact_scaled_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bi
 
 
 def accumulation_error(a: Tensor, b: Tensor, accumulation: Accumulation) -> Tensor:
-    """Bound on the error of the unscaled sum a b, float64 [M, N]; of no meaning where the sum is NaN."""
+    """Bound on the error of the unscaled sum a b, float64 [M, N]; NaN where the sum is NaN."""
     if accumulation is Accumulation.EXACT:
         return torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
     return _lost(a.to(torch.float64), b.to(torch.float64), TENSOR_CORES[a.dtype], accumulation)
@@ -85,34 +78,17 @@ def accumulation_error(a: Tensor, b: Tensor, accumulation: Accumulation) -> Tens
 
 def _lost(a: Tensor, b: Tensor, core: TensorCore, accumulation: Accumulation) -> Tensor:
     register = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
-    running, lowest, highest, lost, error = (register.clone() for _ in range(5))
+    running, error = register.clone(), register.clone()
     for start in range(0, a.shape[1], core.instruction_k):
         a_slice, b_slice = a[:, start : start + core.instruction_k], b[start : start + core.instruction_k]
-        lost += _lost_at_once(a_slice, b_slice, torch.maximum(running - lowest, highest - running) + lost, core)
+        largest = torch.maximum(running.abs(), a_slice.abs() @ b_slice.abs())
+        error += core.losses * core.unit * largest
         running += a_slice @ b_slice
-        lowest, highest = torch.minimum(lowest, running), torch.maximum(highest, running)
         if accumulation is Accumulation.PROMOTED and (start + core.instruction_k) % PROMOTION_K == 0:
             register += running
-            error += lost + FLOAT32_UNIT * register.abs()
-            for of_block in (running, lowest, highest, lost):
-                of_block.zero_()
-    return error + lost
-
-
-def _lost_at_once(a: Tensor, b: Tensor, running: Tensor, core: TensorCore) -> Tensor:
-    """By one instruction, before which the sum has at most these magnitudes."""
-    if core.losses is not None:
-        return core.losses * core.unit * torch.maximum(running, a.abs() @ b.abs())
-    largest = torch.maximum(running, a.abs().amax(dim=1, keepdim=True) * b.abs().amax(dim=0, keepdim=True))
-    unit = core.unit * torch.exp2(torch.frexp(largest)[1].to(torch.float64) - 1)
-    # Exact in float32: 8 significant bits and a power of two.
-    a, b, per_unit = a.to(torch.float32), b.to(torch.float32), (1 / unit).to(torch.float32)[:, None]
-    units = torch.zeros_like(unit)
-    at_once = max(1, PRODUCTS_AT_ONCE // max(unit.numel(), 1))
-    for j in range(0, a.shape[1], at_once):
-        products = (a[:, j : j + at_once, None] * b[None, j : j + at_once]).mul_(per_unit)
-        units += products.frac_().abs_().sum(dim=1, dtype=torch.float64)
-    return units * unit + torch.minimum(unit, running)
+            error += FLOAT32_UNIT * register.abs()
+            running.zero_()
+    return error
 
 
 def tolerance(
