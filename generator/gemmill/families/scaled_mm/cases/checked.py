@@ -11,7 +11,7 @@ from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.numerics.cases import Outcome
 from gemmill.runtime.schemas import NAMESPACE
-from gemmill.vocab import SCALE_GROUPS, Accumulation, DType, ScaleLayout
+from gemmill.vocab import SCALE_GROUPS, Accumulation, DType, ScaleGranularity, ScaleLayout
 
 SHAPES = ((1, 16, 16), (3, 48, 144), (16, 256, 512), (65, 144, 272), (130, 272, 1040), (257, 520, 2080))
 """(M, N, K) before rounding N and K up to what a variant's alignment asks: below, at and across tile edges."""
@@ -57,14 +57,16 @@ def problems_of(predicate: Predicate) -> Iterator[Problem]:
     kinds = cycle(product(a_scales, both, (True, False) if predicate.bias else (False,), predicate.azp))
     align_n, align_k = predicate.alignment_d, max(predicate.alignment_a, predicate.alignment_b)
     shapes = UNALIGNED_SHAPES + SHAPES if align_n == align_k == 1 else SHAPES
+    groups = predicate.scale_groups
+    # A single column's scales have the shape of a block's, and a single group's that of a scale for each row: other classes.
+    least_n = 2 if groups and groups.b_scale is not ScaleGranularity.BLOCK else 1
     for m, shape_n, shape_k in shapes + LONG_SHAPES:
         n, k = -(-shape_n // align_n) * align_n, -(-shape_k // align_k) * align_k
         is_long = (m, shape_n, shape_k) in LONG_SHAPES
         for a_scale, b_scale, bias, azp in islice(kinds, 1 if is_long else CASES_OF_A_SHAPE):
             yield Problem(
                 m=m,
-                n=n,
-                # One group alone is a scale for each row, which is another class of calls.
+                n=max(n, least_n),
                 k=k + predicate.group_size if k <= predicate.group_size else k,
                 a_dtype=predicate.a_dtype,
                 out_dtype=predicate.out_dtype,
@@ -72,7 +74,7 @@ def problems_of(predicate: Predicate) -> Iterator[Problem]:
                 b_scale=b_scale,
                 bias=bias,
                 azp=azp,
-                groups=predicate.scale_groups,
+                groups=groups,
                 data="integers" if is_long else "random",
             )
 
