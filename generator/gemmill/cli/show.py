@@ -36,9 +36,9 @@ def show(
 
     Examples:
 
-        gemmill show "*rmstoken_bf16_e4m3*"
+        gemmill show "*rmstoken_bf16_e4m3*_sym"
 
-        gemmill show "*rmstoken_bf16_e4m3*" --source > kernel.cu
+        gemmill show "*rmstoken_bf16_e4m3*_sym" --source > kernel.cu
 
         gemmill show "*cutlass_bf16_bf16*" --sass | grep HMMA
     """
