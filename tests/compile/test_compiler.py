@@ -46,7 +46,7 @@ def test_object_and_what_is_known_of_it(workshop: Workshop, kernels: Path) -> No
     assert facts.registers > 0 and facts.spill_bytes == 0 and facts.code_bytes >= 128
     assert entry.cpu_seconds > 0.1 and entry.peak_memory_bytes > 10 << 20
     assert workshop.cache.object_path(entry).read_bytes()[:4] == b"\x7fELF"
-    (kernels / "include" / "scale.h").write_text("constexpr float kScale = 5.0f;\n")
+    (kernels / "scale.h").write_text("constexpr float kScale = 5.0f;\n")
     later = open_workshop(Arch.SM90A, workshop.options)
     assert later.cache.lookup([source]).missing == (source,), "the header is not among those recorded"
 

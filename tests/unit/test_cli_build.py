@@ -136,7 +136,7 @@ def test_build_prints_a_table_and_the_folder(gemmill, fake, configs, home) -> No
     outcome = gemmill("build", "--select", "smoke")
     assert "1 variant in build 0123abcd4567 for sm90a (1.0 MB)" in outcome.out
     (line,) = [line for line in outcome.out.splitlines() if to_name(configs[0]) in line]
-    assert line.split()[1:] == ["168", "0", "B", "20.5", "kB", "16", "s"]
+    assert line.split()[2:] == ["168", "0", "B", "20.5", "kB", "16", "s"]
     assert outcome.out.endswith(f"compiled in 1 min 15 s: {home}/builds/0123abcd4567\n")
     assert "did not compile: sm90a_cutlass_bad" in outcome.err
 

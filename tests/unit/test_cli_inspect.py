@@ -89,7 +89,7 @@ def test_show_tells_all(gemmill, put_build, configs) -> None:
         ["tile_shape_mnk", "128x128x128"],
         ["stages", "auto"],
         ["bias", "yes"],
-        ["ops", "cutlass_scaled_mm"],
+        ["ops", "cutlass_scaled_mm,", "vllm_cutlass_scaled_mm"],
         ["swizzle", "1"],
         ["build", manifest.build_id],
         ["registers", "a", "thread", "168"],

@@ -165,7 +165,7 @@ def test_moved_cache_still_hits(
 def test_hand_written_kernels_are_compiled_and_linked(
     toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
 ) -> None:
-    (kernels / "quant").mkdir()
+    (kernels / "quant").mkdir(exist_ok=True)
     (kernels / "quant" / "silu.cu").write_text('extern "C" int32_t gemmill_silu(void const*) { return 0; }\n')
     (kernels / "extension" / "binding.cpp").write_text(
         'extern "C" int gemmill_silu();\nint binding() { return gemmill_silu(); }\n'
