@@ -22,8 +22,8 @@ extern "C" int gemmill_{name}(float* x) {{ {body} return 0; }}
 @pytest.fixture
 def kernels(tmp_path: Path) -> Path:
     folder = tmp_path / "kernels"
-    (folder / "include").mkdir(parents=True)
-    (folder / "include" / "scale.h").write_text("constexpr float kScale = 3.0f;\n")
+    folder.mkdir(parents=True)
+    (folder / "scale.h").write_text("constexpr float kScale = 3.0f;\n")
     return folder
 
 
