@@ -23,37 +23,16 @@ from gemmill.vocab import Arch
 pytestmark = pytest.mark.compile
 ROUNDS = 400
 
-_SIZES = [(name, ctypes.c_int64) for name in "rows hidden in_stride out_stride".split()]
 
-
-class StaticArguments(ctypes.Structure):
-    """Mirrors `gemmill_static_quant_args` in kernels/quant/abi.h."""
+class Arguments(ctypes.Structure):
+    """Mirrors `gemmill_quant_args` in kernels/quant/abi.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in "in_ out scales azp".split()),
-        *_SIZES,
-        *((name, ctypes.c_int64) for name in "group_m group_n scale_stride_m scale_stride_n".split()),
-    )
-
-
-class GroupArguments(ctypes.Structure):
-    """Mirrors `gemmill_group_quant_args`, but for the launch settings at its end."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in "in_ out scales azps scale_ub".split()),
-        *_SIZES,
-        *((name, ctypes.c_int64) for name in "scale_stride_m scale_stride_g scale_rows out_rows".split()),
-        *((name, ctypes.c_float) for name in "smallest_amax smallest_scale".split()),
-    )
-
-
-class RmsNormArguments(ctypes.Structure):
-    """Mirrors `gemmill_rms_norm_quant_args`, but for what follows the strides."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in "in_ weight residual out scales scale_ub".split()),
+        *((name, ctypes.c_void_p) for name in "in_ out scales azp scale_ub weight residual".split()),
         *((name, ctypes.c_int64) for name in "rows hidden in_stride out_stride residual_stride".split()),
-        *((name, ctypes.c_int64) for name in "scale_stride_m scale_stride_g".split()),
+        *((name, ctypes.c_int64) for name in "scale_stride_m scale_stride_n group_m group_n".split()),
+        *((name, ctypes.c_int64) for name in "scale_rows out_rows".split()),
+        ("eps", ctypes.c_float),
     )
 
 
@@ -74,8 +53,9 @@ def _symbol(probe) -> str:
     return (ctypes.c_char * 512).in_dll(probe._library, "probe_symbol").value.decode()
 
 
-def recorded(probe, kind: type[ctypes.Structure]) -> ctypes.Structure:
-    return kind.from_buffer_copy((ctypes.c_ubyte * ctypes.sizeof(kind)).in_dll(probe._library, "probe_args"))
+def recorded(probe) -> Arguments:
+    size = ctypes.sizeof(Arguments)
+    return Arguments.from_buffer_copy((ctypes.c_ubyte * size).in_dll(probe._library, "probe_args"))
 
 
 @pytest.mark.parametrize("op", [op.name for op in QUANT_OPS])
@@ -95,9 +75,7 @@ def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> No
             refused.add(str(error))
             continue
         config = config_of(judged, Arch.SM90A)
-        writes_scales = config.family is QuantFamily.TENSOR or (config.family.is_per_row and judged["rows"])
-        empty = judged["rows"] * judged["hidden"] == 0 and not writes_scales
-        if empty:
+        if not judged["works"]:
             assert launched(probe, op, arguments) is None
         elif config in in_build:
             assert launched(probe, op, arguments) == symbol_of(config)
@@ -109,25 +87,22 @@ def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> No
 
 
 def _compare_arguments(probe, family: QuantFamily, call: Judged) -> None:
-    if family is QuantFamily.GROUP:
-        args = recorded(probe, GroupArguments)
-        assert (args.scale_stride_m, args.scale_stride_g) == group_strides(call)
-        assert (args.rows, args.out_rows) == (call["rows"], call.tensor("out").rows)
-        assert args.smallest_amax == pytest.approx(call.get("eps") or 0.0)
-    elif family is QuantFamily.STATIC:
-        args = recorded(probe, StaticArguments)
+    args = recorded(probe)
+    assert (args.rows, args.hidden) == (call["rows"], call["hidden"])
+    given = {"in_": "input", "out": "out", "scales": "scales", "azp": "azp", "scale_ub": "scale_ub"}
+    given |= {"weight": "weight", "residual": "residual"}
+    for field, role in given.items():
+        operand = call.get(role)
+        assert getattr(args, field) == (operand.data if operand else None), field
+    strides = args.scale_stride_m, args.scale_stride_n
+    if family.is_grouped:
+        assert strides == group_strides(call)
+        assert args.out_rows == call.tensor("out").rows
+    elif family.is_given:
         layout = static_scales(call)
         assert (args.group_m, args.group_n) == layout.group
-        assert (args.scale_stride_m, args.scale_stride_n) == layout.strides
-    elif family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP):
-        args = recorded(probe, RmsNormArguments)
-        strides = group_strides(call) if family is QuantFamily.RMS_GROUP else (1, 0)
-        if call["rows"] > 1:
-            assert args.scale_stride_m == strides[0]
-    else:
-        return
-    assert (args.rows, args.hidden) == (call["rows"], call["hidden"])
-    assert (args.in_, args.out, args.scales) == tuple(call.tensor(role).data for role in ("input", "out", "scales"))
+        assert strides == layout.strides
+    assert args.eps == pytest.approx(call.get("eps") or 0.0)
 
 
 def test_a_pinned_kernel_takes_no_other_call(probe) -> None:
@@ -192,8 +167,8 @@ def test_packed_scales_of_one_row_have_the_stride_of_their_layout(stride: int, p
         for out in (torch.empty(1, 1, 1280), torch.empty(4, 1280)):
             call = [x, out.to(torch.float8_e4m3fn), packed.as_strided(shape, strides), 128, 1e-10, -448.0, 448.0]
             assert launched(probe, op, call) is not None
-            args = recorded(probe, GroupArguments)
-            assert (args.scale_stride_m, args.scale_stride_g, args.scale_rows) == (1, 4, 4)
+            args = recorded(probe)
+            assert (args.scale_stride_m, args.scale_stride_n, args.scale_rows) == (1, 4, 4)
             assert args.out_rows == of_arguments(BY_NAME[op], call)["output_q"].rows
 
 
