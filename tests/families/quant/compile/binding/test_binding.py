@@ -92,8 +92,8 @@ def _compare_arguments(probe, family: QuantFamily, call: Judged) -> None:
     given = {"in_": "input", "out": "out", "scales": "scales", "azp": "azp", "scale_ub": "scale_ub"}
     given |= {"weight": "weight", "residual": "residual"}
     for field, role in given.items():
-        operand = call.get(role)
-        assert getattr(args, field) == (operand.data if operand else None), field
+        wanted = None if call.get(role) is None else call.tensor(role).data or None
+        assert getattr(args, field) == wanted, field
     strides = args.scale_stride_m, args.scale_stride_n
     if family.is_grouped:
         assert strides == group_strides(call)
