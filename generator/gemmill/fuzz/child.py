@@ -5,11 +5,8 @@ each did wrong is counted on the device, a row of one tensor for each call. Thos
 """
 
 import contextlib
-import json
-import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,7 +21,7 @@ from gemmill.numerics.draw import Draw
 from gemmill.numerics.memory import Memory
 from gemmill.numerics.values import Pools
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE
-from gemmill.tune.bench import DEAD_CONTEXT, end_with, serve
+from gemmill.tune.bench import DEAD_CONTEXT, run
 from gemmill.tune.statistics import first_line
 
 Found = dict[str, Any]
@@ -177,14 +174,5 @@ def _is_dead(error: Exception) -> bool:
     return any(words in str(error) for words in DEAD_CONTEXT)
 
 
-def main(child: Callable[..., Child]) -> None:
-    """Be the process: `child` is made of the spec's fields."""
-    spec = json.loads(sys.argv[1])
-    end_with(spec.pop("lifeline"))
-    descriptor = spec.pop("answers")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as answers:
-        serve(sys.stdin, answers, lambda: child(**{**spec, "ops": tuple(spec["ops"])}))
-
-
 if __name__ == "__main__":
-    main(lambda **spec: Child(FuzzSpec(**spec)))
+    run(lambda **spec: Child(FuzzSpec(**spec)))

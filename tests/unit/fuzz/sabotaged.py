@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gemmill.fuzz.breakages import Arguments
-from gemmill.fuzz.child import Child, main
+from gemmill.fuzz.child import Child
 from gemmill.fuzz.findings import FuzzSpec, Kind
 from gemmill.numerics.memory import Memory
+from gemmill.tune.bench import run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,4 +90,4 @@ _COMMIT: dict[Kind, Callable[[Callable[[], None], Memory], None]] = {
 }
 
 if __name__ == "__main__":
-    main(lambda **spec: Sabotaged(SabotagedSpec(**spec)))
+    run(lambda **spec: Sabotaged(SabotagedSpec(**spec)))
