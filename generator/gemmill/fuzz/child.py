@@ -5,9 +5,6 @@ each did wrong is counted on the device, a row of one tensor for each call. Thos
 """
 
 import contextlib
-import json
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +23,7 @@ from gemmill.numerics.draw import Draw
 from gemmill.numerics.memory import Memory
 from gemmill.numerics.values import Pools
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE
-from gemmill.tune.bench import DEAD_CONTEXT, end_with, serve
+from gemmill.tune.bench import DEAD_CONTEXT, run
 from gemmill.tune.statistics import first_line
 
 Found = dict[str, Any]
@@ -180,13 +177,5 @@ def _op(name: str) -> Any:
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
-def main() -> None:
-    spec = json.loads(sys.argv[1])
-    end_with(spec.pop("lifeline"))
-    descriptor = spec.pop("answers")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as answers:
-        serve(sys.stdin, answers, lambda: Child(FuzzSpec(**{**spec, "ops": tuple(spec["ops"])})))
-
-
 if __name__ == "__main__":
-    main()
+    run(lambda **spec: Child(FuzzSpec(**spec)))

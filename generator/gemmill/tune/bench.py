@@ -25,7 +25,7 @@ from gemmill.tune.device import driver_version
 from gemmill.tune.problems import Problem
 from gemmill.tune.protocol import Candidate, WorkerSpec, problem_from_json
 from gemmill.tune.statistics import first_line
-from gemmill.tune.subjects import ARENA_BYTES, Subject, find_subjects, invented_us
+from gemmill.tune.subjects import ARENA_BYTES, LoadedSubjects, StandIns, Subject, invented_us
 from gemmill.tune.timing import GraphTimer, Prepared
 
 DRY_ROTATED_BYTES = 4096
@@ -51,7 +51,7 @@ class Bench:
             torch.set_num_threads(1)  # several such processes share the cores, and the shapes are small
         self._device = torch.device("cpu" if spec.dry_run else "cuda")
         self._makers: dict[str, Maker] = {}
-        self._subjects = find_subjects(spec)
+        self._subjects = StandIns() if spec.dry_run else LoadedSubjects(spec)
         self._timer = None if spec.dry_run else GraphTimer()
         self._arena: GuardedArena | None = None
         self._operands: Operands | None = None
@@ -244,13 +244,13 @@ def end_with(lifeline: int) -> None:
         sys.exit("the process that started this one has ended")
 
 
-def main() -> None:
-    spec = json.loads(sys.argv[1])
+def run(make: Callable[..., Any]) -> None:
+    """Serve as a program: `make` takes the fields of the spec that the Worker was given."""
+    spec = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(sys.argv[1]).items()}
     end_with(spec.pop("lifeline"))
-    descriptor = spec.pop("answers")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as answers:
-        serve(sys.stdin, answers, lambda: Bench(WorkerSpec(**{**spec, "builds": tuple(spec["builds"])})))
+    with os.fdopen(spec.pop("answers"), "w", encoding="utf-8") as answers:
+        serve(sys.stdin, answers, lambda: make(**spec))
 
 
 if __name__ == "__main__":
-    main()
+    run(lambda **spec: Bench(WorkerSpec(**spec)))
