@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gemmill.build import BuildError
+from gemmill.build.errors import BuildError
 from gemmill.doctor import Finding, State, extension, machine, report
 from gemmill.doctor.elf import ElfError, Library, read_library
 

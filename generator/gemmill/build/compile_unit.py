@@ -13,9 +13,10 @@ from pathlib import Path
 
 from gemmill.build.cache import ObjectCache
 from gemmill.build.failures import Failure, failure_of_compiler, failure_of_exception
-from gemmill.build.files import FileMemo, write_whole
+from gemmill.build.files import FileMemo
 from gemmill.build.headers import changed_between, header_set
 from gemmill.build.inspect import KernelFacts, read_ptxas, read_sass
+from gemmill.writing import write_whole
 
 _MESSAGE_CHARACTERS = 200_000
 

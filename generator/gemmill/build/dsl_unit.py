@@ -22,10 +22,11 @@ from gemmill.build.cubins import embedded_cubins
 from gemmill.build.dsl import made_from
 from gemmill.build.errors import first_error
 from gemmill.build.failures import Failure, failure_of_compiler, failure_of_exception
-from gemmill.build.files import FileMemo, write_whole
+from gemmill.build.files import FileMemo
 from gemmill.build.headers import header_set
 from gemmill.build.inspect import KernelFacts, merged, read_cubin
 from gemmill.emit.adapter import emit_adapter, read_header
+from gemmill.writing import write_whole
 
 _ATTEMPTS = 2
 

@@ -16,12 +16,12 @@ from gemmill.build.dsl import DslPackage
 from gemmill.build.dsl_unit import DslRequest
 from gemmill.build.errors import BuildError
 from gemmill.build.failures import Failure
-from gemmill.build.files import write_whole
 from gemmill.build.scheduler import Scheduler
 from gemmill.build.sources import Flags, SourceKind, expand
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.build.units import Unit
 from gemmill.vocab import Arch
+from gemmill.writing import write_whole
 
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
