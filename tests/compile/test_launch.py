@@ -1,16 +1,16 @@
-"""How kernels are launched (kernels/core), with a CUDA that only tells what it is asked for: so without a GPU."""
+"""How kernels are launched (kernels/core/launch.cuh), with a CUDA that only tells what it is asked for: so without a GPU."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from gemmill.build import ToolchainPaths
 from gemmill.build.sources import expand, flags_for, roots_of
+from gemmill.build.toolchain import ToolchainPaths
 from gemmill.locations import kernels_dir
 from gemmill.vocab import Arch
 
-_LAUNCHES = """
+_PROGRAM = """
 #include <cstdio>
 #include "core/launch.cuh"
 
@@ -64,49 +64,15 @@ int main() {
   CALLS
 }
 """
-_LOADS = """
-#include <cstdio>
-#include <cuda_runtime.h>
-#include "core/cutedsl.h"
-
-static cudaError_t answer = cudaSuccess;
-static cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-
-extern "C" cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* other) {
-  cudaStreamCaptureMode const before = mode;
-  return mode = *other, *other = before, cudaSuccess;
-}
-
-static char const* capturing() { return mode == cudaStreamCaptureModeRelaxed ? "relaxed" : "not relaxed"; }
-
-// As the DSL's: the addresses of their arguments, and last that of an error.
-static void init(void** x) {
-  std::printf("init, %s\\n", capturing());
-  **static_cast<void***>(x[0]) = &answer, *static_cast<cudaError_t*>(x[1]) = answer;
-}
-static void load(void** x) {
-  bool const initialised = **static_cast<void***>(x[0]) == &answer;
-  std::printf("load on %d of %s, %s\\n", *static_cast<int32_t*>(x[1]), initialised ? "what init made" : "nothing", capturing());
-  *static_cast<cudaError_t*>(x[2]) = answer;
-}
-
-static gemmill_cutedsl_module module{init, load, nullptr, 0};
-
-static void ready(int device) { std::printf("status %d, %s\\n", gemmill_cutedsl_ready(&module, device), capturing()); }
-
-int main() {
-  CALLS
-}
-"""
 _PLAIN = "launch {0} with 7 on stream 80, grid 2 3 4, block 5 6 7, 8 bytes"
 _NO_SUCH_DEVICE, _NO_FUNCTION, _INVALID_VALUE = 101, 98, 1
 
 
-def _told(calls: str, toolchain: ToolchainPaths, folder: Path, program: str = _LAUNCHES, *more: Path) -> list[str]:
+def _told(calls: str, toolchain: ToolchainPaths, folder: Path) -> list[str]:
     """What a program of these calls asks CUDA for, and the status that each ends with."""
-    (folder / "main.cpp").write_text(program.replace("CALLS", calls))
+    (folder / "main.cpp").write_text(_PROGRAM.replace("CALLS", calls))
     flags = expand(flags_for(Arch.SM90A).host, roots_of(toolchain, kernels_dir()))
-    command = [toolchain.gxx, *flags, folder / "main.cpp", *more, "-o", folder / "main"]
+    command = [toolchain.gxx, *flags, folder / "main.cpp", "-o", folder / "main"]
     subprocess.run(list(map(str, command)), check=True)
     return subprocess.run([folder / "main"], capture_output=True, text=True, check=True).stdout.splitlines()
 
@@ -154,25 +120,3 @@ def test_a_threads_first_call_makes_its_context_current(toolchain, tmp_path) -> 
     calls = "current_device = 5; answer = CUDA_ERROR_INVALID_CONTEXT; launch(5);"
     found = _told(calls, toolchain, tmp_path)
     assert found == ["find on 5", _PLAIN.format(105), "make 5 current", _PLAIN.format(105), "status 0"]
-
-
-def test_a_dsl_kernel_is_loaded_once_on_each_device(toolchain, tmp_path) -> None:
-    """Also while a graph is captured, which ends where CUDA takes loading for work of its stream."""
-    calls = "ready(3); ready(3); ready(0); ready(0); ready(64); ready(64);"
-    loaded, known = "load on {} of what init made, relaxed", "status 0, not relaxed"
-    assert _told(calls, toolchain, tmp_path, _LOADS, kernels_dir() / "extension" / "cutedsl.cpp") == [
-        *("init, relaxed", loaded.format(3), known, known),
-        *(loaded.format(0), known, known),
-        *(loaded.format(64), known) * 2,
-    ]
-
-
-def test_a_dsl_kernel_that_could_not_be_loaded_is_loaded_again(toolchain, tmp_path) -> None:
-    calls = "answer = cudaErrorMemoryAllocation; ready(3); answer = cudaSuccess; ready(3); ready(3); "
-    calls += "answer = cudaErrorMemoryAllocation; ready(4); answer = cudaSuccess; ready(4); ready(4);"
-    failed, known = "status 2, not relaxed", "status 0, not relaxed"
-    of_3, of_4 = (f"load on {device} of what init made, relaxed" for device in (3, 4))
-    assert _told(calls, toolchain, tmp_path, _LOADS, kernels_dir() / "extension" / "cutedsl.cpp") == [
-        *("init, relaxed", failed, "init, relaxed", of_3, known, known),
-        *(of_4, failed, of_4, known, known),
-    ]
