@@ -5,7 +5,7 @@ from enum import EnumType
 import pytest
 
 from gemmill import vocab
-from gemmill.vocab import OK, Arch, DType, EpilogueKind, KernelSchedule, Status, rejected
+from gemmill.vocab import OK, Arch, DType, EpilogueKind, KernelSchedule, Status
 
 
 @pytest.mark.parametrize("dtype", DType)
@@ -55,7 +55,7 @@ def test_words_fit_into_names(name: str) -> None:
 
 def test_status_is_its_truth() -> None:
     assert OK
-    status = rejected("too wide", rule="tile")
+    status = Status(ok=False, rule="tile", reason="too wide")
     assert not status
     assert (status.rule, status.reason) == ("tile", "too wide")
 
@@ -64,4 +64,4 @@ def test_status_refuses_contradictions() -> None:
     with pytest.raises(ValueError, match="an accepted Status has no reason, got rule='r' reason='why'"):
         Status(ok=True, rule="r", reason="why")
     with pytest.raises(ValueError, match="a rejected Status needs a reason"):
-        rejected("")
+        Status(ok=False)

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and digests."""
+"""Digests of files, remembered, and putting files on the disk."""
 
 import hashlib
 import json
@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gemmill.manifest.writing import beside as beside
-from gemmill.manifest.writing import write_whole as write_whole
 from gemmill.ownership import is_trusted
+from gemmill.writing import write_whole
 
 _RACY_SECONDS = 2.0
 

@@ -16,13 +16,13 @@ from gemmill.build.compile_unit import CompileRequest
 from gemmill.build.dsl_unit import DslRequest
 from gemmill.build.errors import BuildError
 from gemmill.build.failures import Failure
-from gemmill.build.files import write_whole
 from gemmill.build.options import BuildOptions
 from gemmill.build.requests import CompileOutcome
 from gemmill.build.scheduler import Scheduler
 from gemmill.build.sources import SourceKind, expand
 from gemmill.build.units import Unit
 from gemmill.build.workshop import Workshop
+from gemmill.writing import write_whole
 
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from gemmill.build.cache import ObjectCache
 from gemmill.build.failures import CompileError, Failure, failure_of_exception
-from gemmill.build.files import FileMemo, write_whole
+from gemmill.build.files import FileMemo
 from gemmill.build.headers import changed_between, header_set
+from gemmill.writing import write_whole
 
 _MESSAGE_CHARACTERS = 200_000
 

@@ -14,7 +14,7 @@ from gemmill.vocab.scale import (
     scale_groups_of,
 )
 from gemmill.vocab.schedule import Accumulation, KernelSchedule, RasterOrder, TileScheduler
-from gemmill.vocab.status import OK, Status, rejected
+from gemmill.vocab.status import OK, Status
 
 __all__ = [
     "GROUP_SIZES",
@@ -34,6 +34,5 @@ __all__ = [
     "ScaleLayout",
     "Status",
     "TileScheduler",
-    "rejected",
     "scale_groups_of",
 ]

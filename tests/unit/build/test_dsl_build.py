@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build import BuildError, BuildOptions, build, dsl, workshop
-from gemmill.build import plan as plan_build
+from gemmill.build import dsl, workshop
+from gemmill.build.driver import build
 from gemmill.build.dsl import DslPackage, made_from
+from gemmill.build.errors import BuildError
 from gemmill.build.files import FileMemo
 from gemmill.build.graph import dsl_request
+from gemmill.build.options import BuildOptions
+from gemmill.build.planning import plan as plan_build
 from gemmill.build.sources import flags_for, variant_source
 from gemmill.build.units import Unit
 from gemmill.families.scaled_mm.config import KernelConfig

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from gemmill import settings
-from gemmill.build import BuildOptions, build, driver, find_toolchain, workshop
+from gemmill.build import driver, workshop
+from gemmill.build.driver import build
+from gemmill.build.options import BuildOptions
 from gemmill.build.sources import Flags, SourceKind, flags_for, text_source, variant_source
+from gemmill.build.toolchain import find_toolchain
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.space.selections import Selection
 from gemmill.vocab import Arch, Backend
