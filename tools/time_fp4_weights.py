@@ -97,7 +97,7 @@ class Instance:
 
 def build(library: Path) -> None:
     """Compile the instances."""
-    from gemmill.build import find_toolchain  # not where there is only a GPU
+    from gemmill.build.toolchain import find_toolchain  # not where there is only a GPU
 
     toolchain = find_toolchain()
     kernels = Path(__file__).parents[1] / "kernels"

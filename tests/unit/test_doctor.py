@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gemmill.build import BuildError
+from gemmill.build.errors import BuildError
 from gemmill.doctor import examine, extension, machine
 from gemmill.doctor.elf import ElfError, Library, read_library
 from gemmill.doctor.finding import Finding, State

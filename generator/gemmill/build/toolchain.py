@@ -44,6 +44,11 @@ class ToolchainPaths:
     host_build: str
     """The same of the host compiler."""
 
+    @property
+    def programs(self) -> list[Path]:
+        """Folders that its programs look for each other in: cuobjdump looks for nvdisasm on PATH."""
+        return [self.home / "bin", self.nvdisasm.parent]
+
 
 def find_toolchain(cuda_home: Path | None = None, *, memo: FileMemo | None = None) -> ToolchainPaths:
     """The toolchain to build with. Raises BuildError, which says what to install."""

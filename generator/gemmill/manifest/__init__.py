@@ -3,7 +3,7 @@
 from gemmill.manifest.errors import ManifestError
 from gemmill.manifest.reading import check_extension, open_extension, read_manifest
 from gemmill.manifest.schema import SCHEMA_VERSION, KernelEntry, Manifest, RejectedEntry, Toolchain
-from gemmill.manifest.writing import write_manifest, write_whole
+from gemmill.manifest.writing import write_manifest
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -16,5 +16,4 @@ __all__ = [
     "open_extension",
     "read_manifest",
     "write_manifest",
-    "write_whole",
 ]

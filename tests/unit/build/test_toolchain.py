@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build import BuildError, find_toolchain, toolchain
+from gemmill.build import toolchain
+from gemmill.build.errors import BuildError
+from gemmill.build.toolchain import find_toolchain
 from gemmill.locations import installed
 
 from .conftest import FakeToolkit, make_toolkit
