@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gemmill.families.scaled_mm.names import parse_gemm_name
 from gemmill.locations import runtime_tables_dir
 from gemmill.runtime.table_file import (
     Source,
@@ -25,7 +24,7 @@ from gemmill.runtime.table_file import (
     read_table,
     table_text,
 )
-from gemmill.space.names import to_name
+from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import select
 from gemmill.vocab import DType, EpilogueKind
 
@@ -136,7 +135,7 @@ def peer_ratio(before: Mapping[str, float], now: Mapping[str, float]) -> float:
 
 def measured_as(name: str) -> set[str]:
     """The kernel that was measured, and its siblings for other outputs and epilogues."""
-    config = parse_gemm_name(name).compiled
+    config = parse_name(name).compiled
     return {
         to_name(replace(config, problem=replace(config.problem, out_dtype=out, epilogue=kind)))
         for out in (DType.BF16, DType.F16)

@@ -24,7 +24,7 @@ import numpy as np
 from table_loss import SM_COUNT, Times, read, row_of
 
 from gemmill.families.scaled_mm.model import FITTED, Arithmetic, Constants, Terms, terms_of, time_ns
-from gemmill.families.scaled_mm.names import parse_gemm_name
+from gemmill.space.names import parse_name
 from gemmill.tune.problems import Problem
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -182,7 +182,7 @@ def error_lines(samples: Samples, constants: Constants, shown: int = 24) -> Iter
 
 def kind_of(name: str) -> str:
     """Operands, compiler, schedule and tile of a variant."""
-    config = parse_gemm_name(name)
+    config = parse_name(name)
     s, launch = config.schedule, config.launch
     tile = "x".join(map(str, s.tile_shape_mnk))
     words = [config.problem.a_dtype, config.backend, s.kernel_schedule, s.accumulation, s.tile_scheduler, tile]

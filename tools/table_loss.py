@@ -20,12 +20,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gemmill.families.scaled_mm.names import parse_gemm_name
 from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.family import Row
 from gemmill.runtime.select import model_ns
 from gemmill.runtime.table import make_table
-from gemmill.space.names import to_name
+from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection, select
 from gemmill.tune.problems import Problem, problem_of
 from gemmill.tune.program import stand_in_build
@@ -100,7 +99,7 @@ def mean(ratios: Iterable[float]) -> float:
 
 @cache
 def row_of(name: str) -> Row:
-    config = parse_gemm_name(name)
+    config = parse_name(name)
     selection = Selection(name="one", arch=Arch.SM90A, configs=(config,), rejections=())
     entries = stand_in_build(selection)[1].entries
     return make_table(entries, [entries[0].symbol], ()).rows[0]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gemmill.families.scaled_mm.names import parse_gemm_name
+from gemmill.space.names import parse_name
 from gemmill.tune.statistics import geometric_mean
 from gemmill.vocab import Backend
 from harness.measuring import Measurement
@@ -17,7 +17,7 @@ def backends_record(measurements: Sequence[Measurement], variants: Sequence[str]
         us = {name: found.samples[name].median_us for name in variants if name in found.samples}
         fastest = {}
         for backend in Backend:
-            of_backend = {name: t for name, t in us.items() if parse_gemm_name(name).backend is backend}
+            of_backend = {name: t for name, t in us.items() if parse_name(name).backend is backend}
             if of_backend:
                 name = min(of_backend, key=of_backend.__getitem__)
                 fastest[backend.value] = [name, round(of_backend[name], 3)]

@@ -6,7 +6,10 @@ missing.
 import pytest
 
 from closing import LINES, below
-from gemmill.build import BuildError, BuildOptions, BuildResult, ToolchainPaths, build, find_toolchain
+from gemmill.build.driver import build
+from gemmill.build.errors import BuildError
+from gemmill.build.options import BuildOptions, BuildResult
+from gemmill.build.toolchain import ToolchainPaths, find_toolchain
 from gemmill.space.selections import select
 
 

@@ -3,8 +3,10 @@
 import pytest
 
 from gemmill import settings
-from gemmill.build import BuildOptions, ToolchainPaths, build
+from gemmill.build.driver import build
+from gemmill.build.options import BuildOptions
 from gemmill.build.sass import architectures
+from gemmill.build.toolchain import ToolchainPaths
 from gemmill.manifest.reading import check_extension
 from gemmill.space.selections import select
 from gemmill.vocab import Arch

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from gemmill import settings
-from gemmill.build import BuildResult, ToolchainPaths, build
-from gemmill.build.options import BuildOptions
+from gemmill.build.driver import build
+from gemmill.build.options import BuildOptions, BuildResult
+from gemmill.build.toolchain import ToolchainPaths
 from gemmill.families import quant
 from gemmill.families.quant.config import QuantConfig, QuantFamily
 from gemmill.manifest import KernelEntry

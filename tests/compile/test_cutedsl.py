@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from gemmill import settings
-from gemmill.build import BuildOptions, BuildResult, ToolchainPaths, build, find_dsl
+from gemmill.build.driver import build
+from gemmill.build.dsl import find_dsl
+from gemmill.build.options import BuildOptions, BuildResult
 from gemmill.build.sass import architectures, disassemble
 from gemmill.build.sources import is_of_dsl
+from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit import emit
 from gemmill.locations import kernels_dir
 from gemmill.manifest.reading import check_extension

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gemmill
-from gemmill.build import ToolchainPaths
+from gemmill.build.toolchain import ToolchainPaths
 
 SHAPE = ("-m", 64, "-n", 256, "-k", 512)
 UNALIGNED = "sm90a_cutlass_{0}_{0}_{1}_bf16_scaledbias_channel_t64x64x64_c1x1x1_mmasync_{2}_persistent_ab_sauto_a1b1d1"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build import BuildError, ToolchainPaths, find_toolchain
+from gemmill.build.errors import BuildError
 from gemmill.build.sass import architectures, disassemble
+from gemmill.build.toolchain import ToolchainPaths, find_toolchain
 
 pytestmark = pytest.mark.compile
 

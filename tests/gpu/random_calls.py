@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import gemmill
-from gemmill.fuzz.calls import draw_call
+from gemmill.fuzz.breakages import draw_call
 from gemmill.numerics.call import CPU_LIMITS, LegalCall
 from gemmill.numerics.cases import cases_of_op
 from gemmill.numerics.memory import Memory

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from gemmill.family import Measured, ProblemCall, Reach, Row, Sizes, Spelled, Sweep, Tuning
-from gemmill.vocab import OK, Arch, DType, Status, rejected
+from gemmill.vocab import Arch, DType
 from toy import NAME
 from toy.ops import PACK
 
@@ -42,10 +42,11 @@ class Facts(NamedTuple):
     pages_at_a_time: int
 
 
-def check_count(config: ToyConfig) -> Status:
+def check_count(config: ToyConfig) -> Iterator[str]:
     """A block has 1024 threads at most, of which a page takes one."""
     most = 1024
-    return OK if 0 < config.pages_at_a_time <= most else rejected(f"a block packs 1 to {most} pages at a time")
+    if not 0 < config.pages_at_a_time <= most:
+        yield f"a block packs 1 to {most} pages at a time"
 
 
 def accepted(config: ToyConfig) -> ToyAccepts:

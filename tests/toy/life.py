@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
+from examined import examine
 from gemmill.build.files import file_digest
 from gemmill.build.sources import TORCH_TARGET, expand, flags_for, hand_written, roots_of
 from gemmill.build.toolchain import find_toolchain
 from gemmill.cli import main as command
 from gemmill.emit.render import emit, render
-from gemmill.family.examined import examine
 from gemmill.fuzz import child
 from gemmill.fuzz.findings import FuzzSpec
 from gemmill.locations import kernels_dir

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmill import build as layer
-from gemmill.build import BuildError, BuildOptions, BuildResult, CachedObject, CacheReport, Plan
+from gemmill.build import driver, maintenance, planning, toolchain
+from gemmill.build.errors import BuildError
+from gemmill.build.maintenance import CachedObject, CacheReport
+from gemmill.build.options import BuildOptions, BuildResult, Plan
 from gemmill.cli.build import seconds_left
 from gemmill.manifest import RejectedEntry, write_manifest
 from gemmill.space import selections
@@ -66,9 +68,9 @@ class FakeLayer:
 @pytest.fixture
 def fake(monkeypatch, make_manifest, configs, home) -> FakeLayer:
     fake = FakeLayer(make_manifest(rejected=()), configs)
-    monkeypatch.setattr(layer, "plan", fake.plan)
-    monkeypatch.setattr(layer, "build", fake.build)
-    monkeypatch.setattr(layer, "find_toolchain", lambda: None)
+    monkeypatch.setattr(planning, "plan", fake.plan)
+    monkeypatch.setattr(driver, "build", fake.build)
+    monkeypatch.setattr(toolchain, "find_toolchain", lambda: None)
     return fake
 
 
@@ -180,7 +182,7 @@ def test_build_without_a_toolchain_is_code_3(gemmill, fake, monkeypatch) -> None
     def missing() -> None:
         raise BuildError("no CUDA compiler: install it")
 
-    monkeypatch.setattr(layer, "find_toolchain", missing)
+    monkeypatch.setattr(toolchain, "find_toolchain", missing)
     outcome = gemmill("build", "--select", "smoke")
     assert (outcome.code, outcome.out, outcome.err) == (3, "", "gemmill: no CUDA compiler: install it\n")
     assert fake.asked == []
@@ -233,7 +235,7 @@ def test_cache_list(gemmill, monkeypatch, tmp_path) -> None:
         ),
     )
     homes = []
-    monkeypatch.setattr(layer, "cache_list", lambda home: homes.append(home) or objects)
+    monkeypatch.setattr(maintenance, "cache_list", lambda home: homes.append(home) or objects)
     outcome = gemmill("cache", "list", "--home", tmp_path)
     assert homes == [tmp_path] and "1 object, 2.0 MB" in outcome.out
     assert any(
@@ -255,7 +257,7 @@ def test_cache_gc(gemmill, monkeypatch) -> None:
         asked.update(limits)
         return CacheReport(kept=3, removed=("a", "b"), freed_bytes=5_000_000)
 
-    monkeypatch.setattr(layer, "cache_gc", collect)
+    monkeypatch.setattr(maintenance, "cache_gc", collect)
     outcome = gemmill("cache", "gc", "--max-age", "7", "--max-size", "500MB")
     assert (outcome.code, outcome.out) == (0, "removed 2 objects (5.0 MB), kept 3\n")
     assert asked == {"max_age_days": 7.0, "max_bytes": 500_000_000}
@@ -263,7 +265,7 @@ def test_cache_gc(gemmill, monkeypatch) -> None:
 
 @pytest.mark.parametrize(("removed", "code"), [((), 0), (("abc",), 1)])
 def test_cache_verify(gemmill, monkeypatch, removed, code) -> None:
-    monkeypatch.setattr(layer, "cache_verify", lambda home: CacheReport(kept=2, removed=removed, freed_bytes=0))
+    monkeypatch.setattr(maintenance, "cache_verify", lambda home: CacheReport(kept=2, removed=removed, freed_bytes=0))
     outcome = gemmill("cache", "verify")
     assert outcome.code == code
     assert outcome.out == "".join(f"damaged, removed: {key}\n" for key in removed) + "2 objects whole\n"

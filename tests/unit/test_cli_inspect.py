@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gemmill import build as build_layer
 from gemmill.build import sass as sass_layer
+from gemmill.build import toolchain as toolchain_layer
 from gemmill.emit import emit
 from gemmill.space.names import alias_of, to_name
 from gemmill.space.selections import select
@@ -148,7 +148,7 @@ def test_show_sass_disassembles_the_kernel(gemmill, put_build, home, make_config
     class Toolchain:
         cuobjdump = "the cuobjdump"
 
-    monkeypatch.setattr(build_layer, "find_toolchain", Toolchain)
+    monkeypatch.setattr(toolchain_layer, "find_toolchain", Toolchain)
     monkeypatch.setattr(sass_layer, "disassemble", lambda *arguments: asked.append(arguments) or "QGMMA R0\n")
     assert gemmill("show", to_name(make_config(swizzle=4)), "--sass").out == "QGMMA R0\n"
     folder = home / "builds" / manifest.build_id

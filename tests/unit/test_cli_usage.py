@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gemmill as package
-from gemmill.build import BuildError
+from gemmill.build.errors import BuildError
 from gemmill.cli import app as application
 from gemmill.cli.exits import ExitCode, code_of, sentence_of
 from gemmill.emit.render import TemplateError

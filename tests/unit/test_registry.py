@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from examined import examine, examine_binding
 from gemmill.families.quant.family import FAMILY as QUANT
 from gemmill.families.scaled_mm.config import KernelConfig, Launch
 from gemmill.families.scaled_mm.family import CUTEDSL, CUTLASS, FAMILY
 from gemmill.family import Aspect, Check, ClassAxis, Classes, Family, Layout, Op, OpSchema, OpSet, Registry, Tensor
-from gemmill.family.examined import examine, examine_binding
 from gemmill.locations import kernels_dir, templates_dir
 from gemmill.registry import REGISTRY
 from gemmill.vocab import Backend, DType

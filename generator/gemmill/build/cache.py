@@ -17,13 +17,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gemmill.build.files import FileMemo, beside, digest, file_digest, sync_file, write_whole
+from gemmill.build.files import FileMemo, digest, file_digest, sync_file
 from gemmill.build.headers import HeaderSet, is_current
 from gemmill.build.inspect import KernelFacts
-from gemmill.build.sources import Source
 from gemmill.ownership import is_trusted
+from gemmill.writing import beside, write_whole
+
+if TYPE_CHECKING:  # what compiles one unit needs no registry
+    from gemmill.build.sources import Source
 
 FORMAT = 2
 _SEARCH_STEPS = 20_000
@@ -52,7 +55,7 @@ class Lookup:
     """Objects that together hold sources, each once, and the sources that none of them holds."""
 
     entries: tuple[Entry, ...]
-    missing: tuple[Source, ...]
+    missing: tuple["Source", ...]
 
 
 class ObjectCache:
@@ -69,7 +72,7 @@ class ObjectCache:
         """Where an entry's object lies."""
         return self.folder / "objects" / entry.key / "object.o"
 
-    def lookup(self, sources: Sequence[Source]) -> Lookup:
+    def lookup(self, sources: Sequence["Source"]) -> Lookup:
         """The objects to link for these sources; none holds a source that is not asked for. What is damaged or was
         made from other headers is not found."""
         wanted = {source.key for source in sources}
@@ -85,7 +88,7 @@ class ObjectCache:
             self._mark_used(entry)
         return Lookup(entries=tuple(chosen), missing=tuple(s for s in sources if s.key not in held))
 
-    def keep_choice(self, sources: Sequence[Source], entries: Sequence[Entry]) -> None:
+    def keep_choice(self, sources: Sequence["Source"], entries: Sequence[Entry]) -> None:
         """Let these objects be found for these sources again, though others may come to hold them too: the same request
         stays the same build. Raises OSError."""
         path = self._choice_path({source.key for source in sources})
@@ -212,18 +215,11 @@ def read_headers(cache: Path, header_digest: str) -> HeaderSet | None:
 
 def _cover(wanted: Sequence[str], holders: Mapping[str, Sequence[Entry]]) -> list[Entry]:
     """Entries that hold the wanted sources, none twice, and leave out as few as possible."""
-    sure = {
-        entries[0].key: entries[0]
-        for key in wanted
-        if len(entries := holders[key]) == 1 and _alone(entries[0], holders)
-    }
+    alone = [holders[key][0] for key in wanted if len(holders[key]) == 1]
+    sure = {entry.key: entry for entry in alone if all(len(holders[key]) == 1 for key in entry.members)}
     held = {key for entry in sure.values() for key in entry.members}
     contested = [key for key in wanted if holders[key] and key not in held]
     return [*sure.values(), *_search(contested, holders)]
-
-
-def _alone(entry: Entry, holders: Mapping[str, Sequence[Entry]]) -> bool:
-    return all(len(holders[key]) == 1 for key in entry.members)
 
 
 def _search(wanted: Sequence[str], holders: Mapping[str, Sequence[Entry]]) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and digests."""
+"""Digests of files, remembered, and putting files on the disk."""
 
 import hashlib
 import json
@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gemmill.manifest.writing import beside as beside
-from gemmill.manifest.writing import write_whole as write_whole
 from gemmill.ownership import is_trusted
+from gemmill.writing import write_whole
 
 _RACY_SECONDS = 2.0
 
@@ -25,15 +24,10 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sync(descriptor: int) -> None:
-    """Put a file's bytes on the disk, so that a rename cannot publish an empty one after a crash."""
-    os.fsync(descriptor)
-
-
 def sync_file(path: Path) -> None:
-    """Put on the disk what another program wrote."""
+    """Put on the disk what another program wrote, so that a rename cannot publish an empty file after a crash."""
     with path.open("rb") as file:
-        sync(file.fileno())
+        os.fsync(file.fileno())
 
 
 class FileMemo:

@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from gemmill.build.files import FileMemo, digest, write_whole
+from gemmill.build.files import FileMemo, digest
 from gemmill.build.sources import Source
+from gemmill.writing import write_whole
 
 _FORMAT = 2
 """Rows of the first format held failures of the machine too."""

@@ -86,7 +86,7 @@ def _script(config: Any, source: str, symbol: str) -> str:
             "# Needs nvcc, and Python with gemmill[toolchain,dsl], which compiles the kernel and writes the adapter to it.",
             f"python {source} --out .",
             f"python adapter.py {symbol} {to_name(config)}",
-            "RUNTIME=$(python -c 'from gemmill.build import find_dsl; print(find_dsl(13).runtime)')",
+            "RUNTIME=$(python -c 'from gemmill.build.dsl import find_dsl; print(find_dsl(13).runtime)')",
             f"nvcc -std=c++17 -O2 -gencode={config.arch.gencode} -I. -Iextension main.cu adapter.cpp "
             f'extension/cutedsl.cpp extension/driver.cpp {symbol}.o "$RUNTIME" -o reproducer',
         )

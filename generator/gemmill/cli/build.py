@@ -18,7 +18,7 @@ from gemmill.cli.plan import print_plan
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
-    from gemmill.build import BuildResult
+    from gemmill.build.options import BuildResult
     from gemmill.manifest import Manifest
 
 
@@ -61,9 +61,10 @@ def build(
 
         gemmill build --select sweep --dry-run
     """
-    from gemmill.build import BuildError, find_toolchain
-    from gemmill.build import build as make
-    from gemmill.build import plan as plan_build
+    from gemmill.build.driver import build as make
+    from gemmill.build.errors import BuildError
+    from gemmill.build.planning import plan as plan_build
+    from gemmill.build.toolchain import find_toolchain
     from gemmill.runtime.builds import settle
 
     selection = variants.selection_of(select, arch, filters)

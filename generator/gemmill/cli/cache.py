@@ -22,7 +22,7 @@ def list_objects(home: o.HomeOption = None, as_json: o.JsonOption = False) -> No
 
         gemmill cache list --json
     """
-    from gemmill.build import cache_list
+    from gemmill.build.maintenance import cache_list
 
     objects = cache_list(home)
     if as_json:
@@ -65,7 +65,7 @@ def collect(
 
         gemmill cache gc --max-age 7 --max-size 500MB
     """
-    from gemmill.build import cache_gc
+    from gemmill.build.maintenance import cache_gc
 
     report = cache_gc(home, max_age_days=max_age, max_bytes=max_size)
     typer.echo(f"removed {count(len(report.removed), 'object')} ({size(report.freed_bytes)}), kept {report.kept}")
@@ -79,7 +79,7 @@ def verify_objects(home: o.HomeOption = None) -> None:
 
         gemmill cache verify
     """
-    from gemmill.build import cache_verify
+    from gemmill.build.maintenance import cache_verify
 
     report = cache_verify(home)
     for key in report.removed:

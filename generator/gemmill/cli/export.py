@@ -39,8 +39,8 @@ def export(
 
         gemmill export "*cutlass_bf16_bf16*" -m 1 -n 64 -k 100 --out reproducer
     """
-    from gemmill.build.files import write_whole
     from gemmill.build.reproducer import reproducer
+    from gemmill.writing import write_whole
 
     variant = variants.variant_of(name, select, arch, build)
     if REGISTRY.family_of(variant.config).tuning.sizes != ("m", "n", "k"):

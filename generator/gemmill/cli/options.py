@@ -9,7 +9,7 @@ from gemmill.cli.exits import UsageError
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
-    from gemmill.build import BuildOptions
+    from gemmill.build.options import BuildOptions
     from gemmill.build.scheduler import Scheduler
 
 
@@ -145,6 +145,6 @@ def build_options(
     scheduler: "Scheduler | None" = None,
 ) -> "BuildOptions":
     """What the user set; the rest is the build's own default."""
-    from gemmill.build import BuildOptions
+    from gemmill.build.options import BuildOptions
 
     return BuildOptions(jobs=jobs, max_size=max_size, home=home, retry_failed=retry_failed, scheduler=scheduler)

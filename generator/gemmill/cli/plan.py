@@ -12,7 +12,7 @@ from gemmill.space.selections import Selection
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
-    from gemmill.build import Plan
+    from gemmill.build.options import Plan
 
 
 def plan(
@@ -35,7 +35,7 @@ def plan(
 
         gemmill plan --select sweep --filter out_dtype=bf16 --max-size 60MB --json
     """
-    from gemmill.build import plan as plan_build
+    from gemmill.build.planning import plan as plan_build
 
     selection = variants.selection_of(select, arch, filters)
     planned = plan_build(selection, o.build_options(jobs=jobs, max_size=max_size, home=home))

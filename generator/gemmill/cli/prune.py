@@ -44,10 +44,10 @@ def prune(
 
         gemmill prune sweep.jsonl --model llama-3-8b --op fp8 --m 16,128 --out llama.json
     """
-    from gemmill.build.files import write_whole
     from gemmill.tune.journal import read_journal
     from gemmill.tune.prune import prune as choose
     from gemmill.tune.prune import selection_of, times_of
+    from gemmill.writing import write_whole
 
     if not (shapes or models) and (ops, tensor_parallel, m) != ("all", "1", None):
         raise UsageError("--op, --tp and --m are about the shapes of --model or --shapes: name some, or leave them out")

@@ -60,8 +60,8 @@ def show(
 
 
 def _sass(variant: Variant) -> str:
-    from gemmill.build import find_toolchain
     from gemmill.build.sass import disassemble
+    from gemmill.build.toolchain import find_toolchain
 
     if variant.entry is None or variant.folder is None or variant.manifest is None:
         raise UsageError(

@@ -180,9 +180,9 @@ def merge_tables(
 
         gemmill table merge shipped.json --current 97cda050d7a3 --out nvidia-h200.json
     """
-    from gemmill.build.files import write_whole
     from gemmill.runtime.table_file import TableError, make_table, merge, read_table, table_text
     from gemmill.runtime.tuned import current_row
+    from gemmill.writing import write_whole
 
     merged = read_table(files[0])
     for path in files[1:]:
@@ -230,9 +230,9 @@ def rebase_tables(
         gemmill table rebase 97cda050d7a3 f8045a55a83e --table nvidia-h200.json --stale again.jsonl
     """
     from gemmill import settings
-    from gemmill.build.files import write_whole
     from gemmill.runtime.table_file import read_table, table_text
     from gemmill.tune.tables import rebase
+    from gemmill.writing import write_whole
 
     (_, before), (_, after) = variants.build_of(old), variants.build_of(new)
     if before.arch != after.arch:

@@ -9,7 +9,7 @@ import typer
 
 from gemmill.cli import options as o
 from gemmill.cli import variants
-from gemmill.cli.exits import ExitCode, UsageError
+from gemmill.cli.exits import ExitCode
 from gemmill.cli.output import console, count, seconds, table
 from gemmill.cli.progress import sweep_progress
 from gemmill.cli.shapes import (
@@ -82,7 +82,6 @@ def tune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="No GPU: the reference runs, and times are invented.")
     ] = False,
-    inject: Annotated[list[str] | None, typer.Option("--inject", metavar="NAME=FAULT", hidden=True)] = None,
 ) -> None:
     """Time variants on shapes and write the table that the runtime chooses by.
 
@@ -131,7 +130,6 @@ def tune(
         fresh=fresh,
         table=table_file,
         dry_run=dry_run,
-        faults=_faults(inject),
         vllm_library=str(vllm_library) if vllm_library is not None else None,
     )
     compiled = variants.selection_of(selection, Arch.SM90A, filters) if selection is not None and not dry_run else None
@@ -175,18 +173,6 @@ def _advice(problems: "Sequence[Problem]") -> "Mapping[Shape, Sequence[Tile]]":
     from gemmill.tune.heuristics import advice
 
     return advice(sorted({p.call.sizes for p in problems}))
-
-
-def _faults(texts: list[str] | None) -> dict[str, str]:
-    from gemmill.tune.checking import Fault
-
-    found = {}
-    for text in texts or ():
-        name, _, fault = text.partition("=")
-        if fault not in set(Fault):
-            raise UsageError(f"--inject {text!r} is not NAME=FAULT with a fault of {', '.join(Fault)}")
-        found[name] = fault
-    return found
 
 
 def _print_result(result: "TuneResult") -> None:

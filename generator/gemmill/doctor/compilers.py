@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from gemmill.build import BuildError, find_dsl, find_toolchain
+    from gemmill.build.dsl import find_dsl
+    from gemmill.build.errors import BuildError
     from gemmill.build.sass import architectures
+    from gemmill.build.toolchain import find_toolchain
 except ModuleNotFoundError:
 
     class BuildError(Exception):  # type: ignore[no-redef]

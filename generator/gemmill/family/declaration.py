@@ -1,6 +1,6 @@
 """A family of kernels, declared once: what its configs are, how they are named, built and chosen for a build."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 from gemmill.family.op import OpSet
 from gemmill.family.questions import Asked
 from gemmill.family.tuning import Tuning
-from gemmill.vocab import OK, Arch, Compiler, DType, Status, rejected
+from gemmill.vocab import OK, Arch, Compiler, DType, Status
 
 
 class Config(Protocol):
@@ -39,16 +39,15 @@ class Accepts(Protocol):
         """Of the operand that a call is asked by."""
 
 
-Rule = Callable[[Any], Status]
-"""One constraint on a config, with its hardware reason; its function's name is the rule's."""
+Rule = Callable[[Any], Iterator[str]]
+"""One constraint on a config, with its hardware reason: yields why it rejects the config. Its function's name is the rule's."""
 
 
 def first_rejection(rules: Iterable[Rule], config: Any) -> Status:
     """The first rejection with the rule's name in it, or OK."""
     for rule in rules:
-        status = rule(config)
-        if not status:
-            return rejected(status.reason, rule=rule.__name__.strip("_"))
+        for reason in rule(config):
+            return Status(ok=False, rule=rule.__name__.strip("_"), reason=reason)
     return OK
 
 

@@ -1,6 +1,6 @@
 """The instructions that a contract is made of: the extension interprets the same numbers (kernels/extension/contract.cpp)."""
 
-from collections.abc import Callable
+import operator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -74,7 +74,8 @@ class Calc(IntEnum):
         """The result."""
         if self in (Calc.DIVIDE, Calc.REMAINDER) and y == 0:
             return 0
-        return _CALC[self](x, y)
+        result: int = _CALC[self](x, y)
+        return result
 
 
 class Relation(IntEnum):
@@ -89,25 +90,11 @@ class Relation(IntEnum):
 
     def holds(self, x: float, y: float) -> bool:
         """Whether it does."""
-        return _HOLDS[self](x, y)
+        return bool(_HOLDS[self](x, y))
 
 
-_CALC: dict[Calc, Callable[[int, int], int]] = {
-    Calc.ADD: lambda x, y: x + y,
-    Calc.SUBTRACT: lambda x, y: x - y,
-    Calc.MULTIPLY: lambda x, y: x * y,
-    Calc.DIVIDE: lambda x, y: x // y,
-    Calc.REMAINDER: lambda x, y: x % y,
-    Calc.MOST: max,
-}
-_HOLDS: dict[Relation, Callable[[float, float], bool]] = {
-    Relation.EQUAL: lambda x, y: x == y,
-    Relation.UNEQUAL: lambda x, y: x != y,
-    Relation.AT_MOST: lambda x, y: x <= y,
-    Relation.AT_LEAST: lambda x, y: x >= y,
-    Relation.BELOW: lambda x, y: x < y,
-    Relation.ABOVE: lambda x, y: x > y,
-}
+_CALC = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, max)
+_HOLDS = (operator.eq, operator.ne, operator.le, operator.ge, operator.lt, operator.gt)
 
 
 @dataclass(frozen=True, kw_only=True)

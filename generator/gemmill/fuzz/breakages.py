@@ -1,4 +1,4 @@
-"""Broken calls: a legal one, with one thing wrong."""
+"""Which calls are broken, and broken calls: a legal one, with one thing wrong."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,12 +8,16 @@ import torch
 from torch import Tensor
 
 from gemmill.family import Layout, Op
+from gemmill.numerics.call import LegalCall, Limits
+from gemmill.numerics.cases import cases_of_op
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.memory import Memory
 from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME, Kind, Parameter
 
+BROKEN = 0.2
+"""Of calls."""
 MOST_TRIES = 12
 Arguments = dict[str, Any]
 
@@ -29,17 +33,25 @@ class BrokenCall:
     """What the checks say; None where they have nothing against it, though they should."""
 
 
+def draw_call(name: str, seed: int, index: int, limits: Limits) -> tuple[LegalCall, Draw | None]:
+    """The legal call of an op, a seed and an index and, where it is to be broken, what its breakage is drawn from."""
+    draw = Draw(name, seed, index)
+    is_broken = draw.chance(BROKEN)
+    call = cases_of_op(name).drawn(name, draw, limits)
+    return call, draw if is_broken else None
+
+
 Break = Callable[[Tensor, Memory, str, Draw], Tensor | None]
 
 
-def _another_dtype(value: Tensor, _memory: Memory, _name: str, _draw: Draw) -> Tensor:
-    return torch.zeros(value.shape, dtype=torch.float64, device=value.device)
+def _zeros(value: Tensor, *shape: int) -> Tensor:
+    """Of a tensor's dtype and device."""
+    return torch.zeros(shape, device=value.device).to(value.dtype)
 
 
-def _another_device(value: Tensor, _memory: Memory, _name: str, _draw: Draw) -> Tensor:
-    return torch.empty_strided(
-        value.shape, value.stride(), dtype=value.dtype, device="cpu" if value.is_cuda else "meta"
-    )
+def _another_device(value: Tensor, *_: Any) -> Tensor:
+    device = "cpu" if value.is_cuda else "meta"
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
 
 
 def _one_longer(value: Tensor, _memory: Memory, _name: str, draw: Draw) -> Tensor | None:
@@ -47,7 +59,7 @@ def _one_longer(value: Tensor, _memory: Memory, _name: str, draw: Draw) -> Tenso
         return None
     shape = list(value.shape)
     shape[draw.below(len(shape))] += 1
-    return torch.zeros(shape, device=value.device).to(value.dtype)
+    return _zeros(value, *shape)
 
 
 def _one_shorter(value: Tensor, _memory: Memory, _name: str, draw: Draw) -> Tensor | None:
@@ -55,55 +67,34 @@ def _one_shorter(value: Tensor, _memory: Memory, _name: str, draw: Draw) -> Tens
     return value.narrow(dim := draw.one_of(dims), 0, value.shape[dim] - 1) if dims else None
 
 
-def _more_dimensions(value: Tensor, _memory: Memory, _name: str, _draw: Draw) -> Tensor:
-    return value[None]
-
-
-def _no_dimensions(value: Tensor, _memory: Memory, _name: str, _draw: Draw) -> Tensor:
-    return torch.zeros((), device=value.device).to(value.dtype)
-
-
-def _gaps(value: Tensor, _memory: Memory, _name: str, _draw: Draw) -> Tensor:
-    return torch.zeros((*value.shape, 2), device=value.device).to(value.dtype)[..., 0]
-
-
-def _other_order(value: Tensor, _memory: Memory, _name: str, _draw: Draw) -> Tensor | None:
-    if value.dim() != 2:
-        return None
-    return torch.zeros(value.shape[::-1], device=value.device).to(value.dtype).t()
-
-
-def _same_row_for_all(value: Tensor, _memory: Memory, _name: str, _draw: Draw) -> Tensor | None:
-    return value[:1].expand(value.shape) if value.dim() and value.shape[0] else None
-
-
-def _two_dimensions_with_gaps(value: Tensor, _memory: Memory, _name: str, _draw: Draw) -> Tensor | None:
+def _two_dimensions_with_gaps(value: Tensor, *_: Any) -> Tensor | None:
     if value.numel() < 4 or value.numel() % 2:
         return None
-    return torch.zeros((value.numel() // 2, 4), device=value.device).to(value.dtype)[:, :2]
+    return _zeros(value, value.numel() // 2, 4)[:, :2]
 
 
-def _over_another(value: Tensor, memory: Memory, name: str, draw: Draw) -> Tensor | None:
-    others = [other for other in memory.slots if other != name]
-    return memory.over(name, draw.one_of(others))
-
-
-def _with_gradient(value: Tensor, _memory: Memory, _name: str, _draw: Draw) -> Tensor | None:
+def _with_gradient(value: Tensor, *_: Any) -> Tensor | None:
     return value.detach().requires_grad_() if value.dtype in (torch.bfloat16, torch.float16, torch.float32) else None
 
 
 _OF_TENSORS: dict[str, Break] = {
-    "is of another dtype": _another_dtype,
+    "is of another dtype": lambda value, *_: torch.zeros(value.shape, dtype=torch.float64, device=value.device),
     "is on another device": _another_device,
     "is one element longer": _one_longer,
     "is one element shorter": _one_shorter,
-    "has one dimension more": _more_dimensions,
-    "has no dimensions": _no_dimensions,
-    "has gaps between its elements": _gaps,
-    "is stored in the other order": _other_order,
-    "has the same memory for all rows": _same_row_for_all,
+    "has one dimension more": lambda value, *_: value[None],
+    "has no dimensions": lambda value, *_: _zeros(value),
+    "has gaps between its elements": lambda value, *_: _zeros(value, *value.shape, 2)[..., 0],
+    "is stored in the other order": lambda value, *_: (
+        _zeros(value, *value.shape[::-1]).t() if value.dim() == 2 else None
+    ),
+    "has the same memory for all rows": lambda value, *_: (
+        value[:1].expand(value.shape) if value.dim() and value.shape[0] else None
+    ),
     "has two dimensions with gaps": _two_dimensions_with_gaps,
-    "lies over another argument": _over_another,
+    "lies over another argument": lambda _, memory, name, draw: memory.over(
+        name, draw.one_of([other for other in memory.slots if other != name])
+    ),
     "requires a gradient": _with_gradient,
 }
 
@@ -129,11 +120,8 @@ def break_call(op: str, arguments: Arguments, memory: Memory, draw: Draw) -> Bro
             if broken == value:
                 continue
         elif value is None:
-            broken, what, certain = (
-                torch.zeros(3, dtype=torch.float64, device=memory.bytes.device),
-                f"{name} is given",
-                True,
-            )
+            broken = torch.zeros(3, dtype=torch.float64, device=memory.bytes.device)
+            what, certain = f"{name} is given", True
         else:
             kind = draw.one_of(tuple(_OF_TENSORS))
             broken = _OF_TENSORS[kind](value, memory, name, draw)

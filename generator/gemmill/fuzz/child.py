@@ -5,9 +5,6 @@ each did wrong is counted on the device, a row of one tensor for each call. Thos
 """
 
 import contextlib
-import json
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +13,7 @@ import torch
 from torch import Tensor
 
 import gemmill
-from gemmill.fuzz import sabotage
-from gemmill.fuzz.breakages import Arguments, BrokenCall, break_call
-from gemmill.fuzz.calls import draw_call
+from gemmill.fuzz.breakages import Arguments, BrokenCall, break_call, draw_call
 from gemmill.fuzz.findings import FuzzSpec, Kind
 from gemmill.numerics.call import CPU_LIMITS, GPU_LIMITS, LegalCall
 from gemmill.numerics.cases import cases_of_op
@@ -26,7 +21,7 @@ from gemmill.numerics.draw import Draw
 from gemmill.numerics.memory import Memory
 from gemmill.numerics.values import Pools
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE
-from gemmill.tune.bench import DEAD_CONTEXT, end_with, serve
+from gemmill.tune.bench import DEAD_CONTEXT, run
 from gemmill.tune.statistics import first_line
 
 Found = dict[str, Any]
@@ -96,12 +91,11 @@ class Child:
         self._pools.fill(memory, call.offsets)
         before = memory.bytes.clone()
         arguments = self._arguments(call, memory)
-        sabotaged = sabotage.of(self._spec.faults.get(str(index)), memory)
         broken = None if breakage is None else break_call(call.op, arguments, memory, breakage)
         if broken is not None:
-            self._call_broken(call.op, broken, sabotaged)
+            self._call_broken(index, call.op, broken, memory)
         else:
-            self._call_legal(call, arguments, sabotaged)
+            self._call_legal(index, call, arguments, memory)
         changed = memory.changed(before, written=broken is None)
         if counts is not None:
             counts[1].copy_(changed.sum())
@@ -121,9 +115,13 @@ class Child:
             for name in BY_NAME[call.op].arguments
         }
 
-    def _call_legal(self, call: LegalCall, arguments: Arguments, sabotaged: sabotage.Sabotage) -> None:
+    def call(self, index: int, op: str, arguments: Arguments, memory: Memory) -> None:
+        """Call an op, with arguments in this memory."""
+        getattr(getattr(torch.ops, NAMESPACE), op).default(*arguments.values())
+
+    def _call_legal(self, index: int, call: LegalCall, arguments: Arguments, memory: Memory) -> None:
         try:
-            sabotaged(lambda: _op(call.op)(*arguments.values()))
+            self.call(index, call.op, arguments, memory)
         except Exception as error:
             self._see_whether_alive()
             if self._spec.gpu and cases_of_op(call.op).is_lacking(call, str(error)):
@@ -132,10 +130,10 @@ class Child:
         finally:
             self._tally["legal"] += 1
 
-    def _call_broken(self, op: str, broken: BrokenCall, sabotaged: sabotage.Sabotage) -> None:
+    def _call_broken(self, index: int, op: str, broken: BrokenCall, memory: Memory) -> None:
         self._tally["broken"] += 1
         try:
-            sabotaged(lambda: _op(op)(*broken.arguments.values()))
+            self.call(index, op, broken.arguments, memory)
         except Exception as error:
             if broken.sentence is None or broken.sentence in str(error):
                 return
@@ -176,17 +174,5 @@ def _is_dead(error: Exception) -> bool:
     return any(words in str(error) for words in DEAD_CONTEXT)
 
 
-def _op(name: str) -> Any:
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
-
-
-def main() -> None:
-    spec = json.loads(sys.argv[1])
-    end_with(spec.pop("lifeline"))
-    descriptor = spec.pop("answers")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as answers:
-        serve(sys.stdin, answers, lambda: Child(FuzzSpec(**{**spec, "ops": tuple(spec["ops"])})))
-
-
 if __name__ == "__main__":
-    main()
+    run(lambda **spec: Child(FuzzSpec(**spec)))

@@ -1,7 +1,6 @@
 """What a run of random calls is asked and what it answers: plain values, which cross between processes as JSON."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -44,8 +43,6 @@ class FuzzSpec:
     build: str | None = None
     device: int | None = None
     """Index of the GPU that the process sees, None for the first that this process sees."""
-    faults: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Kinds of faults to commit on purpose, by the call's index: tests of the fuzzer itself."""
 
     def op_of(self, index: int) -> str:
         """The op of a call: one after the other."""

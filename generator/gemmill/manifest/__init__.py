@@ -3,18 +3,4 @@
 from gemmill.manifest.errors import ManifestError
 from gemmill.manifest.reading import check_extension, open_extension, read_manifest
 from gemmill.manifest.schema import SCHEMA_VERSION, KernelEntry, Manifest, RejectedEntry, Toolchain
-from gemmill.manifest.writing import write_manifest, write_whole
-
-__all__ = [
-    "SCHEMA_VERSION",
-    "KernelEntry",
-    "Manifest",
-    "ManifestError",
-    "RejectedEntry",
-    "Toolchain",
-    "check_extension",
-    "open_extension",
-    "read_manifest",
-    "write_manifest",
-    "write_whole",
-]
+from gemmill.manifest.writing import write_manifest

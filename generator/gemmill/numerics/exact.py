@@ -38,8 +38,3 @@ def small_integers(rows: int, k: int, dtype: torch.dtype, generator: torch.Gener
 def powers_of_two(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Scales."""
     return torch.exp2(torch.randint(-2, 1, shape, generator=generator, device=generator.device).to(torch.float32))
-
-
-def small_bias(n: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """[n] whole numbers from -32 to 32."""
-    return torch.randint(-32, 33, (n,), generator=generator, device=generator.device).to(dtype)

@@ -5,15 +5,20 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Generator, Tensor
 
-from gemmill.numerics.memory import Memory
+from gemmill.numerics.memory import Memory, bits_of
 
 POOL_ELEMENTS = {"cpu": 65_521, "cuda": 4_194_301}
 """Primes: where an operand is larger than its pool, no two rows are alike."""
+Maker = Callable[[int, Generator], Tensor]
 EXTREMES = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 65504.0, 2.0**-24, 1e-30)
 
 
-def _integers(count: int, g: Generator) -> Tensor:
-    return torch.randint(-2, 3, (count,), generator=g, device=g.device).float()
+def _whole(least: int, end: int) -> Maker:
+    return lambda count, g: torch.randint(least, end, (count,), generator=g, device=g.device)
+
+
+def _uniform(width: float, least: float) -> Maker:
+    return lambda count, g: torch.rand(count, generator=g, device=g.device) * width + least
 
 
 def _normal(count: int, g: Generator) -> Tensor:
@@ -21,48 +26,28 @@ def _normal(count: int, g: Generator) -> Tensor:
 
 
 def _wide(count: int, g: Generator) -> Tensor:
-    exponents = torch.randint(-12, 9, (count,), generator=g, device=g.device)
+    exponents = _whole(-12, 9)(count, g)
     return _normal(count, g) * torch.exp2(exponents.float())
 
 
 def _extreme(count: int, g: Generator) -> Tensor:
     values = _wide(count, g)
-    which = torch.randint(0, 100 * len(EXTREMES), (count,), generator=g, device=g.device)
+    which = _whole(0, 100 * len(EXTREMES))(count, g)
     for i, extreme in enumerate(EXTREMES):
         values[which == i] = extreme
     return values
 
 
-def _codes(count: int, g: Generator) -> Tensor:
-    return torch.randint(-128, 128, (count,), generator=g, device=g.device)
-
-
-def _scales(count: int, g: Generator) -> Tensor:
-    return torch.rand(count, generator=g, device=g.device) * 0.02 + 0.005
-
-
-def _powers(count: int, g: Generator) -> Tensor:
-    return torch.exp2(torch.randint(-2, 1, (count,), generator=g, device=g.device).float())
-
-
-def _bounds(count: int, g: Generator) -> Tensor:
-    return torch.rand(count, generator=g, device=g.device) * 2 + 0.001
-
-
-def _sums(count: int, g: Generator) -> Tensor:
-    return torch.randint(-(1 << 15), 1 << 15, (count,), generator=g, device=g.device)
-
-
-_MAKERS: dict[str, Callable[[int, Generator], Tensor]] = {
-    "integers": _integers,
+_MAKERS: dict[str, Maker] = {
+    "integers": lambda count, g: _whole(-2, 3)(count, g).float(),
     "normal": _normal,
     "wide": _wide,
     "extreme": _extreme,
-    "codes": _codes,
-    "scales": _scales,
-    "powers": _powers,
-    "bounds": _bounds,
-    "sums": _sums,
+    "codes": _whole(-128, 128),
+    "scales": _uniform(0.02, 0.005),
+    "powers": lambda count, g: torch.exp2(_whole(-2, 1)(count, g).float()),
+    "bounds": _uniform(2, 0.001),
+    "sums": _whole(-(1 << 15), 1 << 15),
 }
 
 
@@ -99,6 +84,5 @@ class Pools:
             values = _MAKERS[kind](POOL_ELEMENTS[self._device.type], generator)
             if dtype is torch.float8_e4m3fn:
                 values = values.clamp(-448, 448)  # else NaN
-            bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
-            self._pools[key] = values.to(dtype).view(bits)
+            self._pools[key] = bits_of(values.to(dtype))
         return self._pools[key]

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gemmill import settings
-from gemmill.manifest import Manifest, ManifestError, read_manifest, write_whole
+from gemmill.manifest import Manifest, ManifestError, read_manifest
 from gemmill.vocab import Arch
+from gemmill.writing import write_whole
 
 MANIFEST = "manifest.json"
 _SHIPPED = Path(__file__).resolve().parent.parent / "_builds"

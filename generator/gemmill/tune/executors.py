@@ -17,8 +17,8 @@ Event = tuple[Task, Outcome | TaskLost | None, dict[str, Finding]]
 class LocalExecutor:
     """One measuring process, one task after another: what one GPU needs, without a cluster around it."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        self._worker = Worker(spec)
+    def __init__(self, spec: WorkerSpec, program: str = "gemmill.tune.bench") -> None:
+        self._worker = Worker(spec, program)
 
     def facts(self) -> Mapping[str, Any]:
         """What the process runs on. Raises TuneError."""

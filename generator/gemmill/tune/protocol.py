@@ -1,7 +1,6 @@
 """What crosses between a sweep and the process that runs candidates: plain values, as JSON."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gemmill.tune.problems import Problem, problem_of
@@ -39,8 +38,6 @@ class WorkerSpec:
     """On the CPU, with the reference in the place of the variants and invented times."""
     device: int | None = None
     """Index of the GPU that the process sees, None for the first that this process sees."""
-    faults: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Faults to commit on purpose, by candidate name: tests of the sweep itself."""
     seed: int = 0
     """Of invented times: another seed is another run."""
     vllm_library: str | None = None

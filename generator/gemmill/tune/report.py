@@ -9,7 +9,6 @@ from typing import Any
 
 import jinja2
 
-from gemmill.build.files import write_whole
 from gemmill.family import Sweep, Tuning
 from gemmill.locations import templates_dir
 from gemmill.registry import REGISTRY
@@ -21,6 +20,7 @@ from gemmill.tune.peers import peers_of
 from gemmill.tune.problems import Problem
 from gemmill.tune.sweep import final_entries, variants_only
 from gemmill.tune.tables import decide_all
+from gemmill.writing import write_whole
 
 TEMPLATE = "report/report.html.jinja"
 CEILINGS = {"NVIDIA H200": (4.21e12, 1.979e15)}

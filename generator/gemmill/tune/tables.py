@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemmill.build.files import write_whole
 from gemmill.manifest import KernelEntry, Manifest
 from gemmill.runtime.table_file import (
     Quarantined,
@@ -26,6 +25,7 @@ from gemmill.tune.choice import MARGIN, Decision, decide
 from gemmill.tune.journal import Entry, Record
 from gemmill.tune.problems import Problem
 from gemmill.tune.sweep import final_entries, variants_only
+from gemmill.writing import write_whole
 
 KEPT = 4
 """Variants kept in a row, so that a build without the first still has a measured choice."""

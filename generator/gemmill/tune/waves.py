@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from gemmill.build import BuildError, BuildOptions
-from gemmill.build import build as compile_selection
+from gemmill.build.driver import build as compile_selection
+from gemmill.build.errors import BuildError
+from gemmill.build.options import BuildOptions
 from gemmill.manifest import Manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import model_ns, rejection

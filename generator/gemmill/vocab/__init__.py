@@ -14,26 +14,4 @@ from gemmill.vocab.scale import (
     scale_groups_of,
 )
 from gemmill.vocab.schedule import Accumulation, KernelSchedule, RasterOrder, TileScheduler
-from gemmill.vocab.status import OK, Status, rejected
-
-__all__ = [
-    "GROUP_SIZES",
-    "OK",
-    "SCALE_GROUPS",
-    "Accumulation",
-    "Arch",
-    "Backend",
-    "Compiler",
-    "DType",
-    "EpilogueKind",
-    "Format",
-    "KernelSchedule",
-    "RasterOrder",
-    "ScaleGranularity",
-    "ScaleGroups",
-    "ScaleLayout",
-    "Status",
-    "TileScheduler",
-    "rejected",
-    "scale_groups_of",
-]
+from gemmill.vocab.status import OK, Status

@@ -17,17 +17,17 @@ class DType(StrEnum):
     @property
     def bits(self) -> int:
         """Size of one element."""
-        return _BITS[self]
+        return _TYPES[self][0]
 
     @property
     def torch_name(self) -> str:
         """Attribute of the torch module, for example `float8_e4m3fn`."""
-        return _TORCH[self]
+        return _TYPES[self][1]
 
     @property
     def cutlass_type(self) -> str:
         """C++ type in CUTLASS."""
-        return _CUTLASS[self]
+        return _TYPES[self][2]
 
     @property
     def is_float(self) -> bool:
@@ -35,30 +35,13 @@ class DType(StrEnum):
         return self not in (DType.S8, DType.S32)
 
 
-_BITS = {
-    DType.E4M3: 8,
-    DType.E5M2: 8,
-    DType.S8: 8,
-    DType.BF16: 16,
-    DType.F16: 16,
-    DType.F32: 32,
-    DType.S32: 32,
+_TYPES = {
+    DType.E4M3: (8, "float8_e4m3fn", "cutlass::float_e4m3_t"),
+    DType.E5M2: (8, "float8_e5m2", "cutlass::float_e5m2_t"),
+    DType.S8: (8, "int8", "int8_t"),
+    DType.BF16: (16, "bfloat16", "cutlass::bfloat16_t"),
+    DType.F16: (16, "float16", "cutlass::half_t"),
+    DType.F32: (32, "float32", "float"),
+    DType.S32: (32, "int32", "int32_t"),
 }
-_TORCH = {
-    DType.E4M3: "float8_e4m3fn",
-    DType.E5M2: "float8_e5m2",
-    DType.S8: "int8",
-    DType.BF16: "bfloat16",
-    DType.F16: "float16",
-    DType.F32: "float32",
-    DType.S32: "int32",
-}
-_CUTLASS = {
-    DType.E4M3: "cutlass::float_e4m3_t",
-    DType.E5M2: "cutlass::float_e5m2_t",
-    DType.S8: "int8_t",
-    DType.BF16: "cutlass::bfloat16_t",
-    DType.F16: "cutlass::half_t",
-    DType.F32: "float",
-    DType.S32: "int32_t",
-}
+"""Bits, and names in torch and CUTLASS."""

@@ -22,8 +22,3 @@ class Status:
 
 
 OK = Status(ok=True)
-
-
-def rejected(reason: str, *, rule: str = "") -> Status:
-    """A rejection; `rule` is filled in by whoever runs the rule."""
-    return Status(ok=False, rule=rule, reason=reason)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemmill.build.files import beside
 from gemmill.locations import GENERATOR, own_file
 from gemmill.manifest import Manifest, check_extension, read_manifest
 from gemmill.runtime.builds import MANIFEST
 from gemmill.version import __version__
 from gemmill.wheel.abi import Abi, WheelError, audit
+from gemmill.writing import beside
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _EPOCH = (2020, 2, 2, 0, 0, 0)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from gemmill.build import ToolchainPaths
 from gemmill.build.files import file_digest
 from gemmill.build.sources import TORCH_TARGET, expand, flags_for, hand_written, roots_of
+from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit.render import render
 from gemmill.families import quant, scaled_mm
 from gemmill.family import Config

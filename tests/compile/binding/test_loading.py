@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import gemmill
-from gemmill.build import ToolchainPaths
 from gemmill.build.sources import expand, flags_for, roots_of
+from gemmill.build.toolchain import ToolchainPaths
 from gemmill.locations import kernels_dir
 from gemmill.vocab import Arch
 

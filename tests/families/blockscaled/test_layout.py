@@ -6,8 +6,26 @@ tests/families/blockscaled/compile holds the same formula against CUTLASS's own 
 import pytest
 import torch
 
-from gemmill.families.blockscaled.layout import padded_offsets, swizzled_offset, swizzled_place, swizzled_shape
+from gemmill.families.blockscaled.layout import (
+    LANES,
+    TILE_BYTES,
+    TILE_ROWS,
+    TILE_SCALES,
+    padded_offsets,
+    swizzled_offset,
+    swizzled_shape,
+)
 from gemmill.families.blockscaled.reference import swizzle, unswizzle
+
+
+def swizzled_place(offset: int, scales: int) -> tuple[int, int]:
+    """Row and group of the scale at an offset: the inverse of swizzled_offset. Padding has places of its own."""
+    tiles = -(-scales // TILE_SCALES)
+    tile, inside = divmod(offset, TILE_BYTES)
+    lane, rest = divmod(inside, TILE_SCALES * TILE_SCALES)
+    quarter, scale = divmod(rest, TILE_SCALES)
+    return tile // tiles * TILE_ROWS + quarter * LANES + lane, tile % tiles * TILE_SCALES + scale
+
 
 SHAPES = [(1, 1), (1, 4), (3, 5), (127, 4), (128, 3), (129, 9), (256, 8), (300, 13)]
 

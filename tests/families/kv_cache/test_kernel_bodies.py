@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build import BuildError, find_toolchain
+from gemmill.build.errors import BuildError
+from gemmill.build.toolchain import find_toolchain
 
 KERNELS = Path(__file__).parents[3] / "kernels"
 SOURCES = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.families.kv_cache.cases import Case, Quality, quality
+from families.kv_cache.quality import Case, Quality, quality
 from gemmill.families.kv_cache.codebooks import codebook
 from gemmill.families.kv_cache.formats import (
     CacheFormat,

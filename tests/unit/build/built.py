@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from gemmill.build import BuildResult
+from gemmill.build.options import BuildResult
 
 
 class Recorder:

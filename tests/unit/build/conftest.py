@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build import BuildOptions
+from gemmill.build.options import BuildOptions
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.locations import kernels_dir
 from gemmill.space.selections import Selection

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build import BuildError, BuildOptions, build, cache_list, plan
+from gemmill.build.driver import build
+from gemmill.build.errors import BuildError
+from gemmill.build.maintenance import cache_list
+from gemmill.build.options import BuildOptions
+from gemmill.build.planning import plan
 from gemmill.manifest import read_manifest
 from gemmill.manifest.reading import check_extension
 from gemmill.space.names import symbol_of, to_name

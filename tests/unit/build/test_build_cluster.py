@@ -9,7 +9,10 @@ pytest.importorskip("distributed")
 
 from distributed import LocalCluster
 
-from gemmill.build import BuildError, BuildOptions, build, cluster, scheduler
+from gemmill.build import cluster, scheduler
+from gemmill.build.driver import build
+from gemmill.build.errors import BuildError
+from gemmill.build.options import BuildOptions
 from gemmill.build.scheduler import Scheduler
 
 from .conftest import FakeToolkit

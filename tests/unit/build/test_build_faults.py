@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build import BuildError, BuildOptions, build, compiling, linking
+from gemmill.build import compiling, linking
+from gemmill.build.driver import build
+from gemmill.build.errors import BuildError
 from gemmill.build.ledger import Ledger
+from gemmill.build.options import BuildOptions
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection
 

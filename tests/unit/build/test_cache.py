@@ -8,9 +8,12 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from gemmill.build import BuildOptions, build, cache_gc, cache_list, cache_verify, plan
 from gemmill.build.cache import ObjectCache
+from gemmill.build.driver import build
 from gemmill.build.files import FileMemo
+from gemmill.build.maintenance import cache_gc, cache_list, cache_verify
+from gemmill.build.options import BuildOptions
+from gemmill.build.planning import plan
 from gemmill.build.sources import Source, SourceKind
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection

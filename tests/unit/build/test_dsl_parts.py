@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from gemmill import settings
-from gemmill.build import BuildError, BuildOptions, dsl_worker, options
+from gemmill.build import dsl_worker, options
 from gemmill.build.cubins import embedded_cubins, flags_of
+from gemmill.build.errors import BuildError
 from gemmill.build.failures import failure_of_exception
 from gemmill.build.inspect import KernelFacts, is_of_variant, read_cubin
-from gemmill.build.options import DSL_JOB_MEMORY_BYTES, JOB_MEMORY_BYTES
+from gemmill.build.options import DSL_JOB_MEMORY_BYTES, JOB_MEMORY_BYTES, BuildOptions
 
 SASS_AND_RESOURCES = """\
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from gemmill import locations, settings
-from gemmill.build import BuildError, BuildOptions
 from gemmill.build import options as module
+from gemmill.build.errors import BuildError
+from gemmill.build.options import BuildOptions
 
 
 @pytest.mark.parametrize(

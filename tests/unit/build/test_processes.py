@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gemmill.build import BuildOptions, build
+from gemmill.build.driver import build
+from gemmill.build.options import BuildOptions
 from gemmill.locations import templates_dir
 from gemmill.manifest import read_manifest
 from gemmill.manifest.reading import check_extension
@@ -23,7 +24,8 @@ _SOURCE_ROOT = templates_dir().parent / "generator"
 _PROGRAM = """
 import json, sys
 from pathlib import Path
-from gemmill.build import BuildOptions, build
+from gemmill.build.driver import build
+from gemmill.build.options import BuildOptions
 from gemmill.space.names import parse_name
 from gemmill.space.selections import Selection
 from gemmill.vocab import Arch

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from gemmill.build.errors import first_error
-from gemmill.build.files import FileMemo, write_whole
+from gemmill.build.files import FileMemo
 from gemmill.build.headers import changed_between, header_set, read_depfile
 from gemmill.build.inspect import KernelFacts, read_ptxas, read_sass
+from gemmill.writing import write_whole
 
 PTXAS = """\
 ptxas info    : 10 bytes gmem

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build import BuildError, BuildOptions, build
+from gemmill.build.driver import build
+from gemmill.build.errors import BuildError
+from gemmill.build.options import BuildOptions
 from gemmill.manifest import read_manifest
 from gemmill.manifest.reading import check_extension
 from gemmill.space.names import to_name

@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from gemmill.fuzz.breakages import break_call
-from gemmill.fuzz.calls import draw_call
+from gemmill.fuzz.breakages import break_call, draw_call
 from gemmill.numerics.call import CPU_LIMITS, GPU_LIMITS
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.memory import Memory

@@ -1,22 +1,32 @@
 """Whole runs: each kind of finding is found in a real process, and the other calls are made."""
 
 import json
+import os
 import shlex
+from pathlib import Path
 
 import pytest
 import torch
 
-from gemmill.fuzz.breakages import break_call
-from gemmill.fuzz.calls import draw_call
+from gemmill.fuzz.breakages import break_call, draw_call
 from gemmill.fuzz.campaign import Plan, call_alone, fuzz
 from gemmill.fuzz.findings import FuzzError, FuzzSpec, Kind
 from gemmill.numerics.call import CPU_LIMITS
 from gemmill.numerics.memory import Memory
 from gemmill.runtime.schemas import BY_NAME
+from unit.fuzz.sabotaged import SabotagedSpec
 
 OPS = ("dynamic_scaled_fp8_quant", "cutlass_scaled_mm", "rms_norm_per_block_quant")
 BROKEN_KINDS = (Kind.ACCEPTED, Kind.SENTENCE, Kind.TOUCHED)
 SEED = 11
+
+
+@pytest.fixture
+def sabotaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are made by a process that commits the faults of its spec."""
+    monkeypatch.setattr("gemmill.fuzz.campaign.PROGRAM", "unit.fuzz.sabotaged")
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
 
 def indices(count: int, *, broken: bool) -> list[int]:
@@ -42,10 +52,11 @@ def faults(*kinds: Kind) -> dict[str, str]:
     return {str((broken if kind in BROKEN_KINDS else legal).pop(0)): kind.value for kind in kinds}
 
 
+@pytest.mark.usefixtures("sabotaged")
 def test_every_kind_is_found_and_the_run_goes_on() -> None:
     committed = faults(*(kind for kind in Kind if kind is not Kind.NOT_REPEATABLE))
     told = []
-    spec = FuzzSpec(ops=OPS, seed=SEED, faults=committed)
+    spec = SabotagedSpec(ops=OPS, seed=SEED, faults=committed)
     report = fuzz(spec, Plan(calls=70, call_seconds=5.0), told.append)
     found = {str(finding.index): finding for finding in report.findings if str(finding.index) in committed}
     assert {index: finding.kind.value for index, finding in found.items()} == committed
@@ -63,19 +74,21 @@ def test_every_kind_is_found_and_the_run_goes_on() -> None:
     assert details[Kind.UNJUDGED].startswith("making or judging the call raised ")
 
 
+@pytest.mark.usefixtures("sabotaged")
 def test_a_call_alone_is_the_one_of_the_run() -> None:
     committed = faults(Kind.WRONG)
     index = int(next(iter(committed)))
     op = OPS[index % len(OPS)]
-    alone = call_alone(FuzzSpec(ops=(op,), seed=SEED, faults=committed), index)
+    alone = call_alone(SabotagedSpec(ops=(op,), seed=SEED, faults=committed), index)
     assert [finding.kind for finding in alone.findings] == [Kind.WRONG]
     assert alone.findings[0].reproducer == f"gemmill fuzz --op {op} --seed {SEED} --only {index} --cpu"
     assert alone.call == str(draw_call(op, SEED, index, CPU_LIMITS)[0]) and not alone.broken
 
 
+@pytest.mark.usefixtures("sabotaged")
 def test_calls_do_not_depend_on_the_number_of_processes() -> None:
     committed = faults(Kind.WRONG, Kind.REFUSED, Kind.SENTENCE)
-    spec = FuzzSpec(ops=OPS, seed=SEED, faults=committed)
+    spec = SabotagedSpec(ops=OPS, seed=SEED, faults=committed)
     one, two = (fuzz(spec, Plan(calls=100, jobs=jobs)) for jobs in (1, 2))
     assert one.findings == two.findings and len(one.findings) >= 3
     assert (one.legal, one.broken) == (two.legal, two.broken)
@@ -99,11 +112,13 @@ def test_the_command_finds_nothing_wrong_with_the_cpu_path(gemmill) -> None:
     assert report["broken"] > 150
 
 
+@pytest.mark.usefixtures("sabotaged")
 def test_the_command_fails_with_the_finding_and_how_to_see_it_again(gemmill, monkeypatch: pytest.MonkeyPatch) -> None:
     committed = faults(Kind.WRONG)
     index = int(next(iter(committed)))
     monkeypatch.setattr(
-        "gemmill.cli.fuzz._spec", lambda ops, seed, gpu, build: FuzzSpec(ops=tuple(ops), seed=seed, faults=committed)
+        "gemmill.cli.fuzz._spec",
+        lambda ops, seed, gpu, build: SabotagedSpec(ops=tuple(ops), seed=seed, faults=committed),
     )
     arguments = [part for op in OPS for part in ("--op", op)]
     outcome = gemmill("fuzz", *arguments, "--seed", str(SEED), "--calls", str(index + 1))

@@ -6,14 +6,14 @@ import select
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from faulty import HERE, FaultySpec
 from gemmill.tune import measure as measuring
 from gemmill.tune.checking import Fault, Finding
 from gemmill.tune.measure import Task, halving, measure
-from gemmill.tune.protocol import PEER, Candidate, WorkerSpec
+from gemmill.tune.protocol import PEER, Candidate
 from gemmill.tune.timing import shuffled
 from gemmill.tune.worker import Worker, WorkerDied, WorkerError
 from gemms import Op, Problem, gemm
@@ -28,9 +28,11 @@ def task(*names: str, problem: Problem = PROBLEM, **changes: object) -> Task:
 
 
 @pytest.fixture
-def worker():
+def worker(monkeypatch):
     """A dry process whose candidates of these names have these faults."""
-    with Worker(WorkerSpec(builds=(), dry_run=True, faults={f"sm_{f.name.lower()}": f for f in Fault})) as found:
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    spec = FaultySpec(builds=(), dry_run=True, faults={f"sm_{f.name.lower()}": f for f in Fault})
+    with Worker(spec, "faulty") as found:
         yield found
 
 
@@ -55,10 +57,10 @@ def test_every_fault_is_found_and_the_others_are_timed(worker, monkeypatch) -> N
 
 SWEEP = """
 import os, sys, threading
-from gemmill.tune.protocol import WorkerSpec
+from faulty import FaultySpec
 from gemmill.tune.worker import Worker
 
-worker = Worker(WorkerSpec(builds=(), dry_run=True, faults={"sm_hang": "hang"}))
+worker = Worker(FaultySpec(builds=(), dry_run=True, faults={"sm_hang": "hang"}), "faulty")
 thread = threading.Thread(target=worker.ask, args=("open", 300.0), kwargs={"problem": ["fp8", 3, 16, 16]})
 thread.start()
 thread.join()
@@ -70,7 +72,7 @@ worker.ask("check", 300.0, name="sm_hang", build="b")
 @pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_hangs_ends_with_the_sweep(ends: signal.Signals) -> None:
     """However the sweep is killed; not with the thread that started the process, which ends before it is asked again."""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "generator")}
+    environment = os.environ | {"PYTHONPATH": f"{HERE.parent / 'generator'}:{HERE}"}
     sweep = subprocess.Popen([sys.executable, "-c", SWEEP], env=environment, stdout=subprocess.PIPE, text=True)
     measuring_process = os.pidfd_open(int(sweep.stdout.readline()))
     try:

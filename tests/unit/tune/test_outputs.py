@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gemmill.build import BuildError
+from gemmill.build.errors import BuildError
 from gemmill.runtime.select import Trust
 from gemmill.runtime.table_file import Source, TableRow, make_table, read_table, table_text
 from gemmill.runtime.tuned import Machine

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from faulty import HERE, FaultyBench, FaultySpec
 from gemmill.runtime.table_file import read_table
 from gemmill.space.selections import select
 from gemmill.tune.bench import Bench
@@ -48,7 +49,7 @@ class DirectWorker:
     """Answers in this process: for what is not about processes, which take seconds to start."""
 
     def __init__(self, spec) -> None:
-        self._bench = Bench(spec)
+        self._bench = FaultyBench(spec) if isinstance(spec, FaultySpec) else Bench(spec)
 
     def ask(self, command, timeout, /, **arguments):
         try:
@@ -67,9 +68,17 @@ class Direct(LocalExecutor):
         self._worker = DirectWorker(spec)
 
 
-def test_a_sweep_writes_journal_and_table(request_of, tmp_path) -> None:
+def faulty(spec, fault: Fault) -> FaultySpec:
+    return FaultySpec(**vars(spec), faults={WRONG: fault})
+
+
+def test_a_sweep_writes_journal_and_table(request_of, tmp_path, monkeypatch) -> None:
     """With a real process; the tests below do without."""
-    result = tune(request_of(options=SweepOptions(rounds=3, repeats=2), faults={WRONG: Fault.WRONG}))
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    result = tune(
+        request_of(options=SweepOptions(rounds=3, repeats=2)),
+        executor_of=lambda spec: LocalExecutor(faulty(spec, Fault.WRONG), "faulty"),
+    )
     table = read_table(tmp_path / "table.json")
     assert [row.key for row in table.rows] == [("fp8", 64, 128, m) for m in (1, 16, 64)]
     assert all(WRONG not in row.variants and row.us[0] > 0 for row in table.rows)
@@ -154,7 +163,7 @@ def test_a_kill_within_the_first_line_begins_again(tmp_path) -> None:
 def test_a_line_that_lacks_a_field_is_measured_again(request_of, counting, tmp_path) -> None:
     """Each field of an outcome and of a fault taken away, then each of another type."""
     path = tmp_path / "j.jsonl"
-    tune(request_of(problems=PROBLEMS[:1], faults={WRONG: Fault.NAN}), executor_of=Direct)
+    tune(request_of(problems=PROBLEMS[:1]), executor_of=lambda spec: Direct(faulty(spec, Fault.NAN)))
     first, *lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert {line["kind"] for line in lines} == {"fault", "outcome"}
     for i, line in enumerate(lines):
@@ -210,7 +219,7 @@ def test_what_is_known_is_on_disk_before_the_next_is_asked_for(tmp_path, monkeyp
 
 
 def test_faults_are_not_tried_again(request_of, tmp_path) -> None:
-    tune(request_of(problems=PROBLEMS[:1], faults={WRONG: Fault.NAN}), executor_of=Direct)
+    tune(request_of(problems=PROBLEMS[:1]), executor_of=lambda spec: Direct(faulty(spec, Fault.NAN)))
     path = tmp_path / "j.jsonl"
     path.write_text("".join(line for line in path.read_text().splitlines(True) if '"outcome"' not in line))
     result = tune(request_of(problems=PROBLEMS[:1]), executor_of=Direct)

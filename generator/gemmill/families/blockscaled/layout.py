@@ -28,15 +28,6 @@ def swizzled_offset(row: int, scale: int, scales: int) -> int:
     return tile * TILE_BYTES + (lane * TILE_SCALES + quarter) * TILE_SCALES + scale % TILE_SCALES
 
 
-def swizzled_place(offset: int, scales: int) -> tuple[int, int]:
-    """Row and group of the scale at an offset: the inverse of swizzled_offset. Padding has places of its own."""
-    tiles = -(-scales // TILE_SCALES)
-    tile, inside = divmod(offset, TILE_BYTES)
-    lane, rest = divmod(inside, TILE_SCALES * TILE_SCALES)
-    quarter, scale = divmod(rest, TILE_SCALES)
-    return tile // tiles * TILE_ROWS + quarter * LANES + lane, tile % tiles * TILE_SCALES + scale
-
-
 def padded_offsets(rows: Sequence[int]) -> tuple[int, ...]:
     """First row of each expert's scales, and the end: experts with `rows` rows each begin at multiples of 128."""
     return (0, *accumulate(swizzled_shape(count, 0)[0] for count in rows))

@@ -7,7 +7,7 @@ from itertools import product
 from typing import ClassVar
 
 from gemmill.family import first_rejection
-from gemmill.vocab import OK, Arch, DType, Status, rejected
+from gemmill.vocab import Arch, DType
 
 IN_DTYPES = (DType.BF16, DType.F16, DType.F32)
 OUT_DTYPES = (DType.E4M3, DType.S8)
@@ -178,80 +178,65 @@ class QuantConfig:
         return f"{'Vllm' if self.vllm else ''}{_CPP_OUT[self.out_dtype]}"
 
 
-def _dtypes(c: QuantConfig) -> Status:
+def _dtypes(c: QuantConfig) -> Iterator[str]:
     if c.in_dtype not in IN_DTYPES or c.out_dtype not in OUT_DTYPES:
-        return rejected(
+        yield (
             f"in_dtype={c.in_dtype} out_dtype={c.out_dtype}: inputs are {', '.join(IN_DTYPES)}, codes {', '.join(OUT_DTYPES)}"
         )
-    return OK
 
 
-def _normed(c: QuantConfig) -> Status:
+def _normed(c: QuantConfig) -> Iterator[str]:
     if c.family is QuantFamily.RMS_STATIC and (c.in_dtype is DType.F32 or c.out_dtype is not DType.E4M3):
-        return rejected(
+        yield (
             f"in_dtype={c.in_dtype} out_dtype={c.out_dtype} contradicts family={c.family}: by scales that are given, normed rows "
             "of bf16 or f16 are coded as e4m3"
         )
-    return OK
 
 
-def _groups(c: QuantConfig) -> Status:
-    if not c.family.is_grouped:
-        return (
-            OK
-            if c.group_size == 0
-            else rejected(f"group_size={c.group_size} contradicts family={c.family}: no scale belongs to a group")
-        )
-    if c.group_size not in GROUP_SIZES:
-        return rejected(
+def _groups(c: QuantConfig) -> Iterator[str]:
+    if not c.family.is_grouped and c.group_size:
+        yield f"group_size={c.group_size} contradicts family={c.family}: no scale belongs to a group"
+    if c.family.is_grouped and c.group_size not in GROUP_SIZES:
+        yield (
             f"group_size={c.group_size}: groups of {', '.join(map(str, GROUP_SIZES))} are held by 2 to 32 lanes of one warp, 16 bytes each"
         )
-    return OK
 
 
-def _scale_format(c: QuantConfig) -> Status:
+def _scale_format(c: QuantConfig) -> Iterator[str]:
     if c.scale_format is not ScaleFormat.F32 and c.family is not QuantFamily.GROUP:
-        return rejected(
+        yield (
             f"scale_format={c.scale_format} contradicts family={c.family}: powers of two are for group scales of {QuantFamily.GROUP}"
         )
-    return OK
 
 
-def _activation(c: QuantConfig) -> Status:
+def _activation(c: QuantConfig) -> Iterator[str]:
     gated = (QuantFamily.STATIC, QuantFamily.TOKEN, QuantFamily.GROUP)
     if c.activation is not Activation.NONE and c.family not in gated:
-        return rejected(
-            f"activation={c.activation} contradicts family={c.family}: activations are fused with {', '.join(gated)}"
-        )
-    return OK
+        yield f"activation={c.activation} contradicts family={c.family}: activations are fused with {', '.join(gated)}"
 
 
-def _symmetry(c: QuantConfig) -> Status:
+def _symmetry(c: QuantConfig) -> Iterator[str]:
     if c.symmetric:
-        return OK
+        return
     if c.out_dtype is not DType.S8:
-        return rejected(f"symmetric=False contradicts out_dtype={c.out_dtype}: only s8 codes have a zero point")
+        yield f"symmetric=False contradicts out_dtype={c.out_dtype}: only s8 codes have a zero point"
     if (
         c.family not in (QuantFamily.STATIC, QuantFamily.TENSOR, QuantFamily.TOKEN, QuantFamily.GROUP)
         or c.activation is not Activation.NONE
     ):
-        return rejected(
+        yield (
             f"symmetric=False contradicts family={c.family} activation={c.activation}: zero points are for plain static, tensor, token and group"
         )
     if c.scale_format is not ScaleFormat.F32:
-        return rejected(
-            f"symmetric=False contradicts scale_format={c.scale_format}: with a zero point the scale is f32"
-        )
-    return OK
+        yield f"symmetric=False contradicts scale_format={c.scale_format}: with a zero point the scale is f32"
 
 
-def _vllm(c: QuantConfig) -> Status:
+def _vllm(c: QuantConfig) -> Iterator[str]:
     if c.vllm and not _differs_in_vllm(c):
-        return rejected(
+        yield (
             f"vllm=True contradicts family={c.family} out_dtype={c.out_dtype} activation={c.activation} symmetric={c.symmetric}: "
             "vLLM has no such kernel, or one with our codes"
         )
-    return OK
 
 
 def _differs_in_vllm(c: QuantConfig) -> bool:

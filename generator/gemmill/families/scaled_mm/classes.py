@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 
 from gemmill.families.scaled_mm.accepts import Predicate
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGranularity, ScaleGroups, ScaleLayout
@@ -75,6 +76,7 @@ def problems_of(predicate: Predicate) -> tuple[int, ...]:
     return tuple(problem_code(need, operand, out, scales) for scales in kinds for need in needs_of(predicate))
 
 
+@cache
 def describe_problem(problem: int) -> str:
     """A class of calls in words."""
     told = class_of(problem)

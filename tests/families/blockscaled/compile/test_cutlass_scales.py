@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gemmill.build import ToolchainPaths
+from gemmill.build.toolchain import ToolchainPaths
 from gemmill.families.blockscaled.layout import swizzled_offset, swizzled_shape
 from gemmill.families.blockscaled.reference import encode, quantise
 from gemmill.vocab.float_type import E2M1, E2M3, E3M2, E4M3, E5M2, FloatType

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build import ToolchainPaths
+from gemmill.build.toolchain import ToolchainPaths
 
 ROOT = Path(__file__).parents[4]
 INSTANCES = {

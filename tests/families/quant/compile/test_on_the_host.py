@@ -4,8 +4,8 @@ arithmetic of slices and shapes must end in a status for every size, empty ones 
 import os
 import subprocess
 
-from gemmill.build import ToolchainPaths
 from gemmill.build.sources import expand, flags_for, roots_of
+from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit import emit
 from gemmill.locations import kernels_dir
 from gemmill.space.names import parse_name

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build import ToolchainPaths
+from gemmill.build.toolchain import ToolchainPaths
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("cutlass") is None, reason="nvidia-cutlass-dsl is not installed"

@@ -1,4 +1,4 @@
-"""One constraint a function, with its hardware reason. A rule returns OK or a Status that says why it rejects."""
+"""One constraint a function, with its hardware reason. A rule yields why it rejects a config, or nothing."""
 
 from gemmill.families.scaled_mm.rules import alignment, cutedsl, groups, memory, problem, schedule
 from gemmill.family import Rule

@@ -1,50 +1,45 @@
 """Which rows each kind of load can take."""
 
+from collections.abc import Iterator
+
 from gemmill.families.scaled_mm.config import KernelConfig
-from gemmill.vocab import OK, Accumulation, DType, Status, rejected
+from gemmill.vocab import Accumulation, DType
 
 TMA_BYTES = 16
 
 
-def tma_alignment(config: KernelConfig) -> Status:
+def tma_alignment(config: KernelConfig) -> Iterator[str]:
     """TMA moves boxes whose rows start at multiples of 16 bytes."""
     s, p = config.schedule, config.problem
     if not s.kernel_schedule.uses_tma:
-        return OK
+        return
     for operand, alignment, dtype in (
         ("a", s.alignment_a, p.a_dtype),
         ("b", s.alignment_b, p.b_dtype),
         ("d", s.alignment_d, p.out_dtype),
     ):
         if alignment * dtype.bits != TMA_BYTES * 8:
-            return rejected(
-                f"alignment of {operand} is {alignment} x {dtype}: TMA takes rows of {TMA_BYTES} bytes exactly"
-            )
-    return OK
+            yield f"alignment of {operand} is {alignment} x {dtype}: TMA takes rows of {TMA_BYTES} bytes exactly"
 
 
-def unaligned_fallback(config: KernelConfig) -> Status:
+def unaligned_fallback(config: KernelConfig) -> Iterator[str]:
     """The fallback reads single elements, so that it can take everything that the others refuse."""
     s = config.schedule
     if not s.kernel_schedule.uses_tma and (s.alignment_a, s.alignment_b, s.alignment_d) != (1, 1, 1):
-        return rejected(f"{s.kernel_schedule} is the unaligned fallback: its alignments are 1")
-    return OK
+        yield f"{s.kernel_schedule} is the unaligned fallback: its alignments are 1"
 
 
-def fallback_has_one_form(config: KernelConfig) -> Status:
+def fallback_has_one_form(config: KernelConfig) -> Iterator[str]:
     """The fallback is there to be right: what it would ignore is refused, so that no two variants are the same."""
     s = config.schedule
     if s.kernel_schedule.uses_tma:
-        return OK
+        return
     if s.swap_ab or s.stages is not None:
-        return rejected(
+        yield (
             f"swap_ab={s.swap_ab} stages={s.stages} with {s.kernel_schedule}: it has one operand order and its own pipeline"
         )
     if s.accumulation is Accumulation.FAST and config.problem.a_dtype is DType.E4M3:
-        return rejected(
-            f"{s.kernel_schedule} adds in FP32 registers: its accumulation is promoted, not {s.accumulation}"
-        )
-    return OK
+        yield f"{s.kernel_schedule} adds in FP32 registers: its accumulation is promoted, not {s.accumulation}"
 
 
 RULES = (tma_alignment, unaligned_fallback, fallback_has_one_form)

@@ -1,18 +1,10 @@
 """What the kernel written in CuTe DSL can be made of, beside what holds for every backend."""
 
+from collections.abc import Iterator
+
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.families.scaled_mm.dsl.facts import Facts
-from gemmill.vocab import (
-    OK,
-    Arch,
-    Backend,
-    KernelSchedule,
-    ScaleGranularity,
-    ScaleLayout,
-    Status,
-    TileScheduler,
-    rejected,
-)
+from gemmill.vocab import Arch, Backend, KernelSchedule, ScaleGranularity, ScaleLayout, TileScheduler
 
 MULTICAST_ROWS = 8
 """Rows of one swizzle pattern: a CTA loads whole ones of the tile that its cluster shares."""
@@ -21,61 +13,53 @@ MOST_WITH_SCALED_COLUMNS = 128 * 128
 """Elements of a tile whose columns of B have scales of their own: 256x128 spilled 156 bytes, with groups of 64 436."""
 
 
-def dsl_arch(config: KernelConfig) -> Status:
+def dsl_arch(config: KernelConfig) -> Iterator[str]:
     """The DSL kernel multiplies with WGMMA, which no later architecture has."""
     if config.backend is Backend.CUTEDSL and config.arch is not Arch.SM90A:
-        return rejected(f"the cutedsl backend is written for sm90a, not for {config.arch}")
-    return OK
+        yield f"the cutedsl backend is written for sm90a, not for {config.arch}"
 
 
-def dsl_schedule(config: KernelConfig) -> Status:
+def dsl_schedule(config: KernelConfig) -> Iterator[str]:
     """The DSL kernel moves operands by TMA, and divides K among the CTAs of a cluster, which need no workspace."""
     if config.backend is not Backend.CUTEDSL:
-        return OK
+        return
     s = config.schedule
     if not s.kernel_schedule.uses_tma:
-        return rejected(f"the cutedsl backend has no {s.kernel_schedule} kernel: cutlass has the fallback")
+        yield f"the cutedsl backend has no {s.kernel_schedule} kernel: cutlass has the fallback"
     if s.tile_scheduler is TileScheduler.STREAM_K:
-        return rejected("the cutedsl backend divides K by split_k, not by streamk")
-    return OK
+        yield "the cutedsl backend divides K by split_k, not by streamk"
 
 
-def dsl_multicast(config: KernelConfig) -> Status:
+def dsl_multicast(config: KernelConfig) -> Iterator[str]:
     """The CTAs of a cluster load slices of a shared tile, each of whole swizzle patterns."""
     if config.backend is not Backend.CUTEDSL:
-        return OK
+        return
     s = config.schedule
     for rows, ctas in (
         (s.tile_shape_mnk[0], s.cluster_shape_mnk[1]),
         (s.tile_shape_mnk[1], s.cluster_shape_mnk[0]),
     ):
         if rows % (MULTICAST_ROWS * ctas):
-            return rejected(f"{rows} rows of a tile do not divide into slices of {MULTICAST_ROWS} for {ctas} CTAs")
-    return OK
+            yield f"{rows} rows of a tile do not divide into slices of {MULTICAST_ROWS} for {ctas} CTAs"
 
 
-def dsl_groups(config: KernelConfig) -> Status:
+def dsl_groups(config: KernelConfig) -> Iterator[str]:
     """With scales in groups, one consumer group of a tile scales its sums while the other multiplies."""
     p, s = config.problem, config.schedule
     if config.backend is not Backend.CUTEDSL or not p.group_size:
-        return OK
+        return
     if p.scale_layout is not ScaleLayout.STRIDED:
-        return rejected(
-            f"the cutedsl backend reads scales by their strides, it has no kernel for {p.scale_layout} alone"
-        )
+        yield f"the cutedsl backend reads scales by their strides, it has no kernel for {p.scale_layout} alone"
     if s.kernel_schedule is KernelSchedule.PINGPONG:
-        return rejected(
-            f"the cutedsl backend has no {s.kernel_schedule} kernel with scales in groups: cooperative is one"
-        )
+        yield f"the cutedsl backend has no {s.kernel_schedule} kernel with scales in groups: cooperative is one"
     facts, (m, n, k) = Facts(config), s.tile_shape_mnk
     if facts.b_scales > 2 and not facts.b_rows_scaled and not facts.blocks_aligned and not facts.swap_ab:
-        return rejected(
+        yield (
             f"tile {m}x{n}x{k} can touch {facts.b_scales} blocks of {p.group_size} columns at columns that differ from tile to tile: "
             "the DSL kernel chooses between 2"
         )
     if p.b_scale is ScaleGranularity.GROUP and m * n > MOST_WITH_SCALED_COLUMNS:
-        return rejected(f"tile {m}x{n} has no registers left for scales of each column of B: 128x128 has")
-    return OK
+        yield f"tile {m}x{n} has no registers left for scales of each column of B: 128x128 has"
 
 
 RULES = (dsl_arch, dsl_schedule, dsl_multicast, dsl_groups)

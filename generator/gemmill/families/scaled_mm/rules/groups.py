@@ -1,7 +1,9 @@
 """Which kernels read scales in groups along K, and with which tiles."""
 
+from collections.abc import Iterator
+
 from gemmill.families.scaled_mm.config import KernelConfig
-from gemmill.vocab import OK, Backend, KernelSchedule, ScaleGranularity, ScaleLayout, Status, TileScheduler, rejected
+from gemmill.vocab import Backend, KernelSchedule, ScaleGranularity, ScaleLayout, TileScheduler
 
 TENSOR_CORE_K = 128
 """Along K, what one step of the group main loops multiplies."""
@@ -11,43 +13,38 @@ def _is_collective(config: KernelConfig) -> bool:
     return config.backend is Backend.CUTLASS and config.problem.scale_layout is ScaleLayout.MN_MAJOR
 
 
-def scale_layout(config: KernelConfig) -> Status:
+def scale_layout(config: KernelConfig) -> Iterator[str]:
     """Only CUTLASS's blockwise collectives load A's scales by TMA; kernels of our own read both by their strides."""
     s = config.schedule
     if not _is_collective(config):
-        return OK
+        return
     if not s.kernel_schedule.uses_tma or s.tile_scheduler is not TileScheduler.PERSISTENT or s.swap_ab:
-        return rejected(
+        yield (
             f"scales {config.problem.scale_layout} with {s.kernel_schedule}, {s.tile_scheduler}, swap_ab={s.swap_ab}: only "
             "CUTLASS's persistent blockwise main loops want them so, the others read them strided"
         )
-    return OK
 
 
-def blockwise_collective(config: KernelConfig) -> Status:
+def blockwise_collective(config: KernelConfig) -> Iterator[str]:
     """CUTLASS promotes every four WGMMA instructions, 128 along K, and its tiles hold whole blocks of B."""
     p, (_, n, k) = config.problem, config.schedule.tile_shape_mnk
     if not _is_collective(config):
-        return OK
+        return
     if config.schedule.kernel_schedule is KernelSchedule.BASIC or not p.a_dtype.is_float:
-        return rejected(f"CUTLASS has no blockwise main loop for {p.a_dtype} with {config.schedule.kernel_schedule}")
+        yield f"CUTLASS has no blockwise main loop for {p.a_dtype} with {config.schedule.kernel_schedule}"
     if p.group_size != TENSOR_CORE_K or k != TENSOR_CORE_K:
-        return rejected(
-            f"groups of {p.group_size} with tile depth {k}: CUTLASS's blockwise main loops take 128 and 128"
-        )
+        yield f"groups of {p.group_size} with tile depth {k}: CUTLASS's blockwise main loops take 128 and 128"
     if p.b_scale is ScaleGranularity.BLOCK and n % p.group_size:
-        return rejected(f"tile columns {n} are not whole blocks of {p.group_size}")
-    return OK
+        yield f"tile columns {n} are not whole blocks of {p.group_size}"
 
 
-def strided_scales(config: KernelConfig) -> Status:
+def strided_scales(config: KernelConfig) -> Iterator[str]:
     """CUTLASS's own main loops load scales by TMA, as it wants them to lie: any stride takes cp.async, or plain loads."""
     strided = config.backend is Backend.CUTLASS and config.problem.scale_layout is ScaleLayout.STRIDED
     if strided and config.schedule.kernel_schedule.uses_tma:
-        return rejected(
+        yield (
             "the cutlass backend reads scales by their strides in its unaligned kernel only: cutedsl has the fast ones"
         )
-    return OK
 
 
 RULES = (scale_layout, blockwise_collective, strided_scales)

@@ -1,8 +1,10 @@
 """What must fit in shared memory."""
 
+from collections.abc import Iterator
+
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.families.scaled_mm.dsl.facts import Facts
-from gemmill.vocab import OK, Backend, ScaleLayout, Status, TileScheduler, rejected
+from gemmill.vocab import Backend, ScaleLayout, TileScheduler
 
 FEWEST_STAGES = 2
 BARRIERS = 1024
@@ -38,32 +40,28 @@ def epilogue_bytes(config: KernelConfig) -> int:
     return buffers * 64 * 32 * config.problem.out_dtype.bits // 8 + 3 * 4 * n
 
 
-def stages_fit(config: KernelConfig) -> Status:
+def stages_fit(config: KernelConfig) -> Iterator[str]:
     """Fewer than two stages leave the tensor core waiting for every load."""
     s = config.schedule
     if not s.kernel_schedule.uses_tma:
-        return OK
+        return
     if s.stages is not None and s.stages < FEWEST_STAGES:
-        return rejected(f"{s.stages} stages: the pipeline needs {FEWEST_STAGES}")
+        yield f"{s.stages} stages: the pipeline needs {FEWEST_STAGES}"
     stage, room = stage_bytes(config), stage_room(config)
     fitting = room // stage
     wanted = s.stages or FEWEST_STAGES
     if fitting < wanted:
-        return rejected(f"{wanted} stages of {stage} bytes do not fit in {room}: {fitting} do")
-    return OK
+        yield f"{wanted} stages of {stage} bytes do not fit in {room}: {fitting} do"
 
 
-def partial_sums_fit(config: KernelConfig) -> Status:
+def partial_sums_fit(config: KernelConfig) -> Iterator[str]:
     """What the CTAs of a split add up lies where the stages were: rows of the tile, each 16 bytes apart from the next."""
     p, s = config.problem, config.schedule
     if s.tile_scheduler is not TileScheduler.SPLIT_K or s.stages is None:
-        return OK
+        return
     x, y, k = s.tile_shape_mnk
     if 4 * y * (x + 4) > s.stages * (x + y) * k * p.a_dtype.bits // 8:
-        return rejected(
-            f"tile {x}x{y}x{k}: partial sums reuse the stages, and {s.stages} of them are too small for a tile"
-        )
-    return OK
+        yield f"tile {x}x{y}x{k}: partial sums reuse the stages, and {s.stages} of them are too small for a tile"
 
 
 RULES = (stages_fit, partial_sums_fit)

@@ -1,18 +1,9 @@
 """Which problems exist at all."""
 
+from collections.abc import Iterator
+
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig
-from gemmill.vocab import (
-    GROUP_SIZES,
-    OK,
-    SCALE_GROUPS,
-    Accumulation,
-    Arch,
-    Backend,
-    DType,
-    ScaleGranularity,
-    Status,
-    rejected,
-)
+from gemmill.vocab import GROUP_SIZES, SCALE_GROUPS, Accumulation, Arch, Backend, DType, ScaleGranularity
 
 ACCUMULATIONS_OF = {
     DType.E4M3: (Accumulation.FAST, Accumulation.PROMOTED),
@@ -23,74 +14,64 @@ ACCUMULATIONS_OF = {
 """What can become of the sums of each operand's products."""
 
 
-def operand_dtypes(config: KernelConfig) -> Status:
+def operand_dtypes(config: KernelConfig) -> Iterator[str]:
     """The tensor core multiplies operands of one type: floats to f32, s8 to s32."""
     p = config.problem
     if p.a_dtype not in ACCUMULATOR_OF or p.a_dtype is not p.b_dtype:
         offered = ", ".join(f"{dtype} x {dtype}" for dtype in ACCUMULATOR_OF)
-        return rejected(f"{p.a_dtype} x {p.b_dtype} is not offered: {offered} are")
-    return OK
+        yield f"{p.a_dtype} x {p.b_dtype} is not offered: {offered} are"
 
 
-def out_dtype(config: KernelConfig) -> Status:
+def out_dtype(config: KernelConfig) -> Iterator[str]:
     """Results are stored in 16 bits: what the next layer reads."""
     p = config.problem
     outs = RESULTS_OF.get(p.a_dtype, ())
     if p.out_dtype not in outs:
-        return rejected(f"out {p.out_dtype} of {p.a_dtype} operands is not offered: it is {' or '.join(outs)}")
-    return OK
+        yield f"out {p.out_dtype} of {p.a_dtype} operands is not offered: it is {' or '.join(outs)}"
 
 
-def operands_of_16_bits(config: KernelConfig) -> Status:
+def operands_of_16_bits(config: KernelConfig) -> Iterator[str]:
     """They are there to compare with, and for layers that are not quantised: one fast backend and the fallback do."""
     p = config.problem
     if p.a_dtype.bits == 8:
-        return OK
+        return
     if p.group_size:
-        return rejected(f"scales in groups of {p.group_size} belong to codes of 8 bits, operands are {p.a_dtype}")
+        yield f"scales in groups of {p.group_size} belong to codes of 8 bits, operands are {p.a_dtype}"
     if config.backend is Backend.CUTLASS and config.schedule.kernel_schedule.uses_tma:
-        return rejected(
-            f"the cutlass backend has {p.a_dtype} operands in its unaligned kernel only: cutedsl has the fast ones"
-        )
-    return OK
+        yield f"the cutlass backend has {p.a_dtype} operands in its unaligned kernel only: cutedsl has the fast ones"
 
 
-def zero_points_are_integers(config: KernelConfig) -> Status:
+def zero_points_are_integers(config: KernelConfig) -> Iterator[str]:
     """A zero point shifts integer codes; FP8 has its zero in the code."""
     p = config.problem
     if p.epilogue.takes_azp and p.a_dtype is not DType.S8:
-        return rejected(f"epilogue {p.epilogue} corrects integer zero points, operands are {p.a_dtype}")
-    return OK
+        yield f"epilogue {p.epilogue} corrects integer zero points, operands are {p.a_dtype}"
 
 
-def grouped_scales(config: KernelConfig) -> Status:
+def grouped_scales(config: KernelConfig) -> Iterator[str]:
     """The kinds of groups that calls can have: of A 1 x g, of B g x g or 1 x g."""
     p = config.problem
     if p.scale_groups is None:
-        return OK
+        return
     if p.a_scale is not ScaleGranularity.GROUP or p.scale_groups not in SCALE_GROUPS:
-        return rejected(
+        yield (
             f"scales {p.a_scale} of A and {p.b_scale} of B in groups of {p.group_size}: group with block or group is "
             f"offered, in groups of {' or '.join(map(str, GROUP_SIZES))}"
         )
     if p.epilogue.takes_azp:
-        return rejected(f"epilogue {p.epilogue} corrects one integer sum, scales in groups of {p.group_size} make many")
+        yield f"epilogue {p.epilogue} corrects one integer sum, scales in groups of {p.group_size} make many"
     if config.arch is not Arch.SM90A:
-        return rejected(f"scales in groups are offered on sm90a only, not on {config.arch}")
-    return OK
+        yield f"scales in groups are offered on sm90a only, not on {config.arch}"
 
 
-def accumulation_fits_dtype(config: KernelConfig) -> Status:
+def accumulation_fits_dtype(config: KernelConfig) -> Iterator[str]:
     """Integer sums are exact; FP8 sums are left in the tensor core's 22 bits or promoted; others are f32 there already."""
     operand = config.problem.a_dtype
     fitting = ACCUMULATIONS_OF.get(operand, ())
     if config.schedule.accumulation not in fitting:
-        return rejected(
-            f"accumulation {config.schedule.accumulation} does not fit {operand}: it is {' or '.join(fitting)}"
-        )
+        yield f"accumulation {config.schedule.accumulation} does not fit {operand}: it is {' or '.join(fitting)}"
     if config.problem.group_size and operand is DType.E4M3 and config.schedule.accumulation is Accumulation.FAST:
-        return rejected(f"scales change every {config.problem.group_size} along K: sums are promoted there, not fast")
-    return OK
+        yield f"scales change every {config.problem.group_size} along K: sums are promoted there, not fast"
 
 
 RULES = (

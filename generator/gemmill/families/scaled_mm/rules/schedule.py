@@ -1,20 +1,11 @@
 """Which tiles, clusters and schedules the hardware and CUTLASS can run."""
 
+from collections.abc import Iterator
+
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.families.scaled_mm.dsl import limits
 from gemmill.families.scaled_mm.dsl.facts import Facts
-from gemmill.vocab import (
-    OK,
-    Accumulation,
-    Arch,
-    Backend,
-    EpilogueKind,
-    KernelSchedule,
-    RasterOrder,
-    Status,
-    TileScheduler,
-    rejected,
-)
+from gemmill.vocab import Accumulation, Arch, Backend, EpilogueKind, KernelSchedule, RasterOrder, TileScheduler
 
 WGMMA_ROWS = 64
 WGMMA_MOST_COLUMNS = 256
@@ -27,38 +18,35 @@ AZP_REGISTERS = 24
 CONSUMER_GROUPS = {KernelSchedule.COOPERATIVE: 2, KernelSchedule.PINGPONG: 1, KernelSchedule.BASIC: 1}
 
 
-def tile_rows(config: KernelConfig) -> Status:
+def tile_rows(config: KernelConfig) -> Iterator[str]:
     """WGMMA multiplies 64 rows a warp group; cooperative halves the tile between two groups."""
     s = config.schedule
     if config.arch is not Arch.SM90A or not s.kernel_schedule.uses_tma:
-        return OK
+        return
     unit = WGMMA_ROWS * CONSUMER_GROUPS[s.kernel_schedule]
     if s.tile_shape_mnk[0] % unit:
-        return rejected(
+        yield (
             f"tile rows {s.tile_shape_mnk[0]} are not a multiple of {unit}, the rows that {s.kernel_schedule} multiplies"
         )
-    return OK
 
 
-def tile_columns(config: KernelConfig) -> Status:
+def tile_columns(config: KernelConfig) -> Iterator[str]:
     """WGMMA takes 8 to 256 columns in steps of 8 (16 for s8 above 32); the epilogue stores 16 at a time."""
     n = config.schedule.tile_shape_mnk[1]
     if not config.schedule.kernel_schedule.uses_tma or config.arch is not Arch.SM90A:
-        return OK
+        return
     if n > WGMMA_MOST_COLUMNS or n % 16:
-        return rejected(f"tile columns {n} are not a multiple of 16 up to {WGMMA_MOST_COLUMNS}")
-    return OK
+        yield f"tile columns {n} are not a multiple of 16 up to {WGMMA_MOST_COLUMNS}"
 
 
-def tile_depth(config: KernelConfig) -> Status:
+def tile_depth(config: KernelConfig) -> Iterator[str]:
     """A K step is whole 128-byte swizzle rows, so that shared memory is read without bank conflicts."""
     k = config.schedule.tile_shape_mnk[2]
     if config.schedule.kernel_schedule.uses_tma and k * config.problem.a_dtype.bits % (128 * 8):
-        return rejected(f"tile depth {k} of {config.problem.a_dtype} is not a multiple of 128 bytes")
-    return OK
+        yield f"tile depth {k} of {config.problem.a_dtype} is not a multiple of 128 bytes"
 
 
-def accumulators_fit(config: KernelConfig) -> Status:
+def accumulators_fit(config: KernelConfig) -> Iterator[str]:
     """Accumulators live in registers: promotion and scales in groups double them, and beyond about 200 a thread they spill.
 
     The DSL kernel promotes 64 rows at a time: what that takes beside a whole tile's sums, its facts know.
@@ -66,7 +54,7 @@ def accumulators_fit(config: KernelConfig) -> Status:
     """
     s = config.schedule
     if config.arch is not Arch.SM90A or not s.kernel_schedule.uses_tma:
-        return OK
+        return
     m, n, _ = s.tile_shape_mnk
     if config.backend is Backend.CUTEDSL:
         registers, room = Facts(config).accumulator_registers, limits.ACCUMULATOR_REGISTERS
@@ -76,93 +64,84 @@ def accumulators_fit(config: KernelConfig) -> Status:
         azp = config.problem.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN
         room = ACCUMULATOR_REGISTERS - (AZP_REGISTERS if azp else 0)
     if registers > room:
-        return rejected(f"tile {m}x{n} needs {registers} accumulator registers a thread of {room}")
-    return OK
+        yield f"tile {m}x{n} needs {registers} accumulator registers a thread of {room}"
 
 
-def cluster(config: KernelConfig) -> Status:
+def cluster(config: KernelConfig) -> Iterator[str]:
     """8 CTAs are the largest cluster every device must run; multicast goes along M and N only."""
     m, n, k = config.schedule.cluster_shape_mnk
     if k != 1:
-        return rejected(f"cluster {m}x{n}x{k} extends along K, where nothing is shared")
+        yield f"cluster {m}x{n}x{k} extends along K, where nothing is shared"
     if m * n > PORTABLE_CLUSTER:
-        return rejected(f"cluster {m}x{n} has {m * n} CTAs of {PORTABLE_CLUSTER}")
+        yield f"cluster {m}x{n} has {m * n} CTAs of {PORTABLE_CLUSTER}"
     if not config.schedule.kernel_schedule.uses_tma and (m, n) != (1, 1):
-        return rejected(f"cluster {m}x{n} without TMA: there is no multicast to share")
-    return OK
+        yield f"cluster {m}x{n} without TMA: there is no multicast to share"
 
 
-def cluster_on_sm120(config: KernelConfig) -> Status:
+def cluster_on_sm120(config: KernelConfig) -> Iterator[str]:
     """GeForce Blackwell has no multicast: CUTLASS takes clusters of one CTA only."""
     if config.arch is Arch.SM120A and config.schedule.cluster_shape_mnk != (1, 1, 1):
-        return rejected("sm120a has no TMA multicast: the cluster is 1x1x1")
-    return OK
+        yield "sm120a has no TMA multicast: the cluster is 1x1x1"
 
 
-def schedule_on_blackwell(config: KernelConfig) -> Status:
+def schedule_on_blackwell(config: KernelConfig) -> Iterator[str]:
     """Hopper's choice of accumulation and of pairing by hand do not exist on the later tensor cores."""
     if config.arch is Arch.SM90A:
-        return OK
+        return
     s = config.schedule
     if s.accumulation is Accumulation.PROMOTED:
-        return rejected(f"{config.arch} accumulates FP8 in FP32: there is nothing to promote")
+        yield f"{config.arch} accumulates FP8 in FP32: there is nothing to promote"
     if s.kernel_schedule in (KernelSchedule.PINGPONG, KernelSchedule.BASIC):
-        return rejected(
+        yield (
             f"on {config.arch} CUTLASS chooses the schedule from tile and cluster: it is written cooperative, not {s.kernel_schedule}"
         )
     if not s.kernel_schedule.uses_tma or s.tile_scheduler is not TileScheduler.PERSISTENT:
-        return rejected(f"{s.kernel_schedule} with {s.tile_scheduler} is a schedule of sm90a")
+        yield f"{s.kernel_schedule} with {s.tile_scheduler} is a schedule of sm90a"
     if config.problem.a_dtype.is_float is False:
-        return rejected(f"s8 is offered on sm90a only, not on {config.arch}")
-    return OK
+        yield f"s8 is offered on sm90a only, not on {config.arch}"
 
 
-def scheduler_fits_schedule(config: KernelConfig) -> Status:
+def scheduler_fits_schedule(config: KernelConfig) -> Iterator[str]:
     """Adding partial sums needs every consumer group on one tile, which pingpong does not have."""
     s = config.schedule
     if s.tile_scheduler is TileScheduler.STREAM_K and s.kernel_schedule is not KernelSchedule.COOPERATIVE:
-        return rejected(f"{s.tile_scheduler} runs with the cooperative schedule, not {s.kernel_schedule}")
+        yield f"{s.tile_scheduler} runs with the cooperative schedule, not {s.kernel_schedule}"
     if s.tile_scheduler is TileScheduler.SPLIT_K and s.kernel_schedule not in (
         KernelSchedule.COOPERATIVE,
         KernelSchedule.BASIC,
     ):
-        return rejected(f"{s.tile_scheduler} runs with the cooperative or basic schedule, not {s.kernel_schedule}")
-    return OK
+        yield f"{s.tile_scheduler} runs with the cooperative or basic schedule, not {s.kernel_schedule}"
 
 
-def split_k(config: KernelConfig) -> Status:
+def split_k(config: KernelConfig) -> Iterator[str]:
     """The split_k kernel is written for few rows: transposed, a stage count of its own, 64 columns of B a group."""
     s = config.schedule
     if s.tile_scheduler is not TileScheduler.SPLIT_K:
-        return OK
+        return
     if not s.swap_ab or s.stages is None or s.cluster_shape_mnk != (1, 1, 1):
-        return rejected(
-            "split_k takes swap_ab, a number of stages, and a cluster of 1x1x1 (its clusters are made of the splits)"
-        )
+        yield "split_k takes swap_ab, a number of stages, and a cluster of 1x1x1 (its clusters are made of the splits)"
     groups = s.tile_shape_mnk[0] // WGMMA_ROWS
     if groups != CONSUMER_GROUPS[s.kernel_schedule]:
-        return rejected(
+        yield (
             f"{s.tile_shape_mnk[0]} columns of B are {groups} consumer groups, {s.kernel_schedule} has {CONSUMER_GROUPS[s.kernel_schedule]}"
         )
-    return OK
 
 
-def launch_settings(config: KernelConfig) -> Status:
+def launch_settings(config: KernelConfig) -> Iterator[str]:
     """Launch settings that the scheduler would ignore are refused, so that no two variants are the same."""
     launch, s = config.launch, config.schedule
     if launch.swizzle not in (1, 2, 4, 8):
-        return rejected(f"swizzle {launch.swizzle} is not 1, 2, 4 or 8")
+        yield f"swizzle {launch.swizzle} is not 1, 2, 4 or 8"
     if not 1 <= launch.splits <= (PORTABLE_CLUSTER if s.tile_scheduler is TileScheduler.SPLIT_K else 1):
-        return rejected(
+        yield (
             f"splits={launch.splits} with the {s.tile_scheduler} scheduler: split_k takes 1 to {PORTABLE_CLUSTER}, the others 1"
         )
     if s.tile_scheduler is TileScheduler.SPLIT_K and (
         launch.raster_order is not RasterOrder.HEURISTIC or launch.swizzle != 1
     ):
-        return rejected("split_k walks tiles in one order: raster order and swizzle do not apply")
+        yield "split_k walks tiles in one order: raster order and swizzle do not apply"
     if not s.kernel_schedule.uses_tma and (launch.raster_order is not RasterOrder.HEURISTIC or launch.swizzle != 1):
-        return rejected(f"{s.kernel_schedule} walks tiles in one order: raster order and swizzle do not apply")
-    return OK
+        yield f"{s.kernel_schedule} walks tiles in one order: raster order and swizzle do not apply"
 
 
 RULES = (

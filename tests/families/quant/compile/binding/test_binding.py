@@ -25,13 +25,15 @@ ROUNDS = 400
 
 
 class Arguments(ctypes.Structure):
-    """Mirrors `gemmill_quant_args` in kernels/quant/abi.h."""
+    """Mirrors `gemmill_quant_args` in kernels/quant/abi.h. Fields have the names that a call's contract gives to what they hold."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in "in_ out scales azp scale_ub weight residual".split()),
-        *((name, ctypes.c_int64) for name in "rows hidden in_stride out_stride residual_stride".split()),
-        *((name, ctypes.c_int64) for name in "scale_stride_m scale_stride_n group_m group_n".split()),
-        *((name, ctypes.c_int64) for name in "scale_rows out_rows".split()),
+        *((name, ctypes.c_void_p) for name in "input out scales azp scale_ub weight residual".split()),
+        *((name, ctypes.c_int64) for name in "rows hidden input_stride out_stride residual_stride".split()),
+        *(
+            (name, ctypes.c_int64)
+            for name in "scale_stride_m scale_stride_n group_m group_n scale_rows out_rows".split()
+        ),
         ("eps", ctypes.c_float),
     )
 
@@ -87,22 +89,31 @@ def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> No
 
 
 def _compare_arguments(probe, family: QuantFamily, call: Judged) -> None:
+    """Every field of what a kernel was given is what the call says."""
     args = recorded(probe)
-    assert (args.rows, args.hidden) == (call["rows"], call["hidden"])
-    given = {"in_": "input", "out": "out", "scales": "scales", "azp": "azp", "scale_ub": "scale_ub"}
-    given |= {"weight": "weight", "residual": "residual"}
-    for field, role in given.items():
-        wanted = None if call.get(role) is None else call.tensor(role).data or None
-        assert getattr(args, field) == wanted, field
-    strides = args.scale_stride_m, args.scale_stride_n
-    if family.is_grouped:
-        assert strides == group_strides(call)
-        assert args.out_rows == call.tensor("out").rows
-    elif family.is_given:
+    wanted = _wanted(family, call)
+    for name, kind in Arguments._fields_:
+        if name in wanted:
+            assert getattr(args, name) == wanted[name], name
+        elif call.get(name) is not None:
+            said = call.tensor(name).data if kind is ctypes.c_void_p else kind(call[name]).value
+            assert (getattr(args, name) or 0) == said, name
+        else:
+            assert not getattr(args, name), name
+
+
+def _wanted(family: QuantFamily, call: Judged) -> dict[str, int]:
+    """What is not in the call by the field's name."""
+    strides, group = (0, 0), (0, 0)
+    if family.is_given:
         layout = static_scales(call)
-        assert (args.group_m, args.group_n) == layout.group
-        assert strides == layout.strides
-    assert args.eps == pytest.approx(call.get("eps") or 0.0)
+        assert layout is not None
+        strides, group = layout.strides, layout.group
+    elif family.is_grouped:
+        found = group_strides(call)
+        assert found is not None
+        strides = found
+    return dict(zip(("scale_stride_m", "scale_stride_n", "group_m", "group_n"), strides + group, strict=True))
 
 
 def test_a_pinned_kernel_takes_no_other_call(probe) -> None:

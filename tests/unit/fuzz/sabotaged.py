@@ -1,22 +1,40 @@
-"""Faults committed on purpose, to see that each kind is found."""
+"""The fuzzer's process with faults committed on purpose, to see that each kind is found."""
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from gemmill.fuzz.findings import Kind
+from gemmill.fuzz.breakages import Arguments
+from gemmill.fuzz.child import Child
+from gemmill.fuzz.findings import FuzzSpec, Kind
 from gemmill.numerics.memory import Memory
-
-Sabotage = Callable[[Callable[[], None]], None]
-
-
-def of(kind: str | None, memory: Memory) -> Sabotage:
-    """What stands between the fuzzer and an op: nothing, or a fault."""
-    return _none if kind is None else lambda make: _COMMIT[Kind(kind)](make, memory)
+from gemmill.tune.bench import run
 
 
-def _none(make: Callable[[], None]) -> None:
-    make()
+@dataclass(frozen=True, kw_only=True)
+class SabotagedSpec(FuzzSpec):
+    """With kinds of faults to commit, by the call's index."""
+
+    faults: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+class Sabotaged(Child):
+    """Commits them."""
+
+    def __init__(self, spec: SabotagedSpec) -> None:
+        super().__init__(spec)
+        self._faults = spec.faults
+
+    def call(self, index: int, op: str, arguments: Arguments, memory: Memory) -> None:
+        def make() -> None:
+            super(Sabotaged, self).call(index, op, arguments, memory)
+
+        fault = self._faults.get(str(index))
+        if fault is None:
+            make()
+        else:
+            _COMMIT[Kind(fault)](make, memory)
 
 
 def _crash(_make: Callable[[], None], _memory: Memory) -> None:
@@ -70,3 +88,6 @@ _COMMIT: dict[Kind, Callable[[Callable[[], None], Memory], None]] = {
     Kind.TOUCHED: _write_and_refuse,
     Kind.UNJUDGED: _fail_to_judge,
 }
+
+if __name__ == "__main__":
+    run(lambda **spec: Sabotaged(SabotagedSpec(**spec)))
