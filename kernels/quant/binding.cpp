@@ -1,6 +1,4 @@
 // The quantisation ops: what a kernel is given.
-#include <iterator>
-
 #include "extension/family.h"
 #include "quant/abi.h"
 #include "quant/call.h"
@@ -31,8 +29,9 @@ void launch(OpCall const& x, Chosen const& chosen) {
 
 Family const family{
     "quant",
-    {std::begin(kRoleNames), std::end(kRoleNames)},
-    {std::begin(kValueNames), std::end(kValueNames)},
+    {"out", "input", "scales", "azp", "scale_ub", "weight", "residual"},
+    {"rows", "hidden", "out_rows", "input_stride", "out_stride", "residual_stride", "eps", "words", "scale_rows", "works", "packed",
+     "is_scale_transposed", "takes_group_shape", "group_shape"},
     {{"static_scales", static_scales_fit}, {"group_scales", group_scales_fit}},
     asks,
     launch,

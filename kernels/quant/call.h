@@ -1,4 +1,4 @@
-// What the binding reads of a call of a quantisation op.
+// What the binding reads of a call of a quantisation op, by the places in binding.cpp's lists of names.
 #pragma once
 
 #include "extension/call.h"
@@ -6,15 +6,11 @@
 namespace gemmill::quant {
 
 enum Role { kOut, kIn, kScales, kAzp, kScaleUb, kWeight, kResidual };
-inline constexpr char const* kRoleNames[] = {"out", "input", "scales", "azp", "scale_ub", "weight", "residual"};
 
 enum Value {
   kRows, kHidden, kOutRows, kInStride, kOutStride, kResidualStride, kEps, kWords, kScaleRows, kWorks, kPacked, kTransposed,
   kTakesGroupShape, kGroupShape
 };
-inline constexpr char const* kValueNames[] = {
-    "rows", "hidden", "out_rows", "input_stride", "out_stride", "residual_stride", "eps", "words", "scale_rows", "works", "packed",
-    "is_scale_transposed", "takes_group_shape", "group_shape"};
 
 // What the special checks leave behind.
 enum Found { kGroupM, kGroupN, kScaleStrideM, kScaleStrideN };
