@@ -9,7 +9,7 @@ It is f32, every operation rounded on its own, and starts from the input's value
 
 `global` is 2688 / amax of the tensor, and divides when values are decoded. Powers of two are exact, and lie within 2^-127
 (also for a group of zeros) to 2^127. Sources: OCP MX specification 1.0, section 6.3 (ocp); LightX2V's mx kernels (up);
-NVIDIA's NVFP4 recipe, as in vLLM's scaled_fp4_quant, which multiplies by approximate reciprocals instead.
+NVIDIA's NVFP4 recipe, as in vLLM's kernel, which multiplies by approximate reciprocals instead.
 
 A division by an nvfp4 scale never moves a code: x * global has 24 bits, scales and boundaries between codes have 7 together.
 """
@@ -210,7 +210,7 @@ def quantise_experts(
 ) -> QuantisedExperts:
     """x [rows, K] whose rows expert_offsets[e] to expert_offsets[e + 1] are expert e's; global_scales f32 [experts].
 
-    Rows outside of all experts are not coded: their codes are zero. As vLLM's scaled_fp4_experts_quant.
+    Rows outside of all experts are not coded: their codes are zero. As vLLM's kernel for experts.
     """
     ends = expert_offsets.tolist()
     rows_of = [end - start for start, end in pairwise(ends)]
