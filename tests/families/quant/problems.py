@@ -12,12 +12,14 @@ from gemmill.formats.layout import swizzled_shape
 from gemmill.runtime.schemas import BY_NAME, Kind
 from gemmill.vocab import DType
 
+_BLOCK_SCALES = ("out_sf", "result_block_scale")
+"""Matrices, whatever dimensions the rows have."""
 _NAMES = {
     "result": "out",
     "output_q": "out",
     "input_global_scale": "global_scale",
     "is_sf_swizzled_layout": "is_swizzled",
-} | dict.fromkeys(("scale", "scales", "output_s", "output_s_packed", "out_sf", "result_block_scale"), "scales")
+} | dict.fromkeys(("scale", "scales", "output_s", "output_s_packed", *_BLOCK_SCALES), "scales")
 ROWS = (0, 1, 2, 3, 4, 5, 7, 64)
 
 
@@ -133,7 +135,7 @@ def empty_call(op: str, leading: tuple[int, ...], rng: random.Random) -> list[An
             return value
         return torch.empty((*leading, *value.shape[1:]) if value.dim() > 1 else leading, dtype=value.dtype)
 
-    return [dense(value) for value in arguments]
+    return [value if name in _BLOCK_SCALES else dense(value) for name, value in call.items()]
 
 
 def _break(values: dict[str, Any], op: str, rng: random.Random) -> None:
