@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from gemmill import settings
 from gemmill.build.errors import BuildError
@@ -127,7 +126,7 @@ class BuildResult:
         return self.manifest.rejected
 
 
-class BuildObserver(Protocol):
+class BuildObserver:
     """Is told how a build goes on. Weights are estimated CPU seconds."""
 
     def started(self, total_weight: float) -> None:
@@ -141,18 +140,6 @@ class BuildObserver(Protocol):
 
     def finished(self, result: BuildResult) -> None:
         """The build is in place."""
-
-
-class SilentObserver:
-    """Tells nobody."""
-
-    def started(self, total_weight: float) -> None: ...
-
-    def unit_done(self, label: str, weight: float, ok: bool) -> None: ...
-
-    def linking(self) -> None: ...
-
-    def finished(self, result: BuildResult) -> None: ...
 
 
 def automatic_jobs(memory: int, *, beside: int = 0, least: int = 1) -> int:

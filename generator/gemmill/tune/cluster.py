@@ -19,10 +19,10 @@ from gemmill import settings
 from gemmill.build.scheduler import LOOPBACK, Scheduler, SchedulerError
 from gemmill.manifest import ManifestError
 from gemmill.runtime.builds import MANIFEST, resolve
-from gemmill.tune.executors import Event, facts_of
+from gemmill.tune.executors import facts_of
 from gemmill.tune.measure import OPEN_SECONDS, Outcome, Task, measure
 from gemmill.tune.protocol import PEER, TuneError, WorkerSpec
-from gemmill.tune.sweep import TaskLost
+from gemmill.tune.sweep import Event, Found, TaskLost
 from gemmill.tune.worker import Worker
 
 RESOURCES = {"GPU": 1}
@@ -43,8 +43,8 @@ class ClusterExecutor:
         """What a worker runs on. Raises TuneError."""
         return dict(self._client.submit(facts_here, self._spec, pure=False, resources=RESOURCES).result())
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Event]:
-        """Outcomes in the order in which they come."""
+    def run(self, tasks: Sequence[Task], found: Found) -> Iterator[Event]:
+        """Outcomes in the order in which they come, faults with them."""
         again = []
         for task, outcome, error in self._gather(tasks):
             if isinstance(error, KilledWorker):
@@ -176,12 +176,8 @@ def _worker(spec: WorkerSpec) -> Worker:
 
 
 def _event(task: Task, outcome: Outcome | None, error: BaseException | None) -> Event:
-    if error is not None or outcome is None:
-        return task, TaskLost(_why(error) if error is not None else "it gave no result"), {}
-    return task, outcome, dict(outcome.findings)
-
-
-def _why(error: BaseException) -> str:
     if isinstance(error, KilledWorker):
-        return "its worker was lost, also when it ran alone"
-    return f"{type(error).__name__}: {error}"
+        return task, TaskLost("its worker was lost, also when it ran alone")
+    if error is not None:
+        return task, TaskLost(f"{type(error).__name__}: {error}")
+    return task, outcome or TaskLost("it gave no result")

@@ -21,7 +21,7 @@ from gemmill.tune.executors import LocalExecutor
 from gemmill.tune.journal import Journal, Record
 from gemmill.tune.problems import Problem
 from gemmill.tune.protocol import WorkerSpec
-from gemmill.tune.sweep import Executor, Observer, SilentObserver, SweepOptions, agreement_of, run_sweep
+from gemmill.tune.sweep import Executor, Observer, SweepOptions, agreement_of, run_sweep
 from gemmill.tune.tables import NO_DEVICE, tables_of, write_table
 from gemmill.version import __version__
 
@@ -95,7 +95,7 @@ def tune(
         with open_journal(request, here) as journal:
             facts = facts_of_builds(request, here)
             sms = here.get("sm_count") or DRY_SM_COUNT
-            run_sweep(request.problems, facts, executor, journal, request.options, sms, observer or SilentObserver())
+            run_sweep(request.problems, facts, executor, journal, request.options, sms, observer or Observer())
             return conclude(request, journal, {str(f.folder): f.manifest for f in facts})
 
 

@@ -33,7 +33,7 @@ from gemmill.tune.program import (
     worker_spec,
 )
 from gemmill.tune.protocol import WorkerSpec
-from gemmill.tune.sweep import Observer, SilentObserver, run_sweep
+from gemmill.tune.sweep import Observer, run_sweep
 
 KERNELS_OF_A_WAVE = 16
 """Two translation units: minutes of compiling, and enough to keep a GPU busy meanwhile."""
@@ -57,7 +57,8 @@ def tune_selection(
     with executor_of(worker_spec(request)) as executor:
         here = executor.facts()
     sms = here.get("sm_count") or selection.arch.sm_count
-    waves = [_part(selection, i, part) for i, part in enumerate(waves_of(selection, request.problems, sms))]
+    parts = waves_of(selection, request.problems, sms)
+    waves = [replace(part, name=f"{selection.name}-{i}") for i, part in enumerate(parts)]
     builds: list[tuple[Path, Manifest]] = list(request.builds)
     ahead = _Ahead(waves, lambda part: compile_wave(part, options or BuildOptions()))
     with open_journal(request, here) as journal:
@@ -68,7 +69,7 @@ def tune_selection(
             spec = worker_spec(request, [folder for folder, _ in builds])
             with executor_of(spec) as executor:
                 run_sweep(
-                    request.problems, facts, executor, journal, request.options, sms, observer or SilentObserver(), wave
+                    request.problems, facts, executor, journal, request.options, sms, observer or Observer(), wave
                 )
         result = conclude(request, journal, {str(folder): manifest for folder, manifest in builds})
     return replace(result, overlap=ahead.overlap)
@@ -92,17 +93,7 @@ def waves_of(selection: Selection, problems: Sequence[Problem], sm_count: int) -
                 places[symbol] = min(places.get(symbol, ns / best), ns / best)
     ordered = sorted(places, key=lambda symbol: (places[symbol], symbol))
     parts = [set(ordered[i : i + KERNELS_OF_A_WAVE]) for i in range(0, len(ordered), KERNELS_OF_A_WAVE)]
-    return [
-        replace(
-            selection,
-            configs=tuple(config for config in selection.configs if symbol_of(config) in part),
-        )
-        for part in parts
-    ]
-
-
-def _part(selection: Selection, index: int, part: Selection) -> Selection:
-    return replace(part, name=f"{selection.name}-{index}")
+    return [replace(selection, configs=tuple(c for c in selection.configs if symbol_of(c) in part)) for part in parts]
 
 
 class _Ahead:

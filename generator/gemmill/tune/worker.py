@@ -100,12 +100,13 @@ class Worker:
         self._answers, writing = os.pipe()
         watched, self._lifeline = os.pipe()
         self._pending = b""
+        told = {**asdict(self._spec), "answers": writing, "lifeline": watched}
         environment = settings.child_environment(python_path=_SOURCE_ROOT)
         if self._spec.device is not None:
             environment["CUDA_VISIBLE_DEVICES"] = str(self._spec.device)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._program, _spec_text(self._spec, writing, watched)],
+                [sys.executable, "-m", self._program, json.dumps(told)],
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
                 pass_fds=[writing, watched],
@@ -141,10 +142,6 @@ class Worker:
     def _bury(self, detail: str, *, hung: bool) -> None:
         self.close()
         raise WorkerDied(detail, hung=hung)
-
-
-def _spec_text(spec: Spec, answers: int, lifeline: int) -> str:
-    return json.dumps({**asdict(spec), "answers": answers, "lifeline": lifeline})
 
 
 def _has_descriptor(stream: Any) -> bool:
