@@ -75,13 +75,6 @@ def report_text(
     shapes = shapes_of(record, repeats, margin)
     entries = list(record.entries.values())
     tunings = [tuning for name, tuning in REGISTRY.tunings.items() if any(s.problem.family == name for s in shapes)]
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates_dir()),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     kinds = {
         name: PEER_KINDS[i % len(PEER_KINDS)] for i, name in enumerate(sorted({n for s in shapes for n in s.peers}))
     }
@@ -90,24 +83,39 @@ def report_text(
         for problem, found in sorted(record.faults.items())
         for name, finding in sorted(found.items())
     ]
-    return environment.get_template(TEMPLATE).render(
-        setup=record.setup,
-        sizes=" / ".join(" x ".join(name.upper() for name in tuning.sizes) for tuning in tunings),
-        steps=" or ".join(dict.fromkeys(tuning.bucketed.upper() for tuning in tunings)),
-        facts=_facts(record, shapes, entries),
-        peers=kinds,
-        winner_kinds={kind: words for s in shapes for kind, words in s.sweep.kinds.items()},
-        maps=[
-            (op, *_axes(members[0].tuning), _map(members))
-            for op in REGISTRY.measured
-            if (members := [s for s in shapes if s.problem.op == op])
-        ],
-        charts=_charts(shapes, kinds),
-        rows=[_row(shape) for shape in shapes],
-        faults=faults,
-        errors=[(str(e.outcome.problem), e.outcome.error) for e in entries if e.outcome.error],
-        agreements=agreements,
-        has_floor=any(s.floor_us for s in shapes),
+    return (
+        environment()
+        .get_template(TEMPLATE)
+        .render(
+            setup=record.setup,
+            sizes=" / ".join(" x ".join(name.upper() for name in tuning.sizes) for tuning in tunings),
+            steps=" or ".join(dict.fromkeys(tuning.bucketed.upper() for tuning in tunings)),
+            facts=_facts(record, shapes, entries),
+            peers=kinds,
+            winner_kinds={kind: words for s in shapes for kind, words in s.sweep.kinds.items()},
+            maps=[
+                (op, *_axes(members[0].tuning), _map(members))
+                for op in REGISTRY.measured
+                if (members := [s for s in shapes if s.problem.op == op])
+            ],
+            charts=_charts(shapes, kinds),
+            rows=[_row(shape) for shape in shapes],
+            faults=faults,
+            errors=[(str(e.outcome.problem), e.outcome.error) for e in entries if e.outcome.error],
+            agreements=agreements,
+            has_floor=any(s.floor_us for s in shapes),
+        )
+    )
+
+
+def environment() -> jinja2.Environment:
+    """Of templates that make HTML."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates_dir()),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 
@@ -170,7 +178,7 @@ def _facts(record: Record, shapes: Sequence[Shape], entries: Sequence[Entry]) ->
     return facts
 
 
-def _map(shapes: Sequence[Shape]) -> str:
+def _map(shapes: Sequence[Shape]) -> dict[str, Any]:
     cells = {}
     for shape in shapes:
         name = shape.decision.chosen
@@ -192,7 +200,7 @@ def _weight(problem: Problem) -> str:
     return " x ".join(map(str, problem.weights.values()))
 
 
-def _charts(shapes: Sequence[Shape], kinds: Mapping[str, str]) -> list[dict[str, str]]:
+def _charts(shapes: Sequence[Shape], kinds: Mapping[str, str]) -> list[dict[str, Any]]:
     by_weight: dict[tuple[str, str], list[Shape]] = {}
     for shape in shapes:
         told = ", ".join(f"{name.upper()} {size}" for name, size in shape.problem.weights.items())
@@ -208,7 +216,7 @@ def _charts(shapes: Sequence[Shape], kinds: Mapping[str, str]) -> list[dict[str,
         if floor:
             lines.insert(0, Line(name="roofline", kind="floor", points=floor))
         step = members[0].tuning.bucketed.upper()
-        charts.append({"title": f"{op} {weights}", "svg": log_chart(lines, step, "us")})
+        charts.append(log_chart(f"{op} {weights}", lines, step, "us"))
     return charts
 
 
