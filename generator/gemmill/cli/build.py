@@ -63,12 +63,13 @@ def build(
     """
     from gemmill.build.driver import build as make
     from gemmill.build.errors import BuildError
+    from gemmill.build.options import BuildOptions
     from gemmill.build.planning import plan as plan_build
     from gemmill.build.toolchain import find_toolchain
     from gemmill.runtime.builds import settle
 
     selection = variants.selection_of(select, arch, filters)
-    options = o.build_options(
+    options = BuildOptions(
         jobs=jobs,
         max_size=max_size,
         home=home,

@@ -1,16 +1,14 @@
 """What `gemmill tune` does: builds and problems to a journal, the journal to tables and a report."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gemmill import settings
 from gemmill.family import Config
-from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain, read_manifest
+from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain
 from gemmill.registry import REGISTRY
-from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.table_file import TunedTable, file_name
 from gemmill.runtime.tuned import Machine
 from gemmill.space.names import symbol_of, to_name
@@ -76,14 +74,10 @@ class TuneResult:
     """None where nothing was compiled."""
 
 
-class Opened(Executor, AbstractContextManager["Opened"], Protocol):
-    """An executor that is closed at the end."""
-
-
 def tune(
     request: TuneRequest,
     observer: Observer | None = None,
-    executor_of: Callable[[WorkerSpec], Opened] = LocalExecutor,
+    executor_of: Callable[[WorkerSpec], Executor] = LocalExecutor,
 ) -> TuneResult:
     """Measure what the journal lacks, write tables. Raises TuneError, JournalError, TableError, OSError.
 
@@ -165,11 +159,6 @@ def conclude(request: TuneRequest, journal: Journal, builds: Mapping[str, Manife
         tables=tuple(tables),
         agreements=tuple(agreement_of(record, repeats, request.options.margin)),
     )
-
-
-def read_builds(folders: Sequence[Path]) -> list[tuple[Path, Manifest]]:
-    """Folders with their manifests. Raises ManifestError."""
-    return [(folder, read_manifest(folder / MANIFEST)) for folder in folders]
 
 
 def stand_in_build(selection: Selection) -> tuple[Path, Manifest]:

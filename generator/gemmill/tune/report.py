@@ -18,7 +18,7 @@ from gemmill.tune.choice import MARGIN, Agreement, Decision
 from gemmill.tune.journal import Entry, Record
 from gemmill.tune.peers import peers_of
 from gemmill.tune.problems import Problem
-from gemmill.tune.sweep import final_entries, variants_only
+from gemmill.tune.sweep import runs_of, variants_only
 from gemmill.tune.tables import decide_all
 from gemmill.writing import write_whole
 
@@ -121,10 +121,8 @@ def environment() -> jinja2.Environment:
 
 def shapes_of(record: Record, repeats: int, margin: float) -> list[Shape]:
     """Every problem of which a variant was timed, in order."""
-    runs = [final_entries(record, repeat) for repeat in range(repeats)]
     shapes = []
-    for problem in sorted({problem for run in runs for problem in run}):
-        entries = [run[problem] for run in runs if problem in run]
+    for problem, entries in sorted(runs_of(record, repeats).items()):
         if (decision := decide_all(entries, margin)) is not None:
             shapes.append(
                 Shape(problem=problem, decision=decision, peers=_peers(entries), floor_us=_floor(problem, entries[-1]))

@@ -1,6 +1,7 @@
 """A sweep: problems x candidates, measured by an executor, into a journal."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -40,8 +41,8 @@ Found = Callable[[Problem, str, Finding], None]
 """Told of a problem's fault, by the candidate's name."""
 
 
-class Executor(Protocol):
-    """Runs tasks somewhere."""
+class Executor(AbstractContextManager["Executor"], Protocol):
+    """Runs tasks somewhere, and is closed at the end."""
 
     def facts(self) -> Mapping[str, Any]:
         """What a worker runs on. Raises TuneError where there is none."""
@@ -153,6 +154,15 @@ def final_entries(record: Record, repeat: int) -> dict[Problem, Entry]:
         if key[1] == repeat:
             last[key[0]] = record.entries[key]
     return last
+
+
+def runs_of(record: Record, repeats: int) -> dict[Problem, list[Entry]]:
+    """The final entries of all runs, by problem."""
+    runs: dict[Problem, list[Entry]] = {}
+    for repeat in range(repeats):
+        for problem, entry in final_entries(record, repeat).items():
+            runs.setdefault(problem, []).append(entry)
+    return runs
 
 
 def decisions(record: Record, repeat: int, margin: float = MARGIN) -> dict[Problem, Decision]:

@@ -22,7 +22,6 @@ from gemmill.space.selections import Selection
 from gemmill.tune.candidates import PLAUSIBLE
 from gemmill.tune.problems import Problem
 from gemmill.tune.program import (
-    Opened,
     Overlap,
     TuneRequest,
     TuneResult,
@@ -33,7 +32,7 @@ from gemmill.tune.program import (
     worker_spec,
 )
 from gemmill.tune.protocol import WorkerSpec
-from gemmill.tune.sweep import Observer, run_sweep
+from gemmill.tune.sweep import Executor, Observer, run_sweep
 
 KERNELS_OF_A_WAVE = 16
 """Two translation units: minutes of compiling, and enough to keep a GPU busy meanwhile."""
@@ -44,7 +43,7 @@ Compile = Callable[[Selection, BuildOptions], tuple[Path, Manifest]]
 def tune_selection(
     request: TuneRequest,
     selection: Selection,
-    executor_of: Callable[[WorkerSpec], Opened],
+    executor_of: Callable[[WorkerSpec], Executor],
     options: BuildOptions | None = None,
     observer: Observer | None = None,
     compile_wave: Compile | None = None,
