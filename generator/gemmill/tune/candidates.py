@@ -1,10 +1,10 @@
 """Which variants are worth trying on a problem: what the rules allow, what the table names, what the model thinks well of."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmill.manifest import KernelEntry, Manifest
+from gemmill.manifest import Manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import model_ns, rejection, select
 from gemmill.runtime.table import Table, make_table
@@ -27,11 +27,6 @@ class BuildFacts:
     manifest: Manifest
     table: Table
     """Its rows, with the choices that tables give for the device."""
-
-    @property
-    def entries(self) -> Mapping[str, KernelEntry]:
-        """By name."""
-        return {entry.name: entry for entry in self.manifest.entries}
 
 
 def build_facts(folder: Path, manifest: Manifest, here: Machine, names: frozenset[str] | None = None) -> BuildFacts:

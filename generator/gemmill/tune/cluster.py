@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, Nanny, SpecCluster, as_completed
+from distributed import Client, Nanny, SpecCluster
 from distributed import Scheduler as DaskScheduler
 from distributed.scheduler import KilledWorker
 from distributed.security import Security
 
 from gemmill import settings
-from gemmill.build.scheduler import LOOPBACK, Scheduler, SchedulerError
+from gemmill.build.scheduler import LOOPBACK, Scheduler, SchedulerError, gathered
 from gemmill.manifest import ManifestError
 from gemmill.runtime.builds import MANIFEST, resolve
 from gemmill.tune.executors import facts_of
@@ -56,20 +56,11 @@ class ClusterExecutor:
             for task, outcome, error in self._gather([suspect]):
                 yield _event(task, outcome, error)
 
-    def _gather(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome | None, BaseException | None]]:
-        futures = {
+    def _gather(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome | None, Exception | None]]:
+        submitted = {
             self._client.submit(measure_here, self._spec, task, pure=False, resources=RESOURCES): task for task in tasks
         }
-        try:
-            for future in as_completed(list(futures)):
-                outcome, error = None, None
-                try:
-                    outcome = future.result()  # which may be gone again, with the worker that had it
-                except Exception as caught:
-                    error = caught
-                yield futures[future], outcome, error
-        finally:
-            self._client.cancel(list(futures))
+        yield from gathered(self._client, submitted)
 
     def close(self) -> None:
         """Leave the cluster; a local one ends."""
