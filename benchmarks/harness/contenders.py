@@ -15,8 +15,8 @@ from gemmill.runtime.select import model_ns
 from gemmill.runtime.table import Table
 from gemmill.tune.peers import vllm_peer
 from gemmill.tune.problems import Problem
-from gemmill.tune.statistics import Sample
 from gemmill.tune.timing import Prepared
+from harness.statistics import Sample
 from harness.timers import Timer
 
 SM_COUNT = 132

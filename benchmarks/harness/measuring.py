@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from gemmill.numerics.measured import Operands
 from gemmill.tune.problems import Problem
-from gemmill.tune.statistics import Sample, first_line, sample
+from gemmill.tune.protocol import first_line
 from gemmill.tune.timing import Prepared, shuffled
 from harness.contenders import Contender, WrongResult
+from harness.statistics import Sample, sample
 from harness.timers import Plan, Timer
 
 

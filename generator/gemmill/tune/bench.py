@@ -6,6 +6,7 @@ a library prints can be taken for one. What goes wrong with a candidate is an an
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import select
@@ -23,9 +24,8 @@ from gemmill.registry import REGISTRY
 from gemmill.tune.checking import GUARD_BYTES, PAD, Fault, Finding, GuardedArena
 from gemmill.tune.device import driver_version
 from gemmill.tune.problems import Problem
-from gemmill.tune.protocol import Candidate, WorkerSpec, problem_from_json
-from gemmill.tune.statistics import first_line
-from gemmill.tune.subjects import ARENA_BYTES, LoadedSubjects, StandIns, Subject, invented_us
+from gemmill.tune.protocol import Candidate, WorkerSpec, first_line, problem_from_json
+from gemmill.tune.subjects import ARENA_BYTES, LoadedSubjects, StandIns, Subject
 from gemmill.tune.timing import Graph, Prepared, settle
 
 DRY_ROTATED_BYTES = 4096
@@ -207,10 +207,16 @@ class _Invented:
 
     def round(self) -> float:
         self._turn += 1
-        return invented_us(self._name, self._us, self._spec.seed, self._turn)
+        seed = self._spec.seed
+        slowness = 1.2 + _fraction(self._name, self._us)
+        return self._us * slowness * (1 + 0.01 * _fraction(self._name, seed, self._turn))
 
     def close(self) -> None:
         """Nothing was taken."""
+
+
+def _fraction(*parts: object) -> float:
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") / 2**32
 
 
 def serve(commands: IO[str], answers: IO[str], make: Callable[[], Any]) -> None:

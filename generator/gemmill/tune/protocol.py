@@ -41,6 +41,12 @@ class WorkerSpec:
     vllm_library: str | None = None
 
 
+def first_line(error: Exception) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def problem_to_json(problem: Problem) -> dict[str, Any]:
     """Its op and its sizes by name."""
     return {"op": problem.op} | problem.sizes

@@ -1,6 +1,5 @@
 """A sweep as one HTML file: what won where, time against M with peers and roofline, ties, faults."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -163,9 +162,7 @@ def _facts(record: Record, shapes: Sequence[Shape], entries: Sequence[Entry]) ->
         ("measured in", f"{seconds:.0f} s, {checking / seconds:.0%} checking" if seconds else "-"),
     ]
     if ratios:
-        facts.append(
-            ("over the best peer", f"{math.exp(statistics.fmean(map(math.log, ratios))):.3f} (worst {min(ratios):.3f})")
-        )
+        facts.append(("over the best peer", f"{statistics.geometric_mean(ratios):.3f} (worst {min(ratios):.3f})"))
     if clocks:
         facts.append(
             (
