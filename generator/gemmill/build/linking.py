@@ -187,8 +187,6 @@ def describe(
         arch=str(selection.arch),
         selection=selection.name,
         extension=f"gemmill_{build_id}.so",
-        extension_sha256="",
-        extension_bytes=0,
         torch_target=TORCH_TARGET,
         toolchain=Toolchain(
             nvcc=tools.nvcc_version,

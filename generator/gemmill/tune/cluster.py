@@ -22,7 +22,7 @@ from gemmill.runtime.builds import MANIFEST, resolve
 from gemmill.tune.executors import facts_of
 from gemmill.tune.measure import OPEN_SECONDS, Outcome, Task, measure
 from gemmill.tune.protocol import PEER, TuneError, WorkerSpec
-from gemmill.tune.sweep import Event, Found, TaskLost
+from gemmill.tune.sweep import Event, Executor, Found, TaskLost
 from gemmill.tune.worker import Worker
 
 RESOURCES = {"GPU": 1}
@@ -31,7 +31,7 @@ HERE = {"host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0"}
 _workers: dict[WorkerSpec, Worker] = {}
 
 
-class ClusterExecutor:
+class ClusterExecutor(Executor):
     """Runs tasks on the workers of a Dask cluster."""
 
     def __init__(self, spec: WorkerSpec, client: Client, cluster: SpecCluster | None = None) -> None:
@@ -67,12 +67,6 @@ class ClusterExecutor:
         self._client.close()
         if self._cluster is not None:
             self._cluster.close()
-
-    def __enter__(self) -> "ClusterExecutor":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def connect(spec: WorkerSpec, scheduler: Scheduler) -> ClusterExecutor:

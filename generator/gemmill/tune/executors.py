@@ -6,11 +6,11 @@ from typing import Any
 
 from gemmill.tune.measure import OPEN_SECONDS, Task, measure
 from gemmill.tune.protocol import TuneError, WorkerSpec
-from gemmill.tune.sweep import Event, Found
+from gemmill.tune.sweep import Event, Executor, Found
 from gemmill.tune.worker import Worker, WorkerDied, WorkerError
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """One measuring process, one task after another: what one GPU needs, without a cluster around it."""
 
     def __init__(self, spec: WorkerSpec, program: str = "gemmill.tune.bench") -> None:
@@ -30,12 +30,6 @@ class LocalExecutor:
     def close(self) -> None:
         """End the process."""
         self._worker.close()
-
-    def __enter__(self) -> "LocalExecutor":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def facts_of(worker: Worker) -> Mapping[str, Any]:

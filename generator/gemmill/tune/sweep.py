@@ -52,6 +52,13 @@ class Executor(AbstractContextManager["Executor"], Protocol):
         """What becomes of each task, as it is known; `found` may hear of faults before."""
         ...
 
+    def close(self) -> None:
+        """End what was started."""
+        ...
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
 
 class Observer:
     """Hears how a sweep goes on."""

@@ -15,11 +15,10 @@ from gemmill.build.errors import BuildError
 from gemmill.build.options import BuildOptions
 from gemmill.manifest import Manifest
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import model_ns, rejection
 from gemmill.runtime.table import make_table
 from gemmill.space.names import symbol_of
 from gemmill.space.selections import Selection
-from gemmill.tune.candidates import PLAUSIBLE
+from gemmill.tune.candidates import PLAUSIBLE, fitting
 from gemmill.tune.problems import Problem
 from gemmill.tune.program import (
     Overlap,
@@ -82,10 +81,8 @@ def waves_of(selection: Selection, problems: Sequence[Problem], sm_count: int) -
     places: dict[str, float] = {}
     for problem in problems:
         guesses: dict[str, float] = {}
-        for _, row, entry in table.of(problem.family):
-            if rejection(row, problem.call) is None:
-                ns = model_ns(row, problem.call, sm_count)
-                guesses[entry.symbol] = min(guesses.get(entry.symbol, ns), ns)
+        for entry, _, ns in fitting(table, problem, sm_count):
+            guesses[entry.symbol] = min(guesses.get(entry.symbol, ns), ns)
         best = min(guesses.values(), default=0.0)
         for symbol, ns in guesses.items():
             if ns <= PLAUSIBLE * best:
