@@ -1,5 +1,4 @@
 // The GEMM ops: the special check, what the choice depends on, and what a kernel is given.
-#include "extension/dtypes.h"
 #include "extension/family.h"
 #include "extension/layout.h"
 #include "scaled_mm/abi.h"
@@ -12,11 +11,6 @@ namespace {
 
 enum Role { kOut, kA, kB, kAScales, kBScales, kAzpAdj, kAzp, kBiasOf };
 enum Value { kM, kN, kK, kGroups, kEitherWay };
-
-OperandType operand_type(int32_t dtype) {
-  Dtypes const& d = dtypes();
-  return dtype == d.s8 ? kS8 : dtype == d.e4m3 ? kE4m3 : dtype == d.bf16 ? kBf16 : kF16;
-}
 
 bool scales_fit(OpCall& x) {
   int64_t const m = x.value(kM), n = x.value(kN), k = x.value(kK);
@@ -49,7 +43,7 @@ bool asks(OpCall const& x, Call& asked) {
   asked.alignments[kAlignB] = tma_alignment(x.tensor(kB).data, strides.b, k, bytes);
   asked.alignments[kAlignD] = tma_alignment(out.data, strides.d | n, n, 2);  // a TMA store ends at a multiple of 16 bytes, not at n
   Need const need = x.tensor(kAzpAdj).given() ? (x.tensor(kAzp).given() ? kAzpToken : kAzpRow) : (x.tensor(kBiasOf).given() ? kBias : kScale);
-  asked.problem = problem_code(x.found[kScaleGroups], need, type, out.dtype == dtypes().f16 ? kToF16 : kToBf16);
+  asked.problem = problem_code(x.found[kScaleGroups], need, type, out_type(out.dtype));
   return true;
 }
 
