@@ -46,11 +46,6 @@ def compile_missing(missing: Sequence[Source], workshop: Workshop, observer: Bui
                 workshop.ledger.record(source, error)
                 errors[source.name] = error
             errors |= {source.name: error for source, error in result.left_out.items()}
-            if errors and not workshop.options.keep_going:
-                name, error = next(iter(errors.items()))
-                raise BuildError(
-                    f"{name} does not compile: {error}; leave it out with --filter, or build without what fails"
-                )
             if result.killed:
                 workshop = replace(workshop, options=replace(workshop.options, jobs=1))
             units = result.retry

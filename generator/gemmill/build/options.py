@@ -32,12 +32,8 @@ class BuildOptions:
     """Of a Dask cluster that compiles; None for this machine."""
     max_size: int | None = None
     """Bytes; an extension that is larger is not published."""
-    keep_going: bool = True
-    """Build without the variants that do not compile; False makes the first of them an error."""
     retry_failed: bool = False
     """Try variants again that the ledger knows as failed."""
-    cuda_home: Path | None = None
-    """A toolkit to use before all others."""
     kernels: Path | None = None
     """The folder of hand-written sources; None for gemmill's own."""
 

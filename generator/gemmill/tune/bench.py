@@ -104,7 +104,7 @@ class Bench:
         candidate = Candidate(name=name, build=build)
         subject = self._subjects.find(candidate)
         if self._spec.dry_run:
-            self._prepared[name] = _Invented(self._spec, name, operands.problem)
+            self._prepared[name] = _Invented(name, operands.problem)
             return
         given = subject.given(operands)
         with subject.pinned():
@@ -201,15 +201,14 @@ def _differ(first: Results, second: Results) -> int:
 class _Invented:
     """Times of a dry run: like those of a GPU in that they depend on candidate and problem, and vary a little."""
 
-    def __init__(self, spec: WorkerSpec, name: str, problem: Problem) -> None:
-        self._spec, self._name, self._turn = spec, name, 0
+    def __init__(self, name: str, problem: Problem) -> None:
+        self._name, self._turn = name, 0
         self._us = 2.0 + problem.bytes / 4.2e6 + problem.flops / 1.4e9
 
     def round(self) -> float:
         self._turn += 1
-        seed = self._spec.seed
         slowness = 1.2 + _fraction(self._name, self._us)
-        return self._us * slowness * (1 + 0.01 * _fraction(self._name, seed, self._turn))
+        return self._us * slowness * (1 + 0.01 * _fraction(self._name, self._turn))
 
     def close(self) -> None:
         """Nothing was taken."""

@@ -46,7 +46,6 @@ class TuneRequest:
     table: Path | None = None
     """The file whose rows are replaced; None for the device's in the home."""
     dry_run: bool = False
-    seed: int = 0
     vllm_library: str | None = None
 
 
@@ -99,7 +98,6 @@ def worker_spec(request: TuneRequest, builds: Sequence[Path] | None = None) -> W
     return WorkerSpec(
         builds=() if request.dry_run else tuple(map(str, folders)),
         dry_run=request.dry_run,
-        seed=request.seed,
         vllm_library=request.vllm_library,
     )
 

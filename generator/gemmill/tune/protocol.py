@@ -36,8 +36,6 @@ class WorkerSpec:
     """Folders of the builds to load; empty in a dry run without one."""
     dry_run: bool = False
     """On the CPU, with the reference in the place of the variants and invented times."""
-    seed: int = 0
-    """Of invented times: another seed is another run."""
     vllm_library: str | None = None
 
 

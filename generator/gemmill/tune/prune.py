@@ -77,8 +77,8 @@ def _compiled(name: str) -> str:
     return to_name(parse_name(name).compiled)
 
 
-def selection_of(pruned: Pruned, everything: Selection, name: str, siblings: bool = True) -> Selection:
-    """The pruned variants among `everything`, and what was not measured: with `siblings`, the same schedules for other
+def selection_of(pruned: Pruned, everything: Selection, name: str) -> Selection:
+    """The pruned variants among `everything`, and what was not measured: the same schedules for other
     outputs and epilogues; and always the variants without alignment needs and the other families, so that every call that
     was answered still is."""
     measured = {problem.family for problem in pruned.losses}
@@ -88,7 +88,7 @@ def selection_of(pruned: Pruned, everything: Selection, name: str, siblings: boo
     def keeps(config: Config) -> bool:
         if REGISTRY.family_of(config).name not in measured or to_name(config) in wanted:
             return True
-        return _sweep(config).is_last_resort(config) or (siblings and _kin(config) in kin)
+        return _sweep(config).is_last_resort(config) or _kin(config) in kin
 
     return replace(everything, name=name, configs=tuple(config for config in everything.configs if keeps(config)))
 
