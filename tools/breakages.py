@@ -45,7 +45,7 @@ class Breakage:
     """Occurs once in the file."""
     new: str
     tests: tuple[str, ...]
-    """Paths that pytest is given, which should fail."""
+    """What pytest is given, paths or tests of them, which should fail."""
 
 
 class Outcome(StrEnum):

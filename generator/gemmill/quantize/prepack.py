@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gemmill.arithmetic import grouped
 from gemmill.families.blockscaled.reference import (
     BlockScaled,
     check_global_scale,
     decode,
     encode,
-    grouped,
     pack,
     two_to,
     unpack,

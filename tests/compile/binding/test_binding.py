@@ -1,10 +1,12 @@
 """The extension's own checks, choice and launch against Python's, on CPU tensors."""
 
+import mmap
 import os
 import random
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +34,8 @@ from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleLayout
 SMS = 132
 PLAIN = (torch.bfloat16, torch.float16)
 ROUNDS = 4000
+_MAP_NORESERVE = 0x4000
+"""Of Linux, which Python 3.11 does not name: memory that nobody touches is none."""
 
 
 ALIGNED = (16, 16, 16)
@@ -177,6 +181,22 @@ def test_choices_agree_where_a_variant_is_pinned(probe) -> None:
         assert (row, trust) == (here.row, Trust.PINNED), (call, name)
         taken += row >= 0
     assert taken > 50
+
+
+def test_no_variant_takes_more_ctas_than_kernels_count(probe) -> None:
+    taken = set()
+    for entry in gemms(probe)[::4]:
+        first = probe.build.table.rows_of(entry.name)[0]
+        before = probe.build.pin(first)
+        try:
+            for m, n in product((2**22, 2**23), repeat=2):
+                call = call_of_sizes(probe.build.table.rows[first].problem, m, n, 256)
+                row, _ = probe.build.choose(call, SMS)
+                assert row == select(probe.build.table, call, SMS, pinned=entry.name).row, call
+                taken.add(row >= 0)
+        finally:
+            probe.build.pin(before)
+    assert taken == {True, False}
 
 
 def test_remembered_choice_is_that_of_the_very_call(probe) -> None:
@@ -385,6 +405,19 @@ def test_launches(op: OpSchema, probe) -> None:
         launched.add(symbol)
     assert len(launched) >= 2
     assert (grouped > 5) == (op is SCALED_MM)
+
+
+@pytest.mark.parametrize(("stride", "alignment"), [(2**40 - 16, 16), (2**40, 1)])
+def test_rows_too_far_apart_for_a_descriptor(stride: int, alignment: int, probe) -> None:
+    memory = mmap.mmap(-1, 2**40 + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    out, _, *rest = good_call()
+    call = [out[:2], torch.frombuffer(memory, dtype=torch.int8).as_strided((2, 64), (stride, 1)), *rest]
+    problem = problem_of_call(SCALED_MM, of_arguments(SCALED_MM, call))
+    assert problem.alignments[0] == alignment
+    launch = probe.run("cutlass_scaled_mm", *call)
+    assert launch is not None
+    entry = select(probe.build.table, problem, 1).entry
+    assert launch[0] == entry.symbol and entry.config.schedule.alignment_a == alignment
 
 
 def call_of(entry, m: int, n: int, k: int) -> dict[str, torch.Tensor | None]:

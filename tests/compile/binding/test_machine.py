@@ -30,11 +30,20 @@ def good_call(bias: bool = False) -> list[torch.Tensor | None]:
     return [out, a, b, torch.ones(1), torch.ones(1), torch.zeros(32, dtype=torch.bfloat16) if bias else None]
 
 
+def good_quantisation() -> list[torch.Tensor | None]:
+    x, codes = torch.ones(2, 64, dtype=torch.bfloat16), torch.zeros(2, 64).to(torch.float8_e4m3fn)
+    return [codes, x, torch.zeros(2), None]
+
+
+CALLS = {"cutlass_scaled_mm": good_call, "dynamic_per_token_scaled_fp8_quant": good_quantisation}
+
+
+@pytest.mark.parametrize("op", CALLS)
 @pytest.mark.parametrize("current", [0, 1, 2])
 @pytest.mark.parametrize("device", [0, 1])
-def test_call_is_made_on_its_tensors_device(device: int, current: int, probe, machine) -> None:
+def test_call_is_made_on_its_tensors_device(device: int, current: int, op: str, probe, machine) -> None:
     machine.device, machine.current = device, current
-    probe.run("cutlass_scaled_mm", *good_call())
+    assert probe.run(op, *CALLS[op]()) is not None
     assert probe.how.device == device
     assert probe.how.sm_count == 100 + device
     assert probe.number("probe_current", ctypes.c_int32).value == device, "the device that was current at the launch"

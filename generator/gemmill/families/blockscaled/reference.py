@@ -23,6 +23,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from gemmill.arithmetic import grouped, regrouped
 from gemmill.families.blockscaled.layout import LANES, TILE_ROWS, TILE_SCALES, padded_offsets, swizzled_shape
 from gemmill.vocab.float_type import UE8M0, FloatType
 from gemmill.vocab.format import BLOCK_SCALED, Format, ScaleRounding
@@ -59,26 +60,12 @@ def decode(codes: Tensor, kind: FloatType, dtype: torch.dtype = torch.float32) -
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Codes [..., K] of so many bits as bytes [..., K * bits / 8], the first in the low bits (fp4: low nibble first; fp6:
     four in three bytes)."""
-    return _regroup(codes, bits, 8)
+    return regrouped(codes, bits, 8)
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
     """Codes [..., K] of bytes [..., K * bits / 8]: the inverse of pack."""
-    return _regroup(packed, 8, bits)
-
-
-def _regroup(words: Tensor, size: int, into: int) -> Tensor:
-    """A stream of words of `size` bits as words of `into` bits, the first in the low bits."""
-    span = math.lcm(size, into)
-    shifts = torch.arange(0, span, size, device=words.device)
-    whole = (grouped(words, span // size).long() << shifts).sum(dim=-1, keepdim=True)
-    parts: Tensor = (whole >> torch.arange(0, span, into, device=words.device)) & ((1 << into) - 1)
-    return parts.to(torch.uint8).flatten(-2)
-
-
-def grouped(x: Tensor, size: int) -> Tensor:
-    """[..., K] as [..., K / size, size]."""
-    return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
+    return regrouped(packed, 8, bits)
 
 
 def swizzle(scales: Tensor) -> Tensor:

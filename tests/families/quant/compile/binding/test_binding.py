@@ -13,48 +13,42 @@ from gemmill.families.quant.call import config_of
 from gemmill.families.quant.config import Activation, QuantFamily
 from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
 from gemmill.families.quant.layouts import group_strides, static_scales
+from gemmill.families.quant.reference import SMALLEST_SCALE
 from gemmill.family import Judged
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.space.names import symbol_of, to_name
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, DType
 
 pytestmark = pytest.mark.compile
 ROUNDS = 400
 
-_SIZES = [(name, ctypes.c_int64) for name in "rows hidden in_stride out_stride".split()]
+
+def _arguments(pointers: str, sizes: str, numbers: str = "") -> type[ctypes.Structure]:
+    """Mirrors a struct of kernels/quant/abi.h. Fields have the names that a call's contract gives to what they hold."""
+    fields = [*((name, ctypes.c_void_p) for name in pointers.split())]
+    fields += [(name, ctypes.c_int64) for name in ["rows", "hidden", "input_stride", "out_stride", *sizes.split()]]
+    return type("Arguments", (ctypes.Structure,), {"_fields_": fields + [(x, ctypes.c_float) for x in numbers.split()]})
 
 
-class StaticArguments(ctypes.Structure):
-    """Mirrors `gemmill_static_quant_args` in kernels/quant/abi.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in "in_ out scales azp".split()),
-        *_SIZES,
-        *((name, ctypes.c_int64) for name in "group_m group_n scale_stride_m scale_stride_n".split()),
-    )
-
-
-class GroupArguments(ctypes.Structure):
-    """Mirrors `gemmill_group_quant_args`, but for the launch settings at its end."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in "in_ out scales azps scale_ub".split()),
-        *_SIZES,
-        *((name, ctypes.c_int64) for name in "scale_stride_m scale_stride_g scale_rows out_rows".split()),
-        *((name, ctypes.c_float) for name in "smallest_amax smallest_scale".split()),
-    )
-
-
-class RmsNormArguments(ctypes.Structure):
-    """Mirrors `gemmill_rms_norm_quant_args`, but for what follows the strides."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in "in_ weight residual out scales scale_ub".split()),
-        *((name, ctypes.c_int64) for name in "rows hidden in_stride out_stride residual_stride".split()),
-        *((name, ctypes.c_int64) for name in "scale_stride_m scale_stride_g".split()),
-    )
+StaticArguments = _arguments("input out scales azp", "group_m group_n scale_stride_m scale_stride_n")
+TensorArguments = _arguments("input out scales azp", "")
+TokenArguments = _arguments("input out scales azp scale_ub", "")
+GroupArguments = _arguments(
+    "input out scales azp scale_ub", "scale_stride_m scale_stride_g scale_rows out_rows", "smallest_amax smallest_scale"
+)
+RmsNormArguments = _arguments(
+    "input weight residual out scales scale_ub", "residual_stride scale_stride_m scale_stride_g", "epsilon"
+)
+_ARGUMENTS = {
+    QuantFamily.STATIC: StaticArguments,
+    QuantFamily.TENSOR: TensorArguments,
+    QuantFamily.TOKEN: TokenArguments,
+    QuantFamily.GROUP: GroupArguments,
+}
+_POINTERS = frozenset("input out scales azp scale_ub weight residual".split())
+_SIZES = frozenset("rows hidden input_stride out_stride residual_stride scale_rows out_rows".split())
 
 
 def of_quant(probe) -> list:
@@ -109,25 +103,41 @@ def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> No
 
 
 def _compare_arguments(probe, family: QuantFamily, call: Judged) -> None:
-    if family is QuantFamily.GROUP:
-        args = recorded(probe, GroupArguments)
-        assert (args.scale_stride_m, args.scale_stride_g) == group_strides(call)
-        assert (args.rows, args.out_rows) == (call["rows"], call.tensor("out").rows)
-        assert args.smallest_amax == pytest.approx(call.get("eps") or 0.0)
-    elif family is QuantFamily.STATIC:
-        args = recorded(probe, StaticArguments)
+    """Every field of what a kernel was given is what the call says."""
+    args = recorded(probe, _ARGUMENTS.get(family, RmsNormArguments))
+    wanted = _wanted(family, call)
+    for name, _ in args._fields_:
+        if name in _POINTERS:
+            operand = call.get(name)
+            assert (getattr(args, name) or 0) == (call.tensor(name).data if operand is not None else 0), name
+        elif name in _SIZES and call.get(name) is not None:
+            assert getattr(args, name) == call[name], name
+        elif name in wanted:
+            assert getattr(args, name) == wanted[name], name
+
+
+def _wanted(family: QuantFamily, call: Judged) -> dict[str, float]:
+    """What is not in the call by the field's name."""
+    if family is QuantFamily.STATIC:
         layout = static_scales(call)
-        assert (args.group_m, args.group_n) == layout.group
-        assert (args.scale_stride_m, args.scale_stride_n) == layout.strides
-    elif family in (QuantFamily.RMS_TOKEN, QuantFamily.RMS_GROUP):
-        args = recorded(probe, RmsNormArguments)
-        strides = group_strides(call) if family is QuantFamily.RMS_GROUP else (1, 0)
-        if call["rows"] > 1:
-            assert args.scale_stride_m == strides[0]
-    else:
-        return
-    assert (args.rows, args.hidden) == (call["rows"], call["hidden"])
-    assert (args.in_, args.out, args.scales) == tuple(call.tensor(role).data for role in ("input", "out", "scales"))
+        assert layout is not None
+        return dict(
+            zip(("group_m", "group_n", "scale_stride_m", "scale_stride_n"), layout.group + layout.strides, strict=True)
+        )
+    eps = ctypes.c_float(call.get("eps") or 0.0).value
+    if not family.is_grouped:
+        return {"epsilon": eps} | ({"scale_stride_m": 1} if family is QuantFamily.RMS_TOKEN else {})
+    strides = group_strides(call)
+    assert strides is not None
+    gated = list(Activation)[call["chosen"]] is not Activation.NONE
+    smallest = SMALLEST_SCALE[DType.S8 if call["out"].dtype == "int8" else DType.E4M3] if gated else 0.0
+    return {
+        "scale_stride_m": strides[0],
+        "scale_stride_g": strides[1],
+        "smallest_amax": eps,
+        "smallest_scale": ctypes.c_float(smallest).value,
+        "epsilon": eps,
+    }
 
 
 def test_a_pinned_kernel_takes_no_other_call(probe) -> None:
