@@ -21,7 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gemmill.families.blockscaled.reference import BlockScaled, pack, weight_mm
+from gemmill.families.blockscaled.reference import weight_mm
+from gemmill.formats.codes import pack
+from gemmill.formats.quantise import BlockScaled
 from gemmill.quantize.fp4_blocks import Fp4Blocks, to_blocks
 from gemmill.quantize.prepack import prepack
 from gemmill.tune.timing import Graph

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, half_unit_in_last_place, lost_in_sum
-from gemmill.families.blockscaled.reference import BlockScaled, block_scales, codes_by, unpack
+from gemmill.formats.codes import unpack
+from gemmill.formats.quantise import BlockScaled, block_scales, codes_by
 from gemmill.vocab.float_type import E4M3, FloatType
 from gemmill.vocab.format import ScaleRounding
 
