@@ -9,7 +9,7 @@ import torch
 
 from gemmill.tune.device import Monitor
 from gemmill.tune.problems import Problem
-from gemmill.tune.timing import FEWEST_CALLS, STEADY_FROM_US, STEADY_US, Call, Graph, Prepared, calls_in_round, settle
+from gemmill.tune.timing import FEWEST_CALLS, STEADY_FROM_US, STEADY_US, Call, Graph, calls_in_round, settle
 from harness.statistics import Sample, sample
 
 HOST_CALLS = 1000
@@ -34,6 +34,18 @@ class Plan:
     def calls(self, problem: Problem) -> int:
         """Fewest calls in one round."""
         return calls_in_round(problem) if self.short else FEWEST_CALLS
+
+
+class Prepared(Protocol):
+    """A contender ready to be timed on one problem; keeps the operands of its calls until it is closed."""
+
+    def round(self) -> float:
+        """One measurement: microseconds of device time a call."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what preparing took."""
+        ...
 
 
 class Timer(Protocol):

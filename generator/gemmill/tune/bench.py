@@ -26,7 +26,7 @@ from gemmill.tune.device import driver_version
 from gemmill.tune.problems import Problem
 from gemmill.tune.protocol import Candidate, WorkerSpec, first_line, problem_from_json
 from gemmill.tune.subjects import ARENA_BYTES, LoadedSubjects, StandIns, Subject
-from gemmill.tune.timing import Graph, Prepared, settle
+from gemmill.tune.timing import Graph, settle
 
 DRY_ROTATED_BYTES = 4096
 POISONS = (0xFF, 0xBF)
@@ -57,7 +57,7 @@ class Bench:
         self._exact: Operands | None = None
         self._expected: dict[tuple[bool, Callable[[Any], Any]], Expected] = {}
         """Of exact operands or others, and by how a peer is given them."""
-        self._prepared: dict[str, Prepared] = {}
+        self._prepared: dict[str, Graph | _Invented] = {}
 
     def hello(self) -> dict[str, Any]:
         """What this process runs on."""
