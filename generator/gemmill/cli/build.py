@@ -15,12 +15,11 @@ from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UnavailableError
 from gemmill.cli.output import console, count, entries_table, rejected_lines, seconds, size
 from gemmill.cli.plan import print_plan
-from gemmill.manifest import Manifest, ManifestError
-from gemmill.runtime.builds import serving, settle
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
     from gemmill.build.options import BuildResult
+    from gemmill.manifest import Manifest
 
 
 def build(
@@ -67,6 +66,7 @@ def build(
     from gemmill.build.options import BuildOptions
     from gemmill.build.planning import plan as plan_build
     from gemmill.build.toolchain import find_toolchain
+    from gemmill.runtime.builds import settle
 
     selection = variants.selection_of(select, arch, filters)
     options = BuildOptions(
@@ -93,8 +93,10 @@ def build(
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
-def _serving(arch: Arch, home: Path) -> Manifest | None:
+def _serving(arch: Arch, home: Path) -> "Manifest | None":
     """What serves now; None where nothing can, so that what is made takes its place."""
+    from gemmill.manifest import ManifestError
+    from gemmill.runtime.builds import serving
 
     try:
         return serving(arch, home)[1]

@@ -8,8 +8,7 @@ import typer
 
 from gemmill.cli import options as o
 from gemmill.cli.output import console, count, print_json, size, table
-from gemmill.manifest import ManifestError, read_manifest
-from gemmill.runtime.builds import MANIFEST, find_builds, remove, resolve, serving, use
+from gemmill.manifest import ManifestError
 
 builds = typer.Typer(rich_markup_mode=None)
 
@@ -41,6 +40,7 @@ def list_builds(home: o.HomeOption = None, as_json: o.JsonOption = False) -> Non
 
         gemmill builds list --json
     """
+    from gemmill.runtime.builds import find_builds
 
     found = [_look(folder, home) for folder in find_builds(home)]
     if as_json:
@@ -68,6 +68,7 @@ def use_build(
 
         gemmill builds use 97cda050d7a3
     """
+    from gemmill.runtime.builds import resolve, use
 
     manifest = use(resolve(build, home), home)
     typer.echo(
@@ -87,6 +88,7 @@ def remove_builds(
 
         gemmill builds rm 97cda050d7a3 f8045a55a83e
     """
+    from gemmill.runtime.builds import remove, resolve
 
     for folder in [resolve(build, home) for build in named]:
         remove(folder, home, force=force)
@@ -94,6 +96,8 @@ def remove_builds(
 
 
 def _look(folder: Path, home: Path | None) -> _Listed:
+    from gemmill.manifest import read_manifest
+    from gemmill.runtime.builds import MANIFEST, serving
 
     try:
         manifest = read_manifest(folder / MANIFEST)

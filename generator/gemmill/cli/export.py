@@ -1,7 +1,7 @@
 """`gemmill export`: a GEMM on its own, for somebody who does not have gemmill."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,7 +9,9 @@ from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import UsageError
 from gemmill.registry import REGISTRY
-from gemmill.runtime.table_file import TableRow
+
+if TYPE_CHECKING:
+    from gemmill.runtime.table_file import TableRow
 
 
 def export(
@@ -60,7 +62,7 @@ def export(
     typer.echo(f"{folder / 'build.sh'} compiles and runs it")
 
 
-def _measured(name: str, arch: str, asked: dict[str, int]) -> TableRow | None:
+def _measured(name: str, arch: str, asked: dict[str, int]) -> "TableRow | None":
     """The first row of a table that timed the variant, at the sizes that were asked for."""
     from gemmill.runtime.tuned import find_tables
 

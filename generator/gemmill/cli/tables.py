@@ -4,20 +4,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from gemmill import settings
 from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UsageError
 from gemmill.cli.options import MarginOption
 from gemmill.cli.output import console, count, print_json, table
 from gemmill.manifest import read_manifest
-from gemmill.runtime.builds import MANIFEST, resolve
-from gemmill.runtime.table_file import TableError, TableRow, make_table, merge, read_table, shape_heading, table_text
+
+if TYPE_CHECKING:
+    from gemmill.runtime.table_file import TableRow
 
 tables = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -40,6 +40,7 @@ def show(
 
         gemmill table show nvidia-h200.json --json
     """
+    from gemmill.runtime.table_file import read_table
 
     if file is None:
         _show_loaded(build, as_json)
@@ -65,8 +66,9 @@ def show(
         )
 
 
-def rows_table(title: str, rows: Sequence[TableRow], *more: str) -> Table:
+def rows_table(title: str, rows: "Sequence[TableRow]", *more: str) -> Table:
     """What rows of a tuned table say, and `more` of their fields."""
+    from gemmill.runtime.table_file import shape_heading
 
     columns = ["op", shape_heading(rows), "us", "runner-up", "tied", "variant", *more]
     cells = [
@@ -128,6 +130,7 @@ def diff(
 
         gemmill table diff nvidia-h200.json ~/.cache/gemmill/tables/nvidia-h200.json
     """
+    from gemmill.runtime.table_file import read_table, shape_heading
 
     before = {row.key: row for row in read_table(old).rows}
     after = {row.key: row for row in read_table(new).rows}
@@ -149,7 +152,7 @@ def diff(
         raise typer.Exit(ExitCode.CHECK_FAILED)
 
 
-def _change(heading: str, before: TableRow | None, after: TableRow | None) -> dict[str, Any]:
+def _change(heading: str, before: "TableRow | None", after: "TableRow | None") -> dict[str, Any]:
     shown = after or before
     assert shown is not None  # the key is of one of them
     return {
@@ -189,6 +192,7 @@ def merge_tables(
 
         gemmill table merge shipped.json --current 97cda050d7a3 --out nvidia-h200.json
     """
+    from gemmill.runtime.table_file import TableError, make_table, merge, read_table, table_text
     from gemmill.runtime.tuned import current_row
     from gemmill.writing import write_whole
 
@@ -237,6 +241,8 @@ def rebase_tables(
 
         gemmill table rebase 97cda050d7a3 f8045a55a83e --table nvidia-h200.json --stale again.jsonl
     """
+    from gemmill import settings
+    from gemmill.runtime.table_file import read_table, table_text
     from gemmill.tune.tables import rebase
     from gemmill.writing import write_whole
 
@@ -286,6 +292,7 @@ def make(
 
         gemmill table make sweep.jsonl --out nvidia-h200.json --report sweep.html
     """
+    from gemmill.runtime.builds import MANIFEST, resolve
     from gemmill.tune.journal import read_journal
     from gemmill.tune.protocol import PEER
     from gemmill.tune.report import write_report
@@ -308,5 +315,5 @@ def make(
         typer.echo(f"report: {report}")
 
 
-def _chosen(row: TableRow | None) -> str | None:
+def _chosen(row: "TableRow | None") -> str | None:
     return row.variants[0] if row is not None else None

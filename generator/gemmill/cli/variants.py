@@ -6,12 +6,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
-from gemmill import settings
 from gemmill.cli.exits import UsageError
 from gemmill.family import Config
 from gemmill.manifest import KernelEntry, Manifest, ManifestError, read_manifest
 from gemmill.registry import REGISTRY
-from gemmill.runtime.builds import MANIFEST, resolve, serving
 from gemmill.space.filters import apply
 from gemmill.space.names import alias_of, is_alias, parse_name, to_name
 from gemmill.space.selections import Selection, select
@@ -44,6 +42,8 @@ def selection_of(name: str, arch: Arch, filters: Sequence[str] | None) -> Select
 def build_of(named: str | None, arch: Arch | None = None) -> tuple[Path, Manifest]:
     """The build with this id or path; without one, that of GEMMILL_BUILD, else the one that serves (an architecture, if that
     is given). Raises ManifestError, and UsageError where both are named."""
+    from gemmill import settings
+    from gemmill.runtime.builds import MANIFEST, resolve, serving
 
     if named is not None and arch is not None:
         raise UsageError("--build with --arch: a build is of one architecture, leave --arch out")

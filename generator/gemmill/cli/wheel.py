@@ -8,7 +8,6 @@ import typer
 from gemmill.cli import options as o
 from gemmill.cli.output import count, size
 from gemmill.manifest import ManifestError
-from gemmill.runtime.builds import resolve, serving
 from gemmill.vocab import Arch
 
 
@@ -33,6 +32,7 @@ def wheel(
 
         gemmill wheel 97cda050d7a3 --out wheels
     """
+    from gemmill.runtime.builds import resolve
     from gemmill.wheel import write_wheel
 
     folders = [resolve(build, home) for build in named] if named else _serving(home)
@@ -49,6 +49,7 @@ def wheel(
 
 def _serving(home: Path | None) -> list[Path]:
     """The build that serves each architecture that has one. Raises ManifestError where none has."""
+    from gemmill.runtime.builds import serving
 
     found = []
     for arch in Arch:
