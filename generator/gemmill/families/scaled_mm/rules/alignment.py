@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
+from gemmill.families.scaled_mm.accepts import TMA_BYTES
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.vocab import Accumulation, DType
-
-TMA_BYTES = 16
 
 
 def tma_alignment(config: KernelConfig) -> Iterator[str]:
