@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
-from gemmill.families.scaled_mm.accepts import Predicate
+from gemmill.families.scaled_mm.accepts import Predicate, accepted
 from gemmill.families.scaled_mm.classes import (
     Need,
     class_of,
     describe_problem,
-    problem_code,
     problems_of,
     scales_codes_of,
 )
-from gemmill.families.scaled_mm.config import RESULTS_OF, KernelConfig, Problem
+from gemmill.families.scaled_mm.config import RESULTS_OF, KernelConfig
 from gemmill.families.scaled_mm.model import Facts, ctas_of, model_ns, pads_more
 from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.family import ProblemCall, Reach, Row, Tuning
@@ -134,29 +134,15 @@ def _offers(config: KernelConfig) -> dict[int, tuple[KernelConfig, ...]]:
     measured = config.problem
     # A variant that reads scales in one layout alone is not found among the rows of the other.
     layout = ScaleLayout.STRIDED if measured.scale_groups else ScaleLayout.VECTOR
-    needs = (Need.AZP_ROW, Need.AZP_TOKEN) if measured.epilogue.takes_azp else (Need.SCALE, Need.BIAS)
-    offered = {}
-    for out in (DType.BF16, DType.F16):
-        operand = _operand(measured, out)
-        sibling = replace(measured, a_dtype=operand, b_dtype=operand, out_dtype=out)
-        for need in needs:
-            configs = tuple(replace(config, problem=replace(sibling, epilogue=kind)) for kind in _KINDS[need])
-            for scales in scales_codes_of(measured.scale_groups, layout):
-                offered[problem_code(need, operand.torch_name, out.torch_name, scales)] = configs
+    offered: dict[int, tuple[KernelConfig, ...]] = {}
+    for out, kind in product((DType.BF16, DType.F16), EpilogueKind):
+        if kind.takes_azp is measured.epilogue.takes_azp:
+            operand = measured.a_dtype if out in RESULTS_OF[measured.a_dtype] else out
+            problem = replace(measured, a_dtype=operand, b_dtype=operand, out_dtype=out, epilogue=kind)
+            sibling = replace(config, problem=problem)
+            for code in problems_of(accepted(replace(config, problem=replace(problem, scale_layout=layout)))):
+                offered[code] = (*offered.get(code, ()), sibling)
     return offered
-
-
-def _operand(problem: Problem, out: DType) -> DType:
-    """Of the sibling with results of `out`: the same, or of 16 bits as they are."""
-    return problem.a_dtype if out in RESULTS_OF[problem.a_dtype] else out
-
-
-_KINDS = {
-    Need.SCALE: (EpilogueKind.SCALED, EpilogueKind.SCALED_BIAS),
-    Need.BIAS: (EpilogueKind.SCALED_BIAS,),
-    Need.AZP_ROW: (EpilogueKind.SCALED_AZP, EpilogueKind.SCALED_AZP_PER_TOKEN),
-    Need.AZP_TOKEN: (EpilogueKind.SCALED_AZP_PER_TOKEN,),
-}
 
 
 def _measured_as(call: ProblemCall) -> str | None:
