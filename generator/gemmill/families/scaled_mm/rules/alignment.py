@@ -39,6 +39,3 @@ def fallback_has_one_form(config: KernelConfig) -> Iterator[str]:
         )
     if s.accumulation is Accumulation.FAST and config.problem.a_dtype is DType.E4M3:
         yield f"{s.kernel_schedule} adds in FP32 registers: its accumulation is promoted, not {s.accumulation}"
-
-
-RULES = (tma_alignment, unaligned_fallback, fallback_has_one_form)
