@@ -60,65 +60,53 @@ def _rows(config: KernelConfig, accepts: Predicate, kernel: int) -> Iterator[Row
 
 
 def _facts(config: KernelConfig) -> Facts:
-    s, launch = config.schedule, config.launch
+    s, launch, element_bits = config.schedule, config.launch, config.problem.a_dtype.bits
     tile_m, tile_n, tile_k = s.tile_shape_mnk
     cluster_m, cluster_n, _ = s.cluster_shape_mnk
+    stage = (tile_m + tile_n) * tile_k * element_bits // 8
     columns = tile_n
     if s.swap_ab:
         tile_m, tile_n = tile_n, tile_m
         cluster_m, cluster_n = cluster_n, cluster_m
+    of_cutlass = config.backend is Backend.CUTLASS and s.kernel_schedule.uses_tma
+    divides_k = s.tile_scheduler is TileScheduler.SPLIT_K
     return Facts(
         raster_order=_RASTER_CODES[launch.raster_order],
         swizzle=launch.swizzle,
         splits=launch.splits,
         tile_m=tile_m,
         tile_n=tile_n,
-        tile_k=tile_k * config.problem.a_dtype.bits // 8,
+        tile_k=tile_k * element_bits // 8,
         columns=columns,
         sharers_a=cluster_n,
         sharers_b=cluster_m,
-        pads=int(_has_cutlass_scheduler(config)),
-        ctas_of_sm=_ctas_of_sm(config),
+        pads=int(of_cutlass and not divides_k),
+        ctas_of_sm=_ctas_of_sm(config, stage),
         overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
         promotes=int(s.accumulation is Accumulation.PROMOTED or config.problem.group_size > 0),
-        divides_k=int(s.tile_scheduler is TileScheduler.SPLIT_K),
-        stages=_stages(config),
-        cost_permille=_cost_permille(config),
+        divides_k=int(divides_k),
+        # As many as shared memory has room for, unless told.
+        stages=s.stages or max(2, min(_MOST_STAGES, _SHARED_BYTES // stage)),
+        cost_permille=_CUTLASS_PERMILLE
+        if of_cutlass
+        else 1000
+        if s.kernel_schedule.uses_tma
+        else _WITHOUT_TMA_PERMILLE,
     )
 
 
-def _cost_permille(config: KernelConfig) -> int:
-    if not config.schedule.kernel_schedule.uses_tma:
-        return _WITHOUT_TMA_PERMILLE
-    return _CUTLASS_PERMILLE if config.backend is Backend.CUTLASS else 1000
-
-
-def _has_cutlass_scheduler(config: KernelConfig) -> bool:
-    s = config.schedule
-    own_kernel = not s.kernel_schedule.uses_tma or s.tile_scheduler is TileScheduler.SPLIT_K
-    return config.backend is Backend.CUTLASS and not own_kernel
-
-
-def _ctas_of_sm(config: KernelConfig) -> int:
+def _ctas_of_sm(config: KernelConfig, stage: int) -> int:
     """How many CTAs shared memory leaves room for, as far as the model cares: the DSL's kernels fill it with their stages
     unless they are told a number of them."""
-    s = config.schedule
+    s, is_cutlass = config.schedule, config.backend is Backend.CUTLASS
+    is_basic = s.kernel_schedule is KernelSchedule.BASIC
     if not s.kernel_schedule.uses_tma:
         return 1
-    tile_m, tile_n, tile_k = s.tile_shape_mnk
-    stage = (tile_m + tile_n) * tile_k * config.problem.a_dtype.bits // 8
-    if s.stages is not None and (config.backend is Backend.CUTLASS or s.kernel_schedule is KernelSchedule.BASIC):
+    if s.stages is not None and (is_cutlass or is_basic):
         return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * s.stages + 4096)))
-    if s.kernel_schedule is KernelSchedule.BASIC and config.backend is Backend.CUTLASS:
+    if is_basic and is_cutlass:
         return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * 3 + 8192)))
     return 1
-
-
-def _stages(config: KernelConfig) -> int:
-    """Of the pipeline, as far as the model cares: as many as shared memory has room for, unless told."""
-    tile_m, tile_n, tile_k = config.schedule.tile_shape_mnk
-    stage = (tile_m + tile_n) * tile_k * config.problem.a_dtype.bits // 8
-    return config.schedule.stages or max(2, min(_MOST_STAGES, _SHARED_BYTES // stage))
 
 
 def _refuses(row: Row, call: ProblemCall) -> str | None:
