@@ -6,7 +6,7 @@
     python benchmarks/judge.py --seed 7 --dry-run --out-dir /tmp/dry
 
 At each shape all loaded variants are timed quickly (`harness/sieve.py`), then gemmill's choice, the fastest few and the peers
-carefully, interleaved in one run (`tune/timing.py`). Prints for each class of calls: time of the best peer over gemmill's, the
+carefully, interleaved in one run (`harness/timers.py`). Prints for each class of calls: time of the best peer over gemmill's, the
 regret of the choice against the fastest variant, and on ladders of M whether any M takes longer than a larger one. Classes
 take turns, so that a run cut short by --limit-s says something of each; what is known is on disk at once, and the same
 command goes on from there. A shape that hangs ends the process after --shape-s; the next run leaves it out.
@@ -29,10 +29,10 @@ from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.runtime.library import Build
-from gemmill.tune.device import Monitor, now
+from gemmill.tune.device import now
 from gemmill.tune.problems import Problem, tiny
-from gemmill.tune.statistics import paired_ratio, sample
-from gemmill.tune.timing import DEVICE_TIME, DryTimer, GraphTimer, Plan, Timer, shuffled
+from gemmill.tune.statistics import sample
+from gemmill.tune.timing import shuffled
 from harness import devices
 from harness.compile_ahead import compile_ahead
 from harness.contenders import SM_COUNT, FieldError, LocalContender
@@ -42,6 +42,7 @@ from harness.lines import Lines, LinesError
 from harness.measuring import Measurement, measure
 from harness.results import SCHEMA_VERSION, SUBJECT, sample_record, write_json
 from harness.sieve import QuickDry, QuickGraphs, QuickTimer, Sieve, Sieved, Variants, sieved
+from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Plan, Timer, of_this_gpu, paired_ratio
 from harness.verdict import class_record, verdict_text
 from peers import PEERS
 from timed import benchmark_of
@@ -156,8 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         waiting = [p for p in shapes if p.op == Op.FP8_GROUPS and lines.waits(str(p))]
         notes += [compile_ahead(options.deep_gemm, waiting, options.jobs, COMPILE_LIMIT_S)] if waiting else []
         print("\n".join(notes[-1:]), flush=True)
-    monitor, started = Monitor.of_cuda_device(), now()
-    with monitor:
+    started = now()
+    with of_this_gpu() as monitor:
         if options.limit_s > 0:
             judge.timer.settle(judge.field.subject.call(judge.maker.make(shapes[0]), 0))
         run_all(judge, shapes, rungs, lines, begun + options.limit_s, options.shape_s)

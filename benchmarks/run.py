@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 
 from gemmill.numerics.measured import ROTATED_BYTES
-from gemmill.tune.device import Monitor, now
+from gemmill.tune.device import now
 from gemmill.tune.statistics import first_line
-from gemmill.tune.timing import DEVICE_TIME, FEWEST_CALLS, DryTimer, GraphTimer, Plan, Timer
+from gemmill.tune.timing import FEWEST_CALLS
 from harness import devices
 from harness.backends import backends_record, backends_text
 from harness.contenders import FieldError
@@ -43,6 +43,7 @@ from harness.results import (
     write_json,
 )
 from harness.sweep import sweep_record, sweep_table
+from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Plan, Timer, of_this_gpu
 from peers import PEERS
 from timed import Problem, benchmark_of, families
 
@@ -75,8 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if dry:
         problems = list(dict.fromkeys(map(benchmark.tiny, problems)))
     plan = SWEEP if options.variants or options.by_backend else COMPARISON
-    monitor, started = Monitor.of_cuda_device(), now()
-    with monitor:
+    started = now()
+    with of_this_gpu() as monitor:
         settled = warm_up(field, maker, timer, problems[0], dry)
         copy_gbps = copy_bandwidth(timer, device, DRY_ELEMENTS if dry else COPIED_ELEMENTS)
         host = host_times(field, maker, timer, list(dict.fromkeys(p.kind for p in problems)))

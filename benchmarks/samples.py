@@ -36,6 +36,7 @@ from harness.contenders import FieldError, LocalContender
 from harness.drawing import designed
 from harness.field import Field, make_field
 from harness.sieve import QuickDry, QuickGraphs, QuickTimer, Sieve, Variants, sieved
+from harness.timers import of_this_gpu
 from judge import CLASSES, RESULTS, choice_of
 from timed import benchmark_of
 
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = options.out_dir / f"{options.name}.jsonl"
     try:
         sampler = prepared(options)
-        with Journal(path, setup_of(options, sampler)) as journal, Monitor.of_cuda_device() as monitor:
+        with Journal(path, setup_of(options, sampler)) as journal, of_this_gpu() as monitor:
             run_until(begun + options.limit_s, sampler, journal, options, monitor)
             samples = sum(len(entry.outcome.rounds_us) for entry in journal.record.entries.values())
             shapes = len(journal.record.entries)

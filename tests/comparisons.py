@@ -4,7 +4,7 @@ from torch import Tensor
 
 from gemmill.families.scaled_mm.bounds import exact_scaled_mm, tolerance
 from gemmill.families.scaled_mm.reference import groups_of, scaled_mm
-from gemmill.numerics.comparison import Comparison, compare_exact, compare_within
+from gemmill.numerics.comparison import Comparison, Wanted
 from gemmill.vocab import Accumulation
 
 
@@ -21,6 +21,6 @@ def check_scaled_mm(
     operands = a, b, a_scales, b_scales
     rounded = scaled_mm(*operands, actual.dtype, bias)
     if accumulation is Accumulation.EXACT and groups_of(*operands) is None:
-        return compare_exact(actual, rounded)
+        return Wanted(rounded=rounded).compare(actual)
     bound = tolerance(*operands, actual.dtype, accumulation, bias)
-    return compare_within(actual, rounded, exact_scaled_mm(*operands, bias), bound)
+    return Wanted(rounded=rounded, exact=exact_scaled_mm(*operands, bias), bound=bound).compare(actual)

@@ -21,10 +21,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gemmill.families.blockscaled.reference import BlockScaled, pack, weight_mm
+from gemmill.families.blockscaled.reference import weight_mm
+from gemmill.formats.codes import pack
+from gemmill.formats.quantise import BlockScaled
 from gemmill.quantize.fp4_blocks import Fp4Blocks, to_blocks
 from gemmill.quantize.prepack import prepack
-from gemmill.tune.timing import GraphTimer
+from gemmill.tune.timing import Graph
 from gemmill.vocab.format import MXFP4, NVFP4, Format
 
 SHAPES = ((8192, 8192), (4096, 14336), (28672, 4096))
@@ -177,7 +179,7 @@ def candidates(known: Sequence[Instance], format: Format, m: int, n: int) -> lis
 
 def time_all(known: Sequence[Instance]) -> Iterator[dict[str, object]]:
     """A record of each instance, shape and number of splits."""
-    timer, alpha = GraphTimer(), torch.ones(1, device="cuda")
+    alpha = torch.ones(1, device="cuda")
     for format, (n, k) in product((NVFP4, MXFP4), SHAPES):
         copies = max(3, -(-L2_BYTES // (n * k * 9 // 16)))
         scales = (48, 80) if format is NVFP4 else (120, 130)
@@ -192,7 +194,7 @@ def time_all(known: Sequence[Instance]) -> Iterator[dict[str, object]]:
                 calls = [
                     partial(instance, tokens, weights, alpha, d, splits=splits) for weights in of_stage[instance.tile_k]
                 ]
-                graph = timer.prepare(calls, CALLS)
+                graph = Graph(calls, CALLS)
                 us = sorted(graph.round() for _ in range(ROUNDS))[ROUNDS // 2]
                 graph.close()
                 yield {

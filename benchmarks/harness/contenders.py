@@ -16,7 +16,8 @@ from gemmill.runtime.table import Table
 from gemmill.tune.peers import vllm_peer
 from gemmill.tune.problems import Problem
 from gemmill.tune.statistics import Sample
-from gemmill.tune.timing import Prepared, Timer
+from gemmill.tune.timing import Prepared
+from harness.timers import Timer
 
 SM_COUNT = 132
 """Of an H200: for guesses only."""

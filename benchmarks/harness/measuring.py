@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from gemmill.numerics.measured import Operands
 from gemmill.tune.problems import Problem
 from gemmill.tune.statistics import Sample, first_line, sample
-from gemmill.tune.timing import Plan, Prepared, Timer, shuffled
+from gemmill.tune.timing import Prepared, shuffled
 from harness.contenders import Contender, WrongResult
+from harness.timers import Plan, Timer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,9 @@ from gemmill.family import VLLM_PREFIX
 from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.tune.statistics import Sample
-from gemmill.tune.timing import Prepared, Timer
+from gemmill.tune.timing import Prepared
 from harness.contenders import WrongResult
+from harness.timers import Timer
 
 if TYPE_CHECKING:
     from timed.quant import QuantOperands, QuantProblem

@@ -10,8 +10,9 @@ from gemmill.registry import REGISTRY
 from gemmill.tune.peers import vllm_takes
 from gemmill.tune.problems import Problem
 from gemmill.tune.statistics import Sample
-from gemmill.tune.timing import GraphTimer, Prepared, Timer
+from gemmill.tune.timing import Prepared
 from harness.contenders import Contender, vllm_contender
+from harness.timers import GraphTimer, Timer
 
 START_SECONDS = 120
 

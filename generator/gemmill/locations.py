@@ -1,5 +1,6 @@
 """Where gemmill's own files lie: beside the package in a checkout, inside it in a wheel."""
 
+import importlib.util
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -14,23 +15,25 @@ def checkout() -> Path | None:
 
 
 def own_file(name: str) -> Path:
-    """A file that says something of the project, as its licence."""
-    return _own(name)
-
-
-def _own(name: str) -> Path:
+    """A file or folder of the project beside the package, as its licence."""
     inside = _PACKAGE / "_data" / name
     return inside if inside.exists() else _CHECKOUT / name
 
 
+def installed(package: str) -> list[Path]:
+    """The folders of a package that is installed, found without importing it."""
+    spec = importlib.util.find_spec(package)
+    return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
+
+
 def templates_dir() -> Path:
     """The folder of jinja templates."""
-    return _own("templates")
+    return own_file("templates")
 
 
 def kernels_dir() -> Path:
     """The folder of hand-written kernels, one for each family: what to give a compiler with `-I`."""
-    return _own("kernels")
+    return own_file("kernels")
 
 
 def runtime_tables_dir() -> Path:

@@ -237,10 +237,10 @@ int32_t launch_group_quant_slice(GroupQuantParams const& p, int64_t chunks, gemm
 }
 
 template <class Variant, class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric>
-int32_t group_quant(gemmill_group_quant_args const& x, gemmill_launch const& how) {
+int32_t group_quant(gemmill_quant_args const& x, gemmill_launch const& how) {
   if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
   constexpr int64_t kElements = kChunkElements<In>;
-  if (x.hidden % kGroup != 0 || (x.azps == nullptr) != kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
+  if (x.hidden % kGroup != 0 || (x.azp == nullptr) != kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
   int64_t const per_row = x.hidden / kElements;
   if (per_row > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
   bool const aligned = rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden);
@@ -253,16 +253,16 @@ int32_t group_quant(gemmill_group_quant_args const& x, gemmill_launch const& how
         static_cast<In const*>(x.in) + row * x.in_stride,
         static_cast<uint8_t*>(x.out) + row * x.out_stride,
         static_cast<uint8_t*>(x.scales) + scale_bytes,
-        x.azps == nullptr ? nullptr : x.azps + row * x.scale_stride_m,
+        x.azp == nullptr ? nullptr : x.azp + row * x.scale_stride_m,
         x.scale_ub,
-        x.hidden, x.in_stride, x.out_stride, x.scale_stride_m, x.scale_stride_g,
+        x.hidden, x.in_stride, x.out_stride, x.scale_stride_m, x.scale_stride_n,
         static_cast<uint32_t>(rows),
         static_cast<uint32_t>(last && x.scale_rows > x.rows ? x.scale_rows - row : rows),
         static_cast<uint32_t>(x.hidden / kGroup),
         static_cast<uint32_t>(rows * (x.hidden / kGroup)),
         FastDivision(static_cast<uint32_t>(x.hidden / kGroup)),
-        x.smallest_amax,
-        x.smallest_scale,
+        x.eps,
+        Activation::kGated ? Out::kSmallestScale : 0.0f,
     };
     int64_t const chunks = rows * per_row;
     int const unroll = chunks <= int64_t{how.sm_count} * kGroupQuantThreads * 4 ? 1 : is_large(chunks, how.sm_count) ? 4 : 2;

@@ -431,7 +431,7 @@ int32_t launch_rms_norm_quant(RmsNormParams const& p, int64_t rows, RmsNormShape
 }
 
 template <class Variant, class In, class Out, int kGroup>
-int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x, gemmill_launch const& how) {
+int32_t rms_norm_quant(gemmill_quant_args const& x, gemmill_launch const& how) {
   if (x.rows == 0 || (x.hidden == 0 && kGroup != 0)) return cudaSuccess;
   if constexpr (kGroup > 0) {
     if (x.hidden % kGroup != 0) return GEMMILL_CANNOT_IMPLEMENT;
@@ -442,6 +442,7 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x, gemmill_launch cons
   int64_t const chunks_of_shape = chunks > 0 ? chunks : 1;  // rows without elements have scales too
   bool aligned = chunks > 0 && rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden) && is_aligned(x.weight, 16);
   if (x.residual != nullptr) aligned = aligned && is_aligned(x.residual, 16) && x.residual_stride % kElements == 0;
+  int64_t const scale_stride_m = kGroup == 0 ? 1 : x.scale_stride_m;
   constexpr int64_t kSlice = kMostChunks / kPortableCluster;
   for (int64_t row = 0; row < x.rows; row += kSlice) {
     int64_t const rows = x.rows - row < kSlice ? x.rows - row : kSlice;
@@ -452,13 +453,13 @@ int32_t rms_norm_quant(gemmill_rms_norm_quant_args const& x, gemmill_launch cons
         x.weight,
         x.residual == nullptr ? nullptr : static_cast<In*>(x.residual) + row * x.residual_stride,
         static_cast<uint8_t*>(x.out) + row * x.out_stride,
-        x.scales + row * x.scale_stride_m,
+        static_cast<float*>(x.scales) + row * scale_stride_m,
         x.scale_ub,
-        x.hidden, x.in_stride, x.out_stride, x.residual_stride, x.scale_stride_m, x.scale_stride_g,
+        x.hidden, x.in_stride, x.out_stride, x.residual_stride, scale_stride_m, x.scale_stride_n,
         static_cast<uint32_t>(chunks),
         static_cast<uint32_t>(rows), rows_ahead(how.sm_count, chunks_of_shape * (x.residual == nullptr ? 16 : 32)),
         rows * shape.cluster <= 2 * int64_t{how.sm_count},  // beyond, to fetch early costs large tensors 5 % (H200, 2026-11-20)
-        1.0 / static_cast<double>(x.hidden), static_cast<double>(x.epsilon),
+        1.0 / static_cast<double>(x.hidden), static_cast<double>(x.eps),
     };
     RmsNormShape const rereading{0, single.threads, 1, false};
     bool const cluster = !Out::kAsVllm && aligned && shape.cluster > 1 && shape.resident;

@@ -126,7 +126,7 @@ int32_t launch_static_quant_slice(StaticQuantParams const& p, gemmill_launch con
 }
 
 template <class Variant, class In, class Out, class Activation, bool kSymmetric>
-int32_t static_quant(gemmill_static_quant_args const& x, gemmill_launch const& how) {
+int32_t static_quant(gemmill_quant_args const& x, gemmill_launch const& how) {
   if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
   if ((x.azp == nullptr) != kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
   constexpr int64_t kElements = kChunkElements<In>;
@@ -142,7 +142,7 @@ int32_t static_quant(gemmill_static_quant_args const& x, gemmill_launch const& h
     StaticQuantParams const p{
         static_cast<In const*>(x.in) + row * x.in_stride,
         static_cast<uint8_t*>(x.out) + row * x.out_stride,
-        x.scales, x.azp,
+        static_cast<float const*>(x.scales), x.azp,
         x.hidden, x.in_stride, x.out_stride, x.scale_stride_m, x.scale_stride_n,
         static_cast<uint32_t>(row),
         static_cast<uint32_t>(rows * per_row),

@@ -106,7 +106,7 @@ int32_t launch_tensor_codes(TensorQuantParams<typename Coding::Extent> const& p,
 }
 
 template <class Variant, class In, class Coding, bool kAligned>
-int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row, gemmill_launch const& how) {
+int32_t tensor_quant_in_two(gemmill_quant_args const& x, int64_t per_row, gemmill_launch const& how) {
   using Extent = typename Coding::Extent;
   bool const empty = x.rows == 0 || per_row == 0;  // the scale is still to be written
   int64_t const slice = empty ? 1 : kMostChunks / per_row;
@@ -117,7 +117,7 @@ int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row,
     int64_t const rows = x.rows - row < slice ? x.rows - row : slice;
     return TensorQuantParams<Extent>{static_cast<In const*>(x.in) + row * x.in_stride,
                              static_cast<uint8_t*>(x.out) + row * x.out_stride,
-                             x.scale, x.azp, static_cast<Extent*>(how.workspace),
+                             static_cast<float*>(x.scales), x.azp, static_cast<Extent*>(how.workspace),
                              x.hidden, x.in_stride, x.out_stride, rows * per_row,
                              static_cast<uint32_t>(extents * slices), static_cast<uint32_t>(i * extents),
                              FastDivision(static_cast<uint32_t>(per_row > 0 ? per_row : 1)), least_step_of(x.hidden)};
@@ -143,14 +143,14 @@ int32_t tensor_quant_in_two(gemmill_tensor_quant_args const& x, int64_t per_row,
 }
 
 template <class Variant, class In, class Coding>
-int32_t tensor_quant(gemmill_tensor_quant_args const& x, gemmill_launch const& how) {
+int32_t tensor_quant(gemmill_quant_args const& x, gemmill_launch const& how) {
   int64_t const per_row = ceil_divide(x.hidden, kChunkElements<In>);
   if (per_row > kMostChunks) return GEMMILL_CANNOT_IMPLEMENT;
   bool const aligned = rows_are_aligned<In>(x.in, x.in_stride, x.out, x.out_stride, x.hidden);
   bool const dense = x.rows == 1 || (x.in_stride == x.hidden && x.out_stride == x.hidden);
   int64_t const chunks = x.rows * per_row;
   if (aligned && dense && chunks > 0 && chunks <= kMostClusterChunks) {
-    TokenQuantParams const p{x.in, static_cast<uint8_t*>(x.out), x.scale, x.azp, nullptr, x.rows * x.hidden, 0, 0,
+    TokenQuantParams const p{x.in, static_cast<uint8_t*>(x.out), static_cast<float*>(x.scales), x.azp, nullptr, x.rows * x.hidden, 0, 0,
                              static_cast<uint32_t>(chunks), 1, 0, least_step_of(x.hidden)};
     int const most_ctas = chunks > kPortableCluster * kMostTokenQuantThreads ? kMostTensorCluster : kPortableCluster;
     TokenQuantShape const shape = token_quant_shape(how, 1, chunks, 1, true, most_ctas);

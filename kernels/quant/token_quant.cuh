@@ -206,13 +206,13 @@ int32_t launch_token_quant_wide(TokenQuantParams const& p, TokenQuantShape shape
 }
 
 template <class Variant, class In, class Activation, class Coding>
-int32_t token_quant(gemmill_token_quant_args const& x, gemmill_launch const& how) {
+int32_t token_quant(gemmill_quant_args const& x, gemmill_launch const& how) {
   if (x.rows == 0) return cudaSuccess;
-  if ((x.azps == nullptr) != Coding::kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
+  if ((x.azp == nullptr) != Coding::kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
   if (x.hidden == 0 && !Coding::kSymmetric) {  // the extent of nothing is no range
-    cudaError_t const error = cudaMemsetAsync(x.scales, 0, x.rows * sizeof(*x.scales), static_cast<cudaStream_t>(how.stream));
+    cudaError_t const error = cudaMemsetAsync(x.scales, 0, x.rows * sizeof(float), static_cast<cudaStream_t>(how.stream));
     if (error != cudaSuccess) return error;
-    return cudaMemsetAsync(x.azps, 0, x.rows * sizeof(*x.azps), static_cast<cudaStream_t>(how.stream));
+    return cudaMemsetAsync(x.azp, 0, x.rows * sizeof(*x.azp), static_cast<cudaStream_t>(how.stream));
   }
   int64_t const chunks = ceil_divide(x.hidden, kChunkElements<In>);
   int64_t const chunks_of_shape = chunks > 0 ? chunks : 1;  // rows without elements have scales too
@@ -227,7 +227,7 @@ int32_t token_quant(gemmill_token_quant_args const& x, gemmill_launch const& how
     TokenQuantParams const p{
         static_cast<In const*>(x.in) + row * x.in_stride,
         static_cast<uint8_t*>(x.out) + row * x.out_stride,
-        x.scales + row, x.azps == nullptr ? nullptr : x.azps + row, x.scale_ub,
+        static_cast<float*>(x.scales) + row, x.azp == nullptr ? nullptr : x.azp + row, x.scale_ub,
         x.hidden, x.in_stride, x.out_stride, static_cast<uint32_t>(chunks), static_cast<uint32_t>(rows),
         fetches_ahead ? rows_ahead(how.sm_count, chunks * (Activation::kGated ? 32 : 16)) : 0,
         least_step_of(x.hidden),

@@ -7,8 +7,8 @@ import pytest
 from gemmill.build.compiling import compile_missing, look_again
 from gemmill.build.errors import BuildError
 from gemmill.build.options import BuildOptions, SilentObserver
-from gemmill.build.planning import Workshop, open_workshop
 from gemmill.build.sources import Source, SourceKind, text_source
+from gemmill.build.workshop import Workshop, open_workshop
 from gemmill.vocab import Arch
 
 _KERNEL = """\

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from gemmill.build.errors import BuildError
-from gemmill.doctor import Finding, State, extension, machine, report
+from gemmill.doctor import examine, extension, machine
 from gemmill.doctor.elf import ElfError, Library, read_library
+from gemmill.doctor.finding import Finding, State
 
 TOOLS = "nvcc_version found_by home cutlass_version cutlass_include gxx_version gxx".split()
 TORCH_LIB = Path(torch.__file__).parent / "lib"
@@ -248,6 +249,6 @@ def test_the_command_prints_and_fails_on_problems(gemmill, monkeypatch) -> None:
 
 
 def test_the_whole_report_of_this_machine(home) -> None:
-    subjects = [finding.subject for finding in report.examine()]
+    subjects = [finding.subject for finding in examine()]
     assert subjects[:3] == ["gemmill", "python", "torch"] and {"driver", "home", "build"} <= set(subjects)
     assert not home.exists(), "it looks, and writes nothing"

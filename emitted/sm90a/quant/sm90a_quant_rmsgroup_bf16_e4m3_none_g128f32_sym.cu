@@ -6,5 +6,5 @@ struct sm90a_quant_rmsgroup_bf16_e4m3_none_g128f32_sym;  // makes the kernels' n
 
 extern "C" int32_t gemmill_sm90a_quant_rmsgroup_bf16_e4m3_none_g128f32_sym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return rms_norm_quant<sm90a_quant_rmsgroup_bf16_e4m3_none_g128f32_sym, __nv_bfloat16, E4M3, 128>(*static_cast<gemmill_rms_norm_quant_args const*>(args), *how);
+  return rms_norm_quant<sm90a_quant_rmsgroup_bf16_e4m3_none_g128f32_sym, __nv_bfloat16, E4M3, 128>(*static_cast<gemmill_quant_args const*>(args), *how);
 }

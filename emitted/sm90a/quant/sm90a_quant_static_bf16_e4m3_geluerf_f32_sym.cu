@@ -6,5 +6,5 @@ struct sm90a_quant_static_bf16_e4m3_geluerf_f32_sym;  // makes the kernels' name
 
 extern "C" int32_t gemmill_sm90a_quant_static_bf16_e4m3_geluerf_f32_sym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return static_quant<sm90a_quant_static_bf16_e4m3_geluerf_f32_sym, __nv_bfloat16, E4M3, GeluErf, true>(*static_cast<gemmill_static_quant_args const*>(args), *how);
+  return static_quant<sm90a_quant_static_bf16_e4m3_geluerf_f32_sym, __nv_bfloat16, E4M3, GeluErf, true>(*static_cast<gemmill_quant_args const*>(args), *how);
 }

@@ -6,5 +6,5 @@ struct sm90a_quant_static_bf16_e4m3_none_f32_vllmsym;  // makes the kernels' nam
 
 extern "C" int32_t gemmill_sm90a_quant_static_bf16_e4m3_none_f32_vllmsym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return static_quant<sm90a_quant_static_bf16_e4m3_none_f32_vllmsym, __nv_bfloat16, VllmE4M3, Identity, true>(*static_cast<gemmill_static_quant_args const*>(args), *how);
+  return static_quant<sm90a_quant_static_bf16_e4m3_none_f32_vllmsym, __nv_bfloat16, VllmE4M3, Identity, true>(*static_cast<gemmill_quant_args const*>(args), *how);
 }

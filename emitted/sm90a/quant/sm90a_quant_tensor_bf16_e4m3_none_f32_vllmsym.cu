@@ -6,7 +6,7 @@ struct sm90a_quant_tensor_bf16_e4m3_none_f32_vllmsym;  // makes the kernels' nam
 
 extern "C" int32_t gemmill_sm90a_quant_tensor_bf16_e4m3_none_f32_vllmsym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return tensor_quant<sm90a_quant_tensor_bf16_e4m3_none_f32_vllmsym, __nv_bfloat16, TensorCoding<VllmE4M3>>(*static_cast<gemmill_tensor_quant_args const*>(args), *how);
+  return tensor_quant<sm90a_quant_tensor_bf16_e4m3_none_f32_vllmsym, __nv_bfloat16, TensorCoding<VllmE4M3>>(*static_cast<gemmill_quant_args const*>(args), *how);
 }
 
 extern "C" int64_t gemmill_sm90a_quant_tensor_bf16_e4m3_none_f32_vllmsym_workspace(void const*, gemmill_launch const*) { return gemmill_tensor_quant_workspace_bytes; }

@@ -6,5 +6,5 @@ struct sm90a_quant_token_bf16_e4m3_geluerf_f32_sym;  // makes the kernels' names
 
 extern "C" int32_t gemmill_sm90a_quant_token_bf16_e4m3_geluerf_f32_sym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return token_quant<sm90a_quant_token_bf16_e4m3_geluerf_f32_sym, __nv_bfloat16, GeluErf, SymmetricCoding<E4M3, GeluErf>>(*static_cast<gemmill_token_quant_args const*>(args), *how);
+  return token_quant<sm90a_quant_token_bf16_e4m3_geluerf_f32_sym, __nv_bfloat16, GeluErf, SymmetricCoding<E4M3, GeluErf>>(*static_cast<gemmill_quant_args const*>(args), *how);
 }

@@ -6,5 +6,5 @@ struct sm90a_quant_token_bf16_e4m3_none_f32_vllmsym;  // makes the kernels' name
 
 extern "C" int32_t gemmill_sm90a_quant_token_bf16_e4m3_none_f32_vllmsym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return token_quant<sm90a_quant_token_bf16_e4m3_none_f32_vllmsym, __nv_bfloat16, Identity, SymmetricCoding<VllmE4M3, Identity>>(*static_cast<gemmill_token_quant_args const*>(args), *how);
+  return token_quant<sm90a_quant_token_bf16_e4m3_none_f32_vllmsym, __nv_bfloat16, Identity, SymmetricCoding<VllmE4M3, Identity>>(*static_cast<gemmill_quant_args const*>(args), *how);
 }

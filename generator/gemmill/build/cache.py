@@ -215,18 +215,11 @@ def read_headers(cache: Path, header_digest: str) -> HeaderSet | None:
 
 def _cover(wanted: Sequence[str], holders: Mapping[str, Sequence[Entry]]) -> list[Entry]:
     """Entries that hold the wanted sources, none twice, and leave out as few as possible."""
-    sure = {
-        entries[0].key: entries[0]
-        for key in wanted
-        if len(entries := holders[key]) == 1 and _alone(entries[0], holders)
-    }
+    alone = [holders[key][0] for key in wanted if len(holders[key]) == 1]
+    sure = {entry.key: entry for entry in alone if all(len(holders[key]) == 1 for key in entry.members)}
     held = {key for entry in sure.values() for key in entry.members}
     contested = [key for key in wanted if holders[key] and key not in held]
     return [*sure.values(), *_search(contested, holders)]
-
-
-def _alone(entry: Entry, holders: Mapping[str, Sequence[Entry]]) -> bool:
-    return all(len(holders[key]) == 1 for key in entry.members)
 
 
 def _search(wanted: Sequence[str], holders: Mapping[str, Sequence[Entry]]) -> list[Entry]:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gemmill import settings
-from gemmill.build.errors import BuildError
-from gemmill.build.scheduler import Scheduler, SchedulerError
+from gemmill.build.scheduler import Scheduler
 from gemmill.ownership import own_files
 
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
@@ -22,14 +21,11 @@ def run_on_cluster(
 ) -> dict[str, str]:
     """Run each request file (with the module that takes it) on some worker; `ended` is called as each ends.
 
-    Returns, by request, what was printed for those that ended badly. Raises BuildError where there is no cluster.
+    Returns, by request, what was printed for those that ended badly. Raises SchedulerError where there is no cluster.
     """
-    try:
-        client = scheduler.connect(
-            "start one with `dask scheduler`, and workers with `dask worker ADDRESS --nthreads 1`, each with memory for a compiler"
-        )
-    except SchedulerError as error:
-        raise BuildError(str(error)) from None
+    client = scheduler.connect(
+        "start one with `dask scheduler`, and workers with `dask worker ADDRESS --nthreads 1`, each with memory for a compiler"
+    )
     from distributed import as_completed
 
     with client:

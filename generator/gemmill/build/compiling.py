@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gemmill.build.cache import Lookup
-from gemmill.build.compile_unit import CompileOutcome
 from gemmill.build.errors import BuildError, first_error
 from gemmill.build.failures import Failure
-from gemmill.build.graph import CompileContext, run_graph
+from gemmill.build.graph import run_graph
 from gemmill.build.options import BuildObserver
-from gemmill.build.planning import Workshop
+from gemmill.build.requests import CompileOutcome
 from gemmill.build.sources import Source, SourceKind
 from gemmill.build.units import Unit, partition, split
+from gemmill.build.workshop import Workshop
 
 
 @dataclass(kw_only=True)
@@ -32,7 +32,6 @@ def compile_missing(missing: Sequence[Source], workshop: Workshop, observer: Bui
     """Put objects of all these sources in the cache, but for those that do not compile: returns their first error line
     by name and records them in the ledger. Raises BuildError, OSError."""
     units = partition(missing, workshop.options.job_count, workshop.options.dsl_job_count)
-    context = workshop.context
     total = sum(unit.seconds for unit in units)
     errors: dict[str, str] = {}
     folder = workshop.options.home_dir / "work" / uuid.uuid4().hex
@@ -40,7 +39,7 @@ def compile_missing(missing: Sequence[Source], workshop: Workshop, observer: Bui
     try:
         while units:
             observer.started(total)
-            result = _run_round(units, folder / str(uuid.uuid4().hex), context, observer)
+            result = _run_round(units, folder / uuid.uuid4().hex, workshop, observer)
             for source, error in result.bad.items():
                 if not source.is_variant:
                     raise BuildError(f"kernels/{source.name} does not compile: {error}")
@@ -53,7 +52,7 @@ def compile_missing(missing: Sequence[Source], workshop: Workshop, observer: Bui
                     f"{name} does not compile: {error}; leave it out with --filter, or build without what fails"
                 )
             if result.killed:
-                context = replace(context, jobs=1, mixed_jobs=1)
+                workshop = replace(workshop, options=replace(workshop.options, jobs=1))
             units = result.retry
             total += sum(unit.seconds for unit in units)
     finally:
@@ -61,8 +60,8 @@ def compile_missing(missing: Sequence[Source], workshop: Workshop, observer: Bui
     return errors
 
 
-def _run_round(units: Sequence[Unit], folder: Path, context: CompileContext, observer: BuildObserver) -> _Round:
-    result = _Round()
+def _run_round(units: Sequence[Unit], folder: Path, workshop: Workshop, observer: BuildObserver) -> _Round:
+    result, together = _Round(), workshop.options.job_count > 1
     fatal: list[str] = []
 
     def done(unit: Unit, outcome: CompileOutcome) -> None:
@@ -83,27 +82,27 @@ def _run_round(units: Sequence[Unit], folder: Path, context: CompileContext, obs
             result.killed = True
             if len(unit.sources) > 1:
                 result.retry += split(unit, "")
-            elif context.jobs > 1:
+            elif together:
                 result.retry.append(unit)
             else:
                 fatal.append(
                     f"the compiler was killed on {unit.label}, most likely for want of memory: give the machine more"
                 )
         elif outcome.failure:
-            fatal.append(_explain(unit, outcome, context))
+            fatal.append(_explain(unit, outcome, workshop))
 
     folder.mkdir()
-    run_graph(units, folder, context, done)
+    run_graph(units, folder, workshop, done)
     shutil.rmtree(folder, ignore_errors=True)
     if fatal:
         raise BuildError(fatal[0])
     return result
 
 
-def _explain(unit: Unit, outcome: CompileOutcome, context: CompileContext) -> str:
+def _explain(unit: Unit, outcome: CompileOutcome, workshop: Workshop) -> str:
     if outcome.failure == Failure.DISK_FULL:
         return (
-            f"the disk is full (compiling {unit.label}; objects go to {context.cache}, the compiler's own files to TMPDIR or /tmp): "
+            f"the disk is full (compiling {unit.label}; objects go to {workshop.cache.folder}, the compiler's own files to TMPDIR or /tmp): "
             "free some space, or name another folder with GEMMILL_HOME"
         )
     if outcome.failure == Failure.CHANGED:

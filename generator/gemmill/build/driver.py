@@ -12,8 +12,9 @@ from gemmill.build.files import digest
 from gemmill.build.linking import check_size, describe, intact_build, publish, runtimes
 from gemmill.build.maintenance import remove_stale
 from gemmill.build.options import BuildObserver, BuildOptions, BuildResult, SilentObserver
-from gemmill.build.planning import Work, Workshop, open_workshop, survey
+from gemmill.build.planning import Work, survey
 from gemmill.build.sources import EXPORTS, Source, SourceKind, text_source
+from gemmill.build.workshop import Workshop, open_workshop
 from gemmill.emit.render import TemplateError, render
 from gemmill.manifest import Manifest, RejectedEntry
 from gemmill.ownership import own_files

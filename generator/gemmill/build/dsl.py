@@ -3,7 +3,6 @@
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -84,24 +83,18 @@ def made_from(memo: FileMemo) -> tuple[tuple[str, str], ...]:
     return tuple((name, memo.get(path)) for name, path in sorted(paths.items()))
 
 
-def _versions() -> list[list[str]]:
-    """The DSL comes in several distributions, each with a version of its own."""
-    return sorted([found.name, found.version] for found in _parts())
-
-
-def _parts() -> Iterator[metadata.Distribution]:
-    """The DSL's distribution and, as far as they are installed, those that it asks for by the same name."""
-    waiting, seen = [DISTRIBUTION], set()
+def _versions() -> list[tuple[str, str]]:
+    """Of the DSL's distribution and, as far as they are installed, of those that it asks for by the same name."""
+    waiting, versions = [DISTRIBUTION], dict[str, str]()
     while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
         try:
-            found = metadata.distribution(name)
+            found = metadata.distribution(waiting.pop())
         except metadata.PackageNotFoundError:
             continue
-        yield found
+        if found.name in versions:
+            continue
+        versions[found.name] = found.version
         waiting += [
             match[0] for text in found.requires or () if (match := re.match(rf"{DISTRIBUTION}[\w-]*", text)) is not None
         ]
+    return sorted(versions.items())

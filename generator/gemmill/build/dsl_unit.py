@@ -9,59 +9,40 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gemmill.build.cache import ObjectCache
-from gemmill.build.compile_unit import CompileOutcome
 from gemmill.build.cubins import embedded_cubins
 from gemmill.build.dsl import made_from
 from gemmill.build.errors import first_error
-from gemmill.build.failures import Failure, failure_of_compiler, failure_of_exception
+from gemmill.build.failures import CompileError, Failure, failure_of_compiler
 from gemmill.build.files import FileMemo
-from gemmill.build.headers import header_set
 from gemmill.build.inspect import KernelFacts, merged, read_cubin
+from gemmill.build.requests import CompileOutcome, Request, answer
 from gemmill.emit.adapter import emit_adapter, read_header
-from gemmill.writing import write_whole
 
 _ATTEMPTS = 2
 
 
-class ToolError(Exception):
-    """A program that is part of the toolchain failed, for a reason of the machine's."""
-
-    def __init__(self, message: str, failure: Failure = Failure.TOOL) -> None:
-        super().__init__(message)
-        self.failure = failure
-
-
 @dataclass(frozen=True, kw_only=True)
-class DslRequest:
-    """What to compile and where things are; paths as text, since it travels as JSON."""
+class DslRequest(Request):
+    """What to compile with the CuTe DSL, in a folder of the request's own."""
 
     worker: list[str]
-    environment: dict[str, str]
     sources: str
     """The folder of the emitted files."""
-    folder: str
-    """A folder of this request's own."""
     members: list[dict[str, str]]
     """Of each file: `key`, `name`, `symbol` and its `path` below `sources`."""
     adapter: list[str]
     """The C++ compiler with its flags."""
-    roots: dict[str, str]
     made_from: list[list[str]]
     """gemmill's own files as they were when the keys were made."""
-    cache: str
-    memo: str
-    cuobjdump: str
     objcopy: str
-    outcome: str
-    """The file to write: a CompileOutcome."""
 
 
 class Worker:
@@ -128,12 +109,12 @@ class _Batch:
 
 
 def compile_batch(request: DslRequest) -> CompileOutcome:
-    """Compile, inspect, publish. Raises OSError, ToolError."""
+    """Compile, inspect, publish. Raises OSError, CompileError."""
     batch = _Batch(request=request, waiting=deque(request.members))
     while batch.waiting:
         worker = Worker(request)
         if worker.start_seconds is None:
-            return CompileOutcome(failure=Failure.TOOL, message=f"the CuTe DSL does not start ({worker.end()})")
+            raise CompileError(f"the CuTe DSL does not start ({worker.end()})")
         share = worker.start_seconds / len(batch.waiting)
         try:
             ended_on = _use(worker, batch, share)
@@ -144,8 +125,8 @@ def compile_batch(request: DslRequest) -> CompileOutcome:
             errors = batch.left_out if worker.was_killed else batch.bad
             errors[ended_on["key"]] = f"the CuTe DSL's process ended on it twice ({how})"
     if [list(row) for row in made_from(FileMemo(Path(request.memo)))] != request.made_from:
-        return CompileOutcome(failure=Failure.CHANGED, message="a file of the kernels' bodies was changed meanwhile")
-    return CompileOutcome(failure="", bad=batch.bad, left_out=batch.left_out)
+        raise CompileError("a file of the kernels' bodies was changed meanwhile", Failure.CHANGED)
+    return CompileOutcome(bad=batch.bad, left_out=batch.left_out)
 
 
 def _use(worker: Worker, batch: _Batch, share: float) -> dict[str, str] | None:
@@ -159,7 +140,7 @@ def _use(worker: Worker, batch: _Batch, share: float) -> dict[str, str] | None:
         batch.waiting.popleft()
         failure, error = reply.pop("failure"), reply.pop("error")
         if failure not in ("", Failure.SOURCE):
-            raise ToolError(error, Failure(failure))
+            raise CompileError(error, Failure(failure))
         if not error:
             reply["cpu_seconds"] = round(reply["cpu_seconds"] + share, 2)
             error = _publish(member, batch.request, reply)
@@ -169,7 +150,7 @@ def _use(worker: Worker, batch: _Batch, share: float) -> dict[str, str] | None:
 
 
 def _publish(member: Mapping[str, str], request: DslRequest, known: dict[str, Any]) -> str:
-    """Take an exported object into the cache, unless it cannot be used: then the reason. Raises OSError, ToolError."""
+    """Take an exported object into the cache, unless it cannot be used: then the reason. Raises OSError, CompileError."""
     folder, symbol = Path(request.folder), member["symbol"]
     exported = folder / f"{symbol}.o"
     try:
@@ -179,27 +160,20 @@ def _publish(member: Mapping[str, str], request: DslRequest, known: dict[str, An
         return str(error)
     adapter = folder / f"{symbol}.cpp"
     adapter.write_text(emit_adapter(symbol, member["name"], header), encoding="utf-8")
-    whole, depfile = folder / f"{symbol}.whole.o", folder / f"{symbol}.d"
+    whole, depfile, started = folder / f"{symbol}.whole.o", folder / f"{symbol}.d", time.time()
     # One object with one symbol, as nvcc makes it. Names without folders, since an error line goes into the manifest.
     outputs = ["-MD", "-MF", depfile.name, "-r", "-nostdlib", adapter.name, exported.name, "-o", whole.name]
-    done = _run([*request.adapter, *outputs], request)
+    done = request.run([*request.adapter, *outputs])
     if done.returncode != 0:
         message = done.stderr or done.stdout
         failure = failure_of_compiler(done.returncode, message)
         if failure is not Failure.SOURCE:
-            raise ToolError(first_error(message), failure)
+            raise CompileError(first_error(message), failure)
         return first_error(message)
-    _output([request.objcopy, f"--keep-global-symbol={symbol}", whole], request)
-    roots, memo = {name: Path(path) for name, path in request.roots.items()}, FileMemo(Path(request.memo))
-    ObjectCache(Path(request.cache), roots, memo).publish(
-        whole,
-        {member["key"]: member["name"]},
-        header_set(depfile, folder, roots, memo),
-        facts={f"{symbol}_kernel": facts},
-        **known,
-    )
-    for path in (exported, whole):
-        path.unlink()
+    request.output([request.objcopy, f"--keep-global-symbol={symbol}", whole])
+    known["facts"] = {f"{symbol}_kernel": facts}
+    request.publish(whole, depfile, {member["key"]: member["name"]}, since=started, **known)
+    exported.unlink()
     return ""
 
 
@@ -209,43 +183,12 @@ def _inspect(exported: Path, request: DslRequest) -> KernelFacts:
     for cubin in embedded_cubins(exported.read_bytes()):
         path = exported.with_suffix(".cubin")
         path.write_bytes(cubin)
-        found.append(read_cubin(_output([request.cuobjdump, "-sass", "-res-usage", path], request)))
+        found.append(read_cubin(request.output([request.cuobjdump, "-sass", "-res-usage", path])))
         path.unlink()
     if not found:
         raise ValueError("the CuTe DSL's object has no machine code in it")
     return merged(found)
 
 
-def _output(command: Sequence[str | Path], request: DslRequest) -> str:
-    done = _run(command, request)
-    if done.returncode != 0:
-        raise ToolError(f"{command[0]} failed: {(done.stderr or done.stdout).strip()}")
-    return done.stdout
-
-
-def _run(command: Sequence[str | Path], request: DslRequest) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        list(map(str, command)),
-        cwd=request.folder,
-        env=request.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def main(argv: list[str]) -> int:
-    """Exit status 0 where every file has an object or a reason; the outcome is in a file in any case that the disk allows."""
-    request = DslRequest(**json.loads(Path(argv[1]).read_text(encoding="utf-8")))
-    try:
-        outcome = compile_batch(request)
-    except ToolError as error:
-        outcome = CompileOutcome(failure=error.failure, message=str(error))
-    except OSError as error:
-        outcome = CompileOutcome(failure=failure_of_exception(error), message=str(error))
-    write_whole(Path(request.outcome), json.dumps(asdict(outcome)))
-    return 1 if outcome.failure else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(answer(DslRequest, compile_batch))

@@ -67,9 +67,8 @@ def compare_folder(files: Sequence[EmittedFile], folder: Path) -> Difference:
             for path in sorted((folder / parent).glob("*"))
             if path.suffix in _SUFFIXES
         )
-        stale = [
-            relative for path in present if (relative := _relative(path, folder)) not in wanted and _is_generated(path)
-        ]
+        named = {PurePosixPath(path.relative_to(folder).as_posix()): path for path in present}
+        stale = [name for name, path in named.items() if name not in wanted and _is_generated(path)]
     return Difference(
         missing=tuple(missing),
         changed=tuple(changed),
@@ -87,10 +86,6 @@ def update_folder(difference: Difference, folder: Path) -> None:
             write_whole(path, file.text)
         for stale in difference.stale:
             (folder / stale).unlink()
-
-
-def _relative(path: Path, folder: Path) -> PurePosixPath:
-    return PurePosixPath(path.relative_to(folder).as_posix())
 
 
 def _is_generated(path: Path) -> bool:

@@ -38,6 +38,14 @@ class Failure(StrEnum):
     """A program could not be run or failed for a reason of its own, or a file not be written."""
 
 
+class CompileError(Exception):
+    """There is no object; the text is what a compiler printed, or what is wrong with the machine or its tools."""
+
+    def __init__(self, message: str, failure: Failure = Failure.TOOL) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
 def failure_of_compiler(exit_code: int, message: str) -> Failure:
     """What a compiler's end means, by what it printed in English."""
     if any(text in message for text in _FULL):

@@ -24,15 +24,10 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sync(descriptor: int) -> None:
-    """Put a file's bytes on the disk, so that a rename cannot publish an empty one after a crash."""
-    os.fsync(descriptor)
-
-
 def sync_file(path: Path) -> None:
-    """Put on the disk what another program wrote."""
+    """Put on the disk what another program wrote, so that a rename cannot publish an empty file after a crash."""
     with path.open("rb") as file:
-        sync(file.fileno())
+        os.fsync(file.fileno())
 
 
 class FileMemo:

@@ -6,52 +6,31 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from gemmill import settings
 from gemmill.build.cluster import run_on_cluster
-from gemmill.build.compile_unit import CompileOutcome, CompileRequest
-from gemmill.build.dsl import DslPackage
+from gemmill.build.compile_unit import CompileRequest
 from gemmill.build.dsl_unit import DslRequest
 from gemmill.build.errors import BuildError
 from gemmill.build.failures import Failure
+from gemmill.build.options import BuildOptions
+from gemmill.build.requests import CompileOutcome
 from gemmill.build.scheduler import Scheduler
-from gemmill.build.sources import Flags, SourceKind, expand
-from gemmill.build.toolchain import ToolchainPaths
+from gemmill.build.sources import SourceKind, expand
 from gemmill.build.units import Unit
-from gemmill.vocab import Arch
+from gemmill.build.workshop import Workshop
 from gemmill.writing import write_whole
 
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompileContext:
-    """What all units of a build share."""
-
-    arch: Arch
-    toolchain: ToolchainPaths
-    dsl: DslPackage | None
-    flags: Flags
-    roots: Mapping[str, Path]
-    launcher: tuple[str, ...]
-    cache: Path
-    memo: Path
-    jobs: int
-    """Compilers at a time."""
-    dsl_jobs: int
-    """Processes at a time where all are the CuTe DSL's, which need less memory."""
-    mixed_jobs: int
-    """Processes at a time where some are: at most `jobs` of them compilers."""
-    scheduler: Scheduler | None = None
-    """Of the Dask cluster that compiles; None for this machine."""
-
-
 def run_graph(
-    units: Sequence[Unit], folder: Path, context: CompileContext, done: Callable[[Unit, CompileOutcome], None]
+    units: Sequence[Unit], folder: Path, workshop: Workshop, done: Callable[[Unit, CompileOutcome], None]
 ) -> None:
-    """Compile the units in `folder`, a new one, as many at a time as the context says; `done` is called as each ends.
+    """Compile the units in `folder`, a new one, as many at a time as the options say; `done` is called as each ends.
     Raises BuildError where ninja cannot run, OSError where files cannot be written."""
     outcomes = {folder / f"{unit.key}.outcome.json": unit for unit in units}
     modules: dict[str, str] = {}
@@ -59,7 +38,7 @@ def run_graph(
     lines = [
         "ninja_required_version = 1.10",
         "pool compilers",
-        f"  depth = {context.jobs}",
+        f"  depth = {workshop.options.job_count}",
         "rule compile",
         f"  command = {python} -m gemmill.build.compile_unit $in",
         "  description = $out",
@@ -73,22 +52,22 @@ def run_graph(
         request = folder / f"{unit.key}.request.json"
         _write_sources(unit, folder)
         of_dsl = unit.kind is SourceKind.DSL
-        asked = dsl_request(unit, folder, path, context) if of_dsl else _request(unit, folder, path, context)
+        asked = (dsl_request if of_dsl else _request)(unit, folder, path, workshop)
         write_whole(request, json.dumps(asdict(asked)))
         modules[request.name] = "gemmill.build.dsl_unit" if of_dsl else "gemmill.build.compile_unit"
         lines.append(f"build {path.name}: {'compile_dsl' if of_dsl else 'compile'} {request.name}")
-    if context.scheduler is not None:
-        _run_cluster(context.scheduler, folder, modules, outcomes, done)
+    if workshop.options.scheduler is not None:
+        _run_cluster(workshop.options.scheduler, folder, modules, outcomes, done)
         return
     write_whole(folder / "build.ninja", "\n".join(lines) + "\n")
-    _run_ninja(folder, _jobs(units, context), outcomes, done)
+    _run_ninja(folder, _jobs(units, workshop.options), outcomes, done)
 
 
-def _jobs(units: Sequence[Unit], context: CompileContext) -> int:
+def _jobs(units: Sequence[Unit], options: BuildOptions) -> int:
     of_dsl = [unit.kind is SourceKind.DSL for unit in units]
     if all(of_dsl):
-        return context.dsl_jobs
-    return context.mixed_jobs if any(of_dsl) else context.jobs
+        return options.dsl_job_count
+    return options.mixed_job_count if any(of_dsl) else options.job_count
 
 
 def _write_sources(unit: Unit, folder: Path) -> None:
@@ -100,54 +79,55 @@ def _write_sources(unit: Unit, folder: Path) -> None:
         (folder / unit.file_name).write_text(unit.text, encoding="utf-8")
 
 
-def _request(unit: Unit, folder: Path, outcome: Path, context: CompileContext) -> CompileRequest:
-    tools = context.toolchain
+def _common(outcome: Path, workshop: Workshop) -> dict[str, Any]:
+    """What every request says."""
+    return {
+        "roots": {name: str(path) for name, path in workshop.roots.items()},
+        "cache": str(workshop.cache.folder),
+        "memo": str(workshop.memo_path),
+        "cuobjdump": str(workshop.toolchain.cuobjdump),
+        "outcome": str(outcome),
+    }
+
+
+def _request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop) -> CompileRequest:
+    tools = workshop.toolchain
     host = unit.kind is SourceKind.BINDING
     stem = Path(unit.file_name).stem
-    flags = expand(context.flags.for_kind(unit.kind), context.roots)
+    flags = expand(workshop.flags.for_kind(unit.kind), workshop.roots)
     outputs = ["-MD", "-MF", f"{stem}.d", "-c", unit.file_name, "-o", f"{stem}.o"]
     # nvcc would take the first gcc on PATH: the key covers the g++ that was found.
     compiler = [str(tools.gxx)] if host else [str(tools.nvcc), f"-ccbin={tools.gxx}"]
     return CompileRequest(
-        command=[*context.launcher, *compiler, *flags, *outputs],
+        **_common(outcome, workshop),
+        command=[*workshop.launcher, *compiler, *flags, *outputs],
         folder=str(folder),
         stem=stem,
         members={source.key: source.name for source in unit.sources},
-        roots={name: str(path) for name, path in context.roots.items()},
-        cache=str(context.cache),
-        memo=str(context.memo),
-        cuobjdump=None if host else str(tools.cuobjdump),
-        # cuobjdump looks for nvdisasm on PATH.
-        environment=settings.compiler_environment(search=[tools.home / "bin", tools.nvdisasm.parent]),
-        outcome=str(outcome),
+        is_host_code=host,
+        environment=settings.compiler_environment(search=tools.programs),
     )
 
 
-def dsl_request(unit: Unit, folder: Path, outcome: Path, context: CompileContext) -> DslRequest:
+def dsl_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop) -> DslRequest:
     """What dsl_unit.py is asked for a unit whose files are in `folder`; makes a folder of its own there. Raises OSError."""
-    dsl, tools = context.dsl, context.toolchain
+    dsl, tools = workshop.dsl, workshop.toolchain
     assert dsl is not None  # without one, no source of its kind is asked for
     own = folder / unit.key
     own.mkdir()
     return DslRequest(
+        **_common(outcome, workshop),
         worker=list(dsl.worker),
-        environment=settings.dsl_environment(
-            context.arch.sm, search=[tools.home / "bin", tools.nvdisasm.parent], python_path=_SOURCE_ROOT
-        ),
+        environment=settings.dsl_environment(workshop.arch.sm, search=tools.programs, python_path=_SOURCE_ROOT),
         sources=str(folder),
         folder=str(own),
         members=[
             {"key": source.key, "name": source.name, "symbol": source.symbol, "path": str(source.path)}
             for source in unit.sources
         ],
-        adapter=[str(tools.gxx), *expand(context.flags.for_kind(unit.kind), context.roots)],
-        roots={name: str(path) for name, path in context.roots.items()},
+        adapter=[str(tools.gxx), *expand(workshop.flags.for_kind(unit.kind), workshop.roots)],
         made_from=[list(row) for row in dsl.made_from],
-        cache=str(context.cache),
-        memo=str(context.memo),
-        cuobjdump=str(tools.cuobjdump),
         objcopy=str(dsl.objcopy),
-        outcome=str(outcome),
     )
 
 

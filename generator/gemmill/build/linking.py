@@ -13,9 +13,9 @@ from gemmill.build.cache import Entry
 from gemmill.build.errors import BuildError, first_error
 from gemmill.build.files import file_digest, sync_file
 from gemmill.build.inspect import facts_of
-from gemmill.build.planning import Workshop
 from gemmill.build.provenance import source_digest
 from gemmill.build.sources import EXPORTS, OWN_ROOT, TORCH_TARGET, Source, SourceKind, expand
+from gemmill.build.workshop import Workshop
 from gemmill.manifest import (
     SCHEMA_VERSION,
     KernelEntry,
@@ -55,9 +55,10 @@ def publish(manifest: Manifest, target: Path, objects: Sequence[Path], workshop:
     try:
         extension = temporary / manifest.extension
         _link(extension, objects, workshop)
-        check_size(manifest, extension.stat().st_size, workshop.options.max_size)
+        size = extension.stat().st_size
+        check_size(manifest, size, workshop.options.max_size)
         sync_file(extension)
-        manifest = _with_extension(manifest, extension)
+        manifest = replace(manifest, extension_sha256=file_digest(extension), extension_bytes=size)
         write_manifest(manifest, temporary / "manifest.json")
         return _put_in_place(manifest, temporary, target, workshop)
     finally:
@@ -200,7 +201,3 @@ def describe(
         entries=tuple(kernels),
         rejected=tuple(rejected),
     )
-
-
-def _with_extension(manifest: Manifest, extension: Path) -> Manifest:
-    return replace(manifest, extension_sha256=file_digest(extension), extension_bytes=extension.stat().st_size)

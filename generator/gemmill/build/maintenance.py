@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmill import settings
-from gemmill.build.cache import Entry, read_entry, read_headers
+from gemmill.build.cache import read_entry, read_headers
 from gemmill.build.errors import reported
 from gemmill.build.files import file_digest
 
@@ -42,7 +42,17 @@ def cache_list(home: Path | None = None) -> tuple[CachedObject, ...]:
     """The objects of the cache, the latest used first. Raises BuildError."""
     cache = _cache(home)
     with reported(cache, "reading the cache"):
-        found = [_describe(cache, entry) for folder in _object_folders(cache) if (entry := read_entry(folder))]
+        found = [
+            CachedObject(
+                key=entry.key,
+                names=tuple(entry.members.values()),
+                object_bytes=entry.object_bytes,
+                cpu_seconds=entry.cpu_seconds,
+                used=(folder / "entry.json").stat().st_mtime,
+            )
+            for folder in _object_folders(cache)
+            if (entry := read_entry(folder))
+        ]
     return tuple(sorted(found, key=lambda item: (-item.used, item.key)))
 
 
@@ -93,16 +103,6 @@ def _cache(home: Path | None) -> Path:
 
 def _object_folders(cache: Path) -> list[Path]:
     return sorted(folder for folder in cache.glob("objects/*") if not folder.name.startswith("."))
-
-
-def _describe(cache: Path, entry: Entry) -> CachedObject:
-    return CachedObject(
-        key=entry.key,
-        names=tuple(entry.members.values()),
-        object_bytes=entry.object_bytes,
-        cpu_seconds=entry.cpu_seconds,
-        used=(cache / "objects" / entry.key / "entry.json").stat().st_mtime,
-    )
 
 
 def _is_whole(cache: Path, folder: Path) -> bool:

@@ -2,78 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from gemmill.build.cache import Entry, Lookup, ObjectCache
-from gemmill.build.dsl import DslPackage, find_dsl
-from gemmill.build.errors import BuildError, reported
-from gemmill.build.files import FileMemo, digest
-from gemmill.build.graph import CompileContext
-from gemmill.build.ledger import Ledger
+from gemmill.build.cache import Entry, Lookup
+from gemmill.build.errors import BuildError
+from gemmill.build.files import digest
 from gemmill.build.options import BuildOptions, Plan
-from gemmill.build.sources import (
-    BINDING,
-    Flags,
-    Source,
-    SourceKind,
-    file_sources,
-    flags_for,
-    is_of_dsl,
-    kernel_folders,
-    roots_of,
-    variant_source,
-)
-from gemmill.build.toolchain import ToolchainPaths, find_launcher, find_toolchain
+from gemmill.build.sources import BINDING, Flags, Source, SourceKind, file_sources, flags_for, is_of_dsl, variant_source
 from gemmill.build.units import Unit, partition
+from gemmill.build.workshop import Workshop, open_workshop
 from gemmill.emit.render import TemplateError
 from gemmill.family import Config
 from gemmill.manifest import RejectedEntry
-from gemmill.ownership import distrust
 from gemmill.space.selections import Selection
-from gemmill.vocab import Arch
 
 # An SM90 variant of a shared object, nvcc 13.0, 2026-11-20, and one of the CuTe DSL 4.8.1; the binding's part of an
 # extension, static CUDA runtime included.
 _OBJECT_BYTES = 90_000
 _DSL_OBJECT_BYTES = 42_000
 _BINDING_BYTES = 1_100_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workshop:
-    """What a build works with."""
-
-    options: BuildOptions
-    arch: Arch
-    toolchain: ToolchainPaths
-    dsl: DslPackage | None
-    without_dsl: str
-    """Why there is none."""
-    flags: Flags
-    roots: dict[str, Path]
-    memo: FileMemo
-    memo_path: Path
-    cache: ObjectCache
-    ledger: Ledger
-    launcher: tuple[str, ...]
-
-    @property
-    def context(self) -> CompileContext:
-        """What the ninja graph needs."""
-        return CompileContext(
-            arch=self.arch,
-            toolchain=self.toolchain,
-            dsl=self.dsl,
-            flags=self.flags,
-            roots=self.roots,
-            launcher=self.launcher,
-            cache=self.cache.folder,
-            memo=self.memo_path,
-            jobs=self.options.job_count,
-            dsl_jobs=self.options.dsl_job_count,
-            mixed_jobs=self.options.mixed_job_count,
-            scheduler=self.options.scheduler,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,52 +34,6 @@ class Work:
     """The names that are bad by the ledger alone: `retry_failed` tries them."""
     found: Lookup
     """Of all sources that are not bad."""
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """Objects in the cache."""
-        return self.found.entries
-
-
-def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
-    """Toolchain, cache and ledger of a build. Raises BuildError; writes nothing."""
-    home, kernels = options.home_dir, options.kernels_folder
-    _check_writers(home)
-    memo_path = home / "memo" / "files.json"
-    memo = FileMemo(memo_path)
-    toolchain = find_toolchain(options.cuda_home, memo=memo)
-    dsl, without_dsl = _dsl_or_reason(toolchain, memo)
-    roots = roots_of(toolchain, kernels)
-    with reported(kernels, "reading gemmill's headers"):
-        ledger = Ledger(home / "cache", kernel_folders(kernels).values(), toolchain.cutlass_version, memo)
-    return Workshop(
-        options=options,
-        arch=arch,
-        toolchain=toolchain,
-        dsl=dsl,
-        without_dsl=without_dsl,
-        flags=flags_for(arch),
-        roots=roots,
-        memo=memo,
-        memo_path=memo_path,
-        cache=ObjectCache(home / "cache", roots, memo),
-        ledger=ledger,
-        launcher=find_launcher(),
-    )
-
-
-def _check_writers(home: Path) -> None:
-    with reported(home, "looking into the home"):
-        for folder in (home, *(home / name for name in ("builds", "cache", "memo", "work")), *home.glob("cache/*")):
-            if folder.exists() and (reason := distrust(folder, folder.stat())):
-                raise BuildError(reason)
-
-
-def _dsl_or_reason(toolchain: ToolchainPaths, memo: FileMemo) -> tuple[DslPackage | None, str]:
-    try:
-        return find_dsl(toolchain.cuda_major, memo), ""
-    except BuildError as error:
-        return None, str(error)
 
 
 def variant_sources(configs: Sequence[Config], flags: Flags, compiler_build: str, dsl_build: str) -> tuple[Source, ...]:
@@ -183,7 +83,7 @@ def plan(selection: Selection, options: BuildOptions) -> Plan:
         return _plan(selection, options, variants, units, (), {}, str(error))
     work = survey(selection, workshop)
     units = partition(work.found.missing, options.job_count, options.dsl_job_count)
-    return _plan(selection, options, work.variants, units, work.entries, work.bad, "")
+    return _plan(selection, options, work.variants, units, work.found.entries, work.bad, "")
 
 
 def _plan(

@@ -9,13 +9,15 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from gemmill.build.errors import BuildError
+
 CONNECT_SECONDS = 30
 LOOPBACK = "127.0.0.1"
 _OWN = ("inproc",)
 _WITH_CERTIFICATES = ("tls", "wss")
 
 
-class SchedulerError(RuntimeError):
+class SchedulerError(BuildError):
     """A scheduler that cannot be used; the text is one sentence."""
 
 

@@ -1,6 +1,5 @@
 """Finding a CUDA compiler, the CUTLASS headers, torch's headers and a host compiler, without importing any of them."""
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 from gemmill import settings
 from gemmill.build.errors import BuildError
 from gemmill.build.files import FileMemo, digest, file_digest
+from gemmill.locations import installed
 
 WHEEL_FOLDER = "cu13"
 OLDEST_CUDA = (12, 8)
@@ -43,6 +43,11 @@ class ToolchainPaths:
     """Digest of everything about the CUDA compiler that can change its output."""
     host_build: str
     """The same of the host compiler."""
+
+    @property
+    def programs(self) -> list[Path]:
+        """Folders that its programs look for each other in: cuobjdump looks for nvdisasm on PATH."""
+        return [self.home / "bin", self.nvdisasm.parent]
 
 
 def find_toolchain(cuda_home: Path | None = None, *, memo: FileMemo | None = None) -> ToolchainPaths:
@@ -125,9 +130,7 @@ def _find_cuda(asked: Path | None) -> tuple[Path, str]:
 
 
 def _wheel_homes() -> list[Path]:
-    spec = importlib.util.find_spec("nvidia")
-    roots = list(spec.submodule_search_locations or ()) if spec else []
-    return [Path(root) / WHEEL_FOLDER for root in roots]
+    return [root / WHEEL_FOLDER for root in installed("nvidia")]
 
 
 def _home_of(nvcc: Path) -> Path:
@@ -179,9 +182,8 @@ def _find_cutlass() -> Path:
                 f"no CUTLASS at {named}, which GEMMILL_CUTLASS_HOME names: it has no include/cutlass/version.h"
             )
         return named / "include"
-    spec = importlib.util.find_spec("cutlass_library")
-    for root in (spec.submodule_search_locations or ()) if spec else ():
-        include = Path(root) / "source" / "include"
+    for root in installed("cutlass_library"):
+        include = root / "source" / "include"
         if (include / "cutlass" / "version.h").is_file():
             return include
     raise BuildError(
@@ -190,10 +192,9 @@ def _find_cutlass() -> Path:
 
 
 def _find_torch() -> Path:
-    spec = importlib.util.find_spec("torch")
-    for root in (spec.submodule_search_locations or ()) if spec else ():
-        if (Path(root) / "lib").is_dir():
-            return Path(root)
+    for root in installed("torch"):
+        if (root / "lib").is_dir():
+            return root
     raise BuildError("no torch to link against: install it with `pip install torch`")
 
 

@@ -18,7 +18,8 @@ def doctor(as_json: o.JsonOption = False) -> None:
 
         gemmill doctor --json
     """
-    from gemmill.doctor import State, examine
+    from gemmill.doctor import examine
+    from gemmill.doctor.finding import State
 
     findings = examine()
     problems = [finding for finding in findings if finding.state is State.PROBLEM]

@@ -2,15 +2,15 @@
 
 import ctypes
 import importlib.metadata
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
 from gemmill import settings
 from gemmill.doctor.compilers import BuildError, architectures, find_toolchain
 from gemmill.doctor.elf import ElfError, Library, read_library
-from gemmill.doctor.finding import Finding, State
+from gemmill.doctor.finding import Finding, note, ok, problem
 from gemmill.doctor.machine import driver_cuda
+from gemmill.locations import installed
 from gemmill.manifest import Manifest, ManifestError, check_extension, read_manifest
 from gemmill.runtime.builds import MANIFEST, find_builds, resolve, serving
 from gemmill.vocab import Arch
@@ -27,16 +27,11 @@ def examine_builds() -> Iterator[Finding]:
         named = settings.build()
         chosen = resolve(named) if named else serving(None)[0] if folders else None
     except ManifestError as error:
-        yield Finding(
-            subject="build",
-            state=State.PROBLEM,
-            found=str(error),
-            advice="name one with GEMMILL_BUILD, or make one current with gemmill builds use",
-        )
+        yield problem("build", str(error), "name one with GEMMILL_BUILD, or make one current with gemmill builds use")
         return
-    yield Finding(subject="home", state=State.OK, found=f"{settings.home()}, {len(folders)} builds")
+    yield ok("home", f"{settings.home()}, {len(folders)} builds")
     if chosen is None:
-        yield Finding(subject="build", state=State.NOTE, found="none", advice="gemmill build --select smoke")
+        yield note("build", "none", "gemmill build --select smoke")
         return
     yield from examine_build(chosen)
 
@@ -47,12 +42,12 @@ def examine_build(folder: Path) -> Iterator[Finding]:
         manifest = read_manifest(folder / MANIFEST)
         extension = check_extension(manifest, folder)
     except ManifestError as error:
-        yield Finding(subject="build", state=State.PROBLEM, found=str(error), advice="gemmill build")
+        yield problem("build", str(error), "gemmill build")
         return
     found = (
         f"{manifest.build_id} for {manifest.arch}, {len(manifest.entries)} variants of {manifest.selection} ({folder})"
     )
-    yield Finding(subject="build", state=State.OK, found=found)
+    yield ok("build", found)
     yield from examine_symbols(extension)
     yield from _examine_code(manifest, extension)
     yield from _examine_cuda(manifest)
@@ -64,41 +59,26 @@ def examine_symbols(extension: Path) -> Iterator[Finding]:
     try:
         library = read_library(extension)
     except (ElfError, OSError) as error:
-        yield Finding(subject="symbols", state=State.PROBLEM, found=str(error), advice="gemmill build")
+        yield problem("symbols", str(error), "gemmill build")
         return
     folder = torch_libraries()
     if folder is None:
-        yield Finding(
-            subject="symbols",
-            state=State.PROBLEM,
-            found="torch is not installed: nothing to hold them against",
-            advice="pip install torch",
-        )
+        yield problem("symbols", "torch is not installed: nothing to hold them against", "pip install torch")
         return
     missing = sorted(undefined_in(library, folder, library.required))
     absent = sorted(undefined_in(library, folder, library.optional))
     if missing:
         listed = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
         advice = f"build with this torch ({importlib.metadata.version('torch')}): gemmill build"
-        yield Finding(
-            subject="symbols",
-            state=State.PROBLEM,
-            found=f"{len(missing)} of {len(library.required)} are not defined: {listed}",
-            advice=advice,
-        )
+        yield problem("symbols", f"{len(missing)} of {len(library.required)} are not defined: {listed}", advice)
     else:
-        yield Finding(
-            subject="symbols",
-            state=State.OK,
-            found=f"all {len(library.required)} are defined by {', '.join(library.needed)}",
-        )
+        yield ok("symbols", f"all {len(library.required)} are defined by {', '.join(library.needed)}")
     torch_absent = [name for name in absent if "torch" in name]
     if torch_absent:
-        yield Finding(
-            subject="optional symbols",
-            state=State.NOTE,
-            found=f"not in this torch: {', '.join(torch_absent)}",
-            advice="a CPU-only torch has no CUDA streams; without torch::autograd's names calls do not refuse gradients",
+        yield note(
+            "optional symbols",
+            f"not in this torch: {', '.join(torch_absent)}",
+            "a CPU-only torch has no CUDA streams; without torch::autograd's names calls do not refuse gradients",
         )
 
 
@@ -112,25 +92,17 @@ def examine_tables(manifest: Manifest) -> Iterator[Finding]:
     tuned = load_tuned(manifest.entries, Machine(arch=manifest.arch, device=None, driver=None))
     loss = loss_of(manifest.entries, tuned, Arch(manifest.arch).sm_count)
     if loss is not None:
-        tolerable = loss.mean <= TOLERABLE_LOSS and not loss.none
-        advice = "" if tolerable else f"gemmill build --arch {manifest.arch} --select default"
-        yield Finding(
-            subject="loss", state=State.OK if tolerable else State.NOTE, found=f"the build {loss}", advice=advice
-        )
+        if loss.mean <= TOLERABLE_LOSS and not loss.none:
+            yield ok("loss", f"the build {loss}")
+        else:
+            yield note("loss", f"the build {loss}", f"gemmill build --arch {manifest.arch} --select default")
     for name, why in tuned.quarantined.items():
-        yield Finding(
-            subject="quarantine",
-            state=State.NOTE,
-            found=f"{name} is not chosen: {why}",
-            advice=f"gemmill verify --filter {name}",
-        )
+        yield note("quarantine", f"{name} is not chosen: {why}", f"gemmill verify --filter {name}")
 
 
 def torch_libraries() -> Path | None:
     """The folder of the installed torch's libraries, found without importing it."""
-    spec = importlib.util.find_spec("torch")
-    folders = [Path(place) / "lib" for place in (spec.submodule_search_locations or ())] if spec else []
-    return next((folder for folder in folders if folder.is_dir()), None)
+    return next((root / "lib" for root in installed("torch") if (root / "lib").is_dir()), None)
 
 
 def undefined_in(library: Library, torch_lib: Path, symbols: frozenset[str]) -> set[str]:
@@ -157,15 +129,13 @@ def _examine_code(manifest: Manifest, extension: Path) -> Iterator[Finding]:
     try:
         found = architectures(extension, find_toolchain().cuobjdump)
     except BuildError as error:
-        yield Finding(
-            subject="sass", state=State.NOTE, found=f"not inspected; the manifest says {expected}", advice=str(error)
-        )
+        yield note("sass", f"not inspected; the manifest says {expected}", str(error))
         return
     if expected in found:
-        yield Finding(subject="sass", state=State.OK, found=f"machine code for {', '.join(found)}")
+        yield ok("sass", f"machine code for {', '.join(found)}")
     else:
         text = f"machine code for {', '.join(found) or 'no architecture'}, the manifest says {expected}"
-        yield Finding(subject="sass", state=State.PROBLEM, found=text, advice="gemmill build")
+        yield problem("sass", text, "gemmill build")
 
 
 def _examine_cuda(manifest: Manifest) -> Iterator[Finding]:
@@ -173,13 +143,6 @@ def _examine_cuda(manifest: Manifest) -> Iterator[Finding]:
     major = manifest.toolchain.cuda_major
     if driver is not None and driver[0] < major:
         found = f"the build is of CUDA {major}, the driver runs up to {driver[0]}.{driver[1]}"
-        yield Finding(
-            subject="cuda",
-            state=State.PROBLEM,
-            found=found,
-            advice=f"upgrade the driver, or build with a CUDA {driver[0]} toolkit",
-        )
+        yield problem("cuda", found, f"upgrade the driver, or build with a CUDA {driver[0]} toolkit")
     else:
-        yield Finding(
-            subject="cuda", state=State.OK, found=f"the build is of CUDA {major} (nvcc {manifest.toolchain.nvcc})"
-        )
+        yield ok("cuda", f"the build is of CUDA {major} (nvcc {manifest.toolchain.nvcc})")

@@ -23,3 +23,18 @@ class Finding:
     found: str
     advice: str = ""
     """What to do about it; empty where there is nothing to do."""
+
+
+def ok(subject: str, found: str) -> Finding:
+    """What is as it must be."""
+    return Finding(subject=subject, state=State.OK, found=found)
+
+
+def note(subject: str, found: str, advice: str) -> Finding:
+    """What is worth knowing."""
+    return Finding(subject=subject, state=State.NOTE, found=found, advice=advice)
+
+
+def problem(subject: str, found: str, advice: str) -> Finding:
+    """What must be changed."""
+    return Finding(subject=subject, state=State.PROBLEM, found=found, advice=advice)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gemmill import __version__
 from gemmill.doctor.compilers import BuildError, find_dsl, find_toolchain
-from gemmill.doctor.finding import Finding, State
+from gemmill.doctor.finding import Finding, note, ok, problem
 from gemmill.vocab import Arch
 
 OLDEST_PYTHON = (3, 11)
@@ -18,12 +18,12 @@ _DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 def examine_python() -> Iterator[Finding]:
     """gemmill's own version and Python's."""
-    yield Finding(subject="gemmill", state=State.OK, found=__version__)
+    yield ok("gemmill", __version__)
     found = f"{platform.python_version()} on {platform.platform()}"
     if sys.version_info[:2] < OLDEST_PYTHON:
-        yield Finding(subject="python", state=State.PROBLEM, found=found, advice="use Python 3.11 or later")
+        yield problem("python", found, "use Python 3.11 or later")
     else:
-        yield Finding(subject="python", state=State.OK, found=found)
+        yield ok("python", found)
 
 
 def examine_torch() -> Iterator[Finding]:
@@ -31,26 +31,17 @@ def examine_torch() -> Iterator[Finding]:
     try:
         import torch
     except ImportError as error:
-        yield Finding(
-            subject="torch", state=State.PROBLEM, found=f"not importable ({error})", advice="pip install torch"
-        )
+        yield problem("torch", f"not importable ({error})", "pip install torch")
         return
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     if version < OLDEST_TORCH:
         wanted = ".".join(map(str, OLDEST_TORCH))
-        yield Finding(
-            subject="torch",
-            state=State.PROBLEM,
-            found=f"{torch.__version__}, {built_for}",
-            advice=f"upgrade to torch {wanted} or later",
-        )
+        yield problem("torch", f"{torch.__version__}, {built_for}", f"upgrade to torch {wanted} or later")
     else:
-        yield Finding(subject="torch", state=State.OK, found=f"{torch.__version__}, {built_for}")
+        yield ok("torch", f"{torch.__version__}, {built_for}")
     if not torch.cuda.is_available():
-        yield Finding(
-            subject="gpu", state=State.NOTE, found="none that torch can use", advice="ops run their CPU reference"
-        )
+        yield note("gpu", "none that torch can use", "ops run their CPU reference")
         return
     for index in range(torch.cuda.device_count()):
         yield _gpu(index, torch.cuda.get_device_properties(index))
@@ -63,11 +54,9 @@ def _gpu(index: int, properties: object) -> Finding:
         f"{properties.multi_processor_count} SMs, {properties.total_memory / 2**30:.0f} GiB"  # type: ignore[attr-defined]
     )
     if capability in {arch.capability for arch in Arch}:
-        return Finding(subject="gpu", state=State.OK, found=found)
+        return ok("gpu", found)
     known = ", ".join(".".join(map(str, arch.capability)) for arch in Arch)
-    return Finding(
-        subject="gpu", state=State.NOTE, found=found, advice=f"no kernels for it: gemmill builds for capability {known}"
-    )
+    return note("gpu", found, f"no kernels for it: gemmill builds for capability {known}")
 
 
 def driver_cuda() -> tuple[int, int] | None:
@@ -86,10 +75,10 @@ def examine_driver() -> Iterator[Finding]:
     """NVIDIA's driver."""
     cuda = driver_cuda()
     if cuda is None:
-        yield Finding(subject="driver", state=State.NOTE, found="none", advice="kernels can be built here, not run")
+        yield note("driver", "none", "kernels can be built here, not run")
         return
     number = _DRIVER_VERSION.read_text().strip() if _DRIVER_VERSION.is_file() else "version unknown"
-    yield Finding(subject="driver", state=State.OK, found=f"{number}, runs CUDA up to {cuda[0]}.{cuda[1]}")
+    yield ok("driver", f"{number}, runs CUDA up to {cuda[0]}.{cuda[1]}")
 
 
 def examine_toolchain() -> Iterator[Finding]:
@@ -97,22 +86,13 @@ def examine_toolchain() -> Iterator[Finding]:
     try:
         tools = find_toolchain()
     except BuildError as error:
-        yield Finding(
-            subject="toolchain", state=State.NOTE, found="not complete: nothing can be built here", advice=str(error)
-        )
+        yield note("toolchain", "not complete: nothing can be built here", str(error))
         return
-    yield Finding(
-        subject="toolchain", state=State.OK, found=f"nvcc {tools.nvcc_version} from {tools.found_by} ({tools.home})"
-    )
-    yield Finding(subject="cutlass", state=State.OK, found=f"{tools.cutlass_version} ({tools.cutlass_include})")
+    yield ok("toolchain", f"nvcc {tools.nvcc_version} from {tools.found_by} ({tools.home})")
+    yield ok("cutlass", f"{tools.cutlass_version} ({tools.cutlass_include})")
     try:
         dsl = find_dsl(tools.cuda_major)
-        yield Finding(subject="cute dsl", state=State.OK, found=f"{dsl.version} ({dsl.runtime.parent.parent.parent})")
+        yield ok("cute dsl", f"{dsl.version} ({dsl.runtime.parent.parent.parent})")
     except BuildError as error:
-        yield Finding(
-            subject="cute dsl",
-            state=State.NOTE,
-            found="not usable: builds have CUTLASS's variants only",
-            advice=str(error),
-        )
-    yield Finding(subject="host compiler", state=State.OK, found=f"{tools.gxx_version} ({tools.gxx})")
+        yield note("cute dsl", "not usable: builds have CUTLASS's variants only", str(error))
+    yield ok("host compiler", f"{tools.gxx_version} ({tools.gxx})")

@@ -6,7 +6,7 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
-from gemmill.family.tuning import ProblemCall, Reach, Row, Tuning
+from gemmill.family.tuning import ProblemCall, Row, Tuning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,20 +58,9 @@ class Classes:
     def tuning(self) -> Tuning:
         """How a call comes to the one variant that serves its class."""
         return Tuning(
-            sizes=(),
-            result=(),
-            aligned=(),
-            near=(),
-            bucketed="",
-            reach=Reach(few=0, many=0, endless=0, ratio=0, distance=0.0),
             rows=self._rows,
             describe=lambda number: ", ".join(f"{name}={value}" for name, value in self.told(number)),
             differs=self._differs,
-            refuses=lambda row, call: None,
-            model_ns=lambda row, call, sm_count: 0.0,
-            wastes=lambda row, measured, sizes: False,
-            offers=lambda config: {},
-            measured_as=lambda call: None,
         )
 
     def of_call(self, family: str, number: int) -> ProblemCall:

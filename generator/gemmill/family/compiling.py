@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import groupby
 from string import Formatter
 
@@ -191,17 +191,21 @@ class _Compiler:
             case ast.Name(id=name):
                 return [], self._named(name)
             case ast.BinOp(left=left, op=how, right=right) if type(how) in _CALC:
-                return self._calc(_CALC[type(how)], left, right)
+                return self._joined(_CALC[type(how)], self._value(left), self._value(right))
             case ast.Call(func=ast.Name(id="ceil"), args=[x, y]):
                 return self._value(_parsed(f"({ast.unparse(x)} + {ast.unparse(y)} - 1) // {ast.unparse(y)}"))
             case ast.Call(func=ast.Name(id="length" | "item"), args=[values, *rest]):
                 which = ast.literal_eval(rest[0]) if rest else -1
                 value = self._new()
-                return [Instruction(code=Code.ITEM, operands=(value, self._list(values), which))], value
+                return [
+                    Instruction(
+                        code=Code.ITEM, operands=(value, self._argument(values, "list", Kind.INTS, Kind.TENSORS), which)
+                    )
+                ], value
             case ast.Call(func=ast.Name(id="up"), args=[x, y]):
                 return self._value(_parsed(f"ceil({ast.unparse(x)}, {ast.unparse(y)}) * {ast.unparse(y)}"))
             case ast.Call(func=ast.Name(id="most"), args=[first, *others]):
-                return reduce(self._most, others, self._value(first))
+                return reduce(partial(self._joined, Calc.MOST), map(self._value, others), self._value(first))
             case ast.Call(func=ast.Name(id=fact), args=[tensor, *rest]) if fact in _FACTS:
                 dim = [ast.literal_eval(x) for x in rest] or [0]
                 asked = (_FACTS[fact], self._tensor(tensor), *dim)
@@ -210,12 +214,6 @@ class _Compiler:
                 value = self._facts[asked] = self._new()
                 return [Instruction(code=Code.FACT, operands=(value, *asked))], value
         raise ValueError(f"{ast.unparse(node)!r} is no size")
-
-    def _calc(self, how: Calc, left: ast.expr, right: ast.expr) -> tuple[Block, int]:
-        return self._joined(how, self._value(left), self._value(right))
-
-    def _most(self, so_far: tuple[Block, int], other: ast.expr) -> tuple[Block, int]:
-        return self._joined(Calc.MOST, so_far, self._value(other))
 
     def _joined(self, how: Calc, x: tuple[Block, int], y: tuple[Block, int]) -> tuple[Block, int]:
         value = self._new()
@@ -261,8 +259,11 @@ class _Compiler:
     def _among(self, left: ast.expr, elements: list[ast.expr]) -> Block:
         match left:
             case ast.Call(func=ast.Name(id="dtype"), args=[tensor]):
-                codes = [_told(DTYPE_CODES, element, "dtype") for element in elements]
-                return [Instruction(code=Code.DTYPE, operands=(self._tensor(tensor), sum(1 << code for code in codes)))]
+                names = [ast.unparse(element) for element in elements]
+                if unknown := [name for name in names if name not in DTYPE_CODES]:
+                    raise ValueError(f"{unknown[0]!r} is no dtype, of {', '.join(DTYPE_CODES)}")
+                codes = sum(1 << DTYPE_CODES[name] for name in names)
+                return [Instruction(code=Code.DTYPE, operands=(self._tensor(tensor), codes))]
             case ast.Name(id=name) if self._kinds.get(name) is Kind.TEXT:
                 self.words = tuple(map(ast.literal_eval, elements))
                 value = self.values[f"{name}_index"] = self._new()
@@ -275,15 +276,12 @@ class _Compiler:
         return self.values[name]
 
     def _tensor(self, node: ast.expr, *more: Kind) -> int:
-        name = ast.unparse(node)
-        if self._kinds.get(name) not in (Kind.TENSOR, *more):
-            raise ValueError(f"{name!r} is no tensor, of {', '.join(self._kinds)}")
-        return self.values[name]
+        return self._argument(node, "tensor", Kind.TENSOR, *more)
 
-    def _list(self, node: ast.expr) -> int:
+    def _argument(self, node: ast.expr, what: str, *kinds: Kind) -> int:
         name = ast.unparse(node)
-        if self._kinds.get(name) not in (Kind.INTS, Kind.TENSORS):
-            raise ValueError(f"{name!r} is no list, of {', '.join(self._kinds)}")
+        if self._kinds.get(name) not in kinds:
+            raise ValueError(f"{name!r} is no {what}, of {', '.join(self._kinds)}")
         return self.values[name]
 
 
@@ -301,13 +299,6 @@ def _at_once(tests: Block) -> Block:
         first, mask = test.operands
         masks[test.code, first] = masks.get((test.code, first), 0) | mask
     return [Instruction(code=code, operands=(first, mask)) for (code, first), mask in masks.items()]
-
-
-def _told(numbers: Mapping[str, int], node: ast.expr, what: str) -> int:
-    name = ast.unparse(node)
-    if name not in numbers:
-        raise ValueError(f"{name!r} is no {what}, of {', '.join(numbers)}")
-    return numbers[name]
 
 
 def _parsed(text: str) -> ast.expr:

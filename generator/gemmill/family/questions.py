@@ -1,7 +1,7 @@
 """How a user asks about a call in words: the options of `gemmill explain` that a family reads."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 NONE = "none"
@@ -48,13 +48,10 @@ def merged(options: Iterable[Asked]) -> dict[str, Asked]:
                 f"{option.kind.__name__} to another"
             )
         if before is not option:
-            found[option.name] = Asked(
-                name=option.name,
-                flags=option.flags,
+            found[option.name] = replace(
+                option,
                 help="; ".join(dict.fromkeys((before.help, option.help[0].lower() + option.help[1:]))),
-                kind=option.kind,
                 choices=tuple(dict.fromkeys(before.choices + option.choices)),
-                default=option.default,
-                least=option.least,
+                required=False,
             )
     return found

@@ -1,6 +1,6 @@
 """All families together: what a config belongs to, and whether the declarations agree."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,6 @@ class Registry:
     families: tuple[Family, ...]
 
     def __post_init__(self) -> None:
-        seen: dict[str, str] = {}
         for family in self.families:
             for word in (family.name, *(kernels.tag for kernels in family.kernels)):
                 if not word.replace("_", "a").isalnum() or word != word.lower():
@@ -33,38 +32,29 @@ class Registry:
                     raise ValueError(
                         f"family {family.name!r}: tag {kernels.tag!r} has an underscore, which parts fields of names"
                     )
-                if kernels.tag in seen:
-                    raise ValueError(
-                        f"families {seen[kernels.tag]!r} and {family.name!r} both have kernels of tag {kernels.tag!r}"
-                    )
-                seen[kernels.tag] = family.name
-        ops: dict[str, str] = {}
-        classes: dict[str, str] = {}
+        self._refuse_shared("have kernels of tag", lambda family: [kernels.tag for kernels in family.kernels])
+        self._refuse_shared("have an op", lambda family: [op.schema.name for op in family.asks.ops])
         for family in self.families:
             for op in family.asks.ops:
-                name = op.schema.name
-                if name in ops:
-                    raise ValueError(f"families {ops[name]!r} and {family.name!r} both have an op {name!r}")
-                ops[name] = family.name
-                try:
-                    unknown = set(op.program.specials) - set(family.asks.specials)
-                except ValueError as error:
-                    raise ValueError(f"family {family.name!r}, op {name!r}: {error}") from None
-                if unknown:
-                    raise ValueError(
-                        f"family {family.name!r}, op {name!r}: no special check {min(unknown)!r}, of "
-                        f"{', '.join(family.asks.specials) or 'none'}"
-                    )
+                _check_program(family, op)
             if (fault := _axis_of_no_op(family) or family.tuning.contradiction()) is not None:
                 raise ValueError(f"family {family.name!r}: {fault}")
-            for measured in family.tuning.sweep.measured if family.tuning.sweep else ():
-                if (other := classes.get(measured.name)) is not None:
-                    raise ValueError(f"families {other!r} and {family.name!r} both measure a class {measured.name!r}")
-                classes[measured.name] = family.name
+        self._refuse_shared(
+            "measure a class",
+            lambda family: [m.name for m in family.tuning.sweep.measured] if family.tuning.sweep else [],
+        )
         merged(option for family in self.families for option in family.questions)
         names = [family.name for family in self.families]
         if len(set(names)) < len(names):
             raise ValueError(f"two families have one name, of {', '.join(names)}")
+
+    def _refuse_shared(self, have: str, words_of: Callable[[Family], Iterable[str]]) -> None:
+        owners: dict[str, str] = {}
+        for family in self.families:
+            for word in words_of(family):
+                if word in owners:
+                    raise ValueError(f"families {owners[word]!r} and {family.name!r} both {have} {word!r}")
+                owners[word] = family.name
 
     @cached_property
     def _by_tag(self) -> dict[str, tuple[Family, Kernels]]:
@@ -132,6 +122,18 @@ class Registry:
     def configs_of(self, name: str, configs: Iterable[Any]) -> tuple[Any, ...]:
         """Those configs that are of the family of a name."""
         return tuple(config for config in configs if self.family_of(config).name == name)
+
+
+def _check_program(family: Family, op: Op) -> None:
+    try:
+        unknown = set(op.program.specials) - set(family.asks.specials)
+    except ValueError as error:
+        raise ValueError(f"family {family.name!r}, op {op.schema.name!r}: {error}") from None
+    if unknown:
+        raise ValueError(
+            f"family {family.name!r}, op {op.schema.name!r}: no special check {min(unknown)!r}, of "
+            f"{', '.join(family.asks.specials) or 'none'}"
+        )
 
 
 def _axis_of_no_op(family: Family) -> str | None:

@@ -68,34 +68,35 @@ class Reach:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """How one of several variants is chosen for a call: by what was measured nearby, else by a model."""
+    """How one of several variants is chosen for a call: by what was measured nearby, else by a model. Where one variant serves each
+    class of calls there are no sizes, and nothing to choose."""
 
-    sizes: tuple[str, ...]
+    sizes: tuple[str, ...] = ()
     """Names of what calls of a class differ in."""
-    result: tuple[str, ...]
+    result: tuple[str, ...] = ()
     """Sizes of the result: nothing is launched where one is 0."""
-    aligned: tuple[str, ...]
+    aligned: tuple[str, ...] = ()
     """Operands whose alignment decides which variants take a call."""
-    near: tuple[str, ...]
+    near: tuple[str, ...] = ()
     """Sizes that a row must match nearly, in the order in which rows are sorted."""
-    bucketed: str
+    bucketed: str = ""
     """The size at which weights are measured in steps: a row serves up to its own."""
-    reach: Reach
+    reach: Reach = Reach(few=0, many=0, endless=0, ratio=0, distance=0.0)
     rows: Callable[[Any, Any, int], Iterable[Row]]
     """Of a config, what it accepts, and its kernel's index: a row for each class of calls."""
     describe: Callable[[int], str]
     """A class of calls in words."""
     differs: Callable[[int, int], str]
     """Why a variant of the first class takes no call of the second."""
-    refuses: Callable[[Row, ProblemCall], str | None]
+    refuses: Callable[[Row, ProblemCall], str | None] = lambda row, call: None
     """Why a variant takes no call of such sizes, beside what its row says."""
-    model_ns: Callable[[Row, ProblemCall, int], float]
+    model_ns: Callable[[Row, ProblemCall, int], float] = lambda row, call, sm_count: 0.0
     """Estimated nanoseconds of a call, on a device of so many multiprocessors."""
-    wastes: Callable[[Row, Sequence[int], Sequence[int]], bool]
+    wastes: Callable[[Row, Sequence[int], Sequence[int]], bool] = lambda row, measured, sizes: False
     """Whether a variant that was measured at the first sizes does much worse for its kind at the second."""
-    offers: Callable[[Any], Mapping[int, tuple[Any, ...]]]
+    offers: Callable[[Any], Mapping[int, tuple[Any, ...]]] = lambda config: {}
     """The configs that a measured one stands for, best first, by the class that they serve."""
-    measured_as: Callable[[ProblemCall], str | None]
+    measured_as: Callable[[ProblemCall], str | None] = lambda call: None
     """The class by which tables know a call; None for one that is not tuned."""
     sweep: "Sweep | None" = None
     """What is measured; None where nothing is."""

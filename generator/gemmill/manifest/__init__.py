@@ -1,19 +1,5 @@
 """What a build holds: one JSON beside the extension, the only thing that anything else reads about variants."""
 
-from gemmill.manifest.errors import ManifestError
 from gemmill.manifest.reading import check_extension, open_extension, read_manifest
-from gemmill.manifest.schema import SCHEMA_VERSION, KernelEntry, Manifest, RejectedEntry, Toolchain
+from gemmill.manifest.schema import SCHEMA_VERSION, KernelEntry, Manifest, ManifestError, RejectedEntry, Toolchain
 from gemmill.manifest.writing import write_manifest
-
-__all__ = [
-    "SCHEMA_VERSION",
-    "KernelEntry",
-    "Manifest",
-    "ManifestError",
-    "RejectedEntry",
-    "Toolchain",
-    "check_extension",
-    "open_extension",
-    "read_manifest",
-    "write_manifest",
-]

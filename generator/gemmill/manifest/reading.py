@@ -11,8 +11,7 @@ import typing
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gemmill.manifest.errors import ManifestError
-from gemmill.manifest.schema import DIGEST, SCHEMA_VERSION, KernelEntry, Manifest, own_digest
+from gemmill.manifest.schema import DIGEST, SCHEMA_VERSION, KernelEntry, Manifest, ManifestError, own_digest
 from gemmill.ownership import distrust
 from gemmill.registry import REGISTRY
 from gemmill.vocab import Arch

@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+
+class ManifestError(Exception):
+    """Why a manifest or its extension cannot be used: the file, what was found, what was expected and what to do."""
+
+
 SCHEMA_VERSION = 9
 """Of the manifest, and of the numbers that runtime and extension exchange."""
 

@@ -22,37 +22,43 @@ class Comparison:
     """Whether NaN is where the reference has none: most often elements that were never written."""
 
 
-def compare_exact(actual: Tensor, expected: Tensor) -> Comparison:
-    """Equal to the last bit, with NaN in the same places; +0 equals -0."""
-    return _comparison(actual, expected, apart_exact(actual, expected), torch.zeros_like(expected, dtype=torch.float64))
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a result must be: `rounded` to the last bit (+0 equals -0) or, where there is a bound, |result - exact| <= bound where
+    `rounded` is finite. NaN and infinities are where `rounded` has them."""
 
+    rounded: Tensor
+    """The reference of the result's type."""
+    exact: Tensor | None = None
+    bound: Tensor | None = None
 
-def apart_exact(actual: Tensor, expected: Tensor) -> Tensor:
-    """Where compare_exact finds an element wrong; waits for no device."""
-    return ~((actual == expected) | (actual.isnan() & expected.isnan()))
+    def apart(self, actual: Tensor) -> Tensor:
+        """Where elements are wrong; waits for no device."""
+        unequal = ~((actual == self.rounded) | (actual.isnan() & self.rounded.isnan()))
+        if self.bound is None:
+            return unequal
+        return torch.where(self.rounded.isfinite(), ~(self._error(actual) <= self.bound), unequal)
 
+    def compare(self, actual: Tensor) -> Comparison:
+        """Hold a result against it."""
+        wrong, worst = self.apart(actual), 0.0
+        if self.bound is not None and wrong.numel():
+            error = self._error(actual)
+            fraction = torch.where(self.rounded.isfinite() & error.isfinite(), error / self.bound, 0.0).nan_to_num(0.0)
+            worst = float(fraction.max())
+        count = int(wrong.sum())
+        return Comparison(
+            ok=count == 0,
+            wrong=count,
+            elements=wrong.numel(),
+            worst_fraction=worst,
+            report=_report(actual, self.rounded, wrong, count) if count else "",
+            unwritten=count > 0 and bool((actual.isnan() & ~self.rounded.isnan()).any()),
+        )
 
-def compare_within(actual: Tensor, rounded: Tensor, exact: Tensor, bound: Tensor) -> Comparison:
-    """|actual - exact| <= bound where `rounded`, the reference of actual's type, is finite; NaN and infinities as there."""
-    error = (actual.to(torch.float64) - exact).abs()
-    fraction = torch.where(rounded.isfinite() & error.isfinite(), error / bound, 0.0).nan_to_num(0.0)
-    return _comparison(actual, rounded, apart_within(actual, rounded, exact, bound), fraction)
-
-
-def apart_within(actual: Tensor, rounded: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
-    """Where compare_within finds an element wrong; waits for no device."""
-    error = (actual.to(torch.float64) - exact).abs()
-    return torch.where(rounded.isfinite(), ~(error <= bound), apart_exact(actual, rounded))
-
-
-def _comparison(actual: Tensor, expected: Tensor, wrong: Tensor, fraction: Tensor) -> Comparison:
-    count = int(wrong.sum())
-    worst = float(fraction.max()) if fraction.numel() else 0.0
-    report = _report(actual, expected, wrong, count) if count else ""
-    unwritten = count > 0 and bool((actual.isnan() & ~expected.isnan()).any())
-    return Comparison(
-        ok=count == 0, wrong=count, elements=wrong.numel(), worst_fraction=worst, report=report, unwritten=unwritten
-    )
+    def _error(self, actual: Tensor) -> Tensor:
+        assert self.exact is not None  # beside the bound
+        return (actual.to(torch.float64) - self.exact).abs()
 
 
 def _report(actual: Tensor, expected: Tensor, wrong: Tensor, count: int) -> str:

@@ -20,7 +20,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gemmill.families.blockscaled.reference import BlockScaled, grouped, pack, two_to, unpack
+from gemmill.arithmetic import grouped
+from gemmill.formats.codes import pack, two_to, unpack
+from gemmill.formats.quantise import BlockScaled
 from gemmill.quantize.prepack import Prepacked
 from gemmill.vocab.float_type import BF16, UE4M3, UE8M0
 from gemmill.vocab.format import MXFP4, NVFP4, Format

@@ -20,16 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemmill.families.blockscaled.reference import (
-    BlockScaled,
-    check_global_scale,
-    decode,
-    encode,
-    grouped,
-    pack,
-    two_to,
-    unpack,
-)
+from gemmill.arithmetic import grouped
+from gemmill.formats.codes import decode, encode, pack, two_to, unpack
+from gemmill.formats.quantise import BlockScaled, check_global_scale
 from gemmill.quantize.folding import exact_shifts
 from gemmill.quantize.report import PrepackReport, Tally
 from gemmill.vocab.float_type import BF16, E4M3, F16, UE8M0, FloatType

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemmill.families.blockscaled.reference import BlockScaled
+from gemmill.formats.quantise import BlockScaled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from gemmill.tune.problems import Problem
 from gemmill.tune.protocol import Candidate, WorkerSpec, problem_from_json
 from gemmill.tune.statistics import first_line
 from gemmill.tune.subjects import ARENA_BYTES, LoadedSubjects, StandIns, Subject, invented_us
-from gemmill.tune.timing import GraphTimer, Prepared
+from gemmill.tune.timing import Graph, Prepared, settle
 
 DRY_ROTATED_BYTES = 4096
 POISONS = (0xFF, 0xBF)
@@ -52,7 +52,6 @@ class Bench:
         self._device = torch.device("cpu" if spec.dry_run else "cuda")
         self._makers: dict[str, Maker] = {}
         self._subjects = StandIns() if spec.dry_run else LoadedSubjects(spec)
-        self._timer = None if spec.dry_run else GraphTimer()
         self._arena: GuardedArena | None = None
         self._operands: Operands | None = None
         self._exact: Operands | None = None
@@ -75,10 +74,10 @@ class Bench:
 
     def settle(self) -> float:
         """Bring the clocks to where they stay; returns the seconds that took."""
-        if self._timer is None:
+        if self._spec.dry_run:
             return 0.0
         a = torch.randn(4096, 4096, device=self._device, dtype=torch.bfloat16)
-        return self._timer.settle(lambda: torch.mm(a, a))
+        return settle(lambda: torch.mm(a, a))
 
     def open(self, problem: list[Any]) -> None:
         """Make the operands and the reference of a problem, and forget those of the last."""
@@ -104,12 +103,12 @@ class Bench:
         operands = self._opened
         candidate = Candidate(name=name, build=build)
         subject = self._subjects.find(candidate)
-        if self._timer is None:
+        if self._spec.dry_run:
             self._prepared[name] = _Invented(self._spec, name, operands.problem)
             return
         given = subject.given(operands)
         with subject.pinned():
-            self._prepared[name] = self._timer.prepare([subject.bind(given, i) for i in range(given.copies)], calls)
+            self._prepared[name] = Graph([subject.bind(given, i) for i in range(given.copies)], calls)
 
     def round(self, name: str) -> float:
         """Microseconds of one call."""

@@ -61,13 +61,6 @@ class Monitor:
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def of_cuda_device(cls) -> "Monitor":
-        """Of the GPU that this process uses first."""
-        if not torch.cuda.is_available():
-            return cls(None)
-        return cls.of(str(torch.cuda.get_device_properties(0).uuid))
-
-    @classmethod
     def of(cls, uuid: str | None) -> "Monitor":
         """Of the GPU with this UUID, as torch writes it."""
         library = nvml() if uuid is not None else None

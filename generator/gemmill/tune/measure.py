@@ -14,7 +14,7 @@ from gemmill.tune.checking import Fault, Finding
 from gemmill.tune.device import Monitor
 from gemmill.tune.problems import Problem
 from gemmill.tune.protocol import Candidate, problem_to_json
-from gemmill.tune.timing import Plan, shuffled
+from gemmill.tune.timing import calls_in_round, shuffled
 from gemmill.tune.worker import Worker, WorkerDied, WorkerError
 
 OPEN_SECONDS = 120.0
@@ -93,7 +93,7 @@ class _Measuring:
         self._findings: dict[str, Finding] = dict(task.known)
         self._candidates = {c.name: c for c in task.candidates if c.name not in task.known}
         self._rounds: dict[str, list[float]] = {}
-        self._calls = Plan(rounds=1, short=True).calls(task.problem)
+        self._calls = calls_in_round(task.problem)
         self._prepared: set[str] = set()
 
     def run(self) -> Outcome:

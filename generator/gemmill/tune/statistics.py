@@ -28,15 +28,6 @@ def sample(rounds_us: Sequence[float]) -> Sample:
     return Sample(median_us=median, spread=spread, rounds_us=tuple(rounds_us))
 
 
-def paired_ratio(of: Sample, to: Sample) -> float:
-    """The median over the rounds of `of` / `to`, each taken in the same round.
-
-    Where power limits them, clocks change in steps in the middle of a measurement: that moves the medians of two contenders
-    by different amounts, but not the ratio in a round, whose turns follow each other.
-    """
-    return statistics.median(x / y for x, y in zip(of.rounds_us, to.rounds_us, strict=False))
-
-
 def steady_us(samples: Mapping[str, Sample]) -> dict[str, float]:
     """Each contender's median after the rounds' common drift is taken out, by the contenders that ran in all of them."""
     rounds = max((len(taken.rounds_us) for taken in samples.values()), default=0)

@@ -1,16 +1,14 @@
-"""Timing calls: device time by CUDA graph, host time by a loop, and a stand-in for machines without a GPU."""
+"""Timing calls on the device, by CUDA graph."""
 
 import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from gemmill.tune.problems import Problem
-from gemmill.tune.statistics import Sample, sample
 
 Call = Callable[[], object]
 
@@ -22,15 +20,8 @@ STEADY_FROM_US = 30.0
 STEADY_US = 8_000.0
 """Calls of 30 us and more may be limited by power: they run untimed for 8 ms first, so that each contender is timed at the
 clocks that it brings about itself, and not at those that the one before it left behind."""
-DEVICE_TIME = (
-    "CUDA graph of rotated calls between CUDA events, rounds alternating between contenders; calls of "
-    f"{STEADY_FROM_US:g} us and more run untimed for {STEADY_US / 1000:g} ms before each round, so that their clocks are their own"
-)
-"""How GraphTimer takes times, for the reader of a program's results."""
 TIMED_SHARE = 5
 """Of the untimed replays, one in so many is repeated timed."""
-HOST_CALLS = 1000
-HOST_ROUNDS = 7
 SETTLE_SECONDS = 3.0
 
 SHORT_GRAPH_US = 300.0
@@ -48,22 +39,10 @@ def shuffled(names: Sequence[str], turn: int) -> list[str]:
     return random.Random(turn).sample(list(names), len(names))  # noqa: S311  (an order, no secret)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How carefully to measure."""
-
-    rounds: int
-    short: bool = False
-    """Few calls of long problems in a round: for sweeps"""
-    give_up_ratio: float | None = None
-    """After the first round, contenders slower than this many times the best are dropped."""
-
-    def calls(self, problem: Problem) -> int:
-        """Fewest calls in one round."""
-        if not self.short:
-            return FEWEST_CALLS
-        guess_us = max(problem.flops / FP8_FLOPS, problem.bytes / BYTES_PER_S) * 1e6 + 3.0
-        return int(min(FEWEST_CALLS, max(FEWEST_SHORT_CALLS, SHORT_GRAPH_US // guess_us)))
+def calls_in_round(problem: Problem) -> int:
+    """Fewest calls of a round of a sweep: few of long problems."""
+    guess_us = max(problem.flops / FP8_FLOPS, problem.bytes / BYTES_PER_S) * 1e6 + 3.0
+    return int(min(FEWEST_CALLS, max(FEWEST_SHORT_CALLS, SHORT_GRAPH_US // guess_us)))
 
 
 class Prepared(Protocol):
@@ -78,61 +57,10 @@ class Prepared(Protocol):
         ...
 
 
-class Timer(Protocol):
-    """How durations are measured on a kind of machine."""
+class Graph:
+    """Calls in turn, ready to be timed by CUDA events around a CUDA graph of at least `fewest` of them."""
 
-    def prepare(self, calls: Sequence[Call], fewest: int) -> Prepared:
-        """Make calls[0], calls[1], ... in turn ready to be timed, at least `fewest` calls in a round."""
-        ...
-
-    def host_us(self, call: Call) -> Sample:
-        """Time until a call returns, when the device does not hold it up."""
-        ...
-
-    def settle(self, call: Call) -> float:
-        """Warm up until the time of a call stops changing; returns the seconds that took."""
-        ...
-
-    def clear(self) -> None:
-        """Wait for the device and forget a failed call."""
-        ...
-
-
-class GraphTimer:
-    """CUDA events around a CUDA graph."""
-
-    def prepare(self, calls: Sequence[Call], fewest: int) -> Prepared:
-        return _Graph(calls, fewest)
-
-    def host_us(self, call: Call) -> Sample:
-        rounds = []
-        for _ in range(HOST_ROUNDS + 1):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(HOST_CALLS):
-                call()
-            rounds.append((time.perf_counter() - start) / HOST_CALLS * 1e6)
-        torch.cuda.synchronize()
-        return sample(rounds[1:])
-
-    def settle(self, call: Call) -> float:
-        graph = _Graph([call], FEWEST_CALLS)
-        start, last = time.perf_counter(), float("inf")
-        while (now := time.perf_counter()) - start < SETTLE_SECONDS:
-            while time.perf_counter() - now < SETTLE_SECONDS / 10:
-                found = graph.round()
-            if abs(found - last) < 0.005 * found:
-                break
-            last = found
-        graph.close()
-        return time.perf_counter() - start
-
-    def clear(self) -> None:
-        torch.cuda.synchronize()
-
-
-class _Graph:
-    def __init__(self, calls: Sequence[Call], fewest: int) -> None:
+    def __init__(self, calls: Sequence[Call], fewest: int = FEWEST_CALLS) -> None:
         # Whole turns over the copies, so that each round reads the same ones.
         turns = -(-fewest // len(calls))
         self._calls = turns * len(calls)
@@ -168,38 +96,15 @@ class _Graph:
         self._captured = ()
 
 
-class DryTimer:
-    """Runs every call once, on any machine, and invents the times: the n-th contender prepared takes n us."""
-
-    def __init__(self) -> None:
-        self._prepared = 0
-
-    def prepare(self, calls: Sequence[Call], fewest: int) -> Prepared:
-        for call in calls:
-            call()
-        self._prepared += 1
-        return _Invented(float(self._prepared))
-
-    def host_us(self, call: Call) -> Sample:
-        call()
-        return sample([2.0, 3.0, 4.0])
-
-    def settle(self, call: Call) -> float:
-        call()
-        return 0.0
-
-    def clear(self) -> None:
-        """Nothing runs behind the host's back."""
-
-
-class _Invented:
-    def __init__(self, us: float) -> None:
-        self._us = us
-        self._rounds = 0
-
-    def round(self) -> float:
-        self._rounds += 1
-        return self._us * (1 + 0.01 * (self._rounds % 3))
-
-    def close(self) -> None:
-        """Nothing was taken."""
+def settle(call: Call) -> float:
+    """Warm up until the time of a call stops changing; returns the seconds that took."""
+    graph = Graph([call])
+    start, last = time.perf_counter(), float("inf")
+    while (now := time.perf_counter()) - start < SETTLE_SECONDS:
+        while time.perf_counter() - now < SETTLE_SECONDS / 10:
+            found = graph.round()
+        if abs(found - last) < 0.005 * found:
+            break
+        last = found
+    graph.close()
+    return time.perf_counter() - start

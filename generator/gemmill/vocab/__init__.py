@@ -15,24 +15,3 @@ from gemmill.vocab.scale import (
 )
 from gemmill.vocab.schedule import Accumulation, KernelSchedule, RasterOrder, TileScheduler
 from gemmill.vocab.status import OK, Status
-
-__all__ = [
-    "GROUP_SIZES",
-    "OK",
-    "SCALE_GROUPS",
-    "Accumulation",
-    "Arch",
-    "Backend",
-    "Compiler",
-    "DType",
-    "EpilogueKind",
-    "Format",
-    "KernelSchedule",
-    "RasterOrder",
-    "ScaleGranularity",
-    "ScaleGroups",
-    "ScaleLayout",
-    "Status",
-    "TileScheduler",
-    "scale_groups_of",
-]

@@ -16,7 +16,7 @@ import toy_tuning
 from gemmill.doctor.elf import read_library
 from gemmill.doctor.extension import torch_libraries, undefined_in
 from gemmill.families import scaled_mm
-from gemmill.families.scaled_mm.ops import GEMM_OPS, SCALED_MM, SCALED_MM_AZP
+from gemmill.families.scaled_mm.ops import GEMM_OPS, SCALED_MM, VLLM_OPS
 from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.families.scaled_mm.scales import group_strides, groups_of_call
 from gemmill.family import ProblemCall, Row
@@ -27,7 +27,7 @@ from gemmill.runtime.chosen import chosen_in
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.ranges import Ranges
 from gemmill.runtime.schemas import BY_NAME, OPS, OpSchema
-from gemmill.runtime.select import Choice, Noted, Trust, select
+from gemmill.runtime.select import Choice, Noted, Trust, model_ns, select
 from gemmill.runtime.table import TunedRow, make_table
 from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleLayout
 
@@ -183,6 +183,21 @@ def test_choices_agree_where_a_variant_is_pinned(probe) -> None:
     assert taken > 50
 
 
+def test_estimates_agree(probe) -> None:
+    """Of every row, whichever would be chosen: a choice shows little of what its estimates rest on."""
+    rng = random.Random(12)
+    calls = [replace(call, sizes=(*call.sizes[:2], max(call.sizes[2], 1))) for call in some_calls(12, ROUNDS)]
+    wasteful = 0
+    for index, row in enumerate(gemm_rows(probe)):
+        measured, call = (replace(call, problem=row.problem) for call in rng.sample(calls, 2))
+        for sms in (SMS, 16):
+            assert probe.nanoseconds(index, call, sms) == pytest.approx(model_ns(row, call, sms), rel=1e-12), call
+        found = probe.wastes(index, measured, call)
+        assert found == REGISTRY.choices[scaled_mm.NAME].wastes(row, measured.sizes, call.sizes), (measured, call)
+        wasteful += found
+    assert wasteful > 50
+
+
 def test_no_variant_takes_more_ctas_than_kernels_count(probe) -> None:
     taken = set()
     for entry in gemms(probe)[::4]:
@@ -239,18 +254,25 @@ def test_a_new_table_takes_effect(probe, with_table: Callable) -> None:
 class Mill:
     """Calls at random: right ones with at most two things wrong."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, op: OpSchema | None = None) -> None:
         self.rng = random.Random(seed)
+        self.of_vllm = op in VLLM_OPS
 
     def matrix(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
         """Row-major, rows apart or not, beginning anywhere."""
-        offset, pad = self.rng.choice((0, 0, 1, 8)), self.rng.choice((0, 0, 1, 4, 16))
+        apart = not self.of_vllm or self.rng.random() < 0.1  # vLLM's ops take none whose rows are
+        offset, pad = self.rng.choice((0, 0, 1, 8)), self.rng.choice((0, 0, 1, 4, 16)) if apart else 0
         stride = max(columns, 1) + pad
         storage = torch.zeros(rows * stride + offset + 1, dtype=torch.float32).to(dtype)
         return storage.as_strided((rows, columns), (stride, 1), offset)
 
     def vector(self, length: int, dtype: torch.dtype, shapes: tuple) -> torch.Tensor:
         return torch.ones(max(length, 1), dtype=dtype)[:length].reshape(self.rng.choice(shapes))
+
+    def scales(self, length: int, matrix: tuple[int, int]) -> torch.Tensor:
+        """Of each row or column, as vLLM's ops take them along the other dimension too."""
+        turned = (matrix[::-1],) if self.of_vllm else ()
+        return self.vector(length, torch.float32, (matrix, (length,), *turned))
 
     def group_scales(self, m: int, n: int, k: int) -> dict[str, torch.Tensor]:
         """Of some kind, each K-major or not, its rows apart or not, beginning anywhere."""
@@ -265,19 +287,20 @@ class Mill:
     def call(self, op: OpSchema) -> dict[str, torch.Tensor | None]:
         rng = self.rng
         m, n, k = (rng.choice((0, 1, 1, 2, 16, 33, 130)) for _ in range(3))
-        dtype = torch.int8 if op is SCALED_MM_AZP else rng.choice((torch.int8, torch.float8_e4m3fn, *PLAIN))
+        has_azp = "azp_adj" in op.arguments
+        dtype = torch.int8 if has_azp else rng.choice((torch.int8, torch.float8_e4m3fn, *PLAIN))
         out_dtype = dtype if dtype in PLAIN else rng.choice(PLAIN)
         everything = {
             "out": self.matrix(m, n, out_dtype),
             "a": self.matrix(m, k, dtype),
             "b": self.matrix(n, k, dtype).t(),
-            "a_scales": rng.choice((torch.ones(()), torch.ones(1, 1), self.vector(m, torch.float32, ((m, 1), (m,))))),
-            "b_scales": rng.choice((torch.ones(1), self.vector(n, torch.float32, ((1, n), (n,))))),
+            "a_scales": rng.choice((torch.ones(()), torch.ones(1, 1), self.scales(m, (m, 1)))),
+            "b_scales": rng.choice((torch.ones(1), self.scales(n, (1, n)))),
             "azp_adj": self.vector(n, torch.int32, ((n,), (1, n))),
             "azp": rng.choice((None, self.vector(m, torch.int32, ((m,), (m, 1))))),
             "bias": rng.choice((None, self.vector(n, out_dtype, ((n,), (1, n))))),
         }
-        if op is SCALED_MM and rng.random() < (0.1 if dtype in PLAIN else 0.4):
+        if not has_azp and rng.random() < (0.1 if dtype in PLAIN else 0.4):
             everything |= self.group_scales(m, n, k)
         call = {name: everything[name] for name in op.arguments}
         if rng.random() < 0.5:
@@ -335,10 +358,10 @@ class Mill:
         return storage[start : start + bytes_].view(tensor.dtype).view(tensor.shape)
 
 
-@pytest.mark.parametrize("op", GEMM_OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", (*GEMM_OPS, *VLLM_OPS), ids=lambda op: op.name)
 def test_refusals_agree(op: OpSchema, probe) -> None:
     """C++ refuses what Python refuses, with Python's sentence, and nothing else."""
-    mill, refused = Mill(5), 0
+    mill, refused = Mill(5, op), 0
     sentences = set()
     for _ in range(ROUNDS):
         tensors = list(mill.call(op).values())
@@ -360,10 +383,10 @@ def test_refusals_agree(op: OpSchema, probe) -> None:
     assert len(sentences) > 20, "too few different faults were tried"
 
 
-@pytest.mark.parametrize("op", GEMM_OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", (*GEMM_OPS, *VLLM_OPS), ids=lambda op: op.name)
 def test_launches(op: OpSchema, probe) -> None:
     """What a kernel is given is what the call said, and the variant is the one that Python chooses."""
-    mill, launched, grouped = Mill(6), set(), 0
+    mill, launched, grouped = Mill(6, op), set(), 0
     for _ in range(ROUNDS // 4):
         call = mill.call(op)
         facts = of_arguments(op, list(call.values()))
@@ -404,7 +427,7 @@ def test_launches(op: OpSchema, probe) -> None:
         assert (probe.how.programmatic_launch, probe.how.constant_weights) == (1, 0)
         launched.add(symbol)
     assert len(launched) >= 2
-    assert (grouped > 5) == (op is SCALED_MM)
+    assert (grouped > 5) == ("azp_adj" not in op.arguments)
 
 
 @pytest.mark.parametrize(("stride", "alignment"), [(2**40 - 16, 16), (2**40, 1)])
@@ -418,6 +441,19 @@ def test_rows_too_far_apart_for_a_descriptor(stride: int, alignment: int, probe)
     assert launch is not None
     entry = select(probe.build.table, problem, 1).entry
     assert launch[0] == entry.symbol and entry.config.schedule.alignment_a == alignment
+
+
+def test_scales_whose_columns_overlap_are_not_for_tma(probe) -> None:
+    entry = next(e for e in gemms(probe) if e.predicate.scale_layout is ScaleLayout.MN_MAJOR)
+    call = call_of(entry, 32, 128, 512)
+    before = probe.build.pin(probe.build.table.rows_of(entry.name)[0])
+    try:
+        for stride, is_taken in ((32, True), (16, False)):
+            call["a_scales"] = torch.ones(128).as_strided((32, 4), (1, stride))
+            found = outcome(probe, entry.predicate.ops[0], call)
+            assert isinstance(found, dict) if is_taken else f"{entry.name} cannot take the call" in found
+    finally:
+        probe.build.pin(before)
 
 
 def call_of(entry, m: int, n: int, k: int) -> dict[str, torch.Tensor | None]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemmill.families.blockscaled.reference import BlockScaled, pack, unpack
+from gemmill.formats.codes import pack, unpack
+from gemmill.formats.quantise import BlockScaled
 from gemmill.quantize import fp4_blocks as module
 from gemmill.quantize.fp4_blocks import BITS, Fp4Blocks, to_blocks
 from gemmill.quantize.prepack import Prepacked, prepack

@@ -6,7 +6,7 @@ tests/families/blockscaled/compile holds the same formula against CUTLASS's own 
 import pytest
 import torch
 
-from gemmill.families.blockscaled.layout import (
+from gemmill.formats.layout import (
     LANES,
     TILE_BYTES,
     TILE_ROWS,
@@ -15,7 +15,7 @@ from gemmill.families.blockscaled.layout import (
     swizzled_offset,
     swizzled_shape,
 )
-from gemmill.families.blockscaled.reference import swizzle, unswizzle
+from gemmill.formats.quantise import swizzle, unswizzle
 
 
 def swizzled_place(offset: int, scales: int) -> tuple[int, int]:

@@ -11,21 +11,11 @@ from gemmill.families.blockscaled.bounds import (
     rounded_fold_error,
     widened_tolerance,
 )
-from gemmill.families.blockscaled.reference import (
-    BlockScaled,
-    block_scaled_mm,
-    exact_mm,
-    gelu,
-    global_scale_of,
-    modulate,
-    pack,
-    quantise,
-    silu_and_mul,
-    unpack,
-    weight_mm,
-)
+from gemmill.families.blockscaled.reference import block_scaled_mm, exact_mm, gelu, modulate, silu_and_mul, weight_mm
 from gemmill.families.quant import reference as house
 from gemmill.families.quant.config import Activation
+from gemmill.formats.codes import pack, unpack
+from gemmill.formats.quantise import BlockScaled, global_scale_of, quantise
 from gemmill.vocab.format import BLOCK_SCALED, MXFP4, MXFP6, MXFP8, NVFP4, Format
 
 ONE = {"ue4m3": 0x38, "ue8m0": 127}

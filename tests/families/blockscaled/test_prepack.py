@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from gemmill.families.blockscaled.bounds import rounded_fold_error
-from gemmill.families.blockscaled.reference import BlockScaled, dequantise, global_scale_of, pack, quantise, unpack
+from gemmill.formats.codes import pack, unpack
+from gemmill.formats.quantise import BlockScaled, dequantise, global_scale_of, quantise
 from gemmill.quantize import prepack as module
 from gemmill.quantize.folding import exact_shifts
 from gemmill.quantize.prepack import prepack

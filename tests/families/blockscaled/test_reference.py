@@ -9,19 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from gemmill.families.blockscaled.reference import (
-    BlockScaled,
-    decode,
-    dequantise,
-    encode,
-    global_scale_of,
-    pack,
-    quantise,
-    quantise_experts,
-    two_to,
-    unpack,
-    unswizzle,
-)
+from gemmill.formats.codes import decode, encode, pack, two_to, unpack
+from gemmill.formats.quantise import BlockScaled, dequantise, global_scale_of, quantise, quantise_experts, unswizzle
 from gemmill.vocab.float_type import E2M1, E2M3, E3M2, E4M3, E5M2, UE4M3, UE8M0, FloatType
 from gemmill.vocab.format import BLOCK_SCALED, MXFP4, MXFP6, MXFP8, MXFP8_E5M2, NVFP4, Format, ScaleRounding
 

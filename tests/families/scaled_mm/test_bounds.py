@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from comparisons import check_scaled_mm
-from gemmill.families.scaled_mm.bounds import accumulation_error, exact_scaled_mm, half_unit_in_last_place, tolerance
+from gemmill.arithmetic import half_unit_in_last_place
+from gemmill.families.scaled_mm.bounds import accumulation_error, exact_scaled_mm, tolerance
 from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.vocab import Accumulation
 

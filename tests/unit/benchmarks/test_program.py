@@ -11,10 +11,10 @@ import run as program
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.registry import REGISTRY
 from gemmill.tune.statistics import Sample
-from gemmill.tune.timing import DryTimer
 from gemms import Op, gemm
 from harness.contenders import WrongResult, ops_contender
 from harness.remote import RemoteContender, RemoteError, serve
+from harness.timers import DryTimer
 from timed import families
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: a dry run with the stand-ins

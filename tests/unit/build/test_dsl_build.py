@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build import dsl, planning
+from gemmill.build import dsl, workshop
 from gemmill.build.driver import build
 from gemmill.build.dsl import DslPackage, made_from
 from gemmill.build.errors import BuildError
@@ -73,7 +73,7 @@ def fake_dsl(toolkit: FakeToolkit, kernels: Path, tmp_path: Path, monkeypatch: p
     (result.folder / "control").mkdir(parents=True)
     subprocess.run(["ar", "rcs", str(result.folder / "libruntime.a")], check=True)
     (kernels / "extension" / "cutedsl.cpp").write_text(_LOADER)
-    monkeypatch.setattr(planning, "find_dsl", lambda *_: result.package())
+    monkeypatch.setattr(workshop, "find_dsl", lambda *_: result.package())
     return result
 
 
@@ -172,7 +172,7 @@ def test_another_dsl_compiles_again(
     fake_dsl: FakeDsl, options: BuildOptions, make_both: Make, toolkit: FakeToolkit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = build(make_both(64), options)
-    monkeypatch.setattr(planning, "find_dsl", lambda *_: fake_dsl.package("2"))
+    monkeypatch.setattr(workshop, "find_dsl", lambda *_: fake_dsl.package("2"))
     second = build(make_both(64), options)
     assert len(fake_dsl.log()) == 4 and len(toolkit.calls()) == 1, "the CUTLASS kernel is as it was"
     assert second.manifest.build_id != first.manifest.build_id
@@ -354,7 +354,7 @@ def test_a_kernel_changed_meanwhile(
     fake_dsl: FakeDsl, options: BuildOptions, make_both: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stale = replace(fake_dsl.package(), made_from=(("cutedsl/scaled_mm.py", "0" * 64),))
-    monkeypatch.setattr(planning, "find_dsl", lambda *_: stale)
+    monkeypatch.setattr(workshop, "find_dsl", lambda *_: stale)
     with pytest.raises(BuildError, match=r"^a file of the kernels' bodies was changed meanwhile \(.+\): build again$"):
         build(make_both(64), options)
 
@@ -371,11 +371,12 @@ def test_a_worker_does_not_outlive_who_asked_it(
 ) -> None:
     selection = make_both(64)
     source = variant_source(selection.configs[1], flags_for(Arch.SM90A), "")
-    context = planning.open_workshop(Arch.SM90A, options).context
     path = tmp_path / source.path
     path.parent.mkdir(parents=True)
     path.write_text(source.text)
-    request = dsl_request(Unit(sources=(source,)), tmp_path, tmp_path / "outcome.json", context)
+    request = dsl_request(
+        Unit(sources=(source,)), tmp_path, tmp_path / "outcome.json", workshop.open_workshop(Arch.SM90A, options)
+    )
     (tmp_path / "request.json").write_text(json.dumps(asdict(request)))
     fake_dsl.set("slow", "1")
     command = [sys.executable, "-m", "gemmill.build.dsl_unit", str(tmp_path / "request.json")]

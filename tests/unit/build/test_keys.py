@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gemmill import settings
-from gemmill.build import driver, planning
+from gemmill.build import driver, workshop
 from gemmill.build.driver import build
 from gemmill.build.options import BuildOptions
 from gemmill.build.sources import Flags, SourceKind, flags_for, text_source, variant_source
@@ -124,15 +124,15 @@ def test_the_build_id_covers_what_makes_the_extension(
     if change in ("cuda", "host", "adapter", "link"):
         more = {"link": "-Wl,-O1"}.get(change, "-DMORE")
         flags = replace(flags, **{change: (*getattr(flags, change), more)})
-        monkeypatch.setattr(planning, "flags_for", lambda _: flags)
+        monkeypatch.setattr(workshop, "flags_for", lambda _: flags)
     elif change == "exports":
         monkeypatch.setattr(driver, "EXPORTS", driver.EXPORTS + "# more\n")
     elif change == "gemmill":
         monkeypatch.setattr(driver, "__version__", "99")
     elif change == "g++":
-        found = planning.find_toolchain
+        found = workshop.find_toolchain
         monkeypatch.setattr(
-            planning, "find_toolchain", lambda *given, **named: replace(found(*given, **named), host_build="other")
+            workshop, "find_toolchain", lambda *given, **named: replace(found(*given, **named), host_build="other")
         )
     else:
         library = {

@@ -9,6 +9,7 @@ import pytest
 from gemmill.build import toolchain
 from gemmill.build.errors import BuildError
 from gemmill.build.toolchain import find_toolchain
+from gemmill.locations import installed
 
 from .conftest import FakeToolkit, make_toolkit
 
@@ -154,10 +155,7 @@ def test_no_host_compiler(toolkit: FakeToolkit, monkeypatch: pytest.MonkeyPatch)
     ("package", "message"), [("torch", "no torch to link against"), ("cutlass_library", "no CUTLASS headers")]
 )
 def test_missing_package(toolkit: FakeToolkit, monkeypatch: pytest.MonkeyPatch, package: str, message: str) -> None:
-    find_spec = toolchain.importlib.util.find_spec
-    monkeypatch.setattr(
-        toolchain.importlib.util, "find_spec", lambda name: None if name == package else find_spec(name)
-    )
+    monkeypatch.setattr(toolchain, "installed", lambda name: [] if name == package else installed(name))
     monkeypatch.delenv("GEMMILL_CUTLASS_HOME")
     if package == "torch":
         monkeypatch.setenv("GEMMILL_CUTLASS_HOME", str(toolkit.cutlass))

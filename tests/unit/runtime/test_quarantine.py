@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gemmill.doctor import State
 from gemmill.doctor.extension import examine_tables
+from gemmill.doctor.finding import State
 from gemmill.runtime import notices, tuned
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.table import make_table as make_rows

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from gemmill.tune.timing import GraphTimer, shuffled
+from gemmill.tune.timing import Graph, shuffled
 
 
 def test_nobody_always_follows_the_same_one() -> None:
@@ -72,7 +72,7 @@ class FakeDevice:
 def test_long_calls_run_at_their_own_clocks_before_they_are_timed(us, untimed, timed, monkeypatch) -> None:
     device = FakeDevice(us)
     device.install(monkeypatch)
-    prepared = GraphTimer().prepare([device.call], 4)
+    prepared = Graph([device.call], 4)
     device.replays.clear()
     assert prepared.round() == pytest.approx(us)
     assert len(device.replays) == untimed + timed
@@ -83,7 +83,7 @@ def test_what_calls_read_stays_until_they_are_timed_no_more(monkeypatch) -> None
     device.install(monkeypatch)
     operand = torch.empty(1)
     alive = weakref.ref(operand)
-    prepared = GraphTimer().prepare([lambda operand=operand: device.call()], 4)
+    prepared = Graph([lambda operand=operand: device.call()], 4)
     del operand
     gc.collect()
     assert alive() is not None, "a replay would read memory that was given back"

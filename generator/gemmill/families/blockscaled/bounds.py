@@ -4,32 +4,24 @@ Quantisation equals its reference to the bit, but for exp, tanh and erf: a versi
 torch's by two units in the last place. A fused value then lies within GATE_STEPS units of the one computed here, its
 scale between those of the two ends, and its code between the codes of the two ends by the scale that was found.
 
-A GEMM on Hopper widens codes times scales to bf16 or f16, where they are exact (docs/formats.md), and multiplies them there. An
-instruction of that tensor core adds 16 exact products and the running sum, aligned to the largest of them, with at least
-23 bits below its exponent kept and what lies below cut off: 17 terms lose less than 2^-23 of the largest, and cutting the
-result off to f32 loses at most twice that (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores",
-PeerJ Computer Science 2021, and its successors for Hopper). Sixteen f32 multiply-adds in a row lose no more: 16 x 2^-24 of at
-most twice the largest. Slices of K are summed on their own and added in f32. Nothing is claimed for block-scaled tensor
+A GEMM on Hopper widens codes times scales to bf16 or f16, where they are exact (docs/formats.md), and multiplies them there:
+`gemmill.arithmetic` says what sums lose. Sixteen f32 multiply-adds in a row lose no more: 16 x 2^-24 of at most twice the largest. Slices of K are summed on their own and added in f32. Nothing is claimed for block-scaled tensor
 cores of Blackwell, whose sums are not published.
 
 Weights folded exactly into e4m3 make an ordinary scaled GEMM of it, with the base as scale: its bound is the one for those.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
-from gemmill.families.blockscaled.reference import BlockScaled, block_scales, codes_by, unpack
+from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, half_unit_in_last_place, lost_in_sum
+from gemmill.formats.codes import unpack
+from gemmill.formats.quantise import BlockScaled, block_scales, codes_by
 from gemmill.vocab.float_type import E4M3, FloatType
 from gemmill.vocab.format import ScaleRounding
 
 GATE_STEPS = 4.0
 """Units (2^-24 of what the library function is multiplied by) between two versions of a fused value."""
-FLOAT32_UNIT = 2.0**-24
-INSTRUCTION_K = 16
-INSTRUCTION_LOSSES = 19
-INSTRUCTION_UNIT = 2.0**-23
 EPILOGUE_ROUNDINGS = 3
 """A row's base, alpha and the bias."""
 
@@ -94,7 +86,8 @@ def widened_tolerance(
     )
     size = slice_k or max(a.shape[1], 1)
     for start in range(0, a.shape[1], size):
-        part, lost = _summed(a[:, start : start + size], b[:, start : start + size])
+        a_slice, b_slice = a[:, start : start + size], b[:, start : start + size].t()
+        part, lost = a_slice @ b_slice, lost_in_sum(a_slice, b_slice, OF_16_BITS)
         exact += part
         magnitude += part.abs() + lost
         error += lost + (0.0 if slice_k is None else FLOAT32_UNIT * magnitude)
@@ -103,27 +96,7 @@ def widened_tolerance(
     if bias is not None:
         largest, result = largest + bias.double().abs(), result + bias.double()
     error = error + EPILOGUE_ROUNDINGS * FLOAT32_UNIT * largest
-    return error + _half_unit(result.abs() + error, out_dtype)
-
-
-def _summed(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum over K and the bound of what the tensor core loses of it."""
-    running = torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device)
-    lost = running.clone()
-    for start in range(0, a.shape[1], INSTRUCTION_K):
-        a_step, b_step = a[:, start : start + INSTRUCTION_K], b[:, start : start + INSTRUCTION_K]
-        largest = torch.maximum(running.abs(), a_step.abs() @ b_step.abs().t())
-        lost += INSTRUCTION_LOSSES * INSTRUCTION_UNIT * largest
-        running += a_step @ b_step.t()
-    return running, lost
-
-
-def _half_unit(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
-    """Half the distance between neighbours of `dtype` at each magnitude; of the subnormals below the smallest."""
-    info = torch.finfo(dtype)
-    least = math.frexp(info.smallest_normal)[1]
-    exponent = torch.where(magnitude == 0, least, torch.frexp(magnitude).exponent.clamp(min=least))
-    return torch.exp2(exponent.double() - 1) * (info.eps / 2)
+    return error + half_unit_in_last_place(result.abs() + error, out_dtype)
 
 
 def rounded_fold_error(values: Tensor, base: Tensor) -> Tensor:

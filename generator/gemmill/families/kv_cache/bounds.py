@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS
 from gemmill.families.kv_cache import hadamard
 from gemmill.families.kv_cache.codebooks import codebook
 from gemmill.families.kv_cache.formats import OWN_METHODS, CacheSpec, Method, RotationKind, VectorSpec
@@ -37,9 +38,6 @@ from gemmill.families.kv_cache.reference.cache import read
 from gemmill.families.kv_cache.reference.rotations import projection, rotate, rotate_back
 from gemmill.families.kv_cache.reference.vectors import Fields, decode, has_signs, joined, transformed_queries
 
-UNIT = 2.0**-24
-TENSOR_CORE_LOSS = 19 * 2.0**-23
-TENSOR_CORE_TERMS = 16
 DEVIATIONS = 6.0
 _SECOND_ORDER = 1.1
 """Products of two errors, up to a score's error of a tenth."""
@@ -59,7 +57,7 @@ class Arithmetic:
 
 BF16 = Arithmetic(operand_unit=2.0**-8, weight_unit=2.0**-8)
 F16 = Arithmetic(operand_unit=2.0**-11, weight_unit=2.0**-11)
-F32 = Arithmetic(operand_unit=UNIT, weight_unit=UNIT)
+F32 = Arithmetic(operand_unit=FLOAT32_UNIT, weight_unit=FLOAT32_UNIT)
 
 
 def rotation_loss(kind: RotationKind, head_dim: int) -> float:
@@ -67,9 +65,9 @@ def rotation_loss(kind: RotationKind, head_dim: int) -> float:
     if kind is RotationKind.NONE:
         return 0.0
     if kind is RotationKind.DENSE:
-        return head_dim * UNIT
+        return head_dim * FLOAT32_UNIT
     base, stages = hadamard.split(head_dim)
-    return (stages + (base - 1) * math.sqrt(base) + 1) * UNIT
+    return (stages + (base - 1) * math.sqrt(base) + 1) * FLOAT32_UNIT
 
 
 def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
@@ -87,7 +85,7 @@ def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
     norm = x.square().sum(-1)[..., None].sqrt()
     rotated = rotate(x, spec.rotation, spec.seed)
     unit = torch.where(norm > 0, rotated / norm, 0.0)
-    slack = rotation_loss(spec.rotation, spec.head_dim) + (spec.head_dim / 2 + 4) * UNIT * unit.abs()
+    slack = rotation_loss(spec.rotation, spec.head_dim) + (spec.head_dim / 2 + 4) * FLOAT32_UNIT * unit.abs()
     book = codebook(spec.head_dim, spec.format.code_bits)
     edges = torch.tensor([-2.0, *book.boundaries, 2.0], dtype=torch.float64, device=x.device)
     codes = unpack_codes(found["codes"], spec.format.code_bits, spec.head_dim)
@@ -97,7 +95,7 @@ def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
     wanted = norm[..., 0]
     if spec.format.method is Method.EDEN:
         wanted = torch.where(wanted > 0, wanted.square() / (decoded * rotated).sum(-1), 0.0)
-    wrong_scalars = _wrong_scalars(found["norm"], wanted, 2 * spec.head_dim * UNIT)
+    wrong_scalars = _wrong_scalars(found["norm"], wanted, 2 * spec.head_dim * FLOAT32_UNIT)
     if spec.format.method is Method.TURBOQUANT_PROD:
         wrong_signs, wrong_residuals = _outside_of_residual(found, x, decoded, spec)
         return wrong_codes + wrong_signs, wrong_scalars + wrong_residuals
@@ -109,14 +107,14 @@ def _outside_of_residual(found: Fields, x: Tensor, decoded: Tensor, spec: Vector
     stored = decoded * _scalar(found["norm"])[..., None]
     residual = x - rotate_back(stored, spec.rotation, spec.seed)
     size = residual.square().sum(-1).sqrt()
-    lost = (rotation_loss(spec.rotation, spec.head_dim) + 3 * UNIT) * spec.head_dim**0.5
+    lost = (rotation_loss(spec.rotation, spec.head_dim) + 3 * FLOAT32_UNIT) * spec.head_dim**0.5
     lost = lost * (x.square().sum(-1).sqrt() + stored.square().sum(-1).sqrt())
     matrix = projection(spec.head_dim, spec.seed).to(x.device)
-    slack = matrix.square().sum(-1).sqrt() * (lost + spec.head_dim * UNIT * size)[..., None]
+    slack = matrix.square().sum(-1).sqrt() * (lost + spec.head_dim * FLOAT32_UNIT * size)[..., None]
     projected = residual @ matrix.T
     signs = unpack_codes(found["signs"], 1, spec.head_dim) == 1
     wrong_signs = torch.where(signs, projected < -slack, projected > slack)
-    relative = 2 * spec.head_dim * UNIT + torch.where(size > 0, lost / size, 0.0)
+    relative = 2 * spec.head_dim * FLOAT32_UNIT + torch.where(size > 0, lost / size, 0.0)
     return int(wrong_signs.sum()), _wrong_scalars(found["residual_norm"], size, relative)
 
 
@@ -169,8 +167,10 @@ def attention_bound(
     random = random + how.operand_unit**2 * from_values
     full = scores * common_to_keys + (how.operand_unit + how.weight_unit) * out.abs()
     magnitude = torch.einsum("hrn,nhd->rhd", weights, part.abs()) @ back.abs()
-    float32 = magnitude * (_sum_loss(length) + 4 * UNIT + rotation_loss(spec.values.rotation, spec.head_dim))
-    score_errors = options.scale * products.abs().sum(-1, keepdim=True) * _score_loss(spec.keys) + _EXP_STEPS * UNIT
+    float32 = magnitude * (_sum_loss(length) + 4 * FLOAT32_UNIT + rotation_loss(spec.values.rotation, spec.head_dim))
+    score_errors = (
+        options.scale * products.abs().sum(-1, keepdim=True) * _score_loss(spec.keys) + _EXP_STEPS * FLOAT32_UNIT
+    )
     full = full + float32 + (score_errors * moved.abs()).sum(1)
     return (DEVIATIONS * random.sqrt() + full) * _SECOND_ORDER
 
@@ -184,9 +184,9 @@ def _back(spec: VectorSpec) -> Tensor:
 
 def _score_loss(spec: VectorSpec) -> float:
     """Of the magnitudes of a score's products, that float32 loses: rotation of the query, sum, softmax's argument."""
-    rotated = max(rotation_loss(spec.rotation, spec.head_dim), spec.head_dim * UNIT if has_signs(spec) else 0.0)
-    return rotated * math.sqrt(spec.head_dim) + _sum_loss(spec.head_dim) + _EXP_STEPS * UNIT
+    rotated = max(rotation_loss(spec.rotation, spec.head_dim), spec.head_dim * FLOAT32_UNIT if has_signs(spec) else 0.0)
+    return rotated * math.sqrt(spec.head_dim) + _sum_loss(spec.head_dim) + _EXP_STEPS * FLOAT32_UNIT
 
 
 def _sum_loss(terms: int) -> float:
-    return TENSOR_CORE_LOSS * -(-terms // TENSOR_CORE_TERMS)
+    return OF_16_BITS.losses * OF_16_BITS.unit * -(-terms // OF_16_BITS.instruction_k)

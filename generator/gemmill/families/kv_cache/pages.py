@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from gemmill.families.kv_cache.formats import CacheSpec, Field, Layout
 
 KEYS, VALUES = "keys", "values"
+Sides = list[tuple[str, Field]]
+"""Fields, each with whose it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +60,19 @@ def page_plan(spec: CacheSpec) -> PagePlan:
         for side, vectors in ((KEYS, spec.keys), (VALUES, spec.values))
         for field in vectors.format.fields(spec.head_dim)
     ]
-    plan = {Layout.HEADS: _heads, Layout.SLOTS: _slots, Layout.SPLIT: _split}[spec.format.layout]
-    return plan(spec, sides)
+    size = _size(sides)
+    match spec.format.layout:
+        case Layout.HEADS:
+            placements = _strips(spec, sides)
+        case Layout.SLOTS:
+            size += size % 2
+            placements = _slots(spec, sides, size)
+        case Layout.SPLIT:
+            codes, scalars = ([pair for pair in sides if pair[1].is_metadata is metadata] for metadata in (False, True))
+            behind = _size(codes) * spec.kv_heads * spec.page_size
+            placements = [*_slots(spec, codes, _size(codes)), *_strips(spec, scalars, behind)]
+            placements.sort(key=lambda placement: sides.index((placement.side, placement.field)))
+    return PagePlan(page_bytes=size * spec.kv_heads * spec.page_size, placements=tuple(placements))
 
 
 def bytes_of_token_and_head(spec: CacheSpec) -> float:
@@ -67,46 +80,26 @@ def bytes_of_token_and_head(spec: CacheSpec) -> float:
     return page_plan(spec).page_bytes / (spec.page_size * spec.kv_heads)
 
 
-def _heads(spec: CacheSpec, sides: list[tuple[str, Field]]) -> PagePlan:
-    """A multiple of 16 bytes for each field of a head, since a page has at least 16 tokens."""
-    head_bytes = spec.page_size * sum(field.size for _, field in sides)
+def _size(sides: Sides) -> int:
+    """Bytes of one token and head."""
+    return sum(field.size for _, field in sides)
+
+
+def _strips(spec: CacheSpec, sides: Sides, offset: int = 0) -> list[Placement]:
+    """Of each head, field by field, that of all tokens: a multiple of 16 bytes, since a page has at least 16 tokens."""
+    placements = []
+    for side, field in sides:
+        strides = {"token_stride": field.size, "head_stride": spec.page_size * _size(sides)}
+        placements.append(Placement(side=side, field=field, offset=offset, **strides))
+        offset += field.size * spec.page_size
+    return placements
+
+
+def _slots(spec: CacheSpec, sides: Sides, slot: int) -> list[Placement]:
+    """Of each token and head the fields, in `slot` bytes."""
     placements, offset = [], 0
     for side, field in sides:
-        placements.append(
-            Placement(side=side, field=field, offset=offset, token_stride=field.size, head_stride=head_bytes)
-        )
-        offset += field.size * spec.page_size
-    return PagePlan(page_bytes=head_bytes * spec.kv_heads, placements=tuple(placements))
-
-
-def _slots(spec: CacheSpec, sides: list[tuple[str, Field]]) -> PagePlan:
-    used = sum(field.size for _, field in sides)
-    slot = used + used % 2
-    placements, offset = [], 0
-    for side, field in sides:
-        placements.append(
-            Placement(side=side, field=field, offset=offset, token_stride=slot * spec.kv_heads, head_stride=slot)
-        )
+        strides = {"token_stride": slot * spec.kv_heads, "head_stride": slot}
+        placements.append(Placement(side=side, field=field, offset=offset, **strides))
         offset += field.size
-    return PagePlan(page_bytes=slot * spec.kv_heads * spec.page_size, placements=tuple(placements))
-
-
-def _split(spec: CacheSpec, sides: list[tuple[str, Field]]) -> PagePlan:
-    codes = [pair for pair in sides if not pair[1].is_metadata]
-    scalars = [pair for pair in sides if pair[1].is_metadata]
-    code_bytes = sum(field.size for _, field in codes)
-    code_region = code_bytes * spec.kv_heads * spec.page_size
-    strip = sum(field.size for _, field in scalars) * spec.page_size
-    placed, offset = {}, 0
-    for side, field in codes:
-        placed[side, field] = Placement(
-            side=side, field=field, offset=offset, token_stride=code_bytes * spec.kv_heads, head_stride=code_bytes
-        )
-        offset += field.size
-    offset = code_region
-    for side, field in scalars:
-        placed[side, field] = Placement(
-            side=side, field=field, offset=offset, token_stride=field.size, head_stride=strip
-        )
-        offset += field.size * spec.page_size
-    return PagePlan(page_bytes=code_region + strip * spec.kv_heads, placements=tuple(placed[pair] for pair in sides))
+    return placements

@@ -1,7 +1,7 @@
 """What must hold for a call of a quantisation op, in the order in which a call is judged."""
 
 from gemmill.families.quant.classes import CLASSES
-from gemmill.families.quant.config import Activation, QuantFamily, ScaleFormat
+from gemmill.families.quant.config import Activation, QuantFamily, ScaleFormat, Scales
 from gemmill.families.quant.layouts import group_fault, static_fault
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.family import Aspect, Check, Layout, Let, Op, OpSet, Require, Same, Special, Step, Tensor, any_of
@@ -22,6 +22,7 @@ def _op(quant: QuantOp) -> Op:
         "scaling": list(QuantFamily).index(quant.family),
         "vllm": int(quant.vllm),
         "takes_group_shape": int("group_shape" in has),
+        "packed": int(quant.is_packed),
         "chosen": list(Activation).index(quant.activations[0]),
         "scale_format": list(ScaleFormat).index(quant.scale_formats[0]),
         "is_scale_transposed": -1,
@@ -51,9 +52,17 @@ def _op(quant: QuantOp) -> Op:
             Check(Aspect.DEVICE, _TENSORS),
             Check(Aspect.APART, _TENSORS),
             *((_of_vllm(quant, "azp" if "azp" in has else "0"),) if quant.vllm else ()),
+            _works(quant),
             CLASSES,
         ),
     )
+
+
+def _works(quant: QuantOp) -> Let:
+    """Whether anything is written: scale and zero point of an empty tensor, or of a row without elements, are."""
+    if quant.family.scales is Scales.OF_TENSOR:
+        return Let("works", "1")
+    return Let("works", "rows" if quant.family.is_per_row else "rows * hidden")
 
 
 def _of_vllm(quant: QuantOp, azp: str) -> Let:
@@ -126,7 +135,7 @@ def _scales(quant: QuantOp) -> tuple[Step, ...]:
         Require("hidden % group_size == 0", "rows of {hidden} values are not a multiple of group_size {group_size}"),
         Let("groups", "hidden // group_size"),
         Let("words", "ceil(groups, 4)" if quant.is_packed else "groups"),
-        Let("scale_rows", "ceil(rows, 4) * 4"),
+        Let("scale_rows", "up(rows, 4)" if quant.is_packed else "rows"),
         Special("group_scales"),
     )
 

@@ -1,8 +1,7 @@
-"""Layouts of scales, which are judged by hand: static_scales_fit and group_scales_fit in kernels/quant/binding.cpp."""
+"""Layouts of scales, which are judged by hand: static_scales_fit and group_scales_fit in kernels/quant/scales.cpp."""
 
 from dataclasses import dataclass
 
-from gemmill.families.quant.config import ScaleFormat
 from gemmill.family import Judged
 
 
@@ -73,8 +72,7 @@ def group_strides(call: Judged) -> tuple[int, int] | None:
     """Strides of scales by row and by group (word, if packed); None where shape or strides do not fit the call. Those that
     are never taken are made those of the layout: padding is written at the second row of the only one."""
     scales, rows, columns, transposed = call.tensor("scales"), call["rows"], call["words"], call["is_scale_transposed"]
-    packed = is_packed(call)
-    padded = call["scale_rows"] if packed else rows
+    packed, padded = call["packed"], call["scale_rows"]
 
     def fitting(m: int, g: int, m_major: bool) -> tuple[int, int] | None:
         if rows <= 1 or not columns:
@@ -96,11 +94,6 @@ def group_strides(call: Judged) -> tuple[int, int] | None:
     return None
 
 
-def is_packed(call: Judged) -> bool:
-    """Whether scales are exponents, four in a word."""
-    return list(ScaleFormat)[call["scale_format"]] is ScaleFormat.PACKED_UE8M0
-
-
 def group_fault(call: Judged) -> str | None:
     """The sentence for scales of groups whose shape or strides do not fit."""
     if group_strides(call) is not None:
@@ -108,7 +101,7 @@ def group_fault(call: Judged) -> str | None:
     rows, words, transposed = call["rows"], call["words"], call["is_scale_transposed"]
     found = f"{call['scales'].name} has shape {call['scales'].shape} and strides {call['scales'].strides}"
     shape = f"[{rows}, {words}]"
-    if is_packed(call):
+    if call["packed"]:
         return f"{found}: expected {shape} with strides [1, {call['scale_rows']}] or a larger second one"
     row_major, m_major = f"strides [{words}, 1]", f"strides [1, {rows}]"
     if transposed < 0:

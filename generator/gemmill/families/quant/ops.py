@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from gemmill.families.quant.config import (
     GROUP_SIZES,
@@ -16,26 +17,7 @@ from gemmill.families.quant.config import (
 from gemmill.family import VLLM_PREFIX, OpSchema
 from gemmill.vocab import Arch, DType
 
-_GATED = (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)
 _SIXTEEN_BITS = (DType.BF16, DType.F16)
-_BOTH = (DType.E4M3, DType.S8)
-# docs/quantisation.md says how.
-_DIFFER_IN_VLLM = (
-    "static_scaled_fp8_quant",
-    "dynamic_scaled_fp8_quant",
-    "dynamic_per_token_scaled_fp8_quant",
-    "static_scaled_int8_quant",
-    "dynamic_scaled_int8_quant",
-    "per_token_group_fp8_quant",
-    "per_token_group_quant_int8",
-    "per_token_group_fp8_quant_packed",
-    "silu_and_mul_per_block_quant",
-    "silu_and_mul_quant",
-    "rms_norm_dynamic_per_token_quant",
-    "rms_norm_per_block_quant",
-    "rms_norm_static_fp8_quant",
-    "fused_add_rms_norm_static_fp8_quant",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,179 +73,139 @@ class QuantOp:
         return config in self.configs(config.arch)
 
 
-_OPS = (
-    QuantOp(
-        schema=OpSchema(
-            "static_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor scale, int[]? group_shape=None) -> ()"
-        ),
-        family=QuantFamily.STATIC,
-        out_dtypes=(DType.E4M3,),
+def _op(family: QuantFamily, codes: tuple[DType, ...], schema: str, **others: Any) -> QuantOp:
+    return QuantOp(schema=OpSchema(f"{schema} -> ()"), family=family, out_dtypes=codes, **others)
+
+
+_STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC = QuantFamily
+_FP8, _INT8, _EITHER = (DType.E4M3,), (DType.S8,), (DType.E4M3, DType.S8)
+# What ops have beside their family and codes, where it is not the default.
+_SILU = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU,)}
+_GATED = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)}
+_AZP_IF_ASKED = {"symmetric": (True, False)}
+_GROUPS = {"group_sizes": GROUP_SIZES}
+_LARGE_GROUPS = {"group_sizes": (64, 128)}
+_POWERS_TOO = {"scale_formats": (ScaleFormat.F32, ScaleFormat.POWER_OF_TWO)}
+_WORDS = {"scale_formats": (ScaleFormat.PACKED_UE8M0,)}
+
+_OF_VLLMS_NAME = (
+    _op(
+        _STATIC, _FP8, "static_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor scale, int[]? group_shape=None)"
     ),
-    QuantOp(
-        schema=OpSchema("dynamic_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale) -> ()"),
-        family=QuantFamily.TENSOR,
-        out_dtypes=(DType.E4M3,),
+    _op(_TENSOR, _FP8, "dynamic_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale)"),
+    _op(
+        _TOKEN,
+        _FP8,
+        "dynamic_per_token_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, Tensor? scale_ub)",
     ),
-    QuantOp(
-        schema=OpSchema(
-            "dynamic_per_token_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, "
-            "Tensor? scale_ub) -> ()"
-        ),
-        family=QuantFamily.TOKEN,
-        out_dtypes=(DType.E4M3,),
+    _op(
+        _STATIC,
+        _INT8,
+        "static_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor scale, Tensor? azp)",
+        **_AZP_IF_ASKED,
     ),
-    QuantOp(
-        schema=OpSchema("static_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor scale, Tensor? azp) -> ()"),
-        family=QuantFamily.STATIC,
-        out_dtypes=(DType.S8,),
-        symmetric=(True, False),
+    _op(
+        _TOKEN,
+        _INT8,
+        "dynamic_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, Tensor(c!)? azp)",
+        **_AZP_IF_ASKED,
     ),
-    QuantOp(
-        schema=OpSchema(
-            "dynamic_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, Tensor(c!)? azp) -> ()"
-        ),
-        family=QuantFamily.TOKEN,
-        out_dtypes=(DType.S8,),
-        symmetric=(True, False),
+    _op(
+        _GROUP,
+        _FP8,
+        "per_token_group_fp8_quant(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, float eps, "
+        "float fp8_min, float fp8_max, bool scale_ue8m0, bool dummy_is_scale_transposed, bool dummy_is_tma_aligned)",
+        **_GROUPS,
+        **_POWERS_TOO,
     ),
-    QuantOp(
-        schema=OpSchema(
-            "per_token_group_fp8_quant(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, "
-            "float eps, float fp8_min, float fp8_max, bool scale_ue8m0, bool dummy_is_scale_transposed, "
-            "bool dummy_is_tma_aligned) -> ()"
-        ),
-        family=QuantFamily.GROUP,
-        out_dtypes=(DType.E4M3,),
-        group_sizes=GROUP_SIZES,
-        scale_formats=(ScaleFormat.F32, ScaleFormat.POWER_OF_TWO),
+    _op(
+        _GROUP,
+        _INT8,
+        "per_token_group_quant_int8(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, float eps, "
+        "float int8_min, float int8_max)",
+        **_GROUPS,
     ),
-    QuantOp(
-        schema=OpSchema(
-            "per_token_group_quant_int8(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, "
-            "float eps, float int8_min, float int8_max) -> ()"
-        ),
-        family=QuantFamily.GROUP,
-        out_dtypes=(DType.S8,),
-        group_sizes=GROUP_SIZES,
+    _op(
+        _GROUP,
+        _FP8,
+        "per_token_group_fp8_quant_packed(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s_packed, "
+        "int group_size, float eps, float fp8_min, float fp8_max)",
+        **_GROUPS,
+        **_WORDS,
     ),
-    QuantOp(
-        schema=OpSchema(
-            "per_token_group_fp8_quant_packed(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s_packed, "
-            "int group_size, float eps, float fp8_min, float fp8_max) -> ()"
-        ),
-        family=QuantFamily.GROUP,
-        out_dtypes=(DType.E4M3,),
-        group_sizes=GROUP_SIZES,
-        scale_formats=(ScaleFormat.PACKED_UE8M0,),
+    _op(
+        _GROUP,
+        _EITHER,
+        "silu_and_mul_per_block_quant(Tensor(a!) out, Tensor input, Tensor(b!) scales, int group_size, "
+        "Tensor? scale_ub=None, bool is_scale_transposed=False)",
+        **_SILU,
+        **_LARGE_GROUPS,
     ),
-    QuantOp(
-        schema=OpSchema(
-            "silu_and_mul_per_block_quant(Tensor(a!) out, Tensor input, Tensor(b!) scales, int group_size, "
-            "Tensor? scale_ub=None, bool is_scale_transposed=False) -> ()"
-        ),
-        family=QuantFamily.GROUP,
+    _op(_STATIC, _FP8, "silu_and_mul_quant(Tensor(a!) result, Tensor input, Tensor scale)", **_SILU),
+    _op(
+        _RMS_TOKEN,
+        _EITHER,
+        "rms_norm_dynamic_per_token_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, "
+        "float epsilon, Tensor? scale_ub, Tensor(c!)? residual)",
+    ),
+    _op(
+        _RMS_GROUP,
+        _EITHER,
+        "rms_norm_per_block_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, float epsilon, "
+        "Tensor? scale_ub, Tensor(c!)? residual, int group_size, bool is_scale_transposed)",
+        **_LARGE_GROUPS,
+    ),
+    _op(
+        _RMS_STATIC,
+        _FP8,
+        "rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor scale, float epsilon)",
         in_dtypes=_SIXTEEN_BITS,
-        out_dtypes=_BOTH,
-        activations=(Activation.SILU,),
-        group_sizes=(64, 128),
     ),
-    QuantOp(
-        schema=OpSchema("silu_and_mul_quant(Tensor(a!) result, Tensor input, Tensor scale) -> ()"),
-        family=QuantFamily.STATIC,
+    _op(
+        _RMS_STATIC,
+        _FP8,
+        "fused_add_rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) residual, Tensor weight, "
+        "Tensor scale, float epsilon)",
         in_dtypes=_SIXTEEN_BITS,
-        out_dtypes=(DType.E4M3,),
-        activations=(Activation.SILU,),
     ),
-    QuantOp(
-        schema=OpSchema(
-            "silu_and_mul_per_token_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, Tensor? scale_ub) -> ()"
-        ),
-        family=QuantFamily.TOKEN,
-        in_dtypes=_SIXTEEN_BITS,
-        out_dtypes=_BOTH,
-        activations=(Activation.SILU,),
+)
+"""Ops whose names and schemas are vLLM's, where scales or codes are others: docs/quantisation.md says how."""
+_OWN = (
+    _op(
+        _TOKEN,
+        _EITHER,
+        "silu_and_mul_per_token_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, Tensor? scale_ub)",
+        **_SILU,
     ),
-    QuantOp(
-        schema=OpSchema(
-            "rms_norm_dynamic_per_token_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, "
-            "float epsilon, Tensor? scale_ub, Tensor(c!)? residual) -> ()"
-        ),
-        family=QuantFamily.RMS_TOKEN,
-        out_dtypes=_BOTH,
+    _op(
+        _GROUP,
+        _EITHER,
+        "act_and_mul_per_block_quant(Tensor(a!) out, Tensor input, Tensor(b!) scales, str activation, int group_size, "
+        "Tensor? scale_ub=None, bool scale_ue8m0=False)",
+        **_GATED,
+        **_LARGE_GROUPS,
+        **_POWERS_TOO,
     ),
-    QuantOp(
-        schema=OpSchema(
-            "rms_norm_per_block_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, "
-            "float epsilon, Tensor? scale_ub, Tensor(c!)? residual, int group_size, "
-            "bool is_scale_transposed) -> ()"
-        ),
-        family=QuantFamily.RMS_GROUP,
-        out_dtypes=_BOTH,
-        group_sizes=(64, 128),
+    _op(_STATIC, _EITHER, "act_and_mul_quant(Tensor(a!) result, Tensor input, Tensor scale, str activation)", **_GATED),
+    _op(
+        _TOKEN,
+        _EITHER,
+        "act_and_mul_per_token_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, str activation, "
+        "Tensor? scale_ub=None)",
+        **_GATED,
     ),
-    QuantOp(
-        schema=OpSchema(
-            "rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor scale, float epsilon) -> ()"
-        ),
-        family=QuantFamily.RMS_STATIC,
-        in_dtypes=_SIXTEEN_BITS,
-        out_dtypes=(DType.E4M3,),
+    _op(
+        _TENSOR,
+        _INT8,
+        "dynamic_tensor_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, Tensor(c!)? azp=None)",
+        **_AZP_IF_ASKED,
     ),
-    QuantOp(
-        schema=OpSchema(
-            "fused_add_rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) residual, Tensor weight, "
-            "Tensor scale, float epsilon) -> ()"
-        ),
-        family=QuantFamily.RMS_STATIC,
-        in_dtypes=_SIXTEEN_BITS,
-        out_dtypes=(DType.E4M3,),
-    ),
-    QuantOp(
-        schema=OpSchema(
-            "act_and_mul_per_block_quant(Tensor(a!) out, Tensor input, Tensor(b!) scales, str activation, "
-            "int group_size, Tensor? scale_ub=None, bool scale_ue8m0=False) -> ()"
-        ),
-        family=QuantFamily.GROUP,
-        in_dtypes=_SIXTEEN_BITS,
-        out_dtypes=_BOTH,
-        activations=_GATED,
-        group_sizes=(64, 128),
-        scale_formats=(ScaleFormat.F32, ScaleFormat.POWER_OF_TWO),
-    ),
-    QuantOp(
-        schema=OpSchema("act_and_mul_quant(Tensor(a!) result, Tensor input, Tensor scale, str activation) -> ()"),
-        family=QuantFamily.STATIC,
-        in_dtypes=_SIXTEEN_BITS,
-        out_dtypes=_BOTH,
-        activations=_GATED,
-    ),
-    QuantOp(
-        schema=OpSchema(
-            "act_and_mul_per_token_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, str activation, "
-            "Tensor? scale_ub=None) -> ()"
-        ),
-        family=QuantFamily.TOKEN,
-        in_dtypes=_SIXTEEN_BITS,
-        out_dtypes=_BOTH,
-        activations=_GATED,
-    ),
-    QuantOp(
-        schema=OpSchema(
-            "dynamic_tensor_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, "
-            "Tensor(c!)? azp=None) -> ()"
-        ),
-        family=QuantFamily.TENSOR,
-        out_dtypes=(DType.S8,),
-        symmetric=(True, False),
-    ),
-    QuantOp(
-        schema=OpSchema(
-            "per_token_group_quant_int8_azp(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, "
-            "Tensor(c!) output_azp, int group_size) -> ()"
-        ),
-        family=QuantFamily.GROUP,
-        out_dtypes=(DType.S8,),
-        group_sizes=GROUP_SIZES,
+    _op(
+        _GROUP,
+        _INT8,
+        "per_token_group_quant_int8_azp(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, Tensor(c!) output_azp, "
+        "int group_size)",
+        **_GROUPS,
         symmetric=(False,),
     ),
 )
@@ -278,7 +220,7 @@ def _of_vllm(op: QuantOp) -> QuantOp:
     return renamed
 
 
-QUANT_OPS = (*_OPS, *(_of_vllm(op) for op in _OPS if op.name in _DIFFER_IN_VLLM))
+QUANT_OPS = (*_OF_VLLMS_NAME, *_OWN, *map(_of_vllm, _OF_VLLMS_NAME))
 
 
 def ops_of(config: QuantConfig) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from gemmill.families.quant import reference
 from gemmill.families.quant.call import config_of
 from gemmill.families.quant.classes import CLASSES
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat, Scales
-from gemmill.families.quant.layouts import group_strides, is_packed, static_scales
+from gemmill.families.quant.layouts import group_strides, static_scales
 from gemmill.family import Judged, OpSchema, ProblemCall
 from gemmill.family.operand import Call
 from gemmill.runtime import checks
@@ -41,9 +41,8 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
 
 
 def _results(call: Judged, given: Given) -> Iterator[Result]:
-    family, rows = list(QuantFamily)[call["scaling"]], call["rows"]
-    writes_scales = family.scales is Scales.OF_TENSOR or (family.is_per_row and rows)
-    if rows * call["hidden"] or writes_scales:
+    family = list(QuantFamily)[call["scaling"]]
+    if call["works"]:
         out_dtype = DType.E4M3 if call["out"].dtype == DType.E4M3.torch_name else DType.S8
         compute = _rms_norm if family.is_normed else _COMPUTE[family.scales]
         yield from compute(call, given, out_dtype)
@@ -126,7 +125,7 @@ def _group(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
         codes, scales, azps = reference.group_quant_with_azp(x, call["group_size"])
         yield _of_groups(call, azp, azps)
     yield from _codes(call, given, codes)
-    yield from _group_scales(call, given["scales"], reference.pack_ue8m0(scales) if is_packed(call) else scales)
+    yield from _group_scales(call, given["scales"], reference.pack_ue8m0(scales) if call["packed"] else scales)
 
 
 def _rms_norm(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
@@ -156,7 +155,7 @@ def _group_scales(call: Judged, kept: torch.Tensor, scales: torch.Tensor) -> Ite
     written = _of_groups(call, kept, scales)
     yield written
     rows, words = call["rows"], call["words"]
-    if is_packed(call) and rows % 4 and words > 1:
+    if call["packed"] and rows % 4 and words > 1:
         # The rows that pad to four, but for those of the last word, which need not be in the tensor's memory.
         padding = kept.as_strided((-rows % 4, words - 1), written[0].stride(), kept.storage_offset() + rows)
         yield padding, torch.zeros_like(padding)

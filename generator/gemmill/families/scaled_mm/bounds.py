@@ -11,10 +11,7 @@ register each time) and starts from zero. The bound follows these steps along K 
 assuming the worst partial sum for all of them, which would hide every fault. Over the whole of K it is wide all the same:
 `gemmill.numerics.exact` has operands that need none.
 
-bf16 and f16 on Hopper: products are exact, an instruction adds 16 of them and the running sum, aligned to the largest, with at
-least 23 bits below its exponent kept and what lies below cut off (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of
-NVIDIA tensor cores", PeerJ Computer Science 2021, and its successors for Hopper). So each of 17 terms loses less than 2^-23
-of the largest. The result, cut off to float32, loses as much of itself, which is at most twice that: 19 x 2^-23 in all.
+bf16 and f16 on Hopper: see `gemmill.arithmetic`.
 
 With scales in groups along K, at most one group stays in the tensor core, whatever the accumulation is called. Its sum is
 multiplied by both scales and added to a float32 register: at most three roundings of what is added (the scales' product,
@@ -26,34 +23,19 @@ After the sum: its rounding to float32, b's scale, a's scale and the bias are fo
 costs half a unit in the last place of the output's type.
 """
 
-import math
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, TensorCore, half_unit_in_last_place, lost_in_sum
 from gemmill.families.scaled_mm.reference import check_scales, each_group, exact_group_scaled_mm, groups_of
 from gemmill.vocab import Accumulation, ScaleGroups
 
-
-@dataclass(frozen=True, kw_only=True)
-class TensorCore:
-    """How sums of one type's products lose bits."""
-
-    instruction_k: int
-    """Products that one instruction adds to a sum."""
-    losses: int
-    """Times that it loses less than a unit of the largest of what it adds."""
-    unit: float
-
-
 TENSOR_CORES = {
     torch.float8_e4m3fn: TensorCore(instruction_k=32, losses=33, unit=2.0**-13),
-    torch.bfloat16: TensorCore(instruction_k=16, losses=19, unit=2.0**-23),
-    torch.float16: TensorCore(instruction_k=16, losses=19, unit=2.0**-23),
+    torch.bfloat16: OF_16_BITS,
+    torch.float16: OF_16_BITS,
 }
 PROMOTION_K = 128
-FLOAT32_UNIT = 2.0**-24
 EPILOGUE_ROUNDINGS = 4
 GROUP_ROUNDINGS = 3
 """Of one group's part of the sum, before it is added."""
@@ -64,31 +46,20 @@ def exact_scaled_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bi
     if (groups := groups_of(a, b, a_scales, b_scales)) is not None:
         return exact_group_scaled_mm(a, b, a_scales, b_scales, groups, bias)
     check_scales(a, b, a_scales, b_scales)
-    scales = a_scales.reshape(-1, 1).to(torch.float64) * b_scales.reshape(1, -1).to(torch.float64)
-    result = scales * (a.to(torch.float64) @ b.to(torch.float64))
+    result = _scales(a_scales, b_scales) * (a.to(torch.float64) @ b.to(torch.float64))
     return result if bias is None else result + bias.reshape(1, -1).to(torch.float64)
+
+
+def _scales(a_scales: Tensor, b_scales: Tensor) -> Tensor:
+    return a_scales.reshape(-1, 1).to(torch.float64) * b_scales.reshape(1, -1).to(torch.float64)
 
 
 def accumulation_error(a: Tensor, b: Tensor, accumulation: Accumulation) -> Tensor:
     """Bound on the error of the unscaled sum a b, float64 [M, N]; NaN where the sum is NaN."""
     if accumulation is Accumulation.EXACT:
         return torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
-    return _lost(a.to(torch.float64), b.to(torch.float64), TENSOR_CORES[a.dtype], accumulation)
-
-
-def _lost(a: Tensor, b: Tensor, core: TensorCore, accumulation: Accumulation) -> Tensor:
-    register = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
-    running, error = register.clone(), register.clone()
-    for start in range(0, a.shape[1], core.instruction_k):
-        a_slice, b_slice = a[:, start : start + core.instruction_k], b[start : start + core.instruction_k]
-        largest = torch.maximum(running.abs(), a_slice.abs() @ b_slice.abs())
-        error += core.losses * core.unit * largest
-        running += a_slice @ b_slice
-        if accumulation is Accumulation.PROMOTED and (start + core.instruction_k) % PROMOTION_K == 0:
-            register += running
-            error += FLOAT32_UNIT * register.abs()
-            running.zero_()
-    return error
+    promoted_k = PROMOTION_K if accumulation is Accumulation.PROMOTED else None
+    return lost_in_sum(a.to(torch.float64), b.to(torch.float64), TENSOR_CORES[a.dtype], promoted_k=promoted_k)
 
 
 def tolerance(
@@ -110,13 +81,13 @@ def tolerance(
         return _group_tolerance(a, b, a_scales, b_scales, groups, out_dtype, bias)
     if sum_error is None:
         sum_error = accumulation_error(a, b, accumulation)
-    scales = (a_scales.reshape(-1, 1).to(torch.float64) * b_scales.reshape(1, -1).to(torch.float64)).abs()
-    exact = exact_scaled_mm(a, b, a_scales, b_scales)
-    largest = exact.abs() + scales * sum_error
+    scales = _scales(a_scales, b_scales).abs()
+    result = exact_scaled_mm(a, b, a_scales, b_scales)
+    largest = result.abs() + scales * sum_error
     if bias is not None:
-        largest = largest + bias.reshape(1, -1).to(torch.float64).abs()
+        added = bias.reshape(1, -1).to(torch.float64)
+        largest, result = largest + added.abs(), result + added
     error = scales * sum_error + EPILOGUE_ROUNDINGS * FLOAT32_UNIT * largest
-    result = exact if bias is None else exact + bias.reshape(1, -1).to(torch.float64)
     return error + half_unit_in_last_place(result.abs() + error, out_dtype)
 
 
@@ -133,7 +104,7 @@ def _group_tolerance(
     error, magnitude, additions = exact.clone(), exact.clone(), 1
     core = TENSOR_CORES.get(a.dtype)
     for a_group, b_group, scale in each_group(a, b, a_scales, b_scales, groups):
-        lost = torch.zeros_like(error) if core is None else _lost(a_group, b_group, core, Accumulation.FAST)
+        lost = torch.zeros_like(error) if core is None else lost_in_sum(a_group, b_group, core)
         acc, scale_size = a_group @ b_group, scale.abs()
         term = scale_size * (acc.abs() + lost)
         error += scale_size * lost + GROUP_ROUNDINGS * FLOAT32_UNIT * term
@@ -145,11 +116,3 @@ def _group_tolerance(
         magnitude += bias.reshape(1, -1).to(torch.float64).abs()
     error += additions * FLOAT32_UNIT * magnitude
     return error + half_unit_in_last_place(exact.abs() + error, out_dtype)
-
-
-def half_unit_in_last_place(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
-    """Half the distance between neighbours of `dtype` at each magnitude, float64; of the subnormals below the smallest."""
-    info = torch.finfo(dtype)
-    smallest = math.frexp(info.smallest_normal)[1]
-    exponent = torch.where(magnitude == 0, smallest, torch.frexp(magnitude.to(torch.float64))[1].clamp(min=smallest))
-    return torch.exp2(exponent.to(torch.float64) - 1) * (info.eps / 2)

@@ -1,6 +1,6 @@
 """The declaration of the scaled GEMMs."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from gemmill.families.scaled_mm import NAME, selections
@@ -53,16 +53,10 @@ CUTLASS = Kernels(
     # core busy after the others have finished.
     unit_size=8,
 )
-CUTEDSL = Kernels(
+CUTEDSL = replace(
+    CUTLASS,
     tag=Backend.CUTEDSL.value,
     doc="kernels written in CuTe DSL",
-    config=KernelConfig,
-    accepts=Predicate,
-    to_fields=to_fields,
-    from_fields=from_fields,
-    filters=_filters,
-    rules=RULES,
-    accepted=accepted,
     spell=cutedsl.spell,
     compiler=Compiler.CUTEDSL,
     seconds=lambda _: _DSL_SECONDS,

@@ -7,7 +7,6 @@ from gemmill.families.scaled_mm import NAME
 from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP, Predicate
 from gemmill.families.scaled_mm.classes import Need, problem_code, scales_code
 from gemmill.families.scaled_mm.config import KernelConfig
-from gemmill.families.scaled_mm.model import Facts
 from gemmill.family import Measured, ProblemCall, Sizes, Sweep
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups, TileScheduler
 
@@ -98,10 +97,6 @@ def _shown(config: KernelConfig) -> tuple[str, str]:
     return kind, f"{tile_m}x{tile_n}"
 
 
-def _tile(facts: Facts) -> tuple[int, ...]:
-    return facts.tile_m, facts.tile_n, facts.sharers_b, facts.sharers_a
-
-
 SWEEP = Sweep(
     measured=tuple(_measured(op) for op in Op),
     steps=(1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
@@ -117,5 +112,5 @@ SWEEP = Sweep(
         "unaligned": "any alignment",
     },
     shown=_shown,
-    tile=_tile,
+    tile=lambda facts: (facts.tile_m, facts.tile_n, facts.sharers_b, facts.sharers_a),
 )

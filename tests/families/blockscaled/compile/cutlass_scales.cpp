@@ -1,5 +1,5 @@
 // CUTLASS's own layout of block scales and CUDA's own conversions, for the host: what the layout and the codes of
-// gemmill.families.blockscaled are held against.
+// gemmill.formats are held against.
 #include <cuda_fp4.h>
 #include <cuda_fp6.h>
 #include <cuda_fp8.h>

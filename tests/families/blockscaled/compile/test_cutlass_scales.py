@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from gemmill.build.toolchain import ToolchainPaths
-from gemmill.families.blockscaled.layout import swizzled_offset, swizzled_shape
-from gemmill.families.blockscaled.reference import encode, quantise
+from gemmill.formats.codes import encode
+from gemmill.formats.layout import swizzled_offset, swizzled_shape
+from gemmill.formats.quantise import quantise
 from gemmill.vocab.float_type import E2M1, E2M3, E3M2, E4M3, E5M2, FloatType
 from gemmill.vocab.format import MXFP4, MXFP8, Format, ScaleRounding
 

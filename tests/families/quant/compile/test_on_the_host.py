@@ -29,7 +29,7 @@ int main() {
   for (auto launch : {%s}) {
     for (auto const& [rows, hidden] : {%s}) {
       int32_t zero_point;
-      gemmill_tensor_quant_args x{};
+      gemmill_quant_args x{};
       x.azp = &zero_point, x.rows = rows, x.hidden = x.in_stride = x.out_stride = hidden;
       std::printf("%%d ", launch(&x, &how));
     }

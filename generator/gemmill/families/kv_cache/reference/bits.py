@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gemmill.arithmetic import regrouped
 from gemmill.families.kv_cache.formats import packed_size
 
 
@@ -17,13 +18,8 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
             f"Codes from {int(codes.min())} to {int(codes.max())} were to be packed in {bits} bits; they hold 0 to "
             f"{(1 << bits) - 1}: clamp them or take more bits."
         )
-    planes = (codes[..., None] >> torch.arange(bits, device=codes.device)) & 1
-    stream = planes.flatten(-2)
-    size = packed_size(codes.shape[-1], bits)
-    stream = torch.nn.functional.pad(stream, (0, 8 * size - stream.shape[-1]))
-    weights = 1 << torch.arange(8, device=codes.device)
-    octets = stream.reshape(*codes.shape[:-1], size, 8)
-    return (octets * weights).sum(-1).to(torch.uint8)
+    whole = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % 8))  # eight codes are whole bytes
+    return regrouped(whole, bits, 8)[..., : packed_size(codes.shape[-1], bits)]
 
 
 def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
@@ -33,10 +29,8 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
             f"{count} codes of {bits} bits were to be read from {packed.dtype} of {packed.shape[-1]} bytes; they are "
             f"torch.uint8 of {packed_size(count, bits)}: pass the field that pack_codes wrote."
         )
-    stream = (packed.to(torch.int64)[..., None] >> torch.arange(8, device=packed.device)) & 1
-    planes = stream.flatten(-2)[..., : count * bits].reshape(*packed.shape[:-1], count, bits)
-    weights = 1 << torch.arange(bits, device=packed.device)
-    return (planes * weights).sum(-1)
+    whole = torch.nn.functional.pad(packed, (0, -packed.shape[-1] % bits))  # and so many bytes whole codes
+    return regrouped(whole, 8, bits)[..., :count].long()
 
 
 def pack_float16(scalars: Tensor) -> Tensor:

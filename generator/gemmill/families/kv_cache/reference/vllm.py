@@ -13,17 +13,19 @@ Where vLLM loses a NaN (a NaN value becomes code 0 of finite neighbours), here i
 import torch
 from torch import Tensor
 
+from gemmill.arithmetic import grouped
 from gemmill.families.kv_cache.formats import E2M1_GROUP, Method, VectorSpec
 from gemmill.families.kv_cache.reference.bits import pack_codes, pack_float16, unpack_codes, unpack_float16
 from gemmill.families.kv_cache.reference.rotations import rotate
 from gemmill.families.kv_cache.vllm_codebooks import vllm_codebook
+from gemmill.vocab.float_type import E2M1
 
 _E4M3_MAX = 448.0
 _E4M3_NAN = 0x7F
 _LEAST_SCALE = 1e-8
 _NORM_FLOOR = 1e-8
 _UNIT_FLOOR = 1e-16
-_E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_E2M1_MAGNITUDES = E2M1.values[:8]
 _E2M1_SCALE = 0.156
 """UltraQuant's share of the largest magnitude that a scale stands for."""
 _UE8M0_BIAS = 127
@@ -99,7 +101,7 @@ def _to_e4m3(x: Tensor) -> Tensor:
 
 def _compress_e2m1(x: Tensor) -> dict[str, Tensor]:
     """Scale 2^floor(log2(0.156 absmax) + 1/2) for each 32; a value halfway between two codes takes the lower one."""
-    groups = x.reshape(*x.shape[:-1], x.shape[-1] // E2M1_GROUP, E2M1_GROUP)
+    groups = grouped(x, E2M1_GROUP)
     largest = groups.abs().amax(-1)
     scaled = largest * torch.tensor(_E2M1_SCALE, dtype=torch.float32, device=x.device)
     exponent = torch.floor(torch.log2(torch.where(largest == 0, 1.0, scaled)) + 0.5)
@@ -120,8 +122,7 @@ def _compress_e2m1(x: Tensor) -> dict[str, Tensor]:
 
 def _decode_e2m1(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Scale byte 0 is zero and 255 is NaN; else 2^(byte - 127)."""
-    magnitudes = torch.tensor(_E2M1_MAGNITUDES, dtype=dtype, device=codes.device)[codes & 7]
-    values = torch.where(codes < 8, magnitudes, -magnitudes).reshape(*scales.shape, E2M1_GROUP)
+    values = grouped(torch.tensor(E2M1.values, dtype=dtype, device=codes.device)[codes], E2M1_GROUP)
     factors = torch.exp2(scales.to(dtype) - _UE8M0_BIAS)
     factors = torch.where(scales == 0, 0.0, factors)
     factors = torch.where(scales == _UE8M0_NAN, torch.nan, factors)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gemmill.arithmetic import half_unit_in_last_place
 from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP
-from gemmill.families.scaled_mm.bounds import accumulation_error, exact_scaled_mm, half_unit_in_last_place, tolerance
+from gemmill.families.scaled_mm.bounds import accumulation_error, exact_scaled_mm, tolerance
 from gemmill.families.scaled_mm.reference import scaled_mm
-from gemmill.numerics.comparison import Comparison, compare_exact, compare_within
+from gemmill.numerics.comparison import Comparison, Wanted
 from gemmill.numerics.exact import powers_of_two, small_integers
 from gemmill.vocab import Accumulation, DType, ScaleGranularity, ScaleGroups
 
@@ -244,9 +245,9 @@ def _bound(problem: Problem, accumulation: Accumulation, device: torch.device) -
 def compare(call: Call, accumulation: Accumulation) -> Comparison:
     """Hold call.out against what the problem must give."""
     rounded, exact = _expected(call.problem, call.out.device)
-    if exact is None or call.problem.data == "integers":
-        return compare_exact(call.out, rounded)
-    return compare_within(call.out, rounded, exact, _bound(call.problem, accumulation, call.out.device))
+    is_exact = exact is None or call.problem.data == "integers"
+    bound = None if is_exact else _bound(call.problem, accumulation, call.out.device)
+    return Wanted(rounded=rounded, exact=exact, bound=bound).compare(call.out)
 
 
 def sum_error_fraction(call: Call, accumulation: Accumulation) -> float:

@@ -10,14 +10,14 @@ from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.family import VLLM_PREFIX
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
-from gemmill.numerics.comparison import apart_exact, apart_within, compare_exact, compare_within
+from gemmill.numerics.comparison import Wanted
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.layouts import PADS, TIDY, free_stride, matrix, one_value, shift_of, torch_dtype, vector
 from gemmill.numerics.memory import Memory, Slot
 from gemmill.runtime.operands import of_tensor
 from gemmill.runtime.ops import supports
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.vocab import SCALE_GROUPS, Accumulation, DType, ScaleGroups
+from gemmill.vocab import SCALE_GROUPS, Accumulation, DType, scale_groups_of
 
 LARGE, THIN, ALIGNED = 0.01, 0.05, 0.55
 """How often M, N and K are large; how often K is a few groups and the others are large, where memory faults were; and how
@@ -122,22 +122,20 @@ class GemmJudge:
 
     def wrong(self) -> Tensor:
         """How many elements are, on the device, without waiting for it."""
-        out, rounded, within = self._expected()
-        return (apart_within(out, rounded, *within) if within else apart_exact(out, rounded)).sum()
+        return self._wanted().apart(self._memory.dense("out")).sum()
 
     def report(self) -> str:
         """What is wrong, in words; nothing if nothing is."""
-        out, rounded, within = self._expected()
-        return (compare_within(out, rounded, *within) if within else compare_exact(out, rounded)).report
+        return self._wanted().compare(self._memory.dense("out")).report
 
-    def _expected(self) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """The result, the reference of its type and, unless that repeats every rounding, the exact one and its bound."""
-        out, bias = self._memory.dense("out"), self._options[0]
-        rounded = scaled_mm(*self._operands, out.dtype, *self._options)
+    def _wanted(self) -> Wanted:
+        """The reference's result and, unless that repeats every rounding, the exact one and its bound."""
+        out_dtype, bias = self._call.slots["out"].dtype, self._options[0]
+        rounded = scaled_mm(*self._operands, out_dtype, *self._options)
         if self._is_exact():
-            return out, rounded, None
-        bound = tolerance(*self._operands, out.dtype, self._accumulation, bias)
-        return out, rounded, (exact_scaled_mm(*self._operands, bias), bound)
+            return Wanted(rounded=rounded)
+        bound = tolerance(*self._operands, out_dtype, self._accumulation, bias)
+        return Wanted(rounded=rounded, exact=exact_scaled_mm(*self._operands, bias), bound=bound)
 
     def _is_exact(self) -> bool:
         """Whether the reference repeats every rounding: not with scales in groups, which strides may tell where shapes do not."""
@@ -151,13 +149,7 @@ class GemmJudge:
 
 def is_lacking(call: LegalCall, _text: str) -> bool:
     """Whether the build has no variant for the call's types and groups; one that it has must take every such call."""
-    groups = _groups_of(call)
+    (m, k), n = call.slots["a"].shape, call.slots["b"].shape[1]
+    groups = scale_groups_of(call.slots["a_scales"].shape, call.slots["b_scales"].shape, m, n, k)
     dtype, out_dtype = (call.slots[name].dtype for name in ("a", "out"))
     return not supports(call.op, dtype=dtype, out_dtype=out_dtype, group_size=groups.size if groups else 0)
-
-
-def _groups_of(call: LegalCall) -> ScaleGroups | None:
-    """The kind of groups whose shapes a call's scales have, None if they are of none."""
-    (m, k), n = call.slots["a"].shape, call.slots["b"].shape[1]
-    given = call.slots["a_scales"].shape, call.slots["b_scales"].shape
-    return next((g for g in SCALE_GROUPS if given == (g.a_shape(m, k), g.b_shape(n, k))), None)

@@ -11,7 +11,7 @@ from gemmill.families.scaled_mm.bounds import exact_scaled_mm, tolerance
 from gemmill.families.scaled_mm.cases import calls
 from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.families.scaled_mm.sweep import Op
-from gemmill.numerics.comparison import Comparison, compare_exact, compare_within
+from gemmill.numerics.comparison import Comparison, Wanted
 from gemmill.numerics.measured import ROTATED_BYTES, MeasuredProblem, sampled_rows, take
 from gemmill.numerics.memory import Slot
 from gemmill.vocab import Accumulation, DType
@@ -101,18 +101,16 @@ class Sampled:
         a = take(x.a, self.rows)
         a_scales = x.a_scales[self.rows] if x.a_scales.numel() > 1 else x.a_scales
         azp = None if x.azp is None else x.azp[self.rows]
-        self._rounded = scaled_mm(a, b, a_scales, x.b_scales, x.out.dtype, azp_adj=x.azp_adj[0], azp=azp)
-        self._bound = None
+        rounded = scaled_mm(a, b, a_scales, x.b_scales, x.out.dtype, azp_adj=x.azp_adj[0], azp=azp)
+        exact = bound = None
         if a.dtype.is_floating_point and not x.words:
-            self._exact = exact_scaled_mm(a, b, a_scales, x.b_scales)
-            self._bound = tolerance(a, b, a_scales, x.b_scales, x.out.dtype, Accumulation.FAST)
+            exact = exact_scaled_mm(a, b, a_scales, x.b_scales)
+            bound = tolerance(a, b, a_scales, x.b_scales, x.out.dtype, Accumulation.FAST)
+        self._wanted = Wanted(rounded=rounded, exact=exact, bound=bound)
 
     def compare(self, results: Mapping[str, Tensor]) -> Comparison:
         """Hold a whole result [M, N] against the reference's rows."""
-        found = results["out"][self.rows]
-        if self._bound is None:
-            return compare_exact(found, self._rounded)
-        return compare_within(found, self._rounded, self._exact, self._bound)
+        return self._wanted.compare(results["out"][self.rows])
 
 
 class GemmMaker:

@@ -13,42 +13,29 @@ from gemmill.families.quant.call import config_of
 from gemmill.families.quant.config import Activation, QuantFamily
 from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
 from gemmill.families.quant.layouts import group_strides, static_scales
-from gemmill.families.quant.reference import SMALLEST_SCALE
 from gemmill.family import Judged
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.space.names import symbol_of, to_name
-from gemmill.vocab import Arch, DType
+from gemmill.vocab import Arch
 
 pytestmark = pytest.mark.compile
 ROUNDS = 400
 
 
-def _arguments(pointers: str, sizes: str, numbers: str = "") -> type[ctypes.Structure]:
-    """Mirrors a struct of kernels/quant/abi.h. Fields have the names that a call's contract gives to what they hold."""
-    fields = [*((name, ctypes.c_void_p) for name in pointers.split())]
-    fields += [(name, ctypes.c_int64) for name in ["rows", "hidden", "input_stride", "out_stride", *sizes.split()]]
-    return type("Arguments", (ctypes.Structure,), {"_fields_": fields + [(x, ctypes.c_float) for x in numbers.split()]})
+class Arguments(ctypes.Structure):
+    """Mirrors `gemmill_quant_args` in kernels/quant/abi.h. Fields have the names that a call's contract gives to what they hold."""
 
-
-StaticArguments = _arguments("input out scales azp", "group_m group_n scale_stride_m scale_stride_n")
-TensorArguments = _arguments("input out scales azp", "")
-TokenArguments = _arguments("input out scales azp scale_ub", "")
-GroupArguments = _arguments(
-    "input out scales azp scale_ub", "scale_stride_m scale_stride_g scale_rows out_rows", "smallest_amax smallest_scale"
-)
-RmsNormArguments = _arguments(
-    "input weight residual out scales scale_ub", "residual_stride scale_stride_m scale_stride_g", "epsilon"
-)
-_ARGUMENTS = {
-    QuantFamily.STATIC: StaticArguments,
-    QuantFamily.TENSOR: TensorArguments,
-    QuantFamily.TOKEN: TokenArguments,
-    QuantFamily.GROUP: GroupArguments,
-}
-_POINTERS = frozenset("input out scales azp scale_ub weight residual".split())
-_SIZES = frozenset("rows hidden input_stride out_stride residual_stride scale_rows out_rows".split())
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in "input out scales azp scale_ub weight residual".split()),
+        *((name, ctypes.c_int64) for name in "rows hidden input_stride out_stride residual_stride".split()),
+        *(
+            (name, ctypes.c_int64)
+            for name in "scale_stride_m scale_stride_n group_m group_n scale_rows out_rows".split()
+        ),
+        ("eps", ctypes.c_float),
+    )
 
 
 def of_quant(probe) -> list:
@@ -68,8 +55,9 @@ def _symbol(probe) -> str:
     return (ctypes.c_char * 512).in_dll(probe._library, "probe_symbol").value.decode()
 
 
-def recorded(probe, kind: type[ctypes.Structure]) -> ctypes.Structure:
-    return kind.from_buffer_copy((ctypes.c_ubyte * ctypes.sizeof(kind)).in_dll(probe._library, "probe_args"))
+def recorded(probe) -> Arguments:
+    size = ctypes.sizeof(Arguments)
+    return Arguments.from_buffer_copy((ctypes.c_ubyte * size).in_dll(probe._library, "probe_args"))
 
 
 @pytest.mark.parametrize("op", [op.name for op in QUANT_OPS])
@@ -89,9 +77,7 @@ def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> No
             refused.add(str(error))
             continue
         config = config_of(judged, Arch.SM90A)
-        writes_scales = config.family is QuantFamily.TENSOR or (config.family.is_per_row and judged["rows"])
-        empty = judged["rows"] * judged["hidden"] == 0 and not writes_scales
-        if empty:
+        if not judged["works"]:
             assert launched(probe, op, arguments) is None
         elif config in in_build:
             assert launched(probe, op, arguments) == symbol_of(config)
@@ -104,40 +90,30 @@ def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> No
 
 def _compare_arguments(probe, family: QuantFamily, call: Judged) -> None:
     """Every field of what a kernel was given is what the call says."""
-    args = recorded(probe, _ARGUMENTS.get(family, RmsNormArguments))
+    args = recorded(probe)
     wanted = _wanted(family, call)
-    for name, _ in args._fields_:
-        if name in _POINTERS:
-            operand = call.get(name)
-            assert (getattr(args, name) or 0) == (call.tensor(name).data if operand is not None else 0), name
-        elif name in _SIZES and call.get(name) is not None:
-            assert getattr(args, name) == call[name], name
-        elif name in wanted:
+    for name, kind in Arguments._fields_:
+        if name in wanted:
             assert getattr(args, name) == wanted[name], name
+        elif call.get(name) is not None:
+            said = call.tensor(name).data if kind is ctypes.c_void_p else kind(call[name]).value
+            assert (getattr(args, name) or 0) == said, name
+        else:
+            assert not getattr(args, name), name
 
 
-def _wanted(family: QuantFamily, call: Judged) -> dict[str, float]:
+def _wanted(family: QuantFamily, call: Judged) -> dict[str, int]:
     """What is not in the call by the field's name."""
-    if family is QuantFamily.STATIC:
+    strides, group = (0, 0), (0, 0)
+    if family.is_given:
         layout = static_scales(call)
         assert layout is not None
-        return dict(
-            zip(("group_m", "group_n", "scale_stride_m", "scale_stride_n"), layout.group + layout.strides, strict=True)
-        )
-    eps = ctypes.c_float(call.get("eps") or 0.0).value
-    if not family.is_grouped:
-        return {"epsilon": eps} | ({"scale_stride_m": 1} if family is QuantFamily.RMS_TOKEN else {})
-    strides = group_strides(call)
-    assert strides is not None
-    gated = list(Activation)[call["chosen"]] is not Activation.NONE
-    smallest = SMALLEST_SCALE[DType.S8 if call["out"].dtype == "int8" else DType.E4M3] if gated else 0.0
-    return {
-        "scale_stride_m": strides[0],
-        "scale_stride_g": strides[1],
-        "smallest_amax": eps,
-        "smallest_scale": ctypes.c_float(smallest).value,
-        "epsilon": eps,
-    }
+        strides, group = layout.strides, layout.group
+    elif family.is_grouped:
+        found = group_strides(call)
+        assert found is not None
+        strides = found
+    return dict(zip(("scale_stride_m", "scale_stride_n", "group_m", "group_n"), strides + group, strict=True))
 
 
 def test_a_pinned_kernel_takes_no_other_call(probe) -> None:
@@ -202,8 +178,8 @@ def test_packed_scales_of_one_row_have_the_stride_of_their_layout(stride: int, p
         for out in (torch.empty(1, 1, 1280), torch.empty(4, 1280)):
             call = [x, out.to(torch.float8_e4m3fn), packed.as_strided(shape, strides), 128, 1e-10, -448.0, 448.0]
             assert launched(probe, op, call) is not None
-            args = recorded(probe, GroupArguments)
-            assert (args.scale_stride_m, args.scale_stride_g, args.scale_rows) == (1, 4, 4)
+            args = recorded(probe)
+            assert (args.scale_stride_m, args.scale_stride_n, args.scale_rows) == (1, 4, 4)
             assert args.out_rows == of_arguments(BY_NAME[op], call)["output_q"].rows
 
 

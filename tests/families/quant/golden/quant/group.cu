@@ -6,5 +6,5 @@ struct sm90a_quant_group_bf16_e4m3_silu_g128ue8m0x4_sym;  // makes the kernels' 
 
 extern "C" int32_t gemmill_sm90a_quant_group_bf16_e4m3_silu_g128ue8m0x4_sym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return group_quant<sm90a_quant_group_bf16_e4m3_silu_g128ue8m0x4_sym, __nv_bfloat16, E4M3, Silu, ScaleFormat::kPackedUe8m0, 128, true>(*static_cast<gemmill_group_quant_args const*>(args), *how);
+  return group_quant<sm90a_quant_group_bf16_e4m3_silu_g128ue8m0x4_sym, __nv_bfloat16, E4M3, Silu, ScaleFormat::kPackedUe8m0, 128, true>(*static_cast<gemmill_quant_args const*>(args), *how);
 }

@@ -6,5 +6,5 @@ struct sm90a_quant_group_bf16_s8_none_g64f32_vllmsym;  // makes the kernels' nam
 
 extern "C" int32_t gemmill_sm90a_quant_group_bf16_s8_none_g64f32_vllmsym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return group_quant<sm90a_quant_group_bf16_s8_none_g64f32_vllmsym, __nv_bfloat16, VllmS8, Identity, ScaleFormat::kF32, 64, true>(*static_cast<gemmill_group_quant_args const*>(args), *how);
+  return group_quant<sm90a_quant_group_bf16_s8_none_g64f32_vllmsym, __nv_bfloat16, VllmS8, Identity, ScaleFormat::kF32, 64, true>(*static_cast<gemmill_quant_args const*>(args), *how);
 }

@@ -6,5 +6,5 @@ struct sm90a_quant_rmstoken_bf16_s8_none_f32_sym;  // makes the kernels' names t
 
 extern "C" int32_t gemmill_sm90a_quant_rmstoken_bf16_s8_none_f32_sym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return rms_norm_quant<sm90a_quant_rmstoken_bf16_s8_none_f32_sym, __nv_bfloat16, S8, 0>(*static_cast<gemmill_rms_norm_quant_args const*>(args), *how);
+  return rms_norm_quant<sm90a_quant_rmstoken_bf16_s8_none_f32_sym, __nv_bfloat16, S8, 0>(*static_cast<gemmill_quant_args const*>(args), *how);
 }

@@ -6,5 +6,5 @@ struct sm90a_quant_rmstoken_f16_e4m3_none_f32_vllmsym;  // makes the kernels' na
 
 extern "C" int32_t gemmill_sm90a_quant_rmstoken_f16_e4m3_none_f32_vllmsym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return rms_norm_quant<sm90a_quant_rmstoken_f16_e4m3_none_f32_vllmsym, __half, VllmE4M3, 0>(*static_cast<gemmill_rms_norm_quant_args const*>(args), *how);
+  return rms_norm_quant<sm90a_quant_rmstoken_f16_e4m3_none_f32_vllmsym, __half, VllmE4M3, 0>(*static_cast<gemmill_quant_args const*>(args), *how);
 }

@@ -6,5 +6,5 @@ struct sm90a_quant_static_f32_s8_none_f32_asym;  // makes the kernels' names the
 
 extern "C" int32_t gemmill_sm90a_quant_static_f32_s8_none_f32_asym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return static_quant<sm90a_quant_static_f32_s8_none_f32_asym, float, S8, Identity, false>(*static_cast<gemmill_static_quant_args const*>(args), *how);
+  return static_quant<sm90a_quant_static_f32_s8_none_f32_asym, float, S8, Identity, false>(*static_cast<gemmill_quant_args const*>(args), *how);
 }

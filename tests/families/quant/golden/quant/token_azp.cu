@@ -6,5 +6,5 @@ struct sm90a_quant_token_bf16_s8_none_f32_asym;  // makes the kernels' names the
 
 extern "C" int32_t gemmill_sm90a_quant_token_bf16_s8_none_f32_asym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return token_quant<sm90a_quant_token_bf16_s8_none_f32_asym, __nv_bfloat16, Identity, AsymmetricCoding>(*static_cast<gemmill_token_quant_args const*>(args), *how);
+  return token_quant<sm90a_quant_token_bf16_s8_none_f32_asym, __nv_bfloat16, Identity, AsymmetricCoding>(*static_cast<gemmill_quant_args const*>(args), *how);
 }

@@ -1,0 +1,132 @@
+"""How a program takes times: of the device and of the host, and a stand-in for machines without a GPU."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from gemmill.tune.device import Monitor
+from gemmill.tune.problems import Problem
+from gemmill.tune.statistics import Sample, sample
+from gemmill.tune.timing import FEWEST_CALLS, STEADY_FROM_US, STEADY_US, Call, Graph, Prepared, calls_in_round, settle
+
+HOST_CALLS = 1000
+HOST_ROUNDS = 7
+DEVICE_TIME = (
+    "CUDA graph of rotated calls between CUDA events, rounds alternating between contenders; calls of "
+    f"{STEADY_FROM_US:g} us and more run untimed for {STEADY_US / 1000:g} ms before each round, so that their clocks are their own"
+)
+"""How GraphTimer takes times, for the reader of a program's results."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How carefully to measure."""
+
+    rounds: int
+    short: bool = False
+    """Few calls of long problems in a round: for sweeps"""
+    give_up_ratio: float | None = None
+    """After the first round, contenders slower than this many times the best are dropped."""
+
+    def calls(self, problem: Problem) -> int:
+        """Fewest calls in one round."""
+        return calls_in_round(problem) if self.short else FEWEST_CALLS
+
+
+class Timer(Protocol):
+    """How durations are measured on a kind of machine."""
+
+    def prepare(self, calls: Sequence[Call], fewest: int) -> Prepared:
+        """Make calls[0], calls[1], ... in turn ready to be timed, at least `fewest` calls in a round."""
+        ...
+
+    def host_us(self, call: Call) -> Sample:
+        """Time until a call returns, when the device does not hold it up."""
+        ...
+
+    def settle(self, call: Call) -> float:
+        """Warm up until the time of a call stops changing; returns the seconds that took."""
+        ...
+
+    def clear(self) -> None:
+        """Wait for the device and forget a failed call."""
+        ...
+
+
+class GraphTimer:
+    """CUDA events around a CUDA graph."""
+
+    def prepare(self, calls: Sequence[Call], fewest: int) -> Prepared:
+        return Graph(calls, fewest)
+
+    def host_us(self, call: Call) -> Sample:
+        rounds = []
+        for _ in range(HOST_ROUNDS + 1):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(HOST_CALLS):
+                call()
+            rounds.append((time.perf_counter() - start) / HOST_CALLS * 1e6)
+        torch.cuda.synchronize()
+        return sample(rounds[1:])
+
+    def settle(self, call: Call) -> float:
+        return settle(call)
+
+    def clear(self) -> None:
+        torch.cuda.synchronize()
+
+
+class DryTimer:
+    """Runs every call once, on any machine, and invents the times: the n-th contender prepared takes n us."""
+
+    def __init__(self) -> None:
+        self._prepared = 0
+
+    def prepare(self, calls: Sequence[Call], fewest: int) -> Prepared:
+        for call in calls:
+            call()
+        self._prepared += 1
+        return _Invented(float(self._prepared))
+
+    def host_us(self, call: Call) -> Sample:
+        call()
+        return sample([2.0, 3.0, 4.0])
+
+    def settle(self, call: Call) -> float:
+        call()
+        return 0.0
+
+    def clear(self) -> None:
+        """Nothing runs behind the host's back."""
+
+
+class _Invented:
+    def __init__(self, us: float) -> None:
+        self._us = us
+        self._rounds = 0
+
+    def round(self) -> float:
+        self._rounds += 1
+        return self._us * (1 + 0.01 * (self._rounds % 3))
+
+    def close(self) -> None:
+        """Nothing was taken."""
+
+
+def paired_ratio(of: Sample, to: Sample) -> float:
+    """The median over the rounds of `of` / `to`, each taken in the same round.
+
+    Where power limits them, clocks change in steps in the middle of a measurement: that moves the medians of two contenders
+    by different amounts, but not the ratio in a round, whose turns follow each other.
+    """
+    return statistics.median(x / y for x, y in zip(of.rounds_us, to.rounds_us, strict=False))
+
+
+def of_this_gpu() -> Monitor:
+    """A monitor of the GPU that this process uses first."""
+    return Monitor.of(str(torch.cuda.get_device_properties(0).uuid) if torch.cuda.is_available() else None)

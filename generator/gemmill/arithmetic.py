@@ -1,0 +1,71 @@
+"""Arithmetic that references and bounds of several families share: streams of codes, sums on tensor cores, units in the last place.
+
+bf16 and f16 on Hopper's tensor core: products are exact, an instruction adds 16 of them and the running sum, aligned to the
+largest, with at least 23 bits below its exponent kept and what lies below cut off (Fasi, Higham, Mikaitis and Pranesh, "Numerical
+behavior of NVIDIA tensor cores", PeerJ Computer Science 2021, and its successors for Hopper). So each of 17 terms loses less than
+2^-23 of the largest. The result, cut off to float32, loses as much of itself, which is at most twice that: 19 x 2^-23 in all.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FLOAT32_UNIT = 2.0**-24
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorCore:
+    """How sums of one type's products lose bits."""
+
+    instruction_k: int
+    """Products that one instruction adds to a sum."""
+    losses: int
+    """Times that it loses less than a unit of the largest of what it adds."""
+    unit: float
+
+
+OF_16_BITS = TensorCore(instruction_k=16, losses=19, unit=2.0**-23)
+
+
+def lost_in_sum(a: Tensor, b: Tensor, core: TensorCore, *, promoted_k: int | None = None) -> Tensor:
+    """Bound on what a tensor core loses of the sum a [M, K] b [K, N] along K, in ascending order; all of float64.
+
+    `promoted_k`: products after which the sum is added to a float32 register and starts from zero; None: never.
+    """
+    register = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
+    running, error = register.clone(), register.clone()
+    for start in range(0, a.shape[1], core.instruction_k):
+        end = start + core.instruction_k
+        a_slice, b_slice = a[:, start:end], b[start:end]
+        largest = torch.maximum(running.abs(), a_slice.abs() @ b_slice.abs())
+        error += core.losses * core.unit * largest
+        running += a_slice @ b_slice
+        if promoted_k is not None and end % promoted_k == 0:
+            register += running
+            error += FLOAT32_UNIT * register.abs()
+            running.zero_()
+    return error
+
+
+def half_unit_in_last_place(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
+    """Half the distance between neighbours of `dtype` at each magnitude, float64; of the subnormals below the smallest."""
+    info = torch.finfo(dtype)
+    smallest = math.frexp(info.smallest_normal)[1]
+    exponent = torch.where(magnitude == 0, smallest, torch.frexp(magnitude.to(torch.float64))[1].clamp(min=smallest))
+    return torch.exp2(exponent.to(torch.float64) - 1) * (info.eps / 2)
+
+
+def grouped(x: Tensor, size: int) -> Tensor:
+    """[..., K] as [..., K / size, size]."""
+    return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
+
+
+def regrouped(words: Tensor, size: int, into: int) -> Tensor:
+    """A stream of words [..., K] of `size` bits as words of `into` bits, uint8, the first in the low bits; whole bytes of them."""
+    span = math.lcm(size, into)
+    shifts = torch.arange(0, span, size, device=words.device)
+    whole = (grouped(words, span // size).long() << shifts).sum(dim=-1, keepdim=True)
+    parts: Tensor = (whole >> torch.arange(0, span, into, device=words.device)) & ((1 << into) - 1)
+    return parts.to(torch.uint8).flatten(-2)

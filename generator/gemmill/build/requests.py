@@ -1,0 +1,87 @@
+"""What a process that compiles a unit is asked, and what it answers: JSON files, so that ninja or a cluster can run it."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gemmill.build.cache import ObjectCache
+from gemmill.build.failures import CompileError, Failure, failure_of_exception
+from gemmill.build.files import FileMemo
+from gemmill.build.headers import changed_between, header_set
+from gemmill.writing import write_whole
+
+_MESSAGE_CHARACTERS = 200_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Where things are; paths as text, since it travels as JSON."""
+
+    folder: str
+    """Where compilers run, and what they make lies."""
+    roots: dict[str, str]
+    cache: str
+    memo: str
+    cuobjdump: str
+    environment: dict[str, str]
+    outcome: str
+    """The file to write: a CompileOutcome."""
+
+    def run(self, command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+        """How a program ended, and what it printed. Raises OSError."""
+        return subprocess.run(
+            list(map(str, command)), cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+
+    def output(self, command: Sequence[str | Path]) -> str:
+        """What a tool prints. Raises CompileError, OSError."""
+        done = self.run(command)
+        if done.returncode != 0:
+            raise CompileError(f"{command[0]} failed: {(done.stderr or done.stdout).strip()}")
+        return done.stdout
+
+    def publish(
+        self, object_file: Path, depfile: Path, members: Mapping[str, str], *, since: float, **known: Any
+    ) -> None:
+        """Move an object into the cache, with the headers that it was made from. Raises OSError, and CompileError where one was
+        changed after `since`, in seconds since the epoch."""
+        roots, memo = {name: Path(path) for name, path in self.roots.items()}, FileMemo(Path(self.memo))
+        headers = header_set(depfile, Path(self.folder), roots, memo)
+        if changed_between(headers, roots, since, time.time()):
+            raise CompileError("a header was changed while the compiler read it", Failure.CHANGED)
+        ObjectCache(Path(self.cache), roots, memo).publish(object_file, members, headers, **known)
+        object_file.unlink()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOutcome:
+    """`failure` is empty where objects were published."""
+
+    failure: str = ""
+    message: str = ""
+    bad: dict[str, str] = field(default_factory=dict)
+    """First error line by source key, of those of a unit that has no failure as a whole."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """The same of those whose failure may have been the machine's: another build tries them again."""
+
+
+Asked = TypeVar("Asked", bound=Request)
+
+
+def answer(kind: type[Asked], compiles: Callable[[Asked], CompileOutcome]) -> int:
+    """Serve the request that the process was started with. Its outcome is in a file in any case that the disk allows; the
+    exit status is 0 where every source has an object or a reason."""
+    request = kind(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    try:
+        outcome = compiles(request)
+    except CompileError as error:
+        outcome = CompileOutcome(failure=error.failure, message=str(error)[-_MESSAGE_CHARACTERS:])
+    except OSError as error:
+        outcome = CompileOutcome(failure=failure_of_exception(error), message=str(error))
+    write_whole(Path(request.outcome), json.dumps(asdict(outcome)))
+    return 1 if outcome.failure else 0

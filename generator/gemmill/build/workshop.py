@@ -1,0 +1,72 @@
+"""What a build works with: found and opened once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmill.build.cache import ObjectCache
+from gemmill.build.dsl import DslPackage, find_dsl
+from gemmill.build.errors import BuildError, reported
+from gemmill.build.files import FileMemo
+from gemmill.build.ledger import Ledger
+from gemmill.build.options import BuildOptions
+from gemmill.build.sources import Flags, flags_for, kernel_folders, roots_of
+from gemmill.build.toolchain import ToolchainPaths, find_launcher, find_toolchain
+from gemmill.ownership import distrust
+from gemmill.vocab import Arch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workshop:
+    """Toolchain, cache and ledger of a build."""
+
+    options: BuildOptions
+    arch: Arch
+    toolchain: ToolchainPaths
+    dsl: DslPackage | None
+    without_dsl: str
+    """Why there is none."""
+    flags: Flags
+    roots: dict[str, Path]
+    memo: FileMemo
+    memo_path: Path
+    cache: ObjectCache
+    ledger: Ledger
+    launcher: tuple[str, ...]
+
+
+def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
+    """Toolchain, cache and ledger of a build. Raises BuildError; writes nothing."""
+    home, kernels = options.home_dir, options.kernels_folder
+    _check_writers(home)
+    memo_path = home / "memo" / "files.json"
+    memo = FileMemo(memo_path)
+    toolchain = find_toolchain(options.cuda_home, memo=memo)
+    dsl, without_dsl = None, ""
+    try:
+        dsl = find_dsl(toolchain.cuda_major, memo)
+    except BuildError as error:
+        without_dsl = str(error)
+    roots = roots_of(toolchain, kernels)
+    with reported(kernels, "reading gemmill's headers"):
+        ledger = Ledger(home / "cache", kernel_folders(kernels).values(), toolchain.cutlass_version, memo)
+    return Workshop(
+        options=options,
+        arch=arch,
+        toolchain=toolchain,
+        dsl=dsl,
+        without_dsl=without_dsl,
+        flags=flags_for(arch),
+        roots=roots,
+        memo=memo,
+        memo_path=memo_path,
+        cache=ObjectCache(home / "cache", roots, memo),
+        ledger=ledger,
+        launcher=find_launcher(),
+    )
+
+
+def _check_writers(home: Path) -> None:
+    with reported(home, "looking into the home"):
+        for folder in (home, *(home / name for name in ("builds", "cache", "memo", "work")), *home.glob("cache/*")):
+            if folder.exists() and (reason := distrust(folder, folder.stat())):
+                raise BuildError(reason)

@@ -1,0 +1,22 @@
+// What the binding reads of a call of a quantisation op, by the places in binding.cpp's lists of names.
+#pragma once
+
+#include "extension/call.h"
+
+namespace gemmill::quant {
+
+enum Role { kOut, kIn, kScales, kAzp, kScaleUb, kWeight, kResidual };
+
+enum Value {
+  kRows, kHidden, kOutRows, kInStride, kOutStride, kResidualStride, kEps, kWords, kScaleRows, kWorks, kPacked, kTransposed,
+  kTakesGroupShape, kGroupShape
+};
+
+// What the special checks leave behind.
+enum Found { kGroupM, kGroupN, kScaleStrideM, kScaleStrideN };
+
+// The special checks: whether scales that are given, or scales of groups, fit the call.
+bool static_scales_fit(OpCall& call);
+bool group_scales_fit(OpCall& call);
+
+}  // namespace gemmill::quant
