@@ -163,12 +163,15 @@ class Probe:
 
 
 def some_configs() -> tuple[Config, ...]:
-    """The smoke selection, and of the default one all GEMMs with scales in groups and quantisation kernels of bf16: so
-    every class of GEMMs has a variant, and every quantisation op one that takes all that it may be given."""
-    default = select("default").configs
+    """The smoke selection, and of the default one every launch of the same kernels, all GEMMs with scales in groups and
+    quantisation kernels of bf16: so every class of GEMMs has a variant, and every quantisation op one that takes all that it may
+    be given."""
+    smoke, default = (select(name).configs for name in ("smoke", "default"))
+    kernels = {config.compiled for config in smoke}
+    same_kernels = [config for config in default if config.compiled in kernels]
     grouped = [config for config in REGISTRY.configs_of(scaled_mm.NAME, default) if config.problem.group_size]
     of_bf16 = [config for config in REGISTRY.configs_of(quant.NAME, default) if config.in_dtype is DType.BF16]
-    return tuple(dict.fromkeys([*select("smoke").configs, *grouped, *of_bf16]))
+    return tuple(dict.fromkeys([*smoke, *same_kernels, *grouped, *of_bf16]))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import random
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import pytest
@@ -189,13 +189,14 @@ def test_estimates_agree(probe) -> None:
     calls = [replace(call, sizes=(*call.sizes[:2], max(call.sizes[2], 1))) for call in some_calls(12, ROUNDS)]
     wasteful = 0
     for index, row in enumerate(gemm_rows(probe)):
-        measured, call = (replace(call, problem=row.problem) for call in rng.sample(calls, 2))
-        for sms in (SMS, 16):
-            assert probe.nanoseconds(index, call, sms) == pytest.approx(model_ns(row, call, sms), rel=1e-12), call
-        found = probe.wastes(index, measured, call)
-        assert found == REGISTRY.choices[scaled_mm.NAME].wastes(row, measured.sizes, call.sizes), (measured, call)
-        wasteful += found
-    assert wasteful > 50
+        of_class = [replace(call, problem=row.problem) for call in rng.sample(calls, 30)]
+        for measured, call in pairwise(of_class):
+            for sms in (SMS, 16):
+                assert probe.nanoseconds(index, call, sms) == pytest.approx(model_ns(row, call, sms), rel=1e-12), call
+            found = probe.wastes(index, measured, call)
+            assert found == REGISTRY.choices[scaled_mm.NAME].wastes(row, measured.sizes, call.sizes), (measured, call)
+            wasteful += found
+    assert wasteful > 500
 
 
 def test_no_variant_takes_more_ctas_than_kernels_count(probe) -> None:
@@ -572,9 +573,8 @@ def test_call_that_no_variant_takes(probe, with_table: Callable) -> None:
     head, *trace = str(caught.value).splitlines()
     shape = "M, N, K = 16, 32, 64 with alignments of a, b, out = 1, 16, 16 bytes"
     assert head.startswith(f"cutlass_scaled_mm: no variant of build aaaaaaaaaaaa takes {shape}; `gemmill build ")
-    assert (
-        "  2 variants: it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1" in trace
-    )
+    needs = " variants: it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1"
+    assert any(line.endswith(needs) for line in trace)
 
 
 def test_symbols_that_the_extension_asks_for_exist(home_of_probes) -> None:
