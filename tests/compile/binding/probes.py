@@ -95,6 +95,10 @@ class Probe:
         self.build.register(namespace, "CPU")
         self.ops = getattr(torch.ops, namespace)
 
+    def variants_of(self, family: str) -> list[KernelEntry]:
+        """Of the build, each once."""
+        return [entry for entry in self.build.manifest.entries if entry.family == family]
+
     def run(self, op: str, *tensors: torch.Tensor | None, status: int = 0) -> tuple[str, Arguments] | None:
         """Symbol and arguments of the launch that a call comes to, None if it comes to none."""
         self._int("probe_launches").value = 0
