@@ -5,9 +5,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from gemmill.families.scaled_mm.accepts import TMA_BYTES
 from gemmill.families.scaled_mm.candidates import sm90, sm90_cutedsl
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
-from gemmill.families.scaled_mm.rules.alignment import TMA_BYTES
 from gemmill.vocab import (
     SCALE_GROUPS,
     Accumulation,
@@ -123,7 +123,7 @@ def sweep(arch: Arch) -> Iterator[KernelConfig]:
             yield _config(problem, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
         yield _unaligned(problem)
         yield from _dsl_kernels(problem, sm90_cutedsl.WIDEST)
-    yield from _dsl_kernels(_problem(DType.BF16, DType.BF16), sm90_cutedsl.PLAIN)
+    yield from _dsl_kernels(_problem(DType.BF16, DType.BF16), sm90_cutedsl.PLAIN_WIDEST)
     yield _unaligned(_problem(DType.BF16, DType.BF16))
     blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDEST)
