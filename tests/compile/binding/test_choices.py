@@ -5,7 +5,7 @@ import random
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 
@@ -14,7 +14,7 @@ from gemmill.families import scaled_mm
 from gemmill.family import ProblemCall, Row
 from gemmill.registry import REGISTRY
 from gemmill.runtime.chosen import chosen_in
-from gemmill.runtime.select import Noted, Trust, select
+from gemmill.runtime.select import Noted, Trust, model_ns, select
 from gemmill.runtime.table import TunedRow, make_table
 
 SMS = 132
@@ -157,6 +157,22 @@ def test_choices_agree_where_a_variant_is_pinned(probe) -> None:
         assert (row, trust) == (here.row, Trust.PINNED), (call, name)
         taken += row >= 0
     assert taken > 50
+
+
+def test_estimates_agree(probe) -> None:
+    """Of every row, whichever would be chosen: a choice shows little of what its estimates rest on."""
+    rng = random.Random(12)
+    calls = [replace(call, sizes=(*call.sizes[:2], max(call.sizes[2], 1))) for call in some_calls(12, ROUNDS)]
+    wasteful = 0
+    for index, row in enumerate(gemm_rows(probe)):
+        of_class = [replace(call, problem=row.problem) for call in rng.sample(calls, 30)]
+        for measured, call in pairwise(of_class):
+            for sms in (SMS, 16):
+                assert probe.nanoseconds(index, call, sms) == pytest.approx(model_ns(row, call, sms), rel=1e-12), call
+            found = probe.wastes(index, measured, call)
+            assert found == REGISTRY.choices[scaled_mm.NAME].wastes(row, measured.sizes, call.sizes), (measured, call)
+            wasteful += found
+    assert wasteful > 500
 
 
 def test_no_variant_takes_more_ctas_than_kernels_count(probe) -> None:

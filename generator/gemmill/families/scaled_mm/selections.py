@@ -123,7 +123,7 @@ def sweep(arch: Arch) -> Iterator[KernelConfig]:
             yield _config(problem, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
         yield _unaligned(problem)
         yield from _dsl_kernels(problem, sm90_cutedsl.WIDEST)
-    yield from _dsl_kernels(_problem(DType.BF16, DType.BF16), sm90_cutedsl.PLAIN)
+    yield from _dsl_kernels(_problem(DType.BF16, DType.BF16), sm90_cutedsl.PLAIN_WIDEST)
     yield _unaligned(_problem(DType.BF16, DType.BF16))
     blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDEST)
