@@ -1,54 +1,41 @@
 """A right call of every op with everything that it may be given, and what autograd must see of it."""
 
-import random
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
-from families.quant.problems import Breakage, some_call
-from gemmill.families.scaled_mm.ops import GEMM_OPS, VLLM_OPS
-from gemmill.runtime import checks, operands
+from gemmill.fuzz.breakages import draw_call
+from gemmill.numerics.call import CPU_LIMITS, LegalCall
+from gemmill.numerics.memory import Memory
+from gemmill.numerics.values import Pools
 from gemmill.runtime.schemas import Kind, OpSchema
 
 Call = dict[str, Any]
 
 
 def whole_call(op: OpSchema, device: torch.device | str = "cpu") -> Call:
-    """The arguments by name: each tensor is given, each has values, and a quantisation op's input is bfloat16."""
-    call = _gemm_call(op) if op in (*GEMM_OPS, *VLLM_OPS) else _quant_call(op)
-    return {name: moved(value, device) if isinstance(value, torch.Tensor) else value for name, value in call.items()}
+    """The arguments by name, of a legal call that the fuzzer may make: each tensor is given and has values."""
+    call = _drawn(op)
+    memory = Memory(call.slots, torch.device("cpu"))
+    Pools(torch.device("cpu")).fill(memory, call.offsets)
+    given = {name: moved(memory.tensor(name), device) for name in call.slots}
+    return {name: given[name] if name in given else call.plain.get(name) for name in op.arguments}
+
+
+@cache
+def _drawn(op: OpSchema) -> LegalCall:
+    """The first such call, with a tensor of bfloat16 where the op takes one: every build has variants for that."""
+    tensors = {parameter.name for parameter in op.parameters if parameter.kind is Kind.TENSOR}
+    calls = [draw_call(op.name, 1, index, CPU_LIMITS)[0] for index in range(500)]
+    whole = [call for call in calls if call.slots.keys() == tensors and all(s.numel for s in call.slots.values())]
+    return max(whole, key=lambda call: torch.bfloat16 in {slot.dtype for slot in call.slots.values()})
 
 
 def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """There with the same strides."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device).copy_(tensor)
-
-
-def _quant_call(op: OpSchema) -> Call:
-    for seed in range(10_000):
-        arguments = some_call(op.name, random.Random(seed), Breakage.NONE)
-        call = dict(zip(op.arguments, arguments, strict=True))
-        tensors = [call[p.name] for p in op.parameters if p.kind is Kind.TENSOR]
-        if all(tensor is not None and tensor.numel() for tensor in tensors) and call["input"].dtype is torch.bfloat16:
-            checks.check(op, operands.of_arguments(op, arguments))
-            return call
-    raise AssertionError(f"no whole call of {op.name} was found")
-
-
-def _gemm_call(op: OpSchema) -> Call:
-    m, n, k = 16, 32, 64
-    everything = {
-        "out": torch.zeros(m, n, dtype=torch.bfloat16),
-        "a": torch.ones(m, k, dtype=torch.int8),
-        "b": torch.ones(n, k, dtype=torch.int8).t(),
-        "a_scales": torch.ones(m, 1),
-        "b_scales": torch.ones(1, n),
-        "azp_adj": torch.ones(n, dtype=torch.int32),
-        "azp": torch.ones(m, dtype=torch.int32),
-        "bias": torch.ones(n, dtype=torch.bfloat16),
-    }
-    return {name: everything[name] for name in op.arguments}
 
 
 def check_refusals(namespace: Any, op: OpSchema, device: torch.device | str = "cpu") -> None:

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_suffix(".toml")
@@ -32,6 +33,8 @@ CONTROL = "unbroken"
 LIMIT_S = 1800
 _ENDED = {0, 1, 2}
 """Exit statuses of pytest after tests: all passed, some failed, a module could not be imported."""
+_CRASHES = {-number: number.name for number in (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV)}
+"""Exit statuses of a process that its own fault has ended, as one of C++ ends that of the tests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,7 @@ class Result:
     name: str
     outcome: Outcome
     by: str
-    """The test that failed, if one did."""
+    """The test that failed, if one did, or what ended them."""
     seconds: float
 
 
@@ -181,6 +184,8 @@ def _run_tests(tests: Sequence[str], tree: Path, work: Path) -> tuple[Outcome, s
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         return Outcome.FOUND, f"no end after {LIMIT_S} s"
+    if done.returncode in _CRASHES:
+        return Outcome.FOUND, f"a crash, {_CRASHES[done.returncode]}"
     if done.returncode not in _ENDED:
         raise Trouble(
             f"pytest {' '.join(tests)} ended with {done.returncode}: {done.stdout[-400:]}{done.stderr[-400:]}"

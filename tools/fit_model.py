@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from table_loss import SM_COUNT, Times, read, row_of
 
-from gemmill.families.scaled_mm.model import FITTED, Arithmetic, Constants, Terms, terms_of, time_ns
+from gemmill.families.scaled_mm.model import FITTED, Arithmetic, Constants, Facts, Terms, terms_of, time_ns
 from gemmill.space.names import parse_name
 from gemmill.tune.problems import Problem
 
@@ -70,12 +70,15 @@ def samples_of(times: Times) -> Samples:
     """Of shapes with variants enough."""
     kept = {problem: us for problem, us in times.items() if len(us) >= FEWEST_VARIANTS}
     rows = [(problem, name, t) for problem, us in kept.items() for name, t in us.items()]
-    columns = zip(*(terms_of(row_of(name), problem.call, SM_COUNT) for problem, name, _ in rows), strict=True)
+    *columns, variants = zip(
+        *(terms_of(row_of(name), problem.call, SM_COUNT) for problem, name, _ in rows), strict=True
+    )
+    arrays = [[np.array(column, dtype=float) for column in found] for found in (columns, zip(*variants, strict=True))]
     counts = np.array([len(us) for us in kept.values()])
     return Samples(
         problems=tuple(kept),
         starts=np.concatenate([[0], np.cumsum(counts)[:-1]]),
-        terms=Terms(*(np.array(column, dtype=float) for column in columns)),
+        terms=Terms(*arrays[0], Facts(*arrays[1])),
         us=np.array([t for _, _, t in rows]),
         names=tuple(name for _, name, _ in rows),
     )

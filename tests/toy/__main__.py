@@ -1,14 +1,6 @@
-"""A process whose registry has the toy too: it is put there before anything else of gemmill's is imported."""
+"""A process whose registry has the toy too."""
 
-import sys
 from importlib import import_module
 
-PROGRAM, sys.argv[0] = (
-    sys.argv[0],
-    "gemmill",
-)  # as its own command does: then gemmill imports nothing beside what is asked for
-registry = import_module("gemmill.registry")
-toy = import_module("toy.family").FAMILY
-registry.REGISTRY = type(registry.REGISTRY)((*registry.REGISTRY.families, toy))
-sys.argv[0] = PROGRAM
+import_module("toy.registered")
 import_module("toy.life").main()

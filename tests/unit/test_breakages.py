@@ -71,6 +71,12 @@ def test_breakages_are_found_or_survive_in_a_copy(checkout: Path, tmp_path: Path
     assert (tree / "arithmetic.py").read_bytes() == before["arithmetic.py"] and not (tree / "ignored").exists()
 
 
+def test_a_crash_of_the_tests_is_a_find(checkout: Path, tmp_path: Path) -> None:
+    crash = broken("crash", "return a + b", "import os; os.abort()", "test_sums.py")
+    (found,) = breakages.try_all(checkout, [crash], tmp_path / "work")
+    assert (found.outcome, found.by) == ("found", "a crash, SIGABRT")
+
+
 def test_a_run_goes_on_where_one_was_cut_off(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
     found = (breakages.Outcome.FOUND, "a test")

@@ -215,6 +215,18 @@ def test_what_is_asked_only_where_something_holds() -> None:
     assert fault(an_op(step, last), scale=X, block=4) == "4 blocks"
 
 
+@pytest.mark.parametrize(
+    "passed_over",
+    [
+        When("scale", (Require("size(input, 0) == 4", ""),)),
+        Require("(scale and size(input, 0) == 4) or block == 3", ""),
+        Require("block == 3 or size(input, 0) == 4", ""),
+    ],
+)
+def test_what_is_asked_where_the_program_did_not_come_is_asked_again(passed_over: Step) -> None:
+    assert fault(an_op(passed_over, Require("size(input, 0) == 4", "{input.shape} has not 4 rows"))) is None
+
+
 def test_special_checks_see_what_was_found_out() -> None:
     def special(judged: Judged) -> str | None:
         return f"{judged['rows']} rows of {judged.tensor('input').dtype}"

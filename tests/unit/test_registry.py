@@ -23,12 +23,12 @@ WIDE = Launch(swizzle=4)
 
 @pytest.mark.parametrize("family", REGISTRY.families, ids=lambda family: family.name)
 def test_names_and_sources_are_what_is_declared(family: Family) -> None:
-    examine(family, templates_dir())
+    examine(family, (family.home or templates_dir().parent) / "templates")
 
 
 @pytest.mark.parametrize("family", REGISTRY.families, ids=lambda family: family.name)
 def test_a_binding_reads_what_the_ops_have(family: Family) -> None:
-    examine_binding(family, kernels_dir())
+    examine_binding(family, (family.home or kernels_dir().parent) / "kernels")
 
 
 @pytest.mark.parametrize(

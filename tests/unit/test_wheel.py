@@ -29,6 +29,8 @@ FITS = Library(
     versions=frozenset({"GLIBC_2.34", "GLIBC_2.2.5", "GLIBCXX_3.4.21", "CXXABI_1.3.9"}),
 )
 
+ABI = Abi(machine="x86_64", glibc=(2, 34))
+
 
 def audited(monkeypatch, **changes: object) -> Abi:
     monkeypatch.setattr(abi, "read_library", lambda path: replace(FITS, **changes))
@@ -83,7 +85,7 @@ def test_versions_and_machine_are_read_from_the_file() -> None:
 
 @pytest.fixture
 def fits(monkeypatch) -> None:
-    monkeypatch.setattr(package, "audit", lambda path: Abi(machine="x86_64", glibc=(2, 34)))
+    monkeypatch.setattr(package, "audit", lambda path: ABI)
 
 
 @pytest.fixture
@@ -205,6 +207,6 @@ def test_no_build_at_all(gemmill, home) -> None:
 def test_variants_of_the_cute_dsl_are_told(gemmill, put_build, fits, make_manifest, tmp_path) -> None:
     (entry,) = make_manifest().entries
     manifest = put_build(entries=(replace(entry, name="sm90a_cutedsl_x"),))
-    wheel = package.Wheel(path=tmp_path, manifests=(manifest,))
-    assert wheel.dsl_variants == 1
-    assert package.Wheel(path=tmp_path, manifests=(make_manifest(),)).dsl_variants == 0
+    shipped = package.Shipped(path=tmp_path, manifests=(manifest,), abi=ABI)
+    assert shipped.dsl_variants == 1
+    assert package.Shipped(path=tmp_path, manifests=(make_manifest(),), abi=ABI).dsl_variants == 0

@@ -8,6 +8,7 @@ import typer
 from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import UsageError
+from gemmill.cli.output import size
 from gemmill.registry import REGISTRY
 
 if TYPE_CHECKING:
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
 def export(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A GEMM's name or alias, or a glob that fits one variant only.")
-    ],
+        str | None,
+        typer.Argument(metavar="NAME", help="A GEMM's name or alias, or a glob that fits one variant only."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="Where the files go; by default a folder named as it."),
@@ -28,17 +30,32 @@ def export(
     select: o.MaybeSelectOption = None,
     arch: o.MaybeArchOption = None,
     build: o.BuildOption = None,
+    hf: Annotated[
+        bool, typer.Option("--hf", help="A folder for Hugging Face's kernels, of the builds that serve or of --build.")
+    ] = False,
 ) -> None:
-    """Write a GEMM that compiles on its own.
+    """Write a GEMM that compiles on its own, or builds for Hugging Face's Hub.
 
-    Its source, a host program that checks and times it at one shape, and the script that compiles both. Without -m, -n and -k the shape is the first at which a tuned table has the variant, with the time there.
+    A GEMM is written as its source, a host program that checks and times it at one shape, and the script that compiles both. Without -m, -n and -k the shape is the first at which a tuned table has the variant, with the time there.
+
+    With --hf, runtime and builds are written as the package `kernels` loads them, from a repository of the Hub or by get_local_kernel.
 
     Examples:
 
         gemmill export "*cutlass_bf16_bf16*" -m 64 -n 4096 -k 4096
 
         gemmill export "*cutlass_bf16_bf16*" -m 1 -n 64 -k 100 --out reproducer
+
+        gemmill export --hf --out hub
     """
+    if hf:
+        given = {"NAME": name, "-m": m, "-n": n, "-k": k, "--select": select, "--arch": arch}
+        if unused := [option for option, value in given.items() if value is not None]:
+            raise UsageError(f"--hf with {unused[0]}: it writes whole builds, leave {unused[0]} out")
+        _export_builds(build, out or Path("hub"))
+        return
+    if name is None:
+        raise UsageError("name a GEMM, or builds by --hf: `gemmill list` has the names")
     from gemmill.build.reproducer import reproducer
     from gemmill.writing import write_whole
 
@@ -60,6 +77,22 @@ def export(
         write_whole(path, file.text)
     (folder / "build.sh").chmod(0o755)
     typer.echo(f"{folder / 'build.sh'} compiles and runs it")
+
+
+def _export_builds(build: str | None, out: Path) -> None:
+    from gemmill.cli.wheel import serving_builds, tell
+    from gemmill.wheel import write_hub_folder
+    from gemmill.wheel.hub import OLDEST
+
+    shipped = write_hub_folder([variants.build_of(build)[0]] if build else serving_builds(), out)
+    tell(shipped, size(sum(path.stat().st_size for path in shipped.path.rglob("*") if path.is_file())))
+    if shipped.abi.glibc > OLDEST:
+        asks, may = (".".join(map(str, version)) for version in (shipped.abi.glibc, OLDEST))
+        typer.echo(
+            f"gemmill: it asks for glibc {asks}, and kernels of the Hub may ask for {may}: build on a machine with {may} "
+            "before you publish it",
+            err=True,
+        )
 
 
 def _measured(name: str, arch: str, asked: dict[str, int]) -> "TableRow | None":

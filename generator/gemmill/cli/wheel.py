@@ -1,7 +1,7 @@
 """`gemmill wheel`: runtime and builds in one file for pip."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +9,9 @@ from gemmill.cli import options as o
 from gemmill.cli.output import count, size
 from gemmill.manifest import ManifestError
 from gemmill.vocab import Arch
+
+if TYPE_CHECKING:
+    from gemmill.wheel import Shipped
 
 
 def wheel(
@@ -35,19 +38,23 @@ def wheel(
     from gemmill.runtime.builds import resolve
     from gemmill.wheel import write_wheel
 
-    folders = [resolve(build, home) for build in named] if named else _serving(home)
-    written = write_wheel(folders, out)
-    builds = ", ".join(f"{m.build_id} for {m.arch}" for m in written.manifests)
-    typer.echo(f"{written.path} ({size(written.path.stat().st_size)}): {builds}")
-    if written.dsl_variants:
+    shipped = write_wheel([resolve(build, home) for build in named] if named else serving_builds(home), out)
+    tell(shipped, size(shipped.path.stat().st_size))
+
+
+def tell(shipped: "Shipped", how_large: str) -> None:
+    """Say what was written, and whose licences to read before it is given to others."""
+    builds = ", ".join(f"{manifest.build_id} for {manifest.arch}" for manifest in shipped.manifests)
+    typer.echo(f"{shipped.path} ({how_large}): {builds}")
+    if shipped.dsl_variants:
         typer.echo(
-            f"gemmill: the wheel has {count(written.dsl_variants, 'variant')} of the CuTe DSL, whose licence names no library "
+            f"gemmill: it has {count(shipped.dsl_variants, 'variant')} of the CuTe DSL, whose licence names no library "
             "that may be distributed: read THIRD_PARTY.md before you give it to others",
             err=True,
         )
 
 
-def _serving(home: Path | None) -> list[Path]:
+def serving_builds(home: Path | None = None) -> list[Path]:
     """The build that serves each architecture that has one. Raises ManifestError where none has."""
     from gemmill.runtime.builds import serving
 

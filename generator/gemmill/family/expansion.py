@@ -1,9 +1,10 @@
 """The steps that an op's checks of its tensors stand for."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from gemmill.family.compiling import Returned
 from gemmill.family.program import MOST_RESULT_SIZES
 from gemmill.family.schema import Kind, Parameter
 from gemmill.family.steps import Aspect, Check, Let, OneOf, Require, Step, When
@@ -23,9 +24,12 @@ class Expansion:
     ) -> None:
         self._tensors: dict[str, Tensor] = {}
         self._parameters = parameters
-        self.named = dict.fromkeys((*parameters, *fixed), "")
+        self._named = dict.fromkeys((*parameters, *fixed), "")
         """Sizes, and the tensor that named each."""
-        self.leading = ""
+        self._returns = returns
+        self.results: list[Returned] = []
+        """What is returned, once all steps were made."""
+        self._leading = ""
         """The tensor whose dimensions `...` stands for."""
         self._told: set[str] = set()
         """Tensors whose dtype was checked."""
@@ -70,17 +74,27 @@ class Expansion:
                             "argument nor a fixed value 'format' tells them apart"
                         )
 
-    def expanded(self, step: Step) -> Iterator[Step]:
+    def steps(self, contract: Sequence[Step]) -> Iterator[Step]:
+        """What a contract stands for; then what names the sizes of `results`. Raises ValueError where it contradicts itself."""
+        for step in contract:
+            yield from self._expanded(step)
+        for role in self._parameters:
+            if role in self._tensors and role not in self._told:
+                raise ValueError(f"tensor {role!r} is {self._tensors[role].shape!r}, and no step checks its dtype")
+        for role in self._returns:
+            self.results.append((yield from self._result(role)))
+
+    def _expanded(self, step: Step) -> Iterator[Step]:
         """The step, or what it stands for."""
         match step:
             case Check():
                 for inner in self._check(step):
-                    yield from self.expanded(inner)
+                    yield from self._expanded(inner)
             case When(test, steps):
-                yield When(test, tuple(inner for each in steps for inner in self.expanded(each)))
+                yield When(test, tuple(inner for each in steps for inner in self._expanded(each)))
             case _:
                 if isinstance(step, Let | OneOf):
-                    self.named.setdefault(step.name, "")
+                    self._named.setdefault(step.name, "")
                 yield step
 
     def _check(self, check: Check) -> Iterator[Step]:
@@ -109,11 +123,11 @@ class Expansion:
             case Aspect.LAYOUT:
                 yield from self._layout(x)
             case _:
-                known = set(self.named)
+                known = set(self._named)
                 steps = (*x.needs, *self._dtype(x), *self._shape(x), *self._layout(x))
                 optional = self._parameters[x.role].optional
                 if optional and (
-                    new := [name for name, by in self.named.items() if by == x.role and name not in known]
+                    new := [name for name, by in self._named.items() if by == x.role and name not in known]
                 ):
                     raise ValueError(f"size {new[0]!r} is named by {x.role!r}, which is optional: {x.shape!r}")
                 yield from (When(x.role, steps),) if optional else steps
@@ -141,36 +155,40 @@ class Expansion:
             yield Require(f"numel({name}) == {x.shape}", f"{found}: expected {what}")
         elif not x.follows:
             yield from self._sizes(x)
-        elif not self.leading:
-            self.leading = name
+        elif not self._leading:
+            self._leading = name
             yield from self._new(x, x.sizes[-1], -1)
         else:
-            yield from self._following(x, self.leading)
+            yield from self._following(x, self._leading)
 
     def _following(self, x: Tensor, first: str) -> Iterator[Step]:
-        steps, last = self._value(x, -1)
-        yield from steps
+        last = yield from self._value(x, -1)
         found = f"{{{x.role}.name}} is {{{x.role}.shape}}, expected"
         whole = f"{found} {{{first}.name}}'s {{{first}.shape}}"
         part = f"{found} {{{first}.ending[{last}]}} for an {{{first}.name}} of {{{first}.shape}}"
         yield Require(f"like({x.role}, {first}, {last})", whole if x.dtypes == Same(first) else part)
 
-    def _value(self, x: Tensor, dim: int) -> tuple[list[Step], str]:
-        """What names one of its sizes, and the name."""
+    def _value(self, x: Tensor, dim: int) -> Generator[Step, None, str]:
+        """Names one of its sizes; returns the name."""
         size = x.sizes[dim]
         if size.text.isidentifier():
-            return [], size.text
-        steps = (
-            []
-            if (name := f"{x.role}_{dim % len(x.sizes)}") in self.named
-            else [*self._whole(size), Let(name, size.expression)]
-        )
-        self.named[name] = ""
-        return steps, name
+            return size.text
+        if (name := f"{x.role}_{dim % len(x.sizes)}") not in self._named:
+            yield from self._whole(size)
+            yield Let(name, size.expression)
+        self._named[name] = ""
+        return name
+
+    def _values(self, x: Tensor) -> Generator[Step, None, list[str]]:
+        """The same for all."""
+        names = []
+        for dim in range(len(x.sizes)):
+            names.append((yield from self._value(x, dim)))
+        return names
 
     def _new(self, x: Tensor, size: Size, dim: int) -> Iterator[Step]:
         """Names a size by the dimension that it stands in."""
-        self.named[size.name] = x.role
+        self._named[size.name] = x.role
         if size.times == size.over == 1:
             yield Let(size.name, f"size({x.role}, {dim})")
             return
@@ -184,8 +202,8 @@ class Expansion:
 
     def _whole(self, size: Size) -> Iterator[Step]:
         """That a part of a named size is a whole number, which is asked once."""
-        if size.over > 1 and (asked := f"{size.text} is whole") not in self.named:
-            self.named[asked] = ""
+        if size.over > 1 and (asked := f"{size.text} is whole") not in self._named:
+            self._named[asked] = ""
             times = f" * {size.times}" if size.times > 1 else ""
             yield Require(
                 f"{size.name}{times} % {size.over} == 0",
@@ -193,7 +211,7 @@ class Expansion:
             )
 
     def _sizes(self, x: Tensor) -> Iterator[Step]:
-        new = [size for size in x.sizes if size.name and size.name not in self.named]
+        new = [size for size in x.sizes if size.name and size.name not in self._named]
         for dim, size in enumerate(x.sizes):
             if size in new:
                 yield from self._new(x, size, dim)
@@ -202,19 +220,16 @@ class Expansion:
                 if size not in new:
                     yield from self._agreeing(x, size, dim)
             return
-        values = [self._value(x, dim) for dim in range(len(x.sizes))]
-        for steps, _ in values:
-            yield from steps
-        test = " and ".join(f"size({x.role}, {dim}) == {name}" for dim, (_, name) in enumerate(values))
+        names = yield from self._values(x)
+        test = " and ".join(f"size({x.role}, {dim}) == {name}" for dim, name in enumerate(names))
         shape = ", ".join(size.text for size in x.sizes)
-        told = ", ".join(f"{{{name}}}" for _, name in values)
+        told = ", ".join(f"{{{name}}}" for name in names)
         yield Require(test, f"{{{x.role}.name}} is {{{x.role}.shape}}, expected [{shape}] = [{told}]")
 
     def _agreeing(self, x: Tensor, size: Size, dim: int) -> Iterator[Step]:
-        first = self._tensors.get(self.named.get(size.name, ""))
+        first = self._tensors.get(self._named.get(size.name, ""))
         if first is None or size.text != size.name:
-            steps, wanted = self._value(x, dim)
-            yield from steps
+            wanted = yield from self._value(x, dim)
             said = (
                 f"{{{x.role}.name}} is {{{x.role}.shape}}, expected {size.text} = {{{wanted}}} in its dimension {dim}"
             )
@@ -287,31 +302,23 @@ class Expansion:
         stride = f"{x.role}_stride"
         if not x.follows:
             yield Let(stride, f"row_stride({x.role})")
-        steps, columns = self._value(x, -1)
-        yield from steps
-        rows = x.sizes[0].text if not x.follows and x.sizes[0].text in self.named else f"rows({x.role})"
+        columns = yield from self._value(x, -1)
+        rows = x.sizes[0].text if not x.follows and x.sizes[0].text in self._named else f"rows({x.role})"
         yield Require(
             f"{rows} <= 1 or {stride} >= {columns}",
             f"{{{x.role}.name}} has row stride {{{stride}}} for rows of {{{columns}}}: its rows overlap",
         )
 
-    def unchecked(self) -> str:
-        """A tensor whose dtype no step has checked, in words; nothing if there is none."""
-        left = [
-            role for role, parameter in self._parameters.items() if role in self._tensors and role not in self._told
-        ]
-        return f"tensor {left[0]!r} is {self._tensors[left[0]].shape!r}, and no step checks its dtype" if left else ""
-
-    def returned(self, role: str) -> tuple[list[Step], Tensor, list[str]]:
-        """What names the sizes of a tensor that is returned, its declaration and those names."""
+    def _result(self, role: str) -> Generator[Step, None, Returned]:
+        """Names the sizes of a tensor that is returned; returns how it is told to the compiler."""
         x = self._tensors[role]
         kinds = len(x.dtypes) if isinstance(x.dtypes, tuple) else int(isinstance(x.dtypes, Same))
         if kinds != 1 or x.layout not in (Layout.ROWS, Layout.COLUMNS, Layout.VALUES, Layout.VECTOR):
             raise ValueError(
                 f"{role!r} is returned with {kinds} dtypes and layout {str(x.layout)!r}: it has one dtype, and rows, columns or values"
             )
-        new = [size.name for size in x.sizes if size.name and size.name not in self.named]
-        if new or (x.follows and not self.leading):
+        new = [size.name for size in x.sizes if size.name and size.name not in self._named]
+        if new or (x.follows and not self._leading):
             raise ValueError(
                 f"{role!r} is returned as {x.shape!r}, and {new[0] if new else '...'!r} is named by no tensor"
             )
@@ -324,8 +331,7 @@ class Expansion:
             raise ValueError(
                 f"{role!r} is returned on the device of an argument, and no tensor of {_sorted(self._parameters)} is always given"
             )
-        values = [self._value(x, dim) for dim in range(len(x.sizes))]
-        return [step for steps, _ in values for step in steps], x, [name for _, name in values]
+        return x, self._leading if x.follows else "", (yield from self._values(x))
 
 
 def _sorted(names: Iterable[str]) -> str:

@@ -52,17 +52,12 @@ class Op:
             raise ValueError(f"two of its arguments have one role, of {', '.join(roles)}")
         parameters = dict(zip(self.role_of, self.schema.parameters, strict=True))
         expansion = Expansion(self.tensors, parameters, self.returned, self.fixed)
-        steps = [inner for step in self.contract for inner in expansion.expanded(step)]
-        if fault := expansion.unchecked():
-            raise ValueError(fault)
-        returned = [expansion.returned(role) for role in self.returned]
-        steps += [step for more, _, _ in returned for step in more]
-        results = [(x, expansion.leading if x.follows else "", sizes) for _, x, sizes in returned]
+        steps = list(expansion.steps(self.contract))
         fixed = {
             name: FORMATS.index(value) if isinstance(value, Format) else value for name, value in self.fixed.items()
         }
         kinds = {role: parameter.kind for role, parameter in parameters.items()}
-        return compile_contract(kinds, fixed, steps, results)
+        return compile_contract(kinds, fixed, steps, expansion.results)
 
 
 @dataclass(frozen=True, kw_only=True)

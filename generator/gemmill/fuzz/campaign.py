@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gemmill.fuzz.findings import Finding, FuzzError, FuzzSpec, Kind, reproducer
+from gemmill.fuzz.findings import Finding, FuzzError, FuzzSpec, Kind, finding_of
 from gemmill.tune.worker import Worker, WorkerDied, WorkerError
 
 PROGRAM = "gemmill.fuzz.child"
@@ -62,13 +62,8 @@ def fuzz(spec: FuzzSpec, plan: Plan, found: Callable[[Finding], None] = lambda f
 def call_alone(spec: FuzzSpec, index: int, call_seconds: float = Plan.call_seconds) -> Single:
     """Make one call of a run in a process of its own. Raises FuzzError where that cannot be started."""
     with Worker(spec, PROGRAM) as worker:
-        where = _hello(worker)
-        try:
-            answer = worker.ask("only", call_seconds, index=index)
-        except WorkerDied as error:
-            finding = _finding(spec, index, Kind.HANG if error.hung else Kind.CRASH, str(error))
-            return Single(where=where, call="", broken=False, findings=(finding,))
-    findings = tuple(_finding(spec, f["index"], Kind(f["kind"]), f["detail"]) for f in answer["found"])
+        where, answer = _hello(worker), _alone(worker, index, call_seconds)
+    findings = tuple(finding_of(spec, found) for found in answer["found"])
     return Single(where=where, call=answer["call"], broken=answer["broken"], findings=findings)
 
 
@@ -79,15 +74,17 @@ def _hello(worker: Worker) -> str:
         raise FuzzError(f"the process that makes the calls cannot be started: {error}") from None
 
 
-def _finding(spec: FuzzSpec, index: int, kind: Kind, detail: str) -> Finding:
-    return Finding(
-        kind=kind,
-        op=spec.op_of(index),
-        seed=spec.seed,
-        index=index,
-        detail=detail,
-        reproducer=reproducer(spec, index),
-    )
+def _alone(worker: Worker, index: int, seconds: float) -> dict[str, Any]:
+    """The process's answer to a call; of one that dies of it or cannot answer, what it would say."""
+    try:
+        answer: dict[str, Any] = worker.ask("only", seconds, index=index)
+        return answer
+    except WorkerDied as error:
+        kind, detail = (Kind.HANG if error.hung else Kind.CRASH), str(error)
+    except WorkerError as error:
+        kind, detail = Kind.UNJUDGED, str(error)
+    found = [{"kind": kind, "index": index, "detail": detail}]
+    return {"tally": {"legal": 1}, "found": found, "call": "", "broken": False, "failed": True}
 
 
 class _Campaign:
@@ -150,38 +147,24 @@ class _Campaign:
         except (WorkerDied, WorkerError) as error:
             self._one_by_one(worker, first, count, str(error))
             return
-        self._tell(answer["found"])
-        self._count(answer["tally"])
+        self._keep(answer)
 
     def _one_by_one(self, worker: Worker, first: int, count: int, reason: str) -> None:
         is_explained, is_fresh = False, True
         for index in range(first, first + count):
             if is_fresh:  # so that a call's own time is none of the process's
                 _hello(worker)
-            is_fresh = False
-            try:
-                answer = worker.ask("only", self._plan.call_seconds, index=index)
-                self._tell(answer["found"])
-                self._count(answer["tally"])
-                continue
-            except WorkerDied as error:
-                kind, detail = (Kind.HANG if error.hung else Kind.CRASH), str(error)
-            except WorkerError as error:
-                kind, detail = Kind.UNJUDGED, str(error)
-            is_explained = is_fresh = True
-            self._tell([{"kind": kind, "index": index, "detail": detail}])
-            self._count({"legal": 1})
+            answer = _alone(worker, index, self._plan.call_seconds)
+            is_fresh = "failed" in answer
+            is_explained = is_explained or is_fresh
+            self._keep(answer)
         if not is_explained:
             detail = f"calls {first} to {first + count - 1} in one process: {reason}; no call alone does that"
-            self._tell([{"kind": Kind.NOT_REPEATABLE, "index": first, "detail": detail}])
+            self._keep({"found": [{"kind": Kind.NOT_REPEATABLE, "index": first, "detail": detail}], "tally": {}})
 
-    def _tell(self, found: list[dict[str, Any]]) -> None:
-        for each in found:
-            finding = _finding(self._spec, each["index"], Kind(each["kind"]), each["detail"])
-            with self._lock:
-                self._findings.append(finding)
-                self._found(finding)
-
-    def _count(self, tally: dict[str, int]) -> None:
+    def _keep(self, answer: dict[str, Any]) -> None:
         with self._lock:
-            self._tally.update(tally)
+            self._tally.update(answer["tally"])
+            for found in answer["found"]:
+                self._findings.append(finding_of(self._spec, found))
+                self._found(self._findings[-1])

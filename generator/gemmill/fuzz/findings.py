@@ -1,7 +1,9 @@
 """What a run of random calls is asked and what it answers: plain values, which cross between processes as JSON."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class FuzzError(RuntimeError):
@@ -41,8 +43,6 @@ class FuzzSpec:
     seed: int = 0
     gpu: bool = False
     build: str | None = None
-    device: int | None = None
-    """Index of the GPU that the process sees, None for the first that this process sees."""
 
     def op_of(self, index: int) -> str:
         """The op of a call: one after the other."""
@@ -63,7 +63,15 @@ class Finding:
     """The command that makes this call alone."""
 
 
-def reproducer(spec: FuzzSpec, index: int) -> str:
-    """The command that makes one call of a run alone."""
+def finding_of(spec: FuzzSpec, found: Mapping[str, Any]) -> Finding:
+    """What a process found at a call of a run: kind, index and detail."""
     place = ["--gpu", *(["--build", spec.build] if spec.build else [])] if spec.gpu else ["--cpu"]
-    return " ".join(["gemmill fuzz --op", spec.op_of(index), f"--seed {spec.seed} --only {index}", *place])
+    index, op = found["index"], spec.op_of(found["index"])
+    return Finding(
+        kind=Kind(found["kind"]),
+        op=op,
+        seed=spec.seed,
+        index=index,
+        detail=found["detail"],
+        reproducer=" ".join(["gemmill fuzz --op", op, f"--seed {spec.seed} --only {index}", *place]),
+    )

@@ -42,6 +42,23 @@ class Slot:
     padding_rows: int = 0
     """Rows behind the last, of all columns but the last, that the op may write."""
 
+    @classmethod
+    def result(cls, dtype: torch.dtype, rows: int, columns: int, pad: int = 0, *, shift: int = 0) -> "Slot":
+        """What is written: a matrix whose rows are `pad` elements apart."""
+        strides = row_stride, column_stride = columns + pad, 1
+        return cls(
+            dtype=dtype,
+            shape=(rows, columns),
+            strides=strides,
+            rows=rows,
+            columns=columns,
+            row_stride=row_stride,
+            column_stride=column_stride,
+            values=None,
+            written=True,
+            shift=shift,
+        )
+
     @property
     def numel(self) -> int:
         """Number of elements."""

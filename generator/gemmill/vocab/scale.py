@@ -39,6 +39,11 @@ class ScaleGroups:
     b_scale: ScaleGranularity
     """BLOCK, or GROUP for rows."""
 
+    @property
+    def of_b(self) -> str:
+        """The part of B that shares a scale, in words."""
+        return f"{self.size if self.b_scale is ScaleGranularity.BLOCK else 1} x {self.size}"
+
     def a_shape(self, m: int, k: int) -> tuple[int, int]:
         """[M, K/size], the last group cut short where K is no multiple of it."""
         return m, -(-k // self.size)

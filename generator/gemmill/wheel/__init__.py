@@ -1,6 +1,7 @@
 """Runtime, binaries and tables in one wheel, for machines without a compiler."""
 
 from gemmill.wheel.abi import Abi, WheelError, audit
-from gemmill.wheel.package import Wheel, write_wheel
+from gemmill.wheel.hub import write_hub_folder
+from gemmill.wheel.package import Shipped, write_wheel
 
-__all__ = ["Abi", "Wheel", "WheelError", "audit", "write_wheel"]
+__all__ = ["Abi", "Shipped", "WheelError", "audit", "write_hub_folder", "write_wheel"]

@@ -24,12 +24,14 @@ _EXTRA = "cli"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wheel:
-    """What was written."""
+class Shipped:
+    """A wheel or folder that was written."""
 
     path: Path
     manifests: tuple[Manifest, ...]
     """Of the builds in it."""
+    abi: Abi
+    """What they ask of a machine."""
 
     @property
     def dsl_variants(self) -> int:
@@ -37,13 +39,12 @@ class Wheel:
         return sum("_cutedsl_" in entry.name for manifest in self.manifests for entry in manifest.entries)
 
 
-def write_wheel(folders: Sequence[Path], out: Path) -> Wheel:
+def write_wheel(folders: Sequence[Path], out: Path) -> Shipped:
     """Write a wheel of the runtime and of builds, one for each architecture, into the folder `out`: whole or not at all.
 
     Raises WheelError where the builds do not fit together or ask for more than every machine has, ManifestError, OSError.
     """
-    manifests = {folder: read_manifest(folder / MANIFEST) for folder in folders}
-    abi = _common_abi(manifests)
+    manifests, abi = read_builds(folders)
     major = next(iter(manifests.values())).toolchain.cuda_major
     version = f"{__version__}+cu{major}"
     path = out / f"gemmill-{version}-{abi.tag}.whl"
@@ -57,11 +58,15 @@ def write_wheel(folders: Sequence[Path], out: Path) -> Wheel:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return Wheel(path=path, manifests=tuple(manifests.values()))
+    return Shipped(path=path, manifests=tuple(manifests.values()), abi=abi)
 
 
-def _common_abi(manifests: dict[Path, Manifest]) -> Abi:
-    """What all extensions ask for together. Raises WheelError, ManifestError."""
+def read_builds(folders: Sequence[Path]) -> tuple[dict[Path, Manifest], Abi]:
+    """The manifests of builds that may be shipped together, and what all their extensions ask of a machine.
+
+    Raises WheelError where the builds do not fit together or ask for more than every machine has, ManifestError.
+    """
+    manifests = {folder: read_manifest(folder / MANIFEST) for folder in folders}
     if not manifests:
         raise WheelError("no build is named: `gemmill build` makes one, `gemmill builds list` lists them")
     by_arch: dict[str, Manifest] = {}
@@ -80,10 +85,11 @@ def _common_abi(manifests: dict[Path, Manifest]) -> Abi:
     machines = sorted({abi.machine for abi in abis})
     if len(machines) > 1:
         raise WheelError(f"the builds are for several machines ({', '.join(machines)}): make a wheel for each")
-    return Abi(machine=machines[0], glibc=max(abi.glibc for abi in abis))
+    return manifests, Abi(machine=machines[0], glibc=max(abi.glibc for abi in abis))
 
 
-def _contents(manifests: dict[Path, Manifest], info: str, version: str, abi: Abi) -> Iterator[tuple[str, bytes]]:
+def package_files(manifests: dict[Path, Manifest]) -> Iterator[tuple[str, bytes]]:
+    """The package `gemmill` with the runtime and the builds: paths and contents."""
     for path in sorted(_PACKAGE.rglob("*")):
         name = path.relative_to(_PACKAGE)
         if path.is_file() and name.parts[0] not in (*GENERATOR, "_builds", "_data") and "__pycache__" not in name.parts:
@@ -91,13 +97,23 @@ def _contents(manifests: dict[Path, Manifest], info: str, version: str, abi: Abi
     for folder, manifest in sorted(manifests.items(), key=lambda item: item[1].build_id):
         for file in (MANIFEST, manifest.extension):
             yield f"gemmill/_builds/{manifest.build_id}/{file}", (folder / file).read_bytes()
-    project = tomllib.loads(own_file("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for file in project["license-files"]:
+
+
+def project() -> dict[str, Any]:
+    """What pyproject.toml says of the project."""
+    told: dict[str, Any] = tomllib.loads(own_file("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return told
+
+
+def _contents(manifests: dict[Path, Manifest], info: str, version: str, abi: Abi) -> Iterator[tuple[str, bytes]]:
+    yield from package_files(manifests)
+    told = project()
+    for file in told["license-files"]:
         yield f"{info}/licenses/{file}", own_file(file).read_bytes()
-    yield f"{info}/METADATA", _metadata(project, version).encode()
+    yield f"{info}/METADATA", _metadata(told, version).encode()
     wheel = f"Wheel-Version: 1.0\nGenerator: gemmill {__version__}\nRoot-Is-Purelib: false\nTag: {abi.tag}\n"
     yield f"{info}/WHEEL", wheel.encode()
-    points = {"console_scripts": project["scripts"], **project["entry-points"]}
+    points = {"console_scripts": told["scripts"], **told["entry-points"]}
     sections = (
         f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in named.items())
         for group, named in points.items()
@@ -105,26 +121,26 @@ def _contents(manifests: dict[Path, Manifest], info: str, version: str, abi: Abi
     yield f"{info}/entry_points.txt", "\n".join(sections).encode()
 
 
-def _metadata(project: dict[str, Any], version: str) -> str:
+def _metadata(told: dict[str, Any], version: str) -> str:
     """Core metadata, version 2.4, from what the project says of itself."""
-    extra = project["optional-dependencies"][_EXTRA]
+    extra = told["optional-dependencies"][_EXTRA]
     lines = [
         "Metadata-Version: 2.4",
-        f"Name: {project['name']}",
+        f"Name: {told['name']}",
         f"Version: {version}",
-        f"Summary: {project['description']}",
-        *(f"Author: {author['name']}" for author in project["authors"]),
-        f"License-Expression: {project['license']}",
-        *(f"License-File: {file}" for file in project["license-files"]),
-        f"Keywords: {','.join(project['keywords'])}",
-        *(f"Classifier: {classifier}" for classifier in project["classifiers"]),
-        f"Requires-Python: {project['requires-python']}",
-        *(f"Requires-Dist: {needed}" for needed in project["dependencies"]),
+        f"Summary: {told['description']}",
+        *(f"Author: {author['name']}" for author in told["authors"]),
+        f"License-Expression: {told['license']}",
+        *(f"License-File: {file}" for file in told["license-files"]),
+        f"Keywords: {','.join(told['keywords'])}",
+        *(f"Classifier: {classifier}" for classifier in told["classifiers"]),
+        f"Requires-Python: {told['requires-python']}",
+        *(f"Requires-Dist: {needed}" for needed in told["dependencies"]),
         f"Provides-Extra: {_EXTRA}",
         *(f"Requires-Dist: {needed}; extra == '{_EXTRA}'" for needed in extra),
         "Description-Content-Type: text/markdown",
     ]
-    return "\n".join(lines) + "\n\n" + own_file(project["readme"]).read_text(encoding="utf-8")
+    return "\n".join(lines) + "\n\n" + own_file(told["readme"]).read_text(encoding="utf-8")
 
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> str:

@@ -51,6 +51,14 @@ int32_t probe_record(char const* symbol, void const* args, gemmill_launch const*
   return probe_stride != 0 ? launch_with_descriptor(*static_cast<gemmill_scaled_mm_args const*>(args)) : probe_status;
 }
 
+// What a family's model says of a row of the table.
+PROBE_EXPORT double probe_nanoseconds(char const* family, int64_t row, gemmill::Call const* call, int64_t sm_count) {
+  return gemmill::Family::named(family)->model.nanoseconds(*gemmill::row_at(row), *call, sm_count);
+}
+PROBE_EXPORT bool probe_wastes(char const* family, int64_t row, gemmill::Call const* measured, gemmill::Call const* call) {
+  return gemmill::Family::named(family)->model.wastes(*gemmill::row_at(row), measured->sizes, call->sizes);
+}
+
 // Holds the lock of noted choices most of the time, until it is told to end.
 PROBE_EXPORT void probe_take_noted_until(int32_t const volatile* end) {
   while (*end == 0) gemmill_take_noted(nullptr, 0);

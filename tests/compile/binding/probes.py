@@ -19,11 +19,12 @@ from gemmill.build.sources import TORCH_TARGET, expand, flags_for, hand_written,
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit.render import render
 from gemmill.families import quant, scaled_mm
-from gemmill.family import Config
+from gemmill.family import Config, ProblemCall
 from gemmill.locations import kernels_dir
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain, write_manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
+from gemmill.runtime.packed import packed_call
 from gemmill.runtime.schemas import OPS
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.selections import select
@@ -94,6 +95,10 @@ class Probe:
         self.build.register(namespace, "CPU")
         self.ops = getattr(torch.ops, namespace)
 
+    def variants_of(self, family: str) -> list[KernelEntry]:
+        """Of the build, each once."""
+        return [entry for entry in self.build.manifest.entries if entry.family == family]
+
     def run(self, op: str, *tensors: torch.Tensor | None, status: int = 0) -> tuple[str, Arguments] | None:
         """Symbol and arguments of the launch that a call comes to, None if it comes to none."""
         self._int("probe_launches").value = 0
@@ -104,6 +109,20 @@ class Probe:
         symbol = (ctypes.c_char * 512).in_dll(self._library, "probe_symbol").value.decode()
         recorded = Arguments.in_dll(self._library, "probe_args")
         return symbol, Arguments.from_buffer_copy(recorded)
+
+    def nanoseconds(self, row: int, call: ProblemCall, sm_count: int) -> float:
+        """What the extension's model estimates for a call by a row of the table."""
+        model = self._library.probe_nanoseconds
+        model.restype = ctypes.c_double
+        packed = ctypes.byref(packed_call(call))
+        return model(call.family.encode(), ctypes.c_int64(row), packed, ctypes.c_int64(sm_count))
+
+    def wastes(self, row: int, measured: ProblemCall, call: ProblemCall) -> bool:
+        """Whether the extension takes a row, measured for one call, to be wasteful for another."""
+        model = self._library.probe_wastes
+        model.restype = ctypes.c_bool
+        packed = (ctypes.byref(packed_call(x)) for x in (measured, call))
+        return model(call.family.encode(), ctypes.c_int64(row), *packed)
 
     @contextmanager
     def taking_noted(self) -> Iterator[None]:
@@ -148,12 +167,15 @@ class Probe:
 
 
 def some_configs() -> tuple[Config, ...]:
-    """The smoke selection, and of the default one all GEMMs with scales in groups and quantisation kernels of bf16: so
-    every class of GEMMs has a variant, and every quantisation op one that takes all that it may be given."""
-    default = select("default").configs
+    """The smoke selection, and of the default one every launch of the same kernels, all GEMMs with scales in groups and
+    quantisation kernels of bf16: so every class of GEMMs has a variant, and every quantisation op one that takes all that it may
+    be given."""
+    smoke, default = (select(name).configs for name in ("smoke", "default"))
+    kernels = {config.compiled for config in smoke}
+    same_kernels = [config for config in default if config.compiled in kernels]
     grouped = [config for config in REGISTRY.configs_of(scaled_mm.NAME, default) if config.problem.group_size]
     of_bf16 = [config for config in REGISTRY.configs_of(quant.NAME, default) if config.in_dtype is DType.BF16]
-    return tuple(dict.fromkeys([*select("smoke").configs, *grouped, *of_bf16]))
+    return tuple(dict.fromkeys([*smoke, *same_kernels, *grouped, *of_bf16]))
 
 
 @pytest.fixture(scope="session")

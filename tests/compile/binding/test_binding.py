@@ -1,34 +1,24 @@
-"""The extension's own checks, choice and launch against Python's, on CPU tensors."""
+"""The extension's own checks and launches against Python's, on CPU tensors."""
 
 import mmap
-import os
 import random
-import signal
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-import toy_tuning
 from gemmill.doctor.elf import read_library
 from gemmill.doctor.extension import torch_libraries, undefined_in
 from gemmill.families import scaled_mm
-from gemmill.families.scaled_mm.ops import GEMM_OPS, SCALED_MM, SCALED_MM_AZP
+from gemmill.families.scaled_mm.ops import GEMM_OPS, SCALED_MM, VLLM_OPS
 from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.families.scaled_mm.scales import group_strides, groups_of_call
-from gemmill.family import ProblemCall, Row
-from gemmill.manifest import KernelEntry
-from gemmill.registry import REGISTRY
 from gemmill.runtime.checks import check
-from gemmill.runtime.chosen import chosen_in
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.ranges import Ranges
 from gemmill.runtime.schemas import BY_NAME, OPS, OpSchema
-from gemmill.runtime.select import Choice, Noted, Trust, select
-from gemmill.runtime.table import TunedRow, make_table
+from gemmill.runtime.select import Choice, select
 from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleLayout
 
 SMS = 132
@@ -41,216 +31,28 @@ _MAP_NORESERVE = 0x4000
 ALIGNED = (16, 16, 16)
 
 
-def call_of_sizes(problem: int, m: int, n: int, k: int, alignments: tuple[int, int, int] = ALIGNED) -> ProblemCall:
-    return ProblemCall(family=scaled_mm.NAME, problem=problem, sizes=(m, n, k), alignments=alignments)
-
-
-def some_calls(seed: int, count: int) -> list[ProblemCall]:
-    """Classes, shapes and alignments of all kinds, each of them often enough."""
-    rng = random.Random(seed)
-
-    def size() -> int:
-        return rng.choice((1, 16, 17, rng.randrange(1, 300), rng.choice((1024, 4096, 8192)), rng.randrange(1, 30_000)))
-
-    def bytes_() -> int:
-        return rng.choice((16, 16, 16, 8, 4, 2, 1))
-
-    return [
-        call_of_sizes(
-            rng.choice((rng.randrange(32), 32 + rng.randrange(256))),
-            size(),
-            size(),
-            rng.choice((size(), size(), 0)),
-            (bytes_(), bytes_(), bytes_()),
-        )
-        for _ in range(count)
-    ]
-
-
-def gemm_rows(probe) -> tuple[Row, ...]:
-    """The table's rows of GEMMs, which come first."""
-    return probe.build.table.rows[: probe.build.table.families[scaled_mm.NAME].stop]
-
-
-def gemms(probe) -> list[KernelEntry]:
-    """Variants of GEMMs, each once."""
-    return [entry for entry in probe.build.manifest.entries if entry.family == scaled_mm.NAME]
-
-
-def some_tuned(probe, seed: int) -> tuple[TunedRow, ...]:
-    rng = random.Random(seed)
-    rows = gemm_rows(probe)
-    sizes = (1024, 4096, 8192)
-    found = [
-        TunedRow(
-            problem=rows[i].problem,
-            sizes=(rng.choice((1, 16, 64, 4096)), rng.choice(sizes), rng.choice(sizes)),
-            row=i,
-            exact=rng.choice((False, True, True)),
-        )
-        for i in rng.choices(range(len(rows)), k=600)
-    ]
-    return tuple(sorted(found, key=lambda t: (t.problem, *t.sizes[1:], t.sizes[0])))
-
-
-@pytest.mark.parametrize("tuned", [False, True], ids=["by the model", "by a table"])
-def test_choices_agree(tuned: bool, probe, with_table: Callable) -> None:
-    rows = some_tuned(probe, 1) if tuned else ()
-    with_table(tuned=rows)
-    calls = some_calls(2, ROUNDS)
-    for i, row in enumerate(rows):  # at a measured place, with operands that suit every variant
-        sizes = (calls[i].sizes[0], *row.sizes[1:])
-        calls[i] = replace(calls[i], problem=row.problem, sizes=sizes, alignments=ALIGNED)
-    seen = set()
-    for call in calls:
-        here = select(probe.build.table, call, SMS)
-        row, trust = probe.build.choose(call, SMS)
-        assert row == here.row, (call, here)
-        if row >= 0:
-            assert trust is here.trust, call
-        seen.add((row >= 0, here.trust))
-    assert seen >= (
-        {(True, Trust.EXACT), (True, Trust.NEAREST)} if tuned else {(True, Trust.MODEL), (False, Trust.MODEL)}
-    )
-
-
-def test_choices_agree_among_families_of_other_sizes(probe, with_table: Callable, monkeypatch) -> None:
-    """Two families in one table, whose classes have the same numbers: neither gets a row of the other, nor its pin."""
-    for known in (REGISTRY.choices, REGISTRY.tunings):
-        monkeypatch.setitem(known, toy_tuning.TOY, toy_tuning.TOY_TUNING)
-    rng = random.Random(9)
-    known = gemms(probe)
-    toys = [toy_tuning.toy_entry(n, entry.symbol) for n, entry in zip((1, 3, 4, 8), known, strict=False)]
-    of_toys = [
-        toy_tuning.measured(str(rng.choice((1, 3, 4, 8))), length, heads, page)
-        for length in (1, 2, 60, 100, 400)
-        for heads in (7, 9)
-        for page in (16, 20)
-    ]
-    table = make_table([*known, *toys], [entry.symbol for entry in known], of_toys)
-    with_table(rows=table.rows, entries=table.entries, tuned=table.tuned)
-    seen = set()
-    for other in some_calls(10, ROUNDS // 4):
-        asked = toy_tuning.call(rng.randrange(1, 1100), rng.randrange(1, 10), rng.randrange(1, 22))
-        for call in (replace(asked, problem=rng.choice((5, 5, 5, 6))), replace(other, problem=5)):
-            here = select(table, call, SMS)
-            row, trust = probe.build.choose(call, SMS)
-            assert row == here.row and (row < 0 or trust is here.trust), (call, here)
-            seen.add((call.family, row >= 0 and trust))
-    assert seen >= {(toy_tuning.TOY, trust) for trust in (False, Trust.EXACT, Trust.NEAREST, Trust.MODEL)}
-    pinned = table.rows_of("sm90a_toy_3")[0]
-    before = probe.build.pin(pinned)
-    try:
-        assert probe.build.choose(toy_tuning.call(8, page=20), SMS) == (pinned, Trust.PINNED)
-        gemm = call_of_sizes(table.rows[0].problem, 64, 4096, 4096)
-        assert probe.build.choose(gemm, SMS)[1] is Trust.MODEL
-    finally:
-        probe.build.pin(before)
-
-
-def test_a_quarantined_variant_is_never_chosen_but_pinned(probe, with_table: Callable) -> None:
-    table = probe.build.table
-    call = call_of_sizes(table.rows[0].problem, 64, 4096, 4096)
-    row, _ = probe.build.choose(call, SMS)
-    name = table.entries[row].name
-    rows = tuple(replace(r, quarantined=e.name == name) for r, e in zip(table.rows, table.entries, strict=True))
-    with_table(rows=rows, quarantined={name: "it was wrong"})
-    now = probe.build.choose(call, SMS)[0]
-    assert now == select(probe.build.table, call, SMS).row and table.entries[now].name != name
-    before = probe.build.pin(row)
-    try:
-        assert probe.build.choose(call, SMS) == (row, Trust.PINNED)
-    finally:
-        probe.build.pin(before)
-
-
-def test_choices_agree_where_a_variant_is_pinned(probe) -> None:
-    names = [entry.name for entry in gemms(probe)]
-    taken = 0
-    for i, call in enumerate(some_calls(3, ROUNDS)):
-        name = names[i % len(names)]
-        row_of_name = probe.build.table.rows_of(name)[0]
-        if i % 2:  # of a class that the variant computes
-            call = replace(call, problem=probe.build.table.rows[row_of_name].problem)
-        before = probe.build.pin(row_of_name)
-        try:
-            row, trust = probe.build.choose(call, SMS)
-        finally:
-            assert probe.build.pin(before) == row_of_name
-        here = select(probe.build.table, call, SMS, pinned=name)
-        assert (row, trust) == (here.row, Trust.PINNED), (call, name)
-        taken += row >= 0
-    assert taken > 50
-
-
-def test_no_variant_takes_more_ctas_than_kernels_count(probe) -> None:
-    taken = set()
-    for entry in gemms(probe)[::4]:
-        first = probe.build.table.rows_of(entry.name)[0]
-        before = probe.build.pin(first)
-        try:
-            for m, n in product((2**22, 2**23), repeat=2):
-                call = call_of_sizes(probe.build.table.rows[first].problem, m, n, 256)
-                row, _ = probe.build.choose(call, SMS)
-                assert row == select(probe.build.table, call, SMS, pinned=entry.name).row, call
-                taken.add(row >= 0)
-        finally:
-            probe.build.pin(before)
-    assert taken == {True, False}
-
-
-def test_remembered_choice_is_that_of_the_very_call(probe) -> None:
-    """A choice is remembered by all that it depends on: one number changed, it is Python's choice again."""
-    table, changed = probe.build.table, set()
-    rng = random.Random(7)
-    for row in rng.choices(gemm_rows(probe), k=100):
-        call = call_of_sizes(row.problem, 64, 4096, 4096)
-        here = select(table, call, SMS).row
-        others = [replace(call, alignments=tuple(1 if i == j else 16 for j in range(3))) for i in range(3)]
-        others += [replace(call, sizes=sizes) for sizes in ((5, 4096, 4096), (64, 65_536, 4096), (64, 4096, 0))]
-        others.append(replace(call, problem=rng.choice(gemm_rows(probe)).problem))
-        for other in others:
-            assert probe.build.choose(call, SMS)[0] == here
-            there = select(table, other, SMS).row
-            assert probe.build.choose(other, SMS)[0] == there, (call, other)
-            if there != here:
-                changed |= {i for i, (x, y) in enumerate(zip(numbers(call), numbers(other), strict=True)) if x != y}
-        for sms in (1, SMS, 16):
-            there = select(table, call, sms).row
-            assert probe.build.choose(call, sms)[0] == there, sms
-            changed |= {"sms"} if there != here else set()
-    assert changed == {*range(7), "sms"}, "a number on which no choice depended was not tried"
-
-
-def numbers(call: ProblemCall) -> tuple[int, ...]:
-    return (call.problem, *call.sizes, *call.alignments)
-
-
-def test_a_new_table_takes_effect(probe, with_table: Callable) -> None:
-    """Choices are remembered in C++: not beyond the table that they came from."""
-    call = next(c for c in some_calls(4, ROUNDS) if probe.build.choose(c, SMS)[0] >= 0)
-    first, _ = probe.build.choose(call, SMS)
-    rows = list(probe.build.table.rows)
-    rows[first] = replace(rows[first], least=(0, 0, call.sizes[2] + 1))
-    with_table(rows=tuple(rows))
-    assert probe.build.choose(call, SMS)[0] != first
-
-
 class Mill:
     """Calls at random: right ones with at most two things wrong."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, op: OpSchema | None = None) -> None:
         self.rng = random.Random(seed)
+        self.of_vllm = op in VLLM_OPS
 
     def matrix(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
         """Row-major, rows apart or not, beginning anywhere."""
-        offset, pad = self.rng.choice((0, 0, 1, 8)), self.rng.choice((0, 0, 1, 4, 16))
+        apart = not self.of_vllm or self.rng.random() < 0.1  # vLLM's ops take none whose rows are
+        offset, pad = self.rng.choice((0, 0, 1, 8)), self.rng.choice((0, 0, 1, 4, 16)) if apart else 0
         stride = max(columns, 1) + pad
         storage = torch.zeros(rows * stride + offset + 1, dtype=torch.float32).to(dtype)
         return storage.as_strided((rows, columns), (stride, 1), offset)
 
     def vector(self, length: int, dtype: torch.dtype, shapes: tuple) -> torch.Tensor:
         return torch.ones(max(length, 1), dtype=dtype)[:length].reshape(self.rng.choice(shapes))
+
+    def scales(self, length: int, matrix: tuple[int, int]) -> torch.Tensor:
+        """Of each row or column, as vLLM's ops take them along the other dimension too."""
+        turned = (matrix[::-1],) if self.of_vllm else ()
+        return self.vector(length, torch.float32, (matrix, (length,), *turned))
 
     def group_scales(self, m: int, n: int, k: int) -> dict[str, torch.Tensor]:
         """Of some kind, each K-major or not, its rows apart or not, beginning anywhere."""
@@ -265,19 +67,20 @@ class Mill:
     def call(self, op: OpSchema) -> dict[str, torch.Tensor | None]:
         rng = self.rng
         m, n, k = (rng.choice((0, 1, 1, 2, 16, 33, 130)) for _ in range(3))
-        dtype = torch.int8 if op is SCALED_MM_AZP else rng.choice((torch.int8, torch.float8_e4m3fn, *PLAIN))
+        has_azp = "azp_adj" in op.arguments
+        dtype = torch.int8 if has_azp else rng.choice((torch.int8, torch.float8_e4m3fn, *PLAIN))
         out_dtype = dtype if dtype in PLAIN else rng.choice(PLAIN)
         everything = {
             "out": self.matrix(m, n, out_dtype),
             "a": self.matrix(m, k, dtype),
             "b": self.matrix(n, k, dtype).t(),
-            "a_scales": rng.choice((torch.ones(()), torch.ones(1, 1), self.vector(m, torch.float32, ((m, 1), (m,))))),
-            "b_scales": rng.choice((torch.ones(1), self.vector(n, torch.float32, ((1, n), (n,))))),
+            "a_scales": rng.choice((torch.ones(()), torch.ones(1, 1), self.scales(m, (m, 1)))),
+            "b_scales": rng.choice((torch.ones(1), self.scales(n, (1, n)))),
             "azp_adj": self.vector(n, torch.int32, ((n,), (1, n))),
             "azp": rng.choice((None, self.vector(m, torch.int32, ((m,), (m, 1))))),
             "bias": rng.choice((None, self.vector(n, out_dtype, ((n,), (1, n))))),
         }
-        if op is SCALED_MM and rng.random() < (0.1 if dtype in PLAIN else 0.4):
+        if not has_azp and rng.random() < (0.1 if dtype in PLAIN else 0.4):
             everything |= self.group_scales(m, n, k)
         call = {name: everything[name] for name in op.arguments}
         if rng.random() < 0.5:
@@ -335,10 +138,10 @@ class Mill:
         return storage[start : start + bytes_].view(tensor.dtype).view(tensor.shape)
 
 
-@pytest.mark.parametrize("op", GEMM_OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", (*GEMM_OPS, *VLLM_OPS), ids=lambda op: op.name)
 def test_refusals_agree(op: OpSchema, probe) -> None:
     """C++ refuses what Python refuses, with Python's sentence, and nothing else."""
-    mill, refused = Mill(5), 0
+    mill, refused = Mill(5, op), 0
     sentences = set()
     for _ in range(ROUNDS):
         tensors = list(mill.call(op).values())
@@ -360,10 +163,10 @@ def test_refusals_agree(op: OpSchema, probe) -> None:
     assert len(sentences) > 20, "too few different faults were tried"
 
 
-@pytest.mark.parametrize("op", GEMM_OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", (*GEMM_OPS, *VLLM_OPS), ids=lambda op: op.name)
 def test_launches(op: OpSchema, probe) -> None:
     """What a kernel is given is what the call said, and the variant is the one that Python chooses."""
-    mill, launched, grouped = Mill(6), set(), 0
+    mill, launched, grouped = Mill(6, op), set(), 0
     for _ in range(ROUNDS // 4):
         call = mill.call(op)
         facts = of_arguments(op, list(call.values()))
@@ -404,7 +207,7 @@ def test_launches(op: OpSchema, probe) -> None:
         assert (probe.how.programmatic_launch, probe.how.constant_weights) == (1, 0)
         launched.add(symbol)
     assert len(launched) >= 2
-    assert (grouped > 5) == (op is SCALED_MM)
+    assert (grouped > 5) == ("azp_adj" not in op.arguments)
 
 
 @pytest.mark.parametrize(("stride", "alignment"), [(2**40 - 16, 16), (2**40, 1)])
@@ -418,6 +221,19 @@ def test_rows_too_far_apart_for_a_descriptor(stride: int, alignment: int, probe)
     assert launch is not None
     entry = select(probe.build.table, problem, 1).entry
     assert launch[0] == entry.symbol and entry.config.schedule.alignment_a == alignment
+
+
+def test_scales_whose_columns_overlap_are_not_for_tma(probe) -> None:
+    entry = next(e for e in probe.variants_of(scaled_mm.NAME) if e.predicate.scale_layout is ScaleLayout.MN_MAJOR)
+    call = call_of(entry, 32, 128, 512)
+    before = probe.build.pin(probe.build.table.rows_of(entry.name)[0])
+    try:
+        for stride, is_taken in ((32, True), (16, False)):
+            call["a_scales"] = torch.ones(128).as_strided((32, 4), (1, stride))
+            found = outcome(probe, entry.predicate.ops[0], call)
+            assert isinstance(found, dict) if is_taken else f"{entry.name} cannot take the call" in found
+    finally:
+        probe.build.pin(before)
 
 
 def call_of(entry, m: int, n: int, k: int) -> dict[str, torch.Tensor | None]:
@@ -449,7 +265,7 @@ def test_strides_that_are_never_used_reach_no_kernel(k: int, probe) -> None:
     their strides, and is what TMA takes."""
     mill, taken, before = Mill(8), set(), probe.build.pin(-1)
     try:
-        for entry in gemms(probe):
+        for entry in probe.variants_of(scaled_mm.NAME):
             probe.build.pin(probe.build.table.rows_of(entry.name)[0])
             for m, n in ((1, 1), (1, 264), (5, 1), (5, 264), (1, 8), (64, 16384)):
                 call = call_of(entry, m, n, k)
@@ -473,9 +289,9 @@ def test_strides_that_are_never_used_reach_no_kernel(k: int, probe) -> None:
                     assert all(stride > 0 and stride % 16 == 0 for stride in strides), (entry.name, m, n, strides)
     finally:
         probe.build.pin(before)
-    of_vectors = [e for e in gemms(probe) if e.predicate.b_scale is ScaleGranularity.GROUP]
+    of_vectors = [e for e in probe.variants_of(scaled_mm.NAME) if e.predicate.b_scale is ScaleGranularity.GROUP]
     all_but = {e.name for e in of_vectors if k <= e.predicate.group_size}  # dense, these are scales per channel
-    assert taken == {e.name for e in gemms(probe)} - all_but
+    assert taken == {e.name for e in probe.variants_of(scaled_mm.NAME)} - all_but
 
 
 def outcome(probe, op: str, call: dict[str, torch.Tensor | None]) -> dict[str, int] | str:
@@ -512,7 +328,7 @@ def test_constant_weights_are_promised_to_kernels(probe) -> None:
 
 
 def test_pinned_variant_that_does_not_take_a_call(probe) -> None:
-    entry = next(e for e in gemms(probe) if e.config.problem.a_dtype == "e4m3")
+    entry = next(e for e in probe.variants_of(scaled_mm.NAME) if e.config.problem.a_dtype == "e4m3")
     before = probe.build.pin(probe.build.table.rows_of(entry.name)[0])
     try:
         with pytest.raises(RuntimeError) as caught:
@@ -536,9 +352,8 @@ def test_call_that_no_variant_takes(probe, with_table: Callable) -> None:
     head, *trace = str(caught.value).splitlines()
     shape = "M, N, K = 16, 32, 64 with alignments of a, b, out = 1, 16, 16 bytes"
     assert head.startswith(f"cutlass_scaled_mm: no variant of build aaaaaaaaaaaa takes {shape}; `gemmill build ")
-    assert (
-        "  2 variants: it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1" in trace
-    )
+    needs = " variants: it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1"
+    assert any(line.endswith(needs) for line in trace)
 
 
 def test_symbols_that_the_extension_asks_for_exist(home_of_probes) -> None:
@@ -547,40 +362,6 @@ def test_symbols_that_the_extension_asks_for_exist(home_of_probes) -> None:
         assert undefined_in(library, torch_libraries(), library.required) == set()
         of_torch = {name for name in library.required if "torch" in name}
         assert of_torch and all(name.startswith(("aoti_torch_", "torch_")) for name in of_torch)
-
-
-def test_choices_are_noted_once_and_counted(probe, with_table: Callable) -> None:
-    table = probe.build.table
-    row = next(i for i, entry in enumerate(table.entries) if entry.config.schedule.alignment_a > 1)
-    with_table(tuned=(TunedRow(problem=table.rows[row].problem, sizes=(16, 4096, 4096), row=row, exact=True),))
-    here = call_of_sizes(table.rows[row].problem, 16, 4096, 4096)
-    calls = [here, replace(here, sizes=(16, 4000, 4096)), replace(here, sizes=(17, 4096, 4096))]
-    trusts, measured = [Trust.EXACT, Trust.NEAREST, Trust.MODEL], table.entries[row].name
-    probe.build.note_choices(64)
-    try:
-        names = [table.entries[probe.build.choose(call, SMS)[0]].name for call in calls * 2]
-        assert names[:2] == [measured] * 2
-        noted = [
-            Noted(call=call, variant=name, trust=trust) for call, name, trust in zip(calls, names, trusts, strict=False)
-        ]
-        assert probe.build.take_noted(64) == noted[1:]
-        assert probe.build.take_noted(64) == []
-        probe.build.note_choices(1)
-        for n in (16, 32, 64):
-            probe.build.choose(replace(here, sizes=(16, n, 4096)), SMS)
-        assert len(probe.build.take_noted(64)) == 1, "no more than were asked for"
-        probe.build.note_choices(64, Trust.EXACT)
-        probe.build.choose(replace(here, sizes=(15, 4096, 4096)), SMS)
-        assert [choice.trust for choice in probe.build.take_noted(64)] == [Trust.EXACT]
-    finally:
-        probe.build.note_choices(0)
-    probe.build.choose(replace(here, sizes=(16, 48, 4096)), SMS)
-    assert probe.build.take_noted(64) == []
-    counted = [
-        chosen for chosen in chosen_in([probe.build]) if chosen.variant == measured and chosen.trust is not Trust.MODEL
-    ]
-    assert [(chosen.trust, chosen.times) for chosen in counted] == [(Trust.EXACT, 2), (Trust.NEAREST, 1)]
-    assert sum(chosen.times for chosen in chosen_in([probe.build])) == 8, "remembered choices are not counted"
 
 
 def test_ranges_say_op_sizes_and_variant(probe) -> None:
@@ -611,27 +392,3 @@ def test_ranges_say_op_sizes_and_variant(probe) -> None:
     assert len(pushed) == 4
     for registration in registrations:
         probe.build.unregister(registration)
-
-
-def test_a_fork_while_choices_are_taken_does_not_hang_the_child(probe, with_table: Callable) -> None:
-    """The child notes and takes its own: whoever held the lock when it was forked is not in it."""
-    with_table(tuned=())
-    here = call_of_sizes(probe.build.table.rows[0].problem, 16, 4096, 4096)
-    probe.build.note_choices(64)
-    try:
-        with probe.taking_noted():
-            for i in range(30):
-                assert _code_of_child(probe, replace(here, sizes=(17 + i, 4096, 4096))) == 0, (
-                    "one that hangs is killed by its alarm"
-                )
-    finally:
-        probe.build.note_choices(0)
-
-
-def _code_of_child(probe, call: ProblemCall) -> int:
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(10)
-        probe.build.choose(call, SMS)
-        os._exit(len(probe.build.take_noted(64)) != 1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

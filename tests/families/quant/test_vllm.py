@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gemmill.families.quant.ops import QUANT_OPS
+from gemmill.families.quant.reference import VllmSum, rms_normed
 from gemmill.family import VLLM_PREFIX
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Arch
@@ -411,6 +412,25 @@ def test_rms_norm_of_a_sum_by_a_given_scale(dtype: str, hidden: int, padding: in
         normed = rounded(total * np.array(inverse)[:, None] * numbers(weight), x.dtype)
         agree(codes[:4], static_fp8(normed, given.numpy()))
         assert np.array_equal(numbers(residual)[:4], total)
+
+
+@pytest.mark.parametrize(("rows", "most"), [(255, 1024), (256, 256)])
+@pytest.mark.parametrize("hidden", [4608, 1030, 100])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_inverse_rms_by_a_given_scale(with_residual: bool, hidden: int, rows: int, most: int) -> None:
+    """To the last bit, of which codes of 8 bits show little."""
+    x = torch.randn((4, hidden), generator=torch.Generator().manual_seed(hidden)) * 3
+    how = VllmSum.by_given_scale(rows, hidden, stride=hidden, most_width=8, with_residual=with_residual)
+    normed, _ = rms_normed(x, torch.ones(hidden), 1e-5, vllm=how, rounds_once=True)
+    width = math.gcd(8, hidden)
+    threads = min(hidden if with_residual else hidden // width, most)
+    inverse = [
+        inverse_rms_in_pairs(row, threads, 1e-5)
+        if with_residual and width == 8
+        else inverse_rms(row, threads, 1 if with_residual else width, 1e-5)
+        for row in numbers(x)
+    ]
+    agree(normed, numbers(x) * np.array(inverse)[:, None])
 
 
 def test_rows_beyond_256_are_summed_by_fewer_threads() -> None:

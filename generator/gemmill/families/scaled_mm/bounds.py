@@ -46,9 +46,12 @@ def exact_scaled_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bi
     if (groups := groups_of(a, b, a_scales, b_scales)) is not None:
         return exact_group_scaled_mm(a, b, a_scales, b_scales, groups, bias)
     check_scales(a, b, a_scales, b_scales)
-    scales = a_scales.reshape(-1, 1).to(torch.float64) * b_scales.reshape(1, -1).to(torch.float64)
-    result = scales * (a.to(torch.float64) @ b.to(torch.float64))
+    result = _scales(a_scales, b_scales) * (a.to(torch.float64) @ b.to(torch.float64))
     return result if bias is None else result + bias.reshape(1, -1).to(torch.float64)
+
+
+def _scales(a_scales: Tensor, b_scales: Tensor) -> Tensor:
+    return a_scales.reshape(-1, 1).to(torch.float64) * b_scales.reshape(1, -1).to(torch.float64)
 
 
 def accumulation_error(a: Tensor, b: Tensor, accumulation: Accumulation) -> Tensor:
@@ -78,13 +81,13 @@ def tolerance(
         return _group_tolerance(a, b, a_scales, b_scales, groups, out_dtype, bias)
     if sum_error is None:
         sum_error = accumulation_error(a, b, accumulation)
-    scales = (a_scales.reshape(-1, 1).to(torch.float64) * b_scales.reshape(1, -1).to(torch.float64)).abs()
-    exact = exact_scaled_mm(a, b, a_scales, b_scales)
-    largest = exact.abs() + scales * sum_error
+    scales = _scales(a_scales, b_scales).abs()
+    result = exact_scaled_mm(a, b, a_scales, b_scales)
+    largest = result.abs() + scales * sum_error
     if bias is not None:
-        largest = largest + bias.reshape(1, -1).to(torch.float64).abs()
+        added = bias.reshape(1, -1).to(torch.float64)
+        largest, result = largest + added.abs(), result + added
     error = scales * sum_error + EPILOGUE_ROUNDINGS * FLOAT32_UNIT * largest
-    result = exact if bias is None else exact + bias.reshape(1, -1).to(torch.float64)
     return error + half_unit_in_last_place(result.abs() + error, out_dtype)
 
 

@@ -5,7 +5,7 @@ from enum import IntEnum
 from functools import cache
 
 from gemmill.families.scaled_mm.accepts import Predicate
-from gemmill.vocab import SCALE_GROUPS, DType, ScaleGranularity, ScaleGroups, ScaleLayout
+from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups, ScaleLayout
 
 
 class Need(IntEnum):
@@ -93,6 +93,5 @@ def _describe_scales(scales: int) -> str:
     if scales == 0:
         return ""
     groups = SCALE_GROUPS[(scales - 1) // 2]
-    of_b = f"{groups.size} x {groups.size}" if groups.b_scale is ScaleGranularity.BLOCK else f"1 x {groups.size}"
     layout = "by their strides" if (scales - 1) % 2 else "M-major at multiples of 16 bytes"
-    return f"scales of 1 x {groups.size} and {of_b}, a's {layout}, and "
+    return f"scales of 1 x {groups.size} and {groups.of_b}, a's {layout}, and "

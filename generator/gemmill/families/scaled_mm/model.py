@@ -105,13 +105,6 @@ class Terms(NamedTuple):
     """Their steps, of all CTAs."""
     per_sm: Any
     """CTAs on an SM."""
-    instructions: Any
-    """Of the tensor core, in a step."""
-    columns: Any
-    tile_k: Any
-    tile_elements: Any
-    written: Any
-    """Bytes that loads write to shared memory in a step."""
     traffic: Any
     """Bytes that a CTA reads in a step."""
     filled: Any
@@ -123,11 +116,7 @@ class Terms(NamedTuple):
     """Bytes read from memory."""
     fetchers: Any
     """SMs that read them."""
-    stages: Any
-    overlaps: Any
-    promotes: Any
-    divides_k: Any
-    cost_permille: Any
+    variant: Facts
 
 
 class Arithmetic(NamedTuple):
@@ -164,42 +153,38 @@ def terms_of(of: Row, call: ProblemCall, sm_count: int) -> Terms:
         steps=float(waves * steps),
         ctas=float(tiles * steps),
         per_sm=per_sm,
-        instructions=float(row.tile_m * row.tile_n // row.columns) / 64.0 * (row.tile_k / 32.0),
-        columns=float(row.columns),
-        tile_k=row.tile_k,
-        tile_elements=row.tile_m * row.tile_n,
-        written=(row.tile_m + row.tile_n) * row.tile_k,
         traffic=(rows / row.sharers_a + float(row.tile_n) / row.sharers_b) * row.tile_k,
         filled=(row.tile_m - rows) * row.tile_k,
         straddles=k % 128 != 0,
         parts=k % 32 != 0,
         memory=float(bytes_read(row, m, n, k, sm_count * per_sm // splits)),
         fetchers=float(min(_ceil_div(tiles, per_sm), sm_count)),
-        stages=float(row.stages),
-        overlaps=row.overlaps,
-        promotes=row.promotes,
-        divides_k=row.divides_k,
-        cost_permille=row.cost_permille,
+        variant=row,
     )
 
 
 def time_ns(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Any:
     """The model's nanoseconds."""
+    v = t.variant
+    tile_elements = v.tile_m * v.tile_n
+    # In a step: the tensor core's instructions, and the bytes that loads write to shared memory.
+    instructions = tile_elements // v.columns / 64.0 * (v.tile_k / 32.0)
+    written = (v.tile_m + v.tile_n) * v.tile_k
     multiply = do.larger(
-        t.instructions * (64.0 * t.columns * 32.0) / c.products,
-        (t.instructions * (2048.0 + 32.0 * t.columns) + t.written) / c.shared_bytes,
+        instructions * (64.0 * v.columns * 32.0) / c.products,
+        (instructions * (2048.0 + 32.0 * v.columns) + written) / c.shared_bytes,
     )
-    multiply = do.pick(t.promotes, c.promoting * multiply + c.promotion * (t.tile_k / 128.0), multiply)
-    store = c.store_element * t.tile_elements * t.per_sm
-    body = t.steps * (multiply * t.per_sm) + store * do.pick(t.overlaps, 1.0 + (t.waves - 1.0) * c.stored_late, t.waves)
-    pipeline = t.steps * c.latency / t.stages
+    multiply = do.pick(v.promotes, c.promoting * multiply + c.promotion * (v.tile_k / 128.0), multiply)
+    store = c.store_element * tile_elements * t.per_sm
+    body = t.steps * (multiply * t.per_sm) + store * do.pick(v.overlaps, 1.0 + (t.waves - 1.0) * c.stored_late, t.waves)
+    pipeline = t.steps * c.latency / v.stages
     crossing = do.pick(t.straddles, c.straddling, 1.0) + do.pick(t.parts, c.parting, 0.0)
     l2 = t.ctas * (t.traffic * crossing + c.filling * t.filled) / c.l2_bytes
     fetched = t.memory / (t.fetchers * c.fetched_bytes)
     memory = t.memory / c.memory_bytes
     joined = do.root(do.root(_fourth(body) + _fourth(pipeline) + _fourth(l2) + _fourth(fetched) + _fourth(memory)))
-    slices = t.waves * do.pick(t.divides_k, c.meeting + c.meeting_element * t.tile_elements, 0.0)
-    return (c.begin + joined + slices) * (t.cost_permille / 1000.0)
+    slices = t.waves * do.pick(v.divides_k, c.meeting + c.meeting_element * tile_elements, 0.0)
+    return (c.begin + joined + slices) * (v.cost_permille / 1000.0)
 
 
 def _fourth(x: Any) -> Any:

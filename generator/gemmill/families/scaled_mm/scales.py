@@ -1,11 +1,9 @@
 """Which scales a call has, and whether it may. Mirrors kernels/scaled_mm/group_scales.cpp."""
 
-from gemmill.families.scaled_mm.accepts import INT32_MAX
+from gemmill.families.scaled_mm.accepts import INT32_MAX, TMA_BYTES
 from gemmill.family import Judged
 from gemmill.family.operand import Call, Operand
-from gemmill.vocab import SCALE_GROUPS, ScaleGranularity, ScaleGroups, scale_groups_of
-
-_TMA_BYTES = 16
+from gemmill.vocab import SCALE_GROUPS, ScaleGroups, scale_groups_of
 
 
 def fits_vector(scales: Operand, length: int, dim: int, *, either: bool = False) -> bool:
@@ -52,7 +50,7 @@ def lies_for_tma(a_scales: Operand) -> bool:
     if a_scales.shape[1] > 1 and along_k < a_scales.shape[0]:
         return False
     stride = along_k if a_scales.shape[1] > 1 else 0
-    return (a_scales.data | stride * a_scales.element_bytes) % _TMA_BYTES == 0
+    return (a_scales.data | stride * a_scales.element_bytes) % TMA_BYTES == 0
 
 
 def _given(call: Call, name: str) -> Operand:
@@ -91,7 +89,7 @@ def _fault_of_vector(name: str, scales: Operand, length: int, dim: int) -> str |
 def _fault_of_groups(a_scales: Operand, b_scales: Operand, m: int, n: int, k: int) -> str | None:
     if scale_groups_of(a_scales.shape, b_scales.shape, m, n, k) is None:
         kinds = [
-            f"1 x {groups.size} of a with {_b_part(groups)} of b ({list(groups.a_shape(m, k))} and {list(groups.b_shape(n, k))})"
+            f"1 x {groups.size} of a with {groups.of_b} of b ({list(groups.a_shape(m, k))} and {list(groups.b_shape(n, k))})"
             for groups in SCALE_GROUPS
         ]
         return (
@@ -103,7 +101,3 @@ def _fault_of_groups(a_scales: Operand, b_scales: Operand, m: int, n: int, k: in
         if 1 not in group_strides(scales):
             return f"{name} has strides {list(scales.strides)}: scales in groups must have stride 1 along one dimension"
     return None
-
-
-def _b_part(groups: ScaleGroups) -> str:
-    return f"{groups.size} x {groups.size}" if groups.b_scale is ScaleGranularity.BLOCK else f"1 x {groups.size}"

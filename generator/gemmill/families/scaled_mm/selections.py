@@ -5,9 +5,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from gemmill.families.scaled_mm.accepts import TMA_BYTES
 from gemmill.families.scaled_mm.candidates import sm90, sm90_cutedsl
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
-from gemmill.families.scaled_mm.rules.alignment import TMA_BYTES
 from gemmill.vocab import (
     SCALE_GROUPS,
     Accumulation,
@@ -28,10 +28,16 @@ PLAIN_DTYPES = tuple(dtype for dtype in RESULTS_OF if dtype.bits == 16)
 """Of operands that are no codes; results have the same."""
 
 
-def _problem(operand: DType, out: DType, epilogue: EpilogueKind) -> Problem:
+def _problem(operand: DType, out: DType, epilogue: EpilogueKind = EpilogueKind.SCALED_BIAS, **scales: Any) -> Problem:
+    accumulator = ACCUMULATOR_OF[operand]
     return Problem(
-        a_dtype=operand, b_dtype=operand, accumulator_dtype=ACCUMULATOR_OF[operand], out_dtype=out, epilogue=epilogue
+        a_dtype=operand, b_dtype=operand, accumulator_dtype=accumulator, out_dtype=out, epilogue=epilogue, **scales
     )
+
+
+def _group_problem(operand: DType, out: DType, groups: ScaleGroups, layout: ScaleLayout) -> Problem:
+    a_scale = ScaleGranularity.GROUP
+    return _problem(operand, out, a_scale=a_scale, b_scale=groups.b_scale, scale_layout=layout, group_size=groups.size)
 
 
 def _accumulation(problem: Problem) -> Accumulation:
@@ -43,33 +49,18 @@ def _accumulation(problem: Problem) -> Accumulation:
 def _config(
     problem: Problem, row: sm90.Row, arch: Arch = Arch.SM90A, launch: Launch | None = None, **schedule: Any
 ) -> KernelConfig:
+    """With rows for TMA and sums in the tensor core, unless `schedule` says otherwise."""
     tile, cluster, kernel_schedule = row
+    settings: dict[str, Any] = {
+        "tile_shape_mnk": tile,
+        "cluster_shape_mnk": cluster,
+        "kernel_schedule": kernel_schedule,
+        "accumulation": _accumulation(problem),
+        "alignment_a": TMA_BYTES * 8 // problem.a_dtype.bits,
+        "alignment_b": TMA_BYTES * 8 // problem.b_dtype.bits,
+    }
     return KernelConfig(
-        problem=problem,
-        schedule=Schedule(
-            tile_shape_mnk=tile,
-            cluster_shape_mnk=cluster,
-            kernel_schedule=kernel_schedule,
-            **(_for_operands(problem) | schedule),
-        ),
-        launch=launch or Launch(),
-        arch=arch,
-    )
-
-
-def _for_operands(problem: Problem) -> dict[str, Any]:
-    """What follows from the operands where nothing else is asked for: rows for TMA, sums in the tensor core."""
-    of_a, of_b = TMA_BYTES * 8 // problem.a_dtype.bits, TMA_BYTES * 8 // problem.b_dtype.bits
-    return {"accumulation": _accumulation(problem), "alignment_a": of_a, "alignment_b": of_b}
-
-
-def _group_problem(operand: DType, out: DType, groups: ScaleGroups, layout: ScaleLayout) -> Problem:
-    return replace(
-        _problem(operand, out, EpilogueKind.SCALED_BIAS),
-        a_scale=ScaleGranularity.GROUP,
-        b_scale=groups.b_scale,
-        scale_layout=layout,
-        group_size=groups.size,
+        problem=problem, schedule=Schedule(**(settings | schedule)), launch=launch or Launch(), arch=arch
     )
 
 
@@ -82,33 +73,16 @@ def _unaligned(problem: Problem) -> KernelConfig:
 def _split_k(
     problem: Problem, tile: tuple[int, int, int], schedule: KernelSchedule, stages: int, splits: int
 ) -> KernelConfig:
-    return _config(
-        problem,
-        (tile, (1, 1, 1), schedule),
-        swap_ab=True,
-        tile_scheduler=TileScheduler.SPLIT_K,
-        stages=stages,
-        launch=Launch(splits=splits),
-    )
-
-
-def _full_epilogue(operand: DType) -> tuple[EpilogueKind, ...]:
-    """The epilogues that between them serve every call: each reads an absent operand as zero."""
-    return (
-        (EpilogueKind.SCALED_BIAS,)
-        if operand.is_float
-        else (EpilogueKind.SCALED_BIAS, EpilogueKind.SCALED_AZP_PER_TOKEN)
-    )
+    row, scheduler = (tile, (1, 1, 1), schedule), TileScheduler.SPLIT_K
+    return _config(problem, row, swap_ab=True, tile_scheduler=scheduler, stages=stages, launch=Launch(splits=splits))
 
 
 def _problems(outs: Iterable[DType]) -> Iterator[Problem]:
-    for out, operand in product(outs, (DType.E4M3, DType.S8)):
-        for epilogue in _full_epilogue(operand):
-            yield _problem(operand, out, epilogue)
-
-
-def _plain_problem(dtype: DType) -> Problem:
-    return _problem(dtype, dtype, EpilogueKind.SCALED_BIAS)
+    """With the epilogues that between them serve every call: each reads an absent operand as zero."""
+    for out in outs:
+        yield _problem(DType.E4M3, out)
+        yield _problem(DType.S8, out)
+        yield _problem(DType.S8, out, EpilogueKind.SCALED_AZP_PER_TOKEN)
 
 
 def smoke(arch: Arch) -> Iterator[KernelConfig]:
@@ -116,7 +90,7 @@ def smoke(arch: Arch) -> Iterator[KernelConfig]:
     prefill = ((128, 128, 128), (2, 1, 1), KernelSchedule.PINGPONG)
     if arch is not Arch.SM90A:
         yield _config(
-            _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS),
+            _problem(DType.E4M3, DType.BF16),
             (prefill[0], (1, 1, 1), KernelSchedule.COOPERATIVE),
             arch,
         )
@@ -124,15 +98,15 @@ def smoke(arch: Arch) -> Iterator[KernelConfig]:
     for problem in _problems((DType.BF16,)):
         yield _config(problem, prefill)
         yield with_dsl(_config(problem, prefill))
-    decode = _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS)
+    decode = _problem(DType.E4M3, DType.BF16)
     for splits in (1, 4):
         yield _split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, splits)
     yield with_dsl(_split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, 4))
     for problem in _problems(OUT_DTYPES):
         yield _unaligned(problem)
-    yield with_dsl(_config(_plain_problem(DType.BF16), sm90_cutedsl.PLAIN.wide[0]))
+    yield with_dsl(_config(_problem(DType.BF16, DType.BF16), sm90_cutedsl.PLAIN.wide[0]))
     for dtype in PLAIN_DTYPES:
-        yield _unaligned(_plain_problem(dtype))
+        yield _unaligned(_problem(dtype, dtype))
     blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     yield with_dsl(_split_k(blocks, (64, 16, 256), KernelSchedule.BASIC, 4, 2))
     yield _unaligned(blocks)
@@ -149,8 +123,8 @@ def sweep(arch: Arch) -> Iterator[KernelConfig]:
             yield _config(problem, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
         yield _unaligned(problem)
         yield from _dsl_kernels(problem, sm90_cutedsl.WIDEST)
-    yield from _dsl_kernels(_plain_problem(DType.BF16), sm90_cutedsl.PLAIN)
-    yield _unaligned(_plain_problem(DType.BF16))
+    yield from _dsl_kernels(_problem(DType.BF16, DType.BF16), sm90_cutedsl.PLAIN_WIDEST)
+    yield _unaligned(_problem(DType.BF16, DType.BF16))
     blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDEST)
     yield _unaligned(blocks)
@@ -169,8 +143,8 @@ def default(arch: Arch) -> Iterator[KernelConfig]:
         yield from _dsl_kernels(problem, sm90_cutedsl.CORE if frequent else sm90_cutedsl.FEW)
         yield _unaligned(problem)
     for dtype in PLAIN_DTYPES:
-        yield from _dsl_kernels(_plain_problem(dtype), sm90_cutedsl.PLAIN)
-        yield _unaligned(_plain_problem(dtype))
+        yield from _dsl_kernels(_problem(dtype, dtype), sm90_cutedsl.PLAIN)
+        yield _unaligned(_problem(dtype, dtype))
     yield from _one_of_each_other_kind()
     for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
         problem = _group_problem(operand, out, groups, ScaleLayout.STRIDED)
@@ -198,7 +172,7 @@ def _dsl_kernels(problem: Problem, tables: sm90.Tables) -> Iterator[KernelConfig
 
 def _one_of_each_other_kind() -> Iterator[KernelConfig]:
     """Kinds that the full epilogues stand in for, and promoted sums: to be had, compared and tested, seldom chosen."""
-    fp8 = _problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED_BIAS)
+    fp8 = _problem(DType.E4M3, DType.BF16)
     cooperative = ((128, 128, 128), (1, 1, 1), KernelSchedule.COOPERATIVE)
     yield _config(_problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED), sm90.CORE.wide[0])
     yield with_promotion(_config(fp8, cooperative))

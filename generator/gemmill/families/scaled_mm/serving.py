@@ -6,7 +6,7 @@ from typing import Any
 
 from gemmill.families.scaled_mm import reference
 from gemmill.families.scaled_mm.problem import problem_of_call
-from gemmill.family import Judged, OpSchema, ProblemCall
+from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
@@ -21,10 +21,6 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
     yield given["out"], reference.scaled_mm(**operands, out_dtype=given["out"].dtype)
 
 
-def _asked(call: Judged) -> ProblemCall:
-    return problem_of_call(call.schema, call.call)
-
-
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     problem = problem_of_call(op, call)
     counts = Counter(rejected.reason for rejected in choice.trace)
@@ -36,4 +32,4 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     )
 
 
-SERVING = Serving(results=_results, asked=_asked, lacks=_lacks)
+SERVING = Serving(results=_results, asked=lambda call: problem_of_call(call.schema, call.call), lacks=_lacks)

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 
+import torch
+
+from gemmill.arithmetic import half_unit_in_last_place
 from gemmill.families.scaled_mm.accepts import Predicate
-from gemmill.families.scaled_mm.cases.calls import Call, Problem
+from gemmill.families.scaled_mm.cases.calls import Call, Problem, bound_of, expected_of
 from gemmill.families.scaled_mm.reference import groups_of
 from gemmill.families.scaled_mm.scales import lies_for_tma
 from gemmill.runtime.operands import of_tensor
-from gemmill.vocab import ScaleLayout
+from gemmill.vocab import Accumulation, ScaleLayout
 
 MUST, MAY, REFUSES = "must", "may", "refuses"
 
@@ -58,3 +61,14 @@ def of_variant(predicate: Predicate, problem: Problem) -> Problem:
         azp=azp,
         bias=bias,
     )
+
+
+def sum_error_fraction(call: Call, accumulation: Accumulation) -> float:
+    """Largest error beyond the rounding of the stored result, as a fraction of what the bound allows beyond it."""
+    _, exact = expected_of(call.problem, call.out.device)
+    if exact is None or not call.out.numel():
+        return 0.0
+    bound = bound_of(call.problem, accumulation, call.out.device)
+    rounding = half_unit_in_last_place(exact.abs(), call.out.dtype)
+    beyond = (call.out.to(torch.float64) - exact).abs() - rounding
+    return float((beyond / (bound - rounding)).max())

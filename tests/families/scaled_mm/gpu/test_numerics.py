@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 import torch
 
-from families.scaled_mm.gpu.problems import MAY, MUST, REFUSES, acceptance, of_variant
+from families.scaled_mm.gpu.problems import MAY, MUST, REFUSES, acceptance, of_variant, sum_error_fraction
 from families.scaled_mm.gpu.shapes import FIRST, takes_any_rows, with_groups
-from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call, sum_error_fraction
+from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
 from gemmill.families.scaled_mm.reference import scaled_mm
 
 MIXES = tuple(product(("one", "each"), ("one", "each"), (False, True)))

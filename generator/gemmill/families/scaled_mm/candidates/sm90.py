@@ -28,6 +28,20 @@ class Tables:
     split_k: tuple[SplitKRow, ...] = ()
     """Few, with K divided among the CTAs of a cluster"""
 
+    def at_half_depth(self) -> "Tables":
+        """The same bytes of operands of 16 bits."""
+
+        def halved(row: Row) -> Row:
+            (m, n, k), cluster, schedule = row
+            return (m, n, k // 2), cluster, schedule
+
+        return Tables(
+            wide=tuple(map(halved, self.wide)),
+            low=tuple(map(halved, self.low)),
+            narrow=tuple(map(halved, self.narrow)),
+            split_k=tuple(((m, n, k // 2), schedule, stages) for (m, n, k), schedule, stages in self.split_k),
+        )
+
 
 PREFILL: tuple[Row, ...] = (
     ((128, 128, 128), (1, 1, 1), PINGPONG),

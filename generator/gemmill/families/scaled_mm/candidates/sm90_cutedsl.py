@@ -95,6 +95,10 @@ WIDEST = Tables(
         *(((64, y, 128), (1, 1, 1), schedule) for y, schedule in product(range(64, 129, 16), (BASIC, PINGPONG))),
         *(((128, y, 128), (1, 1, 1), COOPERATIVE) for y in range(16, 129, 16)),
         *(((128, y, 128), (1, 2, 1), COOPERATIVE) for y in (64, 128)),
+        *(((64, y, 128), (1, 1, 1), schedule) for y, schedule in product(range(144, 257, 16), (BASIC, PINGPONG))),
+        *(((128, y, 128), (1, 1, 1), COOPERATIVE) for y in range(144, 257, 16)),
+        *(((128, y, 128), (1, 1, 1), PINGPONG) for y in range(144, 193, 16)),
+        *(((128, y, 128), (1, 2, 1), COOPERATIVE) for y in range(160, 257, 32)),
     ),
     split_k=(
         *CORE.split_k,
@@ -106,9 +110,11 @@ WIDEST = Tables(
         ((128, 32, 256), COOPERATIVE, 5),
         ((128, 64, 256), COOPERATIVE, 4),
         ((128, 64, 128), COOPERATIVE, 6),
+        *(((64, y, 128), BASIC, 4) for y in (96, *range(160, 257, 32))),
+        *(((128, y, 128), COOPERATIVE, 4) for y in range(160, 257, 32)),
     ),
 )
-"""What is worth timing."""
+"""What is worth timing. Tiles that hold 129 to 256 rows as columns have not been timed yet."""
 
 GROUP_CORE = Tables(
     wide=(
@@ -210,3 +216,6 @@ PLAIN = Tables(
 )
 """For operands of 16 bits: rows of the other tables at half their depth, which are as many bytes. They are no choice by
 measurement."""
+
+PLAIN_WIDEST = WIDEST.at_half_depth()
+"""What is worth timing of those."""

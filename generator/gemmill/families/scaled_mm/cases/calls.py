@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemmill.arithmetic import half_unit_in_last_place
 from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP
 from gemmill.families.scaled_mm.bounds import accumulation_error, exact_scaled_mm, tolerance
 from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.numerics.comparison import Comparison, Wanted
 from gemmill.numerics.exact import powers_of_two, small_integers
+from gemmill.numerics.memory import GUARD_BYTES, POISON, Memory, Slot
+from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Accumulation, DType, ScaleGranularity, ScaleGroups
 
-GUARD = 0x7FF1
-"""A NaN in bf16 and in f16, by its bits."""
 GUARD_ROWS = 2
+"""Before and after the result."""
 PADDING = 16
 """Elements by which padded rows are longer: rows of 8-bit and of 16-bit elements stay 16-byte aligned."""
 
@@ -69,10 +69,10 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A problem's tensors. `out` lies inside `surroundings`, all of which is poisoned."""
+    """A problem's tensors. `out` lies in a memory of its own, all of which is poisoned."""
 
     problem: Problem
-    surroundings: Tensor
+    memory: Memory
     out: Tensor
     a: Tensor
     b: Tensor
@@ -85,43 +85,39 @@ class Call:
     @property
     def arguments(self) -> tuple[Tensor | None, ...]:
         """In the order of the op's schema."""
-        if self.problem.azp == "none":
-            return (self.out, self.a, self.b, self.a_scales, self.b_scales, self.bias)
-        return (self.out, self.a, self.b, self.a_scales, self.b_scales, self.azp_adj, self.azp, self.bias)
+        return tuple(getattr(self, name) for name in BY_NAME[self.problem.op].arguments)
 
     def poison(self) -> None:
-        """Fill the result and what is around it with the guard."""
-        self.surroundings.view(torch.int16).fill_(GUARD)
+        """Fill the result and what is around it with NaN."""
+        self.memory.bytes.fill_(POISON)
 
     def untouched(self) -> bool:
         """Whether nothing at all was written."""
-        return bool((self.surroundings.view(torch.int16) == GUARD).all())
+        return bool((self.memory.bytes == POISON).all())
 
     def guards_hold(self) -> bool:
         """Whether nothing was written outside the result."""
-        bits = self.surroundings.view(torch.int16)
-        inside = torch.as_strided(bits, self.out.shape, self.out.stride(), self.out.storage_offset())
-        return bool((bits != GUARD).sum() == (inside != GUARD).sum())
+        return not self.memory.changed(torch.full_like(self.memory.bytes, POISON), written=True).any()
 
 
 def make_call(problem: Problem, device: torch.device) -> Call:
     """New tensors for a problem; the same problem has the same data."""
     p = problem
     generator = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.n * 1009 + p.k)
-    a_type, out_type = getattr(torch, p.a_dtype.torch_name), getattr(torch, p.out_dtype.torch_name)
+    out_type = getattr(torch, p.out_dtype.torch_name)
     a = _laid_out(make_data(p, p.m, p.k, generator), p.layout)
     b = _laid_out(make_data(p, p.n, p.k, generator), p.layout).t()
-    assert a.dtype is a_type and b.dtype is a_type
-    surroundings, out = _guarded_out(p, out_type, device)
+    slot = Slot.result(out_type, p.m, p.n, _padding(p.layout, p.n), shift=int(p.layout == "shifted"))
+    memory = Memory({"out": slot}, device, GUARD_BYTES + GUARD_ROWS * slot.row_stride * slot.dtype.itemsize)
     azp_adj, azp = make_zero_points(p, b, generator)
     bias = None
     if p.bias:
         bias = torch.randn(p.n, device=device, generator=generator).mul(8).round().to(out_type)
     a_scales, b_scales = make_scales(p, generator)
-    call = Call(
+    return Call(
         problem=p,
-        surroundings=surroundings,
-        out=out,
+        memory=memory,
+        out=memory.tensor("out"),
         a=a,
         b=b,
         a_scales=a_scales,
@@ -130,8 +126,6 @@ def make_call(problem: Problem, device: torch.device) -> Call:
         azp_adj=azp_adj,
         azp=azp,
     )
-    call.poison()
-    return call
 
 
 def make_zero_points(p: Problem, b: Tensor, generator: torch.Generator) -> tuple[Tensor | None, Tensor | None]:
@@ -197,8 +191,7 @@ def _scale_values(p: Problem, count: int, generator: torch.Generator) -> Tensor:
 def _laid_out(matrix: Tensor, layout: str) -> Tensor:
     """The same matrix, row-major, in memory as `layout` says."""
     rows, columns = matrix.shape
-    padding = {"tight": 0, "padded": -columns % PADDING + PADDING, "odd": 1 + columns % 2, "shifted": 0}[layout]
-    stride, offset = columns + padding, 1 if layout == "shifted" else 0
+    stride, offset = columns + _padding(layout, columns), 1 if layout == "shifted" else 0
     bits = torch.uint8 if matrix.element_size() == 1 else torch.int16  # not every torch can copy FP8 with strides
     memory = torch.zeros(offset + rows * stride, dtype=bits, device=matrix.device)
     view = torch.as_strided(memory, (rows, columns), (stride, 1), offset)
@@ -206,17 +199,13 @@ def _laid_out(matrix: Tensor, layout: str) -> Tensor:
     return view.view(matrix.dtype)
 
 
-def _guarded_out(p: Problem, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    padding = {"tight": 0, "padded": -p.n % PADDING + PADDING, "odd": 1 + p.n % 2, "shifted": 0}[p.layout]
-    stride = p.n + padding
-    # The first row of the result begins at a multiple of 16 elements, guards before and after it.
-    offset = -(-GUARD_ROWS * stride // PADDING) * PADDING + PADDING + (1 if p.layout == "shifted" else 0)
-    surroundings = torch.empty(offset + (p.m + GUARD_ROWS) * stride + PADDING, dtype=dtype, device=device)
-    return surroundings, torch.as_strided(surroundings, (p.m, p.n), (stride, 1), offset)
+def _padding(layout: str, columns: int) -> int:
+    return {"padded": -columns % PADDING + PADDING, "odd": 1 + columns % 2}.get(layout, 0)
 
 
 @functools.lru_cache(maxsize=4096)
-def _expected(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor | None]:
+def expected_of(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """The reference's result and, where a tolerance is measured from it, the exact one."""
     call = make_call(problem, device)
     rounded = scaled_mm(
         call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, call.bias, azp_adj=call.azp_adj, azp=call.azp
@@ -234,7 +223,8 @@ def _sum_error(problem: Problem, accumulation: Accumulation, device: torch.devic
 
 
 @functools.lru_cache(maxsize=4096)
-def _bound(problem: Problem, accumulation: Accumulation, device: torch.device) -> Tensor:
+def bound_of(problem: Problem, accumulation: Accumulation, device: torch.device) -> Tensor:
+    """How far from the exact result a right one may be."""
     call = make_call(problem, device)
     # The sum depends on shape and data alone: one bound serves all scales, biases and layouts.
     plain = Problem(m=problem.m, n=problem.n, k=problem.k, a_dtype=problem.a_dtype, data=problem.data)
@@ -244,18 +234,7 @@ def _bound(problem: Problem, accumulation: Accumulation, device: torch.device) -
 
 def compare(call: Call, accumulation: Accumulation) -> Comparison:
     """Hold call.out against what the problem must give."""
-    rounded, exact = _expected(call.problem, call.out.device)
+    rounded, exact = expected_of(call.problem, call.out.device)
     is_exact = exact is None or call.problem.data == "integers"
-    bound = None if is_exact else _bound(call.problem, accumulation, call.out.device)
+    bound = None if is_exact else bound_of(call.problem, accumulation, call.out.device)
     return Wanted(rounded=rounded, exact=exact, bound=bound).compare(call.out)
-
-
-def sum_error_fraction(call: Call, accumulation: Accumulation) -> float:
-    """Largest error beyond the rounding of the stored result, as a fraction of what the bound allows beyond it."""
-    _, exact = _expected(call.problem, call.out.device)
-    if exact is None or not call.out.numel():
-        return 0.0
-    bound = _bound(call.problem, accumulation, call.out.device)
-    rounding = half_unit_in_last_place(exact.abs(), call.out.dtype)
-    beyond = (call.out.to(torch.float64) - exact).abs() - rounding
-    return float((beyond / (bound - rounding)).max())

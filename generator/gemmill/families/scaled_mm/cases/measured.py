@@ -68,21 +68,8 @@ class GemmOperands:
 
     def slots(self, pad: int) -> dict[str, Slot]:
         """Where the result may lie."""
-        m, n = self.out.shape
-        strides = n + pad, 1
-        return {
-            "out": Slot(
-                dtype=self.out.dtype,
-                shape=(m, n),
-                strides=strides,
-                rows=m,
-                columns=n,
-                row_stride=strides[0],
-                column_stride=1,
-                values=None,
-                written=True,
-            )
-        }
+        rows, columns = self.out.shape
+        return {"out": Slot.result(self.out.dtype, rows, columns, pad)}
 
     def expected(self) -> "Sampled":
         """By the reference, of some rows."""

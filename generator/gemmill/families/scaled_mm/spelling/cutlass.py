@@ -58,6 +58,7 @@ def _values(config: KernelConfig) -> dict[str, Any]:
         return values | {"stages": s.stages, "promoted": s.accumulation is Accumulation.PROMOTED}
     # The kernel as compiled: with swap_ab, its A is the op's B.
     a_type, b_type = (p.b_dtype, p.a_dtype) if s.swap_ab else (p.a_dtype, p.b_dtype)
+    mainloop, epilogue, scheduler = _schedules(config)
     return values | {
         "a_type": a_type.cutlass_type,
         "b_type": b_type.cutlass_type,
@@ -67,36 +68,24 @@ def _values(config: KernelConfig) -> dict[str, Any]:
         "alignment_a": s.alignment_b if s.swap_ab else s.alignment_a,
         "alignment_b": s.alignment_a if s.swap_ab else s.alignment_b,
         "alignment_d": s.alignment_d,
-        "mainloop_schedule": "cutlass::gemm::" + _mainloop_schedule(config),
-        "epilogue_schedule": "cutlass::epilogue::" + _epilogue_schedule(config),
-        "scheduler_tag": _scheduler_tag(config),
+        "mainloop_schedule": f"cutlass::gemm::{mainloop}",
+        "epilogue_schedule": f"cutlass::epilogue::{epilogue}",
+        "scheduler_tag": scheduler,
         "scheduler_partial": f"scaled_mm/cutlass/_{s.tile_scheduler}.jinja",
         "stage_count": _stage_count(s.stages),
         "takes_workspace": s.tile_scheduler is TileScheduler.STREAM_K,
     }
 
 
-def _mainloop_schedule(config: KernelConfig) -> str:
+def _schedules(config: KernelConfig) -> tuple[str, str, str]:
+    """Of main loop and epilogue, and the scheduler's tag."""
+    schedule = config.schedule.kernel_schedule
     if config.arch is not Arch.SM90A:
-        return "collective::KernelScheduleAuto"
-    if config.problem.scale_groups is not None:
-        return _MAINLOOP_SM90[config.schedule.kernel_schedule] + "FP8Blockwise"
+        return "collective::KernelScheduleAuto", "collective::EpilogueScheduleAuto", "void"
     fast = config.schedule.accumulation is Accumulation.FAST and config.problem.a_dtype is DType.E4M3
-    return _MAINLOOP_SM90[config.schedule.kernel_schedule] + ("FP8FastAccum" if fast else "")
-
-
-def _epilogue_schedule(config: KernelConfig) -> str:
-    if config.arch is not Arch.SM90A:
-        return "collective::EpilogueScheduleAuto"
-    return _EPILOGUE_SM90[config.schedule.kernel_schedule]
-
-
-def _scheduler_tag(config: KernelConfig) -> str:
-    if config.arch is not Arch.SM90A:
-        return "void"
-    if config.schedule.kernel_schedule is KernelSchedule.BASIC:
-        return "void"
-    return _SCHEDULER[config.schedule.tile_scheduler]
+    sums = "FP8Blockwise" if config.problem.scale_groups else "FP8FastAccum" if fast else ""
+    tag = "void" if schedule is KernelSchedule.BASIC else _SCHEDULER[config.schedule.tile_scheduler]
+    return _MAINLOOP_SM90[schedule] + sums, _EPILOGUE_SM90[schedule], tag
 
 
 def _bool(value: bool) -> str:

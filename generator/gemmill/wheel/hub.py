@@ -1,0 +1,86 @@
+"""A folder as Hugging Face's `kernels` loads it: from a repository of the Hub, or from a disk with `get_local_kernel`.
+
+Its form is that of kernels 0.17 (https://huggingface.co/docs/kernels/kernel-requirements): a folder for each kind of machine,
+`torch-stable-abi<torch>-cu<CUDA>-<machine>-linux`, with a module and `metadata.json`. The module holds the same package as
+`gemmill wheel` writes.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gemmill.emit.render import render
+from gemmill.locations import own_file
+from gemmill.manifest import Manifest
+from gemmill.version import __version__
+from gemmill.vocab import Arch
+from gemmill.wheel.abi import Abi, WheelError
+from gemmill.wheel.package import Shipped, package_files, project, read_builds
+from gemmill.writing import beside
+
+OLDEST = (2, 28)
+"""The C library that the Hub's kernels may ask for."""
+
+
+def write_hub_folder(folders: Sequence[Path], out: Path) -> Shipped:
+    """Write the runtime and builds, one for each architecture, into a folder below `out`/build. It appears whole or not at all,
+    in place of an older one; folders for other machines stay.
+
+    Raises WheelError where the builds do not fit together, were made for several releases of torch or CUDA, or ask for more
+    than every machine has; ManifestError, OSError.
+    """
+    manifests, abi = read_builds(folders)
+    target = out / "build" / _variant(list(manifests.values()), abi)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary, old = beside(target), beside(target)
+    try:
+        for name, data in _contents(manifests):
+            path = temporary / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        if target.exists():
+            target.rename(old)
+        temporary.rename(target)
+    finally:
+        for folder in (temporary, old):
+            shutil.rmtree(folder, ignore_errors=True)
+    files = project()["license-files"]
+    (out / "README.md").write_text(render("export/hub_card.md.jinja", {"license": project()["license"].lower()}))
+    for name in files:
+        shutil.copyfile(own_file(name), out / name)
+    return Shipped(path=target, manifests=tuple(manifests.values()), abi=abi)
+
+
+def _variant(manifests: Sequence[Manifest], abi: Abi) -> str:
+    """The name of the folder: of the oldest torch and CUDA that can load it."""
+    of_torch = {manifest.torch_target for manifest in manifests}
+    of_cuda = {".".join(manifest.toolchain.nvcc.split(".")[:2]) for manifest in manifests}
+    for what, found in (("torch", of_torch), ("CUDA", of_cuda)):
+        if len(found) > 1:
+            raise WheelError(f"the builds are for {what} {' and '.join(sorted(found))}: build all with one")
+    torch, cuda = (found.pop().replace(".", "") for found in (of_torch, of_cuda))
+    return f"torch-stable-abi{torch}-cu{cuda}-{abi.machine}-linux"
+
+
+def _contents(manifests: dict[Path, Manifest]) -> Iterator[tuple[str, bytes]]:
+    yield from package_files(manifests)
+    told = [manifest.build_id for manifest in manifests.values()]
+    capabilities = sorted({_capability(manifest.arch) for manifest in manifests.values()})
+    metadata = {
+        "id": f"_gemmill_cuda_{hashlib.sha256(' '.join([__version__, *sorted(told)]).encode()).hexdigest()[:12]}",
+        "name": "gemmill",
+        "version": int(__version__.split(".")[0]),
+        "license": project()["license"],
+        "python-depends": [],
+        "backend": {"type": "cuda", "archs": capabilities},
+    }
+    yield "metadata.json", (json.dumps(metadata, indent=2) + "\n").encode()
+    yield "__init__.py", render("export/hub_init.py.jinja", {"version": __version__}).encode()
+
+
+def _capability(arch: str) -> str:
+    """As the Hub spells it: 9.0a for sm90a."""
+    major, minor = Arch(arch).capability
+    return f"{major}.{minor}a"

@@ -1,0 +1,10 @@
+"""Importing this puts the toy into the registry, before anything else of gemmill's is imported."""
+
+import sys
+from importlib import import_module
+
+PROGRAM, sys.argv[0] = sys.argv[0], "gemmill"  # as its own command does: then gemmill imports nothing beside
+registry = import_module("gemmill.registry")
+toy = import_module("toy.family").FAMILY
+registry.REGISTRY = type(registry.REGISTRY)((*registry.REGISTRY.families, toy))
+sys.argv[0] = PROGRAM

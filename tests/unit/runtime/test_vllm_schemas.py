@@ -1,0 +1,38 @@
+"""What vLLM's ops are called with: callers that bind arguments by name, or leave defaults out, find the same here."""
+
+import pytest
+import torch
+
+from gemmill.runtime.schemas import BY_NAME
+
+OF_VLLM = """\
+cutlass_scaled_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()
+cutlass_scaled_mm_azp(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor azp_adj, Tensor? azp, Tensor? bias) -> ()
+dynamic_per_token_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, Tensor? scale_ub) -> ()
+dynamic_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale) -> ()
+dynamic_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, Tensor(c!)? azp) -> ()
+fused_add_rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) residual, Tensor weight, Tensor scale, float epsilon) -> ()
+per_token_group_fp8_quant(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, float eps, float fp8_min, float fp8_max, bool scale_ue8m0, bool dummy_is_scale_transposed, bool dummy_is_tma_aligned) -> ()
+per_token_group_fp8_quant_packed(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s_packed, int group_size, float eps, float fp8_min, float fp8_max) -> ()
+per_token_group_quant_int8(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, float eps, float int8_min, float int8_max) -> ()
+rms_norm_dynamic_per_token_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, float epsilon, Tensor? scale_ub, Tensor(c!)? residual) -> ()
+rms_norm_per_block_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, float epsilon, Tensor? scale_ub, Tensor(c!)? residual, int group_size, bool is_scale_transposed) -> ()
+rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor scale, float epsilon) -> ()
+silu_and_mul_per_block_quant(Tensor(a!) out, Tensor input, Tensor(b!) scales, int group_size, Tensor? scale_ub=None, bool is_scale_transposed=False) -> ()
+silu_and_mul_quant(Tensor(a!) result, Tensor input, Tensor scale) -> ()
+static_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor scale, int[]? group_shape=None) -> ()
+static_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor scale, Tensor? azp) -> ()
+"""
+"""Registered by vLLM 0.33.0's `_C_stable_libtorch.abi3.so`, each as torch prints it."""
+SCHEMAS = {line.partition("(")[0]: line for line in OF_VLLM.splitlines()}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("prefix", ["", "vllm_"])
+def test_arguments_are_vllms(prefix: str, name: str) -> None:
+    ours = torch._C.parse_schema(BY_NAME[prefix + name].schema)
+    assert str(ours).removeprefix(prefix) == str(torch._C.parse_schema(SCHEMAS[name]))
+
+
+def test_each_of_vllms_ops_is_there() -> None:
+    assert {name.removeprefix("vllm_") for name in BY_NAME if name.startswith("vllm_")} == set(SCHEMAS)

@@ -1,0 +1,135 @@
+"""`gemmill export --hf`: a folder as Hugging Face's kernels load it."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gemmill.wheel import Abi, WheelError, package, write_hub_folder
+
+MACHINE = "torch-stable-abi211-cu135-x86_64-linux"
+LOADED = """
+import importlib.util, json, sys
+from pathlib import Path
+
+import torch
+
+folder = Path(sys.argv[1])
+name = json.loads((folder / "metadata.json").read_text())["id"]
+spec = importlib.util.spec_from_file_location(name, folder / "__init__.py")
+module = sys.modules[name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+codes, scales = module.per_token_group_fp8_quant(torch.ones(2, 256, dtype=torch.bfloat16), 128)
+print(module.__name__, module.__version__, codes.shape, scales.shape, sys.modules["gemmill"].__file__)
+"""
+"""What `kernels` does with a folder that fits the machine (importer.py of 0.17), and a call."""
+
+
+@pytest.fixture
+def fits(monkeypatch) -> None:
+    monkeypatch.setattr(package, "audit", lambda path: Abi(machine="x86_64", glibc=(2, 28)))
+
+
+@pytest.fixture
+def hub(gemmill, put_build, fits, tmp_path) -> Path:
+    put_build(build_id="hopper", torch_target="2.11")
+    put_build(build_id="blackwell", arch="sm100a", torch_target="2.11")
+    outcome = gemmill("export", "--hf", "--out", tmp_path / "hub")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"{tmp_path / 'hub' / 'build' / MACHINE} (")
+    assert outcome.out.endswith("): hopper for sm90a, blackwell for sm100a\n")
+    return tmp_path / "hub"
+
+
+def test_contents(hub, home) -> None:
+    folder = hub / "build" / MACHINE
+    assert sorted(path.name for path in folder.iterdir()) == ["__init__.py", "gemmill", "metadata.json"]
+    told = json.loads((folder / "metadata.json").read_text())
+    assert told.pop("id").startswith("_gemmill_cuda_")
+    assert told == {
+        "name": "gemmill",
+        "version": 0,
+        "license": "Apache-2.0",
+        "python-depends": [],
+        "backend": {"type": "cuda", "archs": ["10.0a", "9.0a"]},
+    }
+    for build in ("hopper", "blackwell"):
+        for file in (home / "builds" / build).iterdir():
+            assert (folder / "gemmill" / "_builds" / build / file.name).read_bytes() == file.read_bytes()
+    assert not (folder / "gemmill" / "build").exists(), "what makes builds stays at home"
+    assert {path.name for path in hub.iterdir()} == {"LICENSE", "NOTICE", "README.md", "THIRD_PARTY.md", "build"}
+    assert (hub / "README.md").read_text().startswith("---\nlicense: apache-2.0\ntags:\n- kernels\n---\n")
+
+
+def run(code: str, folder: Path, path: str = "") -> subprocess.CompletedProcess:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GEMMILL_")}
+    environment |= {"PYTHONPATH": path, "XDG_CACHE_HOME": str(folder / "none"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-P", "-c", code, str(folder / "build" / MACHINE)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
+
+
+def test_it_is_loaded(hub) -> None:
+    done = run(LOADED, hub)
+    name = json.loads((hub / "build" / MACHINE / "metadata.json").read_text())["id"]
+    assert (done.stdout, done.stderr) == (
+        f"{name} 0.1.0 torch.Size([2, 256]) torch.Size([2, 2]) {hub}/build/{MACHINE}/gemmill/__init__.py\n",
+        "",
+    )
+
+
+def test_a_process_has_one_gemmill(hub) -> None:
+    ours = Path(__file__).parents[2] / "generator"
+    done = run(f"import gemmill\n{LOADED}", hub, str(ours))
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: gemmill of {ours / 'gemmill'} is imported already, and its ops are registered: a process has one, leave "
+        "one of the two out"
+    )
+
+
+def test_a_folder_is_replaced_whole(hub, gemmill) -> None:
+    other = hub / "build" / "torch-stable-abi211-cu135-aarch64-linux"
+    other.mkdir()
+    (hub / "build" / MACHINE / "left.py").touch()
+    assert gemmill("export", "--hf", "--build", "hopper", "--out", hub).code == 0
+    assert sorted(path.name for path in (hub / "build").iterdir()) == [other.name, MACHINE]
+    assert not (hub / "build" / MACHINE / "left.py").exists()
+    assert [path.name for path in (hub / "build" / MACHINE / "gemmill" / "_builds").iterdir()] == ["hopper"]
+
+
+def test_a_newer_c_library_is_told(gemmill, put_build, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(package, "audit", lambda path: Abi(machine="x86_64", glibc=(2, 34)))
+    put_build()
+    assert gemmill("export", "--hf", "--out", tmp_path / "hub").err == (
+        "gemmill: it asks for glibc 2.34, and kernels of the Hub may ask for 2.28: build on a machine with 2.28 before you "
+        "publish it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("*", "--hf"), "--hf with NAME: it writes whole builds, leave NAME out"),
+        (("--hf", "-m", "16"), "--hf with -m: it writes whole builds, leave -m out"),
+        ((), "name a GEMM, or builds by --hf: `gemmill list` has the names"),
+    ],
+)
+def test_what_does_not_go_together(gemmill, arguments, sentence) -> None:
+    outcome = gemmill("export", *arguments)
+    assert (outcome.code, outcome.err) == (2, f"gemmill: {sentence}\n")
+
+
+def test_builds_of_one_torch(put_build, fits, home, tmp_path) -> None:
+    toolchain = put_build(build_id="one", torch_target="2.11").toolchain
+    put_build(build_id="two", arch="sm100a", torch_target="2.12")
+    put_build(build_id="three", arch="sm120a", torch_target="2.11", toolchain=replace(toolchain, nvcc="13.6.1"))
+    for other, sentence in (
+        ("two", "the builds are for torch 2.11 and 2.12: build all with one"),
+        ("three", "the builds are for CUDA 13.5 and 13.6: build all with one"),
+    ):
+        with pytest.raises(WheelError) as caught:
+            write_hub_folder([home / "builds" / name for name in ("one", other)], tmp_path / "hub")
+        assert str(caught.value) == sentence and not (tmp_path / "hub").exists()
