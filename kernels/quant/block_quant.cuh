@@ -92,50 +92,43 @@ __device__ __forceinline__ Run run_of(uint32_t (&words)[kRun / 2], uint32_t cons
   }
 }
 
-template <class Variant, class In, class Format, class Activation, int kUnroll, bool kAligned>
+// One run a thread: 64 warps of an SM ask for 64 KB, more than the way to memory holds.
+template <class Variant, class In, class Format, class Activation, bool kAligned>
 __global__ void __launch_bounds__(kBlockQuantThreads) block_quant_kernel(__grid_constant__ BlockQuantParams const p) {
   constexpr int kLanes = Format::kGroup / kRun, kWords = Format::kBits * kRun / 32;
   wait_for_predecessor();
   if (blockIdx.x >= p.ctas_of_runs) return pad_rows(p, (blockIdx.x - p.ctas_of_runs) * blockDim.x + threadIdx.x);
 
-  uint32_t const first = blockIdx.x * (blockDim.x * kUnroll) + threadIdx.x;
-  uint32_t rows[kUnroll], columns[kUnroll], words[kUnroll][kRun / 2], ups[Activation::kGated ? kUnroll : 1][kRun / 2];
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    uint32_t const index = min(first + u * blockDim.x, p.all_runs - 1);
-    rows[u] = p.runs_of_row(index);
-    columns[u] = (index - rows[u] * p.runs_of_row.divisor) * kRun;
-    In const* row = static_cast<In const*>(p.in) + rows[u] * p.in_stride;
-    load_run<kAligned>(row, columns[u], p.hidden, words[u]);
-    if constexpr (Activation::kGated) load_run<kAligned>(row + p.hidden, columns[u], p.hidden, ups[u]);
-  }
+  uint32_t const mine = blockIdx.x * blockDim.x + threadIdx.x, index = min(mine, p.all_runs - 1);
+  uint32_t const row = p.runs_of_row(index), column = (index - row * p.runs_of_row.divisor) * kRun;
+  In const* in = static_cast<In const*>(p.in) + row * p.in_stride;
+  uint32_t words[kRun / 2], ups[kRun / 2];
+  load_run<kAligned>(in, column, p.hidden, words);
+  if constexpr (Activation::kGated) load_run<kAligned>(in + p.hidden, column, p.hidden, ups);
   float const global_scale = Format::kHasGlobalScale ? *p.global_scale : 1.0f;
 
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    bool const inside = first + u * blockDim.x < p.all_runs;
-    Run const run = run_of<Format, Activation>(words[u], ups[Activation::kGated ? u : 0], In{});
-    auto const scale = Format::Scale::of(reduce_lanes<kLanes>(run.amax, Max{}), global_scale, p.rounds_up);
-    uint32_t codes[kWords];
-    Format::encode(run, scale, global_scale, codes);
-    store_run<kAligned>(p.out + rows[u] * p.out_stride + columns[u] / 8 * Format::kBits, codes, inside);
-    if (!inside || threadIdx.x % kLanes != 0) continue;
-    uint32_t const group = columns[u] / Format::kGroup;
-    if (p.tiles == 0) {
-      p.scales[rows[u] * p.scale_stride + group] = scale.byte;
-    } else {
-      p.scales[swizzled_offset(rows[u], group, p.tiles)] = scale.byte;
-      if (group + 1 == p.groups) pad_groups(p, rows[u]);
-    }
+  Run const run = run_of<Format, Activation>(words, ups, In{});
+  auto const scale = Format::Scale::of(reduce_lanes<kLanes>(run.amax, Max{}), global_scale, p.rounds_up);
+  uint32_t codes[kWords];
+  Format::encode(run, scale, global_scale, codes);
+  bool const inside = mine < p.all_runs;
+  store_run<kAligned>(p.out + row * p.out_stride + column / 8 * Format::kBits, codes, inside);
+  if (!inside || threadIdx.x % kLanes != 0) return;
+  uint32_t const group = column / Format::kGroup;
+  if (p.tiles == 0) {
+    p.scales[row * p.scale_stride + group] = scale.byte;
+  } else {
+    p.scales[swizzled_offset(row, group, p.tiles)] = scale.byte;
+    if (group + 1 == p.groups) pad_groups(p, row);
   }
 }
 
-template <class Variant, class In, class Format, class Activation, int kUnroll, bool kAligned>
+template <class Variant, class In, class Format, class Activation, bool kAligned>
 int32_t launch_block_quant(BlockQuantParams p, gemmill_launch const& how) {
-  int64_t const ctas = ceil_divide(p.all_runs, kBlockQuantThreads * kUnroll);
+  int64_t const ctas = ceil_divide(p.all_runs, kBlockQuantThreads);
   int64_t const padding = p.rows % kTileRows == 0 ? 0 : ceil_divide(int64_t{p.tiles} * 32, kBlockQuantThreads);
   p.ctas_of_runs = static_cast<uint32_t>(ctas);
-  return launch<&block_quant_kernel<Variant, In, Format, Activation, kUnroll, kAligned>>(p, ctas + padding, kBlockQuantThreads, how);
+  return launch<&block_quant_kernel<Variant, In, Format, Activation, kAligned>>(p, ctas + padding, kBlockQuantThreads, how);
 }
 
 template <class Variant, class In, class Format, class Activation>
@@ -162,9 +155,8 @@ int32_t block_quant(gemmill_quant_args const& x, gemmill_launch const& how) {
         FastDivision(static_cast<uint32_t>(runs_of_row)),
         x.rounds_up != 0,
     };
-    int32_t const error = !aligned ? launch_block_quant<Variant, In, Format, Activation, 1, false>(p, how)
-                          : is_large(2 * p.all_runs, how.sm_count) ? launch_block_quant<Variant, In, Format, Activation, 2, true>(p, how)
-                                                                   : launch_block_quant<Variant, In, Format, Activation, 1, true>(p, how);
+    int32_t const error = aligned ? launch_block_quant<Variant, In, Format, Activation, true>(p, how)
+                                  : launch_block_quant<Variant, In, Format, Activation, false>(p, how);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -309,9 +309,9 @@ def _block_scaled(op: str, format: Format, input: torch.Tensor, *given: object, 
 
 
 def scaled_nvfp4_quant(input: torch.Tensor, global_scale: torch.Tensor, is_sf_swizzled_layout: bool = True) -> Pair:
-    """nvfp4 of input [..., hidden] (bf16 or f16), hidden a multiple of 16: codes uint8 [..., hidden / 2], two a byte, and scales
-    float8_e4m3fn [rows to 128, hidden / 16 to 4], swizzled, padding zero; or [rows, hidden / 16]. global_scale, f32 [1], is
-    2688 / the largest absolute value, and divides when values are decoded."""
+    """nvfp4 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 16: uint8 [..., hidden / 2], two a byte. Scales are
+    float8_e4m3fn [rows up to 128, hidden / 16 up to 4], swizzled, padding zero; or [rows, hidden / 16]. global_scale, f32 [1],
+    is 2688 / the largest absolute value, and divides when values are decoded."""
     swizzled = is_sf_swizzled_layout
     return _block_scaled("scaled_nvfp4_quant", NVFP4, input, global_scale, gated=False, swizzled=swizzled)
 
@@ -325,9 +325,9 @@ def silu_and_mul_nvfp4_quant(
 
 
 def scaled_mxfp4_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
-    """mxfp4 of input [..., hidden] (bf16 or f16), hidden a multiple of 32: codes uint8 [..., hidden / 2], two a byte, and scales uint8, exponents,
-    [rows to 128, hidden / 32 to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding: "up", so that no code
-    saturates, or "ocp", as the specification has it."""
+    """mxfp4 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: uint8 [..., hidden / 2], two a byte. Scales are exponents, uint8
+    [rows up to 128, hidden / 32 up to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding is "up", so that no
+    code saturates, or "ocp", as the specification has it."""
     swizzled = is_sf_swizzled_layout
     return _block_scaled("scaled_mxfp4_quant", MXFP4, input, scale_rounding, gated=False, swizzled=swizzled)
 
@@ -341,9 +341,9 @@ def silu_and_mul_mxfp4_quant(
 
 
 def scaled_mxfp6_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
-    """mxfp6 of input [..., hidden] (bf16 or f16), hidden a multiple of 32: e3m2 codes uint8 [..., 3 hidden / 4], four in three bytes, and scales uint8, exponents,
-    [rows to 128, hidden / 32 to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding: "up", so that no code
-    saturates, or "ocp", as the specification has it."""
+    """mxfp6 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: e3m2 in uint8 [..., 3 hidden / 4], four in three bytes. Scales are exponents, uint8
+    [rows up to 128, hidden / 32 up to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding is "up", so that no
+    code saturates, or "ocp", as the specification has it."""
     swizzled = is_sf_swizzled_layout
     return _block_scaled("scaled_mxfp6_quant", MXFP6, input, scale_rounding, gated=False, swizzled=swizzled)
 
@@ -357,9 +357,9 @@ def silu_and_mul_mxfp6_quant(
 
 
 def scaled_mxfp8_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
-    """mxfp8 of input [..., hidden] (bf16 or f16), hidden a multiple of 32: codes float8_e4m3fn [..., hidden], and scales uint8, exponents,
-    [rows to 128, hidden / 32 to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding: "up", so that no code
-    saturates, or "ocp", as the specification has it."""
+    """mxfp8 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: float8_e4m3fn [..., hidden]. Scales are exponents, uint8
+    [rows up to 128, hidden / 32 up to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding is "up", so that no
+    code saturates, or "ocp", as the specification has it."""
     swizzled = is_sf_swizzled_layout
     return _block_scaled("scaled_mxfp8_quant", MXFP8, input, scale_rounding, gated=False, swizzled=swizzled)
 
