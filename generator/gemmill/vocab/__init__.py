@@ -1,9 +1,7 @@
 """The field's words as types. Standard library only; everything else imports from here."""
 
-from gemmill.vocab.arch import Arch, Backend
-from gemmill.vocab.compiler import Compiler
+from gemmill.vocab.arch import Arch, Backend, Compiler
 from gemmill.vocab.dtype import DType
-from gemmill.vocab.epilogue import EpilogueKind
 from gemmill.vocab.format import Format
 from gemmill.vocab.scale import (
     GROUP_SIZES,
@@ -13,5 +11,5 @@ from gemmill.vocab.scale import (
     ScaleLayout,
     scale_groups_of,
 )
-from gemmill.vocab.schedule import Accumulation, KernelSchedule, RasterOrder, TileScheduler
+from gemmill.vocab.schedule import Accumulation, EpilogueKind, KernelSchedule, RasterOrder, TileScheduler
 from gemmill.vocab.status import OK, Status

@@ -1,4 +1,4 @@
-"""Architectures and code generators."""
+"""Architectures, code generators and compilers."""
 
 from enum import StrEnum
 
@@ -48,3 +48,12 @@ class Backend(StrEnum):
 
     CUTLASS = "cutlass"
     CUTEDSL = "cutedsl"
+
+
+class Compiler(StrEnum):
+    """Which compiler reads a kernel's emitted source."""
+
+    NVCC = "nvcc"
+    """CUDA C++: several kernels in a translation unit"""
+    CUTEDSL = "cutedsl"
+    """Python for the CuTe DSL: one process compiles several files, each into an object of its own"""

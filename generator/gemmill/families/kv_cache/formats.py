@@ -91,7 +91,6 @@ class VectorFormat:
     """How one vector, a key or a value, is stored."""
 
     method: Method
-    """Codes and scalars."""
     bits: int
     """Bits an element, signs of turboquant_prod included."""
 
@@ -136,13 +135,10 @@ class CacheFormat:
     name: str
     """Of a preset, or keys and values by method and bits."""
     keys: VectorFormat
-    """Of keys."""
     values: VectorFormat
-    """Of values."""
     key_rotation: RotationKind
-    """Before keys are quantised."""
+    """Before quantisation, as that of values."""
     value_rotation: RotationKind
-    """Before values are quantised."""
     layout: Layout
     """Of a page."""
 
@@ -169,11 +165,9 @@ class VectorSpec:
     """Everything that the bytes of one vector depend on."""
 
     format: VectorFormat
-    """Codes and scalars."""
     head_dim: int
     """Elements of a vector."""
     rotation: RotationKind
-    """Before quantisation."""
     seed: int
     """Of rotation and projection."""
 
@@ -183,11 +177,9 @@ class CacheSpec:
     """Everything that the bytes of a cache depend on."""
 
     format: CacheFormat
-    """Of keys, values and pages."""
     head_dim: int
     """Elements of a key or value."""
     kv_heads: int
-    """Heads of keys and values."""
     page_size: int
     """Tokens of a page."""
     seed: int = 0
@@ -211,16 +203,15 @@ class CacheSpec:
     @property
     def keys(self) -> VectorSpec:
         """Of its keys."""
-        return VectorSpec(
-            format=self.format.keys, head_dim=self.head_dim, rotation=self.format.key_rotation, seed=self.seed
-        )
+        return self._vectors(self.format.keys, self.format.key_rotation)
 
     @property
     def values(self) -> VectorSpec:
         """Of its values."""
-        return VectorSpec(
-            format=self.format.values, head_dim=self.head_dim, rotation=self.format.value_rotation, seed=self.seed
-        )
+        return self._vectors(self.format.values, self.format.value_rotation)
+
+    def _vectors(self, format: VectorFormat, rotation: RotationKind) -> VectorSpec:
+        return VectorSpec(format=format, head_dim=self.head_dim, rotation=rotation, seed=self.seed)
 
     @property
     def tag(self) -> str:

@@ -33,7 +33,6 @@ class Placement:
     side: str
     """keys or values."""
     field: Field
-    """What lies there."""
     offset: int
     """Of token 0 and head 0."""
     token_stride: int

@@ -10,6 +10,8 @@ SCALED_MM = "cutlass_scaled_mm"
 SCALED_MM_AZP = "cutlass_scaled_mm_azp"
 
 INT32_MAX = 2**31 - 1
+TMA_BYTES = 16
+"""Multiples at which TMA wants data and rows to begin."""
 MOST_OF_TMA = 2**31 - 2**16
 """Coordinates of a tile's end are numbers of 32 bits, those of the last band of clusters too: 256 x 4 x 8 rows and less."""
 

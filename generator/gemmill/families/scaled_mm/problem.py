@@ -1,12 +1,12 @@
 """What a call of a GEMM asks of a variant, as far as the choice depends on it."""
 
 from gemmill.families.scaled_mm import NAME
+from gemmill.families.scaled_mm.accepts import TMA_BYTES
 from gemmill.families.scaled_mm.classes import Need, problem_code, scales_code
 from gemmill.families.scaled_mm.scales import groups_of_call, mn_major
 from gemmill.family import OpSchema, ProblemCall
 from gemmill.family.operand import Call, Operand
 
-TMA_BYTES = 16
 TMA_FARTHEST = 2**40
 """Bytes from one row to the next; no descriptor has more."""
 
@@ -16,9 +16,9 @@ def problem_of_call(op: OpSchema, call: Call) -> ProblemCall:
     out, a, b = call["out"], call["a"], call["b"]
     assert out is not None and a is not None and b is not None
     (m, k), n = a.shape, b.shape[1]
-    lda = _round_up(k, 16) if m == 1 else a.strides[0]
-    ldb = _round_up(k, 16) if n == 1 else b.strides[1]
-    ldd = _round_up(n, 8) if m == 1 else out.strides[0]
+    lda = -(-k // 16) * 16 if m == 1 else a.strides[0]
+    ldb = -(-k // 16) * 16 if n == 1 else b.strides[1]
+    ldd = -(-n // 8) * 8 if m == 1 else out.strides[0]
     if "azp_adj" in op.arguments:
         need = Need.AZP_ROW if call["azp"] is None else Need.AZP_TOKEN
     else:
@@ -41,7 +41,3 @@ def _alignment(operand: Operand, row_stride: int, columns: int) -> int:
         row_stride = 1  # TMA takes no rows that overlap (expanded tensors), nor such that are too far apart
     bits = operand.data | (row_stride * operand.element_bytes) | TMA_BYTES
     return bits & -bits
-
-
-def _round_up(value: int, unit: int) -> int:
-    return (value + unit - 1) // unit * unit

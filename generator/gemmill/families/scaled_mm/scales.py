@@ -1,11 +1,9 @@
 """Which scales a call has, and whether it may. Mirrors kernels/scaled_mm/group_scales.cpp."""
 
-from gemmill.families.scaled_mm.accepts import INT32_MAX
+from gemmill.families.scaled_mm.accepts import INT32_MAX, TMA_BYTES
 from gemmill.family import Judged
 from gemmill.family.operand import Call, Operand
 from gemmill.vocab import SCALE_GROUPS, ScaleGroups, scale_groups_of
-
-_TMA_BYTES = 16
 
 
 def fits_vector(scales: Operand, length: int, dim: int, *, either: bool = False) -> bool:
@@ -52,7 +50,7 @@ def lies_for_tma(a_scales: Operand) -> bool:
     if a_scales.shape[1] > 1 and along_k < a_scales.shape[0]:
         return False
     stride = along_k if a_scales.shape[1] > 1 else 0
-    return (a_scales.data | stride * a_scales.element_bytes) % _TMA_BYTES == 0
+    return (a_scales.data | stride * a_scales.element_bytes) % TMA_BYTES == 0
 
 
 def _given(call: Call, name: str) -> Operand:

@@ -4,13 +4,11 @@ import math
 from enum import StrEnum
 
 from gemmill.families.scaled_mm import NAME
-from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP, Predicate
-from gemmill.families.scaled_mm.classes import Need, problem_code, scales_code
+from gemmill.families.scaled_mm.accepts import TMA_BYTES
+from gemmill.families.scaled_mm.classes import Need, problem_code, problems_of, scales_code
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.family import Measured, ProblemCall, Sizes, Sweep
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups, TileScheduler
-
-TMA_BYTES = 16
 
 
 class Op(StrEnum):
@@ -64,23 +62,10 @@ def _measured(op: Op) -> Measured:
         flops=lambda sizes: 2.0 * sizes["m"] * sizes["n"] * sizes["k"],
         # Scales are left out.
         bytes=lambda s: (s["m"] + s["n"]) * s["k"] * element_bytes + 2 * s["m"] * s["n"],
-        serves=lambda accepts: accepts.out_dtype is DType.BF16 and op in ops_of(accepts),
+        serves=lambda accepts: code in problems_of(accepts),
         # One group alone is a scale for each row.
         least={} if op.groups is None else {"k": 2 * op.groups.size},
     )
-
-
-def ops_of(accepts: Predicate) -> tuple[Op, ...]:
-    """The measured classes that a variant can serve."""
-    if accepts.scale_groups is not None:
-        served = accepts.scale_groups == Op.FP8_GROUPS.groups and accepts.a_dtype is Op.FP8_GROUPS.operand
-        return (Op.FP8_GROUPS,) if served else ()
-    ops: list[Op] = []
-    if SCALED_MM in accepts.ops:
-        ops += [op for op in (Op.FP8, Op.INT8, Op.BF16) if op.operand is accepts.a_dtype]
-    if SCALED_MM_AZP in accepts.ops and "token" in accepts.azp:
-        ops.append(Op.INT8_AZP)
-    return tuple(ops)
 
 
 def _shown(config: KernelConfig) -> tuple[str, str]:

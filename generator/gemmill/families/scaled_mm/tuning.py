@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
-from gemmill.families.scaled_mm.accepts import Predicate
+from gemmill.families.scaled_mm.accepts import Predicate, accepted
 from gemmill.families.scaled_mm.classes import (
     Need,
     class_of,
     describe_problem,
-    problem_code,
     problems_of,
     scales_codes_of,
 )
-from gemmill.families.scaled_mm.config import RESULTS_OF, KernelConfig, Problem
+from gemmill.families.scaled_mm.config import RESULTS_OF, KernelConfig
 from gemmill.families.scaled_mm.model import Facts, ctas_of, model_ns, pads_more
 from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.family import ProblemCall, Reach, Row, Tuning
@@ -60,65 +60,53 @@ def _rows(config: KernelConfig, accepts: Predicate, kernel: int) -> Iterator[Row
 
 
 def _facts(config: KernelConfig) -> Facts:
-    s, launch = config.schedule, config.launch
+    s, launch, element_bits = config.schedule, config.launch, config.problem.a_dtype.bits
     tile_m, tile_n, tile_k = s.tile_shape_mnk
     cluster_m, cluster_n, _ = s.cluster_shape_mnk
+    stage = (tile_m + tile_n) * tile_k * element_bits // 8
     columns = tile_n
     if s.swap_ab:
         tile_m, tile_n = tile_n, tile_m
         cluster_m, cluster_n = cluster_n, cluster_m
+    of_cutlass = config.backend is Backend.CUTLASS and s.kernel_schedule.uses_tma
+    divides_k = s.tile_scheduler is TileScheduler.SPLIT_K
     return Facts(
         raster_order=_RASTER_CODES[launch.raster_order],
         swizzle=launch.swizzle,
         splits=launch.splits,
         tile_m=tile_m,
         tile_n=tile_n,
-        tile_k=tile_k * config.problem.a_dtype.bits // 8,
+        tile_k=tile_k * element_bits // 8,
         columns=columns,
         sharers_a=cluster_n,
         sharers_b=cluster_m,
-        pads=int(_has_cutlass_scheduler(config)),
-        ctas_of_sm=_ctas_of_sm(config),
+        pads=int(of_cutlass and not divides_k),
+        ctas_of_sm=_ctas_of_sm(config, stage),
         overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
         promotes=int(s.accumulation is Accumulation.PROMOTED or config.problem.group_size > 0),
-        divides_k=int(s.tile_scheduler is TileScheduler.SPLIT_K),
-        stages=_stages(config),
-        cost_permille=_cost_permille(config),
+        divides_k=int(divides_k),
+        # As many as shared memory has room for, unless told.
+        stages=s.stages or max(2, min(_MOST_STAGES, _SHARED_BYTES // stage)),
+        cost_permille=_CUTLASS_PERMILLE
+        if of_cutlass
+        else 1000
+        if s.kernel_schedule.uses_tma
+        else _WITHOUT_TMA_PERMILLE,
     )
 
 
-def _cost_permille(config: KernelConfig) -> int:
-    if not config.schedule.kernel_schedule.uses_tma:
-        return _WITHOUT_TMA_PERMILLE
-    return _CUTLASS_PERMILLE if config.backend is Backend.CUTLASS else 1000
-
-
-def _has_cutlass_scheduler(config: KernelConfig) -> bool:
-    s = config.schedule
-    own_kernel = not s.kernel_schedule.uses_tma or s.tile_scheduler is TileScheduler.SPLIT_K
-    return config.backend is Backend.CUTLASS and not own_kernel
-
-
-def _ctas_of_sm(config: KernelConfig) -> int:
+def _ctas_of_sm(config: KernelConfig, stage: int) -> int:
     """How many CTAs shared memory leaves room for, as far as the model cares: the DSL's kernels fill it with their stages
     unless they are told a number of them."""
-    s = config.schedule
+    s, is_cutlass = config.schedule, config.backend is Backend.CUTLASS
+    is_basic = s.kernel_schedule is KernelSchedule.BASIC
     if not s.kernel_schedule.uses_tma:
         return 1
-    tile_m, tile_n, tile_k = s.tile_shape_mnk
-    stage = (tile_m + tile_n) * tile_k * config.problem.a_dtype.bits // 8
-    if s.stages is not None and (config.backend is Backend.CUTLASS or s.kernel_schedule is KernelSchedule.BASIC):
+    if s.stages is not None and (is_cutlass or is_basic):
         return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * s.stages + 4096)))
-    if s.kernel_schedule is KernelSchedule.BASIC and config.backend is Backend.CUTLASS:
+    if is_basic and is_cutlass:
         return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * 3 + 8192)))
     return 1
-
-
-def _stages(config: KernelConfig) -> int:
-    """Of the pipeline, as far as the model cares: as many as shared memory has room for, unless told."""
-    tile_m, tile_n, tile_k = config.schedule.tile_shape_mnk
-    stage = (tile_m + tile_n) * tile_k * config.problem.a_dtype.bits // 8
-    return config.schedule.stages or max(2, min(_MOST_STAGES, _SHARED_BYTES // stage))
 
 
 def _refuses(row: Row, call: ProblemCall) -> str | None:
@@ -134,29 +122,15 @@ def _offers(config: KernelConfig) -> dict[int, tuple[KernelConfig, ...]]:
     measured = config.problem
     # A variant that reads scales in one layout alone is not found among the rows of the other.
     layout = ScaleLayout.STRIDED if measured.scale_groups else ScaleLayout.VECTOR
-    needs = (Need.AZP_ROW, Need.AZP_TOKEN) if measured.epilogue.takes_azp else (Need.SCALE, Need.BIAS)
-    offered = {}
-    for out in (DType.BF16, DType.F16):
-        operand = _operand(measured, out)
-        sibling = replace(measured, a_dtype=operand, b_dtype=operand, out_dtype=out)
-        for need in needs:
-            configs = tuple(replace(config, problem=replace(sibling, epilogue=kind)) for kind in _KINDS[need])
-            for scales in scales_codes_of(measured.scale_groups, layout):
-                offered[problem_code(need, operand.torch_name, out.torch_name, scales)] = configs
+    offered: dict[int, tuple[KernelConfig, ...]] = {}
+    for out, kind in product((DType.BF16, DType.F16), EpilogueKind):
+        if kind.takes_azp is measured.epilogue.takes_azp:
+            operand = measured.a_dtype if out in RESULTS_OF[measured.a_dtype] else out
+            problem = replace(measured, a_dtype=operand, b_dtype=operand, out_dtype=out, epilogue=kind)
+            sibling = replace(config, problem=problem)
+            for code in problems_of(accepted(replace(config, problem=replace(problem, scale_layout=layout)))):
+                offered[code] = (*offered.get(code, ()), sibling)
     return offered
-
-
-def _operand(problem: Problem, out: DType) -> DType:
-    """Of the sibling with results of `out`: the same, or of 16 bits as they are."""
-    return problem.a_dtype if out in RESULTS_OF[problem.a_dtype] else out
-
-
-_KINDS = {
-    Need.SCALE: (EpilogueKind.SCALED, EpilogueKind.SCALED_BIAS),
-    Need.BIAS: (EpilogueKind.SCALED_BIAS,),
-    Need.AZP_ROW: (EpilogueKind.SCALED_AZP, EpilogueKind.SCALED_AZP_PER_TOKEN),
-    Need.AZP_TOKEN: (EpilogueKind.SCALED_AZP_PER_TOKEN,),
-}
 
 
 def _measured_as(call: ProblemCall) -> str | None:

@@ -1,13 +1,14 @@
-"""One constraint a function, with its hardware reason. A rule yields why it rejects a config, or nothing."""
+"""One constraint a function, with its hardware reason: every function of these modules that yields is a rule. It yields why it
+rejects a config, or nothing."""
+
+from inspect import isgeneratorfunction
 
 from gemmill.families.scaled_mm.rules import alignment, cutedsl, groups, memory, problem, schedule
 from gemmill.family import Rule
 
-RULES: tuple[Rule, ...] = (
-    *problem.RULES,
-    *schedule.RULES,
-    *groups.RULES,
-    *alignment.RULES,
-    *memory.RULES,
-    *cutedsl.RULES,
+RULES: tuple[Rule, ...] = tuple(
+    function
+    for module in (problem, schedule, groups, alignment, memory, cutedsl)
+    for function in vars(module).values()
+    if isgeneratorfunction(function)
 )

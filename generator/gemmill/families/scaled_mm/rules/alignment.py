@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
+from gemmill.families.scaled_mm.accepts import TMA_BYTES
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.vocab import Accumulation, DType
-
-TMA_BYTES = 16
 
 
 def tma_alignment(config: KernelConfig) -> Iterator[str]:
@@ -40,6 +39,3 @@ def fallback_has_one_form(config: KernelConfig) -> Iterator[str]:
         )
     if s.accumulation is Accumulation.FAST and config.problem.a_dtype is DType.E4M3:
         yield f"{s.kernel_schedule} adds in FP32 registers: its accumulation is promoted, not {s.accumulation}"
-
-
-RULES = (tma_alignment, unaligned_fallback, fallback_has_one_form)

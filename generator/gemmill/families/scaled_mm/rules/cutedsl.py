@@ -60,6 +60,3 @@ def dsl_groups(config: KernelConfig) -> Iterator[str]:
         )
     if p.b_scale is ScaleGranularity.GROUP and m * n > MOST_WITH_SCALED_COLUMNS:
         yield f"tile {m}x{n} has no registers left for scales of each column of B: 128x128 has"
-
-
-RULES = (dsl_arch, dsl_schedule, dsl_multicast, dsl_groups)

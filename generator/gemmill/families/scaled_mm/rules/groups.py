@@ -45,6 +45,3 @@ def strided_scales(config: KernelConfig) -> Iterator[str]:
         yield (
             "the cutlass backend reads scales by their strides in its unaligned kernel only: cutedsl has the fast ones"
         )
-
-
-RULES = (scale_layout, blockwise_collective, strided_scales)

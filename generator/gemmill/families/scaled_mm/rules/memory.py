@@ -62,6 +62,3 @@ def partial_sums_fit(config: KernelConfig) -> Iterator[str]:
     x, y, k = s.tile_shape_mnk
     if 4 * y * (x + 4) > s.stages * (x + y) * k * p.a_dtype.bits // 8:
         yield f"tile {x}x{y}x{k}: partial sums reuse the stages, and {s.stages} of them are too small for a tile"
-
-
-RULES = (stages_fit, partial_sums_fit)

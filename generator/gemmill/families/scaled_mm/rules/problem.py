@@ -72,13 +72,3 @@ def accumulation_fits_dtype(config: KernelConfig) -> Iterator[str]:
         yield f"accumulation {config.schedule.accumulation} does not fit {operand}: it is {' or '.join(fitting)}"
     if config.problem.group_size and operand is DType.E4M3 and config.schedule.accumulation is Accumulation.FAST:
         yield f"scales change every {config.problem.group_size} along K: sums are promoted there, not fast"
-
-
-RULES = (
-    operand_dtypes,
-    out_dtype,
-    operands_of_16_bits,
-    zero_points_are_integers,
-    grouped_scales,
-    accumulation_fits_dtype,
-)

@@ -142,17 +142,3 @@ def launch_settings(config: KernelConfig) -> Iterator[str]:
         yield "split_k walks tiles in one order: raster order and swizzle do not apply"
     if not s.kernel_schedule.uses_tma and (launch.raster_order is not RasterOrder.HEURISTIC or launch.swizzle != 1):
         yield f"{s.kernel_schedule} walks tiles in one order: raster order and swizzle do not apply"
-
-
-RULES = (
-    tile_rows,
-    tile_columns,
-    tile_depth,
-    accumulators_fit,
-    cluster,
-    cluster_on_sm120,
-    schedule_on_blackwell,
-    scheduler_fits_schedule,
-    split_k,
-    launch_settings,
-)

@@ -4,34 +4,25 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from gemmill.families.scaled_mm.config import KernelConfig, Problem, Schedule
+from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.family import Spelled
 
 
 def spell(config: KernelConfig) -> Spelled:
     """One template for all, since the kernels read the config themselves: its holes are Python expressions of all that a
     compilation depends on."""
-    return Spelled(template="scaled_mm/cutedsl/scaled_mm.py.jinja", values=_holes(config))
-
-
-def _holes(config: KernelConfig) -> dict[str, Any]:
-    values = [
-        *_values(config.problem).values(),
-        *_values(config.schedule).values(),
-        config.arch,
-        config.backend,
-    ]
-    return {
-        "problem": {name: _spell(value) for name, value in _values(config.problem).items()},
-        "schedule": {name: _spell(value) for name, value in _values(config.schedule).items()},
+    problem, schedule = (
+        {f.name: getattr(part, f.name) for f in fields(part)} for part in (config.problem, config.schedule)
+    )
+    values = [*problem.values(), *schedule.values(), config.arch, config.backend]
+    holes = {
+        "problem": {name: _spell(value) for name, value in problem.items()},
+        "schedule": {name: _spell(value) for name, value in schedule.items()},
         "arch": _spell(config.arch),
         "backend": _spell(config.backend),
         "vocabulary": sorted({type(value).__name__ for value in values if isinstance(value, Enum)}),
     }
-
-
-def _values(part: Problem | Schedule) -> dict[str, Any]:
-    return {field.name: getattr(part, field.name) for field in fields(part)}
+    return Spelled(template="scaled_mm/cutedsl/scaled_mm.py.jinja", values=holes)
 
 
 def _spell(value: Any) -> str:
