@@ -31,7 +31,6 @@ from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.runtime.library import Build
 from gemmill.tune.device import now
 from gemmill.tune.problems import Problem, tiny
-from gemmill.tune.statistics import sample
 from gemmill.tune.timing import shuffled
 from harness import devices
 from harness.compile_ahead import compile_ahead
@@ -42,7 +41,8 @@ from harness.lines import Lines, LinesError
 from harness.measuring import Measurement, measure
 from harness.results import SCHEMA_VERSION, SUBJECT, sample_record, write_json
 from harness.sieve import QuickDry, QuickGraphs, QuickTimer, Sieve, Sieved, Variants, sieved
-from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Plan, Timer, of_this_gpu, paired_ratio
+from harness.statistics import paired_ratio, sample
+from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Plan, Timer, of_this_gpu
 from harness.verdict import class_record, verdict_text
 from peers import PEERS
 from timed import benchmark_of

@@ -24,7 +24,7 @@ import torch
 
 from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.tune.device import now
-from gemmill.tune.statistics import first_line
+from gemmill.tune.protocol import first_line
 from gemmill.tune.timing import FEWEST_CALLS
 from harness import devices
 from harness.backends import backends_record, backends_text

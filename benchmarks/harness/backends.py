@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from gemmill.space.names import parse_name
-from gemmill.tune.statistics import geometric_mean
 from gemmill.vocab import Backend
 from harness.measuring import Measurement
+from harness.statistics import geometric_mean
 
 
 def backends_record(measurements: Sequence[Measurement], variants: Sequence[str]) -> dict[str, object]:

@@ -8,7 +8,7 @@ import torch
 
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.tune.problems import Problem
-from gemmill.tune.statistics import first_line
+from gemmill.tune.protocol import first_line
 from peers.deep_gemm import deep_gemm_contender
 
 

@@ -15,9 +15,8 @@ from gemmill.runtime.select import model_ns
 from gemmill.runtime.table import Table
 from gemmill.tune.peers import vllm_peer
 from gemmill.tune.problems import Problem
-from gemmill.tune.statistics import Sample
-from gemmill.tune.timing import Prepared
-from harness.timers import Timer
+from harness.statistics import Sample
+from harness.timers import Prepared, Timer
 
 SM_COUNT = 132
 """Of an H200: for guesses only."""

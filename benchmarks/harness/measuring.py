@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from gemmill.numerics.measured import Operands
 from gemmill.tune.problems import Problem
-from gemmill.tune.statistics import Sample, first_line, sample
-from gemmill.tune.timing import Prepared, shuffled
+from gemmill.tune.protocol import first_line
+from gemmill.tune.timing import shuffled
 from harness.contenders import Contender, WrongResult
-from harness.timers import Plan, Timer
+from harness.statistics import Sample, sample
+from harness.timers import Plan, Prepared, Timer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,9 @@ from gemmill.families.quant.call import OUT_NAMES, SCALE_NAMES, name_of
 from gemmill.family import VLLM_PREFIX
 from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.tune.statistics import Sample
-from gemmill.tune.timing import Prepared
 from harness.contenders import WrongResult
-from harness.timers import Timer
+from harness.statistics import Sample
+from harness.timers import Prepared, Timer
 
 if TYPE_CHECKING:
     from timed.quant import QuantOperands, QuantProblem

@@ -9,10 +9,9 @@ from gemmill.numerics.measured import ROTATED_BYTES, Maker, Operands
 from gemmill.registry import REGISTRY
 from gemmill.tune.peers import vllm_takes
 from gemmill.tune.problems import Problem
-from gemmill.tune.statistics import Sample
-from gemmill.tune.timing import Prepared
 from harness.contenders import Contender, vllm_contender
-from harness.timers import GraphTimer, Timer
+from harness.statistics import Sample
+from harness.timers import GraphTimer, Prepared, Timer
 
 START_SECONDS = 120
 

@@ -5,10 +5,9 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gemmill.tune.statistics import Sample, geometric_mean
 from harness.contenders import Contender
 from harness.measuring import Measurement
-from harness.timers import paired_ratio
+from harness.statistics import Sample, geometric_mean, paired_ratio
 
 SCHEMA_VERSION = 2
 SUBJECT = "gemmill"

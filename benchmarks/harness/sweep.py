@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gemmill.tune.statistics import steady_us
+from gemmill.tune.choice import steady_us
 from harness.measuring import Measurement
 
 
@@ -16,7 +16,7 @@ def sweep_record(measurements: Sequence[Measurement]) -> dict[str, object]:
     for found in measurements:
         samples = found.samples
         shapes.append([found.problem.kind, *found.problem.sizes.values()])
-        steady = steady_us(samples)
+        steady = steady_us({name: taken.rounds_us for name, taken in samples.items()})
         times.append([_digits(steady[name]) if name in steady else None for name in names])
         rounds.append([len(samples[name].rounds_us) if name in samples else 0 for name in names])
         failures.append(found.failures)
@@ -29,7 +29,7 @@ def sweep_table(
     """For each shape: gemmill's own choice, the fastest variant, and the fastest peer."""
     lines = [f"{'problem':<32}{'chosen us':>10}{'best us':>10}{'peer us':>10}{'failed':>7}  fastest variant"]
     for found in measurements:
-        steady = steady_us(found.samples)
+        steady = steady_us({name: taken.rounds_us for name, taken in found.samples.items()})
         best = min((name for name in variants if name in steady), key=steady.get, default=None)
         peer = min((steady[name] for name in peers if name in steady), default=None)
         cells = (steady.get(subject), steady.get(best), peer)

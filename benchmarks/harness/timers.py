@@ -1,6 +1,5 @@
 """How a program takes times: of the device and of the host, and a stand-in for machines without a GPU."""
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +9,8 @@ import torch
 
 from gemmill.tune.device import Monitor
 from gemmill.tune.problems import Problem
-from gemmill.tune.statistics import Sample, sample
-from gemmill.tune.timing import FEWEST_CALLS, STEADY_FROM_US, STEADY_US, Call, Graph, Prepared, calls_in_round, settle
+from gemmill.tune.timing import FEWEST_CALLS, STEADY_FROM_US, STEADY_US, Call, Graph, calls_in_round, settle
+from harness.statistics import Sample, sample
 
 HOST_CALLS = 1000
 HOST_ROUNDS = 7
@@ -35,6 +34,18 @@ class Plan:
     def calls(self, problem: Problem) -> int:
         """Fewest calls in one round."""
         return calls_in_round(problem) if self.short else FEWEST_CALLS
+
+
+class Prepared(Protocol):
+    """A contender ready to be timed on one problem; keeps the operands of its calls until it is closed."""
+
+    def round(self) -> float:
+        """One measurement: microseconds of device time a call."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what preparing took."""
+        ...
 
 
 class Timer(Protocol):
@@ -116,15 +127,6 @@ class _Invented:
 
     def close(self) -> None:
         """Nothing was taken."""
-
-
-def paired_ratio(of: Sample, to: Sample) -> float:
-    """The median over the rounds of `of` / `to`, each taken in the same round.
-
-    Where power limits them, clocks change in steps in the middle of a measurement: that moves the medians of two contenders
-    by different amounts, but not the ratio in a round, whose turns follow each other.
-    """
-    return statistics.median(x / y for x, y in zip(of.rounds_us, to.rounds_us, strict=False))
 
 
 def of_this_gpu() -> Monitor:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmill.families.scaled_mm.sweep import Op
-from gemmill.tune.statistics import geometric_mean
 from harness.results import DECODE_ROWS
+from harness.statistics import geometric_mean
 
 SIDES = ((f"M <= {DECODE_ROWS}", lambda m: m <= DECODE_ROWS), (f"M > {DECODE_ROWS}", lambda m: m > DECODE_ROWS))
 SHOWN = 8

@@ -4,7 +4,6 @@
 #include <new>
 #include <stdexcept>
 
-#include "extension/device.h"
 #include "extension/layout.h"
 
 namespace gemmill {
@@ -24,12 +23,6 @@ std::string take_text(StableIValue value) {
   std::string text(data, length);
   torch_delete_string(handle);
   return text;
-}
-
-int64_t bits_of(double x) {
-  int64_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
 }
 
 void describe_tensor(Operand const& x, std::vector<int64_t>& facts) {
@@ -86,7 +79,7 @@ OpCall::OpCall(Op const& op, StableIValue* stack) : op_(op) {
         ends[i] = end_of(tensors[i]);
         break;
       case Kind::kInt: values[i] = to<int64_t>(stack[i]); break;
-      case Kind::kFloat: values[i] = bits_of(to<double>(stack[i])); break;
+      case Kind::kFloat: values[i] = std::bit_cast<int64_t>(to<double>(stack[i])); break;
       case Kind::kBool: values[i] = to<bool>(stack[i]); break;
       case Kind::kInts:
         values[i] = 0;
@@ -122,12 +115,6 @@ void refuse(OpCall const& call) {
     describe(call.op().name.c_str(), facts.data(), static_cast<int64_t>(facts.size()), text.data(), 16384);
   }
   throw std::runtime_error(text.c_str());
-}
-
-void check_launch(char const* symbol, int32_t status, std::string why) {
-  if (status == 0) return;
-  if (why.empty()) why = status > 0 ? cudaGetErrorString(static_cast<cudaError_t>(status)) : "it refuses these arguments";
-  throw std::runtime_error(std::string("gemmill: ") + symbol + " could not be launched: " + why);
 }
 
 }  // namespace gemmill

@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -68,11 +69,7 @@ class OpCall {
   // By the family's own numbers.
   Operand const& tensor(int64_t role) const { return tensors[op_.tensors[role]]; }
   int64_t value(int64_t name) const { return values[op_.values[name]]; }
-  double real(int64_t name) const {
-    double x;
-    std::memcpy(&x, &values[op_.values[name]], sizeof x);
-    return x;
-  }
+  double real(int64_t name) const { return std::bit_cast<double>(value(name)); }
   // A list of whole numbers; null where it is not given.
   std::vector<int64_t> const* list(int64_t name) const { return value(name) == 0 ? nullptr : &lists[value(name) - 1]; }
   void note_writes() const;
@@ -98,9 +95,6 @@ void allocate(OpCall& call);
 
 // Throws std::runtime_error with the sentence for a call, which Python writes from the same facts.
 [[noreturn]] void refuse(OpCall const& call);
-
-// Throws std::runtime_error for a kernel's status that is not 0; `why` stands in for what the status says.
-void check_launch(char const* symbol, int32_t status, std::string why = "");
 
 }  // namespace gemmill
 

@@ -52,12 +52,6 @@ bool compare(Number x, Relation how, Number y) {
   }
 }
 
-double real(int64_t bits) {
-  double x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
 bool like(Operand const& x, Operand const& y, int64_t last) {
   return x.rank == y.rank && x.rank > 0 && x.sizes[x.rank - 1] == last && std::equal(x.sizes, x.sizes + x.rank - 1, y.sizes);
 }
@@ -109,7 +103,7 @@ bool done(OpCall& call, Instruction const& i) {
     case Code::kItem: values[i.x] = item(call, i.y, i.z); return true;
     case Code::kJump: return false;
     case Code::kCompare: return compare(values[i.x], static_cast<Relation>(i.y), values[i.z]);
-    case Code::kReal: return compare(real(values[i.x]), static_cast<Relation>(i.y), real(i.z));
+    case Code::kReal: return compare(std::bit_cast<double>(values[i.x]), static_cast<Relation>(i.y), std::bit_cast<double>(i.z));
     case Code::kDtype: return tensors[i.x].dtype >= 0 && tensors[i.x].dtype < 63 && (i.y >> tensors[i.x].dtype & 1) != 0;
     case Code::kLike: return like(tensors[i.x], tensors[i.y], values[i.z]);
     case Code::kStrides: return same_strides(tensors[i.x], tensors[i.y]);

@@ -1,13 +1,14 @@
 #include "extension/family.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "core/abi.h"
 #include "extension/device.h"
+#include "extension/dtypes.h"
 #include "extension/driver.h"
-#include "extension/workspace.h"
 
 extern "C" gemmill_kernel const gemmill_kernels[];
 
@@ -15,6 +16,53 @@ namespace gemmill {
 namespace {
 
 Family const* first_family = nullptr;
+
+// Memory that stands in for the allocator's while a variant is tested: who gave it sees what was written around `used`.
+struct Arena {
+  char* data = nullptr;
+  int64_t bytes = 0;
+  int64_t used = 0;
+};
+thread_local Arena arena;
+
+// Memory for the length of a launch, from torch's allocator, which knows of streams and graph capture.
+class Workspace {
+ public:
+  Workspace(int64_t bytes, int32_t device) {
+    if (bytes == 0) return;
+    if (arena.data != nullptr) {
+      if (bytes > arena.bytes) throw std::runtime_error("gemmill: a workspace of " + std::to_string(bytes) + " bytes is not in the arena");
+      arena.used = bytes;
+      lent_ = arena.data;
+      return;
+    }
+    int64_t const stride = 1;
+    if (aoti_torch_empty_strided(1, &bytes, &stride, dtypes().u8, device < 0 ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda(), device, &handle_) != 0) {
+      throw std::runtime_error("gemmill: no memory for a workspace of " + std::to_string(bytes) + " bytes");
+    }
+  }
+  ~Workspace() {
+    if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
+  }
+  Workspace(Workspace const&) = delete;
+  Workspace& operator=(Workspace const&) = delete;
+  void* data() const {
+    void* result = lent_;
+    if (handle_ != nullptr) aoti_torch_get_data_ptr(handle_, &result);
+    return result;
+  }
+
+ private:
+  AtenTensorHandle handle_ = nullptr;
+  void* lent_ = nullptr;
+};
+
+// Throws for a kernel's status that is not 0; `why` stands in for what the status says.
+void check_launch(char const* symbol, int32_t status, std::string why) {
+  if (status == 0) return;
+  if (why.empty()) why = status > 0 ? cudaGetErrorString(static_cast<cudaError_t>(status)) : "it refuses these arguments";
+  throw std::runtime_error(std::string("gemmill: ") + symbol + " could not be launched: " + why);
+}
 
 }  // namespace
 
@@ -55,3 +103,12 @@ bool run(OpCall& call) {
 }
 
 }  // namespace gemmill
+
+extern "C" {
+// Workspaces of the calling thread lie in this memory from now on; null ends that.
+__attribute__((visibility("default"))) void gemmill_set_arena(void* data, int64_t bytes) {
+  gemmill::arena = {static_cast<char*>(data), bytes, 0};
+}
+// Bytes that the last workspace in the arena had.
+__attribute__((visibility("default"))) int64_t gemmill_arena_used() { return gemmill::arena.used; }
+}

@@ -60,4 +60,18 @@ inline bool is_dense(Operand const& x) {
   return true;
 }
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
+
+constexpr int64_t kTmaBytes = 16;
+constexpr int64_t kTmaFarthest = int64_t{1} << 40;  // bytes from one row to the next; no descriptor has more
+
+// Largest power of two, up to TMA's 16, that divides both address and row stride in bytes. That of an element where TMA takes
+// no such rows: they overlap (expanded tensors), or are too far apart.
+inline int64_t tma_alignment(void const* data, int64_t stride, int64_t columns, int64_t bytes) {
+  if (stride < columns || stride >= kTmaFarthest / bytes) stride = 1;
+  uint64_t bits = reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(stride * bytes) | kTmaBytes;
+  return static_cast<int64_t>(bits & (~bits + 1));
+}
+
 }  // namespace gemmill

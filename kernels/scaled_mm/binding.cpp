@@ -1,8 +1,9 @@
 // The GEMM ops: the special check, what the choice depends on, and what a kernel is given.
-#include "extension/dtypes.h"
 #include "extension/family.h"
-#include "scaled_mm/group_scales.h"
+#include "extension/layout.h"
+#include "scaled_mm/abi.h"
 #include "scaled_mm/classes.h"
+#include "scaled_mm/group_scales.h"
 #include "scaled_mm/model.h"
 
 namespace gemmill {
@@ -11,43 +12,13 @@ namespace {
 enum Role { kOut, kA, kB, kAScales, kBScales, kAzpAdj, kAzp, kBiasOf };
 enum Value { kM, kN, kK, kGroups, kEitherWay };
 
-constexpr int64_t kTmaBytes = 16;
-constexpr int64_t kTmaFarthest = int64_t{1} << 40;  // bytes from one row to the next; no descriptor has more
-
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-
-// Largest power of two, up to TMA's 16, that divides both address and row stride in bytes. That of an element where TMA takes
-// no such rows: they overlap (expanded tensors), or are too far apart.
-int64_t alignment(void const* data, int64_t stride, int64_t columns, int64_t bytes) {
-  if (stride < columns || stride >= kTmaFarthest / bytes) stride = 1;
-  uint64_t bits = reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(stride * bytes) | kTmaBytes;
-  return static_cast<int64_t>(bits & (~bits + 1));
-}
-
-// One value, or one for each row (column); vectors are [length], or [length, 1] for A and [1, length] for B.
-// Of vLLM's ops along either dimension.
-bool fits_vector(Operand const& x, int64_t length, int64_t dim, bool either) {
-  if (x.numel() == 1 || x.numel() != length || x.rank == 1) return x.numel() == 1 || x.numel() == length;
-  return x.rank == 2 && (x.sizes[dim] == length || (either && x.sizes[1 - dim] == length));
-}
-
-bool is_scale(Operand const& x, int64_t length, int64_t dim, bool either) {
-  return fits_vector(x, length, dim, either) && x.is_vector();
-}
-
-OperandType operand_type(int32_t dtype) {
-  Dtypes const& d = dtypes();
-  return dtype == d.s8 ? kS8 : dtype == d.e4m3 ? kE4m3 : dtype == d.bf16 ? kBf16 : kF16;
-}
-
-// Whether scales of float32 are such as the op takes; leaves behind the groups that they come in, if they do.
 bool scales_fit(OpCall& x) {
   int64_t const m = x.value(kM), n = x.value(kN), k = x.value(kK);
   Operand const &a_scales = x.tensor(kAScales), &b_scales = x.tensor(kBScales);
   bool const either = x.value(kEitherWay);
-  if (is_scale(a_scales, m, 0, either) && is_scale(b_scales, n, 1, either)) return true;
+  if (is_vector_of(a_scales, m, 0, either) && is_vector_of(b_scales, n, 1, either)) return true;
   bool const codes = operand_bytes(operand_type(x.tensor(kA).dtype)) == 1;
-  return x.value(kGroups) && codes && group_scales(a_scales, b_scales, m, n, k).keep(x.found.data());
+  return x.value(kGroups) && codes && find_groups(a_scales, b_scales, m, n, k, x.found.data());
 }
 
 // Leading dimensions. The stride of a single row is never used: any will do that TMA takes.
@@ -68,11 +39,11 @@ bool asks(OpCall const& x, Call& asked) {
   Strides const strides(x);
   asked.sizes[kSizeM] = m, asked.sizes[kSizeN] = n, asked.sizes[kSizeK] = k;
   int64_t const bytes = operand_bytes(type);
-  asked.alignments[kAlignA] = alignment(a.data, strides.a, k, bytes);
-  asked.alignments[kAlignB] = alignment(x.tensor(kB).data, strides.b, k, bytes);
-  asked.alignments[kAlignD] = alignment(out.data, strides.d | n, n, 2);  // a TMA store ends at a multiple of 16 bytes, not at n
+  asked.alignments[kAlignA] = tma_alignment(a.data, strides.a, k, bytes);
+  asked.alignments[kAlignB] = tma_alignment(x.tensor(kB).data, strides.b, k, bytes);
+  asked.alignments[kAlignD] = tma_alignment(out.data, strides.d | n, n, 2);  // a TMA store ends at a multiple of 16 bytes, not at n
   Need const need = x.tensor(kAzpAdj).given() ? (x.tensor(kAzp).given() ? kAzpToken : kAzpRow) : (x.tensor(kBiasOf).given() ? kBias : kScale);
-  asked.problem = problem_code(GroupedScales(x.found.data()).code, need, type, out.dtype == dtypes().f16 ? kToF16 : kToBf16);
+  asked.problem = problem_code(x.found[kScaleGroups], need, type, out_type(out.dtype));
   return true;
 }
 
@@ -80,7 +51,6 @@ void launch(OpCall const& x, Chosen const& chosen) {
   GemmFacts const& facts = gemm_facts(chosen.row);
   Strides const strides(x);
   gemmill_scaled_mm_args args{};
-  GroupedScales(x.found.data()).tell(args);
   args.a = x.tensor(kA).data, args.b = x.tensor(kB).data, args.d = x.tensor(kOut).data;
   args.a_scales = static_cast<float const*>(x.tensor(kAScales).data);
   args.b_scales = static_cast<float const*>(x.tensor(kBScales).data);
@@ -89,6 +59,8 @@ void launch(OpCall const& x, Chosen const& chosen) {
   args.azp = static_cast<int32_t const*>(x.tensor(kAzp).data);
   args.lda = strides.a, args.ldb = strides.b, args.ldd = strides.d;
   args.m = static_cast<int32_t>(x.value(kM)), args.n = static_cast<int32_t>(x.value(kN)), args.k = static_cast<int32_t>(x.value(kK));
+  args.a_scale_stride_m = x.found[kAScaleStrideM], args.a_scale_stride_k = x.found[kAScaleStrideK];
+  args.b_scale_stride_n = x.found[kBScaleStrideN], args.b_scale_stride_k = x.found[kBScaleStrideK];
   args.a_scale_per_row = x.tensor(kAScales).numel() > 1;
   args.b_scale_per_column = x.tensor(kBScales).numel() > 1;
   args.raster_order = static_cast<int32_t>(facts.raster_order);

@@ -3,14 +3,22 @@
 
 #include <cstdint>
 
+#include "extension/dtypes.h"
+
 namespace gemmill {
 
 // What the epilogue must do.
 enum Need : int64_t { kScale = 0, kBias = 1, kAzpRow = 2, kAzpToken = 3 };
 
+// By torch's numbers for dtypes; the contract has refused others.
 enum OperandType : int64_t { kE4m3 = 0, kS8 = 1, kBf16 = 2, kF16 = 3 };
+inline OperandType operand_type(int32_t dtype) {
+  Dtypes const& d = dtypes();
+  return dtype == d.s8 ? kS8 : dtype == d.e4m3 ? kE4m3 : dtype == d.bf16 ? kBf16 : kF16;
+}
 
 enum OutType : int64_t { kToBf16 = 0, kToF16 = 1 };
+inline OutType out_type(int32_t dtype) { return dtype == dtypes().f16 ? kToF16 : kToBf16; }
 
 // `scales` is the kind of scales: 0 per tensor or channel, else of groups (group_scales.h).
 constexpr int64_t problem_code(int64_t scales, Need need, OperandType operand, OutType out) {

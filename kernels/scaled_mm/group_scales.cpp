@@ -2,15 +2,12 @@
 
 #include <climits>
 
+#include "extension/layout.h"
 
 namespace gemmill {
 namespace {
 
-constexpr int64_t kTmaBytes = 16;
 constexpr int64_t kScaleBytes = 4;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
 
 bool has_shape(Operand const& x, int64_t rows, int64_t columns) {
   return x.rank == 2 && x.sizes[0] == rows && x.sizes[1] == columns;
@@ -45,25 +42,20 @@ int64_t kind_of(Operand const& a_scales, Operand const& b_scales, int64_t m, int
 
 }  // namespace
 
-void GroupedScales::tell(gemmill_scaled_mm_args& args) const {
-  args.a_scale_stride_m = a_stride_m, args.a_scale_stride_k = a_stride_k;
-  args.b_scale_stride_n = b_stride_n, args.b_scale_stride_k = b_stride_k;
-}
-
-GroupedScales group_scales(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k) {
-  GroupedScales none;
-  int64_t kind = kind_of(a_scales, b_scales, m, n, k);
-  if (kind < 0) return none;
+bool find_groups(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k, int64_t* found) {
+  int64_t const kind = kind_of(a_scales, b_scales, m, n, k);
+  if (kind < 0) return false;
+  int64_t const a_stride_m = stride_of(a_scales, 0), a_stride_k = stride_of(a_scales, 1);
+  int64_t const b_stride_n = stride_of(b_scales, 1), b_stride_k = stride_of(b_scales, 0);
+  if (a_stride_m != 1 && a_stride_k != 1) return false;
+  if (b_stride_n != 1 && b_stride_k != 1) return false;
   bool const mn_major = lies_for_tma(a_scales) && counts_in_32_bits(a_scales) && counts_in_32_bits(b_scales);
-  GroupedScales found;
-  found.code = 1 + kind * 2 + !mn_major;
-  found.a_stride_m = stride_of(a_scales, 0), found.a_stride_k = stride_of(a_scales, 1);
-  found.b_stride_n = stride_of(b_scales, 1), found.b_stride_k = stride_of(b_scales, 0);
-  if (found.a_stride_m != 1 && found.a_stride_k != 1) return none;
-  if (found.b_stride_n != 1 && found.b_stride_k != 1) return none;
+  found[kScaleGroups] = 1 + kind * 2 + !mn_major;
   // The stride of a single group is never used, but a descriptor has it: any will do that TMA takes.
-  if (a_scales.sizes[1] <= 1) found.a_stride_k = round_up(m, kTmaBytes / kScaleBytes);
-  return found;
+  found[kAScaleStrideM] = a_stride_m;
+  found[kAScaleStrideK] = a_scales.sizes[1] <= 1 ? round_up(m, kTmaBytes / kScaleBytes) : a_stride_k;
+  found[kBScaleStrideN] = b_stride_n, found[kBScaleStrideK] = b_stride_k;
+  return true;
 }
 
 }  // namespace gemmill

@@ -1,30 +1,24 @@
-// Scales in groups along K: which kind a call has, by shapes and strides. Mirrored by gemmill.families.scaled_mm.scales.
+// Scales of A and B: vectors, or in groups along K. Mirrored by gemmill.families.scaled_mm.scales.
 #pragma once
 
 #include <cstdint>
 
-#include "scaled_mm/abi.h"
 #include "extension/operand.h"
 
 namespace gemmill {
 
-struct GroupedScales {
-  int64_t code = 0;  // a part of Call::problem (problem.h); 0 where scales are in no groups that exist
-  int64_t a_stride_m = 0, a_stride_k = 0, b_stride_n = 0, b_stride_k = 0;
+// What is found out of scales in groups: their part of Call::problem (classes.h), 0 where there are none, and strides.
+enum FoundScales { kScaleGroups, kAScaleStrideM, kAScaleStrideK, kBScaleStrideN, kBScaleStrideK };
 
-  // As a special check leaves them behind.
-  explicit GroupedScales(int64_t const* found)
-      : code(found[0]), a_stride_m(found[1]), a_stride_k(found[2]), b_stride_n(found[3]), b_stride_k(found[4]) {}
-  GroupedScales() = default;
-  // Returns false where there are none.
-  bool keep(int64_t* found) const {
-    found[0] = code, found[1] = a_stride_m, found[2] = a_stride_k, found[3] = b_stride_n, found[4] = b_stride_k;
-    return code != 0;
-  }
-  void tell(gemmill_scaled_mm_args& args) const;
-};
+// Whether scales are one value, or one for each row of A (column of B), as [length] or [length, 1] ([1, length]); with `either`
+// along either dimension.
+inline bool is_vector_of(Operand const& x, int64_t length, int64_t dim, bool either) {
+  if (!x.is_vector() || (x.numel() != 1 && x.numel() != length)) return false;
+  if (x.numel() == 1 || x.rank == 1) return true;
+  return x.rank == 2 && (x.sizes[dim] == length || (either && x.sizes[1 - dim] == length));
+}
 
-// For scales of float32 that are not per tensor or channel: those of a good call, or none.
-GroupedScales group_scales(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k);
+// Whether scales of float32 that are no vectors are in groups of a good call; leaves behind what it finds out of them.
+bool find_groups(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k, int64_t* found);
 
 }  // namespace gemmill

@@ -6,7 +6,7 @@ import pytest
 
 from gemmill.build.compiling import compile_missing, look_again
 from gemmill.build.errors import BuildError
-from gemmill.build.options import BuildOptions, SilentObserver
+from gemmill.build.options import BuildObserver, BuildOptions
 from gemmill.build.sources import Source, SourceKind, text_source
 from gemmill.build.workshop import Workshop, open_workshop
 from gemmill.vocab import Arch
@@ -40,7 +40,7 @@ def _source(workshop: Workshop, name: str, body: str = "") -> Source:
 
 def test_object_and_what_is_known_of_it(workshop: Workshop, kernels: Path) -> None:
     source = _source(workshop, "twice")
-    assert compile_missing([source], workshop, SilentObserver()) == {}
+    assert compile_missing([source], workshop, BuildObserver()) == {}
     (entry,) = look_again([source], workshop).entries
     facts = entry.facts["gemmill_twice_kernel"]
     assert facts.registers > 0 and facts.spill_bytes == 0 and facts.code_bytes >= 128
@@ -54,7 +54,7 @@ def test_object_and_what_is_known_of_it(workshop: Workshop, kernels: Path) -> No
 def test_wrong_source(workshop: Workshop) -> None:
     source = _source(workshop, "wrong", body="nothing();")
     with pytest.raises(BuildError) as caught:
-        compile_missing([source], workshop, SilentObserver())
+        compile_missing([source], workshop, BuildObserver())
     assert (
         str(caught.value)
         == 'kernels/quant/wrong.cu does not compile: quant/wrong.cu(4): error: identifier "nothing" is undefined'

@@ -10,9 +10,8 @@ import torch
 import gemmill as package
 from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.runtime import checks, operands
-from gemmill.runtime.evidence import evidence_of
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.runtime.select import Choice, select
+from gemmill.runtime.select import Choice, evidence_of, select
 from gemmill.runtime.table import make_table
 from gemmill.runtime.table_file import Source, TableRow, in_order
 from gemmill.runtime.table_file import make_table as make_tuned_table

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gemmill import settings
-from gemmill.build.scheduler import Scheduler
+from gemmill.build.scheduler import Scheduler, gathered
 from gemmill.ownership import own_files
 
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
@@ -26,25 +26,16 @@ def run_on_cluster(
     client = scheduler.connect(
         "start one with `dask scheduler`, and workers with `dask worker ADDRESS --nthreads 1`, each with memory for a compiler"
     )
-    from distributed import as_completed
-
     with client:
-        futures = {
+        submitted = {
             client.submit(compile_here, str(folder), module, request, pure=False): request
             for request, module in requests.items()
         }
         failures = {}
-        try:
-            for future in as_completed(list(futures)):  # type: ignore[no-untyped-call]
-                try:
-                    text = future.result()
-                except Exception as error:
-                    text = f"{type(error).__name__}: {error}"
-                if text:
-                    failures[futures[future]] = text
-                ended()
-        finally:
-            client.cancel(list(futures))
+        for request, text, error in gathered(client, submitted):
+            if error is not None or text:
+                failures[request] = text or f"{type(error).__name__}: {error}"
+            ended()
     return failures
 
 

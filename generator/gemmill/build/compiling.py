@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gemmill.build.cache import Lookup
-from gemmill.build.errors import BuildError, first_error
+from gemmill.build.errors import BuildError, disk_full, first_error
 from gemmill.build.failures import Failure
 from gemmill.build.graph import run_graph
 from gemmill.build.options import BuildObserver
@@ -46,11 +46,6 @@ def compile_missing(missing: Sequence[Source], workshop: Workshop, observer: Bui
                 workshop.ledger.record(source, error)
                 errors[source.name] = error
             errors |= {source.name: error for source, error in result.left_out.items()}
-            if errors and not workshop.options.keep_going:
-                name, error = next(iter(errors.items()))
-                raise BuildError(
-                    f"{name} does not compile: {error}; leave it out with --filter, or build without what fails"
-                )
             if result.killed:
                 workshop = replace(workshop, options=replace(workshop.options, jobs=1))
             units = result.retry
@@ -101,10 +96,8 @@ def _run_round(units: Sequence[Unit], folder: Path, workshop: Workshop, observer
 
 def _explain(unit: Unit, outcome: CompileOutcome, workshop: Workshop) -> str:
     if outcome.failure == Failure.DISK_FULL:
-        return (
-            f"the disk is full (compiling {unit.label}; objects go to {workshop.cache.folder}, the compiler's own files to TMPDIR or /tmp): "
-            "free some space, or name another folder with GEMMILL_HOME"
-        )
+        places = f"objects go to {workshop.cache.folder}, the compiler's own files to TMPDIR or /tmp"
+        return str(disk_full(f"compiling {unit.label}; {places}"))
     if outcome.failure == Failure.CHANGED:
         return f"{outcome.message} ({unit.label}): build again"
     return f"{unit.label} was not compiled: {first_error(outcome.message)}"

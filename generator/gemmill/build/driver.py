@@ -11,7 +11,7 @@ from gemmill.build.errors import BuildError, reported
 from gemmill.build.files import digest
 from gemmill.build.linking import check_size, describe, intact_build, publish, runtimes
 from gemmill.build.maintenance import remove_stale
-from gemmill.build.options import BuildObserver, BuildOptions, BuildResult, SilentObserver
+from gemmill.build.options import BuildObserver, BuildOptions, BuildResult
 from gemmill.build.planning import Work, survey
 from gemmill.build.sources import EXPORTS, Source, SourceKind, text_source
 from gemmill.build.workshop import Workshop, open_workshop
@@ -29,7 +29,7 @@ _BUILD_ID_DIGITS = 12
 def build(selection: Selection, options: BuildOptions, observer: BuildObserver | None = None) -> BuildResult:
     """Compile what the cache lacks, link and publish below `options.home_dir`/builds; the same build is made once.
     Variants that do not compile are left out and listed. Raises BuildError; then every earlier build is as it was."""
-    observer = observer or SilentObserver()
+    observer = observer or BuildObserver()
     started = time.monotonic()
     home = options.home_dir
     with reported(home, "building"), own_files():
@@ -104,7 +104,7 @@ def _finish(
     )
     table_entries = workshop.cache.lookup([table])
     if table_entries.missing:
-        compile_missing([table], workshop, SilentObserver())
+        compile_missing([table], workshop, BuildObserver())
         table_entries = look_again([table], workshop)
     objects = [workshop.cache.object_path(entry) for entry in (*table_entries.entries, *entries)]
     objects += runtimes(variants, workshop)

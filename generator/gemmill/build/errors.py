@@ -12,6 +12,11 @@ class BuildError(Exception):
     """The text says what was asked, what was found and what to do. Nothing half-written is left behind."""
 
 
+def disk_full(doing: str) -> BuildError:
+    """That there is no room to do what is said."""
+    return BuildError(f"the disk is full ({doing}): free some space, or name another folder with GEMMILL_HOME")
+
+
 @contextmanager
 def reported(folder: Path, doing: str) -> Iterator[None]:
     """Turn an OSError on files below `folder` into a BuildError."""
@@ -20,9 +25,7 @@ def reported(folder: Path, doing: str) -> Iterator[None]:
     except OSError as error:
         where = error.filename or folder
         if error.errno in DISK_FULL:
-            raise BuildError(
-                f"the disk is full ({doing} in {folder}): free some space, or name another folder with GEMMILL_HOME"
-            ) from None
+            raise disk_full(f"{doing} in {folder}") from None
         if isinstance(error, PermissionError) or error.errno == errno.EROFS:
             raise BuildError(
                 f"cannot write {where} ({doing}): {error.strerror}; make it writable, or name another folder with GEMMILL_HOME"

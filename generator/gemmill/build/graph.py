@@ -5,7 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from gemmill.build.errors import BuildError
 from gemmill.build.failures import Failure
 from gemmill.build.options import BuildOptions
 from gemmill.build.requests import CompileOutcome
-from gemmill.build.scheduler import Scheduler
 from gemmill.build.sources import SourceKind, expand
 from gemmill.build.units import Unit
 from gemmill.build.workshop import Workshop
@@ -32,35 +31,39 @@ def run_graph(
 ) -> None:
     """Compile the units in `folder`, a new one, as many at a time as the options say; `done` is called as each ends.
     Raises BuildError where ninja cannot run, OSError where files cannot be written."""
-    outcomes = {folder / f"{unit.key}.outcome.json": unit for unit in units}
+    waiting = {folder / f"{unit.key}.outcome.json": unit for unit in units}
     modules: dict[str, str] = {}
-    python = shlex.quote(sys.executable).replace("$", "$$")
-    lines = [
-        "ninja_required_version = 1.10",
-        "pool compilers",
-        f"  depth = {workshop.options.job_count}",
-        "rule compile",
-        f"  command = {python} -m gemmill.build.compile_unit $in",
-        "  description = $out",
-        "  pool = compilers",
-        "rule compile_dsl",
-        f"  command = {python} -m gemmill.build.dsl_unit $in",
-        "  description = $out",
-        "",
-    ]
-    for path, unit in outcomes.items():
+    edges = []
+    for path, unit in waiting.items():
         request = folder / f"{unit.key}.request.json"
         _write_sources(unit, folder)
-        of_dsl = unit.kind is SourceKind.DSL
-        asked = (dsl_request if of_dsl else _request)(unit, folder, path, workshop)
-        write_whole(request, json.dumps(asdict(asked)))
-        modules[request.name] = "gemmill.build.dsl_unit" if of_dsl else "gemmill.build.compile_unit"
-        lines.append(f"build {path.name}: {'compile_dsl' if of_dsl else 'compile'} {request.name}")
+        ask, module = (dsl_request, "dsl_unit") if unit.kind is SourceKind.DSL else (_request, "compile_unit")
+        write_whole(request, json.dumps(asdict(ask(unit, folder, path, workshop))))
+        modules[request.name] = f"gemmill.build.{module}"
+        edges.append(f"build {path.name}: {module} {request.name}")
+
+    def report_ended() -> None:
+        for path in [path for path in waiting if path.is_file()]:
+            done(waiting.pop(path), CompileOutcome(**json.loads(path.read_text(encoding="utf-8"))))
+
     if workshop.options.scheduler is not None:
-        _run_cluster(workshop.options.scheduler, folder, modules, outcomes, done)
-        return
-    write_whole(folder / "build.ninja", "\n".join(lines) + "\n")
-    _run_ninja(folder, _jobs(units, workshop.options), outcomes, done)
+        failures = run_on_cluster(workshop.options.scheduler, folder, modules, report_ended)
+        printed = {request: text.splitlines() for request, text in failures.items()}
+    else:
+        write_whole(folder / "build.ninja", "\n".join([*_rules(workshop.options), *edges, ""]))
+        printed = dict.fromkeys(modules, _run_ninja(folder, _jobs(units, workshop.options), report_ended))
+    report_ended()
+    for path, unit in waiting.items():
+        said = printed.get(path.name.replace(".outcome.", ".request."), [])
+        done(unit, CompileOutcome(failure=Failure.TOOL, message=_why_no_outcome(said)))
+
+
+def _rules(options: BuildOptions) -> Iterator[str]:
+    python = shlex.quote(sys.executable).replace("$", "$$")
+    yield from ("ninja_required_version = 1.10", "pool compilers", f"  depth = {options.job_count}")
+    for module, pool in (("compile_unit", "compilers"), ("dsl_unit", "")):
+        yield from (f"rule {module}", f"  command = {python} -m gemmill.build.{module} $in")
+        yield from ("  description = $out", f"  pool = {pool}")
 
 
 def _jobs(units: Sequence[Unit], options: BuildOptions) -> int:
@@ -131,26 +134,9 @@ def dsl_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop) -> 
     )
 
 
-def _run_cluster(
-    scheduler: Scheduler,
-    folder: Path,
-    modules: Mapping[str, str],
-    outcomes: Mapping[Path, Unit],
-    done: Callable[[Unit, CompileOutcome], None],
-) -> None:
-    waiting = dict(outcomes)
-    failures = run_on_cluster(scheduler, folder, modules, lambda: _report_ended(waiting, done))
-    _report_ended(waiting, done)
-    for path, unit in waiting.items():
-        printed = failures.get(path.name.replace(".outcome.", ".request."), "").splitlines()
-        done(unit, CompileOutcome(failure=Failure.TOOL, message=_why_no_outcome(printed)))
-
-
-def _run_ninja(
-    folder: Path, jobs: int, outcomes: Mapping[Path, Unit], done: Callable[[Unit, CompileOutcome], None]
-) -> None:
+def _run_ninja(folder: Path, jobs: int, ended: Callable[[], None]) -> list[str]:
+    """What ninja printed; `ended` is called as an edge ends: what the edge wrote says how."""
     command = [str(_find_ninja()), "-k", "0", "-j", str(jobs)]
-    waiting = dict(outcomes)
     printed = []
     try:
         process = subprocess.Popen(
@@ -167,21 +153,13 @@ def _run_ninja(
     with process:
         assert process.stdout is not None  # a pipe was asked for
         try:
-            # ninja prints a line as each edge ends; what the edge wrote says how.
             for line in process.stdout:
                 printed.append(line.rstrip())
-                _report_ended(waiting, done)
+                ended()
         except BaseException:
             process.terminate()
             raise
-    _report_ended(waiting, done)
-    for unit in waiting.values():
-        done(unit, CompileOutcome(failure=Failure.TOOL, message=_why_no_outcome(printed)))
-
-
-def _report_ended(waiting: dict[Path, Unit], done: Callable[[Unit, CompileOutcome], None]) -> None:
-    for path in [path for path in waiting if path.is_file()]:
-        done(waiting.pop(path), CompileOutcome(**json.loads(path.read_text(encoding="utf-8"))))
+    return printed
 
 
 def _why_no_outcome(printed: Sequence[str]) -> str:

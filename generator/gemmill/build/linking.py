@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gemmill import settings
 from gemmill.build.cache import Entry
-from gemmill.build.errors import BuildError, first_error
+from gemmill.build.errors import BuildError, disk_full, first_error
 from gemmill.build.files import file_digest, sync_file
 from gemmill.build.inspect import facts_of
 from gemmill.build.provenance import source_digest
@@ -104,9 +104,7 @@ def _link(extension: Path, objects: Sequence[Path], workshop: Workshop) -> None:
         return
     message = done.stderr or done.stdout
     if "No space left on device" in message:
-        raise BuildError(
-            f"the disk is full (linking in {extension.parent.parent}): free some space, or name another folder with GEMMILL_HOME"
-        )
+        raise disk_full(f"linking in {extension.parent.parent}")
     lines = [line for line in message.splitlines() if "undefined reference" in line or "multiple definition" in line]
     raise BuildError(f"linking failed: {lines[0].strip() if lines else first_error(message)}")
 
@@ -187,8 +185,6 @@ def describe(
         arch=str(selection.arch),
         selection=selection.name,
         extension=f"gemmill_{build_id}.so",
-        extension_sha256="",
-        extension_bytes=0,
         torch_target=TORCH_TARGET,
         toolchain=Toolchain(
             nvcc=tools.nvcc_version,

@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from gemmill import settings
 from gemmill.build.errors import BuildError
@@ -33,12 +32,8 @@ class BuildOptions:
     """Of a Dask cluster that compiles; None for this machine."""
     max_size: int | None = None
     """Bytes; an extension that is larger is not published."""
-    keep_going: bool = True
-    """Build without the variants that do not compile; False makes the first of them an error."""
     retry_failed: bool = False
     """Try variants again that the ledger knows as failed."""
-    cuda_home: Path | None = None
-    """A toolkit to use before all others."""
     kernels: Path | None = None
     """The folder of hand-written sources; None for gemmill's own."""
 
@@ -127,7 +122,7 @@ class BuildResult:
         return self.manifest.rejected
 
 
-class BuildObserver(Protocol):
+class BuildObserver:
     """Is told how a build goes on. Weights are estimated CPU seconds."""
 
     def started(self, total_weight: float) -> None:
@@ -141,18 +136,6 @@ class BuildObserver(Protocol):
 
     def finished(self, result: BuildResult) -> None:
         """The build is in place."""
-
-
-class SilentObserver:
-    """Tells nobody."""
-
-    def started(self, total_weight: float) -> None: ...
-
-    def unit_done(self, label: str, weight: float, ok: bool) -> None: ...
-
-    def linking(self) -> None: ...
-
-    def finished(self, result: BuildResult) -> None: ...
 
 
 def automatic_jobs(memory: int, *, beside: int = 0, least: int = 1) -> int:

@@ -3,7 +3,7 @@
 A kernel of the CuTe DSL is compiled by the package of this generator: there, gemmill must be installed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -23,13 +23,6 @@ _CODES = {
 }
 """C type, and the bits of -2, -1, 0, 1 and 2."""
 _OUT = {DType.BF16: "__nv_bfloat16", DType.F16: "__half"}
-_ADAPTER = """import sys
-from pathlib import Path
-
-from gemmill.emit.adapter import emit_adapter, read_header
-
-Path("adapter.cpp").write_text(emit_adapter(sys.argv[1], sys.argv[2], read_header(Path(f"{sys.argv[1]}.h").read_text())))
-"""
 
 
 def reproducer(config: Any, sizes: Mapping[str, int], expected: str) -> tuple[EmittedFile, ...]:
@@ -56,16 +49,26 @@ def reproducer(config: Any, sizes: Mapping[str, int], expected: str) -> tuple[Em
         "swizzle": int(row.facts.swizzle),
         "splits": int(row.facts.splits),
         "expected": expected,
+        "dsl": is_of_dsl(config),
+        "source": emitted.path.name,
+        "gencode": config.arch.gencode,
+        "flags": _flags(config),
     }
-    files = [
-        EmittedFile(path=PurePosixPath("main.cu"), text=render("export/main.cu.jinja", values)),
-        EmittedFile(path=PurePosixPath(emitted.path.name), text=emitted.text),
-        EmittedFile(path=PurePosixPath("build.sh"), text=_script(config, emitted.path.name, symbol)),
-        *_copied("core", family.name, "extension/driver.cpp", "extension/driver.h"),
+    rendered = ["main.cu", "build.sh", *(["adapter.py"] if is_of_dsl(config) else [])]
+    copied = [
+        f"extension/{file}" for file in ("driver.cpp", "driver.h", *(["cutedsl.cpp"] if is_of_dsl(config) else []))
     ]
-    if is_of_dsl(config):
-        files += [EmittedFile(path=PurePosixPath("adapter.py"), text=_ADAPTER), *_copied("extension/cutedsl.cpp")]
-    return tuple(files)
+    return (
+        *(EmittedFile(path=PurePosixPath(file), text=render(f"export/{file}.jinja", values)) for file in rendered),
+        EmittedFile(path=PurePosixPath(emitted.path.name), text=emitted.text),
+        *_copied("core", family.name, *copied),
+    )
+
+
+def _flags(config: Any) -> str:
+    """Those of a build, for a shell."""
+    expanded = expand(flags_for(config.arch).cuda, {"gemmill": Path(), "cutlass": Path("$CUTLASS_INCLUDE")})
+    return " ".join(f'"{flag}"' if "$" in flag else flag for flag in expanded if flag != "-Xptxas=-v")
 
 
 def _copied(*names: str) -> Iterator[EmittedFile]:
@@ -75,29 +78,3 @@ def _copied(*names: str) -> Iterator[EmittedFile]:
         for file in sorted(path.glob("*.*h")) if path.is_dir() else [path]:
             relative = file.relative_to(kernels_dir())
             yield EmittedFile(path=PurePosixPath(relative.as_posix()), text=file.read_text(encoding="utf-8"))
-
-
-def _script(config: Any, source: str, symbol: str) -> str:
-    """What compiles and runs it: the flags of a build."""
-    roots = {"gemmill": Path(), "cutlass": Path("$CUTLASS_INCLUDE")}
-    flags = flags_for(config.arch)
-    if is_of_dsl(config):
-        return _lines(
-            "# Needs nvcc, and Python with gemmill[toolchain,dsl], which compiles the kernel and writes the adapter to it.",
-            f"python {source} --out .",
-            f"python adapter.py {symbol} {to_name(config)}",
-            "RUNTIME=$(python -c 'from gemmill.build.dsl import find_dsl; print(find_dsl(13).runtime)')",
-            f"nvcc -std=c++17 -O2 -gencode={config.arch.gencode} -I. -Iextension main.cu adapter.cpp "
-            f'extension/cutedsl.cpp extension/driver.cpp {symbol}.o "$RUNTIME" -o reproducer',
-        )
-    words = [f'"{flag}"' if "$" in flag else flag for flag in expand(flags.cuda, roots) if flag != "-Xptxas=-v"]
-    return _lines(
-        "# Needs nvcc and CUTLASS's headers.",
-        ': "${CUTLASS_INCLUDE:?name the include folder of CUTLASS}"',
-        f"nvcc {' '.join(words)} -Iextension main.cu {source} extension/driver.cpp -o reproducer",
-    )
-
-
-def _lines(*steps: str) -> str:
-    shell: Sequence[str] = ("#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *steps, "./reproducer")
-    return "\n".join(shell) + "\n"

@@ -4,9 +4,10 @@ So an address is taken where only this machine reaches it, or where certificates
 says that everybody on its network may run code.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from gemmill.build.errors import BuildError
@@ -15,6 +16,7 @@ CONNECT_SECONDS = 30
 LOOPBACK = "127.0.0.1"
 _OWN = ("inproc",)
 _WITH_CERTIFICATES = ("tls", "wss")
+T = TypeVar("T")
 
 
 class SchedulerError(BuildError):
@@ -61,6 +63,23 @@ class Scheduler:
             raise SchedulerError(
                 f"no Dask scheduler answers at {self.address!r} ({type(error).__name__}): {how_to_start}"
             ) from None
+
+
+def gathered(client: Any, submitted: Mapping[Any, T]) -> Iterator[tuple[T, Any, Exception | None]]:
+    """Of each of a client's futures, as it ends: what it was submitted for, its result and its error. Whoever stops taking them
+    cancels the rest."""
+    from distributed import as_completed
+
+    try:
+        for future in as_completed(list(submitted)):  # type: ignore[no-untyped-call]
+            result, failure = None, None
+            try:
+                result = future.result()  # which may be gone again, with the worker that had it
+            except Exception as error:
+                failure = error
+            yield submitted[future], result, failure
+    finally:
+        client.cancel(list(submitted))
 
 
 def _scheme(address: str) -> str:

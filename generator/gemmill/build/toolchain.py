@@ -50,10 +50,10 @@ class ToolchainPaths:
         return [self.home / "bin", self.nvdisasm.parent]
 
 
-def find_toolchain(cuda_home: Path | None = None, *, memo: FileMemo | None = None) -> ToolchainPaths:
+def find_toolchain(*, memo: FileMemo | None = None) -> ToolchainPaths:
     """The toolchain to build with. Raises BuildError, which says what to install."""
     memo = memo or FileMemo(settings.home() / "memo" / "files.json")
-    home, found_by = _find_cuda(cuda_home)
+    home, found_by = _find_cuda()
     nvcc = home / "bin" / "nvcc"
     text = memo.get(nvcc, lambda path: _output([path, "--version"]), kind="version")
     release = re.search(r"\bV(\d+)\.(\d+)\.(\d+)", text)
@@ -108,14 +108,13 @@ def find_launcher() -> tuple[str, ...]:
     return next(((found,) for name in ("ccache", "sccache") if (found := shutil.which(name))), ())
 
 
-def _find_cuda(asked: Path | None) -> tuple[Path, str]:
-    for found_by, home in (("cuda_home", asked), ("GEMMILL_CUDA_HOME", settings.cuda_home())):
-        if home is not None:
-            if not (home / "bin" / "nvcc").is_file():
-                raise BuildError(
-                    f"no CUDA compiler at {home / 'bin' / 'nvcc'}, which {found_by} names: correct it, or unset it"
-                )
-            return home, found_by
+def _find_cuda() -> tuple[Path, str]:
+    if named := settings.cuda_home():
+        if not (named / "bin" / "nvcc").is_file():
+            raise BuildError(
+                f"no CUDA compiler at {named / 'bin' / 'nvcc'}, which GEMMILL_CUDA_HOME names: correct it, or unset it"
+            )
+        return named, "GEMMILL_CUDA_HOME"
     for home in _wheel_homes():
         if (home / "bin" / "nvcc").is_file():
             return home, "PyPI wheels"

@@ -40,7 +40,7 @@ def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
     _check_writers(home)
     memo_path = home / "memo" / "files.json"
     memo = FileMemo(memo_path)
-    toolchain = find_toolchain(options.cuda_home, memo=memo)
+    toolchain = find_toolchain(memo=memo)
     dsl, without_dsl = None, ""
     try:
         dsl = find_dsl(toolchain.cuda_major, memo)

@@ -63,12 +63,13 @@ def build(
     """
     from gemmill.build.driver import build as make
     from gemmill.build.errors import BuildError
+    from gemmill.build.options import BuildOptions
     from gemmill.build.planning import plan as plan_build
     from gemmill.build.toolchain import find_toolchain
     from gemmill.runtime.builds import settle
 
     selection = variants.selection_of(select, arch, filters)
-    options = o.build_options(
+    options = BuildOptions(
         jobs=jobs,
         max_size=max_size,
         home=home,
@@ -119,20 +120,17 @@ class ProgressObserver:
         if not self._total:
             self._begun = monotonic()
         self._total = total_weight
-        self._update("compiling")
+        self._update()
 
     def unit_done(self, label: str, weight: float, ok: bool) -> None:
         """Advance, and keep a line for what failed."""
         self._units += 1
         self._completed += weight
-        self._update("compiling")
+        self._update()
         if not ok:
             self._progress.console.print(f"did not compile: {label}", markup=False)
         elif not self._progress.console.is_terminal:
-            left = seconds(
-                seconds_left(self._total, self._completed, self._units, monotonic() - self._begun, self._jobs)
-            )
-            self._progress.console.print(f"compiled {label}, about {left} left", markup=False)
+            self._progress.console.print(f"compiled {label}, about {seconds(self._left)} left", markup=False)
 
     def linking(self) -> None:
         """All objects are there."""
@@ -143,11 +141,13 @@ class ProgressObserver:
         total = self._total or 1.0
         self._progress.update(self._task, total=total, completed=total, description="built", finish=None)
 
-    def _update(self, description: str) -> None:
-        left = seconds_left(self._total, self._completed, self._units, monotonic() - self._begun, self._jobs)
-        self._progress.update(
-            self._task, total=self._total, completed=self._completed, description=description, finish=monotonic() + left
-        )
+    @property
+    def _left(self) -> float:
+        return seconds_left(self._total, self._completed, self._units, monotonic() - self._begun, self._jobs)
+
+    def _update(self) -> None:
+        told = {"total": self._total, "completed": self._completed, "finish": monotonic() + self._left}
+        self._progress.update(self._task, description="compiling", **told)
 
 
 def seconds_left(total: float, completed: float, units: int, elapsed: float, jobs: int) -> float:

@@ -15,8 +15,7 @@ from gemmill.family.questions import NONE
 from gemmill.registry import REGISTRY
 
 if TYPE_CHECKING:
-    from gemmill.runtime.evidence import Evidence
-    from gemmill.runtime.select import Choice
+    from gemmill.runtime.select import Choice, Evidence
 
 NEAREST = 5
 """Variants that are listed one by one."""
@@ -48,8 +47,8 @@ def explain(
     question = {name: None if value == NONE else value for name, value in told.items()}
     import gemmill
     from gemmill.numerics.cases import cases_of_op
-    from gemmill.runtime.evidence import evidence_of
     from gemmill.runtime.schemas import BY_NAME
+    from gemmill.runtime.select import evidence_of
 
     if op not in BY_NAME:
         raise UsageError(f"no op {op!r} to explain: there are {', '.join(BY_NAME)}")

@@ -9,7 +9,6 @@ from gemmill.cli.exits import UsageError
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
-    from gemmill.build.options import BuildOptions
     from gemmill.build.scheduler import Scheduler
 
 
@@ -134,17 +133,3 @@ def scheduler_of(address: str | None, *, trust_network: bool) -> "Scheduler | No
         return None if address is None else Scheduler(address=address, trusts_network=trust_network)
     except SchedulerError as error:
         raise UsageError(str(error)) from None
-
-
-def build_options(
-    *,
-    jobs: int | None,
-    max_size: int | None,
-    home: Path | None,
-    retry_failed: bool = False,
-    scheduler: "Scheduler | None" = None,
-) -> "BuildOptions":
-    """What the user set; the rest is the build's own default."""
-    from gemmill.build.options import BuildOptions
-
-    return BuildOptions(jobs=jobs, max_size=max_size, home=home, retry_failed=retry_failed, scheduler=scheduler)

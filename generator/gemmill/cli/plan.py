@@ -35,10 +35,11 @@ def plan(
 
         gemmill plan --select sweep --filter out_dtype=bf16 --max-size 60MB --json
     """
+    from gemmill.build.options import BuildOptions
     from gemmill.build.planning import plan as plan_build
 
     selection = variants.selection_of(select, arch, filters)
-    planned = plan_build(selection, o.build_options(jobs=jobs, max_size=max_size, home=home))
+    planned = plan_build(selection, BuildOptions(jobs=jobs, max_size=max_size, home=home))
     print_plan(selection, planned, as_json)
 
 

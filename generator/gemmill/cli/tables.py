@@ -1,11 +1,13 @@
 """`gemmill table`: look at tuned tables, compare and merge them."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from gemmill.cli import options as o
 from gemmill.cli import variants
@@ -38,7 +40,7 @@ def show(
 
         gemmill table show nvidia-h200.json --json
     """
-    from gemmill.runtime.table_file import read_table, shape_heading
+    from gemmill.runtime.table_file import read_table
 
     if file is None:
         _show_loaded(build, as_json)
@@ -55,18 +57,28 @@ def show(
             }
         )
         return
-    columns = ["op", shape_heading(found.rows), "us", "runner-up", "tied", "variant", "source"]
-    rows = [
-        (row.op, row.shape, f"{row.us[0]:.2f}", _margin(row), row.tied, row.variants[0], row.source)
-        for row in found.rows
-    ]
-    title = f"{count(len(rows), 'row')} of {found.device} ({found.arch}), digest {found.digest}"
-    console().print(table(title, columns, rows, right=columns[2:5]))
+    title = f"{count(len(found.rows), 'row')} of {found.device} ({found.arch}), digest {found.digest}"
+    console().print(rows_table(title, found.rows, "source"))
     for key, source in found.sources.items():
         clocks = ", ".join(f"{name} {value:g}" for name, value in source.clocks_mhz.items())
         typer.echo(
             f"{key}: {source.program} on {source.gpu}, driver {source.driver or 'unknown'}, {source.date}; {clocks or 'clocks unknown'}"
         )
+
+
+def rows_table(title: str, rows: "Sequence[TableRow]", *more: str) -> Table:
+    """What rows of a tuned table say, and `more` of their fields."""
+    from gemmill.runtime.table_file import shape_heading
+
+    columns = ["op", shape_heading(rows), "us", "runner-up", "tied", "variant", *more]
+    cells = [
+        (
+            *(row.op, row.shape, f"{row.us[0]:.2f}", "-" if row.margin is None else f"{row.margin:+.1%}"),
+            *(row.tied, row.variants[0], *(getattr(row, name) for name in more)),
+        )
+        for row in rows
+    ]
+    return table(title, columns, cells, right=columns[2:5])
 
 
 def _show_loaded(build: str | None, as_json: bool) -> None:
@@ -301,10 +313,6 @@ def make(
     if report is not None:
         write_report(record, report, repeats=repeats, margin=margin)
         typer.echo(f"report: {report}")
-
-
-def _margin(row: "TableRow") -> str:
-    return "-" if row.margin is None else f"{row.margin:+.1%}"
 
 
 def _chosen(row: "TableRow | None") -> str | None:

@@ -10,7 +10,7 @@ import typer
 from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode
-from gemmill.cli.output import console, count, seconds, table
+from gemmill.cli.output import console, count, seconds
 from gemmill.cli.progress import sweep_progress
 from gemmill.cli.shapes import (
     DEFAULT_OP,
@@ -21,6 +21,7 @@ from gemmill.cli.shapes import (
     TensorParallelOption,
     problems_of,
 )
+from gemmill.cli.tables import rows_table
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from gemmill.space.selections import Selection
     from gemmill.tune.heuristics import Shape, Tile
     from gemmill.tune.problems import Problem
-    from gemmill.tune.program import Opened, TuneRequest, TuneResult
+    from gemmill.tune.program import TuneRequest, TuneResult
     from gemmill.tune.protocol import WorkerSpec
+    from gemmill.tune.sweep import Executor
 
 
 def tune(
@@ -96,7 +98,7 @@ def tune(
 
         gemmill tune --shapes shapes.csv --repeat 2 --margin 3%
     """
-    from gemmill.tune.program import TuneRequest, read_builds, stand_in_build
+    from gemmill.tune.program import TuneRequest, stand_in_build
     from gemmill.tune.sweep import SweepOptions
 
     problems = problems_of(shapes=shapes, models=models, misses=misses, ops=ops, tensor_parallel=tensor_parallel, m=m)
@@ -107,7 +109,7 @@ def tune(
         found, names = [], None
     else:
         folder, manifest = variants.build_of(build)
-        found = read_builds([folder])
+        found = [(folder, manifest)]
         names = (
             frozenset(e.name for e in variants.filter_entries(manifest, filters))
             if filters and selection is None
@@ -156,7 +158,7 @@ def _run(request: "TuneRequest", selection: "Selection | None", scheduler: "Sche
         return tune_selection(request, selection, lambda spec: _executor(spec, scheduler), observer=observer)
 
 
-def _executor(spec: "WorkerSpec", scheduler: "Scheduler | None") -> "Opened":
+def _executor(spec: "WorkerSpec", scheduler: "Scheduler | None") -> "Executor":
     """A cluster where one is named or there are several GPUs; for one GPU its measuring process is all that is needed."""
     from gemmill.tune.device import gpu_count
     from gemmill.tune.executors import LocalExecutor
@@ -176,24 +178,11 @@ def _advice(problems: "Sequence[Problem]") -> "Mapping[Shape, Sequence[Tile]]":
 
 
 def _print_result(result: "TuneResult") -> None:
-    from gemmill.runtime.table_file import shape_heading
     from gemmill.tune.choice import MARGIN
     from gemmill.tune.sweep import decide_entry
 
     for path, found in result.tables:
-        rows = [
-            (
-                row.op,
-                row.shape,
-                f"{row.us[0]:.2f}",
-                "-" if row.margin is None else f"{row.margin:+.1%}",
-                row.tied,
-                row.variants[0],
-            )
-            for row in found.rows
-        ]
-        columns = ["op", shape_heading(found.rows), "us", "runner-up", "tied", "variant"]
-        console().print(table(f"{count(len(rows), 'shape')} on {found.device}", columns, rows, right=columns[2:5]))
+        console().print(rows_table(f"{count(len(found.rows), 'shape')} on {found.device}", found.rows))
         typer.echo(f"table: {path if path is not None else 'not written, name one with --table'}")
     faults = [
         (problem, name, finding) for problem, found in result.record.faults.items() for name, finding in found.items()

@@ -6,6 +6,7 @@ namespace hands gemmill's ops out, and what else the library has stays its own.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,21 +25,13 @@ _SERVED_BY = {op.name.removeprefix(VLLM_PREFIX): op.name for op in OPS}
 """The op of gemmill for each name of vLLM's: one with another name where ours does something else."""
 
 
-def _supports(capability: int, b_scale: ScaleGranularity, group_size: int) -> bool:
+def _supports(b_scale: ScaleGranularity, group_size: int, capability: int) -> bool:
     try:
         entries = ops.variants(op=SCALED_MM, arch=f"sm{capability}a")
     except ManifestError:
         return False  # no build: nothing is compiled in
     predicates = (entry.predicate for entry in entries)
     return any((p.a_dtype, p.b_scale, p.group_size) == (DType.E4M3, b_scale, group_size) for p in predicates)
-
-
-def _supports_fp8(capability: int) -> bool:
-    return _supports(capability, ScaleGranularity.CHANNEL, 0)
-
-
-def _supports_block_fp8(capability: int) -> bool:
-    return _supports(capability, ScaleGranularity.BLOCK, 128)
 
 
 def _group_gemm_supported(capability: int) -> bool:
@@ -48,8 +41,8 @@ def _group_gemm_supported(capability: int) -> bool:
 
 
 _QUERIES = {
-    "cutlass_scaled_mm_supports_fp8": _supports_fp8,
-    "cutlass_scaled_mm_supports_block_fp8": _supports_block_fp8,
+    "cutlass_scaled_mm_supports_fp8": partial(_supports, ScaleGranularity.CHANNEL, 0),
+    "cutlass_scaled_mm_supports_block_fp8": partial(_supports, ScaleGranularity.BLOCK, 128),
 }
 """vLLM's capability queries, answered from the manifest: what is not compiled in is not claimed."""
 

@@ -21,20 +21,17 @@ def _answer(why: str | None) -> Answer:
     return why is None, why
 
 
-def _absence(compute_capability: int | None) -> str | None:
-    """Why no layer is taken on this GPU."""
-    if envs.VLLM_BATCH_INVARIANT:
-        return "gemmill chooses variants by the number of rows, and VLLM_BATCH_INVARIANT is set"
-    return absence(compute_capability)
-
-
-class GemmillFP8Linear(FP8ScaledMMLinearKernel):
-    """FP8 with a scale per tensor or channel of the weight, and per tensor or token of the activations."""
-
+class _OnThisGpu:
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> Answer:
         """Whether a build for this GPU is there."""
-        return _answer(_absence(compute_capability))
+        if envs.VLLM_BATCH_INVARIANT:
+            return False, "gemmill chooses variants by the number of rows, and VLLM_BATCH_INVARIANT is set"
+        return _answer(absence(compute_capability))
+
+
+class GemmillFP8Linear(_OnThisGpu, FP8ScaledMMLinearKernel):
+    """FP8 with a scale per tensor or channel of the weight, and per tensor or token of the activations."""
 
     @classmethod
     def can_implement(cls, c) -> Answer:
@@ -56,13 +53,8 @@ class GemmillFP8Linear(FP8ScaledMMLinearKernel):
         return gemmill.cutlass_scaled_mm(A, B, As, row_of(Bs), out_dtype, bias).view(*output_shape)
 
 
-class GemmillBlockFP8Linear(CutlassFp8BlockScaledMMKernel):
+class GemmillBlockFP8Linear(_OnThisGpu, CutlassFp8BlockScaledMMKernel):
     """FP8 with scales of 1 x 128 of the activations and 128 x 128 of the weight."""
-
-    @classmethod
-    def is_supported(cls, compute_capability: int | None = None) -> Answer:
-        """Whether a build for this GPU is there."""
-        return _answer(_absence(compute_capability))
 
     @classmethod
     def can_implement(cls, config) -> Answer:
@@ -81,13 +73,8 @@ class GemmillBlockFP8Linear(CutlassFp8BlockScaledMMKernel):
         return gemmill.cutlass_scaled_mm(A, B.t(), As, Bs.t(), self.config.out_dtype)
 
 
-class GemmillInt8Linear(CutlassInt8ScaledMMLinearKernel):
+class GemmillInt8Linear(_OnThisGpu, CutlassInt8ScaledMMLinearKernel):
     """INT8 with scales per tensor, token and channel, and zero points of the activations."""
-
-    @classmethod
-    def is_supported(cls, compute_capability: int | None = None) -> Answer:
-        """Whether a build for this GPU is there."""
-        return _answer(_absence(compute_capability))
 
     @classmethod
     def can_implement(cls, c) -> Answer:

@@ -90,8 +90,6 @@ class _Compiler:
         self._constants: dict[int, int] = {}
         self._facts: dict[tuple[int, ...], int] = {}
         """Values of facts that are known wherever the program has come to."""
-        self._branches = 0
-        """How many tests may pass over what is compiled now."""
 
     def steps(self, steps: Sequence[Step]) -> Block:
         """Their instructions. Tests of places that follow one another are made all at once, and one by one where that fails."""
@@ -159,9 +157,9 @@ class _Compiler:
     @contextmanager
     def _branch(self) -> Iterator[None]:
         """What is compiled meanwhile may be passed over."""
-        known, self._branches = dict(self._facts), self._branches + 1
+        known = dict(self._facts)
         yield
-        self._facts, self._branches = known, self._branches - 1
+        self._facts = known
 
     def _check_fields(self, say: str) -> None:
         for _, field, _, _ in Formatter().parse(say):

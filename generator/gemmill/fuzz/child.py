@@ -22,7 +22,7 @@ from gemmill.numerics.memory import Memory
 from gemmill.numerics.values import Pools
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE
 from gemmill.tune.bench import DEAD_CONTEXT, run
-from gemmill.tune.statistics import first_line
+from gemmill.tune.protocol import first_line
 
 Found = dict[str, Any]
 

@@ -43,8 +43,6 @@ class FuzzSpec:
     seed: int = 0
     gpu: bool = False
     build: str | None = None
-    device: int | None = None
-    """Index of the GPU that the process sees, None for the first that this process sees."""
 
     def op_of(self, index: int) -> str:
         """The op of a call: one after the other."""

@@ -27,7 +27,7 @@ def own_digest(data: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelEntry:
-    """One variant of the extension: what it is, what it accepts and what compiling it cost."""
+    """One variant of the extension: what it is, what it accepts and, as soon as it is compiled, what that cost."""
 
     name: str
     family: str
@@ -38,17 +38,17 @@ class KernelEntry:
     """C symbol of the launch function; variants that differ in launch settings alone share it."""
     predicate: Any
     """Of the type that its kernels declare, an Accepts."""
-    source_digest: str
+    source_digest: str = ""
     """SHA-256 of what the machine code is made from (gemmill.build.provenance): tuned rows are held against it."""
-    compile_seconds: float
+    compile_seconds: float = 0.0
     """CPU seconds, a shared translation unit's divided evenly."""
-    peak_memory_bytes: int
+    peak_memory_bytes: int = 0
     """Of the compiler process that made it."""
-    code_bytes: int
+    code_bytes: int = 0
     """Machine code, of all kernels where the variant has several."""
-    registers: int
+    registers: int = 0
     """A thread, of the kernel that needs most."""
-    spill_bytes: int
+    spill_bytes: int = 0
     """Stores and loads to local memory, as ptxas counts them."""
     sass: dict[str, int] = field(default_factory=dict)
     """How often the instructions that matter occur: QGMMA, IGMMA, UTMALDG, UTMASTG, ..."""
@@ -82,20 +82,20 @@ class Toolchain:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One build."""
+    """One build. A manifest that is read has every field; one of a selection that was never built has no extension."""
 
     schema_version: int
     build_id: str
     gemmill_version: str
-    created: str
+    created: str = ""
     """UTC, ISO 8601."""
     arch: str
     selection: str
-    extension: str
+    extension: str = ""
     """File name of the extension, beside the manifest."""
-    extension_sha256: str
-    extension_bytes: int
-    torch_target: str
+    extension_sha256: str = ""
+    extension_bytes: int = 0
+    torch_target: str = ""
     """Oldest torch that can load the extension, for example 2.11."""
     toolchain: Toolchain
     entries: tuple[KernelEntry, ...]

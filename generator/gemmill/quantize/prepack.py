@@ -15,7 +15,7 @@ too far.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -194,16 +194,12 @@ class _Folding:
             shifts = relative.clamp(self.shifts[0], self.shifts[-1])
             scales[rows] = (shifts + UE8M0.bias).to(torch.uint8)
             if tally.requantised_rows:
-                before = _part(weights, weights.codes[rows], weights.scales[rows]).values()
+                before = replace(weights, codes=weights.codes[rows], scales=weights.scales[rows]).values()
                 codes[rows] = _coded_anew(weights, rows, relative - shifts)
-                after = _part(weights, codes[rows], scales[rows]).values()
+                after = replace(weights, codes=codes[rows], scales=scales[rows]).values()
                 base = torch.exp2(self.base[rows].double()).repeat_interleave(self.groups * weights.format.group, 1)
                 tally.add(before, after * base[:, : weights.k])
         return BlockScaled(format=weights.format, codes=codes, scales=scales), tally
-
-
-def _part(weights: BlockScaled, codes: Tensor, scales: Tensor) -> BlockScaled:
-    return BlockScaled(format=weights.format, codes=codes, scales=scales)
 
 
 def _coded_anew(weights: BlockScaled, rows: slice, orders: Tensor) -> Tensor:
@@ -218,7 +214,7 @@ def _fold_rounded(weights: BlockScaled, global_scale: Tensor) -> Prepacked:
     """nvfp4 in e4m3: products on the smallest power of two for each row with which none is above 448, rounded."""
     tally, exponents = Tally(), []
     for rows in _chunks(weights):
-        before = _part(weights, weights.codes[rows], weights.scales[rows]).values()
+        before = replace(weights, codes=weights.codes[rows], scales=weights.scales[rows]).values()
         fraction, exponent = torch.frexp(before.abs().amax(dim=1) / E4M3.maximum)
         exponent = torch.where(fraction == 0, 0, exponent - (fraction == 0.5).int())
         exponents.append(exponent)

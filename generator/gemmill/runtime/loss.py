@@ -1,6 +1,6 @@
 """What a build loses at the shapes that tables have: against the fastest variant there, which it may not have."""
 
-import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -59,7 +59,7 @@ def loss_of(entries: Sequence[KernelEntry], tuned: Tuned, sm_count: int) -> Loss
         rows=len(answered),
         none=len(found) - len(answered),
         estimated=sum(estimated for _, estimated, _ in answered),
-        mean=math.exp(math.fsum(math.log(ratio) for ratio, *_ in answered) / len(answered)) - 1,
+        mean=statistics.geometric_mean(ratio for ratio, *_ in answered) - 1,
         worst=worst - 1,
         worst_at=f"{at.op} {at.shape}",
     )

@@ -13,29 +13,23 @@ _DTYPE_NAMES = {code: name for name, code in DTYPE_CODES.items()}
 _DEVICE_TYPES = {0: "cpu", 1: "cuda"}
 
 
+def of_tensor(tensor: torch.Tensor) -> Operand:
+    """What is known of a tensor."""
+    return _described(tensor, int, data=tensor.data_ptr())
+
+
 def of_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call:
     """The call with these arguments, in the schema's order. Raises TypeError if their number is wrong or one is missing."""
-    call: Call = {}
-    for parameter, value in zip(op.parameters, complete(op, arguments), strict=True):
-        if value is None and not parameter.optional:
-            raise TypeError(f"{op.name}: {parameter.name} is None, it must be a {parameter.kind.lower()}")
-        call[parameter.name] = _value_given(value, of_tensor)
-    return call
+    return _call(op, arguments, lambda value: of_tensor(value) if isinstance(value, torch.Tensor) else value)
 
 
 def of_symbolic_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call:
     """The same for tensors without memory, whose sizes may be symbolic: good for sizes of results, not for checks."""
-    return of_arguments(op, [_value_given(value, _of_symbolic) for value in arguments])
 
+    def described(value: Any) -> Any:
+        return _described(value, lambda size: size, data=0) if isinstance(value, torch.Tensor) else value
 
-def _value_given(value: Any, of: Callable[[torch.Tensor], Operand]) -> Any:
-    if isinstance(value, list | tuple):
-        return tuple(_value_given(one, of) for one in value)
-    return of(value) if isinstance(value, torch.Tensor) else value
-
-
-def _of_symbolic(tensor: torch.Tensor) -> Operand:
-    return _described(tensor, lambda size: size, data=0)
+    return _call(op, arguments, described)
 
 
 def of_fake_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call | None:
@@ -44,20 +38,18 @@ def of_fake_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call | None:
     A number that torch keeps symbolic stands with the value that it has in the call that is traced: to compare it itself
     would put a guard into the compiled code, for a check that the op makes again whenever it runs.
     """
+
+    def described(value: Any) -> Any:
+        return _described(value, _value_of, data=0) if isinstance(value, torch.Tensor) else _value_of(value)
+
     try:
-        return of_arguments(op, [_of_fake(value) for value in arguments])
+        return _call(op, arguments, described)
     except _UnknownError:
         return None
 
 
 class _UnknownError(Exception):
     """A symbolic number has no value: it depends on data."""
-
-
-def _of_fake(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return _described(value, _value_of, data=0)
-    return type(value)(map(_of_fake, value)) if isinstance(value, list | tuple) else _value_of(value)
 
 
 def _value_of(number: Any) -> Any:
@@ -68,6 +60,15 @@ def _value_of(number: Any) -> Any:
     return number.node.hint
 
 
+def _call(op: OpSchema, arguments: Sequence[Any], of: Callable[[Any], Any]) -> Call:
+    call: Call = {}
+    for parameter, value in zip(op.parameters, complete(op, arguments), strict=True):
+        if value is None and not parameter.optional:
+            raise TypeError(f"{op.name}: {parameter.name} is None, it must be a {parameter.kind.lower()}")
+        call[parameter.name] = tuple(map(of, value)) if isinstance(value, list | tuple) else of(value)
+    return call
+
+
 def complete(op: OpSchema, arguments: Sequence[Any]) -> list[Any]:
     """The arguments with defaults for those at the end that are not given. Raises TypeError if their number is wrong."""
     rest = op.parameters[len(arguments) :]
@@ -76,11 +77,6 @@ def complete(op: OpSchema, arguments: Sequence[Any]) -> list[Any]:
             f"{op.name} takes {len(op.arguments)} arguments ({', '.join(op.arguments)}), got {len(arguments)}"
         )
     return [*arguments, *(parameter.default for parameter in rest)]
-
-
-def of_tensor(tensor: torch.Tensor) -> Operand:
-    """What is known of a tensor."""
-    return _described(tensor, int, data=tensor.data_ptr())
 
 
 def _described(tensor: torch.Tensor, value_of: Callable[[Any], int], *, data: int) -> Operand:

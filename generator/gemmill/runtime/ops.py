@@ -40,7 +40,7 @@ _bootstrap: list[torch.library.Library] = []
 def load(build: str | Path | None = None) -> Build:
     """Load a build and give the ops its kernels.
 
-    `build` is a build id or a folder; None means the one that GEMMILL_BUILD names, else the current one for this GPU
+    `build` is a build id or a folder. None means the one that GEMMILL_BUILD names, else the current one for this GPU
     (`gemmill builds`), else the newest.
     Builds loaded earlier stay in the process, with their ops under `torch.ops.gemmill_<build id>`.
     Raises ManifestError with one sentence if there is no such build, or it cannot be used here.
@@ -125,8 +125,10 @@ def supports(
     arch: str | None = None,
     group_size: int | None = None,
 ) -> bool:
-    """Whether a variant is really compiled in for an op, operand (input) dtype, output dtype and architecture, and for a
-    group size of a quantisation op or of a GEMM's scales (0: per tensor or channel)."""
+    """Whether a variant is really compiled in for an op, operand (input) dtype, output dtype, architecture and group size.
+
+    The group size is that of a quantisation op or of a GEMM's scales; 0 means per tensor or channel.
+    """
 
     def name(kind: torch.dtype | str | None) -> str | None:
         return None if kind is None else str(kind).removeprefix("torch.")
@@ -178,9 +180,9 @@ def assume_constant_weights(assumed: bool = True) -> None:
     """Promise that no kernel still under way writes the `b` of a GEMM; kernels for few rows then read it early.
 
     Under programmatic dependent launch a kernel begins while its predecessors drain. With this promise it loads its
-    weights in that time, which in a chain of GEMMs hides most of the latency that decoding consists of. It holds for
-    the weights of a model that serves, and for any `b` written by ordinary kernels; it does not for a `b` written
-    by a kernel that itself lets its successors start early and is still writing. Off by default; also
+    weights in that time, which in a chain of GEMMs hides most of the latency that decoding consists of. The promise
+    holds for the weights of a model that serves, and for any `b` written by ordinary kernels. It does not hold for a
+    `b` that is still being written by a kernel which itself lets its successors start early. Off by default; also
     GEMMILL_CONSTANT_WEIGHTS=1.
     """
     global _constant_weights
@@ -202,7 +204,7 @@ def stats() -> list[Chosen]:
 def table_digest() -> str:
     """A digest of the measured choices of the active build, loaded if none is yet.
 
-    Processes that have the same build and digest choose the same variant for the same call on the same kind of GPU, so
+    Processes that have the same build and digest choose the same variant for the same call on the same kind of GPU. So
     the ranks of a server can compare this one text.
     """
     return active().tuned.digest

@@ -4,11 +4,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from gemmill.family import ProblemCall, Row
 from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
 from gemmill.runtime.table import Table, TunedRow
+from gemmill.runtime.table_file import Source, TableRow
+from gemmill.runtime.tuned import Tuned, siblings
 
 
 class Trust(Enum):
@@ -181,3 +184,24 @@ def _trace(
                 name=entry.name, reason=reason
             )  # of the row for this class of calls, where there is one
     return tuple(reasons.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What was measured, where and when."""
+
+    table: Path
+    row: TableRow
+    source: Source
+
+
+def evidence_of(choice: Choice, tuned: Tuned) -> Evidence | None:
+    """The row behind a choice, in the most preferred of the build's tables that has it; None for a choice of the model."""
+    if choice.measured is None or choice.entry is None:
+        return None
+    for loaded in tuned.tables:
+        for row in loaded.table.rows:
+            offered = siblings(row, exact=True) if row.sizes == choice.measured else []
+            if any(choice.entry.name in choices.names for choices in offered):
+                return Evidence(table=loaded.path, row=row, source=loaded.table.sources[row.source])
+    return None

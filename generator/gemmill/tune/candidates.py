@@ -1,9 +1,10 @@
 """Which variants are worth trying on a problem: what the rules allow, what the table names, what the model thinks well of."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemmill.family import Row
 from gemmill.manifest import KernelEntry, Manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import model_ns, rejection, select
@@ -27,11 +28,6 @@ class BuildFacts:
     manifest: Manifest
     table: Table
     """Its rows, with the choices that tables give for the device."""
-
-    @property
-    def entries(self) -> Mapping[str, KernelEntry]:
-        """By name."""
-        return {entry.name: entry for entry in self.manifest.entries}
 
 
 def build_facts(folder: Path, manifest: Manifest, here: Machine, names: frozenset[str] | None = None) -> BuildFacts:
@@ -68,11 +64,11 @@ def field_of(
     tile = REGISTRY.measured[problem.op][2].tile
     present = select(builds[0].table, problem.call, sm_count).entry if builds else None
     for build in builds:
-        for _, row, entry in build.table.of(problem.family):
-            if entry.name in named or rejection(row, problem.call) is not None:
+        for entry, row, ns in fitting(build.table, problem, sm_count):
+            if entry.name in named:
                 continue
             named[entry.name] = Candidate(name=entry.name, build=str(build.folder))
-            guesses[entry.name] = model_ns(row, problem.call, sm_count)
+            guesses[entry.name] = ns
             if tile is not None and tile(row.facts) in advised:
                 advised_names.append(entry.name)
     limit = PLAUSIBLE * min(guesses.values(), default=0.0)
@@ -89,6 +85,13 @@ def field_of(
     return Field(
         candidates=(*(named[name] for name in chosen), *beside), present=present.name if present is not None else None
     )
+
+
+def fitting(table: Table, problem: Problem, sm_count: int) -> Iterator[tuple[KernelEntry, Row, float]]:
+    """The variants of a table that take a problem, each with its row and the nanoseconds that the model gives it."""
+    for _, row, entry in table.of(problem.family):
+        if rejection(row, problem.call) is None:
+            yield entry, row, model_ns(row, problem.call, sm_count)
 
 
 def _by_tables(problem: Problem, builds: Sequence[BuildFacts]) -> list[str]:

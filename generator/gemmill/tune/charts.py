@@ -1,9 +1,10 @@
-"""Charts of a sweep as SVG text: made here, so that a report is one small file that needs no script and no network."""
+"""Where the marks of a sweep's charts lie, in an SVG's units. The report's template draws them: one small file, without script or
+network."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape, quoteattr
+from typing import Any
 
 WIDTH, HEIGHT = 340, 210
 LEFT, RIGHT, TOP, BOTTOM = 46, 18, 10, 30
@@ -20,43 +21,30 @@ class Line:
     points: Sequence[tuple[float, float]]
 
 
-def log_chart(lines: Sequence[Line], x_label: str, y_label: str) -> str:
+def log_chart(title: str, lines: Sequence[Line], x_label: str, y_label: str) -> dict[str, Any]:
     """Lines over two logarithmic axes, each point with its values as a tooltip."""
-    points = [point for line in lines for point in line.points]
-    if not points:
-        return ""
-    x_range = _range([x for x, _ in points])
-    y_range = _range([y for _, y in points])
+    xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
+    x_range, y_range = _range(xs), _range(ys)
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = _share(x, *x_range) * (WIDTH - LEFT - RIGHT)
-        up = _share(y, *y_range) * (HEIGHT - TOP - BOTTOM)
-        return round(LEFT + across, 1), round(HEIGHT - BOTTOM - up, 1)
+    def across(x: float) -> float:
+        return round(LEFT + _share(x, *x_range) * (WIDTH - LEFT - RIGHT), 1)
 
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label={quoteattr(f"{y_label} against {x_label}")}>'
-    ]
-    for value in _ticks(*y_range):
-        _, y = place(x_range[0], value)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 4}" y="{y + 3}" text-anchor="end">{_number(value)}</text>')
-    for value in _thinned(sorted({x for x, _ in points})):
-        x, _ = place(value, y_range[0])
-        parts.append(
-            f'<text class="tick" x="{x}" y="{HEIGHT - BOTTOM + 13}" text-anchor="middle">{_number(value)}</text>'
-        )
-    parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">{escape(x_label)}</text>')
-    parts.append(f'<text class="tick" x="2" y="9">{escape(y_label)}</text>')
-    for line in lines:
-        placed = [place(x, y) for x, y in line.points]
-        path = " ".join(f"{'M' if i == 0 else 'L'}{x} {y}" for i, (x, y) in enumerate(placed))
-        parts.append(f'<path class="line {line.kind}" d="{path}"/>')
-        for (x, y), (at_x, at_y) in zip(line.points, placed, strict=True):
-            text = escape(f"{line.name}: {y:.2f} us at M = {x:g}")
-            parts.append(
-                f'<circle class="dot {line.kind}" cx="{at_x}" cy="{at_y}" r="2.5"><title>{text}</title></circle>'
-            )
-    return "".join(parts) + "</svg>"
+    def down(y: float) -> float:
+        return round(HEIGHT - BOTTOM - _share(y, *y_range) * (HEIGHT - TOP - BOTTOM), 1)
+
+    def dots(line: Line) -> list[tuple[float, float, str]]:
+        return [(across(x), down(y), f"{line.name}: {y:.2f} us at M = {x:g}") for x, y in line.points]
+
+    return {
+        "title": title,
+        "size": (WIDTH, HEIGHT),
+        "labels": (x_label, y_label),
+        "sides": (LEFT, WIDTH - RIGHT),
+        "foot": HEIGHT - BOTTOM + 13,
+        "grid": [(down(value), _number(value)) for value in _ticks(*y_range)],
+        "steps": [(across(value), _number(value)) for value in _thinned(sorted(set(xs)))],
+        "lines": [(line.kind, dots(line)) for line in lines],
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,30 +57,18 @@ class Cell:
     title: str
 
 
-def winner_map(rows: Sequence[str], columns: Sequence[int], cells: Mapping[tuple[str, int], Cell]) -> str:
+def winner_map(rows: Sequence[str], columns: Sequence[int], cells: Mapping[tuple[str, int], Cell]) -> dict[str, Any]:
     """Rows of weights, columns of M, a square for each shape that was measured."""
-    width = ROW_LABEL + CELL_WIDTH * len(columns) + 4
-    height = CELL_HEIGHT * (len(rows) + 1) + 4
-    parts = [
-        f'<svg class="map" viewBox="0 0 {width} {height}" style="max-width:{width}px" role="img" aria-label="which variant wins where">'
-    ]
-    for j, m in enumerate(columns):
-        x = ROW_LABEL + CELL_WIDTH * j + CELL_WIDTH / 2
-        parts.append(f'<text class="tick" x="{x}" y="16" text-anchor="middle">M {m}</text>')
-    for i, row in enumerate(rows):
-        y = CELL_HEIGHT * (i + 1)
-        parts.append(f'<text class="tick" x="{ROW_LABEL - 6}" y="{y + 16}" text-anchor="end">{escape(row)}</text>')
-        for j, m in enumerate(columns):
-            cell = cells.get((row, m))
-            if cell is None:
-                continue
-            x = ROW_LABEL + CELL_WIDTH * j
-            parts.append(
-                f'<g><rect class="cell {cell.kind}" x="{x + 1}" y="{y + 1}" width="{CELL_WIDTH - 2}" height="{CELL_HEIGHT - 2}" rx="3"/>'
-                f'<text class="celltext" x="{x + CELL_WIDTH / 2}" y="{y + 16}" text-anchor="middle">{escape(cell.text)}</text>'
-                f"<title>{escape(cell.title)}</title></g>"
-            )
-    return "".join(parts) + "</svg>"
+    lefts = {column: ROW_LABEL + CELL_WIDTH * i for i, column in enumerate(columns)}
+    tops = {row: CELL_HEIGHT * (i + 1) for i, row in enumerate(rows)}
+    return {
+        "size": (ROW_LABEL + CELL_WIDTH * len(columns) + 4, CELL_HEIGHT * (len(rows) + 1) + 4),
+        "columns": [(left + CELL_WIDTH / 2, column) for column, left in lefts.items()],
+        "rows": [(ROW_LABEL - 6, top + 16, row) for row, top in tops.items()],
+        "square": (CELL_WIDTH - 2, CELL_HEIGHT - 2),
+        "cells": [(lefts[column], tops[row], cell) for (row, column), cell in cells.items()],
+        "middle": CELL_WIDTH / 2,
+    }
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

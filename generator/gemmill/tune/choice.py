@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemmill.tune.statistics import sample, steady_us
-
 RESOLUTION = 0.005
 """Differences of medians that events around a graph do not show reliably."""
 TIED_SHARE = 0.25
@@ -56,7 +54,7 @@ def decide(rounds_us: Mapping[str, Sequence[float]], present: str | None, margin
         ordered = sorted(complete, key=lambda name: (complete[name][turn], name))
         for rank, name in enumerate(ordered):
             ranks[name] += rank
-    us = steady_us({name: sample(values) for name, values in complete.items()})
+    us = steady_us(complete)
     fastest = min(complete, key=lambda name: (ranks[name], us[name], name))
     tied = tuple(
         name for name in sorted(complete) if name == fastest or _is_tied(complete[name], complete[fastest], margin)
@@ -66,6 +64,16 @@ def decide(rounds_us: Mapping[str, Sequence[float]], present: str | None, margin
         chosen = present
     ranked = (chosen, *sorted((name for name in us if name != chosen), key=lambda name: (us[name], name)))
     return Decision(chosen=chosen, ranked=ranked, us=us, tied=tied, fastest=fastest, present=present)
+
+
+def steady_us(rounds_us: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Each contender's median after the rounds' common drift is taken out, by the contenders that ran in all of them."""
+    rounds = max(map(len, rounds_us.values()), default=0)
+    whole = [[us / statistics.median(taken) for us in taken] for taken in rounds_us.values() if len(taken) == rounds]
+    drift = [statistics.geometric_mean(turn) for turn in zip(*whole, strict=True)]
+    return {
+        name: statistics.median(us / drift[turn] for turn, us in enumerate(taken)) for name, taken in rounds_us.items()
+    }
 
 
 def _is_tied(us: Sequence[float], fastest: Sequence[float], margin: float) -> bool:

@@ -10,19 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, Nanny, SpecCluster, as_completed
+from distributed import Client, Nanny, SpecCluster
 from distributed import Scheduler as DaskScheduler
 from distributed.scheduler import KilledWorker
 from distributed.security import Security
 
 from gemmill import settings
-from gemmill.build.scheduler import LOOPBACK, Scheduler, SchedulerError
+from gemmill.build.scheduler import LOOPBACK, Scheduler, SchedulerError, gathered
 from gemmill.manifest import ManifestError
 from gemmill.runtime.builds import MANIFEST, resolve
-from gemmill.tune.executors import Event, facts_of
+from gemmill.tune.executors import facts_of
 from gemmill.tune.measure import OPEN_SECONDS, Outcome, Task, measure
 from gemmill.tune.protocol import PEER, TuneError, WorkerSpec
-from gemmill.tune.sweep import TaskLost
+from gemmill.tune.sweep import Event, Executor, Found, TaskLost
 from gemmill.tune.worker import Worker
 
 RESOURCES = {"GPU": 1}
@@ -31,7 +31,7 @@ HERE = {"host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0"}
 _workers: dict[WorkerSpec, Worker] = {}
 
 
-class ClusterExecutor:
+class ClusterExecutor(Executor):
     """Runs tasks on the workers of a Dask cluster."""
 
     def __init__(self, spec: WorkerSpec, client: Client, cluster: SpecCluster | None = None) -> None:
@@ -43,8 +43,8 @@ class ClusterExecutor:
         """What a worker runs on. Raises TuneError."""
         return dict(self._client.submit(facts_here, self._spec, pure=False, resources=RESOURCES).result())
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Event]:
-        """Outcomes in the order in which they come."""
+    def run(self, tasks: Sequence[Task], found: Found) -> Iterator[Event]:
+        """Outcomes in the order in which they come, faults with them."""
         again = []
         for task, outcome, error in self._gather(tasks):
             if isinstance(error, KilledWorker):
@@ -56,32 +56,17 @@ class ClusterExecutor:
             for task, outcome, error in self._gather([suspect]):
                 yield _event(task, outcome, error)
 
-    def _gather(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome | None, BaseException | None]]:
-        futures = {
+    def _gather(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome | None, Exception | None]]:
+        submitted = {
             self._client.submit(measure_here, self._spec, task, pure=False, resources=RESOURCES): task for task in tasks
         }
-        try:
-            for future in as_completed(list(futures)):
-                outcome, error = None, None
-                try:
-                    outcome = future.result()  # which may be gone again, with the worker that had it
-                except Exception as caught:
-                    error = caught
-                yield futures[future], outcome, error
-        finally:
-            self._client.cancel(list(futures))
+        yield from gathered(self._client, submitted)
 
     def close(self) -> None:
         """Leave the cluster; a local one ends."""
         self._client.close()
         if self._cluster is not None:
             self._cluster.close()
-
-    def __enter__(self) -> "ClusterExecutor":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def connect(spec: WorkerSpec, scheduler: Scheduler) -> ClusterExecutor:
@@ -176,12 +161,8 @@ def _worker(spec: WorkerSpec) -> Worker:
 
 
 def _event(task: Task, outcome: Outcome | None, error: BaseException | None) -> Event:
-    if error is not None or outcome is None:
-        return task, TaskLost(_why(error) if error is not None else "it gave no result"), {}
-    return task, outcome, dict(outcome.findings)
-
-
-def _why(error: BaseException) -> str:
     if isinstance(error, KilledWorker):
-        return "its worker was lost, also when it ran alone"
-    return f"{type(error).__name__}: {error}"
+        return task, TaskLost("its worker was lost, also when it ran alone")
+    if error is not None:
+        return task, TaskLost(f"{type(error).__name__}: {error}")
+    return task, outcome or TaskLost("it gave no result")

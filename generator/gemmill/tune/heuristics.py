@@ -43,12 +43,7 @@ def advice(shapes: Sequence[Shape]) -> Mapping[Shape, tuple[Tile, ...]]:
         answers = json.loads(run.stdout)
     except (subprocess.SubprocessError, ValueError) as error:
         raise TuneError(f"{PACKAGE} gave no answer ({type(error).__name__}): tune without --second-opinion") from None
-    return {shape: tuple(map(_tile, found)) for shape, found in zip(shapes, answers, strict=True)}
-
-
-def _tile(numbers: Sequence[int]) -> Tile:
-    tile_m, tile_n, cluster_m, cluster_n = numbers
-    return tile_m, tile_n, cluster_m, cluster_n
+    return {shape: tuple(map(tuple, found)) for shape, found in zip(shapes, answers, strict=True)}
 
 
 def answer(shapes: Sequence[Shape]) -> list[list[Tile]]:

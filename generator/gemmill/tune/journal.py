@@ -11,7 +11,7 @@ import lzma
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -203,16 +203,8 @@ class Journal:
     def fault(self, problem: Problem, name: str, finding: Finding) -> None:
         """A candidate's fault."""
         self.record.faults.setdefault(problem, {})[name] = finding
-        self._write(
-            {
-                "kind": "fault",
-                "problem": problem_to_json(problem),
-                "candidate": name,
-                "fault": finding.fault,
-                "detail": finding.detail,
-                "date": now(),
-            }
-        )
+        told = {"kind": "fault", "problem": problem_to_json(problem), "candidate": name}
+        self._write(told | asdict(finding) | {"date": now()})
 
     def outcome(self, entry: Entry) -> None:
         """A problem's outcome."""
@@ -226,7 +218,7 @@ class Journal:
                 "wave": entry.wave,
                 "present": entry.present,
                 "rounds_us": _by_build(out),
-                "faults": {name: {"fault": f.fault, "detail": f.detail} for name, f in out.findings.items()},
+                "faults": {name: asdict(finding) for name, finding in out.findings.items()},
                 "device": out.device,
                 "state": out.state,
                 "checking_seconds": round(out.checking_seconds, 3),

@@ -30,13 +30,9 @@ class Layer:
     k: int
 
 
-def named_models() -> dict[str, Config]:
-    """The models whose sizes are shipped, by name: the fields of their published configs that matter here."""
-    return dict(_read_named())
-
-
 @cache
-def _read_named() -> dict[str, Config]:
+def named_models() -> Mapping[str, Config]:
+    """The models whose sizes are shipped, by name: the fields of their published configs that matter here."""
     return json.loads(_NAMED.read_text(encoding="utf-8"))
 
 

@@ -1,16 +1,14 @@
 """What `gemmill tune` does: builds and problems to a journal, the journal to tables and a report."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gemmill import settings
 from gemmill.family import Config
-from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain, read_manifest
+from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain
 from gemmill.registry import REGISTRY
-from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.table_file import TunedTable, file_name
 from gemmill.runtime.tuned import Machine
 from gemmill.space.names import symbol_of, to_name
@@ -21,7 +19,7 @@ from gemmill.tune.executors import LocalExecutor
 from gemmill.tune.journal import Journal, Record
 from gemmill.tune.problems import Problem
 from gemmill.tune.protocol import WorkerSpec
-from gemmill.tune.sweep import Executor, Observer, SilentObserver, SweepOptions, agreement_of, run_sweep
+from gemmill.tune.sweep import Executor, Observer, SweepOptions, agreement_of, run_sweep
 from gemmill.tune.tables import NO_DEVICE, tables_of, write_table
 from gemmill.version import __version__
 
@@ -48,7 +46,6 @@ class TuneRequest:
     table: Path | None = None
     """The file whose rows are replaced; None for the device's in the home."""
     dry_run: bool = False
-    seed: int = 0
     vllm_library: str | None = None
 
 
@@ -76,14 +73,10 @@ class TuneResult:
     """None where nothing was compiled."""
 
 
-class Opened(Executor, AbstractContextManager["Opened"], Protocol):
-    """An executor that is closed at the end."""
-
-
 def tune(
     request: TuneRequest,
     observer: Observer | None = None,
-    executor_of: Callable[[WorkerSpec], Opened] = LocalExecutor,
+    executor_of: Callable[[WorkerSpec], Executor] = LocalExecutor,
 ) -> TuneResult:
     """Measure what the journal lacks, write tables. Raises TuneError, JournalError, TableError, OSError.
 
@@ -95,7 +88,7 @@ def tune(
         with open_journal(request, here) as journal:
             facts = facts_of_builds(request, here)
             sms = here.get("sm_count") or DRY_SM_COUNT
-            run_sweep(request.problems, facts, executor, journal, request.options, sms, observer or SilentObserver())
+            run_sweep(request.problems, facts, executor, journal, request.options, sms, observer or Observer())
             return conclude(request, journal, {str(f.folder): f.manifest for f in facts})
 
 
@@ -105,7 +98,6 @@ def worker_spec(request: TuneRequest, builds: Sequence[Path] | None = None) -> W
     return WorkerSpec(
         builds=() if request.dry_run else tuple(map(str, folders)),
         dry_run=request.dry_run,
-        seed=request.seed,
         vllm_library=request.vllm_library,
     )
 
@@ -167,11 +159,6 @@ def conclude(request: TuneRequest, journal: Journal, builds: Mapping[str, Manife
     )
 
 
-def read_builds(folders: Sequence[Path]) -> list[tuple[Path, Manifest]]:
-    """Folders with their manifests. Raises ManifestError."""
-    return [(folder, read_manifest(folder / MANIFEST)) for folder in folders]
-
-
 def stand_in_build(selection: Selection) -> tuple[Path, Manifest]:
     """A build of a selection that was never made, for a dry run."""
     entries = tuple(_stand_in_entry(config) for config in selection.configs)
@@ -179,13 +166,8 @@ def stand_in_build(selection: Selection) -> tuple[Path, Manifest]:
         schema_version=SCHEMA_VERSION,
         build_id=DRY_BUILD,
         gemmill_version=__version__,
-        created="",
         arch=str(selection.arch),
         selection=selection.name,
-        extension="",
-        extension_sha256="",
-        extension_bytes=0,
-        torch_target="",
         toolchain=Toolchain(nvcc="", cuda_major=0, cutlass="", host_compiler="", cutedsl="", flags=()),
         entries=entries,
     )
@@ -199,10 +181,4 @@ def _stand_in_entry(config: Config) -> KernelEntry:
         config=config,
         symbol=symbol_of(config),
         predicate=REGISTRY.accepted(config),
-        source_digest="",
-        compile_seconds=0.0,
-        peak_memory_bytes=0,
-        code_bytes=0,
-        registers=0,
-        spill_bytes=0,
     )

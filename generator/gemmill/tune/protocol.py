@@ -36,11 +36,13 @@ class WorkerSpec:
     """Folders of the builds to load; empty in a dry run without one."""
     dry_run: bool = False
     """On the CPU, with the reference in the place of the variants and invented times."""
-    device: int | None = None
-    """Index of the GPU that the process sees, None for the first that this process sees."""
-    seed: int = 0
-    """Of invented times: another seed is another run."""
     vllm_library: str | None = None
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from gemmill.space.selections import Selection
 from gemmill.tune.candidates import BuildFacts
 from gemmill.tune.journal import Record
 from gemmill.tune.problems import Problem
-from gemmill.tune.sweep import final_entries, variants_only
+from gemmill.tune.sweep import runs_of, variants_only
 
 Times = dict[Problem, dict[str, float]]
 """Microseconds by problem and variant."""
@@ -33,9 +33,9 @@ class Pruned:
 def times_of(record: Record, repeats: int = 1) -> Times:
     """The best that each variant did in any run, also where a stage dropped it."""
     times: Times = {}
-    for repeat in range(repeats):
-        for problem, entry in final_entries(record, repeat).items():
-            known = times.setdefault(problem, {})
+    for problem, entries in runs_of(record, repeats).items():
+        known = times.setdefault(problem, {})
+        for entry in entries:
             for name, us in variants_only(entry.outcome.rounds_us).items():
                 if us:
                     known[name] = min(known.get(name, math.inf), sorted(us)[len(us) // 2])
@@ -77,8 +77,8 @@ def _compiled(name: str) -> str:
     return to_name(parse_name(name).compiled)
 
 
-def selection_of(pruned: Pruned, everything: Selection, name: str, siblings: bool = True) -> Selection:
-    """The pruned variants among `everything`, and what was not measured: with `siblings`, the same schedules for other
+def selection_of(pruned: Pruned, everything: Selection, name: str) -> Selection:
+    """The pruned variants among `everything`, and what was not measured: the same schedules for other
     outputs and epilogues; and always the variants without alignment needs and the other families, so that every call that
     was answered still is."""
     measured = {problem.family for problem in pruned.losses}
@@ -88,7 +88,7 @@ def selection_of(pruned: Pruned, everything: Selection, name: str, siblings: boo
     def keeps(config: Config) -> bool:
         if REGISTRY.family_of(config).name not in measured or to_name(config) in wanted:
             return True
-        return _sweep(config).is_last_resort(config) or (siblings and _kin(config) in kin)
+        return _sweep(config).is_last_resort(config) or _kin(config) in kin
 
     return replace(everything, name=name, configs=tuple(config for config in everything.configs if keeps(config)))
 
@@ -126,16 +126,14 @@ def audit(problems: Iterable[Problem], build: BuildFacts, sm_count: int) -> list
     found = []
     for problem in problems:
         choice = select(build.table, problem.call, sm_count)
-        if choice.entry is None:
-            found.append(Audited(problem=problem, variant=None, trust="none", expected_loss=None, unaligned=False))
-            continue
+        entry = choice.entry
         found.append(
             Audited(
                 problem=problem,
-                variant=choice.entry.name,
-                trust=choice.trust.name.lower(),
-                expected_loss=EXPECTED_LOSS.get(choice.trust),
-                unaligned=_sweep(choice.entry.config).is_last_resort(choice.entry.config),
+                variant=entry and entry.name,
+                trust=choice.trust.name.lower() if entry else "none",
+                expected_loss=EXPECTED_LOSS.get(choice.trust) if entry else None,
+                unaligned=entry is not None and _sweep(entry.config).is_last_resort(entry.config),
             )
         )
     return found

@@ -1,6 +1,5 @@
 """A sweep as one HTML file: what won where, time against M with peers and roofline, ties, faults."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from gemmill.tune.choice import MARGIN, Agreement, Decision
 from gemmill.tune.journal import Entry, Record
 from gemmill.tune.peers import peers_of
 from gemmill.tune.problems import Problem
-from gemmill.tune.sweep import final_entries, variants_only
+from gemmill.tune.sweep import runs_of, variants_only
 from gemmill.tune.tables import decide_all
 from gemmill.writing import write_whole
 
@@ -75,13 +74,6 @@ def report_text(
     shapes = shapes_of(record, repeats, margin)
     entries = list(record.entries.values())
     tunings = [tuning for name, tuning in REGISTRY.tunings.items() if any(s.problem.family == name for s in shapes)]
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates_dir()),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     kinds = {
         name: PEER_KINDS[i % len(PEER_KINDS)] for i, name in enumerate(sorted({n for s in shapes for n in s.peers}))
     }
@@ -90,33 +82,46 @@ def report_text(
         for problem, found in sorted(record.faults.items())
         for name, finding in sorted(found.items())
     ]
-    return environment.get_template(TEMPLATE).render(
-        setup=record.setup,
-        sizes=" / ".join(" x ".join(name.upper() for name in tuning.sizes) for tuning in tunings),
-        steps=" or ".join(dict.fromkeys(tuning.bucketed.upper() for tuning in tunings)),
-        facts=_facts(record, shapes, entries),
-        peers=kinds,
-        winner_kinds={kind: words for s in shapes for kind, words in s.sweep.kinds.items()},
-        maps=[
-            (op, *_axes(members[0].tuning), _map(members))
-            for op in REGISTRY.measured
-            if (members := [s for s in shapes if s.problem.op == op])
-        ],
-        charts=_charts(shapes, kinds),
-        rows=[_row(shape) for shape in shapes],
-        faults=faults,
-        errors=[(str(e.outcome.problem), e.outcome.error) for e in entries if e.outcome.error],
-        agreements=agreements,
-        has_floor=any(s.floor_us for s in shapes),
+    return (
+        environment()
+        .get_template(TEMPLATE)
+        .render(
+            setup=record.setup,
+            sizes=" / ".join(" x ".join(name.upper() for name in tuning.sizes) for tuning in tunings),
+            steps=" or ".join(dict.fromkeys(tuning.bucketed.upper() for tuning in tunings)),
+            facts=_facts(record, shapes, entries),
+            peers=kinds,
+            winner_kinds={kind: words for s in shapes for kind, words in s.sweep.kinds.items()},
+            maps=[
+                (op, *_axes(members[0].tuning), _map(members))
+                for op in REGISTRY.measured
+                if (members := [s for s in shapes if s.problem.op == op])
+            ],
+            charts=_charts(shapes, kinds),
+            rows=[_row(shape) for shape in shapes],
+            faults=faults,
+            errors=[(str(e.outcome.problem), e.outcome.error) for e in entries if e.outcome.error],
+            agreements=agreements,
+            has_floor=any(s.floor_us for s in shapes),
+        )
+    )
+
+
+def environment() -> jinja2.Environment:
+    """Of templates that make HTML."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates_dir()),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 
 def shapes_of(record: Record, repeats: int, margin: float) -> list[Shape]:
     """Every problem of which a variant was timed, in order."""
-    runs = [final_entries(record, repeat) for repeat in range(repeats)]
     shapes = []
-    for problem in sorted({problem for run in runs for problem in run}):
-        entries = [run[problem] for run in runs if problem in run]
+    for problem, entries in sorted(runs_of(record, repeats).items()):
         if (decision := decide_all(entries, margin)) is not None:
             shapes.append(
                 Shape(problem=problem, decision=decision, peers=_peers(entries), floor_us=_floor(problem, entries[-1]))
@@ -157,9 +162,7 @@ def _facts(record: Record, shapes: Sequence[Shape], entries: Sequence[Entry]) ->
         ("measured in", f"{seconds:.0f} s, {checking / seconds:.0%} checking" if seconds else "-"),
     ]
     if ratios:
-        facts.append(
-            ("over the best peer", f"{math.exp(statistics.fmean(map(math.log, ratios))):.3f} (worst {min(ratios):.3f})")
-        )
+        facts.append(("over the best peer", f"{statistics.geometric_mean(ratios):.3f} (worst {min(ratios):.3f})"))
     if clocks:
         facts.append(
             (
@@ -170,7 +173,7 @@ def _facts(record: Record, shapes: Sequence[Shape], entries: Sequence[Entry]) ->
     return facts
 
 
-def _map(shapes: Sequence[Shape]) -> str:
+def _map(shapes: Sequence[Shape]) -> dict[str, Any]:
     cells = {}
     for shape in shapes:
         name = shape.decision.chosen
@@ -192,7 +195,7 @@ def _weight(problem: Problem) -> str:
     return " x ".join(map(str, problem.weights.values()))
 
 
-def _charts(shapes: Sequence[Shape], kinds: Mapping[str, str]) -> list[dict[str, str]]:
+def _charts(shapes: Sequence[Shape], kinds: Mapping[str, str]) -> list[dict[str, Any]]:
     by_weight: dict[tuple[str, str], list[Shape]] = {}
     for shape in shapes:
         told = ", ".join(f"{name.upper()} {size}" for name, size in shape.problem.weights.items())
@@ -208,7 +211,7 @@ def _charts(shapes: Sequence[Shape], kinds: Mapping[str, str]) -> list[dict[str,
         if floor:
             lines.insert(0, Line(name="roofline", kind="floor", points=floor))
         step = members[0].tuning.bucketed.upper()
-        charts.append({"title": f"{op} {weights}", "svg": log_chart(lines, step, "us")})
+        charts.append(log_chart(f"{op} {weights}", lines, step, "us"))
     return charts
 
 

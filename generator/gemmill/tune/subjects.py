@@ -1,6 +1,5 @@
 """What a measuring process can call: variants of loaded builds, peers, and stand-ins for a machine without a GPU."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,15 +95,6 @@ class StandIns:
         if candidate.build == PEER and candidate.name not in self._peers:
             raise LookupError(f"there is no peer {candidate.name} in a dry run")
         return Subject(bind=through(getattr(torch.ops, NAMESPACE)))
-
-
-def invented_us(name: str, problem_us: float, seed: int, turn: int) -> float:
-    """A time that depends on the name, with noise that depends on the seed: what a dry run measures."""
-
-    def fraction(*parts: object) -> float:
-        return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") / 2**32
-
-    return problem_us * (1.2 + fraction(name, problem_us)) * (1 + 0.01 * fraction(name, seed, turn))
 
 
 def _torch_peers() -> list[Peer]:

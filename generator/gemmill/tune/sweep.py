@@ -1,6 +1,7 @@
 """A sweep: problems x candidates, measured by an executor, into a journal."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -35,52 +36,44 @@ class TaskLost(Exception):  # noqa: N818  (it is what happened)
     """A task that was not finished: its machine is gone, or its worker failed."""
 
 
-class Executor(Protocol):
-    """Runs tasks somewhere."""
+Event = tuple[Task, Outcome | TaskLost]
+Found = Callable[[Problem, str, Finding], None]
+"""Told of a problem's fault, by the candidate's name."""
+
+
+class Executor(AbstractContextManager["Executor"], Protocol):
+    """Runs tasks somewhere, and is closed at the end."""
 
     def facts(self) -> Mapping[str, Any]:
         """What a worker runs on. Raises TuneError where there is none."""
         ...
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome | TaskLost | None, dict[str, Finding]]]:
-        """As it is known: faults (no outcome yet), outcomes, losses."""
+    def run(self, tasks: Sequence[Task], found: Found) -> Iterator[Event]:
+        """What becomes of each task, as it is known; `found` may hear of faults before."""
         ...
 
+    def close(self) -> None:
+        """End what was started."""
+        ...
 
-class Observer(Protocol):
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Observer:
     """Hears how a sweep goes on."""
 
     def planned(self, total: int, done: int) -> None:
         """Problems, and how many of them were measured before."""
-        ...
 
     def fault(self, problem: Problem, name: str, finding: Finding) -> None:
         """A candidate went wrong."""
-        ...
 
     def measured(self, entry: Entry, decision: Decision | None) -> None:
         """A problem is done."""
-        ...
 
     def lost(self, problem: Problem, reason: str) -> None:
         """A task was not finished."""
-        ...
-
-
-class SilentObserver:
-    """Hears nothing."""
-
-    def planned(self, total: int, done: int) -> None:
-        """Nothing."""
-
-    def fault(self, problem: Problem, name: str, finding: Finding) -> None:
-        """Nothing."""
-
-    def measured(self, entry: Entry, decision: Decision | None) -> None:
-        """Nothing."""
-
-    def lost(self, problem: Problem, reason: str) -> None:
-        """Nothing."""
 
 
 def run_sweep(
@@ -94,9 +87,15 @@ def run_sweep(
     wave: int = 0,
 ) -> None:
     """Measure what the journal lacks. What is lost on the way is told to the observer and left for the next run."""
-    observer = observer or SilentObserver()
+    observer = observer or Observer()
     keys = [(problem, repeat, wave) for repeat in range(options.repeats) for problem in problems]
     observer.planned(len(keys), sum(key in journal.record.entries for key in keys))
+
+    def found(problem: Problem, name: str, finding: Finding) -> None:
+        if name not in journal.record.faults.get(problem, {}):
+            journal.fault(problem, name, finding)
+            observer.fault(problem, name, finding)
+
     for repeat in range(options.repeats):
         waiting = [p for p in problems if (p, repeat, wave) not in journal.record.entries]
         fields = {problem: _field_of(problem, builds, sm_count, options) for problem in waiting}
@@ -104,18 +103,16 @@ def run_sweep(
             _task(problem, fields[problem], champions(journal.record, problem, repeat, wave), journal.record, options)
             for problem in waiting
         ]
-        for task, outcome, faults in executor.run(tasks):
+        for task, outcome in executor.run(tasks, found):
             problem = task.problem
-            for name, finding in faults.items():
-                if name not in journal.record.faults.get(problem, {}):
-                    journal.fault(problem, name, finding)
-                    observer.fault(problem, name, finding)
             if isinstance(outcome, TaskLost):
                 observer.lost(problem, str(outcome))
-            elif outcome is not None:
-                entry = Entry(outcome=outcome, repeat=repeat, wave=wave, present=fields[problem].present, date=now())
-                journal.outcome(entry)
-                observer.measured(entry, decide_entry(entry, options.margin))
+                continue
+            for name, finding in outcome.findings.items():
+                found(problem, name, finding)
+            entry = Entry(outcome=outcome, repeat=repeat, wave=wave, present=fields[problem].present, date=now())
+            journal.outcome(entry)
+            observer.measured(entry, decide_entry(entry, options.margin))
 
 
 def _field_of(problem: Problem, builds: Sequence[BuildFacts], sm_count: int, options: SweepOptions) -> Field:
@@ -164,6 +161,15 @@ def final_entries(record: Record, repeat: int) -> dict[Problem, Entry]:
         if key[1] == repeat:
             last[key[0]] = record.entries[key]
     return last
+
+
+def runs_of(record: Record, repeats: int) -> dict[Problem, list[Entry]]:
+    """The final entries of all runs, by problem."""
+    runs: dict[Problem, list[Entry]] = {}
+    for repeat in range(repeats):
+        for problem, entry in final_entries(record, repeat).items():
+            runs.setdefault(problem, []).append(entry)
+    return runs
 
 
 def decisions(record: Record, repeat: int, margin: float = MARGIN) -> dict[Problem, Decision]:

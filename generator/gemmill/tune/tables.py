@@ -24,7 +24,7 @@ from gemmill.tune.checking import Fault
 from gemmill.tune.choice import MARGIN, Decision, decide
 from gemmill.tune.journal import Entry, Record
 from gemmill.tune.problems import Problem
-from gemmill.tune.sweep import final_entries, variants_only
+from gemmill.tune.sweep import runs_of, variants_only
 from gemmill.writing import write_whole
 
 KEPT = 4
@@ -40,7 +40,7 @@ def tables_of(record: Record, builds: Mapping[str, Manifest], repeats: int, marg
     sources: dict[str, dict[str, Source]] = {}
     rows: dict[str, list[TableRow]] = {}
     quarantined: dict[str, list[Quarantined]] = {}
-    for problem, entries in _runs(record, repeats).items():
+    for problem, entries in runs_of(record, repeats).items():
         for entry in entries:
             device = entry.outcome.device.get("gpu") or NO_DEVICE
             quarantined.setdefault(device, []).extend(_quarantined(problem, entry, builds))
@@ -138,14 +138,6 @@ def _lock(path: Path) -> Iterator[None]:
                 "system with --table, or with `gemmill table make JOURNAL --out FILE`"
             ) from None
         yield
-
-
-def _runs(record: Record, repeats: int) -> dict[Problem, list[Entry]]:
-    runs: dict[Problem, list[Entry]] = {}
-    for repeat in range(repeats):
-        for problem, entry in final_entries(record, repeat).items():
-            runs.setdefault(problem, []).append(entry)
-    return runs
 
 
 def _row(problem: Problem, decision: Decision, entry: Entry, builds: Mapping[str, Manifest], source: str) -> TableRow:

@@ -4,7 +4,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
@@ -43,18 +42,6 @@ def calls_in_round(problem: Problem) -> int:
     """Fewest calls of a round of a sweep: few of long problems."""
     guess_us = max(problem.flops / FP8_FLOPS, problem.bytes / BYTES_PER_S) * 1e6 + 3.0
     return int(min(FEWEST_CALLS, max(FEWEST_SHORT_CALLS, SHORT_GRAPH_US // guess_us)))
-
-
-class Prepared(Protocol):
-    """A contender ready to be timed on one problem; keeps the operands of its calls until it is closed."""
-
-    def round(self) -> float:
-        """One measurement: microseconds of device time a call."""
-        ...
-
-    def close(self) -> None:
-        """Gives back what preparing took."""
-        ...
 
 
 class Graph:

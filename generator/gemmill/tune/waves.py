@@ -15,14 +15,12 @@ from gemmill.build.errors import BuildError
 from gemmill.build.options import BuildOptions
 from gemmill.manifest import Manifest
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import model_ns, rejection
 from gemmill.runtime.table import make_table
 from gemmill.space.names import symbol_of
 from gemmill.space.selections import Selection
-from gemmill.tune.candidates import PLAUSIBLE
+from gemmill.tune.candidates import PLAUSIBLE, fitting
 from gemmill.tune.problems import Problem
 from gemmill.tune.program import (
-    Opened,
     Overlap,
     TuneRequest,
     TuneResult,
@@ -33,7 +31,7 @@ from gemmill.tune.program import (
     worker_spec,
 )
 from gemmill.tune.protocol import WorkerSpec
-from gemmill.tune.sweep import Observer, SilentObserver, run_sweep
+from gemmill.tune.sweep import Executor, Observer, run_sweep
 
 KERNELS_OF_A_WAVE = 16
 """Two translation units: minutes of compiling, and enough to keep a GPU busy meanwhile."""
@@ -44,7 +42,7 @@ Compile = Callable[[Selection, BuildOptions], tuple[Path, Manifest]]
 def tune_selection(
     request: TuneRequest,
     selection: Selection,
-    executor_of: Callable[[WorkerSpec], Opened],
+    executor_of: Callable[[WorkerSpec], Executor],
     options: BuildOptions | None = None,
     observer: Observer | None = None,
     compile_wave: Compile | None = None,
@@ -57,7 +55,8 @@ def tune_selection(
     with executor_of(worker_spec(request)) as executor:
         here = executor.facts()
     sms = here.get("sm_count") or selection.arch.sm_count
-    waves = [_part(selection, i, part) for i, part in enumerate(waves_of(selection, request.problems, sms))]
+    parts = waves_of(selection, request.problems, sms)
+    waves = [replace(part, name=f"{selection.name}-{i}") for i, part in enumerate(parts)]
     builds: list[tuple[Path, Manifest]] = list(request.builds)
     ahead = _Ahead(waves, lambda part: compile_wave(part, options or BuildOptions()))
     with open_journal(request, here) as journal:
@@ -68,7 +67,7 @@ def tune_selection(
             spec = worker_spec(request, [folder for folder, _ in builds])
             with executor_of(spec) as executor:
                 run_sweep(
-                    request.problems, facts, executor, journal, request.options, sms, observer or SilentObserver(), wave
+                    request.problems, facts, executor, journal, request.options, sms, observer or Observer(), wave
                 )
         result = conclude(request, journal, {str(folder): manifest for folder, manifest in builds})
     return replace(result, overlap=ahead.overlap)
@@ -82,27 +81,15 @@ def waves_of(selection: Selection, problems: Sequence[Problem], sm_count: int) -
     places: dict[str, float] = {}
     for problem in problems:
         guesses: dict[str, float] = {}
-        for _, row, entry in table.of(problem.family):
-            if rejection(row, problem.call) is None:
-                ns = model_ns(row, problem.call, sm_count)
-                guesses[entry.symbol] = min(guesses.get(entry.symbol, ns), ns)
+        for entry, _, ns in fitting(table, problem, sm_count):
+            guesses[entry.symbol] = min(guesses.get(entry.symbol, ns), ns)
         best = min(guesses.values(), default=0.0)
         for symbol, ns in guesses.items():
             if ns <= PLAUSIBLE * best:
                 places[symbol] = min(places.get(symbol, ns / best), ns / best)
     ordered = sorted(places, key=lambda symbol: (places[symbol], symbol))
     parts = [set(ordered[i : i + KERNELS_OF_A_WAVE]) for i in range(0, len(ordered), KERNELS_OF_A_WAVE)]
-    return [
-        replace(
-            selection,
-            configs=tuple(config for config in selection.configs if symbol_of(config) in part),
-        )
-        for part in parts
-    ]
-
-
-def _part(selection: Selection, index: int, part: Selection) -> Selection:
-    return replace(part, name=f"{selection.name}-{index}")
+    return [replace(selection, configs=tuple(c for c in selection.configs if symbol_of(c) in part)) for part in parts]
 
 
 class _Ahead:

@@ -13,24 +13,13 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from gemmill import settings
 
 START_SECONDS = 180.0
 """To import torch, load the builds and make a CUDA context: minutes on a machine with a cold disk."""
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
-
-
-class Spec(Protocol):
-    """What a process is started with: a dataclass of plain values."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def device(self) -> int | None:
-        """Index of the GPU that the process sees, None for all."""
-        ...
 
 
 class WorkerDied(Exception):  # noqa: N818  (it is what happened)
@@ -48,8 +37,8 @@ class WorkerError(RuntimeError):
 class Worker:
     """One measuring process, started when it is first asked, and again after it died."""
 
-    def __init__(self, spec: Spec, program: str = "gemmill.tune.bench") -> None:
-        """`program` is a module that takes a spec and answers as gemmill.tune.bench does."""
+    def __init__(self, spec: Any, program: str = "gemmill.tune.bench") -> None:
+        """`program` is a module that takes a spec, a dataclass of plain values, and answers as gemmill.tune.bench does."""
         self._spec = spec
         self._program = program
         self._process: subprocess.Popen[bytes] | None = None
@@ -100,16 +89,14 @@ class Worker:
         self._answers, writing = os.pipe()
         watched, self._lifeline = os.pipe()
         self._pending = b""
-        environment = settings.child_environment(python_path=_SOURCE_ROOT)
-        if self._spec.device is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = str(self._spec.device)
+        told = {**asdict(self._spec), "answers": writing, "lifeline": watched}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._program, _spec_text(self._spec, writing, watched)],
+                [sys.executable, "-m", self._program, json.dumps(told)],
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
                 pass_fds=[writing, watched],
-                env=environment,
+                env=settings.child_environment(python_path=_SOURCE_ROOT),
             )
         finally:
             os.close(writing)
@@ -141,10 +128,6 @@ class Worker:
     def _bury(self, detail: str, *, hung: bool) -> None:
         self.close()
         raise WorkerDied(detail, hung=hung)
-
-
-def _spec_text(spec: Spec, answers: int, lifeline: int) -> str:
-    return json.dumps({**asdict(spec), "answers": answers, "lifeline": lifeline})
 
 
 def _has_descriptor(stream: Any) -> bool:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gemmill.tune.statistics import sample
 from gemms import Op, gemm
 from harness.backends import backends_record, backends_text, twin_of
 from harness.measuring import Measurement
+from harness.statistics import sample
 
 ONE = (
     "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_pingpong_fast_persistent_ab_sauto_a16b16d8"

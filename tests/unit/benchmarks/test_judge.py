@@ -10,7 +10,6 @@ import torch
 
 import judge as program
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
-from gemmill.tune.statistics import sample
 from gemms import Op, gemm
 from harness import stand_in
 from harness.drawing import (
@@ -29,6 +28,7 @@ from harness.drawing import (
 from harness.lines import Lines, LinesError
 from harness.measuring import Measurement
 from harness.sieve import QuickDry, Sieve, Sieved, Variants, chosen_for, sieved
+from harness.statistics import sample
 from harness.verdict import class_record, verdict_text, worst_step
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: a dry run with the stand-ins

@@ -9,11 +9,11 @@ import torch
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.numerics.measured import through
 from gemmill.tune.peers import vllm_takes
-from gemmill.tune.statistics import geometric_mean, sample
 from gemmill.tune.timing import shuffled
 from gemms import Op, gemm
 from harness.contenders import LocalContender, of_classes, ops_contender
 from harness.measuring import measure
+from harness.statistics import geometric_mean, sample
 from harness.timers import Plan
 
 

@@ -10,10 +10,10 @@ import torch
 import run as program
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.registry import REGISTRY
-from gemmill.tune.statistics import Sample
 from gemms import Op, gemm
 from harness.contenders import WrongResult, ops_contender
 from harness.remote import RemoteContender, RemoteError, serve
+from harness.statistics import Sample
 from harness.timers import DryTimer
 from timed import families
 

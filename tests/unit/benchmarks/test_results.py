@@ -5,13 +5,14 @@ from argparse import Namespace
 
 import pytest
 
-from gemmill.tune.statistics import sample, steady_us
+from gemmill.tune.choice import steady_us
 from gemms import Op, gemm
 from harness.contenders import ops_contender
 from harness.devices import commit_of, environment
 from harness.measuring import Measurement
 from harness.plot import draw
 from harness.results import peers_record, row_record, summary_record, summary_text, table, write_json
+from harness.statistics import sample
 from harness.sweep import sweep_record, sweep_table
 from peers.torch_ops import contenders
 from timed.quant import QuantProblem
@@ -51,7 +52,9 @@ def test_a_step_of_the_clocks_between_rounds_leaves_the_ratio():
 def test_drift_is_taken_out_of_contenders_that_ran_in_few_rounds():
     """The first round was slow for all; one contender was dropped after it."""
     taken = {"x": sample([2.0, 1.0, 1.0]), "y": sample([4.0, 2.0, 2.0]), "dropped": sample([6.0])}
-    assert steady_us(taken) == pytest.approx({"x": 1.0, "y": 2.0, "dropped": 3.0})
+    assert steady_us({name: found.rounds_us for name, found in taken.items()}) == pytest.approx(
+        {"x": 1.0, "y": 2.0, "dropped": 3.0}
+    )
 
 
 def test_a_peer_that_computes_less_is_not_compared_with():

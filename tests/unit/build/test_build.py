@@ -208,17 +208,6 @@ def test_no_variant_compiles(toolkit: FakeToolkit, options: BuildOptions, make_s
     assert not builds(options.home_dir) and not left_over(options.home_dir)
 
 
-def test_strict_build_ends_at_the_first_failure(
-    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make
-) -> None:
-    toolkit.set("bad", "t128x")
-    with pytest.raises(
-        BuildError, match=r"t128x128x128\w+ does not compile: .*too big.*; leave it out with --filter, or build without"
-    ):
-        build(make_selection(64, 128), replace(options, keep_going=False))
-    assert not builds(options.home_dir)
-
-
 def test_template_error(
     toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,16 +17,15 @@ INSTALL = "install it with `pip install 'gemmill[build]'`, or name a toolkit wit
 
 
 def test_order(toolkit: FakeToolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = {name: make_toolkit(tmp_path / name) for name in ("asked", "wheels", "system", "path")}
+    places = {name: make_toolkit(tmp_path / name) for name in ("wheels", "system", "path")}
     monkeypatch.setattr(toolchain, "_wheel_homes", lambda: [places["wheels"].home])
     monkeypatch.setenv("CUDA_HOME", str(places["system"].home))
     monkeypatch.setenv("PATH", str(places["path"].home / "bin"), prepend=os.pathsep)
 
-    def found(asked: Path | None = None) -> tuple[str, Path]:
-        result = find_toolchain(asked)
+    def found() -> tuple[str, Path]:
+        result = find_toolchain()
         return result.found_by, result.home
 
-    assert found(places["asked"].home) == ("cuda_home", places["asked"].home)
     assert found() == ("GEMMILL_CUDA_HOME", toolkit.home)
     monkeypatch.delenv("GEMMILL_CUDA_HOME")
     assert found() == ("PyPI wheels", places["wheels"].home)

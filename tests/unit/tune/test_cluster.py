@@ -56,7 +56,7 @@ def test_a_lost_worker_loses_its_task_only(tmp_path, monkeypatch) -> None:
     spec = WorkerSpec(builds=(), dry_run=True, vllm_library=str(tmp_path))
     tasks = [Task(problem=problem, candidates=(), kept=None, stages=()) for problem in PROBLEMS]
     with local_cluster(spec, 2) as executor:
-        found = {task.problem.step: outcome for task, outcome, _ in executor.run(tasks)}
+        found = {task.problem.step: outcome for task, outcome in executor.run(tasks, lambda *fault: None)}
     assert isinstance(found[1], Outcome) and isinstance(found[16], Outcome), "given to another worker"
     assert isinstance(found[64], TaskLost) and str(found[64]) == "its worker was lost, also when it ran alone"
 

@@ -20,7 +20,7 @@ from gemmill.tune.executors import LocalExecutor
 from gemmill.tune.journal import Entry, Journal, JournalError, read_journal
 from gemmill.tune.measure import Outcome
 from gemmill.tune.program import TuneRequest, stand_in_build, tune
-from gemmill.tune.sweep import SilentObserver, SweepOptions, TaskLost
+from gemmill.tune.sweep import Observer, SweepOptions, TaskLost
 from gemmill.tune.worker import WorkerError
 from gemms import Op, Problem, gemm
 
@@ -105,10 +105,9 @@ class Counting(Direct):
     limit = 99
     ran = 0
 
-    def run(self, tasks):
-        for event in super().run(tasks):
-            if event[1] is not None:
-                type(self).ran += 1
+    def run(self, tasks, found):
+        for event in super().run(tasks, found):
+            type(self).ran += 1
             yield event
             if type(self).ran >= self.limit:
                 raise KeyboardInterrupt
@@ -127,7 +126,7 @@ def test_an_interrupted_sweep_goes_on(request_of, counting, tmp_path) -> None:
     counting.limit = 99
     heard = []
 
-    class Hears(SilentObserver):
+    class Hears(Observer):
         def planned(self, total: int, done: int) -> None:
             heard.append((total, done))
 
@@ -245,11 +244,11 @@ def test_what_an_executor_loses_is_left_for_the_next_run(request_of, tmp_path) -
     lost = []
 
     class Loses(Direct):
-        def run(self, tasks):
-            yield tasks[0], TaskLost("its worker is gone"), {}
-            yield from super().run(tasks[1:])
+        def run(self, tasks, found):
+            yield tasks[0], TaskLost("its worker is gone")
+            yield from super().run(tasks[1:], found)
 
-    class Hears(SilentObserver):
+    class Hears(Observer):
         def lost(self, problem: Problem, reason: str) -> None:
             lost.append((problem, reason))
 

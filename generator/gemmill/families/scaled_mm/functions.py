@@ -19,11 +19,12 @@ def cutlass_scaled_mm(
 ) -> torch.Tensor:
     """out[M, N] = a_scales * (b_scales * (a @ b)) + bias, as vLLM's op of this name.
 
-    a: [M, K] row-major, b: [K, N] column-major, both float8_e4m3fn or both int8; scales float32: one value, or [M, 1]
-    for a and [1, N] for b, or in groups along K of g = 128 or 64: [M, K/g] for a with [K/g, N/g] or [K/g, N] for b, any
-    strides of which one is 1; bias [N] of out_dtype; out_dtype bfloat16 or float16. Beyond vLLM's: both bfloat16 or both
-    float16, out_dtype the same, scales not in groups; with scales of 1 that is the plain product. Raises RuntimeError with
-    one sentence where the arguments do not fit.
+    a is [M, K] row-major, b [K, N] column-major, both float8_e4m3fn or both int8. out_dtype is bfloat16 or float16, bias
+    [N] of out_dtype. Scales are float32: one value, or [M, 1] for a and [1, N] for b. Or they are in groups along K of
+    g = 128 or 64: [M, K/g] for a with [K/g, N/g] or [K/g, N] for b. Groups have any strides of which one is 1.
+
+    Beyond vLLM's op, a and b may be both bfloat16 or both float16, with out_dtype the same and scales not in groups. With
+    scales of 1 that is the plain product. Raises RuntimeError with one sentence where the arguments do not fit.
     """
     out = a.new_empty((a.shape[0], b.shape[-1]), dtype=out_dtype)
     _SCALED_MM(out, a, b, a_scales, b_scales, bias)
@@ -42,8 +43,9 @@ def cutlass_scaled_mm_azp(
 ) -> torch.Tensor:
     """out[M, N] = a_scales * (b_scales * (a @ b - zero points)) + bias for int8 a and b, as vLLM's op of this name.
 
-    azp_adj: int32 [N], the column sums of b, times a's zero point where that is one for the tensor (then azp is None);
-    azp: int32 [M], a zero point for each row, multiplied by azp_adj here. The rest as for cutlass_scaled_mm.
+    azp_adj, int32 [N], has the column sums of b. Where a's zero point is one for the tensor, they are multiplied by it, and
+    azp is None. azp, int32 [M], has a zero point for each row, multiplied by azp_adj here. The rest is as for
+    cutlass_scaled_mm.
     """
     out = a.new_empty((a.shape[0], b.shape[-1]), dtype=out_dtype)
     _SCALED_MM_AZP(out, a, b, a_scales, b_scales, azp_adj, azp, bias)
