@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gemmill.families.quant.call import OUT_NAMES, SCALE_NAMES, name_of
 from gemmill.family import VLLM_PREFIX
+from gemmill.formats.quantise import unswizzle
 from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME
 from harness.contenders import WrongResult
@@ -65,11 +66,19 @@ def check(operands: "QuantOperands", call: Callable[[], object], codes_apart: fl
     out, scales = given[name_of(given, OUT_NAMES)], given[name_of(given, SCALE_NAMES)]
     rows = _ends(operands.problem.m, out.device)
     wanted = {name: _some_rows(value, rows, operands.problem.m) for name, value in given.items()}
+    swizzled = given.get("is_sf_swizzled_layout", False)
+    if swizzled:
+        wanted |= {
+            "is_sf_swizzled_layout": False,
+            name_of(given, SCALE_NAMES): scales.new_empty(len(rows), operands.problem.case.words),
+        }
     out.view(torch.uint8).fill_(0x55)
     call()
     by_reference(BY_NAME[operands.problem.case.op], tuple(wanted.values()))
     codes, expected = out.view(torch.uint8)[rows].view(out.dtype), wanted[name_of(wanted, OUT_NAMES)]
     steps = (_steps(codes) - _steps(expected)).abs()
+    if swizzled:
+        scales = unswizzle(scales.view(torch.uint8), operands.problem.m, operands.problem.case.words).view(scales.dtype)
     apart = (
         _some_rows(scales, rows, operands.problem.m).double() - wanted[name_of(wanted, SCALE_NAMES)].double()
     ).abs()

@@ -11,11 +11,12 @@ extern "C" {
 struct gemmill_quant_args {
   void const* in;
   void* out;
-  void* scales;                 // f32, given or written; of packed groups: words
+  void* scales;                 // f32, given or written; of packed groups words, of block-scaled ones bytes
   int32_t* azp;                 // s32, given or written where scales are; null for symmetric
   float const* scale_ub;        // bound of the absolute maximum, or of the scale of a gated group; or null
   void const* weight;           // RMS norm: [hidden], of in's type
   void* residual;               // RMS norm: of in's type, or null
+  float const* global_scale;    // nvfp4: one value
   int64_t rows, hidden;
   int64_t in_stride, out_stride, residual_stride;
   // Given: the scale of (row, column) is at row / group_m * scale_stride_m + column / group_n * scale_stride_n. Groups: at
@@ -23,6 +24,9 @@ struct gemmill_quant_args {
   int64_t scale_stride_m, scale_stride_n, group_m, group_n;
   int64_t scale_rows;           // packed: rows up to which padding is zeroed, the last word column excepted
   int64_t out_rows;             // packed: rows of out, of which those from rows to scale_rows are zeroed
+  int64_t is_swizzled;          // block-scaled: whether scales lie in tiles of 128 rows x 4, else in rows
+  int64_t scales_stride;        // block-scaled, in rows: from one row's to the next's
+  int64_t rounds_up;            // mx: whether a scale is rounded up, else down as the specification has it
   float eps;                    // groups: a group's absolute maximum is at least this; RMS norm: added to the mean square
 };
 

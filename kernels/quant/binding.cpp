@@ -17,11 +17,15 @@ void launch(OpCall const& x, Chosen const& chosen) {
       static_cast<float const*>(x.tensor(kScaleUb).data),
       x.tensor(kWeight).data,
       x.tensor(kResidual).data,
+      static_cast<float const*>(x.tensor(kGlobalScale).data),
       x.value(kRows), x.value(kHidden),
       x.value(kInStride), x.value(kOutStride), x.value(kResidualStride),
       x.found[kScaleStrideM], x.found[kScaleStrideN], x.found[kGroupM], x.found[kGroupN],
       x.value(kScaleRows),
       x.value(kOutRows),
+      x.value(kIsSwizzled),
+      x.value(kScalesStride),
+      x.value(kRoundsUp),
       static_cast<float>(x.real(kEps)),
   };
   chosen.launch(&args);
@@ -29,9 +33,9 @@ void launch(OpCall const& x, Chosen const& chosen) {
 
 Family const family{
     "quant",
-    {"out", "input", "scales", "azp", "scale_ub", "weight", "residual"},
+    {"out", "input", "scales", "azp", "scale_ub", "weight", "residual", "global_scale"},
     {"rows", "hidden", "out_rows", "input_stride", "out_stride", "residual_stride", "eps", "words", "scale_rows", "works", "packed",
-     "is_scale_transposed", "takes_group_shape", "group_shape"},
+     "is_scale_transposed", "takes_group_shape", "group_shape", "is_swizzled", "scales_stride", "rounds_up"},
     {{"static_scales", static_scales_fit}, {"group_scales", group_scales_fit}},
     asks,
     launch,

@@ -5,11 +5,11 @@
 
 namespace gemmill::quant {
 
-enum Role { kOut, kIn, kScales, kAzp, kScaleUb, kWeight, kResidual };
+enum Role { kOut, kIn, kScales, kAzp, kScaleUb, kWeight, kResidual, kGlobalScale };
 
 enum Value {
   kRows, kHidden, kOutRows, kInStride, kOutStride, kResidualStride, kEps, kWords, kScaleRows, kWorks, kPacked, kTransposed,
-  kTakesGroupShape, kGroupShape
+  kTakesGroupShape, kGroupShape, kIsSwizzled, kScalesStride, kRoundsUp
 };
 
 // What the special checks leave behind.

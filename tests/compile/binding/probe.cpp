@@ -3,8 +3,10 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstring>
 
+#include "quant/abi.h"
 #include "scaled_mm/abi.h"
 #include "machine.h"
 #include "extension/family.h"
@@ -20,7 +22,7 @@ static gemmill::Family const toy("toy", {}, {}, {}, nullptr, nullptr, {toy_takes
 
 extern "C" {
 // Of the last launch; the arguments of whatever family, as many bytes as the largest have.
-PROBE_EXPORT unsigned char probe_args[sizeof(gemmill_scaled_mm_args)];
+PROBE_EXPORT unsigned char probe_args[std::max(sizeof(gemmill_scaled_mm_args), sizeof(gemmill_quant_args))];
 PROBE_EXPORT gemmill_launch probe_how;
 PROBE_EXPORT int32_t probe_launches;
 PROBE_EXPORT int32_t probe_status;

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from gemmill.families.blockscaled.bounds import (
-    fused_interval,
-    outside_of_interval,
     rounded_fold_error,
     widened_tolerance,
 )
@@ -15,6 +13,7 @@ from gemmill.families.blockscaled.reference import block_scaled_mm, exact_mm, ge
 from gemmill.families.quant import reference as house
 from gemmill.families.quant.config import Activation
 from gemmill.formats.codes import pack, unpack
+from gemmill.formats.intervals import fused_interval, outside_of_interval
 from gemmill.formats.quantise import BlockScaled, global_scale_of, quantise
 from gemmill.vocab.format import BLOCK_SCALED, MXFP4, MXFP6, MXFP8, NVFP4, Format
 

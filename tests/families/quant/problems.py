@@ -8,9 +8,18 @@ import torch
 
 from gemmill.families.quant.call import OP_OF
 from gemmill.families.quant.config import Activation, ScaleFormat, Scales
+from gemmill.formats.layout import swizzled_shape
 from gemmill.runtime.schemas import BY_NAME, Kind
 from gemmill.vocab import DType
 
+_BLOCK_SCALES = ("out_sf", "result_block_scale")
+"""Matrices, whatever dimensions the rows have."""
+_NAMES = {
+    "result": "out",
+    "output_q": "out",
+    "input_global_scale": "global_scale",
+    "is_sf_swizzled_layout": "is_swizzled",
+} | dict.fromkeys(("scale", "scales", "output_s", "output_s_packed", *_BLOCK_SCALES), "scales")
 ROWS = (0, 1, 2, 3, 4, 5, 7, 64)
 
 
@@ -41,7 +50,10 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
     shape_of_groups = None
     values: dict[str, Any] = {
         "input": padded(rows, hidden * (2 if gated else 1), torch_dtype(in_dtype), rng),
-        "out": padded(rows, hidden, torch_dtype(out_dtype), rng),
+        "out": padded(rows, hidden * out_dtype.bits // 8, torch_dtype(out_dtype), rng),
+        "global_scale": torch.ones(1),
+        "scale_rounding": rng.choice(("up", "ocp")),
+        "is_swizzled": rng.random() < 0.5,
         "activation": rng.choice(quant.activations).op_argument,
         "group_size": group,
         "eps": rng.choice((0.0, 1e-10, 1e-6)),
@@ -71,6 +83,12 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
                 shape_of_groups = rng.choice((None, (1, n)))
         case Scales.OF_TENSOR:
             scales = torch.ones(1)
+        case Scales.OF_BLOCK:
+            shape = swizzled_shape(rows, hidden // group)
+            if not values["is_swizzled"]:
+                shape = rows, hidden // group + rng.choice((0, 2))
+            scales = torch.zeros(shape, dtype=torch.uint8)
+            scales = scales if values["is_swizzled"] else scales[:, : hidden // group]
         case Scales.OF_ROW:
             scales = torch.ones((rows, 1) if rng.random() < 0.5 else rows)
         case _:
@@ -83,16 +101,13 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
                 scales = rng.choice(kinds if free else [*kinds, torch.ones(groups, rows)])
             else:
                 scales = torch.ones((rows, groups + rng.choice((0, 2))))[:, :groups]
-    names = {"result": "out", "output_q": "out"} | dict.fromkeys(
-        ("scale", "scales", "output_s", "output_s_packed"), "scales"
-    )
     output_azp = torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32).zero_()
     values |= {"scales": scales, "group_shape": shape_of_groups, "output_azp": output_azp}
     if breakage is Breakage.SOME:
         for _ in range(rng.choice((1, 1, 2))):
             _break(values, op, rng)
     arguments = [
-        values.get(names.get(p.name, p.name), False if p.kind is Kind.BOOL else None) for p in BY_NAME[op].parameters
+        values.get(_NAMES.get(p.name, p.name), False if p.kind is Kind.BOOL else None) for p in BY_NAME[op].parameters
     ]
     return [odd_strides(value, rng) if isinstance(value, torch.Tensor) else value for value in arguments]
 
@@ -120,15 +135,12 @@ def empty_call(op: str, leading: tuple[int, ...], rng: random.Random) -> list[An
             return value
         return torch.empty((*leading, *value.shape[1:]) if value.dim() > 1 else leading, dtype=value.dtype)
 
-    return [dense(value) for value in arguments]
+    return [value if name in _BLOCK_SCALES else dense(value) for name, value in call.items()]
 
 
 def _break(values: dict[str, Any], op: str, rng: random.Random) -> None:
-    names = {"result": "out", "output_q": "out"} | dict.fromkeys(
-        ("scale", "scales", "output_s", "output_s_packed"), "scales"
-    )
     parameter = rng.choice(BY_NAME[op].parameters)
-    name = names.get(parameter.name, parameter.name)
+    name = _NAMES.get(parameter.name, parameter.name)
     value = values.get(name)
     if parameter.kind is Kind.INT:
         values[name] = rng.choice((0, 1, 16, 32, 48, 64, 96, 128, 256, -64))
@@ -137,7 +149,7 @@ def _break(values: dict[str, Any], op: str, rng: random.Random) -> None:
     elif parameter.kind is Kind.BOOL:
         values[name] = not value
     elif parameter.kind is Kind.TEXT:
-        values[name] = rng.choice(("silu", "gelu", "gelu_tanh", "relu", "none", "", "geluß"))
+        values[name] = rng.choice(("up", "ocp", "silu", "gelu", "gelu_tanh", "relu", "none", "", "geluß"))
     elif parameter.kind is Kind.INTS:
         values[name] = rng.choice(((1, -1), (-1, 1), (1,), (0, 4), (-1, -1), (1, 1), (2, 2), None))
     elif value is None:

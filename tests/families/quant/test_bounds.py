@@ -8,7 +8,7 @@ from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, 
 from gemmill.space.names import to_name
 from gemmill.vocab import DType
 
-GATED = [c for c in all_configs() if c.activation is not Activation.NONE and c.in_dtype is DType.BF16]
+GATED = [c for c in all_configs() if c.activation is not Activation.NONE and c.in_dtype is DType.BF16 and not c.format]
 STATIC_SCALE = torch.tensor([0.0123])
 
 
@@ -114,3 +114,19 @@ def test_rows_and_steps_are_counted() -> None:
     codes = wanted.clone()
     codes[1, 2], codes[1, 3], codes[3, 0] = 1, -1, 2
     assert bounds.rows_beyond_one_step(codes, wanted) == (2, 1)
+
+
+BLOCKS = [c for c in all_configs() if c.activation is not Activation.NONE and c.in_dtype is DType.BF16 and c.format]
+
+
+@pytest.mark.parametrize("config", BLOCKS, ids=to_name)
+def test_block_scaled_codes_of_another_library_are_within(config: QuantConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = gated_rows()
+    given = torch.tensor([40.0]) if config.format.has_global_scale else None
+    right = reference.block_quant(x, config.format, global_scale=given, activation=config.activation)
+    monkeypatch.setattr(reference, "activated", moved(config.activation, 2.0))
+    codes, scales = reference.block_quant(x, config.format, global_scale=given, activation=config.activation)
+    monkeypatch.undo()
+    assert bounds.outside_of_block_bounds(config, x, codes, scales, global_scale=given) == (0, 0)
+    assert bounds.outside_of_block_bounds(config, x, right[0] ^ 2, right[1], global_scale=given)[0] > 0
+    assert bounds.outside_of_block_bounds(config, x, right[0], right[1].clamp(min=1) - 1, global_scale=given)[1] > 0

@@ -24,7 +24,10 @@ from gemmill.families.quant.reference import (
     round_up_to_power_of_two,
     rounded_product,
 )
+from gemmill.formats.intervals import outside_of_interval
+from gemmill.formats.quantise import BlockScaled
 from gemmill.vocab import DType
+from gemmill.vocab.format import ScaleRounding
 
 GATE_STEPS = 4.0
 """Units (2^-24 of what the library function is multiplied by) between two versions of a gated value."""
@@ -118,6 +121,22 @@ def _scale(config: QuantConfig, amax: torch.Tensor, scale_ub: torch.Tensor | Non
 def _code(config: QuantConfig, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     by_reciprocal = config.family is QuantFamily.STATIC and config.out_dtype is DType.E4M3
     return encode(values * torch.reciprocal(scale) if by_reciprocal else values / scale, config.out_dtype)
+
+
+def outside_of_block_bounds(
+    config: QuantConfig,
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    *,
+    global_scale: torch.Tensor | None = None,
+    rounding: ScaleRounding = ScaleRounding.UP,
+) -> tuple[int, int]:
+    """The same of a block-scaled variant: codes packed [rows, bytes], scales plain [rows, groups], both uint8."""
+    assert config.format is not None
+    low, high = gated_interval(x, config.activation)
+    found = BlockScaled(format=config.format, codes=codes, scales=scales)
+    return outside_of_interval(low, high, found, global_scale=global_scale, rounding=rounding)
 
 
 def rows_beyond_one_step(codes: torch.Tensor, wanted: torch.Tensor) -> tuple[int, int]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection
 
+from gemmill.families.quant.classes import CODED
 from gemmill.families.quant.config import (
     IN_DTYPES,
-    OUT_DTYPES,
     Activation,
     QuantConfig,
     QuantFamily,
@@ -17,10 +17,11 @@ from gemmill.vocab import Arch
 
 OP_OF = {op.name: op for op in QUANT_OPS}
 OUT_NAMES = ("result", "out", "output_q")
-SCALE_NAMES = ("scale", "scales", "output_s", "output_s_packed")
+SCALE_NAMES = ("scale", "scales", "output_s", "output_s_packed", "out_sf", "result_block_scale")
 GROUP_AZP = "output_azp"
 """What zero points of groups are called; others are `azp`."""
-_DTYPE_OF = {dtype.torch_name: dtype for dtype in (*IN_DTYPES, *OUT_DTYPES)}
+_DTYPE_OF = {dtype.torch_name: dtype for dtype in IN_DTYPES}
+_CODED = {number: dtype for dtype, number in CODED.items()}
 
 
 def name_of(names: Collection[str], known: tuple[str, ...]) -> str:
@@ -33,7 +34,7 @@ def config_of(call: Judged, arch: Arch) -> QuantConfig:
     config = QuantConfig(
         family=list(QuantFamily)[call["scaling"]],
         in_dtype=_DTYPE_OF[call["input"].dtype],
-        out_dtype=_DTYPE_OF[call["out"].dtype],
+        out_dtype=_CODED[call["coded"]],
         activation=list(Activation)[call["chosen"]],
         group_size=call["group_size"],
         scale_format=list(ScaleFormat)[call["scale_format"]],

@@ -3,14 +3,17 @@
 from gemmill.families.quant.config import GROUP_SIZES, IN_DTYPES, OUT_DTYPES, Activation, QuantFamily, ScaleFormat
 from gemmill.family import ClassAxis, Classes
 from gemmill.family.operand import DTYPE_CODES
+from gemmill.vocab import DType
 
+CODED = {x: DTYPE_CODES[x.torch_name] for x in OUT_DTYPES} | {DType.E2M1: 2, DType.E3M2: 3}
+"""Numbers of code types: torch's of the dtypes that it has."""
 CLASSES = Classes(
     (
         ClassAxis(name="family", expression="scaling", values={x: i for i, x in enumerate(QuantFamily)}),
         ClassAxis(name="in_dtype", expression="dtype(input)", values={x: DTYPE_CODES[x.torch_name] for x in IN_DTYPES}),
-        ClassAxis(name="out_dtype", expression="dtype(out)", values={x: DTYPE_CODES[x.torch_name] for x in OUT_DTYPES}),
+        ClassAxis(name="out_dtype", expression="coded", values=CODED),
         ClassAxis(name="activation", expression="chosen", values={x: i for i, x in enumerate(Activation)}),
-        ClassAxis(name="group_size", expression="group_size", values={size: size for size in (0, *GROUP_SIZES)}),
+        ClassAxis(name="group_size", expression="group_size", values={size: size for size in (0, 16, *GROUP_SIZES)}),
         ClassAxis(name="scale_format", expression="scale_format", values={x: i for i, x in enumerate(ScaleFormat)}),
         ClassAxis(name="symmetric", expression="azp", values={True: 0, False: 1}),
         ClassAxis(name="vllm", expression="of_vllm", values={False: 0, True: 1}),

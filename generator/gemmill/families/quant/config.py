@@ -4,14 +4,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 from itertools import product
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gemmill.family import first_rejection
-from gemmill.vocab import Arch, DType
+from gemmill.vocab import Arch, DType, Format
+from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
 IN_DTYPES = (DType.BF16, DType.F16, DType.F32)
 OUT_DTYPES = (DType.E4M3, DType.S8)
 GROUP_SIZES = (32, 64, 128)
+BLOCK_FORMATS = (NVFP4, MXFP4, MXFP6, MXFP8)
+"""With a scale of one byte for each group, as block-scaled tensor cores read them."""
 
 
 class Scales(Enum):
@@ -21,6 +24,8 @@ class Scales(Enum):
     OF_TENSOR = auto()
     OF_ROW = auto()
     OF_GROUP = auto()
+    OF_BLOCK = auto()
+    """of a group, in one byte"""
 
 
 class QuantFamily(StrEnum):
@@ -34,6 +39,7 @@ class QuantFamily(StrEnum):
     RMS_TOKEN = "rmstoken"
     RMS_GROUP = "rmsgroup"
     RMS_STATIC = "rmsstatic"
+    BLOCK = "block"
 
     @property
     def scales(self) -> Scales:
@@ -67,8 +73,13 @@ class QuantFamily(StrEnum):
 
     @property
     def is_grouped(self) -> bool:
-        """Whether scales belong to groups."""
+        """Whether scales belong to groups, in f32 or words."""
         return self.scales is Scales.OF_GROUP
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether scales belong to groups, in bytes."""
+        return self.scales is Scales.OF_BLOCK
 
 
 _KIND = {
@@ -79,6 +90,7 @@ _KIND = {
     QuantFamily.RMS_TOKEN: (Scales.OF_ROW, "rms_norm"),
     QuantFamily.RMS_GROUP: (Scales.OF_GROUP, "rms_norm"),
     QuantFamily.RMS_STATIC: (Scales.GIVEN, "rms_norm"),
+    QuantFamily.BLOCK: (Scales.OF_BLOCK, "block"),
 }
 
 
@@ -110,11 +122,15 @@ class ScaleFormat(StrEnum):
     """f32, rounded up to a power of two"""
     PACKED_UE8M0 = "ue8m0x4"
     """exponents of powers of two, four groups in a 32-bit word, the first in the low byte"""
+    UE8M0 = "ue8m0"
+    """an exponent of a power of two, a byte"""
+    UE4M3 = "ue4m3"
+    """a byte, beside one more scale for the tensor"""
 
     @property
     def cpp_value(self) -> str:
-        """Enumerator in kernels/quant/group_quant.cuh."""
-        return _CPP_SCALE_FORMAT[self]
+        """Enumerator in kernels/quant/group_quant.cuh; bytes have none."""
+        return _CPP_SCALE_FORMAT.get(self, "")
 
 
 _OP_ARGUMENT = {
@@ -136,6 +152,7 @@ _CPP_SCALE_FORMAT = {
 }
 _CPP_IN = {DType.BF16: "__nv_bfloat16", DType.F16: "__half", DType.F32: "float"}
 _CPP_OUT = {DType.E4M3: "E4M3", DType.S8: "S8"}
+_CPP_FORMAT = {NVFP4: "NvFp4", MXFP4: "MxFp4", MXFP6: "MxFp6", MXFP8: "MxFp8"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,12 +191,39 @@ class QuantConfig:
 
     @property
     def out_type(self) -> str:
-        """Class of the codes in kernels/quant/code.cuh."""
+        """Class of the codes in kernels/quant/code.cuh, or of the format in kernels/quant/block_code.cuh."""
+        if (format := self.format) is not None:
+            return _CPP_FORMAT[format]
         return f"{'Vllm' if self.vllm else ''}{_CPP_OUT[self.out_dtype]}"
+
+    @property
+    def format(self) -> Format | None:
+        """The block-scaled format of its codes and scales, if they have one."""
+        return next((f for f in BLOCK_FORMATS if self.family.is_blocked and told_by(f) == _told(self)), None)
+
+
+def told_by(format: Format) -> dict[str, Any]:
+    """The fields of a config by which its format is known."""
+    scale = ScaleFormat(format.scale.name)
+    return {"out_dtype": DType(format.code.name), "group_size": format.group, "scale_format": scale}
+
+
+def _told(c: QuantConfig) -> dict[str, Any]:
+    return {"out_dtype": c.out_dtype, "group_size": c.group_size, "scale_format": c.scale_format}
+
+
+def _block(c: QuantConfig) -> Iterator[str]:
+    if c.family.is_blocked and c.format is None:
+        yield (
+            f"out_dtype={c.out_dtype} group_size={c.group_size} scale_format={c.scale_format} are of no format, of "
+            f"{', '.join(map(str, BLOCK_FORMATS))}"
+        )
+    if c.family.is_blocked and c.in_dtype is DType.F32:
+        yield f"in_dtype={c.in_dtype} contradicts family={c.family}: block-scaled codes are of bf16 or f16"
 
 
 def _dtypes(c: QuantConfig) -> Iterator[str]:
-    if c.in_dtype not in IN_DTYPES or c.out_dtype not in OUT_DTYPES:
+    if not c.family.is_blocked and (c.in_dtype not in IN_DTYPES or c.out_dtype not in OUT_DTYPES):
         yield (
             f"in_dtype={c.in_dtype} out_dtype={c.out_dtype}: inputs are {', '.join(IN_DTYPES)}, codes {', '.join(OUT_DTYPES)}"
         )
@@ -194,7 +238,7 @@ def _normed(c: QuantConfig) -> Iterator[str]:
 
 
 def _groups(c: QuantConfig) -> Iterator[str]:
-    if not c.family.is_grouped and c.group_size:
+    if not (c.family.is_grouped or c.family.is_blocked) and c.group_size:
         yield f"group_size={c.group_size} contradicts family={c.family}: no scale belongs to a group"
     if c.family.is_grouped and c.group_size not in GROUP_SIZES:
         yield (
@@ -203,14 +247,16 @@ def _groups(c: QuantConfig) -> Iterator[str]:
 
 
 def _scale_format(c: QuantConfig) -> Iterator[str]:
-    if c.scale_format is not ScaleFormat.F32 and c.family is not QuantFamily.GROUP:
+    if c.scale_format is not ScaleFormat.F32 and c.family not in (QuantFamily.GROUP, QuantFamily.BLOCK):
         yield (
             f"scale_format={c.scale_format} contradicts family={c.family}: powers of two are for group scales of {QuantFamily.GROUP}"
         )
+    elif c.scale_format in (ScaleFormat.UE8M0, ScaleFormat.UE4M3) and not c.family.is_blocked:
+        yield f"scale_format={c.scale_format} contradicts family={c.family}: bytes are scales of {QuantFamily.BLOCK}"
 
 
 def _activation(c: QuantConfig) -> Iterator[str]:
-    gated = (QuantFamily.STATIC, QuantFamily.TOKEN, QuantFamily.GROUP)
+    gated = (QuantFamily.STATIC, QuantFamily.TOKEN, QuantFamily.GROUP, QuantFamily.BLOCK)
     if c.activation is not Activation.NONE and c.family not in gated:
         yield f"activation={c.activation} contradicts family={c.family}: activations are fused with {', '.join(gated)}"
 
@@ -249,6 +295,8 @@ def _differs_in_vllm(c: QuantConfig) -> bool:
             return e4m3
         case QuantFamily.TOKEN:
             return plain and (e4m3 or not c.symmetric)
+        case QuantFamily.BLOCK:
+            return False
         case QuantFamily.GROUP:
             return silu_to_e4m3 or (plain and c.symmetric and (e4m3 or c.scale_format is ScaleFormat.F32))
         case _:
@@ -260,15 +308,19 @@ def of_vllm(config: QuantConfig) -> QuantConfig:
     return replace(config, vllm=_differs_in_vllm(config))
 
 
-RULES = (_dtypes, _normed, _groups, _scale_format, _activation, _symmetry, _vllm)
+RULES = (_block, _dtypes, _normed, _groups, _scale_format, _activation, _symmetry, _vllm)
 
 
 def all_configs(arch: Arch = Arch.SM90A) -> Iterator[QuantConfig]:
     """Every variant that the rules allow, each once."""
     flags = (True, False)
+    for format, in_dtype, activation in product(BLOCK_FORMATS, IN_DTYPES[:2], Activation):
+        yield QuantConfig(
+            family=QuantFamily.BLOCK, in_dtype=in_dtype, activation=activation, arch=arch, **told_by(format)
+        )
     axes = product(QuantFamily, IN_DTYPES, OUT_DTYPES, Activation, (0, *GROUP_SIZES), ScaleFormat, flags, flags)
     for family, in_dtype, out_dtype, activation, group_size, scale_format, symmetric, vllm in axes:
-        if activation is not Activation.NONE and in_dtype is DType.F32:
+        if family.is_blocked or (activation is not Activation.NONE and in_dtype is DType.F32):
             continue  # activations follow a GEMM, whose results are bf16 or f16
         try:
             yield QuantConfig(

@@ -1,18 +1,26 @@
 """What must hold for a call of a quantisation op, in the order in which a call is judged."""
 
-from gemmill.families.quant.classes import CLASSES
+from fractions import Fraction
+
+from gemmill.families.quant.classes import CLASSES, CODED
 from gemmill.families.quant.config import Activation, QuantFamily, ScaleFormat, Scales
 from gemmill.families.quant.layouts import group_fault, static_fault
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.family import Aspect, Check, Layout, Let, Op, OpSet, Require, Same, Special, Step, Tensor, any_of
 from gemmill.family.operand import DTYPE_CODES
-from gemmill.vocab import Arch, DType
+from gemmill.vocab import Arch, DType, Format
+from gemmill.vocab.format import ScaleRounding
 
-_ROLES = {"result": "out", "output_q": "out", "output_azp": "azp", "epsilon": "eps"} | dict.fromkeys(
-    ("scale", "output_s", "output_s_packed"), "scales"
-)
+_ROLES = {
+    "result": "out",
+    "output_q": "out",
+    "output_azp": "azp",
+    "epsilon": "eps",
+    "input_global_scale": "global_scale",
+    "is_sf_swizzled_layout": "is_swizzled",
+} | dict.fromkeys(("scale", "output_s", "output_s_packed", "out_sf", "result_block_scale"), "scales")
 _LIMITS = {DType.E4M3: (-448.0, 448.0), DType.S8: (-128.0, 127.0)}
-_TENSORS = "out input scales azp scale_ub weight residual"
+_TENSORS = "out input scales azp scale_ub weight residual global_scale"
 
 
 def _op(quant: QuantOp) -> Op:
@@ -26,8 +34,10 @@ def _op(quant: QuantOp) -> Op:
         "chosen": list(Activation).index(quant.activations[0]),
         "scale_format": list(ScaleFormat).index(quant.scale_formats[0]),
         "is_scale_transposed": -1,
-        "group_size": 0,
+        "group_size": quant.format.group if quant.format else 0,
     }
+    if quant.format:
+        fixed["coded"] = CODED[quant.out_dtypes[0]]
     told = {"activation": "chosen", "scale_ue8m0": "scale_format"}
     argued = has | {told[name] for name in has & set(told)}
     return Op(
@@ -40,14 +50,16 @@ def _op(quant: QuantOp) -> Op:
             Check(Aspect.DTYPE, "input out"),
             Check(Aspect.RANK, "input out"),
             Check(Aspect.SHAPE, "input"),
+            *(() if quant.format else (Let("coded", "dtype(out)"),)),
             Let("rows", "rows(input)"),
             Let("out_rows", "rows(out)"),
+            *(_blocks(quant.format, has) if quant.format else ()),
             _PADDED if quant.is_packed else Check(Aspect.SHAPE, "out"),
             Check(Aspect.LAYOUT, "input out"),
             Check(Aspect.DTYPE, "scales"),
             *((Let("scale_format", "scale_ue8m0"),) if "scale_ue8m0" in has else ()),
             *_scales(quant),
-            Check(Aspect.WHOLE, "azp scale_ub weight residual"),
+            Check(Aspect.WHOLE, "azp scale_ub weight residual global_scale"),
             *_numbers(quant, has),
             Check(Aspect.DEVICE, _TENSORS),
             Check(Aspect.APART, _TENSORS),
@@ -79,6 +91,8 @@ def _tensors(quant: QuantOp) -> tuple[Tensor, ...]:
     azp = Tensor("azp", count, (DType.S32,), Layout.VALUES, each=each)
     if quant.family.is_grouped:
         azp = Tensor("azp", "scales", (DType.S32,), Layout.LIKE)
+    if quant.format:
+        scales = Tensor("scales", "scale_rows scale_columns", _BYTES[quant.format.has_global_scale], Layout.ROWS)
     if quant.is_packed:
         scales = Tensor("scales", "rows words", (DType.S32,), said="int32 (four exponents a word)")
     return (
@@ -90,15 +104,54 @@ def _tensors(quant: QuantOp) -> tuple[Tensor, ...]:
             said=" or ".join(dtype.torch_name for dtype in quant.in_dtypes),
             parts="gate, then up",
         ),
-        Tensor("out", "... hidden", quant.out_dtypes, Layout.ROWS),
+        Tensor("out", f"... {_packed(quant.format)}", (quant.format,), Layout.ROWS)
+        if quant.format
+        else Tensor("out", "... hidden", quant.out_dtypes, Layout.ROWS),
         scales,
         azp,
         Tensor("scale_ub", "1", (DType.F32,), Layout.VALUES, needs=(_BOUNDED,)),
         Tensor("weight", "hidden", Same("input"), Layout.VALUES, each="column", needs=(_VECTOR,)),
         Tensor("residual", "... hidden", Same("input"), Layout.ROWS),
+        Tensor("global_scale", "1", (DType.F32,), Layout.VALUES),
     )
 
 
+_BYTES = {True: (DType.U8, DType.E4M3), False: (DType.U8,)}
+"""What block scales may come as, by whether they are ue4m3."""
+
+
+def _packed(format: Format) -> str:
+    """Bytes of a row's codes."""
+    part = Fraction(format.code.bits, 8)
+    times = f"{part.numerator}*" if part.numerator > 1 else ""
+    return f"{times}hidden/{part.denominator}" if part != 1 else "hidden"
+
+
+def _blocks(format: Format, has: frozenset[str]) -> tuple[Step, ...]:
+    """The sizes of block scales, and how they are rounded."""
+    group, roundings = format.group, tuple(map(str, ScaleRounding))
+    rounded = (
+        Require(
+            f"scale_rounding in {roundings}",
+            f"scale_rounding is {{scale_rounding!r}}, expected {any_of(list(map(repr, roundings)))}",
+        ),
+        Let("rounds_up", "1 - scale_rounding_index"),
+    )
+    return (
+        Require(
+            f"hidden % {group} == 0", f"rows of {{hidden}} values are not a multiple of {format}'s group of {group}"
+        ),
+        *(rounded if "scale_rounding" in has else ()),
+        Let("groups", f"hidden // {group}"),
+        Let("scale_rows", "is_swizzled * up(rows, 128) + (1 - is_swizzled) * rows"),
+        Let("scale_columns", "is_swizzled * up(groups, 4) + (1 - is_swizzled) * groups"),
+    )
+
+
+_SWIZZLED = Require(
+    "is_swizzled == 0 or dense(scales) == 1",
+    "{scales.name} has strides {scales.strides}: swizzled scales must be contiguous",
+)
 _BOUNDED = Require(
     "dtype(out) == float8_e4m3fn",
     "scale_ub is given and {out.name} is int8: only scales of float8_e4m3fn have an upper bound",
@@ -124,6 +177,8 @@ def _scales(quant: QuantOp) -> tuple[Step, ...]:
     """Their layout."""
     if quant.family.is_given:
         return (Special("static_scales"),)
+    if quant.format:
+        return *(Check(aspect, "scales") for aspect in (Aspect.RANK, Aspect.SHAPE, Aspect.LAYOUT)), _SWIZZLED
     if quant.family is QuantFamily.TENSOR:
         some = "{scales.name} has shape {scales.shape}: expected one value, for the tensor, or more, of which the first is written"
         return (Require("numel(scales) >= 1", some),)
@@ -142,7 +197,7 @@ def _scales(quant: QuantOp) -> tuple[Step, ...]:
 
 def _numbers(quant: QuantOp, has: frozenset[str]) -> tuple[Step, ...]:
     """What holds for the arguments that are no tensors."""
-    low, high = _LIMITS[quant.out_dtypes[0]]
+    low, high = _LIMITS.get(quant.out_dtypes[0], (0.0, 0.0))
     limits = tuple(
         Require(
             f"{least} == {low} and {most} == {high}",

@@ -11,7 +11,7 @@ _FIELDS = 6
 
 def to_fields(config: QuantConfig) -> list[str]:
     """family in out activation scales coding."""
-    scales = f"g{config.group_size}{config.scale_format}" if config.family.is_grouped else config.scale_format.value
+    scales = f"g{config.group_size}{config.scale_format}" if config.group_size else config.scale_format.value
     coding = f"{'vllm' if config.vllm else ''}{'sym' if config.symmetric else 'asym'}"
     return [config.family, config.in_dtype, config.out_dtype, config.activation, scales, coding]
 
@@ -24,7 +24,9 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> QuantConfig:
     if coding not in ("sym", "asym"):
         raise ValueError(f"coding {fields[5]!r}, expected sym or asym, or one of them after vllm")
     family = QuantFamily(fields[0])
-    group_size, scale_format = _group_scales_from_text(fields[4]) if family.is_grouped else (0, ScaleFormat(fields[4]))
+    group_size, scale_format = (
+        _group_scales_from_text(fields[4]) if family.is_grouped or family.is_blocked else (0, ScaleFormat(fields[4]))
+    )
     return QuantConfig(
         family=family,
         in_dtype=DType(fields[1]),
@@ -39,7 +41,7 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> QuantConfig:
 
 
 def _group_scales_from_text(text: str) -> tuple[int, ScaleFormat]:
-    match = re.fullmatch(r"g(\d{1,3})(f32|f32pow2|ue8m0x4)", text)
+    match = re.fullmatch(r"g(\d{1,3})(f32|f32pow2|ue8m0x4|ue8m0|ue4m3)", text)
     if match is None:
-        raise ValueError(f"scales {text!r}, expected g, a group size and f32, f32pow2 or ue8m0x4")
+        raise ValueError(f"scales {text!r}, expected g, a group size and f32, f32pow2, ue8m0x4, ue8m0 or ue4m3")
     return int(match[1]), ScaleFormat(match[2])

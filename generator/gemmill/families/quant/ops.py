@@ -13,9 +13,11 @@ from gemmill.families.quant.config import (
     QuantFamily,
     ScaleFormat,
     of_vllm,
+    told_by,
 )
 from gemmill.family import VLLM_PREFIX, OpSchema
-from gemmill.vocab import Arch, DType
+from gemmill.vocab import Arch, DType, Format
+from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
 _SIXTEEN_BITS = (DType.BF16, DType.F16)
 
@@ -32,6 +34,8 @@ class QuantOp:
     group_sizes: tuple[int, ...] = (0,)
     scale_formats: tuple[ScaleFormat, ...] = (ScaleFormat.F32,)
     symmetric: tuple[bool, ...] = (True,)
+    format: Format | None = None
+    """Block-scaled, of codes and scales."""
     vllm: bool = False
     """Whether scales and codes are those of vLLM's op."""
 
@@ -77,7 +81,20 @@ def _op(family: QuantFamily, codes: tuple[DType, ...], schema: str, **others: An
     return QuantOp(schema=OpSchema(f"{schema} -> ()"), family=family, out_dtypes=codes, **others)
 
 
-_STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC = QuantFamily
+def _block(format: Format, schema: str, **others: Any) -> QuantOp:
+    told = told_by(format)
+    return _op(
+        QuantFamily.BLOCK,
+        (told["out_dtype"],),
+        schema,
+        format=format,
+        group_sizes=(told["group_size"],),
+        scale_formats=(told["scale_format"],),
+        **({"in_dtypes": _SIXTEEN_BITS} | others),
+    )
+
+
+_STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC, _ = QuantFamily
 _FP8, _INT8, _EITHER = (DType.E4M3,), (DType.S8,), (DType.E4M3, DType.S8)
 # What ops have beside their family and codes, where it is not the default.
 _SILU = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU,)}
@@ -209,6 +226,26 @@ _OWN = (
         symmetric=(False,),
     ),
 )
+_MX_FORMATS = (MXFP4, MXFP6, MXFP8)
+_MX_ARGUMENTS = "Tensor input, str scale_rounding, bool is_sf_swizzled_layout=True"
+_BLOCK_SCALED = (
+    _block(
+        NVFP4,
+        "scaled_nvfp4_quant(Tensor(a!) out, Tensor(b!) out_sf, Tensor input, Tensor global_scale, "
+        "bool is_sf_swizzled_layout=True)",
+    ),
+    *(_block(x, f"scaled_{x}_quant(Tensor(a!) out, Tensor(b!) out_sf, {_MX_ARGUMENTS})") for x in _MX_FORMATS),
+    _block(
+        NVFP4,
+        "silu_and_mul_nvfp4_quant(Tensor(a!) result, Tensor(b!) result_block_scale, Tensor input, "
+        "Tensor input_global_scale, bool is_sf_swizzled_layout=True)",
+        **_SILU,
+    ),
+    *(
+        _block(x, f"silu_and_mul_{x}_quant(Tensor(a!) out, Tensor(b!) out_sf, {_MX_ARGUMENTS})", **_SILU)
+        for x in _MX_FORMATS
+    ),
+)
 
 
 def _of_vllm(op: QuantOp) -> QuantOp:
@@ -220,7 +257,7 @@ def _of_vllm(op: QuantOp) -> QuantOp:
     return renamed
 
 
-QUANT_OPS = (*_OF_VLLMS_NAME, *_OWN, *map(_of_vllm, _OF_VLLMS_NAME))
+QUANT_OPS = (*_OF_VLLMS_NAME, *_OWN, *_BLOCK_SCALED, *map(_of_vllm, _OF_VLLMS_NAME))
 
 
 def ops_of(config: QuantConfig) -> tuple[str, ...]:

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 import torch
 
 from gemmill.families.quant.config import Activation, ScaleFormat
-from gemmill.vocab import DType
+from gemmill.formats.quantise import quantise
+from gemmill.vocab import DType, Format
+from gemmill.vocab.format import ScaleRounding
 
 CODE_MAX = {DType.E4M3: 448.0, DType.S8: 127.0}
 SMALLEST_SCALE = {DType.E4M3: 1.0 / (448.0 * 512.0), DType.S8: 2.0**-23}
@@ -280,6 +282,20 @@ def group_quant(
     else:
         codes = encode(grouped * torch.reciprocal(scale), out_dtype, _LOWEST)
     return codes.reshape(rows, hidden), scale[..., 0]
+
+
+def block_quant(
+    x: torch.Tensor,
+    format: Format,
+    *,
+    global_scale: torch.Tensor | None = None,
+    rounding: ScaleRounding = ScaleRounding.UP,
+    activation: Activation = Activation.NONE,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Packed codes [rows, bytes] of x [rows, hidden] (or [rows, 2 hidden]) and plain scales [rows, groups], both uint8, as
+    gemmill.formats.quantise defines them. Raises ValueError for a global scale that is no finite number above zero."""
+    found = quantise(activated(x, activation), format, global_scale=global_scale, rounding=rounding)
+    return found.codes, found.scales
 
 
 def group_quant_with_azp(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -15,17 +15,18 @@ def default(arch: Arch) -> Iterator[QuantConfig]:
 
 
 def smoke(arch: Arch) -> Iterator[QuantConfig]:
-    """One config for each op that codes bf16 as e4m3, with the last of its activations; ops may share one."""
+    """One config for each op that codes bf16 as e4m3 or in a block-scaled format, with the last of its activations; ops may share one."""
     if arch is not Arch.SM90A:
         return
     yield from dict.fromkeys(
         next(
             config
             for config in op.configs(arch)
-            if (config.in_dtype, config.out_dtype) == (DType.BF16, DType.E4M3)
+            if config.in_dtype is DType.BF16
+            and (config.out_dtype is DType.E4M3 or op.format is not None)
             and config.group_size == max(op.group_sizes)
             and config.activation is op.activations[-1]
         )
         for op in QUANT_OPS
-        if DType.E4M3 in op.out_dtypes
+        if DType.E4M3 in op.out_dtypes or op.format is not None
     )

@@ -13,12 +13,14 @@ from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, 
 from gemmill.families.quant.layouts import group_strides, static_scales
 from gemmill.family import Judged, OpSchema, ProblemCall
 from gemmill.family.operand import Call
+from gemmill.formats.quantise import swizzle
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, count_of_variants
 from gemmill.space.names import to_name
 from gemmill.vocab import Arch, DType
+from gemmill.vocab.format import ScaleRounding
 
 Given = dict[str, Any]
 """Arguments by role."""
@@ -128,6 +130,20 @@ def _group(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
     yield from _group_scales(call, given["scales"], reference.pack_ue8m0(scales) if call["packed"] else scales)
 
 
+def _block(call: Judged, given: Given, _: DType) -> Iterator[Result]:
+    format = config_of(call, Arch.SM90A).format
+    assert format is not None
+    codes, scales = reference.block_quant(
+        _rows(call, given),
+        format,
+        global_scale=given.get("global_scale"),
+        rounding=ScaleRounding(given.get("scale_rounding", ScaleRounding.UP)),
+        activation=_activation(call),
+    )
+    yield _whole(given["out"].view(torch.uint8), codes)
+    yield given["scales"].view(torch.uint8), swizzle(scales) if call["is_swizzled"] else scales
+
+
 def _rms_norm(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
     residual, x = given.get("residual"), _rows(call, given)
     family = list(QuantFamily)[call["scaling"]]
@@ -172,5 +188,6 @@ _COMPUTE: dict[Scales, Callable[[Judged, Given, DType], Iterator[Result]]] = {
     Scales.OF_TENSOR: _tensor,
     Scales.OF_ROW: _token,
     Scales.OF_GROUP: _group,
+    Scales.OF_BLOCK: _block,
 }
 SERVING = Serving(results=_results, asked=_asked, lacks=_lacks)

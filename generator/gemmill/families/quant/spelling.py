@@ -15,6 +15,7 @@ def _values(config: QuantConfig) -> dict[str, Any]:
     return {
         "in_type": config.in_type,
         "out_type": config.out_type,
+        "format": config.out_type,
         "activation": config.activation.cpp_type,
         "scale_format": config.scale_format.cpp_value,
         "group_size": -1 if config.family.is_given else config.group_size,

@@ -1,5 +1,6 @@
 """Calls of the quantisation ops by their sizes and options, their outputs poisoned, held against the reference."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +13,21 @@ from gemmill.families.quant.call import OP_OF, OUT_NAMES, SCALE_NAMES, config_of
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.families.quant.selections import smoke
+from gemmill.formats.layout import swizzled_shape
+from gemmill.formats.quantise import LARGEST_PRODUCT, swizzle, unswizzle
 from gemmill.numerics.cases import Outcome
 from gemmill.runtime.checks import check
 from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OpSchema
 from gemmill.vocab import Arch, DType
+from gemmill.vocab.format import ScaleRounding
 
-ROLES = {"result": "out", "output_q": "out", "scales": "scale", "output_s": "scale", "output_s_packed": "scale"}
+ROLES = {
+    "result": "out",
+    "output_q": "out",
+    "input_global_scale": "global_scale",
+} | dict.fromkeys(("scales", "output_s", "output_s_packed", "out_sf", "result_block_scale"), "scale")
 """What ops call their codes and scales, in one word each."""
 LIMITS = {"fp8_min": -448.0, "fp8_max": 448.0, "int8_min": -128.0, "int8_max": 127.0}
 SMALLEST_BOUND, BOUND = 0.004, 1.5
@@ -48,11 +56,16 @@ class QuantCase:
     bounded: bool = False
     """A scale_ub that bites, for e4m3."""
     residual: bool = False
+    plain: bool = False
+    """Block scales in rows, not swizzled."""
+    rounding: ScaleRounding = ScaleRounding.UP
+    """Of mx scales."""
 
     def __str__(self) -> str:
-        extras = [name for name in ("m_major", "bounded", "residual") if getattr(self, name)]
+        extras = [name for name in ("m_major", "bounded", "residual", "plain") if getattr(self, name)]
         flags = "".join(f", {name}" for name in extras)
-        return f"{self.op} {self.rows} x {self.hidden}, padding {self.padding}{flags}"
+        rounded = "" if self.rounding is ScaleRounding.UP else f", {self.rounding}"
+        return f"{self.op} {self.rows} x {self.hidden}, padding {self.padding}{flags}{rounded}"
 
     @property
     def declared(self) -> QuantOp:
@@ -69,7 +82,7 @@ class QuantCase:
         """Scales, or words of packed ones, of a row; 0 where there is one for the tensor."""
         if self.declared.family.is_whole:
             return 0
-        if not self.declared.family.is_grouped:
+        if self.declared.format is None and not self.declared.family.is_grouped:
             return 1
         groups = self.hidden // self.group_size if self.group_size > 0 else 0
         return -(-groups // 4) if self.scale_format is ScaleFormat.PACKED_UE8M0 else groups
@@ -78,6 +91,9 @@ class QuantCase:
     def bytes(self) -> int:
         """What must be read and what must be written, each byte once."""
         width = self.in_dtype.bits // 8
+        if (format := self.declared.format) is not None:
+            of_row = width * self.width + format.code_bytes(self.hidden)
+            return self.rows * of_row + math.prod(self._block_scales) + 4 * format.has_global_scale
         moved = self.rows * (width * self.width + self.hidden) + 4 * max(self.rows * self.words, 1)
         if self.zero_points:
             moved += 4 * (self.rows * self.words or 1)
@@ -102,12 +118,12 @@ class QuantCase:
         def values(rows: int, columns: int) -> Tensor:
             return torch.randn((rows, columns), generator=random, device=device).to(in_dtype)
 
-        scales = self._scales(device)
+        scales, columns = self._scales(device), self.hidden * self.out_dtype.bits // 8
         bound = SMALLEST_BOUND if self.declared.family is QuantFamily.GROUP else BOUND
         is_bounded = self.bounded and self.out_dtype is DType.E4M3
         given: dict[str, Any] = LIMITS | {
             "input": values(self.rows, self.width + self.padding)[:, : self.width],
-            "out": torch.full((self.rows, self.hidden), 0x55, dtype=torch.uint8, device=device).view(out_dtype),
+            "out": torch.full((self.rows, columns), 0x55, dtype=torch.uint8, device=device).view(out_dtype),
             "scale": scales,
             "azp": self._zero_points(device),
             "output_azp": torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32, device=device).fill_(
@@ -122,6 +138,9 @@ class QuantCase:
             "eps": 1e-10,
             "epsilon": 1e-6,
             "scale_ue8m0": self.scale_format is ScaleFormat.POWER_OF_TWO,
+            "scale_rounding": str(self.rounding),
+            "is_sf_swizzled_layout": not self.plain,
+            "global_scale": torch.tensor([LARGEST_PRODUCT / 5.0], device=device),
         }
         said_to_be = self.m_major and self.scale_format is not ScaleFormat.PACKED_UE8M0
         given |= dict.fromkeys(("is_scale_transposed", "dummy_is_scale_transposed", "dummy_is_tma_aligned"), said_to_be)
@@ -141,8 +160,16 @@ class QuantCase:
         shape = (1,) if self.declared.family.is_whole else (self.rows, 1)
         return torch.full(shape, -7, dtype=torch.int32, device=device)
 
+    @property
+    def _block_scales(self) -> tuple[int, int]:
+        """Their shape."""
+        return (self.rows, self.words) if self.plain else swizzled_shape(self.rows, self.words)
+
     def _scales(self, device: torch.device | str) -> Tensor:
         family, padded = self.declared.family, -(-self.rows // 4) * 4
+        if self.declared.format is not None:
+            dtype = torch.float8_e4m3fn if self.declared.format.has_global_scale else torch.uint8
+            return torch.full(self._block_scales, 0xA5, dtype=torch.uint8, device=device).view(dtype)
         if family.is_whole:
             return torch.full((1,), 0.0123 if family.is_given else torch.nan, device=device)
         if self.scale_format is ScaleFormat.PACKED_UE8M0:
@@ -194,7 +221,13 @@ def _sizes_of(config: QuantConfig) -> Iterator[dict[str, Any]]:
     yield {"rows": 65, "hidden": 1152, "padding": 24}
     yield {"rows": 37, "hidden": 640, "padding": 3, "m_major": True, "residual": True}
     yield {"rows": 34, "hidden": 2048, "bounded": True}
-    if not config.family.is_grouped:
+    if (format := config.format) is not None:
+        odd = {"rows": 130, "hidden": 3 * format.group}  # padding of rows and of groups
+        for plain in (False, True):
+            yield odd | {"plain": plain, "padding": 8}
+            yield odd | {"plain": plain, "rounding": ScaleRounding.OCP, "padding": 1}
+            yield {"rows": 257, "hidden": 4096, "plain": plain, "rounding": ScaleRounding.OCP}
+    elif not config.family.is_grouped:
         yield from ({"rows": 5, "hidden": hidden, "residual": True} for hidden in (1, 3, 17, 129, 1001, 5003))
 
 
@@ -228,6 +261,20 @@ def same_bits(got: Tensor, wanted: Tensor) -> Tensor:
 
 def _within_bounds(config: QuantConfig, got: dict[str, Any], wanted: dict[str, Any], apart: Iterable[str]) -> bool:
     codes, scales = got[name_of(got, OUT_NAMES)], got[name_of(got, SCALE_NAMES)]
+    if config.activation is not Activation.NONE and config.format is not None:
+        x = got["input"].reshape(-1, got["input"].shape[-1])
+        shape = x.shape[0], x.shape[1] // 2 // config.group_size
+        plain = _plain_scales(scales.view(torch.uint8), shape, got["is_sf_swizzled_layout"])
+        return plain is not None and not any(
+            bounds.outside_of_block_bounds(
+                config,
+                x,
+                codes.view(torch.uint8).reshape(x.shape[0], -1),
+                plain,
+                global_scale=got.get("input_global_scale"),
+                rounding=ScaleRounding(got.get("scale_rounding", ScaleRounding.UP)),
+            )
+        )
     if config.activation is not Activation.NONE:
         ub = got.get("scale_ub")
         return not any(bounds.outside_of_gate_bounds(config, got["input"], codes, scales, scale_ub=ub))
@@ -235,6 +282,14 @@ def _within_bounds(config: QuantConfig, got: dict[str, Any], wanted: dict[str, A
         rows, steps = bounds.rows_beyond_one_step(codes, wanted["result"])
         return rows <= 1 and steps == 0 and "residual" not in apart and _one_row_of_scales(scales, wanted)
     return False
+
+
+def _plain_scales(scales: Tensor, shape: tuple[int, int], is_swizzled: bool) -> Tensor | None:
+    """Block scales [rows, groups]; None where their padding is not zero."""
+    if not is_swizzled:
+        return scales
+    plain = unswizzle(scales, *shape)
+    return plain if torch.equal(swizzle(plain), scales) else None
 
 
 def _one_row_of_scales(scales: Tensor, wanted: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ import torch
 
 from gemmill.families.quant.call import GROUP_AZP, OP_OF, OUT_NAMES, SCALE_NAMES, name_of
 from gemmill.families.quant.config import QuantFamily, ScaleFormat, Scales
+from gemmill.formats.layout import swizzled_shape
 from gemmill.numerics.call import EXACT, LegalCall, Limits
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.layouts import (
@@ -24,6 +25,7 @@ from gemmill.numerics.layouts import (
 )
 from gemmill.numerics.memory import Slot
 from gemmill.runtime.schemas import BY_NAME, Kind, OpSchema
+from gemmill.vocab.format import ScaleRounding
 
 Strides = tuple[int, ...]
 
@@ -51,7 +53,7 @@ class _Maker:
         draw, arguments = self.draw, self.schema.arguments
         slots = {
             "input": self._matrix(self.in_dtype, self.hidden * (2 if self.gated else 1), self.data),
-            name_of(arguments, OUT_NAMES): self._matrix(self.out_dtype, self.hidden, None, written=True),
+            name_of(arguments, OUT_NAMES): self._matrix(self.out_dtype, self._code_columns, None, written=True),
         }
         plain = self._plain()
         scales = name_of(arguments, SCALE_NAMES)
@@ -62,6 +64,8 @@ class _Maker:
             slots["azp"] = self._azp()
         if "scale_ub" in arguments and self.out_dtype is not torch.int8 and draw.chance(0.4):
             slots["scale_ub"] = one_value(draw, torch.float32, "bounds")
+        if self.op.format is not None and self.op.format.has_global_scale:
+            slots[arguments[3]] = one_value(draw, torch.float32, "scales")
         if "weight" in arguments:
             h = self.hidden
             slots["weight"] = vector(draw, self.in_dtype, h, self.data, ((h,),), reference_shape=(h,))
@@ -106,6 +110,8 @@ class _Maker:
             "int8_max": 127.0,
             "dummy_is_scale_transposed": draw.chance(0.5),
             "dummy_is_tma_aligned": draw.chance(0.5),
+            "scale_rounding": str(draw.one_of(tuple(ScaleRounding))),
+            "is_sf_swizzled_layout": draw.chance(0.7),
         }
 
     def _matrix(self, dtype: torch.dtype, columns: int, values: str | None, *, written: bool = False) -> Slot:
@@ -147,6 +153,8 @@ class _Maker:
                 return one_value(self.draw, torch.float32, None, written=True), None
             case Scales.OF_ROW:
                 return self._each_row(torch.float32, written=True), None
+            case Scales.OF_BLOCK:
+                return self._block_scales(plain["is_sf_swizzled_layout"]), None
             case Scales.OF_GROUP:
                 return self._group_scales(plain), None
 
@@ -199,6 +207,28 @@ class _Maker:
             shift=draw.one_of(SHIFTS[:8]),
             column_major=m_major,
             padding_rows=padded - rows if packed else 0,
+        )
+
+    @property
+    def _code_columns(self) -> int:
+        """Bytes or codes of a row."""
+        return self.hidden if self.op.format is None else self.op.format.code_bytes(self.hidden)
+
+    def _block_scales(self, is_swizzled: bool) -> Slot:
+        draw, groups = self.draw, self.hidden // self.group
+        rows, columns = swizzled_shape(self.rows, groups) if is_swizzled else (self.rows, groups)
+        step = columns if is_swizzled else columns + draw.one_of(PADS)
+        return Slot(
+            dtype=torch.uint8,
+            shape=(rows, columns),
+            strides=(free_stride(draw, rows, step), free_stride(draw, columns, 1)),
+            rows=rows,
+            columns=columns,
+            row_stride=step,
+            column_stride=1,
+            values=None,
+            written=True,
+            shift=draw.one_of(SHIFTS[:8]),
         )
 
     def _shape_of_scales(self, columns: int, m: int, g: int, *, swapped: bool) -> tuple[tuple[int, ...], Strides]:

@@ -28,12 +28,13 @@ class Arguments(ctypes.Structure):
     """Mirrors `gemmill_quant_args` in kernels/quant/abi.h. Fields have the names that a call's contract gives to what they hold."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in "input out scales azp scale_ub weight residual".split()),
+        *((name, ctypes.c_void_p) for name in "input out scales azp scale_ub weight residual global_scale".split()),
         *((name, ctypes.c_int64) for name in "rows hidden input_stride out_stride residual_stride".split()),
         *(
             (name, ctypes.c_int64)
             for name in "scale_stride_m scale_stride_n group_m group_n scale_rows out_rows".split()
         ),
+        *((name, ctypes.c_int64) for name in "is_swizzled scales_stride rounds_up".split()),
         ("eps", ctypes.c_float),
     )
 

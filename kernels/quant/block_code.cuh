@@ -1,0 +1,325 @@
+// Codes and scales of block-scaled formats, for host and device: a test holds all of it against gemmill.formats on the host.
+// A run is 16 consecutive elements of a row: a group of nvfp4, half a group of the mx formats.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#ifdef __CUDA_ARCH__
+#include "quant/code.cuh"
+#endif
+
+namespace gemmill::quant {
+
+inline constexpr int kRun = 16;
+inline constexpr uint32_t kSigns = 0x80808080u, kInfinityBits = 0x7f800000u;
+
+__host__ __device__ inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+__host__ __device__ inline float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// 2^exponent, from 2^-149 to 2^127.
+__host__ __device__ inline float two_to(int exponent) {
+  return float_of(exponent < -126 ? 1u << (exponent + 149) : static_cast<uint32_t>(exponent + 127) << 23);
+}
+
+// Held to [0, 1]; 0 for NaN.
+__host__ __device__ inline float saturated(float x) {
+#ifdef __CUDA_ARCH__
+  return __saturatef(x);
+#else
+  return x > 0.0f ? fminf(x, 1.0f) : 0.0f;
+#endif
+}
+
+// 1 / x, correctly rounded, for x and 1 / x normal.
+__host__ __device__ inline float inverse(float x) {
+#ifdef __CUDA_ARCH__
+  return reciprocal_of_normal(x);
+#else
+  return 1.0f / x;
+#endif
+}
+
+// Bytes of a and b by the nibbles of `selector`: 0 to 3 are a's, 4 to 7 are b's.
+__host__ __device__ inline uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t selector) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(a, b, selector);
+#else
+  uint64_t const both = a | static_cast<uint64_t>(b) << 32;
+  uint32_t bytes = 0;
+  for (int i = 0; i < 4; ++i) bytes |= static_cast<uint32_t>(both >> (selector >> (4 * i) & 7) * 8 & 0xff) << (8 * i);
+  return bytes;
+#endif
+}
+
+// The larger of each 16 bits, as whole numbers.
+__host__ __device__ inline uint32_t larger_halves(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+  return __vmaxu2(a, b);
+#else
+  uint32_t const low = (a & 0xffffu) > (b & 0xffffu) ? a : b, high = a > b ? a : b;
+  return (low & 0xffffu) | (high & 0xffff0000u);
+#endif
+}
+
+// Two elements of 16 bits without signs.
+__host__ __device__ inline void widen(uint32_t pair, float& low, float& high, __nv_bfloat16) {
+  low = float_of(pair << 16);
+  high = float_of(pair & 0xffff0000u);
+}
+__host__ __device__ inline void widen(uint32_t pair, float& low, float& high, __half) {
+  __half2 halves;
+  memcpy(&halves, &pair, sizeof halves);
+  float2 const wide = __half22float2(halves);
+  low = wide.x;
+  high = wide.y;
+}
+
+template <class In>
+inline constexpr uint32_t kInfinityOf = 0x7f80u;
+template <>
+inline constexpr uint32_t kInfinityOf<__half> = 0x7c00u;
+
+// Magnitudes, signs in bit 7 of a byte for each element, and the largest magnitude; NaN elements do not count. They have no
+// sign, and are infinite where the format has no NaN.
+struct Run {
+  float magnitudes[kRun];
+  uint32_t signs[4];
+  float amax;
+
+  // From packed elements of 16 bits.
+  template <class Format, class In>
+  __host__ __device__ static Run of_raw(uint32_t (&words)[kRun / 2], In kind) {
+    uint32_t most = 0;
+#pragma unroll
+    for (uint32_t const word : words) most = larger_halves(most, word & 0x7fff7fffu);
+    most = (most & 0xffffu) > most >> 16 ? most & 0xffffu : most >> 16;
+    if (most > kInfinityOf<In>) {
+      most = 0;
+      for (uint32_t& word : words) {
+        for (int shift = 0; shift < 32; shift += 16) {
+          uint32_t const element = word >> shift & 0x7fffu;
+          if (element <= kInfinityOf<In>) {
+            most = element > most ? element : most;
+          } else {
+            word = (word & ~(0xffffu << shift)) | (Format::kHasNan ? element : kInfinityOf<In>) << shift;
+          }
+        }
+      }
+    }
+    Run run;
+    float nothing;
+    widen(most, run.amax, nothing, kind);
+#pragma unroll
+    for (int i = 0; i < kRun / 2; ++i) widen(words[i] & 0x7fff7fffu, run.magnitudes[2 * i], run.magnitudes[2 * i + 1], kind);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) run.signs[i] = bytes_of(words[2 * i], words[2 * i + 1], 0x7531);
+    return run;
+  }
+
+  // From values of f32.
+  template <class Format>
+  __host__ __device__ static Run of_values(float const (&values)[kRun]) {
+    Run run;
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      uint32_t const magnitude = bits_of(values[i]) & 0x7fffffffu;
+      most = magnitude > most ? magnitude : most;
+      run.magnitudes[i] = float_of(magnitude);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float const* four = values + 4 * i;
+      uint32_t const low = bytes_of(bits_of(four[0]), bits_of(four[1]), 0x0073), high = bytes_of(bits_of(four[2]), bits_of(four[3]), 0x0073);
+      run.signs[i] = bytes_of(low, high, 0x5410);
+    }
+    if (most > kInfinityBits) {
+      most = 0;
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        uint32_t const magnitude = bits_of(run.magnitudes[i]);
+        if (magnitude <= kInfinityBits) {
+          most = magnitude > most ? magnitude : most;
+        } else {
+          run.signs[i / 4] &= ~(0x80u << i % 4 * 8);
+          if (!Format::kHasNan) run.magnitudes[i] = float_of(kInfinityBits);
+        }
+      }
+    }
+    run.amax = float_of(most);
+    return run;
+  }
+};
+
+// A float whose last bit counts ones: what is added to it is rounded to a whole number, ties to even.
+inline constexpr float kWhole = 0x1p23f;
+
+// e2m1's code as a function of the value rises by 2, 1 and 1/2 for each unit up to 2, 4 and 6, and rounding it is rounding the value.
+// `half` is half the value; the low bits are the code.
+__host__ __device__ inline uint32_t e2m1_of(float half, float less_one, float less_two) {
+  float code = fmaf(saturated(half), 4.0f, kWhole);
+  code = fmaf(saturated(less_one), 2.0f, code);
+  return bits_of(code + saturated(less_two));
+}
+
+// Eight codes as a word, the first in the low bits, with signs of bit 7 of bytes: `codes` as e2m1_of has them.
+__host__ __device__ inline uint32_t pack_e2m1(uint32_t const (&codes)[8], uint32_t first_signs, uint32_t last_signs) {
+  constexpr uint32_t kExcess = 0x4b000000u * 0x11111111u;  // of kWhole's bits
+  uint32_t word = codes[7];
+#pragma unroll
+  for (int i = 6; i >= 0; --i) word = word * 16 + codes[i];
+  uint32_t const even = bytes_of(first_signs, last_signs, 0x6420), odd = bytes_of(first_signs, last_signs, 0x7531);
+  return (word - kExcess) | (even >> 4 & 0x08080808u) | (odd & kSigns);
+}
+
+// Four magnitudes as bytes.
+template <__nv_fp8_interpretation_t kKind>
+__host__ __device__ inline uint32_t pack_fp8(float a, float b, float c, float d) {
+  uint32_t const low = __nv_cvt_float2_to_fp8x2(float2{a, b}, __NV_SATFINITE, kKind);
+  uint32_t const high = __nv_cvt_float2_to_fp8x2(float2{c, d}, __NV_SATFINITE, kKind);
+  return low | high << 16;
+}
+
+// The mx formats: a scale is a power of two, and values are multiplied by its inverse.
+template <class Format>
+struct MxScale {
+  uint8_t byte;
+  float factor;  // the inverse, times 2^Format::kShift
+
+  // The scale of a group: rounded up so that none exceeds the largest code, or as the specification has it.
+  __host__ __device__ static MxScale of(float amax, float, bool rounds_up) {
+    uint32_t const bits = bits_of(amax);
+    uint32_t const exponent = (bits + (rounds_up ? 0x7fffffu - Format::kLargestMantissa : 0u)) >> 23;
+    uint32_t byte = exponent > Format::kLargestExponent ? exponent - Format::kLargestExponent : 0;
+    if (bits == kInfinityBits) byte = 254;
+    return {static_cast<uint8_t>(byte), two_to(127 - static_cast<int>(byte) + Format::kShift)};
+  }
+};
+
+struct NvScale {
+  uint8_t byte;
+  float high, low;      // 1 / (2 scale) in two parts, both above zero
+  uint32_t sign_mask;   // 0 where the scale is: codes are then, too
+
+  // ue4m3(global amax / 6).
+  __host__ __device__ static NvScale of(float amax, float global_scale, bool) {
+    float const product = global_scale * amax;
+    float sixth = product * (1.0f / 6.0f);
+    if (product >= 0x1p-60f && product <= 0x1p60f) {
+      sixth = fmaf(-fmaf(sixth, 6.0f, -product), 1.0f / 6.0f, sixth);  // the correctly rounded quotient
+    } else {
+      sixth = product / 6.0f;
+    }
+    uint8_t const byte = __nv_cvt_float_to_fp8(sixth, __NV_SATFINITE, __NV_E4M3);
+    if (byte == 0) return {0, 0.0f, 0.0f, 0};
+    float const twice = 2.0f * __half2float(__half(__nv_cvt_fp8_to_halfraw(byte, __NV_E4M3)));
+    float high = inverse(twice);
+    if (fmaf(-twice, high, 1.0f) < 0.0f) high = float_of(bits_of(high) - 1);
+    float const low = fmaxf(fmaf(-twice, high, 1.0f) * high, 0x1p-100f);  // above zero: infinity times it is no NaN
+    return {byte, high, low, kSigns};
+  }
+};
+
+struct NvFp4 {
+  using Scale = NvScale;
+  static constexpr int kGroup = 16, kBits = 4;
+  static constexpr bool kHasNan = false, kHasGlobalScale = true;
+
+  // code(x global / scale): the product is rounded, and so is the quotient but for what no code feels.
+  __host__ __device__ static void encode(Run const& run, Scale const& scale, float global_scale, uint32_t (&words)[2]) {
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      uint32_t codes[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float const product = run.magnitudes[8 * w + i] * global_scale;
+        float const half = fmaf(product, scale.high, product * scale.low);
+        codes[i] = e2m1_of(half, half - 1.0f, half - 2.0f);
+      }
+      words[w] = pack_e2m1(codes, run.signs[2 * w] & scale.sign_mask, run.signs[2 * w + 1] & scale.sign_mask);
+    }
+  }
+};
+
+struct MxFp4 {
+  using Scale = MxScale<MxFp4>;
+  static constexpr int kGroup = 32, kBits = 4, kShift = -1;
+  static constexpr bool kHasNan = false, kHasGlobalScale = false;
+  static constexpr uint32_t kLargestMantissa = 0x400000, kLargestExponent = 2;
+
+  __host__ __device__ static void encode(Run const& run, Scale const& scale, float, uint32_t (&words)[2]) {
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      uint32_t codes[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float const x = run.magnitudes[8 * w + i];
+        codes[i] = e2m1_of(x * scale.factor, fmaf(x, scale.factor, -1.0f), fmaf(x, scale.factor, -2.0f));
+      }
+      words[w] = pack_e2m1(codes, run.signs[2 * w], run.signs[2 * w + 1]);
+    }
+  }
+};
+
+// e3m2 has e5m2's mantissa: 2^12 below, its codes are those of e5m2.
+struct MxFp6 {
+  using Scale = MxScale<MxFp6>;
+  static constexpr int kGroup = 32, kBits = 6, kShift = -12;
+  static constexpr bool kHasNan = false, kHasGlobalScale = false;
+  static constexpr uint32_t kLargestMantissa = 0x600000, kLargestExponent = 4;
+
+  __host__ __device__ static void encode(Run const& run, Scale const& scale, float, uint32_t (&words)[3]) {
+    constexpr float kMost = 28.0f * 0x1p-12f;
+    uint32_t quads[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      float const* x = run.magnitudes + 4 * q;
+      float const factor = scale.factor;
+      uint32_t const bytes = pack_fp8<__NV_E5M2>(fminf(x[0] * factor, kMost), fminf(x[1] * factor, kMost), fminf(x[2] * factor, kMost),
+                                                 fminf(x[3] * factor, kMost)) | (run.signs[q] & kSigns) >> 2;
+      uint32_t const pairs = (bytes & 0x003f003fu) | (bytes & 0x3f003f00u) >> 2;
+      quads[q] = (pairs & 0xfffu) | (pairs >> 4 & 0xfff000u);
+    }
+    words[0] = quads[0] | quads[1] << 24;
+    words[1] = quads[1] >> 8 | quads[2] << 16;
+    words[2] = quads[2] >> 16 | quads[3] << 8;
+  }
+};
+
+struct MxFp8 {
+  using Scale = MxScale<MxFp8>;
+  static constexpr int kGroup = 32, kBits = 8, kShift = 0;
+  static constexpr bool kHasNan = true, kHasGlobalScale = false;
+  static constexpr uint32_t kLargestMantissa = 0x600000, kLargestExponent = 8;
+
+  __host__ __device__ static void encode(Run const& run, Scale const& scale, float, uint32_t (&words)[4]) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      float const* x = run.magnitudes + 4 * q;
+      float const factor = scale.factor;
+      words[q] = pack_fp8<__NV_E4M3>(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor) | (run.signs[q] & kSigns);
+    }
+  }
+};
+
+// Where the scale of a row and a group lies in tiles of 128 rows x 4 scales, `tiles` of them along a row (docs/formats.md).
+__host__ __device__ inline int64_t swizzled_offset(uint32_t row, uint32_t group, uint32_t tiles) {
+  return (int64_t{row / 128} * tiles + group / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4;
+}
+
+}  // namespace gemmill::quant

@@ -1,0 +1,73 @@
+// The arithmetic of block-scaled quantisation as the kernels have it, for the host.
+#include "quant/block_code.cuh"
+
+namespace {
+
+using namespace gemmill::quant;
+
+// Groups of bf16 or f16 elements, or of f32 values; codes are packed, scales are one byte a group.
+template <class Format, class In>
+void quantise(void const* x, int64_t groups, float global_scale, bool rounds_up, uint8_t* codes, uint8_t* scales) {
+  constexpr int kRuns = Format::kGroup / kRun, kWords = Format::kBits * kRun / 32;
+  for (int64_t group = 0; group < groups; ++group) {
+    Run runs[kRuns];
+    float amax = 0.0f;
+    for (int r = 0; r < kRuns; ++r) {
+      if constexpr (sizeof(In) == 4) {
+        float values[kRun];
+        memcpy(values, static_cast<float const*>(x) + group * Format::kGroup + r * kRun, sizeof values);
+        runs[r] = Run::of_values<Format>(values);
+      } else {
+        uint32_t words[kRun / 2];
+        memcpy(words, static_cast<In const*>(x) + group * Format::kGroup + r * kRun, sizeof words);
+        runs[r] = Run::of_raw<Format>(words, In{});
+      }
+      amax = fmaxf(amax, runs[r].amax);
+    }
+    auto const scale = Format::Scale::of(amax, global_scale, rounds_up);
+    scales[group] = scale.byte;
+    for (int r = 0; r < kRuns; ++r) {
+      uint32_t words[kWords];
+      Format::encode(runs[r], scale, global_scale, words);
+      memcpy(codes + (group * kRuns + r) * sizeof words, words, sizeof words);
+    }
+  }
+}
+
+template <class Format>
+void quantise_as(char in, void const* x, int64_t groups, float global_scale, bool rounds_up, uint8_t* codes, uint8_t* scales) {
+  switch (in) {
+    case 'b': return quantise<Format, __nv_bfloat16>(x, groups, global_scale, rounds_up, codes, scales);
+    case 'h': return quantise<Format, __half>(x, groups, global_scale, rounds_up, codes, scales);
+    default: return quantise<Format, float>(x, groups, global_scale, rounds_up, codes, scales);
+  }
+}
+
+}  // namespace
+
+extern "C" void quantise_groups(char format, char in, void const* x, int64_t groups, float global_scale, int rounds_up, uint8_t* codes,
+                                uint8_t* scales) {
+  switch (format) {
+    case 'n': return quantise_as<NvFp4>(in, x, groups, global_scale, rounds_up, codes, scales);
+    case '4': return quantise_as<MxFp4>(in, x, groups, global_scale, rounds_up, codes, scales);
+    case '6': return quantise_as<MxFp6>(in, x, groups, global_scale, rounds_up, codes, scales);
+    default: return quantise_as<MxFp8>(in, x, groups, global_scale, rounds_up, codes, scales);
+  }
+}
+
+// How many of 2^23 quotients by six are not the correctly rounded ones.
+extern "C" int64_t wrong_sixths(uint32_t exponent) {
+  int64_t wrong = 0;
+  for (uint32_t mantissa = 0; mantissa < 1u << 23; ++mantissa) {
+    float const product = float_of(exponent << 23 | mantissa), sixth = product * (1.0f / 6.0f);
+    wrong += fmaf(-fmaf(sixth, 6.0f, -product), 1.0f / 6.0f, sixth) != product / 6.0f;
+  }
+  return wrong;
+}
+
+extern "C" void swizzled_offsets(int64_t rows, int64_t groups, int64_t* out) {
+  uint32_t const tiles = static_cast<uint32_t>((groups + 3) / 4);
+  for (uint32_t row = 0; row < rows; ++row) {
+    for (uint32_t group = 0; group < groups; ++group) *out++ = swizzled_offset(row, group, tiles);
+  }
+}

@@ -1,0 +1,134 @@
+"""The kernels' codes and scales of block-scaled formats, compiled for the host, against the definition; and their layout against
+CUTLASS's own."""
+
+import ctypes
+import subprocess
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemmill.build.toolchain import ToolchainPaths
+from gemmill.formats.layout import swizzled_offset
+from gemmill.formats.quantise import global_scale_of, quantise
+from gemmill.locations import kernels_dir
+from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4, Format, ScaleRounding
+
+HERE = Path(__file__).parent
+LETTER = {NVFP4: "n", MXFP4: "4", MXFP6: "6", MXFP8: "8"}
+IN = {torch.bfloat16: "b", torch.float16: "h", torch.float32: "f"}
+ROUNDINGS = [(NVFP4, ScaleRounding.UP), *product((MXFP4, MXFP6, MXFP8), ScaleRounding)]
+GLOBAL_SCALES = (1.0, 448.0, 0.37, 1e-3, 3e8, 2.0**-100, 3e38)
+
+
+@pytest.fixture(scope="module")
+def codes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    library = tmp_path_factory.mktemp("codes") / "codes.so"
+    includes = [f"-I{kernels_dir()}", *(f"-isystem{folder}" for folder in toolchain.include_dirs)]
+    options = ["-std=c++17", "-O2", "-mfma", "-ffp-contract=off", "-w", "-fPIC", "-shared"]
+    command = [toolchain.gxx, *options, *includes, HERE / "block_codes.cpp", "-o", library]
+    subprocess.run(list(map(str, command)), check=True)
+    loaded = ctypes.CDLL(str(library))
+    loaded.wrong_sixths.restype = ctypes.c_int64
+    return loaded
+
+
+def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _check(codes: ctypes.CDLL, x: torch.Tensor, format: Format, rounding: ScaleRounding, global_scale: float) -> None:
+    """x [groups, group], each row a group."""
+    found = torch.empty(x.shape[0], format.code_bytes(format.group), dtype=torch.uint8)
+    scales = torch.empty(x.shape[0], 1, dtype=torch.uint8)
+    codes.quantise_groups(
+        ctypes.c_char(LETTER[format].encode()),
+        ctypes.c_char(IN[x.dtype].encode()),
+        _pointer(x),
+        ctypes.c_int64(x.shape[0]),
+        ctypes.c_float(global_scale),
+        rounding is ScaleRounding.UP,
+        _pointer(found),
+        _pointer(scales),
+    )
+    given = torch.tensor([global_scale]) if format.has_global_scale else None
+    wanted = quantise(x, format, global_scale=given, rounding=rounding)
+    assert torch.equal(scales, wanted.scales)
+    assert torch.equal(found, wanted.codes)
+
+
+def _every(dtype: torch.dtype) -> torch.Tensor:
+    """Every element of 16 bits."""
+    return torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("format", "rounding"), ROUNDINGS, ids=str)
+def test_every_element_by_every_scale(codes, format: Format, rounding: ScaleRounding, dtype: torch.dtype) -> None:
+    """Groups of every element below a largest one, which takes every exponent with mantissas about the largest code's: NaN,
+    infinity and signs among them."""
+    every = _every(dtype)
+    largest = every[:0x8000][every[:0x8000].isfinite()]
+    largest = largest[::499]
+    scales_of = GLOBAL_SCALES if format.has_global_scale else (1.0,)
+    generator = torch.Generator().manual_seed(0)
+    for most, global_scale in zip(largest, (scales_of * len(largest))[: len(largest)], strict=True):
+        below = every[~(every.float().abs() > most.float())]
+        below = below[torch.randperm(len(below), generator=generator)][: 4096 // format.group * (format.group - 1)]
+        below = below[: len(below) // (format.group - 1) * (format.group - 1)].reshape(-1, format.group - 1)
+        if len(below):
+            _check(codes, torch.cat([most.expand(len(below), 1), below], dim=1), format, rounding, global_scale)
+
+
+@pytest.mark.parametrize(("format", "rounding"), ROUNDINGS, ids=str)
+def test_every_bf16_as_the_largest_and_alone(codes, format: Format, rounding: ScaleRounding) -> None:
+    """Every bf16 in a group of its own, and all in turn in groups of neighbours."""
+    every = _every(torch.bfloat16)
+    for global_scale in GLOBAL_SCALES if format.has_global_scale else (1.0,):
+        alone = torch.nn.functional.pad(every.unsqueeze(1).view(torch.int16), (3, format.group - 4)).view(
+            torch.bfloat16
+        )
+        _check(codes, alone, format, rounding, global_scale)
+        _check(codes, every.reshape(-1, format.group), format, rounding, global_scale)
+
+
+@pytest.mark.parametrize(("format", "rounding"), ROUNDINGS, ids=str)
+def test_values_of_f32_near_boundaries(codes, format: Format, rounding: ScaleRounding) -> None:
+    """What an activation leaves: values within two units of every boundary between codes by every scale of nvfp4, or by powers of
+    two; then random ones, and NaN and infinity among them."""
+    kind = format.code
+    values = torch.tensor(sorted({v for v in kind.values if v == v and abs(v) != float("inf")}), dtype=torch.float64)
+    ends = torch.cat([values, (values[1:] + values[:-1]) / 2])
+    steps = (
+        torch.tensor(format.scale.values[1:127], dtype=torch.float64)
+        if format.has_global_scale
+        else 2.0 ** torch.arange(-126, 100.0, 5)
+    )
+    exact = (ends[:, None] * steps[None]).float()
+    bits = exact.view(torch.int32)[..., None] + torch.arange(-2, 3, dtype=torch.int32)
+    near = torch.where(exact[..., None] == 0, exact[..., None], bits.view(torch.float32))
+    near = near.permute(1, 0, 2).flatten(1)  # of one step in a row
+    width = format.group - 1
+    near = torch.nn.functional.pad(near, (0, -near.shape[1] % width)).reshape(len(steps), -1, width)
+    largest = (steps.float() * kind.maximum)[:, None, None].expand(-1, near.shape[1], 1)
+    _check(codes, torch.cat([largest, near], dim=2).reshape(-1, format.group), format, rounding, 1.0)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(4096, format.group, generator=generator) * 2.0 ** torch.randint(
+        -60, 60, (4096, 1), generator=generator
+    )
+    x[::7, 3], x[::11, 5], x[1::7, 1], x[::13] = float("nan"), -float("nan"), -float("inf"), -0.0
+    for global_scale in (1.0, 0.37, float(global_scale_of(x[torch.isfinite(x).all(dim=1)]))):
+        _check(codes, x, format, rounding, global_scale)
+
+
+def test_quotients_by_six_are_correctly_rounded(codes) -> None:
+    assert codes.wrong_sixths(127) == codes.wrong_sixths(128) == 0
+
+
+def test_scales_lie_where_the_layout_has_them(codes) -> None:
+    """tests/families/blockscaled/compile holds that layout against CUTLASS's own function."""
+    for rows, groups in product((1, 31, 33, 127, 128, 129, 257, 384), (1, 3, 4, 5, 8, 28)):
+        found = torch.empty(rows * groups, dtype=torch.int64)
+        codes.swizzled_offsets(ctypes.c_int64(rows), ctypes.c_int64(groups), _pointer(found))
+        assert found.tolist() == [swizzled_offset(row, group, groups) for row in range(rows) for group in range(groups)]
