@@ -13,10 +13,12 @@ import torch
 
 from gemmill.families.scaled_mm.accepts import SCALED_MM
 from gemmill.family import VLLM_PREFIX
+from gemmill.formats.layout import swizzled_shape
 from gemmill.manifest import ManifestError
 from gemmill.runtime import ops
 from gemmill.runtime.schemas import NAMESPACE, OPS
 from gemmill.vocab import DType, ScaleGranularity
+from gemmill.vocab.format import NVFP4
 
 VLLM = "_C"
 _OWN = f"{NAMESPACE}_vllm"
@@ -65,9 +67,61 @@ def _hand_out(name: str, op: Any, *keys: str) -> None:
     setattr(names, name, op)
 
 
+_FP4 = "scaled_fp4_quant"
+_FP4_ARGUMENTS = "Tensor input, Tensor input_scale, bool is_sf_swizzled_layout"
+
+
+def _fp4_out(
+    input: torch.Tensor,
+    input_scale: torch.Tensor,
+    is_sf_swizzled_layout: bool,
+    *,
+    output: torch.Tensor,
+    output_scale: torch.Tensor,
+) -> None:
+    quantise = getattr(torch.ops, NAMESPACE).scaled_nvfp4_quant.default
+    quantise(output, output_scale.view(torch.uint8), input, input_scale, is_sf_swizzled_layout)
+
+
+def _fp4_empty(
+    input: torch.Tensor, input_scale: torch.Tensor, is_sf_swizzled_layout: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of input [rows, hidden], as vLLM allocates them: swizzled scales are words of four."""
+    rows, hidden = input.shape
+    codes = input.new_empty((rows, hidden // 2), dtype=torch.uint8)
+    if not is_sf_swizzled_layout:
+        return codes, input.new_empty((rows, hidden // NVFP4.group), dtype=torch.uint8)
+    padded, scales = swizzled_shape(rows, hidden // NVFP4.group)
+    return codes, input.new_empty((padded, scales // 4), dtype=torch.int32)
+
+
+def _fp4(
+    input: torch.Tensor, input_scale: torch.Tensor, is_sf_swizzled_layout: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    output, output_scale = _fp4_empty(input, input_scale, is_sf_swizzled_layout)
+    _fp4_out(input, input_scale, is_sf_swizzled_layout, output=output, output_scale=output_scale)
+    return output, output_scale
+
+
+def _define_fp4() -> Any:
+    """vLLM's op with both of its overloads, which its library refuses on sm_90. Codes are those of scaled_nvfp4_quant."""
+    _library.define(f"{_FP4}({_FP4_ARGUMENTS}) -> (Tensor, Tensor)")
+    _library.define(f"{_FP4}.out({_FP4_ARGUMENTS}, *, Tensor(a!) output, Tensor(b!) output_scale) -> ()")
+    for name, answer in ((_FP4, _fp4), (f"{_FP4}.out", _fp4_out)):
+        for key in ("CPU", "CUDA"):
+            _library.impl(name, answer, key)
+    _library._register_fake(_FP4, _fp4_empty)
+    _library._register_fake(f"{_FP4}.out", lambda *given, **named: None)
+    return getattr(getattr(torch.ops, _OWN), _FP4)
+
+
 def _register() -> None:
     for name, own in _SERVED_BY.items():
         _hand_out(name, getattr(getattr(torch.ops, NAMESPACE), own), "CPU", "CUDA")
+    fp4 = _define_fp4()
+    if hasattr(getattr(torch.ops, VLLM), _FP4):
+        _overrides.impl(f"{_FP4}.out", _fp4_out, "CUDA")
+    _hand_out(_FP4, fp4, "CUDA")
     for name, answer in _QUERIES.items():
         _hand_out(name, _define_query(name, answer), "CompositeExplicitAutograd")
     _hand_out("cutlass_group_gemm_supported", _define_query("cutlass_group_gemm_supported", _group_gemm_supported))

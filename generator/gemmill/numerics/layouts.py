@@ -55,15 +55,10 @@ def matrix(
     lengths = (columns, rows) if transposed else (rows, columns)
     outer = lengths[1] if packed else row_stride(draw, lengths[1], written=written, tidy=tidy)
     strides = (free_stride(draw, lengths[0], outer), free_stride(draw, lengths[1], 1))
-    by_row, by_column = reversed(strides) if transposed else strides
-    return Slot(
-        dtype=dtype,
-        shape=(rows, columns),
-        strides=(by_row, by_column),
-        rows=rows,
-        columns=columns,
-        row_stride=by_row,
-        column_stride=by_column,
+    return Slot.matrix(
+        dtype,
+        (rows, columns),
+        strides[::-1] if transposed else strides,
         values=values,
         written=written,
         shift=shift_of(draw, tidy),

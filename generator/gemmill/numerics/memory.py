@@ -6,6 +6,7 @@ What is watched is the whole block: a byte may change only where an output has a
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,21 +44,11 @@ class Slot:
     """Rows behind the last, of all columns but the last, that the op may write."""
 
     @classmethod
-    def result(cls, dtype: torch.dtype, rows: int, columns: int, pad: int = 0, *, shift: int = 0) -> "Slot":
-        """What is written: a matrix whose rows are `pad` elements apart."""
-        strides = row_stride, column_stride = columns + pad, 1
-        return cls(
-            dtype=dtype,
-            shape=(rows, columns),
-            strides=strides,
-            rows=rows,
-            columns=columns,
-            row_stride=row_stride,
-            column_stride=column_stride,
-            values=None,
-            written=True,
-            shift=shift,
-        )
+    def matrix(cls, dtype: torch.dtype, shape: tuple[int, int], strides: tuple[int, int], **more: Any) -> "Slot":
+        """A tensor of two dimensions, which is its own matrix."""
+        (rows, columns), (by_row, by_column) = shape, strides
+        sides = {"rows": rows, "columns": columns, "row_stride": by_row, "column_stride": by_column}
+        return cls(dtype=dtype, shape=shape, strides=strides, **sides, **more)
 
     @property
     def numel(self) -> int:

@@ -11,17 +11,7 @@ M, N, K = 1024, 1024, 32
 
 
 def matrix(dtype: torch.dtype, rows: int, columns: int, strides: tuple[int, int], values: str | None) -> Slot:
-    return Slot(
-        dtype=dtype,
-        shape=(rows, columns),
-        strides=strides,
-        rows=rows,
-        columns=columns,
-        row_stride=strides[0],
-        column_stride=strides[1],
-        values=values,
-        written=values is None,
-    )
+    return Slot.matrix(dtype, (rows, columns), strides, values=values, written=values is None)
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["per channel", "in one group"])

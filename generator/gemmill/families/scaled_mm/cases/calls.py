@@ -107,7 +107,8 @@ def make_call(problem: Problem, device: torch.device) -> Call:
     out_type = getattr(torch, p.out_dtype.torch_name)
     a = _laid_out(make_data(p, p.m, p.k, generator), p.layout)
     b = _laid_out(make_data(p, p.n, p.k, generator), p.layout).t()
-    slot = Slot.result(out_type, p.m, p.n, _padding(p.layout, p.n), shift=int(p.layout == "shifted"))
+    strides, shift = (p.n + _padding(p.layout, p.n), 1), int(p.layout == "shifted")
+    slot = Slot.matrix(out_type, (p.m, p.n), strides, values=None, written=True, shift=shift)
     memory = Memory({"out": slot}, device, GUARD_BYTES + GUARD_ROWS * slot.row_stride * slot.dtype.itemsize)
     azp_adj, azp = make_zero_points(p, b, generator)
     bias = None

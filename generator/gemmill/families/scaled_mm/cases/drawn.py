@@ -94,18 +94,8 @@ def _group_scales(draw: Draw, shape: tuple[int, int], values: str, tidy: bool) -
     along, across = (rows, columns) if (m_major := draw.chance(0.6)) else (columns, rows)
     step = along + (-along % 4 if tidy or draw.chance(0.5) else draw.one_of(PADS))
     inner, outer = free_stride(draw, along, 1), free_stride(draw, across, step)
-    by_row, by_column = (inner, outer) if m_major else (outer, inner)
-    return Slot(
-        dtype=torch.float32,
-        shape=shape,
-        strides=(by_row, by_column),
-        rows=rows,
-        columns=columns,
-        row_stride=by_row,
-        column_stride=by_column,
-        values=values,
-        shift=shift_of(draw, tidy),
-    )
+    strides = (inner, outer) if m_major else (outer, inner)
+    return Slot.matrix(torch.float32, shape, strides, values=values, shift=shift_of(draw, tidy))
 
 
 class GemmJudge:

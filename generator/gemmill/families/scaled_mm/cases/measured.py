@@ -22,7 +22,7 @@ _EXACT = " with small integers"
 
 @dataclass(frozen=True, kw_only=True)
 class GemmOperands:
-    """What one call of any contender needs; `weights` are copies that differ, [K, N] column-major."""
+    """The `Operands` of a GEMM; `weights` are copies that differ, [K, N] column-major."""
 
     problem: MeasuredProblem
     call: calls.Problem
@@ -39,40 +39,33 @@ class GemmOperands:
 
     @property
     def op(self) -> str:
-        """The op that computes it."""
         return self.call.op
 
     @property
     def copies(self) -> int:
-        """Of the weights."""
         return len(self.weights)
 
     @property
     def words(self) -> str:
-        """What is said of a result that is wrong."""
         return _EXACT if self.call.data == "integers" else ""
 
     @property
     def outputs(self) -> dict[str, Tensor]:
-        """The result."""
         return {"out": self.out}
 
     def arguments(self, i: int) -> list[Any]:
-        """Of the op, with the i-th weights."""
         azp = () if self.call.azp == "none" else (self.azp_adj[i], self.azp)
         return [self.out, self.a, self.weights[i], self.a_scales, self.b_scales, *azp, None]
 
     def writing(self, outputs: Mapping[str, Tensor]) -> Self:
-        """The same operands, with another result."""
         return replace(self, out=outputs["out"])
 
     def slots(self, pad: int) -> dict[str, Slot]:
-        """Where the result may lie."""
         rows, columns = self.out.shape
-        return {"out": Slot.result(self.out.dtype, rows, columns, pad)}
+        strides = columns + pad, 1
+        return {"out": Slot.matrix(self.out.dtype, (rows, columns), strides, values=None, written=True)}
 
     def expected(self) -> "Sampled":
-        """By the reference, of some rows."""
         return Sampled(self)
 
 
