@@ -58,7 +58,7 @@ def check_refusals(namespace: Any, op: OpSchema, device: torch.device | str = "c
             with mode():
                 getattr(namespace, op.name).default(*call.values())
         refused += 1
-    assert refused >= 2
+    assert refused
 
 
 def check_versions(namespace: Any, op: OpSchema, device: torch.device | str = "cpu") -> None:

@@ -68,11 +68,12 @@ def test_every_call_of_a_quantisation_op_has_one_variant() -> None:
     assert all(ops_of(config) for config in chosen)
 
 
-def test_the_smoke_selection_has_every_op_for_bf16_and_e4m3() -> None:
+def test_the_smoke_selection_has_every_op_for_bf16_and_floating_point_codes() -> None:
     smoke = [config for config in select("smoke").configs if isinstance(config, QuantConfig)]
-    assert {(config.in_dtype, config.out_dtype) for config in smoke} == {(DType.BF16, DType.E4M3)}
+    codes = (DType.E4M3, DType.E2M1, DType.E3M2)
+    assert {(config.in_dtype, config.out_dtype) for config in smoke} == {(DType.BF16, code) for code in codes}
     served = {op for config in smoke for op in ops_of(config)}
-    assert served == {op.name for op in QUANT_OPS if DType.E4M3 in op.out_dtypes}
+    assert served == {op.name for op in QUANT_OPS if not set(codes).isdisjoint(op.out_dtypes)}
 
 
 def test_rejections_keep_name_rule_and_reason(monkeypatch, make_config) -> None:
