@@ -63,12 +63,7 @@ def test_sentences_of_pages(page: Path) -> None:
     assert not _long(page.read_text())
 
 
-UNREAD = ("per_token_group_fp8_quant_packed", "silu_and_mul_per_block_quant", "static_scaled_fp8_quant")
-"""Whose docstrings are still to be gone through."""
-NAMES = [pytest.param(n, marks=[pytest.mark.xfail] * (n in UNREAD)) for n in gemmill.public.__all__]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", gemmill.public.__all__)
 def test_sentences_of_docstrings(name: str) -> None:
     assert not _long(inspect.getdoc(getattr(gemmill.public, name)) or "")
 

@@ -65,8 +65,10 @@ def _group_scales(
 def static_scaled_fp8_quant(
     input: torch.Tensor, scale: torch.Tensor, group_shape: tuple[int, int] | None = None
 ) -> torch.Tensor:
-    """float8_e4m3fn codes [..., hidden] of input [..., hidden] (bf16, f16 or f32) by scales that are given, f32: one value;
-    [rows] with group_shape (1, -1); [hidden] with (-1, 1); or [rows / m, hidden / n] for blocks of m rows and n columns."""
+    """float8_e4m3fn codes [..., hidden] of input [..., hidden] (bf16, f16 or f32) by given scales, f32.
+
+    group_shape says what the scales are: one value (None), [rows] for (1, -1), [hidden] for (-1, 1), or [rows / m, hidden / n] for
+    blocks (m, n)."""
     result = _codes(input, torch.float8_e4m3fn)
     _ops.static_scaled_fp8_quant.default(result, input, scale, group_shape)
     return result
@@ -156,8 +158,10 @@ def per_token_group_quant_int8_azp(
 
 
 def per_token_group_fp8_quant_packed(input: torch.Tensor, group_size: int, eps: float = 1e-10) -> Pair:
-    """float8_e4m3fn codes of input [..., hidden] (bf16, f16 or f32), and scales that are powers of two: s32
-    [rows, ceil(groups / 4)] with strides (1, rows rounded up to 4), four exponents a word, the first group's in the low byte."""
+    """float8_e4m3fn codes of input [..., hidden] (bf16, f16 or f32), and scales that are powers of two.
+
+    The scales are s32 [rows, ceil(groups / 4)] with strides (1, rows rounded up to 4). A word has four exponents, the first
+    group's in the low byte."""
     codes = _codes(input, torch.float8_e4m3fn)
     rows = input.shape[:-1].numel()
     words = -(-(input.shape[-1] // group_size) // 4)
@@ -173,9 +177,10 @@ def silu_and_mul_per_block_quant(
     scale_ub: torch.Tensor | None = None,
     is_scale_transposed: bool = False,
 ) -> Pair:
-    """Codes (float8_e4m3fn or int8) [..., hidden] of silu(gate) * up of input [..., 2 hidden] (bf16 or f16) = gate, then up;
-    and scales f32 [rows, hidden / group_size], M-major if transposed, group_size 64 or 128. scale_ub, f32 [1], bounds the
-    scales themselves; with float8_e4m3fn only."""
+    """Codes (float8_e4m3fn or int8) [..., hidden] of silu(gate) * up, and scales f32 [rows, hidden / group_size].
+
+    The input [..., 2 hidden] (bf16 or f16) is gate, then up. group_size is 64 or 128; scales are M-major if transposed. scale_ub,
+    f32 [1], bounds the scales themselves; with float8_e4m3fn only."""
     codes = _codes(input, quant_dtype, gated=True)
     scales = _group_scales(input, input.shape[-1] // 2 // group_size, is_scale_transposed)
     _ops.silu_and_mul_per_block_quant.default(codes, input, scales, group_size, scale_ub, is_scale_transposed)
