@@ -111,8 +111,10 @@ def test_values_of_f32_near_boundaries(codes, format: Format, rounding: ScaleRou
     near = near.permute(1, 0, 2).flatten(1)  # of one step in a row
     width = format.group - 1
     near = torch.nn.functional.pad(near, (0, -near.shape[1] % width)).reshape(len(steps), -1, width)
-    largest = (steps.float() * kind.maximum)[:, None, None].expand(-1, near.shape[1], 1)
-    _check(codes, torch.cat([largest, near], dim=2).reshape(-1, format.group), format, rounding, 1.0)
+    largest = (steps.float() * kind.maximum).view(torch.int32)
+    for unit in (-1, 0, 1):
+        most = (largest + unit).view(torch.float32)[:, None, None].expand(-1, near.shape[1], 1)
+        _check(codes, torch.cat([most, near], dim=2).reshape(-1, format.group), format, rounding, 1.0)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(4096, format.group, generator=generator) * 2.0 ** torch.randint(
         -60, 60, (4096, 1), generator=generator
