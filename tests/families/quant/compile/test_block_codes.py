@@ -124,6 +124,15 @@ def test_values_of_f32_near_boundaries(codes, format: Format, rounding: ScaleRou
         _check(codes, x, format, rounding, global_scale)
 
 
+@pytest.mark.parametrize(("format", "rounding"), ROUNDINGS, ids=str)
+def test_each_largest_near_the_largest_code_has_its_own_scale(codes, format: Format, rounding: ScaleRounding) -> None:
+    """One unit above the largest code at a power of two, the next power is the scale."""
+    exact = (2.0 ** torch.arange(-100, 100, dtype=torch.float64) * format.code.maximum).float()
+    near = (exact.view(torch.int32)[:, None] + torch.arange(-2, 3, dtype=torch.int32)).view(torch.float32)
+    alone = torch.nn.functional.pad(near.reshape(-1, 1), (0, format.group - 1))
+    _check(codes, alone, format, rounding, 1.0)
+
+
 def test_quotients_by_six_are_correctly_rounded(codes) -> None:
     assert codes.wrong_sixths(127) == codes.wrong_sixths(128) == 0
 
