@@ -100,6 +100,22 @@ def test_a_folder_is_replaced_whole(hub, gemmill) -> None:
     assert [path.name for path in (hub / "build" / MACHINE / "gemmill" / "_builds").iterdir()] == ["hopper"]
 
 
+def test_an_older_folder_stays_where_a_new_one_cannot_come(hub, home, monkeypatch) -> None:
+    rename, folder = Path.rename, hub / "build" / MACHINE
+    before = (folder / "metadata.json").read_bytes()
+
+    def broken(self: Path, to: Path) -> Path:
+        if (self / "metadata.json").exists() and (self / "metadata.json").read_bytes() != before and to == folder:
+            raise OSError("no room")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", broken)
+    with pytest.raises(OSError, match="no room"):
+        write_hub_folder([home / "builds" / "hopper"], hub)
+    assert (folder / "metadata.json").read_bytes() == before
+    assert [path.name for path in folder.parent.iterdir()] == [MACHINE]
+
+
 def test_a_newer_c_library_is_told(gemmill, put_build, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(package, "audit", lambda path: Abi(machine="x86_64", glibc=(2, 34)))
     put_build()

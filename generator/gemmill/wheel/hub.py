@@ -42,13 +42,17 @@ def write_hub_folder(folders: Sequence[Path], out: Path) -> Shipped:
             path.write_bytes(data)
         if target.exists():
             target.rename(old)
-        temporary.rename(target)
+        try:
+            temporary.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
     finally:
         for folder in (temporary, old):
             shutil.rmtree(folder, ignore_errors=True)
-    files = project()["license-files"]
     (out / "README.md").write_text(render("export/hub_card.md.jinja", {"license": project()["license"].lower()}))
-    for name in files:
+    for name in project()["license-files"]:
         shutil.copyfile(own_file(name), out / name)
     return Shipped(path=target, manifests=tuple(manifests.values()), abi=abi)
 
