@@ -39,7 +39,8 @@ struct Result {
 
 class OpCall;
 
-// A check that is written by hand in both languages: whether it holds.
+// A check that is written by hand in both languages: whether it holds. It may look at all of a tensor but its values and more
+// of its address than the remainder by 16.
 struct Special {
   char const* name;
   bool (*holds)(OpCall& call);
@@ -59,6 +60,7 @@ struct Op {
   std::vector<int64_t> tensors, values;   // places of those that the family names
   int64_t class_of = 0;                   // place of the number of a call's class
   int64_t result = 0;                     // place of the first tensor that is written
+  int64_t serial = 0;                     // of its declaration
 };
 
 class OpCall {
@@ -88,7 +90,7 @@ class OpCall {
   Op const& op_;
 };
 
-// Whether the call keeps to its op's contract.
+// Whether the call keeps to its op's contract; then what the contract finds out is in it.
 bool holds(OpCall& call);
 // Makes what a call that does so returns.
 void allocate(OpCall& call);

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "extension/call.h"
+#include "extension/contract.h"
 #include "extension/layout.h"
 
 namespace gemmill {
@@ -150,14 +150,22 @@ void allocate(OpCall& call) {
   for (Result const& result : call.op().results) call.tensors[place++] = allocated(call, result);
 }
 
-bool holds(OpCall& call) {
+bool interpreted(OpCall& call, OfAddresses& tests) {
   auto const& program = call.op().program;
   for (auto i = program.begin(); i < program.end(); ++i) {
-    if (done(call, *i)) continue;
+    bool const is_done = done(call, *i);
+    auto const code = static_cast<Code>(i->code);
+    if (code == Code::kDetached || code == Code::kApart) tests.add(i - program.begin(), is_done);
+    if (is_done) continue;
     if (i->otherwise == 0) return false;
     i += i->otherwise;
   }
   return true;
+}
+
+bool still_hold(OpCall& call, OfAddresses const& tests) {
+  auto const& program = call.op().program;
+  return std::all_of(tests.begin(), tests.end(), [&](int32_t i) { return done(call, program[i]); });
 }
 
 }  // namespace gemmill

@@ -15,6 +15,7 @@ namespace {
 
 constexpr size_t kMostOps = 128;
 std::vector<Op> ops;  // reserved for all that there can be: calls keep addresses of them
+int64_t serials = 0;
 
 void serve(Op const& op, StableIValue* stack) {
   OpCall call(op, stack);
@@ -71,6 +72,7 @@ char const* declare(gemmill_op_declaration const& declared) {
   op.values = places(op.family->values, declared, declared.initial_count, declared.initial_count);
   op.class_of = places({"class"}, declared, declared.initial_count, declared.initial_count).front();
   op.result = std::find_if(op.arguments.begin(), op.arguments.end(), [](Argument const& x) { return x.written; }) - op.arguments.begin();
+  op.serial = ++serials;
   // A library that is loaded again, as after a load that failed, is the one that was there.
   auto const before = std::find_if(ops.begin(), ops.end(), [&](Op const& known) { return known.name == op.name; });
   if (before != ops.end()) return *before = std::move(op), nullptr;
