@@ -80,7 +80,7 @@ def _fp4_out(
     output_scale: torch.Tensor,
 ) -> None:
     quantise = getattr(torch.ops, NAMESPACE).scaled_nvfp4_quant.default
-    quantise(output, output_scale.view(torch.uint8), input, input_scale, is_sf_swizzled_layout)
+    quantise(output, output_scale, input, input_scale, is_sf_swizzled_layout)
 
 
 def _fp4_empty(
@@ -104,7 +104,8 @@ def _fp4(
 
 
 def _define_fp4() -> Any:
-    """vLLM's op with both of its overloads, which its library refuses on sm_90. Codes are those of scaled_nvfp4_quant."""
+    """vLLM's op with both of its overloads, which its library refuses on sm_90. Codes are those of scaled_nvfp4_quant; an output
+    with more columns than the input is padded with zeros."""
     _library.define(f"{_FP4}({_FP4_ARGUMENTS}) -> (Tensor, Tensor)")
     _library.define(f"{_FP4}.out({_FP4_ARGUMENTS}, *, Tensor(a!) output, Tensor(b!) output_scale) -> ()")
     for name, answer in ((_FP4, _fp4), (f"{_FP4}.out", _fp4_out)):

@@ -63,7 +63,10 @@ class Pools:
         for name, slot in memory.slots.items():
             if slot.values is None or not slot.numel:
                 continue
-            if slot.is_overlapping:
+            if isinstance(slot.values, tuple):
+                given = torch.tensor(slot.values, dtype=slot.dtype, device=self._device)
+                memory.bits(name).copy_(bits_of(given).view(slot.rows, slot.columns))
+            elif slot.is_overlapping:
                 flat = memory.flat(name).view(slot.dtype).view(memory.bits(name).dtype)
                 flat.copy_(self._piece(slot.values, slot.dtype, slot.span, offsets[name]))
             else:

@@ -16,8 +16,8 @@ from gemmill.family import Judged
 from gemmill.vocab import Arch
 
 OP_OF = {op.name: op for op in QUANT_OPS}
-OUT_NAMES = ("result", "out", "output_q")
-SCALE_NAMES = ("scale", "scales", "output_s", "output_s_packed", "out_sf", "result_block_scale")
+OUT_NAMES = ("result", "out", "output_q", "output")
+SCALE_NAMES = ("scale", "scales", "output_s", "output_s_packed", "out_sf", "result_block_scale", "output_scale")
 GROUP_AZP = "output_azp"
 """What zero points of groups are called; others are `azp`."""
 _DTYPE_OF = {dtype.torch_name: dtype for dtype in IN_DTYPES}

@@ -24,11 +24,11 @@ void quantise(void const* x, int64_t groups, float global_scale, bool rounds_up,
       }
       amax = fmaxf(amax, runs[r].amax);
     }
-    auto const scale = Format::Scale::of(amax, global_scale, rounds_up);
+    auto const scale = Format::Scale::of(amax, usable_global_scale(global_scale), rounds_up);
     scales[group] = scale.byte;
     for (int r = 0; r < kRuns; ++r) {
       uint32_t words[kWords];
-      Format::encode(runs[r], scale, global_scale, words);
+      Format::encode(runs[r], scale, usable_global_scale(global_scale), words);
       memcpy(codes + (group * kRuns + r) * sizeof words, words, sizeof words);
     }
   }
@@ -63,6 +63,14 @@ extern "C" int64_t wrong_sixths(uint32_t exponent) {
     wrong += fmaf(-fmaf(sixth, 6.0f, -product), 1.0f / 6.0f, sixth) != product / 6.0f;
   }
   return wrong;
+}
+
+extern "C" void experts_of(int32_t const* offsets, int32_t experts, int64_t rows, int32_t* out) {
+  for (int64_t row = 0; row < rows; ++row) out[row] = expert_of(offsets, experts, row);
+}
+
+extern "C" void modulate(float const* x, float const* scale, float const* shift, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = Modulate::of(x[i], scale[i], shift[i]);
 }
 
 extern "C" void swizzled_offsets(int64_t rows, int64_t groups, int64_t* out) {

@@ -3,13 +3,14 @@ CUTLASS's own."""
 
 import ctypes
 import subprocess
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
 import torch
 
 from gemmill.build.toolchain import ToolchainPaths
+from gemmill.families.quant.reference import modulated
 from gemmill.formats.layout import swizzled_offset
 from gemmill.formats.quantise import global_scale_of, quantise
 from gemmill.locations import kernels_dir
@@ -143,3 +144,41 @@ def test_scales_lie_where_the_layout_has_them(codes) -> None:
         found = torch.empty(rows * groups, dtype=torch.int64)
         codes.swizzled_offsets(ctypes.c_int64(rows), ctypes.c_int64(groups), _pointer(found))
         assert found.tolist() == [swizzled_offset(row, group, groups) for row in range(rows) for group in range(groups)]
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, -1.0, float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", IN, ids=str)
+def test_a_global_scale_that_is_no_number_above_zero_makes_every_scale_nan(
+    codes, value: float, dtype: torch.dtype
+) -> None:
+    """And every code zero, whatever the values."""
+    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    x[0], x[1, 3], x[2, 4] = 0.0, float("nan"), -float("inf")
+    x, found, scales = x.to(dtype), torch.full((64, 8), 0x55, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8)
+    kind = ctypes.c_char(IN[dtype].encode())
+    of = ctypes.c_char(b"n"), kind, _pointer(x), ctypes.c_int64(64), ctypes.c_float(value), 1
+    codes.quantise_groups(*of, _pointer(found), _pointer(scales))
+    assert (scales == 0x7F).all() and not found.any()
+
+
+@pytest.mark.parametrize(
+    "offsets", [[0, 5], [2, 2, 2, 9], [0, 0, 0], [0, 3, 3, 7, 7, 7, 12], [1, *range(4, 60, 3)]], ids=str
+)
+def test_a_row_belongs_to_the_expert_that_begins_at_it_or_before(codes, offsets: list[int]) -> None:
+    """Experts without rows have none; rows before the first and from the end on have no expert."""
+    rows = offsets[-1] + 3
+    found = torch.full((rows,), 99, dtype=torch.int32)
+    given = torch.tensor(offsets, dtype=torch.int32)
+    codes.experts_of(_pointer(given), ctypes.c_int32(len(offsets) - 1), ctypes.c_int64(rows), _pointer(found))
+    wanted = [-1] * rows
+    for expert, (start, end) in enumerate(pairwise(offsets)):
+        wanted[start:end] = [expert] * (end - start)
+    assert found.tolist() == wanted
+
+
+def test_modulated_values_are_the_definitions(codes) -> None:
+    """Neither product nor sum is contracted."""
+    x, scale, shift = torch.randn(3, 4096, generator=torch.Generator().manual_seed(2)).bfloat16().float()
+    found = torch.full((4096,), float("nan"))
+    codes.modulate(_pointer(x), _pointer(scale), _pointer(shift), ctypes.c_int64(4096), _pointer(found))
+    assert torch.equal(found, modulated(x, scale, shift))
