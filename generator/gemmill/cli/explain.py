@@ -1,8 +1,6 @@
 """`gemmill explain`: which variant a call gets, and why not the others."""
 
-import inspect
 from collections import Counter
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +8,7 @@ import typer
 from gemmill.cli import options as o
 from gemmill.cli.exits import UsageError
 from gemmill.cli.output import console, print_json, table
-from gemmill.family import Asked
+from gemmill.cli.questions import take
 from gemmill.family.questions import NONE
 from gemmill.registry import REGISTRY
 
@@ -79,28 +77,7 @@ def explain(
     _print_choice(choice, evidence, everything)
 
 
-def _parameter(option: Asked) -> inspect.Parameter:
-    """An option of a family as typer takes it."""
-    kind: Any = StrEnum(option.name.title(), {c.upper(): c for c in option.choices}) if option.choices else option.kind
-    default = kind(option.default) if option.choices and option.default is not None else option.default
-    told = typer.Option(*option.flags.split(" "), min=option.least, help=f"{option.help}.")
-    return inspect.Parameter(
-        option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind | None if default is None else kind, told],
-    )
-
-
-def _signature() -> inspect.Signature:
-    """What explain takes: the options of all families between its own."""
-    op, *own, _ = inspect.signature(explain).parameters.values()
-    asked = map(_parameter, REGISTRY.questions.values())
-    return inspect.Signature([op, *asked, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)])
-
-
-explain.__signature__ = _signature()  # type: ignore[attr-defined]
-explain.__annotations__ = {p.name: p.annotation for p in inspect.signature(explain).parameters.values()}
+take(explain, REGISTRY.questions.values())
 
 
 def _print_choice(choice: "Choice", evidence: "Evidence | None", everything: bool) -> None:

@@ -3,9 +3,9 @@
 from gemmill.family import Asked
 
 QUESTIONS = (
-    Asked(name="m", flags="-m", least=0, required=True, help="Rows of a and out"),
-    Asked(name="n", flags="-n", least=0, help="Columns of b and out"),
-    Asked(name="k", flags="-k", least=0, help="Columns of a, rows of b"),
+    Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Rows of a and out"),
+    Asked(name="n", flags="-n", least=0, is_size=True, help="Columns of b and out"),
+    Asked(name="k", flags="-k", least=0, is_size=True, help="Columns of a, rows of b"),
     Asked(
         name="dtype", flags="--dtype", kind=str, choices=("e4m3", "s8", "bf16", "f16"), help="Dtype of a and b (e4m3)"
     ),
