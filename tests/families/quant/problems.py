@@ -12,7 +12,7 @@ from gemmill.formats.layout import swizzled_shape
 from gemmill.runtime.schemas import BY_NAME, Kind
 from gemmill.vocab import DType
 
-_BLOCK_SCALES = ("out_sf", "result_block_scale", "output_scale")
+_BLOCK_SCALES = ("out_sf", "result_block_scale", "output_scale", "input_sf")
 """Matrices, whatever dimensions the rows have."""
 _NAMES = {
     "result": "out",
@@ -48,7 +48,9 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
     rows, group = rng.choice(ROWS), rng.choice(quant.group_sizes)
     hidden = (group or 16) * rng.choice((1, 2, 3, 4, 8))
     gated, experts = quant.is_gated, quant.family is QuantFamily.EXPERTS
-    wide = hidden + (rng.choice((0, 0, group, 3 * group)) if quant.format else 0)
+    wide = hidden + (
+        rng.choice((0, 0, group, 3 * group)) if quant.format and quant.family is not QuantFamily.DEQUANT else 0
+    )
     in_dtype, out_dtype = rng.choice(quant.in_dtypes), rng.choice(quant.out_dtypes)
     transposed = rng.random() < 0.5
     shape_of_groups = None
@@ -116,6 +118,11 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
                 scales = torch.ones((rows, groups + rng.choice((0, 2))))[:, :groups]
     output_azp = torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32).zero_()
     values |= {"scales": scales, "group_shape": shape_of_groups, "output_azp": output_azp}
+    if quant.family is QuantFamily.DEQUANT:
+        values["input"], values["out"] = (
+            padded(rows, hidden * out_dtype.bits // 8, torch_dtype(out_dtype), rng),
+            values["input"],
+        )
     if breakage is Breakage.SOME:
         for _ in range(rng.choice((1, 1, 2))):
             _break(values, op, rng)

@@ -42,6 +42,8 @@ class QuantFamily(StrEnum):
     BLOCK = "block"
     EXPERTS = "experts"
     """as block, of rows sorted by expert: each expert's scales are a matrix of their own"""
+    DEQUANT = "dequant"
+    """codes and scales of block, back to values"""
 
     @property
     def scales(self) -> Scales:
@@ -94,6 +96,7 @@ _KIND = {
     QuantFamily.RMS_STATIC: (Scales.GIVEN, "rms_norm"),
     QuantFamily.BLOCK: (Scales.OF_BLOCK, "block"),
     QuantFamily.EXPERTS: (Scales.OF_BLOCK, "block"),
+    QuantFamily.DEQUANT: (Scales.OF_BLOCK, "dequant"),
 }
 
 
@@ -180,7 +183,9 @@ class QuantConfig:
 
     family: QuantFamily
     in_dtype: DType
+    """Of the values, which dequantisation writes."""
     out_dtype: DType
+    """Of the codes."""
     activation: Activation = Activation.NONE
     group_size: int = 0
     """Elements of a row that share a scale; 0 where no scale belongs to a group."""
@@ -236,7 +241,7 @@ def _block(c: QuantConfig) -> Iterator[str]:
             f"out_dtype={c.out_dtype} group_size={c.group_size} scale_format={c.scale_format} are of no format, of "
             f"{', '.join(map(str, BLOCK_FORMATS))}"
         )
-    if c.family.is_blocked and c.in_dtype is DType.F32:
+    if c.family.is_blocked and c.family is not QuantFamily.DEQUANT and c.in_dtype is DType.F32:
         yield f"in_dtype={c.in_dtype} contradicts family={c.family}: block-scaled codes are of bf16 or f16"
 
 
@@ -316,7 +321,7 @@ def _differs_in_vllm(c: QuantConfig) -> bool:
             return e4m3
         case QuantFamily.TOKEN:
             return plain and (e4m3 or not c.symmetric)
-        case QuantFamily.BLOCK | QuantFamily.EXPERTS:
+        case QuantFamily.BLOCK | QuantFamily.EXPERTS | QuantFamily.DEQUANT:
             return False
         case QuantFamily.GROUP:
             return silu_to_e4m3 or (plain and c.symmetric and (e4m3 or c.scale_format is ScaleFormat.F32))
@@ -338,6 +343,8 @@ def _block_configs(arch: Arch) -> Iterator[QuantConfig]:
         of_rows = activation.is_gated or activation is Activation.NONE
         if of_rows or (family is QuantFamily.BLOCK and format is MXFP8):
             yield QuantConfig(family=family, in_dtype=in_dtype, activation=activation, arch=arch, **told_by(format))
+    for format, in_dtype in product(BLOCK_FORMATS, IN_DTYPES):
+        yield QuantConfig(family=QuantFamily.DEQUANT, in_dtype=in_dtype, arch=arch, **told_by(format))
 
 
 def all_configs(arch: Arch = Arch.SM90A) -> Iterator[QuantConfig]:

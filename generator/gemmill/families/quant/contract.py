@@ -23,7 +23,9 @@ _ROLES = {
     "epsilon": "eps",
     "input_global_scale": "global_scale",
     "is_sf_swizzled_layout": "is_swizzled",
-} | dict.fromkeys(("scale", "output_s", "output_s_packed", "out_sf", "result_block_scale", "output_scale"), "scales")
+} | dict.fromkeys(
+    ("scale", "output_s", "output_s_packed", "out_sf", "result_block_scale", "output_scale", "input_sf"), "scales"
+)
 _LIMITS = {DType.E4M3: (-448.0, 448.0), DType.S8: (-128.0, 127.0)}
 _TENSORS = "out input scales azp scale_ub weight residual global_scale mod_scale mod_shift expert_offsets scale_offsets"
 _MODULATION = ("mod_scale", "mod_shift")
@@ -64,6 +66,7 @@ def _op(quant: QuantOp) -> Op:
             Check(Aspect.RANK, "input out"),
             Check(Aspect.SHAPE, "input"),
             *(() if quant.format else (Let("coded", "dtype(out)"),)),
+            Let("valued", "dtype(out)" if quant.family is QuantFamily.DEQUANT else "dtype(input)"),
             Let("rows", "rows(input)"),
             Let("out_rows", "rows(out)"),
             *(_EXPERTS if "expert_offsets" in has else ()),
@@ -112,17 +115,7 @@ def _tensors(quant: QuantOp) -> tuple[Tensor, ...]:
     if quant.is_packed:
         scales = Tensor("scales", "rows words", (DType.S32,), said="int32 (four exponents a word)")
     return (
-        Tensor(
-            "input",
-            "... 2*hidden" if quant.is_gated else "... hidden",
-            quant.in_dtypes,
-            Layout.ROWS,
-            said=" or ".join(dtype.torch_name for dtype in quant.in_dtypes),
-            parts="gate, then up",
-        ),
-        Tensor("out", f"... {_packed(quant.format)}", (quant.format,), Layout.ROWS)
-        if quant.format
-        else Tensor("out", "... hidden", quant.out_dtypes, Layout.ROWS),
+        *_rows(quant),
         scales,
         azp,
         Tensor("scale_ub", "1", (DType.F32,), Layout.VALUES, needs=(_BOUNDED,)),
@@ -137,6 +130,25 @@ def _tensors(quant: QuantOp) -> tuple[Tensor, ...]:
         ),
         *(Tensor(role, "... hidden", Same("input")) for role in _MODULATION),
     )
+
+
+def _rows(quant: QuantOp) -> tuple[Tensor, Tensor]:
+    """What is read and what is written, row by row."""
+    if quant.format and quant.family is QuantFamily.DEQUANT:
+        return Tensor("input", "... of_row", (quant.format,), Layout.ROWS), Tensor(
+            "out", "... hidden", quant.in_dtypes, Layout.ROWS
+        )
+    given = Tensor(
+        "input",
+        "... 2*hidden" if quant.is_gated else "... hidden",
+        quant.in_dtypes,
+        Layout.ROWS,
+        said=" or ".join(dtype.torch_name for dtype in quant.in_dtypes),
+        parts="gate, then up",
+    )
+    if quant.format:
+        return given, Tensor("out", f"... {_packed(quant.format)}", (quant.format,), Layout.ROWS)
+    return given, Tensor("out", "... hidden", quant.out_dtypes, Layout.ROWS)
 
 
 _BYTES = {True: (DType.U8, DType.E4M3, DType.S32), False: (DType.U8, DType.S32)}
@@ -168,7 +180,16 @@ def _n_experts() -> Iterator[Step]:
 def _blocks(quant: QuantOp, format: Format, has: frozenset[str]) -> tuple[Step, ...]:
     """The sizes of block scales, and how they are rounded. Codes may have more columns than the input, which are zeros."""
     group, bits, roundings = format.group, format.code.bits, tuple(map(str, ScaleRounding))
-    dtypes = _BYTES[format.has_global_scale]
+    if quant.family is QuantFamily.DEQUANT:
+        return (
+            Let("hidden", f"of_row * 8 // {bits}"),
+            Require(
+                f"hidden % {group} == 0 and hidden * {bits} // 8 == of_row",
+                f"rows of {{of_row}} bytes are no whole number of {format}'s groups, of {group * bits // 8} each",
+            ),
+            Let("padded", "hidden"),
+            *_block_scales(quant, format),
+        )
     rounded = (
         Require(
             f"scale_rounding in {roundings}",
@@ -188,7 +209,15 @@ def _blocks(quant: QuantOp, format: Format, has: frozenset[str]) -> tuple[Step, 
             "{out.name} is {out.shape}, expected {input.ending[of_row]} for an input of {input.shape}, or wider rows of whole "
             "groups, padded with zeros",
         ),
-        Let("groups", f"padded // {group}"),
+        *_block_scales(quant, format),
+    )
+
+
+def _block_scales(quant: QuantOp, format: Format) -> tuple[Step, ...]:
+    """Their sizes, and what they may come as."""
+    dtypes = _BYTES[format.has_global_scale]
+    return (
+        Let("groups", f"padded // {format.group}"),
         OneOf(
             "has_words",
             {

@@ -94,7 +94,7 @@ def _block(format: Format, schema: str, **others: Any) -> QuantOp:
     )
 
 
-_STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC, _, _EXPERTS = QuantFamily
+_STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC, _, _EXPERTS, _DEQUANT = QuantFamily
 _FP8, _INT8, _EITHER = (DType.E4M3,), (DType.S8,), (DType.E4M3, DType.S8)
 # What ops have beside their family and codes, where it is not the default.
 _SILU = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU,)}
@@ -273,6 +273,18 @@ _OF_EXPERTS = tuple(
 )
 """Of vLLM's names and schemas; for mxfp8 vLLM has none."""
 
+_BACK = tuple(
+    _block(
+        x,
+        f"scaled_{x}_dequant(Tensor(a!) out, Tensor input, Tensor input_sf, "
+        f"{'Tensor global_scale, ' if x.has_global_scale else ''}bool is_sf_swizzled_layout=True)",
+        family=_DEQUANT,
+        in_dtypes=IN_DTYPES,
+    )
+    for x in (NVFP4, *_MX_FORMATS)
+)
+"""Codes and scales back to values."""
+
 
 def _of_vllm(op: QuantOp) -> QuantOp:
     """vLLM's op of the name, with vLLM's scales and codes, under a name of ours. Its packed scales are of 16 bits in groups of
@@ -283,7 +295,7 @@ def _of_vllm(op: QuantOp) -> QuantOp:
     return renamed
 
 
-QUANT_OPS = (*_OF_VLLMS_NAME, *_OWN, *_BLOCK_SCALED, *_OF_EXPERTS, *map(_of_vllm, _OF_VLLMS_NAME))
+QUANT_OPS = (*_OF_VLLMS_NAME, *_OWN, *_BLOCK_SCALED, *_OF_EXPERTS, *_BACK, *map(_of_vllm, _OF_VLLMS_NAME))
 
 
 def ops_of(config: QuantConfig) -> tuple[str, ...]:

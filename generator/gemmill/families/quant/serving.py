@@ -15,7 +15,14 @@ from gemmill.families.quant.layouts import group_strides, static_scales
 from gemmill.family import Judged, OpSchema, ProblemCall
 from gemmill.family.operand import Call
 from gemmill.formats.layout import swizzled_shape
-from gemmill.formats.quantise import checked_scale_offsets, quantise_experts, swizzle
+from gemmill.formats.quantise import (
+    BlockScaled,
+    checked_scale_offsets,
+    dequantise,
+    quantise_experts,
+    swizzle,
+    unswizzle,
+)
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
@@ -143,6 +150,9 @@ def _block(call: Judged, given: Given, _: DType) -> Iterator[Result]:
     if config.family is QuantFamily.EXPERTS:
         yield from _experts(call, given, format, scales_at)
         return
+    if config.family is QuantFamily.DEQUANT:
+        yield _whole(given["out"], _values(call, given, format, scales_at))
+        return
     modulation = None
     if config.activation is Activation.MODULATE:
         scale, shift = (given[name].reshape(-1, call["hidden"]) for name in ("mod_scale", "mod_shift"))
@@ -158,6 +168,13 @@ def _block(call: Judged, given: Given, _: DType) -> Iterator[Result]:
     yield _whole(given["out"].view(torch.uint8), _widened(codes, format.code_bytes(call["padded"])))
     scales = _widened(scales, call["groups"])
     yield (scales_at, swizzle(scales).reshape(-1)) if call["is_swizzled"] else (scales_at, scales)
+
+
+def _values(call: Judged, given: Given, format: Format, scales: torch.Tensor) -> torch.Tensor:
+    plain = unswizzle(scales, call["rows"], call["groups"]) if call["is_swizzled"] else scales
+    codes = _rows(call, given).view(torch.uint8)
+    found = BlockScaled(format=format, codes=codes, scales=plain)
+    return dequantise(found, global_scale=given.get("global_scale"), dtype=given["out"].dtype)
 
 
 def _bytes_of(dense: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
 // The arithmetic of block-scaled quantisation as the kernels have it, for the host.
-#include "quant/block_code.cuh"
+#include "quant/block_decode.cuh"
 
 namespace {
 
@@ -43,7 +43,42 @@ void quantise_as(char in, void const* x, int64_t groups, float global_scale, boo
   }
 }
 
+template <class Format>
+void dequantise(uint8_t const* codes, uint8_t const* scales, int64_t groups, float global_scale, float* values) {
+  constexpr int kRuns = Format::kGroup / kRun, kWords = Format::kBits * kRun / 32;
+  for (int64_t run = 0; run < groups * kRuns; ++run) {
+    uint32_t words[kWords];
+    memcpy(words, codes + run * sizeof words, sizeof words);
+    float found[kRun];
+    decode<Format>(words, scale_value<Format>(scales[run / kRuns]), global_scale, found);
+    memcpy(values + run * kRun, found, sizeof found);
+  }
+}
+
 }  // namespace
+
+extern "C" void dequantise_groups(char format, uint8_t const* codes, uint8_t const* scales, int64_t groups, float global_scale,
+                                  float* values) {
+  switch (format) {
+    case 'n': return dequantise<NvFp4>(codes, scales, groups, global_scale, values);
+    case '4': return dequantise<MxFp4>(codes, scales, groups, global_scale, values);
+    case '6': return dequantise<MxFp6>(codes, scales, groups, global_scale, values);
+    default: return dequantise<MxFp8>(codes, scales, groups, global_scale, values);
+  }
+}
+
+// How many quotients of what an nvfp4 code and scale may make, by a global scale of every mantissa, are not the correctly rounded
+// ones.
+extern "C" int64_t wrong_quotients() {
+  int64_t wrong = 0;
+  for (uint32_t mantissa = 0; mantissa < 1u << 23; ++mantissa) {
+    GlobalQuotient const by(float_of(127u << 23 | mantissa));
+    for (int code = 1; code <= 3; code += 2) {
+      for (int scale = 1; scale <= 15; scale += 2) wrong += by(static_cast<float>(code * scale)) != code * scale / by.divisor;
+    }
+  }
+  return wrong;
+}
 
 extern "C" void quantise_groups(char format, char in, void const* x, int64_t groups, float global_scale, int rounds_up, uint8_t* codes,
                                 uint8_t* scales) {

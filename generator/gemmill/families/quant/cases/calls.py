@@ -30,7 +30,9 @@ ROLES = {
     "output_q": "out",
     "output": "out",
     "input_global_scale": "global_scale",
-} | dict.fromkeys(("scales", "output_s", "output_s_packed", "out_sf", "result_block_scale", "output_scale"), "scale")
+} | dict.fromkeys(
+    ("scales", "output_s", "output_s_packed", "out_sf", "result_block_scale", "output_scale", "input_sf"), "scale"
+)
 """What ops call their codes and scales, in one word each."""
 LIMITS = {"fp8_min": -448.0, "fp8_max": 448.0, "int8_min": -128.0, "int8_max": 127.0}
 SMALLEST_BOUND, BOUND = 0.004, 1.5
@@ -176,9 +178,26 @@ class QuantCase:
             "output_scale_offset_by_experts": whole(self.scale_offsets),
             "n_experts": experts,
         }
+        if self.declared.family is QuantFamily.DEQUANT:
+            given |= self._coded(device, random)
         said_to_be = self.m_major and self.scale_format is not ScaleFormat.PACKED_UE8M0
         given |= dict.fromkeys(("is_scale_transposed", "dummy_is_scale_transposed", "dummy_is_tma_aligned"), said_to_be)
         return [given[ROLES.get(name, name)] for name in BY_NAME[self.op].arguments]
+
+    def _coded(self, device: torch.device | str, random: torch.Generator | None) -> dict[str, Any]:
+        """What is decoded: codes and scales of every kind, of numbers only; and the values, poisoned."""
+        format = self.declared.format
+        assert format is not None
+        codes = torch.empty(
+            (self.rows, format.code_bytes(self.hidden) + self.padding), dtype=torch.uint8, device=device
+        )
+        scales = torch.empty(self._block_scales, dtype=torch.uint8, device=device)
+        if random is not None:
+            codes.random_(0, 256, generator=random)
+            scales.random_(0, format.scale.last_code + 1, generator=random)
+        codes = codes.view(getattr(torch, format.torch_name))[:, : format.code_bytes(self.hidden)]
+        poison = torch.full((self.rows, self.hidden), torch.nan, device=device)
+        return {"input": codes, "out": poison.to(getattr(torch, self.in_dtype.torch_name)), "scale": scales}
 
     def run(self, device: str) -> Outcome:
         """Make the call, and hold it against the reference on the same device."""

@@ -42,11 +42,12 @@ class _Maker:
         self.in_dtype, self.out_dtype = (torch_dtype(draw.one_of(d)) for d in (self.op.in_dtypes, self.op.out_dtypes))
         self.group = draw.one_of(self.op.group_sizes)
         self.gated = self.op.is_gated
+        self.back = self.op.family is QuantFamily.DEQUANT
         most = limits.large if draw.chance(0.01) else limits.elements
         width = draw.size(max(1, min(32768, most) // (self.group or 1) // (2 if self.gated else 1)))
         self.hidden = width * (self.group or 1)
         # Columns of block-scaled codes beyond the input's, which are zeros.
-        wider = self.op.format is not None and self.hidden > 0 and draw.chance(0.2)
+        wider = self.op.format is not None and not self.back and self.hidden > 0 and draw.chance(0.2)
         self.more = draw.one_of((1, 2, 5)) * self.group if wider else 0
         self.leading = self._leading(draw.size(max(1, min(8192, most // max(self.hidden, 1)))))
         self.rows = math.prod(self.leading)
@@ -55,9 +56,11 @@ class _Maker:
 
     def make(self) -> LegalCall:
         draw, arguments = self.draw, self.schema.arguments
+        values, codes = (self.in_dtype, self.hidden * (2 if self.gated else 1)), (self.out_dtype, self._code_columns)
+        given, written, data = (codes, values, "codes") if self.back else (values, codes, self.data)
         slots = {
-            "input": self._matrix(self.in_dtype, self.hidden * (2 if self.gated else 1), self.data),
-            name_of(arguments, OUT_NAMES): self._matrix(self.out_dtype, self._code_columns, None, written=True),
+            "input": self._matrix(*given, data),
+            name_of(arguments, OUT_NAMES): self._matrix(*written, None, written=True),
         }
         plain = self._plain()
         if self.op.family is QuantFamily.EXPERTS:
@@ -75,7 +78,9 @@ class _Maker:
         if "scale_ub" in arguments and self.out_dtype is not torch.int8 and draw.chance(0.4):
             slots["scale_ub"] = one_value(draw, torch.float32, "bounds")
         if self.op.format is not None and self.op.format.has_global_scale:
-            slots[arguments[3]] = self._global_scale(plain.get("n_experts"))
+            slots[next(name for name in arguments if name.endswith("global_scale"))] = self._global_scale(
+                plain.get("n_experts")
+            )
         if "weight" in arguments:
             h = self.hidden
             slots["weight"] = vector(draw, self.in_dtype, h, self.data, ((h,),), reference_shape=(h,))
@@ -262,7 +267,7 @@ class _Maker:
             is_swizzled = True
         else:
             rows, columns = swizzled_shape(self.rows, groups) if is_swizzled else (self.rows, groups)
-        words = is_swizzled and draw.chance(0.3)
+        words = is_swizzled and not self.back and draw.chance(0.3)
         columns = columns // 4 if words else columns
         step = columns if is_swizzled else columns + draw.one_of(PADS)
         return Slot(
@@ -273,8 +278,8 @@ class _Maker:
             columns=columns,
             row_stride=step,
             column_stride=1,
-            values=None,
-            written=True,
+            values=self.op.scale_formats[0].value if self.back else None,
+            written=not self.back,
             shift=draw.one_of(SHIFTS[:8]),
         )
 

@@ -3,8 +3,8 @@ arguments do not fit; arithmetic is that of gemmill.families.quant.reference."""
 
 import torch
 
-from gemmill.families.quant import block_functions
-from gemmill.families.quant.block_functions import *  # noqa: F403 (what it declares public)
+from gemmill.families.quant.functions import blocks
+from gemmill.families.quant.functions.blocks import *  # noqa: F403 (what it declares public)
 
 __all__ = [
     "act_and_mul_per_block_quant",
@@ -28,7 +28,7 @@ __all__ = [
     "static_scaled_fp8_quant",
     "static_scaled_int8_quant",
 ]
-__all__ += block_functions.__all__
+__all__ += blocks.__all__
 
 E4M3_MAX = 448.0
 _ops = torch.ops.gemmill

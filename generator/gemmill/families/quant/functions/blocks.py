@@ -12,11 +12,15 @@ __all__ = [
     "mxfp4_experts_quant",
     "mxfp8_experts_quant",
     "scaled_fp4_experts_quant",
+    "scaled_mxfp4_dequant",
     "scaled_mxfp4_quant",
+    "scaled_mxfp6_dequant",
     "scaled_mxfp6_quant",
+    "scaled_mxfp8_dequant",
     "scaled_mxfp8_gelu_quant",
     "scaled_mxfp8_modulate_quant",
     "scaled_mxfp8_quant",
+    "scaled_nvfp4_dequant",
     "scaled_nvfp4_quant",
     "silu_and_mul_mxfp4_experts_quant",
     "silu_and_mul_mxfp4_quant",
@@ -225,3 +229,59 @@ def silu_and_mul_mxfp8_experts_quant(
     """As mxfp8_experts_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
     given = expert_offsets.numel() - 1, scale_rounding
     return _of_experts("silu_and_mul_mxfp8_experts_quant", MXFP8, input, expert_offsets, *given)
+
+
+def _values(format: Format, input: torch.Tensor, dtype: torch.dtype, *given: object) -> torch.Tensor:
+    out = input.new_empty((*input.shape[:-1], format.k_of(input.shape[-1])), dtype=dtype)
+    getattr(_ops, f"scaled_{format}_dequant").default(out, input, *given)
+    return out
+
+
+def scaled_nvfp4_dequant(
+    input: torch.Tensor,
+    input_sf: torch.Tensor,
+    global_scale: torch.Tensor | float,
+    dtype: torch.dtype = torch.bfloat16,
+    is_sf_swizzled_layout: bool = True,
+) -> torch.Tensor:
+    """Values [..., hidden] (bfloat16, float16 or float32) of nvfp4 codes uint8 [..., hidden / 2] and of scales as scaled_nvfp4_quant
+    writes them. code * scale is exact; it is divided by global_scale, rounded to f32, then to `dtype`. Scale bytes that are no
+    number are refused on the CPU, and give NaN on a GPU. Raises ValueError as scaled_nvfp4_quant does."""
+    given = input_sf, _on_device(global_scale, input), is_sf_swizzled_layout
+    return _values(NVFP4, input, dtype, *given)
+
+
+def scaled_mxfp4_dequant(
+    input: torch.Tensor,
+    input_sf: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    is_sf_swizzled_layout: bool = True,
+) -> torch.Tensor:
+    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp4 codes uint8 [..., hidden / 2] and of scales as
+    scaled_mxfp4_quant writes them: code * scale, which is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
+    CPU, and gives NaN on a GPU."""
+    return _values(MXFP4, input, dtype, input_sf, is_sf_swizzled_layout)
+
+
+def scaled_mxfp6_dequant(
+    input: torch.Tensor,
+    input_sf: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    is_sf_swizzled_layout: bool = True,
+) -> torch.Tensor:
+    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp6 codes uint8 [..., 3 hidden / 4] and of scales as
+    scaled_mxfp6_quant writes them: code * scale, which is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
+    CPU, and gives NaN on a GPU."""
+    return _values(MXFP6, input, dtype, input_sf, is_sf_swizzled_layout)
+
+
+def scaled_mxfp8_dequant(
+    input: torch.Tensor,
+    input_sf: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    is_sf_swizzled_layout: bool = True,
+) -> torch.Tensor:
+    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp8 codes float8_e4m3fn [..., hidden] and of scales as
+    scaled_mxfp8_quant writes them: code * scale, which is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
+    CPU, and gives NaN on a GPU."""
+    return _values(MXFP8, input, dtype, input_sf, is_sf_swizzled_layout)
