@@ -111,6 +111,7 @@ def test_plan_as_json(gemmill, fake, configs, make_config) -> None:
         "known_bad": [{"name": "sm90a_bad", "error": "error: no"}],
         "estimated_cpu_seconds": 605.0,
         "estimated_bytes": 12_300_000,
+        "max_bytes": None,
         "jobs": 2,
         "without_toolchain": "",
     }

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gemmill.cli import options as o
 from gemmill.cli import variants
-from gemmill.cli.exits import ExitCode, UnavailableError
+from gemmill.cli.exits import ExitCode, UnavailableError, UsageError
 from gemmill.cli.output import console, count, entries_table, rejected_lines, seconds, size
 from gemmill.cli.plan import print_plan
 from gemmill.vocab import Arch
@@ -77,7 +77,11 @@ def build(
         scheduler=o.scheduler_of(scheduler, trust_network=trust_network),
     )
     if dry_run:
-        print_plan(selection, plan_build(selection, options), as_json=False)
+        nothing = "nothing is compiled"
+        o.refuse_beside("--dry-run", nothing, scheduler=scheduler)
+        if use is not None:
+            raise UsageError(f"--use or --no-use with --dry-run: {nothing}, leave it out")
+        print_plan(selection, plan_build(selection, options), max_size, as_json=False)
         return
     try:
         find_toolchain()

@@ -48,6 +48,8 @@ def explain(
     from gemmill.runtime.schemas import BY_NAME
     from gemmill.runtime.select import evidence_of
 
+    if as_json and everything:
+        raise UsageError("--all with --json: that lists every other variant anyway, leave --all out")
     if op not in BY_NAME:
         raise UsageError(f"no op {op!r} to explain: there are {', '.join(BY_NAME)}")
     for option in REGISTRY.ops[op][0].questions:

@@ -45,6 +45,7 @@ def show(
     if file is None:
         _show_loaded(build, as_json)
         return
+    o.refuse_beside("FILE", "a table is printed as it is, whatever the build", build=build)
     found = read_table(file)
     if as_json:
         print_json(

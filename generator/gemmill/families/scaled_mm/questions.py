@@ -30,6 +30,21 @@ QUESTIONS = (
         default=True,
         help="A scale for each column of b, or one",
     ),
+    Asked(name="group", flags="--group", help="FP8 and INT8 GEMMs: elements along K that share a scale"),
+    Asked(
+        name="b_scales",
+        flags="--b-scales",
+        kind=str,
+        choices=("blocks", "rows"),
+        help="With --group: of b, in blocks of as many columns, or each column its own (blocks)",
+    ),
+    Asked(
+        name="m_major",
+        flags="--scales-m-major",
+        kind=bool,
+        default=False,
+        help="GEMMs: with --group, scales of a lie M-major",
+    ),
     Asked(name="bias", flags="--bias", kind=bool, default=False, help="Give a bias"),
     Asked(
         name="azp",
