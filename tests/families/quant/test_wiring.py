@@ -70,7 +70,7 @@ def test_families_are_filtered_like_any_field() -> None:
     assert {config.family for config in apply(smoke, ["scaling=token"]).configs} == {QuantFamily.TOKEN}
     assert apply(smoke, ["kernel_schedule=pingpong"]).configs
     with pytest.raises(
-        FilterError, match="no variant has that scaling; the values are block, dequant, experts, rmsgroup"
+        FilterError, match="no variant has that scaling; the values are block, dequant, experts, group, rmsgroup"
     ):
         apply(smoke, ["scaling=row"])
 
