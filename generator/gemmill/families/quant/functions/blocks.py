@@ -257,8 +257,8 @@ def scaled_mxfp4_dequant(
     dtype: torch.dtype = torch.bfloat16,
     is_sf_swizzled_layout: bool = True,
 ) -> torch.Tensor:
-    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp4 codes uint8 [..., hidden / 2] and of scales as
-    scaled_mxfp4_quant writes them: code * scale, which is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
+    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp4 codes uint8 [..., hidden / 2] and their scales,
+    as scaled_mxfp4_quant writes both. code * scale is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
     CPU, and gives NaN on a GPU."""
     return _values(MXFP4, input, dtype, input_sf, is_sf_swizzled_layout)
 
@@ -269,8 +269,8 @@ def scaled_mxfp6_dequant(
     dtype: torch.dtype = torch.bfloat16,
     is_sf_swizzled_layout: bool = True,
 ) -> torch.Tensor:
-    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp6 codes uint8 [..., 3 hidden / 4] and of scales as
-    scaled_mxfp6_quant writes them: code * scale, which is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
+    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp6 codes uint8 [..., 3 hidden / 4] and their scales,
+    as scaled_mxfp6_quant writes both. code * scale is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
     CPU, and gives NaN on a GPU."""
     return _values(MXFP6, input, dtype, input_sf, is_sf_swizzled_layout)
 
@@ -281,7 +281,7 @@ def scaled_mxfp8_dequant(
     dtype: torch.dtype = torch.bfloat16,
     is_sf_swizzled_layout: bool = True,
 ) -> torch.Tensor:
-    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp8 codes float8_e4m3fn [..., hidden] and of scales as
-    scaled_mxfp8_quant writes them: code * scale, which is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
+    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp8 codes float8_e4m3fn [..., hidden] and their scales,
+    as scaled_mxfp8_quant writes both. code * scale is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
     CPU, and gives NaN on a GPU."""
     return _values(MXFP8, input, dtype, input_sf, is_sf_swizzled_layout)
