@@ -10,7 +10,7 @@ from gemmill.build import driver, maintenance, planning, toolchain
 from gemmill.build.errors import BuildError
 from gemmill.build.maintenance import CachedObject, CacheReport
 from gemmill.build.options import BuildOptions, BuildResult, Plan
-from gemmill.cli.build import seconds_left
+from gemmill.cli.compiling import seconds_left
 from gemmill.manifest import RejectedEntry, write_manifest
 from gemmill.space import selections
 from gemmill.space.names import to_name

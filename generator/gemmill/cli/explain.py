@@ -7,7 +7,7 @@ import typer
 
 from gemmill.cli import options as o
 from gemmill.cli.exits import UsageError
-from gemmill.cli.output import console, print_json, table
+from gemmill.cli.output import console, print_json, short, table
 from gemmill.cli.questions import take
 from gemmill.family.questions import NONE
 from gemmill.registry import REGISTRY
@@ -96,7 +96,7 @@ def _print_choice(choice: "Choice", evidence: "Evidence | None", everything: boo
     shown = choice.trace if everything else fits[:NEAREST]
     if shown:
         title = "not chosen" if everything else f"the nearest of {len(fits)} that fit too"
-        out.print(table(title, ["variant", "why not"], [(other.name, other.reason) for other in shown]))
+        out.print(table(title, ["variant", "why not"], [(short(other.name), other.reason) for other in shown]))
     reasons = Counter(other.reason for other in choice.trace if other.us is None)
     if reasons and not everything:
         rows = [(count, reason) for reason, count in reasons.most_common(MOST_REASONS)]

@@ -11,7 +11,6 @@ from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode
 from gemmill.cli.output import console, count, seconds
-from gemmill.cli.progress import sweep_progress
 from gemmill.cli.shapes import (
     DEFAULT_OP,
     ModelOption,
@@ -153,6 +152,7 @@ def tune(
 
 
 def _run(request: "TuneRequest", selection: "Selection | None", scheduler: "Scheduler | None") -> "TuneResult":
+    from gemmill.cli.progress import sweep_progress
     from gemmill.tune.program import tune as run
 
     with sweep_progress() as observer:
