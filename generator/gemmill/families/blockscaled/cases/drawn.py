@@ -88,7 +88,9 @@ def _dense(dtype: torch.dtype, shape: tuple[int, ...], values: str) -> Slot:
 
 
 def _scale_values(format: Format, exact: bool) -> str:
-    return f"{format.scale.name}{'_powers' if exact else ''}"
+    if exact:
+        return f"{format.scale.name}_powers"
+    return "ue4m3" if format.has_global_scale else "ue8m0_near_one"
 
 
 def _blocks(format: Format, n: int, k: int, exact: bool) -> dict[str, Slot]:
