@@ -99,7 +99,7 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(op: str, probe) 
         symbol, args = launched(probe, op, given)
         entry = probe.build.table.entries[choice.row]
         assert symbol == entry.symbol
-        wanted = wanted_of(judged, entry.config.splits)
+        wanted = wanted_of(judged, probe.build.table.rows[choice.row].facts.splits)
         assert {name: getattr(args, name) for name, _ in Arguments._fields_} == wanted
         seen["launched"] += 1
     assert len(refused) > 5
