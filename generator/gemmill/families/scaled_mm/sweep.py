@@ -4,10 +4,10 @@ import math
 from enum import StrEnum
 
 from gemmill.families.scaled_mm import NAME
-from gemmill.families.scaled_mm.accepts import TMA_BYTES
 from gemmill.families.scaled_mm.classes import Need, problem_code, problems_of, scales_code
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.family import Measured, ProblemCall, Sizes, Sweep
+from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups, TileScheduler
 
 
