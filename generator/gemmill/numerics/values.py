@@ -21,6 +21,11 @@ def _uniform(width: float, least: float) -> Maker:
     return lambda count, g: torch.rand(count, generator=g, device=g.device) * width + least
 
 
+def _powers(one: int, step: int) -> Maker:
+    """Bytes of scales: half of one, one, and two."""
+    return lambda count, g: one + step * _whole(-1, 2)(count, g)
+
+
 def _normal(count: int, g: Generator) -> Tensor:
     return torch.randn(count, generator=g, device=g.device)
 
@@ -47,7 +52,17 @@ _MAKERS: dict[str, Maker] = {
     "scales": _uniform(0.02, 0.005),
     "powers": lambda count, g: torch.exp2(_whole(-2, 1)(count, g).float()),
     "bounds": _uniform(2, 0.001),
+    "ue8m0": _whole(0, 255),
+    "ue4m3": _whole(0, 127),
     "sums": _whole(-(1 << 15), 1 << 15),
+    "bytes": _whole(0, 256),
+    "ue8m0_near_one": _whole(120, 134),
+    "ue4m3_powers": _powers(56, 8),
+    "ue8m0_powers": _powers(127, 1),
+    "nvfp4_blocks": _whole(32, 151),
+    "mxfp4_blocks": _whole(96, 129),
+    "nvfp4_blocks_powers": _powers(80, 8),
+    "mxfp4_blocks_powers": _powers(127, 1),
 }
 
 
@@ -63,7 +78,10 @@ class Pools:
         for name, slot in memory.slots.items():
             if slot.values is None or not slot.numel:
                 continue
-            if slot.is_overlapping:
+            if isinstance(slot.values, tuple):
+                given = torch.tensor(slot.values, dtype=slot.dtype, device=self._device)
+                memory.bits(name).copy_(bits_of(given).view(slot.rows, slot.columns))
+            elif slot.is_overlapping:
                 flat = memory.flat(name).view(slot.dtype).view(memory.bits(name).dtype)
                 flat.copy_(self._piece(slot.values, slot.dtype, slot.span, offsets[name]))
             else:
