@@ -68,7 +68,7 @@ std::vector<int64_t> facts_of(OpCall const& call) {
 
 }  // namespace
 
-OpCall::OpCall(Op const& op, StableIValue* stack) : op_(op) {
+OpCall::OpCall(Op const& op, StableIValue* stack) : tensors(op.arguments.size() + op.results.size()), op_(op) {
   std::memcpy(values.data(), op.initial.data(), op.initial.size() * sizeof(int64_t));
   for (size_t i = 0; i < op.arguments.size(); ++i) {
     switch (op.arguments[i].kind) {

@@ -6,8 +6,10 @@
 
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -58,9 +60,28 @@ struct Op {
   std::vector<std::string> words;         // what its text may be
   std::vector<Special> specials;          // as the program numbers them
   std::vector<int64_t> tensors, values;   // places of those that the family names
+  int64_t lists = 0;                      // a bit for each argument that is a list of tensors
   int64_t class_of = 0;                   // place of the number of a call's class
   int64_t result = 0;                     // place of the first tensor that is written
   int64_t serial = 0;                     // of its declaration
+};
+
+// Tensors of a call in place: as many as it has, then one that is not given.
+class Operands {
+ public:
+  explicit Operands(size_t count) : count_(count + 1) { std::uninitialized_default_construct_n(begin(), count_); }
+  ~Operands() { std::destroy_n(begin(), count_); }
+  Operands(Operands const&) = delete;
+  Operands& operator=(Operands const&) = delete;
+
+  Operand* begin() { return reinterpret_cast<Operand*>(memory_); }
+  Operand const* begin() const { return reinterpret_cast<Operand const*>(memory_); }
+  Operand& operator[](size_t i) { return begin()[i]; }
+  Operand const& operator[](size_t i) const { return begin()[i]; }
+
+ private:
+  alignas(Operand) std::byte memory_[(kMostArguments + 1) * sizeof(Operand)];
+  size_t count_;
 };
 
 class OpCall {
@@ -77,7 +98,7 @@ class OpCall {
   void note_writes() const;
 
   // By position: the arguments come first, then what is returned, and the last tensor is none.
-  std::array<Operand, kMostArguments + 1> tensors;
+  Operands tensors;
   std::array<char const*, kMostArguments> ends;  // of tensors that are given: one past the last byte
   // Of an argument: the number, its bits, whether the tensor is given, the index of a text, or one more than that of a list.
   std::array<int64_t, kMostValues> values;

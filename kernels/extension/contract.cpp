@@ -70,7 +70,7 @@ bool all_of(OpCall const& call, int64_t bits, Test test) {
   for (; bits != 0; bits &= bits - 1) {
     int const i = __builtin_ctzll(bits);
     if (call.tensors[i].given() && !test(call.tensors[i], call.ends[i])) return false;
-    if (call.op().arguments[i].kind != Kind::kTensors) continue;
+    if ((call.op().lists >> i & 1) == 0) continue;
     for (Operand const& x : call.tensor_lists[call.values[i] - 1]) {
       if (!test(x, end_of(x))) return false;
     }
@@ -127,7 +127,7 @@ bool done(OpCall& call, Instruction const& i) {
 Operand allocated(OpCall const& call, Result const& result) {
   std::array<int64_t, kMostDimensions> sizes, strides;
   int64_t rank = 0, step = 1;
-  Operand const& first = call.tensors[std::find_if(call.tensors.begin(), call.tensors.end(), [](Operand const& x) { return x.given(); }) - call.tensors.begin()];
+  Operand const& first = *std::find_if(call.tensors.begin(), call.tensors.begin() + call.op().arguments.size(), [](Operand const& x) { return x.given(); });
   if (result.leading >= 0) {
     Operand const& leading = call.tensors[result.leading];
     for (; rank + 1 < leading.rank; ++rank) sizes[rank] = leading.sizes[rank];

@@ -12,98 +12,105 @@ namespace {
 constexpr int64_t kMostFacts = 96, kPlaces = 64;
 constexpr uint64_t kAlignments = 16;  // what special checks may ask of an address is its remainder by this
 
-// All that a verdict hangs on but for whole addresses and gradients.
-struct Facts {
-  std::array<int64_t, kMostFacts> words;
-  int64_t count = 0;
-  uint64_t hash = 0;
-
-  void add(int64_t word) { words[count++] = word; }
-  void add_sized(int64_t word) { hash = (hash ^ static_cast<uint64_t>(word)) * 0x9E3779B97F4A7C15u, add(word); }
-  // False for a call with lists of tensors, and for one that needs more room.
-  bool read(OpCall const& call) {
-    auto const& arguments = call.op().arguments;
-    add_sized(call.op().serial);
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      switch (arguments[i].kind) {
-        case Kind::kTensor:
-          if (!read(call.tensors[i])) return false;
-          break;
-        case Kind::kInt: case Kind::kFloat: case Kind::kBool: add(call.values[i]); break;
-        case Kind::kInts:
-          if (!read(call.values[i] == 0 ? nullptr : &call.lists[call.values[i] - 1])) return false;
-          break;
-        case Kind::kText:
-          if (!read(call.texts[call.values[i]])) return false;
-          break;
-        case Kind::kTensors: return false;
-      }
-    }
-    return true;
-  }
-
- private:
-  // For so many words, with one left for each argument.
-  bool has_room(int64_t more) const { return count + more + static_cast<int64_t>(kMostArguments) <= kMostFacts; }
-
-  bool read(std::vector<int64_t> const* list) {
-    if (list == nullptr) return add(-1), true;
-    if (!has_room(static_cast<int64_t>(list->size()))) return false;
-    add(static_cast<int64_t>(list->size()));
-    for (int64_t x : *list) add(x);
-    return true;
-  }
-
-  bool read(std::string const& text) {
-    auto const length = static_cast<int64_t>(text.size()), whole = (length + 7) / 8;
-    if (!has_room(whole)) return false;
-    add(length);
-    if (whole > 0) words[count + whole - 1] = 0;
-    std::memcpy(&words[count], text.data(), text.size());
-    count += whole;
-    return true;
-  }
-
-  bool read(Operand const& x) {
-    if (!has_room(2 * x.rank)) return false;
-    uint64_t const alignment = reinterpret_cast<uint64_t>(x.data) % kAlignments;
-    add(static_cast<int64_t>(uint64_t{x.given()} | alignment << 1 | static_cast<uint64_t>(x.rank) << 8 | static_cast<uint64_t>(x.dtype & 0xFF) << 16) |
-        static_cast<int64_t>(x.device) << 32);
-    for (int64_t i = 0; i < x.rank; ++i) add_sized(x.sizes[i]);
-    for (int64_t i = 0; i < x.rank; ++i) add(x.strides[i]);
-    return true;
-  }
-};
-
 struct Remembered {
+  int64_t serial = 0;
   std::array<int64_t, kMostFacts> facts;
-  int64_t count = 0;
   std::array<int64_t, kMostValues> values;
   std::array<int64_t, kMostFound> found;
   OfAddresses tests;
 };
 thread_local std::array<std::unique_ptr<Remembered>, kPlaces> remembered;
 
+int64_t packed(Operand const& x) {
+  uint64_t const alignment = reinterpret_cast<uint64_t>(x.data) % kAlignments;
+  return static_cast<int64_t>(uint64_t{x.given()} | alignment << 1 | static_cast<uint64_t>(x.rank) << 8 | static_cast<uint64_t>(x.dtype & 0xFF) << 16) |
+         static_cast<int64_t>(x.device) << 32;
+}
+
+// Shows all that a verdict hangs on, but for whole addresses and gradients, word by word, until `see` returns false. How many
+// words follow is told by words before them.
+template <class See>
+bool facts_of(Operand const& x, See& see) {
+  if (!see(packed(x))) return false;
+  for (int64_t i = 0; i < x.rank; ++i) {
+    if (!see(x.sizes[i]) || !see(x.strides[i])) return false;
+  }
+  return true;
+}
+
+template <class See>
+bool facts_of(std::string const& text, See& see) {
+  if (!see(static_cast<int64_t>(text.size()))) return false;
+  for (size_t at = 0; at < text.size(); at += sizeof(int64_t)) {
+    int64_t word = 0;
+    std::memcpy(&word, text.data() + at, std::min(sizeof(word), text.size() - at));
+    if (!see(word)) return false;
+  }
+  return true;
+}
+
+template <class See>
+bool facts_of(OpCall const& call, See see) {
+  auto const& arguments = call.op().arguments;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    switch (arguments[i].kind) {
+      case Kind::kTensor:
+        if (!facts_of(call.tensors[i], see)) return false;
+        break;
+      case Kind::kInts: {
+        if (call.values[i] == 0) { if (!see(-1)) return false; break; }
+        auto const& list = call.lists[call.values[i] - 1];
+        if (!see(static_cast<int64_t>(list.size())) || !std::all_of(list.begin(), list.end(), see)) return false;
+        break;
+      }
+      case Kind::kText:
+        if (!facts_of(call.texts[call.values[i]], see)) return false;
+        break;
+      case Kind::kTensors: return false;
+      default:
+        if (!see(call.values[i])) return false;
+    }
+  }
+  return true;
+}
+
+bool is_known(OpCall const& call, Remembered const& before) {
+  int64_t const* word = before.facts.data();
+  return before.serial == call.op().serial && facts_of(call, [&](int64_t x) { return x == *word++; });
+}
+
+// Where a call of these sizes is remembered.
+std::unique_ptr<Remembered>& place_of(OpCall const& call) {
+  uint64_t hash = static_cast<uint64_t>(call.op().serial);
+  for (size_t i = 0; i < call.op().arguments.size(); ++i) {
+    Operand const& x = call.tensors[i];
+    if (x.rank > 0) hash = (hash ^ static_cast<uint64_t>(x.sizes[0] + (x.sizes[x.rank - 1] << 24))) * 0x9E3779B97F4A7C15u;
+  }
+  return remembered[hash >> 58];
+}
+
+void remember(OpCall const& call, OfAddresses const& tests, std::unique_ptr<Remembered>& place) {
+  if (!tests.all_held()) return;
+  if (place == nullptr) place = std::make_unique<Remembered>();
+  place->serial = 0;  // of no op, should there be too many facts
+  auto word = place->facts.begin();
+  if (!facts_of(call, [&](int64_t x) { return word != place->facts.end() && (*word++ = x, true); })) return;
+  std::copy_n(call.values.begin(), call.op().initial.size(), place->values.begin());
+  place->serial = call.op().serial, place->found = call.found, place->tests = tests;
+}
+
 }  // namespace
 
 bool holds(OpCall& call) {
-  Facts facts;
-  OfAddresses tests;
-  if (!facts.read(call)) return interpreted(call, tests);
-  auto& place = remembered[facts.hash >> 58];
-  int64_t const values = static_cast<int64_t>(call.op().initial.size());
-  if (place != nullptr && std::equal(facts.words.begin(), facts.words.begin() + facts.count, place->facts.begin(), place->facts.begin() + place->count) &&
-      still_hold(call, place->tests)) {
-    std::copy_n(place->values.begin(), values, call.values.begin());
+  auto& place = place_of(call);
+  if (place != nullptr && is_known(call, *place) && still_hold(call, place->tests)) {
+    std::copy_n(place->values.begin(), call.op().initial.size(), call.values.begin());
     call.found = place->found;
     return true;
   }
+  OfAddresses tests;
   if (!interpreted(call, tests)) return false;
-  if (!tests.all_held()) return true;
-  if (place == nullptr) place = std::make_unique<Remembered>();
-  std::copy_n(facts.words.begin(), facts.count, place->facts.begin());
-  std::copy_n(call.values.begin(), values, place->values.begin());
-  place->count = facts.count, place->found = call.found, place->tests = tests;
+  remember(call, tests, place);
   return true;
 }
 

@@ -68,7 +68,8 @@ char const* declare(gemmill_op_declaration const& declared) {
     if (special == known.end()) return "the extension does not know one of its special checks";
     op.specials.push_back(*special);
   }
-  op.tensors = places(op.family->tensors, declared, tensors, kMostArguments);
+  op.tensors = places(op.family->tensors, declared, tensors, tensors);
+  for (size_t i = 0; i < op.arguments.size(); ++i) op.lists |= int64_t{op.arguments[i].kind == Kind::kTensors} << i;
   op.values = places(op.family->values, declared, declared.initial_count, declared.initial_count);
   op.class_of = places({"class"}, declared, declared.initial_count, declared.initial_count).front();
   op.result = std::find_if(op.arguments.begin(), op.arguments.end(), [](Argument const& x) { return x.written; }) - op.arguments.begin();
