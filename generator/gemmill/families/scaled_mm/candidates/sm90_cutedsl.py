@@ -192,12 +192,17 @@ GROUP_WIDEST = Tables(
 PLAIN = Tables(
     wide=(
         ((128, 128, 64), (2, 1, 1), PINGPONG),
+        ((128, 80, 64), (2, 1, 1), COOPERATIVE),
+        ((128, 144, 64), (2, 1, 1), PINGPONG),
         ((128, 160, 64), (2, 1, 1), COOPERATIVE),
+        ((128, 160, 64), (2, 1, 1), PINGPONG),
         ((128, 192, 64), (2, 1, 1), PINGPONG),
         ((128, 256, 64), (2, 1, 1), COOPERATIVE),
         ((256, 128, 64), (2, 1, 1), COOPERATIVE),
     ),
     low=(
+        ((64, 80, 64), (2, 1, 1), PINGPONG),
+        ((64, 96, 64), (2, 1, 1), BASIC),
         ((64, 128, 64), (2, 1, 1), BASIC),
         ((64, 256, 64), (2, 1, 1), PINGPONG),
     ),
@@ -206,16 +211,21 @@ PLAIN = Tables(
         ((64, 32, 128), (1, 1, 1), BASIC),
         ((64, 64, 64), (1, 1, 1), BASIC),
         ((64, 128, 64), (1, 1, 1), BASIC),
+        ((128, 32, 64), (1, 1, 1), COOPERATIVE),
+        ((128, 64, 64), (1, 1, 1), COOPERATIVE),
+        ((128, 176, 64), (1, 1, 1), PINGPONG),
     ),
     split_k=(
+        ((128, 16, 128), COOPERATIVE, 6),
+        ((128, 224, 64), COOPERATIVE, 4),
         ((64, 16, 128), BASIC, 4),
         ((64, 16, 256), BASIC, 5),
         ((64, 32, 128), BASIC, 4),
         ((128, 128, 64), COOPERATIVE, 6),
     ),
 )
-"""For operands of 16 bits: rows of the other tables at half their depth, which are as many bytes. They are no choice by
-measurement."""
+"""For operands of 16 bits: rows of the other tables at half their depth, which are as many bytes. Ten of them are a choice by
+measurement (docs/notes/tables.md): what the fastest of PLAIN_WIDEST's 201 kernels gained most by at drawn shapes."""
 
 PLAIN_WIDEST = WIDEST.at_half_depth()
 """What is worth timing of those."""
