@@ -10,7 +10,7 @@ from gemmill import settings
 from gemmill.build.driver import build
 from gemmill.build.options import BuildOptions, BuildResult
 from gemmill.build.toolchain import ToolchainPaths
-from gemmill.families import quant
+from gemmill.families import blockscaled, quant
 from gemmill.families.quant.config import QuantConfig, QuantFamily
 from gemmill.manifest import KernelEntry
 from gemmill.manifest.reading import check_extension
@@ -42,6 +42,12 @@ def test_variant(entry: KernelEntry) -> None:
         assert entry.spill_bytes == 0 and not {"LDL", "STL"} & entry.sass.keys(), "the kernel spills to local memory"
     assert 0 < entry.registers <= 255 and entry.code_bytes > 1000
     if entry.family == quant.NAME:
+        return
+    if entry.family == blockscaled.NAME:
+        assert entry.sass.get("HGMMA", 0) > 0, "widened weights are multiplied by WGMMA"
+        assert {"UTMALDG", "UBLKCP"} <= entry.sass.keys(), (
+            "activations are promised to travel by TMA, weights by bulk copies"
+        )
         return
     wgmma = {DType.E4M3: "QGMMA", DType.S8: "IGMMA"}.get(config.problem.a_dtype, "HGMMA")
     if config.schedule.kernel_schedule.uses_tma:
