@@ -1,35 +1,37 @@
-// Attention over pages of 4-bit keys and values (eden or turboquant_mse, head dim 128, layout heads): compiled, never run.
+// Attention over pages of 4-bit keys and values (eden or turboquant_mse, head dim 128, layout heads).
 //
-// A block takes one KV head of one sequence and a slice of its tokens. A producer warp brings pages by bulk copies, one
-// for each page, since a head's page is one piece of memory. Two groups of four consumer warps take stages in turn, each
-// warp 16 tokens of 64:
+// A block takes one KV head of one sequence, 16 rows and a slice of the tokens. A producer warp brings pages by bulk copies,
+// one for each page, since a head's page is one piece of memory. Meanwhile consumers rotate queries and make a table. Two
+// groups of four consumer warps take stages in turn, each warp 16 tokens of 64:
 //
 //   scores    S[16 x 16] = Q K^T    Q stays in registers as f16, rotated; keys are centroids
 //   softmax   online, in f32; each key's norm is a factor of its column
 //   output    O[16 x 128] += P V    each value's norm is a factor of P's column, so values are centroids as well
 //
-// The 16 rows are query rows times the query heads of the KV head. Elements are decoded once for all of them, two by one
+// The rows are query rows times the query heads of the KV head. Elements are decoded once for all 16, two by one
 // load: a byte of codes indexes a table of pairs of centroids in shared memory. The table has a copy for each lane's bank
 // and begins at a multiple of 64 KiB, entries of keys and values in turn, so that one byte permutation of codes and the
 // lane's base makes the whole address. The order of summed elements is free where both operands agree, so codes are read
 // as they lie and never moved to where an instruction wants them.
 //
-// Slices write sums in the rotated basis; combine_slices adds them in their order, rotates back and rounds. So the
-// result does not depend on which block ran first.
+// Slices write sums in the rotated basis; combine_slices adds them in their order, rotates back and rounds.
 //
 // Nothing beyond a length is used: a masked token's score and weight are replaced, not multiplied, so whatever lies in
-// its page, NaN included, does not show. A NaN norm of a visible token does.
+// its page, NaN included, does not show. A NaN norm of a visible token does. Pages that the cache has not are not read.
 #pragma once
 
-#include <cuda_runtime.h>
+#include <algorithm>
 
+#include "core/launch.cuh"
+#include "kv_cache/abi.h"
 #include "kv_cache/bulk_copy.cuh"
+#include "kv_cache/combine_slices.cuh"
 #include "kv_cache/mma.cuh"
+#include "kv_cache/rotation.cuh"
 
 namespace gemmill::kv_cache {
 
 constexpr int kHeadDim = 128;
-constexpr int kRows = 16;
 constexpr int kCodeBytes = kHeadDim / 2;
 constexpr int kTokenBytes = 2 * (kCodeBytes + 2);
 constexpr int kGroups = 2;
@@ -38,23 +40,37 @@ constexpr int kConsumerWarps = kGroups * kGroupWarps;
 constexpr int kDecodeThreads = 32 * (kConsumerWarps + 1);
 constexpr int kWarpTokens = 16;
 constexpr int kTableBytes = 64 * 1024;  // [codes of a byte][keys, values][lanes] of f16 pairs
-constexpr float kNothing = -1e30f;  // a running maximum before any token: finite, so that differences are
+constexpr int kQueryBytes = kRows * kHeadDim * 2;
+constexpr int kConsumerBarrier = 1;
 
-struct DecodeArgs {
-  float* partial_out;         // [batch, kv_heads, slices, 16, 128]: not divided by the sum
-  float2* partial_max_sum;    // [batch, kv_heads, slices, 16]: the maximum in units of log 2, and the sum
-  __half const* q;            // [batch, kv_heads, 16, 128], rotated, as f16; rows beyond `rows` are not read
-  uint8_t const* cache;       // [pages, kv_heads, page tokens * 132]
-  int const* block_table;     // [batch, table_stride]
-  int const* seq_lens;        // [batch]
-  __half centroids[2][16];    // of keys and of values, ascending
-  int64_t table_stride;
-  int kv_heads;
-  int rows;                   // query rows times group, at most 16
-  int group;                  // query heads of a KV head; row r * group + h is query row r of head h
-  int window;                 // keys up to itself that a row sees; 0 for all
-  bool causal;
+// Centroids of keys and of values, ascending, as bits of f16.
+struct Centroids {
+  uint16_t bits[2][16];
+};
+
+struct DecodeParams {
+  gemmill_kv_attention_args args;
+  Partial<kHeadDim> partial;
+  Signs<kHeadDim> signs;
+  Centroids centroids;
+  int64_t tiles;              // of 16 rows
+  int slices;
+  int group;                  // query heads of a KV head; flat row r * group + h is query row r of head h
   float scale;                // of scores, times log2(e)
+};
+
+// What a block works at.
+struct Place {
+  int64_t batch, kv_head, first_row;  // the first of the tile's flat rows
+  int slice;
+
+  __device__ explicit Place(DecodeParams const& params) {
+    int64_t const tile = blockIdx.x / params.slices;
+    slice = static_cast<int>(blockIdx.x % params.slices);
+    batch = tile / params.tiles / params.args.kv_heads;
+    kv_head = tile / params.tiles % params.args.kv_heads;
+    first_row = tile % params.tiles * kRows;
+  }
 };
 
 template <int kPageTokens>
@@ -74,7 +90,8 @@ struct DecodeShape {
   static constexpr int kBarriers = kStagesBelow * kStageBytes;
   static constexpr int kReserved = 1024;  // what the system keeps below a block's shared memory
   static_assert(kReserved + kBarriers + kStages * 16 <= kTableBytes);
-  static constexpr int kSharedBytes = 2 * kTableBytes + (kStages - kStagesBelow) * kStageBytes;
+  static constexpr int kQueries = (kStages - kStagesBelow) * kStageBytes;  // beyond the table
+  static constexpr int kSharedBytes = 2 * kTableBytes + kQueries + kQueryBytes;
   static_assert(kSharedBytes - kReserved >= kConsumerWarps * kRows * (kHeadDim + 2) * 4, "Sums reuse all of it.");
 
   static __device__ __forceinline__ uint8_t* stage(uint8_t* shared, uint8_t* table, int index) {
@@ -92,9 +109,7 @@ struct Running {
 // Both centroids of a byte of codes. `base` is the shared address of the lane's word of entry 0: its byte 1 is zero.
 __device__ __forceinline__ uint32_t pair_of(uint32_t base, uint32_t codes, int byte) {
   uint32_t const address = __byte_perm(codes, base, 0x7604 | byte << 4);
-  uint32_t pair;
-  asm("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(address));
-  return pair;
+  return load_shared(address);
 }
 
 // Scores of 16 tokens by 16 rows, raw: s[0] tokens 2t and 2t + 1, s[1] the same and 8.
@@ -135,26 +150,24 @@ __device__ __forceinline__ void weigh_tile(Running& running, uint8_t const* code
 
 // Which tokens the lane's two rows see: first <= token < end.
 struct Seen {
-  int first[2];
-  int end[2];
+  int64_t first[2];
+  int64_t end[2];
+  int64_t last_first, first_end;  // of all rows of the call
 
-  __device__ Seen(DecodeArgs const& args, int length, int g) {
+  __device__ Seen(DecodeParams const& params, int64_t first_row, int64_t length, int g) {
+    auto const& args = params.args;
+    last_first = args.window > 0 ? length - args.window : 0;
+    first_end = args.causal ? length - args.rows + 1 : length;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      int const row = (g + 8 * i) / args.group;
-      int const position = length - args.rows / args.group + row;
+      int64_t const position = length - args.rows + (first_row + g + 8 * i) / params.group;
       first[i] = args.window > 0 ? position - args.window + 1 : 0;
-      end[i] = args.causal ? min(position + 1, length) : length;
+      end[i] = args.causal && position + 1 < length ? position + 1 : length;
     }
   }
   __device__ bool operator()(int row, int token) const { return token >= first[row] && token < end[row]; }
-
-  // Whether every row of the warp sees every token of a tile: the same in all lanes.
-  static __device__ bool all(DecodeArgs const& args, int length, int token) {
-    int const last_first = args.window > 0 ? length - args.window : 0;
-    int const first_end = args.causal ? length - args.rows / args.group + 1 : length;
-    return token >= last_first && token + kWarpTokens <= first_end;
-  }
+  // Whether every row sees every token of a tile: the same in all lanes.
+  __device__ bool all(int token) const { return token >= last_first && token + kWarpTokens <= first_end; }
 };
 
 // Scores to weights with the values' norms, as operand A; the running maximum and sums move on.
@@ -208,19 +221,55 @@ __device__ __forceinline__ void softmax_tile(uint32_t (&p)[4], float (&s)[2][4],
   }
 }
 
+// The tile's queries in the rotated basis as f16, [16][128]: a warp takes every eighth row, a lane four elements.
+template <class Element>
+__device__ __forceinline__ void rotate_queries(DecodeParams const& params, Place const& at, __half* queries) {
+  constexpr int kOwn = kHeadDim / 32;
+  auto const& args = params.args;
+  int const lane = threadIdx.x % 32;
+  for (int row = threadIdx.x / 32; row < kRows; row += kConsumerWarps) {
+    int64_t const flat = at.first_row + row;
+    float y[kOwn] = {};
+    if (flat < args.rows * params.group) {
+      int64_t const head = at.kv_head * params.group + flat % params.group;
+      Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_strides[0] +
+                                  flat / params.group * args.q_strides[1] + head * args.q_strides[2] + kOwn * lane;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) y[i] = to_float(from[i]);
+    }
+    if (args.seed >= 0) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) y[i] *= params.signs(kOwn * lane + i) ? -kInverseRoot<kHeadDim> : kInverseRoot<kHeadDim>;
+      hadamard_across<32>(y);
+    }
+#pragma unroll
+    for (int i = 0; i < kOwn; i += 2) {
+      reinterpret_cast<uint32_t*>(queries + row * kHeadDim + kOwn * lane)[i / 2] = two_elements<__half>(y[i], y[i + 1]);
+    }
+  }
+}
+
+__device__ __forceinline__ void make_table(Centroids const& centroids, uint8_t* table) {
+  for (int i = threadIdx.x; i < kTableBytes / 4; i += 32 * kConsumerWarps) {
+    uint16_t const* const of_side = centroids.bits[i / 32 % 2];
+    reinterpret_cast<uint32_t*>(table)[i] = of_side[i / 64 % 16] | static_cast<uint32_t>(of_side[i / 64 / 16]) << 16;
+  }
+}
+
 // Brings the slice's pages, a stage after the other, by one lane.
 template <int kPageTokens>
-__device__ __forceinline__ void produce(DecodeArgs const& args, uint8_t* shared, uint8_t* table, uint64_t* full,
-                                        uint64_t* empty, int first_page, int end_page) {
+__device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, Place const& at, uint8_t* shared, uint8_t* table,
+                                        uint64_t* full, uint64_t* empty, int first_page, int end_page) {
   using Shape = DecodeShape<kPageTokens>;
-  int const* const pages = args.block_table + blockIdx.z * args.table_stride;
+  int32_t const* const pages = args.block_table + at.batch * args.table_stride;
   int stage = 0, phase = 1;
   for (int page = first_page; page < end_page; page += Shape::kPagesOfStage) {
     int const count = min(Shape::kPagesOfStage, end_page - page);
     wait(&empty[stage], phase);
     expect_bytes(&full[stage], count * Shape::kPageBytes);
     for (int i = 0; i < count; ++i) {
-      int64_t const piece = static_cast<int64_t>(pages[page + i]) * args.kv_heads + blockIdx.y;
+      int64_t const known = min(max(static_cast<int64_t>(pages[page + i]), int64_t{0}), args.pages - 1);
+      int64_t const piece = known * args.kv_heads + at.kv_head;
       bulk_copy(Shape::stage(shared, table, stage) + i * Shape::kPageBytes, args.cache + piece * Shape::kPageBytes,
                 Shape::kPageBytes, &full[stage]);
     }
@@ -229,21 +278,19 @@ __device__ __forceinline__ void produce(DecodeArgs const& args, uint8_t* shared,
 }
 
 template <int kPageTokens>
-__device__ __forceinline__ void consume(DecodeArgs const& args, Running& running, uint8_t* shared, uint8_t* table, uint64_t* full,
-                                        uint64_t* empty, int length, int first_page, int end_page) {
+__device__ __forceinline__ void consume(DecodeParams const& params, Running& running, Seen const& seen, __half const* queries,
+                                        uint8_t* shared, uint8_t* table, uint64_t* full, uint64_t* empty, int length,
+                                        int first_page, int end_page) {
   using Shape = DecodeShape<kPageTokens>;
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   // Summed places 2t, 2t + 1, 2t + 8, 2t + 9 of step k are elements 32 t + 4 k to 32 t + 4 k + 3: the lane's 16 bytes.
-  uint32_t q[8][4] = {};
-  int64_t const head = (static_cast<int64_t>(blockIdx.z) * args.kv_heads + blockIdx.y) * kRows;
+  uint32_t q[8][4];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    if (g + 8 * i >= args.rows) continue;
-    uint2 const* const row = reinterpret_cast<uint2 const*>(args.q + (head + g + 8 * i) * kHeadDim + 32 * t);
+    uint2 const* const row = reinterpret_cast<uint2 const*>(queries + (g + 8 * i) * kHeadDim + 32 * t);
 #pragma unroll
     for (int step = 0; step < 8; ++step) q[step][i] = row[step].x, q[step][2 + i] = row[step].y;
   }
-  Seen const seen(args, length, g);
   uint32_t const key_pairs = shared_address(table) + 4 * lane, value_pairs = key_pairs + 128;
   static_assert(Shape::kStages % kGroups == 0, "A group's stages keep their parity.");
   int stage = warp / kGroupWarps, phase = 0;
@@ -261,10 +308,10 @@ __device__ __forceinline__ void consume(DecodeArgs const& args, Running& running
       score_tile(s, piece + within * kCodeBytes, q, key_pairs, g, t);
       __half2 const* const key_norms = reinterpret_cast<__half2 const*>(piece + Shape::kKeyNorms) + within / 2;
       __half2 const* const value_norms = reinterpret_cast<__half2 const*>(piece + Shape::kValueNorms) + within / 2;
-      if (Seen::all(args, length, token)) {
-        softmax_tile<false>(p, s, running, seen, key_norms, value_norms, token, args.scale, t);
+      if (seen.all(token)) {
+        softmax_tile<false>(p, s, running, seen, key_norms, value_norms, token, params.scale, t);
       } else {
-        softmax_tile<true>(p, s, running, seen, key_norms, value_norms, token, args.scale, t);
+        softmax_tile<true>(p, s, running, seen, key_norms, value_norms, token, params.scale, t);
       }
       weigh_tile(running, piece + Shape::kValueCodes + within * kCodeBytes, p, value_pairs, g, t);
     }
@@ -275,7 +322,8 @@ __device__ __forceinline__ void consume(DecodeArgs const& args, Running& running
 }
 
 // The warps' sums to one, in the warps' order, and to memory. `sums` is [warps][16][128], `states` [warps][16].
-__device__ __forceinline__ void store_slice(DecodeArgs const& args, Running const& running, float* sums, float2* states) {
+__device__ __forceinline__ void store_slice(DecodeParams const& params, int64_t valid_rows, Running const& running, float* sums,
+                                            float2* states) {
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   if (warp < kConsumerWarps) {
 #pragma unroll
@@ -293,9 +341,8 @@ __device__ __forceinline__ void store_slice(DecodeArgs const& args, Running cons
     }
   }
   __syncthreads();
-  int64_t const slice =
-      (static_cast<int64_t>(blockIdx.z) * args.kv_heads + blockIdx.y) * gridDim.x + blockIdx.x;
-  for (int i = threadIdx.x; i < args.rows * kHeadDim; i += kDecodeThreads) {
+  int64_t const slice = blockIdx.x;
+  for (int i = threadIdx.x; i < min(valid_rows, int64_t{kRows}) * kHeadDim; i += kDecodeThreads) {
     int const row = i / kHeadDim;
     float largest = kNothing, sum = 0.0f, out = 0.0f;
 #pragma unroll
@@ -306,107 +353,105 @@ __device__ __forceinline__ void store_slice(DecodeArgs const& args, Running cons
       sum += share * states[w * kRows + row].y;
       out += share * sums[w * kRows * kHeadDim + i];
     }
-    args.partial_out[slice * kRows * kHeadDim + i] = out;
-    if (i % kHeadDim == 0) args.partial_max_sum[slice * kRows + row] = make_float2(largest, sum);
+    params.partial.out[slice * kRows * kHeadDim + i] = out;
+    if (i % kHeadDim == 0) params.partial.max_sum[slice * kRows + row] = make_float2(largest, sum);
   }
 }
 
-// Grid: slices, KV heads, batch.
-template <int kPageTokens>
-__global__ void __launch_bounds__(kDecodeThreads, 1) decode_attention_4bit(__grid_constant__ DecodeArgs const args) {
+// Grid: batch, KV heads, tiles of rows and slices in one number, slices first.
+template <class Variant, class Element, int kPageTokens>
+__global__ void __launch_bounds__(kDecodeThreads, 1) decode_attention_4bit(__grid_constant__ DecodeParams const params) {
   using Shape = DecodeShape<kPageTokens>;
   extern __shared__ __align__(128) uint8_t shared[];
   uint32_t const begin = shared_address(shared);
   uint8_t* const table = shared + (((begin + Shape::kBarriers + Shape::kStages * 16 + kTableBytes - 1) & ~(kTableBytes - 1u)) - begin);
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + Shape::kBarriers);
   uint64_t* const empty = full + Shape::kStages;
+  __half* const queries = reinterpret_cast<__half*>(table + kTableBytes + Shape::kQueries);
 
-  int const length = args.seq_lens[blockIdx.z];
+  Place const at(params);
+  auto const& args = params.args;
+  int const reach = args.pages > 0 ? static_cast<int>(args.table_pages) * kPageTokens : 0;
+  int const length = min(max(args.seq_lens[at.batch], 0), reach);
   int const pages = (length + kPageTokens - 1) / kPageTokens;
   int const stage_count = (pages + Shape::kPagesOfStage - 1) / Shape::kPagesOfStage;
-  int const slice_pages = (stage_count + gridDim.x - 1) / gridDim.x * Shape::kPagesOfStage;
-  int const first_page = min(static_cast<int>(blockIdx.x) * slice_pages, pages);
+  int const slice_pages = (stage_count + params.slices - 1) / params.slices * Shape::kPagesOfStage;
+  int const first_page = min(at.slice * slice_pages, pages);
   int const end_page = min(first_page + slice_pages, pages);
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::kStages; ++i) initialise(&full[i], 1), initialise(&empty[i], kGroupWarps);
     publish_barriers();
   }
-  for (int i = threadIdx.x; i < kTableBytes / 4; i += kDecodeThreads) {
-    __half const* const centroids = args.centroids[i / 32 % 2];
-    __half2 const pair = __halves2half2(centroids[i / 64 % 16], centroids[i / 64 / 16]);
-    reinterpret_cast<uint32_t*>(table)[i] = reinterpret_cast<uint32_t const&>(pair);
-  }
   __syncthreads();
 
   Running running;
   if (threadIdx.x / 32 == kConsumerWarps) {
-    if (threadIdx.x % 32 == 0) produce<kPageTokens>(args, shared, table, full, empty, first_page, end_page);
+    if (threadIdx.x % 32 == 0) produce<kPageTokens>(args, at, shared, table, full, empty, first_page, end_page);
   } else {
-    consume<kPageTokens>(args, running, shared, table, full, empty, length, first_page, end_page);
+    rotate_queries<Element>(params, at, queries);
+    make_table(params.centroids, table);
+    sync_threads(kConsumerBarrier, 32 * kConsumerWarps);
+    Seen const seen(params, at.first_row, length, threadIdx.x % 32 / 4);
+    consume<kPageTokens>(params, running, seen, queries, shared, table, full, empty, length, first_page, end_page);
   }
   __syncthreads();  // every copy has landed and been read: the memory is free
   float* const sums = reinterpret_cast<float*>(shared);
-  store_slice(args, running, sums, reinterpret_cast<float2*>(sums + kConsumerWarps * kRows * kHeadDim));
+  store_slice(params, args.rows * params.group - at.first_row, running, sums,
+              reinterpret_cast<float2*>(sums + kConsumerWarps * kRows * kHeadDim));
 }
 
-struct CombineArgs {
-  __nv_bfloat16* out;            // [batch, query rows, heads, 128]
-  float* lse;                    // [batch, heads, query rows], natural; null where nobody asks
-  float const* partial_out;      // as DecodeArgs wrote them
-  float2 const* partial_max_sum;
-  float const* sinks;            // [heads], logits; null for none
-  uint32_t signs[4];             // bit j of word w: element 32 w + j of the rotation is negated
+// How many slices a sequence has: of those that take fewest waves of stages, the fewest. A block costs so many stages beside
+// its own, by the prediction of docs/notes/kv_cache.md.
+constexpr int kStagesOfStart = 12;
+
+inline int slices_of(int64_t tiles, int64_t stages, int64_t sm_count) {
+  int64_t best = 1, least = INT64_MAX;
+  for (int64_t slices = 1; slices <= std::clamp<int64_t>(stages, 1, sm_count); ++slices) {
+    int64_t const waves = (tiles * slices + sm_count - 1) / sm_count;
+    int64_t const cost = waves * ((stages + slices - 1) / slices + kStagesOfStart);
+    if (cost < least) least = cost, best = slices;
+  }
+  return static_cast<int>(best);
+}
+
+// What a launch is made of.
+template <int kPageTokens>
+struct DecodePlan {
+  int64_t tiles;  // of 16 rows, of one KV head and sequence
+  int64_t all_tiles;
   int slices;
-  int kv_heads;
-  int rows;
-  int group;
+
+  DecodePlan(gemmill_kv_attention_args const& args, gemmill_launch const& how) {
+    using Shape = DecodeShape<kPageTokens>;
+    int64_t const group = args.kv_heads == 0 ? 0 : args.heads / args.kv_heads;
+    tiles = (args.rows * group + kRows - 1) / kRows;
+    all_tiles = args.batch * args.kv_heads * tiles;
+    slices = slices_of(all_tiles, (args.table_pages + Shape::kPagesOfStage - 1) / Shape::kPagesOfStage, how.sm_count);
+  }
+  int64_t workspace() const { return Partial<kHeadDim>::bytes(all_tiles * slices); }
 };
 
-// Grid: rows, KV heads, batch; 128 threads, one an element. x = D H y / sqrt(128).
-static __global__ void __launch_bounds__(kHeadDim) combine_slices(__grid_constant__ CombineArgs const args) {
-  __shared__ float shared[kHeadDim];
-  int const element = threadIdx.x, row = blockIdx.x;
-  int const head = blockIdx.y * args.group + row % args.group, query_row = row / args.group;
-  int64_t const first = (static_cast<int64_t>(blockIdx.z) * args.kv_heads + blockIdx.y) * args.slices;
-
-  constexpr float kLog2E = 1.4426950408889634f;
-  float const sink = args.sinks == nullptr ? -INFINITY : args.sinks[head] * kLog2E;
-  float largest = fmaxf(kNothing, sink);
-  for (int i = 0; i < args.slices; ++i) largest = fmaxf(largest, args.partial_max_sum[(first + i) * kRows + row].x);
-  float sum = exp2f(sink - largest), y = 0.0f;
-  for (int i = 0; i < args.slices; ++i) {
-    float2 const state = args.partial_max_sum[(first + i) * kRows + row];
-    float const share = exp2f(state.x - largest);
-    sum += share * state.y;
-    y += share * args.partial_out[((first + i) * kRows + row) * kHeadDim + element];
-  }
-  bool const sees_nothing = sum == 0.0f;
-  y = sees_nothing ? 0.0f : y / sum;
-
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    float const other = __shfl_xor_sync(0xFFFFFFFFu, y, distance);
-    y = element & distance ? other - y : y + other;
-  }
-#pragma unroll
-  for (int distance = 32; distance < kHeadDim; distance *= 2) {
-    shared[element] = y;
-    __syncthreads();
-    float const other = shared[element ^ distance];
-    __syncthreads();
-    y = element & distance ? other - y : y + other;
-  }
-  y *= 0.08838834764831845f;
-  if (args.signs[element / 32] >> (element % 32) & 1) y = -y;
-
-  int const heads = args.kv_heads * args.group, query_rows = args.rows / args.group;
-  int64_t const at = (static_cast<int64_t>(blockIdx.z) * query_rows + query_row) * heads + head;
-  args.out[at * kHeadDim + element] = __float2bfloat16_rn(y);
-  if (element == 0 && args.lse != nullptr) {
-    float const lse = sees_nothing ? -INFINITY : (largest + log2f(sum)) / kLog2E;
-    args.lse[(static_cast<int64_t>(blockIdx.z) * heads + head) * query_rows + query_row] = lse;
-  }
+template <class Variant, class Element, int kPageTokens>
+int32_t decode_attention(gemmill_kv_attention_args const& args, gemmill_launch const& how, Centroids const& centroids) {
+  DecodePlan<kPageTokens> const plan(args, how);
+  if (plan.all_tiles == 0) return 0;
+  int64_t const blocks = plan.all_tiles * plan.slices;
+  auto const partial = Partial<kHeadDim>::at(how.workspace, blocks);
+  auto const signs = signs_of<kHeadDim>(static_cast<uint64_t>(args.seed));
+  int const group = static_cast<int>(args.heads / args.kv_heads);
+  DecodeParams params{args, partial, signs, centroids, plan.tiles, plan.slices, group, args.scale * kLog2E};
+  constexpr auto attend = decode_attention_4bit<Variant, Element, kPageTokens>;
+  constexpr int kSharedBytes = DecodeShape<kPageTokens>::kSharedBytes;
+  if (cudaError_t error = allow_shared_memory<attend>(how.device, kSharedBytes); error != cudaSuccess) return error;
+  void* to_attend[] = {&params};
+  LaunchShape const attends{dim3(static_cast<unsigned>(blocks)), dim3(kDecodeThreads), dim3(1), kSharedBytes};
+  if (int32_t const error = launch_kernel<attend>(attends, how, to_attend); error != 0) return error;
+  CombineParams<kHeadDim> combining{args, partial, signs, plan.tiles, plan.slices};
+  void* to_combine[] = {&combining};
+  int64_t const rows = plan.all_tiles * kRows;
+  LaunchShape const combines{dim3(static_cast<unsigned>(rows / (kCombineThreads / 32))), dim3(kCombineThreads), dim3(1), 0};
+  return launch_kernel<combine_slices<Variant, Element, kHeadDim>>(combines, how, to_combine);
 }
 
 }  // namespace gemmill::kv_cache
