@@ -1,3 +1,4 @@
+from gemmill.families.kv_cache.functions import *
 from gemmill.families.quant.functions import *
 from gemmill.families.scaled_mm.functions import *
 from gemmill.runtime.ops import (

@@ -160,6 +160,7 @@ __global__ void __launch_bounds__(kCompressThreads) compress_tokens(
   }
 }
 
+// Host code: a launch.
 template <class Variant, class Element, int kHeadDim, class Keys, class Values>
 int32_t compress(gemmill_kv_compress_args const& args, gemmill_launch const& how, Keys const& keys, Values const& values) {
   if (args.tokens == 0 || args.kv_heads == 0) return 0;

@@ -401,15 +401,17 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_attention_4bit(__gri
               reinterpret_cast<float2*>(sums + kConsumerWarps * kRows * kHeadDim));
 }
 
-// How many slices a sequence has: of those that take fewest waves of stages, the fewest. A block costs so many stages beside
-// its own, by the prediction of docs/notes/kv_cache.md.
+// Host code: launches. A block costs so many stages beside its own, by the prediction of docs/notes/kv_cache.md.
 constexpr int kStagesOfStart = 12;
+constexpr int kMostWaves = 4;  // of blocks, that slices are chosen to fill
 
+// Of how many slices a sequence is to be: those with the least time of all waves.
 inline int slices_of(int64_t tiles, int64_t stages, int64_t sm_count) {
   int64_t best = 1, least = INT64_MAX;
-  for (int64_t slices = 1; slices <= std::clamp<int64_t>(stages, 1, sm_count); ++slices) {
-    int64_t const waves = (tiles * slices + sm_count - 1) / sm_count;
-    int64_t const cost = waves * ((stages + slices - 1) / slices + kStagesOfStart);
+  for (int64_t waves = 0; waves <= kMostWaves; ++waves) {
+    int64_t const slices = std::clamp<int64_t>(waves * sm_count / tiles, 1, std::max<int64_t>(stages, 1));
+    int64_t const rounds = (tiles * slices + sm_count - 1) / sm_count;
+    int64_t const cost = rounds * ((stages + slices - 1) / slices + kStagesOfStart);
     if (cost < least) least = cost, best = slices;
   }
   return static_cast<int>(best);
@@ -427,7 +429,7 @@ struct DecodePlan {
     int64_t const group = args.kv_heads == 0 ? 0 : args.heads / args.kv_heads;
     tiles = (args.rows * group + kRows - 1) / kRows;
     all_tiles = args.batch * args.kv_heads * tiles;
-    slices = slices_of(all_tiles, (args.table_pages + Shape::kPagesOfStage - 1) / Shape::kPagesOfStage, how.sm_count);
+    slices = all_tiles == 0 ? 1 : slices_of(all_tiles, (args.table_pages + Shape::kPagesOfStage - 1) / Shape::kPagesOfStage, how.sm_count);
   }
   int64_t workspace() const { return Partial<kHeadDim>::bytes(all_tiles * slices); }
 };

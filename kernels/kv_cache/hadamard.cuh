@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kHadamardThreads) hadamard_rows(__grid_constan
   }
 }
 
-// Rows that would need 2^31 blocks do not fit into any memory.
+// Host code: a launch. Rows that would need 2^31 blocks do not fit into any memory.
 template <class Variant, class Element, int kColumns>
 int32_t hadamard(gemmill_hadamard_args args, gemmill_launch const& how) {
   if (args.rows == 0) return 0;
