@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_slices(__grid_constan
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) y[j] *= params.signs(kOwn * lane + j) ? -kInverseRoot<kHeadDim> : kInverseRoot<kHeadDim>;
   }
-  Element* const out = static_cast<Element*>(args.out) + ((batch * args.rows + row) * args.heads + head) * kHeadDim;
+  Element* const out = static_cast<Element*>(args.out) + ((batch * args.rows + row) * args.heads + head) * args.out_stride;
 #pragma unroll
   for (int j = 0; j < kOwn; j += 2) {
     uint32_t const word = two_elements<Element>(y[j], y[j + 1]);

@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kCompressThreads) compress_tokens(
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) y[i] *= inverse;
 
-    uint8_t* const piece = args.cache + (page * args.kv_heads + head) * args.page_size * kTokenBytes;
+    uint8_t* const piece = args.cache + page * args.page_stride + head * args.page_size * kTokenBytes;
     uint8_t* const side = piece + (is_value ? args.page_size * (kKeyBytes + kNormBytes) : 0);
     float product = 0.0f;
     if (exists && !is_value) product = store_codes(params.keys, y, is_finite, side + place * kKeyBytes);

@@ -269,8 +269,8 @@ __device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, P
     expect_bytes(&full[stage], count * Shape::kPageBytes);
     for (int i = 0; i < count; ++i) {
       int64_t const known = min(max(static_cast<int64_t>(pages[page + i]), int64_t{0}), args.pages - 1);
-      int64_t const piece = known * args.kv_heads + at.kv_head;
-      bulk_copy(Shape::stage(shared, table, stage) + i * Shape::kPageBytes, args.cache + piece * Shape::kPageBytes,
+      int64_t const piece = known * args.page_stride + at.kv_head * Shape::kPageBytes;
+      bulk_copy(Shape::stage(shared, table, stage) + i * Shape::kPageBytes, args.cache + piece,
                 Shape::kPageBytes, &full[stage]);
     }
     if (++stage == Shape::kStages) stage = 0, phase ^= 1;

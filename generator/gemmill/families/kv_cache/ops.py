@@ -84,9 +84,16 @@ def _cache(token_bytes: str) -> tuple[Step, ...]:
             "{cache.name} is {cache.shape}, expected [pages, KV heads, page, {token_bytes}]: so many bytes have a key and a "
             "value of {format}",
         ),
+        Let("page_bytes", "kv_heads * page * token_bytes"),
         Require(
-            "dense(cache) == 1",
-            "{cache.name} has strides {cache.strides}: a cache must be contiguous",
+            "step(cache, 3) == 1 and step(cache, 2) == token_bytes and (kv_heads <= 1 or step(cache, 1) == page * token_bytes)",
+            "{cache.name} of {cache.shape} has strides {cache.strides}: a page must be contiguous",
+        ),
+        Let("page_stride", "step(cache, 0)"),
+        Require(
+            f"pages <= 1 or page_stride >= page_bytes and page_stride % {_ALIGNMENT} == 0",
+            "{cache.name} has a stride of {page_stride} bytes for pages of {page_bytes}, expected as many or more, and a multiple "
+            f"of {_ALIGNMENT}",
         ),
         Special("cache_is_aligned"),
     )
@@ -176,7 +183,11 @@ _DECODE_OP = Op(
         Check(Aspect.LAYOUT, "block_table seq_lens"),
         Check(Aspect.WHOLE, "sinks lse"),
         Require("step(q, 3) == 1", "{q.name} has strides {q.strides}: elements of a vector must lie beside one another (last stride 1)"),
-        Require("dense(out) == 1", "{out.name} has strides {out.strides}: it must be contiguous"),
+        Let("out_stride", "row_stride(out)"),
+        Require(
+            "out_stride >= head_dim",
+            "{out.name} of {out.shape} has strides {out.strides}: its vectors must follow one another at one stride, and not overlap",
+        ),
         Require("window >= 0", "window is {window}, expected a number of keys, or 0 for all"),
         Require("seed >= -1", "seed is {seed}, expected 0 or more, or -1 for queries that are rotated and an output that stays so"),
         Check(Aspect.DEVICE, _DECODE_TENSORS),

@@ -50,7 +50,7 @@ def _hadamard(call: Judged, given: Given) -> Iterator[Result]:
 def _compress(call: Judged, given: Given) -> Iterator[Result]:
     slots = given["slot_mapping"].reshape(-1)
     exists = (slots >= 0) & (slots < call["pages"] * call["page"])
-    cache = given["cache"].clone()
+    cache = given["cache"].clone(memory_format=torch.contiguous_format)
     write(cache, spec_of(call), given["keys"], given["values"], torch.where(exists, slots, NO_SLOT))
     yield given["cache"], cache
 
@@ -64,7 +64,7 @@ def _decode(call: Judged, given: Given) -> Iterator[Result]:
 
 def attended(call: Judged, given: Given) -> Result:
     """Output and log-sum-exp of a call in float64, with lengths and pages that its cache has."""
-    spec, q, cache, sinks = spec_of(call), given["q"].double(), given["cache"], given.get("sinks")
+    spec, q, cache, sinks = spec_of(call), given["q"].double(), given["cache"].contiguous(), given.get("sinks")
     lengths, table = within_cache(call, given)
     is_rotated = call["seed"] < 0
     if is_rotated:  # the reference rotates, by the transpose of what undoes it

@@ -9,7 +9,7 @@ from gemmill.families.kv_cache.formats import PAGE_SIZES
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECODED, HADAMARD, STORED
 from gemmill.numerics.call import WITHIN, LegalCall, Limits
 from gemmill.numerics.draw import Draw
-from gemmill.numerics.layouts import TIDY, matrix, row_stride, shift_of, torch_dtype, vector
+from gemmill.numerics.layouts import TIDY, free_stride, matrix, row_stride, shift_of, torch_dtype, vector
 from gemmill.numerics.memory import Slot
 
 _DATA = ("normal", "normal", "wide", "integers")
@@ -35,37 +35,46 @@ def _hadamard(draw: Draw, limits: Limits) -> LegalCall:
     return _call(HADAMARD.name, draw, slots, {"scale": draw.one_of((1.0, columns**-0.5, -0.25))})
 
 
-def _vectors(draw: Draw, dtype: torch.dtype, leading: tuple[int, ...], tidy: bool) -> Slot:
+def _strides(draw: Draw, leading: tuple[int, ...], step: int) -> tuple[int, ...]:
+    """Of rows `step` apart."""
+    counts = [math.prod(max(n, 1) for n in leading[i + 1 :]) for i in range(len(leading))]
+    return (*(free_stride(draw, n, step * count) for n, count in zip(leading, counts, strict=True)), 1)
+
+
+def _vectors(draw: Draw, dtype: torch.dtype, leading: tuple[int, ...], tidy: bool, *, written: bool = False) -> Slot:
     """[..., 128] of rows at one stride."""
-    step = row_stride(draw, HEAD_DIM, written=False, tidy=tidy)
-    strides = [step * math.prod(max(n, 1) for n in leading[i + 1 :]) for i in range(len(leading))]
+    step = row_stride(draw, HEAD_DIM, written=written, tidy=tidy)
     return Slot(
         dtype=dtype,
         shape=(*leading, HEAD_DIM),
-        strides=(*strides, 1),
+        strides=_strides(draw, leading, step),
         rows=math.prod(leading),
         columns=HEAD_DIM,
         row_stride=step,
         column_stride=1,
-        values=draw.one_of(_DATA),
+        values=None if written else draw.one_of(_DATA),
+        written=written,
         shift=shift_of(draw, tidy),
         reference_shape=(*leading, HEAD_DIM),
     )
 
 
-def _dense(draw: Draw, dtype: torch.dtype, shape: tuple[int, ...], values: str | None, *, written: bool = False) -> Slot:
-    """Without gaps, from an aligned address on."""
+def _cache(draw: Draw, shape: tuple[int, ...], values: str, *, written: bool = False) -> Slot:
+    """Pages without gaps, which may be apart, from aligned addresses on."""
+    pages, heads, page, size = shape
+    columns = heads * page * size
+    step = columns + draw.one_of((0, 0, 16, 256))
     return Slot(
-        dtype=dtype,
+        dtype=torch.uint8,
         shape=shape,
-        strides=tuple(math.prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape))),
-        rows=1,
-        columns=math.prod(shape),
-        row_stride=1,
+        strides=(free_stride(draw, pages, step), free_stride(draw, heads, page * size), size, 1),
+        rows=pages,
+        columns=columns,
+        row_stride=step,
         column_stride=1,
         values=values,
         written=written,
-        shift=draw.one_of((0, 16)),
+        shift=draw.one_of((0, 0, 16, 48)),
         reference_shape=shape,
     )
 
@@ -77,7 +86,7 @@ def _compress(draw: Draw, limits: Limits) -> LegalCall:
     _, key_bits, value_bits = FORMATS[format]
     shape = (pages, heads, page, HEAD_DIM * (key_bits + value_bits) // 8 + 4)
     slots = {
-        "cache": _dense(draw, torch.uint8, shape, "codes", written=True),
+        "cache": _cache(draw, shape, "codes", written=True),
         "keys": _vectors(draw, dtype, (tokens, heads), tidy),
         "values": _vectors(draw, dtype, (tokens, heads), tidy),
         "slot_mapping": vector(draw, torch.int64, tokens, "places", ((tokens,),), reference_shape=(tokens,)),
@@ -91,16 +100,17 @@ def _decode(draw: Draw) -> LegalCall:
     batch, rows, heads = draw.one_of((0, 1, 1, 2, 3)), draw.one_of((0, 1, 1, 1, 3, 8)), kv_heads * group
     seed = -1 if draw.chance(0.2) else draw.below(1 << 40)
     slots = {
-        "out": _dense(draw, dtype, (batch, rows, heads, HEAD_DIM), None, written=True),
+        "out": _vectors(draw, dtype, (batch, rows, heads), draw.chance(TIDY), written=True),
         "q": _vectors(draw, dtype, (batch, rows, heads), draw.chance(TIDY)),
-        "cache": _dense(draw, torch.uint8, (pages, kv_heads, page, HEAD_DIM + 4), draw.one_of(_BYTES)),
+        "cache": _cache(draw, (pages, kv_heads, page, HEAD_DIM + 4), draw.one_of(_BYTES)),
         "block_table": matrix(draw, torch.int32, batch, table_pages, "codes"),
         "seq_lens": vector(draw, torch.int32, batch, "codes", ((batch,),), reference_shape=(batch,)),
     }
     if draw.chance(0.3):
         slots["sinks"] = vector(draw, torch.float32, heads, "normal", ((heads,),), reference_shape=(heads,))
     if draw.chance(0.7):
-        slots["lse"] = _dense(draw, torch.float32, (batch, heads, rows), None, written=True)
+        shape = (batch, heads, rows)
+        slots["lse"] = vector(draw, torch.float32, math.prod(shape), None, (shape,), written=True, reference_shape=shape)
     plain = {
         "format": draw.one_of(DECODED),
         "scale": draw.one_of((HEAD_DIM**-0.5, 1.0)),

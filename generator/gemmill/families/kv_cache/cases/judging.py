@@ -82,13 +82,13 @@ def _compress(call: Judged, before: Given, after: Given) -> Parts:
     spec, slots = spec_of(call), before["slot_mapping"].reshape(-1)
     exists = (slots >= 0) & (slots < call["pages"] * call["page"])
     known, vectors = torch.where(exists, slots, NO_SLOT), (before["keys"], before["values"])
-    blank, full = (torch.full_like(before["cache"], byte) for byte in (0x00, 0xFF))
+    blank, full = (torch.full(before["cache"].shape, byte, dtype=torch.uint8, device=slots.device) for byte in (0, 0xFF))
     for cache in (blank, full):
         write(cache, spec, *vectors, known)
     owned = blank == full
     count = ((after["cache"] != before["cache"]) & ~owned).sum()
     for side, of_side, x in zip((KEYS, VALUES), (spec.keys, spec.values), vectors, strict=True):
-        found, wanted = (_stored(cache, spec, side, slots[exists]) for cache in (after["cache"], blank))
+        found, wanted = (_stored(cache, spec, side, slots[exists]) for cache in (after["cache"].contiguous(), blank))
         count = count + _wrong_fields(found, wanted, x[exists], of_side)
     return {"cache": 2.0 * count}
 
@@ -121,11 +121,12 @@ def _decode(call: Judged, before: Given, after: Given) -> Parts:
     queries, group = before["q"].double(), call["heads"] // call["kv_heads"]
     if call["seed"] < 0:
         queries = rotate_back(queries, spec.keys.rotation, spec.seed)
+    cache = before["cache"].contiguous()
     limits, lse_limits = torch.zeros_like(wanted), torch.zeros_like(wanted_lse)
     for row, (q, length) in enumerate(zip(queries, lengths.tolist(), strict=True)):
-        bound = attention_bound(q, before["cache"], spec, table[row], length, options, F16, sinks)
+        bound = attention_bound(q, cache, spec, table[row], length, options, F16, sinks)
         limits[row] = output_limit(wanted[row], bound, length, before["q"].dtype)
-        keys = joined(decode(read(before["cache"], spec, KEYS, table[row], length), spec.keys))
+        keys = joined(decode(read(cache, spec, KEYS, table[row], length), spec.keys))
         norms = keys.square().sum(-1).sqrt().nan_to_num().amax(0) if length else keys.new_zeros(call["kv_heads"])
         lse_limits[row] = lse_limit(q, norms.repeat_interleave(group), wanted_lse[row], options, F16)
     found = {"out": _part(after["out"], wanted, limits)}
