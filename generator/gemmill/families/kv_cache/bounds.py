@@ -191,7 +191,8 @@ def output_limit(wanted: Tensor, bound: Tensor, length: int, dtype: torch.dtype)
     """What `attention_bound` allows of an output in `dtype` of f16 operands. Weights may be f16's smallest numbers: then each of
     `length` values is off by half of such a step, times a centroid below 1, through the rotation back."""
     smallest = length * 2.0**-25 * wanted.shape[-1] ** 0.5
-    return bound + smallest + half_unit_in_last_place(wanted.abs() + bound, dtype)
+    limit: Tensor = bound + smallest + half_unit_in_last_place(wanted.abs() + bound, dtype)
+    return limit
 
 
 def lse_limit(q: Tensor, norms: Tensor, wanted: Tensor, options: AttentionOptions, how: Arithmetic) -> Tensor:

@@ -1,12 +1,7 @@
-"""What a call of the compressed cache's ops stands for: its kernel, its cache, its options."""
+"""What a call of the compressed cache's ops stands for: its kernel, its cache."""
 
-from typing import Any
-
-from torch import Tensor
-
-from gemmill.families.kv_cache.config import DTYPES, METHODS, KvCacheConfig, Kind, format_of
+from gemmill.families.kv_cache.config import DTYPES, METHODS, Kind, KvCacheConfig, format_of
 from gemmill.families.kv_cache.formats import CacheSpec
-from gemmill.families.kv_cache.reference.attention import AttentionOptions
 from gemmill.family import Judged
 from gemmill.family.operand import DTYPE_CODES
 from gemmill.vocab import Arch
@@ -37,15 +32,3 @@ def spec_of(call: Judged) -> CacheSpec:
         page_size=call["page"],
         seed=max(call["seed"], 0),
     )
-
-
-def options_of(call: Judged) -> AttentionOptions:
-    """What a call of attention says beside its tensors."""
-    return AttentionOptions(scale=call["scale"], causal=bool(call["causal"]), window=call["window"] or None)
-
-
-def within_cache(call: Judged, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Lengths and page table with what the cache has not replaced by the nearest that it has."""
-    lengths = given["seq_lens"].reshape(-1).long()
-    reach = call["table_pages"] * call["page"] if call["pages"] else 0
-    return lengths.clamp(0, reach), given["block_table"].long().clamp(0, max(call["pages"] - 1, 0))

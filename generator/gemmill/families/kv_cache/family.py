@@ -6,7 +6,7 @@ from typing import Any
 from gemmill.families.kv_cache import NAME, selections
 from gemmill.families.kv_cache.accepts import KvCachePredicate, accepted
 from gemmill.families.kv_cache.classes import CLASSES
-from gemmill.families.kv_cache.config import RULES, KvCacheConfig, Kind
+from gemmill.families.kv_cache.config import RULES, Kind, KvCacheConfig
 from gemmill.families.kv_cache.names import from_fields, to_fields
 from gemmill.families.kv_cache.ops import OPS
 from gemmill.families.kv_cache.questions import QUESTIONS

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
-from gemmill.families.kv_cache.config import KvCacheConfig, Kind
+from gemmill.families.kv_cache.config import Kind, KvCacheConfig
 from gemmill.families.kv_cache.formats import Method
 from gemmill.vocab import Arch, DType
 
@@ -28,7 +29,12 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> KvCacheConfig:
     kind = Kind(fields[0])
     if len(fields) != _FIELDS[kind]:
         raise ValueError(f"it has {len(fields) + 2} fields of {_FIELDS[kind] + 2}")
-    told = {"kind": kind, "dtype": DType(fields[1]), "head_dim": _number("head_dim", "d", fields[2]), "arch": arch}
+    told: dict[str, Any] = {
+        "kind": kind,
+        "dtype": DType(fields[1]),
+        "head_dim": _number("head_dim", "d", fields[2]),
+        "arch": arch,
+    }
     if kind is Kind.HADAMARD:
         return KvCacheConfig(**told)
     bits = re.fullmatch(r"k(\d)v(\d)", fields[4 if kind is Kind.COMPRESS else 3])

@@ -1,5 +1,7 @@
 """What can be asked of a compressed cache, and what must hold for a call, in the order in which a call is judged."""
 
+from typing import Any
+
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import (
     BITS,
@@ -26,9 +28,7 @@ DECODE = OpSchema(
 )
 SCHEMA_OF = {Kind.HADAMARD: HADAMARD, Kind.COMPRESS: COMPRESS, Kind.DECODE: DECODE}
 STORED = tuple(FORMATS)
-DECODED = tuple(
-    name for name, (_, keys, values) in FORMATS.items() if keys in DECODED_BITS and values in DECODED_BITS
-)
+DECODED = tuple(name for name, (_, keys, values) in FORMATS.items() if keys in DECODED_BITS and values in DECODED_BITS)
 """Formats that attention reads, by name."""
 _ALIGNMENT = 16
 """Of the cache's first byte: bulk copies begin at multiples of it."""
@@ -182,14 +182,20 @@ _DECODE_OP = Op(
         Check(Aspect.SHAPE, "block_table seq_lens"),
         Check(Aspect.LAYOUT, "block_table seq_lens"),
         Check(Aspect.WHOLE, "sinks lse"),
-        Require("step(q, 3) == 1", "{q.name} has strides {q.strides}: elements of a vector must lie beside one another (last stride 1)"),
+        Require(
+            "step(q, 3) == 1",
+            "{q.name} has strides {q.strides}: elements of a vector must lie beside one another (last stride 1)",
+        ),
         Let("out_stride", "row_stride(out)"),
         Require(
             "out_stride >= head_dim",
             "{out.name} of {out.shape} has strides {out.strides}: its vectors must follow one another at one stride, and not overlap",
         ),
         Require("window >= 0", "window is {window}, expected a number of keys, or 0 for all"),
-        Require("seed >= -1", "seed is {seed}, expected 0 or more, or -1 for queries that are rotated and an output that stays so"),
+        Require(
+            "seed >= -1",
+            "seed is {seed}, expected 0 or more, or -1 for queries that are rotated and an output that stays so",
+        ),
         Check(Aspect.DEVICE, _DECODE_TENSORS),
         Check(Aspect.APART, _DECODE_TENSORS),
         Let("q_batch", "step(q, 0)"),
@@ -218,6 +224,7 @@ OPS = OpSet(ops=(_HADAMARD_OP, _COMPRESS_OP, _DECODE_OP), specials={"cache_is_al
 def configs_of(op: str, arch: Arch) -> tuple[KvCacheConfig, ...]:
     """Every config that serves a call of an op, each once."""
     kind = next(kind for kind, schema in SCHEMA_OF.items() if schema.name == op)
+    fields: list[dict[str, Any]]
     match kind:
         case Kind.HADAMARD:
             fields = [{"head_dim": columns} for columns in COLUMNS]
@@ -225,5 +232,5 @@ def configs_of(op: str, arch: Arch) -> tuple[KvCacheConfig, ...]:
             fields = [{"method": m, "key_bits": k, "value_bits": v} for m, k, v in FORMATS.values()]
         case Kind.DECODE:
             fields = [{"key_bits": 4, "value_bits": 4, "page_size": size} for size in PAGE_SIZES]
-    of_all = {"kind": kind, "arch": arch, "head_dim": HEAD_DIM}
+    of_all: dict[str, Any] = {"kind": kind, "arch": arch, "head_dim": HEAD_DIM}
     return tuple(KvCacheConfig(**(of_all | own | {"dtype": dtype})) for dtype in DTYPES for own in fields)

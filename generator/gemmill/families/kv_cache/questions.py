@@ -5,7 +5,9 @@ from gemmill.family import Asked
 QUESTIONS = (
     Asked(name="m", flags="-m", least=0, required=True, help="Rows of a transform, new tokens, or query rows"),
     Asked(name="dtype", flags="--dtype", kind=str, choices=("bf16", "f16"), help="Of rows, keys or queries (bf16)"),
-    Asked(name="head_dim", flags="--head-dim", least=1, help="Columns of a transform; elements of a cache's vector (128)"),
+    Asked(
+        name="head_dim", flags="--head-dim", least=1, help="Columns of a transform; elements of a cache's vector (128)"
+    ),
     Asked(name="format", flags="--format", kind=str, help="Of a cache (k_eden4_v_eden4)"),
     Asked(name="batch", flags="--batch", least=0, help="Sequences that are attended over (1)"),
     Asked(name="heads", flags="--heads", least=0, help="Query heads (32)"),

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from gemmill.families import kv_cache
-from gemmill.families.kv_cache.call import config_of, options_of, spec_of, within_cache
+from gemmill.families.kv_cache.call import config_of, spec_of
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import Kind
-from gemmill.families.kv_cache.reference.attention import decode_attention
+from gemmill.families.kv_cache.reference.attention import AttentionOptions, decode_attention
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, write
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate, rotate_back
 from gemmill.family import Judged, OpSchema, ProblemCall
@@ -60,6 +60,18 @@ def _decode(call: Judged, given: Given) -> Iterator[Result]:
     yield given["out"], out
     if given.get("lse") is not None:
         yield given["lse"], lse
+
+
+def options_of(call: Judged) -> AttentionOptions:
+    """What a call of attention says beside its tensors."""
+    return AttentionOptions(scale=call["scale"], causal=bool(call["causal"]), window=call["window"] or None)
+
+
+def within_cache(call: Judged, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lengths and page table with what the cache has not replaced by the nearest that it has."""
+    lengths = given["seq_lens"].reshape(-1).long()
+    reach = call["table_pages"] * call["page"] if call["pages"] else 0
+    return lengths.clamp(0, reach), given["block_table"].long().clamp(0, max(call["pages"] - 1, 0))
 
 
 def attended(call: Judged, given: Given) -> Result:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gemmill.families.kv_cache.codebooks import codebook
-from gemmill.families.kv_cache.config import KvCacheConfig, Kind
+from gemmill.families.kv_cache.config import Kind, KvCacheConfig
 from gemmill.families.kv_cache.formats import Method
 from gemmill.family import Spelled
 from gemmill.vocab import DType

@@ -57,7 +57,12 @@ def _compress(
     tokens, kv_heads, _ = keys.shape
     return _filled(
         _Compress,
-        **{"cache": cache, "keys": keys, "values": values, "slots": slot_mapping, "tokens": tokens, "seed": seed},
+        cache=cache,
+        keys=keys,
+        values=values,
+        slots=slot_mapping,
+        tokens=tokens,
+        seed=seed,
         kv_heads=kv_heads,
         pages=cache.shape[0],
         page_size=cache.shape[2],
@@ -73,7 +78,10 @@ def _attention(
     batch, rows, heads, _ = q.shape
     return _filled(
         _Attention,
-        **{"q": q, "cache": cache, "block_table": block_table, "seq_lens": seq_lens},
+        q=q,
+        cache=cache,
+        block_table=block_table,
+        seq_lens=seq_lens,
         **(others | {"causal": int(others["causal"])}),
         batch=batch,
         rows=rows,

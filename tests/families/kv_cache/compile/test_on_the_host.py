@@ -49,9 +49,7 @@ def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory)
 
 def launched(kernels: ctypes.CDLL, name: str, given: dict[str, Any], sm_count: int = 132) -> tuple[Given, Given]:
     """Arguments before and after a launch of a kernel on a device of so many multiprocessors."""
-    before = {
-        n: v.clone(memory_format=torch.preserve_format) if isinstance(v, Tensor) else v for n, v in given.items()
-    }
+    before = {n: v.clone(memory_format=torch.preserve_format) if isinstance(v, Tensor) else v for n, v in given.items()}
     symbol, how = f"gemmill_sm90a_kvcache_{name}", Launch(sm_count=sm_count)
     args = arguments_of(given)
     if hasattr(kernels, f"{symbol}_workspace"):

@@ -14,7 +14,15 @@ _READ = {
     DECODE.name: ("m", "dtype", "format", "batch", "heads", "kv_heads", "length", "page"),
 }
 """Options that each op has a meaning for."""
-_DEFAULTS = {"head_dim": 128, "format": "k_eden4_v_eden4", "batch": 1, "heads": 32, "kv_heads": 8, "length": 4096, "page": 64}
+_DEFAULTS: dict[str, Any] = {
+    "head_dim": 128,
+    "format": "k_eden4_v_eden4",
+    "batch": 1,
+    "heads": 32,
+    "kv_heads": 8,
+    "length": 4096,
+    "page": 64,
+}
 
 
 def asked(op: str, question: Question) -> list[Any]:
@@ -23,13 +31,13 @@ def asked(op: str, question: Question) -> list[Any]:
     for name in _DEFAULTS:
         if question[name] is not None and name not in _READ[op]:
             raise ValueError(f"{op} with --{name.replace('_', '-')}: it is told by {', '.join(_READ[op])}")
-    told = _DEFAULTS | {name: question[name] for name in _READ[op] if question[name] is not None}
+    told: dict[str, Any] = _DEFAULTS | {name: question[name] for name in _READ[op] if question[name] is not None}
     dtype = DType(question["dtype"] or DType.BF16)
     if told["format"] not in FORMATS:
         raise ValueError(f"format is {told['format']!r}, expected one of {', '.join(FORMATS)}")
     if op == HADAMARD.name:
         return HadamardCase(rows=told["m"], columns=told["head_dim"], dtype=dtype).arguments("meta")
-    own = {"dtype": dtype, "format": told["format"], "kv_heads": told["kv_heads"], "page": told["page"]}
+    own: dict[str, Any] = {"dtype": dtype, "format": told["format"], "kv_heads": told["kv_heads"], "page": told["page"]}
     if op == COMPRESS.name:
         return CompressCase(tokens=told["m"], **own).arguments("meta")
     lengths = (told["length"],) * told["batch"]

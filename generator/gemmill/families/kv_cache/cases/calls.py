@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.kv_cache.cases.judging import parts, report, worst_part
-from gemmill.families.kv_cache.config import FORMATS, KvCacheConfig, Kind, format_of
+from gemmill.families.kv_cache.config import FORMATS, Kind, KvCacheConfig, format_of
 from gemmill.families.kv_cache.formats import CacheSpec
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, HADAMARD
 from gemmill.families.kv_cache.reference.cache import write
@@ -76,7 +76,11 @@ class CompressCase(_Call):
     def spec(self) -> CacheSpec:
         """Of the cache."""
         return CacheSpec(
-            format=format_of(*FORMATS[self.format]), head_dim=128, kv_heads=self.kv_heads, page_size=self.page, seed=SEED
+            format=format_of(*FORMATS[self.format]),
+            head_dim=128,
+            kv_heads=self.kv_heads,
+            page_size=self.page,
+            seed=SEED,
         )
 
     def arguments(self, device: torch.device | str) -> list[Any]:
@@ -120,7 +124,11 @@ class DecodeCase(_Call):
     def spec(self) -> CacheSpec:
         """Of the cache."""
         return CacheSpec(
-            format=format_of(*FORMATS[self.format]), head_dim=128, kv_heads=self.kv_heads, page_size=self.page, seed=SEED
+            format=format_of(*FORMATS[self.format]),
+            head_dim=128,
+            kv_heads=self.kv_heads,
+            page_size=self.page,
+            seed=SEED,
         )
 
     def arguments(self, device: torch.device | str) -> list[Any]:
@@ -167,9 +175,21 @@ def of_config(config: KvCacheConfig) -> Iterator[_Call]:
                 yield HadamardCase(rows=rows, columns=config.head_dim, dtype=config.dtype, padding=padding)
         case Kind.COMPRESS:
             name = format_of(config.method, config.key_bits, config.value_bits).name
-            for tokens, heads, page, padding in ((1, 1, 16, 0), (9, 3, 32, 8), (67, 8, 128, 3), (1000, 17, 64, 0), (0, 2, 64, 0)):
+            for tokens, heads, page, padding in (
+                (1, 1, 16, 0),
+                (9, 3, 32, 8),
+                (67, 8, 128, 3),
+                (1000, 17, 64, 0),
+                (0, 2, 64, 0),
+            ):
                 yield CompressCase(
-                    tokens=tokens, format=name, dtype=config.dtype, kv_heads=heads, page=page, padding=padding, is_odd=tokens > 16
+                    tokens=tokens,
+                    format=name,
+                    dtype=config.dtype,
+                    kv_heads=heads,
+                    page=page,
+                    padding=padding,
+                    is_odd=tokens > 16,
                 )
         case Kind.DECODE:
             yield from (DecodeCase(dtype=config.dtype, page=config.page_size, **sizes) for sizes in _attended())

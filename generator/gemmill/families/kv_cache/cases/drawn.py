@@ -110,7 +110,9 @@ def _decode(draw: Draw) -> LegalCall:
         slots["sinks"] = vector(draw, torch.float32, heads, "normal", ((heads,),), reference_shape=(heads,))
     if draw.chance(0.7):
         shape = (batch, heads, rows)
-        slots["lse"] = vector(draw, torch.float32, math.prod(shape), None, (shape,), written=True, reference_shape=shape)
+        slots["lse"] = vector(
+            draw, torch.float32, math.prod(shape), None, (shape,), written=True, reference_shape=shape
+        )
     plain = {
         "format": draw.one_of(DECODED),
         "scale": draw.one_of((HEAD_DIM**-0.5, 1.0)),

@@ -14,7 +14,7 @@ from gemmill.families.kv_cache.bounds import (
     output_limit,
     outside,
 )
-from gemmill.families.kv_cache.call import options_of, spec_of, within_cache
+from gemmill.families.kv_cache.call import spec_of
 from gemmill.families.kv_cache.config import Kind
 from gemmill.families.kv_cache.formats import CacheSpec, VectorSpec
 from gemmill.families.kv_cache.pages import KEYS, VALUES
@@ -22,7 +22,7 @@ from gemmill.families.kv_cache.reference.bits import unpack_float16
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate_back
 from gemmill.families.kv_cache.reference.vectors import Fields, decode, joined
-from gemmill.families.kv_cache.serving import attended
+from gemmill.families.kv_cache.serving import attended, options_of, within_cache
 from gemmill.family import Judged
 from gemmill.numerics.call import LegalCall
 from gemmill.numerics.memory import Memory
@@ -82,7 +82,9 @@ def _compress(call: Judged, before: Given, after: Given) -> Parts:
     spec, slots = spec_of(call), before["slot_mapping"].reshape(-1)
     exists = (slots >= 0) & (slots < call["pages"] * call["page"])
     known, vectors = torch.where(exists, slots, NO_SLOT), (before["keys"], before["values"])
-    blank, full = (torch.full(before["cache"].shape, byte, dtype=torch.uint8, device=slots.device) for byte in (0, 0xFF))
+    blank, full = (
+        torch.full(before["cache"].shape, byte, dtype=torch.uint8, device=slots.device) for byte in (0, 0xFF)
+    )
     for cache in (blank, full):
         write(cache, spec, *vectors, known)
     owned = blank == full
