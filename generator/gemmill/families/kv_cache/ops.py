@@ -39,7 +39,7 @@ def _any_of(choices: tuple[object, ...]) -> str:
 
 
 def _one_of(name: str, choices: tuple[int, ...], what: str) -> Require:
-    return Require(f"{name} in {choices}", f"{what} {{{name}}}, expected {_any_of(choices)}")
+    return Require(f"{name} in {choices}", f"{what}, expected {_any_of(choices)}")
 
 
 def _format(offered: tuple[str, ...]) -> Require:
@@ -59,7 +59,7 @@ _HADAMARD_OP = Op(
         Check(Aspect.DTYPE, "x out"),
         Check(Aspect.RANK, "x out"),
         Check(Aspect.SHAPE, "x out"),
-        _one_of("head_dim", COLUMNS, "a transform has"),
+        _one_of("head_dim", COLUMNS, "{x.name} has {head_dim} columns"),
         Check(Aspect.LAYOUT, "x out"),
         Check(Aspect.DEVICE, "x out"),
         Check(Aspect.APART, "x out"),
@@ -76,7 +76,7 @@ def _cache(token_bytes: str) -> tuple[Step, ...]:
     return (
         Let("kv_heads", "size(cache, 1)"),
         Let("page", "size(cache, 2)"),
-        _one_of("page", PAGE_SIZES, "a page of the cache has"),
+        _one_of("page", PAGE_SIZES, "pages of {cache.name} have {page} tokens"),
         Let("token_bytes", token_bytes),
         Let("pages", "size(cache, 0)"),
         Require(

@@ -90,7 +90,8 @@ class CompressCase(_Call):
         keys, values = (both[:, i * width : (i + 1) * width].unflatten(1, (self.kv_heads, 128)) for i in (0, 1))
         pages = -(-self.tokens // self.page) + 1
         cache = empty_cache(self.spec, pages, device)
-        if str(device) == "meta":
+        if str(device) == "meta":  # where tensors are told apart by offsets alone
+            keys, values = torch.empty_like(keys), torch.empty_like(values)
             return [cache, keys, values, torch.empty(self.tokens, dtype=torch.int64, device=device), self.format, SEED]
         order = torch.randperm(pages * self.page, generator=torch.Generator().manual_seed(self.tokens))
         slots = order[: self.tokens].to(device)
@@ -134,7 +135,7 @@ class DecodeCase(_Call):
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Normal data in pages of any order; what no token owns is NaN, and the table beyond a sequence names no page."""
         batch, widest = len(self.lengths), max([1, *(-(-length // self.page) for length in self.lengths)])
-        q = _normal((batch, self.rows, self.heads + 1, 128), self.dtype, device)[:, :, 1:]
+        q = _normal((batch, self.rows, self.heads + 1, 128), self.dtype, device)[:, :, : self.heads]
         out = torch.full(q.shape, torch.nan, device=device).to(q.dtype)
         lse = torch.full((batch, self.heads, self.rows), torch.nan, device=device)
         sinks = _normal((1, self.heads), DType.F32, device)[0] if self.has_sinks else None
