@@ -28,7 +28,9 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
         try:
             torch.ops.load_library(options.fa3_so)
         except (OSError, RuntimeError) as error:
-            raise FieldError(f"FlashAttention 3's library {options.fa3_so} cannot be used: {first_line(error)}") from None
+            raise FieldError(
+                f"FlashAttention 3's library {options.fa3_so} cannot be used: {first_line(error)}"
+            ) from None
         for name, dtype in (("fa3_bf16", torch.bfloat16), ("fa3_fp8", torch.float8_e4m3fn)):
             found.append(KvCachePeer(name=name, op="decode", bind=partial(flash_attention_3, dtype)))
     return found

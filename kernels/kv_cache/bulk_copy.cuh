@@ -37,9 +37,10 @@ __device__ __forceinline__ void wait(uint64_t* barrier, int phase) {
       : "memory");
 }
 
+// Of what no longer changes: the compiler may move it, but not before what the address is made of.
 __device__ __forceinline__ uint32_t load_shared(uint32_t address) {
   uint32_t word;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  asm("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address));
   return word;
 }
 

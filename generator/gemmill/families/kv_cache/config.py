@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 from typing import ClassVar
 
 from gemmill.families.kv_cache.formats import PAGE_SIZES, CacheFormat, Method, VectorFormat, cache_format
@@ -33,8 +34,8 @@ HEAD_DIM = 128
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
 """Whose codes a kernel writes: nothing beside codes and a norm."""
 BITS = (2, 3, 4)
-DECODED_BITS = (4,)
-"""Of keys and values, that attention reads."""
+DECODED_BITS = ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2))
+"""Of keys and values together, that attention reads: one bit fewer each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +98,11 @@ def _sizes(c: KvCacheConfig) -> Iterator[str]:
 
 
 def _bits(c: KvCacheConfig) -> Iterator[str]:
-    offered = {Kind.HADAMARD: (0,), Kind.COMPRESS: BITS, Kind.DECODE: DECODED_BITS}[c.kind]
-    if c.key_bits not in offered or c.value_bits not in offered:
+    offered = {Kind.HADAMARD: ((0, 0),), Kind.COMPRESS: tuple(product(BITS, BITS)), Kind.DECODE: DECODED_BITS}[c.kind]
+    if (c.key_bits, c.value_bits) not in offered:
         yield (
             f"key_bits={c.key_bits} value_bits={c.value_bits} contradict kind={c.kind}, which has "
-            f"{', '.join(map(str, offered))}"
+            f"{', '.join(f'{keys} and {values}' for keys, values in offered)}"
         )
 
 

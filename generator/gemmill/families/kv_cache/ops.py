@@ -10,8 +10,10 @@ from gemmill.families.kv_cache.config import (
     DTYPES,
     FORMATS,
     HEAD_DIM,
+    METHODS,
     Kind,
     KvCacheConfig,
+    format_of,
 )
 from gemmill.families.kv_cache.formats import PAGE_SIZES
 from gemmill.family import Aspect, Check, Judged, Layout, Let, Op, OpSchema, OpSet, Require, Same, Special, Step, Tensor
@@ -28,7 +30,7 @@ DECODE = OpSchema(
 )
 SCHEMA_OF = {Kind.HADAMARD: HADAMARD, Kind.COMPRESS: COMPRESS, Kind.DECODE: DECODE}
 STORED = tuple(FORMATS)
-DECODED = tuple(name for name, (_, keys, values) in FORMATS.items() if keys in DECODED_BITS and values in DECODED_BITS)
+DECODED = tuple(format_of(method, *bits).name for method in METHODS for bits in DECODED_BITS)
 """Formats that attention reads, by name."""
 _ALIGNMENT = 16
 """Of the cache's first byte: bulk copies begin at multiples of it."""
@@ -71,13 +73,13 @@ _HADAMARD_OP = Op(
 )
 
 
-def _cache(token_bytes: str) -> tuple[Step, ...]:
-    """That a cache is one of the format; its shape names kv_heads and the page's tokens."""
+def _cache() -> tuple[Step, ...]:
+    """That a cache is one of the bits; its shape names kv_heads and the page's tokens."""
     return (
         Let("kv_heads", "size(cache, 1)"),
         Let("page", "size(cache, 2)"),
         _one_of("page", PAGE_SIZES, "pages of {cache.name} have {page} tokens"),
-        Let("token_bytes", token_bytes),
+        Let("token_bytes", "head_dim * (key_bits + value_bits) // 8 + 4"),
         Let("pages", "size(cache, 0)"),
         Require(
             "size(cache, 3) == token_bytes",
@@ -130,7 +132,7 @@ _COMPRESS_OP = Op(
         Let("method", f"format_index // {len(BITS) ** 2}"),
         Let("key_bits", f"format_index // {len(BITS)} % {len(BITS)} + {BITS[0]}"),
         Let("value_bits", f"format_index % {len(BITS)} + {BITS[0]}"),
-        *_cache("head_dim * (key_bits + value_bits) // 8 + 4"),
+        *_cache(),
         Require(
             "heads == kv_heads",
             "{keys.name} is {keys.shape} and {cache.name} is {cache.shape}: {heads} heads do not fit a cache of {kv_heads}",
@@ -158,7 +160,7 @@ _LSE = Require(
 _DECODE_TENSORS = "q out cache block_table seq_lens sinks lse"
 _DECODE_OP = Op(
     schema=DECODE,
-    fixed={"kind": list(Kind).index(Kind.DECODE), "key_bits": 4, "value_bits": 4},
+    fixed={"kind": list(Kind).index(Kind.DECODE)},
     tensors=(
         Tensor("q", "batch rows heads head_dim", DTYPES),
         Tensor("out", "batch rows heads head_dim", Same("q")),
@@ -174,7 +176,10 @@ _DECODE_OP = Op(
         Check(Aspect.SHAPE, "q out"),
         _HEAD_DIM,
         _format(DECODED),
-        *_cache("head_dim + 4"),
+        Let("fewer_bits", f"format_index % {len(DECODED_BITS)}"),
+        Let("key_bits", "(9 - fewer_bits) // 2"),
+        Let("value_bits", "(8 - fewer_bits) // 2"),
+        *_cache(),
         Require(
             "kv_heads > 0 and heads % most(kv_heads, 1) == 0",
             "{q.name} has {heads} heads and {cache.name} {kv_heads}: query heads are a multiple of KV heads",
@@ -231,6 +236,7 @@ def configs_of(op: str, arch: Arch) -> tuple[KvCacheConfig, ...]:
         case Kind.COMPRESS:
             fields = [{"method": m, "key_bits": k, "value_bits": v} for m, k, v in FORMATS.values()]
         case Kind.DECODE:
-            fields = [{"key_bits": 4, "value_bits": 4, "page_size": size} for size in PAGE_SIZES]
+            of_bits = [{"key_bits": keys, "value_bits": values} for keys, values in DECODED_BITS]
+            fields = [bits | {"page_size": size} for bits in of_bits for size in PAGE_SIZES]
     of_all: dict[str, Any] = {"kind": kind, "arch": arch, "head_dim": HEAD_DIM}
     return tuple(KvCacheConfig(**(of_all | own | {"dtype": dtype})) for dtype in DTYPES for own in fields)

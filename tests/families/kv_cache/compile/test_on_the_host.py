@@ -27,7 +27,12 @@ COMPRESSES = {
     "k_eden4_v_eden4": "compress_bf16_d128_eden_k4v4",
     "k_turboquant_mse3_v_turboquant_mse2": "compress_f16_d128_mse_k3v2",
 }
-DECODES = {16: "decode_f16_d128_k4v4_p16", 128: "decode_bf16_d128_k4v4_p128"}
+DECODES = {
+    (DType.F16, 16, 4, 4): "decode_f16_d128_k4v4_p16",
+    (DType.BF16, 128, 3, 3): "decode_bf16_d128_k3v3_p128",
+    (DType.BF16, 32, 2, 2): "decode_bf16_d128_k2v2_p32",
+}
+SMALL = "decode_f16_d128_k4v4_p16"
 NAMES = (*HADAMARDS.values(), *COMPRESSES.values(), *DECODES.values())
 
 
@@ -103,21 +108,22 @@ DECODED = (
 )
 
 
-@pytest.mark.parametrize("page", DECODES)
+@pytest.mark.parametrize("kernel", DECODES, ids=str)
 @pytest.mark.parametrize("sizes", DECODED, ids=lambda sizes: str(sizes["lengths"]))
-def test_attends(kernels: ctypes.CDLL, page: int, sizes: dict[str, Any]) -> None:
+def test_attends(kernels: ctypes.CDLL, kernel: tuple[DType, int, int, int], sizes: dict[str, Any]) -> None:
     """On few multiprocessors a sequence is one slice."""
-    dtype = DType.F16 if page == 16 else DType.BF16
-    assert_right(kernels, DECODES[page], DecodeCase(page=page, dtype=dtype, **sizes), sm_count=3)
+    dtype, page, keys, values = kernel
+    case = DecodeCase(page=page, dtype=dtype, format=f"k_eden{keys}_v_eden{values}", **sizes)
+    assert_right(kernels, DECODES[kernel], case, sm_count=3)
     if sum(sizes["lengths"]) > 400:
-        assert_right(kernels, DECODES[page], DecodeCase(page=page, dtype=dtype, **sizes), sm_count=40)
+        assert_right(kernels, DECODES[kernel], case, sm_count=40)
 
 
 def test_pages_and_lengths_that_the_cache_has_not(kernels: ctypes.CDLL) -> None:
     case = DecodeCase(lengths=(40, 40, 5), heads=2, kv_heads=1, page=16, dtype=DType.F16)
     lengths = torch.tensor([1000, -7, 5], dtype=torch.int32)
     table = torch.tensor([[0, -5, 10**9], [0, 0, 0], [2**31 - 1, 0, 0]], dtype=torch.int32)
-    assert_right(kernels, DECODES[16], case, seq_lens=lengths, block_table=table)
+    assert_right(kernels, SMALL, case, seq_lens=lengths, block_table=table)
 
 
 def test_nan_shows_where_it_is_seen_and_nowhere_else(kernels: ctypes.CDLL) -> None:
@@ -127,7 +133,7 @@ def test_nan_shows_where_it_is_seen_and_nowhere_else(kernels: ctypes.CDLL) -> No
     page = int(given["block_table"][0, 0])
     norms = given["cache"][page, 0].flatten()[16 * 64 : 16 * 66].view(torch.float16)
     norms[0] = torch.nan
-    before, after = launched(kernels, DECODES[16], given)
+    before, after = launched(kernels, SMALL, given)
     assert bool(after["out"][0, 0, 0].isnan().all()) and not bool(after["out"][0, 1].isnan().any())
     assert not bool(after["out"][0, 0, 1].isnan().any())
     assert not report(parts(DECODE.name, before, after))

@@ -193,7 +193,9 @@ def of_config(config: KvCacheConfig) -> Iterator[_Call]:
                     is_odd=tokens > 16,
                 )
         case Kind.DECODE:
-            yield from (DecodeCase(dtype=config.dtype, page=config.page_size, **sizes) for sizes in _attended())
+            name = format_of(config.method, config.key_bits, config.value_bits).name
+            for sizes in _attended():
+                yield DecodeCase(dtype=config.dtype, page=config.page_size, format=name, **sizes)
 
 
 def _attended() -> Iterator[dict[str, Any]]:

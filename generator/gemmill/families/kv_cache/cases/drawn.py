@@ -99,10 +99,14 @@ def _decode(draw: Draw) -> LegalCall:
     page, pages, table_pages = draw.one_of(PAGE_SIZES), draw.below(4), draw.below(4)
     batch, rows, heads = draw.one_of((0, 1, 1, 2, 3)), draw.one_of((0, 1, 1, 1, 3, 8)), kv_heads * group
     seed = -1 if draw.chance(0.2) else draw.below(1 << 40)
+    format = draw.one_of(DECODED)
+    _, key_bits, value_bits = FORMATS[format]
     slots = {
         "out": _vectors(draw, dtype, (batch, rows, heads), draw.chance(TIDY), written=True),
         "q": _vectors(draw, dtype, (batch, rows, heads), draw.chance(TIDY)),
-        "cache": _cache(draw, (pages, kv_heads, page, HEAD_DIM + 4), draw.one_of(_BYTES)),
+        "cache": _cache(
+            draw, (pages, kv_heads, page, HEAD_DIM * (key_bits + value_bits) // 8 + 4), draw.one_of(_BYTES)
+        ),
         "block_table": matrix(draw, torch.int32, batch, table_pages, "codes"),
         "seq_lens": vector(draw, torch.int32, batch, "codes", ((batch,),), reference_shape=(batch,)),
     }
@@ -114,7 +118,7 @@ def _decode(draw: Draw) -> LegalCall:
             draw, torch.float32, math.prod(shape), None, (shape,), written=True, reference_shape=shape
         )
     plain = {
-        "format": draw.one_of(DECODED),
+        "format": format,
         "scale": draw.one_of((HEAD_DIM**-0.5, 1.0)),
         "seed": seed,
         "causal": draw.chance(0.7),

@@ -1,4 +1,4 @@
-// Attention over pages of 4-bit keys and values (eden or turboquant_mse, head dim 128, layout heads).
+// Attention over pages of keys and values in 2 to 4 bits (eden or turboquant_mse, head dim 128, layout heads).
 //
 // A block takes one KV head of one sequence, 16 rows and a slice of the tokens. A producer warp brings pages by bulk copies,
 // one for each page, since a head's page is one piece of memory. Meanwhile consumers rotate queries and make a table. Two
@@ -9,7 +9,8 @@
 //   output    O[16 x 128] += P V    each value's norm is a factor of P's column, so values are centroids as well
 //
 // The rows are query rows times the query heads of the KV head. Elements are decoded once for all 16, two by one
-// load: a byte of codes indexes a table of pairs of centroids in shared memory. The table has a copy for each lane's bank
+// load: a byte of two codes indexes a table of pairs of centroids in shared memory. Codes of 2 and 3 bits are first spread
+// to half a byte each (packed_codes.cuh). The table has a copy for each lane's bank
 // and begins at a multiple of 64 KiB, entries of keys and values in turn, so that one byte permutation of codes and the
 // lane's base makes the whole address. The order of summed elements is free where both operands agree, so codes are read
 // as they lie and never moved to where an instruction wants them.
@@ -27,13 +28,12 @@
 #include "kv_cache/bulk_copy.cuh"
 #include "kv_cache/combine_slices.cuh"
 #include "kv_cache/mma.cuh"
+#include "kv_cache/packed_codes.cuh"
 #include "kv_cache/rotation.cuh"
 
 namespace gemmill::kv_cache {
 
 constexpr int kHeadDim = 128;
-constexpr int kCodeBytes = kHeadDim / 2;
-constexpr int kTokenBytes = 2 * (kCodeBytes + 2);
 constexpr int kGroups = 2;
 constexpr int kGroupWarps = 4;
 constexpr int kConsumerWarps = kGroups * kGroupWarps;
@@ -43,7 +43,7 @@ constexpr int kTableBytes = 64 * 1024;  // [codes of a byte][keys, values][lanes
 constexpr int kQueryBytes = kRows * kHeadDim * 2;
 constexpr int kConsumerBarrier = 1;
 
-// Centroids of keys and of values, ascending, as bits of f16.
+// Centroids of keys and of values, ascending, as bits of f16; of fewer than 16 the rest is 0.
 struct Centroids {
   uint16_t bits[2][16];
 };
@@ -73,17 +73,22 @@ struct Place {
   }
 };
 
-template <int kPageTokens>
+template <int kTokens, int kKeyBits, int kValueBits>
 struct DecodeShape {
+  static constexpr int kPageTokens = kTokens;
   static_assert(kPageTokens == 16 || kPageTokens == 32 || kPageTokens == 64 || kPageTokens == 128,
                 "Pages have 16, 32, 64 or 128 tokens.");
+  using Keys = PackedCodes<kKeyBits>;
+  using Values = PackedCodes<kValueBits>;
+  static constexpr int kKeyBytes = kHeadDim * kKeyBits / 8, kValueBytes = kHeadDim * kValueBits / 8;
+  static constexpr int kTokenBytes = kKeyBytes + kValueBytes + 2 * 2;
   static constexpr int kStageTokens = kPageTokens < 64 ? 64 : kPageTokens;
   static constexpr int kPagesOfStage = kStageTokens / kPageTokens;
   static constexpr int kPageBytes = kPageTokens * kTokenBytes;
   static constexpr int kStageBytes = kStageTokens * kTokenBytes;
-  static constexpr int kKeyNorms = kPageTokens * kCodeBytes;
+  static constexpr int kKeyNorms = kPageTokens * kKeyBytes;
   static constexpr int kValueCodes = kKeyNorms + kPageTokens * 2;
-  static constexpr int kValueNorms = kValueCodes + kPageTokens * kCodeBytes;
+  static constexpr int kValueNorms = kValueCodes + kPageTokens * kValueBytes;
   // Shared memory: stages, barriers, then the table where 64 KiB begin, then more stages.
   static constexpr int kStages = kStageTokens == 64 ? 12 : 6;
   static constexpr int kStagesBelow = kStageTokens == 64 ? 7 : 3;
@@ -113,12 +118,13 @@ __device__ __forceinline__ uint32_t pair_of(uint32_t base, uint32_t codes, int b
 }
 
 // Scores of 16 tokens by 16 rows, raw: s[0] tokens 2t and 2t + 1, s[1] the same and 8.
+template <class Codes>
 __device__ __forceinline__ void score_tile(float (&s)[2][4], uint8_t const* codes, uint32_t const (&q)[8][4],
                                            uint32_t table, int g, int t) {
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
-    uint4 const packed = *reinterpret_cast<uint4 const*>(codes + (8 * tile + g) * kCodeBytes + 16 * t);
-    uint32_t const words[4] = {packed.x, packed.y, packed.z, packed.w};
+    uint32_t words[4];
+    Codes::template load<32>(words, codes + Codes::bytes(kHeadDim) * (8 * tile + g) + Codes::bytes(32) * t);
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
       int const byte = 2 * (step % 2);
@@ -129,18 +135,20 @@ __device__ __forceinline__ void score_tile(float (&s)[2][4], uint8_t const* code
 }
 
 // O += P V of 16 tokens. The lane's tokens are those of its columns of P, its elements 16 g to 16 g + 15.
+template <class Codes>
 __device__ __forceinline__ void weigh_tile(Running& running, uint8_t const* codes, uint32_t const (&p)[4],
                                            uint32_t table, int g, int t) {
-  uint2 packed[4];
+  uint32_t words[4][2];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    packed[i] = *reinterpret_cast<uint2 const*>(codes + (2 * t + i % 2 + 8 * (i / 2)) * kCodeBytes + 8 * g);
+    int const token = 2 * t + i % 2 + 8 * (i / 2);
+    Codes::template load<16>(words[i], codes + Codes::bytes(kHeadDim) * token + Codes::bytes(16) * g);
   }
 #pragma unroll
   for (int byte = 0; byte < 8; ++byte) {
     uint32_t pair[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pair[i] = pair_of(table, byte < 4 ? packed[i].x : packed[i].y, byte % 4);
+    for (int i = 0; i < 4; ++i) pair[i] = pair_of(table, words[i][byte / 4], byte % 4);
     mma_16x8x16<__half>(running.out[2 * byte], p, __byte_perm(pair[0], pair[1], 0x5410),
                         __byte_perm(pair[2], pair[3], 0x5410));
     mma_16x8x16<__half>(running.out[2 * byte + 1], p, __byte_perm(pair[0], pair[1], 0x7632),
@@ -257,10 +265,9 @@ __device__ __forceinline__ void make_table(Centroids const& centroids, uint8_t* 
 }
 
 // Brings the slice's pages, a stage after the other, by one lane.
-template <int kPageTokens>
+template <class Shape>
 __device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, Place const& at, uint8_t* shared, uint8_t* table,
                                         uint64_t* full, uint64_t* empty, int first_page, int end_page) {
-  using Shape = DecodeShape<kPageTokens>;
   int32_t const* const pages = args.block_table + at.batch * args.table_stride;
   int stage = 0, phase = 1;
   for (int page = first_page; page < end_page; page += Shape::kPagesOfStage) {
@@ -277,11 +284,10 @@ __device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, P
   }
 }
 
-template <int kPageTokens>
+template <class Shape>
 __device__ __forceinline__ void consume(DecodeParams const& params, Running& running, Seen const& seen, __half const* queries,
                                         uint8_t* shared, uint8_t* table, uint64_t* full, uint64_t* empty, int length,
                                         int first_page, int end_page) {
-  using Shape = DecodeShape<kPageTokens>;
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   // Summed places 2t, 2t + 1, 2t + 8, 2t + 9 of step k are elements 32 t + 4 k to 32 t + 4 k + 3: the lane's 16 bytes.
   uint32_t q[8][4];
@@ -299,13 +305,13 @@ __device__ __forceinline__ void consume(DecodeParams const& params, Running& run
     wait(&full[stage], phase);
 #pragma unroll
     for (int part = 0; part < Shape::kStageTokens / 64; ++part) {
-      int const place = 64 * part + kWarpTokens * (warp % kGroupWarps), token = page * kPageTokens + place;
-      if (token >= length || page + place / kPageTokens >= end_page) continue;
-      uint8_t const* const piece = bytes + place / kPageTokens * Shape::kPageBytes;
-      int const within = place % kPageTokens;
+      int const place = 64 * part + kWarpTokens * (warp % kGroupWarps), token = page * Shape::kPageTokens + place;
+      if (token >= length || page + place / Shape::kPageTokens >= end_page) continue;
+      uint8_t const* const piece = bytes + place / Shape::kPageTokens * Shape::kPageBytes;
+      int const within = place % Shape::kPageTokens;
       float s[2][4] = {};
       uint32_t p[4];
-      score_tile(s, piece + within * kCodeBytes, q, key_pairs, g, t);
+      score_tile<typename Shape::Keys>(s, piece + within * Shape::kKeyBytes, q, key_pairs, g, t);
       __half2 const* const key_norms = reinterpret_cast<__half2 const*>(piece + Shape::kKeyNorms) + within / 2;
       __half2 const* const value_norms = reinterpret_cast<__half2 const*>(piece + Shape::kValueNorms) + within / 2;
       if (seen.all(token)) {
@@ -313,7 +319,7 @@ __device__ __forceinline__ void consume(DecodeParams const& params, Running& run
       } else {
         softmax_tile<true>(p, s, running, seen, key_norms, value_norms, token, params.scale, t);
       }
-      weigh_tile(running, piece + Shape::kValueCodes + within * kCodeBytes, p, value_pairs, g, t);
+      weigh_tile<typename Shape::Values>(running, piece + Shape::kValueCodes + within * Shape::kValueBytes, p, value_pairs, g, t);
     }
     __syncwarp();
     if (lane == 0) arrive(&empty[stage]);
@@ -359,9 +365,8 @@ __device__ __forceinline__ void store_slice(DecodeParams const& params, int64_t 
 }
 
 // Grid: batch, KV heads, tiles of rows and slices in one number, slices first.
-template <class Variant, class Element, int kPageTokens>
-__global__ void __launch_bounds__(kDecodeThreads, 1) decode_attention_4bit(__grid_constant__ DecodeParams const params) {
-  using Shape = DecodeShape<kPageTokens>;
+template <class Variant, class Element, class Shape>
+__global__ void __launch_bounds__(kDecodeThreads, 1) attend_slice(__grid_constant__ DecodeParams const params) {
   extern __shared__ __align__(128) uint8_t shared[];
   uint32_t const begin = shared_address(shared);
   uint8_t* const table = shared + (((begin + Shape::kBarriers + Shape::kStages * 16 + kTableBytes - 1) & ~(kTableBytes - 1u)) - begin);
@@ -371,9 +376,9 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_attention_4bit(__gri
 
   Place const at(params);
   auto const& args = params.args;
-  int const reach = args.pages > 0 ? static_cast<int>(args.table_pages) * kPageTokens : 0;
+  int const reach = args.pages > 0 ? static_cast<int>(args.table_pages) * Shape::kPageTokens : 0;
   int const length = min(max(args.seq_lens[at.batch], 0), reach);
-  int const pages = (length + kPageTokens - 1) / kPageTokens;
+  int const pages = (length + Shape::kPageTokens - 1) / Shape::kPageTokens;
   int const stage_count = (pages + Shape::kPagesOfStage - 1) / Shape::kPagesOfStage;
   int const slice_pages = (stage_count + params.slices - 1) / params.slices * Shape::kPagesOfStage;
   int const first_page = min(at.slice * slice_pages, pages);
@@ -387,13 +392,13 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_attention_4bit(__gri
 
   Running running;
   if (threadIdx.x / 32 == kConsumerWarps) {
-    if (threadIdx.x % 32 == 0) produce<kPageTokens>(args, at, shared, table, full, empty, first_page, end_page);
+    if (threadIdx.x % 32 == 0) produce<Shape>(args, at, shared, table, full, empty, first_page, end_page);
   } else {
     rotate_queries<Element>(params, at, queries);
     make_table(params.centroids, table);
     sync_threads(kConsumerBarrier, 32 * kConsumerWarps);
     Seen const seen(params, at.first_row, length, threadIdx.x % 32 / 4);
-    consume<kPageTokens>(params, running, seen, queries, shared, table, full, empty, length, first_page, end_page);
+    consume<Shape>(params, running, seen, queries, shared, table, full, empty, length, first_page, end_page);
   }
   __syncthreads();  // every copy has landed and been read: the memory is free
   float* const sums = reinterpret_cast<float*>(shared);
@@ -418,15 +423,14 @@ inline int slices_of(int64_t tiles, int64_t stages, int64_t sm_count) {
 }
 
 // What a launch is made of.
-template <int kPageTokens>
+template <class Shape>
 struct DecodePlan {
   int64_t tiles;  // of 16 rows, of one KV head and sequence
   int64_t all_tiles;
   int slices;
 
   DecodePlan(gemmill_kv_attention_args const& args, gemmill_launch const& how) {
-    using Shape = DecodeShape<kPageTokens>;
-    int64_t const group = args.kv_heads == 0 ? 0 : args.heads / args.kv_heads;
+      int64_t const group = args.kv_heads == 0 ? 0 : args.heads / args.kv_heads;
     tiles = (args.rows * group + kRows - 1) / kRows;
     all_tiles = args.batch * args.kv_heads * tiles;
     slices = all_tiles == 0 ? 1 : slices_of(all_tiles, (args.table_pages + Shape::kPagesOfStage - 1) / Shape::kPagesOfStage, how.sm_count);
@@ -434,17 +438,17 @@ struct DecodePlan {
   int64_t workspace() const { return Partial<kHeadDim>::bytes(all_tiles * slices); }
 };
 
-template <class Variant, class Element, int kPageTokens>
+template <class Variant, class Element, class Shape>
 int32_t decode_attention(gemmill_kv_attention_args const& args, gemmill_launch const& how, Centroids const& centroids) {
-  DecodePlan<kPageTokens> const plan(args, how);
+  DecodePlan<Shape> const plan(args, how);
   if (plan.all_tiles == 0) return 0;
   int64_t const blocks = plan.all_tiles * plan.slices;
   auto const partial = Partial<kHeadDim>::at(how.workspace, blocks);
   auto const signs = signs_of<kHeadDim>(static_cast<uint64_t>(args.seed));
   int const group = static_cast<int>(args.heads / args.kv_heads);
   DecodeParams params{args, partial, signs, centroids, plan.tiles, plan.slices, group, args.scale * kLog2E};
-  constexpr auto attend = decode_attention_4bit<Variant, Element, kPageTokens>;
-  constexpr int kSharedBytes = DecodeShape<kPageTokens>::kSharedBytes;
+  constexpr auto attend = attend_slice<Variant, Element, Shape>;
+  constexpr int kSharedBytes = Shape::kSharedBytes;
   if (cudaError_t error = allow_shared_memory<attend>(how.device, kSharedBytes); error != cudaSuccess) return error;
   void* to_attend[] = {&params};
   LaunchShape const attends{dim3(static_cast<unsigned>(blocks)), dim3(kDecodeThreads), dim3(1), kSharedBytes};
