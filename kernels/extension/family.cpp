@@ -25,6 +25,10 @@ struct Arena {
 };
 thread_local Arena arena;
 
+// Takes what kernels of the thread would be given, which are then not launched.
+using Recorder = void(char const* symbol, void const* args, int64_t bytes);
+thread_local Recorder* recorder = nullptr;
+
 // Memory for the length of a launch, from torch's allocator, which knows of streams and graph capture.
 class Workspace {
  public:
@@ -79,8 +83,9 @@ Family const* Family::named(std::string_view name) {
   return family;
 }
 
-void Chosen::launch(void const* args) const {
+void Chosen::launch(void const* args, int64_t bytes) const {
   gemmill_kernel const& kernel = gemmill_kernels[row.kernel];
+  if (recorder != nullptr) return recorder(kernel.symbol, args, bytes);
   DeviceScope const scope(device);
   gemmill_launch how{current_stream(device), nullptr, device, sm_count, programmatic_launch(), constant_weights()};
   Workspace const workspace(kernel.workspace == nullptr ? 0 : kernel.workspace(args, &how), device);
@@ -109,6 +114,8 @@ extern "C" {
 __attribute__((visibility("default"))) void gemmill_set_arena(void* data, int64_t bytes) {
   gemmill::arena = {static_cast<char*>(data), bytes, 0};
 }
+// Launches of the calling thread come here from now on, instead of to kernels; null ends that.
+__attribute__((visibility("default"))) void gemmill_set_recorder(gemmill::Recorder* recorder) { gemmill::recorder = recorder; }
 // Bytes that the last workspace in the arena had.
 __attribute__((visibility("default"))) int64_t gemmill_arena_used() { return gemmill::arena.used; }
 }

@@ -15,7 +15,11 @@ struct Chosen {
   int32_t device, sm_count;
 
   // Launches the row's kernel with arguments of the family's own struct. Throws std::runtime_error where that fails.
-  void launch(void const* args) const;
+  template <class Arguments>
+  void launch(Arguments const* args) const {
+    launch(args, sizeof(Arguments));
+  }
+  void launch(void const* args, int64_t bytes) const;
 };
 
 // What answers the ops of a family. One exists for each, as long as the library; all are in a list, and generic code knows no

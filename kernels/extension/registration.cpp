@@ -47,7 +47,6 @@ std::vector<int64_t> places(std::vector<char const*> const& names, gemmill_op_de
 
 char const* declare(gemmill_op_declaration const& declared) {
   ops.reserve(kMostOps);
-  if (ops.size() == kMostOps) return "there are too many ops";
   int64_t const tensors = declared.argument_count + declared.result_count;
   if (tensors > static_cast<int64_t>(kMostArguments)) return "it has too many arguments";
   if (declared.initial_count >= static_cast<int64_t>(kMostValues)) return "its contract has too many sizes";
@@ -72,6 +71,10 @@ char const* declare(gemmill_op_declaration const& declared) {
   op.values = places(op.family->values, declared, declared.initial_count, declared.initial_count);
   op.class_of = places({"class"}, declared, declared.initial_count, declared.initial_count).front();
   op.result = std::find_if(op.arguments.begin(), op.arguments.end(), [](Argument const& x) { return x.written; }) - op.arguments.begin();
+  // A library that is loaded again, as after a load that failed, is the one that was there.
+  auto const before = std::find_if(ops.begin(), ops.end(), [&](Op const& known) { return known.name == op.name; });
+  if (before != ops.end()) return *before = std::move(op), nullptr;
+  if (ops.size() == kMostOps) return "there are too many ops";
   ops.push_back(std::move(op));
   return nullptr;
 }

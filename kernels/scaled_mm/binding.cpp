@@ -15,9 +15,8 @@ enum Value { kM, kN, kK, kGroups, kEitherWay };
 bool scales_fit(OpCall& x) {
   int64_t const m = x.value(kM), n = x.value(kN), k = x.value(kK);
   Operand const &a_scales = x.tensor(kAScales), &b_scales = x.tensor(kBScales);
-  bool const either = x.value(kEitherWay);
+  bool const either = x.value(kEitherWay), codes = operand_bytes(operand_type(x.tensor(kA).dtype)) == 1;
   if (is_vector_of(a_scales, m, 0, either) && is_vector_of(b_scales, n, 1, either)) return true;
-  bool const codes = operand_bytes(operand_type(x.tensor(kA).dtype)) == 1;
   return x.value(kGroups) && codes && find_groups(a_scales, b_scales, m, n, k, x.found.data());
 }
 
@@ -36,9 +35,9 @@ bool asks(OpCall const& x, Call& asked) {
   int64_t const m = x.value(kM), n = x.value(kN), k = x.value(kK);
   if (m == 0 || n == 0) return false;
   OperandType const type = operand_type(a.dtype);
+  int64_t const bytes = operand_bytes(type);
   Strides const strides(x);
   asked.sizes[kSizeM] = m, asked.sizes[kSizeN] = n, asked.sizes[kSizeK] = k;
-  int64_t const bytes = operand_bytes(type);
   asked.alignments[kAlignA] = tma_alignment(a.data, strides.a, k, bytes);
   asked.alignments[kAlignB] = tma_alignment(x.tensor(kB).data, strides.b, k, bytes);
   asked.alignments[kAlignD] = tma_alignment(out.data, strides.d | n, n, 2);  // a TMA store ends at a multiple of 16 bytes, not at n
@@ -61,10 +60,8 @@ void launch(OpCall const& x, Chosen const& chosen) {
   args.m = static_cast<int32_t>(x.value(kM)), args.n = static_cast<int32_t>(x.value(kN)), args.k = static_cast<int32_t>(x.value(kK));
   args.a_scale_stride_m = x.found[kAScaleStrideM], args.a_scale_stride_k = x.found[kAScaleStrideK];
   args.b_scale_stride_n = x.found[kBScaleStrideN], args.b_scale_stride_k = x.found[kBScaleStrideK];
-  args.a_scale_per_row = x.tensor(kAScales).numel() > 1;
-  args.b_scale_per_column = x.tensor(kBScales).numel() > 1;
-  args.raster_order = static_cast<int32_t>(facts.raster_order);
-  args.swizzle = static_cast<int32_t>(facts.swizzle);
+  args.a_scale_per_row = x.tensor(kAScales).numel() > 1, args.b_scale_per_column = x.tensor(kBScales).numel() > 1;
+  args.raster_order = static_cast<int32_t>(facts.raster_order), args.swizzle = static_cast<int32_t>(facts.swizzle);
   args.splits = static_cast<int32_t>(facts.splits);
   chosen.launch(&args);
 }

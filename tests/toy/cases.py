@@ -1,6 +1,6 @@
 """Calls of its op, made and judged."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +34,13 @@ class ToyCase:
     length: int
     page: int
     namespace: str = NAMESPACE
+    op: str = PACK.name
+
+    def arguments(self, device: str) -> list[Any]:
+        return arguments(self.length, self.page, device)
 
     def run(self, device: str) -> Outcome:
-        given = arguments(self.length, self.page, device)
+        given = self.arguments(device)
         getattr(getattr(torch.ops, self.namespace), PACK.name).default(*given)
         codes, peaks = pack(given[2], given[3])
         right = torch.equal(codes, given[0]) and torch.equal(peaks, given[1])
@@ -46,6 +50,10 @@ class ToyCase:
 def of_config(config: ToyConfig) -> Iterator[ToyCase]:
     for length in (config.pages_at_a_time, config.pages_at_a_time + 1, 33):
         yield ToyCase(length=length, page=32)
+
+
+def sized(config: ToyConfig, sizes: Mapping[str, int]) -> ToyCase:
+    return ToyCase(**sizes)
 
 
 def once() -> Iterator[tuple[str, ToyCase]]:
@@ -87,6 +95,7 @@ class ToyJudge:
 
 CASES = Cases(
     of_config=of_config,
+    sized=sized,
     once=once,
     asked=asked,
     drawn=drawn,

@@ -46,8 +46,8 @@ FAMILY = Family(
     selections={"smoke": selected, "default": selected},
     tuning=TUNING,
     questions=(
-        Asked(name="length", flags="--length", least=0, help="Pages of a toy", required=True),
-        Asked(name="page", flags="--page", least=0, help="Numbers of a toy's page", required=True),
+        Asked(name="length", flags="--length", least=0, help="Pages of a toy", required=True, is_size=True),
+        Asked(name="page", flags="--page", least=0, help="Numbers of a toy's page", required=True, is_size=True),
     ),
     home=Path(__file__).parent,
 )

@@ -135,6 +135,38 @@ def explain(folder: Path, length: int) -> None:
         tell(done="explained", exit=end.code)
 
 
+def export(folder: Path, home: Path, gxx: Path) -> None:
+    """Its kernel runs where it is called, so a stand-in of CUDA's memory is all that the host program needs."""
+    it = home / "exported"
+    try:
+        command(["export", "sm90a_toy_p4", "--build", str(folder), "--length", "5", "--page", "32", "--out", str(it)])
+    except SystemExit as end:
+        tell(
+            done="exported",
+            exit=end.code,
+            files=sorted(p.relative_to(it).as_posix() for p in it.rglob("*") if p.is_file()),
+        )
+    flags = [
+        "-std=c++17",
+        "-x",
+        "c++",
+        "-I.",
+        "-I",
+        FAMILY.home / "host",
+        "main.cu",
+        "sm90a_toy_p4.cu",
+        "-o",
+        "reproducer",
+    ]
+    subprocess.run(list(map(str, [gxx, *flags])), cwd=it, check=True)
+    data = (it / "data.bin").read_bytes()
+    # The second copy of the codes, of 5 x 16 bytes, is what must be found.
+    for wanted in (data, data[:80] + bytes([data[80] ^ 0x0F]) + data[81:], b""):
+        (it / "data.bin").write_bytes(wanted)
+        done = subprocess.run([it / "reproducer"], cwd=it, capture_output=True, text=True, check=False)
+        tell(done="reproduced", exit=done.returncode, out=done.stdout.splitlines(), err=done.stderr)
+
+
 def main() -> None:
     objects, home = map(Path, sys.argv[1:3])
     examine(FAMILY, FAMILY.home / "templates")
@@ -164,3 +196,4 @@ def main() -> None:
         tell(done="fuzzed", namespace=namespace, **found)
     for length in (64, 65):
         explain(folder, length)
+    export(folder, home, find_toolchain().gxx)

@@ -10,7 +10,7 @@ from gemmill.build import driver, maintenance, planning, toolchain
 from gemmill.build.errors import BuildError
 from gemmill.build.maintenance import CachedObject, CacheReport
 from gemmill.build.options import BuildOptions, BuildResult, Plan
-from gemmill.cli.build import seconds_left
+from gemmill.cli.compiling import seconds_left
 from gemmill.manifest import RejectedEntry, write_manifest
 from gemmill.space import selections
 from gemmill.space.names import to_name
@@ -111,6 +111,7 @@ def test_plan_as_json(gemmill, fake, configs, make_config) -> None:
         "known_bad": [{"name": "sm90a_bad", "error": "error: no"}],
         "estimated_cpu_seconds": 605.0,
         "estimated_bytes": 12_300_000,
+        "max_bytes": None,
         "jobs": 2,
         "without_toolchain": "",
     }

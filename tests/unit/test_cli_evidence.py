@@ -129,11 +129,11 @@ QUANT = ("explain", "silu_and_mul_quant", "-m", "16", "--hidden", "16")
     [
         (
             (*GEMM, "--group", "64", "--ue8m0"),
-            "cutlass_scaled_mm with --group, --ue8m0: that means nothing to it, leave it out",
+            "cutlass_scaled_mm with --ue8m0: that means nothing to it, leave it out",
         ),
         (
-            (*GEMM, "--activation", "silu", "--scales-m-major"),
-            "cutlass_scaled_mm with --activation, --scales-m-major: that means nothing to it, leave it out",
+            (*GEMM, "--activation", "silu", "--ue8m0"),
+            "cutlass_scaled_mm with --activation, --ue8m0: that means nothing to it, leave it out",
         ),
         (
             (*QUANT, "--per-tensor", "--one-b-scale", "--bias"),

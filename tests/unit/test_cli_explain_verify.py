@@ -302,3 +302,39 @@ def test_the_cpu_reference_verifies_itself() -> None:
     ]
     assert all(verdict.cases == 1 and not verdict.failures for verdict in verdicts)
     assert layer.device_words() == "with the CPU reference: there is no GPU that torch can use, so no kernel was run"
+
+
+@pytest.mark.parametrize(
+    ("options", "a_scales", "b_scales"),
+    [
+        ((), ((6, 5), (5, 1)), ((5, 3), (1, 5))),
+        (("--b-scales", "rows"), ((6, 5), (5, 1)), ((5, 300), (1, 5))),
+        (("--scales-m-major",), ((6, 5), (1, 8)), ((5, 3), (1, 5))),
+    ],
+)
+def test_explain_asks_about_groups(gemmill, asked, options, a_scales, b_scales) -> None:
+    outcome = gemmill("explain", "cutlass_scaled_mm", "-m", 6, "-n", 300, "-k", 600, "--group", 128, *options)
+    assert (outcome.code, outcome.err) == (0, "")
+    call = asked["call"]
+    assert [(call[name].shape, call[name].strides) for name in ("a_scales", "b_scales")] == [a_scales, b_scales]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--group", 32), "with --group 32: there are groups of 128 and 64"),
+        (("--b-scales", "rows"), "with --b-scales and no --group: its scales are not of groups"),
+        (("--scales-m-major",), "with --scales-m-major and no --group: its scales are not of groups"),
+        (
+            ("--group", 128, "--per-tensor"),
+            "with --group and --per-tensor: scales are of groups or of the whole tensor",
+        ),
+        (
+            ("--group", 128, "--one-b-scale"),
+            "with --group and --one-b-scale: scales are of groups or of the whole tensor",
+        ),
+    ],
+)
+def test_options_of_groups_that_do_not_go_together(gemmill, asked, options, sentence) -> None:
+    outcome = gemmill("explain", "cutlass_scaled_mm", "-m", 6, "-n", 300, "-k", 600, *options)
+    assert (outcome.code, outcome.err) == (2, f"gemmill: cutlass_scaled_mm {sentence}\n")

@@ -1,13 +1,34 @@
-"""`gemmill export`: which files it writes, for which shape."""
+"""`gemmill export`: whose shape it takes, and what it refuses before it loads anything."""
+
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gemmill.families import quant
+from gemmill.numerics import recording
 from gemmill.registry import REGISTRY
-from gemmill.runtime import tuned
+from gemmill.runtime import library, tuned
 from gemmill.runtime.table_file import Source, TableRow, make_table, table_text
 from gemmill.space.names import alias_of, to_name
 from gemmill.space.selections import select
+from gemmill.wheel import reproducer
+
+
+@pytest.fixture
+def written(monkeypatch) -> list[tuple[str, str]]:
+    """Call and expectation of each export, in place of its files."""
+    told: list[tuple[str, str]] = []
+
+    def note(config: object, recorded: object, call: str, expected: str) -> SimpleNamespace:
+        told.append((call, expected))
+        script = SimpleNamespace(path=Path("build.sh"), text="#!/bin/sh\n")
+        return SimpleNamespace(files=(script,), data=b"operands")
+
+    monkeypatch.setattr(library, "Build", lambda folder: folder)
+    monkeypatch.setattr(recording, "record", lambda build, name, case: None)
+    monkeypatch.setattr(reproducer, "reproducer", note)
+    return told
 
 
 @pytest.fixture
@@ -29,30 +50,47 @@ def timed(put_build, make_config, home, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("asked", "m", "us"), [((), 16, "6.25"), (("-m", 64), 64, "7.5")])
-def test_the_shape_is_one_that_was_measured(gemmill, timed, tmp_path, asked, m, us) -> None:
+def test_the_shape_is_one_that_was_measured(gemmill, timed, written, tmp_path, asked, m, us) -> None:
     outcome = gemmill("export", alias_of(timed), *asked, "--out", tmp_path / "it")
     assert (outcome.code, outcome.out) == (0, f"{tmp_path / 'it' / 'build.sh'} compiles and runs it\n")
-    main = (tmp_path / "it" / "main.cu").read_text()
-    assert f"at M x N x K = {m} x 4096 x 512: " in main and f"; it took {us} us with the weights in memory" in main
-    assert (tmp_path / "it" / f"{timed}.cu").is_file() and (tmp_path / "it" / "core" / "abi.h").is_file()
+    ((call, expected),) = written
+    assert call.startswith(f"cutlass_scaled_mm: M, N, K = {m}, 4096, 512; ") and call.endswith("; exact")
+    assert expected == f"; it took {us} us with the weights in memory, by the table of gemmill"
+    assert (tmp_path / "it" / "data.bin").read_bytes() == b"operands"
     assert (tmp_path / "it" / "build.sh").stat().st_mode & 0o111
-    assert str(tmp_path) not in (tmp_path / "it" / "build.sh").read_text(), "it runs elsewhere too"
 
 
-def test_another_shape_must_be_named_whole(gemmill, timed, tmp_path) -> None:
+def test_another_shape_must_be_named_whole(gemmill, timed, written, tmp_path) -> None:
     outcome = gemmill("export", timed, "-m", 17, "--out", tmp_path / "it")
     assert (outcome.code, outcome.err) == (
         2,
-        f"gemmill: no tuned table has {timed} at such a shape: name one with -m, -n and -k\n",
+        f"gemmill: no tuned table has {timed} at such a shape: name one with -m and -n and -k\n",
     )
     assert gemmill("export", timed, "-m", 17, "-n", 64, "-k", 128, "--out", tmp_path / "it").code == 0
-    assert "it took" not in (tmp_path / "it" / "main.cu").read_text()
+    assert written[0][1] == ""
 
 
-def test_what_is_no_gemm_is_refused(gemmill, home) -> None:
+def test_sizes_are_the_familys_own(gemmill, put_build, written, tmp_path) -> None:
+    config = REGISTRY.configs_of(quant.NAME, select("smoke").configs)[0]
+    name = put_build(config).entries[0].name
+    assert gemmill("export", name, "-m", 5, "--hidden", 256, "--out", tmp_path / "it").code == 0
+    assert " 5 x 256, " in written[0][0]
+    refused = gemmill("export", name, "-m", 5, "-k", 256)
+    assert (refused.code, refused.err) == (
+        2,
+        f"gemmill: {name} with -k: its calls have no such size, leave it out\n",
+    )
+    assert gemmill("export", name, "-m", 5).err == (
+        f"gemmill: no tuned table has {name} at such a shape: name one with -m and --hidden\n"
+    )
+
+
+def test_what_is_not_built_is_refused(gemmill, home, put_build, make_config) -> None:
     name = to_name(REGISTRY.configs_of(quant.NAME, select("smoke").configs)[0])
+    put_build(make_config())
     outcome = gemmill("export", name)
     assert (outcome.code, outcome.err) == (
         2,
-        f"gemmill: {name} is no GEMM: others cannot be exported, `gemmill show --source` prints them\n",
+        f"gemmill: {name} is not in a build: `gemmill build --filter {name}` makes one to export it from\n",
     )
+    assert gemmill("export").err == "gemmill: name a variant, or builds by --hf: `gemmill list` has the names\n"

@@ -76,7 +76,7 @@ def test_help_is_fast_because_it_imports_little() -> None:
         "import sys; sys.argv = ['gemmill', '--help']\n"
         "from gemmill.cli import main\n"
         "try: main()\n"
-        "except SystemExit: print([m for m in ('torch', 'jinja2', 'gemmill.build', 'gemmill.runtime') if m in sys.modules])\n"
+        "except SystemExit: print([m for m in ('torch', 'jinja2', 'rich', 'gemmill.build', 'gemmill.runtime') if m in sys.modules])\n"
     )
     assert run_process("-c", code).stdout.splitlines()[-1] == "[]"
 

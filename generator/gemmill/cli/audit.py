@@ -7,7 +7,7 @@ import typer
 from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode
-from gemmill.cli.output import console, count, print_json, table
+from gemmill.cli.output import console, count, print_json, short, table
 from gemmill.cli.shapes import (
     DEFAULT_OP,
     ModelOption,
@@ -67,7 +67,7 @@ def audit(
                 a.problem.shape,
                 f"{a.trust}{', unaligned' if a.unaligned else ''}",
                 "-" if a.expected_loss is None else f"{a.expected_loss:.0%}",
-                a.variant or "none",
+                short(a.variant or "none"),
             )
             for a in shown
         ]

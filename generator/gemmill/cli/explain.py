@@ -1,16 +1,14 @@
 """`gemmill explain`: which variant a call gets, and why not the others."""
 
-import inspect
 from collections import Counter
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gemmill.cli import options as o
 from gemmill.cli.exits import UsageError
-from gemmill.cli.output import console, print_json, table
-from gemmill.family import Asked
+from gemmill.cli.output import console, print_json, short, table
+from gemmill.cli.questions import take
 from gemmill.family.questions import NONE
 from gemmill.registry import REGISTRY
 
@@ -50,6 +48,8 @@ def explain(
     from gemmill.runtime.schemas import BY_NAME
     from gemmill.runtime.select import evidence_of
 
+    if as_json and everything:
+        raise UsageError("--all with --json: that lists every other variant anyway, leave --all out")
     if op not in BY_NAME:
         raise UsageError(f"no op {op!r} to explain: there are {', '.join(BY_NAME)}")
     for option in REGISTRY.ops[op][0].questions:
@@ -79,28 +79,7 @@ def explain(
     _print_choice(choice, evidence, everything)
 
 
-def _parameter(option: Asked) -> inspect.Parameter:
-    """An option of a family as typer takes it."""
-    kind: Any = StrEnum(option.name.title(), {c.upper(): c for c in option.choices}) if option.choices else option.kind
-    default = kind(option.default) if option.choices and option.default is not None else option.default
-    told = typer.Option(*option.flags.split(" "), min=option.least, help=f"{option.help}.")
-    return inspect.Parameter(
-        option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind | None if default is None else kind, told],
-    )
-
-
-def _signature() -> inspect.Signature:
-    """What explain takes: the options of all families between its own."""
-    op, *own, _ = inspect.signature(explain).parameters.values()
-    asked = map(_parameter, REGISTRY.questions.values())
-    return inspect.Signature([op, *asked, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)])
-
-
-explain.__signature__ = _signature()  # type: ignore[attr-defined]
-explain.__annotations__ = {p.name: p.annotation for p in inspect.signature(explain).parameters.values()}
+take(explain, REGISTRY.questions.values())
 
 
 def _print_choice(choice: "Choice", evidence: "Evidence | None", everything: bool) -> None:
@@ -117,7 +96,7 @@ def _print_choice(choice: "Choice", evidence: "Evidence | None", everything: boo
     shown = choice.trace if everything else fits[:NEAREST]
     if shown:
         title = "not chosen" if everything else f"the nearest of {len(fits)} that fit too"
-        out.print(table(title, ["variant", "why not"], [(other.name, other.reason) for other in shown]))
+        out.print(table(title, ["variant", "why not"], [(short(other.name), other.reason) for other in shown]))
     reasons = Counter(other.reason for other in choice.trace if other.us is None)
     if reasons and not everything:
         rows = [(count, reason) for reason, count in reasons.most_common(MOST_REASONS)]

@@ -1,7 +1,7 @@
-"""`gemmill export`: a GEMM on its own, for somebody who does not have gemmill."""
+"""`gemmill export`: a kernel on its own, or builds, for somebody who does not have gemmill."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,34 +9,35 @@ from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import UsageError
 from gemmill.cli.output import size
+from gemmill.cli.questions import take
 from gemmill.registry import REGISTRY
 
 if TYPE_CHECKING:
     from gemmill.runtime.table_file import TableRow
 
 
+_SIZES = [option for option in REGISTRY.questions.values() if option.is_size]
+
+
 def export(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A GEMM's name or alias, or a glob that fits one variant only."),
+        typer.Argument(metavar="NAME", help="A variant's name or alias, or a glob that fits one variant only."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="Where the files go; by default a folder named as it."),
     ] = None,
-    m: Annotated[int | None, typer.Option("-m", min=1, help="Rows of a and out.")] = None,
-    n: Annotated[int | None, typer.Option("-n", min=1, help="Columns of b and out.")] = None,
-    k: Annotated[int | None, typer.Option("-k", min=1, help="Columns of a, rows of b.")] = None,
-    select: o.MaybeSelectOption = None,
     arch: o.MaybeArchOption = None,
     build: o.BuildOption = None,
     hf: Annotated[
         bool, typer.Option("--hf", help="A folder for Hugging Face's kernels, of the builds that serve or of --build.")
     ] = False,
+    **told: Any,
 ) -> None:
-    """Write a GEMM that compiles on its own, or builds for Hugging Face's Hub.
+    """Write a kernel that compiles on its own, or builds for Hugging Face's Hub.
 
-    A GEMM is written as its source, a host program that checks and times it at one shape, and the script that compiles both. Without -m, -n and -k the shape is the first at which a tuned table has the variant, with the time there.
+    A kernel is written as its source, one call of it with the result by the reference, and a host program that checks and times it. A script compiles both. Needs no GPU. The sizes of the call are those of options; what they leave out is of the first row of a tuned table that timed the variant, with the time there.
 
     With --hf, runtime and builds are written as the package `kernels` loads them, from a repository of the Hub or by get_local_kernel.
 
@@ -44,39 +45,70 @@ def export(
 
         gemmill export "*cutlass_bf16_bf16*" -m 64 -n 4096 -k 4096
 
-        gemmill export "*cutlass_bf16_bf16*" -m 1 -n 64 -k 100 --out reproducer
+        gemmill export "*rmstoken_bf16_e4m3*_sym" -m 64 --hidden 4096 --out reproducer
 
         gemmill export --hf --out hub
     """
+    asked = {size: value for size, value in told.items() if value is not None}
     if hf:
-        given = {"NAME": name, "-m": m, "-n": n, "-k": k, "--select": select, "--arch": arch}
-        if unused := [option for option, value in given.items() if value is not None]:
+        flags = {size.name: size.flags for size in _SIZES}
+        given = [option for option, value in (("NAME", name), ("--arch", arch)) if value is not None]
+        if unused := [*given, *(flags[size] for size in asked)]:
             raise UsageError(f"--hf with {unused[0]}: it writes whole builds, leave {unused[0]} out")
         _export_builds(build, out or Path("hub"))
         return
     if name is None:
-        raise UsageError("name a GEMM, or builds by --hf: `gemmill list` has the names")
-    from gemmill.build.reproducer import reproducer
+        raise UsageError("name a variant, or builds by --hf: `gemmill list` has the names")
+    variant = variants.variant_of(name, None, arch, build)
+    folder = out or Path(variant.name)
+    _export_variant(variant, asked, folder)
+    typer.echo(f"{folder / 'build.sh'} compiles and runs it")
+
+
+take(export, _SIZES)
+
+
+def _export_variant(variant: variants.Variant, asked: dict[str, int], folder: Path) -> None:
+    from gemmill.numerics.cases import cases_of
+    from gemmill.numerics.recording import record
+    from gemmill.runtime.library import Build
+    from gemmill.wheel.reproducer import DATA, reproducer
     from gemmill.writing import write_whole
 
-    variant = variants.variant_of(name, select, arch, build)
-    if REGISTRY.family_of(variant.config).tuning.sizes != ("m", "n", "k"):
-        raise UsageError(f"{variant.name} is no GEMM: others cannot be exported, `gemmill show --source` prints them")
-    asked = {size: value for size, value in (("m", m), ("n", n), ("k", k)) if value is not None}
-    row = _measured(variant.name, variant.config.arch, asked)
-    if row is None and len(asked) < 3:
-        raise UsageError(f"no tuned table has {variant.name} at such a shape: name one with -m, -n and -k")
+    if variant.folder is None:
+        raise UsageError(
+            f"{variant.name} is not in a build: `gemmill build --filter {variant.name}` makes one to export it from"
+        )
+    sizes, row = _sizes_of(variant, asked)
     expected = ""
     if row is not None:
         us = row.us[row.variants.index(variant.name)]
         expected = f"; it took {us:g} us with the weights in memory, by the table of gemmill"
-    folder = out or Path(variant.name)
-    for file in reproducer(variant.config, dict(row.sizes) if row is not None else asked, expected):
+    case = cases_of(variant.config).sized(variant.config, sizes)
+    try:
+        recorded = record(Build(variant.folder), variant.name, case)
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(str(error)) from None
+    made = reproducer(variant.config, recorded, f"{case.op}: {case}", expected)
+    for file in made.files:
         path = folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, file.text)
+    write_whole(folder / DATA, made.data)
     (folder / "build.sh").chmod(0o755)
-    typer.echo(f"{folder / 'build.sh'} compiles and runs it")
+
+
+def _sizes_of(variant: variants.Variant, asked: dict[str, int]) -> "tuple[dict[str, int], TableRow | None]":
+    """Of the call: what was asked, and the rest of a row of a table that timed the variant there. Raises UsageError."""
+    own = {option.name: option.flags for option in REGISTRY.family_of(variant.config).questions if option.is_size}
+    if foreign := [option.flags for option in _SIZES if option.name in asked and option.name not in own]:
+        raise UsageError(f"{variant.name} with {foreign[0]}: its calls have no such size, leave it out")
+    row = _measured(variant.name, variant.config.arch, asked)
+    if row is None and len(asked) < len(own):
+        raise UsageError(
+            f"no tuned table has {variant.name} at such a shape: name one with {' and '.join(own.values())}"
+        )
+    return dict(row.sizes) if row is not None else asked, row
 
 
 def _export_builds(build: str | None, out: Path) -> None:

@@ -30,7 +30,9 @@ def fuzz(
     gpu: Annotated[
         bool | None, typer.Option("--gpu/--cpu", help="Where the tensors are; by default on a GPU if there is one.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that make calls at a time.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes that make calls at a time; by default one.")
+    ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, help="Seconds after which a call counts as hanging.")
     ] = 30.0,
@@ -56,14 +58,17 @@ def fuzz(
     from gemmill.fuzz.campaign import Plan, call_alone
     from gemmill.fuzz.campaign import fuzz as run
 
+    if gpu is False:
+        o.refuse_beside("--cpu", "there the ops run the reference, without a build", build=build)
     spec = _spec(ops, seed, gpu, build)
     if only is not None:
+        o.refuse_beside("--only", "it makes one call", seconds=seconds_, calls=calls, jobs=jobs)
         single = call_alone(spec, only, timeout)
         _print_single(single, as_json)
         found = single.findings
     else:
         limit = DEFAULT_SECONDS if seconds_ is None and calls is None else seconds_
-        plan = Plan(calls=calls, seconds=limit, jobs=jobs, call_seconds=timeout)
+        plan = Plan(calls=calls, seconds=limit, jobs=jobs or 1, call_seconds=timeout)
         report = run(spec, plan, _tell)
         _print_report(report, as_json)
         found = report.findings

@@ -125,10 +125,20 @@ TrustNetworkOption = Annotated[
 ]
 
 
+def refuse_beside(mode: str, why: str, **given: object) -> None:
+    """Raise UsageError for the first option, by its name in Python, that was given and does nothing beside another."""
+    for name, value in given.items():
+        if value not in (None, False, [], ()):
+            option = f"--{name.strip('_').replace('_', '-')}"
+            raise UsageError(f"{option} with {mode}: {why}, leave {option} out")
+
+
 def scheduler_of(address: str | None, *, trust_network: bool) -> "Scheduler | None":
-    """The cluster that was named. Raises UsageError for one that anybody could use."""
+    """The cluster that was named. Raises UsageError for one that anybody could use, and for trust without a cluster."""
     from gemmill.build.scheduler import Scheduler, SchedulerError
 
+    if address is None:
+        refuse_beside("no --scheduler", "there is no cluster to trust", trust_network=trust_network)
     try:
         return None if address is None else Scheduler(address=address, trusts_network=trust_network)
     except SchedulerError as error:

@@ -2,25 +2,33 @@
 
 import dataclasses
 import json
+import re
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from pathlib import PurePath
-from typing import Any
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from gemmill.manifest import KernelEntry, RejectedEntry
 from gemmill.space.names import alias_of
 
+if TYPE_CHECKING:  # imported where it prints: `--help` begins sooner
+    from rich.console import Console
+    from rich.table import Table
+
 _WIDE = 10_000
 """Columns of a table that does not go to a terminal: its lines are read by programs, which want them whole."""
 
+_WIDE_ENOUGH = 160
+"""Columns of a terminal on which names, of up to 130, leave room for what is said of them."""
+_VARIANT = re.compile(r"sm\d+a_")
 
-def console(*, stderr: bool = False) -> Console:
+
+def console(*, stderr: bool = False) -> "Console":
     """A console on the streams as they are now."""
+    from rich.console import Console
+
     stream = sys.stderr if stderr else sys.stdout
     return Console(
         file=stream, width=None if stream.isatty() else _WIDE, highlight=False, soft_wrap=not stream.isatty()
@@ -33,8 +41,13 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[str] = ()) -> Table:
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[str] = ()
+) -> "Table":
     """A plain table; columns named in `right` are aligned to the right."""
+    from rich import box
+    from rich.table import Table
+
     result = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         result.add_column(
@@ -45,7 +58,13 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
     return result
 
 
-def entries_table(title: str, entries: Iterable[KernelEntry]) -> Table:
+def short(name: str) -> str:
+    """A variant in a table that says more of it: by its name, or by its alias where the terminal is too narrow for names."""
+    is_wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE_ENOUGH
+    return name if is_wide or not _VARIANT.match(name) else alias_of(name)
+
+
+def entries_table(title: str, entries: Iterable[KernelEntry]) -> "Table":
     """What compiling each variant gave and cost."""
     columns = ("name", "alias", "registers", "spills", "code", "compile")
     rows = [

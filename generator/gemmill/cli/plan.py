@@ -40,11 +40,11 @@ def plan(
 
     selection = variants.selection_of(select, arch, filters)
     planned = plan_build(selection, BuildOptions(jobs=jobs, max_size=max_size, home=home))
-    print_plan(selection, planned, as_json)
+    print_plan(selection, planned, max_size, as_json)
 
 
-def print_plan(selection: Selection, planned: "Plan", as_json: bool) -> None:
-    """Print a plan with the rejections of its selection."""
+def print_plan(selection: Selection, planned: "Plan", max_size: int | None, as_json: bool) -> None:
+    """Print a plan with the rejections of its selection, and whether it would be too large."""
     if as_json:
         print_json(
             {
@@ -57,6 +57,7 @@ def print_plan(selection: Selection, planned: "Plan", as_json: bool) -> None:
                 "known_bad": planned.known_bad,
                 "estimated_cpu_seconds": planned.estimated_cpu_seconds,
                 "estimated_bytes": planned.estimated_bytes,
+                "max_bytes": max_size,
                 "jobs": planned.jobs,
                 "without_toolchain": planned.without_toolchain,
                 "rejected": [
@@ -75,6 +76,12 @@ def print_plan(selection: Selection, planned: "Plan", as_json: bool) -> None:
         ("estimated size of the extension", size(planned.estimated_bytes)),
     ]
     console().print(table(f"{selection.name} for {selection.arch}", ["plan", ""], rows, right=[""]))
+    if max_size is not None and planned.estimated_bytes > max_size:
+        typer.echo(
+            f"gemmill: that is more than the {size(max_size)} of --max-size, so a build would be refused: leave variants out "
+            "with --filter",
+            err=True,
+        )
     if planned.without_toolchain:
         typer.echo(f"gemmill: nothing can be compiled yet: {planned.without_toolchain}", err=True)
     reasons = Counter((r.status.rule, r.status.reason) for r in selection.rejections)

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UsageError
 from gemmill.cli.options import MarginOption
-from gemmill.cli.output import console, count, print_json, table
+from gemmill.cli.output import console, count, print_json, short, table
 from gemmill.manifest import read_manifest
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from gemmill.runtime.table_file import TableRow
 
 tables = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -45,6 +46,7 @@ def show(
     if file is None:
         _show_loaded(build, as_json)
         return
+    o.refuse_beside("FILE", "a table is printed as it is, whatever the build", build=build)
     found = read_table(file)
     if as_json:
         print_json(
@@ -66,7 +68,7 @@ def show(
         )
 
 
-def rows_table(title: str, rows: "Sequence[TableRow]", *more: str) -> Table:
+def rows_table(title: str, rows: "Sequence[TableRow]", *more: str) -> "Table":
     """What rows of a tuned table say, and `more` of their fields."""
     from gemmill.runtime.table_file import shape_heading
 
@@ -74,7 +76,7 @@ def rows_table(title: str, rows: "Sequence[TableRow]", *more: str) -> Table:
     cells = [
         (
             *(row.op, row.shape, f"{row.us[0]:.2f}", "-" if row.margin is None else f"{row.margin:+.1%}"),
-            *(row.tied, row.variants[0], *(getattr(row, name) for name in more)),
+            *(row.tied, short(row.variants[0]), *(getattr(row, name) for name in more)),
         )
         for row in rows
     ]
@@ -144,7 +146,7 @@ def diff(
         print_json(changes)
     else:
         columns = ["op", heading, "old us", "new us", "old", "new"]
-        rows = [tuple(change[column] for column in columns) for change in changes]
+        rows = [tuple(short(str(change[column])) for column in columns) for change in changes]
         console().print(
             table(f"{count(len(changes), 'row')} of {len(before.keys() | after.keys())} differ", columns, rows)
         )

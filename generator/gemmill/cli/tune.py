@@ -11,7 +11,6 @@ from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode
 from gemmill.cli.output import console, count, seconds
-from gemmill.cli.progress import sweep_progress
 from gemmill.cli.shapes import (
     DEFAULT_OP,
     ModelOption,
@@ -101,6 +100,10 @@ def tune(
     from gemmill.tune.program import TuneRequest, stand_in_build
     from gemmill.tune.sweep import SweepOptions
 
+    if dry_run:
+        o.refuse_beside("--dry-run", "no kernel is timed", vllm_so=vllm_library)
+        if build is not None:
+            o.refuse_beside("--dry-run and --build", "nothing is compiled", selection=selection)
     problems = problems_of(shapes=shapes, models=models, misses=misses, ops=ops, tensor_parallel=tensor_parallel, m=m)
     if dry_run and build is None:
         found = [stand_in_build(variants.selection_of(selection or "smoke", Arch.SM90A, filters))]
@@ -125,6 +128,7 @@ def tune(
             margin=margin,
             repeats=repeat,
             peers=peers,
+            vllm=vllm_library is not None,
             advice=_advice(problems) if second_opinion else {},
         ),
         journal=journal,
@@ -148,6 +152,7 @@ def tune(
 
 
 def _run(request: "TuneRequest", selection: "Selection | None", scheduler: "Scheduler | None") -> "TuneResult":
+    from gemmill.cli.progress import sweep_progress
     from gemmill.tune.program import tune as run
 
     with sweep_progress() as observer:

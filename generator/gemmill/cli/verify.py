@@ -7,7 +7,7 @@ import typer
 from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UnavailableError, UsageError
-from gemmill.cli.output import console, print_json, table
+from gemmill.cli.output import console, print_json, short, table
 
 
 def verify(
@@ -56,7 +56,7 @@ def verify(
     if as_json:
         print_json({"where": device_words(), "ok": not failed, "verdicts": verdicts})
     else:
-        rows = [(v.name, v.cases, len(v.failures), f"{v.worst_fraction:.2f}") for v in verdicts]
+        rows = [(short(v.name), v.cases, len(v.failures), f"{v.worst_fraction:.2f}") for v in verdicts]
         columns = ["name", "cases", "wrong", "worst error / tolerance"]
         console().print(table(f"{len(verdicts)} verified {device_words()}", columns, rows, right=columns[1:]))
         for verdict in failed:

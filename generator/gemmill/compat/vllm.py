@@ -2,11 +2,14 @@
 
 Importing this module is enough, before vLLM's library is loaded or after it: vLLM's own callers (`vllm._custom_ops`) and tests
 then reach gemmill's kernels. Nothing is defined under vLLM's names, or its library could not define them any more: its
-namespace hands gemmill's ops out, and what else the library has stays its own.
+namespace hands gemmill's ops out, and what else the library has stays its own. One exception is made where there is no such
+library to come: vLLM's Python gives `scaled_fp4_quant` a fake by its full name as soon as the namespace has it.
 """
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,6 +70,13 @@ def _hand_out(name: str, op: Any, *keys: str) -> None:
     setattr(names, name, op)
 
 
+def _library_may_come() -> bool:
+    """Whether vLLM is installed with its compiled ops, whatever of it is imported."""
+    vllm = find_spec("vllm")
+    folders = (vllm and vllm.submodule_search_locations) or ()
+    return any(True for folder in folders for _ in Path(folder).glob("_C*.so"))
+
+
 _FP4 = "scaled_fp4_quant"
 _FP4_ARGUMENTS = "Tensor input, Tensor input_scale, bool is_sf_swizzled_layout"
 
@@ -105,8 +115,10 @@ def _fp4(
 
 def _define_fp4() -> Any:
     """vLLM's op with both of its overloads, which its library refuses on sm_90. Codes are those of scaled_nvfp4_quant."""
-    _library.define(f"{_FP4}({_FP4_ARGUMENTS}) -> (Tensor, Tensor)")
-    _library.define(f"{_FP4}.out({_FP4_ARGUMENTS}, *, Tensor(a!) output, Tensor(b!) output_scale) -> ()")
+    of_vllm = hasattr(getattr(torch.ops, VLLM), _FP4) or _library_may_come()
+    for library in (_library,) if of_vllm else (_library, _overrides):
+        library.define(f"{_FP4}({_FP4_ARGUMENTS}) -> (Tensor, Tensor)")
+        library.define(f"{_FP4}.out({_FP4_ARGUMENTS}, *, Tensor(a!) output, Tensor(b!) output_scale) -> ()")
     for name, answer in ((_FP4, _fp4), (f"{_FP4}.out", _fp4_out)):
         for key in ("CPU", "CUDA"):
             _library.impl(name, answer, key)

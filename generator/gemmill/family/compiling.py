@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from itertools import groupby
 from string import Formatter
 
@@ -299,5 +299,6 @@ def _at_once(tests: Block) -> Block:
     return [Instruction(code=code, operands=(first, mask)) for (code, first), mask in masks.items()]
 
 
+@cache
 def _parsed(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body

@@ -26,6 +26,8 @@ class Asked:
     least: int | None = None
     required: bool = False
     """Whether the family's calls cannot do without it."""
+    is_size: bool = False
+    """Whether it is a size of the call, which `gemmill export` must be told."""
 
     @property
     def spelled(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.family import Layout, Op
+from gemmill.family import Aspect, Check, Layout, Op
 from gemmill.numerics.call import LegalCall, Limits
 from gemmill.numerics.cases import cases_of_op
 from gemmill.numerics.draw import Draw
@@ -103,7 +103,13 @@ def _must_fail(what: str, op: Op, name: str) -> bool:
     """Whether no check may let it pass, however the call is."""
     if what == "has two dimensions with gaps":
         role = op.roles.get(name, name)
-        return any(x.role == role and x.layout in (Layout.VECTOR, Layout.VALUES) and x.shape != "1" for x in op.tensors)
+        is_vector = any(
+            x.role == role and x.layout in (Layout.VECTOR, Layout.VALUES) and x.shape != "1" for x in op.tensors
+        )
+        return is_vector and any(
+            isinstance(step, Check) and step.aspect in (Aspect.LAYOUT, Aspect.WHOLE) and role in step.roles.split()
+            for step in op.contract
+        )
     return what in ("is of another dtype", "is on another device", "requires a gradient")
 
 

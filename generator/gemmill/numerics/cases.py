@@ -1,6 +1,6 @@
 """What a family says of its ops' calls: the makers and judges that verify, fuzz, tests and explain loop over."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
@@ -40,6 +40,13 @@ class Outcome:
 class Case(Protocol):
     """One call of an op, told by sizes and options. Its text says which."""
 
+    @property
+    def op(self) -> str:
+        """The op's name."""
+
+    def arguments(self, device: str) -> Sequence[Any]:
+        """Fresh ones in the order of the op's schema, outputs poisoned."""
+
     def run(self, device: str) -> Outcome:
         """Make the call on fresh operands of that device, outputs poisoned. Raises what the op raises."""
 
@@ -60,6 +67,8 @@ class Cases:
 
     of_config: Callable[[Any], Iterable[Case]]
     """Calls of every op that a config serves: below, at and across its kernel's own limits."""
+    sized: Callable[[Any, Mapping[str, int]], Case]
+    """One call that a config serves, at what the options of sizes say; its result is exact where there is a choice."""
     once: Callable[[], Iterable[tuple[str, Case]]]
     """One small call of each kind that users make, with a name."""
     asked: Callable[[str, Question], list[Any]]

@@ -1,7 +1,8 @@
 """Loading an extension: checked before it is opened, registered when an op namespace is given to it."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +26,7 @@ from gemmill.vocab import Arch
 _DESCRIBE = ctypes.CFUNCTYPE(
     None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.POINTER(ctypes.c_char), ctypes.c_int64
 )
+_RECORD = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64)
 
 
 class _Kernel(ctypes.Structure):
@@ -108,6 +110,24 @@ class Build:
     def arena_used(self) -> int:
         """Bytes that the last workspace in the arena had; 0 if there was none since it was set."""
         return self._library.gemmill_arena_used()
+
+    @contextmanager
+    def recording(self) -> Iterator[list[tuple[str, bytes]]]:
+        """Meanwhile the calling thread's launches reach no kernel: their symbols and the bytes of their arguments are taken.
+
+        Raises ManifestError for a build that was made before there was such a thing.
+        """
+        if not hasattr(self._library, "gemmill_set_recorder"):
+            raise ManifestError(
+                f"build {self.build_id} is too old to be exported from: make it again with `gemmill build`"
+            )
+        taken: list[tuple[str, bytes]] = []
+        take = _RECORD(lambda symbol, args, size: taken.append((symbol.decode(), ctypes.string_at(args, size))))
+        self._library.gemmill_set_recorder(take)
+        try:
+            yield taken
+        finally:
+            self._library.gemmill_set_recorder(None)
 
     def explain(self, op: OpSchema, call: operands.Call, sm_count: int) -> Choice:
         """The choice for a call that passes the checks, with its trace. Raises RuntimeError as the op would."""

@@ -12,6 +12,7 @@ import torch
 from gemmill import settings
 from gemmill.manifest import KernelEntry
 from gemmill.runtime import builds, checks, operands
+from gemmill.runtime.asking import given_to
 from gemmill.runtime.chosen import ChoiceLog, Chosen, chosen_in
 from gemmill.runtime.library import Build
 from gemmill.runtime.misses import MissFile
@@ -144,14 +145,16 @@ def supports(
     return any(fits(entry.predicate) for entry in variants(op=op, arch=arch))
 
 
-def explain(op: str, *args: Any) -> Choice:
+def explain(op: str, *args: Any, **named: Any) -> Choice:
     """The variant that a call would get and, for every other one, the first rule that rejected it.
 
-    `args` are those of the out-variant op. Raises RuntimeError where the op itself would refuse the call.
+    Arguments are those of the function of this name, `gemmill.cutlass_scaled_mm(a, b, ...)`, or of the op, which is given what
+    it writes too. Raises RuntimeError where the op itself would refuse the call, TypeError where neither takes such arguments.
     """
     schema = _schema(op)
-    call = operands.of_arguments(schema, args)
-    return active().explain(schema, call, _sm_count(args[0]))
+    given = given_to(schema, args, named)
+    call = operands.of_arguments(schema, given)
+    return active().explain(schema, call, _sm_count(given[0]))
 
 
 @contextlib.contextmanager

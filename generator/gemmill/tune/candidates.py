@@ -11,7 +11,7 @@ from gemmill.runtime.select import model_ns, rejection, select
 from gemmill.runtime.table import Table, make_table
 from gemmill.runtime.tuned import Machine, load_tuned
 from gemmill.tune.heuristics import Tile
-from gemmill.tune.peers import peers_of
+from gemmill.tune.peers import VLLM, peers_of, vllm_takes
 from gemmill.tune.problems import Problem
 from gemmill.tune.protocol import PEER, Candidate
 
@@ -55,9 +55,11 @@ def field_of(
     most: int = MOST,
     peers: bool = True,
     advised: Collection[Tile] = (),
+    *,
+    vllm: bool = False,
 ) -> Field:
     """Up to `most` variants, the most promising first (those of the tiles that a second opinion advises among them), and the
-    peers that take the problem."""
+    peers that take the problem, torch's own and vLLM's library if they are wanted."""
     named: dict[str, Candidate] = {}
     guesses: dict[str, float] = {}
     advised_names: list[str] = []
@@ -77,13 +79,12 @@ def field_of(
     if present is not None and present.name in named:
         first.insert(0, present.name)
     chosen = list(dict.fromkeys([*first, *advised_names, *ranked]))[:most]
-    beside = [
-        Candidate(name=peer.name, build=PEER)
-        for peer in (peers_of(problem.family) if peers else ())
-        if peer.takes(problem)
-    ]
+    beside = [peer.name for peer in (peers_of(problem.family) if peers else ()) if peer.takes(problem)]
+    if vllm and vllm_takes(problem):
+        beside.append(VLLM)
     return Field(
-        candidates=(*(named[name] for name in chosen), *beside), present=present.name if present is not None else None
+        candidates=(*(named[name] for name in chosen), *(Candidate(name=name, build=PEER) for name in beside)),
+        present=present.name if present is not None else None,
     )
 
 

@@ -7,6 +7,9 @@ import torch
 from gemmill.numerics.measured import MeasuredProblem, Peer, through
 from gemmill.registry import REGISTRY
 
+VLLM = "vllm"
+"""The name of what a library of vLLM's computes."""
+
 
 def peers_of(family: str) -> tuple[Peer, ...]:
     """What torch itself offers of a family's ops."""
@@ -17,7 +20,7 @@ def peers_of(family: str) -> tuple[Peer, ...]:
 def vllm_peer(library: str) -> Peer:
     """vLLM's released kernels. Raises OSError or RuntimeError where this process cannot load the library."""
     torch.ops.load_library(library)
-    return Peer(name="vllm", bind=through(torch.ops._C), takes=vllm_takes)
+    return Peer(name=VLLM, bind=through(torch.ops._C), takes=vllm_takes)
 
 
 def vllm_takes(problem: MeasuredProblem) -> bool:

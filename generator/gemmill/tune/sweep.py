@@ -28,6 +28,9 @@ class SweepOptions:
     margin: float = MARGIN
     repeats: int = 1
     peers: bool = True
+    """Whether torch's own are timed beside."""
+    vllm: bool = False
+    """Whether vLLM's are."""
     advice: Mapping[tuple[int, ...], Sequence[Tile]] = field(default_factory=dict)
     """Tiles of a second opinion, by sizes: tried besides what the model thinks well of."""
 
@@ -117,7 +120,7 @@ def run_sweep(
 
 def _field_of(problem: Problem, builds: Sequence[BuildFacts], sm_count: int, options: SweepOptions) -> Field:
     advised = options.advice.get(problem.call.sizes, ())
-    return field_of(problem, builds, sm_count, options.most, options.peers, advised)
+    return field_of(problem, builds, sm_count, options.most, options.peers, advised, vllm=options.vllm)
 
 
 def _task(

@@ -65,3 +65,24 @@ def test_it_is_explained(life) -> None:
     said = [told["line"] for told in life["said"]]
     assert "sm90a_toy_p1 (exact)" in said and "sm90a_toy_p8 (model)" in said
     assert any(line.startswith("measured: toy_pages 64 x 32, 1.00 us") for line in said)
+
+
+def test_its_kernel_is_exported_on_its_own(life) -> None:
+    """Fields of its struct, files of its folder, operands and results: all by its declaration."""
+    (exported,) = life["exported"]
+    assert exported["exit"] == 0
+    assert {"main.cu", "build.sh", "data.bin", "sm90a_toy_p4.cu", "toy/abi.h", "toy/pack.h", "core/abi.h"} <= set(
+        exported["files"]
+    )
+    right, wrong, without = life["reproduced"]
+    assert (right["exit"], right["out"], right["err"]) == (
+        0,
+        ["right; 5.00 us a launch, with the operands in cache"],
+        "",
+    )
+    assert wrong["exit"] == 1 and wrong["out"][0].startswith("codes[0, 0, 0, 0] is value ")
+    assert wrong["out"][1:] == [
+        "codes: 1 of 80 elements are wrong, 0 beside the right value",
+        "WRONG; 5.00 us a launch, with the operands in cache",
+    ]
+    assert (without["exit"], without["err"]) == (2, "data.bin cannot be read: run this where it lies\n")

@@ -5,11 +5,12 @@ from collections import Counter
 import pytest
 import torch
 
-from gemmill.fuzz.breakages import break_call, draw_call
+from gemmill.fuzz.breakages import _must_fail, break_call, draw_call
 from gemmill.numerics.call import CPU_LIMITS, GPU_LIMITS
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.memory import Memory
 from gemmill.numerics.values import Pools
+from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME, OPS
 
@@ -112,6 +113,19 @@ def test_no_breakage_is_a_legal_call(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, memory, arguments = made("dynamic_scaled_fp8_quant", 0, 0)
     monkeypatch.setattr("gemmill.fuzz.breakages._OF_TENSORS", {"is itself": lambda value, *_: value})
     assert break_call("dynamic_scaled_fp8_quant", arguments, memory, Draw("x", 0, 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("op", "argument", "is_refused"),
+    [
+        ("per_token_group_fp8_quant", "output_s", False),
+        ("dynamic_per_token_scaled_fp8_quant", "scale", True),
+        ("cutlass_scaled_mm", "bias", True),
+    ],
+)
+def test_gaps_are_a_fault_where_the_contract_asks_for_a_layout(op: str, argument: str, is_refused: bool) -> None:
+    """Scales in groups may lie [rows, 2] with gaps between rows: no check has anything against them."""
+    assert _must_fail("has two dimensions with gaps", REGISTRY.ops[op][1], argument) is is_refused
 
 
 def test_strides_of_leading_dimensions_of_an_empty_tensor_are_torchs() -> None:

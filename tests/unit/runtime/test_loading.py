@@ -303,3 +303,25 @@ def test_under_vllms_name_int8_codes_of_groups_are_vllms(home) -> None:
             print(codes[0, :4].tolist())
     """
     assert run_python(code, home).splitlines() == ["[127, 1, -1, 0]", "[127, 2, -2, 1]"]
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_vllms_python_gives_its_fake_of_fp4_quantisation(is_installed: bool, home, tmp_path) -> None:
+    """It asks the namespace, and names the op in full. The library that may come must be able to define it."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("raise SystemExit('imported')")
+    if is_installed:
+        (tmp_path / "vllm" / "_C_stable_libtorch.abi3.so").touch()
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import torch
+        import gemmill.compat.vllm
+        print(torch._C._jit_get_operation("_C::scaled_fp4_quant")[0] is not None)
+        library = torch.library.Library("_C", "FRAGMENT")
+        if {is_installed}:
+            library.define("scaled_fp4_quant(Tensor input, Tensor input_scale, bool swizzled) -> (Tensor, Tensor)")
+        torch.library.register_fake("_C::scaled_fp4_quant", lambda *given: None, lib=library, allow_override=True)
+        print([x.shape[0] for x in torch.ops._C.scaled_fp4_quant(torch.zeros(1, 64).bfloat16(), torch.ones(1), True)])
+    """
+    assert run_python(code, home).splitlines() == [str(not is_installed), "[1, 128]"]

@@ -199,3 +199,49 @@ def facts_of(tensors: list[torch.Tensor | None]) -> list[int]:
         if tensor is not None:
             facts += [codes[tensor.dtype], 0, -1, tensor.data_ptr(), 0, tensor.dim(), *tensor.shape, *tensor.stride()]
     return facts
+
+
+def test_explain_takes_what_functions_take(smoke_build) -> None:
+    """Positional, by name, and with the results that an op is given."""
+    out, a, b, a_scales, b_scales, _ = call()
+    wanted = gemmill.explain("cutlass_scaled_mm", out, a, b, a_scales, b_scales, None)
+    bias = torch.zeros(64, dtype=torch.bfloat16)
+    for given, named in (
+        ((a, b, a_scales, b_scales, torch.bfloat16), {}),
+        ((a, b), {"a_scales": a_scales, "b_scales": b_scales, "out_dtype": torch.bfloat16, "bias": None}),
+        ((), {"out": out, "a": a, "b": b, "a_scales": a_scales, "b_scales": b_scales, "bias": None}),
+    ):
+        assert gemmill.explain("cutlass_scaled_mm", *given, **named) == wanted
+    other = gemmill.explain("cutlass_scaled_mm", a, b, a_scales, b_scales, torch.float16, bias=bias.half())
+    assert other.entry is None or other.entry.predicate.out_dtype == "f16"
+    with pytest.raises(RuntimeError, match=r"^cutlass_scaled_mm: bias is bfloat16, expected float16"):
+        gemmill.explain("cutlass_scaled_mm", a, b, a_scales, b_scales, torch.float16, bias)
+
+
+def test_explain_of_a_quantisation_function(smoke_build, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(smoke_build, "explain", lambda op, call, sm_count: asked.append((op.name, call)), raising=False)
+    x = torch.zeros(4, 256, dtype=torch.bfloat16)
+    gemmill.explain("per_token_group_fp8_quant", x, 128, column_major_scales=True)
+    ((name, told),) = asked
+    assert name == "per_token_group_fp8_quant" and told["input"].shape == (4, 256)
+    assert (
+        told["output_q"].dtype == "float8_e4m3fn" and told["output_s"].strides == (1, 4) and told["group_size"] == 128
+    )
+
+
+def test_explain_of_arguments_that_nothing_takes(smoke_build) -> None:
+    _, a, b, a_scales, b_scales, _ = call()
+    takes = "cutlass_scaled_mm takes (out, a, b, a_scales, b_scales, bias), or as a function (a, b, a_scales, b_scales, out_dtype, bias); "
+    for given, named, told in (
+        ((a, b), {}, "got 2 arguments"),
+        ((a, b, a_scales, b_scales, torch.bfloat16), {"biass": None}, "got 5 arguments and biass"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            gemmill.explain("cutlass_scaled_mm", *given, **named)
+        assert str(caught.value) == takes + told
+    with pytest.raises(TypeError) as caught:
+        gemmill.explain("vllm_static_scaled_fp8_quant", a)
+    assert str(caught.value).startswith("vllm_static_scaled_fp8_quant takes (") and str(caught.value).endswith(
+        ", got 1 argument"
+    )

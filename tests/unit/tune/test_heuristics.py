@@ -71,4 +71,5 @@ def test_advised_tiles_are_tried_where_the_model_would_not(monkeypatch, tmp_path
     alone = [c.name for c in field_of(problem, facts, 132, most=3, peers=False).candidates]
     advised = [c.name for c in field_of(problem, facts, 132, 3, False, [(128, 80, 2, 1)]).candidates]
     assert not any("_t128x80x128_c2x1x1_" in name for name in alone)
+    assert [c.name for c in field_of(problem, facts, 132, most=0, vllm=True, peers=False).candidates] == ["vllm"]
     assert advised[0] == alone[0] and all("_t128x80x128_c2x1x1_" in name for name in advised[1:])

@@ -3,7 +3,7 @@
 from gemmill.family import Asked
 
 QUESTIONS = (
-    Asked(name="m", flags="-m", least=0, required=True, help="Rows of the input of a quantisation op"),
+    Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Rows of the input of a quantisation op"),
     Asked(
         name="dtype",
         flags="--dtype",
@@ -20,7 +20,7 @@ QUESTIONS = (
         default="none",
         help="Of the codes of an op that gives them",
     ),
-    Asked(name="hidden", flags="--hidden", least=0, help="Quantisation ops: columns of the codes"),
+    Asked(name="hidden", flags="--hidden", least=0, is_size=True, help="Quantisation ops: columns of the codes"),
     Asked(name="group", flags="--group", help="Quantisation ops: elements that share a scale"),
     Asked(name="activation", flags="--activation", kind=str, help="act_and_mul ops: silu, gelu or gelu_tanh"),
     Asked(

@@ -3,9 +3,9 @@
 from gemmill.family import Asked
 
 QUESTIONS = (
-    Asked(name="m", flags="-m", least=0, required=True, help="Rows of a and out"),
-    Asked(name="n", flags="-n", least=0, help="Columns of b and out"),
-    Asked(name="k", flags="-k", least=0, help="Columns of a, rows of b"),
+    Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Rows of a and out"),
+    Asked(name="n", flags="-n", least=0, is_size=True, help="Columns of b and out"),
+    Asked(name="k", flags="-k", least=0, is_size=True, help="Columns of a, rows of b"),
     Asked(
         name="dtype", flags="--dtype", kind=str, choices=("e4m3", "s8", "bf16", "f16"), help="Dtype of a and b (e4m3)"
     ),
@@ -29,6 +29,21 @@ QUESTIONS = (
         kind=bool,
         default=True,
         help="A scale for each column of b, or one",
+    ),
+    Asked(name="group", flags="--group", help="FP8 and INT8 GEMMs: elements along K that share a scale"),
+    Asked(
+        name="b_scales",
+        flags="--b-scales",
+        kind=str,
+        choices=("blocks", "rows"),
+        help="With --group: of b, in blocks of as many columns, or each column its own (blocks)",
+    ),
+    Asked(
+        name="m_major",
+        flags="--scales-m-major",
+        kind=bool,
+        default=False,
+        help="GEMMs: with --group, scales of a lie M-major",
     ),
     Asked(name="bias", flags="--bias", kind=bool, default=False, help="Give a bias"),
     Asked(

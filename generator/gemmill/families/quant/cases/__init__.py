@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.quant.cases.asked import asked
-from gemmill.families.quant.cases.calls import differences, of_config, once, same_bits
+from gemmill.families.quant.cases.calls import differences, of_config, once, same_bits, sized
 from gemmill.families.quant.cases.drawn import drawn
 from gemmill.numerics.call import LegalCall
 from gemmill.numerics.cases import Cases
@@ -47,6 +47,7 @@ class QuantJudge:
 
 CASES = Cases(
     of_config=of_config,
+    sized=sized,
     once=once,
     asked=asked,
     drawn=drawn,

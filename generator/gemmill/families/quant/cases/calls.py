@@ -1,7 +1,7 @@
 """Calls of the quantisation ops by their sizes and options, their outputs poisoned, held against the reference."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,6 +184,12 @@ def of_config(config: QuantConfig) -> Iterator[QuantCase]:
     for op in QUANT_OPS:
         if op.serves(config):
             yield from (_of_op(config, op.name, **sizes) for sizes in _sizes_of(config))
+
+
+def sized(config: QuantConfig, sizes: Mapping[str, int]) -> QuantCase:
+    """A call of the first op that a config serves."""
+    op = next(op for op in QUANT_OPS if op.serves(config))
+    return _of_op(config, op.name, rows=sizes["m"], hidden=sizes["hidden"])
 
 
 def once() -> Iterator[tuple[str, QuantCase]]:

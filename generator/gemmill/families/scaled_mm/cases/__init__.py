@@ -1,13 +1,14 @@
 """Calls of the GEMM ops, for whoever makes them."""
 
 from gemmill.families.scaled_mm.cases.asked import asked
-from gemmill.families.scaled_mm.cases.checked import of_config, once
+from gemmill.families.scaled_mm.cases.checked import of_config, once, sized
 from gemmill.families.scaled_mm.cases.drawn import GemmJudge, drawn, is_lacking
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.numerics.cases import Cases
 
 CASES = Cases(
     of_config=of_config,
+    sized=sized,
     once=once,
     asked=asked,
     drawn=drawn,

@@ -6,7 +6,7 @@ import torch
 
 from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP
 from gemmill.numerics.cases import Question, refuse_unused
-from gemmill.vocab import DType
+from gemmill.vocab import SCALE_GROUPS, DType, ScaleGranularity
 
 
 def asked(op: str, question: Question) -> list[Any]:
@@ -33,9 +33,34 @@ def asked(op: str, question: Question) -> list[Any]:
         empty(result, (m, n), (ldd, 1)),
         empty(operand, (m, k), (lda, 1)),
         empty(operand, (k, n), (1, ldb)),
-        empty(DType.F32, (m, 1) if q["per_token"] else (1,)),
-        empty(DType.F32, (1, n) if q["per_channel"] else (1,)),
+        *(empty(DType.F32, *laid_out) for laid_out in _scales(op, q)),
     ]
     if azp is not None:
         arguments += [empty(DType.S32, (n,)), empty(DType.S32, (m,)) if azp == "token" else None]
     return [*arguments, empty(result, (n,)) if q["bias"] else None]
+
+
+Layout = tuple[tuple[int, int] | tuple[int], tuple[int, int] | None]
+"""Shape, and strides where the elements do not lie in order."""
+
+
+def _scales(op: str, q: Question) -> tuple[Layout, Layout]:
+    """Of a and b."""
+    m, n, k = q["m"], q["n"], q["k"]
+    if q["group"] is None:
+        if given := [
+            option for option, value in (("--b-scales", q["b_scales"]), ("--scales-m-major", q["m_major"])) if value
+        ]:
+            raise ValueError(f"{op} with {given[0]} and no --group: its scales are not of groups")
+        return ((m, 1) if q["per_token"] else (1,), None), ((1, n) if q["per_channel"] else (1,), None)
+    if given := [
+        option for option, is_on in (("--per-tensor", q["per_token"]), ("--one-b-scale", q["per_channel"])) if not is_on
+    ]:
+        raise ValueError(f"{op} with --group and {given[0]}: scales are of groups or of the whole tensor")
+    of_b = ScaleGranularity.GROUP if q["b_scales"] == "rows" else ScaleGranularity.BLOCK
+    groups = next((groups for groups in SCALE_GROUPS if (groups.size, groups.b_scale) == (q["group"], of_b)), None)
+    if groups is None:
+        sizes = " and ".join(dict.fromkeys(str(groups.size) for groups in SCALE_GROUPS))
+        raise ValueError(f"{op} with --group {q['group']}: there are groups of {sizes}")
+    b_rows, b_columns = groups.b_shape(n, k)
+    return (groups.a_shape(m, k), (1, -(-m // 4) * 4) if q["m_major"] else None), ((b_rows, b_columns), (1, b_rows))

@@ -1,10 +1,11 @@
 """The calls by which a GEMM variant is verified."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle, islice, product
 
 import torch
+from torch import Tensor
 
 from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP, Predicate, accepted
 from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
@@ -33,6 +34,15 @@ class GemmCase:
     def __str__(self) -> str:
         return str(self.problem)
 
+    @property
+    def op(self) -> str:
+        """The op's name."""
+        return self.problem.op
+
+    def arguments(self, device: str) -> Sequence[Tensor | None]:
+        """In the order of the op's schema."""
+        return make_call(self.problem, torch.device(device)).arguments
+
     def run(self, device: str) -> Outcome:
         """Call the op on fresh operands, and hold the result against the reference."""
         call = make_call(self.problem, torch.device(device))
@@ -48,6 +58,13 @@ def of_config(config: KernelConfig) -> Iterator[GemmCase]:
     """Shapes that a variant takes, over all kinds of scales and optional operands."""
     for problem in problems_of(accepted(config)):
         yield GemmCase(problem=problem, accumulation=config.schedule.accumulation)
+
+
+def sized(config: KernelConfig, sizes: Mapping[str, int]) -> GemmCase:
+    """The first problem of a variant's cases at M, N and K, with exact operands."""
+    kind = next(problems_of(accepted(config)))
+    m, n, k = (sizes[name] for name in ("m", "n", "k"))
+    return GemmCase(problem=replace(kind, m=m, n=n, k=k, data="integers"), accumulation=config.schedule.accumulation)
 
 
 def problems_of(predicate: Predicate) -> Iterator[Problem]:

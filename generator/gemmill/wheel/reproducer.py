@@ -1,0 +1,188 @@
+"""A kernel on its own: source, command line, a host program, and one call of it, to show a fault or a time to somebody without
+gemmill.
+
+Nothing here knows a family: the fields of its struct are read from its `abi.h`, and their values from a recorded call. A kernel
+of the CuTe DSL is compiled by the package of this generator: there, gemmill must be installed.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+from gemmill.build.sources import expand, flags_for, is_of_dsl
+from gemmill.emit import EmittedFile, emit
+from gemmill.emit.render import render
+from gemmill.family import Config
+from gemmill.locations import kernels_dir
+from gemmill.numerics.recording import Recorded, RecordedTensor
+from gemmill.registry import REGISTRY
+from gemmill.space.names import symbol_of, to_name
+from gemmill.wheel.abi import WheelError
+
+DATA = "data.bin"
+_STRUCT = re.compile(r"struct (gemmill_\w+_args) \{(.*?)\n?\};", re.DOTALL)
+_COMMENT = re.compile(r"//[^\n]*")
+_FIELDS = re.compile(r"\s*([\w ]+?)\s*(\*?)\s*(\w+(?:, *\w+)*)\s*")
+_FORMATS = {
+    "int64_t": "q",
+    "int32_t": "i",
+    "uint64_t": "Q",
+    "uint32_t": "I",
+    "float": "f",
+    "double": "d",
+    "uint8_t": "B",
+}
+_NAN_ABOVE = {torch.float8_e4m3fn: 0x7E, torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7F800000}
+"""The largest bits of a number that is no NaN, sign apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproducer:
+    """Files, and the bytes that the program reads beside them."""
+
+    files: tuple[EmittedFile, ...]
+    data: bytes
+
+
+def reproducer(config: Config, recorded: Recorded, told: str, expected: str) -> Reproducer:
+    """A variant's files for a recorded call; `told` says which call it is, `expected` how long it took where that was measured.
+
+    Raises TemplateError, and WheelError where the struct cannot be read.
+    """
+    family = REGISTRY.family_of(config)
+    home = (family.home / "kernels" if family.home else kernels_dir()) / family.name
+    emitted, is_dsl = emit(config), is_of_dsl(config)
+    struct_name, fields = read_arguments((home / "abi.h").read_text(encoding="utf-8"), recorded.arguments)
+    data, tensors = _laid_out(recorded)
+    copied = [*_headers("core", kernels_dir() / "core"), *_headers(family.name, home)]
+    for name in ("driver.cpp", "driver.h", *(["cutedsl.cpp"] if is_dsl else [])):
+        copied.append(_copied(f"extension/{name}", kernels_dir() / "extension" / name))
+    texts = [emitted.text, *(file.text for file in copied)]
+    has_cutlass = any(re.search(r"#include [<\"](cutlass|cute)/", text) for text in texts)
+    values = {
+        "name": to_name(config),
+        "symbol": symbol_of(config),
+        "family": family.name,
+        "struct": struct_name,
+        "size": len(recorded.arguments),
+        "assignments": [_assigned(field, recorded) for field in fields if field.value],
+        "tensors": tensors,
+        "data": DATA,
+        "told": told,
+        "expected": expected,
+        "dsl": is_dsl,
+        "source": emitted.path.name,
+        "sources": [emitted.path.name, *(str(file.path) for file in copied if file.path.suffix == ".cu")],
+        "cutlass": has_cutlass,
+        "gencode": config.arch.gencode,
+        "flags": _flags(config, has_cutlass),
+    }
+    rendered = ["main.cu", "build.sh", *(["adapter.py"] if is_dsl else [])]
+    files = (
+        *(EmittedFile(path=PurePosixPath(file), text=render(f"export/{file}.jinja", values)) for file in rendered),
+        EmittedFile(path=PurePosixPath(emitted.path.name), text=emitted.text),
+        *copied,
+    )
+    return Reproducer(files=files, data=data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """A field of a family's struct, as a call had it."""
+
+    name: str
+    value: int | float
+    is_pointer: bool
+
+
+def read_arguments(header: str, arguments: bytes) -> tuple[str, list[Field]]:
+    """The name of the struct that a family's `abi.h` declares, and its fields. Raises WheelError where it cannot be read."""
+    found = _STRUCT.search(header)
+    if found is None:
+        raise WheelError("abi.h declares no struct gemmill_..._args: a kernel's arguments cannot be written down")
+    names, format_ = [], "@"
+    for text in _COMMENT.sub("", found[2]).split(";")[:-1]:
+        match = _FIELDS.fullmatch(text.replace("\n", " "))
+        kind = None if match is None else "P" if match[2] else _FORMATS.get(match[1])
+        if match is None or kind is None:
+            raise WheelError(
+                f"{found[1]} declares {text.strip()!r}, whose type is none of {', '.join(_FORMATS)} or a pointer"
+            )
+        for name in match[3].split(","):
+            names.append(name.strip())
+            format_ += kind
+    whole = struct.calcsize(format_ + "0P")
+    if whole != len(arguments):
+        raise WheelError(
+            f"{found[1]} has {whole} bytes and the build was given {len(arguments)}: build again with `gemmill build`"
+        )
+    values = struct.unpack(format_, arguments[: struct.calcsize(format_)])
+    fields = zip(names, values, format_[1:], strict=True)
+    return found[1], [Field(name=name, value=value, is_pointer=kind == "P") for name, value, kind in fields]
+
+
+def _assigned(field: Field, recorded: Recorded) -> dict[str, Any]:
+    """What the host program sets a field to: an address in a tensor, or a number."""
+    if not field.is_pointer:
+        value = field.value.hex() if isinstance(field.value, float) else str(field.value)
+        return {"field": field.name, "tensor": None, "value": value}
+    place = recorded.place_of(int(field.value))
+    if place is None:
+        raise WheelError(
+            f"{recorded.op} gives its kernel {field.name}, which is in no tensor of the call: it cannot be written down"
+        )
+    return {"field": field.name, "tensor": place[0], "value": str(place[1])}
+
+
+def _laid_out(recorded: Recorded) -> tuple[bytes, list[dict[str, Any]]]:
+    """All tensors' bytes one after another, and where each begins."""
+    data, told = bytearray(), []
+    for tensor in recorded.tensors:
+        begin = len(data)
+        data += tensor.before
+        wanted = -1
+        if tensor.wanted is not None:
+            wanted = len(data)
+            data += tensor.wanted
+        told.append(_facts(tensor) | {"begin": begin, "wanted": wanted})
+    return bytes(data), told
+
+
+def _facts(tensor: RecordedTensor) -> dict[str, Any]:
+    shape, strides = tensor.shape, tensor.strides
+    filled = 4 - len(shape)
+    if filled < 0:
+        raise WheelError(f"{tensor.name} has {len(shape)} dimensions: 4 at most can be written down")
+    return {
+        "name": tensor.name,
+        "bytes": len(tensor.before),
+        "shift": tensor.shift,
+        "width": tensor.dtype.itemsize,
+        "nan_above": _NAN_ABOVE.get(tensor.dtype, 0),
+        "signed": int(tensor.dtype.is_signed),
+        "sizes": [1] * filled + list(shape),
+        "strides": [0] * filled + list(strides),
+    }
+
+
+def _flags(config: Config, has_cutlass: bool) -> str:
+    """Those of a build, for a shell."""
+    expanded = expand(flags_for(config.arch).cuda, {"gemmill": Path(), "cutlass": Path("$CUTLASS_INCLUDE")})
+    needed = [flag for flag in expanded if has_cutlass or "$" not in flag]
+    return " ".join(f'"{flag}"' if "$" in flag else flag for flag in needed if flag != "-Xptxas=-v")
+
+
+def _headers(name: str, folder: Path) -> Iterator[EmittedFile]:
+    """Headers and CUDA sources of a folder of kernels."""
+    for path in sorted(folder.glob("*")):
+        if path.suffix in (".h", ".cuh", ".cu"):
+            yield _copied(f"{name}/{path.name}", path)
+
+
+def _copied(name: str, path: Path) -> EmittedFile:
+    return EmittedFile(path=PurePosixPath(name), text=path.read_text(encoding="utf-8"))

@@ -1,0 +1,119 @@
+"""What `gemmill export` writes down of a call: the family's own struct as the binding fills it, and what the reference makes."""
+
+import pytest
+import torch
+
+from gemmill.locations import kernels_dir
+from gemmill.manifest import ManifestError
+from gemmill.numerics.cases import cases_of
+from gemmill.numerics.recording import record
+from gemmill.registry import REGISTRY
+from gemmill.wheel import WheelError
+from gemmill.wheel.reproducer import read_arguments, reproducer
+
+SIZE = 256
+"""Of each size of a call: a multiple of whatever a kernel asks for."""
+
+
+def sized(config, size: int = SIZE):
+    """A call of a config."""
+    sizes = {option.name: size for option in REGISTRY.family_of(config).questions if option.is_size}
+    return cases_of(config).sized(config, sizes)
+
+
+@pytest.mark.parametrize("family", [family.name for family in REGISTRY.families])
+def test_every_variant_of_a_build_can_be_recorded(probe, family) -> None:
+    """Each pointer of its struct leads into a tensor of the call, and what is written has a value to hold results against."""
+    header = (kernels_dir() / family / "abi.h").read_text()
+    for entry in {entry.symbol: entry for entry in probe.variants_of(family)}.values():
+        case = sized(entry.config)
+        recorded = record(probe.build, entry.name, case)
+        _, fields = read_arguments(header, recorded.arguments)
+        places = [recorded.place_of(field.value) for field in fields if field.is_pointer and field.value]
+        assert None not in places, entry.name
+        assert {recorded.tensors[tensor].name for tensor, _ in places} == {tensor.name for tensor in recorded.tensors}
+        written = [tensor for tensor in recorded.tensors if tensor.wanted is not None]
+        assert written and all(tensor.wanted != tensor.before for tensor in written), entry.name
+        assert recorded.op in entry.predicate.ops
+
+
+def test_a_gemms_numbers_and_operands(probe) -> None:
+    entry = next(entry for entry in probe.variants_of("scaled_mm") if entry.predicate.out_dtype == "bf16")
+    m, n, k = 32, 128, 256
+    case = cases_of(entry.config).sized(entry.config, {"m": m, "n": n, "k": k})
+    recorded = record(probe.build, entry.name, case)
+    _, fields = read_arguments((kernels_dir() / "scaled_mm" / "abi.h").read_text(), recorded.arguments)
+    values = {field.name: field.value for field in fields}
+    assert [values[name] for name in ("m", "n", "k", "lda", "ldb", "ldd")] == [m, n, k, k, k, n]
+    tensors = {tensor.name: tensor for tensor in recorded.tensors}
+    a, b = (tensors[name] for name in ("a", "b"))
+    assert (
+        recorded.place_of(values["a"]) == (recorded.tensors.index(a), 0) and len(a.before) == m * k * a.dtype.itemsize
+    )
+    assert (b.shape, b.strides) == ((k, n), (1, k))
+    wanted = torch.frombuffer(bytearray(tensors["out"].wanted), dtype=torch.bfloat16)
+    assert wanted.numel() == m * n and wanted.isfinite().all()
+    assert torch.frombuffer(bytearray(tensors["out"].before), dtype=torch.bfloat16).isnan().all(), "poisoned"
+
+
+def test_the_thread_launches_again_afterwards(probe) -> None:
+    entry = probe.variants_of("scaled_mm")[0]
+    case = sized(entry.config)
+    record(probe.build, entry.name, case)
+    assert probe.run(case.op, *case.arguments("cpu")) is not None
+
+
+def test_what_cannot_be_recorded(probe, monkeypatch) -> None:
+    entry = next(
+        e for e in probe.variants_of("scaled_mm") if e.predicate.alignment_a == 16 and e.predicate.a_dtype == "e4m3"
+    )
+    with pytest.raises(RuntimeError, match=rf"the pinned variant {entry.name} cannot take the call: "):
+        record(probe.build, entry.name, sized(entry.config, 257))
+    with pytest.raises(
+        ValueError, match=r"^cutlass_scaled_mm launches 0 kernels for this call, and one can be exported$"
+    ):
+        record(probe.build, entry.name, sized(entry.config, 0))
+    monkeypatch.setattr(probe.build, "_library", object())
+    with (
+        pytest.raises(
+            ManifestError, match=r"^build \w+ is too old to be exported from: make it again with `gemmill build`$"
+        ),
+        probe.build.recording(),
+    ):
+        pass
+
+
+def test_a_header_that_cannot_be_read(probe) -> None:
+    entry = probe.variants_of("quant")[0]
+    recorded = record(probe.build, entry.name, sized(entry.config))
+    header = (kernels_dir() / "quant" / "abi.h").read_text()
+    for changed, sentence in (
+        ("", "abi.h declares no struct gemmill_..._args: a kernel's arguments cannot be written down"),
+        (
+            header.replace("float eps", "half eps"),
+            "gemmill_quant_args declares 'half eps', whose type is none of int64_t, int32_t, uint64_t, uint32_t, float, double, "
+            "uint8_t or a pointer",
+        ),
+        (
+            header.replace("int64_t rows, hidden;", "int64_t rows;"),
+            "gemmill_quant_args has 176 bytes and the build was given 184: build again with `gemmill build`",
+        ),
+    ):
+        with pytest.raises(WheelError) as caught:
+            read_arguments(changed, recorded.arguments)
+        assert str(caught.value) == sentence
+
+
+def test_the_program_names_fields_and_tensors(probe) -> None:
+    entry = next(entry for entry in probe.variants_of("quant") if "rmstoken_bf16_e4m3" in entry.name)
+    case = sized(entry.config)
+    made = reproducer(entry.config, record(probe.build, entry.name, case), f"{case.op}: {case}", "; told")
+    main = next(file.text for file in made.files if file.path.name == "main.cu")
+    assert f"// {case.op}: {case}\n" in main and "with the operands in cache; told" in main
+    for line in ("gemmill_quant_args args{};", "args.rows = 256;", "// weight"):
+        assert line in main
+    script = next(file.text for file in made.files if file.path.name == "build.sh")
+    assert "CUTLASS_INCLUDE" not in script, "its kernels are plain CUDA"
+    assert len(made.data) == sum(
+        len(t.before) + len(t.wanted or b"") for t in record(probe.build, entry.name, case).tensors
+    )
