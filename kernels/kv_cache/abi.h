@@ -22,7 +22,7 @@ struct gemmill_kv_compress_args {
   int64_t const* slots;         // [tokens]; outside of the cache: not stored
   int64_t tokens, kv_heads, pages, page_size;
   int64_t page_stride;          // bytes, a multiple of 16
-  int64_t key_strides[2], value_strides[2];  // from a token to the next, from a head to the next
+  int64_t key_token_stride, key_head_stride, value_token_stride, value_head_stride;
   int64_t seed;                 // of the rotation's signs
 };
 
@@ -37,7 +37,7 @@ struct gemmill_kv_attention_args {
   float const* sinks;           // [heads], logits; null for none
   int64_t batch, rows, heads, kv_heads, pages;
   int64_t out_stride, page_stride;
-  int64_t q_strides[3];         // batch, row, head
+  int64_t q_batch_stride, q_row_stride, q_head_stride;
   int64_t table_pages, table_stride;
   int64_t window;               // keys up to itself that a row sees; 0 for all
   int64_t causal;

@@ -27,7 +27,7 @@ void launch_compress(OpCall const& x, Chosen const& chosen) {
   gemmill_kv_compress_args const args{
       data<uint8_t>(x, kCache), x.tensor(kKeys).data, x.tensor(kValues).data, data<int64_t>(x, kSlotMapping),
       x.value(kTokens), x.value(kKvHeads), x.value(kPages), x.value(kPage), x.value(kPageStride),
-      {x.value(kKeyToken), x.value(kKeyHead)}, {x.value(kValueToken), x.value(kValueHead)}, x.value(kSeed)};
+      x.value(kKeyToken), x.value(kKeyHead), x.value(kValueToken), x.value(kValueHead), x.value(kSeed)};
   chosen.launch(&args);
 }
 
@@ -36,7 +36,7 @@ void launch_decode(OpCall const& x, Chosen const& chosen) {
       x.tensor(kOut).data, data<float>(x, kLse), x.tensor(kQ).data, data<uint8_t>(x, kCache),
       data<int32_t>(x, kBlockTable), data<int32_t>(x, kSeqLens), data<float>(x, kSinks),
       x.value(kBatch), x.value(kRows), x.value(kHeads), x.value(kKvHeads), x.value(kPages), x.value(kOutStride),
-      x.value(kPageStride), {x.value(kQBatch), x.value(kQRow), x.value(kQHead)}, x.value(kTablePages), x.value(kTableStride),
+      x.value(kPageStride), x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages), x.value(kTableStride),
       x.value(kWindow), x.value(kCausal), x.value(kSeed), static_cast<float>(x.real(kScale))};
   chosen.launch(&args);
 }

@@ -130,9 +130,10 @@ __global__ void __launch_bounds__(kCompressThreads) compress_tokens(
     int64_t const head = is_value ? vector - args.kv_heads : vector;
     float y[kOwn] = {};
     if (exists) {
-      int64_t const* const strides = is_value ? args.value_strides : args.key_strides;
       Element const* const vectors = static_cast<Element const*>(is_value ? args.values : args.keys);
-      load_vector<kAligned>(y, vectors + token * strides[0] + head * strides[1] + first);
+      int64_t const of_token = is_value ? args.value_token_stride : args.key_token_stride;
+      int64_t const of_head = is_value ? args.value_head_stride : args.key_head_stride;
+      load_vector<kAligned>(y, vectors + token * of_token + head * of_head + first);
     }
     float square = 0.0f;
 #pragma unroll
@@ -165,7 +166,7 @@ template <class Variant, class Element, int kHeadDim, class Keys, class Values>
 int32_t compress(gemmill_kv_compress_args const& args, gemmill_launch const& how, Keys const& keys, Values const& values) {
   if (args.tokens == 0 || args.kv_heads == 0) return 0;
   CompressParams<kHeadDim, Keys, Values> params{args, signs_of<kHeadDim>(static_cast<uint64_t>(args.seed)), keys, values};
-  uint64_t const strides = args.key_strides[0] | args.key_strides[1] | args.value_strides[0] | args.value_strides[1];
+  uint64_t const strides = args.key_token_stride | args.key_head_stride | args.value_token_stride | args.value_head_stride;
   uint64_t const places =
       reinterpret_cast<uintptr_t>(args.keys) | reinterpret_cast<uintptr_t>(args.values) | strides * sizeof(Element);
   LaunchShape const shape{dim3(static_cast<unsigned>(args.tokens)), dim3(kCompressThreads), dim3(1), 0};

@@ -240,8 +240,8 @@ __device__ __forceinline__ void rotate_queries(DecodeParams const& params, Place
     float y[kOwn] = {};
     if (flat < args.rows * params.group) {
       int64_t const head = at.kv_head * params.group + flat % params.group;
-      Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_strides[0] +
-                                  flat / params.group * args.q_strides[1] + head * args.q_strides[2] + kOwn * lane;
+      Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_batch_stride +
+                                  flat / params.group * args.q_row_stride + head * args.q_head_stride + kOwn * lane;
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) y[i] = to_float(from[i]);
     }

@@ -11,7 +11,7 @@ import gemmill
 from gemmill.families.kv_cache.call import config_of
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, HadamardCase
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig
-from gemmill.families.kv_cache.ops import SCHEMA_OF, STORED
+from gemmill.families.kv_cache.ops import DECODED, SCHEMA_OF, STORED
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate
 from gemmill.families.kv_cache.selections import default
 from gemmill.runtime import checks, operands
@@ -102,7 +102,7 @@ def narrower(tensor: Tensor) -> Tensor:
         (STORE, {"slot_mapping": Tensor.int}, "slot_mapping is int32, expected int64"),
         (STORE, {"slot_mapping": lambda s: s[:4]}, "slot_mapping has shape [4], expected [tokens] = [5]"),
         (STORE, {"seed": lambda _: -1}, "seed is -1, expected 0 or more"),
-        (DECODE, {"format": lambda _: "k_eden3_v_eden3"}, "format is 'k_eden3_v_eden3', expected 'k_eden4_v_eden4' or "),
+        (DECODE, {"format": lambda _: "k_eden2_v_eden4"}, "format is 'k_eden2_v_eden4', expected 'k_eden4_v_eden4', 'k_eden4_v_eden3', "),
         (DECODE, {"q": lambda q: q[:, :, :3], "out": lambda o: o[:, :, :3]}, "q has 3 heads and cache 2: query heads are a multiple of KV heads"),
         (DECODE, {"q": lambda q: q.transpose(2, 3).contiguous().transpose(2, 3)}, "elements of a vector must lie beside one another"),
         (DECODE, {"out": lambda o: o.transpose(1, 2).contiguous().transpose(1, 2)}, "its vectors must follow one another at one stride, and not overlap"),
@@ -123,7 +123,7 @@ def test_bad_input_is_one_sentence(case: Case, change: dict[str, Any], text: str
 
 def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
     configs = list(default(Arch.SM90A))
-    assert len({to_name(config) for config in configs}) == len(configs) == 50
+    assert len({to_name(config) for config in configs}) == len(configs) == 82
     assert all(parse_name(to_name(config)) == config for config in configs)
     served = set()
     for case in _cases():
@@ -138,7 +138,12 @@ def _cases() -> list[Case]:
     return [
         *(HadamardCase(rows=1, columns=c, dtype=d) for c in (64, 128, 256) for d in dtypes),
         *(CompressCase(tokens=1, format=name, dtype=d) for name in STORED for d in dtypes),
-        *(DecodeCase(lengths=(1,), page=page, dtype=d) for page in (16, 32, 64, 128) for d in dtypes),
+        *(
+            DecodeCase(lengths=(1,), page=page, dtype=d, format=name)
+            for page in (16, 32, 64, 128)
+            for d in dtypes
+            for name in DECODED
+        ),
     ]
 
 

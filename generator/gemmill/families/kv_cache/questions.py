@@ -3,7 +3,14 @@
 from gemmill.family import Asked
 
 QUESTIONS = (
-    Asked(name="m", flags="-m", least=0, required=True, help="Rows of a transform, new tokens, or query rows"),
+    Asked(
+        name="m",
+        flags="-m",
+        least=0,
+        required=True,
+        is_size=True,
+        help="Rows of a transform, new tokens, or query rows",
+    ),
     Asked(name="dtype", flags="--dtype", kind=str, choices=("bf16", "f16"), help="Of rows, keys or queries (bf16)"),
     Asked(
         name="head_dim", flags="--head-dim", least=1, help="Columns of a transform; elements of a cache's vector (128)"

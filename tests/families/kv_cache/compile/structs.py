@@ -9,7 +9,7 @@ from torch import Tensor
 from gemmill.locations import kernels_dir
 
 _TYPES = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float}
-_MEMBER = re.compile(r"^  ([\w ]+?\*?) ((?:\w+(?:\[\d\])?(?:, )?)+);", re.MULTILINE)
+_MEMBER = re.compile(r"^  ([\w ]+?\*?) ((?:\w+(?:, )?)+);", re.MULTILINE)
 
 
 def struct_of(header: str, name: str) -> type[ctypes.Structure]:
@@ -19,10 +19,7 @@ def struct_of(header: str, name: str) -> type[ctypes.Structure]:
     fields: list[tuple[str, Any]] = []
     for kind, names in _MEMBER.findall(body[1]):
         for field in names.split(", "):
-            match = re.fullmatch(r"(\w+)(?:\[(\d)\])?", field)
-            assert match is not None
-            ctype = ctypes.c_void_p if kind.endswith("*") else _TYPES[kind]
-            fields.append((match[1], ctype * int(match[2]) if match[2] else ctype))
+            fields.append((field, ctypes.c_void_p if kind.endswith("*") else _TYPES[kind]))
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
@@ -36,7 +33,7 @@ def _filled(struct: type[ctypes.Structure], **given: Any) -> ctypes.Structure:
     of = dict(struct._fields_)
     assert set(of) == set(given), set(of) ^ set(given)
     told = {name: value.data_ptr() if isinstance(value, Tensor) else value for name, value in given.items()}
-    return struct(**{name: of[name](*value) if isinstance(value, tuple) else value for name, value in told.items()})
+    return struct(**told)
 
 
 def arguments_of(given: dict[str, Any]) -> ctypes.Structure:
@@ -67,8 +64,10 @@ def _compress(
         pages=cache.shape[0],
         page_size=cache.shape[2],
         page_stride=cache.stride(0),
-        key_strides=keys.stride()[:2],
-        value_strides=values.stride()[:2],
+        key_token_stride=keys.stride(0),
+        key_head_stride=keys.stride(1),
+        value_token_stride=values.stride(0),
+        value_head_stride=values.stride(1),
     )
 
 
@@ -90,7 +89,9 @@ def _attention(
         pages=cache.shape[0],
         out_stride=others["out"].stride(2),
         page_stride=cache.stride(0),
-        q_strides=q.stride()[:3],
+        q_batch_stride=q.stride(0),
+        q_row_stride=q.stride(1),
+        q_head_stride=q.stride(2),
         table_pages=block_table.shape[1],
         table_stride=block_table.stride(0),
     )

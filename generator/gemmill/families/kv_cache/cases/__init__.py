@@ -1,7 +1,7 @@
 """Calls of the compressed cache's ops, for whoever makes them."""
 
 from gemmill.families.kv_cache.cases.asked import asked
-from gemmill.families.kv_cache.cases.calls import of_config, once
+from gemmill.families.kv_cache.cases.calls import of_config, once, sized
 from gemmill.families.kv_cache.cases.drawn import drawn
 from gemmill.families.kv_cache.cases.judging import KvCacheJudge
 from gemmill.numerics.cases import Cases
@@ -11,6 +11,7 @@ LACKS = (": build ", " lacks ")
 
 CASES = Cases(
     of_config=of_config,
+    sized=sized,
     once=once,
     asked=asked,
     drawn=drawn,

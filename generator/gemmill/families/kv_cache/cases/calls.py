@@ -1,6 +1,6 @@
 """Calls of the compressed cache's ops by their sizes and options, outputs poisoned, held against the reference."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,11 @@ class _Call:
     """What cases share: they have a schema, and arguments on a device."""
 
     schema: OpSchema
+
+    @property
+    def op(self) -> str:
+        """The op's name."""
+        return self.schema.name
 
     def arguments(self, device: torch.device | str) -> list[Any]:
         """In the order of the op's schema, outputs poisoned. On the meta device there is no data."""
@@ -208,6 +213,21 @@ def _attended() -> Iterator[dict[str, Any]]:
     yield {"lengths": (64, 500), "rows": 8, "heads": 2, "kv_heads": 2, "is_rotated": True}
     yield {"lengths": (2100,), "heads": 2, "kv_heads": 1}
     yield {"lengths": (), "heads": 2, "kv_heads": 1}
+
+
+def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> _Call:
+    """So many rows, tokens or query rows, all else small."""
+    count = sizes["m"]
+    match config.kind:
+        case Kind.HADAMARD:
+            return HadamardCase(rows=count, columns=config.head_dim, dtype=config.dtype)
+        case Kind.COMPRESS:
+            name = format_of(config.method, config.key_bits, config.value_bits).name
+            return CompressCase(tokens=count, format=name, dtype=config.dtype, kv_heads=2)
+        case Kind.DECODE:
+            name = format_of(config.method, config.key_bits, config.value_bits).name
+            small: dict[str, Any] = {"lengths": (70,), "heads": 2, "kv_heads": 1, "page": config.page_size}
+            return DecodeCase(rows=count, dtype=config.dtype, format=name, **small)
 
 
 def once() -> Iterator[tuple[str, _Call]]:
