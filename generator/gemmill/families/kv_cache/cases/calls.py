@@ -75,6 +75,8 @@ class CompressCase(_Call):
     """Elements between the vectors of two tokens."""
     is_odd: bool = False
     """Whether some vectors are zero or have no finite norm, and some slots are none of the cache's."""
+    is_apart: bool = False
+    """Whether keys and values are in memory of their own, not beside one another as a layer's matrix product has them."""
     schema = COMPRESS
 
     @property
@@ -95,8 +97,9 @@ class CompressCase(_Call):
         keys, values = (both[:, i * width : (i + 1) * width].unflatten(1, (self.kv_heads, 128)) for i in (0, 1))
         pages = -(-self.tokens // self.page) + 1
         cache = empty_cache(self.spec, pages, device)
-        if str(device) == "meta":  # where tensors are told apart by offsets alone
-            keys, values = torch.empty_like(keys), torch.empty_like(values)
+        if self.is_apart or str(device) == "meta":  # where tensors are told apart by offsets alone
+            keys, values = (torch.empty(x.shape, dtype=x.dtype, device=device).copy_(x) for x in (keys, values))
+        if str(device) == "meta":
             return [cache, keys, values, torch.empty(self.tokens, dtype=torch.int64, device=device), self.format, SEED]
         order = torch.randperm(pages * self.page, generator=torch.Generator().manual_seed(self.tokens))
         slots = order[: self.tokens].to(device)
@@ -223,7 +226,7 @@ def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> _Call:
             return HadamardCase(rows=count, columns=config.head_dim, dtype=config.dtype)
         case Kind.COMPRESS:
             name = format_of(config.method, config.key_bits, config.value_bits).name
-            return CompressCase(tokens=count, format=name, dtype=config.dtype, kv_heads=2)
+            return CompressCase(tokens=count, format=name, dtype=config.dtype, kv_heads=2, is_apart=True)
         case Kind.DECODE:
             name = format_of(config.method, config.key_bits, config.value_bits).name
             small: dict[str, Any] = {"lengths": (70,), "heads": 2, "kv_heads": 1, "page": config.page_size}
