@@ -6,8 +6,8 @@
 
 extern "C" {
 
-// out = code(x / scale), where x is in, activation(gate) * up of in = [rows, 2 hidden] = gate then up, or the RMS norm of in
-// (+ residual, which is replaced by the sum, rounded) times weight.
+// out = code(x / scale), where x is in, activation(gate) * up of in = [rows, 2 hidden] = gate then up, the RMS norm of in
+// (+ residual, which is replaced by the sum, rounded) times weight, GELU of in, or in * (1 + mod_scale) + mod_shift.
 struct gemmill_quant_args {
   void const* in;
   void* out;
@@ -16,7 +16,11 @@ struct gemmill_quant_args {
   float const* scale_ub;        // bound of the absolute maximum, or of the scale of a gated group; or null
   void const* weight;           // RMS norm: [hidden], of in's type
   void* residual;               // RMS norm: of in's type, or null
-  float const* global_scale;    // nvfp4: one value
+  float const* global_scale;    // nvfp4: one value, or one for each expert
+  void const* mod_scale;        // of in's type
+  void const* mod_shift;
+  int32_t const* expert_offsets;  // experts: the first row of each, ascending, and the end of the last
+  int32_t const* scale_offsets;   // experts: the first row of each among the scales, a multiple of 128, and the end
   int64_t rows, hidden;
   int64_t in_stride, out_stride, residual_stride;
   // Given: the scale of (row, column) is at row / group_m * scale_stride_m + column / group_n * scale_stride_n. Groups: at
@@ -27,6 +31,9 @@ struct gemmill_quant_args {
   int64_t is_swizzled;          // block-scaled: whether scales lie in tiles of 128 rows x 4, else in rows
   int64_t scales_stride;        // block-scaled, in rows: from one row's to the next's
   int64_t rounds_up;            // mx: whether a scale is rounded up, else down as the specification has it
+  int64_t padded;               // block-scaled: columns of the codes, of which those from hidden on are zeroed
+  int64_t mod_scale_stride, mod_shift_stride;  // 0 where rows share one
+  int64_t experts;
   float eps;                    // groups: a group's absolute maximum is at least this; RMS norm: added to the mean square
 };
 

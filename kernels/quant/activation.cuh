@@ -1,4 +1,4 @@
-// activation(gate) * up in f32. Products and sums are not contracted, so that the same expression in torch on the
+// What is done to a row before it is coded, in f32. Products and sums are not contracted, so that the same expression in torch on the
 // same device has the same bits.
 #pragma once
 
@@ -42,6 +42,13 @@ struct GeluErf {
 };
 
 __device__ __forceinline__ float gelu(float gate, float odd) { return __fmul_rn(__fmul_rn(0.5f, gate), __fadd_rn(1.0f, odd)); }
+
+// A GELU that nothing is multiplied by.
+template <class Gelu>
+struct Only {
+  static constexpr bool kGated = false;
+  static __device__ __forceinline__ float of(float x) { return gelu(x, Gelu::odd(x)); }
+};
 
 // Replaces each gate by silu(gate) * up as vLLM's silu_and_mul_quant: a quotient, and both it and the product rounded to In.
 template <class In, int kElements>

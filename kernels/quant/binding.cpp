@@ -18,6 +18,10 @@ void launch(OpCall const& x, Chosen const& chosen) {
       x.tensor(kWeight).data,
       x.tensor(kResidual).data,
       static_cast<float const*>(x.tensor(kGlobalScale).data),
+      x.tensor(kModScale).data,
+      x.tensor(kModShift).data,
+      static_cast<int32_t const*>(x.tensor(kExpertOffsets).data),
+      static_cast<int32_t const*>(x.tensor(kScaleOffsets).data),
       x.value(kRows), x.value(kHidden),
       x.value(kInStride), x.value(kOutStride), x.value(kResidualStride),
       x.found[kScaleStrideM], x.found[kScaleStrideN], x.found[kGroupM], x.found[kGroupN],
@@ -26,6 +30,9 @@ void launch(OpCall const& x, Chosen const& chosen) {
       x.value(kIsSwizzled),
       x.value(kScalesStride),
       x.value(kRoundsUp),
+      x.value(kPadded),
+      x.value(kModScaleStride), x.value(kModShiftStride),
+      x.value(kExperts),
       static_cast<float>(x.real(kEps)),
   };
   chosen.launch(&args);
@@ -33,9 +40,11 @@ void launch(OpCall const& x, Chosen const& chosen) {
 
 Family const family{
     "quant",
-    {"out", "input", "scales", "azp", "scale_ub", "weight", "residual", "global_scale"},
+    {"out", "input", "scales", "azp", "scale_ub", "weight", "residual", "global_scale", "mod_scale", "mod_shift",
+     "expert_offsets", "scale_offsets"},
     {"rows", "hidden", "out_rows", "input_stride", "out_stride", "residual_stride", "eps", "words", "scale_rows", "works", "packed",
-     "is_scale_transposed", "takes_group_shape", "group_shape", "is_swizzled", "scales_stride", "rounds_up"},
+     "is_scale_transposed", "takes_group_shape", "group_shape", "is_swizzled", "scales_stride", "rounds_up", "padded",
+     "mod_scale_stride", "mod_shift_stride", "experts"},
     {{"static_scales", static_scales_fit}, {"group_scales", group_scales_fit}},
     asks,
     launch,

@@ -212,11 +212,12 @@ struct MxScale {
 };
 
 struct NvScale {
+  static constexpr uint8_t kNanByte = 0x7f;
   uint8_t byte;
   float high, low;      // 1 / (2 scale) in two parts, both above zero
   uint32_t sign_mask;   // 0 where the scale is: codes are then, too
 
-  // ue4m3(global amax / 6).
+  // ue4m3(global amax / 6). NaN, with codes of zero, where the global scale is NaN: see usable_global_scale.
   __host__ __device__ static NvScale of(float amax, float global_scale, bool) {
     float const product = global_scale * amax;
     float sixth = product * (1.0f / 6.0f);
@@ -225,8 +226,8 @@ struct NvScale {
     } else {
       sixth = product / 6.0f;
     }
-    uint8_t const byte = __nv_cvt_float_to_fp8(sixth, __NV_SATFINITE, __NV_E4M3);
-    if (byte == 0) return {0, 0.0f, 0.0f, 0};
+    uint8_t const byte = __nv_cvt_float_to_fp8(sixth, __NV_SATFINITE, __NV_E4M3) & 0x7f;
+    if (byte == 0 || byte == kNanByte) return {byte, 0.0f, 0.0f, 0};
     float const twice = 2.0f * __half2float(__half(__nv_cvt_fp8_to_halfraw(byte, __NV_E4M3)));
     float high = inverse(twice);
     if (fmaf(-twice, high, 1.0f) < 0.0f) high = float_of(bits_of(high) - 1);
@@ -316,6 +317,34 @@ struct MxFp8 {
     }
   }
 };
+
+// x * (1 + scale) + shift
+struct Modulate {
+  static constexpr bool kGated = false;
+  __host__ __device__ static float of(float x, float scale, float shift) {
+#ifdef __CUDA_ARCH__
+    return __fadd_rn(__fmul_rn(x, __fadd_rn(1.0f, scale)), shift);
+#else
+    return x * (1.0f + scale) + shift;
+#endif
+  }
+};
+
+// A global scale is finite and above zero. Another becomes NaN, and with it every scale and decoded value: the call does not wait
+// for the device to refuse it.
+__host__ __device__ inline float usable_global_scale(float x) { return x > 0.0f && x <= FLT_MAX ? x : float_of(0x7fffffffu); }
+
+// Which of `experts` a row belongs to, by the first row of each and the end of the last; -1 where it lies outside of all.
+__host__ __device__ inline int32_t expert_of(int32_t const* offsets, int32_t experts, int64_t row) {
+  int32_t begun = 0;  // how many begin at the row or before
+  for (int32_t left = experts; left > 0;) {
+    int32_t const half = left / 2;
+    bool const begins = offsets[begun + half] <= row;
+    begun = begins ? begun + half + 1 : begun;
+    left = begins ? left - half - 1 : half;
+  }
+  return begun > 0 && row < offsets[begun] ? begun - 1 : -1;
+}
 
 // Where the scale of a row and a group lies in tiles of 128 rows x 4 scales, `tiles` of them along a row (docs/formats.md).
 __host__ __device__ inline int64_t swizzled_offset(uint32_t row, uint32_t group, uint32_t tiles) {

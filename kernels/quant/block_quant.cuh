@@ -1,6 +1,6 @@
-// Block-scaled quantisation, plain or of activation(gate) * up: codes of 4, 6 or 8 bits and a scale of one byte for each group of
-// 16 or 32. A thread holds runs of 16 consecutive elements, so a group is one lane's or two neighbours'. Scales are swizzled, in
-// tiles of 128 rows x 4 whose padding is zeroed, or plain.
+// Block-scaled quantisation, plain or of what an activation makes of a row: codes of 4, 6 or 8 bits and a scale of one byte for each
+// group of 16 or 32. A thread holds runs of 16 consecutive elements, so a group is one lane's or two neighbours'. Scales are
+// swizzled, in tiles of 128 rows x 4 whose padding is zeroed, or plain. Rows sorted by expert have tiles of their expert's own.
 #pragma once
 
 #include "quant/activation.cuh"
@@ -19,31 +19,73 @@ struct BlockQuantParams {
   uint8_t* out;
   uint8_t* scales;
   float const* global_scale;
+  void const* mod_scale;
+  void const* mod_shift;
+  int32_t const* expert_offsets;
+  int32_t const* scale_offsets;
   int64_t hidden, in_stride, out_stride, scale_stride;  // the last of plain scales
-  uint32_t rows, groups, tiles;                         // groups of a row; tiles along a row, 0: scales are plain
-  uint32_t all_runs, ctas_of_runs;                      // CTAs beyond these pad the rows of the last tiles
+  int64_t mod_scale_stride, mod_shift_stride;
+  int64_t first_row, scale_rows;         // experts: of the slice; of all scales
+  uint32_t rows, groups, padded_groups;  // groups of a row, and with those whose codes and scales are zeroed
+  uint32_t tiles, experts;               // tiles along a row, 0: scales are plain
+  uint32_t all_runs, ctas_of_runs;       // CTAs beyond these pad the rows of the last tiles
   FastDivision runs_of_row;
   bool rounds_up;
 };
 
-// The zeros of a row's last tile beyond its groups.
-__device__ __forceinline__ void pad_groups(BlockQuantParams const& p, uint32_t row) {
-  for (uint32_t group = p.groups; group < p.tiles * kTileScales; ++group) p.scales[swizzled_offset(row, group, p.tiles)] = 0;
+// The scales of one matrix, or of one expert's rows.
+struct ScalesOf {
+  uint8_t* scales;
+  uint32_t rows;
+};
+
+// Null where they would not lie within the tensor.
+__device__ __forceinline__ ScalesOf scales_of(BlockQuantParams const& p, int32_t expert) {
+  uint32_t const rows = static_cast<uint32_t>(p.expert_offsets[expert + 1] - p.expert_offsets[expert]);
+  int64_t const first = p.scale_offsets[expert], end = first + (int64_t{rows} + kTileRows - 1) / kTileRows * kTileRows;
+  bool const inside = first >= 0 && end <= p.scale_rows;
+  return {inside ? p.scales + first * p.tiles * kTileScales : nullptr, rows};
+}
+
+// The zeros of a row's codes beyond its groups.
+template <class Format>
+__device__ __forceinline__ void pad_codes(BlockQuantParams const& p, uint8_t* codes) {
+  constexpr uint32_t kBytes = Format::kGroup * Format::kBits / 8;
+  for (uint32_t i = p.groups * kBytes; i < p.padded_groups * kBytes; ++i) codes[i] = 0;
+}
+
+// The zeros of its scales: up to the end of the last tile, or of the row.
+__device__ __forceinline__ void pad_groups(BlockQuantParams const& p, uint8_t* scales, uint32_t row) {
+  uint32_t const most = p.tiles == 0 ? p.padded_groups : p.tiles * kTileScales;
+  for (uint32_t group = p.groups; group < most; ++group) scales[p.tiles == 0 ? group : swizzled_offset(row, group, p.tiles)] = 0;
 }
 
 // The zeros of rows beyond the last, four scales at once where they may be: a thread has those of a tile that lie in 16 bytes.
-__device__ __forceinline__ void pad_rows(BlockQuantParams const& p, uint32_t index) {
-  uint32_t const tile = index / 32, first = p.rows / kTileRows * kTileRows + index % 32;
-  if (tile >= p.tiles) return;
+__device__ __forceinline__ void pad_rows(ScalesOf of, uint32_t tiles, uint32_t index) {
+  uint32_t const tile = index / 32, first = of.rows / kTileRows * kTileRows + index % 32;
+  if (tile >= tiles || of.rows % kTileRows == 0) return;
 #pragma unroll
   for (uint32_t row = first; row < first + kTileRows; row += 32) {
-    if (row < p.rows) continue;
-    uint8_t* const scales = p.scales + swizzled_offset(row, tile * kTileScales, p.tiles);
-    if (reinterpret_cast<uintptr_t>(p.scales) % kTileScales == 0) {
+    if (row < of.rows) continue;
+    uint8_t* const scales = of.scales + swizzled_offset(row, tile * kTileScales, tiles);
+    if (reinterpret_cast<uintptr_t>(of.scales) % kTileScales == 0) {
       *reinterpret_cast<uint32_t*>(scales) = 0;
     } else {
       for (int i = 0; i < kTileScales; ++i) scales[i] = 0;
     }
+  }
+}
+
+// What the CTAs behind those of runs do: those of one matrix, or of each expert, follow one another.
+template <bool kExperts>
+__device__ __forceinline__ void pad_last_tiles(BlockQuantParams const& p) {
+  uint32_t const cta = blockIdx.x - p.ctas_of_runs;
+  if constexpr (kExperts) {
+    uint32_t const of_expert = (gridDim.x - p.ctas_of_runs) / p.experts;
+    ScalesOf const of = scales_of(p, static_cast<int32_t>(cta / of_expert));
+    if (of.scales) pad_rows(of, p.tiles, cta % of_expert * blockDim.x + threadIdx.x);
+  } else {
+    pad_rows({p.scales, p.rows}, p.tiles, cta * blockDim.x + threadIdx.x);
   }
 }
 
@@ -76,87 +118,141 @@ __device__ __forceinline__ void store_run(uint8_t* codes, uint32_t const (&words
   }
 }
 
-template <class Format, class Activation, class In>
-__device__ __forceinline__ Run run_of(uint32_t (&words)[kRun / 2], uint32_t const (&ups)[kRun / 2], In kind) {
-  if constexpr (Activation::kGated) {
-    float values[kRun], factors[kRun];
+template <class In>
+__device__ __forceinline__ void unpack_run(uint32_t const (&words)[kRun / 2], float (&values)[kRun], In kind) {
 #pragma unroll
-    for (int i = 0; i < kRun / 2; ++i) {
-      unpack_pair(words[i], values[2 * i], values[2 * i + 1], kind);
-      unpack_pair(ups[i], factors[2 * i], factors[2 * i + 1], kind);
-    }
-    gate_and_multiply<Activation>(values, factors);
-    return Run::of_values<Format>(values);
-  } else {
-    return Run::of_raw<Format>(words, kind);
-  }
+  for (int i = 0; i < kRun / 2; ++i) unpack_pair(words[i], values[2 * i], values[2 * i + 1], kind);
 }
 
+// One run of a row as it was loaded, and of what its activation needs beside it.
+template <class Activation, bool kAligned, class In>
+struct LoadedRun {
+  static constexpr bool kModulates = std::is_same_v<Activation, Modulate>;
+  static constexpr int kOperands = kModulates ? 3 : Activation::kGated ? 2 : 1;
+  uint32_t words[kOperands][kRun / 2];
+
+  __device__ __forceinline__ LoadedRun(BlockQuantParams const& p, uint32_t row, uint32_t column) {
+    In const* const in = static_cast<In const*>(p.in) + row * p.in_stride;
+    load_run<kAligned>(in, column, p.hidden, words[0]);
+    if constexpr (Activation::kGated) load_run<kAligned>(in + p.hidden, column, p.hidden, words[1]);
+    if constexpr (kModulates) {
+      load_run<kAligned>(static_cast<In const*>(p.mod_scale) + row * p.mod_scale_stride, column, p.hidden, words[1]);
+      load_run<kAligned>(static_cast<In const*>(p.mod_shift) + row * p.mod_shift_stride, column, p.hidden, words[2]);
+    }
+  }
+
+  // What is coded.
+  template <class Format>
+  __device__ __forceinline__ Run run() {
+    if constexpr (std::is_same_v<Activation, Identity>) {
+      return Run::of_raw<Format>(words[0], In{});
+    } else {
+      float values[kOperands][kRun];
+#pragma unroll
+      for (int i = 0; i < kOperands; ++i) unpack_run(words[i], values[i], In{});
+      if constexpr (Activation::kGated) {
+        gate_and_multiply<Activation>(values[0], values[1]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) {
+          if constexpr (kModulates) {
+            values[0][i] = Modulate::of(values[0][i], values[1][i], values[2][i]);
+          } else {
+            values[0][i] = Activation::of(values[0][i]);
+          }
+        }
+      }
+      return Run::of_values<Format>(values[0]);
+    }
+  }
+};
+
 // One run a thread: 64 warps of an SM ask for 64 KB, more than the way to memory holds.
-template <class Variant, class In, class Format, class Activation, bool kAligned>
+template <class Variant, class In, class Format, class Activation, bool kExperts, bool kAligned>
 __global__ void __launch_bounds__(kBlockQuantThreads) block_quant_kernel(__grid_constant__ BlockQuantParams const p) {
   constexpr int kLanes = Format::kGroup / kRun, kWords = Format::kBits * kRun / 32;
   wait_for_predecessor();
-  if (blockIdx.x >= p.ctas_of_runs) return pad_rows(p, (blockIdx.x - p.ctas_of_runs) * blockDim.x + threadIdx.x);
+  if (blockIdx.x >= p.ctas_of_runs) return pad_last_tiles<kExperts>(p);
 
   uint32_t const mine = blockIdx.x * blockDim.x + threadIdx.x, index = min(mine, p.all_runs - 1);
   uint32_t const row = p.runs_of_row(index), column = (index - row * p.runs_of_row.divisor) * kRun;
-  In const* in = static_cast<In const*>(p.in) + row * p.in_stride;
-  uint32_t words[kRun / 2], ups[kRun / 2];
-  load_run<kAligned>(in, column, p.hidden, words);
-  if constexpr (Activation::kGated) load_run<kAligned>(in + p.hidden, column, p.hidden, ups);
-  float const global_scale = Format::kHasGlobalScale ? *p.global_scale : 1.0f;
+  LoadedRun<Activation, kAligned, In> loaded(p, row, column);
+  int32_t const expert = kExperts ? expert_of(p.expert_offsets, static_cast<int32_t>(p.experts), p.first_row + row) : 0;
+  float const global_scale = Format::kHasGlobalScale ? usable_global_scale(p.global_scale[max(expert, 0)]) : 1.0f;
 
-  Run const run = run_of<Format, Activation>(words, ups, In{});
+  Run const run = loaded.template run<Format>();
   auto const scale = Format::Scale::of(reduce_lanes<kLanes>(run.amax, Max{}), global_scale, p.rounds_up);
   uint32_t codes[kWords];
   Format::encode(run, scale, global_scale, codes);
+  if (kExperts && expert < 0) {
+#pragma unroll
+    for (uint32_t& word : codes) word = 0;
+  }
   bool const inside = mine < p.all_runs;
-  store_run<kAligned>(p.out + row * p.out_stride + column / 8 * Format::kBits, codes, inside);
+  uint8_t* const codes_of_row = p.out + row * p.out_stride;
+  store_run<kAligned>(codes_of_row + column / 8 * Format::kBits, codes, inside);
   if (!inside || threadIdx.x % kLanes != 0) return;
   uint32_t const group = column / Format::kGroup;
-  if (p.tiles == 0) {
-    p.scales[row * p.scale_stride + group] = scale.byte;
-  } else {
-    p.scales[swizzled_offset(row, group, p.tiles)] = scale.byte;
-    if (group + 1 == p.groups) pad_groups(p, row);
+  bool const is_last = group + 1 == p.groups;
+  if (is_last) pad_codes<Format>(p, codes_of_row);
+  uint8_t* scales = p.tiles == 0 ? p.scales + row * p.scale_stride : p.scales;
+  uint32_t row_of_scales = row;
+  if constexpr (kExperts) {
+    scales = expert < 0 ? nullptr : scales_of(p, expert).scales;
+    if (scales == nullptr) return;
+    row_of_scales = static_cast<uint32_t>(p.first_row + row - p.expert_offsets[expert]);
   }
+  scales[p.tiles == 0 ? group : swizzled_offset(row_of_scales, group, p.tiles)] = scale.byte;
+  if (is_last) pad_groups(p, scales, row_of_scales);
 }
 
-template <class Variant, class In, class Format, class Activation, bool kAligned>
+template <class Variant, class In, class Format, class Activation, bool kExperts, bool kAligned>
 int32_t launch_block_quant(BlockQuantParams p, gemmill_launch const& how) {
   int64_t const ctas = ceil_divide(p.all_runs, kBlockQuantThreads);
-  int64_t const padding = p.rows % kTileRows == 0 ? 0 : ceil_divide(int64_t{p.tiles} * 32, kBlockQuantThreads);
+  int64_t const of_tiles = ceil_divide(int64_t{p.tiles} * 32, kBlockQuantThreads);
+  int64_t const padding = kExperts ? (p.first_row == 0 ? p.experts * of_tiles : 0) : p.rows % kTileRows == 0 ? 0 : of_tiles;
   p.ctas_of_runs = static_cast<uint32_t>(ctas);
-  return launch<&block_quant_kernel<Variant, In, Format, Activation, kAligned>>(p, ctas + padding, kBlockQuantThreads, how);
+  return launch<&block_quant_kernel<Variant, In, Format, Activation, kExperts, kAligned>>(p, ctas + padding, kBlockQuantThreads, how);
 }
 
-template <class Variant, class In, class Format, class Activation>
+template <class In, int kBits>
+bool block_rows_are_aligned(gemmill_quant_args const& x) {
+  constexpr int64_t kBytesOfStore = kBits == 8 ? 16 : 8;
+  return x.in_stride % 8 == 0 && is_aligned(x.in, 16) && x.out_stride % kBytesOfStore == 0 && is_aligned(x.out, kBytesOfStore) &&
+         x.mod_scale_stride % 8 == 0 && is_aligned(x.mod_scale, 16) && x.mod_shift_stride % 8 == 0 && is_aligned(x.mod_shift, 16);
+}
+
+template <class Variant, class In, class Format, class Activation, bool kExperts>
 int32_t block_quant(gemmill_quant_args const& x, gemmill_launch const& how) {
   if (x.rows == 0 || x.hidden == 0) return cudaSuccess;
-  if (x.hidden % Format::kGroup != 0) return GEMMILL_CANNOT_IMPLEMENT;
-  int64_t const runs_of_row = x.hidden / kRun, groups = x.hidden / Format::kGroup;
-  constexpr int64_t kBytesOfStore = Format::kBits == 8 ? 16 : 8;
-  bool const aligned = x.hidden % 8 == 0 && x.in_stride % 8 == 0 && is_aligned(x.in, 16) && x.out_stride % kBytesOfStore == 0 &&
-                       is_aligned(x.out, kBytesOfStore);
-  int64_t const tiles = x.is_swizzled ? ceil_divide(groups, kTileScales) : 0;
+  if (x.hidden % Format::kGroup != 0 || x.padded % Format::kGroup != 0) return GEMMILL_CANNOT_IMPLEMENT;
+  int64_t const runs_of_row = x.hidden / kRun, padded_groups = x.padded / Format::kGroup;
+  bool const aligned = block_rows_are_aligned<In, Format::kBits>(x);
+  int64_t const tiles = x.is_swizzled ? ceil_divide(padded_groups, kTileScales) : 0;
   int64_t const slice = kMostChunks / runs_of_row / kTileRows * kTileRows;  // of whole tiles
   if (slice == 0) return GEMMILL_CANNOT_IMPLEMENT;
   for (int64_t row = 0; row < x.rows; row += slice) {
     int64_t const rows = x.rows - row < slice ? x.rows - row : slice;
+    int64_t const before = kExperts ? 0 : row * (x.is_swizzled ? tiles * kTileScales : x.scales_stride);
     BlockQuantParams const p{
         static_cast<In const*>(x.in) + row * x.in_stride,
         static_cast<uint8_t*>(x.out) + row * x.out_stride,
-        static_cast<uint8_t*>(x.scales) + row * (x.is_swizzled ? tiles * kTileScales : x.scales_stride),
+        static_cast<uint8_t*>(x.scales) + before,
         x.global_scale,
+        static_cast<In const*>(x.mod_scale) + row * x.mod_scale_stride,
+        static_cast<In const*>(x.mod_shift) + row * x.mod_shift_stride,
+        x.expert_offsets, x.scale_offsets,
         x.hidden, x.in_stride, x.out_stride, x.scales_stride,
-        static_cast<uint32_t>(rows), static_cast<uint32_t>(groups), static_cast<uint32_t>(tiles),
+        x.mod_scale_stride, x.mod_shift_stride,
+        row, x.scale_rows,
+        static_cast<uint32_t>(rows), static_cast<uint32_t>(x.hidden / Format::kGroup), static_cast<uint32_t>(padded_groups),
+        static_cast<uint32_t>(tiles), static_cast<uint32_t>(x.experts),
         static_cast<uint32_t>(rows * runs_of_row), 0,
         FastDivision(static_cast<uint32_t>(runs_of_row)),
         x.rounds_up != 0,
     };
-    int32_t const error = aligned ? launch_block_quant<Variant, In, Format, Activation, true>(p, how)
-                                  : launch_block_quant<Variant, In, Format, Activation, false>(p, how);
+    int32_t const error = aligned ? launch_block_quant<Variant, In, Format, Activation, kExperts, true>(p, how)
+                                  : launch_block_quant<Variant, In, Format, Activation, kExperts, false>(p, how);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -5,11 +5,12 @@
 
 namespace gemmill::quant {
 
-enum Role { kOut, kIn, kScales, kAzp, kScaleUb, kWeight, kResidual, kGlobalScale };
+enum Role { kOut, kIn, kScales, kAzp, kScaleUb, kWeight, kResidual, kGlobalScale, kModScale, kModShift, kExpertOffsets, kScaleOffsets };
 
 enum Value {
   kRows, kHidden, kOutRows, kInStride, kOutStride, kResidualStride, kEps, kWords, kScaleRows, kWorks, kPacked, kTransposed,
-  kTakesGroupShape, kGroupShape, kIsSwizzled, kScalesStride, kRoundsUp
+  kTakesGroupShape, kGroupShape, kIsSwizzled, kScalesStride, kRoundsUp, kPadded, kModScaleStride, kModShiftStride,
+  kExperts
 };
 
 // What the special checks leave behind.

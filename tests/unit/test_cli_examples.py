@@ -7,13 +7,19 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
+from gemmill.build import driver, toolchain
+from gemmill.build.options import BuildOptions, BuildResult
 from gemmill.cli.app import app
 from gemmill.families.scaled_mm import NAME
 from gemmill.locations import runtime_tables_dir
+from gemmill.manifest import write_manifest
 from gemmill.registry import REGISTRY
-from gemmill.space.selections import select
+from gemmill.space.selections import Selection, select
+from gemmill.tune import executors
+from gemmill.tune.protocol import TuneError
 from gemmill.wheel import Abi, package
 
 ROOT = Path(__file__).parents[2]
@@ -22,8 +28,10 @@ MODEL = (
     '{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,'
     ' "num_key_value_heads": 8}'
 )
-ONLY_PARSED = ("build", "export", "explain", "verify", "fuzz", "tune", "generate", "table make")
-"""They compile, need an extension, a GPU or a sweep's builds, or write into the checkout; other tests run them."""
+COMPILED = ("export", "explain", "fuzz", "show --sass", "verify --quick")
+"""They need an extension, or are dear: tests/compile/test_examples.py and test_export.py run them."""
+WITHOUT_GPU = {"tune": "no GPU that torch can use", "verify": "verify runs kernels and torch finds no GPU: "}
+"""What these verbs say on a CPU, with exit code 3."""
 
 
 def _verbs() -> dict[str, object]:
@@ -41,7 +49,11 @@ def _examples() -> list[tuple[str, str]]:
 
 
 EXAMPLES = _examples()
-RUN = [(verb, line) for verb, line in EXAMPLES if (verb not in ONLY_PARSED or "--hf" in line) and "--sass" not in line]
+RUN = [
+    (verb, line)
+    for verb, line in EXAMPLES
+    if "--hf" in line or not any(set(name.split()) <= set(line.split()) for name in COMPILED)
+]
 
 
 def _words(line: str) -> list[str]:
@@ -78,8 +90,27 @@ def test_a_hint_names_a_verb_and_options_that_exist(hint: str) -> None:
     assert {word for word in words if re.match(r"--?[a-z]", word)} <= known | {"--help"}, hint
 
 
+def _no_gpu(spec: object) -> None:
+    raise TuneError("no GPU that torch can use")
+
+
 @pytest.fixture
-def stage(monkeypatch, tmp_path, put_build, home) -> None:
+def built(monkeypatch, make_manifest, home) -> None:
+    """A driver that compiles nothing."""
+
+    def build(selection: Selection, options: BuildOptions, observer: object) -> BuildResult:
+        manifest = make_manifest(*selection.configs[:2], rejected=())
+        folder = options.home_dir / "builds" / manifest.build_id
+        folder.mkdir(parents=True)
+        write_manifest(manifest, folder / "manifest.json")
+        return BuildResult(folder=folder, manifest=manifest, compile_seconds=1.0, reused=False)
+
+    monkeypatch.setattr(driver, "build", build)
+    monkeypatch.setattr(toolchain, "find_toolchain", lambda: None)
+
+
+@pytest.fixture
+def stage(request, gemmill, monkeypatch, tmp_path, put_build, home, built) -> None:
     """The files and builds that the examples name."""
     for name in ("GEMMILL_HOME", "GEMMILL_BUILD", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -87,9 +118,11 @@ def stage(monkeypatch, tmp_path, put_build, home) -> None:
     cache = tmp_path / ".cache" / "gemmill"
     monkeypatch.setattr("gemmill.locations.checkout", lambda: None)
     configs = REGISTRY.configs_of(NAME, select("default").configs)
+    line = request.node.callspec.params["line"]
+    needs_all = line.startswith("gemmill table make")  # the sweep that sweep.jsonl tells of was of these builds
     some = [c for c in configs if c.problem.a_dtype == "s8" and c.schedule.kernel_schedule == "pingpong"][:2]
     for build in ("97cda050d7a3", "f8045a55a83e"):
-        put_build(*dict.fromkeys([*select("smoke").configs, *some]), build_id=build)
+        put_build(*dict.fromkeys([*select("smoke").configs, *(configs if needs_all else some)]), build_id=build)
     cache.parent.mkdir()
     shutil.move(home, cache)
     monkeypatch.setattr(package, "audit", lambda path: Abi(machine="x86_64", glibc=(2, 34)))
@@ -102,12 +135,20 @@ def stage(monkeypatch, tmp_path, put_build, home) -> None:
     for path in (tmp_path / "sweep.jsonl", cache / "tune" / "nvidia-h200-0123abcd4567.jsonl"):
         path.write_bytes(journal)
     (tmp_path / "config.json").write_text(MODEL)
+    (tmp_path / "shapes.csv").write_text("m,n,k\n16,4096,4096\n")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(executors, "LocalExecutor", _no_gpu)
     monkeypatch.chdir(tmp_path)
+    if line.endswith("--check"):
+        assert gemmill("generate").code == 0
 
 
 @pytest.mark.parametrize(("verb", "line"), RUN, ids=[line for _, line in RUN])
 def test_it_runs(gemmill, stage, verb: str, line: str) -> None:
     outcome = gemmill(*[str(Path(word).expanduser()) if word.startswith("~") else word for word in _words(line)])
+    if verb in WITHOUT_GPU:
+        assert outcome.code == 3 and WITHOUT_GPU[verb] in outcome.err, outcome.err
+        return
     # doctor and audit find what is wrong with builds that hold no code.
     assert outcome.code in ((0, 1) if verb in ("doctor", "audit") else (0,)), outcome.err
     assert outcome.out or verb == "table rebase"

@@ -30,7 +30,7 @@ def test_all_is_what_dir_shows() -> None:
 def test_functions_of_every_family_are_public() -> None:
     for family in REGISTRY.families:
         module = import_module(family.functions)
-        own = {name for name, f in vars(module).items() if getattr(f, "__module__", "") == module.__name__}
+        own = {name for name, f in vars(module).items() if getattr(f, "__module__", "").startswith(module.__name__)}
         assert {name for name in own if not name.startswith("_")} == set(module.__all__) <= set(FUNCTIONS)
         stub = Path(gemmill.__file__).with_suffix(".pyi").read_text()
         assert f"from {module.__name__} import *\n" in stub, "else they have no types"
@@ -55,7 +55,8 @@ def test_the_command_has_the_same_names_and_imports_no_torch_for_them() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "generator")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     modules, error = done.stdout.splitlines()
-    assert set(modules.split()) == {ops.__name__} | {family.functions for family in REGISTRY.families}
+    of_families = tuple(family.functions for family in REGISTRY.families if family.functions is not None)
+    assert all(name == ops.__name__ or name.startswith(of_families) for name in modules.split())
     assert len(modules.split()) == len(FUNCTIONS)
     assert error == "module 'gemmill' has no attribute 'nothing'"
 

@@ -6,5 +6,5 @@ struct sm90a_quant_block_bf16_e4m3_none_g32ue8m0_sym;  // makes the kernels' nam
 
 extern "C" int32_t gemmill_sm90a_quant_block_bf16_e4m3_none_g32ue8m0_sym(void const* args, gemmill_launch const* how) {
   using namespace gemmill::quant;
-  return block_quant<sm90a_quant_block_bf16_e4m3_none_g32ue8m0_sym, __nv_bfloat16, MxFp8, Identity>(*static_cast<gemmill_quant_args const*>(args), *how);
+  return block_quant<sm90a_quant_block_bf16_e4m3_none_g32ue8m0_sym, __nv_bfloat16, MxFp8, Identity, false>(*static_cast<gemmill_quant_args const*>(args), *how);
 }

@@ -49,9 +49,9 @@ def fuzz(
 
     Examples:
 
-        gemmill fuzz --seconds 120 --jobs 12
+        gemmill fuzz --calls 100 --jobs 2
 
-        gemmill fuzz --cpu --op cutlass_scaled_mm --calls 1000 --json
+        gemmill fuzz --cpu --op cutlass_scaled_mm --calls 100 --json
 
         gemmill fuzz --op dynamic_scaled_fp8_quant --seed 3 --only 4711 --gpu
     """

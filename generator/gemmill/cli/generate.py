@@ -39,7 +39,7 @@ def generate(
 
         gemmill generate --check
 
-        gemmill generate --select sweep --filter '*streamk*' --out /tmp/sources
+        gemmill generate --select sweep --filter '*streamk*' --out sources
     """
     from gemmill.build.emitted import compare_folder, emitted_files, index_of, update_folder
 

@@ -90,7 +90,7 @@ def _fp4_out(
     output_scale: torch.Tensor,
 ) -> None:
     quantise = getattr(torch.ops, NAMESPACE).scaled_nvfp4_quant.default
-    quantise(output, output_scale.view(torch.uint8), input, input_scale, is_sf_swizzled_layout)
+    quantise(output, output_scale, input, input_scale, is_sf_swizzled_layout)
 
 
 def _fp4_empty(
@@ -114,7 +114,8 @@ def _fp4(
 
 
 def _define_fp4() -> Any:
-    """vLLM's op with both of its overloads, which its library refuses on sm_90. Codes are those of scaled_nvfp4_quant."""
+    """vLLM's op with both of its overloads, which its library refuses on sm_90. Codes are those of scaled_nvfp4_quant; an output
+    with more columns than the input is padded with zeros."""
     of_vllm = hasattr(getattr(torch.ops, VLLM), _FP4) or _library_may_come()
     for library in (_library,) if of_vllm else (_library, _overrides):
         library.define(f"{_FP4}({_FP4_ARGUMENTS}) -> (Tensor, Tensor)")

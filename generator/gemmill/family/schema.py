@@ -30,13 +30,13 @@ class Parameter:
     written: bool
     optional: bool
     """Whether None may be given."""
-    default: bool | int | float | None
+    default: bool | int | float | str | None
     """What stands in for an argument that is not given; None too where `required`."""
     required: bool
 
 
 _PARAMETER = re.compile(
-    r"(Tensor\[\]|Tensor|int\[\]|int|float|bool|str)(\(\w!\))?(\?)? (\w+)(?:=(None|True|False|-?[\d.]+(?:e-?\d+)?))?"
+    r"(Tensor\[\]|Tensor|int\[\]|int|float|bool|str)(\(\w!\))?(\?)? (\w+)(?:=(None|True|False|-?[\d.]+(?:e-?\d+)?|\"\w+\"))?"
 )
 _DEFAULTS = {"None": None, "True": True, "False": False}
 
@@ -94,7 +94,9 @@ def _parameter(text: str) -> Parameter:
     )
 
 
-def _default(kind: Kind, text: str) -> bool | int | float | None:
+def _default(kind: Kind, text: str) -> bool | int | float | str | None:
     if text in _DEFAULTS:
         return _DEFAULTS[text]
+    if kind is Kind.TEXT:
+        return text.strip('"')
     return float(text) if kind is Kind.FLOAT else int(text)

@@ -207,23 +207,43 @@ def quantise_experts(
     *,
     global_scales: Tensor | None = None,
     rounding: ScaleRounding = ScaleRounding.UP,
+    columns: int | None = None,
 ) -> QuantisedExperts:
     """x [rows, K] whose rows expert_offsets[e] to expert_offsets[e + 1] are expert e's; global_scales f32 [experts].
 
-    Rows outside of all experts are not coded: their codes are zero. As vLLM's kernel for experts.
+    Rows outside of all experts are not coded: their codes are zero. So are those of columns from K up to `columns`, and their
+    scales. As vLLM's kernel for experts. Raises ValueError for offsets that descend or lie beyond the rows.
     """
-    ends = expert_offsets.tolist()
+    ends, width = expert_offsets.tolist(), x.shape[1] if columns is None else columns
     rows_of = [end - start for start, end in pairwise(ends)]
+    if min(rows_of, default=0) < 0 or ends[0] < 0 or ends[-1] > x.shape[0]:
+        raise ValueError(f"offsets of experts are {ends}, expected ascending ones from 0 to {x.shape[0]}, the rows")
     offsets = padded_offsets(rows_of)
-    codes = torch.zeros(x.shape[0], format.code_bytes(x.shape[1]), dtype=torch.uint8, device=x.device)
-    swizzled = [codes.new_zeros(0, swizzled_shape(0, format.scale_count(x.shape[1]))[1])]
+    codes = torch.zeros(x.shape[0], format.code_bytes(width), dtype=torch.uint8, device=x.device)
+    groups = format.scale_count(width)
+    swizzled = [codes.new_zeros(0, swizzled_shape(0, groups)[1])]
     for expert, (start, rows) in enumerate(zip(ends[:-1], rows_of, strict=True)):
         of_expert = None if global_scales is None else global_scales[expert].reshape(1)
         part = quantise(x[start : start + rows], format, global_scale=of_expert, rounding=rounding)
-        codes[start : start + rows] = part.codes
-        swizzled.append(swizzle(part.scales))
+        codes[start : start + rows, : part.codes.shape[1]] = part.codes
+        swizzled.append(swizzle(torch.nn.functional.pad(part.scales, (0, groups - part.scales.shape[1]))))
     scale_offsets = torch.tensor(offsets, dtype=torch.int32, device=x.device)
     return QuantisedExperts(codes=codes, scales=torch.cat(swizzled), scale_offsets=scale_offsets)
+
+
+def checked_scale_offsets(experts: QuantisedExperts, scale_offsets: Tensor, rows: int) -> list[int]:
+    """Where each expert's scales begin by offsets that are given. Raises ValueError where those of two overlap, or lie beyond
+    the `rows` that there are."""
+    starts = scale_offsets.tolist()[:-1]
+    sizes = [end - start for start, end in pairwise(experts.scale_offsets.tolist())]
+    taken = sorted((start, start + size) for start, size in zip(starts, sizes, strict=True) if size)
+    overlap = any(end > start for (_, end), (start, _) in pairwise(taken))
+    if overlap or (taken and (taken[0][0] < 0 or taken[-1][1] > rows)):
+        raise ValueError(
+            f"scales of experts begin at rows {starts} and take {sizes}, expected room for each within {rows} rows: an expert's "
+            f"rows are padded to {TILE_ROWS}"
+        )
+    return starts
 
 
 def dequantise(x: BlockScaled, *, global_scale: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:

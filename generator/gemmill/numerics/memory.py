@@ -31,8 +31,8 @@ class Slot:
     columns: int
     row_stride: int
     column_stride: int
-    values: str | None
-    """Kind of values, of values.py; None for what is written only, which is poisoned."""
+    values: str | tuple[int, ...] | None
+    """Kind of values, of values.py, or the values themselves; None for what is written only, which is poisoned."""
     written: bool = False
     shift: int = 0
     """Elements behind an aligned address."""

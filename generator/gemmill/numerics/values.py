@@ -48,6 +48,8 @@ _MAKERS: dict[str, Maker] = {
     "powers": lambda count, g: torch.exp2(_whole(-2, 1)(count, g).float()),
     "bounds": _uniform(2, 0.001),
     "places": lambda count, g: torch.arange(-8, count - 8, device=g.device),
+    "ue8m0": _whole(0, 255),
+    "ue4m3": _whole(0, 127),
     "sums": _whole(-(1 << 15), 1 << 15),
 }
 
@@ -64,7 +66,10 @@ class Pools:
         for name, slot in memory.slots.items():
             if slot.values is None or not slot.numel:
                 continue
-            if slot.is_overlapping:
+            if isinstance(slot.values, tuple):
+                given = torch.tensor(slot.values, dtype=slot.dtype, device=self._device)
+                memory.bits(name).copy_(bits_of(given).view(slot.rows, slot.columns))
+            elif slot.is_overlapping:
                 flat = memory.flat(name).view(slot.dtype).view(memory.bits(name).dtype)
                 flat.copy_(self._piece(slot.values, slot.dtype, slot.span, offsets[name]))
             else:

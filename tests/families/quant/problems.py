@@ -7,16 +7,19 @@ from typing import Any
 import torch
 
 from gemmill.families.quant.call import OP_OF
-from gemmill.families.quant.config import Activation, ScaleFormat, Scales
+from gemmill.families.quant.config import QuantFamily, ScaleFormat, Scales
 from gemmill.formats.layout import swizzled_shape
 from gemmill.runtime.schemas import BY_NAME, Kind
 from gemmill.vocab import DType
 
-_BLOCK_SCALES = ("out_sf", "result_block_scale")
+_BLOCK_SCALES = ("out_sf", "result_block_scale", "output_scale", "input_sf")
 """Matrices, whatever dimensions the rows have."""
 _NAMES = {
     "result": "out",
     "output_q": "out",
+    "output": "out",
+    "input_offset_by_experts": "expert_offsets",
+    "output_scale_offset_by_experts": "scale_offsets",
     "input_global_scale": "global_scale",
     "is_sf_swizzled_layout": "is_swizzled",
 } | dict.fromkeys(("scale", "scales", "output_s", "output_s_packed", *_BLOCK_SCALES), "scales")
@@ -44,14 +47,23 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
     quant = OP_OF[op]
     rows, group = rng.choice(ROWS), rng.choice(quant.group_sizes)
     hidden = (group or 16) * rng.choice((1, 2, 3, 4, 8))
-    gated = quant.activations != (Activation.NONE,)
+    gated, experts = quant.is_gated, quant.family is QuantFamily.EXPERTS
+    wide = hidden + (
+        rng.choice((0, 0, group, 3 * group)) if quant.format and quant.family is not QuantFamily.DEQUANT else 0
+    )
     in_dtype, out_dtype = rng.choice(quant.in_dtypes), rng.choice(quant.out_dtypes)
     transposed = rng.random() < 0.5
     shape_of_groups = None
     values: dict[str, Any] = {
         "input": padded(rows, hidden * (2 if gated else 1), torch_dtype(in_dtype), rng),
-        "out": padded(rows, hidden * out_dtype.bits // 8, torch_dtype(out_dtype), rng),
-        "global_scale": torch.ones(1),
+        "out": padded(rows, wide * out_dtype.bits // 8, torch_dtype(out_dtype), rng),
+        "global_scale": torch.ones(3 if experts else 1),
+        "expert_offsets": torch.tensor([0, rows // 2, rows // 2, rows], dtype=torch.int32),
+        "scale_offsets": torch.tensor([0, 128, 128, 256], dtype=torch.int32),
+        "n_experts": 3,
+        "approximate": rng.random() < 0.5,
+        "mod_scale": torch.ones(hidden, dtype=torch_dtype(in_dtype)),
+        "mod_shift": padded(rows, hidden, torch_dtype(in_dtype), rng),
         "scale_rounding": rng.choice(("up", "ocp")),
         "is_swizzled": rng.random() < 0.5,
         "activation": rng.choice(quant.activations).op_argument,
@@ -84,11 +96,14 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
         case Scales.OF_TENSOR:
             scales = torch.ones(1)
         case Scales.OF_BLOCK:
-            shape = swizzled_shape(rows, hidden // group)
+            values["is_swizzled"] |= experts
+            shape = swizzled_shape(256 if experts else rows, wide // group)
             if not values["is_swizzled"]:
-                shape = rows, hidden // group + rng.choice((0, 2))
+                shape = rows, wide // group + rng.choice((0, 2))
             scales = torch.zeros(shape, dtype=torch.uint8)
-            scales = scales if values["is_swizzled"] else scales[:, : hidden // group]
+            scales = scales if values["is_swizzled"] else scales[:, : wide // group]
+            if values["is_swizzled"] and rng.random() < 0.3:
+                scales = scales.view(torch.int32)
         case Scales.OF_ROW:
             scales = torch.ones((rows, 1) if rng.random() < 0.5 else rows)
         case _:
@@ -103,6 +118,11 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
                 scales = torch.ones((rows, groups + rng.choice((0, 2))))[:, :groups]
     output_azp = torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32).zero_()
     values |= {"scales": scales, "group_shape": shape_of_groups, "output_azp": output_azp}
+    if quant.family is QuantFamily.DEQUANT:
+        values["input"], values["out"] = (
+            padded(rows, hidden * out_dtype.bits // 8, torch_dtype(out_dtype), rng),
+            values["input"],
+        )
     if breakage is Breakage.SOME:
         for _ in range(rng.choice((1, 1, 2))):
             _break(values, op, rng)

@@ -66,6 +66,66 @@ def test_gated_rows_are_coded_from_f32(format: Format) -> None:
     assert torch.equal(_bytes(codes), wanted.codes) and torch.equal(_bytes(scales), swizzle(wanted.scales))
 
 
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_gelu_of_whole_rows_is_coded_from_f32(activation: str) -> None:
+    x = _rows(7, 128)
+    codes, scales = gemmill.scaled_mxfp8_gelu_quant(x, activation, "ocp", False)
+    approximate = "tanh" if activation == "gelu_tanh" else "none"
+    kind = Activation.ONLY_GELU_TANH if activation == "gelu_tanh" else Activation.ONLY_GELU_ERF
+    values = activated(x, kind)
+    torch.testing.assert_close(values, torch.nn.functional.gelu(x.float(), approximate=approximate))
+    wanted = quantise(values, MXFP8, rounding=ScaleRounding.OCP)
+    assert torch.equal(_bytes(codes), wanted.codes) and torch.equal(scales, wanted.scales)
+
+
+@pytest.mark.parametrize("scale_rows", [1, 6])
+@pytest.mark.parametrize("shift_rows", [1, 6])
+def test_rows_are_modulated_in_f32(scale_rows: int, shift_rows: int) -> None:
+    x, scale, shift = _rows(6, 64), _rows(scale_rows, 96)[:, :64], _rows(shift_rows, 64)
+    wanted = quantise(x.float() * (1.0 + scale.float()) + shift.float(), MXFP8)
+    given = [y[0] if y.shape[0] == 1 else y for y in (scale, shift)]
+    codes, scales = gemmill.scaled_mxfp8_modulate_quant(x, *given, is_sf_swizzled_layout=False)
+    assert torch.equal(_bytes(codes), wanted.codes) and torch.equal(scales, wanted.scales)
+    same = gemmill.scaled_mxfp8_modulate_quant(
+        x.reshape(2, 3, 64), *(y if y.dim() == 1 else y.reshape(2, 3, 64) for y in given)
+    )
+    assert torch.equal(_bytes(same[0]).reshape(6, 64), wanted.codes)
+
+
+@pytest.mark.parametrize("swizzled", [True, False])
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_wider_codes_are_padded_with_groups_of_zeros(format: Format, swizzled: bool) -> None:
+    group, rows = format.group, 3
+    x = _rows(rows, 5 * group)
+    op = getattr(torch.ops.gemmill, f"scaled_{format}_quant")
+    out = torch.full((rows, format.code_bytes(9 * group)), 0x5A, dtype=torch.uint8)
+    scales = torch.full((128, 12) if swizzled else (rows, 9), 0x77, dtype=torch.uint8)
+    op(out.view(getattr(torch, format.torch_name)), scales, x, *_given(format, x), swizzled)
+    wanted = block_quant(x, format, global_scale=global_scale_of(x) if format.has_global_scale else None)
+    found = unswizzle(scales, 128, 12)[:rows] if swizzled else scales
+    assert torch.equal(out[:, : wanted[0].shape[1]], wanted[0]) and not out[:, wanted[0].shape[1] :].any()
+    assert torch.equal(found[:, :5], wanted[1]) and not found[:, 5:].any()
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_swizzled_scales_come_as_words_of_four(format: Format) -> None:
+    x = _rows(5, 3 * format.group)
+    codes, wanted = getattr(gemmill, f"scaled_{format}_quant")(x, *_given(format, x))
+    scales = torch.full((128, 1), -1, dtype=torch.int32)
+    getattr(torch.ops.gemmill, f"scaled_{format}_quant")(torch.empty_like(codes), scales, x, *_given(format, x))
+    assert torch.equal(scales.view(torch.uint8), _bytes(wanted))
+
+
+def test_a_global_scale_may_be_a_number_and_is_looked_at() -> None:
+    x = _rows(2, 32)
+    found, wanted = gemmill.scaled_nvfp4_quant(x, 300.0), gemmill.scaled_nvfp4_quant(x, torch.tensor([300.0]))
+    assert all(torch.equal(_bytes(a), _bytes(b)) for a, b in zip(found, wanted, strict=True))
+    with pytest.raises(ValueError, match=r"global scale 0 is 0\.0, expected a finite number above zero"):
+        gemmill.silu_and_mul_nvfp4_quant(x, 0.0)
+    with pytest.raises(ValueError, match=r"^activation is 'silu', expected 'gelu_tanh' or 'gelu'$"):
+        gemmill.scaled_mxfp8_gelu_quant(x, "silu")
+
+
 def test_leading_dimensions_are_rows() -> None:
     x = _rows(6, 64)
     codes, scales = gemmill.scaled_mxfp6_quant(x.reshape(2, 3, 64))
@@ -88,7 +148,7 @@ def _zeros(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         (
             "scaled_mxfp6_quant",
             (_zeros(5, 64), _zeros(128, 4), _rows(5, 128), "up"),
-            "out is [5, 64], expected [5, 96] for an input of [5, 128]",
+            "out is [5, 64], expected [5, 96] for an input of [5, 128], or wider rows of whole groups, padded with zeros",
         ),
         (
             "scaled_nvfp4_quant",
@@ -122,6 +182,40 @@ def _zeros(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         ),
         (
             "scaled_mxfp4_quant",
+            (_zeros(5, 64), _zeros(5, 1, dtype=torch.int32), _rows(5, 128), "up", False),
+            "out_sf is int32: scales in rows are bytes, only swizzled ones come as words of four",
+        ),
+        (
+            "scaled_nvfp4_quant",
+            (_zeros(5, 60), _zeros(128, 8), _rows(5, 128), torch.ones(1)),
+            "out is [5, 60], expected [5, 64] for an input of [5, 128], or wider rows of whole groups, padded with zeros",
+        ),
+        (
+            "scaled_mxfp8_modulate_quant",
+            (
+                _zeros(5, 64, dtype=torch.float8_e4m3fn),
+                _zeros(128, 4),
+                _rows(5, 64),
+                _rows(5, 64)[0],
+                _rows(4, 64),
+                "up",
+            ),
+            "mod_shift has shape [4, 64] and strides [64, 1]: expected [64] or [5, 64], rows of contiguous values",
+        ),
+        (
+            "scaled_mxfp8_modulate_quant",
+            (
+                _zeros(5, 64, dtype=torch.float8_e4m3fn),
+                _zeros(128, 4),
+                _rows(5, 64),
+                torch.ones(64),
+                _rows(5, 64),
+                "up",
+            ),
+            "mod_scale is float32, expected bfloat16",
+        ),
+        (
+            "scaled_mxfp4_quant",
             (_zeros(5, 64), _zeros(128, 4), _rows(5, 128, torch.float32), "up"),
             "input is float32, expected bfloat16 or float16",
         ),
@@ -135,5 +229,5 @@ def test_what_does_not_fit_is_refused(op: str, arguments: tuple[object, ...], se
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_global_scale_that_is_no_number_above_zero_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="expected a finite number above zero"):
+    with pytest.raises(RuntimeError, match=r"scaled_nvfp4_quant: .*expected a finite number above zero"):
         gemmill.scaled_nvfp4_quant(_rows(2, 32), torch.tensor([value]))

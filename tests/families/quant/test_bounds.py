@@ -44,7 +44,8 @@ def moved(activation: Activation, units: float) -> object:
 
     def activated(x: torch.Tensor, _: Activation) -> torch.Tensor:
         hidden = x.shape[-1] // 2
-        product = 0.5 * x[..., :hidden].float() * x[..., hidden:].float()
+        factor = x[..., hidden:].float() if activation.is_gated else 1.0
+        product = 0.5 * (x[..., :hidden] if activation.is_gated else x).float() * factor
         value = true(x, activation)
         error = (value if activation is Activation.SILU else product) * (units * 2.0**-24)
         return value + torch.where(torch.isfinite(value), error, 0.0)
@@ -116,7 +117,13 @@ def test_rows_and_steps_are_counted() -> None:
     assert bounds.rows_beyond_one_step(codes, wanted) == (2, 1)
 
 
-BLOCKS = [c for c in all_configs() if c.activation is not Activation.NONE and c.in_dtype is DType.BF16 and c.format]
+BLOCKS = [
+    c
+    for c in all_configs()
+    if c.family is QuantFamily.BLOCK
+    and c.activation not in (Activation.NONE, Activation.MODULATE)
+    and c.in_dtype is DType.BF16
+]
 
 
 @pytest.mark.parametrize("config", BLOCKS, ids=to_name)

@@ -47,7 +47,7 @@ def test_every_field_is_in_the_name() -> None:
 @pytest.mark.parametrize("family", QuantFamily)
 def test_every_family_has_configs_of_both_codes(family: QuantFamily) -> None:
     codes = {DType.E4M3} if family is QuantFamily.RMS_STATIC else {DType.E4M3, DType.S8}
-    if family is QuantFamily.BLOCK:
+    if family.is_blocked:
         codes = {DType.E2M1, DType.E3M2, DType.E4M3}
     assert {config.out_dtype for config in ALL if config.family is family} == codes
 
@@ -81,7 +81,7 @@ def test_the_sixteen_variants_of_the_fused_op_exist() -> None:
         ),
         (
             {"family": QuantFamily.RMS_GROUP, "activation": Activation.SILU},
-            "activation=silu contradicts family=rmsgroup: activations are fused with static, token, group, block (activation)",
+            "activation=silu contradicts family=rmsgroup: activations are fused with static, token, group, block, experts (activation)",
         ),
         (
             {"family": QuantFamily.RMS_STATIC, "group_size": 0, "out_dtype": DType.S8},

@@ -72,7 +72,9 @@ def test_families_are_filtered_like_any_field() -> None:
     assert {config for configs in others for config in configs} == set(smoke.configs) - set(own)
     assert {config.family for config in apply(smoke, ["scaling=token"]).configs} == {QuantFamily.TOKEN}
     assert apply(smoke, ["kernel_schedule=pingpong"]).configs
-    with pytest.raises(FilterError, match="no variant has that scaling; the values are block, group, rmsgroup"):
+    with pytest.raises(
+        FilterError, match="no variant has that scaling; the values are block, dequant, experts, group, rmsgroup"
+    ):
         apply(smoke, ["scaling=row"])
 
 
@@ -115,4 +117,4 @@ def test_the_extension_lists_all_kernels_in_one_table() -> None:
 
 def test_each_op_config_is_named_once() -> None:
     names = [to_name(config) for config in quant_configs(Arch.SM90A)]
-    assert len(set(names)) == len(names) == 252
+    assert len(set(names)) == len(names) == 282

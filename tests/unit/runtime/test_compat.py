@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from builds import TableOnly
-from gemmill import scaled_nvfp4_quant
+from gemmill import (
+    mxfp4_experts_quant,
+    scaled_fp4_experts_quant,
+    scaled_nvfp4_quant,
+    silu_and_mul_nvfp4_quant,
+)
 from gemmill.runtime import ops
 from gemmill.vocab import DType
 
@@ -47,3 +52,35 @@ def test_fp4_codes_and_scales_in_vllms_tensors(swizzled: bool) -> None:
         assert torch.equal(made[1].view(torch.uint8), scales.view(torch.uint8))
     fake = torch.ops._C.scaled_fp4_quant(x.to("meta"), factor.to("meta"), swizzled)
     assert [(y.shape, y.dtype) for y in fake] == [(y.shape, y.dtype) for y in found]
+
+
+def test_fp4_codes_and_scales_of_a_padded_output() -> None:
+    """As vLLM's `padded_n` asks for them."""
+    import_module("gemmill.compat.vllm")
+    x, factor = torch.randn(5, 96, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.tensor([300.0])
+    codes, scales = scaled_nvfp4_quant(torch.nn.functional.pad(x, (0, 32)), factor)
+    into = torch.full((5, 64), 0x55, dtype=torch.uint8), torch.full((128, 2), -1, dtype=torch.int32)
+    torch.ops._C.scaled_fp4_quant.out(x, factor, True, output=into[0], output_scale=into[1])
+    assert torch.equal(into[0], codes) and torch.equal(into[1].view(torch.uint8), scales.view(torch.uint8))
+
+
+def test_fp4_codes_and_scales_as_vllms_callers_make_room_for_them() -> None:
+    """Scales are words of four: of a gated call, and of experts in a tensor with room for more."""
+    import_module("gemmill.compat.vllm")
+    x, factor = torch.randn(5, 96, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.tensor([300.0])
+    codes, scales = silu_and_mul_nvfp4_quant(x, factor)
+    into = torch.zeros(5, 24, dtype=torch.uint8), torch.full((128, 1), -1, dtype=torch.int32)
+    torch.ops._C.silu_and_mul_nvfp4_quant(
+        result=into[0], result_block_scale=into[1], input=x, input_global_scale=factor
+    )
+    assert torch.equal(into[0], codes) and torch.equal(into[1].view(torch.uint8), scales.view(torch.uint8))
+    offsets = torch.tensor([0, 2, 5], dtype=torch.int32)
+    factors = torch.tensor([300.0, 200.0])
+    codes, scales, starts = scaled_fp4_experts_quant(x, factors, offsets)
+    into = torch.zeros(5, 48, dtype=torch.uint8), torch.full((1024, 2), -1, dtype=torch.int32)
+    torch.ops._C.scaled_fp4_experts_quant(*into, x, factors, offsets, starts)
+    assert torch.equal(into[0], codes) and torch.equal(into[1][:256].view(torch.uint8), scales.view(torch.uint8))
+    codes, scales, starts = mxfp4_experts_quant(x, offsets)
+    into = torch.zeros(5, 48, dtype=torch.uint8), torch.full((1024, 1), -1, dtype=torch.int32)
+    torch.ops._C.mxfp4_experts_quant(*into, x, offsets, starts, 2)
+    assert torch.equal(into[0], codes) and torch.equal(into[1][:256].view(torch.uint8), scales)

@@ -37,10 +37,11 @@ _UNIT = 2.0**-24
 def gated_interval(
     x: torch.Tensor, activation: Activation, *, rounded: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lowest and highest f32 value of activation(gate) * up of x [rows, 2 hidden] = gate then up; `rounded` to x's type in
+    """Lowest and highest f32 value of activation(gate) * up of x [rows, 2 hidden] = gate then up, or of the activation of x if it
+    is not gated; `rounded` to x's type in
     between and at the end, as vLLM's SiLU for scales that are given.
 
-    exp's error is relative to the value; those of tanh and erf are relative to 1, so to gate * up.
+    exp's error is relative to the value; those of tanh and erf are relative to 1, so to gate * up or x.
     """
     if rounded:
         gate, up = x.float().chunk(2, dim=-1)
@@ -50,7 +51,9 @@ def gated_interval(
         return torch.minimum(*ends), torch.maximum(*ends)
     value = activated(x, activation)
     magnitude = value.abs()
-    if activation is not Activation.SILU:
+    if not activation.is_gated:
+        magnitude = torch.maximum(magnitude, x.float().abs())
+    elif activation is not Activation.SILU:
         hidden = x.shape[-1] // 2
         magnitude = torch.maximum(magnitude, (x[..., :hidden].float() * x[..., hidden:].float()).abs())
     slack = torch.where(torch.isfinite(value), magnitude * (GATE_STEPS * _UNIT), 0.0)

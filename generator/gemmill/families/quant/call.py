@@ -16,8 +16,17 @@ from gemmill.family import Judged
 from gemmill.vocab import Arch
 
 OP_OF = {op.name: op for op in QUANT_OPS}
-OUT_NAMES = ("result", "out", "output_q")
-SCALE_NAMES = ("scale", "scales", "output_s", "output_s_packed", "out_sf", "result_block_scale")
+OUT_NAMES = ("result", "out", "output_q", "output")
+SCALE_NAMES = (
+    "scale",
+    "scales",
+    "output_s",
+    "output_s_packed",
+    "out_sf",
+    "result_block_scale",
+    "output_scale",
+    "input_sf",
+)
 GROUP_AZP = "output_azp"
 """What zero points of groups are called; others are `azp`."""
 _DTYPE_OF = {dtype.torch_name: dtype for dtype in IN_DTYPES}
@@ -31,9 +40,10 @@ def name_of(names: Collection[str], known: tuple[str, ...]) -> str:
 
 def config_of(call: Judged, arch: Arch) -> QuantConfig:
     """The config that serves a call which has passed the checks: there is exactly one."""
+    family = list(QuantFamily)[call["scaling"]]
     config = QuantConfig(
-        family=list(QuantFamily)[call["scaling"]],
-        in_dtype=_DTYPE_OF[call["input"].dtype],
+        family=family,
+        in_dtype=_DTYPE_OF[call["out" if family is QuantFamily.DEQUANT else "input"].dtype],
         out_dtype=_CODED[call["coded"]],
         activation=list(Activation)[call["chosen"]],
         group_size=call["group_size"],

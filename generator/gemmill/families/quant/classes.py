@@ -10,7 +10,7 @@ CODED = {x: DTYPE_CODES[x.torch_name] for x in OUT_DTYPES} | {DType.E2M1: 2, DTy
 CLASSES = Classes(
     (
         ClassAxis(name="family", expression="scaling", values={x: i for i, x in enumerate(QuantFamily)}),
-        ClassAxis(name="in_dtype", expression="dtype(input)", values={x: DTYPE_CODES[x.torch_name] for x in IN_DTYPES}),
+        ClassAxis(name="in_dtype", expression="valued", values={x: DTYPE_CODES[x.torch_name] for x in IN_DTYPES}),
         ClassAxis(name="out_dtype", expression="coded", values=CODED),
         ClassAxis(name="activation", expression="chosen", values={x: i for i, x in enumerate(Activation)}),
         ClassAxis(name="group_size", expression="group_size", values={size: size for size in (0, 16, *GROUP_SIZES)}),

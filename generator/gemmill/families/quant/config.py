@@ -40,6 +40,10 @@ class QuantFamily(StrEnum):
     RMS_GROUP = "rmsgroup"
     RMS_STATIC = "rmsstatic"
     BLOCK = "block"
+    EXPERTS = "experts"
+    """as block, of rows sorted by expert: each expert's scales are a matrix of their own"""
+    DEQUANT = "dequant"
+    """codes and scales of block, back to values"""
 
     @property
     def scales(self) -> Scales:
@@ -91,17 +95,28 @@ _KIND = {
     QuantFamily.RMS_GROUP: (Scales.OF_GROUP, "rms_norm"),
     QuantFamily.RMS_STATIC: (Scales.GIVEN, "rms_norm"),
     QuantFamily.BLOCK: (Scales.OF_BLOCK, "block"),
+    QuantFamily.EXPERTS: (Scales.OF_BLOCK, "block"),
+    QuantFamily.DEQUANT: (Scales.OF_BLOCK, "dequant"),
 }
 
 
 class Activation(StrEnum):
-    """What is applied to the first half of a row before it is multiplied by the second."""
+    """What is done to a row before it is coded. A gated one is of the first half, and multiplied by the second."""
 
     NONE = "none"
-    """rows have one half"""
     SILU = "silu"
     GELU_TANH = "gelutanh"
     GELU_ERF = "geluerf"
+    ONLY_GELU_TANH = "onlygelutanh"
+    """of the whole row: nothing is multiplied"""
+    ONLY_GELU_ERF = "onlygeluerf"
+    MODULATE = "modulate"
+    """x * (1 + scale) + shift, both of a column or of an element"""
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether rows have two halves, gate and up."""
+        return self in (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)
 
     @property
     def op_argument(self) -> str:
@@ -138,12 +153,18 @@ _OP_ARGUMENT = {
     Activation.SILU: "silu",
     Activation.GELU_TANH: "gelu_tanh",
     Activation.GELU_ERF: "gelu",
+    Activation.ONLY_GELU_TANH: "gelu_tanh",
+    Activation.ONLY_GELU_ERF: "gelu",
+    Activation.MODULATE: "modulate",
 }
 _CPP_ACTIVATION = {
     Activation.NONE: "Identity",
     Activation.SILU: "Silu",
     Activation.GELU_TANH: "GeluTanh",
     Activation.GELU_ERF: "GeluErf",
+    Activation.ONLY_GELU_TANH: "Only<GeluTanh>",
+    Activation.ONLY_GELU_ERF: "Only<GeluErf>",
+    Activation.MODULATE: "Modulate",
 }
 _CPP_SCALE_FORMAT = {
     ScaleFormat.F32: "ScaleFormat::kF32",
@@ -162,7 +183,9 @@ class QuantConfig:
 
     family: QuantFamily
     in_dtype: DType
+    """Of the values, which dequantisation writes."""
     out_dtype: DType
+    """Of the codes."""
     activation: Activation = Activation.NONE
     group_size: int = 0
     """Elements of a row that share a scale; 0 where no scale belongs to a group."""
@@ -218,7 +241,7 @@ def _block(c: QuantConfig) -> Iterator[str]:
             f"out_dtype={c.out_dtype} group_size={c.group_size} scale_format={c.scale_format} are of no format, of "
             f"{', '.join(map(str, BLOCK_FORMATS))}"
         )
-    if c.family.is_blocked and c.in_dtype is DType.F32:
+    if c.family.is_blocked and c.family is not QuantFamily.DEQUANT and c.in_dtype is DType.F32:
         yield f"in_dtype={c.in_dtype} contradicts family={c.family}: block-scaled codes are of bf16 or f16"
 
 
@@ -247,7 +270,7 @@ def _groups(c: QuantConfig) -> Iterator[str]:
 
 
 def _scale_format(c: QuantConfig) -> Iterator[str]:
-    if c.scale_format is not ScaleFormat.F32 and c.family not in (QuantFamily.GROUP, QuantFamily.BLOCK):
+    if c.scale_format is not ScaleFormat.F32 and c.family is not QuantFamily.GROUP and not c.family.is_blocked:
         yield (
             f"scale_format={c.scale_format} contradicts family={c.family}: powers of two are for group scales of {QuantFamily.GROUP}"
         )
@@ -256,9 +279,12 @@ def _scale_format(c: QuantConfig) -> Iterator[str]:
 
 
 def _activation(c: QuantConfig) -> Iterator[str]:
-    gated = (QuantFamily.STATIC, QuantFamily.TOKEN, QuantFamily.GROUP, QuantFamily.BLOCK)
+    gated = (QuantFamily.STATIC, QuantFamily.TOKEN, QuantFamily.GROUP, QuantFamily.BLOCK, QuantFamily.EXPERTS)
     if c.activation is not Activation.NONE and c.family not in gated:
         yield f"activation={c.activation} contradicts family={c.family}: activations are fused with {', '.join(gated)}"
+    alone = c.activation is not Activation.NONE and not c.activation.is_gated
+    if alone and (c.family is not QuantFamily.BLOCK or c.format is not MXFP8):
+        yield f"activation={c.activation} contradicts family={c.family} format={c.format}: it is fused with block and mxfp8"
 
 
 def _symmetry(c: QuantConfig) -> Iterator[str]:
@@ -295,7 +321,7 @@ def _differs_in_vllm(c: QuantConfig) -> bool:
             return e4m3
         case QuantFamily.TOKEN:
             return plain and (e4m3 or not c.symmetric)
-        case QuantFamily.BLOCK:
+        case QuantFamily.BLOCK | QuantFamily.EXPERTS | QuantFamily.DEQUANT:
             return False
         case QuantFamily.GROUP:
             return silu_to_e4m3 or (plain and c.symmetric and (e4m3 or c.scale_format is ScaleFormat.F32))
@@ -311,13 +337,20 @@ def of_vllm(config: QuantConfig) -> QuantConfig:
 RULES = (_block, _dtypes, _normed, _groups, _scale_format, _activation, _symmetry, _vllm)
 
 
+def _block_configs(arch: Arch) -> Iterator[QuantConfig]:
+    families = (QuantFamily.BLOCK, QuantFamily.EXPERTS)
+    for family, format, in_dtype, activation in product(families, BLOCK_FORMATS, IN_DTYPES[:2], Activation):
+        of_rows = activation.is_gated or activation is Activation.NONE
+        if of_rows or (family is QuantFamily.BLOCK and format is MXFP8):
+            yield QuantConfig(family=family, in_dtype=in_dtype, activation=activation, arch=arch, **told_by(format))
+    for format, in_dtype in product(BLOCK_FORMATS, IN_DTYPES):
+        yield QuantConfig(family=QuantFamily.DEQUANT, in_dtype=in_dtype, arch=arch, **told_by(format))
+
+
 def all_configs(arch: Arch = Arch.SM90A) -> Iterator[QuantConfig]:
     """Every variant that the rules allow, each once."""
     flags = (True, False)
-    for format, in_dtype, activation in product(BLOCK_FORMATS, IN_DTYPES[:2], Activation):
-        yield QuantConfig(
-            family=QuantFamily.BLOCK, in_dtype=in_dtype, activation=activation, arch=arch, **told_by(format)
-        )
+    yield from _block_configs(arch)
     axes = product(QuantFamily, IN_DTYPES, OUT_DTYPES, Activation, (0, *GROUP_SIZES), ScaleFormat, flags, flags)
     for family, in_dtype, out_dtype, activation, group_size, scale_format, symmetric, vllm in axes:
         if family.is_blocked or (activation is not Activation.NONE and in_dtype is DType.F32):

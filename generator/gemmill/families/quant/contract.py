@@ -1,26 +1,34 @@
 """What must hold for a call of a quantisation op, in the order in which a call is judged."""
 
+from collections.abc import Iterator
 from fractions import Fraction
 
 from gemmill.families.quant.classes import CLASSES, CODED
 from gemmill.families.quant.config import Activation, QuantFamily, ScaleFormat, Scales
 from gemmill.families.quant.layouts import group_fault, static_fault
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
-from gemmill.family import Aspect, Check, Layout, Let, Op, OpSet, Require, Same, Special, Step, Tensor, any_of
+from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSet, Require, Same, Special, Step, Tensor, any_of
 from gemmill.family.operand import DTYPE_CODES
+from gemmill.family.tensor import torch_names
 from gemmill.vocab import Arch, DType, Format
 from gemmill.vocab.format import ScaleRounding
 
 _ROLES = {
     "result": "out",
     "output_q": "out",
+    "output": "out",
     "output_azp": "azp",
+    "input_offset_by_experts": "expert_offsets",
+    "output_scale_offset_by_experts": "scale_offsets",
     "epsilon": "eps",
     "input_global_scale": "global_scale",
     "is_sf_swizzled_layout": "is_swizzled",
-} | dict.fromkeys(("scale", "output_s", "output_s_packed", "out_sf", "result_block_scale"), "scales")
+} | dict.fromkeys(
+    ("scale", "output_s", "output_s_packed", "out_sf", "result_block_scale", "output_scale", "input_sf"), "scales"
+)
 _LIMITS = {DType.E4M3: (-448.0, 448.0), DType.S8: (-128.0, 127.0)}
-_TENSORS = "out input scales azp scale_ub weight residual global_scale"
+_TENSORS = "out input scales azp scale_ub weight residual global_scale mod_scale mod_shift expert_offsets scale_offsets"
+_MODULATION = ("mod_scale", "mod_shift")
 
 
 def _op(quant: QuantOp) -> Op:
@@ -38,7 +46,9 @@ def _op(quant: QuantOp) -> Op:
     }
     if quant.format:
         fixed["coded"] = CODED[quant.out_dtypes[0]]
-    told = {"activation": "chosen", "scale_ue8m0": "scale_format"}
+    if quant.family is QuantFamily.EXPERTS:
+        fixed["is_swizzled"] = 1
+    told = {"activation": "chosen", "approximate": "chosen", "scale_ue8m0": "scale_format"}
     argued = has | {told[name] for name in has & set(told)}
     return Op(
         schema=quant.schema,
@@ -47,19 +57,28 @@ def _op(quant: QuantOp) -> Op:
         tensors=tuple(tensor for tensor in _tensors(quant) if tensor.role in has),
         contract=(
             *(_activation(quant) if "activation" in has else ()),
+            *(
+                (Let("chosen", f"{list(Activation).index(quant.activations[-1])} - approximate"),)
+                if "approximate" in has
+                else ()
+            ),
             Check(Aspect.DTYPE, "input out"),
             Check(Aspect.RANK, "input out"),
             Check(Aspect.SHAPE, "input"),
             *(() if quant.format else (Let("coded", "dtype(out)"),)),
+            Let("valued", "dtype(out)" if quant.family is QuantFamily.DEQUANT else "dtype(input)"),
             Let("rows", "rows(input)"),
             Let("out_rows", "rows(out)"),
-            *(_blocks(quant.format, has) if quant.format else ()),
+            *(_EXPERTS if "expert_offsets" in has else ()),
+            *(_n_experts() if "n_experts" in has else ()),
+            *(_blocks(quant, quant.format, has) if quant.format else ()),
             _PADDED if quant.is_packed else Check(Aspect.SHAPE, "out"),
             Check(Aspect.LAYOUT, "input out"),
+            *(_modulation() if "mod_scale" in has else ()),
             Check(Aspect.DTYPE, "scales"),
             *((Let("scale_format", "scale_ue8m0"),) if "scale_ue8m0" in has else ()),
             *_scales(quant),
-            Check(Aspect.WHOLE, "azp scale_ub weight residual global_scale"),
+            Check(Aspect.WHOLE, "azp scale_ub weight residual global_scale expert_offsets scale_offsets"),
             *_numbers(quant, has),
             Check(Aspect.DEVICE, _TENSORS),
             Check(Aspect.APART, _TENSORS),
@@ -96,40 +115,81 @@ def _tensors(quant: QuantOp) -> tuple[Tensor, ...]:
     if quant.is_packed:
         scales = Tensor("scales", "rows words", (DType.S32,), said="int32 (four exponents a word)")
     return (
-        Tensor(
-            "input",
-            "... 2*hidden" if quant.is_gated else "... hidden",
-            quant.in_dtypes,
-            Layout.ROWS,
-            said=" or ".join(dtype.torch_name for dtype in quant.in_dtypes),
-            parts="gate, then up",
-        ),
-        Tensor("out", f"... {_packed(quant.format)}", (quant.format,), Layout.ROWS)
-        if quant.format
-        else Tensor("out", "... hidden", quant.out_dtypes, Layout.ROWS),
+        *_rows(quant),
         scales,
         azp,
         Tensor("scale_ub", "1", (DType.F32,), Layout.VALUES, needs=(_BOUNDED,)),
         Tensor("weight", "hidden", Same("input"), Layout.VALUES, each="column", needs=(_VECTOR,)),
         Tensor("residual", "... hidden", Same("input"), Layout.ROWS),
-        Tensor("global_scale", "1", (DType.F32,), Layout.VALUES),
+        Tensor("global_scale", "1", (DType.F32,), Layout.VALUES)
+        if quant.family is not QuantFamily.EXPERTS
+        else Tensor("global_scale", "experts", (DType.F32,), Layout.VALUES, each="expert"),
+        *(
+            Tensor(role, "ends", (DType.S32,), Layout.VALUES, each="expert and one for the end")
+            for role in ("expert_offsets", "scale_offsets")
+        ),
+        *(Tensor(role, "... hidden", Same("input")) for role in _MODULATION),
     )
 
 
-_BYTES = {True: (DType.U8, DType.E4M3), False: (DType.U8,)}
-"""What block scales may come as, by whether they are ue4m3."""
+def _rows(quant: QuantOp) -> tuple[Tensor, Tensor]:
+    """What is read and what is written, row by row."""
+    if quant.format and quant.family is QuantFamily.DEQUANT:
+        return Tensor("input", "... of_row", (quant.format,), Layout.ROWS), Tensor(
+            "out", "... hidden", quant.in_dtypes, Layout.ROWS
+        )
+    given = Tensor(
+        "input",
+        "... 2*hidden" if quant.is_gated else "... hidden",
+        quant.in_dtypes,
+        Layout.ROWS,
+        said=" or ".join(dtype.torch_name for dtype in quant.in_dtypes),
+        parts="gate, then up",
+    )
+    if quant.format:
+        return given, Tensor("out", f"... {_packed(quant.format)}", (quant.format,), Layout.ROWS)
+    return given, Tensor("out", "... hidden", quant.out_dtypes, Layout.ROWS)
+
+
+_BYTES = {True: (DType.U8, DType.E4M3, DType.S32), False: (DType.U8, DType.S32)}
+"""What block scales may come as, by whether they are ue4m3: swizzled ones as words of four, too."""
+_EXPERTS = (
+    Let("ends", "numel(expert_offsets)"),
+    Let("experts", "ends - 1"),
+    Require(
+        "experts >= 1",
+        "{expert_offsets.name} has shape {expert_offsets.shape}: expected a value for each expert, and one for the end",
+    ),
+)
 
 
 def _packed(format: Format) -> str:
     """Bytes of a row's codes."""
     part = Fraction(format.code.bits, 8)
     times = f"{part.numerator}*" if part.numerator > 1 else ""
-    return f"{times}hidden/{part.denominator}" if part != 1 else "hidden"
+    return f"{times}padded/{part.denominator}" if part != 1 else "padded"
 
 
-def _blocks(format: Format, has: frozenset[str]) -> tuple[Step, ...]:
-    """The sizes of block scales, and how they are rounded."""
-    group, roundings = format.group, tuple(map(str, ScaleRounding))
+def _n_experts() -> Iterator[Step]:
+    yield Require(
+        "n_experts == experts",
+        "n_experts is {n_experts}, and {expert_offsets.name} has {ends} values: expected one more",
+    )
+
+
+def _blocks(quant: QuantOp, format: Format, has: frozenset[str]) -> tuple[Step, ...]:
+    """The sizes of block scales, and how they are rounded. Codes may have more columns than the input, which are zeros."""
+    group, bits, roundings = format.group, format.code.bits, tuple(map(str, ScaleRounding))
+    if quant.family is QuantFamily.DEQUANT:
+        return (
+            Let("hidden", f"of_row * 8 // {bits}"),
+            Require(
+                f"hidden % {group} == 0 and hidden * {bits} // 8 == of_row",
+                f"rows of {{of_row}} bytes are no whole number of {format}'s groups, of {group * bits // 8} each",
+            ),
+            Let("padded", "hidden"),
+            *_block_scales(quant, format),
+        )
     rounded = (
         Require(
             f"scale_rounding in {roundings}",
@@ -142,9 +202,40 @@ def _blocks(format: Format, has: frozenset[str]) -> tuple[Step, ...]:
             f"hidden % {group} == 0", f"rows of {{hidden}} values are not a multiple of {format}'s group of {group}"
         ),
         *(rounded if "scale_rounding" in has else ()),
-        Let("groups", f"hidden // {group}"),
-        Let("scale_rows", "is_swizzled * up(rows, 128) + (1 - is_swizzled) * rows"),
-        Let("scale_columns", "is_swizzled * up(groups, 4) + (1 - is_swizzled) * groups"),
+        Let("of_row", f"hidden * {bits} // 8"),
+        Let("padded", f"size(out, -1) * 8 // {bits}"),
+        Require(
+            f"padded >= hidden and padded % {group} == 0 and (hidden >= 1 or padded == 0)",
+            "{out.name} is {out.shape}, expected {input.ending[of_row]} for an input of {input.shape}, or wider rows of whole "
+            "groups, padded with zeros",
+        ),
+        *_block_scales(quant, format),
+    )
+
+
+def _block_scales(quant: QuantOp, format: Format) -> tuple[Step, ...]:
+    """Their sizes, and what they may come as."""
+    dtypes = _BYTES[format.has_global_scale]
+    return (
+        Let("groups", f"padded // {format.group}"),
+        OneOf(
+            "has_words",
+            {
+                "bytes": f"dtype(scales) in {torch_names(dtypes[:-1])}",
+                "words": f"dtype(scales) in {torch_names(dtypes[-1:])}",
+            },
+            f"{{scales.name}} is {{scales.dtype}}, expected {any_of([x.torch_name for x in dtypes])}",
+        ),
+        Require(
+            "has_words == 0 or is_swizzled == 1",
+            "{scales.name} is int32: scales in rows are bytes, only swizzled ones come as words of four",
+        ),
+        *(
+            ()
+            if quant.family is QuantFamily.EXPERTS
+            else (Let("scale_rows", "is_swizzled * up(rows, 128) + (1 - is_swizzled) * rows"),)
+        ),
+        Let("scale_columns", "is_swizzled * up(groups, 4) // (1 + 3 * has_words) + (1 - is_swizzled) * groups"),
     )
 
 
@@ -161,6 +252,22 @@ _PADDED = Require(
     "like(out, input, hidden) or rank(out) == 2 and size(out, 1) == hidden and size(out, 0) >= rows",
     "{out.name} is {out.shape}, expected {input.ending[hidden]} or [{rows} or more, {hidden}] for an input of {input.shape}",
 )
+
+
+def _modulation() -> Iterator[Step]:
+    """What a row is multiplied by and what is added: one for all rows, or one for each."""
+    yield Check(Aspect.DTYPE, " ".join(_MODULATION))
+    for role in _MODULATION:
+        yield OneOf(
+            f"{role}_kind",
+            {
+                "row": f"numel({role}) == hidden and longer({role}) <= 1 and dense({role}) == 1",
+                "rows": f"like({role}, input, hidden) and row_stride({role}) >= 0",
+            },
+            f"{role} has shape {{{role}.shape}} and strides {{{role}.strides}}: expected [{{hidden}}] or {{input.ending[hidden]}}, "
+            "rows of contiguous values",
+        )
+        yield Let(f"{role}_stride", f"row_stride({role}) * {role}_kind")
 
 
 def _activation(quant: QuantOp) -> tuple[Step, ...]:

@@ -42,7 +42,7 @@ class QuantOp:
     @property
     def is_gated(self) -> bool:
         """Whether input has a gate and an up half."""
-        return self.activations[0] is not Activation.NONE
+        return self.activations[0].is_gated
 
     @property
     def is_packed(self) -> bool:
@@ -84,7 +84,7 @@ def _op(family: QuantFamily, codes: tuple[DType, ...], schema: str, **others: An
 def _block(format: Format, schema: str, **others: Any) -> QuantOp:
     told = told_by(format)
     return _op(
-        QuantFamily.BLOCK,
+        others.pop("family", QuantFamily.BLOCK),
         (told["out_dtype"],),
         schema,
         format=format,
@@ -94,7 +94,7 @@ def _block(format: Format, schema: str, **others: Any) -> QuantOp:
     )
 
 
-_STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC, _ = QuantFamily
+_STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC, _, _EXPERTS, _DEQUANT = QuantFamily
 _FP8, _INT8, _EITHER = (DType.E4M3,), (DType.S8,), (DType.E4M3, DType.S8)
 # What ops have beside their family and codes, where it is not the default.
 _SILU = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU,)}
@@ -245,7 +245,45 @@ _BLOCK_SCALED = (
         _block(x, f"silu_and_mul_{x}_quant(Tensor(a!) out, Tensor(b!) out_sf, {_MX_ARGUMENTS})", **_SILU)
         for x in _MX_FORMATS
     ),
+    _block(
+        MXFP8,
+        f"scaled_mxfp8_gelu_quant(Tensor(a!) out, Tensor(b!) out_sf, {_MX_ARGUMENTS}, bool approximate=True)",
+        activations=(Activation.ONLY_GELU_TANH, Activation.ONLY_GELU_ERF),
+    ),
+    _block(
+        MXFP8,
+        "scaled_mxfp8_modulate_quant(Tensor(a!) out, Tensor(b!) out_sf, Tensor input, Tensor mod_scale, "
+        "Tensor mod_shift, str scale_rounding, bool is_sf_swizzled_layout=True)",
+        activations=(Activation.MODULATE,),
+    ),
 )
+
+_BY_EXPERT = "Tensor(a!) output, Tensor(b!) output_scale, Tensor input"
+_OFFSETS = "Tensor input_offset_by_experts, Tensor output_scale_offset_by_experts"
+_OF_EXPERTS = tuple(
+    _block(format, f"{name}({_BY_EXPERT}, {rest})", family=_EXPERTS, **others)
+    for prefix, others in (("", {}), ("silu_and_mul_", _SILU))
+    for format, name, rest in (
+        (NVFP4, f"{prefix}scaled_fp4_experts_quant", f"Tensor input_global_scale, {_OFFSETS}"),
+        *(
+            (x, f"{prefix}{x}_experts_quant", f'{_OFFSETS}, int n_experts, str scale_rounding="up"')
+            for x in (MXFP4, MXFP8)
+        ),
+    )
+)
+"""Of vLLM's names and schemas; for mxfp8 vLLM has none."""
+
+_BACK = tuple(
+    _block(
+        x,
+        f"scaled_{x}_dequant(Tensor(a!) out, Tensor input, Tensor input_sf, "
+        f"{'Tensor global_scale, ' if x.has_global_scale else ''}bool is_sf_swizzled_layout=True)",
+        family=_DEQUANT,
+        in_dtypes=IN_DTYPES,
+    )
+    for x in (NVFP4, *_MX_FORMATS)
+)
+"""Codes and scales back to values."""
 
 
 def _of_vllm(op: QuantOp) -> QuantOp:
@@ -257,7 +295,7 @@ def _of_vllm(op: QuantOp) -> QuantOp:
     return renamed
 
 
-QUANT_OPS = (*_OF_VLLMS_NAME, *_OWN, *_BLOCK_SCALED, *map(_of_vllm, _OF_VLLMS_NAME))
+QUANT_OPS = (*_OF_VLLMS_NAME, *_OWN, *_BLOCK_SCALED, *_OF_EXPERTS, *_BACK, *map(_of_vllm, _OF_VLLMS_NAME))
 
 
 def ops_of(config: QuantConfig) -> tuple[str, ...]:

@@ -31,17 +31,29 @@ _FLT_MAX = torch.finfo(torch.float32).max
 
 
 def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """x [rows, hidden] of any float type as f32, or activation(gate) * up of x [rows, 2 hidden] = gate then up."""
+    """x [rows, hidden] of any float type as f32, or what an activation makes of it; if it is gated, activation(gate) * up of
+    x [rows, 2 hidden] = gate then up."""
+    if activation.is_gated:
+        gate, up = x.float().chunk(2, dim=-1)
+        if activation is Activation.SILU:
+            return gate * torch.reciprocal(1.0 + torch.exp(-gate)) * up
+        return gelu(gate, by_tanh=activation is Activation.GELU_TANH) * up
     if activation is Activation.NONE:
         return x.float()
-    hidden = x.shape[-1] // 2
-    gate, up = x[..., :hidden].float(), x[..., hidden:].float()
-    if activation is Activation.SILU:
-        return gate * torch.reciprocal(1.0 + torch.exp(-gate)) * up
-    if activation is Activation.GELU_TANH:
-        cube = gate * gate * gate
-        return 0.5 * gate * (1.0 + torch.tanh(0.7978845608028654 * (gate + 0.044715 * cube))) * up
-    return 0.5 * gate * (1.0 + torch.erf(gate * 0.7071067811865476)) * up
+    return gelu(x.float(), by_tanh=activation is Activation.ONLY_GELU_TANH)
+
+
+def gelu(x: torch.Tensor, *, by_tanh: bool) -> torch.Tensor:
+    """Of f32 values, with erf or with the tanh that is close to it."""
+    if by_tanh:
+        cube = x * x * x
+        return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * cube)))
+    return 0.5 * x * (1.0 + torch.erf(x * 0.7071067811865476))
+
+
+def modulated(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """x * (1 + scale) + shift of x [rows, hidden] in f32; scale and shift are [rows, hidden] or [1, hidden]."""
+    return x.float() * (1.0 + scale.float()) + shift.float()
 
 
 def divided_silu(gate: torch.Tensor) -> torch.Tensor:
@@ -291,10 +303,13 @@ def block_quant(
     global_scale: torch.Tensor | None = None,
     rounding: ScaleRounding = ScaleRounding.UP,
     activation: Activation = Activation.NONE,
+    modulation: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Packed codes [rows, bytes] of x [rows, hidden] (or [rows, 2 hidden]) and plain scales [rows, groups], both uint8, as
-    gemmill.formats.quantise defines them. Raises ValueError for a global scale that is no finite number above zero."""
-    found = quantise(activated(x, activation), format, global_scale=global_scale, rounding=rounding)
+    gemmill.formats.quantise defines them. `modulation` is scale and shift. Raises ValueError for a global scale that is no
+    finite number above zero."""
+    values = activated(x, activation) if modulation is None else modulated(x, *modulation)
+    found = quantise(values, format, global_scale=global_scale, rounding=rounding)
     return found.codes, found.scales
 
 

@@ -1,6 +1,7 @@
 """The quantisation ops in the runtime."""
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,13 +14,21 @@ from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, 
 from gemmill.families.quant.layouts import group_strides, static_scales
 from gemmill.family import Judged, OpSchema, ProblemCall
 from gemmill.family.operand import Call
-from gemmill.formats.quantise import swizzle
+from gemmill.formats.layout import swizzled_shape
+from gemmill.formats.quantise import (
+    BlockScaled,
+    checked_scale_offsets,
+    dequantise,
+    quantise_experts,
+    swizzle,
+    unswizzle,
+)
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, count_of_variants
 from gemmill.space.names import to_name
-from gemmill.vocab import Arch, DType
+from gemmill.vocab import Arch, DType, Format
 from gemmill.vocab.format import ScaleRounding
 
 Given = dict[str, Any]
@@ -47,7 +56,10 @@ def _results(call: Judged, given: Given) -> Iterator[Result]:
     if call["works"]:
         out_dtype = DType.E4M3 if call["out"].dtype == DType.E4M3.torch_name else DType.S8
         compute = _rms_norm if family.is_normed else _COMPUTE[family.scales]
-        yield from compute(call, given, out_dtype)
+        try:
+            yield from compute(call, given, out_dtype)
+        except ValueError as error:  # of numbers that are given, which only the CPU path looks at
+            raise RuntimeError(f"{call.schema.name}: {error}") from None
 
 
 def _rows(call: Judged, given: Given) -> torch.Tensor:
@@ -131,17 +143,67 @@ def _group(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
 
 
 def _block(call: Judged, given: Given, _: DType) -> Iterator[Result]:
-    format = config_of(call, Arch.SM90A).format
+    config = config_of(call, Arch.SM90A)
+    format = config.format
     assert format is not None
+    scales_at = _bytes_of(given["scales"]) if call["is_swizzled"] else given["scales"].view(torch.uint8)
+    if config.family is QuantFamily.EXPERTS:
+        yield from _experts(call, given, format, scales_at)
+        return
+    if config.family is QuantFamily.DEQUANT:
+        yield _whole(given["out"], _values(call, given, format, scales_at))
+        return
+    modulation = None
+    if config.activation is Activation.MODULATE:
+        scale, shift = (given[name].reshape(-1, call["hidden"]) for name in ("mod_scale", "mod_shift"))
+        modulation = (scale, shift)
     codes, scales = reference.block_quant(
         _rows(call, given),
         format,
         global_scale=given.get("global_scale"),
-        rounding=ScaleRounding(given.get("scale_rounding", ScaleRounding.UP)),
+        rounding=_rounding(given),
         activation=_activation(call),
+        modulation=modulation,
     )
-    yield _whole(given["out"].view(torch.uint8), codes)
-    yield given["scales"].view(torch.uint8), swizzle(scales) if call["is_swizzled"] else scales
+    yield _whole(given["out"].view(torch.uint8), _widened(codes, format.code_bytes(call["padded"])))
+    scales = _widened(scales, call["groups"])
+    yield (scales_at, swizzle(scales).reshape(-1)) if call["is_swizzled"] else (scales_at, scales)
+
+
+def _values(call: Judged, given: Given, format: Format, scales: torch.Tensor) -> torch.Tensor:
+    plain = unswizzle(scales, call["rows"], call["groups"]) if call["is_swizzled"] else scales
+    codes = _rows(call, given).view(torch.uint8)
+    found = BlockScaled(format=format, codes=codes, scales=plain)
+    return dequantise(found, global_scale=given.get("global_scale"), dtype=given["out"].dtype)
+
+
+def _bytes_of(dense: torch.Tensor) -> torch.Tensor:
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+
+
+def _widened(rows: torch.Tensor, columns: int) -> torch.Tensor:
+    return torch.nn.functional.pad(rows, (0, columns - rows.shape[1]))
+
+
+def _rounding(given: Given) -> ScaleRounding:
+    return ScaleRounding(given.get("scale_rounding", ScaleRounding.UP))
+
+
+def _experts(call: Judged, given: Given, format: Format, scales_at: torch.Tensor) -> Iterator[Result]:
+    columns = swizzled_shape(0, call["groups"])[1]
+    found = quantise_experts(
+        reference.activated(_rows(call, given), _activation(call)),
+        given["expert_offsets"].reshape(-1),
+        format,
+        global_scales=given["global_scale"].reshape(-1) if "global_scale" in given else None,
+        rounding=_rounding(given),
+        columns=call["padded"],
+    )
+    starts = checked_scale_offsets(found, given["scale_offsets"].reshape(-1), scales_at.numel() // max(columns, 1))
+    yield _whole(given["out"].view(torch.uint8), found.codes)
+    for start, (first, end) in zip(starts, pairwise(found.scale_offsets.tolist()), strict=True):
+        part = found.scales[first:end].reshape(-1)
+        yield scales_at[start * columns : start * columns + part.numel()], part
 
 
 def _rms_norm(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:

@@ -20,6 +20,7 @@ def _values(config: QuantConfig) -> dict[str, Any]:
         "scale_format": config.scale_format.cpp_value,
         "group_size": -1 if config.family.is_given else config.group_size,
         "symmetric": "true" if config.symmetric else "false",
+        "experts": "true" if config.family is QuantFamily.EXPERTS else "false",
         "coding": _coding(config),
     }
 

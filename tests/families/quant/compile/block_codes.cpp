@@ -1,5 +1,5 @@
 // The arithmetic of block-scaled quantisation as the kernels have it, for the host.
-#include "quant/block_code.cuh"
+#include "quant/block_decode.cuh"
 
 namespace {
 
@@ -24,11 +24,11 @@ void quantise(void const* x, int64_t groups, float global_scale, bool rounds_up,
       }
       amax = fmaxf(amax, runs[r].amax);
     }
-    auto const scale = Format::Scale::of(amax, global_scale, rounds_up);
+    auto const scale = Format::Scale::of(amax, usable_global_scale(global_scale), rounds_up);
     scales[group] = scale.byte;
     for (int r = 0; r < kRuns; ++r) {
       uint32_t words[kWords];
-      Format::encode(runs[r], scale, global_scale, words);
+      Format::encode(runs[r], scale, usable_global_scale(global_scale), words);
       memcpy(codes + (group * kRuns + r) * sizeof words, words, sizeof words);
     }
   }
@@ -43,7 +43,42 @@ void quantise_as(char in, void const* x, int64_t groups, float global_scale, boo
   }
 }
 
+template <class Format>
+void dequantise(uint8_t const* codes, uint8_t const* scales, int64_t groups, float global_scale, float* values) {
+  constexpr int kRuns = Format::kGroup / kRun, kWords = Format::kBits * kRun / 32;
+  for (int64_t run = 0; run < groups * kRuns; ++run) {
+    uint32_t words[kWords];
+    memcpy(words, codes + run * sizeof words, sizeof words);
+    float found[kRun];
+    decode<Format>(words, scale_value<Format>(scales[run / kRuns]), global_scale, found);
+    memcpy(values + run * kRun, found, sizeof found);
+  }
+}
+
 }  // namespace
+
+extern "C" void dequantise_groups(char format, uint8_t const* codes, uint8_t const* scales, int64_t groups, float global_scale,
+                                  float* values) {
+  switch (format) {
+    case 'n': return dequantise<NvFp4>(codes, scales, groups, global_scale, values);
+    case '4': return dequantise<MxFp4>(codes, scales, groups, global_scale, values);
+    case '6': return dequantise<MxFp6>(codes, scales, groups, global_scale, values);
+    default: return dequantise<MxFp8>(codes, scales, groups, global_scale, values);
+  }
+}
+
+// How many quotients of what an nvfp4 code and scale may make, by a global scale of every mantissa, are not the correctly rounded
+// ones.
+extern "C" int64_t wrong_quotients() {
+  int64_t wrong = 0;
+  for (uint32_t mantissa = 0; mantissa < 1u << 23; ++mantissa) {
+    GlobalQuotient const by(float_of(127u << 23 | mantissa));
+    for (int code = 1; code <= 3; code += 2) {
+      for (int scale = 1; scale <= 15; scale += 2) wrong += by(static_cast<float>(code * scale)) != code * scale / by.divisor;
+    }
+  }
+  return wrong;
+}
 
 extern "C" void quantise_groups(char format, char in, void const* x, int64_t groups, float global_scale, int rounds_up, uint8_t* codes,
                                 uint8_t* scales) {
@@ -63,6 +98,14 @@ extern "C" int64_t wrong_sixths(uint32_t exponent) {
     wrong += fmaf(-fmaf(sixth, 6.0f, -product), 1.0f / 6.0f, sixth) != product / 6.0f;
   }
   return wrong;
+}
+
+extern "C" void experts_of(int32_t const* offsets, int32_t experts, int64_t rows, int32_t* out) {
+  for (int64_t row = 0; row < rows; ++row) out[row] = expert_of(offsets, experts, row);
+}
+
+extern "C" void modulate(float const* x, float const* scale, float const* shift, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = Modulate::of(x[i], scale[i], shift[i]);
 }
 
 extern "C" void swizzled_offsets(int64_t rows, int64_t groups, int64_t* out) {

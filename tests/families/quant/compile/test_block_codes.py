@@ -3,15 +3,17 @@ CUTLASS's own."""
 
 import ctypes
 import subprocess
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
 import torch
 
 from gemmill.build.toolchain import ToolchainPaths
+from gemmill.families.quant.reference import modulated
+from gemmill.formats.codes import pack
 from gemmill.formats.layout import swizzled_offset
-from gemmill.formats.quantise import global_scale_of, quantise
+from gemmill.formats.quantise import BlockScaled, dequantise, global_scale_of, quantise
 from gemmill.locations import kernels_dir
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4, Format, ScaleRounding
 
@@ -30,7 +32,7 @@ def codes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -
     command = [toolchain.gxx, *options, *includes, HERE / "block_codes.cpp", "-o", library]
     subprocess.run(list(map(str, command)), check=True)
     loaded = ctypes.CDLL(str(library))
-    loaded.wrong_sixths.restype = ctypes.c_int64
+    loaded.wrong_sixths.restype = loaded.wrong_quotients.restype = ctypes.c_int64
     return loaded
 
 
@@ -143,3 +145,85 @@ def test_scales_lie_where_the_layout_has_them(codes) -> None:
         found = torch.empty(rows * groups, dtype=torch.int64)
         codes.swizzled_offsets(ctypes.c_int64(rows), ctypes.c_int64(groups), _pointer(found))
         assert found.tolist() == [swizzled_offset(row, group, groups) for row in range(rows) for group in range(groups)]
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, -1.0, float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", IN, ids=str)
+def test_a_global_scale_that_is_no_number_above_zero_makes_every_scale_nan(
+    codes, value: float, dtype: torch.dtype
+) -> None:
+    """And every code zero, whatever the values."""
+    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    x[0], x[1, 3], x[2, 4] = 0.0, float("nan"), -float("inf")
+    x, found, scales = x.to(dtype), torch.full((64, 8), 0x55, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8)
+    kind = ctypes.c_char(IN[dtype].encode())
+    of = ctypes.c_char(b"n"), kind, _pointer(x), ctypes.c_int64(64), ctypes.c_float(value), 1
+    codes.quantise_groups(*of, _pointer(found), _pointer(scales))
+    assert (scales == 0x7F).all() and not found.any()
+
+
+@pytest.mark.parametrize(
+    "offsets", [[0, 5], [2, 2, 2, 9], [0, 0, 0], [0, 3, 3, 7, 7, 7, 12], [1, *range(4, 60, 3)]], ids=str
+)
+def test_a_row_belongs_to_the_expert_that_begins_at_it_or_before(codes, offsets: list[int]) -> None:
+    """Experts without rows have none; rows before the first and from the end on have no expert."""
+    rows = offsets[-1] + 3
+    found = torch.full((rows,), 99, dtype=torch.int32)
+    given = torch.tensor(offsets, dtype=torch.int32)
+    codes.experts_of(_pointer(given), ctypes.c_int32(len(offsets) - 1), ctypes.c_int64(rows), _pointer(found))
+    wanted = [-1] * rows
+    for expert, (start, end) in enumerate(pairwise(offsets)):
+        wanted[start:end] = [expert] * (end - start)
+    assert found.tolist() == wanted
+
+
+def test_modulated_values_are_the_definitions(codes) -> None:
+    """Neither product nor sum is contracted."""
+    x, scale, shift = torch.randn(3, 4096, generator=torch.Generator().manual_seed(2)).bfloat16().float()
+    found = torch.full((4096,), float("nan"))
+    codes.modulate(_pointer(x), _pointer(scale), _pointer(shift), ctypes.c_int64(4096), _pointer(found))
+    assert torch.equal(found, modulated(x, scale, shift))
+
+
+@pytest.mark.parametrize("global_scale", [1.0, 0.37, 2.0**-100, 3e38, 2.0**-140])
+@pytest.mark.parametrize("format", LETTER, ids=str)
+def test_values_of_every_code_by_every_scale(codes, format: Format, global_scale: float) -> None:
+    """Scales of numbers; values are zero, subnormal, infinite and NaN among others."""
+    if global_scale != 1.0 and not format.has_global_scale:
+        return
+    every = torch.arange(1 << format.code.bits, dtype=torch.uint8)
+    width = -(-len(every) // format.group) * format.group
+    of_row = pack(every.repeat(width)[:width].reshape(-1, format.group), format.code.bits)
+    scales = torch.arange(format.scale.last_code + 1, dtype=torch.uint8)
+    packed = of_row.repeat(len(scales), 1)
+    of_groups = scales.repeat_interleave(len(of_row))
+    found = torch.full((len(packed), format.group), 7.0)
+    letter, count = ctypes.c_char(LETTER[format].encode()), ctypes.c_int64(len(packed))
+    codes.dequantise_groups(
+        letter, _pointer(packed), _pointer(of_groups), count, ctypes.c_float(global_scale), _pointer(found)
+    )
+    given = torch.tensor([global_scale]) if format.has_global_scale else None
+    wanted = dequantise(BlockScaled(format=format, codes=packed, scales=of_groups[:, None]), global_scale=given)
+    assert torch.equal(found.isnan(), wanted.isnan())
+    numbers = ~wanted.isnan()
+    assert torch.equal(found[numbers].view(torch.int32), wanted[numbers].view(torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("format", "global_scale"), [(x, 1.0) for x in LETTER] + [(NVFP4, 0.0), (NVFP4, -1.0)], ids=str
+)
+def test_values_by_a_scale_that_is_no_number_are_nan(codes, format: Format, global_scale: float) -> None:
+    """Of the byte, or of the global scale."""
+    packed = torch.arange(format.code_bytes(format.group), dtype=torch.uint8)
+    byte = torch.tensor([100 if global_scale != 1.0 else 255], dtype=torch.uint8)
+    found = torch.zeros(format.group)
+    letter = ctypes.c_char(LETTER[format].encode())
+    codes.dequantise_groups(
+        letter, _pointer(packed), _pointer(byte), ctypes.c_int64(1), ctypes.c_float(global_scale), _pointer(found)
+    )
+    assert found.isnan().all()
+
+
+def test_quotients_by_global_scales_are_correctly_rounded(codes) -> None:
+    """All mantissas of what an nvfp4 code and scale make, by all of a global scale."""
+    assert codes.wrong_quotients() == 0

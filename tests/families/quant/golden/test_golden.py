@@ -17,6 +17,7 @@ CASES = {
     "token_azp": "sm90a_quant_token_bf16_s8_none_f32_asym",
     "group": "sm90a_quant_group_bf16_e4m3_silu_g128ue8m0x4_sym",
     "block": "sm90a_quant_block_bf16_e2m1_silu_g16ue4m3_sym",
+    "dequant": "sm90a_quant_dequant_f16_e2m1_none_g16ue4m3_sym",
     "static_vllm": "sm90a_quant_static_bf16_e4m3_silu_f32_vllmsym",
     "token_azp_vllm": "sm90a_quant_token_bf16_s8_none_f32_vllmasym",
     "group_vllm": "sm90a_quant_group_bf16_s8_none_g64f32_vllmsym",

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from torch import Tensor
 
 from gemmill.families.quant import bounds
 from gemmill.families.quant.call import OP_OF, OUT_NAMES, SCALE_NAMES, config_of, name_of
+from gemmill.families.quant.cases.blocks import blocks_are_within_bounds
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.families.quant.selections import smoke
-from gemmill.formats.layout import swizzled_shape
-from gemmill.formats.quantise import LARGEST_PRODUCT, swizzle, unswizzle
+from gemmill.formats.layout import TILE_ROWS, padded_offsets, swizzled_shape
+from gemmill.formats.quantise import LARGEST_PRODUCT
 from gemmill.numerics.cases import Outcome
 from gemmill.runtime.checks import check
 from gemmill.runtime.on_cpu import by_reference
@@ -26,8 +28,11 @@ from gemmill.vocab.format import ScaleRounding
 ROLES = {
     "result": "out",
     "output_q": "out",
+    "output": "out",
     "input_global_scale": "global_scale",
-} | dict.fromkeys(("scales", "output_s", "output_s_packed", "out_sf", "result_block_scale"), "scale")
+} | dict.fromkeys(
+    ("scales", "output_s", "output_s_packed", "out_sf", "result_block_scale", "output_scale", "input_sf"), "scale"
+)
 """What ops call their codes and scales, in one word each."""
 LIMITS = {"fp8_min": -448.0, "fp8_max": 448.0, "int8_min": -128.0, "int8_max": 127.0}
 SMALLEST_BOUND, BOUND = 0.004, 1.5
@@ -56,6 +61,7 @@ class QuantCase:
     bounded: bool = False
     """A scale_ub that bites, for e4m3."""
     residual: bool = False
+    """And whether what modulates is of each element."""
     plain: bool = False
     """Block scales in rows, not swizzled."""
     rounding: ScaleRounding = ScaleRounding.UP
@@ -75,7 +81,7 @@ class QuantCase:
     @property
     def width(self) -> int:
         """Columns of the input."""
-        return self.hidden * (1 if self.declared.activations == (Activation.NONE,) else 2)
+        return self.hidden * (2 if self.declared.is_gated else 1)
 
     @property
     def words(self) -> int:
@@ -93,13 +99,32 @@ class QuantCase:
         width = self.in_dtype.bits // 8
         if (format := self.declared.format) is not None:
             of_row = width * self.width + format.code_bytes(self.hidden)
-            return self.rows * of_row + math.prod(self._block_scales) + 4 * format.has_global_scale
+            beside = 2 * width * self.hidden * (self.rows if self.residual else 1) if self.is_modulated else 0
+            if self.declared.family is QuantFamily.EXPERTS:
+                beside = 4 * (2 * len(self.expert_offsets) + format.has_global_scale * (len(self.expert_offsets) - 2))
+            return self.rows * of_row + math.prod(self._block_scales) + 4 * format.has_global_scale + beside
         moved = self.rows * (width * self.width + self.hidden) + 4 * max(self.rows * self.words, 1)
         if self.zero_points:
             moved += 4 * (self.rows * self.words or 1)
         if self.declared.family.is_normed:
             moved += width * self.hidden
         return moved + (2 * width * self.rows * self.hidden if self.has_residual else 0)
+
+    @property
+    def is_modulated(self) -> bool:
+        """Whether rows are modulated."""
+        return self.declared.activations == (Activation.MODULATE,)
+
+    @property
+    def expert_offsets(self) -> tuple[int, ...]:
+        """Of rows sorted by expert: the first of each and the end. One has none, and some belong to none."""
+        rows = self.rows
+        return (0, rows // 8, rows // 8, rows // 2, rows - rows // 5, rows - rows // 16)
+
+    @property
+    def scale_offsets(self) -> tuple[int, ...]:
+        """The same of their scales."""
+        return padded_offsets([end - start for start, end in pairwise(self.expert_offsets)])
 
     @property
     def has_residual(self) -> bool:
@@ -118,7 +143,12 @@ class QuantCase:
         def values(rows: int, columns: int) -> Tensor:
             return torch.randn((rows, columns), generator=random, device=device).to(in_dtype)
 
+        def whole(values: tuple[int, ...]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=device)
+
         scales, columns = self._scales(device), self.hidden * self.out_dtype.bits // 8
+        is_of_experts = self.declared.family is QuantFamily.EXPERTS
+        experts = len(self.expert_offsets) - 1 if is_of_experts else 1
         bound = SMALLEST_BOUND if self.declared.family is QuantFamily.GROUP else BOUND
         is_bounded = self.bounded and self.out_dtype is DType.E4M3
         given: dict[str, Any] = LIMITS | {
@@ -140,11 +170,34 @@ class QuantCase:
             "scale_ue8m0": self.scale_format is ScaleFormat.POWER_OF_TWO,
             "scale_rounding": str(self.rounding),
             "is_sf_swizzled_layout": not self.plain,
-            "global_scale": torch.tensor([LARGEST_PRODUCT / 5.0], device=device),
+            "global_scale": torch.tensor([LARGEST_PRODUCT / (5.0 + i) for i in range(experts)], device=device),
+            "approximate": self.activation == Activation.GELU_TANH.op_argument,
+            "mod_scale": values(self.rows if self.residual else 1, self.hidden) if self.is_modulated else None,
+            "mod_shift": values(self.rows if self.residual else 1, self.hidden) if self.is_modulated else None,
+            "input_offset_by_experts": whole(self.expert_offsets),
+            "output_scale_offset_by_experts": whole(self.scale_offsets),
+            "n_experts": experts,
         }
+        if self.declared.family is QuantFamily.DEQUANT:
+            given |= self._coded(device, random)
         said_to_be = self.m_major and self.scale_format is not ScaleFormat.PACKED_UE8M0
         given |= dict.fromkeys(("is_scale_transposed", "dummy_is_scale_transposed", "dummy_is_tma_aligned"), said_to_be)
         return [given[ROLES.get(name, name)] for name in BY_NAME[self.op].arguments]
+
+    def _coded(self, device: torch.device | str, random: torch.Generator | None) -> dict[str, Any]:
+        """What is decoded: codes and scales of every kind, of numbers only; and the values, poisoned."""
+        format = self.declared.format
+        assert format is not None
+        codes = torch.empty(
+            (self.rows, format.code_bytes(self.hidden) + self.padding), dtype=torch.uint8, device=device
+        )
+        scales = torch.empty(self._block_scales, dtype=torch.uint8, device=device)
+        if random is not None:
+            codes.random_(0, 256, generator=random)
+            scales.random_(0, format.scale.last_code + 1, generator=random)
+        codes = codes.view(getattr(torch, format.torch_name))[:, : format.code_bytes(self.hidden)]
+        poison = torch.full((self.rows, self.hidden), torch.nan, device=device)
+        return {"input": codes, "out": poison.to(getattr(torch, self.in_dtype.torch_name)), "scale": scales}
 
     def run(self, device: str) -> Outcome:
         """Make the call, and hold it against the reference on the same device."""
@@ -163,6 +216,8 @@ class QuantCase:
     @property
     def _block_scales(self) -> tuple[int, int]:
         """Their shape."""
+        if self.declared.family is QuantFamily.EXPERTS:
+            return self.scale_offsets[-1] + TILE_ROWS, swizzled_shape(0, self.words)[1]
         return (self.rows, self.words) if self.plain else swizzled_shape(self.rows, self.words)
 
     def _scales(self, device: torch.device | str) -> Tensor:
@@ -267,20 +322,9 @@ def same_bits(got: Tensor, wanted: Tensor) -> Tensor:
 
 def _within_bounds(config: QuantConfig, got: dict[str, Any], wanted: dict[str, Any], apart: Iterable[str]) -> bool:
     codes, scales = got[name_of(got, OUT_NAMES)], got[name_of(got, SCALE_NAMES)]
-    if config.activation is not Activation.NONE and config.format is not None:
-        x = got["input"].reshape(-1, got["input"].shape[-1])
-        shape = x.shape[0], x.shape[1] // 2 // config.group_size
-        plain = _plain_scales(scales.view(torch.uint8), shape, got["is_sf_swizzled_layout"])
-        return plain is not None and not any(
-            bounds.outside_of_block_bounds(
-                config,
-                x,
-                codes.view(torch.uint8).reshape(x.shape[0], -1),
-                plain,
-                global_scale=got.get("input_global_scale"),
-                rounding=ScaleRounding(got.get("scale_rounding", ScaleRounding.UP)),
-            )
-        )
+    if config.format is not None:
+        is_exact = config.activation in (Activation.NONE, Activation.MODULATE)
+        return not is_exact and blocks_are_within_bounds(config, got)
     if config.activation is not Activation.NONE:
         ub = got.get("scale_ub")
         return not any(bounds.outside_of_gate_bounds(config, got["input"], codes, scales, scale_ub=ub))
@@ -288,14 +332,6 @@ def _within_bounds(config: QuantConfig, got: dict[str, Any], wanted: dict[str, A
         rows, steps = bounds.rows_beyond_one_step(codes, wanted["result"])
         return rows <= 1 and steps == 0 and "residual" not in apart and _one_row_of_scales(scales, wanted)
     return False
-
-
-def _plain_scales(scales: Tensor, shape: tuple[int, int], is_swizzled: bool) -> Tensor | None:
-    """Block scales [rows, groups]; None where their padding is not zero."""
-    if not is_swizzled:
-        return scales
-    plain = unswizzle(scales, *shape)
-    return plain if torch.equal(swizzle(plain), scales) else None
 
 
 def _one_row_of_scales(scales: Tensor, wanted: dict[str, Any]) -> bool:

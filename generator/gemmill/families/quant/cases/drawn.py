@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from gemmill.families.quant.call import GROUP_AZP, OP_OF, OUT_NAMES, SCALE_NAMES, name_of
-from gemmill.families.quant.config import QuantFamily, ScaleFormat, Scales
-from gemmill.formats.layout import swizzled_shape
+from gemmill.families.quant.config import Activation, QuantFamily, ScaleFormat, Scales
+from gemmill.formats.layout import TILE_ROWS, swizzled_shape
 from gemmill.numerics.call import EXACT, LegalCall, Limits
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.layouts import (
@@ -40,10 +41,14 @@ class _Maker:
         self.schema, self.op, self.draw = op, OP_OF[op.name], draw
         self.in_dtype, self.out_dtype = (torch_dtype(draw.one_of(d)) for d in (self.op.in_dtypes, self.op.out_dtypes))
         self.group = draw.one_of(self.op.group_sizes)
-        self.gated = self.op.activations[0].op_argument != "none"
+        self.gated = self.op.is_gated
+        self.back = self.op.family is QuantFamily.DEQUANT
         most = limits.large if draw.chance(0.01) else limits.elements
         width = draw.size(max(1, min(32768, most) // (self.group or 1) // (2 if self.gated else 1)))
         self.hidden = width * (self.group or 1)
+        # Columns of block-scaled codes beyond the input's, which are zeros.
+        wider = self.op.format is not None and not self.back and self.hidden > 0 and draw.chance(0.2)
+        self.more = draw.one_of((1, 2, 5)) * self.group if wider else 0
         self.leading = self._leading(draw.size(max(1, min(8192, most // max(self.hidden, 1)))))
         self.rows = math.prod(self.leading)
         self.data = self._data()
@@ -51,11 +56,19 @@ class _Maker:
 
     def make(self) -> LegalCall:
         draw, arguments = self.draw, self.schema.arguments
+        values, codes = (self.in_dtype, self.hidden * (2 if self.gated else 1)), (self.out_dtype, self._code_columns)
+        given, written, data = (codes, values, "codes") if self.back else (values, codes, self.data)
         slots = {
-            "input": self._matrix(self.in_dtype, self.hidden * (2 if self.gated else 1), self.data),
-            name_of(arguments, OUT_NAMES): self._matrix(self.out_dtype, self._code_columns, None, written=True),
+            "input": self._matrix(*given, data),
+            name_of(arguments, OUT_NAMES): self._matrix(*written, None, written=True),
         }
         plain = self._plain()
+        if self.op.family is QuantFamily.EXPERTS:
+            slots |= self._offsets()
+            plain["n_experts"] = slots["input_offset_by_experts"].columns - 1
+        for name in ("mod_scale", "mod_shift"):
+            if name in arguments:
+                slots[name] = self._modulation()
         scales = name_of(arguments, SCALE_NAMES)
         slots[scales], plain["group_shape"] = self._scales(plain)
         if GROUP_AZP in arguments:
@@ -65,7 +78,9 @@ class _Maker:
         if "scale_ub" in arguments and self.out_dtype is not torch.int8 and draw.chance(0.4):
             slots["scale_ub"] = one_value(draw, torch.float32, "bounds")
         if self.op.format is not None and self.op.format.has_global_scale:
-            slots[arguments[3]] = one_value(draw, torch.float32, "scales")
+            slots[next(name for name in arguments if name.endswith("global_scale"))] = self._global_scale(
+                plain.get("n_experts")
+            )
         if "weight" in arguments:
             h = self.hidden
             slots["weight"] = vector(draw, self.in_dtype, h, self.data, ((h,),), reference_shape=(h,))
@@ -92,13 +107,14 @@ class _Maker:
         return pair if kind == 8 else (1, *pair)
 
     def _data(self) -> str:
-        plain = not self.gated and not self.op.family.is_normed
+        plain = self.op.activations == (Activation.NONE,) and not self.op.family.is_normed
         return self.draw.one_of(("normal", "normal", "normal", "wide", "integers", "extreme" if plain else "wide"))
 
     def _plain(self) -> dict[str, Any]:
         draw = self.draw
         return {
             "activation": draw.one_of(self.op.activations).op_argument,
+            "approximate": draw.chance(0.5),
             "group_size": self.group,
             "eps": draw.one_of((0.0, 1e-10, 1e-10, 1e-6)),
             "epsilon": draw.one_of((1e-6, 1e-5)),
@@ -212,22 +228,58 @@ class _Maker:
     @property
     def _code_columns(self) -> int:
         """Bytes or codes of a row."""
-        return self.hidden if self.op.format is None else self.op.format.code_bytes(self.hidden)
+        return self.hidden if self.op.format is None else self.op.format.code_bytes(self.hidden + self.more)
+
+    def _offsets(self) -> dict[str, Slot]:
+        """Where experts and their scales begin, in ascending order, and a tile or more between some of them."""
+        draw = self.draw
+        ends = sorted(draw.below(self.rows + 1) for _ in range(draw.one_of((2, 3, 6, 18))))
+        firsts, end = [], 0
+        for rows in (after - before for before, after in pairwise(ends)):
+            firsts.append(end + TILE_ROWS * draw.one_of((0, 0, 0, 1)))
+            end = firsts[-1] + swizzled_shape(rows, 0)[0]
+        self.scale_rows = end + draw.one_of((0, 0, 1, TILE_ROWS))
+        names = ("input_offset_by_experts", "output_scale_offset_by_experts")
+        return {
+            name: Slot.matrix(
+                torch.int32, (1, len(ends)), (len(ends), 1), values=tuple(values), shift=draw.one_of(SHIFTS[:8])
+            )
+            for name, values in zip(names, (ends, [*firsts, end]), strict=True)
+        }
+
+    def _global_scale(self, experts: int | None) -> Slot:
+        if experts is None:
+            return one_value(self.draw, torch.float32, "scales")
+        return Slot.matrix(
+            torch.float32, (1, experts), (experts, 1), values="scales", shift=self.draw.one_of(SHIFTS[:8])
+        )
+
+    def _modulation(self) -> Slot:
+        if self.draw.chance(0.5):
+            return self._matrix(self.in_dtype, self.hidden, self.data)
+        h = self.hidden
+        return vector(self.draw, self.in_dtype, h, self.data, ((h,), (1, h)), reference_shape=(h,))
 
     def _block_scales(self, is_swizzled: bool) -> Slot:
-        draw, groups = self.draw, self.hidden // self.group
-        rows, columns = swizzled_shape(self.rows, groups) if is_swizzled else (self.rows, groups)
+        draw, groups = self.draw, (self.hidden + self.more) // self.group
+        if self.op.family is QuantFamily.EXPERTS:
+            rows, columns = self.scale_rows, swizzled_shape(0, groups)[1]
+            is_swizzled = True
+        else:
+            rows, columns = swizzled_shape(self.rows, groups) if is_swizzled else (self.rows, groups)
+        words = is_swizzled and not self.back and draw.chance(0.3)
+        columns = columns // 4 if words else columns
         step = columns if is_swizzled else columns + draw.one_of(PADS)
         return Slot(
-            dtype=torch.uint8,
+            dtype=torch.int32 if words else torch.uint8,
             shape=(rows, columns),
             strides=(free_stride(draw, rows, step), free_stride(draw, columns, 1)),
             rows=rows,
             columns=columns,
             row_stride=step,
             column_stride=1,
-            values=None,
-            written=True,
+            values=self.op.scale_formats[0].value if self.back else None,
+            written=not self.back,
             shift=draw.one_of(SHIFTS[:8]),
         )
 

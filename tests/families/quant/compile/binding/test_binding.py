@@ -24,17 +24,23 @@ pytestmark = pytest.mark.compile
 ROUNDS = 400
 
 
+_POINTERS = (
+    "input out scales azp scale_ub weight residual global_scale mod_scale mod_shift expert_offsets scale_offsets"
+).split()
+_SIZES_OF_BLOCKS = "is_swizzled scales_stride rounds_up padded mod_scale_stride mod_shift_stride experts".split()
+
+
 class Arguments(ctypes.Structure):
     """Mirrors `gemmill_quant_args` in kernels/quant/abi.h. Fields have the names that a call's contract gives to what they hold."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in "input out scales azp scale_ub weight residual global_scale".split()),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in "rows hidden input_stride out_stride residual_stride".split()),
         *(
             (name, ctypes.c_int64)
             for name in "scale_stride_m scale_stride_n group_m group_n scale_rows out_rows".split()
         ),
-        *((name, ctypes.c_int64) for name in "is_swizzled scales_stride rounds_up".split()),
+        *((name, ctypes.c_int64) for name in _SIZES_OF_BLOCKS),
         ("eps", ctypes.c_float),
     )
 

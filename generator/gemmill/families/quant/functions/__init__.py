@@ -3,9 +3,8 @@ arguments do not fit; arithmetic is that of gemmill.families.quant.reference."""
 
 import torch
 
-from gemmill.formats.layout import swizzled_shape
-from gemmill.vocab import Format
-from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
+from gemmill.families.quant.functions import blocks
+from gemmill.families.quant.functions.blocks import *  # noqa: F403 (what it declares public)
 
 __all__ = [
     "act_and_mul_per_block_quant",
@@ -23,20 +22,13 @@ __all__ = [
     "rms_norm_dynamic_per_token_quant",
     "rms_norm_per_block_quant",
     "rms_norm_static_fp8_quant",
-    "scaled_mxfp4_quant",
-    "scaled_mxfp6_quant",
-    "scaled_mxfp8_quant",
-    "scaled_nvfp4_quant",
-    "silu_and_mul_mxfp4_quant",
-    "silu_and_mul_mxfp6_quant",
-    "silu_and_mul_mxfp8_quant",
-    "silu_and_mul_nvfp4_quant",
     "silu_and_mul_per_block_quant",
     "silu_and_mul_per_token_quant",
     "silu_and_mul_quant",
     "static_scaled_fp8_quant",
     "static_scaled_int8_quant",
 ]
+__all__ += blocks.__all__
 
 E4M3_MAX = 448.0
 _ops = torch.ops.gemmill
@@ -300,78 +292,3 @@ def fused_add_rms_norm_static_fp8_quant(
     result = _codes(input, torch.float8_e4m3fn)
     _ops.fused_add_rms_norm_static_fp8_quant.default(result, input, residual, weight, scale, epsilon)
     return result
-
-
-def _block_scaled(op: str, format: Format, input: torch.Tensor, *given: object, gated: bool, swizzled: bool) -> Pair:
-    """What a block-scaled op writes: codes and scales of `input`, `given` beside it."""
-    hidden = input.shape[-1] // 2 if gated else input.shape[-1]
-    rows, groups = input.shape[:-1].numel(), format.scale_count(hidden)
-    codes = input.new_empty((*input.shape[:-1], format.code_bytes(hidden)), dtype=getattr(torch, format.torch_name))
-    shape = swizzled_shape(rows, groups) if swizzled else (rows, groups)
-    scales = input.new_empty(shape, dtype=torch.float8_e4m3fn if format.has_global_scale else torch.uint8)
-    getattr(_ops, op).default(codes, scales, input, *given, swizzled)
-    return codes, scales
-
-
-def scaled_nvfp4_quant(input: torch.Tensor, global_scale: torch.Tensor, is_sf_swizzled_layout: bool = True) -> Pair:
-    """nvfp4 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 16: uint8 [..., hidden / 2], two a byte. Scales are
-    float8_e4m3fn [rows up to 128, hidden / 16 up to 4], swizzled, padding zero; or [rows, hidden / 16]. global_scale, f32 [1],
-    is 2688 / the largest absolute value, and divides when values are decoded."""
-    swizzled = is_sf_swizzled_layout
-    return _block_scaled("scaled_nvfp4_quant", NVFP4, input, global_scale, gated=False, swizzled=swizzled)
-
-
-def silu_and_mul_nvfp4_quant(
-    input: torch.Tensor, input_global_scale: torch.Tensor, is_sf_swizzled_layout: bool = True
-) -> Pair:
-    """As scaled_nvfp4_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
-    swizzled = is_sf_swizzled_layout
-    return _block_scaled("silu_and_mul_nvfp4_quant", NVFP4, input, input_global_scale, gated=True, swizzled=swizzled)
-
-
-def scaled_mxfp4_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
-    """mxfp4 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: uint8 [..., hidden / 2], two a byte. Scales are exponents, uint8
-    [rows up to 128, hidden / 32 up to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding is "up", so that no
-    code saturates, or "ocp", as the specification has it."""
-    swizzled = is_sf_swizzled_layout
-    return _block_scaled("scaled_mxfp4_quant", MXFP4, input, scale_rounding, gated=False, swizzled=swizzled)
-
-
-def silu_and_mul_mxfp4_quant(
-    input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True
-) -> Pair:
-    """As scaled_mxfp4_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
-    swizzled = is_sf_swizzled_layout
-    return _block_scaled("silu_and_mul_mxfp4_quant", MXFP4, input, scale_rounding, gated=True, swizzled=swizzled)
-
-
-def scaled_mxfp6_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
-    """mxfp6 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: e3m2 in uint8 [..., 3 hidden / 4], four in three bytes. Scales are exponents, uint8
-    [rows up to 128, hidden / 32 up to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding is "up", so that no
-    code saturates, or "ocp", as the specification has it."""
-    swizzled = is_sf_swizzled_layout
-    return _block_scaled("scaled_mxfp6_quant", MXFP6, input, scale_rounding, gated=False, swizzled=swizzled)
-
-
-def silu_and_mul_mxfp6_quant(
-    input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True
-) -> Pair:
-    """As scaled_mxfp6_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
-    swizzled = is_sf_swizzled_layout
-    return _block_scaled("silu_and_mul_mxfp6_quant", MXFP6, input, scale_rounding, gated=True, swizzled=swizzled)
-
-
-def scaled_mxfp8_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
-    """mxfp8 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: float8_e4m3fn [..., hidden]. Scales are exponents, uint8
-    [rows up to 128, hidden / 32 up to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding is "up", so that no
-    code saturates, or "ocp", as the specification has it."""
-    swizzled = is_sf_swizzled_layout
-    return _block_scaled("scaled_mxfp8_quant", MXFP8, input, scale_rounding, gated=False, swizzled=swizzled)
-
-
-def silu_and_mul_mxfp8_quant(
-    input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True
-) -> Pair:
-    """As scaled_mxfp8_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
-    swizzled = is_sf_swizzled_layout
-    return _block_scaled("silu_and_mul_mxfp8_quant", MXFP8, input, scale_rounding, gated=True, swizzled=swizzled)

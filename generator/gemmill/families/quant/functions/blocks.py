@@ -1,0 +1,287 @@
+"""The block-scaled quantisation ops as functions that allocate what they return. Each raises RuntimeError with one sentence where
+its arguments do not fit; arithmetic is that of gemmill.formats.quantise."""
+
+import torch
+
+from gemmill.formats.layout import TILE_ROWS, swizzled_shape
+from gemmill.formats.quantise import check_global_scale
+from gemmill.vocab import Format
+from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
+
+__all__ = [
+    "mxfp4_experts_quant",
+    "mxfp8_experts_quant",
+    "scaled_fp4_experts_quant",
+    "scaled_mxfp4_dequant",
+    "scaled_mxfp4_quant",
+    "scaled_mxfp6_dequant",
+    "scaled_mxfp6_quant",
+    "scaled_mxfp8_dequant",
+    "scaled_mxfp8_gelu_quant",
+    "scaled_mxfp8_modulate_quant",
+    "scaled_mxfp8_quant",
+    "scaled_nvfp4_dequant",
+    "scaled_nvfp4_quant",
+    "silu_and_mul_mxfp4_experts_quant",
+    "silu_and_mul_mxfp4_quant",
+    "silu_and_mul_mxfp6_quant",
+    "silu_and_mul_mxfp8_experts_quant",
+    "silu_and_mul_mxfp8_quant",
+    "silu_and_mul_nvfp4_quant",
+    "silu_and_mul_scaled_fp4_experts_quant",
+]
+
+_ops = torch.ops.gemmill
+Pair = tuple[torch.Tensor, torch.Tensor]
+Experts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _codes(format: Format, input: torch.Tensor, hidden: int) -> torch.Tensor:
+    return input.new_empty((*input.shape[:-1], format.code_bytes(hidden)), dtype=getattr(torch, format.torch_name))
+
+
+def _scales(format: Format, input: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    return input.new_empty(shape, dtype=torch.float8_e4m3fn if format.has_global_scale else torch.uint8)
+
+
+def _block_scaled(
+    op: str,
+    format: Format,
+    input: torch.Tensor,
+    *given: object,
+    swizzled: bool,
+    gated: bool = False,
+    more: tuple[bool, ...] = (),
+) -> Pair:
+    """What a block-scaled op writes: codes and scales of `input`, `given` beside it."""
+    hidden = input.shape[-1] // 2 if gated else input.shape[-1]
+    rows, groups = input.shape[:-1].numel(), format.scale_count(hidden)
+    codes = _codes(format, input, hidden)
+    scales = _scales(format, input, swizzled_shape(rows, groups) if swizzled else (rows, groups))
+    getattr(_ops, op).default(codes, scales, input, *given, swizzled, *more)
+    return codes, scales
+
+
+def _on_device(global_scale: torch.Tensor | float, input: torch.Tensor) -> torch.Tensor:
+    """As the op wants it. Raises ValueError for a number that is none, or not above zero: of a tensor only its device knows."""
+    if isinstance(global_scale, torch.Tensor):
+        return global_scale
+    check_global_scale(torch.tensor([global_scale]))
+    return torch.full((1,), global_scale, dtype=torch.float32, device=input.device)
+
+
+def scaled_nvfp4_quant(
+    input: torch.Tensor, global_scale: torch.Tensor | float, is_sf_swizzled_layout: bool = True
+) -> Pair:
+    """nvfp4 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 16: uint8 [..., hidden / 2], two a byte. Scales are
+    float8_e4m3fn [rows up to 128, hidden / 16 up to 4], swizzled, padding zero; or [rows, hidden / 16]. global_scale, f32 [1]
+    or a number, is 2688 / the largest absolute value, and divides when values are decoded. Raises ValueError for a number that
+    is not finite or not above zero; by a tensor like that on a GPU all scales are NaN."""
+    given, swizzled = _on_device(global_scale, input), is_sf_swizzled_layout
+    return _block_scaled("scaled_nvfp4_quant", NVFP4, input, given, swizzled=swizzled)
+
+
+def silu_and_mul_nvfp4_quant(
+    input: torch.Tensor, input_global_scale: torch.Tensor | float, is_sf_swizzled_layout: bool = True
+) -> Pair:
+    """As scaled_nvfp4_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
+    given, swizzled = _on_device(input_global_scale, input), is_sf_swizzled_layout
+    return _block_scaled("silu_and_mul_nvfp4_quant", NVFP4, input, given, gated=True, swizzled=swizzled)
+
+
+def scaled_mxfp4_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
+    """mxfp4 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: uint8 [..., hidden / 2], two a byte. Scales are exponents, uint8
+    [rows up to 128, hidden / 32 up to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding is "up", so that no
+    code saturates, or "ocp", as the specification has it."""
+    swizzled = is_sf_swizzled_layout
+    return _block_scaled("scaled_mxfp4_quant", MXFP4, input, scale_rounding, swizzled=swizzled)
+
+
+def silu_and_mul_mxfp4_quant(
+    input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True
+) -> Pair:
+    """As scaled_mxfp4_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
+    swizzled = is_sf_swizzled_layout
+    return _block_scaled("silu_and_mul_mxfp4_quant", MXFP4, input, scale_rounding, gated=True, swizzled=swizzled)
+
+
+def scaled_mxfp6_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
+    """mxfp6 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: e3m2 in uint8 [..., 3 hidden / 4], four in three bytes. Scales are exponents, uint8
+    [rows up to 128, hidden / 32 up to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding is "up", so that no
+    code saturates, or "ocp", as the specification has it."""
+    swizzled = is_sf_swizzled_layout
+    return _block_scaled("scaled_mxfp6_quant", MXFP6, input, scale_rounding, swizzled=swizzled)
+
+
+def silu_and_mul_mxfp6_quant(
+    input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True
+) -> Pair:
+    """As scaled_mxfp6_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
+    swizzled = is_sf_swizzled_layout
+    return _block_scaled("silu_and_mul_mxfp6_quant", MXFP6, input, scale_rounding, gated=True, swizzled=swizzled)
+
+
+def scaled_mxfp8_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
+    """mxfp8 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: float8_e4m3fn [..., hidden]. Scales are exponents, uint8
+    [rows up to 128, hidden / 32 up to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding is "up", so that no
+    code saturates, or "ocp", as the specification has it."""
+    swizzled = is_sf_swizzled_layout
+    return _block_scaled("scaled_mxfp8_quant", MXFP8, input, scale_rounding, swizzled=swizzled)
+
+
+def silu_and_mul_mxfp8_quant(
+    input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True
+) -> Pair:
+    """As scaled_mxfp8_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
+    swizzled = is_sf_swizzled_layout
+    return _block_scaled("silu_and_mul_mxfp8_quant", MXFP8, input, scale_rounding, gated=True, swizzled=swizzled)
+
+
+def scaled_mxfp8_gelu_quant(
+    input: torch.Tensor, activation: str = "gelu_tanh", scale_rounding: str = "up", is_sf_swizzled_layout: bool = True
+) -> Pair:
+    """As scaled_mxfp8_quant of GELU of input [..., hidden] in f32, by tanh ("gelu_tanh", LightX2V's) or erf ("gelu"). Raises
+    ValueError for another activation."""
+    if activation not in ("gelu_tanh", "gelu"):
+        raise ValueError(f"activation is {activation!r}, expected 'gelu_tanh' or 'gelu'")
+    more = (activation == "gelu_tanh",)
+    swizzled = is_sf_swizzled_layout
+    return _block_scaled("scaled_mxfp8_gelu_quant", MXFP8, input, scale_rounding, swizzled=swizzled, more=more)
+
+
+def scaled_mxfp8_modulate_quant(
+    input: torch.Tensor,
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    scale_rounding: str = "up",
+    is_sf_swizzled_layout: bool = True,
+) -> Pair:
+    """As scaled_mxfp8_quant of input * (1 + scale) + shift in f32. scale and shift are of input's dtype: [hidden], or with a
+    row for each of input's."""
+    given, swizzled = (scale, shift, scale_rounding), is_sf_swizzled_layout
+    return _block_scaled("scaled_mxfp8_modulate_quant", MXFP8, input, *given, swizzled=swizzled)
+
+
+def _of_experts(
+    op: str,
+    format: Format,
+    input: torch.Tensor,
+    expert_offsets: torch.Tensor,
+    *given: object,
+    global_scale: torch.Tensor | None = None,
+) -> Experts:
+    """What an op writes of rows sorted by expert, and where each expert's scales begin. Nothing waits for the device: there are as
+    many rows of scales as these experts may need."""
+    hidden = input.shape[-1] // 2 if op.startswith("silu_and_mul") else input.shape[-1]
+    rows, experts = input.shape[:-1].numel(), expert_offsets.numel() - 1
+    tiles = (rows + (TILE_ROWS - 1) * experts) // TILE_ROWS
+    codes = _codes(format, input, hidden)
+    scales = _scales(format, input, (tiles * TILE_ROWS, swizzled_shape(0, format.scale_count(hidden))[1]))
+    padded = (expert_offsets.diff() + (TILE_ROWS - 1)) // TILE_ROWS * TILE_ROWS
+    scale_offsets = torch.nn.functional.pad(padded.cumsum(0), (1, 0)).to(torch.int32)
+    scaled = () if global_scale is None else (global_scale,)
+    getattr(_ops, op).default(codes, scales, input, *scaled, expert_offsets, scale_offsets, *given)
+    return codes, scales, scale_offsets
+
+
+def scaled_fp4_experts_quant(
+    input: torch.Tensor, input_global_scale: torch.Tensor, expert_offsets: torch.Tensor
+) -> Experts:
+    """As scaled_nvfp4_quant of rows sorted by expert, each with a global scale of its own, f32 [experts].
+
+    expert_offsets, s32 [experts + 1], has the first row of each and the end. Scales are each expert's own swizzled matrix:
+    float8_e4m3fn [rows, hidden / 16 up to 4]. Where each begins, a multiple of 128, is the last result, s32 [experts + 1].
+    Rows outside of all experts get codes of zero; rows of scales from the end on are not written."""
+    return _of_experts("scaled_fp4_experts_quant", NVFP4, input, expert_offsets, global_scale=input_global_scale)
+
+
+def silu_and_mul_scaled_fp4_experts_quant(
+    input: torch.Tensor, input_global_scale: torch.Tensor, expert_offsets: torch.Tensor
+) -> Experts:
+    """As scaled_fp4_experts_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
+    op = "silu_and_mul_scaled_fp4_experts_quant"
+    return _of_experts(op, NVFP4, input, expert_offsets, global_scale=input_global_scale)
+
+
+def mxfp4_experts_quant(input: torch.Tensor, expert_offsets: torch.Tensor, scale_rounding: str = "up") -> Experts:
+    """As scaled_mxfp4_quant of rows sorted by expert: offsets and results are those of scaled_fp4_experts_quant, scales uint8."""
+    given = expert_offsets.numel() - 1, scale_rounding
+    return _of_experts("mxfp4_experts_quant", MXFP4, input, expert_offsets, *given)
+
+
+def silu_and_mul_mxfp4_experts_quant(
+    input: torch.Tensor, expert_offsets: torch.Tensor, scale_rounding: str = "up"
+) -> Experts:
+    """As mxfp4_experts_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
+    given = expert_offsets.numel() - 1, scale_rounding
+    return _of_experts("silu_and_mul_mxfp4_experts_quant", MXFP4, input, expert_offsets, *given)
+
+
+def mxfp8_experts_quant(input: torch.Tensor, expert_offsets: torch.Tensor, scale_rounding: str = "up") -> Experts:
+    """As scaled_mxfp8_quant of rows sorted by expert: offsets and results are those of scaled_fp4_experts_quant, scales uint8."""
+    given = expert_offsets.numel() - 1, scale_rounding
+    return _of_experts("mxfp8_experts_quant", MXFP8, input, expert_offsets, *given)
+
+
+def silu_and_mul_mxfp8_experts_quant(
+    input: torch.Tensor, expert_offsets: torch.Tensor, scale_rounding: str = "up"
+) -> Experts:
+    """As mxfp8_experts_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
+    given = expert_offsets.numel() - 1, scale_rounding
+    return _of_experts("silu_and_mul_mxfp8_experts_quant", MXFP8, input, expert_offsets, *given)
+
+
+def _values(format: Format, input: torch.Tensor, dtype: torch.dtype, *given: object) -> torch.Tensor:
+    out = input.new_empty((*input.shape[:-1], format.k_of(input.shape[-1])), dtype=dtype)
+    getattr(_ops, f"scaled_{format}_dequant").default(out, input, *given)
+    return out
+
+
+def scaled_nvfp4_dequant(
+    input: torch.Tensor,
+    input_sf: torch.Tensor,
+    global_scale: torch.Tensor | float,
+    dtype: torch.dtype = torch.bfloat16,
+    is_sf_swizzled_layout: bool = True,
+) -> torch.Tensor:
+    """Values [..., hidden] (bfloat16, float16 or float32) of nvfp4 codes uint8 [..., hidden / 2] and of scales as scaled_nvfp4_quant
+    writes them. code * scale is exact; it is divided by global_scale, rounded to f32, then to `dtype`. Scale bytes that are no
+    number are refused on the CPU, and give NaN on a GPU. Raises ValueError as scaled_nvfp4_quant does."""
+    given = input_sf, _on_device(global_scale, input), is_sf_swizzled_layout
+    return _values(NVFP4, input, dtype, *given)
+
+
+def scaled_mxfp4_dequant(
+    input: torch.Tensor,
+    input_sf: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    is_sf_swizzled_layout: bool = True,
+) -> torch.Tensor:
+    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp4 codes uint8 [..., hidden / 2] and their scales,
+    as scaled_mxfp4_quant writes both. code * scale is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
+    CPU, and gives NaN on a GPU."""
+    return _values(MXFP4, input, dtype, input_sf, is_sf_swizzled_layout)
+
+
+def scaled_mxfp6_dequant(
+    input: torch.Tensor,
+    input_sf: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    is_sf_swizzled_layout: bool = True,
+) -> torch.Tensor:
+    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp6 codes uint8 [..., 3 hidden / 4] and their scales,
+    as scaled_mxfp6_quant writes both. code * scale is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
+    CPU, and gives NaN on a GPU."""
+    return _values(MXFP6, input, dtype, input_sf, is_sf_swizzled_layout)
+
+
+def scaled_mxfp8_dequant(
+    input: torch.Tensor,
+    input_sf: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    is_sf_swizzled_layout: bool = True,
+) -> torch.Tensor:
+    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp8 codes float8_e4m3fn [..., hidden] and their scales,
+    as scaled_mxfp8_quant writes both. code * scale is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
+    CPU, and gives NaN on a GPU."""
+    return _values(MXFP8, input, dtype, input_sf, is_sf_swizzled_layout)
