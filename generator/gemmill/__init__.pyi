@@ -1,3 +1,4 @@
+from gemmill.families.blockscaled.functions import *
 from gemmill.families.kv_cache.functions import *
 from gemmill.families.quant.functions import *
 from gemmill.families.scaled_mm.functions import *

@@ -1,5 +1,5 @@
-// Few rows of bf16 against many weights of 4 bits, on Hopper: D[m, n] = alpha * sum over k of A[m, k] W[n, k], computed as
-// D^T = W A^T.
+// Few rows of bf16 against many weights of 4 bits, on Hopper: D[m, n] = alpha * sum over k of A[m, k] W[n, k] + bias[n], computed
+// as D^T = W A^T.
 //
 // Weights fill the tensor core's 64 rows and come to it from registers, where codes and scales have become bf16, exactly.
 // Activations are its columns, read from shared memory. A cluster of CTAs shares one output tile: each takes a slice of K,
@@ -14,9 +14,12 @@
 // constant: then every stage of them is loaded early.
 #pragma once
 
+#include <climits>
 #include <cuda.h>
 
+#include "blockscaled/abi.h"
 #include "blockscaled/widen_e2m1.cuh"
+#include "core/launch.cuh"
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/atom/mma_atom.hpp"
@@ -27,6 +30,8 @@
 
 namespace gemmill::blockscaled {
 
+inline constexpr int64_t kStageColumns = 256;  // to a multiple of which K is padded where weights are packed
+
 // row_groups times k_groups groups of 128 threads multiply: 64 rows of weights each, and `each` blocks of 64 columns of a stage.
 template <class Format, int row_groups, int k_groups, int each, int tile_m, int stages>
 struct Fp4WeightMm {
@@ -35,6 +40,7 @@ struct Fp4WeightMm {
   using Filled = cutlass::arch::ClusterTransactionBarrier;
   using Freed = cutlass::arch::ClusterBarrier;
 
+  static constexpr uint32_t kSpread = Format::kSpread;
   static constexpr int kRows = 64 * row_groups;  // columns of D
   static constexpr int kTileM = tile_m;
   static constexpr int kBlocks = each * k_groups;
@@ -58,14 +64,16 @@ struct Fp4WeightMm {
   struct Params {
     CUtensorMap tokens;   // boxes of tile_m rows and 64 columns, swizzled by 128 bytes
     char const* weights;  // blocks of 64 rows and 64 columns, along K first
-    float const* alpha;
-    float const* base;  // [n] of a format with row bases
+    float const* alpha;  // one value, or null for 1
+    float const* base;   // [n] of a format with row bases
+    X const* bias;       // [n], or null for none
     X* d;
     int64_t ldd;
     int32_t m, n;
     int32_t blocks;   // of weights along K, a multiple of kBlocks
     uint32_t spread;  // Format::kSpread, of which the compiler must know nothing: it would multiply by it in the logic unit
     bool constant_weights;
+    bool whole_quads;  // whether rows of D begin at multiples of 8 bytes
   };
 
   struct alignas(1024) SharedStorage {
@@ -221,7 +229,7 @@ struct Fp4WeightMm {
       cutlass::arch::NamedBarrier::sync(kConsumers, 1);
     }
 
-    float const alpha = *params.alpha * Format::kShort;
+    float const alpha = (params.alpha == nullptr ? 1.0f : *params.alpha) * Format::kShort;
     constexpr int kQuads = tile_m * kRows / 4;
     for (int i = rank * kConsumers + threadIdx.x; i < kQuads; i += splits * kConsumers) {
       int const m = i / (kRows / 4);
@@ -233,18 +241,32 @@ struct Fp4WeightMm {
         CUTLASS_PRAGMA_UNROLL
         for (int g = 0; g < k_groups; ++g) add_remote(quad, address + g * tile_m * kPitch * 4, s);
       }
-      if constexpr (Format::kRowBase) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < 4; ++j) quad[j] *= params.base[n0 + n + j];
-      }
-      cutlass::AlignedArray<X, 4> values;
-      CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < 4; ++j) values[j] = X(alpha * quad[j]);
-      *reinterpret_cast<cutlass::AlignedArray<X, 4>*>(params.d + (m0 + m) * params.ldd + n0 + n) = values;  // n is a multiple of 32
+      store_quad(params, quad, alpha, m0 + m, n0 + n);
     }
     if (splits > 1) {
       cluster_arrive_relaxed();  // nobody leaves while others still read its sums
       cluster_wait();
+    }
+  }
+
+  __device__ static X finish(Params const& params, float sum, float alpha, int n) {
+    if constexpr (Format::kRowBase) sum *= params.base[n];
+    sum *= alpha;
+    return X(params.bias == nullptr ? sum : sum + static_cast<float>(params.bias[n]));
+  }
+
+  __device__ static void store_quad(Params const& params, float const (&quad)[4], float alpha, int m, int n) {
+    X* row = params.d + m * params.ldd + n;
+    if (n + 4 <= params.n && params.whole_quads) {
+      cutlass::AlignedArray<X, 4> values;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) values[i] = finish(params, quad[i], alpha, n + i);
+      *reinterpret_cast<cutlass::AlignedArray<X, 4>*>(row) = values;
+    } else {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (n + i < params.n) row[i] = finish(params, quad[i], alpha, n + i);
+      }
     }
   }
 
@@ -259,5 +281,43 @@ struct Fp4WeightMm {
     for (int i = 0; i < 4; ++i) quad[i] += __uint_as_float(bits[i]);
   }
 };
+
+// Host code: a launch. Rows of activations for boxes of 64 columns.
+inline CUresult describe_tokens(CUtensorMap& map, gemmill_blockscaled_args const& x, int tile_m) {
+  cuuint64_t const dims[2] = {static_cast<cuuint64_t>(x.k), static_cast<cuuint64_t>(x.m)};
+  cuuint64_t const strides[1] = {static_cast<cuuint64_t>(x.lda) * 2};
+  cuuint32_t const box[2] = {64, static_cast<cuuint32_t>(tile_m)}, steps[2] = {1, 1};
+  return cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(x.a), dims, strides, box, steps,
+                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+template <class Kernel, auto entry>
+int32_t launch_fp4_weight_mm(gemmill_blockscaled_args const& x, gemmill_launch const& how) {
+  using X = typename Kernel::X;
+  int64_t const blocks = (x.k + kStageColumns - 1) / kStageColumns * (kStageColumns / 64);
+  static_assert(kStageColumns % Kernel::kTileK == 0, "a stage divides what K is padded to");
+  if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
+  typename Kernel::Params params{};
+  if (describe_tokens(params.tokens, x, Kernel::kTileM) != CUDA_SUCCESS) return GEMMILL_CANNOT_IMPLEMENT;
+  params.weights = static_cast<char const*>(x.b);
+  params.alpha = x.alpha;
+  params.base = static_cast<float const*>(x.b_sf);
+  params.bias = static_cast<X const*>(x.bias);
+  params.d = static_cast<X*>(x.d);
+  params.ldd = x.ldd;
+  params.m = x.m, params.n = x.n;
+  params.blocks = static_cast<int32_t>(blocks);
+  params.spread = Kernel::kSpread;
+  params.constant_weights = how.constant_weights != 0;
+  params.whole_quads = x.ldd % 4 == 0 && reinterpret_cast<uintptr_t>(x.d) % 8 == 0;
+  int64_t const tiles_m = (int64_t{x.m} + Kernel::kTileM - 1) / Kernel::kTileM;
+  int64_t const ctas = (int64_t{x.n} + Kernel::kRows - 1) / Kernel::kRows * tiles_m * x.splits;
+  if (ctas > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
+  LaunchShape const shape{dim3(static_cast<unsigned>(ctas)), dim3(Kernel::kThreads), dim3(static_cast<unsigned>(x.splits)),
+                          Kernel::kSharedBytes};
+  void* parameters[] = {&params};
+  return launch_kernel<entry>(shape, how, parameters);
+}
 
 }  // namespace gemmill::blockscaled

@@ -45,6 +45,27 @@ __host__ __device__ inline float saturated(float x) {
 #endif
 }
 
+// 1 / x but for a unit in the last place, for x and 1 / x normal.
+__host__ __device__ inline float about_inverse(float x) {
+#ifdef __CUDA_ARCH__
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return 1.0f / x;
+#endif
+}
+
+// The smaller of the two; NaN where one is.
+__host__ __device__ inline float smaller_or_nan(float a, float b) {
+#ifdef __CUDA_ARCH__
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+  return a;
+#else
+  return a != a || b != b ? float_of(0x7fffffffu) : fminf(a, b);
+#endif
+}
+
 // 1 / x, correctly rounded, for x and 1 / x normal.
 __host__ __device__ inline float inverse(float x) {
 #ifdef __CUDA_ARCH__
@@ -76,7 +97,7 @@ __host__ __device__ inline uint32_t larger_halves(uint32_t a, uint32_t b) {
 #endif
 }
 
-// Two elements of 16 bits without signs.
+// Two elements of 16 bits.
 __host__ __device__ inline void widen(uint32_t pair, float& low, float& high, __nv_bfloat16) {
   low = float_of(pair << 16);
   high = float_of(pair & 0xffff0000u);
@@ -94,10 +115,10 @@ inline constexpr uint32_t kInfinityOf = 0x7f80u;
 template <>
 inline constexpr uint32_t kInfinityOf<__half> = 0x7c00u;
 
-// Magnitudes, signs in bit 7 of a byte for each element, and the largest magnitude; NaN elements do not count. They have no
-// sign, and are infinite where the format has no NaN.
+// Values, their signs in bit 7 of a byte for each, and the largest magnitude; NaN elements do not count. They have no sign there,
+// and are infinite where the format has no NaN.
 struct Run {
-  float magnitudes[kRun];
+  float values[kRun];
   uint32_t signs[4];
   float amax;
 
@@ -125,7 +146,7 @@ struct Run {
     float nothing;
     widen(most, run.amax, nothing, kind);
 #pragma unroll
-    for (int i = 0; i < kRun / 2; ++i) widen(words[i] & 0x7fff7fffu, run.magnitudes[2 * i], run.magnitudes[2 * i + 1], kind);
+    for (int i = 0; i < kRun / 2; ++i) widen(words[i], run.values[2 * i], run.values[2 * i + 1], kind);
 #pragma unroll
     for (int i = 0; i < 4; ++i) run.signs[i] = bytes_of(words[2 * i], words[2 * i + 1], 0x7531);
     return run;
@@ -140,7 +161,7 @@ struct Run {
     for (int i = 0; i < kRun; ++i) {
       uint32_t const magnitude = bits_of(values[i]) & 0x7fffffffu;
       most = magnitude > most ? magnitude : most;
-      run.magnitudes[i] = float_of(magnitude);
+      run.values[i] = values[i];
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -152,12 +173,12 @@ struct Run {
       most = 0;
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
-        uint32_t const magnitude = bits_of(run.magnitudes[i]);
+        uint32_t const magnitude = bits_of(values[i]) & 0x7fffffffu;
         if (magnitude <= kInfinityBits) {
           most = magnitude > most ? magnitude : most;
         } else {
           run.signs[i / 4] &= ~(0x80u << i % 4 * 8);
-          if (!Format::kHasNan) run.magnitudes[i] = float_of(kInfinityBits);
+          if (!Format::kHasNan) run.values[i] = float_of(kInfinityBits);
         }
       }
     }
@@ -169,22 +190,22 @@ struct Run {
 // A float whose last bit counts ones: what is added to it is rounded to a whole number, ties to even.
 inline constexpr float kWhole = 0x1p23f;
 
-// e2m1's code as a function of the value rises by 2, 1 and 1/2 for each unit up to 2, 4 and 6, and rounding it is rounding the value.
-// `half` is half the value; the low bits are the code.
-__host__ __device__ inline uint32_t e2m1_of(float half, float less_one, float less_two) {
-  float code = fmaf(saturated(half), 4.0f, kWhole);
-  code = fmaf(saturated(less_one), 2.0f, code);
-  return bits_of(code + saturated(less_two));
+// e2m1's code is the least of 2 v, v + 2 and v / 2 + 4, each rounded, and at most 7: of an eighth of v that is held to [0, 1]. It is
+// in the low bits, and may be 8.
+__host__ __device__ inline uint32_t e2m1_or_eight(float eighth) {
+  uint32_t const a = bits_of(fmaf(eighth, 16.0f, kWhole)), b = bits_of(fmaf(eighth, 8.0f, kWhole + 2.0f));
+  uint32_t const c = bits_of(fmaf(eighth, 4.0f, kWhole + 4.0f)), least = a < b ? a : b;
+  return least < c ? least : c;
 }
 
-// Eight codes as a word, the first in the low bits, with signs of bit 7 of bytes: `codes` as e2m1_of has them.
-__host__ __device__ inline uint32_t pack_e2m1(uint32_t const (&codes)[8], uint32_t first_signs, uint32_t last_signs) {
-  constexpr uint32_t kExcess = 0x4b000000u * 0x11111111u;  // of kWhole's bits
-  uint32_t word = codes[7];
+// Eight codes as a word, the first in the low bits, with signs of bit 7 of bytes where the mask has them.
+__host__ __device__ inline uint32_t pack_e2m1(float const (&eighths)[8], uint32_t first_signs, uint32_t last_signs, uint32_t sign_mask) {
+  uint32_t word = 0;
 #pragma unroll
-  for (int i = 6; i >= 0; --i) word = word * 16 + codes[i];
+  for (int i = 3; i >= 0; --i) word = word * 16 + bytes_of(e2m1_or_eight(eighths[i]), e2m1_or_eight(eighths[i + 4]), 0x5410);
+  word -= (word & 0x88888888u) >> 3;
   uint32_t const even = bytes_of(first_signs, last_signs, 0x6420), odd = bytes_of(first_signs, last_signs, 0x7531);
-  return (word - kExcess) | (even >> 4 & 0x08080808u) | (odd & kSigns);
+  return word | (((even >> 4 & 0x08080808u) | (odd & kSigns)) & sign_mask);
 }
 
 // Four magnitudes as bytes.
@@ -212,27 +233,21 @@ struct MxScale {
 };
 
 struct NvScale {
-  static constexpr uint8_t kNanByte = 0x7f;
+  static constexpr uint32_t kNanByte = 0x7f;
   uint8_t byte;
-  float high, low;      // 1 / (2 scale) in two parts, both above zero
+  float high, low;      // 1 / (8 scale) in two parts, both above zero: infinity times them is no NaN
   uint32_t sign_mask;   // 0 where the scale is: codes are then, too
 
   // ue4m3(global amax / 6). NaN, with codes of zero, where the global scale is NaN: see usable_global_scale.
   __host__ __device__ static NvScale of(float amax, float global_scale, bool) {
-    float const product = global_scale * amax;
+    float const product = smaller_or_nan(global_scale * amax, 0x1p60f);
     float sixth = product * (1.0f / 6.0f);
-    if (product >= 0x1p-60f && product <= 0x1p60f) {
-      sixth = fmaf(-fmaf(sixth, 6.0f, -product), 1.0f / 6.0f, sixth);  // the correctly rounded quotient
-    } else {
-      sixth = product / 6.0f;
-    }
-    uint8_t const byte = __nv_cvt_float_to_fp8(sixth, __NV_SATFINITE, __NV_E4M3) & 0x7f;
-    if (byte == 0 || byte == kNanByte) return {byte, 0.0f, 0.0f, 0};
-    float const twice = 2.0f * __half2float(__half(__nv_cvt_fp8_to_halfraw(byte, __NV_E4M3)));
-    float high = inverse(twice);
-    if (fmaf(-twice, high, 1.0f) < 0.0f) high = float_of(bits_of(high) - 1);
-    float const low = fmaxf(fmaf(-twice, high, 1.0f) * high, 0x1p-100f);  // above zero: infinity times it is no NaN
-    return {byte, high, low, kSigns};
+    sixth = fmaf(-fmaf(sixth, 6.0f, -product), 1.0f / 6.0f, sixth);  // correctly rounded, but where it is too small for a scale
+    uint32_t const byte = __nv_cvt_float_to_fp8(sixth, __NV_SATFINITE, __NV_E4M3) & 0x7fu;
+    bool const is_usable = byte - 1u < kNanByte - 1u;  // above zero, and a number
+    float const eight = 8.0f * __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(byte), __NV_E4M3)));
+    float const high = about_inverse(eight) * (1.0f - 0x1p-21f), low = fmaf(-eight, high, 1.0f) * high;
+    return {static_cast<uint8_t>(byte), is_usable ? high : 0.0f, is_usable ? low : 0.0f, is_usable ? 0xffffffffu : 0u};
   }
 };
 
@@ -245,34 +260,30 @@ struct NvFp4 {
   __host__ __device__ static void encode(Run const& run, Scale const& scale, float global_scale, uint32_t (&words)[2]) {
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
-      uint32_t codes[8];
+      float eighths[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        float const product = run.magnitudes[8 * w + i] * global_scale;
-        float const half = fmaf(product, scale.high, product * scale.low);
-        codes[i] = e2m1_of(half, half - 1.0f, half - 2.0f);
+        float const product = fabsf(run.values[8 * w + i]) * global_scale;
+        eighths[i] = saturated(fmaf(product, scale.high, product * scale.low));
       }
-      words[w] = pack_e2m1(codes, run.signs[2 * w] & scale.sign_mask, run.signs[2 * w + 1] & scale.sign_mask);
+      words[w] = pack_e2m1(eighths, run.signs[2 * w], run.signs[2 * w + 1], scale.sign_mask);
     }
   }
 };
 
 struct MxFp4 {
   using Scale = MxScale<MxFp4>;
-  static constexpr int kGroup = 32, kBits = 4, kShift = -1;
+  static constexpr int kGroup = 32, kBits = 4, kShift = -3;
   static constexpr bool kHasNan = false, kHasGlobalScale = false;
   static constexpr uint32_t kLargestMantissa = 0x400000, kLargestExponent = 2;
 
   __host__ __device__ static void encode(Run const& run, Scale const& scale, float, uint32_t (&words)[2]) {
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
-      uint32_t codes[8];
+      float eighths[8];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        float const x = run.magnitudes[8 * w + i];
-        codes[i] = e2m1_of(x * scale.factor, fmaf(x, scale.factor, -1.0f), fmaf(x, scale.factor, -2.0f));
-      }
-      words[w] = pack_e2m1(codes, run.signs[2 * w], run.signs[2 * w + 1]);
+      for (int i = 0; i < 8; ++i) eighths[i] = saturated(fabsf(run.values[8 * w + i]) * scale.factor);
+      words[w] = pack_e2m1(eighths, run.signs[2 * w], run.signs[2 * w + 1], 0xffffffffu);
     }
   }
 };
@@ -289,10 +300,10 @@ struct MxFp6 {
     uint32_t quads[4];
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
-      float const* x = run.magnitudes + 4 * q;
-      float const factor = scale.factor;
-      uint32_t const bytes = pack_fp8<__NV_E5M2>(fminf(x[0] * factor, kMost), fminf(x[1] * factor, kMost), fminf(x[2] * factor, kMost),
-                                                 fminf(x[3] * factor, kMost)) | (run.signs[q] & kSigns) >> 2;
+      float const* x = run.values + 4 * q;
+      auto const scaled = [&scale](float value) { return fminf(fabsf(value) * scale.factor, kMost); };
+      uint32_t const bytes =
+          pack_fp8<__NV_E5M2>(scaled(x[0]), scaled(x[1]), scaled(x[2]), scaled(x[3])) | (run.signs[q] & kSigns) >> 2;
       uint32_t const pairs = (bytes & 0x003f003fu) | (bytes & 0x3f003f00u) >> 2;
       quads[q] = (pairs & 0xfffu) | (pairs >> 4 & 0xfff000u);
     }
@@ -311,9 +322,9 @@ struct MxFp8 {
   __host__ __device__ static void encode(Run const& run, Scale const& scale, float, uint32_t (&words)[4]) {
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
-      float const* x = run.magnitudes + 4 * q;
-      float const factor = scale.factor;
-      words[q] = pack_fp8<__NV_E4M3>(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor) | (run.signs[q] & kSigns);
+      float const* x = run.values + 4 * q;
+      auto const scaled = [&scale](float value) { return fabsf(value) * scale.factor; };
+      words[q] = pack_fp8<__NV_E4M3>(scaled(x[0]), scaled(x[1]), scaled(x[2]), scaled(x[3])) | (run.signs[q] & kSigns);
     }
   }
 };
@@ -347,8 +358,9 @@ __host__ __device__ inline int32_t expert_of(int32_t const* offsets, int32_t exp
 }
 
 // Where the scale of a row and a group lies in tiles of 128 rows x 4 scales, `tiles` of them along a row (docs/formats.md).
-__host__ __device__ inline int64_t swizzled_offset(uint32_t row, uint32_t group, uint32_t tiles) {
-  return (int64_t{row / 128} * tiles + group / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4;
+template <class Offset = int64_t>
+__host__ __device__ inline Offset swizzled_offset(uint32_t row, uint32_t group, uint32_t tiles) {
+  return (Offset{row / 128} * tiles + group / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4;
 }
 
 }  // namespace gemmill::quant

@@ -51,12 +51,14 @@ __device__ __forceinline__ ScalesOf scales_of(BlockQuantParams const& p, int32_t
 template <class Format>
 __device__ __forceinline__ void pad_codes(BlockQuantParams const& p, uint8_t* codes) {
   constexpr uint32_t kBytes = Format::kGroup * Format::kBits / 8;
+#pragma unroll 1
   for (uint32_t i = p.groups * kBytes; i < p.padded_groups * kBytes; ++i) codes[i] = 0;
 }
 
 // The zeros of its scales: up to the end of the last tile, or of the row.
 __device__ __forceinline__ void pad_groups(BlockQuantParams const& p, uint8_t* scales, uint32_t row) {
   uint32_t const most = p.tiles == 0 ? p.padded_groups : p.tiles * kTileScales;
+#pragma unroll 1
   for (uint32_t group = p.groups; group < most; ++group) scales[p.tiles == 0 ? group : swizzled_offset(row, group, p.tiles)] = 0;
 }
 
@@ -195,15 +197,20 @@ __global__ void __launch_bounds__(kBlockQuantThreads) block_quant_kernel(__grid_
   uint32_t const group = column / Format::kGroup;
   bool const is_last = group + 1 == p.groups;
   if (is_last) pad_codes<Format>(p, codes_of_row);
-  uint8_t* scales = p.tiles == 0 ? p.scales + row * p.scale_stride : p.scales;
-  uint32_t row_of_scales = row;
   if constexpr (kExperts) {
-    scales = expert < 0 ? nullptr : scales_of(p, expert).scales;
+    uint8_t* const scales = expert < 0 ? nullptr : scales_of(p, expert).scales;
     if (scales == nullptr) return;
-    row_of_scales = static_cast<uint32_t>(p.first_row + row - p.expert_offsets[expert]);
+    uint32_t const row_of_expert = static_cast<uint32_t>(p.first_row + row - p.expert_offsets[expert]);
+    scales[swizzled_offset(row_of_expert, group, p.tiles)] = scale.byte;
+    if (is_last) pad_groups(p, scales, row_of_expert);
+  } else if (p.tiles == 0) {
+    uint8_t* const scales = p.scales + row * p.scale_stride;
+    scales[group] = scale.byte;
+    if (is_last) pad_groups(p, scales, row);
+  } else {
+    p.scales[swizzled_offset<uint32_t>(row, group, p.tiles)] = scale.byte;
+    if (is_last) pad_groups(p, p.scales, row);
   }
-  scales[p.tiles == 0 ? group : swizzled_offset(row_of_scales, group, p.tiles)] = scale.byte;
-  if (is_last) pad_groups(p, scales, row_of_scales);
 }
 
 template <class Variant, class In, class Format, class Activation, bool kExperts, bool kAligned>
@@ -229,7 +236,8 @@ int32_t block_quant(gemmill_quant_args const& x, gemmill_launch const& how) {
   int64_t const runs_of_row = x.hidden / kRun, padded_groups = x.padded / Format::kGroup;
   bool const aligned = block_rows_are_aligned<In, Format::kBits>(x);
   int64_t const tiles = x.is_swizzled ? ceil_divide(padded_groups, kTileScales) : 0;
-  int64_t const slice = kMostChunks / runs_of_row / kTileRows * kTileRows;  // of whole tiles
+  // Of whole tiles, whose offsets have 32 bits.
+  int64_t const slice = kMostChunks / 2 / (x.padded / kRun) / kTileRows * kTileRows;
   if (slice == 0) return GEMMILL_CANNOT_IMPLEMENT;
   for (int64_t row = 0; row < x.rows; row += slice) {
     int64_t const rows = x.rows - row < slice ? x.rows - row : slice;

@@ -10,7 +10,7 @@ from gemmill import settings
 from gemmill.build.driver import build
 from gemmill.build.options import BuildOptions, BuildResult
 from gemmill.build.toolchain import ToolchainPaths
-from gemmill.families import kv_cache, quant
+from gemmill.families import blockscaled, kv_cache, quant
 from gemmill.families.quant.config import QuantConfig, QuantFamily
 from gemmill.manifest import KernelEntry
 from gemmill.manifest.reading import check_extension
@@ -45,6 +45,12 @@ def test_variant(entry: KernelEntry) -> None:
         wanted = {"hadamard": {"HMMA"}, "decode": {"HMMA", "UBLKCP", "PRMT"}}.get(config.kind, set())
         assert wanted <= entry.sass.keys(), entry.sass
     if entry.family in (quant.NAME, kv_cache.NAME):
+        return
+    if entry.family == blockscaled.NAME:
+        assert entry.sass.get("HGMMA", 0) > 0, "widened weights are multiplied by WGMMA"
+        assert {"UTMALDG", "UBLKCP"} <= entry.sass.keys(), (
+            "activations are promised to travel by TMA, weights by bulk copies"
+        )
         return
     wgmma = {DType.E4M3: "QGMMA", DType.S8: "IGMMA"}.get(config.problem.a_dtype, "HGMMA")
     if config.schedule.kernel_schedule.uses_tma:

@@ -6,9 +6,9 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "scaled_mm/abi.h"
-#include "scaled_mm/epilogue.cuh"
+#include "core/epilogue.cuh"
 #include "scaled_mm/stream_k.cuh"
-#include "scaled_mm/universal.cuh"
+#include "core/universal.cuh"
 
 namespace sm90a_cutlass_s8_s8_s32_bf16_scaledazppertoken_channel_t128x128x128_c2x1x1_pingpong_exact_persistent_ab_sauto_a16b16d8 {
 

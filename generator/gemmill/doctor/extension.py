@@ -9,10 +9,10 @@ from gemmill import settings
 from gemmill.doctor.compilers import BuildError, architectures, find_toolchain
 from gemmill.doctor.elf import ElfError, Library, read_library
 from gemmill.doctor.finding import Finding, note, ok, problem
-from gemmill.doctor.machine import driver_cuda
 from gemmill.locations import installed
 from gemmill.manifest import Manifest, ManifestError, check_extension, read_manifest
 from gemmill.runtime.builds import MANIFEST, find_builds, resolve, serving
+from gemmill.runtime.driver import driver_cuda
 from gemmill.vocab import Arch
 
 _SHOWN = 5

@@ -1,6 +1,5 @@
 """Python, torch, driver, GPUs and toolchain of this machine."""
 
-import ctypes
 import platform
 import sys
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 from gemmill import __version__
 from gemmill.doctor.compilers import BuildError, find_dsl, find_toolchain
 from gemmill.doctor.finding import Finding, note, ok, problem
+from gemmill.runtime.driver import driver_cuda
 from gemmill.vocab import Arch
 
 OLDEST_PYTHON = (3, 11)
@@ -57,18 +57,6 @@ def _gpu(index: int, properties: object) -> Finding:
         return ok("gpu", found)
     known = ", ".join(".".join(map(str, arch.capability)) for arch in Arch)
     return note("gpu", found, f"no kernels for it: gemmill builds for capability {known}")
-
-
-def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA release that the driver runs; None without a driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    version = ctypes.c_int()
-    if driver.cuDriverGetVersion(ctypes.byref(version)):
-        return None
-    return version.value // 1000, version.value % 1000 // 10
 
 
 def examine_driver() -> Iterator[Finding]:

@@ -110,3 +110,19 @@ class Operand:
 Value = Operand | int | float | bool | str | tuple[int, ...] | tuple[Operand, ...] | None
 Call = dict[str, Any]
 """Arguments of one call by name, each a Value: an Operand for a tensor, None for what is optional and not given."""
+
+TMA_BYTES = 16
+"""Multiples at which TMA wants data and rows to begin."""
+TMA_FARTHEST = 2**40
+"""Bytes from one row to the next; no descriptor has more."""
+INT32_MAX = 2**31 - 1
+MOST_OF_TMA = 2**31 - 2**16
+"""Coordinates of a tile's end are numbers of 32 bits, those of the last band of clusters too: 256 x 4 x 8 rows and less."""
+
+
+def tma_alignment(operand: Operand, row_stride: int, columns: int) -> int:
+    """The largest power of two, up to TMA_BYTES, of which data and rows begin at multiples: mirrors kernels/extension/layout.h."""
+    if row_stride < columns or row_stride >= TMA_FARTHEST // operand.element_bytes:
+        row_stride = 1  # TMA takes no rows that overlap (expanded tensors), nor such that are too far apart
+    bits = operand.data | (row_stride * operand.element_bytes) | TMA_BYTES
+    return bits & -bits

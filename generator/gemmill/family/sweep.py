@@ -46,5 +46,7 @@ class Sweep:
     """Kinds of variants that reports tell apart, with words for each."""
     shown: Callable[[Any], tuple[str, str]]
     """A config's kind, and the few characters that a map of winners shows of it."""
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """Mean loss of a choice by what it rests on, `nearest` or `model`, as it was measured; nothing where it was not."""
     tile: Callable[[Any], tuple[int, ...]] | None = None
     """What a second opinion calls the tile of a row, by its facts; None where there is no such opinion."""

@@ -13,6 +13,10 @@ TILE_SCALES = 4
 TILE_BYTES = TILE_ROWS * TILE_SCALES
 LANES = 32
 """Rows of a tile whose scales are 16 bytes apart; the rows 32 further are next to them."""
+SIDE = 64
+"""Rows and columns of a block of packed weights (`gemmill.formats.fp4_blocks`)."""
+STAGE_COLUMNS = 256
+"""To a multiple of which their K is padded, so that every kernel's stage is a whole number of blocks."""
 
 
 def swizzled_shape(rows: int, scales: int) -> tuple[int, int]:

@@ -21,6 +21,11 @@ def _uniform(width: float, least: float) -> Maker:
     return lambda count, g: torch.rand(count, generator=g, device=g.device) * width + least
 
 
+def _powers(one: int, step: int) -> Maker:
+    """Bytes of scales: half of one, one, and two."""
+    return lambda count, g: one + step * _whole(-1, 2)(count, g)
+
+
 def _normal(count: int, g: Generator) -> Tensor:
     return torch.randn(count, generator=g, device=g.device)
 
@@ -51,6 +56,14 @@ _MAKERS: dict[str, Maker] = {
     "ue8m0": _whole(0, 255),
     "ue4m3": _whole(0, 127),
     "sums": _whole(-(1 << 15), 1 << 15),
+    "bytes": _whole(0, 256),
+    "ue8m0_near_one": _whole(120, 134),
+    "ue4m3_powers": _powers(56, 8),
+    "ue8m0_powers": _powers(127, 1),
+    "nvfp4_blocks": _whole(32, 151),
+    "mxfp4_blocks": _whole(96, 129),
+    "nvfp4_blocks_powers": _powers(80, 8),
+    "mxfp4_blocks_powers": _powers(127, 1),
 }
 
 

@@ -1,110 +1,24 @@
-"""The order in which Hopper's kernel of 4-bit weights reads them: blocks of 64 rows and 64 columns, along K first.
+"""4-bit weights put into the order in which Hopper's kernel reads them (`gemmill.formats.fp4_blocks`)."""
 
-    block     2048 bytes of codes, 16 for each of 128 threads; then scales, 256 bytes of nvfp4 or 128 of mxfp4
-    thread    warp * 32 + row % 8 * 4 + pair of columns: rows 16 warp + row and that + 8, columns 2 pair, + 1, + 8, + 9 of each
-              step of 16, which are its part of operand A of a tensor core's m64k16
-    word      4 bytes, little-endian, for each of four steps: eight codes, their bits where BITS says
-    scales    of rows r and r + 8 (r % 16 < 8) side by side, r in order; of a row those of columns 0, 32, 16 and 48 (nvfp4), or
-              0 and 32: two that are used together lie two bytes apart
-    padding   N to 64 and K to a stage's multiple: codes and scales zero
-
-nvfp4's scales get five bits of exponent and three of mantissa, 2^(exponent - 10) * 1.mantissa, in which subnormal numbers of
-ue4m3 are normal. Zero is not one: its codes become zeros. mxfp4's stay ue8m0, at most 2 relative to the row's base, since the
-kernel multiplies code * 2^-126 by 2^126 * scale. `kernels/blockscaled/widen_e2m1.cuh` decodes.
-"""
-
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from gemmill.arithmetic import grouped
-from gemmill.formats.codes import pack, two_to, unpack
+from gemmill.formats.codes import two_to, unpack
+from gemmill.formats.fp4_blocks import CODE_BYTES, SCALE_BYTES, Fp4Blocks, chunks, in_pairs, in_words, table_of
+from gemmill.formats.layout import SIDE, STAGE_COLUMNS
 from gemmill.formats.quantise import BlockScaled
 from gemmill.quantize.prepack import Prepacked
-from gemmill.vocab.float_type import BF16, UE4M3, UE8M0
-from gemmill.vocab.format import MXFP4, NVFP4, Format
-
-SIDE = 64
-"""Rows and columns of a block."""
-CODE_BYTES = SIDE * SIDE // 2
-"""Of a block."""
-_CHUNK = 1 << 22
-"""Weights that are moved at a time, so that memory is bounded."""
-_SIGN, _HIGH, _MIDDLE, _LOW = 3, 2, 1, 0
-"""Bits of a code."""
+from gemmill.vocab.float_type import BF16, UE8M0
+from gemmill.vocab.format import MXFP4, NVFP4
 
 
-def _bits() -> Iterator[tuple[int, int, int]]:
-    """Of two words, the even step's and the odd one's: code 0 to 15, bit of it, and where of 64 bits it lies."""
-    plain = {
-        0: {_SIGN: 15, _HIGH: 8, _MIDDLE: 7, _LOW: 6},
-        1: {_SIGN: 5, _HIGH: 14, _MIDDLE: 13, _LOW: 12},
-        2: {_SIGN: 11, _HIGH: 4, _MIDDLE: 3, _LOW: 2},
-    }
-    for half in (0, 1):
-        same, other = 16 * half, 16 * (1 - half)
-        for step in (0, 1):
-            for pair, places in plain.items():
-                for bit, place in places.items():
-                    in_half = other if (pair, bit) == (1, _SIGN) else same
-                    yield 8 * step + 2 * pair + half, bit, 32 * step + in_half + place
-        even, odd = 6 + half, 14 + half
-        yield from ((even, _SIGN, same + 9), (even, _MIDDLE, same + 1), (even, _LOW, same), (even, _HIGH, 32 + same))
-        yield from ((odd, _HIGH, 32 + same + 10), (odd, _MIDDLE, 32 + same + 9), (odd, _LOW, same + 10))
-        yield odd, _SIGN, 32 + other + 1
-
-
-BITS = tuple(_bits())
-"""Where each bit of a thread's 16 codes of two steps lies: code 8 step + 2 pair + parity of the column, bit of the code, bit
-of the 64. Pairs of columns are (row, first 8), (row + 8, first 8), (row, last 8), (row + 8, last 8)."""
-
-
-def _five_bit_exponents() -> tuple[int, ...]:
-    """The kernel's byte of each ue4m3 number."""
-    halves = [math.frexp(UE4M3.value(code)) for code in range(UE4M3.last_code + 1)]
-    return tuple((exponent + 9) << 3 | int(16 * fraction) & 7 if fraction else 0 for fraction, exponent in halves)
-
-
-_SCALE_BYTES = _five_bit_exponents()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fp4Blocks:
-    """4-bit weights [N, K] as the kernel reads them."""
-
-    format: Format
-    """nvfp4 or mxfp4."""
-    n: int
-    k: int
-    blocks: Tensor
-    """uint8 [N / 64 rounded up, padded K / 64, bytes of a block]."""
-    base: Tensor
-    """f32 [N]: what the epilogue multiplies rows of weights by; ones for nvfp4."""
-
-    def weights(self) -> tuple[BlockScaled, Tensor]:
-        """Codes and scales in a checkpoint's order, and bases [N]: the inverse of `to_blocks`.
-
-        The weights are the same. Codes of nvfp4 groups whose scale is zero are zeros, and mxfp4's scales are on these bases.
-        """
-        codes = torch.empty(self.n, self.format.code_bytes(self.k), dtype=torch.uint8, device=self.blocks.device)
-        scales = codes.new_empty(self.n, self.format.scale_count(self.k))
-        table = _table({new: old for old, new in enumerate(_SCALE_BYTES)}, codes.device)
-        for tiles in _chunks(self.blocks.shape[0], SIDE * SIDE * self.blocks.shape[1]):
-            rows = slice(tiles.start * SIDE, tiles.stop * SIDE)
-            part = self.blocks[tiles]
-            codes[rows] = pack(_codes_of(part[..., :CODE_BYTES]), 4)[: self.n - rows.start, : codes.shape[1]]
-            of_rows = _scales_of(part[..., CODE_BYTES:])[: self.n - rows.start, : scales.shape[1]]
-            scales[rows] = table[of_rows.long()] if self.format is NVFP4 else of_rows
-        return BlockScaled(format=self.format, codes=codes, scales=scales), self.base
-
-
-def to_blocks(weights: Prepacked, *, k_multiple: int) -> Fp4Blocks:
+def to_blocks(weights: Prepacked, *, k_multiple: int = STAGE_COLUMNS) -> Fp4Blocks:
     """Weights that `prepack` made for fp4_weight_mm and bf16, in the kernel's order; the input is not changed.
 
-    k_multiple: columns of a stage of the kernel, a multiple of 64; K is padded to a multiple of it.
+    k_multiple: what K is padded to a multiple of, itself one of 64; the op takes STAGE_COLUMNS.
 
     Raises ValueError, in a sentence, for what no kernel reads, and for a row of mxfp4 whose scales spread too far.
     """
@@ -113,15 +27,15 @@ def to_blocks(weights: Prepacked, *, k_multiple: int) -> Fp4Blocks:
     n, k, group = scaled.codes.shape[0], scaled.k, scaled.format.group
     tiles, columns = -(-n // SIDE), -(-k // k_multiple) * k_multiple
     blocks = scaled.codes.new_empty(tiles, columns // SIDE, CODE_BYTES + SIDE * SIDE // group)
-    table = _table(dict(enumerate(_SCALE_BYTES)), blocks.device)
-    for part in _chunks(tiles, SIDE * columns):
+    table = table_of(dict(enumerate(SCALE_BYTES)), blocks.device)
+    for part in chunks(tiles, SIDE * columns):
         rows, count = slice(part.start * SIDE, part.stop * SIDE), (part.stop - part.start) * SIDE
         codes, scales = unpack(scaled.codes[rows], 4), scaled.scales[rows]
         if scaled.format is NVFP4:
             codes = grouped(codes, group).masked_fill((scales == 0)[..., None], 0).flatten(-2)
             scales = table[scales.long()]
-        blocks[part, :, :CODE_BYTES] = _in_words(_padded(codes, count, columns))
-        blocks[part, :, CODE_BYTES:] = _in_pairs(_padded(scales, count, columns // group), SIDE // group)
+        blocks[part, :, :CODE_BYTES] = in_words(_padded(codes, count, columns))
+        blocks[part, :, CODE_BYTES:] = in_pairs(_padded(scales, count, columns // group), SIDE // group)
     return Fp4Blocks(format=scaled.format, n=n, k=k, blocks=blocks, base=base)
 
 
@@ -145,7 +59,7 @@ def _lowered(packed: Prepacked) -> tuple[BlockScaled, Tensor]:
     """mxfp4 weights on bases on which no scale of codes other than zero is above 2 or below 2^-125. Raises ValueError."""
     weights, lowest = packed.weights, UE8M0.bias + _GREATEST - _SPREAD
     scales, base = torch.empty_like(weights.scales), packed.base.clone()
-    for rows in _chunks(len(base) if weights.k else 0, weights.k):
+    for rows in chunks(len(base) if weights.k else 0, weights.k):
         zero = ((grouped(weights.codes[rows], MXFP4.group // 2) & 0x77) == 0).all(dim=-1)
         exponents = weights.scales[rows].int()
         high = exponents.masked_fill(zero, 0).amax(dim=1)
@@ -163,55 +77,6 @@ def _lowered(packed: Prepacked) -> tuple[BlockScaled, Tensor]:
     return replace(weights, scales=scales), base
 
 
-def _in_words(codes: Tensor) -> Tensor:
-    """Codes [rows, K] as bytes [rows / 64, K / 64, 2048]."""
-    tiles, blocks = codes.shape[0] // SIDE, codes.shape[1] // SIDE
-    # tile, warp, half of 16 rows, row; block, two steps, step, half of 16 columns, pair of columns, parity
-    split = codes.view(tiles, 4, 2, 8, blocks, 2, 2, 2, 4, 2)
-    threads = split.permute(0, 4, 1, 3, 8, 5, 6, 7, 2, 9).reshape(tiles, blocks, 128, 2, 16)
-    words = threads.new_zeros(tiles, blocks, 128, 2, 8)
-    for code, bit, place in BITS:
-        words[..., place // 8] |= (threads[..., code] >> bit & 1) << place % 8
-    return words.flatten(2)
-
-
-def _codes_of(words: Tensor) -> Tensor:
-    """The inverse."""
-    tiles, blocks = words.shape[:2]
-    bytes_ = words.reshape(tiles, blocks, 128, 2, 8)
-    threads = bytes_.new_zeros(tiles, blocks, 128, 2, 16)
-    for code, bit, place in BITS:
-        threads[..., code] |= (bytes_[..., place // 8] >> place % 8 & 1) << bit
-    split = threads.view(tiles, blocks, 4, 8, 4, 2, 2, 2, 2, 2)
-    return split.permute(0, 2, 8, 3, 1, 5, 6, 7, 4, 9).reshape(tiles * SIDE, blocks * SIDE)
-
-
-def _in_pairs(scales: Tensor, of_row: int) -> Tensor:
-    """Scales [rows, groups], so many to a row of a block, as bytes [rows / 64, K / 64, scales of a block]."""
-    tiles, blocks = scales.shape[0] // SIDE, scales.shape[1] // of_row
-    # tile, warp, half of 16 rows, row; block, half of its columns, scale
-    split = scales.view(tiles, 4, 2, 8, blocks, 2, of_row // 2)
-    return split.permute(0, 4, 1, 3, 2, 6, 5).reshape(tiles, blocks, SIDE * of_row)
-
-
-def _scales_of(pairs: Tensor) -> Tensor:
-    """The inverse."""
-    tiles, blocks, of_block = pairs.shape
-    split = pairs.reshape(tiles, blocks, 4, 8, 2, of_block // SIDE // 2, 2)
-    return split.permute(0, 2, 4, 3, 1, 6, 5).reshape(tiles * SIDE, blocks * (of_block // SIDE))
-
-
 def _padded(rows: Tensor, count: int, columns: int) -> Tensor:
     """With zeros below and to the right."""
     return torch.nn.functional.pad(rows, (0, columns - rows.shape[1], 0, count - rows.shape[0]))
-
-
-def _table(bytes_: dict[int, int], device: torch.device) -> Tensor:
-    """What each byte becomes, uint8 [256]."""
-    return torch.tensor([bytes_.get(byte, 0) for byte in range(256)], dtype=torch.uint8, device=device)
-
-
-def _chunks(count: int, weights: int) -> Iterator[slice]:
-    """So many things of so many weights each, about _CHUNK weights at a time."""
-    step = max(_CHUNK // max(weights, 1), 1)
-    return (slice(start, min(start + step, count)) for start in range(0, count, step))

@@ -15,6 +15,7 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands, packed
 from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.declaring import declare
+from gemmill.runtime.driver import driver_cuda
 from gemmill.runtime.notices import tell_loaded, tell_quarantined, tell_unbuilt
 from gemmill.runtime.schemas import BY_NAME, OpSchema
 from gemmill.runtime.select import Choice, Noted, Trust, select
@@ -45,6 +46,8 @@ class Build:
         self.manifest: Manifest = read_manifest(folder / MANIFEST)
         _check_torch(self.manifest)
         _check_arch(self.manifest, gpu_arch)
+        if gpu_arch is not None:
+            _check_driver(self.manifest)
         # Never closed: the loader knows a library by its name, and would take a later file of that number for this one.
         self._file = open_extension(self.manifest, folder)
         self._library = _load(self._file, folder / self.manifest.extension)
@@ -199,6 +202,16 @@ def _check_torch(manifest: Manifest) -> None:
         raise ManifestError(
             f"build {manifest.build_id} needs torch {manifest.torch_target} or later, torch {torch.__version__} is installed: "
             "upgrade torch"
+        )
+
+
+def _check_driver(manifest: Manifest) -> None:
+    """Before a call meets it: a driver runs no machine code of a later major release of CUDA than its own."""
+    driver, major = driver_cuda(), manifest.toolchain.cuda_major
+    if driver is not None and driver[0] < major:
+        raise ManifestError(
+            f"build {manifest.build_id} is of CUDA {major}, the driver runs up to {driver[0]}.{driver[1]}: upgrade the driver, or "
+            f"build with a CUDA {driver[0]} toolkit"
         )
 
 

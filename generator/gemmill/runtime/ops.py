@@ -148,7 +148,7 @@ def supports(
 def explain(op: str, *args: Any, **named: Any) -> Choice:
     """The variant that a call would get and, for every other one, the first rule that rejected it.
 
-    Arguments are those of the function of this name, `gemmill.cutlass_scaled_mm(a, b, ...)`, or of the op, which is given what
+    Arguments are those of the function of this name in `gemmill`, or of the op, which is given what
     it writes too. Raises RuntimeError where the op itself would refuse the call, TypeError where neither takes such arguments.
     """
     schema = _schema(op)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gemmill.family import Config, Sweep
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import Trust, select
+from gemmill.runtime.select import Choice, Trust, select
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection
 from gemmill.tune.candidates import BuildFacts
@@ -103,10 +103,6 @@ def _kin(config: Config) -> Hashable:
     return REGISTRY.family_of(config).name, _sweep(config).kin(config)
 
 
-EXPECTED_LOSS = {Trust.EXACT: 0.0, Trust.NEAREST: 0.028, Trust.MODEL: 0.031}
-"""Mean loss of a choice, by what it rests on (H200, 2026-11-20 and 21; docs/notes/tables.md)."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Audited:
     """How a problem is answered today."""
@@ -132,11 +128,17 @@ def audit(problems: Iterable[Problem], build: BuildFacts, sm_count: int) -> list
                 problem=problem,
                 variant=entry and entry.name,
                 trust=choice.trust.name.lower() if entry else "none",
-                expected_loss=EXPECTED_LOSS.get(choice.trust) if entry else None,
+                expected_loss=_expected_loss(choice),
                 unaligned=entry is not None and _sweep(entry.config).is_last_resort(entry.config),
             )
         )
     return found
+
+
+def _expected_loss(choice: Choice) -> float | None:
+    if choice.entry is None or choice.trust is Trust.EXACT:
+        return None if choice.entry is None else 0.0
+    return _sweep(choice.entry.config).losses.get(choice.trust.name.lower())
 
 
 def worst_first(audited: Sequence[Audited]) -> list[Audited]:

@@ -1,6 +1,7 @@
 """Loading whole builds, in interpreters of their own."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -55,6 +56,32 @@ def test_two_builds_in_one_process(home_of_probes) -> None:
         "True -1 True",
         "True True True",
         *["[[16.0, 16.0], [16.0, 16.0]]"] * 3,
+    ]
+
+
+def test_a_build_that_is_removed_while_it_is_loaded_goes_on_serving(home_of_probes, tmp_path) -> None:
+    """What is new in the process finds its sentence; calls of before and after reach the same kernels."""
+    shutil.copytree(home_of_probes / "builds", tmp_path / "builds")
+    code = """
+        import shutil
+        from gemmill.compat import linear
+        from gemmill.runtime import builds
+        loaded = gemmill.load("aaaaaaaaaaaa")
+        loaded.register("gemmill", "CPU")
+        builds.remove(loaded.folder, force=True)
+        print(loaded.folder.exists(), gemmill.active() is loaded, linear.absence(90))
+        a, out = torch.ones(2, 16, dtype=torch.int8), torch.zeros(2, 2, dtype=torch.float16)
+        torch.ops.gemmill.cutlass_scaled_mm(out, a, a.t(), torch.ones(1), torch.ones(1), None)
+        print(gemmill.explain("cutlass_scaled_mm", out, a, a.t(), torch.ones(1), torch.ones(1), None).entry.config.problem.a_dtype)
+        try:
+            gemmill.load("aaaaaaaaaaab")
+        except Exception as error:
+            print(type(error).__name__, str(error).split(":")[0])
+    """
+    assert run_python(tmp_path, code) == [
+        "False True None",
+        "s8",
+        "ManifestError no build 'aaaaaaaaaaab'",
     ]
 
 

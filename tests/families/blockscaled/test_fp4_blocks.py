@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from gemmill.formats import fp4_blocks as module
 from gemmill.formats.codes import pack, unpack
+from gemmill.formats.fp4_blocks import BITS, Fp4Blocks
 from gemmill.formats.quantise import BlockScaled
-from gemmill.quantize import fp4_blocks as module
-from gemmill.quantize.fp4_blocks import BITS, Fp4Blocks, to_blocks
+from gemmill.quantize.fp4_blocks import to_blocks
 from gemmill.quantize.prepack import Prepacked, prepack
 from gemmill.vocab.format import MXFP4, MXFP8, NVFP4, Format
 
@@ -145,7 +146,7 @@ def test_every_byte_is_written_and_none_of_the_input(poisoned: None, format: For
 def test_parts_at_a_time(monkeypatch: pytest.MonkeyPatch, format: Format) -> None:
     weights = packed_for_bf16(weights_of(224, 128, format))
     whole = to_blocks(weights, k_multiple=128)
-    monkeypatch.setattr(module, "_CHUNK", 1)
+    monkeypatch.setattr(module, "CHUNK", 1)
     assert torch.equal(to_blocks(weights, k_multiple=128).blocks, whole.blocks)
     assert torch.equal(whole.weights()[0].codes, weights.weights.codes)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gemmill.families.scaled_mm.accepts import INT32_MAX
 from gemmill.families.scaled_mm.ops import GEMM_OPS, OPERANDS_OF, SCALED_MM, SCALED_MM_AZP
+from gemmill.family.operand import INT32_MAX
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import Operand, of_arguments
 from gemmill.runtime.schemas import BY_NAME

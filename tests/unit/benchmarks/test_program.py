@@ -37,14 +37,19 @@ def test_every_family_is_timed_by_the_same_program(tmp_path, capsys):
     """The same keys in the record and in its rows, but for what sizes are called."""
     assert set(families()) == {family.name for family in REGISTRY.families}
     records = []
-    for family, options in (("scaled_mm", ["--shapes", "8x32x64"]), ("quant", ["--shapes", "8x256"])):
+    for family, options in (
+        ("scaled_mm", ["--shapes", "8x32x64"]),
+        ("quant", ["--shapes", "8x256"]),
+        ("blockscaled", ["--shapes", "8x32x64"]),
+    ):
         assert program.main([family, "--dry-run", *options, "--out-dir", str(tmp_path), "--name", family]) == 0
         records.append(json.loads((tmp_path / f"{family}.json").read_text()))
         assert f"written: {tmp_path / family}.json" in capsys.readouterr().out
-    first, second = records
-    assert set(first) == set(second) and set(first["summary"][0]) == set(second["summary"][0])
+    first, *others = records
+    for record in others:
+        assert set(first) == set(record) and set(first["summary"][0]) == set(record["summary"][0])
     rows = [set(record["rows"][0]) - set(record["rows"][0]["sizes"]) for record in records]
-    assert rows[0] == rows[1]
+    assert rows[0] == rows[1] == rows[2]
 
 
 def test_the_family_comes_first(capsys):

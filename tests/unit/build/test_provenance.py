@@ -82,13 +82,13 @@ def of_cuda(config: KernelConfig, folder: Path, text: str | None = None) -> str:
 def test_a_cuda_kernel_is_made_from_the_headers_that_it_includes(make_config: Callable, folder: Path) -> None:
     config = make_config()
     text, before = emit(config).text, of_cuda(make_config(), folder)
-    header = folder / "scaled_mm" / "epilogue.cuh"
-    assert '"scaled_mm/epilogue.cuh"' in text
+    header = folder / "core" / "epilogue.cuh"
+    assert '"core/epilogue.cuh"' in text
     header.write_text(header.read_text() + "// read by people\n")
     assert of_cuda(config, folder) == before
     (folder / "scaled_mm" / "nobody_includes_it.cuh").write_text("int x;\n")
     assert of_cuda(config, folder) == before
-    moved = folder / "scaled_mm" / "moved.cuh"
+    moved = folder / "core" / "moved.cuh"
     header.rename(moved)
     assert of_cuda(config, folder, text.replace("epilogue.cuh", "moved.cuh")) == before
     moved.write_text(moved.read_text() + "inline int more() { return 1; }\n")

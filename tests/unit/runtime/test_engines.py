@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import inspect
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -16,7 +17,7 @@ from engines import CLASSES, LINEAR, SGLANG, fp8_config, int8_config, quant_key,
 from gemmill.compat import linear, sglang_plugin, vllm_plugin
 from gemmill.compat.linear import Linear
 from gemmill.manifest import ManifestError
-from gemmill.runtime import ops
+from gemmill.runtime import builds, library, ops
 
 ROOT = Path(__file__).parents[3]
 E4M3 = torch.float8_e4m3fn
@@ -184,6 +185,39 @@ def test_what_keeps_gemmill_from_serving_is_one_sentence(vllm, monkeypatch) -> N
     assert kernels().GemmillFP8Linear.is_supported(90) == (False, sentence)
     assert kernels().GemmillFP8Linear.can_implement(fp8_config()) == (False, sentence)
     assert kernels().GemmillInt8Linear.can_implement(int8_config()) == (False, sentence)
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("tampered", "is not the one in its manifest: SHA-256 "),
+        ("removed", "the current one for sm90a, is no longer in "),
+        ("torch", "needs torch 2.11 or later, torch 2.9.0 is installed: upgrade torch)"),
+        ("gpu", "no build of gemmill for sm100a in "),
+        ("cuda", "is of CUDA 13, the driver runs up to 12.8: upgrade the driver, or build with a CUDA 12 toolkit)"),
+    ],
+)
+def test_vllm_goes_on_whatever_is_wrong_with_the_build(
+    vllm, monkeypatch, put_build, home, what: str, told: str
+) -> None:
+    """In one sentence, before anything of the build is loaded."""
+    build_id = put_build().build_id
+    folder = home / "builds" / build_id
+    monkeypatch.setattr(ops, "_active", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0) if what == "gpu" else (9, 0))
+    monkeypatch.setattr(library, "driver_cuda", lambda: (12, 8) if what == "cuda" else (13, 0))
+    if what == "torch":
+        monkeypatch.setattr(torch, "__version__", "2.9.0")
+    if what == "tampered":
+        next(folder.glob("*.so")).write_bytes(b"another")
+    if what == "removed":
+        builds.use(folder, home)
+        shutil.rmtree(folder)
+    for kernel in OURS:
+        is_supported, sentence = getattr(kernels(), kernel).is_supported(90)
+        assert not is_supported and sentence.startswith("gemmill cannot serve here (") and told in sentence, sentence
+        assert "\n" not in sentence
 
 
 def test_batch_invariance_is_left_to_vllm(vllm, served) -> None:

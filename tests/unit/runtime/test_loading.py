@@ -171,6 +171,18 @@ def test_build_for_another_gpu(refused, put_build, home, monkeypatch) -> None:
     )
 
 
+def test_build_of_another_cuda_than_the_drivers(refused, put_build, monkeypatch) -> None:
+    put_build()
+    on_gpu(monkeypatch, (9, 0))
+    monkeypatch.setattr(library, "driver_cuda", lambda: (12, 8))
+    assert refused() == (
+        f"build {BUILD} is of CUDA 13, the driver runs up to 12.8: upgrade the driver, or build with a CUDA 12 toolkit"
+    )
+    for fits in ((13, 0), (14, 1), None):
+        monkeypatch.setattr(library, "driver_cuda", lambda: fits)  # noqa: B023
+        assert "CUDA" not in refused()
+
+
 def test_build_on_a_gpu_that_none_is_made_for(refused, put_build, monkeypatch) -> None:
     put_build()
     on_gpu(monkeypatch, (8, 9))

@@ -24,6 +24,8 @@ static_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor scale, int[]? gr
 static_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor scale, Tensor? azp) -> ()
 """
 """Registered by vLLM 0.33.0's `_C_stable_libtorch.abi3.so`, each as torch prints it."""
+OURS_TOO = "cutlass_scaled_fp4_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor block_scale_a, Tensor block_scale_b, Tensor alpha) -> ()"
+"""One that is the same under both names."""
 SCHEMAS = {line.partition("(")[0]: line for line in OF_VLLM.splitlines()}
 
 
@@ -36,3 +38,8 @@ def test_arguments_are_vllms(prefix: str, name: str) -> None:
 
 def test_each_of_vllms_ops_is_there() -> None:
     assert {name.removeprefix("vllm_") for name in BY_NAME if name.startswith("vllm_")} == set(SCHEMAS)
+
+
+def test_what_is_the_same_has_one_name() -> None:
+    ours = BY_NAME[OURS_TOO.partition("(")[0]].schema
+    assert str(torch._C.parse_schema(ours)) == str(torch._C.parse_schema(OURS_TOO))

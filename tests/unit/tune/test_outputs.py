@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gemmill.build.errors import BuildError
-from gemmill.runtime.select import Trust
+from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.runtime.table_file import Source, TableRow, make_table, read_table, table_text
 from gemmill.runtime.tuned import Machine
 from gemmill.space.names import parse_name, to_name
@@ -22,7 +22,7 @@ from gemmill.tune.choice import agreement
 from gemmill.tune.journal import Entry, Record
 from gemmill.tune.measure import Outcome
 from gemmill.tune.program import TuneRequest, stand_in_build
-from gemmill.tune.prune import EXPECTED_LOSS, audit, prune, selection_of, times_of, worst_first
+from gemmill.tune.prune import audit, prune, selection_of, times_of, worst_first
 from gemmill.tune.report import environment, report_text
 from gemmill.tune.sweep import SweepOptions, decisions
 from gemmill.tune.waves import KERNELS_OF_A_WAVE, tune_selection, waves_of
@@ -215,8 +215,8 @@ def test_audit(one_row, unshipped) -> None:
         )
     }
     assert found[problem(64)] == ("exact", 0.0, False)
-    assert found[problem(64, n=4200)] == ("nearest", EXPECTED_LOSS[Trust.NEAREST], False)
-    assert found[problem(64, n=8192)] == found[problem(64, Op.INT8)] == ("model", EXPECTED_LOSS[Trust.MODEL], False)
+    assert found[problem(64, n=4200)] == ("nearest", SWEEP.losses["nearest"], False)
+    assert found[problem(64, n=8192)] == found[problem(64, Op.INT8)] == ("model", SWEEP.losses["model"], False)
     assert found[problem(64, k=4095)][2], "the variant for any alignment"
     gone = audit([problem(64)], replace(facts, table=replace(facts.table, rows=(), entries=(), tuned=())), 132)
     assert [(a.variant, a.trust) for a in worst_first(gone)] == [(None, "none")]

@@ -1,1 +1,3 @@
-"""Block-scaled formats: their quantisation and the GEMM that reads codes and scales."""
+"""GEMMs whose weights, or both operands, are in a block-scaled format."""
+
+NAME = "blockscaled"

@@ -49,6 +49,25 @@ def widened_tolerance(
     return error + half_unit_in_last_place(result.abs() + error, out_dtype)
 
 
+MOST_SLICES = 64
+"""Slices of K that a kernel adds up in f32."""
+
+
+def any_order_tolerance(
+    a: Tensor, b: Tensor, out_dtype: torch.dtype, alpha: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """The same whatever the order in which instructions take the columns: no sum is larger than that of all magnitudes."""
+    magnitude = a.abs() @ b.abs().t()
+    losses = -(-a.shape[1] // OF_16_BITS.instruction_k) * OF_16_BITS.losses * OF_16_BITS.unit
+    error = (losses + MOST_SLICES * FLOAT32_UNIT) * magnitude
+    one, zero = (torch.full((), value, dtype=torch.float64, device=a.device) for value in (1.0, 0.0))
+    factor, shift = (one if alpha is None else alpha.double()), (zero if bias is None else bias.double())
+    largest = factor.abs() * (magnitude + error) + shift.abs()
+    error = factor.abs() * error + EPILOGUE_ROUNDINGS * FLOAT32_UNIT * largest
+    result = factor * (a @ b.t()) + shift
+    return error + half_unit_in_last_place(result.abs() + error, out_dtype)
+
+
 def rounded_fold_error(values: Tensor, base: Tensor) -> Tensor:
     """Largest change of weights [N, K] that are rounded to e4m3 on a base [N, 1]: half a step, of the subnormals below
     2^-6 of the base. None may be above 448 of it."""

@@ -26,12 +26,17 @@ def block_scaled_mm(
 
     alpha is 1 / (global scale of a * global scale of b). CUTLASS's example 72 computes it.
     """
-    return exact_mm(a.values(), b.values(), alpha, bias).float().to(out_dtype)
+    return rounded(exact_mm(a.values(), b.values(), alpha, bias), out_dtype)
 
 
 def weight_mm(a: Tensor, b: BlockScaled, alpha: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """The same of activations a [M, K] in bf16 or f16, in whose type the result is."""
-    return exact_mm(a.double(), b.values(), alpha, bias).float().to(a.dtype)
+    return rounded(exact_mm(a.double(), b.values(), alpha, bias), a.dtype)
+
+
+def rounded(exact: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """An exact result, rounded to f32 and then to the result's type, as an epilogue stores it."""
+    return exact.float().to(out_dtype)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:

@@ -4,16 +4,11 @@ from dataclasses import dataclass
 
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.family import VLLM_PREFIX
+from gemmill.family.operand import INT32_MAX, MOST_OF_TMA
 from gemmill.vocab import DType, EpilogueKind, ScaleGranularity, ScaleGroups, ScaleLayout
 
 SCALED_MM = "cutlass_scaled_mm"
 SCALED_MM_AZP = "cutlass_scaled_mm_azp"
-
-INT32_MAX = 2**31 - 1
-TMA_BYTES = 16
-"""Multiples at which TMA wants data and rows to begin."""
-MOST_OF_TMA = 2**31 - 2**16
-"""Coordinates of a tile's end are numbers of 32 bits, those of the last band of clusters too: 256 x 4 x 8 rows and less."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,5 @@
 """The GEMM ops, and what must hold for a call of each."""
 
-from gemmill.families.scaled_mm.accepts import INT32_MAX
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.families.scaled_mm.scales import scales_fault
 from gemmill.family import (
@@ -19,6 +18,7 @@ from gemmill.family import (
     Tensor,
     any_of,
 )
+from gemmill.family.operand import INT32_MAX
 from gemmill.vocab import DType
 
 SCALED_MM = OpSchema(

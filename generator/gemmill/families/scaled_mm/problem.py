@@ -1,14 +1,10 @@
 """What a call of a GEMM asks of a variant, as far as the choice depends on it."""
 
 from gemmill.families.scaled_mm import NAME
-from gemmill.families.scaled_mm.accepts import TMA_BYTES
 from gemmill.families.scaled_mm.classes import Need, problem_code, scales_code
 from gemmill.families.scaled_mm.scales import groups_of_call, mn_major
 from gemmill.family import OpSchema, ProblemCall
-from gemmill.family.operand import Call, Operand
-
-TMA_FARTHEST = 2**40
-"""Bytes from one row to the next; no descriptor has more."""
+from gemmill.family.operand import Call, tma_alignment
 
 
 def problem_of_call(op: OpSchema, call: Call) -> ProblemCall:
@@ -32,12 +28,5 @@ def problem_of_call(op: OpSchema, call: Call) -> ProblemCall:
         problem=problem_code(need, a.dtype, out.dtype, scales),
         sizes=(m, n, k),
         # a TMA store ends at a multiple of 16 bytes, not at n
-        alignments=(_alignment(a, lda, k), _alignment(b, ldb, k), _alignment(out, ldd | n, n)),
+        alignments=(tma_alignment(a, lda, k), tma_alignment(b, ldb, k), tma_alignment(out, ldd | n, n)),
     )
-
-
-def _alignment(operand: Operand, row_stride: int, columns: int) -> int:
-    if row_stride < columns or row_stride >= TMA_FARTHEST // operand.element_bytes:
-        row_stride = 1  # TMA takes no rows that overlap (expanded tensors), nor such that are too far apart
-    bits = operand.data | (row_stride * operand.element_bytes) | TMA_BYTES
-    return bits & -bits

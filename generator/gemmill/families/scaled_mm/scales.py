@@ -1,8 +1,7 @@
 """Which scales a call has, and whether it may. Mirrors kernels/scaled_mm/group_scales.cpp."""
 
-from gemmill.families.scaled_mm.accepts import INT32_MAX, TMA_BYTES
 from gemmill.family import Judged
-from gemmill.family.operand import Call, Operand
+from gemmill.family.operand import INT32_MAX, TMA_BYTES, Call, Operand
 from gemmill.vocab import SCALE_GROUPS, ScaleGroups, scale_groups_of
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from gemmill.families.scaled_mm.accepts import TMA_BYTES
 from gemmill.families.scaled_mm.candidates import sm90, sm90_cutedsl
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
+from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import (
     SCALE_GROUPS,
     Accumulation,

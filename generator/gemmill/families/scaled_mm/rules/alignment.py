@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.scaled_mm.accepts import TMA_BYTES
 from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import Accumulation, DType
 
 

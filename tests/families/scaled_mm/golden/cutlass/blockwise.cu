@@ -7,8 +7,8 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "scaled_mm/abi.h"
-#include "scaled_mm/epilogue.cuh"
-#include "scaled_mm/universal.cuh"
+#include "core/epilogue.cuh"
+#include "core/universal.cuh"
 
 namespace sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_groupblock128mnmajor_t128x128x128_c1x2x1_cooperative_promoted_persistent_ab_sauto_a16b16d8 {
 

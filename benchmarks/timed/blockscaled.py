@@ -1,0 +1,91 @@
+"""Which block-scaled GEMMs are timed: classes of calls at (M, N, K)."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+
+import torch
+
+from gemmill.families.blockscaled import NAME
+from gemmill.families.blockscaled.sweep import SWEEP, Op
+from gemmill.numerics.cases import cases_of_family
+from gemmill.numerics.measured import through
+from gemmill.registry import REGISTRY
+from gemmill.runtime.library import Build
+from gemmill.tune.problems import Problem, grid, problem_of, tiny
+from harness import stand_in
+from harness.contenders import (
+    LocalContender,
+    constant_weights_contender,
+    ops_contender,
+    plausible,
+    variant_contenders,
+)
+from timed import Benchmark
+
+OPS_OF = {
+    "weights": (Op.NVFP4_BF16, Op.MXFP4_BF16),
+    "pairs": (Op.NVFP4, Op.MXFP4, Op.MXFP8, Op.MXFP8_MXFP6, Op.MXFP8_MXFP4),
+    "all": tuple(Op),
+} | {op.value: (op,) for op in Op}
+WEIGHTS = ((8192, 8192), (4096, 14336), (28672, 4096))
+"""(N, K) that progress is judged by."""
+TABLE_M = (1, 16, 32, 64, 256, 1024, 4096)
+HOST_SHAPE, WARM_UP_M = (16, 128, 256), 512
+PLAUSIBLE = 4.0
+"""Variants that the analytic model, which is not fitted, puts beyond this many times its best are not timed."""
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Of the block-scaled GEMMs alone."""
+    parser.add_argument("--op", default="all", help=f"of {', '.join(OPS_OF)}, with commas")
+    parser.add_argument("--shapes", default="table", help='"table" (default) or MxNxK,MxNxK')
+    parser.add_argument("--m", help="values of M for the table's weights, with commas")
+
+
+def problems_of(options: Namespace) -> list[Problem]:
+    """The problems asked for, those that share weights together. Raises ValueError."""
+    names = options.op.split(",")
+    if unknown := [name for name in names if name not in OPS_OF]:
+        raise ValueError(f"--op {unknown[0]!r} is none of {', '.join(OPS_OF)}")
+    ops = tuple(dict.fromkeys(op for name in names for op in OPS_OF[name]))
+    if options.shapes == "table":
+        steps = numbers(options.m) if options.m else SWEEP.steps if options.variants else TABLE_M
+        return sorted(set(grid(ops, [{"n": n, "k": k} for n, k in WEIGHTS], steps)))
+    shapes = [numbers(part.replace("x", ",")) for part in options.shapes.split(",")]
+    if any(len(shape) != 3 for shape in shapes):
+        raise ValueError(f"--shapes {options.shapes!r}: a shape is MxNxK, three positive numbers such as 16x4096x4096")
+    return sorted({gemm(op, *shape) for op in ops for shape in shapes})
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Positive numbers with commas. Raises ValueError."""
+    if not all(part.strip().isdigit() and int(part) for part in text.split(",")):
+        raise ValueError(f"{text!r} is not a list of positive numbers such as 1,16,64")
+    return tuple(map(int, text.split(",")))
+
+
+def gemm(op: str, m: int, n: int, k: int) -> Problem:
+    """D[m, n] = A[m, k] B[n, k]."""
+    return problem_of(op, {"m": m, "n": n, "k": k})
+
+
+def variants(build: Build | None) -> Sequence[LocalContender]:
+    """Those of a build, or of the smoke selection in a dry run."""
+    if build is None:
+        return stand_in.variants(NAME)
+    return variant_contenders(build.table, through(torch.ops.gemmill), NAME)
+
+
+BENCHMARK = Benchmark(
+    add_options=add_options,
+    problems=problems_of,
+    tiny=tiny,
+    host_problem=lambda kind: gemm(kind, *HOST_SHAPE),
+    warm_problem=lambda p: problem_of(p.op, p.sizes | {"m": max(p.step, WARM_UP_M)}),
+    maker=cases_of_family(REGISTRY.named(NAME)).measured,
+    data="normal random numbers in their formats, random scales",
+    subject=ops_contender,
+    also=lambda: [constant_weights_contender()],
+    variants=variants,
+    plausible=lambda variants, problem: plausible(variants, problem, PLAUSIBLE),
+)

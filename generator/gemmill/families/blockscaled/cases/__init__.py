@@ -1,0 +1,19 @@
+"""Calls of the block-scaled GEMMs, for whoever makes them."""
+
+from gemmill.families.blockscaled.cases.asked import asked
+from gemmill.families.blockscaled.cases.checked import of_config, once, sized
+from gemmill.families.blockscaled.cases.drawn import BlockScaledJudge, drawn, is_lacking
+from gemmill.families.blockscaled.cases.measured import BlockScaledMaker
+from gemmill.numerics.cases import Cases
+
+CASES = Cases(
+    of_config=of_config,
+    sized=sized,
+    once=once,
+    asked=asked,
+    drawn=drawn,
+    judge=BlockScaledJudge,
+    counts_are_final=True,
+    is_lacking=is_lacking,
+    measured=BlockScaledMaker,
+)

@@ -1,0 +1,61 @@
+"""What `gemmill explain` asks about an op: arguments without data, from sizes and options."""
+
+from typing import Any
+
+import torch
+
+from gemmill.families.blockscaled.cases.calls import arguments_of
+from gemmill.families.blockscaled.cases.checked import ROLES_OF
+from gemmill.families.blockscaled.config import WEIGHT_PAIRS, Pair
+from gemmill.families.blockscaled.ops import FP4_WEIGHT_MM, PAIR_OF
+from gemmill.formats.layout import SIDE, STAGE_COLUMNS, swizzled_shape
+from gemmill.numerics.cases import Question, refuse_unused
+from gemmill.runtime.schemas import BY_NAME
+from gemmill.vocab import DType, Format
+
+_PAIR_OF = {schema.name: pair for schema, pair in PAIR_OF.items()}
+
+
+def asked(op: str, question: Question) -> list[Any]:
+    """The op's arguments on torch's meta device. Raises ValueError for what the op does not take."""
+    q = question
+    m, n, k = q["m"], q["n"], q["k"]
+    if n is None or k is None or q["hidden"] is not None:
+        raise ValueError(f"{op} wants -m, -n and -k, and no --hidden")
+    refuse_unused(op, q)
+    if q["format"] is not None and op != FP4_WEIGHT_MM.name:
+        raise ValueError(f"{op} with --format: its formats are those of its name")
+    if q["bias"] and "bias" not in BY_NAME[op].arguments:
+        raise ValueError(f"{op} with --bias: it takes none")
+    out_dtype = DType(q["out"] or DType.BF16)
+    given = {"alpha": _empty(DType.F32, 1), "bias": _empty(out_dtype, n) if q["bias"] else None}
+    if op == FP4_WEIGHT_MM.name:
+        given |= _weights(q, n, k) | {"a": _empty(out_dtype, m, k)}
+    else:
+        given |= _pair(_PAIR_OF[op], m, n, k)
+    return arguments_of(op, ROLES_OF[op], given, _empty(out_dtype, m, n))
+
+
+def _weights(q: Question, n: int, k: int) -> dict[str, Any]:
+    format = next(p.b_format for p in WEIGHT_PAIRS if str(p.b_format) == (q["format"] or "nvfp4"))
+    told = {"format": str(format), "prepacked": q["prepacked"]}
+    if not q["prepacked"]:
+        return told | {"b": _empty(DType.U8, n, k // 2), "b_sf": _empty(DType.U8, n, k // format.group)}
+    blocks = -(-k // STAGE_COLUMNS) * STAGE_COLUMNS // SIDE
+    block_bytes = SIDE * SIDE // 2 + SIDE * SIDE // format.group
+    return told | {"b": _empty(DType.U8, -(-n // SIDE), blocks, block_bytes), "b_sf": _empty(DType.F32, n)}
+
+
+def _pair(pair: Pair, m: int, n: int, k: int) -> dict[str, Any]:
+    assert pair.a_format is not None
+    (a, a_sf), (b, b_sf) = _codes(pair.a_format, m, k), _codes(pair.b_format, n, k)
+    return {"a": a, "a_sf": a_sf, "b": b, "b_sf": b_sf}
+
+
+def _codes(format: Format, rows: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    columns = k * format.code.bits // 8
+    return _empty(DType.U8, rows, columns), _empty(DType.U8, *swizzled_shape(rows, k // format.group))
+
+
+def _empty(dtype: DType, *shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype.torch_name), device="meta")

@@ -1,0 +1,153 @@
+"""Calls by their sizes and options: operands, and what they must give."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.families.blockscaled.bounds import any_order_tolerance
+from gemmill.families.blockscaled.config import WEIGHT_PAIRS, Pair
+from gemmill.families.blockscaled.ops import OPS_OF
+from gemmill.families.blockscaled.reference import exact_mm, rounded
+from gemmill.formats.codes import encode, pack
+from gemmill.formats.quantise import BlockScaled, swizzle
+from gemmill.numerics.comparison import Wanted
+from gemmill.quantize.fp4_blocks import to_blocks
+from gemmill.quantize.prepack import prepack
+from gemmill.runtime.schemas import BY_NAME
+from gemmill.vocab import DType, Format
+
+_SCALES = {True: (48, 80), False: (122, 131)}
+"""First byte and the end of random scales, by whether they are ue4m3: 2^-1 to 2^2 and 2^-5 to 2^3."""
+_ONE, _STEP = {True: 56, False: 127}, {True: 8, False: 1}
+"""The byte of 1, and what doubles a scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One call. Everything in it, data included, follows from these fields."""
+
+    m: int
+    n: int
+    k: int
+    pair: Pair
+    op: str = ""
+    """One that computes the pair; the first where it is empty."""
+    out_dtype: DType = DType.BF16
+    prepacked: bool = True
+    """Of weights that may be."""
+    bias: bool = False
+    alpha: bool = True
+    data: str = "random"
+    """"integers": small ones, and powers of two as scales, so that every order of summation gives the same"""
+    pad: int = 0
+    """Elements between rows of a and of out; of codes, bytes."""
+
+    @property
+    def name(self) -> str:
+        """Of the op."""
+        return self.op or OPS_OF[self.pair][0]
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether A is of 16-bit numbers."""
+        return self.pair in WEIGHT_PAIRS
+
+    def __str__(self) -> str:
+        flags = [name for name in ("bias", "alpha") if getattr(self, name)]
+        words = [f"M, N, K = {self.m}, {self.n}, {self.k}", str(self.pair), str(self.out_dtype), *flags]
+        words += ["exact"] if self.data == "integers" else []
+        words += ["packed"] if self.is_widened and self.prepacked else []
+        return "; ".join(words + ([f"rows {self.pad} apart"] if self.pad else []))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operands:
+    """A problem's tensors but for the result, by the roles of the op's arguments; and what they stand for."""
+
+    given: dict[str, Any]
+    a: Tensor
+    """float64 [M, K], without global scales."""
+    b: Tensor
+    """float64 [N, K]."""
+
+    def wanted(self, problem: Problem, rows: Tensor | None = None) -> Wanted:
+        """What the result must be, or some rows of it."""
+        alpha, bias = (self.given.get(name) for name in ("alpha", "bias"))
+        a = self.a if rows is None else self.a[rows]
+        out_dtype = getattr(torch, problem.out_dtype.torch_name)
+        exact = exact_mm(a, self.b, alpha, bias)
+        if problem.data == "integers":
+            return Wanted(rounded=rounded(exact, out_dtype))
+        bound = any_order_tolerance(a, self.b, out_dtype, alpha, bias)
+        return Wanted(rounded=rounded(exact, out_dtype), exact=exact, bound=bound)
+
+
+def make_operands(problem: Problem, device: torch.device) -> Operands:
+    """New tensors for a problem; the same problem has the same data."""
+    generator = torch.Generator(device=device).manual_seed(problem.m * 1_000_003 + problem.n * 1009 + problem.k)
+    weights = make_matrix(problem.pair.b_format, problem.n, problem.k, problem.data, generator)
+    return operands_of(problem, weights, generator)
+
+
+def operands_of(problem: Problem, weights: BlockScaled, generator: torch.Generator) -> Operands:
+    """New tensors with weights that there are."""
+    p, device = problem, generator.device
+    out_dtype = getattr(torch, p.out_dtype.torch_name)
+    given: dict[str, Any] = {"alpha": torch.tensor([0.25], device=device) if p.alpha else None, "bias": None}
+    if p.bias:
+        given["bias"] = torch.randn(p.n, device=device, generator=generator).mul(4).round().to(out_dtype)
+    if p.is_widened:
+        numbers = _numbers(p.m, p.k, p.data, generator).to(out_dtype)
+        given |= {"a": apart(numbers, p.pad), "format": str(p.pair.b_format), "prepacked": p.prepacked}
+        given |= packed(weights) if p.prepacked else {"b": weights.codes, "b_sf": weights.scales}
+        return Operands(given=given, a=numbers.double(), b=weights.values())
+    assert p.pair.a_format is not None
+    a = make_matrix(p.pair.a_format, p.m, p.k, p.data, generator)
+    given |= {
+        "a": apart(a.codes, p.pad),
+        "a_sf": swizzle(a.scales),
+        "b": weights.codes,
+        "b_sf": swizzle(weights.scales),
+    }
+    return Operands(given=given, a=a.values(), b=weights.values())
+
+
+def arguments_of(op: str, roles: tuple[str, ...], given: dict[str, Any], out: Tensor) -> list[Any]:
+    """In the order of the op's schema."""
+    return [(given | {"out": out})[role] for role, _ in zip(roles, BY_NAME[op].arguments, strict=True)]
+
+
+def packed(weights: BlockScaled) -> dict[str, Tensor]:
+    """Weights in the kernel's order."""
+    blocks = to_blocks(prepack(weights, for_op=OPS_OF[WEIGHT_PAIRS[0]][0]))
+    return {"b": blocks.blocks, "b_sf": blocks.base}
+
+
+def make_matrix(format: Format, rows: int, k: int, data: str, generator: torch.Generator) -> BlockScaled:
+    """Codes and plain scales."""
+    numbers = _numbers(rows, k, data, generator)
+    is_fraction, shape = format.has_global_scale, (rows, format.scale_count(k))
+    if data == "integers":
+        powers = torch.randint(-1, 2, shape, device=generator.device, generator=generator)
+        scales = _ONE[is_fraction] + _STEP[is_fraction] * powers
+    else:
+        numbers = numbers * 2
+        scales = torch.randint(*_SCALES[is_fraction], shape, device=generator.device, generator=generator)
+    codes = pack(encode(numbers, format.code), format.code.bits)
+    return BlockScaled(format=format, codes=codes, scales=scales.to(torch.uint8))
+
+
+def _numbers(rows: int, k: int, data: str, generator: torch.Generator) -> Tensor:
+    device = generator.device
+    if data == "integers":
+        return torch.randint(-2, 3, (rows, k), device=device, generator=generator).float()
+    return torch.randn(rows, k, device=device, generator=generator)
+
+
+def apart(matrix: Tensor, pad: int) -> Tensor:
+    """The same with rows so far apart."""
+    memory = matrix.new_zeros(matrix.shape[0], matrix.shape[1] + pad)
+    view = memory[:, : matrix.shape[1]]
+    return view.copy_(matrix)

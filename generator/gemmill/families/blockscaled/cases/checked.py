@@ -1,0 +1,121 @@
+"""The calls by which a variant is verified."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from gemmill.families.blockscaled.accepts import accepted
+from gemmill.families.blockscaled.cases.calls import Operands, Problem, arguments_of, make_operands
+from gemmill.families.blockscaled.config import WEIGHT_PAIRS, AnyConfig, PairConfig, WeightConfig
+from gemmill.families.blockscaled.ops import OPS
+from gemmill.families.blockscaled.selections import smoke
+from gemmill.numerics.cases import Outcome
+from gemmill.numerics.memory import GUARD_BYTES, POISON, Memory, Slot
+from gemmill.runtime.schemas import NAMESPACE
+from gemmill.vocab import Arch
+
+GUARD_ROWS = 2
+PAD = 16
+"""Elements, or bytes of codes: rows begin at multiples of 16 bytes all the same."""
+ROLES_OF = {op.schema.name: op.role_of for op in OPS.ops}
+SHAPES = ((32, 32), (128, 256), (160, 288), (96, 1056), (384, 64))
+"""N and K: below, at and across tiles and stages."""
+ODD_N = (33, 131)
+LONG = (160, 4096)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockScaledCase:
+    """A problem that is computed and compared."""
+
+    problem: Problem
+
+    def __str__(self) -> str:
+        return str(self.problem)
+
+    @property
+    def op(self) -> str:
+        """The op's name."""
+        return self.problem.name
+
+    def arguments(self, device: str) -> list[Any]:
+        """In the order of the op's schema; the result is poisoned."""
+        return self._made(device)[2]
+
+    def _made(self, device: str) -> tuple[Operands, Memory, list[Any]]:
+        p, where = self.problem, torch.device(device)
+        operands = make_operands(p, where)
+        out_dtype = getattr(torch, p.out_dtype.torch_name)
+        slot = Slot.matrix(out_dtype, (p.m, p.n), (p.n + p.pad, 1), values=None, written=True)
+        memory = Memory({"out": slot}, where, GUARD_BYTES + GUARD_ROWS * slot.row_stride * slot.dtype.itemsize)
+        return operands, memory, arguments_of(p.name, ROLES_OF[p.name], operands.given, memory.tensor("out"))
+
+    def run(self, device: str) -> Outcome:
+        """Call the op on fresh operands, and hold the result against the reference."""
+        operands, memory, arguments = self._made(device)
+        getattr(getattr(torch.ops, NAMESPACE), self.op).default(*arguments)
+        comparison = operands.wanted(self.problem).compare(memory.tensor("out"))
+        report = comparison.report
+        if comparison.ok and memory.changed(torch.full_like(memory.bytes, POISON), written=True).any():
+            report = "elements outside the result were written"
+        return Outcome(report=report, worst_fraction=comparison.worst_fraction)
+
+
+def of_config(config: AnyConfig) -> Iterator[BlockScaledCase]:
+    """Shapes that a variant takes, with and without bias and alpha."""
+    first, tile, multiple = _first(config), _rows_of(config), _multiple(config)
+    is_any = not isinstance(config, PairConfig)  # N may be
+    rows = (1, tile - 1, tile, tile + 1, 2 * tile + 3)
+    for i, (m, (n, shape_k)) in enumerate(zip(rows, SHAPES, strict=True)):
+        k = -(-shape_k // multiple) * multiple
+        alpha = i != 1 or first.pair not in WEIGHT_PAIRS
+        random = replace(first, m=m, n=n, k=k, bias=i % 2 == 0, alpha=alpha, pad=PAD * (i % 2))
+        yield BlockScaledCase(problem=random)
+        yield BlockScaledCase(problem=replace(random, bias=i % 2 == 1, alpha=True, pad=0, data="integers"))
+    for n in ODD_N if is_any else ():  # the last row's pieces are not whole
+        yield BlockScaledCase(problem=replace(first, m=tile + 5, n=n, k=320, bias=True, data="integers"))
+    n, k = LONG
+    yield BlockScaledCase(problem=replace(first, m=tile, n=n, k=k, data="integers"))
+    for op in accepted(config).ops[1:]:
+        yield BlockScaledCase(problem=replace(first, op=op, m=3, n=64, k=max(64, multiple)))
+
+
+def sized(config: AnyConfig, sizes: Mapping[str, int]) -> BlockScaledCase:
+    """A call of the first op that a config serves, of small integers."""
+    problem = replace(_first(config), m=sizes["m"], n=sizes["n"], k=sizes["k"], data="integers")
+    return BlockScaledCase(problem=problem)
+
+
+def _first(config: AnyConfig) -> Problem:
+    ops = accepted(config).ops
+    return Problem(
+        m=1, n=32, k=256, pair=config.pair, out_dtype=config.out_dtype, prepacked=config.prepacked, op=ops[0]
+    )
+
+
+def _rows_of(config: AnyConfig) -> int:
+    match config:
+        case WeightConfig():
+            return config.tile_m
+        case PairConfig():
+            return config.tile_shape_mnk[0]
+        case _:
+            return config.tile
+
+
+def _multiple(config: AnyConfig) -> int:
+    """Of which K is one for TMA to take rows of codes: 16 bytes of each operand."""
+    return max(32, config.k_multiple) if isinstance(config, PairConfig) else config.pair.b_format.group
+
+
+def once() -> Iterator[tuple[str, BlockScaledCase]]:
+    """Each op that the smoke selection has a variant for, once for each of its formats."""
+    for config in smoke(Arch.SM90A):
+        for op in accepted(config).ops:
+            problem = replace(_first(config), m=33, n=96, op=op)
+            yield (
+                f"{op} {config.pair}{'' if problem.prepacked or not problem.is_widened else ' as in a checkpoint'}",
+                BlockScaledCase(problem=problem),
+            )

@@ -1,0 +1,169 @@
+"""Random calls, and what they must give."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.families.blockscaled.accepts import BlockScaledAccepts
+from gemmill.families.blockscaled.bounds import any_order_tolerance
+from gemmill.families.blockscaled.cases.checked import ROLES_OF
+from gemmill.families.blockscaled.config import WEIGHT_PAIRS, Pair
+from gemmill.families.blockscaled.ops import FP4_WEIGHT_MM, PAIR_OF
+from gemmill.families.blockscaled.reference import exact_mm, rounded
+from gemmill.families.blockscaled.serving import operands_of
+from gemmill.family.operand import TMA_BYTES
+from gemmill.formats.layout import SIDE, STAGE_COLUMNS, swizzled_shape
+from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
+from gemmill.numerics.comparison import Wanted
+from gemmill.numerics.draw import Draw
+from gemmill.numerics.layouts import TIDY, matrix, one_value, vector
+from gemmill.numerics.memory import Memory, Slot
+from gemmill.runtime import checks
+from gemmill.runtime.operands import of_arguments
+from gemmill.runtime.ops import variants
+from gemmill.runtime.schemas import BY_NAME
+from gemmill.vocab import Format
+
+_PAIR_OF = {schema.name: pair for schema, pair in PAIR_OF.items()}
+
+
+def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
+    """A call of any of the ops."""
+    pair = draw.one_of(WEIGHT_PAIRS) if op == FP4_WEIGHT_MM.name else _PAIR_OF[op]
+    out_dtype = torch.bfloat16 if draw.chance(0.8) else torch.float16
+    exact, tidy = draw.chance(0.6), draw.chance(TIDY)
+    m, n, k = _sizes(draw, limits, pair.b_format.group)
+    slots, plain = {"out": matrix(draw, out_dtype, m, n, None, written=True, tidy=tidy)}, {}
+    if pair.a_format is None:
+        prepacked = draw.chance(0.8)
+        plain = {"format": str(pair.b_format), "prepacked": prepacked}
+        values = "integers" if exact else "normal"
+        slots["a"] = matrix(draw, out_dtype, m, k, values, tidy=draw.chance(0.9))
+        slots |= _blocks(pair.b_format, n, k, exact) if prepacked else _plain_weights(draw, pair.b_format, n, k, exact)
+    else:
+        slots["a"], a_sf = _codes(draw, pair.a_format, m, k, exact)
+        slots["b"], b_sf = _codes(draw, pair.b_format, n, k, exact)
+        slots |= {"a_sf": a_sf, "b_sf": b_sf}
+    if op != FP4_WEIGHT_MM.name or draw.chance(0.7):
+        slots["alpha"] = one_value(draw, torch.float32, "powers" if exact else "scales")
+    if "bias" in ROLES_OF[op] and draw.chance(0.5):
+        slots["bias"] = vector(draw, out_dtype, n, "integers" if exact else "normal", ((n,), (1, n)))
+    names = dict(zip(ROLES_OF[op], BY_NAME[op].arguments, strict=True))
+    ordered = {names[role]: slots[role] for role in ROLES_OF[op] if role in slots}
+    return LegalCall(
+        op=op,
+        slots=ordered,
+        plain=plain,
+        offsets={name: draw.below(1 << 30) for name in ordered},
+        judged=EXACT if exact else WITHIN,
+    )
+
+
+def _sizes(draw: Draw, limits: Limits, group: int) -> tuple[int, int, int]:
+    m, n = draw.size(512), draw.size(1024)
+    k = group * (1 + draw.log_uniform(2048 // group))
+    while max(m * n, m * k, n * k) > limits.elements or m * n * k > limits.products:
+        m, n, k = m // 2, n // 2, max(k // 2 // group, 1) * group
+    return m, n, k
+
+
+def _dense(dtype: torch.dtype, shape: tuple[int, ...], values: str) -> Slot:
+    rows = shape[0]
+    columns = 1
+    for size in shape[1:]:
+        columns *= size
+    strides = tuple(torch.empty(shape, device="meta").stride())
+    return Slot(
+        dtype=dtype,
+        shape=shape,
+        strides=strides,
+        rows=rows,
+        columns=columns,
+        row_stride=columns,
+        column_stride=1,
+        values=values,
+        reference_shape=shape,
+    )
+
+
+def _scale_values(format: Format, exact: bool) -> str:
+    if exact:
+        return f"{format.scale.name}_powers"
+    return "ue4m3" if format.has_global_scale else "ue8m0_near_one"
+
+
+def _blocks(format: Format, n: int, k: int, exact: bool) -> dict[str, Slot]:
+    """Weights packed by nobody: bytes that are codes and scales."""
+    blocks = -(-k // STAGE_COLUMNS) * STAGE_COLUMNS // SIDE
+    shape = (-(-n // SIDE), blocks, SIDE * SIDE // 2 + SIDE * SIDE // format.group)
+    values = f"{format.name}_blocks{'_powers' if exact else ''}"
+    return {
+        "b": _dense(torch.uint8, shape, values),
+        "b_sf": _dense(torch.float32, (n,), "powers" if exact else "scales"),
+    }
+
+
+def _plain_weights(draw: Draw, format: Format, n: int, k: int, exact: bool) -> dict[str, Slot]:
+    scales = _dense(torch.uint8, (n, k // format.group), _scale_values(format, exact))
+    return {"b": _dense(torch.uint8, (n, k // 2), "bytes"), "b_sf": scales}
+
+
+def _codes(draw: Draw, format: Format, rows: int, k: int, exact: bool) -> tuple[Slot, Slot]:
+    dtype, values = (
+        (torch.float8_e4m3fn, "integers" if exact else "normal") if format.code.bits == 8 else (torch.uint8, "bytes")
+    )
+    codes = matrix(draw, dtype, rows, k * format.code.bits // 8, values, tidy=draw.chance(0.9))
+    scales = _dense(torch.uint8, swizzled_shape(rows, k // format.group), _scale_values(format, exact))
+    return codes, scales
+
+
+class BlockScaledJudge:
+    """What a call must give, by the reference of operands in dense memory of their own."""
+
+    def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
+        self._memory, self._call = memory, call
+        given: dict[str, Any] = {name: memory.dense(name, before) for name in call.slots}
+        op = BY_NAME[call.op]
+        values = [(given | dict(call.plain)).get(name) for name in op.arguments]
+        judged = checks.check(op, of_arguments(op, values))
+        a, b, alpha, bias = operands_of(judged, dict(zip(ROLES_OF[call.op], values, strict=True)))
+        exact, dtype = exact_mm(a, b, alpha, bias), call.slots["out"].dtype
+        if call.judged == EXACT:
+            self._wanted = Wanted(rounded=rounded(exact, dtype))
+        else:
+            bound = any_order_tolerance(a, b, dtype, alpha, bias)
+            self._wanted = Wanted(rounded=rounded(exact, dtype), exact=exact, bound=bound)
+
+    def wrong(self) -> Tensor:
+        """How many elements are, on the device, without waiting for it."""
+        return self._wanted.apart(self._memory.dense("out")).sum()
+
+    def report(self) -> str:
+        """What is wrong, in words; nothing if nothing is."""
+        return self._wanted.compare(self._memory.dense("out")).report
+
+
+def is_lacking(call: LegalCall, _text: str) -> bool:
+    """Whether the build has no variant of what is multiplied, or TMA takes no such operands."""
+    pair = _PAIR_OF.get(call.op) or next(p for p in WEIGHT_PAIRS if str(p.b_format) == call.plain["format"])
+    known = [entry.predicate for entry in variants(op=call.op)]
+    if not any(_serves(predicate, call, pair) for predicate in known):
+        return True
+    a = [call.slots[name] for name in ("a", "b")]
+    return any(not _is_aligned(x) for x in a if len(x.shape) == 2)
+
+
+def _serves(accepts: BlockScaledAccepts, call: LegalCall, pair: Pair) -> bool:
+    out = str(call.slots["out"].dtype).removeprefix("torch.")
+    return (accepts.pair, accepts.out_dtype.torch_name, accepts.prepacked) == (
+        pair,
+        out,
+        call.plain.get("prepacked", False),
+    )
+
+
+def _is_aligned(x: Slot) -> bool:
+    size, (rows, columns) = x.dtype.itemsize, x.shape
+    apart = rows > 1 and (x.strides[0] < columns or x.strides[0] * size % TMA_BYTES)
+    return not apart and x.shift * size % TMA_BYTES == 0

@@ -1,0 +1,121 @@
+"""Operands of the measured classes, with copies of the weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from gemmill.families.blockscaled.cases import calls
+from gemmill.families.blockscaled.cases.checked import ROLES_OF
+from gemmill.families.blockscaled.sweep import Op
+from gemmill.formats.quantise import BlockScaled, swizzle
+from gemmill.numerics.comparison import Comparison
+from gemmill.numerics.measured import ROTATED_BYTES, MeasuredProblem, sampled_rows
+from gemmill.numerics.memory import Slot
+
+MOST_COPIES = 64
+_EXACT = " with small integers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockScaledOperands:
+    """The `Operands` of a block-scaled GEMM; `weights` are copies that differ, as the op takes them."""
+
+    problem: MeasuredProblem
+    call: calls.Problem
+    made: calls.Operands
+    """With the first of the weights."""
+    weights: tuple[dict[str, Tensor], ...]
+    out: Tensor
+
+    @property
+    def op(self) -> str:
+        return self.call.name
+
+    @property
+    def copies(self) -> int:
+        return len(self.weights)
+
+    @property
+    def words(self) -> str:
+        return _EXACT if self.call.data == "integers" else ""
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        return {"out": self.out}
+
+    def arguments(self, i: int) -> list[Any]:
+        return calls.arguments_of(self.op, ROLES_OF[self.op], self.made.given | self.weights[i], self.out)
+
+    def writing(self, outputs: Mapping[str, Tensor]) -> Self:
+        return replace(self, out=outputs["out"])
+
+    def slots(self, pad: int) -> dict[str, Slot]:
+        rows, columns = self.out.shape
+        strides = columns + pad, 1
+        return {"out": Slot.matrix(self.out.dtype, (rows, columns), strides, values=None, written=True)}
+
+    def expected(self) -> "Sampled":
+        return Sampled(self)
+
+
+class Sampled:
+    """The reference of some rows with the first weights: the first and last ones, and one of every stripe."""
+
+    def __init__(self, x: BlockScaledOperands) -> None:
+        self.rows = sampled_rows(x.call.m, x.out.device)
+        self._wanted = x.made.wanted(x.call, self.rows)
+
+    def compare(self, results: Mapping[str, Tensor]) -> Comparison:
+        """Hold a whole result [M, N] against the reference's rows."""
+        return self._wanted.compare(results["out"][self.rows])
+
+
+class BlockScaledMaker:
+    """Makes operands, keeping the weights of the last (class, N, K): problems that share them should follow each other."""
+
+    def __init__(self, device: torch.device, rotated_bytes: int = ROTATED_BYTES) -> None:
+        self._device = device
+        self._rotated_bytes = rotated_bytes
+        self._key: tuple[str, int, int] | None = None
+        self._first: BlockScaled | None = None
+        self._weights: tuple[dict[str, Tensor], ...] = ()
+        self._generator = torch.Generator(device=device).manual_seed(0)
+
+    def make(self, problem: MeasuredProblem) -> BlockScaledOperands:
+        """Normal random numbers and random scales."""
+        call = _call_of(problem)
+        out = torch.full((call.m, call.n), torch.nan, dtype=torch.bfloat16, device=self._device)
+        key = (problem.op, call.n, call.k)
+        if key != self._key:
+            self._first, self._weights, self._key = None, (), key
+            bytes_ = int(call.n * call.k * call.pair.b_format.bytes_per_value)
+            copies = min(MOST_COPIES, max(2, -(-self._rotated_bytes // max(bytes_, 1))))
+            drawn = [self._drawn(call) for _ in range(copies)]
+            self._first, self._weights = drawn[0], tuple(_given(call, weights) for weights in drawn)
+        assert self._first is not None
+        made = calls.operands_of(call, self._first, self._generator)
+        return BlockScaledOperands(problem=problem, call=call, made=made, weights=self._weights, out=out)
+
+    def exact(self, x: BlockScaledOperands) -> BlockScaledOperands | None:
+        """Small integers and powers of two; the result's memory is shared."""
+        call = replace(x.call, data="integers")
+        weights = self._drawn(call)
+        made = calls.operands_of(call, weights, self._generator)
+        return replace(x, call=call, made=made, weights=(_given(call, weights),))
+
+    def _drawn(self, call: calls.Problem) -> BlockScaled:
+        return calls.make_matrix(call.pair.b_format, call.n, call.k, call.data, self._generator)
+
+
+def _given(call: calls.Problem, weights: BlockScaled) -> dict[str, Tensor]:
+    if call.is_widened:
+        return calls.packed(weights)
+    return {"b": weights.codes, "b_sf": swizzle(weights.scales)}
+
+
+def _call_of(problem: MeasuredProblem) -> calls.Problem:
+    m, n, k = (problem.sizes[name] for name in "mnk")
+    return calls.Problem(m=m, n=n, k=k, pair=Op(problem.op).pair)

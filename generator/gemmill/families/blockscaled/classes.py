@@ -1,0 +1,18 @@
+"""Classes of calls: what variants of each compute."""
+
+from gemmill.families.blockscaled.config import Pair
+from gemmill.family import ClassAxis, Classes
+from gemmill.family.operand import DTYPE_CODES
+from gemmill.vocab import DType
+
+CLASSES = Classes(
+    (
+        ClassAxis(name="pair", expression="pair", values={pair: i for i, pair in enumerate(Pair)}),
+        ClassAxis(
+            name="out_dtype",
+            expression="dtype(out)",
+            values={x: DTYPE_CODES[x.torch_name] for x in (DType.BF16, DType.F16)},
+        ),
+        ClassAxis(name="prepacked", expression="prepacked", values={False: 0, True: 1}),
+    )
+)

@@ -1,0 +1,142 @@
+"""The ops as functions that allocate what they return."""
+
+from typing import Any
+
+import torch
+
+from gemmill.runtime.ops import overload
+
+__all__ = [
+    "cutlass_scaled_fp4_mm",
+    "cutlass_scaled_mxfp4_mm",
+    "cutlass_scaled_mxfp4_mxfp8_mm",
+    "cutlass_scaled_mxfp6_mxfp8_mm",
+    "cutlass_scaled_mxfp8_mm",
+    "cutlass_scaled_nvfp4_mm",
+    "fp4_weight_mm",
+]
+
+_FP4_WEIGHT_MM, _FP4_MM = overload("fp4_weight_mm"), overload("cutlass_scaled_fp4_mm")
+_NVFP4_MM, _MXFP4_MM = overload("cutlass_scaled_nvfp4_mm"), overload("cutlass_scaled_mxfp4_mm")
+_MXFP8_MM, _MXFP6_MXFP8_MM = overload("cutlass_scaled_mxfp8_mm"), overload("cutlass_scaled_mxfp6_mxfp8_mm")
+_MXFP4_MXFP8_MM = overload("cutlass_scaled_mxfp4_mxfp8_mm")
+
+
+def fp4_weight_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    b_sf: torch.Tensor,
+    alpha: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    format: str,
+    prepacked: bool = True,
+) -> torch.Tensor:
+    """out[M, N] = alpha * sum over k of a[m, k] b[n, k] + bias[n], with 4-bit weights b; out has a's dtype.
+
+    a is [M, K], bfloat16 or float16, bias [N] of its dtype, alpha float32, one value: 1 / the weights' global scale. `format` is
+    "nvfp4" or "mxfp4". Packed weights are the `blocks` and, as b_sf, the `base` that gemmill.quantize.fp4_blocks.to_blocks
+    makes. Others are [N, K / 2] codes with plain scales [N, K / group]; no kernel reads those. Code times scale is exact
+    in bfloat16. Raises RuntimeError with one sentence where the arguments do not fit.
+    """
+    n = b_sf.shape[0]
+    out = a.new_empty((a.shape[0], n))
+    _FP4_WEIGHT_MM(out, a, b, b_sf, alpha, bias, format, prepacked)
+    return out
+
+
+def cutlass_scaled_nvfp4_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    scales_a: torch.Tensor,
+    scales_b: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """out[M, N] = alpha * sum over k of (sf_a a)[m, k] (sf_b b)[n, k] + bias[n], as LightX2V's function of this name.
+
+    mat_a is [M, K / 2] and mat_b [N, K / 2], uint8: two e2m1 codes a byte. Scales are ue4m3 in the swizzled layout
+    (docs/formats.md), one for each 16 codes. alpha is float32, one value: 1 / (global scale of a * that of b). out_dtype is
+    bfloat16 or float16. Raises RuntimeError with one sentence where the arguments do not fit.
+    """
+    return _paired(_NVFP4_MM, mat_a, mat_b, scales_a, scales_b, alpha, bias, out_dtype)
+
+
+def cutlass_scaled_mxfp4_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    scales_a: torch.Tensor,
+    scales_b: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """The same of mxfp4: scales are ue8m0, uint8, one for each 32 codes."""
+    return _paired(_MXFP4_MM, mat_a, mat_b, scales_a, scales_b, alpha, bias, out_dtype)
+
+
+def cutlass_scaled_mxfp8_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    scales_a: torch.Tensor,
+    scales_b: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """The same of mxfp8: mat_a [M, K] and mat_b [N, K] are float8_e4m3fn, or its bytes."""
+    return _paired(_MXFP8_MM, mat_a, mat_b, scales_a, scales_b, alpha, bias, out_dtype)
+
+
+def cutlass_scaled_mxfp6_mxfp8_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    scales_a: torch.Tensor,
+    scales_b: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """The same of mxfp8 activations and mxfp6 weights: mat_b is [N, 3 K / 4] uint8, four e3m2 codes in three bytes."""
+    return _paired(_MXFP6_MXFP8_MM, mat_a, mat_b, scales_a, scales_b, alpha, bias, out_dtype)
+
+
+def cutlass_scaled_mxfp4_mxfp8_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    scales_a: torch.Tensor,
+    scales_b: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """The same of mxfp8 activations and mxfp4 weights: mat_b is [N, K / 2] uint8."""
+    return _paired(_MXFP4_MXFP8_MM, mat_a, mat_b, scales_a, scales_b, alpha, bias, out_dtype)
+
+
+def cutlass_scaled_fp4_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    block_scale_a: torch.Tensor,
+    block_scale_b: torch.Tensor,
+    alpha: torch.Tensor,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """cutlass_scaled_nvfp4_mm without a bias, as vLLM's function of this name."""
+    return _paired(_FP4_MM, a, b, block_scale_a, block_scale_b, alpha, None, out_dtype)
+
+
+def _paired(
+    op: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_sf: torch.Tensor,
+    b_sf: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    out = a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype)
+    op(out, a, b, a_sf, b_sf, alpha, *(() if op is _FP4_MM else (bias,)))
+    return out

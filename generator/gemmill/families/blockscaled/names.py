@@ -1,0 +1,75 @@
+"""The fields of a kernel's name, and back."""
+
+import re
+from collections.abc import Sequence
+
+from gemmill.families.blockscaled.config import Pair, PairConfig, Sharing, WeightConfig, WidenedConfig
+from gemmill.vocab import Arch, DType
+
+
+def to_fields(config: WeightConfig) -> list[str]:
+    """pair tile groups stages, then the slices of K where there are several."""
+    fields = [config.pair.value, f"t{config.tile_m}", f"g{config.k_groups}b{config.blocks}", f"s{config.stages}"]
+    return fields if config.splits == 1 else [*fields, f"k{config.splits}"]
+
+
+def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> WeightConfig:
+    """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if len(fields) not in (4, 5):
+        raise ValueError(f"it has {len(fields) + 2} fields of 6 or 7")
+    pair, tile, groups, stages, *splits = fields
+    k_groups, blocks = _numbers(r"g(\d+)b(\d+)", groups, "groups", "g and a number, b and a number")
+    return WeightConfig(
+        pair=Pair(pair),
+        tile_m=_numbers(r"t(\d+)", tile, "tile", "t and a number")[0],
+        k_groups=k_groups,
+        blocks=blocks,
+        stages=_numbers(r"s(\d+)", stages, "stages", "s and a number")[0],
+        splits=_numbers(r"k(\d+)", splits[0], "slices", "k and a number")[0] if splits else 1,
+        arch=arch,
+    )
+
+
+def widened_to_fields(config: WidenedConfig) -> list[str]:
+    """pair out tile."""
+    return [config.pair.value, config.out_dtype.value, f"t{config.tile}"]
+
+
+def widened_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> WidenedConfig:
+    """The config that `widened_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if len(fields) != 3:
+        raise ValueError(f"it has {len(fields) + 2} fields of 5")
+    (tile,) = _numbers(r"t(\d+)", fields[2], "tile", "t and a number")
+    return WidenedConfig(pair=Pair(fields[0]), out_dtype=DType(fields[1]), tile=tile, arch=arch)
+
+
+def pair_to_fields(config: PairConfig) -> list[str]:
+    """pair out tile cluster sharing."""
+    tile, cluster = ("x".join(map(str, shape)) for shape in (config.tile_shape_mnk, config.cluster_shape_mnk))
+    return [config.pair.value, config.out_dtype.value, f"t{tile}", f"c{cluster}", config.sharing.value]
+
+
+def pair_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> PairConfig:
+    """The config that `pair_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if len(fields) != 5:
+        raise ValueError(f"it has {len(fields) + 2} fields of 7")
+    pair, out, tile, cluster, sharing = fields
+    return PairConfig(
+        pair=Pair(pair),
+        out_dtype=DType(out),
+        tile_shape_mnk=_shape("t", tile),
+        cluster_shape_mnk=_shape("c", cluster),
+        sharing=Sharing(sharing),
+        arch=arch,
+    )
+
+
+def _shape(prefix: str, text: str) -> tuple[int, int, int]:
+    m, n, k = _numbers(rf"{prefix}(\d+)x(\d+)x(\d+)", text, "shape", f"{prefix}MxNxK")
+    return m, n, k
+
+
+def _numbers(pattern: str, text: str, what: str, wanted: str) -> list[int]:
+    if (match := re.fullmatch(pattern, text)) is None:
+        raise ValueError(f"{what} {text!r}, expected {wanted}")
+    return list(map(int, match.groups()))

@@ -1,0 +1,24 @@
+"""What a call asks of a variant, as far as the choice depends on it."""
+
+from gemmill.families.blockscaled import NAME
+from gemmill.family import Judged, ProblemCall
+from gemmill.family.operand import TMA_BYTES, Operand, tma_alignment
+
+
+def problem_of_call(call: Judged) -> ProblemCall:
+    """The problem of a call that has passed the checks."""
+    out, columns = call.tensor("out"), call["N"]
+    return ProblemCall(
+        family=NAME,
+        problem=call["class"],
+        sizes=(call["M"], columns, call["K"]),
+        # a TMA store ends at a multiple of 16 bytes, not at n
+        alignments=(_alignment(call.tensor("a")), _alignment(call.tensor("b")), _alignment(out, columns)),
+    )
+
+
+def _alignment(x: Operand, also: int = 0) -> int:
+    """Of data and rows; the stride of a single row is never used, nor are strides of packed blocks."""
+    columns = x.shape[-1]
+    stride = x.strides[0] if len(x.shape) == 2 and x.shape[0] > 1 else -(-columns // TMA_BYTES) * TMA_BYTES
+    return tma_alignment(x, stride | also, columns)

@@ -1,0 +1,118 @@
+"""Which kernels there can be."""
+
+from collections.abc import Iterator
+
+from gemmill.families.blockscaled.config import WEIGHT_PAIRS, PairConfig, Sharing, WeightConfig, WidenedConfig
+from gemmill.formats.layout import STAGE_COLUMNS
+from gemmill.vocab import Arch, DType
+
+MOST_SPLITS = 8
+"""CTAs of a cluster, on every device."""
+RESERVED = 2048
+"""Bytes of shared memory for barriers, and to align what comes after them."""
+
+
+def _hopper(config: WeightConfig | WidenedConfig) -> Iterator[str]:
+    """What is widened is multiplied by WGMMA."""
+    if config.arch is not Arch.SM90A:
+        yield f"{config.arch} has no WGMMA: codes are widened on sm90a"
+
+
+def _operands(config: WeightConfig) -> Iterator[str]:
+    """What is widened is packed for that."""
+    if config.pair not in WEIGHT_PAIRS:
+        yield f"{config.pair} is no pair of 16-bit numbers and 4-bit weights"
+
+
+def _tile(config: WeightConfig) -> Iterator[str]:
+    """Columns of a product of WGMMA."""
+    if config.tile_m % 8 or not 8 <= config.tile_m <= 256:
+        yield f"tile of {config.tile_m} rows: WGMMA takes 8 to 256 columns in steps of 8"
+
+
+def _stage(config: WeightConfig) -> Iterator[str]:
+    """Packed weights have whole stages."""
+    if config.stage_columns < 1 or STAGE_COLUMNS % config.stage_columns:
+        yield f"stages of {config.stage_columns} columns: packed weights have multiples of {STAGE_COLUMNS}"
+
+
+def _memory(config: WeightConfig) -> Iterator[str]:
+    """Stages lie in shared memory, and partial sums where they were."""
+    room = config.arch.shared_memory_bytes - RESERVED
+    bytes_ = config.stages * config.stage_bytes
+    if bytes_ > room:
+        yield f"{config.stages} stages of {config.stage_bytes} bytes do not fit in {room}"
+    if (sums := config.k_groups * config.tile_m * (2 * 64 + 4) * 4) > bytes_:
+        yield f"partial sums of {sums} bytes reuse the stages, which have {bytes_}"
+
+
+def _splits(config: WeightConfig) -> Iterator[str]:
+    """A cluster's CTAs lie near one another."""
+    if config.splits not in (1, 2, 4, MOST_SPLITS):
+        yield f"{config.splits} slices of K: a cluster has 1, 2, 4 or {MOST_SPLITS} CTAs"
+
+
+RULES = (_hopper, _operands, _tile, _stage, _memory, _splits)
+
+
+def _square(config: WidenedConfig) -> Iterator[str]:
+    """A group of 128 threads multiplies 64 rows, and widens 64 of each operand."""
+    if config.tile not in (64, 128):
+        yield f"tile of {config.tile}: it is 64 or 128"
+
+
+def _own_type(config: WidenedConfig) -> Iterator[str]:
+    """Activations that are no codes are bf16, and so is their result."""
+    if config.pair in WEIGHT_PAIRS and config.out_dtype is not DType.BF16:
+        yield f"{config.pair} with results in {config.out_dtype}: codes are widened to bf16, which activations must be"
+
+
+WIDENED_RULES = (_hopper, _square, _own_type)
+
+_SHARING = {
+    Arch.SM100A: (Sharing.ONE_SM, Sharing.TWO_SM),
+    Arch.SM120A: (Sharing.COOPERATIVE, Sharing.PINGPONG),
+}
+_SCALE_ROWS = 128
+"""Rows of a tile of scales, which is loaded whole."""
+
+
+def _blackwell(config: PairConfig) -> Iterator[str]:
+    """Tensor cores that scale blocks."""
+    offered = _SHARING.get(config.arch, ())
+    if config.sharing not in offered:
+        told = ", ".join(offered) or "none"
+        yield f"{config.arch} shares a tile as {told}, not as {config.sharing}"
+
+
+def _codes(config: PairConfig) -> Iterator[str]:
+    """Both operands have scales."""
+    if config.pair.a_format is None:
+        yield f"{config.pair} has activations without scales"
+
+
+def _pair_tile(config: PairConfig) -> Iterator[str]:
+    """What an instruction multiplies, and what scales come with it."""
+    m, n, k = config.tile_shape_mnk
+    rows = 2 * _SCALE_ROWS if config.sharing is Sharing.TWO_SM else _SCALE_ROWS
+    if config.arch is Arch.SM100A and m != rows:
+        yield f"tile of {m} rows: {config.sharing} multiplies {rows}"
+    if config.arch is Arch.SM100A and n not in (64, 128, 192, 256):
+        yield f"tile of {n} columns: the instruction takes 64, 128, 192 or 256"
+    if config.arch is Arch.SM120A and (m % _SCALE_ROWS or n % _SCALE_ROWS):
+        yield f"tile of {m} x {n}: scales come in tiles of {_SCALE_ROWS} rows"
+    least = 128 if config.mixes or config.arch is Arch.SM120A else 256
+    if k != least:
+        yield f"{k} columns in a step: {config.pair} takes {least} on {config.arch}"
+
+
+def _pair_cluster(config: PairConfig) -> Iterator[str]:
+    """Pairs of multiprocessors, and no multicast on sm120a."""
+    m, n, _ = config.cluster_shape_mnk
+    if config.arch is Arch.SM120A and (m, n) != (1, 1):
+        yield f"cluster of {m} x {n}: sm120a has no multicast"
+    if config.sharing is Sharing.TWO_SM and m % 2:
+        yield f"cluster of {m} x {n}: two multiprocessors share a tile's rows"
+
+
+PAIR_RULES = (_blackwell, _codes, _pair_tile, _pair_cluster)

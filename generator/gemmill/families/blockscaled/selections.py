@@ -1,0 +1,104 @@
+"""The kernels of the named selections."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from gemmill.families.blockscaled.config import (
+    WEIGHT_PAIRS,
+    AnyConfig,
+    Pair,
+    PairConfig,
+    Sharing,
+    WeightConfig,
+    WidenedConfig,
+)
+from gemmill.vocab import Arch, DType
+from gemmill.vocab.format import MXFP8
+
+TILES = (
+    (8, 1, 2, 9),
+    (8, 2, 2, 4),
+    (16, 1, 2, 8),
+    (16, 2, 1, 8),
+    (32, 1, 2, 6),
+    (32, 2, 2, 5),
+    (48, 1, 2, 5),
+    (48, 2, 2, 4),
+    (64, 1, 2, 4),
+    (64, 2, 2, 4),
+    (96, 1, 2, 5),
+    (128, 1, 2, 5),
+)
+"""Rows of A, groups along K, blocks of each, stages. Two groups of 96 rows and more, and wider stages of few rows, leave too few
+registers: the tensor core's products would be serialised (docs/notes/fp4_weights.md)."""
+SPLITS = (1, 2, 4)
+
+
+def _all(arch: Arch) -> Iterator[WeightConfig]:
+    if arch is not Arch.SM90A:
+        return
+    for pair, (tile_m, k_groups, blocks, stages) in product(WEIGHT_PAIRS, TILES):
+        yield WeightConfig(pair=pair, tile_m=tile_m, k_groups=k_groups, blocks=blocks, stages=stages)
+
+
+def default(arch: Arch) -> Iterator[AnyConfig]:
+    """On Hopper every tile of both formats, with K in one to four slices; on Blackwell all pairs of codes."""
+    for config, splits in product(_all(arch), SPLITS):
+        yield replace(config, splits=splits)
+    yield from _widened(arch)
+    for pair in Pair:
+        if pair not in WEIGHT_PAIRS:
+            yield from _pairs(pair, arch)
+
+
+def _widened(arch: Arch) -> Iterator[WidenedConfig]:
+    """All pairs, in tiles for few rows and for many."""
+    if arch is not Arch.SM90A:
+        return
+    for pair, out_dtype, tile in product(Pair, (DType.BF16, DType.F16), (64, 128)):
+        if pair not in WEIGHT_PAIRS or out_dtype is DType.BF16:
+            yield WidenedConfig(pair=pair, out_dtype=out_dtype, tile=tile)
+
+
+_SM100_N = (64, 128, 256)
+_SM100_CLUSTERS = {Sharing.ONE_SM: ((1, 1, 1), (2, 1, 1)), Sharing.TWO_SM: ((2, 1, 1), (4, 1, 1))}
+_SM120_TILES = {True: ((128, 128),), False: ((128, 128), (256, 128))}
+"""By whether codes are mixed: then each has a byte in shared memory, which has no room for two stages of the larger tile."""
+
+
+def _pairs(pair: Pair, arch: Arch) -> Iterator[PairConfig]:
+    """Results in bf16 of every tile, in f16 of one for each way of sharing."""
+    k = 128 if arch is Arch.SM120A or pair.a_format is MXFP8 else 256
+    if arch is Arch.SM100A:
+        for sharing, n, cluster in product(_SM100_CLUSTERS, _SM100_N, (0, 1)):
+            config = PairConfig(
+                pair=pair,
+                out_dtype=DType.BF16,
+                tile_shape_mnk=(256 if sharing is Sharing.TWO_SM else 128, n, k),
+                cluster_shape_mnk=_SM100_CLUSTERS[sharing][cluster],
+                sharing=sharing,
+                arch=arch,
+            )
+            yield config
+            if (n, cluster) == (128, 0):
+                yield replace(config, out_dtype=DType.F16)
+    if arch is Arch.SM120A:
+        for sharing, (m, n) in product((Sharing.COOPERATIVE, Sharing.PINGPONG), _SM120_TILES[pair.a_format is MXFP8]):
+            config = PairConfig(
+                pair=pair,
+                out_dtype=DType.BF16,
+                tile_shape_mnk=(m, n, k),
+                cluster_shape_mnk=(1, 1, 1),
+                sharing=sharing,
+                arch=arch,
+            )
+            yield config
+            if m == 128:
+                yield replace(config, out_dtype=DType.F16)
+
+
+def smoke(arch: Arch) -> Iterator[AnyConfig]:
+    """A tile for few rows of each format of packed weights, and of every pair one."""
+    yield from (config for config in _all(arch) if (config.tile_m, config.k_groups) == (16, 2))
+    yield from (config for config in _widened(arch) if (config.out_dtype, config.tile) == (DType.BF16, 64))

@@ -1,0 +1,71 @@
+"""The ops in the runtime."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from gemmill.families.blockscaled import reference
+from gemmill.families.blockscaled.config import WEIGHT_PAIRS, Pair
+from gemmill.families.blockscaled.problem import problem_of_call
+from gemmill.family import Judged, OpSchema
+from gemmill.family.operand import Call
+from gemmill.formats.fp4_blocks import Fp4Blocks
+from gemmill.formats.quantise import BlockScaled, unswizzle
+from gemmill.runtime import checks
+from gemmill.runtime.library import Build
+from gemmill.runtime.select import Choice
+from gemmill.runtime.serving import Result, Serving, count_of_variants
+from gemmill.vocab import Format
+
+
+def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
+    a, b, alpha, bias = operands_of(call, given)
+    yield given["out"], reference.rounded(reference.exact_mm(a, b, alpha, bias), given["out"].dtype)
+
+
+def operands_of(call: Judged, given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, Any, Any]:
+    """What a call that has passed the checks multiplies: values of A and B, float64, alpha and bias."""
+    pair = list(Pair)[call["pair"]]
+    if pair in WEIGHT_PAIRS:
+        a, b = given["a"].double(), _weights(call, given, pair.b_format)
+    else:
+        assert pair.a_format is not None
+        a = _codes(call["M"], call["K"], pair.a_format, given["a"], given["a_sf"])
+        b = _codes(call["N"], call["K"], pair.b_format, given["b"], given["b_sf"])
+    alpha, bias = given.get("alpha"), given.get("bias")
+    return a, b, None if alpha is None else alpha.reshape(()), None if bias is None else bias.reshape(-1)
+
+
+def _weights(call: Judged, given: dict[str, Any], format: Format) -> torch.Tensor:
+    b, b_sf = given["b"], given["b_sf"]
+    if not call["prepacked"]:
+        return BlockScaled(format=format, codes=b, scales=b_sf.view(torch.uint8)).values()
+    packed = Fp4Blocks(format=format, n=call["N"], k=call["K"], blocks=b, base=b_sf.reshape(-1))
+    weights, base = packed.weights()
+    return weights.values() * base.double().unsqueeze(1)
+
+
+def _codes(rows: int, k: int, format: Format, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    plain = unswizzle(scales.view(torch.uint8), rows, k // format.group)
+    return BlockScaled(format=format, codes=codes.view(torch.uint8), scales=plain).values()
+
+
+def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
+    judged = checks.check(op, call)
+    pair, problem = list(Pair)[judged["pair"]], problem_of_call(judged)
+    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (problem.sizes, problem.alignments))
+    of_pair = sum(entry.predicate.pair is pair for entry in build.manifest.entries if entry.family == problem.family)
+    packed = (
+        "; pack weights by gemmill.quantize.fp4_blocks.to_blocks"
+        if pair in WEIGHT_PAIRS and not judged["prepacked"]
+        else ""
+    )
+    return (
+        f"none of {count_of_variants(of_pair)} of {pair} in build {build.build_id} takes M, N, K = {sizes} with alignments of a, b, "
+        f"out = {alignments} bytes and {judged['out'].dtype} results{packed}; `gemmill build --arch {build.manifest.arch} --select "
+        f"default` builds those that there are"
+    )
+
+
+SERVING = Serving(results=_results, asked=problem_of_call, lacks=_lacks)

@@ -1,0 +1,84 @@
+"""Spelling a config in CUDA C++: which template, and what fills its holes."""
+
+from gemmill.families.blockscaled.config import Pair, PairConfig, Sharing, WeightConfig, WidenedConfig
+from gemmill.family import Spelled
+from gemmill.vocab import Arch, Format
+from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
+
+_CPP_FORMAT = {Pair.FLOATS_NVFP4: "NvFp4", Pair.FLOATS_MXFP4: "MxFp4"}
+"""Class in kernels/blockscaled/widen_e2m1.cuh."""
+
+
+def spell(config: WeightConfig) -> Spelled:
+    """The template, and what fills the holes."""
+    values = {
+        "format": _CPP_FORMAT[config.pair],
+        "tile_m": config.tile_m,
+        "k_groups": config.k_groups,
+        "blocks": config.blocks,
+        "stages": config.stages,
+    }
+    return Spelled(template="blockscaled/fp4_weight_mm.cu.jinja", values=values)
+
+
+_CPP_CODES = {NVFP4: "NvFp4Codes", MXFP4: "MxFp4Codes", MXFP6: "MxFp6Codes", MXFP8: "MxFp8Codes"}
+_CPP_ROWS = {NVFP4: "NvFp4Rows", MXFP4: "MxFp4Rows"}
+"""Operands of kernels/blockscaled/widened_mm.cuh: with swizzled scales, and with scales in rows beside activations without."""
+
+
+def spell_widened(config: WidenedConfig) -> Spelled:
+    """The template, and what fills the holes."""
+    a_format, b_format = config.pair.a_format, config.pair.b_format
+    values = {
+        "a_type": "Plain" if a_format is None else _CPP_CODES[a_format],
+        "b_type": (_CPP_ROWS if a_format is None else _CPP_CODES)[b_format],
+        "d_type": config.out_dtype.cutlass_type,
+        "tile": config.tile,
+    }
+    return Spelled(template="blockscaled/widened_mm.cu.jinja", values=values)
+
+
+_CPP_OPERAND = {
+    NVFP4: "cutlass::nv_float4_t<cutlass::float_e2m1_t>",
+    MXFP4: "cutlass::mx_float4_t<cutlass::float_e2m1_t>",
+    MXFP6: "cutlass::mx_float6_t<cutlass::float_e3m2_t>",
+    MXFP8: "cutlass::mx_float8_t<cutlass::float_e4m3_t>",
+}
+_CPP_SM120 = {
+    Sharing.COOPERATIVE: "KernelTmaWarpSpecializedCooperative",
+    Sharing.PINGPONG: "KernelTmaWarpSpecializedPingpong",
+}
+
+
+def spell_pair(config: PairConfig) -> Spelled:
+    """The template, and what fills the holes."""
+    a_format, b_format = config.pair.a_format, config.pair.b_format
+    assert a_format is not None  # a rule
+    mainloop, epilogue = _schedules(config)
+    values = {
+        "arch_tag": config.arch.cutlass_tag,
+        "a_type": _CPP_OPERAND[a_format],
+        "b_type": _CPP_OPERAND[b_format],
+        "d_type": config.out_dtype.cutlass_type,
+        "alignment_a": _alignment(a_format, config.mixes),
+        "alignment_b": _alignment(b_format, config.mixes),
+        "tile_shape_mnk": config.tile_shape_mnk,
+        "cluster_shape_mnk": config.cluster_shape_mnk,
+        "mainloop_schedule": f"cutlass::gemm::{mainloop}",
+        "epilogue_schedule": f"cutlass::epilogue::{epilogue}",
+    }
+    return Spelled(template="blockscaled/pair_mm.cu.jinja", values=values)
+
+
+def _alignment(format: Format, mixes: bool) -> int:
+    """Codes that rows begin at multiples of: 16 bytes, or 128 where TMA gives each code of fewer bits a byte."""
+    return 128 if mixes and format.code.bits < 8 else 128 // format.code.bits
+
+
+def _schedules(config: PairConfig) -> tuple[str, str]:
+    """Of main loop and epilogue."""
+    if config.arch is Arch.SM120A:
+        return _CPP_SM120[config.sharing], "collective::EpilogueScheduleAuto"
+    sms = "1Sm" if config.sharing is Sharing.ONE_SM else "2Sm"
+    kind = "Mxf8f6f4" if config.mixes else "Nvf4" if config.pair is Pair.NVFP4 else "Mxf4"
+    return f"KernelTmaWarpSpecialized{sms}{kind}Sm100", f"TmaWarpSpecialized{sms}"

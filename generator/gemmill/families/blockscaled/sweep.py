@@ -1,0 +1,96 @@
+"""What is measured of the block-scaled GEMMs."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gemmill.families.blockscaled import NAME
+from gemmill.families.blockscaled.classes import CLASSES
+from gemmill.families.blockscaled.config import Pair, WeightConfig
+from gemmill.family import Measured, ProblemCall, Sizes, Sweep
+from gemmill.family.operand import TMA_BYTES
+from gemmill.vocab import DType
+
+
+class Op(StrEnum):
+    """Classes of calls that are measured; results are bf16."""
+
+    NVFP4_BF16 = "nvfp4_bf16"
+    """packed nvfp4 weights and bf16 activations"""
+    MXFP4_BF16 = "mxfp4_bf16"
+    NVFP4 = "nvfp4"
+    """both operands nvfp4"""
+    MXFP4 = "mxfp4"
+    MXFP8 = "mxfp8"
+    MXFP8_MXFP6 = "mxfp8_mxfp6"
+    """activations mxfp8, weights mxfp6"""
+    MXFP8_MXFP4 = "mxfp8_mxfp4"
+
+    @property
+    def pair(self) -> Pair:
+        """What is multiplied."""
+        return dict(zip(Op, Pair, strict=True))[self]
+
+    @property
+    def prepacked(self) -> bool:
+        """Whether weights are in a kernel's order."""
+        return self.pair.a_format is None
+
+    @property
+    def number(self) -> int:
+        """Of the class of its calls."""
+        return CLASSES.number(_Class(pair=self.pair, prepacked=self.prepacked))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Class:
+    """The fields of a config by which classes are told apart."""
+
+    pair: Pair
+    prepacked: bool
+    out_dtype: DType = DType.BF16
+
+
+def _measured(op: Op) -> Measured:
+    pair, number = op.pair, op.number
+    a_bits = 16 if pair.a_format is None else pair.a_format.code.bits
+
+    def call(sizes: Sizes) -> ProblemCall:
+        m, n, k = (sizes[name] for name in "mnk")
+        a = _aligned(m, k * a_bits // 8)
+        b = TMA_BYTES if op.prepacked else _aligned(n, k * pair.b_format.code.bits // 8)
+        return ProblemCall(family=NAME, problem=number, sizes=(m, n, k), alignments=(a, b, _aligned(m, 2 * n)))
+
+    def moved(sizes: Sizes) -> int:
+        m, n, k = (sizes[name] for name in "mnk")
+        of_a = 2 if pair.a_format is None else pair.a_format.bytes_per_value
+        return int(m * k * of_a + n * k * pair.b_format.bytes_per_value) + 2 * m * n
+
+    return Measured(
+        name=op.value,
+        call=call,
+        flops=lambda s: 2.0 * s["m"] * s["n"] * s["k"],
+        bytes=moved,
+        serves=lambda accepts: (accepts.pair, accepts.out_dtype, accepts.prepacked) == (pair, DType.BF16, op.prepacked),
+        least={"k": pair.b_format.group},
+    )
+
+
+def _aligned(rows: int, row_bytes: int) -> int:
+    """Of rows as torch allocates them."""
+    return TMA_BYTES if rows == 1 else (row_bytes | TMA_BYTES) & -(row_bytes | TMA_BYTES)
+
+
+def _shown(config: WeightConfig) -> tuple[str, str]:
+    return f"g{config.k_groups}", str(config.tile_m)
+
+
+SWEEP = Sweep(
+    measured=tuple(_measured(op) for op in Op),
+    steps=(1, 8, 16, 32, 64, 96, 128, 256, 512, 1024, 4096),
+    example={"m": [1, 16, 64], "n": 4096, "k": 4096},
+    tiny={"m": 32, "n": 96, "k": 64},
+    is_last_resort=lambda config: False,
+    kin=lambda config: (config.tile_m, config.k_groups, config.blocks, config.stages, config.splits),
+    kinds={"g1": "one group along K", "g2": "two groups along K"},
+    shown=_shown,
+)

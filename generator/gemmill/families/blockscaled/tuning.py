@@ -1,0 +1,136 @@
+"""How a call comes to one of the kernels that take it."""
+
+from collections.abc import Iterator
+
+from gemmill.families.blockscaled.accepts import BlockScaledAccepts
+from gemmill.families.blockscaled.classes import CLASSES
+from gemmill.families.blockscaled.config import AnyConfig, PairConfig, Sharing, WeightConfig, WidenedConfig
+from gemmill.families.blockscaled.model import Facts, model_ns, refuses
+from gemmill.families.blockscaled.sweep import SWEEP, Op
+from gemmill.family import ProblemCall, Reach, Row, Tuning
+from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
+from gemmill.formats.layout import SIDE
+from gemmill.vocab import Arch, Format
+
+# Predictions: docs/notes/fp4_weights.md has where those of Hopper come from, those of Blackwell are its data sheets'.
+_WIDENED_PS, _WIDE_TILE = 150_000, 64
+_WIDENED_PAIR_PS = {64: 130_000, 128: 350_000}
+"""For 64 columns of a tile of both operands."""
+_SPARED_PERMILLE = 900
+"""Of a tile that two multiprocessors share: each loads half of B."""
+_PRODUCTS_OF_SM = {Arch.SM100A: 30_000, Arch.SM120A: 5_000}
+"""Multiply-adds of 4-bit codes a nanosecond; of 8 bits half as many."""
+_MEMORY = {Arch.SM90A: 4200, Arch.SM100A: 8000, Arch.SM120A: 1800}
+"""Bytes a nanosecond."""
+
+
+def _bits(format: Format | None) -> int:
+    """Sixteenths of a bit; of a 16-bit number 256."""
+    return 256 if format is None else int(128 * format.bytes_per_value)
+
+
+def _of_weights(config: WeightConfig) -> Facts:
+    return Facts(
+        splits=config.splits,
+        tile_m=config.tile_m,
+        tile_n=2 * SIDE,
+        sms=1,
+        k_groups=config.k_groups,
+        ctas_of_sm=config.ctas_of_sm,
+        step_ps=_WIDENED_PS * max(config.tile_m, _WIDE_TILE) // _WIDE_TILE,
+        a_bits=_bits(None),
+        b_bits=_bits(config.pair.b_format),
+        memory=_MEMORY[config.arch],
+        k_multiple=1,
+    )
+
+
+def _of_widened(config: WidenedConfig) -> Facts:
+    return Facts(
+        splits=1,
+        tile_m=config.tile,
+        tile_n=config.tile,
+        sms=1,
+        k_groups=1,
+        ctas_of_sm=config.ctas_of_sm,
+        step_ps=_WIDENED_PAIR_PS[config.tile],
+        a_bits=_bits(config.pair.a_format),
+        b_bits=_bits(config.pair.b_format),
+        memory=_MEMORY[config.arch],
+        k_multiple=1,
+    )
+
+
+def _of_pair(config: PairConfig) -> Facts:
+    m, n, _ = config.tile_shape_mnk
+    shared = config.sharing is Sharing.TWO_SM
+    picoseconds = m * n * SIDE * (2 if config.mixes else 1) * 1000 // _PRODUCTS_OF_SM[config.arch]
+    return Facts(
+        splits=1,
+        tile_m=m,
+        tile_n=n,
+        sms=2 if shared else 1,
+        k_groups=0,
+        ctas_of_sm=1,
+        step_ps=picoseconds // 2 * _SPARED_PERMILLE // 1000 if shared else picoseconds,
+        a_bits=_bits(config.pair.a_format),
+        b_bits=_bits(config.pair.b_format),
+        memory=_MEMORY[config.arch],
+        k_multiple=config.k_multiple,
+    )
+
+
+def _facts(config: AnyConfig) -> Facts:
+    match config:
+        case WeightConfig():
+            return _of_weights(config)
+        case WidenedConfig():
+            return _of_widened(config)
+        case PairConfig():
+            return _of_pair(config)
+
+
+_ALIGNMENTS = {
+    WeightConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
+    WidenedConfig.tag: (8, 8, 1),
+    PairConfig.tag: (TMA_BYTES, TMA_BYTES, TMA_BYTES),
+}
+_LEAST_K = {WidenedConfig.tag: 0}
+"""Where it is not 1: a descriptor of no columns cannot be made."""
+
+
+def _rows(config: AnyConfig, accepts: BlockScaledAccepts, kernel: int) -> Iterator[Row]:
+    yield Row(
+        kernel=kernel,
+        problem=CLASSES.number(config),
+        most=MOST_OF_TMA,
+        alignments=_ALIGNMENTS[config.tag],
+        least=(0, 0, _LEAST_K.get(config.tag, 1)),
+        facts=_facts(config),
+    )
+
+
+_MEASURED = {op.number: op.value for op in Op}
+
+
+def _measured_as(call: ProblemCall) -> str | None:
+    """The class by which tables know a call."""
+    return _MEASURED.get(call.problem)
+
+
+TUNING = Tuning(
+    sizes=("m", "n", "k"),
+    result=("m", "n"),
+    aligned=("a", "b", "out"),
+    near=("n", "k"),
+    bucketed="m",
+    reach=Reach(few=8, many=512, endless=4096, ratio=2, distance=0.1),
+    rows=_rows,
+    describe=CLASSES.tuning.describe,
+    differs=CLASSES.tuning.differs,
+    refuses=refuses,
+    model_ns=model_ns,
+    offers=lambda config: {CLASSES.number(config): (config,)},
+    measured_as=_measured_as,
+    sweep=SWEEP,
+)

@@ -1,0 +1,135 @@
+"""The extension's checks, choices and launches of block-scaled GEMMs against Python's, on CPU tensors."""
+
+import ctypes
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from gemmill.families import blockscaled
+from gemmill.families.blockscaled.cases.checked import ROLES_OF
+from gemmill.families.blockscaled.ops import SCHEMAS
+from gemmill.families.blockscaled.problem import problem_of_call
+from gemmill.family import Judged, ProblemCall
+from gemmill.fuzz.breakages import break_call, draw_call
+from gemmill.numerics.call import CPU_LIMITS
+from gemmill.numerics.memory import Memory
+from gemmill.registry import REGISTRY
+from gemmill.runtime.checks import check
+from gemmill.runtime.operands import of_arguments
+from gemmill.runtime.schemas import BY_NAME
+from gemmill.runtime.select import model_ns, select
+
+pytestmark = pytest.mark.compile
+SMS, SMS_OF_NONE = 132, 1
+"""Multiprocessors of a device, and what the extension takes for their number where there is no device."""
+ROUNDS = 250
+
+
+class Arguments(ctypes.Structure):
+    """Mirrors `gemmill_blockscaled_args` in kernels/blockscaled/abi.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in "a b a_sf b_sf alpha bias d".split()),
+        *((name, ctypes.c_int64) for name in "lda ldb ldd".split()),
+        *((name, ctypes.c_int32) for name in "m n k splits".split()),
+    )
+
+
+def launched(probe, op: str, arguments: list[Any]) -> tuple[str, Arguments] | None:
+    """The symbol of the kernel that a call launches, and what it is given; None if it launches none."""
+    count = probe.number("probe_launches", ctypes.c_int32)
+    count.value = 0
+    getattr(probe.ops, op).default(*arguments)
+    if count.value == 0:
+        return None
+    size = ctypes.sizeof(Arguments)
+    recorded = Arguments.from_buffer_copy(probe.number("probe_args", ctypes.c_ubyte * size))
+    return probe.number("probe_symbol", ctypes.c_char * 512).value.decode(), recorded
+
+
+def wanted_of(call: Judged, splits: int) -> dict[str, int | None]:
+    """Every field of what a kernel is given, by what the call says."""
+
+    def data(role: str) -> int | None:
+        operand = call.program.values.get(role)
+        return None if operand is None or call.get(role) is None else call.tensor(role).data or None
+
+    def stride(role: str) -> int:
+        x = call.tensor(role)
+        return x.strides[0] if len(x.shape) == 2 and x.shape[0] > 1 else -(-x.shape[-1] // 16) * 16
+
+    pointers = {name: data({"d": "out"}.get(name, name)) for name in "a b a_sf b_sf alpha bias d".split()}
+    strides = {name: stride(role) for name, role in (("lda", "a"), ("ldb", "b"), ("ldd", "out"))}
+    return pointers | strides | {"m": call["M"], "n": call["N"], "k": call["K"], "splits": splits}
+
+
+@pytest.mark.parametrize("op", [op.name for op in SCHEMAS])
+def test_both_refuse_the_same_calls_and_launch_the_same_kernels(op: str, probe) -> None:
+    refused, seen = set(), {"launched": 0, "lacking": 0}
+    for index in range(ROUNDS):
+        call, breakage = draw_call(op, 3, index, CPU_LIMITS)
+        memory = Memory(call.slots, torch.device("cpu"))
+        arguments = {
+            name: memory.tensor(name) if name in call.slots else call.plain.get(name) for name in BY_NAME[op].arguments
+        }
+        if breakage is not None and (broken := break_call(op, arguments, memory, breakage)) is not None:
+            arguments = broken.arguments
+        given = list(arguments.values())
+        if any(isinstance(x, torch.Tensor) and x.is_meta for x in given):
+            continue  # which torch refuses itself where an op has no fake
+        try:
+            judged = check(BY_NAME[op], of_arguments(BY_NAME[op], given))
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError) as caught:
+                getattr(probe.ops, op).default(*given)
+            assert str(error) in str(caught.value)
+            refused.add(str(error))
+            continue
+        if judged["M"] * judged["N"] == 0:
+            assert launched(probe, op, given) is None
+            continue
+        choice = select(probe.build.table, problem_of_call(judged), SMS_OF_NONE)
+        if choice.row < 0:
+            with pytest.raises(RuntimeError, match=r"none of \d+ variants? of "):
+                getattr(probe.ops, op).default(*given)
+            seen["lacking"] += 1
+            continue
+        symbol, args = launched(probe, op, given)
+        entry = probe.build.table.entries[choice.row]
+        assert symbol == entry.symbol
+        wanted = wanted_of(judged, probe.build.table.rows[choice.row].facts.splits)
+        assert {name: getattr(args, name) for name, _ in Arguments._fields_} == wanted
+        seen["launched"] += 1
+    assert len(refused) > 5
+    assert seen["lacking"] > 5
+    assert seen["launched"] > 50
+
+
+def test_models_agree(probe) -> None:
+    rng = random.Random(1)
+    rows = [(i, row) for i, row, _ in probe.build.table.of(blockscaled.NAME)]
+    assert {row.facts.splits for _, row in rows} == {1, 2, 4}
+    for _ in range(500):
+        i, row = rng.choice(rows)
+        sizes = tuple(rng.choice((1, 16, 17, rng.randrange(1, 300), rng.randrange(1, 40_000))) for _ in range(3))
+        call = ProblemCall(family=blockscaled.NAME, problem=row.problem, sizes=sizes, alignments=(16, 16, 16))
+        assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)
+
+
+def test_so_many_ctas_are_refused(probe) -> None:
+    _, row, _ = next(iter(probe.build.table.of(blockscaled.NAME)))
+    sizes = (2**31 - 2**16, 2**31 - 2**16, 32)
+    call = ProblemCall(family=blockscaled.NAME, problem=row.problem, sizes=sizes, alignments=(16, 16, 16))
+    assert probe.build.choose(call, SMS)[0] == -1
+    choice = select(probe.build.table, call, SMS)
+    assert choice.row < 0
+    assert any("and counts up to 1073741824" in rejected.reason for rejected in choice.trace)
+
+
+def test_every_role_has_an_argument(probe) -> None:
+    assert {role for roles in ROLES_OF.values() for role in roles} - {"format", "prepacked"} == {
+        "out", "a", "b", "a_sf", "b_sf", "alpha", "bias"
+    }  # fmt: skip
+    assert REGISTRY.named(blockscaled.NAME).tuning.sizes == ("m", "n", "k")

@@ -1,0 +1,37 @@
+"""One reference rendering for each template; `pytest tests -k golden --update-golden` rewrites them."""
+
+from pathlib import Path
+
+import pytest
+
+from gemmill.emit import emit
+from gemmill.locations import templates_dir
+from gemmill.registry import REGISTRY
+from gemmill.space.names import parse_name
+
+FOLDER = Path(__file__).parent / "blockscaled"
+CASES = {
+    "fp4_weight_mm": "sm90a_fp4weight_floatsxmxfp4_t48_g2b2_s4",
+    "widened_mm": "sm90a_widened_mxfp8xmxfp6_f16_t128",
+    "pair_sm100a": "sm100a_blockscaled_mxfp8xmxfp6_f16_t256x128x128_c2x1x1_2sm",
+    "pair_sm120a": "sm120a_blockscaled_nvfp4xnvfp4_bf16_t256x128x128_c1x1x1_pingpong",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rendering_is_the_reference(case: str, update_golden: bool) -> None:
+    reference = FOLDER / f"{case}.cu"
+    text = emit(parse_name(CASES[case])).text
+    if update_golden:
+        FOLDER.mkdir(exist_ok=True)
+        reference.write_text(text)
+    assert text == reference.read_text(), "meant? pytest tests -k golden --update-golden"
+
+
+def test_no_reference_without_a_case() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(CASES)
+
+
+def test_every_template_is_in_a_reference() -> None:
+    used = {REGISTRY.kernels_of(parse_name(name)).spell(parse_name(name)).template for name in CASES.values()}
+    assert used == {f"blockscaled/{path.name}" for path in (templates_dir() / "blockscaled").iterdir()}

@@ -1,0 +1,198 @@
+"""Which kernels there are: names, rules, selections, and what reaches their text."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from gemmill.emit import emit
+from gemmill.families.blockscaled.accepts import accepted
+from gemmill.families.blockscaled.config import (
+    WEIGHT_PAIRS,
+    AnyConfig,
+    Pair,
+    PairConfig,
+    Sharing,
+    WeightConfig,
+    WidenedConfig,
+)
+from gemmill.families.blockscaled.selections import default, smoke
+from gemmill.families.blockscaled.sweep import SWEEP, Op
+from gemmill.registry import REGISTRY
+from gemmill.space.names import parse_name, symbol_of, to_name
+from gemmill.vocab import Arch, DType
+
+GOOD = WeightConfig(pair=Pair.FLOATS_NVFP4, tile_m=16, k_groups=2, blocks=1, stages=8)
+
+
+WIDENED = WidenedConfig(pair=Pair.NVFP4, out_dtype=DType.F16, tile=128)
+PAIRED = PairConfig(
+    pair=Pair.MXFP8_MXFP6,
+    out_dtype=DType.BF16,
+    tile_shape_mnk=(256, 128, 128),
+    cluster_shape_mnk=(2, 1, 1),
+    sharing=Sharing.TWO_SM,
+    arch=Arch.SM100A,
+)
+CODES = [pair for pair in Pair if pair not in WEIGHT_PAIRS]
+
+
+def test_the_default_selection_on_hopper() -> None:
+    configs = list(default(Arch.SM90A))
+    weights = [config for config in configs if isinstance(config, WeightConfig)]
+    assert len({symbol_of(config) for config in weights}) == 24 and len(weights) == 72
+    assert all(REGISTRY.check(config) for config in configs)
+    for pair in WEIGHT_PAIRS:
+        assert {c.tile_m for c in weights if c.pair is pair} == {8, 16, 32, 48, 64, 96, 128}
+    widened = {(c.pair, c.out_dtype, c.tile) for c in configs if isinstance(c, WidenedConfig)}
+    outs = {pair: (DType.BF16,) if pair in WEIGHT_PAIRS else (DType.BF16, DType.F16) for pair in Pair}
+    assert widened == {(pair, out, tile) for pair in Pair for out in outs[pair] for tile in (64, 128)}
+    assert set(smoke(Arch.SM90A)) <= set(configs) and len(configs) == len(weights) + len(widened)
+
+
+@pytest.mark.parametrize(("arch", "count"), [(Arch.SM100A, 14), (Arch.SM120A, 6)])
+def test_the_default_selections_on_blackwell(arch: Arch, count: int) -> None:
+    """Beside Hopper's: at least three tiles, two clusters and both ways of sharing for each pair on sm100a."""
+    configs = list(default(arch))
+    assert all(REGISTRY.check(config) for config in configs) and not list(smoke(arch))
+    for pair in CODES:
+        of_pair = [config for config in configs if config.pair is pair]
+        assert {config.out_dtype for config in of_pair} == {DType.BF16, DType.F16}
+        for sharing in {config.sharing for config in of_pair}:
+            alike = [c for c in of_pair if c.sharing is sharing and c.out_dtype is DType.BF16]
+            if arch is Arch.SM100A:
+                assert len({c.tile_shape_mnk for c in alike}) == 3 and len({c.cluster_shape_mnk for c in alike}) == 2
+        if arch is Arch.SM100A:
+            assert len(of_pair) == count
+    assert len({config.sharing for config in configs}) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (GOOD, "sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8"),
+        (replace(GOOD, splits=4), "sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8_k4"),
+        (WIDENED, "sm90a_widened_nvfp4xnvfp4_f16_t128"),
+        (PAIRED, "sm100a_blockscaled_mxfp8xmxfp6_bf16_t256x128x128_c2x1x1_2sm"),
+    ],
+)
+def test_names_and_back(config: AnyConfig, name: str) -> None:
+    assert to_name(config) == name
+    assert parse_name(name) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1", "it has 5 fields of 6 or 7"),
+        ("sm90a_fp4weight_nvfp5_t16_g2b1_s8", "'nvfp5' is not a valid Pair"),
+        ("sm90a_fp4weight_floatsxnvfp4_16_g2b1_s8", "tile '16', expected t and a number"),
+        ("sm90a_fp4weight_floatsxnvfp4_t16_g2_s8", "groups 'g2', expected g and a number, b and a number"),
+        ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8_w2", "slices 'w2', expected k and a number"),
+        ("sm90a_widened_nvfp4xnvfp4_bf16", "it has 4 fields of 5"),
+        ("sm100a_blockscaled_nvfp4xnvfp4_bf16_t128_c1x1x1_1sm", "shape 't128', expected tMxNxK"),
+        ("sm100a_blockscaled_nvfp4xnvfp4_bf16_t128x64x256_c1x1x1_3sm", "'3sm' is not a valid Sharing"),
+    ],
+)
+def test_names_that_are_none(name: str, said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_name(name)
+    assert str(caught.value) == f"{name!r} is not a kernel name: {said}"
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "reason"),
+    [
+        ({"arch": Arch.SM100A}, "hopper", "sm100a has no WGMMA: codes are widened on sm90a"),
+        ({"pair": Pair.MXFP8}, "operands", "mxfp8xmxfp8 is no pair of 16-bit numbers and 4-bit weights"),
+        ({"tile_m": 12}, "tile", "tile of 12 rows: WGMMA takes 8 to 256 columns in steps of 8"),
+        ({"blocks": 3}, "stage", "stages of 384 columns: packed weights have multiples of 256"),
+        ({"stages": 18}, "memory", "18 stages of 13312 bytes do not fit in 230400"),
+        ({"tile_m": 128, "stages": 3}, "memory", "partial sums of 135168 bytes reuse the stages, which have 125952"),
+        ({"splits": 3}, "splits", "3 slices of K: a cluster has 1, 2, 4 or 8 CTAs"),
+    ],
+)
+def test_rules(change: dict, rule: str, reason: str) -> None:
+    status = REGISTRY.check(replace(GOOD, **change))
+    assert (status.rule, status.reason) == (rule, reason)
+
+
+@pytest.mark.parametrize(
+    ("config", "rule", "reason"),
+    [
+        (replace(WIDENED, arch=Arch.SM120A), "hopper", "sm120a has no WGMMA: codes are widened on sm90a"),
+        (replace(WIDENED, tile=96), "square", "tile of 96: it is 64 or 128"),
+        (
+            replace(WIDENED, pair=Pair.FLOATS_MXFP4),
+            "own_type",
+            "floatsxmxfp4 with results in f16: codes are widened to bf16, which activations must be",
+        ),
+        (replace(PAIRED, arch=Arch.SM90A), "blackwell", "sm90a shares a tile as none, not as 2sm"),
+        (replace(PAIRED, arch=Arch.SM120A), "blackwell", "sm120a shares a tile as cooperative, pingpong, not as 2sm"),
+        (replace(PAIRED, pair=Pair.FLOATS_NVFP4), "codes", "floatsxnvfp4 has activations without scales"),
+        (replace(PAIRED, tile_shape_mnk=(128, 128, 128)), "pair_tile", "tile of 128 rows: 2sm multiplies 256"),
+        (
+            replace(PAIRED, tile_shape_mnk=(256, 96, 128)),
+            "pair_tile",
+            "tile of 96 columns: the instruction takes 64, 128, 192 or 256",
+        ),
+        (
+            replace(PAIRED, pair=Pair.NVFP4),
+            "pair_tile",
+            "128 columns in a step: nvfp4xnvfp4 takes 256 on sm100a",
+        ),
+        (
+            replace(PAIRED, cluster_shape_mnk=(1, 1, 1)),
+            "pair_cluster",
+            "cluster of 1 x 1: two multiprocessors share a tile's rows",
+        ),
+    ],
+)
+def test_rules_of_pairs(config: AnyConfig, rule: str, reason: str) -> None:
+    status = REGISTRY.check(config)
+    assert (status.rule, status.reason) == (rule, reason)
+
+
+def test_every_field_reaches_its_text() -> None:
+    changes = {"pair": Pair.FLOATS_MXFP4, "tile_m": 24, "k_groups": 1, "blocks": 2, "stages": 7}
+    assert {field.name for field in fields(WeightConfig)} == {*changes, "splits", "arch"}
+    text = emit(GOOD).text
+    for name, value in changes.items():
+        other = emit(replace(GOOD, **{name: value})).text
+        assert other.replace(to_name(replace(GOOD, **{name: value})), to_name(GOOD)) != text, name
+    assert emit(replace(GOOD, splits=4)) == emit(GOOD), "slices are told at run time"
+
+
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        (WIDENED, {"pair": Pair.MXFP4, "out_dtype": DType.BF16, "tile": 64}),
+        (
+            PAIRED,
+            {
+                "pair": Pair.MXFP8_MXFP4,
+                "out_dtype": DType.F16,
+                "tile_shape_mnk": (256, 64, 128),
+                "cluster_shape_mnk": (4, 1, 1),
+                "sharing": Sharing.ONE_SM,
+            },
+        ),
+    ],
+)
+def test_every_field_of_pairs_reaches_its_text(config: AnyConfig, changes: dict) -> None:
+    assert {field.name for field in fields(config)} == {*changes, "arch"}
+    for name, value in changes.items():
+        other = replace(config, **{name: value})
+        assert emit(other).text.replace(to_name(other), to_name(config)) != emit(config).text, name
+
+
+def test_measured_classes_are_those_of_calls() -> None:
+    """A class of the sweep is that of the kernels which serve it, and of no other."""
+    measured = {Op(one.name): one for one in SWEEP.measured}
+    assert set(measured) == set(Op)
+    weights = [config for config in default(Arch.SM90A) if isinstance(config, WeightConfig)]
+    codes = [c for c in default(Arch.SM100A) if c.out_dtype is DType.BF16]
+    for config in (*weights, *codes):
+        serves = [op for op, one in measured.items() if one.serves(accepted(config))]
+        assert [op.pair for op in serves] == [config.pair]
+        (row,) = REGISTRY.named("blockscaled").tuning.rows(config, accepted(config), 0)
+        assert row.problem == serves[0].number == measured[serves[0]].call({"m": 3, "n": 64, "k": 128}).problem
