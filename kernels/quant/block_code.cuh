@@ -345,16 +345,17 @@ struct Modulate {
 // for the device to refuse it.
 __host__ __device__ inline float usable_global_scale(float x) { return x > 0.0f && x <= FLT_MAX ? x : float_of(0x7fffffffu); }
 
-// Which of `experts` a row belongs to, by the first row of each and the end of the last; -1 where it lies outside of all.
+// Which of `experts` a row belongs to, by the first row of each and the end of the last: the last that begins at the row or before; -1
+// where it lies outside of all.
 __host__ __device__ inline int32_t expert_of(int32_t const* offsets, int32_t experts, int64_t row) {
-  int32_t begun = 0;  // how many begin at the row or before
-  for (int32_t left = experts; left > 0;) {
-    int32_t const half = left / 2;
-    bool const begins = offsets[begun + half] <= row;
-    begun = begins ? begun + half + 1 : begun;
-    left = begins ? left - half - 1 : half;
+  int32_t const place = row < INT32_MAX ? static_cast<int32_t>(row) : INT32_MAX;
+  uint32_t expert = 0;
+  for (uint32_t left = experts; left > 1;) {
+    uint32_t const half = left / 2;
+    expert = offsets[expert + half] <= place ? expert + half : expert;
+    left -= half;
   }
-  return begun > 0 && row < offsets[begun] ? begun - 1 : -1;
+  return offsets[expert] <= place && place < offsets[expert + 1] ? static_cast<int32_t>(expert) : -1;
 }
 
 // Where the scale of a row and a group lies in tiles of 128 rows x 4 scales, `tiles` of them along a row (docs/formats.md).

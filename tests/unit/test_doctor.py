@@ -13,6 +13,7 @@ from gemmill.build.errors import BuildError
 from gemmill.doctor import examine, extension, machine
 from gemmill.doctor.elf import ElfError, Library, read_library
 from gemmill.doctor.finding import Finding, State
+from gemmill.vocab import Arch
 
 TOOLS = "nvcc_version found_by home cutlass_version cutlass_include gxx_version gxx".split()
 TORCH_LIB = Path(torch.__file__).parent / "lib"
@@ -155,6 +156,14 @@ def test_a_build_that_is_damaged(real_library, home) -> None:
     (home / "builds" / real_library.build_id / real_library.extension).write_bytes(b"cut short")
     (finding,) = examined(real_library, home).values()
     assert finding.state is State.PROBLEM and "is not the one in its manifest" in finding.found
+
+
+def test_a_build_of_what_was_never_run(real_library, home, monkeypatch) -> None:
+    assert "architecture" not in examined(real_library, home)
+    monkeypatch.setattr(Arch, "has_run", False)
+    finding = examined(real_library, home)["architecture"]
+    assert (finding.state, finding.found) == (State.NOTE, "sm90a: compiled, never run on a GPU")
+    assert finding.advice == "hold it against the reference: gemmill verify"
 
 
 def test_no_build_is_a_note(home) -> None:

@@ -69,3 +69,7 @@ def test_status_refuses_contradictions() -> None:
         Status(ok=True, rule="r", reason="why")
     with pytest.raises(ValueError, match="a rejected Status needs a reason"):
         Status(ok=False)
+
+
+def test_builds_have_run_on_hopper_alone() -> None:
+    assert [arch for arch in Arch if arch.has_run] == [Arch.SM90A]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from gemmill.families.blockscaled.ops import FP4_MM
 from gemmill.families.scaled_mm.accepts import SCALED_MM
 from gemmill.family import VLLM_PREFIX
 from gemmill.formats.layout import swizzled_shape
@@ -39,15 +40,23 @@ def _supports(b_scale: ScaleGranularity, group_size: int, capability: int) -> bo
     return any((p.a_dtype, p.b_scale, p.group_size) == (DType.E4M3, b_scale, group_size) for p in predicates)
 
 
+def _supports_fp4(capability: int) -> bool:
+    try:
+        return bool(ops.variants(op=FP4_MM, arch=f"sm{capability}a"))
+    except ManifestError:
+        return False
+
+
 def _group_gemm_supported(capability: int) -> bool:
     """gemmill has no grouped GEMM; vLLM's library, where it is loaded, answers for its own."""
     of_vllm, _ = torch._C._jit_get_operation(f"{VLLM}::cutlass_group_gemm_supported")
     return of_vllm is not None and bool(of_vllm(capability))
 
 
-_QUERIES = {
+_QUERIES: dict[str, Callable[[int], bool]] = {
     "cutlass_scaled_mm_supports_fp8": partial(_supports, ScaleGranularity.CHANNEL, 0),
     "cutlass_scaled_mm_supports_block_fp8": partial(_supports, ScaleGranularity.BLOCK, 128),
+    "cutlass_scaled_mm_supports_fp4": _supports_fp4,
 }
 """vLLM's capability queries, answered from the manifest: what is not compiled in is not claimed."""
 

@@ -48,6 +48,12 @@ def examine_build(folder: Path) -> Iterator[Finding]:
         f"{manifest.build_id} for {manifest.arch}, {len(manifest.entries)} variants of {manifest.selection} ({folder})"
     )
     yield ok("build", found)
+    if not Arch(manifest.arch).has_run:
+        yield note(
+            "architecture",
+            f"{manifest.arch}: compiled, never run on a GPU",
+            "hold it against the reference: gemmill verify",
+        )
     yield from examine_symbols(extension)
     yield from _examine_code(manifest, extension)
     yield from _examine_cuda(manifest)

@@ -38,6 +38,11 @@ class Arch(StrEnum):
         return 101_376 if self is Arch.SM120A else 232_448
 
     @property
+    def has_run(self) -> bool:
+        """Whether builds for it have been run on a GPU; others are compiled and inspected alone."""
+        return self is Arch.SM90A
+
+    @property
     def sm_count(self) -> int:
         """Multiprocessors of the device that plans assume where none is present: H200, B200, RTX 5090."""
         return {Arch.SM90A: 132, Arch.SM100A: 148, Arch.SM120A: 170}[self]

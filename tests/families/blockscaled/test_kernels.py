@@ -1,6 +1,7 @@
 """Which kernels there are: names, rules, selections, and what reaches their text."""
 
 from dataclasses import fields, replace
+from itertools import product
 
 import pytest
 
@@ -49,21 +50,20 @@ def test_the_default_selection_on_hopper() -> None:
     assert set(smoke(Arch.SM90A)) <= set(configs) and len(configs) == len(weights) + len(widened)
 
 
-@pytest.mark.parametrize(("arch", "count"), [(Arch.SM100A, 14), (Arch.SM120A, 6)])
-def test_the_default_selections_on_blackwell(arch: Arch, count: int) -> None:
-    """Beside Hopper's: at least three tiles, two clusters and both ways of sharing for each pair on sm100a."""
-    configs = list(default(arch))
-    assert all(REGISTRY.check(config) for config in configs) and not list(smoke(arch))
-    for pair in CODES:
-        of_pair = [config for config in configs if config.pair is pair]
-        assert {config.out_dtype for config in of_pair} == {DType.BF16, DType.F16}
-        for sharing in {config.sharing for config in of_pair}:
-            alike = [c for c in of_pair if c.sharing is sharing and c.out_dtype is DType.BF16]
-            if arch is Arch.SM100A:
-                assert len({c.tile_shape_mnk for c in alike}) == 3 and len({c.cluster_shape_mnk for c in alike}) == 2
-        if arch is Arch.SM100A:
-            assert len(of_pair) == count
-    assert len({config.sharing for config in configs}) == 2
+def test_the_default_selections_on_blackwell() -> None:
+    """Of sm100a at least three tiles, two clusters and both ways of sharing for each pair."""
+    configs = {arch: list(default(arch)) for arch in (Arch.SM100A, Arch.SM120A)}
+    assert (len(configs[Arch.SM100A]), len(configs[Arch.SM120A])) == (70, 22)
+    for arch, of_arch in configs.items():
+        assert all(REGISTRY.check(config) for config in of_arch) and not list(smoke(arch))
+        assert {(config.pair, config.out_dtype) for config in of_arch} == {
+            (pair, out) for pair in CODES for out in (DType.BF16, DType.F16)
+        }
+    for pair, sharing in product(CODES, (Sharing.ONE_SM, Sharing.TWO_SM)):
+        alike = [c for c in configs[Arch.SM100A] if (c.pair, c.sharing, c.out_dtype) == (pair, sharing, DType.BF16)]
+        assert len({c.tile_shape_mnk for c in alike}) == 3 and len({c.cluster_shape_mnk for c in alike}) == 2
+    for pair, sharing in product(CODES, (Sharing.COOPERATIVE, Sharing.PINGPONG)):
+        assert any((c.pair, c.sharing) == (pair, sharing) for c in configs[Arch.SM120A])
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,11 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
             replace(PAIRED, pair=Pair.NVFP4),
             "pair_tile",
             "128 columns in a step: nvfp4xnvfp4 takes 256 on sm100a",
+        ),
+        (
+            replace(PAIRED, arch=Arch.SM120A, sharing=Sharing.PINGPONG, cluster_shape_mnk=(1, 1, 1)),
+            "pair_tile",
+            "tile of 256 x 128: four warps, which take it alone, have no registers for so many sums",
         ),
         (
             replace(PAIRED, cluster_shape_mnk=(1, 1, 1)),

@@ -84,3 +84,43 @@ def test_fp4_codes_and_scales_as_vllms_callers_make_room_for_them() -> None:
     into = torch.zeros(5, 48, dtype=torch.uint8), torch.full((1024, 1), -1, dtype=torch.int32)
     torch.ops._C.mxfp4_experts_quant(*into, x, offsets, starts, 2)
     assert torch.equal(into[0], codes) and torch.equal(into[1][:256].view(torch.uint8), scales)
+
+
+def test_nvfp4_products_under_vllms_name() -> None:
+    import_module("gemmill.compat.vllm")
+    x, w = (torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).bfloat16() for rows in (5, 32))
+    factor = torch.tensor([300.0])
+    (a, a_sf), (b, b_sf) = (torch.ops._C.scaled_fp4_quant(y, factor, True) for y in (x, w))
+    a_sf, b_sf = (scales.view(torch.float8_e4m3fn) for scales in (a_sf, b_sf))
+    out = torch.empty(5, 32, dtype=torch.bfloat16)
+    torch.ops._C.cutlass_scaled_fp4_mm(out, a, b, a_sf, b_sf, 1 / factor.square())
+    wanted = x.double() @ w.double().t()
+    assert 0.05 < (out.double() - wanted).norm() / wanted.norm() < 0.2
+    assert not torch.ops._C.cutlass_scaled_mm_supports_fp4(90), "there is no build"
+
+
+@pytest.mark.parametrize(
+    ("quantise", "product"),
+    [
+        ("nvfp4 nvfp4", "nvfp4"),
+        ("mxfp4 mxfp4", "mxfp4"),
+        ("mxfp8 mxfp8", "mxfp8"),
+        ("mxfp8 mxfp6", "mxfp6_mxfp8"),
+        ("mxfp8 mxfp4", "mxfp4_mxfp8"),
+    ],
+)
+def test_lightx2vs_functions(quantise: str, product: str) -> None:
+    theirs = import_module("gemmill.compat.lightx2v")
+    x, w = (torch.randn(rows, 128, generator=torch.Generator().manual_seed(rows)).bfloat16() for rows in (5, 32))
+    factor, of_nvfp4 = torch.tensor([500.0]), product == "nvfp4"
+    (a, a_sf), (b, b_sf) = (
+        getattr(theirs, f"scaled_{name}_quant")(y, *((factor,) if of_nvfp4 else ()))
+        for name, y in zip(quantise.split(), (x, w), strict=True)
+    )
+    assert a.dtype is b.dtype is torch.uint8
+    assert a_sf.dtype is (torch.float8_e4m3fn if of_nvfp4 else torch.float8_e8m0fnu) and a_sf.shape[0] == 128
+    alpha = 1 / factor.square() if of_nvfp4 else torch.ones(1)
+    bias = torch.ones(1, 32).bfloat16()
+    out = getattr(theirs, f"cutlass_scaled_{product}_mm")(a, b, a_sf, b_sf, alpha, bias)
+    wanted = x.double() @ w.double().t() + 1
+    assert (out.double() - wanted).norm() / wanted.norm() < 0.2

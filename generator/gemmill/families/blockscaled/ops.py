@@ -14,6 +14,7 @@ FP4_WEIGHT_MM = OpSchema(
     "fp4_weight_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor b_sf, Tensor? alpha, Tensor? bias, str format, "
     "bool prepacked) -> ()"
 )
+FP4_MM = "cutlass_scaled_fp4_mm"
 _PAIRED = "(Tensor(a!) out, Tensor a, Tensor b, Tensor a_sf, Tensor b_sf, Tensor alpha, Tensor? bias) -> ()"
 PAIR_OF = {
     OpSchema(f"cutlass_scaled_{name}_mm{_PAIRED}"): pair
@@ -26,8 +27,7 @@ PAIR_OF = {
     }.items()
 } | {
     OpSchema(
-        "cutlass_scaled_fp4_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor block_scale_a, Tensor block_scale_b, "
-        "Tensor alpha) -> ()"
+        f"{FP4_MM}(Tensor(a!) out, Tensor a, Tensor b, Tensor block_scale_a, Tensor block_scale_b, Tensor alpha) -> ()"
     ): Pair.NVFP4
 }
 """Those of LightX2V, and vLLM's of the same function: what each multiplies."""

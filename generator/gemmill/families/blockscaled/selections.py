@@ -63,8 +63,8 @@ def _widened(arch: Arch) -> Iterator[WidenedConfig]:
 
 _SM100_N = (64, 128, 256)
 _SM100_CLUSTERS = {Sharing.ONE_SM: ((1, 1, 1), (2, 1, 1)), Sharing.TWO_SM: ((2, 1, 1), (4, 1, 1))}
-_SM120_TILES = {True: ((128, 128),), False: ((128, 128), (256, 128))}
-"""By whether codes are mixed: then each has a byte in shared memory, which has no room for two stages of the larger tile."""
+_SM120_TILES = {Sharing.COOPERATIVE: ((128, 128), (256, 128)), Sharing.PINGPONG: ((128, 128),)}
+"""Of codes that are mixed each has a byte in shared memory, which has no room for two stages of the larger tile."""
 
 
 def _pairs(pair: Pair, arch: Arch) -> Iterator[PairConfig]:
@@ -84,7 +84,10 @@ def _pairs(pair: Pair, arch: Arch) -> Iterator[PairConfig]:
             if (n, cluster) == (128, 0):
                 yield replace(config, out_dtype=DType.F16)
     if arch is Arch.SM120A:
-        for sharing, (m, n) in product((Sharing.COOPERATIVE, Sharing.PINGPONG), _SM120_TILES[pair.a_format is MXFP8]):
+        tiles = [(sharing, tile) for sharing, tiles in _SM120_TILES.items() for tile in tiles]
+        for sharing, (m, n) in tiles:
+            if m > 128 and pair.a_format is MXFP8:
+                continue
             config = PairConfig(
                 pair=pair,
                 out_dtype=DType.BF16,

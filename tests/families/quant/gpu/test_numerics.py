@@ -49,7 +49,7 @@ def test_calls_with_odd_strides_and_without_elements(op: str, device: torch.devi
     for round_ in range(60):
         leading = rng.choice([(2, 0), (3, 0, 2), (0, 3)])
         arguments = empty_call(op, leading, rng) if round_ % 6 == 0 else some_call(op, rng, Breakage.NONE)
-        gated = "and_mul" in op  # of zeros, for which the device's exp and tanh cannot matter
+        gated = "and_mul" in op or "gelu" in op  # of zeros, for which the device's exp and tanh cannot matter
         for value in arguments:
             if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16) and not gated:
                 value.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(round_)))
@@ -132,6 +132,59 @@ def test_every_gate_of_16_bits(activation: str, dtype: torch.dtype) -> None:
             getattr(torch.ops.gemmill, name)(codes, part, scales, activation, 128, None, False)
             assert torch.equal(scales.view(torch.int32), wanted[2].view(torch.int32))
             assert torch.equal(codes.view(torch.uint8), wanted[0].view(torch.uint8))
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("op", ["scaled_nvfp4_quant", "silu_and_mul_nvfp4_quant"])
+def test_by_a_global_scale_that_is_no_number_above_zero_all_scales_are_nan(op: str, value: float) -> None:
+    """The call does not wait for the device to refuse it; padding stays zero, and decoded values are NaN."""
+    if not (gemmill.supports(op, dtype="bf16") and gemmill.supports("scaled_nvfp4_dequant", dtype="bf16")):
+        pytest.skip("the build lacks the variant")
+    x, given = torch.randn(5, 96, device="cuda").bfloat16(), torch.tensor([value], device="cuda")
+    x[0], x[1, 3] = 0.0, float("nan")
+    codes, scales = getattr(gemmill, op)(x, given, False)
+    assert bool((scales.view(torch.uint8) == 0x7F).all()) and not codes.any()
+    codes, scales = getattr(gemmill, op)(x, given)
+    assert int((scales.view(torch.uint8) == 0x7F).sum()) == codes.numel() // 8
+    assert bool(gemmill.scaled_nvfp4_dequant(codes, scales, torch.ones(1, device="cuda")).isnan().all())
+
+
+@pytest.mark.needs_cuda
+def test_scales_of_experts_beyond_their_tensor_are_not_written() -> None:
+    """Nor are those of an expert whose offset is negative; what fits is as ever."""
+    if not gemmill.supports("scaled_fp4_experts_quant", dtype="bf16"):
+        pytest.skip("the build lacks the variant")
+    x, offsets = torch.randn(300, 96, device="cuda").bfloat16(), torch.tensor([0, 130, 140, 300], dtype=torch.int32)
+    factors, offsets = torch.full((3,), 300.0, device="cuda"), offsets.cuda()
+    codes, scales, _ = gemmill.scaled_fp4_experts_quant(x, factors, offsets)
+    memory = torch.full((1024, 8), 0xA5, dtype=torch.uint8, device="cuda")
+    starts = torch.tensor([-128, 128, 256, 512], dtype=torch.int32, device="cuda")
+    out = torch.empty_like(codes)
+    torch.ops.gemmill.scaled_fp4_experts_quant(out, memory[256:640], x, factors, offsets, starts)
+    assert torch.equal(out, codes)
+    assert torch.equal(memory[384:512], scales.view(torch.uint8)[256:384])
+    memory[384:512] = 0xA5
+    assert bool((memory == 0xA5).all())
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp6", "mxfp8"])
+def test_bytes_that_are_no_scale_decode_to_nan(format: str) -> None:
+    op = f"scaled_{format}_dequant"
+    if not gemmill.supports(op, dtype="bf16"):
+        pytest.skip("the build lacks the variant")
+    codes = torch.zeros(3, 96, dtype=torch.uint8, device="cuda")
+    codes = codes.view(torch.float8_e4m3fn) if format == "mxfp8" else codes
+    groups = 12 if format == "nvfp4" else {"mxfp4": 6, "mxfp6": 4, "mxfp8": 3}[format]
+    scales = torch.full((3, groups), 100, dtype=torch.uint8, device="cuda")
+    scales[1, 1] = 255
+    given = (torch.ones(1, device="cuda"),) if format == "nvfp4" else ()
+    values = getattr(gemmill, op)(codes, scales, *given, torch.bfloat16, False)
+    wanted = torch.zeros(3, groups, dtype=torch.bool, device="cuda")
+    wanted[1, 1] = True
+    assert torch.equal(values.isnan().unflatten(1, (groups, -1)).all(dim=2), wanted)
+    assert torch.equal(values.isnan().unflatten(1, (groups, -1)).any(dim=2), wanted)
 
 
 LARGE_CALLS = {

@@ -1,10 +1,11 @@
 """The block-scaled quantisation ops as functions that allocate what they return. Each raises RuntimeError with one sentence where
 its arguments do not fit; arithmetic is that of gemmill.formats.quantise."""
 
+import math
+
 import torch
 
 from gemmill.formats.layout import TILE_ROWS, swizzled_shape
-from gemmill.formats.quantise import check_global_scale
 from gemmill.vocab import Format
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
@@ -66,7 +67,10 @@ def _on_device(global_scale: torch.Tensor | float, input: torch.Tensor) -> torch
     """As the op wants it. Raises ValueError for a number that is none, or not above zero: of a tensor only its device knows."""
     if isinstance(global_scale, torch.Tensor):
         return global_scale
-    check_global_scale(torch.tensor([global_scale]))
+    if not (math.isfinite(global_scale) and global_scale > 0):
+        raise ValueError(
+            f"global scale is {global_scale}, expected a finite number above zero: 2688 / largest absolute value"
+        )
     return torch.full((1,), global_scale, dtype=torch.float32, device=input.device)
 
 

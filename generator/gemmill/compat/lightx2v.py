@@ -1,0 +1,111 @@
+"""The functions of `lightx2v_kernel.gemm`, by gemmill's ops: their names, arguments and dtypes.
+
+Codes are uint8 and scales swizzled, those of mx formats as float8_e8m0fnu and rounded up. LightX2V has kernels for
+sm120a only; these run wherever the build has variants, and on CPU tensors.
+"""
+
+import torch
+
+import gemmill
+
+__all__ = [
+    "cutlass_scaled_mxfp4_mm",
+    "cutlass_scaled_mxfp4_mxfp8_mm",
+    "cutlass_scaled_mxfp6_mxfp8_mm",
+    "cutlass_scaled_mxfp8_mm",
+    "cutlass_scaled_nvfp4_mm",
+    "scaled_mxfp4_quant",
+    "scaled_mxfp6_quant",
+    "scaled_mxfp8_quant",
+    "scaled_nvfp4_quant",
+]
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def cutlass_scaled_nvfp4_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    scales_a: torch.Tensor,
+    scales_b: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """bfloat16 [M, N] = alpha * mat_a mat_b^T + bias, of nvfp4 codes [M, K / 2] and [N, K / 2]; bias is [N] or [1, N]."""
+    return gemmill.cutlass_scaled_nvfp4_mm(mat_a, mat_b, scales_a, scales_b, alpha, bias)
+
+
+def cutlass_scaled_mxfp4_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    scales_a: torch.Tensor,
+    scales_b: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same of mxfp4."""
+    return gemmill.cutlass_scaled_mxfp4_mm(mat_a, mat_b, _bytes(scales_a), _bytes(scales_b), alpha, bias)
+
+
+def cutlass_scaled_mxfp8_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    scales_a: torch.Tensor,
+    scales_b: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same of mxfp8, [M, K] and [N, K]."""
+    return gemmill.cutlass_scaled_mxfp8_mm(mat_a, mat_b, _bytes(scales_a), _bytes(scales_b), alpha, bias)
+
+
+def cutlass_scaled_mxfp6_mxfp8_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    scales_a: torch.Tensor,
+    scales_b: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same of mxfp8 activations [M, K] and mxfp6 weights [N, 3 K / 4]."""
+    return gemmill.cutlass_scaled_mxfp6_mxfp8_mm(mat_a, mat_b, _bytes(scales_a), _bytes(scales_b), alpha, bias)
+
+
+def cutlass_scaled_mxfp4_mxfp8_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    scales_a: torch.Tensor,
+    scales_b: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same of mxfp8 activations [M, K] and mxfp4 weights [N, K / 2]."""
+    return gemmill.cutlass_scaled_mxfp4_mxfp8_mm(mat_a, mat_b, _bytes(scales_a), _bytes(scales_b), alpha, bias)
+
+
+def scaled_nvfp4_quant(input: torch.Tensor, input_global_scale: torch.Tensor) -> Pair:
+    """Codes uint8 [M, K / 2] and swizzled scales float8_e4m3fn of input [M, K], bf16 or f16."""
+    return gemmill.scaled_nvfp4_quant(input, input_global_scale)
+
+
+def scaled_mxfp4_quant(input: torch.Tensor) -> Pair:
+    """The same in mxfp4, with scales float8_e8m0fnu."""
+    return _of_mx(gemmill.scaled_mxfp4_quant(input, "up"))
+
+
+def scaled_mxfp6_quant(input: torch.Tensor) -> Pair:
+    """The same in mxfp6: codes are [M, 3 K / 4]."""
+    return _of_mx(gemmill.scaled_mxfp6_quant(input, "up"))
+
+
+def scaled_mxfp8_quant(input: torch.Tensor) -> Pair:
+    """The same in mxfp8: codes are uint8 [M, K]."""
+    return _of_mx(gemmill.scaled_mxfp8_quant(input, "up"))
+
+
+def _bytes(scales: torch.Tensor) -> torch.Tensor:
+    return scales.view(torch.uint8)
+
+
+def _of_mx(made: Pair) -> Pair:
+    codes, scales = made
+    return codes.view(torch.uint8), scales.view(torch.float8_e8m0fnu)
