@@ -100,29 +100,35 @@ class Field:
 
 
 def read_arguments(header: str, arguments: bytes) -> tuple[str, list[Field]]:
-    """The name of the struct that a family's `abi.h` declares, and its fields. Raises WheelError where it cannot be read."""
-    found = _STRUCT.search(header)
-    if found is None:
+    """The name of the struct of a family's `abi.h` that has so many bytes, and its fields. Raises WheelError where none can be read."""
+    declared = list(_STRUCT.finditer(header))
+    if not declared:
         raise WheelError("abi.h declares no struct gemmill_..._args: a kernel's arguments cannot be written down")
+    told = []
+    for found in declared:
+        names, format_ = _layout(found[1], found[2])
+        told.append(f"{found[1]} has {struct.calcsize(format_ + '0P')} bytes")
+        if struct.calcsize(format_ + "0P") == len(arguments):
+            values = struct.unpack(format_, arguments[: struct.calcsize(format_)])
+            fields = zip(names, values, format_[1:], strict=True)
+            return found[1], [Field(name=name, value=value, is_pointer=kind == "P") for name, value, kind in fields]
+    raise WheelError(f"{', '.join(told)} and the build was given {len(arguments)}: build again with `gemmill build`")
+
+
+def _layout(name: str, body: str) -> tuple[list[str], str]:
+    """The fields of a struct, and their types in the words of Python's `struct`."""
     names, format_ = [], "@"
-    for text in _COMMENT.sub("", found[2]).split(";")[:-1]:
+    for text in _COMMENT.sub("", body).split(";")[:-1]:
         match = _FIELDS.fullmatch(text.replace("\n", " "))
         kind = None if match is None else "P" if match[2] else _FORMATS.get(match[1])
         if match is None or kind is None:
             raise WheelError(
-                f"{found[1]} declares {text.strip()!r}, whose type is none of {', '.join(_FORMATS)} or a pointer"
+                f"{name} declares {text.strip()!r}, whose type is none of {', '.join(_FORMATS)} or a pointer"
             )
-        for name in match[3].split(","):
-            names.append(name.strip())
+        for field in match[3].split(","):
+            names.append(field.strip())
             format_ += kind
-    whole = struct.calcsize(format_ + "0P")
-    if whole != len(arguments):
-        raise WheelError(
-            f"{found[1]} has {whole} bytes and the build was given {len(arguments)}: build again with `gemmill build`"
-        )
-    values = struct.unpack(format_, arguments[: struct.calcsize(format_)])
-    fields = zip(names, values, format_[1:], strict=True)
-    return found[1], [Field(name=name, value=value, is_pointer=kind == "P") for name, value, kind in fields]
+    return names, format_
 
 
 def _assigned(field: Field, recorded: Recorded) -> dict[str, Any]:
