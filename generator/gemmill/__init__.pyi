@@ -1,4 +1,5 @@
 from gemmill.families.blockscaled.functions import *
+from gemmill.families.kv_cache.functions import *
 from gemmill.families.quant.functions import *
 from gemmill.families.scaled_mm.functions import *
 from gemmill.runtime.ops import (

@@ -1,8 +1,9 @@
 """The families of kernels: the only place that lists them."""
 
 from gemmill.families.blockscaled.family import FAMILY as BLOCKSCALED
+from gemmill.families.kv_cache.family import FAMILY as KV_CACHE
 from gemmill.families.quant.family import FAMILY as QUANT
 from gemmill.families.scaled_mm.family import FAMILY as SCALED_MM
 from gemmill.family import Registry
 
-REGISTRY = Registry((SCALED_MM, QUANT, BLOCKSCALED))
+REGISTRY = Registry((SCALED_MM, QUANT, BLOCKSCALED, KV_CACHE))

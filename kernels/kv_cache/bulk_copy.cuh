@@ -1,4 +1,4 @@
-// Barriers in shared memory and the bulk copies that arrive at them (PTX: mbarrier, cp.async.bulk; sm_90 and later).
+// Shared memory by its addresses: barriers, the bulk copies that arrive at them (PTX: mbarrier, cp.async.bulk; sm_90 and later).
 #pragma once
 
 #include <cstdint>
@@ -35,6 +35,18 @@ __device__ __forceinline__ void wait(uint64_t* barrier, int phase) {
       "}\n" ::"r"(shared_address(barrier)),
       "r"(phase)
       : "memory");
+}
+
+// Of what no longer changes: the compiler may move it, but not before what the address is made of.
+__device__ __forceinline__ uint32_t load_shared(uint32_t address) {
+  uint32_t word;
+  asm("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address));
+  return word;
+}
+
+// A barrier of `threads` of the block's. Number 0 is __syncthreads'.
+__device__ __forceinline__ void sync_threads(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 // `bytes` and both addresses are multiples of 16.

@@ -5,10 +5,7 @@
 // 2t and 2t + 1. The 16 summed places may stand for any 16 elements, if A and B agree: each kernel says which.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <cstdint>
+#include "kv_cache/elements.cuh"
 
 namespace gemmill::kv_cache {
 

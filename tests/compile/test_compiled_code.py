@@ -10,7 +10,7 @@ from gemmill import settings
 from gemmill.build.driver import build
 from gemmill.build.options import BuildOptions, BuildResult
 from gemmill.build.toolchain import ToolchainPaths
-from gemmill.families import blockscaled, quant
+from gemmill.families import blockscaled, kv_cache, quant
 from gemmill.families.quant.config import QuantConfig, QuantFamily
 from gemmill.manifest import KernelEntry
 from gemmill.manifest.reading import check_extension
@@ -41,7 +41,10 @@ def test_variant(entry: KernelEntry) -> None:
     if config not in _MAY_SPILL:
         assert entry.spill_bytes == 0 and not {"LDL", "STL"} & entry.sass.keys(), "the kernel spills to local memory"
     assert 0 < entry.registers <= 255 and entry.code_bytes > 1000
-    if entry.family == quant.NAME:
+    if entry.family == kv_cache.NAME:
+        wanted = {"hadamard": {"HMMA"}, "decode": {"HMMA", "UBLKCP", "PRMT"}}.get(config.kind, set())
+        assert wanted <= entry.sass.keys(), entry.sass
+    if entry.family in (quant.NAME, kv_cache.NAME):
         return
     if entry.family == blockscaled.NAME:
         assert entry.sass.get("HGMMA", 0) > 0, "widened weights are multiplied by WGMMA"

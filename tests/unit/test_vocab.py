@@ -10,19 +10,19 @@ from gemmill.vocab import OK, Arch, DType, EpilogueKind, KernelSchedule, Status
 
 @pytest.mark.parametrize("dtype", DType)
 def test_every_dtype_has_size_torch_name_and_cutlass_type(dtype: DType) -> None:
-    assert dtype.bits in (4, 6, 8, 16, 32)
+    assert dtype.bits in (4, 6, 8, 16, 32, 64)
     assert dtype.torch_name.isidentifier()
     assert dtype.cutlass_type
 
 
 def test_dtype_sizes_are_those_of_their_names() -> None:
-    sizes = {"e4m3": 8, "e5m2": 8, "e3m2": 6, "e2m1": 4, "s8": 8, "u8": 8, "bf16": 16, "f16": 16, "f32": 32, "s32": 32}
-    assert {d: d.bits for d in DType} == sizes
+    floats = {"e4m3": 8, "e5m2": 8, "e3m2": 6, "e2m1": 4, "bf16": 16, "f16": 16, "f32": 32}
+    assert {d: d.bits for d in DType} == floats | {"s8": 8, "u8": 8, "s32": 32, "s64": 64}
     assert len({d.cutlass_type for d in DType}) == len(DType)
     of_torch = [d.torch_name for d in DType if d.bits >= 8]
     assert len(set(of_torch)) == len(of_torch)
     assert {d.torch_name for d in DType if d.bits < 8} == {"uint8"}
-    assert [d for d in DType if not d.is_float] == [DType.S8, DType.U8, DType.S32]
+    assert [d for d in DType if not d.is_float] == [DType.S8, DType.U8, DType.S32, DType.S64]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ _MAKERS: dict[str, Maker] = {
     "scales": _uniform(0.02, 0.005),
     "powers": lambda count, g: torch.exp2(_whole(-2, 1)(count, g).float()),
     "bounds": _uniform(2, 0.001),
+    "places": lambda count, g: torch.arange(-8, count - 8, device=g.device),
     "ue8m0": _whole(0, 255),
     "ue4m3": _whole(0, 127),
     "sums": _whole(-(1 << 15), 1 << 15),

@@ -39,7 +39,10 @@ def declare(library: ctypes.CDLL, family: Family, op: Op) -> None:
     """Declare an op to an extension. Raises ManifestError where the extension cannot serve it."""
     library.gemmill_declare.restype = ctypes.c_char_p
     if (fault := library.gemmill_declare(ctypes.byref(_declaration(family, op)))) is not None:
-        raise ManifestError(f"op {op.schema.name} cannot be declared to the extension: {fault.decode()}")
+        raise ManifestError(
+            f"op {op.schema.name} cannot be declared to the extension ({fault.decode()}): it was built by another gemmill, make it "
+            "again with `gemmill build`"
+        )
 
 
 def _declaration(family: Family, op: Op) -> Declaration:

@@ -16,6 +16,7 @@ class DType(StrEnum):
     F16 = "f16"
     F32 = "f32"
     S32 = "s32"
+    S64 = "s64"
 
     @property
     def bits(self) -> int:
@@ -35,7 +36,7 @@ class DType(StrEnum):
     @property
     def is_float(self) -> bool:
         """Whether values are floating point."""
-        return self not in (DType.S8, DType.U8, DType.S32)
+        return self not in (DType.S8, DType.U8, DType.S32, DType.S64)
 
 
 _TYPES = {
@@ -49,5 +50,6 @@ _TYPES = {
     DType.F16: (16, "float16", "cutlass::half_t"),
     DType.F32: (32, "float32", "float"),
     DType.S32: (32, "int32", "int32_t"),
+    DType.S64: (64, "int64", "int64_t"),
 }
 """Bits, and names in torch and CUTLASS."""

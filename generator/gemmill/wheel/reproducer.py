@@ -7,14 +7,14 @@ of the CuTe DSL is compiled by the package of this generator: there, gemmill mus
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 
-from gemmill.build.sources import expand, flags_for, is_of_dsl
+from gemmill.build.sources import expand, flags_for, hand_written, is_of_dsl, kernel_folders
 from gemmill.emit import EmittedFile, emit
 from gemmill.emit.render import render
 from gemmill.family import Config
@@ -26,6 +26,7 @@ from gemmill.wheel.abi import WheelError
 
 DATA = "data.bin"
 _STRUCT = re.compile(r"struct (gemmill_\w+_args) \{(.*?)\n?\};", re.DOTALL)
+_INCLUDE = re.compile(r"^ *#include \"([^\"]+)\"", re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*")
 _FIELDS = re.compile(r"\s*([\w ]+?)\s*(\*?)\s*(\w+(?:, *\w+)*)\s*")
 _FORMATS = {
@@ -59,9 +60,7 @@ def reproducer(config: Config, recorded: Recorded, told: str, expected: str) -> 
     emitted, is_dsl = emit(config), is_of_dsl(config)
     struct_name, fields = read_arguments((home / "abi.h").read_text(encoding="utf-8"), recorded.arguments)
     data, tensors = _laid_out(recorded)
-    copied = [*_headers("core", kernels_dir() / "core"), *_headers(family.name, home)]
-    for name in ("driver.cpp", "driver.h", *(["cutedsl.cpp"] if is_dsl else [])):
-        copied.append(_copied(f"extension/{name}", kernels_dir() / "extension" / name))
+    copied = _copies(family.name, home, emitted.text, is_dsl)
     texts = [emitted.text, *(file.text for file in copied)]
     has_cutlass = any(re.search(r"#include [<\"](cutlass|cute)/", text) for text in texts)
     values = {
@@ -101,29 +100,35 @@ class Field:
 
 
 def read_arguments(header: str, arguments: bytes) -> tuple[str, list[Field]]:
-    """The name of the struct that a family's `abi.h` declares, and its fields. Raises WheelError where it cannot be read."""
-    found = _STRUCT.search(header)
-    if found is None:
+    """The name of the struct of a family's `abi.h` that has so many bytes, and its fields. Raises WheelError where none can be read."""
+    declared = list(_STRUCT.finditer(header))
+    if not declared:
         raise WheelError("abi.h declares no struct gemmill_..._args: a kernel's arguments cannot be written down")
+    told = []
+    for found in declared:
+        names, format_ = _layout(found[1], found[2])
+        told.append(f"{found[1]} has {struct.calcsize(format_ + '0P')} bytes")
+        if struct.calcsize(format_ + "0P") == len(arguments):
+            values = struct.unpack(format_, arguments[: struct.calcsize(format_)])
+            fields = zip(names, values, format_[1:], strict=True)
+            return found[1], [Field(name=name, value=value, is_pointer=kind == "P") for name, value, kind in fields]
+    raise WheelError(f"{', '.join(told)} and the build was given {len(arguments)}: build again with `gemmill build`")
+
+
+def _layout(name: str, body: str) -> tuple[list[str], str]:
+    """The fields of a struct, and their types in the words of Python's `struct`."""
     names, format_ = [], "@"
-    for text in _COMMENT.sub("", found[2]).split(";")[:-1]:
+    for text in _COMMENT.sub("", body).split(";")[:-1]:
         match = _FIELDS.fullmatch(text.replace("\n", " "))
         kind = None if match is None else "P" if match[2] else _FORMATS.get(match[1])
         if match is None or kind is None:
             raise WheelError(
-                f"{found[1]} declares {text.strip()!r}, whose type is none of {', '.join(_FORMATS)} or a pointer"
+                f"{name} declares {text.strip()!r}, whose type is none of {', '.join(_FORMATS)} or a pointer"
             )
-        for name in match[3].split(","):
-            names.append(name.strip())
+        for field in match[3].split(","):
+            names.append(field.strip())
             format_ += kind
-    whole = struct.calcsize(format_ + "0P")
-    if whole != len(arguments):
-        raise WheelError(
-            f"{found[1]} has {whole} bytes and the build was given {len(arguments)}: build again with `gemmill build`"
-        )
-    values = struct.unpack(format_, arguments[: struct.calcsize(format_)])
-    fields = zip(names, values, format_[1:], strict=True)
-    return found[1], [Field(name=name, value=value, is_pointer=kind == "P") for name, value, kind in fields]
+    return names, format_
 
 
 def _assigned(field: Field, recorded: Recorded) -> dict[str, Any]:
@@ -177,11 +182,29 @@ def _flags(config: Config, has_cutlass: bool) -> str:
     return " ".join(f'"{flag}"' if "$" in flag else flag for flag in needed if flag != "-Xptxas=-v")
 
 
-def _headers(name: str, folder: Path) -> Iterator[EmittedFile]:
-    """Headers and CUDA sources of a folder of kernels."""
-    for path in sorted(folder.glob("*")):
-        if path.suffix in (".h", ".cuh", ".cu"):
-            yield _copied(f"{name}/{path.name}", path)
+def _copies(family: str, home: Path, text: str, is_dsl: bool) -> list[EmittedFile]:
+    """gemmill's own files that are compiled with a kernel's text, and what they include."""
+    own = [path for path in hand_written(kernels_dir()) if path.parent == home and path.suffix == ".cu"]
+    begin = {f"{family}/{path.name}": path for path in own}
+    for name in ("driver.cpp", *(["cutedsl.cpp"] if is_dsl else [])):
+        begin[f"extension/{name}"] = kernels_dir() / "extension" / name
+    files = [_copied(name, path) for name, path in begin.items()]
+    includes = f'#include "{family}/abi.h"\n' + '#include "core/cutedsl.h"\n' * is_dsl
+    return [*files, *_included(text + includes, files)]
+
+
+def _included(text: str, files: Sequence[EmittedFile]) -> list[EmittedFile]:
+    """gemmill's own headers that a text and files include, and those that these include."""
+    roots = list(kernel_folders(kernels_dir()).values())
+    found: dict[str, EmittedFile] = {}
+    waiting = [text, *(file.text for file in files)]
+    while waiting:
+        for name in _INCLUDE.findall(waiting.pop()):
+            path = next((root / name for root in roots if (root / name).is_file()), None)
+            if path is not None and name not in found:
+                found[name] = _copied(name, path)
+                waiting.append(found[name].text)
+    return list(found.values())
 
 
 def _copied(name: str, path: Path) -> EmittedFile:

@@ -1,1 +1,3 @@
-"""Compressed KV caches: codebooks, packed formats and references. Nothing here is wired into an op yet."""
+"""Compressed KV caches: codebooks, packed formats, references, and the ops that store and attend."""
+
+NAME = "kv_cache"

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS
+from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, half_unit_in_last_place
 from gemmill.families.kv_cache import hadamard
 from gemmill.families.kv_cache.codebooks import codebook
 from gemmill.families.kv_cache.formats import OWN_METHODS, CacheSpec, Method, RotationKind, VectorSpec
@@ -35,7 +35,7 @@ from gemmill.families.kv_cache.pages import KEYS, VALUES
 from gemmill.families.kv_cache.reference.attention import AttentionOptions, for_query_heads, softmax, visible
 from gemmill.families.kv_cache.reference.bits import unpack_codes
 from gemmill.families.kv_cache.reference.cache import read
-from gemmill.families.kv_cache.reference.rotations import projection, rotate, rotate_back
+from gemmill.families.kv_cache.reference.rotations import hadamard_transform, projection, rotate, rotate_back
 from gemmill.families.kv_cache.reference.vectors import Fields, decode, has_signs, joined, transformed_queries
 
 DEVIATIONS = 6.0
@@ -68,6 +68,18 @@ def rotation_loss(kind: RotationKind, head_dim: int) -> float:
         return head_dim * FLOAT32_UNIT
     base, stages = hadamard.split(head_dim)
     return (stages + (base - 1) * math.sqrt(base) + 1) * FLOAT32_UNIT
+
+
+def hadamard_limit(x: Tensor, scale: float) -> Tensor:
+    """How far each element of a kernel's transform of x [..., columns] may be from the exact one, float64.
+
+    Sums of 16 on the tensor core, then butterflies in float32, lose parts of the sum of all magnitudes; the result is rounded.
+    """
+    exact = hadamard_transform(x.double(), scale).abs()
+    stages = math.log2(x.shape[-1])
+    loss = _sum_loss(16) + (stages + 2) * FLOAT32_UNIT
+    lost = abs(scale) * loss * x.double().abs().sum(-1, keepdim=True)
+    return lost + half_unit_in_last_place(exact + lost, x.dtype)
 
 
 def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
@@ -173,6 +185,23 @@ def attention_bound(
     )
     full = full + float32 + (score_errors * moved.abs()).sum(1)
     return (DEVIATIONS * random.sqrt() + full) * _SECOND_ORDER
+
+
+def output_limit(wanted: Tensor, bound: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """What `attention_bound` allows of an output in `dtype` of f16 operands. Weights may be f16's smallest numbers: then each of
+    `length` values is off by half of such a step, times a centroid below 1, through the rotation back."""
+    smallest = length * 2.0**-25 * wanted.shape[-1] ** 0.5
+    limit: Tensor = bound + smallest + half_unit_in_last_place(wanted.abs() + bound, dtype)
+    return limit
+
+
+def lse_limit(q: Tensor, norms: Tensor, wanted: Tensor, options: AttentionOptions, how: Arithmetic) -> Tensor:
+    """How far each lse [heads, rows] may be: as much as the score of the longest of visible keys, of `norms` [heads].
+
+    q is [rows, heads, head_dim]. Roundings of a query's elements, and of a key's, move a score by a unit of |q| |k| at most.
+    """
+    largest = options.scale * q.double().square().sum(-1).sqrt().T * norms[:, None]
+    return 2 * _SECOND_ORDER * how.operand_unit * largest + 64 * FLOAT32_UNIT * (1 + wanted.abs() + largest)
 
 
 def _back(spec: VectorSpec) -> Tensor:

@@ -1,0 +1,167 @@
+"""Which calls of the compressed cache's ops are timed, and their arguments."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, HadamardCase, empty_cache
+from harness.kv_cache_contenders import KvCacheContender
+from timed import Benchmark
+
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+FEWEST_COPIES, MOST_COPIES = 1, 32
+NORM = 8.0
+"""Of all keys and values: their codes are random."""
+SHAPES = {
+    "hadamard": ((64, 128), (16384, 128), (1 << 20, 128), (1 << 20, 64), (1 << 19, 256)),
+    "store": ((1,), (64,), (4096,), (16384,)),
+    "decode": ((1, 16384), (1, 131072), (8, 16384), (32, 4096), (64, 8192)),
+}
+"""Rows and columns; tokens; sequences and their length."""
+SIZES = {"hadamard": ("rows", "columns"), "store": ("tokens",), "decode": ("batch", "length")}
+KINDS = ("hadamard", "store 4 bits", "store 3 bits", "decode 4 bits")
+TINY = {"hadamard": (17, 128), "store": (9,), "decode": (2, 33)}
+WARM = {"hadamard": (1 << 18, 128), "store": (4096,), "decode": (8, 16384)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvCacheProblem:
+    """One kind of call at one size, bf16: 32 query and 8 KV heads of 128 elements, pages of `page` tokens."""
+
+    kind: str
+    shape: tuple[int, ...]
+    page: int = 64
+
+    @property
+    def op(self) -> str:
+        """What is called, without the bits."""
+        return self.kind.split()[0]
+
+    @property
+    def bits(self) -> int:
+        """Of an element."""
+        return int(self.kind.split()[1]) if " " in self.kind else 0
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By name."""
+        return dict(zip(SIZES[self.op], self.shape, strict=True))
+
+    @property
+    def case(self) -> HadamardCase | CompressCase | DecodeCase:
+        """The call."""
+        format = f"k_eden{self.bits}_v_eden{self.bits}"
+        match self.op:
+            case "hadamard":
+                return HadamardCase(rows=self.shape[0], columns=self.shape[1])
+            case "store":
+                return CompressCase(tokens=self.shape[0], format=format, page=self.page)
+        batch, length = self.shape
+        return DecodeCase(lengths=(length,) * batch, page=self.page, format=format)
+
+    @property
+    def flops(self) -> float:
+        """None that count."""
+        return 0.0
+
+    @property
+    def bytes(self) -> int:
+        """What must be read and written, each byte once."""
+        token = KV_HEADS * (2 * HEAD_DIM * self.bits // 8 + 4)
+        match self.op:
+            case "hadamard":
+                return 4 * self.shape[0] * self.shape[1]
+            case "store":
+                return self.shape[0] * (KV_HEADS * HEAD_DIM * 4 + token)
+        batch, length = self.shape
+        return batch * (length * token + HEADS * HEAD_DIM * 4)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {' x '.join(map(str, self.shape))}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvCacheOperands:
+    """Arguments of the op's schema by name, in copies that between them exceed L2 twice over."""
+
+    problem: KvCacheProblem
+    copies: tuple[dict[str, Any], ...]
+
+
+class KvCacheMaker:
+    """Makes operands: normal vectors, random codes."""
+
+    def __init__(self, device: torch.device, rotated_bytes: int) -> None:
+        self._device, self._rotated_bytes = device, rotated_bytes
+
+    def make(self, problem: KvCacheProblem) -> KvCacheOperands:
+        """As many copies as keep L2 from holding them."""
+        count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated_bytes // problem.bytes)))
+        return KvCacheOperands(problem=problem, copies=tuple(self._copy(problem) for _ in range(count)))
+
+    def _copy(self, problem: KvCacheProblem) -> dict[str, Any]:
+        case = problem.case
+        values = self._attended(case) if isinstance(case, DecodeCase) else case.arguments(self._device)
+        return dict(zip(case.schema.arguments, values, strict=True))
+
+    def _attended(self, case: DecodeCase) -> list[Any]:
+        """As the case's arguments, but for what fills the pages: to compress so much by the reference takes minutes."""
+        batch, length, device = len(case.lengths), case.lengths[0], self._device
+        each = -(-length // case.page)
+        cache = random_cache(case, batch * each, device)
+        table = torch.randperm(batch * each, device=device).int().reshape(batch, each)
+        lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
+        q = torch.randn(batch, case.rows, case.heads, HEAD_DIM, device=device).bfloat16()
+        lse = torch.empty(batch, case.heads, case.rows, device=device)
+        options = [case.format, HEAD_DIM**-0.5, case.spec.seed, True, 0, None, lse]
+        return [torch.empty_like(q), q, cache, table, lengths, *options]
+
+
+def random_cache(case: DecodeCase, pages: int, device: torch.device) -> Tensor:
+    """Pages of random codes, and of vectors of one norm."""
+    cache = empty_cache(case.spec, pages, device)
+    pieces = cache.view(pages, case.kv_heads, -1).random_(0, 256)
+    norms = torch.full((case.page,), NORM, dtype=torch.float16, device=device).view(torch.uint8)
+    codes = case.page * HEAD_DIM * case.spec.format.keys.bits // 8
+    pieces[..., codes : codes + len(norms)] = norms
+    pieces[..., -len(norms) :] = norms
+    return cache
+
+
+def problems_of(options: Namespace) -> list[KvCacheProblem]:
+    """Every kind at every size. Raises ValueError."""
+    found = [kind for kind in KINDS if any(part in kind for part in options.op.split(","))]
+    if not found:
+        raise ValueError(f"no kind has {options.op!r} in its name: there are {', '.join(KINDS)}")
+    return [problem for kind in found for problem in _of_kind(kind, options.page)]
+
+
+def _of_kind(kind: str, page: int) -> Iterator[KvCacheProblem]:
+    for shape in SHAPES[kind.split()[0]]:
+        yield KvCacheProblem(kind=kind, shape=shape, page=page)
+
+
+def _small(kind: str) -> KvCacheProblem:
+    return KvCacheProblem(kind=kind, shape=TINY[kind.split()[0]])
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Of the compressed cache alone."""
+    parser.add_argument("--op", "--ops", default="", help="only kinds with one of these in their name, with commas")
+    parser.add_argument("--page", type=int, default=64, help="tokens of a page (64)")
+
+
+BENCHMARK = Benchmark(
+    add_options=add_options,
+    problems=problems_of,
+    tiny=lambda p: replace(p, shape=TINY[p.op]),
+    host_problem=_small,
+    warm_problem=lambda p: replace(p, shape=WARM[p.op]),
+    maker=KvCacheMaker,
+    data="normal random bf16 vectors; of caches that are attended over, random codes and one norm",
+    subject=lambda namespace, name: KvCacheContender(name=name, namespace=namespace),
+)

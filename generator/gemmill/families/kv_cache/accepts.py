@@ -1,0 +1,39 @@
+"""The calls that a kernel takes at run time, derived from its config and stored in the manifest."""
+
+from dataclasses import dataclass
+
+from gemmill.families.kv_cache.config import KvCacheConfig
+from gemmill.families.kv_cache.formats import Method
+from gemmill.families.kv_cache.ops import SCHEMA_OF
+from gemmill.vocab import DType
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvCachePredicate:
+    """The calls that a kernel takes: any sizes, strides and alignment of vectors of these kinds."""
+
+    ops: tuple[str, ...]
+    dtype: DType
+    head_dim: int
+    method: Method
+    key_bits: int
+    value_bits: int
+    page_size: int
+
+    @property
+    def operand_dtype(self) -> DType:
+        """Of rows, keys and values, or queries."""
+        return self.dtype
+
+
+def accepted(config: KvCacheConfig) -> KvCachePredicate:
+    """The calls that a kernel of this config takes."""
+    return KvCachePredicate(
+        ops=(SCHEMA_OF[config.kind].name,),
+        dtype=config.dtype,
+        head_dim=config.head_dim,
+        method=config.method,
+        key_bits=config.key_bits,
+        value_bits=config.value_bits,
+        page_size=config.page_size,
+    )

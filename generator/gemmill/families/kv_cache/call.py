@@ -1,0 +1,34 @@
+"""What a call of the compressed cache's ops stands for: its kernel, its cache."""
+
+from gemmill.families.kv_cache.config import DTYPES, METHODS, Kind, KvCacheConfig, format_of
+from gemmill.families.kv_cache.formats import CacheSpec
+from gemmill.family import Judged
+from gemmill.family.operand import DTYPE_CODES
+from gemmill.vocab import Arch
+
+_DTYPE_OF = {DTYPE_CODES[dtype.torch_name]: dtype for dtype in DTYPES}
+
+
+def config_of(call: Judged, arch: Arch) -> KvCacheConfig:
+    """The config that serves a call which has passed the checks: there is exactly one."""
+    return KvCacheConfig(
+        kind=list(Kind)[call["kind"]],
+        dtype=_DTYPE_OF[call["element"]],
+        head_dim=call["head_dim"],
+        method=METHODS[call.get("method") or 0],
+        key_bits=call.get("key_bits") or 0,
+        value_bits=call.get("value_bits") or 0,
+        page_size=call.get("attended_page") or 0,
+        arch=arch,
+    )
+
+
+def spec_of(call: Judged) -> CacheSpec:
+    """The cache of a call. What attention reads is of no method; a seed below 0 stands for any rotation."""
+    return CacheSpec(
+        format=format_of(METHODS[call.get("method") or 0], call["key_bits"], call["value_bits"]),
+        head_dim=call["head_dim"],
+        kv_heads=call["kv_heads"],
+        page_size=call["page"],
+        seed=max(call["seed"], 0),
+    )

@@ -1,0 +1,21 @@
+"""Calls of the compressed cache's ops, for whoever makes them."""
+
+from gemmill.families.kv_cache.cases.asked import asked
+from gemmill.families.kv_cache.cases.calls import of_config, once, sized
+from gemmill.families.kv_cache.cases.drawn import drawn
+from gemmill.families.kv_cache.cases.judging import KvCacheJudge
+from gemmill.numerics.cases import Cases
+
+LACKS = (": build ", " lacks ")
+"""In the text of an op whose variant the build has not."""
+
+CASES = Cases(
+    of_config=of_config,
+    sized=sized,
+    once=once,
+    asked=asked,
+    drawn=drawn,
+    judge=KvCacheJudge,
+    counts_are_final=True,
+    is_lacking=lambda _call, text: all(words in text for words in LACKS),
+)

@@ -1,0 +1,252 @@
+"""Calls of the compressed cache's ops by their sizes and options, outputs poisoned, held against the reference."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.families.kv_cache.cases.judging import parts, report, worst_part
+from gemmill.families.kv_cache.config import FORMATS, Kind, KvCacheConfig, format_of
+from gemmill.families.kv_cache.formats import CacheSpec
+from gemmill.families.kv_cache.ops import COMPRESS, DECODE, HADAMARD
+from gemmill.families.kv_cache.reference.cache import write
+from gemmill.families.kv_cache.selections import smoke
+from gemmill.numerics.cases import Outcome
+from gemmill.runtime.schemas import NAMESPACE, OpSchema
+from gemmill.vocab import Arch, DType
+
+SEED = 3
+POISON = 0xA5
+
+
+class _Call:
+    """What cases share: they have a schema, and arguments on a device."""
+
+    schema: OpSchema
+
+    @property
+    def op(self) -> str:
+        """The op's name."""
+        return self.schema.name
+
+    def arguments(self, device: torch.device | str) -> list[Any]:
+        """In the order of the op's schema, outputs poisoned. On the meta device there is no data."""
+        raise NotImplementedError
+
+    def run(self, device: str) -> Outcome:
+        """Make the call, and hold it against the reference on the same device."""
+        after = dict(zip(self.schema.arguments, self.arguments(device), strict=True))
+        before = {name: _copied(value) if isinstance(value, Tensor) else value for name, value in after.items()}
+        getattr(getattr(torch.ops, NAMESPACE), self.schema.name).default(*after.values())
+        found = parts(self.schema.name, before, after)
+        return Outcome(report=report(found), worst_fraction=max(map(worst_part, found.values()), default=0.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HadamardCase(_Call):
+    """Rows that are transformed."""
+
+    rows: int
+    columns: int
+    dtype: DType = DType.BF16
+    padding: int = 0
+    """Elements between rows."""
+    schema = HADAMARD
+
+    def arguments(self, device: torch.device | str) -> list[Any]:
+        """Normal data."""
+        x = _normal((self.rows, self.columns + self.padding), self.dtype, device)[:, : self.columns]
+        out = torch.full((self.rows, self.columns + self.padding), torch.nan, device=device).to(x.dtype)
+        return [out[:, : self.columns], x, self.columns**-0.5]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressCase(_Call):
+    """Tokens whose keys and values are stored."""
+
+    tokens: int
+    format: str
+    dtype: DType = DType.BF16
+    kv_heads: int = 8
+    page: int = 64
+    padding: int = 0
+    """Elements between the vectors of two tokens."""
+    is_odd: bool = False
+    """Whether some vectors are zero or have no finite norm, and some slots are none of the cache's."""
+    is_apart: bool = False
+    """Whether keys and values are in memory of their own, not beside one another as a layer's matrix product has them."""
+    schema = COMPRESS
+
+    @property
+    def spec(self) -> CacheSpec:
+        """Of the cache."""
+        return CacheSpec(
+            format=format_of(*FORMATS[self.format]),
+            head_dim=128,
+            kv_heads=self.kv_heads,
+            page_size=self.page,
+            seed=SEED,
+        )
+
+    def arguments(self, device: torch.device | str) -> list[Any]:
+        """Normal data, slots in any order."""
+        width = self.kv_heads * 128
+        both = _normal((self.tokens, 2 * width + self.padding), self.dtype, device)
+        keys, values = (both[:, i * width : (i + 1) * width].unflatten(1, (self.kv_heads, 128)) for i in (0, 1))
+        pages = -(-self.tokens // self.page) + 1
+        cache = empty_cache(self.spec, pages, device)
+        if self.is_apart or str(device) == "meta":  # where tensors are told apart by offsets alone
+            keys, values = (torch.empty(x.shape, dtype=x.dtype, device=device).copy_(x) for x in (keys, values))
+        if str(device) == "meta":
+            return [cache, keys, values, torch.empty(self.tokens, dtype=torch.int64, device=device), self.format, SEED]
+        order = torch.randperm(pages * self.page, generator=torch.Generator().manual_seed(self.tokens))
+        slots = order[: self.tokens].to(device)
+        if self.is_odd:
+            slots[::5], slots[1::7] = -1, pages * self.page
+            keys[2::9], values[3::11] = 0.0, torch.nan
+            keys[4::13, :, 5] = torch.inf
+        return [cache, keys, values, slots, self.format, SEED]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeCase(_Call):
+    """Queries that attend over a cache."""
+
+    lengths: Sequence[int]
+    """Of each sequence."""
+    rows: int = 1
+    heads: int = 32
+    kv_heads: int = 8
+    page: int = 64
+    dtype: DType = DType.BF16
+    format: str = "k_eden4_v_eden4"
+    causal: bool = True
+    window: int = 0
+    has_sinks: bool = False
+    is_rotated: bool = False
+    """Whether queries come rotated."""
+    schema = DECODE
+
+    @property
+    def spec(self) -> CacheSpec:
+        """Of the cache."""
+        return CacheSpec(
+            format=format_of(*FORMATS[self.format]),
+            head_dim=128,
+            kv_heads=self.kv_heads,
+            page_size=self.page,
+            seed=SEED,
+        )
+
+    def arguments(self, device: torch.device | str) -> list[Any]:
+        """Normal data in pages of any order; what no token owns is NaN, and the table beyond a sequence names no page."""
+        batch, widest = len(self.lengths), max([1, *(-(-length // self.page) for length in self.lengths)])
+        q = _normal((batch, self.rows, self.heads + 1, 128), self.dtype, device)[:, :, : self.heads]
+        out = torch.full(q.shape, torch.nan, device=device).to(q.dtype)
+        lse = torch.full((batch, self.heads, self.rows), torch.nan, device=device)
+        sinks = _normal((1, self.heads), DType.F32, device)[0] if self.has_sinks else None
+        cache = empty_cache(self.spec, batch * widest, device).fill_(0xFF)
+        table = torch.empty((batch, widest), dtype=torch.int32, device=device)
+        lengths = torch.empty(batch, dtype=torch.int32, device=device)
+        if str(device) != "meta":
+            lengths.copy_(torch.tensor(self.lengths))
+            table.copy_(self._fill(cache, batch, widest))
+        seed = -1 if self.is_rotated else SEED
+        options = [self.format, 128**-0.5, seed, self.causal, self.window, sinks, lse]
+        return [out, q, cache, table, lengths, *options]
+
+    def _fill(self, cache: Tensor, batch: int, widest: int) -> Tensor:
+        """Stores tokens of normal keys and values; returns the page table."""
+        random = torch.Generator().manual_seed(sum(self.lengths))
+        table = torch.randperm(batch * widest, generator=random).reshape(batch, widest)
+        for row, length in enumerate(self.lengths):
+            tokens = torch.arange(length)
+            slots = table[row, tokens // self.page] * self.page + tokens % self.page
+            keys, values = _normal((2, length, self.kv_heads, 128), DType.F32, cache.device, seed=row)
+            write(cache, self.spec, keys, values, slots.to(cache.device), torch.float32)
+            table[row, -(-length // self.page) :] = 10**6
+        return table
+
+
+def empty_cache(spec: CacheSpec, pages: int, device: torch.device | str) -> Tensor:
+    """A cache as ops take it, poisoned: u8 [pages, KV heads, page, bytes of a key and a value]."""
+    size = sum(vectors.format.size(spec.head_dim) for vectors in (spec.keys, spec.values))
+    return torch.full((pages, spec.kv_heads, spec.page_size, size), POISON, dtype=torch.uint8, device=device)
+
+
+def of_config(config: KvCacheConfig) -> Iterator[_Call]:
+    """Calls of the op that a config serves: below, at and across the kernels' own limits."""
+    match config.kind:
+        case Kind.HADAMARD:
+            for rows, padding in ((1, 0), (7, 8), (64, 3), (65, 0), (1027, 1), (0, 0), (70_000, 16)):
+                yield HadamardCase(rows=rows, columns=config.head_dim, dtype=config.dtype, padding=padding)
+        case Kind.COMPRESS:
+            name = format_of(config.method, config.key_bits, config.value_bits).name
+            for tokens, heads, page, padding in (
+                (1, 1, 16, 0),
+                (9, 3, 32, 8),
+                (67, 8, 128, 3),
+                (1000, 17, 64, 0),
+                (0, 2, 64, 0),
+            ):
+                yield CompressCase(
+                    tokens=tokens,
+                    format=name,
+                    dtype=config.dtype,
+                    kv_heads=heads,
+                    page=page,
+                    padding=padding,
+                    is_odd=tokens > 16,
+                )
+        case Kind.DECODE:
+            name = format_of(config.method, config.key_bits, config.value_bits).name
+            for sizes in _attended():
+                yield DecodeCase(dtype=config.dtype, page=config.page_size, format=name, **sizes)
+
+
+def _attended() -> Iterator[dict[str, Any]]:
+    yield {"lengths": (37,), "heads": 4, "kv_heads": 1}
+    yield {"lengths": (70, 0, 1), "heads": 8, "kv_heads": 2}
+    yield {"lengths": (1000, 0, 1, 129), "heads": 8, "kv_heads": 2}
+    yield {"lengths": (300, 2), "rows": 4, "heads": 8, "kv_heads": 2, "has_sinks": True}
+    yield {"lengths": (300, 129, 2), "rows": 5, "heads": 6, "kv_heads": 1, "window": 40}
+    yield {"lengths": (3, 200), "rows": 3, "heads": 20, "kv_heads": 1, "window": 40, "causal": False}
+    yield {"lengths": (64, 500), "rows": 8, "heads": 2, "kv_heads": 2, "is_rotated": True}
+    yield {"lengths": (2100,), "heads": 2, "kv_heads": 1}
+    yield {"lengths": (), "heads": 2, "kv_heads": 1}
+
+
+def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> _Call:
+    """So many rows, tokens or query rows, all else small."""
+    count = sizes["m"]
+    match config.kind:
+        case Kind.HADAMARD:
+            return HadamardCase(rows=count, columns=config.head_dim, dtype=config.dtype)
+        case Kind.COMPRESS:
+            name = format_of(config.method, config.key_bits, config.value_bits).name
+            return CompressCase(tokens=count, format=name, dtype=config.dtype, kv_heads=2, is_apart=True)
+        case Kind.DECODE:
+            name = format_of(config.method, config.key_bits, config.value_bits).name
+            small: dict[str, Any] = {"lengths": (70,), "heads": 2, "kv_heads": 1, "page": config.page_size}
+            return DecodeCase(rows=count, dtype=config.dtype, format=name, **small)
+
+
+def once() -> Iterator[tuple[str, _Call]]:
+    """Each op, once."""
+    for config in smoke(Arch.SM90A):
+        yield next(iter((case.schema.name, case) for case in list(of_config(config))[1:2]))
+
+
+def _normal(shape: tuple[int, ...], dtype: DType, device: torch.device | str, seed: int = 0) -> Tensor:
+    as_torch: torch.dtype = getattr(torch, dtype.torch_name)
+    if str(device) == "meta":
+        return torch.empty(shape, dtype=as_torch, device=device)
+    random = torch.Generator(device).manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=random, device=device).to(as_torch)
+
+
+def _copied(value: Tensor) -> Tensor:
+    """With its strides and padding."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)

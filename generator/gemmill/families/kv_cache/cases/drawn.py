@@ -1,0 +1,134 @@
+"""Random calls of the compressed cache's ops."""
+
+import math
+
+import torch
+
+from gemmill.families.kv_cache.config import COLUMNS, DTYPES, FORMATS, HEAD_DIM
+from gemmill.families.kv_cache.formats import PAGE_SIZES
+from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECODED, HADAMARD, STORED
+from gemmill.numerics.call import WITHIN, LegalCall, Limits
+from gemmill.numerics.draw import Draw
+from gemmill.numerics.layouts import TIDY, free_stride, matrix, row_stride, shift_of, torch_dtype, vector
+from gemmill.numerics.memory import Slot
+
+_DATA = ("normal", "normal", "wide", "integers")
+_BYTES = ("bounds", "bounds", "bounds", "codes")
+"""Of a cache: bytes 0 and 1, whose scales are finite, or all."""
+_MOST_SLOTS = 512
+
+
+def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
+    """A random call of any of them."""
+    if op == HADAMARD.name:
+        return _hadamard(draw, limits)
+    return _compress(draw, limits) if op == COMPRESS.name else _decode(draw)
+
+
+def _hadamard(draw: Draw, limits: Limits) -> LegalCall:
+    columns, dtype = draw.one_of(COLUMNS), torch_dtype(draw.one_of(DTYPES))
+    rows, tidy = draw.size(max(1, limits.elements // columns)), draw.chance(TIDY)
+    slots = {
+        "out": matrix(draw, dtype, rows, columns, None, written=True, tidy=tidy),
+        "x": matrix(draw, dtype, rows, columns, draw.one_of(_DATA), tidy=tidy),
+    }
+    return _call(HADAMARD.name, draw, slots, {"scale": draw.one_of((1.0, columns**-0.5, -0.25))})
+
+
+def _strides(draw: Draw, leading: tuple[int, ...], step: int) -> tuple[int, ...]:
+    """Of rows `step` apart."""
+    counts = [math.prod(max(n, 1) for n in leading[i + 1 :]) for i in range(len(leading))]
+    return (*(free_stride(draw, n, step * count) for n, count in zip(leading, counts, strict=True)), 1)
+
+
+def _vectors(draw: Draw, dtype: torch.dtype, leading: tuple[int, ...], tidy: bool, *, written: bool = False) -> Slot:
+    """[..., 128] of rows at one stride."""
+    step = row_stride(draw, HEAD_DIM, written=written, tidy=tidy)
+    return Slot(
+        dtype=dtype,
+        shape=(*leading, HEAD_DIM),
+        strides=_strides(draw, leading, step),
+        rows=math.prod(leading),
+        columns=HEAD_DIM,
+        row_stride=step,
+        column_stride=1,
+        values=None if written else draw.one_of(_DATA),
+        written=written,
+        shift=shift_of(draw, tidy),
+        reference_shape=(*leading, HEAD_DIM),
+    )
+
+
+def _cache(draw: Draw, shape: tuple[int, ...], values: str, *, written: bool = False) -> Slot:
+    """Pages without gaps, which may be apart, from aligned addresses on."""
+    pages, heads, page, size = shape
+    columns = heads * page * size
+    step = columns + draw.one_of((0, 0, 16, 256))
+    return Slot(
+        dtype=torch.uint8,
+        shape=shape,
+        strides=(free_stride(draw, pages, step), free_stride(draw, heads, page * size), size, 1),
+        rows=pages,
+        columns=columns,
+        row_stride=step,
+        column_stride=1,
+        values=values,
+        written=written,
+        shift=draw.one_of((0, 0, 16, 48)),
+        reference_shape=shape,
+    )
+
+
+def _compress(draw: Draw, limits: Limits) -> LegalCall:
+    dtype, heads, format = torch_dtype(draw.one_of(DTYPES)), 1 + draw.below(5), draw.one_of(STORED)
+    page, pages, tidy = draw.one_of(PAGE_SIZES), draw.below(4), draw.chance(TIDY)
+    tokens = draw.size(max(1, min(_MOST_SLOTS, limits.elements // (heads * HEAD_DIM))))
+    _, key_bits, value_bits = FORMATS[format]
+    shape = (pages, heads, page, HEAD_DIM * (key_bits + value_bits) // 8 + 4)
+    slots = {
+        "cache": _cache(draw, shape, "codes", written=True),
+        "keys": _vectors(draw, dtype, (tokens, heads), tidy),
+        "values": _vectors(draw, dtype, (tokens, heads), tidy),
+        "slot_mapping": vector(draw, torch.int64, tokens, "places", ((tokens,),), reference_shape=(tokens,)),
+    }
+    return _call(COMPRESS.name, draw, slots, {"format": format, "seed": draw.below(1 << 40)})
+
+
+def _decode(draw: Draw) -> LegalCall:
+    dtype, kv_heads, group = torch_dtype(draw.one_of(DTYPES)), 1 + draw.below(2), draw.one_of((1, 2, 4, 5, 17))
+    page, pages, table_pages = draw.one_of(PAGE_SIZES), draw.below(4), draw.below(4)
+    batch, rows, heads = draw.one_of((0, 1, 1, 2, 3)), draw.one_of((0, 1, 1, 1, 3, 8)), kv_heads * group
+    seed = -1 if draw.chance(0.2) else draw.below(1 << 40)
+    format = draw.one_of(DECODED)
+    _, key_bits, value_bits = FORMATS[format]
+    slots = {
+        "out": _vectors(draw, dtype, (batch, rows, heads), draw.chance(TIDY), written=True),
+        "q": _vectors(draw, dtype, (batch, rows, heads), draw.chance(TIDY)),
+        "cache": _cache(
+            draw, (pages, kv_heads, page, HEAD_DIM * (key_bits + value_bits) // 8 + 4), draw.one_of(_BYTES)
+        ),
+        "block_table": matrix(draw, torch.int32, batch, table_pages, "codes"),
+        "seq_lens": vector(draw, torch.int32, batch, "codes", ((batch,),), reference_shape=(batch,)),
+    }
+    if draw.chance(0.3):
+        slots["sinks"] = vector(draw, torch.float32, heads, "normal", ((heads,),), reference_shape=(heads,))
+    if draw.chance(0.7):
+        shape = (batch, heads, rows)
+        slots["lse"] = vector(
+            draw, torch.float32, math.prod(shape), None, (shape,), written=True, reference_shape=shape
+        )
+    plain = {
+        "format": format,
+        "scale": draw.one_of((HEAD_DIM**-0.5, 1.0)),
+        "seed": seed,
+        "causal": draw.chance(0.7),
+        "window": draw.one_of((0, 0, 1, 7, 100)),
+    }
+    return _call(DECODE.name, draw, slots, plain)
+
+
+def _call(op: str, draw: Draw, slots: dict[str, Slot], plain: dict[str, object]) -> LegalCall:
+    offsets = {name: draw.below(1 << 30) for name in slots}
+    if "slot_mapping" in slots:
+        offsets["slot_mapping"] = draw.below(64)
+    return LegalCall(op=op, slots=slots, plain=plain, offsets=offsets, judged=WITHIN)

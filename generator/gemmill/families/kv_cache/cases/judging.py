@@ -1,0 +1,164 @@
+"""Results of the compressed cache's ops against their references, as parts of what their arithmetic may lose."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.families.kv_cache.bounds import (
+    F16,
+    attention_bound,
+    hadamard_limit,
+    lse_limit,
+    output_limit,
+    outside,
+)
+from gemmill.families.kv_cache.call import spec_of
+from gemmill.families.kv_cache.config import Kind
+from gemmill.families.kv_cache.formats import CacheSpec, VectorSpec
+from gemmill.families.kv_cache.pages import KEYS, VALUES
+from gemmill.families.kv_cache.reference.bits import unpack_float16
+from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
+from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate_back
+from gemmill.families.kv_cache.reference.vectors import Fields, decode, joined
+from gemmill.families.kv_cache.serving import attended, options_of, within_cache
+from gemmill.family import Judged
+from gemmill.numerics.call import LegalCall
+from gemmill.numerics.memory import Memory
+from gemmill.runtime.checks import check
+from gemmill.runtime.operands import of_arguments
+from gemmill.runtime.schemas import BY_NAME
+
+Given = Mapping[str, Any]
+"""Arguments by name."""
+Parts = dict[str, Tensor]
+"""Errors of each result as parts of what is allowed: above 1 is wrong."""
+
+
+def parts(op: str, before: Given, after: Given) -> Parts:
+    """Of a call's results, from its arguments before and after it."""
+    schema = BY_NAME[op]
+    call = check(schema, of_arguments(schema, [before.get(name) for name in schema.arguments]))
+    if not call["works"]:
+        return {}
+    return _PARTS[list(Kind)[call["kind"]]](call, before, after)
+
+
+def wrong(found: Parts) -> Tensor:
+    """How many elements are wrong."""
+    counts = [(~(part <= 1)).sum() for part in found.values()]
+    return torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.int64)
+
+
+def report(found: Parts) -> str:
+    """What is wrong, in words; nothing if nothing is."""
+    counts = {name: int((~(part <= 1)).sum()) for name, part in found.items()}
+    return ", ".join(
+        f"{count} elements of {name} are farther from the reference than allowed, the worst {worst_part(found[name]):.3g} times"
+        for name, count in counts.items()
+        if count
+    )
+
+
+def worst_part(part: Tensor) -> float:
+    """The largest, infinity where an error is NaN."""
+    return float(part.nan_to_num(nan=torch.inf, posinf=torch.inf).max()) if part.numel() else 0.0
+
+
+def _part(got: Tensor, wanted: Tensor, limit: Tensor) -> Tensor:
+    """Equal results have no error, NaN where NaN is wanted too. A limit that is no number allows any."""
+    same = (got == wanted) | (got.isnan() & wanted.isnan())
+    error = (got.double() - wanted).abs() / limit.clamp_min(2.0**-1000)
+    return torch.where(same | (limit.isnan() & ~wanted.isnan()), 0.0, error)
+
+
+def _hadamard(_: Judged, before: Given, after: Given) -> Parts:
+    x, scale = before["x"], before["scale"]
+    return {"out": _part(after["out"], hadamard_transform(x.double(), scale), hadamard_limit(x, scale))}
+
+
+def _compress(call: Judged, before: Given, after: Given) -> Parts:
+    spec, slots = spec_of(call), before["slot_mapping"].reshape(-1)
+    exists = (slots >= 0) & (slots < call["pages"] * call["page"])
+    known, vectors = torch.where(exists, slots, NO_SLOT), (before["keys"], before["values"])
+    blank, full = (
+        torch.full(before["cache"].shape, byte, dtype=torch.uint8, device=slots.device) for byte in (0, 0xFF)
+    )
+    for cache in (blank, full):
+        write(cache, spec, *vectors, known)
+    owned = blank == full
+    count = ((after["cache"] != before["cache"]) & ~owned).sum()
+    for side, of_side, x in zip((KEYS, VALUES), (spec.keys, spec.values), vectors, strict=True):
+        found, wanted = (_stored(cache, spec, side, slots[exists]) for cache in (after["cache"].contiguous(), blank))
+        count = count + _wrong_fields(found, wanted, x[exists], of_side)
+    return {"cache": 2.0 * count}
+
+
+def _stored(cache: Tensor, spec: CacheSpec, side: str, slots: Tensor) -> Fields:
+    """The fields of these slots, [slots, kv_heads, bytes]."""
+    pages = torch.arange(cache.shape[0], device=cache.device)
+    return {name: field[slots] for name, field in read(cache, spec, side, pages, len(pages) * spec.page_size).items()}
+
+
+def _wrong_fields(found: Fields, wanted: Fields, x: Tensor, spec: VectorSpec) -> int:
+    """Codes and scalars that no float32 arithmetic explains. Codes of a vector whose scale is 0 or not finite mean nothing."""
+    scale, expected = (unpack_float16(fields["norm"], torch.float64) for fields in (found, wanted))
+    is_finite = torch.isfinite(x.double()).all(-1)
+    _, scalars = outside(_where(found, is_finite), x[is_finite], spec)
+    means = is_finite & (expected > 0) & torch.isfinite(expected) & (scale > 0) & torch.isfinite(scale)
+    codes, _ = outside(_where(found, means), x[means], spec)
+    return codes + scalars + int(torch.isfinite(scale[~is_finite]).sum())
+
+
+def _where(fields: Fields, mask: Tensor) -> Fields:
+    return {name: field[mask] for name, field in fields.items()}
+
+
+def _decode(call: Judged, before: Given, after: Given) -> Parts:
+    spec, options = spec_of(call), options_of(call)
+    lengths, table = within_cache(call, dict(before))
+    wanted, wanted_lse = attended(call, dict(before))
+    sinks = None if before.get("sinks") is None else before["sinks"].reshape(-1).double()
+    queries, group = before["q"].double(), call["heads"] // call["kv_heads"]
+    if call["seed"] < 0:
+        queries = rotate_back(queries, spec.keys.rotation, spec.seed)
+    cache = before["cache"].contiguous()
+    limits, lse_limits = torch.zeros_like(wanted), torch.zeros_like(wanted_lse)
+    for row, (q, length) in enumerate(zip(queries, lengths.tolist(), strict=True)):
+        bound = attention_bound(q, cache, spec, table[row], length, options, F16, sinks)
+        limits[row] = output_limit(wanted[row], bound, length, before["q"].dtype)
+        keys = joined(decode(read(cache, spec, KEYS, table[row], length), spec.keys))
+        norms = keys.square().sum(-1).sqrt().nan_to_num().amax(0) if length else keys.new_zeros(call["kv_heads"])
+        lse_limits[row] = lse_limit(q, norms.repeat_interleave(group), wanted_lse[row], options, F16)
+    found = {"out": _part(after["out"], wanted, limits)}
+    if after.get("lse") is not None:
+        found["lse"] = _part(after["lse"], wanted_lse, lse_limits)
+    return found
+
+
+_PARTS: dict[Kind, Callable[[Judged, Given, Given], Parts]] = {
+    Kind.HADAMARD: _hadamard,
+    Kind.COMPRESS: _compress,
+    Kind.DECODE: _decode,
+}
+
+
+class KvCacheJudge:
+    """Of one drawn call."""
+
+    def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
+        self._call, self._memory = call, memory
+        self._before = dict(call.plain) | {name: memory.dense(name, before) for name in call.slots}
+
+    def _parts(self) -> Parts:
+        after = {name: self._memory.dense(name) for name in self._call.slots}
+        return parts(self._call.op, self._before, after)
+
+    def wrong(self) -> Tensor:
+        """How many elements are wrong."""
+        return wrong(self._parts())
+
+    def report(self) -> str:
+        """What is wrong, in words."""
+        return report(self._parts())

@@ -1,0 +1,123 @@
+"""KvCacheConfig: one variant of the compressed cache's kernels, and its rules."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from typing import ClassVar
+
+from gemmill.families.kv_cache.formats import PAGE_SIZES, CacheFormat, Method, VectorFormat, cache_format
+from gemmill.family import first_rejection
+from gemmill.vocab import Arch, DType
+
+
+class Kind(StrEnum):
+    """What a kernel does. The binding knows a kind by its place."""
+
+    HADAMARD = "hadamard"
+    """transforms rows"""
+    COMPRESS = "compress"
+    """stores keys and values of new tokens in pages"""
+    DECODE = "decode"
+    """attends over pages"""
+
+    @property
+    def template(self) -> str:
+        """Below templates/kv_cache/."""
+        return _TEMPLATE[self]
+
+
+_TEMPLATE = {Kind.HADAMARD: "hadamard", Kind.COMPRESS: "compress", Kind.DECODE: "decode_attention"}
+DTYPES = (DType.BF16, DType.F16)
+COLUMNS = (64, 128, 256)
+HEAD_DIM = 128
+METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
+"""Whose codes a kernel writes: nothing beside codes and a norm."""
+BITS = (2, 3, 4)
+DECODED_BITS = ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2))
+"""Of keys and values together, that attention reads: one bit fewer each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvCacheConfig:
+    """One variant. Strides and the alignment of vectors are told at run time: the same binary serves them all."""
+
+    kind: Kind
+    dtype: DType
+    """Of rows, keys and values, or queries."""
+    head_dim: int
+    """Elements of a vector; columns of a transform."""
+    method: Method = Method.EDEN
+    """Of what is stored. Attention reads codes and a scale, whatever made them."""
+    key_bits: int = 0
+    """Of an element; 0 where nothing is stored."""
+    value_bits: int = 0
+    page_size: int = 0
+    """Tokens of a page that is attended over; 0 where it is told at run time."""
+    arch: Arch = Arch.SM90A
+    tag: ClassVar[str] = "kvcache"
+
+    def __post_init__(self) -> None:
+        status = first_rejection(RULES, self)
+        if not status:
+            raise ValueError(f"{status.reason} ({status.rule})")
+
+    @property
+    def compiled(self) -> "KvCacheConfig":
+        """Itself: launch settings are chosen at run time."""
+        return self
+
+
+def format_of(method: Method, key_bits: int, value_bits: int) -> CacheFormat:
+    """The cache's format of one method on both sides."""
+    keys, values = (VectorFormat(method=method, bits=bits) for bits in (key_bits, value_bits))
+    return cache_format(keys, values)
+
+
+FORMATS = {
+    format_of(method, keys, values).name: (method, keys, values)
+    for method in METHODS
+    for keys in BITS
+    for values in BITS
+}
+"""Formats that are stored, by name. Those of a method follow one another, those of as many bits of keys too."""
+
+
+def _dtype(c: KvCacheConfig) -> Iterator[str]:
+    """Tensor cores multiply by exact signs only what has 16 bits."""
+    if c.dtype not in DTYPES:
+        yield f"dtype={c.dtype}: elements are {' or '.join(DTYPES)}, as tensor cores take them"
+
+
+def _sizes(c: KvCacheConfig) -> Iterator[str]:
+    """A row is 16 pieces of 8 to 32 bytes."""
+    if c.kind is Kind.HADAMARD and c.head_dim not in COLUMNS:
+        yield f"head_dim={c.head_dim}: transforms have {', '.join(map(str, COLUMNS))} columns"
+    if c.kind is not Kind.HADAMARD and c.head_dim != HEAD_DIM:
+        yield f"head_dim={c.head_dim}: vectors of a cache have {HEAD_DIM} elements"
+
+
+def _bits(c: KvCacheConfig) -> Iterator[str]:
+    offered = {Kind.HADAMARD: ((0, 0),), Kind.COMPRESS: tuple(product(BITS, BITS)), Kind.DECODE: DECODED_BITS}[c.kind]
+    if (c.key_bits, c.value_bits) not in offered:
+        yield (
+            f"key_bits={c.key_bits} value_bits={c.value_bits} contradict kind={c.kind}, which has "
+            f"{', '.join(f'{keys} and {values}' for keys, values in offered)}"
+        )
+
+
+def _method(c: KvCacheConfig) -> Iterator[str]:
+    if c.method not in (METHODS if c.kind is Kind.COMPRESS else METHODS[:1]):
+        yield f"method={c.method} contradicts kind={c.kind}: only what is stored depends on it, and is {' or '.join(METHODS)}"
+
+
+def _page(c: KvCacheConfig) -> Iterator[str]:
+    """A page of a head is one bulk copy, so its size is known when a kernel is compiled."""
+    if (c.page_size in PAGE_SIZES) is not (c.kind is Kind.DECODE) or (c.page_size and c.kind is not Kind.DECODE):
+        yield (
+            f"page_size={c.page_size} contradicts kind={c.kind}: pages of {', '.join(map(str, PAGE_SIZES))} tokens are "
+            "attended over, others have 0"
+        )
+
+
+RULES = (_dtype, _sizes, _bits, _method, _page)

@@ -1,0 +1,60 @@
+"""The compressed cache's ops as functions that allocate what they return. Each raises RuntimeError with one sentence where its
+arguments do not fit; arithmetic is that of gemmill.families.kv_cache.reference."""
+
+import torch
+
+__all__ = ["hadamard_transform", "kv_compress", "kv_decode_attention"]
+
+_ops = torch.ops.gemmill
+
+
+def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """scale H x for each row of x [..., columns] (bf16 or f16, 64, 128 or 256 columns), H being Sylvester's matrix."""
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    _ops.hadamard_transform.default(out, x, scale)
+    return out
+
+
+def kv_compress(
+    cache: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    format: str = "k_eden4_v_eden4",
+    seed: int = 0,
+) -> None:
+    """Store keys and values [tokens, heads, 128] (bf16 or f16) of new tokens in a cache, token t at slot_mapping[t].
+
+    cache is u8 [pages, heads, page, bytes], contiguous: bytes is 16 times the bits of a key and a value together, and 4. Pages have
+    16, 32, 64 or 128 tokens. slot_mapping is int64 [tokens], page times page size plus place; what the cache has not is not
+    stored. No two tokens have one slot. `seed` is the rotation's."""
+    _ops.kv_compress.default(cache, keys, values, slot_mapping, format, seed)
+
+
+def kv_decode_attention(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    format: str = "k_eden4_v_eden4",
+    *,
+    scale: float | None = None,
+    seed: int = 0,
+    causal: bool = True,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q [batch, rows, heads, 128] (bf16 or f16) over a cache: out of q's shape, and lse f32 [batch, heads, rows].
+
+    Rows are the last tokens of their sequence. cache is kv_compress's, of 4 bits. block_table is int32 [batch, pages of the
+    longest], seq_lens int32 [batch]; pages and lengths that the cache has not are replaced by the nearest that it has. scale is
+    1 / sqrt(128) if None. A window of 0 is none. sinks are f32 logits [heads]. By a seed of -1, q comes rotated and out stays
+    so."""
+    batch, rows, heads, head_dim = q.shape
+    out = q.new_empty(q.shape)
+    lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
+    factor = head_dim**-0.5 if scale is None else scale
+    _ops.kv_decode_attention.default(
+        out, q, cache, block_table, seq_lens, format, factor, seed, causal, window, sinks, lse
+    )
+    return out, lse

@@ -1,0 +1,56 @@
+"""The fields of a kernel's name, and back."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from gemmill.families.kv_cache.config import Kind, KvCacheConfig
+from gemmill.families.kv_cache.formats import Method
+from gemmill.vocab import Arch, DType
+
+_METHODS = {Method.EDEN: "eden", Method.TURBOQUANT_MSE: "mse"}
+_FIELDS = {Kind.HADAMARD: 3, Kind.COMPRESS: 5, Kind.DECODE: 5}
+
+
+def to_fields(config: KvCacheConfig) -> list[str]:
+    """kind dtype head_dim, then method and bits of what stores, bits and page of what attends."""
+    fields = [config.kind.value, config.dtype.value, f"d{config.head_dim}"]
+    bits = f"k{config.key_bits}v{config.value_bits}"
+    match config.kind:
+        case Kind.COMPRESS:
+            return [*fields, _METHODS[config.method], bits]
+        case Kind.DECODE:
+            return [*fields, bits, f"p{config.page_size}"]
+    return fields
+
+
+def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> KvCacheConfig:
+    """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    kind = Kind(fields[0])
+    if len(fields) != _FIELDS[kind]:
+        raise ValueError(f"it has {len(fields) + 2} fields of {_FIELDS[kind] + 2}")
+    told: dict[str, Any] = {
+        "kind": kind,
+        "dtype": DType(fields[1]),
+        "head_dim": _number("head_dim", "d", fields[2]),
+        "arch": arch,
+    }
+    if kind is Kind.HADAMARD:
+        return KvCacheConfig(**told)
+    bits = re.fullmatch(r"k(\d)v(\d)", fields[4 if kind is Kind.COMPRESS else 3])
+    if bits is None:
+        raise ValueError(f"bits {'_'.join(fields[3:])!r}, expected k, a digit, v and a digit")
+    told |= {"key_bits": int(bits[1]), "value_bits": int(bits[2])}
+    if kind is Kind.DECODE:
+        return KvCacheConfig(**told, page_size=_number("page_size", "p", fields[4]))
+    method = next((method for method, name in _METHODS.items() if name == fields[3]), None)
+    if method is None:
+        raise ValueError(f"method {fields[3]!r}, expected {' or '.join(_METHODS.values())}")
+    return KvCacheConfig(**told, method=method)
+
+
+def _number(what: str, letter: str, text: str) -> int:
+    match = re.fullmatch(rf"{letter}(\d{{1,3}})", text)
+    if match is None:
+        raise ValueError(f"{what} {text!r}, expected {letter} and a number")
+    return int(match[1])

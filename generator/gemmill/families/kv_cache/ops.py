@@ -1,0 +1,242 @@
+"""What can be asked of a compressed cache, and what must hold for a call, in the order in which a call is judged."""
+
+from typing import Any
+
+from gemmill.families.kv_cache.classes import CLASSES
+from gemmill.families.kv_cache.config import (
+    BITS,
+    COLUMNS,
+    DECODED_BITS,
+    DTYPES,
+    FORMATS,
+    HEAD_DIM,
+    METHODS,
+    Kind,
+    KvCacheConfig,
+    format_of,
+)
+from gemmill.families.kv_cache.formats import PAGE_SIZES
+from gemmill.family import Aspect, Check, Judged, Layout, Let, Op, OpSchema, OpSet, Require, Same, Special, Step, Tensor
+from gemmill.family import any_of as any_word
+from gemmill.vocab import Arch, DType
+
+HADAMARD = OpSchema("hadamard_transform(Tensor(a!) out, Tensor x, float scale=1.0) -> ()")
+COMPRESS = OpSchema(
+    "kv_compress(Tensor(a!) cache, Tensor keys, Tensor values, Tensor slot_mapping, str format, int seed=0) -> ()"
+)
+DECODE = OpSchema(
+    "kv_decode_attention(Tensor(a!) out, Tensor q, Tensor cache, Tensor block_table, Tensor seq_lens, str format, "
+    "float scale, int seed=0, bool causal=True, int window=0, Tensor? sinks=None, Tensor(b!)? lse=None) -> ()"
+)
+SCHEMA_OF = {Kind.HADAMARD: HADAMARD, Kind.COMPRESS: COMPRESS, Kind.DECODE: DECODE}
+STORED = tuple(FORMATS)
+DECODED = tuple(format_of(method, *bits).name for method in METHODS for bits in DECODED_BITS)
+"""Formats that attention reads, by name."""
+_ALIGNMENT = 16
+"""Of the cache's first byte: bulk copies begin at multiples of it."""
+
+
+def _any_of(choices: tuple[object, ...]) -> str:
+    return any_word(list(map(str, choices)))
+
+
+def _one_of(name: str, choices: tuple[int, ...], what: str) -> Require:
+    return Require(f"{name} in {choices}", f"{what}, expected {_any_of(choices)}")
+
+
+def _format(offered: tuple[str, ...]) -> Require:
+    return Require(
+        f"format in {offered}", f"format is {{format!r}}, expected {any_word([repr(name) for name in offered])}"
+    )
+
+
+_HADAMARD_OP = Op(
+    schema=HADAMARD,
+    fixed={"kind": list(Kind).index(Kind.HADAMARD)},
+    tensors=(
+        Tensor("x", "... head_dim", DTYPES, Layout.ROWS),
+        Tensor("out", "... head_dim", Same("x"), Layout.ROWS),
+    ),
+    contract=(
+        Check(Aspect.DTYPE, "x out"),
+        Check(Aspect.RANK, "x out"),
+        Check(Aspect.SHAPE, "x out"),
+        _one_of("head_dim", COLUMNS, "{x.name} has {head_dim} columns"),
+        Check(Aspect.LAYOUT, "x out"),
+        Check(Aspect.DEVICE, "x out"),
+        Check(Aspect.APART, "x out"),
+        Let("element", "dtype(x)"),
+        Let("rows", "rows(x)"),
+        Let("works", "rows"),
+        CLASSES,
+    ),
+)
+
+
+def _cache() -> tuple[Step, ...]:
+    """That a cache is one of the bits; its shape names kv_heads and the page's tokens."""
+    return (
+        Let("kv_heads", "size(cache, 1)"),
+        Let("page", "size(cache, 2)"),
+        _one_of("page", PAGE_SIZES, "pages of {cache.name} have {page} tokens"),
+        Let("token_bytes", "head_dim * (key_bits + value_bits) // 8 + 4"),
+        Let("pages", "size(cache, 0)"),
+        Require(
+            "size(cache, 3) == token_bytes",
+            "{cache.name} is {cache.shape}, expected [pages, KV heads, page, {token_bytes}]: so many bytes have a key and a "
+            "value of {format}",
+        ),
+        Let("page_bytes", "kv_heads * page * token_bytes"),
+        Require(
+            "step(cache, 3) == 1 and step(cache, 2) == token_bytes and (kv_heads <= 1 or step(cache, 1) == page * token_bytes)",
+            "{cache.name} of {cache.shape} has strides {cache.strides}: a page must be contiguous",
+        ),
+        Let("page_stride", "step(cache, 0)"),
+        Require(
+            f"pages <= 1 or page_stride >= page_bytes and page_stride % {_ALIGNMENT} == 0",
+            "{cache.name} has a stride of {page_stride} bytes for pages of {page_bytes}, expected as many or more, and a multiple "
+            f"of {_ALIGNMENT}",
+        ),
+        Special("cache_is_aligned"),
+    )
+
+
+_CACHE = Tensor("cache", "pages kv_heads page token_bytes", (DType.U8,))
+_HEAD_DIM = Require(f"head_dim == {HEAD_DIM}", f"vectors have {{head_dim}} elements, expected {HEAD_DIM}")
+_SEED = Require("seed >= 0", "seed is {seed}, expected 0 or more")
+
+
+def _vectors(name: str) -> Require:
+    return Require(
+        f"step({name}, 2) == 1",
+        f"{{{name}.name}} has strides {{{name}.strides}}: elements of a vector must lie beside one another (last stride 1)",
+    )
+
+
+_COMPRESS_TENSORS = "keys values cache slot_mapping"
+_COMPRESS_OP = Op(
+    schema=COMPRESS,
+    fixed={"kind": list(Kind).index(Kind.COMPRESS)},
+    tensors=(
+        Tensor("keys", "tokens heads head_dim", DTYPES),
+        Tensor("values", "tokens heads head_dim", Same("keys")),
+        _CACHE,
+        Tensor("slot_mapping", "tokens", (DType.S64,), Layout.VECTOR),
+    ),
+    contract=(
+        Check(Aspect.DTYPE, _COMPRESS_TENSORS),
+        Check(Aspect.RANK, "keys values cache slot_mapping"),
+        Check(Aspect.SHAPE, "keys values"),
+        _HEAD_DIM,
+        _format(STORED),
+        Let("method", f"format_index // {len(BITS) ** 2}"),
+        Let("key_bits", f"format_index // {len(BITS)} % {len(BITS)} + {BITS[0]}"),
+        Let("value_bits", f"format_index % {len(BITS)} + {BITS[0]}"),
+        *_cache(),
+        Require(
+            "heads == kv_heads",
+            "{keys.name} is {keys.shape} and {cache.name} is {cache.shape}: {heads} heads do not fit a cache of {kv_heads}",
+        ),
+        Check(Aspect.SHAPE, "slot_mapping"),
+        Check(Aspect.LAYOUT, "slot_mapping"),
+        _vectors("keys"),
+        _vectors("values"),
+        _SEED,
+        Check(Aspect.DEVICE, _COMPRESS_TENSORS),
+        Check(Aspect.APART, _COMPRESS_TENSORS),
+        Let("key_token", "step(keys, 0)"),
+        Let("key_head", "step(keys, 1)"),
+        Let("value_token", "step(values, 0)"),
+        Let("value_head", "step(values, 1)"),
+        Let("element", "dtype(keys)"),
+        Let("works", "tokens * kv_heads"),
+        CLASSES,
+    ),
+)
+_LSE = Require(
+    "rank(lse) == 3 and dense(lse) == 1",
+    "{lse.name} has shape {lse.shape} and strides {lse.strides}, expected three dimensions without gaps",
+)
+_DECODE_TENSORS = "q out cache block_table seq_lens sinks lse"
+_DECODE_OP = Op(
+    schema=DECODE,
+    fixed={"kind": list(Kind).index(Kind.DECODE)},
+    tensors=(
+        Tensor("q", "batch rows heads head_dim", DTYPES),
+        Tensor("out", "batch rows heads head_dim", Same("q")),
+        _CACHE,
+        Tensor("block_table", "batch table_pages", (DType.S32,), Layout.ROWS),
+        Tensor("seq_lens", "batch", (DType.S32,), Layout.VECTOR),
+        Tensor("sinks", "heads", (DType.F32,), Layout.VECTOR),
+        Tensor("lse", "batch heads rows", (DType.F32,), needs=(_LSE,)),
+    ),
+    contract=(
+        Check(Aspect.DTYPE, "q out cache block_table seq_lens"),
+        Check(Aspect.RANK, "q out cache block_table seq_lens"),
+        Check(Aspect.SHAPE, "q out"),
+        _HEAD_DIM,
+        _format(DECODED),
+        Let("fewer_bits", f"format_index % {len(DECODED_BITS)}"),
+        Let("key_bits", "(9 - fewer_bits) // 2"),
+        Let("value_bits", "(8 - fewer_bits) // 2"),
+        *_cache(),
+        Require(
+            "kv_heads > 0 and heads % most(kv_heads, 1) == 0",
+            "{q.name} has {heads} heads and {cache.name} {kv_heads}: query heads are a multiple of KV heads",
+        ),
+        Check(Aspect.SHAPE, "block_table seq_lens"),
+        Check(Aspect.LAYOUT, "block_table seq_lens"),
+        Check(Aspect.WHOLE, "sinks lse"),
+        Require(
+            "step(q, 3) == 1",
+            "{q.name} has strides {q.strides}: elements of a vector must lie beside one another (last stride 1)",
+        ),
+        Let("out_stride", "row_stride(out)"),
+        Require(
+            "out_stride >= head_dim",
+            "{out.name} of {out.shape} has strides {out.strides}: its vectors must follow one another at one stride, and not overlap",
+        ),
+        Require("window >= 0", "window is {window}, expected a number of keys, or 0 for all"),
+        Require(
+            "seed >= -1",
+            "seed is {seed}, expected 0 or more, or -1 for queries that are rotated and an output that stays so",
+        ),
+        Check(Aspect.DEVICE, _DECODE_TENSORS),
+        Check(Aspect.APART, _DECODE_TENSORS),
+        Let("q_batch", "step(q, 0)"),
+        Let("q_row", "step(q, 1)"),
+        Let("q_head", "step(q, 2)"),
+        Let("table_stride", "row_stride(block_table)"),
+        Let("attended_page", "page"),
+        Let("element", "dtype(q)"),
+        Let("works", "batch * rows * heads"),
+        CLASSES,
+    ),
+)
+
+
+def _misaligned(call: Judged) -> str | None:
+    """Twin of cache_is_aligned in kernels/kv_cache/binding.cpp."""
+    cache = call.tensor("cache")
+    if cache.data % _ALIGNMENT == 0 or cache.numel == 0:
+        return None
+    return f"{call['cache'].name} begins {cache.data % _ALIGNMENT} bytes behind a multiple of {_ALIGNMENT}, where bulk copies begin"
+
+
+OPS = OpSet(ops=(_HADAMARD_OP, _COMPRESS_OP, _DECODE_OP), specials={"cache_is_aligned": _misaligned})
+
+
+def configs_of(op: str, arch: Arch) -> tuple[KvCacheConfig, ...]:
+    """Every config that serves a call of an op, each once."""
+    kind = next(kind for kind, schema in SCHEMA_OF.items() if schema.name == op)
+    fields: list[dict[str, Any]]
+    match kind:
+        case Kind.HADAMARD:
+            fields = [{"head_dim": columns} for columns in COLUMNS]
+        case Kind.COMPRESS:
+            fields = [{"method": m, "key_bits": k, "value_bits": v} for m, k, v in FORMATS.values()]
+        case Kind.DECODE:
+            of_bits = [{"key_bits": keys, "value_bits": values} for keys, values in DECODED_BITS]
+            fields = [bits | {"page_size": size} for bits in of_bits for size in PAGE_SIZES]
+    of_all: dict[str, Any] = {"kind": kind, "arch": arch, "head_dim": HEAD_DIM}
+    return tuple(KvCacheConfig(**(of_all | own | {"dtype": dtype})) for dtype in DTYPES for own in fields)

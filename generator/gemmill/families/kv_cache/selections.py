@@ -1,0 +1,24 @@
+"""The compressed cache's kernels of the named selections."""
+
+from collections.abc import Iterator
+
+from gemmill.families.kv_cache.config import KvCacheConfig
+from gemmill.families.kv_cache.formats import Method
+from gemmill.families.kv_cache.ops import SCHEMA_OF, configs_of
+from gemmill.vocab import Arch, DType
+
+
+def default(arch: Arch) -> Iterator[KvCacheConfig]:
+    """Every config that an op reaches; on sm90a."""
+    if arch is Arch.SM90A:
+        for schema in SCHEMA_OF.values():
+            yield from configs_of(schema.name, arch)
+
+
+def smoke(arch: Arch) -> Iterator[KvCacheConfig]:
+    """One of each op: bf16, 128 elements, eden in 4 bits, pages of 64 tokens."""
+    for config in default(arch):
+        is_stored = config.key_bits in (0, 4) and config.value_bits in (0, 4)
+        is_common = config.dtype is DType.BF16 and config.head_dim == 128 and config.method is Method.EDEN
+        if is_common and is_stored and config.page_size in (0, 64):
+            yield config

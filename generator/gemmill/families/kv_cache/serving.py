@@ -1,0 +1,90 @@
+"""The compressed cache's ops in the runtime."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from gemmill.families import kv_cache
+from gemmill.families.kv_cache.call import config_of, spec_of
+from gemmill.families.kv_cache.classes import CLASSES
+from gemmill.families.kv_cache.config import Kind
+from gemmill.families.kv_cache.reference.attention import AttentionOptions, decode_attention
+from gemmill.families.kv_cache.reference.cache import NO_SLOT, write
+from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate, rotate_back
+from gemmill.family import Judged, OpSchema, ProblemCall
+from gemmill.family.operand import Call
+from gemmill.runtime import checks
+from gemmill.runtime.library import Build
+from gemmill.runtime.select import Choice
+from gemmill.runtime.serving import Result, Serving, count_of_variants
+from gemmill.space.names import to_name
+from gemmill.vocab import Arch
+
+Given = dict[str, Any]
+"""Arguments by role."""
+
+
+def _asked(call: Judged) -> ProblemCall:
+    return CLASSES.of_call(kv_cache.NAME, call["class"])
+
+
+def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
+    wanted = config_of(checks.check(op, call), Arch(build.manifest.arch))
+    return (
+        f"build {build.build_id} lacks {to_name(wanted)}, the variant for such calls, among its "
+        f"{count_of_variants(len(build.table.families.get(kv_cache.NAME, ())))} of compressed caches; "
+        f"`gemmill build --arch {build.manifest.arch} --select default` builds it"
+    )
+
+
+def _results(call: Judged, given: Given) -> Iterator[Result]:
+    if call["works"]:
+        yield from _COMPUTE[list(Kind)[call["kind"]]](call, given)
+
+
+def _hadamard(call: Judged, given: Given) -> Iterator[Result]:
+    yield given["out"], hadamard_transform(given["x"].double(), given["scale"])
+
+
+def _compress(call: Judged, given: Given) -> Iterator[Result]:
+    slots = given["slot_mapping"].reshape(-1)
+    exists = (slots >= 0) & (slots < call["pages"] * call["page"])
+    cache = given["cache"].clone(memory_format=torch.contiguous_format)
+    write(cache, spec_of(call), given["keys"], given["values"], torch.where(exists, slots, NO_SLOT))
+    yield given["cache"], cache
+
+
+def _decode(call: Judged, given: Given) -> Iterator[Result]:
+    out, lse = attended(call, given)
+    yield given["out"], out
+    if given.get("lse") is not None:
+        yield given["lse"], lse
+
+
+def options_of(call: Judged) -> AttentionOptions:
+    """What a call of attention says beside its tensors."""
+    return AttentionOptions(scale=call["scale"], causal=bool(call["causal"]), window=call["window"] or None)
+
+
+def within_cache(call: Judged, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lengths and page table with what the cache has not replaced by the nearest that it has."""
+    lengths = given["seq_lens"].reshape(-1).long()
+    reach = call["table_pages"] * call["page"] if call["pages"] else 0
+    return lengths.clamp(0, reach), given["block_table"].long().clamp(0, max(call["pages"] - 1, 0))
+
+
+def attended(call: Judged, given: Given) -> Result:
+    """Output and log-sum-exp of a call in float64, with lengths and pages that its cache has."""
+    spec, q, cache, sinks = spec_of(call), given["q"].double(), given["cache"].contiguous(), given.get("sinks")
+    lengths, table = within_cache(call, given)
+    is_rotated = call["seed"] < 0
+    if is_rotated:  # the reference rotates, by the transpose of what undoes it
+        q = rotate_back(q, spec.keys.rotation, spec.seed)
+    sinks = None if sinks is None else sinks.reshape(-1)
+    out, lse = decode_attention(q, cache, spec, table, lengths, options_of(call), sinks)
+    return (rotate(out, spec.values.rotation, spec.seed) if is_rotated else out), lse
+
+
+_COMPUTE = {Kind.HADAMARD: _hadamard, Kind.COMPRESS: _compress, Kind.DECODE: _decode}
+SERVING = Serving(results=_results, asked=_asked, lacks=_lacks)

@@ -1,0 +1,48 @@
+// Host code: the arguments of the compressed cache's kernels. Strides are in elements; strides within a row are 1.
+#pragma once
+
+#include "core/abi.h"
+
+extern "C" {
+
+// out = scale H x, H being Sylvester's matrix of as many columns as a row has.
+struct gemmill_hadamard_args {
+  void* out;
+  void const* x;                // bf16 or f16, as the variant's
+  int64_t rows;
+  int64_t out_stride, x_stride;
+  float scale;
+};
+
+// Keys and values of new tokens to their slots: page * page_size + place.
+struct gemmill_kv_compress_args {
+  uint8_t* cache;               // [pages, kv_heads, bytes of a head's page], pages at a stride of their own
+  void const* keys;             // [tokens, kv_heads, head dim]
+  void const* values;           // the same
+  int64_t const* slots;         // [tokens]; outside of the cache: not stored
+  int64_t tokens, kv_heads, pages, page_size;
+  int64_t page_stride;          // bytes, a multiple of 16
+  int64_t key_token_stride, key_head_stride, value_token_stride, value_head_stride;
+  int64_t seed;                 // of the rotation's signs
+};
+
+// Attention of the last tokens of each sequence over all of it.
+struct gemmill_kv_attention_args {
+  void* out;                    // [batch, rows, heads, head dim], of q's type, vectors at one stride
+  float* lse;                   // [batch, heads, rows], natural; null where nobody asks
+  void const* q;                // [batch, rows, heads, head dim]
+  uint8_t const* cache;         // as above
+  int32_t const* block_table;   // [batch, table_pages]
+  int32_t const* seq_lens;      // [batch]
+  float const* sinks;           // [heads], logits; null for none
+  int64_t batch, rows, heads, kv_heads, pages;
+  int64_t out_stride, page_stride;
+  int64_t q_batch_stride, q_row_stride, q_head_stride;
+  int64_t table_pages, table_stride;
+  int64_t window;               // keys up to itself that a row sees; 0 for all
+  int64_t causal;
+  int64_t seed;                 // of the rotation's signs; below 0: q comes rotated, out stays so
+  float scale;
+};
+
+}  // extern "C"

@@ -1,0 +1,70 @@
+// The compressed cache's ops: what a kernel is given.
+#include "extension/family.h"
+#include "kv_cache/abi.h"
+
+namespace gemmill::kv_cache {
+namespace {
+
+enum Role { kOut, kX, kCache, kKeys, kValues, kSlotMapping, kQ, kBlockTable, kSeqLens, kSinks, kLse };
+enum Value {
+  kKind, kWorks, kRows, kOutStride, kXStride, kScale, kTokens, kKvHeads, kPages, kPage, kKeyToken, kKeyHead, kValueToken,
+  kValueHead, kSeed, kBatch, kHeads, kPageStride, kQBatch, kQRow, kQHead, kTablePages, kTableStride, kWindow, kCausal,
+};
+enum Kind { kHadamard, kCompress, kDecode };  // gemmill.families.kv_cache.config.Kind
+
+template <class Element>
+Element* data(OpCall const& x, Role role) { return static_cast<Element*>(x.tensor(role).data); }
+
+bool asks(OpCall const& x, Call&) { return x.value(kWorks) != 0; }
+
+void launch_hadamard(OpCall const& x, Chosen const& chosen) {
+  gemmill_hadamard_args const args{x.tensor(kOut).data, x.tensor(kX).data, x.value(kRows), x.value(kOutStride),
+                                   x.value(kXStride), static_cast<float>(x.real(kScale))};
+  chosen.launch(&args);
+}
+
+void launch_compress(OpCall const& x, Chosen const& chosen) {
+  gemmill_kv_compress_args const args{
+      data<uint8_t>(x, kCache), x.tensor(kKeys).data, x.tensor(kValues).data, data<int64_t>(x, kSlotMapping),
+      x.value(kTokens), x.value(kKvHeads), x.value(kPages), x.value(kPage), x.value(kPageStride),
+      x.value(kKeyToken), x.value(kKeyHead), x.value(kValueToken), x.value(kValueHead), x.value(kSeed)};
+  chosen.launch(&args);
+}
+
+void launch_decode(OpCall const& x, Chosen const& chosen) {
+  gemmill_kv_attention_args const args{
+      x.tensor(kOut).data, data<float>(x, kLse), x.tensor(kQ).data, data<uint8_t>(x, kCache),
+      data<int32_t>(x, kBlockTable), data<int32_t>(x, kSeqLens), data<float>(x, kSinks),
+      x.value(kBatch), x.value(kRows), x.value(kHeads), x.value(kKvHeads), x.value(kPages), x.value(kOutStride),
+      x.value(kPageStride), x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages), x.value(kTableStride),
+      x.value(kWindow), x.value(kCausal), x.value(kSeed), static_cast<float>(x.real(kScale))};
+  chosen.launch(&args);
+}
+
+void launch(OpCall const& x, Chosen const& chosen) {
+  switch (x.value(kKind)) {
+    case kHadamard: return launch_hadamard(x, chosen);
+    case kCompress: return launch_compress(x, chosen);
+    default: return launch_decode(x, chosen);
+  }
+}
+
+// Where bulk copies begin.
+bool cache_is_aligned(OpCall& x) {
+  Operand const& cache = x.tensor(kCache);
+  return reinterpret_cast<uintptr_t>(cache.data) % 16 == 0 || cache.numel() == 0;
+}
+
+Family const family{
+    "kv_cache",
+    {"out", "x", "cache", "keys", "values", "slot_mapping", "q", "block_table", "seq_lens", "sinks", "lse"},
+    {"kind", "works", "rows", "out_stride", "x_stride", "scale", "tokens", "kv_heads", "pages", "page", "key_token", "key_head",
+     "value_token", "value_head", "seed", "batch", "heads", "page_stride", "q_batch", "q_row", "q_head", "table_pages", "table_stride", "window",
+     "causal"},
+    {{"cache_is_aligned", cache_is_aligned}},
+    asks,
+    launch,
+};
+
+}  // namespace
+}  // namespace gemmill::kv_cache

@@ -1,0 +1,83 @@
+// The slices of an attention to one result, in their order, so that it does not depend on which block ran first.
+#pragma once
+
+#include "core/launch.cuh"
+#include "kv_cache/abi.h"
+#include "kv_cache/elements.cuh"
+#include "kv_cache/rotation.cuh"
+
+namespace gemmill::kv_cache {
+
+constexpr int kRows = 16;  // of a tile: query rows times the query heads of a KV head
+constexpr float kNothing = -1e30f;  // a running maximum before any token: finite, so that differences are
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kCombineThreads = 128;
+
+// What a slice leaves: [batch, kv_heads, tiles, slices, 16], in the rotated basis.
+template <int kHeadDim>
+struct Partial {
+  float* out;         // and [head dim]: not divided by the sum
+  float2* max_sum;    // the maximum in units of log 2, and the sum
+
+  static int64_t bytes(int64_t slices) { return slices * kRows * (kHeadDim + 2) * 4; }
+  static Partial at(void* workspace, int64_t slices) {
+    float* const begin = static_cast<float*>(workspace);
+    return {begin, reinterpret_cast<float2*>(begin + slices * kRows * kHeadDim)};
+  }
+};
+
+template <int kHeadDim>
+struct CombineParams {
+  gemmill_kv_attention_args args;
+  Partial<kHeadDim> partial;
+  Signs<kHeadDim> signs;
+  int64_t tiles;
+  int slices;
+};
+
+// A warp takes a row: out = D H y / sqrt(d). Grid: rows of all tiles over four.
+template <class Variant, class Element, int kHeadDim>
+__global__ void __launch_bounds__(kCombineThreads) combine_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
+  constexpr int kOwn = kHeadDim / 32;
+  auto const& args = params.args;
+  int const lane = threadIdx.x % 32;
+  int64_t const index = static_cast<int64_t>(blockIdx.x) * (kCombineThreads / 32) + threadIdx.x / 32;
+  int64_t const tile = index / kRows, row_of_tile = index % kRows;
+  int64_t const batch = tile / params.tiles / args.kv_heads, kv_head = tile / params.tiles % args.kv_heads;
+  int64_t const group = args.heads / args.kv_heads, flat = tile % params.tiles * kRows + row_of_tile;
+  if (batch >= args.batch || flat >= args.rows * group) return;
+  int64_t const row = flat / group, head = kv_head * group + flat % group;
+
+  float2 const* const states = params.partial.max_sum + tile * params.slices * kRows + row_of_tile;
+  float const* const outs = params.partial.out + (tile * params.slices * kRows + row_of_tile) * kHeadDim + kOwn * lane;
+  float const sink = args.sinks == nullptr ? -INFINITY : args.sinks[head] * kLog2E;
+  float largest = fmaxf(kNothing, sink);
+  for (int i = 0; i < params.slices; ++i) largest = fmaxf(largest, states[i * kRows].x);
+  float sum = exp2f(sink - largest), y[kOwn] = {};
+  for (int i = 0; i < params.slices; ++i) {
+    float2 const state = states[i * kRows];
+    float const share = exp2f(state.x - largest);
+    sum += share * state.y;
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) y[j] += share * outs[i * kRows * kHeadDim + j];
+  }
+  bool const sees_nothing = sum == 0.0f;
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) y[j] = sees_nothing ? 0.0f : y[j] / sum;
+  if (args.seed >= 0) {
+    hadamard_across<32>(y);
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) y[j] *= params.signs(kOwn * lane + j) ? -kInverseRoot<kHeadDim> : kInverseRoot<kHeadDim>;
+  }
+  Element* const out = static_cast<Element*>(args.out) + ((batch * args.rows + row) * args.heads + head) * args.out_stride;
+#pragma unroll
+  for (int j = 0; j < kOwn; j += 2) {
+    uint32_t const word = two_elements<Element>(y[j], y[j + 1]);
+    memcpy(out + kOwn * lane + j, &word, sizeof word);
+  }
+  if (lane == 0 && args.lse != nullptr) {
+    args.lse[(batch * args.heads + head) * args.rows + row] = sees_nothing ? -INFINITY : (largest + log2f(sum)) / kLog2E;
+  }
+}
+
+}  // namespace gemmill::kv_cache

@@ -1,0 +1,29 @@
+// bf16 and f16 elements, two in a word.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace gemmill::kv_cache {
+
+template <class Element>
+__device__ __forceinline__ uint32_t two_elements(float low, float high) {
+  uint32_t word;
+  if constexpr (std::is_same_v<Element, __half>) {
+    __half2 const pair = __floats2half2_rn(low, high);
+    memcpy(&word, &pair, sizeof word);
+  } else {
+    __nv_bfloat162 const pair = __floats2bfloat162_rn(low, high);
+    memcpy(&word, &pair, sizeof word);
+  }
+  return word;
+}
+
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+}  // namespace gemmill::kv_cache

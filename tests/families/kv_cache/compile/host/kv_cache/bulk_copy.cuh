@@ -1,0 +1,48 @@
+// In place of kernels/kv_cache/bulk_copy.cuh: barriers count arrivals and bytes, and copies land when they are asked for.
+#pragma once
+
+#include "block.h"
+
+namespace gemmill::kv_cache {
+
+struct Barrier {
+  int16_t expected, pending;
+  int32_t state;  // twice the bytes that are to come, and the phase's parity
+};
+static_assert(sizeof(Barrier) == sizeof(uint64_t));
+
+inline Barrier& at(uint64_t* barrier) { return *reinterpret_cast<Barrier*>(barrier); }
+inline void turn(Barrier& barrier) {
+  if (barrier.pending == 0 && barrier.state >> 1 == 0) barrier.pending = barrier.expected, barrier.state ^= 1;
+}
+
+inline uint32_t shared_address(void const* pointer) {
+  return static_cast<uint32_t>(static_cast<uint8_t const*>(pointer) - shared) + on_host::kReservedBytes;
+}
+inline uint32_t load_shared(uint32_t address) {
+  if (address % 4) fprintf(stderr, "a load from shared memory is not aligned\n"), exit(1);
+  uint32_t word;
+  memcpy(&word, shared + address - on_host::kReservedBytes, sizeof word);
+  return word;
+}
+inline void initialise(uint64_t* barrier, int arrivals) {
+  at(barrier) = {static_cast<int16_t>(arrivals), static_cast<int16_t>(arrivals), 0};
+}
+inline void publish_barriers() {}
+inline void arrive(uint64_t* barrier) { --at(barrier).pending, turn(at(barrier)); }
+inline void expect_bytes(uint64_t* barrier, int bytes) { at(barrier).state += 2 * bytes, arrive(barrier); }
+inline void wait(uint64_t* barrier, int phase) {
+  while ((at(barrier).state & 1) == phase) on_host::yield();
+}
+inline void sync_threads(int number, int threads) { on_host::meet(on_host::block.meetings[number], threads); }
+inline void bulk_copy(void* to, void const* from, int bytes, uint64_t* barrier) {
+  uint8_t const* const shared_to = static_cast<uint8_t*>(to);
+  bool const is_inside = shared_to >= shared && shared_to + bytes <= shared + sizeof shared;
+  if (!is_inside || (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16) {
+    fprintf(stderr, "a bulk copy is not aligned, or beyond shared memory\n"), exit(1);
+  }
+  memcpy(to, from, bytes);
+  at(barrier).state -= 2 * bytes, turn(at(barrier));
+}
+
+}  // namespace gemmill::kv_cache

@@ -1,0 +1,31 @@
+// In place of kernels/kv_cache/mma.cuh: the products of a tensor core instruction, summed in f64 and rounded once.
+#pragma once
+
+#include "block.h"
+#include "kv_cache/elements.cuh"
+
+namespace gemmill::kv_cache {
+
+template <class Element>
+void mma_16x8x16(float (&d)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
+  struct Operands {
+    Element a[8], b[4];
+  } own;
+  memcpy(own.a, a, sizeof own.a);
+  memcpy(own.b, &b0, 4), memcpy(own.b + 2, &b1, 4);
+  int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  on_host::exchange(own, [&](auto of) {
+    for (int i = 0; i < 4; ++i) {
+      double sum = d[i];
+      int const row = g + 8 * (i / 2), column = 2 * t + i % 2;
+      for (int k = 0; k < 16; ++k) {
+        Operands const x = of(row % 8 * 4 + k % 8 / 2), y = of(column * 4 + k % 8 / 2);
+        sum += static_cast<double>(to_float(x.a[k % 2 + 2 * (row / 8) + 4 * (k / 8)])) * to_float(y.b[k % 2 + 2 * (k / 8)]);
+      }
+      d[i] = static_cast<float>(sum);
+    }
+    return 0;
+  });
+}
+
+}  // namespace gemmill::kv_cache

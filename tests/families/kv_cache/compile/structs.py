@@ -1,0 +1,97 @@
+"""What kernels are given of an op's call, as kernels/kv_cache/binding.cpp fills it: structs read from their header."""
+
+import ctypes
+import re
+from typing import Any
+
+from torch import Tensor
+
+from gemmill.locations import kernels_dir
+
+_TYPES = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float}
+_MEMBER = re.compile(r"^  ([\w ]+?\*?) ((?:\w+(?:, )?)+);", re.MULTILINE)
+
+
+def struct_of(header: str, name: str) -> type[ctypes.Structure]:
+    """A struct of a header below kernels/."""
+    body = re.search(rf"struct {name} {{(.*?)\n}};", (kernels_dir() / header).read_text(), re.DOTALL)
+    assert body is not None
+    fields: list[tuple[str, Any]] = []
+    for kind, names in _MEMBER.findall(body[1]):
+        for field in names.split(", "):
+            fields.append((field, ctypes.c_void_p if kind.endswith("*") else _TYPES[kind]))
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+Launch = struct_of("core/abi.h", "gemmill_launch")
+_Hadamard, _Compress, _Attention = (
+    struct_of("kv_cache/abi.h", f"gemmill_{name}_args") for name in ("hadamard", "kv_compress", "kv_attention")
+)
+
+
+def _filled(struct: type[ctypes.Structure], **given: Any) -> ctypes.Structure:
+    of = dict(struct._fields_)
+    assert set(of) == set(given), set(of) ^ set(given)
+    told = {name: value.data_ptr() if isinstance(value, Tensor) else value for name, value in given.items()}
+    return struct(**told)
+
+
+def arguments_of(given: dict[str, Any]) -> ctypes.Structure:
+    """Of a call's arguments by name."""
+    if "x" in given:
+        return _hadamard(**given)
+    return _compress(**given) if "keys" in given else _attention(**given)
+
+
+def _hadamard(out: Tensor, x: Tensor, scale: float) -> ctypes.Structure:
+    strides = {"out_stride": out.stride(0), "x_stride": x.stride(0)}
+    return _filled(_Hadamard, out=out, x=x, rows=x.shape[0], scale=scale, **strides)
+
+
+def _compress(
+    cache: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor, format: str, seed: int
+) -> ctypes.Structure:
+    tokens, kv_heads, _ = keys.shape
+    return _filled(
+        _Compress,
+        cache=cache,
+        keys=keys,
+        values=values,
+        slots=slot_mapping,
+        tokens=tokens,
+        seed=seed,
+        kv_heads=kv_heads,
+        pages=cache.shape[0],
+        page_size=cache.shape[2],
+        page_stride=cache.stride(0),
+        key_token_stride=keys.stride(0),
+        key_head_stride=keys.stride(1),
+        value_token_stride=values.stride(0),
+        value_head_stride=values.stride(1),
+    )
+
+
+def _attention(
+    q: Tensor, cache: Tensor, block_table: Tensor, seq_lens: Tensor, format: str, **others: Any
+) -> ctypes.Structure:
+    batch, rows, heads, _ = q.shape
+    return _filled(
+        _Attention,
+        q=q,
+        cache=cache,
+        block_table=block_table,
+        seq_lens=seq_lens,
+        **(others | {"causal": int(others["causal"])}),
+        batch=batch,
+        rows=rows,
+        heads=heads,
+        kv_heads=cache.shape[1],
+        pages=cache.shape[0],
+        out_stride=others["out"].stride(2),
+        page_stride=cache.stride(0),
+        q_batch_stride=q.stride(0),
+        q_row_stride=q.stride(1),
+        q_head_stride=q.stride(2),
+        table_pages=block_table.shape[1],
+        table_stride=block_table.stride(0),
+    )

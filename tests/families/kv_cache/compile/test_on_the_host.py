@@ -1,0 +1,139 @@
+"""The emitted kernels, whole, on the CPU against their references: threads are fibers, and the few instructions that a CPU has not
+are spelled out (host/). Launches, shared memory, barriers and index maps are the kernels' own."""
+
+import ctypes
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from families.kv_cache.compile.structs import Launch, arguments_of
+from gemmill.build.toolchain import ToolchainPaths
+from gemmill.emit import emit
+from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, HadamardCase
+from gemmill.families.kv_cache.cases.judging import Given, parts, report
+from gemmill.families.kv_cache.ops import DECODE
+from gemmill.locations import kernels_dir
+from gemmill.space.names import parse_name, symbol_of
+from gemmill.vocab import DType
+
+HERE = Path(__file__).parent
+HADAMARDS = {128: "hadamard_bf16_d128", 64: "hadamard_f16_d64", 256: "hadamard_f16_d256"}
+COMPRESSES = {
+    "k_eden4_v_eden4": "compress_bf16_d128_eden_k4v4",
+    "k_turboquant_mse3_v_turboquant_mse2": "compress_f16_d128_mse_k3v2",
+}
+DECODES = {
+    (DType.F16, 16, 4, 4): "decode_f16_d128_k4v4_p16",
+    (DType.BF16, 128, 3, 3): "decode_bf16_d128_k3v3_p128",
+    (DType.BF16, 32, 2, 2): "decode_bf16_d128_k2v2_p32",
+}
+SMALL = "decode_f16_d128_k4v4_p16"
+NAMES = (*HADAMARDS.values(), *COMPRESSES.values(), *DECODES.values())
+
+
+@pytest.fixture(scope="module")
+def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("kernels")
+    configs = [parse_name(f"sm90a_kvcache_{name}") for name in NAMES]
+    (folder / "kernels.cpp").write_text("\n".join(emit(config).text for config in configs))
+    includes = [f"-I{HERE / 'host'}", f"-I{kernels_dir()}", *(f"-isystem{path}" for path in toolchain.include_dirs)]
+    options = ["-std=c++20", "-O1", "-ffp-contract=off", "-w", "-fPIC", "-shared"]
+    command = [toolchain.gxx, *options, *includes, folder / "kernels.cpp", "-o", folder / "kernels.so"]
+    subprocess.run(list(map(str, command)), check=True)
+    loaded = ctypes.CDLL(str(folder / "kernels.so"))
+    for config in configs:
+        if hasattr(loaded, workspace := f"{symbol_of(config)}_workspace"):
+            getattr(loaded, workspace).restype = ctypes.c_int64
+    return loaded
+
+
+def launched(kernels: ctypes.CDLL, name: str, given: dict[str, Any], sm_count: int = 132) -> tuple[Given, Given]:
+    """Arguments before and after a launch of a kernel on a device of so many multiprocessors."""
+    before = {n: v.clone(memory_format=torch.preserve_format) if isinstance(v, Tensor) else v for n, v in given.items()}
+    symbol, how = f"gemmill_sm90a_kvcache_{name}", Launch(sm_count=sm_count)
+    args = arguments_of(given)
+    if hasattr(kernels, f"{symbol}_workspace"):
+        size = getattr(kernels, f"{symbol}_workspace")(ctypes.byref(args), ctypes.byref(how))
+        memory = torch.full((size,), 0xFF, dtype=torch.uint8)
+        how.workspace = memory.data_ptr()
+    assert getattr(kernels, symbol)(ctypes.byref(args), ctypes.byref(how)) == 0
+    return before, given
+
+
+def assert_right(kernels: ctypes.CDLL, name: str, case: Any, sm_count: int = 132, **changed: Any) -> None:
+    given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True)) | changed
+    found = parts(case.schema.name, *launched(kernels, name, given, sm_count))
+    assert found and not report(found), case
+
+
+@pytest.mark.parametrize("columns", HADAMARDS)
+def test_transforms(kernels: ctypes.CDLL, columns: int) -> None:
+    dtype = DType.BF16 if columns == 128 else DType.F16
+    for rows, padding in ((1, 0), (7, 8), (70, 3)):
+        assert_right(
+            kernels, HADAMARDS[columns], HadamardCase(rows=rows, columns=columns, dtype=dtype, padding=padding)
+        )
+
+
+@pytest.mark.parametrize("format", COMPRESSES)
+def test_stores(kernels: ctypes.CDLL, format: str) -> None:
+    dtype = DType.BF16 if "eden" in format else DType.F16
+    for tokens, heads, page, padding in ((1, 1, 16, 0), (9, 3, 32, 3), (67, 9, 128, 8)):
+        case = CompressCase(tokens=tokens, format=format, dtype=dtype, kv_heads=heads, page=page, padding=padding)
+        assert_right(kernels, COMPRESSES[format], replace(case, is_odd=tokens > 10))
+
+
+def test_pages_may_be_apart(kernels: ctypes.CDLL) -> None:
+    case = CompressCase(tokens=40, format="k_eden4_v_eden4", page=16, kv_heads=2)
+    cache, *others = case.arguments("cpu")
+    wide = torch.full((cache.shape[0], cache[0].numel() + 48), 0x77, dtype=torch.uint8)
+    apart = wide[:, : cache[0].numel()].unflatten(1, cache.shape[1:])
+    given = dict(zip(case.schema.arguments, (apart, *others), strict=True))
+    name = COMPRESSES["k_eden4_v_eden4"]
+    assert not report(parts(case.schema.name, *launched(kernels, name, given)))
+    assert bool((wide[:, cache[0].numel() :] == 0x77).all())
+
+
+DECODED = (
+    {"lengths": (37,), "heads": 4, "kv_heads": 1},
+    {"lengths": (300, 0, 1, 129), "heads": 8, "kv_heads": 2, "has_sinks": True},
+    {"lengths": (150, 2), "rows": 5, "heads": 6, "kv_heads": 1, "window": 40},
+    {"lengths": (3, 140), "rows": 3, "heads": 20, "kv_heads": 1, "window": 40, "causal": False},
+    {"lengths": (64,), "rows": 2, "heads": 2, "kv_heads": 2, "is_rotated": True},
+)
+
+
+@pytest.mark.parametrize("kernel", DECODES, ids=str)
+@pytest.mark.parametrize("sizes", DECODED, ids=lambda sizes: str(sizes["lengths"]))
+def test_attends(kernels: ctypes.CDLL, kernel: tuple[DType, int, int, int], sizes: dict[str, Any]) -> None:
+    """On few multiprocessors a sequence is one slice."""
+    dtype, page, keys, values = kernel
+    case = DecodeCase(page=page, dtype=dtype, format=f"k_eden{keys}_v_eden{values}", **sizes)
+    assert_right(kernels, DECODES[kernel], case, sm_count=3)
+    if sum(sizes["lengths"]) > 400:
+        assert_right(kernels, DECODES[kernel], case, sm_count=40)
+
+
+def test_pages_and_lengths_that_the_cache_has_not(kernels: ctypes.CDLL) -> None:
+    case = DecodeCase(lengths=(40, 40, 5), heads=2, kv_heads=1, page=16, dtype=DType.F16)
+    lengths = torch.tensor([1000, -7, 5], dtype=torch.int32)
+    table = torch.tensor([[0, -5, 10**9], [0, 0, 0], [2**31 - 1, 0, 0]], dtype=torch.int32)
+    assert_right(kernels, SMALL, case, seq_lens=lengths, block_table=table)
+
+
+def test_nan_shows_where_it_is_seen_and_nowhere_else(kernels: ctypes.CDLL) -> None:
+    """A key of NaN at the first token, of two rows of which one's window ends behind it."""
+    case = DecodeCase(lengths=(9,), rows=2, heads=2, kv_heads=2, page=16, dtype=DType.F16, window=8)
+    given = dict(zip(DECODE.arguments, case.arguments("cpu"), strict=True))
+    page = int(given["block_table"][0, 0])
+    norms = given["cache"][page, 0].flatten()[16 * 64 : 16 * 66].view(torch.float16)
+    norms[0] = torch.nan
+    before, after = launched(kernels, SMALL, given)
+    assert bool(after["out"][0, 0, 0].isnan().all()) and not bool(after["out"][0, 1].isnan().any())
+    assert not bool(after["out"][0, 0, 1].isnan().any())
+    assert not report(parts(DECODE.name, before, after))

@@ -1,0 +1,185 @@
+"""The compressed cache's ops on CPU tensors: the references, sentences for bad input, the configs that serve calls."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gemmill
+from gemmill.families.kv_cache.call import config_of
+from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, HadamardCase
+from gemmill.families.kv_cache.config import Kind, KvCacheConfig
+from gemmill.families.kv_cache.ops import DECODED, SCHEMA_OF, STORED
+from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate
+from gemmill.families.kv_cache.selections import default
+from gemmill.runtime import checks, operands
+from gemmill.runtime.schemas import BY_NAME
+from gemmill.space.names import parse_name, to_name
+from gemmill.vocab import Arch, DType
+
+TRANSFORM = HadamardCase(rows=3, columns=128)
+STORE = CompressCase(tokens=5, format="k_eden4_v_eden4", kv_heads=2, page=16)
+DECODE = DecodeCase(lengths=(20, 3), rows=2, heads=4, kv_heads=2, page=16)
+Case = HadamardCase | CompressCase | DecodeCase
+
+
+def given(case: Case) -> dict[str, Any]:
+    return dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+
+
+def call(case: Case, arguments: dict[str, Any]) -> None:
+    getattr(torch.ops.gemmill, case.schema.name).default(*arguments.values())
+
+
+def sentence(case: Case, **changes: Any) -> str:
+    with pytest.raises(RuntimeError) as error:
+        call(case, given(case) | changes)
+    return str(error.value)
+
+
+def test_a_transform_is_its_own_inverse_but_for_the_scale() -> None:
+    x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0)).half()
+    y = gemmill.hadamard_transform(x, 0.125)
+    assert torch.equal(y, hadamard_transform(x.double()).half())
+    assert torch.allclose(gemmill.hadamard_transform(y, 0.125).float(), x.float(), atol=2e-3)
+
+
+def test_what_is_stored_is_attended_over() -> None:
+    """A sequence of one token gives its value, as far as 4 bits hold it; every head of a group reads its KV head."""
+    random = torch.Generator().manual_seed(1)
+    keys, values = (torch.randn(2, 2, 128, generator=random).bfloat16() for _ in range(2))
+    cache = torch.full((3, 2, 16, 132), 0xFF, dtype=torch.uint8)
+    gemmill.kv_compress(cache, keys, values, torch.tensor([40, -1]), seed=7)
+    q = torch.randn(1, 1, 4, 128, generator=random).bfloat16()
+    table, lengths = torch.tensor([[2]], dtype=torch.int32), torch.tensor([9], dtype=torch.int32)
+    out, lse = gemmill.kv_decode_attention(q, cache, table, lengths, seed=7, window=1)
+    wanted = values[0].repeat_interleave(2, dim=0).float()
+    assert (out[0, 0].float() - wanted).norm() < 0.12 * wanted.norm()
+    scores = (q[0, 0].float() * keys[0].repeat_interleave(2, dim=0).float()).sum(-1) * 128**-0.5
+    assert torch.allclose(lse[0, :, 0], scores, atol=0.5)
+    assert bool((cache[:2] == 0xFF).all())
+
+
+def test_queries_that_come_rotated_leave_the_output_rotated() -> None:
+    arguments = given(DECODE)
+    call(DECODE, arguments)
+    turned = given(replace(DECODE, is_rotated=True))
+    kind, seed = DECODE.spec.keys.rotation, DECODE.spec.seed
+    turned["q"] = rotate(arguments["q"].double(), kind, seed).bfloat16()
+    call(DECODE, turned)
+    wanted = rotate(arguments["out"].double(), kind, seed)
+    assert torch.allclose(turned["out"].double(), wanted, atol=0.02)
+    assert torch.allclose(turned["lse"], arguments["lse"], atol=0.02)
+
+
+def moved(tensor: Tensor, offset: int) -> Tensor:
+    """The same bytes, from an offset on."""
+    memory = torch.empty(tensor.numel() + 64, dtype=tensor.dtype)
+    start = -memory.data_ptr() % 16 + offset
+    return memory[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
+
+
+def narrower(tensor: Tensor) -> Tensor:
+    return tensor[..., :96]
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "text"),
+    [
+        (TRANSFORM, {"x": lambda x: x[:, :96]}, "out is [3, 128], expected x's [3, 96]"),
+        (TRANSFORM, {"x": narrower, "out": narrower}, "x has 96 columns, expected 64, 128 or 256"),
+        (TRANSFORM, {"x": Tensor.float}, "x is float32, expected bfloat16 or float16"),
+        (STORE, {"format": lambda _: "eden4"}, "format is 'eden4', expected 'k_eden2_v_eden2', "),
+        (STORE, {"cache": lambda c: c[..., :100]}, "cache is [2, 2, 16, 100], expected [pages, KV heads, page, 132]: so many bytes"),
+        (STORE, {"cache": lambda c: c[:, :, :8]}, "pages of cache have 8 tokens, expected 16, 32, 64 or 128"),
+        (STORE, {"cache": lambda c: c.transpose(1, 2).contiguous().transpose(1, 2)}, "has strides [4224, 132, 264, 1]: a page must be contiguous"),
+        (STORE, {"cache": lambda c: c[:, :1]}, "keys is [5, 2, 128] and cache is [2, 1, 16, 132]: 2 heads do not fit a cache of 1"),
+        (STORE, {"cache": lambda c: moved(c, 8)}, "cache begins 8 bytes behind a multiple of 16, where bulk copies begin"),
+        (STORE, {"keys": narrower, "values": narrower}, "vectors have 96 elements, expected 128"),
+        (STORE, {"values": Tensor.half}, "values is float16, expected bfloat16"),
+        (STORE, {"slot_mapping": Tensor.int}, "slot_mapping is int32, expected int64"),
+        (STORE, {"slot_mapping": lambda s: s[:4]}, "slot_mapping has shape [4], expected [tokens] = [5]"),
+        (STORE, {"seed": lambda _: -1}, "seed is -1, expected 0 or more"),
+        (DECODE, {"format": lambda _: "k_eden2_v_eden4"}, "format is 'k_eden2_v_eden4', expected 'k_eden4_v_eden4', 'k_eden4_v_eden3', "),
+        (DECODE, {"q": lambda q: q[:, :, :3], "out": lambda o: o[:, :, :3]}, "q has 3 heads and cache 2: query heads are a multiple of KV heads"),
+        (DECODE, {"q": lambda q: q.transpose(2, 3).contiguous().transpose(2, 3)}, "elements of a vector must lie beside one another"),
+        (DECODE, {"out": lambda o: o.transpose(1, 2).contiguous().transpose(1, 2)}, "its vectors must follow one another at one stride, and not overlap"),
+        (DECODE, {"block_table": Tensor.long}, "block_table is int64, expected int32"),
+        (DECODE, {"seq_lens": lambda s: s[:1]}, "seq_lens has shape [1], expected [batch] = [2]"),
+        (DECODE, {"sinks": lambda _: torch.zeros(3)}, "sinks has shape [3], expected [heads] = [4]"),
+        (DECODE, {"lse": lambda x: x[..., :1]}, "lse has shape [2, 4, 1] and strides [8, 2, 1], expected three dimensions without gaps"),
+        (DECODE, {"window": lambda _: -2}, "window is -2, expected a number of keys, or 0 for all"),
+        (DECODE, {"seed": lambda _: -2}, "seed is -2, expected 0 or more, or -1 for queries that are rotated and an output that stays so"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_bad_input_is_one_sentence(case: Case, change: dict[str, Any], text: str) -> None:
+    arguments = given(case)
+    found = sentence(case, **{name: how(arguments[name]) for name, how in change.items()})
+    assert found.startswith(f"{case.schema.name}: ") and text in found, found
+
+
+def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
+    configs = list(default(Arch.SM90A))
+    assert len({to_name(config) for config in configs}) == len(configs) == 82
+    assert all(parse_name(to_name(config)) == config for config in configs)
+    served = set()
+    for case in _cases():
+        schema = BY_NAME[case.schema.name]
+        judged = checks.check(schema, operands.of_arguments(schema, case.arguments("meta")))
+        served.add(config_of(judged, Arch.SM90A))
+    assert served == set(configs)
+
+
+def _cases() -> list[Case]:
+    dtypes = (DType.BF16, DType.F16)
+    return [
+        *(HadamardCase(rows=1, columns=c, dtype=d) for c in (64, 128, 256) for d in dtypes),
+        *(CompressCase(tokens=1, format=name, dtype=d) for name in STORED for d in dtypes),
+        *(
+            DecodeCase(lengths=(1,), page=page, dtype=d, format=name)
+            for page in (16, 32, 64, 128)
+            for d in dtypes
+            for name in DECODED
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"kind": Kind.HADAMARD, "head_dim": 96}, "head_dim=96: transforms have 64, 128, 256 columns"),
+        ({"kind": Kind.HADAMARD, "dtype": DType.F32}, "dtype=f32: elements are bf16 or f16, as tensor cores take them"),
+        ({"kind": Kind.COMPRESS, "key_bits": 5, "value_bits": 4}, "key_bits=5 value_bits=4 contradict kind=compress"),
+        (
+            {"kind": Kind.DECODE, "key_bits": 4, "value_bits": 4, "page_size": 48},
+            "page_size=48 contradicts kind=decode",
+        ),
+        ({"kind": Kind.HADAMARD, "page_size": 16}, "page_size=16 contradicts kind=hadamard"),
+    ],
+)
+def test_contradictions_cannot_be_made(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        KvCacheConfig(**({"dtype": DType.BF16, "head_dim": 128} | fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("sm90a_kvcache_hadamard_bf16_d128_k4v4", "it has 6 fields of 5"),
+        ("sm90a_kvcache_compress_bf16_d128_fifo_k4v4", "method 'fifo', expected eden or mse"),
+        ("sm90a_kvcache_decode_bf16_d128_k4_p16", "bits 'k4_p16', expected k, a digit, v and a digit"),
+        ("sm90a_kvcache_decode_bf16_d128_k4v4_16", "page_size '16', expected p and a number"),
+    ],
+)
+def test_names_that_cannot_be_read(name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_name(name)
+
+
+def test_schemas_are_torchs() -> None:
+    for schema in SCHEMA_OF.values():
+        told = torch._C.parse_schema(f"gemmill::{schema.schema}")
+        assert getattr(torch.ops.gemmill, schema.name).default._schema == told
