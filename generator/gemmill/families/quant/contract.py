@@ -285,7 +285,9 @@ def _scales(quant: QuantOp) -> tuple[Step, ...]:
     if quant.family.is_given:
         return (Special("static_scales"),)
     if quant.format:
-        return *(Check(aspect, "scales") for aspect in (Aspect.RANK, Aspect.SHAPE, Aspect.LAYOUT)), _SWIZZLED
+        checks = (Check(aspect, "scales") for aspect in (Aspect.RANK, Aspect.SHAPE, Aspect.LAYOUT))
+        read = quant.family is QuantFamily.DEQUANT
+        return *checks, _SWIZZLED, *((Let("scales_stride", "row_stride(scales)"),) if read else ())
     if quant.family is QuantFamily.TENSOR:
         some = "{scales.name} has shape {scales.shape}: expected one value, for the tensor, or more, of which the first is written"
         return (Require("numel(scales) >= 1", some),)

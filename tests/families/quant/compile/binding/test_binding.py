@@ -190,6 +190,15 @@ def test_packed_scales_of_one_row_have_the_stride_of_their_layout(stride: int, p
             assert args.out_rows == of_arguments(BY_NAME[op], call)["output_q"].rows
 
 
+@pytest.mark.parametrize("op", ["scaled_mxfp8_dequant", "scaled_mxfp8_quant"])
+def test_plain_block_scales_may_lie_in_wider_rows(op: str, probe) -> None:
+    values, codes = torch.ones(3, 64).bfloat16(), torch.ones(3, 64).to(torch.float8_e4m3fn)
+    scales = torch.ones(3, 5, dtype=torch.uint8)[:, :2]
+    call = [values, codes, scales, False] if "de" in op else [codes, scales, values, "up", False]
+    assert launched(probe, op, call) is not None
+    assert (recorded(probe).scales_stride, recorded(probe).is_swizzled) == (5, 0)
+
+
 def test_a_text_argument_leaves_no_memory_behind(probe) -> None:
     x, scale = torch.ones(2, 64, dtype=torch.bfloat16), torch.ones(1)
     call = [torch.empty(2, 32, dtype=torch.float8_e4m3fn), x, scale, "gelu"]
