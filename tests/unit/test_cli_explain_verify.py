@@ -12,6 +12,7 @@ from gemmill.families.quant.selections import default as quant_configs
 from gemmill.families.quant.selections import smoke as smoke_quant_configs
 from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.numerics import verify as layer
+from gemmill.numerics.cases import cases_of_op
 from gemmill.numerics.verify import Verdict
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME
@@ -292,6 +293,8 @@ def test_verify_hands_on_the_filtered_names(gemmill, put_build, make_config, mon
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the ops would run kernels")
 def test_the_cpu_reference_verifies_itself() -> None:
     verdicts = list(layer.verify_ops())
+    of_pairs = [name for name, _ in cases_of_op("fp4_weight_mm").once()]
+    assert len(of_pairs) == 10
     assert [verdict.name for verdict in verdicts] == [
         "cutlass_scaled_mm e4m3",
         "cutlass_scaled_mm s8",
@@ -299,6 +302,10 @@ def test_the_cpu_reference_verifies_itself() -> None:
         "cutlass_scaled_mm_azp s8",
         "cutlass_scaled_mm e4m3 in groups",
         *(op.name for config in smoke_quant_configs(Arch.SM90A) for op in QUANT_OPS if op.serves(config)),
+        *of_pairs,
+        "hadamard_transform",
+        "kv_compress",
+        "kv_decode_attention",
     ]
     assert all(verdict.cases == 1 and not verdict.failures for verdict in verdicts)
     assert layer.device_words() == "with the CPU reference: there is no GPU that torch can use, so no kernel was run"

@@ -26,7 +26,16 @@ KEEPS: dict[tuple[str, str], set[str]] = {
 """What means something beside a switch that leaves something out; all other options of its verb are refused there."""
 ADDS = {
     "build": {"--retry-failed", "--use", "--trust-network"},
-    "explain": {"--per-token", "--per-channel", "--bias", "--ue8m0", "--scales-m-major", "--all", "--json"},
+    "explain": {
+        "--per-token",
+        "--per-channel",
+        "--bias",
+        "--ue8m0",
+        "--scales-m-major",
+        "--prepacked",
+        "--all",
+        "--json",
+    },
     "verify": {"--json"},
     "fuzz": {"--gpu", "--json"},
     "tune": {"--second-opinion", "--peers", "--fresh", "--trust-network", "--dry-run"},

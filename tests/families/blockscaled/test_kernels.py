@@ -53,7 +53,7 @@ def test_the_default_selection_on_hopper() -> None:
 def test_the_default_selections_on_blackwell() -> None:
     """Of sm100a at least three tiles, two clusters and both ways of sharing for each pair."""
     configs = {arch: list(default(arch)) for arch in (Arch.SM100A, Arch.SM120A)}
-    assert (len(configs[Arch.SM100A]), len(configs[Arch.SM120A])) == (70, 22)
+    assert (len(configs[Arch.SM100A]), len(configs[Arch.SM120A])) == (70, 20)
     for arch, of_arch in configs.items():
         assert all(REGISTRY.check(config) for config in of_arch) and not list(smoke(arch))
         assert {(config.pair, config.out_dtype) for config in of_arch} == {
@@ -143,7 +143,7 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
         (
             replace(PAIRED, arch=Arch.SM120A, sharing=Sharing.PINGPONG, cluster_shape_mnk=(1, 1, 1)),
             "pair_tile",
-            "tile of 256 x 128: four warps, which take it alone, have no registers for so many sums",
+            "tile of 256 x 128: its sums do not fit the registers of eight warps",
         ),
         (
             replace(PAIRED, cluster_shape_mnk=(1, 1, 1)),

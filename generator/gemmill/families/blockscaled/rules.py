@@ -99,8 +99,8 @@ def _pair_tile(config: PairConfig) -> Iterator[str]:
         yield f"tile of {m} rows: {config.sharing} multiplies {rows}"
     if config.arch is Arch.SM100A and n not in (64, 128, 192, 256):
         yield f"tile of {n} columns: the instruction takes 64, 128, 192 or 256"
-    if config.sharing is Sharing.PINGPONG and m * n > _SCALE_ROWS * _SCALE_ROWS:
-        yield f"tile of {m} x {n}: four warps, which take it alone, have no registers for so many sums"
+    if config.arch is Arch.SM120A and m * n > _SCALE_ROWS * _SCALE_ROWS:
+        yield f"tile of {m} x {n}: its sums do not fit the registers of eight warps"
     if config.arch is Arch.SM120A and (m % _SCALE_ROWS or n % _SCALE_ROWS):
         yield f"tile of {m} x {n}: scales come in tiles of {_SCALE_ROWS} rows"
     least = 128 if config.mixes or config.arch is Arch.SM120A else 256
