@@ -65,7 +65,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gemmill-five-minutes-") as folder:
         begun = time.perf_counter()
-        wheel = given.wheel or _written(Path(folder))
+        wheel = given.wheel.resolve() if given.wheel else _written(Path(folder))  # steps run elsewhere
         installed = Path(folder) / "installed"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         _step("install", [*pip, "--target", installed, wheel])
