@@ -65,7 +65,7 @@ struct Fp4WeightMm {
     CUtensorMap tokens;   // boxes of tile_m rows and 64 columns, swizzled by 128 bytes
     char const* weights;  // blocks of 64 rows and 64 columns, along K first
     float const* alpha;  // one value, or null for 1
-    float const* base;   // [n] of a format with row bases
+    float const* base;   // [n]
     X const* bias;       // [n], or null for none
     X* d;
     int64_t ldd;
@@ -250,7 +250,7 @@ struct Fp4WeightMm {
   }
 
   __device__ static X finish(Params const& params, float sum, float alpha, int n) {
-    if constexpr (Format::kRowBase) sum *= params.base[n];
+    sum *= params.base[n];
     sum *= alpha;
     return X(params.bias == nullptr ? sum : sum + static_cast<float>(params.bias[n]));
   }

@@ -63,7 +63,6 @@ __device__ uint32_t two_bytes(uint32_t word) {
 // Every ue4m3 scale is such a number, subnormal ones too, but zero: its codes are packed as zeros.
 struct NvFp4 {
   static constexpr int kScaleBytes = 64 * 4;  // of a block of 64 rows and 64 columns
-  static constexpr bool kRowBase = false;
   static constexpr float kShort = 128.0f;      // what code * scale is short of: 2^126 of the code, less 2^119 of the scale
   static constexpr uint32_t kSpread = 1 << 4;  // Params::spread
 
@@ -90,7 +89,6 @@ struct NvFp4 {
 // 128, 2^-125 to 2: then products are normal numbers, and the factor of a code, 2^126 times its scale, is a number of bf16.
 struct MxFp4 {
   static constexpr int kScaleBytes = 64 * 2;
-  static constexpr bool kRowBase = true;
   static constexpr float kShort = 1.0f;
   static constexpr uint32_t kSpread = 1 << 7;
 
