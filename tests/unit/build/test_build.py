@@ -180,7 +180,7 @@ def test_known_failure_is_not_tried_again(
     toolkit.set("bad", "t128x")
     build(selection, options)
     toolkit.unset("bad")
-    with (kernels / "scaled_mm" / "epilogue.cuh").open("a") as header:
+    with (kernels / "core" / "epilogue.cuh").open("a") as header:
         header.write("// repaired\n")
     assert not build(selection, options).rejected
 

@@ -69,7 +69,7 @@ def test_header_edit_compiles_again_and_undoing_it_does_not(
     toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
 ) -> None:
     first = build(make_selection(64), options)
-    header = kernels / "scaled_mm" / "epilogue.cuh"
+    header = kernels / "core" / "epilogue.cuh"
     text = header.read_text()
     header.write_text(text + "inline int edited() { return 1; }\n")
     second = build(make_selection(64), options)
@@ -98,7 +98,7 @@ def digests_of(result) -> set[str]:
 def test_a_header_that_is_edited_meanwhile(
     toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
 ) -> None:
-    header = kernels / "scaled_mm" / "epilogue.cuh"
+    header = kernels / "core" / "epilogue.cuh"
     toolkit.set("edit", str(header))
     with pytest.raises(
         BuildError, match=r"^a header was changed while the compiler read it \(sm90a\w+\): build again$"
@@ -111,7 +111,7 @@ def test_a_header_that_is_edited_meanwhile(
 def test_a_header_dated_in_the_future(
     toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
 ) -> None:
-    header = kernels / "scaled_mm" / "epilogue.cuh"
+    header = kernels / "core" / "epilogue.cuh"
     os.utime(header, (time.time() + 1e6,) * 2)
     build(make_selection(64), options)
     assert build(make_selection(64), options).reused and len(toolkit.calls()) == 1
