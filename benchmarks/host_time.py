@@ -41,7 +41,7 @@ class Side:
     def __init__(self, place: Place, device: str, calls: int) -> None:
         self.name = place.name
         environment = os.environ | {"PYTHONPATH": str(place.sources), "GEMMILL_HOME": str(place.home)}
-        command = [sys.executable, str(SERVER), device, str(calls)]
+        command = [sys.executable, "-P", str(SERVER), device, str(calls)]
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

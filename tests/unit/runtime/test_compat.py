@@ -86,7 +86,7 @@ def test_fp4_codes_and_scales_as_vllms_callers_make_room_for_them() -> None:
     assert torch.equal(into[0], codes) and torch.equal(into[1][:256].view(torch.uint8), scales)
 
 
-def test_nvfp4_products_under_vllms_name() -> None:
+def test_nvfp4_products_under_vllms_name(monkeypatch, home) -> None:
     import_module("gemmill.compat.vllm")
     x, w = (torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).bfloat16() for rows in (5, 32))
     factor = torch.tensor([300.0])
@@ -96,6 +96,7 @@ def test_nvfp4_products_under_vllms_name() -> None:
     torch.ops._C.cutlass_scaled_fp4_mm(out, a, b, a_sf, b_sf, 1 / factor.square())
     wanted = x.double() @ w.double().t()
     assert 0.05 < (out.double() - wanted).norm() / wanted.norm() < 0.2
+    monkeypatch.setattr(ops, "_active", None)
     assert not torch.ops._C.cutlass_scaled_mm_supports_fp4(90), "there is no build"
 
 
