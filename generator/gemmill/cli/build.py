@@ -99,7 +99,9 @@ def _what_can_be_compiled() -> str:
 
     if is_installed():
         return "default"
-    typer.echo(f"gemmill: {DISTRIBUTION} is not installed, so nvcc compiles selection nvcc; for default, {INSTALL}", err=True)
+    typer.echo(
+        f"gemmill: {DISTRIBUTION} is not installed, so nvcc compiles selection nvcc; for default, {INSTALL}", err=True
+    )
     return "nvcc"
 
 

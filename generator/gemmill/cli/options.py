@@ -78,7 +78,9 @@ OwnSelectOption = Annotated[
 ]
 MaybeSelectOption = Annotated[
     str | None,
-    typer.Option("--select", metavar="NAME", help="Look in this named set (smoke, default, nvcc, sweep), not in a build."),
+    typer.Option(
+        "--select", metavar="NAME", help="Look in this named set (smoke, default, nvcc, sweep), not in a build."
+    ),
 ]
 FilterOption = Annotated[
     list[str] | None,
