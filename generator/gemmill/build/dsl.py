@@ -18,7 +18,7 @@ OLDEST_DSL = (4, 8)
 DISTRIBUTION = "nvidia-cutlass-dsl"
 _INSTALL = "install it with `pip install 'gemmill[dsl]'`"
 _PACKAGE = Path(__file__).resolve().parents[1]
-_MEANING = ("families/*/dsl/*.py", "families/*/config.py", "vocab/*.py")
+_MEANING = ("gemm/*.py", "families/*/dsl/*.py", "families/*/config.py", "vocab/*.py")
 """Files of gemmill that a DSL kernel is made from, beside its emitted file: kernel bodies, and what a config's fields mean."""
 
 
