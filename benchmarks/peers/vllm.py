@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 import torch
 
-from gemmill.tune.protocol import first_line
+from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError, vllm_contender
 from harness.quant_contenders import QuantContender
 from harness.remote import RemoteContender, RemoteError

@@ -10,10 +10,10 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime.select import model_ns, rejection, select
 from gemmill.runtime.table import Table, make_table
 from gemmill.runtime.tuned import Machine, load_tuned
-from gemmill.tune.heuristics import Tile
-from gemmill.tune.peers import VLLM, peers_of, vllm_takes
-from gemmill.tune.problems import Problem
-from gemmill.tune.protocol import PEER, Candidate
+from gemmill.tuner.heuristics import Tile
+from gemmill.tuner.peers import VLLM, peers_of, vllm_takes
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.protocol import PEER, Candidate
 
 MOST = 60
 PLAUSIBLE = 2.5

@@ -1,4 +1,4 @@
-"""The process that runs candidates: `python -m gemmill.tune.bench SPEC`. It may be killed at any time.
+"""The process that runs candidates: `python -m gemmill.tuner.bench SPEC`. It may be killed at any time.
 
 Commands come as JSON lines on stdin, answers go as JSON lines to the file descriptor named in SPEC, so that nothing that
 a library prints can be taken for one. What goes wrong with a candidate is an answer; what goes wrong with this process
@@ -21,12 +21,12 @@ from gemmill.numerics.cases import cases_of_family
 from gemmill.numerics.measured import ROTATED_BYTES, Expected, Maker, Operands, as_they_are, results_of
 from gemmill.numerics.memory import Memory, bits_of
 from gemmill.registry import REGISTRY
-from gemmill.tune.checking import GUARD_BYTES, PAD, Fault, Finding, GuardedArena
-from gemmill.tune.device import driver_version
-from gemmill.tune.problems import Problem
-from gemmill.tune.protocol import Candidate, WorkerSpec, first_line, problem_from_json
-from gemmill.tune.subjects import ARENA_BYTES, LoadedSubjects, StandIns, Subject
-from gemmill.tune.timing import Graph, settle
+from gemmill.tuner.checking import GUARD_BYTES, PAD, Fault, Finding, GuardedArena
+from gemmill.tuner.device import driver_version
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.protocol import Candidate, WorkerSpec, first_line, problem_from_json
+from gemmill.tuner.subjects import ARENA_BYTES, LoadedSubjects, StandIns, Subject
+from gemmill.tuner.timing import Graph, settle
 
 DRY_ROTATED_BYTES = 4096
 POISONS = (0xFF, 0xBF)

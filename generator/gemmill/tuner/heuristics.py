@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from gemmill.tune.protocol import TuneError
+from gemmill.tuner.protocol import TuneError
 
 PACKAGE, MODULE = "nvidia-matmul-heuristics", "nvMatmulHeuristics"
 ANSWERS = 8
@@ -33,7 +33,7 @@ def advice(shapes: Sequence[Shape]) -> Mapping[Shape, tuple[Tile, ...]]:
         raise TuneError(f"a second opinion needs {PACKAGE}, which is not installed: pip install {PACKAGE}")
     try:
         run = subprocess.run(
-            [sys.executable, "-m", "gemmill.tune.heuristics"],
+            [sys.executable, "-m", "gemmill.tuner.heuristics"],
             input=json.dumps(list(shapes)),
             capture_output=True,
             text=True,

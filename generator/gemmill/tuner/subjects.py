@@ -13,9 +13,9 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
 from gemmill.runtime.ops import load
 from gemmill.runtime.schemas import NAMESPACE
-from gemmill.tune.checking import GuardedArena
-from gemmill.tune.peers import peers_of, vllm_peer
-from gemmill.tune.protocol import PEER, Candidate, WorkerSpec
+from gemmill.tuner.checking import GuardedArena
+from gemmill.tuner.peers import peers_of, vllm_peer
+from gemmill.tuner.protocol import PEER, Candidate, WorkerSpec
 
 ARENA_BYTES = 256 << 20
 

@@ -18,9 +18,9 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime.table import make_table
 from gemmill.space.names import symbol_of
 from gemmill.space.selections import Selection
-from gemmill.tune.candidates import PLAUSIBLE, fitting
-from gemmill.tune.problems import Problem
-from gemmill.tune.program import (
+from gemmill.tuner.candidates import PLAUSIBLE, fitting
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.program import (
     Overlap,
     TuneRequest,
     TuneResult,
@@ -30,8 +30,8 @@ from gemmill.tune.program import (
     stand_in_build,
     worker_spec,
 )
-from gemmill.tune.protocol import WorkerSpec
-from gemmill.tune.sweep import Executor, Observer, run_sweep
+from gemmill.tuner.protocol import WorkerSpec
+from gemmill.tuner.sweep import Executor, Observer, run_sweep
 
 KERNELS_OF_A_WAVE = 16
 """Two translation units: minutes of compiling, and enough to keep a GPU busy meanwhile."""
@@ -49,7 +49,7 @@ def tune_selection(
 ) -> TuneResult:
     """Measure what of a selection is promising on the request's problems; its own builds are what is chosen from today.
 
-    Raises BuildError where a wave does not compile at all, and what `gemmill.tune.program.tune` raises.
+    Raises BuildError where a wave does not compile at all, and what `gemmill.tuner.program.tune` raises.
     """
     compile_wave = compile_wave or _compile
     with executor_of(worker_spec(request)) as executor:

@@ -19,11 +19,11 @@ from gemmill import settings
 from gemmill.build.scheduler import LOOPBACK, Scheduler, SchedulerError, gathered
 from gemmill.manifest import ManifestError
 from gemmill.runtime.builds import MANIFEST, resolve
-from gemmill.tune.executors import facts_of
-from gemmill.tune.measure import OPEN_SECONDS, Outcome, Task, measure
-from gemmill.tune.protocol import PEER, TuneError, WorkerSpec
-from gemmill.tune.sweep import Event, Executor, Found, TaskLost
-from gemmill.tune.worker import Worker
+from gemmill.tuner.executors import facts_of
+from gemmill.tuner.measure import OPEN_SECONDS, Outcome, Task, measure
+from gemmill.tuner.protocol import PEER, TuneError, WorkerSpec
+from gemmill.tuner.sweep import Event, Executor, Found, TaskLost
+from gemmill.tuner.worker import Worker
 
 RESOURCES = {"GPU": 1}
 HERE = {"host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0"}

@@ -13,14 +13,14 @@ from gemmill.runtime.table_file import TunedTable, file_name
 from gemmill.runtime.tuned import Machine
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.selections import Selection
-from gemmill.tune.candidates import BuildFacts, build_facts
-from gemmill.tune.choice import Agreement
-from gemmill.tune.executors import LocalExecutor
-from gemmill.tune.journal import Journal, Record
-from gemmill.tune.problems import Problem
-from gemmill.tune.protocol import WorkerSpec
-from gemmill.tune.sweep import Executor, Observer, SweepOptions, agreement_of, run_sweep
-from gemmill.tune.tables import NO_DEVICE, tables_of, write_table
+from gemmill.tuner.candidates import BuildFacts, build_facts
+from gemmill.tuner.choice import Agreement
+from gemmill.tuner.executors import LocalExecutor
+from gemmill.tuner.journal import Journal, Record
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.protocol import WorkerSpec
+from gemmill.tuner.sweep import Executor, Observer, SweepOptions, agreement_of, run_sweep
+from gemmill.tuner.tables import NO_DEVICE, tables_of, write_table
 from gemmill.version import __version__
 
 DRY_BUILD = "dry-run"

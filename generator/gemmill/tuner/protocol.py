@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from gemmill.tune.problems import Problem, problem_of
+from gemmill.tuner.problems import Problem, problem_of
 
 _OF_SCHEMA_1 = ("op", "m", "n", "k")
 PEER = "peer"

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from gemmill.tune.checking import Fault, Finding
-from gemmill.tune.device import Monitor
-from gemmill.tune.problems import Problem
-from gemmill.tune.protocol import Candidate, problem_to_json
-from gemmill.tune.timing import calls_in_round, shuffled
-from gemmill.tune.worker import Worker, WorkerDied, WorkerError
+from gemmill.tuner.checking import Fault, Finding
+from gemmill.tuner.device import Monitor
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.protocol import Candidate, problem_to_json
+from gemmill.tuner.timing import calls_in_round, shuffled
+from gemmill.tuner.worker import Worker, WorkerDied, WorkerError
 
 OPEN_SECONDS = 120.0
 CHECK_SECONDS = 20.0

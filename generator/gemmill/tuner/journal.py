@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from gemmill.tune.checking import Fault, Finding
-from gemmill.tune.device import now
-from gemmill.tune.measure import Outcome
-from gemmill.tune.problems import Problem
-from gemmill.tune.protocol import problem_from_json, problem_to_json
+from gemmill.tuner.checking import Fault, Finding
+from gemmill.tuner.device import now
+from gemmill.tuner.measure import Outcome
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.protocol import problem_from_json, problem_to_json
 
 SCHEMA_VERSION = 2
 _READ = (1, SCHEMA_VERSION)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from gemmill.tune.problems import Problem
+from gemmill.tuner.problems import Problem
 
 Call = Callable[[], object]
 

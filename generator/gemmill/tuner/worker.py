@@ -37,8 +37,8 @@ class WorkerError(RuntimeError):
 class Worker:
     """One measuring process, started when it is first asked, and again after it died."""
 
-    def __init__(self, spec: Any, program: str = "gemmill.tune.bench") -> None:
-        """`program` is a module that takes a spec, a dataclass of plain values, and answers as gemmill.tune.bench does."""
+    def __init__(self, spec: Any, program: str = "gemmill.tuner.bench") -> None:
+        """`program` is a module that takes a spec, a dataclass of plain values, and answers as gemmill.tuner.bench does."""
         self._spec = spec
         self._program = program
         self._process: subprocess.Popen[bytes] | None = None

@@ -20,11 +20,11 @@ from gemmill.runtime.table_file import (
     read_table,
     table_text,
 )
-from gemmill.tune.checking import Fault
-from gemmill.tune.choice import MARGIN, Decision, decide
-from gemmill.tune.journal import Entry, Record
-from gemmill.tune.problems import Problem
-from gemmill.tune.sweep import runs_of, variants_only
+from gemmill.tuner.checking import Fault
+from gemmill.tuner.choice import MARGIN, Decision, decide
+from gemmill.tuner.journal import Entry, Record
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.sweep import runs_of, variants_only
 from gemmill.writing import write_whole
 
 KEPT = 4

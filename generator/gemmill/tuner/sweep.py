@@ -5,15 +5,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gemmill.tune.candidates import MOST, BuildFacts, Field, field_of
-from gemmill.tune.checking import Finding
-from gemmill.tune.choice import MARGIN, Agreement, Decision, agreement, decide
-from gemmill.tune.device import now
-from gemmill.tune.heuristics import Tile
-from gemmill.tune.journal import Entry, Journal, Record
-from gemmill.tune.measure import Outcome, Task, halving
-from gemmill.tune.problems import Problem
-from gemmill.tune.protocol import Candidate
+from gemmill.tuner.candidates import MOST, BuildFacts, Field, field_of
+from gemmill.tuner.checking import Finding
+from gemmill.tuner.choice import MARGIN, Agreement, Decision, agreement, decide
+from gemmill.tuner.device import now
+from gemmill.tuner.heuristics import Tile
+from gemmill.tuner.journal import Entry, Journal, Record
+from gemmill.tuner.measure import Outcome, Task, halving
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.protocol import Candidate
 
 ROUNDS = 15
 

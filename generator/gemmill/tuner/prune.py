@@ -9,10 +9,10 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime.select import Choice, Trust, select
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection
-from gemmill.tune.candidates import BuildFacts
-from gemmill.tune.journal import Record
-from gemmill.tune.problems import Problem
-from gemmill.tune.sweep import runs_of, variants_only
+from gemmill.tuner.candidates import BuildFacts
+from gemmill.tuner.journal import Record
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.sweep import runs_of, variants_only
 
 Times = dict[Problem, dict[str, float]]
 """Microseconds by problem and variant."""

@@ -12,13 +12,13 @@ from gemmill.family import Sweep, Tuning
 from gemmill.locations import templates_dir
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name
-from gemmill.tune.charts import Cell, Line, log_chart, winner_map
-from gemmill.tune.choice import MARGIN, Agreement, Decision
-from gemmill.tune.journal import Entry, Record
-from gemmill.tune.peers import peers_of
-from gemmill.tune.problems import Problem
-from gemmill.tune.sweep import runs_of, variants_only
-from gemmill.tune.tables import decide_all
+from gemmill.tuner.charts import Cell, Line, log_chart, winner_map
+from gemmill.tuner.choice import MARGIN, Agreement, Decision
+from gemmill.tuner.journal import Entry, Record
+from gemmill.tuner.peers import peers_of
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.sweep import runs_of, variants_only
+from gemmill.tuner.tables import decide_all
 from gemmill.writing import write_whole
 
 TEMPLATE = "report/report.html.jinja"

@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gemmill.tune.measure import OPEN_SECONDS, Task, measure
-from gemmill.tune.protocol import TuneError, WorkerSpec
-from gemmill.tune.sweep import Event, Executor, Found
-from gemmill.tune.worker import Worker, WorkerDied, WorkerError
+from gemmill.tuner.measure import OPEN_SECONDS, Task, measure
+from gemmill.tuner.protocol import TuneError, WorkerSpec
+from gemmill.tuner.sweep import Event, Executor, Found
+from gemmill.tuner.worker import Worker, WorkerDied, WorkerError
 
 
 class LocalExecutor(Executor):
     """One measuring process, one task after another: what one GPU needs, without a cluster around it."""
 
-    def __init__(self, spec: WorkerSpec, program: str = "gemmill.tune.bench") -> None:
+    def __init__(self, spec: WorkerSpec, program: str = "gemmill.tuner.bench") -> None:
         self._worker = Worker(spec, program)
 
     def facts(self) -> Mapping[str, Any]:

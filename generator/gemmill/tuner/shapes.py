@@ -7,13 +7,13 @@ the bucketed one, a list; and `op`, a measured class, which may be left out wher
 import csv
 import json
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from gemmill.registry import REGISTRY
-from gemmill.tune.problems import Problem, problem_of
+from gemmill.tuner.problems import Problem, problem_of
 
 LARGEST = 2**31 - 1
 
@@ -35,6 +35,18 @@ def read_shapes(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()
             problems[problem] = None
     if not problems:
         raise ShapesError(f"{path} has no rows: a row is for example {_example(ops)}")
+    return list(problems)
+
+
+def problems_of_rows(rows: Iterable[Any]) -> list[Problem]:
+    """The problems of rows that name their `op`, each once, in order. Raises ShapesError, naming the row."""
+    problems: dict[Problem, None] = {}
+    for number, row in enumerate(rows, start=1):
+        if isinstance(row, Mapping) and "op" not in row:
+            raise ShapesError(f"shape {number} has no op, expected one of {', '.join(REGISTRY.measured)}")
+        problems |= dict.fromkeys(_problems(f"shape {number}", row, (), ()))
+    if not problems:
+        raise ShapesError(f"no shapes: a shape is for example {_example(())}")
     return list(problems)
 
 
