@@ -125,7 +125,12 @@ def test_choices_agree_among_families_of_other_sizes(probe, with_table: Callable
         probe.build.pin(before)
 
 
-def test_a_table_that_came_since_is_chosen_by_once_tables_are_read(probe, home, with_table: Callable) -> None:
+def test_a_table_that_came_since_is_chosen_by_once_tables_are_read(
+    probe, tmp_path, monkeypatch, with_table: Callable
+) -> None:
+    monkeypatch.setenv("GEMMILL_HOME", str(tmp_path))
+    monkeypatch.setattr(probe.build, "tuned", probe.build.tuned)
+    with_table()  # and the first one comes back
     call = call_of_sizes(probe.build.table.rows[0].problem, 64, 4096, 4112)
     before, trust = probe.build.choose(call, SMS)
     assert trust is Trust.MODEL
@@ -133,8 +138,8 @@ def test_a_table_that_came_since_is_chosen_by_once_tables_are_read(probe, home, 
     row = {"op": "fp8", "sizes": {"n": 4096, "k": 4112, "m": 64}, "variants": [other], "us": [1.0], "source": "here"}
     source = {"gpu": "NVIDIA H200", "date": "2026-11-22", "program": "test"}
     table = {"schema_version": 2, "device": "NVIDIA H200", "arch": "sm90a", "sources": {"here": source}, "rows": [row]}
-    (home / "tables").mkdir(parents=True)
-    (home / "tables" / "nvidia-h200.json").write_text(json.dumps(table))
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "nvidia-h200.json").write_text(json.dumps(table))
     probe.build.read_tables()
     after, trust = probe.build.choose(call, SMS)
     assert probe.build.table.entries[after].name == other and after != before and trust is Trust.EXACT

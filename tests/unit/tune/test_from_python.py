@@ -27,7 +27,7 @@ class Loaded:
 
 @pytest.fixture
 def loaded(put_build, home, monkeypatch) -> Loaded:
-    build = Loaded(put_build())
+    build = Loaded(home / "builds" / put_build().build_id)
     monkeypatch.setattr(beside, "active", lambda: build)
     monkeypatch.setattr(ops, "_loaded", {build.folder: build})
     return build
