@@ -22,7 +22,14 @@ OF_THE_PROJECT = {
 }
 """Files beside `docs/`, and the pages that they become."""
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
+_NOTES = "<!-- notes -->"
 _FAMILIES = "<!-- functions of families -->"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the notes into the navigation."""
+    config.nav[-1]["Notes"] += [f"notes/{path.name}" for path in notes()]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -38,7 +45,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if page.file.generated_by is not None:
         return markdown
     text = relinked(markdown, f"docs/{posixpath.dirname(page.file.src_uri)}")
-    return text.replace(_FAMILIES, "\n".join(functions_of_families()))
+    return text.replace(_FAMILIES, "\n".join(functions_of_families())).replace(_NOTES, notes_table())
 
 
 def relinked(text: str, folder: str) -> str:
@@ -84,6 +91,17 @@ def page_of(op: str, pages: dict[str, str]) -> str:
             if re.search(rf"(?<!\w){name}(?!\w)", pages[page]):
                 return page
     raise ValueError(f"op {op} is on no page of docs/: tell what it does where its family's ops are told of")
+
+
+def notes() -> list[Path]:
+    """The files of the notes."""
+    return sorted(path for path in (ROOT / "docs" / "notes").glob("*.md") if path.name != "index.md")
+
+
+def notes_table() -> str:
+    """Every note, with its title."""
+    rows = (f"| [{path.stem}]({path.name}) | {path.read_text().splitlines()[0].lstrip('# ')} |" for path in notes())
+    return "\n".join(["| note | about |", "| --- | --- |", *rows])
 
 
 def functions_of_families() -> Iterator[str]:
