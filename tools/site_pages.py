@@ -108,4 +108,4 @@ def functions_of_families() -> Iterator[str]:
     """What mkdocstrings shows of each family."""
     for family in REGISTRY.families:
         if family.functions is not None:
-            yield f"## {family.name}\n\n::: {family.functions}\n    options:\n      show_root_heading: false\n      heading_level: 2\n      show_root_toc_entry: false\n"
+            yield f"## {family.name}\n\n::: {family.functions}\n    options:\n      show_root_heading: false\n      heading_level: 3\n      show_root_toc_entry: false\n"
