@@ -198,7 +198,7 @@ class FoldedConfig:
     splits: int = 1
     """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
     arch: Arch = Arch.SM90A
-    tag: ClassVar[str] = "folded"
+    tag: ClassVar[str] = "fp4fp8"
     prepacked: ClassVar[bool] = True
 
     @property
