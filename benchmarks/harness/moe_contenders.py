@@ -107,5 +107,5 @@ def vllm_grouped(x: "MoeOperands", i: int) -> Callable[[], object]:
     n, k = torch.full_like(counts, p.n), torch.full_like(counts, p.k)
     sizes = torch.stack((n, counts, k) if p.rows <= VLLM_SWAPS else (counts, n, k), dim=1).contiguous()
     strides = [torch.full((p.experts,), size, dtype=torch.int64, device=x.a.device) for size in (p.k, p.k, p.n)]
-    given = x.out, x.a, x.b.transpose(1, 2), x.a_scales, x.b_scales.unsqueeze(-1), offsets[:-1], sizes, *strides
+    given = x.out, x.a, x.b.transpose(1, 2), x.a_scales, x.b_scales.unsqueeze(-1), offsets[:-1].long(), sizes, *strides
     return partial(torch.ops._C.cutlass_moe_mm.default, *given, True, True)

@@ -72,7 +72,7 @@ def of_config(config: GroupedConfig) -> Iterator[GroupedCase]:
         replace(first, counts=(tile, 3 * tile // 2, 2), slot=2 * tile, n=256, k=128, wide_offsets=True, pad=16),
         replace(first, counts=(4, tile + 1, 9, 2), mapped=(2, -1, 0, 1), n=128, k=256),
         replace(first, counts=(17 * tile + 5, 3), n=192, k=64),
-        replace(first, counts=(1,) * 40 + (0,) * 60 + (2,) * 33, n=32, k=64),
+        replace(first, counts=(1,) * 40 + (0,) * 60 + (2,) * 33, n=32, k=192),
     )
     for i, problem in enumerate(problems):
         yield GroupedCase(problem=replace(problem, data="integers"))
