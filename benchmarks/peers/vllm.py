@@ -6,6 +6,7 @@ import torch
 
 from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError, vllm_contender
+from harness.moe_contenders import MoePeer, vllm_grouped
 from harness.quant_contenders import QuantContender
 from harness.remote import RemoteContender, RemoteError
 
@@ -47,4 +48,12 @@ def _quant(options: Namespace, notes: list[str]) -> Contender:
     return QuantContender(name=NAME, namespace="_C", codes_apart=1.0)
 
 
-_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant}
+def _moe(options: Namespace, notes: list[str]) -> Contender:
+    try:
+        torch.ops.load_library(options.vllm_so)
+    except (OSError, RuntimeError) as error:
+        raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
+    return MoePeer(name=NAME, bind=vllm_grouped)
+
+
+_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "moe": _moe}

@@ -1,5 +1,6 @@
 from gemmill.families.blockscaled.functions import *
 from gemmill.families.kv_cache.functions import *
+from gemmill.families.moe.functions import *
 from gemmill.families.quant.functions import *
 from gemmill.families.scaled_mm.functions import *
 from gemmill.runtime.ops import (
