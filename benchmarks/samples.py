@@ -133,7 +133,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def prepared(options: argparse.Namespace) -> Sampler:
     """All that is loaded. Raises FieldError."""
     asked = {"family": "scaled_mm", "also": "", "by_backend": False, "variants": True, "match": ""}
-    asked |= {"vllm_so": None, "vllm_apart": False, "deep_gemm": None}
+    asked |= {"vllm_so": None, "vllm_apart": False, "deep_gemm": None, "humming": None}
     field = make_field(benchmark_of("scaled_mm"), argparse.Namespace(**{**vars(options), **asked}))
     table = None if field.loaded is None else field.loaded.table
     dry = options.dry_run

@@ -49,7 +49,7 @@ def test_the_default_selection_on_hopper() -> None:
     for pair in FP4_PAIRS:
         assert {c.tile_m for c in weights if c.pair is pair} == {8, 16, 32, 48, 64, 96, 128}
     folded = [config for config in configs if isinstance(config, FoldedConfig)]
-    assert len({symbol_of(config) for config in folded}) == 21 and len(folded) == 63
+    assert len({symbol_of(config) for config in folded}) == 24 and len(folded) == 58
     widened = [config for config in configs if isinstance(config, WidenedConfig)]
     assert len(widened) == 48 and len(configs) == len(weights) + len(folded) + len(widened)
     assert set(smoke(Arch.SM90A)) <= set(configs)

@@ -22,8 +22,12 @@ from gemmill.vocab import Arch, Format
 
 # Predictions: docs/notes/fp4_weights.md has where those of Hopper come from, those of Blackwell are its data sheets'.
 _WIDENED_PS, _WIDE_TILE = 150_000, 64
-_FOLDED_PS = 40_000
-"""A quarter of what widening to bf16 takes: half the instructions, on operands of half the size."""
+_FOLDED_PS = {8: 145, 16: 150, 32: 165, 64: 195, 128: 265, 256: 295}
+_FOLDED_GROUPED_PS = {8: 200, 16: 218, 32: 265, 64: 359, 128: 305}
+"""Nanoseconds for 64 columns of a tile of folded weights by its rows of A, with scales of rows and of groups: from times of an H200,
+2026-11-22 (docs/notes/folded.md). Rows between take those of the next. Slices of K cost a twentieth."""
+_DEEP_PS = 10_000
+"""What two groups along K with all of a multiprocessor's memory spare."""
 _WIDENED_PAIR_PS = {64: 130_000, 128: 350_000}
 """For 64 columns of a tile of both operands."""
 _SPARED_PERMILLE = 900
@@ -60,6 +64,9 @@ def _of_weights(config: WeightConfig) -> Facts:
 
 
 def _of_folded(config: FoldedConfig) -> Facts:
+    known = _FOLDED_GROUPED_PS if config.grouped else _FOLDED_PS
+    deep = config.k_groups > config.ctas_of_sm
+    nanoseconds = next((ns for tile, ns in known.items() if tile >= config.tile_m), max(known.values()))
     return Facts(
         splits=config.splits,
         tile_m=config.tile_m,
@@ -67,7 +74,7 @@ def _of_folded(config: FoldedConfig) -> Facts:
         sms=1,
         k_groups=config.k_groups,
         ctas_of_sm=config.ctas_of_sm,
-        step_ps=_FOLDED_PS * max(config.tile_m, _WIDE_TILE) // _WIDE_TILE,
+        step_ps=1000 * nanoseconds * (105 if config.splits > 1 else 100) // 100 - (_DEEP_PS if deep else 0),
         a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
         memory=_MEMORY[config.arch],
