@@ -10,6 +10,7 @@ from gemmill.families.blockscaled.accepts import accepted
 from gemmill.families.blockscaled.config import (
     WEIGHT_PAIRS,
     AnyConfig,
+    Group,
     Pair,
     PairConfig,
     Sharing,
@@ -25,6 +26,7 @@ from gemmill.vocab import Arch, DType
 GOOD = WeightConfig(pair=Pair.FLOATS_NVFP4, tile_m=16, k_groups=2, blocks=1, stages=8)
 
 
+WARPS = replace(GOOD, group=Group.WARP, row_groups=4, stages=5)
 WIDENED = WidenedConfig(pair=Pair.NVFP4, out_dtype=DType.F16, tile=128)
 PAIRED = PairConfig(
     pair=Pair.MXFP8_MXFP6,
@@ -40,10 +42,11 @@ CODES = [pair for pair in Pair if pair not in WEIGHT_PAIRS]
 def test_the_default_selection_on_hopper() -> None:
     configs = list(default(Arch.SM90A))
     weights = [config for config in configs if isinstance(config, WeightConfig)]
-    assert len({symbol_of(config) for config in weights}) == 24 and len(weights) == 72
+    assert len({symbol_of(config) for config in weights}) == 26 and len(weights) == 104
     assert all(REGISTRY.check(config) for config in configs)
     for pair in WEIGHT_PAIRS:
-        assert {c.tile_m for c in weights if c.pair is pair} == {8, 16, 32, 48, 64, 96, 128}
+        assert {c.tile_m for c in weights if c.pair is pair} == {8, 16, 32, 64, 96, 128, 192, 256}
+        assert {c.tile_m for c in weights if c.pair is pair and c.group is Group.WARP} == {8, 16}
     widened = {(c.pair, c.out_dtype, c.tile) for c in configs if isinstance(c, WidenedConfig)}
     outs = {pair: (DType.BF16,) if pair in WEIGHT_PAIRS else (DType.BF16, DType.F16) for pair in Pair}
     assert widened == {(pair, out, tile) for pair in Pair for out in outs[pair] for tile in (64, 128)}
@@ -71,6 +74,7 @@ def test_the_default_selections_on_blackwell() -> None:
     [
         (GOOD, "sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8"),
         (replace(GOOD, splits=4), "sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8_k4"),
+        (WARPS, "sm90a_fp4weight_floatsxnvfp4_t16_r4w2b1_s5"),
         (WIDENED, "sm90a_widened_nvfp4xnvfp4_f16_t128"),
         (PAIRED, "sm100a_blockscaled_mxfp8xmxfp6_bf16_t256x128x128_c2x1x1_2sm"),
     ],
@@ -87,6 +91,10 @@ def test_names_and_back(config: AnyConfig, name: str) -> None:
         ("sm90a_fp4weight_nvfp5_t16_g2b1_s8", "'nvfp5' is not a valid Pair"),
         ("sm90a_fp4weight_floatsxnvfp4_16_g2b1_s8", "tile '16', expected t and a number"),
         ("sm90a_fp4weight_floatsxnvfp4_t16_g2_s8", "groups 'g2', expected g and a number, b and a number"),
+        (
+            "sm90a_fp4weight_floatsxnvfp4_t16_r4g2b1_s8",
+            "groups 'r4g2b1', expected r and a number, w and a number, b and a number",
+        ),
         ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8_w2", "slices 'w2', expected k and a number"),
         ("sm90a_widened_nvfp4xnvfp4_bf16", "it has 4 fields of 5"),
         ("sm100a_blockscaled_nvfp4xnvfp4_bf16_t128_c1x1x1_1sm", "shape 't128', expected tMxNxK"),
@@ -108,6 +116,17 @@ def test_names_that_are_none(name: str, said: str) -> None:
         ({"blocks": 3}, "stage", "stages of 384 columns: packed weights have multiples of 256"),
         ({"stages": 18}, "memory", "18 stages of 13312 bytes do not fit in 230400"),
         ({"tile_m": 128, "stages": 3}, "memory", "partial sums of 135168 bytes reuse the stages, which have 125952"),
+        (
+            {"group": Group.WARP, "tile_m": 40},
+            "tile",
+            "tile of 40 rows: the sums of 64 weights by more than 32 do not fit in a warp's registers",
+        ),
+        ({"row_groups": 4}, "rows", "256 rows of weights in a tile: two groups of 128 threads have 128"),
+        (
+            {"group": Group.WARP, "row_groups": 3},
+            "rows",
+            "192 rows of weights in a tile: it has 64, 128 or 256",
+        ),
         ({"splits": 3}, "splits", "3 slices of K: a cluster has 1, 2, 4 or 8 CTAs"),
     ],
 )
@@ -158,7 +177,8 @@ def test_rules_of_pairs(config: AnyConfig, rule: str, reason: str) -> None:
 
 
 def test_every_field_reaches_its_text() -> None:
-    changes = {"pair": Pair.FLOATS_MXFP4, "tile_m": 24, "k_groups": 1, "blocks": 2, "stages": 7}
+    changes = {"pair": Pair.FLOATS_MXFP4, "group": Group.WARP, "tile_m": 24, "k_groups": 1, "blocks": 2, "stages": 7}
+    changes["row_groups"] = 4
     assert {field.name for field in fields(WeightConfig)} == {*changes, "splits", "arch"}
     text = emit(GOOD).text
     for name, value in changes.items():
@@ -188,6 +208,13 @@ def test_every_field_of_pairs_reaches_its_text(config: AnyConfig, changes: dict)
     for name, value in changes.items():
         other = replace(config, **{name: value})
         assert emit(other).text.replace(to_name(other), to_name(config)) != emit(config).text, name
+
+
+def test_reports_have_words_for_every_kernel() -> None:
+    configs = [config for arch in Arch for config in default(arch)]
+    assert {SWEEP.shown(config)[0] for config in configs} == set(SWEEP.kinds)
+    assert all(SWEEP.shown(config)[1].isdigit() for config in configs)
+    assert len({SWEEP.kin(config) for config in configs}) == len(configs)
 
 
 def test_measured_classes_are_those_of_calls() -> None:

@@ -112,15 +112,32 @@ class PairConfig:
         return 128 if self.mixes and self.pair.b_format is not MXFP8 else 1
 
 
+class Group(StrEnum):
+    """The threads that multiply 64 rows of weights together."""
+
+    WARP = "w"
+    """32 by mma.sync: few tokens"""
+    WARPGROUP = "g"
+    """128 by WGMMA"""
+
+    @property
+    def threads(self) -> int:
+        """Of a group."""
+        return 32 if self is Group.WARP else 128
+
+
 @dataclass(frozen=True, kw_only=True)
 class WeightConfig:
     """A kernel of packed 4-bit weights and bf16 activations on Hopper: kernels/blockscaled/fp4_weight_mm.cuh."""
 
     pair: Pair
+    group: Group = Group.WARPGROUP
+    row_groups: int = 2
+    """Groups on different rows of weights: a tile has 64 of each."""
     tile_m: int
-    """Rows of A in a tile; of weights a tile has 128."""
+    """Rows of A in a tile."""
     k_groups: int
-    """Groups of 2 x 128 threads that divide the columns of a stage."""
+    """Groups on the same rows, which divide the columns of a stage."""
     blocks: int
     """Of 64 columns in a stage, of each group."""
     stages: int
@@ -143,9 +160,9 @@ class WeightConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Of weights, two blocks high, and of activations."""
+        """Of weights and of activations."""
         block_bytes = SIDE * SIDE // 2 + SIDE * SIDE // self.pair.b_format.group
-        return self.stage_columns * (2 * block_bytes // SIDE + 2 * self.tile_m)
+        return self.stage_columns * (self.row_groups * block_bytes // SIDE + 2 * self.tile_m)
 
     @property
     def ctas_of_sm(self) -> int:

@@ -3,13 +3,15 @@
 import re
 from collections.abc import Sequence
 
-from gemmill.families.blockscaled.config import Pair, PairConfig, Sharing, WeightConfig, WidenedConfig
+from gemmill.families.blockscaled.config import Group, Pair, PairConfig, Sharing, WeightConfig, WidenedConfig
 from gemmill.vocab import Arch, DType
 
 
 def to_fields(config: WeightConfig) -> list[str]:
     """pair tile groups stages, then the slices of K where there are several."""
-    fields = [config.pair.value, f"t{config.tile_m}", f"g{config.k_groups}b{config.blocks}", f"s{config.stages}"]
+    rows = f"r{config.row_groups}" if config.group is Group.WARP else ""
+    groups = f"{rows}{config.group}{config.k_groups}b{config.blocks}"
+    fields = [config.pair.value, f"t{config.tile_m}", groups, f"s{config.stages}"]
     return fields if config.splits == 1 else [*fields, f"k{config.splits}"]
 
 
@@ -18,9 +20,14 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> WeightConfig:
     if len(fields) not in (4, 5):
         raise ValueError(f"it has {len(fields) + 2} fields of 6 or 7")
     pair, tile, groups, stages, *splits = fields
-    k_groups, blocks = _numbers(r"g(\d+)b(\d+)", groups, "groups", "g and a number, b and a number")
+    warps = groups.startswith("r")
+    told = "r and a number, w and a number, b and a number" if warps else "g and a number, b and a number"
+    pattern = r"r(\d+)w(\d+)b(\d+)" if warps else r"g(\d+)b(\d+)"
+    *rows, k_groups, blocks = _numbers(pattern, groups, "groups", told)
     return WeightConfig(
         pair=Pair(pair),
+        group=Group.WARP if warps else Group.WARPGROUP,
+        row_groups=rows[0] if warps else 2,
         tile_m=_numbers(r"t(\d+)", tile, "tile", "t and a number")[0],
         k_groups=k_groups,
         blocks=blocks,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.blockscaled.config import WEIGHT_PAIRS, PairConfig, Sharing, WeightConfig, WidenedConfig
+from gemmill.families.blockscaled.config import WEIGHT_PAIRS, Group, PairConfig, Sharing, WeightConfig, WidenedConfig
 from gemmill.formats.layout import STAGE_COLUMNS
 from gemmill.vocab import Arch, DType
 
@@ -28,6 +28,16 @@ def _tile(config: WeightConfig) -> Iterator[str]:
     """Columns of a product of WGMMA."""
     if config.tile_m % 8 or not 8 <= config.tile_m <= 256:
         yield f"tile of {config.tile_m} rows: WGMMA takes 8 to 256 columns in steps of 8"
+    if config.group is Group.WARP and config.tile_m > 32:
+        yield f"tile of {config.tile_m} rows: the sums of 64 weights by more than 32 do not fit in a warp's registers"
+
+
+def _rows(config: WeightConfig) -> Iterator[str]:
+    """Registers of a multiprocessor are for twelve warps that multiply by WGMMA."""
+    if config.group is Group.WARPGROUP and config.row_groups != 2:
+        yield f"{64 * config.row_groups} rows of weights in a tile: two groups of 128 threads have 128"
+    if config.row_groups not in (1, 2, 4):
+        yield f"{64 * config.row_groups} rows of weights in a tile: it has 64, 128 or 256"
 
 
 def _stage(config: WeightConfig) -> Iterator[str]:
@@ -42,7 +52,7 @@ def _memory(config: WeightConfig) -> Iterator[str]:
     bytes_ = config.stages * config.stage_bytes
     if bytes_ > room:
         yield f"{config.stages} stages of {config.stage_bytes} bytes do not fit in {room}"
-    if (sums := config.k_groups * config.tile_m * (2 * 64 + 4) * 4) > bytes_:
+    if (sums := config.k_groups * config.tile_m * (config.row_groups * 64 + 4) * 4) > bytes_:
         yield f"partial sums of {sums} bytes reuse the stages, which have {bytes_}"
 
 
@@ -52,7 +62,7 @@ def _splits(config: WeightConfig) -> Iterator[str]:
         yield f"{config.splits} slices of K: a cluster has 1, 2, 4 or {MOST_SPLITS} CTAs"
 
 
-RULES = (_hopper, _operands, _tile, _stage, _memory, _splits)
+RULES = (_hopper, _operands, _tile, _rows, _stage, _memory, _splits)
 
 
 def _square(config: WidenedConfig) -> Iterator[str]:

@@ -7,6 +7,7 @@ from itertools import product
 from gemmill.families.blockscaled.config import (
     WEIGHT_PAIRS,
     AnyConfig,
+    Group,
     Pair,
     PairConfig,
     Sharing,
@@ -16,30 +17,43 @@ from gemmill.families.blockscaled.config import (
 from gemmill.vocab import Arch, DType
 from gemmill.vocab.format import MXFP8
 
+WARP_TILES = (
+    (1, 8, 4, 1, 5),
+    (2, 8, 4, 1, 5),
+    (4, 8, 2, 1, 5),
+    (1, 16, 4, 1, 5),
+    (2, 16, 4, 1, 4),
+)
+"""Of groups that are warps: how many there are on different rows of weights, rows of A, groups along K, blocks of each, stages."""
 TILES = (
-    (8, 1, 2, 9),
-    (8, 2, 2, 4),
-    (16, 1, 2, 8),
-    (16, 2, 1, 8),
     (32, 1, 2, 6),
     (32, 2, 2, 5),
-    (48, 1, 2, 5),
-    (48, 2, 2, 4),
     (64, 1, 2, 4),
     (64, 2, 2, 4),
     (96, 1, 2, 5),
     (128, 1, 2, 5),
+    (192, 1, 2, 3),
+    (256, 1, 2, 3),
 )
 """Rows of A, groups along K, blocks of each, stages. Two groups of 96 rows and more, and wider stages of few rows, leave too few
-registers: the tensor core's products would be serialised (docs/notes/fp4_weights.md)."""
-SPLITS = (1, 2, 4)
+registers: the tensor core's products would be serialised (docs/notes/fp4_weights.md, which has the times of others too)."""
+SPLITS = (1, 2, 4, 8)
 
 
 def _all(arch: Arch) -> Iterator[WeightConfig]:
     if arch is not Arch.SM90A:
         return
-    for pair, (tile_m, k_groups, blocks, stages) in product(WEIGHT_PAIRS, TILES):
-        yield WeightConfig(pair=pair, tile_m=tile_m, k_groups=k_groups, blocks=blocks, stages=stages)
+    tiles = [(Group.WARP, *tile) for tile in WARP_TILES] + [(Group.WARPGROUP, 2, *tile) for tile in TILES]
+    for pair, (group, row_groups, tile_m, k_groups, blocks, stages) in product(WEIGHT_PAIRS, tiles):
+        yield WeightConfig(
+            pair=pair,
+            group=group,
+            row_groups=row_groups,
+            tile_m=tile_m,
+            k_groups=k_groups,
+            blocks=blocks,
+            stages=stages,
+        )
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
@@ -96,6 +110,10 @@ def _pairs(pair: Pair, arch: Arch) -> Iterator[PairConfig]:
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:
-    """A tile for few rows of each format of packed weights, and of every pair one."""
-    yield from (config for config in _all(arch) if (config.tile_m, config.k_groups) == (16, 2))
+    """Of each format of packed weights a tile for warps and one for groups of 128 threads, and of every pair one."""
+    yield from (
+        config
+        for config in _all(arch)
+        if (config.tile_m, config.k_groups) in ((16, 4), (32, 2)) and config.row_groups == 2
+    )
     yield from (config for config in _widened(arch) if (config.out_dtype, config.tile) == (DType.BF16, 64))

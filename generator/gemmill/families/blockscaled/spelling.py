@@ -1,6 +1,6 @@
 """Spelling a config in CUDA C++: which template, and what fills its holes."""
 
-from gemmill.families.blockscaled.config import Pair, PairConfig, Sharing, WeightConfig, WidenedConfig
+from gemmill.families.blockscaled.config import Group, Pair, PairConfig, Sharing, WeightConfig, WidenedConfig
 from gemmill.family import Spelled
 from gemmill.vocab import Arch, Format
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
@@ -13,6 +13,8 @@ def spell(config: WeightConfig) -> Spelled:
     """The template, and what fills the holes."""
     values = {
         "format": _CPP_FORMAT[config.pair],
+        "products": "WarpProducts" if config.group is Group.WARP else "WarpgroupProducts",
+        "row_groups": config.row_groups,
         "tile_m": config.tile_m,
         "k_groups": config.k_groups,
         "blocks": config.blocks,

@@ -33,7 +33,7 @@ def _of_weights(config: WeightConfig) -> Facts:
     return Facts(
         splits=config.splits,
         tile_m=config.tile_m,
-        tile_n=2 * SIDE,
+        tile_n=config.row_groups * SIDE,
         sms=1,
         k_groups=config.k_groups,
         ctas_of_sm=config.ctas_of_sm,
