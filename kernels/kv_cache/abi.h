@@ -35,7 +35,7 @@ struct gemmill_kv_attention_args {
   int32_t const* block_table;   // [batch, table_pages]
   int32_t const* seq_lens;      // [batch]
   float const* sinks;           // [heads], logits; null for none
-  int64_t batch, rows, heads, kv_heads, pages;
+  int64_t batch, rows, heads, kv_heads, pages, page_size;
   int64_t out_stride, page_stride;
   int64_t q_batch_stride, q_row_stride, q_head_stride;
   int64_t table_pages, table_stride;

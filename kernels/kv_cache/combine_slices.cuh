@@ -2,27 +2,28 @@
 #pragma once
 
 #include "core/launch.cuh"
+#include "core/programmatic.cuh"
 #include "kv_cache/abi.h"
 #include "kv_cache/elements.cuh"
 #include "kv_cache/rotation.cuh"
 
 namespace gemmill::kv_cache {
 
-constexpr int kRows = 16;  // of a tile: query rows times the query heads of a KV head
+constexpr int kRowsOfTile = 8;  // the tensor core's columns; tiles have as many rows, or twice: query rows times query heads of a KV head
 constexpr float kNothing = -1e30f;  // a running maximum before any token: finite, so that differences are
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kCombineThreads = 128;
 
-// What a slice leaves: [batch, kv_heads, tiles, slices, 16], in the rotated basis.
+// What slices leave: [batch, kv_heads, tiles, slices, rows of a tile], in the rotated basis.
 template <int kHeadDim>
 struct Partial {
   float* out;         // and [head dim]: not divided by the sum
   float2* max_sum;    // the maximum in units of log 2, and the sum
 
-  static int64_t bytes(int64_t slices) { return slices * kRows * (kHeadDim + 2) * 4; }
-  static Partial at(void* workspace, int64_t slices) {
+  static int64_t bytes(int64_t rows) { return rows * (kHeadDim + 2) * 4; }
+  static Partial at(void* workspace, int64_t rows) {
     float* const begin = static_cast<float*>(workspace);
-    return {begin, reinterpret_cast<float2*>(begin + slices * kRows * kHeadDim)};
+    return {begin, reinterpret_cast<float2*>(begin + rows * kHeadDim)};
   }
 };
 
@@ -33,33 +34,55 @@ struct CombineParams {
   Signs<kHeadDim> signs;
   int64_t tiles;
   int slices;
+  int tile_rows;
 };
 
-// A warp takes a row: out = D H y / sqrt(d). Grid: rows of all tiles over four.
+__device__ __forceinline__ float sum_of_warp(float x) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
+  return x;
+}
+
+__device__ __forceinline__ float largest_of_warp(float x) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, distance));
+  return x;
+}
+
+// A warp takes a row: out = D H y / sqrt(d). Lanes hold the states of 32 slices at a time. Grid: rows of all tiles over four.
 template <class Variant, class Element, int kHeadDim>
 __global__ void __launch_bounds__(kCombineThreads) combine_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
   constexpr int kOwn = kHeadDim / 32;
+  wait_for_predecessor();
   auto const& args = params.args;
-  int const lane = threadIdx.x % 32;
+  int const lane = threadIdx.x % 32, rows = params.tile_rows;
   int64_t const index = static_cast<int64_t>(blockIdx.x) * (kCombineThreads / 32) + threadIdx.x / 32;
-  int64_t const tile = index / kRows, row_of_tile = index % kRows;
+  int64_t const tile = index / rows, row_of_tile = index % rows;
   int64_t const batch = tile / params.tiles / args.kv_heads, kv_head = tile / params.tiles % args.kv_heads;
-  int64_t const group = args.heads / args.kv_heads, flat = tile % params.tiles * kRows + row_of_tile;
+  int64_t const group = args.heads / args.kv_heads, flat = tile % params.tiles * rows + row_of_tile;
   if (batch >= args.batch || flat >= args.rows * group) return;
   int64_t const row = flat / group, head = kv_head * group + flat % group;
 
-  float2 const* const states = params.partial.max_sum + tile * params.slices * kRows + row_of_tile;
-  float const* const outs = params.partial.out + (tile * params.slices * kRows + row_of_tile) * kHeadDim + kOwn * lane;
+  int64_t const first = tile * params.slices * rows + row_of_tile;
   float const sink = args.sinks == nullptr ? -INFINITY : args.sinks[head] * kLog2E;
-  float largest = fmaxf(kNothing, sink);
-  for (int i = 0; i < params.slices; ++i) largest = fmaxf(largest, states[i * kRows].x);
-  float sum = exp2f(sink - largest), y[kOwn] = {};
-  for (int i = 0; i < params.slices; ++i) {
-    float2 const state = states[i * kRows];
-    float const share = exp2f(state.x - largest);
-    sum += share * state.y;
+  float largest = fmaxf(kNothing, sink), sum = exp2f(sink - largest), y[kOwn] = {};
+  for (int begin = 0; begin < params.slices; begin += 32) {
+    bool const exists = begin + lane < params.slices;
+    float2 const state = exists ? params.partial.max_sum[first + (begin + lane) * rows] : make_float2(kNothing, 0.0f);
+    float const before = largest;
+    largest = fmaxf(largest, largest_of_warp(state.x));
+    float const shrink = exp2f(before - largest), own = exp2f(state.x - largest);
+    sum = sum * shrink + sum_of_warp(own * state.y);
 #pragma unroll
-    for (int j = 0; j < kOwn; ++j) y[j] += share * outs[i * kRows * kHeadDim + j];
+    for (float& of_element : y) of_element *= shrink;
+    int const count = min(32, params.slices - begin);
+#pragma unroll 8
+    for (int i = 0; i < count; ++i) {
+      float const share = __shfl_sync(0xFFFFFFFFu, own, i);
+      float const* const out = params.partial.out + (first + (begin + i) * rows) * kHeadDim + kOwn * lane;
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) y[j] += share * out[j];
+    }
   }
   bool const sees_nothing = sum == 0.0f;
 #pragma unroll

@@ -1,4 +1,4 @@
-// The tensor core instruction of the cache's kernels: D[16 x 8] += A[16 x 16] B[16 x 8], in f32.
+// Instructions of the cache's kernels: D[16 x 8] += A[16 x 16] B[16 x 8] on the tensor core, in f32, and what feeds it.
 //
 // Of lane l, with g = l / 4 and t = l % 4: a0 and a1 are rows g and g + 8 of columns 2t and 2t + 1, a2 and a3 the same of
 // columns 2t + 8 and 2t + 9; b0 and b1 are those rows of column g; d0 and d1 are row g, d2 and d3 row g + 8, of columns
@@ -25,6 +25,20 @@ __device__ __forceinline__ void mma_16x8x16<__nv_bfloat16>(float (&d)[4], uint32
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Of an 8 x 8 matrix of 16 bits, whose row g is in lanes 4 g to 4 g + 3, two columns each, the transpose in the same way.
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t two) {
+  uint32_t transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(two));
+  return transposed;
+}
+
+// 2^x within two units in the last place; 0 below 2^-126.
+__device__ __forceinline__ float power_of_two(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
 }
 
 }  // namespace gemmill::kv_cache

@@ -1,80 +1,57 @@
-// Codes of 2 to 4 bits in streams, spread to half a byte each: two codes of a byte index a table.
+// Streams of codes of 2 to 4 bits, of which two at a time index a table.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 namespace gemmill::kv_cache {
 
-template <int kBits>
+// A lane's part of a row of codes: `kElements` of them, two a pair. A pair comes to the low bits of a byte by a shift at most;
+// the byte's other bits are whatever lies beside it, so tables do not depend on them.
+template <int kBits, int kElements>
 struct PackedCodes {
   static_assert(kBits >= 2 && kBits <= 4, "Codes have 2 to 4 bits.");
+  static_assert(kElements % 2 == 0, "Codes are looked up in pairs.");
+  static constexpr int kPairs = kElements / 2;
+  static constexpr int kStreamBits = kBits * kElements;
+  static constexpr int kWords = (kStreamBits + 31) / 32;
+  uint32_t words[kWords];
 
-  static constexpr int bytes(int elements) { return elements * kBits / 8; }
+  // Part `which` of a row that begins at a multiple of 4 bytes, and of as many bytes as a part of whole words is loaded by.
+  __device__ __forceinline__ void load(uint8_t const* row, int which) {
+    if constexpr (kStreamBits % 32 == 0) {
+      constexpr int kBytes = kStreamBits / 8, kPiece = kBytes % 16 == 0 ? 16 : kBytes % 8 == 0 ? 8 : 4;
+      using Piece = std::conditional_t<kPiece == 16, uint4, std::conditional_t<kPiece == 8, uint2, uint32_t>>;
+#pragma unroll
+      for (int i = 0; i < kBytes / kPiece; ++i) {
+        Piece const piece = reinterpret_cast<Piece const*>(row + which * kBytes)[i];
+        memcpy(words + i * kPiece / 4, &piece, kPiece);
+      }
+    } else {
+      constexpr int kGrain = kStreamBits & -kStreamBits;  // parts begin at multiples of it
+      constexpr int kTouched = (32 - kGrain + kStreamBits + 31) / 32;
+      int const shift = which * kStreamBits % 32;
+      uint32_t const* const from = reinterpret_cast<uint32_t const*>(row) + which * kStreamBits / 32;
+      uint32_t touched[kTouched + 1];
+#pragma unroll
+      for (int i = 0; i < kTouched; ++i) touched[i] = from[i];
+      touched[kTouched] = 0;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) words[i] = __funnelshift_r(touched[i], touched[i + 1], shift);
+    }
+  }
 
-  // So many codes, 16 or 32, from an address that is a multiple of the largest power of two in their bytes, 16 at most: eight a
-  // word, the first in the low bits.
-  template <int kElements>
-  static __device__ __forceinline__ void load(uint32_t (&words)[kElements / 8], uint8_t const* from);
+  // The word in whose byte byte_of(pair) the pair is.
+  __device__ __forceinline__ uint32_t word_of(int pair) const {
+    int const bit = 2 * kBits * pair, word = bit / 32, place = bit % 32;
+    if (place + 2 * kBits > 32) return __funnelshift_r(words[word], words[(word + 1) % kWords], place);
+    return words[word] >> (place % 8);
+  }
+  static __device__ __forceinline__ int byte_of(int pair) {
+    int const place = 2 * kBits * pair % 32;
+    return place + 2 * kBits > 32 ? 0 : place / 8;
+  }
 };
-
-// Four bits between two of 16 codes of 2 bits, in two steps of moving the upper half of each part away.
-__device__ __forceinline__ uint32_t spread_2_bits(uint32_t codes) {
-  codes = (codes & 0x000000FFu) | (codes << 8 & 0x00FF0000u);
-  codes = (codes & 0x000F000Fu) | (codes << 4 & 0x0F000F00u);
-  return (codes & 0x03030303u) | (codes << 2 & 0x30303030u);
-}
-
-// The same of eight codes of 3 bits in the low 24.
-__device__ __forceinline__ uint32_t spread_3_bits(uint32_t codes) {
-  codes = (codes & 0x00000FFFu) | (codes << 4 & 0x0FFF0000u);
-  codes = (codes & 0x003F003Fu) | (codes << 2 & 0x3F003F00u);
-  return (codes & 0x07070707u) | (codes << 1 & 0x70707070u);
-}
-
-template <>
-template <>
-__device__ __forceinline__ void PackedCodes<4>::load<32>(uint32_t (&words)[4], uint8_t const* from) {
-  uint4 const packed = *reinterpret_cast<uint4 const*>(from);
-  words[0] = packed.x, words[1] = packed.y, words[2] = packed.z, words[3] = packed.w;
-}
-
-template <>
-template <>
-__device__ __forceinline__ void PackedCodes<4>::load<16>(uint32_t (&words)[2], uint8_t const* from) {
-  uint2 const packed = *reinterpret_cast<uint2 const*>(from);
-  words[0] = packed.x, words[1] = packed.y;
-}
-
-template <>
-template <>
-__device__ __forceinline__ void PackedCodes<3>::load<32>(uint32_t (&words)[4], uint8_t const* from) {
-  uint32_t const* const packed = reinterpret_cast<uint32_t const*>(from);
-  uint32_t const x = packed[0], y = packed[1], z = packed[2];
-  words[0] = spread_3_bits(x), words[1] = spread_3_bits(__byte_perm(x, y, 0x6543));
-  words[2] = spread_3_bits(__byte_perm(y, z, 0x5432)), words[3] = spread_3_bits(z >> 8);
-}
-
-template <>
-template <>
-__device__ __forceinline__ void PackedCodes<3>::load<16>(uint32_t (&words)[2], uint8_t const* from) {
-  uint16_t const* const packed = reinterpret_cast<uint16_t const*>(from);
-  uint32_t const low = packed[0] | static_cast<uint32_t>(packed[1]) << 16, high = packed[2];
-  words[0] = spread_3_bits(low), words[1] = spread_3_bits(__byte_perm(low, high, 0x6543));
-}
-
-template <>
-template <>
-__device__ __forceinline__ void PackedCodes<2>::load<32>(uint32_t (&words)[4], uint8_t const* from) {
-  uint2 const packed = *reinterpret_cast<uint2 const*>(from);
-  words[0] = spread_2_bits(packed.x), words[1] = spread_2_bits(packed.x >> 16);
-  words[2] = spread_2_bits(packed.y), words[3] = spread_2_bits(packed.y >> 16);
-}
-
-template <>
-template <>
-__device__ __forceinline__ void PackedCodes<2>::load<16>(uint32_t (&words)[2], uint8_t const* from) {
-  uint32_t const packed = *reinterpret_cast<uint32_t const*>(from);
-  words[0] = spread_2_bits(packed), words[1] = spread_2_bits(packed >> 16);
-}
 
 }  // namespace gemmill::kv_cache

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "core/launch.cuh"
+#include "core/programmatic.cuh"
 #include "quant/abi.h"
 
 namespace gemmill::quant {
@@ -33,12 +34,6 @@ struct FastDivision {
     return static_cast<uint32_t>(static_cast<uint64_t>(n) * multiplier >> shift);
   }
 };
-
-// The kernel's successor may start its CTAs as ours leave; its own wait keeps it from our results until we are done.
-__device__ __forceinline__ void wait_for_predecessor() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
 
 inline constexpr int kPortableCluster = 8;
 

@@ -123,7 +123,7 @@ def test_bad_input_is_one_sentence(case: Case, change: dict[str, Any], text: str
 
 def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
     configs = list(default(Arch.SM90A))
-    assert len({to_name(config) for config in configs}) == len(configs) == 82
+    assert len({to_name(config) for config in configs}) == len(configs) == 52
     assert all(parse_name(to_name(config)) == config for config in configs)
     served = set()
     for case in _cases():
@@ -138,12 +138,7 @@ def _cases() -> list[Case]:
     return [
         *(HadamardCase(rows=1, columns=c, dtype=d) for c in (64, 128, 256) for d in dtypes),
         *(CompressCase(tokens=1, format=name, dtype=d) for name in STORED for d in dtypes),
-        *(
-            DecodeCase(lengths=(1,), page=page, dtype=d, format=name)
-            for page in (16, 32, 64, 128)
-            for d in dtypes
-            for name in DECODED
-        ),
+        *(DecodeCase(lengths=(1,), dtype=d, format=name) for d in dtypes for name in DECODED),
     ]
 
 
@@ -153,11 +148,6 @@ def _cases() -> list[Case]:
         ({"kind": Kind.HADAMARD, "head_dim": 96}, "head_dim=96: transforms have 64, 128, 256 columns"),
         ({"kind": Kind.HADAMARD, "dtype": DType.F32}, "dtype=f32: elements are bf16 or f16, as tensor cores take them"),
         ({"kind": Kind.COMPRESS, "key_bits": 5, "value_bits": 4}, "key_bits=5 value_bits=4 contradict kind=compress"),
-        (
-            {"kind": Kind.DECODE, "key_bits": 4, "value_bits": 4, "page_size": 48},
-            "page_size=48 contradicts kind=decode",
-        ),
-        ({"kind": Kind.HADAMARD, "page_size": 16}, "page_size=16 contradicts kind=hadamard"),
     ],
 )
 def test_contradictions_cannot_be_made(fields: dict[str, Any], reason: str) -> None:
@@ -170,8 +160,8 @@ def test_contradictions_cannot_be_made(fields: dict[str, Any], reason: str) -> N
     [
         ("sm90a_kvcache_hadamard_bf16_d128_k4v4", "it has 6 fields of 5"),
         ("sm90a_kvcache_compress_bf16_d128_fifo_k4v4", "method 'fifo', expected eden or mse"),
-        ("sm90a_kvcache_decode_bf16_d128_k4_p16", "bits 'k4_p16', expected k, a digit, v and a digit"),
-        ("sm90a_kvcache_decode_bf16_d128_k4v4_16", "page_size '16', expected p and a number"),
+        ("sm90a_kvcache_decode_bf16_d128_k4", "bits 'k4', expected k, a digit, v and a digit"),
+        ("sm90a_kvcache_decode_bf16_128_k4v4", "head_dim '128', expected d and a number"),
     ],
 )
 def test_names_that_cannot_be_read(name: str, reason: str) -> None:

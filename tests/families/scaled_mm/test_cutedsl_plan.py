@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from gemmill.families.scaled_mm.config import KernelConfig, Problem, Schedule
-from gemmill.families.scaled_mm.dsl import plan
-from gemmill.families.scaled_mm.dsl.limits import SHARED_BYTES
 from gemmill.families.scaled_mm.dsl.plan import Plan
 from gemmill.families.scaled_mm.rules import RULES
 from gemmill.family import Rule
+from gemmill.gemm.limits import SHARED_BYTES
 from gemmill.vocab import (
     Accumulation,
     Arch,
@@ -114,7 +113,7 @@ def test_a_plan_is_refused_by_every_rule(rule: Rule, monkeypatch: pytest.MonkeyP
     def refused(_: KernelConfig) -> Iterator[str]:
         yield "it is refused"
 
-    monkeypatch.setattr(plan, "RULES", tuple(refused if other is rule else other for other in RULES))
+    monkeypatch.setattr(Plan, "rules", tuple(refused if other is rule else other for other in RULES))
     with pytest.raises(ValueError, match="it is refused"):
         Plan(config())
 

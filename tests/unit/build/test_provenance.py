@@ -19,7 +19,7 @@ from gemmill.vocab import Arch, Backend, DType, EpilogueKind
 FLAGS = flags_for(Arch.SM90A)
 GENERATOR = Path(__file__).parents[3] / "generator"
 DSL = REGISTRY.tagged("cutedsl").dsl
-BODIES = Path("gemmill", "families", "scaled_mm", "dsl")
+OWN, SHARED = Path("gemmill", "families", "scaled_mm", "dsl"), Path("gemmill", "gemm")
 
 CODE = """\
 #pragma once
@@ -112,7 +112,8 @@ def config(make_config: Callable) -> KernelConfig:
 @pytest.fixture
 def generator(tmp_path: Path) -> Path:
     """A copy of gemmill that a test may change."""
-    shutil.copytree(GENERATOR / BODIES, tmp_path / BODIES)
+    for folder in (OWN, SHARED):
+        shutil.copytree(GENERATOR / folder, tmp_path / folder)
     return tmp_path
 
 
@@ -122,7 +123,7 @@ def of_dsl(config: KernelConfig, root: Path) -> str:
 
 
 def change(root: Path, module: str, old: str, new: str) -> None:
-    path = root / BODIES / f"{module}.py"
+    path = root / f"{module}.py"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
@@ -131,30 +132,32 @@ def change(root: Path, module: str, old: str, new: str) -> None:
 def test_a_dsl_kernel_has_no_use_for_other_dtypes_files_and_comments(config: KernelConfig, generator: Path) -> None:
     before = of_dsl(config, generator)
     assert before == of_dsl(config, GENERATOR) == source_digest(config, "any text", Path("/none"), FLAGS)
-    change(generator, "elements", "ELEMENT_OF = {", "ELEMENT_OF = {DType.E2M1: cutlass.Float4E2M1FN, ")
-    change(generator, "mainloop", "def ", "# A thought.\ndef ")
-    change(generator, "facts", "self.tile_k * self.x_dtype.bits // 256", "self.tile_k // (256 // self.x_dtype.bits)")
-    (generator / BODIES / "of_another_family.py").write_text("import cutlass\n")
+    change(generator, "gemmill/gemm/elements", "ELEMENT_OF = {", "ELEMENT_OF = {DType.E2M1: cutlass.Float4E2M1FN, ")
+    change(generator, "gemmill/gemm/mainloop", "def ", "# A thought.\ndef ")
+    change(
+        generator,
+        "gemmill/gemm/facts",
+        "self.tile_k * self.x_dtype.bits // 256",
+        "self.tile_k // (256 // self.x_dtype.bits)",
+    )
+    (generator / SHARED / "of_another_family.py").write_text("import cutlass\n")
     assert of_dsl(config, generator) == before
 
 
 def test_a_dsl_kernel_does_not_depend_on_names_of_files(config: KernelConfig, generator: Path) -> None:
     before = of_dsl(config, generator)
-    folder = generator / BODIES
-    (folder / "walk.py").rename(folder / "tiles.py")
-    for path in folder.glob("*.py"):
-        path.write_text(
-            path.read_text().replace("gemmill.families.scaled_mm.dsl.walk", "gemmill.families.scaled_mm.dsl.tiles")
-        )
+    (generator / SHARED / "walk.py").rename(generator / OWN / "tiles.py")
+    for path in generator.rglob("*.py"):
+        path.write_text(path.read_text().replace("gemmill.gemm.walk", "gemmill.families.scaled_mm.dsl.tiles"))
     assert of_dsl(config, generator) == before
 
 
 @pytest.mark.parametrize(
     ("module", "old", "new"),
     [
-        ("elements", "DType.E4M3: cutlass.Float8E4M3FN", "DType.E4M3: cutlass.Float8E5M2"),
-        ("scaled_mm", "preferred_smem_carveout=100", "preferred_smem_carveout=50"),
-        ("export", "x86-64-v3", "x86-64-v2"),
+        ("gemmill/gemm/elements", "DType.E4M3: cutlass.Float8E4M3FN", "DType.E4M3: cutlass.Float8E5M2"),
+        ("gemmill/families/scaled_mm/dsl/scaled_mm", "preferred_smem_carveout=100", "preferred_smem_carveout=50"),
+        ("gemmill/families/scaled_mm/dsl/export", "x86-64-v3", "x86-64-v2"),
     ],
 )
 def test_a_dsl_kernel_changes_with_its_body(
@@ -178,5 +181,5 @@ def test_a_value_that_a_body_imports_is_part_of_it(
     config: KernelConfig, generator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = of_dsl(config, generator)
-    monkeypatch.setattr("gemmill.families.scaled_mm.dsl.limits.PREFETCH_SHARE", 5)
+    monkeypatch.setattr("gemmill.gemm.limits.PREFETCH_SHARE", 5)
     assert of_dsl(config, generator) != before

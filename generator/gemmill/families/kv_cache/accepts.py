@@ -18,7 +18,6 @@ class KvCachePredicate:
     method: Method
     key_bits: int
     value_bits: int
-    page_size: int
 
     @property
     def operand_dtype(self) -> DType:
@@ -35,5 +34,4 @@ def accepted(config: KvCacheConfig) -> KvCachePredicate:
         method=config.method,
         key_bits=config.key_bits,
         value_bits=config.value_bits,
-        page_size=config.page_size,
     )

@@ -18,7 +18,6 @@ def config_of(call: Judged, arch: Arch) -> KvCacheConfig:
         method=METHODS[call.get("method") or 0],
         key_bits=call.get("key_bits") or 0,
         value_bits=call.get("value_bits") or 0,
-        page_size=call.get("attended_page") or 0,
         arch=arch,
     )
 

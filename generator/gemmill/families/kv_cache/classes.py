@@ -1,7 +1,6 @@
 """Classes of calls: each is served by one config, whose fields these are."""
 
 from gemmill.families.kv_cache.config import BITS, COLUMNS, DTYPES, METHODS, Kind
-from gemmill.families.kv_cache.formats import PAGE_SIZES
 from gemmill.family import ClassAxis, Classes
 from gemmill.family.operand import DTYPE_CODES
 
@@ -14,6 +13,5 @@ CLASSES = Classes(
         ClassAxis(name="method", expression="method", values={x: i for i, x in enumerate(METHODS)}),
         ClassAxis(name="key_bits", expression="key_bits", values=_BITS),
         ClassAxis(name="value_bits", expression="value_bits", values=_BITS),
-        ClassAxis(name="page_size", expression="attended_page", values={size: size for size in (0, *PAGE_SIZES)}),
     )
 )

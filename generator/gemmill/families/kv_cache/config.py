@@ -6,7 +6,7 @@ from enum import StrEnum
 from itertools import product
 from typing import ClassVar
 
-from gemmill.families.kv_cache.formats import PAGE_SIZES, CacheFormat, Method, VectorFormat, cache_format
+from gemmill.families.kv_cache.formats import CacheFormat, Method, VectorFormat, cache_format
 from gemmill.family import first_rejection
 from gemmill.vocab import Arch, DType
 
@@ -40,7 +40,7 @@ DECODED_BITS = ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2))
 
 @dataclass(frozen=True, kw_only=True)
 class KvCacheConfig:
-    """One variant. Strides and the alignment of vectors are told at run time: the same binary serves them all."""
+    """One variant. Sizes of pages, strides and the alignment of vectors are told at run time: the same binary serves them all."""
 
     kind: Kind
     dtype: DType
@@ -52,8 +52,6 @@ class KvCacheConfig:
     key_bits: int = 0
     """Of an element; 0 where nothing is stored."""
     value_bits: int = 0
-    page_size: int = 0
-    """Tokens of a page that is attended over; 0 where it is told at run time."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "kvcache"
 
@@ -111,13 +109,4 @@ def _method(c: KvCacheConfig) -> Iterator[str]:
         yield f"method={c.method} contradicts kind={c.kind}: only what is stored depends on it, and is {' or '.join(METHODS)}"
 
 
-def _page(c: KvCacheConfig) -> Iterator[str]:
-    """A page of a head is one bulk copy, so its size is known when a kernel is compiled."""
-    if (c.page_size in PAGE_SIZES) is not (c.kind is Kind.DECODE) or (c.page_size and c.kind is not Kind.DECODE):
-        yield (
-            f"page_size={c.page_size} contradicts kind={c.kind}: pages of {', '.join(map(str, PAGE_SIZES))} tokens are "
-            "attended over, others have 0"
-        )
-
-
-RULES = (_dtype, _sizes, _bits, _method, _page)
+RULES = (_dtype, _sizes, _bits, _method)

@@ -9,18 +9,18 @@ from gemmill.families.kv_cache.formats import Method
 from gemmill.vocab import Arch, DType
 
 _METHODS = {Method.EDEN: "eden", Method.TURBOQUANT_MSE: "mse"}
-_FIELDS = {Kind.HADAMARD: 3, Kind.COMPRESS: 5, Kind.DECODE: 5}
+_FIELDS = {Kind.HADAMARD: 3, Kind.COMPRESS: 5, Kind.DECODE: 4}
 
 
 def to_fields(config: KvCacheConfig) -> list[str]:
-    """kind dtype head_dim, then method and bits of what stores, bits and page of what attends."""
+    """kind dtype head_dim, then method and bits of what stores, bits of what attends."""
     fields = [config.kind.value, config.dtype.value, f"d{config.head_dim}"]
     bits = f"k{config.key_bits}v{config.value_bits}"
     match config.kind:
         case Kind.COMPRESS:
             return [*fields, _METHODS[config.method], bits]
         case Kind.DECODE:
-            return [*fields, bits, f"p{config.page_size}"]
+            return [*fields, bits]
     return fields
 
 
@@ -42,7 +42,7 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> KvCacheConfig:
         raise ValueError(f"bits {'_'.join(fields[3:])!r}, expected k, a digit, v and a digit")
     told |= {"key_bits": int(bits[1]), "value_bits": int(bits[2])}
     if kind is Kind.DECODE:
-        return KvCacheConfig(**told, page_size=_number("page_size", "p", fields[4]))
+        return KvCacheConfig(**told)
     method = next((method for method, name in _METHODS.items() if name == fields[3]), None)
     if method is None:
         raise ValueError(f"method {fields[3]!r}, expected {' or '.join(_METHODS.values())}")

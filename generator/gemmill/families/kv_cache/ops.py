@@ -207,7 +207,6 @@ _DECODE_OP = Op(
         Let("q_row", "step(q, 1)"),
         Let("q_head", "step(q, 2)"),
         Let("table_stride", "row_stride(block_table)"),
-        Let("attended_page", "page"),
         Let("element", "dtype(q)"),
         Let("works", "batch * rows * heads"),
         CLASSES,
@@ -236,7 +235,6 @@ def configs_of(op: str, arch: Arch) -> tuple[KvCacheConfig, ...]:
         case Kind.COMPRESS:
             fields = [{"method": m, "key_bits": k, "value_bits": v} for m, k, v in FORMATS.values()]
         case Kind.DECODE:
-            of_bits = [{"key_bits": keys, "value_bits": values} for keys, values in DECODED_BITS]
-            fields = [bits | {"page_size": size} for bits in of_bits for size in PAGE_SIZES]
+            fields = [{"key_bits": keys, "value_bits": values} for keys, values in DECODED_BITS]
     of_all: dict[str, Any] = {"kind": kind, "arch": arch, "head_dim": HEAD_DIM}
     return tuple(KvCacheConfig(**(of_all | own | {"dtype": dtype})) for dtype in DTYPES for own in fields)

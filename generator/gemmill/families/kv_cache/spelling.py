@@ -23,7 +23,6 @@ def spell(config: KvCacheConfig) -> Spelled:
             for side, bits in sides.items():
                 values |= {f"{side}_bits": bits, f"{side}_book": _book(config.head_dim, bits)}
         case Kind.DECODE:
-            values["page_size"] = config.page_size
             values |= {f"{side}_bits": bits for side, bits in sides.items()}
             values["centroids"] = _centroids(config.head_dim, sides.values())
     return Spelled(template=f"kv_cache/{config.kind.template}.cu.jinja", values=values)

@@ -87,6 +87,7 @@ def _attention(
         heads=heads,
         kv_heads=cache.shape[1],
         pages=cache.shape[0],
+        page_size=cache.shape[2],
         out_stride=others["out"].stride(2),
         page_stride=cache.stride(0),
         q_batch_stride=q.stride(0),

@@ -28,11 +28,11 @@ COMPRESSES = {
     "k_turboquant_mse3_v_turboquant_mse2": "compress_f16_d128_mse_k3v2",
 }
 DECODES = {
-    (DType.F16, 16, 4, 4): "decode_f16_d128_k4v4_p16",
-    (DType.BF16, 128, 3, 3): "decode_bf16_d128_k3v3_p128",
-    (DType.BF16, 32, 2, 2): "decode_bf16_d128_k2v2_p32",
+    (DType.F16, 16, 4, 4): "decode_f16_d128_k4v4",
+    (DType.BF16, 128, 3, 3): "decode_bf16_d128_k3v3",
+    (DType.BF16, 32, 3, 2): "decode_bf16_d128_k3v2",
 }
-SMALL = "decode_f16_d128_k4v4_p16"
+SMALL = "decode_f16_d128_k4v4"
 NAMES = (*HADAMARDS.values(), *COMPRESSES.values(), *DECODES.values())
 
 

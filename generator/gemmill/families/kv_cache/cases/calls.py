@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from gemmill.families.kv_cache.cases.judging import parts, report, worst_part
 from gemmill.families.kv_cache.config import FORMATS, Kind, KvCacheConfig, format_of
-from gemmill.families.kv_cache.formats import CacheSpec
+from gemmill.families.kv_cache.formats import PAGE_SIZES, CacheSpec
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, HADAMARD
 from gemmill.families.kv_cache.reference.cache import write
 from gemmill.families.kv_cache.selections import smoke
@@ -202,8 +203,8 @@ def of_config(config: KvCacheConfig) -> Iterator[_Call]:
                 )
         case Kind.DECODE:
             name = format_of(config.method, config.key_bits, config.value_bits).name
-            for sizes in _attended():
-                yield DecodeCase(dtype=config.dtype, page=config.page_size, format=name, **sizes)
+            for page, sizes in product(PAGE_SIZES, _attended()):
+                yield DecodeCase(dtype=config.dtype, page=page, format=name, **sizes)
 
 
 def _attended() -> Iterator[dict[str, Any]]:
@@ -229,7 +230,7 @@ def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> _Call:
             return CompressCase(tokens=count, format=name, dtype=config.dtype, kv_heads=2, is_apart=True)
         case Kind.DECODE:
             name = format_of(config.method, config.key_bits, config.value_bits).name
-            small: dict[str, Any] = {"lengths": (70,), "heads": 2, "kv_heads": 1, "page": config.page_size}
+            small: dict[str, Any] = {"lengths": (70,), "heads": 2, "kv_heads": 1}
             return DecodeCase(rows=count, dtype=config.dtype, format=name, **small)
 
 

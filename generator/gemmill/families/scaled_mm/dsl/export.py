@@ -21,8 +21,8 @@ def export(config: KernelConfig, symbol: str, folder: Path) -> tuple[Path, Path]
     from cutlass import Float32, Int32, Int64
     from cutlass.cute.runtime import make_fake_stream, make_ptr
 
-    from gemmill.families.scaled_mm.dsl.elements import ELEMENT_OF
     from gemmill.families.scaled_mm.dsl.scaled_mm import ScaledMm
+    from gemmill.gemm.elements import ELEMENT_OF
 
     def pointer(element, alignment):
         return make_ptr(element, alignment, cute.AddressSpace.gmem, assumed_align=alignment)

@@ -12,11 +12,11 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from gemmill.families.scaled_mm.config import KernelConfig
-from gemmill.families.scaled_mm.dsl import consumer, epilogue, producer
-from gemmill.families.scaled_mm.dsl.elements import ELEMENT_OF
-from gemmill.families.scaled_mm.dsl.limits import SLAB
 from gemmill.families.scaled_mm.dsl.plan import Plan
-from gemmill.families.scaled_mm.dsl.walk import Job, Walk, rows_back, walk_over
+from gemmill.gemm import consumer, epilogue, producer
+from gemmill.gemm.elements import ELEMENT_OF
+from gemmill.gemm.limits import SLAB
+from gemmill.gemm.walk import Job, Walk, rows_back, walk_over
 
 
 class ScaledMm:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gemmill.families.scaled_mm.config import KernelConfig
-from gemmill.families.scaled_mm.dsl.facts import Facts
+from gemmill.gemm.facts import Facts
 from gemmill.vocab import Backend, ScaleLayout, TileScheduler
 
 FEWEST_STAGES = 2

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from gemmill.families.scaled_mm.config import KernelConfig
-from gemmill.families.scaled_mm.dsl import limits
-from gemmill.families.scaled_mm.dsl.facts import Facts
+from gemmill.gemm import limits
+from gemmill.gemm.facts import Facts
 from gemmill.vocab import Accumulation, Arch, Backend, EpilogueKind, KernelSchedule, RasterOrder, TileScheduler
 
 WGMMA_ROWS = 64

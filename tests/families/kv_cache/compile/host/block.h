@@ -120,9 +120,25 @@ Value __shfl_xor_sync(unsigned, Value value, int mask) {
   int const lane = on_host::block.current % 32;
   return on_host::exchange(value, [&](auto of) { return of(lane ^ mask); });
 }
+template <class Value>
+Value __shfl_sync(unsigned, Value value, int lane) {
+  return on_host::exchange(value, [&](auto of) { return of(lane); });
+}
+inline bool __any_sync(unsigned, bool value) {
+  return on_host::exchange(value, [&](auto of) {
+    bool any = false;
+    for (int lane = 0; lane < 32; ++lane) any = any || of(lane);
+    return any;
+  });
+}
 inline void __syncwarp() { on_host::meet(on_host::warp().meeting, 32); }
 inline void __syncthreads() { on_host::meet(on_host::block.meetings[0], on_host::block.threads); }
 
+inline void __trap() { exit(1); }
+inline int __ffs(int word) { return __builtin_ffs(word); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift % 32));
+}
 inline int __popc(unsigned word) { return __builtin_popcount(word); }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned select) {
   uint64_t const bytes = x | static_cast<uint64_t>(y) << 32;

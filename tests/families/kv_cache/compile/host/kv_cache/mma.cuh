@@ -28,4 +28,14 @@ void mma_16x8x16(float (&d)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1
   });
 }
 
+inline uint32_t transpose_8x8(uint32_t two) {
+  int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  return on_host::exchange(two, [&](auto of) {
+    uint32_t const low = of(8 * t + g / 2), high = of(8 * t + 4 + g / 2);
+    return (low >> (16 * (g % 2)) & 0xFFFF) | (high >> (16 * (g % 2)) << 16);
+  });
+}
+
+inline float power_of_two(float x) { return exp2f(x); }
+
 }  // namespace gemmill::kv_cache

@@ -7,7 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from gemmill.families.scaled_mm.dsl.packed import Packed
+from gemmill.gemm.packed import Packed
 
 
 @dataclass

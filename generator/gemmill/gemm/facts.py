@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
 
-from gemmill.families.scaled_mm.config import KernelConfig
-from gemmill.families.scaled_mm.dsl.limits import (
+from gemmill.gemm.config import GemmConfig
+from gemmill.gemm.limits import (
     CONSUMER_GROUPS,
     FEW_FACTORS,
     OVERLAP_REGISTERS,
@@ -37,7 +37,7 @@ from gemmill.vocab import (
 class Facts:
     """The compile-time facts of one kernel, whether it can be made or not: the rules ask them, a Plan has them."""
 
-    config: KernelConfig
+    config: GemmConfig
 
     # What is computed ------------------------------------------------------------------------------------------------
 

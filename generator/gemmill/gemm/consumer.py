@@ -12,12 +12,12 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu import warp as warp_ops
 
-from gemmill.families.scaled_mm.dsl import epilogue, mainloop
-from gemmill.families.scaled_mm.dsl.barriers import wait
-from gemmill.families.scaled_mm.dsl.elements import ELEMENT_OF
-from gemmill.families.scaled_mm.dsl.limits import SLAB
-from gemmill.families.scaled_mm.dsl.plan import Plan
-from gemmill.families.scaled_mm.dsl.walk import Job, Walk, rows_back, tile_of
+from gemmill.gemm import epilogue, mainloop
+from gemmill.gemm.barriers import wait
+from gemmill.gemm.elements import ELEMENT_OF
+from gemmill.gemm.limits import SLAB
+from gemmill.gemm.plan import Plan
+from gemmill.gemm.walk import Job, Walk, rows_back, tile_of
 from gemmill.vocab import DType
 
 

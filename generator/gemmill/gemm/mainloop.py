@@ -12,9 +12,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from gemmill.families.scaled_mm.dsl.barriers import wait
-from gemmill.families.scaled_mm.dsl.limits import SLAB
-from gemmill.families.scaled_mm.dsl.walk import advance
+from gemmill.gemm.barriers import wait
+from gemmill.gemm.limits import SLAB
+from gemmill.gemm.walk import advance
 
 
 def index(row: int, column: int) -> int:

@@ -8,10 +8,10 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from gemmill.families.scaled_mm.dsl.barriers import wait
-from gemmill.families.scaled_mm.dsl.limits import PREFETCH_SHARE
-from gemmill.families.scaled_mm.dsl.packed import Packed
-from gemmill.families.scaled_mm.dsl.walk import Job, Walk, advance, rows_back, tile_of
+from gemmill.gemm.barriers import wait
+from gemmill.gemm.limits import PREFETCH_SHARE
+from gemmill.gemm.packed import Packed
+from gemmill.gemm.walk import Job, Walk, advance, rows_back, tile_of
 
 EVICT_FIRST = 0x12F0000000000000
 """Cache policy of data that is read once: the weights, where one tile holds all tokens."""

@@ -1,6 +1,6 @@
 """From sums in registers to D in memory.
 
-The order of operations is that of the other backend (kernels/scaled_mm/plain_epilogue.cuh): integers first, then
+The order of operations is that of the other backend (plain_epilogue.cuh): integers first, then
 b_scales, then a_scales, with the bias added in one fused operation.
 """
 
@@ -12,10 +12,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from gemmill.families.scaled_mm.dsl.limits import SLAB
-from gemmill.families.scaled_mm.dsl.mainloop import column_offset, index, row_offset
-from gemmill.families.scaled_mm.dsl.packed import Packed
-from gemmill.families.scaled_mm.dsl.plan import Plan
+from gemmill.gemm.limits import SLAB
+from gemmill.gemm.mainloop import column_offset, index, row_offset
+from gemmill.gemm.packed import Packed
+from gemmill.gemm.plan import Plan
 from gemmill.vocab import EpilogueKind
 
 M_FIELDS = {"scale": Float32, "azp": Int32}

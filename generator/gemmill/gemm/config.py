@@ -1,0 +1,112 @@
+"""What a GEMM computes, and how: the parts of a config that families of GEMMs share."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gemmill.vocab import (
+    Accumulation,
+    Arch,
+    Backend,
+    DType,
+    EpilogueKind,
+    KernelSchedule,
+    ScaleGranularity,
+    ScaleGroups,
+    ScaleLayout,
+    TileScheduler,
+)
+
+ACCUMULATOR_OF = {DType.E4M3: DType.F32, DType.S8: DType.S32, DType.BF16: DType.F32, DType.F16: DType.F32}
+RESULTS_OF = {
+    DType.E4M3: (DType.BF16, DType.F16),
+    DType.S8: (DType.BF16, DType.F16),
+    DType.BF16: (DType.BF16,),
+    DType.F16: (DType.F16,),
+}
+"""What results can be stored as, by operand: 16 bits, which the next layer reads; of 16-bit operands their own type."""
+GROUPED = (ScaleGranularity.GROUP, ScaleGranularity.BLOCK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is computed: D[M, N] = epilogue(A[M, K] B[K, N]); A row-major, B column-major, D row-major."""
+
+    a_dtype: DType
+    b_dtype: DType
+    accumulator_dtype: DType
+    out_dtype: DType
+    epilogue: EpilogueKind
+    a_scale: ScaleGranularity = ScaleGranularity.CHANNEL
+    b_scale: ScaleGranularity = ScaleGranularity.CHANNEL
+    scale_layout: ScaleLayout = ScaleLayout.VECTOR
+    group_size: int = 0
+    """Elements along K that share a scale; 0 where scales are per tensor or per channel."""
+
+    def __post_init__(self) -> None:
+        grouped = self.a_scale in GROUPED or self.b_scale in GROUPED
+        if grouped != bool(self.group_size):
+            raise ValueError(
+                f"group_size={self.group_size} contradicts a_scale={self.a_scale} b_scale={self.b_scale}: "
+                "a group size is given exactly when a scale is grouped"
+            )
+        if grouped == (self.scale_layout is ScaleLayout.VECTOR):
+            raise ValueError(
+                f"scale_layout={self.scale_layout} contradicts a_scale={self.a_scale} b_scale={self.b_scale}: "
+                "scales per tensor or per channel are vectors, grouped ones are mnmajor or strided"
+            )
+        expected = ACCUMULATOR_OF.get(self.a_dtype)
+        if expected is not None and expected is not self.accumulator_dtype:
+            raise ValueError(
+                f"accumulator_dtype={self.accumulator_dtype} contradicts a_dtype={self.a_dtype}: it is {expected}"
+            )
+
+    @property
+    def scale_groups(self) -> ScaleGroups | None:
+        """The groups that scales come in; None where they are per tensor or per channel."""
+        return ScaleGroups(size=self.group_size, b_scale=self.b_scale) if self.group_size else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How it is computed: everything that changes the machine code."""
+
+    tile_shape_mnk: tuple[int, int, int]
+    """Output tile and K step of one CTA (of the kernel as compiled: with swap_ab, M counts columns of D)."""
+    cluster_shape_mnk: tuple[int, int, int] = (1, 1, 1)
+    kernel_schedule: KernelSchedule
+    accumulation: Accumulation
+    tile_scheduler: TileScheduler = TileScheduler.PERSISTENT
+    swap_ab: bool = False
+    """Compute the transpose: B's columns fill the tensor core's 64 rows, so that few rows of A waste nothing."""
+    stages: int | None = None
+    """Shared-memory stages of the main loop; None lets CUTLASS fill what the epilogue leaves."""
+    alignment_a: int = 16
+    """Elements: every row of A starts at a multiple of these."""
+    alignment_b: int = 16
+    alignment_d: int = 8
+
+    def __post_init__(self) -> None:
+        if min(self.tile_shape_mnk) < 1 or min(self.cluster_shape_mnk) < 1:
+            raise ValueError(f"tile {self.tile_shape_mnk} and cluster {self.cluster_shape_mnk} must be positive")
+        if self.stages is not None and self.stages < 1:
+            raise ValueError(f"stages={self.stages} must be positive, or None for automatic")
+
+
+class GemmConfig(Protocol):
+    """A variant of a GEMM, of whatever family."""
+
+    @property
+    def problem(self) -> Problem:
+        """What it computes."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """How."""
+
+    @property
+    def arch(self) -> Arch:
+        """What it is compiled for."""
+
+    @property
+    def backend(self) -> Backend:
+        """Who compiles it."""

@@ -1,0 +1,86 @@
+"""What quantisation does to a layer, in figures."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gemmill.formats.quantise import BlockScaled
+from gemmill.quantize.folding import exact_shifts
+from gemmill.quantize.prepack import prepack
+from gemmill.quantize.weights import QuantizedWeight, chunks
+from gemmill.vocab.float_type import E2M1, E4M3
+from gemmill.vocab.format import MXFP4
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerError:
+    """How far a quantised layer is from the one it was made from."""
+
+    name: str
+    format: str
+    n: int
+    k: int
+    weights: float
+    """Sum of the squared changes of weights over the sum of their squares; 0 where all weights are zero."""
+    outputs: float | None = None
+    """The same of the layer's outputs, for inputs that were given."""
+    unfolded: int | None = None
+    """Rows of mxfp4 whose scales do not fold exactly into e4m3; None elsewhere."""
+    spread: int | None = None
+    """Binary orders between the largest and the smallest scale of a row of mxfp4, in the worst row."""
+
+    def __str__(self) -> str:
+        outputs = "" if self.outputs is None else f", outputs {self.outputs:.2e}"
+        folds = ""
+        if self.unfolded is not None:
+            folds = ", every row folds" if not self.unfolded else f", {self.unfolded} rows do not fold"
+            folds += f" (spread {self.spread})"
+        return f"{self.name}: {self.n} x {self.k} to {self.format}, weights {self.weights:.2e}{outputs}{folds}"
+
+
+def layer_error(name: str, weight: Tensor, quantized: QuantizedWeight, inputs: Tensor | None = None) -> LayerError:
+    """The error of a weight [N, K] in a format, in bounded memory. `inputs` [tokens, K] are what the layer was seen to get.
+
+    Changes are taken in f32 and summed in f64. Raises ValueError where shapes disagree.
+    """
+    n, k = quantized.n, quantized.k
+    if tuple(weight.shape) != (n, k):
+        raise ValueError(f"{name} is {list(weight.shape)} and what was made of it {n} x {k}: they are not one layer's")
+    if inputs is not None and (inputs.dim() != 2 or inputs.shape[1] != k):
+        raise ValueError(f"inputs of {name} are {list(inputs.shape)}, expected [tokens, {k}]")
+    sums = torch.zeros(4, dtype=torch.float64, device=weight.device)
+    for rows in chunks(weight):
+        before = weight[rows].float()
+        change = quantized.values(rows) - before
+        sums[0] += change.square().sum(dtype=torch.float64)
+        sums[1] += before.square().sum(dtype=torch.float64)
+        if inputs is not None:
+            seen = inputs.to(before)
+            sums[2] += (seen @ change.t()).square().sum(dtype=torch.float64)
+            sums[3] += (seen @ before.t()).square().sum(dtype=torch.float64)
+    changed, squared, changed_outputs, outputs = sums.tolist()
+    unfolded, spread = _folding(quantized) if quantized.format == "mxfp4" else (None, None)
+    return LayerError(
+        name=name,
+        format=quantized.format,
+        n=n,
+        k=k,
+        weights=_ratio(changed, squared),
+        outputs=None if inputs is None else _ratio(changed_outputs, outputs),
+        unfolded=unfolded,
+        spread=spread,
+    )
+
+
+def _folding(weight: QuantizedWeight) -> tuple[int, int]:
+    """Rows that do not fold into e4m3, and the widest spread."""
+    scaled = BlockScaled(format=MXFP4, codes=weight.codes, scales=weight.scales)
+    report = prepack(scaled, for_op="mxfp4_fp8_mm", fallback="bf16").report
+    assert report.spread is not None
+    most = len(exact_shifts(E2M1, E4M3)) - 1
+    return int((report.spread > most).any(dim=1).sum()), report.widest[1]
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

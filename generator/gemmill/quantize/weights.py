@@ -1,0 +1,220 @@
+"""A weight [N, K] in one of the formats that layers and checkpoints have, whatever the names there.
+
+    channel     e4m3, a scale f32 for each row: amax / 448
+    int8        s8, a scale f32 for each row: amax / 127
+    block128    e4m3, a scale f32 for each 128 x 128 block: amax / 448 (DeepSeek V3's inference code)
+    nvfp4, mxfp4, mxfp6, mxfp8    block-scaled along K, as `gemmill.formats.quantise` defines them
+
+A code is the nearest to weight / scale, ties to even. A row or block of zeros has scale 1. Equal inputs have equal bits on every
+device.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gemmill.arithmetic import grouped
+from gemmill.formats.codes import decode, unpack
+from gemmill.formats.quantise import LARGEST_PRODUCT, check_global_scale, quantise
+from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4, Format, ScaleRounding
+
+BLOCK = 128
+"""Rows and columns that share a scale of block128."""
+ROWWISE = {"channel": torch.float8_e4m3fn, "int8": torch.int8}
+"""Formats with a scale for each row, and the dtype of their codes."""
+BLOCK_SCALED = {str(format): format for format in (NVFP4, MXFP4, MXFP6, MXFP8)}
+WEIGHT_FORMATS = (*ROWWISE, "block128", *BLOCK_SCALED)
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+CHUNKS = {"cpu": 1 << 18, "cuda": 1 << 24}
+"""Weights that are looked at at a time, so that memory is bounded: of a CPU what stays in its cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedWeight:
+    """A weight [N, K] as codes and scales, in the order of a checkpoint; nothing is swizzled or packed for a kernel."""
+
+    format: str
+    """One of WEIGHT_FORMATS."""
+    codes: Tensor
+    """[N, K] float8_e4m3fn (channel, block128, mxfp8) or int8; uint8 [N, K / 2] (4 bits) or [N, 3 K / 4] (6 bits)."""
+    scales: Tensor
+    """f32 [N, 1]; of block128 f32 [N / 128, K / 128] rounded up; of block-scaled formats uint8 [N, K / group]."""
+    global_scale: Tensor | None = None
+    """f32 [1], of nvfp4 only: 2688 / amax, divides when values are decoded."""
+
+    @property
+    def n(self) -> int:
+        """Rows: the outputs of a layer."""
+        return self.codes.shape[0]
+
+    @property
+    def k(self) -> int:
+        """Columns: the inputs of a layer."""
+        format = BLOCK_SCALED.get(self.format)
+        return self.codes.shape[1] if format is None or format.code.bits == 8 else format.k_of(self.codes.shape[1])
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What it is made of, by field."""
+        fields = {"codes": self.codes, "scales": self.scales, "global_scale": self.global_scale}
+        return {name: tensor for name, tensor in fields.items() if tensor is not None}
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of codes and scales."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "QuantizedWeight":
+        """The same on another device."""
+        moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.tensors.items()}
+        return replace(self, **moved)
+
+    def values(self, rows: slice = slice(None)) -> Tensor:
+        """What rows mean, f32 [rows, K]: code * scale, over the global scale where there is one; each is rounded once."""
+        codes, format = self.codes[rows], BLOCK_SCALED.get(self.format)
+        if format is None:
+            return codes.float() * self._spread_scales(rows)
+        numbers = codes.float() if format.code.bits == 8 else decode(unpack(codes, format.code.bits), format.code)
+        scales = decode(self.scales[rows], format.scale)
+        products = (grouped(numbers, format.group) * scales[..., None]).flatten(1)
+        return products if self.global_scale is None else products / self.global_scale
+
+    def _spread_scales(self, rows: slice) -> Tensor:
+        if self.format != "block128":
+            return self.scales[rows]
+        start, stop, _ = rows.indices(self.n)
+        of_blocks = self.scales[torch.arange(start, stop, device=self.scales.device) // BLOCK]
+        return of_blocks.repeat_interleave(BLOCK, dim=1)[:, : self.k]
+
+
+def quantize_weight(
+    weight: Tensor, format: str, *, global_scale: Tensor | None = None, scale_rounding: str = "up"
+) -> QuantizedWeight:
+    """A weight [N, K], bf16, f16, f32 or f64, in a format of WEIGHT_FORMATS; on the weight's device, in bounded memory.
+
+    global_scale: f32 [1], of nvfp4, where several weights share one; by default 2688 / the weight's largest magnitude.
+    scale_rounding: of mx formats, "up" or "ocp", as the quantisation ops have it.
+
+    Raises ValueError, in a sentence, for a format that does not exist, a tensor that is no float matrix, a K that the format
+    cannot take, and the first weight that is NaN or infinite.
+    """
+    check_format(format)
+    check_shape(format, tuple(weight.shape))
+    if weight.dtype not in FLOATS:
+        names = ", ".join(str(kind).removeprefix("torch.") for kind in FLOATS)
+        raise ValueError(
+            f"the weight is {str(weight.dtype).removeprefix('torch.')}, which is quantised already or no number: "
+            f"quantisation takes {names}"
+        )
+    if global_scale is not None and format != "nvfp4":
+        raise ValueError(f"quantisation to {format} got a global scale, which only nvfp4 has: leave it out")
+    refuse_not_finite(weight)
+    if format in BLOCK_SCALED:
+        return _block_scaled(weight, BLOCK_SCALED[format], global_scale, ScaleRounding(scale_rounding))
+    if format == "block128":
+        return _by_blocks(weight)
+    return _by_rows(weight, format, ROWWISE[format])
+
+
+def check_format(format: str) -> None:
+    """Raises ValueError unless weights can be had in it."""
+    if format not in WEIGHT_FORMATS:
+        raise ValueError(f"there is no weight format {format!r}: the formats are {', '.join(WEIGHT_FORMATS)}")
+
+
+def check_shape(format: str, shape: tuple[int, ...]) -> None:
+    """Raises ValueError for a shape that a format cannot take."""
+    if len(shape) != 2:
+        raise ValueError(f"the weight has shape {list(shape)}, expected [N, K], two dimensions")
+    if format in BLOCK_SCALED:
+        BLOCK_SCALED[format].scale_count(shape[1])
+
+
+def refuse_not_finite(weight: Tensor) -> None:
+    """Raises ValueError for the first NaN or infinite element."""
+    for rows in chunks(weight):
+        wrong = ~torch.isfinite(weight[rows])
+        if wrong.any():
+            row, column = wrong.nonzero()[0].tolist()
+            raise ValueError(
+                f"weight [{rows.start + row}, {column}] is {weight[rows][row, column].item()}: weights that are quantised are "
+                f"finite, so repair the checkpoint or leave the layer as it is"
+            )
+
+
+def chunks(weight: Tensor, multiple: int = 1) -> Iterator[slice]:
+    """Rows of a weight [N, K], about as many as its device's CHUNKS has weights, in multiples of so many; none where it is empty."""
+    n, k = weight.shape
+    n = n if k else 0
+    step = max(CHUNKS.get(weight.device.type, CHUNKS["cuda"]) // max(k, 1) // multiple, 1) * multiple
+    return (slice(start, min(start + step, n)) for start in range(0, n, step))
+
+
+def _by_rows(weight: Tensor, format: str, dtype: torch.dtype) -> QuantizedWeight:
+    n, k = weight.shape
+    codes = weight.new_empty((n, k), dtype=dtype)
+    scales = weight.new_ones((n, 1), dtype=torch.float32)
+    for rows in chunks(weight):
+        part = weight[rows].float()
+        scales[rows] = _scale(part.abs().amax(dim=1, keepdim=True), dtype)
+        codes[rows] = _nearest(part / scales[rows], dtype)
+    return QuantizedWeight(format=format, codes=codes, scales=scales)
+
+
+def _by_blocks(weight: Tensor) -> QuantizedWeight:
+    n, k = weight.shape
+    dtype = torch.float8_e4m3fn
+    codes = weight.new_empty((n, k), dtype=dtype)
+    scales = weight.new_ones((-(-n // BLOCK), -(-k // BLOCK)), dtype=torch.float32)
+    for rows in chunks(weight, BLOCK):
+        part = weight[rows].float()
+        padded = torch.nn.functional.pad(part, (0, -k % BLOCK, 0, -len(part) % BLOCK))
+        blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+        of_blocks = _scale(blocks.abs().amax(dim=(1, 3)), dtype)
+        scales[rows.start // BLOCK : -(-rows.stop // BLOCK)] = of_blocks
+        divided = (blocks / of_blocks[:, None, :, None]).flatten(2).flatten(0, 1)
+        codes[rows] = _nearest(divided[: len(part), :k], dtype)
+    return QuantizedWeight(format="block128", codes=codes, scales=scales)
+
+
+def _scale(amax: Tensor, dtype: torch.dtype) -> Tensor:
+    scale = (amax / _LARGEST[dtype]).clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.where(amax == 0, 1.0, scale)
+
+
+def _nearest(divided: Tensor, dtype: torch.dtype) -> Tensor:
+    """Codes: torch's conversion to e4m3 rounds to nearest even, and would make NaN of what lies above the largest."""
+    clamped = divided.clamp(-_LARGEST[dtype], _LARGEST[dtype])
+    return (clamped.round() if dtype is torch.int8 else clamped).to(dtype)
+
+
+def _block_scaled(
+    weight: Tensor, format: Format, global_scale: Tensor | None, rounding: ScaleRounding
+) -> QuantizedWeight:
+    n, k = weight.shape
+    if format.has_global_scale and global_scale is None:
+        global_scale = _global_scale(weight)
+    if global_scale is not None:
+        global_scale = global_scale.to(weight.device, torch.float32).reshape(1)
+        check_global_scale(global_scale)
+    codes = weight.new_empty((n, format.code_bytes(k)), dtype=torch.uint8)
+    scales = weight.new_empty((n, format.scale_count(k)), dtype=torch.uint8)
+    for rows in chunks(weight):
+        made = quantise(weight[rows], format, global_scale=global_scale, rounding=rounding)
+        codes[rows], scales[rows] = made.codes, made.scales
+    if format.code.bits == 8:
+        codes = codes.view(torch.float8_e4m3fn)
+    return QuantizedWeight(format=str(format), codes=codes, scales=scales, global_scale=global_scale)
+
+
+def _global_scale(weight: Tensor) -> Tensor:
+    """2688 / amax, as `gemmill.formats.quantise.global_scale_of`, without an f32 copy of the weight."""
+    amax = max((float(weight[rows].abs().amax()) for rows in chunks(weight)), default=0.0)
+    info = torch.finfo(torch.float32)
+    if amax == 0:
+        return torch.ones(1, device=weight.device)
+    scale = torch.tensor([LARGEST_PRODUCT]) / torch.tensor([amax])
+    return scale.clamp(info.tiny, info.max).to(weight.device)

@@ -1,0 +1,102 @@
+// What an attention over a compressed cache is made of: sizes, shared memory, arguments.
+#pragma once
+
+#include <algorithm>
+
+#include "kv_cache/abi.h"
+#include "kv_cache/combine_slices.cuh"
+#include "kv_cache/packed_codes.cuh"
+
+namespace gemmill::kv_cache {
+
+constexpr int kGroupWarps = 4;  // consumer warps that share a stage, 16 tokens each
+constexpr int kWarpTokens = 16;
+constexpr int kStageTokens = kGroupWarps * kWarpTokens;
+constexpr int kTableBytes = 64 * 1024;  // [bytes of codes][keys, values][lanes] of f16 pairs
+constexpr int kReserved = 1024;         // what the system keeps below a block's shared memory
+constexpr int kMostShared = 227 * 1024;
+constexpr int kMostStages = 16;
+constexpr int kConsumerBarrier = 1;
+constexpr int kFields = 4;  // of a head's page: codes and norms of keys, then of values
+
+// Centroids of keys and of values, ascending, as bits of f16; of fewer than 16 the rest is 0.
+struct Centroids {
+  uint16_t bits[2][16];
+};
+
+template <int kElements, int kBitsOfKeys, int kBitsOfValues, int kTilesOfRows>
+struct DecodeShape {
+  static constexpr int kHeadDim = kElements, kKeyBits = kBitsOfKeys, kValueBits = kBitsOfValues;
+  static constexpr int kRowTiles = kTilesOfRows, kRows = kRowsOfTile * kRowTiles;
+  static constexpr int kSteps = kHeadDim / 16;
+  static constexpr int kKeyBytes = kHeadDim * kKeyBits / 8, kValueBytes = kHeadDim * kValueBits / 8;
+  static constexpr int kTokenBytes = kKeyBytes + kValueBytes + 2 * 2;
+  static constexpr int kStageBytes = kStageTokens * kTokenBytes;
+  // As many groups of warps as registers allow: queries and sums are 6 d rows / 128 of them.
+  static constexpr int kGroups = kHeadDim * kRows <= 1024 ? 4 : 2;
+  static constexpr int kConsumerWarps = kGroups * kGroupWarps, kThreads = 32 * (kConsumerWarps + 1);
+  // Shared memory: stages, barriers, then the table where 64 KiB begin, then more stages and the queries.
+  static constexpr int kQueryBytes = kRows * kHeadDim * 2;
+  static constexpr int kMostBelow = std::min((kTableBytes - kReserved - kMostStages * 16) / kStageBytes, kMostStages);
+  static constexpr int kMostAbove = (kMostShared + kReserved - 2 * kTableBytes - kQueryBytes) / kStageBytes;
+  static constexpr int kStages = std::min(kMostBelow + kMostAbove, kMostStages) / kGroups * kGroups;
+  static constexpr int kStagesBelow = std::min(kMostBelow, kStages);
+  static constexpr int kBarriers = kStagesBelow * kStageBytes;
+  static constexpr int kTable = kTableBytes - kReserved;
+  static constexpr int kQueries = kTable + kTableBytes + (kStages - kStagesBelow) * kStageBytes;
+  static constexpr int kSharedBytes = kQueries + kQueryBytes;
+  static constexpr int kSumStride = kHeadDim + 4;  // of a row of sums, which lanes write beside one another
+  static_assert(kStages >= kGroups && kSharedBytes <= kMostShared, "Stages fit beside the table.");
+  static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kSharedBytes, "Sums reuse all of it.");
+
+  static __device__ __forceinline__ uint8_t* stage(uint8_t* shared, int index) {
+    return shared + (index < kStagesBelow ? index * kStageBytes : kTable + kTableBytes + (index - kStagesBelow) * kStageBytes);
+  }
+  // Where a field begins in a head's page of so many tokens.
+  static __device__ __forceinline__ int field(int index, int tokens) {
+    constexpr int kBegin[kFields] = {0, kKeyBytes, kKeyBytes + 2, kKeyBytes + 2 + kValueBytes};
+    return kBegin[index] * tokens;
+  }
+  static __device__ __forceinline__ int field_bytes(int index, int tokens) {
+    return (index == 0 ? kKeyBytes : index == 2 ? kValueBytes : 2) * tokens;
+  }
+};
+
+template <int kHeadDim>
+struct DecodeParams {
+  gemmill_kv_attention_args args;
+  Partial<kHeadDim> partial;
+  Signs<kHeadDim> signs;
+  Centroids centroids;
+  int64_t tiles;              // of rows, of a KV head and sequence
+  int slices;
+  int group;                  // query heads of a KV head; flat row r * group + h is query row r of head h
+  float scale;                // of scores, times log2(e)
+};
+
+// What a block works at.
+struct Place {
+  int64_t batch, kv_head, first_row;  // the first of the tile's flat rows
+  int length;                         // of the sequence
+  int first_stage, end_stage;         // of 64 tokens, of this slice
+
+  template <class Params>
+  __device__ Place(Params const& params, int rows) {
+    auto const& args = params.args;
+    int64_t const tile = blockIdx.x / params.slices;
+    int const slice = static_cast<int>(blockIdx.x % params.slices);
+    batch = tile / params.tiles / args.kv_heads;
+    kv_head = tile / params.tiles % args.kv_heads;
+    first_row = tile % params.tiles * rows;
+    int64_t const reach = args.pages > 0 ? args.table_pages * args.page_size : 0;
+    length = static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
+    int64_t const first_seen = args.window > 0 ? length - args.rows + 1 - args.window : 0;  // by the first row
+    int const begin = static_cast<int>(max(first_seen, int64_t{0})) / kStageTokens;
+    int const count = (length + kStageTokens - 1) / kStageTokens - begin;
+    int const of_slice = (count + params.slices - 1) / params.slices;
+    first_stage = begin + min(slice * of_slice, count);
+    end_stage = begin + min((slice + 1) * of_slice, count);
+  }
+};
+
+}  // namespace gemmill::kv_cache

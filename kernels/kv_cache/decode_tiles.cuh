@@ -1,0 +1,170 @@
+// A consumer warp's work at 16 tokens: scores, softmax, output.
+//
+// Tokens are the rows of the tensor core's tiles and query rows its eight columns, so that the few rows of decoding fill
+// them. Row r of a tile is token token_of(r), an order in which neither codes of keys nor of values meet in a bank.
+#pragma once
+
+#include "kv_cache/bulk_copy.cuh"
+#include "kv_cache/decode_shape.cuh"
+#include "kv_cache/mma.cuh"
+
+namespace gemmill::kv_cache {
+
+// Of rows 0 to 7, and 8 behind it of rows 8 to 15.
+__device__ __forceinline__ int token_of(int row) { return row % 2 == 0 ? row / 2 : 4 + (row / 2 ^ 1); }
+
+// One consumer warp's running softmax and sums, of rows 8 r + 2 t and 8 r + 2 t + 1.
+template <class Shape>
+struct Running {
+  float max[Shape::kRowTiles][2];
+  float sum[Shape::kRowTiles][2];                  // of the lane's tokens
+  float out[Shape::kRowTiles][Shape::kSteps][4];  // step j: both rows of element d / 8 g + 2 j, then of the next
+
+  __device__ __forceinline__ Running() {
+#pragma unroll
+    for (int r = 0; r < Shape::kRowTiles; ++r) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) max[r][row] = kNothing, sum[r][row] = 0.0f;
+#pragma unroll
+      for (int j = 0; j < Shape::kSteps; ++j) out[r][j][0] = out[r][j][1] = out[r][j][2] = out[r][j][3] = 0.0f;
+    }
+  }
+};
+
+// Both centroids of a byte of codes. `base` is the shared address of the lane's word of entry 0: its byte 1 is zero.
+__device__ __forceinline__ uint32_t pair_of(uint32_t base, uint32_t codes, int byte) {
+  uint32_t const address = __byte_perm(codes, base, 0x7604 | byte << 4);
+  return load_shared(address);
+}
+
+template <class Codes>
+__device__ __forceinline__ uint32_t pair_of(uint32_t base, Codes const& codes, int pair) {
+  return pair_of(base, codes.word_of(pair), Codes::byte_of(pair));
+}
+
+// Raw scores: s[0] and s[1] are both rows of token token_of(g), s[2] and s[3] of that and 8.
+template <class Shape>
+__device__ __forceinline__ void score_tile(float (&s)[Shape::kRowTiles][4], uint8_t const* codes,
+                                           uint2 const (&q)[Shape::kRowTiles][Shape::kSteps], uint32_t table, int g, int t) {
+  PackedCodes<Shape::kKeyBits, Shape::kHeadDim / 4> low, high;
+  low.load(codes + token_of(g) * Shape::kKeyBytes, t);
+  high.load(codes + (8 + token_of(g)) * Shape::kKeyBytes, t);
+#pragma unroll
+  for (int step = 0; step < Shape::kSteps; ++step) {
+    uint32_t const a[4] = {pair_of(table, low, 2 * step), pair_of(table, high, 2 * step), pair_of(table, low, 2 * step + 1),
+                           pair_of(table, high, 2 * step + 1)};
+#pragma unroll
+    for (int r = 0; r < Shape::kRowTiles; ++r) mma_16x8x16<__half>(s[r], a, q[r][step].x, q[r][step].y);
+  }
+}
+
+// O += V^T P of 16 tokens. The lane's tokens are those of its rows of P, its elements the d / 8 from d / 8 g on.
+template <class Shape>
+__device__ __forceinline__ void weigh_tile(Running<Shape>& running, uint8_t const* codes, uint32_t const (&p)[Shape::kRowTiles][2],
+                                           uint32_t table, int g, int t) {
+  PackedCodes<Shape::kValueBits, Shape::kHeadDim / 8> of_token[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    of_token[i].load(codes + (token_of(2 * t + i % 2) + 8 * (i / 2)) * Shape::kValueBytes, g);
+  }
+#pragma unroll
+  for (int step = 0; step < Shape::kSteps; ++step) {
+    uint32_t pair[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pair[i] = pair_of(table, of_token[i], step);
+    uint32_t const a[4] = {__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[0], pair[1], 0x7632),
+                           __byte_perm(pair[2], pair[3], 0x5410), __byte_perm(pair[2], pair[3], 0x7632)};
+#pragma unroll
+    for (int r = 0; r < Shape::kRowTiles; ++r) mma_16x8x16<__half>(running.out[r][step], a, p[r][0], p[r][1]);
+  }
+}
+
+// Which tokens the lane's rows see: first <= token < end.
+template <class Shape>
+struct Seen {
+  int position[Shape::kRowTiles][2];  // of the rows in the sequence
+  int window;                         // 0 for all
+  bool causal;
+  int length;
+  int last_first, first_end;  // of all rows of the call
+
+  template <class Params>
+  __device__ Seen(Params const& params, int64_t first_row, int length, int t) : length(length) {
+    auto const& args = params.args;
+    window = static_cast<int>(min(args.window, int64_t{INT32_MAX}));
+    causal = args.causal != 0;
+    last_first = window > 0 ? length - window : 0;
+    first_end = causal ? static_cast<int>(length - args.rows + 1) : length;
+#pragma unroll
+    for (int i = 0; i < 2 * Shape::kRowTiles; ++i) {
+      int64_t const row = (first_row + 8 * (i / 2) + 2 * t + i % 2) / params.group;
+      position[i / 2][i % 2] = static_cast<int>(length - args.rows + row);
+    }
+  }
+  __device__ __forceinline__ bool operator()(int tile, int row, int token) const {
+    int64_t const own = position[tile][row];
+    return token < length && (!causal || token <= own) && (window == 0 || token > own - window);
+  }
+  // Whether every row sees every token of a tile: the same in all lanes.
+  __device__ __forceinline__ bool all(int token) const { return token >= last_first && token + kWarpTokens <= first_end; }
+};
+
+// Moves the running maxima to those of the scores too, and the sums with them.
+template <class Shape>
+__device__ __forceinline__ void rescale(Running<Shape>& running, float const (&s)[Shape::kRowTiles][4]) {
+#pragma unroll
+  for (int r = 0; r < Shape::kRowTiles; ++r) {
+    float shrink[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float largest = fmaxf(running.max[r][row], fmaxf(s[r][row], s[r][2 + row]));
+#pragma unroll
+      for (int distance = 4; distance < 32; distance *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, distance));
+      shrink[row] = power_of_two(running.max[r][row] - largest);
+      running.max[r][row] = largest, running.sum[r][row] *= shrink[row];
+    }
+#pragma unroll
+    for (int j = 0; j < Shape::kSteps; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) running.out[r][j][i] *= shrink[i % 2];
+    }
+  }
+}
+
+// Scores to weights with the values' norms, as operand B; the running maxima and sums move on.
+template <bool kMasked, class Shape>
+__device__ __forceinline__ void softmax_tile(uint32_t (&p)[Shape::kRowTiles][2], float (&s)[Shape::kRowTiles][4],
+                                             Running<Shape>& running, Seen<Shape> const& seen, __half const* key_norms,
+                                             __half const* value_norms, int token, float scale, int g) {
+  int const own = token_of(g);
+  float const of_key[2] = {scale * to_float(key_norms[own]), scale * to_float(key_norms[own + 8])};
+  bool grows = false;
+#pragma unroll
+  for (int r = 0; r < Shape::kRowTiles; ++r) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float const scaled = s[r][i] * of_key[i / 2];
+      s[r][i] = !kMasked || seen(r, i % 2, token + own + 8 * (i / 2)) ? scaled : -INFINITY;
+      grows = grows || s[r][i] > running.max[r][i % 2];
+    }
+  }
+  if (__any_sync(0xFFFFFFFFu, grows)) rescale(running, s);
+  float const of_value[2] = {to_float(value_norms[own]), to_float(value_norms[own + 8])};
+#pragma unroll
+  for (int r = 0; r < Shape::kRowTiles; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float weight[2];
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        weight[row] = power_of_two(s[r][2 * half + row] - running.max[r][row]);
+        running.sum[r][row] += weight[row];
+        bool const used = !kMasked || seen(r, row, token + own + 8 * half);
+        weight[row] = used ? weight[row] * of_value[half] : 0.0f;
+      }
+      p[r][half] = transpose_8x8(two_elements<__half>(weight[0], weight[1]));
+    }
+  }
+}
+
+}  // namespace gemmill::kv_cache

@@ -1,0 +1,172 @@
+"""`quantize_weight`: codes are the nearest, memory is bounded, and what cannot be quantised is refused in a sentence."""
+
+import pytest
+import torch
+
+from gemmill.formats.quantise import global_scale_of, quantise
+from gemmill.quantize import WEIGHT_FORMATS, layer_error, quantize_weight, weights
+from gemmill.vocab.float_type import E4M3
+from gemmill.vocab.format import NVFP4, ScaleRounding, format_named
+
+
+def drawn(n: int, k: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(n, k, generator=torch.Generator().manual_seed(n * k)).to(dtype)
+
+
+def numbers_of(format: str) -> torch.Tensor:
+    """All values of a code, float64."""
+    if format == "int8":
+        return torch.arange(-127, 128, dtype=torch.float64)
+    return torch.tensor([v for v in E4M3.values if v == v], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("format", ["channel", "int8", "block128"])
+def test_every_code_is_the_nearest(format: str, dtype: torch.dtype) -> None:
+    weight = drawn(130, 200, dtype)
+    made = quantize_weight(weight, format)
+    scales = made.scales.double()
+    largest = numbers_of(format).max()
+    if format == "block128":
+        padded = torch.nn.functional.pad(weight.double(), (0, 56, 0, 126)).abs()
+        amax = padded.view(2, 128, 2, 128).amax(dim=(1, 3))
+        scales = scales.repeat_interleave(128, 0)[:130].repeat_interleave(128, 1)[:, :200]
+    else:
+        amax = weight.double().abs().amax(dim=1, keepdim=True)
+    assert torch.allclose(made.scales.double(), amax / largest, rtol=2**-22)
+    ratio = weight.double() / scales
+    least = (ratio[..., None] - numbers_of(format)).abs().amin(dim=-1)
+    # The f32 quotient may lie a rounding to the other side of a boundary.
+    assert ((ratio - made.codes.double()).abs() <= least + ratio.abs() * 2**-22).all()
+    assert torch.equal(made.values(), made.codes.float() * scales.float())
+
+
+def test_ties_go_to_the_even_code_and_nothing_saturates_to_nan() -> None:
+    weight = torch.tensor([[448.0, 17.0, 19.0, -448.0], [127.0, 0.5, 1.5, -2.5]])
+    assert quantize_weight(weight, "channel").codes[0].float().tolist() == [448, 16, 20, -448]
+    assert quantize_weight(weight[1:], "int8").codes.tolist() == [[127, 0, 2, -2]]
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp6", "mxfp8"])
+def test_block_scaled_ones_are_the_definition(format: str) -> None:
+    weight, kind = drawn(5, 96, torch.bfloat16), format_named(format)
+    factor = global_scale_of(weight) if format == "nvfp4" else None
+    made = quantize_weight(weight, format)
+    wanted = quantise(weight, kind, global_scale=factor)
+    assert torch.equal(made.codes.view(torch.uint8), wanted.codes) and torch.equal(made.scales, wanted.scales)
+    exact = wanted.values() / (1.0 if factor is None else factor.double())
+    assert torch.equal(made.values(), exact.float())
+    if factor is None:
+        by_ocp = quantise(weight, kind, rounding=ScaleRounding.OCP)
+        assert torch.equal(quantize_weight(weight, format, scale_rounding="ocp").scales, by_ocp.scales)
+
+
+@pytest.mark.parametrize("format", WEIGHT_FORMATS)
+def test_chunks_change_nothing(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = drawn(300, 160)
+    whole, error = quantize_weight(weight, format), layer_error("a", weight, quantize_weight(weight, format))
+    monkeypatch.setattr(weights, "CHUNKS", {"cpu": 1000, "cuda": 1})
+    parts = quantize_weight(weight, format)
+    assert all(torch.equal(parts.tensors[name], tensor) for name, tensor in whole.tensors.items())
+    assert (whole.n, whole.k) == (300, 160)
+    assert layer_error("a", weight, parts).weights == pytest.approx(error.weights, rel=1e-12)
+    rows = slice(127, 131)
+    assert torch.equal(whole.values(rows), whole.values()[rows])
+
+
+@pytest.mark.parametrize("format", WEIGHT_FORMATS)
+@pytest.mark.parametrize("shape", [(0, 64), (3, 0)])
+def test_empty_and_zero_weights(format: str, shape: tuple[int, int]) -> None:
+    assert quantize_weight(torch.empty(shape), format).values().shape == shape
+    zeros = quantize_weight(torch.zeros(2, 32), format)
+    assert not zeros.values().any() and torch.isfinite(zeros.scales.float()).all()
+    assert layer_error("zeros", torch.zeros(2, 32), zeros).weights == 0
+
+
+def test_tiny_rows_keep_their_codes() -> None:
+    weight = drawn(4, 64) * 1e-30
+    for format in ("channel", "int8", "block128"):
+        assert layer_error("tiny", weight, quantize_weight(weight, format)).weights < 2e-3
+
+
+def test_a_global_scale_may_be_shared() -> None:
+    weight = drawn(4, 32)
+    shared = torch.tensor([100.0])
+    assert torch.equal(
+        quantize_weight(weight, "nvfp4", global_scale=shared).scales,
+        quantise(weight, NVFP4, global_scale=shared).scales,
+    )
+
+
+@pytest.mark.parametrize(
+    ("weight", "format", "sentence"),
+    [
+        (
+            torch.zeros(2, 32),
+            "fp4",
+            "there is no weight format 'fp4': the formats are channel, int8, block128, nvfp4, mxfp4, mxfp6, mxfp8",
+        ),
+        (torch.zeros(32), "channel", "the weight has shape [32], expected [N, K], two dimensions"),
+        (
+            torch.zeros(2, 40),
+            "mxfp4",
+            "mxfp4 takes K in multiples of its group of 32, got K = 40: pad K with zeros to 64",
+        ),
+        (
+            torch.zeros(2, 32, dtype=torch.int8),
+            "channel",
+            "the weight is int8, which is quantised already or no number: quantisation takes bfloat16, float16, float32, "
+            "float64",
+        ),
+        (
+            torch.tensor([[1.0, 2.0], [3.0, float("nan")]]),
+            "int8",
+            "weight [1, 1] is nan: weights that are quantised are finite, so repair the checkpoint or leave the layer as it is",
+        ),
+        (
+            torch.tensor([[1.0, -torch.inf]]),
+            "channel",
+            "weight [0, 1] is -inf: weights that are quantised are finite, so repair the checkpoint or leave the layer as it is",
+        ),
+    ],
+)
+def test_what_is_refused(weight: torch.Tensor, format: str, sentence: str) -> None:
+    with pytest.raises(ValueError) as error:
+        quantize_weight(weight, format)
+    assert str(error.value) == sentence
+
+
+def test_a_global_scale_is_nvfp4s() -> None:
+    with pytest.raises(ValueError) as error:
+        quantize_weight(torch.zeros(2, 32), "mxfp4", global_scale=torch.ones(1))
+    assert str(error.value) == "quantisation to mxfp4 got a global scale, which only nvfp4 has: leave it out"
+
+
+def test_errors_are_those_of_weights_and_outputs() -> None:
+    weight, inputs = drawn(8, 64), drawn(10, 64)
+    made = quantize_weight(weight, "mxfp8")
+    change = made.values().double() - weight.double()
+    error = layer_error("layer", weight, made, inputs)
+    assert error.weights == pytest.approx(float(change.square().sum() / weight.double().square().sum()), rel=1e-6)
+    outputs = (inputs.double() @ change.t()).square().sum() / (inputs.double() @ weight.double().t()).square().sum()
+    assert error.outputs == pytest.approx(float(outputs), rel=1e-5)
+    assert str(error).startswith("layer: 8 x 64 to mxfp8, weights ") and ", outputs " in str(error)
+
+
+def test_rows_of_mxfp4_that_do_not_fold_are_counted() -> None:
+    weight = torch.ones(3, 64)
+    weight[1, 32:] = 2.0**-14
+    weight[2, 32:] = 2.0**-15
+    error = layer_error("layer", weight, quantize_weight(weight, "mxfp4"))
+    assert (error.unfolded, error.spread) == (1, 15)
+    assert str(error).endswith("weights 0.00e+00, 1 rows do not fold (spread 15)")
+    assert layer_error("layer", weight[:2], quantize_weight(weight[:2], "mxfp4")).unfolded == 0
+    assert layer_error("layer", weight, quantize_weight(weight, "nvfp4")).unfolded is None
+
+
+def test_shapes_of_an_error_agree() -> None:
+    made = quantize_weight(torch.zeros(2, 32), "channel")
+    with pytest.raises(ValueError, match=r"^a is \[3, 32\] and what was made of it 2 x 32: they are not one layer's$"):
+        layer_error("a", torch.zeros(3, 32), made)
+    with pytest.raises(ValueError, match=r"^inputs of a are \[3, 31\], expected \[tokens, 32\]$"):
+        layer_error("a", torch.zeros(2, 32), made, torch.zeros(3, 31))
