@@ -28,6 +28,7 @@ VERBS = [
     "tune",
     "audit",
     "prune",
+    "convert",
     "wheel",
     "doctor",
     "table show",
