@@ -10,7 +10,9 @@ from gemmill.families.blockscaled.accepts import accepted
 from gemmill.families.blockscaled.config import (
     WEIGHT_PAIRS,
     AnyConfig,
+    FewConfig,
     Group,
+    ManyConfig,
     Pair,
     PairConfig,
     Sharing,
@@ -28,6 +30,8 @@ GOOD = WeightConfig(pair=Pair.FLOATS_NVFP4, tile_m=16, k_groups=2, blocks=1, sta
 
 WARPS = replace(GOOD, group=Group.WARP, row_groups=4, stages=5)
 WIDENED = WidenedConfig(pair=Pair.NVFP4, out_dtype=DType.F16, tile=128)
+FEW = FewConfig(pair=Pair.MXFP4, out_dtype=DType.F16, tile_m=8, warps=4)
+MANY = ManyConfig(pair=Pair.NVFP4, out_dtype=DType.BF16, tile_m=64, tile_n=256)
 PAIRED = PairConfig(
     pair=Pair.MXFP8_MXFP6,
     out_dtype=DType.BF16,
@@ -50,7 +54,14 @@ def test_the_default_selection_on_hopper() -> None:
     widened = {(c.pair, c.out_dtype, c.tile) for c in configs if isinstance(c, WidenedConfig)}
     outs = {pair: (DType.BF16,) if pair in WEIGHT_PAIRS else (DType.BF16, DType.F16) for pair in Pair}
     assert widened == {(pair, out, tile) for pair in Pair for out in outs[pair] for tile in (64, 128)}
-    assert set(smoke(Arch.SM90A)) <= set(configs) and len(configs) == len(weights) + len(widened)
+    few = [config for config in configs if isinstance(config, FewConfig)]
+    assert {(c.pair, c.out_dtype, c.tile_m) for c in few} == set(
+        product((Pair.NVFP4, Pair.MXFP4), (DType.BF16, DType.F16), (8, 16))
+    )
+    many = [config for config in configs if isinstance(config, ManyConfig)]
+    assert {(c.pair, c.out_dtype) for c in many} == {(c.pair, c.out_dtype) for c in few}
+    assert set(smoke(Arch.SM90A)) <= set(configs)
+    assert len(configs) == len(weights) + len(widened) + len(few) + len(many)
 
 
 def test_the_default_selections_on_blackwell() -> None:
@@ -74,8 +85,10 @@ def test_the_default_selections_on_blackwell() -> None:
     [
         (GOOD, "sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8"),
         (replace(GOOD, splits=4), "sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8_k4"),
-        (WARPS, "sm90a_fp4weight_floatsxnvfp4_t16_r4w2b1_s5"),
+        (WARPS, "sm90a_fp4weight_floatsxnvfp4_t16_r4x64w2b1_s5"),
         (WIDENED, "sm90a_widened_nvfp4xnvfp4_f16_t128"),
+        (replace(FEW, splits=2), "sm90a_widenedfew_mxfp4xmxfp4_f16_t8_w4_k2"),
+        (replace(MANY, splits=4), "sm90a_widenedmany_nvfp4xnvfp4_bf16_t64x256_k4"),
         (PAIRED, "sm100a_blockscaled_mxfp8xmxfp6_bf16_t256x128x128_c2x1x1_2sm"),
     ],
 )
@@ -92,8 +105,8 @@ def test_names_and_back(config: AnyConfig, name: str) -> None:
         ("sm90a_fp4weight_floatsxnvfp4_16_g2b1_s8", "tile '16', expected t and a number"),
         ("sm90a_fp4weight_floatsxnvfp4_t16_g2_s8", "groups 'g2', expected g and a number, b and a number"),
         (
-            "sm90a_fp4weight_floatsxnvfp4_t16_r4g2b1_s8",
-            "groups 'r4g2b1', expected r and a number, w and a number, b and a number",
+            "sm90a_fp4weight_floatsxnvfp4_t16_r4x64g2b1_s8",
+            "groups 'r4x64g2b1', expected rNxN, w and a number, b and a number",
         ),
         ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8_w2", "slices 'w2', expected k and a number"),
         ("sm90a_widened_nvfp4xnvfp4_bf16", "it has 4 fields of 5"),
@@ -121,11 +134,11 @@ def test_names_that_are_none(name: str, said: str) -> None:
             "tile",
             "tile of 40 rows: the sums of 64 weights by more than 32 do not fit in a warp's registers",
         ),
-        ({"row_groups": 4}, "rows", "256 rows of weights in a tile: two groups of 128 threads have 128"),
+        ({"row_groups": 4}, "rows", "4 times 64 rows of weights: two groups of 128 threads have 64 each"),
         (
-            {"group": Group.WARP, "row_groups": 3},
+            {"group": Group.WARP, "row_groups": 3, "rows": 32},
             "rows",
-            "192 rows of weights in a tile: it has 64, 128 or 256",
+            "3 times 32 rows of weights: a warp has 32 or 64, and a tile 64, 128 or 256",
         ),
         ({"splits": 3}, "splits", "3 slices of K: a cluster has 1, 2, 4 or 8 CTAs"),
     ],
@@ -145,6 +158,20 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
             "own_type",
             "floatsxmxfp4 with results in f16: codes are widened to bf16, which activations must be",
         ),
+        (replace(FEW, arch=Arch.SM100A), "hopper", "sm100a has no WGMMA: codes are widened on sm90a"),
+        (
+            replace(FEW, pair=Pair.MXFP8),
+            "words",
+            "mxfp8xmxfp8: codes are widened in registers where both operands have four bits",
+        ),
+        (replace(FEW, tile_m=24), "few", "tile of 24 rows: registers are for 8 or 16"),
+        (replace(MANY, tile_m=96), "many", "tile of 96 x 256: it is 64 or 128 by 128 or 256"),
+        (
+            replace(MANY, tile_m=128, splits=2),
+            "many",
+            "partial sums of 135168 bytes reuse the stages, which have 98304",
+        ),
+        (replace(FEW, warps=6), "few", "6 warps: a CTA has 4 or 8"),
         (replace(PAIRED, arch=Arch.SM90A), "blackwell", "sm90a shares a tile as none, not as 2sm"),
         (replace(PAIRED, arch=Arch.SM120A), "blackwell", "sm120a shares a tile as cooperative, pingpong, not as 2sm"),
         (replace(PAIRED, pair=Pair.FLOATS_NVFP4), "codes", "floatsxnvfp4 has activations without scales"),
@@ -177,19 +204,29 @@ def test_rules_of_pairs(config: AnyConfig, rule: str, reason: str) -> None:
 
 
 def test_every_field_reaches_its_text() -> None:
-    changes = {"pair": Pair.FLOATS_MXFP4, "group": Group.WARP, "tile_m": 24, "k_groups": 1, "blocks": 2, "stages": 7}
-    changes["row_groups"] = 4
+    changes = {
+        "pair": Pair.FLOATS_MXFP4,
+        "group": Group.WARPGROUP,
+        "rows": 32,
+        "tile_m": 24,
+        "k_groups": 1,
+        "blocks": 2,
+        "stages": 7,
+    }
+    changes["row_groups"] = 2
     assert {field.name for field in fields(WeightConfig)} == {*changes, "splits", "arch"}
-    text = emit(GOOD).text
+    text = emit(WARPS).text
     for name, value in changes.items():
-        other = emit(replace(GOOD, **{name: value})).text
-        assert other.replace(to_name(replace(GOOD, **{name: value})), to_name(GOOD)) != text, name
+        other = emit(replace(WARPS, **{name: value})).text
+        assert other.replace(to_name(replace(WARPS, **{name: value})), to_name(WARPS)) != text, name
     assert emit(replace(GOOD, splits=4)) == emit(GOOD), "slices are told at run time"
 
 
 @pytest.mark.parametrize(
     ("config", "changes"),
     [
+        (replace(FEW), {"pair": Pair.NVFP4, "out_dtype": DType.BF16, "tile_m": 16, "warps": 8}),
+        (MANY, {"pair": Pair.MXFP4, "out_dtype": DType.F16, "tile_m": 128, "tile_n": 128}),
         (WIDENED, {"pair": Pair.MXFP4, "out_dtype": DType.BF16, "tile": 64}),
         (
             PAIRED,
@@ -204,7 +241,7 @@ def test_every_field_reaches_its_text() -> None:
     ],
 )
 def test_every_field_of_pairs_reaches_its_text(config: AnyConfig, changes: dict) -> None:
-    assert {field.name for field in fields(config)} == {*changes, "arch"}
+    assert {field.name for field in fields(config)} - {"splits"} == {*changes, "arch"}
     for name, value in changes.items():
         other = replace(config, **{name: value})
         assert emit(other).text.replace(to_name(other), to_name(config)) != emit(config).text, name

@@ -2,7 +2,17 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.blockscaled.config import WEIGHT_PAIRS, Group, PairConfig, Sharing, WeightConfig, WidenedConfig
+from gemmill.families.blockscaled.config import (
+    WEIGHT_PAIRS,
+    FewConfig,
+    Group,
+    ManyConfig,
+    Pair,
+    PairConfig,
+    Sharing,
+    WeightConfig,
+    WidenedConfig,
+)
 from gemmill.formats.layout import STAGE_COLUMNS
 from gemmill.vocab import Arch, DType
 
@@ -12,7 +22,7 @@ RESERVED = 2048
 """Bytes of shared memory for barriers, and to align what comes after them."""
 
 
-def _hopper(config: WeightConfig | WidenedConfig) -> Iterator[str]:
+def _hopper(config: WeightConfig | WidenedConfig | FewConfig | ManyConfig) -> Iterator[str]:
     """What is widened is multiplied by WGMMA."""
     if config.arch is not Arch.SM90A:
         yield f"{config.arch} has no WGMMA: codes are widened on sm90a"
@@ -34,10 +44,10 @@ def _tile(config: WeightConfig) -> Iterator[str]:
 
 def _rows(config: WeightConfig) -> Iterator[str]:
     """Registers of a multiprocessor are for twelve warps that multiply by WGMMA."""
-    if config.group is Group.WARPGROUP and config.row_groups != 2:
-        yield f"{64 * config.row_groups} rows of weights in a tile: two groups of 128 threads have 128"
-    if config.row_groups not in (1, 2, 4):
-        yield f"{64 * config.row_groups} rows of weights in a tile: it has 64, 128 or 256"
+    if config.group is Group.WARPGROUP and (config.rows, config.row_groups) != (64, 2):
+        yield f"{config.row_groups} times {config.rows} rows of weights: two groups of 128 threads have 64 each"
+    if config.rows not in (32, 64) or config.tile_n not in (64, 128, 256):
+        yield f"{config.row_groups} times {config.rows} rows of weights: a warp has 32 or 64, and a tile 64, 128 or 256"
 
 
 def _stage(config: WeightConfig) -> Iterator[str]:
@@ -52,11 +62,11 @@ def _memory(config: WeightConfig) -> Iterator[str]:
     bytes_ = config.stages * config.stage_bytes
     if bytes_ > room:
         yield f"{config.stages} stages of {config.stage_bytes} bytes do not fit in {room}"
-    if (sums := config.k_groups * config.tile_m * (config.row_groups * 64 + 4) * 4) > bytes_:
+    if (sums := config.k_groups * config.tile_m * (config.tile_n + 4) * 4) > bytes_:
         yield f"partial sums of {sums} bytes reuse the stages, which have {bytes_}"
 
 
-def _splits(config: WeightConfig) -> Iterator[str]:
+def _splits(config: WeightConfig | FewConfig | ManyConfig) -> Iterator[str]:
     """A cluster's CTAs lie near one another."""
     if config.splits not in (1, 2, 4, MOST_SPLITS):
         yield f"{config.splits} slices of K: a cluster has 1, 2, 4 or {MOST_SPLITS} CTAs"
@@ -78,6 +88,35 @@ def _own_type(config: WidenedConfig) -> Iterator[str]:
 
 
 WIDENED_RULES = (_hopper, _square, _own_type)
+
+
+def _words(config: FewConfig | ManyConfig) -> Iterator[str]:
+    """A word of each operand has the same eight columns."""
+    if config.pair not in (Pair.NVFP4, Pair.MXFP4):
+        yield f"{config.pair}: codes are widened in registers where both operands have four bits"
+
+
+def _few(config: FewConfig) -> Iterator[str]:
+    """Registers of 16 warps hold sums of 64 by 16, and the codes that are on their way."""
+    if config.tile_m not in (8, 16):
+        yield f"tile of {config.tile_m} rows: registers are for 8 or 16"
+    if config.warps not in (4, 8):
+        yield f"{config.warps} warps: a CTA has 4 or 8"
+
+
+FEW_RULES = (_hopper, _words, _few, _splits)
+
+
+def _many(config: ManyConfig) -> Iterator[str]:
+    """Two groups of 128 threads widen rows of both operands, and have the sums."""
+    if (config.tile_m, config.tile_n) not in ((64, 128), (64, 256), (128, 128), (128, 256)):
+        yield f"tile of {config.tile_m} x {config.tile_n}: it is 64 or 128 by 128 or 256"
+    sums = config.tile_m * (config.tile_n + 8) * 4
+    if config.splits > 1 and sums > 2 * config.stage_bytes:
+        yield f"partial sums of {sums} bytes reuse the stages, which have {2 * config.stage_bytes}"
+
+
+MANY_RULES = (_hopper, _words, _many, _splits)
 
 _SHARING = {
     Arch.SM100A: (Sharing.ONE_SM, Sharing.TWO_SM),

@@ -1,6 +1,15 @@
 """Spelling a config in CUDA C++: which template, and what fills its holes."""
 
-from gemmill.families.blockscaled.config import Group, Pair, PairConfig, Sharing, WeightConfig, WidenedConfig
+from gemmill.families.blockscaled.config import (
+    FewConfig,
+    Group,
+    ManyConfig,
+    Pair,
+    PairConfig,
+    Sharing,
+    WeightConfig,
+    WidenedConfig,
+)
 from gemmill.family import Spelled
 from gemmill.vocab import Arch, Format
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
@@ -14,6 +23,7 @@ def spell(config: WeightConfig) -> Spelled:
     values = {
         "format": _CPP_FORMAT[config.pair],
         "products": "WarpProducts" if config.group is Group.WARP else "WarpgroupProducts",
+        "rows": f", {config.rows}" if config.group is Group.WARP else "",
         "row_groups": config.row_groups,
         "tile_m": config.tile_m,
         "k_groups": config.k_groups,
@@ -38,6 +48,31 @@ def spell_widened(config: WidenedConfig) -> Spelled:
         "tile": config.tile,
     }
     return Spelled(template="blockscaled/widened_mm.cu.jinja", values=values)
+
+
+_CPP_WORDS = {NVFP4: "NvFp4Words", MXFP4: "MxFp4Words"}
+
+
+def spell_few(config: FewConfig) -> Spelled:
+    """The template, and what fills the holes."""
+    values = {
+        "format": _CPP_WORDS[config.pair.b_format],
+        "d_type": config.out_dtype.cutlass_type,
+        "tile_m": config.tile_m,
+        "warps": config.warps,
+    }
+    return Spelled(template="blockscaled/widened_few_mm.cu.jinja", values=values)
+
+
+def spell_many(config: ManyConfig) -> Spelled:
+    """The template, and what fills the holes."""
+    values = {
+        "format": _CPP_WORDS[config.pair.b_format],
+        "d_type": config.out_dtype.cutlass_type,
+        "tile_m": config.tile_m,
+        "tile_n": config.tile_n,
+    }
+    return Spelled(template="blockscaled/widened_many_mm.cu.jinja", values=values)
 
 
 _CPP_OPERAND = {

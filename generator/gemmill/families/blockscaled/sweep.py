@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from gemmill.families.blockscaled import NAME
 from gemmill.families.blockscaled.classes import CLASSES
-from gemmill.families.blockscaled.config import AnyConfig, Pair, PairConfig, WeightConfig
+from gemmill.families.blockscaled.config import AnyConfig, FewConfig, ManyConfig, Pair, PairConfig, WeightConfig
 from gemmill.family import Measured, ProblemCall, Sizes, Sweep
 from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import DType
@@ -84,6 +84,8 @@ def _shown(config: AnyConfig) -> tuple[str, str]:
     match config:
         case WeightConfig():
             return config.group.value, str(config.tile_m)
+        case FewConfig() | ManyConfig():
+            return config.tag, str(config.tile_m)
         case PairConfig():
             return config.tag, str(config.tile_shape_mnk[1])
         case _:
@@ -100,6 +102,8 @@ SWEEP = Sweep(
     kinds={
         "w": "packed weights, by warps",
         "g": "packed weights, by groups of 128 threads",
+        "widenedfew": "4-bit codes widened in registers",
+        "widenedmany": "4-bit codes widened in shared memory",
         "widened": "codes widened in shared memory",
         "blockscaled": "CUTLASS's block-scaled collectives",
     },

@@ -4,7 +4,7 @@
 
 namespace sm90a_fp4weight_floatsxmxfp4_t48_g2b2_s4 {
 
-constexpr int kRowGroups = 2;  // of 64 rows of weights
+constexpr int kRowGroups = 2;  // on different rows of weights
 constexpr int kGroups = 2;  // that divide the columns of a stage
 constexpr int kBlocks = 2;  // of 64 columns, of each group
 constexpr int kTileM = 48;  // rows of A
