@@ -7,7 +7,9 @@ from gemmill.families.blockscaled.classes import CLASSES
 from gemmill.families.blockscaled.config import (
     AnyConfig,
     FewConfig,
+    FoldedConfig,
     ManyConfig,
+    Pair,
     PairConfig,
     Sharing,
     WeightConfig,
@@ -30,6 +32,9 @@ _MANY_STEPS = {(64, 128): (500, 700), (64, 256): (800, 700), (128, 128): (700, 7
 """Nanoseconds for 64 columns of a tile of a CTA alone, and permille of them for each of two."""
 _WAITING_PERMILLE = 667
 """Of a step, for each of the CTAs that share a multiprocessor and hide one another's waits."""
+_FOLDED_PS = {1: 60_000, 2: 40_000}
+"""For 64 columns of up to 64 tokens by groups along K. A quarter of what widening to bf16 takes: half the instructions, on operands
+of half the size."""
 _SPARED_PERMILLE = 900
 """Of a tile that two multiprocessors share: each loads half of B."""
 _PRODUCTS_OF_SM = {Arch.SM100A: 30_000, Arch.SM120A: 5_000}
@@ -38,9 +43,13 @@ _MEMORY = {Arch.SM90A: 4200, Arch.SM100A: 8000, Arch.SM120A: 1800}
 """Bytes a nanosecond."""
 
 
-def _bits(format: Format | None) -> int:
-    """Sixteenths of a bit; of a 16-bit number 256."""
-    return 256 if format is None else int(128 * format.bytes_per_value)
+def _bits(format: Format) -> int:
+    """Sixteenths of a bit."""
+    return int(128 * format.bytes_per_value)
+
+
+def _a_bits(pair: Pair) -> int:
+    return 16 * pair.a_bits if pair.a_format is None else _bits(pair.a_format)
 
 
 def _of_weights(config: WeightConfig) -> Facts:
@@ -54,7 +63,24 @@ def _of_weights(config: WeightConfig) -> Facts:
         step_columns=config.stage_columns,
         step_ps=1000 * step_ns,
         shared_permille=shared_permille,
-        a_bits=_bits(None),
+        a_bits=_a_bits(config.pair),
+        b_bits=_bits(config.pair.b_format),
+        memory=_MEMORY[config.arch],
+        k_multiple=1,
+    )
+
+
+def _of_folded(config: FoldedConfig) -> Facts:
+    return Facts(
+        splits=config.splits,
+        tile_m=config.tile_m,
+        tile_n=2 * SIDE,
+        sms=1,
+        ctas_of_sm=config.ctas_of_sm,
+        step_columns=SIDE,
+        step_ps=_FOLDED_PS[config.k_groups] * max(config.tile_m, SIDE) // SIDE,
+        shared_permille=_WAITING_PERMILLE if config.k_groups == 1 else 1000,
+        a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
         memory=_MEMORY[config.arch],
         k_multiple=1,
@@ -71,7 +97,7 @@ def _of_widened(config: WidenedConfig) -> Facts:
         step_columns=SIDE,
         step_ps=_WIDENED_PS[config.tile],
         shared_permille=_WAITING_PERMILLE,
-        a_bits=_bits(config.pair.a_format),
+        a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
         memory=_MEMORY[config.arch],
         k_multiple=1,
@@ -88,7 +114,7 @@ def _of_few(config: FewConfig) -> Facts:
         step_columns=128 * config.warps,
         step_ps=_FEW_PS * config.warps,
         shared_permille=_FEW_PERMILLE,
-        a_bits=_bits(config.pair.a_format),
+        a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
         memory=_MEMORY[config.arch],
         k_multiple=32,
@@ -106,7 +132,7 @@ def _of_many(config: ManyConfig) -> Facts:
         step_columns=SIDE,
         step_ps=1000 * step_ns,
         shared_permille=shared_permille,
-        a_bits=_bits(config.pair.a_format),
+        a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
         memory=_MEMORY[config.arch],
         k_multiple=32,
@@ -126,7 +152,7 @@ def _of_pair(config: PairConfig) -> Facts:
         step_columns=SIDE,
         shared_permille=1000,
         step_ps=picoseconds // 2 * _SPARED_PERMILLE // 1000 if shared else picoseconds,
-        a_bits=_bits(config.pair.a_format),
+        a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
         memory=_MEMORY[config.arch],
         k_multiple=config.k_multiple,
@@ -137,6 +163,8 @@ def _facts(config: AnyConfig) -> Facts:
     match config:
         case WeightConfig():
             return _of_weights(config)
+        case FoldedConfig():
+            return _of_folded(config)
         case WidenedConfig():
             return _of_widened(config)
         case FewConfig():
@@ -149,6 +177,7 @@ def _facts(config: AnyConfig) -> Facts:
 
 _ALIGNMENTS = {
     WeightConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
+    FoldedConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
     WidenedConfig.tag: (8, 8, 1),
     ManyConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
     FewConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
