@@ -79,25 +79,22 @@ __global__ void __launch_bounds__(kCombineThreads) combine_slices(__grid_constan
 #pragma unroll 8
     for (int i = 0; i < count; ++i) {
       float const share = __shfl_sync(0xFFFFFFFFu, own, i);
-      float const* const out = params.partial.out + (first + (begin + i) * rows) * kHeadDim + kOwn * lane;
+      float const* const out = params.partial.out + (first + (begin + i) * rows) * kHeadDim + lane;
 #pragma unroll
-      for (int j = 0; j < kOwn; ++j) y[j] += share * out[j];
+      for (int j = 0; j < kOwn; ++j) y[j] += share * out[32 * j];
     }
   }
   bool const sees_nothing = sum == 0.0f;
 #pragma unroll
   for (int j = 0; j < kOwn; ++j) y[j] = sees_nothing ? 0.0f : y[j] / sum;
   if (args.seed >= 0) {
-    hadamard_across<32>(y);
+    hadamard_of_warp<kHeadDim>(y);
 #pragma unroll
-    for (int j = 0; j < kOwn; ++j) y[j] *= params.signs(kOwn * lane + j) ? -kInverseRoot<kHeadDim> : kInverseRoot<kHeadDim>;
+    for (int j = 0; j < kOwn; ++j) y[j] *= params.signs(32 * j + lane) ? -kInverseRoot<kHeadDim> : kInverseRoot<kHeadDim>;
   }
   Element* const out = static_cast<Element*>(args.out) + ((batch * args.rows + row) * args.heads + head) * args.out_stride;
 #pragma unroll
-  for (int j = 0; j < kOwn; j += 2) {
-    uint32_t const word = two_elements<Element>(y[j], y[j + 1]);
-    memcpy(out + kOwn * lane + j, &word, sizeof word);
-  }
+  for (int j = 0; j < kOwn; ++j) out[32 * j + lane] = to_element<Element>(y[j]);
   if (lane == 0 && args.lse != nullptr) {
     args.lse[(batch * args.heads + head) * args.rows + row] = sees_nothing ? -INFINITY : (largest + log2f(sum)) / kLog2E;
   }

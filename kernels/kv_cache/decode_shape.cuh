@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kv_cache/abi.h"
+#include "kv_cache/bulk_copy.cuh"
 #include "kv_cache/combine_slices.cuh"
 #include "kv_cache/packed_codes.cuh"
 
@@ -13,7 +14,6 @@ constexpr int kGroupWarps = 4;  // consumer warps that share a stage, 16 tokens 
 constexpr int kWarpTokens = 16;
 constexpr int kStageTokens = kGroupWarps * kWarpTokens;
 constexpr int kTableBytes = 64 * 1024;  // [bytes of codes][keys, values][lanes] of f16 pairs
-constexpr int kReserved = 1024;         // what the system keeps below a block's shared memory
 constexpr int kMostShared = 227 * 1024;
 constexpr int kMostStages = 16;
 constexpr int kConsumerBarrier = 1;
@@ -33,8 +33,9 @@ struct DecodeShape {
   static constexpr int kTokenBytes = kKeyBytes + kValueBytes + 2 * 2;
   static constexpr int kStageBytes = kStageTokens * kTokenBytes;
   // As many groups of warps as registers allow: queries and sums are 6 d rows / 128 of them.
-  static constexpr int kGroups = kHeadDim * kRows <= 1024 ? 4 : 2;
-  static constexpr int kConsumerWarps = kGroups * kGroupWarps, kThreads = 32 * (kConsumerWarps + 1);
+  static constexpr int kGroups = kRowTiles == 1 && kHeadDim <= 128 ? 4 : 2;
+  static constexpr int kConsumerWarps = kGroups * kGroupWarps;
+  static constexpr int kThreads = 32 * (kConsumerWarps + kGroups);  // each group has a producer
   // Shared memory: stages, barriers, then the table where 64 KiB begin, then more stages and the queries.
   static constexpr int kQueryBytes = kRows * kHeadDim * 2;
   static constexpr int kMostBelow = std::min((kTableBytes - kReserved - kMostStages * 16) / kStageBytes, kMostStages);
@@ -71,7 +72,8 @@ struct DecodeParams {
   int64_t tiles;              // of rows, of a KV head and sequence
   int slices;
   int group;                  // query heads of a KV head; flat row r * group + h is query row r of head h
-  float scale;                // of scores, times log2(e)
+  float scale;                // of scores, times log2(e); with a cap, of twice their part of it
+  float cap;                  // times log2(e); 0 for none
 };
 
 // What a block works at.

@@ -1,21 +1,19 @@
 """What can be asked of a compressed cache, and what must hold for a call, in the order in which a call is judged."""
 
-from typing import Any
-
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import (
     BITS,
-    COLUMNS,
+    COMMON_HEAD_DIM,
     DECODED_BITS,
     DTYPES,
     FORMATS,
-    HEAD_DIM,
     METHODS,
     Kind,
     KvCacheConfig,
     format_of,
+    offered_bits,
 )
-from gemmill.families.kv_cache.formats import PAGE_SIZES
+from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES
 from gemmill.family import Aspect, Check, Judged, Layout, Let, Op, OpSchema, OpSet, Require, Same, Special, Step, Tensor
 from gemmill.family import any_of as any_word
 from gemmill.vocab import Arch, DType
@@ -26,7 +24,7 @@ COMPRESS = OpSchema(
 )
 DECODE = OpSchema(
     "kv_decode_attention(Tensor(a!) out, Tensor q, Tensor cache, Tensor block_table, Tensor seq_lens, str format, "
-    "float scale, int seed=0, bool causal=True, int window=0, Tensor? sinks=None, Tensor(b!)? lse=None) -> ()"
+    "float scale, int seed=0, bool causal=True, int window=0, Tensor? sinks=None, Tensor(b!)? lse=None, float softcap=0.0) -> ()"
 )
 SCHEMA_OF = {Kind.HADAMARD: HADAMARD, Kind.COMPRESS: COMPRESS, Kind.DECODE: DECODE}
 STORED = tuple(FORMATS)
@@ -61,7 +59,7 @@ _HADAMARD_OP = Op(
         Check(Aspect.DTYPE, "x out"),
         Check(Aspect.RANK, "x out"),
         Check(Aspect.SHAPE, "x out"),
-        _one_of("head_dim", COLUMNS, "{x.name} has {head_dim} columns"),
+        _one_of("head_dim", HEAD_DIMS, "{x.name} has {head_dim} columns"),
         Check(Aspect.LAYOUT, "x out"),
         Check(Aspect.DEVICE, "x out"),
         Check(Aspect.APART, "x out"),
@@ -102,7 +100,12 @@ def _cache() -> tuple[Step, ...]:
 
 
 _CACHE = Tensor("cache", "pages kv_heads page token_bytes", (DType.U8,))
-_HEAD_DIM = Require(f"head_dim == {HEAD_DIM}", f"vectors have {{head_dim}} elements, expected {HEAD_DIM}")
+_HEAD_DIM = _one_of("head_dim", HEAD_DIMS, "vectors have {head_dim} elements")
+_BITS_FIT = Require(
+    f"head_dim == {COMMON_HEAD_DIM} or key_bits == value_bits",
+    f"format is {{format!r}} with vectors of {{head_dim}} elements, expected as many bits of keys as of values: other formats have "
+    f"vectors of {COMMON_HEAD_DIM}",
+)
 _SEED = Require("seed >= 0", "seed is {seed}, expected 0 or more")
 
 
@@ -132,6 +135,8 @@ _COMPRESS_OP = Op(
         Let("method", f"format_index // {len(BITS) ** 2}"),
         Let("key_bits", f"format_index // {len(BITS)} % {len(BITS)} + {BITS[0]}"),
         Let("value_bits", f"format_index % {len(BITS)} + {BITS[0]}"),
+        Let("unbiased", "1 - method"),
+        _BITS_FIT,
         *_cache(),
         Require(
             "heads == kv_heads",
@@ -179,6 +184,7 @@ _DECODE_OP = Op(
         Let("fewer_bits", f"format_index % {len(DECODED_BITS)}"),
         Let("key_bits", "(9 - fewer_bits) // 2"),
         Let("value_bits", "(8 - fewer_bits) // 2"),
+        _BITS_FIT,
         *_cache(),
         Require(
             "kv_heads > 0 and heads % most(kv_heads, 1) == 0",
@@ -197,6 +203,7 @@ _DECODE_OP = Op(
             "{out.name} of {out.shape} has strides {out.strides}: its vectors must follow one another at one stride, and not overlap",
         ),
         Require("window >= 0", "window is {window}, expected a number of keys, or 0 for all"),
+        Require("softcap >= 0.0", "softcap is {softcap}, expected a positive number, or 0 for none"),
         Require(
             "seed >= -1",
             "seed is {seed}, expected 0 or more, or -1 for queries that are rotated and an output that stays so",
@@ -228,13 +235,9 @@ OPS = OpSet(ops=(_HADAMARD_OP, _COMPRESS_OP, _DECODE_OP), specials={"cache_is_al
 def configs_of(op: str, arch: Arch) -> tuple[KvCacheConfig, ...]:
     """Every config that serves a call of an op, each once."""
     kind = next(kind for kind, schema in SCHEMA_OF.items() if schema.name == op)
-    fields: list[dict[str, Any]]
-    match kind:
-        case Kind.HADAMARD:
-            fields = [{"head_dim": columns} for columns in COLUMNS]
-        case Kind.COMPRESS:
-            fields = [{"method": m, "key_bits": k, "value_bits": v} for m, k, v in FORMATS.values()]
-        case Kind.DECODE:
-            fields = [{"key_bits": keys, "value_bits": values} for keys, values in DECODED_BITS]
-    of_all: dict[str, Any] = {"kind": kind, "arch": arch, "head_dim": HEAD_DIM}
-    return tuple(KvCacheConfig(**(of_all | own | {"dtype": dtype})) for dtype in DTYPES for own in fields)
+    return tuple(
+        KvCacheConfig(kind=kind, dtype=dtype, head_dim=head_dim, key_bits=keys, value_bits=values, arch=arch)
+        for dtype in DTYPES
+        for head_dim in HEAD_DIMS
+        for keys, values in offered_bits(kind, head_dim)
+    )

@@ -64,7 +64,12 @@ def _decode(call: Judged, given: Given) -> Iterator[Result]:
 
 def options_of(call: Judged) -> AttentionOptions:
     """What a call of attention says beside its tensors."""
-    return AttentionOptions(scale=call["scale"], causal=bool(call["causal"]), window=call["window"] or None)
+    return AttentionOptions(
+        scale=call["scale"],
+        causal=bool(call["causal"]),
+        window=call["window"] or None,
+        soft_cap=call["softcap"] or None,
+    )
 
 
 def within_cache(call: Judged, given: Given) -> tuple[torch.Tensor, torch.Tensor]:

@@ -60,6 +60,7 @@ def _compress(
         slots=slot_mapping,
         tokens=tokens,
         seed=seed,
+        unbiased=int("eden" in format),
         kv_heads=kv_heads,
         pages=cache.shape[0],
         page_size=cache.shape[2],
