@@ -124,7 +124,7 @@ def test_prune_takes_the_fewest_kernels() -> None:
 
 
 def test_pruned_selection_keeps_what_was_not_measured(measured) -> None:
-    everything = select("default")
+    everything = select("nvcc")
     pruned = selection_of(prune(times_of(measured), 0.03), everything, "small")
     names = {to_name(config) for config in pruned.configs}
     assert DECODE4 in names and PREFILL in names
