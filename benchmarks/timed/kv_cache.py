@@ -117,7 +117,7 @@ class KvCacheMaker:
         lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
         q = torch.randn(batch, case.rows, case.heads, HEAD_DIM, device=device).bfloat16()
         lse = torch.empty(batch, case.heads, case.rows, device=device)
-        options = [case.format, HEAD_DIM**-0.5, case.spec.seed, True, 0, None, lse]
+        options = [case.format, HEAD_DIM**-0.5, case.spec.seed, True, 0, None, lse, 0.0]
         return [torch.empty_like(q), q, cache, table, lengths, *options]
 
 
