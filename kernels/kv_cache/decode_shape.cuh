@@ -7,6 +7,7 @@
 #include "kv_cache/bulk_copy.cuh"
 #include "kv_cache/combine_slices.cuh"
 #include "kv_cache/packed_codes.cuh"
+#include "kv_cache/stored.cuh"
 
 namespace gemmill::kv_cache {
 
@@ -18,11 +19,6 @@ constexpr int kMostShared = 227 * 1024;
 constexpr int kMostStages = 16;
 constexpr int kConsumerBarrier = 1;
 constexpr int kFields = 4;  // of a head's page: codes and norms of keys, then of values
-
-// Centroids of keys and of values, ascending, as bits of f16; of fewer than 16 the rest is 0.
-struct Centroids {
-  uint16_t bits[2][16];
-};
 
 template <int kElements, int kBitsOfKeys, int kBitsOfValues, int kTilesOfRows>
 struct DecodeShape {
