@@ -20,7 +20,7 @@
 namespace gemmill::kv_cache {
 
 constexpr int kCompressThreads = 256;
-constexpr int kBlocksOfSm = 2;
+constexpr int kBlocksOfSm = 3;
 constexpr int kBinsBegin = kBinsBytes - kReserved;  // behind the signs
 constexpr int kCompressShared = kBinsBegin + 2 * kBinsBytes;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;

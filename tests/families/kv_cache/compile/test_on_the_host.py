@@ -96,7 +96,7 @@ def test_transforms(kernels: ctypes.CDLL, columns: int) -> None:
 def test_stores(kernels: ctypes.CDLL, format: str, head_dim: int) -> None:
     dtype = DType.BF16 if "eden" in format else DType.F16
     common: dict[str, Any] = {"format": format, "dtype": dtype, "head_dim": head_dim}
-    for tokens, heads, page, padding in ((1, 1, 16, 0), (9, 3, 32, 3), (67, 9, 128, 8)):
+    for tokens, heads, page, padding in ((1, 1, 16, 0), (5, 3, 32, 3), (21, 3, 128, 8)):
         case = CompressCase(tokens=tokens, kv_heads=heads, page=page, padding=padding, **common)
         assert_right(kernels, COMPRESSES[format, head_dim], replace(case, is_odd=tokens > 10))
 
@@ -123,15 +123,23 @@ def test_pages_may_be_apart(kernels: ctypes.CDLL) -> None:
 
 DECODED = (
     {"lengths": (37,), "heads": 4, "kv_heads": 1},
-    {"lengths": (300, 0, 1, 129), "heads": 8, "kv_heads": 2, "has_sinks": True},
+    {"lengths": (140, 0, 1, 269), "heads": 4, "kv_heads": 2, "has_sinks": True},
     {"lengths": (150, 2), "rows": 5, "heads": 6, "kv_heads": 1, "window": 40},
     {"lengths": (3, 140), "rows": 3, "heads": 20, "kv_heads": 1, "window": 40, "causal": False},
     {"lengths": (64,), "rows": 2, "heads": 2, "kv_heads": 2, "is_rotated": True, "softcap": 2.0},
 )
 
 
-@pytest.mark.parametrize("kernel", DECODES, ids=str)
-@pytest.mark.parametrize("sizes", DECODED, ids=lambda sizes: str(sizes["lengths"]))
+@pytest.mark.parametrize(
+    ("kernel", "sizes"),
+    [
+        (kernel, DECODED[i])
+        for n, kernel in enumerate(DECODES)
+        for i in range(len(DECODED))
+        if n == 0 or i == (n + 1) % 5
+    ],
+    ids=str,
+)
 def test_attends(kernels: ctypes.CDLL, kernel: tuple[DType, int, int, int, int], sizes: dict[str, Any]) -> None:
     """On few multiprocessors a sequence is one slice."""
     dtype, page, head_dim, keys, values = kernel
