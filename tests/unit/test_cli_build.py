@@ -135,6 +135,17 @@ def test_build_hands_on_what_it_is_told(gemmill, fake, configs, tmp_path) -> Non
     assert options == BuildOptions(jobs=3, max_size=60_000_000, home=tmp_path, retry_failed=True)
 
 
+def test_build_without_the_dsl_compiles_what_nvcc_can_and_says_so(gemmill, fake, monkeypatch) -> None:
+    monkeypatch.setattr("gemmill.build.dsl.DISTRIBUTION", "no-such-distribution")
+    built = gemmill("build")
+    assert built.err.startswith(
+        "gemmill: no-such-distribution is not installed, so nvcc compiles selection nvcc; "
+        "for default, install it with `pip install 'gemmill[dsl]'`\n"
+    )
+    gemmill("build", "--select", "smoke")
+    assert [selection.name for _, selection, _ in fake.asked] == ["nvcc", "smoke"]
+
+
 def test_build_prints_a_table_and_the_folder(gemmill, fake, configs, home) -> None:
     outcome = gemmill("build", "--select", "smoke")
     assert "1 variant in build 0123abcd4567 for sm90a (1.0 MB)" in outcome.out

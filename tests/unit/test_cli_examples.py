@@ -21,6 +21,7 @@ from gemmill.space.selections import Selection, select
 from gemmill.tune import executors
 from gemmill.tune.protocol import TuneError
 from gemmill.wheel import Abi, package
+from stored import save
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -136,6 +137,7 @@ def stage(request, gemmill, monkeypatch, tmp_path, put_build, home, built) -> No
         path.write_bytes(journal)
     (tmp_path / "config.json").write_text(MODEL)
     (tmp_path / "shapes.csv").write_text("m,n,k\n16,4096,4096\n")
+    save(tmp_path / "model.safetensors", {"layers.0.up.weight": torch.ones(4, 32)})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(executors, "LocalExecutor", _no_gpu)
     monkeypatch.chdir(tmp_path)

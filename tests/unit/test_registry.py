@@ -96,7 +96,7 @@ def test_a_class_axis_that_no_op_has() -> None:
         "family 'toys': class axis 'rows' is told by 'L', and no op has a size of that name, of K, M, class, input, out"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        Registry((replace(FAMILY, name="toys", asks=OpSet(ops=(op,))),))
+        Registry((replace(FAMILY, name="toys", asks=OpSet(ops=(op,))),)).check_contracts()
 
 
 def toys(*configs: KernelConfig, **changes: Any) -> Family:

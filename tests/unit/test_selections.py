@@ -12,7 +12,7 @@ from gemmill.registry import REGISTRY
 from gemmill.space import selections
 from gemmill.space.names import to_name
 from gemmill.space.selections import SELECTIONS, select
-from gemmill.vocab import Accumulation, Arch, Backend, DType
+from gemmill.vocab import Accumulation, Arch, Backend, Compiler, DType
 
 
 @pytest.mark.parametrize("arch", Arch)
@@ -25,9 +25,9 @@ def test_configs_are_distinct_allowed_and_of_the_arch(name: str, arch: Arch) -> 
     assert all(REGISTRY.check(config) for config in REGISTRY.configs_of(scaled_mm.NAME, selection.configs))
 
 
-def test_there_are_three() -> None:
-    assert list(SELECTIONS) == ["smoke", "default", "sweep"]
-    with pytest.raises(ValueError, match="no selection 'all': there are smoke, default, sweep"):
+def test_there_are_four() -> None:
+    assert list(SELECTIONS) == ["smoke", "default", "nvcc", "sweep"]
+    with pytest.raises(ValueError, match="no selection 'all': there are smoke, default, nvcc, sweep"):
         select("all")
 
 
@@ -35,7 +35,7 @@ def test_the_same_selection_comes_in_the_same_order() -> None:
     assert select("sweep").configs == select("sweep").configs
 
 
-@pytest.mark.parametrize("name", ["smoke", "default"])
+@pytest.mark.parametrize("name", ["smoke", "default", "nvcc"])
 def test_every_call_has_a_variant_without_alignment(name: str) -> None:
     """K, N and M of any size, with each operand type, result type, op and zero point."""
     fallback = [
@@ -95,7 +95,7 @@ def test_duplicates_raise(monkeypatch, make_config) -> None:
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_the_dsl_kernel_can_be_made_of_all_that_is_selected(name: str) -> None:
     configs = [c for c in REGISTRY.configs_of(scaled_mm.NAME, select(name).configs) if c.backend is Backend.CUTEDSL]
-    assert configs
+    assert bool(configs) is (name != "nvcc")
     for config in configs:
         Plan(config)  # raises where it cannot
 
@@ -111,6 +111,12 @@ def test_launch_settings_share_compilations() -> None:
 
 def test_promotion_changes_the_accumulation_alone(make_config) -> None:
     assert with_promotion(make_config()) == make_config(accumulation=Accumulation.PROMOTED)
+
+
+def test_nvcc_alone_makes_every_kernel_of_its_selection_and_of_each_family() -> None:
+    chosen = select("nvcc").configs
+    assert {REGISTRY.kernels_of(config).compiler for config in chosen} == {Compiler.NVCC}
+    assert {REGISTRY.family_of(config).name for config in chosen} == {family.name for family in REGISTRY.families}
 
 
 def test_default_has_all_of_smoke() -> None:

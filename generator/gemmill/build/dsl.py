@@ -16,7 +16,7 @@ from gemmill.locations import templates_dir
 OLDEST_DSL = (4, 8)
 """The first release that exports the arguments that the kernels take."""
 DISTRIBUTION = "nvidia-cutlass-dsl"
-_INSTALL = "install it with `pip install 'gemmill[dsl]'`"
+INSTALL = "install it with `pip install 'gemmill[dsl]'`"
 _PACKAGE = Path(__file__).resolve().parents[1]
 _MEANING = ("gemm/*.py", "families/*/dsl/*.py", "families/*/config.py", "vocab/*.py")
 """Files of gemmill that a DSL kernel is made from, beside its emitted file: kernel bodies, and what a config's fields mean."""
@@ -39,13 +39,22 @@ class DslPackage:
     """Digest of everything but the emitted file that can change what the DSL makes of it."""
 
 
+def is_installed() -> bool:
+    """Whether there is a CuTe DSL, of whatever release."""
+    try:
+        metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def find_dsl(cuda_major: int, memo: FileMemo | None = None) -> DslPackage:
     """The DSL to compile with. Raises BuildError, which says what to install."""
     memo = memo or FileMemo(settings.home() / "memo" / "files.json")
     try:
         found = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
-        raise BuildError(f"no CuTe DSL: {DISTRIBUTION} is not installed; {_INSTALL}") from None
+        raise BuildError(f"no CuTe DSL: {DISTRIBUTION} is not installed; {INSTALL}") from None
     release = tuple(int(part) for part in re.findall(r"\d+", found.version)[:2])
     if release < OLDEST_DSL:
         wanted = ".".join(map(str, OLDEST_DSL))
@@ -58,7 +67,7 @@ def find_dsl(cuda_major: int, memo: FileMemo | None = None) -> DslPackage:
         str(found.locate_file(f"{DISTRIBUTION.replace('-', '_')}/{folder}/lib/libcuda_dialect_runtime_static.a"))
     )
     if not runtime.is_file():
-        raise BuildError(f"{DISTRIBUTION} {found.version} has no runtime library for CUDA {cuda_major}: {_INSTALL}")
+        raise BuildError(f"{DISTRIBUTION} {found.version} has no runtime library for CUDA {cuda_major}: {INSTALL}")
     objcopy = shutil.which("objcopy")
     if objcopy is None:
         raise BuildError(

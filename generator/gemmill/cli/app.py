@@ -12,6 +12,7 @@ from gemmill.cli.audit import audit
 from gemmill.cli.build import build
 from gemmill.cli.builds import builds
 from gemmill.cli.cache import cache
+from gemmill.cli.convert import convert
 from gemmill.cli.doctor import doctor
 from gemmill.cli.exits import ExitCode, code_of, report
 from gemmill.cli.explain import explain
@@ -29,7 +30,7 @@ from gemmill.cli.wheel import wheel
 
 app = typer.Typer(name="gemmill", rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("list")(list_variants)
-for verb in (plan, generate, build, show, export, explain, verify, fuzz, tune, audit, prune, wheel, doctor):
+for verb in (plan, generate, build, show, export, explain, verify, fuzz, tune, audit, prune, convert, wheel, doctor):
     app.command(verb.__name__)(verb)
 app.add_typer(tables, name="table", help="Look at tuned tables, compare and merge them.")
 app.add_typer(builds, name="builds", help="Look at builds, choose which one serves, remove them.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def build(
-    select: o.SelectOption = "default",
+    select: o.OwnSelectOption = None,
     arch: o.ArchOption = Arch.SM90A,
     filters: o.FilterOption = None,
     jobs: o.JobsOption = None,
@@ -40,7 +40,7 @@ def build(
     ] = None,
     home: o.HomeOption = None,
 ) -> None:
-    """Compile a selection into an extension.
+    """Compile a selection into an extension: default, or nvcc where the CuTe DSL is not installed.
 
     The extension and its manifest appear together below --home. Compiles only what is not in the cache. A variant that does not compile is left out and listed (exit code 5). A
     build that fails or is killed leaves the last good one in place. Needs no GPU.
@@ -64,7 +64,7 @@ def build(
     from gemmill.cli.compiling import build_progress
     from gemmill.runtime.builds import settle
 
-    selection = variants.selection_of(select, arch, filters)
+    selection = variants.selection_of(select or _what_can_be_compiled(), arch, filters)
     options = BuildOptions(
         jobs=jobs,
         max_size=max_size,
@@ -91,6 +91,18 @@ def build(
     _print_result(result, served)
     if result.rejected:
         raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def _what_can_be_compiled() -> str:
+    """The selection of who named none."""
+    from gemmill.build.dsl import DISTRIBUTION, INSTALL, is_installed
+
+    if is_installed():
+        return "default"
+    typer.echo(
+        f"gemmill: {DISTRIBUTION} is not installed, so nvcc compiles selection nvcc; for default, {INSTALL}", err=True
+    )
+    return "nvcc"
 
 
 def _serving(arch: Arch, home: Path) -> "Manifest | None":

@@ -36,6 +36,7 @@ class UnavailableError(Exception):
 _CODES_OF_LAYERS = {
     "gemmill.emit": ExitCode.BUILD_FAILED,
     "gemmill.build": ExitCode.BUILD_FAILED,
+    "gemmill.checkpoints": ExitCode.ENVIRONMENT,
     "gemmill.fuzz": ExitCode.ENVIRONMENT,
     "gemmill.manifest": ExitCode.ENVIRONMENT,
     "gemmill.runtime": ExitCode.ENVIRONMENT,

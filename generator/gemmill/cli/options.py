@@ -65,11 +65,22 @@ MaybeArchOption = Annotated[
     ),
 ]
 SelectOption = Annotated[
-    str, typer.Option("--select", metavar="NAME", help="A named set of variants: smoke, default or sweep.")
+    str, typer.Option("--select", metavar="NAME", help="A named set of variants: smoke, default, nvcc or sweep.")
+]
+OwnSelectOption = Annotated[
+    str | None,
+    typer.Option(
+        "--select",
+        metavar="NAME",
+        help="A named set of variants: smoke, default, nvcc or sweep.",
+        show_default="default, or nvcc without the CuTe DSL",
+    ),
 ]
 MaybeSelectOption = Annotated[
     str | None,
-    typer.Option("--select", metavar="NAME", help="Look in this named set (smoke, default, sweep), not in a build."),
+    typer.Option(
+        "--select", metavar="NAME", help="Look in this named set (smoke, default, nvcc, sweep), not in a build."
+    ),
 ]
 FilterOption = Annotated[
     list[str] | None,

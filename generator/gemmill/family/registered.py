@@ -16,7 +16,8 @@ from gemmill.vocab import Status
 
 @dataclass(frozen=True)
 class Registry:
-    """Families, each declared once. Raises ValueError for declarations that contradict one another."""
+    """Families, each declared once. Raises ValueError for declarations that contradict one another; for contracts of ops,
+    `check_contracts` does."""
 
     families: tuple[Family, ...]
 
@@ -35,9 +36,7 @@ class Registry:
         self._refuse_shared("have kernels of tag", lambda family: [kernels.tag for kernels in family.kernels])
         self._refuse_shared("have an op", lambda family: [op.schema.name for op in family.asks.ops])
         for family in self.families:
-            for op in family.asks.ops:
-                _check_program(family, op)
-            if (fault := _axis_of_no_op(family) or family.tuning.contradiction()) is not None:
+            if (fault := family.tuning.contradiction()) is not None:
                 raise ValueError(f"family {family.name!r}: {fault}")
         self._refuse_shared(
             "measure a class",
@@ -47,6 +46,17 @@ class Registry:
         names = [family.name for family in self.families]
         if len(set(names)) < len(names):
             raise ValueError(f"two families have one name, of {', '.join(names)}")
+
+    def check_contracts(self) -> None:
+        """Compile the contract of every op. Raises ValueError for one that contradicts itself.
+
+        Not a part of construction: it takes longer than the rest, and a command that calls no op need not wait for it.
+        """
+        for family in self.families:
+            for op in family.asks.ops:
+                _check_program(family, op)
+            if (fault := _axis_of_no_op(family)) is not None:
+                raise ValueError(f"family {family.name!r}: {fault}")
 
     def _refuse_shared(self, have: str, words_of: Callable[[Family], Iterable[str]]) -> None:
         owners: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Named sets of configs: smoke, default, sweep."""
+"""Named sets of configs: smoke, default, nvcc, sweep."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ from pathlib import Path
 from gemmill.family import Config
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name, to_name
-from gemmill.vocab import Arch, Status
+from gemmill.vocab import Arch, Compiler, Status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,16 @@ def _of_families(name: str, arch: Arch) -> Iterable[Config]:
     return chain.from_iterable(f.selections[name](arch) for f in REGISTRY.families if name in f.selections)
 
 
+def _without_dsl(arch: Arch) -> Iterable[Config]:
+    """The default configs of families that name no others for nvcc, those of the CuTe DSL left out."""
+    for family in REGISTRY.families:
+        enumerate_configs = family.selections.get("nvcc", family.selections["default"])
+        yield from (c for c in enumerate_configs(arch) if REGISTRY.kernels_of(c).compiler is Compiler.NVCC)
+
+
 SELECTIONS: dict[str, Callable[[Arch], Iterable[Config]]] = {
-    name: partial(_of_families, name) for name in ("smoke", "default", "sweep")
+    "smoke": partial(_of_families, "smoke"),
+    "default": partial(_of_families, "default"),
+    "nvcc": _without_dsl,
+    "sweep": partial(_of_families, "sweep"),
 }

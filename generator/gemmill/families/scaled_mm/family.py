@@ -74,6 +74,11 @@ FAMILY = Family(
     questions=QUESTIONS,
     functions="gemmill.families.scaled_mm.functions",
     peers="gemmill.families.scaled_mm.peers",
-    selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
+    selections={
+        "smoke": selections.smoke,
+        "default": selections.default,
+        "nvcc": selections.nvcc,
+        "sweep": selections.sweep,
+    },
     tuning=TUNING,
 )

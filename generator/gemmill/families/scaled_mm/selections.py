@@ -139,17 +139,45 @@ def default(arch: Arch) -> Iterator[KernelConfig]:
         return
     for problem in _problems(OUT_DTYPES):
         frequent = problem.out_dtype is DType.BF16
-        yield from _kernels(problem, sm90.CORE if frequent else sm90.FEW)
+        if frequent:
+            yield from _kernels(problem, sm90.BESIDE_DSL if problem.a_dtype.is_float else sm90.BESIDE_DSL_FOR_INT8)
         yield from _dsl_kernels(problem, sm90_cutedsl.CORE if frequent else sm90_cutedsl.FEW)
-        yield _unaligned(problem)
     for dtype in PLAIN_DTYPES:
         yield from _dsl_kernels(_problem(dtype, dtype), sm90_cutedsl.PLAIN)
-        yield _unaligned(_problem(dtype, dtype))
-    yield from _one_of_each_other_kind()
-    for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
-        problem = _group_problem(operand, out, groups, ScaleLayout.STRIDED)
-        frequent = operand.is_float and out is DType.BF16 and groups is SCALE_GROUPS[0]
+    for problem in _grouped_problems():
+        frequent = problem == _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
         yield from _dsl_kernels(problem, sm90_cutedsl.GROUP_CORE if frequent else sm90_cutedsl.GROUP_FEW)
+    yield from _of_any_alignment()
+    yield from _one_of_each_other_kind()
+
+
+def nvcc(arch: Arch) -> Iterator[KernelConfig]:
+    """What is compiled in place of `default` for users who lack the CuTe DSL: CUTLASS's and hand-written kernels."""
+    if arch is not Arch.SM90A:
+        yield from smoke(arch)
+        return
+    for problem in _problems(OUT_DTYPES):
+        yield from _kernels(problem, sm90.CORE if problem.out_dtype is DType.BF16 else sm90.FEW)
+    for row in sm90.BLOCKWISE:
+        yield _config(_group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR), row)
+    for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
+        yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1])
+    yield from _of_any_alignment()
+    yield from _other_kinds_of_cutlass()
+
+
+def _grouped_problems() -> Iterator[Problem]:
+    for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
+        yield _group_problem(operand, out, groups, ScaleLayout.STRIDED)
+
+
+def _of_any_alignment() -> Iterator[KernelConfig]:
+    """The kernels that serve what no other takes."""
+    for problem in _problems(OUT_DTYPES):
+        yield _unaligned(problem)
+    for dtype in PLAIN_DTYPES:
+        yield _unaligned(_problem(dtype, dtype))
+    for problem in _grouped_problems():
         yield _unaligned(problem)
 
 
@@ -173,20 +201,17 @@ def _dsl_kernels(problem: Problem, tables: sm90.Tables) -> Iterator[KernelConfig
 def _one_of_each_other_kind() -> Iterator[KernelConfig]:
     """Kinds that the full epilogues stand in for, and promoted sums: to be had, compared and tested, seldom chosen."""
     fp8 = _problem(DType.E4M3, DType.BF16)
-    cooperative = ((128, 128, 128), (1, 1, 1), KernelSchedule.COOPERATIVE)
-    yield _config(_problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED), sm90.CORE.wide[0])
-    yield with_promotion(_config(fp8, cooperative))
-    yield with_dsl(with_promotion(_config(fp8, cooperative)))
-    yield with_promotion(_split_k(fp8, (64, 16, 512), KernelSchedule.BASIC, 5, 2))
-    yield _config(fp8, ((64, 64, 128), (1, 1, 1), KernelSchedule.BASIC), swap_ab=True)
-    yield _config(fp8, cooperative, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
-    yield _config(fp8, ((128, 256, 128), (2, 1, 1), KernelSchedule.COOPERATIVE), tile_scheduler=TileScheduler.STREAM_K)
-    blockwise = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR)
-    for row in sm90.BLOCKWISE:
-        yield _config(blockwise, row)
+    yield with_dsl(with_promotion(_config(fp8, ((128, 128, 128), (1, 1, 1), KernelSchedule.COOPERATIVE))))
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
-        yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1])
         yield with_dsl(_config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1]))
+    yield from _other_kinds_of_cutlass()
+
+
+def _other_kinds_of_cutlass() -> Iterator[KernelConfig]:
+    fp8 = _problem(DType.E4M3, DType.BF16)
+    yield _config(_problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED), sm90.CORE.wide[0])
+    yield _config(fp8, ((128, 256, 128), (2, 1, 1), KernelSchedule.COOPERATIVE), tile_scheduler=TileScheduler.STREAM_K)
+    yield with_promotion(_split_k(fp8, (64, 16, 512), KernelSchedule.BASIC, 5, 2))
 
 
 def with_promotion(config: KernelConfig) -> KernelConfig:

@@ -1,0 +1,276 @@
+"""A checkpoint in another format, or under other names: read, made and written a layer at a time.
+
+The next layer is read while one is made, so two are in memory. What is done is noted: a conversion that was interrupted goes on
+where it was. Every output file appears whole or not at all, an index after its shards.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gemmill.checkpoints.file import BITS, CheckpointError
+from gemmill.checkpoints.folder import INDEX, Checkpoint, open_checkpoint
+from gemmill.checkpoints.names import spelling_of
+from gemmill.checkpoints.plan import BF16, Asked, Step, experts_of, steps_of
+from gemmill.checkpoints.writing import SYNCED, Journal, Shard, refuse_without_space
+from gemmill.quantize.errors import LayerError, layer_error
+from gemmill.quantize.weights import QuantizedWeight, chunks, quantize_weight
+from gemmill.version import __version__
+from gemmill.writing import write_whole
+
+REPORT = "conversion.json"
+
+
+class Observer(Protocol):
+    """Who is told how far a conversion is."""
+
+    def planned(self, total: int, done: int) -> None:
+        """Bytes to be read, and those of steps that an earlier process did."""
+
+    def advanced(self, step: Step) -> None:
+        """A step is done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What a conversion made."""
+
+    out: Path
+    layers: tuple[LayerError, ...]
+    """Those whose codes were made, the one with the largest error of weights first."""
+    renamed: int
+    """Layers whose codes are those of the source."""
+    read_bytes: int
+    written_bytes: int
+
+
+def convert(
+    source: Path,
+    out: Path,
+    asked: Asked,
+    *,
+    device: str = "cpu",
+    inputs: Checkpoint | None = None,
+    observer: Observer | None = None,
+) -> Conversion:
+    """Convert a checkpoint: a file to a file, a folder to a folder; only *.safetensors and their index are written.
+
+    device: where codes are made. inputs: of layers, [tokens, K] by the layer's name without `.weight`, from which the error of
+    outputs is told.
+
+    Raises CheckpointError, in a sentence, for a source that is damaged or incomplete, for what cannot be converted as asked, for
+    an output that exists, and where no space is left. Nothing is written where the source's headers already say no.
+    """
+    checkpoint = open_checkpoint(source)
+    steps = steps_of(checkpoint, asked)
+    work = _Work(checkpoint, out, asked, steps)
+    try:
+        with ThreadPoolExecutor(1) as reader:
+            _run(work, reader, torch.device(device), inputs, observer)
+    except BaseException:
+        work.leave()
+        raise
+    return work.finish()
+
+
+class _Work:
+    """The files of a conversion."""
+
+    def __init__(self, checkpoint: Checkpoint, out: Path, asked: Asked, steps: list[Step]) -> None:
+        self.checkpoint, self.out, self.asked, self.steps = checkpoint, out, asked, steps
+        self.single = checkpoint.path.is_file()
+        folder = out.parent if self.single else out
+        self.last_of = {step.shard: i for i, step in enumerate(steps)}
+        """The last step of each shard."""
+        self.paths = {shard: out if self.single else out / shard for shard in self.last_of}
+        self.index = out / "model.safetensors.index.json" if not self.single and len(self.paths) > 1 else None
+        named_index = next(iter(() if self.single else checkpoint.path.glob(f"*{INDEX}")), None)
+        if named_index is not None:
+            self.index = out / named_index.name
+        self.report = out.with_name(f"{out.name}.{REPORT}") if self.single else out / REPORT
+        journal = folder / f".{out.name if self.single else 'checkpoint'}.journal"
+        self._refuse_existing(journal)
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            if not journal.exists():
+                refuse_without_space(folder, sum(stop for stop in self._sizes().values()))
+            self.journal = Journal(journal, self._digest())
+        except BaseException:
+            if is_new and not any(folder.iterdir()):
+                folder.rmdir()
+            raise
+        self.went_on = bool(self.journal.done)
+        self.open: dict[str, Shard] = {}
+        self.unsynced = 0
+
+    def _refuse_existing(self, journal: Path) -> None:
+        if self.single and self.out.is_dir():
+            raise CheckpointError(f"{self.out} is a folder, and {self.checkpoint.path} is a file: name a file")
+        if not self.single and self.out.is_file():
+            raise CheckpointError(f"{self.out} is a file, and {self.checkpoint.path} is a folder: name a folder")
+        wanted = [*self.paths.values(), *([self.index] if self.index else [])]
+        if not journal.exists() and (there := [path for path in wanted if path.exists()]):
+            raise CheckpointError(f"{there[0]} exists: remove it, or name another output")
+
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of data of each output file."""
+        sizes = dict.fromkeys(self.paths, 0)
+        for step in self.steps:
+            for dtype, shape in step.writes.values():
+                sizes[step.shard] += math.prod(shape) * BITS[dtype] // 8
+        return sizes
+
+    def _digest(self) -> str:
+        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in self.checkpoint.files]
+        plan = [(step.name, step.shard, step.writes) for step in self.steps]
+        text = json.dumps([__version__, asdict(self.asked), files, plan])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def shard(self, step: Step) -> Shard:
+        """The output file of a step."""
+        if step.shard not in self.open:
+            writes = {k: v for other in self.steps if other.shard == step.shard for k, v in other.writes.items()}
+            first = next(i for i, other in enumerate(self.steps) if other.shard == step.shard)
+            went_on = any(i in self.journal.done for i in range(first, self.last_of[step.shard] + 1))
+            self.open[step.shard] = Shard(self.paths[step.shard], writes, goes_on=went_on)
+        return self.open[step.shard]
+
+    def note(self, index: int, error: LayerError | None) -> None:
+        """A step is written; its file appears with its last one."""
+        step = self.steps[index]
+        self.journal.note(index, None if error is None else asdict(error))
+        self.unsynced += step.nbytes
+        if index == self.last_of[step.shard] or self.unsynced > SYNCED:
+            self.leave(close=False)
+        if index == self.last_of[step.shard]:
+            self.open.pop(step.shard).publish()
+
+    def leave(self, *, close: bool = True) -> None:
+        """Bring all that was noted to the disk; `close`: for a later process."""
+        for shard in self.open.values():
+            shard.sync()
+        self.journal.commit()
+        self.unsynced = 0
+        if close:
+            for shard in self.open.values():
+                shard.close()
+            self.journal.close(remove=False)
+
+    def finish(self) -> Conversion:
+        """Write the index and the report."""
+        for shard, last in self.last_of.items():
+            if not self.paths[shard].exists():  # the process ended between noting its last step and renaming
+                self.shard(self.steps[last]).publish()
+        sizes = self._sizes()
+        if self.index is not None:
+            weight_map = {key: step.shard for step in self.steps for key in step.writes}
+            index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+            write_whole(self.index, json.dumps(index, indent=2) + "\n")
+        layers = [LayerError(**error) for error in self.journal.done.values() if error is not None]
+        layers.sort(key=lambda layer: -layer.weights)
+        report = {"version": __version__, "asked": asdict(self.asked), "layers": [asdict(layer) for layer in layers]}
+        write_whole(self.report, json.dumps(report, indent=2) + "\n")
+        self.journal.close(remove=True)
+        return Conversion(
+            out=self.out,
+            layers=tuple(layers),
+            renamed=sum(step.spelling is not None and not step.changes for step in self.steps),
+            read_bytes=sum(step.nbytes for step in self.steps),
+            written_bytes=sum(sizes.values()),
+        )
+
+
+def _run(
+    work: _Work,
+    reader: ThreadPoolExecutor,
+    device: torch.device,
+    inputs: Checkpoint | None,
+    observer: Observer | None,
+) -> None:
+    left = [i for i in range(len(work.steps)) if i not in work.journal.done]
+    total = sum(step.nbytes for step in work.steps)
+    if observer is not None:
+        observer.planned(total, total - sum(work.steps[i].nbytes for i in left))
+    for index, tensors in _read_ahead(work.steps, left, reader):
+        step, error = work.steps[index], None
+        shard = work.shard(step)
+        if _stays(step):
+            for stored in step.reads.values():
+                shard.copy(stored.name, stored)
+        else:
+            try:
+                written, error = _made(step, tensors, work.asked, device, inputs)
+            except ValueError as refusal:
+                raise CheckpointError(f"{step.name}: {refusal}") from None
+            for name, tensor in written.items():
+                shard.write(name, tensor.contiguous().cpu())
+        work.note(index, error)
+        if observer is not None:
+            observer.advanced(step)
+
+
+def _stays(step: Step) -> bool:
+    return step.spelling is None and not step.changes
+
+
+def _read_ahead(
+    steps: list[Step], left: list[int], reader: ThreadPoolExecutor
+) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """Each step with its tensors; those of the next are read meanwhile. What only stays is not read."""
+
+    def read(index: int) -> dict[str, Tensor]:
+        step = steps[index]
+        return {} if _stays(step) else {part: stored.read() for part, stored in step.reads.items()}
+
+    ahead = reader.submit(read, left[0]) if left else None
+    for position, index in enumerate(left):
+        assert ahead is not None
+        tensors = ahead.result()
+        ahead = reader.submit(read, left[position + 1]) if position + 1 < len(left) else None
+        yield index, tensors
+
+
+def _made(
+    step: Step, tensors: dict[str, Tensor], asked: Asked, device: torch.device, inputs: Checkpoint | None
+) -> tuple[dict[str, Tensor], LayerError | None]:
+    """What a step writes, by key, and the error of what was quantised."""
+    source, tensors = step.spelling, {part: tensor.to(device) for part, tensor in tensors.items()}
+    stored = None if source is None else source.read(tensors)
+    if asked.to == BF16:
+        assert stored is not None
+        return _decoded(step, stored), None
+    target, error = spelling_of(asked.to, asked.names), None
+    if step.changes:
+        weight = _matrix(step, *tensors.values()) if stored is None else stored.values()
+        stored = quantize_weight(weight, asked.to, scale_rounding=asked.scale_rounding)
+        seen = inputs.read(step.name) if inputs is not None and step.name in inputs else None
+        error = layer_error(step.name, weight, stored, None if seen is None else seen.to(device))
+    assert stored is not None
+    written = {step.name + part: tensor for part, tensor in target.write(stored, experts_of(step)).items()}
+    if target.input is not None and source is not None and source.input in tensors:
+        written[f"{step.name}{target.input}"] = target.stored_input(source.absmax(tensors[source.input]))
+    return written, error
+
+
+def _matrix(step: Step, weight: Tensor) -> Tensor:
+    """[N, K]; experts [E, K, N] one after another as rows."""
+    return weight.transpose(1, 2).reshape(-1, weight.shape[1]) if step.is_experts else weight
+
+
+def _decoded(step: Step, stored: QuantizedWeight) -> dict[str, Tensor]:
+    """In bf16, in parts."""
+    values = torch.empty(stored.n, stored.k, dtype=torch.bfloat16, device=stored.codes.device)
+    for rows in chunks(values):
+        values[rows] = stored.values(rows).bfloat16()
+    (key,) = step.writes
+    experts = experts_of(step)
+    return {key: values if experts is None else values.view(experts, -1, stored.k).transpose(1, 2)}

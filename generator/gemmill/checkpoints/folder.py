@@ -1,0 +1,92 @@
+"""A checkpoint: one safetensors file, or a folder of shards with or without an index."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from gemmill.checkpoints.file import CheckpointError, Stored, read_header
+
+INDEX = ".safetensors.index.json"
+_SHOWN = 20
+"""Keys that a sentence names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The tensors of a checkpoint by name, of all its files; nothing is read but headers."""
+
+    path: Path
+    files: tuple[Path, ...]
+    tensors: dict[str, Stored]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def read(self, name: str, into: Tensor | None = None) -> Tensor:
+        """A tensor, on the CPU. Raises CheckpointError where there is none of the name."""
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.path} has no tensor {name}")
+        return self.tensors[name].read(into)
+
+
+def open_checkpoint(path: Path | str) -> Checkpoint:
+    """The headers of a checkpoint's files.
+
+    Raises CheckpointError, in a sentence, where there is none, for a damaged file, for a shard that is not there, and for keys
+    that are missing, unknown to the index or doubled, by name.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"there is no checkpoint at {path}")
+    if path.is_file():
+        return Checkpoint(path=path, files=(path,), tensors=read_header(path))
+    indices = sorted(path.glob(f"*{INDEX}"))
+    if len(indices) > 1:
+        raise CheckpointError(f"{path} has {len(indices)} indices, {named(i.name for i in indices)}: leave one there")
+    index = _read_index(indices[0]) if indices else None
+    files = sorted({*index.values()} if index is not None else {file.name for file in path.glob("*.safetensors")})
+    if not files:
+        raise CheckpointError(f"{path} has no *.safetensors: a checkpoint is such a file, or a folder of them")
+    if absent := [file for file in files if not (path / file).is_file()]:
+        raise CheckpointError(f"{path} lacks shards that its index names: {named(absent)}")
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        found = read_header(path / file)
+        if doubled := [name for name in found if name in tensors]:
+            first = tensors[doubled[0]].path.name
+            raise CheckpointError(f"{path} has keys twice, in {first} and in {file}: {named(doubled)}")
+        tensors |= found
+    if index is not None:
+        _check_index(path, index, tensors)
+    return Checkpoint(path=path, files=tuple(path / file for file in files), tensors=tensors)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        sound = all(isinstance(file, str) and Path(file).name == file for file in index.values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        sound = False
+    if not sound:
+        raise CheckpointError(f"{path} is no index: it has no weight_map from keys to files beside it")
+    return dict(index)
+
+
+def _check_index(path: Path, index: dict[str, str], tensors: dict[str, Stored]) -> None:
+    if missing := [name for name, file in index.items() if name not in tensors or tensors[name].path.name != file]:
+        raise CheckpointError(f"{path} lacks keys in the shards that its index gives: {named(missing)}")
+    if unknown := [name for name in tensors if name not in index]:
+        raise CheckpointError(f"{path} has keys that its index does not know: {named(unknown)}")
+
+
+def named(names: Iterable[str]) -> str:
+    """Names in a sentence."""
+    names = list(names)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,210 @@
+"""Key names and layouts of quantised layers in checkpoints of several projects, read and written.
+
+compressed-tensors    vllm-project/compressed-tensors, `compressors/`; as vLLM 0.33.0's `compressed_tensors/schemes/` reads it
+lightx2v              ModelTC/LightX2V f8aee98, `tools/convert`, `common/ops/mm/mm_weight.py`; scales swizzled
+modelopt              NVIDIA/Model-Optimizer, `modelopt/torch/export`; as vLLM 0.33.0's `modelopt.py` reads it
+deepseek              deepseek-ai/DeepSeek-V3, `inference/fp8_cast_bf16.py`: weight_scale_inv multiplies
+deepseek-v4           as vLLM 0.33.0's `models/deepseek_v4/` reads it: experts mxfp4, other layers e4m3 with ue8m0 blocks
+gpt-oss               openai/gpt-oss, `gpt_oss/torch/weights.py`: experts of a layer in one tensor [E, N, K / 32, 16]
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.checkpoints.file import WORD_OF, CheckpointError, Stored
+from gemmill.formats.codes import decode
+from gemmill.formats.layout import swizzled_shape
+from gemmill.formats.quantise import LARGEST_PRODUCT, swizzle, unswizzle
+from gemmill.quantize.weights import BLOCK, BLOCK_SCALED, ROWWISE, QuantizedWeight
+from gemmill.vocab.float_type import UE8M0
+
+E4M3, E8M0, U8, F32 = torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.uint8, torch.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spelling:
+    """How a project stores a layer of one format. Names are what follows the layer's, with their dot."""
+
+    project: str
+    format: str
+    codes: str = ".weight"
+    codes_dtype: torch.dtype
+    scales: str = ".weight_scale"
+    scales_dtype: torch.dtype = F32
+    swizzled: bool = False
+    global_scale: str | None = None
+    multiplies: bool = False
+    """Whether the global scale multiplies when values are decoded; ours divides."""
+    global_shape: tuple[int, ...] = (1,)
+    input: str | None = None
+    """Of the calibrated range of the layer's input."""
+    input_holds: str = "absmax"
+    """What is stored there: absmax, 2688 / absmax ("divides") or absmax / 2688 ("multiplies")."""
+    experts: bool = False
+    """Whether a tensor has the experts of a layer, [E, N, ...]."""
+    read_only: bool = False
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names that must be there."""
+        return tuple(name for name in (self.codes, self.scales, self.global_scale) if name is not None)
+
+    def fits(self, stored: Mapping[str, Stored]) -> bool:
+        """Whether tensors of these dtypes and shapes, by what follows the layer's name, are a layer of this kind."""
+        if any(name not in stored for name in self.parts):
+            return False
+        codes, scales = stored[self.codes], stored[self.scales]
+        if codes.dtype not in self._codes_words or scales.dtype not in _SCALE_WORDS[self.scales_dtype]:
+            return False
+        if self.experts:
+            return len(codes.shape) == 4 and codes.shape[3] == 16 and scales.shape == codes.shape[:3]
+        if len(codes.shape) != 2:
+            return False
+        shape = self._scales_shape(*codes.shape)
+        return shape is not None and scales.shape in (shape, shape[:1] if self.format in ROWWISE else shape)
+
+    @property
+    def _codes_words(self) -> tuple[str, ...]:
+        """What codes may be stored as; packed ones as bytes with a sign or without."""
+        return (
+            ("U8", "I8")
+            if self.format in BLOCK_SCALED and self.codes_dtype is not E4M3
+            else (WORD_OF[self.codes_dtype],)
+        )
+
+    def _scales_shape(self, n: int, code_bytes: int) -> tuple[int, int] | None:
+        """Of the scales, by the shape of the codes; None where a row is no whole number of groups."""
+        if self.format in ROWWISE:
+            return n, 1
+        if self.format == "block128":
+            return -(-n // BLOCK), -(-code_bytes // BLOCK)
+        format = BLOCK_SCALED[self.format]
+        if code_bytes % (format.group * format.code.bits // 8):
+            return None
+        groups = format.scale_count(format.k_of(code_bytes))
+        return swizzled_shape(n, groups) if self.swizzled else (n, groups)
+
+    def read(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
+        """The layer; experts one after another as rows."""
+        codes, scales = tensors[self.codes], tensors[self.scales]
+        if self.experts:
+            codes, scales = codes.reshape(-1, codes.shape[2] * codes.shape[3]), scales.reshape(-1, scales.shape[2])
+        format, global_scale = BLOCK_SCALED.get(self.format), None
+        if format is not None:
+            k = format.k_of(codes.shape[1])
+            scales = scales.view(U8)
+            scales = unswizzle(scales, codes.shape[0], format.scale_count(k)).contiguous() if self.swizzled else scales
+            codes = codes.view(E4M3 if format.code.bits == 8 else U8)
+        else:
+            scales = decode(scales.view(U8), UE8M0) if self.scales_dtype is E8M0 else scales.float()
+            scales = scales.reshape(-1, 1) if self.format in ROWWISE else scales
+        if self.global_scale is not None:
+            stored = tensors[self.global_scale].float().reshape(-1)[:1]
+            global_scale = 1 / stored if self.multiplies else stored
+        return QuantizedWeight(format=self.format, codes=codes, scales=scales, global_scale=global_scale)
+
+    def write(self, weight: QuantizedWeight, experts: int | None = None) -> dict[str, Tensor]:
+        """The tensors of a layer by what follows its name; `experts` says how many share the rows."""
+        codes, scales = weight.codes, weight.scales
+        if experts is not None:
+            codes = codes.view(experts, -1, scales.shape[1], codes.shape[1] // scales.shape[1])
+            scales = scales.view(experts, -1, scales.shape[1])
+        scales = swizzle(scales) if self.swizzled else scales
+        written = {self.codes: codes.view(self.codes_dtype), self.scales: scales.view(self.scales_dtype)}
+        if self.global_scale is not None:
+            assert weight.global_scale is not None
+            factor = 1 / weight.global_scale if self.multiplies else weight.global_scale
+            written[self.global_scale] = factor.reshape(self.global_shape)
+        return written
+
+    def absmax(self, stored: Tensor) -> Tensor:
+        """Of the input, f32 [1], by what is stored as `input`."""
+        return _INPUT[self.input_holds](stored.float().reshape(-1)[:1])
+
+    def stored_input(self, absmax: Tensor) -> Tensor:
+        """The inverse, of the shape that a global scale has here."""
+        inverse = {"multiplies": lambda x: x / LARGEST_PRODUCT}.get(self.input_holds, _INPUT[self.input_holds])
+        return inverse(absmax).reshape(self.global_shape)
+
+
+_INPUT = {
+    "absmax": lambda x: x,
+    "divides": lambda x: LARGEST_PRODUCT / x,
+    "multiplies": lambda x: x * LARGEST_PRODUCT,
+}
+_SCALE_WORDS = {F32: ("F32", "BF16", "F16"), E4M3: ("F8_E4M3", "U8"), U8: ("U8", "F8_E8M0"), E8M0: ("F8_E8M0", "U8")}
+"""What scales may be stored as, by what we write."""
+
+
+def _ct(format: str, **more: Any) -> Spelling:
+    return Spelling(project="compressed-tensors", format=format, **more)
+
+
+def _lightx2v(format: str, **more: Any) -> Spelling:
+    return Spelling(project="lightx2v", format=format, **more)
+
+
+_PACKED = {"codes": ".weight_packed", "codes_dtype": U8}
+_SWIZZLED = {"codes_dtype": U8, "swizzled": True}
+_V4 = {"project": "deepseek-v4", "scales": ".scale", "scales_dtype": E8M0}
+_MODELOPT = {
+    "global_scale": ".weight_scale_2",
+    "multiplies": True,
+    "input": ".input_scale",
+    "input_holds": "multiplies",
+}
+_GPT_OSS = {"codes": "_blocks", "scales": "_scales", "experts": True}
+_CT_INPUT = {"input": ".input_global_scale", "input_holds": "divides"}
+_X_GLOBAL = {"global_scale": ".weight_global_scale", "global_shape": (), "input": ".input_absmax"}
+SPELLINGS = (
+    _ct("nvfp4", **_PACKED, scales_dtype=E4M3, global_scale=".weight_global_scale", **_CT_INPUT),
+    _ct("mxfp4", **_PACKED, scales_dtype=U8),
+    Spelling(project="modelopt", format="nvfp4", codes_dtype=U8, scales_dtype=E4M3, global_shape=(), **_MODELOPT),
+    _lightx2v("nvfp4", **_SWIZZLED, scales_dtype=E4M3, **_X_GLOBAL),
+    Spelling(project="deepseek", format="block128", codes_dtype=E4M3, scales=".weight_scale_inv"),
+    Spelling(**_V4, format="mxfp4", codes_dtype=torch.int8),
+    Spelling(**_V4, format="block128", codes_dtype=E4M3, read_only=True),
+    Spelling(project="gpt-oss", format="mxfp4", codes_dtype=U8, scales_dtype=U8, **_GPT_OSS),
+    _ct("channel", codes_dtype=E4M3),
+    _ct("int8", codes_dtype=torch.int8),
+    _ct("block128", codes_dtype=E4M3),
+    _ct("mxfp8", codes_dtype=E4M3, scales_dtype=U8),
+    _lightx2v("channel", codes_dtype=E4M3),
+    _lightx2v("int8", codes_dtype=torch.int8),
+    _lightx2v("block128", codes_dtype=E4M3),
+    _lightx2v("mxfp4", **_SWIZZLED, scales_dtype=E8M0),
+    _lightx2v("mxfp6", **_SWIZZLED, scales_dtype=E8M0),
+    _lightx2v("mxfp8", **_SWIZZLED, scales_dtype=E8M0),
+)
+"""In the order in which they are tried."""
+PROJECTS = tuple(dict.fromkeys(spelling.project for spelling in SPELLINGS))
+ENDINGS = tuple(sorted({spelling.codes for spelling in SPELLINGS}))
+"""What the name of a tensor of codes ends in."""
+
+
+def spelling_of(format: str, project: str | None = None) -> Spelling:
+    """How a format is written under a project's names, or under those of the first project that has it. Raises CheckpointError."""
+    if project is not None and project not in PROJECTS:
+        raise CheckpointError(f"there are no names of {project!r}: names are those of {', '.join(PROJECTS)}")
+    of_format = [s for s in SPELLINGS if s.format == format and not s.read_only and (project or not s.experts)]
+    for spelling in of_format:
+        if project in (None, spelling.project):
+            return spelling
+    projects = ", ".join(s.project for s in of_format)
+    raise CheckpointError(f"{project} has no names for {format}: those who have are {projects}")
+
+
+def recognised(name: str, stored: Mapping[str, Stored], format: str | None = None) -> Spelling | None:
+    """How a layer is stored, by its tensors' names, dtypes and shapes; None where no project stores one so.
+
+    Raises CheckpointError where formats cannot be told apart and none is named.
+    """
+    fitting = [s for s in SPELLINGS if s.fits(stored) and format in (None, s.format)]
+    if len({spelling.format for spelling in fitting}) > 1:
+        formats = ", ".join(spelling.format for spelling in fitting)
+        raise CheckpointError(f"{name} may be {formats} by its shapes: say which with --from")
+    return fitting[0] if fitting else None

@@ -1,0 +1,259 @@
+"""What a conversion reads and writes: every tensor of a checkpoint is in one step, and every output's place is known before."""
+
+import fnmatch
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from gemmill.checkpoints.file import WORD_OF, CheckpointError, Stored
+from gemmill.checkpoints.folder import Checkpoint, named
+from gemmill.checkpoints.names import ENDINGS, SPELLINGS, Spelling, recognised, spelling_of
+from gemmill.quantize.weights import BLOCK, BLOCK_SCALED, QuantizedWeight, check_format, check_shape
+
+KEPT = ("*embed*", "*norm*", "*lm_head*", "head.*", "*router*", "*.gate.weight", "*.gate.wg.weight")
+"""Layers that no project quantises: patterns over keys."""
+FLOATS = ("BF16", "F16", "F32", "F64")
+EXPERTS = ("gate_up_proj", "down_proj")
+"""Last words of gpt-oss's tensors of experts, [E, K, N] where they are not quantised."""
+BF16 = "bf16"
+"""What --to takes beside formats: weights decoded."""
+_CODES_OF = {
+    ".weight_scale": (".weight", ".weight_packed"),
+    ".weight_scale_inv": (".weight",),
+    ".weight_scale_2": (".weight",),
+    ".weight_global_scale": (".weight", ".weight_packed"),
+    "_scales": ("_blocks",),
+}
+"""Names that scales alone have, and what must be there beside them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is to become of a checkpoint."""
+
+    to: str
+    """A weight format, or bf16."""
+    names: str | None = None
+    """The project whose key names are written; None: the first that has the format."""
+    source: str | None = None
+    """The format of layers that are quantised already, where shapes do not tell."""
+    only: tuple[str, ...] = ()
+    """Patterns over layers' keys: others stay as they are."""
+    keep: tuple[str, ...] = ()
+    """Patterns over layers' keys that stay as they are, beside KEPT."""
+    requantize: bool = False
+    """Whether layers of another format are decoded and quantised anew."""
+    scale_rounding: str = "up"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A layer, or a tensor that stays."""
+
+    name: str
+    """The layer's key, without its ending; of a tensor that stays its whole key."""
+    shard: str
+    """The file that it is written to, named as the one that it was read from."""
+    reads: dict[str, Stored]
+    """By what follows the layer's name; of a tensor that stays by ""."""
+    spelling: Spelling | None = None
+    """How it is quantised already."""
+    changes: bool = False
+    """Whether codes are made, or made bf16."""
+    writes: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    """Dtype (a word of the format) and shape of what is written, by key."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of what is read."""
+        return sum(tensor.nbytes for tensor in self.reads.values())
+
+    @property
+    def is_experts(self) -> bool:
+        """Whether it is one tensor of several experts."""
+        if self.spelling is not None:
+            return self.spelling.experts
+        return self.changes and any(len(tensor.shape) == 3 for tensor in self.reads.values())
+
+
+def steps_of(checkpoint: Checkpoint, asked: Asked) -> list[Step]:
+    """The steps of a conversion, in the order of the files' bytes.
+
+    Raises CheckpointError, in a sentence, for names and formats that do not exist or do not go together, for a shape that the
+    format cannot take, for layers that are quantised already, and for scales without their weight.
+    """
+    if asked.to != BF16:
+        _check_target(asked)
+    left = dict(checkpoint.tensors)
+    steps = []
+    for name in checkpoint:
+        ending = next((e for e in sorted(ENDINGS, key=len, reverse=True) if name.endswith(e)), None)
+        if ending is None or name not in left:
+            continue
+        layer = name.removesuffix(ending)
+        group = {s: left[layer + s] for s in _endings() if layer + s in left}
+        if (spelling := recognised(layer, group, asked.source)) is not None:
+            step = _quantised(layer, spelling, group, asked)
+            steps.append(step)
+            for tensor in step.reads.values():
+                del left[tensor.name]
+    for name, tensor in left.items():
+        steps.append(_plain(name, tensor, left, asked))
+    if not any(step.changes or step.spelling for step in steps):
+        raise CheckpointError(f"{checkpoint.path} has no layer to convert: {_which(asked)}")
+    order = {file.name: i for i, file in enumerate(checkpoint.files)}
+    steps.sort(
+        key=lambda step: (order[step.shard], min(t.start for t in step.reads.values() if t.path.name == step.shard))
+    )
+    written: set[str] = set()
+    for step in steps:
+        if doubled := [key for key in step.writes if key in written]:
+            raise CheckpointError(
+                f"{named(doubled)} would be written twice, for a tensor of that name and for a layer: leave one out with --keep"
+            )
+        written |= step.writes.keys()
+    return steps
+
+
+def _check_target(asked: Asked) -> None:
+    try:
+        check_format(asked.to)
+    except ValueError as error:
+        raise CheckpointError(f"{error}, and {BF16}") from None
+    spelling_of(asked.to, asked.names)
+
+
+def _endings() -> set[str]:
+    return {part for s in SPELLINGS for part in (*s.parts, s.input) if part is not None}
+
+
+def _which(asked: Asked) -> str:
+    patterns = f"that fits {named(asked.only)}" if asked.only else f"beside what is kept, {named((*KEPT, *asked.keep))}"
+    return f"a layer is a float matrix whose key ends in .weight, {patterns}"
+
+
+def _stays(key: str, asked: Asked) -> bool:
+    def fits(patterns: tuple[str, ...]) -> bool:
+        return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
+
+    return fits(asked.keep) or (not fits(asked.only) if asked.only else fits(KEPT))
+
+
+def _plain(name: str, tensor: Stored, left: dict[str, Stored], asked: Asked) -> Step:
+    """A tensor that is not quantised: a layer to be, or one that stays."""
+    stays = Step(name=name, shard=tensor.path.name, reads={"": tensor}, writes={name: (tensor.dtype, tensor.shape)})
+    ending = next((ending for ending in ENDINGS if name.endswith(ending)), None)
+    is_codes = ending is not None and tensor.dtype in ("U8", "I8", "F8_E4M3", "F8_E5M2") and len(tensor.shape) > 1
+    if is_codes and not _stays(name, asked):
+        raise CheckpointError(_no_format(name, name.removesuffix(ending or ""), tensor, left))
+    for scales, codes in _CODES_OF.items():
+        layer = name.removesuffix(scales)
+        if name.endswith(scales) and not any(layer + part in left for part in codes):
+            wanted = named(layer + part for part in codes)
+            raise CheckpointError(f"{name} is the scale of a layer whose weight is missing: expected {wanted}")
+    if asked.to == BF16 or tensor.dtype not in FLOATS or _stays(name, asked):
+        return stays
+    spelling = spelling_of(asked.to, asked.names)
+    if spelling.experts:
+        is_layer = name.endswith(EXPERTS) and len(tensor.shape) == 3
+        shape = (tensor.shape[0] * tensor.shape[2], tensor.shape[1]) if is_layer else ()
+        layer, key = name, name
+    else:
+        is_layer = name.endswith(".weight") and len(tensor.shape) == 2
+        shape, layer, key = tensor.shape, name.removesuffix(".weight"), ".weight"
+    if not is_layer:
+        return stays
+    try:
+        check_shape(asked.to, shape)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{name} is {list(tensor.shape)}: {error}, or leave it as it is with --keep '{name}'"
+        ) from None
+    step = Step(name=layer, shard=tensor.path.name, reads={key: tensor}, changes=True)
+    return replace(step, writes=_written(step, spelling, shape[0], shape[1], has_input=False))
+
+
+def _no_format(name: str, layer: str, tensor: Stored, left: dict[str, Stored]) -> str:
+    """Why a tensor of codes is no layer."""
+    scales = [left[layer + scale] for scale in (*_CODES_OF, ".scale") if layer + scale in left]
+    found = f"{name} is {tensor.dtype} {list(tensor.shape)}, which is quantised already, and "
+    if scales:
+        return f"{found}its scales fit no format: {named(f'{s.name} {s.dtype} {list(s.shape)}' for s in scales)}"
+    return f"{found}its scale is missing: expected {layer}.weight_scale or another project's name for it"
+
+
+def _quantised(layer: str, spelling: Spelling, group: dict[str, Stored], asked: Asked) -> Step:
+    """A layer that is quantised already."""
+    parts = (*spelling.parts, *((spelling.input,) if spelling.input in group else ()))
+    reads = {part: group[part] for part in parts}
+    codes = reads[spelling.codes]
+    step = Step(name=layer, shard=codes.path.name, reads=reads, spelling=spelling)
+    if _stays(codes.name, asked):
+        return replace(step, spelling=None, writes={t.name: (t.dtype, t.shape) for t in reads.values()})
+    n, k = _sizes(spelling, codes)
+    if asked.to == BF16:
+        key, shape = f"{layer}.weight", (n, k)
+        if spelling.experts:
+            key, shape = layer, (codes.shape[0], k, codes.shape[1])
+        return replace(step, changes=True, writes={key: ("BF16", shape)})
+    changes = spelling.format != asked.to
+    if changes and not asked.requantize:
+        raise CheckpointError(
+            f"{layer} is {spelling.format} already: to {asked.to} it would be rounded twice; pass --requantize if that is meant, "
+            f"or --to {spelling.format} to change its names"
+        )
+    target = spelling_of(asked.to, asked.names)
+    if target.experts != spelling.experts:
+        raise CheckpointError(
+            f"{layer} has {'experts in one tensor' if spelling.experts else 'one matrix'}, and the names of {target.project} "
+            f"are for {'one matrix each' if spelling.experts else 'experts in one tensor'}: keep it, or choose other names"
+        )
+    if changes:
+        check_shape(asked.to, (n, k))
+    step = replace(step, changes=changes)
+    has_input = spelling.input in reads and target.input is not None
+    return replace(step, writes=_written(step, target, n, k, has_input=has_input))
+
+
+def _sizes(spelling: Spelling, codes: Stored) -> tuple[int, int]:
+    """N (of all experts) and K of a layer by its codes."""
+    n, row = codes.shape[0], codes.shape[-1]
+    if spelling.experts:
+        n, row = codes.shape[0] * codes.shape[1], codes.shape[2] * codes.shape[3]
+    format = BLOCK_SCALED.get(spelling.format)
+    return n, row if format is None or format.code.bits == 8 else format.k_of(row)
+
+
+def experts_of(step: Step) -> int | None:
+    """How many experts share a step's rows."""
+    return next(iter(step.reads.values())).shape[0] if step.is_experts else None
+
+
+def _written(
+    step: Step, target: Spelling, n: int, k: int, *, has_input: bool
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """By writing a weight that has shapes and no values."""
+    tensors = target.write(_empty(target.format, n, k), experts_of(step))
+    written = {step.name + part: (WORD_OF[tensor.dtype], tuple(tensor.shape)) for part, tensor in tensors.items()}
+    if has_input:
+        written[f"{step.name}{target.input}"] = "F32", target.global_shape
+    return written
+
+
+def _empty(format: str, n: int, k: int) -> QuantizedWeight:
+    def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    if format == "block128":
+        scales = empty(-(-n // BLOCK), -(-k // BLOCK), dtype=torch.float32)
+        return QuantizedWeight(format=format, codes=empty(n, k, dtype=torch.float8_e4m3fn), scales=scales)
+    if format not in BLOCK_SCALED:
+        codes = empty(n, k, dtype=torch.int8 if format == "int8" else torch.float8_e4m3fn)
+        return QuantizedWeight(format=format, codes=codes, scales=empty(n, 1, dtype=torch.float32))
+    kind = BLOCK_SCALED[format]
+    return QuantizedWeight(
+        format=format,
+        codes=empty(n, kind.code_bytes(k), dtype=getattr(torch, kind.torch_name)),
+        scales=empty(n, kind.scale_count(k), dtype=torch.uint8),
+        global_scale=empty(1, dtype=torch.float32) if kind.has_global_scale else None,
+    )

@@ -1,0 +1,154 @@
+"""A shard that is written tensor by tensor and appears whole, and the journal of a conversion that can go on."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EDQUOT, ENOSPC
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gemmill.checkpoints.file import CheckpointError, Stored, bytes_of, header_of
+
+_COPIED = 1 << 24
+"""Bytes that are copied at a time."""
+SYNCED = 1 << 30
+"""Bytes after which what was written is brought to the disk and noted as done."""
+
+
+class Shard:
+    """One output file. Its place on the disk is taken before the first tensor is written."""
+
+    def __init__(self, path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]], *, goes_on: bool) -> None:
+        """tensors: dtype (a word) and shape by key. `goes_on`: what an earlier process wrote is kept."""
+        self.path = path
+        header, self._places = header_of(tensors)
+        self.size = max((stop for _, stop in self._places.values()), default=len(header))
+        self._partial = path.with_name(f".{path.name}.partial")
+        goes_on = goes_on and self._partial.is_file() and self._partial.stat().st_size == self.size
+        self._file = self._partial.open("r+b" if goes_on else "w+b", buffering=0)
+        if not goes_on:
+            with told_of_space(path):
+                os.posix_fallocate(self._file.fileno(), 0, self.size)
+                self._put(memoryview(header), 0)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Put a tensor, contiguous and on the CPU, into its place."""
+        start, stop = self._places[name]
+        assert tensor.nbytes == stop - start
+        self._put(bytes_of(tensor), start)
+
+    def copy(self, name: str, stored: Stored) -> None:
+        """Put another file's tensor into its place, as it is."""
+        start, _ = self._places[name]
+        with stored.path.open("rb", buffering=0) as source:
+            source.seek(stored.start)
+            done = 0
+            while done < stored.nbytes:
+                part = source.read(min(_COPIED, stored.nbytes - done))
+                if not part:
+                    raise CheckpointError(f"{stored.path} became shorter while it was read: {name} is cut off")
+                self._put(memoryview(part), start + done)
+                done += len(part)
+
+    def _put(self, data: memoryview, at: int) -> None:
+        with told_of_space(self.path):
+            while data:
+                count = os.pwrite(self._file.fileno(), data, at)
+                data, at = data[count:], at + count
+
+    def sync(self) -> None:
+        """Bring what was written to the disk."""
+        with told_of_space(self.path):
+            os.fsync(self._file.fileno())
+
+    def publish(self) -> None:
+        """Let the file appear."""
+        self.close()
+        self._partial.replace(self.path)
+
+    def close(self) -> None:
+        """Sync, and keep what was written for a later process."""
+        if not self._file.closed:
+            self.sync()
+            self._file.close()
+
+
+@contextmanager
+def told_of_space(path: Path) -> Iterator[None]:
+    """A full disk in a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (ENOSPC, EDQUOT):
+            raise
+        raise CheckpointError(
+            f"no space is left for {path}: free some and run the same again, which goes on where this ended"
+        ) from None
+
+
+def refuse_without_space(folder: Path, needed: int) -> None:
+    """Raises CheckpointError where a folder has less room than will be written."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise CheckpointError(
+            f"{folder} has no space left for the checkpoint: it takes {needed} bytes and {free} are free; nothing was written"
+        )
+
+
+class Journal:
+    """Which steps are done, on disk. One process at a time has it."""
+
+    def __init__(self, path: Path, digest: str) -> None:
+        """Raises CheckpointError where another process has it, or where it is of another conversion."""
+        self.path, self._pending = path, list[dict[str, Any]]()
+        self._file = path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise CheckpointError(f"another process is converting to {path.parent}: wait for it") from None
+        self._file.seek(0)
+        lines = [_parsed(line) for line in self._file]
+        if lines and lines[0] != {"digest": digest}:
+            self._file.close()
+            raise CheckpointError(
+                f"{path} is of another conversion, which did not end: remove it and start anew, or ask for the same as then"
+            )
+        self.done = {line["step"]: line.get("error") for line in lines[1:] if line is not None}
+        """The figures of each step that is done; None of one that has none."""
+        if not lines:
+            self._write([{"digest": digest}])
+
+    def note(self, step: int, error: dict[str, Any] | None) -> None:
+        """A step whose data is written, though not yet on the disk."""
+        self.done[step] = error
+        self._pending.append({"step": step, "error": error})
+
+    def commit(self) -> None:
+        """All that was noted is on the disk."""
+        self._write(self._pending)
+        self._pending = []
+
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        self._file.writelines(json.dumps(line) + "\n" for line in lines)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self, *, remove: bool) -> None:
+        """Let go of it; remove it where the conversion has ended."""
+        if remove:
+            self.path.unlink()
+        self._file.close()
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """None for a line that was cut off."""
+    try:
+        return dict(json.loads(line))
+    except ValueError:
+        return None

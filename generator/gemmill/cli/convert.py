@@ -1,0 +1,147 @@
+"""`gemmill convert`: a checkpoint in another format, or under another project's key names."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemmill.cli.exits import UnavailableError
+from gemmill.cli.output import console, count, size, table
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from gemmill.checkpoints.convert import Conversion
+    from gemmill.checkpoints.plan import Step
+    from gemmill.quantize import LayerError
+
+WORST = 10
+"""Layers that are printed."""
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A safetensors file, or a folder of shards.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="What is made: a file of a file, a folder of a folder.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="FORMAT", help="channel, int8, block128, nvfp4, mxfp4, mxfp6, mxfp8, or bf16 to decode."
+        ),
+    ],
+    names: Annotated[
+        str | None,
+        typer.Option(
+            "--names",
+            metavar="PROJECT",
+            help="Whose key names are written: compressed-tensors, modelopt, lightx2v, deepseek, deepseek-v4 or gpt-oss; by default the first that has the format.",
+        ),
+    ] = None,
+    was: Annotated[
+        str | None,
+        typer.Option("--from", metavar="FORMAT", help="The format of IN, where shapes do not tell it."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="GLOB", help="Convert layers whose keys fit, no others.")
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option("--keep", metavar="GLOB", help="Leave layers whose keys fit as they are.")
+    ] = None,
+    requantize: Annotated[
+        bool, typer.Option("--requantize", help="Decode layers of another format and round them again.")
+    ] = False,
+    rounding: Annotated[
+        str, typer.Option("--rounding", metavar="up|ocp", help="How scales of mx formats are rounded.")
+    ] = "up",
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            "--inputs", metavar="FILE", help="Inputs of layers, [tokens, K] by name: the error of outputs is told too."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", metavar="NAME", help="Where codes are made: cpu or cuda.")] = "cpu",
+) -> None:
+    """Convert a safetensors checkpoint, and say what each layer loses.
+
+    Two layers are in memory at a time. An output file appears whole or not at all, and an interrupted conversion goes on where it was when the same is asked again. The errors of all layers are written to conversion.json beside the output, the worst ten are printed.
+
+    Examples:
+
+        gemmill convert model.safetensors model-nvfp4.safetensors --to nvfp4
+
+        gemmill convert model.safetensors fp8.safetensors --to block128 --names deepseek --keep "*proj_out*"
+    """
+    import torch
+
+    from gemmill.checkpoints.convert import convert as run
+    from gemmill.checkpoints.folder import open_checkpoint
+    from gemmill.checkpoints.plan import Asked
+
+    if device != "cpu" and not torch.cuda.is_available():
+        raise UnavailableError(f"--device {device} needs a GPU that torch can use: leave it out to convert on the CPU")
+    asked = Asked(
+        to=to,
+        names=names,
+        source=was,
+        only=tuple(only or ()),
+        keep=tuple(keep or ()),
+        requantize=requantize,
+        scale_rounding=rounding,
+    )
+    with _progress() as observer:
+        seen = None if inputs is None else open_checkpoint(inputs)
+        _tell(run(source, out, asked, device=device, inputs=seen, observer=observer))
+
+
+class _Bar:
+    def __init__(self, progress: "Progress") -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=None)
+
+    def planned(self, total: int, done: int) -> None:
+        self._progress.update(self._task, total=total, completed=done)
+        if done:
+            self._progress.console.print(f"goes on after {size(done)} of {size(total)}")
+
+    def advanced(self, step: "Step") -> None:
+        self._progress.update(self._task, advance=step.nbytes, description=step.name)
+
+
+@contextmanager
+def _progress() -> Iterator[_Bar]:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        BarColumn(bar_width=30),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console(stderr=True)) as progress:
+        yield _Bar(progress)
+
+
+def _tell(made: "Conversion") -> None:
+    if made.layers:
+        shown = made.layers[:WORST]
+        has_outputs, folds = (any(getattr(x, f) is not None for x in shown) for f in ("outputs", "unfolded"))
+        columns = ["layer", "N x K", "error of weights"]
+        columns += ["error of outputs"] * has_outputs + ["rows that do not fold", "spread"] * folds
+        rows = [_row(layer, has_outputs=has_outputs, folds=folds) for layer in shown]
+        title = f"{len(shown)} of {count(len(made.layers), 'layer')}, by relative squared error"
+        console().print(table(title, columns, rows, right=columns[1:]))
+    renamed = f", {count(made.renamed, 'layer')} under other names with the same codes" if made.renamed else ""
+    typer.echo(
+        f"{made.out}: {count(len(made.layers), 'layer')} quantised{renamed}; {size(made.read_bytes)} became {size(made.written_bytes)}"
+    )
+
+
+def _row(layer: "LayerError", *, has_outputs: bool, folds: bool) -> list[str]:
+    row = [layer.name, f"{layer.n} x {layer.k}", f"{layer.weights:.2e}"]
+    if has_outputs:
+        row.append("-" if layer.outputs is None else f"{layer.outputs:.2e}")
+    if folds:
+        row += ["-", "-"] if layer.unfolded is None else [str(layer.unfolded), str(layer.spread)]
+    return row

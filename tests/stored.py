@@ -1,0 +1,186 @@
+"""Checkpoints for tests, and layers as several projects store them, put together by hand from each project's own description."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+WORDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e8m0fnu: "F8_E8M0",
+}
+
+
+def save(path: Path, tensors: dict[str, Tensor]) -> Path:
+    """A safetensors file, as the format's description has it."""
+    header, data = {}, b""
+    for name, tensor in tensors.items():
+        part = bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())
+        offsets = [len(data), len(data) + len(part)]
+        header[name] = {"dtype": WORDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        data += part
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def shards(folder: Path, files: dict[str, dict[str, Tensor]]) -> Path:
+    """A sharded checkpoint with its index."""
+    folder.mkdir()
+    for name, tensors in files.items():
+        save(folder / name, tensors)
+    weight_map = {key: name for name, tensors in files.items() for key in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder
+
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+N, K = 136, 192
+"""Of the layers below: neither a multiple of 128, groups of a row not one of 4."""
+
+
+def _drawn(*shape: int, high: int) -> Tensor:
+    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(high))
+
+
+def _fp4(group: int) -> tuple[Tensor, Tensor]:
+    """Codes 0 to 15 with a 6 in each group, and their values."""
+    codes = _drawn(N, K, high=16)
+    codes[codes == 8] = 0  # a zero without a sign: with one it would not come back
+    codes[:, ::group] = 7
+    values = torch.tensor([*E2M1, *(-x for x in E2M1)])[codes]
+    return codes, values
+
+
+def _packed(codes: Tensor) -> Tensor:
+    """The first of two codes in the low nibble: compressed-tensors' pack_fp4_to_uint8, LightX2V's kernels, DeepSeek's."""
+    return (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8)
+
+
+def _swizzled(scales: Tensor) -> Tensor:
+    """As the block-scaled tensor cores of LightX2V's kernels load them, one byte after another."""
+    rows, columns = scales.shape
+    tiles = -(-columns // 4)
+    out = torch.zeros(-(-rows // 128) * 128, tiles * 4, dtype=torch.uint8)
+    flat = out.view(-1)
+    for m in range(rows):
+        for k in range(columns):
+            flat[(m // 128 * tiles + k // 4) * 512 + m % 32 * 16 + m % 128 // 32 * 4 + k % 4] = scales[m, k]
+    return out
+
+
+def _nvfp4() -> tuple[Tensor, Tensor, Tensor]:
+    """Packed codes, scales, values; the global scale is 2."""
+    codes, values = _fp4(16)
+    scales = torch.tensor([448.0, 1.5, 0.0625, 13.0])[_drawn(N, K // 16, high=4)]
+    scales[0, 0] = 448.0
+    return _packed(codes), scales.to(torch.float8_e4m3fn), values * scales.repeat_interleave(16, 1) / 2
+
+
+def _mx(group_codes: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    codes, values = group_codes()
+    exponents = _drawn(N, K // 32, high=9) - 4
+    return codes, (exponents + 127).to(torch.uint8), values * torch.exp2(exponents.float()).repeat_interleave(32, 1)
+
+
+def _e4m3(largest_at: slice) -> tuple[Tensor, Tensor]:
+    """Codes with a 448 where they say, and values."""
+    values = torch.randn(N, K, generator=torch.Generator().manual_seed(1)).mul(40).clamp(-440, 440)
+    values[:, largest_at] = 448.0
+    codes = values.to(torch.float8_e4m3fn)
+    return codes, codes.float()
+
+
+def _fp6() -> tuple[Tensor, Tensor]:
+    """e3m2, four codes in three bytes, least significant first."""
+    numbers = [m / 4 * 2.0**-2 for m in range(4)] + [
+        (1 + m / 4) * 2.0 ** (e - 3) for e in range(1, 8) for m in range(4)
+    ]
+    codes = _drawn(N, K, high=64)
+    codes[codes == 32] = 0
+    codes[:, ::32] = 31
+    quads = codes.view(N, K // 4, 4)
+    words = quads[..., 0] | quads[..., 1] << 6 | quads[..., 2] << 12 | quads[..., 3] << 18
+    packed = torch.stack([words & 255, words >> 8 & 255, words >> 16], dim=-1).reshape(N, -1).to(torch.uint8)
+    return packed, torch.tensor([*numbers, *(-x for x in numbers)])[codes]
+
+
+def _blocks() -> tuple[Tensor, Tensor, Tensor]:
+    codes, values = _e4m3(slice(0, None, 128))
+    scales = torch.tensor([[0.5, 2.0], [1.0, 0.25]])
+    spread = scales.repeat_interleave(128, 0)[:N].repeat_interleave(128, 1)[:, :K]
+    return codes, scales, values * spread
+
+
+def _rows(kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    codes, values = _e4m3(slice(0, 1))
+    if kind is torch.int8:
+        codes = _drawn(N, K, high=255).sub(127).to(torch.int8)
+        codes[:, 0] = 127
+        values = codes.float()
+    scales = torch.exp2(_drawn(N, 1, high=5).float() - 2)
+    return codes, scales, values * scales
+
+
+def _gpt_oss() -> tuple[dict[str, Tensor], Tensor]:
+    """Two experts, half of the rows each; decoded they are [E, K, N], as Transformers' modelling code has them."""
+    codes, scales, values = _mx(lambda: _fp4(32))
+    stored = {"_blocks": _packed(codes).view(2, N // 2, K // 32, 16), "_scales": scales.view(2, N // 2, K // 32)}
+    return stored, values.view(2, N // 2, K).transpose(1, 2)
+
+
+def layers() -> dict[tuple[str, str], tuple[dict[str, Tensor], Tensor]]:
+    """A layer as each project stores it in each format, by what follows its name, and its values.
+
+    compressed-tensors: vllm-project/compressed-tensors, src/compressed_tensors/compressors/{nvfp4,mxfp4,mxfp8,naive_quantized};
+    LightX2V: ModelTC/LightX2V f8aee98, tools/convert/quant/quant.py and converter.py; ModelOpt: NVIDIA/Model-Optimizer,
+    modelopt/torch/export/quant_utils.py; DeepSeek: deepseek-ai/DeepSeek-V3, inference/fp8_cast_bf16.py; DeepSeek V4: vLLM 0.33.0,
+    vllm/models/deepseek_v4/nvidia/model.py; gpt-oss: openai/gpt-oss, gpt_oss/torch/weights.py.
+    """
+    e8m0 = torch.float8_e8m0fnu
+    nv, nv_scales, nv_values = _nvfp4()
+    fp4, scales4, values4 = _mx(lambda: _fp4(32))
+    fp6, scales6, values6 = _mx(_fp6)
+    fp8, scales8, values8 = _mx(lambda: _e4m3(slice(0, None, 32)))
+    fp4 = _packed(fp4)
+    swizzled = {name: _swizzled(s).view(e8m0) for name, s in (("4", scales4), ("6", scales6), ("8", scales8))}
+    blocks, block_scales, block_values = _blocks()
+    channel, channel_scales, channel_values = _rows(torch.float8_e4m3fn)
+    int8, int8_scales, int8_values = _rows(torch.int8)
+    nv_swizzled = _swizzled(nv_scales.view(torch.uint8)).view(torch.float8_e4m3fn)
+    two = torch.tensor(2.0)
+    of_ct = {
+        "nvfp4": (
+            {".weight_packed": nv, ".weight_scale": nv_scales, ".weight_global_scale": two.reshape(1)},
+            nv_values,
+        ),
+        "mxfp4": ({".weight_packed": fp4, ".weight_scale": scales4}, values4),
+        "mxfp8": ({".weight": fp8, ".weight_scale": scales8}, values8),
+        "channel": ({".weight": channel, ".weight_scale": channel_scales}, channel_values),
+        "int8": ({".weight": int8, ".weight_scale": int8_scales}, int8_values),
+        "block128": ({".weight": blocks, ".weight_scale": block_scales}, block_values),
+    }
+    of_lightx2v = {name: of_ct[name] for name in ("channel", "int8", "block128")} | {
+        "nvfp4": ({".weight": nv, ".weight_scale": nv_swizzled, ".weight_global_scale": two}, nv_values),
+        "mxfp4": ({".weight": fp4, ".weight_scale": swizzled["4"]}, values4),
+        "mxfp6": ({".weight": fp6, ".weight_scale": swizzled["6"]}, values6),
+        "mxfp8": ({".weight": fp8.view(torch.uint8), ".weight_scale": swizzled["8"]}, values8),
+    }
+    v4 = {".weight": fp4.view(torch.int8), ".scale": scales4.view(e8m0)}
+    return {
+        **{("compressed-tensors", format): layer for format, layer in of_ct.items()},
+        **{("lightx2v", format): layer for format, layer in of_lightx2v.items()},
+        ("modelopt", "nvfp4"): ({".weight": nv, ".weight_scale": nv_scales, ".weight_scale_2": 1 / two}, nv_values),
+        ("deepseek", "block128"): ({".weight": blocks, ".weight_scale_inv": block_scales}, block_values),
+        ("deepseek-v4", "mxfp4"): (v4, values4),
+        ("gpt-oss", "mxfp4"): _gpt_oss(),
+    }

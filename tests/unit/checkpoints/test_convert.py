@@ -1,0 +1,315 @@
+"""Conversions: what becomes of which tensor, what happens when one is interrupted, and what is refused."""
+
+import errno
+import json
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemmill.checkpoints import convert as module
+from gemmill.checkpoints import writing
+from gemmill.checkpoints.convert import convert
+from gemmill.checkpoints.file import CheckpointError, Stored
+from gemmill.checkpoints.folder import open_checkpoint
+from gemmill.checkpoints.plan import Asked, Step
+from gemmill.quantize import layer_error, quantize_weight
+from stored import save, shards
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def model(tmp_path: Path) -> Path:
+    """Two shards: layers, and what is no layer."""
+    first = {
+        "embed.weight": drawn(10, 32),
+        "layers.0.up.weight": drawn(48, 64),
+        "layers.0.up.bias": drawn(48),
+        "layers.0.norm.weight": drawn(64),
+        "layers.0.conv.weight": drawn(4, 4, 3),
+    }
+    second = {
+        "layers.1.up.weight": drawn(40, 96, dtype=torch.float32),
+        "steps": torch.tensor(3),
+        "lm_head.weight": drawn(8, 64),
+    }
+    return shards(tmp_path / "in", {"m-1.safetensors": first, "m-2.safetensors": second})
+
+
+NVFP4 = Asked(to="nvfp4")
+
+
+class Seen:
+    """An observer that stops a conversion after so many steps."""
+
+    def __init__(self, after: int = 100) -> None:
+        self.after, self.steps, self.total, self.done = after, list[str](), 0, 0
+
+    def planned(self, total: int, done: int) -> None:
+        self.total, self.done = total, done
+
+    def advanced(self, step: Step) -> None:
+        self.steps.append(step.name)
+        if len(self.steps) == self.after:
+            raise KeyboardInterrupt
+
+
+def test_layers_change_and_all_else_stays(tmp_path: Path) -> None:
+    source, out = model(tmp_path), tmp_path / "out"
+    made = convert(source, out, NVFP4)
+    before, after = open_checkpoint(source), open_checkpoint(out)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "conversion.json",
+        "m-1.safetensors",
+        "m-2.safetensors",
+        "model.safetensors.index.json",
+    ]
+    layers = {name for name in before if "up.weight" in name}
+    for name in before:
+        if name not in layers:
+            assert torch.equal(after.read(name), before.read(name)), name
+            continue
+        wanted, layer = quantize_weight(before.read(name), "nvfp4"), name.removesuffix(".weight")
+        assert name not in after
+        assert torch.equal(after.read(f"{layer}.weight_packed"), wanted.codes)
+        assert torch.equal(after.read(f"{layer}.weight_scale").view(torch.uint8), wanted.scales)
+        assert torch.equal(after.read(f"{layer}.weight_global_scale"), wanted.global_scale)
+        assert after.tensors[f"{layer}.weight_packed"].path.name == before.tensors[name].path.name
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == made.written_bytes == sum(s.nbytes for s in after.tensors.values())
+    assert made.read_bytes == sum(s.nbytes for s in before.tensors.values())
+    errors = [
+        layer_error(n.removesuffix(".weight"), before.read(n), quantize_weight(before.read(n), "nvfp4")) for n in layers
+    ]
+    assert made.layers == tuple(sorted(errors, key=lambda e: -e.weights))
+    report = json.loads((out / "conversion.json").read_text())
+    assert [layer["name"] for layer in report["layers"]] == [layer.name for layer in made.layers]
+
+
+@pytest.mark.parametrize("after", [1, 3, 5, 6, 8])
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_interrupted_conversion_goes_on(
+    after: int, killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = model(tmp_path)
+    convert(source, tmp_path / "whole", NVFP4)
+    out, seen = tmp_path / "out", Seen(after)
+    with monkeypatch.context() as patch:
+        if killed:  # without a chance to note what was done
+            patch.setattr(
+                module._Work, "leave", lambda work, close=True: work.journal.close(remove=False) if close else None
+            )
+        with pytest.raises(KeyboardInterrupt):
+            convert(source, out, NVFP4, observer=seen)
+    assert not (out / "model.safetensors.index.json").exists()
+    for path in out.glob("*.safetensors"):
+        assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes(), "whole, or not there"
+    again = Seen()
+    convert(source, out, NVFP4, observer=again)
+    if not killed:
+        assert seen.steps + again.steps == list(dict.fromkeys(seen.steps + again.steps)), "nothing twice"
+        assert (again.done > 0) == bool(after)
+    for path in (tmp_path / "whole").iterdir():
+        assert (out / path.name).read_bytes() == path.read_bytes(), path.name
+    assert len(list(out.iterdir())) == len(list((tmp_path / "whole").iterdir()))
+
+
+def test_a_journal_that_was_cut_off_is_read(tmp_path: Path) -> None:
+    source, out = model(tmp_path), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, out, NVFP4, observer=Seen(2))
+    journal = out / ".checkpoint.journal"
+    journal.write_text(journal.read_text()[:-9])
+    again = Seen()
+    convert(source, out, NVFP4, observer=again)
+    assert len(again.steps) == 7
+
+
+def test_another_conversion_does_not_go_on(tmp_path: Path) -> None:
+    source, out = model(tmp_path), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, out, NVFP4, observer=Seen(2))
+    with pytest.raises(CheckpointError) as error:
+        convert(source, out, Asked(to="mxfp4"))
+    assert str(error.value) == (
+        f"{out}/.checkpoint.journal is of another conversion, which did not end: remove it and start anew, or ask for the same as "
+        "then"
+    )
+
+
+def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
+    journal = writing.Journal(tmp_path / ".checkpoint.journal", "digest")
+    with pytest.raises(CheckpointError, match=r"^another process is converting to .*: wait for it$"):
+        writing.Journal(tmp_path / ".checkpoint.journal", "digest")
+    journal.close(remove=True)
+
+
+def test_two_layers_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = save(tmp_path / "in.safetensors", {f"{i}.weight": drawn(4, 32) for i in range(6)})
+    made, read, most = [0], [0], [0]
+    original, quantise = Stored.read, module.quantize_weight
+
+    def reading(self: Stored, into: torch.Tensor | None = None) -> torch.Tensor:
+        read[0] += 1
+        most[0] = max(most[0], read[0] - made[0])
+        return original(self, into)
+
+    def making(*args: object, **more: object) -> object:
+        result = quantise(*args, **more)
+        made[0] += 1
+        return result
+
+    monkeypatch.setattr(Stored, "read", reading)
+    monkeypatch.setattr(module, "quantize_weight", making)
+    convert(source, tmp_path / "out.safetensors", NVFP4)
+    assert read == made == [6] and most[0] <= 2
+
+
+def test_inputs_tell_the_error_of_outputs(tmp_path: Path) -> None:
+    source = save(tmp_path / "in.safetensors", {"a.weight": drawn(8, 64), "b.weight": drawn(8, 64)})
+    seen = save(tmp_path / "inputs.safetensors", {"a": drawn(5, 64)})
+    made = convert(source, tmp_path / "out.safetensors", Asked(to="mxfp4"), inputs=open_checkpoint(seen))
+    outputs = {layer.name: layer.outputs for layer in made.layers}
+    wanted = layer_error("a", drawn(8, 64), quantize_weight(drawn(8, 64), "mxfp4"), drawn(5, 64))
+    assert outputs == {"a": wanted.outputs, "b": None}
+
+
+def test_globs_choose_layers(tmp_path: Path) -> None:
+    source = model(tmp_path)
+    made = convert(source, tmp_path / "a", Asked(to="channel", keep=("layers.0.*",)))
+    assert [layer.name for layer in made.layers] == ["layers.1.up"]
+    made = convert(source, tmp_path / "b", Asked(to="channel", only=("*head*", "layers.0.*")))
+    assert sorted(layer.name for layer in made.layers) == ["layers.0.up", "lm_head"]
+
+
+def test_layers_of_another_format_are_rounded_again_only_if_asked(tmp_path: Path) -> None:
+    source = model(tmp_path)
+    convert(source, tmp_path / "fp8", Asked(to="channel"))
+    with pytest.raises(CheckpointError) as error:
+        convert(tmp_path / "fp8", tmp_path / "fp4", NVFP4)
+    assert str(error.value) == (
+        "layers.0.up is channel already: to nvfp4 it would be rounded twice; pass --requantize if that is meant, or --to channel to "
+        "change its names"
+    )
+    assert not (tmp_path / "fp4").exists()
+    made = convert(tmp_path / "fp8", tmp_path / "fp4", Asked(to="nvfp4", requantize=True))
+    once = quantize_weight(drawn(48, 64), "channel").values()
+    (layer,) = (layer for layer in made.layers if layer.name == "layers.0.up")
+    assert layer == layer_error("layers.0.up", once, quantize_weight(once, "nvfp4"))
+
+
+def one(tmp_path: Path, **tensors: torch.Tensor) -> Path:
+    return save(tmp_path / "in.safetensors", {name.replace("_", "."): tensor for name, tensor in tensors.items()})
+
+
+BAD = {
+    "a is [3, 40]": ({"a.weight": drawn(3, 40)}, NVFP4),
+    "nan": ({"a.weight": torch.tensor([[1.0] * 16, [float("nan")] * 16])}, NVFP4),
+    "codes without a scale": ({"a.weight": torch.zeros(4, 32).to(torch.float8_e4m3fn)}, NVFP4),
+    "scales that do not fit": (
+        {"a.weight": torch.zeros(4, 32, dtype=torch.int8), "a.weight_scale": torch.zeros(5, 1)},
+        Asked(to="int8"),
+    ),
+    "scales without codes": ({"b.weight": drawn(4, 32), "a.weight_scale": torch.zeros(5, 1)}, NVFP4),
+    "no layer": ({"a.bias": drawn(4)}, NVFP4),
+    "no layer that fits": ({"a.weight": drawn(4, 32)}, Asked(to="nvfp4", only=("b*",))),
+    "a name that is taken": ({"a.weight": drawn(4, 32), "a.weight_packed": drawn(4)}, NVFP4),
+    "no format": ({"a.weight": drawn(4, 32)}, Asked(to="fp4")),
+    "experts": (
+        {"a_blocks": torch.zeros(2, 4, 2, 16, dtype=torch.uint8), "a_scales": torch.zeros(2, 4, 2, dtype=torch.uint8)},
+        Asked(to="mxfp4"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    list(
+        zip(
+            BAD,
+            [
+                "a.weight is [3, 40]: nvfp4 takes K in multiples of its group of 16, got K = 40: pad K with zeros to 48, or leave it as "
+                "it is with --keep 'a.weight'",
+                "a: weight [1, 0] is nan: weights that are quantised are finite, so repair the checkpoint or leave the layer as it is",
+                "a.weight is F8_E4M3 [4, 32], which is quantised already, and its scale is missing: expected a.weight_scale or another "
+                "project's name for it",
+                "a.weight is I8 [4, 32], which is quantised already, and its scales fit no format: a.weight_scale F32 [5, 1]",
+                "a.weight_scale is the scale of a layer whose weight is missing: expected a.weight, a.weight_packed",
+                "{} has no layer to convert: a layer is a float matrix whose key ends in .weight, beside what is kept, *embed*, *norm*, "
+                "*lm_head*, head.*, *router*, *.gate.weight, *.gate.wg.weight",
+                "{} has no layer to convert: a layer is a float matrix whose key ends in .weight, that fits b*",
+                "a.weight_packed would be written twice, for a tensor of that name and for a layer: leave one out with --keep",
+                "there is no weight format 'fp4': the formats are channel, int8, block128, nvfp4, mxfp4, mxfp6, mxfp8, and bf16",
+                "a has experts in one tensor, and the names of compressed-tensors are for one matrix each: keep it, or choose other names",
+            ],
+            strict=True,
+        )
+    ),
+)
+def test_what_is_refused(kind: str, sentence: str, tmp_path: Path) -> None:
+    tensors, asked = BAD[kind]
+    source = save(tmp_path / "in.safetensors", tensors)
+    with pytest.raises(CheckpointError) as error:
+        convert(source, tmp_path / "out.safetensors", asked)
+    assert str(error.value) == sentence.format(source)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "sentence"),
+    [
+        ("in", "there", "{}/there is a file, and {}/in is a folder: name a folder"),
+        ("there", "in", "{}/in is a folder, and {}/there is a file: name a file"),
+        ("there", "there", "{}/there exists: remove it, or name another output"),
+        ("in", "in", "{}/in/m-1.safetensors exists: remove it, or name another output"),
+    ],
+)
+def test_outputs_that_exist(source: str, out: str, sentence: str, tmp_path: Path) -> None:
+    model(tmp_path)
+    save(tmp_path / "there", {"a.weight": drawn(4, 32)})
+    with pytest.raises(CheckpointError) as error:
+        convert(tmp_path / source, tmp_path / out, NVFP4)
+    assert str(error.value) == sentence.format(tmp_path, tmp_path)
+
+
+def test_too_little_space_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = model(tmp_path)
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(100))
+    with pytest.raises(
+        CheckpointError,
+        match=r"out has no space left for the checkpoint: it takes \d+ bytes and 100 are free; nothing was written$",
+    ):
+        convert(source, tmp_path / "out", NVFP4)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
+def test_a_disk_that_becomes_full_is_told_and_the_conversion_goes_on(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out, original = model(tmp_path), tmp_path / "out", getattr(os, call)
+    count = [0]
+
+    def full(*args: object) -> object:
+        count[0] += 1
+        if count[0] == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(
+            CheckpointError,
+            match=r"^no space is left for .*m-[12]\.safetensors: free some and run the same again, which goes on where this ended$",
+        ):
+            convert(source, out, NVFP4)
+    convert(source, out, NVFP4)
+    convert(source, tmp_path / "whole", NVFP4)
+    for path in (tmp_path / "whole").iterdir():
+        assert (out / path.name).read_bytes() == path.read_bytes()
