@@ -11,7 +11,7 @@ enum Value {
   kValueHead, kSeed, kBatch, kHeads, kPageStride, kQBatch, kQRow, kQHead, kTablePages, kTableStride, kWindow, kCausal,
   kUnbiased, kSoftcap,
 };
-enum Kind { kHadamard, kCompress, kDecode };  // gemmill.families.kv_cache.config.Kind
+enum Kind { kHadamard, kCompress, kDecode, kDecompress };  // gemmill.families.kv_cache.config.Kind
 
 template <class Element>
 Element* data(OpCall const& x, Role role) { return static_cast<Element*>(x.tensor(role).data); }
@@ -33,6 +33,14 @@ void launch_compress(OpCall const& x, Chosen const& chosen) {
   chosen.launch(&args);
 }
 
+void launch_decompress(OpCall const& x, Chosen const& chosen) {
+  gemmill_kv_decompress_args const args{
+      x.tensor(kKeys).data, x.tensor(kValues).data, data<uint8_t>(x, kCache), data<int64_t>(x, kSlotMapping),
+      x.value(kTokens), x.value(kKvHeads), x.value(kPages), x.value(kPage), x.value(kPageStride),
+      x.value(kKeyToken), x.value(kKeyHead), x.value(kValueToken), x.value(kValueHead), x.value(kSeed)};
+  chosen.launch(&args);
+}
+
 void launch_decode(OpCall const& x, Chosen const& chosen) {
   gemmill_kv_attention_args const args{
       x.tensor(kOut).data, data<float>(x, kLse), x.tensor(kQ).data, data<uint8_t>(x, kCache),
@@ -48,6 +56,7 @@ void launch(OpCall const& x, Chosen const& chosen) {
   switch (x.value(kKind)) {
     case kHadamard: return launch_hadamard(x, chosen);
     case kCompress: return launch_compress(x, chosen);
+    case kDecompress: return launch_decompress(x, chosen);
     default: return launch_decode(x, chosen);
   }
 }

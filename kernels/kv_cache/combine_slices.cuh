@@ -32,9 +32,10 @@ struct CombineParams {
   gemmill_kv_attention_args args;
   Partial<kHeadDim> partial;
   Signs<kHeadDim> signs;
-  int64_t tiles;
+  int tiles;
   int slices;
   int tile_rows;
+  int group;  // query heads of a KV head
 };
 
 __device__ __forceinline__ float sum_of_warp(float x) {
@@ -56,10 +57,12 @@ __global__ void __launch_bounds__(kCombineThreads) combine_slices(__grid_constan
   wait_for_predecessor();
   auto const& args = params.args;
   int const lane = threadIdx.x % 32, rows = params.tile_rows;
-  int64_t const index = static_cast<int64_t>(blockIdx.x) * (kCombineThreads / 32) + threadIdx.x / 32;
-  int64_t const tile = index / rows, row_of_tile = index % rows;
-  int64_t const batch = tile / params.tiles / args.kv_heads, kv_head = tile / params.tiles % args.kv_heads;
-  int64_t const group = args.heads / args.kv_heads, flat = tile % params.tiles * rows + row_of_tile;
+  constexpr uint32_t kWarps = kCombineThreads / 32;
+  uint32_t const blocks = rows / kWarps, tiles = params.tiles, heads = static_cast<uint32_t>(args.kv_heads);
+  uint32_t const of_tile = blockIdx.x / blocks, of_heads = of_tile / tiles;
+  int64_t const tile = of_tile, batch = of_heads / heads, kv_head = of_heads % heads;
+  int const row_of_tile = static_cast<int>(blockIdx.x % blocks * kWarps + threadIdx.x / 32);
+  int64_t const group = params.group, flat = static_cast<int64_t>(of_tile % tiles) * rows + row_of_tile;
   if (batch >= args.batch || flat >= args.rows * group) return;
   int64_t const row = flat / group, head = kv_head * group + flat % group;
 

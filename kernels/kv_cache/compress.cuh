@@ -15,13 +15,12 @@
 #include "kv_cache/hadamard_tile.cuh"
 #include "kv_cache/nearest_centroid.cuh"
 #include "kv_cache/rotation.cuh"
+#include "kv_cache/stored.cuh"
 
 namespace gemmill::kv_cache {
 
 constexpr int kCompressThreads = 256;
-constexpr int kBlocksOfSm = 2;
-constexpr int kVectorsOfWarp = 8;
-constexpr int kNormBytes = 2;
+constexpr int kBlocksOfSm = 3;
 constexpr int kBinsBegin = kBinsBytes - kReserved;  // behind the signs
 constexpr int kCompressShared = kBinsBegin + 2 * kBinsBytes;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;

@@ -57,7 +57,7 @@ __device__ __forceinline__ void rotate_queries(DecodeParams<Shape::kHeadDim> con
 // A thread writes four lanes' copies at a time.
 template <class Shape>
 __device__ __forceinline__ void make_table(Centroids const& centroids, uint8_t* table) {
-  for (int i = threadIdx.x; i < kTableBytes / 16; i += Shape::kThreads) {
+  for (int i = threadIdx.x; i < kTableBytes / 16; i += 32 * Shape::kConsumerWarps) {
     int const side = i / 8 % 2, byte = i / 16, bits = side == 0 ? Shape::kKeyBits : Shape::kValueBits;
     uint32_t const mask = (1u << bits) - 1;
     uint32_t const pair =
@@ -226,9 +226,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     for (int i = 0; i < Shape::kStages; ++i) initialise(&full[i], 1), initialise(&empty[i], kGroupWarps);
     publish_barriers();
   }
-  make_table<Shape>(params.centroids, shared + Shape::kTable);
-  wait_for_predecessor();
   __syncthreads();
+  bool const produces = threadIdx.x / 32 >= Shape::kConsumerWarps;
+  if (!produces) make_table<Shape>(params.centroids, shared + Shape::kTable);
+  wait_for_predecessor();
 
   Place const at(params, Shape::kRows);
   Running<Shape> running;
@@ -236,7 +237,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   int const valid_rows = static_cast<int>(min(rows_left, int64_t{Shape::kRows}));
   float* const sums = reinterpret_cast<float*>(shared);
   float2* const states = reinterpret_cast<float2*>(sums + Shape::kConsumerWarps * Shape::kRows * Shape::kSumStride);
-  bool const produces = threadIdx.x / 32 >= Shape::kConsumerWarps;
   if (produces) {
     produce<Shape>(params.args, at, shared, full, empty);
   } else {
@@ -305,14 +305,15 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   auto const partial = Partial<kHeadDim>::at(how.workspace, blocks * Shape::kRows);
   auto const signs = signs_of<kHeadDim>(static_cast<uint64_t>(args.seed));
   int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.slices);
-  DecodeParams<kHeadDim> params{args, partial, signs, centroids, plan.tiles, slices, group, args.scale * kLog2E, 0.0f};
+  int const tiles = static_cast<int>(plan.tiles);
+  DecodeParams<kHeadDim> params{args, partial, signs, centroids, tiles, slices, group, args.scale * kLog2E, 0.0f};
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   constexpr auto attend = attend_slice<Variant, Element, Shape>;
   if (cudaError_t error = allow_shared_memory<attend>(how.device, kSharedBytes); error != cudaSuccess) return error;
   void* to_attend[] = {&params};
   LaunchShape const attends{dim3(static_cast<unsigned>(blocks)), dim3(Shape::kThreads), dim3(1), kSharedBytes};
   if (int32_t const error = launch_kernel<attend>(attends, how, to_attend); error != 0) return error;
-  CombineParams<kHeadDim> combining{args, partial, signs, plan.tiles, slices, Shape::kRows};
+  CombineParams<kHeadDim> combining{args, partial, signs, tiles, slices, Shape::kRows, group};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
   LaunchShape const combines{dim3(static_cast<unsigned>(rows / (kCombineThreads / 32))), dim3(kCombineThreads), dim3(1), 0};

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import gemmill
 from gemmill.families.kv_cache.call import config_of
-from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, HadamardCase
+from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.config import FORMATS, Kind, KvCacheConfig
 from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.families.kv_cache.ops import DECODED, SCHEMA_OF, STORED
@@ -23,6 +23,7 @@ from gemmill.vocab import Arch, DType
 TRANSFORM = HadamardCase(rows=3, columns=128)
 STORE = CompressCase(tokens=5, format="k_eden4_v_eden4", kv_heads=2, page=16)
 DECODE = DecodeCase(lengths=(20, 3), rows=2, heads=4, kv_heads=2, page=16)
+RESTORE = DecompressCase(tokens=5, format="k_eden4_v_eden4", kv_heads=2, page=16)
 Case = HadamardCase | CompressCase | DecodeCase
 
 
@@ -45,6 +46,17 @@ def test_a_transform_is_its_own_inverse_but_for_the_scale() -> None:
     y = gemmill.hadamard_transform(x, 0.125)
     assert torch.equal(y, hadamard_transform(x.double()).half())
     assert torch.allclose(gemmill.hadamard_transform(y, 0.125).float(), x.float(), atol=2e-3)
+
+
+def test_what_is_stored_is_restored() -> None:
+    """As far as 4 bits hold it, and zeros where there is no slot."""
+    keys, values = torch.randn(2, 3, 2, 96, generator=torch.Generator().manual_seed(2)).bfloat16()
+    cache = torch.full((2, 2, 16, 100), 0xFF, dtype=torch.uint8)
+    gemmill.kv_compress(cache, keys, values, torch.tensor([31, 0, 7]), seed=9)
+    found = gemmill.kv_decompress(cache, torch.tensor([31, 0, 32]), 96, seed=9)
+    for restored, wanted in zip(found, (keys, values), strict=True):
+        assert (restored[:2].float() - wanted[:2].float()).norm() < 0.12 * wanted[:2].float().norm()
+        assert not bool(restored[2].any())
 
 
 def test_what_is_stored_is_attended_over() -> None:
@@ -110,6 +122,8 @@ def narrower(tensor: Tensor) -> Tensor:
         (DECODE, {"block_table": Tensor.long}, "block_table is int64, expected int32"),
         (DECODE, {"seq_lens": lambda s: s[:1]}, "seq_lens has shape [1], expected [batch] = [2]"),
         (DECODE, {"sinks": lambda _: torch.zeros(3)}, "sinks has shape [3], expected [heads] = [4]"),
+        (RESTORE, {"slot_mapping": Tensor.int}, "slot_mapping is int32, expected int64"),
+        (RESTORE, {"keys": lambda k: k[:1].expand(5, 2, 128)}, "keys of [5, 2, 128] has strides [0, 128, 1]: its vectors must follow one another at one stride"),
         (DECODE, {"softcap": lambda _: -1.0}, "softcap is -1.0, expected a positive number, or 0 for none"),
         (DecodeCase(lengths=(3,), head_dim=64), {"format": lambda _: "k_eden4_v_eden3"}, "format is 'k_eden4_v_eden3' with vectors of 64 elements, expected as many bits"),
         (DECODE, {"lse": lambda x: x[..., :1]}, "lse has shape [2, 4, 1] and strides [8, 2, 1], expected three dimensions without gaps"),
@@ -126,7 +140,7 @@ def test_bad_input_is_one_sentence(case: Case, change: dict[str, Any], text: str
 
 def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
     configs = list(default(Arch.SM90A))
-    assert len({to_name(config) for config in configs}) == len(configs) == 86
+    assert len({to_name(config) for config in configs}) == len(configs) == 120
     assert all(parse_name(to_name(config)) == config for config in configs)
     served = set()
     for case in _cases():
@@ -145,6 +159,7 @@ def _cases() -> list[Case]:
     return [
         *(HadamardCase(rows=1, columns=c, dtype=d) for c in HEAD_DIMS for d in dtypes),
         *(CompressCase(tokens=1, format=name, dtype=d, head_dim=c) for name, c in _fitting(STORED) for d in dtypes),
+        *(DecompressCase(tokens=1, format=name, dtype=d, head_dim=c) for name, c in _fitting(DECODED) for d in dtypes),
         *(DecodeCase(lengths=(1,), dtype=d, format=name, head_dim=c) for name, c in _fitting(DECODED) for d in dtypes),
     ]
 

@@ -84,6 +84,20 @@ def hadamard_limit(x: Tensor, scale: float) -> Tensor:
     return lost + half_unit_in_last_place(exact + lost, x.dtype)
 
 
+def decompress_limit(fields: Fields, spec: VectorSpec, dtype: torch.dtype) -> Tensor:
+    """How far each element of a kernel's vectors [..., head_dim] may be from the reference's of the same fields, float64.
+
+    Centroids are rounded to f16; the rotation's sums lose as those of `hadamard_limit` do; the result is rounded. NaN where a norm
+    is not finite.
+    """
+    parts = decode(fields, spec).rotated
+    loss = F16.operand_unit + _sum_loss(16) + (rotation_loss(spec.rotation, spec.head_dim) + 4 * FLOAT32_UNIT)
+    lost = loss * spec.head_dim**-0.5 * parts.abs().sum(-1, keepdim=True)
+    exact = rotate_back(parts, spec.rotation, spec.seed).abs()
+    limit: Tensor = lost + half_unit_in_last_place(exact + lost, dtype)
+    return limit
+
+
 def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
     """How many codes and signs, and how many scalars, of a kernel's `found` fields no float32 arithmetic explains.
 

@@ -20,6 +20,8 @@ class Kind(StrEnum):
     """stores keys and values of new tokens in pages"""
     DECODE = "decode"
     """attends over pages"""
+    DECOMPRESS = "decompress"
+    """restores keys and values of slots"""
 
     @property
     def template(self) -> str:
@@ -27,13 +29,18 @@ class Kind(StrEnum):
         return _TEMPLATE[self]
 
 
-_TEMPLATE = {Kind.HADAMARD: "hadamard", Kind.COMPRESS: "compress", Kind.DECODE: "decode_attention"}
+_TEMPLATE = {
+    Kind.HADAMARD: "hadamard",
+    Kind.COMPRESS: "compress",
+    Kind.DECODE: "decode_attention",
+    Kind.DECOMPRESS: "decompress",
+}
 DTYPES = (DType.BF16, DType.F16)
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
 """Whose codes a kernel writes: nothing beside codes and a norm."""
 BITS = (2, 3, 4)
 DECODED_BITS = ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2))
-"""Of keys and values together, that attention reads: one bit fewer each."""
+"""Of keys and values together, that are read: one bit fewer each."""
 COMMON_HEAD_DIM = 128
 """With others, keys and values have as many bits."""
 

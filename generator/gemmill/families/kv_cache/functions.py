@@ -3,7 +3,7 @@ arguments do not fit; arithmetic is that of gemmill.families.kv_cache.reference.
 
 import torch
 
-__all__ = ["hadamard_transform", "kv_compress", "kv_decode_attention"]
+__all__ = ["hadamard_transform", "kv_compress", "kv_decode_attention", "kv_decompress"]
 
 _ops = torch.ops.gemmill
 
@@ -32,6 +32,24 @@ def kv_compress(
     16, 32, 64 or 128 tokens. slot_mapping is int64 [tokens], page times page size plus place; what the cache has not is not
     stored. No two tokens have one slot. `seed` is the rotation's."""
     _ops.kv_compress.default(cache, keys, values, slot_mapping, format, seed)
+
+
+def kv_decompress(
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    head_dim: int,
+    format: str = "k_eden4_v_eden4",
+    seed: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stored keys and values of slots, each [tokens, heads, head dim] in `dtype` (bf16 or f16), rotated back.
+
+    cache, slot_mapping int64 [tokens], format and seed are as in kv_compress; a slot that the cache has not gives zeros. Formats
+    are those that kv_decode_attention reads."""
+    shape = (slot_mapping.numel(), cache.shape[1], head_dim)
+    keys, values = (torch.empty(shape, dtype=dtype, device=cache.device) for _ in range(2))
+    _ops.kv_decompress.default(keys, values, cache, slot_mapping, format, seed)
+    return keys, values
 
 
 def kv_decode_attention(

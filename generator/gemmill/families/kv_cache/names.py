@@ -7,7 +7,7 @@ from typing import Any
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig
 from gemmill.vocab import Arch, DType
 
-_FIELDS = {Kind.HADAMARD: 3, Kind.COMPRESS: 4, Kind.DECODE: 4}
+_FIELDS = {Kind.HADAMARD: 3, Kind.COMPRESS: 4, Kind.DECODE: 4, Kind.DECOMPRESS: 4}
 
 
 def to_fields(config: KvCacheConfig) -> list[str]:

@@ -20,7 +20,7 @@ def spell(config: KvCacheConfig) -> Spelled:
         case Kind.COMPRESS:
             for side, bits in sides.items():
                 values |= {f"{side}_bits": bits, f"{side}_book": _book(config.head_dim, bits)}
-        case Kind.DECODE:
+        case Kind.DECODE | Kind.DECOMPRESS:
             values |= {f"{side}_bits": bits for side, bits in sides.items()}
             values["centroids"] = _centroids(config.head_dim, sides.values())
     return Spelled(template=f"kv_cache/{config.kind.template}.cu.jinja", values=values)

@@ -11,8 +11,8 @@ from torch import Tensor
 from gemmill.families.kv_cache.cases.judging import parts, report, worst_part
 from gemmill.families.kv_cache.config import FORMATS, Kind, KvCacheConfig, format_of
 from gemmill.families.kv_cache.formats import PAGE_SIZES, CacheSpec, Method
-from gemmill.families.kv_cache.ops import COMPRESS, DECODE, HADAMARD
-from gemmill.families.kv_cache.reference.cache import write
+from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECOMPRESS, HADAMARD
+from gemmill.families.kv_cache.reference.cache import NO_SLOT, write
 from gemmill.families.kv_cache.selections import smoke
 from gemmill.numerics.cases import Outcome
 from gemmill.runtime.schemas import NAMESPACE, OpSchema
@@ -115,6 +115,23 @@ class CompressCase(_Call):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecompressCase(CompressCase):
+    """Slots whose keys and values are restored."""
+
+    schema = DECOMPRESS
+
+    def arguments(self, device: torch.device | str) -> list[Any]:
+        """Normal data, slots in any order; outputs have padding behind each vector if there is some."""
+        cache, keys, values, slots, format, seed = super().arguments(device)
+        shape = (self.tokens, self.kv_heads, self.head_dim + self.padding)
+        out = [torch.full(shape, torch.nan, device=device).to(keys.dtype)[..., : self.head_dim] for _ in range(2)]
+        if str(device) != "meta":
+            exists = (slots >= 0) & (slots < cache.shape[0] * self.page)
+            write(cache, self.spec, keys, values, torch.where(exists, slots, NO_SLOT), torch.float32)
+        return [*out, cache, slots, format, seed]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecodeCase(_Call):
     """Queries that attend over a cache."""
 
@@ -188,7 +205,8 @@ def of_config(config: KvCacheConfig) -> Iterator[_Call]:
         case Kind.HADAMARD:
             for rows, padding in ((1, 0), (7, 8), (64, 3), (65, 0), (1027, 1), (0, 0), (70_000, 16)):
                 yield HadamardCase(rows=rows, columns=config.head_dim, dtype=config.dtype, padding=padding)
-        case Kind.COMPRESS:
+        case Kind.COMPRESS | Kind.DECOMPRESS:
+            kind_of_case = CompressCase if config.kind is Kind.COMPRESS else DecompressCase
             for tokens, heads, page, padding, method in (
                 (1, 1, 16, 0, Method.EDEN),
                 (9, 3, 32, 8, Method.EDEN),
@@ -196,7 +214,7 @@ def of_config(config: KvCacheConfig) -> Iterator[_Call]:
                 (1000, 17, 64, 0, Method.EDEN),
                 (0, 2, 64, 0, Method.EDEN),
             ):
-                yield CompressCase(
+                yield kind_of_case(
                     tokens=tokens,
                     format=format_of(method, config.key_bits, config.value_bits).name,
                     dtype=config.dtype,
@@ -238,6 +256,8 @@ def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> _Call:
     common: dict[str, Any] = {"dtype": config.dtype, "format": _eden(config), "head_dim": config.head_dim}
     if config.kind is Kind.COMPRESS:
         return CompressCase(tokens=count, **common, kv_heads=2, is_apart=True)
+    if config.kind is Kind.DECOMPRESS:
+        return DecompressCase(tokens=count, **common, kv_heads=2)
     return DecodeCase(rows=count, **common, lengths=(70,), heads=2, kv_heads=1)
 
 

@@ -22,7 +22,7 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     """A random call of any of them."""
     if op == HADAMARD.name:
         return _hadamard(draw, limits)
-    return _compress(draw, limits) if op == COMPRESS.name else _decode(draw)
+    return _decode(draw) if op == DECODE.name else _of_tokens(op, draw, limits)
 
 
 def _hadamard(draw: Draw, limits: Limits) -> LegalCall:
@@ -80,19 +80,25 @@ def _cache(draw: Draw, shape: tuple[int, ...], values: str, *, written: bool = F
     )
 
 
-def _compress(draw: Draw, limits: Limits) -> LegalCall:
-    dtype, heads, (format, head_dim) = torch_dtype(draw.one_of(DTYPES)), 1 + draw.below(5), _stored(draw, STORED)
+def _of_tokens(op: str, draw: Draw, limits: Limits) -> LegalCall:
+    """Stores or restores."""
+    stores = op == COMPRESS.name
+    dtype, heads, (format, head_dim) = (
+        torch_dtype(draw.one_of(DTYPES)),
+        1 + draw.below(5),
+        _stored(draw, STORED if stores else DECODED),
+    )
     page, pages, tidy = draw.one_of(PAGE_SIZES), draw.below(4), draw.chance(TIDY)
     tokens = draw.size(max(1, min(_MOST_SLOTS, limits.elements // (heads * head_dim))))
     _, key_bits, value_bits = FORMATS[format]
     shape = (pages, heads, page, head_dim * (key_bits + value_bits) // 8 + 4)
     slots = {
-        "cache": _cache(draw, shape, "codes", written=True),
-        "keys": _vectors(draw, dtype, (tokens, heads, head_dim), tidy),
-        "values": _vectors(draw, dtype, (tokens, heads, head_dim), tidy),
+        "cache": _cache(draw, shape, "codes" if stores else draw.one_of(_BYTES), written=stores),
+        "keys": _vectors(draw, dtype, (tokens, heads, head_dim), tidy, written=not stores),
+        "values": _vectors(draw, dtype, (tokens, heads, head_dim), tidy, written=not stores),
         "slot_mapping": vector(draw, torch.int64, tokens, "places", ((tokens,),), reference_shape=(tokens,)),
     }
-    return _call(COMPRESS.name, draw, slots, {"format": format, "seed": draw.below(1 << 40)})
+    return _call(op, draw, slots, {"format": format, "seed": draw.below(1 << 40)})
 
 
 def _decode(draw: Draw) -> LegalCall:
