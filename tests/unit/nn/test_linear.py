@@ -207,7 +207,8 @@ def test_what_was_packed_is_kept_beside_the_checkpoint(tmp_path: Path) -> None:
     tensors = {"up" + part: tensor for part, tensor in stored.items()}
     checkpoint, x = open_checkpoint(save(tmp_path / "a.safetensors", tensors)), drawn(2, 192)
     out = QuantLinear.from_checkpoint(checkpoint, "up")(x)
-    assert not (folder := tmp_path / packed.CACHE).exists()
+    folder = tmp_path / packed.CACHE
+    assert not folder.exists()
     for _ in range(2):
         assert torch.equal(QuantLinear.from_checkpoint(checkpoint, "up", cache=True)(x), out)
         (kept,) = folder.iterdir()
