@@ -35,5 +35,5 @@ for _family in REGISTRY.families:
     if _family.functions is not None:
         _module = import_module(_family.functions)
         globals().update({name: getattr(_module, name) for name in _module.__all__})
-        __all__ += _module.__all__
+        __all__.extend(_module.__all__)  # `+=` is for lists that a reader of the source can know
 __all__.sort()

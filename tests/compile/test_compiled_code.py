@@ -47,8 +47,9 @@ def test_variant(entry: KernelEntry) -> None:
     if entry.family in (quant.NAME, kv_cache.NAME):
         return
     if entry.family == blockscaled.NAME:
-        assert entry.sass.get("HGMMA", 0) > 0, "widened weights are multiplied by WGMMA"
-        packed = "_fp4weight_" in entry.name
+        product = "QGMMA" if "_fp4fp8_" in entry.name else "HGMMA"
+        assert entry.sass.get(product, 0) > 0, "weights in registers or shared memory are multiplied by WGMMA"
+        packed = "_fp4weight_" in entry.name or "_fp4fp8_" in entry.name
         assert not packed or {"UTMALDG", "UBLKCP"} <= entry.sass.keys(), (
             "activations are promised to travel by TMA, weights by bulk copies"
         )

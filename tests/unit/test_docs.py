@@ -1,7 +1,9 @@
 """The guide against the code: what it names exists. Its sentences, and those of docstrings and help, are short."""
 
 import inspect
+import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ import typer
 import gemmill.public
 from gemmill import settings
 from gemmill.cli.app import app
+from gemmill.registry import REGISTRY
+from gemmill.space.names import parse_name
+from gemmill.vocab.format import FORMATS
 from sentences import sentences, words
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +52,57 @@ def test_verbs(page: Path) -> None:
 def test_every_verb_is_in_the_guide() -> None:
     guide = (ROOT / "docs" / "cli.md").read_text()
     assert all(f"| `gemmill {verb}" in guide for verb in typer.main.get_command(app).commands)
+
+
+def _first_column(page: str) -> list[str]:
+    """The code in the first cells of a page's tables."""
+    return re.findall(r"^\| `?([\w]+)`? \|", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+
+
+def test_settings_are_those_that_are_read() -> None:
+    known = set(re.findall(r'"(GEMMILL_\w+)"', Path(settings.__file__).read_text()))
+    assert {name for name in _first_column("settings.md") if name.startswith("GEMMILL_")} == known
+
+
+def test_formats_are_those_that_are_defined() -> None:
+    told = (ROOT / "docs" / "formats.md").read_text().split("| type |")[0]
+    assert set(re.findall(r"^\| (\w+) \|", told, re.MULTILINE)) - {"format"} == set(map(str, FORMATS))
+
+
+def test_every_op_is_told_of_and_every_op_that_is_told_of_exists() -> None:
+    guide = {path: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+    told = set(re.findall(r"\w+", " ".join(guide.values())))
+    missing = {name for name in REGISTRY.ops if not {name, name.removeprefix("vllm_")} & told}
+    assert not missing, "tell what they do on the page of their family, in docs/"
+    for path, text in guide.items():
+        for name in re.findall(r"torch\.ops\.gemmill\.(\w+)\b(?!<)", text):
+            assert name in REGISTRY.ops, f"{path.name}: {name}"
+        for name in re.findall(r"(?<![\w.])gemmill\.(\w+)\(", text):
+            assert name in gemmill.public.__all__, f"{path.name}: {name}"
+
+
+def test_names_of_variants_are_read_back_and_every_tag_is_told_of() -> None:
+    names = re.findall(r"\bsm\d+a_\w+", (ROOT / "docs" / "names.md").read_text())
+    told = {parse_name(name).tag for name in names} | set(_first_column("names.md"))
+    missing = {kernels.tag for family in REGISTRY.families for kernels in family.kernels} - told
+    assert missing <= {"cutedsl"}, "docs/names.md says what a name's fields mean: add a row for the tag"
+
+
+def test_the_quick_start_runs() -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "quickstart.md").read_text(), re.DOTALL)
+    made: dict[str, object] = {}
+    exec(compile(program, "quickstart.md", "exec"), made)
+    out, wanted = made["out"].float(), made["layer"](made["x"]).float()
+    assert (out - wanted).norm() < 0.06 * wanted.norm()
+
+
+def test_the_picture_is_drawn_from_the_results_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    draw_peers = __import__("draw_peers")
+    monkeypatch.delitem(sys.modules, "draw_peers")
+    name = re.search(r"benchmarks/results/[\w.-]+\.json", draw_peers.__doc__)[0]
+    drawn = draw_peers.drawn(json.loads((ROOT / name).read_text()))
+    assert drawn == (ROOT / "docs" / "images" / "peers.svg").read_text()
 
 
 def test_contributing_is_one_page() -> None:

@@ -4,7 +4,8 @@
 
 namespace sm90a_widened_mxfp4xmxfp4_bf16_t64 {
 
-using Kernel = gemmill::blockscaled::WidenedMm<gemmill::blockscaled::MxFp4Codes, gemmill::blockscaled::MxFp4Codes, cutlass::bfloat16_t, 64>;
+using namespace gemmill::blockscaled;
+using Kernel = gemmill::blockscaled::WidenedMm<MxFp4Codes<Swizzled>, MxFp4Codes<Swizzled>, Bf16, cutlass::bfloat16_t, 64, Factors::OfTensor>;
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kCtas)
 gemmill_sm90a_widened_mxfp4xmxfp4_bf16_t64_kernel(__grid_constant__ Kernel::Params const params) {

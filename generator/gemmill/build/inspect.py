@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 SASS_OF_INTEREST = frozenset(
-    "QGMMA IGMMA HGMMA IMMA HMMA QMMA UTCQMMA UTCHMMA UTMALDG UTMASTG UBLKCP LDGSTS LDSM STSM LDL STL REDG ATOMG".split()
+    "QGMMA IGMMA HGMMA IMMA HMMA QMMA OMMA UTCQMMA UTCOMMA UTCHMMA UTMALDG UTMASTG UBLKCP LDGSTS LDSM STSM LDL STL REDG ATOMG".split()
 )
 """Opcodes that tell which units of the machine a kernel uses: tensor cores, TMA, asynchronous copies, local memory."""
 _INSTRUCTION_BYTES = 16

@@ -15,6 +15,10 @@ LANES = 32
 """Rows of a tile whose scales are 16 bytes apart; the rows 32 further are next to them."""
 SIDE = 64
 """Rows and columns of a block of packed weights (`gemmill.formats.fp4_blocks`)."""
+BLOCK_COLUMNS = 128
+"""Columns of a block of folded weights (`gemmill.formats.folded_blocks`), and of those that share a scale of activations."""
+ROW_BYTES = 16
+"""To a multiple of which rows of codes and scales are padded (`gemmill.formats.packed_rows`)."""
 STAGE_COLUMNS = 256
 """To a multiple of which their K is padded, so that every kernel's stage is a whole number of blocks."""
 

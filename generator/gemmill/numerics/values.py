@@ -64,6 +64,12 @@ _MAKERS: dict[str, Maker] = {
     "mxfp4_blocks": _whole(96, 129),
     "nvfp4_blocks_powers": _powers(80, 8),
     "mxfp4_blocks_powers": _powers(127, 1),
+    "mxfp4_folded": lambda count, g: 8 * _whole(3, 15)(count, g),
+    "nvfp4_folded": _whole(150, 200),
+    "mxfp4_folded_powers": _powers(64, 8),
+    "nvfp4_folded_powers": _powers(176, 8),
+    "mxfp8_rows": _whole(120, 127),
+    "mxfp8_rows_powers": _whole(125, 127),
 }
 
 

@@ -21,8 +21,8 @@ class Line:
     points: Sequence[tuple[float, float]]
 
 
-def log_chart(title: str, lines: Sequence[Line], x_label: str, y_label: str) -> dict[str, Any]:
-    """Lines over two logarithmic axes, each point with its values as a tooltip."""
+def log_chart(title: str, lines: Sequence[Line], x_label: str, y_label: str, unit: str = "us") -> dict[str, Any]:
+    """Lines over two logarithmic axes, each point with its values, in `unit`, as a tooltip."""
     xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
     x_range, y_range = _range(xs), _range(ys)
 
@@ -33,7 +33,7 @@ def log_chart(title: str, lines: Sequence[Line], x_label: str, y_label: str) -> 
         return round(HEIGHT - BOTTOM - _share(y, *y_range) * (HEIGHT - TOP - BOTTOM), 1)
 
     def dots(line: Line) -> list[tuple[float, float, str]]:
-        return [(across(x), down(y), f"{line.name}: {y:.2f} us at M = {x:g}") for x, y in line.points]
+        return [(across(x), down(y), f"{line.name}: {y:.2f} {unit} at {x_label} = {x:g}") for x, y in line.points]
 
     return {
         "title": title,

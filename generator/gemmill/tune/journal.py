@@ -53,6 +53,8 @@ class Record:
     """All that a journal holds."""
 
     setup: dict[str, Any]
+    begun_by: tuple[str, str] = ("", "")
+    """The command that began it and the commit of its checkout; empty where an older journal or no checkout says neither."""
     entries: dict[Key, Entry] = field(default_factory=dict)
     faults: dict[Problem, dict[str, Finding]] = field(default_factory=dict)
 
@@ -78,7 +80,8 @@ def read_journal(path: Path) -> Record:
         )
     if not isinstance(rows[0].get("setup"), dict):
         raise JournalError(f"journal {path} does not say what was measured on what: begin another with --journal")
-    record = Record(setup=rows[0]["setup"])
+    told = (rows[0].get("command"), rows[0].get("commit"))
+    record = Record(setup=rows[0]["setup"], begun_by=tuple(x if isinstance(x, str) else "" for x in told))
     for row in rows[1:]:
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
             _note(record, row)
@@ -155,7 +158,7 @@ def _by_build(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
 class Journal:
     """A journal being written, by one process at a time."""
 
-    def __init__(self, path: Path, setup: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, setup: Mapping[str, Any], begun_by: tuple[str, str] = ("", "")) -> None:
         """Begin a journal, or go on with one of the same setup. Raises JournalError."""
         self.path = path
         if path.suffix == _PACKED:
@@ -172,16 +175,17 @@ class Journal:
                 f"journal {path} is being written by another sweep: name another with --journal"
             ) from None
         try:
-            self.record = self._begin(setup)
+            self.record = self._begin(setup, begun_by)
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, setup: Mapping[str, Any]) -> Record:
+    def _begin(self, setup: Mapping[str, Any], begun_by: tuple[str, str]) -> Record:
         if not self._has_begun():
             self._file.truncate(0)
-            self._write({"kind": "sweep", "schema_version": SCHEMA_VERSION, "date": now(), "setup": setup})
-            return Record(setup=dict(setup))
+            told = dict(zip(("command", "commit"), begun_by, strict=True))
+            self._write({"kind": "sweep", "schema_version": SCHEMA_VERSION, "date": now(), "setup": setup} | told)
+            return Record(setup=dict(setup), begun_by=begun_by)
         record = read_journal(self.path)
         for name in sorted(setup.keys() | record.setup.keys()):
             if (was := record.setup.get(name)) != (is_ := setup.get(name)):

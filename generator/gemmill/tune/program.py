@@ -1,11 +1,14 @@
 """What `gemmill tune` does: builds and problems to a journal, the journal to tables and a report."""
 
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gemmill import settings
+from gemmill import locations, settings
 from gemmill.family import Config
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain
 from gemmill.registry import REGISTRY
@@ -130,7 +133,17 @@ def open_journal(request: TuneRequest, here: Mapping[str, Any]) -> Journal:
     path = request.journal or settings.home() / "tune" / file_name(device).replace(".json", f"-{ids[0]}.jsonl")
     if request.fresh:
         path.unlink(missing_ok=True)
-    return Journal(path, setup)
+    return Journal(path, setup, (shlex.join(["gemmill", *sys.argv[1:]]), _commit()))
+
+
+def _commit() -> str:
+    """Of the checkout that runs, with `+` where its files differ; empty outside one."""
+    folder = locations.checkout()
+    git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=10", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip() if folder else ""
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def conclude(request: TuneRequest, journal: Journal, builds: Mapping[str, Manifest]) -> TuneResult:
@@ -139,6 +152,7 @@ def conclude(request: TuneRequest, journal: Journal, builds: Mapping[str, Manife
     wanted = set(request.problems)
     record = Record(
         setup=journal.record.setup,
+        begun_by=journal.record.begun_by,
         entries={key: entry for key, entry in journal.record.entries.items() if key[0] in wanted},
         faults={problem: faults for problem, faults in journal.record.faults.items() if problem in wanted},
     )

@@ -87,6 +87,9 @@ def report_text(
         .get_template(TEMPLATE)
         .render(
             setup=record.setup,
+            command=record.begun_by[0],
+            commit=record.begun_by[1],
+            dates=_dates(entries),
             sizes=" / ".join(" x ".join(name.upper() for name in tuning.sizes) for tuning in tunings),
             steps=" or ".join(dict.fromkeys(tuning.bucketed.upper() for tuning in tunings)),
             facts=_facts(record, shapes, entries),
@@ -98,6 +101,7 @@ def report_text(
                 if (members := [s for s in shapes if s.problem.op == op])
             ],
             charts=_charts(shapes, kinds),
+            shares=_shares(shapes),
             rows=[_row(shape) for shape in shapes],
             faults=faults,
             errors=[(str(e.outcome.problem), e.outcome.error) for e in entries if e.outcome.error],
@@ -173,6 +177,12 @@ def _facts(record: Record, shapes: Sequence[Shape], entries: Sequence[Entry]) ->
     return facts
 
 
+def _dates(entries: Sequence[Entry]) -> str:
+    """The days on which it was measured."""
+    days = sorted({entry.date[:10] for entry in entries})
+    return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "nothing was measured"
+
+
 def _map(shapes: Sequence[Shape]) -> dict[str, Any]:
     cells = {}
     for shape in shapes:
@@ -193,6 +203,20 @@ def _axes(tuning: Tuning) -> tuple[str, str]:
 
 def _weight(problem: Problem) -> str:
     return " x ".join(map(str, problem.weights.values()))
+
+
+def _shares(shapes: Sequence[Shape]) -> list[dict[str, Any]]:
+    """Of each class of calls: what the best peer takes, and the roofline, as shares of our own time."""
+    charts = []
+    for op in REGISTRY.measured:
+        members = [shape for shape in shapes if shape.problem.op == op]
+        peers = [(s.problem.step, s.ratio) for s in members if s.ratio]
+        floor = [(s.problem.step, s.floor_us / s.us) for s in members if s.floor_us]
+        told = {"best peer / own": ("peer1", peers), "roofline / own": ("own", floor)}
+        lines = [Line(name=name, kind=f"{kind} only", points=points) for name, (kind, points) in told.items() if points]
+        if lines:
+            charts.append(log_chart(op, lines, members[0].tuning.bucketed.upper(), "", "times our own"))
+    return charts
 
 
 def _charts(shapes: Sequence[Shape], kinds: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -229,4 +253,5 @@ def _row(shape: Shape) -> dict[str, Any]:
         "floor": "-" if shape.floor_us is None else f"{shape.floor_us / shape.us:.0%}",
         "change": "new" if decision.replaces else "",
         "name": decision.chosen,
+        "compiler": REGISTRY.kernels_of(parse_name(decision.chosen)).compiler.value,
     }

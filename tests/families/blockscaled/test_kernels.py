@@ -8,8 +8,11 @@ import pytest
 from gemmill.emit import emit
 from gemmill.families.blockscaled.accepts import accepted
 from gemmill.families.blockscaled.config import (
+    CODE_PAIRS,
+    FP4_PAIRS,
     WEIGHT_PAIRS,
     AnyConfig,
+    FoldedConfig,
     Pair,
     PairConfig,
     Sharing,
@@ -34,7 +37,8 @@ PAIRED = PairConfig(
     sharing=Sharing.TWO_SM,
     arch=Arch.SM100A,
 )
-CODES = [pair for pair in Pair if pair not in WEIGHT_PAIRS]
+FOLDED = FoldedConfig(pair=Pair.E4M3_MXFP4, out_dtype=DType.BF16, tile_m=16, k_groups=2, blocks=1, stages=5)
+CODES = CODE_PAIRS
 
 
 def test_the_default_selection_on_hopper() -> None:
@@ -42,18 +46,37 @@ def test_the_default_selection_on_hopper() -> None:
     weights = [config for config in configs if isinstance(config, WeightConfig)]
     assert len({symbol_of(config) for config in weights}) == 24 and len(weights) == 72
     assert all(REGISTRY.check(config) for config in configs)
-    for pair in WEIGHT_PAIRS:
+    for pair in FP4_PAIRS:
         assert {c.tile_m for c in weights if c.pair is pair} == {8, 16, 32, 48, 64, 96, 128}
-    widened = {(c.pair, c.out_dtype, c.tile) for c in configs if isinstance(c, WidenedConfig)}
-    outs = {pair: (DType.BF16,) if pair in WEIGHT_PAIRS else (DType.BF16, DType.F16) for pair in Pair}
-    assert widened == {(pair, out, tile) for pair in Pair for out in outs[pair] for tile in (64, 128)}
-    assert set(smoke(Arch.SM90A)) <= set(configs) and len(configs) == len(weights) + len(widened)
+    folded = [config for config in configs if isinstance(config, FoldedConfig)]
+    assert len({symbol_of(config) for config in folded}) == 21 and len(folded) == 63
+    widened = [config for config in configs if isinstance(config, WidenedConfig)]
+    assert len(widened) == 48 and len(configs) == len(weights) + len(folded) + len(widened)
+    assert set(smoke(Arch.SM90A)) <= set(configs)
+
+
+def test_every_class_of_weights_has_a_kernel_on_hopper() -> None:
+    """But mx formats of a checkpoint beside f16: what the scales make of codes may not fit it. And bases of groups are of mxfp4."""
+    classes = {(c.pair, c.out_dtype, c.prepacked, c.grouped) for c in default(Arch.SM90A)}
+    both = (False, True)
+    for pair, out_dtype, prepacked, grouped in product(Pair, (DType.BF16, DType.F16), both, both):
+        match pair:
+            case Pair.E4M3_MXFP4:
+                wanted = True
+            case Pair.E4M3_NVFP4:
+                wanted = prepacked and not grouped
+            case _ if pair in WEIGHT_PAIRS:
+                exact = prepacked or out_dtype is DType.BF16 or pair is Pair.FLOATS_NVFP4
+                wanted = exact and not grouped
+            case _:
+                wanted = not prepacked and not grouped
+        assert ((pair, out_dtype, prepacked, grouped) in classes) is wanted, (pair, out_dtype, prepacked, grouped)
 
 
 def test_the_default_selections_on_blackwell() -> None:
-    """Of sm100a at least three tiles, two clusters and both ways of sharing for each pair."""
+    """Of sm100a at least three tiles, two clusters and both ways of sharing for each pair; of sm120a two tiles of 4-bit codes."""
     configs = {arch: list(default(arch)) for arch in (Arch.SM100A, Arch.SM120A)}
-    assert (len(configs[Arch.SM100A]), len(configs[Arch.SM120A])) == (70, 20)
+    assert (len(configs[Arch.SM100A]), len(configs[Arch.SM120A])) == (40, 22)
     for arch, of_arch in configs.items():
         assert all(REGISTRY.check(config) for config in of_arch) and not list(smoke(arch))
         assert {(config.pair, config.out_dtype) for config in of_arch} == {
@@ -62,8 +85,10 @@ def test_the_default_selections_on_blackwell() -> None:
     for pair, sharing in product(CODES, (Sharing.ONE_SM, Sharing.TWO_SM)):
         alike = [c for c in configs[Arch.SM100A] if (c.pair, c.sharing, c.out_dtype) == (pair, sharing, DType.BF16)]
         assert len({c.tile_shape_mnk for c in alike}) == 3 and len({c.cluster_shape_mnk for c in alike}) == 2
-    for pair, sharing in product(CODES, (Sharing.COOPERATIVE, Sharing.PINGPONG)):
-        assert any((c.pair, c.sharing) == (pair, sharing) for c in configs[Arch.SM120A])
+    for pair in CODES:
+        alike = [c for c in configs[Arch.SM120A] if c.pair is pair]
+        assert {c.sharing for c in alike} == {Sharing.COOPERATIVE, Sharing.PINGPONG}
+        assert len({c.tile_shape_mnk for c in alike}) == (2 if pair in (Pair.NVFP4, Pair.MXFP4) else 1)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +97,13 @@ def test_the_default_selections_on_blackwell() -> None:
         (GOOD, "sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8"),
         (replace(GOOD, splits=4), "sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8_k4"),
         (WIDENED, "sm90a_widened_nvfp4xnvfp4_f16_t128"),
+        (replace(WIDENED, pair=Pair.FLOATS_MXFP8, prepacked=True), "sm90a_widened_floatsxmxfp8_f16_t128_packed"),
+        (
+            replace(WIDENED, pair=Pair.E4M3_MXFP4, tile=64, grouped=True),
+            "sm90a_widened_e4m3xmxfp4_f16_t64_groups",
+        ),
+        (FOLDED, "sm90a_fp4fp8_e4m3xmxfp4_bf16_t16_g2b1_s5"),
+        (replace(FOLDED, grouped=True, splits=2), "sm90a_fp4fp8_e4m3xmxfp4_bf16_t16_g2b1_s5_groups_k2"),
         (PAIRED, "sm100a_blockscaled_mxfp8xmxfp6_bf16_t256x128x128_c2x1x1_2sm"),
     ],
 )
@@ -88,7 +120,9 @@ def test_names_and_back(config: AnyConfig, name: str) -> None:
         ("sm90a_fp4weight_floatsxnvfp4_16_g2b1_s8", "tile '16', expected t and a number"),
         ("sm90a_fp4weight_floatsxnvfp4_t16_g2_s8", "groups 'g2', expected g and a number, b and a number"),
         ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8_w2", "slices 'w2', expected k and a number"),
-        ("sm90a_widened_nvfp4xnvfp4_bf16", "it has 4 fields of 5"),
+        ("sm90a_widened_nvfp4xnvfp4_bf16", "it has 4 fields of 5 to 7"),
+        ("sm90a_widened_nvfp4xnvfp4_bf16_t64_groups_packed", "field 'packed', expected packed, then groups"),
+        ("sm90a_fp4fp8_e4m3xmxfp4_bf16_t16", "it has 5 fields of 7 to 9"),
         ("sm100a_blockscaled_nvfp4xnvfp4_bf16_t128_c1x1x1_1sm", "shape 't128', expected tMxNxK"),
         ("sm100a_blockscaled_nvfp4xnvfp4_bf16_t128x64x256_c1x1x1_3sm", "'3sm' is not a valid Sharing"),
     ],
@@ -123,9 +157,42 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
         (replace(WIDENED, tile=96), "square", "tile of 96: it is 64 or 128"),
         (
             replace(WIDENED, pair=Pair.FLOATS_MXFP4),
-            "own_type",
-            "floatsxmxfp4 with results in f16: codes are widened to bf16, which activations must be",
+            "packed",
+            "floatsxmxfp4 with results in f16: products may not fit f16 without bases, which packed weights have",
         ),
+        (
+            replace(WIDENED, pair=Pair.FLOATS_NVFP4, out_dtype=DType.BF16, prepacked=True),
+            "packed",
+            "floatsxnvfp4 with results in bf16: its weights are not packed in rows",
+        ),
+        (
+            replace(WIDENED, grouped=True, tile=64),
+            "scaled_in_groups",
+            "nvfp4xnvfp4 with scales in groups: only mxfp4_fp8_mm takes those",
+        ),
+        (
+            replace(WIDENED, pair=Pair.E4M3_MXFP4, grouped=True),
+            "scaled_in_groups",
+            "tile of 128 with scales in groups: registers hold its sums once, not twice",
+        ),
+        (
+            replace(WIDENED, pair=Pair.E4M3_NVFP4),
+            "rounds",
+            "e4m3xnvfp4 is rounded to e4m3: it is folded, not widened",
+        ),
+        (replace(FOLDED, arch=Arch.SM100A), "hopper", "sm100a has no WGMMA: codes are widened on sm90a"),
+        (replace(FOLDED, pair=Pair.MXFP8), "folds", "mxfp8xmxfp8 is no pair of e4m3 numbers and 4-bit weights"),
+        (
+            replace(FOLDED, pair=Pair.E4M3_NVFP4, grouped=True),
+            "folds",
+            "e4m3xnvfp4 with scales in groups: its base is of rows",
+        ),
+        (
+            replace(FOLDED, tile_m=256, stages=2),
+            "registers",
+            "sums of 256 tokens: 2 groups along K have registers for 128",
+        ),
+        (replace(FOLDED, blocks=3), "stage", "stages of 768 columns: packed weights have multiples of 256"),
         (replace(PAIRED, arch=Arch.SM90A), "blackwell", "sm90a shares a tile as none, not as 2sm"),
         (replace(PAIRED, arch=Arch.SM120A), "blackwell", "sm120a shares a tile as cooperative, pingpong, not as 2sm"),
         (replace(PAIRED, pair=Pair.FLOATS_NVFP4), "codes", "floatsxnvfp4 has activations without scales"),
@@ -170,7 +237,23 @@ def test_every_field_reaches_its_text() -> None:
 @pytest.mark.parametrize(
     ("config", "changes"),
     [
-        (WIDENED, {"pair": Pair.MXFP4, "out_dtype": DType.BF16, "tile": 64}),
+        (
+            replace(WIDENED, pair=Pair.FLOATS_MXFP6),
+            {"pair": Pair.FLOATS_MXFP4, "out_dtype": DType.BF16, "tile": 64, "prepacked": True},
+        ),
+        (replace(WIDENED, pair=Pair.E4M3_MXFP4), {"grouped": True}),
+        (
+            FOLDED,
+            {
+                "pair": Pair.E4M3_NVFP4,
+                "out_dtype": DType.F16,
+                "tile_m": 24,
+                "k_groups": 1,
+                "blocks": 2,
+                "stages": 7,
+                "grouped": True,
+            },
+        ),
         (
             PAIRED,
             {
@@ -184,7 +267,7 @@ def test_every_field_reaches_its_text() -> None:
     ],
 )
 def test_every_field_of_pairs_reaches_its_text(config: AnyConfig, changes: dict) -> None:
-    assert {field.name for field in fields(config)} == {*changes, "arch"}
+    assert set(changes) <= {field.name for field in fields(config)}
     for name, value in changes.items():
         other = replace(config, **{name: value})
         assert emit(other).text.replace(to_name(other), to_name(config)) != emit(config).text, name
@@ -194,7 +277,10 @@ def test_measured_classes_are_those_of_calls() -> None:
     """A class of the sweep is that of the kernels which serve it, and of no other."""
     measured = {Op(one.name): one for one in SWEEP.measured}
     assert set(measured) == set(Op)
-    weights = [config for config in default(Arch.SM90A) if isinstance(config, WeightConfig)]
+    weights = [c for c in default(Arch.SM90A) if isinstance(c, WeightConfig)]
+    weights += [
+        c for c in default(Arch.SM90A) if isinstance(c, FoldedConfig) and c.out_dtype is DType.BF16 and not c.grouped
+    ]
     codes = [c for c in default(Arch.SM100A) if c.out_dtype is DType.BF16]
     for config in (*weights, *codes):
         serves = [op for op, one in measured.items() if one.serves(accepted(config))]

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import gemmill
-from gemmill.families.blockscaled.cases.calls import Problem, arguments_of, make_matrix, make_operands, packed
+from gemmill.families.blockscaled.cases.calls import Problem, arguments_of, folded, make_matrix, make_operands, packed
 from gemmill.families.blockscaled.cases.checked import ROLES_OF, BlockScaledCase
-from gemmill.families.blockscaled.config import WEIGHT_PAIRS, Pair
+from gemmill.families.blockscaled.config import FOLDED_PAIRS, WEIGHT_PAIRS, Pair
 from gemmill.families.blockscaled.ops import OPS_OF, SCHEMAS
 from gemmill.numerics.cases import cases_of_op
 from gemmill.registry import REGISTRY
@@ -29,7 +29,7 @@ def integer_sums(pair: Pair, m: int, n: int, k: int, **more: Any) -> tuple[Probl
     for j in range(k):
         total += operands.a[:, j, None] * operands.b[None, :, j]
     bias = operands.given["bias"].double()
-    return problem, operands.given, 0.25 * total + bias
+    return problem, operands.given, (1.0 if problem.is_folded else 0.25) * total + bias
 
 
 @PAIRS
@@ -64,12 +64,43 @@ def test_functions_allocate_what_the_ops_write() -> None:
             assert torch.equal(found, wanted.bfloat16())
 
 
+@pytest.mark.parametrize("prepacked", [True, False])
+@pytest.mark.parametrize("grouped", [True, False])
+def test_folded_weights(prepacked: bool, grouped: bool) -> None:
+    """Every code by every scale, and sums of integers; of weights that do not fold too."""
+    for pair in FOLDED_PAIRS if prepacked and not grouped else FOLDED_PAIRS[:1]:
+        for data, m in (("integers", 5), ("single", 160)):
+            problem = Problem(m=m, n=70, k=288, pair=pair, data=data, grouped=grouped, prepacked=prepacked)
+            operands = make_operands(problem, CPU)
+            tensors = [operands.given[name] for name in ("a", "b", "b_sf", "a_sf")]
+            assert (tensors[1].dim() == 3) is prepacked and (tensors[2].dim() == 2) is grouped
+            function = getattr(gemmill, OPS_OF[pair][0])
+            wanted = operands.a @ operands.b.t()
+            assert torch.equal(function(*tensors), wanted.float().bfloat16())
+            assert torch.equal(function(*tensors, None, torch.float16), wanted.float().half())
+
+
+def test_folded_weights_are_the_checkpoints() -> None:
+    """Exactly, of mxfp4; of nvfp4 to half a step of e4m3, and by the global scale."""
+    generator = torch.Generator().manual_seed(1)
+    for pair in FOLDED_PAIRS:
+        problem = Problem(m=1, n=70, k=160, pair=pair)
+        weights = make_matrix(pair.b_format, 70, 160, "single", generator)
+        values, found = weights.values(), folded(problem, weights).values()
+        if pair is Pair.E4M3_MXFP4:
+            assert torch.equal(found, values)
+        else:
+            row = values.abs().amax(dim=1, keepdim=True)
+            assert ((2 * found - values).abs() <= torch.maximum(values.abs() / 16, row / 448 / 2**6)).all()
+            assert (2 * found != values).any()
+
+
 def test_rows_of_packed_weights_have_bases() -> None:
     generator = torch.Generator().manual_seed(0)
     weights = make_matrix(MXFP4, 64, 128, "integers", generator)
     weights.scales[7] += 60
     a = torch.randint(-2, 3, (3, 128), generator=generator).bfloat16()
-    given = packed(weights)
+    given = packed(Problem(m=3, n=64, k=128, pair=Pair.FLOATS_MXFP4), weights)
     assert given["b_sf"][7] > 2.0**58 and (given["b_sf"] == 1.0).sum() == 63
     found = gemmill.fp4_weight_mm(a, given["b"], given["b_sf"], format="mxfp4")
     assert torch.equal(found, (a.double() @ weights.values().t()).float().bfloat16())
@@ -101,7 +132,12 @@ def refused(op: str, given: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"format": "int4"}, "format is 'int4', expected 'nvfp4' or 'mxfp4'"),
+        ({"format": "int4"}, "format is 'int4', expected 'nvfp4', 'mxfp4', 'mxfp6' or 'mxfp8'"),
+        (
+            {"format": "mxfp6"},
+            "b is [1, 4, 2304], expected [N, 112] = [64, 112]: mxfp6 weights for bfloat16 packed by "
+            "gemmill.quantize.packed_rows.to_rows",
+        ),
         (
             {"b": torch.zeros(1, 3, 2304, dtype=torch.uint8)},
             "b is [1, 3, 2304], expected [1, 4, 2304] for 64 x 128 weights packed by gemmill.quantize.fp4_blocks.to_blocks",
@@ -117,7 +153,7 @@ def refused(op: str, given: dict[str, Any]) -> str:
         ),
         (
             {"prepacked": False, "b_sf": torch.zeros(64, 8, dtype=torch.uint8)},
-            "b is [1, 4, 2304], expected [N, K / 2] = [64, 64]",
+            "b is [1, 4, 2304], expected [N, bytes of K codes] = [64, 64]",
         ),
         (
             {
@@ -141,6 +177,31 @@ def refused(op: str, given: dict[str, Any]) -> str:
 )
 def test_sentences_of_weights(changes: dict[str, Any], sentence: str) -> None:
     assert refused("fp4_weight_mm", call_of(Pair.FLOATS_NVFP4) | changes) == sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"b": torch.zeros(1, 1, 4608, dtype=torch.uint8)},
+            "b is [1, 1, 4608], expected [1, 2, 4352], or of weights that do not fold [64, 80], for 64 x 128 weights packed by "
+            "gemmill.quantize.folded_blocks.to_folded_blocks",
+        ),
+        (
+            {"a": torch.zeros(3, 112).to(torch.float8_e4m3fn)},
+            "K is 112, which is not a multiple of mxfp4's group of 32",
+        ),
+        ({"a": torch.zeros(3, 128).bfloat16()}, "a is bfloat16, expected float8_e4m3fn"),
+        (
+            {"a_sf": torch.ones(3, 2)},
+            "a_scales has shape [3, 2] and b_base [64]: expected 3 and 64 values, one for each row, or [3, 1] and [64, 1]",
+        ),
+        ({"a_sf": torch.ones(3, 2)[:, :1]}, "a_scales has strides [2, 1]: scales must be contiguous"),
+        ({"b_sf": torch.ones(64).bfloat16()}, "b_base is bfloat16, expected float32"),
+    ],
+)
+def test_sentences_of_folded_weights(changes: dict[str, Any], sentence: str) -> None:
+    assert refused("mxfp4_fp8_mm", call_of(Pair.E4M3_MXFP4) | changes) == sentence
 
 
 @pytest.mark.parametrize(

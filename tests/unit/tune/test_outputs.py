@@ -53,7 +53,8 @@ def record_of(times: dict[Problem, dict[str, float]], faults=None, gpu: str | No
         )
         entries[key, 0, 0] = Entry(outcome=outcome, repeat=0, wave=0, present=None, date="2026-11-20T12:00:00+00:00")
     setup = {"device": gpu or "dry run", "driver": "580.1", "builds": ["0123"], "gemmill": "0.1.0", "dry_run": False}
-    return Record(setup=setup, entries=entries, faults=faults or {})
+    begun_by = ("gemmill tune --tp 2", "0123abcd45")
+    return Record(setup=setup, entries=entries, faults=faults or {}, begun_by=begun_by)
 
 
 @pytest.fixture
@@ -72,9 +73,13 @@ def measured() -> Record:
 
 def test_report_holds_all_and_needs_nothing(measured) -> None:
     text = report_text(measured, agreements=[agreement(decisions(measured, 0), decisions(measured, 0))])
-    assert "<script" not in text and not re.search(r"(src|href)=|url\(|@import", text), "it opens without network"
+    assert "<script src" not in text and not re.search(r"(src|href)=|url\(|@import", text), "it opens without network"
     assert "1 &lt; 2 &amp; wrong" in text and "_w2" in text
     assert "0 of 3 winners flip" in text
+    assert "measured 2026-11-20 by <code>gemmill tune --tp 2</code>, commit 0123abcd45" in text
+    assert text.count("<td>nvcc</td>") == 3 and text.count("best peer / own: ") == 3, (
+        "a winner's compiler, a dot for each peer"
+    )
     assert "0.957" in text, "45 us over 47 us: the peer is ahead"
     assert "1800 MHz, held by power cap" in text or "1800 to 1800 MHz, held by power cap" in text
     assert f"{4096 * 4096 / 4.21e12 * 1e6 / 5.9:.0%}" in text, "the fraction of the roofline"

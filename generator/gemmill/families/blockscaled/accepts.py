@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gemmill.families.blockscaled.config import AnyConfig, Pair
+from gemmill.families.blockscaled.config import FOLDED_PAIRS, AnyConfig, Pair
 from gemmill.families.blockscaled.ops import OPS_OF
 from gemmill.vocab import DType
 
@@ -17,15 +17,17 @@ class BlockScaledAccepts:
     out_dtype: DType
     prepacked: bool
     """Whether weights are in a kernel's order, not a checkpoint's."""
+    grouped: bool
+    """Whether scales of activations are of 128 columns each."""
     group_size: int
     """Weights along K that share a scale."""
 
     @property
     def operand_dtype(self) -> DType:
         """Of A: of codes that are not of 8 bits, that of bytes."""
-        if self.pair.a_format is None:
+        if self.pair.a_format is None and self.pair not in FOLDED_PAIRS:
             return self.out_dtype
-        return DType.E4M3 if self.pair.a_format.code.bits == 8 else DType.U8
+        return DType.E4M3 if self.pair.a_bits == 8 else DType.U8
 
 
 def accepted(config: AnyConfig) -> BlockScaledAccepts:
@@ -35,5 +37,6 @@ def accepted(config: AnyConfig) -> BlockScaledAccepts:
         pair=config.pair,
         out_dtype=config.out_dtype,
         prepacked=config.prepacked,
+        grouped=config.grouped,
         group_size=config.pair.b_format.group,
     )

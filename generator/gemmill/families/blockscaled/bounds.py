@@ -4,17 +4,17 @@ A GEMM on Hopper widens codes times scales to bf16 or f16, where they are exact 
 `gemmill.arithmetic` says what sums lose. Sixteen f32 multiply-adds in a row lose no more: 16 x 2^-24 of at most twice the largest. Slices of K are summed on their own and added in f32. Nothing is claimed for block-scaled tensor
 cores of Blackwell, whose sums are not published.
 
-Weights folded exactly into e4m3 make an ordinary scaled GEMM of it, with the base as scale: its bound is the one for those.
+Weights folded into e4m3 make an ordinary scaled GEMM of it, with the base as scale: sums on the FP8 tensor core lose as there.
 """
 
 import torch
 from torch import Tensor
 
-from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, half_unit_in_last_place, lost_in_sum
+from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, TensorCore, half_unit_in_last_place, lost_in_sum
 from gemmill.vocab.float_type import E4M3
 
 EPILOGUE_ROUNDINGS = 3
-"""A row's base, alpha and the bias."""
+"""A row's base, alpha or a token's scale, and the bias."""
 
 
 def widened_tolerance(
@@ -54,11 +54,23 @@ MOST_SLICES = 64
 
 
 def any_order_tolerance(
-    a: Tensor, b: Tensor, out_dtype: torch.dtype, alpha: Tensor | None = None, bias: Tensor | None = None
+    a: Tensor,
+    b: Tensor,
+    out_dtype: torch.dtype,
+    alpha: Tensor | None = None,
+    bias: Tensor | None = None,
+    core: TensorCore = OF_16_BITS,
+    promoted_k: int | None = None,
 ) -> Tensor:
-    """The same whatever the order in which instructions take the columns: no sum is larger than that of all magnitudes."""
+    """The same whatever the order in which instructions take the columns: no sum is larger than that of all magnitudes.
+
+    `core` is what sums; after `promoted_k` columns sums are added in f32. Scales of a and b are in their values.
+    """
     magnitude = a.abs() @ b.abs().t()
-    losses = -(-a.shape[1] // OF_16_BITS.instruction_k) * OF_16_BITS.losses * OF_16_BITS.unit
+    summed = min(a.shape[1], promoted_k or a.shape[1])
+    losses = -(-summed // core.instruction_k) * core.losses * core.unit
+    if promoted_k is not None:  # a product with two factors, and an addition for each part
+        losses += (3 - (-a.shape[1] // promoted_k)) * FLOAT32_UNIT
     error = (losses + MOST_SLICES * FLOAT32_UNIT) * magnitude
     one, zero = (torch.full((), value, dtype=torch.float64, device=a.device) for value in (1.0, 0.0))
     factor, shift = (one if alpha is None else alpha.double()), (zero if bias is None else bias.double())

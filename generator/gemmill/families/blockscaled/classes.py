@@ -14,5 +14,6 @@ CLASSES = Classes(
             values={x: DTYPE_CODES[x.torch_name] for x in (DType.BF16, DType.F16)},
         ),
         ClassAxis(name="prepacked", expression="prepacked", values={False: 0, True: 1}),
+        ClassAxis(name="grouped", expression="grouped", values={False: 0, True: 1}),
     )
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar
 
-from gemmill.formats.layout import SIDE
+from gemmill.formats.layout import BLOCK_COLUMNS, SIDE
 from gemmill.vocab import Arch, DType, Format
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
@@ -15,6 +15,11 @@ class Pair(StrEnum):
     FLOATS_NVFP4 = "floatsxnvfp4"
     """A of 16-bit numbers"""
     FLOATS_MXFP4 = "floatsxmxfp4"
+    FLOATS_MXFP6 = "floatsxmxfp6"
+    FLOATS_MXFP8 = "floatsxmxfp8"
+    E4M3_MXFP4 = "e4m3xmxfp4"
+    """A of e4m3 numbers, with scales of rows or of 128 columns each"""
+    E4M3_NVFP4 = "e4m3xnvfp4"
     NVFP4 = "nvfp4xnvfp4"
     MXFP4 = "mxfp4xmxfp4"
     MXFP8 = "mxfp8xmxfp8"
@@ -23,8 +28,15 @@ class Pair(StrEnum):
 
     @property
     def a_format(self) -> Format | None:
-        """None of 16-bit numbers."""
+        """None of numbers that no block scales belong to."""
         return _FORMATS[self][0]
+
+    @property
+    def a_bits(self) -> int:
+        """Of an element of A."""
+        if self.a_format is not None:
+            return self.a_format.code.bits
+        return 8 if self in FOLDED_PAIRS else 16
 
     @property
     def b_format(self) -> Format:
@@ -35,28 +47,41 @@ class Pair(StrEnum):
 _FORMATS: dict[Pair, tuple[Format | None, Format]] = {
     Pair.FLOATS_NVFP4: (None, NVFP4),
     Pair.FLOATS_MXFP4: (None, MXFP4),
+    Pair.FLOATS_MXFP6: (None, MXFP6),
+    Pair.FLOATS_MXFP8: (None, MXFP8),
+    Pair.E4M3_MXFP4: (None, MXFP4),
+    Pair.E4M3_NVFP4: (None, NVFP4),
     Pair.NVFP4: (NVFP4, NVFP4),
     Pair.MXFP4: (MXFP4, MXFP4),
     Pair.MXFP8: (MXFP8, MXFP8),
     Pair.MXFP8_MXFP6: (MXFP8, MXFP6),
     Pair.MXFP8_MXFP4: (MXFP8, MXFP4),
 }
-WEIGHT_PAIRS = (Pair.FLOATS_NVFP4, Pair.FLOATS_MXFP4)
+WEIGHT_PAIRS = (Pair.FLOATS_NVFP4, Pair.FLOATS_MXFP4, Pair.FLOATS_MXFP6, Pair.FLOATS_MXFP8)
 """Of `fp4_weight_mm`."""
+FP4_PAIRS = (Pair.FLOATS_NVFP4, Pair.FLOATS_MXFP4)
+"""Those whose packed weights are blocks, beside bf16 activations; others are packed in rows."""
+FOLDED_PAIRS = (Pair.E4M3_MXFP4, Pair.E4M3_NVFP4)
+"""Of `mxfp4_fp8_mm` and `nvfp4_fp8_mm_rounded`."""
+CODE_PAIRS = tuple(pair for pair in Pair if pair.a_format is not None)
+"""Of two block-scaled operands."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WidenedConfig:
-    """A kernel that widens codes to bf16 on their way to Hopper's tensor core: kernels/blockscaled/widened_mm.cuh. Of weights
-    alone it takes those that nobody packed."""
+    """A kernel that widens codes to 16 bits on their way to Hopper's tensor core: kernels/blockscaled/widened_mm.cuh. They become
+    bf16, or f16 beside activations of that."""
 
     pair: Pair
     out_dtype: DType
     tile: int
     """Rows and columns of D that a CTA computes."""
+    prepacked: bool = False
+    """Whether weights are rows of codes and scales that were packed, not a checkpoint's."""
+    grouped: bool = False
+    """Whether activations of e4m3 have a scale for each 128 columns."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "widened"
-    prepacked: ClassVar[bool] = False
 
     @property
     def compiled(self) -> "WidenedConfig":
@@ -95,6 +120,7 @@ class PairConfig:
     arch: Arch
     tag: ClassVar[str] = "blockscaled"
     prepacked: ClassVar[bool] = False
+    grouped: ClassVar[bool] = False
 
     @property
     def compiled(self) -> "PairConfig":
@@ -130,6 +156,7 @@ class WeightConfig:
     tag: ClassVar[str] = "fp4weight"
     out_dtype: ClassVar[DType] = DType.BF16
     prepacked: ClassVar[bool] = True
+    grouped: ClassVar[bool] = False
 
     @property
     def compiled(self) -> "WeightConfig":
@@ -153,5 +180,54 @@ class WeightConfig:
         return 2 if self.stages * self.stage_bytes + 2048 <= 113 * 1024 else 1
 
 
-AnyConfig = WeightConfig | WidenedConfig | PairConfig
+@dataclass(frozen=True, kw_only=True)
+class FoldedConfig:
+    """A kernel of packed 4-bit weights and e4m3 activations on Hopper: kernels/blockscaled/folded_mm.cuh."""
+
+    pair: Pair
+    out_dtype: DType
+    tile_m: int
+    """Rows of A in a tile; of weights a tile has 128."""
+    k_groups: int
+    """Groups of 2 x 128 threads that divide the columns of a stage."""
+    blocks: int
+    """Of 128 columns in a stage, of each group."""
+    stages: int
+    grouped: bool = False
+    """Whether activations have a scale for each 128 columns."""
+    splits: int = 1
+    """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
+    arch: Arch = Arch.SM90A
+    tag: ClassVar[str] = "fp4fp8"
+    prepacked: ClassVar[bool] = True
+
+    @property
+    def compiled(self) -> "FoldedConfig":
+        """The same machine code with K in one slice."""
+        return replace(self, splits=1)
+
+    @property
+    def stage_columns(self) -> int:
+        """Along K."""
+        return BLOCK_COLUMNS * self.k_groups * self.blocks
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of weights, two blocks high, of activations, and of scales for each block."""
+        block_bytes = SIDE * BLOCK_COLUMNS // 2 + SIDE * BLOCK_COLUMNS // self.pair.b_format.group
+        scales = 4 * (self.tile_m + 2 * SIDE) if self.grouped else 0
+        return self.k_groups * self.blocks * (2 * block_bytes + BLOCK_COLUMNS * self.tile_m + scales)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether its sums take registers that other threads give away."""
+        return self.tile_m * (2 if self.grouped else 1) > SIDE
+
+    @property
+    def ctas_of_sm(self) -> int:
+        """That fit on a multiprocessor: two or one."""
+        return 2 if not self.is_wide and self.stages * self.stage_bytes + 4096 <= 113 * 1024 else 1
+
+
+AnyConfig = WeightConfig | WidenedConfig | FoldedConfig | PairConfig
 """Of the family."""

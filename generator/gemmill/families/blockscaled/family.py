@@ -5,8 +5,10 @@ from typing import Any
 
 from gemmill.families.blockscaled import NAME, selections
 from gemmill.families.blockscaled.accepts import BlockScaledAccepts, accepted
-from gemmill.families.blockscaled.config import AnyConfig, PairConfig, WeightConfig, WidenedConfig
+from gemmill.families.blockscaled.config import AnyConfig, FoldedConfig, PairConfig, WeightConfig, WidenedConfig
 from gemmill.families.blockscaled.names import (
+    folded_from_fields,
+    folded_to_fields,
     from_fields,
     pair_from_fields,
     pair_to_fields,
@@ -16,8 +18,8 @@ from gemmill.families.blockscaled.names import (
 )
 from gemmill.families.blockscaled.ops import OPS
 from gemmill.families.blockscaled.questions import QUESTIONS
-from gemmill.families.blockscaled.rules import PAIR_RULES, RULES, WIDENED_RULES
-from gemmill.families.blockscaled.spelling import spell, spell_pair, spell_widened
+from gemmill.families.blockscaled.rules import FOLDED_RULES, PAIR_RULES, RULES, WIDENED_RULES
+from gemmill.families.blockscaled.spelling import spell, spell_folded, spell_pair, spell_widened
 from gemmill.families.blockscaled.tuning import TUNING
 from gemmill.family import Family, Kernels
 from gemmill.vocab import Compiler
@@ -46,6 +48,22 @@ FP4_WEIGHT = Kernels(
     unit_seconds=_UNIT_SECONDS,
     unit_size=12,
 )
+FOLDED = Kernels(
+    tag=FoldedConfig.tag,
+    doc="packed 4-bit weights folded to e4m3 in registers, on Hopper",
+    config=FoldedConfig,
+    accepts=BlockScaledAccepts,
+    to_fields=folded_to_fields,
+    from_fields=folded_from_fields,
+    filters=_filters,
+    rules=FOLDED_RULES,
+    accepted=accepted,
+    spell=spell_folded,
+    compiler=Compiler.NVCC,
+    seconds=lambda _: _SECONDS,
+    unit_seconds=_UNIT_SECONDS,
+    unit_size=12,
+)
 PAIRS = Kernels(
     tag=PairConfig.tag,
     doc="CUTLASS's block-scaled collectives, on Blackwell",
@@ -60,7 +78,7 @@ PAIRS = Kernels(
     compiler=Compiler.NVCC,
     seconds=lambda _: _PAIR_SECONDS,
     unit_seconds=_UNIT_SECONDS,
-    unit_size=1,
+    unit_size=4,
 )
 WIDENED = Kernels(
     tag=WidenedConfig.tag,
@@ -82,7 +100,7 @@ FAMILY = Family(
     name=NAME,
     doc="multiplies block-scaled weights by activations, or by block-scaled codes",
     asks=OPS,
-    kernels=(FP4_WEIGHT, WIDENED, PAIRS),
+    kernels=(FP4_WEIGHT, FOLDED, WIDENED, PAIRS),
     cases="gemmill.families.blockscaled.cases",
     serving="gemmill.families.blockscaled.serving",
     questions=QUESTIONS,

@@ -14,8 +14,11 @@ __all__ = [
     "cutlass_scaled_mxfp8_mm",
     "cutlass_scaled_nvfp4_mm",
     "fp4_weight_mm",
+    "mxfp4_fp8_mm",
+    "nvfp4_fp8_mm_rounded",
 ]
 
+_MXFP4_FP8_MM, _NVFP4_FP8_MM_ROUNDED = overload("mxfp4_fp8_mm"), overload("nvfp4_fp8_mm_rounded")
 _FP4_WEIGHT_MM, _FP4_MM = overload("fp4_weight_mm"), overload("cutlass_scaled_fp4_mm")
 _NVFP4_MM, _MXFP4_MM = overload("cutlass_scaled_nvfp4_mm"), overload("cutlass_scaled_mxfp4_mm")
 _MXFP8_MM, _MXFP6_MXFP8_MM = overload("cutlass_scaled_mxfp8_mm"), overload("cutlass_scaled_mxfp6_mxfp8_mm")
@@ -32,17 +35,49 @@ def fp4_weight_mm(
     format: str,
     prepacked: bool = True,
 ) -> torch.Tensor:
-    """out[M, N] = alpha * sum over k of a[m, k] b[n, k] + bias[n], with 4-bit weights b; out has a's dtype.
+    """out[M, N] = alpha * sum over k of a[m, k] b[n, k] + bias[n], with block-scaled weights b; out has a's dtype.
 
     a is [M, K], bfloat16 or float16, bias [N] of its dtype, alpha float32, one value: 1 / the weights' global scale. `format` is
-    "nvfp4" or "mxfp4". Packed weights are the `blocks` and, as b_sf, the `base` that gemmill.quantize.fp4_blocks.to_blocks
-    makes. Others are [N, K / 2] codes with plain scales [N, K / group]; no kernel reads those. Code times scale is exact
-    in bfloat16. Raises RuntimeError with one sentence where the arguments do not fit.
+    "nvfp4", "mxfp4", "mxfp6" or "mxfp8". Packed weights are what gemmill.quantize makes: of nvfp4 and mxfp4 beside bfloat16 the
+    `blocks` and, as b_sf, the `base` of fp4_blocks.to_blocks, of all others rows and base of packed_rows.to_rows. Weights of a
+    checkpoint are [N, bytes of K codes], uint8, with plain scales [N, K / group]. Code times scale is exact.
+    Raises RuntimeError with one sentence where the arguments do not fit.
     """
     n = b_sf.shape[0]
     out = a.new_empty((a.shape[0], n))
     _FP4_WEIGHT_MM(out, a, b, b_sf, alpha, bias, format, prepacked)
     return out
+
+
+def mxfp4_fp8_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    b_base: torch.Tensor,
+    a_scales: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """out[M, N] = sum over k of (a_scales a)[m, k] (b_base b)[n, k] + bias[n], with mxfp4 weights on the FP8 tensor core.
+
+    a is [M, K] float8_e4m3fn, bias [N] of out_dtype, bfloat16 or float16. b and b_base are the `blocks` and the `base` that
+    gemmill.quantize.folded_blocks.to_folded_blocks makes of weights that `prepack` folded for this op. b_base [N] goes with a_scales
+    [M, 1]; b_base [N, K / 128] with a_scales [M, K / 128], rounded up. All scales are float32. Folding is exact, or refused by
+    `prepack`. Raises RuntimeError with one sentence where the arguments do not fit.
+    """
+    return _folded(_MXFP4_FP8_MM, a, b, b_base, a_scales, bias, out_dtype)
+
+
+def nvfp4_fp8_mm_rounded(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    b_base: torch.Tensor,
+    a_scales: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """The same of nvfp4 weights whose products of code and scale are rounded to e4m3: the report of `prepack` has the error that
+    this adds. b_base is [N], with the global scale in it, and a_scales [M, 1]."""
+    return _folded(_NVFP4_FP8_MM_ROUNDED, a, b, b_base, a_scales, bias, out_dtype)
 
 
 def cutlass_scaled_nvfp4_mm(
@@ -125,6 +160,20 @@ def cutlass_scaled_fp4_mm(
 ) -> torch.Tensor:
     """cutlass_scaled_nvfp4_mm without a bias, as vLLM's function of this name."""
     return _paired(_FP4_MM, a, b, block_scale_a, block_scale_b, alpha, None, out_dtype)
+
+
+def _folded(
+    op: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    b_base: torch.Tensor,
+    a_scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    out = a.new_empty((a.shape[0], b_base.shape[0]), dtype=out_dtype)
+    op(out, a, b, b_base, a_scales, bias)
+    return out
 
 
 def _paired(

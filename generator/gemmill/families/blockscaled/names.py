@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from gemmill.families.blockscaled.config import Pair, PairConfig, Sharing, WeightConfig, WidenedConfig
+from gemmill.families.blockscaled.config import FoldedConfig, Pair, PairConfig, Sharing, WeightConfig, WidenedConfig
 from gemmill.vocab import Arch, DType
 
 
@@ -30,17 +30,52 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> WeightConfig:
     )
 
 
+def folded_to_fields(config: FoldedConfig) -> list[str]:
+    """pair out tile groups stages, then that scales come in groups, and the slices of K where there are several."""
+    fields = [config.pair.value, config.out_dtype.value, f"t{config.tile_m}", f"g{config.k_groups}b{config.blocks}"]
+    fields += [f"s{config.stages}", *(["groups"] if config.grouped else [])]
+    return fields if config.splits == 1 else [*fields, f"k{config.splits}"]
+
+
+def folded_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> FoldedConfig:
+    """The config that `folded_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if not 5 <= len(fields) <= 7:
+        raise ValueError(f"it has {len(fields) + 2} fields of 7 to 9")
+    pair, out, tile, groups, stages, *rest = fields
+    k_groups, blocks = _numbers(r"g(\d+)b(\d+)", groups, "groups", "g and a number, b and a number")
+    grouped, rest = _flag("groups", rest)
+    return FoldedConfig(
+        pair=Pair(pair),
+        out_dtype=DType(out),
+        tile_m=_numbers(r"t(\d+)", tile, "tile", "t and a number")[0],
+        k_groups=k_groups,
+        blocks=blocks,
+        stages=_numbers(r"s(\d+)", stages, "stages", "s and a number")[0],
+        grouped=grouped,
+        splits=_numbers(r"k(\d+)", rest[0], "slices", "k and a number")[0] if rest else 1,
+        arch=arch,
+    )
+
+
 def widened_to_fields(config: WidenedConfig) -> list[str]:
-    """pair out tile."""
-    return [config.pair.value, config.out_dtype.value, f"t{config.tile}"]
+    """pair out tile, then that weights are packed, and that scales come in groups."""
+    flags = [*(["packed"] if config.prepacked else []), *(["groups"] if config.grouped else [])]
+    return [config.pair.value, config.out_dtype.value, f"t{config.tile}", *flags]
 
 
 def widened_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> WidenedConfig:
     """The config that `widened_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
-    if len(fields) != 3:
-        raise ValueError(f"it has {len(fields) + 2} fields of 5")
-    (tile,) = _numbers(r"t(\d+)", fields[2], "tile", "t and a number")
-    return WidenedConfig(pair=Pair(fields[0]), out_dtype=DType(fields[1]), tile=tile, arch=arch)
+    if not 3 <= len(fields) <= 5:
+        raise ValueError(f"it has {len(fields) + 2} fields of 5 to 7")
+    pair, out, tile, *rest = fields
+    (size,) = _numbers(r"t(\d+)", tile, "tile", "t and a number")
+    prepacked, rest = _flag("packed", rest)
+    grouped, rest = _flag("groups", rest)
+    if rest:
+        raise ValueError(f"field {rest[0]!r}, expected packed, then groups")
+    return WidenedConfig(
+        pair=Pair(pair), out_dtype=DType(out), tile=size, prepacked=prepacked, grouped=grouped, arch=arch
+    )
 
 
 def pair_to_fields(config: PairConfig) -> list[str]:
@@ -62,6 +97,11 @@ def pair_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> PairConfig
         sharing=Sharing(sharing),
         arch=arch,
     )
+
+
+def _flag(word: str, fields: list[str]) -> tuple[bool, list[str]]:
+    """Whether a word comes next, and what comes after it."""
+    return (True, fields[1:]) if fields[:1] == [word] else (False, fields)
 
 
 def _shape(prefix: str, text: str) -> tuple[int, int, int]:

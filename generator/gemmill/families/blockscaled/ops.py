@@ -3,10 +3,25 @@
 from fractions import Fraction
 
 from gemmill.families.blockscaled.classes import CLASSES
-from gemmill.families.blockscaled.config import WEIGHT_PAIRS, Pair
-from gemmill.family import Aspect, Check, Layout, Let, Op, OpSchema, OpSet, Require, Same, Step, Tensor, When, any_of
+from gemmill.families.blockscaled.config import FOLDED_PAIRS, WEIGHT_PAIRS, Pair
+from gemmill.family import (
+    Aspect,
+    Check,
+    Layout,
+    Let,
+    OneOf,
+    Op,
+    OpSchema,
+    OpSet,
+    Require,
+    Same,
+    Step,
+    Tensor,
+    When,
+    any_of,
+)
 from gemmill.family.operand import MOST_OF_TMA
-from gemmill.formats.layout import SIDE, STAGE_COLUMNS
+from gemmill.formats.layout import BLOCK_COLUMNS, ROW_BYTES, SIDE, STAGE_COLUMNS
 from gemmill.vocab import DType, Format
 from gemmill.vocab.format import MXFP4, NVFP4
 
@@ -14,6 +29,12 @@ FP4_WEIGHT_MM = OpSchema(
     "fp4_weight_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor b_sf, Tensor? alpha, Tensor? bias, str format, "
     "bool prepacked) -> ()"
 )
+_FOLDED = "(Tensor(a!) out, Tensor a, Tensor b, Tensor b_base, Tensor a_scales, Tensor? bias) -> ()"
+FOLDED_PAIR_OF = {
+    OpSchema(f"{name}{_FOLDED}"): pair
+    for name, pair in zip(("mxfp4_fp8_mm", "nvfp4_fp8_mm_rounded"), FOLDED_PAIRS, strict=True)
+}
+"""4-bit weights and e4m3 activations: what each multiplies."""
 FP4_MM = "cutlass_scaled_fp4_mm"
 _PAIRED = "(Tensor(a!) out, Tensor a, Tensor b, Tensor a_sf, Tensor b_sf, Tensor alpha, Tensor? bias) -> ()"
 PAIR_OF = {
@@ -31,16 +52,18 @@ PAIR_OF = {
     ): Pair.NVFP4
 }
 """Those of LightX2V, and vLLM's of the same function: what each multiplies."""
-SCHEMAS = (FP4_WEIGHT_MM, *PAIR_OF)
+SCHEMAS = (FP4_WEIGHT_MM, *FOLDED_PAIR_OF, *PAIR_OF)
+PAIR_BY_OP = {schema.name: pair for schema, pair in (FOLDED_PAIR_OF | PAIR_OF).items()}
+"""Of the ops that one pair belongs to."""
 OPS_OF = {
     pair: (FP4_WEIGHT_MM.name,)
     if pair in WEIGHT_PAIRS
-    else tuple(schema.name for schema, of_schema in PAIR_OF.items() if of_schema is pair)
+    else tuple(name for name, of_op in PAIR_BY_OP.items() if of_op is pair)
     for pair in Pair
 }
 """Names of the ops that compute a pair."""
 
-_ROLES = {"block_scale_a": "a_sf", "block_scale_b": "b_sf"}
+_ROLES = {"block_scale_a": "a_sf", "block_scale_b": "b_sf", "a_scales": "a_sf", "b_base": "b_sf"}
 _TENSORS = "out a b a_sf b_sf alpha bias"
 _FLOATS16 = (DType.BF16, DType.F16)
 _SCALE_DTYPES = {True: (DType.U8, DType.E4M3), False: (DType.U8,)}
@@ -112,42 +135,78 @@ def _paired(schema: OpSchema, pair: Pair) -> Op:
 
 
 _FORMATS = tuple(str(pair.b_format) for pair in WEIGHT_PAIRS)
-_GROUP = f"{NVFP4.group} + {MXFP4.group - NVFP4.group} * format_index"
+_GROUP = f"{MXFP4.group} - {MXFP4.group - NVFP4.group} * (1 // (1 + format_index))"
+_BITS = "4 + 2 * most(format_index - 1, 0)"
 _BLOCK_BYTES = f"{SIDE * SIDE // 2} + {SIDE * SIDE} // group"
+_IN_PLAIN, _IN_BLOCKS, _IN_ROWS = "plain", "blocks", "rows"
 
 
-def _weight_op() -> Op:
-    """Weights in a checkpoint's order are [N, K / 2] with scales [N, K / group]; packed ones are blocks, with a base for each row."""
-    packed = (
+def _bases(n: str) -> tuple[Step, ...]:
+    """Of packed weights that fp4_weight_mm takes."""
+    return (
+        Require("dtype(b_sf) == float32", "{b_sf.name} is {b_sf.dtype}, expected float32: bases of packed weights"),
+        Require(
+            f"numel(b_sf) == {n}", "{b_sf.name} has shape {b_sf.shape}: expected {N} bases, one for each row of weights"
+        ),
+    )
+
+
+def _weights_in_blocks() -> tuple[Step, ...]:
+    dtype, count = _bases("N")
+    return (
         Let("tiles", f"ceil(N, {SIDE})"),
         Let("blocks", f"up(K, {STAGE_COLUMNS}) // {SIDE}"),
         Let("block_bytes", _BLOCK_BYTES),
-        Require("dtype(b_sf) == float32", "{b_sf.name} is {b_sf.dtype}, expected float32: bases of packed weights"),
+        dtype,
         Require(
             "rank(b) == 3 and size(b, 0) == tiles and size(b, 1) == blocks and size(b, 2) == block_bytes",
             "{b.name} is {b.shape}, expected [{tiles}, {blocks}, {block_bytes}] for {N} x {K} weights packed by "
             "gemmill.quantize.fp4_blocks.to_blocks",
         ),
-        Require(
-            "numel(b_sf) == N", "{b_sf.name} has shape {b_sf.shape}: expected {N} bases, one for each row of weights"
-        ),
+        count,
     )
-    plain = (
-        Let("code_bytes", "K // 2"),
-        Let("groups", "K // group"),
+
+
+def _weights_in_rows() -> tuple[Step, ...]:
+    dtype, count = _bases("N")
+    return (
+        Let("row_bytes", f"up(code_bytes + groups, {ROW_BYTES})"),
+        dtype,
+        Require(
+            "rank(b) == 2 and size(b, 0) == N and size(b, 1) == row_bytes",
+            "{b.name} is {b.shape}, expected [N, {row_bytes}] = [{N}, {row_bytes}]: {format} weights for {a.dtype} packed by "
+            "gemmill.quantize.packed_rows.to_rows",
+        ),
+        count,
+    )
+
+
+def _weights_of_checkpoint() -> tuple[Step, ...]:
+    return (
         Require(
             "dtype(b_sf) in (uint8, float8_e4m3fn)",
             "{b_sf.name} is {b_sf.dtype}, expected uint8 or float8_e4m3fn: scales of weights that are not packed",
         ),
         Require(
             "rank(b) == 2 and size(b, 0) == N and size(b, 1) == code_bytes",
-            "{b.name} is {b.shape}, expected [N, K / 2] = [{N}, {code_bytes}]",
+            "{b.name} is {b.shape}, expected [N, bytes of K codes] = [{N}, {code_bytes}]",
         ),
         Require(
             "rank(b_sf) == 2 and size(b_sf, 0) == N and size(b_sf, 1) == groups",
             "{b_sf.name} is {b_sf.shape}, expected [N, K / {group}] = [{N}, {groups}], not swizzled",
         ),
     )
+
+
+def _weight_op() -> Op:
+    """Weights in a checkpoint's order are [N, bytes of K codes] with scales [N, K / group]. Packed ones have a base for each row:
+    4-bit ones beside bf16 are blocks, others rows with their scales behind their codes."""
+    layouts = {
+        _IN_PLAIN: "prepacked == 0",
+        _IN_BLOCKS: "format_index <= 1 and dtype(a) == bfloat16",
+        _IN_ROWS: "rank(a) == 2",
+    }
+    checks = (_weights_of_checkpoint(), _weights_in_blocks(), _weights_in_rows())
     return Op(
         schema=FP4_WEIGHT_MM,
         tensors=(
@@ -167,9 +226,11 @@ def _weight_op() -> Op:
             _LIMIT,
             Let("group", _GROUP),
             Require("K % group == 0", "K is {K}, which is not a multiple of {format}'s group of {group}"),
+            Let("code_bytes", f"K * ({_BITS}) // 8"),
+            Let("groups", "K // group"),
             Check(Aspect.LAYOUT, "a out"),
-            When("prepacked == 1", packed),
-            When("prepacked == 0", plain),
+            OneOf("layout", layouts, "a has no rows"),
+            *(When(f"layout == {i}", steps) for i, steps in enumerate(checks)),
             _dense("b", "weights"),
             _dense("b_sf", "scales"),
             *_END,
@@ -177,4 +238,66 @@ def _weight_op() -> Op:
     )
 
 
-OPS = OpSet(ops=(_weight_op(), *(_paired(schema, pair) for schema, pair in PAIR_OF.items())))
+def _folded(schema: OpSchema, pair: Pair) -> Op:
+    """Blocks of folded weights, or of mxfp4 that does not fold rows with their scales behind their codes; `b_base` and `a_scales`
+    are of rows, or of 128 columns of each."""
+    group, may_widen = pair.b_format.group, pair is Pair.E4M3_MXFP4
+    block_bytes = SIDE * BLOCK_COLUMNS // 2 + SIDE * BLOCK_COLUMNS // group
+    rows = "numel(a_sf) == M and numel(b_sf) == N"
+    columns = "rank(a_sf) == 2 and size(a_sf, 0) == M and size(a_sf, 1) == parts and rank(b_sf) == 2 and size(b_sf, 0) == N and "
+    columns += "size(b_sf, 1) == parts"
+    of_rows = (
+        "{a_sf.name} has shape {a_sf.shape} and {b_sf.name} {b_sf.shape}: expected {M} and {N} values, one for each row"
+    )
+    in_rows = " or rank(b) == 2 and size(b, 0) == N and size(b, 1) == row_bytes" if may_widen else ""
+    said = "{b.name} is {b.shape}, expected [{tiles}, {blocks}, " + f"{block_bytes}]"
+    said += ", or of weights that do not fold [{N}, {row_bytes}]," if may_widen else ""
+    said += " for {N} x {K} weights packed by gemmill.quantize.folded_blocks.to_folded_blocks"
+    return Op(
+        schema=schema,
+        roles={name: role for name, role in _ROLES.items() if name in schema.arguments},
+        fixed={"pair": list(Pair).index(pair)},
+        tensors=(
+            Tensor("out", "M N", _FLOATS16, Layout.ROWS),
+            Tensor("a", "M K", (DType.E4M3,), Layout.ROWS),
+            Tensor("b", "N K", (DType.U8,)),
+            Tensor("b_sf", "N", (DType.F32,)),
+            Tensor("a_sf", "M", (DType.F32,)),
+            Tensor("bias", "N", Same("out"), Layout.VECTOR),
+        ),
+        contract=(
+            Check(Aspect.DTYPE, "out a b b_sf a_sf"),
+            Check(Aspect.RANK, "out a"),
+            Check(Aspect.SHAPE, "a out"),
+            _LIMIT,
+            Require(f"K % {group} == 0", f"K is {{K}}, which is not a multiple of {pair.b_format}'s group of {group}"),
+            Check(Aspect.LAYOUT, "a out"),
+            Let("tiles", f"ceil(N, {SIDE})"),
+            Let("blocks", f"up(K, {STAGE_COLUMNS}) // {BLOCK_COLUMNS}"),
+            Let("row_bytes", f"up(K // 2 + K // {group}, {ROW_BYTES})"),
+            Require(
+                f"rank(b) == 3 and size(b, 0) == tiles and size(b, 1) == blocks and size(b, 2) == {block_bytes}{in_rows}",
+                said,
+            ),
+            Let("prepacked", "rank(b) - 2"),
+            Let("parts", f"ceil(K, {BLOCK_COLUMNS})"),
+            OneOf(
+                "grouped",
+                {"rows": rows} | ({"columns": columns} if may_widen else {}),
+                of_rows + (", or [{M}, {parts}] and [{N}, {parts}]" if may_widen else ""),
+            ),
+            _dense("b", "weights"),
+            _dense("b_sf", "bases"),
+            _dense("a_sf", "scales"),
+            *_END,
+        ),
+    )
+
+
+OPS = OpSet(
+    ops=(
+        _weight_op(),
+        *(_folded(schema, pair) for schema, pair in FOLDED_PAIR_OF.items()),
+        *(_paired(schema, pair) for schema, pair in PAIR_OF.items()),
+    )
+)

@@ -12,7 +12,7 @@ QUESTIONS = (
         name="format",
         flags="--format",
         kind=str,
-        choices=("nvfp4", "mxfp4"),
+        choices=("nvfp4", "mxfp4", "mxfp6", "mxfp8"),
         help="Of the weights of an op that is told (nvfp4)",
     ),
     Asked(

@@ -2,8 +2,19 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.blockscaled.config import WEIGHT_PAIRS, PairConfig, Sharing, WeightConfig, WidenedConfig
-from gemmill.formats.layout import STAGE_COLUMNS
+from gemmill.families.blockscaled.config import (
+    FOLDED_PAIRS,
+    FP4_PAIRS,
+    WEIGHT_PAIRS,
+    FoldedConfig,
+    Pair,
+    PairConfig,
+    Sharing,
+    WeightConfig,
+    WidenedConfig,
+)
+from gemmill.family import any_of
+from gemmill.formats.layout import SIDE, STAGE_COLUMNS
 from gemmill.vocab import Arch, DType
 
 MOST_SPLITS = 8
@@ -12,7 +23,7 @@ RESERVED = 2048
 """Bytes of shared memory for barriers, and to align what comes after them."""
 
 
-def _hopper(config: WeightConfig | WidenedConfig) -> Iterator[str]:
+def _hopper(config: WeightConfig | FoldedConfig | WidenedConfig) -> Iterator[str]:
     """What is widened is multiplied by WGMMA."""
     if config.arch is not Arch.SM90A:
         yield f"{config.arch} has no WGMMA: codes are widened on sm90a"
@@ -20,23 +31,23 @@ def _hopper(config: WeightConfig | WidenedConfig) -> Iterator[str]:
 
 def _operands(config: WeightConfig) -> Iterator[str]:
     """What is widened is packed for that."""
-    if config.pair not in WEIGHT_PAIRS:
+    if config.pair not in FP4_PAIRS:
         yield f"{config.pair} is no pair of 16-bit numbers and 4-bit weights"
 
 
-def _tile(config: WeightConfig) -> Iterator[str]:
+def _tile(config: WeightConfig | FoldedConfig) -> Iterator[str]:
     """Columns of a product of WGMMA."""
     if config.tile_m % 8 or not 8 <= config.tile_m <= 256:
         yield f"tile of {config.tile_m} rows: WGMMA takes 8 to 256 columns in steps of 8"
 
 
-def _stage(config: WeightConfig) -> Iterator[str]:
+def _stage(config: WeightConfig | FoldedConfig) -> Iterator[str]:
     """Packed weights have whole stages."""
     if config.stage_columns < 1 or STAGE_COLUMNS % config.stage_columns:
         yield f"stages of {config.stage_columns} columns: packed weights have multiples of {STAGE_COLUMNS}"
 
 
-def _memory(config: WeightConfig) -> Iterator[str]:
+def _memory(config: WeightConfig | FoldedConfig) -> Iterator[str]:
     """Stages lie in shared memory, and partial sums where they were."""
     room = config.arch.shared_memory_bytes - RESERVED
     bytes_ = config.stages * config.stage_bytes
@@ -46,7 +57,7 @@ def _memory(config: WeightConfig) -> Iterator[str]:
         yield f"partial sums of {sums} bytes reuse the stages, which have {bytes_}"
 
 
-def _splits(config: WeightConfig) -> Iterator[str]:
+def _splits(config: WeightConfig | FoldedConfig) -> Iterator[str]:
     """A cluster's CTAs lie near one another."""
     if config.splits not in (1, 2, 4, MOST_SPLITS):
         yield f"{config.splits} slices of K: a cluster has 1, 2, 4 or {MOST_SPLITS} CTAs"
@@ -55,19 +66,54 @@ def _splits(config: WeightConfig) -> Iterator[str]:
 RULES = (_hopper, _operands, _tile, _stage, _memory, _splits)
 
 
+def _folds(config: FoldedConfig) -> Iterator[str]:
+    """What is multiplied by e4m3. A rounded operand is not for scales in groups: no op takes it."""
+    if config.pair not in FOLDED_PAIRS:
+        yield f"{config.pair} is no pair of e4m3 numbers and 4-bit weights"
+    if config.grouped and config.pair is Pair.E4M3_NVFP4:
+        yield f"{config.pair} with scales in groups: its base is of rows"
+
+
+def _registers(config: FoldedConfig) -> Iterator[str]:
+    """Of threads that keep sums, twice with scales in groups."""
+    sums, most = config.tile_m * (2 if config.grouped else 1), 256 // config.k_groups
+    if sums > most:
+        yield f"sums of {sums} tokens: {config.k_groups} groups along K have registers for {most}"
+
+
+FOLDED_RULES = (_hopper, _folds, _tile, _stage, _registers, _memory, _splits)
+
+
 def _square(config: WidenedConfig) -> Iterator[str]:
     """A group of 128 threads multiplies 64 rows, and widens 64 of each operand."""
     if config.tile not in (64, 128):
         yield f"tile of {config.tile}: it is 64 or 128"
 
 
-def _own_type(config: WidenedConfig) -> Iterator[str]:
-    """Activations that are no codes are bf16, and so is their result."""
-    if config.pair in WEIGHT_PAIRS and config.out_dtype is not DType.BF16:
-        yield f"{config.pair} with results in {config.out_dtype}: codes are widened to bf16, which activations must be"
+def _packed(config: WidenedConfig) -> Iterator[str]:
+    """Which weights there are in rows with their scales."""
+    pair, half = config.pair, config.out_dtype is DType.F16
+    if config.prepacked and (pair not in WEIGHT_PAIRS or (pair in FP4_PAIRS and not half)):
+        yield f"{pair} with results in {config.out_dtype}: its weights are not packed in rows"
+    if not config.prepacked and half and pair in WEIGHT_PAIRS and not pair.b_format.has_global_scale:
+        yield f"{pair} with results in f16: products may not fit f16 without bases, which packed weights have"
 
 
-WIDENED_RULES = (_hopper, _square, _own_type)
+def _scaled_in_groups(config: WidenedConfig) -> Iterator[str]:
+    """Activations of e4m3 may have a scale for each 128 columns."""
+    if config.grouped and config.pair is not Pair.E4M3_MXFP4:
+        yield f"{config.pair} with scales in groups: only mxfp4_fp8_mm takes those"
+    if config.grouped and config.tile > SIDE:
+        yield f"tile of {config.tile} with scales in groups: registers hold its sums once, not twice"
+
+
+def _rounds(config: WidenedConfig) -> Iterator[str]:
+    """What is rounded to e4m3 is not widened."""
+    if config.pair is Pair.E4M3_NVFP4:
+        yield f"{config.pair} is rounded to e4m3: it is folded, not widened"
+
+
+WIDENED_RULES = (_hopper, _square, _packed, _scaled_in_groups, _rounds)
 
 _SHARING = {
     Arch.SM100A: (Sharing.ONE_SM, Sharing.TWO_SM),
@@ -103,9 +149,9 @@ def _pair_tile(config: PairConfig) -> Iterator[str]:
         yield f"tile of {m} x {n}: its sums do not fit the registers of eight warps"
     if config.arch is Arch.SM120A and (m % _SCALE_ROWS or n % _SCALE_ROWS):
         yield f"tile of {m} x {n}: scales come in tiles of {_SCALE_ROWS} rows"
-    least = 128 if config.mixes or config.arch is Arch.SM120A else 256
-    if k != least:
-        yield f"{k} columns in a step: {config.pair} takes {least} on {config.arch}"
+    columns = (128,) if config.mixes else (128, 256) if config.arch is Arch.SM120A else (256,)
+    if k not in columns:
+        yield f"{k} columns in a step: {config.pair} takes {any_of(list(map(str, columns)))} on {config.arch}"
 
 
 def _pair_cluster(config: PairConfig) -> Iterator[str]:

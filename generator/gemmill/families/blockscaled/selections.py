@@ -5,8 +5,11 @@ from dataclasses import replace
 from itertools import product
 
 from gemmill.families.blockscaled.config import (
+    CODE_PAIRS,
+    FP4_PAIRS,
     WEIGHT_PAIRS,
     AnyConfig,
+    FoldedConfig,
     Pair,
     PairConfig,
     Sharing,
@@ -38,7 +41,7 @@ SPLITS = (1, 2, 4)
 def _all(arch: Arch) -> Iterator[WeightConfig]:
     if arch is not Arch.SM90A:
         return
-    for pair, (tile_m, k_groups, blocks, stages) in product(WEIGHT_PAIRS, TILES):
+    for pair, (tile_m, k_groups, blocks, stages) in product(FP4_PAIRS, TILES):
         yield WeightConfig(pair=pair, tile_m=tile_m, k_groups=k_groups, blocks=blocks, stages=stages)
 
 
@@ -46,56 +49,115 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
     """On Hopper every tile of both formats, with K in one to four slices; on Blackwell all pairs of codes."""
     for config, splits in product(_all(arch), SPLITS):
         yield replace(config, splits=splits)
+    for folded, splits in product(_folded(arch), SPLITS):
+        yield replace(folded, splits=splits)
     yield from _widened(arch)
-    for pair in Pair:
-        if pair not in WEIGHT_PAIRS:
-            yield from _pairs(pair, arch)
+    for pair in CODE_PAIRS:
+        yield from _pairs(pair, arch)
+
+
+FOLDED_TILES = (
+    (8, 1, 1, 9),
+    (16, 1, 1, 9),
+    (16, 2, 1, 5),
+    (32, 1, 1, 8),
+    (64, 1, 1, 6),
+    (64, 2, 1, 6),
+    (128, 2, 1, 4),
+    (256, 1, 1, 5),
+)
+"""Rows of A, groups along K, blocks of each, stages."""
+_GROUPED_TILES = ((16, 1, 1, 9), (64, 1, 1, 6), (128, 1, 1, 6))
+_F16_TILES = ((16, 1, 1, 9), (64, 1, 1, 6), (256, 1, 1, 5))
+
+
+def _folded(arch: Arch) -> Iterator[FoldedConfig]:
+    """bf16 results of every tile, those of nvfp4 and f16 ones of some."""
+    if arch is not Arch.SM90A:
+        return
+    mxfp4, nvfp4 = Pair.E4M3_MXFP4, Pair.E4M3_NVFP4
+    kinds = (
+        (mxfp4, DType.BF16, False, FOLDED_TILES),
+        (mxfp4, DType.BF16, True, _GROUPED_TILES),
+        (mxfp4, DType.F16, False, _F16_TILES),
+        (mxfp4, DType.F16, True, _GROUPED_TILES[1:2]),
+        (nvfp4, DType.BF16, False, (FOLDED_TILES[1], FOLDED_TILES[3], FOLDED_TILES[4], *FOLDED_TILES[6:])),
+        (nvfp4, DType.F16, False, _F16_TILES[1:2]),
+    )
+    for pair, out_dtype, grouped, tiles in kinds:
+        for tile_m, k_groups, blocks, stages in tiles:
+            yield FoldedConfig(
+                pair=pair,
+                out_dtype=out_dtype,
+                tile_m=tile_m,
+                k_groups=k_groups,
+                blocks=blocks,
+                stages=stages,
+                grouped=grouped,
+            )
 
 
 def _widened(arch: Arch) -> Iterator[WidenedConfig]:
-    """All pairs, in tiles for few rows and for many."""
+    """All pairs, in tiles for few rows and for many; of weights both those of a checkpoint and those packed in rows."""
     if arch is not Arch.SM90A:
         return
     for pair, out_dtype, tile in product(Pair, (DType.BF16, DType.F16), (64, 128)):
-        if pair not in WEIGHT_PAIRS or out_dtype is DType.BF16:
-            yield WidenedConfig(pair=pair, out_dtype=out_dtype, tile=tile)
+        config = WidenedConfig(pair=pair, out_dtype=out_dtype, tile=tile)
+        if pair is Pair.E4M3_MXFP4:
+            yield from (replace(config, grouped=grouped) for grouped in (False, True) if not grouped or tile == 64)
+        elif pair in CODE_PAIRS:
+            yield config
+        elif pair in WEIGHT_PAIRS:
+            if out_dtype is DType.BF16 or pair.b_format.has_global_scale:
+                yield config
+            if out_dtype is DType.F16 or pair not in FP4_PAIRS:
+                yield replace(config, prepacked=True)
 
 
-_SM100_N = (64, 128, 256)
-_SM100_CLUSTERS = {Sharing.ONE_SM: ((1, 1, 1), (2, 1, 1)), Sharing.TWO_SM: ((2, 1, 1), (4, 1, 1))}
+_SM100_TILES = {
+    Sharing.ONE_SM: ((64, (1, 1, 1)), (128, (1, 1, 1)), (256, (2, 1, 1))),
+    Sharing.TWO_SM: ((64, (2, 1, 1)), (128, (2, 1, 1)), (256, (4, 1, 1))),
+}
+"""Columns of a tile, and its cluster: wide tiles are of large results, which have whole clusters. Every one more would take a
+minute of compiling for each pair."""
 _SM120_TILE = (128, 128)
 """Of twice the size some kernels spilled (nvcc 13.0), and of mixed codes there is no room for two stages of it."""
 
 
 def _pairs(pair: Pair, arch: Arch) -> Iterator[PairConfig]:
     """Results in bf16 of every tile, in f16 of one for each way of sharing."""
-    k = 128 if arch is Arch.SM120A or pair.a_format is MXFP8 else 256
+    mixes = pair.a_format is MXFP8
     if arch is Arch.SM100A:
-        for sharing, n, cluster in product(_SM100_CLUSTERS, _SM100_N, (0, 1)):
-            config = PairConfig(
-                pair=pair,
-                out_dtype=DType.BF16,
-                tile_shape_mnk=(256 if sharing is Sharing.TWO_SM else 128, n, k),
-                cluster_shape_mnk=_SM100_CLUSTERS[sharing][cluster],
-                sharing=sharing,
-                arch=arch,
-            )
-            yield config
-            if (n, cluster) == (128, 0):
-                yield replace(config, out_dtype=DType.F16)
+        for sharing, tiles in _SM100_TILES.items():
+            for n, cluster in tiles:
+                tile = (256 if sharing is Sharing.TWO_SM else 128, n, 128 if mixes else 256)
+                yield from _of_tile(pair, tile, cluster, sharing, arch, both=n == 128)
     if arch is Arch.SM120A:
-        for sharing, out_dtype in product((Sharing.COOPERATIVE, Sharing.PINGPONG), (DType.BF16, DType.F16)):
-            yield PairConfig(
-                pair=pair,
-                out_dtype=out_dtype,
-                tile_shape_mnk=(*_SM120_TILE, k),
-                cluster_shape_mnk=(1, 1, 1),
-                sharing=sharing,
-                arch=arch,
-            )
+        for sharing, k in product((Sharing.COOPERATIVE, Sharing.PINGPONG), (128, 256)):
+            if k == 256 and (mixes or sharing is Sharing.PINGPONG):
+                continue  # of mixed codes two stages have no room; pingpong spills 16 bytes (nvcc 13.0)
+            yield from _of_tile(pair, (*_SM120_TILE, k), (1, 1, 1), sharing, arch, both=k == 128)
+
+
+def _of_tile(
+    pair: Pair, tile: tuple[int, int, int], cluster: tuple[int, int, int], sharing: Sharing, arch: Arch, *, both: bool
+) -> Iterator[PairConfig]:
+    for out_dtype in (DType.BF16, DType.F16) if both else (DType.BF16,):
+        yield PairConfig(
+            pair=pair,
+            out_dtype=out_dtype,
+            tile_shape_mnk=tile,
+            cluster_shape_mnk=cluster,
+            sharing=sharing,
+            arch=arch,
+        )
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:
     """A tile for few rows of each format of packed weights, and of every pair one."""
     yield from (config for config in _all(arch) if (config.tile_m, config.k_groups) == (16, 2))
+    bf16 = (config for config in _folded(arch) if config.out_dtype is DType.BF16)
+    yield from (config for config in bf16 if (config.tile_m, config.k_groups) == (64, 1))
     yield from (config for config in _widened(arch) if (config.out_dtype, config.tile) == (DType.BF16, 64))
+    f16 = (config for config in _widened(arch) if config.prepacked and config.out_dtype is DType.F16)
+    yield from (config for config in f16 if (config.pair, config.tile) == (Pair.FLOATS_MXFP4, 64))

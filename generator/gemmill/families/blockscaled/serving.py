@@ -6,11 +6,14 @@ from typing import Any
 import torch
 
 from gemmill.families.blockscaled import reference
-from gemmill.families.blockscaled.config import WEIGHT_PAIRS, Pair
+from gemmill.families.blockscaled.config import FOLDED_PAIRS, WEIGHT_PAIRS, Pair
 from gemmill.families.blockscaled.problem import problem_of_call
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
+from gemmill.formats.folded_blocks import FoldedBlocks
 from gemmill.formats.fp4_blocks import Fp4Blocks
+from gemmill.formats.layout import BLOCK_COLUMNS
+from gemmill.formats.packed_rows import parted
 from gemmill.formats.quantise import BlockScaled, unswizzle
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
@@ -29,6 +32,8 @@ def operands_of(call: Judged, given: dict[str, Any]) -> tuple[torch.Tensor, torc
     pair = list(Pair)[call["pair"]]
     if pair in WEIGHT_PAIRS:
         a, b = given["a"].double(), _weights(call, given, pair.b_format)
+    elif pair in FOLDED_PAIRS:
+        a, b = _scaled(call, given), _folded(call, given, pair.b_format)
     else:
         assert pair.a_format is not None
         a = _codes(call["M"], call["K"], pair.a_format, given["a"], given["a_sf"])
@@ -41,9 +46,26 @@ def _weights(call: Judged, given: dict[str, Any], format: Format) -> torch.Tenso
     b, b_sf = given["b"], given["b_sf"]
     if not call["prepacked"]:
         return BlockScaled(format=format, codes=b, scales=b_sf.view(torch.uint8)).values()
+    base = b_sf.reshape(-1).double().unsqueeze(1)
+    if b.dim() == 2:
+        rows: torch.Tensor = parted(b, format, call["K"]).values() * base
+        return rows
     packed = Fp4Blocks(format=format, n=call["N"], k=call["K"], blocks=b, base=b_sf.reshape(-1))
-    weights, base = packed.weights()
-    return weights.values() * base.double().unsqueeze(1)
+    weights: torch.Tensor = packed.weights()[0].values() * base
+    return weights
+
+
+def _scaled(call: Judged, given: dict[str, Any]) -> torch.Tensor:
+    """Numbers of e4m3 by the scales of their rows, or of 128 columns of each."""
+    scales = given["a_sf"].double().reshape(call["M"], -1)
+    columns = scales.repeat_interleave(BLOCK_COLUMNS, 1)[:, : call["K"]] if call["grouped"] else scales
+    numbers: torch.Tensor = given["a"].double() * columns
+    return numbers
+
+
+def _folded(call: Judged, given: dict[str, Any], format: Format) -> torch.Tensor:
+    base = given["b_sf"] if call["grouped"] else given["b_sf"].reshape(-1)
+    return FoldedBlocks(format=format, n=call["N"], k=call["K"], blocks=given["b"], base=base).values()
 
 
 def _codes(rows: int, k: int, format: Format, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -56,11 +78,7 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     pair, problem = list(Pair)[judged["pair"]], problem_of_call(judged)
     sizes, alignments = (", ".join(map(str, numbers)) for numbers in (problem.sizes, problem.alignments))
     of_pair = sum(entry.predicate.pair is pair for entry in build.manifest.entries if entry.family == problem.family)
-    packed = (
-        "; pack weights by gemmill.quantize.fp4_blocks.to_blocks"
-        if pair in WEIGHT_PAIRS and not judged["prepacked"]
-        else ""
-    )
+    packed = "; pack weights (gemmill.quantize)" if pair in WEIGHT_PAIRS and not judged["prepacked"] else ""
     return (
         f"none of {count_of_variants(of_pair)} of {pair} in build {build.build_id} takes M, N, K = {sizes} with alignments of a, b, "
         f"out = {alignments} bytes and {judged['out'].dtype} results{packed}; `gemmill build --arch {build.manifest.arch} --select "

@@ -1,8 +1,17 @@
 """Spelling a config in CUDA C++: which template, and what fills its holes."""
 
-from gemmill.families.blockscaled.config import Pair, PairConfig, Sharing, WeightConfig, WidenedConfig
+from gemmill.families.blockscaled.config import (
+    FOLDED_PAIRS,
+    WEIGHT_PAIRS,
+    FoldedConfig,
+    Pair,
+    PairConfig,
+    Sharing,
+    WeightConfig,
+    WidenedConfig,
+)
 from gemmill.family import Spelled
-from gemmill.vocab import Arch, Format
+from gemmill.vocab import Arch, DType, Format
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
 _CPP_FORMAT = {Pair.FLOATS_NVFP4: "NvFp4", Pair.FLOATS_MXFP4: "MxFp4"}
@@ -21,19 +30,43 @@ def spell(config: WeightConfig) -> Spelled:
     return Spelled(template="blockscaled/fp4_weight_mm.cu.jinja", values=values)
 
 
+_CPP_FOLDED = {Pair.E4M3_MXFP4: "MxFp4Folded", Pair.E4M3_NVFP4: "NvFp4Rounded"}
+"""Class in kernels/blockscaled/fold_e2m1.cuh."""
+
+
+def spell_folded(config: FoldedConfig) -> Spelled:
+    """The template, and what fills the holes."""
+    values = {
+        "format": _CPP_FOLDED[config.pair],
+        "d_type": config.out_dtype.cutlass_type,
+        "tile_m": config.tile_m,
+        "k_groups": config.k_groups,
+        "blocks": config.blocks,
+        "stages": config.stages,
+        "grouped": str(config.grouped).lower(),
+    }
+    return Spelled(template="blockscaled/folded_mm.cu.jinja", values=values)
+
+
 _CPP_CODES = {NVFP4: "NvFp4Codes", MXFP4: "MxFp4Codes", MXFP6: "MxFp6Codes", MXFP8: "MxFp8Codes"}
-_CPP_ROWS = {NVFP4: "NvFp4Rows", MXFP4: "MxFp4Rows"}
-"""Operands of kernels/blockscaled/widened_mm.cuh: with swizzled scales, and with scales in rows beside activations without."""
+"""Operands of kernels/blockscaled/widened_mm.cuh, by where their scales lie."""
 
 
 def spell_widened(config: WidenedConfig) -> Spelled:
     """The template, and what fills the holes."""
-    a_format, b_format = config.pair.a_format, config.pair.b_format
+    pair, folded = config.pair, config.pair in FOLDED_PAIRS
+    halves = pair in WEIGHT_PAIRS and config.out_dtype is DType.F16
+    if pair.a_format is not None:
+        a_type, layout = f"{_CPP_CODES[pair.a_format]}<Swizzled>", "Swizzled"
+    else:
+        a_type, layout = "Numbers" if folded else "Plain", "BehindCodes" if folded or config.prepacked else "InRows"
     values = {
-        "a_type": "Plain" if a_format is None else _CPP_CODES[a_format],
-        "b_type": (_CPP_ROWS if a_format is None else _CPP_CODES)[b_format],
+        "x_type": "F16" if halves else "Bf16",
+        "a_type": a_type,
+        "b_type": f"{_CPP_CODES[pair.b_format]}<{layout}>",
         "d_type": config.out_dtype.cutlass_type,
         "tile": config.tile,
+        "factors": "OfGroups" if config.grouped else "OfRows" if layout == "BehindCodes" else "OfTensor",
     }
     return Spelled(template="blockscaled/widened_mm.cu.jinja", values=values)
 

@@ -17,6 +17,12 @@ class Op(StrEnum):
     NVFP4_BF16 = "nvfp4_bf16"
     """packed nvfp4 weights and bf16 activations"""
     MXFP4_BF16 = "mxfp4_bf16"
+    MXFP6_BF16 = "mxfp6_bf16"
+    MXFP8_BF16 = "mxfp8_bf16"
+    MXFP4_E4M3 = "mxfp4_e4m3"
+    """packed mxfp4 weights and e4m3 activations with a scale for each row"""
+    NVFP4_E4M3 = "nvfp4_e4m3"
+    """the same of nvfp4, rounded"""
     NVFP4 = "nvfp4"
     """both operands nvfp4"""
     MXFP4 = "mxfp4"
@@ -47,12 +53,13 @@ class _Class:
 
     pair: Pair
     prepacked: bool
+    grouped: bool = False
     out_dtype: DType = DType.BF16
 
 
 def _measured(op: Op) -> Measured:
     pair, number = op.pair, op.number
-    a_bits = 16 if pair.a_format is None else pair.a_format.code.bits
+    a_bits = pair.a_bits
 
     def call(sizes: Sizes) -> ProblemCall:
         m, n, k = (sizes[name] for name in "mnk")
@@ -62,7 +69,7 @@ def _measured(op: Op) -> Measured:
 
     def moved(sizes: Sizes) -> int:
         m, n, k = (sizes[name] for name in "mnk")
-        of_a = 2 if pair.a_format is None else pair.a_format.bytes_per_value
+        of_a = pair.a_bits / 8 if pair.a_format is None else pair.a_format.bytes_per_value
         return int(m * k * of_a + n * k * pair.b_format.bytes_per_value) + 2 * m * n
 
     return Measured(
@@ -70,7 +77,7 @@ def _measured(op: Op) -> Measured:
         call=call,
         flops=lambda s: 2.0 * s["m"] * s["n"] * s["k"],
         bytes=moved,
-        serves=lambda accepts: (accepts.pair, accepts.out_dtype, accepts.prepacked) == (pair, DType.BF16, op.prepacked),
+        serves=lambda x: (x.pair, x.out_dtype, x.prepacked, x.grouped) == (pair, DType.BF16, op.prepacked, False),
         least={"k": pair.b_format.group},
     )
 

@@ -4,7 +4,15 @@ from collections.abc import Iterator
 
 from gemmill.families.blockscaled.accepts import BlockScaledAccepts
 from gemmill.families.blockscaled.classes import CLASSES
-from gemmill.families.blockscaled.config import AnyConfig, PairConfig, Sharing, WeightConfig, WidenedConfig
+from gemmill.families.blockscaled.config import (
+    AnyConfig,
+    FoldedConfig,
+    Pair,
+    PairConfig,
+    Sharing,
+    WeightConfig,
+    WidenedConfig,
+)
 from gemmill.families.blockscaled.model import Facts, model_ns, refuses
 from gemmill.families.blockscaled.sweep import SWEEP, Op
 from gemmill.family import ProblemCall, Reach, Row, Tuning
@@ -14,6 +22,8 @@ from gemmill.vocab import Arch, Format
 
 # Predictions: docs/notes/fp4_weights.md has where those of Hopper come from, those of Blackwell are its data sheets'.
 _WIDENED_PS, _WIDE_TILE = 150_000, 64
+_FOLDED_PS = 40_000
+"""A quarter of what widening to bf16 takes: half the instructions, on operands of half the size."""
 _WIDENED_PAIR_PS = {64: 130_000, 128: 350_000}
 """For 64 columns of a tile of both operands."""
 _SPARED_PERMILLE = 900
@@ -24,9 +34,13 @@ _MEMORY = {Arch.SM90A: 4200, Arch.SM100A: 8000, Arch.SM120A: 1800}
 """Bytes a nanosecond."""
 
 
-def _bits(format: Format | None) -> int:
-    """Sixteenths of a bit; of a 16-bit number 256."""
-    return 256 if format is None else int(128 * format.bytes_per_value)
+def _bits(format: Format) -> int:
+    """Sixteenths of a bit."""
+    return int(128 * format.bytes_per_value)
+
+
+def _a_bits(pair: Pair) -> int:
+    return 16 * pair.a_bits if pair.a_format is None else _bits(pair.a_format)
 
 
 def _of_weights(config: WeightConfig) -> Facts:
@@ -38,7 +52,23 @@ def _of_weights(config: WeightConfig) -> Facts:
         k_groups=config.k_groups,
         ctas_of_sm=config.ctas_of_sm,
         step_ps=_WIDENED_PS * max(config.tile_m, _WIDE_TILE) // _WIDE_TILE,
-        a_bits=_bits(None),
+        a_bits=_a_bits(config.pair),
+        b_bits=_bits(config.pair.b_format),
+        memory=_MEMORY[config.arch],
+        k_multiple=1,
+    )
+
+
+def _of_folded(config: FoldedConfig) -> Facts:
+    return Facts(
+        splits=config.splits,
+        tile_m=config.tile_m,
+        tile_n=2 * SIDE,
+        sms=1,
+        k_groups=config.k_groups,
+        ctas_of_sm=config.ctas_of_sm,
+        step_ps=_FOLDED_PS * max(config.tile_m, _WIDE_TILE) // _WIDE_TILE,
+        a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
         memory=_MEMORY[config.arch],
         k_multiple=1,
@@ -54,7 +84,7 @@ def _of_widened(config: WidenedConfig) -> Facts:
         k_groups=1,
         ctas_of_sm=config.ctas_of_sm,
         step_ps=_WIDENED_PAIR_PS[config.tile],
-        a_bits=_bits(config.pair.a_format),
+        a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
         memory=_MEMORY[config.arch],
         k_multiple=1,
@@ -73,7 +103,7 @@ def _of_pair(config: PairConfig) -> Facts:
         k_groups=0,
         ctas_of_sm=1,
         step_ps=picoseconds // 2 * _SPARED_PERMILLE // 1000 if shared else picoseconds,
-        a_bits=_bits(config.pair.a_format),
+        a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
         memory=_MEMORY[config.arch],
         k_multiple=config.k_multiple,
@@ -84,6 +114,8 @@ def _facts(config: AnyConfig) -> Facts:
     match config:
         case WeightConfig():
             return _of_weights(config)
+        case FoldedConfig():
+            return _of_folded(config)
         case WidenedConfig():
             return _of_widened(config)
         case PairConfig():
@@ -92,6 +124,7 @@ def _facts(config: AnyConfig) -> Facts:
 
 _ALIGNMENTS = {
     WeightConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
+    FoldedConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
     WidenedConfig.tag: (8, 8, 1),
     PairConfig.tag: (TMA_BYTES, TMA_BYTES, TMA_BYTES),
 }

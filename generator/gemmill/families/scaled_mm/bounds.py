@@ -26,12 +26,12 @@ costs half a unit in the last place of the output's type.
 import torch
 from torch import Tensor
 
-from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, TensorCore, half_unit_in_last_place, lost_in_sum
+from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, OF_E4M3, half_unit_in_last_place, lost_in_sum
 from gemmill.families.scaled_mm.reference import check_scales, each_group, exact_group_scaled_mm, groups_of
 from gemmill.vocab import Accumulation, ScaleGroups
 
 TENSOR_CORES = {
-    torch.float8_e4m3fn: TensorCore(instruction_k=32, losses=33, unit=2.0**-13),
+    torch.float8_e4m3fn: OF_E4M3,
     torch.bfloat16: OF_16_BITS,
     torch.float16: OF_16_BITS,
 }

@@ -6,14 +6,12 @@ import torch
 
 from gemmill.families.blockscaled.cases.calls import arguments_of
 from gemmill.families.blockscaled.cases.checked import ROLES_OF
-from gemmill.families.blockscaled.config import WEIGHT_PAIRS, Pair
-from gemmill.families.blockscaled.ops import FP4_WEIGHT_MM, PAIR_OF
-from gemmill.formats.layout import SIDE, STAGE_COLUMNS, swizzled_shape
+from gemmill.families.blockscaled.config import FOLDED_PAIRS, FP4_PAIRS, WEIGHT_PAIRS, Pair
+from gemmill.families.blockscaled.ops import FP4_WEIGHT_MM, PAIR_BY_OP
+from gemmill.formats.layout import BLOCK_COLUMNS, ROW_BYTES, SIDE, STAGE_COLUMNS, swizzled_shape
 from gemmill.numerics.cases import Question, refuse_unused
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import DType, Format
-
-_PAIR_OF = {schema.name: pair for schema, pair in PAIR_OF.items()}
 
 
 def asked(op: str, question: Question) -> list[Any]:
@@ -31,19 +29,32 @@ def asked(op: str, question: Question) -> list[Any]:
     given = {"alpha": _empty(DType.F32, 1), "bias": _empty(out_dtype, n) if q["bias"] else None}
     if op == FP4_WEIGHT_MM.name:
         given |= _weights(q, n, k) | {"a": _empty(out_dtype, m, k)}
+    elif PAIR_BY_OP[op] in FOLDED_PAIRS:
+        given |= _folded(PAIR_BY_OP[op], m, n, k) | {"a": _empty(DType.E4M3, m, k)}
     else:
-        given |= _pair(_PAIR_OF[op], m, n, k)
+        given |= _pair(PAIR_BY_OP[op], m, n, k)
     return arguments_of(op, ROLES_OF[op], given, _empty(out_dtype, m, n))
 
 
 def _weights(q: Question, n: int, k: int) -> dict[str, Any]:
-    format = next(p.b_format for p in WEIGHT_PAIRS if str(p.b_format) == (q["format"] or "nvfp4"))
+    pair = next(p for p in WEIGHT_PAIRS if str(p.b_format) == (q["format"] or "nvfp4"))
+    format = pair.b_format
     told = {"format": str(format), "prepacked": q["prepacked"]}
+    code_bytes, groups = k * format.code.bits // 8, k // format.group
     if not q["prepacked"]:
-        return told | {"b": _empty(DType.U8, n, k // 2), "b_sf": _empty(DType.U8, n, k // format.group)}
-    blocks = -(-k // STAGE_COLUMNS) * STAGE_COLUMNS // SIDE
-    block_bytes = SIDE * SIDE // 2 + SIDE * SIDE // format.group
-    return told | {"b": _empty(DType.U8, -(-n // SIDE), blocks, block_bytes), "b_sf": _empty(DType.F32, n)}
+        return told | {"b": _empty(DType.U8, n, code_bytes), "b_sf": _empty(DType.U8, n, groups)}
+    b = _empty(DType.U8, n, -(-(code_bytes + groups) // ROW_BYTES) * ROW_BYTES)
+    if pair in FP4_PAIRS and q["out"] in (None, "bf16"):
+        block_bytes = SIDE * SIDE // 2 + SIDE * SIDE // format.group
+        b = _empty(DType.U8, -(-n // SIDE), -(-k // STAGE_COLUMNS) * STAGE_COLUMNS // SIDE, block_bytes)
+    return told | {"b": b, "b_sf": _empty(DType.F32, n)}
+
+
+def _folded(pair: Pair, m: int, n: int, k: int) -> dict[str, Any]:
+    blocks = -(-k // STAGE_COLUMNS) * STAGE_COLUMNS // BLOCK_COLUMNS
+    block_bytes = SIDE * BLOCK_COLUMNS // 2 + SIDE * BLOCK_COLUMNS // pair.b_format.group
+    b = _empty(DType.U8, -(-n // SIDE), blocks, block_bytes)
+    return {"b": b, "b_sf": _empty(DType.F32, n), "a_sf": _empty(DType.F32, m, 1)}
 
 
 def _pair(pair: Pair, m: int, n: int, k: int) -> dict[str, Any]:

@@ -6,14 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.arithmetic import OF_16_BITS, OF_E4M3
 from gemmill.families.blockscaled.bounds import any_order_tolerance
-from gemmill.families.blockscaled.config import WEIGHT_PAIRS, Pair
+from gemmill.families.blockscaled.config import FOLDED_PAIRS, FP4_PAIRS, WEIGHT_PAIRS, Pair
 from gemmill.families.blockscaled.ops import OPS_OF
 from gemmill.families.blockscaled.reference import exact_mm, rounded
 from gemmill.formats.codes import encode, pack
+from gemmill.formats.folded_blocks import FoldedBlocks
+from gemmill.formats.layout import BLOCK_COLUMNS
 from gemmill.formats.quantise import BlockScaled, swizzle
 from gemmill.numerics.comparison import Wanted
+from gemmill.quantize.folded_blocks import to_folded_blocks
 from gemmill.quantize.fp4_blocks import to_blocks
+from gemmill.quantize.packed_rows import to_rows
 from gemmill.quantize.prepack import prepack
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import DType, Format
@@ -36,11 +41,14 @@ class Problem:
     """One that computes the pair; the first where it is empty."""
     out_dtype: DType = DType.BF16
     prepacked: bool = True
-    """Of weights that may be."""
+    """Of weights that may be; folded ones that are not have a spread that does not fold."""
+    grouped: bool = False
+    """Whether activations of e4m3 have a scale for each 128 columns."""
     bias: bool = False
     alpha: bool = True
     data: str = "random"
-    """"integers": small ones, and powers of two as scales, so that every order of summation gives the same"""
+    """"integers": small ones, and powers of two as scales, so that every order of summation gives the same; "single": random
+    weights, of which a row of A takes one"""
     pad: int = 0
     """Elements between rows of a and of out; of codes, bytes."""
 
@@ -54,11 +62,23 @@ class Problem:
         """Whether A is of 16-bit numbers."""
         return self.pair in WEIGHT_PAIRS
 
+    @property
+    def is_folded(self) -> bool:
+        """Whether A is of e4m3 numbers without block scales."""
+        return self.pair in FOLDED_PAIRS
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every right kernel gives the same."""
+        return self.data != "random"
+
     def __str__(self) -> str:
         flags = [name for name in ("bias", "alpha") if getattr(self, name)]
         words = [f"M, N, K = {self.m}, {self.n}, {self.k}", str(self.pair), str(self.out_dtype), *flags]
-        words += ["exact"] if self.data == "integers" else []
+        words += ["exact"] if self.data == "integers" else [self.data] if self.is_exact else []
         words += ["packed"] if self.is_widened and self.prepacked else []
+        words += ["unfolded"] if self.is_folded and not self.prepacked else []
+        words += ["scales in groups"] if self.grouped else []
         return "; ".join(words + ([f"rows {self.pad} apart"] if self.pad else []))
 
 
@@ -78,9 +98,11 @@ class Operands:
         a = self.a if rows is None else self.a[rows]
         out_dtype = getattr(torch, problem.out_dtype.torch_name)
         exact = exact_mm(a, self.b, alpha, bias)
-        if problem.data == "integers":
+        if problem.is_exact:
             return Wanted(rounded=rounded(exact, out_dtype))
-        bound = any_order_tolerance(a, self.b, out_dtype, alpha, bias)
+        core = OF_E4M3 if problem.is_folded and problem.prepacked else OF_16_BITS
+        promoted_k = BLOCK_COLUMNS if problem.grouped else None
+        bound = any_order_tolerance(a, self.b, out_dtype, alpha, bias, core=core, promoted_k=promoted_k)
         return Wanted(rounded=rounded(exact, out_dtype), exact=exact, bound=bound)
 
 
@@ -101,8 +123,10 @@ def operands_of(problem: Problem, weights: BlockScaled, generator: torch.Generat
     if p.is_widened:
         numbers = _numbers(p.m, p.k, p.data, generator).to(out_dtype)
         given |= {"a": apart(numbers, p.pad), "format": str(p.pair.b_format), "prepacked": p.prepacked}
-        given |= packed(weights) if p.prepacked else {"b": weights.codes, "b_sf": weights.scales}
+        given |= packed(p, weights) if p.prepacked else {"b": weights.codes, "b_sf": weights.scales}
         return Operands(given=given, a=numbers.double(), b=weights.values())
+    if p.is_folded:
+        return _folded(p, weights, given, generator)
     assert p.pair.a_format is not None
     a = make_matrix(p.pair.a_format, p.m, p.k, p.data, generator)
     given |= {
@@ -119,16 +143,54 @@ def arguments_of(op: str, roles: tuple[str, ...], given: dict[str, Any], out: Te
     return [(given | {"out": out})[role] for role, _ in zip(roles, BY_NAME[op].arguments, strict=True)]
 
 
-def packed(weights: BlockScaled) -> dict[str, Tensor]:
+def packed(problem: Problem, weights: BlockScaled) -> dict[str, Tensor]:
     """Weights in the kernel's order."""
-    blocks = to_blocks(prepack(weights, for_op=OPS_OF[WEIGHT_PAIRS[0]][0]))
-    return {"b": blocks.blocks, "b_sf": blocks.base}
+    half = problem.out_dtype is DType.F16
+    ready = prepack(weights, for_op=problem.name, activations="f16" if half else "bf16")
+    if problem.pair in FP4_PAIRS and not half:
+        blocks = to_blocks(ready)
+        return {"b": blocks.blocks, "b_sf": blocks.base}
+    rows, base = to_rows(ready)
+    return {"b": rows, "b_sf": base}
+
+
+def folded(problem: Problem, weights: BlockScaled) -> FoldedBlocks:
+    """Weights in the order of the kernel for e4m3 activations."""
+    op, of_nvfp4 = problem.name, weights.format.has_global_scale
+    global_scale = torch.tensor([2.0], device=weights.codes.device) if of_nvfp4 else None
+    fallback = None if problem.prepacked else "bf16"
+    ready = prepack(weights, for_op=op, global_scale=global_scale, base_per_group=problem.grouped, fallback=fallback)
+    return to_folded_blocks(ready)
+
+
+def _folded(p: Problem, weights: BlockScaled, given: dict[str, Any], generator: torch.Generator) -> Operands:
+    device, parts = generator.device, -(-p.k // BLOCK_COLUMNS) if p.grouped else 1
+    numbers = _numbers(p.m, p.k, p.data, generator).to(torch.float8_e4m3fn)
+    powers = torch.randint(-2, 2, (p.m, parts), device=device, generator=generator).float()
+    scales = torch.exp2(powers) if p.is_exact else torch.rand(p.m, parts, device=device, generator=generator) + 0.5
+    if not p.prepacked and p.n and p.k:  # a spread that does not fold
+        weights.scales[0, 0] = 60
+    packed_weights = folded(p, weights)
+    given |= {
+        "a": apart(numbers, p.pad),
+        "a_sf": scales,
+        "b": packed_weights.blocks,
+        "b_sf": packed_weights.base,
+        "alpha": None,
+    }
+    of_columns = scales.double().repeat_interleave(BLOCK_COLUMNS, 1)[:, : p.k] if p.grouped else scales.double()
+    return Operands(given=given, a=numbers.double() * of_columns, b=packed_weights.values())
 
 
 def make_matrix(format: Format, rows: int, k: int, data: str, generator: torch.Generator) -> BlockScaled:
     """Codes and plain scales."""
     numbers = _numbers(rows, k, data, generator)
     is_fraction, shape = format.has_global_scale, (rows, format.scale_count(k))
+    if data == "single":
+        codes = torch.randint(0, 16, (rows, k), device=generator.device, generator=generator).to(torch.uint8)
+        first, end = (1, 127) if is_fraction else (_ONE[False] - 8, _ONE[False] + 7)
+        scales = torch.randint(first, end, shape, device=generator.device, generator=generator)
+        return BlockScaled(format=format, codes=pack(codes, format.code.bits), scales=scales.to(torch.uint8))
     if data == "integers":
         powers = torch.randint(-1, 2, shape, device=generator.device, generator=generator)
         scales = _ONE[is_fraction] + _STEP[is_fraction] * powers
@@ -143,6 +205,9 @@ def _numbers(rows: int, k: int, data: str, generator: torch.Generator) -> Tensor
     device = generator.device
     if data == "integers":
         return torch.randint(-2, 3, (rows, k), device=device, generator=generator).float()
+    if data == "single":
+        columns = torch.randperm(k, device=device, generator=generator)[:rows]
+        return torch.nn.functional.pad(torch.eye(k, device=device)[columns], (0, 0, 0, rows - len(columns)))
     return torch.randn(rows, k, device=device, generator=generator)
 
 

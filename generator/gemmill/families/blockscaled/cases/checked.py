@@ -8,13 +8,13 @@ import torch
 
 from gemmill.families.blockscaled.accepts import accepted
 from gemmill.families.blockscaled.cases.calls import Operands, Problem, arguments_of, make_operands
-from gemmill.families.blockscaled.config import WEIGHT_PAIRS, AnyConfig, PairConfig, WeightConfig
+from gemmill.families.blockscaled.config import WEIGHT_PAIRS, AnyConfig, FoldedConfig, PairConfig, WeightConfig
 from gemmill.families.blockscaled.ops import OPS
 from gemmill.families.blockscaled.selections import smoke
 from gemmill.numerics.cases import Outcome
 from gemmill.numerics.memory import GUARD_BYTES, POISON, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, DType
 
 GUARD_ROWS = 2
 PAD = 16
@@ -74,6 +74,9 @@ def of_config(config: AnyConfig) -> Iterator[BlockScaledCase]:
         random = replace(first, m=m, n=n, k=k, bias=i % 2 == 0, alpha=alpha, pad=PAD * (i % 2))
         yield BlockScaledCase(problem=random)
         yield BlockScaledCase(problem=replace(random, bias=i % 2 == 1, alpha=True, pad=0, data="integers"))
+    if first.is_folded:  # every code by every scale
+        for n, k in SHAPES[1:3]:
+            yield BlockScaledCase(problem=replace(first, m=k, n=n, k=k, data="single", bias=True))
     for n in ODD_N if is_any else ():  # the last row's pieces are not whole
         yield BlockScaledCase(problem=replace(first, m=tile + 5, n=n, k=320, bias=True, data="integers"))
     n, k = LONG
@@ -91,13 +94,20 @@ def sized(config: AnyConfig, sizes: Mapping[str, int]) -> BlockScaledCase:
 def _first(config: AnyConfig) -> Problem:
     ops = accepted(config).ops
     return Problem(
-        m=1, n=32, k=256, pair=config.pair, out_dtype=config.out_dtype, prepacked=config.prepacked, op=ops[0]
+        m=1,
+        n=32,
+        k=256,
+        pair=config.pair,
+        out_dtype=config.out_dtype,
+        prepacked=config.prepacked,
+        grouped=config.grouped,
+        op=ops[0],
     )
 
 
 def _rows_of(config: AnyConfig) -> int:
     match config:
-        case WeightConfig():
+        case WeightConfig() | FoldedConfig():
             return config.tile_m
         case PairConfig():
             return config.tile_shape_mnk[0]
@@ -115,7 +125,9 @@ def once() -> Iterator[tuple[str, BlockScaledCase]]:
     for config in smoke(Arch.SM90A):
         for op in accepted(config).ops:
             problem = replace(_first(config), m=33, n=96, op=op)
-            yield (
-                f"{op} {config.pair}{'' if problem.prepacked or not problem.is_widened else ' as in a checkpoint'}",
-                BlockScaledCase(problem=problem),
-            )
+            of_checkpoint = problem.is_widened and not problem.prepacked
+            words = [op, str(config.pair), *(["as in a checkpoint"] if of_checkpoint else [])]
+            words += ["unfolded"] if problem.is_folded and not problem.prepacked else []
+            words += ["in groups"] if problem.grouped else []
+            words += [str(config.out_dtype)] if config.out_dtype is DType.F16 else []
+            yield " ".join(words), BlockScaledCase(problem=problem)

@@ -5,15 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.arithmetic import OF_16_BITS, OF_E4M3
 from gemmill.families.blockscaled.accepts import BlockScaledAccepts
 from gemmill.families.blockscaled.bounds import any_order_tolerance
 from gemmill.families.blockscaled.cases.checked import ROLES_OF
-from gemmill.families.blockscaled.config import WEIGHT_PAIRS, Pair
-from gemmill.families.blockscaled.ops import FP4_WEIGHT_MM, PAIR_OF
+from gemmill.families.blockscaled.config import FOLDED_PAIRS, FP4_PAIRS, WEIGHT_PAIRS, Pair
+from gemmill.families.blockscaled.ops import FP4_WEIGHT_MM, PAIR_BY_OP
 from gemmill.families.blockscaled.reference import exact_mm, rounded
 from gemmill.families.blockscaled.serving import operands_of
 from gemmill.family.operand import TMA_BYTES
-from gemmill.formats.layout import SIDE, STAGE_COLUMNS, swizzled_shape
+from gemmill.formats.layout import BLOCK_COLUMNS, ROW_BYTES, SIDE, STAGE_COLUMNS, swizzled_shape
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.comparison import Wanted
 from gemmill.numerics.draw import Draw
@@ -24,28 +25,34 @@ from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.ops import variants
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Format
-
-_PAIR_OF = {schema.name: pair for schema, pair in PAIR_OF.items()}
+from gemmill.vocab.format import MXFP8
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     """A call of any of the ops."""
-    pair = draw.one_of(WEIGHT_PAIRS) if op == FP4_WEIGHT_MM.name else _PAIR_OF[op]
+    pair = draw.one_of(WEIGHT_PAIRS) if op == FP4_WEIGHT_MM.name else PAIR_BY_OP[op]
     out_dtype = torch.bfloat16 if draw.chance(0.8) else torch.float16
     exact, tidy = draw.chance(0.6), draw.chance(TIDY)
     m, n, k = _sizes(draw, limits, pair.b_format.group)
     slots, plain = {"out": matrix(draw, out_dtype, m, n, None, written=True, tidy=tidy)}, {}
-    if pair.a_format is None:
+    if pair in FOLDED_PAIRS:
+        slots |= _folded(draw, pair, m, n, k, exact)
+    elif pair.a_format is None:
         prepacked = draw.chance(0.8)
         plain = {"format": str(pair.b_format), "prepacked": prepacked}
         values = "integers" if exact else "normal"
         slots["a"] = matrix(draw, out_dtype, m, k, values, tidy=draw.chance(0.9))
-        slots |= _blocks(pair.b_format, n, k, exact) if prepacked else _plain_weights(draw, pair.b_format, n, k, exact)
+        if not prepacked:
+            slots |= _plain_weights(pair.b_format, n, k, exact)
+        elif pair in FP4_PAIRS and out_dtype is torch.bfloat16:
+            slots |= _blocks(pair.b_format, n, k, exact)
+        else:
+            slots |= {"b": _rows(pair.b_format, n, k, exact), "b_sf": _factors((n,), exact)}
     else:
         slots["a"], a_sf = _codes(draw, pair.a_format, m, k, exact)
         slots["b"], b_sf = _codes(draw, pair.b_format, n, k, exact)
         slots |= {"a_sf": a_sf, "b_sf": b_sf}
-    if op != FP4_WEIGHT_MM.name or draw.chance(0.7):
+    if "alpha" in ROLES_OF[op] and (op != FP4_WEIGHT_MM.name or draw.chance(0.7)):
         slots["alpha"] = one_value(draw, torch.float32, "powers" if exact else "scales")
     if "bias" in ROLES_OF[op] and draw.chance(0.5):
         slots["bias"] = vector(draw, out_dtype, n, "integers" if exact else "normal", ((n,), (1, n)))
@@ -93,20 +100,48 @@ def _scale_values(format: Format, exact: bool) -> str:
     return "ue4m3" if format.has_global_scale else "ue8m0_near_one"
 
 
+def _factors(shape: tuple[int, ...], exact: bool) -> Slot:
+    return _dense(torch.float32, shape, "powers" if exact else "scales")
+
+
 def _blocks(format: Format, n: int, k: int, exact: bool) -> dict[str, Slot]:
     """Weights packed by nobody: bytes that are codes and scales."""
     blocks = -(-k // STAGE_COLUMNS) * STAGE_COLUMNS // SIDE
     shape = (-(-n // SIDE), blocks, SIDE * SIDE // 2 + SIDE * SIDE // format.group)
     values = f"{format.name}_blocks{'_powers' if exact else ''}"
+    return {"b": _dense(torch.uint8, shape, values), "b_sf": _factors((n,), exact)}
+
+
+def _rows(format: Format, n: int, k: int, exact: bool) -> Slot:
+    """The same in rows."""
+    bytes_ = format.code_bytes(k) + format.scale_count(k)
+    return _dense(torch.uint8, (n, -(-bytes_ // ROW_BYTES) * ROW_BYTES), _row_values(format, exact))
+
+
+def _row_values(format: Format, exact: bool) -> str:
+    """Bytes that are scales, and codes that are numbers."""
+    return f"{format.name}_rows{'_powers' if exact else ''}" if format is MXFP8 else _scale_values(format, exact)
+
+
+def _folded(draw: Draw, pair: Pair, m: int, n: int, k: int, exact: bool) -> dict[str, Slot]:
+    may_widen, format = pair is Pair.E4M3_MXFP4, pair.b_format
+    grouped = may_widen and draw.chance(0.3)
+    blocks = -(-k // STAGE_COLUMNS) * STAGE_COLUMNS // BLOCK_COLUMNS
+    shape = (-(-n // SIDE), blocks, SIDE * BLOCK_COLUMNS // 2 + SIDE * BLOCK_COLUMNS // format.group)
+    b = _dense(torch.uint8, shape, f"{format.name}_folded{'_powers' if exact else ''}")
+    columns = (-(-k // BLOCK_COLUMNS),) if grouped else ()
     return {
-        "b": _dense(torch.uint8, shape, values),
-        "b_sf": _dense(torch.float32, (n,), "powers" if exact else "scales"),
+        "a": matrix(draw, torch.float8_e4m3fn, m, k, "integers" if exact else "normal", tidy=draw.chance(0.9)),
+        "b": _rows(format, n, k, exact) if may_widen and draw.chance(0.2) else b,
+        "b_sf": _factors((n, *columns), exact),
+        "a_sf": _factors((m, *(columns or (1,))), exact),
     }
 
 
-def _plain_weights(draw: Draw, format: Format, n: int, k: int, exact: bool) -> dict[str, Slot]:
-    scales = _dense(torch.uint8, (n, k // format.group), _scale_values(format, exact))
-    return {"b": _dense(torch.uint8, (n, k // 2), "bytes"), "b_sf": scales}
+def _plain_weights(format: Format, n: int, k: int, exact: bool) -> dict[str, Slot]:
+    scales = _dense(torch.uint8, (n, format.scale_count(k)), _scale_values(format, exact))
+    values = _row_values(format, exact) if format is MXFP8 else "bytes"
+    return {"b": _dense(torch.uint8, (n, format.code_bytes(k)), values), "b_sf": scales}
 
 
 def _codes(draw: Draw, format: Format, rows: int, k: int, exact: bool) -> tuple[Slot, Slot]:
@@ -132,7 +167,10 @@ class BlockScaledJudge:
         if call.judged == EXACT:
             self._wanted = Wanted(rounded=rounded(exact, dtype))
         else:
-            bound = any_order_tolerance(a, b, dtype, alpha, bias)
+            folds = PAIR_BY_OP.get(call.op) in FOLDED_PAIRS and judged["prepacked"]
+            promoted_k = BLOCK_COLUMNS if judged.get("grouped") else None
+            core = OF_E4M3 if folds else OF_16_BITS
+            bound = any_order_tolerance(a, b, dtype, alpha, bias, core=core, promoted_k=promoted_k)
             self._wanted = Wanted(rounded=rounded(exact, dtype), exact=exact, bound=bound)
 
     def wrong(self) -> Tensor:
@@ -146,7 +184,7 @@ class BlockScaledJudge:
 
 def is_lacking(call: LegalCall, _text: str) -> bool:
     """Whether the build has no variant of what is multiplied, or TMA takes no such operands."""
-    pair = _PAIR_OF.get(call.op) or next(p for p in WEIGHT_PAIRS if str(p.b_format) == call.plain["format"])
+    pair = PAIR_BY_OP.get(call.op) or next(p for p in WEIGHT_PAIRS if str(p.b_format) == call.plain["format"])
     known = [entry.predicate for entry in variants(op=call.op)]
     if not any(_serves(predicate, call, pair) for predicate in known):
         return True
@@ -156,11 +194,12 @@ def is_lacking(call: LegalCall, _text: str) -> bool:
 
 def _serves(accepts: BlockScaledAccepts, call: LegalCall, pair: Pair) -> bool:
     out = str(call.slots["out"].dtype).removeprefix("torch.")
-    return (accepts.pair, accepts.out_dtype.torch_name, accepts.prepacked) == (
-        pair,
-        out,
-        call.plain.get("prepacked", False),
-    )
+    prepacked, grouped = call.plain.get("prepacked", False), False
+    if pair in FOLDED_PAIRS:
+        prepacked, grouped = len(call.slots["b"].shape) == 3, len(call.slots["b_base"].shape) == 2
+        grouped = grouped and call.slots["b_base"].shape[1] > 1
+    found = accepts.pair, accepts.out_dtype.torch_name, accepts.prepacked, accepts.grouped
+    return found == (pair, out, prepacked, grouped)
 
 
 def _is_aligned(x: Slot) -> bool:

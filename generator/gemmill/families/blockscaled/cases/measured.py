@@ -112,7 +112,10 @@ class BlockScaledMaker:
 
 def _given(call: calls.Problem, weights: BlockScaled) -> dict[str, Tensor]:
     if call.is_widened:
-        return calls.packed(weights)
+        return calls.packed(call, weights)
+    if call.is_folded:
+        blocks = calls.folded(call, weights)
+        return {"b": blocks.blocks, "b_sf": blocks.base}
     return {"b": weights.codes, "b_sf": swizzle(weights.scales)}
 
 

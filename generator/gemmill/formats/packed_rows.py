@@ -1,0 +1,21 @@
+"""Block-scaled weights in rows with their scales: the codes of a row as in a checkpoint, its scales, and zeros to a multiple of 16
+bytes. A kernel that widens weights on their way into shared memory reads them so."""
+
+import torch
+from torch import Tensor
+
+from gemmill.formats.layout import ROW_BYTES
+from gemmill.formats.quantise import BlockScaled
+from gemmill.vocab.format import Format
+
+
+def joined(weights: BlockScaled) -> Tensor:
+    """Codes and scales as uint8 [N, bytes of a row]."""
+    both = torch.cat((weights.codes, weights.scales), dim=1)
+    return torch.nn.functional.pad(both, (0, -both.shape[1] % ROW_BYTES))
+
+
+def parted(rows: Tensor, format: Format, k: int) -> BlockScaled:
+    """The inverse."""
+    codes = format.code_bytes(k)
+    return BlockScaled(format=format, codes=rows[:, :codes], scales=rows[:, codes : codes + format.scale_count(k)])

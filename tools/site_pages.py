@@ -1,0 +1,111 @@
+"""Pages of the docs site that are made of the project, and links that lead out of `docs/`: hooks of `mkdocs.yml`.
+
+CONTRIBUTING, CHANGELOG, SECURITY and THIRD_PARTY become pages. `ops.md` lists every op that is declared, `api.md` every
+public function. A link to any other file of the repository becomes the file's path, since the site has no sources.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from gemmill.registry import REGISTRY
+
+ROOT = Path(__file__).resolve().parents[1]
+OF_THE_PROJECT = {
+    f"{name}.md": f"{name.lower()}.md" for name in ("CONTRIBUTING", "CHANGELOG", "SECURITY", "THIRD_PARTY")
+}
+"""Files beside `docs/`, and the pages that they become."""
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
+_NOTES = "<!-- notes -->"
+_FAMILIES = "<!-- functions of families -->"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the notes into the navigation."""
+    config.nav[-1]["Notes"] += [f"notes/{path.name}" for path in notes()]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not in `docs/`."""
+    for name, page in OF_THE_PROJECT.items():
+        files.append(File.generated(config, page, content=relinked((ROOT / name).read_text(encoding="utf-8"), "")))
+    files.append(File.generated(config, "ops.md", content=ops_page()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Links and lists of a page of `docs/`."""
+    if page.file.generated_by is not None:
+        return markdown
+    text = relinked(markdown, f"docs/{posixpath.dirname(page.file.src_uri)}")
+    return text.replace(_FAMILIES, "\n".join(functions_of_families())).replace(_NOTES, notes_table())
+
+
+def relinked(text: str, folder: str) -> str:
+    """The text of a file in `folder` of the repository, with links that hold in the site."""
+
+    def link(match: re.Match[str]) -> str:
+        shown, target, place = match[1], posixpath.normpath(posixpath.join(folder, match[2])), match[3] or ""
+        if target.startswith("docs/"):
+            target += "/index.md" if (ROOT / target).is_dir() else ""
+            within = posixpath.relpath(target, folder if folder.startswith("docs") else "docs")
+            return f"[{shown}]({within}{place})"
+        if target in OF_THE_PROJECT:
+            return (
+                f"[{shown}]({posixpath.relpath(OF_THE_PROJECT[target], folder.removeprefix('docs').strip('/') or '.')})"
+            )
+        return f"{shown} (`{target}`)" if shown != target and f"`{target}`" != shown else f"`{target}`"
+
+    return _LINK.sub(link, text)
+
+
+def ops_page() -> str:
+    """Every op: its schema, and the page that tells of it. Raises ValueError for an op that no page names."""
+    pages = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+    lines = [
+        "# Ops",
+        "",
+        "Each op is `torch.ops.gemmill.<name>`. The functions of the same names in `gemmill` allocate what they return:",
+        "[API](api.md). Ops whose names begin with `vllm_` are the same kernels with vLLM's bits and refusals, which",
+        "`import gemmill.compat.vllm` puts where vLLM looks for them.",
+    ]
+    for family in REGISTRY.families:
+        lines += ["", f"## {family.name}", "", "| op | told on | schema |", "| --- | --- | --- |"]
+        for op in family.asks.ops:
+            page = page_of(op.schema.name, pages)
+            lines.append(f"| `{op.schema.name}` | [{page.removesuffix('.md')}]({page}) | `{op.schema.schema}` |")
+    return "\n".join(lines) + "\n"
+
+
+def page_of(op: str, pages: dict[str, str]) -> str:
+    """The page that tells of an op. An op under vLLM's name is told of with its own."""
+    for name in (op, op.removeprefix("vllm_")):
+        for page in sorted(pages, key=lambda page: page in ("cli.md", "api.md", "index.md", "quickstart.md")):
+            if re.search(rf"(?<!\w){name}(?!\w)", pages[page]):
+                return page
+    raise ValueError(f"op {op} is on no page of docs/: tell what it does where its family's ops are told of")
+
+
+def notes() -> list[Path]:
+    """The files of the notes."""
+    return sorted(path for path in (ROOT / "docs" / "notes").glob("*.md") if path.name != "index.md")
+
+
+def notes_table() -> str:
+    """Every note, with its title."""
+    rows = (f"| [{path.stem}]({path.name}) | {path.read_text().splitlines()[0].lstrip('# ')} |" for path in notes())
+    return "\n".join(["| note | about |", "| --- | --- |", *rows])
+
+
+def functions_of_families() -> Iterator[str]:
+    """What mkdocstrings shows of each family."""
+    for family in REGISTRY.families:
+        if family.functions is not None:
+            yield f"## {family.name}\n\n::: {family.functions}\n    options:\n      show_root_heading: false\n      heading_level: 3\n      show_root_toc_entry: false\n"
