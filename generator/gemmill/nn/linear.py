@@ -33,7 +33,8 @@ class QuantLinear(nn.Module):
         """weight: from `quantize_weight`, or packed. bias: [N] or [1, N].
 
         activations: what x is quantised to before the product. channel and block128 weights take e4m3, int8 weights int8. nvfp4 weights
-        take bf16 (x as it is) or nvfp4; mxfp4 weights bf16, mxfp4 or mxfp8; mxfp6 and mxfp8 weights mxfp8. The first is the default.
+        take bf16 (x as it is), e4m3 (weights are rounded to it) or nvfp4. mxfp4 weights take bf16, e4m3, mxfp4 or mxfp8; mxfp6 and mxfp8
+        weights mxfp8 or bf16. The first is the default.
         input_absmax: the largest magnitude of inputs, where activations are nvfp4 (`Calibration` finds it).
 
         Raises ValueError, in a sentence, for what does not go together.

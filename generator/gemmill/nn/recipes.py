@@ -14,17 +14,30 @@ from torch import Tensor
 import gemmill.families.blockscaled.functions as mm
 import gemmill.families.quant.functions as quant
 from gemmill.families.scaled_mm.functions import cutlass_scaled_mm
+from gemmill.formats.folded_blocks import LEAST_SHIFT, LISTED, NVFP4_BIAS
 from gemmill.formats.fp4_blocks import BITS, SCALE_BYTES
-from gemmill.formats.layout import SIDE, STAGE_COLUMNS, TILE_BYTES, TILE_ROWS, TILE_SCALES
+from gemmill.formats.layout import BLOCK_COLUMNS, ROW_BYTES, SIDE, STAGE_COLUMNS, TILE_BYTES, TILE_ROWS, TILE_SCALES
 from gemmill.formats.quantise import LARGEST_PRODUCT, BlockScaled, swizzle
+from gemmill.quantize.folded_blocks import to_folded_blocks
 from gemmill.quantize.fp4_blocks import to_blocks
+from gemmill.quantize.packed_rows import to_rows
 from gemmill.quantize.prepack import prepack
 from gemmill.quantize.weights import BLOCK, BLOCK_SCALED, QuantizedWeight
 
 Tensors = Mapping[str, Tensor | None]
-PACKING = hashlib.sha256(
-    json.dumps([1, BITS, SCALE_BYTES, SIDE, STAGE_COLUMNS, TILE_BYTES, TILE_ROWS, TILE_SCALES]).encode()
-).hexdigest()[:12]
+_NUMBERS = (
+    SIDE,
+    STAGE_COLUMNS,
+    BLOCK_COLUMNS,
+    ROW_BYTES,
+    TILE_BYTES,
+    TILE_ROWS,
+    TILE_SCALES,
+    LISTED,
+    LEAST_SHIFT,
+    NVFP4_BIAS,
+)
+PACKING = hashlib.sha256(json.dumps([1, BITS, SCALE_BYTES, *_NUMBERS]).encode()).hexdigest()[:12]
 """Of the orders in which kernels read weights; the first number changes with what `pack` makes of them."""
 
 
@@ -52,12 +65,31 @@ def _whole_groups(weight: QuantizedWeight) -> dict[str, Tensor]:
     return {"weight": weight.codes, "weight_scale": weight.scales}
 
 
+def _block_scaled(weight: QuantizedWeight) -> BlockScaled:
+    return BlockScaled(format=BLOCK_SCALED[weight.format], codes=weight.codes.view(torch.uint8), scales=weight.scales)
+
+
 def _blocks(weight: QuantizedWeight) -> dict[str, Tensor]:
     """The order of Hopper's kernel for 4-bit weights."""
-    scaled = BlockScaled(format=BLOCK_SCALED[weight.format], codes=weight.codes, scales=weight.scales)
-    packed = to_blocks(prepack(scaled, for_op="fp4_weight_mm"))
+    packed = to_blocks(prepack(_block_scaled(weight), for_op="fp4_weight_mm"))
     tensors = {"weight": packed.blocks, "weight_scale": packed.base}
     return tensors if weight.global_scale is None else tensors | {"alpha": 1 / weight.global_scale}
+
+
+def _rows(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """Codes and scales of a row side by side."""
+    rows, base = to_rows(prepack(_block_scaled(weight), for_op="fp4_weight_mm"))
+    return {"weight": rows, "weight_scale": base}
+
+
+def _folded(op: str) -> Callable[[QuantizedWeight], dict[str, Tensor]]:
+    """The order of Hopper's FP8 kernel for 4-bit weights; mxfp4 folds exactly or is refused, nvfp4 is rounded."""
+
+    def fold(weight: QuantizedWeight) -> dict[str, Tensor]:
+        packed = to_folded_blocks(prepack(_block_scaled(weight), for_op=op, global_scale=weight.global_scale))
+        return {"weight": packed.blocks, "weight_scale": packed.base}
+
+    return fold
 
 
 def _swizzled(weight: QuantizedWeight) -> dict[str, Tensor]:
@@ -89,6 +121,14 @@ def _weights_of(format: str) -> Callable[[Tensor, Tensors, Tensor | None], Tenso
     return run
 
 
+def _by_fp8(multiply: Callable[..., Tensor]) -> Callable[[Tensor, Tensors, Tensor | None], Tensor]:
+    def run(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
+        codes, scales = quant.dynamic_per_token_scaled_fp8_quant(x)
+        return multiply(codes, given["weight"], given["weight_scale"], scales, bias, x.dtype)
+
+    return run
+
+
 def _nvfp4(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
     codes, scales = quant.scaled_nvfp4_quant(x, given["input_global_scale"])
     return mm.cutlass_scaled_nvfp4_mm(
@@ -111,12 +151,16 @@ RECIPES = {
     ("int8", "int8"): Recipe(pack=_rowwise, run=_int8),
     ("block128", "e4m3"): Recipe(pack=_whole_groups, run=_block128),
     ("nvfp4", "bf16"): Recipe(pack=_blocks, run=_weights_of("nvfp4")),
+    ("nvfp4", "e4m3"): Recipe(pack=_folded("nvfp4_fp8_mm_rounded"), run=_by_fp8(mm.nvfp4_fp8_mm_rounded)),
     ("nvfp4", "nvfp4"): Recipe(pack=_swizzled, run=_nvfp4, calibrated=True),
     ("mxfp4", "bf16"): Recipe(pack=_blocks, run=_weights_of("mxfp4")),
+    ("mxfp4", "e4m3"): Recipe(pack=_folded("mxfp4_fp8_mm"), run=_by_fp8(mm.mxfp4_fp8_mm)),
     ("mxfp4", "mxfp4"): Recipe(pack=_swizzled, run=_pair(quant.scaled_mxfp4_quant, mm.cutlass_scaled_mxfp4_mm)),
     ("mxfp4", "mxfp8"): Recipe(pack=_swizzled, run=_pair(quant.scaled_mxfp8_quant, mm.cutlass_scaled_mxfp4_mxfp8_mm)),
     ("mxfp6", "mxfp8"): Recipe(pack=_swizzled, run=_pair(quant.scaled_mxfp8_quant, mm.cutlass_scaled_mxfp6_mxfp8_mm)),
+    ("mxfp6", "bf16"): Recipe(pack=_rows, run=_weights_of("mxfp6")),
     ("mxfp8", "mxfp8"): Recipe(pack=_swizzled, run=_pair(quant.scaled_mxfp8_quant, mm.cutlass_scaled_mxfp8_mm)),
+    ("mxfp8", "bf16"): Recipe(pack=_rows, run=_weights_of("mxfp8")),
 }
 """By format of weights and activations; the first of a format is its default."""
 

@@ -114,7 +114,7 @@ REFUSED = {
         "fp4",
         {},
     ),
-    "mxfp6 weights take activations mxfp8, got 'bf16'": ("mxfp6", {"activations": "bf16"}),
+    "mxfp6 weights take activations mxfp8 or bf16, got 'mxfp6'": ("mxfp6", {"activations": "mxfp6"}),
     "nvfp4 activations of nvfp4 weights need the input's absmax, from a Calibration: input_absmax is None": (
         "nvfp4",
         {"activations": "nvfp4"},
