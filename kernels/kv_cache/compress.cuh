@@ -20,7 +20,8 @@
 namespace gemmill::kv_cache {
 
 constexpr int kCompressThreads = 256;
-constexpr int kBlocksOfSm = 3;
+template <int kHeadDim>
+constexpr int kBlocksOfSm = kHeadDim > 128 ? 1 : 2;  // as registers allow
 constexpr int kBinsBegin = kBinsBytes - kReserved;  // behind the signs
 constexpr int kCompressShared = kBinsBegin + 2 * kBinsBytes;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
@@ -115,7 +116,8 @@ __device__ __forceinline__ void store_vectors(gemmill_kv_compress_args const& ar
   bool const exists = vector < args.tokens * args.kv_heads;
   uint32_t const token = vector / heads, head = vector % heads;
   Piece<Element, kPiece> piece[4] = {};
-  uint8_t *codes = nullptr, *norms = nullptr;
+  uint8_t* codes = nullptr;
+  int place = 0;
   if (exists) {
     int64_t const slot = args.slots[token];
     Element const* const row = side.vectors + token * side.token_stride + head * side.head_stride;
@@ -126,9 +128,10 @@ __device__ __forceinline__ void store_vectors(gemmill_kv_compress_args const& ar
       else piece[c].template load<false>(from);
     }
     if (slot >= 0 && slot < args.pages * args.page_size) {
-      int const page_shift = __ffs(static_cast<int>(args.page_size)) - 1, place = static_cast<int>(slot & (args.page_size - 1));
+      int const page_shift = __ffs(static_cast<int>(args.page_size)) - 1;
+      place = static_cast<int>(slot & (args.page_size - 1));
       uint8_t* const of_side = args.cache + (slot >> page_shift) * args.page_stride + head * args.page_size * token_bytes + side.begin;
-      codes = of_side + place * kBytes, norms = of_side + args.page_size * kBytes + place * kNormBytes;
+      codes = of_side + place * kBytes;
     }
   }
 #pragma unroll
@@ -164,7 +167,10 @@ __device__ __forceinline__ void store_vectors(gemmill_kv_compress_args const& ar
     if (args.unbiased && inverse[row] > 0.0f) norm[row] /= of_unit;
   }
   float const even = __shfl_sync(kAllLanes, norm[0], g / 2), odd = __shfl_sync(kAllLanes, norm[1], g / 2);
-  if (t == 0 && norms != nullptr) *reinterpret_cast<__half*>(norms) = __float2half_rn(g % 2 ? odd : even);
+  if (t == 0 && codes != nullptr) {
+    uint8_t* const norms = codes + (static_cast<int>(args.page_size) - place) * kBytes + place * kNormBytes;
+    *reinterpret_cast<__half*>(norms) = __float2half_rn(g % 2 ? odd : even);
+  }
 }
 
 __device__ __forceinline__ void fill_bins(Bins const& bins, uint8_t* shared) {
@@ -175,7 +181,7 @@ __device__ __forceinline__ void fill_bins(Bins const& bins, uint8_t* shared) {
 
 // Grid: as many blocks as the device holds.
 template <class Variant, class Element, int kHeadDim, class Keys, class Values>
-__global__ void __launch_bounds__(kCompressThreads, kBlocksOfSm)
+__global__ void __launch_bounds__(kCompressThreads, kBlocksOfSm<kHeadDim>)
     compress_tokens(__grid_constant__ CompressParams<kHeadDim, Keys, Values> const params) {
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr int kKeyBytes = kHeadDim * Keys::kBits / 8, kValueBytes = kHeadDim * Values::kBits / 8;
@@ -194,19 +200,22 @@ __global__ void __launch_bounds__(kCompressThreads, kBlocksOfSm)
   int const lane = threadIdx.x % 32;
   HadamardTile<Element, kHeadDim> const tile(lane / 4, lane % 4);
   uint32_t const lane_bins = shared_address(shared + kBinsBegin) + 16 * lane;
-  Side<Element> const keys{static_cast<Element const*>(args.keys), args.key_token_stride, args.key_head_stride, 0, lane_bins,
-                           params.keys.bins.scale};
-  Side<Element> const values{static_cast<Element const*>(args.values), args.value_token_stride, args.value_head_stride,
-                             args.page_size * (kKeyBytes + kNormBytes), lane_bins + kBinsBytes, params.values.bins.scale};
+  auto const side_of = [&](bool is_value) {
+    return Side<Element>{static_cast<Element const*>(is_value ? args.values : args.keys),
+                         is_value ? args.value_token_stride : args.key_token_stride,
+                         is_value ? args.value_head_stride : args.key_head_stride,
+                         is_value ? args.page_size * (kKeyBytes + kNormBytes) : 0, lane_bins + (is_value ? kBinsBytes : 0),
+                         is_value ? params.values.bins.scale : params.keys.bins.scale};
+  };
   uint32_t const groups = static_cast<uint32_t>((args.tokens * args.kv_heads + kVectorsOfWarp - 1) / kVectorsOfWarp);
   for (uint32_t group = threadIdx.x / 32 * gridDim.x + blockIdx.x; group < 2 * groups; group += kCompressThreads / 32 * gridDim.x) {
     bool const is_value = group >= groups;
     if constexpr (std::is_same_v<Keys, Values>) {
-      store_vectors<Keys>(args, is_value ? values : keys, tile, flips, is_value ? group - groups : group, kTokenBytes, params.is_aligned);
+      store_vectors<Keys>(args, side_of(is_value), tile, flips, is_value ? group - groups : group, kTokenBytes, params.is_aligned);
     } else if (is_value) {
-      store_vectors<Values>(args, values, tile, flips, group - groups, kTokenBytes, params.is_aligned);
+      store_vectors<Values>(args, side_of(true), tile, flips, group - groups, kTokenBytes, params.is_aligned);
     } else {
-      store_vectors<Keys>(args, keys, tile, flips, group, kTokenBytes, params.is_aligned);
+      store_vectors<Keys>(args, side_of(false), tile, flips, group, kTokenBytes, params.is_aligned);
     }
   }
 }
@@ -220,7 +229,7 @@ int32_t compress(gemmill_kv_compress_args const& args, gemmill_launch const& how
       reinterpret_cast<uintptr_t>(args.keys) | reinterpret_cast<uintptr_t>(args.values) | strides * sizeof(Element);
   CompressParams<kHeadDim, Keys, Values> params{args, signs_of<kHeadDim>(static_cast<uint64_t>(args.seed)), keys, values, places % 16 == 0};
   int64_t const groups = 2 * ((args.tokens * args.kv_heads + kVectorsOfWarp - 1) / kVectorsOfWarp);
-  int64_t const held = static_cast<int64_t>(how.sm_count) * (2);
+  int64_t const held = static_cast<int64_t>(how.sm_count) * kBlocksOfSm<kHeadDim>;
   LaunchShape const shape{dim3(static_cast<unsigned>(std::min(groups, held))), dim3(kCompressThreads), dim3(1), kCompressShared};
   void* parameters[] = {&params};
   return launch_kernel<compress_tokens<Variant, Element, kHeadDim, Keys, Values>>(shape, how, parameters);

@@ -51,8 +51,7 @@ struct DecodeShape {
   }
   // Where a field begins in a head's page of so many tokens.
   static __device__ __forceinline__ int field(int index, int tokens) {
-    constexpr int kBegin[kFields] = {0, kKeyBytes, kKeyBytes + 2, kKeyBytes + 2 + kValueBytes};
-    return kBegin[index] * tokens;
+    return tokens * (index == 0 ? 0 : index == 1 ? kKeyBytes : index == 2 ? kKeyBytes + 2 : kKeyBytes + 2 + kValueBytes);
   }
   static __device__ __forceinline__ int field_bytes(int index, int tokens) {
     return (index == 0 ? kKeyBytes : index == 2 ? kValueBytes : 2) * tokens;

@@ -121,18 +121,21 @@ __global__ void __launch_bounds__(kDecompressThreads, kDecompressBlocks)
 
   int const lane = threadIdx.x % 32;
   HadamardTile<__half, kHeadDim> const tile(lane / 4, lane % 4);
-  Plain<Element> const keys{static_cast<Element*>(args.keys), args.key_token_stride, args.key_head_stride, 0, key_pairs + lane};
-  Plain<Element> const values{static_cast<Element*>(args.values), args.value_token_stride, args.value_head_stride,
-                              args.page_size * (kKeyBytes + kNormBytes), value_pairs + lane};
+  auto const side_of = [&](bool is_value) {
+    return Plain<Element>{static_cast<Element*>(is_value ? args.values : args.keys),
+                          is_value ? args.value_token_stride : args.key_token_stride,
+                          is_value ? args.value_head_stride : args.key_head_stride,
+                          is_value ? args.page_size * (kKeyBytes + kNormBytes) : 0, (is_value ? value_pairs : key_pairs) + lane};
+  };
   uint32_t const groups = static_cast<uint32_t>((args.tokens * args.kv_heads + kVectorsOfWarp - 1) / kVectorsOfWarp);
   for (uint32_t group = threadIdx.x / 32 * gridDim.x + blockIdx.x; group < 2 * groups; group += kDecompressThreads / 32 * gridDim.x) {
     bool const is_value = group >= groups;
     if constexpr (kKeyBits == kValueBits) {
-      restore_vectors<kKeyBits>(params, is_value ? values : keys, tile, is_value ? group - groups : group, kTokenBytes);
+      restore_vectors<kKeyBits>(params, side_of(is_value), tile, is_value ? group - groups : group, kTokenBytes);
     } else if (is_value) {
-      restore_vectors<kValueBits>(params, values, tile, group - groups, kTokenBytes);
+      restore_vectors<kValueBits>(params, side_of(true), tile, group - groups, kTokenBytes);
     } else {
-      restore_vectors<kKeyBits>(params, keys, tile, group, kTokenBytes);
+      restore_vectors<kKeyBits>(params, side_of(false), tile, group, kTokenBytes);
     }
   }
 }

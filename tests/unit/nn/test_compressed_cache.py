@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gemmill.families.kv_cache.reference.attention import AttentionOptions, attention
-from gemmill.nn.compressed_cache import CompressedKVCache, Step
+from gemmill.nn import CompressedKVCache
+from gemmill.nn.compressed_cache import Step
 
 PAGE = (Path(__file__).parents[3] / "docs/kv_cache.md").read_text()
 
