@@ -1,6 +1,7 @@
-"""Layers of quantised weights: made, calibrated, offloaded."""
+"""Layers of quantised weights: made, calibrated, offloaded. Caches of compressed keys and values."""
 
 from gemmill.nn.calibration import Calibration
+from gemmill.nn.compressed_cache import CompressedKVCache
 from gemmill.nn.linear import QuantLinear
 from gemmill.nn.model import load_linears, quantize_module
 from gemmill.nn.offload import Block, FileBlock, InTurns, load_packed, save_packed
@@ -8,6 +9,7 @@ from gemmill.nn.offload import Block, FileBlock, InTurns, load_packed, save_pack
 __all__ = [
     "Block",
     "Calibration",
+    "CompressedKVCache",
     "FileBlock",
     "InTurns",
     "QuantLinear",
