@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
-from gemmill.tune.peers import peers_of
+from gemmill.tuner.peers import peers_of
 from harness.contenders import Contender, of_peer
 from harness.moe_contenders import MoePeer, torch_grouped
 

@@ -30,6 +30,7 @@ from gemmill.runtime.ops import (
 from gemmill.runtime.ops import (
     variants as variants,
 )
+from gemmill.tuning import tune as tune
 from gemmill.version import __version__ as __version__
 
 __all__: list[str]

@@ -306,6 +306,7 @@ def test_the_cpu_reference_verifies_itself() -> None:
         "hadamard_transform",
         "kv_compress",
         "kv_decode_attention",
+        "kv_decompress",
         "grouped_mm",
         "grouped_mm_masked",
         "grouped_mm with groups",

@@ -17,8 +17,8 @@ GENERIC = (
     "templates/extension",
     "templates/report",
 )
-OF_FAMILIES = ("families/", "compat/", "quantize/", "registry.py", "runtime/tables/", "__init__.pyi")
-"""Below generator/gemmill; weights are packed for an op, by its name, and the stub has the types of the functions that a family shows."""
+OF_FAMILIES = ("families/", "compat/", "nn/", "quantize/", "registry.py", "runtime/tables/", "__init__.pyi")
+"""Below generator/gemmill; weights are packed for an op, by its name, layers call ops, and the stub has the types of the functions that a family shows."""
 EXAMPLES = ("cli/explain.py", "cli/fuzz.py")
 """Whose help shows how a real op is asked about: those lines alone may name one."""
 SHOWN = re.compile(r"^ {8}gemmill (explain|fuzz) .*$", re.MULTILINE)

@@ -8,7 +8,15 @@ import torch
 
 from gemmill.families.blockscaled.accepts import accepted
 from gemmill.families.blockscaled.cases.calls import Operands, Problem, arguments_of, make_operands
-from gemmill.families.blockscaled.config import WEIGHT_PAIRS, AnyConfig, FoldedConfig, PairConfig, WeightConfig
+from gemmill.families.blockscaled.config import (
+    WEIGHT_PAIRS,
+    AnyConfig,
+    FewConfig,
+    FoldedConfig,
+    ManyConfig,
+    PairConfig,
+    WeightConfig,
+)
 from gemmill.families.blockscaled.ops import OPS
 from gemmill.families.blockscaled.selections import smoke
 from gemmill.numerics.cases import Outcome
@@ -24,6 +32,8 @@ SHAPES = ((32, 32), (128, 256), (160, 288), (96, 1056), (384, 64))
 """N and K: below, at and across tiles and stages."""
 ODD_N = (33, 131)
 LONG = (160, 4096)
+_LEAST_GROUPED, _LEAST_UNFOLDED = 160, 64
+"""Columns: more than share a scale, and those of which a row's scales can spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +77,10 @@ def of_config(config: AnyConfig) -> Iterator[BlockScaledCase]:
     """Shapes that a variant takes, with and without bias and alpha."""
     first, tile, multiple = _first(config), _rows_of(config), _multiple(config)
     is_any = not isinstance(config, PairConfig)  # N may be
+    least = _LEAST_GROUPED if config.grouped else _LEAST_UNFOLDED if first.is_folded else 1
     rows = (1, tile - 1, tile, tile + 1, 2 * tile + 3)
     for i, (m, (n, shape_k)) in enumerate(zip(rows, SHAPES, strict=True)):
-        k = -(-shape_k // multiple) * multiple
+        k = max(-(-shape_k // multiple) * multiple, least)
         alpha = i != 1 or first.pair not in WEIGHT_PAIRS
         random = replace(first, m=m, n=n, k=k, bias=i % 2 == 0, alpha=alpha, pad=PAD * (i % 2))
         yield BlockScaledCase(problem=random)
@@ -107,7 +118,7 @@ def _first(config: AnyConfig) -> Problem:
 
 def _rows_of(config: AnyConfig) -> int:
     match config:
-        case WeightConfig() | FoldedConfig():
+        case WeightConfig() | FoldedConfig() | FewConfig() | ManyConfig():
             return config.tile_m
         case PairConfig():
             return config.tile_shape_mnk[0]
@@ -116,8 +127,14 @@ def _rows_of(config: AnyConfig) -> int:
 
 
 def _multiple(config: AnyConfig) -> int:
-    """Of which K is one for TMA to take rows of codes: 16 bytes of each operand."""
-    return max(32, config.k_multiple) if isinstance(config, PairConfig) else config.pair.b_format.group
+    """Of which K is one where rows of codes are taken in pieces of 16 bytes."""
+    match config:
+        case PairConfig():
+            return max(32, config.k_multiple)
+        case FewConfig() | ManyConfig():
+            return 32
+        case _:
+            return config.pair.b_format.group
 
 
 def once() -> Iterator[tuple[str, BlockScaledCase]]:
