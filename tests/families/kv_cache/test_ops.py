@@ -10,6 +10,7 @@ from torch import Tensor
 import gemmill
 from gemmill.families.kv_cache.call import config_of
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, HadamardCase
+from gemmill.families.kv_cache.cases.judging import limits, parts
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig
 from gemmill.families.kv_cache.ops import DECODED, SCHEMA_OF, STORED
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate
@@ -173,3 +174,18 @@ def test_schemas_are_torchs() -> None:
     for schema in SCHEMA_OF.values():
         told = torch._C.parse_schema(f"gemmill::{schema.schema}")
         assert getattr(torch.ops.gemmill, schema.name).default._schema == told
+
+
+@pytest.mark.parametrize(("case", "results"), [(TRANSFORM, ["out"]), (DECODE, ["out", "lse"])])
+def test_limits_are_those_that_results_are_judged_by(case: Case, results: list[str]) -> None:
+    """What `gemmill export` writes beside a result: the result itself is right, what is off by thrice as much is wrong."""
+    after = given(case)
+    call(case, after)
+    found = limits(case.schema.name, after)
+    assert list(found) == results
+    for name, limit in found.items():
+        assert limit.shape == after[name].shape and bool((limit > 0).all())
+        for times, is_right in ((0.0, True), (3.0, False)):
+            moved = after | {name: after[name].double() + times * limit}
+            wrong = parts(case.schema.name, after, moved)[name] > 1
+            assert not wrong.any() if is_right else wrong.all()
