@@ -26,11 +26,11 @@ from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.runtime.library import Build
-from gemmill.tune.checking import Fault, Finding
-from gemmill.tune.device import Monitor, driver_version, now
-from gemmill.tune.journal import Entry, Journal, JournalError
-from gemmill.tune.measure import Outcome
-from gemmill.tune.problems import Problem, tiny
+from gemmill.tuner.checking import Fault, Finding
+from gemmill.tuner.device import Monitor, driver_version, now
+from gemmill.tuner.journal import Entry, Journal, JournalError
+from gemmill.tuner.measure import Outcome
+from gemmill.tuner.problems import Problem, tiny
 from harness import devices
 from harness.contenders import FieldError, LocalContender
 from harness.drawing import designed

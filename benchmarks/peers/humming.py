@@ -17,7 +17,7 @@ import torch
 from gemmill.families.blockscaled.cases.measured import BlockScaledOperands
 from gemmill.families.blockscaled.sweep import Op
 from gemmill.formats.quantise import BlockScaled
-from gemmill.tune.protocol import first_line
+from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError, LocalContender
 
 WEIGHTS = {

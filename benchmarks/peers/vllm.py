@@ -4,8 +4,9 @@ from argparse import ArgumentParser, Namespace
 
 import torch
 
-from gemmill.tune.protocol import first_line
+from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError, vllm_contender
+from harness.moe_contenders import MoePeer, vllm_grouped
 from harness.quant_contenders import QuantContender
 from harness.remote import RemoteContender, RemoteError
 from peers.marlin import marlin_contender
@@ -48,6 +49,14 @@ def _quant(options: Namespace, notes: list[str]) -> Contender:
     return QuantContender(name=NAME, namespace="_C", codes_apart=1.0)
 
 
+def _moe(options: Namespace, notes: list[str]) -> Contender:
+    try:
+        torch.ops.load_library(options.vllm_so)
+    except (OSError, RuntimeError) as error:
+        raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
+    return MoePeer(name=NAME, bind=vllm_grouped)
+
+
 def _blockscaled(options: Namespace, notes: list[str]) -> Contender:
     try:
         torch.ops.load_library(options.vllm_so)
@@ -56,4 +65,4 @@ def _blockscaled(options: Namespace, notes: list[str]) -> Contender:
         raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
 
 
-_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "blockscaled": _blockscaled}
+_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "blockscaled": _blockscaled, "moe": _moe}

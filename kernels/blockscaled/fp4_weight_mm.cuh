@@ -18,7 +18,9 @@
 #include <cuda.h>
 
 #include "blockscaled/abi.h"
-#include "blockscaled/widen_e2m1.cuh"
+#include "blockscaled/partial_sums.cuh"
+#include "blockscaled/warp_products.cuh"
+#include "blockscaled/warpgroup_products.cuh"
 #include "core/launch.cuh"
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
@@ -26,40 +28,40 @@
 #include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
 #include "cutlass/arch/grid_dependency_control.h"
+#include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/array.h"
 
 namespace gemmill::blockscaled {
 
 inline constexpr int64_t kStageColumns = 256;  // to a multiple of which K is padded where weights are packed
 
-// row_groups times k_groups groups of 128 threads multiply: 64 rows of weights each, and `each` blocks of 64 columns of a stage.
-template <class Format, int row_groups, int k_groups, int each, int tile_m, int stages>
+// row_groups times k_groups groups of threads multiply: some rows of weights each, and a part of the columns of a stage. Who a
+// group is and how it multiplies is `Products`'s: a warp for few tokens, four for more.
+template <class Products, int row_groups, int k_groups>
 struct Fp4WeightMm {
-  using X = cutlass::bfloat16_t;
+  using X = typename Products::X;
+  using Format = typename Products::Format;
   using Block = Fp4Block<Format>;
   using Filled = cutlass::arch::ClusterTransactionBarrier;
   using Freed = cutlass::arch::ClusterBarrier;
 
   static constexpr uint32_t kSpread = Format::kSpread;
-  static constexpr int kRows = 64 * row_groups;  // columns of D
-  static constexpr int kTileM = tile_m;
-  static constexpr int kBlocks = each * k_groups;
+  static constexpr int kRows = Products::kRows * row_groups;  // columns of D
+  static constexpr int kTileM = Products::kTileM, kBlocks = Products::kBlocks, kStages = Products::kStages;
   static constexpr int kTileK = 64 * kBlocks;
   static constexpr int kGroupBytes = kBlocks * Block::kBytes;  // of 64 rows in a stage
-  static constexpr int kWeightBytes = row_groups * kGroupBytes;
-  static constexpr int kBoxBytes = tile_m * 128;  // of activations: 64 columns
+  static constexpr int kWeightBytes = kRows / 64 * kGroupBytes;
+  static constexpr int kBoxBytes = kTileM * 128;  // of activations: 64 columns
   static constexpr int kTokenBytes = kBlocks * kBoxBytes;
-  static constexpr int kConsumers = 128 * row_groups * k_groups;
-  static constexpr int kThreads = kConsumers + 32;  // and the warp that loads
+  static constexpr int kConsumers = Products::kThreads * row_groups * k_groups;
+  static constexpr bool kWide = kTileM > 128;  // sums take registers that threads beside them give away, which only 128 together can
+  static constexpr int kThreads = kConsumers + (kWide ? 128 : 32);  // and the warp that loads
   static constexpr int kPitch = kRows + 4;          // of a row of partial sums: 16-byte rows, banks apart
 
-  static_assert(tile_m % 8 == 0 && tile_m <= 256, "the tensor core takes 8 to 256 columns in steps of 8");
+  static_assert(kTileM % 8 == 0 && kTileM <= 256, "the tensor core takes 8 to 256 columns in steps of 8");
+  static_assert(kRows % 64 == 0, "packed weights have blocks of 64 rows");
   static_assert(kGroupBytes % 16 == 0, "a bulk copy is whole pieces of 16 bytes");
-
-  using Op = decltype(cute::GMMA::rs_op_selector<X, X, float, cute::Shape<cute::_64, cute::Int<tile_m>, cute::_16>>());
-  using TiledMma = decltype(cute::make_tiled_mma(Op{}));
-  using TokenLayout = decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<X>{},
-                                                   cute::Shape<cute::Int<tile_m>, cute::Int<kTileK>, cute::Int<stages>>{}));
+  static_assert(kBlocks == Products::kEach * k_groups, "groups divide the blocks of a stage evenly");
 
   struct Params {
     CUtensorMap tokens;   // boxes of tile_m rows and 64 columns, swizzled by 128 bytes
@@ -77,14 +79,14 @@ struct Fp4WeightMm {
   };
 
   struct alignas(1024) SharedStorage {
-    alignas(1024) char tokens[stages][kTokenBytes];
-    alignas(128) char weights[stages][kWeightBytes];
-    Filled filled[stages];
-    Freed freed[stages];
+    alignas(1024) char tokens[kStages][kTokenBytes];
+    alignas(128) char weights[kStages][kWeightBytes];
+    Filled filled[kStages];
+    Freed freed[kStages];
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;       // room to align the base
   static constexpr int kCtas = kSharedBytes <= 113 * 1024 ? 2 : 1;        // on a multiprocessor
-  static_assert(k_groups * tile_m * kPitch * 4 <= stages * (kWeightBytes + kTokenBytes), "partial sums reuse the stages");
+  static_assert(k_groups * kTileM * kPitch * 4 <= kStages * (kWeightBytes + kTokenBytes), "partial sums reuse the stages");
 
   // The K tiles of this CTA.
   struct Slice {
@@ -103,9 +105,9 @@ struct Fp4WeightMm {
     int const rank = cute::block_rank_in_cluster();
     int const splits = cute::cluster_shape().x;
     unsigned const tile = blockIdx.x / static_cast<unsigned>(splits);
-    unsigned const tiles_m = (params.m + tile_m - 1) / tile_m;
+    unsigned const tiles_m = (params.m + kTileM - 1) / kTileM;
     int const n0 = static_cast<int>(tile / tiles_m) * kRows;
-    int const m0 = static_cast<int>(tile % tiles_m) * tile_m;
+    int const m0 = static_cast<int>(tile % tiles_m) * kTileM;
     Slice const slice(params.blocks, rank, splits);
 
     if (threadIdx.x == kConsumers) {
@@ -118,7 +120,12 @@ struct Fp4WeightMm {
     cutlass::arch::launch_dependent_grids();
 
     if (threadIdx.x >= kConsumers) {
-      if (threadIdx.x == kConsumers) produce(params, storage, slice, n0, m0);
+      if constexpr (kWide) cutlass::arch::warpgroup_reg_dealloc<24>();
+      if (threadIdx.x == kConsumers) {
+        produce(params, storage, slice, n0, m0);
+      } else {
+        prefetch_ends(params, n0);
+      }
       __syncwarp();
       if (splits > 1) {  // the two meetings of the cluster in `store`
         cute::cluster_arrive_relaxed();
@@ -128,17 +135,23 @@ struct Fp4WeightMm {
       }
       return;
     }
-    store(params, storage, consume(params, storage, slice), rank, splits, n0, m0);
+    if constexpr (kWide) cutlass::arch::warpgroup_reg_alloc<240>();
+    int const group = __shfl_sync(~0u, threadIdx.x / Products::kThreads, 0), row_group = group % row_groups, part = group / row_groups;
+    auto const sums = Products::consume(storage, params.spread, slice.count, row_group, part * Products::kEach);
+    cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // every group has read the stages that this overwrites
+    auto* const buffer = reinterpret_cast<float*>(&storage);
+    Products::template put<kPitch>(sums, buffer + part * kTileM * kPitch + row_group * Products::kRows);
+    store(params, buffer, rank, splits, n0, m0);
   }
 
   __device__ static void produce(Params const& params, SharedStorage& storage, Slice const& slice, int n0, int m0) {
-    int const early = params.constant_weights ? min(slice.count, stages) : 0;
+    int const early = params.constant_weights ? min(slice.count, kStages) : 0;
     for (int t = 0; t < early; ++t) load_weights(params, storage, slice.first, t, n0);
     cutlass::arch::wait_on_dependent_grids();
     for (int t = 0; t < slice.count; ++t) {
-      int const stage = t % stages;
+      int const stage = t % kStages;
       if (t >= early) {
-        storage.freed[stage].wait(((t / stages) & 1) ^ 1);
+        storage.freed[stage].wait(((t / kStages) & 1) ^ 1);
         load_weights(params, storage, slice.first, t, n0);
       }
       for (int b = 0; b < kBlocks; ++b) {
@@ -149,136 +162,88 @@ struct Fp4WeightMm {
     }
   }
 
-  // Announces all bytes of a stage, and loads its weights. Rows beyond the last 64 are that 64's again, and not stored.
+  // Rows beyond the last 64 are that 64's again, and not stored.
+  __device__ static char const* weights_of(Params const& params, int tile, int n0, int block) {
+    int64_t const row = min(n0 / 64 + block, (params.n + 63) / 64 - 1);
+    return params.weights + (row * params.blocks + tile * kBlocks) * Block::kBytes;
+  }
+
+  // Announces all bytes of a stage, and loads its weights.
   __device__ static void load_weights(Params const& params, SharedStorage& storage, int first, int t, int n0) {
-    int const stage = t % stages, last = (params.n + 63) / 64 - 1;
+    int const stage = t % kStages;
     auto& filled = storage.filled[stage];
     filled.arrive_and_expect_tx(kWeightBytes + kTokenBytes);
-    for (int g = 0; g < row_groups; ++g) {
-      int64_t const row = min(n0 / 64 + g, last);
-      char const* from = params.weights + (row * params.blocks + (first + t) * kBlocks) * Block::kBytes;
+    for (int g = 0; g < kRows / 64; ++g) {
       asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-                   ::"r"(cute::cast_smem_ptr_to_uint(storage.weights[stage] + g * kGroupBytes)), "l"(from), "r"(kGroupBytes),
-                     "r"(cute::cast_smem_ptr_to_uint(&filled)), "l"(static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST))
+                   ::"r"(cute::cast_smem_ptr_to_uint(storage.weights[stage] + g * kGroupBytes)), "l"(weights_of(params, first + t, n0, g)),
+                     "r"(kGroupBytes), "r"(cute::cast_smem_ptr_to_uint(&filled)),
+                     "l"(static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST))
                    : "memory");
     }
   }
 
-  // The sums of this CTA's slice of K, in the registers of the consumers: each group of 128 threads has those of its rows
-  // and of its part of K.
-  __device__ static auto consume(Params const& params, SharedStorage& storage, Slice const& slice) {
-    using namespace cute;
-    auto tokens = make_tensor(make_smem_ptr(reinterpret_cast<X*>(&storage.tokens[0][0])), TokenLayout{});
-    TiledMma mma;
-    int const thread = threadIdx.x % 128, group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    auto thread_mma = mma.get_thread_slice(thread);
-    auto fragment_t = thread_mma.make_fragment_B(thread_mma.partition_B(tokens));
-    auto sums = partition_fragment_C(mma, Shape<_64, Int<tile_m>>{});
-    clear(sums);
-    // Operand A for two steps of 16 columns: while one is multiplied, the other is made.
-    using Fragment = Layout<Shape<Shape<_2, _2, _2>, _1, _2>, Stride<Stride<_1, _2, _4>, _0, _8>>;
-    auto left = make_tensor<X>(Fragment{}), right = make_tensor<X>(Fragment{});
-    int const first_block = group / row_groups * each;
-    uint32_t const own = cast_smem_ptr_to_uint(&storage.weights[0][0]) + group % row_groups * kGroupBytes + first_block * Block::kBytes;
+  // What the sums of a thread's four columns are multiplied by and added to. It is brought near long before: the end of a
+  // short kernel is no place to wait for memory. Loads before the last meeting made ptxas serialise products (C7515).
+  struct Ends {
+    float alpha, base[4];
+    X bias[4];
 
-    auto multiply = [&](auto& fragment, int step, int stage) {
-      warpgroup_fence_operand(fragment);
-      warpgroup_fence_operand(sums);
-      warpgroup_arrive();
-      gemm(mma, fragment(_, _, 0), fragment_t(_, _, step, stage), sums);
-      gemm(mma, fragment(_, _, 1), fragment_t(_, _, step + 1, stage), sums);
-      warpgroup_commit_batch();
-      warpgroup_wait<1>();  // the other fragment is free again
-    };
-    int stage = 0, phase = 0, before = 0;
-    for (int t = 0; t < slice.count; ++t) {
-      storage.filled[stage].wait(phase);
+    __device__ Ends(Params const& params, int n0) {
+      int const n = n0 + threadIdx.x % (kRows / 4) * 4, last = params.n - 1;
+      alpha = (params.alpha == nullptr ? 1.0f : *params.alpha) * Format::kShort;
       CUTLASS_PRAGMA_UNROLL
-      for (int b = 0; b < each; ++b) {
-        Block block;
-        block.load(own + stage * kWeightBytes + b * Block::kBytes, thread);
-        block.template operand<0>(params.spread, reinterpret_cast<uint32_t*>(&left(0)));
-        multiply(left, (first_block + b) * 4, stage);
-        if (b == 0 && t > 0 && thread % 32 == 0) storage.freed[before].arrive();  // its last product has been waited for
-        block.template operand<1>(params.spread, reinterpret_cast<uint32_t*>(&right(0)));
-        multiply(right, (first_block + b) * 4 + 2, stage);
-      }
-      before = stage;
-      if (++stage == stages) stage = 0, phase ^= 1;
+      for (int i = 0; i < 4; ++i) base[i] = params.base[min(n + i, last)];
+      if (params.bias == nullptr) return;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) bias[i] = params.bias[min(n + i, last)];
     }
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(sums);
-    return sums;
+  };
+
+  // Into L2, where all writes meet: so it need not wait for the kernel ahead.
+  __device__ static void prefetch_ends(Params const& params, int n0) {
+    int const line = threadIdx.x - kConsumers - 1;  // of 128 bytes
+    auto prefetch = [](void const* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); };
+    if (line == 0 && params.alpha != nullptr) prefetch(params.alpha);
+    if (line < kRows / 32 && n0 + line * 32 < params.n) prefetch(params.base + n0 + line * 32);
+    if (line < kRows / 64 && n0 + line * 64 < params.n && params.bias != nullptr) prefetch(params.bias + n0 + line * 64);
   }
 
-  // Partial sums go to this CTA's shared memory, token by token; then the cluster's CTAs divide the tile among them, add up
-  // all parts in order of K, and store rows of D along n.
-  template <class Sums>
-  __device__ static void store(Params const& params, SharedStorage& storage, Sums const& sums, int rank, int splits, int n0, int m0) {
+  // Partial sums lie in this CTA's shared memory, token by token. The cluster's CTAs divide the tile among them, add up all
+  // parts in order of K, and store rows of D along n.
+  __device__ static void store(Params const& params, float* buffer, int rank, int splits, int n0, int m0) {
     using namespace cute;
-    auto* buffer = reinterpret_cast<float*>(&storage);
-    int const group = threadIdx.x / 128;
-    auto* own = buffer + group / row_groups * tile_m * kPitch + group % row_groups * 64;
-    auto const layout = make_layout(Shape<_64, Int<tile_m>>{}, Stride<_1, Int<kPitch>>{});
-    cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // every group has read the stages that this overwrites
-    copy(sums, TiledMma{}.get_thread_slice(threadIdx.x % 128).partition_C(make_tensor(make_smem_ptr(own), layout)));
     if (splits > 1) {
       cluster_arrive();
       cluster_wait();
     } else {
       cutlass::arch::NamedBarrier::sync(kConsumers, 1);
     }
-
-    float const alpha = (params.alpha == nullptr ? 1.0f : *params.alpha) * Format::kShort;
-    constexpr int kQuads = tile_m * kRows / 4;
-    for (int i = rank * kConsumers + threadIdx.x; i < kQuads; i += splits * kConsumers) {
-      int const m = i / (kRows / 4);
-      int const n = i % (kRows / 4) * 4;
-      if (m0 + m >= params.m || n0 + n >= params.n) continue;
-      float quad[4] = {};
-      uint32_t const address = cast_smem_ptr_to_uint(buffer + m * kPitch + n);
-      for (int s = 0; s < splits; ++s) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int g = 0; g < k_groups; ++g) add_remote(quad, address + g * tile_m * kPitch * 4, s);
-      }
-      store_quad(params, quad, alpha, m0 + m, n0 + n);
-    }
+    Ends const ends(params, n0);
+    add_up<k_groups, kTileM, kRows, kPitch, kConsumers>(buffer, rank, splits, [&](int token, int row, float const(&quad)[4]) {
+      if (m0 + token < params.m && n0 + row < params.n) store_quad(params, quad, ends, m0 + token, n0 + row);
+    });
     if (splits > 1) {
       cluster_arrive_relaxed();  // nobody leaves while others still read its sums
       cluster_wait();
     }
   }
 
-  __device__ static X finish(Params const& params, float sum, float alpha, int n) {
-    sum *= params.base[n];
-    sum *= alpha;
-    return X(params.bias == nullptr ? sum : sum + static_cast<float>(params.bias[n]));
-  }
-
-  __device__ static void store_quad(Params const& params, float const (&quad)[4], float alpha, int m, int n) {
+  __device__ static void store_quad(Params const& params, float const (&quad)[4], Ends const& ends, int m, int n) {
     X* row = params.d + m * params.ldd + n;
+    cutlass::AlignedArray<X, 4> values;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      float const scaled = quad[i] * ends.base[i] * ends.alpha;
+      values[i] = X(params.bias == nullptr ? scaled : scaled + static_cast<float>(ends.bias[i]));
+    }
     if (n + 4 <= params.n && params.whole_quads) {
-      cutlass::AlignedArray<X, 4> values;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) values[i] = finish(params, quad[i], alpha, n + i);
       *reinterpret_cast<cutlass::AlignedArray<X, 4>*>(row) = values;
     } else {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 4; ++i) {
-        if (n + i < params.n) row[i] = finish(params, quad[i], alpha, n + i);
+        if (n + i < params.n) row[i] = values[i];
       }
     }
-  }
-
-  __device__ static void add_remote(float (&quad)[4], uint32_t address, int rank) {
-    uint32_t remote, bits[4];
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3])
-                 : "r"(remote)
-                 : "memory");
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 4; ++i) quad[i] += __uint_as_float(bits[i]);
   }
 };
 

@@ -11,6 +11,7 @@ from gemmill.build.driver import build
 from gemmill.build.options import BuildOptions, BuildResult
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.families import blockscaled, kv_cache, quant
+from gemmill.families.blockscaled.config import FewConfig, Group
 from gemmill.families.quant.config import QuantConfig, QuantFamily
 from gemmill.manifest import KernelEntry
 from gemmill.manifest.reading import check_extension
@@ -47,8 +48,9 @@ def test_variant(entry: KernelEntry) -> None:
     if entry.family in (quant.NAME, kv_cache.NAME):
         return
     if entry.family == blockscaled.NAME:
-        product = "QGMMA" if "_fp4fp8_" in entry.name else "HGMMA"
-        assert entry.sass.get(product, 0) > 0, "weights in registers or shared memory are multiplied by WGMMA"
+        warps = getattr(config, "group", None) is Group.WARP or isinstance(config, FewConfig)
+        product = "HMMA" if warps else "QGMMA" if "_fp4fp8_" in entry.name else "HGMMA"
+        assert entry.sass.get(product, 0) > 0, "weights in registers or shared memory are multiplied by the tensor core"
         packed = "_fp4weight_" in entry.name or "_fp4fp8_" in entry.name
         assert not packed or {"UTMALDG", "UBLKCP"} <= entry.sass.keys(), (
             "activations are promised to travel by TMA, weights by bulk copies"

@@ -18,8 +18,8 @@ from gemmill.locations import runtime_tables_dir
 from gemmill.manifest import write_manifest
 from gemmill.registry import REGISTRY
 from gemmill.space.selections import Selection, select
-from gemmill.tune import executors
-from gemmill.tune.protocol import TuneError
+from gemmill.tuner import executors
+from gemmill.tuner.protocol import TuneError
 from gemmill.wheel import Abi, package
 from stored import save
 

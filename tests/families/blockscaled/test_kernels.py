@@ -12,7 +12,10 @@ from gemmill.families.blockscaled.config import (
     FP4_PAIRS,
     WEIGHT_PAIRS,
     AnyConfig,
+    FewConfig,
     FoldedConfig,
+    Group,
+    ManyConfig,
     Pair,
     PairConfig,
     Sharing,
@@ -28,7 +31,10 @@ from gemmill.vocab import Arch, DType
 GOOD = WeightConfig(pair=Pair.FLOATS_NVFP4, tile_m=16, k_groups=2, blocks=1, stages=8)
 
 
+WARPS = replace(GOOD, group=Group.WARP, row_groups=4, stages=5)
 WIDENED = WidenedConfig(pair=Pair.NVFP4, out_dtype=DType.F16, tile=128)
+FEW = FewConfig(pair=Pair.MXFP4, out_dtype=DType.F16, tile_m=8, warps=4)
+MANY = ManyConfig(pair=Pair.NVFP4, out_dtype=DType.BF16, tile_m=64, tile_n=256)
 PAIRED = PairConfig(
     pair=Pair.MXFP8_MXFP6,
     out_dtype=DType.BF16,
@@ -44,14 +50,21 @@ CODES = CODE_PAIRS
 def test_the_default_selection_on_hopper() -> None:
     configs = list(default(Arch.SM90A))
     weights = [config for config in configs if isinstance(config, WeightConfig)]
-    assert len({symbol_of(config) for config in weights}) == 24 and len(weights) == 72
+    assert len({symbol_of(config) for config in weights}) == 26 and len(weights) == 104
     assert all(REGISTRY.check(config) for config in configs)
     for pair in FP4_PAIRS:
-        assert {c.tile_m for c in weights if c.pair is pair} == {8, 16, 32, 48, 64, 96, 128}
+        assert {c.tile_m for c in weights if c.pair is pair} == {8, 16, 32, 64, 96, 128, 192, 256}
+        assert {c.tile_m for c in weights if c.pair is pair and c.group is Group.WARP} == {8, 16}
+    few = [config for config in configs if isinstance(config, FewConfig)]
+    assert {(c.pair, c.out_dtype, c.tile_m) for c in few} == set(
+        product((Pair.NVFP4, Pair.MXFP4), (DType.BF16, DType.F16), (8, 16))
+    )
+    many = [config for config in configs if isinstance(config, ManyConfig)]
+    assert {(c.pair, c.out_dtype) for c in many} == {(c.pair, c.out_dtype) for c in few}
     folded = [config for config in configs if isinstance(config, FoldedConfig)]
     assert len({symbol_of(config) for config in folded}) == 24 and len(folded) == 58
     widened = [config for config in configs if isinstance(config, WidenedConfig)]
-    assert len(widened) == 48 and len(configs) == len(weights) + len(folded) + len(widened)
+    assert len(widened) == 48 and len(configs) == sum(map(len, (weights, folded, widened, few, many)))
     assert set(smoke(Arch.SM90A)) <= set(configs)
 
 
@@ -96,7 +109,10 @@ def test_the_default_selections_on_blackwell() -> None:
     [
         (GOOD, "sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8"),
         (replace(GOOD, splits=4), "sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8_k4"),
+        (WARPS, "sm90a_fp4weight_floatsxnvfp4_t16_r4x64w2b1_s5"),
         (WIDENED, "sm90a_widened_nvfp4xnvfp4_f16_t128"),
+        (replace(FEW, splits=2), "sm90a_widenedfew_mxfp4xmxfp4_f16_t8_w4_k2"),
+        (replace(MANY, splits=4), "sm90a_widenedmany_nvfp4xnvfp4_bf16_t64x256_k4"),
         (replace(WIDENED, pair=Pair.FLOATS_MXFP8, prepacked=True), "sm90a_widened_floatsxmxfp8_f16_t128_packed"),
         (
             replace(WIDENED, pair=Pair.E4M3_MXFP4, tile=64, grouped=True),
@@ -119,6 +135,10 @@ def test_names_and_back(config: AnyConfig, name: str) -> None:
         ("sm90a_fp4weight_nvfp5_t16_g2b1_s8", "'nvfp5' is not a valid Pair"),
         ("sm90a_fp4weight_floatsxnvfp4_16_g2b1_s8", "tile '16', expected t and a number"),
         ("sm90a_fp4weight_floatsxnvfp4_t16_g2_s8", "groups 'g2', expected g and a number, b and a number"),
+        (
+            "sm90a_fp4weight_floatsxnvfp4_t16_r4x64g2b1_s8",
+            "groups 'r4x64g2b1', expected rNxN, w and a number, b and a number",
+        ),
         ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8_w2", "slices 'w2', expected k and a number"),
         ("sm90a_widened_nvfp4xnvfp4_bf16", "it has 4 fields of 5 to 7"),
         ("sm90a_widened_nvfp4xnvfp4_bf16_t64_groups_packed", "field 'packed', expected packed, then groups"),
@@ -142,6 +162,17 @@ def test_names_that_are_none(name: str, said: str) -> None:
         ({"blocks": 3}, "stage", "stages of 384 columns: packed weights have multiples of 256"),
         ({"stages": 18}, "memory", "18 stages of 13312 bytes do not fit in 230400"),
         ({"tile_m": 128, "stages": 3}, "memory", "partial sums of 135168 bytes reuse the stages, which have 125952"),
+        (
+            {"group": Group.WARP, "tile_m": 40},
+            "rows",
+            "tile of 40 rows: the sums of 64 weights by more than 32 do not fit in a warp's registers",
+        ),
+        ({"row_groups": 4}, "rows", "4 times 64 rows of weights: two groups of 128 threads have 64 each"),
+        (
+            {"group": Group.WARP, "row_groups": 3, "rows": 32},
+            "rows",
+            "3 times 32 rows of weights: a warp has 32 or 64, and a tile 64, 128 or 256",
+        ),
         ({"splits": 3}, "splits", "3 slices of K: a cluster has 1, 2, 4 or 8 CTAs"),
     ],
 )
@@ -160,6 +191,20 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
             "packed",
             "floatsxmxfp4 with results in f16: products may not fit f16 without bases, which packed weights have",
         ),
+        (replace(FEW, arch=Arch.SM100A), "hopper", "sm100a has no WGMMA: codes are widened on sm90a"),
+        (
+            replace(FEW, pair=Pair.MXFP8),
+            "words",
+            "mxfp8xmxfp8: codes are widened in registers where both operands have four bits",
+        ),
+        (replace(FEW, tile_m=24), "few", "tile of 24 rows: registers are for 8 or 16"),
+        (replace(MANY, tile_m=96), "many", "tile of 96 x 256: it is 64 or 128 by 128 or 256"),
+        (
+            replace(MANY, tile_m=128, splits=2),
+            "many",
+            "partial sums of 135168 bytes reuse the stages, which have 98304",
+        ),
+        (replace(FEW, warps=6), "few", "6 warps: a CTA has 4 or 8"),
         (
             replace(WIDENED, pair=Pair.FLOATS_NVFP4, out_dtype=DType.BF16, prepacked=True),
             "packed",
@@ -225,18 +270,30 @@ def test_rules_of_pairs(config: AnyConfig, rule: str, reason: str) -> None:
 
 
 def test_every_field_reaches_its_text() -> None:
-    changes = {"pair": Pair.FLOATS_MXFP4, "tile_m": 24, "k_groups": 1, "blocks": 2, "stages": 7}
+    changes = {
+        "pair": Pair.FLOATS_MXFP4,
+        "group": Group.WARPGROUP,
+        "rows": 32,
+        "tile_m": 24,
+        "k_groups": 1,
+        "blocks": 2,
+        "stages": 7,
+    }
+    changes["row_groups"] = 2
     assert {field.name for field in fields(WeightConfig)} == {*changes, "splits", "arch"}
-    text = emit(GOOD).text
+    text = emit(WARPS).text
     for name, value in changes.items():
-        other = emit(replace(GOOD, **{name: value})).text
-        assert other.replace(to_name(replace(GOOD, **{name: value})), to_name(GOOD)) != text, name
+        other = emit(replace(WARPS, **{name: value})).text
+        assert other.replace(to_name(replace(WARPS, **{name: value})), to_name(WARPS)) != text, name
     assert emit(replace(GOOD, splits=4)) == emit(GOOD), "slices are told at run time"
 
 
 @pytest.mark.parametrize(
     ("config", "changes"),
     [
+        (replace(FEW), {"pair": Pair.NVFP4, "out_dtype": DType.BF16, "tile_m": 16, "warps": 8}),
+        (MANY, {"pair": Pair.MXFP4, "out_dtype": DType.F16, "tile_m": 128, "tile_n": 128}),
+        (WIDENED, {"pair": Pair.MXFP4, "out_dtype": DType.BF16, "tile": 64}),
         (
             replace(WIDENED, pair=Pair.FLOATS_MXFP6),
             {"pair": Pair.FLOATS_MXFP4, "out_dtype": DType.BF16, "tile": 64, "prepacked": True},
@@ -271,6 +328,13 @@ def test_every_field_of_pairs_reaches_its_text(config: AnyConfig, changes: dict)
     for name, value in changes.items():
         other = replace(config, **{name: value})
         assert emit(other).text.replace(to_name(other), to_name(config)) != emit(config).text, name
+
+
+def test_reports_have_words_for_every_kernel() -> None:
+    configs = [config for arch in Arch for config in default(arch)]
+    assert {SWEEP.shown(config)[0] for config in configs} == set(SWEEP.kinds)
+    assert all(SWEEP.shown(config)[1].isdigit() for config in configs)
+    assert len({SWEEP.kin(config) for config in configs}) == len(configs)
 
 
 def test_measured_classes_are_those_of_calls() -> None:

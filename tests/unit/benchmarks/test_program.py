@@ -13,7 +13,7 @@ import run as program
 from gemmill.families.blockscaled.cases.measured import BlockScaledMaker
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.registry import REGISTRY
-from gemmill.tune.problems import problem_of
+from gemmill.tuner.problems import problem_of
 from gemms import Op, gemm
 from harness.contenders import FieldError, WrongResult, ops_contender
 from harness.remote import RemoteContender, RemoteError, serve

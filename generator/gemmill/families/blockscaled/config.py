@@ -94,6 +94,67 @@ class WidenedConfig:
         return 4 if self.tile <= SIDE else 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class FewConfig:
+    """A kernel that widens 4-bit codes of both operands to bf16 in registers, for few rows of A: kernels/blockscaled/widened_few_mm.cuh."""
+
+    pair: Pair
+    out_dtype: DType
+    tile_m: int
+    """Rows of A in a tile; of B a tile has 64."""
+    warps: int
+    """That divide a CTA's columns of K."""
+    splits: int = 1
+    """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
+    arch: Arch = Arch.SM90A
+    tag: ClassVar[str] = "widenedfew"
+    prepacked: ClassVar[bool] = False
+    grouped: ClassVar[bool] = False
+
+    @property
+    def compiled(self) -> "FewConfig":
+        """The same machine code with K in one slice."""
+        return replace(self, splits=1)
+
+    @property
+    def ctas_of_sm(self) -> int:
+        """That registers leave room for."""
+        return 16 // self.warps
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyConfig:
+    """A kernel that widens 4-bit codes of both operands to bf16 on their way to shared memory: kernels/blockscaled/widened_many_mm.cuh."""
+
+    pair: Pair
+    out_dtype: DType
+    tile_m: int
+    """Rows of A in a tile."""
+    tile_n: int
+    """Rows of B."""
+    splits: int = 1
+    """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
+    arch: Arch = Arch.SM90A
+    tag: ClassVar[str] = "widenedmany"
+    prepacked: ClassVar[bool] = False
+    grouped: ClassVar[bool] = False
+
+    @property
+    def compiled(self) -> "ManyConfig":
+        """The same machine code with K in one slice."""
+        return replace(self, splits=1)
+
+    @property
+    def ctas_of_sm(self) -> int:
+        """That registers leave room for."""
+        return 1 if self.tile_m * self.tile_n > 128 * 128 else 2
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of 64 columns of both operands."""
+        return (self.tile_m + self.tile_n) * SIDE * 2
+
+
 class Sharing(StrEnum):
     """How the work on a tile is shared, on Blackwell."""
 
@@ -138,15 +199,34 @@ class PairConfig:
         return 128 if self.mixes and self.pair.b_format is not MXFP8 else 1
 
 
+class Group(StrEnum):
+    """The threads that multiply 64 rows of weights together."""
+
+    WARP = "w"
+    """32 by mma.sync: few tokens"""
+    WARPGROUP = "g"
+    """128 by WGMMA"""
+
+    @property
+    def threads(self) -> int:
+        """Of a group."""
+        return 32 if self is Group.WARP else 128
+
+
 @dataclass(frozen=True, kw_only=True)
 class WeightConfig:
     """A kernel of packed 4-bit weights and bf16 activations on Hopper: kernels/blockscaled/fp4_weight_mm.cuh."""
 
     pair: Pair
+    group: Group = Group.WARPGROUP
+    rows: int = 64
+    """Of weights that a group multiplies: 64, or of a warp 32."""
+    row_groups: int = 2
+    """Groups on different rows of weights."""
     tile_m: int
-    """Rows of A in a tile; of weights a tile has 128."""
+    """Rows of A in a tile."""
     k_groups: int
-    """Groups of 2 x 128 threads that divide the columns of a stage."""
+    """Groups on the same rows, which divide the columns of a stage."""
     blocks: int
     """Of 64 columns in a stage, of each group."""
     stages: int
@@ -169,10 +249,15 @@ class WeightConfig:
         return SIDE * self.k_groups * self.blocks
 
     @property
+    def tile_n(self) -> int:
+        """Rows of weights in a tile."""
+        return self.rows * self.row_groups
+
+    @property
     def stage_bytes(self) -> int:
-        """Of weights, two blocks high, and of activations."""
+        """Of weights and of activations."""
         block_bytes = SIDE * SIDE // 2 + SIDE * SIDE // self.pair.b_format.group
-        return self.stage_columns * (2 * block_bytes // SIDE + 2 * self.tile_m)
+        return self.stage_columns * (self.tile_n // SIDE * block_bytes // SIDE + 2 * self.tile_m)
 
     @property
     def ctas_of_sm(self) -> int:
@@ -200,6 +285,7 @@ class FoldedConfig:
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "fp4fp8"
     prepacked: ClassVar[bool] = True
+    tile_n: ClassVar[int] = 2 * SIDE
 
     @property
     def compiled(self) -> "FoldedConfig":
@@ -229,5 +315,5 @@ class FoldedConfig:
         return 2 if not self.is_wide and self.stages * self.stage_bytes + 4096 <= 113 * 1024 else 1
 
 
-AnyConfig = WeightConfig | WidenedConfig | FoldedConfig | PairConfig
+AnyConfig = WeightConfig | WidenedConfig | FewConfig | ManyConfig | FoldedConfig | PairConfig
 """Of the family."""

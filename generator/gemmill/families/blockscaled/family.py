@@ -5,11 +5,23 @@ from typing import Any
 
 from gemmill.families.blockscaled import NAME, selections
 from gemmill.families.blockscaled.accepts import BlockScaledAccepts, accepted
-from gemmill.families.blockscaled.config import AnyConfig, FoldedConfig, PairConfig, WeightConfig, WidenedConfig
+from gemmill.families.blockscaled.config import (
+    AnyConfig,
+    FewConfig,
+    FoldedConfig,
+    ManyConfig,
+    PairConfig,
+    WeightConfig,
+    WidenedConfig,
+)
 from gemmill.families.blockscaled.names import (
+    few_from_fields,
+    few_to_fields,
     folded_from_fields,
     folded_to_fields,
     from_fields,
+    many_from_fields,
+    many_to_fields,
     pair_from_fields,
     pair_to_fields,
     to_fields,
@@ -18,8 +30,8 @@ from gemmill.families.blockscaled.names import (
 )
 from gemmill.families.blockscaled.ops import OPS
 from gemmill.families.blockscaled.questions import QUESTIONS
-from gemmill.families.blockscaled.rules import FOLDED_RULES, PAIR_RULES, RULES, WIDENED_RULES
-from gemmill.families.blockscaled.spelling import spell, spell_folded, spell_pair, spell_widened
+from gemmill.families.blockscaled.rules import FEW_RULES, FOLDED_RULES, MANY_RULES, PAIR_RULES, RULES, WIDENED_RULES
+from gemmill.families.blockscaled.spelling import spell, spell_few, spell_folded, spell_many, spell_pair, spell_widened
 from gemmill.families.blockscaled.tuning import TUNING
 from gemmill.family import Family, Kernels
 from gemmill.vocab import Compiler
@@ -96,11 +108,43 @@ WIDENED = Kernels(
     unit_seconds=_UNIT_SECONDS,
     unit_size=12,
 )
+WIDENED_FEW = Kernels(
+    tag=FewConfig.tag,
+    doc="few rows, 4-bit codes of both operands widened to bf16 in registers, on Hopper",
+    config=FewConfig,
+    accepts=BlockScaledAccepts,
+    to_fields=few_to_fields,
+    from_fields=few_from_fields,
+    filters=_filters,
+    rules=FEW_RULES,
+    accepted=accepted,
+    spell=spell_few,
+    compiler=Compiler.NVCC,
+    seconds=lambda _: _SECONDS,
+    unit_seconds=_UNIT_SECONDS,
+    unit_size=12,
+)
+WIDENED_MANY = Kernels(
+    tag=ManyConfig.tag,
+    doc="many rows, 4-bit codes of both operands widened to bf16 in shared memory, on Hopper",
+    config=ManyConfig,
+    accepts=BlockScaledAccepts,
+    to_fields=many_to_fields,
+    from_fields=many_from_fields,
+    filters=_filters,
+    rules=MANY_RULES,
+    accepted=accepted,
+    spell=spell_many,
+    compiler=Compiler.NVCC,
+    seconds=lambda _: _SECONDS,
+    unit_seconds=_UNIT_SECONDS,
+    unit_size=12,
+)
 FAMILY = Family(
     name=NAME,
     doc="multiplies block-scaled weights by activations, or by block-scaled codes",
     asks=OPS,
-    kernels=(FP4_WEIGHT, FOLDED, WIDENED, PAIRS),
+    kernels=(FP4_WEIGHT, FOLDED, WIDENED, WIDENED_FEW, WIDENED_MANY, PAIRS),
     cases="gemmill.families.blockscaled.cases",
     serving="gemmill.families.blockscaled.serving",
     questions=QUESTIONS,

@@ -1,22 +1,25 @@
 """The analytic model that chooses where nothing was measured. Mirrors kernels/blockscaled/model.cpp.
 
-Waves of CTAs, as many at a time as a device has room for. Two things limit them: steps of 64 columns of a tile, which are
-widened and multiplied one after another, and memory. Nothing is fitted: the constants are predictions, on Hopper from the
-instructions of the main loop and from docs/notes/fp4_weights.md, on Blackwell from the peak of its tensor core. Tables of
-measured shapes have the last word.
+Waves of CTAs, as many at a time as a device has room for. Two things limit them: steps of a tile, which are widened and
+multiplied one after another, and memory, and part of the lesser is not hidden. Of packed weights the constants are fitted
+(docs/notes/fp4_weights.md). Others are predictions, on Hopper from the instructions of the main loop, on Blackwell from the
+peak of its tensor core. Tables of measured shapes have the last word.
 """
 
 from typing import NamedTuple
 
 from gemmill.family import ProblemCall, Row
-from gemmill.formats.layout import SIDE
 
 MOST_CTAS = 2**30
 """Kernels count them in 32 bits, some past the last."""
-_ALONE = 1.5
-"""How much longer a step takes where one group of threads widens and multiplies in turns."""
-_BEGIN_NS, _MEETING_NS = 2000.0, 500.0
-"""To launch, and to add up slices of K in a cluster's shared memory."""
+_BEGIN_NS, _UNHIDDEN = 1968.0, 0.15
+"""To launch, and what part of the lesser limit is not hidden."""
+_MEETING_NS = {1: 0.0, 2: 1293.0, 4: 2312.0, 8: 4051.0}
+"""To add up so many slices of K in a cluster's shared memory."""
+_REACHED = {1: 1000, 2: 1000, 4: 909, 8: 758}
+"""Of 1000 multiprocessors, those that clusters of so many CTAs reach: a cluster lies within a group of 14 to 18."""
+_L2 = 7712.0
+"""Bytes a nanosecond of activations that every column of tiles reads again."""
 
 
 class Facts(NamedTuple):
@@ -28,12 +31,14 @@ class Facts(NamedTuple):
     tile_n: int
     sms: int
     """Multiprocessors that multiply a tile together."""
-    k_groups: int
-    """Groups of threads on different columns of a tile; 0 where nothing is widened."""
     ctas_of_sm: int
     """That fit on a multiprocessor."""
+    step_columns: int
+    """Along K."""
     step_ps: int
-    """Picoseconds for 64 columns of a tile."""
+    """Picoseconds for a step of a CTA that has a multiprocessor alone."""
+    shared_permille: int
+    """Of that, for each of the CTAs that share one."""
     a_bits: int
     """Sixteenths of a bit that an element of A takes, with its part of a scale."""
     b_bits: int
@@ -53,16 +58,21 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     m, n, k = call.sizes
     facts: Facts = row.facts
     ctas, sms = ctas_of(facts, m, n), max(sm_count // facts.sms, 1)
+    sms = max(sms * _REACHED[facts.splits] // 1000, 1)
     on_sm = min(facts.ctas_of_sm, -(-ctas // sms))
     waves = -(-ctas // (sms * on_sm))
-    all_steps = -(-k // SIDE)
+    all_steps = -(-k // facts.step_columns)
     steps = -(-all_steps // facts.splits)
-    alone = _ALONE if on_sm * facts.k_groups == 1 else 1.0
-    working = float(waves * on_sm) * float(steps) * float(facts.step_ps) * alone / 1000.0
-    read = float(n) * float(k) * float(facts.b_bits) + float(m) * float(k) * float(facts.a_bits)
-    memory = (read / 128.0 + 2.0 * float(m) * float(n)) / float(facts.memory)
-    meeting = _MEETING_NS if facts.splits > 1 else 0.0
-    return _BEGIN_NS + max(working, memory) + meeting
+    each = (
+        float(facts.step_ps) / 1000.0
+        if on_sm == 1
+        else float(on_sm * facts.shared_permille) * float(facts.step_ps) / 1e6
+    )
+    working = float(waves) * float(steps) * each
+    of_a, of_b = float(m) * float(k) * float(facts.a_bits) / 128.0, float(n) * float(k) * float(facts.b_bits) / 128.0
+    again = of_a * float(-(-n // facts.tile_n)) / _L2
+    memory = (of_a + of_b + 2.0 * float(m) * float(n)) / float(facts.memory) + again
+    return _BEGIN_NS + max(working, memory) + _UNHIDDEN * min(working, memory) + _MEETING_NS[facts.splits]
 
 
 def refuses(row: Row, call: ProblemCall) -> str | None:
@@ -71,7 +81,5 @@ def refuses(row: Row, call: ProblemCall) -> str | None:
     if (ctas := ctas_of(row.facts, m, n)) > MOST_CTAS:
         return f"it would take {ctas} CTAs for M, N = {m}, {n}, and counts up to {MOST_CTAS}"
     if k % row.facts.k_multiple:
-        return (
-            f"TMA gives codes of 4 and 6 bits a byte each where K is a multiple of {row.facts.k_multiple}, and K is {k}"
-        )
+        return f"its loads take K in multiples of {row.facts.k_multiple}, and K is {k}"
     return None

@@ -3,13 +3,25 @@
 import re
 from collections.abc import Sequence
 
-from gemmill.families.blockscaled.config import FoldedConfig, Pair, PairConfig, Sharing, WeightConfig, WidenedConfig
+from gemmill.families.blockscaled.config import (
+    FewConfig,
+    FoldedConfig,
+    Group,
+    ManyConfig,
+    Pair,
+    PairConfig,
+    Sharing,
+    WeightConfig,
+    WidenedConfig,
+)
 from gemmill.vocab import Arch, DType
 
 
 def to_fields(config: WeightConfig) -> list[str]:
     """pair tile groups stages, then the slices of K where there are several."""
-    fields = [config.pair.value, f"t{config.tile_m}", f"g{config.k_groups}b{config.blocks}", f"s{config.stages}"]
+    rows = f"r{config.row_groups}x{config.rows}" if config.group is Group.WARP else ""
+    groups = f"{rows}{config.group}{config.k_groups}b{config.blocks}"
+    fields = [config.pair.value, f"t{config.tile_m}", groups, f"s{config.stages}"]
     return fields if config.splits == 1 else [*fields, f"k{config.splits}"]
 
 
@@ -18,9 +30,15 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> WeightConfig:
     if len(fields) not in (4, 5):
         raise ValueError(f"it has {len(fields) + 2} fields of 6 or 7")
     pair, tile, groups, stages, *splits = fields
-    k_groups, blocks = _numbers(r"g(\d+)b(\d+)", groups, "groups", "g and a number, b and a number")
+    warps = groups.startswith("r")
+    told = "rNxN, w and a number, b and a number" if warps else "g and a number, b and a number"
+    pattern = r"r(\d+)x(\d+)w(\d+)b(\d+)" if warps else r"g(\d+)b(\d+)"
+    *rows, k_groups, blocks = _numbers(pattern, groups, "groups", told)
     return WeightConfig(
         pair=Pair(pair),
+        group=Group.WARP if warps else Group.WARPGROUP,
+        row_groups=rows[0] if warps else 2,
+        rows=rows[1] if warps else 64,
         tile_m=_numbers(r"t(\d+)", tile, "tile", "t and a number")[0],
         k_groups=k_groups,
         blocks=blocks,
@@ -75,6 +93,49 @@ def widened_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> Widened
         raise ValueError(f"field {rest[0]!r}, expected packed, then groups")
     return WidenedConfig(
         pair=Pair(pair), out_dtype=DType(out), tile=size, prepacked=prepacked, grouped=grouped, arch=arch
+    )
+
+
+def few_to_fields(config: FewConfig) -> list[str]:
+    """pair out tile warps, then the slices of K where there are several."""
+    fields = [config.pair.value, config.out_dtype.value, f"t{config.tile_m}", f"w{config.warps}"]
+    return fields if config.splits == 1 else [*fields, f"k{config.splits}"]
+
+
+def few_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> FewConfig:
+    """The config that `few_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if len(fields) not in (4, 5):
+        raise ValueError(f"it has {len(fields) + 2} fields of 6 or 7")
+    pair, out, tile, warps, *splits = fields
+    return FewConfig(
+        pair=Pair(pair),
+        out_dtype=DType(out),
+        tile_m=_numbers(r"t(\d+)", tile, "tile", "t and a number")[0],
+        warps=_numbers(r"w(\d+)", warps, "warps", "w and a number")[0],
+        splits=_numbers(r"k(\d+)", splits[0], "slices", "k and a number")[0] if splits else 1,
+        arch=arch,
+    )
+
+
+def many_to_fields(config: ManyConfig) -> list[str]:
+    """pair out tile, then the slices of K where there are several."""
+    fields = [config.pair.value, config.out_dtype.value, f"t{config.tile_m}x{config.tile_n}"]
+    return fields if config.splits == 1 else [*fields, f"k{config.splits}"]
+
+
+def many_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> ManyConfig:
+    """The config that `many_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if len(fields) not in (3, 4):
+        raise ValueError(f"it has {len(fields) + 2} fields of 5 or 6")
+    pair, out, tile, *splits = fields
+    tile_m, tile_n = _numbers(r"t(\d+)x(\d+)", tile, "tile", "tMxN")
+    return ManyConfig(
+        pair=Pair(pair),
+        out_dtype=DType(out),
+        tile_m=tile_m,
+        tile_n=tile_n,
+        splits=_numbers(r"k(\d+)", splits[0], "slices", "k and a number")[0] if splits else 1,
+        arch=arch,
     )
 
 

@@ -6,7 +6,10 @@ from gemmill.families.blockscaled.config import (
     FOLDED_PAIRS,
     FP4_PAIRS,
     WEIGHT_PAIRS,
+    FewConfig,
     FoldedConfig,
+    Group,
+    ManyConfig,
     Pair,
     PairConfig,
     Sharing,
@@ -23,7 +26,7 @@ RESERVED = 2048
 """Bytes of shared memory for barriers, and to align what comes after them."""
 
 
-def _hopper(config: WeightConfig | FoldedConfig | WidenedConfig) -> Iterator[str]:
+def _hopper(config: WeightConfig | FoldedConfig | WidenedConfig | FewConfig | ManyConfig) -> Iterator[str]:
     """What is widened is multiplied by WGMMA."""
     if config.arch is not Arch.SM90A:
         yield f"{config.arch} has no WGMMA: codes are widened on sm90a"
@@ -41,6 +44,16 @@ def _tile(config: WeightConfig | FoldedConfig) -> Iterator[str]:
         yield f"tile of {config.tile_m} rows: WGMMA takes 8 to 256 columns in steps of 8"
 
 
+def _rows(config: WeightConfig) -> Iterator[str]:
+    """Registers of a multiprocessor are for twelve warps that multiply by WGMMA, and those of a warp for few tokens."""
+    if config.group is Group.WARP and config.tile_m > 32:
+        yield f"tile of {config.tile_m} rows: the sums of 64 weights by more than 32 do not fit in a warp's registers"
+    if config.group is Group.WARPGROUP and (config.rows, config.row_groups) != (64, 2):
+        yield f"{config.row_groups} times {config.rows} rows of weights: two groups of 128 threads have 64 each"
+    if config.rows not in (32, 64) or config.tile_n not in (64, 128, 256):
+        yield f"{config.row_groups} times {config.rows} rows of weights: a warp has 32 or 64, and a tile 64, 128 or 256"
+
+
 def _stage(config: WeightConfig | FoldedConfig) -> Iterator[str]:
     """Packed weights have whole stages."""
     if config.stage_columns < 1 or STAGE_COLUMNS % config.stage_columns:
@@ -53,17 +66,17 @@ def _memory(config: WeightConfig | FoldedConfig) -> Iterator[str]:
     bytes_ = config.stages * config.stage_bytes
     if bytes_ > room:
         yield f"{config.stages} stages of {config.stage_bytes} bytes do not fit in {room}"
-    if (sums := config.k_groups * config.tile_m * (2 * 64 + 4) * 4) > bytes_:
+    if (sums := config.k_groups * config.tile_m * (config.tile_n + 4) * 4) > bytes_:
         yield f"partial sums of {sums} bytes reuse the stages, which have {bytes_}"
 
 
-def _splits(config: WeightConfig | FoldedConfig) -> Iterator[str]:
+def _splits(config: WeightConfig | FoldedConfig | FewConfig | ManyConfig) -> Iterator[str]:
     """A cluster's CTAs lie near one another."""
     if config.splits not in (1, 2, 4, MOST_SPLITS):
         yield f"{config.splits} slices of K: a cluster has 1, 2, 4 or {MOST_SPLITS} CTAs"
 
 
-RULES = (_hopper, _operands, _tile, _stage, _memory, _splits)
+RULES = (_hopper, _operands, _tile, _rows, _stage, _memory, _splits)
 
 
 def _folds(config: FoldedConfig) -> Iterator[str]:
@@ -114,6 +127,35 @@ def _rounds(config: WidenedConfig) -> Iterator[str]:
 
 
 WIDENED_RULES = (_hopper, _square, _packed, _scaled_in_groups, _rounds)
+
+
+def _words(config: FewConfig | ManyConfig) -> Iterator[str]:
+    """A word of each operand has the same eight columns."""
+    if config.pair not in (Pair.NVFP4, Pair.MXFP4):
+        yield f"{config.pair}: codes are widened in registers where both operands have four bits"
+
+
+def _few(config: FewConfig) -> Iterator[str]:
+    """Registers of 16 warps hold sums of 64 by 16, and the codes that are on their way."""
+    if config.tile_m not in (8, 16):
+        yield f"tile of {config.tile_m} rows: registers are for 8 or 16"
+    if config.warps not in (4, 8):
+        yield f"{config.warps} warps: a CTA has 4 or 8"
+
+
+FEW_RULES = (_hopper, _words, _few, _splits)
+
+
+def _many(config: ManyConfig) -> Iterator[str]:
+    """Two groups of 128 threads widen rows of both operands, and have the sums."""
+    if (config.tile_m, config.tile_n) not in ((64, 128), (64, 256), (128, 128), (128, 256)):
+        yield f"tile of {config.tile_m} x {config.tile_n}: it is 64 or 128 by 128 or 256"
+    sums = config.tile_m * (config.tile_n + 8) * 4
+    if config.splits > 1 and sums > 2 * config.stage_bytes:
+        yield f"partial sums of {sums} bytes reuse the stages, which have {2 * config.stage_bytes}"
+
+
+MANY_RULES = (_hopper, _words, _many, _splits)
 
 _SHARING = {
     Arch.SM100A: (Sharing.ONE_SM, Sharing.TWO_SM),

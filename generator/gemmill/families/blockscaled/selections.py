@@ -9,40 +9,65 @@ from gemmill.families.blockscaled.config import (
     FP4_PAIRS,
     WEIGHT_PAIRS,
     AnyConfig,
+    FewConfig,
     FoldedConfig,
+    Group,
+    ManyConfig,
     Pair,
     PairConfig,
     Sharing,
     WeightConfig,
     WidenedConfig,
 )
+from gemmill.formats.layout import SIDE
 from gemmill.vocab import Arch, DType
 from gemmill.vocab.format import MXFP8
 
+WARP_TILES = (
+    (64, 1, 8, 4, 1, 5),
+    (64, 2, 8, 4, 1, 5),
+    (64, 4, 8, 2, 1, 5),
+    (32, 2, 8, 4, 1, 8),
+    (32, 4, 8, 4, 1, 9),
+    (64, 1, 16, 4, 1, 5),
+    (64, 2, 16, 4, 1, 4),
+    (32, 2, 16, 4, 1, 6),
+    (32, 4, 16, 4, 1, 8),
+    (32, 2, 32, 4, 1, 4),
+    (32, 4, 32, 4, 1, 6),
+)
+"""Of groups that are warps: rows of weights of each, how many there are on different ones, rows of A, groups along K, blocks of
+each, stages."""
 TILES = (
-    (8, 1, 2, 9),
-    (8, 2, 2, 4),
-    (16, 1, 2, 8),
-    (16, 2, 1, 8),
     (32, 1, 2, 6),
     (32, 2, 2, 5),
-    (48, 1, 2, 5),
-    (48, 2, 2, 4),
     (64, 1, 2, 4),
     (64, 2, 2, 4),
     (96, 1, 2, 5),
     (128, 1, 2, 5),
+    (192, 1, 2, 3),
+    (256, 1, 2, 3),
 )
 """Rows of A, groups along K, blocks of each, stages. Two groups of 96 rows and more, and wider stages of few rows, leave too few
-registers: the tensor core's products would be serialised (docs/notes/fp4_weights.md)."""
-SPLITS = (1, 2, 4)
+registers: the tensor core's products would be serialised (docs/notes/fp4_weights.md, which has the times of others too)."""
+SPLITS = (1, 2, 4, 8)
 
 
 def _all(arch: Arch) -> Iterator[WeightConfig]:
     if arch is not Arch.SM90A:
         return
-    for pair, (tile_m, k_groups, blocks, stages) in product(FP4_PAIRS, TILES):
-        yield WeightConfig(pair=pair, tile_m=tile_m, k_groups=k_groups, blocks=blocks, stages=stages)
+    tiles = [(Group.WARP, *tile) for tile in WARP_TILES] + [(Group.WARPGROUP, 64, 2, *tile) for tile in TILES]
+    for pair, (group, rows, row_groups, tile_m, k_groups, blocks, stages) in product(FP4_PAIRS, tiles):
+        yield WeightConfig(
+            pair=pair,
+            group=group,
+            rows=rows,
+            row_groups=row_groups,
+            tile_m=tile_m,
+            k_groups=k_groups,
+            blocks=blocks,
+            stages=stages,
+        )
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
@@ -53,6 +78,11 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
         if splits <= 2 * folded.ctas_of_sm:  # of clusters of 4 with a CTA on each multiprocessor 31 fit, not 33
             yield replace(folded, splits=splits)
     yield from _widened(arch)
+    for few, splits in product(_few(arch), SPLITS):
+        yield replace(few, splits=splits)
+    for many, splits in product(_many(arch), SPLITS):
+        if splits == 1 or many.tile_m == SIDE:
+            yield replace(many, splits=splits)
     for pair in CODE_PAIRS:
         yield from _pairs(pair, arch)
 
@@ -122,6 +152,32 @@ _SM100_TILES = {
 }
 """Columns of a tile, and its cluster: wide tiles are of large results, which have whole clusters. Every one more would take a
 minute of compiling for each pair."""
+FEW_TILES = ((8, 4), (16, 4))
+"""Rows of A, warps."""
+
+
+def _few(arch: Arch) -> Iterator[FewConfig]:
+    """Of 4-bit codes, both operands."""
+    if arch is not Arch.SM90A:
+        return
+    for pair, out_dtype, (tile_m, warps) in product((Pair.NVFP4, Pair.MXFP4), (DType.BF16, DType.F16), FEW_TILES):
+        yield FewConfig(pair=pair, out_dtype=out_dtype, tile_m=tile_m, warps=warps)
+
+
+MANY_TILES = ((64, 128), (64, 256), (128, 128), (128, 256))
+"""Rows of A and of B. Those of 128 rows of A have no room for sums of slices of K."""
+
+
+def _many(arch: Arch) -> Iterator[ManyConfig]:
+    """The same for more rows."""
+    if arch is not Arch.SM90A:
+        return
+    for pair, out_dtype, (tile_m, tile_n) in product((Pair.NVFP4, Pair.MXFP4), (DType.BF16, DType.F16), MANY_TILES):
+        yield ManyConfig(pair=pair, out_dtype=out_dtype, tile_m=tile_m, tile_n=tile_n)
+
+
+_SM100_N = (64, 128, 256)
+_SM100_CLUSTERS = {Sharing.ONE_SM: ((1, 1, 1), (2, 1, 1)), Sharing.TWO_SM: ((2, 1, 1), (4, 1, 1))}
 _SM120_TILE = (128, 128)
 """Of twice the size some kernels spilled (nvcc 13.0), and of mixed codes there is no room for two stages of it."""
 
@@ -156,8 +212,13 @@ def _of_tile(
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:
-    """A tile for few rows of each format of packed weights, and of every pair one."""
-    yield from (config for config in _all(arch) if (config.tile_m, config.k_groups) == (16, 2))
+    """Of each format of packed weights a tile for warps and one for groups of 128 threads, and of every pair one."""
+    yield from (
+        config
+        for config in _all(arch)
+        if (config.tile_m, config.k_groups) in ((16, 4), (32, 2)) and (config.rows, config.row_groups) == (64, 2)
+    )
+    yield from (config for config in _few(arch) if (config.out_dtype, config.tile_m) == (DType.BF16, 16))
     bf16 = (config for config in _folded(arch) if config.out_dtype is DType.BF16)
     yield from (config for config in bf16 if (config.tile_m, config.k_groups) == (64, 1))
     yield from (config for config in _widened(arch) if (config.out_dtype, config.tile) == (DType.BF16, 64))

@@ -3,7 +3,10 @@
 from gemmill.families.blockscaled.config import (
     FOLDED_PAIRS,
     WEIGHT_PAIRS,
+    FewConfig,
     FoldedConfig,
+    Group,
+    ManyConfig,
     Pair,
     PairConfig,
     Sharing,
@@ -22,6 +25,9 @@ def spell(config: WeightConfig) -> Spelled:
     """The template, and what fills the holes."""
     values = {
         "format": _CPP_FORMAT[config.pair],
+        "products": "WarpProducts" if config.group is Group.WARP else "WarpgroupProducts",
+        "rows": f", {config.rows}" if config.group is Group.WARP else "",
+        "row_groups": config.row_groups,
         "tile_m": config.tile_m,
         "k_groups": config.k_groups,
         "blocks": config.blocks,
@@ -69,6 +75,31 @@ def spell_widened(config: WidenedConfig) -> Spelled:
         "factors": "OfGroups" if config.grouped else "OfRows" if layout == "BehindCodes" else "OfTensor",
     }
     return Spelled(template="blockscaled/widened_mm.cu.jinja", values=values)
+
+
+_CPP_WORDS = {NVFP4: "NvFp4Words", MXFP4: "MxFp4Words"}
+
+
+def spell_few(config: FewConfig) -> Spelled:
+    """The template, and what fills the holes."""
+    values = {
+        "format": _CPP_WORDS[config.pair.b_format],
+        "d_type": config.out_dtype.cutlass_type,
+        "tile_m": config.tile_m,
+        "warps": config.warps,
+    }
+    return Spelled(template="blockscaled/widened_few_mm.cu.jinja", values=values)
+
+
+def spell_many(config: ManyConfig) -> Spelled:
+    """The template, and what fills the holes."""
+    values = {
+        "format": _CPP_WORDS[config.pair.b_format],
+        "d_type": config.out_dtype.cutlass_type,
+        "tile_m": config.tile_m,
+        "tile_n": config.tile_n,
+    }
+    return Spelled(template="blockscaled/widened_many_mm.cu.jinja", values=values)
 
 
 _CPP_OPERAND = {

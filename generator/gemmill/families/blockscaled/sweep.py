@@ -5,7 +5,15 @@ from enum import StrEnum
 
 from gemmill.families.blockscaled import NAME
 from gemmill.families.blockscaled.classes import CLASSES
-from gemmill.families.blockscaled.config import Pair, WeightConfig
+from gemmill.families.blockscaled.config import (
+    AnyConfig,
+    FewConfig,
+    FoldedConfig,
+    ManyConfig,
+    Pair,
+    PairConfig,
+    WeightConfig,
+)
 from gemmill.family import Measured, ProblemCall, Sizes, Sweep
 from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import DType
@@ -87,8 +95,16 @@ def _aligned(rows: int, row_bytes: int) -> int:
     return TMA_BYTES if rows == 1 else (row_bytes | TMA_BYTES) & -(row_bytes | TMA_BYTES)
 
 
-def _shown(config: WeightConfig) -> tuple[str, str]:
-    return f"g{config.k_groups}", str(config.tile_m)
+def _shown(config: AnyConfig) -> tuple[str, str]:
+    match config:
+        case WeightConfig():
+            return config.group.value, str(config.tile_m)
+        case FewConfig() | ManyConfig() | FoldedConfig():
+            return config.tag, str(config.tile_m)
+        case PairConfig():
+            return config.tag, str(config.tile_shape_mnk[1])
+        case _:
+            return config.tag, str(config.tile)
 
 
 SWEEP = Sweep(
@@ -97,7 +113,15 @@ SWEEP = Sweep(
     example={"m": [1, 16, 64], "n": 4096, "k": 4096},
     tiny={"m": 32, "n": 96, "k": 64},
     is_last_resort=lambda config: False,
-    kin=lambda config: (config.tile_m, config.k_groups, config.blocks, config.stages, config.splits),
-    kinds={"g1": "one group along K", "g2": "two groups along K"},
+    kin=lambda config: config,
+    kinds={
+        "w": "packed weights, by warps",
+        "g": "packed weights, by groups of 128 threads",
+        "fp4fp8": "packed weights folded into e4m3",
+        "widenedfew": "4-bit codes widened in registers",
+        "widenedmany": "4-bit codes widened in shared memory",
+        "widened": "codes widened in shared memory",
+        "blockscaled": "CUTLASS's block-scaled collectives",
+    },
     shown=_shown,
 )

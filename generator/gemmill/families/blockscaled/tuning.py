@@ -6,7 +6,9 @@ from gemmill.families.blockscaled.accepts import BlockScaledAccepts
 from gemmill.families.blockscaled.classes import CLASSES
 from gemmill.families.blockscaled.config import (
     AnyConfig,
+    FewConfig,
     FoldedConfig,
+    ManyConfig,
     Pair,
     PairConfig,
     Sharing,
@@ -14,22 +16,28 @@ from gemmill.families.blockscaled.config import (
     WidenedConfig,
 )
 from gemmill.families.blockscaled.model import Facts, model_ns, refuses
+from gemmill.families.blockscaled.steps import step_of
 from gemmill.families.blockscaled.sweep import SWEEP, Op
 from gemmill.family import ProblemCall, Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.formats.layout import SIDE
 from gemmill.vocab import Arch, Format
 
-# Predictions: docs/notes/fp4_weights.md has where those of Hopper come from, those of Blackwell are its data sheets'.
-_WIDENED_PS, _WIDE_TILE = 150_000, 64
-_FOLDED_PS = {8: 145, 16: 150, 32: 165, 64: 195, 128: 265, 256: 295}
-_FOLDED_GROUPED_PS = {8: 200, 16: 218, 32: 265, 64: 359, 128: 305}
-"""Nanoseconds for 64 columns of a tile of folded weights by its rows of A, with scales of rows and of groups: from times of an H200,
-2026-11-22 (docs/notes/folded.md). Rows between take those of the next. Slices of K cost a twentieth."""
+# Predictions but for packed and folded weights: those of Blackwell are its data sheets'.
+_WIDENED_PS = {64: 195_000, 128: 525_000}
+"""For 64 columns of a tile of both operands, of a CTA alone."""
+_FEW_PS, _FEW_PERMILLE = 300_000, 800
+"""For 128 columns of a tile and each warp of a CTA."""
+_MANY_STEPS = {(64, 128): (500, 700), (64, 256): (800, 700), (128, 128): (700, 700), (128, 256): (1000, 1000)}
+"""Nanoseconds for 64 columns of a tile of a CTA alone, and permille of them for each of two."""
+_WAITING_PERMILLE = 667
+"""Of a step, for each of the CTAs that share a multiprocessor and hide one another's waits."""
+_FOLDED_NS = {8: 145, 16: 150, 32: 165, 64: 195, 128: 265, 256: 295}
+_FOLDED_GROUPED_NS = {8: 200, 16: 218, 32: 265, 64: 359, 128: 305}
+"""For 64 columns of a tile of folded weights by its rows of A, of CTAs that share a multiprocessor, with scales of rows and of groups:
+from times of an H200, 2026-11-22 (docs/notes/folded.md). Rows between take those of the next. Slices of K cost a twentieth."""
 _DEEP_PS = 10_000
 """What two groups along K with all of a multiprocessor's memory spare."""
-_WIDENED_PAIR_PS = {64: 130_000, 128: 350_000}
-"""For 64 columns of a tile of both operands."""
 _SPARED_PERMILLE = 900
 """Of a tile that two multiprocessors share: each loads half of B."""
 _PRODUCTS_OF_SM = {Arch.SM100A: 30_000, Arch.SM120A: 5_000}
@@ -48,14 +56,16 @@ def _a_bits(pair: Pair) -> int:
 
 
 def _of_weights(config: WeightConfig) -> Facts:
+    step_ns, shared_permille = step_of(config)
     return Facts(
         splits=config.splits,
         tile_m=config.tile_m,
-        tile_n=2 * SIDE,
+        tile_n=config.tile_n,
         sms=1,
-        k_groups=config.k_groups,
         ctas_of_sm=config.ctas_of_sm,
-        step_ps=_WIDENED_PS * max(config.tile_m, _WIDE_TILE) // _WIDE_TILE,
+        step_columns=config.stage_columns,
+        step_ps=1000 * step_ns,
+        shared_permille=shared_permille,
         a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
         memory=_MEMORY[config.arch],
@@ -64,17 +74,20 @@ def _of_weights(config: WeightConfig) -> Facts:
 
 
 def _of_folded(config: FoldedConfig) -> Facts:
-    known = _FOLDED_GROUPED_PS if config.grouped else _FOLDED_PS
+    known = _FOLDED_GROUPED_NS if config.grouped else _FOLDED_NS
     deep = config.k_groups > config.ctas_of_sm
     nanoseconds = next((ns for tile, ns in known.items() if tile >= config.tile_m), max(known.values()))
+    shared_ps = 1000 * nanoseconds * (105 if config.splits > 1 else 100) // 100 - (_DEEP_PS if deep else 0)
+    waits = config.k_groups == 1
     return Facts(
         splits=config.splits,
         tile_m=config.tile_m,
         tile_n=2 * SIDE,
         sms=1,
-        k_groups=config.k_groups,
         ctas_of_sm=config.ctas_of_sm,
-        step_ps=1000 * nanoseconds * (105 if config.splits > 1 else 100) // 100 - (_DEEP_PS if deep else 0),
+        step_columns=SIDE,
+        step_ps=shared_ps * 3 // 2 if waits else shared_ps,
+        shared_permille=_WAITING_PERMILLE if waits else 1000,
         a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
         memory=_MEMORY[config.arch],
@@ -88,13 +101,49 @@ def _of_widened(config: WidenedConfig) -> Facts:
         tile_m=config.tile,
         tile_n=config.tile,
         sms=1,
-        k_groups=1,
         ctas_of_sm=config.ctas_of_sm,
-        step_ps=_WIDENED_PAIR_PS[config.tile],
+        step_columns=SIDE,
+        step_ps=_WIDENED_PS[config.tile],
+        shared_permille=_WAITING_PERMILLE,
         a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
         memory=_MEMORY[config.arch],
         k_multiple=1,
+    )
+
+
+def _of_few(config: FewConfig) -> Facts:
+    return Facts(
+        splits=config.splits,
+        tile_m=config.tile_m,
+        tile_n=SIDE,
+        sms=1,
+        ctas_of_sm=config.ctas_of_sm,
+        step_columns=128 * config.warps,
+        step_ps=_FEW_PS * config.warps,
+        shared_permille=_FEW_PERMILLE,
+        a_bits=_a_bits(config.pair),
+        b_bits=_bits(config.pair.b_format),
+        memory=_MEMORY[config.arch],
+        k_multiple=32,
+    )
+
+
+def _of_many(config: ManyConfig) -> Facts:
+    step_ns, shared_permille = _MANY_STEPS[config.tile_m, config.tile_n]
+    return Facts(
+        splits=config.splits,
+        tile_m=config.tile_m,
+        tile_n=config.tile_n,
+        sms=1,
+        ctas_of_sm=config.ctas_of_sm,
+        step_columns=SIDE,
+        step_ps=1000 * step_ns,
+        shared_permille=shared_permille,
+        a_bits=_a_bits(config.pair),
+        b_bits=_bits(config.pair.b_format),
+        memory=_MEMORY[config.arch],
+        k_multiple=32,
     )
 
 
@@ -107,8 +156,9 @@ def _of_pair(config: PairConfig) -> Facts:
         tile_m=m,
         tile_n=n,
         sms=2 if shared else 1,
-        k_groups=0,
         ctas_of_sm=1,
+        step_columns=SIDE,
+        shared_permille=1000,
         step_ps=picoseconds // 2 * _SPARED_PERMILLE // 1000 if shared else picoseconds,
         a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
@@ -125,6 +175,10 @@ def _facts(config: AnyConfig) -> Facts:
             return _of_folded(config)
         case WidenedConfig():
             return _of_widened(config)
+        case FewConfig():
+            return _of_few(config)
+        case ManyConfig():
+            return _of_many(config)
         case PairConfig():
             return _of_pair(config)
 
@@ -133,6 +187,8 @@ _ALIGNMENTS = {
     WeightConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
     FoldedConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
     WidenedConfig.tag: (8, 8, 1),
+    ManyConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
+    FewConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
     PairConfig.tag: (TMA_BYTES, TMA_BYTES, TMA_BYTES),
 }
 _LEAST_K = {WidenedConfig.tag: 0}

@@ -11,12 +11,22 @@ from gemmill.build.toolchain import ToolchainPaths
 
 ROOT = Path(__file__).parents[4]
 INSTANCES = {
-    "NvFp4, 2, 2, 2, 8, 4": 61,
-    "NvFp4, 2, 2, 2, 64, 4": 61,
-    "MxFp4, 2, 2, 1, 16, 8": 31,
+    "WarpgroupProducts, NvFp4, 2, 2, 2, 64, 4": 61,
+    "WarpgroupProducts, NvFp4, 2, 1, 2, 256, 3": 61,
+    "WarpgroupProducts, MxFp4, 2, 2, 1, 16, 8": 31,
+    "WarpProducts, NvFp4, 2, 4, 1, 8, 5": 132,
+    "WarpProducts, MxFp4, 4, 2, 1, 16, 5": 124,
+    "WarpProducts, NvFp4, 2, 4, 1, 16, 6, 32": 67,
 }
-"""Format, row groups, K groups, blocks of each in a stage, tokens, stages; and the most instructions of the logic unit in a turn
-of the main loop, which limit the kernel. Less what a turn has of its own, a block has 28 of nvfp4 and 26 of mxfp4."""
+"""Who multiplies, format, row groups, K groups, blocks of each in a stage, tokens, stages; and the most instructions of the logic
+unit in a turn of the main loop, which limit the kernel. Less what a turn has of its own, a block has 28 of nvfp4 and 26 of
+mxfp4 in a group of 128 threads, and four times as many in a warp."""
+BOTH = (
+    "WidenedFewMm, NvFp4Words, cutlass::bfloat16_t, 16, 4",
+    "WidenedFewMm, MxFp4Words, cutlass::half_t, 8, 4",
+    "WidenedManyMm, NvFp4Words, cutlass::bfloat16_t, 128, 256",
+)
+"""Instances with both operands of codes: format, type of the result, rows of A, warps or rows of B."""
 LOGIC = ("LOP3", "SHF", "PRMT")
 
 
@@ -26,13 +36,12 @@ def compiled(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("fp4")
     source, binary = folder / "body.cu", folder / "body.cubin"
     source.write_text(
-        '#include "blockscaled/fp4_weight_mm.cuh"\nnamespace gemmill::blockscaled {\n'
-        "template <class Kernel> __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kCtas)\n"
-        "entry(__grid_constant__ typename Kernel::Params const params) {\n"
-        "  extern __shared__ char shared[];\n  Kernel::run(params, shared);\n}\n"
+        '#include "blockscaled/fp4_weight_mm.cuh"\n#include "blockscaled/widened_many_mm.cuh"\nnamespace gemmill::blockscaled {\n'
         + "".join(
-            f"template __global__ void entry<Fp4WeightMm<{name}>>(__grid_constant__ Fp4WeightMm<{name}>::Params const);\n"
-            for name in INSTANCES
+            f'using Kernel{i} = {_kernel(name)};\nextern "C" __global__ void __launch_bounds__(Kernel{i}::kThreads, Kernel{i}::kCtas)\n'
+            f"entry{i}(__grid_constant__ Kernel{i}::Params const params) {{\n"
+            f"  extern __shared__ char shared[];\n  Kernel{i}::run(params, shared);\n}}\n"
+            for i, name in enumerate((*INSTANCES, *BOTH))
         )
         + "}\n"
     )
@@ -44,20 +53,22 @@ def compiled(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory
     listing = subprocess.run([toolchain.cuobjdump, "-sass", binary], capture_output=True, text=True, check=True).stdout
     _, *parts = re.split(r"Function : (\S+)", listing)
     code = dict(zip(parts[::2], parts[1::2], strict=True))
-    return done.stderr, {name: _only(code, name) for name in INSTANCES}
+    return done.stderr, {name: code[f"entry{i}"] for i, name in enumerate((*INSTANCES, *BOTH))}
 
 
-def _only(code: dict[str, str], name: str) -> str:
-    """The function of an instance, by its mangled arguments."""
-    format, *sizes = name.split(", ")
-    (function,) = [f for f in code if f"{len(format)}{format}E{''.join(f'Li{size}E' for size in sizes)}" in f]
-    return code[function]
+def _kernel(name: str) -> str:
+    if name in BOTH:
+        body, _, arguments = name.partition(", ")
+        return f"{body}<{arguments}>"
+    products, format, rows, groups, each, tile, stages, *of_warp = name.split(", ")
+    of_products = f"{products}<{', '.join((format, str(int(groups) * int(each)), each, tile, stages, *of_warp))}>"
+    return f"Fp4WeightMm<{of_products}, {rows}, {groups}>"
 
 
 def _main_loop(sass: str) -> list[str]:
     """Instructions of the smallest loop that has all of the tensor core's."""
     code = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);", sass)]
-    products = [at for at, text in code if "HGMMA" in text]
+    products = [at for at, text in code if re.search(r"\bH[G]?MMA\b", text)]
     back = [(at, int(found[1], 16)) for at, text in code if (found := re.search(r"BRA.* 0x([0-9a-f]+)", text))]
     loops = [(start, end) for end, start in back if start <= products[0] and end >= products[-1]]
     start, end = min(loops, key=lambda loop: loop[1] - loop[0])
@@ -66,23 +77,39 @@ def _main_loop(sass: str) -> list[str]:
 
 def test_it_compiles_without_spills_and_products_overlap(compiled) -> None:
     said, _ = compiled
-    assert re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said) == [("0", "0")] * len(INSTANCES)
+    assert re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said) == [("0", "0")] * len(
+        (*INSTANCES, *BOTH)
+    )
     assert "serialized" not in said
     assert "warning" not in said
 
 
 @pytest.mark.parametrize("name", INSTANCES)
 def test_weights_reach_the_tensor_core_from_registers(compiled, name: str) -> None:
-    sass, (_, _, _, each, tokens, _) = compiled[1][name], name.split(", ")
+    sass, (products, _, _, _, each, tokens, _, *rows) = compiled[1][name], name.split(", ")
+    assert not re.search(r"\b(LDL|STL)\b", sass)
+    if products == "WarpProducts":
+        assert (
+            len(re.findall(r"\bHMMA\.16816\.F32\.BF16\b", sass))
+            == 2 * int(tokens) * int(each) * int((rows or [64])[0]) // 64
+        )
+        return
     products = re.findall(rf"\bHGMMA\.64x{tokens}x16\.F32\.BF16 R\d+, R\d+, gdesc", sass)
     assert len(products) == len(re.findall(r"\bHGMMA\b", sass)) == 4 * int(each)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_both_operands_reach_the_tensor_core(compiled, name: str) -> None:
+    sass, (body, _, _, rows, _) = compiled[1][name], name.split(", ")
     assert not re.search(r"\b(LDL|STL)\b", sass)
+    product = r"\bHMMA\.16816\.F32\.BF16\b" if body == "WidenedFewMm" else r"\bHGMMA\.64x256x16\.F32\.BF16\b"
+    assert len(re.findall(product, sass)) == (4 * int(rows) if body == "WidenedFewMm" else 4)
 
 
 @pytest.mark.parametrize("name", INSTANCES)
 def test_instructions_of_the_logic_unit(compiled, name: str) -> None:
     found = Counter(re.match(r"(?:@!?\w+ +)?(\w+)", text)[1] for text in _main_loop(compiled[1][name]))
     assert sum(found[kind] for kind in LOGIC) <= INSTANCES[name], found
-    each = int(name.split(", ")[3])
+    each = int(name.split(", ")[4]) * (int((name.split(", ")[7:] or [64])[0]) // 16 if name.startswith("WarpP") else 1)
     assert found["HMUL2"] == 16 * each
     assert found["LDS"] == 2 * each

@@ -8,7 +8,15 @@ import torch
 
 from gemmill.families.blockscaled.accepts import accepted
 from gemmill.families.blockscaled.cases.calls import Operands, Problem, arguments_of, make_operands
-from gemmill.families.blockscaled.config import WEIGHT_PAIRS, AnyConfig, FoldedConfig, PairConfig, WeightConfig
+from gemmill.families.blockscaled.config import (
+    WEIGHT_PAIRS,
+    AnyConfig,
+    FewConfig,
+    FoldedConfig,
+    ManyConfig,
+    PairConfig,
+    WeightConfig,
+)
 from gemmill.families.blockscaled.ops import OPS
 from gemmill.families.blockscaled.selections import smoke
 from gemmill.numerics.cases import Outcome
@@ -110,7 +118,7 @@ def _first(config: AnyConfig) -> Problem:
 
 def _rows_of(config: AnyConfig) -> int:
     match config:
-        case WeightConfig() | FoldedConfig():
+        case WeightConfig() | FoldedConfig() | FewConfig() | ManyConfig():
             return config.tile_m
         case PairConfig():
             return config.tile_shape_mnk[0]
@@ -119,8 +127,14 @@ def _rows_of(config: AnyConfig) -> int:
 
 
 def _multiple(config: AnyConfig) -> int:
-    """Of which K is one for TMA to take rows of codes: 16 bytes of each operand."""
-    return max(32, config.k_multiple) if isinstance(config, PairConfig) else config.pair.b_format.group
+    """Of which K is one where rows of codes are taken in pieces of 16 bytes."""
+    match config:
+        case PairConfig():
+            return max(32, config.k_multiple)
+        case FewConfig() | ManyConfig():
+            return 32
+        case _:
+            return config.pair.b_format.group
 
 
 def once() -> Iterator[tuple[str, BlockScaledCase]]:

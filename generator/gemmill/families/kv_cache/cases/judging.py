@@ -10,6 +10,7 @@ from torch import Tensor
 from gemmill.families.kv_cache.bounds import (
     F16,
     attention_bound,
+    decompress_limit,
     hadamard_limit,
     lse_limit,
     output_limit,
@@ -23,7 +24,7 @@ from gemmill.families.kv_cache.reference.bits import unpack_float16
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate_back
 from gemmill.families.kv_cache.reference.vectors import Fields, decode, joined
-from gemmill.families.kv_cache.serving import attended, options_of, within_cache
+from gemmill.families.kv_cache.serving import attended, options_of, restored, within_cache
 from gemmill.family import Judged
 from gemmill.numerics.call import LegalCall
 from gemmill.numerics.memory import Memory
@@ -136,6 +137,23 @@ def _where(fields: Fields, mask: Tensor) -> Fields:
     return {name: field[mask] for name, field in fields.items()}
 
 
+def _decompress(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | Held]:
+    spec, slots = spec_of(call), before["slot_mapping"].reshape(-1)
+    exists = (slots >= 0) & (slots < call["pages"] * call["page"])
+    cache, found = before["cache"].contiguous(), {}
+    for name, side, of_side, wanted in zip(
+        ("keys", "values"), (KEYS, VALUES), (spec.keys, spec.values), restored(call, dict(before)), strict=True
+    ):
+        fields = _stored(cache, spec, side, slots[exists])
+        limit = torch.zeros_like(wanted)
+        limit[exists] = decompress_limit(fields, of_side, before["keys"].dtype)
+        is_finite = limit.isfinite()
+        found[name] = torch.where(
+            is_finite, Held(after[name], wanted, limit).part, torch.where(after[name].isfinite(), torch.inf, 0.0)
+        )
+    return found
+
+
 def _decode(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | Held]:
     spec, options = spec_of(call), options_of(call)
     lengths, table = within_cache(call, dict(before))
@@ -162,6 +180,7 @@ _HELD: dict[Kind, Callable[[Judged, Given, Given], Mapping[str, Tensor | Held]]]
     Kind.HADAMARD: _hadamard,
     Kind.COMPRESS: _compress,
     Kind.DECODE: _decode,
+    Kind.DECOMPRESS: _decompress,
 }
 
 

@@ -4,13 +4,14 @@
 
 namespace sm90a_fp4weight_floatsxmxfp4_t48_g2b2_s4 {
 
-constexpr int kRowGroups = 2;  // of 64 rows of weights
+constexpr int kRowGroups = 2;  // on different rows of weights
 constexpr int kGroups = 2;  // that divide the columns of a stage
 constexpr int kBlocks = 2;  // of 64 columns, of each group
 constexpr int kTileM = 48;  // rows of A
 constexpr int kStages = 4;
 
-using Kernel = gemmill::blockscaled::Fp4WeightMm<gemmill::blockscaled::MxFp4, kRowGroups, kGroups, kBlocks, kTileM, kStages>;
+using Products = gemmill::blockscaled::WarpgroupProducts<gemmill::blockscaled::MxFp4, kGroups * kBlocks, kBlocks, kTileM, kStages>;
+using Kernel = gemmill::blockscaled::Fp4WeightMm<Products, kRowGroups, kGroups>;
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kCtas)
 gemmill_sm90a_fp4weight_floatsxmxfp4_t48_g2b2_s4_kernel(__grid_constant__ Kernel::Params const params) {
