@@ -8,7 +8,7 @@ INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -
 # Processes that run tests: one more than cores, since some wait for what they started.
 JOBS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: help mill test style quality clean
+.PHONY: help mill test style quality smoke clean
 
 help:
 	@echo "make mill     set up, build the smoke selection, run each op once"
@@ -17,13 +17,16 @@ help:
 	@echo "make quality  check style, types, layers and the emitted files"
 	@echo "make clean    delete what make made: .venv and .gemmill"
 
-mill: $(READY)
-	$(BIN)/gemmill build --select smoke
+mill: smoke
 	$(BIN)/gemmill verify --quick
 
-test: quality
-	$(BIN)/gemmill build --select smoke
+# Checks take one core and wait for none of what the compilers make.
+test: $(READY)
+	$(MAKE) --jobs 2 quality smoke
 	$(BIN)/pytest --numprocesses $(JOBS)
+
+smoke: $(READY)
+	$(BIN)/gemmill build --select smoke
 
 style: $(READY)
 	$(BIN)/ruff check --fix

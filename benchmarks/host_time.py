@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
-from gemmill.tune.device import now
-from gemmill.tune.timing import shuffled
+from gemmill.tuner.device import now
+from gemmill.tuner.timing import shuffled
 from harness import devices
 from harness.results import write_json
 

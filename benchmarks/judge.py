@@ -29,9 +29,9 @@ from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.runtime.library import Build
-from gemmill.tune.device import now
-from gemmill.tune.problems import Problem, tiny
-from gemmill.tune.timing import shuffled
+from gemmill.tuner.device import now
+from gemmill.tuner.problems import Problem, tiny
+from gemmill.tuner.timing import shuffled
 from harness import devices
 from harness.compile_ahead import compile_ahead
 from harness.contenders import SM_COUNT, FieldError, LocalContender

@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 
 from gemmill.numerics.measured import ROTATED_BYTES
-from gemmill.tune.device import now
-from gemmill.tune.protocol import first_line
-from gemmill.tune.timing import FEWEST_CALLS
+from gemmill.tuner.device import now
+from gemmill.tuner.protocol import first_line
+from gemmill.tuner.timing import FEWEST_CALLS
 from harness import devices
 from harness.backends import backends_record, backends_text
 from harness.contenders import FieldError

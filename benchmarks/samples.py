@@ -26,11 +26,11 @@ from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.runtime.library import Build
-from gemmill.tune.checking import Fault, Finding
-from gemmill.tune.device import Monitor, driver_version, now
-from gemmill.tune.journal import Entry, Journal, JournalError
-from gemmill.tune.measure import Outcome
-from gemmill.tune.problems import Problem, tiny
+from gemmill.tuner.checking import Fault, Finding
+from gemmill.tuner.device import Monitor, driver_version, now
+from gemmill.tuner.journal import Entry, Journal, JournalError
+from gemmill.tuner.measure import Outcome
+from gemmill.tuner.problems import Problem, tiny
 from harness import devices
 from harness.contenders import FieldError, LocalContender
 from harness.drawing import designed
@@ -133,7 +133,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def prepared(options: argparse.Namespace) -> Sampler:
     """All that is loaded. Raises FieldError."""
     asked = {"family": "scaled_mm", "also": "", "by_backend": False, "variants": True, "match": ""}
-    asked |= {"vllm_so": None, "vllm_apart": False, "deep_gemm": None}
+    asked |= {"vllm_so": None, "vllm_apart": False, "deep_gemm": None, "humming": None}
     field = make_field(benchmark_of("scaled_mm"), argparse.Namespace(**{**vars(options), **asked}))
     table = None if field.loaded is None else field.loaded.table
     dry = options.dry_run

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gemmill.numerics.measured import Bind, Operands
-from gemmill.tune.bench import Bench, run
-from gemmill.tune.checking import GUARD_BYTES, Fault
-from gemmill.tune.protocol import Candidate, WorkerSpec
-from gemmill.tune.subjects import Subject
+from gemmill.tuner.bench import Bench, run
+from gemmill.tuner.checking import GUARD_BYTES, Fault
+from gemmill.tuner.protocol import Candidate, WorkerSpec
+from gemmill.tuner.subjects import Subject
 
 HERE = Path(__file__).parent
 """What PYTHONPATH must have, for a process of this module to start."""

@@ -1,7 +1,7 @@
 """Measured classes of the GEMMs at sizes."""
 
 from gemmill.families.scaled_mm.sweep import Op
-from gemmill.tune.problems import Problem, problem_of
+from gemmill.tuner.problems import Problem, problem_of
 
 __all__ = ["Op", "Problem", "gemm"]
 

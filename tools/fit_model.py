@@ -25,7 +25,7 @@ from table_loss import SM_COUNT, Times, read, row_of
 
 from gemmill.families.scaled_mm.model import FITTED, Arithmetic, Constants, Facts, Terms, terms_of, time_ns
 from gemmill.space.names import parse_name
-from gemmill.tune.problems import Problem
+from gemmill.tuner.problems import Problem
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "generator/gemmill/families/scaled_mm/model.py"

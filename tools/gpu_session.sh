@@ -72,7 +72,7 @@ tune_targets() {
 import sys
 from pathlib import Path
 
-from gemmill.tune.problems import tiny
+from gemmill.tuner.problems import tiny
 from timed.scaled_mm import OPS_OF, table_problems
 
 problems = table_problems(OPS_OF["all"])

@@ -26,9 +26,9 @@ from gemmill.runtime.select import model_ns
 from gemmill.runtime.table import make_table
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection, select
-from gemmill.tune.problems import Problem, problem_of
-from gemmill.tune.program import stand_in_build
-from gemmill.tune.protocol import problem_from_json
+from gemmill.tuner.problems import Problem, problem_of
+from gemmill.tuner.program import stand_in_build
+from gemmill.tuner.protocol import problem_from_json
 from gemmill.vocab import Arch
 
 SM_COUNT = 132

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
-from gemmill.tune.problems import Problem
-from gemmill.tune.protocol import first_line
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.protocol import first_line
 from peers.deep_gemm import deep_gemm_contender
 
 

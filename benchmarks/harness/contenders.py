@@ -13,8 +13,8 @@ from gemmill.numerics.measured import Bind, Expected, Operands, Peer, as_they_ar
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import model_ns
 from gemmill.runtime.table import Table
-from gemmill.tune.peers import vllm_peer
-from gemmill.tune.problems import Problem
+from gemmill.tuner.peers import vllm_peer
+from gemmill.tuner.problems import Problem
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
 

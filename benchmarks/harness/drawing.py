@@ -9,8 +9,8 @@ from gemmill.families.scaled_mm.sweep import Op
 from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.locations import runtime_tables_dir
 from gemmill.runtime.table_file import read_table
-from gemmill.tune.journal import read_journal
-from gemmill.tune.problems import Problem
+from gemmill.tuner.journal import read_journal
+from gemmill.tuner.problems import Problem
 from timed.scaled_mm import gemm
 
 MOST_ROWS = 8192

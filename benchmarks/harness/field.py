@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import gemmill
 from gemmill.manifest import ManifestError
 from gemmill.runtime.library import Build
-from gemmill.tune.protocol import first_line
+from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError
 from harness.results import SUBJECT
 from peers import PEERS

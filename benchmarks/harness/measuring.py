@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmill.numerics.measured import Operands
-from gemmill.tune.problems import Problem
-from gemmill.tune.protocol import first_line
-from gemmill.tune.timing import shuffled
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.protocol import first_line
+from gemmill.tuner.timing import shuffled
 from harness.contenders import Contender, WrongResult
 from harness.statistics import Sample, sample
 from harness.timers import Plan, Prepared, Timer

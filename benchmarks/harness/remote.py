@@ -7,8 +7,8 @@ from multiprocessing.connection import Connection
 from gemmill.numerics.cases import cases_of_family
 from gemmill.numerics.measured import ROTATED_BYTES, Maker, Operands
 from gemmill.registry import REGISTRY
-from gemmill.tune.peers import vllm_takes
-from gemmill.tune.problems import Problem
+from gemmill.tuner.peers import vllm_takes
+from gemmill.tuner.problems import Problem
 from harness.contenders import Contender, vllm_contender
 from harness.statistics import Sample
 from harness.timers import GraphTimer, Prepared, Timer

@@ -17,9 +17,9 @@ from gemmill.family import Row
 from gemmill.numerics.measured import Operands
 from gemmill.runtime.select import model_ns, rejection
 from gemmill.runtime.table import Table
-from gemmill.tune.problems import Problem
-from gemmill.tune.protocol import first_line
-from gemmill.tune.timing import BYTES_PER_S, FP8_FLOPS, shuffled
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.protocol import first_line
+from gemmill.tuner.timing import BYTES_PER_S, FP8_FLOPS, shuffled
 from harness.contenders import SM_COUNT, LocalContender
 
 ROUND_US = 200.0

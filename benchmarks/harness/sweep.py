@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gemmill.tune.choice import steady_us
+from gemmill.tuner.choice import steady_us
 from harness.measuring import Measurement
 
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from gemmill.tune.device import Monitor
-from gemmill.tune.problems import Problem
-from gemmill.tune.timing import FEWEST_CALLS, STEADY_FROM_US, STEADY_US, Call, Graph, calls_in_round, settle
+from gemmill.tuner.device import Monitor
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.timing import FEWEST_CALLS, STEADY_FROM_US, STEADY_US, Call, Graph, calls_in_round, settle
 from harness.statistics import Sample, sample
 
 HOST_CALLS = 1000

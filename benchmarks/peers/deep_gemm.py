@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.measured import Operands
-from gemmill.tune.protocol import first_line
+from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError, LocalContender
 
 

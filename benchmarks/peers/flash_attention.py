@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from gemmill.tune.protocol import first_line
+from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError
 from harness.kv_cache_contenders import KvCachePeer, flash_attention_3, matrix_product, torch_attention
 

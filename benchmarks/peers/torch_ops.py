@@ -2,8 +2,9 @@
 
 from argparse import ArgumentParser, Namespace
 
-from gemmill.tune.peers import peers_of
+from gemmill.tuner.peers import peers_of
 from harness.contenders import Contender, of_peer
+from harness.moe_contenders import MoePeer, torch_grouped
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -11,5 +12,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
-    """The family's own peers."""
+    """The family's own peers; of grouped GEMMs torch's."""
+    if family == "moe" and not options.dry_run:
+        return [MoePeer(name="torch", bind=torch_grouped)]
     return [of_peer(peer) for peer in peers_of(family)]

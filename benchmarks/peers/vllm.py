@@ -4,10 +4,12 @@ from argparse import ArgumentParser, Namespace
 
 import torch
 
-from gemmill.tune.protocol import first_line
+from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError, vllm_contender
+from harness.moe_contenders import MoePeer, vllm_grouped
 from harness.quant_contenders import QuantContender
 from harness.remote import RemoteContender, RemoteError
+from peers.marlin import marlin_contender
 
 NAME = "vllm"
 
@@ -47,4 +49,20 @@ def _quant(options: Namespace, notes: list[str]) -> Contender:
     return QuantContender(name=NAME, namespace="_C", codes_apart=1.0)
 
 
-_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant}
+def _moe(options: Namespace, notes: list[str]) -> Contender:
+    try:
+        torch.ops.load_library(options.vllm_so)
+    except (OSError, RuntimeError) as error:
+        raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
+    return MoePeer(name=NAME, bind=vllm_grouped)
+
+
+def _blockscaled(options: Namespace, notes: list[str]) -> Contender:
+    try:
+        torch.ops.load_library(options.vllm_so)
+        return marlin_contender()
+    except (OSError, RuntimeError, AttributeError) as error:
+        raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
+
+
+_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "blockscaled": _blockscaled, "moe": _moe}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, HadamardCase, empty_cache
+from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase, empty_cache
 from harness.kv_cache_contenders import KvCacheContender
 from timed import Benchmark
 
@@ -19,13 +19,22 @@ NORM = 8.0
 SHAPES = {
     "hadamard": ((64, 128), (16384, 128), (1 << 20, 128), (1 << 20, 64), (1 << 19, 256)),
     "store": ((1,), (64,), (4096,), (16384,)),
+    "restore": ((4096,), (16384,), (131072,)),
     "decode": ((1, 16384), (1, 131072), (8, 16384), (32, 4096), (64, 8192)),
 }
 """Rows and columns; tokens; sequences and their length."""
-SIZES = {"hadamard": ("rows", "columns"), "store": ("tokens",), "decode": ("batch", "length")}
-KINDS = ("hadamard", "store 4 bits", "store 3 bits", "decode 4 bits")
-TINY = {"hadamard": (17, 128), "store": (9,), "decode": (2, 33)}
-WARM = {"hadamard": (1 << 18, 128), "store": (4096,), "decode": (8, 16384)}
+SIZES = {"hadamard": ("rows", "columns"), "store": ("tokens",), "restore": ("tokens",), "decode": ("batch", "length")}
+KINDS = (
+    "hadamard",
+    "store 4 bits",
+    "store 3 bits",
+    "restore 4 bits",
+    "restore 3 bits",
+    "decode 4 bits",
+    "decode 3 bits",
+)
+TINY = {"hadamard": (17, 128), "store": (9,), "restore": (9,), "decode": (2, 33)}
+WARM = {"hadamard": (1 << 18, 128), "store": (4096,), "restore": (4096,), "decode": (8, 16384)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +61,7 @@ class KvCacheProblem:
         return dict(zip(SIZES[self.op], self.shape, strict=True))
 
     @property
-    def case(self) -> HadamardCase | CompressCase | DecodeCase:
+    def case(self) -> HadamardCase | CompressCase | DecompressCase | DecodeCase:
         """The call."""
         format = f"k_eden{self.bits}_v_eden{self.bits}"
         match self.op:
@@ -60,6 +69,8 @@ class KvCacheProblem:
                 return HadamardCase(rows=self.shape[0], columns=self.shape[1])
             case "store":
                 return CompressCase(tokens=self.shape[0], format=format, page=self.page)
+            case "restore":
+                return DecompressCase(tokens=self.shape[0], format=format, page=self.page)
         batch, length = self.shape
         return DecodeCase(lengths=(length,) * batch, page=self.page, format=format)
 
@@ -75,7 +86,7 @@ class KvCacheProblem:
         match self.op:
             case "hadamard":
                 return 4 * self.shape[0] * self.shape[1]
-            case "store":
+            case "store" | "restore":
                 return self.shape[0] * (KV_HEADS * HEAD_DIM * 4 + token)
         batch, length = self.shape
         return batch * (length * token + HEADS * HEAD_DIM * 4)
@@ -105,11 +116,25 @@ class KvCacheMaker:
 
     def _copy(self, problem: KvCacheProblem) -> dict[str, Any]:
         case = problem.case
-        values = self._attended(case) if isinstance(case, DecodeCase) else case.arguments(self._device)
+        values = case.arguments(self._device) if not isinstance(case, DecodeCase | DecompressCase) else self._read(case)
         return dict(zip(case.schema.arguments, values, strict=True))
 
-    def _attended(self, case: DecodeCase) -> list[Any]:
+    def _read(self, case: DecodeCase | DecompressCase) -> list[Any]:
         """As the case's arguments, but for what fills the pages: to compress so much by the reference takes minutes."""
+        return self._restored(case) if isinstance(case, DecompressCase) else self._attended(case)
+
+    def _restored(self, case: DecompressCase) -> list[Any]:
+        pages = -(-case.tokens // case.page)
+        slots = torch.randperm(pages, device=self._device)[:, None] * case.page + torch.arange(
+            case.page, device=self._device
+        )
+        cache = random_cache(case, pages, self._device)
+        out = [
+            torch.empty(case.tokens, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=self._device) for _ in range(2)
+        ]
+        return [*out, cache, slots.flatten()[: case.tokens], case.format, case.spec.seed]
+
+    def _attended(self, case: DecodeCase) -> list[Any]:
         batch, length, device = len(case.lengths), case.lengths[0], self._device
         each = -(-length // case.page)
         cache = random_cache(case, batch * each, device)
@@ -117,11 +142,11 @@ class KvCacheMaker:
         lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
         q = torch.randn(batch, case.rows, case.heads, HEAD_DIM, device=device).bfloat16()
         lse = torch.empty(batch, case.heads, case.rows, device=device)
-        options = [case.format, HEAD_DIM**-0.5, case.spec.seed, True, 0, None, lse]
+        options = [case.format, HEAD_DIM**-0.5, case.spec.seed, True, 0, None, lse, 0.0]
         return [torch.empty_like(q), q, cache, table, lengths, *options]
 
 
-def random_cache(case: DecodeCase, pages: int, device: torch.device) -> Tensor:
+def random_cache(case: DecodeCase | DecompressCase, pages: int, device: torch.device) -> Tensor:
     """Pages of random codes, and of vectors of one norm."""
     cache = empty_cache(case.spec, pages, device)
     pieces = cache.view(pages, case.kv_heads, -1).random_(0, 256)

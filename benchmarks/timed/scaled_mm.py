@@ -11,8 +11,8 @@ from gemmill.numerics.cases import cases_of_family
 from gemmill.numerics.measured import through
 from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
-from gemmill.tune.models import layers_of, named_models
-from gemmill.tune.problems import Problem, grid, problem_of, tiny
+from gemmill.tuner.models import layers_of, named_models
+from gemmill.tuner.problems import Problem, grid, problem_of, tiny
 from harness import stand_in
 from harness.contenders import (
     LocalContender,

@@ -1,5 +1,6 @@
 from gemmill.families.blockscaled.functions import *
 from gemmill.families.kv_cache.functions import *
+from gemmill.families.moe.functions import *
 from gemmill.families.quant.functions import *
 from gemmill.families.scaled_mm.functions import *
 from gemmill.runtime.ops import (
@@ -29,6 +30,7 @@ from gemmill.runtime.ops import (
 from gemmill.runtime.ops import (
     variants as variants,
 )
+from gemmill.tuning import tune as tune
 from gemmill.version import __version__ as __version__
 
 __all__: list[str]

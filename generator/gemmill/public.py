@@ -17,6 +17,7 @@ from gemmill.runtime.ops import (  # defines torch.ops.gemmill, which the functi
     use_variant,
     variants,
 )
+from gemmill.tuning import tune
 from gemmill.version import __version__
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "stats",
     "supports",
     "table_digest",
+    "tune",
     "use_variant",
     "variants",
 ]

@@ -24,6 +24,19 @@ struct gemmill_kv_compress_args {
   int64_t page_stride;          // bytes, a multiple of 16
   int64_t key_token_stride, key_head_stride, value_token_stride, value_head_stride;
   int64_t seed;                 // of the rotation's signs
+  int64_t unbiased;             // whether norms are eden's scales
+};
+
+// Stored keys and values of such slots to plain vectors.
+struct gemmill_kv_decompress_args {
+  void* keys;                   // [tokens, kv_heads, head dim]
+  void* values;                 // the same
+  uint8_t const* cache;         // as above
+  int64_t const* slots;         // [tokens]; outside of the cache: zeros
+  int64_t tokens, kv_heads, pages, page_size;
+  int64_t page_stride;
+  int64_t key_token_stride, key_head_stride, value_token_stride, value_head_stride;
+  int64_t seed;                 // of the rotation's signs
 };
 
 // Attention of the last tokens of each sequence over all of it.
@@ -43,6 +56,7 @@ struct gemmill_kv_attention_args {
   int64_t causal;
   int64_t seed;                 // of the rotation's signs; below 0: q comes rotated, out stays so
   float scale;
+  float softcap;                // scores stay below it in magnitude; 0 for none
 };
 
 }  // extern "C"

@@ -9,8 +9,9 @@ enum Role { kOut, kX, kCache, kKeys, kValues, kSlotMapping, kQ, kBlockTable, kSe
 enum Value {
   kKind, kWorks, kRows, kOutStride, kXStride, kScale, kTokens, kKvHeads, kPages, kPage, kKeyToken, kKeyHead, kValueToken,
   kValueHead, kSeed, kBatch, kHeads, kPageStride, kQBatch, kQRow, kQHead, kTablePages, kTableStride, kWindow, kCausal,
+  kUnbiased, kSoftcap,
 };
-enum Kind { kHadamard, kCompress, kDecode };  // gemmill.families.kv_cache.config.Kind
+enum Kind { kHadamard, kCompress, kDecode, kDecompress };  // gemmill.families.kv_cache.config.Kind
 
 template <class Element>
 Element* data(OpCall const& x, Role role) { return static_cast<Element*>(x.tensor(role).data); }
@@ -27,6 +28,15 @@ void launch_compress(OpCall const& x, Chosen const& chosen) {
   gemmill_kv_compress_args const args{
       data<uint8_t>(x, kCache), x.tensor(kKeys).data, x.tensor(kValues).data, data<int64_t>(x, kSlotMapping),
       x.value(kTokens), x.value(kKvHeads), x.value(kPages), x.value(kPage), x.value(kPageStride),
+      x.value(kKeyToken), x.value(kKeyHead), x.value(kValueToken), x.value(kValueHead), x.value(kSeed),
+      x.value(kUnbiased)};
+  chosen.launch(&args);
+}
+
+void launch_decompress(OpCall const& x, Chosen const& chosen) {
+  gemmill_kv_decompress_args const args{
+      x.tensor(kKeys).data, x.tensor(kValues).data, data<uint8_t>(x, kCache), data<int64_t>(x, kSlotMapping),
+      x.value(kTokens), x.value(kKvHeads), x.value(kPages), x.value(kPage), x.value(kPageStride),
       x.value(kKeyToken), x.value(kKeyHead), x.value(kValueToken), x.value(kValueHead), x.value(kSeed)};
   chosen.launch(&args);
 }
@@ -37,7 +47,8 @@ void launch_decode(OpCall const& x, Chosen const& chosen) {
       data<int32_t>(x, kBlockTable), data<int32_t>(x, kSeqLens), data<float>(x, kSinks),
       x.value(kBatch), x.value(kRows), x.value(kHeads), x.value(kKvHeads), x.value(kPages), x.value(kPage),
       x.value(kOutStride), x.value(kPageStride), x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages), x.value(kTableStride),
-      x.value(kWindow), x.value(kCausal), x.value(kSeed), static_cast<float>(x.real(kScale))};
+      x.value(kWindow), x.value(kCausal), x.value(kSeed), static_cast<float>(x.real(kScale)),
+      static_cast<float>(x.real(kSoftcap))};
   chosen.launch(&args);
 }
 
@@ -45,6 +56,7 @@ void launch(OpCall const& x, Chosen const& chosen) {
   switch (x.value(kKind)) {
     case kHadamard: return launch_hadamard(x, chosen);
     case kCompress: return launch_compress(x, chosen);
+    case kDecompress: return launch_decompress(x, chosen);
     default: return launch_decode(x, chosen);
   }
 }
@@ -60,7 +72,7 @@ Family const family{
     {"out", "x", "cache", "keys", "values", "slot_mapping", "q", "block_table", "seq_lens", "sinks", "lse"},
     {"kind", "works", "rows", "out_stride", "x_stride", "scale", "tokens", "kv_heads", "pages", "page", "key_token", "key_head",
      "value_token", "value_head", "seed", "batch", "heads", "page_stride", "q_batch", "q_row", "q_head", "table_pages", "table_stride", "window",
-     "causal"},
+     "causal", "unbiased", "softcap"},
     {{"cache_is_aligned", cache_is_aligned}},
     asks,
     launch,

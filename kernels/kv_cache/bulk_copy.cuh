@@ -5,6 +5,8 @@
 
 namespace gemmill::kv_cache {
 
+constexpr int kReserved = 1024;  // what the system keeps below a block's shared memory
+
 __device__ __forceinline__ uint32_t shared_address(void const* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -42,6 +44,12 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t address) {
   uint32_t word;
   asm("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address));
   return word;
+}
+
+__device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
+  uint4 words;
+  asm("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "r"(address));
+  return words;
 }
 
 // A barrier of `threads` of the block's. Number 0 is __syncthreads'.

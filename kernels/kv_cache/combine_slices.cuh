@@ -32,9 +32,10 @@ struct CombineParams {
   gemmill_kv_attention_args args;
   Partial<kHeadDim> partial;
   Signs<kHeadDim> signs;
-  int64_t tiles;
+  int tiles;
   int slices;
   int tile_rows;
+  int group;  // query heads of a KV head
 };
 
 __device__ __forceinline__ float sum_of_warp(float x) {
@@ -56,10 +57,12 @@ __global__ void __launch_bounds__(kCombineThreads) combine_slices(__grid_constan
   wait_for_predecessor();
   auto const& args = params.args;
   int const lane = threadIdx.x % 32, rows = params.tile_rows;
-  int64_t const index = static_cast<int64_t>(blockIdx.x) * (kCombineThreads / 32) + threadIdx.x / 32;
-  int64_t const tile = index / rows, row_of_tile = index % rows;
-  int64_t const batch = tile / params.tiles / args.kv_heads, kv_head = tile / params.tiles % args.kv_heads;
-  int64_t const group = args.heads / args.kv_heads, flat = tile % params.tiles * rows + row_of_tile;
+  constexpr uint32_t kWarps = kCombineThreads / 32;
+  uint32_t const blocks = rows / kWarps, tiles = params.tiles, heads = static_cast<uint32_t>(args.kv_heads);
+  uint32_t const of_tile = blockIdx.x / blocks, of_heads = of_tile / tiles;
+  int64_t const tile = of_tile, batch = of_heads / heads, kv_head = of_heads % heads;
+  int const row_of_tile = static_cast<int>(blockIdx.x % blocks * kWarps + threadIdx.x / 32);
+  int64_t const group = params.group, flat = static_cast<int64_t>(of_tile % tiles) * rows + row_of_tile;
   if (batch >= args.batch || flat >= args.rows * group) return;
   int64_t const row = flat / group, head = kv_head * group + flat % group;
 
@@ -79,25 +82,22 @@ __global__ void __launch_bounds__(kCombineThreads) combine_slices(__grid_constan
 #pragma unroll 8
     for (int i = 0; i < count; ++i) {
       float const share = __shfl_sync(0xFFFFFFFFu, own, i);
-      float const* const out = params.partial.out + (first + (begin + i) * rows) * kHeadDim + kOwn * lane;
+      float const* const out = params.partial.out + (first + (begin + i) * rows) * kHeadDim + lane;
 #pragma unroll
-      for (int j = 0; j < kOwn; ++j) y[j] += share * out[j];
+      for (int j = 0; j < kOwn; ++j) y[j] += share * out[32 * j];
     }
   }
   bool const sees_nothing = sum == 0.0f;
 #pragma unroll
   for (int j = 0; j < kOwn; ++j) y[j] = sees_nothing ? 0.0f : y[j] / sum;
   if (args.seed >= 0) {
-    hadamard_across<32>(y);
+    hadamard_of_warp<kHeadDim>(y);
 #pragma unroll
-    for (int j = 0; j < kOwn; ++j) y[j] *= params.signs(kOwn * lane + j) ? -kInverseRoot<kHeadDim> : kInverseRoot<kHeadDim>;
+    for (int j = 0; j < kOwn; ++j) y[j] *= params.signs(32 * j + lane) ? -kInverseRoot<kHeadDim> : kInverseRoot<kHeadDim>;
   }
   Element* const out = static_cast<Element*>(args.out) + ((batch * args.rows + row) * args.heads + head) * args.out_stride;
 #pragma unroll
-  for (int j = 0; j < kOwn; j += 2) {
-    uint32_t const word = two_elements<Element>(y[j], y[j + 1]);
-    memcpy(out + kOwn * lane + j, &word, sizeof word);
-  }
+  for (int j = 0; j < kOwn; ++j) out[32 * j + lane] = to_element<Element>(y[j]);
   if (lane == 0 && args.lse != nullptr) {
     args.lse[(batch * args.heads + head) * args.rows + row] = sees_nothing ? -INFINITY : (largest + log2f(sum)) / kLog2E;
   }

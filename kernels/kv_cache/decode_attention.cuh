@@ -1,9 +1,9 @@
 // Attention over pages of keys and values in 2 to 4 bits (eden or turboquant_mse, layout heads).
 //
 // A block takes one KV head of one sequence, a tile of 8 or 16 rows and a slice of the tokens. The rows are query rows times
-// the query heads of the KV head. A producer warp brings stages of 64 tokens by bulk copies, a lane for each piece: whole
-// pages of a head are one piece of memory, half a page of 128 tokens is four. Meanwhile consumers rotate queries and make a
-// table. Groups of four consumer warps take stages in turn, each warp 16 tokens:
+// the query heads of the KV head. Groups of four consumer warps take stages of 64 tokens in turn, each warp 16 tokens. Each
+// group has a producer warp, which brings its stages by bulk copies, a lane for each piece: whole pages of a head are one piece
+// of memory, half a page of 128 tokens is four. One producer for all would be too slow. A stage is:
 //
 //   scores    S^T[16 x rows] = K Q^T    Q stays in registers as f16, rotated; keys are centroids
 //   softmax   online, in f32; each key's norm is a factor of its row
@@ -40,26 +40,24 @@ __device__ __forceinline__ void rotate_queries(DecodeParams<Shape::kHeadDim> con
     if (flat < args.rows * params.group) {
       int64_t const head = at.kv_head * params.group + flat % params.group;
       Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_batch_stride +
-                                  flat / params.group * args.q_row_stride + head * args.q_head_stride + kOwn * lane;
+                                  flat / params.group * args.q_row_stride + head * args.q_head_stride + lane;
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) y[i] = to_float(from[i]);
+      for (int i = 0; i < kOwn; ++i) y[i] = to_float(from[32 * i]);
     }
     if (args.seed >= 0) {
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) y[i] *= params.signs(kOwn * lane + i) ? -kInverseRoot<kHeadDim> : kInverseRoot<kHeadDim>;
-      hadamard_across<32>(y);
+      for (int i = 0; i < kOwn; ++i) y[i] *= params.signs(32 * i + lane) ? -kInverseRoot<kHeadDim> : kInverseRoot<kHeadDim>;
+      hadamard_of_warp<kHeadDim>(y);
     }
 #pragma unroll
-    for (int i = 0; i < kOwn; i += 2) {
-      reinterpret_cast<uint32_t*>(queries + row * kHeadDim + kOwn * lane)[i / 2] = two_elements<__half>(y[i], y[i + 1]);
-    }
+    for (int i = 0; i < kOwn; ++i) queries[row * kHeadDim + 32 * i + lane] = to_element<__half>(y[i]);
   }
 }
 
 // A thread writes four lanes' copies at a time.
 template <class Shape>
 __device__ __forceinline__ void make_table(Centroids const& centroids, uint8_t* table) {
-  for (int i = threadIdx.x; i < kTableBytes / 16; i += Shape::kThreads) {
+  for (int i = threadIdx.x; i < kTableBytes / 16; i += 32 * Shape::kConsumerWarps) {
     int const side = i / 8 % 2, byte = i / 16, bits = side == 0 ? Shape::kKeyBits : Shape::kValueBits;
     uint32_t const mask = (1u << bits) - 1;
     uint32_t const pair =
@@ -87,11 +85,12 @@ struct Pieces {
   __device__ __forceinline__ int page_of(int stage, int lane) const { return is_half ? stage / 2 : (stage << page_shift) + lane; }
 };
 
-// Brings the slice's stages, one after the other.
+// Brings a group's stages, one after the other.
 template <class Shape>
 __device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, Place const& at, uint8_t* shared, uint64_t* full,
                                         uint64_t* empty) {
-  int const lane = threadIdx.x % 32, page_size = static_cast<int>(args.page_size);
+  int const lane = threadIdx.x % 32, group = threadIdx.x / 32 - Shape::kConsumerWarps;
+  int const page_size = static_cast<int>(args.page_size), last_page = static_cast<int>(min(args.pages - 1, int64_t{INT32_MAX}));
   int const end_page = (at.length + page_size - 1) / page_size;
   Pieces<Shape> const pieces(page_size, lane);
   int32_t const* const pages = args.block_table + at.batch * args.table_stride;
@@ -99,12 +98,14 @@ __device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, P
   auto const exists = [&](int stage) {
     return stage < at.end_stage && lane < pieces.count && pieces.page_of(stage, lane) < end_page;
   };
-  int known = exists(at.first_stage) ? pages[pieces.page_of(at.first_stage, lane)] : 0;
-  int slot = 0, phase = 1;
-  for (int stage = at.first_stage; stage < at.end_stage; ++stage) {
-    int64_t const page = min(max(static_cast<int64_t>(known), int64_t{0}), args.pages - 1);
+  int const first = at.first_stage + group;
+  int known = exists(first) ? pages[pieces.page_of(first, lane)] : 0;
+  int slot = group, phase = 1;
+  for (int stage = first; stage < at.end_stage; stage += Shape::kGroups) {
+    int64_t const page = min(max(known, 0), last_page);
     bool const copies = exists(stage);
-    known = exists(stage + 1) ? pages[pieces.page_of(stage + 1, lane)] : 0;
+    int const next = stage + Shape::kGroups;
+    known = exists(next) ? pages[pieces.page_of(next, lane)] : 0;
     wait(&empty[slot], phase);
     if (lane == 0) {
       int const left = end_page - pieces.page_of(stage, 0);
@@ -115,7 +116,7 @@ __device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, P
       uint8_t const* const from = head + page * args.page_stride + (stage % 2) * pieces.from_odd;
       bulk_copy(Shape::stage(shared, slot) + pieces.to, from, pieces.bytes, &full[slot]);
     }
-    if (++slot == Shape::kStages) slot = 0, phase ^= 1;
+    if ((slot += Shape::kGroups) >= Shape::kStages) slot -= Shape::kStages, phase ^= 1;
   }
 }
 
@@ -155,10 +156,10 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& par
       score_tile<Shape>(s, bytes + key_codes, q, key_pairs, g, t);
       __half const* const of_keys = reinterpret_cast<__half const*>(bytes + key_norms);
       __half const* const of_values = reinterpret_cast<__half const*>(bytes + value_norms);
-      if (seen.all(token)) {
-        softmax_tile<false>(p, s, running, seen, of_keys, of_values, token, params.scale, g);
+      if (seen.all(token) && params.cap == 0.0f) {
+        softmax_tile<true>(p, s, running, seen, of_keys, of_values, token, params.scale, params.cap, g);
       } else {
-        softmax_tile<true>(p, s, running, seen, of_keys, of_values, token, params.scale, g);
+        softmax_tile<false>(p, s, running, seen, of_keys, of_values, token, params.scale, params.cap, g);
       }
       weigh_tile<Shape>(running, bytes + value_codes, p, value_pairs, g, t);
     }
@@ -225,9 +226,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     for (int i = 0; i < Shape::kStages; ++i) initialise(&full[i], 1), initialise(&empty[i], kGroupWarps);
     publish_barriers();
   }
-  make_table<Shape>(params.centroids, shared + Shape::kTable);
-  wait_for_predecessor();
   __syncthreads();
+  bool const produces = threadIdx.x / 32 >= Shape::kConsumerWarps;
+  if (!produces) make_table<Shape>(params.centroids, shared + Shape::kTable);
+  wait_for_predecessor();
 
   Place const at(params, Shape::kRows);
   Running<Shape> running;
@@ -235,7 +237,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   int const valid_rows = static_cast<int>(min(rows_left, int64_t{Shape::kRows}));
   float* const sums = reinterpret_cast<float*>(shared);
   float2* const states = reinterpret_cast<float2*>(sums + Shape::kConsumerWarps * Shape::kRows * Shape::kSumStride);
-  bool const produces = threadIdx.x / 32 == Shape::kConsumerWarps;
   if (produces) {
     produce<Shape>(params.args, at, shared, full, empty);
   } else {
@@ -304,13 +305,15 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   auto const partial = Partial<kHeadDim>::at(how.workspace, blocks * Shape::kRows);
   auto const signs = signs_of<kHeadDim>(static_cast<uint64_t>(args.seed));
   int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.slices);
-  DecodeParams<kHeadDim> params{args, partial, signs, centroids, plan.tiles, slices, group, args.scale * kLog2E};
+  int const tiles = static_cast<int>(plan.tiles);
+  DecodeParams<kHeadDim> params{args, partial, signs, centroids, tiles, slices, group, args.scale * kLog2E, 0.0f};
+  if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   constexpr auto attend = attend_slice<Variant, Element, Shape>;
   if (cudaError_t error = allow_shared_memory<attend>(how.device, kSharedBytes); error != cudaSuccess) return error;
   void* to_attend[] = {&params};
   LaunchShape const attends{dim3(static_cast<unsigned>(blocks)), dim3(Shape::kThreads), dim3(1), kSharedBytes};
   if (int32_t const error = launch_kernel<attend>(attends, how, to_attend); error != 0) return error;
-  CombineParams<kHeadDim> combining{args, partial, signs, plan.tiles, slices, Shape::kRows};
+  CombineParams<kHeadDim> combining{args, partial, signs, tiles, slices, Shape::kRows, group};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
   LaunchShape const combines{dim3(static_cast<unsigned>(rows / (kCombineThreads / 32))), dim3(kCombineThreads), dim3(1), 0};

@@ -4,8 +4,10 @@
 #include <algorithm>
 
 #include "kv_cache/abi.h"
+#include "kv_cache/bulk_copy.cuh"
 #include "kv_cache/combine_slices.cuh"
 #include "kv_cache/packed_codes.cuh"
+#include "kv_cache/stored.cuh"
 
 namespace gemmill::kv_cache {
 
@@ -13,16 +15,10 @@ constexpr int kGroupWarps = 4;  // consumer warps that share a stage, 16 tokens 
 constexpr int kWarpTokens = 16;
 constexpr int kStageTokens = kGroupWarps * kWarpTokens;
 constexpr int kTableBytes = 64 * 1024;  // [bytes of codes][keys, values][lanes] of f16 pairs
-constexpr int kReserved = 1024;         // what the system keeps below a block's shared memory
 constexpr int kMostShared = 227 * 1024;
 constexpr int kMostStages = 16;
 constexpr int kConsumerBarrier = 1;
 constexpr int kFields = 4;  // of a head's page: codes and norms of keys, then of values
-
-// Centroids of keys and of values, ascending, as bits of f16; of fewer than 16 the rest is 0.
-struct Centroids {
-  uint16_t bits[2][16];
-};
 
 template <int kElements, int kBitsOfKeys, int kBitsOfValues, int kTilesOfRows>
 struct DecodeShape {
@@ -33,8 +29,9 @@ struct DecodeShape {
   static constexpr int kTokenBytes = kKeyBytes + kValueBytes + 2 * 2;
   static constexpr int kStageBytes = kStageTokens * kTokenBytes;
   // As many groups of warps as registers allow: queries and sums are 6 d rows / 128 of them.
-  static constexpr int kGroups = kHeadDim * kRows <= 1024 ? 4 : 2;
-  static constexpr int kConsumerWarps = kGroups * kGroupWarps, kThreads = 32 * (kConsumerWarps + 1);
+  static constexpr int kGroups = kRowTiles == 1 && kHeadDim <= 128 ? 4 : 2;
+  static constexpr int kConsumerWarps = kGroups * kGroupWarps;
+  static constexpr int kThreads = 32 * (kConsumerWarps + kGroups);  // each group has a producer
   // Shared memory: stages, barriers, then the table where 64 KiB begin, then more stages and the queries.
   static constexpr int kQueryBytes = kRows * kHeadDim * 2;
   static constexpr int kMostBelow = std::min((kTableBytes - kReserved - kMostStages * 16) / kStageBytes, kMostStages);
@@ -54,8 +51,7 @@ struct DecodeShape {
   }
   // Where a field begins in a head's page of so many tokens.
   static __device__ __forceinline__ int field(int index, int tokens) {
-    constexpr int kBegin[kFields] = {0, kKeyBytes, kKeyBytes + 2, kKeyBytes + 2 + kValueBytes};
-    return kBegin[index] * tokens;
+    return tokens * (index == 0 ? 0 : index == 1 ? kKeyBytes : index == 2 ? kKeyBytes + 2 : kKeyBytes + 2 + kValueBytes);
   }
   static __device__ __forceinline__ int field_bytes(int index, int tokens) {
     return (index == 0 ? kKeyBytes : index == 2 ? kValueBytes : 2) * tokens;
@@ -68,10 +64,11 @@ struct DecodeParams {
   Partial<kHeadDim> partial;
   Signs<kHeadDim> signs;
   Centroids centroids;
-  int64_t tiles;              // of rows, of a KV head and sequence
+  int tiles;                  // of rows, of a KV head and sequence
   int slices;
   int group;                  // query heads of a KV head; flat row r * group + h is query row r of head h
-  float scale;                // of scores, times log2(e)
+  float scale;                // of scores, times log2(e); with a cap, of twice their part of it
+  float cap;                  // times log2(e); 0 for none
 };
 
 // What a block works at.
@@ -83,11 +80,11 @@ struct Place {
   template <class Params>
   __device__ Place(Params const& params, int rows) {
     auto const& args = params.args;
-    int64_t const tile = blockIdx.x / params.slices;
-    int const slice = static_cast<int>(blockIdx.x % params.slices);
-    batch = tile / params.tiles / args.kv_heads;
-    kv_head = tile / params.tiles % args.kv_heads;
-    first_row = tile % params.tiles * rows;
+    uint32_t const slices = params.slices, tiles = params.tiles, heads = static_cast<uint32_t>(args.kv_heads);
+    uint32_t const tile = blockIdx.x / slices, of_heads = tile / tiles;
+    int const slice = static_cast<int>(blockIdx.x % slices);
+    batch = of_heads / heads, kv_head = of_heads % heads;
+    first_row = static_cast<int64_t>(tile % tiles) * rows;
     int64_t const reach = args.pages > 0 ? args.table_pages * args.page_size : 0;
     length = static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
     int64_t const first_seen = args.window > 0 ? length - args.rows + 1 - args.window : 0;  // by the first row

@@ -131,11 +131,12 @@ __device__ __forceinline__ void rescale(Running<Shape>& running, float const (&s
   }
 }
 
-// Scores to weights with the values' norms, as operand B; the running maxima and sums move on.
-template <bool kMasked, class Shape>
+// Scores to weights with the values' norms, as operand B; the running maxima and sums move on. Plain: every row sees every
+// token, and scores have no cap.
+template <bool kPlain, class Shape>
 __device__ __forceinline__ void softmax_tile(uint32_t (&p)[Shape::kRowTiles][2], float (&s)[Shape::kRowTiles][4],
                                              Running<Shape>& running, Seen<Shape> const& seen, __half const* key_norms,
-                                             __half const* value_norms, int token, float scale, int g) {
+                                             __half const* value_norms, int token, float scale, float cap, int g) {
   int const own = token_of(g);
   float const of_key[2] = {scale * to_float(key_norms[own]), scale * to_float(key_norms[own + 8])};
   bool grows = false;
@@ -143,8 +144,9 @@ __device__ __forceinline__ void softmax_tile(uint32_t (&p)[Shape::kRowTiles][2],
   for (int r = 0; r < Shape::kRowTiles; ++r) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float const scaled = s[r][i] * of_key[i / 2];
-      s[r][i] = !kMasked || seen(r, i % 2, token + own + 8 * (i / 2)) ? scaled : -INFINITY;
+      float scaled = s[r][i] * of_key[i / 2];
+      if (!kPlain && cap > 0.0f) scaled = cap - 2.0f * cap / (power_of_two(scaled) + 1.0f);  // cap tanh(x), by 2 x
+      s[r][i] = kPlain || seen(r, i % 2, token + own + 8 * (i / 2)) ? scaled : -INFINITY;
       grows = grows || s[r][i] > running.max[r][i % 2];
     }
   }
@@ -159,7 +161,7 @@ __device__ __forceinline__ void softmax_tile(uint32_t (&p)[Shape::kRowTiles][2],
       for (int row = 0; row < 2; ++row) {
         weight[row] = power_of_two(s[r][2 * half + row] - running.max[r][row]);
         running.sum[r][row] += weight[row];
-        bool const used = !kMasked || seen(r, row, token + own + 8 * half);
+        bool const used = kPlain || seen(r, row, token + own + 8 * half);
         weight[row] = used ? weight[row] * of_value[half] : 0.0f;
       }
       p[r][half] = transpose_8x8(two_elements<__half>(weight[0], weight[1]));

@@ -23,6 +23,12 @@ __device__ __forceinline__ uint32_t two_elements(float low, float high) {
   return word;
 }
 
+template <class Element>
+__device__ __forceinline__ Element to_element(float x) {
+  if constexpr (std::is_same_v<Element, __half>) return __float2half_rn(x);
+  else return __float2bfloat16_rn(x);
+}
+
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 
+#include "kv_cache/hadamard_tile.cuh"
+
 namespace gemmill::kv_cache {
 
 // Bit j of word w: element 32 w + j is negated.
 template <int kHeadDim>
 struct Signs {
-  static_assert(kHeadDim == 64 || kHeadDim == 128 || kHeadDim == 256, "Sylvester's matrices have powers of two.");
+  static_assert(kHeadDim % 32 == 0, "Words are whole.");
   uint32_t words[kHeadDim / 32];
 
   __device__ __forceinline__ bool operator()(int element) const { return words[element / 32] >> (element % 32) & 1; }
@@ -16,28 +18,43 @@ struct Signs {
 
 // 1 / sqrt(d), rounded once.
 template <int kHeadDim>
-inline constexpr float kInverseRoot = kHeadDim == 64 ? 0.125f : kHeadDim == 256 ? 0.0625f : 0.08838834764831845f;
+inline constexpr float kInverseRoot = kHeadDim == 64    ? 0.125f
+                                      : kHeadDim == 96  ? 0.10206207261596577f
+                                      : kHeadDim == 128 ? 0.08838834764831845f
+                                      : kHeadDim == 192 ? 0.07216878364870322f
+                                                        : 0.0625f;
 
-// H y of a vector of which each of kLanes lanes holds kOwn elements in a row; other lanes of the warp hold other vectors.
-template <int kLanes, int kOwn>
-__device__ __forceinline__ void hadamard_across(float (&y)[kOwn]) {
-#pragma unroll
-  for (int distance = 1; distance < kOwn; distance *= 2) {
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      if (i & distance) continue;
-      float const low = y[i], high = y[i + distance];
-      y[i] = low + high, y[i + distance] = low - high;
-    }
-  }
+// H y of a vector of a warp: element 32 k + l is y[k] of lane l.
+template <int kColumns>
+__device__ __forceinline__ void hadamard_of_warp(float (&y)[kColumns / 32]) {
+  using Split = HadamardSplit<kColumns>;
+  constexpr int kOwn = kColumns / 32, kLanes = Split::kIsPaley ? Split::kPiece : 32;
+  int const lane = threadIdx.x % 32;
 #pragma unroll
   for (int distance = 1; distance < kLanes; distance *= 2) {
-    bool const is_upper = threadIdx.x & distance;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      float const other = __shfl_xor_sync(0xFFFFFFFFu, y[i], distance);
-      y[i] = is_upper ? other - y[i] : other + y[i];
+    for (int k = 0; k < kOwn; ++k) {
+      float const other = __shfl_xor_sync(0xFFFFFFFFu, y[k], distance);
+      y[k] = lane & distance ? other - y[k] : other + y[k];
     }
+  }
+  if constexpr (!Split::kIsPaley) {
+    butterflies(y);
+  } else {  // piece kApart k + l / kLanes meets Paley's matrix
+    constexpr int kApart = 32 / kLanes;
+    float sum[kOwn] = {};
+#pragma unroll
+    for (int from = 0; from < kApart; ++from) {
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) {
+        float const other = __shfl_sync(0xFFFFFFFFu, y[k], from * kLanes + lane % kLanes);
+        uint32_t const negative = paley_row(kApart * k + from);  // of the column, as the matrix is symmetric
+#pragma unroll
+        for (int row = 0; row < kOwn; ++row) sum[row] += negative >> (kApart * row + lane / kLanes) & 1 ? -other : other;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) y[k] = sum[k];
   }
 }
 

@@ -1,15 +1,23 @@
-"""The templates for later architectures, compiled and inspected: nothing here runs a kernel."""
+"""The templates for later architectures, compiled, inspected and shipped: nothing here runs a kernel."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 
 from gemmill import settings
 from gemmill.build.driver import build
-from gemmill.build.options import BuildOptions
+from gemmill.build.options import BuildOptions, BuildResult
 from gemmill.build.sass import architectures
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.manifest.reading import check_extension
 from gemmill.space.selections import select
 from gemmill.vocab import Arch
+from gemmill.wheel import write_wheel
 
 TENSOR_CORE = {Arch.SM100A: "UTCQMMA", Arch.SM120A: "QMMA"}
 
@@ -26,3 +34,20 @@ def test_smoke_selection(arch: Arch, toolchain: ToolchainPaths) -> None:
         assert entry.sass.get(TENSOR_CORE[arch], 0) > 0, f"FP8 does not reach the tensor core: {entry.sass}"
         assert entry.sass.get("UTMALDG", 0) >= 2, "both operands are promised to travel by TMA"
         assert not {"LDL", "STL"} & entry.sass.keys() and entry.spill_bytes == 0, "the kernel spills to local memory"
+
+
+def test_a_wheel_has_them_side_by_side(toolchain: ToolchainPaths, smoke: BuildResult, tmp_path: Path) -> None:
+    """Real extensions of all architectures: audited, in one wheel, each serving its own; none is loaded on a CPU."""
+    options = BuildOptions(home=settings.home() / "inspected")
+    folders = [smoke.folder, *(build(select("smoke", arch), options).folder for arch in TENSOR_CORE)]
+    shipped = write_wheel(folders, tmp_path)
+    with zipfile.ZipFile(shipped.path) as archive:
+        archive.extractall(tmp_path / "site")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GEMMILL_")}
+    environment |= {"PYTHONPATH": str(tmp_path / "site"), "XDG_CACHE_HOME": str(tmp_path / "none")}
+    command = [sys.executable, "-m", "gemmill", "builds", "list", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    served = {told["arch"]: told["build"] for told in json.loads(done.stdout) if told["serves"]}
+    assert served == {told.arch: told.build_id for told in shipped.manifests}
+    assert set(served) == {"sm90a", *TENSOR_CORE}

@@ -29,7 +29,7 @@ from gemmill.runtime.library import Build
 from gemmill.runtime.table_file import Source, TableRow, make_table, table_text
 from gemmill.space.names import parse_name, symbol_of, to_name
 from gemmill.space.selections import select
-from gemmill.tune.program import stand_in_build
+from gemmill.tuner.program import stand_in_build
 from gemmill.vocab import Arch
 from toy.cases import of_config
 from toy.config import call_of

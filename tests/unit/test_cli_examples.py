@@ -18,8 +18,8 @@ from gemmill.locations import runtime_tables_dir
 from gemmill.manifest import write_manifest
 from gemmill.registry import REGISTRY
 from gemmill.space.selections import Selection, select
-from gemmill.tune import executors
-from gemmill.tune.protocol import TuneError
+from gemmill.tuner import executors
+from gemmill.tuner.protocol import TuneError
 from gemmill.wheel import Abi, package
 from stored import save
 
@@ -29,6 +29,7 @@ MODEL = (
     '{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,'
     ' "num_key_value_heads": 8}'
 )
+NAME_OF_A_VARIANT = "sm90a_quant_rmstoken_bf16_e4m3_none_f32_sym"
 COMPILED = ("export", "explain", "fuzz", "show --sass", "verify --quick")
 """They need an extension, or are dear: tests/compile/test_examples.py and test_export.py run them."""
 WITHOUT_GPU = {"tune": "no GPU that torch can use", "verify": "verify runs kernels and torch finds no GPU: "}
@@ -154,3 +155,62 @@ def test_it_runs(gemmill, stage, verb: str, line: str) -> None:
     # doctor and audit find what is wrong with builds that hold no code.
     assert outcome.code in ((0, 1) if verb in ("doctor", "audit") else (0,)), outcome.err
     assert outcome.out or verb == "table rebase"
+
+
+FILLED = {
+    "--arch": "sm90a",
+    "--filter": NAME_OF_A_VARIANT,
+    "--select": "smoke",
+    "--force": "f8045a55a83e",
+    "--misses": "misses.jsonl",
+    "use": "97cda050d7a3",
+    "make": "sweep.jsonl",
+    "--out": "made.json",
+}
+"""What a hint's reader puts where it leaves a place, by the word before."""
+NOT_RUN = {
+    "gemmill fuzz --cpu": "it takes its minute",
+    "gemmill verify --quick": "tests/compile/test_examples.py runs it",
+    "gemmill fuzz": "it takes its minute",
+    "gemmill tune": "names the verb",
+    "gemmill show": "names the verb",
+    "gemmill explain": "names the verb",
+    "gemmill export": "names the verb",
+    "gemmill prune": "names the verb",
+    "gemmill audit": "names the verb",
+    "gemmill convert": "names the verb",
+    "gemmill builds use": "names the verb",
+    "gemmill table rebase": "names the verb",
+    "gemmill tune --misses": "names the option",
+}
+
+
+def _literal(hint: str) -> str:
+    """A hint with its places filled."""
+    words = hint.split()
+    for i, word in enumerate(words):
+        if word in ("X", "%s", "ID", "FILE", "JOURNAL"):
+            words[i] = FILLED[words[i - 1]]
+    return " ".join(words)
+
+
+RUN_HINTS = sorted(
+    {_literal(h) for h in _hints() if h not in NOT_RUN and h.split()[1] in {v.split()[0] for v in _verbs()}}
+)
+RUN_HINTS = [
+    line
+    for line in RUN_HINTS
+    if (len(line.split()) > 2 or line.split()[1] in _verbs()) and line not in [run for _, run in RUN]
+]
+
+
+@pytest.mark.parametrize("line", RUN_HINTS)
+def test_a_hint_runs(gemmill, stage, tmp_path, line: str) -> None:
+    """As a sentence says it, with builds, tables and a journal at hand and no GPU."""
+    (tmp_path / "misses.jsonl").write_text('{"op": "fp8", "m": 16, "n": 4096, "k": 4096}\n')
+    outcome = gemmill(*_words(line))
+    needs_gpu = WITHOUT_GPU.get(line.split()[1])
+    if outcome.code == 3 and needs_gpu is not None:
+        assert needs_gpu in outcome.err
+    else:
+        assert outcome.code in ((0, 1) if line.endswith("doctor") else (0,)), outcome.err

@@ -306,6 +306,11 @@ def test_the_cpu_reference_verifies_itself() -> None:
         "hadamard_transform",
         "kv_compress",
         "kv_decode_attention",
+        "kv_decompress",
+        "grouped_mm",
+        "grouped_mm_masked",
+        "grouped_mm with groups",
+        "grouped_mm_masked with groups",
     ]
     assert all(verdict.cases == 1 and not verdict.failures for verdict in verdicts)
     assert layer.device_words() == "with the CPU reference: there is no GPU that torch can use, so no kernel was run"

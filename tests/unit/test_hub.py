@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gemmill.wheel import Abi, WheelError, package, write_hub_folder
+from interpreters import Done, run_script
 
 MACHINE = "torch-stable-abi211-cu135-x86_64-linux"
 LOADED = """
@@ -65,11 +64,10 @@ def test_contents(hub, home) -> None:
     assert (hub / "README.md").read_text().startswith("---\nlicense: apache-2.0\ntags:\n- kernels\n---\n")
 
 
-def run(code: str, folder: Path, path: str = "") -> subprocess.CompletedProcess:
+def run(code: str, folder: Path, path: str = "") -> Done:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GEMMILL_")}
     environment |= {"PYTHONPATH": path, "XDG_CACHE_HOME": str(folder / "none"), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-P", "-c", code, str(folder / "build" / MACHINE)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
+    return run_script(code, str(folder / "build" / MACHINE), environment=environment, folder=folder)
 
 
 def test_it_is_loaded(hub) -> None:

@@ -4,6 +4,7 @@ import base64
 import email
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -15,7 +16,11 @@ import torch
 
 from gemmill.doctor.elf import Library, read_library
 from gemmill.locations import GENERATOR
+from gemmill.registry import REGISTRY
 from gemmill.runtime import builds
+from gemmill.space.filters import apply
+from gemmill.space.selections import select
+from gemmill.vocab import Backend, Compiler
 from gemmill.wheel import Abi, WheelError, abi, package
 from gemmill.wheel.abi import audit
 
@@ -122,7 +127,8 @@ def test_contents(written, home) -> None:
     ]
     metadata = email.message_from_bytes(files[f"{info}/METADATA"])
     assert (metadata["Name"], metadata["Version"]) == ("gemmill", "0.1.0+cu13")
-    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-Expression"] == "Apache-2.0 AND BSD-3-Clause AND LicenseRef-NVIDIA-CUDA-Toolkit"
+    assert "Private :: Do Not Upload" not in metadata.get_all("Classifier")
     assert metadata.get_all("Requires-Dist")[0] == "torch>=2.11"
     assert all("extra == 'cli'" in needed for needed in metadata.get_all("Requires-Dist")[1:])
     for line in files[f"{info}/RECORD"].decode().splitlines()[:-1]:
@@ -204,9 +210,23 @@ def test_no_build_at_all(gemmill, home) -> None:
     assert not builds.find_builds()
 
 
-def test_variants_of_the_cute_dsl_are_told(gemmill, put_build, fits, make_manifest, tmp_path) -> None:
-    (entry,) = make_manifest().entries
-    manifest = put_build(entries=(replace(entry, name="sm90a_cutedsl_x"),))
-    shipped = package.Shipped(path=tmp_path, manifests=(manifest,), abi=ABI)
-    assert shipped.dsl_variants == 1
-    assert package.Shipped(path=tmp_path, manifests=(make_manifest(),), abi=ABI).dsl_variants == 0
+def test_the_filter_of_third_party_leaves_no_variant_of_the_cute_dsl() -> None:
+    (pattern,) = re.findall(r"gemmill build --filter (\S+)", (ROOT / "THIRD_PARTY.md").read_text())
+    compilers = {REGISTRY.kernels_of(config).compiler for config in apply(select("default"), [pattern]).configs}
+    assert compilers == {Compiler.NVCC}
+
+
+def test_a_wheel_with_variants_of_the_cute_dsl_is_private(gemmill, put_build, fits, make_config, tmp_path) -> None:
+    """Their terms do not let it be given on: the verb says so, and an index refuses the upload."""
+    put_build(make_config(), make_config(backend=Backend.CUTEDSL))
+    outcome = gemmill("wheel", "--out", tmp_path)
+    assert outcome.code == 0
+    assert outcome.err == (
+        "gemmill: it has 1 variant of the CuTe DSL, whose licence names no library that may be distributed: read THIRD_PARTY.md "
+        "before you give it to others\n"
+    )
+    (path,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        metadata = email.message_from_bytes(archive.read("gemmill-0.1.0+cu13.dist-info/METADATA"))
+    assert metadata["License-Expression"].endswith(" AND LicenseRef-NVIDIA-CUTLASS-DSL")
+    assert "Private :: Do Not Upload" in metadata.get_all("Classifier")

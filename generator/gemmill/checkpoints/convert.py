@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
@@ -200,7 +201,7 @@ def _run(
     total = sum(step.nbytes for step in work.steps)
     if observer is not None:
         observer.planned(total, total - sum(work.steps[i].nbytes for i in left))
-    for index, tensors in _read_ahead(work.steps, left, reader):
+    for index, tensors in _read_ahead(work.steps, left, reader, device):
         step, error = work.steps[index], None
         shard = work.shard(step)
         if _stays(step):
@@ -223,20 +224,40 @@ def _stays(step: Step) -> bool:
 
 
 def _read_ahead(
-    steps: list[Step], left: list[int], reader: ThreadPoolExecutor
+    steps: list[Step], left: list[int], reader: ThreadPoolExecutor, device: torch.device
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Each step with its tensors; those of the next are read meanwhile. What only stays is not read."""
+    """Each step with its tensors; those of the next are read meanwhile. What only stays is not read.
 
-    def read(index: int) -> dict[str, Tensor]:
-        step = steps[index]
-        return {} if _stays(step) else {part: stored.read() for part, stored in step.reads.items()}
+    Tensors are good until the next step: two pieces of memory, pinned for a GPU, take turns.
+    """
+    memory = [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
 
-    ahead = reader.submit(read, left[0]) if left else None
+    def read(position: int) -> dict[str, Tensor]:
+        step, turn = steps[left[position]], position % 2
+        if _stays(step):
+            return {}
+        starts = dict(
+            zip(step.reads, accumulate((_aligned(s.nbytes) for s in step.reads.values()), initial=0), strict=False)
+        )
+        if memory[turn].numel() < (needed := sum(_aligned(stored.nbytes) for stored in step.reads.values())):
+            memory[turn] = torch.empty(needed, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        return {
+            part: stored.read(
+                memory[turn][starts[part] : starts[part] + stored.nbytes].view(stored.torch_dtype).view(stored.shape)
+            )
+            for part, stored in step.reads.items()
+        }
+
+    ahead = reader.submit(read, 0) if left else None
     for position, index in enumerate(left):
         assert ahead is not None
         tensors = ahead.result()
-        ahead = reader.submit(read, left[position + 1]) if position + 1 < len(left) else None
+        ahead = reader.submit(read, position + 1) if position + 1 < len(left) else None
         yield index, tensors
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 64) * 64
 
 
 def _made(

@@ -161,12 +161,21 @@ def _stored(path: Path, name: str, entry: Any, base: int) -> Stored:
     return Stored(name=name, dtype=dtype, shape=shape, path=path, start=base + start, stop=base + stop)
 
 
-def header_of(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a file tells beside its tensors. Raises CheckpointError as `read_header`."""
+    with path.open("rb") as file:
+        text = file.read(min(int.from_bytes(file.read(8), "little"), _MOST_HEADER))
+    return dict(_parsed(path, text).get(METADATA, {}))
+
+
+def header_of(
+    tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str] | None = None
+) -> tuple[bytes, dict[str, tuple[int, int]]]:
     """A file's first bytes, and first and last byte in the file of each tensor: those of name, dtype (a word) and shape, in order.
 
     The data begins at a multiple of 8 bytes, as the package has it.
     """
-    entries, offset, places = {METADATA: {"format": "pt"}}, 0, {}
+    entries, offset, places = {METADATA: {"format": "pt"} | (metadata or {})}, 0, {}
     for name, (dtype, shape) in tensors.items():
         stop = offset + math.prod(shape) * BITS[dtype] // 8
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, stop]}

@@ -184,6 +184,8 @@ SPELLINGS = (
 PROJECTS = tuple(dict.fromkeys(spelling.project for spelling in SPELLINGS))
 ENDINGS = tuple(sorted({spelling.codes for spelling in SPELLINGS}))
 """What the name of a tensor of codes ends in."""
+PARTS = frozenset(part for s in SPELLINGS for part in (*s.parts, s.input) if part is not None)
+"""All that may follow a layer's name."""
 
 
 def spelling_of(format: str, project: str | None = None) -> Spelling:

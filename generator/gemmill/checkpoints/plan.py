@@ -7,7 +7,7 @@ import torch
 
 from gemmill.checkpoints.file import WORD_OF, CheckpointError, Stored
 from gemmill.checkpoints.folder import Checkpoint, named
-from gemmill.checkpoints.names import ENDINGS, SPELLINGS, Spelling, recognised, spelling_of
+from gemmill.checkpoints.names import ENDINGS, PARTS, Spelling, recognised, spelling_of
 from gemmill.quantize.weights import BLOCK, BLOCK_SCALED, QuantizedWeight, check_format, check_shape
 
 KEPT = ("*embed*", "*norm*", "*lm_head*", "head.*", "*router*", "*.gate.weight", "*.gate.wg.weight")
@@ -91,7 +91,7 @@ def steps_of(checkpoint: Checkpoint, asked: Asked) -> list[Step]:
         if ending is None or name not in left:
             continue
         layer = name.removesuffix(ending)
-        group = {s: left[layer + s] for s in _endings() if layer + s in left}
+        group = {s: left[layer + s] for s in PARTS if layer + s in left}
         if (spelling := recognised(layer, group, asked.source)) is not None:
             step = _quantised(layer, spelling, group, asked)
             steps.append(step)
@@ -121,10 +121,6 @@ def _check_target(asked: Asked) -> None:
     except ValueError as error:
         raise CheckpointError(f"{error}, and {BF16}") from None
     spelling_of(asked.to, asked.names)
-
-
-def _endings() -> set[str]:
-    return {part for s in SPELLINGS for part in (*s.parts, s.input) if part is not None}
 
 
 def _which(asked: Asked) -> str:

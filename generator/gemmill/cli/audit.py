@@ -7,7 +7,7 @@ import typer
 from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode
-from gemmill.cli.output import console, count, print_json, short, table
+from gemmill.cli.output import HOW_TO_MEASURE, console, count, print_json, short, table
 from gemmill.cli.shapes import (
     DEFAULT_OP,
     ModelOption,
@@ -45,10 +45,10 @@ def audit(
         gemmill audit --model deepseek-v3 --m 1,64,4096 --json
     """
     from gemmill.runtime.tuned import machine
-    from gemmill.tune.candidates import build_facts
-    from gemmill.tune.protocol import problem_to_json
-    from gemmill.tune.prune import audit as look
-    from gemmill.tune.prune import worst_first
+    from gemmill.tuner.candidates import build_facts
+    from gemmill.tuner.protocol import problem_to_json
+    from gemmill.tuner.prune import audit as look
+    from gemmill.tuner.prune import worst_first
 
     problems = problems_of(shapes=shapes, models=models, ops=ops, tensor_parallel=tensor_parallel, m=m)
     folder, manifest = variants.build_of(build)
@@ -73,6 +73,8 @@ def audit(
         ]
         title = f"{count(len(audited), 'shape')} with build {manifest.build_id}, {len(worst_first(audited))} not measured as they are"
         console().print(table(title, columns, rows, right=columns[3:4]))
+        if worst_first(audited):
+            typer.echo(f"`gemmill tune` with these options measures them; {HOW_TO_MEASURE}")
         if loss is not None:
             typer.echo(f"build {manifest.build_id} {loss}")
     if any(a.variant is None for a in audited):

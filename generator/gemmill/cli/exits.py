@@ -40,7 +40,7 @@ _CODES_OF_LAYERS = {
     "gemmill.fuzz": ExitCode.ENVIRONMENT,
     "gemmill.manifest": ExitCode.ENVIRONMENT,
     "gemmill.runtime": ExitCode.ENVIRONMENT,
-    "gemmill.tune": ExitCode.ENVIRONMENT,
+    "gemmill.tuner": ExitCode.ENVIRONMENT,
     "gemmill.wheel": ExitCode.ENVIRONMENT,
 }
 

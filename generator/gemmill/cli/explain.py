@@ -7,7 +7,7 @@ import typer
 
 from gemmill.cli import options as o
 from gemmill.cli.exits import UsageError
-from gemmill.cli.output import console, print_json, short, table
+from gemmill.cli.output import HOW_TO_MEASURE, console, print_json, short, table
 from gemmill.cli.questions import take
 from gemmill.family.questions import NONE
 from gemmill.registry import REGISTRY
@@ -92,6 +92,8 @@ def _print_choice(choice: "Choice", evidence: "Evidence | None", everything: boo
         runner_up = f"; {row.margin:.1%} slower: {row.variants[1]}" if row.margin is not None else ""
         out.print(f"measured: {row.op} {sizes}, {row.us[0]:.2f} us{runner_up}", markup=False)
         out.print(f"on {evidence.source.gpu}, {evidence.source.date[:10]}, in {evidence.table}", markup=False)
+    elif choice.trust.name == "MODEL" and choice.entry is not None:
+        out.print(f"by the model, since nothing near was measured: {HOW_TO_MEASURE}", markup=False)
     fits = sorted((other for other in choice.trace if other.us is not None), key=lambda other: other.us or 0.0)
     shown = choice.trace if everything else fits[:NEAREST]
     if shown:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:  # imported where it prints: `--help` begins sooner
     from rich.console import Console
     from rich.table import Table
 
+HOW_TO_MEASURE = "`gemmill tune --shapes FILE` measures shapes, `gemmill.tune(shapes)` does from Python"
+"""What a choice of the model is told with."""
+
 _WIDE = 10_000
 """Columns of a table that does not go to a terminal: its lines are read by programs, which want them whole."""
 

@@ -9,10 +9,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gemmill.cli.output import console, count
 
 if TYPE_CHECKING:
-    from gemmill.tune.checking import Finding
-    from gemmill.tune.choice import Decision
-    from gemmill.tune.journal import Entry
-    from gemmill.tune.problems import Problem
+    from gemmill.tuner.checking import Finding
+    from gemmill.tuner.choice import Decision
+    from gemmill.tuner.journal import Entry
+    from gemmill.tuner.problems import Problem
 
 
 class ProgressObserver:

@@ -44,9 +44,9 @@ def prune(
 
         gemmill prune sweep.jsonl --model llama-3-8b --op fp8 --m 16,128 --out llama.json
     """
-    from gemmill.tune.journal import read_journal
-    from gemmill.tune.prune import prune as choose
-    from gemmill.tune.prune import selection_of, times_of
+    from gemmill.tuner.journal import read_journal
+    from gemmill.tuner.prune import prune as choose
+    from gemmill.tuner.prune import selection_of, times_of
     from gemmill.writing import write_whole
 
     if not (shapes or models) and (ops, tensor_parallel, m) != ("all", "1", None):

@@ -10,7 +10,7 @@ from gemmill.cli.output import count
 from gemmill.registry import REGISTRY
 
 if TYPE_CHECKING:
-    from gemmill.tune.problems import Problem
+    from gemmill.tuner.problems import Problem
 
 _OPS = ", ".join(REGISTRY.measured)
 _SIZES = " or ".join(dict.fromkeys(", ".join(tuning.sizes) for _, tuning, _, _ in REGISTRY.measured.values()))
@@ -58,9 +58,9 @@ def problems_of(
     m: str | None,
 ) -> "list[Problem]":
     """The problems that were asked for, those that share weights beside each other. Raises UsageError."""
-    from gemmill.tune.models import layers_of, named_models, read_model
-    from gemmill.tune.problems import grid
-    from gemmill.tune.shapes import read_misses, read_shapes
+    from gemmill.tuner.models import layers_of, named_models, read_model
+    from gemmill.tuner.problems import grid
+    from gemmill.tuner.shapes import read_misses, read_shapes
 
     wanted = tuple(REGISTRY.measured if ops == "all" else dict.fromkeys(name.strip() for name in ops.split(",")))
     if not REGISTRY.measured.keys() >= set(wanted):

@@ -245,7 +245,7 @@ def rebase_tables(
     """
     from gemmill import settings
     from gemmill.runtime.table_file import read_table, table_text
-    from gemmill.tune.tables import rebase
+    from gemmill.tuner.tables import rebase
     from gemmill.writing import write_whole
 
     (_, before), (_, after) = variants.build_of(old), variants.build_of(new)
@@ -295,10 +295,10 @@ def make(
         gemmill table make sweep.jsonl --out nvidia-h200.json --report sweep.html
     """
     from gemmill.runtime.builds import MANIFEST, resolve
-    from gemmill.tune.journal import read_journal
-    from gemmill.tune.protocol import PEER
-    from gemmill.tune.report import write_report
-    from gemmill.tune.tables import tables_of, write_table
+    from gemmill.tuner.journal import read_journal
+    from gemmill.tuner.protocol import PEER
+    from gemmill.tuner.report import write_report
+    from gemmill.tuner.tables import tables_of, write_table
 
     record = read_journal(journal)
     repeats = 1 + max((key[1] for key in record.entries), default=0)

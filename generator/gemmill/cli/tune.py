@@ -26,11 +26,11 @@ from gemmill.vocab import Arch
 if TYPE_CHECKING:
     from gemmill.build.scheduler import Scheduler
     from gemmill.space.selections import Selection
-    from gemmill.tune.heuristics import Shape, Tile
-    from gemmill.tune.problems import Problem
-    from gemmill.tune.program import TuneRequest, TuneResult
-    from gemmill.tune.protocol import WorkerSpec
-    from gemmill.tune.sweep import Executor
+    from gemmill.tuner.heuristics import Shape, Tile
+    from gemmill.tuner.problems import Problem
+    from gemmill.tuner.program import TuneRequest, TuneResult
+    from gemmill.tuner.protocol import WorkerSpec
+    from gemmill.tuner.sweep import Executor
 
 
 def tune(
@@ -97,8 +97,8 @@ def tune(
 
         gemmill tune --shapes shapes.csv --repeat 2 --margin 3%
     """
-    from gemmill.tune.program import TuneRequest, stand_in_build
-    from gemmill.tune.sweep import SweepOptions
+    from gemmill.tuner.program import TuneRequest, stand_in_build
+    from gemmill.tuner.sweep import SweepOptions
 
     if dry_run:
         o.refuse_beside("--dry-run", "no kernel is timed", vllm_so=vllm_library)
@@ -141,7 +141,7 @@ def tune(
     compiled = variants.selection_of(selection, Arch.SM90A, filters) if selection is not None and not dry_run else None
     result = _run(request, compiled, o.scheduler_of(scheduler, trust_network=trust_network))
     if report is not None:
-        from gemmill.tune.report import write_report
+        from gemmill.tuner.report import write_report
 
         write_report(result.record, report, repeats=repeat, margin=margin, agreements=result.agreements)
     _print_result(result)
@@ -153,38 +153,38 @@ def tune(
 
 def _run(request: "TuneRequest", selection: "Selection | None", scheduler: "Scheduler | None") -> "TuneResult":
     from gemmill.cli.progress import sweep_progress
-    from gemmill.tune.program import tune as run
+    from gemmill.tuner.program import tune as run
 
     with sweep_progress() as observer:
         if selection is None:
             return run(request, observer, lambda spec: _executor(spec, scheduler))
-        from gemmill.tune.waves import tune_selection
+        from gemmill.tuner.waves import tune_selection
 
         return tune_selection(request, selection, lambda spec: _executor(spec, scheduler), observer=observer)
 
 
 def _executor(spec: "WorkerSpec", scheduler: "Scheduler | None") -> "Executor":
     """A cluster where one is named or there are several GPUs; for one GPU its measuring process is all that is needed."""
-    from gemmill.tune.device import gpu_count
-    from gemmill.tune.executors import LocalExecutor
+    from gemmill.tuner.device import gpu_count
+    from gemmill.tuner.executors import LocalExecutor
 
     gpus = 1 if spec.dry_run else gpu_count()
     if scheduler is None and gpus <= 1:
         return LocalExecutor(spec)
-    from gemmill.tune.cluster import connect, local_cluster
+    from gemmill.tuner.cluster import connect, local_cluster
 
     return connect(spec, scheduler) if scheduler is not None else local_cluster(spec, gpus)
 
 
 def _advice(problems: "Sequence[Problem]") -> "Mapping[Shape, Sequence[Tile]]":
-    from gemmill.tune.heuristics import advice
+    from gemmill.tuner.heuristics import advice
 
     return advice(sorted({p.call.sizes for p in problems}))
 
 
 def _print_result(result: "TuneResult") -> None:
-    from gemmill.tune.choice import MARGIN
-    from gemmill.tune.sweep import decide_entry
+    from gemmill.tuner.choice import MARGIN
+    from gemmill.tuner.sweep import decide_entry
 
     for path, found in result.tables:
         console().print(rows_table(f"{count(len(found.rows), 'shape')} on {found.device}", found.rows))

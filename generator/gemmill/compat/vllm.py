@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from gemmill.compat import vllm_experts
 from gemmill.families.blockscaled.ops import FP4_MM
+from gemmill.families.moe.ops import GROUPED_MM
 from gemmill.families.scaled_mm.accepts import SCALED_MM
 from gemmill.family import VLLM_PREFIX
 from gemmill.formats.layout import swizzled_shape
@@ -48,15 +50,19 @@ def _supports_fp4(capability: int) -> bool:
 
 
 def _group_gemm_supported(capability: int) -> bool:
-    """gemmill has no grouped GEMM; vLLM's library, where it is loaded, answers for its own."""
-    of_vllm, _ = torch._C._jit_get_operation(f"{VLLM}::cutlass_group_gemm_supported")
-    return of_vllm is not None and bool(of_vllm(capability))
+    """Of e4m3, with scales of tokens and channels."""
+    try:
+        entries = ops.variants(op=GROUPED_MM.name, arch=f"sm{capability}a")
+    except ManifestError:
+        return False
+    return any((entry.predicate.dtype, entry.predicate.group_size) == (DType.E4M3, 0) for entry in entries)
 
 
 _QUERIES: dict[str, Callable[[int], bool]] = {
     "cutlass_scaled_mm_supports_fp8": partial(_supports, ScaleGranularity.CHANNEL, 0),
     "cutlass_scaled_mm_supports_block_fp8": partial(_supports, ScaleGranularity.BLOCK, 128),
     "cutlass_scaled_mm_supports_fp4": _supports_fp4,
+    "cutlass_group_gemm_supported": _group_gemm_supported,
 }
 """vLLM's capability queries, answered from the manifest: what is not compiled in is not claimed."""
 
@@ -137,6 +143,16 @@ def _define_fp4() -> Any:
     return getattr(getattr(torch.ops, _OWN), _FP4)
 
 
+def _define_of_experts(name: str) -> Any:
+    """A grouped GEMM, or what prepares its calls."""
+    answer = vllm_experts.cutlass_moe_mm if name == vllm_experts.MOE_MM else partial(vllm_experts.prepare, VLLM, name)
+    _library.define(name + vllm_experts.SCHEMAS[name])
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, answer, key)
+    _library._register_fake(name, lambda *given, **named: None)
+    return getattr(getattr(torch.ops, _OWN), name)
+
+
 def _register() -> None:
     for name, own in _SERVED_BY.items():
         _hand_out(name, getattr(getattr(torch.ops, NAMESPACE), own), "CPU", "CUDA")
@@ -146,7 +162,8 @@ def _register() -> None:
     _hand_out(_FP4, fp4, "CUDA")
     for name, answer in _QUERIES.items():
         _hand_out(name, _define_query(name, answer), "CompositeExplicitAutograd")
-    _hand_out("cutlass_group_gemm_supported", _define_query("cutlass_group_gemm_supported", _group_gemm_supported))
+    for name in vllm_experts.SCHEMAS:
+        _hand_out(name, _define_of_experts(name), *(("CUDA",) if name == vllm_experts.MOE_MM else ()))
 
 
 _register()

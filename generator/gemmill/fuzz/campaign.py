@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmill.fuzz.findings import Finding, FuzzError, FuzzSpec, Kind, finding_of
-from gemmill.tune.worker import Worker, WorkerDied, WorkerError
+from gemmill.tuner.worker import Worker, WorkerDied, WorkerError
 
 PROGRAM = "gemmill.fuzz.child"
 BATCH = 64

@@ -1,6 +1,6 @@
 """The process that makes calls: `python -m gemmill.fuzz.child SPEC`. It may crash, hang or be killed at any time.
 
-Commands and answers are those of `gemmill.tune.bench.serve`. A batch of calls waits for the device once, at its end: what
+Commands and answers are those of `gemmill.tuner.bench.serve`. A batch of calls waits for the device once, at its end: what
 each did wrong is counted on the device, a row of one tensor for each call. Those that have counts are made again, alone.
 """
 
@@ -21,8 +21,8 @@ from gemmill.numerics.draw import Draw
 from gemmill.numerics.memory import Memory
 from gemmill.numerics.values import Pools
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE
-from gemmill.tune.bench import DEAD_CONTEXT, run
-from gemmill.tune.protocol import first_line
+from gemmill.tuner.bench import DEAD_CONTEXT, run
+from gemmill.tuner.protocol import first_line
 
 Found = dict[str, Any]
 

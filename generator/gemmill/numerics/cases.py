@@ -81,6 +81,9 @@ class Cases:
     """Whether what a judge counts as wrong is; else `report` has the last word."""
     is_lacking: Callable[[LegalCall, str], bool]
     """Whether the text of a refusal says that the build has no variant for a call, and it has none."""
+    limits: Callable[[str, Mapping[str, Any]], Mapping[str, Tensor]] | None = None
+    """Of an op and its arguments by name as the reference left them: how far from its result each element of a right kernel's
+    may be. Results that it does not name are equal, but for steps of codes; None where none is named."""
     measured: Callable[[torch.device, int], Maker] | None = None
     """On a device, copies of what calls read most being so many bytes together; None where nothing is measured."""
 

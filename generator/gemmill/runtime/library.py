@@ -52,13 +52,10 @@ class Build:
         self._file = open_extension(self.manifest, folder)
         self._library = _load(self._file, folder / self.manifest.extension)
         self._declare()
-        entries = self.manifest.entries
-        here = machine(self.manifest.arch) if gpu_arch else Machine(arch=self.manifest.arch, device=None, driver=None)
-        self.tuned: Tuned = load_tuned(entries, here)
+        nowhere = Machine(arch=self.manifest.arch, device=None, driver=None)
+        self._here = machine(self.manifest.arch) if gpu_arch else nowhere
         self._kernels = self._read_kernels()
-        symbols = [kernel.symbol.decode() for kernel in self._kernels]
-        self.table: Table = make_table(entries, symbols, self.tuned.choices, self.tuned.quarantined)
-        self._send_table()
+        self.read_tables()
         for family, op in REGISTRY.ops.values():
             declare(self._library, family, op)
         self._library.gemmill_set_programmatic_launch(int(settings.programmatic_launch()))
@@ -68,6 +65,14 @@ class Build:
         tell_quarantined(self.manifest, self.tuned)
         if gpu_arch is not None:
             tell_unbuilt(self.manifest, self.tuned)
+
+    def read_tables(self) -> None:
+        """Choose by the tables that there are now, the user's and the shipped ones; calls of other threads go on meanwhile."""
+        entries = self.manifest.entries
+        symbols = [kernel.symbol.decode() for kernel in self._kernels]
+        self.tuned: Tuned = load_tuned(entries, self._here)
+        self.table: Table = make_table(entries, symbols, self.tuned.choices, self.tuned.quarantined)
+        self._send_table()
 
     @property
     def build_id(self) -> str:

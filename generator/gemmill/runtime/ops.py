@@ -195,6 +195,13 @@ def assume_constant_weights(assumed: bool = True) -> None:
             build.assume_constant_weights(assumed)
 
 
+def read_tables() -> None:
+    """Have the loaded builds choose by the tables that there are now."""
+    with _lock:
+        for build in _loaded.values():
+            build.read_tables()
+
+
 def stats() -> list[Chosen]:
     """How often which variant was chosen in this process, by class of calls and by what the choice rests on.
 

@@ -35,8 +35,11 @@ def apply(selection: Selection, patterns: Sequence[str]) -> Selection:
 
 def fields_of(config: Config) -> dict[str, str]:
     """Every field of a config as text, by the key that a filter uses."""
-    own = REGISTRY.kernels_of(config).filters(config)
-    return {"family": REGISTRY.family_of(config).name} | {key: _to_text(value) for key, value in own.items()}
+    kernels = REGISTRY.kernels_of(config)
+    own = kernels.filters(config)
+    return {"family": REGISTRY.family_of(config).name, "compiler": kernels.compiler.value} | {
+        key: _to_text(value) for key, value in own.items()
+    }
 
 
 def _to_text(value: Any) -> str:

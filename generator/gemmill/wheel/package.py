@@ -4,15 +4,17 @@ import base64
 import hashlib
 import tomllib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gemmill.locations import GENERATOR, own_file
 from gemmill.manifest import Manifest, check_extension, read_manifest
+from gemmill.registry import REGISTRY
 from gemmill.runtime.builds import MANIFEST
 from gemmill.version import __version__
+from gemmill.vocab import Compiler
 from gemmill.wheel.abi import Abi, WheelError, audit
 from gemmill.writing import beside
 
@@ -21,6 +23,13 @@ _EPOCH = (2020, 2, 2, 0, 0, 0)
 """The time of every file in the wheel."""
 _EXTRA = "cli"
 """The one extra that a wheel keeps: the others are for building and tuning."""
+
+
+_LINKED = "BSD-3-Clause AND LicenseRef-NVIDIA-CUDA-Toolkit"
+"""Terms of what every extension has parts of, as an SPDX expression: THIRD_PARTY.md."""
+_DSL_TERMS = "LicenseRef-NVIDIA-CUTLASS-DSL"
+_PRIVATE = "Private :: Do Not Upload"
+"""The classifier by which package indices refuse an upload."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +45,16 @@ class Shipped:
     @property
     def dsl_variants(self) -> int:
         """Variants of the CuTe DSL: THIRD_PARTY.md says what its licence has about them."""
-        return sum("_cutedsl_" in entry.name for manifest in self.manifests for entry in manifest.entries)
+        return dsl_variants(self.manifests)
+
+
+def dsl_variants(manifests: Iterable[Manifest]) -> int:
+    """How many variants of the CuTe DSL builds have, whose static library is linked into such a build."""
+    return sum(
+        REGISTRY.kernels_of(entry.config).compiler is Compiler.CUTEDSL
+        for manifest in manifests
+        for entry in manifest.entries
+    )
 
 
 def write_wheel(folders: Sequence[Path], out: Path) -> Shipped:
@@ -110,7 +128,7 @@ def _contents(manifests: dict[Path, Manifest], info: str, version: str, abi: Abi
     told = project()
     for file in told["license-files"]:
         yield f"{info}/licenses/{file}", own_file(file).read_bytes()
-    yield f"{info}/METADATA", _metadata(told, version).encode()
+    yield f"{info}/METADATA", _metadata(told, version, dsl_variants(manifests.values()) > 0).encode()
     wheel = f"Wheel-Version: 1.0\nGenerator: gemmill {__version__}\nRoot-Is-Purelib: false\nTag: {abi.tag}\n"
     yield f"{info}/WHEEL", wheel.encode()
     points = {"console_scripts": told["scripts"], **told["entry-points"]}
@@ -121,19 +139,21 @@ def _contents(manifests: dict[Path, Manifest], info: str, version: str, abi: Abi
     yield f"{info}/entry_points.txt", "\n".join(sections).encode()
 
 
-def _metadata(told: dict[str, Any], version: str) -> str:
-    """Core metadata, version 2.4, from what the project says of itself."""
+def _metadata(told: dict[str, Any], version: str, has_dsl: bool) -> str:
+    """Core metadata, version 2.4, from what the project says of itself and what is linked."""
     extra = told["optional-dependencies"][_EXTRA]
+    terms = f"{told['license']} AND {_LINKED}{f' AND {_DSL_TERMS}' if has_dsl else ''}"
+    classifiers = [*told["classifiers"], *([_PRIVATE] if has_dsl else [])]
     lines = [
         "Metadata-Version: 2.4",
         f"Name: {told['name']}",
         f"Version: {version}",
         f"Summary: {told['description']}",
         *(f"Author: {author['name']}" for author in told["authors"]),
-        f"License-Expression: {told['license']}",
+        f"License-Expression: {terms}",
         *(f"License-File: {file}" for file in told["license-files"]),
         f"Keywords: {','.join(told['keywords'])}",
-        *(f"Classifier: {classifier}" for classifier in told["classifiers"]),
+        *(f"Classifier: {classifier}" for classifier in classifiers),
         f"Requires-Python: {told['requires-python']}",
         *(f"Requires-Dist: {needed}" for needed in told["dependencies"]),
         f"Provides-Extra: {_EXTRA}",

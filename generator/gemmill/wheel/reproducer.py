@@ -150,11 +150,11 @@ def _laid_out(recorded: Recorded) -> tuple[bytes, list[dict[str, Any]]]:
     for tensor in recorded.tensors:
         begin = len(data)
         data += tensor.before
-        wanted = -1
-        if tensor.wanted is not None:
-            wanted = len(data)
-            data += tensor.wanted
-        told.append(_facts(tensor) | {"begin": begin, "wanted": wanted})
+        places = {"begin": begin}
+        for name, more in (("wanted", tensor.wanted), ("limits", tensor.limit)):
+            places[name] = -1 if more is None else len(data)
+            data += more or b""
+        told.append(_facts(tensor) | places)
     return bytes(data), told
 
 

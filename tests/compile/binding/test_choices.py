@@ -1,5 +1,6 @@
 """The extension's choices against Python's."""
 
+import json
 import os
 import random
 import signal
@@ -122,6 +123,26 @@ def test_choices_agree_among_families_of_other_sizes(probe, with_table: Callable
         assert probe.build.choose(gemm, SMS)[1] is Trust.MODEL
     finally:
         probe.build.pin(before)
+
+
+def test_a_table_that_came_since_is_chosen_by_once_tables_are_read(
+    probe, tmp_path, monkeypatch, with_table: Callable
+) -> None:
+    monkeypatch.setenv("GEMMILL_HOME", str(tmp_path))
+    monkeypatch.setattr(probe.build, "tuned", probe.build.tuned)
+    with_table()  # and the first one comes back
+    call = call_of_sizes(probe.build.table.rows[0].problem, 64, 4096, 4112)
+    before, trust = probe.build.choose(call, SMS)
+    assert trust is Trust.MODEL
+    other = next(rejected.name for rejected in select(probe.build.table, call, SMS).trace if rejected.us is not None)
+    row = {"op": "fp8", "sizes": {"n": 4096, "k": 4112, "m": 64}, "variants": [other], "us": [1.0], "source": "here"}
+    source = {"gpu": "NVIDIA H200", "date": "2026-11-22", "program": "test"}
+    table = {"schema_version": 2, "device": "NVIDIA H200", "arch": "sm90a", "sources": {"here": source}, "rows": [row]}
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "nvidia-h200.json").write_text(json.dumps(table))
+    probe.build.read_tables()
+    after, trust = probe.build.choose(call, SMS)
+    assert probe.build.table.entries[after].name == other and after != before and trust is Trust.EXACT
 
 
 def test_a_quarantined_variant_is_never_chosen_but_pinned(probe, with_table: Callable) -> None:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gemmill.build.sources import expand, flags_for, roots_of
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.locations import kernels_dir
 from gemmill.vocab import Arch
+from interpreters import run_script
 
 SOURCE = Path(gemmill.__file__).parent.parent
 HAS_KERNEL = """
@@ -27,8 +27,7 @@ def run_python(home: Path, code: str, **settings: str) -> list[str]:
     """The lines that a new interpreter prints."""
     environment = {name: value for name, value in os.environ.items() if name != "GEMMILL_BUILD"}
     environment |= {"GEMMILL_HOME": str(home), "PYTHONPATH": str(SOURCE)} | settings
-    command = [sys.executable, "-c", textwrap.dedent(HAS_KERNEL) + textwrap.dedent(code)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_script(textwrap.dedent(HAS_KERNEL) + textwrap.dedent(code), environment=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -62,7 +62,7 @@ def test_the_default_selection_on_hopper() -> None:
     many = [config for config in configs if isinstance(config, ManyConfig)]
     assert {(c.pair, c.out_dtype) for c in many} == {(c.pair, c.out_dtype) for c in few}
     folded = [config for config in configs if isinstance(config, FoldedConfig)]
-    assert len({symbol_of(config) for config in folded}) == 21 and len(folded) == 63
+    assert len({symbol_of(config) for config in folded}) == 24 and len(folded) == 58
     widened = [config for config in configs if isinstance(config, WidenedConfig)]
     assert len(widened) == 48 and len(configs) == sum(map(len, (weights, folded, widened, few, many)))
     assert set(smoke(Arch.SM90A)) <= set(configs)

@@ -119,6 +119,16 @@ def call_of(pair: Pair, **more: Any) -> dict[str, Any]:
     return make_operands(problem, CPU).given | {"out": torch.empty(3, 64, dtype=torch.bfloat16)}
 
 
+def test_folded_weights_times_no_rows() -> None:
+    given = call_of(Pair.E4M3_MXFP4) | {
+        "a": torch.empty(0, 128, dtype=torch.float8_e4m3fn),
+        "out": torch.empty(0, 64).bfloat16(),
+    }
+    given["a_sf"] = given["a_sf"][:0]
+    torch.ops.gemmill.mxfp4_fp8_mm.default(*[given[role] for role in ROLES_OF["mxfp4_fp8_mm"]])
+    assert given["out"].shape == (0, 64)
+
+
 def refused(op: str, given: dict[str, Any]) -> str:
     arguments = [given[role] for role in ROLES_OF[op]]
     with pytest.raises(RuntimeError) as caught:

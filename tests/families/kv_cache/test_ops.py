@@ -9,8 +9,10 @@ from torch import Tensor
 
 import gemmill
 from gemmill.families.kv_cache.call import config_of
-from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, HadamardCase
-from gemmill.families.kv_cache.config import Kind, KvCacheConfig
+from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
+from gemmill.families.kv_cache.cases.judging import limits, parts
+from gemmill.families.kv_cache.config import FORMATS, Kind, KvCacheConfig
+from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.families.kv_cache.ops import DECODED, SCHEMA_OF, STORED
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate
 from gemmill.families.kv_cache.selections import default
@@ -22,6 +24,7 @@ from gemmill.vocab import Arch, DType
 TRANSFORM = HadamardCase(rows=3, columns=128)
 STORE = CompressCase(tokens=5, format="k_eden4_v_eden4", kv_heads=2, page=16)
 DECODE = DecodeCase(lengths=(20, 3), rows=2, heads=4, kv_heads=2, page=16)
+RESTORE = DecompressCase(tokens=5, format="k_eden4_v_eden4", kv_heads=2, page=16)
 Case = HadamardCase | CompressCase | DecodeCase
 
 
@@ -44,6 +47,17 @@ def test_a_transform_is_its_own_inverse_but_for_the_scale() -> None:
     y = gemmill.hadamard_transform(x, 0.125)
     assert torch.equal(y, hadamard_transform(x.double()).half())
     assert torch.allclose(gemmill.hadamard_transform(y, 0.125).float(), x.float(), atol=2e-3)
+
+
+def test_what_is_stored_is_restored() -> None:
+    """As far as 4 bits hold it, and zeros where there is no slot."""
+    keys, values = torch.randn(2, 3, 2, 96, generator=torch.Generator().manual_seed(2)).bfloat16()
+    cache = torch.full((2, 2, 16, 100), 0xFF, dtype=torch.uint8)
+    gemmill.kv_compress(cache, keys, values, torch.tensor([31, 0, 7]), seed=9)
+    found = gemmill.kv_decompress(cache, torch.tensor([31, 0, 32]), 96, seed=9)
+    for restored, wanted in zip(found, (keys, values), strict=True):
+        assert (restored[:2].float() - wanted[:2].float()).norm() < 0.12 * wanted[:2].float().norm()
+        assert not bool(restored[2].any())
 
 
 def test_what_is_stored_is_attended_over() -> None:
@@ -82,14 +96,14 @@ def moved(tensor: Tensor, offset: int) -> Tensor:
 
 
 def narrower(tensor: Tensor) -> Tensor:
-    return tensor[..., :96]
+    return tensor[..., :80]
 
 
 @pytest.mark.parametrize(
     ("case", "change", "text"),
     [
         (TRANSFORM, {"x": lambda x: x[:, :96]}, "out is [3, 128], expected x's [3, 96]"),
-        (TRANSFORM, {"x": narrower, "out": narrower}, "x has 96 columns, expected 64, 128 or 256"),
+        (TRANSFORM, {"x": narrower, "out": narrower}, "x has 80 columns, expected 64, 96, 128, 192 or 256"),
         (TRANSFORM, {"x": Tensor.float}, "x is float32, expected bfloat16 or float16"),
         (STORE, {"format": lambda _: "eden4"}, "format is 'eden4', expected 'k_eden2_v_eden2', "),
         (STORE, {"cache": lambda c: c[..., :100]}, "cache is [2, 2, 16, 100], expected [pages, KV heads, page, 132]: so many bytes"),
@@ -97,7 +111,7 @@ def narrower(tensor: Tensor) -> Tensor:
         (STORE, {"cache": lambda c: c.transpose(1, 2).contiguous().transpose(1, 2)}, "has strides [4224, 132, 264, 1]: a page must be contiguous"),
         (STORE, {"cache": lambda c: c[:, :1]}, "keys is [5, 2, 128] and cache is [2, 1, 16, 132]: 2 heads do not fit a cache of 1"),
         (STORE, {"cache": lambda c: moved(c, 8)}, "cache begins 8 bytes behind a multiple of 16, where bulk copies begin"),
-        (STORE, {"keys": narrower, "values": narrower}, "vectors have 96 elements, expected 128"),
+        (STORE, {"keys": narrower, "values": narrower}, "vectors have 80 elements, expected 64, 96, 128, 192 or 256"),
         (STORE, {"values": Tensor.half}, "values is float16, expected bfloat16"),
         (STORE, {"slot_mapping": Tensor.int}, "slot_mapping is int32, expected int64"),
         (STORE, {"slot_mapping": lambda s: s[:4]}, "slot_mapping has shape [4], expected [tokens] = [5]"),
@@ -109,6 +123,10 @@ def narrower(tensor: Tensor) -> Tensor:
         (DECODE, {"block_table": Tensor.long}, "block_table is int64, expected int32"),
         (DECODE, {"seq_lens": lambda s: s[:1]}, "seq_lens has shape [1], expected [batch] = [2]"),
         (DECODE, {"sinks": lambda _: torch.zeros(3)}, "sinks has shape [3], expected [heads] = [4]"),
+        (RESTORE, {"slot_mapping": Tensor.int}, "slot_mapping is int32, expected int64"),
+        (RESTORE, {"keys": lambda k: k[:1].expand(5, 2, 128)}, "keys of [5, 2, 128] has strides [0, 128, 1]: its vectors must follow one another at one stride"),
+        (DECODE, {"softcap": lambda _: -1.0}, "softcap is -1.0, expected a positive number, or 0 for none"),
+        (DecodeCase(lengths=(3,), head_dim=64), {"format": lambda _: "k_eden4_v_eden3"}, "format is 'k_eden4_v_eden3' with vectors of 64 elements, expected as many bits"),
         (DECODE, {"lse": lambda x: x[..., :1]}, "lse has shape [2, 4, 1] and strides [8, 2, 1], expected three dimensions without gaps"),
         (DECODE, {"window": lambda _: -2}, "window is -2, expected a number of keys, or 0 for all"),
         (DECODE, {"seed": lambda _: -2}, "seed is -2, expected 0 or more, or -1 for queries that are rotated and an output that stays so"),
@@ -123,7 +141,7 @@ def test_bad_input_is_one_sentence(case: Case, change: dict[str, Any], text: str
 
 def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
     configs = list(default(Arch.SM90A))
-    assert len({to_name(config) for config in configs}) == len(configs) == 52
+    assert len({to_name(config) for config in configs}) == len(configs) == 120
     assert all(parse_name(to_name(config)) == config for config in configs)
     served = set()
     for case in _cases():
@@ -133,19 +151,28 @@ def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
     assert served == set(configs)
 
 
+def _fitting(formats: tuple[str, ...]) -> list[tuple[str, int]]:
+    return [(name, c) for name in formats for c in HEAD_DIMS if c == 128 or FORMATS[name][1] == FORMATS[name][2]]
+
+
 def _cases() -> list[Case]:
     dtypes = (DType.BF16, DType.F16)
     return [
-        *(HadamardCase(rows=1, columns=c, dtype=d) for c in (64, 128, 256) for d in dtypes),
-        *(CompressCase(tokens=1, format=name, dtype=d) for name in STORED for d in dtypes),
-        *(DecodeCase(lengths=(1,), dtype=d, format=name) for d in dtypes for name in DECODED),
+        *(HadamardCase(rows=1, columns=c, dtype=d) for c in HEAD_DIMS for d in dtypes),
+        *(CompressCase(tokens=1, format=name, dtype=d, head_dim=c) for name, c in _fitting(STORED) for d in dtypes),
+        *(DecompressCase(tokens=1, format=name, dtype=d, head_dim=c) for name, c in _fitting(DECODED) for d in dtypes),
+        *(DecodeCase(lengths=(1,), dtype=d, format=name, head_dim=c) for name, c in _fitting(DECODED) for d in dtypes),
     ]
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"kind": Kind.HADAMARD, "head_dim": 96}, "head_dim=96: transforms have 64, 128, 256 columns"),
+        ({"kind": Kind.HADAMARD, "head_dim": 80}, "head_dim=80: vectors have 64, 96, 128, 192, 256 elements"),
+        (
+            {"kind": Kind.DECODE, "head_dim": 64, "key_bits": 4, "value_bits": 3},
+            "of 64 elements, which has 4 and 4, 3 and 3, 2 and 2",
+        ),
         ({"kind": Kind.HADAMARD, "dtype": DType.F32}, "dtype=f32: elements are bf16 or f16, as tensor cores take them"),
         ({"kind": Kind.COMPRESS, "key_bits": 5, "value_bits": 4}, "key_bits=5 value_bits=4 contradict kind=compress"),
     ],
@@ -159,7 +186,7 @@ def test_contradictions_cannot_be_made(fields: dict[str, Any], reason: str) -> N
     ("name", "reason"),
     [
         ("sm90a_kvcache_hadamard_bf16_d128_k4v4", "it has 6 fields of 5"),
-        ("sm90a_kvcache_compress_bf16_d128_fifo_k4v4", "method 'fifo', expected eden or mse"),
+        ("sm90a_kvcache_compress_bf16_d128_eden_k4v4", "it has 7 fields of 6"),
         ("sm90a_kvcache_decode_bf16_d128_k4", "bits 'k4', expected k, a digit, v and a digit"),
         ("sm90a_kvcache_decode_bf16_128_k4v4", "head_dim '128', expected d and a number"),
     ],
@@ -173,3 +200,18 @@ def test_schemas_are_torchs() -> None:
     for schema in SCHEMA_OF.values():
         told = torch._C.parse_schema(f"gemmill::{schema.schema}")
         assert getattr(torch.ops.gemmill, schema.name).default._schema == told
+
+
+@pytest.mark.parametrize(("case", "results"), [(TRANSFORM, ["out"]), (DECODE, ["out", "lse"])])
+def test_limits_are_those_that_results_are_judged_by(case: Case, results: list[str]) -> None:
+    """What `gemmill export` writes beside a result: the result itself is right, what is off by thrice as much is wrong."""
+    after = given(case)
+    call(case, after)
+    found = limits(case.schema.name, after)
+    assert list(found) == results
+    for name, limit in found.items():
+        assert limit.shape == after[name].shape and bool((limit > 0).all())
+        for times, is_right in ((0.0, True), (3.0, False)):
+            moved = after | {name: after[name].double() + times * limit}
+            wrong = parts(case.schema.name, after, moved)[name] > 1
+            assert not wrong.any() if is_right else wrong.all()

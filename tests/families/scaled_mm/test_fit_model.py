@@ -37,8 +37,8 @@ def tool(monkeypatch):
 
 @pytest.fixture
 def times(tool):
-    """As the model with other constants would have them, of every sixth variant."""
-    configs = list(REGISTRY.configs_of("scaled_mm", select("default").configs))[::6]
+    """As the model with other constants would have them, of every fourth variant."""
+    configs = list(REGISTRY.configs_of("scaled_mm", select("default").configs))[::4]
     rows = {to_name(config): tool.row_of(to_name(config)) for config in configs}
     problems = [gemm(op=Op.FP8, m=m, n=n, k=k) for n, k in WEIGHTS for m in ROWS]
     return {

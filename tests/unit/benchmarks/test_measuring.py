@@ -8,8 +8,8 @@ import torch
 
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.numerics.measured import through
-from gemmill.tune.peers import vllm_takes
-from gemmill.tune.timing import shuffled
+from gemmill.tuner.peers import vllm_takes
+from gemmill.tuner.timing import shuffled
 from gemms import Op, gemm
 from harness.contenders import LocalContender, of_classes, ops_contender
 from harness.measuring import measure

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gemmill.tune.problems import problem_of, tiny
+from gemmill.tuner.problems import problem_of, tiny
 from gemms import Op, gemm
 from timed.scaled_mm import (
     BF16_TABLE,

@@ -2,19 +2,24 @@
 
 import json
 import multiprocessing
+import sys
 import threading
+from argparse import Namespace
 
 import pytest
 import torch
 
 import run as program
+from gemmill.families.blockscaled.cases.measured import BlockScaledMaker
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.registry import REGISTRY
+from gemmill.tuner.problems import problem_of
 from gemms import Op, gemm
-from harness.contenders import WrongResult, ops_contender
+from harness.contenders import FieldError, WrongResult, ops_contender
 from harness.remote import RemoteContender, RemoteError, serve
 from harness.statistics import Sample
 from harness.timers import DryTimer
+from peers import humming
 from timed import families
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: a dry run with the stand-ins
@@ -141,6 +146,53 @@ def test_bad_options(arguments, sentence, capsys):
 def test_no_variant_matches(tmp_path, capsys):
     assert program.main(["scaled_mm", "--dry-run", "--variants", "--match", "nothing", "--out-dir", str(tmp_path)]) == 2
     assert "no loaded variant has 'nothing' in its name" in capsys.readouterr().err
+
+
+HUMMING_LAYER = """
+import torch
+from gemmill.formats.quantise import BlockScaled
+from gemmill.vocab.format import MXFP4, NVFP4
+
+class HummingLayer(torch.nn.Module):
+    def __init__(self, shape_n, shape_k, weight_config, torch_dtype, input_config=None):
+        super().__init__()
+        self.format, self.has_scale = NVFP4 if "quant_algo" in weight_config else MXFP4, input_config is not None
+
+    def load_from_tensors(self, tensors):
+        self.tensors = tensors
+
+    def transform(self):
+        scales = self.tensors["weight_scale"].view(torch.uint8)
+        self.values = BlockScaled(format=self.format, codes=self.tensors["weight"], scales=scales).values()
+        self.values *= float(self.tensors.get("weight_scale_2", torch.ones(1)))
+
+    def forward(self, inputs, outputs, input_scale=None):
+        assert (input_scale is not None) is self.has_scale
+        scaled = inputs.double() * (1.0 if input_scale is None else input_scale.double())
+        return outputs.copy_((scaled @ self.values.t()).float())
+"""
+
+
+def test_humming_is_given_the_same_weights(tmp_path, monkeypatch):
+    """A layer that computes what Humming's documentation says passes for right; a folder without one is refused."""
+    for name in ("humming", "humming.layer"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    maker, sizes = BlockScaledMaker(torch.device("cpu"), 0), {"m": 8, "n": 32, "k": 64}
+    operands = [(op, maker.make(problem_of(op, sizes))) for op in humming.OPS]
+    with pytest.raises(FieldError, match="Humming in nowhere cannot be used: No module named 'humming'"):
+        humming.contenders("blockscaled", Namespace(humming="nowhere"), [])
+    (tmp_path / "humming").mkdir()
+    (tmp_path / "humming" / "__init__.py").touch()
+    (tmp_path / "humming" / "layer.py").write_text(HUMMING_LAYER)
+    (contender,) = humming.contenders("blockscaled", Namespace(humming=str(tmp_path)), [])
+    for op, x in operands:
+        assert contender.takes(x.problem) and contender.prepare(x, DryTimer(), 1)
+        x.out.fill_(torch.nan)
+        contender.call(x, 0)()
+        assert x.made.wanted(x.call).compare(x.out).ok, op
+    for name in ("humming", "humming.layer"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def test_folder_of_deep_gemm_that_is_none(tmp_path, capsys):

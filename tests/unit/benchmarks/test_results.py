@@ -5,7 +5,7 @@ from argparse import Namespace
 
 import pytest
 
-from gemmill.tune.choice import steady_us
+from gemmill.tuner.choice import steady_us
 from gemms import Op, gemm
 from harness.contenders import ops_contender
 from harness.devices import commit_of, environment

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import samples as program
-from gemmill.tune.journal import read_journal
+from gemmill.tuner.journal import read_journal
 from gemms import Op
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: a dry run with the stand-ins

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections import namedtuple
 from pathlib import Path
 
@@ -168,6 +169,30 @@ def test_two_layers_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "quantize_weight", making)
     convert(source, tmp_path / "out.safetensors", NVFP4)
     assert read == made == [6] and most[0] <= 2
+
+
+def test_the_next_layer_is_read_beside_the_one_that_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = {f"{i}.weight": drawn(4 + i, 32) for i in range(5)}
+    source = save(tmp_path / "in.safetensors", layers)
+    ahead, original, quantise = threading.Semaphore(0), Stored.read, module.quantize_weight
+
+    def reading(self: Stored, into: torch.Tensor | None = None) -> torch.Tensor:
+        tensor = original(self, into)
+        ahead.release()
+        return tensor
+
+    def making(weight: torch.Tensor, *args: object, **more: object) -> object:
+        for _ in range(2 if len(weight) == 4 else len(weight) < 8):  # until the next one is there
+            assert ahead.acquire(timeout=60)
+        return quantise(weight, *args, **more)
+
+    monkeypatch.setattr(Stored, "read", reading)
+    monkeypatch.setattr(module, "quantize_weight", making)
+    convert(source, tmp_path / "out.safetensors", NVFP4)
+    monkeypatch.undo()
+    made = open_checkpoint(tmp_path / "out.safetensors")
+    for name, weight in layers.items():
+        assert torch.equal(made.read(f"{name}_packed"), quantize_weight(weight, "nvfp4").codes)
 
 
 def test_inputs_tell_the_error_of_outputs(tmp_path: Path) -> None:

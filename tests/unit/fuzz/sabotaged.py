@@ -9,7 +9,7 @@ from gemmill.fuzz.breakages import Arguments
 from gemmill.fuzz.child import Child
 from gemmill.fuzz.findings import FuzzSpec, Kind
 from gemmill.numerics.memory import Memory
-from gemmill.tune.bench import run
+from gemmill.tuner.bench import run
 
 
 @dataclass(frozen=True, kw_only=True)

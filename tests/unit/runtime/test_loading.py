@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import gemmill
 from gemmill.manifest import Manifest, ManifestError
 from gemmill.runtime import builds, library, ops
 from gemmill.runtime.schemas import OPS
+from interpreters import run_script
 
 BUILD = "0123abcd4567"
 
@@ -218,8 +217,7 @@ def run_python(code: str, home: Path) -> str:
     folder.mkdir()
     source = Path(gemmill.__file__).parent.parent
     environment = os.environ | {"GEMMILL_HOME": str(home), "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = run_script(textwrap.dedent(code), environment=environment, folder=folder)
     assert done.returncode == 0, done.stderr
     assert list(folder.iterdir()) == [] and not home.exists(), "import made files"
     return done.stdout

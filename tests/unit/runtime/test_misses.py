@@ -15,7 +15,7 @@ from gemmill.runtime.misses import MissFile
 from gemmill.runtime.noted import MOST_NOTED, Notes
 from gemmill.runtime.select import Noted as Choice
 from gemmill.runtime.select import Trust
-from gemmill.tune.shapes import read_misses, read_shapes
+from gemmill.tuner.shapes import read_misses, read_shapes
 from gemms import Op, gemm
 
 

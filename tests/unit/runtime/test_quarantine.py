@@ -12,10 +12,10 @@ from gemmill.runtime.table import make_table as make_rows
 from gemmill.runtime.table_file import Quarantined, Source, TableRow, make_table, merge, read_table, table_text
 from gemmill.runtime.tuned import Machine, load_tuned
 from gemmill.space.names import to_name
-from gemmill.tune.checking import Fault, Finding
-from gemmill.tune.journal import Entry, Record
-from gemmill.tune.measure import Outcome
-from gemmill.tune.tables import tables_of
+from gemmill.tuner.checking import Fault, Finding
+from gemmill.tuner.journal import Entry, Record
+from gemmill.tuner.measure import Outcome
+from gemmill.tuner.tables import tables_of
 from gemms import Op, gemm
 
 SMS = 132

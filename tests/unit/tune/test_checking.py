@@ -10,10 +10,10 @@ import torch
 
 from gemmill.families.scaled_mm.cases.measured import GemmOperands
 from gemmill.numerics.measured import through
-from gemmill.tune.bench import Bench
-from gemmill.tune.checking import GUARD, GUARD_BYTES, PAD, GuardedArena
-from gemmill.tune.protocol import WorkerSpec, problem_to_json
-from gemmill.tune.subjects import Subject
+from gemmill.tuner.bench import Bench
+from gemmill.tuner.checking import GUARD, GUARD_BYTES, PAD, GuardedArena
+from gemmill.tuner.protocol import WorkerSpec, problem_to_json
+from gemmill.tuner.subjects import Subject
 from gemms import Op, Problem, gemm
 
 CPU = torch.device("cpu")
@@ -84,7 +84,7 @@ def with_workspace(writes_at: int, call: int) -> Subject:
 
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_writes_around_the_workspace_are_found_in_every_call(call: int, monkeypatch) -> None:
-    monkeypatch.setattr("gemmill.tune.bench.ARENA_BYTES", 4096)
+    monkeypatch.setattr("gemmill.tuner.bench.ARENA_BYTES", 4096)
     problem = gemm(op=Op.FP8, m=3, n=48, k=64)
     found = faults_of(
         problem,

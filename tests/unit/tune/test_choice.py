@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gemmill.tune.choice import agreement, decide
+from gemmill.tuner.choice import agreement, decide
 
 
 def rounds(**us: float | tuple[float, ...]) -> dict[str, tuple[float, ...]]:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from faulty import HERE, FaultySpec
-from gemmill.tune import executors
-from gemmill.tune.protocol import TuneError, WorkerSpec
-from gemmill.tune.worker import Worker, WorkerDied, WorkerError
+from gemmill.tuner import executors
+from gemmill.tuner.protocol import TuneError, WorkerSpec
+from gemmill.tuner.worker import Worker, WorkerDied, WorkerError
 
 DECODE = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8"
 
@@ -24,7 +24,7 @@ class Faulty(executors.LocalExecutor):
 
 def test_a_dry_sweep_from_shapes_to_report(gemmill, home: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    monkeypatch.setattr("gemmill.tune.executors.LocalExecutor", Faulty)
+    monkeypatch.setattr("gemmill.tuner.executors.LocalExecutor", Faulty)
     shapes, table, report = tmp_path / "s.csv", tmp_path / "t.json", tmp_path / "r.html"
     shapes.write_text("m,n,k\n1,64,128\n16,64,128\n")
     arguments = ["--dry-run", "--shapes", shapes, "--table", table, "--report", report, "--rounds", 2, "--repeat", 2]

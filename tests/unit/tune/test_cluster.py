@@ -14,12 +14,12 @@ from distributed import Client, LocalCluster
 from gemmill.build import scheduler
 from gemmill.build.scheduler import Scheduler
 from gemmill.space.selections import select
-from gemmill.tune import cluster
-from gemmill.tune.cluster import connect, local_cluster, visible_device
-from gemmill.tune.measure import Outcome, Task
-from gemmill.tune.program import TuneRequest, stand_in_build, tune
-from gemmill.tune.protocol import WorkerSpec
-from gemmill.tune.sweep import SweepOptions, TaskLost
+from gemmill.tuner import cluster
+from gemmill.tuner.cluster import connect, local_cluster, visible_device
+from gemmill.tuner.measure import Outcome, Task
+from gemmill.tuner.program import TuneRequest, stand_in_build, tune
+from gemmill.tuner.protocol import WorkerSpec
+from gemmill.tuner.sweep import SweepOptions, TaskLost
 from gemms import Op, gemm
 
 PROBLEMS = [gemm(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]

@@ -20,10 +20,10 @@ from distributed.security import Security
 from gemmill.build import scheduler
 from gemmill.build.scheduler import Scheduler, SchedulerError
 from gemmill.space.selections import select
-from gemmill.tune.cluster import connect, local_cluster
-from gemmill.tune.program import TuneRequest, stand_in_build, tune
-from gemmill.tune.protocol import WorkerSpec
-from gemmill.tune.sweep import SweepOptions
+from gemmill.tuner.cluster import connect, local_cluster
+from gemmill.tuner.program import TuneRequest, stand_in_build, tune
+from gemmill.tuner.protocol import WorkerSpec
+from gemmill.tuner.sweep import SweepOptions
 from gemms import Op, gemm
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make certificates with")

@@ -8,10 +8,10 @@ import pytest
 from gemmill.runtime import tuned
 from gemmill.runtime.tuned import Machine
 from gemmill.space.selections import select
-from gemmill.tune import heuristics
-from gemmill.tune.candidates import build_facts, field_of
-from gemmill.tune.program import stand_in_build
-from gemmill.tune.protocol import TuneError
+from gemmill.tuner import heuristics
+from gemmill.tuner.candidates import build_facts, field_of
+from gemmill.tuner.program import stand_in_build
+from gemmill.tuner.protocol import TuneError
 from gemms import Op, gemm
 
 SHAPE = (4096, 4096, 4096)

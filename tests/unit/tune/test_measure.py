@@ -10,12 +10,12 @@ import sys
 import pytest
 
 from faulty import HERE, FaultySpec
-from gemmill.tune import measure as measuring
-from gemmill.tune.checking import Fault, Finding
-from gemmill.tune.measure import Task, halving, measure
-from gemmill.tune.protocol import PEER, Candidate
-from gemmill.tune.timing import shuffled
-from gemmill.tune.worker import Worker, WorkerDied, WorkerError
+from gemmill.tuner import measure as measuring
+from gemmill.tuner.checking import Fault, Finding
+from gemmill.tuner.measure import Task, halving, measure
+from gemmill.tuner.protocol import PEER, Candidate
+from gemmill.tuner.timing import shuffled
+from gemmill.tuner.worker import Worker, WorkerDied, WorkerError
 from gemms import Op, Problem, gemm
 
 PROBLEM = gemm(op=Op.FP8, m=40, n=64, k=64)
@@ -58,7 +58,7 @@ def test_every_fault_is_found_and_the_others_are_timed(worker, monkeypatch) -> N
 SWEEP = """
 import os, sys, threading
 from faulty import FaultySpec
-from gemmill.tune.worker import Worker
+from gemmill.tuner.worker import Worker
 
 worker = Worker(FaultySpec(builds=(), dry_run=True, faults={"sm_hang": "hang"}), "faulty")
 thread = threading.Thread(target=worker.ask, args=("open", 300.0), kwargs={"problem": ["fp8", 3, 16, 16]})

@@ -15,17 +15,17 @@ from gemmill.runtime.table_file import Source, TableRow, make_table, read_table,
 from gemmill.runtime.tuned import Machine
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import select
-from gemmill.tune.candidates import build_facts
-from gemmill.tune.charts import Cell, Line, log_chart, winner_map
-from gemmill.tune.checking import Fault, Finding
-from gemmill.tune.choice import agreement
-from gemmill.tune.journal import Entry, Record
-from gemmill.tune.measure import Outcome
-from gemmill.tune.program import TuneRequest, stand_in_build
-from gemmill.tune.prune import audit, prune, selection_of, times_of, worst_first
-from gemmill.tune.report import environment, report_text
-from gemmill.tune.sweep import SweepOptions, decisions
-from gemmill.tune.waves import KERNELS_OF_A_WAVE, tune_selection, waves_of
+from gemmill.tuner.candidates import build_facts
+from gemmill.tuner.charts import Cell, Line, log_chart, winner_map
+from gemmill.tuner.checking import Fault, Finding
+from gemmill.tuner.choice import agreement
+from gemmill.tuner.journal import Entry, Record
+from gemmill.tuner.measure import Outcome
+from gemmill.tuner.program import TuneRequest, stand_in_build
+from gemmill.tuner.prune import audit, prune, selection_of, times_of, worst_first
+from gemmill.tuner.report import environment, report_text
+from gemmill.tuner.sweep import SweepOptions, decisions
+from gemmill.tuner.waves import KERNELS_OF_A_WAVE, tune_selection, waves_of
 from gemms import Op, Problem, gemm
 
 BASE = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_"
@@ -140,7 +140,7 @@ def test_pruned_selection_keeps_what_was_not_measured(measured) -> None:
 
 
 def test_prune_writes_a_selection_that_build_takes(gemmill, measured, tmp_path: Path, monkeypatch) -> None:
-    from gemmill.tune import journal
+    from gemmill.tuner import journal
 
     monkeypatch.setattr(journal, "read_journal", lambda path: measured)
     out = tmp_path / "small.json"
@@ -281,11 +281,11 @@ def test_waves_have_every_promising_kernel_once_the_best_first() -> None:
 
 
 def test_waves_are_compiled_while_others_are_measured(tmp_path: Path, home, monkeypatch) -> None:
-    monkeypatch.setattr("gemmill.tune.waves.KERNELS_OF_A_WAVE", 1)
-    from gemmill.tune.executors import LocalExecutor
+    monkeypatch.setattr("gemmill.tuner.waves.KERNELS_OF_A_WAVE", 1)
+    from gemmill.tuner.executors import LocalExecutor
 
     made, clock = [], [0.0]
-    monkeypatch.setattr("gemmill.tune.waves.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("gemmill.tuner.waves.perf_counter", lambda: clock[0])
 
     def compile_wave(part, options):
         made.append(part.name)

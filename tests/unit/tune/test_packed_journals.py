@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.tune.journal import Journal, JournalError, read_journal
+from gemmill.tuner.journal import Journal, JournalError, read_journal
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 JOURNALS = sorted(RESULTS.glob("*.jsonl.xz"))

@@ -10,7 +10,7 @@ import pytest
 from gemmill.manifest import Manifest, write_manifest
 from gemmill.runtime.table_file import Source, TableRow, TunedTable, make_table, read_table, table_text
 from gemmill.space.names import to_name
-from gemmill.tune.tables import rebase
+from gemmill.tuner.tables import rebase
 
 SAME, OTHER = "a" * 64, "b" * 64
 

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from gemmill.tune.models import Layer, ModelError, layers_of, named_models, read_model
-from gemmill.tune.shapes import ShapesError, read_misses, read_shapes
+from gemmill.tuner.models import Layer, ModelError, layers_of, named_models, read_model
+from gemmill.tuner.shapes import ShapesError, read_misses, read_shapes
 from gemms import Op, Problem, gemm
 
 FP8 = (Op.FP8,)

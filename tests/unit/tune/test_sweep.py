@@ -13,15 +13,15 @@ import pytest
 from faulty import HERE, FaultyBench, FaultySpec
 from gemmill.runtime.table_file import read_table
 from gemmill.space.selections import select
-from gemmill.tune.bench import Bench
-from gemmill.tune.candidates import MOST
-from gemmill.tune.checking import Fault, Finding
-from gemmill.tune.executors import LocalExecutor
-from gemmill.tune.journal import Entry, Journal, JournalError, read_journal
-from gemmill.tune.measure import Outcome
-from gemmill.tune.program import TuneRequest, stand_in_build, tune
-from gemmill.tune.sweep import Observer, SweepOptions, TaskLost
-from gemmill.tune.worker import WorkerError
+from gemmill.tuner.bench import Bench
+from gemmill.tuner.candidates import MOST
+from gemmill.tuner.checking import Fault, Finding
+from gemmill.tuner.executors import LocalExecutor
+from gemmill.tuner.journal import Entry, Journal, JournalError, read_journal
+from gemmill.tuner.measure import Outcome
+from gemmill.tuner.program import TuneRequest, stand_in_build, tune
+from gemmill.tuner.sweep import Observer, SweepOptions, TaskLost
+from gemmill.tuner.worker import WorkerError
 from gemms import Op, Problem, gemm
 
 SOURCES = Path(__file__).parents[3] / "generator"

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from gemmill.tune.timing import Graph, shuffled
+from gemmill.tuner.timing import Graph, shuffled
 
 
 def test_nobody_always_follows_the_same_one() -> None:

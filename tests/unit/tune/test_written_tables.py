@@ -9,8 +9,8 @@ from threading import Thread
 import pytest
 
 from gemmill.runtime.table_file import Source, TableError, TableRow, TunedTable, make_table, read_table
-from gemmill.tune import tables
-from gemmill.tune.tables import write_table
+from gemmill.tuner import tables
+from gemmill.tuner.tables import write_table
 
 
 def of_row(m: int) -> TunedTable:

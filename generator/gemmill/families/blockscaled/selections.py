@@ -70,7 +70,8 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
     for config, splits in product(_all(arch), WEIGHT_SPLITS):
         yield replace(config, splits=splits)
     for folded, splits in product(_folded(arch), SPLITS):
-        yield replace(folded, splits=splits)
+        if splits <= 2 * folded.ctas_of_sm:  # of clusters of 4 with a CTA on each multiprocessor 31 fit, not 33
+            yield replace(folded, splits=splits)
     yield from _widened(arch)
     for few, splits in product(_few(arch), (*SPLITS, 8)):
         yield replace(few, splits=splits)
@@ -82,10 +83,11 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
 
 
 FOLDED_TILES = (
-    (8, 1, 1, 9),
     (16, 1, 1, 9),
     (16, 2, 1, 5),
+    (16, 2, 1, 9),
     (32, 1, 1, 8),
+    (32, 2, 1, 8),
     (64, 1, 1, 6),
     (64, 2, 1, 6),
     (128, 2, 1, 4),
@@ -106,7 +108,7 @@ def _folded(arch: Arch) -> Iterator[FoldedConfig]:
         (mxfp4, DType.BF16, True, _GROUPED_TILES),
         (mxfp4, DType.F16, False, _F16_TILES),
         (mxfp4, DType.F16, True, _GROUPED_TILES[1:2]),
-        (nvfp4, DType.BF16, False, (FOLDED_TILES[1], FOLDED_TILES[3], FOLDED_TILES[4], *FOLDED_TILES[6:])),
+        (nvfp4, DType.BF16, False, (FOLDED_TILES[0], FOLDED_TILES[2], *FOLDED_TILES[4:])),
         (nvfp4, DType.F16, False, _F16_TILES[1:2]),
     )
     for pair, out_dtype, grouped, tiles in kinds:

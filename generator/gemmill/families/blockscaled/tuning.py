@@ -23,14 +23,17 @@ from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.formats.layout import SIDE
 from gemmill.vocab import Arch, Format
 
-# Predictions but for packed weights: those of Blackwell are its data sheets'.
+# Predictions but for packed and folded weights: those of Blackwell are its data sheets'.
 _WIDENED_PS = {64: 195_000, 128: 525_000}
 """For 64 columns of a tile of both operands, of a CTA alone."""
 _WAITING_PERMILLE = 667
 """Of a step, for each of the CTAs that share a multiprocessor and hide one another's waits."""
-_FOLDED_PS = {1: 60_000, 2: 40_000}
-"""For 64 columns of up to 64 tokens by groups along K. A quarter of what widening to bf16 takes: half the instructions, on operands
-of half the size."""
+_FOLDED_NS = {8: 145, 16: 150, 32: 165, 64: 195, 128: 265, 256: 295}
+_FOLDED_GROUPED_NS = {8: 200, 16: 218, 32: 265, 64: 359, 128: 305}
+"""For 64 columns of a tile of folded weights by its rows of A, of CTAs that share a multiprocessor, with scales of rows and of groups:
+from times of an H200, 2026-11-22 (docs/notes/folded.md). Rows between take those of the next. Slices of K cost a twentieth."""
+_DEEP_PS = 10_000
+"""What two groups along K with all of a multiprocessor's memory spare."""
 _SPARED_PERMILLE = 900
 """Of a tile that two multiprocessors share: each loads half of B."""
 _PRODUCTS_OF_SM = {Arch.SM100A: 30_000, Arch.SM120A: 5_000}
@@ -67,6 +70,11 @@ def _of_weights(config: WeightConfig) -> Facts:
 
 
 def _of_folded(config: FoldedConfig) -> Facts:
+    known = _FOLDED_GROUPED_NS if config.grouped else _FOLDED_NS
+    deep = config.k_groups > config.ctas_of_sm
+    nanoseconds = next((ns for tile, ns in known.items() if tile >= config.tile_m), max(known.values()))
+    shared_ps = 1000 * nanoseconds * (105 if config.splits > 1 else 100) // 100 - (_DEEP_PS if deep else 0)
+    waits = config.k_groups == 1
     return Facts(
         splits=config.splits,
         tile_m=config.tile_m,
@@ -74,8 +82,8 @@ def _of_folded(config: FoldedConfig) -> Facts:
         sms=1,
         ctas_of_sm=config.ctas_of_sm,
         step_columns=SIDE,
-        step_ps=_FOLDED_PS[config.k_groups] * max(config.tile_m, SIDE) // SIDE,
-        shared_permille=_WAITING_PERMILLE if config.k_groups == 1 else 1000,
+        step_ps=shared_ps * 3 // 2 if waits else shared_ps,
+        shared_permille=_WAITING_PERMILLE if waits else 1000,
         a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
         memory=_MEMORY[config.arch],

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from gemmill.families.kv_cache.config import KvCacheConfig
-from gemmill.families.kv_cache.formats import Method
 from gemmill.families.kv_cache.ops import SCHEMA_OF
 from gemmill.vocab import DType
 
@@ -15,7 +14,6 @@ class KvCachePredicate:
     ops: tuple[str, ...]
     dtype: DType
     head_dim: int
-    method: Method
     key_bits: int
     value_bits: int
 
@@ -31,7 +29,6 @@ def accepted(config: KvCacheConfig) -> KvCachePredicate:
         ops=(SCHEMA_OF[config.kind].name,),
         dtype=config.dtype,
         head_dim=config.head_dim,
-        method=config.method,
         key_bits=config.key_bits,
         value_bits=config.value_bits,
     )

@@ -6,10 +6,12 @@ to a boundary. With u = 2^-24, for a vector of norm 1:
 - a butterfly stage rounds every sum once: at most u of the stage's 2-norm, log2 stages of them;
 - a base matrix of 12, 20 or 28 adds that many terms in some order: (base - 1) sqrt(base) u of the 2-norm;
 - a dense rotation adds d products: d u of the sum of their magnitudes, which is at most the norm;
-- the scale d^-1/2, the norm's sum of d squares in some order, its root and the division: (d / 2 + 4) u of y itself.
+- the scale d^-1/2, the norm's sum of d squares in some order, its root and the division: (d / 2 + 4) u of y itself;
+- sums of 16 on the tensor core lose 19 x 2^-23 of their magnitudes, which add up to at most sqrt(d) of the norm before the scale.
 
 A 2-norm bounds every coordinate. Scalars follow from the codes found, so they are held to those: half a unit of float16
-beside a float32 sum of d terms.
+beside a float32 sum of d terms. A norm may be that of the rotated vector. The tensor core's losses move such a vector by at most
+4 times 19 x 2^-23 of its norm, since 16 magnitudes are at most 4 times their 2-norm; eden's scale has them three times.
 
 Attention. Given the bytes, a kernel may round rotated queries, decoded keys and decoded values to its tensor core's type
 (`operand_unit`) and softmax weights to `weight_unit`. Those roundings are taken as independent and of either sign, so by
@@ -82,6 +84,20 @@ def hadamard_limit(x: Tensor, scale: float) -> Tensor:
     return lost + half_unit_in_last_place(exact + lost, x.dtype)
 
 
+def decompress_limit(fields: Fields, spec: VectorSpec, dtype: torch.dtype) -> Tensor:
+    """How far each element of a kernel's vectors [..., head_dim] may be from the reference's of the same fields, float64.
+
+    Centroids are rounded to f16; the rotation's sums lose as those of `hadamard_limit` do; the result is rounded. NaN where a norm
+    is not finite.
+    """
+    parts = decode(fields, spec).rotated
+    loss = F16.operand_unit + _sum_loss(16) + (rotation_loss(spec.rotation, spec.head_dim) + 4 * FLOAT32_UNIT)
+    lost = loss * spec.head_dim**-0.5 * parts.abs().sum(-1, keepdim=True)
+    exact = rotate_back(parts, spec.rotation, spec.seed).abs()
+    limit: Tensor = lost + half_unit_in_last_place(exact + lost, dtype)
+    return limit
+
+
 def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
     """How many codes and signs, and how many scalars, of a kernel's `found` fields no float32 arithmetic explains.
 
@@ -97,7 +113,8 @@ def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
     norm = x.square().sum(-1)[..., None].sqrt()
     rotated = rotate(x, spec.rotation, spec.seed)
     unit = torch.where(norm > 0, rotated / norm, 0.0)
-    slack = rotation_loss(spec.rotation, spec.head_dim) + (spec.head_dim / 2 + 4) * FLOAT32_UNIT * unit.abs()
+    lost = rotation_loss(spec.rotation, spec.head_dim) + _sum_loss(16)
+    slack = lost + (spec.head_dim / 2 + 4) * FLOAT32_UNIT * unit.abs()
     book = codebook(spec.head_dim, spec.format.code_bits)
     edges = torch.tensor([-2.0, *book.boundaries, 2.0], dtype=torch.float64, device=x.device)
     codes = unpack_codes(found["codes"], spec.format.code_bits, spec.head_dim)
@@ -107,7 +124,7 @@ def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
     wanted = norm[..., 0]
     if spec.format.method is Method.EDEN:
         wanted = torch.where(wanted > 0, wanted.square() / (decoded * rotated).sum(-1), 0.0)
-    wrong_scalars = _wrong_scalars(found["norm"], wanted, 2 * spec.head_dim * FLOAT32_UNIT)
+    wrong_scalars = _wrong_scalars(found["norm"], wanted, 2 * spec.head_dim * FLOAT32_UNIT + 12 * _sum_loss(16))
     if spec.format.method is Method.TURBOQUANT_PROD:
         wrong_signs, wrong_residuals = _outside_of_residual(found, x, decoded, spec)
         return wrong_codes + wrong_signs, wrong_scalars + wrong_residuals

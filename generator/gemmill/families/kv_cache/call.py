@@ -15,7 +15,6 @@ def config_of(call: Judged, arch: Arch) -> KvCacheConfig:
         kind=list(Kind)[call["kind"]],
         dtype=_DTYPE_OF[call["element"]],
         head_dim=call["head_dim"],
-        method=METHODS[call.get("method") or 0],
         key_bits=call.get("key_bits") or 0,
         value_bits=call.get("value_bits") or 0,
         arch=arch,

@@ -1,6 +1,7 @@
 """Classes of calls: each is served by one config, whose fields these are."""
 
-from gemmill.families.kv_cache.config import BITS, COLUMNS, DTYPES, METHODS, Kind
+from gemmill.families.kv_cache.config import BITS, DTYPES, Kind
+from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.family import ClassAxis, Classes
 from gemmill.family.operand import DTYPE_CODES
 
@@ -9,8 +10,7 @@ CLASSES = Classes(
     (
         ClassAxis(name="kind", expression="kind", values={x: i for i, x in enumerate(Kind)}),
         ClassAxis(name="dtype", expression="element", values={x: DTYPE_CODES[x.torch_name] for x in DTYPES}),
-        ClassAxis(name="head_dim", expression="head_dim", values={columns: columns for columns in COLUMNS}),
-        ClassAxis(name="method", expression="method", values={x: i for i, x in enumerate(METHODS)}),
+        ClassAxis(name="head_dim", expression="head_dim", values={columns: columns for columns in HEAD_DIMS}),
         ClassAxis(name="key_bits", expression="key_bits", values=_BITS),
         ClassAxis(name="value_bits", expression="value_bits", values=_BITS),
     )

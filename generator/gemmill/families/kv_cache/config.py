@@ -6,7 +6,7 @@ from enum import StrEnum
 from itertools import product
 from typing import ClassVar
 
-from gemmill.families.kv_cache.formats import CacheFormat, Method, VectorFormat, cache_format
+from gemmill.families.kv_cache.formats import HEAD_DIMS, CacheFormat, Method, VectorFormat, cache_format
 from gemmill.family import first_rejection
 from gemmill.vocab import Arch, DType
 
@@ -20,6 +20,8 @@ class Kind(StrEnum):
     """stores keys and values of new tokens in pages"""
     DECODE = "decode"
     """attends over pages"""
+    DECOMPRESS = "decompress"
+    """restores keys and values of slots"""
 
     @property
     def template(self) -> str:
@@ -27,28 +29,31 @@ class Kind(StrEnum):
         return _TEMPLATE[self]
 
 
-_TEMPLATE = {Kind.HADAMARD: "hadamard", Kind.COMPRESS: "compress", Kind.DECODE: "decode_attention"}
+_TEMPLATE = {
+    Kind.HADAMARD: "hadamard",
+    Kind.COMPRESS: "compress",
+    Kind.DECODE: "decode_attention",
+    Kind.DECOMPRESS: "decompress",
+}
 DTYPES = (DType.BF16, DType.F16)
-COLUMNS = (64, 128, 256)
-HEAD_DIM = 128
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
 """Whose codes a kernel writes: nothing beside codes and a norm."""
 BITS = (2, 3, 4)
 DECODED_BITS = ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2))
-"""Of keys and values together, that attention reads: one bit fewer each."""
+"""Of keys and values together, that are read: one bit fewer each."""
+COMMON_HEAD_DIM = 128
+"""With others, keys and values have as many bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvCacheConfig:
-    """One variant. Sizes of pages, strides and the alignment of vectors are told at run time: the same binary serves them all."""
+    """One variant. Methods, sizes of pages, strides and the alignment of vectors are told at run time: the same binary serves them all."""
 
     kind: Kind
     dtype: DType
     """Of rows, keys and values, or queries."""
     head_dim: int
     """Elements of a vector; columns of a transform."""
-    method: Method = Method.EDEN
-    """Of what is stored. Attention reads codes and a scale, whatever made them."""
     key_bits: int = 0
     """Of an element; 0 where nothing is stored."""
     value_bits: int = 0
@@ -88,25 +93,26 @@ def _dtype(c: KvCacheConfig) -> Iterator[str]:
 
 
 def _sizes(c: KvCacheConfig) -> Iterator[str]:
-    """A row is 16 pieces of 8 to 32 bytes."""
-    if c.kind is Kind.HADAMARD and c.head_dim not in COLUMNS:
-        yield f"head_dim={c.head_dim}: transforms have {', '.join(map(str, COLUMNS))} columns"
-    if c.kind is not Kind.HADAMARD and c.head_dim != HEAD_DIM:
-        yield f"head_dim={c.head_dim}: vectors of a cache have {HEAD_DIM} elements"
+    """A row is 12 or 16 pieces of 8 to 32 bytes."""
+    if c.head_dim not in HEAD_DIMS:
+        yield f"head_dim={c.head_dim}: vectors have {', '.join(map(str, HEAD_DIMS))} elements"
+
+
+def offered_bits(kind: Kind, head_dim: int) -> tuple[tuple[int, int], ...]:
+    """Of keys and values together, that a kind has kernels for."""
+    if kind is Kind.HADAMARD:
+        return ((0, 0),)
+    pairs = tuple(product(BITS, BITS)) if kind is Kind.COMPRESS else DECODED_BITS
+    return pairs if head_dim == COMMON_HEAD_DIM else tuple(pair for pair in pairs if pair[0] == pair[1])
 
 
 def _bits(c: KvCacheConfig) -> Iterator[str]:
-    offered = {Kind.HADAMARD: ((0, 0),), Kind.COMPRESS: tuple(product(BITS, BITS)), Kind.DECODE: DECODED_BITS}[c.kind]
+    offered = offered_bits(c.kind, c.head_dim)
     if (c.key_bits, c.value_bits) not in offered:
         yield (
-            f"key_bits={c.key_bits} value_bits={c.value_bits} contradict kind={c.kind}, which has "
+            f"key_bits={c.key_bits} value_bits={c.value_bits} contradict kind={c.kind} of {c.head_dim} elements, which has "
             f"{', '.join(f'{keys} and {values}' for keys, values in offered)}"
         )
 
 
-def _method(c: KvCacheConfig) -> Iterator[str]:
-    if c.method not in (METHODS if c.kind is Kind.COMPRESS else METHODS[:1]):
-        yield f"method={c.method} contradicts kind={c.kind}: only what is stored depends on it, and is {' or '.join(METHODS)}"
-
-
-RULES = (_dtype, _sizes, _bits, _method)
+RULES = (_dtype, _sizes, _bits)

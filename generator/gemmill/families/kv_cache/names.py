@@ -5,23 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig
-from gemmill.families.kv_cache.formats import Method
 from gemmill.vocab import Arch, DType
 
-_METHODS = {Method.EDEN: "eden", Method.TURBOQUANT_MSE: "mse"}
-_FIELDS = {Kind.HADAMARD: 3, Kind.COMPRESS: 5, Kind.DECODE: 4}
+_FIELDS = {Kind.HADAMARD: 3, Kind.COMPRESS: 4, Kind.DECODE: 4, Kind.DECOMPRESS: 4}
 
 
 def to_fields(config: KvCacheConfig) -> list[str]:
-    """kind dtype head_dim, then method and bits of what stores, bits of what attends."""
+    """kind dtype head_dim, then bits of keys and values."""
     fields = [config.kind.value, config.dtype.value, f"d{config.head_dim}"]
-    bits = f"k{config.key_bits}v{config.value_bits}"
-    match config.kind:
-        case Kind.COMPRESS:
-            return [*fields, _METHODS[config.method], bits]
-        case Kind.DECODE:
-            return [*fields, bits]
-    return fields
+    return fields if config.kind is Kind.HADAMARD else [*fields, f"k{config.key_bits}v{config.value_bits}"]
 
 
 def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> KvCacheConfig:
@@ -37,16 +29,10 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> KvCacheConfig:
     }
     if kind is Kind.HADAMARD:
         return KvCacheConfig(**told)
-    bits = re.fullmatch(r"k(\d)v(\d)", fields[4 if kind is Kind.COMPRESS else 3])
+    bits = re.fullmatch(r"k(\d)v(\d)", fields[3])
     if bits is None:
-        raise ValueError(f"bits {'_'.join(fields[3:])!r}, expected k, a digit, v and a digit")
-    told |= {"key_bits": int(bits[1]), "value_bits": int(bits[2])}
-    if kind is Kind.DECODE:
-        return KvCacheConfig(**told)
-    method = next((method for method, name in _METHODS.items() if name == fields[3]), None)
-    if method is None:
-        raise ValueError(f"method {fields[3]!r}, expected {' or '.join(_METHODS.values())}")
-    return KvCacheConfig(**told, method=method)
+        raise ValueError(f"bits {fields[3]!r}, expected k, a digit, v and a digit")
+    return KvCacheConfig(**told, key_bits=int(bits[1]), value_bits=int(bits[2]))
 
 
 def _number(what: str, letter: str, text: str) -> int:

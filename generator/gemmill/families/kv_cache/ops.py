@@ -1,21 +1,19 @@
 """What can be asked of a compressed cache, and what must hold for a call, in the order in which a call is judged."""
 
-from typing import Any
-
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import (
     BITS,
-    COLUMNS,
+    COMMON_HEAD_DIM,
     DECODED_BITS,
     DTYPES,
     FORMATS,
-    HEAD_DIM,
     METHODS,
     Kind,
     KvCacheConfig,
     format_of,
+    offered_bits,
 )
-from gemmill.families.kv_cache.formats import PAGE_SIZES
+from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES
 from gemmill.family import Aspect, Check, Judged, Layout, Let, Op, OpSchema, OpSet, Require, Same, Special, Step, Tensor
 from gemmill.family import any_of as any_word
 from gemmill.vocab import Arch, DType
@@ -26,12 +24,15 @@ COMPRESS = OpSchema(
 )
 DECODE = OpSchema(
     "kv_decode_attention(Tensor(a!) out, Tensor q, Tensor cache, Tensor block_table, Tensor seq_lens, str format, "
-    "float scale, int seed=0, bool causal=True, int window=0, Tensor? sinks=None, Tensor(b!)? lse=None) -> ()"
+    "float scale, int seed=0, bool causal=True, int window=0, Tensor? sinks=None, Tensor(b!)? lse=None, float softcap=0.0) -> ()"
 )
-SCHEMA_OF = {Kind.HADAMARD: HADAMARD, Kind.COMPRESS: COMPRESS, Kind.DECODE: DECODE}
+DECOMPRESS = OpSchema(
+    "kv_decompress(Tensor(a!) keys, Tensor(b!) values, Tensor cache, Tensor slot_mapping, str format, int seed=0) -> ()"
+)
+SCHEMA_OF = {Kind.HADAMARD: HADAMARD, Kind.COMPRESS: COMPRESS, Kind.DECODE: DECODE, Kind.DECOMPRESS: DECOMPRESS}
 STORED = tuple(FORMATS)
 DECODED = tuple(format_of(method, *bits).name for method in METHODS for bits in DECODED_BITS)
-"""Formats that attention reads, by name."""
+"""Formats that are read, by name."""
 _ALIGNMENT = 16
 """Of the cache's first byte: bulk copies begin at multiples of it."""
 
@@ -61,7 +62,7 @@ _HADAMARD_OP = Op(
         Check(Aspect.DTYPE, "x out"),
         Check(Aspect.RANK, "x out"),
         Check(Aspect.SHAPE, "x out"),
-        _one_of("head_dim", COLUMNS, "{x.name} has {head_dim} columns"),
+        _one_of("head_dim", HEAD_DIMS, "{x.name} has {head_dim} columns"),
         Check(Aspect.LAYOUT, "x out"),
         Check(Aspect.DEVICE, "x out"),
         Check(Aspect.APART, "x out"),
@@ -102,7 +103,12 @@ def _cache() -> tuple[Step, ...]:
 
 
 _CACHE = Tensor("cache", "pages kv_heads page token_bytes", (DType.U8,))
-_HEAD_DIM = Require(f"head_dim == {HEAD_DIM}", f"vectors have {{head_dim}} elements, expected {HEAD_DIM}")
+_HEAD_DIM = _one_of("head_dim", HEAD_DIMS, "vectors have {head_dim} elements")
+_BITS_FIT = Require(
+    f"head_dim == {COMMON_HEAD_DIM} or key_bits == value_bits",
+    f"format is {{format!r}} with vectors of {{head_dim}} elements, expected as many bits of keys as of values: other formats have "
+    f"vectors of {COMMON_HEAD_DIM}",
+)
 _SEED = Require("seed >= 0", "seed is {seed}, expected 0 or more")
 
 
@@ -113,44 +119,92 @@ def _vectors(name: str) -> Require:
     )
 
 
-_COMPRESS_TENSORS = "keys values cache slot_mapping"
-_COMPRESS_OP = Op(
-    schema=COMPRESS,
-    fixed={"kind": list(Kind).index(Kind.COMPRESS)},
-    tensors=(
-        Tensor("keys", "tokens heads head_dim", DTYPES),
-        Tensor("values", "tokens heads head_dim", Same("keys")),
-        _CACHE,
-        Tensor("slot_mapping", "tokens", (DType.S64,), Layout.VECTOR),
-    ),
-    contract=(
-        Check(Aspect.DTYPE, _COMPRESS_TENSORS),
-        Check(Aspect.RANK, "keys values cache slot_mapping"),
-        Check(Aspect.SHAPE, "keys values"),
-        _HEAD_DIM,
-        _format(STORED),
-        Let("method", f"format_index // {len(BITS) ** 2}"),
-        Let("key_bits", f"format_index // {len(BITS)} % {len(BITS)} + {BITS[0]}"),
-        Let("value_bits", f"format_index % {len(BITS)} + {BITS[0]}"),
-        *_cache(),
-        Require(
-            "heads == kv_heads",
-            "{keys.name} is {keys.shape} and {cache.name} is {cache.shape}: {heads} heads do not fit a cache of {kv_heads}",
+_STORED_TENSORS = "keys values cache slot_mapping"
+_FORMAT_STORED = (
+    _format(STORED),
+    Let("method", f"format_index // {len(BITS) ** 2}"),
+    Let("key_bits", f"format_index // {len(BITS)} % {len(BITS)} + {BITS[0]}"),
+    Let("value_bits", f"format_index % {len(BITS)} + {BITS[0]}"),
+    Let("unbiased", "1 - method"),
+    _BITS_FIT,
+)
+_FORMAT_READ = (
+    _format(DECODED),
+    Let("fewer_bits", f"format_index % {len(DECODED_BITS)}"),
+    Let("key_bits", "(9 - fewer_bits) // 2"),
+    Let("value_bits", "(8 - fewer_bits) // 2"),
+    _BITS_FIT,
+)
+
+
+def _of_tokens(schema: OpSchema, kind: Kind, format: tuple[Step, ...], strides: tuple[Step, ...]) -> Op:
+    """An op between vectors of tokens and their slots."""
+    return Op(
+        schema=schema,
+        fixed={"kind": list(Kind).index(kind)},
+        tensors=(
+            Tensor("keys", "tokens heads head_dim", DTYPES),
+            Tensor("values", "tokens heads head_dim", Same("keys")),
+            _CACHE,
+            Tensor("slot_mapping", "tokens", (DType.S64,), Layout.VECTOR),
         ),
-        Check(Aspect.SHAPE, "slot_mapping"),
-        Check(Aspect.LAYOUT, "slot_mapping"),
+        contract=(
+            Check(Aspect.DTYPE, _STORED_TENSORS),
+            Check(Aspect.RANK, _STORED_TENSORS),
+            Check(Aspect.SHAPE, "keys values"),
+            _HEAD_DIM,
+            *format,
+            *_cache(),
+            Require(
+                "heads == kv_heads",
+                "{keys.name} is {keys.shape} and {cache.name} is {cache.shape}: {heads} heads do not fit a cache of {kv_heads}",
+            ),
+            Check(Aspect.SHAPE, "slot_mapping"),
+            Check(Aspect.LAYOUT, "slot_mapping"),
+            *strides,
+            _SEED,
+            Check(Aspect.DEVICE, _STORED_TENSORS),
+            Check(Aspect.APART, _STORED_TENSORS),
+            Let("element", "dtype(keys)"),
+            Let("works", "tokens * kv_heads"),
+            CLASSES,
+        ),
+    )
+
+
+def _of_one_stride(name: str, stride: str) -> tuple[Step, ...]:
+    return (
+        Let(stride, f"row_stride({name})"),
+        Require(
+            f"{stride} >= head_dim",
+            f"{{{name}.name}} of {{{name}.shape}} has strides {{{name}.strides}}: its vectors must follow one another at one "
+            "stride, and not overlap",
+        ),
+    )
+
+
+_COMPRESS_OP = _of_tokens(
+    COMPRESS,
+    Kind.COMPRESS,
+    _FORMAT_STORED,
+    (
         _vectors("keys"),
         _vectors("values"),
-        _SEED,
-        Check(Aspect.DEVICE, _COMPRESS_TENSORS),
-        Check(Aspect.APART, _COMPRESS_TENSORS),
         Let("key_token", "step(keys, 0)"),
         Let("key_head", "step(keys, 1)"),
         Let("value_token", "step(values, 0)"),
         Let("value_head", "step(values, 1)"),
-        Let("element", "dtype(keys)"),
-        Let("works", "tokens * kv_heads"),
-        CLASSES,
+    ),
+)
+_DECOMPRESS_OP = _of_tokens(
+    DECOMPRESS,
+    Kind.DECOMPRESS,
+    _FORMAT_READ,
+    (
+        *_of_one_stride("keys", "key_head"),
+        *_of_one_stride("values", "value_head"),
+        Let("key_token", "key_head * heads"),
+        Let("value_token", "value_head * heads"),
     ),
 )
 _LSE = Require(
@@ -175,10 +229,7 @@ _DECODE_OP = Op(
         Check(Aspect.RANK, "q out cache block_table seq_lens"),
         Check(Aspect.SHAPE, "q out"),
         _HEAD_DIM,
-        _format(DECODED),
-        Let("fewer_bits", f"format_index % {len(DECODED_BITS)}"),
-        Let("key_bits", "(9 - fewer_bits) // 2"),
-        Let("value_bits", "(8 - fewer_bits) // 2"),
+        *_FORMAT_READ,
         *_cache(),
         Require(
             "kv_heads > 0 and heads % most(kv_heads, 1) == 0",
@@ -191,12 +242,9 @@ _DECODE_OP = Op(
             "step(q, 3) == 1",
             "{q.name} has strides {q.strides}: elements of a vector must lie beside one another (last stride 1)",
         ),
-        Let("out_stride", "row_stride(out)"),
-        Require(
-            "out_stride >= head_dim",
-            "{out.name} of {out.shape} has strides {out.strides}: its vectors must follow one another at one stride, and not overlap",
-        ),
+        *_of_one_stride("out", "out_stride"),
         Require("window >= 0", "window is {window}, expected a number of keys, or 0 for all"),
+        Require("softcap >= 0.0", "softcap is {softcap}, expected a positive number, or 0 for none"),
         Require(
             "seed >= -1",
             "seed is {seed}, expected 0 or more, or -1 for queries that are rotated and an output that stays so",
@@ -222,19 +270,15 @@ def _misaligned(call: Judged) -> str | None:
     return f"{call['cache'].name} begins {cache.data % _ALIGNMENT} bytes behind a multiple of {_ALIGNMENT}, where bulk copies begin"
 
 
-OPS = OpSet(ops=(_HADAMARD_OP, _COMPRESS_OP, _DECODE_OP), specials={"cache_is_aligned": _misaligned})
+OPS = OpSet(ops=(_HADAMARD_OP, _COMPRESS_OP, _DECODE_OP, _DECOMPRESS_OP), specials={"cache_is_aligned": _misaligned})
 
 
 def configs_of(op: str, arch: Arch) -> tuple[KvCacheConfig, ...]:
     """Every config that serves a call of an op, each once."""
     kind = next(kind for kind, schema in SCHEMA_OF.items() if schema.name == op)
-    fields: list[dict[str, Any]]
-    match kind:
-        case Kind.HADAMARD:
-            fields = [{"head_dim": columns} for columns in COLUMNS]
-        case Kind.COMPRESS:
-            fields = [{"method": m, "key_bits": k, "value_bits": v} for m, k, v in FORMATS.values()]
-        case Kind.DECODE:
-            fields = [{"key_bits": keys, "value_bits": values} for keys, values in DECODED_BITS]
-    of_all: dict[str, Any] = {"kind": kind, "arch": arch, "head_dim": HEAD_DIM}
-    return tuple(KvCacheConfig(**(of_all | own | {"dtype": dtype})) for dtype in DTYPES for own in fields)
+    return tuple(
+        KvCacheConfig(kind=kind, dtype=dtype, head_dim=head_dim, key_bits=keys, value_bits=values, arch=arch)
+        for dtype in DTYPES
+        for head_dim in HEAD_DIMS
+        for keys, values in offered_bits(kind, head_dim)
+    )

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.kv_cache.config import KvCacheConfig
-from gemmill.families.kv_cache.formats import Method
+from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, KvCacheConfig
 from gemmill.families.kv_cache.ops import SCHEMA_OF, configs_of
 from gemmill.vocab import Arch, DType
 
@@ -16,9 +15,9 @@ def default(arch: Arch) -> Iterator[KvCacheConfig]:
 
 
 def smoke(arch: Arch) -> Iterator[KvCacheConfig]:
-    """One of each op: bf16, 128 elements, eden in 4 bits."""
+    """One of each op: bf16, 128 elements, 4 bits."""
     for config in default(arch):
         is_stored = config.key_bits in (0, 4) and config.value_bits in (0, 4)
-        is_common = config.dtype is DType.BF16 and config.head_dim == 128 and config.method is Method.EDEN
+        is_common = config.dtype is DType.BF16 and config.head_dim == COMMON_HEAD_DIM
         if is_common and is_stored:
             yield config

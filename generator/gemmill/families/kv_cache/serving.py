@@ -9,9 +9,11 @@ from gemmill.families import kv_cache
 from gemmill.families.kv_cache.call import config_of, spec_of
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import Kind
+from gemmill.families.kv_cache.pages import KEYS, VALUES
 from gemmill.families.kv_cache.reference.attention import AttentionOptions, decode_attention
-from gemmill.families.kv_cache.reference.cache import NO_SLOT, write
+from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate, rotate_back
+from gemmill.families.kv_cache.reference.vectors import decompress
 from gemmill.family import Judged, OpSchema, ProblemCall
 from gemmill.family.operand import Call
 from gemmill.runtime import checks
@@ -55,6 +57,26 @@ def _compress(call: Judged, given: Given) -> Iterator[Result]:
     yield given["cache"], cache
 
 
+def restored(call: Judged, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a call's slots in float64, zeros where the cache has none."""
+    spec, slots = spec_of(call), given["slot_mapping"].reshape(-1)
+    cache, end = given["cache"].contiguous(), call["pages"] * call["page"]
+    exists, pages = (slots >= 0) & (slots < end), torch.arange(call["pages"], device=slots.device)
+    found = []
+    for side, vectors in ((KEYS, spec.keys), (VALUES, spec.values)):
+        fields = read(cache, spec, side, pages, end)
+        out = torch.zeros(given["keys"].shape, dtype=torch.float64, device=slots.device)
+        out[exists] = decompress({name: field[slots[exists]] for name, field in fields.items()}, vectors)
+        found.append(out)
+    return found[0], found[1]
+
+
+def _decompress(call: Judged, given: Given) -> Iterator[Result]:
+    keys, values = restored(call, given)
+    yield given["keys"], keys
+    yield given["values"], values
+
+
 def _decode(call: Judged, given: Given) -> Iterator[Result]:
     out, lse = attended(call, given)
     yield given["out"], out
@@ -64,7 +86,12 @@ def _decode(call: Judged, given: Given) -> Iterator[Result]:
 
 def options_of(call: Judged) -> AttentionOptions:
     """What a call of attention says beside its tensors."""
-    return AttentionOptions(scale=call["scale"], causal=bool(call["causal"]), window=call["window"] or None)
+    return AttentionOptions(
+        scale=call["scale"],
+        causal=bool(call["causal"]),
+        window=call["window"] or None,
+        soft_cap=call["softcap"] or None,
+    )
 
 
 def within_cache(call: Judged, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,5 +113,10 @@ def attended(call: Judged, given: Given) -> Result:
     return (rotate(out, spec.values.rotation, spec.seed) if is_rotated else out), lse
 
 
-_COMPUTE = {Kind.HADAMARD: _hadamard, Kind.COMPRESS: _compress, Kind.DECODE: _decode}
+_COMPUTE = {
+    Kind.HADAMARD: _hadamard,
+    Kind.COMPRESS: _compress,
+    Kind.DECODE: _decode,
+    Kind.DECOMPRESS: _decompress,
+}
 SERVING = Serving(results=_results, asked=_asked, lacks=_lacks)

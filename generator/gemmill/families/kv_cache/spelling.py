@@ -6,7 +6,6 @@ from typing import Any
 
 from gemmill.families.kv_cache.codebooks import codebook
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig
-from gemmill.families.kv_cache.formats import Method
 from gemmill.family import Spelled
 from gemmill.vocab import DType
 
@@ -19,20 +18,18 @@ def spell(config: KvCacheConfig) -> Spelled:
     sides = {"key": config.key_bits, "value": config.value_bits}
     match config.kind:
         case Kind.COMPRESS:
-            values["is_unbiased"] = "true" if config.method is Method.EDEN else "false"
             for side, bits in sides.items():
                 values |= {f"{side}_bits": bits, f"{side}_book": _book(config.head_dim, bits)}
-        case Kind.DECODE:
+        case Kind.DECODE | Kind.DECOMPRESS:
             values |= {f"{side}_bits": bits for side, bits in sides.items()}
             values["centroids"] = _centroids(config.head_dim, sides.values())
     return Spelled(template=f"kv_cache/{config.kind.template}.cu.jinja", values=values)
 
 
 def _book(head_dim: int, bits: int) -> str:
-    """The upper half of a codebook, centroids and then the boundaries between them, rounded to f32: of a `Coded`."""
-    book, half = codebook(head_dim, bits), 1 << (bits - 1)
-    parts = (book.centroids[half:], book.boundaries[half:])
-    return _braced([_braced([_braced(map(_float, part)) for part in parts])])
+    """Centroids, then the boundaries between them, rounded to f32: a `Codebook`."""
+    book = codebook(head_dim, bits)
+    return _braced([_braced(map(_float, part)) for part in (book.centroids, book.boundaries)])
 
 
 def _centroids(head_dim: int, sides: Iterable[int]) -> str:
@@ -48,7 +45,7 @@ def _braced(items: Iterable[str]) -> str:
 def _float(value: float) -> str:
     """In nine digits, by which a compiler reads the same bits."""
     (nearest,) = struct.unpack("f", struct.pack("f", value))
-    return f"{nearest:.9g}f"
+    return f"{nearest:.8e}f"
 
 
 def _bits_of_f16(value: float) -> str:

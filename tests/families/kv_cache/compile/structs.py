@@ -24,8 +24,9 @@ def struct_of(header: str, name: str) -> type[ctypes.Structure]:
 
 
 Launch = struct_of("core/abi.h", "gemmill_launch")
-_Hadamard, _Compress, _Attention = (
-    struct_of("kv_cache/abi.h", f"gemmill_{name}_args") for name in ("hadamard", "kv_compress", "kv_attention")
+_Hadamard, _Compress, _Decompress, _Attention = (
+    struct_of("kv_cache/abi.h", f"gemmill_{name}_args")
+    for name in ("hadamard", "kv_compress", "kv_decompress", "kv_attention")
 )
 
 
@@ -40,7 +41,9 @@ def arguments_of(given: dict[str, Any]) -> ctypes.Structure:
     """Of a call's arguments by name."""
     if "x" in given:
         return _hadamard(**given)
-    return _compress(**given) if "keys" in given else _attention(**given)
+    if "q" in given:
+        return _attention(**given)
+    return _compress(**given) if next(iter(given)) == "cache" else _decompress(**given)
 
 
 def _hadamard(out: Tensor, x: Tensor, scale: float) -> ctypes.Structure:
@@ -51,24 +54,34 @@ def _hadamard(out: Tensor, x: Tensor, scale: float) -> ctypes.Structure:
 def _compress(
     cache: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor, format: str, seed: int
 ) -> ctypes.Structure:
+    unbiased = int("eden" in format)
+    return _filled(_Compress, unbiased=unbiased, **_of_tokens(cache, keys, values, slot_mapping, seed))
+
+
+def _decompress(
+    keys: Tensor, values: Tensor, cache: Tensor, slot_mapping: Tensor, format: str, seed: int
+) -> ctypes.Structure:
+    return _filled(_Decompress, **_of_tokens(cache, keys, values, slot_mapping, seed))
+
+
+def _of_tokens(cache: Tensor, keys: Tensor, values: Tensor, slots: Tensor, seed: int) -> dict[str, Any]:
     tokens, kv_heads, _ = keys.shape
-    return _filled(
-        _Compress,
-        cache=cache,
-        keys=keys,
-        values=values,
-        slots=slot_mapping,
-        tokens=tokens,
-        seed=seed,
-        kv_heads=kv_heads,
-        pages=cache.shape[0],
-        page_size=cache.shape[2],
-        page_stride=cache.stride(0),
-        key_token_stride=keys.stride(0),
-        key_head_stride=keys.stride(1),
-        value_token_stride=values.stride(0),
-        value_head_stride=values.stride(1),
-    )
+    return {
+        "cache": cache,
+        "keys": keys,
+        "values": values,
+        "slots": slots,
+        "tokens": tokens,
+        "seed": seed,
+        "kv_heads": kv_heads,
+        "pages": cache.shape[0],
+        "page_size": cache.shape[2],
+        "page_stride": cache.stride(0),
+        "key_token_stride": keys.stride(0),
+        "key_head_stride": keys.stride(1),
+        "value_token_stride": values.stride(0),
+        "value_head_stride": values.stride(1),
+    }
 
 
 def _attention(

@@ -14,7 +14,7 @@ from torch import Tensor
 from families.kv_cache.compile.structs import Launch, arguments_of
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit import emit
-from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, HadamardCase
+from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.cases.judging import Given, parts, report
 from gemmill.families.kv_cache.ops import DECODE
 from gemmill.locations import kernels_dir
@@ -22,18 +22,30 @@ from gemmill.space.names import parse_name, symbol_of
 from gemmill.vocab import DType
 
 HERE = Path(__file__).parent
-HADAMARDS = {128: "hadamard_bf16_d128", 64: "hadamard_f16_d64", 256: "hadamard_f16_d256"}
+HADAMARDS = {128: "hadamard_bf16_d128", 64: "hadamard_f16_d64", 192: "hadamard_f16_d192"}
 COMPRESSES = {
-    "k_eden4_v_eden4": "compress_bf16_d128_eden_k4v4",
-    "k_turboquant_mse3_v_turboquant_mse2": "compress_f16_d128_mse_k3v2",
+    ("k_eden4_v_eden4", 128): "compress_bf16_d128_k4v4",
+    ("k_turboquant_mse3_v_turboquant_mse2", 128): "compress_f16_d128_k3v2",
+    ("k_eden3_v_eden3", 64): "compress_bf16_d64_k3v3",
+    ("k_eden3_v_eden3", 96): "compress_bf16_d96_k3v3",
+    ("k_turboquant_mse4_v_turboquant_mse4", 192): "compress_f16_d192_k4v4",
+}
+DECOMPRESSES = {
+    ("k_eden4_v_eden3", 128): "decompress_bf16_d128_k4v3",
+    ("k_eden3_v_eden3", 96): "decompress_f16_d96_k3v3",
+    ("k_turboquant_mse2_v_turboquant_mse2", 64): "decompress_f16_d64_k2v2",
+    ("k_eden3_v_eden3", 192): "decompress_bf16_d192_k3v3",
 }
 DECODES = {
-    (DType.F16, 16, 4, 4): "decode_f16_d128_k4v4",
-    (DType.BF16, 128, 3, 3): "decode_bf16_d128_k3v3",
-    (DType.BF16, 32, 3, 2): "decode_bf16_d128_k3v2",
+    (DType.F16, 16, 128, 4, 4): "decode_f16_d128_k4v4",
+    (DType.BF16, 128, 128, 3, 3): "decode_bf16_d128_k3v3",
+    (DType.BF16, 32, 128, 3, 2): "decode_bf16_d128_k3v2",
+    (DType.BF16, 64, 96, 3, 3): "decode_bf16_d96_k3v3",
+    (DType.F16, 16, 64, 2, 2): "decode_f16_d64_k2v2",
+    (DType.F16, 32, 192, 3, 3): "decode_f16_d192_k3v3",
 }
 SMALL = "decode_f16_d128_k4v4"
-NAMES = (*HADAMARDS.values(), *COMPRESSES.values(), *DECODES.values())
+NAMES = (*HADAMARDS.values(), *COMPRESSES.values(), *DECOMPRESSES.values(), *DECODES.values())
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +92,22 @@ def test_transforms(kernels: ctypes.CDLL, columns: int) -> None:
         )
 
 
-@pytest.mark.parametrize("format", COMPRESSES)
-def test_stores(kernels: ctypes.CDLL, format: str) -> None:
+@pytest.mark.parametrize(("format", "head_dim"), COMPRESSES)
+def test_stores(kernels: ctypes.CDLL, format: str, head_dim: int) -> None:
     dtype = DType.BF16 if "eden" in format else DType.F16
-    for tokens, heads, page, padding in ((1, 1, 16, 0), (9, 3, 32, 3), (67, 9, 128, 8)):
-        case = CompressCase(tokens=tokens, format=format, dtype=dtype, kv_heads=heads, page=page, padding=padding)
-        assert_right(kernels, COMPRESSES[format], replace(case, is_odd=tokens > 10))
+    common: dict[str, Any] = {"format": format, "dtype": dtype, "head_dim": head_dim}
+    for tokens, heads, page, padding in ((1, 1, 16, 0), (5, 3, 32, 3), (21, 3, 128, 8)):
+        case = CompressCase(tokens=tokens, kv_heads=heads, page=page, padding=padding, **common)
+        assert_right(kernels, COMPRESSES[format, head_dim], replace(case, is_odd=tokens > 10))
+
+
+@pytest.mark.parametrize(("format", "head_dim"), DECOMPRESSES)
+def test_restores(kernels: ctypes.CDLL, format: str, head_dim: int) -> None:
+    name = DECOMPRESSES[format, head_dim]
+    common: dict[str, Any] = {"format": format, "dtype": DType(name.split("_")[1]), "head_dim": head_dim}
+    for tokens, heads, page, padding in ((1, 1, 16, 0), (9, 3, 32, 3), (37, 3, 128, 8)):
+        case = DecompressCase(tokens=tokens, kv_heads=heads, page=page, padding=padding, **common)
+        assert_right(kernels, name, replace(case, is_odd=tokens > 10))
 
 
 def test_pages_may_be_apart(kernels: ctypes.CDLL) -> None:
@@ -94,26 +116,34 @@ def test_pages_may_be_apart(kernels: ctypes.CDLL) -> None:
     wide = torch.full((cache.shape[0], cache[0].numel() + 48), 0x77, dtype=torch.uint8)
     apart = wide[:, : cache[0].numel()].unflatten(1, cache.shape[1:])
     given = dict(zip(case.schema.arguments, (apart, *others), strict=True))
-    name = COMPRESSES["k_eden4_v_eden4"]
+    name = COMPRESSES["k_eden4_v_eden4", 128]
     assert not report(parts(case.schema.name, *launched(kernels, name, given)))
     assert bool((wide[:, cache[0].numel() :] == 0x77).all())
 
 
 DECODED = (
     {"lengths": (37,), "heads": 4, "kv_heads": 1},
-    {"lengths": (300, 0, 1, 129), "heads": 8, "kv_heads": 2, "has_sinks": True},
+    {"lengths": (140, 0, 1, 269), "heads": 4, "kv_heads": 2, "has_sinks": True},
     {"lengths": (150, 2), "rows": 5, "heads": 6, "kv_heads": 1, "window": 40},
     {"lengths": (3, 140), "rows": 3, "heads": 20, "kv_heads": 1, "window": 40, "causal": False},
-    {"lengths": (64,), "rows": 2, "heads": 2, "kv_heads": 2, "is_rotated": True},
+    {"lengths": (64,), "rows": 2, "heads": 2, "kv_heads": 2, "is_rotated": True, "softcap": 2.0},
 )
 
 
-@pytest.mark.parametrize("kernel", DECODES, ids=str)
-@pytest.mark.parametrize("sizes", DECODED, ids=lambda sizes: str(sizes["lengths"]))
-def test_attends(kernels: ctypes.CDLL, kernel: tuple[DType, int, int, int], sizes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "sizes"),
+    [
+        (kernel, DECODED[i])
+        for n, kernel in enumerate(DECODES)
+        for i in range(len(DECODED))
+        if n == 0 or i == (n + 1) % 5
+    ],
+    ids=str,
+)
+def test_attends(kernels: ctypes.CDLL, kernel: tuple[DType, int, int, int, int], sizes: dict[str, Any]) -> None:
     """On few multiprocessors a sequence is one slice."""
-    dtype, page, keys, values = kernel
-    case = DecodeCase(page=page, dtype=dtype, format=f"k_eden{keys}_v_eden{values}", **sizes)
+    dtype, page, head_dim, keys, values = kernel
+    case = DecodeCase(page=page, head_dim=head_dim, dtype=dtype, format=f"k_eden{keys}_v_eden{values}", **sizes)
     assert_right(kernels, DECODES[kernel], case, sm_count=3)
     if sum(sizes["lengths"]) > 400:
         assert_right(kernels, DECODES[kernel], case, sm_count=40)

@@ -12,7 +12,8 @@ from gemmill.space.names import parse_name
 FOLDER = Path(__file__).parent / "kv_cache"
 CASES = {
     "hadamard": "sm90a_kvcache_hadamard_f16_d256",
-    "compress": "sm90a_kvcache_compress_bf16_d128_mse_k3v2",
+    "compress": "sm90a_kvcache_compress_bf16_d128_k3v2",
+    "decompress": "sm90a_kvcache_decompress_f16_d96_k3v3",
     "decode_attention": "sm90a_kvcache_decode_bf16_d128_k4v4",
 }
 

@@ -32,6 +32,8 @@ SHAPES = ((32, 32), (128, 256), (160, 288), (96, 1056), (384, 64))
 """N and K: below, at and across tiles and stages."""
 ODD_N = (33, 131)
 LONG = (160, 4096)
+_LEAST_GROUPED, _LEAST_UNFOLDED = 160, 64
+"""Columns: more than share a scale, and those of which a row's scales can spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +77,10 @@ def of_config(config: AnyConfig) -> Iterator[BlockScaledCase]:
     """Shapes that a variant takes, with and without bias and alpha."""
     first, tile, multiple = _first(config), _rows_of(config), _multiple(config)
     is_any = not isinstance(config, PairConfig)  # N may be
+    least = _LEAST_GROUPED if config.grouped else _LEAST_UNFOLDED if first.is_folded else 1
     rows = (1, tile - 1, tile, tile + 1, 2 * tile + 3)
     for i, (m, (n, shape_k)) in enumerate(zip(rows, SHAPES, strict=True)):
-        k = -(-shape_k // multiple) * multiple
+        k = max(-(-shape_k // multiple) * multiple, least)
         alpha = i != 1 or first.pair not in WEIGHT_PAIRS
         random = replace(first, m=m, n=n, k=k, bias=i % 2 == 0, alpha=alpha, pad=PAD * (i % 2))
         yield BlockScaledCase(problem=random)

@@ -21,12 +21,14 @@ _EXACT = " with small integers"
 
 @dataclass(frozen=True, kw_only=True)
 class BlockScaledOperands:
-    """The `Operands` of a block-scaled GEMM; `weights` are copies that differ, as the op takes them."""
+    """The `Operands` of a block-scaled GEMM; `weights` are as the op takes them."""
 
     problem: MeasuredProblem
     call: calls.Problem
     made: calls.Operands
     """With the first of the weights."""
+    plain: tuple[BlockScaled, ...]
+    """Weights in a checkpoint's order, copies that differ."""
     weights: tuple[dict[str, Tensor], ...]
     out: Tensor
 
@@ -80,7 +82,7 @@ class BlockScaledMaker:
         self._device = device
         self._rotated_bytes = rotated_bytes
         self._key: tuple[str, int, int] | None = None
-        self._first: BlockScaled | None = None
+        self._plain: tuple[BlockScaled, ...] = ()
         self._weights: tuple[dict[str, Tensor], ...] = ()
         self._generator = torch.Generator(device=device).manual_seed(0)
 
@@ -90,21 +92,22 @@ class BlockScaledMaker:
         out = torch.full((call.m, call.n), torch.nan, dtype=torch.bfloat16, device=self._device)
         key = (problem.op, call.n, call.k)
         if key != self._key:
-            self._first, self._weights, self._key = None, (), key
+            self._plain, self._weights, self._key = (), (), key
             bytes_ = int(call.n * call.k * call.pair.b_format.bytes_per_value)
             copies = min(MOST_COPIES, max(2, -(-self._rotated_bytes // max(bytes_, 1))))
-            drawn = [self._drawn(call) for _ in range(copies)]
-            self._first, self._weights = drawn[0], tuple(_given(call, weights) for weights in drawn)
-        assert self._first is not None
-        made = calls.operands_of(call, self._first, self._generator)
-        return BlockScaledOperands(problem=problem, call=call, made=made, weights=self._weights, out=out)
+            self._plain = tuple(self._drawn(call) for _ in range(copies))
+            self._weights = tuple(_given(call, weights) for weights in self._plain)
+        made = calls.operands_of(call, self._plain[0], self._generator)
+        return BlockScaledOperands(
+            problem=problem, call=call, made=made, plain=self._plain, weights=self._weights, out=out
+        )
 
     def exact(self, x: BlockScaledOperands) -> BlockScaledOperands | None:
         """Small integers and powers of two; the result's memory is shared."""
         call = replace(x.call, data="integers")
         weights = self._drawn(call)
         made = calls.operands_of(call, weights, self._generator)
-        return replace(x, call=call, made=made, weights=(_given(call, weights),))
+        return replace(x, call=call, made=made, plain=(weights,), weights=(_given(call, weights),))
 
     def _drawn(self, call: calls.Problem) -> BlockScaled:
         return calls.make_matrix(call.pair.b_format, call.n, call.k, call.data, self._generator)

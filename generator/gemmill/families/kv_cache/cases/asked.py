@@ -2,16 +2,17 @@
 
 from typing import Any
 
-from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, HadamardCase
+from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.config import FORMATS
-from gemmill.families.kv_cache.ops import COMPRESS, DECODE, HADAMARD
+from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECOMPRESS, HADAMARD
 from gemmill.numerics.cases import Question, refuse_unused
 from gemmill.vocab import DType
 
 _READ = {
     HADAMARD.name: ("m", "dtype", "head_dim"),
-    COMPRESS.name: ("m", "dtype", "format", "kv_heads", "page"),
-    DECODE.name: ("m", "dtype", "format", "batch", "heads", "kv_heads", "length", "page"),
+    COMPRESS.name: ("m", "dtype", "head_dim", "format", "kv_heads", "page"),
+    DECOMPRESS.name: ("m", "dtype", "head_dim", "format", "kv_heads", "page"),
+    DECODE.name: ("m", "dtype", "head_dim", "format", "batch", "heads", "kv_heads", "length", "page"),
 }
 """Options that each op has a meaning for."""
 _DEFAULTS: dict[str, Any] = {
@@ -37,8 +38,10 @@ def asked(op: str, question: Question) -> list[Any]:
         raise ValueError(f"format is {told['format']!r}, expected one of {', '.join(FORMATS)}")
     if op == HADAMARD.name:
         return HadamardCase(rows=told["m"], columns=told["head_dim"], dtype=dtype).arguments("meta")
-    own: dict[str, Any] = {"dtype": dtype, "format": told["format"], "kv_heads": told["kv_heads"], "page": told["page"]}
+    own: dict[str, Any] = {name: told[name] for name in ("format", "head_dim", "kv_heads", "page")} | {"dtype": dtype}
     if op == COMPRESS.name:
         return CompressCase(tokens=told["m"], **own).arguments("meta")
+    if op == DECOMPRESS.name:
+        return DecompressCase(tokens=told["m"], **own).arguments("meta")
     lengths = (told["length"],) * told["batch"]
     return DecodeCase(lengths=lengths, rows=told["m"], heads=told["heads"], **own).arguments("meta")

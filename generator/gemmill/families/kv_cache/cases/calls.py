@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gemmill.families.kv_cache.cases.judging import parts, report, worst_part
 from gemmill.families.kv_cache.config import FORMATS, Kind, KvCacheConfig, format_of
-from gemmill.families.kv_cache.formats import PAGE_SIZES, CacheSpec
-from gemmill.families.kv_cache.ops import COMPRESS, DECODE, HADAMARD
-from gemmill.families.kv_cache.reference.cache import write
+from gemmill.families.kv_cache.formats import PAGE_SIZES, CacheSpec, Method
+from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECOMPRESS, HADAMARD
+from gemmill.families.kv_cache.reference.cache import NO_SLOT, write
 from gemmill.families.kv_cache.selections import smoke
 from gemmill.numerics.cases import Outcome
 from gemmill.runtime.schemas import NAMESPACE, OpSchema
@@ -70,6 +70,7 @@ class CompressCase(_Call):
     tokens: int
     format: str
     dtype: DType = DType.BF16
+    head_dim: int = 128
     kv_heads: int = 8
     page: int = 64
     padding: int = 0
@@ -85,7 +86,7 @@ class CompressCase(_Call):
         """Of the cache."""
         return CacheSpec(
             format=format_of(*FORMATS[self.format]),
-            head_dim=128,
+            head_dim=self.head_dim,
             kv_heads=self.kv_heads,
             page_size=self.page,
             seed=SEED,
@@ -93,9 +94,11 @@ class CompressCase(_Call):
 
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Normal data, slots in any order."""
-        width = self.kv_heads * 128
+        width = self.kv_heads * self.head_dim
         both = _normal((self.tokens, 2 * width + self.padding), self.dtype, device)
-        keys, values = (both[:, i * width : (i + 1) * width].unflatten(1, (self.kv_heads, 128)) for i in (0, 1))
+        keys, values = (
+            both[:, i * width : (i + 1) * width].unflatten(1, (self.kv_heads, self.head_dim)) for i in (0, 1)
+        )
         pages = -(-self.tokens // self.page) + 1
         cache = empty_cache(self.spec, pages, device)
         if self.is_apart or str(device) == "meta":  # where tensors are told apart by offsets alone
@@ -112,6 +115,23 @@ class CompressCase(_Call):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecompressCase(CompressCase):
+    """Slots whose keys and values are restored."""
+
+    schema = DECOMPRESS
+
+    def arguments(self, device: torch.device | str) -> list[Any]:
+        """Normal data, slots in any order; outputs have padding behind each vector if there is some."""
+        cache, keys, values, slots, format, seed = super().arguments(device)
+        shape = (self.tokens, self.kv_heads, self.head_dim + self.padding)
+        out = [torch.full(shape, torch.nan, device=device).to(keys.dtype)[..., : self.head_dim] for _ in range(2)]
+        if str(device) != "meta":
+            exists = (slots >= 0) & (slots < cache.shape[0] * self.page)
+            write(cache, self.spec, keys, values, torch.where(exists, slots, NO_SLOT), torch.float32)
+        return [*out, cache, slots, format, seed]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecodeCase(_Call):
     """Queries that attend over a cache."""
 
@@ -120,11 +140,13 @@ class DecodeCase(_Call):
     rows: int = 1
     heads: int = 32
     kv_heads: int = 8
+    head_dim: int = 128
     page: int = 64
     dtype: DType = DType.BF16
     format: str = "k_eden4_v_eden4"
     causal: bool = True
     window: int = 0
+    softcap: float = 0.0
     has_sinks: bool = False
     is_rotated: bool = False
     """Whether queries come rotated."""
@@ -135,7 +157,7 @@ class DecodeCase(_Call):
         """Of the cache."""
         return CacheSpec(
             format=format_of(*FORMATS[self.format]),
-            head_dim=128,
+            head_dim=self.head_dim,
             kv_heads=self.kv_heads,
             page_size=self.page,
             seed=SEED,
@@ -144,7 +166,7 @@ class DecodeCase(_Call):
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Normal data in pages of any order; what no token owns is NaN, and the table beyond a sequence names no page."""
         batch, widest = len(self.lengths), max([1, *(-(-length // self.page) for length in self.lengths)])
-        q = _normal((batch, self.rows, self.heads + 1, 128), self.dtype, device)[:, :, : self.heads]
+        q = _normal((batch, self.rows, self.heads + 1, self.head_dim), self.dtype, device)[:, :, : self.heads]
         out = torch.full(q.shape, torch.nan, device=device).to(q.dtype)
         lse = torch.full((batch, self.heads, self.rows), torch.nan, device=device)
         sinks = _normal((1, self.heads), DType.F32, device)[0] if self.has_sinks else None
@@ -155,7 +177,7 @@ class DecodeCase(_Call):
             lengths.copy_(torch.tensor(self.lengths))
             table.copy_(self._fill(cache, batch, widest))
         seed = -1 if self.is_rotated else SEED
-        options = [self.format, 128**-0.5, seed, self.causal, self.window, sinks, lse]
+        options = [self.format, self.head_dim**-0.5, seed, self.causal, self.window, sinks, lse, self.softcap]
         return [out, q, cache, table, lengths, *options]
 
     def _fill(self, cache: Tensor, batch: int, widest: int) -> Tensor:
@@ -165,7 +187,7 @@ class DecodeCase(_Call):
         for row, length in enumerate(self.lengths):
             tokens = torch.arange(length)
             slots = table[row, tokens // self.page] * self.page + tokens % self.page
-            keys, values = _normal((2, length, self.kv_heads, 128), DType.F32, cache.device, seed=row)
+            keys, values = _normal((2, length, self.kv_heads, self.head_dim), DType.F32, cache.device, seed=row)
             write(cache, self.spec, keys, values, slots.to(cache.device), torch.float32)
             table[row, -(-length // self.page) :] = 10**6
         return table
@@ -183,55 +205,60 @@ def of_config(config: KvCacheConfig) -> Iterator[_Call]:
         case Kind.HADAMARD:
             for rows, padding in ((1, 0), (7, 8), (64, 3), (65, 0), (1027, 1), (0, 0), (70_000, 16)):
                 yield HadamardCase(rows=rows, columns=config.head_dim, dtype=config.dtype, padding=padding)
-        case Kind.COMPRESS:
-            name = format_of(config.method, config.key_bits, config.value_bits).name
-            for tokens, heads, page, padding in (
-                (1, 1, 16, 0),
-                (9, 3, 32, 8),
-                (67, 8, 128, 3),
-                (1000, 17, 64, 0),
-                (0, 2, 64, 0),
+        case Kind.COMPRESS | Kind.DECOMPRESS:
+            kind_of_case = CompressCase if config.kind is Kind.COMPRESS else DecompressCase
+            for tokens, heads, page, padding, method in (
+                (1, 1, 16, 0, Method.EDEN),
+                (9, 3, 32, 8, Method.EDEN),
+                (67, 8, 128, 3, Method.TURBOQUANT_MSE),
+                (1000, 17, 64, 0, Method.EDEN),
+                (0, 2, 64, 0, Method.EDEN),
             ):
-                yield CompressCase(
+                yield kind_of_case(
                     tokens=tokens,
-                    format=name,
+                    format=format_of(method, config.key_bits, config.value_bits).name,
                     dtype=config.dtype,
+                    head_dim=config.head_dim,
                     kv_heads=heads,
                     page=page,
                     padding=padding,
                     is_odd=tokens > 16,
                 )
         case Kind.DECODE:
-            name = format_of(config.method, config.key_bits, config.value_bits).name
-            for page, sizes in product(PAGE_SIZES, _attended()):
-                yield DecodeCase(dtype=config.dtype, page=page, format=name, **sizes)
+            common: dict[str, Any] = {"dtype": config.dtype, "format": _eden(config), "head_dim": config.head_dim}
+            for page, sizes in zip(cycle(PAGE_SIZES), _attended()):
+                yield DecodeCase(page=page, **common, **sizes)
+
+
+def _eden(config: KvCacheConfig) -> str:
+    return format_of(Method.EDEN, config.key_bits, config.value_bits).name
 
 
 def _attended() -> Iterator[dict[str, Any]]:
     yield {"lengths": (37,), "heads": 4, "kv_heads": 1}
     yield {"lengths": (70, 0, 1), "heads": 8, "kv_heads": 2}
     yield {"lengths": (1000, 0, 1, 129), "heads": 8, "kv_heads": 2}
-    yield {"lengths": (300, 2), "rows": 4, "heads": 8, "kv_heads": 2, "has_sinks": True}
+    yield {"lengths": (300, 2), "rows": 4, "heads": 8, "kv_heads": 2, "has_sinks": True, "softcap": 1.5}
     yield {"lengths": (300, 129, 2), "rows": 5, "heads": 6, "kv_heads": 1, "window": 40}
     yield {"lengths": (3, 200), "rows": 3, "heads": 20, "kv_heads": 1, "window": 40, "causal": False}
     yield {"lengths": (64, 500), "rows": 8, "heads": 2, "kv_heads": 2, "is_rotated": True}
     yield {"lengths": (2100,), "heads": 2, "kv_heads": 1}
+    yield {"lengths": (333, 64), "rows": 2, "heads": 16, "kv_heads": 1}
+    yield {"lengths": (400,), "rows": 1, "heads": 5, "kv_heads": 5, "softcap": 30.0}
     yield {"lengths": (), "heads": 2, "kv_heads": 1}
 
 
 def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> _Call:
     """So many rows, tokens or query rows, all else small."""
     count = sizes["m"]
-    match config.kind:
-        case Kind.HADAMARD:
-            return HadamardCase(rows=count, columns=config.head_dim, dtype=config.dtype)
-        case Kind.COMPRESS:
-            name = format_of(config.method, config.key_bits, config.value_bits).name
-            return CompressCase(tokens=count, format=name, dtype=config.dtype, kv_heads=2, is_apart=True)
-        case Kind.DECODE:
-            name = format_of(config.method, config.key_bits, config.value_bits).name
-            small: dict[str, Any] = {"lengths": (70,), "heads": 2, "kv_heads": 1}
-            return DecodeCase(rows=count, dtype=config.dtype, format=name, **small)
+    if config.kind is Kind.HADAMARD:
+        return HadamardCase(rows=count, columns=config.head_dim, dtype=config.dtype)
+    common: dict[str, Any] = {"dtype": config.dtype, "format": _eden(config), "head_dim": config.head_dim}
+    if config.kind is Kind.COMPRESS:
+        return CompressCase(tokens=count, **common, kv_heads=2, is_apart=True)
+    if config.kind is Kind.DECOMPRESS:
+        return DecompressCase(tokens=count, **common, kv_heads=2)
+    return DecodeCase(rows=count, **common, lengths=(70,), heads=2, kv_heads=1)
 
 
 def once() -> Iterator[tuple[str, _Call]]:

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from gemmill.families.kv_cache.config import COLUMNS, DTYPES, FORMATS, HEAD_DIM
-from gemmill.families.kv_cache.formats import PAGE_SIZES
+from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, DTYPES, FORMATS
+from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECODED, HADAMARD, STORED
 from gemmill.numerics.call import WITHIN, LegalCall, Limits
 from gemmill.numerics.draw import Draw
@@ -22,11 +22,11 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     """A random call of any of them."""
     if op == HADAMARD.name:
         return _hadamard(draw, limits)
-    return _compress(draw, limits) if op == COMPRESS.name else _decode(draw)
+    return _decode(draw) if op == DECODE.name else _of_tokens(op, draw, limits)
 
 
 def _hadamard(draw: Draw, limits: Limits) -> LegalCall:
-    columns, dtype = draw.one_of(COLUMNS), torch_dtype(draw.one_of(DTYPES))
+    columns, dtype = draw.one_of(HEAD_DIMS), torch_dtype(draw.one_of(DTYPES))
     rows, tidy = draw.size(max(1, limits.elements // columns)), draw.chance(TIDY)
     slots = {
         "out": matrix(draw, dtype, rows, columns, None, written=True, tidy=tidy),
@@ -41,21 +41,22 @@ def _strides(draw: Draw, leading: tuple[int, ...], step: int) -> tuple[int, ...]
     return (*(free_stride(draw, n, step * count) for n, count in zip(leading, counts, strict=True)), 1)
 
 
-def _vectors(draw: Draw, dtype: torch.dtype, leading: tuple[int, ...], tidy: bool, *, written: bool = False) -> Slot:
-    """[..., 128] of rows at one stride."""
-    step = row_stride(draw, HEAD_DIM, written=written, tidy=tidy)
+def _vectors(draw: Draw, dtype: torch.dtype, shape: tuple[int, ...], tidy: bool, *, written: bool = False) -> Slot:
+    """Rows [..., head dim] at one stride."""
+    *leading, head_dim = shape
+    step = row_stride(draw, head_dim, written=written, tidy=tidy)
     return Slot(
         dtype=dtype,
-        shape=(*leading, HEAD_DIM),
-        strides=_strides(draw, leading, step),
+        shape=shape,
+        strides=_strides(draw, tuple(leading), step),
         rows=math.prod(leading),
-        columns=HEAD_DIM,
+        columns=head_dim,
         row_stride=step,
         column_stride=1,
         values=None if written else draw.one_of(_DATA),
         written=written,
         shift=shift_of(draw, tidy),
-        reference_shape=(*leading, HEAD_DIM),
+        reference_shape=shape,
     )
 
 
@@ -79,19 +80,25 @@ def _cache(draw: Draw, shape: tuple[int, ...], values: str, *, written: bool = F
     )
 
 
-def _compress(draw: Draw, limits: Limits) -> LegalCall:
-    dtype, heads, format = torch_dtype(draw.one_of(DTYPES)), 1 + draw.below(5), draw.one_of(STORED)
+def _of_tokens(op: str, draw: Draw, limits: Limits) -> LegalCall:
+    """Stores or restores."""
+    stores = op == COMPRESS.name
+    dtype, heads, (format, head_dim) = (
+        torch_dtype(draw.one_of(DTYPES)),
+        1 + draw.below(5),
+        _stored(draw, STORED if stores else DECODED),
+    )
     page, pages, tidy = draw.one_of(PAGE_SIZES), draw.below(4), draw.chance(TIDY)
-    tokens = draw.size(max(1, min(_MOST_SLOTS, limits.elements // (heads * HEAD_DIM))))
+    tokens = draw.size(max(1, min(_MOST_SLOTS, limits.elements // (heads * head_dim))))
     _, key_bits, value_bits = FORMATS[format]
-    shape = (pages, heads, page, HEAD_DIM * (key_bits + value_bits) // 8 + 4)
+    shape = (pages, heads, page, head_dim * (key_bits + value_bits) // 8 + 4)
     slots = {
-        "cache": _cache(draw, shape, "codes", written=True),
-        "keys": _vectors(draw, dtype, (tokens, heads), tidy),
-        "values": _vectors(draw, dtype, (tokens, heads), tidy),
+        "cache": _cache(draw, shape, "codes" if stores else draw.one_of(_BYTES), written=stores),
+        "keys": _vectors(draw, dtype, (tokens, heads, head_dim), tidy, written=not stores),
+        "values": _vectors(draw, dtype, (tokens, heads, head_dim), tidy, written=not stores),
         "slot_mapping": vector(draw, torch.int64, tokens, "places", ((tokens,),), reference_shape=(tokens,)),
     }
-    return _call(COMPRESS.name, draw, slots, {"format": format, "seed": draw.below(1 << 40)})
+    return _call(op, draw, slots, {"format": format, "seed": draw.below(1 << 40)})
 
 
 def _decode(draw: Draw) -> LegalCall:
@@ -99,13 +106,14 @@ def _decode(draw: Draw) -> LegalCall:
     page, pages, table_pages = draw.one_of(PAGE_SIZES), draw.below(4), draw.below(4)
     batch, rows, heads = draw.one_of((0, 1, 1, 2, 3)), draw.one_of((0, 1, 1, 1, 3, 8)), kv_heads * group
     seed = -1 if draw.chance(0.2) else draw.below(1 << 40)
-    format = draw.one_of(DECODED)
+    format, head_dim = _stored(draw, DECODED)
+    vectors = (batch, rows, heads, head_dim)
     _, key_bits, value_bits = FORMATS[format]
     slots = {
-        "out": _vectors(draw, dtype, (batch, rows, heads), draw.chance(TIDY), written=True),
-        "q": _vectors(draw, dtype, (batch, rows, heads), draw.chance(TIDY)),
+        "out": _vectors(draw, dtype, vectors, draw.chance(TIDY), written=True),
+        "q": _vectors(draw, dtype, vectors, draw.chance(TIDY)),
         "cache": _cache(
-            draw, (pages, kv_heads, page, HEAD_DIM * (key_bits + value_bits) // 8 + 4), draw.one_of(_BYTES)
+            draw, (pages, kv_heads, page, head_dim * (key_bits + value_bits) // 8 + 4), draw.one_of(_BYTES)
         ),
         "block_table": matrix(draw, torch.int32, batch, table_pages, "codes"),
         "seq_lens": vector(draw, torch.int32, batch, "codes", ((batch,),), reference_shape=(batch,)),
@@ -119,12 +127,20 @@ def _decode(draw: Draw) -> LegalCall:
         )
     plain = {
         "format": format,
-        "scale": draw.one_of((HEAD_DIM**-0.5, 1.0)),
+        "scale": draw.one_of((head_dim**-0.5, 1.0)),
         "seed": seed,
         "causal": draw.chance(0.7),
         "window": draw.one_of((0, 0, 1, 7, 100)),
+        "softcap": draw.one_of((0.0, 0.0, 20.0)),
     }
     return _call(DECODE.name, draw, slots, plain)
+
+
+def _stored(draw: Draw, formats: tuple[str, ...]) -> tuple[str, int]:
+    """A format, and a head dim that it is offered with."""
+    head_dim = draw.one_of(HEAD_DIMS)
+    fit = [name for name in formats if head_dim == COMMON_HEAD_DIM or FORMATS[name][1] == FORMATS[name][2]]
+    return draw.one_of(fit), head_dim
 
 
 def _call(op: str, draw: Draw, slots: dict[str, Slot], plain: dict[str, object]) -> LegalCall:

@@ -1,6 +1,7 @@
 """Results of the compressed cache's ops against their references, as parts of what their arithmetic may lose."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from gemmill.families.kv_cache.bounds import (
     F16,
     attention_bound,
+    decompress_limit,
     hadamard_limit,
     lse_limit,
     output_limit,
@@ -22,7 +24,7 @@ from gemmill.families.kv_cache.reference.bits import unpack_float16
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate_back
 from gemmill.families.kv_cache.reference.vectors import Fields, decode, joined
-from gemmill.families.kv_cache.serving import attended, options_of, within_cache
+from gemmill.families.kv_cache.serving import attended, options_of, restored, within_cache
 from gemmill.family import Judged
 from gemmill.numerics.call import LegalCall
 from gemmill.numerics.memory import Memory
@@ -42,7 +44,18 @@ def parts(op: str, before: Given, after: Given) -> Parts:
     call = check(schema, of_arguments(schema, [before.get(name) for name in schema.arguments]))
     if not call["works"]:
         return {}
-    return _PARTS[list(Kind)[call["kind"]]](call, before, after)
+    held = _HELD[list(Kind)[call["kind"]]](call, before, after)
+    return {name: x.part if isinstance(x, Held) else x for name, x in held.items()}
+
+
+def limits(op: str, after: Given) -> dict[str, Tensor]:
+    """How far from the reference's result each element of a kernel's may be, of a call as the reference left it."""
+    schema = BY_NAME[op]
+    call = check(schema, of_arguments(schema, [after.get(name) for name in schema.arguments]))
+    if not call["works"]:
+        return {}
+    held = _HELD[list(Kind)[call["kind"]]](call, after, after)
+    return {name: x.limit + (x.got.double() - x.wanted).abs() for name, x in held.items() if isinstance(x, Held)}
 
 
 def wrong(found: Parts) -> Tensor:
@@ -66,19 +79,28 @@ def worst_part(part: Tensor) -> float:
     return float(part.nan_to_num(nan=torch.inf, posinf=torch.inf).max()) if part.numel() else 0.0
 
 
-def _part(got: Tensor, wanted: Tensor, limit: Tensor) -> Tensor:
-    """Equal results have no error, NaN where NaN is wanted too. A limit that is no number allows any."""
-    same = (got == wanted) | (got.isnan() & wanted.isnan())
-    error = (got.double() - wanted).abs() / limit.clamp_min(2.0**-1000)
-    return torch.where(same | (limit.isnan() & ~wanted.isnan()), 0.0, error)
+@dataclass(frozen=True)
+class Held:
+    """A result beside what it should be, in f64, and how far apart they may be."""
+
+    got: Tensor
+    wanted: Tensor
+    limit: Tensor
+
+    @property
+    def part(self) -> Tensor:
+        """Equal results have no error, NaN where NaN is wanted too. A limit that is no number allows any."""
+        same = (self.got == self.wanted) | (self.got.isnan() & self.wanted.isnan())
+        error = (self.got.double() - self.wanted).abs() / self.limit.clamp_min(2.0**-1000)
+        return torch.where(same | (self.limit.isnan() & ~self.wanted.isnan()), 0.0, error)
 
 
-def _hadamard(_: Judged, before: Given, after: Given) -> Parts:
+def _hadamard(_: Judged, before: Given, after: Given) -> Mapping[str, Tensor | Held]:
     x, scale = before["x"], before["scale"]
-    return {"out": _part(after["out"], hadamard_transform(x.double(), scale), hadamard_limit(x, scale))}
+    return {"out": Held(after["out"], hadamard_transform(x.double(), scale), hadamard_limit(x, scale))}
 
 
-def _compress(call: Judged, before: Given, after: Given) -> Parts:
+def _compress(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | Held]:
     spec, slots = spec_of(call), before["slot_mapping"].reshape(-1)
     exists = (slots >= 0) & (slots < call["pages"] * call["page"])
     known, vectors = torch.where(exists, slots, NO_SLOT), (before["keys"], before["values"])
@@ -115,7 +137,24 @@ def _where(fields: Fields, mask: Tensor) -> Fields:
     return {name: field[mask] for name, field in fields.items()}
 
 
-def _decode(call: Judged, before: Given, after: Given) -> Parts:
+def _decompress(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | Held]:
+    spec, slots = spec_of(call), before["slot_mapping"].reshape(-1)
+    exists = (slots >= 0) & (slots < call["pages"] * call["page"])
+    cache, found = before["cache"].contiguous(), {}
+    for name, side, of_side, wanted in zip(
+        ("keys", "values"), (KEYS, VALUES), (spec.keys, spec.values), restored(call, dict(before)), strict=True
+    ):
+        fields = _stored(cache, spec, side, slots[exists])
+        limit = torch.zeros_like(wanted)
+        limit[exists] = decompress_limit(fields, of_side, before["keys"].dtype)
+        is_finite = limit.isfinite()
+        found[name] = torch.where(
+            is_finite, Held(after[name], wanted, limit).part, torch.where(after[name].isfinite(), torch.inf, 0.0)
+        )
+    return found
+
+
+def _decode(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | Held]:
     spec, options = spec_of(call), options_of(call)
     lengths, table = within_cache(call, dict(before))
     wanted, wanted_lse = attended(call, dict(before))
@@ -131,16 +170,17 @@ def _decode(call: Judged, before: Given, after: Given) -> Parts:
         keys = joined(decode(read(cache, spec, KEYS, table[row], length), spec.keys))
         norms = keys.square().sum(-1).sqrt().nan_to_num().amax(0) if length else keys.new_zeros(call["kv_heads"])
         lse_limits[row] = lse_limit(q, norms.repeat_interleave(group), wanted_lse[row], options, F16)
-    found = {"out": _part(after["out"], wanted, limits)}
+    found = {"out": Held(after["out"], wanted, limits)}
     if after.get("lse") is not None:
-        found["lse"] = _part(after["lse"], wanted_lse, lse_limits)
+        found["lse"] = Held(after["lse"], wanted_lse, lse_limits)
     return found
 
 
-_PARTS: dict[Kind, Callable[[Judged, Given, Given], Parts]] = {
+_HELD: dict[Kind, Callable[[Judged, Given, Given], Mapping[str, Tensor | Held]]] = {
     Kind.HADAMARD: _hadamard,
     Kind.COMPRESS: _compress,
     Kind.DECODE: _decode,
+    Kind.DECOMPRESS: _decompress,
 }
 
 

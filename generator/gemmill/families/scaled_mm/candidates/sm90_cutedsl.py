@@ -12,6 +12,15 @@ from gemmill.vocab import RasterOrder
 RASTERS = ((RasterOrder.HEURISTIC, 1), (RasterOrder.ALONG_M, 8), (RasterOrder.ALONG_N, 8))
 """(raster order, swizzle) of kernels with many tiles."""
 
+AT_DRAWN_SHAPES = (
+    ((128, 32, 128), (1, 1, 1), COOPERATIVE),
+    ((128, 144, 128), (2, 1, 1), COOPERATIVE),
+    ((128, 160, 128), (2, 1, 1), COOPERATIVE),
+    ((128, 160, 128), (1, 1, 1), PINGPONG),
+    ((128, 192, 128), (2, 1, 1), COOPERATIVE),
+    ((256, 80, 128), (1, 1, 1), COOPERATIVE),
+)
+"""Rows of A as columns of the tile, which serve 17 to 32 and 129 to 320 of them with less padding."""
 
 CORE = Tables(
     wide=(
@@ -52,6 +61,7 @@ CORE = Tables(
         ((64, 128, 128), (1, 1, 1), BASIC),
         ((128, 128, 128), (1, 1, 1), COOPERATIVE),
         ((128, 64, 128), (1, 2, 1), COOPERATIVE),
+        *AT_DRAWN_SHAPES,
     ),
     split_k=(
         ((64, 16, 256), BASIC, 3),
@@ -60,11 +70,14 @@ CORE = Tables(
         ((128, 16, 256), COOPERATIVE, 6),
         ((128, 128, 128), COOPERATIVE, 6),
         ((64, 16, 256), BASIC, 4),
+        ((128, 64, 128), COOPERATIVE, 6),
+        ((128, 96, 128), COOPERATIVE, 5),
     ),
 )
 """What is compiled for users: the greedy choice over a sweep of e4m3 to bf16 with the kernels of WIDEST and those of CUTLASS
 at 52 shapes (H200, 2026-11-20), and what was faster once groups that take turns handed over early and weights were asked for
-further ahead: the last five of `wide` and the last of `narrow` (2026-11-21)."""
+further ahead: the last five of `wide` and the last of `narrow` (2026-11-21). What was chosen at shapes that no table has is
+AT_DRAWN_SHAPES and the last two of `split_k` (2026-11-22, docs/notes/tables.md)."""
 
 FEW = Tables(
     wide=tuple(CORE.wide[i] for i in (1, 4, 6, 9, 12)),
@@ -99,6 +112,11 @@ WIDEST = Tables(
         *(((128, y, 128), (1, 1, 1), COOPERATIVE) for y in range(144, 257, 16)),
         *(((128, y, 128), (1, 1, 1), PINGPONG) for y in range(144, 193, 16)),
         *(((128, y, 128), (1, 2, 1), COOPERATIVE) for y in range(160, 257, 32)),
+        *(((128, y, 128), (2, 1, 1), COOPERATIVE) for y in range(144, 257, 16)),
+        *(
+            ((256, y, 128), cluster, COOPERATIVE)
+            for y, cluster in product(range(80, 193, 16), ((1, 1, 1), (2, 1, 1), (1, 2, 1)))
+        ),
     ),
     split_k=(
         *CORE.split_k,
@@ -109,12 +127,11 @@ WIDEST = Tables(
         ((64, 128, 128), BASIC, 4),
         ((128, 32, 256), COOPERATIVE, 5),
         ((128, 64, 256), COOPERATIVE, 4),
-        ((128, 64, 128), COOPERATIVE, 6),
         *(((64, y, 128), BASIC, 4) for y in (96, *range(160, 257, 32))),
-        *(((128, y, 128), COOPERATIVE, 4) for y in range(160, 257, 32)),
+        *(((128, y, 128), COOPERATIVE, 4) for y in (144, *range(160, 257, 32))),
     ),
 )
-"""What is worth timing. Tiles that hold 129 to 256 rows as columns have not been timed yet."""
+"""What is worth timing."""
 
 GROUP_CORE = Tables(
     wide=(
@@ -214,6 +231,10 @@ PLAIN = Tables(
         ((128, 32, 64), (1, 1, 1), COOPERATIVE),
         ((128, 64, 64), (1, 1, 1), COOPERATIVE),
         ((128, 176, 64), (1, 1, 1), PINGPONG),
+        ((128, 96, 64), (1, 1, 1), COOPERATIVE),
+        ((128, 176, 64), (2, 1, 1), COOPERATIVE),
+        ((128, 192, 64), (2, 1, 1), COOPERATIVE),
+        ((256, 160, 64), (2, 1, 1), COOPERATIVE),
     ),
     split_k=(
         ((128, 16, 128), COOPERATIVE, 6),
@@ -222,10 +243,13 @@ PLAIN = Tables(
         ((64, 16, 256), BASIC, 5),
         ((64, 32, 128), BASIC, 4),
         ((128, 128, 64), COOPERATIVE, 6),
+        ((128, 64, 64), COOPERATIVE, 6),
+        ((128, 96, 64), COOPERATIVE, 5),
+        ((128, 144, 64), COOPERATIVE, 4),
     ),
 )
-"""For operands of 16 bits: rows of the other tables at half their depth, which are as many bytes. Ten of them are a choice by
-measurement (docs/notes/tables.md): what the fastest of PLAIN_WIDEST's 201 kernels gained most by at drawn shapes."""
+"""For operands of 16 bits: rows of the other tables at half their depth, which are as many bytes. Seventeen of them are a choice by
+measurement (docs/notes/tables.md): what the fastest of PLAIN_WIDEST's kernels gained most by at drawn shapes."""
 
 PLAIN_WIDEST = WIDEST.at_half_depth()
 """What is worth timing of those."""

@@ -139,6 +139,17 @@ inline int __ffs(int word) { return __builtin_ffs(word); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift % 32));
 }
+inline float __saturatef(float x) { return x > 0 ? x < 1 ? x : 1.0f : 0.0f; }
+inline unsigned __float_as_uint(float x) {
+  unsigned bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+inline float __uint_as_float(unsigned bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
 inline int __popc(unsigned word) { return __builtin_popcount(word); }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned select) {
   uint64_t const bytes = x | static_cast<uint64_t>(y) << 32;

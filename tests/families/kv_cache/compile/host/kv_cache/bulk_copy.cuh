@@ -5,6 +5,8 @@
 
 namespace gemmill::kv_cache {
 
+constexpr int kReserved = on_host::kReservedBytes;
+
 struct Barrier {
   int16_t expected, pending;
   int32_t state;  // twice the bytes that are to come, and the phase's parity
@@ -24,6 +26,9 @@ inline uint32_t load_shared(uint32_t address) {
   uint32_t word;
   memcpy(&word, shared + address - on_host::kReservedBytes, sizeof word);
   return word;
+}
+inline uint4 load_shared_16(uint32_t address) {
+  return make_uint4(load_shared(address), load_shared(address + 4), load_shared(address + 8), load_shared(address + 12));
 }
 inline void initialise(uint64_t* barrier, int arrivals) {
   at(barrier) = {static_cast<int16_t>(arrivals), static_cast<int16_t>(arrivals), 0};

@@ -1,0 +1,88 @@
+"""Humming as a contender: 4-bit weights by a folder of its package (humming-kernels).
+
+It compiles a kernel for every shape and kind of rows with NVRTC at its first call, for which it wants CUDA's headers beside the
+library: seconds each. Its layers are made of the same weights, and only its GEMM is timed.
+"""
+
+import importlib
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from functools import partial
+from math import frexp
+from typing import Any
+
+import torch
+
+from gemmill.families.blockscaled.cases.measured import BlockScaledOperands
+from gemmill.families.blockscaled.sweep import Op
+from gemmill.formats.quantise import BlockScaled
+from gemmill.tuner.protocol import first_line
+from harness.contenders import Contender, FieldError, LocalContender
+
+WEIGHTS = {
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "nvfp4"},
+    "mxfp4": {"quant_method": "mxfp4"},
+}
+FP8_TOKENS = {"dtype": "float8e4m3", "quant_mode": "dynamic_token"}
+OPS = (Op.NVFP4_BF16, Op.MXFP4_BF16, Op.MXFP4_E4M3)
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Where its package is."""
+    parser.add_argument("--humming", metavar="FOLDER", help="the folder that has Humming's package, for 4-bit weights")
+
+
+def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
+    """Its GEMM, if a package was named. Raises FieldError."""
+    if not options.humming or family != "blockscaled":
+        return []
+    try:
+        return [humming_contender(options.humming)]
+    except (OSError, ImportError, RuntimeError, AttributeError) as error:
+        raise FieldError(f"Humming in {options.humming} cannot be used: {first_line(error)}") from None
+
+
+def humming_contender(folder: str) -> LocalContender:
+    """Its dense GEMM. Raises OSError, ImportError or RuntimeError where it cannot be loaded."""
+    sys.path.insert(0, folder)
+    try:
+        layer_type = importlib.import_module("humming.layer").HummingLayer
+    finally:
+        sys.path.remove(folder)
+    layers: dict[int, tuple[BlockScaled, Any]] = {}
+    kinds: list[tuple[str, int, int]] = []
+
+    def layer_of(x: BlockScaledOperands, i: int) -> Any:
+        """Made once of each copy of the weights; those of another class or shape go."""
+        weights, kind = x.plain[i], (x.problem.op, x.call.n, x.call.k)
+        if kinds != [kind]:
+            layers.clear()
+            kinds[:] = [kind]
+        if id(weights) not in layers:
+            layers[id(weights)] = weights, _layer(layer_type, x, weights)
+        return layers[id(weights)][1]
+
+    def bind(x: BlockScaledOperands, i: int) -> Callable[[], object]:
+        scale = {"input_scale": x.made.given["a_sf"]} if x.call.is_folded else {}
+        return partial(layer_of(x, i), inputs=x.made.given["a"], outputs=x.out, **scale)
+
+    return LocalContender(name="humming", bind=bind, suits=lambda problem: problem.op in OPS)
+
+
+def _layer(layer_type: Any, x: BlockScaledOperands, weights: BlockScaled) -> Any:
+    n, k = weights.codes.shape[0], weights.k
+    device, alpha = weights.codes.device, x.made.given.get("alpha")
+    factor = 1.0 if alpha is None else float(alpha)
+    more = {"input_config": dict(FP8_TOKENS)} if x.call.is_folded else {}
+    config = dict(WEIGHTS[str(weights.format)])
+    layer = layer_type(shape_n=n, shape_k=k, weight_config=config, torch_dtype=torch.bfloat16, **more).to(device)
+    tensors = {"weight": weights.codes, "weight_scale": weights.scales}
+    if weights.format.has_global_scale:
+        tensors["weight_scale"] = weights.scales.view(torch.float8_e4m3fn)
+        tensors["weight_scale_2"] = torch.tensor([factor], device=device)
+    else:  # a power of two, which its op has no argument for
+        tensors["weight_scale"] = (weights.scales.int() + frexp(factor)[1] - 1).to(torch.uint8)
+    layer.load_from_tensors(tensors)
+    layer.transform()
+    return layer

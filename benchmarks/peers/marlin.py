@@ -1,0 +1,88 @@
+"""Marlin as a contender: vLLM's kernel of 4-bit weights and bf16 activations, by vLLM's library.
+
+Its weights are repacked by its own op. Its scales lie along K first, permuted as the fragments of its tensor-core instruction are;
+those of nvfp4 have five bits of exponent, relative to the largest.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gemmill.families.blockscaled.cases.measured import BlockScaledOperands
+from gemmill.families.blockscaled.sweep import Op
+from gemmill.formats.quantise import BlockScaled
+from harness.contenders import LocalContender
+
+OPS = (Op.NVFP4_BF16, Op.MXFP4_BF16)
+_E2M1 = 2 | 1 << 8 | 1 << 16 | 1 << 49
+"""What vLLM calls the type: bits of exponent and of mantissa, signed, finite values only."""
+_BLOCKS_OF_SM = 4
+_FRAGMENT = [i + 8 * j for i in range(8) for j in range(8)]
+_PAIRS = [0, 2, 1, 3]
+_BF16_OVER_E2M1 = 126
+"""What an exponent of e2m1 gains as bf16."""
+_RAISED = 7
+"""Powers of two by which scales of nvfp4 are stored larger."""
+_LARGEST_SCALE = 448.0
+Packed = tuple[Tensor, Tensor, Tensor | None]
+"""Weights, scales, and a factor of all."""
+
+
+def marlin_contender() -> LocalContender:
+    """Its dense GEMM. Raises AttributeError where vLLM's library has none, or was not loaded."""
+    multiply, repack = torch.ops._C.marlin_gemm.default, torch.ops._C.gptq_marlin_repack.default
+    made: dict[int, tuple[BlockScaled, Packed]] = {}
+    kinds: list[tuple[str, int, int]] = []
+    locks: dict[torch.device, Tensor] = {}
+
+    def packed(x: BlockScaledOperands, i: int) -> Packed:
+        """Made once of each copy of the weights; those of another class or shape go."""
+        weights, kind = x.plain[i], (x.problem.op, x.call.n, x.call.k)
+        if kinds != [kind]:
+            made.clear()
+            kinds[:] = [kind]
+        if id(weights) not in made:
+            alpha = x.made.given.get("alpha")
+            words = weights.codes.view(torch.int32).t().contiguous()
+            q = repack(words, weights.k, weights.codes.shape[0], 4, False)
+            made[id(weights)] = weights, (q, *scales_of(weights, 1.0 if alpha is None else float(alpha)))
+        return made[id(weights)][1]
+
+    def bind(x: BlockScaledOperands, i: int) -> Callable[[], object]:
+        q, scales, factor = packed(x, i)
+        device = x.out.device
+        if device not in locks:
+            sms = torch.cuda.get_device_properties(device).multi_processor_count
+            locks[device] = torch.zeros(sms * _BLOCKS_OF_SM, dtype=torch.int32, device=device)
+        sizes = x.call.m, x.call.n, x.call.k
+        a = x.made.given["a"]
+        return partial(
+            multiply, a, x.out, q, None, scales, None, factor, None, locks[device], _E2M1, *sizes, False, True, False
+        )
+
+    return LocalContender(name="marlin", bind=bind, suits=lambda problem: problem.op in OPS)
+
+
+def scales_of(weights: BlockScaled, alpha: float) -> tuple[Tensor, Tensor | None]:
+    """Scales as the kernel reads them, and what it multiplies all by: alpha, a power of two, is in the scales of mxfp4."""
+    if not weights.format.has_global_scale:
+        moved = (weights.scales.int() + math.frexp(alpha)[1] - 1).to(torch.uint8)
+        return permuted(moved).view(torch.float8_e8m0fnu), None
+    scales = weights.scales.view(torch.float8_e4m3fn).float()
+    largest = float(scales.max()) or 1.0
+    raised = 2.0 ** math.floor(math.log2(_LARGEST_SCALE / largest)) if largest < _LARGEST_SCALE else 1.0
+    stored = scales * raised * 2.0**_RAISED
+    bits = stored.masked_fill(stored < 2, 0).half().view(torch.int16).int() >> 7
+    factor = alpha / raised * 2.0 ** (_BF16_OVER_E2M1 - _RAISED)
+    bytes_ = permuted((bits & 0xFF).to(torch.uint8)).view(torch.float8_e4m3fn)
+    return bytes_, torch.tensor([factor], device=scales.device)
+
+
+def permuted(scales: Tensor) -> Tensor:
+    """[N, groups] as [groups, N] in the order of fragments of 64 rows."""
+    along_n = scales.t().contiguous()
+    of_fragments = along_n.reshape(-1, len(_FRAGMENT))[:, _FRAGMENT]
+    return of_fragments.reshape(-1, len(_PAIRS))[:, _PAIRS].reshape(along_n.shape).contiguous()

@@ -1,0 +1,186 @@
+"""Which grouped GEMMs are timed, and their arguments."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from gemmill.families.moe.config import GROUP
+from harness.moe_contenders import MoeContender
+from timed import Benchmark
+
+LAYERS = (
+    (32, 8, 4096, 7168),
+    (32, 8, 7168, 2048),
+    (8, 2, 28672, 4096),
+    (8, 2, 4096, 14336),
+    (128, 8, 1536, 2048),
+    (128, 8, 2048, 768),
+)
+"""Experts, experts of a token, N and K."""
+TOKENS = (1, 16, 128, 1024, 8192)
+KINDS = ("fp8", "fp8_groups")
+ROUTINGS = ("even", "random")
+FEWEST_COPIES, MOST_COPIES = 2, 16
+COPIED_ROWS = 256
+"""Rows of all copies together, but for the fewest: routings differ, so that few experts are other ones each time."""
+TINY = (4, 2, 64, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeProblem:
+    """Tokens of one layer, dealt to experts."""
+
+    kind: str
+    experts: int
+    top: int
+    n: int
+    k: int
+    tokens: int
+    routing: str
+
+    @property
+    def grouped(self) -> bool:
+        """Whether scales are in groups along K."""
+        return self.kind == "fp8_groups"
+
+    @property
+    def rows(self) -> int:
+        """Of all experts."""
+        return self.tokens * self.top
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By name."""
+        return {"m": self.rows, "n": self.n, "k": self.k, "experts": self.experts}
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions."""
+        return 2.0 * self.rows * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Weights of experts that can have rows, activations, results."""
+        return min(self.rows, self.experts) * self.n * self.k + self.rows * (self.k + 2 * self.n)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind} {self.tokens} tokens, top {self.top} of {self.experts} x {self.n} x {self.k}, {self.routing}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeOperands:
+    """What one layer is computed of; copies differ in their routing."""
+
+    problem: MoeProblem
+    out: Tensor
+    a: Tensor
+    b: Tensor
+    a_scales: Tensor
+    b_scales: Tensor
+    offsets: tuple[Tensor, ...]
+    """int32 [experts + 1], of each copy."""
+
+    @property
+    def copies(self) -> int:
+        """How many there are."""
+        return len(self.offsets)
+
+
+class MoeMaker:
+    """Makes operands: normal random numbers. It keeps the last layer's weights."""
+
+    def __init__(self, device: torch.device, rotated_bytes: int) -> None:
+        self._device = device
+        self._key: tuple[int, int, int] | None = None
+        self._weights: Tensor | None = None
+        self._generator = torch.Generator(device=device).manual_seed(0)
+
+    def make(self, problem: MoeProblem) -> MoeOperands:
+        """Of a problem."""
+        p, key = problem, (problem.experts, problem.n, problem.k)
+        if key != self._key:
+            self._weights, self._key = None, key
+            self._weights = torch.empty(key, dtype=torch.float8_e4m3fn, device=self._device)
+            for weights in self._weights:
+                weights.copy_(self._normal(p.n, p.k))
+        assert self._weights is not None
+        k_groups, n_groups = -(-p.k // GROUP), -(-p.n // GROUP)
+        a_shape, b_shape = ((p.rows, k_groups), (p.experts, n_groups, k_groups))
+        if not p.grouped:
+            a_shape, b_shape = (p.rows, 1), (p.experts, p.n)
+        count = min(MOST_COPIES, max(FEWEST_COPIES, COPIED_ROWS // p.rows))
+        return MoeOperands(
+            problem=p,
+            out=torch.empty((p.rows, p.n), dtype=torch.bfloat16, device=self._device),
+            a=self._normal(p.rows, p.k),
+            b=self._weights,
+            a_scales=self._scales(a_shape),
+            b_scales=self._scales(b_shape),
+            offsets=tuple(self._offsets(p) for _ in range(count)),
+        )
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self._device, generator=self._generator).to(torch.float8_e4m3fn)
+
+    def _scales(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.rand(shape, device=self._device, generator=self._generator) * 0.02 + 0.005
+
+    def _offsets(self, p: MoeProblem) -> Tensor:
+        order = torch.rand(p.tokens, p.experts, device=self._device, generator=self._generator)
+        if p.routing == "even":  # tokens take experts in turn, from any on
+            first = torch.arange(p.rows, device=self._device).reshape(p.tokens, p.top)
+            which = order[0].argsort()[first % p.experts]
+        else:
+            which = order.topk(p.top, dim=1).indices
+        counts = torch.bincount(which.flatten(), minlength=p.experts).tolist()
+        return torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32, device=self._device)
+
+
+def problems_of(options: Namespace) -> list[MoeProblem]:
+    """Every layer with every number of tokens. Raises ValueError."""
+    for what, asked, known in (("op", options.op, KINDS), ("routing", options.routing, ROUTINGS)):
+        if unknown := [word for word in asked.split(",") if word not in known]:
+            raise ValueError(f"{what} {unknown[0]!r} is none of {', '.join(known)}")
+    return list(_problems(options.op.split(","), options.routing.split(",")))
+
+
+def _problems(kinds: list[str], routings: list[str]) -> Iterator[MoeProblem]:
+    for experts, top, n, k in LAYERS:
+        for kind in kinds:
+            for tokens in TOKENS:
+                for routing in routings:
+                    yield MoeProblem(kind=kind, experts=experts, top=top, n=n, k=k, tokens=tokens, routing=routing)
+
+
+def _tiny(problem: MoeProblem) -> MoeProblem:
+    experts, top, n, k = TINY
+    return replace(problem, experts=experts, top=top, n=n, k=k, tokens=min(problem.tokens, 9))
+
+
+def _small(kind: str) -> MoeProblem:
+    experts, top, n, k = TINY
+    return MoeProblem(kind=kind, experts=experts, top=top, n=n, k=k, tokens=1, routing="even")
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Of the grouped GEMMs alone."""
+    parser.add_argument("--op", "--ops", default=",".join(KINDS), help=f"kinds, with commas, of {', '.join(KINDS)}")
+    parser.add_argument("--routing", default="even", help=f"with commas, of {', '.join(ROUTINGS)}")
+
+
+BENCHMARK = Benchmark(
+    add_options=add_options,
+    problems=problems_of,
+    tiny=_tiny,
+    host_problem=_small,
+    warm_problem=lambda p: replace(p, tokens=4096),
+    maker=MoeMaker,
+    data="normal random numbers; routings differ from call to call",
+    subject=lambda namespace, name: MoeContender(name=name, namespace=namespace),
+)

@@ -1,0 +1,70 @@
+"""DeepGEMM's grouped FP8 GEMMs, by gemmill's ops: its names and arguments, with scales in groups as float32.
+
+Scales may lie as DeepGEMM wants them, M-major, or in rows. `recipe`, `compiled_dims` and `disable_ue8m0_cast` say nothing that
+Hopper's kernels depend on, and are not read; scales that are not float32 are refused.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gemmill  # noqa: F401 (defines the ops)
+
+__all__ = ["fp8_m_grouped_gemm_nt_masked", "m_grouped_fp8_gemm_nt_contiguous", "m_grouped_fp8_gemm_nt_masked"]
+Scaled = tuple[Tensor, Tensor]
+"""Codes and their scales."""
+
+
+def m_grouped_fp8_gemm_nt_contiguous(
+    a: Scaled,
+    b: Scaled,
+    d: Tensor,
+    grouped_layout: Tensor,
+    recipe: Any = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+) -> None:
+    """d[i] = a[i] b[e]^T, e being grouped_layout[i]: int32 [M], -1 for rows of nobody, which are left as they are.
+
+    a is float8_e4m3fn [M, K] with scales [M, K/128], b [E, N, K] with scales [E, N/128, K/128]. Rows of an expert lie beside one
+    another, as DeepGEMM asks too; they may begin anywhere. E is 256 at most. Raises RuntimeError as grouped_mm does.
+    """
+    (codes, a_scales), (weights, b_scales) = a, b
+    experts, rows = weights.shape[0], torch.arange(len(grouped_layout), device=grouped_layout.device)
+    owner = torch.where(grouped_layout < 0, experts, grouped_layout).long()
+    begins = torch.full((experts + 1,), len(rows), device=rows.device).scatter_reduce_(0, owner, rows, "amin")
+    counts = torch.zeros_like(begins).scatter_add_(0, owner, torch.ones_like(rows))
+    begins, ends = begins[:-1], (begins + counts)[:-1]
+    torch.ops.gemmill.grouped_mm.default(d, codes, weights, a_scales, b_scales, *_apart(begins, ends))
+
+
+def _apart(begins: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Offsets and map of segments that need not follow one another: behind each are rows of nobody."""
+    owners = torch.arange(2 * len(begins) - 1, dtype=torch.int32, device=begins.device)
+    return torch.stack((begins, ends), dim=1).flatten(), torch.where(owners % 2 == 0, owners // 2, -1)
+
+
+def m_grouped_fp8_gemm_nt_masked(
+    a: Scaled,
+    b: Scaled,
+    d: Tensor,
+    masked_m: Tensor,
+    expected_m: int,
+    recipe: Any = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+) -> None:
+    """d[e, i] = a[e, i] b[e]^T for the first masked_m[e] rows, int32 [E]; d's other rows are left as they are.
+
+    a is float8_e4m3fn [E, max_m, K] with scales [E, max_m, K/128]. Those that have no stride common to all rows are copied.
+    """
+    (codes, a_scales), (weights, b_scales) = a, b
+    if a_scales.shape[0] > 1 and a_scales.stride(0) != a_scales.shape[1] * a_scales.stride(1):
+        a_scales = a_scales.contiguous()
+    operands = d, codes, weights, a_scales, b_scales, masked_m
+    torch.ops.gemmill.grouped_mm_masked.default(*operands, None, expected_m)
+
+
+fp8_m_grouped_gemm_nt_masked = m_grouped_fp8_gemm_nt_masked
+"""As DeepGEMM called it before 2.8."""

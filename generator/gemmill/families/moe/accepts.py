@@ -1,0 +1,36 @@
+"""The calls that a kernel takes at run time, derived from its config and stored in the manifest."""
+
+from dataclasses import dataclass
+
+from gemmill.families.moe.config import MOST_EXPERTS, GroupedConfig
+from gemmill.families.moe.ops import NAMES
+from gemmill.vocab import DType
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedAccepts:
+    """The calls that a kernel takes: rows of a, b and out begin at multiples of 16 bytes."""
+
+    ops: tuple[str, ...]
+    """Ops that the kernel can serve."""
+    dtype: DType
+    out_dtype: DType
+    group_size: int
+    """Of scales in groups along K; 0 where they are per token and per channel."""
+    most_experts: int
+
+    @property
+    def operand_dtype(self) -> DType:
+        """Of the operand that a call is asked by."""
+        return self.dtype
+
+
+def accepted(config: GroupedConfig) -> GroupedAccepts:
+    """The calls that a kernel of this config takes."""
+    return GroupedAccepts(
+        ops=NAMES,
+        dtype=config.dtype,
+        out_dtype=config.out_dtype,
+        group_size=config.group_size,
+        most_experts=MOST_EXPERTS,
+    )

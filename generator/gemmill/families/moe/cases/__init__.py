@@ -1,0 +1,17 @@
+"""Calls of the grouped GEMMs, for whoever makes them."""
+
+from gemmill.families.moe.cases.asked import asked
+from gemmill.families.moe.cases.checked import of_config, once, sized
+from gemmill.families.moe.cases.drawn import GroupedJudge, drawn, is_lacking
+from gemmill.numerics.cases import Cases
+
+CASES = Cases(
+    of_config=of_config,
+    sized=sized,
+    once=once,
+    asked=asked,
+    drawn=drawn,
+    judge=GroupedJudge,
+    counts_are_final=True,
+    is_lacking=is_lacking,
+)

@@ -1,0 +1,150 @@
+"""Calls by their sizes and options: operands, and what they must give."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.families.moe.bounds import tolerance
+from gemmill.families.moe.config import GROUP
+from gemmill.families.moe.ops import GROUPED_MM, GROUPED_MM_MASKED
+from gemmill.families.moe.reference import exact_mm, segment_mm
+from gemmill.families.moe.serving import parts_of
+from gemmill.numerics.comparison import Wanted
+from gemmill.runtime import checks
+from gemmill.runtime.operands import of_arguments
+from gemmill.runtime.schemas import BY_NAME
+from gemmill.vocab import DType
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One call. Everything in it, data included, follows from these fields."""
+
+    counts: tuple[int, ...]
+    """Rows of each expert."""
+    n: int
+    k: int
+    dtype: DType = DType.E4M3
+    out_dtype: DType = DType.BF16
+    grouped: bool = False
+    """Whether scales are in groups along K."""
+    slot: int = 0
+    """Rows of room for each expert; 0 where segments follow one another."""
+    spare: int = 0
+    """Rows before the first segment and behind the last that are nobody's."""
+    mapped: tuple[int, ...] | None = None
+    """Which weights are an expert's."""
+    one_value: bool = False
+    """Whether scales are one value for A, and one for each expert."""
+    wide_offsets: bool = False
+    """Whether offsets have 64 bits."""
+    promoted: bool = False
+    """Whether sums leave the tensor core every 128 along K: what a kernel's error is held against."""
+    data: str = "random"
+    """"integers": small ones, and powers of two as scales, so that every order of summation gives the same"""
+    pad: int = 0
+    """Elements between rows of a and of out."""
+
+    @property
+    def op(self) -> str:
+        """Its name."""
+        return (GROUPED_MM_MASKED if self.slot else GROUPED_MM).name
+
+    @property
+    def rows(self) -> int:
+        """Of A."""
+        return len(self.counts) * self.slot if self.slot else sum(self.counts) + 2 * self.spare
+
+    @property
+    def weights(self) -> int:
+        """Experts that have some."""
+        return len(self.counts) if self.mapped is None else max(self.mapped) + 1
+
+    def __str__(self) -> str:
+        words = [f"rows {self.counts}, N, K = {self.n}, {self.k}", f"{self.dtype} to {self.out_dtype}"]
+        words += [f"groups of {GROUP}"] if self.grouped else []
+        words += [f"slots of {self.slot}"] if self.slot else []
+        words += [f"map {self.mapped}"] if self.mapped is not None else []
+        words += ["exact"] if self.data == "integers" else []
+        return "; ".join(words)
+
+
+def make_given(p: Problem, device: torch.device) -> dict[str, Any]:
+    """Arguments by name, but for the result; the same problem has the same data."""
+    g = torch.Generator(device=device).manual_seed(p.rows * 1_000_003 + p.n * 1009 + p.k)
+    k_groups, n_groups = -(-p.k // GROUP), -(-p.n // GROUP)
+    a_shape: tuple[int, ...]
+    b_shape: tuple[int, ...]
+    a = torch.full((p.rows, p.k + p.pad), 1, dtype=torch.int8, device=device).to(_torch(p.dtype))[:, : p.k]
+    a.copy_(_codes((p.rows, p.k), p, g))
+    if p.grouped:
+        a_shape, b_shape = (p.rows, k_groups), (p.weights, n_groups, k_groups)
+    else:
+        a_shape, b_shape = ((1,), (p.weights,)) if p.one_value else ((p.rows, 1), (p.weights, p.n))
+    begins = torch.tensor((p.spare, *p.counts), device=device).cumsum(0)
+    told = torch.tensor(p.counts, device=device) if p.slot else begins
+    given: dict[str, Any] = {
+        "a": a,
+        "b": _codes((p.weights, p.n, p.k), p, g),
+        "a_scales": _scales(a_shape, p, g),
+        "b_scales": _scales(b_shape, p, g),
+        "rows" if p.slot else "expert_offsets": told.to(torch.int64 if p.wide_offsets else torch.int32),
+        "expert_map": None if p.mapped is None else torch.tensor(p.mapped, dtype=torch.int32, device=device),
+        "expected_rows": 0,
+    }
+    if p.slot:
+        given["a"] = a.unflatten(0, (len(p.counts), p.slot))
+        if not p.one_value:
+            given["a_scales"] = given["a_scales"].unflatten(0, (len(p.counts), p.slot))
+    return given
+
+
+def arguments_of(op: str, given: dict[str, Any], out: Tensor) -> list[Any]:
+    """In the order of the op's schema."""
+    return [(given | {"out": out})[name] for name in BY_NAME[op].arguments]
+
+
+def wanted_of(op: str, given: dict[str, Any], out: Tensor, *, exactly: bool, promoted: bool) -> Wanted:
+    """What a call must give, [M, N], where `out` has what was there before it: rows of no expert stay as they are."""
+    schema = BY_NAME[op]
+    values = arguments_of(op, given, out)
+    call = checks.check(schema, of_arguments(schema, values))
+    before = out.clone(memory_format=torch.contiguous_format)
+    rounded, exact, bound = (
+        before.clone(),
+        before.double(),
+        torch.zeros(out.shape, dtype=torch.float64, device=out.device),
+    )
+    by_role = dict(zip(call.roles, values, strict=False))
+    targets = [list(parts_of(call, by_role | {"out": tensor})) for tensor in (rounded, exact, bound)]
+    for part, of_exact, of_bound in zip(*targets, strict=True):
+        operands = part.a, part.b, part.a_scales, part.b_scales
+        part.out.copy_(segment_mm(*operands, out.dtype))
+        if not exactly:
+            of_exact.out.copy_(exact_mm(*operands))
+            of_bound.out.copy_(tolerance(*operands, out.dtype, promoted=promoted))
+    matrices = [x.reshape(-1, out.shape[-1]) for x in (rounded, exact, bound)]
+    if exactly:
+        return Wanted(rounded=matrices[0])
+    return Wanted(rounded=matrices[0], exact=matrices[1], bound=matrices[2])
+
+
+def _torch(dtype: DType) -> torch.dtype:
+    found: torch.dtype = getattr(torch, dtype.torch_name)
+    return found
+
+
+def _codes(shape: tuple[int, ...], p: Problem, g: torch.Generator) -> Tensor:
+    if p.data == "integers":
+        return torch.randint(-2, 3, shape, device=g.device, generator=g).float().to(_torch(p.dtype))
+    if p.dtype is DType.S8:
+        return torch.randint(-128, 128, shape, device=g.device, generator=g).to(torch.int8)
+    return torch.randn(shape, device=g.device, generator=g).to(_torch(p.dtype))
+
+
+def _scales(shape: tuple[int, ...], p: Problem, g: torch.Generator) -> Tensor:
+    if p.data == "integers":
+        return torch.exp2(torch.randint(-2, 3, shape, device=g.device, generator=g).float())
+    return torch.rand(shape, device=g.device, generator=g) * 0.02 + 0.005

@@ -1,0 +1,109 @@
+"""The calls by which a variant is verified."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.families.moe.cases.calls import Problem, arguments_of, make_given, wanted_of
+from gemmill.families.moe.config import GroupedConfig
+from gemmill.families.moe.facts import Facts
+from gemmill.families.moe.selections import smoke
+from gemmill.numerics.cases import Outcome
+from gemmill.numerics.memory import GUARD_BYTES, POISON, Memory, Slot
+from gemmill.runtime.schemas import NAMESPACE
+from gemmill.vocab import Accumulation, Arch, DType
+
+GUARD_ROWS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedCase:
+    """A problem that is computed and compared."""
+
+    problem: Problem
+
+    def __str__(self) -> str:
+        return str(self.problem)
+
+    @property
+    def op(self) -> str:
+        """The op's name."""
+        return self.problem.op
+
+    def arguments(self, device: str) -> list[Any]:
+        """In the order of the op's schema; the result is poisoned."""
+        return self._made(device)[2]
+
+    def _made(self, device: str) -> tuple[dict[str, Any], Memory, list[Any]]:
+        p, where = self.problem, torch.device(device)
+        given, dtype = make_given(p, where), getattr(torch, p.out_dtype.torch_name)
+        slot = Slot.matrix(dtype, (p.rows, p.n), (p.n + p.pad, 1), values=None, written=True)
+        memory = Memory({"out": slot}, where, GUARD_BYTES + GUARD_ROWS * slot.row_stride * slot.dtype.itemsize)
+        return given, memory, arguments_of(p.op, given, self._shaped(memory.tensor("out")))
+
+    def _shaped(self, out: Tensor) -> Tensor:
+        p = self.problem
+        return out.unflatten(0, (len(p.counts), p.slot)) if p.slot else out
+
+    def run(self, device: str) -> Outcome:
+        """Call the op on fresh operands, and hold the result against the reference; rows of no expert stay poisoned."""
+        p = self.problem
+        given, memory, arguments = self._made(device)
+        wanted = wanted_of(p.op, given, arguments[0], exactly=p.data == "integers", promoted=p.promoted)
+        getattr(getattr(torch.ops, NAMESPACE), self.op).default(*arguments)
+        comparison = wanted.compare(memory.tensor("out"))
+        report = comparison.report
+        if comparison.ok and memory.changed(torch.full_like(memory.bytes, POISON), written=True).any():
+            report = "elements outside the result were written"
+        return Outcome(report=report, worst_fraction=comparison.worst_fraction)
+
+
+def of_config(config: GroupedConfig) -> Iterator[GroupedCase]:
+    """Routings below, at and across a variant's tile; experts without rows, segments with spare rows around them, maps."""
+    first, tile = _first(config), Facts(config).tile_m
+    problems = (
+        replace(first, counts=(tile + 3,), n=96, k=160),
+        replace(first, counts=(0, 1, 0, tile, 2 * tile + 1, 0), n=160, k=512, pad=16),
+        replace(first, counts=(0, 0, tile - 1), n=384, k=96, spare=7, wide_offsets=True),
+        replace(first, counts=(5, 0, tile, 1), slot=tile, n=64, k=288),
+        replace(first, counts=(tile, 3 * tile // 2, 2), slot=2 * tile, n=256, k=128, wide_offsets=True, pad=16),
+        replace(first, counts=(4, tile + 1, 9, 2), mapped=(2, -1, 0, 1), n=128, k=256),
+        replace(first, counts=(17 * tile + 5, 3), n=192, k=64),
+        replace(first, counts=(1,) * 40 + (0,) * 60 + (2,) * 33, n=32, k=192),
+    )
+    for i, problem in enumerate(problems):
+        yield GroupedCase(problem=replace(problem, data="integers"))
+        if i < 2:
+            yield GroupedCase(problem=problem)
+    if not config.group_size:
+        yield GroupedCase(problem=replace(first, counts=(3, tile), n=64, k=128, one_value=True, data="integers"))
+
+
+def sized(config: GroupedConfig, sizes: Mapping[str, int]) -> GroupedCase:
+    """A call of small integers, all rows of one expert."""
+    return GroupedCase(
+        problem=replace(_first(config), counts=(sizes["m"],), n=sizes["n"], k=sizes["k"], data="integers")
+    )
+
+
+def _first(config: GroupedConfig) -> Problem:
+    return Problem(
+        counts=(1,),
+        n=64,
+        k=128,
+        dtype=config.dtype,
+        out_dtype=config.out_dtype,
+        grouped=bool(config.group_size),
+        promoted=config.accumulation is Accumulation.PROMOTED,
+    )
+
+
+def once() -> Iterator[tuple[str, GroupedCase]]:
+    """Each op, once for each kind of scales that the smoke selection has."""
+    for grouped in sorted({bool(config.group_size) for config in smoke(Arch.SM90A)}):
+        for slot in (0, 64):
+            problem = Problem(counts=(5, 0, 40, 1), n=96, k=256, dtype=DType.E4M3, grouped=grouped, slot=slot)
+            yield f"{problem.op}{' with groups' if grouped else ''}", GroupedCase(problem=problem)

@@ -1,0 +1,87 @@
+"""GroupedConfig: one grouped kernel."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from gemmill.gemm.config import ACCUMULATOR_OF, Problem, Schedule
+from gemmill.vocab import (
+    Accumulation,
+    Arch,
+    Backend,
+    DType,
+    EpilogueKind,
+    KernelSchedule,
+    ScaleGranularity,
+    ScaleLayout,
+)
+
+MOST_EXPERTS = 512
+"""Whose rows a kernel looks up in shared memory."""
+GROUP = 128
+"""Elements along K, and columns of weights, that share a scale where scales come in groups."""
+OPERANDS = (DType.E4M3, DType.S8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedConfig:
+    """One variant. Its launch has no settings: the grid follows from sizes that the host knows."""
+
+    dtype: DType
+    """Of A and of the weights."""
+    out_dtype: DType
+    group_size: int = 0
+    """Elements along K that share a scale of A, and columns too of the weights'; 0: scales per token and per channel."""
+    tile_shape_mnk: tuple[int, int, int]
+    """Of the kernel as compiled: with swap_ab, M counts columns of the weights."""
+    cluster_shape_mnk: tuple[int, int, int] = (1, 1, 1)
+    kernel_schedule: KernelSchedule
+    accumulation: Accumulation
+    swap_ab: bool = False
+    """Whether the weights fill the tensor core's 64 rows, so that few rows of an expert waste nothing."""
+    stages: int | None = None
+    """Of the main loop; None for as many as fit."""
+    arch: Arch = Arch.SM90A
+    tag: ClassVar[str] = "groupedmm"
+    backend: ClassVar[Backend] = Backend.CUTEDSL
+
+    def __post_init__(self) -> None:
+        if min(self.tile_shape_mnk) < 1 or min(self.cluster_shape_mnk) < 1:
+            raise ValueError(f"tile {self.tile_shape_mnk} and cluster {self.cluster_shape_mnk} must be positive")
+        if self.dtype not in OPERANDS:
+            raise ValueError(f"dtype={self.dtype}: grouped kernels multiply {' or '.join(OPERANDS)}")
+        if self.group_size not in (0, GROUP):
+            raise ValueError(f"group_size={self.group_size}: scales are of {GROUP} along K, or 0 for all of it")
+
+    @property
+    def compiled(self) -> "GroupedConfig":
+        """Itself: nothing is left to the launch."""
+        return self
+
+    @cached_property
+    def problem(self) -> Problem:
+        """What it computes, in the terms of one GEMM."""
+        grouped = bool(self.group_size)
+        return Problem(
+            a_dtype=self.dtype,
+            b_dtype=self.dtype,
+            accumulator_dtype=ACCUMULATOR_OF[self.dtype],
+            out_dtype=self.out_dtype,
+            epilogue=EpilogueKind.SCALED,
+            a_scale=ScaleGranularity.GROUP if grouped else ScaleGranularity.CHANNEL,
+            b_scale=ScaleGranularity.BLOCK if grouped else ScaleGranularity.CHANNEL,
+            scale_layout=ScaleLayout.STRIDED if grouped else ScaleLayout.VECTOR,
+            group_size=self.group_size,
+        )
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """How, in the terms of one GEMM."""
+        return Schedule(
+            tile_shape_mnk=self.tile_shape_mnk,
+            cluster_shape_mnk=self.cluster_shape_mnk,
+            kernel_schedule=self.kernel_schedule,
+            accumulation=self.accumulation,
+            swap_ab=self.swap_ab,
+            stages=self.stages,
+        )

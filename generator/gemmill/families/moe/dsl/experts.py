@@ -1,0 +1,150 @@
+"""Which rows are which expert's, and the order in which tiles of all experts are visited.
+
+Where rows of an expert begin and end is known on the device only. Every CTA makes the same tables of it in its shared
+memory, so that the grid depends on sizes that the host knows and a captured graph serves every routing.
+"""
+
+# mypy: ignore-errors
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from gemmill.gemm.packed import Packed
+
+BAND = 16
+"""Tiles of rows that share a sweep over all columns: what they read of A stays in L2, and weights are read once a band."""
+
+
+@dataclass
+class Experts(Packed):
+    """Where rows of experts are told: `offsets` [count + 1] of segments that follow one another, or, where each expert has
+    `slot` rows of room, the rows used [count]."""
+
+    offsets: cute.Pointer
+    words: Int32
+    """32-bit words of one offset, of which the lowest counts."""
+    mapped: cute.Pointer
+    """Which weights are an expert's, -1 for none; null where expert e has weights e."""
+    count: Int32
+    weights: Int32
+    slot: Int32
+    """0 where segments follow one another."""
+    rows: Int32
+    """Of A."""
+
+    @cute.jit
+    def span(self, expert: Int32):
+        """First row of an expert, and the one after its last. Never beyond A, whatever the offsets are."""
+        begin, end = expert * self.slot, Int32(0)
+        if self.slot != 0:
+            end = begin + cutlass.min(cutlass.max(word(self.offsets, expert * self.words), 0), self.slot)
+        else:
+            begin = cutlass.min(cutlass.max(word(self.offsets, expert * self.words), 0), self.rows)
+            end = cutlass.min(cutlass.max(word(self.offsets, (expert + 1) * self.words), begin), self.rows)
+        weights = self.weights_of(expert)
+        if weights < 0 or weights >= self.weights:
+            end = begin
+        return begin, end
+
+    @cute.jit
+    def weights_of(self, expert: Int32):
+        """Which weights are an expert's."""
+        weights = expert
+        if self.mapped.toint() != 0:
+            weights = word(self.mapped, expert)
+        return weights
+
+
+def word(pointer: cute.Pointer, at: Int32):
+    """One value of an array."""
+    return cute.make_tensor(pointer, cute.make_layout(1 << 30))[at]
+
+
+@dataclass
+class Walk(Packed):
+    """Tiles of clusters: expert after expert, of each band after band of rows, of each column after column."""
+
+    tiles_n: Int32
+    band: cute.FastDivmodDivisorV2
+    """Tiles in a whole band."""
+
+
+@dataclass
+class Tables:
+    """Of each expert, in shared memory."""
+
+    first: cute.Tensor
+    """Its first tile; behind the last expert's, how many tiles there are."""
+    begin: cute.Tensor
+    end: cute.Tensor
+    warps: cute.Tensor
+
+
+@cute.jit
+def fill(plan: cutlass.Constexpr, tables: cutlass.Constexpr, experts: Experts, walk: Walk):
+    """Makes the tables, with all threads of a CTA."""
+    thread, _, _ = cute.arch.thread_idx()
+    warp, lane = thread // 32, thread % 32
+    before = Int32(0)
+    for base in cutlass.range(0, experts.count + 1, plan.threads, unroll=1):
+        expert, tiles = base + thread, Int32(0)
+        if expert < experts.count:
+            begin, end = experts.span(expert)
+            tiles = cute.ceil_div(end - begin, plan.tile_m) * walk.tiles_n
+            tables.begin[expert] = begin
+            tables.end[expert] = end
+        total = tiles
+        for i in cutlass.range_constexpr(5):
+            other = cute.arch.shuffle_sync_up(total, 1 << i, mask_and_clamp=0)
+            if lane >= 1 << i:
+                total = total + other
+        if lane == 31:
+            tables.warps[warp] = total
+        cute.arch.sync_threads()
+        after = before
+        for i in cutlass.range_constexpr(plan.threads // 32):
+            if i == warp:
+                total = total + after
+            after = after + tables.warps[i]
+        if expert <= experts.count:
+            tables.first[expert] = total - tiles
+        before = after
+        cute.arch.sync_threads()
+
+
+@cute.jit
+def expert_of(tables: cutlass.Constexpr, experts: Experts, index: Int32, expert: Int32):
+    """The expert of the `index`-th tile, which is `expert` or comes after it. Asked by whole warps."""
+    lane = cute.arch.lane_idx()
+    passed = Int32(32)
+    while passed == 32:
+        at = expert + 1 + lane
+        is_before = False
+        if at <= experts.count:
+            is_before = tables.first[at] <= index
+        passed = Int32(cute.arch.popc(cute.arch.vote_ballot_sync(is_before)))
+        expert = expert + passed
+    return expert
+
+
+@cute.jit
+def tile_at(plan: cutlass.Constexpr, tables: cutlass.Constexpr, walk: Walk, index: Int32, expert: Int32):
+    """(first row, tile of columns, rows of the expert: begin and end) of this CTA's part of an expert's `index`-th tile.
+
+    A last tile moves back to lie within A. The rows that it then shares with others are stored twice with the same bits,
+    or, being another expert's, not at all.
+    """
+    begin, end = tables.begin[expert], tables.end[expert]
+    tiles_m = cute.ceil_div(end - begin, plan.tile_m)
+    m, n = Int32(0), index - tables.first[expert]
+    if tiles_m > 1:
+        band, inside = [Int32(part) for part in divmod(n, walk.band)]
+        width = cutlass.min(Int32(BAND), tiles_m - band * BAND)
+        n = ((Float32(inside) + 0.5) * cute.arch.rcp_approx(Float32(width))).to(Int32)
+        m = band * BAND + inside - n * width
+    if cutlass.const_expr(plan.cluster_size > 1):
+        n = n * plan.cluster_size + cute.arch.block_idx_in_cluster()
+    m0 = cutlass.max(Int32(0), cutlass.min(begin + m * plan.tile_m, end - plan.tile_m))
+    return m0, n, begin, end

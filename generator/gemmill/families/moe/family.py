@@ -1,0 +1,55 @@
+"""The declaration of the grouped GEMMs."""
+
+from dataclasses import fields
+from typing import Any
+
+from gemmill.families.moe import NAME, selections
+from gemmill.families.moe.accepts import GroupedAccepts, accepted
+from gemmill.families.moe.config import GroupedConfig
+from gemmill.families.moe.dsl.plan import Plan
+from gemmill.families.moe.names import from_fields, to_fields
+from gemmill.families.moe.ops import OPS
+from gemmill.families.moe.questions import QUESTIONS
+from gemmill.families.moe.rules import RULES
+from gemmill.families.moe.spelling import spell
+from gemmill.families.moe.tuning import TUNING
+from gemmill.family import DslBody, Family, Kernels
+from gemmill.vocab import Compiler
+
+# CPU seconds of CuTe DSL 4.8.1 on a 2-core x86-64 build machine, 2026-11-22: a process's import, then each variant.
+_UNIT_SECONDS, _SECONDS = 2.0, 1.5
+
+
+def _filters(config: GroupedConfig) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(config)} | {"backend": config.backend}
+
+
+GROUPED = Kernels(
+    tag=GroupedConfig.tag,
+    doc="grouped GEMMs in CuTe DSL, on Hopper",
+    config=GroupedConfig,
+    accepts=GroupedAccepts,
+    to_fields=to_fields,
+    from_fields=from_fields,
+    filters=_filters,
+    rules=RULES,
+    accepted=accepted,
+    spell=spell,
+    compiler=Compiler.CUTEDSL,
+    seconds=lambda _: _SECONDS,
+    unit_seconds=_UNIT_SECONDS,
+    unit_size=12,
+    dsl=DslBody(entry="gemmill.families.moe.dsl.export", arguments="gemmill_grouped_mm_args", facts=Plan),
+)
+FAMILY = Family(
+    name=NAME,
+    doc="multiplies rows of experts by their weights",
+    asks=OPS,
+    kernels=(GROUPED,),
+    cases="gemmill.families.moe.cases",
+    serving="gemmill.families.moe.serving",
+    questions=QUESTIONS,
+    functions="gemmill.families.moe.functions",
+    selections={"smoke": selections.smoke, "default": selections.default},
+    tuning=TUNING,
+)

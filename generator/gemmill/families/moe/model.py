@@ -1,0 +1,54 @@
+"""The analytic model that chooses a variant. Mirrors kernels/moe/model.cpp.
+
+The host does not know how rows are dealt to experts: the model takes them as dealt evenly, with a quarter more for those
+that have most. Tiles are multiplied in waves; weights of experts with rows are read once. What one step of a tile takes is
+its tensor core's time, or its loads' where these take longer.
+"""
+
+from typing import NamedTuple
+
+from gemmill.family import ProblemCall, Row
+
+_BEGIN_NS, _TILE_NS = 3000.0, 1200.0
+"""To launch and find rows, and to end a tile."""
+_MEMORY = 4200.0
+"""Bytes a nanosecond."""
+_STEP = 128
+"""Elements along K of a step."""
+
+
+class Facts(NamedTuple):
+    """Of a variant. Mirrors `Facts` in kernels/moe/model.h."""
+
+    tile_m: int
+    """Rows of an expert in a tile."""
+    tile_n: int
+    ctas_of_sm: int
+    """That fit on a multiprocessor."""
+    step_ps: int
+    """Picoseconds for 128 along K of a tile."""
+    bits: int
+    """Of an element of A and of the weights."""
+
+
+def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+    """Estimated nanoseconds of a call."""
+    m, n, k, experts = call.sizes
+    facts: Facts = row.facts
+    active = max(min(m, experts), 1)
+    rows = -(-m // active)
+    tiles_of_expert = -(-(rows + rows // 4) // facts.tile_m)
+    tiles = active * tiles_of_expert * -(-n // facts.tile_n)
+    waves = -(-tiles // (sm_count * facts.ctas_of_sm))
+    steps = -(-k // _STEP)
+    tile = float(steps) * float(facts.step_ps) / 1000.0 * float(facts.ctas_of_sm) + _TILE_NS
+    working = float(waves) * tile
+    memory = float(active) * float(n) * float(k) * float(facts.bits) / 8.0 / _MEMORY
+    return _BEGIN_NS + max(working, memory) + 0.1 * min(working, memory)
+
+
+def refuses(row: Row, call: ProblemCall) -> str | None:
+    """Why a variant takes no call of such sizes, beside what its row says."""
+    _, n, _, _ = call.sizes
+    multiple = 8
+    return f"N is {n}, and 16 bytes of a row are stored at a time" if n % multiple else None

@@ -1,0 +1,60 @@
+"""The fields of a kernel's name, and back."""
+
+import re
+from collections.abc import Sequence
+
+from gemmill.families.moe.config import GroupedConfig
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
+
+
+def to_fields(config: GroupedConfig) -> list[str]:
+    """dtype out scales tile cluster schedule accumulation order stages."""
+    tile, cluster = ("x".join(map(str, shape)) for shape in (config.tile_shape_mnk, config.cluster_shape_mnk))
+    return [
+        config.dtype.value,
+        config.out_dtype.value,
+        f"group{config.group_size}" if config.group_size else "channel",
+        f"t{tile}",
+        f"c{cluster}",
+        config.kernel_schedule.value,
+        config.accumulation.value,
+        "swapab" if config.swap_ab else "ab",
+        f"s{config.stages or 'auto'}",
+    ]
+
+
+def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> GroupedConfig:
+    """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if len(fields) != 9:
+        raise ValueError(f"it has {len(fields) + 2} fields of 11")
+    dtype, out, scales, tile, cluster, schedule, accumulation, order, stages = fields
+    if order not in ("ab", "swapab"):
+        raise ValueError(f"operand order {order!r}, expected ab or swapab")
+    told = _matched(r"s(auto|[1-9]\d*)", stages, f"stages {stages!r}, expected sauto or s and a number")[1]
+    group = _matched(r"channel|group([1-9]\d*)", scales, f"scales {scales!r}, expected channel or group and a number")[
+        1
+    ]
+    return GroupedConfig(
+        dtype=DType(dtype),
+        out_dtype=DType(out),
+        group_size=int(group or 0),
+        tile_shape_mnk=_shape("t", tile),
+        cluster_shape_mnk=_shape("c", cluster),
+        kernel_schedule=KernelSchedule(schedule),
+        accumulation=Accumulation(accumulation),
+        swap_ab=order == "swapab",
+        stages=None if told == "auto" else int(told),
+        arch=arch,
+    )
+
+
+def _shape(prefix: str, text: str) -> tuple[int, int, int]:
+    match = _matched(rf"{prefix}(\d+)x(\d+)x(\d+)", text, f"shape {text!r}, expected {prefix}MxNxK")
+    m, n, k = map(int, match.groups())
+    return m, n, k
+
+
+def _matched(pattern: str, text: str, otherwise: str) -> re.Match[str]:
+    if (match := re.fullmatch(pattern, text)) is None:
+        raise ValueError(otherwise)
+    return match

@@ -1,0 +1,195 @@
+"""The grouped GEMMs, and what must hold for a call of each."""
+
+from gemmill.families.moe.classes import CLASSES
+from gemmill.families.moe.config import GROUP, MOST_EXPERTS, OPERANDS
+from gemmill.family import (
+    Aspect,
+    Check,
+    Layout,
+    Let,
+    OneOf,
+    Op,
+    OpSchema,
+    OpSet,
+    Require,
+    ResultOf,
+    Same,
+    Step,
+    Tensor,
+    When,
+)
+from gemmill.family.operand import MOST_OF_TMA
+from gemmill.gemm.config import RESULTS_OF
+from gemmill.vocab import DType
+
+GROUPED_MM = OpSchema(
+    "grouped_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor expert_offsets, "
+    "Tensor? expert_map=None) -> ()"
+)
+GROUPED_MM_MASKED = OpSchema(
+    "grouped_mm_masked(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor rows, "
+    "Tensor? expert_map=None, int expected_rows=0) -> ()"
+)
+
+_B = Tensor("b", "weights N K", Same("a"))
+_SCALES = (Tensor("a_scales", "M", (DType.F32,)), Tensor("b_scales", "N", (DType.F32,)))
+_MAP = Tensor("expert_map", "experts", (DType.S32,), Layout.VECTOR)
+_MATRICES: tuple[Step, ...] = (
+    Check(Aspect.DTYPE, "a b out a_scales b_scales"),
+    Check(Aspect.RANK, "out a b"),
+    Check(Aspect.SHAPE, "a b out"),
+)
+_LIMIT = Require(
+    f"M <= {MOST_OF_TMA} and N <= {MOST_OF_TMA} and K <= {MOST_OF_TMA}",
+    f"rows, N, K = {{M}}, {{N}}, {{K}}: each must be at most {MOST_OF_TMA}",
+)
+_KINDS: tuple[Step, ...] = (
+    Let("k_groups", f"ceil(K, {GROUP})"),
+    Let("n_groups", f"ceil(N, {GROUP})"),
+    Let("channels", "weights * N"),
+    OneOf(
+        "groups",
+        {
+            "channel": "dense(b_scales) == 1 and numel(b_scales) in (weights, channels)",
+            "groups": "rank(b_scales) == 3 and size(b_scales, 0) == weights and size(b_scales, 1) == n_groups and "
+            "size(b_scales, 2) == k_groups",
+        },
+        f"{{b_scales.name}} has shape {{b_scales.shape}}: for weights of {{b.shape}} there are scales of each expert ([{{weights}}]), "
+        f"of each column ([{{weights}}, {{N}}], contiguous), or of blocks of {GROUP} x {GROUP} ([{{weights}}, {{n_groups}}, {{k_groups}}])",
+    ),
+    When(
+        "groups == 0",
+        (
+            Require(
+                "numel(a_scales) in (1, M) and dense(a_scales) == 1",
+                "{a_scales.name} has shape {a_scales.shape} and strides {a_scales.strides}: beside scales of columns there is one "
+                "value, or one for each of {M} rows, without gaps",
+            ),
+        ),
+    ),
+)
+_IN_GROUPS = (
+    "{a_scales.name} has shape {a_scales.shape}, expected {expected}: a scale of each row for each {GROUP} along K, as "
+    "{b_scales.name} of {b_scales.shape} has them"
+)
+_CODES = Require(
+    "groups == 0 or dtype(a) in (float8_e4m3fn,)",
+    "{a.name} is {a.dtype}: scales in groups come with float8_e4m3fn",
+)
+_EXPERTS: tuple[Step, ...] = (
+    Require(
+        f"experts <= {MOST_EXPERTS}",
+        f"there are {{experts}} experts: a kernel finds rows of {MOST_EXPERTS} at most",
+    ),
+    Require(
+        "expert_map == 1 or experts == weights",
+        "{b.name} is {b.shape}, weights of {weights} experts, and there are {experts}: give an expert_map that says whose they are",
+    ),
+    Check(Aspect.WHOLE, "expert_map"),
+)
+
+
+def _in_groups(expected: str) -> str:
+    return _IN_GROUPS.replace("{expected}", expected).replace("{GROUP}", str(GROUP))
+
+
+def _rows_at_one_stride(role: str) -> tuple[Step, ...]:
+    """Of a tensor of three dimensions."""
+    return (
+        Let(f"{role}_rows", f"row_stride({role})"),
+        Require(
+            f"{role}_rows >= 0",
+            f"{{{role}.name}} of {{{role}.shape}} has strides {{{role}.strides}}: its last stride must be 1, and rows must follow "
+            "one another at one stride",
+        ),
+    )
+
+
+def _end(of_rows: str) -> tuple[Step, ...]:
+    roles = f"out a b a_scales b_scales {of_rows} expert_map"
+    return (Check(Aspect.DEVICE, roles), Check(Aspect.APART, roles), CLASSES)
+
+
+_CONTIGUOUS = Op(
+    schema=GROUPED_MM,
+    tensors=(
+        Tensor("out", "M N", ResultOf("a", RESULTS_OF), Layout.ROWS),
+        Tensor("a", "M K", OPERANDS, Layout.ROWS),
+        _B,
+        *_SCALES,
+        Tensor("expert_offsets", "ends", (DType.S32, DType.S64), Layout.VECTOR),
+        _MAP,
+    ),
+    contract=(
+        *_MATRICES,
+        _LIMIT,
+        Check(Aspect.LAYOUT, "a out"),
+        *_rows_at_one_stride("b"),
+        *_KINDS,
+        When(
+            "groups == 1",
+            (
+                Require(
+                    "rank(a_scales) == 2 and size(a_scales, 0) == M and size(a_scales, 1) == k_groups",
+                    _in_groups("[{M}, {k_groups}]"),
+                ),
+            ),
+        ),
+        _CODES,
+        Check(Aspect.DTYPE, "expert_offsets"),
+        Let("ends", "numel(expert_offsets)"),
+        Check(Aspect.SHAPE, "expert_offsets"),
+        Check(Aspect.LAYOUT, "expert_offsets"),
+        Require(
+            "ends >= 1", "{expert_offsets.name} is empty, expected the first row of each expert and the end of the last"
+        ),
+        Let("experts", "ends - 1"),
+        Let("slot", "0"),
+        *_EXPERTS,
+        *_end("expert_offsets"),
+    ),
+)
+_MASKED = Op(
+    schema=GROUPED_MM_MASKED,
+    roles={"rows": "expert_offsets"},
+    tensors=(
+        Tensor("out", "experts slot N", ResultOf("a", RESULTS_OF)),
+        Tensor("a", "experts slot K", OPERANDS),
+        _B,
+        *_SCALES,
+        Tensor("expert_offsets", "experts", (DType.S32, DType.S64), Layout.VECTOR),
+        _MAP,
+    ),
+    contract=(
+        *_MATRICES,
+        Let("M", "experts * slot"),
+        _LIMIT,
+        *_rows_at_one_stride("a"),
+        *_rows_at_one_stride("b"),
+        *_rows_at_one_stride("out"),
+        Require(
+            "M <= 1 or out_rows >= N",
+            "{out.name} has row stride {out_rows} for rows of {N}: its rows overlap",
+        ),
+        *_KINDS,
+        When(
+            "groups == 1",
+            (
+                Require(
+                    "rank(a_scales) == 3 and size(a_scales, 0) == experts and size(a_scales, 1) == slot and "
+                    "size(a_scales, 2) == k_groups and (experts <= 1 or step(a_scales, 0) == slot * step(a_scales, 1))",
+                    _in_groups("[{experts}, {slot}, {k_groups}], all rows at one stride"),
+                ),
+            ),
+        ),
+        _CODES,
+        Check(Aspect.DTYPE, "expert_offsets"),
+        Check(Aspect.SHAPE, "expert_offsets"),
+        Check(Aspect.LAYOUT, "expert_offsets"),
+        Require("expected_rows >= 0", "expected_rows is {expected_rows}, expected a number of rows, or 0 for any"),
+        *_EXPERTS,
+        *_end("expert_offsets"),
+    ),
+)
+OPS = OpSet(ops=(_CONTIGUOUS, _MASKED))
+NAMES = tuple(op.schema.name for op in OPS.ops)

@@ -1,0 +1,30 @@
+"""What a call asks of a variant, as far as the choice depends on it."""
+
+from gemmill.families.moe import NAME
+from gemmill.family import Judged, ProblemCall
+from gemmill.family.operand import Operand, tma_alignment
+
+
+def problem_of_call(call: Judged) -> ProblemCall:
+    """The problem of a call that has passed the checks."""
+    n = call["N"]
+    return ProblemCall(
+        family=NAME,
+        problem=call["class"],
+        sizes=(expected_rows(call), n, call["K"], call["experts"]),
+        # a TMA store ends at a multiple of 16 bytes, not at n
+        alignments=(_alignment(call.tensor("a")), _alignment(call.tensor("b")), _alignment(call.tensor("out"), n)),
+    )
+
+
+def expected_rows(call: Judged) -> int:
+    """Rows of all experts together, as far as the host knows."""
+    slot: int = call["slot"]
+    rows: int = call["M"]
+    if not slot:
+        return rows
+    return rows // slot * min(call.get("expected_rows") or slot, slot)
+
+
+def _alignment(x: Operand, also: int = 0) -> int:
+    return tma_alignment(x, x.row_stride | also, x.shape[-1])

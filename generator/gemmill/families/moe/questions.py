@@ -1,0 +1,13 @@
+"""What `gemmill explain` can be told of a grouped GEMM's call."""
+
+from gemmill.family import Asked
+
+QUESTIONS = (
+    Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="All rows"),
+    Asked(name="n", flags="-n", least=0, is_size=True, help="Rows of an expert's weights, columns of out"),
+    Asked(name="k", flags="-k", least=0, is_size=True, help="Columns of a and of the weights"),
+    Asked(name="experts", flags="--experts", least=1, help="Experts that rows are dealt to (8)"),
+    Asked(name="group", flags="--group", help="Elements along K that share a scale, 128; none for channels"),
+    Asked(name="dtype", flags="--dtype", kind=str, choices=("e4m3", "s8"), help="Of a and of the weights (e4m3)"),
+    Asked(name="out", flags="--out", kind=str, choices=("bf16", "f16"), help="Dtype of out (bf16)"),
+)

@@ -1,0 +1,75 @@
+"""grouped_mm and grouped_mm_masked in plain torch, from the quantised operands, on any device.
+
+Sums are exact in float64 (`gemmill.families.moe.bounds` says why), and what follows is done as kernels do it: scales of
+columns, then of rows, in float32, rounded once to the result's type. Scales in groups are applied in float64.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Rows of one expert."""
+
+    begin: int
+    end: int
+    weights: int
+    """Which weights they are multiplied by."""
+
+
+def segments(
+    offsets: Tensor, rows: int, weights: int, *, slot: int = 0, expert_map: Tensor | None = None
+) -> Iterator[Segment]:
+    """Whose rows are whose, of `rows` rows: of experts that have some, and weights.
+
+    offsets: [experts + 1], where segments follow one another; of `slot` rows for each expert, the rows used [experts]. What
+    lies outside of the rows, or of a slot, is cut off. expert_map: of each expert its weights, -1 for none.
+    """
+    told = offsets.reshape(-1).tolist()
+    known = None if expert_map is None else expert_map.reshape(-1).tolist()
+    for expert in range(len(told) - (slot == 0)):
+        if slot:
+            begin = expert * slot
+            end = begin + min(max(told[expert], 0), slot)
+        else:
+            begin = min(max(told[expert], 0), rows)
+            end = min(max(told[expert + 1], begin), rows)
+        which = expert if known is None else known[expert]
+        if end > begin and 0 <= which < weights:
+            yield Segment(begin=begin, end=end, weights=which)
+
+
+def exact_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
+    """a_scales b_scales (a b^T), float64 [M, N], of rows of one expert; a [M, K], b [N, K].
+
+    a_scales has one value or one for each row, b_scales one or one for each column; or a_scales are [M, K/128] and b_scales
+    [N/128, K/128], sizes rounded up.
+    """
+    if b_scales.dim() != 2:
+        scaled = a.double() @ b.double().t() * b_scales.reshape(1, -1).double()
+        return a_scales.reshape(-1, 1).double() * scaled
+    total = torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device)
+    for part, scale in each_group(a, b, a_scales, b_scales):
+        total += scale * part
+    return total
+
+
+def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each 128 along K: the sum of its products, and the float32 product of its scales, as float64 [M, N]."""
+    columns = torch.arange(b.shape[0], device=b.device) // 128
+    for g, start in enumerate(range(0, a.shape[1], 128)):
+        end = start + 128
+        part = a[:, start:end].double() @ b[:, start:end].double().t()
+        yield part, (a_scales[:, g, None] * b_scales[columns, g]).double()
+
+
+def segment_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """The result of one expert's rows, rounded as kernels round it. Arguments as in exact_mm."""
+    if b_scales.dim() == 2:
+        return exact_mm(a, b, a_scales, b_scales).to(out_dtype)
+    total = (a.double() @ b.double().t()).float() * b_scales.reshape(1, -1)
+    return (a_scales.reshape(-1, 1) * total).to(out_dtype)

@@ -1,0 +1,78 @@
+"""Which kernels there can be."""
+
+from collections.abc import Iterator
+
+from gemmill.families.moe.config import GroupedConfig
+from gemmill.families.moe.facts import Facts
+from gemmill.gemm.config import RESULTS_OF
+from gemmill.gemm.limits import ACCUMULATOR_REGISTERS, CONSUMER_GROUPS, OVERLAP_REGISTERS, SHARED_BYTES, SLAB
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
+
+FEWEST_STAGES = 2
+
+
+def _hopper(c: GroupedConfig) -> Iterator[str]:
+    """The kernel multiplies with WGMMA, which no later architecture has."""
+    if c.arch is not Arch.SM90A:
+        yield f"grouped kernels are written for sm90a, not for {c.arch}"
+
+
+def _results(c: GroupedConfig) -> Iterator[str]:
+    """What the next layer reads."""
+    if c.out_dtype not in RESULTS_OF[c.dtype]:
+        yield f"{c.dtype} gives {' or '.join(RESULTS_OF[c.dtype])}, not {c.out_dtype}"
+
+
+def _scales(c: GroupedConfig) -> Iterator[str]:
+    """Scales along K are applied to sums that leave the tensor core in time."""
+    if c.group_size and c.dtype is not DType.E4M3:
+        yield f"scales in groups come with {DType.E4M3}, not with {c.dtype}"
+    wanted = Accumulation.EXACT if c.dtype is DType.S8 else Accumulation.PROMOTED if c.group_size else None
+    if wanted is not None and c.accumulation is not wanted:
+        yield f"accumulation of {c.dtype} with groups of {c.group_size} is {wanted}, not {c.accumulation}"
+    if wanted is None and c.accumulation is Accumulation.EXACT:
+        yield f"sums of {c.dtype} are not exact: fast or promoted"
+    if c.group_size and c.kernel_schedule is KernelSchedule.PINGPONG:
+        yield f"no {c.kernel_schedule} kernel has scales in groups: cooperative is one"
+
+
+def _schedule(c: GroupedConfig) -> Iterator[str]:
+    """TMA and WGMMA."""
+    if c.kernel_schedule not in CONSUMER_GROUPS:
+        yield f"grouped kernels have no {c.kernel_schedule} schedule"
+
+
+def _tile(c: GroupedConfig) -> Iterator[str]:
+    """WGMMA takes 64 rows and columns in steps of 16 that are stored; TMA's swizzle 128 bytes along K."""
+    x, y, k = c.tile_shape_mnk
+    groups = 2 if c.kernel_schedule is KernelSchedule.COOPERATIVE else 1
+    if x % (SLAB * groups) or y % 16 or not 16 <= y <= 256 or k * c.dtype.bits % 1024:
+        yield (f"tile {x}x{y}x{k}: rows are a multiple of {SLAB * groups}, columns of 16 up to 256, and K of 128 bytes")
+
+
+def _cluster(c: GroupedConfig) -> Iterator[str]:
+    """Tiles along N are always of one expert, tiles along M seldom."""
+    if c.cluster_shape_mnk not in ((1, 1, 1), (1, 2, 1)) or (c.swap_ab and c.cluster_shape_mnk != (1, 1, 1)):
+        yield f"cluster {c.cluster_shape_mnk}: two CTAs side by side share rows of A, others share nothing"
+
+
+def _registers(c: GroupedConfig) -> Iterator[str]:
+    """Sums lie in registers."""
+    if c.kernel_schedule not in CONSUMER_GROUPS:
+        return
+    facts = Facts(c)
+    most = OVERLAP_REGISTERS if facts.promoted else ACCUMULATOR_REGISTERS
+    if facts.accumulator_registers > most:
+        yield f"sums of a tile take {facts.accumulator_registers} registers of a thread, there are {most}"
+
+
+def _memory(c: GroupedConfig) -> Iterator[str]:
+    """Fewer than two stages leave the tensor core waiting for every load."""
+    if c.kernel_schedule not in CONSUMER_GROUPS:
+        return
+    facts = Facts(c)
+    if facts.stages < FEWEST_STAGES or facts.shared_bytes > SHARED_BYTES:
+        yield f"{facts.stages} stages of {facts.stage_bytes} bytes: {FEWEST_STAGES} or more must fit in {facts.stage_room}"
+
+
+RULES = (_hopper, _results, _schedule, _scales, _tile, _cluster, _registers, _memory)

@@ -1,0 +1,70 @@
+"""The ops in the runtime."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gemmill.families.moe.problem import problem_of_call
+from gemmill.families.moe.reference import segment_mm, segments
+from gemmill.family import Judged, OpSchema
+from gemmill.family.operand import Call
+from gemmill.runtime import checks
+from gemmill.runtime.library import Build
+from gemmill.runtime.select import Choice
+from gemmill.runtime.serving import Result, Serving, count_of_variants
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one expert's rows are multiplied with, and where the result belongs."""
+
+    out: Tensor
+    a: Tensor
+    b: Tensor
+    a_scales: Tensor
+    b_scales: Tensor
+
+
+def parts_of(call: Judged, given: dict[str, Any]) -> Iterator[Part]:
+    """The parts of a call that has passed the checks."""
+    slot, grouped = call["slot"], call["groups"] == 1
+    spans = segments(given["expert_offsets"], call["M"], call["weights"], slot=slot, expert_map=given.get("expert_map"))
+    b_scales = given["b_scales"] if grouped else given["b_scales"].reshape(call["weights"], -1)
+    for span in spans:
+        index: Any = slice(span.begin, span.end)
+        if slot:
+            index = (span.begin // slot, slice(0, span.end - span.begin))
+        a_scales = given["a_scales"]
+        if not grouped:
+            a_scales = a_scales.reshape(-1)[span.begin : span.end] if a_scales.numel() > 1 else a_scales.reshape(1)
+        else:
+            a_scales = a_scales[index]
+        yield Part(
+            out=given["out"][index],
+            a=given["a"][index],
+            b=given["b"][span.weights],
+            a_scales=a_scales,
+            b_scales=b_scales[span.weights],
+        )
+
+
+def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
+    for part in parts_of(call, given):
+        yield part.out, segment_mm(part.a, part.b, part.a_scales, part.b_scales, part.out.dtype)
+
+
+def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
+    problem = problem_of_call(checks.check(op, call))
+    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (problem.sizes, problem.alignments))
+    count = sum(entry.family == problem.family for entry in build.manifest.entries)
+    reason = choice.trace[0].reason if choice.trace else "it has none"
+    return (
+        f"none of {count_of_variants(count)} of grouped GEMMs in build {build.build_id} takes M, N, K, experts = {sizes} with "
+        f"alignments of a, b, out = {alignments} bytes ({reason}); `gemmill build --arch {build.manifest.arch} --select default` "
+        "builds those that there are"
+    )
+
+
+SERVING = Serving(results=_results, asked=problem_of_call, lacks=_lacks)

@@ -1,0 +1,58 @@
+"""How a call comes to one of the kernels that take it."""
+
+from collections.abc import Iterator
+
+from gemmill.families.moe.accepts import GroupedAccepts
+from gemmill.families.moe.classes import CLASSES
+from gemmill.families.moe.config import GroupedConfig
+from gemmill.families.moe.facts import Facts as KernelFacts
+from gemmill.families.moe.model import Facts, model_ns, refuses
+from gemmill.family import Reach, Row, Tuning
+from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
+
+_STEP = 128
+_PRODUCTS, _PRODUCTS_OF_WIDE, _WIDE = 10000, 9000, 192
+"""Multiply-adds a nanosecond of one tensor core; with tiles of 192 columns fewer fill a wave, and more of it is lost."""
+_LOADED = 200
+"""Bytes a nanosecond that one multiprocessor loads. By these the choice is 1.7 % slower than the fastest variant in the mean of 30
+points, and 10 % at worst (H200, 2026-11-22; docs/notes/moe.md)."""
+
+
+def _facts(config: GroupedConfig) -> Facts:
+    facts = KernelFacts(config)
+    products = facts.tile_m * facts.tile_n * _STEP // (_PRODUCTS_OF_WIDE if facts.tile_n == _WIDE else _PRODUCTS)
+    loaded = (facts.tile_m + facts.tile_n) * _STEP // _LOADED
+    return Facts(
+        tile_m=facts.tile_m,
+        tile_n=facts.tile_n,
+        ctas_of_sm=facts.ctas_of_sm,
+        step_ps=1000 * max(products, loaded),
+        bits=config.dtype.bits,
+    )
+
+
+def _rows(config: GroupedConfig, accepts: GroupedAccepts, kernel: int) -> Iterator[Row]:
+    yield Row(
+        kernel=kernel,
+        problem=CLASSES.number(config),
+        most=MOST_OF_TMA,
+        alignments=(TMA_BYTES, TMA_BYTES, TMA_BYTES),
+        least=(0, 0, 1, 0),
+        facts=_facts(config),
+    )
+
+
+TUNING = Tuning(
+    sizes=("m", "n", "k", "experts"),
+    result=("m", "n"),
+    aligned=("a", "b", "out"),
+    near=("n", "k", "experts"),
+    bucketed="m",
+    reach=Reach(few=8, many=512, endless=16384, ratio=2, distance=0.1),
+    rows=_rows,
+    describe=CLASSES.tuning.describe,
+    differs=CLASSES.tuning.differs,
+    refuses=refuses,
+    model_ns=model_ns,
+    offers=lambda config: {CLASSES.number(config): (config,)},
+)

@@ -1,0 +1,214 @@
+"""A compressed KV cache of many sequences: pages are handed out, shared by forks, and given back.
+
+Page tables are lists on the host; kernels see them as tensors that each step makes anew. Pages are shared between forks until
+one of them writes into a page that is not full: then it gets a copy.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gemmill.families.kv_cache.config import FORMATS, format_of
+from gemmill.families.kv_cache.formats import CacheSpec, check_tag
+from gemmill.families.kv_cache.functions import kv_compress, kv_decode_attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """New tokens of some sequences: where they are stored, and what they attend over."""
+
+    sequences: tuple[int, ...]
+    """By number, in the order of the tensors."""
+    counts: tuple[int, ...]
+    """New tokens of each."""
+    slot_mapping: Tensor
+    """int64 [new tokens of all], sequence after sequence."""
+    block_table: Tensor
+    """int32 [sequences, pages of the longest]."""
+    seq_lens: Tensor
+    """int32 [sequences], new tokens included."""
+
+
+@dataclass(kw_only=True)
+class _Sequence:
+    pages: list[int]
+    length: int
+
+
+class CompressedKVCache:
+    """Keys and values of the layers of a model in 2 to 4 bits an element.
+
+    `pages` pages of `page` tokens hold `kv_heads` heads of `head_dim` elements, for each of `layers` layers. Formats are those of
+    `gemmill.kv_decode_attention`. The arithmetic is that of the ops: see docs/kv_cache.md. Errors are one sentence, and leave
+    the cache as it was.
+    """
+
+    def __init__(
+        self,
+        *,
+        pages: int,
+        kv_heads: int,
+        head_dim: int = 128,
+        layers: int = 1,
+        format: str = "k_eden4_v_eden4",
+        page: int = 64,
+        seed: int = 0,
+        device: torch.device | str = "cuda",
+    ) -> None:
+        """Allocates all pages. ValueError for a format, head dim or page that is not offered."""
+        if format not in FORMATS:
+            raise ValueError(
+                f"A cache of {format!r} was asked for; there are {', '.join(FORMATS)}: choose one of these."
+            )
+        self.format = format
+        self.spec = CacheSpec(
+            format=format_of(*FORMATS[format]), head_dim=head_dim, kv_heads=kv_heads, page_size=page, seed=seed
+        )
+        size = sum(vectors.format.size(head_dim) for vectors in (self.spec.keys, self.spec.values))
+        self.data = torch.zeros((layers, pages, kv_heads, page, size), dtype=torch.uint8, device=device)
+        """u8 [layers, pages, kv_heads, page, bytes of a key and a value]; `data[layer]` is what the ops take."""
+        self._free = list(range(pages - 1, -1, -1))
+        self._users = [0] * pages
+        self._sequences: dict[int, _Sequence] = {}
+        self._next = 0
+
+    @property
+    def tag(self) -> str:
+        """Format, sizes, rotation and seed: what pages may be read as."""
+        return self.spec.tag
+
+    @property
+    def free_pages(self) -> int:
+        """How many pages belong to no sequence."""
+        return len(self._free)
+
+    def length(self, sequence: int) -> int:
+        """Tokens of a sequence."""
+        return self._of(sequence).length
+
+    def allocate(self) -> int:
+        """The number of a new sequence, which has no tokens and no pages."""
+        return self._add(_Sequence(pages=[], length=0))
+
+    def fork(self, sequence: int) -> int:
+        """The number of a copy of a sequence, which shares its pages."""
+        origin = self._of(sequence)
+        for page in origin.pages:
+            self._users[page] += 1
+        return self._add(_Sequence(pages=list(origin.pages), length=origin.length))
+
+    def free(self, sequence: int) -> None:
+        """Gives back the pages that no fork of the sequence has."""
+        for page in self._of(sequence).pages:
+            self._release(page)
+        del self._sequences[sequence]
+
+    def append(self, counts: Mapping[int, int]) -> Step:
+        """Places for so many new tokens of each sequence. RuntimeError where pages are too few, ValueError for a negative count."""
+        needed = {sequence: self._needed(sequence, count) for sequence, count in counts.items()}
+        if sum(needed.values()) > len(self._free):
+            raise RuntimeError(
+                f"{sum(counts.values())} new tokens need {sum(needed.values())} pages; {len(self._free)} of "
+                f"{len(self._users)} are free: free a sequence, or allocate a larger cache."
+            )
+        slots = [slot for sequence, count in counts.items() for slot in self._extend(self._of(sequence), count)]
+        own = [self._of(sequence) for sequence in counts]
+        widest = max((len(each.pages) for each in own), default=0)
+        table = [each.pages + [0] * (widest - len(each.pages)) for each in own]
+        device = self.data.device
+        return Step(
+            sequences=tuple(counts),
+            counts=tuple(counts.values()),
+            slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+            block_table=torch.tensor(table, dtype=torch.int32, device=device).reshape(len(own), widest),
+            seq_lens=torch.tensor([each.length for each in own], dtype=torch.int32, device=device),
+        )
+
+    def store(self, step: Step, keys: Tensor, values: Tensor, layer: int = 0) -> None:
+        """Stores keys and values [new tokens of all sequences, kv_heads, head_dim] (bf16 or f16) of a step."""
+        kv_compress(self.data[layer], keys, values, step.slot_mapping, self.format, self.spec.seed)
+
+    def attend(
+        self,
+        step: Step,
+        q: Tensor,
+        layer: int = 0,
+        *,
+        scale: float | None = None,
+        causal: bool = True,
+        window: int = 0,
+        sinks: Tensor | None = None,
+        softcap: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of the new tokens q [sequences, new tokens of each, heads, head_dim] over their sequences.
+
+        Options and results are those of `gemmill.kv_decode_attention`. ValueError unless all have as many new tokens."""
+        if set(step.counts) - {q.shape[1]} or len(step.counts) != q.shape[0]:
+            raise ValueError(
+                f"Queries {list(q.shape)} were given for {len(step.counts)} sequences of {', '.join(map(str, step.counts))} new "
+                "tokens; they are [sequences, new tokens of each, heads, head dim]: make a step for sequences of as many."
+            )
+        options = {"scale": scale, "causal": causal, "window": window, "sinks": sinks, "softcap": softcap}
+        where = (self.data[layer], step.block_table, step.seq_lens, self.format)
+        return kv_decode_attention(q, *where, seed=self.spec.seed, **options)  # type: ignore[arg-type]
+
+    def load_pages(self, data: Tensor, tag: str) -> None:
+        """Takes over all pages from a tensor of `data`'s shape that another cache of this tag wrote. ValueError for another."""
+        check_tag(tag, self.spec)
+        if data.shape != self.data.shape or data.dtype is not torch.uint8:
+            raise ValueError(
+                f"Pages {data.dtype} {list(data.shape)} were to be loaded; this cache has torch.uint8 {list(self.data.shape)}: "
+                "allocate one of the same size."
+            )
+        self.data.copy_(data)
+
+    def _of(self, sequence: int) -> _Sequence:
+        if sequence not in self._sequences:
+            raise ValueError(
+                f"Sequence {sequence} was asked for; this cache has {len(self._sequences)} sequences and not that one: it was "
+                "freed, or is another cache's."
+            )
+        return self._sequences[sequence]
+
+    def _add(self, sequence: _Sequence) -> int:
+        self._sequences[self._next] = sequence
+        self._next += 1
+        return self._next - 1
+
+    def _is_split(self, sequence: _Sequence) -> bool:
+        """Whether new tokens go to a page that a fork has too."""
+        return bool(sequence.length % self.spec.page_size) and self._users[sequence.pages[-1]] > 1
+
+    def _needed(self, sequence: int, count: int) -> int:
+        own = self._of(sequence)
+        if count < 0:
+            raise ValueError(
+                f"{count} new tokens of sequence {sequence} were asked for; a sequence only grows: give 0 or more, or free it."
+            )
+        return -(-(own.length + count) // self.spec.page_size) - len(own.pages) + (count > 0 and self._is_split(own))
+
+    def _extend(self, sequence: _Sequence, count: int) -> list[int]:
+        """Slots of new tokens."""
+        size = self.spec.page_size
+        if count and self._is_split(sequence):
+            shared, own = sequence.pages[-1], self._take()
+            self.data[:, own] = self.data[:, shared]
+            self._release(shared)
+            sequence.pages[-1] = own
+        places = range(sequence.length, sequence.length + count)
+        sequence.length += count
+        while len(sequence.pages) * size < sequence.length:
+            sequence.pages.append(self._take())
+        return [sequence.pages[place // size] * size + place % size for place in places]
+
+    def _take(self) -> int:
+        page = self._free.pop()
+        self._users[page] = 1
+        return page
+
+    def _release(self, page: int) -> None:
+        self._users[page] -= 1
+        if not self._users[page]:
+            self._free.append(page)

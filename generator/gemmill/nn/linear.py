@@ -1,0 +1,140 @@
+"""A linear layer of quantised weights, one module over all formats."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gemmill.checkpoints.file import CheckpointError
+from gemmill.checkpoints.folder import Checkpoint
+from gemmill.nn.packed import PackedWeight, load_layer, pack
+from gemmill.nn.recipes import PACKING, recipe_of
+from gemmill.quantize.weights import QuantizedWeight, quantize_weight
+
+NAMES = ("weight", "weight_scale", "alpha", "input_global_scale")
+"""What recipes pack, by the module's names for it."""
+
+
+class QuantLinear(nn.Module):
+    """x [..., K] times a quantised weight [N, K], plus a bias [N] of x's dtype.
+
+    The weight is packed for the ops once, when the layer is made. What is packed are buffers: a state dict has them, and what order
+    they are in. Layers have no gradients.
+    """
+
+    def __init__(
+        self,
+        weight: QuantizedWeight | PackedWeight,
+        bias: Tensor | None = None,
+        *,
+        activations: str | None = None,
+        input_absmax: Tensor | float | None = None,
+    ) -> None:
+        """weight: from `quantize_weight`, or packed. bias: [N] or [1, N].
+
+        activations: what x is quantised to before the product. channel and block128 weights take e4m3, int8 weights int8. nvfp4 weights
+        take bf16 (x as it is), e4m3 (weights are rounded to it) or nvfp4. mxfp4 weights take bf16, e4m3, mxfp4 or mxfp8; mxfp6 and mxfp8
+        weights mxfp8 or bf16. The first is the default.
+        input_absmax: the largest magnitude of inputs, where activations are nvfp4 (`Calibration` finds it).
+
+        Raises ValueError, in a sentence, for what does not go together.
+        """
+        super().__init__()
+        if isinstance(weight, QuantizedWeight):
+            weight = pack(weight, activations=activations, input_absmax=input_absmax)
+        self.format, self.activations = weight.format, weight.activations
+        self.out_features, self.in_features = weight.n, weight.k
+        self._run = recipe_of(weight.format, weight.activations)[1].run
+        for name in NAMES:
+            self.register_buffer(name, weight.tensors.get(name))
+        if bias is not None and bias.numel() != self.out_features:
+            raise ValueError(f"bias is {list(bias.shape)}, expected [{self.out_features}] or [1, {self.out_features}]")
+        self.register_buffer("bias", None if bias is None else bias.detach().reshape(-1))
+        self.register_buffer("lora_down", None)
+        self.register_buffer("lora_up", None)
+        self.lora_scale = 1.0
+        self._pinned: dict[str, Tensor] = {}
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, format: str, **more: Any) -> "QuantLinear":
+        """A layer in a format of `gemmill.quantize.WEIGHT_FORMATS`, on its device; `more` as the constructor's.
+
+        Raises ValueError as `quantize_weight`.
+        """
+        return cls(quantize_weight(linear.weight.detach(), format), linear.bias, **more)
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, name: str, **more: Any) -> "QuantLinear":
+        """The layer `name` of a checkpoint, quantised under any project's names; its bias and calibrated range too.
+
+        `more` as of `load_layer`: cache=True keeps what was packed beside the checkpoint. Raises CheckpointError where the layer is
+        not there or not quantised.
+        """
+        return cls(*load_layer(checkpoint, name, **more))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., N], of x's dtype, bf16 or f16."""
+        given = self._buffers
+        rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)
+        out = self._run(rows, given, given["bias"])
+        if given["lora_down"] is not None:
+            out.addmm_(rows @ given["lora_down"].t(), given["lora_up"].t(), alpha=self.lora_scale)
+        return out if x.dim() == 2 else out.reshape(*x.shape[:-1], self.out_features)
+
+    def set_lora(self, down: Tensor, up: Tensor, *, alpha: float | None = None, strength: float = 1.0) -> None:
+        """An adapter beside the weight: strength * alpha / rank * (x down^T) up^T, with down [rank, K] and up [N, rank].
+
+        Without alpha the factor is strength. It takes the place of another. Raises ValueError for shapes that do not fit.
+        """
+        rank = down.shape[0]
+        if down.shape != (rank, self.in_features) or up.shape != (self.out_features, rank):
+            raise ValueError(
+                f"LoRA has {list(down.shape)} and {list(up.shape)}, expected [rank, {self.in_features}] and "
+                f"[{self.out_features}, rank]"
+            )
+        device = self._buffers["weight"].device
+        self.lora_down, self.lora_up = down.detach().to(device), up.detach().to(device)
+        self.lora_scale = strength * (1.0 if alpha is None else alpha / rank)
+
+    def remove_lora(self) -> None:
+        """Without an adapter."""
+        self.lora_down = self.lora_up = None
+        self.lora_scale = 1.0
+
+    def to_cpu(self, *, non_blocking: bool = False) -> "QuantLinear":
+        """Into pinned memory, which is kept for the next time. Without waiting only if asked: then synchronise before reading."""
+        for name, tensor in self._buffers.items():
+            if tensor is not None and tensor.device.type != "cpu":
+                pinned = self._pinned.get(name)
+                if pinned is None or pinned.shape != tensor.shape:
+                    pinned = torch.empty_like(tensor, device="cpu", pin_memory=True)
+                self._pinned[name] = self._buffers[name] = pinned.copy_(tensor, non_blocking=non_blocking)
+        return self
+
+    def to_cuda(self, device: torch.device | str = "cuda", *, non_blocking: bool = False) -> "QuantLinear":
+        """Onto a GPU; from pinned memory the copies run on the current stream, beside the host, if asked."""
+        for name, tensor in self._buffers.items():
+            if tensor is not None:
+                self._buffers[name] = tensor.to(device, non_blocking=non_blocking)
+        return self
+
+    def extra_repr(self) -> str:
+        """For print."""
+        return f"{self.in_features} -> {self.out_features}, {self.format} weights, {self.activations} activations"
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What a state dict must agree on."""
+        return {"format": self.format, "activations": self.activations, "packing": PACKING}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Raises CheckpointError for weights that were packed for other kernels."""
+        if (own := self.get_extra_state()) != state:
+            raise CheckpointError(packed_otherwise(state, own))
+
+
+def packed_otherwise(found: dict[str, Any], own: dict[str, Any]) -> str:
+    """Why packed weights cannot be read, in a sentence."""
+    differ = ", ".join(
+        f"{key} is {found.get(key)} and {own[key]} is needed" for key in own if found.get(key) != own[key]
+    )
+    return f"these weights were packed for other kernels ({differ}): pack them anew from the checkpoint"

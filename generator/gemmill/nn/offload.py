@@ -1,0 +1,204 @@
+"""Blocks of a model whose weights stay on the host, and lie on the GPU in turns.
+
+The tensors of a block are one piece of pinned memory, so it is one copy. GPU memory for some blocks is made once; while a block
+computes, the copy of a later one runs beside it.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gemmill.checkpoints.file import CheckpointError, read_header
+from gemmill.nn.packed import told_by, write_tensors
+from gemmill.nn.recipes import PACKING
+
+_ALIGNED = 256
+"""Bytes to a multiple of which each tensor begins, as torch's allocator has them."""
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def save_packed(module: nn.Module, path: Path | str) -> None:
+    """A module's tensors as a file, whole or not at all, from which a FileBlock or `load_packed` reads them."""
+    tensors = {name: tensor.contiguous() for name, tensor in tensors_of(module).items()}
+    write_tensors(Path(path), tensors, {"packing": PACKING})
+
+
+def load_packed(module: nn.Module, path: Path | str) -> None:
+    """Fill a module's tensors from such a file. Raises CheckpointError where they are others, or packed for other kernels."""
+    own = tensors_of(module)
+    stored = _stored(Path(path), own)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(stored[name].read())
+
+
+def _stored(path: Path, wanted: dict[str, Tensor]) -> dict[str, Any]:
+    told_by(path)
+    stored = read_header(path)
+    own = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in wanted.items()}
+    found = {name: (s.torch_dtype, s.shape) for name, s in stored.items()}
+    if differ := sorted({name for name in own.keys() | found.keys() if own.get(name) != found.get(name)}):
+        raise CheckpointError(
+            f"{path} is not of such a block: {differ[0]} is {_told(found.get(differ[0]))} there and {_told(own.get(differ[0]))} here"
+        )
+    return stored
+
+
+def _told(kind: tuple[torch.dtype, tuple[int, ...]] | None) -> str:
+    return "missing" if kind is None else f"{str(kind[0]).removeprefix('torch.')} {list(kind[1])}"
+
+
+class Memory:
+    """Views of one piece of memory for the tensors of a block."""
+
+    def __init__(self, tensors: dict[str, Tensor], device: torch.device) -> None:
+        starts, end = {}, 0
+        for name, tensor in tensors.items():
+            starts[name] = end
+            end += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+        pinned = device.type == "cpu" and torch.cuda.is_available()
+        self.flat = torch.empty(end, dtype=torch.uint8, device=device, pin_memory=pinned)
+        self.views = {
+            name: self.flat[starts[name] : starts[name] + t.nbytes].view(t.dtype).view(t.shape)
+            for name, t in tensors.items()
+        }
+
+
+class Block:
+    """A module's tensors on the host."""
+
+    def __init__(self, module: nn.Module) -> None:
+        own = tensors_of(module)
+        self.tensors = {name: torch.empty_like(tensor, device="meta") for name, tensor in own.items()}
+        """Dtypes and shapes."""
+        self._memory = Memory(own, torch.device("cpu"))
+        for name, view in self._memory.views.items():
+            view.copy_(own[name].detach())
+
+    @property
+    def host(self) -> Tensor:
+        """All of them, uint8, pinned where there is a GPU."""
+        return self._memory.flat
+
+
+class FileBlock:
+    """The same of a file that `save_packed` wrote, read when the block is first needed."""
+
+    def __init__(self, path: Path | str, like: nn.Module) -> None:
+        """like: a module of the same structure. Raises CheckpointError as `load_packed`."""
+        own = tensors_of(like)
+        self._stored = _stored(Path(path), own)
+        self.tensors = {name: torch.empty_like(tensor, device="meta") for name, tensor in own.items()}
+        self._memory: Memory | None = None
+
+    @property
+    def host(self) -> Tensor:
+        """As Block's."""
+        if self._memory is None:
+            memory = Memory(self.tensors, torch.device("cpu"))
+            for name, view in memory.views.items():
+                self._stored[name].read(view)
+            self._memory = memory
+        return self._memory.flat
+
+
+class InTurns(nn.Module):
+    """Blocks that run one after another, x = block(x, *more), with GPU memory for some of them only."""
+
+    def __init__(
+        self,
+        like: nn.Module,
+        blocks: Sequence[Block | FileBlock],
+        *,
+        device: torch.device | str = "cuda",
+        slots: int = 2,
+    ) -> None:
+        """like: a module of the blocks' structure; its own tensors are not used. slots: blocks that have GPU memory.
+
+        Raises ValueError for blocks that differ from it, and for fewer than two slots.
+        """
+        super().__init__()
+        if slots < 2:
+            raise ValueError(f"there are {slots} slots, expected two or more: one computes while another is filled")
+        own = tensors_of(like)
+        for index, block in enumerate(blocks):
+            for name in own.keys() | block.tensors.keys():
+                kinds = [_told(_kind(tensors.get(name))) for tensors in (own, block.tensors)]
+                if kinds[0] != kinds[1]:
+                    raise ValueError(
+                        f"block {index} is not as the others: its {name} is {kinds[1]}, expected {kinds[0]}"
+                    )
+        self.device = torch.device(device)
+        self._blocks = list(blocks)
+        self._memory = [Memory(own, self.device) for _ in range(min(slots, max(len(blocks), 1)))]
+        self._slots = [_on(like, memory.views) for memory in self._memory]
+        self._is_cuda = self.device.type == "cuda"
+        if self._is_cuda:
+            self._copying = torch.cuda.Stream(self.device)
+            self._filled = [torch.cuda.Event() for _ in self._slots]
+            self._free = [torch.cuda.Event() for _ in self._slots]
+        self._copied = self._run = 0
+        """Blocks that were copied and that ran, ever: block i % blocks lies in slot i % slots."""
+
+    def forward(self, x: Tensor, *more: Any) -> Tensor:
+        """What the last block gives. Copies of the first blocks of the next call are begun."""
+        if self._run % max(len(self._blocks), 1):
+            self._begin_anew()
+        for _ in self._blocks:
+            while self._copied < self._run + len(self._slots):
+                self._copy()
+            slot = self._run % len(self._slots)
+            if self._is_cuda:
+                torch.cuda.current_stream(self.device).wait_event(self._filled[slot])
+            x = self._slots[slot](x, *more)
+            if self._is_cuda:
+                self._free[slot].record(torch.cuda.current_stream(self.device))
+            self._run += 1
+        while self._copied < self._run + len(self._slots):
+            self._copy()
+        return x
+
+    def _copy(self) -> None:
+        """The next block into the slot of the one that ran longest ago."""
+        slot, host = self._copied % len(self._slots), self._blocks[self._copied % len(self._blocks)].host
+        if not self._is_cuda:
+            self._memory[slot].flat.copy_(host)
+        else:
+            with torch.cuda.stream(self._copying):
+                if self._copied >= len(self._slots):
+                    self._copying.wait_event(self._free[slot])
+                self._memory[slot].flat.copy_(host, non_blocking=True)
+                self._filled[slot].record(self._copying)
+        self._copied += 1
+
+    def _begin_anew(self) -> None:
+        """After a call that ended with an error."""
+        if self._is_cuda:
+            torch.cuda.synchronize(self.device)
+        self._copied = self._run = 0
+
+
+def _kind(tensor: Tensor | None) -> tuple[torch.dtype, tuple[int, ...]] | None:
+    return None if tensor is None else (tensor.dtype, tuple(tensor.shape))
+
+
+def _on(like: nn.Module, views: dict[str, Tensor]) -> nn.Module:
+    """A copy of a module whose tensors are views. Its own tensors are not copied."""
+    memo = {id(tensor): _placed(tensor, views[name]) for name, tensor in _all_tensors(like)}
+    return copy.deepcopy(like, memo)
+
+
+def _all_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return iter(tensors_of(module).items())
+
+
+def _placed(tensor: Tensor, view: Tensor) -> Tensor:
+    return nn.Parameter(view, requires_grad=False) if isinstance(tensor, nn.Parameter) else view

@@ -1,0 +1,189 @@
+"""How a layer is computed: by format of the weights and of the activations, what is packed once and which ops are called.
+
+Of every recipe `pack` makes the tensors that its ops read, by name, and `run` gives x [M, K] to the ops. A bias is [N], of x's dtype.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import gemmill.families.blockscaled.functions as mm
+import gemmill.families.quant.functions as quant
+from gemmill.families.scaled_mm.functions import cutlass_scaled_mm
+from gemmill.formats.folded_blocks import LEAST_SHIFT, LISTED, NVFP4_BIAS
+from gemmill.formats.fp4_blocks import BITS, SCALE_BYTES
+from gemmill.formats.layout import BLOCK_COLUMNS, ROW_BYTES, SIDE, STAGE_COLUMNS, TILE_BYTES, TILE_ROWS, TILE_SCALES
+from gemmill.formats.quantise import LARGEST_PRODUCT, BlockScaled, swizzle
+from gemmill.quantize.folded_blocks import to_folded_blocks
+from gemmill.quantize.fp4_blocks import to_blocks
+from gemmill.quantize.packed_rows import to_rows
+from gemmill.quantize.prepack import prepack
+from gemmill.quantize.weights import BLOCK, BLOCK_SCALED, QuantizedWeight
+
+Tensors = Mapping[str, Tensor | None]
+_NUMBERS = (
+    SIDE,
+    STAGE_COLUMNS,
+    BLOCK_COLUMNS,
+    ROW_BYTES,
+    TILE_BYTES,
+    TILE_ROWS,
+    TILE_SCALES,
+    LISTED,
+    LEAST_SHIFT,
+    NVFP4_BIAS,
+)
+PACKING = hashlib.sha256(json.dumps([1, BITS, SCALE_BYTES, *_NUMBERS]).encode()).hexdigest()[:12]
+"""Of the orders in which kernels read weights; the first number changes with what `pack` makes of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One way to compute a layer."""
+
+    pack: Callable[[QuantizedWeight], dict[str, Tensor]]
+    run: Callable[[Tensor, Tensors, Tensor | None], Tensor]
+    calibrated: bool = False
+    """Whether the range of inputs must be known."""
+
+
+def _rowwise(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """Codes as they are, and scales [N]."""
+    return {"weight": weight.codes, "weight_scale": weight.scales.reshape(-1)}
+
+
+def _whole_groups(weight: QuantizedWeight) -> dict[str, Tensor]:
+    if weight.k % BLOCK:
+        raise ValueError(
+            f"block128 multiplies activations in groups of {BLOCK} columns, and the layer has K = {weight.k}: use 'channel', or pad K "
+            f"to {-(-weight.k // BLOCK) * BLOCK}"
+        )
+    return {"weight": weight.codes, "weight_scale": weight.scales}
+
+
+def _block_scaled(weight: QuantizedWeight) -> BlockScaled:
+    return BlockScaled(format=BLOCK_SCALED[weight.format], codes=weight.codes.view(torch.uint8), scales=weight.scales)
+
+
+def _blocks(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """The order of Hopper's kernel for 4-bit weights."""
+    packed = to_blocks(prepack(_block_scaled(weight), for_op="fp4_weight_mm"))
+    tensors = {"weight": packed.blocks, "weight_scale": packed.base}
+    return tensors if weight.global_scale is None else tensors | {"alpha": 1 / weight.global_scale}
+
+
+def _rows(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """Codes and scales of a row side by side."""
+    rows, base = to_rows(prepack(_block_scaled(weight), for_op="fp4_weight_mm"))
+    return {"weight": rows, "weight_scale": base}
+
+
+def _folded(op: str) -> Callable[[QuantizedWeight], dict[str, Tensor]]:
+    """The order of Hopper's FP8 kernel for 4-bit weights; mxfp4 folds exactly or is refused, nvfp4 is rounded."""
+
+    def fold(weight: QuantizedWeight) -> dict[str, Tensor]:
+        packed = to_folded_blocks(prepack(_block_scaled(weight), for_op=op, global_scale=weight.global_scale))
+        return {"weight": packed.blocks, "weight_scale": packed.base}
+
+    return fold
+
+
+def _swizzled(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """Codes as they are; alpha is 1, of nvfp4 1 / global scale until the input's is known."""
+    ones = torch.ones(1, device=weight.codes.device)
+    alpha = ones if weight.global_scale is None else 1 / weight.global_scale
+    return {"weight": weight.codes, "weight_scale": swizzle(weight.scales), "alpha": alpha}
+
+
+def _channel(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
+    codes, scales = quant.dynamic_per_token_scaled_fp8_quant(x)
+    return cutlass_scaled_mm(codes, given["weight"].t(), scales, given["weight_scale"], x.dtype, bias)
+
+
+def _int8(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
+    codes, scales, _ = quant.dynamic_scaled_int8_quant(x)
+    return cutlass_scaled_mm(codes, given["weight"].t(), scales, given["weight_scale"], x.dtype, bias)
+
+
+def _block128(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
+    codes, scales = quant.per_token_group_fp8_quant(x, BLOCK, column_major_scales=True)
+    return cutlass_scaled_mm(codes, given["weight"].t(), scales, given["weight_scale"].t(), x.dtype, bias)
+
+
+def _weights_of(format: str) -> Callable[[Tensor, Tensors, Tensor | None], Tensor]:
+    def run(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
+        return mm.fp4_weight_mm(x, given["weight"], given["weight_scale"], given.get("alpha"), bias, format=format)
+
+    return run
+
+
+def _by_fp8(multiply: Callable[..., Tensor]) -> Callable[[Tensor, Tensors, Tensor | None], Tensor]:
+    def run(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
+        codes, scales = quant.dynamic_per_token_scaled_fp8_quant(x)
+        return multiply(codes, given["weight"], given["weight_scale"], scales, bias, x.dtype)
+
+    return run
+
+
+def _nvfp4(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
+    codes, scales = quant.scaled_nvfp4_quant(x, given["input_global_scale"])
+    return mm.cutlass_scaled_nvfp4_mm(
+        codes, given["weight"], scales, given["weight_scale"], given["alpha"], bias, x.dtype
+    )
+
+
+def _pair(
+    quantise: Callable[[Tensor], tuple[Tensor, Tensor]], multiply: Callable[..., Tensor]
+) -> Callable[[Tensor, Tensors, Tensor | None], Tensor]:
+    def run(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
+        codes, scales = quantise(x)
+        return multiply(codes, given["weight"], scales, given["weight_scale"], given["alpha"], bias, x.dtype)
+
+    return run
+
+
+RECIPES = {
+    ("channel", "e4m3"): Recipe(pack=_rowwise, run=_channel),
+    ("int8", "int8"): Recipe(pack=_rowwise, run=_int8),
+    ("block128", "e4m3"): Recipe(pack=_whole_groups, run=_block128),
+    ("nvfp4", "bf16"): Recipe(pack=_blocks, run=_weights_of("nvfp4")),
+    ("nvfp4", "e4m3"): Recipe(pack=_folded("nvfp4_fp8_mm_rounded"), run=_by_fp8(mm.nvfp4_fp8_mm_rounded)),
+    ("nvfp4", "nvfp4"): Recipe(pack=_swizzled, run=_nvfp4, calibrated=True),
+    ("mxfp4", "bf16"): Recipe(pack=_blocks, run=_weights_of("mxfp4")),
+    ("mxfp4", "e4m3"): Recipe(pack=_folded("mxfp4_fp8_mm"), run=_by_fp8(mm.mxfp4_fp8_mm)),
+    ("mxfp4", "mxfp4"): Recipe(pack=_swizzled, run=_pair(quant.scaled_mxfp4_quant, mm.cutlass_scaled_mxfp4_mm)),
+    ("mxfp4", "mxfp8"): Recipe(pack=_swizzled, run=_pair(quant.scaled_mxfp8_quant, mm.cutlass_scaled_mxfp4_mxfp8_mm)),
+    ("mxfp6", "mxfp8"): Recipe(pack=_swizzled, run=_pair(quant.scaled_mxfp8_quant, mm.cutlass_scaled_mxfp6_mxfp8_mm)),
+    ("mxfp6", "bf16"): Recipe(pack=_rows, run=_weights_of("mxfp6")),
+    ("mxfp8", "mxfp8"): Recipe(pack=_swizzled, run=_pair(quant.scaled_mxfp8_quant, mm.cutlass_scaled_mxfp8_mm)),
+    ("mxfp8", "bf16"): Recipe(pack=_rows, run=_weights_of("mxfp8")),
+}
+"""By format of weights and activations; the first of a format is its default."""
+
+
+def recipe_of(format: str, activations: str | None) -> tuple[str, Recipe]:
+    """The activations, and how the layer is computed. Raises ValueError with those that a format has."""
+    known = [a for f, a in RECIPES if f == format]
+    if not known:
+        raise ValueError(
+            f"there is no layer of format {format!r}: the formats are {', '.join(dict.fromkeys(f for f, _ in RECIPES))}"
+        )
+    activations = known[0] if activations is None else activations
+    if activations not in known:
+        raise ValueError(f"{format} weights take activations {' or '.join(known)}, got {activations!r}")
+    return activations, RECIPES[format, activations]
+
+
+def of_input(absmax: Tensor | float, alpha: Tensor) -> dict[str, Tensor]:
+    """nvfp4's global scale of the input, 2688 / absmax, and alpha of both; `alpha` is that of the weight."""
+    largest = torch.as_tensor(absmax, dtype=torch.float32, device=alpha.device).reshape(1)
+    if not bool(torch.isfinite(largest) & (largest > 0)):
+        raise ValueError(
+            f"the input's absmax is {float(largest)}, expected a finite number above zero: calibrate on real inputs"
+        )
+    scale = LARGEST_PRODUCT / largest
+    return {"input_global_scale": scale, "alpha": alpha / scale}

@@ -1,0 +1,110 @@
+"""Which variants are worth trying on a problem: what the rules allow, what the table names, what the model thinks well of."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmill.family import Row
+from gemmill.manifest import KernelEntry, Manifest
+from gemmill.registry import REGISTRY
+from gemmill.runtime.select import model_ns, rejection, select
+from gemmill.runtime.table import Table, make_table
+from gemmill.runtime.tuned import Machine, load_tuned
+from gemmill.tuner.heuristics import Tile
+from gemmill.tuner.peers import VLLM, peers_of, vllm_takes
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.protocol import PEER, Candidate
+
+MOST = 60
+PLAUSIBLE = 2.5
+"""Variants that the analytic model puts beyond this many times its best are not tried: it is off by less."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildFacts:
+    """A build that candidates come from, as far as planning needs it: no extension is loaded."""
+
+    folder: Path
+    manifest: Manifest
+    table: Table
+    """Its rows, with the choices that tables give for the device."""
+
+
+def build_facts(folder: Path, manifest: Manifest, here: Machine, names: frozenset[str] | None = None) -> BuildFacts:
+    """What planning needs of a build; only the variants in `names`, if given, are candidates."""
+    entries = [e for e in manifest.entries if e.family in REGISTRY.tunings and (names is None or e.name in names)]
+    symbols = sorted({entry.symbol for entry in entries})
+    tuned = load_tuned(entries, here)
+    table = make_table(entries, symbols, tuned.choices, tuned.quarantined)
+    return BuildFacts(folder=folder, manifest=manifest, table=table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """The candidates of one problem."""
+
+    candidates: tuple[Candidate, ...]
+    present: str | None
+    """What is chosen today: of the first build."""
+
+
+def field_of(
+    problem: Problem,
+    builds: Sequence[BuildFacts],
+    sm_count: int,
+    most: int = MOST,
+    peers: bool = True,
+    advised: Collection[Tile] = (),
+    *,
+    vllm: bool = False,
+) -> Field:
+    """Up to `most` variants, the most promising first (those of the tiles that a second opinion advises among them), and the
+    peers that take the problem, torch's own and vLLM's library if they are wanted."""
+    named: dict[str, Candidate] = {}
+    guesses: dict[str, float] = {}
+    advised_names: list[str] = []
+    tile = REGISTRY.measured[problem.op][2].tile
+    present = select(builds[0].table, problem.call, sm_count).entry if builds else None
+    for build in builds:
+        for entry, row, ns in fitting(build.table, problem, sm_count):
+            if entry.name in named:
+                continue
+            named[entry.name] = Candidate(name=entry.name, build=str(build.folder))
+            guesses[entry.name] = ns
+            if tile is not None and tile(row.facts) in advised:
+                advised_names.append(entry.name)
+    limit = PLAUSIBLE * min(guesses.values(), default=0.0)
+    ranked = sorted((name for name in named if guesses[name] <= limit), key=lambda name: (guesses[name], name))
+    first = [name for name in _by_tables(problem, builds) if name in named]
+    if present is not None and present.name in named:
+        first.insert(0, present.name)
+    chosen = list(dict.fromkeys([*first, *advised_names, *ranked]))[:most]
+    beside = [peer.name for peer in (peers_of(problem.family) if peers else ()) if peer.takes(problem)]
+    if vllm and vllm_takes(problem):
+        beside.append(VLLM)
+    return Field(
+        candidates=(*(named[name] for name in chosen), *(Candidate(name=name, build=PEER) for name in beside)),
+        present=present.name if present is not None else None,
+    )
+
+
+def fitting(table: Table, problem: Problem, sm_count: int) -> Iterator[tuple[KernelEntry, Row, float]]:
+    """The variants of a table that take a problem, each with its row and the nanoseconds that the model gives it."""
+    for _, row, entry in table.of(problem.family):
+        if rejection(row, problem.call) is None:
+            yield entry, row, model_ns(row, problem.call, sm_count)
+
+
+def _by_tables(problem: Problem, builds: Sequence[BuildFacts]) -> list[str]:
+    """What tables name for the same weights, the nearest step first."""
+    tuning = REGISTRY.tunings[problem.family]
+    near = []
+    for build in builds:
+        for tuned in build.table.tuned:
+            entry = build.table.entries[tuned.row]
+            if tuned.problem != problem.call.problem or entry.family != problem.family:
+                continue
+            sizes = tuning.named(tuned.sizes)
+            if all(sizes[size] == n for size, n in problem.weights.items()):
+                near.append((abs(sizes[tuning.bucketed] - problem.step), entry.name))
+    return [name for _, name in sorted(near)[:4]]

@@ -1,0 +1,168 @@
+"""Tasks on a Dask cluster: a local one with one worker for each GPU, or one that is there already.
+
+A task asks for the resource GPU=1. Its Dask worker keeps a measuring process, which may be killed without the worker
+noticing. Where a worker is lost, its tasks are run again, each alone; one that takes another down with it is given up.
+"""
+
+import atexit
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from distributed import Client, Nanny, SpecCluster
+from distributed import Scheduler as DaskScheduler
+from distributed.scheduler import KilledWorker
+from distributed.security import Security
+
+from gemmill import settings
+from gemmill.build.scheduler import LOOPBACK, Scheduler, SchedulerError, gathered
+from gemmill.manifest import ManifestError
+from gemmill.runtime.builds import MANIFEST, resolve
+from gemmill.tuner.executors import facts_of
+from gemmill.tuner.measure import OPEN_SECONDS, Outcome, Task, measure
+from gemmill.tuner.protocol import PEER, TuneError, WorkerSpec
+from gemmill.tuner.sweep import Event, Executor, Found, TaskLost
+from gemmill.tuner.worker import Worker
+
+RESOURCES = {"GPU": 1}
+HERE = {"host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0"}
+"""Where the servers of a local cluster listen, by their options: they run what they are sent."""
+_workers: dict[WorkerSpec, Worker] = {}
+
+
+class ClusterExecutor(Executor):
+    """Runs tasks on the workers of a Dask cluster."""
+
+    def __init__(self, spec: WorkerSpec, client: Client, cluster: SpecCluster | None = None) -> None:
+        self._spec = spec
+        self._client = client
+        self._cluster = cluster
+
+    def facts(self) -> Mapping[str, Any]:
+        """What a worker runs on. Raises TuneError."""
+        return dict(self._client.submit(facts_here, self._spec, pure=False, resources=RESOURCES).result())
+
+    def run(self, tasks: Sequence[Task], found: Found) -> Iterator[Event]:
+        """Outcomes in the order in which they come, faults with them."""
+        again = []
+        for task, outcome, error in self._gather(tasks):
+            if isinstance(error, KilledWorker):
+                again.append(task)
+            else:
+                yield _event(task, outcome, error)
+        # Dask blames all tasks that a lost worker had: alone, each shows whether it was the one.
+        for suspect in again:
+            for task, outcome, error in self._gather([suspect]):
+                yield _event(task, outcome, error)
+
+    def _gather(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome | None, Exception | None]]:
+        submitted = {
+            self._client.submit(measure_here, self._spec, task, pure=False, resources=RESOURCES): task for task in tasks
+        }
+        yield from gathered(self._client, submitted)
+
+    def close(self) -> None:
+        """Leave the cluster; a local one ends."""
+        self._client.close()
+        if self._cluster is not None:
+            self._cluster.close()
+
+
+def connect(spec: WorkerSpec, scheduler: Scheduler) -> ClusterExecutor:
+    """An existing cluster. Raises TuneError with one sentence where there is none, or none of its workers has a GPU."""
+    try:
+        client = scheduler.connect(
+            "start one with `dask scheduler`, and a worker for each GPU with `dask worker ADDRESS --nworkers 1 --nthreads 1 "
+            "--no-dashboard --resources GPU=1`"
+        )
+    except SchedulerError as error:
+        raise TuneError(str(error)) from None
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    if not any(worker.get("resources", {}).get("GPU") for worker in workers.values()):
+        client.close()
+        raise TuneError(
+            f"none of the {len(workers)} workers at {scheduler.address} has the resource GPU: start them with `dask worker {scheduler.address} "
+            "--nthreads 1 --resources GPU=1`, one for each GPU"
+        )
+    return ClusterExecutor(spec, client)
+
+
+def local_cluster(spec: WorkerSpec, gpus: int) -> ClusterExecutor:
+    """A cluster on this machine with one worker for each of its GPUs (of a dry run: as many workers), which no other
+    machine reaches. It speaks TLS where Dask's configuration requires that."""
+    security = Security()  # type: ignore[no-untyped-call]
+    here = HERE | {"security": security, "protocol": "tls" if security.require_encryption else "tcp"}
+    workers = {
+        index: {
+            "cls": Nanny,
+            "options": {
+                **here,
+                "nthreads": 1,
+                "resources": RESOURCES,
+                "env": {} if spec.dry_run else {"CUDA_VISIBLE_DEVICES": visible_device(index)},
+            },
+        }
+        for index in range(gpus)
+    }
+    scheduler = {
+        "cls": DaskScheduler,
+        "options": {**here, "dashboard": False, "allowed_failures": 0},
+    }
+    cluster = SpecCluster(scheduler=scheduler, workers=workers, security=security, silence_logs=50)
+    return ClusterExecutor(spec, Client(cluster), cluster)
+
+
+def visible_device(index: int) -> str:
+    """What names the index-th of the GPUs that this process may use to another process."""
+    visible = settings.visible_devices()
+    return visible[index] if visible else str(index)
+
+
+def measure_here(spec: WorkerSpec, task: Task) -> Outcome:
+    """Measure a task in this Dask worker's own measuring process."""
+    found = _here(spec)
+    folders = dict(zip(spec.builds, found.builds, strict=True))
+    candidates = tuple(
+        replace(c, build=c.build if c.build == PEER else folders.get(c.build, c.build)) for c in task.candidates
+    )
+    outcome = measure(_worker(found), replace(task, candidates=candidates))
+    named = {c.name: c.build for c in task.candidates}
+    return replace(outcome, builds={name: named[name] for name in outcome.builds})
+
+
+def facts_here(spec: WorkerSpec) -> Mapping[str, Any]:
+    """What this Dask worker's measuring process runs on."""
+    return facts_of(_worker(_here(spec)))
+
+
+def _here(spec: WorkerSpec) -> WorkerSpec:
+    """The spec with the builds' folders on this machine: the same paths, else builds of the same ids in its own home."""
+    folders = []
+    for text in spec.builds:
+        folder = Path(text)
+        try:
+            folders.append(str(folder if (folder / MANIFEST).is_file() else resolve(folder.name)))
+        except ManifestError as error:
+            raise TuneError(
+                f"{error}; workers need the builds in their own GEMMILL_HOME, or on a shared file system"
+            ) from None
+    return replace(spec, builds=tuple(folders))
+
+
+def _worker(spec: WorkerSpec) -> Worker:
+    if spec not in _workers:
+        for other in list(_workers):  # of an earlier wave: its process holds memory of the GPU
+            _workers.pop(other).close()
+        _workers[spec] = Worker(spec)
+        atexit.register(_workers[spec].close)
+        _workers[spec].ask("settle", OPEN_SECONDS)
+    return _workers[spec]
+
+
+def _event(task: Task, outcome: Outcome | None, error: BaseException | None) -> Event:
+    if isinstance(error, KilledWorker):
+        return task, TaskLost("its worker was lost, also when it ran alone")
+    if error is not None:
+        return task, TaskLost(f"{type(error).__name__}: {error}")
+    return task, outcome or TaskLost("it gave no result")

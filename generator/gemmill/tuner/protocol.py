@@ -1,0 +1,62 @@
+"""What crosses between a sweep and the process that runs candidates: plain values, as JSON."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gemmill.tuner.problems import Problem, problem_of
+
+_OF_SCHEMA_1 = ("op", "m", "n", "k")
+PEER = "peer"
+"""In the place of a build: what a user would call instead of gemmill."""
+
+
+class TuneError(RuntimeError):
+    """A sweep that cannot be made; the text is one sentence."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Candidate:
+    """One way to compute problems: a variant of a build, or a peer."""
+
+    name: str
+    build: str
+    """Folder of the build, or PEER."""
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is shown and never chosen."""
+        return self.build == PEER
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """What a measuring process is started with."""
+
+    builds: tuple[str, ...]
+    """Folders of the builds to load; empty in a dry run without one."""
+    dry_run: bool = False
+    """On the CPU, with the reference in the place of the variants and invented times."""
+    vllm_library: str | None = None
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def problem_to_json(problem: Problem) -> dict[str, Any]:
+    """Its op and its sizes by name."""
+    return {"op": problem.op} | problem.sizes
+
+
+def problem_from_json(values: Any) -> Problem:
+    """The problem of such an object, or of [op, m, n, k] as journals of schema 1 have it.
+
+    Raises ValueError, TypeError or KeyError where it is none.
+    """
+    told = dict(zip(_OF_SCHEMA_1, values, strict=True)) if isinstance(values, list) else dict(values)
+    op = told.pop("op")
+    if not all(type(size) is int and size > 0 for size in told.values()):
+        raise ValueError(f"{values!r}: sizes must be positive whole numbers")
+    return problem_of(op, told)

@@ -1,0 +1,149 @@
+"""The fewest compiled kernels that come within a share of the best at every measured shape, and what a model would lack."""
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gemmill.family import Config, Sweep
+from gemmill.registry import REGISTRY
+from gemmill.runtime.select import Choice, Trust, select
+from gemmill.space.names import parse_name, to_name
+from gemmill.space.selections import Selection
+from gemmill.tuner.candidates import BuildFacts
+from gemmill.tuner.journal import Record
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.sweep import runs_of, variants_only
+
+Times = dict[Problem, dict[str, float]]
+"""Microseconds by problem and variant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """A set of variants that suffices."""
+
+    variants: tuple[str, ...]
+    """Best first for some problem each; launch settings that no problem wants are left out."""
+    kernels: tuple[str, ...]
+    """The compiled kernels behind them."""
+    losses: Mapping[Problem, float]
+    """By how much the best of the set is behind the best of all."""
+
+
+def times_of(record: Record, repeats: int = 1) -> Times:
+    """The best that each variant did in any run, also where a stage dropped it."""
+    times: Times = {}
+    for problem, entries in runs_of(record, repeats).items():
+        known = times.setdefault(problem, {})
+        for entry in entries:
+            for name, us in variants_only(entry.outcome.rounds_us).items():
+                if us:
+                    known[name] = min(known.get(name, math.inf), sorted(us)[len(us) // 2])
+    return {problem: us for problem, us in times.items() if us}
+
+
+def prune(times: Times, within: float) -> Pruned:
+    """The fewest kernels (greedily: the one that serves most problems that are left, then the fastest) such that every
+    problem has a variant within `within` of its best."""
+    fit = {
+        problem: {name: us[name] for name in us if us[name] <= (1 + within) * min(us.values())}
+        for problem, us in times.items()
+    }
+    kernel_of = {name: _compiled(name) for us in fit.values() for name in us}
+    left, kernels = set(fit), []
+    while left:
+        serves: dict[str, list[float]] = {}
+        for problem in left:
+            best: dict[str, float] = {}
+            for name, us in fit[problem].items():
+                kernel = kernel_of[name]
+                best[kernel] = min(best.get(kernel, math.inf), us / min(fit[problem].values()))
+            for kernel, ratio in best.items():
+                serves.setdefault(kernel, []).append(ratio)
+        chosen = min(serves, key=lambda k: (-len(serves[k]), math.fsum(serves[k]), k))
+        kernels.append(chosen)
+        left = {problem for problem in left if all(kernel_of[name] != chosen for name in fit[problem])}
+    kept = set(kernels)
+    winners: dict[str, None] = {}
+    losses: dict[Problem, float] = {}
+    for problem in sorted(times):
+        best_of_set = min((n for n in fit[problem] if kernel_of[n] in kept), key=lambda n: (fit[problem][n], n))
+        winners[best_of_set] = None
+        losses[problem] = fit[problem][best_of_set] / min(times[problem].values()) - 1
+    return Pruned(variants=tuple(winners), kernels=tuple(kernels), losses=losses)
+
+
+def _compiled(name: str) -> str:
+    return to_name(parse_name(name).compiled)
+
+
+def selection_of(pruned: Pruned, everything: Selection, name: str) -> Selection:
+    """The pruned variants among `everything`, and what was not measured: the same schedules for other
+    outputs and epilogues; and always the variants without alignment needs and the other families, so that every call that
+    was answered still is."""
+    measured = {problem.family for problem in pruned.losses}
+    kin = {_kin(parse_name(variant)) for variant in pruned.variants}
+    wanted = set(pruned.variants)
+
+    def keeps(config: Config) -> bool:
+        if REGISTRY.family_of(config).name not in measured or to_name(config) in wanted:
+            return True
+        return _sweep(config).is_last_resort(config) or _kin(config) in kin
+
+    return replace(everything, name=name, configs=tuple(config for config in everything.configs if keeps(config)))
+
+
+def _sweep(config: Config) -> Sweep:
+    tuning = REGISTRY.family_of(config).tuning
+    assert tuning.sweep is not None  # it was measured
+    return tuning.sweep
+
+
+def _kin(config: Config) -> Hashable:
+    return REGISTRY.family_of(config).name, _sweep(config).kin(config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """How a problem is answered today."""
+
+    problem: Problem
+    variant: str | None
+    trust: str
+    """exact, nearest, model, or none where no variant takes it."""
+    expected_loss: float | None
+    """Against tuning it; 0 where it was measured, None where there is nothing to compare."""
+    unaligned: bool
+    """Whether it is answered by the slow variant that takes any alignment."""
+
+
+def audit(problems: Iterable[Problem], build: BuildFacts, sm_count: int) -> list[Audited]:
+    """How each problem is answered by a build with its tables."""
+    found = []
+    for problem in problems:
+        choice = select(build.table, problem.call, sm_count)
+        entry = choice.entry
+        found.append(
+            Audited(
+                problem=problem,
+                variant=entry and entry.name,
+                trust=choice.trust.name.lower() if entry else "none",
+                expected_loss=_expected_loss(choice),
+                unaligned=entry is not None and _sweep(entry.config).is_last_resort(entry.config),
+            )
+        )
+    return found
+
+
+def _expected_loss(choice: Choice) -> float | None:
+    if choice.entry is None or choice.trust is Trust.EXACT:
+        return None if choice.entry is None else 0.0
+    return _sweep(choice.entry.config).losses.get(choice.trust.name.lower())
+
+
+def worst_first(audited: Sequence[Audited]) -> list[Audited]:
+    """What is not exact, the problems without a variant first, then by expected loss."""
+    return sorted(
+        (a for a in audited if a.trust != "exact" or a.unaligned),
+        key=lambda a: (a.variant is not None, -(a.expected_loss or 0.0), a.problem),
+    )

@@ -1,0 +1,257 @@
+"""A sweep as one HTML file: what won where, time against M with peers and roofline, ties, faults."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from gemmill.family import Sweep, Tuning
+from gemmill.locations import templates_dir
+from gemmill.registry import REGISTRY
+from gemmill.space.names import parse_name
+from gemmill.tuner.charts import Cell, Line, log_chart, winner_map
+from gemmill.tuner.choice import MARGIN, Agreement, Decision
+from gemmill.tuner.journal import Entry, Record
+from gemmill.tuner.peers import peers_of
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.sweep import runs_of, variants_only
+from gemmill.tuner.tables import decide_all
+from gemmill.writing import write_whole
+
+TEMPLATE = "report/report.html.jinja"
+CEILINGS = {"NVIDIA H200": (4.21e12, 1.979e15)}
+"""Bytes a second (measured: copying through torch) and 8-bit operations a second (data sheet, dense), by device."""
+PEER_KINDS = ("peer1", "peer2", "peer3", "peer4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One problem as the report shows it."""
+
+    problem: Problem
+    decision: Decision
+    peers: Mapping[str, float]
+    """Medians in microseconds of those that compute the same."""
+    floor_us: float | None
+    """By the roofline; None for a device whose ceilings are not known."""
+
+    @property
+    def tuning(self) -> Tuning:
+        """Of the problem's family."""
+        return REGISTRY.measured[self.problem.op][1]
+
+    @property
+    def sweep(self) -> Sweep:
+        """The same."""
+        return REGISTRY.measured[self.problem.op][2]
+
+    @property
+    def us(self) -> float:
+        """Of the choice."""
+        return self.decision.us[self.decision.chosen]
+
+    @property
+    def ratio(self) -> float | None:
+        """How much longer the best peer takes."""
+        return min(self.peers.values()) / self.us if self.peers else None
+
+
+def write_report(
+    record: Record, path: Path, *, repeats: int = 1, margin: float = MARGIN, agreements: Sequence[Agreement] = ()
+) -> None:
+    """Write the report of a journal's record, whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, report_text(record, repeats=repeats, margin=margin, agreements=agreements))
+
+
+def report_text(
+    record: Record, *, repeats: int = 1, margin: float = MARGIN, agreements: Sequence[Agreement] = ()
+) -> str:
+    """The HTML of a record."""
+    shapes = shapes_of(record, repeats, margin)
+    entries = list(record.entries.values())
+    tunings = [tuning for name, tuning in REGISTRY.tunings.items() if any(s.problem.family == name for s in shapes)]
+    kinds = {
+        name: PEER_KINDS[i % len(PEER_KINDS)] for i, name in enumerate(sorted({n for s in shapes for n in s.peers}))
+    }
+    faults = [
+        {"problem": str(problem), "name": name, "fault": finding.fault.value, "detail": finding.detail}
+        for problem, found in sorted(record.faults.items())
+        for name, finding in sorted(found.items())
+    ]
+    return (
+        environment()
+        .get_template(TEMPLATE)
+        .render(
+            setup=record.setup,
+            command=record.begun_by[0],
+            commit=record.begun_by[1],
+            dates=_dates(entries),
+            sizes=" / ".join(" x ".join(name.upper() for name in tuning.sizes) for tuning in tunings),
+            steps=" or ".join(dict.fromkeys(tuning.bucketed.upper() for tuning in tunings)),
+            facts=_facts(record, shapes, entries),
+            peers=kinds,
+            winner_kinds={kind: words for s in shapes for kind, words in s.sweep.kinds.items()},
+            maps=[
+                (op, *_axes(members[0].tuning), _map(members))
+                for op in REGISTRY.measured
+                if (members := [s for s in shapes if s.problem.op == op])
+            ],
+            charts=_charts(shapes, kinds),
+            shares=_shares(shapes),
+            rows=[_row(shape) for shape in shapes],
+            faults=faults,
+            errors=[(str(e.outcome.problem), e.outcome.error) for e in entries if e.outcome.error],
+            agreements=agreements,
+            has_floor=any(s.floor_us for s in shapes),
+        )
+    )
+
+
+def environment() -> jinja2.Environment:
+    """Of templates that make HTML."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates_dir()),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def shapes_of(record: Record, repeats: int, margin: float) -> list[Shape]:
+    """Every problem of which a variant was timed, in order."""
+    shapes = []
+    for problem, entries in sorted(runs_of(record, repeats).items()):
+        if (decision := decide_all(entries, margin)) is not None:
+            shapes.append(
+                Shape(problem=problem, decision=decision, peers=_peers(entries), floor_us=_floor(problem, entries[-1]))
+            )
+    return shapes
+
+
+def _peers(entries: Sequence[Entry]) -> dict[str, float]:
+    lacking = {peer.name for entry in entries for peer in peers_of(entry.outcome.problem.family) if not peer.complete}
+    rounds: dict[str, list[float]] = {}
+    for entry in entries:
+        variants = variants_only(entry.outcome.rounds_us)
+        for name, us in entry.outcome.rounds_us.items():
+            if name not in variants and name not in lacking and us:
+                rounds.setdefault(name, []).extend(us)
+    return {name: statistics.median(us) for name, us in sorted(rounds.items())}
+
+
+def _floor(problem: Problem, entry: Entry) -> float | None:
+    ceilings = CEILINGS.get(entry.outcome.device.get("gpu") or "")
+    if ceilings is None:
+        return None
+    return max(problem.bytes / ceilings[0], problem.flops / ceilings[1]) * 1e6
+
+
+def _facts(record: Record, shapes: Sequence[Shape], entries: Sequence[Entry]) -> list[tuple[str, str]]:
+    ratios = [s.ratio for s in shapes if s.ratio]
+    seconds = sum(e.outcome.seconds for e in entries)
+    checking = sum(e.outcome.checking_seconds for e in entries)
+    clocks = [e.outcome.state["clocks.sm"]["median"] for e in entries if "clocks.sm" in e.outcome.state]
+    held = sorted({reason for e in entries for reason, share in e.outcome.state.get("throttled", {}).items() if share})
+    facts = [
+        ("shapes", str(len(shapes))),
+        ("variants tried", str(len({name for e in entries for name in variants_only(e.outcome.rounds_us)}))),
+        ("faults", str(sum(map(len, record.faults.values())))),
+        ("ties", str(sum(len(s.decision.tied) > 1 for s in shapes))),
+        ("choices that change", str(sum(s.decision.replaces for s in shapes))),
+        ("measured in", f"{seconds:.0f} s, {checking / seconds:.0%} checking" if seconds else "-"),
+    ]
+    if ratios:
+        facts.append(("over the best peer", f"{statistics.geometric_mean(ratios):.3f} (worst {min(ratios):.3f})"))
+    if clocks:
+        facts.append(
+            (
+                "SM clock",
+                f"{min(clocks):.0f} to {max(clocks):.0f} MHz" + (f", held by {', '.join(held)}" if held else ""),
+            )
+        )
+    return facts
+
+
+def _dates(entries: Sequence[Entry]) -> str:
+    """The days on which it was measured."""
+    days = sorted({entry.date[:10] for entry in entries})
+    return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "nothing was measured"
+
+
+def _map(shapes: Sequence[Shape]) -> dict[str, Any]:
+    cells = {}
+    for shape in shapes:
+        name = shape.decision.chosen
+        kind, text = shape.sweep.shown(parse_name(name))
+        ties = f", tied with {len(shape.decision.tied) - 1}" if len(shape.decision.tied) > 1 else ""
+        cells[_weight(shape.problem), shape.problem.step] = Cell(
+            kind=kind, text=text, title=f"{shape.problem}: {shape.us:.2f} us{ties}\n{name}"
+        )
+    rows = list(dict.fromkeys(_weight(shape.problem) for shape in shapes))
+    return winner_map(rows, sorted({shape.problem.step for shape in shapes}), cells)
+
+
+def _axes(tuning: Tuning) -> tuple[str, str]:
+    """What a map shows against what."""
+    return " x ".join(name.upper() for name in tuning.near), tuning.bucketed.upper()
+
+
+def _weight(problem: Problem) -> str:
+    return " x ".join(map(str, problem.weights.values()))
+
+
+def _shares(shapes: Sequence[Shape]) -> list[dict[str, Any]]:
+    """Of each class of calls: what the best peer takes, and the roofline, as shares of our own time."""
+    charts = []
+    for op in REGISTRY.measured:
+        members = [shape for shape in shapes if shape.problem.op == op]
+        peers = [(s.problem.step, s.ratio) for s in members if s.ratio]
+        floor = [(s.problem.step, s.floor_us / s.us) for s in members if s.floor_us]
+        told = {"best peer / own": ("peer1", peers), "roofline / own": ("own", floor)}
+        lines = [Line(name=name, kind=f"{kind} only", points=points) for name, (kind, points) in told.items() if points]
+        if lines:
+            charts.append(log_chart(op, lines, members[0].tuning.bucketed.upper(), "", "times our own"))
+    return charts
+
+
+def _charts(shapes: Sequence[Shape], kinds: Mapping[str, str]) -> list[dict[str, Any]]:
+    by_weight: dict[tuple[str, str], list[Shape]] = {}
+    for shape in shapes:
+        told = ", ".join(f"{name.upper()} {size}" for name, size in shape.problem.weights.items())
+        by_weight.setdefault((shape.problem.op, told), []).append(shape)
+    charts = []
+    for (op, weights), members in by_weight.items():
+        lines = [Line(name="gemmill", kind="own", points=[(s.problem.step, s.us) for s in members])]
+        for peer, kind in kinds.items():
+            points = [(s.problem.step, s.peers[peer]) for s in members if peer in s.peers]
+            if points:
+                lines.insert(0, Line(name=peer, kind=kind, points=points))
+        floor = [(s.problem.step, s.floor_us) for s in members if s.floor_us]
+        if floor:
+            lines.insert(0, Line(name="roofline", kind="floor", points=floor))
+        step = members[0].tuning.bucketed.upper()
+        charts.append(log_chart(f"{op} {weights}", lines, step, "us"))
+    return charts
+
+
+def _row(shape: Shape) -> dict[str, Any]:
+    decision = shape.decision
+    runner_up = decision.ranked[1] if len(decision.ranked) > 1 else None
+    return {
+        "op": shape.problem.op,
+        "shape": shape.problem.shape,
+        "us": f"{shape.us:.2f}",
+        "margin": "-" if runner_up is None else f"{decision.us[runner_up] / shape.us - 1:+.1%}",
+        "tied": len(decision.tied),
+        "ratio": "-" if shape.ratio is None else f"{shape.ratio:.3f}",
+        "behind": shape.ratio is not None and shape.ratio < 1,
+        "floor": "-" if shape.floor_us is None else f"{shape.floor_us / shape.us:.0%}",
+        "change": "new" if decision.replaces else "",
+        "name": decision.chosen,
+        "compiler": REGISTRY.kernels_of(parse_name(decision.chosen)).compiler.value,
+    }

@@ -1,0 +1,187 @@
+"""A sweep: problems x candidates, measured by an executor, into a journal."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gemmill.tuner.candidates import MOST, BuildFacts, Field, field_of
+from gemmill.tuner.checking import Finding
+from gemmill.tuner.choice import MARGIN, Agreement, Decision, agreement, decide
+from gemmill.tuner.device import now
+from gemmill.tuner.heuristics import Tile
+from gemmill.tuner.journal import Entry, Journal, Record
+from gemmill.tuner.measure import Outcome, Task, halving
+from gemmill.tuner.problems import Problem
+from gemmill.tuner.protocol import Candidate
+
+ROUNDS = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """How carefully to measure, and what counts as better."""
+
+    rounds: int = ROUNDS
+    most: int = MOST
+    """Variants of a problem."""
+    margin: float = MARGIN
+    repeats: int = 1
+    peers: bool = True
+    """Whether torch's own are timed beside."""
+    vllm: bool = False
+    """Whether vLLM's are."""
+    advice: Mapping[tuple[int, ...], Sequence[Tile]] = field(default_factory=dict)
+    """Tiles of a second opinion, by sizes: tried besides what the model thinks well of."""
+
+
+class TaskLost(Exception):  # noqa: N818  (it is what happened)
+    """A task that was not finished: its machine is gone, or its worker failed."""
+
+
+Event = tuple[Task, Outcome | TaskLost]
+Found = Callable[[Problem, str, Finding], None]
+"""Told of a problem's fault, by the candidate's name."""
+
+
+class Executor(AbstractContextManager["Executor"], Protocol):
+    """Runs tasks somewhere, and is closed at the end."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """What a worker runs on. Raises TuneError where there is none."""
+        ...
+
+    def run(self, tasks: Sequence[Task], found: Found) -> Iterator[Event]:
+        """What becomes of each task, as it is known; `found` may hear of faults before."""
+        ...
+
+    def close(self) -> None:
+        """End what was started."""
+        ...
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Observer:
+    """Hears how a sweep goes on."""
+
+    def planned(self, total: int, done: int) -> None:
+        """Problems, and how many of them were measured before."""
+
+    def fault(self, problem: Problem, name: str, finding: Finding) -> None:
+        """A candidate went wrong."""
+
+    def measured(self, entry: Entry, decision: Decision | None) -> None:
+        """A problem is done."""
+
+    def lost(self, problem: Problem, reason: str) -> None:
+        """A task was not finished."""
+
+
+def run_sweep(
+    problems: Sequence[Problem],
+    builds: Sequence[BuildFacts],
+    executor: Executor,
+    journal: Journal,
+    options: SweepOptions,
+    sm_count: int,
+    observer: Observer | None = None,
+    wave: int = 0,
+) -> None:
+    """Measure what the journal lacks. What is lost on the way is told to the observer and left for the next run."""
+    observer = observer or Observer()
+    keys = [(problem, repeat, wave) for repeat in range(options.repeats) for problem in problems]
+    observer.planned(len(keys), sum(key in journal.record.entries for key in keys))
+
+    def found(problem: Problem, name: str, finding: Finding) -> None:
+        if name not in journal.record.faults.get(problem, {}):
+            journal.fault(problem, name, finding)
+            observer.fault(problem, name, finding)
+
+    for repeat in range(options.repeats):
+        waiting = [p for p in problems if (p, repeat, wave) not in journal.record.entries]
+        fields = {problem: _field_of(problem, builds, sm_count, options) for problem in waiting}
+        tasks = [
+            _task(problem, fields[problem], champions(journal.record, problem, repeat, wave), journal.record, options)
+            for problem in waiting
+        ]
+        for task, outcome in executor.run(tasks, found):
+            problem = task.problem
+            if isinstance(outcome, TaskLost):
+                observer.lost(problem, str(outcome))
+                continue
+            for name, finding in outcome.findings.items():
+                found(problem, name, finding)
+            entry = Entry(outcome=outcome, repeat=repeat, wave=wave, present=fields[problem].present, date=now())
+            journal.outcome(entry)
+            observer.measured(entry, decide_entry(entry, options.margin))
+
+
+def _field_of(problem: Problem, builds: Sequence[BuildFacts], sm_count: int, options: SweepOptions) -> Field:
+    advised = options.advice.get(problem.call.sizes, ())
+    return field_of(problem, builds, sm_count, options.most, options.peers, advised, vllm=options.vllm)
+
+
+def _task(
+    problem: Problem, found: Field, champions: Iterable[Candidate], record: Record, options: SweepOptions
+) -> Task:
+    candidates = dict.fromkeys([*champions, *found.candidates])
+    return Task(
+        problem=problem,
+        candidates=tuple(candidates),
+        kept=found.present,
+        stages=halving(options.rounds),
+        known=dict(record.faults.get(problem, {})),
+    )
+
+
+def champions(record: Record, problem: Problem, repeat: int, wave: int) -> list[Candidate]:
+    """The fastest of earlier waves, to be timed beside those of this one."""
+    found = []
+    for before in range(wave):
+        entry = record.entries.get((problem, repeat, before))
+        decision = decide_entry(entry) if entry is not None else None
+        if entry is not None and decision is not None:
+            found.append(Candidate(name=decision.fastest, build=entry.outcome.builds[decision.fastest]))
+    return found
+
+
+def variants_only(rounds_us: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+    """Times of variants, without those of peers: a variant's name begins with its architecture."""
+    return {name: us for name, us in rounds_us.items() if name.startswith("sm")}
+
+
+def decide_entry(entry: Entry, margin: float = MARGIN) -> Decision | None:
+    """The decision that an entry alone comes to."""
+    return decide(variants_only(entry.outcome.rounds_us), entry.present, margin)
+
+
+def final_entries(record: Record, repeat: int) -> dict[Problem, Entry]:
+    """Of one run, by problem: the last wave has the champions of those before."""
+    last: dict[Problem, Entry] = {}
+    for key in sorted(record.entries, key=lambda key: key[2]):
+        if key[1] == repeat:
+            last[key[0]] = record.entries[key]
+    return last
+
+
+def runs_of(record: Record, repeats: int) -> dict[Problem, list[Entry]]:
+    """The final entries of all runs, by problem."""
+    runs: dict[Problem, list[Entry]] = {}
+    for repeat in range(repeats):
+        for problem, entry in final_entries(record, repeat).items():
+            runs.setdefault(problem, []).append(entry)
+    return runs
+
+
+def decisions(record: Record, repeat: int, margin: float = MARGIN) -> dict[Problem, Decision]:
+    """Of one run, by problem."""
+    found = {problem: decide_entry(entry, margin) for problem, entry in final_entries(record, repeat).items()}
+    return {problem: decision for problem, decision in found.items() if decision is not None}
+
+
+def agreement_of(record: Record, repeats: int, margin: float = MARGIN) -> list[Agreement]:
+    """Of every run with the first."""
+    first = decisions(record, 0, margin)
+    return [agreement(first, decisions(record, repeat, margin), margin) for repeat in range(1, repeats)]

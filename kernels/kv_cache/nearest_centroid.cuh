@@ -1,0 +1,74 @@
+// The nearest centroid of a coordinate, by one look-up and one comparison.
+//
+// A line of bins spans the codebook, so narrow that none has two boundaries. A coordinate's bin tells which boundary is the only
+// one that can still lie on either side of it. A bin's place is computed in floats, but monotonously: a boundary of an earlier
+// bin lies below, one of a later bin above, whatever was rounded.
+#pragma once
+
+#include <cstdint>
+
+#include "kv_cache/bulk_copy.cuh"
+
+namespace gemmill::kv_cache {
+
+constexpr int kBins = 32;
+constexpr int kBinsBytes = kBins * 32 * 16;  // a copy for each lane, whose addresses begin at multiples of them
+
+// A codebook for unit vectors, ascending: centroids and the boundaries between them, of which there is one fewer.
+template <int kBits>
+struct Codebook {
+  static constexpr int kLevels = 1 << kBits;
+  float centroids[kLevels];
+  float boundaries[kLevels - 1];
+};
+
+struct alignas(16) Bin {
+  float boundary;       // infinite where the bin has none
+  float lower, higher;  // centroids on both sides of it
+  uint32_t code;        // of the lower one
+};
+
+struct Bins {
+  float scale;  // from coordinates to parts of the line, whose middle is 0
+  Bin bins[kBins];
+};
+
+constexpr float kLastBin = 31.9375f;
+constexpr float kMagic = 16384.0f;  // its unit in the last place is 2^-9: a bin's number begins at bit 9 of the sum
+
+// Where on the line a coordinate lies, in bins.
+constexpr double place_of(double coordinate, double scale) { return (coordinate * scale + 0.5) * kLastBin; }
+
+// Host code: bins of a codebook. The line is as long as keeps boundaries off the ends of their bins by more than roundings.
+template <int kBits>
+constexpr Bins bins_of(Codebook<kBits> const& book) {
+  constexpr int kBoundaries = (1 << kBits) - 1;
+  constexpr double kMargin = 1.0 / 64;
+  for (int try_ = 0; try_ < 100; ++try_) {
+    double const largest = kBoundaries > 1 ? book.boundaries[kBoundaries - 1] : book.centroids[1];
+    Bins found{static_cast<float>(0.5 / (largest * (1.06 + 0.002 * try_))), {}};
+    int boundary = 0;
+    bool holds = true;
+    for (int bin = 0; bin < kBins; ++bin) {
+      found.bins[bin] = {__builtin_huge_valf(), book.centroids[boundary], book.centroids[boundary], static_cast<uint32_t>(boundary)};
+      if (boundary == kBoundaries) continue;
+      double const within = place_of(book.boundaries[boundary], found.scale) - bin;
+      if (within >= 1.0) continue;
+      holds = holds && within > kMargin && within < 1.0 - kMargin;
+      found.bins[bin].boundary = book.boundaries[boundary];
+      found.bins[bin].higher = book.centroids[++boundary];
+    }
+    if (holds && boundary == kBoundaries) return found;
+  }
+  throw "No line of bins separates the boundaries of this codebook.";
+}
+
+// `lane_bins` is the shared address of the lane's copy of the first bin; kBinsBytes divide the first bin's address.
+__device__ __forceinline__ Bin bin_of(float coordinate, float scale, uint32_t lane_bins) {
+  float const part = __saturatef(fmaf(coordinate, scale, 0.5f));
+  uint32_t const bits = __float_as_uint(fmaf(part, kLastBin, kMagic));
+  uint4 const words = load_shared_16((bits & ((kBins - 1) << 9)) | lane_bins);
+  return {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z), words.w};
+}
+
+}  // namespace gemmill::kv_cache

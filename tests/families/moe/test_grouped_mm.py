@@ -1,0 +1,249 @@
+"""Grouped GEMMs on CPU tensors: the reference, sentences for bad input, bounds, rules, names and the choice."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gemmill
+from gemmill.families.moe.bounds import tolerance
+from gemmill.families.moe.cases.calls import Problem, arguments_of, make_given
+from gemmill.families.moe.cases.checked import GroupedCase, of_config
+from gemmill.families.moe.config import GroupedConfig
+from gemmill.families.moe.dsl.plan import Plan
+from gemmill.families.moe.model import model_ns
+from gemmill.families.moe.reference import exact_mm, segment_mm, segments
+from gemmill.families.moe.rules import RULES
+from gemmill.families.moe.selections import default, smoke
+from gemmill.families.moe.tuning import TUNING
+from gemmill.family import ProblemCall, first_rejection
+from gemmill.space.names import parse_name, to_name
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
+
+CONTIGUOUS = Problem(counts=(3, 0, 5), n=64, k=160, spare=2)
+MASKED = replace(CONTIGUOUS, slot=6, spare=0)
+IN_GROUPS = replace(CONTIGUOUS, grouped=True)
+FAST = GroupedConfig(
+    dtype=DType.E4M3,
+    out_dtype=DType.BF16,
+    tile_shape_mnk=(128, 128, 128),
+    kernel_schedule=KernelSchedule.COOPERATIVE,
+    accumulation=Accumulation.FAST,
+)
+
+
+def given(p: Problem) -> dict[str, Any]:
+    shape = (len(p.counts), p.slot, p.n) if p.slot else (p.rows, p.n)
+    return make_given(p, torch.device("cpu")) | {"out": torch.full(shape, torch.nan, dtype=torch.bfloat16)}
+
+
+def call(p: Problem, arguments: dict[str, Any]) -> Tensor:
+    getattr(torch.ops.gemmill, p.op).default(*arguments_of(p.op, arguments, arguments["out"]))
+    return arguments["out"]
+
+
+def sentence(p: Problem, **changes: Any) -> str:
+    arguments = given(p) | changes
+    with pytest.raises(RuntimeError) as error:
+        call(p, arguments)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_rows_of_each_expert_are_multiplied_by_its_weights(grouped: bool) -> None:
+    x = given(replace(CONTIGUOUS, grouped=grouped))
+    out = call(CONTIGUOUS, x)
+    a, b = x["a"].double(), x["b"].double()
+    if grouped:
+        a = a * x["a_scales"].double().repeat_interleave(128, 1)[:, :160]
+        b = b * x["b_scales"].double().repeat_interleave(128, 1)[:, :64].repeat_interleave(128, 2)[:, :, :160]
+    else:
+        a, b = a * x["a_scales"].double(), b * x["b_scales"].double()[:, :, None]
+    assert torch.allclose(out[2:5].double(), a[2:5] @ b[0].t(), rtol=2e-2, atol=1e-4)
+    assert torch.allclose(out[5:10].double(), a[5:10] @ b[2].t(), rtol=2e-2, atol=1e-4)
+    assert bool(out[:2].isnan().all() and out[10:].isnan().all()), "rows of no expert are written"
+
+
+def test_slots_are_segments_with_room() -> None:
+    masked, x = given(MASKED), given(replace(CONTIGUOUS, spare=0))
+    for name in ("a", "a_scales"):
+        masked[name] = torch.zeros_like(masked[name].float()).to(masked[name].dtype)
+        masked[name][0, :3], masked[name][2, :5] = x[name][:3], x[name][3:]
+    masked |= {name: x[name] for name in ("b", "b_scales")}
+    out, wanted = call(MASKED, masked), call(replace(CONTIGUOUS, spare=0), x)
+    assert torch.equal(out[0, :3], wanted[:3]) and torch.equal(out[2, :5], wanted[3:])
+    assert bool(out[1].isnan().all() and out[0, 3:].isnan().all())
+
+
+def test_a_map_tells_whose_weights() -> None:
+    x = given(CONTIGUOUS)
+    wanted = call(CONTIGUOUS, x).clone()
+    x["out"].fill_(torch.nan)
+    moved = x | {"b": x["b"][[2, 0]], "b_scales": x["b_scales"][[2, 0]]}
+    out = call(CONTIGUOUS, moved | {"expert_map": torch.tensor([1, -1, 0], dtype=torch.int32)})
+    assert torch.equal(out[2:10], wanted[2:10])
+    x["out"].fill_(torch.nan)
+    out = call(CONTIGUOUS, x | {"expert_map": torch.tensor([-1, 1, -1], dtype=torch.int32)})
+    assert bool(out.isnan().all())
+
+
+@pytest.mark.parametrize(
+    ("offsets", "slot", "found"),
+    [
+        ([0, 4, 4, 9], 0, [(0, 4, 0), (4, 9, 2)]),
+        ([-3, 4, 2, 99], 0, [(0, 4, 0), (2, 10, 2)]),
+        ([5, 0, 7], 5, [(0, 5, 0), (10, 15, 2)]),
+    ],
+)
+def test_what_lies_outside_is_cut_off(offsets: list[int], slot: int, found: list[tuple[int, int, int]]) -> None:
+    spans = segments(torch.tensor(offsets), 15 if slot else 10, 3, slot=slot)
+    assert [(x.begin, x.end, x.weights) for x in spans] == found
+
+
+def test_functions_allocate() -> None:
+    x = given(CONTIGUOUS)
+    operands = [x[name] for name in ("a", "b", "a_scales", "b_scales", "expert_offsets")]
+    out = gemmill.grouped_mm(*operands, out_dtype=torch.float16)
+    assert out.dtype is torch.float16 and out.shape == (12, 64)
+    y = given(MASKED)
+    masked = gemmill.grouped_mm_masked(*(y[name] for name in ("a", "b", "a_scales", "b_scales", "rows")))
+    assert masked.dtype is torch.bfloat16 and masked.shape == (3, 6, 64)
+
+
+SENTENCES = {
+    "b has strides [10240, 1, 64], rows": (
+        CONTIGUOUS,
+        {"b": torch.zeros(3, 160, 64).to(torch.float8_e4m3fn).transpose(1, 2)},
+        "b of [3, 64, 160] has strides [10240, 1, 64]: its last stride must be 1, and rows must follow one another at one stride",
+    ),
+    "offsets of two experts": (
+        CONTIGUOUS,
+        {"expert_offsets": torch.zeros(3, dtype=torch.int32)},
+        "b is [3, 64, 160], weights of 3 experts, and there are 2: give an expert_map that says whose they are",
+    ),
+    "no offsets": (
+        CONTIGUOUS,
+        {"expert_offsets": torch.zeros(0, dtype=torch.int32)},
+        "expert_offsets is empty, expected the first row of each expert and the end of the last",
+    ),
+    "scales of columns": (
+        CONTIGUOUS,
+        {"b_scales": torch.ones(3, 63)},
+        "b_scales has shape [3, 63]: for weights of [3, 64, 160] there are scales of each expert ([3]), of each column ([3, 64], "
+        "contiguous), or of blocks of 128 x 128 ([3, 1, 2])",
+    ),
+    "mixed kinds of scales": (
+        CONTIGUOUS,
+        {"b_scales": torch.ones(3, 1, 2)},
+        "a_scales has shape [12, 1], expected [12, 2]: a scale of each row for each 128 along K, as b_scales of [3, 1, 2] has them",
+    ),
+    "scales of rows": (
+        CONTIGUOUS,
+        {"a_scales": torch.ones(11, 1)},
+        "a_scales has shape [11, 1] and strides [1, 1]: beside scales of columns there is one value, or one for each of 12 rows, "
+        "without gaps",
+    ),
+    "integers in groups": (
+        replace(IN_GROUPS, dtype=DType.S8),
+        {},
+        "a is int8: scales in groups come with float8_e4m3fn",
+    ),
+    "dtypes": (
+        CONTIGUOUS,
+        {"b": torch.zeros(3, 64, 160, dtype=torch.int8)},
+        "b is int8, expected float8_e4m3fn",
+    ),
+    "rows of a slot": (
+        MASKED,
+        {"rows": torch.zeros(2, dtype=torch.int32)},
+        "rows has shape [2], expected [experts] = [3]",
+    ),
+    "expected rows": (MASKED, {"expected_rows": -1}, "expected_rows is -1, expected a number of rows, or 0 for any"),
+    "too many experts": (
+        replace(CONTIGUOUS, counts=(0,) * 513),
+        {},
+        "there are 513 experts: a kernel finds rows of 512 at most",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_a_call_that_cannot_be_is_told_why(name: str) -> None:
+    problem, changes, said = SENTENCES[name]
+    assert sentence(problem, **changes) == f"{problem.op}: {said}"
+
+
+def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_one() -> None:
+    g = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(shape, generator=g).to(torch.float8_e4m3fn) for shape in ((4, 512), (32, 512)))
+    channel = torch.rand(4, 1, generator=g), torch.rand(32, generator=g)
+    groups = torch.rand(4, 4, generator=g), torch.rand(1, 4, generator=g)
+    for scales in (channel, groups):
+        exact = exact_mm(a, b, *scales)
+        bound = tolerance(a, b, *scales, torch.bfloat16, promoted=True)
+        assert bool(((segment_mm(a, b, *scales, torch.bfloat16).double() - exact).abs() <= bound).all())
+        lost = exact_mm(a[:, :480], b[:, :480], *scales)
+        assert bool(((lost - exact).abs() > bound).any()), "a step that is left out would not be found"
+
+
+@pytest.mark.parametrize("config", list(smoke(Arch.SM90A))[1::2], ids=to_name)
+def test_cases_pass_on_a_cpu(config: GroupedConfig) -> None:
+    for case in of_config(config):
+        assert case.run("cpu").report == "", str(case)
+
+
+def test_a_wrong_result_is_found() -> None:
+    class Wrong(GroupedCase):
+        def _made(self, device: str) -> tuple[Any, Any, list[Any]]:
+            given, memory, arguments = super()._made(device)
+            arguments[5] = arguments[5] + 1
+            return given, memory, arguments
+
+    assert "elements are wrong" in Wrong(problem=replace(CONTIGUOUS, data="integers")).run("cpu").report
+
+
+def test_names_and_rules() -> None:
+    for config in default(Arch.SM90A):
+        assert parse_name(to_name(config)) == config
+        assert first_rejection(RULES, config)
+        plan = Plan(config)
+        assert plan.stages >= 2 and plan.shared_bytes <= 227 * 1024
+    assert list(default(Arch.SM100A)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"arch": Arch.SM100A}, "grouped kernels are written for sm90a, not for sm100a"),
+        ({"group_size": 128}, "accumulation of e4m3 with groups of 128 is promoted, not fast"),
+        (
+            {"cluster_shape_mnk": (2, 1, 1)},
+            "cluster (2, 1, 1): two CTAs side by side share rows of A, others share nothing",
+        ),
+        (
+            {"tile_shape_mnk": (64, 128, 128)},
+            "tile 64x128x128: rows are a multiple of 128, columns of 16 up to 256, and K of 128 bytes",
+        ),
+        ({"tile_shape_mnk": (256, 256, 128)}, "sums of a tile take 256 registers of a thread, there are 192"),
+        ({"kernel_schedule": KernelSchedule.MMA_SYNC}, "grouped kernels have no mmasync schedule"),
+        ({"stages": 40}, "40 stages of 32784 bytes: 2 or more must fit in 207232"),
+    ],
+)
+def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError) as error:
+        Plan(replace(FAST, **changes))
+    assert str(error.value) == reason
+
+
+@pytest.mark.parametrize(("m", "tile_m"), [(8, 16), (128, 16), (1024, 64), (8192, 128), (65536, 128)])
+def test_the_model_gives_few_rows_small_tiles(m: int, tile_m: int) -> None:
+    call = ProblemCall(family="moe", problem=0, sizes=(m, 4096, 7168, 32), alignments=(16, 16, 16))
+    rows = [
+        row
+        for i, config in enumerate(default(Arch.SM90A))
+        for row in TUNING.rows(config, None, i)
+        if (config.dtype, config.out_dtype, config.group_size) == (DType.E4M3, DType.BF16, 0)
+    ]
+    assert min(rows, key=lambda row: model_ns(row, call, 132)).facts.tile_m == tile_m

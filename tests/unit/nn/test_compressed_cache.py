@@ -1,0 +1,109 @@
+"""Pages of a compressed cache: handed out, shared, copied and given back; what is attended over is what was stored."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from gemmill.families.kv_cache.reference.attention import AttentionOptions, attention
+from gemmill.nn import CompressedKVCache
+from gemmill.nn.compressed_cache import Step
+
+PAGE = (Path(__file__).parents[3] / "docs/kv_cache.md").read_text()
+
+
+def small(pages: int = 6, **changes: object) -> CompressedKVCache:
+    return CompressedKVCache(**({"pages": pages, "kv_heads": 2, "head_dim": 64, "page": 16, "device": "cpu"} | changes))  # type: ignore[arg-type]
+
+
+def vectors(tokens: int, seed: int, heads: int = 2) -> Tensor:
+    return torch.randn(tokens, heads, 64, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def filled(cache: CompressedKVCache, sequence: int, tokens: int, seed: int) -> Step:
+    step = cache.append({sequence: tokens})
+    cache.store(step, vectors(tokens, seed), vectors(tokens, seed + 1))
+    return step
+
+
+def assert_attends(cache: CompressedKVCache, step: Step, keys: Tensor, values: Tensor) -> None:
+    """One row over one sequence of these vectors, as well as 4 bits allow."""
+    q = vectors(1, 99, heads=4)[None]
+    out, _ = cache.attend(step, q)
+    wanted, _ = attention(q[0].float(), keys.float(), values.float(), AttentionOptions(scale=64**-0.5))
+    assert (out[0].float() - wanted).norm() < 0.25 * wanted.norm()
+
+
+def test_sequences_keep_apart_and_lengths_grow() -> None:
+    cache = small()
+    first, second = cache.allocate(), cache.allocate()
+    filled(cache, first, 20, seed=1), filled(cache, second, 3, seed=3)
+    step = cache.append({second: 1, first: 1})
+    new = vectors(2, 5), vectors(2, 6)
+    cache.store(step, *new)
+    assert (cache.length(first), cache.length(second), cache.free_pages) == (21, 4, 3)
+    assert step.seq_lens.tolist() == [4, 21] and step.block_table.shape == (2, 2)
+    only = cache.append({first: 0})
+    assert_attends(
+        cache,
+        only.__class__(**{**vars(only), "counts": (1,)}),
+        torch.cat((vectors(20, 1), new[0][1:])),
+        torch.cat((vectors(20, 2), new[1][1:])),
+    )
+
+
+def test_a_fork_shares_pages_until_it_writes() -> None:
+    cache = small()
+    origin = cache.allocate()
+    filled(cache, origin, 20, seed=1)
+    fork = cache.fork(origin)
+    assert cache.free_pages == 4
+    step = cache.append({fork: 1})
+    assert cache.free_pages == 3, "a page that is not full is copied"
+    cache.store(step, vectors(1, 7), vectors(1, 8))
+    assert_attends(cache, step, torch.cat((vectors(20, 1), vectors(1, 7))), torch.cat((vectors(20, 2), vectors(1, 8))))
+    step = cache.append({origin: 1})
+    assert cache.free_pages == 3, "the page is the origin's alone by now"
+    cache.store(step, vectors(1, 9), vectors(1, 10))
+    assert_attends(cache, step, torch.cat((vectors(20, 1), vectors(1, 9))), torch.cat((vectors(20, 2), vectors(1, 10))))
+    cache.free(origin)
+    assert cache.free_pages == 4, "the full page is still the fork's"
+    cache.free(fork)
+    assert cache.free_pages == 6
+
+
+def test_pages_are_loaded_by_their_tag() -> None:
+    cache, other = small(), small()
+    sequence = cache.allocate()
+    filled(cache, sequence, 5, seed=1)
+    other.load_pages(cache.data, cache.tag)
+    assert torch.equal(other.data, cache.data)
+    with pytest.raises(ValueError, match=r"was to be read as k_eden4_v_eden4:d64:h2:p16:heads:.*:s5"):
+        small(seed=5).load_pages(cache.data, cache.tag)
+    with pytest.raises(ValueError, match=r"Pages torch.uint8 \[1, 6, 2, 16, 68\] were to be loaded"):
+        small(pages=7).load_pages(cache.data, cache.tag)
+
+
+def test_refusals_change_nothing() -> None:
+    cache = small(pages=2)
+    sequence = cache.allocate()
+    filled(cache, sequence, 17, seed=1)
+    with pytest.raises(RuntimeError, match="16 new tokens need 1 pages; 0 of 2 are free: free a sequence"):
+        cache.append({sequence: 16})
+    assert cache.length(sequence) == 17
+    with pytest.raises(ValueError, match=r"Queries \[1, 2, 4, 64\] were given for 1 sequences of 1 new tokens"):
+        cache.attend(cache.append({sequence: 1}), vectors(2, 1, heads=4)[None])
+    with pytest.raises(ValueError, match="-1 new tokens of sequence 0 were asked for"):
+        cache.append({sequence: -1})
+    cache.free(sequence)
+    with pytest.raises(ValueError, match="Sequence 0 was asked for; this cache has 0 sequences"):
+        cache.free(sequence)
+    with pytest.raises(ValueError, match="A cache of 'k_fp4' was asked for"):
+        small(format="k_fp4")
+
+
+def test_programs_of_the_page_run() -> None:
+    for program in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(compile(program, "docs/kv_cache.md", "exec"), {})

@@ -1,0 +1,247 @@
+"""QuantLinear over all formats: what it computes is its ops' result, and what does not go together is told."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gemmill.checkpoints.file import CheckpointError
+from gemmill.checkpoints.folder import open_checkpoint
+from gemmill.nn import Calibration, QuantLinear, linear, load_linears, packed, quantize_module, recipes
+from gemmill.quantize import quantize_weight
+from stored import layers, save
+
+K, N = 256, 72
+RECIPES = list(recipes.RECIPES)
+LAYERS = layers()
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+
+
+def made(format: str, activations: str, bias: Tensor | None = None) -> QuantLinear:
+    absmax = drawn(5, K).abs().max() if activations == "nvfp4" else None
+    return QuantLinear(quantize_weight(drawn(N, K), format), bias, activations=activations, input_absmax=absmax)
+
+
+@pytest.mark.parametrize(("format", "activations"), RECIPES)
+def test_it_computes_the_product_of_the_quantised_weight(format: str, activations: str) -> None:
+    x, bias = drawn(5, K), drawn(1, N)
+    layer = made(format, activations, bias)
+    out = layer(x)
+    values = quantize_weight(drawn(N, K), format).values()
+    wanted = x.float() @ values.t() + bias.float()
+    # The rest is the rounding of activations: of 4 bits a tenth, of 8 a 25th, of bf16 that of the result.
+    limit = {"bf16": 0.005, "int8": 0.02, "e4m3": 0.04, "mxfp8": 0.04}.get(activations, 0.15)
+    assert out.dtype is torch.bfloat16 and (out.float() - wanted).norm() <= limit * wanted.norm()
+    assert torch.equal(layer(x.view(1, 5, K)), out.view(1, 5, N)), "leading dimensions stay"
+    assert layer(x[:0]).shape == (0, N)
+    assert f"{K} -> {N}, {format} weights, {activations} activations" in repr(layer)
+
+
+@pytest.mark.parametrize(("format", "activations"), [("channel", "e4m3"), ("nvfp4", "nvfp4")])
+def test_it_compiles_whole(format: str, activations: str) -> None:
+    layer, x = made(format, activations, drawn(N)), drawn(3, K)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize(("format", "activations"), RECIPES)
+def test_a_state_dict_and_a_file_bring_it_back(format: str, activations: str, tmp_path: Path) -> None:
+    layer, x = made(format, activations, drawn(N)), drawn(3, K)
+    other = QuantLinear(
+        quantize_weight(drawn(N + 1, K)[:N], format),
+        torch.zeros(N, dtype=torch.bfloat16),
+        activations=activations,
+        input_absmax=1.0 if activations == "nvfp4" else None,
+    )
+    assert not torch.equal(other(x), layer(x))
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x), layer(x))
+    absmax = drawn(5, K).abs().max() if activations == "nvfp4" else None
+    kept = packed.pack(quantize_weight(drawn(N, K), format), activations=activations, input_absmax=absmax)
+    packed.write_packed(kept, tmp_path / "a.safetensors")
+    assert torch.equal(QuantLinear(packed.read_packed(tmp_path / "a.safetensors"), layer.bias)(x), layer(x))
+
+
+def test_weights_packed_for_other_kernels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = made("nvfp4", "bf16")
+    state = layer.state_dict()
+    kept = packed.pack(quantize_weight(drawn(N, K), "nvfp4"))
+    packed.write_packed(kept, tmp_path / "a.safetensors")
+    own = recipes.PACKING
+    for module in (linear, packed):
+        monkeypatch.setattr(module, "PACKING", "0123456789ab")
+    with pytest.raises(CheckpointError) as error:
+        layer.load_state_dict(state)
+    assert str(error.value) == (
+        f"these weights were packed for other kernels (packing is {own} and 0123456789ab is needed): pack them anew from the checkpoint"
+    )
+    with pytest.raises(CheckpointError) as error:
+        packed.read_packed(tmp_path / "a.safetensors")
+    assert str(error.value) == (
+        f"{tmp_path}/a.safetensors was packed for another kernel set ({own}, and this one reads 0123456789ab): pack it anew from the "
+        "checkpoint"
+    )
+    save(tmp_path / "b.safetensors", {"weight": drawn(2, 2)})
+    with pytest.raises(
+        CheckpointError, match=r"b\.safetensors has no weights packed by gemmill: load it as a checkpoint$"
+    ):
+        packed.read_packed(tmp_path / "b.safetensors")
+
+
+def test_lora_is_added_beside_the_weight() -> None:
+    layer, x = made("nvfp4", "bf16"), drawn(5, K)
+    plain, down, up = layer(x), drawn(4, K), drawn(N, 4)
+    layer.set_lora(down, up, alpha=8.0, strength=0.5)
+    wanted = plain.float() + 0.5 * 8 / 4 * (x @ down.t()).float() @ up.float().t()
+    assert torch.allclose(layer(x).float(), wanted, rtol=0.02, atol=0.1)
+    assert {"lora_down", "lora_up"} <= layer.state_dict().keys()
+    layer.remove_lora()
+    assert torch.equal(layer(x), plain)
+    with pytest.raises(
+        ValueError, match=rf"^LoRA has \[4, 3\] and \[{N}, 4\], expected \[rank, {K}\] and \[{N}, rank\]$"
+    ):
+        layer.set_lora(drawn(4, 3), up)
+
+
+REFUSED = {
+    "there is no layer of format 'fp4': the formats are channel, int8, block128, nvfp4, mxfp4, mxfp6, mxfp8": (
+        "fp4",
+        {},
+    ),
+    "mxfp6 weights take activations mxfp8 or bf16, got 'mxfp6'": ("mxfp6", {"activations": "mxfp6"}),
+    "nvfp4 activations of nvfp4 weights need the input's absmax, from a Calibration: input_absmax is None": (
+        "nvfp4",
+        {"activations": "nvfp4"},
+    ),
+    "bf16 activations of nvfp4 weights take no absmax of the input: input_absmax is 2.0": (
+        "nvfp4",
+        {"input_absmax": 2.0},
+    ),
+    "the input's absmax is 0.0, expected a finite number above zero: calibrate on real inputs": (
+        "nvfp4",
+        {"activations": "nvfp4", "input_absmax": 0.0},
+    ),
+    "bias is [3], expected [72] or [1, 72]": ("channel", {"bias": torch.zeros(3)}),
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_what_does_not_go_together(sentence: str) -> None:
+    format, more = REFUSED[sentence]
+    weight = quantize_weight(drawn(N, K), format if format != "fp4" else "nvfp4")
+    object.__setattr__(weight, "format", format)
+    with pytest.raises(ValueError) as error:
+        QuantLinear(weight, more.pop("bias", None), **more)
+    assert str(error.value) == sentence
+
+
+def test_blocks_want_whole_groups_of_activations() -> None:
+    with pytest.raises(ValueError) as error:
+        QuantLinear(quantize_weight(drawn(8, 192), "block128"))
+    assert str(error.value) == (
+        "block128 multiplies activations in groups of 128 columns, and the layer has K = 192: use 'channel', or pad K to 256"
+    )
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.head = nn.Linear(64, 96), nn.Linear(96, 64, bias=False), nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.down(torch.relu(self.up(x))))
+
+
+@pytest.mark.parametrize(("how", "wanted"), [("max", 4.0), ("average", 0.9 * 2.0 + 0.1 * 4.0)])
+def test_calibration_notes_the_range_of_inputs(how: str, wanted: float) -> None:
+    model = Mlp()
+    with Calibration(model, how) as seen:
+        for largest in (2.0, 4.0):
+            model(torch.full((3, 64), -largest))
+        model(torch.empty(0, 64))
+    assert seen.absmax.keys() == {"up", "down", "head"}
+    assert float(seen.absmax["up"]) == pytest.approx(wanted)
+    model(torch.full((3, 64), 100.0))
+    assert float(seen.absmax["up"]) == pytest.approx(wanted), "nothing is noted afterwards"
+
+
+def test_calibration_is_by_a_way_that_exists() -> None:
+    with pytest.raises(ValueError, match=r"^calibration is by 'max' or 'average', got 'median'$"):
+        Calibration(Mlp(), "median")
+
+
+def test_a_module_is_quantised_in_place() -> None:
+    torch.manual_seed(0)
+    model, x = Mlp().bfloat16(), drawn(3, 64)
+    before = model(x)
+    with Calibration(model) as seen:
+        model(x)
+    errors = quantize_module(model, "nvfp4", activations="nvfp4", keep=["head"], input_absmax=seen.absmax)
+    assert {error.name for error in errors} == {"up", "down"} and errors[0].weights >= errors[1].weights
+    assert isinstance(model.up, QuantLinear) and type(model.head) is nn.Linear and model.down.bias is None
+    assert (model(x) - before).norm() < 0.4 * before.norm()
+    with pytest.raises(ValueError, match=r"^head: nvfp4 activations of nvfp4 weights need the input's absmax"):
+        quantize_module(model, "nvfp4", activations="nvfp4")
+
+
+@pytest.mark.parametrize(("project", "format"), [key for key in LAYERS if key[0] != "gpt-oss" and key[1] != "block128"])
+def test_it_is_read_from_any_projects_checkpoint(project: str, format: str, tmp_path: Path) -> None:
+    stored, values = LAYERS[project, format]
+    tensors = {"m.up" + part: tensor for part, tensor in stored.items()} | {"m.up.bias": torch.ones(136).bfloat16()}
+    checkpoint = open_checkpoint(save(tmp_path / "a.safetensors", tensors))
+    x = drawn(2, 192)
+    model = nn.ModuleDict({"up": nn.Linear(192, 136, device="meta")})
+    assert load_linears(model, checkpoint, prefix="m.", format=format) == ["up"]
+    wanted = x.float() @ values.t() + 1
+    assert (model["up"](x).float() - wanted).norm() <= 0.04 * wanted.norm()
+
+
+def test_what_was_packed_is_kept_beside_the_checkpoint(tmp_path: Path) -> None:
+    stored, _ = LAYERS["modelopt", "nvfp4"]
+    tensors = {"up" + part: tensor for part, tensor in stored.items()}
+    checkpoint, x = open_checkpoint(save(tmp_path / "a.safetensors", tensors)), drawn(2, 192)
+    out = QuantLinear.from_checkpoint(checkpoint, "up")(x)
+    folder = tmp_path / packed.CACHE
+    assert not folder.exists()
+    for _ in range(2):
+        assert torch.equal(QuantLinear.from_checkpoint(checkpoint, "up", cache=True)(x), out)
+        (kept,) = folder.iterdir()
+    packed.write_packed(replace(packed.read_packed(kept), n=1), kept)
+    assert QuantLinear.from_checkpoint(checkpoint, "up", cache=True).out_features == 1, "it is read from there"
+    changed = open_checkpoint(save(tmp_path / "a.safetensors", {**tensors, "extra": torch.ones(1)}))
+    assert torch.equal(QuantLinear.from_checkpoint(changed, "up", cache=True)(x), out), "another file, another digest"
+    QuantLinear.from_checkpoint(changed, "up", cache=True, activations="nvfp4", input_absmax=1.0)
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_the_calibrated_range_comes_with_the_checkpoint(tmp_path: Path) -> None:
+    stored, _ = LAYERS["modelopt", "nvfp4"]
+    tensors = {"up" + part: tensor for part, tensor in stored.items()} | {"up.input_scale": torch.tensor(4 / 2688)}
+    checkpoint = open_checkpoint(save(tmp_path / "a.safetensors", tensors))
+    layer = QuantLinear.from_checkpoint(checkpoint, "up", activations="nvfp4")
+    assert float(layer.input_global_scale) == pytest.approx(2688 / 4)
+    assert float(layer.alpha) == pytest.approx(0.5 * 4 / 2688)
+
+
+def test_layers_that_a_checkpoint_or_a_model_lacks(tmp_path: Path) -> None:
+    stored, _ = LAYERS["modelopt", "nvfp4"]
+    tensors = {"up" + part: tensor for part, tensor in stored.items()} | {"down.weight": drawn(2, 3)}
+    checkpoint = open_checkpoint(save(tmp_path / "a.safetensors", tensors))
+    with pytest.raises(CheckpointError, match=r"a\.safetensors has layers that the model does not have: up$"):
+        load_linears(nn.ModuleDict({"other": nn.Linear(192, 136)}), checkpoint)
+    with pytest.raises(CheckpointError, match=r"has no quantised layer down: it has \.weight BF16 \[2, 3\]$"):
+        QuantLinear.from_checkpoint(checkpoint, "down")
+    with pytest.raises(CheckpointError, match=r"has no quantised layer left: it has nothing of that name$"):
+        QuantLinear.from_checkpoint(checkpoint, "left")
+    experts, _ = LAYERS["gpt-oss", "mxfp4"]
+    checkpoint = open_checkpoint(save(tmp_path / "b.safetensors", {"x" + part: t for part, t in experts.items()}))
+    with pytest.raises(
+        CheckpointError, match=r"^x has the experts of a layer in one tensor, and a linear layer has one matrix$"
+    ):
+        QuantLinear.from_checkpoint(checkpoint, "x")

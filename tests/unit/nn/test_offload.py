@@ -1,0 +1,101 @@
+"""Blocks in turns compute what they compute alone; files of packed blocks are read when they are first needed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gemmill.checkpoints.file import CheckpointError, Stored
+from gemmill.nn import Block, FileBlock, InTurns, load_packed, offload, quantize_module, save_packed
+
+
+class Layer(nn.Module):
+    def __init__(self, seed: int, width: int = 64) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 96), nn.Linear(96, width, bias=False)
+
+    def forward(self, x: Tensor, shift: float = 0.0) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x)))) + shift
+
+
+def quantised(seed: int) -> Layer:
+    layer = Layer(seed).bfloat16().requires_grad_(False)
+    quantize_module(layer, "nvfp4")
+    return layer
+
+
+X = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+
+@pytest.mark.parametrize("slots", [2, 3, 7])
+@pytest.mark.parametrize("from_files", [False, True])
+def test_blocks_in_turns_compute_what_they_compute_alone(slots: int, from_files: bool, tmp_path: Path) -> None:
+    layers = [quantised(seed) for seed in range(5)]
+    blocks = [Block(layer) for layer in layers]
+    if from_files:
+        for index, layer in enumerate(layers):
+            save_packed(layer, tmp_path / f"block_{index}.safetensors")
+        blocks = [FileBlock(tmp_path / f"block_{index}.safetensors", layers[0]) for index in range(5)]
+    model = InTurns(layers[0], blocks, device="cpu", slots=slots)
+    for _ in range(3):
+        wanted = X
+        for layer in layers:
+            wanted = layer(wanted, 0.5)
+        assert torch.equal(model(X, 0.5), wanted)
+    assert all(block.host.numel() == blocks[0].host.numel() for block in blocks)
+
+
+def test_a_call_that_failed_does_not_shift_the_turns() -> None:
+    layers = [quantised(seed) for seed in range(3)]
+    model = InTurns(layers[0], [Block(layer) for layer in layers], device="cpu")
+    with pytest.raises(TypeError):
+        model(X, "no number")
+    wanted = X
+    for layer in layers:
+        wanted = layer(wanted)
+    assert torch.equal(model(X), wanted)
+
+
+def test_a_file_is_read_once_and_when_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, read = quantised(0), list[str]()
+    save_packed(layer, tmp_path / "a.safetensors")
+    original = Stored.read
+    monkeypatch.setattr(Stored, "read", lambda self, into=None: (read.append(self.name), original(self, into))[1])
+    block = FileBlock(tmp_path / "a.safetensors", layer)
+    assert not read
+    model = InTurns(layer, [block, block], device="cpu")
+    model(X)
+    assert sorted(read) == sorted(offload.tensors_of(layer))
+    model(X)
+    assert len(read) == len(set(read))
+
+
+def test_a_packed_file_fills_a_module(tmp_path: Path) -> None:
+    first, second = quantised(0), quantised(1)
+    save_packed(first, tmp_path / "a.safetensors")
+    load_packed(second, tmp_path / "a.safetensors")
+    assert torch.equal(first(X), second(X))
+
+
+def test_files_of_other_blocks_are_refused(tmp_path: Path) -> None:
+    save_packed(quantised(0), tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError) as error:
+        load_packed(Layer(0), tmp_path / "a.safetensors")
+    assert (
+        str(error.value)
+        == f"{tmp_path}/a.safetensors is not of such a block: down.alpha is float32 [1] there and missing here"
+    )
+
+
+def test_blocks_are_of_one_structure() -> None:
+    with pytest.raises(ValueError) as error:
+        InTurns(Layer(0), [Block(Layer(0)), Block(Layer(0, width=32))], device="cpu")
+    assert str(error.value).startswith("block 1 is not as the others: its ") and "expected float32 [" in str(
+        error.value
+    )
+    with pytest.raises(
+        ValueError, match=r"^there are 1 slots, expected two or more: one computes while another is filled$"
+    ):
+        InTurns(Layer(0), [Block(Layer(0))], device="cpu", slots=1)
