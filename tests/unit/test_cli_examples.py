@@ -163,6 +163,7 @@ FILLED = {
     "--select": "smoke",
     "--force": "f8045a55a83e",
     "--misses": "misses.jsonl",
+    "--shapes": "shapes.csv",
     "use": "97cda050d7a3",
     "make": "sweep.jsonl",
     "--out": "made.json",
@@ -190,7 +191,7 @@ def _literal(hint: str) -> str:
     words = hint.split()
     for i, word in enumerate(words):
         if word in ("X", "%s", "ID", "FILE", "JOURNAL"):
-            words[i] = FILLED[words[i - 1]]
+            words[i] = FILLED.get(words[i - 1], word)
     return " ".join(words)
 
 
