@@ -183,6 +183,7 @@ NOT_RUN = {
     "gemmill builds use": "names the verb",
     "gemmill table rebase": "names the verb",
     "gemmill tune --misses": "names the option",
+    "gemmill tune --shapes": "names the option",
 }
 
 
