@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in options.results:
         record = json.loads(path.read_text(encoding="utf-8"))
         target = options.out_dir / f"{path.stem}.svg"
-        if not record.get("rows"):
+        if not record.get("rows") or "contenders" not in record["rows"][0]:
             print(f"{path} has no rows to draw")
         elif drawn(record, target):
             print(f"written: {target}")

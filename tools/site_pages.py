@@ -67,7 +67,7 @@ def relinked(text: str, folder: str) -> str:
 
 
 def ops_page() -> str:
-    """Every op: its schema, and the page that tells of it. Raises ValueError for an op that no page names."""
+    """Every op: the rest of its schema, and the page that tells of it. Raises ValueError for an op that no page names."""
     pages = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
     lines = [
         "# Ops",
@@ -77,10 +77,12 @@ def ops_page() -> str:
         "`import gemmill.compat.vllm` puts where vLLM looks for them.",
     ]
     for family in REGISTRY.families:
-        lines += ["", f"## {family.name}", "", "| op | told on | schema |", "| --- | --- | --- |"]
+        lines += ["", f"## {family.name}", "", "| op | told on | arguments and results |", "| --- | --- | --- |"]
         for op in family.asks.ops:
             page = page_of(op.schema.name, pages)
-            lines.append(f"| `{op.schema.name}` | [{page.removesuffix('.md')}]({page}) | `{op.schema.schema}` |")
+            lines.append(
+                f"| `{op.schema.name}` | [{page.removesuffix('.md')}]({page}) | `{op.schema.schema.removeprefix(op.schema.name)}` |"
+            )
     return "\n".join(lines) + "\n"
 
 

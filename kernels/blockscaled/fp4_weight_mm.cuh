@@ -35,7 +35,7 @@ namespace gemmill::blockscaled {
 
 inline constexpr int64_t kStageColumns = 256;  // to a multiple of which K is padded where weights are packed
 
-// row_groups times k_groups groups of threads multiply: some rows of weights each, and a part of the columns of a stage. Who a
+// row_groups times k_groups groups of threads multiply: 64 rows of weights each, and a part of the columns of a stage. Who a
 // group is and how it multiplies is `Products`'s: a warp for few tokens, four for more.
 template <class Products, int row_groups, int k_groups>
 struct Fp4WeightMm {
@@ -46,11 +46,11 @@ struct Fp4WeightMm {
   using Freed = cutlass::arch::ClusterBarrier;
 
   static constexpr uint32_t kSpread = Format::kSpread;
-  static constexpr int kRows = Products::kRows * row_groups;  // columns of D
+  static constexpr int kRows = 64 * row_groups;  // columns of D
   static constexpr int kTileM = Products::kTileM, kBlocks = Products::kBlocks, kStages = Products::kStages;
   static constexpr int kTileK = 64 * kBlocks;
   static constexpr int kGroupBytes = kBlocks * Block::kBytes;  // of 64 rows in a stage
-  static constexpr int kWeightBytes = kRows / 64 * kGroupBytes;
+  static constexpr int kWeightBytes = row_groups * kGroupBytes;
   static constexpr int kBoxBytes = kTileM * 128;  // of activations: 64 columns
   static constexpr int kTokenBytes = kBlocks * kBoxBytes;
   static constexpr int kConsumers = Products::kThreads * row_groups * k_groups;
@@ -59,7 +59,6 @@ struct Fp4WeightMm {
   static constexpr int kPitch = kRows + 4;          // of a row of partial sums: 16-byte rows, banks apart
 
   static_assert(kTileM % 8 == 0 && kTileM <= 256, "the tensor core takes 8 to 256 columns in steps of 8");
-  static_assert(kRows % 64 == 0, "packed weights have blocks of 64 rows");
   static_assert(kGroupBytes % 16 == 0, "a bulk copy is whole pieces of 16 bytes");
   static_assert(kBlocks == Products::kEach * k_groups, "groups divide the blocks of a stage evenly");
 
@@ -140,7 +139,7 @@ struct Fp4WeightMm {
     auto const sums = Products::consume(storage, params.spread, slice.count, row_group, part * Products::kEach);
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // every group has read the stages that this overwrites
     auto* const buffer = reinterpret_cast<float*>(&storage);
-    Products::template put<kPitch>(sums, buffer + part * kTileM * kPitch + row_group * Products::kRows);
+    Products::template put<kPitch>(sums, buffer + part * kTileM * kPitch + row_group * 64);
     store(params, buffer, rank, splits, n0, m0);
   }
 
@@ -173,7 +172,7 @@ struct Fp4WeightMm {
     int const stage = t % kStages;
     auto& filled = storage.filled[stage];
     filled.arrive_and_expect_tx(kWeightBytes + kTokenBytes);
-    for (int g = 0; g < kRows / 64; ++g) {
+    for (int g = 0; g < row_groups; ++g) {
       asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                    ::"r"(cute::cast_smem_ptr_to_uint(storage.weights[stage] + g * kGroupBytes)), "l"(weights_of(params, first + t, n0, g)),
                      "r"(kGroupBytes), "r"(cute::cast_smem_ptr_to_uint(&filled)),

@@ -8,17 +8,9 @@ namespace gemmill::blockscaled {
 namespace {
 
 constexpr int64_t kMostCtas = int64_t{1} << 30;
-constexpr double kBeginNs = 1968.0, kUnhidden = 0.15, kL2 = 7712.0;
-
-// Of clusters of so many CTAs.
-struct Meeting {
-  double ns;
-  int64_t reached;  // of 1000 multiprocessors
-};
-
-Meeting meeting_of(int64_t splits) {
-  return splits == 1 ? Meeting{0.0, 1000} : splits == 2 ? Meeting{1293.0, 1000} : splits == 4 ? Meeting{2312.0, 909} : Meeting{4051.0, 758};
-}
+constexpr double kBeginNs = 2089.0, kUnhidden = 0.2473, kL2 = 12528.0;
+constexpr double kMeetingNs[] = {0.0, 0.0, 1352.0, 1565.0, 2044.0, 2616.0, 4282.0, 4686.0, 4799.0};  // to add up so many slices of K
+constexpr int64_t kReached[] = {0, 1000, 1000, 760, 760, 760, 850, 940, 760};  // of 1000 multiprocessors
 
 int64_t ctas_of(Facts const& row, Call const& call) {
   return ceil_div(call.sizes[kSizeM], row.tile_m) * ceil_div(call.sizes[kSizeN], row.tile_n) * row.splits;
@@ -34,8 +26,7 @@ bool takes(Row const& row, Call const& call) {
 double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   Facts const& row = facts_of(of);
   double const m = static_cast<double>(call.sizes[kSizeM]), n = static_cast<double>(call.sizes[kSizeN]), k = static_cast<double>(call.sizes[kSizeK]);
-  Meeting const meeting = meeting_of(row.splits);
-  int64_t const ctas = ctas_of(row, call), sms = std::max<int64_t>(std::max<int64_t>(sm_count / row.sms, 1) * meeting.reached / 1000, 1);
+  int64_t const ctas = ctas_of(row, call), sms = std::max<int64_t>(std::max<int64_t>(sm_count / row.sms, 1) * kReached[row.splits] / 1000, 1);
   int64_t const on_sm = std::min(row.ctas_of_sm, ceil_div(ctas, sms)), waves = ceil_div(ctas, sms * on_sm);
   int64_t const steps = ceil_div(ceil_div(call.sizes[kSizeK], row.step_columns), row.splits);
   double const step = static_cast<double>(row.step_ps);
@@ -44,7 +35,7 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   double const of_a = m * k * static_cast<double>(row.a_bits) / 128.0, of_b = n * k * static_cast<double>(row.b_bits) / 128.0;
   double const again = of_a * static_cast<double>(ceil_div(call.sizes[kSizeN], row.tile_n)) / kL2;
   double const memory = (of_a + of_b + 2.0 * m * n) / static_cast<double>(row.memory) + again;
-  return kBeginNs + std::max(working, memory) + kUnhidden * std::min(working, memory) + meeting.ns;
+  return kBeginNs + std::max(working, memory) + kUnhidden * std::min(working, memory) + kMeetingNs[row.splits];
 }
 
 }  // namespace gemmill::blockscaled

@@ -1,5 +1,5 @@
-// A warp multiplies 64 or 32 rows of weights by the few tokens of a tile, by mma.sync: activations that it has loaded serve
-// four times 16 rows, or two. Nothing is shared between warps but stages, so each goes at its own pace.
+// A warp multiplies 64 rows of weights by the few tokens of a tile, by mma.sync: activations that it has loaded serve four
+// times 16 rows. Nothing is shared between warps but stages, so each goes at its own pace.
 #pragma once
 
 #include "blockscaled/widen_e2m1.cuh"
@@ -24,12 +24,12 @@ __device__ inline void multiply_warp(float (&d)[4], uint32_t const* a, uint32_t 
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A warp's sums of some times 16 rows and 8 tokens to shared memory, token by token: rows of `pitch` sums.
-template <int pitch, int sixteens, int eights>
-__device__ void put_sums(float const (&sums)[sixteens][eights][4], float* to) {
+// A warp's sums of 64 rows and some tokens to shared memory, token by token: rows of `pitch` sums.
+template <int pitch, int eights>
+__device__ void put_sums(float const (&sums)[4][eights][4], float* to) {
   int const row = threadIdx.x % 32 / 4, token = threadIdx.x % 4 * 2;
   CUTLASS_PRAGMA_UNROLL
-  for (int rows = 0; rows < sixteens; ++rows) {
+  for (int rows = 0; rows < 4; ++rows) {
     CUTLASS_PRAGMA_UNROLL
     for (int e = 0; e < eights; ++e) {
       CUTLASS_PRAGMA_UNROLL
@@ -39,20 +39,20 @@ __device__ void put_sums(float const (&sums)[sixteens][eights][4], float* to) {
 }
 
 // Of a stage with `blocks` blocks of 64 columns along K, a warp multiplies `each`.
-template <class Format_, int blocks, int each, int tile_m, int stages, int rows = 64>
+template <class Format_, int blocks, int each, int tile_m, int stages>
 struct WarpProducts {
   using X = cutlass::bfloat16_t;
   using Format = Format_;
   using Block = Fp4Block<Format>;
 
-  static constexpr int kThreads = 32, kRows = rows;
+  static constexpr int kThreads = 32;
   static constexpr int kBlocks = blocks, kEach = each, kTileM = tile_m, kStages = stages;
   static constexpr int kEights = tile_m / 8;  // of tokens
 
   static_assert(tile_m % 8 == 0 && tile_m <= 32, "sums of more than 32 tokens do not fit in a warp's registers");
 
   struct Sums {
-    float of[rows / 16][kEights][4];  // 16 rows each
+    float of[4][kEights][4];  // 16 rows each
   };
 
   // The sums of `count` stages, in the warp's registers. `first_block` of each is its first.
@@ -60,8 +60,7 @@ struct WarpProducts {
   __device__ static Sums consume(Storage& storage, uint32_t spread, int count, int row_group, int first_block) {
     Sums sums{};
     int const lane = threadIdx.x % 32;
-    uint32_t const own = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + (row_group * rows / 64 * blocks + first_block) * Block::kBytes;
-    int const part = row_group % (64 / rows) * 2 * rows;  // threads of a block that have the rows before
+    uint32_t const own = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + (row_group * blocks + first_block) * Block::kBytes;
     // Rows of 128 bytes are swizzled: piece p of 16 bytes of row r lies at p ^ (r % 8).
     uint32_t const tokens = cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]) + first_block * tile_m * 128 + lane % 8 * 128;
     uint32_t const pieces[2] = {static_cast<uint32_t>((lane / 8) ^ (lane % 8)) << 4, static_cast<uint32_t>((lane / 8 + 4) ^ (lane % 8)) << 4};
@@ -71,7 +70,7 @@ struct WarpProducts {
       CUTLASS_PRAGMA_UNROLL
       for (int b = 0; b < each; ++b) {
         multiply_block(sums, spread, own + stage * sizeof(storage.weights[0]) + b * Block::kBytes,
-                       tokens + stage * sizeof(storage.tokens[0]) + b * tile_m * 128, pieces, part + lane);
+                       tokens + stage * sizeof(storage.tokens[0]) + b * tile_m * 128, pieces, lane);
       }
       __syncwarp();
       if (lane == 0) storage.freed[stage].arrive();
@@ -80,7 +79,7 @@ struct WarpProducts {
     return sums;
   }
 
-  __device__ static void multiply_block(Sums& sums, uint32_t spread, uint32_t weights, uint32_t tokens, uint32_t const (&pieces)[2], int thread) {
+  __device__ static void multiply_block(Sums& sums, uint32_t spread, uint32_t weights, uint32_t tokens, uint32_t const (&pieces)[2], int lane) {
     uint32_t of_token[2][kEights][4];
     CUTLASS_PRAGMA_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -88,9 +87,9 @@ struct WarpProducts {
       for (int e = 0; e < kEights; ++e) load_matrices(of_token[half][e], tokens + e * 1024 + pieces[half]);
     }
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < rows / 16; ++i) {
+    for (int i = 0; i < 4; ++i) {
       Block block;
-      block.load(weights, i * 32 + thread);
+      block.load(weights, i * 32 + lane);
       uint32_t operand[8];
       block.template operand<0>(spread, operand);
       multiply_half(sums.of[i], operand, of_token[0]);
@@ -108,7 +107,7 @@ struct WarpProducts {
     }
   }
 
-  // To shared memory, token by token: rows of `pitch` sums, of which this warp has its rows.
+  // To shared memory, token by token: rows of `pitch` sums, of which this warp has 64.
   template <int pitch>
   __device__ static void put(Sums const& sums, float* to) {
     put_sums<pitch>(sums.of, to);

@@ -15,7 +15,7 @@ struct WarpgroupProducts {
   using Format = Format_;
   using Block = Fp4Block<Format>;
 
-  static constexpr int kThreads = 128, kRows = 64;
+  static constexpr int kThreads = 128;
   static constexpr int kBlocks = blocks, kEach = each, kTileM = tile_m, kStages = stages;
 
   using Op = decltype(cute::GMMA::rs_op_selector<X, X, float, cute::Shape<cute::_64, cute::Int<tile_m>, cute::_16>>());

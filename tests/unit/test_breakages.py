@@ -15,7 +15,7 @@ sys.modules[_SPEC.name] = breakages
 _SPEC.loader.exec_module(breakages)
 
 LIST = breakages.read_list(breakages.LIST)
-PACKAGES = ("vocab", "families", "emit", "build", "manifest", "numerics", "runtime", "tune")
+PACKAGES = ("vocab", "families", "emit", "build", "manifest", "numerics", "runtime", "tuner")
 
 
 @pytest.mark.parametrize("breakage", LIST, ids=lambda breakage: breakage.name)

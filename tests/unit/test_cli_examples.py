@@ -163,6 +163,7 @@ FILLED = {
     "--select": "smoke",
     "--force": "f8045a55a83e",
     "--misses": "misses.jsonl",
+    "--shapes": "shapes.csv",
     "use": "97cda050d7a3",
     "make": "sweep.jsonl",
     "--out": "made.json",
@@ -182,6 +183,7 @@ NOT_RUN = {
     "gemmill builds use": "names the verb",
     "gemmill table rebase": "names the verb",
     "gemmill tune --misses": "names the option",
+    "gemmill tune --shapes": "names the option",
 }
 
 
@@ -190,7 +192,7 @@ def _literal(hint: str) -> str:
     words = hint.split()
     for i, word in enumerate(words):
         if word in ("X", "%s", "ID", "FILE", "JOURNAL"):
-            words[i] = FILLED[words[i - 1]]
+            words[i] = FILLED.get(words[i - 1], word)
     return " ".join(words)
 
 

@@ -23,7 +23,7 @@ EXAMPLES = ("cli/explain.py", "cli/fuzz.py")
 """Whose help shows how a real op is asked about: those lines alone may name one."""
 SHOWN = re.compile(r"^ {8}gemmill (explain|fuzz) .*$", re.MULTILINE)
 
-OF_CHECKPOINTS = ("tune/models.py",)
+OF_CHECKPOINTS = ("tuner/models.py",)
 """Which read configurations of models: their words are others'."""
 WORDS = {*Compiler, *Backend}
 """Of the vocabulary: tags of kernels that are called after what compiles them."""

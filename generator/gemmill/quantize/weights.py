@@ -181,7 +181,8 @@ def _by_blocks(weight: Tensor) -> QuantizedWeight:
 
 
 def _scale(amax: Tensor, dtype: torch.dtype) -> Tensor:
-    scale = (amax / _LARGEST[dtype]).clamp(min=torch.finfo(torch.float32).tiny)
+    # By a tensor: on a GPU torch multiplies by the reciprocal of a number, which is a rounding off.
+    scale = (amax / torch.full_like(amax, _LARGEST[dtype])).clamp(min=torch.finfo(torch.float32).tiny)
     return torch.where(amax == 0, 1.0, scale)
 
 

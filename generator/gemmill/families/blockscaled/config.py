@@ -219,10 +219,8 @@ class WeightConfig:
 
     pair: Pair
     group: Group = Group.WARPGROUP
-    rows: int = 64
-    """Of weights that a group multiplies: 64, or of a warp 32."""
     row_groups: int = 2
-    """Groups on different rows of weights."""
+    """Groups on different rows of weights: a tile has 64 of each."""
     tile_m: int
     """Rows of A in a tile."""
     k_groups: int
@@ -251,7 +249,7 @@ class WeightConfig:
     @property
     def tile_n(self) -> int:
         """Rows of weights in a tile."""
-        return self.rows * self.row_groups
+        return SIDE * self.row_groups
 
     @property
     def stage_bytes(self) -> int:

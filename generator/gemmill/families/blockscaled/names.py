@@ -19,7 +19,7 @@ from gemmill.vocab import Arch, DType
 
 def to_fields(config: WeightConfig) -> list[str]:
     """pair tile groups stages, then the slices of K where there are several."""
-    rows = f"r{config.row_groups}x{config.rows}" if config.group is Group.WARP else ""
+    rows = f"r{config.row_groups}" if config.group is Group.WARP else ""
     groups = f"{rows}{config.group}{config.k_groups}b{config.blocks}"
     fields = [config.pair.value, f"t{config.tile_m}", groups, f"s{config.stages}"]
     return fields if config.splits == 1 else [*fields, f"k{config.splits}"]
@@ -31,14 +31,13 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> WeightConfig:
         raise ValueError(f"it has {len(fields) + 2} fields of 6 or 7")
     pair, tile, groups, stages, *splits = fields
     warps = groups.startswith("r")
-    told = "rNxN, w and a number, b and a number" if warps else "g and a number, b and a number"
-    pattern = r"r(\d+)x(\d+)w(\d+)b(\d+)" if warps else r"g(\d+)b(\d+)"
+    told = "r and a number, w and a number, b and a number" if warps else "g and a number, b and a number"
+    pattern = r"r(\d+)w(\d+)b(\d+)" if warps else r"g(\d+)b(\d+)"
     *rows, k_groups, blocks = _numbers(pattern, groups, "groups", told)
     return WeightConfig(
         pair=Pair(pair),
         group=Group.WARP if warps else Group.WARPGROUP,
         row_groups=rows[0] if warps else 2,
-        rows=rows[1] if warps else 64,
         tile_m=_numbers(r"t(\d+)", tile, "tile", "t and a number")[0],
         k_groups=k_groups,
         blocks=blocks,

@@ -48,10 +48,10 @@ def _rows(config: WeightConfig) -> Iterator[str]:
     """Registers of a multiprocessor are for twelve warps that multiply by WGMMA, and those of a warp for few tokens."""
     if config.group is Group.WARP and config.tile_m > 32:
         yield f"tile of {config.tile_m} rows: the sums of 64 weights by more than 32 do not fit in a warp's registers"
-    if config.group is Group.WARPGROUP and (config.rows, config.row_groups) != (64, 2):
-        yield f"{config.row_groups} times {config.rows} rows of weights: two groups of 128 threads have 64 each"
-    if config.rows not in (32, 64) or config.tile_n not in (64, 128, 256):
-        yield f"{config.row_groups} times {config.rows} rows of weights: a warp has 32 or 64, and a tile 64, 128 or 256"
+    if config.group is Group.WARPGROUP and config.row_groups != 2:
+        yield f"{config.tile_n} rows of weights in a tile: two groups of 128 threads have 128"
+    if config.row_groups not in (1, 2, 4):
+        yield f"{config.tile_n} rows of weights in a tile: it has 64, 128 or 256"
 
 
 def _stage(config: WeightConfig | FoldedConfig) -> Iterator[str]:
@@ -72,8 +72,8 @@ def _memory(config: WeightConfig | FoldedConfig) -> Iterator[str]:
 
 def _splits(config: WeightConfig | FoldedConfig | FewConfig | ManyConfig) -> Iterator[str]:
     """A cluster's CTAs lie near one another."""
-    if config.splits not in (1, 2, 4, MOST_SPLITS):
-        yield f"{config.splits} slices of K: a cluster has 1, 2, 4 or {MOST_SPLITS} CTAs"
+    if not 1 <= config.splits <= MOST_SPLITS:
+        yield f"{config.splits} slices of K: a cluster has 1 to {MOST_SPLITS} CTAs"
 
 
 RULES = (_hopper, _operands, _tile, _rows, _stage, _memory, _splits)

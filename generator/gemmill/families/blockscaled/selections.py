@@ -24,20 +24,14 @@ from gemmill.vocab import Arch, DType
 from gemmill.vocab.format import MXFP8
 
 WARP_TILES = (
-    (64, 1, 8, 4, 1, 5),
-    (64, 2, 8, 4, 1, 5),
-    (64, 4, 8, 2, 1, 5),
-    (32, 2, 8, 4, 1, 8),
-    (32, 4, 8, 4, 1, 9),
-    (64, 1, 16, 4, 1, 5),
-    (64, 2, 16, 4, 1, 4),
-    (32, 2, 16, 4, 1, 6),
-    (32, 4, 16, 4, 1, 8),
-    (32, 2, 32, 4, 1, 4),
-    (32, 4, 32, 4, 1, 6),
+    (1, 8, 4, 1, 5),
+    (1, 8, 4, 1, 8),
+    (2, 8, 4, 1, 5),
+    (4, 8, 4, 1, 5),
+    (1, 16, 4, 1, 5),
+    (2, 16, 4, 1, 4),
 )
-"""Of groups that are warps: rows of weights of each, how many there are on different ones, rows of A, groups along K, blocks of
-each, stages."""
+"""Of groups that are warps: how many there are on different rows of weights, rows of A, groups along K, blocks of each, stages."""
 TILES = (
     (32, 1, 2, 6),
     (32, 2, 2, 5),
@@ -50,18 +44,19 @@ TILES = (
 )
 """Rows of A, groups along K, blocks of each, stages. Two groups of 96 rows and more, and wider stages of few rows, leave too few
 registers: the tensor core's products would be serialised (docs/notes/fp4_weights.md, which has the times of others too)."""
-SPLITS = (1, 2, 4, 8)
+SPLITS = (1, 2, 4)
+WEIGHT_SPLITS = (1, 2, 3, 4, 5, 7, 8)
+"""Clusters of 5 and of 7 fill a device where weights have 40 tiles of 128 rows, or 32."""
 
 
 def _all(arch: Arch) -> Iterator[WeightConfig]:
     if arch is not Arch.SM90A:
         return
-    tiles = [(Group.WARP, *tile) for tile in WARP_TILES] + [(Group.WARPGROUP, 64, 2, *tile) for tile in TILES]
-    for pair, (group, rows, row_groups, tile_m, k_groups, blocks, stages) in product(FP4_PAIRS, tiles):
+    tiles = [(Group.WARP, *tile) for tile in WARP_TILES] + [(Group.WARPGROUP, 2, *tile) for tile in TILES]
+    for pair, (group, row_groups, tile_m, k_groups, blocks, stages) in product(FP4_PAIRS, tiles):
         yield WeightConfig(
             pair=pair,
             group=group,
-            rows=rows,
             row_groups=row_groups,
             tile_m=tile_m,
             k_groups=k_groups,
@@ -72,15 +67,15 @@ def _all(arch: Arch) -> Iterator[WeightConfig]:
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
     """On Hopper every tile of both formats, with K in one to four slices; on Blackwell all pairs of codes."""
-    for config, splits in product(_all(arch), SPLITS):
+    for config, splits in product(_all(arch), WEIGHT_SPLITS):
         yield replace(config, splits=splits)
     for folded, splits in product(_folded(arch), SPLITS):
         if splits <= 2 * folded.ctas_of_sm:  # of clusters of 4 with a CTA on each multiprocessor 31 fit, not 33
             yield replace(folded, splits=splits)
     yield from _widened(arch)
-    for few, splits in product(_few(arch), SPLITS):
+    for few, splits in product(_few(arch), (*SPLITS, 8)):
         yield replace(few, splits=splits)
-    for many, splits in product(_many(arch), SPLITS):
+    for many, splits in product(_many(arch), (*SPLITS, 8)):
         if splits == 1 or many.tile_m == SIDE:
             yield replace(many, splits=splits)
     for pair in CODE_PAIRS:
@@ -152,7 +147,7 @@ _SM100_TILES = {
 }
 """Columns of a tile, and its cluster: wide tiles are of large results, which have whole clusters. Every one more would take a
 minute of compiling for each pair."""
-FEW_TILES = ((8, 4), (16, 4))
+FEW_TILES = ((8, 4), (8, 8), (16, 4), (16, 8))
 """Rows of A, warps."""
 
 
@@ -164,8 +159,8 @@ def _few(arch: Arch) -> Iterator[FewConfig]:
         yield FewConfig(pair=pair, out_dtype=out_dtype, tile_m=tile_m, warps=warps)
 
 
-MANY_TILES = ((64, 128), (64, 256), (128, 128), (128, 256))
-"""Rows of A and of B. Those of 128 rows of A have no room for sums of slices of K."""
+MANY_TILES = ((64, 256), (128, 256))
+"""Rows of A and of B. That of 128 rows of A has no room for sums of slices of K."""
 
 
 def _many(arch: Arch) -> Iterator[ManyConfig]:
@@ -216,9 +211,11 @@ def smoke(arch: Arch) -> Iterator[AnyConfig]:
     yield from (
         config
         for config in _all(arch)
-        if (config.tile_m, config.k_groups) in ((16, 4), (32, 2)) and (config.rows, config.row_groups) == (64, 2)
+        if (config.tile_m, config.k_groups) in ((16, 4), (32, 2)) and config.row_groups == 2
     )
-    yield from (config for config in _few(arch) if (config.out_dtype, config.tile_m) == (DType.BF16, 16))
+    yield from (
+        config for config in _few(arch) if (config.out_dtype, config.tile_m, config.warps) == (DType.BF16, 16, 4)
+    )
     bf16 = (config for config in _folded(arch) if config.out_dtype is DType.BF16)
     yield from (config for config in bf16 if (config.tile_m, config.k_groups) == (64, 1))
     yield from (config for config in _widened(arch) if (config.out_dtype, config.tile) == (DType.BF16, 64))

@@ -26,7 +26,6 @@ def spell(config: WeightConfig) -> Spelled:
     values = {
         "format": _CPP_FORMAT[config.pair],
         "products": "WarpProducts" if config.group is Group.WARP else "WarpgroupProducts",
-        "rows": f", {config.rows}" if config.group is Group.WARP else "",
         "row_groups": config.row_groups,
         "tile_m": config.tile_m,
         "k_groups": config.k_groups,

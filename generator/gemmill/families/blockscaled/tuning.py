@@ -26,10 +26,6 @@ from gemmill.vocab import Arch, Format
 # Predictions but for packed and folded weights: those of Blackwell are its data sheets'.
 _WIDENED_PS = {64: 195_000, 128: 525_000}
 """For 64 columns of a tile of both operands, of a CTA alone."""
-_FEW_PS, _FEW_PERMILLE = 300_000, 800
-"""For 128 columns of a tile and each warp of a CTA."""
-_MANY_STEPS = {(64, 128): (500, 700), (64, 256): (800, 700), (128, 128): (700, 700), (128, 256): (1000, 1000)}
-"""Nanoseconds for 64 columns of a tile of a CTA alone, and permille of them for each of two."""
 _WAITING_PERMILLE = 667
 """Of a step, for each of the CTAs that share a multiprocessor and hide one another's waits."""
 _FOLDED_NS = {8: 145, 16: 150, 32: 165, 64: 195, 128: 265, 256: 295}
@@ -113,6 +109,7 @@ def _of_widened(config: WidenedConfig) -> Facts:
 
 
 def _of_few(config: FewConfig) -> Facts:
+    step_ns, shared_permille = step_of(config)
     return Facts(
         splits=config.splits,
         tile_m=config.tile_m,
@@ -120,8 +117,8 @@ def _of_few(config: FewConfig) -> Facts:
         sms=1,
         ctas_of_sm=config.ctas_of_sm,
         step_columns=128 * config.warps,
-        step_ps=_FEW_PS * config.warps,
-        shared_permille=_FEW_PERMILLE,
+        step_ps=1000 * step_ns,
+        shared_permille=shared_permille,
         a_bits=_a_bits(config.pair),
         b_bits=_bits(config.pair.b_format),
         memory=_MEMORY[config.arch],
@@ -130,7 +127,7 @@ def _of_few(config: FewConfig) -> Facts:
 
 
 def _of_many(config: ManyConfig) -> Facts:
-    step_ns, shared_permille = _MANY_STEPS[config.tile_m, config.tile_n]
+    step_ns, shared_permille = step_of(config)
     return Facts(
         splits=config.splits,
         tile_m=config.tile_m,

@@ -12,7 +12,7 @@ from gemmill.space.names import parse_name
 FOLDER = Path(__file__).parent / "blockscaled"
 CASES = {
     "fp4_weight_mm": "sm90a_fp4weight_floatsxmxfp4_t48_g2b2_s4",
-    "fp4_weight_mm_warps": "sm90a_fp4weight_floatsxnvfp4_t16_r2x32w4b1_s6",
+    "fp4_weight_mm_warps": "sm90a_fp4weight_floatsxnvfp4_t16_r2w4b1_s4",
     "widened_few_mm": "sm90a_widenedfew_nvfp4xnvfp4_bf16_t16_w4",
     "widened_many_mm": "sm90a_widenedmany_mxfp4xmxfp4_f16_t64x128",
     "folded_mm": "sm90a_fp4fp8_e4m3xmxfp4_f16_t64_g1b2_s5_groups",
