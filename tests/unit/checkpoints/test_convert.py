@@ -172,7 +172,7 @@ def test_two_layers_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_next_layer_is_read_beside_the_one_that_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = {f"{i}.weight": drawn(4 + i, 32) for i in range(5)}
+    layers = {f"{i}.weight": drawn(8 - i, 32) for i in range(5)}  # each fits into the memory of the one before
     source = save(tmp_path / "in.safetensors", layers)
     ahead, original, quantise = threading.Semaphore(0), Stored.read, module.quantize_weight
 
@@ -182,7 +182,7 @@ def test_the_next_layer_is_read_beside_the_one_that_is_made(tmp_path: Path, monk
         return tensor
 
     def making(weight: torch.Tensor, *args: object, **more: object) -> object:
-        for _ in range(2 if len(weight) == 4 else len(weight) < 8):  # until the next one is there
+        for _ in range(2 if len(weight) == 8 else len(weight) > 4):  # until the next one is there
             assert ahead.acquire(timeout=60)
         return quantise(weight, *args, **more)
 
