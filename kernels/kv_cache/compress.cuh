@@ -78,9 +78,15 @@ struct CodedPiece {
     if constexpr (kStreamBits % 16 == 0) {
       if (row == nullptr || g >= count) return;
       uint8_t* const to = row + (first + g) * (kStreamBits / 8);
+      if constexpr (kStreamBits % 32 == 0) {
 #pragma unroll
-      for (int i = 0; i < kStreamBits / 32; ++i) reinterpret_cast<uint32_t*>(to)[i] = words[i];
-      if constexpr (kStreamBits == 16) *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(words[0]);
+        for (int i = 0; i < kStreamBits / 32; ++i) reinterpret_cast<uint32_t*>(to)[i] = words[i];
+      } else {  // pieces begin at any two bytes
+#pragma unroll
+        for (int i = 0; i < kStreamBits / 16; ++i) {
+          reinterpret_cast<uint16_t*>(to)[i] = static_cast<uint16_t>(words[i / 2] >> 16 * (i % 2));
+        }
+      }
     } else {  // lane g has word g of the pieces' stream
       constexpr int kTouched = kStreamBits == 24 ? 2 : 4;
       int const begin = 32 * g / kStreamBits;

@@ -29,6 +29,7 @@ COMPRESSES = {
     ("k_eden3_v_eden3", 64): "compress_bf16_d64_k3v3",
     ("k_eden3_v_eden3", 96): "compress_bf16_d96_k3v3",
     ("k_turboquant_mse4_v_turboquant_mse4", 192): "compress_f16_d192_k4v4",
+    ("k_eden3_v_eden3", 192): "compress_bf16_d192_k3v3",
 }
 DECOMPRESSES = {
     ("k_eden4_v_eden3", 128): "decompress_bf16_d128_k4v3",
