@@ -36,6 +36,14 @@ struct Bins {
 constexpr float kLastBin = 31.9375f;
 constexpr float kMagic = 16384.0f;  // its unit in the last place is 2^-9: a bin's number begins at bit 9 of the sum
 
+// `lane_bins` is the shared address of the lane's copy of the first bin; kBinsBytes divide the first bin's address.
+__device__ __forceinline__ Bin bin_of(float coordinate, float scale, uint32_t lane_bins) {
+  float const part = __saturatef(fmaf(coordinate, scale, 0.5f));
+  uint32_t const bits = __float_as_uint(fmaf(part, kLastBin, kMagic));
+  uint4 const words = load_shared_16((bits & ((kBins - 1) << 9)) | lane_bins);
+  return {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z), words.w};
+}
+
 // Where on the line a coordinate lies, in bins.
 constexpr double place_of(double coordinate, double scale) { return (coordinate * scale + 0.5) * kLastBin; }
 
@@ -61,14 +69,6 @@ constexpr Bins bins_of(Codebook<kBits> const& book) {
     if (holds && boundary == kBoundaries) return found;
   }
   throw "No line of bins separates the boundaries of this codebook.";
-}
-
-// `lane_bins` is the shared address of the lane's copy of the first bin; kBinsBytes divide the first bin's address.
-__device__ __forceinline__ Bin bin_of(float coordinate, float scale, uint32_t lane_bins) {
-  float const part = __saturatef(fmaf(coordinate, scale, 0.5f));
-  uint32_t const bits = __float_as_uint(fmaf(part, kLastBin, kMagic));
-  uint4 const words = load_shared_16((bits & ((kBins - 1) << 9)) | lane_bins);
-  return {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z), words.w};
 }
 
 }  // namespace gemmill::kv_cache

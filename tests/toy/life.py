@@ -76,7 +76,9 @@ def build(objects: Path, home: Path, wrapped: list[str]) -> Path:
     shared = [
         p
         for p in sorted(objects.glob("*.o"))
-        if p.name.startswith(("extension_", "blockscaled_", "kv_cache_", "quant_", "scaled_mm_", "binding_machine"))
+        if p.name.startswith(
+            ("extension_", "blockscaled_", "kv_cache_", "moe_", "quant_", "scaled_mm_", "binding_machine")
+        )
     ]
     wraps = [f"-Wl,--wrap={name}" for name in wrapped]
     linked = [tools.gxx, *shared, *own, tools.cudart_static, *expand(flags.link, roots), *wraps, "-o", extension]

@@ -40,6 +40,7 @@ ADDS = {
     "fuzz": {"--gpu", "--json"},
     "tune": {"--second-opinion", "--peers", "--fresh", "--trust-network", "--dry-run"},
     "audit": {"--all", "--json"},
+    "convert": {"--requantize"},
     "doctor": {"--json"},
     "table show": {"--json"},
     "table diff": {"--json"},

@@ -127,7 +127,7 @@ def test_a_filter_that_fits_nothing(gemmill) -> None:
     outcome = gemmill("list", "--select", "smoke", "--filter", "colour=red")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith(
-        "gemmill: filter colour=red: there is no field 'colour'; the fields are family, a_dtype, "
+        "gemmill: filter colour=red: there is no field 'colour'; the fields are family, compiler, a_dtype, "
     )
     assert outcome.err.count("\n") == 1
 

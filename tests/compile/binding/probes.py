@@ -28,7 +28,7 @@ from gemmill.runtime.packed import packed_call
 from gemmill.runtime.schemas import OPS
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.selections import select
-from gemmill.vocab import Arch, DType
+from gemmill.vocab import Arch, DType, ScaleLayout
 
 _HERE = Path(__file__).parent
 _OF_A_MACHINE = (
@@ -169,7 +169,7 @@ class Probe:
 def some_configs() -> tuple[Config, ...]:
     """The smoke selection, and of the default one every launch of the same kernels, all GEMMs with scales in groups and
     quantisation kernels of bf16, all of compressed caches and grouped GEMMs: so every class of GEMMs has a variant, and every other op one that
-    takes all that it may be given."""
+    takes all that it may be given. Of nvcc's those that want scales of A by columns."""
     smoke, default = (select(name).configs for name in ("smoke", "default"))
     kernels = {config.compiled for config in smoke}
     same_kernels = [config for config in default if config.compiled in kernels]
@@ -177,7 +177,9 @@ def some_configs() -> tuple[Config, ...]:
     of_bf16 = [config for config in REGISTRY.configs_of(quant.NAME, default) if config.in_dtype is DType.BF16]
     of_caches = REGISTRY.configs_of(kv_cache.NAME, default)
     of_experts = REGISTRY.configs_of(moe.NAME, default)
-    return tuple(dict.fromkeys([*smoke, *same_kernels, *grouped, *of_bf16, *of_caches, *of_experts]))
+    alone = REGISTRY.configs_of(scaled_mm.NAME, select("nvcc").configs)
+    by_columns = [config for config in alone if config.problem.scale_layout is ScaleLayout.MN_MAJOR]
+    return tuple(dict.fromkeys([*smoke, *same_kernels, *grouped, *by_columns, *of_bf16, *of_caches, *of_experts]))
 
 
 @pytest.fixture(scope="session")

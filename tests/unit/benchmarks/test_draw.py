@@ -16,7 +16,7 @@ def test_every_committed_comparison_can_be_drawn(tmp_path, monkeypatch, capsys) 
 
     def noted(rows, names, title, path) -> bool:
         asked[path.name] = (len(rows), names[0], title)
-        assert all(row["op"] and len(shape_of(row)) in (2, 3) for row in rows)
+        assert all(row["op"] and len(shape_of(row)) in (2, 3, 4) for row in rows)
         return True
 
     monkeypatch.setattr(plot, "draw", noted)
