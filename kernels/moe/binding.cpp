@@ -39,7 +39,8 @@ void launch(OpCall const& x, Chosen const& chosen) {
   args.slot = static_cast<int32_t>(x.value(kSlot));
   args.offset_words = static_cast<int32_t>(element_bytes(offsets.dtype) / 4);
   if (x.value(kGroups)) {
-    args.a_scale_stride_m = a_scales.strides[a_scales.rank - 2], args.a_scale_stride_k = a_scales.strides[a_scales.rank - 1];
+    bool const one_of_each = a_scales.rank == 3 && a_scales.sizes[1] == 1;  // whose stride means nothing
+    args.a_scale_stride_m = a_scales.strides[one_of_each ? 0 : a_scales.rank - 2], args.a_scale_stride_k = a_scales.strides[a_scales.rank - 1];
     args.b_scale_stride_expert = b_scales.strides[0];
     args.b_scale_stride_n = b_scales.strides[1], args.b_scale_stride_k = b_scales.strides[2];
   } else {

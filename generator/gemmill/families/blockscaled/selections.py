@@ -156,6 +156,8 @@ def _few(arch: Arch) -> Iterator[FewConfig]:
     if arch is not Arch.SM90A:
         return
     for pair, out_dtype, (tile_m, warps) in product((Pair.NVFP4, Pair.MXFP4), (DType.BF16, DType.F16), FEW_TILES):
+        if pair is Pair.MXFP4 and (tile_m, warps) == (16, 4):
+            continue  # spills 8 bytes
         yield FewConfig(pair=pair, out_dtype=out_dtype, tile_m=tile_m, warps=warps)
 
 
@@ -214,7 +216,7 @@ def smoke(arch: Arch) -> Iterator[AnyConfig]:
         if (config.tile_m, config.k_groups) in ((16, 4), (32, 2)) and config.row_groups == 2
     )
     yield from (
-        config for config in _few(arch) if (config.out_dtype, config.tile_m, config.warps) == (DType.BF16, 16, 4)
+        config for config in _few(arch) if (config.out_dtype, config.tile_m, config.warps) == (DType.BF16, 8, 4)
     )
     bf16 = (config for config in _folded(arch) if config.out_dtype is DType.BF16)
     yield from (config for config in bf16 if (config.tile_m, config.k_groups) == (64, 1))

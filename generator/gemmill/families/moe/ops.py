@@ -50,7 +50,8 @@ _KINDS: tuple[Step, ...] = (
     OneOf(
         "groups",
         {
-            "channel": "dense(b_scales) == 1 and numel(b_scales) in (weights, channels)",
+            "channel": "dense(b_scales) == 1 and numel(b_scales) in (weights, channels) and "
+            "(rank(b_scales) <= 2 or size(b_scales, 2) == 1)",
             "groups": "rank(b_scales) == 3 and size(b_scales, 0) == weights and size(b_scales, 1) == n_groups and "
             "size(b_scales, 2) == k_groups",
         },
@@ -177,7 +178,7 @@ _MASKED = Op(
             (
                 Require(
                     "rank(a_scales) == 3 and size(a_scales, 0) == experts and size(a_scales, 1) == slot and "
-                    "size(a_scales, 2) == k_groups and (experts <= 1 or step(a_scales, 0) == slot * step(a_scales, 1))",
+                    "size(a_scales, 2) == k_groups and (experts <= 1 or slot <= 1 or step(a_scales, 0) == slot * step(a_scales, 1))",
                     _in_groups("[{experts}, {slot}, {k_groups}], all rows at one stride"),
                 ),
             ),

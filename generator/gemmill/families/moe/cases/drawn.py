@@ -37,32 +37,35 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     counts = [
         0 if draw.chance(0.3) else draw.log_uniform(min(_MOST_ROWS, limits.elements // k)) for _ in range(experts)
     ]
-    slot = 0 if op == GROUPED_MM.name else max(*counts, 1, draw.below(64))
+    is_masked = op != GROUPED_MM.name
+    slot = max(*counts, 1, draw.below(64)) if is_masked else 0
+    if draw.chance(0.02):
+        slot, counts = 0, [0] * experts
     spare = draw.one_of((0, 0, 5))
-    rows = experts * slot if slot else sum(counts) + 2 * spare
+    rows = experts * slot if is_masked else sum(counts) + 2 * spare
     values, scales = ("integers", "powers") if exact else ("normal", "scales")
     groups = (-(-n // GROUP), -(-k // GROUP))
-    told = counts if slot else list(accumulate(counts, initial=spare))
+    told = counts if is_masked else list(accumulate(counts, initial=spare))
     slots = {
         "out": _aligned(draw, matrix(draw, out_dtype, rows, n, None, written=True), tidy),
         "a": _aligned(draw, matrix(draw, dtype, rows, k, _codes(dtype, values)), tidy),
         "b": _dense(dtype, (experts, n, k), _codes(dtype, values)),
         "a_scales": _dense(torch.float32, (rows, groups[1] if grouped else 1), scales),
         "b_scales": _dense(torch.float32, (experts, *groups) if grouped else (experts, n), scales),
-        "rows" if slot else "expert_offsets": replace(
+        "rows" if is_masked else "expert_offsets": replace(
             _dense(draw.one_of((torch.int32, torch.int64)), (len(told),), None), values=tuple(told)
         ),
     }
-    if slot:
+    if is_masked:
         for name in ("out", "a", "a_scales"):
-            slots[name] = _in_slots(slots[name], experts, slot)
+            slots[name] = _in_slots(draw, slots[name], experts, slot)
     if draw.chance(0.2):
         mapped = tuple(draw.shuffled([e if draw.chance(0.8) else -1 for e in range(experts)]))
         slots["expert_map"] = replace(_dense(torch.int32, (experts,), None), values=mapped)
     return LegalCall(
         op=op,
         slots=slots,
-        plain={"expected_rows": draw.below(64)} if slot else {},
+        plain={"expected_rows": draw.below(64)} if is_masked else {},
         offsets={name: draw.below(1 << 30) for name in slots},
         judged=EXACT if exact else WITHIN,
     )
@@ -73,7 +76,8 @@ def _aligned(draw: Draw, x: Slot, tidy: bool) -> Slot:
     if not tidy:
         return x
     stride = x.columns + draw.one_of((0, 0, 16, 48))
-    return replace(x, strides=(stride, 1), row_stride=stride, column_stride=1, shift=draw.one_of((0, 0, 16)))
+    between = draw.below(1 << 40) if x.rows == 1 and draw.chance(0.5) else stride  # of one row it means nothing
+    return replace(x, strides=(between, 1), row_stride=stride, column_stride=1, shift=draw.one_of((0, 0, 16)))
 
 
 def _codes(dtype: torch.dtype, values: str) -> str:
@@ -96,9 +100,12 @@ def _dense(dtype: torch.dtype, shape: tuple[int, ...], values: str | None) -> Sl
     )
 
 
-def _in_slots(x: Slot, experts: int, slot: int) -> Slot:
+def _in_slots(draw: Draw, x: Slot, experts: int, slot: int) -> Slot:
     shape = (experts, slot, x.columns)
-    return replace(x, shape=shape, strides=(slot * x.row_stride, x.row_stride, x.column_stride), reference_shape=shape)
+    between = (
+        draw.below(1 << 40) if experts == 1 and draw.chance(0.3) else slot * x.row_stride
+    )  # of one expert it means nothing
+    return replace(x, shape=shape, strides=(between, x.row_stride, x.column_stride), reference_shape=shape)
 
 
 class GroupedJudge:
