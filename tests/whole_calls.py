@@ -26,11 +26,16 @@ def whole_call(op: OpSchema, device: torch.device | str = "cpu") -> Call:
 
 @cache
 def _drawn(op: OpSchema) -> LegalCall:
-    """The first such call, with a tensor of bfloat16 where the op takes one: every build has variants for that."""
+    """The first such call, with a tensor of bfloat16 where the op takes one, and of whole 16 bytes: every build has variants for that."""
     tensors = {parameter.name for parameter in op.parameters if parameter.kind is Kind.TENSOR}
     calls = [draw_call(op.name, 1, index, CPU_LIMITS)[0] for index in range(500)]
     whole = [call for call in calls if call.slots.keys() == tensors and all(s.numel for s in call.slots.values())]
-    return max(whole, key=lambda call: torch.bfloat16 in {slot.dtype for slot in call.slots.values()})
+    return max(whole, key=lambda call: (torch.bfloat16 in {x.dtype for x in call.slots.values()}, _is_aligned(call)))
+
+
+def _is_aligned(call: LegalCall) -> bool:
+    matrices = [x for x in call.slots.values() if x.rows > 1 and x.columns > 1 and x.dtype.itemsize < 4]
+    return all(size * x.dtype.itemsize % 16 == 0 for x in matrices for size in (x.columns, x.row_stride, x.shift))
 
 
 def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
