@@ -163,7 +163,7 @@ def export(folder: Path, home: Path, gxx: Path) -> None:
     subprocess.run(list(map(str, [gxx, *flags])), cwd=it, check=True)
     data = (it / "data.bin").read_bytes()
     # The second copy of the codes, of 5 x 16 bytes, is what must be found.
-    for wanted in (data, data[:80] + bytes([data[80] ^ 0x0F]) + data[81:], b""):
+    for wanted in (data, data[:80] + bytes([data[80] ^ 0xF0]) + data[81:], b""):
         (it / "data.bin").write_bytes(wanted)
         done = subprocess.run([it / "reproducer"], cwd=it, capture_output=True, text=True, check=False)
         tell(done="reproduced", exit=done.returncode, out=done.stdout.splitlines(), err=done.stderr)
