@@ -35,8 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """The tests of a file, or of the folders of a name in `_TOGETHER`, are one process's, so that module fixtures are made once.
 
-    They are dealt in pytest's order, in which those that compile come first.
+    They are dealt in pytest's order, in which those that compile come first. Another way to deal them is taken where
+    `--dist` names one: `--dist worksteal` on a GPU with room for many processes.
     """
+    if config.getoption("dist") != "load":
+        return None
     from xdist.scheduler import LoadScopeScheduling
 
     class Whole(LoadScopeScheduling):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -25,7 +26,7 @@ class ClassAxis:
             listed = ", ".join(map(str, self.values))
             raise ValueError(f"class axis {self.name!r}: values {listed} have {different} different numbers")
 
-    @property
+    @cached_property
     def extent(self) -> int:
         """Numbers that there can be."""
         return max(self.values.values()) + 1
@@ -37,7 +38,7 @@ class Classes:
 
     axes: tuple[ClassAxis, ...]
 
-    @property
+    @cached_property
     def weights(self) -> Sequence[int]:
         """Of each axis' number in that of a class."""
         extents = [axis.extent for axis in reversed(self.axes)]
@@ -60,7 +61,7 @@ class Classes:
         return Tuning(
             rows=self._rows,
             describe=lambda number: ", ".join(f"{name}={value}" for name, value in self.told(number)),
-            differs=self._differs,
+            differs=cache(self._differs),
         )
 
     def of_call(self, family: str, number: int) -> ProblemCall:

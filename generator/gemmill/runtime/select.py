@@ -127,7 +127,9 @@ def choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust, 
         return tuned.row, trust, tuned
     best, best_ns = -1, math.inf
     for i, row, _ in table.of(call.family):
-        if not row.quarantined and rejection(row, call) is None and (ns := model_ns(row, call, sm_count)) < best_ns:
+        if row.quarantined or row.problem != call.problem:  # before a sentence is made of it
+            continue
+        if rejection(row, call) is None and (ns := model_ns(row, call, sm_count)) < best_ns:
             best, best_ns = i, ns
     return best, Trust.MODEL if tuning.is_measured else Trust.ONLY, None
 
