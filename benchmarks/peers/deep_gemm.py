@@ -38,7 +38,9 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
             return [deep_gemm_contender(options.deep_gemm)]
         problems = [problem for problem in experts_problems(options) if problem.grouped]
         if options.deep_gemm_jobs:
-            notes.append(compile_ahead(load_package, options.deep_gemm, problems, options.deep_gemm_jobs, COMPILE_LIMIT_S))
+            notes.append(
+                compile_ahead(load_package, options.deep_gemm, problems, options.deep_gemm_jobs, COMPILE_LIMIT_S)
+            )
         return list(forms_of(load_package(options.deep_gemm)))
     except (OSError, ImportError, RuntimeError, AttributeError) as error:
         raise FieldError(f"DeepGEMM in {options.deep_gemm} cannot be used: {first_line(error)}") from None

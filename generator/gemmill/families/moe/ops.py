@@ -157,7 +157,9 @@ _CONTIGUOUS = Op(
             "{out.name} is {out.shape} and {a.name} is {a.shape}: without token_ids both have the same rows",
         ),
         Check(Aspect.WHOLE, "token_ids"),
-        Require("indexed == 0 or M == 0 or tokens >= 1", "{a.name} is {a.shape}: token_ids name {M} rows, and it has none"),
+        Require(
+            "indexed == 0 or M == 0 or tokens >= 1", "{a.name} is {a.shape}: token_ids name {M} rows, and it has none"
+        ),
         _LIMIT,
         Check(Aspect.LAYOUT, "a out"),
         *_rows_at_one_stride("b"),

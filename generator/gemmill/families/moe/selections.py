@@ -78,5 +78,7 @@ def smoke(arch: Arch) -> Iterator[GroupedConfig]:
     """Of e4m3 to bf16, with both kinds of scales, a tile for few rows and one for many; of bf16, and of gathered rows, one for few."""
     for config in default(arch):
         shape, few = (config.tile_shape_mnk, config.swap_ab), _FEW.get(config.dtype)
-        if config.out_dtype is DType.BF16 and (shape == few or (few == _SMOKE[0] and not config.indexed and shape in _SMOKE)):
+        if config.out_dtype is DType.BF16 and (
+            shape == few or (few == _SMOKE[0] and not config.indexed and shape in _SMOKE)
+        ):
             yield config

@@ -14,7 +14,7 @@ from gemmill.families.moe.selections import smoke
 from gemmill.numerics.cases import Outcome
 from gemmill.numerics.memory import GUARD_BYTES, POISON, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
-from gemmill.vocab import Accumulation, Arch, DType
+from gemmill.vocab import Accumulation, Arch
 
 GUARD_ROWS = 2
 

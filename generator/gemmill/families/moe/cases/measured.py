@@ -70,7 +70,9 @@ class Sampled:
     def __init__(self, x: GroupedOperands) -> None:
         spans = [(e, begin, end) for e, (begin, end) in enumerate(pairwise(x.offsets[0].tolist())) if end > begin]
         chosen = dict.fromkeys((*spans[:LOOKED_AT], *spans[-LOOKED_AT:]))
-        self._parts = [(slice(max(begin, end - ROWS_OF_EXPERT), end), self._of(x, e, begin, end)) for e, begin, end in chosen]
+        self._parts = [
+            (slice(max(begin, end - ROWS_OF_EXPERT), end), self._of(x, e, begin, end)) for e, begin, end in chosen
+        ]
 
     def compare(self, results: Mapping[str, Tensor]) -> Comparison:
         """Hold a whole result [M, N] against the reference's rows; says what is wrong with the first that are."""

@@ -87,7 +87,9 @@ def load_tokens(
             wait(empty + stage, phase)
             copy_rows(plan, tokens, found, shared_a + stage * plan.a_bytes, k_step, (chunk, first), vectors.k)
             if cutlass.const_expr(plan.grouped):
-                group = producer.copy_stage(plan, scales, copies, group, shared_scales + stage * plan.scales, vectors.k, lane)
+                group = producer.copy_stage(
+                    plan, scales, copies, group, shared_scales + stage * plan.scales, vectors.k, lane
+                )
             cute.arch.cp_async_commit_group()
             begun = begun + 1
             if begun - landed > plan.copies_behind:

@@ -135,7 +135,9 @@ class GroupedMm:
             layout_y,
             layout_d,
             Vectors(
-                epilogue.Vectors(a_scales, b_scales, no_bias, null, null, tokens, n, k, a_scale_per_row, b_scale_per_column),
+                epilogue.Vectors(
+                    a_scales, b_scales, no_bias, null, null, tokens, n, k, a_scale_per_row, b_scale_per_column
+                ),
                 b_scale_stride_expert,
             ),
             producer.GroupScales(

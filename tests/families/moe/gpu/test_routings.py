@@ -1,8 +1,8 @@
-"""A captured CUDA graph serves every routing: its grid depends on sizes that the host knows."""
+"""Every routing and size by the ops' own choice. A captured CUDA graph serves all routings: its grid depends on sizes that the host knows."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from gemmill.families.moe.cases.calls import Problem, arguments_of, make_given, 
 from gemmill.vocab import DType
 
 ROWS, EXPERTS = 300, 6
-FIRST = Problem(counts=(50,) * EXPERTS, n=160, k=288, data="integers")
+FIRST = Problem(counts=(50,) * EXPERTS, n=96, k=160, data="integers")
 PROBLEMS = {
     "channel": FIRST,
     "groups": replace(FIRST, grouped=True),
@@ -72,3 +72,32 @@ def test_a_graph_serves_every_routing(name: str, device: torch.device) -> None:
         replay()
         comparison = wanted.compare(out.reshape(-1, problem.n))
         assert comparison.ok, f"{segments.tolist()}, {mapped.tolist()}: {comparison.report}"
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_all_multiples_of_32(name: str, device: torch.device) -> None:
+    for n, k in ((32, 32), (96, 544), (160, 64), (416, 96), (224, 160), (64, 288)):
+        first = PROBLEMS[name]
+        problem = replace(first, n=n, k=k, counts=(0, 1, 70, 0, 9, 40), slot=min(first.slot, 70))
+        given = make_given(problem, device)
+        shape = (EXPERTS, problem.slot, n) if problem.slot else (problem.rows, n)
+        out = torch.full(shape, torch.nan, dtype=torch.bfloat16, device=device)
+        wanted = wanted_of(problem.op, given, out, exactly=True, promoted=False)
+        getattr(torch.ops.gemmill, problem.op).default(*arguments_of(problem.op, given, out))
+        comparison = wanted.compare(out.reshape(-1, n))
+        assert comparison.ok, f"{problem}: {comparison.report}"
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("name", ["channel", "groups", "bf16", "gathered"])
+@pytest.mark.parametrize("offsets", [(0, 90, 40, 300, 299, 300, 280), (-5, 20, 900, 40, 41, 2**31 - 1, -(2**31))])
+def test_whatever_offsets_are_nothing_else_is_touched(name: str, offsets: tuple[int, ...]) -> None:
+    """Rows before and behind the result, and the device: offsets that decrease, and such as lie outside of all rows."""
+    problem, device = PROBLEMS[name], torch.device("cuda")
+    given = make_given(problem, device) | {"expert_offsets": torch.tensor(offsets, dtype=torch.int32, device=device)}
+    whole = torch.full((ROWS + 400, problem.n), torch.nan, dtype=torch.bfloat16, device=device)
+    torch.ops.gemmill.grouped_mm.default(*arguments_of(problem.op, given, whole[200:-200]))
+    assert bool(whole[:200].isnan().all() and whole[-200:].isnan().all())
+    owned = {row for begin, end in pairwise(offsets) for row in range(max(begin, 0), min(end, ROWS))}
+    written = (~whole[200:-200].isnan()).any(dim=1).nonzero().flatten().tolist()
+    assert set(written) == owned
