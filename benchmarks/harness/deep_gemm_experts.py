@@ -75,7 +75,7 @@ class DeepGemmExperts:
 def forms_of(module: ModuleType) -> list[DeepGemmExperts]:
     """Both forms of a package. Raises AttributeError where it has none of the names."""
     contiguous = module.m_grouped_fp8_gemm_nt_contiguous
-    masked = next(getattr(module, name) for name in MASKED if hasattr(module, name))
+    masked = getattr(module, MASKED[0], None) or getattr(module, MASKED[1])
     return [
         DeepGemmExperts(name="deepgemm contiguous", lay=partial(_contiguous, contiguous)),
         DeepGemmExperts(name="deepgemm masked", lay=partial(_masked, masked)),

@@ -16,9 +16,10 @@ from gemmill.numerics.measured import Operands
 from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError, LocalContender
 from harness.deep_gemm_experts import compile_ahead, forms_of
+from timed.moe import BENCHMARK as EXPERTS
 from timed.moe import problems_of as experts_problems
 
-COMPILE_LIMIT_S = 120.0
+COMPILE_LIMIT_S = 75.0
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -37,6 +38,7 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
         if family == "scaled_mm":
             return [deep_gemm_contender(options.deep_gemm)]
         problems = [problem for problem in experts_problems(options) if problem.grouped]
+        problems += list(dict.fromkeys(EXPERTS.host_problem(problem.kind) for problem in problems))
         if options.deep_gemm_jobs:
             notes.append(
                 compile_ahead(load_package, options.deep_gemm, problems, options.deep_gemm_jobs, COMPILE_LIMIT_S)

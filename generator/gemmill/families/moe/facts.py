@@ -55,25 +55,30 @@ class Facts(facts.Facts):
         return self.y_bytes if self.swap_ab else self.x_bytes
 
     @property
+    def stage_row_bytes(self) -> int:
+        """Of a row of A in a stage."""
+        return self.tile_k * self.element_bytes
+
+    @property
     def element_bytes(self) -> int:
         """Of an element of A."""
         return self.x_dtype.bits // 8
 
     @property
     def copies_behind(self) -> int:
-        """Stages of gathered rows that are on their way when the one before them is handed over. Consumers wait for the next
-        stage before they free one, so two stages must not be among them."""
-        return self.stages - 2
+        """Stages of gathered rows that are on their way when the one before them is handed over: half of them. With all but two,
+        the most that consumers allow, they waited for copies to be begun (docs/notes/moe.md)."""
+        return (self.stages - 1) // 2
 
     @property
     def producer_registers(self) -> int:
-        """Registers a producer thread keeps: one that gathers holds the numbers of its rows."""
-        return 56 if self.indexed else super().producer_registers
+        """Registers a producer thread keeps: one that gathers holds the addresses of its rows."""
+        return 72 if self.indexed else super().producer_registers
 
     @property
     def consumer_registers(self) -> int:
         """Registers a consumer thread gets."""
-        return 224 if self.indexed else super().consumer_registers
+        return 216 if self.indexed else super().consumer_registers
 
     def _fixed_bytes(self, store_buffers: int) -> int:
         return super()._fixed_bytes(store_buffers) + 4 * (3 * self.most_experts + 32)

@@ -47,6 +47,41 @@ class Tokens(Packed):
         return token
 
 
+@dataclass
+class Rows:
+    """What a thread copies of a tile: a piece of each of its rows. Registers of the thread, made once a kernel."""
+
+    chunk: Int32
+    """Which piece of the 128 bytes of a row."""
+    first: Int32
+    """Row of the tile; the others follow `at_once` apart."""
+    at_once: int
+    sources: cute.Tensor
+    """Addresses, which move along K."""
+    sizes: cute.Tensor
+    """Bytes that are copied: none of rows that A has not, which become zeros."""
+
+
+def make_rows(plan, lane: Int32) -> Rows:
+    """The rows of a thread among those that copy."""
+    at_once = plan.copying_threads // CHUNKS
+    count = plan.tile_m // at_once
+    registers = cute.make_rmem_tensor(count, Int64), cute.make_rmem_tensor(count, Int32)
+    return Rows(lane % CHUNKS, lane // CHUNKS, at_once, *registers)
+
+
+@cute.jit
+def aim(plan: cutlass.Constexpr, tokens: Tokens, rows: cutlass.Constexpr, m0: Int32):
+    """Points a thread's copies at the beginning of a tile's rows."""
+    row_bytes = tokens.lda * plan.element_bytes
+    for i in cutlass.range_constexpr(cute.size(rows.sources)):
+        token = tokens.of(m0 + rows.first + rows.at_once * i)
+        rows.sizes[i] = Int32(CHUNK)
+        if token < 0:
+            rows.sizes[i] = Int32(0)
+        rows.sources[i] = tokens.a.toint() + Int64(cutlass.max(token, 0)) * row_bytes + CHUNK * rows.chunk
+
+
 @cute.jit
 def load_tokens(
     plan: cutlass.Constexpr,
@@ -64,9 +99,7 @@ def load_tokens(
     shared_a, shared_scales = shared
     full, empty = barriers
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
-    at_once = plan.copying_threads // CHUNKS
-    chunk, first = lane % CHUNKS, lane // CHUNKS
-    found = cute.make_rmem_tensor(plan.tile_m // at_once, Int32)
+    rows = make_rows(plan, lane)
     scale_rows = cute.make_rmem_tensor(producer.copies_of(plan, plan.a_scales), Int32)
     copies = producer.make_copies(plan)
     stage, phase = Int32(0), Int32(1)
@@ -74,22 +107,20 @@ def load_tokens(
     expert, tile = Int32(0), job.first
     while tile < tables.first[experts.count]:
         expert = expert_of(tables, experts, tile, expert)
-        m0, at_n, _, _ = tile_at(plan, tables, walk, tile, expert)
-        for i in cutlass.range_constexpr(cute.size(found)):
-            found[i] = tokens.of(m0 + first + at_once * i)
+        m0, at_n, begin, end = tile_at(plan, tables, walk, tile, expert)
+        aim(plan, tokens, rows, m0)
         if cutlass.const_expr(plan.grouped):
             for i in cutlass.range_constexpr(cute.size(scale_rows)):
-                row = m0 + lane + plan.copying_threads * i
-                scale_rows[i] = cutlass.max(tokens.of(row), 0)
+                scale_rows[i] = cutlass.max(tokens.of(m0 + lane + plan.copying_threads * i), 0)
             producer.aim(plan, scales, copies, scale_rows, at_n, experts.weights_of(expert), vectors.n, lane)
-        group = Int32(0)
-        for k_step in cutlass.range(job.k_steps, unroll=1):
+        group, left = Int32(0), Int64(vectors.k) * plan.element_bytes
+        for _ in cutlass.range(job.k_steps, unroll=1):
             wait(empty + stage, phase)
-            copy_rows(plan, tokens, found, shared_a + stage * plan.a_bytes, k_step, (chunk, first), vectors.k)
+            copy_rows(plan, rows, shared_a + stage * plan.a_bytes, (begin - m0, end - m0), left)
+            left = left - plan.stage_row_bytes
             if cutlass.const_expr(plan.grouped):
-                group = producer.copy_stage(
-                    plan, scales, copies, group, shared_scales + stage * plan.scales, vectors.k, lane
-                )
+                of_stage = shared_scales + stage * plan.scales
+                group = producer.copy_stage(plan, scales, copies, group, of_stage, vectors.k, lane)
             cute.arch.cp_async_commit_group()
             begun = begun + 1
             if begun - landed > plan.copies_behind:
@@ -105,37 +136,24 @@ def load_tokens(
 
 
 @cute.jit
-def copy_rows(
-    plan: cutlass.Constexpr,
-    tokens: Tokens,
-    found: cute.Tensor,
-    target: Int32,
-    k_step: Int32,
-    place: tuple,
-    k: Int32,
-):
-    """Starts a thread's copies of one stage to shared memory; zeros, of rows that A has not and beyond K."""
-    chunk, first = place
-    at_once = plan.copying_threads // CHUNKS
+def copy_rows(plan: cutlass.Constexpr, rows: cutlass.Constexpr, target: Int32, kept: tuple, left: Int64):
+    """Starts a thread's copies of one stage to shared memory, of which `left` bytes of a row are in A; zeros follow. Rows of the tile
+    that are not the expert's, before and behind those that are `kept`, stay what they were: their sums are not stored."""
+    first_kept, end_kept = kept
     span = CHUNK * CHUNKS
-    end = Int64(k) * plan.element_bytes
-    for part in cutlass.range_constexpr(plan.tile_k * plan.element_bytes // span):
-        column = Int64(k_step) * (plan.tile_k * plan.element_bytes) + span * part + CHUNK * chunk
-        source = tokens.a.toint() + column
-        for i in cutlass.range_constexpr(cute.size(found)):
-            size = Int32(0)
-            if found[i] >= 0 and column < end:
-                size = Int32(CHUNK)
-            row = first + at_once * i
-            offset = span * (plan.tile_m * part + row) + CHUNK * (chunk ^ row % CHUNKS)
-            cute.arch.inline_ptx(
-                "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};",
-                read_only_args=[
-                    target + offset,
-                    source + Int64(cutlass.max(found[i], 0)) * (tokens.lda * plan.element_bytes),
-                    size,
-                ],
-            )
+    for i in cutlass.range_constexpr(cute.size(rows.sources)):
+        if rows.at_once * (i + 1) > first_kept and rows.at_once * i < end_kept:
+            row = rows.first + rows.at_once * i
+            place = target + span * row + CHUNK * (rows.chunk ^ row % CHUNKS)
+            for part in cutlass.range_constexpr(plan.stage_row_bytes // span):
+                size = rows.sizes[i]
+                if left <= span * part + CHUNK * rows.chunk:
+                    size = Int32(0)
+                cute.arch.inline_ptx(
+                    "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};",
+                    read_only_args=[place + span * plan.tile_m * part, rows.sources[i] + span * part, size],
+                )
+        rows.sources[i] = rows.sources[i] + plan.stage_row_bytes
 
 
 @cute.jit

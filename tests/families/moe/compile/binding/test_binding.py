@@ -70,7 +70,9 @@ def wanted_of(call: Judged) -> dict[str, int | None]:
     found |= {"a_scale_per_row": 0, "b_scale_per_column": 0}
     if call["scaled"] and call["groups"]:
         b_scales, (*_, of_rows, of_k) = call.tensor("b_scales"), call.tensor("a_scales").strides
-        found |= dict(zip(("b_scale_stride_expert", "b_scale_stride_n", "b_scale_stride_k"), b_scales.strides, strict=True))
+        found |= dict(
+            zip(("b_scale_stride_expert", "b_scale_stride_n", "b_scale_stride_k"), b_scales.strides, strict=True)
+        )
         if call.tensor("a_scales").shape[-2] > 1:
             found["a_scale_stride_m"] = of_rows
         found["a_scale_stride_k"] = of_k
