@@ -58,28 +58,25 @@ class Rows:
     at_once: int
     sources: cute.Tensor
     """Addresses, which move along K."""
-    sizes: cute.Tensor
-    """Bytes that are copied: none of rows that A has not, which become zeros."""
 
 
 def make_rows(plan, lane: Int32) -> Rows:
     """The rows of a thread among those that copy."""
     at_once = plan.copying_threads // CHUNKS
-    count = plan.tile_m // at_once
-    registers = cute.make_rmem_tensor(count, Int64), cute.make_rmem_tensor(count, Int32)
-    return Rows(lane % CHUNKS, lane // CHUNKS, at_once, *registers)
+    return Rows(lane % CHUNKS, lane // CHUNKS, at_once, cute.make_rmem_tensor(plan.tile_m // at_once, Int64))
 
 
 @cute.jit
 def aim(plan: cutlass.Constexpr, tokens: Tokens, rows: cutlass.Constexpr, m0: Int32):
-    """Points a thread's copies at the beginning of a tile's rows."""
+    """Points a thread's copies at the beginning of a tile's rows. Returns a bit for each that A has."""
     row_bytes = tokens.lda * plan.element_bytes
+    known = Int32(0)
     for i in cutlass.range_constexpr(cute.size(rows.sources)):
         token = tokens.of(m0 + rows.first + rows.at_once * i)
-        rows.sizes[i] = Int32(CHUNK)
-        if token < 0:
-            rows.sizes[i] = Int32(0)
+        if token >= 0:
+            known = known | 1 << i
         rows.sources[i] = tokens.a.toint() + Int64(cutlass.max(token, 0)) * row_bytes + CHUNK * rows.chunk
+    return known
 
 
 @cute.jit
@@ -108,7 +105,7 @@ def load_tokens(
     while tile < tables.first[experts.count]:
         expert = expert_of(tables, experts, tile, expert)
         m0, at_n, begin, end = tile_at(plan, tables, walk, tile, expert)
-        aim(plan, tokens, rows, m0)
+        known = aim(plan, tokens, rows, m0)
         if cutlass.const_expr(plan.grouped):
             for i in cutlass.range_constexpr(cute.size(scale_rows)):
                 scale_rows[i] = cutlass.max(tokens.of(m0 + lane + plan.copying_threads * i), 0)
@@ -116,7 +113,7 @@ def load_tokens(
         group, left = Int32(0), Int64(vectors.k) * plan.element_bytes
         for _ in cutlass.range(job.k_steps, unroll=1):
             wait(empty + stage, phase)
-            copy_rows(plan, rows, shared_a + stage * plan.a_bytes, (begin - m0, end - m0), left)
+            copy_rows(plan, rows, shared_a + stage * plan.a_bytes, (known, begin - m0, end - m0), left)
             left = left - plan.stage_row_bytes
             if cutlass.const_expr(plan.grouped):
                 of_stage = shared_scales + stage * plan.scales
@@ -137,16 +134,17 @@ def load_tokens(
 
 @cute.jit
 def copy_rows(plan: cutlass.Constexpr, rows: cutlass.Constexpr, target: Int32, kept: tuple, left: Int64):
-    """Starts a thread's copies of one stage to shared memory, of which `left` bytes of a row are in A; zeros follow. Rows of the tile
-    that are not the expert's, before and behind those that are `kept`, stay what they were: their sums are not stored."""
-    first_kept, end_kept = kept
+    """Starts a thread's copies of one stage to shared memory, of which `left` bytes of a row are in A; zeros follow, and stand for
+    rows that are not known. Rows of the tile that are not the expert's, before and behind those that are `kept`, stay what they
+    were: their sums are not stored."""
+    known, first_kept, end_kept = kept
     span = CHUNK * CHUNKS
     for i in cutlass.range_constexpr(cute.size(rows.sources)):
         if rows.at_once * (i + 1) > first_kept and rows.at_once * i < end_kept:
             row = rows.first + rows.at_once * i
             place = target + span * row + CHUNK * (rows.chunk ^ row % CHUNKS)
             for part in cutlass.range_constexpr(plan.stage_row_bytes // span):
-                size = rows.sizes[i]
+                size = (known >> i & 1) * CHUNK
                 if left <= span * part + CHUNK * rows.chunk:
                     size = Int32(0)
                 cute.arch.inline_ptx(
