@@ -63,22 +63,28 @@ class MoeContender(_Timed):
 
 @dataclass(frozen=True, kw_only=True)
 class MoePeer(_Timed):
-    """What a user would call instead, with scales per token and per channel."""
+    """What a user would call instead, of one kind of operands."""
 
     name: str
     bind: Callable[["MoeOperands", int], Callable[[], object]]
+    kind: str = "fp8"
 
     def takes(self, problem: "MoeProblem") -> bool:
         """Whether the problem is one of its kind."""
-        return not problem.grouped
+        return problem.kind == self.kind
 
     def call(self, operands: "MoeOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         return self.bind(operands, i)
 
 
-def check(operands: "MoeOperands", call: Callable[[], object]) -> None:
-    """Hold some rows of a result against the reference. Raises WrongResult."""
+def check(
+    operands: "MoeOperands",
+    call: Callable[[], object],
+    placed: Callable[[int, slice], torch.Tensor] | None = None,
+) -> None:
+    """Hold some rows of a result against the reference; `placed` gives an expert's rows where they do not lie in order. Raises
+    WrongResult."""
     x = operands
     x.out.fill_(torch.nan)
     returned = call()
@@ -87,8 +93,10 @@ def check(operands: "MoeOperands", call: Callable[[], object]) -> None:
     used = [e for e, (begin, end) in enumerate(pairwise(offsets)) if end > begin]
     for expert in {*used[:CHECKED_EXPERTS], *used[-CHECKED_EXPERTS:]}:
         rows = slice(max(offsets[expert], offsets[expert + 1] - CHECKED_ROWS), offsets[expert + 1])
-        given = x.a[rows], x.b[expert], x.a_scales[rows], x.b_scales[expert]
-        error = (out[rows].double() - exact_mm(*given)).abs()
+        scales = (None, None) if x.a_scales is None else (x.a_scales[rows], x.b_scales[expert])
+        given = x.a[rows], x.b[expert], *scales
+        found = out[rows] if placed is None else placed(expert, rows)
+        error = (found.double() - exact_mm(*given)).abs()
         if not bool((error <= tolerance(*given, out.dtype, promoted=False)).all()):
             raise WrongResult(f"wrong result of {x.problem} for expert {expert}")
 
@@ -98,6 +106,11 @@ def torch_grouped(x: "MoeOperands", i: int) -> Callable[[], object]:
     arguments = x.a, x.b.transpose(1, 2), x.a_scales.flatten(), x.b_scales
     options = {"offs": x.offsets[i][1:].contiguous(), "out_dtype": x.out.dtype, "use_fast_accum": True}
     return partial(torch._scaled_grouped_mm, *arguments, **options)
+
+
+def torch_grouped_bf16(x: "MoeOperands", i: int) -> Callable[[], object]:
+    """The same without scales."""
+    return partial(torch._grouped_mm, x.a, x.b.transpose(1, 2), offs=x.offsets[i][1:].contiguous())
 
 
 def vllm_grouped(x: "MoeOperands", i: int) -> Callable[[], object]:

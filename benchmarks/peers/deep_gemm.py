@@ -9,39 +9,61 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.measured import Operands
 from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError, LocalContender
+from harness.deep_gemm_experts import compile_ahead, forms_of
+from timed.moe import BENCHMARK as EXPERTS
+from timed.moe import problems_of as experts_problems
+
+COMPILE_LIMIT_S = 75.0
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Where its package is."""
     parser.add_argument("--deep-gemm", metavar="FOLDER", help="DeepGEMM's Python package, for scales in groups")
+    parser.add_argument(
+        "--deep-gemm-jobs", type=int, default=0, metavar="N", help="grouped: processes that compile it beforehand"
+    )
 
 
 def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
-    """Its dense GEMM, if a package was named. Raises FieldError."""
-    if not options.deep_gemm or family != "scaled_mm":
+    """Its dense GEMM, or both forms of its grouped one, if a package was named. Raises FieldError."""
+    if not options.deep_gemm or family not in ("scaled_mm", "moe"):
         return []
     try:
-        return [deep_gemm_contender(options.deep_gemm)]
+        if family == "scaled_mm":
+            return [deep_gemm_contender(options.deep_gemm)]
+        problems = [problem for problem in experts_problems(options) if problem.grouped]
+        problems += list(dict.fromkeys(EXPERTS.host_problem(problem.kind) for problem in problems))
+        if options.deep_gemm_jobs:
+            notes.append(
+                compile_ahead(load_package, options.deep_gemm, problems, options.deep_gemm_jobs, COMPILE_LIMIT_S)
+            )
+        return list(forms_of(load_package(options.deep_gemm)))
     except (OSError, ImportError, RuntimeError, AttributeError) as error:
         raise FieldError(f"DeepGEMM in {options.deep_gemm} cannot be used: {first_line(error)}") from None
 
 
-def deep_gemm_contender(folder: str) -> LocalContender:
-    """Its dense FP8 GEMM; the scales lie as it wants them. Raises OSError, ImportError or RuntimeError where it cannot be
-    loaded."""
+def load_package(folder: str) -> ModuleType:
+    """The package in a folder. Raises OSError, ImportError or RuntimeError where it cannot be loaded."""
     path = Path(folder).resolve()
     if not (path / "__init__.py").is_file():
         raise OSError(f"{folder} is no folder of a Python package")
     sys.path.insert(0, str(path.parent))
     try:
-        multiply = importlib.import_module(path.name).fp8_gemm_nt
+        return importlib.import_module(path.name)
     finally:
         sys.path.remove(str(path.parent))
+
+
+def deep_gemm_contender(folder: str) -> LocalContender:
+    """Its dense FP8 GEMM; the scales lie as it wants them. Raises OSError, ImportError or RuntimeError where it cannot be
+    loaded."""
+    multiply = load_package(folder).fp8_gemm_nt
 
     def bind(x: Operands, i: int) -> Callable[[], object]:
         return partial(multiply, (x.a, x.a_scales), (x.weights[i].t(), x.b_scales.t()), x.out)

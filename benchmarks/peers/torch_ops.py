@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from gemmill.tuner.peers import peers_of
 from harness.contenders import Contender, of_peer
-from harness.moe_contenders import MoePeer, torch_grouped
+from harness.moe_contenders import MoePeer, torch_grouped, torch_grouped_bf16
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -14,5 +14,8 @@ def add_options(parser: ArgumentParser) -> None:
 def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
     """The family's own peers; of grouped GEMMs torch's."""
     if family == "moe" and not options.dry_run:
-        return [MoePeer(name="torch", bind=torch_grouped)]
+        return [
+            MoePeer(name="torch", bind=torch_grouped),
+            MoePeer(name="torch bf16", bind=torch_grouped_bf16, kind="bf16"),
+        ]
     return [of_peer(peer) for peer in peers_of(family)]

@@ -22,7 +22,7 @@ LAYERS = (
 )
 """Experts, experts of a token, N and K."""
 TOKENS = (1, 16, 128, 1024, 8192)
-KINDS = ("fp8", "fp8_groups")
+KINDS = ("fp8", "fp8_groups", "bf16")
 ROUTINGS = ("even", "random")
 FEWEST_COPIES, MOST_COPIES = 2, 16
 COPIED_ROWS = 256
@@ -48,6 +48,11 @@ class MoeProblem:
         return self.kind == "fp8_groups"
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and weights."""
+        return torch.bfloat16 if self.kind == "bf16" else torch.float8_e4m3fn
+
+    @property
     def rows(self) -> int:
         """Of all experts."""
         return self.tokens * self.top
@@ -65,7 +70,8 @@ class MoeProblem:
     @property
     def bytes(self) -> int:
         """Weights of experts that can have rows, activations, results."""
-        return min(self.rows, self.experts) * self.n * self.k + self.rows * (self.k + 2 * self.n)
+        operands = min(self.rows, self.experts) * self.n * self.k + self.rows * self.k
+        return operands * self.dtype.itemsize + self.rows * 2 * self.n
 
     def __str__(self) -> str:
         return (
@@ -81,8 +87,9 @@ class MoeOperands:
     out: Tensor
     a: Tensor
     b: Tensor
-    a_scales: Tensor
-    b_scales: Tensor
+    a_scales: Tensor | None
+    """None of bf16, as of the weights."""
+    b_scales: Tensor | None
     offsets: tuple[Tensor, ...]
     """int32 [experts + 1], of each copy."""
 
@@ -95,20 +102,21 @@ class MoeOperands:
 class MoeMaker:
     """Makes operands: normal random numbers. It keeps the last layer's weights."""
 
-    def __init__(self, device: torch.device, rotated_bytes: int) -> None:
-        self._device = device
-        self._key: tuple[int, int, int] | None = None
+    def __init__(self, device: torch.device, rotated_bytes: int, *, filled: bool = True) -> None:
+        """filled: whether weights have values."""
+        self._device, self._filled = device, filled
+        self._key: tuple[torch.dtype, int, int, int] | None = None
         self._weights: Tensor | None = None
         self._generator = torch.Generator(device=device).manual_seed(0)
 
     def make(self, problem: MoeProblem) -> MoeOperands:
         """Of a problem."""
-        p, key = problem, (problem.experts, problem.n, problem.k)
+        p, key = problem, (problem.dtype, problem.experts, problem.n, problem.k)
         if key != self._key:
             self._weights, self._key = None, key
-            self._weights = torch.empty(key, dtype=torch.float8_e4m3fn, device=self._device)
-            for weights in self._weights:
-                weights.copy_(self._normal(p.n, p.k))
+            self._weights = torch.empty(key[1:], dtype=p.dtype, device=self._device)
+            for weights in self._weights if self._filled else ():
+                weights.copy_(self._normal(p.n, p.k).to(p.dtype))
         assert self._weights is not None
         k_groups, n_groups = -(-p.k // GROUP), -(-p.n // GROUP)
         a_shape, b_shape = ((p.rows, k_groups), (p.experts, n_groups, k_groups))
@@ -118,15 +126,15 @@ class MoeMaker:
         return MoeOperands(
             problem=p,
             out=torch.empty((p.rows, p.n), dtype=torch.bfloat16, device=self._device),
-            a=self._normal(p.rows, p.k),
+            a=self._normal(p.rows, p.k).to(p.dtype),
             b=self._weights,
-            a_scales=self._scales(a_shape),
-            b_scales=self._scales(b_shape),
+            a_scales=None if p.kind == "bf16" else self._scales(a_shape),
+            b_scales=None if p.kind == "bf16" else self._scales(b_shape),
             offsets=tuple(self._offsets(p) for _ in range(count)),
         )
 
     def _normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self._device, generator=self._generator).to(torch.float8_e4m3fn)
+        return torch.randn(shape, device=self._device, generator=self._generator)
 
     def _scales(self, shape: tuple[int, ...]) -> Tensor:
         return torch.rand(shape, device=self._device, generator=self._generator) * 0.02 + 0.005

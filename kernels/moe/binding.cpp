@@ -7,8 +7,8 @@
 namespace gemmill::moe {
 namespace {
 
-enum Role { kOut, kA, kB, kAScales, kBScales, kOffsets, kMap };
-enum Value { kM, kN, kK, kExperts, kWeights, kSlot, kExpectedRows, kGroups };
+enum Role { kOut, kA, kB, kAScales, kBScales, kOffsets, kMap, kIds };
+enum Value { kM, kN, kK, kExperts, kWeights, kSlot, kExpectedRows, kGroups, kTokens, kScaled };
 
 int64_t alignment_of(Operand const& x, int64_t also = 0) {
   return tma_alignment(x.data, row_stride(x) | also, x.sizes[x.rank - 1], element_bytes(x.dtype));
@@ -34,6 +34,9 @@ void launch(OpCall const& x, Chosen const& chosen) {
   args.expert_map = static_cast<int32_t const*>(x.tensor(kMap).data);
   args.lda = row_stride(x.tensor(kA)), args.ldb = row_stride(x.tensor(kB)), args.ldd = row_stride(x.tensor(kOut));
   args.b_stride_expert = args.ldb * x.value(kN);
+  args.token_ids = static_cast<int32_t const*>(x.tensor(kIds).data);
+  args.tokens = static_cast<int32_t>(x.value(kTokens));
+  args.id_words = x.tensor(kIds).given() ? static_cast<int32_t>(element_bytes(x.tensor(kIds).dtype) / 4) : 1;
   args.m = static_cast<int32_t>(x.value(kM)), args.n = static_cast<int32_t>(x.value(kN)), args.k = static_cast<int32_t>(x.value(kK));
   args.experts = static_cast<int32_t>(x.value(kExperts)), args.weights = static_cast<int32_t>(x.value(kWeights));
   args.slot = static_cast<int32_t>(x.value(kSlot));
@@ -43,7 +46,7 @@ void launch(OpCall const& x, Chosen const& chosen) {
     args.a_scale_stride_m = a_scales.strides[one_of_each ? 0 : a_scales.rank - 2], args.a_scale_stride_k = a_scales.strides[a_scales.rank - 1];
     args.b_scale_stride_expert = b_scales.strides[0];
     args.b_scale_stride_n = b_scales.strides[1], args.b_scale_stride_k = b_scales.strides[2];
-  } else {
+  } else if (x.value(kScaled)) {
     args.a_scale_per_row = a_scales.numel() > 1;
     args.b_scale_per_column = b_scales.numel() > x.value(kWeights);
     args.b_scale_stride_expert = args.b_scale_per_column ? x.value(kN) : 1;
@@ -53,8 +56,8 @@ void launch(OpCall const& x, Chosen const& chosen) {
 
 Family const family{
     "moe",
-    {"out", "a", "b", "a_scales", "b_scales", "expert_offsets", "expert_map"},
-    {"M", "N", "K", "experts", "weights", "slot", "expected_rows", "groups"},
+    {"out", "a", "b", "a_scales", "b_scales", "expert_offsets", "expert_map", "token_ids"},
+    {"M", "N", "K", "experts", "weights", "slot", "expected_rows", "groups", "tokens", "scaled"},
     {},
     asks,
     launch,

@@ -307,10 +307,15 @@ def test_the_cpu_reference_verifies_itself() -> None:
         "kv_compress",
         "kv_decode_attention",
         "kv_decompress",
+        "grouped_mm of bf16",
+        "grouped_mm_masked of bf16",
         "grouped_mm",
         "grouped_mm_masked",
         "grouped_mm with groups",
         "grouped_mm_masked with groups",
+        "grouped_mm of bf16, gathered",
+        "grouped_mm, gathered",
+        "grouped_mm with groups, gathered",
     ]
     assert all(verdict.cases == 1 and not verdict.failures for verdict in verdicts)
     assert layer.device_words() == "with the CPU reference: there is no GPU that torch can use, so no kernel was run"

@@ -19,6 +19,7 @@ CONFIG = GroupedConfig(
     dtype=DType.E4M3,
     out_dtype=DType.BF16,
     group_size=128,
+    indexed=False,
     tile_shape_mnk=(64, 16, 256),
     cluster_shape_mnk=(1, 1, 1),
     kernel_schedule=KernelSchedule.BASIC,

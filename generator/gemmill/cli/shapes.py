@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _OPS = ", ".join(REGISTRY.measured)
 _SIZES = " or ".join(dict.fromkeys(", ".join(tuning.sizes) for _, tuning, _, _ in REGISTRY.measured.values()))
 DEFAULT_OP = next(iter(REGISTRY.measured))
+_ALIKE = tuple(op for op, told in REGISTRY.measured.items() if told[1].sizes == REGISTRY.measured[DEFAULT_OP][1].sizes)
+"""Those whose shapes are told alike: shapes of others name their op."""
 ShapesOption = Annotated[
     Path | None,
     typer.Option(
@@ -62,7 +64,7 @@ def problems_of(
     from gemmill.tuner.problems import grid
     from gemmill.tuner.shapes import read_misses, read_shapes
 
-    wanted = tuple(REGISTRY.measured if ops == "all" else dict.fromkeys(name.strip() for name in ops.split(",")))
+    wanted = _ALIKE if ops == "all" else tuple(dict.fromkeys(name.strip() for name in ops.split(",")))
     if not REGISTRY.measured.keys() >= set(wanted):
         raise UsageError(f"--op {ops!r}: there are {_OPS}, and all")
     steps = numbers("--m", m) if m else None

@@ -1,4 +1,4 @@
-"""DeepGEMM's grouped FP8 GEMMs, by gemmill's ops: its names and arguments, with scales in groups as float32.
+"""DeepGEMM's grouped GEMMs, by gemmill's ops: its names and arguments; of FP8 with scales in groups as float32.
 
 Scales may lie as DeepGEMM wants them, M-major, or in rows. `recipe`, `compiled_dims` and `disable_ue8m0_cast` say nothing that
 Hopper's kernels depend on, and are not read; scales that are not float32 are refused.
@@ -11,7 +11,13 @@ from torch import Tensor
 
 import gemmill  # noqa: F401 (defines the ops)
 
-__all__ = ["fp8_m_grouped_gemm_nt_masked", "m_grouped_fp8_gemm_nt_contiguous", "m_grouped_fp8_gemm_nt_masked"]
+__all__ = [
+    "fp8_m_grouped_gemm_nt_masked",
+    "m_grouped_bf16_gemm_nt_contiguous",
+    "m_grouped_bf16_gemm_nt_masked",
+    "m_grouped_fp8_gemm_nt_contiguous",
+    "m_grouped_fp8_gemm_nt_masked",
+]
 Scaled = tuple[Tensor, Tensor]
 """Codes and their scales."""
 
@@ -31,12 +37,24 @@ def m_grouped_fp8_gemm_nt_contiguous(
     another, as DeepGEMM asks too; they may begin anywhere. E is 256 at most. Raises RuntimeError as grouped_mm does.
     """
     (codes, a_scales), (weights, b_scales) = a, b
-    experts, rows = weights.shape[0], torch.arange(len(grouped_layout), device=grouped_layout.device)
+    offsets = _segments(grouped_layout, weights.shape[0])
+    torch.ops.gemmill.grouped_mm.default(d, codes, weights, a_scales, b_scales, *offsets)
+
+
+def m_grouped_bf16_gemm_nt_contiguous(
+    a: Tensor, b: Tensor, d: Tensor, grouped_layout: Tensor, compiled_dims: str = "nk"
+) -> None:
+    """The same of bfloat16, without scales."""
+    torch.ops.gemmill.grouped_mm.default(d, a, b, None, None, *_segments(grouped_layout, b.shape[0]))
+
+
+def _segments(grouped_layout: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """Offsets and map of rows that say whose they are."""
+    rows = torch.arange(len(grouped_layout), device=grouped_layout.device)
     owner = torch.where(grouped_layout < 0, experts, grouped_layout).long()
     begins = torch.full((experts + 1,), len(rows), device=rows.device).scatter_reduce_(0, owner, rows, "amin")
     counts = torch.zeros_like(begins).scatter_add_(0, owner, torch.ones_like(rows))
-    begins, ends = begins[:-1], (begins + counts)[:-1]
-    torch.ops.gemmill.grouped_mm.default(d, codes, weights, a_scales, b_scales, *_apart(begins, ends))
+    return _apart(begins[:-1], (begins + counts)[:-1])
 
 
 def _apart(begins: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,6 +82,13 @@ def m_grouped_fp8_gemm_nt_masked(
         a_scales = a_scales.contiguous()
     operands = d, codes, weights, a_scales, b_scales, masked_m
     torch.ops.gemmill.grouped_mm_masked.default(*operands, None, expected_m)
+
+
+def m_grouped_bf16_gemm_nt_masked(
+    a: Tensor, b: Tensor, d: Tensor, masked_m: Tensor, expected_m: int, compiled_dims: str = "nk"
+) -> None:
+    """The same of bfloat16, without scales."""
+    torch.ops.gemmill.grouped_mm_masked.default(d, a, b, None, None, masked_m, None, expected_m)
 
 
 fp8_m_grouped_gemm_nt_masked = m_grouped_fp8_gemm_nt_masked

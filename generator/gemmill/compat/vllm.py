@@ -55,7 +55,7 @@ def _group_gemm_supported(capability: int) -> bool:
         entries = ops.variants(op=GROUPED_MM.name, arch=f"sm{capability}a")
     except ManifestError:
         return False
-    return any((entry.predicate.dtype, entry.predicate.group_size) == (DType.E4M3, 0) for entry in entries)
+    return any((x.dtype, x.group_size, x.indexed) == (DType.E4M3, 0, False) for x in (y.predicate for y in entries))
 
 
 _QUERIES: dict[str, Callable[[int], bool]] = {

@@ -111,3 +111,18 @@ def test_deep_gemms_masked_rows(m_major: bool) -> None:
         of_expert = w[expert : expert + 1], a_scales[expert, :count], w_scales[expert : expert + 1]
         assert torch.equal(out[expert, :count], grouped_mm(a[expert, :count], *of_expert, torch.tensor([0, count])))
         assert bool(out[expert, count:].isnan().all())
+
+
+def test_deep_gemms_bf16() -> None:
+    layout = torch.tensor([1] * 5 + [-1] * 3 + [0] * 6, dtype=torch.int32)
+    a, w = (torch.randn(shape, generator=torch.Generator().manual_seed(3)).bfloat16() for shape in ((14, K), (E, N, K)))
+    out = torch.full((14, N), torch.nan, dtype=torch.bfloat16)
+    deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, w, out, layout)
+    masked = torch.full((E, 7, N), torch.nan, dtype=torch.bfloat16)
+    slots, rows = torch.zeros(E, 7, K).bfloat16(), torch.tensor([6, 5, 0, 0], dtype=torch.int32)
+    for expert, where in ((1, slice(0, 5)), (0, slice(8, 14))):
+        assert torch.equal(out[where], (a[where].double() @ w[expert].double().t()).bfloat16())
+        slots[expert, : where.stop - where.start] = a[where]
+    deep_gemm.m_grouped_bf16_gemm_nt_masked(slots, w, masked, rows, 3)
+    assert torch.equal(masked[0, :6], out[8:14]) and torch.equal(masked[1, :5], out[:5])
+    assert bool(out[5:8].isnan().all() and masked[0, 6:].isnan().all() and masked[2:].isnan().all())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gemmill.families.moe.config import MOST_EXPERTS, GroupedConfig
-from gemmill.families.moe.ops import NAMES
+from gemmill.families.moe.ops import GROUPED_MM, NAMES
 from gemmill.vocab import DType
 
 
@@ -17,6 +17,8 @@ class GroupedAccepts:
     out_dtype: DType
     group_size: int
     """Of scales in groups along K; 0 where they are per token and per channel."""
+    indexed: bool
+    """Whether it gathers rows of a by their numbers."""
     most_experts: int
 
     @property
@@ -28,9 +30,10 @@ class GroupedAccepts:
 def accepted(config: GroupedConfig) -> GroupedAccepts:
     """The calls that a kernel of this config takes."""
     return GroupedAccepts(
-        ops=NAMES,
+        ops=(GROUPED_MM.name,) if config.indexed else NAMES,
         dtype=config.dtype,
         out_dtype=config.out_dtype,
         group_size=config.group_size,
+        indexed=config.indexed,
         most_experts=MOST_EXPERTS,
     )

@@ -4,34 +4,43 @@ It is that of a GEMM of each expert's rows. s8: sums are integers of 32 bits, so
 does. e4m3: an instruction of Hopper's tensor core adds 32 products and the running sum as fixed-point numbers that keep 13
 bits below the largest one's exponent; each of the 33 terms loses less than 2^-13 of the largest. Sums are promoted to float32
 every 128 along K where scales are in groups or the kernel says so, else never. Scales in groups cost three roundings of what is
-added, and one of the register. The epilogue costs two more, and storing half a unit in the last place.
+added, and one of the register. The epilogue costs two more, and storing half a unit in the last place. bf16 and f16: see
+`gemmill.arithmetic`.
 """
 
 import torch
 from torch import Tensor
 
-from gemmill.arithmetic import FLOAT32_UNIT, TensorCore, half_unit_in_last_place, lost_in_sum
+from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, OF_E4M3, half_unit_in_last_place, lost_in_sum
 from gemmill.families.moe.reference import each_group, exact_mm
 
-FP8_CORE = TensorCore(instruction_k=32, losses=33, unit=2.0**-13)
 GROUP_ROUNDINGS, EPILOGUE_ROUNDINGS = 3, 3
 
 
 def tolerance(
-    a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, out_dtype: torch.dtype, *, promoted: bool
+    a: Tensor,
+    b: Tensor,
+    a_scales: Tensor | None,
+    b_scales: Tensor | None,
+    out_dtype: torch.dtype,
+    *,
+    promoted: bool,
 ) -> Tensor:
     """Largest |kernel - exact_mm| of a right kernel, float64 [M, N]; arguments as in exact_mm.
 
     promoted: whether sums of e4m3 leave the tensor core every 128 along K; scales in groups do it always.
     """
     is_integer = a.dtype is torch.int8
+    if a_scales is None or b_scales is None:
+        error = lost_in_sum(a.double(), b.double().t(), OF_16_BITS)
+        return error + half_unit_in_last_place(exact_mm(a, b).abs() + error, out_dtype)
     if b_scales.dim() == 2:
         return _of_groups(a, b, a_scales, b_scales, out_dtype)
     scales = a_scales.reshape(-1, 1).double().abs() * b_scales.reshape(1, -1).double().abs()
     exact = exact_mm(a, b, a_scales, b_scales).abs()
     error = torch.zeros_like(exact)
     if not is_integer:
-        error = scales * lost_in_sum(a.double(), b.double().t(), FP8_CORE, promoted_k=128 if promoted else None)
+        error = scales * lost_in_sum(a.double(), b.double().t(), OF_E4M3, promoted_k=128 if promoted else None)
     error = error + EPILOGUE_ROUNDINGS * FLOAT32_UNIT * (exact + error)
     return error + half_unit_in_last_place(exact + error, out_dtype)
 
@@ -41,7 +50,7 @@ def _of_groups(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, out_dty
     magnitude, exact = error.clone(), error.clone()
     for g, (part, scale) in enumerate(each_group(a, b, a_scales, b_scales)):
         columns = slice(128 * g, 128 * g + 128)
-        lost = lost_in_sum(a[:, columns].double(), b[:, columns].double().t(), FP8_CORE)
+        lost = lost_in_sum(a[:, columns].double(), b[:, columns].double().t(), OF_E4M3)
         term = scale.abs() * (part.abs() + lost)
         magnitude += term
         exact += scale * part

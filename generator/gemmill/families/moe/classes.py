@@ -15,5 +15,6 @@ CLASSES = Classes(
         ClassAxis(name="dtype", expression="dtype(a)", values=_codes(*OPERANDS)),
         ClassAxis(name="out_dtype", expression="dtype(out)", values=_codes(DType.BF16, DType.F16)),
         ClassAxis(name="group_size", expression="groups", values={0: 0, GROUP: 1}),
+        ClassAxis(name="indexed", expression="indexed", values={False: 0, True: 1}),
     )
 )

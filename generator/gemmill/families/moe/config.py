@@ -20,7 +20,8 @@ MOST_EXPERTS = 512
 """Whose rows a kernel looks up in shared memory."""
 GROUP = 128
 """Elements along K, and columns of weights, that share a scale where scales come in groups."""
-OPERANDS = (DType.E4M3, DType.S8)
+OPERANDS = (DType.E4M3, DType.S8, DType.BF16, DType.F16)
+"""Of 8 bits with scales, of 16 without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,10 @@ class GroupedConfig:
     """Of A and of the weights."""
     out_dtype: DType
     group_size: int = 0
-    """Elements along K that share a scale of A, and columns too of the weights'; 0: scales per token and per channel."""
+    """Elements along K that share a scale of A, and columns too of the weights'; 0: scales per token and per channel, or none
+    of operands of 16 bits."""
+    indexed: bool = False
+    """Whether rows of A are gathered by their numbers as they are loaded."""
     tile_shape_mnk: tuple[int, int, int]
     """Of the kernel as compiled: with swap_ab, M counts columns of the weights."""
     cluster_shape_mnk: tuple[int, int, int] = (1, 1, 1)
@@ -57,6 +61,11 @@ class GroupedConfig:
     def compiled(self) -> "GroupedConfig":
         """Itself: nothing is left to the launch."""
         return self
+
+    @property
+    def scaled(self) -> bool:
+        """Whether operands come with scales."""
+        return self.dtype.bits < 16
 
     @cached_property
     def problem(self) -> Problem:

@@ -1,4 +1,6 @@
-"""The ops as functions that allocate what they return."""
+"""The ops as functions that allocate what they return, and that look at values of offsets where they are asked to."""
+
+from itertools import pairwise
 
 import torch
 
@@ -12,41 +14,79 @@ _GROUPED_MM, _GROUPED_MM_MASKED = overload("grouped_mm"), overload("grouped_mm_m
 def grouped_mm(
     a: torch.Tensor,
     b: torch.Tensor,
-    a_scales: torch.Tensor,
-    b_scales: torch.Tensor,
+    a_scales: torch.Tensor | None,
+    b_scales: torch.Tensor | None,
     expert_offsets: torch.Tensor,
     expert_map: torch.Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = None,
+    token_ids: torch.Tensor | None = None,
+    check: bool = False,
 ) -> torch.Tensor:
     """out[i, n] = a_scales[i] b_scales[e, n] sum over k of a[i, k] b[e, n, k] for rows i of expert e.
 
     a is [M, K] and b [E, N, K], both float8_e4m3fn or int8. Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1]:
     int32 or int64 [E + 1], ascending, on the device. a_scales are float32, one value or [M, 1], b_scales [E] or [E, N]. Or
-    in groups, with float8_e4m3fn: a_scales [M, K/128], b_scales [E, N/128, K/128], sizes rounded up, any strides. expert_map
-    is int32 [E]: which of b an expert multiplies by, -1 for none. out is [M, N], bfloat16 or float16; rows of no expert are not
-    written. Raises RuntimeError with one sentence where the arguments do not fit. Values of offsets are not looked at. Whatever
-    they are, nothing is read or written outside of the operands.
+    in groups, with float8_e4m3fn: a_scales [M, K/128], b_scales [E, N/128, K/128], sizes rounded up, any strides. Or a and b are
+    bfloat16 or float16, and both scales None. expert_map is int32 [E]: which of b an expert multiplies by, -1 for none. token_ids
+    is int32 or int64 [M]: then a is [T, K] with scales of T rows, and row i of out comes of row token_ids[i] of a, of zeros where
+    there is none. out is [M, N], bfloat16 unless float16 is asked for; of 16-bit operands it is their type. Rows of no expert are
+    not written. Raises RuntimeError with one sentence where the arguments do not fit. Values of offsets, map and token_ids are
+    looked at with `check` alone, which waits for the device. Whatever they are, nothing is read or written outside of the operands.
     """
-    out = a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
-    _GROUPED_MM(out, a, b, a_scales, b_scales, expert_offsets, expert_map)
+    rows = a.shape[0] if token_ids is None else token_ids.numel()
+    if check:
+        _check_offsets(expert_offsets, rows)
+        _check_map("grouped_mm", expert_map, b.shape[0])
+        _check_each("grouped_mm", "token_ids", token_ids, 0, a.shape[0] - 1, "one of a's rows")
+    out = a.new_empty((rows, b.shape[1]), dtype=out_dtype or _result_of(a))
+    _GROUPED_MM(out, a, b, a_scales, b_scales, expert_offsets, expert_map, token_ids)
     return out
 
 
 def grouped_mm_masked(
     a: torch.Tensor,
     b: torch.Tensor,
-    a_scales: torch.Tensor,
-    b_scales: torch.Tensor,
+    a_scales: torch.Tensor | None,
+    b_scales: torch.Tensor | None,
     rows: torch.Tensor,
     expert_map: torch.Tensor | None = None,
     expected_rows: int = 0,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = None,
+    check: bool = False,
 ) -> torch.Tensor:
     """The same of a [E, max_m, K], of which the first rows[e] rows are expert e's: rows is int32 or int64 [E], on the device.
 
     a_scales are [E, max_m, 1], or [E, max_m, K/128] with all rows at one stride. expected_rows, of an expert, helps to choose a
     variant; 0 stands for max_m. out is [E, max_m, N].
     """
-    out = a.new_empty((*a.shape[:2], b.shape[1]), dtype=out_dtype)
+    if check:
+        _check_each("grouped_mm_masked", "rows", rows, 0, a.shape[1], "rows of an expert's slot")
+        _check_map("grouped_mm_masked", expert_map, b.shape[0])
+    out = a.new_empty((*a.shape[:2], b.shape[1]), dtype=out_dtype or _result_of(a))
     _GROUPED_MM_MASKED(out, a, b, a_scales, b_scales, rows, expert_map, expected_rows)
     return out
+
+
+def _result_of(a: torch.Tensor) -> torch.dtype:
+    return a.dtype if a.element_size() == 2 else torch.bfloat16
+
+
+def _check_offsets(offsets: torch.Tensor, rows: int) -> None:
+    _check_each("grouped_mm", "expert_offsets", offsets, 0, rows, "a row, or the end of all rows")
+    for expert, (begin, end) in enumerate(pairwise(offsets.reshape(-1).tolist())):
+        if end < begin:
+            raise RuntimeError(
+                f"grouped_mm: expert_offsets[{expert}] is {begin} and expert_offsets[{expert + 1}] is {end}: offsets must not "
+                "decrease, each is the end of the expert before and the first row of the next"
+            )
+
+
+def _check_map(op: str, expert_map: torch.Tensor | None, weights: int) -> None:
+    _check_each(op, "expert_map", expert_map, -1, weights - 1, "weights of an expert, or -1 for none")
+
+
+def _check_each(op: str, name: str, values: torch.Tensor | None, least: int, most: int, what: str) -> None:
+    """Raise RuntimeError with the first value that is out of bounds."""
+    for i, value in enumerate([] if values is None else values.reshape(-1).tolist()):
+        if not least <= value <= most:
+            raise RuntimeError(f"{op}: {name}[{i}] is {value}, expected {least} to {most}: {what}")

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from gemmill.families.moe.config import GroupedConfig
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
+_INDEXED = "indexed"
+
 
 def to_fields(config: GroupedConfig) -> list[str]:
-    """dtype out scales tile cluster schedule accumulation order stages."""
+    """dtype out scales [indexed] tile cluster schedule accumulation order stages."""
     tile, cluster = ("x".join(map(str, shape)) for shape in (config.tile_shape_mnk, config.cluster_shape_mnk))
     return [
         config.dtype.value,
         config.out_dtype.value,
-        f"group{config.group_size}" if config.group_size else "channel",
+        f"group{config.group_size}" if config.group_size else "channel" if config.scaled else "plain",
+        *((_INDEXED,) if config.indexed else ()),
         f"t{tile}",
         f"c{cluster}",
         config.kernel_schedule.value,
@@ -25,19 +28,20 @@ def to_fields(config: GroupedConfig) -> list[str]:
 
 def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> GroupedConfig:
     """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
-    if len(fields) != 9:
-        raise ValueError(f"it has {len(fields) + 2} fields of 11")
-    dtype, out, scales, tile, cluster, schedule, accumulation, order, stages = fields
+    indexed = _INDEXED in fields[3:4]
+    if len(fields) != 9 + indexed:
+        raise ValueError(f"it has {len(fields) + 2} fields of {11 + indexed}")
+    dtype, out, scales, *_, tile, cluster, schedule, accumulation, order, stages = fields
     if order not in ("ab", "swapab"):
         raise ValueError(f"operand order {order!r}, expected ab or swapab")
     told = _matched(r"s(auto|[1-9]\d*)", stages, f"stages {stages!r}, expected sauto or s and a number")[1]
-    group = _matched(r"channel|group([1-9]\d*)", scales, f"scales {scales!r}, expected channel or group and a number")[
-        1
-    ]
+    kind = "plain" if DType(dtype).bits == 16 else "channel"
+    group = _matched(rf"{kind}|group([1-9]\d*)", scales, f"scales {scales!r}, expected {kind} or group and a number")[1]
     return GroupedConfig(
         dtype=DType(dtype),
         out_dtype=DType(out),
         group_size=int(group or 0),
+        indexed=indexed,
         tile_shape_mnk=_shape("t", tile),
         cluster_shape_mnk=_shape("c", cluster),
         kernel_schedule=KernelSchedule(schedule),

@@ -23,27 +23,52 @@ from gemmill.gemm.config import RESULTS_OF
 from gemmill.vocab import DType
 
 GROUPED_MM = OpSchema(
-    "grouped_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor expert_offsets, "
-    "Tensor? expert_map=None) -> ()"
+    "grouped_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scales, Tensor? b_scales, Tensor expert_offsets, "
+    "Tensor? expert_map=None, Tensor? token_ids=None) -> ()"
 )
 GROUPED_MM_MASKED = OpSchema(
-    "grouped_mm_masked(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor rows, "
+    "grouped_mm_masked(Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scales, Tensor? b_scales, Tensor rows, "
     "Tensor? expert_map=None, int expected_rows=0) -> ()"
 )
 
 _B = Tensor("b", "weights N K", Same("a"))
 _SCALES = (Tensor("a_scales", "M", (DType.F32,)), Tensor("b_scales", "N", (DType.F32,)))
 _MAP = Tensor("expert_map", "experts", (DType.S32,), Layout.VECTOR)
+_PLAIN, _CODES = ([dtype.torch_name for dtype in OPERANDS if (dtype.bits == 16) is plain] for plain in (True, False))
 _MATRICES: tuple[Step, ...] = (
-    Check(Aspect.DTYPE, "a b out a_scales b_scales"),
+    Check(Aspect.DTYPE, "a b out"),
+    OneOf(
+        "scaled",
+        {"no": f"dtype(a) in ({', '.join(_PLAIN)})", "yes": f"dtype(a) in ({', '.join(_CODES)})"},
+        "{a.name} is {a.dtype}",
+    ),
+    When(
+        "scaled == 0",
+        (
+            Require(
+                "a_scales == 0 and b_scales == 0",
+                "{a.name} is {a.dtype}, and a_scales or b_scales are given: operands of 16 bits have no scales",
+            ),
+        ),
+    ),
+    When(
+        "scaled == 1",
+        (
+            Require(
+                "a_scales == 1 and b_scales == 1",
+                "{a.name} is {a.dtype}, and a_scales or b_scales are not given: operands of 8 bits have both",
+            ),
+            Check(Aspect.DTYPE, "a_scales b_scales"),
+        ),
+    ),
     Check(Aspect.RANK, "out a b"),
     Check(Aspect.SHAPE, "a b out"),
 )
 _LIMIT = Require(
-    f"M <= {MOST_OF_TMA} and N <= {MOST_OF_TMA} and K <= {MOST_OF_TMA}",
+    f"M <= {MOST_OF_TMA} and tokens <= {MOST_OF_TMA} and N <= {MOST_OF_TMA} and K <= {MOST_OF_TMA}",
     f"rows, N, K = {{M}}, {{N}}, {{K}}: each must be at most {MOST_OF_TMA}",
 )
-_KINDS: tuple[Step, ...] = (
+_OF_KINDS: tuple[Step, ...] = (
     Let("k_groups", f"ceil(K, {GROUP})"),
     Let("n_groups", f"ceil(N, {GROUP})"),
     Let("channels", "weights * N"),
@@ -62,9 +87,9 @@ _KINDS: tuple[Step, ...] = (
         "groups == 0",
         (
             Require(
-                "numel(a_scales) in (1, M) and dense(a_scales) == 1",
+                "numel(a_scales) in (1, tokens) and dense(a_scales) == 1",
                 "{a_scales.name} has shape {a_scales.shape} and strides {a_scales.strides}: beside scales of columns there is one "
-                "value, or one for each of {M} rows, without gaps",
+                "value, or one for each of {tokens} rows, without gaps",
             ),
         ),
     ),
@@ -73,7 +98,7 @@ _IN_GROUPS = (
     "{a_scales.name} has shape {a_scales.shape}, expected {expected}: a scale of each row for each {GROUP} along K, as "
     "{b_scales.name} of {b_scales.shape} has them"
 )
-_CODES = Require(
+_ONLY_E4M3 = Require(
     "groups == 0 or dtype(a) in (float8_e4m3fn,)",
     "{a.name} is {a.dtype}: scales in groups come with float8_e4m3fn",
 )
@@ -90,8 +115,10 @@ _EXPERTS: tuple[Step, ...] = (
 )
 
 
-def _in_groups(expected: str) -> str:
-    return _IN_GROUPS.replace("{expected}", expected).replace("{GROUP}", str(GROUP))
+def _scales(shape: str, test: str) -> Step:
+    """Of both kinds; those in groups have a shape, and what must hold for it."""
+    said = _IN_GROUPS.replace("{expected}", shape).replace("{GROUP}", str(GROUP))
+    return When("scaled == 1", (*_OF_KINDS, When("groups == 1", (Require(test, said),)), _ONLY_E4M3))
 
 
 def _rows_at_one_stride(role: str) -> tuple[Step, ...]:
@@ -107,7 +134,7 @@ def _rows_at_one_stride(role: str) -> tuple[Step, ...]:
 
 
 def _end(of_rows: str) -> tuple[Step, ...]:
-    roles = f"out a b a_scales b_scales {of_rows} expert_map"
+    roles = f"out a b a_scales b_scales {of_rows} expert_map token_ids"
     return (Check(Aspect.DEVICE, roles), Check(Aspect.APART, roles), CLASSES)
 
 
@@ -115,28 +142,31 @@ _CONTIGUOUS = Op(
     schema=GROUPED_MM,
     tensors=(
         Tensor("out", "M N", ResultOf("a", RESULTS_OF), Layout.ROWS),
-        Tensor("a", "M K", OPERANDS, Layout.ROWS),
+        Tensor("a", "tokens K", OPERANDS, Layout.ROWS),
         _B,
         *_SCALES,
         Tensor("expert_offsets", "ends", (DType.S32, DType.S64), Layout.VECTOR),
         _MAP,
+        Tensor("token_ids", "M", (DType.S32, DType.S64), Layout.VECTOR),
     ),
     contract=(
         *_MATRICES,
+        Let("indexed", "token_ids"),
+        Require(
+            "indexed == 1 or M == tokens",
+            "{out.name} is {out.shape} and {a.name} is {a.shape}: without token_ids both have the same rows",
+        ),
+        Check(Aspect.WHOLE, "token_ids"),
+        Require(
+            "indexed == 0 or M == 0 or tokens >= 1", "{a.name} is {a.shape}: token_ids name {M} rows, and it has none"
+        ),
         _LIMIT,
         Check(Aspect.LAYOUT, "a out"),
         *_rows_at_one_stride("b"),
-        *_KINDS,
-        When(
-            "groups == 1",
-            (
-                Require(
-                    "rank(a_scales) == 2 and size(a_scales, 0) == M and size(a_scales, 1) == k_groups",
-                    _in_groups("[{M}, {k_groups}]"),
-                ),
-            ),
+        _scales(
+            "[{tokens}, {k_groups}]",
+            "rank(a_scales) == 2 and size(a_scales, 0) == tokens and size(a_scales, 1) == k_groups",
         ),
-        _CODES,
         Check(Aspect.DTYPE, "expert_offsets"),
         Let("ends", "numel(expert_offsets)"),
         Check(Aspect.SHAPE, "expert_offsets"),
@@ -164,6 +194,8 @@ _MASKED = Op(
     contract=(
         *_MATRICES,
         Let("M", "experts * slot"),
+        Let("tokens", "M"),
+        Let("indexed", "0"),
         _LIMIT,
         *_rows_at_one_stride("a"),
         *_rows_at_one_stride("b"),
@@ -172,18 +204,11 @@ _MASKED = Op(
             "M <= 1 or out_rows >= N",
             "{out.name} has row stride {out_rows} for rows of {N}: its rows overlap",
         ),
-        *_KINDS,
-        When(
-            "groups == 1",
-            (
-                Require(
-                    "rank(a_scales) == 3 and size(a_scales, 0) == experts and size(a_scales, 1) == slot and "
-                    "size(a_scales, 2) == k_groups and (experts <= 1 or slot <= 1 or step(a_scales, 0) == slot * step(a_scales, 1))",
-                    _in_groups("[{experts}, {slot}, {k_groups}], all rows at one stride"),
-                ),
-            ),
+        _scales(
+            "[{experts}, {slot}, {k_groups}], all rows at one stride",
+            "rank(a_scales) == 3 and size(a_scales, 0) == experts and size(a_scales, 1) == slot and "
+            "size(a_scales, 2) == k_groups and (experts <= 1 or slot <= 1 or step(a_scales, 0) == slot * step(a_scales, 1))",
         ),
-        _CODES,
         Check(Aspect.DTYPE, "expert_offsets"),
         Check(Aspect.SHAPE, "expert_offsets"),
         Check(Aspect.LAYOUT, "expert_offsets"),

@@ -8,6 +8,15 @@ QUESTIONS = (
     Asked(name="k", flags="-k", least=0, is_size=True, help="Columns of a and of the weights"),
     Asked(name="experts", flags="--experts", least=1, help="Experts that rows are dealt to (8)"),
     Asked(name="group", flags="--group", help="Elements along K that share a scale, 128; none for channels"),
-    Asked(name="dtype", flags="--dtype", kind=str, choices=("e4m3", "s8"), help="Of a and of the weights (e4m3)"),
-    Asked(name="out", flags="--out", kind=str, choices=("bf16", "f16"), help="Dtype of out (bf16)"),
+    Asked(
+        name="dtype",
+        flags="--dtype",
+        kind=str,
+        choices=("e4m3", "s8", "bf16", "f16"),
+        help="Of a and of the weights (e4m3)",
+    ),
+    Asked(
+        name="out", flags="--out", kind=str, choices=("bf16", "f16"), help="Dtype of out (bf16, of f16 operands f16)"
+    ),
+    Asked(name="indexed", flags="--indexed", kind=bool, default=False, help="Gather rows of a by token_ids"),
 )

@@ -1,7 +1,7 @@
 """grouped_mm and grouped_mm_masked in plain torch, from the quantised operands, on any device.
 
-Sums are exact in float64 (`gemmill.families.moe.bounds` says why), and what follows is done as kernels do it: scales of
-columns, then of rows, in float32, rounded once to the result's type. Scales in groups are applied in float64.
+Sums are made in float64: exactly of 8-bit operands (`gemmill.families.moe.bounds` says why). What follows is done as kernels do
+it: scales of columns, then of rows, in float32, rounded once to the result's type. Scales in groups are applied in float64.
 """
 
 from collections.abc import Iterator
@@ -43,12 +43,21 @@ def segments(
             yield Segment(begin=begin, end=end, weights=which)
 
 
-def exact_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
+def gathered(x: Tensor, token_ids: Tensor) -> Tensor:
+    """Rows of x by their numbers; zeros where there is no such row."""
+    ids = token_ids.reshape(-1).long()
+    known = (ids >= 0) & (ids < len(x))
+    return torch.cat((x, torch.zeros_like(x[:1])))[ids.where(known, len(x))]
+
+
+def exact_mm(a: Tensor, b: Tensor, a_scales: Tensor | None = None, b_scales: Tensor | None = None) -> Tensor:
     """a_scales b_scales (a b^T), float64 [M, N], of rows of one expert; a [M, K], b [N, K].
 
     a_scales has one value or one for each row, b_scales one or one for each column; or a_scales are [M, K/128] and b_scales
-    [N/128, K/128], sizes rounded up.
+    [N/128, K/128], sizes rounded up. Without them a and b are what they are.
     """
+    if a_scales is None or b_scales is None:
+        return a.double() @ b.double().t()
     if b_scales.dim() != 2:
         scaled = a.double() @ b.double().t() * b_scales.reshape(1, -1).double()
         return a_scales.reshape(-1, 1).double() * scaled
@@ -67,8 +76,12 @@ def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iter
         yield part, (a_scales[:, g, None] * b_scales[columns, g]).double()
 
 
-def segment_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, out_dtype: torch.dtype) -> Tensor:
+def segment_mm(
+    a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
     """The result of one expert's rows, rounded as kernels round it. Arguments as in exact_mm."""
+    if a_scales is None or b_scales is None:
+        return exact_mm(a, b).float().to(out_dtype)
     if b_scales.dim() == 2:
         return exact_mm(a, b, a_scales, b_scales).to(out_dtype)
     total = (a.double() @ b.double().t()).float() * b_scales.reshape(1, -1)

@@ -32,6 +32,8 @@ def _scales(c: GroupedConfig) -> Iterator[str]:
         yield f"accumulation of {c.dtype} with groups of {c.group_size} is {wanted}, not {c.accumulation}"
     if wanted is None and c.accumulation is Accumulation.EXACT:
         yield f"sums of {c.dtype} are not exact: fast or promoted"
+    if not c.scaled and c.accumulation is Accumulation.PROMOTED:
+        yield f"sums of {c.dtype} are kept in float32: nothing is to be promoted"
     if c.group_size and c.kernel_schedule is KernelSchedule.PINGPONG:
         yield f"no {c.kernel_schedule} kernel has scales in groups: cooperative is one"
 
@@ -54,6 +56,8 @@ def _cluster(c: GroupedConfig) -> Iterator[str]:
     """Tiles along N are always of one expert, tiles along M seldom."""
     if c.cluster_shape_mnk not in ((1, 1, 1), (1, 2, 1)) or (c.swap_ab and c.cluster_shape_mnk != (1, 1, 1)):
         yield f"cluster {c.cluster_shape_mnk}: two CTAs side by side share rows of A, others share nothing"
+    if c.indexed and c.cluster_shape_mnk != (1, 1, 1):
+        yield f"cluster {c.cluster_shape_mnk}: rows that are gathered come by copies of threads, which no CTA shares"
 
 
 def _registers(c: GroupedConfig) -> Iterator[str]:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from itertools import product
 
-from gemmill.families.moe.config import GROUP, GroupedConfig
+from gemmill.families.moe.config import GROUP, OPERANDS, GroupedConfig
+from gemmill.gemm.config import RESULTS_OF
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE, KernelSchedule.PINGPONG
@@ -16,7 +17,7 @@ _CHANNEL = (
     ((128, 128, 128), (1, 2, 1), PINGPONG, False, None),
     ((128, 192, 128), (1, 1, 1), PINGPONG, False, None),
 )
-"""Tile, cluster, schedule, whether weights fill the tensor core's rows, stages."""
+"""Tile of 8-bit operands, cluster, schedule, whether weights fill the tensor core's rows, stages."""
 _GROUP = (
     ((64, 16, 256), (1, 1, 1), BASIC, True, 4),
     ((128, 32, 256), (1, 1, 1), COOPERATIVE, True, None),
@@ -25,37 +26,59 @@ _GROUP = (
     ((128, 128, 128), (1, 2, 1), COOPERATIVE, False, None),
 )
 """The fastest of 27 kernels at 30 points, or nearly so (docs/notes/moe.md)."""
+_INDEXED = (
+    ((64, 16, 256), (1, 1, 1), BASIC, True, None),
+    ((128, 32, 256), (1, 1, 1), COOPERATIVE, True, None),
+    ((128, 64, 128), (1, 1, 1), COOPERATIVE, True, None),
+    ((128, 128, 128), (1, 1, 1), PINGPONG, True, None),
+)
+_GROUP_INDEXED = (
+    ((64, 16, 256), (1, 1, 1), BASIC, True, 4),
+    ((128, 32, 256), (1, 1, 1), COOPERATIVE, True, None),
+    ((128, 128, 128), (1, 1, 1), COOPERATIVE, False, None),
+)
+"""Of rows that threads copy: their copies take registers that sums of wide tiles have."""
 
 
 def default(arch: Arch) -> Iterator[GroupedConfig]:
-    """Of e4m3 with both kinds of scales and of s8, on sm90a."""
+    """Of e4m3 with both kinds of scales, of s8, and of operands of 16 bits, on sm90a; rows in order and gathered."""
     if arch is not Arch.SM90A:
         return
-    for (dtype, group), out in product(((DType.E4M3, 0), (DType.E4M3, GROUP), (DType.S8, 0)), (DType.BF16, DType.F16)):
-        accumulation = Accumulation.PROMOTED if group else Accumulation.FAST
-        if dtype is DType.S8:
-            accumulation = Accumulation.EXACT
-        for tile, cluster, schedule, swap_ab, stages in _GROUP if group else _CHANNEL:
-            yield GroupedConfig(
-                dtype=dtype,
-                out_dtype=out,
-                group_size=group,
-                tile_shape_mnk=tile,
-                cluster_shape_mnk=cluster,
-                kernel_schedule=schedule,
-                accumulation=accumulation,
-                swap_ab=swap_ab,
-                stages=stages,
-                arch=arch,
-            )
+    kinds = [(dtype, group) for dtype in OPERANDS for group in ((0, GROUP) if dtype is DType.E4M3 else (0,))]
+    for dtype, group in kinds:
+        for out, indexed in product(RESULTS_OF[dtype], (False, True)):
+            shapes = (_GROUP, _GROUP_INDEXED)[indexed] if group else (_CHANNEL, _INDEXED)[indexed]
+            for (x, y, k), cluster, schedule, swap_ab, stages in shapes:
+                yield GroupedConfig(
+                    dtype=dtype,
+                    out_dtype=out,
+                    group_size=group,
+                    indexed=indexed,
+                    tile_shape_mnk=(x, y, k * 8 // dtype.bits),
+                    cluster_shape_mnk=cluster,
+                    kernel_schedule=schedule,
+                    accumulation=_accumulation(dtype, group),
+                    swap_ab=swap_ab,
+                    stages=stages,
+                    arch=arch,
+                )
+
+
+def _accumulation(dtype: DType, group: int) -> Accumulation:
+    if dtype is DType.S8:
+        return Accumulation.EXACT
+    return Accumulation.PROMOTED if group else Accumulation.FAST
 
 
 _SMOKE = (((64, 16, 256), True), ((128, 192, 128), False), ((64, 128, 128), False))
+_FEW = {DType.E4M3: _SMOKE[0], DType.BF16: ((64, 16, 128), True)}
 
 
 def smoke(arch: Arch) -> Iterator[GroupedConfig]:
-    """Of e4m3 to bf16, a tile for few rows and one for many, with both kinds of scales."""
+    """Of e4m3 to bf16, with both kinds of scales, a tile for few rows and one for many; of bf16, and of gathered rows, one for few."""
     for config in default(arch):
-        is_common = config.dtype is DType.E4M3 and config.out_dtype is DType.BF16
-        if is_common and (config.tile_shape_mnk, config.swap_ab) in _SMOKE:
+        shape, few = (config.tile_shape_mnk, config.swap_ab), _FEW.get(config.dtype)
+        if config.out_dtype is DType.BF16 and (
+            shape == few or (few == _SMOKE[0] and not config.indexed and shape in _SMOKE)
+        ):
             yield config

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from gemmill.families.moe.problem import problem_of_call
-from gemmill.families.moe.reference import segment_mm, segments
+from gemmill.families.moe.reference import Segment, gathered, segment_mm, segments
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
 from gemmill.runtime import checks
@@ -23,31 +23,42 @@ class Part:
     out: Tensor
     a: Tensor
     b: Tensor
-    a_scales: Tensor
-    b_scales: Tensor
+    a_scales: Tensor | None
+    """None where operands have 16 bits."""
+    b_scales: Tensor | None
 
 
 def parts_of(call: Judged, given: dict[str, Any]) -> Iterator[Part]:
     """The parts of a call that has passed the checks."""
-    slot, grouped = call["slot"], call["groups"] == 1
-    spans = segments(given["expert_offsets"], call["M"], call["weights"], slot=slot, expert_map=given.get("expert_map"))
-    b_scales = given["b_scales"] if grouped else given["b_scales"].reshape(call["weights"], -1)
-    for span in spans:
+    slot, ids = call["slot"], given.get("token_ids")
+    a, a_scales, b_scales = given["a"], given["a_scales"], given["b_scales"]
+    if b_scales is not None and call["groups"] == 0:
+        a_scales = a_scales if slot else a_scales.reshape(-1)
+        b_scales = b_scales.reshape(call["weights"], -1)
+    if ids is not None:
+        a = gathered(a, ids)
+        if a_scales is not None and a_scales.shape != (1,):
+            a_scales = gathered(a_scales, ids)
+    for span in segments(
+        given["expert_offsets"], call["M"], call["weights"], slot=slot, expert_map=given.get("expert_map")
+    ):
         index: Any = slice(span.begin, span.end)
         if slot:
             index = (span.begin // slot, slice(0, span.end - span.begin))
-        a_scales = given["a_scales"]
-        if not grouped:
-            a_scales = a_scales.reshape(-1)[span.begin : span.end] if a_scales.numel() > 1 else a_scales.reshape(1)
-        else:
-            a_scales = a_scales[index]
         yield Part(
             out=given["out"][index],
-            a=given["a"][index],
+            a=a[index],
             b=given["b"][span.weights],
-            a_scales=a_scales,
-            b_scales=b_scales[span.weights],
+            a_scales=None if a_scales is None else _scales_of(a_scales, call, span, index),
+            b_scales=None if b_scales is None else b_scales[span.weights],
         )
+
+
+def _scales_of(a_scales: Tensor, call: Judged, span: Segment, index: Any) -> Tensor:
+    if call["groups"]:
+        part: Tensor = a_scales[index]
+        return part
+    return a_scales.reshape(-1)[span.begin : span.end] if a_scales.numel() > 1 else a_scales.reshape(1)
 
 
 def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:

@@ -7,21 +7,22 @@ from gemmill.families.moe.classes import CLASSES
 from gemmill.families.moe.config import GroupedConfig
 from gemmill.families.moe.facts import Facts as KernelFacts
 from gemmill.families.moe.model import Facts, model_ns, refuses
-from gemmill.family import Reach, Row, Tuning
+from gemmill.families.moe.sweep import SWEEP, Op
+from gemmill.family import ProblemCall, Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 
 _STEP = 128
 _PRODUCTS, _PRODUCTS_OF_WIDE, _WIDE = 10000, 9000, 192
-"""Multiply-adds a nanosecond of one tensor core; with tiles of 192 columns fewer fill a wave, and more of it is lost."""
+"""Multiply-adds of 8-bit operands a nanosecond of one tensor core; with tiles of 192 columns fewer fill a wave, and more of it is lost."""
 _LOADED = 200
 """Bytes a nanosecond that one multiprocessor loads. By these the choice is 1.7 % slower than the fastest variant in the mean of 30
 points, and 10 % at worst (H200, 2026-11-22; docs/notes/moe.md)."""
 
 
 def _facts(config: GroupedConfig) -> Facts:
-    facts = KernelFacts(config)
-    products = facts.tile_m * facts.tile_n * _STEP // (_PRODUCTS_OF_WIDE if facts.tile_n == _WIDE else _PRODUCTS)
-    loaded = (facts.tile_m + facts.tile_n) * _STEP // _LOADED
+    facts, size = KernelFacts(config), config.dtype.bits // 8
+    products = facts.tile_m * facts.tile_n * size * _STEP // (_PRODUCTS_OF_WIDE if facts.tile_n == _WIDE else _PRODUCTS)
+    loaded = (facts.tile_m + facts.tile_n) * size * _STEP // _LOADED
     return Facts(
         tile_m=facts.tile_m,
         tile_n=facts.tile_n,
@@ -42,6 +43,14 @@ def _rows(config: GroupedConfig, accepts: GroupedAccepts, kernel: int) -> Iterat
     )
 
 
+_MEASURED = {op.number: op.value for op in Op}
+
+
+def _measured_as(call: ProblemCall) -> str | None:
+    """The class by which tables know a call."""
+    return _MEASURED.get(call.problem)
+
+
 TUNING = Tuning(
     sizes=("m", "n", "k", "experts"),
     result=("m", "n"),
@@ -55,4 +64,6 @@ TUNING = Tuning(
     refuses=refuses,
     model_ns=model_ns,
     offers=lambda config: {CLASSES.number(config): (config,)},
+    measured_as=_measured_as,
+    sweep=SWEEP,
 )

@@ -3,6 +3,7 @@
 from gemmill.families.moe.cases.asked import asked
 from gemmill.families.moe.cases.checked import of_config, once, sized
 from gemmill.families.moe.cases.drawn import GroupedJudge, drawn, is_lacking
+from gemmill.families.moe.cases.measured import GroupedMaker
 from gemmill.numerics.cases import Cases
 
 CASES = Cases(
@@ -14,4 +15,5 @@ CASES = Cases(
     judge=GroupedJudge,
     counts_are_final=True,
     is_lacking=is_lacking,
+    measured=GroupedMaker,
 )

@@ -46,6 +46,8 @@ class Problem:
     """"integers": small ones, and powers of two as scales, so that every order of summation gives the same"""
     pad: int = 0
     """Elements between rows of a and of out."""
+    indexed: bool = False
+    """Whether rows of a are gathered: fewer than there are rows of out, with some that are nowhere."""
 
     @property
     def op(self) -> str:
@@ -54,19 +56,30 @@ class Problem:
 
     @property
     def rows(self) -> int:
-        """Of A."""
+        """Of the result."""
         return len(self.counts) * self.slot if self.slot else sum(self.counts) + 2 * self.spare
+
+    @property
+    def tokens(self) -> int:
+        """Rows of A."""
+        return self.rows // 2 + 3 if self.indexed else self.rows
 
     @property
     def weights(self) -> int:
         """Experts that have some."""
         return len(self.counts) if self.mapped is None else max(self.mapped) + 1
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether operands have no scales."""
+        return self.dtype.bits == 16
+
     def __str__(self) -> str:
         words = [f"rows {self.counts}, N, K = {self.n}, {self.k}", f"{self.dtype} to {self.out_dtype}"]
         words += [f"groups of {GROUP}"] if self.grouped else []
         words += [f"slots of {self.slot}"] if self.slot else []
         words += [f"map {self.mapped}"] if self.mapped is not None else []
+        words += ["gathered"] if self.indexed else []
         words += ["exact"] if self.data == "integers" else []
         return "; ".join(words)
 
@@ -77,26 +90,27 @@ def make_given(p: Problem, device: torch.device) -> dict[str, Any]:
     k_groups, n_groups = -(-p.k // GROUP), -(-p.n // GROUP)
     a_shape: tuple[int, ...]
     b_shape: tuple[int, ...]
-    a = torch.full((p.rows, p.k + p.pad), 1, dtype=torch.int8, device=device).to(_torch(p.dtype))[:, : p.k]
-    a.copy_(_codes((p.rows, p.k), p, g))
+    a = torch.full((p.tokens, p.k + p.pad), 1, dtype=torch.int8, device=device).to(_torch(p.dtype))[:, : p.k]
+    a.copy_(_codes((p.tokens, p.k), p, g))
     if p.grouped:
-        a_shape, b_shape = (p.rows, k_groups), (p.weights, n_groups, k_groups)
+        a_shape, b_shape = (p.tokens, k_groups), (p.weights, n_groups, k_groups)
     else:
-        a_shape, b_shape = ((1,), (p.weights,)) if p.one_value else ((p.rows, 1), (p.weights, p.n))
+        a_shape, b_shape = ((1,), (p.weights,)) if p.one_value else ((p.tokens, 1), (p.weights, p.n))
     begins = torch.tensor((p.spare, *p.counts), device=device).cumsum(0)
     told = torch.tensor(p.counts, device=device) if p.slot else begins
     given: dict[str, Any] = {
         "a": a,
         "b": _codes((p.weights, p.n, p.k), p, g),
-        "a_scales": _scales(a_shape, p, g),
-        "b_scales": _scales(b_shape, p, g),
+        "a_scales": None if p.is_plain else _scales(a_shape, p, g),
+        "b_scales": None if p.is_plain else _scales(b_shape, p, g),
         "rows" if p.slot else "expert_offsets": told.to(torch.int64 if p.wide_offsets else torch.int32),
         "expert_map": None if p.mapped is None else torch.tensor(p.mapped, dtype=torch.int32, device=device),
         "expected_rows": 0,
+        "token_ids": _ids(p, g) if p.indexed else None,
     }
     if p.slot:
         given["a"] = a.unflatten(0, (len(p.counts), p.slot))
-        if not p.one_value:
+        if not p.one_value and not p.is_plain:
             given["a_scales"] = given["a_scales"].unflatten(0, (len(p.counts), p.slot))
     return given
 
@@ -129,6 +143,13 @@ def wanted_of(op: str, given: dict[str, Any], out: Tensor, *, exactly: bool, pro
     if exactly:
         return Wanted(rounded=matrices[0])
     return Wanted(rounded=matrices[0], exact=matrices[1], bound=matrices[2])
+
+
+def _ids(p: Problem, g: torch.Generator) -> Tensor:
+    """Of any row, one in eight of none."""
+    ids = torch.randint(0, p.tokens, (p.rows,), device=g.device, generator=g)
+    ids[3::8], ids[7::16] = p.tokens, -1
+    return ids.to(torch.int64 if p.wide_offsets else torch.int32)
 
 
 def _torch(dtype: DType) -> torch.dtype:

@@ -14,7 +14,7 @@ from gemmill.families.moe.selections import smoke
 from gemmill.numerics.cases import Outcome
 from gemmill.numerics.memory import GUARD_BYTES, POISON, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
-from gemmill.vocab import Accumulation, Arch, DType
+from gemmill.vocab import Accumulation, Arch
 
 GUARD_ROWS = 2
 
@@ -64,7 +64,7 @@ class GroupedCase:
 def of_config(config: GroupedConfig) -> Iterator[GroupedCase]:
     """Routings below, at and across a variant's tile; experts without rows, segments with spare rows around them, maps."""
     first, tile = _first(config), Facts(config).tile_m
-    problems = (
+    problems: tuple[Problem, ...] = (
         replace(first, counts=(tile + 3,), n=96, k=160),
         replace(first, counts=(0, 1, 0, tile, 2 * tile + 1, 0), n=160, k=512, pad=16),
         replace(first, counts=(0, 0, tile - 1), n=384, k=96, spare=7, wide_offsets=True),
@@ -74,11 +74,13 @@ def of_config(config: GroupedConfig) -> Iterator[GroupedCase]:
         replace(first, counts=(17 * tile + 5, 3), n=192, k=64),
         replace(first, counts=(1,) * 40 + (0,) * 60 + (2,) * 33, n=32, k=192),
     )
+    if config.indexed:
+        problems = tuple(problem for problem in problems if not problem.slot)
     for i, problem in enumerate(problems):
         yield GroupedCase(problem=replace(problem, data="integers"))
         if i < 2:
             yield GroupedCase(problem=problem)
-    if not config.group_size:
+    if config.scaled and not config.group_size:
         yield GroupedCase(problem=replace(first, counts=(3, tile), n=64, k=128, one_value=True, data="integers"))
 
 
@@ -97,13 +99,19 @@ def _first(config: GroupedConfig) -> Problem:
         dtype=config.dtype,
         out_dtype=config.out_dtype,
         grouped=bool(config.group_size),
+        indexed=config.indexed,
         promoted=config.accumulation is Accumulation.PROMOTED,
     )
 
 
 def once() -> Iterator[tuple[str, GroupedCase]]:
-    """Each op, once for each kind of scales that the smoke selection has."""
-    for grouped in sorted({bool(config.group_size) for config in smoke(Arch.SM90A)}):
-        for slot in (0, 64):
-            problem = Problem(counts=(5, 0, 40, 1), n=96, k=256, dtype=DType.E4M3, grouped=grouped, slot=slot)
-            yield f"{problem.op}{' with groups' if grouped else ''}", GroupedCase(problem=problem)
+    """Each op, once for each kind of operands that the smoke selection has."""
+    kinds = {(config.indexed, config.dtype, bool(config.group_size)) for config in smoke(Arch.SM90A)}
+    for indexed, dtype, grouped in sorted(kinds):
+        for slot in (0,) if indexed else (0, 64):
+            problem = Problem(
+                counts=(5, 0, 40, 1), n=96, k=256, dtype=dtype, grouped=grouped, slot=slot, indexed=indexed
+            )
+            words = [" with groups"] if grouped else [" of bf16"] if problem.is_plain else []
+            words += [", gathered"] if indexed else []
+            yield f"{problem.op}{''.join(words)}", GroupedCase(problem=problem)

@@ -18,14 +18,20 @@ from gemmill.numerics.memory import Memory, Slot
 from gemmill.runtime.ops import variants
 
 _MOST_EXPERTS, _MOST_ROWS = 40, 200
+_DTYPES = (*(torch.float8_e4m3fn,) * 6, torch.int8, torch.bfloat16, torch.float16)
+_INTEGERS = (torch.int32, torch.int64)
 _SERVED = 0.85
 """Of all calls, those whose operands lie as kernels want them."""
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     """A call of one of the ops."""
-    dtype = torch.float8_e4m3fn if draw.chance(0.8) else torch.int8
+    dtype = draw.one_of(_DTYPES)
     out_dtype = torch.bfloat16 if draw.chance(0.8) else torch.float16
+    if is_plain := dtype.itemsize == 2:
+        out_dtype = dtype
+    is_masked = op != GROUPED_MM.name
+    indexed = not is_masked and draw.chance(0.3)
     grouped = dtype is torch.float8_e4m3fn and draw.chance(0.5)
     exact, tidy = draw.chance(0.6), draw.chance(_SERVED)
     experts = 1 + draw.log_uniform(_MOST_EXPERTS)
@@ -37,27 +43,31 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     counts = [
         0 if draw.chance(0.3) else draw.log_uniform(min(_MOST_ROWS, limits.elements // k)) for _ in range(experts)
     ]
-    is_masked = op != GROUPED_MM.name
     slot = max(*counts, 1, draw.below(64)) if is_masked else 0
     if draw.chance(0.02):
         slot, counts = 0, [0] * experts
     spare = draw.one_of((0, 0, 5))
     rows = experts * slot if is_masked else sum(counts) + 2 * spare
+    tokens = 1 + draw.below(2 * rows + 2) if indexed else rows
     values, scales = ("integers", "powers") if exact else ("normal", "scales")
     groups = (-(-n // GROUP), -(-k // GROUP))
     told = counts if is_masked else list(accumulate(counts, initial=spare))
     slots = {
         "out": _aligned(draw, matrix(draw, out_dtype, rows, n, None, written=True), tidy),
-        "a": _aligned(draw, matrix(draw, dtype, rows, k, _codes(dtype, values)), tidy),
+        "a": _aligned(draw, matrix(draw, dtype, tokens, k, _codes(dtype, values)), tidy),
         "b": _dense(dtype, (experts, n, k), _codes(dtype, values)),
-        "a_scales": _dense(torch.float32, (rows, groups[1] if grouped else 1), scales),
-        "b_scales": _dense(torch.float32, (experts, *groups) if grouped else (experts, n), scales),
         "rows" if is_masked else "expert_offsets": replace(
-            _dense(draw.one_of((torch.int32, torch.int64)), (len(told),), None), values=tuple(told)
+            _dense(draw.one_of(_INTEGERS), (len(told),), None), values=tuple(told)
         ),
     }
+    if not is_plain:
+        slots["a_scales"] = _dense(torch.float32, (tokens, groups[1] if grouped else 1), scales)
+        slots["b_scales"] = _dense(torch.float32, (experts, *groups) if grouped else (experts, n), scales)
+    if indexed:
+        ids = tuple(draw.below(tokens + 2) - 1 for _ in range(rows))
+        slots["token_ids"] = replace(_dense(draw.one_of(_INTEGERS), (rows,), None), values=ids)
     if is_masked:
-        for name in ("out", "a", "a_scales"):
+        for name in ("out", "a", "a_scales")[: 2 if is_plain else 3]:
             slots[name] = _in_slots(draw, slots[name], experts, slot)
     if draw.chance(0.2):
         mapped = tuple(draw.shuffled([e if draw.chance(0.8) else -1 for e in range(experts)]))
@@ -114,7 +124,8 @@ class GroupedJudge:
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory, self._call = memory, call
         given: dict[str, Any] = {name: memory.dense(name, before) for name in call.slots}
-        whole = {"expert_map": None, "expected_rows": 0} | given | dict(call.plain)
+        absent = dict.fromkeys(("a_scales", "b_scales", "expert_map", "token_ids"))
+        whole = {**absent, "expected_rows": 0, **given, **call.plain}
         exactly = call.judged == EXACT or call.slots["a"].dtype is torch.int8
         self._wanted = wanted_of(call.op, whole, given["out"], exactly=exactly, promoted=False)
 
@@ -134,9 +145,10 @@ class GroupedJudge:
 def is_lacking(call: LegalCall, _text: str) -> bool:
     """Whether the build has no variant of these types and scales, or TMA takes no such operands."""
     name = str(call.slots["a"].dtype).removeprefix("torch."), str(call.slots["out"].dtype).removeprefix("torch.")
-    is_grouped = call.slots["b_scales"].shape[1:] != (call.slots["b"].shape[1],)
+    is_grouped = "b_scales" in call.slots and call.slots["b_scales"].shape[1:] != (call.slots["b"].shape[1],)
+    wanted = *name, is_grouped, "token_ids" in call.slots
     known = [entry.predicate for entry in variants(op=call.op)]
-    if not any((x.dtype.torch_name, x.out_dtype.torch_name, bool(x.group_size)) == (*name, is_grouped) for x in known):
+    if wanted not in [(x.dtype.torch_name, x.out_dtype.torch_name, bool(x.group_size), x.indexed) for x in known]:
         return True
     return any(not _is_aligned(call.slots[role]) for role in ("a", "b", "out"))
 

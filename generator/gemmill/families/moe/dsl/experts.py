@@ -32,7 +32,7 @@ class Experts(Packed):
     slot: Int32
     """0 where segments follow one another."""
     rows: Int32
-    """Of A."""
+    """Of D."""
 
     @cute.jit
     def span(self, expert: Int32):

@@ -1,7 +1,7 @@
 """D[m, n] = epilogue(A[m, k] B[e, n, k]) on Hopper, e being the expert of row m: one launch for all experts.
 
 Read in the order in which the machine works: `plan.py`, here the call, shared memory and barriers, `experts.py`, then
-`producer.py`, `consumer.py`, the consumers' main loop (gemmill.gemm) and `rows.py`.
+`producer.py`, `gather.py`, `consumer.py`, the consumers' main loop (gemmill.gemm) and `rows.py`.
 """
 
 # mypy: ignore-errors
@@ -14,7 +14,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from gemmill.families.moe.config import GroupedConfig
-from gemmill.families.moe.dsl import consumer, producer
+from gemmill.families.moe.dsl import consumer, gather, producer
 from gemmill.families.moe.dsl.experts import BAND, Experts, Tables, Walk, fill
 from gemmill.families.moe.dsl.plan import Plan
 from gemmill.gemm import epilogue
@@ -68,6 +68,7 @@ class GroupedMm:
         b_scales: cute.Pointer,
         offsets: cute.Pointer,
         expert_map: cute.Pointer,
+        token_ids: cute.Pointer,
         lda: Int64,
         ldb: Int64,
         ldd: Int64,
@@ -75,10 +76,12 @@ class GroupedMm:
         m: Int32,
         n: Int32,
         k: Int32,
+        tokens: Int32,
         experts: Int32,
         weights: Int32,
         slot: Int32,
         offset_words: Int32,
+        id_words: Int32,
         a_scale_per_row: Int32,
         b_scale_per_column: Int32,
         sm_count: Int32,
@@ -95,7 +98,7 @@ class GroupedMm:
         lda, ldb = cute.assume(lda, divby=128 // plan.x_dtype.bits), cute.assume(ldb, divby=128 // plan.x_dtype.bits)
         ldd = cute.assume(ldd, divby=8)
         b_stride_expert = cute.assume(b_stride_expert, divby=128 // plan.x_dtype.bits)
-        tensor_a = cute.make_tensor(a, cute.make_layout((m, k), stride=(lda, 1)))
+        tensor_a = cute.make_tensor(a, cute.make_layout((tokens, k), stride=(lda, 1)))
         tensor_b = cute.make_tensor(b, cute.make_layout((n, k, weights), stride=(ldb, 1, b_stride_expert)))
         d_shape, d_stride = ((n, m), (1, ldd)) if plan.swap_ab else ((m, n), (ldd, 1))
         tensor_d = cute.make_tensor(d, cute.make_layout(d_shape, stride=d_stride))
@@ -103,8 +106,10 @@ class GroupedMm:
         layout_x, layout_y = self._stage_layout(self.x_type, plan.tile_x), self._stage_layout(self.y_type, plan.tile_y)
         layout_a, layout_b = (layout_y, layout_x) if plan.swap_ab else (layout_x, layout_y)
         layout_d = self._store_layout()
-        load_a, coords_a = self._load_atom(tensor_a, layout_a, plan.tile_m, plan.cluster_size)
         load_b, coords_b = self._load_atom(tensor_b, layout_b, plan.tile_n, 1)
+        load_a, coords_a = load_b, coords_b  # in vain, where rows are gathered
+        if cutlass.const_expr(not plan.indexed):
+            load_a, coords_a = self._load_atom(tensor_a, layout_a, plan.tile_m, plan.cluster_size)
         store_d, coords_d = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(),
             tensor_d,
@@ -130,7 +135,9 @@ class GroupedMm:
             layout_y,
             layout_d,
             Vectors(
-                epilogue.Vectors(a_scales, b_scales, no_bias, null, null, m, n, k, a_scale_per_row, b_scale_per_column),
+                epilogue.Vectors(
+                    a_scales, b_scales, no_bias, null, null, tokens, n, k, a_scale_per_row, b_scale_per_column
+                ),
                 b_scale_stride_expert,
             ),
             producer.GroupScales(
@@ -143,6 +150,7 @@ class GroupedMm:
                 b_scale_stride_expert,
             ),
             Experts(offsets, offset_words, expert_map, experts, weights, slot, m),
+            gather.Tokens(token_ids, id_words, m, tokens, a, lda),
             Walk(tiles_n, cute.fast_divmod_create_divisor_v2(BAND * tiles_n)),
             d,
             ldd,
@@ -218,6 +226,7 @@ class GroupedMm:
         vectors: Vectors,
         scales: producer.GroupScales,
         experts: Experts,
+        tokens: gather.Tokens,
         walk: Walk,
         d: cute.Pointer,
         ldd: Int64,
@@ -232,6 +241,7 @@ class GroupedMm:
         shared_y = storage.y.get_tensor(layout_y.outer, swizzle=layout_y.inner)
         shared_d = storage.d.get_tensor(layout_d.outer, swizzle=layout_d.inner)
         shared_a, shared_b = (shared_y, shared_x) if cutlass.const_expr(plan.swap_ab) else (shared_x, shared_y)
+        bytes_a = storage.y.data_ptr().toint() if cutlass.const_expr(plan.swap_ab) else storage.x.data_ptr().toint()
         full, empty, turn = storage.full.data_ptr(), storage.empty.data_ptr(), storage.turn.data_ptr()
         parts = (storage.first, storage.begin, storage.end, storage.warps)
         sizes = (plan.most_experts + 1, plan.most_experts, plan.most_experts, plan.threads // 32)
@@ -245,7 +255,7 @@ class GroupedMm:
             with cute.arch.elect_one():
                 readers = 4 * (1 if plan.pingpong else plan.consumer_groups) * plan.sharers
                 for stage in cutlass.range_constexpr(plan.stages):
-                    cute.arch.mbarrier_init(full + stage, 1 + (32 * plan.scale_warps if plan.grouped else 0))
+                    cute.arch.mbarrier_init(full + stage, 1 + plan.copying_threads)
                     cute.arch.mbarrier_init(empty + stage, readers)
                 for i in cutlass.range_constexpr(2):
                     cute.arch.mbarrier_init(turn + i, 4)
@@ -279,7 +289,21 @@ class GroupedMm:
                     walk,
                     job,
                 )
-            if cutlass.const_expr(plan.grouped):
+            if cutlass.const_expr(plan.indexed):
+                if warp > first_producer and warp <= first_producer + plan.scale_warps:
+                    gather.load_tokens(
+                        plan,
+                        tokens,
+                        scales,
+                        (bytes_a, storage.scales.data_ptr()),
+                        (full, empty),
+                        tables,
+                        experts,
+                        vectors,
+                        walk,
+                        job,
+                    )
+            elif cutlass.const_expr(plan.grouped):
                 if warp > first_producer and warp <= first_producer + plan.scale_warps:
                     producer.load_scales(
                         plan, scales, storage.scales.data_ptr(), (full, empty), tables, experts, vectors, walk, job
@@ -294,6 +318,7 @@ class GroupedMm:
                 (store_d, coords_d, d, ldd),
                 tables,
                 experts,
+                tokens,
                 vectors,
                 walk,
                 job,

@@ -1,4 +1,5 @@
-"""The producer warps: operands by TMA, the expert of the weights a coordinate; scales that belong to each stage."""
+"""The producer warps: operands by TMA, the expert of the weights a coordinate; scales that belong to each stage. `gather.py` has
+the rows of A that TMA does not bring."""
 
 # mypy: ignore-errors
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from cutlass.cute.nvgpu import cpasync
 from gemmill.families.moe.dsl.experts import Experts, Walk, expert_of, tile_at
 from gemmill.gemm.barriers import wait
 from gemmill.gemm.packed import Packed
-from gemmill.gemm.producer import EVICT_FIRST, EVICT_NORMAL, announce, copy_scales, load, partition
+from gemmill.gemm.producer import EVICT_FIRST, EVICT_NORMAL, copy_scales, load, partition
 from gemmill.gemm.walk import Job, advance
 
 
@@ -26,7 +27,7 @@ def load_operands(
     walk: Walk,
     job: Job,
 ):
-    """One warp keeps every stage under way."""
+    """One warp keeps every stage of what TMA brings under way."""
     full, empty = barriers
     stage, phase = Int32(0), Int32(1)
     expert, tile = Int32(0), job.first
@@ -34,12 +35,16 @@ def load_operands(
         expert = expert_of(tables, experts, tile, expert)
         m0, at_n, begin, end = tile_at(plan, tables, walk, tile, expert)
         of_weights = partition_weights(plan, weights, experts.weights_of(expert), end - begin)
-        of_tokens = partition(plan, tokens, not plan.swap_ab, walk, -m0)
+        of_tokens = of_weights
+        if cutlass.const_expr(not plan.indexed):
+            of_tokens = partition(plan, tokens, not plan.swap_ab, walk, -m0)
         for k_step in cutlass.range(job.k_steps, unroll=1):
             wait(empty + stage, phase)
-            announce(plan, full + stage)
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, plan.tma_bytes)
             load(plan, of_weights, at_n, k_step, stage, full)
-            load(plan, of_tokens, Int32(0), k_step, stage, full)
+            if cutlass.const_expr(not plan.indexed):
+                load(plan, of_tokens, Int32(0), k_step, stage, full)
             stage, phase = advance(plan, (stage, phase))
         tile = tile + job.step
 
@@ -71,6 +76,68 @@ class GroupScales(Packed):
     b_stride_expert: Int64
 
 
+def copies_of(plan, count: int) -> int:
+    """Copies that a thread begins of so many scales; room for one where there are none."""
+    return max(1, (count + plan.copying_threads - 1) // plan.copying_threads)
+
+
+def make_copies(plan) -> tuple:
+    """Where a thread's copies of A's scales and of B's come from: addresses that move along K."""
+    return tuple(cute.make_rmem_tensor(copies_of(plan, count), Int64) for count in (plan.a_scales, plan.b_scales))
+
+
+@cute.jit
+def aim(
+    plan: cutlass.Constexpr,
+    scales: GroupScales,
+    copies: tuple,
+    rows: cute.Tensor,
+    at_n: Int32,
+    weights: Int32,
+    n_end: Int32,
+    lane: Int32,
+):
+    """Points a thread's copies at the first scales of a tile: of rows of A, and of its columns."""
+    a_at, b_at = copies
+    g = plan.config.problem.group_size
+    for i in cutlass.range_constexpr(cute.size(a_at)):
+        a_at[i] = scales.a.toint() + 4 * Int64(rows[i]) * scales.a_stride_m
+    of_expert = scales.b.toint() + 4 * Int64(weights) * scales.b_stride_expert
+    for i in cutlass.range_constexpr(cute.size(b_at)):
+        n = cutlass.min(at_n * plan.tile_n + lane + plan.copying_threads * i, n_end - 1)
+        if cutlass.const_expr(not plan.b_rows_scaled):  # of blocks
+            n = cutlass.min(at_n * plan.tile_n // g + lane + plan.copying_threads * i, (n_end - 1) // g)
+        b_at[i] = of_expert + 4 * Int64(n) * scales.b_stride_n
+
+
+@cute.jit
+def copy_stage(
+    plan: cutlass.Constexpr,
+    scales: GroupScales,
+    copies: tuple,
+    group: Int32,
+    target: cute.Pointer,
+    k: Int32,
+    lane: Int32,
+):
+    """Starts a thread's copies of one stage's scales. Returns the group of K after it."""
+    a_at, b_at = copies
+    g = plan.config.problem.group_size
+    last_group = (k + g - 1) // g - 1
+    for p in cutlass.range_constexpr(plan.promotions):
+        to = target + p * (plan.scales // plan.promotions) + lane
+        a_step, b_step = 4 * scales.a_stride_k, 4 * scales.b_stride_k
+        if group >= last_group:
+            a_step, b_step = Int64(0), Int64(0)
+        size = Int32(4)
+        if group > last_group:  # zeros, which those that TMA puts there do not make NaN
+            size = Int32(0)
+        copy_scales(a_at, a_step, size, to, lane, plan.copying_threads, plan.a_scales)
+        copy_scales(b_at, b_step, size, to + plan.a_scales, lane, plan.copying_threads, plan.b_scales)
+        group = group + 1
+    return group
+
+
 @cute.jit
 def load_scales(
     plan: cutlass.Constexpr,
@@ -85,40 +152,21 @@ def load_scales(
 ):
     """Warps copy the scales that belong to each stage. Beyond M and N they take the last valid one: those sums are not stored."""
     full, empty = barriers
-    lanes = 32 * plan.scale_warps
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
-    g = plan.config.problem.group_size
-    last_group = (vectors.k + g - 1) // g - 1
-    a_at = cute.make_rmem_tensor((plan.a_scales + lanes - 1) // lanes, Int64)
-    b_at = cute.make_rmem_tensor((plan.b_scales + lanes - 1) // lanes, Int64)
+    rows = cute.make_rmem_tensor(copies_of(plan, plan.a_scales), Int32)
+    copies = make_copies(plan)
     stage, phase = Int32(0), Int32(1)
     expert, tile = Int32(0), job.first
     while tile < tables.first[experts.count]:
         expert = expert_of(tables, experts, tile, expert)
         m0, at_n, _, _ = tile_at(plan, tables, walk, tile, expert)
-        of_expert = scales.b.toint() + 4 * Int64(experts.weights_of(expert)) * scales.b_stride_expert
-        for i in cutlass.range_constexpr(cute.size(a_at)):
-            m = cutlass.min(m0 + lane + lanes * i, vectors.m - 1)
-            a_at[i] = scales.a.toint() + 4 * Int64(m) * scales.a_stride_m
-        for i in cutlass.range_constexpr(cute.size(b_at)):
-            n = cutlass.min(at_n * plan.tile_n + lane + lanes * i, vectors.n - 1)
-            if cutlass.const_expr(not plan.b_rows_scaled):  # of blocks
-                n = cutlass.min(at_n * plan.tile_n // g + lane + lanes * i, (vectors.n - 1) // g)
-            b_at[i] = of_expert + 4 * Int64(n) * scales.b_stride_n
+        for i in cutlass.range_constexpr(cute.size(rows)):
+            rows[i] = cutlass.min(m0 + lane + plan.copying_threads * i, vectors.m - 1)
+        aim(plan, scales, copies, rows, at_n, experts.weights_of(expert), vectors.n, lane)
         group = Int32(0)
         for _ in cutlass.range(job.k_steps, unroll=1):
             wait(empty + stage, phase)
-            for p in cutlass.range_constexpr(plan.promotions):
-                target = shared + stage * plan.scales + p * (plan.scales // plan.promotions) + lane
-                a_step, b_step = 4 * scales.a_stride_k, 4 * scales.b_stride_k
-                if group >= last_group:
-                    a_step, b_step = Int64(0), Int64(0)
-                size = Int32(4)
-                if group > last_group:  # zeros, which those that TMA puts there do not make NaN
-                    size = Int32(0)
-                copy_scales(a_at, a_step, size, target, lane, lanes, plan.a_scales)
-                copy_scales(b_at, b_step, size, target + plan.a_scales, lane, lanes, plan.b_scales)
-                group = group + 1
+            group = copy_stage(plan, scales, copies, group, shared + stage * plan.scales, vectors.k, lane)
             cute.arch.cp_async_mbarrier_arrive_noinc(full + stage)
             stage, phase = advance(plan, (stage, phase))
         tile = tile + job.step

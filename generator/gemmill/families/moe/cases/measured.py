@@ -1,0 +1,143 @@
+"""Operands of the measured classes, with copies that differ in their routing: few rows then read other weights each time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from gemmill.families.moe.cases import calls
+from gemmill.families.moe.ops import GROUPED_MM
+from gemmill.families.moe.sweep import Op
+from gemmill.numerics.comparison import Comparison, Wanted
+from gemmill.numerics.measured import ROTATED_BYTES, MeasuredProblem, take
+from gemmill.numerics.memory import Slot
+from gemmill.vocab import DType
+
+FEWEST_COPIES, MOST_COPIES, COPIED_ROWS = 2, 16, 256
+LOOKED_AT, ROWS_OF_EXPERT = 3, 4
+"""Of experts with rows the first and the last ones, and of each its last rows: the whole in float64 takes too long."""
+_EXACT = " with small integers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedOperands:
+    """The `Operands` of a grouped GEMM."""
+
+    problem: MeasuredProblem
+    call: calls.Problem
+    given: dict[str, Any]
+    """Arguments by name, but for offsets and the result."""
+    offsets: tuple[Tensor, ...]
+    out: Tensor
+
+    @property
+    def op(self) -> str:
+        return GROUPED_MM.name
+
+    @property
+    def copies(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def words(self) -> str:
+        return _EXACT if self.call.data == "integers" else ""
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        return {"out": self.out}
+
+    def arguments(self, i: int) -> list[Any]:
+        return calls.arguments_of(self.op, self.given | {"expert_offsets": self.offsets[i]}, self.out)
+
+    def writing(self, outputs: Mapping[str, Tensor]) -> Self:
+        return replace(self, out=outputs["out"])
+
+    def slots(self, pad: int) -> dict[str, Slot]:
+        rows, columns = self.out.shape
+        strides = columns + pad, 1
+        return {"out": Slot.matrix(self.out.dtype, (rows, columns), strides, values=None, written=True)}
+
+    def expected(self) -> "Sampled":
+        return Sampled(self)
+
+
+class Sampled:
+    """The reference of some rows with the first routing."""
+
+    def __init__(self, x: GroupedOperands) -> None:
+        spans = [(e, begin, end) for e, (begin, end) in enumerate(pairwise(x.offsets[0].tolist())) if end > begin]
+        chosen = dict.fromkeys((*spans[:LOOKED_AT], *spans[-LOOKED_AT:]))
+        self._parts = [
+            (slice(max(begin, end - ROWS_OF_EXPERT), end), self._of(x, e, begin, end)) for e, begin, end in chosen
+        ]
+
+    def compare(self, results: Mapping[str, Tensor]) -> Comparison:
+        """Hold a whole result [M, N] against the reference's rows; says what is wrong with the first that are."""
+        found = [wanted.compare(results["out"][rows]) for rows, wanted in self._parts]
+        return next((comparison for comparison in found if not comparison.ok), found[0])
+
+    def _of(self, x: GroupedOperands, expert: int, begin: int, end: int) -> Wanted:
+        rows = torch.arange(max(begin, end - ROWS_OF_EXPERT), end, device=x.out.device)
+        ids = x.given["token_ids"]
+        tokens = rows if ids is None else ids[rows].long()
+        a_scales, b_scales = (x.given[name] for name in ("a_scales", "b_scales"))
+        given = {
+            **x.given,
+            "a": take(x.given["a"], tokens),
+            "b": x.given["b"][expert : expert + 1],
+            "a_scales": None if a_scales is None else a_scales[tokens],
+            "b_scales": None if b_scales is None else b_scales[expert : expert + 1],
+            "token_ids": None,
+            "expert_offsets": torch.tensor([0, len(rows)], dtype=torch.int32, device=x.out.device),
+        }
+        out = torch.empty((len(rows), x.call.n), dtype=x.out.dtype, device=x.out.device)
+        exactly = bool(x.words) or x.given["a"].dtype is torch.int8
+        return calls.wanted_of(x.op, given, out, exactly=exactly, promoted=False)
+
+
+class GroupedMaker:
+    """Makes operands on a device."""
+
+    def __init__(self, device: torch.device, rotated_bytes: int = ROTATED_BYTES) -> None:
+        self._device = device
+        self._generator = torch.Generator(device=device).manual_seed(0)
+
+    def make(self, problem: MeasuredProblem) -> GroupedOperands:
+        """Normal random numbers, and rows dealt to experts in turn, from any expert on."""
+        out = torch.full((problem.sizes["m"], problem.sizes["n"]), torch.nan, dtype=torch.bfloat16, device=self._device)
+        return self._operands(problem, "random", out)
+
+    def exact(self, x: GroupedOperands) -> GroupedOperands | None:
+        """Small integers and powers of two; the result's memory is shared."""
+        return None if x.call.dtype is DType.S8 else self._operands(x.problem, "integers", x.out)
+
+    def _operands(self, problem: MeasuredProblem, data: str, out: Tensor) -> GroupedOperands:
+        op, (m, n, k, experts) = Op(problem.op), (problem.sizes[name] for name in ("m", "n", "k", "experts"))
+        call = calls.Problem(
+            counts=(m, *(0,) * (experts - 1)),
+            n=n,
+            k=k,
+            dtype=op.dtype,
+            grouped=bool(op.group_size),
+            indexed=op.indexed,
+            data=data,
+        )
+        given = calls.make_given(call, self._device)
+        if op.indexed:
+            given["token_ids"] = self._below(call.tokens, m).int()
+        copies = min(MOST_COPIES, max(FEWEST_COPIES, COPIED_ROWS // max(m, 1)))
+        offsets = tuple(self._dealt(m, experts) for _ in range(copies))
+        return GroupedOperands(problem=problem, call=call, given=given, offsets=offsets, out=out)
+
+    def _dealt(self, rows: int, experts: int) -> Tensor:
+        """Offsets of rows that experts take in turn, in any order."""
+        order = torch.rand(experts, device=self._device, generator=self._generator).argsort()
+        counts = torch.full((experts,), rows // experts, device=self._device)
+        counts[order[: rows % experts]] += 1
+        return torch.cat((counts.new_zeros(1), counts.cumsum(0))).int()
+
+    def _below(self, end: int, count: int) -> Tensor:
+        return torch.randint(0, end, (count,), device=self._device, generator=self._generator)

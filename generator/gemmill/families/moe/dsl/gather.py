@@ -1,0 +1,165 @@
+"""Rows of A by their numbers, which TMA cannot gather on Hopper: threads copy them to where TMA would have put them.
+
+A copy is 16 bytes of a row. It is done when its thread says so, a few stages after it was begun: then the thread makes what it
+wrote visible to the tensor core, and arrives at the stage's barrier.
+"""
+
+# mypy: ignore-errors
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from gemmill.families.moe.dsl import producer
+from gemmill.families.moe.dsl.experts import Experts, Walk, expert_of, tile_at
+from gemmill.gemm.barriers import wait
+from gemmill.gemm.packed import Packed
+from gemmill.gemm.walk import Job, advance
+
+CHUNK = 16
+"""Bytes of a copy."""
+CHUNKS = 8
+"""Of the 128 bytes of a row that lie together in shared memory, at places that differ by the row's number."""
+
+
+@dataclass
+class Tokens(Packed):
+    """Which row of A is whose."""
+
+    ids: cute.Pointer
+    words: Int32
+    """32-bit words of one number, of which the lowest counts."""
+    rows: Int32
+    """Of D."""
+    count: Int32
+    """Rows of A."""
+    a: cute.Pointer
+    lda: Int64
+
+    @cute.jit
+    def of(self, row: Int32):
+        """The row of A for a row of D, below 0 for none."""
+        at = Int64(cutlass.min(row, self.rows - 1)) * Int64(self.words)
+        token = cute.make_tensor(self.ids + at, cute.make_layout(1))[0]
+        if token >= self.count:
+            token = Int32(-1)
+        return token
+
+
+@dataclass
+class Rows:
+    """What a thread copies of a tile: a piece of each of its rows. Registers of the thread, made once a kernel."""
+
+    chunk: Int32
+    """Which piece of the 128 bytes of a row."""
+    first: Int32
+    """Row of the tile; the others follow `at_once` apart."""
+    at_once: int
+    sources: cute.Tensor
+    """Addresses, which move along K."""
+
+
+def make_rows(plan, lane: Int32) -> Rows:
+    """The rows of a thread among those that copy."""
+    at_once = plan.copying_threads // CHUNKS
+    return Rows(lane % CHUNKS, lane // CHUNKS, at_once, cute.make_rmem_tensor(plan.tile_m // at_once, Int64))
+
+
+@cute.jit
+def aim(plan: cutlass.Constexpr, tokens: Tokens, rows: cutlass.Constexpr, m0: Int32):
+    """Points a thread's copies at the beginning of a tile's rows. Returns a bit for each that A has."""
+    row_bytes = tokens.lda * plan.element_bytes
+    known = Int32(0)
+    for i in cutlass.range_constexpr(cute.size(rows.sources)):
+        token = tokens.of(m0 + rows.first + rows.at_once * i)
+        if token >= 0:
+            known = known | 1 << i
+        rows.sources[i] = tokens.a.toint() + Int64(cutlass.max(token, 0)) * row_bytes + CHUNK * rows.chunk
+    return known
+
+
+@cute.jit
+def load_tokens(
+    plan: cutlass.Constexpr,
+    tokens: Tokens,
+    scales: producer.GroupScales,
+    shared: tuple,
+    barriers: tuple,
+    tables: cutlass.Constexpr,
+    experts: Experts,
+    vectors,
+    walk: Walk,
+    job: Job,
+):
+    """Warps copy the rows that belong to each stage, and their scales where these come in groups."""
+    shared_a, shared_scales = shared
+    full, empty = barriers
+    lane = cute.arch.thread_idx()[0] - plan.consumers - 32
+    rows = make_rows(plan, lane)
+    scale_rows = cute.make_rmem_tensor(producer.copies_of(plan, plan.a_scales), Int32)
+    copies = producer.make_copies(plan)
+    stage, phase = Int32(0), Int32(1)
+    begun, landed, landing = Int32(0), Int32(0), Int32(0)
+    expert, tile = Int32(0), job.first
+    while tile < tables.first[experts.count]:
+        expert = expert_of(tables, experts, tile, expert)
+        m0, at_n, begin, end = tile_at(plan, tables, walk, tile, expert)
+        known = aim(plan, tokens, rows, m0)
+        if cutlass.const_expr(plan.grouped):
+            for i in cutlass.range_constexpr(cute.size(scale_rows)):
+                scale_rows[i] = cutlass.max(tokens.of(m0 + lane + plan.copying_threads * i), 0)
+            producer.aim(plan, scales, copies, scale_rows, at_n, experts.weights_of(expert), vectors.n, lane)
+        group, left = Int32(0), Int64(vectors.k) * plan.element_bytes
+        for _ in cutlass.range(job.k_steps, unroll=1):
+            wait(empty + stage, phase)
+            copy_rows(plan, rows, shared_a + stage * plan.a_bytes, (known, begin - m0, end - m0), left)
+            left = left - plan.stage_row_bytes
+            if cutlass.const_expr(plan.grouped):
+                of_stage = shared_scales + stage * plan.scales
+                group = producer.copy_stage(plan, scales, copies, group, of_stage, vectors.k, lane)
+            cute.arch.cp_async_commit_group()
+            begun = begun + 1
+            if begun - landed > plan.copies_behind:
+                cute.arch.cp_async_wait_group(plan.copies_behind)
+                landing = hand_over(plan, full, landing)
+                landed = landed + 1
+            stage, phase = advance(plan, (stage, phase))
+        tile = tile + job.step
+    cute.arch.cp_async_wait_group(0)
+    while landed < begun:
+        landing = hand_over(plan, full, landing)
+        landed = landed + 1
+
+
+@cute.jit
+def copy_rows(plan: cutlass.Constexpr, rows: cutlass.Constexpr, target: Int32, kept: tuple, left: Int64):
+    """Starts a thread's copies of one stage to shared memory, of which `left` bytes of a row are in A; zeros follow, and stand for
+    rows that are not known. Rows of the tile that are not the expert's, before and behind those that are `kept`, stay what they
+    were: their sums are not stored."""
+    known, first_kept, end_kept = kept
+    span = CHUNK * CHUNKS
+    for i in cutlass.range_constexpr(cute.size(rows.sources)):
+        if rows.at_once * (i + 1) > first_kept and rows.at_once * i < end_kept:
+            row = rows.first + rows.at_once * i
+            place = target + span * row + CHUNK * (rows.chunk ^ row % CHUNKS)
+            for part in cutlass.range_constexpr(plan.stage_row_bytes // span):
+                size = (known >> i & 1) * CHUNK
+                if left <= span * part + CHUNK * rows.chunk:
+                    size = Int32(0)
+                cute.arch.inline_ptx(
+                    "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};",
+                    read_only_args=[place + span * plan.tile_m * part, rows.sources[i] + span * part, size],
+                )
+        rows.sources[i] = rows.sources[i] + plan.stage_row_bytes
+
+
+@cute.jit
+def hand_over(plan: cutlass.Constexpr, full: cute.Pointer, stage: Int32):
+    """Says that a thread's copies of a stage have come. Returns the stage after it."""
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.mbarrier_arrive(full + stage)
+    stage = stage + 1
+    if stage == plan.stages:
+        stage = Int32(0)
+    return stage

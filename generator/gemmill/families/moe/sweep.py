@@ -1,0 +1,103 @@
+"""What is measured of the grouped GEMMs: rows that are dealt evenly, bf16 results."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gemmill.families.moe import NAME
+from gemmill.families.moe.classes import CLASSES
+from gemmill.families.moe.config import GROUP, GroupedConfig
+from gemmill.family import Measured, ProblemCall, Sizes, Sweep
+from gemmill.family.operand import TMA_BYTES
+from gemmill.vocab import DType
+
+
+class Op(StrEnum):
+    """Classes of calls that are measured."""
+
+    FP8 = "experts_fp8"
+    """e4m3 x e4m3, a scale for each row of A and each column of an expert's weights"""
+    FP8_GROUPS = "experts_fp8_groups"
+    """the same, a scale for each 1 x 128 of A and each 128 x 128 of the weights"""
+    INT8 = "experts_int8"
+    BF16 = "experts_bf16"
+    """without scales"""
+    FP8_GATHERED = "experts_fp8_gathered"
+    """as experts_fp8, rows of A by their numbers"""
+    FP8_GROUPS_GATHERED = "experts_fp8_groups_gathered"
+
+    @property
+    def dtype(self) -> DType:
+        """Of A and of the weights."""
+        return {Op.INT8: DType.S8, Op.BF16: DType.BF16}.get(self, DType.E4M3)
+
+    @property
+    def group_size(self) -> int:
+        """Of scales in groups, 0 without."""
+        return GROUP if self in (Op.FP8_GROUPS, Op.FP8_GROUPS_GATHERED) else 0
+
+    @property
+    def indexed(self) -> bool:
+        """Whether rows of A are gathered."""
+        return self in (Op.FP8_GATHERED, Op.FP8_GROUPS_GATHERED)
+
+    @property
+    def number(self) -> int:
+        """Of the class of its calls."""
+        return CLASSES.number(_Class(dtype=self.dtype, group_size=self.group_size, indexed=self.indexed))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Class:
+    """The fields of a config by which classes are told apart."""
+
+    dtype: DType
+    group_size: int
+    indexed: bool
+    out_dtype: DType = DType.BF16
+
+
+def _measured(op: Op) -> Measured:
+    size = op.dtype.bits // 8
+
+    def call(sizes: Sizes) -> ProblemCall:
+        m, n, k, experts = (sizes[name] for name in ("m", "n", "k", "experts"))
+        a, out = (TMA_BYTES if m == 1 else _aligned(row) for row in (k * size, 2 * n))
+        return ProblemCall(
+            family=NAME, problem=op.number, sizes=(m, n, k, experts), alignments=(a, _aligned(k * size), out)
+        )
+
+    def moved(s: Sizes) -> int:
+        return (min(s["m"], s["experts"]) * s["n"] + s["m"]) * s["k"] * size + 2 * s["m"] * s["n"]
+
+    return Measured(
+        name=op.value,
+        call=call,
+        flops=lambda s: 2.0 * s["m"] * s["n"] * s["k"],
+        bytes=moved,
+        serves=lambda x: (
+            (x.dtype, x.out_dtype, x.group_size, x.indexed) == (op.dtype, DType.BF16, op.group_size, op.indexed)
+        ),
+        # Of one group alone the scales could be those of channels.
+        least={"k": 2 * GROUP} if op.group_size else {},
+    )
+
+
+def _aligned(row_bytes: int) -> int:
+    return (row_bytes | TMA_BYTES) & -(row_bytes | TMA_BYTES)
+
+
+def _shown(config: GroupedConfig) -> tuple[str, str]:
+    tile_m, tile_n, _ = config.tile_shape_mnk
+    return "swapab" if config.swap_ab else "ab", f"{tile_m}x{tile_n}"
+
+
+SWEEP = Sweep(
+    measured=tuple(_measured(op) for op in Op),
+    steps=(8, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536),
+    example={"m": [8, 128, 1024], "n": 4096, "k": 7168, "experts": 32},
+    tiny={"m": 24, "n": 48, "k": 64, "experts": 4},
+    is_last_resort=lambda config: False,
+    kin=lambda config: config,
+    kinds={"swapab": "weights as rows of the tensor core", "ab": "tokens as rows"},
+    shown=_shown,
+)

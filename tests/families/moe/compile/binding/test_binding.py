@@ -1,0 +1,139 @@
+"""The extension's checks, choices and launches of grouped GEMMs against Python's, on CPU tensors."""
+
+import ctypes
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from gemmill.families import moe
+from gemmill.families.moe.ops import NAMES
+from gemmill.families.moe.problem import problem_of_call
+from gemmill.family import Judged, ProblemCall
+from gemmill.fuzz.breakages import break_call, draw_call
+from gemmill.numerics.call import CPU_LIMITS
+from gemmill.numerics.memory import Memory
+from gemmill.runtime.checks import check
+from gemmill.runtime.operands import of_arguments
+from gemmill.runtime.schemas import BY_NAME
+from gemmill.runtime.select import model_ns, select
+
+pytestmark = pytest.mark.compile
+SMS, SMS_OF_NONE = 132, 1
+"""Multiprocessors of a device, and what the extension takes for their number where there is no device."""
+ROUNDS = 300
+_POINTERS = "a b d a_scales b_scales offsets expert_map token_ids".split()
+_STRIDES = "a_scale_stride_m a_scale_stride_k b_scale_stride_n b_scale_stride_k b_scale_stride_expert".split()
+_NUMBERS = "m n k tokens experts weights slot offset_words id_words a_scale_per_row b_scale_per_column".split()
+
+
+class Arguments(ctypes.Structure):
+    """Mirrors `gemmill_grouped_mm_args` in kernels/moe/abi.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in "lda ldb ldd b_stride_expert".split()),
+        *((name, ctypes.c_int32) for name in _NUMBERS),
+        *((name, ctypes.c_int64) for name in _STRIDES),
+    )
+
+
+def launched(probe, op: str, arguments: list[Any]) -> tuple[str, Arguments] | None:
+    """The symbol of the kernel that a call launches, and what it is given; None if it launches none."""
+    count = probe.number("probe_launches", ctypes.c_int32)
+    count.value = 0
+    getattr(probe.ops, op).default(*arguments)
+    if count.value == 0:
+        return None
+    size = ctypes.sizeof(Arguments)
+    recorded = Arguments.from_buffer_copy(probe.number("probe_args", ctypes.c_ubyte * size))
+    return probe.number("probe_symbol", ctypes.c_char * 512).value.decode(), recorded
+
+
+def wanted_of(call: Judged) -> dict[str, int | None]:
+    """What a kernel is given, by what the call says; of strides those that are read."""
+
+    def data(role: str) -> int | None:
+        return None if call.get(role) is None else call.tensor(role).data or None
+
+    def words(role: str) -> int:
+        return 2 if call.get(role) is not None and call.tensor(role).dtype == "int64" else 1
+
+    roles = {"d": "out", "offsets": "expert_offsets"}
+    found: dict[str, int | None] = {name: data(roles.get(name, name)) for name in _POINTERS}
+    found |= {name: call[size] for name, size in (("m", "M"), ("n", "N"), ("k", "K"))}
+    found |= {name: call[name] for name in ("tokens", "experts", "weights", "slot")}
+    found |= {"offset_words": words("expert_offsets"), "id_words": words("token_ids")}
+    found |= {f"ld{x}": call.tensor(role).row_stride for x, role in (("a", "a"), ("b", "b"), ("d", "out"))}
+    found["b_stride_expert"] = call["N"] * call.tensor("b").row_stride
+    found |= {"a_scale_per_row": 0, "b_scale_per_column": 0}
+    if call["scaled"] and call["groups"]:
+        b_scales, (*_, of_rows, of_k) = call.tensor("b_scales"), call.tensor("a_scales").strides
+        found |= dict(
+            zip(("b_scale_stride_expert", "b_scale_stride_n", "b_scale_stride_k"), b_scales.strides, strict=True)
+        )
+        if call.tensor("a_scales").shape[-2] > 1:
+            found["a_scale_stride_m"] = of_rows
+        found["a_scale_stride_k"] = of_k
+    elif call["scaled"]:
+        found["a_scale_per_row"] = int(call.tensor("a_scales").numel > 1)
+        found["b_scale_per_column"] = int(call.tensor("b_scales").numel > call["weights"])
+        found["b_scale_stride_expert"] = call["N"] if found["b_scale_per_column"] else 1
+    return found
+
+
+@pytest.mark.parametrize("op", NAMES)
+def test_both_refuse_the_same_calls_and_launch_the_same_kernels(op: str, probe) -> None:
+    refused, seen, kinds = set(), {"launched": 0, "lacking": 0}, set()
+    for index in range(ROUNDS):
+        call, breakage = draw_call(op, 3, index, CPU_LIMITS)
+        memory = Memory(call.slots, torch.device("cpu"))
+        arguments = {
+            name: memory.tensor(name) if name in call.slots else call.plain.get(name) for name in BY_NAME[op].arguments
+        }
+        if breakage is not None and (broken := break_call(op, arguments, memory, breakage)) is not None:
+            arguments = broken.arguments
+        given = list(arguments.values())
+        if any(isinstance(x, torch.Tensor) and x.is_meta for x in given):
+            continue  # which torch refuses itself where an op has no fake
+        try:
+            judged = check(BY_NAME[op], of_arguments(BY_NAME[op], given))
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError) as caught:
+                getattr(probe.ops, op).default(*given)
+            assert str(error) in str(caught.value)
+            refused.add(str(error))
+            continue
+        if judged["M"] * judged["N"] * judged["weights"] * judged["experts"] == 0:
+            assert launched(probe, op, given) is None
+            continue
+        choice = select(probe.build.table, problem_of_call(judged), SMS_OF_NONE)
+        if choice.row < 0:
+            with pytest.raises(RuntimeError, match=r"none of \d+ variants? of "):
+                getattr(probe.ops, op).default(*given)
+            seen["lacking"] += 1
+            continue
+        symbol, args = launched(probe, op, given)
+        entry = probe.build.table.entries[choice.row]
+        assert symbol == entry.symbol
+        for name, value in wanted_of(judged).items():
+            assert getattr(args, name) == value, name
+        seen["launched"] += 1
+        kinds.add((entry.config.dtype, entry.config.group_size, entry.config.indexed))
+    assert len(refused) > 5
+    assert seen["lacking"] > 5
+    assert seen["launched"] > 50
+    assert len(kinds) == (10 if op == NAMES[0] else 5), "a kind of operands was never launched"
+
+
+def test_models_agree(probe) -> None:
+    rng = random.Random(1)
+    rows = [(i, row) for i, row, _ in probe.build.table.of(moe.NAME)]
+    for _ in range(500):
+        i, row = rng.choice(rows)
+        sizes = (rng.choice((1, 16, 17, rng.randrange(1, 300), rng.randrange(1, 40_000))) for _ in range(3))
+        call = ProblemCall(
+            family=moe.NAME, problem=row.problem, sizes=(*sizes, rng.randrange(1, 513)), alignments=(16, 16, 16)
+        )
+        assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)

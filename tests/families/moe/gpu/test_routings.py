@@ -1,0 +1,103 @@
+"""Every routing and size by the ops' own choice. A captured CUDA graph serves all routings: its grid depends on sizes that the host knows."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+
+from gemmill.families.moe.cases.calls import Problem, arguments_of, make_given, wanted_of
+from gemmill.vocab import DType
+
+ROWS, EXPERTS = 300, 6
+FIRST = Problem(counts=(50,) * EXPERTS, n=96, k=160, data="integers")
+PROBLEMS = {
+    "channel": FIRST,
+    "groups": replace(FIRST, grouped=True),
+    "integers": replace(FIRST, dtype=DType.S8),
+    "bf16": replace(FIRST, dtype=DType.BF16),
+    "gathered": replace(FIRST, indexed=True),
+    "gathered in groups": replace(FIRST, grouped=True, indexed=True),
+    "gathered bf16": replace(FIRST, dtype=DType.BF16, indexed=True),
+    "slots": replace(FIRST, slot=ROWS, counts=(50,) * EXPERTS),
+    "slots of bf16": replace(FIRST, slot=ROWS, dtype=DType.BF16),
+}
+ROUTINGS = (
+    (ROWS, 0, 0, 0, 0, 0),
+    (0, 0, 0, 0, 0, ROWS),
+    (0, 0, 0, 0, 0, 0),
+    (1, 1, 1, 1, 1, 1),
+    (17, 0, 130, 1, 0, 152),
+    (64, 64, 64, 64, 43, 1),
+)
+"""Rows of each expert."""
+MAPS = ((0, 1, 2, 3, 4, 5), (5, -1, 3, -1, 0, 1))
+
+
+def told(p: Problem) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Offsets, or rows of slots, and a map."""
+    for counts in ROUTINGS:
+        for mapped in MAPS:
+            values = counts if p.slot else tuple(accumulate(counts, initial=0))
+            yield torch.tensor(values, dtype=torch.int32), torch.tensor(mapped, dtype=torch.int32)
+
+
+def once(call: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """The call, captured; on a CPU itself."""
+    if device.type == "cpu":
+        return call
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_graph_serves_every_routing(name: str, device: torch.device) -> None:
+    problem = PROBLEMS[name]
+    given = make_given(problem, device) | {"expert_map": torch.zeros(EXPERTS, dtype=torch.int32, device=device)}
+    shape = (EXPERTS, problem.slot, problem.n) if problem.slot else (problem.rows, problem.n)
+    out = torch.empty(shape, dtype=torch.bfloat16, device=device)
+    where = "rows" if problem.slot else "expert_offsets"
+    op = getattr(torch.ops.gemmill, problem.op).default
+    replay = once(lambda: op(*arguments_of(problem.op, given, out)), device)
+    for segments, mapped in told(problem):
+        given[where].copy_(segments)
+        given["expert_map"].copy_(mapped)
+        out.fill_(torch.nan)
+        wanted = wanted_of(problem.op, given, out, exactly=True, promoted=False)
+        replay()
+        comparison = wanted.compare(out.reshape(-1, problem.n))
+        assert comparison.ok, f"{segments.tolist()}, {mapped.tolist()}: {comparison.report}"
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_all_multiples_of_32(name: str, device: torch.device) -> None:
+    for n, k in ((32, 32), (96, 544), (160, 64), (416, 96), (224, 160), (64, 288)):
+        first = PROBLEMS[name]
+        problem = replace(first, n=n, k=k, counts=(0, 1, 70, 0, 9, 40), slot=min(first.slot, 70))
+        given = make_given(problem, device)
+        shape = (EXPERTS, problem.slot, n) if problem.slot else (problem.rows, n)
+        out = torch.full(shape, torch.nan, dtype=torch.bfloat16, device=device)
+        wanted = wanted_of(problem.op, given, out, exactly=True, promoted=False)
+        getattr(torch.ops.gemmill, problem.op).default(*arguments_of(problem.op, given, out))
+        comparison = wanted.compare(out.reshape(-1, n))
+        assert comparison.ok, f"{problem}: {comparison.report}"
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("name", ["channel", "groups", "bf16", "gathered"])
+@pytest.mark.parametrize("offsets", [(0, 90, 40, 300, 299, 300, 280), (-5, 20, 900, 40, 41, 2**31 - 1, -(2**31))])
+def test_whatever_offsets_are_nothing_else_is_touched(name: str, offsets: tuple[int, ...]) -> None:
+    """Rows before and behind the result, and the device: offsets that decrease, and such as lie outside of all rows."""
+    problem, device = PROBLEMS[name], torch.device("cuda")
+    given = make_given(problem, device) | {"expert_offsets": torch.tensor(offsets, dtype=torch.int32, device=device)}
+    whole = torch.full((ROWS + 400, problem.n), torch.nan, dtype=torch.bfloat16, device=device)
+    torch.ops.gemmill.grouped_mm.default(*arguments_of(problem.op, given, whole[200:-200]))
+    assert bool(whole[:200].isnan().all() and whole[-200:].isnan().all())
+    owned = {row for begin, end in pairwise(offsets) for row in range(max(begin, 0), min(end, ROWS))}
+    written = (~whole[200:-200].isnan()).any(dim=1).nonzero().flatten().tolist()
+    assert set(written) == owned

@@ -1,0 +1,49 @@
+"""Operands of what is measured of grouped GEMMs, and what their results are held against."""
+
+import pytest
+import torch
+
+from gemmill.families.moe.cases.measured import GroupedMaker
+from gemmill.families.moe.selections import default
+from gemmill.families.moe.sweep import SWEEP, Op
+from gemmill.families.moe.tuning import TUNING
+from gemmill.numerics.measured import results_of
+from gemmill.tuner.problems import problem_of
+from gemmill.vocab import Arch
+
+SIZES = {"m": 37, "n": 48, "k": 288, "experts": 6}
+
+
+@pytest.mark.parametrize("op", Op)
+@pytest.mark.parametrize("exactly", [False, True])
+def test_operands_are_computed_right_and_wrong_ones_are_seen(op: Op, exactly: bool) -> None:
+    maker = GroupedMaker(torch.device("cpu"))
+    x = maker.make(problem_of(op, SIZES))
+    if exactly:
+        x = maker.exact(x)
+        if x is None:
+            assert op is Op.INT8, "integers are exact as they are"
+            return
+    assert x.copies == 6 and all(int(offsets[-1]) == 37 and int(offsets.diff().max()) == 7 for offsets in x.offsets)
+    assert len({tuple(offsets.tolist()) for offsets in x.offsets}) > 1, "routings differ"
+    expected = x.expected()
+    result = results_of(x, getattr(torch.ops.gemmill, x.op).default(*x.arguments(0)))
+    assert expected.compare(result).ok
+    last = int(x.offsets[0][-1]) - 1
+    result["out"][last] = -result["out"][last] + 3
+    assert not expected.compare(result).ok
+    result["out"][last] = torch.nan
+    assert expected.compare(result).unwritten
+
+
+@pytest.mark.parametrize("op", Op)
+def test_each_class_is_known_by_its_calls_and_has_variants(op: Op) -> None:
+    measured = next(x for x in SWEEP.measured if x.name == op)
+    call = measured.call(SIZES)
+    assert call.alignments == (16, 16, 16) and TUNING.measured_as(call) == op
+    assert measured.call(SIZES | {"n": 12}).alignments[2] == 8
+    offered = [config for config in default(Arch.SM90A) if call.problem in TUNING.offers(config)]
+    assert len(offered) >= 3 and {(c.dtype, c.group_size, c.indexed) for c in offered} == {
+        (op.dtype, op.group_size, op.indexed)
+    }
+    assert measured.bytes(SIZES) == (6 * 48 + 37) * 288 * op.dtype.bits // 8 + 2 * 37 * 48
