@@ -48,13 +48,17 @@ class SparseFp4:
         for name in ("codes", "patterns", "scales"):
             tensor = getattr(self, name)
             if tensor.dtype is not torch.uint8 or tensor.dim() != 3:
-                raise ValueError(f"{name} are {tensor.dtype} of {tensor.dim()} dimensions, expected uint8 of 3: [E, N, ...]")
+                raise ValueError(
+                    f"{name} are {tensor.dtype} of {tensor.dim()} dimensions, expected uint8 of 3: [E, N, ...]"
+                )
         e, n, k = self.shape
         if k % SPAN:
             raise ValueError(f"2:4 sparse FP4 takes K in multiples of {SPAN}, got K = {k}: pad K with zeros")
         wanted = (e, n, k // SPAN * PATTERN_BITS)
         if tuple(self.patterns.shape) != wanted:
-            raise ValueError(f"patterns are {list(self.patterns.shape)}, expected {list(wanted)} for weights of {[e, n, k]}")
+            raise ValueError(
+                f"patterns are {list(self.patterns.shape)}, expected {list(wanted)} for weights of {[e, n, k]}"
+            )
         _check_scales(self.scales, (e, n, k), "scales")
         _check_factors(self.weight_scale_2, e, n)
         self._refuse_patterns()
@@ -108,7 +112,9 @@ class SparseFp4:
     def transposed_2to4(self) -> dict[str, Tensor]:
         """The tensors of that layout, by name. weight_scale_2 is [E] of one part."""
         e, n, k = self.shape
-        table = torch.tensor([first | second << 2 for first, second in PATTERNS], dtype=torch.uint8, device=self.codes.device)
+        table = torch.tensor(
+            [first | second << 2 for first, second in PATTERNS], dtype=torch.uint8, device=self.codes.device
+        )
         nibbles = table[unpack(self.patterns, PATTERN_BITS).long()]
         factors = self.weight_scale_2
         return {
@@ -146,7 +152,9 @@ def from_transposed_2to4(tensors: Mapping[str, Tensor]) -> SparseFp4:
         codes=comp.transpose(1, 2).contiguous(),
         patterns=packed_patterns(places),
         scales=scales,
-        weight_scale_2=factors.float().reshape(e, -1) if factors.numel() and factors.numel() % max(e, 1) == 0 else factors,
+        weight_scale_2=factors.float().reshape(e, -1)
+        if factors.numel() and factors.numel() % max(e, 1) == 0
+        else factors,
     )
 
 
@@ -163,7 +171,9 @@ def _check_scales(scales: Tensor, shape: tuple[int, int, int], name: str) -> Non
     known = [(e, n, k // group) for group in SCALE_GROUPS]
     if tuple(scales.shape) not in known:
         told = " or ".join(f"K / {group} = {k // group}" for group in SCALE_GROUPS)
-        raise ValueError(f"{name} has {scales.shape[2]} groups of {tuple(scales.shape[:2])} rows for weights of {list(shape)}: there are {told}")
+        raise ValueError(
+            f"{name} has {scales.shape[2]} groups of {tuple(scales.shape[:2])} rows for weights of {list(shape)}: there are {told}"
+        )
     wrong = scales > UE4M3.last_code
     if wrong.any():
         expert, row, group = wrong.nonzero()[0].tolist()
@@ -175,7 +185,13 @@ def _check_scales(scales: Tensor, shape: tuple[int, int, int], name: str) -> Non
 
 def _check_factors(factors: Tensor, experts: int, rows: int) -> None:
     parts = factors.shape[-1] if factors.dim() == 2 else 0
-    if factors.dtype is not torch.float32 or factors.dim() != 2 or factors.shape[0] != experts or not parts or rows % parts:
+    if (
+        factors.dtype is not torch.float32
+        or factors.dim() != 2
+        or factors.shape[0] != experts
+        or not parts
+        or rows % parts
+    ):
         raise ValueError(
             f"weight_scale_2 is {factors.dtype} of {list(factors.shape)}, expected float32 [{experts}, parts], where parts divide the "
             f"{rows} rows of an expert"

@@ -80,7 +80,9 @@ def prune_to_fp4(
     shapes = [tuple(_shape(part) for part in parts) for parts in experts]
     if len(set(shapes)) > 1 or len(set(shapes[0])) > 1:
         odd = next(i for i, shape in enumerate(shapes) if shape != shapes[0] or len(set(shape)) > 1)
-        raise ValueError(f"expert {odd} has parts of {list(map(list, shapes[odd]))}, expected {list(shapes[0][0])} of all parts and experts")
+        raise ValueError(
+            f"expert {odd} has parts of {list(map(list, shapes[odd]))}, expected {list(shapes[0][0])} of all parts and experts"
+        )
     for part in (part for parts in experts for part in parts):
         _check_part(part)
     made, errors = [], []

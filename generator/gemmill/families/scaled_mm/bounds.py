@@ -87,9 +87,7 @@ def tolerance(
         return _group_tolerance(a, b, a_scales, b_scales, groups, out_dtype, bias)
     if sum_error is None:
         sum_error = accumulation_error(a, b, accumulation)
-    return scaled_error(
-        a.to(torch.float64) @ b.to(torch.float64), sum_error, a_scales, b_scales, out_dtype, bias
-    )
+    return scaled_error(a.to(torch.float64) @ b.to(torch.float64), sum_error, a_scales, b_scales, out_dtype, bias)
 
 
 def _group_tolerance(

@@ -43,7 +43,6 @@ _WIDE_16: tuple[Candidate, ...] = (
 
 def sweep(arch: Arch) -> Iterator[SparseConfig]:
     """Everything worth timing, of e4m3 and bf16."""
-    yield from smoke(arch)
     if arch is Arch.SM90A:
         for candidate in _OF_8_BITS + _WIDE_8:
             yield from configs(DType.E4M3, DType.BF16, candidate)

@@ -78,7 +78,9 @@ def make_given(p: Problem, device: torch.device) -> dict[str, Tensor | None]:
         sums = decompress(values, meta, p.k).sum(dim=1, dtype=torch.int32)
         token = p.need is Need.AZP_TOKEN
         given["azp_adj"] = sums if token else sums * 3
-        given["azp"] = torch.randint(-128, 128, (p.m, 1), dtype=torch.int32, device=device, generator=g) if token else None
+        given["azp"] = (
+            torch.randint(-128, 128, (p.m, 1), dtype=torch.int32, device=device, generator=g) if token else None
+        )
     return given
 
 

@@ -75,13 +75,17 @@ def of_config(config: SparseConfig) -> Iterator[SparseCase]:
             # The other half of kinds has the bias beside zero points.
             bias = need in (Need.AZP_ROW, Need.AZP_TOKEN) and a_each
             data = "integers" if is_long or (m, n, k) in own else "random"
-            problem = replace(first, m=m, n=n, k=k, need=need, bias=bias, a_each=a_each, b_each=b_each, pad=pad, data=data)
+            problem = replace(
+                first, m=m, n=n, k=k, need=need, bias=bias, a_each=a_each, b_each=b_each, pad=pad, data=data
+            )
             yield SparseCase(problem=problem)
 
 
 def sized(config: SparseConfig, sizes: Mapping[str, int]) -> SparseCase:
     """A call of exact operands."""
-    return SparseCase(problem=replace(_first(config), data="integers", **{name: sizes[name] for name in ("m", "n", "k")}))
+    return SparseCase(
+        problem=replace(_first(config), data="integers", **{name: sizes[name] for name in ("m", "n", "k")})
+    )
 
 
 def _first(config: SparseConfig) -> Problem:
