@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gemmill.families.sparse_mm.ops import SPARSE_MM
 from gemmill.formats.two_to_four import GROUP, KEPT, compress
-from gemmill.vocab import DType
 from gemmill.runtime.library import Build
+from gemmill.vocab import DType
 from harness.sparse_contenders import SparseContender
 from timed import Benchmark
 

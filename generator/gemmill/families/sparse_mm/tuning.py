@@ -23,7 +23,7 @@ _EPILOGUE_BYTES = 12 * 1024
 
 
 def _facts(c: SparseConfig) -> Facts:
-    tile_n, tile_m, tile_k = c.tile_shape_mnk
+    tile_n, tile_m, _ = c.tile_shape_mnk
     cluster_n, cluster_m, _ = c.cluster_shape_mnk
     products = tile_m * tile_n * _STEP * c.dtype.bits // 8
     # Tiles of a are shared by CTAs along N, those of weights along M; the next CTA's loads pass by the same L2.
@@ -64,5 +64,5 @@ TUNING = Tuning(
     describe=CLASSES.tuning.describe,
     differs=CLASSES.tuning.differs,
     model_ns=model_ns,
-    offers=lambda config: {number: (config,) for number in classes_of(config)},
+    offers=lambda config: dict.fromkeys(classes_of(config), (config,)),
 )
