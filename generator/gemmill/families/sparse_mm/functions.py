@@ -13,6 +13,8 @@ __all__ = [
     "cutlass_sparse_decompress",
 ]
 
+COMPRESS = "cutlass_sparse_compress"
+"""An op too. vLLM had it, with the sparse GEMM, until March 2026."""
 _SPARSE_MM, _SPARSE_MM_AZP = overload("cutlass_scaled_sparse_mm"), overload("cutlass_scaled_sparse_mm_azp")
 _COMPRESSED = (torch.float8_e4m3fn, torch.int8, torch.bfloat16, torch.float16)
 
@@ -92,8 +94,8 @@ def cutlass_sparse_decompress(bt_nzs: torch.Tensor, bt_meta: torch.Tensor, k: in
 def _define() -> torch.library.Library:
     """The compressor as an op too: it returns a list, and what it refuses only the data tells."""
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
-    library.define("cutlass_sparse_compress(Tensor a) -> Tensor[]")
-    library.impl("cutlass_sparse_compress", cutlass_sparse_compress, "CompositeExplicitAutograd")
+    library.define(f"{COMPRESS}(Tensor a) -> Tensor[]")
+    library.impl(COMPRESS, cutlass_sparse_compress, "CompositeExplicitAutograd")
     return library
 
 
