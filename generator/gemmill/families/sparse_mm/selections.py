@@ -1,6 +1,7 @@
 """The kernels of the named selections."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gemmill.families.sparse_mm.config import SparseConfig
 from gemmill.gemm.config import RESULTS_OF
@@ -10,44 +11,38 @@ BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE,
 Candidate = tuple[tuple[int, int, int], tuple[int, int, int], KernelSchedule, tuple[int, ...]]
 """Tile, cluster, schedule, and widths of bands."""
 _OF_8_BITS: tuple[Candidate, ...] = (
-    ((64, 16, 256), (1, 1, 1), BASIC, (1,)),
-    ((128, 64, 128), (1, 1, 1), PINGPONG, (1,)),
+    ((64, 16, 512), (1, 1, 1), BASIC, (1,)),
+    ((64, 64, 256), (1, 1, 1), BASIC, (1,)),
     ((128, 128, 128), (2, 1, 1), PINGPONG, (1,)),
     ((128, 256, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
 )
 _OF_16_BITS: tuple[Candidate, ...] = (
-    ((64, 16, 128), (1, 1, 1), BASIC, (1,)),
+    ((64, 16, 256), (1, 1, 1), BASIC, (1,)),
     ((128, 128, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
 )
-_WIDE_8: tuple[Candidate, ...] = (
-    ((128, 256, 128), (1, 2, 1), COOPERATIVE, (1, 8)),
+_WIDER_OF_8_BITS: tuple[Candidate, ...] = (
+    ((64, 16, 256), (1, 1, 1), BASIC, (1,)),
     ((256, 128, 128), (1, 2, 1), COOPERATIVE, (1, 8)),
-    ((256, 128, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
     ((256, 192, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
     ((128, 128, 256), (1, 2, 1), PINGPONG, (1, 8)),
-    ((128, 192, 128), (2, 1, 1), PINGPONG, (1, 8)),
-    ((128, 64, 256), (1, 1, 1), PINGPONG, (1,)),
-    ((64, 64, 256), (1, 1, 1), BASIC, (1,)),
-    ((64, 16, 512), (1, 1, 1), BASIC, (1,)),
-    ((128, 16, 256), (1, 1, 1), COOPERATIVE, (1,)),
-    ((64, 32, 256), (1, 1, 1), BASIC, (1,)),
 )
-_WIDE_16: tuple[Candidate, ...] = (
-    ((64, 16, 256), (1, 1, 1), BASIC, (1,)),
+_WIDER_OF_16_BITS: tuple[Candidate, ...] = (
     ((64, 64, 128), (1, 1, 1), BASIC, (1,)),
-    ((128, 256, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
     ((256, 128, 128), (1, 2, 1), COOPERATIVE, (1, 8)),
-    ((128, 128, 128), (2, 1, 1), PINGPONG, (1, 8)),
 )
+_PROMOTED: Candidate = ((64, 64, 256), (1, 1, 1), BASIC, (1,))
 
 
 def sweep(arch: Arch) -> Iterator[SparseConfig]:
-    """Everything worth timing, of e4m3 and bf16."""
-    if arch is Arch.SM90A:
-        for candidate in _OF_8_BITS + _WIDE_8:
-            yield from configs(DType.E4M3, DType.BF16, candidate)
-        for candidate in _OF_16_BITS + _WIDE_16:
-            yield from configs(DType.BF16, DType.BF16, candidate)
+    """Everything worth timing for bf16 results, with promoted sums too, and what else is in the default selection."""
+    if arch is not Arch.SM90A:
+        return
+    found = list(default(arch))
+    for dtype in (DType.E4M3, DType.S8, DType.BF16):
+        for candidate in _WIDER_OF_8_BITS if dtype.bits == 8 else _WIDER_OF_16_BITS:
+            found += configs(dtype, DType.BF16, candidate)
+    found += [replace(c, accumulation=Accumulation.PROMOTED) for c in configs(DType.E4M3, DType.BF16, _PROMOTED)]
+    yield from dict.fromkeys(found)
 
 
 def default(arch: Arch) -> Iterator[SparseConfig]:
