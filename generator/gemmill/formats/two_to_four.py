@@ -14,11 +14,11 @@ those of its SM90StructuredSparseCompressor. Rows and columns beyond the matrix 
 import torch
 from torch import Tensor
 
+from gemmill.formats.layout import META_COLUMNS, META_ROWS
+
 GROUP, KEPT = 4, 2
-BLOCK_ROWS, BLOCK_COLUMNS = 64, 128
-"""Of a block of metadata."""
 ROW_BITS = 256
-"""Elements of K that a row of kept values is padded to are so many bits: 16 bytes are kept of them."""
+"""Of the elements to a multiple of which K is padded: 16 bytes are kept of them."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16}
 
 
@@ -30,7 +30,7 @@ def kept_columns(k: int, element_bytes: int) -> int:
 
 def meta_shape(n: int, k: int) -> tuple[int, int]:
     """Of metadata, uint8: a byte for each 8 columns, rows padded to 64 and columns to 128."""
-    return -(-n // BLOCK_ROWS) * BLOCK_ROWS, -(-k // BLOCK_COLUMNS) * BLOCK_COLUMNS // 8
+    return -(-n // META_ROWS) * META_ROWS, -(-k // META_COLUMNS) * META_COLUMNS // 8
 
 
 def compress(dense: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,14 +125,14 @@ def unpacked_places(meta: Tensor, n: int, k: int, element_bytes: int) -> Tensor:
 
 
 def _grid(rows: int, columns: int, split: tuple[tuple[int, ...], tuple[int, ...]]) -> list[int]:
-    return [rows // BLOCK_ROWS, *split[0], columns * 8 // BLOCK_COLUMNS, *split[1]]
+    return [rows // META_ROWS, *split[0], columns * 8 // META_COLUMNS, *split[1]]
 
 
 def _block_order(element_bytes: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], list[int], list[int]]:
     """How rows and groups of a block are split, the order in which the parts of [blocks, rows, blocks, groups] lie, outermost
     first, and its inverse."""
     if element_bytes == 1:
-        split: tuple[tuple[int, ...], tuple[int, ...]] = ((BLOCK_ROWS,), (BLOCK_COLUMNS // GROUP,))
+        split: tuple[tuple[int, ...], tuple[int, ...]] = ((META_ROWS,), (META_COLUMNS // GROUP,))
         order = [2, 0, 1, 3]
     else:
         # Rows: four of 16, of which halves and their eight rows; groups: four of 32 columns, halves of 16, and their four groups.

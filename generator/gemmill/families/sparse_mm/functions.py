@@ -3,8 +3,7 @@
 import torch
 
 from gemmill.formats.two_to_four import compress, decompress
-from gemmill.runtime.ops import overload
-from gemmill.runtime.schemas import NAMESPACE
+from gemmill.runtime.ops import define_in_python, overload
 
 __all__ = [
     "cutlass_scaled_sparse_mm",
@@ -91,12 +90,4 @@ def cutlass_sparse_decompress(bt_nzs: torch.Tensor, bt_meta: torch.Tensor, k: in
         raise RuntimeError(f"cutlass_sparse_decompress: {error}") from None
 
 
-def _define() -> torch.library.Library:
-    """The compressor as an op too: it returns a list, and what it refuses only the data tells."""
-    library = torch.library.Library(NAMESPACE, "FRAGMENT")
-    library.define(f"{COMPRESS}(Tensor a) -> Tensor[]")
-    library.impl(COMPRESS, cutlass_sparse_compress, "CompositeExplicitAutograd")
-    return library
-
-
-_library = _define()
+define_in_python(f"{COMPRESS}(Tensor a) -> Tensor[]", cutlass_sparse_compress)

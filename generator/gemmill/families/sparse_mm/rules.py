@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gemmill.families.sparse_mm.config import SparseConfig
 from gemmill.families.sparse_mm.memory import stage_bytes, stage_room
-from gemmill.formats.two_to_four import BLOCK_COLUMNS
+from gemmill.formats.layout import META_COLUMNS
 from gemmill.gemm.config import RESULTS_OF
 from gemmill.gemm.limits import SLAB
 from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, RasterOrder
@@ -49,9 +49,9 @@ def _tile(c: SparseConfig) -> Iterator[str]:
     """WGMMA takes 64 rows of weights; the epilogue stores columns of 16; metadata lies in blocks of 128 along K."""
     x, y, k = c.tile_shape_mnk
     rows = SLAB * CONSUMER_GROUPS.get(c.kernel_schedule, 1)
-    if x % rows or y % 16 or not 16 <= y <= MOST_COLUMNS or k % BLOCK_COLUMNS:
+    if x % rows or y % 16 or not 16 <= y <= MOST_COLUMNS or k % META_COLUMNS:
         yield (
-            f"tile {x}x{y}x{k}: rows are a multiple of {rows}, columns of 16 up to {MOST_COLUMNS}, and K of {BLOCK_COLUMNS}, the columns "
+            f"tile {x}x{y}x{k}: rows are a multiple of {rows}, columns of 16 up to {MOST_COLUMNS}, and K of {META_COLUMNS}, the columns "
             "of a block of metadata"
         )
 

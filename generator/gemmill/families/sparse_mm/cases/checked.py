@@ -83,9 +83,8 @@ def of_config(config: SparseConfig) -> Iterator[SparseCase]:
 
 def sized(config: SparseConfig, sizes: Mapping[str, int]) -> SparseCase:
     """A call of exact operands."""
-    return SparseCase(
-        problem=replace(_first(config), data="integers", **{name: sizes[name] for name in ("m", "n", "k")})
-    )
+    m, n, k = (sizes[name] for name in ("m", "n", "k"))
+    return SparseCase(problem=replace(_first(config), m=m, n=n, k=k, data="integers"))
 
 
 def _first(config: SparseConfig) -> Problem:
