@@ -193,7 +193,7 @@ def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_on
 def test_cases_pass_on_a_cpu(config: SparseConfig) -> None:
     cases = list(of_config(config))
     for case in cases[::3]:
-        if case.problem.k <= 1056:
+        if case.problem.k <= 512:
             assert case.run("cpu").report == "", str(case)
     assert {case.problem.need for case in cases} == set(Need if config.dtype is DType.S8 else (Need.SCALE, Need.BIAS))
 
@@ -213,7 +213,7 @@ def test_a_wrong_result_is_found() -> None:
 def test_names_and_rules() -> None:
     for config in (*default(Arch.SM90A), *sweep(Arch.SM90A)):
         assert parse_name(to_name(config)) == config
-        assert first_rejection(RULES, config)
+    assert all(first_rejection(RULES, config) for config in (*default(Arch.SM90A), *smoke(Arch.SM90A)))
     assert list(default(Arch.SM100A)) == list(smoke(Arch.SM100A)) == list(sweep(Arch.SM100A)) == []
     named = replace(TILE, raster_order=RasterOrder.ALONG_N, swizzle=4)
     assert to_name(named).endswith("_sauto_ralongn_w4") and parse_name(to_name(named)) == named
