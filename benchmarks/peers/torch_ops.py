@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from gemmill.tuner.peers import peers_of
 from harness.contenders import Contender, of_peer
 from harness.moe_contenders import MoePeer, torch_grouped, torch_grouped_bf16
+from harness.sparse_contenders import SPARSE_PEERS
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -12,10 +13,12 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
-    """The family's own peers; of grouped GEMMs torch's."""
+    """The family's own peers; of grouped GEMMs torch's; of sparse ones cuSPARSELt."""
     if family == "moe" and not options.dry_run:
         return [
             MoePeer(name="torch", bind=torch_grouped),
             MoePeer(name="torch bf16", bind=torch_grouped_bf16, kind="bf16"),
         ]
+    if family == "sparse_mm" and not options.dry_run:
+        return list(SPARSE_PEERS)
     return [of_peer(peer) for peer in peers_of(family)]

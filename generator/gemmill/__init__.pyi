@@ -3,6 +3,7 @@ from gemmill.families.kv_cache.functions import *
 from gemmill.families.moe.functions import *
 from gemmill.families.quant.functions import *
 from gemmill.families.scaled_mm.functions import *
+from gemmill.families.sparse_mm.functions import *
 from gemmill.runtime.ops import (
     active as active,
 )

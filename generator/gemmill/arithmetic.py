@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 FLOAT32_UNIT = 2.0**-24
+EPILOGUE_ROUNDINGS = 4
+INT32_SPAN = 2**32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,81 @@ def lost_in_sum(a: Tensor, b: Tensor, core: TensorCore, *, promoted_k: int | Non
             error += FLOAT32_UNIT * register.abs()
             running.zero_()
     return error
+
+
+def scaled_sums(
+    total: Tensor,
+    a_scales: Tensor,
+    b_scales: Tensor,
+    out_dtype: torch.dtype,
+    bias: Tensor | None = None,
+    azp_adj: Tensor | None = None,
+    azp: Tensor | None = None,
+) -> Tensor:
+    """a_scales b_scales (total - zero point) + bias of `out_dtype`, as GEMMs' epilogues round it.
+
+    total [M, N] float64, exact sums; a_scales of 1 or M values, b_scales of 1 or N; bias [N]; azp_adj int32 [N], azp of M values,
+    by which azp_adj is then multiplied.
+    """
+    if azp_adj is not None:
+        total = _subtract_zero_point(total, azp_adj, azp)
+    scaled = total.to(torch.float32) * b_scales.reshape(1, -1)
+    column = a_scales.reshape(-1, 1)
+    if bias is None:
+        return (column * scaled).to(out_dtype)
+    return fused_multiply_add(column, scaled, bias.reshape(1, -1).to(torch.float32)).to(out_dtype)
+
+
+def scaled_error(
+    total: Tensor,
+    lost: Tensor,
+    a_scales: Tensor,
+    b_scales: Tensor,
+    out_dtype: torch.dtype,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Largest distance of a right epilogue's result from the exact one, [M, N] as all of these. total: exact sums; lost: by
+    how much those of the tensor core may be off.
+
+    A sum's rounding to float32, b's scale, a's scale and the bias are four roundings of 2^-24, and storing costs half a unit in
+    the last place.
+    """
+    scales = a_scales.reshape(-1, 1).to(torch.float64) * b_scales.reshape(1, -1).to(torch.float64)
+    result = scales * total
+    scales = scales.abs()
+    largest = result.abs() + scales * lost
+    if bias is not None:
+        added = bias.reshape(1, -1).to(torch.float64)
+        largest, result = largest + added.abs(), result + added
+    error = scales * lost + EPILOGUE_ROUNDINGS * FLOAT32_UNIT * largest
+    return error + half_unit_in_last_place(result.abs() + error, out_dtype)
+
+
+def _subtract_zero_point(total: Tensor, azp_adj: Tensor, azp: Tensor | None) -> Tensor:
+    """In 32-bit integers, which wrap around, as in the kernel."""
+    correction = azp_adj.reshape(1, -1).to(torch.int64)
+    if azp is not None:
+        correction = azp.reshape(-1, 1).to(torch.int64) * correction
+    difference = total.to(torch.int64) - correction
+    return (difference + INT32_SPAN // 2) % INT32_SPAN - INT32_SPAN // 2
+
+
+def fused_multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """x y + z of float32 tensors, rounded once, as the hardware's FMA does.
+
+    The product is exact in float64. Its sum with z is not always, and rounding that again to float32 can go astray
+    at a tie: so the float64 sum is first rounded to odd (Boldo and Melquiond, "Emulation of FMA and correctly rounded
+    sums", 2008), with the error that Knuth's two-sum gives.
+    """
+    product, z = torch.broadcast_tensors(x.to(torch.float64) * y.to(torch.float64), z.to(torch.float64))
+    total = product + z
+    part = total - product
+    error = (product - (total - part)) + (z - part)
+    bits = total.view(torch.int64)
+    # The next float64 towards the error lies one bit pattern away: up if error and sum have the same sign, else down.
+    step = torch.where((error > 0) == (total > 0), 1, -1)
+    inexact = torch.isfinite(total) & torch.isfinite(error) & (error != 0) & (bits % 2 == 0)
+    return torch.where(inexact, bits + step, bits).view(torch.float64).to(torch.float32)
 
 
 def half_unit_in_last_place(magnitude: Tensor, dtype: torch.dtype) -> Tensor:

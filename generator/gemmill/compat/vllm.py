@@ -18,6 +18,8 @@ from gemmill.compat import vllm_experts
 from gemmill.families.blockscaled.ops import FP4_MM
 from gemmill.families.moe.ops import GROUPED_MM
 from gemmill.families.scaled_mm.accepts import SCALED_MM
+from gemmill.families.sparse_mm.functions import COMPRESS
+from gemmill.families.sparse_mm.ops import SPARSE_MM
 from gemmill.family import VLLM_PREFIX
 from gemmill.formats.layout import swizzled_shape
 from gemmill.manifest import ManifestError
@@ -58,11 +60,19 @@ def _group_gemm_supported(capability: int) -> bool:
     return any((x.dtype, x.group_size, x.indexed) == (DType.E4M3, 0, False) for x in (y.predicate for y in entries))
 
 
+def _supports_sparse(capability: int) -> bool:
+    try:
+        return bool(ops.variants(op=SPARSE_MM.name, arch=f"sm{capability}a"))
+    except ManifestError:
+        return False
+
+
 _QUERIES: dict[str, Callable[[int], bool]] = {
     "cutlass_scaled_mm_supports_fp8": partial(_supports, ScaleGranularity.CHANNEL, 0),
     "cutlass_scaled_mm_supports_block_fp8": partial(_supports, ScaleGranularity.BLOCK, 128),
     "cutlass_scaled_mm_supports_fp4": _supports_fp4,
     "cutlass_group_gemm_supported": _group_gemm_supported,
+    "cutlass_sparse_scaled_mm_supported": _supports_sparse,
 }
 """vLLM's capability queries, answered from the manifest: what is not compiled in is not claimed."""
 
@@ -156,6 +166,7 @@ def _define_of_experts(name: str) -> Any:
 def _register() -> None:
     for name, own in _SERVED_BY.items():
         _hand_out(name, getattr(getattr(torch.ops, NAMESPACE), own), "CPU", "CUDA")
+    _hand_out(COMPRESS, getattr(getattr(torch.ops, NAMESPACE), COMPRESS), "CPU", "CUDA")
     fp4 = _define_fp4()
     if hasattr(getattr(torch.ops, VLLM), _FP4):
         _overrides.impl(f"{_FP4}.out", _fp4_out, "CUDA")

@@ -21,6 +21,8 @@ ROW_BYTES = 16
 """To a multiple of which rows of codes and scales are padded (`gemmill.formats.packed_rows`)."""
 STAGE_COLUMNS = 256
 """To a multiple of which their K is padded, so that every kernel's stage is a whole number of blocks."""
+META_ROWS, META_COLUMNS = 64, 128
+"""Rows and columns of a block of the metadata of 2:4 sparse weights (`gemmill.formats.two_to_four`)."""
 
 
 def swizzled_shape(rows: int, scales: int) -> tuple[int, int]:

@@ -43,6 +43,17 @@ def _extreme(count: int, g: Generator) -> Tensor:
     return values
 
 
+_TWO_OF_FOUR = (4, 8, 9, 12, 13, 14)
+"""Places of two values of four, two bits each."""
+
+
+def _two_to_four(count: int, g: Generator) -> Tensor:
+    """Bytes of the places of two groups."""
+    legal = torch.tensor(_TWO_OF_FOUR, device=g.device)
+    low, high = (legal[_whole(0, len(_TWO_OF_FOUR))(count, g)] for _ in range(2))
+    return low + 16 * high
+
+
 _MAKERS: dict[str, Maker] = {
     "integers": lambda count, g: _whole(-2, 3)(count, g).float(),
     "normal": _normal,
@@ -70,6 +81,7 @@ _MAKERS: dict[str, Maker] = {
     "nvfp4_folded_powers": _powers(176, 8),
     "mxfp8_rows": _whole(120, 127),
     "mxfp8_rows_powers": _whole(125, 127),
+    "two_to_four": _two_to_four,
 }
 
 

@@ -5,7 +5,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from gemmill.families.scaled_mm.reference import fused_multiply_add, scaled_mm
+from gemmill.arithmetic import fused_multiply_add
+from gemmill.families.scaled_mm.reference import scaled_mm
 
 
 def random_s8(rows: int, columns: int, seed: int) -> torch.Tensor:

@@ -100,6 +100,18 @@ def test_nvfp4_products_under_vllms_name(monkeypatch, home) -> None:
     assert not torch.ops._C.cutlass_scaled_mm_supports_fp4(90), "there is no build"
 
 
+def test_sparse_products_under_vllms_names(monkeypatch, home) -> None:
+    import_module("gemmill.compat.vllm")
+    weights = torch.tensor([[1.0, 0, 0, -2], [0, 0, 3, 0]]).repeat(8, 16).to(torch.float8_e4m3fn)
+    x = torch.arange(-64, 64).reshape(2, 64).to(torch.int8).float().to(torch.float8_e4m3fn)
+    values, meta = torch.ops._C.cutlass_sparse_compress(weights)
+    out, one = torch.empty(2, 16, dtype=torch.bfloat16), torch.ones(1, 1)
+    torch.ops._C.cutlass_scaled_sparse_mm(out, x, values, meta, one, one, None)
+    assert torch.equal(out, (x.float() @ weights.float().t()).bfloat16())
+    monkeypatch.setattr(ops, "_active", None)
+    assert not torch.ops._C.cutlass_sparse_scaled_mm_supported(90), "there is no build"
+
+
 @pytest.mark.parametrize(
     ("quantise", "product"),
     [

@@ -26,7 +26,14 @@ costs half a unit in the last place of the output's type.
 import torch
 from torch import Tensor
 
-from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, OF_E4M3, half_unit_in_last_place, lost_in_sum
+from gemmill.arithmetic import (
+    FLOAT32_UNIT,
+    OF_16_BITS,
+    OF_E4M3,
+    half_unit_in_last_place,
+    lost_in_sum,
+    scaled_error,
+)
 from gemmill.families.scaled_mm.reference import check_scales, each_group, exact_group_scaled_mm, groups_of
 from gemmill.vocab import Accumulation, ScaleGroups
 
@@ -36,7 +43,6 @@ TENSOR_CORES = {
     torch.float16: OF_16_BITS,
 }
 PROMOTION_K = 128
-EPILOGUE_ROUNDINGS = 4
 GROUP_ROUNDINGS = 3
 """Of one group's part of the sum, before it is added."""
 
@@ -81,14 +87,7 @@ def tolerance(
         return _group_tolerance(a, b, a_scales, b_scales, groups, out_dtype, bias)
     if sum_error is None:
         sum_error = accumulation_error(a, b, accumulation)
-    scales = _scales(a_scales, b_scales).abs()
-    result = exact_scaled_mm(a, b, a_scales, b_scales)
-    largest = result.abs() + scales * sum_error
-    if bias is not None:
-        added = bias.reshape(1, -1).to(torch.float64)
-        largest, result = largest + added.abs(), result + added
-    error = scales * sum_error + EPILOGUE_ROUNDINGS * FLOAT32_UNIT * largest
-    return error + half_unit_in_last_place(result.abs() + error, out_dtype)
+    return scaled_error(a.to(torch.float64) @ b.to(torch.float64), sum_error, a_scales, b_scales, out_dtype, bias)
 
 
 def _group_tolerance(

@@ -17,9 +17,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from gemmill.arithmetic import scaled_sums
 from gemmill.vocab import ScaleGranularity, ScaleGroups, scale_groups_of
-
-INT32_SPAN = 2**32
 
 
 def scaled_mm(
@@ -42,15 +41,7 @@ def scaled_mm(
     if (groups := groups_of(a, b, a_scales, b_scales)) is not None:
         return exact_group_scaled_mm(a, b, a_scales, b_scales, groups, bias).to(out_dtype)
     check_scales(a, b, a_scales, b_scales)
-    total = accumulate(a, b)
-    if azp_adj is not None:
-        total = _subtract_zero_point(total, azp_adj, azp)
-    scaled = total.to(torch.float32) * b_scales.reshape(1, -1)
-    column = a_scales.reshape(-1, 1)
-    result = (
-        column * scaled if bias is None else fused_multiply_add(column, scaled, bias.reshape(1, -1).to(torch.float32))
-    )
-    return result.to(out_dtype)
+    return scaled_sums(accumulate(a, b), a_scales, b_scales, out_dtype, bias, azp_adj, azp)
 
 
 def check_scales(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> None:
@@ -66,33 +57,6 @@ def check_scales(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> No
 def accumulate(a: Tensor, b: Tensor) -> Tensor:
     """a b without scales, exact, as float64 [M, N]."""
     return a.to(torch.float64) @ b.to(torch.float64)
-
-
-def _subtract_zero_point(total: Tensor, azp_adj: Tensor, azp: Tensor | None) -> Tensor:
-    """In 32-bit integers, which wrap around, as in the kernel."""
-    correction = azp_adj.reshape(1, -1).to(torch.int64)
-    if azp is not None:
-        correction = azp.reshape(-1, 1).to(torch.int64) * correction
-    difference = total.to(torch.int64) - correction
-    return (difference + INT32_SPAN // 2) % INT32_SPAN - INT32_SPAN // 2
-
-
-def fused_multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """x y + z of float32 tensors, rounded once, as the hardware's FMA does.
-
-    The product is exact in float64. Its sum with z is not always, and rounding that again to float32 can go astray
-    at a tie: so the float64 sum is first rounded to odd (Boldo and Melquiond, "Emulation of FMA and correctly rounded
-    sums", 2008), with the error that Knuth's two-sum gives.
-    """
-    product, z = torch.broadcast_tensors(x.to(torch.float64) * y.to(torch.float64), z.to(torch.float64))
-    total = product + z
-    part = total - product
-    error = (product - (total - part)) + (z - part)
-    bits = total.view(torch.int64)
-    # The next float64 towards the error lies one bit pattern away: up if error and sum have the same sign, else down.
-    step = torch.where((error > 0) == (total > 0), 1, -1)
-    inexact = torch.isfinite(total) & torch.isfinite(error) & (error != 0) & (bits % 2 == 0)
-    return torch.where(inexact, bits + step, bits).view(torch.float64).to(torch.float32)
 
 
 def groups_of(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> ScaleGroups | None:

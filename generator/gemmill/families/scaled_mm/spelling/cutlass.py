@@ -44,6 +44,7 @@ def _values(config: KernelConfig) -> dict[str, Any]:
         "accumulator_type": p.accumulator_dtype.cutlass_type,
         "d_type": p.out_dtype.cutlass_type,
         "epilogue_kind": p.epilogue.value,
+        "arguments_struct": "gemmill_scaled_mm_args",
         "tile_shape_mnk": s.tile_shape_mnk,
     }
     if p.scale_groups is not None:

@@ -1,0 +1,171 @@
+"""Which sparse GEMMs are timed, and their arguments."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gemmill.families.sparse_mm.ops import SPARSE_MM
+from gemmill.formats.two_to_four import GROUP, KEPT, compress
+from gemmill.runtime.library import Build
+from gemmill.vocab import DType
+from harness.sparse_contenders import SparseContender
+from timed import Benchmark
+
+TABLE = (
+    (1, 8192, 8192),
+    (16, 8192, 8192),
+    (64, 8192, 8192),
+    (256, 8192, 8192),
+    (1024, 8192, 8192),
+    (4096, 8192, 8192),
+    (8192, 28672, 4096),
+)
+"""(M, N, K) that progress is judged by."""
+OPERAND_OF_KIND = {"fp8": DType.E4M3, "int8": DType.S8, "bf16": DType.BF16}
+FEWEST_COPIES, MOST_COPIES = 2, 8
+TINY = (5, 64, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseProblem:
+    """One size of one operand type."""
+
+    kind: str
+    m: int
+    n: int
+    k: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of a and of the weights."""
+        found: torch.dtype = getattr(torch, OPERAND_OF_KIND[self.kind].torch_name)
+        return found
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By name."""
+        return {"m": self.m, "n": self.n, "k": self.k}
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions, those with zeros counted."""
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def weight_bytes(self) -> int:
+        """Kept values, and their places."""
+        return self.n * self.k * self.dtype.itemsize // 2 + self.n * self.k // 8
+
+    @property
+    def bytes(self) -> int:
+        """Weights, activations, results."""
+        return self.weight_bytes + self.m * self.k * self.dtype.itemsize + 2 * self.m * self.n
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.m} x {self.n} x {self.k}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseOperands:
+    """What one GEMM is computed of; copies have weights of their own. Scales are 1: peers have none."""
+
+    problem: SparseProblem
+    out: Tensor
+    a: Tensor
+    dense: tuple[Tensor, ...]
+    """[N, K] with its zeros, which peers compress."""
+    values: tuple[Tensor, ...]
+    meta: tuple[Tensor, ...]
+    one: Tensor
+
+    @property
+    def copies(self) -> int:
+        """How many there are."""
+        return len(self.values)
+
+
+class SparseMaker:
+    """Makes operands: normal random numbers, of which any two of four are zeroed."""
+
+    def __init__(self, device: torch.device, rotated_bytes: int) -> None:
+        self._device, self._rotated = device, rotated_bytes
+        self._generator = torch.Generator(device=device).manual_seed(0)
+
+    def make(self, problem: SparseProblem) -> SparseOperands:
+        """Of a problem."""
+        p = problem
+        weights = self._numbers(p, p.n)
+        lost = torch.rand(p.n, p.k // GROUP, GROUP, device=self._device, generator=self._generator)
+        weights = weights.float().masked_fill(lost.argsort(dim=-1).ge(KEPT).flatten(1), 0.0).to(p.dtype)
+        values, meta = compress(weights)
+        count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated // p.weight_bytes)))
+        return SparseOperands(
+            problem=p,
+            out=torch.empty((p.m, p.n), dtype=torch.bfloat16, device=self._device),
+            a=self._numbers(p, p.m),
+            dense=tuple(weights.clone() for _ in range(count)),
+            values=tuple(values.clone() for _ in range(count)),
+            meta=tuple(meta.clone() for _ in range(count)),
+            one=torch.ones(1, device=self._device),
+        )
+
+    def _numbers(self, p: SparseProblem, rows: int) -> Tensor:
+        shape = (rows, p.k)
+        if p.dtype is torch.int8:
+            whole = torch.randint(-128, 128, shape, device=self._device, generator=self._generator)
+            return whole.to(torch.int8)
+        return torch.randn(shape, device=self._device, generator=self._generator).to(p.dtype)
+
+
+def problems_of(options: Namespace) -> list[SparseProblem]:
+    """Every kind at every size. Raises ValueError."""
+    kinds = options.op.split(",")
+    if unknown := [kind for kind in kinds if kind not in OPERAND_OF_KIND]:
+        raise ValueError(f"op {unknown[0]!r} is none of {', '.join(OPERAND_OF_KIND)}")
+    return list(_problems(kinds, [int(m) for m in options.rows.split(",") if m]))
+
+
+def _problems(kinds: Sequence[str], rows: Sequence[int]) -> Iterator[SparseProblem]:
+    for kind in kinds:
+        for m, n, k in TABLE:
+            if not rows or m in rows:
+                yield SparseProblem(kind=kind, m=m, n=n, k=k)
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Of the sparse GEMMs alone."""
+    known = ",".join(OPERAND_OF_KIND)
+    parser.add_argument("--op", "--ops", default=known, help=f"kinds, with commas, of {known}")
+    parser.add_argument("--rows", default="", help="M, with commas; all of the table by default")
+
+
+def _tiny(problem: SparseProblem) -> SparseProblem:
+    m, n, k = TINY
+    return replace(problem, m=min(problem.m, m), n=n, k=k)
+
+
+def _variants(build: Build | None) -> list[SparseContender]:
+    entries = [] if build is None else build.manifest.entries
+    return [
+        SparseContender(
+            name=entry.name, namespace="gemmill", variant=entry.name, dtype=entry.predicate.dtype.torch_name
+        )
+        for entry in entries
+        if SPARSE_MM.name in entry.predicate.ops and entry.predicate.out_dtype.torch_name == "bfloat16"
+    ]
+
+
+BENCHMARK = Benchmark(
+    add_options=add_options,
+    problems=problems_of,
+    tiny=_tiny,
+    host_problem=lambda kind: SparseProblem(kind=kind, m=16, n=256, k=512),
+    warm_problem=lambda p: replace(p, m=4096, n=8192, k=8192),
+    maker=SparseMaker,
+    data="normal random numbers (int8: of the whole range), of which any two of four are zeroed; scales are 1",
+    subject=lambda namespace, name: SparseContender(name=name, namespace=namespace),
+    variants=_variants,
+)

@@ -1,0 +1,17 @@
+"""Calls of the sparse GEMMs, for whoever makes them."""
+
+from gemmill.families.sparse_mm.cases.asked import asked
+from gemmill.families.sparse_mm.cases.checked import of_config, once, sized
+from gemmill.families.sparse_mm.cases.drawn import SparseJudge, drawn, is_lacking
+from gemmill.numerics.cases import Cases
+
+CASES = Cases(
+    of_config=of_config,
+    sized=sized,
+    once=once,
+    asked=asked,
+    drawn=drawn,
+    judge=SparseJudge,
+    counts_are_final=True,
+    is_lacking=is_lacking,
+)

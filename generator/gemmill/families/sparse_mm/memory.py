@@ -1,0 +1,24 @@
+"""Shared memory of a kernel."""
+
+from gemmill.families.sparse_mm.config import SparseConfig
+
+BARRIERS = 1024
+"""Pipeline barriers, rounded up."""
+
+
+def stage_bytes(config: SparseConfig) -> int:
+    """Bytes of one main-loop stage: kept weights, their metadata of a bit for two elements, and a tile of a."""
+    m, n, k = config.tile_shape_mnk
+    return (m // 2 + n) * k * config.dtype.bits // 8 + m * k // 8
+
+
+def stage_room(config: SparseConfig) -> int:
+    """Bytes that are left for stages beside the epilogue's: up to four 64 x 32 store buffers and vectors of scales."""
+    m, n, _ = config.tile_shape_mnk
+    buffers = min(4, max(1, m * n // (64 * 32)))
+    return config.arch.shared_memory_bytes - buffers * 64 * 32 * config.out_dtype.bits // 8 - 3 * 4 * m - BARRIERS
+
+
+def stages_of(config: SparseConfig) -> int:
+    """As many as fit, unless told."""
+    return config.stages or stage_room(config) // stage_bytes(config)

@@ -1,0 +1,28 @@
+"""What a call asks of a variant, as far as the choice depends on it."""
+
+from gemmill.families.sparse_mm import NAME
+from gemmill.family import Judged, ProblemCall
+from gemmill.family.operand import TMA_BYTES, Operand, tma_alignment
+
+
+def problem_of_call(call: Judged) -> ProblemCall:
+    """The problem of a call that has passed the checks."""
+    n = call["N"]
+    return ProblemCall(
+        family=NAME,
+        problem=call["class"],
+        sizes=(call["M"], n, call["K"]),
+        alignments=(
+            _alignment(call.tensor("a")),
+            _alignment(call.tensor("bt_nzs")),
+            _alignment(call.tensor("bt_meta")),
+            _alignment(call.tensor("out"), n),  # a TMA store ends at a multiple of 16 bytes, not at n
+        ),
+    )
+
+
+def _alignment(x: Operand, also: int = 0) -> int:
+    rows, columns = x.shape
+    step = TMA_BYTES // x.element_bytes
+    stride = -(-columns // step) * step if rows == 1 else x.row_stride  # that of a single row is never used
+    return tma_alignment(x, stride | also, columns)

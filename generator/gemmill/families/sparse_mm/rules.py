@@ -1,0 +1,93 @@
+"""Which kernels there can be."""
+
+from collections.abc import Iterator
+
+from gemmill.families.sparse_mm.config import SparseConfig
+from gemmill.families.sparse_mm.memory import stage_bytes, stage_room
+from gemmill.formats.layout import META_COLUMNS
+from gemmill.gemm.config import RESULTS_OF
+from gemmill.gemm.limits import SLAB
+from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, RasterOrder
+
+FEWEST_STAGES = 2
+MOST_COLUMNS = 256
+"""Of one instruction."""
+ACCUMULATOR_REGISTERS, AZP_REGISTERS = 208, 24
+"""Of 240 that a consumer thread can have, for sums; and what zero points of tokens take of them."""
+CONSUMER_GROUPS = {KernelSchedule.COOPERATIVE: 2, KernelSchedule.PINGPONG: 1, KernelSchedule.BASIC: 1}
+"""That share a tile."""
+
+
+def _hopper(c: SparseConfig) -> Iterator[str]:
+    """The kernel multiplies with Hopper's sparse WGMMA."""
+    if c.arch is not Arch.SM90A:
+        yield f"sparse kernels are written for sm90a, not for {c.arch}"
+
+
+def _results(c: SparseConfig) -> Iterator[str]:
+    """What the next layer reads."""
+    if c.out_dtype not in RESULTS_OF[c.dtype]:
+        yield f"{c.dtype} gives {' or '.join(RESULTS_OF[c.dtype])}, not {c.out_dtype}"
+    if c.epilogue.takes_azp and c.dtype is not DType.S8:
+        yield f"epilogue {c.epilogue} corrects zero points of {DType.S8}, not of {c.dtype}"
+
+
+def _accumulation(c: SparseConfig) -> Iterator[str]:
+    """Sums of integers are exact, those of 16-bit floats FP32; those of e4m3 may be promoted."""
+    known = {DType.S8: (Accumulation.EXACT,), DType.E4M3: (Accumulation.FAST, Accumulation.PROMOTED)}
+    if c.accumulation not in known.get(c.dtype, (Accumulation.FAST,)):
+        yield f"accumulation of {c.dtype} is {' or '.join(known.get(c.dtype, (Accumulation.FAST,)))}, not {c.accumulation}"
+
+
+def _schedule(c: SparseConfig) -> Iterator[str]:
+    """TMA and WGMMA."""
+    if c.kernel_schedule not in CONSUMER_GROUPS:
+        yield f"sparse kernels have no {c.kernel_schedule} schedule"
+
+
+def _tile(c: SparseConfig) -> Iterator[str]:
+    """WGMMA takes 64 rows of weights; the epilogue stores columns of 16; metadata lies in blocks of 128 along K."""
+    x, y, k = c.tile_shape_mnk
+    rows = SLAB * CONSUMER_GROUPS.get(c.kernel_schedule, 1)
+    if x % rows or y % 16 or not 16 <= y <= MOST_COLUMNS or k % META_COLUMNS:
+        yield (
+            f"tile {x}x{y}x{k}: rows are a multiple of {rows}, columns of 16 up to {MOST_COLUMNS}, and K of {META_COLUMNS}, the columns "
+            "of a block of metadata"
+        )
+
+
+def _cluster(c: SparseConfig) -> Iterator[str]:
+    """Tiles are shared along M and N, by the 8 CTAs that every device can run."""
+    m, n, k = c.cluster_shape_mnk
+    if k != 1 or m * n > 8:
+        yield f"cluster {m}x{n}x{k}: at most 8 CTAs share tiles, along M and N"
+
+
+def _registers(c: SparseConfig) -> Iterator[str]:
+    """Sums lie in registers, promoted ones twice."""
+    if c.kernel_schedule not in CONSUMER_GROUPS:
+        return
+    x, y, _ = c.tile_shape_mnk
+    taken = x * y // (128 * CONSUMER_GROUPS[c.kernel_schedule]) * (1 + (c.accumulation is Accumulation.PROMOTED))
+    room = ACCUMULATOR_REGISTERS - (AZP_REGISTERS if c.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN else 0)
+    if taken > room:
+        yield f"sums of a tile take {taken} registers of a thread, there are {room}"
+
+
+def _memory(c: SparseConfig) -> Iterator[str]:
+    """Fewer than two stages leave the tensor core waiting for every load."""
+    wanted, stage, room = c.stages or FEWEST_STAGES, stage_bytes(c), stage_room(c)
+    if wanted < FEWEST_STAGES or room // stage < wanted:
+        yield f"{wanted} stages of {stage} bytes: {FEWEST_STAGES} or more must fit in {room}"
+
+
+def _launch(c: SparseConfig) -> Iterator[str]:
+    """Settings that the scheduler would ignore are refused, so that no two variants are the same."""
+    if c.swizzle not in (1, 2, 4, 8):
+        yield f"swizzle {c.swizzle} is not 1, 2, 4 or 8"
+    plain = c.raster_order is RasterOrder.HEURISTIC and c.swizzle == 1
+    if c.kernel_schedule is KernelSchedule.BASIC and not plain:
+        yield f"{c.kernel_schedule} walks tiles in one order: raster order and swizzle do not apply"
+
+
+RULES = (_hopper, _results, _accumulation, _schedule, _tile, _cluster, _registers, _memory, _launch)

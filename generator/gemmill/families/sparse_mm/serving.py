@@ -1,0 +1,36 @@
+"""The ops in the runtime."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from gemmill.families.sparse_mm.problem import problem_of_call
+from gemmill.families.sparse_mm.reference import sparse_mm
+from gemmill.family import Judged, OpSchema
+from gemmill.family.operand import Call
+from gemmill.runtime import checks
+from gemmill.runtime.library import Build
+from gemmill.runtime.select import Choice
+from gemmill.runtime.serving import Result, Serving, count_of_variants
+
+
+def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
+    operands = {role: value for role, value in given.items() if role != "out"}
+    try:
+        yield given["out"], sparse_mm(**operands, out_dtype=given["out"].dtype)
+    except ValueError as error:
+        raise RuntimeError(f"{call.schema.name}: bt_meta is no 2:4 metadata: {error}") from None
+
+
+def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
+    problem = problem_of_call(checks.check(op, call))
+    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (problem.sizes, problem.alignments))
+    count = sum(entry.family == problem.family for entry in build.manifest.entries)
+    reason = choice.trace[0].reason if choice.trace else "it has none"
+    return (
+        f"none of {count_of_variants(count)} of sparse GEMMs in build {build.build_id} takes M, N, K = {sizes} with alignments of "
+        f"a, bt_nzs, bt_meta, out = {alignments} bytes ({reason}); rows must begin at multiples of 16 bytes, and `gemmill build "
+        f"--arch {build.manifest.arch} --select default` builds the kernels that there are"
+    )
+
+
+SERVING = Serving(results=_results, asked=problem_of_call, lacks=_lacks)

@@ -1,0 +1,68 @@
+"""How a call comes to one of the kernels that take it."""
+
+from collections.abc import Iterator
+
+from gemmill.families.sparse_mm.accepts import SparseAccepts
+from gemmill.families.sparse_mm.classes import CLASSES, classes_of
+from gemmill.families.sparse_mm.config import SparseConfig
+from gemmill.families.sparse_mm.memory import stage_bytes, stages_of
+from gemmill.families.sparse_mm.model import Facts, model_ns
+from gemmill.family import Reach, Row, Tuning
+from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
+from gemmill.gemm.limits import SHARED_BYTES_OF_SM
+from gemmill.vocab import RasterOrder
+
+_STEP = 128
+_RASTER_CODES = {RasterOrder.HEURISTIC: 0, RasterOrder.ALONG_M: 1, RasterOrder.ALONG_N: 2}
+_PRODUCTS = 14000
+"""Multiply-adds a nanosecond of one tensor core, of 8-bit elements, those with zeros counted."""
+_LOADED = 200
+"""Bytes a nanosecond that one multiprocessor loads."""
+_EPILOGUE_BYTES = 12 * 1024
+"""That a CTA takes beside its stages, about."""
+
+
+def _facts(c: SparseConfig) -> Facts:
+    tile_n, tile_m, _ = c.tile_shape_mnk
+    cluster_n, cluster_m, _ = c.cluster_shape_mnk
+    products = tile_m * tile_n * _STEP * c.dtype.bits // 8
+    # Tiles of a are shared by CTAs along N, those of weights along M; the next CTA's loads pass by the same L2.
+    loaded = (tile_m // cluster_n * c.dtype.bits + tile_n // cluster_m * (c.dtype.bits // 2 + 1)) * _STEP // 8
+    taken = stages_of(c) * stage_bytes(c) + _EPILOGUE_BYTES
+    return Facts(
+        raster_order=_RASTER_CODES[c.raster_order],
+        swizzle=c.swizzle,
+        tile_m=tile_m,
+        tile_n=tile_n,
+        ctas_of_sm=max(1, SHARED_BYTES_OF_SM // taken) if c.stages else 1,
+        step_ps=1000 * max(products // _PRODUCTS, loaded // _LOADED),
+        bits=c.dtype.bits,
+    )
+
+
+def _rows(config: SparseConfig, _accepts: SparseAccepts, kernel: int) -> Iterator[Row]:
+    facts = _facts(config)
+    for number in classes_of(config):
+        yield Row(
+            kernel=kernel,
+            problem=number,
+            most=MOST_OF_TMA,
+            alignments=(TMA_BYTES,) * 4,
+            least=(0, 0, 1),
+            facts=facts,
+        )
+
+
+TUNING = Tuning(
+    sizes=("m", "n", "k"),
+    result=("m", "n"),
+    aligned=("a", "bt_nzs", "bt_meta", "out"),
+    near=("n", "k"),
+    bucketed="m",
+    reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1),
+    rows=_rows,
+    describe=CLASSES.tuning.describe,
+    differs=CLASSES.tuning.differs,
+    model_ns=model_ns,
+    offers=lambda config: dict.fromkeys(classes_of(config), (config,)),
+)
