@@ -13,7 +13,12 @@ _FEW = {
     Result.GROUP: (((256, 16, 128), COOPERATIVE), ((256, 32, 128), COOPERATIVE)),
 }
 _SOME = ((256, 64, 128), COOPERATIVE)
-_MANY = (((64, 256, 128), (1, 1, 1), BASIC), ((128, 256, 128), (2, 1, 1), COOPERATIVE))
+_MANY = (
+    ((64, 256, 128), (1, 1, 1), BASIC, False),
+    ((128, 256, 128), (2, 1, 1), COOPERATIVE, False),
+    ((128, 256, 128), (2, 1, 1), COOPERATIVE, True),
+    ((128, 256, 128), (1, 2, 1), COOPERATIVE, True),
+)
 
 
 def default(arch: Arch) -> Iterator[GatedConfig]:
@@ -24,8 +29,8 @@ def default(arch: Arch) -> Iterator[GatedConfig]:
         rare = activation is Activation.GELU
         for tile, schedule in (*_FEW[result][: 1 if rare else 2], *(() if rare else (_SOME,))):
             yield _config(result, activation, tile, (1, 1, 1), schedule, arch, swap_ab=True)
-        for tile, cluster, schedule in _MANY[1 if rare else 0 :]:
-            yield _config(result, activation, tile, cluster, schedule, arch)
+        for tile, cluster, schedule, staggered in _MANY[1 if rare else 0 :]:
+            yield _config(result, activation, tile, cluster, schedule, arch, staggered=staggered)
 
 
 def smoke(arch: Arch) -> Iterator[GatedConfig]:
@@ -46,6 +51,7 @@ def _config(
     schedule: KernelSchedule,
     arch: Arch,
     swap_ab: bool = False,
+    staggered: bool = False,
 ) -> GatedConfig:
     return GatedConfig(
         dtype=DType.E4M3,
@@ -56,5 +62,6 @@ def _config(
         kernel_schedule=schedule,
         accumulation=Accumulation.FAST,
         swap_ab=swap_ab,
+        staggered=staggered,
         arch=arch,
     )

@@ -6,7 +6,7 @@ from gemmill.emit import emit
 from gemmill.space.names import parse_name
 
 REFERENCE = Path(__file__).parent / "gated_mm" / "gated_mm.py"
-NAME = "sm90a_gatedmm_e4m3_e4m3group128_swiglu_t256x16x128_c1x1x1_cooperative_fast_swapab_sauto"
+NAME = "sm90a_gatedmm_e4m3_e4m3group128_swiglu_t256x16x128_c1x1x1_cooperative_fast_swapab_sauto_even"
 
 
 def test_rendering_is_the_reference(update_golden: bool) -> None:
