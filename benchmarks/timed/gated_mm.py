@@ -129,7 +129,10 @@ def problems_of(options: Namespace) -> list[GatedProblem]:
 def add_options(parser: ArgumentParser) -> None:
     """Of the gated GEMMs alone."""
     parser.add_argument(
-        "--op", "--ops", default="groups,bf16", help=f"kinds, with commas, of {', '.join(KINDS)}, or with _swiglu behind"
+        "--op",
+        "--ops",
+        default="groups,bf16",
+        help=f"kinds, with commas, of {', '.join(KINDS)}, or with _swiglu behind",
     )
     parser.add_argument("--rows", help=f"with commas; {', '.join(map(str, ROWS))} by default")
     parser.add_argument("--layers", type=int, help=f"the first so many of {len(LAYERS)} layers")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gemmill
 from gemmill.families.gated_mm import bounds, reference
-from gemmill.families.gated_mm.cases.calls import Problem, arguments_of, groups_of, make_given
+from gemmill.families.gated_mm.cases.calls import Problem, arguments_of, groups_of, make_given, report_of, wrong_of
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU, GatedCase, of_config
 from gemmill.families.gated_mm.config import Activation, GatedConfig, Result
 from gemmill.families.gated_mm.dsl.plan import Plan
@@ -129,8 +129,18 @@ def test_four_results_beside_one_another_are_of_one_thread() -> None:
 @pytest.mark.parametrize(
     ("weights", "scales", "order", "said"),
     [
-        ((64, 8), (64,), "gate_first", "gates and ups in order 'gate_first', expected one of gate_up, up_gate, interleaved"),
-        ((48, 8), (48,), "gate_up", "weights have shape [48, 8]: gates and ups are [2 hidden, K], packed in blocks of 32 rows"),
+        (
+            (64, 8),
+            (64,),
+            "gate_first",
+            "gates and ups in order 'gate_first', expected one of gate_up, up_gate, interleaved",
+        ),
+        (
+            (48, 8),
+            (48,),
+            "gate_up",
+            "weights have shape [48, 8]: gates and ups are [2 hidden, K], packed in blocks of 32 rows",
+        ),
         ((64, 8), (32,), "gate_up", "scales have shape [32]: expected one value, or one for each of 64 rows"),
     ],
 )
@@ -164,7 +174,11 @@ def test_functions_allocate() -> None:
 
 
 SENTENCES = {
-    "activation": (BF16, {"activation": "relu"}, "activation is 'relu', expected 'silu', 'gelu', 'gelu_tanh' or 'swiglu'"),
+    "activation": (
+        BF16,
+        {"activation": "relu"},
+        "activation is 'relu', expected 'silu', 'gelu', 'gelu_tanh' or 'swiglu'",
+    ),
     "numbers of silu": (
         BF16,
         {"alpha": 1.702},
@@ -247,20 +261,10 @@ def test_cases_pass_on_a_cpu(config: GatedConfig) -> None:
 
 @pytest.mark.parametrize("result", Result)
 def test_a_wrong_result_is_found(result: Result) -> None:
-    class Wrong(GatedCase):
-        def _made(self, device: str) -> tuple[Any, Any]:
-            given, memory = super()._made(device)
-            return given | {"b": given["b"].flip(1)}, memory
-
-        def run(self, device: str) -> Any:
-            return super().run(device)
-
     right = GatedCase(problem=replace(BF16, result=result, data="integers"))
     arguments, memory = right._made("cpu")
     call(arguments)
     written = {name: memory.tensor(name) for name in memory.slots}
-    from gemmill.families.gated_mm.cases.calls import report_of, wrong_of
-
     assert report_of(wrong_of(arguments, written, exactly=True)) == ""
     other = arguments | {"b": arguments["b"].flip(1)}
     assert "are wrong" in report_of(wrong_of(other, written, exactly=True))
@@ -296,7 +300,10 @@ def test_names_and_rules() -> None:
     [
         ({"arch": Arch.SM100A}, "gated kernels are written for sm90a, not for sm100a"),
         ({"accumulation": Accumulation.EXACT}, "sums of e4m3 are not exact: fast or promoted"),
-        ({"cluster_shape_mnk": (2, 2, 1)}, "cluster (2, 2, 1): pairs along M or N share loads, swapped kernels share none"),
+        (
+            {"cluster_shape_mnk": (2, 2, 1)},
+            "cluster (2, 2, 1): pairs along M or N share loads, swapped kernels share none",
+        ),
         (
             {"tile_shape_mnk": (64, 256, 128)},
             "tile 64x256x128: rows are a multiple of 128, columns of 32 from 16 to 256, and K of 128 bytes",
