@@ -8,8 +8,8 @@ in a row of the result.
 import torch
 from torch import Tensor
 
-BLOCK_ROWS = 32
-"""Packed rows that are gates and ups of so many results, half each."""
+from gemmill.formats.layout import GATE_UP_ROWS
+
 ORDERS = ("gate_up", "up_gate", "interleaved")
 """Of weights in checkpoints: all gates, then all ups; the other way round; or a gate, its up, the next gate."""
 
@@ -18,7 +18,7 @@ def packed_rows(hidden: int, device: torch.device | None = None) -> tuple[Tensor
     """Which packed row is the gate of each of `hidden` results, and which its up."""
     result = torch.arange(hidden, device=device)
     block, rest = result // 16, result % 16
-    gate = BLOCK_ROWS * block + rest % 4 // 2 * 16 + rest // 4 * 2 + rest % 2
+    gate = GATE_UP_ROWS * block + rest % 4 // 2 * 16 + rest // 4 * 2 + rest % 2
     return gate, gate + 8
 
 
@@ -39,8 +39,8 @@ def pack_gate_up(given: Tensor, order: str) -> Tensor:
     """Rows of gates and ups [2 hidden, ...] in our order, contiguous. Raises ValueError for an order or a number of rows that there
     is not."""
     rows = given.shape[0]
-    if rows % BLOCK_ROWS:
-        raise ValueError(f"{rows} rows of gates and ups: they are packed in blocks of {BLOCK_ROWS}")
+    if rows % GATE_UP_ROWS:
+        raise ValueError(f"{rows} rows of gates and ups: they are packed in blocks of {GATE_UP_ROWS}")
     gate, up = packed_rows(rows // 2, given.device)
     from_gate, from_up = given_rows(rows // 2, order, given.device)
     source = torch.empty(rows, dtype=torch.long, device=given.device)

@@ -22,6 +22,9 @@ ROW_BYTES = 16
 STAGE_COLUMNS = 256
 """To a multiple of which their K is padded, so that every kernel's stage is a whole number of blocks."""
 
+GATE_UP_ROWS = 32
+"""Packed rows that are gates and ups of half as many results (`gemmill.formats.gate_up`)."""
+
 
 def swizzled_shape(rows: int, scales: int) -> tuple[int, int]:
     """Padded rows and scales of a row; their product is the size of the swizzled tensor."""

@@ -1,6 +1,15 @@
 """Weights made ready for kernels: quantised, reported on, packed."""
 
 from gemmill.quantize.errors import LayerError, layer_error
+from gemmill.quantize.gate_up import PackedGateUp, prepack_gate_up
 from gemmill.quantize.weights import WEIGHT_FORMATS, QuantizedWeight, quantize_weight
 
-__all__ = ["WEIGHT_FORMATS", "LayerError", "QuantizedWeight", "layer_error", "quantize_weight"]
+__all__ = [
+    "WEIGHT_FORMATS",
+    "LayerError",
+    "PackedGateUp",
+    "QuantizedWeight",
+    "layer_error",
+    "prepack_gate_up",
+    "quantize_weight",
+]

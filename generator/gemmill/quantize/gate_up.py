@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gemmill.formats.gate_up import BLOCK_ROWS, ORDERS, pack_gate_up
+from gemmill.formats.gate_up import ORDERS, pack_gate_up
+from gemmill.formats.layout import GATE_UP_ROWS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +38,9 @@ def prepack_gate_up(weights: Tensor, scales: Tensor, order: str = "gate_up") -> 
     """
     if order not in ORDERS:
         raise ValueError(f"gates and ups in order {order!r}, expected one of {', '.join(ORDERS)}")
-    if weights.dim() != 2 or weights.shape[0] % BLOCK_ROWS:
+    if weights.dim() != 2 or weights.shape[0] % GATE_UP_ROWS:
         raise ValueError(
-            f"weights have shape {list(weights.shape)}: gates and ups are [2 hidden, K], packed in blocks of {BLOCK_ROWS} rows"
+            f"weights have shape {list(weights.shape)}: gates and ups are [2 hidden, K], packed in blocks of {GATE_UP_ROWS} rows"
         )
     rows = weights.shape[0]
     if scales.numel() not in (1, rows):

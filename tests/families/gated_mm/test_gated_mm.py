@@ -20,7 +20,7 @@ from gemmill.families.gated_mm.selections import default, smoke
 from gemmill.families.gated_mm.tuning import TUNING
 from gemmill.family import ProblemCall, first_rejection
 from gemmill.formats.gate_up import ORDERS, pack_gate_up, packed_rows, unpack_gate_up
-from gemmill.quantize.gate_up import prepack_gate_up
+from gemmill.quantize import prepack_gate_up
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 

@@ -4,7 +4,7 @@ from gemmill.families.gated_mm.classes import CLASSES
 from gemmill.families.gated_mm.config import GROUP, OPERANDS, Activation
 from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, OpSet, Require, Same, Tensor, When, any_of
 from gemmill.family.operand import MOST_OF_TMA
-from gemmill.formats.gate_up import BLOCK_ROWS
+from gemmill.formats.layout import GATE_UP_ROWS
 from gemmill.vocab import DType
 
 SCALED_MM_ACT_QUANT = OpSchema(
@@ -89,8 +89,8 @@ _OP = Op(
         Check(Aspect.SHAPE, "a b"),
         _LIMIT,
         Require(
-            f"N % {BLOCK_ROWS} == 0",
-            f"{{b.name}} is {{b.shape}}: gates and ups are packed in blocks of {BLOCK_ROWS} columns by gemmill.quantize.prepack_gate_up",
+            f"N % {GATE_UP_ROWS} == 0",
+            f"{{b.name}} is {{b.shape}}: gates and ups are packed in blocks of {GATE_UP_ROWS} columns by gemmill.quantize.prepack_gate_up",
         ),
         Let("hidden", "N // 2"),
         Let("groups", f"hidden // {GROUP}"),

@@ -10,7 +10,7 @@ from gemmill.families.gated_mm.cases.calls import NEUTRAL, report_of, wrong_of
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU
 from gemmill.families.gated_mm.config import GROUP, Activation, Result
 from gemmill.family.operand import TMA_BYTES
-from gemmill.formats.gate_up import BLOCK_ROWS
+from gemmill.formats.layout import GATE_UP_ROWS
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.layouts import matrix, one_value, vector
@@ -25,7 +25,7 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     """A call of the op."""
     result, activation = draw.one_of(tuple(Result)), draw.one_of(tuple(Activation))
     exact, tidy = draw.chance(0.6), draw.chance(_SERVED)
-    step = GROUP if result is Result.GROUP else BLOCK_ROWS // 2
+    step = GROUP if result is Result.GROUP else GATE_UP_ROWS // 2
     m, k = draw.size(300), 1 + draw.size(768)
     hidden = step * draw.log_uniform(max(512 // step, 1))
     while m * max(2 * hidden, k) > limits.elements or 2 * hidden * k > limits.elements:
