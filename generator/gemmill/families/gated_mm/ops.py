@@ -82,7 +82,9 @@ _OP = Op(
         Tensor("static_scale", "1", (DType.F32,), Layout.VALUES),
     ),
     contract=(
-        Require(f"activation in {_WORDS}", f"activation is {{activation!r}}, expected {any_of(list(map(repr, _WORDS)))}"),
+        Require(
+            f"activation in {_WORDS}", f"activation is {{activation!r}}, expected {any_of(list(map(repr, _WORDS)))}"
+        ),
         *_NUMBERS,
         Check(Aspect.DTYPE, "a b out a_scales b_scales"),
         Check(Aspect.RANK, "out a b"),

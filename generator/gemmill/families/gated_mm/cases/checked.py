@@ -6,7 +6,15 @@ from typing import Any
 
 import torch
 
-from gemmill.families.gated_mm.cases.calls import NEUTRAL, Problem, arguments_of, groups_of, make_given, report_of, wrong_of
+from gemmill.families.gated_mm.cases.calls import (
+    NEUTRAL,
+    Problem,
+    arguments_of,
+    groups_of,
+    make_given,
+    report_of,
+    wrong_of,
+)
 from gemmill.families.gated_mm.config import Activation, GatedConfig, Result
 from gemmill.families.gated_mm.facts import Facts
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT

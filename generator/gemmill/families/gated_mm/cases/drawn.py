@@ -98,11 +98,7 @@ def is_lacking(call: LegalCall, _text: str) -> bool:
     """Whether the build has no variant of this result and activation, or TMA takes no such operands."""
     names = {activation.spelled: activation for activation in Activation}
     result = (
-        Result.GROUP
-        if "out_scales" in call.slots
-        else Result.STATIC
-        if "static_scale" in call.slots
-        else Result.BF16
+        Result.GROUP if "out_scales" in call.slots else Result.STATIC if "static_scale" in call.slots else Result.BF16
     )
     known = [entry.predicate for entry in variants(op=call.op)]
     if not any((x.result, x.activation) == (result, names[call.plain["activation"]]) for x in known):

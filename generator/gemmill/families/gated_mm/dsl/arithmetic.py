@@ -4,7 +4,6 @@ Each operation names its rounding, so that none is contracted. exp, tanh and erf
 """
 
 # mypy: ignore-errors
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
@@ -198,11 +197,3 @@ def halves(first: Float32, second: Float32) -> Int32:
     return cute.arch.inline_ptx(
         "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};", write_only_types=[Int32], read_only_args=[first, second]
     )
-
-
-def sigmoid_of_large(total: Float32) -> Float32:
-    """1 / total of a sum of one and an exponential beyond LARGEST_PLAIN_SUM, which may be subnormal or zero."""
-    return any_reciprocal(total)
-
-
-assert cutlass  # the DSL wants it in the globals of what it compiles

@@ -43,7 +43,7 @@ def store(
 ):
     """Finishes and stores a group's part of a tile, by TMA, which leaves out what is beyond D. `turn` alternates from tile to
     tile."""
-    boxes, vectors, store_d, maxima = target
+    _, vectors, _, _ = target
     _, thread = place
     if cutlass.const_expr(not plan.meets_end):
         epilogue.share(plan, held, vectors, place)
@@ -79,7 +79,7 @@ def write_box(
 ):
     """Finishes one box and writes it to shared memory."""
     boxes, vectors, _, _ = target
-    box, buffer = which
+    box, _ = which
     found = places(plan, box, thread)
     values = cute.make_rmem_tensor(len(found), Float32)
     write_values(plan, sums, vectors, (ending.alpha, ending.limit, ending.beta), thread, box, values)
@@ -140,9 +140,7 @@ def store_groups_of_columns(
     values = [cute.make_rmem_tensor(len(found), Float32) for found in all_of_them]
     own = maxima + turn * (warps * plan.tile_y)
     for i in cutlass.range_constexpr(len(plan.boxes)):
-        write_values(
-            plan, sums, vectors, (ending.alpha, ending.limit, ending.beta), thread, plan.boxes[i], values[i]
-        )
+        write_values(plan, sums, vectors, (ending.alpha, ending.limit, ending.beta), thread, plan.boxes[i], values[i])
     for c in cutlass.range_constexpr(columns):
         maximum = Float32(0)
         for i in cutlass.range_constexpr(len(plan.boxes)):

@@ -37,7 +37,7 @@ def places(plan, box: tuple, thread: Int32) -> list:
 
 def packed_rows(plan, box: tuple, thread: Int32) -> list:
     """Of each result, the rows of the packed weights in the group's part that are its gate's and its up's."""
-    slab, column = box
+    _, column = box
     lane = thread % 32
     if plan.swap_ab:
         slabs = 2 * plan.store_columns // 64
