@@ -50,9 +50,11 @@ def merged(options: Iterable[Asked]) -> dict[str, Asked]:
                 f"{option.kind.__name__} to another"
             )
         if before is not option:
+            told = {text.lower(): text for text in before.help.split("; ")}
+            told.setdefault(option.help.lower(), option.help[0].lower() + option.help[1:])
             found[option.name] = replace(
                 option,
-                help="; ".join(dict.fromkeys((before.help, option.help[0].lower() + option.help[1:]))),
+                help="; ".join(told.values()),
                 choices=tuple(dict.fromkeys(before.choices + option.choices)),
                 required=False,
             )

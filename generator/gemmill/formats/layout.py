@@ -24,6 +24,9 @@ STAGE_COLUMNS = 256
 META_ROWS, META_COLUMNS = 64, 128
 """Rows and columns of a block of the metadata of 2:4 sparse weights (`gemmill.formats.two_to_four`)."""
 
+GATE_UP_ROWS = 32
+"""Packed rows that are gates and ups of half as many results (`gemmill.formats.gate_up`)."""
+
 
 def swizzled_shape(rows: int, scales: int) -> tuple[int, int]:
     """Padded rows and scales of a row; their product is the size of the swizzled tensor."""

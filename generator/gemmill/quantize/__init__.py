@@ -1,6 +1,7 @@
 """Weights made ready for kernels: quantised, reported on, packed."""
 
 from gemmill.quantize.errors import LayerError, layer_error
+from gemmill.quantize.gate_up import PackedGateUp, prepack_gate_up
 from gemmill.quantize.sparsity import ExpertError, prune_to_fp4, pruned
 from gemmill.quantize.weights import WEIGHT_FORMATS, QuantizedWeight, quantize_weight
 
@@ -8,8 +9,10 @@ __all__ = [
     "WEIGHT_FORMATS",
     "ExpertError",
     "LayerError",
+    "PackedGateUp",
     "QuantizedWeight",
     "layer_error",
+    "prepack_gate_up",
     "prune_to_fp4",
     "pruned",
     "quantize_weight",

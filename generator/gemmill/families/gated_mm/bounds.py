@@ -1,0 +1,103 @@
+"""Between what a right kernel's results may lie.
+
+A kernel's product differs from the exact one by what the tensor core loses in the sum (gemmill.arithmetic), then by its
+rounding to bf16. Of an activation no slope exceeds 1.13, and none is further from 0 than its gate, so that value and exact
+value are apart by at most
+
+    1.13 |gate error| (|up| + |up error|) + |gate| |up error|
+
+and by the rest: exp, tanh and erf are the CUDA library's, within GATE_STEPS units of torch's, as in silu_and_mul_quant. Where
+sums are exact, that is all. What is stored then lies between what the lowest and the highest value would be stored as.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gemmill.arithmetic import FLOAT32_UNIT, OF_E4M3, half_unit_in_last_place, lost_in_sum
+from gemmill.families.gated_mm import reference
+from gemmill.families.gated_mm.config import GROUP, Activation
+from gemmill.formats.gate_up import packed_rows
+
+GATE_STEPS = 4.0
+_SLOPE = 1.13
+_EPILOGUE_ROUNDINGS = 4
+_UNIT = 2.0**-24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """Lowest and highest value of each result, float32 [M, hidden]."""
+
+    low: Tensor
+    high: Tensor
+    known: Tensor
+    """Where both are finite: elsewhere a result is not judged."""
+
+
+def product_error(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
+    """How far the product in bf16 may be from the reference's, float64 [M, N], where sums stay in the tensor core."""
+    scales = a_scales.reshape(-1, 1).double().abs() * b_scales.reshape(1, -1).double().abs()
+    exact = scales * reference.exact_mm(a, b).abs()
+    lost = scales * lost_in_sum(a.double(), b.double(), OF_E4M3)
+    error = lost + _EPILOGUE_ROUNDINGS * FLOAT32_UNIT * (exact + lost)
+    return error + 2 * half_unit_in_last_place(exact + error, torch.bfloat16)
+
+
+def interval(
+    operands: tuple[Tensor, Tensor, Tensor, Tensor],
+    activation: Activation,
+    numbers: tuple[float, float, float],
+    *,
+    exactly: bool,
+) -> Interval:
+    """Of a, b, a_scales and b_scales, and alpha, limit and beta; `exactly` where every order of summation gives the same."""
+    _, b, _, _ = operands
+    value = reference.values(*operands, activation, *numbers)
+    product = reference.rounded_mm(*operands).double()
+    gate, up = (product[:, rows].abs() for rows in packed_rows(b.shape[1] // 2, b.device))
+    _, limit, beta = numbers
+    if activation is Activation.SWIGLU:
+        gate, up = gate.clamp(max=limit) if limit < gate.max().item() else gate, up.clamp(max=limit) + abs(beta)
+    magnitude = value.abs().double()
+    if activation in (Activation.GELU, Activation.GELU_TANH):
+        magnitude = torch.maximum(magnitude, gate * up)
+    slack = magnitude * (GATE_STEPS * _UNIT)
+    if not exactly:
+        error = product_error(*operands)
+        gate_error, up_error = (error[:, rows] for rows in packed_rows(b.shape[1] // 2, b.device))
+        slack = slack + _SLOPE * gate_error * (up + up_error) + gate * up_error
+    low, high = (value.double() - slack).float(), (value.double() + slack).float()
+    return Interval(low=low, high=high, known=low.isfinite() & high.isfinite())
+
+
+def outside_of_values(found: Tensor, within: Interval) -> Tensor:
+    """Which results in bf16 [M, hidden] are wrong."""
+    low, high = within.low.bfloat16(), within.high.bfloat16()
+    return within.known & ~((found >= low) & (found <= high))
+
+
+def outside_of_static(found: Tensor, scale: Tensor, within: Interval) -> Tensor:
+    """Which codes by a scale that is given are wrong."""
+    low, high = (reference.static_codes(end, scale) for end in (within.low, within.high))
+    return within.known & ((_rank(found) < _rank(low)) | (_rank(found) > _rank(high)))
+
+
+def outside_of_groups(found: Tensor, scales: Tensor, within: Interval) -> tuple[Tensor, Tensor]:
+    """Which codes [M, hidden] and which scales [M, hidden / 128] are wrong; codes are judged by the scales that were found."""
+    low, high = within.low, within.high
+    least = torch.where((low > 0) | (high < 0), torch.minimum(low.abs(), high.abs()), 0.0)
+    known = within.known.unflatten(1, (-1, GROUP)).all(dim=-1)
+    ends = [reference.group_scales(end) for end in (least, torch.maximum(low.abs(), high.abs()))]
+    wrong_scales = known & ~((scales >= ends[0]) & (scales <= ends[1]))
+    lowest, highest = (_rank(reference.group_codes(end, scales)) for end in (low, high))
+    rank = _rank(found)
+    return within.known & ((rank < lowest) | (rank > highest)), wrong_scales
+
+
+def _rank(codes: Tensor) -> Tensor:
+    """Codes as integers in the order of their values; -0 and 0 are the same, NaN is above all."""
+    bits = codes.view(torch.uint8).int()
+    rank = torch.where(bits >= 128, 128 - bits, bits)
+    return torch.where((bits & 0x7F) == 0x7F, torch.full_like(rank, 127), rank)

@@ -1,0 +1,17 @@
+"""Calls of the gated GEMMs, for whoever makes them."""
+
+from gemmill.families.gated_mm.cases.asked import asked
+from gemmill.families.gated_mm.cases.checked import of_config, once, sized
+from gemmill.families.gated_mm.cases.drawn import GatedJudge, drawn, is_lacking
+from gemmill.numerics.cases import Cases
+
+CASES = Cases(
+    of_config=of_config,
+    sized=sized,
+    once=once,
+    asked=asked,
+    drawn=drawn,
+    judge=GatedJudge,
+    counts_are_final=True,
+    is_lacking=is_lacking,
+)

@@ -1,0 +1,114 @@
+"""Calls by their sizes and options: operands, and what they must give."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.families.gated_mm import bounds
+from gemmill.families.gated_mm.config import GROUP, Activation, Result
+from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
+from gemmill.families.gated_mm.serving import OF_WORD
+
+NEUTRAL = (1.0, math.inf, 0.0)
+"""alpha, limit and beta of activations that have none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One call. Everything in it, data included, follows from these fields."""
+
+    m: int
+    hidden: int
+    k: int
+    result: Result
+    activation: Activation = Activation.SILU
+    numbers: tuple[float, float, float] = NEUTRAL
+    one_value: bool = False
+    """Whether scales are one value for A, and one for B."""
+    data: str = "random"
+    """"integers": small ones, and powers of two as scales, so that every order of summation gives the same; "large" ones, whose
+    exponentials overflow"""
+    pad: int = 0
+    """Elements between rows of a and of out."""
+    transposed: bool = False
+    """Whether scales of groups lie column by column."""
+
+    def __str__(self) -> str:
+        words = [
+            f"M, hidden, K = {self.m}, {self.hidden}, {self.k}",
+            f"{self.activation.spelled} to {self.result}",
+            self.data,
+        ]
+        words += [f"alpha, limit, beta = {self.numbers}"] if self.numbers != NEUTRAL else []
+        words += ["one scale"] if self.one_value else []
+        return "; ".join(words)
+
+
+def make_given(p: Problem, device: torch.device) -> dict[str, Any]:
+    """Arguments by name, but for what is written; the same problem has the same data."""
+    g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.hidden * 1009 + p.k)
+    n = 2 * p.hidden
+    a = torch.ones((p.m, p.k + p.pad), device=device).to(torch.float8_e4m3fn)[:, : p.k]
+    a.copy_(_codes((p.m, p.k), p, g))
+    alpha, limit, beta = p.numbers
+    return {
+        "a": a,
+        "b": _codes((n, p.k), p, g).t(),
+        "a_scales": _scales((1,) if p.one_value else (p.m, 1), p, g),
+        "b_scales": _scales((1,) if p.one_value else (n,), p, g),
+        "activation": p.activation.spelled,
+        "alpha": alpha,
+        "limit": limit,
+        "beta": beta,
+        "static_scale": torch.full((1,), 0.25, device=device) if p.result is Result.STATIC else None,
+    }
+
+
+def arguments_of(given: dict[str, Any]) -> list[Any]:
+    """In the order of the op's schema."""
+    return [given[name] for name in SCALED_MM_ACT_QUANT.arguments]
+
+
+def wrong_of(given: dict[str, Any], written: dict[str, Tensor], *, exactly: bool) -> list[Tensor]:
+    """Of a call's operands and of what it wrote: which elements of out, and of out_scales where there are some, are wrong."""
+    operands = given["a"], given["b"], given["a_scales"], given["b_scales"]
+    numbers = given["alpha"], given["limit"], given["beta"]
+    within = bounds.interval(operands, OF_WORD[given["activation"]], numbers, exactly=exactly)
+    out = written["out"]
+    if "out_scales" in written:
+        return list(bounds.outside_of_groups(out, written["out_scales"], within))
+    if given["static_scale"] is not None:
+        return [bounds.outside_of_static(out, given["static_scale"], within)]
+    return [bounds.outside_of_values(out, within)]
+
+
+def report_of(wrong: list[Tensor]) -> str:
+    """What is wrong, in a sentence; nothing if nothing is."""
+    for name, found in zip(("results", "scales"), wrong, strict=False):
+        if count := int(found.sum()):
+            places = found.nonzero()
+            low, high = places.min(dim=0).values.tolist(), places.max(dim=0).values.tolist()
+            rows, columns = (f"{first}..{last}" for first, last in zip(low, high, strict=True))
+            return f"{count} of {found.numel()} {name} are wrong, in rows {rows} and columns {columns}"
+    return ""
+
+
+def groups_of(hidden: int) -> int:
+    """Scales of a row."""
+    return hidden // GROUP
+
+
+def _codes(shape: tuple[int, ...], p: Problem, g: torch.Generator) -> Tensor:
+    if p.data == "random":
+        return torch.randn(shape, device=g.device, generator=g).to(torch.float8_e4m3fn)
+    return torch.randint(-2, 3, shape, device=g.device, generator=g).float().to(torch.float8_e4m3fn)
+
+
+def _scales(shape: tuple[int, ...], p: Problem, g: torch.Generator) -> Tensor:
+    if p.data == "random":
+        return torch.rand(shape, device=g.device, generator=g) * 0.2 + 0.05
+    least = -3 if p.data == "integers" else 0
+    return torch.exp2(torch.randint(least, least + 4, shape, device=g.device, generator=g).float())

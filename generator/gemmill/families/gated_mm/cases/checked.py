@@ -1,0 +1,109 @@
+"""The calls by which a variant is verified."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from gemmill.families.gated_mm.cases.calls import (
+    NEUTRAL,
+    Problem,
+    arguments_of,
+    groups_of,
+    make_given,
+    report_of,
+    wrong_of,
+)
+from gemmill.families.gated_mm.config import Activation, GatedConfig, Result
+from gemmill.families.gated_mm.facts import Facts
+from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
+from gemmill.numerics.cases import Outcome
+from gemmill.numerics.memory import GUARD_BYTES, Memory, Slot
+from gemmill.runtime.schemas import NAMESPACE
+
+GUARD_ROWS = 2
+OF_SWIGLU = (1.702, 7.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedCase:
+    """A problem that is computed and compared."""
+
+    problem: Problem
+
+    def __str__(self) -> str:
+        return str(self.problem)
+
+    @property
+    def op(self) -> str:
+        """The op's name."""
+        return SCALED_MM_ACT_QUANT.name
+
+    def arguments(self, device: str) -> list[Any]:
+        """In the order of the op's schema; what is written is poisoned."""
+        return arguments_of(self._made(device)[0])
+
+    def _made(self, device: str) -> tuple[dict[str, Any], Memory]:
+        p, where = self.problem, torch.device(device)
+        dtype = getattr(torch, p.result.dtype.torch_name)
+        slots = {"out": Slot.matrix(dtype, (p.m, p.hidden), (p.hidden + p.pad, 1), values=None, written=True)}
+        if p.result is Result.GROUP:
+            groups = groups_of(p.hidden)
+            strides = (1, p.m + p.pad) if p.transposed else (groups + p.pad, 1)
+            slots["out_scales"] = Slot.matrix(torch.float32, (p.m, groups), strides, values=None, written=True)
+        memory = Memory(slots, where, GUARD_BYTES + GUARD_ROWS * (p.hidden + p.pad) * dtype.itemsize)
+        written = {"out": memory.tensor("out"), "out_scales": None}
+        if "out_scales" in slots:
+            written["out_scales"] = memory.tensor("out_scales")
+        return make_given(p, where) | written, memory
+
+    def run(self, device: str) -> Outcome:
+        """Call the op on fresh operands, and hold the result against the reference."""
+        given, memory = self._made(device)
+        before = memory.bytes.clone()
+        getattr(getattr(torch.ops, NAMESPACE), self.op).default(*arguments_of(given))
+        written = {name: memory.tensor(name) for name in memory.slots}
+        report = report_of(wrong_of(given, written, exactly=self.problem.data != "random"))
+        if not report and (changed := memory.changed(before, written=True)).any():
+            report = memory.places(changed)
+        return Outcome(report=report)
+
+
+def of_config(config: GatedConfig) -> Iterator[GatedCase]:
+    """Rows below, at and across a variant's tile, results across it, K of part of a step and of many, rows that lie apart."""
+    first, facts = _first(config), Facts(config)
+    tile, columns = facts.tile_m, facts.tile_columns
+    step = 128 if config.result is Result.GROUP else 16
+    problems = (
+        replace(first, m=tile, hidden=columns, k=256),
+        replace(first, m=1, hidden=-(-3 * columns // step) * step, k=16),
+        replace(first, m=tile - 1, hidden=-(-(columns + step) // step) * step, k=400, pad=16, transposed=True),
+        replace(first, m=2 * tile + 3, hidden=-(-5 * columns // step) * step, k=1040),
+        replace(first, m=3 * tile // 2, hidden=step, k=128, one_value=True, pad=16),
+        replace(first, m=17 * tile + 5, hidden=-(-33 * columns // step) * step, k=64),
+    )
+    for i, problem in enumerate(problems):
+        yield GatedCase(problem=replace(problem, data="integers"))
+        if i < 4:
+            yield GatedCase(problem=problem)
+    yield GatedCase(problem=replace(problems[3], data="large"))
+
+
+def sized(config: GatedConfig, sizes: Mapping[str, int]) -> GatedCase:
+    """A call of small integers. Raises ValueError for what the op has no room for."""
+    return GatedCase(
+        problem=replace(_first(config), m=sizes["m"], hidden=sizes["n"] // 2, k=sizes["k"], data="integers")
+    )
+
+
+def _first(config: GatedConfig) -> Problem:
+    numbers = OF_SWIGLU if config.activation is Activation.SWIGLU else NEUTRAL
+    return Problem(m=1, hidden=128, k=128, result=config.result, activation=config.activation, numbers=numbers)
+
+
+def once() -> Iterator[tuple[str, GatedCase]]:
+    """The op, once for each result that there is."""
+    for result in (Result.BF16, Result.GROUP):
+        problem = Problem(m=5, hidden=256, k=256, result=result)
+        yield f"{SCALED_MM_ACT_QUANT.name} to {result}", GatedCase(problem=problem)

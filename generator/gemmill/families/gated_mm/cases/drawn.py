@@ -1,0 +1,116 @@
+"""Random calls, and what they must give."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.families.gated_mm.cases.calls import NEUTRAL, report_of, wrong_of
+from gemmill.families.gated_mm.cases.checked import OF_SWIGLU
+from gemmill.families.gated_mm.config import GROUP, Activation, Result
+from gemmill.family.operand import TMA_BYTES
+from gemmill.formats.layout import GATE_UP_ROWS
+from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
+from gemmill.numerics.draw import Draw
+from gemmill.numerics.layouts import matrix, one_value, vector
+from gemmill.numerics.memory import Memory, Slot
+from gemmill.runtime.ops import variants
+
+_SERVED = 0.85
+"""Of all calls, those whose operands lie as kernels want them."""
+
+
+def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
+    """A call of the op."""
+    result, activation = draw.one_of(tuple(Result)), draw.one_of(tuple(Activation))
+    exact, tidy = draw.chance(0.6), draw.chance(_SERVED)
+    step = GROUP if result is Result.GROUP else GATE_UP_ROWS // 2
+    m, k = draw.size(300), 1 + draw.size(768)
+    hidden = step * draw.log_uniform(max(512 // step, 1))
+    while m * max(2 * hidden, k) > limits.elements or 2 * hidden * k > limits.elements:
+        m, k = max(m // 2, 1), max(k // 2, 1)
+        if k == 1:
+            hidden = step
+            break
+    values, scales = ("integers", "powers") if exact else ("normal", "scales")
+    e4m3, f32 = torch.float8_e4m3fn, torch.float32
+    slots = {
+        "out": matrix(draw, result_dtype(result), m, hidden, None, written=True, tidy=tidy),
+        "a": matrix(draw, e4m3, m, k, values, tidy=tidy),
+        "b": matrix(draw, e4m3, k, 2 * hidden, values, transposed=True, tidy=tidy),
+        "a_scales": _scales(draw, m, scales),
+        "b_scales": _scales(draw, 2 * hidden, scales),
+    }
+    slots["b"] = replace(slots["b"], column_major=False)
+    if result is Result.GROUP:
+        slots["out_scales"] = matrix(
+            draw, f32, m, hidden // GROUP, None, written=True, transposed=draw.chance(0.5), tidy=True
+        )
+        slots["out_scales"] = replace(slots["out_scales"], column_major=False)
+    if result is Result.STATIC:
+        slots["static_scale"] = one_value(draw, f32, scales)
+    alpha, limit, beta = OF_SWIGLU if activation is Activation.SWIGLU else NEUTRAL
+    return LegalCall(
+        op=op,
+        slots=slots,
+        plain={"activation": activation.spelled, "alpha": alpha, "limit": limit, "beta": beta},
+        offsets={name: draw.below(1 << 30) for name in slots},
+        judged=EXACT if exact else WITHIN,
+    )
+
+
+def result_dtype(result: Result) -> torch.dtype:
+    """As torch has it."""
+    found: torch.dtype = getattr(torch, result.dtype.torch_name)
+    return found
+
+
+def _scales(draw: Draw, count: int, values: str) -> Slot:
+    if draw.chance(0.2):
+        return one_value(draw, torch.float32, values)
+    return vector(draw, torch.float32, count, values, ((count,), (count, 1), (1, count)))
+
+
+class GatedJudge:
+    """What a call must give, by the reference of operands in dense memory of their own."""
+
+    def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
+        self._memory, self._exactly = memory, call.judged == EXACT
+        read = {name: memory.dense(name, before) for name, slot in call.slots.items() if not slot.written}
+        self._given: dict[str, Any] = {"static_scale": None} | read | dict(call.plain)
+        self._written = [name for name, slot in call.slots.items() if slot.written]
+
+    def wrong(self) -> Tensor:
+        """How many elements are, on the device, without waiting for it."""
+        return torch.stack([found.sum() for found in self._found()]).sum()
+
+    def report(self) -> str:
+        """What is wrong, in words; nothing if nothing is."""
+        return report_of(self._found())
+
+    def _found(self) -> list[Tensor]:
+        written = {name: self._memory.dense(name) for name in self._written}
+        return wrong_of(self._given, written, exactly=self._exactly)
+
+
+def is_lacking(call: LegalCall, _text: str) -> bool:
+    """Whether the build has no variant of this result and activation, or TMA takes no such operands."""
+    names = {activation.spelled: activation for activation in Activation}
+    result = (
+        Result.GROUP if "out_scales" in call.slots else Result.STATIC if "static_scale" in call.slots else Result.BF16
+    )
+    known = [entry.predicate for entry in variants(op=call.op)]
+    if not any((x.result, x.activation) == (result, names[call.plain["activation"]]) for x in known):
+        return True
+    return any(not _is_aligned(call.slots[role]) for role in ("a", "b", "out"))
+
+
+def _is_aligned(x: Slot) -> bool:
+    size = x.dtype.itemsize
+    count, length, stride = (
+        (x.columns, x.rows, x.column_stride) if x.row_stride == 1 and x.rows > 1 else (x.rows, x.columns, x.row_stride)
+    )
+    ends = length * size if x.written else 0
+    apart = count > 1 and (stride < length or stride * size % TMA_BYTES)
+    return not apart and (x.shift * size) % TMA_BYTES == 0 and ends % TMA_BYTES == 0

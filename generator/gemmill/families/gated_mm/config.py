@@ -1,0 +1,118 @@
+"""GatedConfig: one kernel that multiplies by gate and up weights, and ends with their activation."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import ClassVar
+
+from gemmill.gemm.config import ACCUMULATOR_OF, Problem, Schedule
+from gemmill.vocab import (
+    Accumulation,
+    Arch,
+    Backend,
+    DType,
+    EpilogueKind,
+    KernelSchedule,
+    ScaleGranularity,
+    ScaleLayout,
+)
+
+OPERANDS = (DType.E4M3,)
+GROUP = 128
+"""Results of a row that share a scale."""
+
+
+class Activation(StrEnum):
+    """What becomes of a gate, before up is multiplied by it."""
+
+    SILU = "silu"
+    """gate / (1 + exp(-gate))"""
+    GELU = "gelu"
+    """with erf"""
+    GELU_TANH = "gelutanh"
+    """with the tanh that is close to it"""
+    SWIGLU = "swiglu"
+    """with alpha, limit and beta at run time: of min(gate, limit), gate / (1 + exp(-alpha gate)); of up held within the limit,
+    up + beta"""
+
+    @property
+    def spelled(self) -> str:
+        """In a call."""
+        return "gelu_tanh" if self is Activation.GELU_TANH else self.value
+
+
+class Result(StrEnum):
+    """What is stored."""
+
+    BF16 = "bf16"
+    STATIC = "e4m3static"
+    """codes by a scale that is given"""
+    GROUP = "e4m3group128"
+    """codes, and a scale for each GROUP of a row"""
+
+    @property
+    def dtype(self) -> DType:
+        """Of an element."""
+        return DType.BF16 if self is Result.BF16 else DType.E4M3
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedConfig:
+    """One variant. Its launch has no settings: the grid follows from the call's sizes."""
+
+    dtype: DType
+    """Of A and of the weights."""
+    result: Result
+    activation: Activation
+    tile_shape_mnk: tuple[int, int, int]
+    """Of the kernel as compiled: with swap_ab, M counts rows of the weights, which are gates and ups."""
+    cluster_shape_mnk: tuple[int, int, int] = (1, 1, 1)
+    kernel_schedule: KernelSchedule
+    accumulation: Accumulation
+    swap_ab: bool = False
+    """Whether the weights fill the tensor core's 64 rows, so that few rows of A waste nothing."""
+    stages: int | None = None
+    """Of the main loop; None for as many as fit."""
+    staggered: bool = False
+    """Whether the second of two groups that share a tile begins as many steps later as there are stages, so that one multiplies
+    while the other ends its part."""
+    arch: Arch = Arch.SM90A
+    tag: ClassVar[str] = "gatedmm"
+    backend: ClassVar[Backend] = Backend.CUTEDSL
+
+    def __post_init__(self) -> None:
+        if min(self.tile_shape_mnk) < 1 or min(self.cluster_shape_mnk) < 1:
+            raise ValueError(f"tile {self.tile_shape_mnk} and cluster {self.cluster_shape_mnk} must be positive")
+        if self.dtype not in OPERANDS:
+            raise ValueError(f"dtype={self.dtype}: gated kernels multiply {' or '.join(OPERANDS)}")
+
+    @property
+    def compiled(self) -> "GatedConfig":
+        """Itself: nothing is left to the launch."""
+        return self
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The product, in the terms of a GEMM that stores it."""
+        return Problem(
+            a_dtype=self.dtype,
+            b_dtype=self.dtype,
+            accumulator_dtype=ACCUMULATOR_OF[self.dtype],
+            out_dtype=DType.BF16,
+            epilogue=EpilogueKind.SCALED,
+            a_scale=ScaleGranularity.CHANNEL,
+            b_scale=ScaleGranularity.CHANNEL,
+            scale_layout=ScaleLayout.VECTOR,
+        )
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """How, in the terms of a GEMM."""
+        return Schedule(
+            tile_shape_mnk=self.tile_shape_mnk,
+            cluster_shape_mnk=self.cluster_shape_mnk,
+            kernel_schedule=self.kernel_schedule,
+            accumulation=self.accumulation,
+            swap_ab=self.swap_ab,
+            stages=self.stages,
+        )

@@ -1,0 +1,95 @@
+"""What a gated kernel knows when it is compiled: a scaled GEMM's facts, and half as many results as columns."""
+
+from dataclasses import dataclass
+from math import gcd
+
+from gemmill.families.gated_mm.config import GROUP, GatedConfig, Result
+from gemmill.gemm import facts
+from gemmill.gemm.limits import SHARED_BYTES, SLAB, STORE_BUFFERS
+
+_BOX_BYTES = 128
+"""Of a row of a box at most: what TMA's widest swizzle permutes."""
+
+
+@dataclass(frozen=True)
+class Facts(facts.Facts):
+    """The compile-time facts of one kernel, whether it can be made or not."""
+
+    config: GatedConfig
+
+    @property
+    def result(self) -> Result:
+        """What is stored."""
+        return self.config.result
+
+    @property
+    def by_group(self) -> bool:
+        """Whether the kernel finds a scale for each GROUP of results."""
+        return self.result is Result.GROUP
+
+    @property
+    def result_bytes(self) -> int:
+        """Of an element."""
+        return self.result.dtype.bits // 8
+
+    @property
+    def group_columns(self) -> int:
+        """Columns of D in a consumer group's part of the tile."""
+        return self.group_n // 2
+
+    @property
+    def tile_columns(self) -> int:
+        """Columns of D in a tile."""
+        return self.tile_n // 2
+
+    @property
+    def store_columns(self) -> int:
+        """Columns of D in a box."""
+        return gcd(self.group_columns, _BOX_BYTES // self.result_bytes)
+
+    @property
+    def store_rows(self) -> int:
+        """Rows of D in a box."""
+        return self.tile_y if self.swap_ab else SLAB
+
+    @property
+    def boxes(self) -> list[tuple[int, int]]:
+        """Those of a group's part of the tile, (slab, column), in the order in which they are stored; swapped, a box has columns of
+        several slabs."""
+        slabs = 1 if self.swap_ab else self.slabs
+        return [(slab, column) for slab in range(slabs) for column in range(self.group_columns // self.store_columns)]
+
+    @property
+    def store_buffers(self) -> int:
+        """Boxes of D that a group has in shared memory: two, where that does not cost a stage, or all of few rows."""
+        if self.swap_ab:
+            return len(self.boxes)
+        most = min(STORE_BUFFERS, len(self.boxes))
+        return most if self._stages_beside(most) == self._stages_beside(1) else 1
+
+    @property
+    def stores_early(self) -> bool:
+        """Never: activations wait for all sums."""
+        return False
+
+    @property
+    def store_elements(self) -> int:
+        """Elements of D waiting in shared memory."""
+        return self.consumer_groups * self.store_buffers * self.store_rows * self.store_columns
+
+    @property
+    def maximum_words(self) -> int:
+        """Words of shared memory by which warps that share a row's group of results tell one another their maxima, twice."""
+        return 2 * self.consumers // 32 * self.tile_y if self.by_group and self.swap_ab else 0
+
+    @property
+    def has_whole_groups(self) -> bool:
+        """Whether every GROUP of results lies in one tile, and in one box where warps hold all of its row."""
+        return self.tile_columns == GROUP if self.swap_ab else self.store_columns == GROUP
+
+    def _fixed_bytes(self, store_buffers: int) -> int:
+        boxes = store_buffers * self.store_rows * self.store_columns * self.result_bytes
+        return 1024 + self.consumer_groups * (boxes + 4 * self.vector_words) + 4 * self.maximum_words
+
+    def _stages_beside(self, store_buffers: int) -> int:
+        return (SHARED_BYTES - self._fixed_bytes(store_buffers)) // self.stage_bytes

@@ -1,0 +1,55 @@
+"""The declaration of the gated GEMMs."""
+
+from dataclasses import fields
+from typing import Any
+
+from gemmill.families.gated_mm import NAME, selections
+from gemmill.families.gated_mm.accepts import GatedAccepts, accepted
+from gemmill.families.gated_mm.config import GatedConfig
+from gemmill.families.gated_mm.dsl.plan import Plan
+from gemmill.families.gated_mm.names import from_fields, to_fields
+from gemmill.families.gated_mm.ops import OPS
+from gemmill.families.gated_mm.questions import QUESTIONS
+from gemmill.families.gated_mm.rules import RULES
+from gemmill.families.gated_mm.spelling import spell
+from gemmill.families.gated_mm.tuning import TUNING
+from gemmill.family import DslBody, Family, Kernels
+from gemmill.vocab import Compiler
+
+# CPU seconds of CuTe DSL 4.8.1 on a 2-core x86-64 build machine, 2026-11-22: a process's import, then each variant.
+_UNIT_SECONDS, _SECONDS = 2.0, 3.0
+
+
+def _filters(config: GatedConfig) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(config)} | {"backend": config.backend}
+
+
+GATED = Kernels(
+    tag=GatedConfig.tag,
+    doc="GEMMs that end with the activation of gates, in CuTe DSL, on Hopper",
+    config=GatedConfig,
+    accepts=GatedAccepts,
+    to_fields=to_fields,
+    from_fields=from_fields,
+    filters=_filters,
+    rules=RULES,
+    accepted=accepted,
+    spell=spell,
+    compiler=Compiler.CUTEDSL,
+    seconds=lambda _: _SECONDS,
+    unit_seconds=_UNIT_SECONDS,
+    unit_size=12,
+    dsl=DslBody(entry="gemmill.families.gated_mm.dsl.export", arguments="gemmill_gated_mm_args", facts=Plan),
+)
+FAMILY = Family(
+    name=NAME,
+    doc="multiplies by gates and ups, and ends with their activation",
+    asks=OPS,
+    kernels=(GATED,),
+    cases="gemmill.families.gated_mm.cases",
+    serving="gemmill.families.gated_mm.serving",
+    questions=QUESTIONS,
+    functions="gemmill.families.gated_mm.functions",
+    selections={"smoke": selections.smoke, "default": selections.default},
+    tuning=TUNING,
+)

@@ -1,0 +1,41 @@
+"""The analytic model that chooses a variant. Mirrors kernels/gated_mm/model.cpp.
+
+Tiles are multiplied in waves, and the weights are read once. What one step of a tile takes is its tensor core's time, or its
+loads' where these take longer.
+"""
+
+from typing import NamedTuple
+
+from gemmill.family import ProblemCall, Row
+
+_BEGIN_NS, _TILE_NS = 3000.0, 1200.0
+"""To launch, and to end a tile."""
+_MEMORY = 4200.0
+"""Bytes a nanosecond."""
+_STEP = 128
+"""Elements along K of a step."""
+
+
+class Facts(NamedTuple):
+    """Of a variant. Mirrors `Facts` in kernels/gated_mm/model.h."""
+
+    tile_m: int
+    """Rows of A in a tile."""
+    tile_n: int
+    """Rows of packed weights in a tile."""
+    ctas_of_sm: int
+    """That fit on a multiprocessor."""
+    step_ps: int
+    """Picoseconds for 128 along K of a tile."""
+
+
+def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+    """Estimated nanoseconds of a call."""
+    m, n, k = call.sizes
+    facts: Facts = row.facts
+    tiles = -(-m // facts.tile_m) * -(-n // facts.tile_n)
+    waves = -(-tiles // (sm_count * facts.ctas_of_sm))
+    tile = float(-(-k // _STEP)) * float(facts.step_ps) / 1000.0 * float(facts.ctas_of_sm) + _TILE_NS
+    working = float(waves) * tile
+    memory = float(n) * float(k) / _MEMORY
+    return _BEGIN_NS + max(working, memory) + 0.1 * min(working, memory)

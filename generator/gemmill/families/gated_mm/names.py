@@ -1,0 +1,61 @@
+"""The fields of a kernel's name, and back."""
+
+import re
+from collections.abc import Sequence
+
+from gemmill.families.gated_mm.config import Activation, GatedConfig, Result
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
+
+
+def to_fields(config: GatedConfig) -> list[str]:
+    """dtype result activation tile cluster schedule accumulation order stages start."""
+    tile, cluster = ("x".join(map(str, shape)) for shape in (config.tile_shape_mnk, config.cluster_shape_mnk))
+    return [
+        config.dtype.value,
+        config.result.value,
+        config.activation.value,
+        f"t{tile}",
+        f"c{cluster}",
+        config.kernel_schedule.value,
+        config.accumulation.value,
+        "swapab" if config.swap_ab else "ab",
+        f"s{config.stages or 'auto'}",
+        "staggered" if config.staggered else "even",
+    ]
+
+
+def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> GatedConfig:
+    """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if len(fields) != 10:
+        raise ValueError(f"it has {len(fields) + 2} fields of 12")
+    dtype, result, activation, tile, cluster, schedule, accumulation, order, stages, start = fields
+    if order not in ("ab", "swapab"):
+        raise ValueError(f"operand order {order!r}, expected ab or swapab")
+    if start not in ("even", "staggered"):
+        raise ValueError(f"start of groups {start!r}, expected even or staggered")
+    told = _matched(r"s(auto|[1-9]\d*)", stages, f"stages {stages!r}, expected sauto or s and a number")[1]
+    return GatedConfig(
+        dtype=DType(dtype),
+        result=Result(result),
+        activation=Activation(activation),
+        tile_shape_mnk=_shape("t", tile),
+        cluster_shape_mnk=_shape("c", cluster),
+        kernel_schedule=KernelSchedule(schedule),
+        accumulation=Accumulation(accumulation),
+        swap_ab=order == "swapab",
+        stages=None if told == "auto" else int(told),
+        staggered=start == "staggered",
+        arch=arch,
+    )
+
+
+def _shape(prefix: str, text: str) -> tuple[int, int, int]:
+    match = _matched(rf"{prefix}(\d+)x(\d+)x(\d+)", text, f"shape {text!r}, expected {prefix}MxNxK")
+    m, n, k = map(int, match.groups())
+    return m, n, k
+
+
+def _matched(pattern: str, text: str, otherwise: str) -> re.Match[str]:
+    if (match := re.fullmatch(pattern, text)) is None:
+        raise ValueError(otherwise)
+    return match

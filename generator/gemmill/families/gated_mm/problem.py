@@ -1,0 +1,28 @@
+"""What a call asks of a variant, as far as the choice depends on it."""
+
+from gemmill.families.gated_mm import NAME
+from gemmill.family import Judged, ProblemCall
+from gemmill.family.operand import Operand, tma_alignment
+
+
+def problem_of_call(call: Judged) -> ProblemCall:
+    """The problem of a call that has passed the checks."""
+    m, n, k = call["M"], call["N"], call["K"]
+    out, a, b = call.tensor("out"), call.tensor("a"), call.tensor("b")
+    strides = _stride(out, 0, m, n // 2), _stride(a, 0, m, k), _stride(b, 1, n, k)
+    return ProblemCall(
+        family=NAME,
+        problem=call["class"],
+        sizes=(m, n, k),
+        # a TMA store ends at a multiple of 16 bytes, not where a row does
+        alignments=(
+            tma_alignment(a, strides[1], k),
+            tma_alignment(b, strides[2], k),
+            tma_alignment(out, strides[0] | n // 2, n // 2),
+        ),
+    )
+
+
+def _stride(x: Operand, dim: int, count: int, length: int) -> int:
+    """From row to row, or column to column; that of a single one is never used, and any will do that TMA takes."""
+    return -(-length // 16) * 16 if count == 1 else x.strides[dim]

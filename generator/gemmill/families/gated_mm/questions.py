@@ -1,0 +1,19 @@
+"""What `gemmill explain` can be told of a gated GEMM's call."""
+
+from gemmill.families.gated_mm.config import Activation
+from gemmill.family import Asked
+
+QUESTIONS = (
+    Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Rows of a and out"),
+    Asked(name="n", flags="-n", least=0, is_size=True, help="Gates and ups together"),
+    Asked(name="k", flags="-k", least=0, is_size=True, help="Columns of a and of the weights"),
+    Asked(
+        name="activation",
+        flags="--activation",
+        kind=str,
+        choices=tuple(activation.spelled for activation in Activation),
+        help="Gated GEMMs: of the gates (silu)",
+    ),
+    Asked(name="out", flags="--out", kind=str, choices=("bf16", "e4m3"), help="Dtype of out (bf16)"),
+    Asked(name="group", flags="--group", help="Gated GEMMs: results that share a scale"),
+)

@@ -1,0 +1,82 @@
+"""Which kernels there can be."""
+
+from collections.abc import Iterator
+
+from gemmill.families.gated_mm.config import GROUP, GatedConfig
+from gemmill.families.gated_mm.facts import Facts
+from gemmill.gemm.limits import ACCUMULATOR_REGISTERS, CONSUMER_GROUPS, OVERLAP_REGISTERS, SHARED_BYTES, SLAB
+from gemmill.vocab import Accumulation, Arch, KernelSchedule
+
+FEWEST_STAGES = 2
+
+
+def _hopper(c: GatedConfig) -> Iterator[str]:
+    """The kernel multiplies with WGMMA, which no later architecture has."""
+    if c.arch is not Arch.SM90A:
+        yield f"gated kernels are written for sm90a, not for {c.arch}"
+
+
+def _schedule(c: GatedConfig) -> Iterator[str]:
+    """TMA and WGMMA."""
+    if c.kernel_schedule not in CONSUMER_GROUPS:
+        yield f"gated kernels have no {c.kernel_schedule} schedule"
+
+
+def _accumulation(c: GatedConfig) -> Iterator[str]:
+    """e4m3 sums are not integers."""
+    if c.accumulation is Accumulation.EXACT:
+        yield f"sums of {c.dtype} are not exact: fast or promoted"
+
+
+def _tile(c: GatedConfig) -> Iterator[str]:
+    """WGMMA takes 64 rows; 32 rows of packed weights are 16 results, 16 bytes of codes; TMA's swizzle 128 bytes along K."""
+    x, y, k = c.tile_shape_mnk
+    groups = 2 if c.kernel_schedule is KernelSchedule.COOPERATIVE else 1
+    least = 8 if c.swap_ab else 32
+    if x % (SLAB * groups) or y % least or not 16 <= y <= 256 or k * c.dtype.bits % 1024:
+        yield f"tile {x}x{y}x{k}: rows are a multiple of {SLAB * groups}, columns of {least} from 16 to 256, and K of 128 bytes"
+
+
+def _groups(c: GatedConfig) -> Iterator[str]:
+    """A scale's results are those of one CTA, and a row's of neighbouring threads."""
+    if c.kernel_schedule in CONSUMER_GROUPS and (facts := Facts(c)).by_group and not facts.has_whole_groups:
+        yield (
+            f"tile {c.tile_shape_mnk} has {facts.tile_columns} results of a row, {facts.store_columns} of them in a box: a scale "
+            f"belongs to {GROUP} of one tile"
+        )
+    if c.kernel_schedule is KernelSchedule.PINGPONG and Facts(c).by_group and c.swap_ab:
+        yield "groups that take turns cannot wait for one another's maxima: cooperative or basic"
+
+
+def _start(c: GatedConfig) -> Iterator[str]:
+    """One group alone has nothing to wait for, groups that take turns wait anyway, and swapped ones for one another's maxima."""
+    if c.staggered and (c.kernel_schedule is not KernelSchedule.COOPERATIVE or c.swap_ab):
+        yield "groups start staggered where two share rows of a tile: cooperative, not swapped"
+
+
+def _cluster(c: GatedConfig) -> Iterator[str]:
+    """CTAs of a pair share what the other loads; with few rows nothing is worth sharing."""
+    if c.cluster_shape_mnk not in ((1, 1, 1), (2, 1, 1), (1, 2, 1)) or (c.swap_ab and c.cluster_shape_mnk != (1, 1, 1)):
+        yield f"cluster {c.cluster_shape_mnk}: pairs along M or N share loads, swapped kernels share none"
+
+
+def _registers(c: GatedConfig) -> Iterator[str]:
+    """Sums lie in registers."""
+    if c.kernel_schedule not in CONSUMER_GROUPS:
+        return
+    facts = Facts(c)
+    most = OVERLAP_REGISTERS if facts.promoted else ACCUMULATOR_REGISTERS
+    if facts.accumulator_registers > most:
+        yield f"sums of a tile take {facts.accumulator_registers} registers of a thread, there are {most}"
+
+
+def _memory(c: GatedConfig) -> Iterator[str]:
+    """Fewer than two stages leave the tensor core waiting for every load."""
+    if c.kernel_schedule not in CONSUMER_GROUPS:
+        return
+    facts = Facts(c)
+    if facts.stages < FEWEST_STAGES or facts.shared_bytes > SHARED_BYTES:
+        yield f"{facts.stages} stages of {facts.stage_bytes} bytes: {FEWEST_STAGES} or more must fit in {facts.stage_room}"
+
+
+RULES = (_hopper, _schedule, _accumulation, _tile, _groups, _start, _cluster, _registers, _memory)

@@ -1,0 +1,67 @@
+"""The kernels of the named selections."""
+
+from collections.abc import Iterator
+from itertools import product
+
+from gemmill.families.gated_mm.config import Activation, GatedConfig, Result
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
+
+BASIC, COOPERATIVE = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE
+_FEW = {
+    Result.BF16: (((64, 16, 256), BASIC), ((128, 32, 256), COOPERATIVE)),
+    Result.STATIC: (((64, 16, 256), BASIC), ((128, 32, 256), COOPERATIVE)),
+    Result.GROUP: (((256, 16, 128), COOPERATIVE), ((256, 32, 128), COOPERATIVE)),
+}
+_SOME = ((256, 64, 128), COOPERATIVE)
+_MANY = (
+    ((64, 256, 128), (1, 1, 1), BASIC, False),
+    ((128, 256, 128), (2, 1, 1), COOPERATIVE, False),
+    ((128, 256, 128), (2, 1, 1), COOPERATIVE, True),
+    ((128, 256, 128), (1, 2, 1), COOPERATIVE, True),
+)
+
+
+def default(arch: Arch) -> Iterator[GatedConfig]:
+    """Of all results and activations, on sm90a: tiles for few rows, some, and many; of GELU with erf two alone."""
+    if arch is not Arch.SM90A:
+        return
+    for activation, result in product(Activation, Result):
+        rare = activation is Activation.GELU
+        for tile, schedule in (*_FEW[result][: 1 if rare else 2], *(() if rare else (_SOME,))):
+            yield _config(result, activation, tile, (1, 1, 1), schedule, arch, swap_ab=True)
+        for tile, cluster, schedule, staggered in _MANY[1 if rare else 0 :]:
+            yield _config(result, activation, tile, cluster, schedule, arch, staggered=staggered)
+
+
+def smoke(arch: Arch) -> Iterator[GatedConfig]:
+    """Of SiLU, codes in groups with few and many rows, and bf16 with few."""
+    for config in default(arch):
+        few, many = config.tile_shape_mnk[1] == 16, config.tile_shape_mnk[:2] == (128, 256)
+        if config.activation is Activation.SILU and (
+            (config.result is Result.GROUP and (few or many)) or (config.result is Result.BF16 and few)
+        ):
+            yield config
+
+
+def _config(
+    result: Result,
+    activation: Activation,
+    tile: tuple[int, int, int],
+    cluster: tuple[int, int, int],
+    schedule: KernelSchedule,
+    arch: Arch,
+    swap_ab: bool = False,
+    staggered: bool = False,
+) -> GatedConfig:
+    return GatedConfig(
+        dtype=DType.E4M3,
+        result=result,
+        activation=activation,
+        tile_shape_mnk=tile,
+        cluster_shape_mnk=cluster,
+        kernel_schedule=schedule,
+        accumulation=Accumulation.FAST,
+        swap_ab=swap_ab,
+        staggered=staggered,
+        arch=arch,
+    )

@@ -1,0 +1,51 @@
+"""The op in the runtime."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from gemmill.families.gated_mm import reference
+from gemmill.families.gated_mm.config import Activation, Result
+from gemmill.families.gated_mm.problem import problem_of_call
+from gemmill.family import Judged, OpSchema
+from gemmill.family.operand import Call
+from gemmill.runtime import checks
+from gemmill.runtime.library import Build
+from gemmill.runtime.select import Choice
+from gemmill.runtime.serving import Result as Written
+from gemmill.runtime.serving import Serving, count_of_variants
+
+OF_WORD = {activation.spelled: activation for activation in Activation}
+
+
+def results_of(given: dict[str, Any], result: Result) -> dict[str, Any]:
+    """out, and out_scales where there are some."""
+    operands = [given[name] for name in ("a", "b", "a_scales", "b_scales")]
+    numbers = [given[name] for name in ("alpha", "limit", "beta")]
+    values = reference.values(*operands, OF_WORD[given["activation"]], *numbers)
+    match result:
+        case Result.BF16:
+            return {"out": values.bfloat16()}
+        case Result.STATIC:
+            return {"out": reference.static_codes(values, given["static_scale"])}
+    scales = reference.group_scales(values)
+    return {"out": reference.group_codes(values, scales), "out_scales": scales}
+
+
+def _results(call: Judged, given: dict[str, Any]) -> Iterator[Written]:
+    for name, value in results_of(given, list(Result)[call["result"]]).items():
+        yield given[name], value
+
+
+def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
+    problem = problem_of_call(checks.check(op, call))
+    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (problem.sizes, problem.alignments))
+    count = sum(entry.family == problem.family for entry in build.manifest.entries)
+    reason = choice.trace[0].reason if choice.trace else "it has none"
+    return (
+        f"none of {count_of_variants(count)} of gated GEMMs in build {build.build_id} takes M, N, K = {sizes} with "
+        f"alignments of a, b, out = {alignments} bytes ({reason}); `gemmill build --arch {build.manifest.arch} --select default` "
+        "builds those that there are"
+    )
+
+
+SERVING = Serving(results=_results, asked=problem_of_call, lacks=_lacks)

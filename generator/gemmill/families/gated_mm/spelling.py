@@ -1,0 +1,27 @@
+"""Spelling a config in Python: a file that instantiates a kernel of gemmill.families.gated_mm.dsl with it."""
+
+from dataclasses import fields
+from enum import Enum
+from typing import Any
+
+from gemmill.families.gated_mm.config import GatedConfig
+from gemmill.family import Spelled
+
+_OWN = ("Activation", "Result")
+"""Words of the family."""
+
+
+def spell(config: GatedConfig) -> Spelled:
+    """The template's holes are Python expressions of all fields."""
+    told = {field.name: getattr(config, field.name) for field in fields(config)}
+    types = sorted({type(value).__name__ for value in told.values() if isinstance(value, Enum)})
+    holes = {
+        "fields": {name: _spell(value) for name, value in told.items()},
+        "own": sorted((*_OWN, GatedConfig.__name__)),
+        "vocabulary": [name for name in types if name not in _OWN],
+    }
+    return Spelled(template="gated_mm/gated_mm.py.jinja", values=holes)
+
+
+def _spell(value: Any) -> str:
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, Enum) else repr(value)

@@ -1,0 +1,53 @@
+"""Weights of gates and ups, packed once for the kernels that end with their activation."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gemmill.formats.gate_up import ORDERS, pack_gate_up
+from gemmill.formats.layout import GATE_UP_ROWS
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedGateUp:
+    """What scaled_mm_act_quant takes as `b` and `b_scales`, and where it came from."""
+
+    weights: Tensor
+    """[2 hidden, K], contiguous, in the order of gemmill.formats.gate_up."""
+    scales: Tensor
+    """float32, one value or [2 hidden], in the same order."""
+    order: str
+    """Of the weights that were given."""
+
+    @property
+    def b(self) -> Tensor:
+        """The weights as the op takes them: [K, 2 hidden], column-major."""
+        return self.weights.t()
+
+    @property
+    def hidden(self) -> int:
+        """Results of a row."""
+        return self.weights.shape[0] // 2
+
+
+def prepack_gate_up(weights: Tensor, scales: Tensor, order: str = "gate_up") -> PackedGateUp:
+    """Packs weights [2 hidden, K] with scales of one value, or of each row, for scaled_mm_act_quant.
+
+    order: "gate_up" where all gates come first, "up_gate" where all ups do, "interleaved" where gates and ups alternate.
+    Raises ValueError, in a sentence, for another order, for rows that are no multiple of 32, and for scales of other rows.
+    """
+    if order not in ORDERS:
+        raise ValueError(f"gates and ups in order {order!r}, expected one of {', '.join(ORDERS)}")
+    if weights.dim() != 2 or weights.shape[0] % GATE_UP_ROWS:
+        raise ValueError(
+            f"weights have shape {list(weights.shape)}: gates and ups are [2 hidden, K], packed in blocks of {GATE_UP_ROWS} rows"
+        )
+    rows = weights.shape[0]
+    if scales.numel() not in (1, rows):
+        raise ValueError(f"scales have shape {list(scales.shape)}: expected one value, or one for each of {rows} rows")
+    of_rows = scales.reshape(-1)
+    return PackedGateUp(
+        weights=pack_gate_up(weights, order),
+        scales=of_rows if of_rows.numel() == 1 else pack_gate_up(of_rows, order),
+        order=order,
+    )

@@ -1,0 +1,27 @@
+// Host code: the arguments of gated GEMMs' kernels.
+#pragma once
+
+#include "core/abi.h"
+
+extern "C" {
+
+// D[m, h] = activation(gate) up, gate and up being columns of epilogue(A[m, k] B[k, n]), n = 2 h. A and D are row-major, B is
+// column-major, its columns in the order of gemmill.formats.gate_up; leading dimensions in elements.
+struct gemmill_gated_mm_args {
+  void const* a;
+  void const* b;
+  void* d;
+  float const* a_scales;      // one value, or m where a_scale_per_row
+  float const* b_scales;      // one value, or n where b_scale_per_column
+  float const* static_scale;  // one value, by which D is coded; null for others
+  float* out_scales;          // of each row and 128 columns of D; null where the kernel finds none
+  int64_t lda, ldb, ldd;
+  int64_t out_scale_stride_m;
+  int64_t out_scale_stride_g;
+  int32_t m, n, k;
+  int32_t a_scale_per_row;
+  int32_t b_scale_per_column;
+  float alpha, limit, beta;   // of swiglu
+};
+
+}  // extern "C"

@@ -1,0 +1,26 @@
+#include "gated_mm/model.h"
+
+#include <algorithm>
+
+#include "extension/layout.h"
+
+namespace gemmill::gated_mm {
+namespace {
+
+constexpr double kBeginNs = 3000.0, kTileNs = 1200.0, kMemory = 4200.0;
+constexpr int64_t kStep = 128;
+
+}  // namespace
+
+// Mirrored by gemmill.families.gated_mm.model, which says why.
+double model_ns(Row const& of, Call const& call, int64_t sm_count) {
+  Facts const& row = reinterpret_cast<Facts const&>(of.facts);
+  int64_t const m = call.sizes[kSizeM], n = call.sizes[kSizeN], k = call.sizes[kSizeK];
+  int64_t const tiles = ceil_div(m, row.tile_m) * ceil_div(n, row.tile_n), waves = ceil_div(tiles, sm_count * row.ctas_of_sm);
+  double const tile =
+      static_cast<double>(ceil_div(k, kStep)) * static_cast<double>(row.step_ps) / 1000.0 * static_cast<double>(row.ctas_of_sm) + kTileNs;
+  double const working = static_cast<double>(waves) * tile, memory = static_cast<double>(n) * static_cast<double>(k) / kMemory;
+  return kBeginNs + std::max(working, memory) + 0.1 * std::min(working, memory);
+}
+
+}  // namespace gemmill::gated_mm

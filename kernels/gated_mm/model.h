@@ -1,0 +1,19 @@
+// What is known of a gated GEMM's variants beside their rows. Mirrors gemmill.families.gated_mm.model.
+#pragma once
+
+#include "extension/selection.h"
+
+namespace gemmill::gated_mm {
+
+// Row::facts; the order of fields is the interface. `Facts` there says what each is.
+struct Facts {
+  int64_t tile_m, tile_n, ctas_of_sm, step_ps;
+};
+static_assert(sizeof(Facts) <= sizeof(Row::facts));
+
+enum Size { kSizeM, kSizeN, kSizeK };          // places of a call's sizes
+enum Aligned { kAlignA, kAlignB, kAlignOut };  // places of its alignments
+
+double model_ns(Row const& row, Call const& call, int64_t sm_count);
+
+}  // namespace gemmill::gated_mm

@@ -1,0 +1,334 @@
+"""Gated GEMMs on CPU tensors: the reference, packing, sentences for bad input, bounds, rules, names and the choice."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gemmill
+from gemmill.families.gated_mm import bounds, reference
+from gemmill.families.gated_mm.cases.calls import Problem, arguments_of, groups_of, make_given, report_of, wrong_of
+from gemmill.families.gated_mm.cases.checked import OF_SWIGLU, GatedCase, of_config
+from gemmill.families.gated_mm.config import Activation, GatedConfig, Result
+from gemmill.families.gated_mm.dsl.plan import Plan
+from gemmill.families.gated_mm.model import model_ns
+from gemmill.families.gated_mm.rules import RULES
+from gemmill.families.gated_mm.selections import default, smoke
+from gemmill.families.gated_mm.tuning import TUNING
+from gemmill.family import ProblemCall, first_rejection
+from gemmill.formats.gate_up import ORDERS, pack_gate_up, packed_rows, unpack_gate_up
+from gemmill.quantize import prepack_gate_up
+from gemmill.space.names import parse_name, to_name
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
+
+BF16 = Problem(m=5, hidden=256, k=160, result=Result.BF16)
+GROUPS = replace(BF16, result=Result.GROUP)
+STATIC = replace(BF16, result=Result.STATIC)
+SWIGLU = replace(BF16, activation=Activation.SWIGLU, numbers=OF_SWIGLU)
+MANY = GatedConfig(
+    dtype=DType.E4M3,
+    result=Result.GROUP,
+    activation=Activation.SILU,
+    tile_shape_mnk=(128, 256, 128),
+    kernel_schedule=KernelSchedule.COOPERATIVE,
+    accumulation=Accumulation.FAST,
+)
+
+
+def given(p: Problem) -> dict[str, Any]:
+    out = torch.zeros(p.m, p.hidden).to(getattr(torch, p.result.dtype.torch_name))
+    scales = torch.full((p.m, groups_of(p.hidden)), torch.nan) if p.result is Result.GROUP else None
+    return make_given(p, torch.device("cpu")) | {"out": out, "out_scales": scales}
+
+
+def call(arguments: dict[str, Any]) -> Tensor:
+    torch.ops.gemmill.scaled_mm_act_quant.default(*arguments_of(arguments))
+    out: Tensor = arguments["out"]
+    return out
+
+
+def plain(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Gate and up of the product in bf16."""
+    product = gemmill.cutlass_scaled_mm(x["a"], x["b"], x["a_scales"], x["b_scales"], torch.bfloat16)
+    gate, up = unpack_gate_up(product.t())
+    return gate.t(), up.t()
+
+
+# The two ops one after the other --------------------------------------------------------------------------------------
+
+
+def test_codes_in_groups_are_those_of_the_two_ops() -> None:
+    x = given(replace(GROUPS, m=33))
+    out = call(x)
+    codes, scales = gemmill.silu_and_mul_per_block_quant(torch.cat(plain(x), dim=1).contiguous(), 128)
+    assert torch.equal(out.view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(x["out_scales"], scales)
+
+
+def test_codes_by_a_given_scale_are_those_of_the_two_ops() -> None:
+    x = given(STATIC)
+    wanted = gemmill.silu_and_mul_quant(torch.cat(plain(x), dim=1).contiguous(), x["static_scale"])
+    assert torch.equal(call(x).view(torch.uint8), wanted.view(torch.uint8))
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_results_are_the_activation_of_gate_times_up(activation: Activation) -> None:
+    x = given(replace(SWIGLU if activation is Activation.SWIGLU else BF16, activation=activation))
+    gate, up = (part.double() for part in plain(x))
+    match activation:
+        case Activation.SILU:
+            wanted = torch.nn.functional.silu(gate) * up
+        case Activation.SWIGLU:
+            gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+            wanted = gate * torch.sigmoid(1.702 * gate) * (up + 1.0)
+        case _:
+            approximate = "tanh" if activation is Activation.GELU_TANH else "none"
+            wanted = torch.nn.functional.gelu(gate, approximate=approximate) * up
+    assert torch.allclose(call(x).double(), wanted, rtol=2**-8, atol=1e-5)
+
+
+def test_a_gate_whose_sigmoid_is_no_normal_number() -> None:
+    gate = torch.tensor([-87.0, -87.5, -88.5, -90.0, -math.inf, math.nan, math.inf])
+    value = reference.activated(gate, torch.full_like(gate, 1e30), Activation.SILU, 1.0, math.inf, 0.0)
+    exact = gate.double() / (1 + torch.exp(-gate.double())) * 1e30
+    assert torch.allclose(value[:3].double(), exact[:3], rtol=1e-5)
+    assert value[3] == 0 and bool(value[4:6].isnan().all()) and value[6] == math.inf
+
+
+# Packing ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_weights_of_every_order_give_the_same(order: str) -> None:
+    gate, up = torch.randn(64, 32), torch.randn(64, 32)
+    given = {
+        "gate_up": torch.cat((gate, up)),
+        "up_gate": torch.cat((up, gate)),
+        "interleaved": torch.stack((gate, up), dim=1).flatten(0, 1),
+    }[order]
+    packed = prepack_gate_up(given.to(torch.float8_e4m3fn), given[:, 0], order)
+    assert packed.order == order and packed.hidden == 64 and packed.b.shape == (32, 128)
+    for found, wanted in zip(unpack_gate_up(packed.weights), (gate, up), strict=True):
+        assert torch.equal(found.float(), wanted.to(torch.float8_e4m3fn).float())
+    for found, wanted in zip(unpack_gate_up(packed.scales), (gate, up), strict=True):
+        assert torch.equal(found, wanted[:, 0])
+
+
+def test_four_results_beside_one_another_are_of_one_thread() -> None:
+    gate, up = packed_rows(64)
+    for result in range(64):
+        lane = result % 16 // 4
+        for row in (int(gate[result]), int(up[result])):
+            assert row // 32 == result // 16 and row % 8 // 2 == lane
+    assert torch.equal(torch.cat((gate, up)).sort().values, torch.arange(128))
+
+
+@pytest.mark.parametrize(
+    ("weights", "scales", "order", "said"),
+    [
+        (
+            (64, 8),
+            (64,),
+            "gate_first",
+            "gates and ups in order 'gate_first', expected one of gate_up, up_gate, interleaved",
+        ),
+        (
+            (48, 8),
+            (48,),
+            "gate_up",
+            "weights have shape [48, 8]: gates and ups are [2 hidden, K], packed in blocks of 32 rows",
+        ),
+        ((64, 8), (32,), "gate_up", "scales have shape [32]: expected one value, or one for each of 64 rows"),
+    ],
+)
+def test_weights_that_cannot_be_packed(weights: Any, scales: Any, order: str, said: str) -> None:
+    with pytest.raises(ValueError) as error:
+        prepack_gate_up(torch.zeros(weights), torch.zeros(scales), order)
+    assert str(error.value) == said
+
+
+def test_rows_are_packed_in_blocks() -> None:
+    with pytest.raises(ValueError) as error:
+        pack_gate_up(torch.zeros(40, 2), "gate_up")
+    assert str(error.value) == "40 rows of gates and ups: they are packed in blocks of 32"
+
+
+# The function ---------------------------------------------------------------------------------------------------------
+
+
+def test_functions_allocate() -> None:
+    x = given(BF16)
+    operands = [x[name] for name in ("a", "b", "a_scales", "b_scales")]
+    out, scales = gemmill.scaled_mm_act_quant(*operands)
+    assert out.dtype is torch.bfloat16 and out.shape == (5, 256) and scales is None
+    out, scales = gemmill.scaled_mm_act_quant(*operands, group_size=128)
+    assert out.dtype is torch.float8_e4m3fn and scales is not None and scales.shape == (5, 2)
+    out, scales = gemmill.scaled_mm_act_quant(*operands, static_scale=torch.ones(1))
+    assert out.dtype is torch.float8_e4m3fn and scales is None
+    with pytest.raises(ValueError) as error:
+        gemmill.scaled_mm_act_quant(*operands, group_size=64)
+    assert str(error.value) == "group_size is 64, expected 128, or None for no scales of groups"
+
+
+SENTENCES = {
+    "activation": (
+        BF16,
+        {"activation": "relu"},
+        "activation is 'relu', expected 'silu', 'gelu', 'gelu_tanh' or 'swiglu'",
+    ),
+    "numbers of silu": (
+        BF16,
+        {"alpha": 1.702},
+        "alpha, limit, beta = 1.702, inf, 0.0 with activation 'silu': only 'swiglu' has them, else they are 1, inf, 0",
+    ),
+    "limit": (SWIGLU, {"limit": -1.0}, "limit is -1.0, expected a number above 0, or inf for none"),
+    "weights that are not packed": (
+        BF16,
+        {"b": torch.zeros(40, 160).to(torch.float8_e4m3fn).t()},
+        "b is [160, 40]: gates and ups are packed in blocks of 32 columns by gemmill.quantize.prepack_gate_up",
+    ),
+    "out of all columns": (
+        BF16,
+        {"out": torch.zeros(5, 512, dtype=torch.bfloat16)},
+        "out is [5, 512], expected [M, hidden] = [5, 256]",
+    ),
+    "row-major weights": (
+        BF16,
+        {"b": torch.zeros(160, 512).to(torch.float8_e4m3fn)},
+        "b has strides [512, 1]: it must be column-major (first stride 1), as the transpose of a contiguous [N, K] weight is",
+    ),
+    "scales of other rows": (
+        BF16,
+        {"a_scales": torch.ones(4, 1)},
+        "a_scales has shape [4, 1] and strides [1, 1]: there is one value, or one for each of 5 rows, without gaps",
+    ),
+    "scales of gates alone": (
+        BF16,
+        {"b_scales": torch.ones(256)},
+        "b_scales has shape [256] and strides [1]: there is one value, or one for each of 512 columns, without gaps",
+    ),
+    "codes without a scale": (
+        BF16,
+        {"out": torch.zeros(5, 256).to(torch.float8_e4m3fn)},
+        "out is float8_e4m3fn: bfloat16 has neither out_scales nor static_scale, float8_e4m3fn has one of the two",
+    ),
+    "two kinds of scales": (
+        GROUPS,
+        {"static_scale": torch.ones(1)},
+        "out is float8_e4m3fn: bfloat16 has neither out_scales nor static_scale, float8_e4m3fn has one of the two",
+    ),
+    "a scale of a row": (
+        GROUPS,
+        {"out_scales": torch.ones(5, 1)},
+        "out_scales has shape [5, 1], expected [5, 2]: a scale for each 128 of a row; for one of a whole row store bfloat16, and "
+        "quantise that",
+    ),
+    "scales over one another": (
+        GROUPS,
+        {"out_scales": torch.ones(1, 1).expand(5, 2)},
+        "out_scales has strides [0, 0]: rows or columns of it must lie apart, and be without gaps",
+    ),
+    "results of no whole group": (
+        replace(GROUPS, hidden=144),
+        {},
+        "b is [160, 288], 144 results: scales are of 128 each, store bfloat16 or give static_scale",
+    ),
+    "several given scales": (STATIC, {"static_scale": torch.ones(2)}, "static_scale has shape [2]: expected one value"),
+    "dtypes": (BF16, {"a": torch.zeros(5, 160, dtype=torch.int8)}, "a is int8, expected float8_e4m3fn"),
+}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_a_call_that_cannot_be_is_told_why(name: str) -> None:
+    problem, changes, said = SENTENCES[name]
+    arguments = given(problem) | changes
+    with pytest.raises(RuntimeError) as error:
+        call(arguments)
+    assert str(error.value) == f"scaled_mm_act_quant: {said}"
+
+
+# Cases and bounds -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", list(smoke(Arch.SM90A)), ids=to_name)
+def test_cases_pass_on_a_cpu(config: GatedConfig) -> None:
+    for case in of_config(config):
+        assert case.run("cpu").report == "", str(case)
+
+
+@pytest.mark.parametrize("result", Result)
+def test_a_wrong_result_is_found(result: Result) -> None:
+    right = GatedCase(problem=replace(BF16, result=result, data="integers"))
+    arguments, memory = right._made("cpu")
+    call(arguments)
+    written = {name: memory.tensor(name) for name in memory.slots}
+    assert report_of(wrong_of(arguments, written, exactly=True)) == ""
+    other = arguments | {"b": arguments["b"].flip(1)}
+    assert "are wrong" in report_of(wrong_of(other, written, exactly=True))
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_one(activation: Activation) -> None:
+    problem = replace(SWIGLU if activation is Activation.SWIGLU else BF16, activation=activation, k=512)
+    x = given(problem)
+    operands = x["a"], x["b"], x["a_scales"], x["b_scales"]
+    within = bounds.interval(operands, activation, problem.numbers, exactly=False)
+    value = reference.values(*operands, activation, *problem.numbers)
+    assert bool(((value >= within.low) & (value <= within.high)).all())
+    lost = x["a"][:, :480], x["b"][:480], *operands[2:]
+    wrong = reference.values(*lost, activation, *problem.numbers)
+    assert bool(((wrong < within.low) | (wrong > within.high)).any()), "a step that is left out would not be found"
+
+
+# Kernels --------------------------------------------------------------------------------------------------------------
+
+
+def test_names_and_rules() -> None:
+    for config in default(Arch.SM90A):
+        assert parse_name(to_name(config)) == config
+        assert first_rejection(RULES, config)
+        plan = Plan(config)
+        assert plan.stages >= 3 and plan.shared_bytes <= 227 * 1024
+    assert list(default(Arch.SM100A)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"arch": Arch.SM100A}, "gated kernels are written for sm90a, not for sm100a"),
+        ({"accumulation": Accumulation.EXACT}, "sums of e4m3 are not exact: fast or promoted"),
+        (
+            {"cluster_shape_mnk": (2, 2, 1)},
+            "cluster (2, 2, 1): pairs along M or N share loads, swapped kernels share none",
+        ),
+        (
+            {"tile_shape_mnk": (64, 256, 128)},
+            "tile 64x256x128: rows are a multiple of 128, columns of 32 from 16 to 256, and K of 128 bytes",
+        ),
+        (
+            {"tile_shape_mnk": (128, 192, 128)},
+            "tile (128, 192, 128) has 96 results of a row, 32 of them in a box: a scale belongs to 128 of one tile",
+        ),
+        ({"tile_shape_mnk": (256, 256, 128)}, "sums of a tile take 256 registers of a thread, there are 192"),
+        ({"kernel_schedule": KernelSchedule.MMA_SYNC}, "gated kernels have no mmasync schedule"),
+    ],
+)
+def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError) as error:
+        Plan(replace(MANY, **changes))
+    assert str(error.value) == reason
+
+
+@pytest.mark.parametrize(("m", "tile_m"), [(8, 16), (32, 32), (64, 64), (4096, 128)])
+def test_the_model_gives_few_rows_small_tiles(m: int, tile_m: int) -> None:
+    call = ProblemCall(family="gated_mm", problem=0, sizes=(m, 28672, 4096), alignments=(16, 16, 16))
+    rows = [
+        row
+        for i, config in enumerate(default(Arch.SM90A))
+        for row in TUNING.rows(config, None, i)
+        if (config.result, config.activation) == (Result.GROUP, Activation.SILU)
+    ]
+    assert min(rows, key=lambda row: model_ns(row, call, 132)).facts.tile_m == tile_m
