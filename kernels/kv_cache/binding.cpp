@@ -37,7 +37,7 @@ void launch_decompress(OpCall const& x, Chosen const& chosen) {
   gemmill_kv_decompress_args const args{
       x.tensor(kKeys).data, x.tensor(kValues).data, data<uint8_t>(x, kCache), data<int64_t>(x, kSlotMapping),
       x.value(kTokens), x.value(kKvHeads), x.value(kPages), x.value(kPage), x.value(kPageStride),
-      x.value(kKeyToken), x.value(kKeyHead), x.value(kValueToken), x.value(kValueHead), x.value(kSeed)};
+      x.value(kKeyHead), x.value(kValueHead), x.value(kSeed)};
   chosen.launch(&args);
 }
 

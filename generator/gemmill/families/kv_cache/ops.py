@@ -203,8 +203,6 @@ _DECOMPRESS_OP = _of_tokens(
     (
         *_of_one_stride("keys", "key_head"),
         *_of_one_stride("values", "value_head"),
-        Let("key_token", "key_head * heads"),
-        Let("value_token", "value_head * heads"),
     ),
 )
 _LSE = Require(

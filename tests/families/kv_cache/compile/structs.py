@@ -55,13 +55,20 @@ def _compress(
     cache: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor, format: str, seed: int
 ) -> ctypes.Structure:
     unbiased = int("eden" in format)
-    return _filled(_Compress, unbiased=unbiased, **_of_tokens(cache, keys, values, slot_mapping, seed))
+    strides = {
+        "key_token_stride": keys.stride(0),
+        "key_head_stride": keys.stride(1),
+        "value_token_stride": values.stride(0),
+        "value_head_stride": values.stride(1),
+    }
+    return _filled(_Compress, unbiased=unbiased, **strides, **_of_tokens(cache, keys, values, slot_mapping, seed))
 
 
 def _decompress(
     keys: Tensor, values: Tensor, cache: Tensor, slot_mapping: Tensor, format: str, seed: int
 ) -> ctypes.Structure:
-    return _filled(_Decompress, **_of_tokens(cache, keys, values, slot_mapping, seed))
+    strides = {"key_stride": keys.stride(1), "value_stride": values.stride(1)}
+    return _filled(_Decompress, **strides, **_of_tokens(cache, keys, values, slot_mapping, seed))
 
 
 def _of_tokens(cache: Tensor, keys: Tensor, values: Tensor, slots: Tensor, seed: int) -> dict[str, Any]:
@@ -77,10 +84,6 @@ def _of_tokens(cache: Tensor, keys: Tensor, values: Tensor, slots: Tensor, seed:
         "pages": cache.shape[0],
         "page_size": cache.shape[2],
         "page_stride": cache.stride(0),
-        "key_token_stride": keys.stride(0),
-        "key_head_stride": keys.stride(1),
-        "value_token_stride": values.stride(0),
-        "value_head_stride": values.stride(1),
     }
 
 
