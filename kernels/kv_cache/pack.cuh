@@ -137,7 +137,7 @@ __device__ __forceinline__ void pack_uniform(VectorCoding const& coding, uint8_t
   bool has_nan = false;
 #pragma unroll
   for (int k = 0; k < kOwn; ++k) {
-    largest = fmaxf(largest, x[k]), least = fminf(least, x[k]), has_nan = has_nan || isnan(x[k]);
+    largest = fmaxf(largest, x[k]), least = fminf(least, x[k]), has_nan = has_nan || std::isnan(x[k]);
   }
   largest = largest_of_warp(largest), least = least_of_warp(least);
   if (__any_sync(0xFFFFFFFFu, has_nan)) largest = least = NAN;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void pack_e2m1(VectorsParams<kHeadDim> const& params,
 #pragma unroll
   for (int k = 0; k < kOwn; ++k) {
     float const own = coding.rotation == kNone ? y[k] : y[k] * kInverseRoot<kHeadDim>;
-    bool const has_nan = __any_sync(0xFFFFFFFFu, isnan(own));
+    bool const has_nan = __any_sync(0xFFFFFFFFu, std::isnan(own));
     float const largest = has_nan ? NAN : largest_of_warp(fabsf(own));
     float const exponent = floorf(log2f(largest == 0.0f ? 1.0f : largest * kE2m1ShareOfLargest) + 0.5f);
     float const quotient = has_nan ? NAN : own / exp2f(exponent);

@@ -118,9 +118,9 @@ __device__ __forceinline__ float of_e4m3(uint32_t byte) {
 
 // Nearest, ties to even, saturated at 448; NaN is 0x7f.
 __device__ __forceinline__ uint32_t to_e4m3(float x) {
-  if (isnan(x)) return 0x7F;
+  if (std::isnan(x)) return 0x7F;
   float const magnitude = fminf(fabsf(x), 448.0f);
-  uint32_t const sign = signbit(x) ? 0x80 : 0;
+  uint32_t const sign = std::signbit(x) ? 0x80 : 0;
   if (magnitude < 0.015625f) return sign | static_cast<uint32_t>(rintf(magnitude * 512.0f));  // multiples of 2^-9
   uint32_t const bits = __float_as_uint(magnitude);
   uint32_t const rounded = bits + 0x7FFFF + (bits >> 20 & 1);
