@@ -55,6 +55,7 @@ struct gemmill_kv_attention_args {
   int64_t window;               // keys up to itself that a row sees; 0 for all
   int64_t causal;
   int64_t seed;                 // of the rotation's signs; below 0: q comes rotated, out stays so
+  int64_t rotated_out;          // out stays rotated, whatever q does
   float scale;
   float softcap;                // scores stay below it in magnitude; 0 for none
 };
@@ -90,6 +91,7 @@ struct gemmill_kv_packed_attention_args {
   int64_t table_pages, table_stride;
   int64_t window, causal;
   int64_t seed;                 // of rotations and projections; below 0: q comes rotated, out stays so
+  int64_t rotated_out;
   int64_t key_format, value_format;
   float scale;
   float softcap;

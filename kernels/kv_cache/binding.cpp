@@ -13,6 +13,7 @@ enum Value {
   kValueHead, kSeed, kBatch, kHeads, kPageStride, kQBatch, kQRow, kQHead, kTablePages, kTableStride, kWindow, kCausal,
   kUnbiased, kSoftcap, kOfValues, kFormatIndex, kSlotCount, kPackedSlot, kPackedHead, kVectorToken, kVectorHead, kLength,
   kKeyFormat, kValueFormat, kKeyPageStride, kKeyTokenStride, kKeyHeadStride, kValuePageStride, kValueTokenStride, kValueHeadStride,
+  kRotatedOut,
 };
 enum Kind { kHadamard, kCompress, kDecode, kDecompress, kPack, kUnpack, kScoresOfKeys, kAttend };  // as config.Kind
 
@@ -50,7 +51,7 @@ void launch_decode(OpCall const& x, Chosen const& chosen) {
       data<int32_t>(x, kBlockTable), data<int32_t>(x, kSeqLens), data<float>(x, kSinks),
       x.value(kBatch), x.value(kRows), x.value(kHeads), x.value(kKvHeads), x.value(kPages), x.value(kPage),
       x.value(kOutStride), x.value(kPageStride), x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages), x.value(kTableStride),
-      x.value(kWindow), x.value(kCausal), x.value(kSeed), static_cast<float>(x.real(kScale)),
+      x.value(kWindow), x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), static_cast<float>(x.real(kScale)),
       static_cast<float>(x.real(kSoftcap))};
   chosen.launch(&args);
 }
@@ -78,7 +79,7 @@ void launch_attend(OpCall const& x, Chosen const& chosen) {
       x.value(kHeads), x.value(kKvHeads), x.value(kPages), x.value(kPage), x.value(kKeyPageStride), x.value(kKeyTokenStride),
       x.value(kKeyHeadStride), x.value(kValuePageStride), x.value(kValueTokenStride), x.value(kValueHeadStride), x.value(kOutStride),
       x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages), x.value(kTableStride), x.value(kWindow),
-      x.value(kCausal), x.value(kSeed), x.value(kKeyFormat), x.value(kValueFormat), static_cast<float>(x.real(kScale)),
+      x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), x.value(kKeyFormat), x.value(kValueFormat), static_cast<float>(x.real(kScale)),
       static_cast<float>(x.real(kSoftcap))};
   chosen.launch(&args);
 }
@@ -110,7 +111,7 @@ Family const family{
      "value_token", "value_head", "seed", "batch", "heads", "page_stride", "q_batch", "q_row", "q_head", "table_pages", "table_stride", "window",
      "causal", "unbiased", "softcap", "of_values", "format_index", "slot_count", "packed_slot", "packed_head", "vector_token", "vector_head",
      "length", "key_format", "value_format", "key_page_stride", "key_token_stride", "key_head_stride", "value_page_stride",
-     "value_token_stride", "value_head_stride"},
+     "value_token_stride", "value_head_stride", "rotated_out"},
     {{"cache_is_aligned", cache_is_aligned}},
     asks,
     launch,

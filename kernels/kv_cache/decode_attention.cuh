@@ -301,7 +301,7 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   LaunchShape const attends{dim3(static_cast<unsigned>(blocks)), dim3(Shape::kThreads), dim3(1), kSharedBytes};
   if (int32_t const error = launch_kernel<attend>(attends, how, to_attend); error != 0) return error;
   ResultParams<kHeadDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads,
-                                      args.out_stride, signs, args.seed >= 0, nullptr};
+                                      args.out_stride, signs, args.seed >= 0 && args.rotated_out == 0, nullptr};
   CombineParams<kHeadDim> combining{result, partial, tiles, slices, Shape::kRows, group};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;

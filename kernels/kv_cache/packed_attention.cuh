@@ -365,7 +365,7 @@ int32_t packed_attention(gemmill_kv_packed_attention_args const& args, gemmill_l
   }
   auto const value_signs = signs_of<kHeadDim>(values, args.seed);
   ResultParams<kHeadDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads, args.out_stride,
-                                      value_signs, values.rotation != kNone && args.seed >= 0,
+                                      value_signs, values.rotation != kNone && args.seed >= 0 && args.rotated_out == 0,
                                       values.has_signs() ? projection.rows : nullptr};
   auto const partial = Partial<kHeadDim>::at(how.workspace, plan.all_tiles * plan.parts * plan.slices * plan.rows);
   int const tiles = static_cast<int>(plan.tiles), slices = static_cast<int>(plan.slices), group = static_cast<int>(args.heads / args.kv_heads);

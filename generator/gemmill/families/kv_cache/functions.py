@@ -80,19 +80,21 @@ def kv_decode_attention(
     window: int = 0,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
+    rotated_out: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of q [batch, rows, heads, head dim] (bf16 or f16) over a cache: out of q's shape, and lse f32 [batch, heads, rows].
 
     Rows are the last tokens of their sequence. cache is kv_compress's. block_table is int32 [batch, pages of the longest],
     seq_lens int32 [batch]; pages and lengths that the cache has not are replaced by the nearest that it has. scale is
     1 / sqrt(head dim) if None. A window or softcap of 0 is none. With a softcap, scores are softcap
-    times tanh(score / softcap). sinks are f32 logits [heads]. By a seed of -1, q comes rotated and out stays so."""
+    times tanh(score / softcap). sinks are f32 logits [heads]. By a seed of -1, q comes rotated and out stays so; with
+    rotated_out only out stays so: see gemmill.quantize.fold_rotation."""
     batch, rows, heads, head_dim = q.shape
     out = q.new_empty(q.shape)
     lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
     factor = head_dim**-0.5 if scale is None else scale
     _ops.kv_decode_attention.default(
-        out, q, cache, block_table, seq_lens, format, factor, seed, causal, window, sinks, lse, softcap
+        out, q, cache, block_table, seq_lens, format, factor, seed, causal, window, sinks, lse, softcap, rotated_out
     )
     return out, lse
 
@@ -182,6 +184,7 @@ def kv_attention(
     window: int = 0,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
+    rotated_out: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of q [batch, rows, heads, head dim] (bf16 or f16) over packed keys and values of any format: out and lse.
 
@@ -194,7 +197,7 @@ def kv_attention(
     factor = head_dim**-0.5 if scale is None else scale
     told = format if format.startswith("k_") else preset_format(format)
     _ops.kv_attention.default(
-        out, q, keys, values, block_table, seq_lens, told, factor, seed, causal, window, sinks, lse, softcap
+        out, q, keys, values, block_table, seq_lens, told, factor, seed, causal, window, sinks, lse, softcap, rotated_out
     )
     return out, lse
 

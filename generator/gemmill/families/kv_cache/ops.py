@@ -25,7 +25,8 @@ COMPRESS = OpSchema(
 )
 DECODE = OpSchema(
     "kv_decode_attention(Tensor(a!) out, Tensor q, Tensor cache, Tensor block_table, Tensor seq_lens, str format, "
-    "float scale, int seed=0, bool causal=True, int window=0, Tensor? sinks=None, Tensor(b!)? lse=None, float softcap=0.0) -> ()"
+    "float scale, int seed=0, bool causal=True, int window=0, Tensor? sinks=None, Tensor(b!)? lse=None, float softcap=0.0, "
+    "bool rotated_out=False) -> ()"
 )
 DECOMPRESS = OpSchema(
     "kv_decompress(Tensor(a!) keys, Tensor(b!) values, Tensor cache, Tensor slot_mapping, str format, int seed=0) -> ()"

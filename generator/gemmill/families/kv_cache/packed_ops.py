@@ -23,7 +23,8 @@ DECOMPRESS_VALUES = OpSchema(
 SCORES = OpSchema("kv_attention_scores(Tensor(a!) scores, Tensor q, Tensor keys, str format, int seed=0) -> ()")
 ATTENTION = OpSchema(
     "kv_attention(Tensor(a!) out, Tensor q, Tensor keys, Tensor values, Tensor? block_table, Tensor seq_lens, str format, "
-    "float scale, int seed=0, bool causal=True, int window=0, Tensor? sinks=None, Tensor(b!)? lse=None, float softcap=0.0) -> ()"
+    "float scale, int seed=0, bool causal=True, int window=0, Tensor? sinks=None, Tensor(b!)? lse=None, float softcap=0.0, "
+    "bool rotated_out=False) -> ()"
 )
 PACKED_OF = {
     Kind.PACK: (COMPRESS_KEYS, COMPRESS_VALUES),
@@ -281,6 +282,10 @@ _ATTENTION_OP = Op(
         Require(
             "seed >= 0 or key_format // 3 != 2 and value_format // 3 != 2",
             "seed is {seed} with {format}: signs are of projected queries, so give the seed and queries that are not rotated",
+        ),
+        Require(
+            "rotated_out == 0 or value_format // 3 != 2",
+            "rotated_out with {format}: sums of signs are not of the rotation's basis, so take the output rotated back",
         ),
         Check(Aspect.DEVICE, _ATTENTION_TENSORS),
         Check(Aspect.APART, _ATTENTION_TENSORS),

@@ -81,6 +81,6 @@ def attention(call: Judged, given: Given) -> Iterator[Result]:
     found = [attend(q, stored, options_of(call), sinks) for q, _, stored in sequences(call, given)]
     out = torch.stack([out for out, _ in found])
     spec = value_spec(call)
-    yield given["out"], rotate(out, spec.rotation, spec.seed) if call["seed"] < 0 else out
+    yield given["out"], rotate(out, spec.rotation, spec.seed) if call["seed"] < 0 or call["rotated_out"] else out
     if given.get("lse") is not None:
         yield given["lse"], torch.stack([lse for _, lse in found])

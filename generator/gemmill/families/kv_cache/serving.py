@@ -96,7 +96,8 @@ def attended(call: Judged, given: Given) -> Result:
         q = rotate_back(q, spec.keys.rotation, spec.seed)
     sinks = None if sinks is None else sinks.reshape(-1)
     out, lse = decode_attention(q, cache, spec, table, lengths, options_of(call), sinks)
-    return (rotate(out, spec.values.rotation, spec.seed) if is_rotated else out), lse
+    stays = is_rotated or call["rotated_out"]
+    return (rotate(out, spec.values.rotation, spec.seed) if stays else out), lse
 
 
 _COMPUTE = {

@@ -129,6 +129,8 @@ class DecodeCase(MadeCall):
     has_sinks: bool = False
     is_rotated: bool = False
     """Whether queries come rotated."""
+    stays_rotated: bool = False
+    """Whether the output stays so."""
     schema = DECODE
 
     @property
@@ -157,6 +159,7 @@ class DecodeCase(MadeCall):
             table.copy_(self._fill(cache, batch, widest))
         seed = -1 if self.is_rotated else SEED
         options = [self.format, self.head_dim**-0.5, seed, self.causal, self.window, sinks, lse, self.softcap]
+        options.append(self.stays_rotated)
         return [out, q, cache, table, lengths, *options]
 
     def _fill(self, cache: Tensor, batch: int, widest: int) -> Tensor:
@@ -224,7 +227,7 @@ def _attended() -> Iterator[dict[str, Any]]:
     yield {"lengths": (3, 200), "rows": 3, "heads": 20, "kv_heads": 1, "window": 40, "causal": False}
     yield {"lengths": (64, 500), "rows": 8, "heads": 2, "kv_heads": 2, "is_rotated": True}
     yield {"lengths": (2100,), "heads": 2, "kv_heads": 1}
-    yield {"lengths": (333, 64), "rows": 2, "heads": 16, "kv_heads": 1}
+    yield {"lengths": (333, 64), "rows": 2, "heads": 16, "kv_heads": 1, "stays_rotated": True}
     yield {"lengths": (400,), "rows": 1, "heads": 5, "kv_heads": 5, "softcap": 30.0}
     yield {"lengths": (), "heads": 2, "kv_heads": 1}
 

@@ -132,6 +132,7 @@ def _decode(draw: Draw) -> LegalCall:
         "causal": draw.chance(0.7),
         "window": draw.one_of((0, 0, 1, 7, 100)),
         "softcap": draw.one_of((0.0, 0.0, 20.0)),
+        "rotated_out": draw.chance(0.2),
     }
     return _call(DECODE.name, draw, slots, plain)
 

@@ -157,6 +157,8 @@ class AttendCase(MadeCall):
     has_sinks: bool = False
     is_rotated: bool = False
     """Whether queries come rotated."""
+    stays_rotated: bool = False
+    """Whether the output stays so."""
     schema = ATTENTION
 
     def arguments(self, device: torch.device | str) -> list[Any]:
@@ -182,6 +184,7 @@ class AttendCase(MadeCall):
         given = None if self.is_plain else table.int().to(device)
         lengths = torch.tensor(self.lengths, dtype=torch.int32, device=device)
         options = [self.format, self.head_dim**-0.5, seed, self.causal, self.window, sinks, lse, self.softcap]
+        options.append(self.stays_rotated)
         values = torch.empty_like(cache[..., key:]) if is_meta else cache[..., key:]
         return [out, q, cache[..., :key], values, given, lengths, *options]
 
@@ -236,5 +239,5 @@ def _attended() -> Iterator[dict[str, Any]]:
     yield {"lengths": (300, 129, 2), "rows": 35, "heads": 6, "kv_heads": 1, "window": 40, "page": 16}
     yield {"lengths": (3, 200), "rows": 3, "heads": 20, "kv_heads": 1, "window": 40, "causal": False, "page": 7}
     yield {"lengths": (500, 64), "rows": 150, "heads": 2, "kv_heads": 2, "has_sinks": True, "page": 128}
-    yield {"lengths": (2100,), "heads": 2, "kv_heads": 1}
+    yield {"lengths": (2100,), "heads": 2, "kv_heads": 1, "is_plain": True}
     yield {"lengths": (), "heads": 2, "kv_heads": 1}
