@@ -30,9 +30,12 @@ SHAPES = {
 }
 """Rows and columns; tokens; sequences and their length, of which prefilling has as many query rows."""
 _SEQUENCES = ("batch", "length")
-SIZES = {"hadamard": ("rows", "columns"), "store": ("tokens",), "restore": ("tokens",), "pack": ("tokens",)} | dict.fromkeys(
-    ("decode", "attend", "prefill"), _SEQUENCES
-)
+SIZES = {
+    "hadamard": ("rows", "columns"),
+    "store": ("tokens",),
+    "restore": ("tokens",),
+    "pack": ("tokens",),
+} | dict.fromkeys(("decode", "attend", "prefill"), _SEQUENCES)
 PRESETS = ("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_3bit_nc", "ultraquant_4bit")
 KINDS = (
     "hadamard",
@@ -51,8 +54,23 @@ KINDS = (
     "pack unit_centroids4",
 )
 _TINY, _WARM = (2, 33), (8, 16384)
-TINY = {"hadamard": (17, 128), "store": (9,), "restore": (9,), "pack": (9,), "decode": _TINY, "attend": _TINY, "prefill": _TINY}
-WARM = {"hadamard": (1 << 18, 128), "store": (4096,), "restore": (4096,), "pack": (4096,), "decode": _WARM, "attend": _WARM}
+TINY = {
+    "hadamard": (17, 128),
+    "store": (9,),
+    "restore": (9,),
+    "pack": (9,),
+    "decode": _TINY,
+    "attend": _TINY,
+    "prefill": _TINY,
+}
+WARM = {
+    "hadamard": (1 << 18, 128),
+    "store": (4096,),
+    "restore": (4096,),
+    "pack": (4096,),
+    "decode": _WARM,
+    "attend": _WARM,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +207,6 @@ class KvCacheMaker:
         lse = torch.empty(batch, case.heads, case.rows, device=device)
         options = [case.format, HEAD_DIM**-0.5, case.spec.seed, True, 0, None, lse, 0.0, False]
         return [torch.empty_like(q), q, cache, table, lengths, *options]
-
 
     def _packed(self, case: AttendCase) -> list[Any]:
         """Vectors of one token for all, since scalars of random bytes are not finite: keys and values lie in slots."""

@@ -168,8 +168,13 @@ __device__ __forceinline__ void attend_tiles(PackedAttentionParams<Shape::kHeadD
   __half const* const own_keys = memory.keys + first_token * Shape::kStride;
   __half const* const own_values = memory.values + first_token * Shape::kStride;
   float const* const key_factors = memory.key_factors + first_token + 2 * t;
-  int64_t position[2];
-  for (int i = 0; i < 2; ++i) position[i] = at.length - args.rows + (at.first_row + 16 * row_warp + g + 8 * i) / params.group;
+  int first_seen[2], last_seen[2];  // tokens of the lane's rows
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    int const own = static_cast<int>(at.length - args.rows + (at.first_row + 16 * row_warp + g + 8 * i) / params.group);
+    first_seen[i] = args.window > 0 ? own - static_cast<int>(min(args.window, int64_t{1 << 30})) + 1 : 0;
+    last_seen[i] = args.causal != 0 ? min(own, at.length - 1) : at.length - 1;
+  }
   bool const has_wide_values = params.values.method == kUniform || params.values.method == kE2m1;
 
   for (int stage = at.first_stage; stage < at.end_stage; ++stage) {
@@ -189,19 +194,16 @@ __device__ __forceinline__ void attend_tiles(PackedAttentionParams<Shape::kHeadD
       __syncthreads();
       decode_tile<Shape>(params.keys, memory.key_tables, keys, pages, at.kv_head, first, at.end, true, memory.keys, memory.key_factors);
       __syncthreads();
-      float of_signs[Shape::kWarpTokens / 8][4];
-      multiply_keys<Shape>(of_signs, queries + Shape::kRows * Shape::kStride, own_keys);
 #pragma unroll
-      for (int n = 0; n < Shape::kWarpTokens / 8; ++n) {
+      for (int n = 0; n < Shape::kWarpTokens / 8; n += 2) {
+        float of_signs[2][4] = {};
+        multiply_pair<Shape>(of_signs[0], of_signs[1], queries + Shape::kRows * Shape::kStride, own_keys + 8 * n * Shape::kStride);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) s[n][i] += of_signs[n][i] * (key_factors[8 * n + i % 2] * params.scale);
+        for (int i = 0; i < 8; ++i) s[n + i / 4][i % 4] += of_signs[i / 4][i % 4] * (key_factors[8 * (n + i / 4) + i % 2] * params.scale);
       }
     }
     int const begin = first + first_token;
-    auto const used = [&](int row, int token) {
-      int64_t const key = begin + token, own = position[row];
-      return key < at.length && (args.causal == 0 || key <= own) && (args.window == 0 || own - key < args.window);
-    };
+    auto const used = [&](int row, int token) { return begin + token >= first_seen[row] && begin + token <= last_seen[row]; };
 #pragma unroll
     for (int n = 0; n < Shape::kWarpTokens / 8; ++n) {
 #pragma unroll

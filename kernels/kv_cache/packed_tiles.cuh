@@ -158,7 +158,7 @@ __device__ __forceinline__ void decode_tile(VectorCoding const& coding, CodeTabl
         factor = scalar_at(vector + coding.scalars + 2) * kSignShare<kHeadDim>;
       } else {
         Scaling const scaling(coding, vector, kHeadDim / kE2m1Group);
-#pragma unroll
+#pragma unroll 1  // the sums' registers leave no room for more at a time
         for (int i = 0; i < kUnits; ++i) to[i] = eight_elements(coding, scaling, tables, vector, quarter * kUnits + i, square);
         factor = scaling.factor;
       }
@@ -212,20 +212,38 @@ __device__ __forceinline__ void load_queries(QueryRows const& from, VectorCoding
   }
 }
 
-// Inner products of the warp's 16 rows and its tokens: s[n] are rows g and g + 8 of tokens 8 n + 2 t and the next.
+// Inner products of the warp's 16 rows and 16 of its tokens: s[i] are rows g and g + 8 of tokens 8 i + 2 t and the next.
+template <class Shape>
+__device__ __forceinline__ void multiply_pair(float (&first)[4], float (&second)[4], __half const* queries, __half const* keys) {
+  int const matrix = threadIdx.x % 32 / 8, i = threadIdx.x % 8;
+  __half const* const of_rows = queries + (matrix % 2 * 8 + i) * Shape::kStride + matrix / 2 * 8;
+  __half const* const of_tokens = keys + (matrix / 2 * 8 + i) * Shape::kStride + matrix % 2 * 8;
+#pragma unroll
+  for (int step = 0; step < Shape::kSteps; ++step) {
+    uint32_t a[4], b[4];
+    load_matrices<false>(a, of_rows + 16 * step);
+    load_matrices<false>(b, of_tokens + 16 * step);
+    mma_16x8x16<__half>(first, a, b[0], b[1]);
+    mma_16x8x16<__half>(second, a, b[2], b[3]);
+  }
+}
+
+// Of all its tokens: s[n] are those of tokens 8 n + 2 t and the next. Queries are loaded once for all.
 template <class Shape>
 __device__ __forceinline__ void multiply_keys(float (&s)[Shape::kWarpTokens / 8][4], __half const* queries, __half const* keys) {
-  int const lane = threadIdx.x % 32, matrix = lane / 8, i = lane % 8;
+  int const matrix = threadIdx.x % 32 / 8, i = threadIdx.x % 8;
+  __half const* const of_rows = queries + (matrix % 2 * 8 + i) * Shape::kStride + matrix / 2 * 8;
+  __half const* const of_tokens = keys + (matrix / 2 * 8 + i) * Shape::kStride + matrix % 2 * 8;
 #pragma unroll
   for (auto& each : s) each[0] = each[1] = each[2] = each[3] = 0.0f;
 #pragma unroll
   for (int step = 0; step < Shape::kSteps; ++step) {
     uint32_t a[4];
-    load_matrices<false>(a, queries + (matrix % 2 * 8 + i) * Shape::kStride + 16 * step + matrix / 2 * 8);
+    load_matrices<false>(a, of_rows + 16 * step);
 #pragma unroll
     for (int n = 0; n < Shape::kWarpTokens / 8; n += 2) {
       uint32_t b[4];
-      load_matrices<false>(b, keys + (8 * n + matrix / 2 * 8 + i) * Shape::kStride + 16 * step + matrix % 2 * 8);
+      load_matrices<false>(b, of_tokens + 8 * n * Shape::kStride + 16 * step);
       mma_16x8x16<__half>(s[n], a, b[0], b[1]);
       mma_16x8x16<__half>(s[n + 1], a, b[2], b[3]);
     }

@@ -205,7 +205,9 @@ def stored_attention_bound(
     random = random + how.operand_unit**2 * from_values
     full = scores * common_to_keys + (how.operand_unit + how.weight_unit) * out.abs()
     magnitude = torch.einsum("hrn,nhd->rhd", weights, part.abs()) @ back.abs()
-    float32 = magnitude * (sum_loss(length) + 4 * FLOAT32_UNIT + rotation_loss(value_spec.rotation, value_spec.head_dim))
+    float32 = magnitude * (
+        sum_loss(length) + 4 * FLOAT32_UNIT + rotation_loss(value_spec.rotation, value_spec.head_dim)
+    )
     score_errors = (
         options.scale * products.abs().sum(-1, keepdim=True) * score_loss(key_spec) + _EXP_STEPS * FLOAT32_UNIT
     )

@@ -153,9 +153,7 @@ def kv_decompress_values(
     return values
 
 
-def _plain(
-    packed: torch.Tensor, head_dim: int, slot_mapping: torch.Tensor | None, dtype: torch.dtype
-) -> torch.Tensor:
+def _plain(packed: torch.Tensor, head_dim: int, slot_mapping: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     tokens = packed.shape[0] if slot_mapping is None else slot_mapping.numel()
     return torch.empty((tokens, packed.shape[1], head_dim), dtype=dtype, device=packed.device)
 
@@ -197,7 +195,21 @@ def kv_attention(
     factor = head_dim**-0.5 if scale is None else scale
     told = format if format.startswith("k_") else preset_format(format)
     _ops.kv_attention.default(
-        out, q, keys, values, block_table, seq_lens, told, factor, seed, causal, window, sinks, lse, softcap, rotated_out
+        out,
+        q,
+        keys,
+        values,
+        block_table,
+        seq_lens,
+        told,
+        factor,
+        seed,
+        causal,
+        window,
+        sinks,
+        lse,
+        softcap,
+        rotated_out,
     )
     return out, lse
 

@@ -8,7 +8,6 @@ from gemmill.families.kv_cache.config import WITHOUT_BITS, Kind, KvCacheConfig
 from gemmill.vocab import Arch, DType
 
 
-
 def to_fields(config: KvCacheConfig) -> list[str]:
     """kind dtype head_dim, then bits of keys and values."""
     fields = [config.kind.value, config.dtype.value, f"d{config.head_dim}"]

@@ -49,9 +49,7 @@ CACHE_FORMATS = tuple(f"k_{keys}_v_{values}" for keys in KEY_FORMATS for values 
 def spec_of_place(place: int, of_values: bool, head_dim: int, seed: int) -> VectorSpec:
     """What the bytes of a packed key, or value, depend on."""
     format = tuple(VALUE_FORMATS.values() if of_values else KEY_FORMATS.values())[place]
-    return VectorSpec(
-        format=format, head_dim=head_dim, rotation=_rotation(format.method, of_values), seed=max(seed, 0)
-    )
+    return VectorSpec(format=format, head_dim=head_dim, rotation=_rotation(format.method, of_values), seed=max(seed, 0))
 
 
 def preset_format(name: str) -> str:

@@ -94,7 +94,10 @@ def _wrong_e2m1(found: Fields, x: Tensor, spec: VectorSpec) -> int:
     largest, off = y.abs().amax(-1), slack.amax(-1)
     scales = found["scales"].double()
     low, high = (
-        (torch.floor(torch.log2((largest + sign * off).clamp_min(0.0) * _E2M1_SHARE) + 0.5 + sign * _LOG_SLACK) + _UE8M0_BIAS).clamp_min(0)
+        (
+            torch.floor(torch.log2((largest + sign * off).clamp_min(0.0) * _E2M1_SHARE) + 0.5 + sign * _LOG_SLACK)
+            + _UE8M0_BIAS
+        ).clamp_min(0)
         for sign in (-1, 1)
     )
     wrong_scales = ((scales < low) | (scales > high)).sum()
@@ -149,4 +152,3 @@ def packed_output_limit(wanted: Tensor, bound: Tensor, values: Fields, spec: Vec
 
 def _where(fields: Fields, mask: Tensor) -> Fields:
     return {name: field[mask] for name, field in fields.items()}
-

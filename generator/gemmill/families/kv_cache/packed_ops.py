@@ -4,7 +4,7 @@ from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import DTYPES, Kind
 from gemmill.families.kv_cache.formats import E2M1_GROUP, HEAD_DIMS
 from gemmill.families.kv_cache.packed import CACHE_FORMATS, KEY_FORMATS, POWERS_OF_TWO, SEEDED, VALUE_FORMATS
-from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, Require, Same, Step, Tensor, When
+from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, Require, Same, Tensor, When
 from gemmill.family import any_of as any_word
 from gemmill.vocab import DType
 

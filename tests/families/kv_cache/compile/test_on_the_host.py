@@ -50,7 +50,8 @@ DECODES = {
 }
 SMALL = "decode_f16_d128_k4v4"
 PACKED = {
-    kind: tuple(f"{kind}_{of}" for of in ("bf16_d128", "f16_d64", "f16_d96")) for kind in ("pack", "unpack", "scores", "attend")
+    kind: tuple(f"{kind}_{of}" for of in ("bf16_d128", "f16_d64", "f16_d96"))
+    for kind in ("pack", "unpack", "scores", "attend")
 }
 NAMES = (
     *HADAMARDS.values(),

@@ -19,12 +19,12 @@ from gemmill.families.kv_cache.cases import packed_judging
 from gemmill.families.kv_cache.cases.held import Given, Held
 from gemmill.families.kv_cache.config import Kind
 from gemmill.families.kv_cache.formats import CacheSpec, VectorSpec
+from gemmill.families.kv_cache.packed_serving import options_of
 from gemmill.families.kv_cache.pages import KEYS, VALUES
 from gemmill.families.kv_cache.reference.bits import unpack_float16
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate_back
 from gemmill.families.kv_cache.reference.vectors import Fields, decode, joined
-from gemmill.families.kv_cache.packed_serving import options_of
 from gemmill.families.kv_cache.serving import attended, restored, within_cache
 from gemmill.family import Judged
 from gemmill.numerics.call import LegalCall

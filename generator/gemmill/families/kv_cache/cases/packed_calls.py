@@ -215,17 +215,23 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
             kind_of_case = PackCase if config.kind is Kind.PACK else UnpackCase
             sides = [(False, keys), (True, tuple(VALUE_FORMATS))]
             for of_values, formats in sides:
-                for format, (tokens, heads, gap) in zip(formats, cycle(((1, 1, 0), (67, 3, 5), (300, 8, 66))), strict=False):
+                for format, (tokens, heads, gap) in zip(
+                    formats, cycle(((1, 1, 0), (67, 3, 5), (300, 8, 66))), strict=False
+                ):
                     case = {"tokens": tokens, "heads": heads, "gap": gap, "is_mapped": tokens == 67}
                     yield kind_of_case(format=format, of_values=of_values, is_odd=tokens > 1, **case, **common)
             yield kind_of_case(format=keys[0], tokens=0, heads=2, **common)
         case Kind.SCORES:
             sizes = cycle(((1, 1, 3, 1), (130, 2, 20, 2), (64, 3, 8, 8), (300, 17, 2, 1)))
             for format, (length, rows, heads, kv_heads) in zip(keys, sizes, strict=False):
-                yield ScoresCase(length=length, rows=rows, heads=heads, kv_heads=kv_heads, batch=2, format=format, **common)
+                yield ScoresCase(
+                    length=length, rows=rows, heads=heads, kv_heads=kv_heads, batch=2, format=format, **common
+                )
             yield ScoresCase(length=0, **common)
         case _:
-            formats = [f"k_{keys[i % len(keys)]}_v_{name}" for i, name in enumerate((*VALUE_FORMATS, "uniform4", "eden3"))]
+            formats = [
+                f"k_{keys[i % len(keys)]}_v_{name}" for i, name in enumerate((*VALUE_FORMATS, "uniform4", "eden3"))
+            ]
             for format, sizes in zip(formats, cycle(_attended()), strict=False):
                 yield AttendCase(format=format, **(common | sizes))
             for sizes in _attended():

@@ -8,7 +8,15 @@ from torch import Tensor
 from gemmill.families.kv_cache.bounds import F16, lse_limit, stored_attention_bound
 from gemmill.families.kv_cache.cases.held import Given, Held
 from gemmill.families.kv_cache.packed_bounds import packed_output_limit, scores_limit, unpack_limit, wrong_bytes
-from gemmill.families.kv_cache.packed_serving import attention, key_spec, options_of, scores, sequences, side_spec, unpack
+from gemmill.families.kv_cache.packed_serving import (
+    attention,
+    key_spec,
+    options_of,
+    scores,
+    sequences,
+    side_spec,
+    unpack,
+)
 from gemmill.families.kv_cache.reference.packed import existing
 from gemmill.families.kv_cache.reference.vectors import decode, from_bytes, joined, transformed_queries
 from gemmill.family import Judged
