@@ -52,15 +52,22 @@ def check(operands: "KvCacheOperands", call: Callable[[], object]) -> None:
     """Hold a result against the reference, of attention that of the first sequence. Raises WrongResult."""
     given = operands.copies[0]
     before = {name: value.clone() if name == "cache" else value for name, value in given.items()}
+    before = {name: value.clone() if name == "packed" else value for name, value in before.items()}
     for name in ("keys", "values") if operands.problem.op == "restore" else ("out", "lse"):
         if isinstance(given.get(name), Tensor):
             given[name].fill_(torch.nan)
     call()
     after = given
     if "q" in given:
-        before, after = ({n: v[:1] if n in PER_SEQUENCE else v for n, v in each.items()} for each in (before, after))
+        before, after = (_last_row(each) for each in (before, after))
     if wrong := report(parts(operands.problem.case.schema.name, before, after)):
         raise WrongResult(f"wrong result of {operands.problem}: {wrong}")
+
+
+def _last_row(given: dict[str, Any]) -> dict[str, Any]:
+    """Of the first sequence, which is a call of its own."""
+    one = {name: value[:1] if name in PER_SEQUENCE else value for name, value in given.items()}
+    return one | {"q": one["q"][:, -1:], "out": one["out"][:, -1:], "lse": one["lse"][..., -1:].contiguous()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +103,12 @@ def matrix_product(given: dict[str, Any], problem: "KvCacheProblem") -> Callable
 
 def plain_pages(given: dict[str, Any], dtype: torch.dtype) -> Sequence[Tensor]:
     """Pages of keys and of values of a cache's sizes, [pages, page, KV heads, head dim]."""
-    cache, q = given["cache"], given["q"]
-    shape = (cache.shape[0], cache.shape[2], cache.shape[1], q.shape[3])
+    q = given["q"]
+    if "cache" in given:
+        pages, heads, page, _ = given["cache"].shape
+    else:
+        pages, page, heads, _ = given["keys"].shape
+    shape = (pages, page, heads, q.shape[3])
     return [torch.randn(shape, device=q.device, dtype=torch.bfloat16).to(dtype) for _ in range(2)]
 
 
@@ -106,7 +117,8 @@ def torch_attention(given: dict[str, Any], problem: "KvCacheProblem") -> Callabl
     batch, length = problem.shape
     q, (keys, values) = given["q"].transpose(1, 2), plain_pages(given, torch.bfloat16)
     k, v = (x.flatten(0, 1)[: batch * length].unflatten(0, (batch, length)).transpose(1, 2) for x in (keys, values))
-    return partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, enable_gqa=True)
+    is_causal = q.shape[2] > 1
+    return partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, enable_gqa=True, is_causal=is_causal)
 
 
 def flash_attention_3(dtype: torch.dtype, given: dict[str, Any], problem: "KvCacheProblem") -> Callable[[], object]:
@@ -114,10 +126,11 @@ def flash_attention_3(dtype: torch.dtype, given: dict[str, Any], problem: "KvCac
     batch, length = problem.shape
     q, (keys, values) = given["q"].flatten(0, 1).to(dtype), plain_pages(given, dtype)
     out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
-    starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
+    rows = given["q"].shape[1]
+    starts = rows * torch.arange(batch + 1, dtype=torch.int32, device=q.device)
     descale = None if dtype is torch.bfloat16 else torch.ones(batch, keys.shape[2], device=q.device)
     new, lengths_of_new, rotary = (None, None, None), (starts, None, None, None, given["seq_lens"]), (None,) * 3
-    sizes, chosen = (1, length, given["block_table"], None, None), (None, 0, None, 0, None, 1, 0, None)
+    sizes, chosen = (rows, length, given["block_table"], None, None), (None, 0, None, 0, None, 1, 0, None)
     options = (given["scale"], True, -1, -1, 0.0, True)
     arguments = (*new, out, *lengths_of_new, *sizes, *rotary, descale, descale, descale, *options, *chosen)
     return partial(torch.ops._vllm_fa3_C.fwd, q, keys, values, *arguments)

@@ -9,6 +9,8 @@ from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError
 from harness.kv_cache_contenders import KvCachePeer, flash_attention_3, matrix_product, torch_attention
 
+OPS = ("decode", "attend", "prefill")
+
 
 def add_options(parser: ArgumentParser) -> None:
     """Where its library is."""
@@ -21,7 +23,7 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
         return []
     found: list[Contender] = [
         KvCachePeer(name="torch_mm", op="hadamard", bind=matrix_product),
-        KvCachePeer(name="torch_sdpa", op="decode", bind=torch_attention),
+        *(KvCachePeer(name="torch_sdpa", op=op, bind=torch_attention) for op in OPS),
     ]
     notes.append("peers read keys and values of their own, of the same sizes: their results are not checked")
     if options.fa3_so:
@@ -32,5 +34,5 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
                 f"FlashAttention 3's library {options.fa3_so} cannot be used: {first_line(error)}"
             ) from None
         for name, dtype in (("fa3_bf16", torch.bfloat16), ("fa3_fp8", torch.float8_e4m3fn)):
-            found.append(KvCachePeer(name=name, op="decode", bind=partial(flash_attention_3, dtype)))
+            found += [KvCachePeer(name=name, op=op, bind=partial(flash_attention_3, dtype)) for op in OPS]
     return found

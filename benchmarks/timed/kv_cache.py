@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase, empty_cache
+from gemmill.families.kv_cache.cases.made import SEED
+from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, packed_vectors, specs_of
+from gemmill.families.kv_cache.packed import preset_format
 from harness.kv_cache_contenders import KvCacheContender
 from timed import Benchmark
 
@@ -21,9 +24,19 @@ SHAPES = {
     "store": ((1,), (64,), (4096,), (16384,)),
     "restore": ((4096,), (16384,), (131072,)),
     "decode": ((1, 16384), (1, 131072), (8, 16384), (32, 4096), (64, 8192)),
+    "attend": ((1, 16384), (8, 16384), (32, 4096)),
+    "prefill": ((1, 4096), (1, 16384)),
+    "pack": ((1,), (4096,), (16384,)),
 }
-"""Rows and columns; tokens; sequences and their length."""
-SIZES = {"hadamard": ("rows", "columns"), "store": ("tokens",), "restore": ("tokens",), "decode": ("batch", "length")}
+"""Rows and columns; tokens; sequences and their length, of which prefilling has as many query rows."""
+_SEQUENCES = ("batch", "length")
+SIZES = {
+    "hadamard": ("rows", "columns"),
+    "store": ("tokens",),
+    "restore": ("tokens",),
+    "pack": ("tokens",),
+} | dict.fromkeys(("decode", "attend", "prefill"), _SEQUENCES)
+PRESETS = ("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_3bit_nc", "ultraquant_4bit")
 KINDS = (
     "hadamard",
     "store 4 bits",
@@ -32,9 +45,32 @@ KINDS = (
     "restore 3 bits",
     "decode 4 bits",
     "decode 3 bits",
+    *(f"attend {name}" for name in PRESETS),
+    "attend k_turboquant_prod3_v_turboquant_mse2",
+    "attend k_eden4_v_eden4",
+    "prefill k_eden4_v_eden4",
+    "pack eden4",
+    "pack turboquant_prod3",
+    "pack unit_centroids4",
 )
-TINY = {"hadamard": (17, 128), "store": (9,), "restore": (9,), "decode": (2, 33)}
-WARM = {"hadamard": (1 << 18, 128), "store": (4096,), "restore": (4096,), "decode": (8, 16384)}
+_TINY, _WARM = (2, 33), (8, 16384)
+TINY = {
+    "hadamard": (17, 128),
+    "store": (9,),
+    "restore": (9,),
+    "pack": (9,),
+    "decode": _TINY,
+    "attend": _TINY,
+    "prefill": _TINY,
+}
+WARM = {
+    "hadamard": (1 << 18, 128),
+    "store": (4096,),
+    "restore": (4096,),
+    "pack": (4096,),
+    "decode": _WARM,
+    "attend": _WARM,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +89,13 @@ class KvCacheProblem:
     @property
     def bits(self) -> int:
         """Of an element."""
-        return int(self.kind.split()[1]) if " " in self.kind else 0
+        return int(self.kind.split()[1]) if self.kind.endswith(" bits") else 0
+
+    @property
+    def format(self) -> str:
+        """Of packed vectors: of keys and values, or of keys alone."""
+        told = self.kind.split()[1]
+        return preset_format(told) if told in PRESETS else told
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -61,8 +103,14 @@ class KvCacheProblem:
         return dict(zip(SIZES[self.op], self.shape, strict=True))
 
     @property
-    def case(self) -> HadamardCase | CompressCase | DecompressCase | DecodeCase:
+    def case(self) -> HadamardCase | CompressCase | DecompressCase | DecodeCase | AttendCase | PackCase:
         """The call."""
+        if self.op == "pack":
+            return PackCase(tokens=self.shape[0], format=self.format)
+        if self.op in ("attend", "prefill"):
+            batch, length = self.shape
+            rows = length if self.op == "prefill" else 1
+            return AttendCase(lengths=(length,) * batch, rows=rows, page=self.page, format=self.format)
         format = f"k_eden{self.bits}_v_eden{self.bits}"
         match self.op:
             case "hadamard":
@@ -76,13 +124,23 @@ class KvCacheProblem:
 
     @property
     def flops(self) -> float:
-        """None that count."""
-        return 0.0
+        """Of prefilling: two products of the keys that each row sees. Of others none that count."""
+        if self.op != "prefill":
+            return 0.0
+        batch, length = self.shape
+        return 4.0 * batch * HEADS * HEAD_DIM * length * (length + 1) / 2
 
     @property
     def bytes(self) -> int:
         """What must be read and written, each byte once."""
         token = KV_HEADS * (2 * HEAD_DIM * self.bits // 8 + 4)
+        if self.op == "pack":
+            spec = PackCase(tokens=1, format=self.format).spec
+            return self.shape[0] * KV_HEADS * (HEAD_DIM * 2 + spec.format.size(HEAD_DIM))
+        if self.op in ("attend", "prefill"):
+            token = KV_HEADS * sum(spec.format.size(HEAD_DIM) for spec in specs_of(self.format, HEAD_DIM))
+            rows = self.shape[1] if self.op == "prefill" else 1
+            return self.shape[0] * (self.shape[1] * token + rows * HEADS * HEAD_DIM * 4)
         match self.op:
             case "hadamard":
                 return 4 * self.shape[0] * self.shape[1]
@@ -116,7 +174,12 @@ class KvCacheMaker:
 
     def _copy(self, problem: KvCacheProblem) -> dict[str, Any]:
         case = problem.case
-        values = case.arguments(self._device) if not isinstance(case, DecodeCase | DecompressCase) else self._read(case)
+        if isinstance(case, AttendCase):
+            values = self._packed(case)
+        elif isinstance(case, DecodeCase | DecompressCase):
+            values = self._read(case)
+        else:
+            values = case.arguments(self._device)
         return dict(zip(case.schema.arguments, values, strict=True))
 
     def _read(self, case: DecodeCase | DecompressCase) -> list[Any]:
@@ -142,8 +205,23 @@ class KvCacheMaker:
         lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
         q = torch.randn(batch, case.rows, case.heads, HEAD_DIM, device=device).bfloat16()
         lse = torch.empty(batch, case.heads, case.rows, device=device)
-        options = [case.format, HEAD_DIM**-0.5, case.spec.seed, True, 0, None, lse, 0.0]
+        options = [case.format, HEAD_DIM**-0.5, case.spec.seed, True, 0, None, lse, 0.0, False]
         return [torch.empty_like(q), q, cache, table, lengths, *options]
+
+    def _packed(self, case: AttendCase) -> list[Any]:
+        """Vectors of one token for all, since scalars of random bytes are not finite: keys and values lie in slots."""
+        batch, length, device = len(case.lengths), case.lengths[0], self._device
+        each = -(-length // case.page)
+        specs = specs_of(case.format, HEAD_DIM)
+        token = torch.cat([packed_vectors((1, case.page, KV_HEADS), spec, device) for spec in specs], dim=-1)
+        cache = token.repeat(batch * each, 1, 1, 1)
+        key = specs[0].format.size(HEAD_DIM)
+        table = torch.randperm(batch * each, device=device).int().reshape(batch, each)
+        lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
+        q = torch.randn(batch, case.rows, case.heads, HEAD_DIM, device=device).bfloat16()
+        lse = torch.empty(batch, case.heads, case.rows, device=device)
+        options = [case.format, HEAD_DIM**-0.5, SEED, True, 0, None, lse, 0.0, False]
+        return [torch.empty_like(q), q, cache[..., :key], cache[..., key:], table, lengths, *options]
 
 
 def random_cache(case: DecodeCase | DecompressCase, pages: int, device: torch.device) -> Tensor:
@@ -185,8 +263,9 @@ BENCHMARK = Benchmark(
     problems=problems_of,
     tiny=lambda p: replace(p, shape=TINY[p.op]),
     host_problem=_small,
-    warm_problem=lambda p: replace(p, shape=WARM[p.op]),
+    warm_problem=lambda p: replace(p, shape=WARM.get(p.op, p.shape)),
     maker=KvCacheMaker,
-    data="normal random bf16 vectors; of caches that are attended over, random codes and one norm",
+    data="normal random bf16 vectors; of caches that are attended over, random codes and one norm, of packed ones a page's vectors "
+    "over and over",
     subject=lambda namespace, name: KvCacheContender(name=name, namespace=namespace),
 )

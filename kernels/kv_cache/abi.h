@@ -35,7 +35,7 @@ struct gemmill_kv_decompress_args {
   int64_t const* slots;         // [tokens]; outside of the cache: zeros
   int64_t tokens, kv_heads, pages, page_size;
   int64_t page_stride;
-  int64_t key_token_stride, key_head_stride, value_token_stride, value_head_stride;
+  int64_t key_stride, value_stride;  // of vectors, which follow one another
   int64_t seed;                 // of the rotation's signs
 };
 
@@ -55,8 +55,58 @@ struct gemmill_kv_attention_args {
   int64_t window;               // keys up to itself that a row sees; 0 for all
   int64_t causal;
   int64_t seed;                 // of the rotation's signs; below 0: q comes rotated, out stays so
+  int64_t rotated_out;          // out stays rotated, whatever q does
   float scale;
   float softcap;                // scores stay below it in magnitude; 0 for none
+};
+
+// Keys or values and packed vectors, either from the other. A packed vector is its fields, one after the other.
+struct gemmill_kv_vectors_args {
+  uint8_t* packed;              // [slots, heads, bytes of a vector], at any byte
+  void* vectors;                // [tokens, heads, head dim]
+  int64_t const* slots;         // [tokens]; those that are none: not stored, or zeros. Null: token t's is t
+  int64_t tokens, heads, slot_count;
+  int64_t packed_slot_stride, packed_head_stride;
+  int64_t token_stride, head_stride;
+  int64_t seed;                 // of rotation and projection
+  int64_t format;               // its place among those of keys, or of values
+  int64_t of_values;
+};
+
+// Attention of the last tokens of each sequence over packed vectors of any format.
+struct gemmill_kv_packed_attention_args {
+  void* out;                    // as above
+  float* lse;
+  void const* q;
+  uint8_t const* keys;          // [pages, page, kv_heads, bytes of a key], at any byte
+  uint8_t const* values;        // the same of values
+  int32_t const* block_table;   // [batch, table_pages]; null: sequence b has page b alone
+  int32_t const* seq_lens;      // [batch]
+  float const* sinks;
+  int64_t batch, rows, heads, kv_heads, pages, page_size;
+  int64_t key_page_stride, key_token_stride, key_head_stride;
+  int64_t value_page_stride, value_token_stride, value_head_stride;
+  int64_t out_stride;
+  int64_t q_batch_stride, q_row_stride, q_head_stride;
+  int64_t table_pages, table_stride;
+  int64_t window, causal;
+  int64_t seed;                 // of rotations and projections; below 0: q comes rotated, out stays so
+  int64_t rotated_out;
+  int64_t key_format, value_format;
+  float scale;
+  float softcap;
+};
+
+// Inner products of queries and packed keys.
+struct gemmill_kv_scores_args {
+  float* scores;                // [batch, heads, rows, length], without gaps
+  void const* q;                // [batch, rows, heads, head dim]
+  uint8_t const* keys;          // [batch, length, kv_heads, bytes of a key], at any byte
+  int64_t batch, rows, heads, kv_heads, length;
+  int64_t key_page_stride, key_token_stride, key_head_stride;
+  int64_t q_batch_stride, q_row_stride, q_head_stride;
+  int64_t seed;
+  int64_t key_format;
 };
 
 }  // extern "C"

@@ -5,13 +5,17 @@
 namespace gemmill::kv_cache {
 namespace {
 
-enum Role { kOut, kX, kCache, kKeys, kValues, kSlotMapping, kQ, kBlockTable, kSeqLens, kSinks, kLse };
+enum Role {
+  kOut, kX, kCache, kKeys, kValues, kSlotMapping, kQ, kBlockTable, kSeqLens, kSinks, kLse, kVectors, kPacked, kScores,
+};
 enum Value {
   kKind, kWorks, kRows, kOutStride, kXStride, kScale, kTokens, kKvHeads, kPages, kPage, kKeyToken, kKeyHead, kValueToken,
   kValueHead, kSeed, kBatch, kHeads, kPageStride, kQBatch, kQRow, kQHead, kTablePages, kTableStride, kWindow, kCausal,
-  kUnbiased, kSoftcap,
+  kUnbiased, kSoftcap, kOfValues, kFormatIndex, kSlotCount, kPackedSlot, kPackedHead, kVectorToken, kVectorHead, kLength,
+  kKeyFormat, kValueFormat, kKeyPageStride, kKeyTokenStride, kKeyHeadStride, kValuePageStride, kValueTokenStride, kValueHeadStride,
+  kRotatedOut,
 };
-enum Kind { kHadamard, kCompress, kDecode, kDecompress };  // gemmill.families.kv_cache.config.Kind
+enum Kind { kHadamard, kCompress, kDecode, kDecompress, kPack, kUnpack, kScoresOfKeys, kAttend };  // as config.Kind
 
 template <class Element>
 Element* data(OpCall const& x, Role role) { return static_cast<Element*>(x.tensor(role).data); }
@@ -37,7 +41,7 @@ void launch_decompress(OpCall const& x, Chosen const& chosen) {
   gemmill_kv_decompress_args const args{
       x.tensor(kKeys).data, x.tensor(kValues).data, data<uint8_t>(x, kCache), data<int64_t>(x, kSlotMapping),
       x.value(kTokens), x.value(kKvHeads), x.value(kPages), x.value(kPage), x.value(kPageStride),
-      x.value(kKeyToken), x.value(kKeyHead), x.value(kValueToken), x.value(kValueHead), x.value(kSeed)};
+      x.value(kKeyHead), x.value(kValueHead), x.value(kSeed)};
   chosen.launch(&args);
 }
 
@@ -47,7 +51,35 @@ void launch_decode(OpCall const& x, Chosen const& chosen) {
       data<int32_t>(x, kBlockTable), data<int32_t>(x, kSeqLens), data<float>(x, kSinks),
       x.value(kBatch), x.value(kRows), x.value(kHeads), x.value(kKvHeads), x.value(kPages), x.value(kPage),
       x.value(kOutStride), x.value(kPageStride), x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages), x.value(kTableStride),
-      x.value(kWindow), x.value(kCausal), x.value(kSeed), static_cast<float>(x.real(kScale)),
+      x.value(kWindow), x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), static_cast<float>(x.real(kScale)),
+      static_cast<float>(x.real(kSoftcap))};
+  chosen.launch(&args);
+}
+
+void launch_vectors(OpCall const& x, Chosen const& chosen) {
+  gemmill_kv_vectors_args const args{
+      data<uint8_t>(x, kPacked), x.tensor(kVectors).data, data<int64_t>(x, kSlotMapping), x.value(kTokens), x.value(kHeads),
+      x.value(kSlotCount), x.value(kPackedSlot), x.value(kPackedHead), x.value(kVectorToken), x.value(kVectorHead),
+      x.value(kSeed), x.value(kFormatIndex), x.value(kOfValues)};
+  chosen.launch(&args);
+}
+
+void launch_scores(OpCall const& x, Chosen const& chosen) {
+  gemmill_kv_scores_args const args{
+      data<float>(x, kScores), x.tensor(kQ).data, data<uint8_t>(x, kKeys), x.value(kBatch), x.value(kRows), x.value(kHeads),
+      x.value(kKvHeads), x.value(kLength), x.value(kKeyPageStride), x.value(kKeyTokenStride), x.value(kKeyHeadStride),
+      x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kSeed), x.value(kKeyFormat)};
+  chosen.launch(&args);
+}
+
+void launch_attend(OpCall const& x, Chosen const& chosen) {
+  gemmill_kv_packed_attention_args const args{
+      x.tensor(kOut).data, data<float>(x, kLse), x.tensor(kQ).data, data<uint8_t>(x, kKeys), data<uint8_t>(x, kValues),
+      data<int32_t>(x, kBlockTable), data<int32_t>(x, kSeqLens), data<float>(x, kSinks), x.value(kBatch), x.value(kRows),
+      x.value(kHeads), x.value(kKvHeads), x.value(kPages), x.value(kPage), x.value(kKeyPageStride), x.value(kKeyTokenStride),
+      x.value(kKeyHeadStride), x.value(kValuePageStride), x.value(kValueTokenStride), x.value(kValueHeadStride), x.value(kOutStride),
+      x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages), x.value(kTableStride), x.value(kWindow),
+      x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), x.value(kKeyFormat), x.value(kValueFormat), static_cast<float>(x.real(kScale)),
       static_cast<float>(x.real(kSoftcap))};
   chosen.launch(&args);
 }
@@ -57,6 +89,10 @@ void launch(OpCall const& x, Chosen const& chosen) {
     case kHadamard: return launch_hadamard(x, chosen);
     case kCompress: return launch_compress(x, chosen);
     case kDecompress: return launch_decompress(x, chosen);
+    case kPack:
+    case kUnpack: return launch_vectors(x, chosen);
+    case kScoresOfKeys: return launch_scores(x, chosen);
+    case kAttend: return launch_attend(x, chosen);
     default: return launch_decode(x, chosen);
   }
 }
@@ -69,10 +105,13 @@ bool cache_is_aligned(OpCall& x) {
 
 Family const family{
     "kv_cache",
-    {"out", "x", "cache", "keys", "values", "slot_mapping", "q", "block_table", "seq_lens", "sinks", "lse"},
+    {"out", "x", "cache", "keys", "values", "slot_mapping", "q", "block_table", "seq_lens", "sinks", "lse",
+     "vectors", "packed", "scores"},
     {"kind", "works", "rows", "out_stride", "x_stride", "scale", "tokens", "kv_heads", "pages", "page", "key_token", "key_head",
      "value_token", "value_head", "seed", "batch", "heads", "page_stride", "q_batch", "q_row", "q_head", "table_pages", "table_stride", "window",
-     "causal", "unbiased", "softcap"},
+     "causal", "unbiased", "softcap", "of_values", "format_index", "slot_count", "packed_slot", "packed_head", "vector_token", "vector_head",
+     "length", "key_format", "value_format", "key_page_stride", "key_token_stride", "key_head_stride", "value_page_stride",
+     "value_token_stride", "value_head_stride", "rotated_out"},
     {{"cache_is_aligned", cache_is_aligned}},
     asks,
     launch,

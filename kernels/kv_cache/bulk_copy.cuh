@@ -65,4 +65,22 @@ __device__ __forceinline__ void bulk_copy(void* to, void const* from, int bytes,
                : "memory");
 }
 
+// The thread's own copies, of 8 or 16 bytes that begin at multiples of them; zeros where the source does not exist. They end in
+// groups: all but the latest `kPending` groups have landed for this thread behind a wait.
+template <int kBytes>
+__device__ __forceinline__ void copy_ahead(uint32_t to, void const* from, bool exists) {
+  static_assert(kBytes == 8 || kBytes == 16, "Copies that are made ahead have these sizes.");
+  int const bytes = exists ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  }
+}
+__device__ __forceinline__ void end_group_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 }  // namespace gemmill::kv_cache

@@ -1,6 +1,8 @@
 // The slices of an attention to one result, in their order, so that it does not depend on which block ran first.
 #pragma once
 
+#include <algorithm>
+
 #include "core/launch.cuh"
 #include "core/programmatic.cuh"
 #include "kv_cache/abi.h"
@@ -27,11 +29,22 @@ struct Partial {
   }
 };
 
+// Where results go, and what takes sums back to the values' basis.
+template <int kHeadDim>
+struct ResultParams {
+  void* out;                // [batch, rows, heads, head dim], vectors at one stride
+  float* lse;               // [batch, heads, rows]; null where nobody asks
+  float const* sinks;       // [heads]; null for none
+  int64_t batch, rows, heads, kv_heads, out_stride;
+  Signs<kHeadDim> signs;
+  bool rotates;
+  float const* projection;  // S, [d][d], of sums of signs that come beside the others; null for none
+};
+
 template <int kHeadDim>
 struct CombineParams {
-  gemmill_kv_attention_args args;
+  ResultParams<kHeadDim> result;
   Partial<kHeadDim> partial;
-  Signs<kHeadDim> signs;
   int tiles;
   int slices;
   int tile_rows;
@@ -50,57 +63,127 @@ __device__ __forceinline__ float largest_of_warp(float x) {
   return x;
 }
 
-// A warp takes a row: out = D H y / sqrt(d). Lanes hold the states of 32 slices at a time. Grid: rows of all tiles over four.
-template <class Variant, class Element, int kHeadDim>
-__global__ void __launch_bounds__(kCombineThreads) combine_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
+// S y of a vector of a warp, by the rows of S^T, or S^T y by those of S: element 32 k + l is y[k] of lane l.
+template <int kHeadDim>
+__device__ __forceinline__ void projected_of_warp(float (&out)[kHeadDim / 32], float const* matrix, float const (&y)[kHeadDim / 32]) {
   constexpr int kOwn = kHeadDim / 32;
-  wait_for_predecessor();
-  auto const& args = params.args;
-  int const lane = threadIdx.x % 32, rows = params.tile_rows;
-  constexpr uint32_t kWarps = kCombineThreads / 32;
-  uint32_t const blocks = rows / kWarps, tiles = params.tiles, heads = static_cast<uint32_t>(args.kv_heads);
-  uint32_t const of_tile = blockIdx.x / blocks, of_heads = of_tile / tiles;
-  int64_t const tile = of_tile, batch = of_heads / heads, kv_head = of_heads % heads;
-  int const row_of_tile = static_cast<int>(blockIdx.x % blocks * kWarps + threadIdx.x / 32);
-  int64_t const group = params.group, flat = static_cast<int64_t>(of_tile % tiles) * rows + row_of_tile;
-  if (batch >= args.batch || flat >= args.rows * group) return;
-  int64_t const row = flat / group, head = kv_head * group + flat % group;
-
-  int64_t const first = tile * params.slices * rows + row_of_tile;
-  float const sink = args.sinks == nullptr ? -INFINITY : args.sinks[head] * kLog2E;
-  float largest = fmaxf(kNothing, sink), sum = exp2f(sink - largest), y[kOwn] = {};
-  for (int begin = 0; begin < params.slices; begin += 32) {
-    bool const exists = begin + lane < params.slices;
-    float2 const state = exists ? params.partial.max_sum[first + (begin + lane) * rows] : make_float2(kNothing, 0.0f);
-    float const before = largest;
-    largest = fmaxf(largest, largest_of_warp(state.x));
-    float const shrink = exp2f(before - largest), own = exp2f(state.x - largest);
-    sum = sum * shrink + sum_of_warp(own * state.y);
+  int const lane = threadIdx.x % 32;
 #pragma unroll
-    for (float& of_element : y) of_element *= shrink;
-    int const count = min(32, params.slices - begin);
+  for (int k = 0; k < kOwn; ++k) out[k] = 0.0f;
+#pragma unroll 1
+  for (int from = 0; from < 32; ++from) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      float const factor = __shfl_sync(0xFFFFFFFFu, y[i], from);
+      float const* const row = matrix + (32 * i + from) * kHeadDim + lane;
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) out[k] += factor * row[32 * k];
+    }
+  }
+}
+
+// The maximum of a row's scores in units of log 2, and the sum of its weights beside that.
+struct RowState {
+  float largest, sum;
+  __device__ __forceinline__ RowState(float const* sinks, int64_t head) {
+    float const sink = sinks == nullptr ? -INFINITY : sinks[head] * kLog2E;
+    largest = fmaxf(kNothing, sink), sum = exp2f(sink - largest);
+  }
+};
+
+// A warp's row to its result: divided, rotated back, rounded. `signs` are sums of signs, where there is a projection.
+template <class Element, int kHeadDim>
+__device__ __forceinline__ void finish_row(ResultParams<kHeadDim> const& result, int64_t batch, int64_t row, int64_t head,
+                                           RowState const& state, float (&y)[kHeadDim / 32], float (&signs)[kHeadDim / 32]) {
+  constexpr int kOwn = kHeadDim / 32;
+  int const lane = threadIdx.x % 32;
+  bool const sees_nothing = state.sum == 0.0f;
+  if (result.rotates) {
+    hadamard_of_warp<kHeadDim>(y);
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) y[j] *= result.signs(32 * j + lane) ? -kInverseRoot<kHeadDim> : kInverseRoot<kHeadDim>;
+  }
+  if (result.projection != nullptr) {
+    float projected[kOwn];
+    projected_of_warp<kHeadDim>(projected, result.projection, signs);
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) y[j] += projected[j];
+  }
+  Element* const out = static_cast<Element*>(result.out) + ((batch * result.rows + row) * result.heads + head) * result.out_stride;
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) out[32 * j + lane] = to_element<Element>(sees_nothing ? 0.0f : y[j] / state.sum);
+  if (lane == 0 && result.lse != nullptr) {
+    result.lse[(batch * result.heads + head) * result.rows + row] =
+        sees_nothing ? -INFINITY : (state.largest + log2f(state.sum)) / kLog2E;
+  }
+}
+
+// Adds a row's slices in their order. Lanes hold the states of 32 slices at a time.
+template <int kHeadDim>
+__device__ __forceinline__ void add_slices(Partial<kHeadDim> const& partial, int64_t first, int slices, int rows, RowState& state,
+                                           float (&y)[kHeadDim / 32]) {
+  constexpr int kOwn = kHeadDim / 32;
+  int const lane = threadIdx.x % 32;
+  for (int begin = 0; begin < slices; begin += 32) {
+    bool const exists = begin + lane < slices;
+    float2 const of_slice = exists ? partial.max_sum[first + (begin + lane) * rows] : make_float2(kNothing, 0.0f);
+    float const before = state.largest;
+    state.largest = fmaxf(state.largest, largest_of_warp(of_slice.x));
+    float const shrink = exp2f(before - state.largest), own = exp2f(of_slice.x - state.largest);
+    state.sum = state.sum * shrink + sum_of_warp(own * of_slice.y);
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) y[j] *= shrink;
+    int const count = min(32, slices - begin);
 #pragma unroll 8
     for (int i = 0; i < count; ++i) {
       float const share = __shfl_sync(0xFFFFFFFFu, own, i);
-      float const* const out = params.partial.out + (first + (begin + i) * rows) * kHeadDim + lane;
+      float const* const out = partial.out + (first + (begin + i) * rows) * kHeadDim + lane;
 #pragma unroll
       for (int j = 0; j < kOwn; ++j) y[j] += share * out[32 * j];
     }
   }
-  bool const sees_nothing = sum == 0.0f;
-#pragma unroll
-  for (int j = 0; j < kOwn; ++j) y[j] = sees_nothing ? 0.0f : y[j] / sum;
-  if (args.seed >= 0) {
-    hadamard_of_warp<kHeadDim>(y);
-#pragma unroll
-    for (int j = 0; j < kOwn; ++j) y[j] *= params.signs(32 * j + lane) ? -kInverseRoot<kHeadDim> : kInverseRoot<kHeadDim>;
+}
+
+// A warp takes a row: out = D H y / sqrt(d). Grid: rows of all tiles over four. Where sums of signs come beside the others, a tile
+// has its slices twice.
+template <class Variant, class Element, int kHeadDim>
+__global__ void __launch_bounds__(kCombineThreads) combine_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
+  constexpr int kOwn = kHeadDim / 32;
+  wait_for_predecessor();
+  ResultParams<kHeadDim> const& result = params.result;
+  int const rows = params.tile_rows, parts = result.projection == nullptr ? 1 : 2;
+  constexpr uint32_t kWarps = kCombineThreads / 32;
+  uint32_t const blocks = rows / kWarps, tiles = params.tiles, heads = static_cast<uint32_t>(result.kv_heads);
+  uint32_t const of_tile = blockIdx.x / blocks, of_heads = of_tile / tiles;
+  int64_t const tile = of_tile, batch = of_heads / heads, kv_head = of_heads % heads;
+  int const row_of_tile = static_cast<int>(blockIdx.x % blocks * kWarps + threadIdx.x / 32);
+  int64_t const group = params.group, flat = static_cast<int64_t>(of_tile % tiles) * rows + row_of_tile;
+  if (batch >= result.batch || flat >= result.rows * group) return;
+  int64_t const row = flat / group, head = kv_head * group + flat % group;
+  int64_t const first = tile * parts * params.slices * rows + row_of_tile;
+  RowState state(result.sinks, head);
+  float y[kOwn] = {}, signs[kOwn] = {};
+  if (parts == 2) {
+    RowState of_signs = state;
+    add_slices<kHeadDim>(params.partial, first + params.slices * rows, params.slices, rows, of_signs, signs);
   }
-  Element* const out = static_cast<Element*>(args.out) + ((batch * args.rows + row) * args.heads + head) * args.out_stride;
-#pragma unroll
-  for (int j = 0; j < kOwn; ++j) out[32 * j + lane] = to_element<Element>(y[j]);
-  if (lane == 0 && args.lse != nullptr) {
-    args.lse[(batch * args.heads + head) * args.rows + row] = sees_nothing ? -INFINITY : (largest + log2f(sum)) / kLog2E;
+  add_slices<kHeadDim>(params.partial, first, params.slices, rows, state, y);
+  finish_row<Element, kHeadDim>(result, batch, row, head, state, y, signs);
+}
+
+// Host code: of how many slices a sequence is to be, where the device holds `blocks` at a time and one costs so many stages beside
+// its own: those with the least time of all waves.
+constexpr int kMostWaves = 4;  // of blocks, that slices are chosen to fill
+
+inline int slices_of(int64_t tiles, int64_t stages, int64_t blocks, int64_t stages_of_start) {
+  int64_t best = 1, least = INT64_MAX;
+  for (int64_t waves = 0; waves <= kMostWaves; ++waves) {
+    int64_t const slices = std::clamp<int64_t>(waves * blocks / tiles, 1, std::max<int64_t>(stages, 1));
+    int64_t const rounds = (tiles * slices + blocks - 1) / blocks;
+    int64_t const cost = rounds * ((stages + slices - 1) / slices + stages_of_start);
+    if (cost < least) least = cost, best = slices;
   }
+  return static_cast<int>(best);
 }
 
 }  // namespace gemmill::kv_cache

@@ -3,8 +3,8 @@
 //
 // A warp takes eight vectors at a time. They are rotated on the tensor core (hadamard_tile.cuh), their norms are those of the
 // rotated vectors, and each coordinate finds its centroid by one look-up (nearest_centroid.cuh). A lane then has pieces of two
-// vectors and packs their codes. Blocks stay for many vectors, since they fill the tables. A slot outside of the cache stores
-// nothing.
+// vectors and packs their codes. Blocks stay for many vectors, since they fill the tables; the next eight vectors are copied to
+// the lane's part of shared memory meanwhile. A slot outside of the cache stores nothing.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,6 @@ constexpr int kCompressThreads = 256;
 template <int kHeadDim>
 constexpr int kBlocksOfSm = kHeadDim > 128 ? 1 : 2;  // as registers allow
 constexpr int kBinsBegin = kBinsBytes - kReserved;  // behind the signs
-constexpr int kCompressShared = kBinsBegin + 2 * kBinsBytes;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
 // How one side of the cache is stored.
@@ -50,6 +49,40 @@ struct Side {
   int64_t begin;       // of its fields in a head's page
   uint32_t lane_bins;  // shared address of the lane's copies
   float scale;
+};
+
+// Where a lane's pieces of the next vectors land: [stages][parts of 16 bytes or one of 8][lanes].
+template <class Element, int kHeadDim>
+struct Staging {
+  using Tile = HadamardTile<Element, kHeadDim>;
+  static constexpr int kPieceBytes = Tile::kPiece * static_cast<int>(sizeof(Element));
+  static constexpr int kPart = kPieceBytes < 16 ? kPieceBytes : 16, kParts = kPieceBytes / kPart;
+  static constexpr int kStageBytes = Tile::kLoaded * kPieceBytes * 32, kWarpBytes = 2 * kStageBytes;
+  uint8_t* own;  // the lane's first part
+
+  __device__ __forceinline__ uint8_t* place(int stage, int part) const { return own + stage * kStageBytes + part * 32 * kPart; }
+
+  __device__ __forceinline__ void fetch(int stage, Element const* row, bool exists, int t) const {
+#pragma unroll
+    for (int i = 0; i < Tile::kLoaded * kParts; ++i) {
+      Element const* const from = row + Tile::kPiece * (t + 4 * (i / kParts)) + i % kParts * (kPart / sizeof(Element));
+      copy_ahead<kPart>(shared_address(place(stage, i)), from, exists);
+    }
+  }
+
+  __device__ __forceinline__ void take(Piece<Element, Tile::kPiece> (&piece)[4], int stage) const {
+#pragma unroll
+    for (int i = 0; i < Tile::kLoaded * kParts; ++i) {
+      uint32_t* const words = piece[i / kParts].words + i % kParts * (kPart / 4);
+      if constexpr (kPart == 16) {
+        uint4 const four = *reinterpret_cast<uint4 const*>(place(stage, i));
+        words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+      } else {
+        uint2 const two = *reinterpret_cast<uint2 const*>(place(stage, i));
+        words[0] = two.x, words[1] = two.y;
+      }
+    }
+  }
 };
 
 // A lane's codes of one piece, and their inner product with it. `unit` is of a vector of norm 1.
@@ -108,38 +141,35 @@ __device__ __forceinline__ float sum_of_pieces(float x) {
   return x;
 }
 
-// Eight vectors of a side, from `group` times eight on.
-template <class Coding, class Element, int kHeadDim>
-__device__ __forceinline__ void store_vectors(gemmill_kv_compress_args const& args, Side<Element> const& side,
-                                              HadamardTile<Element, kHeadDim> const& tile, uint32_t const* flips,
-                                              uint32_t group, int token_bytes, bool is_aligned) {
-  using Tile = HadamardTile<Element, kHeadDim>;
-  constexpr int kBits = Coding::kBits, kBytes = kHeadDim * kBits / 8, kPiece = Tile::kPiece;
-  int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+// Where the vectors of a side begin, and the codes of a slot.
+template <class Element>
+__device__ __forceinline__ Element const* row_of(Side<Element> const& side, VectorCursor const& at) {
+  return side.vectors + at.token * side.token_stride + at.head * side.head_stride;
+}
 
-  // Row g is the lane's to load.
-  uint32_t const vector = kVectorsOfWarp * group + g, heads = static_cast<uint32_t>(args.kv_heads);
-  bool const exists = vector < args.tokens * args.kv_heads;
-  uint32_t const token = vector / heads, head = vector % heads;
-  Piece<Element, kPiece> piece[4] = {};
-  uint8_t* codes = nullptr;
-  int place = 0;
-  if (exists) {
-    int64_t const slot = args.slots[token];
-    Element const* const row = side.vectors + token * side.token_stride + head * side.head_stride;
-#pragma unroll
-    for (int c = 0; c < Tile::kLoaded; ++c) {
-      Element const* const from = row + kPiece * (t + 4 * c);
-      if (is_aligned) piece[c].template load<true>(from);
-      else piece[c].template load<false>(from);
-    }
-    if (slot >= 0 && slot < args.pages * args.page_size) {
-      int const page_shift = __ffs(static_cast<int>(args.page_size)) - 1;
-      place = static_cast<int>(slot & (args.page_size - 1));
-      uint8_t* const of_side = args.cache + (slot >> page_shift) * args.page_stride + head * args.page_size * token_bytes + side.begin;
-      codes = of_side + place * kBytes;
-    }
-  }
+struct StoredRow {
+  uint8_t* codes;  // null where nothing is stored
+  uint8_t* norm;
+};
+
+template <int kBytes>
+__device__ __forceinline__ StoredRow stored_row(gemmill_kv_compress_args const& args, int64_t slot, uint32_t head, int64_t begin,
+                                                int token_bytes) {
+  if (slot < 0 || slot >= args.pages * args.page_size) return {nullptr, nullptr};
+  int const page_size = static_cast<int>(args.page_size), page_shift = __ffs(page_size) - 1;
+  int const place = static_cast<int>(slot & (page_size - 1));
+  uint8_t* const of_side = args.cache + (slot >> page_shift) * args.page_stride + head * args.page_size * token_bytes + begin;
+  return {of_side + place * kBytes, of_side + page_size * kBytes + place * kNormBytes};
+}
+
+// Eight vectors of a side, of which the lane has pieces of row g.
+template <class Coding, class Element, int kHeadDim>
+__device__ __forceinline__ void store_vectors(Piece<Element, HadamardTile<Element, kHeadDim>::kPiece> (&piece)[4],
+                                              StoredRow const& stored, Side<Element> const& side,
+                                              HadamardTile<Element, kHeadDim> const& tile, uint32_t const* flips, bool unbiased) {
+  using Tile = HadamardTile<Element, kHeadDim>;
+  constexpr int kBits = Coding::kBits, kPiece = Tile::kPiece;
+  int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int c = 0; c < Tile::kLoaded; ++c) {
 #pragma unroll
@@ -162,7 +192,7 @@ __device__ __forceinline__ void store_vectors(gemmill_kv_compress_args const& ar
   for (int i = 0; i < 4; ++i) {
     CodedPiece<kBits, kPiece> const coded(sum[i], inverse[i % 2], side.scale, side.lane_bins);
     int const source = 4 * (2 * t + i % 2), first = 8 * (i / 2);
-    uint64_t const row = __shfl_sync(kAllLanes, reinterpret_cast<uint64_t>(codes), source);
+    uint64_t const row = __shfl_sync(kAllLanes, reinterpret_cast<uint64_t>(stored.codes), source);
     coded.store(reinterpret_cast<uint8_t*>(row), first, i < 2 ? 8 : Tile::kPieces - 8, g, t);
     if (i < 2 || g < Tile::kPieces - 8) product[i % 2] += coded.product;
   }
@@ -170,13 +200,52 @@ __device__ __forceinline__ void store_vectors(gemmill_kv_compress_args const& ar
   for (int row = 0; row < 2; ++row) {
     norm[row] *= kInverseRoot<kHeadDim>;
     float const of_unit = sum_of_pieces(product[row]);
-    if (args.unbiased && inverse[row] > 0.0f) norm[row] /= of_unit;
+    if (unbiased && inverse[row] > 0.0f) norm[row] /= of_unit;
   }
   float const even = __shfl_sync(kAllLanes, norm[0], g / 2), odd = __shfl_sync(kAllLanes, norm[1], g / 2);
-  if (t == 0 && codes != nullptr) {
-    uint8_t* const norms = codes + (static_cast<int>(args.page_size) - place) * kBytes + place * kNormBytes;
-    *reinterpret_cast<__half*>(norms) = __float2half_rn(g % 2 ? odd : even);
+  if (t == 0 && stored.codes != nullptr) *reinterpret_cast<__half*>(stored.norm) = __float2half_rn(g % 2 ? odd : even);
+}
+
+// A side's vectors, eight at a time, from `group` times eight on; returns the group behind the last.
+template <class Coding, class Element, int kHeadDim>
+__device__ __forceinline__ uint32_t store_side(gemmill_kv_compress_args const& args, Side<Element> const& side,
+                                               HadamardTile<Element, kHeadDim> const& tile, uint32_t const* flips,
+                                               Staging<Element, kHeadDim> const& staging, uint32_t group, uint32_t step,
+                                               int token_bytes, bool is_aligned) {
+  using Tile = HadamardTile<Element, kHeadDim>;
+  constexpr int kBytes = kHeadDim * Coding::kBits / 8;
+  int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  uint32_t const heads = static_cast<uint32_t>(args.kv_heads);
+  uint32_t const groups = static_cast<uint32_t>((args.tokens * args.kv_heads + kVectorsOfWarp - 1) / kVectorsOfWarp);
+  VectorCursor at(kVectorsOfWarp * group + g, heads), ahead = at;
+  VectorStep const by(kVectorsOfWarp * step, heads);
+  int stage = 0;
+  auto const fetch = [&] {  // of the vector ahead: its slot, and its pieces to the other stage
+    bool const exists = ahead.token < args.tokens;
+    int64_t const slot = exists ? args.slots[ahead.token] : -1;
+    if (is_aligned) staging.fetch(stage ^ 1, exists ? row_of(side, ahead) : side.vectors, exists, t);
+    end_group_of_copies();
+    return slot;
+  };
+  int64_t next_slot = fetch();
+  for (; group < groups; group += step) {
+    int64_t const slot = next_slot;
+    at = ahead, stage ^= 1;
+    ahead.advance(by);
+    next_slot = fetch();
+    wait_for_copies<1>();
+    Piece<Element, Tile::kPiece> piece[4] = {};
+    if (is_aligned) {
+      staging.take(piece, stage);
+    } else if (at.token < args.tokens) {
+#pragma unroll
+      for (int c = 0; c < Tile::kLoaded; ++c) piece[c].template load<false>(row_of(side, at) + Tile::kPiece * (t + 4 * c));
+    }
+    StoredRow const stored = stored_row<kBytes>(args, slot, at.head, side.begin, token_bytes);
+    store_vectors<Coding>(piece, stored, side, tile, flips, args.unbiased != 0);
   }
+  wait_for_copies<0>();  // of vectors that are not: the stage is free
+  return group;
 }
 
 __device__ __forceinline__ void fill_bins(Bins const& bins, uint8_t* shared) {
@@ -185,13 +254,22 @@ __device__ __forceinline__ void fill_bins(Bins const& bins, uint8_t* shared) {
   }
 }
 
-// Grid: as many blocks as the device holds.
+// Bytes of a token and head, and shared memory: signs, bins of one or both sides, then what is on its way.
+template <class Element, int kHeadDim, class Keys, class Values>
+struct CompressPlan {
+  static constexpr bool kAlike = std::is_same_v<Keys, Values>;
+  static constexpr int kKeyBytes = kHeadDim * Keys::kBits / 8, kValueBytes = kHeadDim * Values::kBits / 8;
+  static constexpr int kTokenBytes = kKeyBytes + kValueBytes + 2 * kNormBytes;
+  static constexpr int kStaging = kBinsBegin + (kAlike ? 1 : 2) * kBinsBytes;
+  static constexpr int kShared = kStaging + kCompressThreads / 32 * Staging<Element, kHeadDim>::kWarpBytes;
+};
+
+// Grid: as many blocks as the device holds. Keys and values of as many bits share a table and the code.
 template <class Variant, class Element, int kHeadDim, class Keys, class Values>
 __global__ void __launch_bounds__(kCompressThreads, kBlocksOfSm<kHeadDim>)
     compress_tokens(__grid_constant__ CompressParams<kHeadDim, Keys, Values> const params) {
   extern __shared__ __align__(128) uint8_t shared[];
-  constexpr int kKeyBytes = kHeadDim * Keys::kBits / 8, kValueBytes = kHeadDim * Values::kBits / 8;
-  constexpr int kTokenBytes = kKeyBytes + kValueBytes + 2 * kNormBytes;
+  using Plan = CompressPlan<Element, kHeadDim, Keys, Values>;
   auto const& args = params.args;
   uint32_t* const flips = reinterpret_cast<uint32_t*>(shared);
   if (shared_address(shared) != kReserved) __trap();  // bins would not begin where their addresses say
@@ -199,30 +277,32 @@ __global__ void __launch_bounds__(kCompressThreads, kBlocksOfSm<kHeadDim>)
     flips[i] = (params.signs(2 * i) ? 1u << 15 : 0) | (params.signs(2 * i + 1) ? 1u << 31 : 0);
   }
   fill_bins(params.keys.bins, shared + kBinsBegin);
-  fill_bins(params.values.bins, shared + kBinsBegin + kBinsBytes);
+  if constexpr (!Plan::kAlike) fill_bins(params.values.bins, shared + kBinsBegin + kBinsBytes);
   wait_for_predecessor();
   __syncthreads();
 
-  int const lane = threadIdx.x % 32;
+  int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   HadamardTile<Element, kHeadDim> const tile(lane / 4, lane % 4);
+  using Stages = Staging<Element, kHeadDim>;
+  Stages const staging{shared + Plan::kStaging + warp * Stages::kWarpBytes + lane * Stages::kPart};
   uint32_t const lane_bins = shared_address(shared + kBinsBegin) + 16 * lane;
-  auto const side_of = [&](bool is_value) {
-    return Side<Element>{static_cast<Element const*>(is_value ? args.values : args.keys),
-                         is_value ? args.value_token_stride : args.key_token_stride,
-                         is_value ? args.value_head_stride : args.key_head_stride,
-                         is_value ? args.page_size * (kKeyBytes + kNormBytes) : 0, lane_bins + (is_value ? kBinsBytes : 0),
-                         is_value ? params.values.bins.scale : params.keys.bins.scale};
-  };
+  Side<Element> side{static_cast<Element const*>(args.keys), args.key_token_stride, args.key_head_stride, 0, lane_bins,
+                     params.keys.bins.scale};
+  Side<Element> const values{static_cast<Element const*>(args.values), args.value_token_stride, args.value_head_stride,
+                             args.page_size * (Plan::kKeyBytes + kNormBytes), lane_bins + (Plan::kAlike ? 0 : kBinsBytes),
+                             params.values.bins.scale};
   uint32_t const groups = static_cast<uint32_t>((args.tokens * args.kv_heads + kVectorsOfWarp - 1) / kVectorsOfWarp);
-  for (uint32_t group = threadIdx.x / 32 * gridDim.x + blockIdx.x; group < 2 * groups; group += kCompressThreads / 32 * gridDim.x) {
-    bool const is_value = group >= groups;
-    if constexpr (std::is_same_v<Keys, Values>) {
-      store_vectors<Keys>(args, side_of(is_value), tile, flips, is_value ? group - groups : group, kTokenBytes, params.is_aligned);
-    } else if (is_value) {
-      store_vectors<Values>(args, side_of(true), tile, flips, group - groups, kTokenBytes, params.is_aligned);
-    } else {
-      store_vectors<Keys>(args, side_of(false), tile, flips, group, kTokenBytes, params.is_aligned);
+  uint32_t const step = kCompressThreads / 32 * gridDim.x;
+  uint32_t group = warp * gridDim.x + blockIdx.x;
+  if constexpr (Plan::kAlike) {
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      group = store_side<Keys>(args, side, tile, flips, staging, group, step, Plan::kTokenBytes, params.is_aligned) - groups;
+      side = values;
     }
+  } else {
+    group = store_side<Keys>(args, side, tile, flips, staging, group, step, Plan::kTokenBytes, params.is_aligned) - groups;
+    store_side<Values>(args, values, tile, flips, staging, group, step, Plan::kTokenBytes, params.is_aligned);
   }
 }
 
@@ -234,11 +314,14 @@ int32_t compress(gemmill_kv_compress_args const& args, gemmill_launch const& how
   uint64_t const places =
       reinterpret_cast<uintptr_t>(args.keys) | reinterpret_cast<uintptr_t>(args.values) | strides * sizeof(Element);
   CompressParams<kHeadDim, Keys, Values> params{args, signs_of<kHeadDim>(static_cast<uint64_t>(args.seed)), keys, values, places % 16 == 0};
+  constexpr auto compress = compress_tokens<Variant, Element, kHeadDim, Keys, Values>;
+  constexpr int kShared = CompressPlan<Element, kHeadDim, Keys, Values>::kShared;
+  if (cudaError_t error = allow_shared_memory<compress>(how.device, kShared); error != cudaSuccess) return error;
   int64_t const groups = 2 * ((args.tokens * args.kv_heads + kVectorsOfWarp - 1) / kVectorsOfWarp);
   int64_t const held = static_cast<int64_t>(how.sm_count) * kBlocksOfSm<kHeadDim>;
-  LaunchShape const shape{dim3(static_cast<unsigned>(std::min(groups, held))), dim3(kCompressThreads), dim3(1), kCompressShared};
+  LaunchShape const shape{dim3(static_cast<unsigned>(std::min(groups, held))), dim3(kCompressThreads), dim3(1), kShared};
   void* parameters[] = {&params};
-  return launch_kernel<compress_tokens<Variant, Element, kHeadDim, Keys, Values>>(shape, how, parameters);
+  return launch_kernel<compress>(shape, how, parameters);
 }
 
 }  // namespace gemmill::kv_cache

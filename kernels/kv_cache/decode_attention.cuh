@@ -252,19 +252,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 // Host code: launches. A block costs so many stages beside its own, by the prediction of docs/notes/kv_cache.md.
 constexpr int kStagesOfStart = 12;
-constexpr int kMostWaves = 4;  // of blocks, that slices are chosen to fill
-
-// Of how many slices a sequence is to be: those with the least time of all waves.
-inline int slices_of(int64_t tiles, int64_t stages, int64_t sm_count) {
-  int64_t best = 1, least = INT64_MAX;
-  for (int64_t waves = 0; waves <= kMostWaves; ++waves) {
-    int64_t const slices = std::clamp<int64_t>(waves * sm_count / tiles, 1, std::max<int64_t>(stages, 1));
-    int64_t const rounds = (tiles * slices + sm_count - 1) / sm_count;
-    int64_t const cost = rounds * ((stages + slices - 1) / slices + kStagesOfStart);
-    if (cost < least) least = cost, best = slices;
-  }
-  return static_cast<int>(best);
-}
 
 // What a launch is made of.
 struct DecodePlan {
@@ -278,7 +265,7 @@ struct DecodePlan {
     all_tiles = args.batch * args.kv_heads * tiles;
     int64_t stages = (args.table_pages * args.page_size + kStageTokens - 1) / kStageTokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * kStageTokens) / kStageTokens + 2);
-    slices = all_tiles == 0 ? 1 : slices_of(all_tiles, stages, how.sm_count);
+    slices = all_tiles == 0 ? 1 : slices_of(all_tiles, stages, how.sm_count, kStagesOfStart);
   }
 };
 
@@ -313,7 +300,9 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   void* to_attend[] = {&params};
   LaunchShape const attends{dim3(static_cast<unsigned>(blocks)), dim3(Shape::kThreads), dim3(1), kSharedBytes};
   if (int32_t const error = launch_kernel<attend>(attends, how, to_attend); error != 0) return error;
-  CombineParams<kHeadDim> combining{args, partial, signs, tiles, slices, Shape::kRows, group};
+  ResultParams<kHeadDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads,
+                                      args.out_stride, signs, args.seed >= 0 && args.rotated_out == 0, nullptr};
+  CombineParams<kHeadDim> combining{result, partial, tiles, slices, Shape::kRows, group};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
   LaunchShape const combines{dim3(static_cast<unsigned>(rows / (kCombineThreads / 32))), dim3(kCombineThreads), dim3(1), 0};

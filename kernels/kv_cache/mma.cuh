@@ -34,6 +34,24 @@ __device__ __forceinline__ uint32_t transpose_8x8(uint32_t two) {
   return transposed;
 }
 
+// Four 8 x 8 matrices of 16 bits from shared memory: lane 8 m + i gives where row i of matrix m begins. Of each the lane gets the
+// two elements of row g from column 2t on; transposed, those of column g from row 2t on.
+template <bool kTransposed>
+__device__ __forceinline__ void load_matrices(uint32_t (&words)[4], void const* row) {
+  uint32_t const address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(address)
+                 : "memory");
+  }
+}
+
 // 2^x within two units in the last place; 0 below 2^-126.
 __device__ __forceinline__ float power_of_two(float x) {
   float power;

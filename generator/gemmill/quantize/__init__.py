@@ -2,6 +2,7 @@
 
 from gemmill.quantize.errors import LayerError, layer_error
 from gemmill.quantize.gate_up import PackedGateUp, prepack_gate_up
+from gemmill.quantize.rotation import fold_rotation
 from gemmill.quantize.sparsity import ExpertError, prune_to_fp4, pruned
 from gemmill.quantize.weights import WEIGHT_FORMATS, QuantizedWeight, quantize_weight
 
@@ -11,6 +12,7 @@ __all__ = [
     "LayerError",
     "PackedGateUp",
     "QuantizedWeight",
+    "fold_rotation",
     "layer_error",
     "prepack_gate_up",
     "prune_to_fp4",

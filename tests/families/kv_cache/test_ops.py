@@ -11,9 +11,11 @@ import gemmill
 from gemmill.families.kv_cache.call import config_of
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.cases.judging import limits, parts
+from gemmill.families.kv_cache.cases.made import MadeCall
+from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, ScoresCase, UnpackCase
 from gemmill.families.kv_cache.config import FORMATS, Kind, KvCacheConfig
 from gemmill.families.kv_cache.formats import HEAD_DIMS
-from gemmill.families.kv_cache.ops import DECODED, SCHEMA_OF, STORED
+from gemmill.families.kv_cache.ops import DECODED, SCHEMAS_OF, STORED
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate
 from gemmill.families.kv_cache.selections import default
 from gemmill.runtime import checks, operands
@@ -25,18 +27,17 @@ TRANSFORM = HadamardCase(rows=3, columns=128)
 STORE = CompressCase(tokens=5, format="k_eden4_v_eden4", kv_heads=2, page=16)
 DECODE = DecodeCase(lengths=(20, 3), rows=2, heads=4, kv_heads=2, page=16)
 RESTORE = DecompressCase(tokens=5, format="k_eden4_v_eden4", kv_heads=2, page=16)
-Case = HadamardCase | CompressCase | DecodeCase
 
 
-def given(case: Case) -> dict[str, Any]:
+def given(case: MadeCall) -> dict[str, Any]:
     return dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
 
 
-def call(case: Case, arguments: dict[str, Any]) -> None:
+def call(case: MadeCall, arguments: dict[str, Any]) -> None:
     getattr(torch.ops.gemmill, case.schema.name).default(*arguments.values())
 
 
-def sentence(case: Case, **changes: Any) -> str:
+def sentence(case: MadeCall, **changes: Any) -> str:
     with pytest.raises(RuntimeError) as error:
         call(case, given(case) | changes)
     return str(error.value)
@@ -133,7 +134,7 @@ def narrower(tensor: Tensor) -> Tensor:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip
-def test_bad_input_is_one_sentence(case: Case, change: dict[str, Any], text: str) -> None:
+def test_bad_input_is_one_sentence(case: MadeCall, change: dict[str, Any], text: str) -> None:
     arguments = given(case)
     found = sentence(case, **{name: how(arguments[name]) for name, how in change.items()})
     assert found.startswith(f"{case.schema.name}: ") and text in found, found
@@ -141,7 +142,7 @@ def test_bad_input_is_one_sentence(case: Case, change: dict[str, Any], text: str
 
 def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
     configs = list(default(Arch.SM90A))
-    assert len({to_name(config) for config in configs}) == len(configs) == 120
+    assert len({to_name(config) for config in configs}) == len(configs) == 160
     assert all(parse_name(to_name(config)) == config for config in configs)
     served = set()
     for case in _cases():
@@ -155,13 +156,21 @@ def _fitting(formats: tuple[str, ...]) -> list[tuple[str, int]]:
     return [(name, c) for name in formats for c in HEAD_DIMS if c == 128 or FORMATS[name][1] == FORMATS[name][2]]
 
 
-def _cases() -> list[Case]:
+def _cases() -> list[MadeCall]:
     dtypes = (DType.BF16, DType.F16)
     return [
         *(HadamardCase(rows=1, columns=c, dtype=d) for c in HEAD_DIMS for d in dtypes),
         *(CompressCase(tokens=1, format=name, dtype=d, head_dim=c) for name, c in _fitting(STORED) for d in dtypes),
         *(DecompressCase(tokens=1, format=name, dtype=d, head_dim=c) for name, c in _fitting(DECODED) for d in dtypes),
         *(DecodeCase(lengths=(1,), dtype=d, format=name, head_dim=c) for name, c in _fitting(DECODED) for d in dtypes),
+        *(
+            case(tokens=1, format="eden4", dtype=d, head_dim=c)
+            for case in (PackCase, UnpackCase)
+            for c in HEAD_DIMS
+            for d in dtypes
+        ),
+        *(ScoresCase(length=1, dtype=d, head_dim=c) for c in HEAD_DIMS for d in dtypes),
+        *(AttendCase(lengths=(1,), dtype=d, head_dim=c) for c in HEAD_DIMS for d in dtypes),
     ]
 
 
@@ -189,6 +198,7 @@ def test_contradictions_cannot_be_made(fields: dict[str, Any], reason: str) -> N
         ("sm90a_kvcache_compress_bf16_d128_eden_k4v4", "it has 7 fields of 6"),
         ("sm90a_kvcache_decode_bf16_d128_k4", "bits 'k4', expected k, a digit, v and a digit"),
         ("sm90a_kvcache_decode_bf16_128_k4v4", "head_dim '128', expected d and a number"),
+        ("sm90a_kvcache_attend_bf16_d128_k4v4", "it has 6 fields of 5"),
     ],
 )
 def test_names_that_cannot_be_read(name: str, reason: str) -> None:
@@ -197,13 +207,13 @@ def test_names_that_cannot_be_read(name: str, reason: str) -> None:
 
 
 def test_schemas_are_torchs() -> None:
-    for schema in SCHEMA_OF.values():
+    for schema in (schema for schemas in SCHEMAS_OF.values() for schema in schemas):
         told = torch._C.parse_schema(f"gemmill::{schema.schema}")
         assert getattr(torch.ops.gemmill, schema.name).default._schema == told
 
 
 @pytest.mark.parametrize(("case", "results"), [(TRANSFORM, ["out"]), (DECODE, ["out", "lse"])])
-def test_limits_are_those_that_results_are_judged_by(case: Case, results: list[str]) -> None:
+def test_limits_are_those_that_results_are_judged_by(case: MadeCall, results: list[str]) -> None:
     """What `gemmill export` writes beside a result: the result itself is right, what is off by thrice as much is wrong."""
     after = given(case)
     call(case, after)

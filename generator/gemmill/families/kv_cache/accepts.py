@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gemmill.families.kv_cache.config import KvCacheConfig
-from gemmill.families.kv_cache.ops import SCHEMA_OF
+from gemmill.families.kv_cache.ops import SCHEMAS_OF
 from gemmill.vocab import DType
 
 
@@ -26,7 +26,7 @@ class KvCachePredicate:
 def accepted(config: KvCacheConfig) -> KvCachePredicate:
     """The calls that a kernel of this config takes."""
     return KvCachePredicate(
-        ops=(SCHEMA_OF[config.kind].name,),
+        ops=tuple(schema.name for schema in SCHEMAS_OF[config.kind]),
         dtype=config.dtype,
         head_dim=config.head_dim,
         key_bits=config.key_bits,

@@ -34,7 +34,7 @@ from gemmill.families.kv_cache import hadamard
 from gemmill.families.kv_cache.codebooks import codebook
 from gemmill.families.kv_cache.formats import OWN_METHODS, CacheSpec, Method, RotationKind, VectorSpec
 from gemmill.families.kv_cache.pages import KEYS, VALUES
-from gemmill.families.kv_cache.reference.attention import AttentionOptions, for_query_heads, softmax, visible
+from gemmill.families.kv_cache.reference.attention import AttentionOptions, Stored, for_query_heads, softmax, visible
 from gemmill.families.kv_cache.reference.bits import unpack_codes
 from gemmill.families.kv_cache.reference.cache import read
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, projection, rotate, rotate_back
@@ -79,7 +79,7 @@ def hadamard_limit(x: Tensor, scale: float) -> Tensor:
     """
     exact = hadamard_transform(x.double(), scale).abs()
     stages = math.log2(x.shape[-1])
-    loss = _sum_loss(16) + (stages + 2) * FLOAT32_UNIT
+    loss = sum_loss(16) + (stages + 2) * FLOAT32_UNIT
     lost = abs(scale) * loss * x.double().abs().sum(-1, keepdim=True)
     return lost + half_unit_in_last_place(exact + lost, x.dtype)
 
@@ -91,7 +91,7 @@ def decompress_limit(fields: Fields, spec: VectorSpec, dtype: torch.dtype) -> Te
     is not finite.
     """
     parts = decode(fields, spec).rotated
-    loss = F16.operand_unit + _sum_loss(16) + (rotation_loss(spec.rotation, spec.head_dim) + 4 * FLOAT32_UNIT)
+    loss = F16.operand_unit + sum_loss(16) + (rotation_loss(spec.rotation, spec.head_dim) + 4 * FLOAT32_UNIT)
     lost = loss * spec.head_dim**-0.5 * parts.abs().sum(-1, keepdim=True)
     exact = rotate_back(parts, spec.rotation, spec.seed).abs()
     limit: Tensor = lost + half_unit_in_last_place(exact + lost, dtype)
@@ -113,7 +113,7 @@ def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
     norm = x.square().sum(-1)[..., None].sqrt()
     rotated = rotate(x, spec.rotation, spec.seed)
     unit = torch.where(norm > 0, rotated / norm, 0.0)
-    lost = rotation_loss(spec.rotation, spec.head_dim) + _sum_loss(16)
+    lost = rotation_loss(spec.rotation, spec.head_dim) + sum_loss(16)
     slack = lost + (spec.head_dim / 2 + 4) * FLOAT32_UNIT * unit.abs()
     book = codebook(spec.head_dim, spec.format.code_bits)
     edges = torch.tensor([-2.0, *book.boundaries, 2.0], dtype=torch.float64, device=x.device)
@@ -124,7 +124,7 @@ def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
     wanted = norm[..., 0]
     if spec.format.method is Method.EDEN:
         wanted = torch.where(wanted > 0, wanted.square() / (decoded * rotated).sum(-1), 0.0)
-    wrong_scalars = _wrong_scalars(found["norm"], wanted, 2 * spec.head_dim * FLOAT32_UNIT + 12 * _sum_loss(16))
+    wrong_scalars = _wrong_scalars(found["norm"], wanted, 2 * spec.head_dim * FLOAT32_UNIT + 12 * sum_loss(16))
     if spec.format.method is Method.TURBOQUANT_PROD:
         wrong_signs, wrong_residuals = _outside_of_residual(found, x, decoded, spec)
         return wrong_codes + wrong_signs, wrong_scalars + wrong_residuals
@@ -170,14 +170,23 @@ def attention_bound(
 ) -> Tensor:
     """How far each element of a kernel's output may be from the reference's, float64 [rows, heads, head_dim].
 
-    q [rows, heads, head_dim]; `pages` the sequence's row of the page table. A soft cap only lessens errors of scores.
+    q [rows, heads, head_dim]; `pages` the sequence's row of the page table.
     """
-    q, heads = q.double(), q.shape[1]
     keys, values = (read(cache, spec, side, pages, length) for side in (KEYS, VALUES))
-    query, key = joined(transformed_queries(q, spec.keys)), for_query_heads(joined(decode(keys, spec.keys)), heads)
+    stored = Stored(keys=keys, values=values, key_spec=spec.keys, value_spec=spec.values)
+    return stored_attention_bound(q, stored, length, options, how, sinks)
+
+
+def stored_attention_bound(
+    q: Tensor, stored: Stored, length: int, options: AttentionOptions, how: Arithmetic, sinks: Tensor | None = None
+) -> Tensor:
+    """The same of stored keys and values. A soft cap only lessens errors of scores."""
+    q, heads = q.double(), q.shape[1]
+    key_spec, value_spec = stored.key_spec, stored.value_spec
+    query, key = joined(transformed_queries(q, key_spec)), for_query_heads(joined(decode(stored.keys, key_spec)), heads)
     seen = visible(q.shape[0], length, options).to(q.device)
     weights, _ = softmax(torch.einsum("rhd,nhd->hrn", query, key), seen, options, sinks)
-    part, back = for_query_heads(joined(decode(values, spec.values)), heads), _back(spec.values).to(q.device)
+    part, back = for_query_heads(joined(decode(stored.values, value_spec)), heads), _back(value_spec).to(q.device)
     value = part @ back
     out = torch.einsum("hrn,nhd->rhd", weights, value)
     off = value - out[:, None]  # [rows, n, heads, d]
@@ -196,9 +205,11 @@ def attention_bound(
     random = random + how.operand_unit**2 * from_values
     full = scores * common_to_keys + (how.operand_unit + how.weight_unit) * out.abs()
     magnitude = torch.einsum("hrn,nhd->rhd", weights, part.abs()) @ back.abs()
-    float32 = magnitude * (_sum_loss(length) + 4 * FLOAT32_UNIT + rotation_loss(spec.values.rotation, spec.head_dim))
+    float32 = magnitude * (
+        sum_loss(length) + 4 * FLOAT32_UNIT + rotation_loss(value_spec.rotation, value_spec.head_dim)
+    )
     score_errors = (
-        options.scale * products.abs().sum(-1, keepdim=True) * _score_loss(spec.keys) + _EXP_STEPS * FLOAT32_UNIT
+        options.scale * products.abs().sum(-1, keepdim=True) * score_loss(key_spec) + _EXP_STEPS * FLOAT32_UNIT
     )
     full = full + float32 + (score_errors * moved.abs()).sum(1)
     return (DEVIATIONS * random.sqrt() + full) * _SECOND_ORDER
@@ -228,11 +239,11 @@ def _back(spec: VectorSpec) -> Tensor:
     return torch.cat((back, projection(spec.head_dim, spec.seed))) if has_signs(spec) else back
 
 
-def _score_loss(spec: VectorSpec) -> float:
+def score_loss(spec: VectorSpec) -> float:
     """Of the magnitudes of a score's products, that float32 loses: rotation of the query, sum, softmax's argument."""
     rotated = max(rotation_loss(spec.rotation, spec.head_dim), spec.head_dim * FLOAT32_UNIT if has_signs(spec) else 0.0)
-    return rotated * math.sqrt(spec.head_dim) + _sum_loss(spec.head_dim) + _EXP_STEPS * FLOAT32_UNIT
+    return rotated * math.sqrt(spec.head_dim) + sum_loss(spec.head_dim) + _EXP_STEPS * FLOAT32_UNIT
 
 
-def _sum_loss(terms: int) -> float:
+def sum_loss(terms: int) -> float:
     return OF_16_BITS.losses * OF_16_BITS.unit * -(-terms // OF_16_BITS.instruction_k)

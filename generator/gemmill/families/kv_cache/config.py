@@ -22,6 +22,14 @@ class Kind(StrEnum):
     """attends over pages"""
     DECOMPRESS = "decompress"
     """restores keys and values of slots"""
+    PACK = "pack"
+    """makes packed vectors of keys or values, in any format"""
+    UNPACK = "unpack"
+    """restores packed vectors"""
+    SCORES = "scores"
+    """multiplies queries and packed keys"""
+    ATTEND = "attend"
+    """attends over packed keys and values, in any format"""
 
     @property
     def template(self) -> str:
@@ -34,7 +42,14 @@ _TEMPLATE = {
     Kind.COMPRESS: "compress",
     Kind.DECODE: "decode_attention",
     Kind.DECOMPRESS: "decompress",
+    Kind.PACK: "pack",
+    Kind.UNPACK: "unpack",
+    Kind.SCORES: "packed_scores",
+    Kind.ATTEND: "packed_attention",
 }
+OF_ANY_FORMAT = (Kind.PACK, Kind.UNPACK, Kind.SCORES, Kind.ATTEND)
+"""Formats are told to them at run time."""
+WITHOUT_BITS = (Kind.HADAMARD, *OF_ANY_FORMAT)
 DTYPES = (DType.BF16, DType.F16)
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
 """Whose codes a kernel writes: nothing beside codes and a norm."""
@@ -100,7 +115,7 @@ def _sizes(c: KvCacheConfig) -> Iterator[str]:
 
 def offered_bits(kind: Kind, head_dim: int) -> tuple[tuple[int, int], ...]:
     """Of keys and values together, that a kind has kernels for."""
-    if kind is Kind.HADAMARD:
+    if kind in WITHOUT_BITS:
         return ((0, 0),)
     pairs = tuple(product(BITS, BITS)) if kind is Kind.COMPRESS else DECODED_BITS
     return pairs if head_dim == COMMON_HEAD_DIM else tuple(pair for pair in pairs if pair[0] == pair[1])

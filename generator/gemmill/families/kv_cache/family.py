@@ -16,7 +16,16 @@ from gemmill.vocab import Compiler
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-22: a unit's headers and host passes, then each kernel.
 _UNIT_SECONDS = 3.0
-_SECONDS = {Kind.HADAMARD: 0.3, Kind.COMPRESS: 0.6, Kind.DECODE: 1.2, Kind.DECOMPRESS: 0.5}
+_SECONDS = {
+    Kind.HADAMARD: 0.3,
+    Kind.COMPRESS: 0.6,
+    Kind.DECODE: 1.2,
+    Kind.DECOMPRESS: 0.5,
+    Kind.PACK: 0.6,
+    Kind.UNPACK: 0.5,
+    Kind.SCORES: 1.0,
+    Kind.ATTEND: 4.0,
+}
 
 
 def _filters(config: KvCacheConfig) -> dict[str, Any]:

@@ -3,7 +3,22 @@ arguments do not fit; arithmetic is that of gemmill.families.kv_cache.reference.
 
 import torch
 
-__all__ = ["hadamard_transform", "kv_compress", "kv_decode_attention", "kv_decompress"]
+from gemmill.families.kv_cache.formats import preset
+from gemmill.families.kv_cache.packed import preset_format, slot_sizes
+
+__all__ = [
+    "hadamard_transform",
+    "kv_attention",
+    "kv_attention_scores",
+    "kv_compress",
+    "kv_compress_keys",
+    "kv_compress_values",
+    "kv_decode_attention",
+    "kv_decompress",
+    "kv_decompress_keys",
+    "kv_decompress_values",
+    "vllm_cache",
+]
 
 _ops = torch.ops.gemmill
 
@@ -65,18 +80,149 @@ def kv_decode_attention(
     window: int = 0,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
+    rotated_out: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of q [batch, rows, heads, head dim] (bf16 or f16) over a cache: out of q's shape, and lse f32 [batch, heads, rows].
 
     Rows are the last tokens of their sequence. cache is kv_compress's. block_table is int32 [batch, pages of the longest],
     seq_lens int32 [batch]; pages and lengths that the cache has not are replaced by the nearest that it has. scale is
     1 / sqrt(head dim) if None. A window or softcap of 0 is none. With a softcap, scores are softcap
-    times tanh(score / softcap). sinks are f32 logits [heads]. By a seed of -1, q comes rotated and out stays so."""
+    times tanh(score / softcap). sinks are f32 logits [heads]. By a seed of -1, q comes rotated and out stays so; with
+    rotated_out only out stays so: see gemmill.quantize.fold_rotation."""
     batch, rows, heads, head_dim = q.shape
     out = q.new_empty(q.shape)
     lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
     factor = head_dim**-0.5 if scale is None else scale
     _ops.kv_decode_attention.default(
-        out, q, cache, block_table, seq_lens, format, factor, seed, causal, window, sinks, lse, softcap
+        out, q, cache, block_table, seq_lens, format, factor, seed, causal, window, sinks, lse, softcap, rotated_out
     )
     return out, lse
+
+
+def kv_compress_keys(
+    packed: torch.Tensor,
+    keys: torch.Tensor,
+    slot_mapping: torch.Tensor | None = None,
+    format: str = "eden4",
+    seed: int = 0,
+) -> None:
+    """Pack keys [tokens, heads, head dim] (bf16 or f16), token t at slot_mapping[t], or at t without a mapping.
+
+    packed is u8 [slots, heads, bytes of a key], whose vectors may be apart. Formats are eden, turboquant_mse and turboquant_prod with
+    2, 3 or 4, unit_centroids with 3 or 4, e2m1 and e4m3: docs/kv_cache.md. What has no slot is not stored."""
+    _ops.kv_compress_keys.default(packed, keys, slot_mapping, format, seed)
+
+
+def kv_compress_values(
+    packed: torch.Tensor,
+    values: torch.Tensor,
+    slot_mapping: torch.Tensor | None = None,
+    format: str = "eden4",
+    seed: int = 0,
+) -> None:
+    """Pack values as kv_compress_keys does keys. Formats are eden, turboquant_mse and turboquant_prod with 2, 3 or 4, uniform with 3
+    or 4, and e2m1."""
+    _ops.kv_compress_values.default(packed, values, slot_mapping, format, seed)
+
+
+def kv_decompress_keys(
+    packed: torch.Tensor,
+    head_dim: int,
+    slot_mapping: torch.Tensor | None = None,
+    format: str = "eden4",
+    seed: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """Packed keys of slots, or of all, [tokens, heads, head dim] in `dtype` (bf16 or f16), rotated back; zeros where there is no slot."""
+    keys = _plain(packed, head_dim, slot_mapping, dtype)
+    _ops.kv_decompress_keys.default(keys, packed, slot_mapping, format, seed)
+    return keys
+
+
+def kv_decompress_values(
+    packed: torch.Tensor,
+    head_dim: int,
+    slot_mapping: torch.Tensor | None = None,
+    format: str = "eden4",
+    seed: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """The same of values."""
+    values = _plain(packed, head_dim, slot_mapping, dtype)
+    _ops.kv_decompress_values.default(values, packed, slot_mapping, format, seed)
+    return values
+
+
+def _plain(packed: torch.Tensor, head_dim: int, slot_mapping: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    tokens = packed.shape[0] if slot_mapping is None else slot_mapping.numel()
+    return torch.empty((tokens, packed.shape[1], head_dim), dtype=dtype, device=packed.device)
+
+
+def kv_attention_scores(q: torch.Tensor, keys: torch.Tensor, format: str = "eden4", seed: int = 0) -> torch.Tensor:
+    """Inner products of q [batch, rows, heads, head dim] (bf16 or f16) and packed keys u8 [batch, length, KV heads, bytes of a key].
+
+    f32 [batch, heads, rows, length], without scale or mask: for callers with a softmax of their own."""
+    batch, rows, heads, _ = q.shape
+    scores = q.new_empty((batch, heads, rows, keys.shape[1]), dtype=torch.float32)
+    _ops.kv_attention_scores.default(scores, q, keys, format, seed)
+    return scores
+
+
+def kv_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor | None = None,
+    format: str = "k_eden4_v_eden4",
+    *,
+    scale: float | None = None,
+    seed: int = 0,
+    causal: bool = True,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
+    rotated_out: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q [batch, rows, heads, head dim] (bf16 or f16) over packed keys and values of any format: out and lse.
+
+    keys and values are u8 [pages, page, KV heads, bytes], pages of any size; without a block_table sequence b has page b alone.
+    `format` is k_K_v_V of formats of kv_compress_keys and kv_compress_values, or a preset of vLLM: turboquant_4bit_nc and others.
+    The rest is as in kv_decode_attention."""
+    batch, rows, heads, head_dim = q.shape
+    out = q.new_empty(q.shape)
+    lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
+    factor = head_dim**-0.5 if scale is None else scale
+    told = format if format.startswith("k_") else preset_format(format)
+    _ops.kv_attention.default(
+        out,
+        q,
+        keys,
+        values,
+        block_table,
+        seq_lens,
+        told,
+        factor,
+        seed,
+        causal,
+        window,
+        sinks,
+        lse,
+        softcap,
+        rotated_out,
+    )
+    return out, lse
+
+
+def vllm_cache(cache: torch.Tensor, name: str, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a cache of vLLM, u8 [pages, page, KV heads, slot], as tensors of packed vectors that share its memory.
+
+    `name` is its kv-cache-dtype, such as turboquant_4bit_nc. ValueError for another name or size of a slot."""
+    key, value, slot = slot_sizes(preset(name), head_dim)
+    preset_format(name)
+    if cache.dim() != 4 or cache.dtype is not torch.uint8 or cache.shape[-1] != slot:
+        raise ValueError(
+            f"A cache {cache.dtype} {list(cache.shape)} was given; {name} with head dim {head_dim} is torch.uint8 [pages, page, "
+            f"KV heads, {slot}]: pass the tensor that vLLM allocated."
+        )
+    return cache[..., :key], cache[..., key : key + value]

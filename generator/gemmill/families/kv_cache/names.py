@@ -4,30 +4,29 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gemmill.families.kv_cache.config import Kind, KvCacheConfig
+from gemmill.families.kv_cache.config import WITHOUT_BITS, Kind, KvCacheConfig
 from gemmill.vocab import Arch, DType
-
-_FIELDS = {Kind.HADAMARD: 3, Kind.COMPRESS: 4, Kind.DECODE: 4, Kind.DECOMPRESS: 4}
 
 
 def to_fields(config: KvCacheConfig) -> list[str]:
     """kind dtype head_dim, then bits of keys and values."""
     fields = [config.kind.value, config.dtype.value, f"d{config.head_dim}"]
-    return fields if config.kind is Kind.HADAMARD else [*fields, f"k{config.key_bits}v{config.value_bits}"]
+    return fields if config.kind in WITHOUT_BITS else [*fields, f"k{config.key_bits}v{config.value_bits}"]
 
 
 def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> KvCacheConfig:
     """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
     kind = Kind(fields[0])
-    if len(fields) != _FIELDS[kind]:
-        raise ValueError(f"it has {len(fields) + 2} fields of {_FIELDS[kind] + 2}")
+    count = 3 if kind in WITHOUT_BITS else 4
+    if len(fields) != count:
+        raise ValueError(f"it has {len(fields) + 2} fields of {count + 2}")
     told: dict[str, Any] = {
         "kind": kind,
         "dtype": DType(fields[1]),
         "head_dim": _number("head_dim", "d", fields[2]),
         "arch": arch,
     }
-    if kind is Kind.HADAMARD:
+    if kind in WITHOUT_BITS:
         return KvCacheConfig(**told)
     bits = re.fullmatch(r"k(\d)v(\d)", fields[3])
     if bits is None:

@@ -14,6 +14,7 @@ from gemmill.families.kv_cache.config import (
     offered_bits,
 )
 from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES
+from gemmill.families.kv_cache.packed_ops import PACKED_OF, PACKED_OPS, one_of_words
 from gemmill.family import Aspect, Check, Judged, Layout, Let, Op, OpSchema, OpSet, Require, Same, Special, Step, Tensor
 from gemmill.family import any_of as any_word
 from gemmill.vocab import Arch, DType
@@ -24,12 +25,20 @@ COMPRESS = OpSchema(
 )
 DECODE = OpSchema(
     "kv_decode_attention(Tensor(a!) out, Tensor q, Tensor cache, Tensor block_table, Tensor seq_lens, str format, "
-    "float scale, int seed=0, bool causal=True, int window=0, Tensor? sinks=None, Tensor(b!)? lse=None, float softcap=0.0) -> ()"
+    "float scale, int seed=0, bool causal=True, int window=0, Tensor? sinks=None, Tensor(b!)? lse=None, float softcap=0.0, "
+    "bool rotated_out=False) -> ()"
 )
 DECOMPRESS = OpSchema(
     "kv_decompress(Tensor(a!) keys, Tensor(b!) values, Tensor cache, Tensor slot_mapping, str format, int seed=0) -> ()"
 )
-SCHEMA_OF = {Kind.HADAMARD: HADAMARD, Kind.COMPRESS: COMPRESS, Kind.DECODE: DECODE, Kind.DECOMPRESS: DECOMPRESS}
+SCHEMAS_OF = {
+    Kind.HADAMARD: (HADAMARD,),
+    Kind.COMPRESS: (COMPRESS,),
+    Kind.DECODE: (DECODE,),
+    Kind.DECOMPRESS: (DECOMPRESS,),
+    **PACKED_OF,
+}
+"""What is asked of a kind of kernels."""
 STORED = tuple(FORMATS)
 DECODED = tuple(format_of(method, *bits).name for method in METHODS for bits in DECODED_BITS)
 """Formats that are read, by name."""
@@ -43,12 +52,6 @@ def _any_of(choices: tuple[object, ...]) -> str:
 
 def _one_of(name: str, choices: tuple[int, ...], what: str) -> Require:
     return Require(f"{name} in {choices}", f"{what}, expected {_any_of(choices)}")
-
-
-def _format(offered: tuple[str, ...]) -> Require:
-    return Require(
-        f"format in {offered}", f"format is {{format!r}}, expected {any_word([repr(name) for name in offered])}"
-    )
 
 
 _HADAMARD_OP = Op(
@@ -121,7 +124,7 @@ def _vectors(name: str) -> Require:
 
 _STORED_TENSORS = "keys values cache slot_mapping"
 _FORMAT_STORED = (
-    _format(STORED),
+    one_of_words(STORED),
     Let("method", f"format_index // {len(BITS) ** 2}"),
     Let("key_bits", f"format_index // {len(BITS)} % {len(BITS)} + {BITS[0]}"),
     Let("value_bits", f"format_index % {len(BITS)} + {BITS[0]}"),
@@ -129,7 +132,7 @@ _FORMAT_STORED = (
     _BITS_FIT,
 )
 _FORMAT_READ = (
-    _format(DECODED),
+    one_of_words(DECODED),
     Let("fewer_bits", f"format_index % {len(DECODED_BITS)}"),
     Let("key_bits", "(9 - fewer_bits) // 2"),
     Let("value_bits", "(8 - fewer_bits) // 2"),
@@ -203,8 +206,6 @@ _DECOMPRESS_OP = _of_tokens(
     (
         *_of_one_stride("keys", "key_head"),
         *_of_one_stride("values", "value_head"),
-        Let("key_token", "key_head * heads"),
-        Let("value_token", "value_head * heads"),
     ),
 )
 _LSE = Require(
@@ -270,12 +271,14 @@ def _misaligned(call: Judged) -> str | None:
     return f"{call['cache'].name} begins {cache.data % _ALIGNMENT} bytes behind a multiple of {_ALIGNMENT}, where bulk copies begin"
 
 
-OPS = OpSet(ops=(_HADAMARD_OP, _COMPRESS_OP, _DECODE_OP, _DECOMPRESS_OP), specials={"cache_is_aligned": _misaligned})
+OPS = OpSet(
+    ops=(_HADAMARD_OP, _COMPRESS_OP, _DECODE_OP, _DECOMPRESS_OP, *PACKED_OPS),
+    specials={"cache_is_aligned": _misaligned},
+)
 
 
-def configs_of(op: str, arch: Arch) -> tuple[KvCacheConfig, ...]:
-    """Every config that serves a call of an op, each once."""
-    kind = next(kind for kind, schema in SCHEMA_OF.items() if schema.name == op)
+def configs_of(kind: Kind, arch: Arch) -> tuple[KvCacheConfig, ...]:
+    """Every config of a kind, each once."""
     return tuple(
         KvCacheConfig(kind=kind, dtype=dtype, head_dim=head_dim, key_bits=keys, value_bits=values, arch=arch)
         for dtype in DTYPES

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, KvCacheConfig
-from gemmill.families.kv_cache.ops import SCHEMA_OF, configs_of
+from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, Kind, KvCacheConfig
+from gemmill.families.kv_cache.ops import configs_of
 from gemmill.vocab import Arch, DType
 
 
 def default(arch: Arch) -> Iterator[KvCacheConfig]:
     """Every config that an op reaches; on sm90a."""
     if arch is Arch.SM90A:
-        for schema in SCHEMA_OF.values():
-            yield from configs_of(schema.name, arch)
+        for kind in Kind:
+            yield from configs_of(kind, arch)
 
 
 def smoke(arch: Arch) -> Iterator[KvCacheConfig]:

@@ -1,7 +1,6 @@
 """The compressed cache's ops in the runtime."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -9,8 +8,9 @@ from gemmill.families import kv_cache
 from gemmill.families.kv_cache.call import config_of, spec_of
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import Kind
+from gemmill.families.kv_cache.packed_serving import Given, attention, options_of, pack, scores, unpack
 from gemmill.families.kv_cache.pages import KEYS, VALUES
-from gemmill.families.kv_cache.reference.attention import AttentionOptions, decode_attention
+from gemmill.families.kv_cache.reference.attention import decode_attention
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate, rotate_back
 from gemmill.families.kv_cache.reference.vectors import decompress
@@ -22,9 +22,6 @@ from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, count_of_variants
 from gemmill.space.names import to_name
 from gemmill.vocab import Arch
-
-Given = dict[str, Any]
-"""Arguments by role."""
 
 
 def _asked(call: Judged) -> ProblemCall:
@@ -84,16 +81,6 @@ def _decode(call: Judged, given: Given) -> Iterator[Result]:
         yield given["lse"], lse
 
 
-def options_of(call: Judged) -> AttentionOptions:
-    """What a call of attention says beside its tensors."""
-    return AttentionOptions(
-        scale=call["scale"],
-        causal=bool(call["causal"]),
-        window=call["window"] or None,
-        soft_cap=call["softcap"] or None,
-    )
-
-
 def within_cache(call: Judged, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
     """Lengths and page table with what the cache has not replaced by the nearest that it has."""
     lengths = given["seq_lens"].reshape(-1).long()
@@ -110,7 +97,8 @@ def attended(call: Judged, given: Given) -> Result:
         q = rotate_back(q, spec.keys.rotation, spec.seed)
     sinks = None if sinks is None else sinks.reshape(-1)
     out, lse = decode_attention(q, cache, spec, table, lengths, options_of(call), sinks)
-    return (rotate(out, spec.values.rotation, spec.seed) if is_rotated else out), lse
+    stays = is_rotated or call["rotated_out"]
+    return (rotate(out, spec.values.rotation, spec.seed) if stays else out), lse
 
 
 _COMPUTE = {
@@ -118,5 +106,9 @@ _COMPUTE = {
     Kind.COMPRESS: _compress,
     Kind.DECODE: _decode,
     Kind.DECOMPRESS: _decompress,
+    Kind.PACK: pack,
+    Kind.UNPACK: unpack,
+    Kind.SCORES: scores,
+    Kind.ATTEND: attention,
 }
 SERVING = Serving(results=_results, asked=_asked, lacks=_lacks)

@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from gemmill.families.kv_cache.codebooks import codebook
-from gemmill.families.kv_cache.config import Kind, KvCacheConfig
+from gemmill.families.kv_cache.config import OF_ANY_FORMAT, Kind, KvCacheConfig
+from gemmill.families.kv_cache.packed import POWERS_OF_TWO
+from gemmill.families.kv_cache.vllm_codebooks import vllm_codebook
 from gemmill.family import Spelled
 from gemmill.vocab import DType
 
@@ -23,6 +25,8 @@ def spell(config: KvCacheConfig) -> Spelled:
         case Kind.DECODE | Kind.DECOMPRESS:
             values |= {f"{side}_bits": bits for side, bits in sides.items()}
             values["centroids"] = _centroids(config.head_dim, sides.values())
+        case kind if kind in OF_ANY_FORMAT:
+            values["books"] = _books(config.head_dim)
     return Spelled(template=f"kv_cache/{config.kind.template}.cu.jinja", values=values)
 
 
@@ -30,6 +34,17 @@ def _book(head_dim: int, bits: int) -> str:
     """Centroids, then the boundaries between them, rounded to f32: a `Codebook`."""
     book = codebook(head_dim, bits)
     return _braced([_braced(map(_float, part)) for part in (book.centroids, book.boundaries)])
+
+
+def _books(head_dim: int) -> str:
+    """Ours of 1 to 4 bits, then vLLM's of 3 and 4, where its keys have such head dims: `Books`."""
+    own = [codebook(head_dim, bits) for bits in (1, 2, 3, 4)]
+    foreign = [vllm_codebook(head_dim, bits) for bits in (3, 4)] if head_dim in POWERS_OF_TWO else []
+    spelled = [
+        _braced([_braced([_braced(map(_float, part)) for part in (book.centroids, book.boundaries)]) for book in books])
+        for books in (own, foreign)
+    ]
+    return _braced(spelled)
 
 
 def _centroids(head_dim: int, sides: Iterable[int]) -> str:

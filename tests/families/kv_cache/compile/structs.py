@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gemmill.families.kv_cache.packed import CACHE_FORMATS, KEY_FORMATS, VALUE_FORMATS
 from gemmill.locations import kernels_dir
 
 _TYPES = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float}
@@ -28,6 +29,9 @@ _Hadamard, _Compress, _Decompress, _Attention = (
     struct_of("kv_cache/abi.h", f"gemmill_{name}_args")
     for name in ("hadamard", "kv_compress", "kv_decompress", "kv_attention")
 )
+_Vectors, _Scores, _Packed = (
+    struct_of("kv_cache/abi.h", f"gemmill_kv_{name}_args") for name in ("vectors", "scores", "packed_attention")
+)
 
 
 def _filled(struct: type[ctypes.Structure], **given: Any) -> ctypes.Structure:
@@ -39,6 +43,12 @@ def _filled(struct: type[ctypes.Structure], **given: Any) -> ctypes.Structure:
 
 def arguments_of(given: dict[str, Any]) -> ctypes.Structure:
     """Of a call's arguments by name."""
+    if "packed" in given:
+        return _vectors(**given)
+    if "scores" in given:
+        return _scores(**given)
+    if "keys" in given and "q" in given:
+        return _packed_attention(**given)
     if "x" in given:
         return _hadamard(**given)
     if "q" in given:
@@ -55,13 +65,20 @@ def _compress(
     cache: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor, format: str, seed: int
 ) -> ctypes.Structure:
     unbiased = int("eden" in format)
-    return _filled(_Compress, unbiased=unbiased, **_of_tokens(cache, keys, values, slot_mapping, seed))
+    strides = {
+        "key_token_stride": keys.stride(0),
+        "key_head_stride": keys.stride(1),
+        "value_token_stride": values.stride(0),
+        "value_head_stride": values.stride(1),
+    }
+    return _filled(_Compress, unbiased=unbiased, **strides, **_of_tokens(cache, keys, values, slot_mapping, seed))
 
 
 def _decompress(
     keys: Tensor, values: Tensor, cache: Tensor, slot_mapping: Tensor, format: str, seed: int
 ) -> ctypes.Structure:
-    return _filled(_Decompress, **_of_tokens(cache, keys, values, slot_mapping, seed))
+    strides = {"key_stride": keys.stride(1), "value_stride": values.stride(1)}
+    return _filled(_Decompress, **strides, **_of_tokens(cache, keys, values, slot_mapping, seed))
 
 
 def _of_tokens(cache: Tensor, keys: Tensor, values: Tensor, slots: Tensor, seed: int) -> dict[str, Any]:
@@ -77,10 +94,6 @@ def _of_tokens(cache: Tensor, keys: Tensor, values: Tensor, slots: Tensor, seed:
         "pages": cache.shape[0],
         "page_size": cache.shape[2],
         "page_stride": cache.stride(0),
-        "key_token_stride": keys.stride(0),
-        "key_head_stride": keys.stride(1),
-        "value_token_stride": values.stride(0),
-        "value_head_stride": values.stride(1),
     }
 
 
@@ -108,4 +121,63 @@ def _attention(
         q_head_stride=q.stride(2),
         table_pages=block_table.shape[1],
         table_stride=block_table.stride(0),
+    )
+
+
+def _vectors(packed: Tensor, slot_mapping: Tensor | None, format: str, seed: int, **sides: Tensor) -> ctypes.Structure:
+    ((name, vectors),) = sides.items()
+    formats = KEY_FORMATS if name == "keys" else VALUE_FORMATS
+    return _filled(
+        _Vectors,
+        packed=packed,
+        vectors=vectors,
+        slots=slot_mapping,
+        tokens=vectors.shape[0],
+        heads=vectors.shape[1],
+        slot_count=packed.shape[0],
+        packed_slot_stride=packed.stride(0),
+        packed_head_stride=packed.stride(1),
+        token_stride=vectors.stride(0),
+        head_stride=vectors.stride(1),
+        seed=seed,
+        format=list(formats).index(format),
+        of_values=int(name == "values"),
+    )
+
+
+def _strides(name: str, x: Tensor) -> dict[str, int]:
+    return {f"{name}_{what}_stride": x.stride(i) for i, what in enumerate(("page", "token", "head"))}
+
+
+def _of_queries(q: Tensor) -> dict[str, Any]:
+    strides = {f"q_{what}_stride": q.stride(i) for i, what in enumerate(("batch", "row", "head"))}
+    return {"q": q, "batch": q.shape[0], "rows": q.shape[1], "heads": q.shape[2]} | strides
+
+
+def _scores(scores: Tensor, q: Tensor, keys: Tensor, format: str, seed: int) -> ctypes.Structure:
+    sizes = {"kv_heads": keys.shape[2], "length": keys.shape[1], "key_format": list(KEY_FORMATS).index(format)}
+    return _filled(_Scores, scores=scores, keys=keys, seed=seed, **sizes, **_strides("key", keys), **_of_queries(q))
+
+
+def _packed_attention(
+    q: Tensor, keys: Tensor, values: Tensor, block_table: Tensor | None, format: str, **others: Any
+) -> ctypes.Structure:
+    key_format, value_format = divmod(CACHE_FORMATS.index(format), len(VALUE_FORMATS))
+    return _filled(
+        _Packed,
+        keys=keys,
+        values=values,
+        block_table=block_table,
+        key_format=key_format,
+        value_format=value_format,
+        **(others | {"causal": int(others["causal"])}),
+        kv_heads=keys.shape[2],
+        pages=keys.shape[0],
+        page_size=keys.shape[1],
+        out_stride=others["out"].stride(2),
+        table_pages=0 if block_table is None else block_table.shape[1],
+        table_stride=0 if block_table is None else block_table.stride(0),
+        **_strides("key", keys),
+        **_strides("value", values),
+        **_of_queries(q),
     )

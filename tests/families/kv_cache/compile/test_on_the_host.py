@@ -15,8 +15,11 @@ from families.kv_cache.compile.structs import Launch, arguments_of
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit import emit
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
-from gemmill.families.kv_cache.cases.judging import Given, parts, report
+from gemmill.families.kv_cache.cases.held import Given
+from gemmill.families.kv_cache.cases.judging import parts, report
+from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, ScoresCase, UnpackCase, key_formats
 from gemmill.families.kv_cache.ops import DECODE
+from gemmill.families.kv_cache.packed import VALUE_FORMATS
 from gemmill.locations import kernels_dir
 from gemmill.space.names import parse_name, symbol_of
 from gemmill.vocab import DType
@@ -46,7 +49,17 @@ DECODES = {
     (DType.F16, 32, 192, 3, 3): "decode_f16_d192_k3v3",
 }
 SMALL = "decode_f16_d128_k4v4"
-NAMES = (*HADAMARDS.values(), *COMPRESSES.values(), *DECOMPRESSES.values(), *DECODES.values())
+PACKED = {
+    kind: tuple(f"{kind}_{of}" for of in ("bf16_d128", "f16_d64", "f16_d96"))
+    for kind in ("pack", "unpack", "scores", "attend")
+}
+NAMES = (
+    *HADAMARDS.values(),
+    *COMPRESSES.values(),
+    *DECOMPRESSES.values(),
+    *DECODES.values(),
+    *(name for names in PACKED.values() for name in names),
+)
 
 
 @pytest.fixture(scope="module")
@@ -168,3 +181,63 @@ def test_nan_shows_where_it_is_seen_and_nowhere_else(kernels: ctypes.CDLL) -> No
     assert bool(after["out"][0, 0, 0].isnan().all()) and not bool(after["out"][0, 1].isnan().any())
     assert not bool(after["out"][0, 0, 1].isnan().any())
     assert not report(parts(DECODE.name, before, after))
+
+
+def _of_name(name: str) -> dict[str, Any]:
+    _, dtype, head_dim = name.split("_")
+    return {"dtype": DType(dtype), "head_dim": int(head_dim[1:])}
+
+
+@pytest.mark.parametrize("name", [name for kind in ("pack", "unpack") for name in PACKED[kind]])
+def test_packs_and_unpacks_every_format(kernels: ctypes.CDLL, name: str) -> None:
+    case_of, common = PackCase if name.startswith("pack") else UnpackCase, _of_name(name)
+    for of_values, formats in ((False, key_formats(common["head_dim"])), (True, tuple(VALUE_FORMATS))):
+        for i, format in enumerate(formats):
+            odd = {"tokens": 23, "heads": 2, "gap": 5 + i % 2, "is_mapped": i % 3 == 0, "is_odd": True}
+            assert_right(kernels, name, case_of(format=format, of_values=of_values, **odd, **common))
+
+
+@pytest.mark.parametrize("name", PACKED["scores"])
+def test_scores_keys_of_every_format(kernels: ctypes.CDLL, name: str) -> None:
+    for i, format in enumerate(key_formats(_of_name(name)["head_dim"])):
+        length, rows, heads, kv_heads = ((1, 1, 3, 1), (130, 2, 20, 2), (64, 3, 4, 4))[i % 3]
+        case = ScoresCase(length=length, rows=rows, heads=heads, kv_heads=kv_heads, format=format, **_of_name(name))
+        assert_right(kernels, name, case)
+
+
+ATTENDED = (
+    {"lengths": (37,), "heads": 4, "kv_heads": 1},
+    {"lengths": (300, 0, 1, 129), "heads": 4, "kv_heads": 2, "is_plain": True},
+    {"lengths": (150, 2), "rows": 4, "heads": 4, "kv_heads": 2, "has_sinks": True, "softcap": 1.5, "page": 48},
+    {"lengths": (150, 2), "rows": 35, "heads": 2, "kv_heads": 1, "window": 40, "page": 16},
+    {"lengths": (3, 140), "rows": 3, "heads": 20, "kv_heads": 1, "window": 40, "causal": False, "page": 7},
+    {"lengths": (200,), "rows": 150, "heads": 2, "kv_heads": 2, "has_sinks": True, "page": 128},
+)
+
+
+@pytest.mark.parametrize("name", PACKED["attend"])
+def test_attends_over_packed_vectors(kernels: ctypes.CDLL, name: str) -> None:
+    """Every format of keys and of values; on few multiprocessors a sequence is one slice."""
+    keys = key_formats(_of_name(name)["head_dim"])
+    for i, value in enumerate((*VALUE_FORMATS, "eden4")):
+        case = AttendCase(format=f"k_{keys[i % len(keys)]}_v_{value}", **ATTENDED[i % len(ATTENDED)], **_of_name(name))
+        assert_right(kernels, name, case, sm_count=1 if i % 2 else 40)
+
+
+def test_rotated_queries_and_wide_factors(kernels: ctypes.CDLL) -> None:
+    common = {"lengths": (70,), "heads": 2, "kv_heads": 1, **_of_name(PACKED["attend"][0])}
+    for format in ("k_eden3_v_eden3", "k_unit_centroids4_v_uniform4", "k_e4m3_v_eden4"):
+        assert_right(kernels, PACKED["attend"][0], AttendCase(format=format, is_rotated=True, **common))
+    case = AttendCase(format="k_eden4_v_e2m1", **common)
+    given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+    scales = given["values"][..., -4:]
+    scales[(scales > 0) & (scales < 255)] += 40
+    before, after = launched(kernels, PACKED["attend"][0], given)
+    assert not report(parts(case.schema.name, before, after)) and float(after["out"].abs().max()) > 2.0**30
+
+
+def test_packed_tables_and_lengths_that_the_cache_has_not(kernels: ctypes.CDLL) -> None:
+    case = AttendCase(lengths=(40, 40, 5), heads=2, kv_heads=1, page=16, **_of_name(PACKED["attend"][0]))
+    lengths = torch.tensor([1000, -7, 5], dtype=torch.int32)
+    table = torch.tensor([[0, -5, 10**9], [0, 0, 0], [2**31 - 1, 0, 0]], dtype=torch.int32)
+    assert_right(kernels, PACKED["attend"][0], case, seq_lens=lengths, block_table=table)

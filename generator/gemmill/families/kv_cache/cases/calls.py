@@ -8,45 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.kv_cache.cases.judging import parts, report, worst_part
-from gemmill.families.kv_cache.config import FORMATS, Kind, KvCacheConfig, format_of
+from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal
+from gemmill.families.kv_cache.cases.packed_calls import (
+    AttendCase,
+    PackCase,
+    ScoresCase,
+    UnpackCase,
+    of_packed_config,
+)
+from gemmill.families.kv_cache.config import FORMATS, OF_ANY_FORMAT, Kind, KvCacheConfig, format_of
 from gemmill.families.kv_cache.formats import PAGE_SIZES, CacheSpec, Method
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECOMPRESS, HADAMARD
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, write
 from gemmill.families.kv_cache.selections import smoke
-from gemmill.numerics.cases import Outcome
-from gemmill.runtime.schemas import NAMESPACE, OpSchema
 from gemmill.vocab import Arch, DType
-
-SEED = 3
-POISON = 0xA5
-
-
-class _Call:
-    """What cases share: they have a schema, and arguments on a device."""
-
-    schema: OpSchema
-
-    @property
-    def op(self) -> str:
-        """The op's name."""
-        return self.schema.name
-
-    def arguments(self, device: torch.device | str) -> list[Any]:
-        """In the order of the op's schema, outputs poisoned. On the meta device there is no data."""
-        raise NotImplementedError
-
-    def run(self, device: str) -> Outcome:
-        """Make the call, and hold it against the reference on the same device."""
-        after = dict(zip(self.schema.arguments, self.arguments(device), strict=True))
-        before = {name: _copied(value) if isinstance(value, Tensor) else value for name, value in after.items()}
-        getattr(getattr(torch.ops, NAMESPACE), self.schema.name).default(*after.values())
-        found = parts(self.schema.name, before, after)
-        return Outcome(report=report(found), worst_fraction=max(map(worst_part, found.values()), default=0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
-class HadamardCase(_Call):
+class HadamardCase(MadeCall):
     """Rows that are transformed."""
 
     rows: int
@@ -58,13 +37,13 @@ class HadamardCase(_Call):
 
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Normal data."""
-        x = _normal((self.rows, self.columns + self.padding), self.dtype, device)[:, : self.columns]
+        x = normal((self.rows, self.columns + self.padding), self.dtype, device)[:, : self.columns]
         out = torch.full((self.rows, self.columns + self.padding), torch.nan, device=device).to(x.dtype)
         return [out[:, : self.columns], x, self.columns**-0.5]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressCase(_Call):
+class CompressCase(MadeCall):
     """Tokens whose keys and values are stored."""
 
     tokens: int
@@ -95,7 +74,7 @@ class CompressCase(_Call):
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Normal data, slots in any order."""
         width = self.kv_heads * self.head_dim
-        both = _normal((self.tokens, 2 * width + self.padding), self.dtype, device)
+        both = normal((self.tokens, 2 * width + self.padding), self.dtype, device)
         keys, values = (
             both[:, i * width : (i + 1) * width].unflatten(1, (self.kv_heads, self.head_dim)) for i in (0, 1)
         )
@@ -132,7 +111,7 @@ class DecompressCase(CompressCase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeCase(_Call):
+class DecodeCase(MadeCall):
     """Queries that attend over a cache."""
 
     lengths: Sequence[int]
@@ -150,6 +129,8 @@ class DecodeCase(_Call):
     has_sinks: bool = False
     is_rotated: bool = False
     """Whether queries come rotated."""
+    stays_rotated: bool = False
+    """Whether the output stays so."""
     schema = DECODE
 
     @property
@@ -166,10 +147,10 @@ class DecodeCase(_Call):
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Normal data in pages of any order; what no token owns is NaN, and the table beyond a sequence names no page."""
         batch, widest = len(self.lengths), max([1, *(-(-length // self.page) for length in self.lengths)])
-        q = _normal((batch, self.rows, self.heads + 1, self.head_dim), self.dtype, device)[:, :, : self.heads]
+        q = normal((batch, self.rows, self.heads + 1, self.head_dim), self.dtype, device)[:, :, : self.heads]
         out = torch.full(q.shape, torch.nan, device=device).to(q.dtype)
         lse = torch.full((batch, self.heads, self.rows), torch.nan, device=device)
-        sinks = _normal((1, self.heads), DType.F32, device)[0] if self.has_sinks else None
+        sinks = normal((1, self.heads), DType.F32, device)[0] if self.has_sinks else None
         cache = empty_cache(self.spec, batch * widest, device).fill_(0xFF)
         table = torch.empty((batch, widest), dtype=torch.int32, device=device)
         lengths = torch.empty(batch, dtype=torch.int32, device=device)
@@ -178,6 +159,7 @@ class DecodeCase(_Call):
             table.copy_(self._fill(cache, batch, widest))
         seed = -1 if self.is_rotated else SEED
         options = [self.format, self.head_dim**-0.5, seed, self.causal, self.window, sinks, lse, self.softcap]
+        options.append(self.stays_rotated)
         return [out, q, cache, table, lengths, *options]
 
     def _fill(self, cache: Tensor, batch: int, widest: int) -> Tensor:
@@ -187,7 +169,7 @@ class DecodeCase(_Call):
         for row, length in enumerate(self.lengths):
             tokens = torch.arange(length)
             slots = table[row, tokens // self.page] * self.page + tokens % self.page
-            keys, values = _normal((2, length, self.kv_heads, self.head_dim), DType.F32, cache.device, seed=row)
+            keys, values = normal((2, length, self.kv_heads, self.head_dim), DType.F32, cache.device, seed=row)
             write(cache, self.spec, keys, values, slots.to(cache.device), torch.float32)
             table[row, -(-length // self.page) :] = 10**6
         return table
@@ -199,8 +181,10 @@ def empty_cache(spec: CacheSpec, pages: int, device: torch.device | str) -> Tens
     return torch.full((pages, spec.kv_heads, spec.page_size, size), POISON, dtype=torch.uint8, device=device)
 
 
-def of_config(config: KvCacheConfig) -> Iterator[_Call]:
+def of_config(config: KvCacheConfig) -> Iterator[MadeCall]:
     """Calls of the op that a config serves: below, at and across the kernels' own limits."""
+    if config.kind in OF_ANY_FORMAT:
+        yield from of_packed_config(config)
     match config.kind:
         case Kind.HADAMARD:
             for rows, padding in ((1, 0), (7, 8), (64, 3), (65, 0), (1027, 1), (0, 0), (70_000, 16)):
@@ -243,16 +227,18 @@ def _attended() -> Iterator[dict[str, Any]]:
     yield {"lengths": (3, 200), "rows": 3, "heads": 20, "kv_heads": 1, "window": 40, "causal": False}
     yield {"lengths": (64, 500), "rows": 8, "heads": 2, "kv_heads": 2, "is_rotated": True}
     yield {"lengths": (2100,), "heads": 2, "kv_heads": 1}
-    yield {"lengths": (333, 64), "rows": 2, "heads": 16, "kv_heads": 1}
+    yield {"lengths": (333, 64), "rows": 2, "heads": 16, "kv_heads": 1, "stays_rotated": True}
     yield {"lengths": (400,), "rows": 1, "heads": 5, "kv_heads": 5, "softcap": 30.0}
     yield {"lengths": (), "heads": 2, "kv_heads": 1}
 
 
-def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> _Call:
+def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> MadeCall:
     """So many rows, tokens or query rows, all else small."""
     count = sizes["m"]
     if config.kind is Kind.HADAMARD:
         return HadamardCase(rows=count, columns=config.head_dim, dtype=config.dtype)
+    if config.kind in OF_ANY_FORMAT:
+        return _sized_packed(config, count)
     common: dict[str, Any] = {"dtype": config.dtype, "format": _eden(config), "head_dim": config.head_dim}
     if config.kind is Kind.COMPRESS:
         return CompressCase(tokens=count, **common, kv_heads=2, is_apart=True)
@@ -261,20 +247,21 @@ def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> _Call:
     return DecodeCase(rows=count, **common, lengths=(70,), heads=2, kv_heads=1)
 
 
-def once() -> Iterator[tuple[str, _Call]]:
+def _sized_packed(config: KvCacheConfig, count: int) -> MadeCall:
+    common: dict[str, Any] = {"dtype": config.dtype, "head_dim": config.head_dim}
+    match config.kind:
+        case Kind.PACK:
+            return PackCase(tokens=count, format="eden4", heads=2, **common)
+        case Kind.UNPACK:
+            return UnpackCase(tokens=count, format="eden4", heads=2, **common)
+        case Kind.SCORES:
+            return ScoresCase(length=70, rows=count, heads=2, kv_heads=1, **common)
+        case _:
+            return AttendCase(lengths=(70,), rows=count, heads=2, kv_heads=1, **common)
+
+
+def once() -> Iterator[tuple[str, MadeCall]]:
     """Each op, once."""
     for config in smoke(Arch.SM90A):
-        yield next(iter((case.schema.name, case) for case in list(of_config(config))[1:2]))
-
-
-def _normal(shape: tuple[int, ...], dtype: DType, device: torch.device | str, seed: int = 0) -> Tensor:
-    as_torch: torch.dtype = getattr(torch, dtype.torch_name)
-    if str(device) == "meta":
-        return torch.empty(shape, dtype=as_torch, device=device)
-    random = torch.Generator(device).manual_seed(seed + sum(shape))
-    return torch.randn(shape, generator=random, device=device).to(as_torch)
-
-
-def _copied(value: Tensor) -> Tensor:
-    """With its strides and padding."""
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
+        cases = list(of_config(config))[1:]
+        yield from {case.schema.name: case for case in reversed(cases)}.items()

@@ -4,15 +4,16 @@ import math
 
 import torch
 
+from gemmill.families.kv_cache.cases.laid import DATA, call, vectors
+from gemmill.families.kv_cache.cases.packed_drawn import PACKED_NAMES, drawn_packed
 from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, DTYPES, FORMATS
 from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECODED, HADAMARD, STORED
-from gemmill.numerics.call import WITHIN, LegalCall, Limits
+from gemmill.numerics.call import LegalCall, Limits
 from gemmill.numerics.draw import Draw
-from gemmill.numerics.layouts import TIDY, free_stride, matrix, row_stride, shift_of, torch_dtype, vector
+from gemmill.numerics.layouts import TIDY, free_stride, matrix, torch_dtype, vector
 from gemmill.numerics.memory import Slot
 
-_DATA = ("normal", "normal", "wide", "integers")
 _BYTES = ("bounds", "bounds", "bounds", "codes")
 """Of a cache: bytes 0 and 1, whose scales are finite, or all."""
 _MOST_SLOTS = 512
@@ -20,6 +21,8 @@ _MOST_SLOTS = 512
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     """A random call of any of them."""
+    if op in PACKED_NAMES:
+        return drawn_packed(op, draw, limits)
     if op == HADAMARD.name:
         return _hadamard(draw, limits)
     return _decode(draw) if op == DECODE.name else _of_tokens(op, draw, limits)
@@ -30,34 +33,9 @@ def _hadamard(draw: Draw, limits: Limits) -> LegalCall:
     rows, tidy = draw.size(max(1, limits.elements // columns)), draw.chance(TIDY)
     slots = {
         "out": matrix(draw, dtype, rows, columns, None, written=True, tidy=tidy),
-        "x": matrix(draw, dtype, rows, columns, draw.one_of(_DATA), tidy=tidy),
+        "x": matrix(draw, dtype, rows, columns, draw.one_of(DATA), tidy=tidy),
     }
-    return _call(HADAMARD.name, draw, slots, {"scale": draw.one_of((1.0, columns**-0.5, -0.25))})
-
-
-def _strides(draw: Draw, leading: tuple[int, ...], step: int) -> tuple[int, ...]:
-    """Of rows `step` apart."""
-    counts = [math.prod(max(n, 1) for n in leading[i + 1 :]) for i in range(len(leading))]
-    return (*(free_stride(draw, n, step * count) for n, count in zip(leading, counts, strict=True)), 1)
-
-
-def _vectors(draw: Draw, dtype: torch.dtype, shape: tuple[int, ...], tidy: bool, *, written: bool = False) -> Slot:
-    """Rows [..., head dim] at one stride."""
-    *leading, head_dim = shape
-    step = row_stride(draw, head_dim, written=written, tidy=tidy)
-    return Slot(
-        dtype=dtype,
-        shape=shape,
-        strides=_strides(draw, tuple(leading), step),
-        rows=math.prod(leading),
-        columns=head_dim,
-        row_stride=step,
-        column_stride=1,
-        values=None if written else draw.one_of(_DATA),
-        written=written,
-        shift=shift_of(draw, tidy),
-        reference_shape=shape,
-    )
+    return call(HADAMARD.name, draw, slots, {"scale": draw.one_of((1.0, columns**-0.5, -0.25))})
 
 
 def _cache(draw: Draw, shape: tuple[int, ...], values: str, *, written: bool = False) -> Slot:
@@ -94,11 +72,11 @@ def _of_tokens(op: str, draw: Draw, limits: Limits) -> LegalCall:
     shape = (pages, heads, page, head_dim * (key_bits + value_bits) // 8 + 4)
     slots = {
         "cache": _cache(draw, shape, "codes" if stores else draw.one_of(_BYTES), written=stores),
-        "keys": _vectors(draw, dtype, (tokens, heads, head_dim), tidy, written=not stores),
-        "values": _vectors(draw, dtype, (tokens, heads, head_dim), tidy, written=not stores),
+        "keys": vectors(draw, dtype, (tokens, heads, head_dim), tidy, written=not stores),
+        "values": vectors(draw, dtype, (tokens, heads, head_dim), tidy, written=not stores),
         "slot_mapping": vector(draw, torch.int64, tokens, "places", ((tokens,),), reference_shape=(tokens,)),
     }
-    return _call(op, draw, slots, {"format": format, "seed": draw.below(1 << 40)})
+    return call(op, draw, slots, {"format": format, "seed": draw.below(1 << 40)})
 
 
 def _decode(draw: Draw) -> LegalCall:
@@ -110,8 +88,8 @@ def _decode(draw: Draw) -> LegalCall:
     vectors = (batch, rows, heads, head_dim)
     _, key_bits, value_bits = FORMATS[format]
     slots = {
-        "out": _vectors(draw, dtype, vectors, draw.chance(TIDY), written=True),
-        "q": _vectors(draw, dtype, vectors, draw.chance(TIDY)),
+        "out": vectors(draw, dtype, vectors, draw.chance(TIDY), written=True),
+        "q": vectors(draw, dtype, vectors, draw.chance(TIDY)),
         "cache": _cache(
             draw, (pages, kv_heads, page, head_dim * (key_bits + value_bits) // 8 + 4), draw.one_of(_BYTES)
         ),
@@ -132,8 +110,9 @@ def _decode(draw: Draw) -> LegalCall:
         "causal": draw.chance(0.7),
         "window": draw.one_of((0, 0, 1, 7, 100)),
         "softcap": draw.one_of((0.0, 0.0, 20.0)),
+        "rotated_out": draw.chance(0.2),
     }
-    return _call(DECODE.name, draw, slots, plain)
+    return call(DECODE.name, draw, slots, plain)
 
 
 def _stored(draw: Draw, formats: tuple[str, ...]) -> tuple[str, int]:
@@ -141,10 +120,3 @@ def _stored(draw: Draw, formats: tuple[str, ...]) -> tuple[str, int]:
     head_dim = draw.one_of(HEAD_DIMS)
     fit = [name for name in formats if head_dim == COMMON_HEAD_DIM or FORMATS[name][1] == FORMATS[name][2]]
     return draw.one_of(fit), head_dim
-
-
-def _call(op: str, draw: Draw, slots: dict[str, Slot], plain: dict[str, object]) -> LegalCall:
-    offsets = {name: draw.below(1 << 30) for name in slots}
-    if "slot_mapping" in slots:
-        offsets["slot_mapping"] = draw.below(64)
-    return LegalCall(op=op, slots=slots, plain=plain, offsets=offsets, judged=WITHIN)

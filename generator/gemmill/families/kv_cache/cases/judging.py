@@ -1,8 +1,6 @@
 """Results of the compressed cache's ops against their references, as parts of what their arithmetic may lose."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,23 +15,25 @@ from gemmill.families.kv_cache.bounds import (
     outside,
 )
 from gemmill.families.kv_cache.call import spec_of
+from gemmill.families.kv_cache.cases import packed_judging
+from gemmill.families.kv_cache.cases.held import Given, Held
 from gemmill.families.kv_cache.config import Kind
 from gemmill.families.kv_cache.formats import CacheSpec, VectorSpec
+from gemmill.families.kv_cache.packed_serving import options_of
 from gemmill.families.kv_cache.pages import KEYS, VALUES
 from gemmill.families.kv_cache.reference.bits import unpack_float16
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate_back
 from gemmill.families.kv_cache.reference.vectors import Fields, decode, joined
-from gemmill.families.kv_cache.serving import attended, options_of, restored, within_cache
+from gemmill.families.kv_cache.serving import attended, restored, within_cache
 from gemmill.family import Judged
 from gemmill.numerics.call import LegalCall
 from gemmill.numerics.memory import Memory
+from gemmill.registry import REGISTRY
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME
 
-Given = Mapping[str, Any]
-"""Arguments by name."""
 Parts = dict[str, Tensor]
 """Errors of each result as parts of what is allowed: above 1 is wrong."""
 
@@ -44,7 +44,7 @@ def parts(op: str, before: Given, after: Given) -> Parts:
     call = check(schema, of_arguments(schema, [before.get(name) for name in schema.arguments]))
     if not call["works"]:
         return {}
-    held = _HELD[list(Kind)[call["kind"]]](call, before, after)
+    held = _HELD[list(Kind)[call["kind"]]](call, by_role(op, before), by_role(op, after))
     return {name: x.part if isinstance(x, Held) else x for name, x in held.items()}
 
 
@@ -54,8 +54,15 @@ def limits(op: str, after: Given) -> dict[str, Tensor]:
     call = check(schema, of_arguments(schema, [after.get(name) for name in schema.arguments]))
     if not call["works"]:
         return {}
-    held = _HELD[list(Kind)[call["kind"]]](call, after, after)
+    given = by_role(op, after)
+    held = _HELD[list(Kind)[call["kind"]]](call, given, given)
     return {name: x.limit + (x.got.double() - x.wanted).abs() for name, x in held.items() if isinstance(x, Held)}
+
+
+def by_role(op: str, given: Given) -> Given:
+    """Arguments by what the family calls them."""
+    roles = REGISTRY.ops[op][1].roles
+    return {roles.get(name, name): value for name, value in given.items()}
 
 
 def wrong(found: Parts) -> Tensor:
@@ -77,22 +84,6 @@ def report(found: Parts) -> str:
 def worst_part(part: Tensor) -> float:
     """The largest, infinity where an error is NaN."""
     return float(part.nan_to_num(nan=torch.inf, posinf=torch.inf).max()) if part.numel() else 0.0
-
-
-@dataclass(frozen=True)
-class Held:
-    """A result beside what it should be, in f64, and how far apart they may be."""
-
-    got: Tensor
-    wanted: Tensor
-    limit: Tensor
-
-    @property
-    def part(self) -> Tensor:
-        """Equal results have no error, NaN where NaN is wanted too. A limit that is no number allows any."""
-        same = (self.got == self.wanted) | (self.got.isnan() & self.wanted.isnan())
-        error = (self.got.double() - self.wanted).abs() / self.limit.clamp_min(2.0**-1000)
-        return torch.where(same | (self.limit.isnan() & ~self.wanted.isnan()), 0.0, error)
 
 
 def _hadamard(_: Judged, before: Given, after: Given) -> Mapping[str, Tensor | Held]:
@@ -181,6 +172,10 @@ _HELD: dict[Kind, Callable[[Judged, Given, Given], Mapping[str, Tensor | Held]]]
     Kind.COMPRESS: _compress,
     Kind.DECODE: _decode,
     Kind.DECOMPRESS: _decompress,
+    Kind.PACK: packed_judging.packed,
+    Kind.UNPACK: packed_judging.plain,
+    Kind.SCORES: packed_judging.scored,
+    Kind.ATTEND: packed_judging.attended,
 }
 
 

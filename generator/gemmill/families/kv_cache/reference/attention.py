@@ -8,7 +8,7 @@ visible to a row at p if
 Scores are scale <q, k>, with a soft cap cap tanh(score / cap). Weights are their softmax; a sink, a logit for each query
 head as in gpt-oss, adds to its denominator and no value. lse = log(sum of exp(score) + exp(sink)), natural. A row that
 sees no key gives zeros, and an lse of -inf or its sink. Keys and values that a row may not see are not touched, so NaN
-in a page's padding or behind a mask never shows; NaN in a visible key makes the row NaN.
+in a page's padding or behind a mask never shows; NaN in a visible key makes the row NaN, and so does one anywhere in a stored value.
 """
 
 from dataclasses import dataclass
@@ -58,6 +58,16 @@ class AttentionOptions:
             raise ValueError(f"A soft cap of {self.soft_cap} was asked for; it is positive: give None for no cap.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Keys and values of one sequence as fields u8 [length, kv_heads, bytes], and what their bytes mean."""
+
+    keys: Fields
+    values: Fields
+    key_spec: VectorSpec
+    value_spec: VectorSpec
+
+
 def attention(
     q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -104,14 +114,28 @@ def decode_attention(
         )
     outs, lses = [], []
     for rows, pages, length in zip(q.to(dtype), block_table, seq_lens.tolist(), strict=True):
-        keys = read(cache, spec, KEYS, pages, length)
-        values = decode(read(cache, spec, VALUES, pages, length), spec.values, dtype)
-        seen = visible(rows.shape[0], length, options).to(q.device)
-        row_sinks = None if sinks is None else sinks.to(dtype)
-        weights, lse = softmax(_scores(rows, keys, spec.keys), seen, options, row_sinks)
-        outs.append(assemble(_weigh_decoded(weights, seen, values, rows.shape[1]), spec.values))
+        stored = Stored(
+            keys=read(cache, spec, KEYS, pages, length),
+            values=read(cache, spec, VALUES, pages, length),
+            key_spec=spec.keys,
+            value_spec=spec.values,
+        )
+        out, lse = attend(rows, stored, options, sinks)
+        outs.append(out)
         lses.append(lse)
     return torch.stack(outs), torch.stack(lses)
+
+
+def attend(q: Tensor, stored: Stored, options: AttentionOptions, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Attention of one sequence over stored keys and values: out [rows, heads, d] and lse [heads, rows], in q's dtype.
+
+    q [rows, heads, d]; sinks [heads].
+    """
+    values = decode(stored.values, stored.value_spec, q.dtype)
+    seen = visible(q.shape[0], values.rotated.shape[0], options).to(q.device)
+    row_sinks = None if sinks is None else sinks.to(q.dtype)
+    weights, lse = softmax(_scores(q, stored.keys, stored.key_spec), seen, options, row_sinks)
+    return assemble(_weigh_decoded(weights, seen, values, q.shape[1]), stored.value_spec), lse
 
 
 def merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -171,8 +195,10 @@ def _weigh(weights: Tensor, seen: Tensor, values: Tensor) -> Tensor:
 
 
 def _weigh_decoded(weights: Tensor, seen: Tensor, values: Decoded, heads: int) -> Decoded:
+    is_finite = torch.isfinite(joined(values)).all(-1, keepdim=True)
+
     def weigh(part: Tensor) -> Tensor:
-        return _weigh(weights, seen, for_query_heads(part, heads))
+        return _weigh(weights, seen, for_query_heads(torch.where(is_finite, part, torch.nan), heads))
 
     return Decoded(
         rotated=weigh(values.rotated), projected=None if values.projected is None else weigh(values.projected)

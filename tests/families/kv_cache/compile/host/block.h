@@ -131,6 +131,13 @@ inline bool __any_sync(unsigned, bool value) {
     return any;
   });
 }
+inline unsigned __ballot_sync(unsigned, bool value) {
+  return on_host::exchange(value, [&](auto of) {
+    unsigned mask = 0;
+    for (int lane = 0; lane < 32; ++lane) mask |= static_cast<unsigned>(of(lane)) << lane;
+    return mask;
+  });
+}
 inline void __syncwarp() { on_host::meet(on_host::warp().meeting, 32); }
 inline void __syncthreads() { on_host::meet(on_host::block.meetings[0], on_host::block.threads); }
 

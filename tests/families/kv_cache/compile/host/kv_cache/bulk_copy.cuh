@@ -50,4 +50,31 @@ inline void bulk_copy(void* to, void const* from, int bytes, uint64_t* barrier) 
   at(barrier).state -= 2 * bytes, turn(at(barrier));
 }
 
+// A copy lands at the wait behind it, not before.
+struct Ahead {
+  uint32_t to;
+  uint8_t bytes[16];
+  int count, group;
+};
+inline std::vector<Ahead> ahead[on_host::kMostThreads];
+inline int groups_ended[on_host::kMostThreads];
+
+template <int kBytes>
+void copy_ahead(uint32_t to, void const* from, bool exists) {
+  if ((reinterpret_cast<uintptr_t>(from) | to) % kBytes) fprintf(stderr, "a copy is not aligned\n"), exit(1);
+  Ahead copy{to, {}, kBytes, groups_ended[on_host::block.current]};
+  if (exists) memcpy(copy.bytes, from, kBytes);
+  ahead[on_host::block.current].push_back(copy);
+}
+inline void end_group_of_copies() { ++groups_ended[on_host::block.current]; }
+template <int kPending>
+void wait_for_copies() {
+  auto& own = ahead[on_host::block.current];
+  std::erase_if(own, [](Ahead const& copy) {
+    bool const lands = copy.group < groups_ended[on_host::block.current] - kPending;
+    if (lands) memcpy(shared + copy.to - on_host::kReservedBytes, copy.bytes, copy.count);
+    return lands;
+  });
+}
+
 }  // namespace gemmill::kv_cache

@@ -36,6 +36,21 @@ inline uint32_t transpose_8x8(uint32_t two) {
   });
 }
 
+template <bool kTransposed>
+void load_matrices(uint32_t (&words)[4], void const* row) {
+  int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  if (reinterpret_cast<uintptr_t>(row) % 16) fprintf(stderr, "a row of a matrix is not aligned\n"), exit(1);
+  on_host::exchange(static_cast<uint16_t const*>(row), [&](auto of) {
+    for (int m = 0; m < 4; ++m) {
+      uint32_t const low = kTransposed ? of(8 * m + 2 * t)[g] : of(8 * m + g)[2 * t];
+      uint32_t const high = kTransposed ? of(8 * m + 2 * t + 1)[g] : of(8 * m + g)[2 * t + 1];
+      words[m] = low | high << 16;
+    }
+    return 0;
+  });
+  on_host::meet(on_host::warp().meeting, 32);  // nobody goes on and overwrites what another reads
+}
+
 inline float power_of_two(float x) { return exp2f(x); }
 
 }  // namespace gemmill::kv_cache

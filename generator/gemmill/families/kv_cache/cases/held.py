@@ -1,0 +1,27 @@
+"""A result beside what it should be."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Given = Mapping[str, Any]
+"""Arguments by role."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A result beside what it should be, in f64, and how far apart they may be."""
+
+    got: Tensor
+    wanted: Tensor
+    limit: Tensor
+
+    @property
+    def part(self) -> Tensor:
+        """Equal results have no error, NaN where NaN is wanted too. A limit that is no number allows any."""
+        same = (self.got == self.wanted) | (self.got.isnan() & self.wanted.isnan())
+        error = (self.got.double() - self.wanted).abs() / self.limit.clamp_min(2.0**-1000)
+        return torch.where(same | (self.limit.isnan() & ~self.wanted.isnan()), 0.0, error)

@@ -1,0 +1,249 @@
+"""Calls of the ops of packed vectors by their sizes and options, outputs poisoned, held against the reference."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal
+from gemmill.families.kv_cache.config import Kind, KvCacheConfig
+from gemmill.families.kv_cache.formats import VectorSpec
+from gemmill.families.kv_cache.packed import (
+    CACHE_FORMATS,
+    KEY_FORMATS,
+    POWERS_OF_TWO,
+    SEEDED,
+    VALUE_FORMATS,
+    spec_of_place,
+)
+from gemmill.families.kv_cache.packed_ops import (
+    ATTENTION,
+    COMPRESS_KEYS,
+    COMPRESS_VALUES,
+    DECOMPRESS_KEYS,
+    DECOMPRESS_VALUES,
+    SCORES,
+)
+from gemmill.families.kv_cache.reference.vectors import compress, to_bytes
+from gemmill.runtime.schemas import OpSchema
+from gemmill.vocab import DType
+
+
+def specs_of(format: str, head_dim: int) -> tuple[VectorSpec, VectorSpec]:
+    """Of keys and values of a cache's format."""
+    key, value = divmod(CACHE_FORMATS.index(format), len(VALUE_FORMATS))
+    return spec_of_place(key, False, head_dim, SEED), spec_of_place(value, True, head_dim, SEED)
+
+
+def key_formats(head_dim: int) -> tuple[str, ...]:
+    """That are offered with a head dim."""
+    return tuple(
+        name
+        for place, name in enumerate(KEY_FORMATS)
+        if head_dim in POWERS_OF_TWO or place < SEEDED or place == len(KEY_FORMATS) - 1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackCase(MadeCall):
+    """Vectors that are packed."""
+
+    tokens: int
+    format: str
+    of_values: bool = False
+    dtype: DType = DType.BF16
+    head_dim: int = 128
+    heads: int = 8
+    is_mapped: bool = False
+    """Whether slots are in any order, and some are none."""
+    gap: int = 0
+    """Bytes behind each packed vector: with them it begins at any byte."""
+    is_odd: bool = False
+    """Whether some vectors are zero or not finite."""
+
+    @property
+    def schema(self) -> OpSchema:
+        """By the side."""
+        return COMPRESS_VALUES if self.of_values else COMPRESS_KEYS
+
+    @property
+    def spec(self) -> VectorSpec:
+        """Of the vectors."""
+        place = list(VALUE_FORMATS if self.of_values else KEY_FORMATS).index(self.format)
+        return spec_of_place(place, self.of_values, self.head_dim, SEED)
+
+    def arguments(self, device: torch.device | str) -> list[Any]:
+        """Normal data."""
+        x = normal((self.tokens, self.heads, self.head_dim), self.dtype, device)
+        size = self.spec.format.size(self.head_dim)
+        slots = self.tokens + 3 if self.is_mapped else self.tokens
+        memory = torch.full((slots, self.heads, size + self.gap), POISON, dtype=torch.uint8, device=device)
+        if self.is_odd and str(device) != "meta":
+            x[2::9], x[3::11, :, 1], x[4::13, :, 5] = 0.0, torch.nan, torch.inf
+        mapping = None
+        if self.is_mapped:
+            order = torch.randperm(slots, generator=torch.Generator().manual_seed(self.tokens))[: self.tokens]
+            mapping = order.to(device)
+            if str(device) != "meta":
+                mapping[::5], mapping[1::7] = -1, slots
+        return [memory[..., :size], x, mapping, self.format, SEED]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnpackCase(PackCase):
+    """Packed vectors that are restored."""
+
+    @property
+    def schema(self) -> OpSchema:
+        """By the side."""
+        return DECOMPRESS_VALUES if self.of_values else DECOMPRESS_KEYS
+
+    def arguments(self, device: torch.device | str) -> list[Any]:
+        """Of normal data; what lies in slots that no vector went to is zeros."""
+        packed, x, mapping, format, seed = super().arguments(device)
+        out = torch.full((self.tokens, self.heads, self.head_dim + self.gap), torch.nan, device=device).to(x.dtype)
+        if str(device) != "meta":
+            places = torch.arange(self.tokens) if mapping is None else mapping
+            exists = (places >= 0) & (places < packed.shape[0])
+            packed.zero_()
+            packed[places[exists]] = to_bytes(compress(x[exists].float(), self.spec), self.spec)
+        return [out[..., : self.head_dim], packed, mapping, format, seed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresCase(MadeCall):
+    """Queries and packed keys."""
+
+    length: int
+    format: str = "eden4"
+    batch: int = 1
+    rows: int = 1
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    dtype: DType = DType.BF16
+    schema = SCORES
+
+    def arguments(self, device: torch.device | str) -> list[Any]:
+        """Normal data."""
+        q = normal((self.batch, self.rows, self.heads + 1, self.head_dim), self.dtype, device)[:, :, : self.heads]
+        spec = spec_of_place(list(KEY_FORMATS).index(self.format), False, self.head_dim, SEED)
+        keys = packed_vectors((self.batch, self.length, self.kv_heads), spec, device)
+        scores = torch.full((self.batch, self.heads, self.rows, self.length), torch.nan, device=device)
+        return [scores, q, keys, self.format, SEED]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttendCase(MadeCall):
+    """Queries that attend over packed keys and values."""
+
+    lengths: Sequence[int]
+    """Of each sequence."""
+    format: str = "k_eden4_v_eden4"
+    rows: int = 1
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    page: int = 64
+    is_plain: bool = False
+    """Whether each sequence has one page, and there is no table."""
+    dtype: DType = DType.BF16
+    causal: bool = True
+    window: int = 0
+    softcap: float = 0.0
+    has_sinks: bool = False
+    is_rotated: bool = False
+    """Whether queries come rotated."""
+    stays_rotated: bool = False
+    """Whether the output stays so."""
+    schema = ATTENTION
+
+    def arguments(self, device: torch.device | str) -> list[Any]:
+        """Normal data; keys and values of a page lie in slots, and what no token owns is 0xFF."""
+        batch, is_meta = len(self.lengths), str(device) == "meta"
+        longest = max([1, *self.lengths])
+        page, widest = (longest + 5, 1) if self.is_plain else (self.page, -(-longest // self.page))
+        q = normal((batch, self.rows, self.heads + 1, self.head_dim), self.dtype, device)[:, :, : self.heads]
+        out = torch.full(q.shape, torch.nan, device=device).to(q.dtype)
+        lse = torch.full((batch, self.heads, self.rows), torch.nan, device=device)
+        sinks = normal((1, self.heads), DType.F32, device)[0] if self.has_sinks else None
+        specs = specs_of(self.format, self.head_dim)
+        key, value = (spec.format.size(self.head_dim) for spec in specs)
+        cache = torch.full((batch * widest, page, self.kv_heads, key + value), 0xFF, dtype=torch.uint8, device=device)
+        random = torch.Generator().manual_seed(sum(self.lengths))
+        table = torch.arange(batch * widest) if self.is_plain else torch.randperm(batch * widest, generator=random)
+        table = table.reshape(batch, widest)
+        if not is_meta:
+            self._fill(cache, table, page, specs)
+            for row, length in enumerate(self.lengths):
+                table[row, -(-length // page) :] = 10**6
+        seed = -1 if self.is_rotated else SEED
+        given = None if self.is_plain else table.int().to(device)
+        lengths = torch.tensor(self.lengths, dtype=torch.int32, device=device)
+        options = [self.format, self.head_dim**-0.5, seed, self.causal, self.window, sinks, lse, self.softcap]
+        options.append(self.stays_rotated)
+        values = torch.empty_like(cache[..., key:]) if is_meta else cache[..., key:]
+        return [out, q, cache[..., :key], values, given, lengths, *options]
+
+    def _fill(self, cache: Tensor, table: Tensor, page: int, specs: Sequence[VectorSpec]) -> None:
+        key = specs[0].format.size(self.head_dim)
+        for row, length in enumerate(self.lengths):
+            tokens = torch.arange(length)
+            where = table[row, tokens // page].to(cache.device), (tokens % page).to(cache.device)
+            keys, values = normal((2, length, self.kv_heads, self.head_dim), DType.F32, cache.device, seed=row)
+            cache[(*where, slice(None), slice(None, key))] = to_bytes(compress(keys, specs[0]), specs[0])
+            cache[(*where, slice(None), slice(key, None))] = to_bytes(compress(values, specs[1]), specs[1])
+
+
+def packed_vectors(shape: tuple[int, ...], spec: VectorSpec, device: torch.device | str) -> Tensor:
+    """Of normal data, u8 [..., bytes]."""
+    x = normal((*shape, spec.head_dim), DType.F32, device)
+    if str(device) == "meta":
+        return torch.empty((*shape, spec.format.size(spec.head_dim)), dtype=torch.uint8, device=device)
+    return to_bytes(compress(x, spec), spec)
+
+
+def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
+    """Calls of the ops that a config of packed vectors serves: every format of each side, below, at and across the kernels' limits."""
+    common: dict[str, Any] = {"dtype": config.dtype, "head_dim": config.head_dim}
+    keys = key_formats(config.head_dim)
+    match config.kind:
+        case Kind.PACK | Kind.UNPACK:
+            kind_of_case = PackCase if config.kind is Kind.PACK else UnpackCase
+            sides = [(False, keys), (True, tuple(VALUE_FORMATS))]
+            for of_values, formats in sides:
+                for format, (tokens, heads, gap) in zip(
+                    formats, cycle(((1, 1, 0), (67, 3, 5), (300, 8, 66))), strict=False
+                ):
+                    case = {"tokens": tokens, "heads": heads, "gap": gap, "is_mapped": tokens == 67}
+                    yield kind_of_case(format=format, of_values=of_values, is_odd=tokens > 1, **case, **common)
+            yield kind_of_case(format=keys[0], tokens=0, heads=2, **common)
+        case Kind.SCORES:
+            sizes = cycle(((1, 1, 3, 1), (130, 2, 20, 2), (64, 3, 8, 8), (300, 17, 2, 1)))
+            for format, (length, rows, heads, kv_heads) in zip(keys, sizes, strict=False):
+                yield ScoresCase(
+                    length=length, rows=rows, heads=heads, kv_heads=kv_heads, batch=2, format=format, **common
+                )
+            yield ScoresCase(length=0, **common)
+        case _:
+            formats = [
+                f"k_{keys[i % len(keys)]}_v_{name}" for i, name in enumerate((*VALUE_FORMATS, "uniform4", "eden3"))
+            ]
+            for format, sizes in zip(formats, cycle(_attended()), strict=False):
+                yield AttendCase(format=format, **(common | sizes))
+            for sizes in _attended():
+                yield AttendCase(**(common | sizes))
+
+
+def _attended() -> Iterator[dict[str, Any]]:
+    yield {"lengths": (37,), "heads": 4, "kv_heads": 1}
+    yield {"lengths": (1000, 0, 1, 129), "heads": 8, "kv_heads": 2, "is_plain": True}
+    yield {"lengths": (300, 2), "rows": 4, "heads": 8, "kv_heads": 2, "has_sinks": True, "softcap": 1.5, "page": 48}
+    yield {"lengths": (300, 129, 2), "rows": 35, "heads": 6, "kv_heads": 1, "window": 40, "page": 16}
+    yield {"lengths": (3, 200), "rows": 3, "heads": 20, "kv_heads": 1, "window": 40, "causal": False, "page": 7}
+    yield {"lengths": (500, 64), "rows": 150, "heads": 2, "kv_heads": 2, "has_sinks": True, "page": 128}
+    yield {"lengths": (2100,), "heads": 2, "kv_heads": 1, "is_plain": True}
+    yield {"lengths": (), "heads": 2, "kv_heads": 1}

@@ -1,0 +1,72 @@
+"""Packed vectors: what a format of keys or of values is called, told to a kernel at run time by its place in a list.
+
+A packed vector is its fields, one after the other (`VectorFormat.fields`). In that order slots of vLLM's pages have them too, so a
+page's keys and its values are tensors of packed vectors: `views` cuts them out.
+"""
+
+from collections.abc import Sequence
+
+from gemmill.families.kv_cache.formats import (
+    HEAD_DIMS,
+    PRESETS,
+    CacheFormat,
+    Layout,
+    Method,
+    RotationKind,
+    VectorFormat,
+    VectorSpec,
+)
+
+OWN = tuple(
+    VectorFormat(method=method, bits=bits)
+    for method in (Method.EDEN, Method.TURBOQUANT_MSE, Method.TURBOQUANT_PROD)
+    for bits in (2, 3, 4)
+)
+_E2M1 = VectorFormat(method=Method.E2M1, bits=4)
+_E4M3 = VectorFormat(method=Method.E4M3, bits=8)
+
+
+def _of(method: Method) -> Sequence[VectorFormat]:
+    return [VectorFormat(method=method, bits=bits) for bits in (3, 4)]
+
+
+def name_of(format: VectorFormat) -> str:
+    """Its method and, where there are several, its bits."""
+    return format.method.value if format.method in (Method.E2M1, Method.E4M3) else f"{format.method.value}{format.bits}"
+
+
+KEY_FORMATS = {name_of(x): x for x in (*OWN, *_of(Method.UNIT_CENTROIDS), _E2M1, _E4M3)}
+"""In the order that kernels number them by (kernels/kv_cache/vector_coding.cuh)."""
+VALUE_FORMATS = {name_of(x): x for x in (*OWN, *_of(Method.UNIFORM), _E2M1)}
+SEEDED = len(OWN)
+"""So many formats come first that depend on a seed."""
+POWERS_OF_TWO = tuple(d for d in HEAD_DIMS if d & (d - 1) == 0)
+"""Head dims of keys that vLLM rotates."""
+CACHE_FORMATS = tuple(f"k_{keys}_v_{values}" for keys in KEY_FORMATS for values in VALUE_FORMATS)
+"""Of keys and values together, by place: those of a key's follow one another."""
+
+
+def spec_of_place(place: int, of_values: bool, head_dim: int, seed: int) -> VectorSpec:
+    """What the bytes of a packed key, or value, depend on."""
+    format = tuple(VALUE_FORMATS.values() if of_values else KEY_FORMATS.values())[place]
+    return VectorSpec(format=format, head_dim=head_dim, rotation=_rotation(format.method, of_values), seed=max(seed, 0))
+
+
+def preset_format(name: str) -> str:
+    """What `kv_attention` calls a preset of vLLM in its layout of slots. ValueError for another name."""
+    slots = {x.name: x for x in PRESETS.values() if x.layout is Layout.SLOTS}
+    if name not in slots:
+        raise ValueError(f"Preset {name} was asked for; there are {', '.join(slots)}: choose one of these.")
+    return f"k_{name_of(slots[name].keys)}_v_{name_of(slots[name].values)}"
+
+
+def slot_sizes(format: CacheFormat, head_dim: int) -> tuple[int, int, int]:
+    """Bytes of a key, of a value, and of a slot of both, padded to even."""
+    key, value = format.keys.size(head_dim), format.values.size(head_dim)
+    return key, value, key + value + (key + value) % 2
+
+
+def _rotation(method: Method, of_values: bool) -> RotationKind:
+    if method in (Method.UNIFORM, Method.E4M3) or (method is Method.E2M1 and of_values):
+        return RotationKind.NONE
+    return RotationKind.HADAMARD if method in (Method.UNIT_CENTROIDS, Method.E2M1) else RotationKind.RANDOM_HADAMARD

@@ -1,0 +1,311 @@
+"""What can be asked of packed vectors, one side of a cache at a time or both, and what must hold for a call."""
+
+from gemmill.families.kv_cache.classes import CLASSES
+from gemmill.families.kv_cache.config import DTYPES, Kind
+from gemmill.families.kv_cache.formats import E2M1_GROUP, HEAD_DIMS
+from gemmill.families.kv_cache.packed import CACHE_FORMATS, KEY_FORMATS, POWERS_OF_TWO, SEEDED, VALUE_FORMATS
+from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, Require, Same, Tensor, When
+from gemmill.family import any_of as any_word
+from gemmill.vocab import DType
+
+COMPRESS_KEYS = OpSchema(
+    "kv_compress_keys(Tensor(a!) packed, Tensor keys, Tensor? slot_mapping, str format, int seed=0) -> ()"
+)
+COMPRESS_VALUES = OpSchema(
+    "kv_compress_values(Tensor(a!) packed, Tensor values, Tensor? slot_mapping, str format, int seed=0) -> ()"
+)
+DECOMPRESS_KEYS = OpSchema(
+    "kv_decompress_keys(Tensor(a!) keys, Tensor packed, Tensor? slot_mapping, str format, int seed=0) -> ()"
+)
+DECOMPRESS_VALUES = OpSchema(
+    "kv_decompress_values(Tensor(a!) values, Tensor packed, Tensor? slot_mapping, str format, int seed=0) -> ()"
+)
+SCORES = OpSchema("kv_attention_scores(Tensor(a!) scores, Tensor q, Tensor keys, str format, int seed=0) -> ()")
+ATTENTION = OpSchema(
+    "kv_attention(Tensor(a!) out, Tensor q, Tensor keys, Tensor values, Tensor? block_table, Tensor seq_lens, str format, "
+    "float scale, int seed=0, bool causal=True, int window=0, Tensor? sinks=None, Tensor(b!)? lse=None, float softcap=0.0, "
+    "bool rotated_out=False) -> ()"
+)
+PACKED_OF = {
+    Kind.PACK: (COMPRESS_KEYS, COMPRESS_VALUES),
+    Kind.UNPACK: (DECOMPRESS_KEYS, DECOMPRESS_VALUES),
+    Kind.SCORES: (SCORES,),
+    Kind.ATTEND: (ATTENTION,),
+}
+_E2M1_PLACE = list(VALUE_FORMATS).index("e2m1")
+_E4M3_PLACE = list(KEY_FORMATS).index("e4m3")
+
+
+def one_of_words(offered: tuple[str, ...]) -> Require:
+    """That the format is one of these."""
+    return Require(
+        f"format in {offered}", f"format is {{format!r}}, expected {any_word([repr(name) for name in offered])}"
+    )
+
+
+def _size(side: str, place: str, scalars: int) -> tuple[Let, ...]:
+    """Names the bytes of a packed vector: bits of its elements over 8, and float16 scalars or a byte for each group of 32."""
+    foreign, group, last = f"{side}_is_foreign", f"{side}_is_grouped", f"{side}_is_e4m3"
+    own = f"(1 - {foreign}) * (head_dim * ({place} % 3 + 2) // 8 + 2 + 2 * ({place} // 6))"
+    bits = f"(3 + ({place} - {SEEDED - 1}) // 2 + 3 * {last})"
+    rest = f"({foreign} - {group}) * {scalars} + ({group} - {last}) * (head_dim // {E2M1_GROUP})"
+    return (
+        Let(foreign, f"{place} // {SEEDED}"),
+        Let(group, f"{place} // {_E2M1_PLACE}"),
+        Let(last, f"{place} // {_E4M3_PLACE}"),
+        Let(f"{side}_bytes", f"{own} + {foreign} * (head_dim * {bits} // 8) + {rest}"),
+    )
+
+
+_KEY_SCALARS, _VALUE_SCALARS = 2, 4
+
+
+def _rotatable(place: str) -> Require:
+    return Require(
+        f"head_dim in {POWERS_OF_TWO} or {place} < {SEEDED} or {place} == {_E4M3_PLACE}",
+        f"format is {{format!r}} with vectors of {{head_dim}} elements, expected {any_word(list(map(str, POWERS_OF_TWO)))}: so many "
+        "have the keys that vLLM rotates",
+    )
+
+
+_HEAD_DIM = Require(
+    f"head_dim in {HEAD_DIMS}", f"vectors have {{head_dim}} elements, expected {any_word(list(map(str, HEAD_DIMS)))}"
+)
+
+
+def _beside(name: str, dims: int) -> Require:
+    return Require(
+        f"step({name}, {dims - 1}) == 1",
+        f"{{{name}.name}} has strides {{{name}.strides}}: what belongs to a vector must lie beside one another (last stride 1)",
+    )
+
+
+def _holds(name: str, dims: int, side: str) -> Require:
+    shape = "[slots, heads, {%s_bytes}]" if dims == 3 else "[pages, page, KV heads, {%s_bytes}]"
+    return Require(
+        f"size({name}, {dims - 1}) == {side}_bytes",
+        f"{{{name}.name}} is {{{name}.shape}}, expected {shape % side}: so many bytes has a {side} of {{format}}",
+    )
+
+
+_WRITTEN_PACKED = Require(
+    "step(packed, 1) >= packed_bytes and step(packed, 0) >= heads * step(packed, 1) or slot_count * heads <= 1 or "
+    "slot_count == 1 and step(packed, 1) >= packed_bytes or heads == 1 and step(packed, 0) >= packed_bytes",
+    "{packed.name} of {packed.shape} has strides {packed.strides}: its vectors must not overlap, those of a token beside one another",
+)
+_WRITTEN_VECTORS = Require(
+    "row_stride(vectors) >= head_dim",
+    "{vectors.name} of {vectors.shape} has strides {vectors.strides}: its vectors must follow one another at one stride, and not "
+    "overlap",
+)
+
+
+def _of_vectors(schema: OpSchema, kind: Kind, side: str) -> Op:
+    """An op between vectors of one side and packed ones. Slots of pages may have keys and values in turn: vectors may be apart."""
+    of_keys, stores = side == "key", kind is Kind.PACK
+    formats = KEY_FORMATS if of_keys else VALUE_FORMATS
+    every = "vectors packed slot_mapping"
+    return Op(
+        schema=schema,
+        fixed={"kind": list(Kind).index(kind), "of_values": int(not of_keys)},
+        roles={"keys" if of_keys else "values": "vectors"},
+        tensors=(
+            Tensor("vectors", "tokens heads head_dim", DTYPES),
+            Tensor("packed", "slot_count heads packed_bytes", (DType.U8,)),
+            Tensor("slot_mapping", "tokens", (DType.S64,), Layout.VECTOR),
+        ),
+        contract=(
+            Check(Aspect.DTYPE, "vectors packed"),
+            Check(Aspect.RANK, "vectors packed"),
+            Check(Aspect.SHAPE, "vectors"),
+            _HEAD_DIM,
+            one_of_words(tuple(formats)),
+            *((_rotatable("format_index"),) if of_keys else ()),
+            *_size(side, "format_index", _KEY_SCALARS if of_keys else _VALUE_SCALARS),
+            Let("packed_bytes", f"{side}_bytes"),
+            Let("slot_count", "size(packed, 0)"),
+            _holds("packed", 3, side),
+            Require(
+                "size(packed, 1) == heads",
+                "{vectors.name} is {vectors.shape} and {packed.name} is {packed.shape}: {heads} heads do not fit",
+            ),
+            Check(Aspect.WHOLE, "slot_mapping"),
+            OneOf(
+                "is_plain",
+                {"mapped": "slot_mapping", "plain": "slot_count == tokens"},
+                "{vectors.name} has {tokens} tokens and {packed.name} {slot_count} slots: without a slot_mapping they are as many",
+            ),
+            _beside("packed", 3),
+            _beside("vectors", 3),
+            _WRITTEN_PACKED if stores else _WRITTEN_VECTORS,
+            Require("seed >= 0", "seed is {seed}, expected 0 or more"),
+            Check(Aspect.DEVICE, every),
+            Check(Aspect.APART, every),
+            Let("packed_slot", "step(packed, 0)"),
+            Let("packed_head", "step(packed, 1)"),
+            Let("vector_head", "step(vectors, 1)" if stores else "row_stride(vectors)"),
+            Let("vector_token", "step(vectors, 0)" if stores else "vector_head * heads"),
+            Let("element", "dtype(vectors)"),
+            Let("works", "tokens * heads"),
+            CLASSES,
+        ),
+    )
+
+
+def _heads_fit(cache: str) -> Require:
+    return Require(
+        "kv_heads > 0 and heads % most(kv_heads, 1) == 0",
+        f"{{q.name}} has {{heads}} heads and {{{cache}.name}} {{kv_heads}}: query heads are a multiple of KV heads",
+    )
+
+
+def _strides(side: str, cache: str) -> tuple[Let, ...]:
+    return (
+        Let(f"{side}_page_stride", f"step({cache}, 0)"),
+        Let(f"{side}_token_stride", f"step({cache}, 1)"),
+        Let(f"{side}_head_stride", f"step({cache}, 2)"),
+    )
+
+
+_Q_STRIDES = (Let("q_batch", "step(q, 0)"), Let("q_row", "step(q, 1)"), Let("q_head", "step(q, 2)"))
+_SCORES_TENSORS = "q keys scores"
+_SCORES_OP = Op(
+    schema=SCORES,
+    fixed={"kind": list(Kind).index(Kind.SCORES)},
+    tensors=(
+        Tensor("q", "batch rows heads head_dim", DTYPES),
+        Tensor("keys", "batch length kv_heads key_bytes", (DType.U8,)),
+        Tensor("scores", "batch heads rows length", (DType.F32,)),
+    ),
+    contract=(
+        Check(Aspect.DTYPE, _SCORES_TENSORS),
+        Check(Aspect.RANK, _SCORES_TENSORS),
+        Check(Aspect.SHAPE, "q"),
+        _HEAD_DIM,
+        one_of_words(tuple(KEY_FORMATS)),
+        _rotatable("format_index"),
+        *_size("key", "format_index", _KEY_SCALARS),
+        Let("length", "size(keys, 1)"),
+        Let("kv_heads", "size(keys, 2)"),
+        Require(
+            "size(keys, 0) == batch and size(keys, 3) == key_bytes",
+            "{keys.name} is {keys.shape}, expected [{batch}, length, KV heads, {key_bytes}]: so many bytes has a key of {format}",
+        ),
+        _heads_fit("keys"),
+        Check(Aspect.SHAPE, "scores"),
+        _beside("q", 4),
+        _beside("keys", 4),
+        Require("dense(scores) == 1", "{scores.name} of {scores.shape} has strides {scores.strides}, expected no gaps"),
+        Require("seed >= 0", "seed is {seed}, expected 0 or more"),
+        Check(Aspect.DEVICE, _SCORES_TENSORS),
+        Check(Aspect.APART, _SCORES_TENSORS),
+        *_strides("key", "keys"),
+        *_Q_STRIDES,
+        Let("key_format", "format_index"),
+        Let("element", "dtype(q)"),
+        Let("works", "batch * rows * heads * length"),
+        CLASSES,
+    ),
+)
+_TABLE = (
+    Require("rank(block_table) == 2", "{block_table.name} has shape {block_table.shape}, expected [sequences, pages]"),
+)
+_ATTENTION_TENSORS = "q out keys values block_table seq_lens sinks lse"
+_ATTENTION_OP = Op(
+    schema=ATTENTION,
+    fixed={"kind": list(Kind).index(Kind.ATTEND)},
+    tensors=(
+        Tensor("q", "batch rows heads head_dim", DTYPES),
+        Tensor("out", "batch rows heads head_dim", Same("q")),
+        Tensor("keys", "pages page kv_heads key_bytes", (DType.U8,)),
+        Tensor("values", "pages page kv_heads value_bytes", (DType.U8,)),
+        Tensor("block_table", "batch size(block_table,1)", (DType.S32,), Layout.ROWS, needs=_TABLE),
+        Tensor("seq_lens", "batch", (DType.S32,), Layout.VECTOR),
+        Tensor("sinks", "heads", (DType.F32,), Layout.VECTOR),
+        Tensor(
+            "lse",
+            "batch heads rows",
+            (DType.F32,),
+            needs=(
+                Require(
+                    "rank(lse) == 3 and dense(lse) == 1",
+                    "{lse.name} has shape {lse.shape} and strides {lse.strides}, expected three dimensions without gaps",
+                ),
+            ),
+        ),
+    ),
+    contract=(
+        Check(Aspect.DTYPE, "q out keys values seq_lens"),
+        Check(Aspect.RANK, "q out keys values seq_lens"),
+        Check(Aspect.SHAPE, "q out"),
+        _HEAD_DIM,
+        Require(
+            f"format in {CACHE_FORMATS}",
+            f"format is {{format!r}}, expected k_K_v_V of a K of {', '.join(KEY_FORMATS)} and a V of {', '.join(VALUE_FORMATS)}",
+        ),
+        Let("key_format", f"format_index // {len(VALUE_FORMATS)}"),
+        Let("value_format", f"format_index % {len(VALUE_FORMATS)}"),
+        _rotatable("key_format"),
+        *_size("key", "key_format", _KEY_SCALARS),
+        *_size("value", "value_format", _VALUE_SCALARS),
+        Let("pages", "size(keys, 0)"),
+        Let("page", "size(keys, 1)"),
+        Let("kv_heads", "size(keys, 2)"),
+        _holds("keys", 4, "key"),
+        Require(
+            "size(values, 0) == pages and size(values, 1) == page and size(values, 2) == kv_heads and size(values, 3) == value_bytes",
+            "{values.name} is {values.shape}, expected [{pages}, {page}, {kv_heads}, {value_bytes}]: so many bytes has a value of {format}",
+        ),
+        _heads_fit("keys"),
+        Check(Aspect.SHAPE, "seq_lens"),
+        Check(Aspect.LAYOUT, "seq_lens"),
+        Check(Aspect.WHOLE, "block_table sinks lse"),
+        OneOf(
+            "is_plain",
+            {"paged": "block_table", "plain": "pages == batch"},
+            "{keys.name} has {pages} pages for {batch} sequences: without a block_table each sequence has one",
+        ),
+        _beside("q", 4),
+        _beside("keys", 4),
+        _beside("values", 4),
+        Let("out_stride", "row_stride(out)"),
+        Require(
+            "out_stride >= head_dim",
+            "{out.name} of {out.shape} has strides {out.strides}: its vectors must follow one another at one stride, and not overlap",
+        ),
+        Require("window >= 0", "window is {window}, expected a number of keys, or 0 for all"),
+        Require("softcap >= 0.0", "softcap is {softcap}, expected a positive number, or 0 for none"),
+        Require(
+            "seed >= -1",
+            "seed is {seed}, expected 0 or more, or -1 for queries that are rotated and an output that stays so",
+        ),
+        Require(
+            "seed >= 0 or key_format // 3 != 2 and value_format // 3 != 2",
+            "seed is {seed} with {format}: signs are of projected queries, so give the seed and queries that are not rotated",
+        ),
+        Require(
+            "rotated_out == 0 or value_format // 3 != 2",
+            "rotated_out with {format}: sums of signs are not of the rotation's basis, so take the output rotated back",
+        ),
+        Check(Aspect.DEVICE, _ATTENTION_TENSORS),
+        Check(Aspect.APART, _ATTENTION_TENSORS),
+        *_Q_STRIDES,
+        *_strides("key", "keys"),
+        *_strides("value", "values"),
+        When(
+            "block_table",
+            (Let("table_stride", "row_stride(block_table)"), Let("table_pages", "size(block_table, 1)")),
+        ),
+        Let("element", "dtype(q)"),
+        Let("works", "batch * rows * heads"),
+        CLASSES,
+    ),
+)
+PACKED_OPS = (
+    _of_vectors(COMPRESS_KEYS, Kind.PACK, "key"),
+    _of_vectors(COMPRESS_VALUES, Kind.PACK, "value"),
+    _of_vectors(DECOMPRESS_KEYS, Kind.UNPACK, "key"),
+    _of_vectors(DECOMPRESS_VALUES, Kind.UNPACK, "value"),
+    _SCORES_OP,
+    _ATTENTION_OP,
+)

@@ -1,0 +1,86 @@
+"""What the ops of packed vectors compute, from a judged call and its arguments by role."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.families.kv_cache.formats import VectorSpec
+from gemmill.families.kv_cache.packed import spec_of_place
+from gemmill.families.kv_cache.reference.attention import AttentionOptions, Stored, attend, attention_scores
+from gemmill.families.kv_cache.reference.packed import restored, sequence, written
+from gemmill.families.kv_cache.reference.rotations import rotate, rotate_back
+from gemmill.families.kv_cache.reference.vectors import from_bytes
+from gemmill.family import Judged
+from gemmill.runtime.serving import Result
+
+Given = dict[str, Any]
+
+
+def side_spec(call: Judged) -> VectorSpec:
+    """Of the vectors of a call of one side."""
+    return spec_of_place(call["format_index"], bool(call["of_values"]), call["head_dim"], call["seed"])
+
+
+def key_spec(call: Judged) -> VectorSpec:
+    """Of the keys that a call reads."""
+    return spec_of_place(call["key_format"], False, call["head_dim"], call["seed"])
+
+
+def value_spec(call: Judged) -> VectorSpec:
+    """Of its values."""
+    return spec_of_place(call["value_format"], True, call["head_dim"], call["seed"])
+
+
+def pack(call: Judged, given: Given) -> Iterator[Result]:
+    """Packed vectors with those of the call."""
+    yield given["packed"], written(given["packed"], given["vectors"], given.get("slot_mapping"), side_spec(call))
+
+
+def unpack(call: Judged, given: Given) -> Iterator[Result]:
+    """Vectors that were packed."""
+    yield given["vectors"], restored(given["packed"], call["tokens"], given.get("slot_mapping"), side_spec(call))
+
+
+def scores(call: Judged, given: Given) -> Iterator[Result]:
+    """Inner products as they are."""
+    spec = key_spec(call)
+    keys = from_bytes(given["keys"].contiguous(), spec)
+    yield given["scores"], attention_scores(given["q"].double(), keys, spec)
+
+
+def options_of(call: Judged) -> AttentionOptions:
+    """What a call of attention says beside its tensors."""
+    return AttentionOptions(
+        scale=call["scale"],
+        causal=bool(call["causal"]),
+        window=call["window"] or None,
+        soft_cap=call["softcap"] or None,
+    )
+
+
+def sequences(call: Judged, given: Given) -> Iterator[tuple[Tensor, int, Stored]]:
+    """Queries in their own basis, length and tokens of each sequence; pages and lengths that there are not as the nearest."""
+    keys, values, table = given["keys"], given["values"], given.get("block_table")
+    pages = call["pages"]
+    table = torch.arange(call["batch"], device=keys.device)[:, None] if table is None else table.long()
+    reach = table.shape[1] * call["page"] if pages else 0
+    lengths = given["seq_lens"].reshape(-1).long().clamp(0, reach).tolist()
+    table, specs = table.clamp(0, max(pages - 1, 0)), (key_spec(call), value_spec(call))
+    for q, own, length in zip(given["q"].double(), table, lengths, strict=True):
+        if call["seed"] < 0:  # the reference rotates, by the transpose of what undoes it
+            q = rotate_back(q, specs[0].rotation, specs[0].seed)
+        yield q, length, sequence(keys, values, own, length, *specs)
+
+
+def attention(call: Judged, given: Given) -> Iterator[Result]:
+    """Output and log-sum-exp."""
+    sinks = given.get("sinks")
+    sinks = None if sinks is None else sinks.reshape(-1).double()
+    found = [attend(q, stored, options_of(call), sinks) for q, _, stored in sequences(call, given)]
+    out = torch.stack([out for out, _ in found])
+    spec = value_spec(call)
+    yield given["out"], rotate(out, spec.rotation, spec.seed) if call["seed"] < 0 or call["rotated_out"] else out
+    if given.get("lse") is not None:
+        yield given["lse"], torch.stack([lse for _, lse in found])

@@ -1,0 +1,41 @@
+"""Packed vectors of keys and values in tensors of their own: written, restored, attended over."""
+
+import torch
+from torch import Tensor
+
+from gemmill.families.kv_cache.formats import VectorSpec
+from gemmill.families.kv_cache.reference.attention import Stored
+from gemmill.families.kv_cache.reference.vectors import compress, decompress, from_bytes, to_bytes
+
+
+def existing(slot_mapping: Tensor | None, tokens: int, slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which tokens have a slot, bool [tokens], and the slots of those. Without a mapping token t has slot t."""
+    places = torch.arange(tokens, device=device) if slot_mapping is None else slot_mapping.reshape(-1)
+    exists = (places >= 0) & (places < slots)
+    return exists, places[exists]
+
+
+def written(packed: Tensor, x: Tensor, slot_mapping: Tensor | None, spec: VectorSpec) -> Tensor:
+    """A copy of packed vectors u8 [slots, heads, bytes] with those of x [tokens, heads, head_dim] in their slots."""
+    exists, places = existing(slot_mapping, x.shape[0], packed.shape[0], x.device)
+    after = packed.clone(memory_format=torch.contiguous_format)
+    after[places] = to_bytes(compress(x[exists].double(), spec), spec)
+    return after
+
+
+def restored(packed: Tensor, tokens: int, slot_mapping: Tensor | None, spec: VectorSpec) -> Tensor:
+    """Stored vectors [tokens, heads, head_dim] of slots in float64, zeros where there is no slot."""
+    exists, places = existing(slot_mapping, tokens, packed.shape[0], packed.device)
+    found = torch.zeros(tokens, packed.shape[1], spec.head_dim, dtype=torch.float64, device=packed.device)
+    found[exists] = decompress(from_bytes(packed[places].contiguous(), spec), spec)
+    return found
+
+
+def sequence(
+    keys: Tensor, values: Tensor, pages: Tensor, length: int, key_spec: VectorSpec, value_spec: VectorSpec
+) -> Stored:
+    """The first `length` tokens of the pages of one sequence; keys and values u8 [pages, page, kv_heads, bytes]."""
+    tokens = torch.arange(length, device=keys.device)
+    page, place = pages.long()[tokens // max(keys.shape[1], 1)], tokens % max(keys.shape[1], 1)
+    fields = [from_bytes(x[page, place].contiguous(), spec) for x, spec in ((keys, key_spec), (values, value_spec))]
+    return Stored(keys=fields[0], values=fields[1], key_spec=key_spec, value_spec=value_spec)
