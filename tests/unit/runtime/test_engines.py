@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 import torch
 
+from builds import TableOnly
 from engines import CLASSES, LINEAR, SGLANG, fp8_config, int8_config, quant_key, sglang_modules, vllm_modules
 from gemmill.compat import linear, sglang_plugin, vllm_plugin
 from gemmill.compat.linear import Linear
+from gemmill.families import blockscaled
 from gemmill.manifest import ManifestError
 from gemmill.quantize import quantize_weight
+from gemmill.registry import REGISTRY
 from gemmill.runtime import builds, library, ops
+from gemmill.space.selections import select
 
 ROOT = Path(__file__).parents[3]
 E4M3 = torch.float8_e4m3fn
@@ -46,6 +50,15 @@ def served(smoke_build, monkeypatch):
     """A loaded build of the smoke selection."""
     monkeypatch.setattr(ops, "_active", smoke_build)
     return smoke_build
+
+
+@pytest.fixture
+def served_fp4(make_manifest, table_of, monkeypatch) -> TableOnly:
+    """A loaded build of the smoke selection's block-scaled kernels."""
+    configs = REGISTRY.configs_of(blockscaled.NAME, select("smoke").configs)
+    build = TableOnly(make_manifest(*configs), table_of(*configs))
+    monkeypatch.setattr(ops, "_active", build)
+    return build
 
 
 def kernels() -> ModuleType:
@@ -273,7 +286,7 @@ def test_an_int8_layer_is_computed(vllm, served, symmetric, monkeypatch) -> None
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
-def test_a_layer_of_4_bit_weights_is_computed(vllm, served, format, monkeypatch) -> None:
+def test_a_layer_of_4_bit_weights_is_computed(vllm, served_fp4, format, monkeypatch) -> None:
     """Packed once it is loaded; Marlin's kernel serves what no variant fits, other dtypes and weights that cannot be packed."""
     own = getattr(kernels(), {"nvfp4": "GemmillNvFp4Linear", "mxfp4": "GemmillMxFp4Linear"}[format])
 
