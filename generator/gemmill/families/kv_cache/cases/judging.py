@@ -139,13 +139,20 @@ class Held:
     got: Tensor
     wanted: Tensor
     limit: Tensor
+    lost: Tensor | None = None
+    """Elements of which no number is right."""
 
     @property
     def part(self) -> Tensor:
         """Equal results have no error, NaN where NaN is wanted too. A limit that is no number allows any."""
         same = (self.got == self.wanted) | (self.got.isnan() & self.wanted.isnan())
         error = (self.got.double() - self.wanted).abs() / self.limit.clamp_min(2.0**-1000)
-        return torch.where(same | (self.limit.isnan() & ~self.wanted.isnan()), 0.0, error)
+        part = torch.where(same | (self.limit.isnan() & ~self.wanted.isnan()), 0.0, error)
+        return part if self.lost is None else torch.where(self.lost, self._of_lost, part)
+
+    @property
+    def _of_lost(self) -> Tensor:
+        return torch.where(self.got.isfinite(), torch.inf, 0.0)
 
 
 def _hadamard(_: Judged, before: Given, after: Given) -> Mapping[str, Tensor | Held]:
@@ -200,10 +207,7 @@ def _decompress(call: Judged, before: Given, after: Given) -> Mapping[str, Tenso
         fields = _stored(cache, spec, side, slots[exists])
         limit = torch.zeros_like(wanted)
         limit[exists] = decompress_limit(fields, of_side, before["keys"].dtype)
-        is_finite = limit.isfinite()
-        found[name] = torch.where(
-            is_finite, Held(after[name], wanted, limit).part, torch.where(after[name].isfinite(), torch.inf, 0.0)
-        )
+        found[name] = Held(after[name], wanted, limit, lost=~limit.isfinite())
     return found
 
 
