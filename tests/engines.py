@@ -57,6 +57,14 @@ def vllm_modules() -> dict[str, ModuleType]:
     int8.apply_weights = lambda self, layer, x, bias=None: "vLLM's"
     int8._get_layer_params = lambda self, layer: tuple(getattr(layer, name, None) for name in self.layer_param_names)
 
+    marlin = {}
+    for kind in ("NvFp4", "MxFp4"):
+        of_kind = _stand_in(f"Marlin{kind}LinearKernel", _stand_in(f"{kind}LinearKernel", _Base))
+        of_kind.can_implement = classmethod(lambda cls, config: (True, None))
+        of_kind.process_weights_after_loading = lambda self, layer: None
+        of_kind.apply_weights = lambda self, layer, x, bias=None: "vLLM's"
+        marlin[of_kind.__name__] = of_kind
+
     def coded(input: torch.Tensor, scale: Any = None, azp: Any = None, symmetric: bool = True) -> Any:
         assert scale is None and azp is None
         return gemmill.dynamic_scaled_int8_quant(input, symmetric)
@@ -79,6 +87,7 @@ def vllm_modules() -> dict[str, ModuleType]:
             "FP8ScaledMMLinearKernel": _stand_in("FP8ScaledMMLinearKernel", scaled),
             "CutlassFp8BlockScaledMMKernel": cutlass_block,
             "CutlassInt8ScaledMMLinearKernel": int8,
+            **marlin,
             **lists,
         },
     }

@@ -131,11 +131,11 @@ def _rows(kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return codes, scales, values * scales
 
 
-def _gpt_oss() -> tuple[dict[str, Tensor], Tensor]:
-    """Two experts, half of the rows each; decoded they are [E, K, N], as Transformers' modelling code has them."""
+def _gpt_oss(before: str) -> tuple[dict[str, Tensor], Tensor]:
+    """Two experts, half of the rows each, [E, N, K]; `before` stands before the parts' names."""
     codes, scales, values = _mx(lambda: _fp4(32))
-    stored = {"_blocks": _packed(codes).view(2, N // 2, K // 32, 16), "_scales": scales.view(2, N // 2, K // 32)}
-    return stored, values.view(2, N // 2, K).transpose(1, 2)
+    blocks = _packed(codes).view(2, N // 2, K // 32, 16)
+    return {f"{before}blocks": blocks, f"{before}scales": scales.view(2, N // 2, K // 32)}, values.view(2, N // 2, K)
 
 
 def layers() -> dict[tuple[str, str], tuple[dict[str, Tensor], Tensor]]:
@@ -144,8 +144,10 @@ def layers() -> dict[tuple[str, str], tuple[dict[str, Tensor], Tensor]]:
     compressed-tensors: vllm-project/compressed-tensors, src/compressed_tensors/compressors/{nvfp4,mxfp4,mxfp8,naive_quantized};
     LightX2V: ModelTC/LightX2V f8aee98, tools/convert/quant/quant.py and converter.py; ModelOpt: NVIDIA/Model-Optimizer,
     modelopt/torch/export/quant_utils.py; DeepSeek: deepseek-ai/DeepSeek-V3, inference/fp8_cast_bf16.py; DeepSeek V4: vLLM 0.33.0,
-    vllm/models/deepseek_v4/nvidia/model.py; gpt-oss: openai/gpt-oss, gpt_oss/torch/weights.py.
+    vllm/models/deepseek_v4/nvidia/model.py; gpt-oss: openai/gpt-oss, gpt_oss/torch/weights.py, whose experts are [E, N, K] once
+    decoded, where those of Transformers' integrations/mxfp4.py are [E, K, N].
     """
+    of_experts, experts = _gpt_oss("_")
     e8m0 = torch.float8_e8m0fnu
     nv, nv_scales, nv_values = _nvfp4()
     fp4, scales4, values4 = _mx(lambda: _fp4(32))
@@ -182,5 +184,6 @@ def layers() -> dict[tuple[str, str], tuple[dict[str, Tensor], Tensor]]:
         ("modelopt", "nvfp4"): ({".weight": nv, ".weight_scale": nv_scales, ".weight_scale_2": 1 / two}, nv_values),
         ("deepseek", "block128"): ({".weight": blocks, ".weight_scale_inv": block_scales}, block_values),
         ("deepseek-v4", "mxfp4"): (v4, values4),
-        ("gpt-oss", "mxfp4"): _gpt_oss(),
+        ("gpt-oss", "mxfp4"): (of_experts, experts.transpose(1, 2)),
+        ("gpt-oss-torch", "mxfp4"): _gpt_oss("."),
     }

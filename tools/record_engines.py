@@ -13,6 +13,7 @@ import json
 import re
 from pathlib import Path
 
+_LINEAR = "vllm.model_executor.kernels.linear"
 _SCALED = "vllm.model_executor.kernels.linear.scaled_mm"
 _QUANT = "vllm.model_executor.layers.quantization.utils.quant_utils"
 WANTED = {
@@ -22,11 +23,15 @@ WANTED = {
             "_POSSIBLE_FP8_KERNELS",
             "_POSSIBLE_FP8_BLOCK_KERNELS",
             "_POSSIBLE_INT8_KERNELS",
+            "_POSSIBLE_NVFP4_KERNELS",
+            "_POSSIBLE_MXFP4_KERNELS",
             "is_supported_and_can_implement_kernel",
             "register_linear_kernel",
             "FP8ScaledMMLinearKernel",
             "CutlassFp8BlockScaledMMKernel",
             "CutlassInt8ScaledMMLinearKernel",
+            "MarlinNvFp4LinearKernel",
+            "MarlinMxFp4LinearKernel",
         ],
         f"{_SCALED}.ScaledMMLinearKernel": [
             "Int8ScaledMMLinearLayerConfig",
@@ -38,6 +43,10 @@ WANTED = {
         f"{_SCALED}.BlockScaledMMLinearKernel": ["Fp8BlockScaledMMLinearKernel"],
         f"{_SCALED}.cutlass": ["CutlassInt8ScaledMMLinearKernel", "CutlassFp8BlockScaledMMKernel"],
         "vllm.model_executor.kernels.linear.base": ["MMLinearKernel"],
+        f"{_LINEAR}.nvfp4.base": ["NvFp4LinearKernel", "NvFp4LinearLayerConfig"],
+        f"{_LINEAR}.nvfp4.marlin": ["MarlinNvFp4LinearKernel"],
+        f"{_LINEAR}.mxfp4.base": ["MxFp4LinearKernel", "MxFp4LinearLayerConfig"],
+        f"{_LINEAR}.mxfp4.marlin": ["MarlinMxFp4LinearKernel"],
         _QUANT: ["QuantKey", "ScaleDesc", "GroupShape"],
         "vllm._custom_ops": ["scaled_int8_quant", "cutlass_scaled_mm"],
     },

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gemmill.numerics.call import LegalCall, Limits
-from gemmill.numerics.cases import Cases, Outcome, Question, refuse_unused
+from gemmill.numerics.cases import Cases, CodeRange, Outcome, Question, refuse_unused
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.layouts import matrix, vector
 from gemmill.numerics.memory import Memory
@@ -76,6 +76,14 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     return LegalCall(op=op, slots=slots, plain={"low": draw.below(16)}, offsets=offsets)
 
 
+def ranges(op: str, after: Mapping[str, Any]) -> dict[str, list[CodeRange]]:
+    """As if the arithmetic left a step either way open."""
+    codes = after["codes"]
+    values = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1).long()
+    strides = (8 * codes.stride(0), 4)
+    return {"codes": [CodeRange(bits=4, first=0, strides=strides, low=(values - 1).clamp_min(0), high=values + 1)]}
+
+
 class ToyJudge:
     """Against the reference of dense pages."""
 
@@ -102,4 +110,5 @@ CASES = Cases(
     judge=ToyJudge,
     counts_are_final=True,
     is_lacking=lambda call, text: False,
+    ranges=ranges,
 )

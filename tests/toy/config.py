@@ -92,6 +92,7 @@ SWEEP = Sweep(
             name="toy_pages",
             call=call_of,
             flops=lambda sizes: 0.0,
+            operand_bits=32,
             bytes=lambda sizes: 9 * sizes["length"] * sizes["page"] // 2,
             serves=lambda accepts: True,
         ),

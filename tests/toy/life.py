@@ -162,11 +162,18 @@ def export(folder: Path, home: Path, gxx: Path) -> None:
     ]
     subprocess.run(list(map(str, [gxx, *flags])), cwd=it, check=True)
     data = (it / "data.bin").read_bytes()
-    # The second copy of the codes, of 5 x 16 bytes, is what must be found.
-    for wanted in (data, data[:80] + bytes([data[80] ^ 0xF0]) + data[81:], b""):
+    # Codes of 5 x 16 bytes and peaks of 5 x 4, each twice: the second copy is what must be found. Behind all, of 5 x 32 codes, stand
+    # the lowest and then the highest values, u16. In turn: nothing is changed, a byte of codes, a highest, a lowest, a peak.
+    ends = len(data) - 4 * 5 * 32
+    changed = [_with(data, at, bits) for at, bits in ((80, 0xF0), (ends + 320, 1), (ends + 1, 0x80), (180, 0xF0))]
+    for wanted in (data, *changed, b""):
         (it / "data.bin").write_bytes(wanted)
         done = subprocess.run([it / "reproducer"], cwd=it, capture_output=True, text=True, check=False)
         tell(done="reproduced", exit=done.returncode, out=done.stdout.splitlines(), err=done.stderr)
+
+
+def _with(data: bytes, at: int, flipped: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ flipped]) + data[at + 1 :]
 
 
 def main() -> None:

@@ -57,3 +57,22 @@ def test_a_gpu_that_is_not_there(gemmill, tmp_path: Path, monkeypatch) -> None:
     done = gemmill("convert", str(tmp_path), str(tmp_path / "out"), "--to", "nvfp4", "--device", "cuda")
     assert done.code == 3
     assert done.err == "gemmill: --device cuda needs a GPU that torch can use: leave it out to convert on the CPU\n"
+
+
+def test_layers_are_packed_beside_the_output_if_asked(gemmill, tmp_path: Path) -> None:
+    from gemmill.checkpoints.folder import open_checkpoint
+    from gemmill.nn import QuantLinear
+
+    source, out = layers(tmp_path / "in.safetensors", 2), tmp_path / "out.safetensors"
+    done = gemmill("convert", source, out, "--to", "mxfp4", "--pack", "bf16")
+    folder = tmp_path / ".gemmill-packed"
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1] == (f"{folder}: 2 layers packed for bf16 activations; load them with cache=True")
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    QuantLinear.from_checkpoint(open_checkpoint(out), "layers.1.up", cache=True)
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before and len(before) == 2
+    done = gemmill("convert", source, tmp_path / "other.safetensors", "--to", "mxfp4", "--pack", "int8")
+    assert done.code == 3
+    assert done.err.splitlines()[-1] == (
+        "gemmill: layers.0.up: mxfp4 weights take activations bf16 or e4m3 or mxfp4 or mxfp8, got 'int8'"
+    )

@@ -20,7 +20,8 @@ from torch import Tensor
 from gemmill.checkpoints.file import BITS, CheckpointError
 from gemmill.checkpoints.folder import INDEX, Checkpoint, open_checkpoint
 from gemmill.checkpoints.names import spelling_of
-from gemmill.checkpoints.plan import BF16, Asked, Step, experts_of, steps_of
+from gemmill.checkpoints.plan import BF16, FLOATS, Asked, Step, experts_of, steps_of
+from gemmill.checkpoints.stated import CONFIG, read_config, with_quantization
 from gemmill.checkpoints.writing import SYNCED, Journal, Shard, refuse_without_space
 from gemmill.quantize.errors import LayerError, layer_error
 from gemmill.quantize.weights import QuantizedWeight, chunks, quantize_weight
@@ -51,6 +52,8 @@ class Conversion:
     """Layers whose codes are those of the source."""
     read_bytes: int
     written_bytes: int
+    is_stated: bool
+    """Whether its config.json, if it has one, says how its layers are quantised: it cannot where some keep another format."""
 
 
 def convert(
@@ -62,7 +65,7 @@ def convert(
     inputs: Checkpoint | None = None,
     observer: Observer | None = None,
 ) -> Conversion:
-    """Convert a checkpoint: a file to a file, a folder to a folder; only *.safetensors and their index are written.
+    """Convert a checkpoint: a file to a file, a folder to a folder. Of a folder *.safetensors, their index and config.json are written.
 
     device: where codes are made. inputs: of layers, [tokens, K] by the layer's name without `.weight`, from which the error of
     outputs is told.
@@ -96,6 +99,7 @@ class _Work:
         named_index = next(iter(() if self.single else checkpoint.path.glob(f"*{INDEX}")), None)
         if named_index is not None:
             self.index = out / named_index.name
+        self.config = None if self.single else read_config(checkpoint.path)
         self.report = out.with_name(f"{out.name}.{REPORT}") if self.single else out / REPORT
         journal = folder / f".{out.name if self.single else 'checkpoint'}.journal"
         self._refuse_existing(journal)
@@ -119,6 +123,7 @@ class _Work:
         if not self.single and self.out.is_file():
             raise CheckpointError(f"{self.out} is a file, and {self.checkpoint.path} is a folder: name a folder")
         wanted = [*self.paths.values(), *([self.index] if self.index else [])]
+        wanted += [self.out / CONFIG] if self.config is not None else []
         if not journal.exists() and (there := [path for path in wanted if path.exists()]):
             raise CheckpointError(f"{there[0]} exists: remove it, or name another output")
 
@@ -176,6 +181,7 @@ class _Work:
             weight_map = {key: step.shard for step in self.steps for key in step.writes}
             index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
             write_whole(self.index, json.dumps(index, indent=2) + "\n")
+        is_stated = self._state()
         layers = [LayerError(**error) for error in self.journal.done.values() if error is not None]
         layers.sort(key=lambda layer: -layer.weights)
         report = {"version": __version__, "asked": asdict(self.asked), "layers": [asdict(layer) for layer in layers]}
@@ -187,7 +193,20 @@ class _Work:
             renamed=sum(step.spelling is not None and not step.changes for step in self.steps),
             read_bytes=sum(step.nbytes for step in self.steps),
             written_bytes=sum(sizes.values()),
+            is_stated=is_stated,
         )
+
+    def _state(self) -> bool:
+        """Write the model's config with what its layers are now; whether one project can say it."""
+        target = None if self.asked.to == BF16 else spelling_of(self.asked.to, self.asked.names)
+        others = [step.kept for step in self.steps if step.kept is not None and step.kept != target]
+        if self.config is not None:
+            made = [step for step in self.steps if step.spelling is not None or step.changes]
+            has_inputs = target is not None and all(f"{step.name}{target.input}" in step.writes for step in made)
+            project, format = ("", None) if target is None or others else (target.project, target.format)
+            config = with_quantization(self.config, project, format, _matrices(self.steps), has_inputs=has_inputs)
+            write_whole(self.out / CONFIG, json.dumps(config, indent=2) + "\n")
+        return self.config is None or not others
 
 
 def _run(
@@ -217,6 +236,20 @@ def _run(
         work.note(index, error)
         if observer is not None:
             observer.advanced(step)
+
+
+def _matrices(steps: list[Step]) -> list[str]:
+    """Names of the modules whose float matrices stay."""
+    return [
+        step.name.removesuffix(".weight")
+        for step in steps
+        for tensor in step.reads.values()
+        if _stays(step)
+        and step.kept is None
+        and tensor.dtype in FLOATS
+        and len(tensor.shape) == 2
+        and step.name.endswith(".weight")
+    ]
 
 
 def _stays(step: Step) -> bool:
@@ -271,7 +304,7 @@ def _made(
         return _decoded(step, stored), None
     target, error = spelling_of(asked.to, asked.names), None
     if step.changes:
-        weight = _matrix(step, *tensors.values()) if stored is None else stored.values()
+        weight = target.as_rows(*tensors.values()) if stored is None else stored.values()
         stored = quantize_weight(weight, asked.to, scale_rounding=asked.scale_rounding)
         seen = inputs.read(step.name) if inputs is not None and step.name in inputs else None
         error = layer_error(step.name, weight, stored, None if seen is None else seen.to(device))
@@ -282,16 +315,11 @@ def _made(
     return written, error
 
 
-def _matrix(step: Step, weight: Tensor) -> Tensor:
-    """[N, K]; experts [E, K, N] one after another as rows."""
-    return weight.transpose(1, 2).reshape(-1, weight.shape[1]) if step.is_experts else weight
-
-
 def _decoded(step: Step, stored: QuantizedWeight) -> dict[str, Tensor]:
     """In bf16, in parts."""
     values = torch.empty(stored.n, stored.k, dtype=torch.bfloat16, device=stored.codes.device)
     for rows in chunks(values):
         values[rows] = stored.values(rows).bfloat16()
     (key,) = step.writes
-    experts = experts_of(step)
-    return {key: values if experts is None else values.view(experts, -1, stored.k).transpose(1, 2)}
+    assert step.spelling is not None
+    return {key: step.spelling.from_rows(values, experts_of(step))}

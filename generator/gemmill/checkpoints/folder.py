@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from gemmill.checkpoints.file import CheckpointError, Stored, read_header
+from gemmill.checkpoints.stated import stated_format
 
 INDEX = ".safetensors.index.json"
 _SHOWN = 20
@@ -21,6 +22,8 @@ class Checkpoint:
     path: Path
     files: tuple[Path, ...]
     tensors: dict[str, Stored]
+    stated: str | None = None
+    """The format of its quantised layers, where a config.json beside them states one that we know."""
 
     def __contains__(self, name: object) -> bool:
         return name in self.tensors
@@ -39,7 +42,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     """The headers of a checkpoint's files.
 
     Raises CheckpointError, in a sentence, where there is none, for a damaged file, for a shard that is not there, and for keys
-    that are missing, unknown to the index or doubled, by name.
+    that are missing, unknown to the index or doubled, by name; also for a config.json that is none.
     """
     path = Path(path)
     if not path.exists():
@@ -64,7 +67,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
         tensors |= found
     if index is not None:
         _check_index(path, index, tensors)
-    return Checkpoint(path=path, files=tuple(path / file for file in files), tensors=tensors)
+    shards = tuple(path / file for file in files)
+    return Checkpoint(path=path, files=shards, tensors=tensors, stated=stated_format(path))
 
 
 def _read_index(path: Path) -> dict[str, str]:

@@ -5,7 +5,8 @@ lightx2v              ModelTC/LightX2V f8aee98, `tools/convert`, `common/ops/mm/
 modelopt              NVIDIA/Model-Optimizer, `modelopt/torch/export`; as vLLM 0.33.0's `modelopt.py` reads it
 deepseek              deepseek-ai/DeepSeek-V3, `inference/fp8_cast_bf16.py`: weight_scale_inv multiplies
 deepseek-v4           as vLLM 0.33.0's `models/deepseek_v4/` reads it: experts mxfp4, other layers e4m3 with ue8m0 blocks
-gpt-oss               openai/gpt-oss, `gpt_oss/torch/weights.py`: experts of a layer in one tensor [E, N, K / 32, 16]
+gpt-oss               Transformers' `integrations/mxfp4.py`: experts of a layer in one tensor [E, N, K / 32, 16]; in bf16 [E, K, N]
+gpt-oss-torch         openai/gpt-oss, `gpt_oss/torch/weights.py` and `model.py`: the same; in bf16 [E, N, K]
 """
 
 from collections.abc import Mapping
@@ -44,14 +45,38 @@ class Spelling:
     """Of the calibrated range of the layer's input."""
     input_holds: str = "absmax"
     """What is stored there: absmax, 2688 / absmax ("divides") or absmax / 2688 ("multiplies")."""
-    experts: bool = False
-    """Whether a tensor has the experts of a layer, [E, N, ...]."""
+    expert_layers: tuple[str, ...] = ()
+    """Where a tensor has the experts of a layer, [E, N, ...]: what such layers' names end in."""
+    transposed: bool = False
+    """Whether experts that are not quantised are [E, K, N]; else [E, N, K]."""
     read_only: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The names that must be there."""
         return tuple(name for name in (self.codes, self.scales, self.global_scale) if name is not None)
+
+    @property
+    def experts(self) -> bool:
+        """Whether a tensor has the experts of a layer."""
+        return bool(self.expert_layers)
+
+    def bias_of(self, layer: str) -> str:
+        """The key of a layer's bias; of experts [E, N]."""
+        return f"{layer.removesuffix('_weight')}_bias" if self.experts else f"{layer}.bias"
+
+    def as_rows(self, weight: Tensor) -> Tensor:
+        """Floats of a layer as [N, K]; experts one after another."""
+        if not self.experts:
+            return weight
+        return (weight.transpose(1, 2) if self.transposed else weight).flatten(0, 1)
+
+    def from_rows(self, rows: Tensor, experts: int | None) -> Tensor:
+        """The inverse: floats [N, K], N of so many experts, as the project stores them."""
+        if experts is None:
+            return rows
+        values = rows.view(experts, -1, rows.shape[1])
+        return values.transpose(1, 2) if self.transposed else values
 
     def fits(self, stored: Mapping[str, Stored]) -> bool:
         """Whether tensors of these dtypes and shapes, by what follows the layer's name, are a layer of this kind."""
@@ -157,7 +182,7 @@ _MODELOPT = {
     "input": ".input_scale",
     "input_holds": "multiplies",
 }
-_GPT_OSS = {"codes": "_blocks", "scales": "_scales", "experts": True}
+_GPT_OSS = {"format": "mxfp4", "codes_dtype": U8, "scales_dtype": U8}
 _CT_INPUT = {"input": ".input_global_scale", "input_holds": "divides"}
 _X_GLOBAL = {"global_scale": ".weight_global_scale", "global_shape": (), "input": ".input_absmax"}
 SPELLINGS = (
@@ -168,7 +193,21 @@ SPELLINGS = (
     Spelling(project="deepseek", format="block128", codes_dtype=E4M3, scales=".weight_scale_inv"),
     Spelling(**_V4, format="mxfp4", codes_dtype=torch.int8),
     Spelling(**_V4, format="block128", codes_dtype=E4M3, read_only=True),
-    Spelling(project="gpt-oss", format="mxfp4", codes_dtype=U8, scales_dtype=U8, **_GPT_OSS),
+    Spelling(
+        project="gpt-oss",
+        codes="_blocks",
+        scales="_scales",
+        expert_layers=("gate_up_proj", "down_proj"),
+        transposed=True,
+        **_GPT_OSS,
+    ),
+    Spelling(
+        project="gpt-oss-torch",
+        codes=".blocks",
+        scales=".scales",
+        expert_layers=("mlp1_weight", "mlp2_weight"),
+        **_GPT_OSS,
+    ),
     _ct("channel", codes_dtype=E4M3),
     _ct("int8", codes_dtype=torch.int8),
     _ct("block128", codes_dtype=E4M3),
@@ -200,13 +239,17 @@ def spelling_of(format: str, project: str | None = None) -> Spelling:
     raise CheckpointError(f"{project} has no names for {format}: those who have are {projects}")
 
 
-def recognised(name: str, stored: Mapping[str, Stored], format: str | None = None) -> Spelling | None:
+def recognised(
+    name: str, stored: Mapping[str, Stored], format: str | None = None, stated: str | None = None
+) -> Spelling | None:
     """How a layer is stored, by its tensors' names, dtypes and shapes; None where no project stores one so.
 
-    Raises CheckpointError where formats cannot be told apart and none is named.
+    stated: what decides where several formats fit. Raises CheckpointError where they cannot be told apart and none is named.
     """
     fitting = [s for s in SPELLINGS if s.fits(stored) and format in (None, s.format)]
+    if any(spelling.format == stated for spelling in fitting):
+        fitting = [spelling for spelling in fitting if spelling.format == stated]
     if len({spelling.format for spelling in fitting}) > 1:
-        formats = ", ".join(spelling.format for spelling in fitting)
+        formats = ", ".join(dict.fromkeys(spelling.format for spelling in fitting))
         raise CheckpointError(f"{name} may be {formats} by its shapes: say which with --from")
     return fitting[0] if fitting else None

@@ -13,8 +13,6 @@ from gemmill.quantize.weights import BLOCK, BLOCK_SCALED, QuantizedWeight, check
 KEPT = ("*embed*", "*norm*", "*lm_head*", "head.*", "*router*", "*.gate.weight", "*.gate.wg.weight")
 """Layers that no project quantises: patterns over keys."""
 FLOATS = ("BF16", "F16", "F32", "F64")
-EXPERTS = ("gate_up_proj", "down_proj")
-"""Last words of gpt-oss's tensors of experts, [E, K, N] where they are not quantised."""
 BF16 = "bf16"
 """What --to takes beside formats: weights decoded."""
 _CODES_OF = {
@@ -58,6 +56,8 @@ class Step:
     """By what follows the layer's name; of a tensor that stays by ""."""
     spelling: Spelling | None = None
     """How it is quantised already."""
+    kept: Spelling | None = None
+    """The same of a layer that stays so."""
     changes: bool = False
     """Whether codes are made, or made bf16."""
     writes: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def steps_of(checkpoint: Checkpoint, asked: Asked) -> list[Step]:
             continue
         layer = name.removesuffix(ending)
         group = {s: left[layer + s] for s in PARTS if layer + s in left}
-        if (spelling := recognised(layer, group, asked.source)) is not None:
+        if (spelling := recognised(layer, group, asked.source, checkpoint.stated)) is not None:
             step = _quantised(layer, spelling, group, asked)
             steps.append(step)
             for tensor in step.reads.values():
@@ -151,8 +151,8 @@ def _plain(name: str, tensor: Stored, left: dict[str, Stored], asked: Asked) -> 
         return stays
     spelling = spelling_of(asked.to, asked.names)
     if spelling.experts:
-        is_layer = name.endswith(EXPERTS) and len(tensor.shape) == 3
-        shape = (tensor.shape[0] * tensor.shape[2], tensor.shape[1]) if is_layer else ()
+        is_layer = name.endswith(spelling.expert_layers) and len(tensor.shape) == 3
+        shape = spelling.as_rows(torch.empty(tensor.shape, device="meta")).shape if is_layer else ()
         layer, key = name, name
     else:
         is_layer = name.endswith(".weight") and len(tensor.shape) == 2
@@ -185,13 +185,12 @@ def _quantised(layer: str, spelling: Spelling, group: dict[str, Stored], asked: 
     codes = reads[spelling.codes]
     step = Step(name=layer, shard=codes.path.name, reads=reads, spelling=spelling)
     if _stays(codes.name, asked):
-        return replace(step, spelling=None, writes={t.name: (t.dtype, t.shape) for t in reads.values()})
+        return replace(step, spelling=None, kept=spelling, writes={t.name: (t.dtype, t.shape) for t in reads.values()})
     n, k = _sizes(spelling, codes)
     if asked.to == BF16:
-        key, shape = f"{layer}.weight", (n, k)
-        if spelling.experts:
-            key, shape = layer, (codes.shape[0], k, codes.shape[1])
-        return replace(step, changes=True, writes={key: ("BF16", shape)})
+        values = spelling.from_rows(torch.empty(n, k, device="meta"), experts_of(step))
+        key = layer if spelling.experts else f"{layer}.weight"
+        return replace(step, changes=True, writes={key: ("BF16", tuple(values.shape))})
     changes = spelling.format != asked.to
     if changes and not asked.requantize:
         raise CheckpointError(

@@ -35,12 +35,14 @@ def convert(
         typer.Option(
             "--names",
             metavar="PROJECT",
-            help="Whose key names are written: compressed-tensors, modelopt, lightx2v, deepseek, deepseek-v4 or gpt-oss; by default the first that has the format.",
+            help="Whose key names are written: compressed-tensors, modelopt, lightx2v, deepseek, deepseek-v4, gpt-oss or gpt-oss-torch; by default the first that has the format.",
         ),
     ] = None,
     was: Annotated[
         str | None,
-        typer.Option("--from", metavar="FORMAT", help="The format of IN, where shapes do not tell it."),
+        typer.Option(
+            "--from", metavar="FORMAT", help="The format of IN, where neither shapes nor config.json tell it."
+        ),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="GLOB", help="Convert layers whose keys fit, no others.")
@@ -60,17 +62,27 @@ def convert(
             "--inputs", metavar="FILE", help="Inputs of layers, [tokens, K] by name: the error of outputs is told too."
         ),
     ] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            "--pack",
+            metavar="KIND",
+            help="Pack layers for kernels too, beside OUT, for activations bf16, e4m3, int8, nvfp4, mxfp4 or mxfp8.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option("--device", metavar="NAME", help="Where codes are made: cpu or cuda.")] = "cpu",
 ) -> None:
     """Convert a safetensors checkpoint, and say what each layer loses.
 
-    Two layers are in memory at a time. An output file appears whole or not at all, and an interrupted conversion goes on where it was when the same is asked again. The errors of all layers are written to conversion.json beside the output, the worst ten are printed.
+    Two layers are in memory at a time. An output file appears whole or not at all, and an interrupted conversion goes on where it was when the same is asked again. The errors of all layers are written to conversion.json beside the output, the worst ten are printed. A config.json in IN is written to OUT with what its layers are now.
 
     Examples:
 
         gemmill convert model.safetensors model-nvfp4.safetensors --to nvfp4
 
         gemmill convert model.safetensors fp8.safetensors --to block128 --names deepseek --keep "*proj_out*"
+
+        gemmill convert model.safetensors packed.safetensors --to mxfp4 --pack bf16
     """
     import torch
 
@@ -92,6 +104,14 @@ def convert(
     with _progress() as observer:
         seen = None if inputs is None else open_checkpoint(inputs)
         _tell(run(source, out, asked, device=device, inputs=seen, observer=observer))
+    if activations is not None:
+        from gemmill.nn.packed import CACHE, keep_packed
+
+        names = keep_packed(open_checkpoint(out), activations)
+        folder = (out if out.is_dir() else out.parent) / CACHE
+        typer.echo(
+            f"{folder}: {count(len(names), 'layer')} packed for {activations} activations; load them with cache=True"
+        )
 
 
 class _Bar:
@@ -133,6 +153,11 @@ def _tell(made: "Conversion") -> None:
         title = f"{len(shown)} of {count(len(made.layers), 'layer')}, by relative squared error"
         console().print(table(title, columns, rows, right=columns[1:]))
     renamed = f", {count(made.renamed, 'layer')} under other names with the same codes" if made.renamed else ""
+    if not made.is_stated:
+        typer.echo(
+            f"gemmill: {made.out} has layers of several formats, which config.json cannot state: it says nothing of quantisation",
+            err=True,
+        )
     typer.echo(
         f"{made.out}: {count(len(made.layers), 'layer')} quantised{renamed}; {size(made.read_bytes)} became {size(made.written_bytes)}"
     )

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from gemmill.formats.fp4_blocks import CODE_BYTES
+from gemmill.formats.layout import SIDE, STAGE_COLUMNS
 from gemmill.runtime import ops
 from gemmill.runtime.notices import LOG
 from gemmill.vocab import Arch
@@ -31,13 +33,23 @@ class Linear:
     """Whether scales are 1 x 128 of activations and 128 x 128 of the weight; else per token and channel, or one value."""
     azp: bool = False
     """Whether activations have zero points."""
+    format: str = ""
+    """Of packed weights beside activations of 16 bits, "nvfp4" or "mxfp4"; empty where both have one dtype."""
 
     def __str__(self) -> str:
+        if self.format:
+            return (
+                f"linear layer of N x K = {self.n} x {self.k}, {self.format} weights, {_name(self.codes)} activations"
+            )
         scales = f"scales of blocks of {BLOCK}" if self.blocks else "scales per token and channel"
-        names = (str(kind).removeprefix("torch.") for kind in (self.codes, self.out_dtype))
+        names = (_name(kind) for kind in (self.codes, self.out_dtype))
         return (
             f"linear layer of N x K = {self.n} x {self.k}, {' to '.join(names)}, {scales}{', zero points' * self.azp}"
         )
+
+
+def _name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
 
 
 def absence(capability: int | None = None) -> str | None:
@@ -92,6 +104,13 @@ def _call(linear: Linear, m: int) -> tuple[Any, ...]:
     def empty(*shape: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=kind, device="meta")
 
+    if linear.format:
+        rows, columns = -(-linear.n // SIDE), -(-linear.k // STAGE_COLUMNS) * STAGE_COLUMNS // SIDE
+        of_block = CODE_BYTES + SIDE * SIDE // {"nvfp4": 16, "mxfp4": 32}[linear.format]
+        blocks, base = empty(rows, columns, of_block, kind=torch.uint8), empty(linear.n)
+        out, a = empty(m, linear.n, kind=linear.out_dtype), empty(m, linear.k, kind=linear.codes)
+        alpha = empty(1) if linear.format == "nvfp4" else None
+        return "fp4_weight_mm", out, a, blocks, base, alpha, None, linear.format, True
     groups = -(-linear.k // BLOCK)
     scales = (empty(m, 1), empty(1, linear.n))
     if linear.blocks:
@@ -102,6 +121,25 @@ def _call(linear: Linear, m: int) -> tuple[Any, ...]:
         return "cutlass_scaled_mm", out, *codes, *scales, None
     zero_points = (empty(linear.n, kind=torch.int32), empty(m, kind=torch.int32))
     return "cutlass_scaled_mm_azp", out, *codes, *scales, *zero_points, None
+
+
+def packed_fp4(format: str, codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """A checkpoint's codes [N, K / 2] and scales [N, K / group] in the order of Hopper's kernel; None, and a line in the log, for
+    weights that it cannot take."""
+    from gemmill.formats.quantise import BlockScaled
+    from gemmill.quantize.fp4_blocks import to_blocks
+    from gemmill.quantize.prepack import prepack
+    from gemmill.vocab.format import MXFP4, NVFP4
+
+    scaled = BlockScaled(
+        format={"nvfp4": NVFP4, "mxfp4": MXFP4}[format], codes=codes.view(torch.uint8), scales=scales.view(torch.uint8)
+    )
+    try:
+        made = to_blocks(prepack(scaled, for_op="fp4_weight_mm"))
+    except ValueError as error:
+        LOG.warning("a layer of %s weights stays with the engine: %s", format, error)
+        return None
+    return made.blocks, made.base
 
 
 def row_of(scales: torch.Tensor) -> torch.Tensor:

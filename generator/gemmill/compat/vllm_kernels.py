@@ -1,4 +1,7 @@
-"""vLLM's linear kernels with gemmill's GEMMs: as vLLM 0.33's own, which quantise the activations and prepare the weights."""
+"""vLLM's linear kernels with gemmill's GEMMs: as vLLM 0.33's own, which quantise the activations and prepare the weights.
+
+4-bit weights are multiplied by activations as they are, as Marlin's kernels do it, which go on serving what no variant fits.
+"""
 
 import torch
 import vllm.envs as envs
@@ -7,10 +10,12 @@ from vllm.model_executor.kernels.linear import (
     CutlassFp8BlockScaledMMKernel,
     CutlassInt8ScaledMMLinearKernel,
     FP8ScaledMMLinearKernel,
+    MarlinMxFp4LinearKernel,
+    MarlinNvFp4LinearKernel,
 )
 
 import gemmill
-from gemmill.compat.linear import BLOCK, Linear, absence, refusal, row_of
+from gemmill.compat.linear import BLOCK, Linear, absence, packed_fp4, refusal, row_of
 
 Answer = tuple[bool, str | None]
 _SOME = 4096
@@ -108,3 +113,54 @@ class GemmillInt8Linear(_OnThisGpu, CutlassInt8ScaledMMLinearKernel):
 
 def _int8(n: int, k: int, out_dtype: torch.dtype, azp: bool) -> Linear:
     return Linear(n=n, k=k, codes=torch.int8, out_dtype=out_dtype, azp=azp)
+
+
+class _Fp4Linear(_OnThisGpu):
+    """What layers of 4-bit weights share; the other base is Marlin's kernel."""
+
+    format: str
+
+    @classmethod
+    def can_implement(cls, config) -> Answer:
+        """Whether the build has variants for such layers; of which size is not known yet."""
+        fits, why = super().can_implement(config)
+        return _answer(refusal(_fp4(cls.format, _SOME, _SOME, torch.bfloat16))) if fits else (fits, why)
+
+    def process_weights_after_loading(self, layer) -> None:
+        """Pack weight [N, K / 2] and weight_scale [N, K / group] for the kernels, where a variant fits; else as Marlin's."""
+        n, k = layer.weight.shape[0], 2 * layer.weight.shape[1]
+        packed = None
+        if refusal(_fp4(self.format, n, k, layer.params_dtype)) is None:
+            packed = packed_fp4(self.format, layer.weight.data, layer.weight_scale.data)
+        self._taken = packed is not None
+        if packed is None:
+            super().process_weights_after_loading(layer)
+            return
+        for name, tensor in zip(("weight", "weight_scale"), packed, strict=True):
+            setattr(layer, name, torch.nn.Parameter(tensor, requires_grad=False))
+        of_all = getattr(layer, "weight_global_scale", None)  # multiplies here, whatever the checkpoint has
+        self._alpha = None if of_all is None else of_all.data.float().reshape(1)
+
+    def apply_weights(self, layer, x, bias=None) -> torch.Tensor:
+        """x [..., K], the result [..., N] of its dtype; Marlin's kernel where no variant fits the weight."""
+        if not self._taken:
+            return super().apply_weights(layer, x, bias)
+        rows = x.reshape(-1, x.shape[-1])
+        out = gemmill.fp4_weight_mm(rows, layer.weight, layer.weight_scale, self._alpha, bias, format=self.format)
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+
+class GemmillNvFp4Linear(_Fp4Linear, MarlinNvFp4LinearKernel):
+    """nvfp4 weights, activations of bf16."""
+
+    format = "nvfp4"
+
+
+class GemmillMxFp4Linear(_Fp4Linear, MarlinMxFp4LinearKernel):
+    """mxfp4 weights, activations of bf16."""
+
+    format = "mxfp4"
+
+
+def _fp4(format: str, n: int, k: int, dtype: torch.dtype) -> Linear:
+    return Linear(n=n, k=k, codes=dtype, out_dtype=dtype, format=format)

@@ -1,7 +1,7 @@
 """vLLM's plugin: the entry point `gemmill` of `vllm.general_plugins`, which vLLM calls in each of its processes.
 
 It puts gemmill's linear kernels before vLLM's own, so that they are asked first: those for FP8 per tensor, token and channel,
-FP8 in blocks, and INT8. GEMMILL_VLLM=0 leaves vLLM as it is. Nothing is loaded and no GPU is touched before a layer asks.
+FP8 in blocks, INT8, and 4-bit weights. GEMMILL_VLLM=0 leaves vLLM as it is. Nothing is loaded and no GPU is touched before a layer asks.
 """
 
 from importlib import import_module
@@ -15,6 +15,8 @@ _LISTS = {
     "GemmillFP8Linear": "_POSSIBLE_FP8_KERNELS",
     "GemmillBlockFP8Linear": "_POSSIBLE_FP8_BLOCK_KERNELS",
     "GemmillInt8Linear": "_POSSIBLE_INT8_KERNELS",
+    "GemmillNvFp4Linear": "_POSSIBLE_NVFP4_KERNELS",
+    "GemmillMxFp4Linear": "_POSSIBLE_MXFP4_KERNELS",
 }
 """vLLM's list that each class is put into."""
 

@@ -19,6 +19,8 @@ class Measured:
     """A call of such sizes, with operands as torch allocates them."""
     flops: Callable[[Sizes], float]
     """Multiplications and additions of a call; 0 where memory alone counts."""
+    operand_bits: int
+    """Of the wider operand of those: what a device can do depends on it."""
     bytes: Callable[[Sizes], int]
     """What a call must read and write, each byte once."""
     serves: Callable[[Any], bool]

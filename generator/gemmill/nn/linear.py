@@ -44,7 +44,10 @@ class QuantLinear(nn.Module):
             weight = pack(weight, activations=activations, input_absmax=input_absmax)
         self.format, self.activations = weight.format, weight.activations
         self.out_features, self.in_features = weight.n, weight.k
-        self._run = recipe_of(weight.format, weight.activations)[1].run
+        self._recipe = recipe_of(weight.format, weight.activations)[1]
+        self._run = self._recipe.run
+        self._ready: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        """The weight and its scales, and both as the ops take them."""
         for name in NAMES:
             self.register_buffer(name, weight.tensors.get(name))
         if bias is not None and bias.numel() != self.out_features:
@@ -74,12 +77,37 @@ class QuantLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., N], of x's dtype, bf16 or f16."""
-        given = self._buffers
-        rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)
-        out = self._run(rows, given, given["bias"])
+        given, is_matrix = self._buffers, x.dim() == 2
+        ready = self._ready
+        if ready is None or ready[0] is not given["weight"] or ready[1] is not given["weight_scale"]:
+            ready = self._make_ready()
+        rows = x if is_matrix else x.reshape(-1, self.in_features)
+        out = self._run(rows, ready[2], ready[3], given, given["bias"])
         if given["lora_down"] is not None:
             out.addmm_(rows @ given["lora_down"].t(), given["lora_up"].t(), alpha=self.lora_scale)
-        return out if x.dim() == 2 else out.reshape(*x.shape[:-1], self.out_features)
+        return out if is_matrix else out.reshape(*x.shape[:-1], self.out_features)
+
+    def _make_ready(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of the buffers that are there now: they are others once the layer is moved."""
+        own = self._buffers["weight"], self._buffers["weight_scale"]
+        ready = (*own, *self._recipe.operands(*own))
+        if not torch.compiler.is_compiling():
+            self._ready = ready
+        return ready
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Whatever moves a module's tensors; those that were there are not kept."""
+        self._ready = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without views of the buffers, whose copies would be no views, and without what format and activations tell."""
+        return {key: value for key, value in self.__dict__.items() if key not in ("_ready", "_recipe", "_run")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._recipe, self._ready = recipe_of(self.format, self.activations)[1], None
+        self._run = self._recipe.run
 
     def set_lora(self, down: Tensor, up: Tensor, *, alpha: float | None = None, strength: float = 1.0) -> None:
         """An adapter beside the weight: strength * alpha / rank * (x down^T) up^T, with down [rank, K] and up [N, rank].
@@ -103,6 +131,7 @@ class QuantLinear(nn.Module):
 
     def to_cpu(self, *, non_blocking: bool = False) -> "QuantLinear":
         """Into pinned memory, which is kept for the next time. Without waiting only if asked: then synchronise before reading."""
+        self._ready = None
         for name, tensor in self._buffers.items():
             if tensor is not None and tensor.device.type != "cpu":
                 pinned = self._pinned.get(name)
@@ -113,6 +142,7 @@ class QuantLinear(nn.Module):
 
     def to_cuda(self, device: torch.device | str = "cuda", *, non_blocking: bool = False) -> "QuantLinear":
         """Onto a GPU; from pinned memory the copies run on the current stream, beside the host, if asked."""
+        self._ready = None
         for name, tensor in self._buffers.items():
             if tensor is not None:
                 self._buffers[name] = tensor.to(device, non_blocking=non_blocking)

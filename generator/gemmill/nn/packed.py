@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gemmill.checkpoints.file import WORD_OF, CheckpointError, bytes_of, header_of, read_header, read_metadata
 from gemmill.checkpoints.folder import Checkpoint
-from gemmill.checkpoints.layers import read_layer, stored_parts
+from gemmill.checkpoints.layers import quantised_layers, read_bias, read_layer, spelling_in, stored_parts
 from gemmill.nn.recipes import PACKING, of_input, recipe_of
 from gemmill.quantize.weights import QuantizedWeight
 from gemmill.writing import write_whole
@@ -54,29 +54,44 @@ def load_layer(
     *,
     activations: str | None = None,
     format: str | None = None,
+    expert: int | None = None,
     cache: bool = False,
     input_absmax: Tensor | float | None = None,
 ) -> tuple[PackedWeight, Tensor | None]:
     """A quantised layer of a checkpoint, packed, and its bias. A range of the input that is given takes the place of the checkpoint's.
 
-    format: as of `read_layer`. cache: what was packed before is read from beside the checkpoint, or written there; its name is a digest of the layer's files,
-    of what it is packed for, and of the orders that kernels read. Raises CheckpointError as `read_layer`.
+    format, expert: as of `read_layer`. cache: what was packed before is read from beside the checkpoint, or written there. Its name is a
+    digest of the layer's files, of what it is packed for, and of the orders that kernels read. Raises CheckpointError as `read_layer`.
     """
-    bias_name = f"{name}.bias"
-    bias = checkpoint.read(bias_name) if bias_name in checkpoint else None
+    spelling = spelling_in(checkpoint, name, format)
+    activations, recipe = recipe_of(spelling.format, activations)
     folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     given = None if input_absmax is None else float(input_absmax)
-    path = folder / CACHE / f"{_digest(checkpoint, name, format, activations, given)}.safetensors"
+    path = folder / CACHE / f"{_digest(checkpoint, name, spelling.format, activations, expert, given)}.safetensors"
     if cache and path.exists():
-        return read_packed(path), bias
-    layer = read_layer(checkpoint, name, format)
-    if recipe_of(layer.weight.format, activations)[1].calibrated and input_absmax is None:
+        return read_packed(path), read_bias(checkpoint, name, spelling, expert)
+    layer = read_layer(checkpoint, name, format, expert=expert)
+    if recipe.calibrated and input_absmax is None:
         input_absmax = layer.input_absmax
     packed = pack(layer.weight, activations=activations, input_absmax=input_absmax)
     if cache:
         path.parent.mkdir(exist_ok=True)
         write_packed(packed, path)
-    return packed, bias
+    return packed, layer.bias
+
+
+def keep_packed(checkpoint: Checkpoint, activations: str | None = None) -> list[str]:
+    """Pack the quantised matrices of a checkpoint beside it, one at a time, for layers that are loaded with cache=True; their names.
+
+    Raises CheckpointError, by the layer's name, where activations do not go with its weight.
+    """
+    names = quantised_layers(checkpoint)
+    for name in names:
+        try:
+            load_layer(checkpoint, name, activations=activations, cache=True)
+        except ValueError as error:
+            raise CheckpointError(f"{name}: {error}") from None
+    return names
 
 
 def _digest(checkpoint: Checkpoint, name: str, *what: object) -> str:

@@ -1,30 +1,29 @@
 """How a layer is computed: by format of the weights and of the activations, what is packed once and which ops are called.
 
-Of every recipe `pack` makes the tensors that its ops read, by name, and `run` gives x [M, K] to the ops. A bias is [N], of x's dtype.
+Of every recipe `pack` makes the tensors that its ops read, by name, `operands` the weight and its scales as the ops take them, and `run`
+gives x [M, K] to the ops (`calls.py`).
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-import gemmill.families.blockscaled.functions as mm
-import gemmill.families.quant.functions as quant
-from gemmill.families.scaled_mm.functions import cutlass_scaled_mm
 from gemmill.formats.folded_blocks import LEAST_SHIFT, LISTED, NVFP4_BIAS
 from gemmill.formats.fp4_blocks import BITS, SCALE_BYTES
 from gemmill.formats.layout import BLOCK_COLUMNS, ROW_BYTES, SIDE, STAGE_COLUMNS, TILE_BYTES, TILE_ROWS, TILE_SCALES
 from gemmill.formats.quantise import LARGEST_PRODUCT, BlockScaled, swizzle
+from gemmill.nn import calls
 from gemmill.quantize.folded_blocks import to_folded_blocks
 from gemmill.quantize.fp4_blocks import to_blocks
 from gemmill.quantize.packed_rows import to_rows
 from gemmill.quantize.prepack import prepack
 from gemmill.quantize.weights import BLOCK, BLOCK_SCALED, QuantizedWeight
+from gemmill.vocab.format import MXFP4, MXFP8
 
-Tensors = Mapping[str, Tensor | None]
 _NUMBERS = (
     SIDE,
     STAGE_COLUMNS,
@@ -46,7 +45,9 @@ class Recipe:
     """One way to compute a layer."""
 
     pack: Callable[[QuantizedWeight], dict[str, Tensor]]
-    run: Callable[[Tensor, Tensors, Tensor | None], Tensor]
+    run: calls.Run
+    operands: Callable[[Tensor, Tensor], calls.Pair] = calls.as_they_are
+    """Of the tensors `weight` and `weight_scale`."""
     calibrated: bool = False
     """Whether the range of inputs must be known."""
 
@@ -99,68 +100,22 @@ def _swizzled(weight: QuantizedWeight) -> dict[str, Tensor]:
     return {"weight": weight.codes, "weight_scale": swizzle(weight.scales), "alpha": alpha}
 
 
-def _channel(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-    codes, scales = quant.dynamic_per_token_scaled_fp8_quant(x)
-    return cutlass_scaled_mm(codes, given["weight"].t(), scales, given["weight_scale"], x.dtype, bias)
-
-
-def _int8(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-    codes, scales, _ = quant.dynamic_scaled_int8_quant(x)
-    return cutlass_scaled_mm(codes, given["weight"].t(), scales, given["weight_scale"], x.dtype, bias)
-
-
-def _block128(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-    codes, scales = quant.per_token_group_fp8_quant(x, BLOCK, column_major_scales=True)
-    return cutlass_scaled_mm(codes, given["weight"].t(), scales, given["weight_scale"].t(), x.dtype, bias)
-
-
-def _weights_of(format: str) -> Callable[[Tensor, Tensors, Tensor | None], Tensor]:
-    def run(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-        return mm.fp4_weight_mm(x, given["weight"], given["weight_scale"], given.get("alpha"), bias, format=format)
-
-    return run
-
-
-def _by_fp8(multiply: Callable[..., Tensor]) -> Callable[[Tensor, Tensors, Tensor | None], Tensor]:
-    def run(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-        codes, scales = quant.dynamic_per_token_scaled_fp8_quant(x)
-        return multiply(codes, given["weight"], given["weight_scale"], scales, bias, x.dtype)
-
-    return run
-
-
-def _nvfp4(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-    codes, scales = quant.scaled_nvfp4_quant(x, given["input_global_scale"])
-    return mm.cutlass_scaled_nvfp4_mm(
-        codes, given["weight"], scales, given["weight_scale"], given["alpha"], bias, x.dtype
-    )
-
-
-def _pair(
-    quantise: Callable[[Tensor], tuple[Tensor, Tensor]], multiply: Callable[..., Tensor]
-) -> Callable[[Tensor, Tensors, Tensor | None], Tensor]:
-    def run(x: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-        codes, scales = quantise(x)
-        return multiply(codes, given["weight"], scales, given["weight_scale"], given["alpha"], bias, x.dtype)
-
-    return run
-
-
+_MXFP4_MXFP8, _MXFP6_MXFP8 = "cutlass_scaled_mxfp4_mxfp8_mm", "cutlass_scaled_mxfp6_mxfp8_mm"
 RECIPES = {
-    ("channel", "e4m3"): Recipe(pack=_rowwise, run=_channel),
-    ("int8", "int8"): Recipe(pack=_rowwise, run=_int8),
-    ("block128", "e4m3"): Recipe(pack=_whole_groups, run=_block128),
-    ("nvfp4", "bf16"): Recipe(pack=_blocks, run=_weights_of("nvfp4")),
-    ("nvfp4", "e4m3"): Recipe(pack=_folded("nvfp4_fp8_mm_rounded"), run=_by_fp8(mm.nvfp4_fp8_mm_rounded)),
-    ("nvfp4", "nvfp4"): Recipe(pack=_swizzled, run=_nvfp4, calibrated=True),
-    ("mxfp4", "bf16"): Recipe(pack=_blocks, run=_weights_of("mxfp4")),
-    ("mxfp4", "e4m3"): Recipe(pack=_folded("mxfp4_fp8_mm"), run=_by_fp8(mm.mxfp4_fp8_mm)),
-    ("mxfp4", "mxfp4"): Recipe(pack=_swizzled, run=_pair(quant.scaled_mxfp4_quant, mm.cutlass_scaled_mxfp4_mm)),
-    ("mxfp4", "mxfp8"): Recipe(pack=_swizzled, run=_pair(quant.scaled_mxfp8_quant, mm.cutlass_scaled_mxfp4_mxfp8_mm)),
-    ("mxfp6", "mxfp8"): Recipe(pack=_swizzled, run=_pair(quant.scaled_mxfp8_quant, mm.cutlass_scaled_mxfp6_mxfp8_mm)),
-    ("mxfp6", "bf16"): Recipe(pack=_rows, run=_weights_of("mxfp6")),
-    ("mxfp8", "mxfp8"): Recipe(pack=_swizzled, run=_pair(quant.scaled_mxfp8_quant, mm.cutlass_scaled_mxfp8_mm)),
-    ("mxfp8", "bf16"): Recipe(pack=_rows, run=_weights_of("mxfp8")),
+    ("channel", "e4m3"): Recipe(pack=_rowwise, run=calls.channel, operands=calls.transposed),
+    ("int8", "int8"): Recipe(pack=_rowwise, run=calls.int8, operands=calls.transposed),
+    ("block128", "e4m3"): Recipe(pack=_whole_groups, run=calls.block128, operands=calls.both_transposed),
+    ("nvfp4", "bf16"): Recipe(pack=_blocks, run=calls.weights_of("nvfp4")),
+    ("nvfp4", "e4m3"): Recipe(pack=_folded("nvfp4_fp8_mm_rounded"), run=calls.by_fp8("nvfp4_fp8_mm_rounded")),
+    ("nvfp4", "nvfp4"): Recipe(pack=_swizzled, run=calls.nvfp4, calibrated=True),
+    ("mxfp4", "bf16"): Recipe(pack=_blocks, run=calls.weights_of("mxfp4")),
+    ("mxfp4", "e4m3"): Recipe(pack=_folded("mxfp4_fp8_mm"), run=calls.by_fp8("mxfp4_fp8_mm")),
+    ("mxfp4", "mxfp4"): Recipe(pack=_swizzled, run=calls.mx(MXFP4, "cutlass_scaled_mxfp4_mm")),
+    ("mxfp4", "mxfp8"): Recipe(pack=_swizzled, run=calls.mx(MXFP8, _MXFP4_MXFP8)),
+    ("mxfp6", "mxfp8"): Recipe(pack=_swizzled, run=calls.mx(MXFP8, _MXFP6_MXFP8)),
+    ("mxfp6", "bf16"): Recipe(pack=_rows, run=calls.weights_of("mxfp6")),
+    ("mxfp8", "mxfp8"): Recipe(pack=_swizzled, run=calls.mx(MXFP8, "cutlass_scaled_mxfp8_mm")),
+    ("mxfp8", "bf16"): Recipe(pack=_rows, run=calls.weights_of("mxfp8")),
 }
 """By format of weights and activations; the first of a format is its default."""
 

@@ -51,6 +51,22 @@ class Case(Protocol):
         """Make the call on fresh operands of that device, outputs poisoned. Raises what the op raises."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CodeRange:
+    """Codes packed in a tensor of bytes, of which more than one value may be right. Bit b of byte B is bit 8 B + b of the tensor."""
+
+    bits: int
+    """Of a code: 16 at most."""
+    first: int
+    """The first bit of the first code."""
+    strides: tuple[int, ...]
+    """Bits between codes, for each of up to four dimensions."""
+    low: Tensor
+    """The lowest right value of each."""
+    high: Tensor
+    """The highest."""
+
+
 class Judge(Protocol):
     """The expected results of one drawn call, made before it is."""
 
@@ -84,6 +100,8 @@ class Cases:
     limits: Callable[[str, Mapping[str, Any]], Mapping[str, Tensor]] | None = None
     """Of an op and its arguments by name as the reference left them: how far from its result each element of a right kernel's
     may be. Results that it does not name are equal, but for steps of codes; None where none is named."""
+    ranges: Callable[[str, Mapping[str, Any]], Mapping[str, Sequence[CodeRange]]] | None = None
+    """Of the same, the codes in a result's bytes that may be one of several; the bytes of a result that are in none are equal."""
     measured: Callable[[torch.device, int], Maker] | None = None
     """On a device, copies of what calls read most being so many bytes together; None where nothing is measured."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.numerics.cases import Case, cases_of_op
+from gemmill.numerics.cases import Case, CodeRange, cases_of_op
 from gemmill.numerics.memory import ALIGNMENT
 from gemmill.runtime.library import Build
 from gemmill.runtime.on_cpu import by_reference
@@ -31,6 +31,8 @@ class RecordedTensor:
     """The same after the call; None where it is only read."""
     limit: bytes | None = None
     """f32 for each element, in the order of its indices: how far a right result may be; None where it is equal."""
+    ranges: tuple[CodeRange, ...] = ()
+    """Of bytes: codes that may be one of several values. All else is equal."""
 
     @property
     def shift(self) -> int:
@@ -76,8 +78,9 @@ def record(build: Build, name: str, case: Case) -> Recorded:
     results = _tensors(by_reference(op, given))
     written = {parameter.name for parameter in op.parameters if parameter.written}
     after = {name: named[name] for name in written if name in read} | dict(zip(op.returns, results, strict=True))
-    may_be_off = cases_of_op(op.name).limits
-    limits = may_be_off(op.name, named) if may_be_off else {}
+    cases = cases_of_op(op.name)
+    limits = cases.limits(op.name, named) if cases.limits else {}
+    ranges = cases.ranges(op.name, named) if cases.ranges else {}
     tensors = tuple(
         RecordedTensor(
             name=name,
@@ -88,6 +91,7 @@ def record(build: Build, name: str, case: Case) -> Recorded:
             before=bytes_,
             wanted=_bytes_of(after[name]) if name in after else None,
             limit=limits[name].float().contiguous().numpy().tobytes() if name in limits else None,
+            ranges=tuple(ranges.get(name, ())),
         )
         for name, bytes_ in read.items()
     )

@@ -54,6 +54,11 @@ class Problem:
         return REGISTRY.measured[self.op][3].flops(self.sizes)
 
     @property
+    def operand_bits(self) -> int:
+        """Of the wider operand that is multiplied."""
+        return REGISTRY.measured[self.op][3].operand_bits
+
+    @property
     def bytes(self) -> int:
         """What must be read and written, each byte once."""
         return REGISTRY.measured[self.op][3].bytes(self.sizes)

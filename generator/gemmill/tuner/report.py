@@ -22,8 +22,9 @@ from gemmill.tuner.tables import decide_all
 from gemmill.writing import write_whole
 
 TEMPLATE = "report/report.html.jinja"
-CEILINGS = {"NVIDIA H200": (4.21e12, 1.979e15)}
-"""Bytes a second (measured: copying through torch) and 8-bit operations a second (data sheet, dense), by device."""
+CEILINGS = {"NVIDIA H200": (4.21e12, {8: 1.979e15, 16: 0.9895e15})}
+"""Bytes a second (measured: copying through torch), and operations a second by bits of the operands (data sheet, dense), by device.
+Narrower operands are multiplied as the next wider ones at best."""
 PEER_KINDS = ("peer1", "peer2", "peer3", "peer4")
 
 
@@ -148,7 +149,9 @@ def _floor(problem: Problem, entry: Entry) -> float | None:
     ceilings = CEILINGS.get(entry.outcome.device.get("gpu") or "")
     if ceilings is None:
         return None
-    return max(problem.bytes / ceilings[0], problem.flops / ceilings[1]) * 1e6
+    bandwidth, operations = ceilings
+    fastest = next((rate for bits, rate in operations.items() if bits >= problem.operand_bits), None)
+    return None if fastest is None else max(problem.bytes / bandwidth, problem.flops / fastest) * 1e6
 
 
 def _facts(record: Record, shapes: Sequence[Shape], entries: Sequence[Entry]) -> list[tuple[str, str]]:

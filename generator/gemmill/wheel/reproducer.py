@@ -60,6 +60,7 @@ def reproducer(config: Config, recorded: Recorded, told: str, expected: str) -> 
     emitted, is_dsl = emit(config), is_of_dsl(config)
     struct_name, fields = read_arguments((home / "abi.h").read_text(encoding="utf-8"), recorded.arguments)
     data, tensors = _laid_out(recorded)
+    data, ranges = _with_ranges(data, recorded)
     copied = _copies(family.name, home, emitted.text, is_dsl)
     texts = [emitted.text, *(file.text for file in copied)]
     has_cutlass = any(re.search(r"#include [<\"](cutlass|cute)/", text) for text in texts)
@@ -71,6 +72,7 @@ def reproducer(config: Config, recorded: Recorded, told: str, expected: str) -> 
         "size": len(recorded.arguments),
         "assignments": [_assigned(field, recorded) for field in fields if field.value],
         "tensors": tensors,
+        "ranges": ranges,
         "data": DATA,
         "told": told,
         "expected": expected,
@@ -156,6 +158,27 @@ def _laid_out(recorded: Recorded) -> tuple[bytes, list[dict[str, Any]]]:
             data += more or b""
         told.append(_facts(tensor) | places)
     return bytes(data), told
+
+
+def _with_ranges(data: bytes, recorded: Recorded) -> tuple[bytes, list[dict[str, Any]]]:
+    """The lowest and highest values of codes behind the tensors' bytes, u16, and where each lies."""
+    all_data, told = bytearray(data), []
+    for index, tensor in enumerate(recorded.tensors):
+        for codes in tensor.ranges:
+            filled = 4 - len(codes.strides)
+            told.append(
+                {
+                    "tensor": index,
+                    "bits": codes.bits,
+                    "first": codes.first,
+                    "begin": len(all_data),
+                    "sizes": [1] * filled + list(codes.low.shape),
+                    "strides": [0] * filled + list(codes.strides),
+                }
+            )
+            for ends in (codes.low, codes.high):
+                all_data += ends.to(torch.uint16).contiguous().view(torch.uint8).numpy().tobytes()
+    return bytes(all_data), told
 
 
 def _facts(tensor: RecordedTensor) -> dict[str, Any]:

@@ -74,15 +74,15 @@ def test_its_kernel_is_exported_on_its_own(life) -> None:
     assert {"main.cu", "build.sh", "data.bin", "sm90a_toy_p4.cu", "toy/abi.h", "toy/pack.h", "core/abi.h"} <= set(
         exported["files"]
     )
-    right, wrong, without = life["reproduced"]
-    assert (right["exit"], right["out"], right["err"]) == (
-        0,
-        ["right; 5.00 us a launch, with the operands in cache"],
-        "",
-    )
-    assert wrong["exit"] == 1 and wrong["out"][0].startswith("codes[0, 0, 0, 0] is value ")
-    assert wrong["out"][1:] == [
-        "codes: 1 of 80 elements are wrong, 0 beside the right value",
+    *right, code, peak, without = life["reproduced"]
+    assert [(told["exit"], told["out"], told["err"]) for told in right] == [
+        (0, ["right; 5.00 us a launch, with the operands in cache"], "")
+    ] * 3, "codes are held to their ranges, not to bytes"
+    assert code["exit"] == 1 and re.fullmatch(r"codes: the code at bit 0 is \d+, not 3\d{4} to \d+", code["out"][0])
+    assert code["out"][1:] == ["codes: 1 of 160 codes are wrong", "WRONG; 5.00 us a launch, with the operands in cache"]
+    assert peak["exit"] == 1 and peak["out"][0].startswith("peaks[0, 0, 0, 0] is value ")
+    assert peak["out"][1:] == [
+        "peaks: 1 of 5 elements are wrong, 0 beside the right value",
         "WRONG; 5.00 us a launch, with the operands in cache",
     ]
     assert (without["exit"], without["err"]) == (2, "data.bin cannot be read: run this where it lies\n")

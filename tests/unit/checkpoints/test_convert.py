@@ -235,6 +235,7 @@ def one(tmp_path: Path, **tensors: torch.Tensor) -> Path:
 BAD = {
     "a is [3, 40]": ({"a.weight": drawn(3, 40)}, NVFP4),
     "nan": ({"a.weight": torch.tensor([[1.0] * 16, [float("nan")] * 16])}, NVFP4),
+    "infinite": ({"a.weight": torch.tensor([[1.0] * 16, [1.0, -float("inf")] * 8])}, NVFP4),
     "codes without a scale": ({"a.weight": torch.zeros(4, 32).to(torch.float8_e4m3fn)}, NVFP4),
     "scales that do not fit": (
         {"a.weight": torch.zeros(4, 32, dtype=torch.int8), "a.weight_scale": torch.zeros(5, 1)},
@@ -261,6 +262,7 @@ BAD = {
                 "a.weight is [3, 40]: nvfp4 takes K in multiples of its group of 16, got K = 40: pad K with zeros to 48, or leave it as "
                 "it is with --keep 'a.weight'",
                 "a: weight [1, 0] is nan: weights that are quantised are finite, so repair the checkpoint or leave the layer as it is",
+                "a: weight [1, 1] is -inf: weights that are quantised are finite, so repair the checkpoint or leave the layer as it is",
                 "a.weight is F8_E4M3 [4, 32], which is quantised already, and its scale is missing: expected a.weight_scale or another "
                 "project's name for it",
                 "a.weight is I8 [4, 32], which is quantised already, and its scales fit no format: a.weight_scale F32 [5, 1]",

@@ -14,11 +14,18 @@ from stored import K, N, layers, save
 
 LAYERS = layers()
 NAME = "model.layers.3.mlp.experts.down_proj"
+NAMES = {"gpt-oss": NAME, "gpt-oss-torch": "block.3.mlp.mlp2_weight"}
+"""Of experts in one tensor, as their projects call them."""
+
+
+def name_of(project: str) -> str:
+    """The layer's."""
+    return NAMES.get(project, NAME)
 
 
 def weight_key(project: str) -> str:
     """Of the layer where it is not quantised."""
-    return NAME if project == "gpt-oss" else f"{NAME}.weight"
+    return NAMES.get(project, f"{NAME}.weight")
 
 
 def test_every_spelling_that_is_written_has_a_layer() -> None:
@@ -29,7 +36,8 @@ def test_every_spelling_that_is_written_has_a_layer() -> None:
 @pytest.mark.parametrize(("project", "format"), LAYERS)
 def test_it_is_read_exactly(project: str, format: str, tmp_path: Path) -> None:
     stored, values = LAYERS[project, format]
-    source = save(tmp_path / "in.safetensors", {NAME + part: tensor for part, tensor in stored.items()})
+    tensors = {name_of(project) + part: tensor for part, tensor in stored.items()}
+    source = save(tmp_path / "in.safetensors", tensors)
     convert(source, tmp_path / "out.safetensors", Asked(to="bf16", source=format))
     (key,) = (made := open_checkpoint(tmp_path / "out.safetensors"))
     assert key == weight_key(project) and torch.equal(made.read(key), values.bfloat16())
@@ -41,11 +49,12 @@ def test_it_is_written_with_the_same_bytes(project: str, format: str, tmp_path: 
     stored, values = LAYERS[project, format]
     source = save(tmp_path / "in.safetensors", {weight_key(project): values.bfloat16()})
     made = convert(source, tmp_path / "out.safetensors", Asked(to=format, names=project))
-    assert [(layer.name, layer.weights) for layer in made.layers] == [(NAME, 0.0)]
+    name = name_of(project)
+    assert [(layer.name, layer.weights) for layer in made.layers] == [(name, 0.0)]
     found = read_header(tmp_path / "out.safetensors")
-    assert found.keys() == {NAME + part for part in stored}
+    assert found.keys() == {name + part for part in stored}
     for part, tensor in stored.items():
-        written = found[NAME + part].read()
+        written = found[name + part].read()
         assert written.dtype == tensor.dtype and written.shape == tensor.shape, part
         assert torch.equal(written.view(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), part
 
@@ -96,7 +105,7 @@ def test_what_shapes_do_not_tell_is_asked_for(tmp_path: Path) -> None:
             "nvfp4",
             "nvidia",
             "there are no names of 'nvidia': names are those of compressed-tensors, modelopt, lightx2v, deepseek, deepseek-v4, "
-            "gpt-oss",
+            "gpt-oss, gpt-oss-torch",
         ),
         ("mxfp6", "modelopt", "modelopt has no names for mxfp6: those who have are lightx2v"),
         (

@@ -1,5 +1,7 @@
 """QuantLinear over all formats: what it computes is its ops' result, and what does not go together is told."""
 
+import copy
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,6 +111,27 @@ def test_lora_is_added_beside_the_weight() -> None:
         layer.set_lora(drawn(4, 3), up)
 
 
+@pytest.mark.parametrize(("format", "activations"), RECIPES)
+def test_it_computes_with_the_tensors_that_it_has_now(format: str, activations: str) -> None:
+    """After a first call, whose operands are kept: of copies, of a state dict that takes their places, of a module that was moved."""
+    layer, x = made(format, activations, drawn(N)), drawn(3, K)
+    before, other = layer(x), made(format, activations, drawn(N))
+    for name in ("weight", "weight_scale"):  # bytes of codes in another order are codes too
+        getattr(other, name).copy_(getattr(layer, name).flip(0))
+    wanted = other(x)
+    assert not torch.equal(wanted, before)
+    copied, file = copy.deepcopy(layer), io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    pickled = torch.load(file, weights_only=False)
+    layer.load_state_dict(other.state_dict(), assign=True)
+    assert torch.equal(layer(x), wanted)
+    assert torch.equal(copied(x), before) and torch.equal(pickled(x), before)
+    assert copied.weight.data_ptr() != layer.weight.data_ptr()
+    layer.to(device="cpu", dtype=torch.float32)
+    assert layer._ready is None, "nothing of what was there is kept"
+
+
 REFUSED = {
     "there is no layer of format 'fp4': the formats are channel, int8, block128, nvfp4, mxfp4, mxfp6, mxfp8": (
         "fp4",
@@ -190,7 +213,9 @@ def test_a_module_is_quantised_in_place() -> None:
         quantize_module(model, "nvfp4", activations="nvfp4")
 
 
-@pytest.mark.parametrize(("project", "format"), [key for key in LAYERS if key[0] != "gpt-oss" and key[1] != "block128"])
+@pytest.mark.parametrize(
+    ("project", "format"), [key for key in LAYERS if not key[0].startswith("gpt-oss") and key[1] != "block128"]
+)
 def test_it_is_read_from_any_projects_checkpoint(project: str, format: str, tmp_path: Path) -> None:
     stored, values = LAYERS[project, format]
     tensors = {"m.up" + part: tensor for part, tensor in stored.items()} | {"m.up.bias": torch.ones(136).bfloat16()}
@@ -218,6 +243,8 @@ def test_what_was_packed_is_kept_beside_the_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(QuantLinear.from_checkpoint(changed, "up", cache=True)(x), out), "another file, another digest"
     QuantLinear.from_checkpoint(changed, "up", cache=True, activations="nvfp4", input_absmax=1.0)
     assert len(list(folder.iterdir())) == 3
+    QuantLinear.from_checkpoint(changed, "up", cache=True, activations="bf16", format="nvfp4")
+    assert len(list(folder.iterdir())) == 3, "what is the default is the same file where it is named"
 
 
 def test_the_calibrated_range_comes_with_the_checkpoint(tmp_path: Path) -> None:
@@ -241,7 +268,35 @@ def test_layers_that_a_checkpoint_or_a_model_lacks(tmp_path: Path) -> None:
         QuantLinear.from_checkpoint(checkpoint, "left")
     experts, _ = LAYERS["gpt-oss", "mxfp4"]
     checkpoint = open_checkpoint(save(tmp_path / "b.safetensors", {"x" + part: t for part, t in experts.items()}))
-    with pytest.raises(
-        CheckpointError, match=r"^x has the experts of a layer in one tensor, and a linear layer has one matrix$"
-    ):
+    with pytest.raises(CheckpointError) as error:
         QuantLinear.from_checkpoint(checkpoint, "x")
+    assert str(error.value) == "x has 2 experts in one tensor, and none was named: name one from 0 to 1"
+    with pytest.raises(CheckpointError) as error:
+        QuantLinear.from_checkpoint(checkpoint, "x", expert=2)
+    assert str(error.value) == "x has 2 experts in one tensor, and expert 2 was asked for: name one from 0 to 1"
+    checkpoint = open_checkpoint(tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError) as error:
+        QuantLinear.from_checkpoint(checkpoint, "up", expert=0)
+    assert str(error.value) == "up has no experts in one tensor, and expert 0 was asked for: name none"
+
+
+@pytest.mark.parametrize(
+    ("project", "layer", "bias"),
+    [
+        ("gpt-oss", "model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.gate_up_proj_bias"),
+        ("gpt-oss-torch", "block.0.mlp.mlp1_weight", "block.0.mlp.mlp1_bias"),
+    ],
+)
+def test_each_expert_of_a_tensor_is_a_layer(project: str, layer: str, bias: str, tmp_path: Path) -> None:
+    stored, values = LAYERS[project, "mxfp4"]
+    if project == "gpt-oss":
+        values = values.transpose(1, 2)  # now [E, N, K] of both
+    biases = drawn(2, values.shape[1])
+    tensors = {layer + part: tensor for part, tensor in stored.items()} | {bias: biases}
+    checkpoint, x = open_checkpoint(save(tmp_path / "a.safetensors", tensors)), drawn(5, values.shape[2])
+    for expert in (0, 1):
+        for cache in (False, True, True):
+            made = QuantLinear.from_checkpoint(checkpoint, layer, expert=expert, cache=cache)
+            wanted = x.float() @ values[expert].t() + biases[expert].float()
+            assert (made(x).float() - wanted).norm() <= 0.005 * wanted.norm()
+    assert len(list((tmp_path / packed.CACHE).iterdir())) == 2, "each has a file"

@@ -13,11 +13,16 @@ from typing import Any
 import pytest
 import torch
 
+from builds import TableOnly
 from engines import CLASSES, LINEAR, SGLANG, fp8_config, int8_config, quant_key, sglang_modules, vllm_modules
 from gemmill.compat import linear, sglang_plugin, vllm_plugin
 from gemmill.compat.linear import Linear
+from gemmill.families import blockscaled
 from gemmill.manifest import ManifestError
+from gemmill.quantize import quantize_weight
+from gemmill.registry import REGISTRY
 from gemmill.runtime import builds, library, ops
+from gemmill.space.selections import select
 
 ROOT = Path(__file__).parents[3]
 E4M3 = torch.float8_e4m3fn
@@ -47,6 +52,15 @@ def served(smoke_build, monkeypatch):
     return smoke_build
 
 
+@pytest.fixture
+def served_fp4(make_manifest, table_of, monkeypatch) -> TableOnly:
+    """A loaded build of the smoke selection's block-scaled kernels."""
+    configs = REGISTRY.configs_of(blockscaled.NAME, select("smoke").configs)
+    build = TableOnly(make_manifest(*configs), table_of(*configs))
+    monkeypatch.setattr(ops, "_active", build)
+    return build
+
+
 def kernels() -> ModuleType:
     return importlib.import_module("gemmill.compat.vllm_kernels")
 
@@ -55,6 +69,8 @@ OURS = {
     "GemmillFP8Linear": ["FP8ScaledMMLinearKernel", "ScaledMMLinearKernel"],
     "GemmillBlockFP8Linear": ["CutlassFp8BlockScaledMMKernel", "Fp8BlockScaledMMLinearKernel", "MMLinearKernel"],
     "GemmillInt8Linear": ["CutlassInt8ScaledMMLinearKernel", "Int8ScaledMMLinearKernel", "ScaledMMLinearKernel"],
+    "GemmillNvFp4Linear": ["MarlinNvFp4LinearKernel", "NvFp4LinearKernel"],
+    "GemmillMxFp4Linear": ["MarlinMxFp4LinearKernel", "MxFp4LinearKernel"],
 }
 
 
@@ -99,6 +115,8 @@ def test_the_kernels_are_asked_first_and_once(vllm, served) -> None:
         ("_POSSIBLE_FP8_KERNELS", ours.GemmillFP8Linear),
         ("_POSSIBLE_FP8_BLOCK_KERNELS", ours.GemmillBlockFP8Linear),
         ("_POSSIBLE_INT8_KERNELS", ours.GemmillInt8Linear),
+        ("_POSSIBLE_NVFP4_KERNELS", ours.GemmillNvFp4Linear),
+        ("_POSSIBLE_MXFP4_KERNELS", ours.GemmillMxFp4Linear),
     ):
         names = [kernel.__name__ for kernel in getattr(vllm, list_)[vllm.cuda]]
         assert names == [own.__name__, *LINEAR[list_]["value"]["PlatformEnum.CUDA"]]
@@ -265,6 +283,54 @@ def test_an_int8_layer_is_computed(vllm, served, symmetric, monkeypatch) -> None
     monkeypatch.setattr(kernels(), "refusal", lambda linear: "no variant")
     own.process_weights_after_loading(layer)
     assert own.apply_weights(layer, x) == "vLLM's"
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_a_layer_of_4_bit_weights_is_computed(vllm, served_fp4, format, monkeypatch) -> None:
+    """Packed once it is loaded; Marlin's kernel serves what no variant fits, other dtypes and weights that cannot be packed."""
+    own = getattr(kernels(), {"nvfp4": "GemmillNvFp4Linear", "mxfp4": "GemmillMxFp4Linear"}[format])
+
+    def layer(n: int = 72, k: int = 256, dtype: torch.dtype = torch.bfloat16) -> SimpleNamespace:
+        weight = torch.randn(n, k, generator=torch.Generator().manual_seed(n))
+        made = quantize_weight(weight, format)
+        parts = {"weight": made.codes, "weight_scale": made.scales, "params_dtype": dtype, "made": made}
+        if made.global_scale is not None:
+            parts["weight_scale"] = made.scales.view(E4M3)
+            parts["weight_global_scale"] = torch.nn.Parameter(1 / made.global_scale, requires_grad=False)
+        return SimpleNamespace(
+            **{
+                name: torch.nn.Parameter(x, requires_grad=False) if isinstance(x, torch.Tensor) else x
+                for name, x in parts.items()
+            }
+        )
+
+    def loaded(given: SimpleNamespace) -> Any:
+        kernel = own(SimpleNamespace(activation_quant_key=None))
+        kernel.process_weights_after_loading(given)
+        return kernel
+
+    assert own.can_implement(SimpleNamespace(activation_quant_key=None)) == (True, None)
+    given, x = layer(), torch.randn(2, 3, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    wanted = x.float() @ given.made.values().t() + 1
+    out = loaded(given).apply_weights(given, x, torch.ones(72, dtype=torch.bfloat16))
+    assert out.shape == (2, 3, 72) and (out.float() - wanted).norm() <= 0.005 * wanted.norm()
+    for other in (layer(dtype=torch.float32), layer(dtype=torch.float16)):
+        assert loaded(other).apply_weights(other, x) == "vLLM's", other.params_dtype
+    monkeypatch.setattr(kernels(), "packed_fp4", lambda *given: None)
+    assert loaded(layer()).apply_weights(layer(), x) == "vLLM's"
+    monkeypatch.setattr(kernels(), "refusal", lambda linear: "no variant")
+    assert own.can_implement(SimpleNamespace(activation_quant_key=None)) == (False, "no variant")
+
+
+def test_weights_that_cannot_be_packed_are_told(caplog) -> None:
+    scales = torch.full((4, 2), 127, dtype=torch.uint8)
+    scales[1, 0] = 0
+    codes = torch.full((4, 32), 0x22, dtype=torch.uint8)
+    assert linear.packed_fp4("mxfp4", codes, scales) is None
+    (message,) = caplog.messages
+    assert message.startswith(
+        "a layer of mxfp4 weights stays with the engine: blocks take scales of mxfp4 that spread over at"
+    )
 
 
 def test_entry_points_name_functions_that_are_there() -> None:

@@ -23,7 +23,7 @@ from gemmill.tuner.journal import Entry, Record
 from gemmill.tuner.measure import Outcome
 from gemmill.tuner.program import TuneRequest, stand_in_build
 from gemmill.tuner.prune import audit, prune, selection_of, times_of, worst_first
-from gemmill.tuner.report import environment, report_text
+from gemmill.tuner.report import environment, report_text, shapes_of
 from gemmill.tuner.sweep import SweepOptions, decisions
 from gemmill.tuner.waves import KERNELS_OF_A_WAVE, tune_selection, waves_of
 from gemms import Op, Problem, gemm
@@ -86,6 +86,12 @@ def test_report_holds_all_and_needs_nothing(measured) -> None:
     for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         ElementTree.fromstring(svg)
     assert len(text) < 40_000
+
+
+@pytest.mark.parametrize(("op", "operations"), [(Op.FP8, 1.979e15), (Op.INT8, 1.979e15), (Op.BF16, 0.9895e15)])
+def test_the_roofline_is_that_of_the_operands(op, operations) -> None:
+    (shape,) = shapes_of(record_of({problem(8192, op): {DECODE: 500.0}}), 1, 0.01)
+    assert shape.floor_us == pytest.approx(shape.problem.flops / operations * 1e6)
 
 
 def test_report_of_a_device_without_known_ceilings(measured) -> None:

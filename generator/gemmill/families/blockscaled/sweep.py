@@ -84,6 +84,7 @@ def _measured(op: Op) -> Measured:
         name=op.value,
         call=call,
         flops=lambda s: 2.0 * s["m"] * s["n"] * s["k"],
+        operand_bits=max(a_bits, pair.b_format.code.bits),
         bytes=moved,
         serves=lambda x: (x.pair, x.out_dtype, x.prepacked, x.grouped) == (pair, DType.BF16, op.prepacked, False),
         least={"k": pair.b_format.group},

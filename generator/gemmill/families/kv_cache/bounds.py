@@ -110,25 +110,73 @@ def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
             "compare vLLM's formats with reference.vectors.compress byte by byte."
         )
     x = x.double()
+    rotated, low, high = _allowed_codes(x, spec)
+    codes = unpack_codes(found["codes"], spec.format.code_bits, spec.head_dim)
+    wrong_codes = int(((codes < low) | (codes > high)).sum())
+    decoded = _centroids(spec, x)[codes]
+    wanted = x.square().sum(-1).sqrt()
+    if spec.format.method is Method.EDEN:
+        wanted = torch.where(wanted > 0, wanted.square() / (decoded * rotated).sum(-1), 0.0)
+    wrong_scalars = _wrong_scalars(found["norm"], wanted, _norm_loss(spec))
+    if spec.format.method is Method.TURBOQUANT_PROD:
+        wrong_signs, wrong_residuals = _outside_of_residual(found, x, decoded, spec)
+        return wrong_codes + wrong_signs, wrong_scalars + wrong_residuals
+    return wrong_codes, wrong_scalars
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowed:
+    """Codes and norms that float32 arithmetic may make of vectors: from the lowest to the highest."""
+
+    codes: tuple[Tensor, Tensor]
+    """int64 [..., head_dim]."""
+    norms: tuple[Tensor, Tensor]
+    """float16 [...]."""
+
+
+def allowed(x: Tensor, spec: VectorSpec) -> Allowed:
+    """Of vectors x [..., head_dim] by eden or turboquant_mse; norms are those of any of the codes. Where a norm is not finite, or
+    rounds to 0 in float16, codes mean nothing and all are allowed."""
+    x = x.double()
+    rotated, low, high = _allowed_codes(x, spec)
+    norm = x.square().sum(-1).sqrt()
+    smallest = largest = norm
+    if spec.format.method is Method.EDEN:
+        ends = torch.stack([_centroids(spec, x)[codes] * rotated for codes in (low, high)])
+        dots = (ends.amax(0).sum(-1), ends.amin(0).sum(-1))  # a centroid grows with its code
+        smallest, largest = (torch.where(norm > 0, norm.square() / dot, 0.0) for dot in dots)
+    loss = _norm_loss(spec)
+    norms = (smallest * (1 - loss)).to(torch.float16), (largest * (1 + loss)).to(torch.float16)
+    means = (norms[0] > 0) & norms[1].isfinite()
+    last = (1 << spec.format.code_bits) - 1
+    codes = torch.where(means[..., None], low, 0), torch.where(means[..., None], high, last)
+    return Allowed(codes=codes, norms=norms)
+
+
+def _allowed_codes(x: Tensor, spec: VectorSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """x rotated, float64, and the lowest and the highest code of each coordinate."""
     norm = x.square().sum(-1)[..., None].sqrt()
     rotated = rotate(x, spec.rotation, spec.seed)
     unit = torch.where(norm > 0, rotated / norm, 0.0)
     lost = rotation_loss(spec.rotation, spec.head_dim) + sum_loss(16)
     slack = lost + (spec.head_dim / 2 + 4) * FLOAT32_UNIT * unit.abs()
-    book = codebook(spec.head_dim, spec.format.code_bits)
-    edges = torch.tensor([-2.0, *book.boundaries, 2.0], dtype=torch.float64, device=x.device)
-    codes = unpack_codes(found["codes"], spec.format.code_bits, spec.head_dim)
-    wrong_codes = int(((unit + slack < edges[codes]) | (unit - slack > edges[codes + 1])).sum())
+    boundaries = torch.tensor(codebook(spec.head_dim, spec.format.code_bits).boundaries, dtype=x.dtype, device=x.device)
+    low, high = (
+        torch.bucketize(at.contiguous(), boundaries, right=right)
+        for at, right in ((unit - slack, False), (unit + slack, True))
+    )
+    return rotated, low, high
 
-    decoded = torch.tensor(book.centroids, dtype=torch.float64, device=x.device)[codes]
-    wanted = norm[..., 0]
-    if spec.format.method is Method.EDEN:
-        wanted = torch.where(wanted > 0, wanted.square() / (decoded * rotated).sum(-1), 0.0)
-    wrong_scalars = _wrong_scalars(found["norm"], wanted, 2 * spec.head_dim * FLOAT32_UNIT + 12 * sum_loss(16))
-    if spec.format.method is Method.TURBOQUANT_PROD:
-        wrong_signs, wrong_residuals = _outside_of_residual(found, x, decoded, spec)
-        return wrong_codes + wrong_signs, wrong_scalars + wrong_residuals
-    return wrong_codes, wrong_scalars
+
+def _centroids(spec: VectorSpec, like: Tensor) -> Tensor:
+    return torch.tensor(
+        codebook(spec.head_dim, spec.format.code_bits).centroids, dtype=torch.float64, device=like.device
+    )
+
+
+def _norm_loss(spec: VectorSpec) -> float:
+    """Of a norm, that float32 sums may lose before it is rounded to float16."""
+    return 2 * spec.head_dim * FLOAT32_UNIT + 12 * sum_loss(16)
 
 
 def _outside_of_residual(found: Fields, x: Tensor, decoded: Tensor, spec: VectorSpec) -> tuple[int, int]:

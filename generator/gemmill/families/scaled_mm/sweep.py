@@ -60,6 +60,7 @@ def _measured(op: Op) -> Measured:
         name=op.value,
         call=call,
         flops=lambda sizes: 2.0 * sizes["m"] * sizes["n"] * sizes["k"],
+        operand_bits=op.operand.bits,
         # Scales are left out.
         bytes=lambda s: (s["m"] + s["n"]) * s["k"] * element_bytes + 2 * s["m"] * s["n"],
         serves=lambda accepts: code in problems_of(accepts),

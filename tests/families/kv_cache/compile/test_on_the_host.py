@@ -16,11 +16,13 @@ from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit import emit
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.cases.held import Given
-from gemmill.families.kv_cache.cases.judging import parts, report
+from gemmill.families.kv_cache.cases.judging import parts, ranges, report
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, ScoresCase, UnpackCase, key_formats
 from gemmill.families.kv_cache.ops import DECODE
 from gemmill.families.kv_cache.packed import VALUE_FORMATS
 from gemmill.locations import kernels_dir
+from gemmill.numerics.cases import CodeRange
+from gemmill.runtime.on_cpu import by_reference
 from gemmill.space.names import parse_name, symbol_of
 from gemmill.vocab import DType
 
@@ -113,6 +115,36 @@ def test_stores(kernels: ctypes.CDLL, format: str, head_dim: int) -> None:
     for tokens, heads, page, padding in ((1, 1, 16, 0), (5, 3, 32, 3), (21, 3, 128, 8)):
         case = CompressCase(tokens=tokens, kv_heads=heads, page=page, padding=padding, **common)
         assert_right(kernels, COMPRESSES[format, head_dim], replace(case, is_odd=tokens > 10))
+
+
+@pytest.mark.parametrize(("format", "head_dim"), COMPRESSES)
+def test_what_is_stored_lies_in_the_ranges_of_an_exported_program(
+    kernels: ctypes.CDLL, format: str, head_dim: int
+) -> None:
+    """Read bit by bit, as that program reads; each byte of the cache is in a range."""
+    dtype = DType.BF16 if "eden" in format else DType.F16
+    case = CompressCase(tokens=21, kv_heads=3, page=16, format=format, dtype=dtype, head_dim=head_dim, is_odd=True)
+    before = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+    _, after = launched(kernels, COMPRESSES[format, head_dim], before | {"cache": before["cache"].clone()})
+    by_reference(case.schema, list(before.values()))
+    (told,) = ranges(case.schema.name, before).values()
+    assert sum(codes.bits * codes.low.numel() for codes in told) == 8 * before["cache"].numel()
+    open_codes = 0
+    for codes in told:
+        found = _read(after["cache"], codes)
+        assert bool(((found >= codes.low) & (found <= codes.high)).all()), codes.first
+        is_open = codes.low < codes.high
+        open_codes += int(is_open.sum()) if codes.bits < 16 else 0
+    assert open_codes < 0.2 * 21 * 3 * 2 * head_dim, "vectors that mean something have few"
+
+
+def _read(cache: Tensor, codes: CodeRange) -> Tensor:
+    """The codes of a tensor's bytes."""
+    bits = (cache.reshape(-1, 1) >> torch.arange(8) & 1).flatten().long()
+    at = torch.full(codes.low.shape, codes.first)
+    for dim, stride in enumerate(codes.strides):
+        at += torch.arange(codes.low.shape[dim]).reshape([-1 if d == dim else 1 for d in range(4)]) * stride
+    return sum(bits[at + b] << b for b in range(codes.bits))
 
 
 @pytest.mark.parametrize(("format", "head_dim"), DECOMPRESSES)

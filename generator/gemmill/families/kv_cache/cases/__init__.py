@@ -3,7 +3,7 @@
 from gemmill.families.kv_cache.cases.asked import asked
 from gemmill.families.kv_cache.cases.calls import of_config, once, sized
 from gemmill.families.kv_cache.cases.drawn import drawn
-from gemmill.families.kv_cache.cases.judging import KvCacheJudge, limits
+from gemmill.families.kv_cache.cases.judging import KvCacheJudge, limits, ranges
 from gemmill.numerics.cases import Cases
 
 LACKS = (": build ", " lacks ")
@@ -18,5 +18,6 @@ CASES = Cases(
     judge=KvCacheJudge,
     counts_are_final=True,
     limits=limits,
+    ranges=ranges,
     is_lacking=lambda _call, text: all(words in text for words in LACKS),
 )

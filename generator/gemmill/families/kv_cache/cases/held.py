@@ -18,10 +18,17 @@ class Held:
     got: Tensor
     wanted: Tensor
     limit: Tensor
+    lost: Tensor | None = None
+    """Elements of which no number is right."""
 
     @property
     def part(self) -> Tensor:
         """Equal results have no error, NaN where NaN is wanted too. A limit that is no number allows any."""
         same = (self.got == self.wanted) | (self.got.isnan() & self.wanted.isnan())
         error = (self.got.double() - self.wanted).abs() / self.limit.clamp_min(2.0**-1000)
-        return torch.where(same | (self.limit.isnan() & ~self.wanted.isnan()), 0.0, error)
+        part = torch.where(same | (self.limit.isnan() & ~self.wanted.isnan()), 0.0, error)
+        return part if self.lost is None else torch.where(self.lost, self._of_lost, part)
+
+    @property
+    def _of_lost(self) -> Tensor:
+        return torch.where(self.got.isfinite(), torch.inf, 0.0)

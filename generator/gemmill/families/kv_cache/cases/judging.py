@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gemmill.families.kv_cache.bounds import (
     F16,
+    allowed,
     attention_bound,
     decompress_limit,
     hadamard_limit,
@@ -20,14 +21,15 @@ from gemmill.families.kv_cache.cases.held import Given, Held
 from gemmill.families.kv_cache.config import Kind
 from gemmill.families.kv_cache.formats import CacheSpec, VectorSpec
 from gemmill.families.kv_cache.packed_serving import options_of
-from gemmill.families.kv_cache.pages import KEYS, VALUES
-from gemmill.families.kv_cache.reference.bits import unpack_float16
+from gemmill.families.kv_cache.pages import KEYS, VALUES, page_plan
+from gemmill.families.kv_cache.reference.bits import pack_float16, unpack_codes, unpack_float16
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate_back
 from gemmill.families.kv_cache.reference.vectors import Fields, decode, joined
 from gemmill.families.kv_cache.serving import attended, restored, within_cache
 from gemmill.family import Judged
 from gemmill.numerics.call import LegalCall
+from gemmill.numerics.cases import CodeRange
 from gemmill.numerics.memory import Memory
 from gemmill.registry import REGISTRY
 from gemmill.runtime.checks import check
@@ -63,6 +65,57 @@ def by_role(op: str, given: Given) -> Given:
     """Arguments by what the family calls them."""
     roles = REGISTRY.ops[op][1].roles
     return {roles.get(name, name): value for name, value in given.items()}
+
+
+def ranges(op: str, after: Given) -> dict[str, list[CodeRange]]:
+    """The codes and norms that a store may write, of a call as the reference left it; elsewhere the cache is as it was."""
+    schema = BY_NAME[op]
+    call = check(schema, of_arguments(schema, [after.get(name) for name in schema.arguments]))
+    if not call["works"] or list(Kind)[call["kind"]] is not Kind.COMPRESS:
+        return {}
+    spec, slots, cache = spec_of(call), after["slot_mapping"].reshape(-1), after["cache"]
+    exists = (slots >= 0) & (slots < call["pages"] * call["page"])
+    where = slots[exists] // spec.page_size, slots[exists] % spec.page_size
+    may_be = {
+        side: allowed(after[side][exists], of_side) for side, of_side in ((KEYS, spec.keys), (VALUES, spec.values))
+    }
+    stored = {side: _stored(cache.contiguous(), spec, side, _all_slots(cache, spec)) for side in may_be}
+    found = []
+    for placement in page_plan(spec).placements:
+        field, name = stored[placement.side][placement.field.name], placement.field.name
+        bits = spec.keys.format.code_bits if placement.side == KEYS else spec.values.format.code_bits
+        codes = unpack_codes(field, bits, spec.head_dim) if name == "codes" else _as_numbers(field)
+        low, high = (codes.unflatten(0, (-1, spec.page_size)).clone() for _ in range(2))
+        own = may_be[placement.side]
+        low[where], high[where] = own.codes if name == "codes" else _norm_bits(*own.norms)
+        width = bits if name == "codes" else 16
+        strides = (cache.stride(0), placement.token_stride, placement.head_stride)
+        found.append(
+            CodeRange(
+                bits=width,
+                first=8 * placement.offset,
+                strides=(*(8 * stride for stride in strides), width),
+                low=low,
+                high=high,
+            )
+        )
+    return {"cache": found}
+
+
+def _all_slots(cache: Tensor, spec: CacheSpec) -> Tensor:
+    return torch.arange(cache.shape[0] * spec.page_size, device=cache.device)
+
+
+def _norm_bits(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the ends of norms, [..., 1]. From infinity on all are NaN, and each is right where one is."""
+    low = torch.where(low.isnan(), torch.inf, low)
+    ends = (_as_numbers(pack_float16(end)) for end in (low, high))
+    return next(ends), torch.where(high.isfinite()[..., None], next(ends), 0x7FFF)
+
+
+def _as_numbers(scalars: Tensor) -> Tensor:
+    """Float16 scalars, u8 [..., 2], as whole numbers [..., 1] that grow with them where they have no sign."""
+    return scalars.contiguous().view(torch.int16).to(torch.int64) & 0xFFFF
 
 
 def wrong(found: Parts) -> Tensor:
@@ -138,10 +191,7 @@ def _decompress(call: Judged, before: Given, after: Given) -> Mapping[str, Tenso
         fields = _stored(cache, spec, side, slots[exists])
         limit = torch.zeros_like(wanted)
         limit[exists] = decompress_limit(fields, of_side, before["keys"].dtype)
-        is_finite = limit.isfinite()
-        found[name] = torch.where(
-            is_finite, Held(after[name], wanted, limit).part, torch.where(after[name].isfinite(), torch.inf, 0.0)
-        )
+        found[name] = Held(after[name], wanted, limit, lost=~limit.isfinite())
     return found
 
 

@@ -1,0 +1,151 @@
+"""What a model's config.json says of its quantisation, read and written: the key `quantization_config`, as Transformers and vLLM read it.
+
+compressed-tensors    vllm-project/compressed-tensors, `quantization/quant_config.py` and the schemes of `quant_scheme.py`
+modelopt              vLLM 0.33.0's `quantization/modelopt.py`; older exports have `hf_quant_config.json` instead
+deepseek              DeepSeek-V3's config.json; vLLM's `quantization/fp8.py`
+deepseek-v4           DeepSeek-V4's config.json: the same, scales as powers of two, and `expert_dtype` beside it
+gpt-oss               gpt-oss-120b's config.json; Transformers' `Mxfp4Config`
+
+LightX2V reads none of it: its formats are named on its command line.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gemmill.checkpoints.file import CheckpointError
+
+CONFIG = "config.json"
+_MODELOPT = "hf_quant_config.json"
+KEY = "quantization_config"
+_EXPERTS = "expert_dtype"
+_PACKED = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized", "mxfp8": "mxfp8-quantized"}
+_FORMATS_OF_CT = {name: format for format, name in _PACKED.items()} | {"int-quantized": "int8"}
+_ALGORITHMS = {
+    "NVFP4": "nvfp4",
+    "W4A16_NVFP4": "nvfp4",
+    "MXFP8": "mxfp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "channel",
+    "FP8_PB_WO": "block128",
+}
+"""ModelOpt's, and our formats."""
+_FP8_BLOCKS: dict[str, Any] = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """A model's config.json, None where there is none. Raises CheckpointError where it is no JSON object."""
+    path = folder / CONFIG
+    return _read(path) if path.is_file() else None
+
+
+def stated_format(folder: Path) -> str | None:
+    """The weight format that a checkpoint's folder states; None where it states none, or one of other projects.
+
+    Raises CheckpointError for a file that is no JSON object.
+    """
+    stated = (read_config(folder) or {}).get(KEY)
+    if stated is None and (folder / _MODELOPT).is_file():
+        stated = {"quant_method": "modelopt", **_read(folder / _MODELOPT).get("quantization", {})}
+    if not isinstance(stated, dict):
+        return None
+    method = str(stated.get("quant_method", "")).lower()
+    if method.startswith("modelopt"):
+        return _ALGORITHMS.get(str(stated.get("quant_algo", "")).upper())
+    if method == "fp8":
+        return "block128" if stated.get("weight_block_size") == [128, 128] else None
+    if method == "compressed-tensors":
+        return _of_compressed_tensors(stated)
+    return "mxfp4" if method == "mxfp4" else None
+
+
+def with_quantization(
+    config: dict[str, Any], project: str, format: str | None, kept: Sequence[str], *, has_inputs: bool
+) -> dict[str, Any]:
+    """A model's config whose layers are stored in a format under a project's names; `format` None: none is quantised.
+
+    kept: modules whose matrices stay, by name. has_inputs: whether the range of every layer's input is stored.
+    """
+    stated = None if format is None else _stated(project, format, list(kept), has_inputs)
+    made = {key: value for key, value in config.items() if key not in (KEY, _EXPERTS)}
+    if project == "deepseek-v4" and format == "mxfp4":
+        made[_EXPERTS] = "fp4"
+    return made if stated is None else made | {KEY: stated}
+
+
+def _stated(project: str, format: str, kept: list[str], has_inputs: bool) -> dict[str, Any] | None:
+    if project == "compressed-tensors":
+        return _compressed_tensors(format, kept, has_inputs)
+    if project == "modelopt":
+        groups = {"group_0": {"targets": ["Linear"], **_scheme(format, has_inputs)}}
+        algorithm = "NVFP4" if has_inputs else "W4A16_NVFP4"
+        told = {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": 16}
+        return told | {"config_groups": groups, "ignore": kept}
+    if project in ("deepseek", "deepseek-v4"):
+        scales = {"scale_fmt": "ue8m0"} if project == "deepseek-v4" else {}
+        return _FP8_BLOCKS | scales | {"modules_to_not_convert": kept}
+    return {"quant_method": "mxfp4", "modules_to_not_convert": kept} if project.startswith("gpt-oss") else None
+
+
+def _compressed_tensors(format: str, kept: list[str], has_inputs: bool) -> dict[str, Any]:
+    name = _PACKED.get(format, "int-quantized" if format == "int8" else "float-quantized")
+    return {
+        "quant_method": "compressed-tensors",
+        "format": name,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "format": name, **_scheme(format, has_inputs)}},
+        "ignore": kept,
+        "kv_cache_scheme": None,
+    }
+
+
+def _scheme(format: str, has_inputs: bool) -> dict[str, Any]:
+    """How weights and activations are quantised, in compressed-tensors' words."""
+
+    def args(bits: int, strategy: str, dynamic: bool | str, **more: Any) -> dict[str, Any]:
+        kind = "int" if format == "int8" else "float"
+        return {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": True, "dynamic": dynamic, **more}
+
+    match format:
+        case "nvfp4":
+            inputs = args(4, "tensor_group", "local", group_size=16) if has_inputs else None
+            return {"weights": args(4, "tensor_group", False, group_size=16), "input_activations": inputs}
+        case "mxfp4":
+            return {"weights": args(4, "group", False, group_size=32), "input_activations": None}
+        case "mxfp8":
+            weights, inputs = (args(8, "group", dynamic, group_size=32) for dynamic in (False, True))
+            return {"weights": weights, "input_activations": inputs}
+        case "block128":
+            weights = args(8, "block", False, block_structure=[128, 128])
+            return {"weights": weights, "input_activations": args(8, "group", True, group_size=128)}
+    return {"weights": args(8, "channel", False), "input_activations": args(8, "token", True)}
+
+
+def _of_compressed_tensors(stated: dict[str, Any]) -> str | None:
+    """By its format; e4m3 by how scales are shared."""
+    name = stated.get("format")
+    if name != "float-quantized":
+        return _FORMATS_OF_CT.get(str(name))
+    groups = stated.get("config_groups")
+    schemes = (
+        [group.get("weights") for group in groups.values() if isinstance(group, dict)]
+        if isinstance(groups, dict)
+        else []
+    )
+    strategies = {weights.get("strategy") for weights in schemes if isinstance(weights, dict)}
+    return {"channel": "channel", "block": "block128"}.get(strategies.pop()) if len(strategies) == 1 else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # also of bytes that are no UTF-8
+        config = None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} is no JSON object: copy it again, or take it away")
+    return config
