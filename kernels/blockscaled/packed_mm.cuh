@@ -37,8 +37,8 @@ namespace gemmill::blockscaled {
 inline constexpr int64_t kStageColumns = 256;  // to a multiple of which K is padded where weights are packed
 inline constexpr int kGroupColumns = 128;      // that share a scale of activations and a base
 
-// row_groups times k_groups groups of threads multiply: 64 rows of weights each, and a part of the columns of a stage. Who a
-// group is and how it multiplies is `Products`'s: a warp for few tokens, four for more.
+// row_groups times k_groups groups of threads multiply: 64 rows of weights each, and a part of the columns of a stage. More than
+// divide a stage take stages in turns. Who a group is and how it multiplies is `Products`'s: a warp for few tokens, four for more.
 template <class Products, class Output_, int row_groups, int k_groups>
 struct PackedMm {
   using Output = Output_;
@@ -59,6 +59,7 @@ struct PackedMm {
   static constexpr int kBoxBytes = kTileM * 128;  // of activations: the columns of a block
   static constexpr int kTokenBytes = kBlocks * kBoxBytes;
   static constexpr int kConsumers = Products::kThreads * row_groups * k_groups;
+  static constexpr int kTurns = Products::kEach * k_groups / Products::kParts, kTogether = k_groups / kTurns;
   static constexpr bool kWide = Products::kWide;  // sums take registers that threads beside them give away, which only 128 together can
   static constexpr int kThreads = kConsumers + (kWide ? 128 : 32);  // and the warp that loads
   static constexpr int kPitch = kRows + 4;                          // of a row of partial sums: 16-byte rows, banks apart
@@ -70,7 +71,7 @@ struct PackedMm {
 
   static_assert(kTileM % 8 == 0 && kTileM <= 256, "the tensor core takes 8 to 256 columns in steps of 8");
   static_assert(kGroupBytes % 16 == 0, "a bulk copy is whole pieces of 16 bytes");
-  static_assert(Products::kParts == Products::kEach * k_groups, "groups divide the parts of a stage evenly");
+  static_assert(kTurns >= 1 && Products::kParts * kTurns == Products::kEach * k_groups, "groups divide the parts of a stage evenly");
   static_assert(kStageColumns % kTileK == 0, "a stage divides what K is padded to");
   static_assert(kTileM * (kGrouped ? 2 : 1) <= 256 / k_groups * (256 / Products::kThreads), "sums fit the registers of so many threads");
 
@@ -128,7 +129,7 @@ struct PackedMm {
     if (threadIdx.x == kConsumers) {
       cute::prefetch_tma_descriptor(&params.tokens);
       for (auto& barrier : storage.filled) barrier.init(kGrouped ? 33 : 1);
-      for (auto& barrier : storage.freed) barrier.init(kConsumers / 32);
+      for (auto& barrier : storage.freed) barrier.init(kConsumers / 32 / kTurns);
       cutlass::arch::fence_barrier_init();
     }
     if constexpr (Block::kEntries > 0) {
@@ -156,7 +157,8 @@ struct PackedMm {
     if constexpr (kWide) cutlass::arch::warpgroup_reg_alloc<kSumRegisters>();
     int const group = __shfl_sync(~0u, threadIdx.x / Products::kThreads, 0), row_group = group % row_groups, part = group / row_groups;
     uint32_t const told = Block::kEntries > 0 ? cute::cast_smem_ptr_to_uint(storage.tables) : params.spread;
-    auto const sums = Products::consume(storage, told, slice.count, row_group, part * Products::kEach);
+    int const first_part = part % kTogether * Products::kEach;
+    auto const sums = Products::template consume<kTurns>(storage, told, slice.count, row_group, first_part, part / kTogether);
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // every group has read the stages that this overwrites
     auto* const buffer = reinterpret_cast<float*>(&storage);
     Products::template put<kPitch>(sums, buffer + part * kTileM * kPitch + row_group * 64);

@@ -68,15 +68,16 @@ struct WarpProducts {
   };
   using Tokens = uint32_t[kEights][4][2];  // operand B of four steps of 16 columns
 
-  // The sums of `count` stages, in the warp's registers. `first_part` of each is its first.
-  template <class Storage>
-  __device__ static Sums consume(Storage& storage, uint32_t told, int count, int row_group, int first_part) {
+  // The sums of `count` stages, in the warp's registers: from `turn` on every `turns`-th. `first_part` of each is its first.
+  template <int turns, class Storage>
+  __device__ static Sums consume(Storage& storage, uint32_t told, int count, int row_group, int first_part, int turn) {
+    static_assert(turns <= stages, "a stage of each turn is there");
     Sums sums{};
     int const lane = threadIdx.x % 32;
     uint32_t const weights = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * kBlocks * Part::kBytes;
     uint32_t const tokens = cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]) + lane % 8 * 128;
-    int stage = 0, phase = 0;
-    for (int t = 0; t < count; ++t) {
+    int stage = turn, phase = 0;
+    for (int t = turn; t < count; t += turns) {
       storage.filled[stage].wait(phase);
       CUTLASS_PRAGMA_UNROLL
       for (int p = 0; p < each; ++p) {
@@ -89,7 +90,7 @@ struct WarpProducts {
       }
       __syncwarp();
       if (lane == 0) storage.freed[stage].arrive();
-      if (++stage == stages) stage = 0, phase ^= 1;
+      if ((stage += turns) >= stages) stage -= stages, phase ^= 1;
     }
     return sums;
   }

@@ -30,8 +30,9 @@ struct WarpgroupProducts {
                                 cute::Stride<cute::Stride<cute::_1, OfWord, cute::Int<2 * OfWord{}>>, cute::_0, cute::Int<4 * OfWord{}>>>;
 
   // The sums of `count` stages, in the group's registers. `first_block` of each is its first.
-  template <class Storage>
-  __device__ static auto consume(Storage& storage, uint32_t told, int count, int row_group, int first_block) {
+  template <int turns, class Storage>
+  __device__ static auto consume(Storage& storage, uint32_t told, int count, int row_group, int first_block, int) {
+    static_assert(turns == 1, "groups of 128 threads multiply every stage");
     using namespace cute;
     auto tokens = make_tensor(make_smem_ptr(reinterpret_cast<Input*>(&storage.tokens[0][0])), TokenLayout{});
     TiledMma mma;

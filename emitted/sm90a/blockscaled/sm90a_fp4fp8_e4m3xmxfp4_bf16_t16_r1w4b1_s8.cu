@@ -7,13 +7,14 @@ namespace sm90a_fp4fp8_e4m3xmxfp4_bf16_t16_r1w4b1_s8 {
 using namespace gemmill::blockscaled;
 
 constexpr int kRowGroups = 1;  // on different rows of weights
-constexpr int kGroups = 4;  // that divide the columns of a stage
-constexpr int kParts = 1;  // of 64 columns, of each group
+constexpr int kGroups = 4;  // that divide the columns of a stage, or take stages in turns
+constexpr int kStageParts = 4;  // of 64 columns
+constexpr int kParts = 1;  // of each group
 constexpr int kTileM = 16;  // rows of A
 constexpr int kStages = 8;
 constexpr bool kScalesInGroups = false;
 
-using Products = WarpProducts<FoldedHalf<MxFp4Folded>, kGroups * kParts, kParts, kTileM, kStages, kScalesInGroups>;
+using Products = WarpProducts<FoldedHalf<MxFp4Folded>, kStageParts, kParts, kTileM, kStages, kScalesInGroups>;
 using Kernel = PackedMm<Products, cutlass::bfloat16_t, kRowGroups, kGroups>;
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kCtas)

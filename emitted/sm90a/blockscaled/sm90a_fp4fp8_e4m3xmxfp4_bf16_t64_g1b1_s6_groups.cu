@@ -7,13 +7,14 @@ namespace sm90a_fp4fp8_e4m3xmxfp4_bf16_t64_g1b1_s6_groups {
 using namespace gemmill::blockscaled;
 
 constexpr int kRowGroups = 2;  // on different rows of weights
-constexpr int kGroups = 1;  // that divide the columns of a stage
-constexpr int kParts = 1;  // of 128 columns, of each group
+constexpr int kGroups = 1;  // that divide the columns of a stage, or take stages in turns
+constexpr int kStageParts = 1;  // of 128 columns
+constexpr int kParts = 1;  // of each group
 constexpr int kTileM = 64;  // rows of A
 constexpr int kStages = 6;
 constexpr bool kScalesInGroups = true;
 
-using Products = WarpgroupProducts<FoldedBlock<MxFp4Folded>, kGroups * kParts, kParts, kTileM, kStages, kScalesInGroups>;
+using Products = WarpgroupProducts<FoldedBlock<MxFp4Folded>, kStageParts, kParts, kTileM, kStages, kScalesInGroups>;
 using Kernel = PackedMm<Products, cutlass::bfloat16_t, kRowGroups, kGroups>;
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kCtas)

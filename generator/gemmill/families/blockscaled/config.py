@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, Self
 
-from gemmill.formats.layout import BLOCK_COLUMNS, SIDE
+from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.vocab import Arch, DType, Format
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
@@ -273,7 +273,7 @@ class PackedConfig:
     tile_m: int
     """Rows of A in a tile."""
     k_groups: int
-    """Groups on the same rows, which divide the columns of a stage."""
+    """Groups on the same rows, which divide the columns of a stage; more warps than that take stages in turns."""
     blocks: int
     """Of `part_columns` in a stage, of each group."""
     stages: int
@@ -304,9 +304,15 @@ class PackedConfig:
         return SIDE if self.group is Group.WARP else self.block_columns
 
     @property
+    def turns(self) -> int:
+        """In which warps take stages."""
+        columns = self.part_columns * self.k_groups * self.blocks
+        return max(columns // STAGE_COLUMNS, 1) if self.group is Group.WARP else 1
+
+    @property
     def stage_columns(self) -> int:
         """Along K."""
-        return self.part_columns * self.k_groups * self.blocks
+        return self.part_columns * self.k_groups * self.blocks // self.turns
 
     @property
     def tile_n(self) -> int:

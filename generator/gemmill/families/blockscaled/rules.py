@@ -56,6 +56,8 @@ def _rows(config: PackedConfig) -> Iterator[str]:
         yield f"tile of {config.tile_m} rows: the sums of 64 weights by more than 32 do not fit in a warp's registers"
     if config.group is Group.WARPGROUP and config.row_groups != 2:
         yield f"{config.tile_n} rows of weights in a tile: two groups of 128 threads have 128"
+    if config.turns > config.stages or config.k_groups % config.turns:
+        yield f"{config.k_groups} groups along K take {config.stages} stages in {config.turns} turns: each needs one, and as many groups"
     if config.row_groups not in (1, 2, 4):
         yield f"{config.tile_n} rows of weights in a tile: it has 64, 128 or 256"
 

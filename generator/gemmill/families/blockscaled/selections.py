@@ -27,12 +27,15 @@ from gemmill.vocab.format import MXFP8
 WARP_TILES = (
     (1, 8, 4, 1, 5),
     (1, 8, 4, 1, 8),
+    (1, 8, 8, 1, 8),
     (2, 8, 4, 1, 5),
     (4, 8, 4, 1, 5),
     (1, 16, 4, 1, 5),
+    (1, 16, 8, 1, 6),
     (2, 16, 4, 1, 4),
 )
-"""Of groups that are warps: how many there are on different rows of weights, rows of A, groups along K, blocks of each, stages."""
+"""Of groups that are warps: how many there are on different rows of weights, rows of A, groups along K, blocks of each, stages.
+Eight along K take stages in turns: so a CTA has a multiprocessor's warps, and needs no cluster."""
 TILES = (
     (32, 1, 2, 6),
     (32, 2, 2, 5),

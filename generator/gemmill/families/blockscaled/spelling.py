@@ -33,6 +33,7 @@ def spell_packed(config: PackedConfig) -> Spelled:
         "products": "WarpProducts" if warps else "WarpgroupProducts",
         "block": block.replace("FoldedBlock", "FoldedHalf") if warps else block,
         "part_columns": config.part_columns,
+        "stage_parts": config.stage_columns // config.part_columns,
         "d_type": config.out_dtype.cutlass_type,
         "row_groups": config.row_groups,
         "tile_m": config.tile_m,
@@ -45,7 +46,7 @@ def spell_packed(config: PackedConfig) -> Spelled:
 
 
 _CPP_CODES = {NVFP4: "NvFp4Codes", MXFP4: "MxFp4Codes", MXFP6: "MxFp6Codes", MXFP8: "MxFp8Codes"}
-"""Operands of kernels/blockscaled/widened_mm.cuh, by where their scales lie."""
+"""In kernels/blockscaled/operands.cuh, by where their scales lie."""
 
 
 def spell_widened(config: WidenedConfig) -> Spelled:

@@ -94,7 +94,9 @@ def _of_packed(config: PackedConfig) -> Step:
     key = (config.row_groups, config.tile_m, config.k_groups, config.blocks, config.stages)
     steps = {} if isinstance(config, FoldedConfig) else _OF_WARPS if config.group is Group.WARP else _OF_WARPGROUPS
     parts = config.tile_n * config.stage_columns // SIDE**2
-    nanoseconds, permille = steps.get(key, (parts * (_BLOCK_NS + _TOKEN_NS * config.tile_m // 4), _SHARED))
+    nanoseconds, permille = steps.get(
+        key, (parts * (_BLOCK_NS + _TOKEN_NS * config.tile_m // 4) // config.turns, _SHARED)
+    )
     return Step(config.stage_columns, 1000 * nanoseconds, permille)
 
 

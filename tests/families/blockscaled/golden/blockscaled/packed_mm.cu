@@ -7,13 +7,14 @@ namespace sm90a_fp4weight_floatsxmxfp4_t48_g2b2_s4 {
 using namespace gemmill::blockscaled;
 
 constexpr int kRowGroups = 2;  // on different rows of weights
-constexpr int kGroups = 2;  // that divide the columns of a stage
-constexpr int kParts = 2;  // of 64 columns, of each group
+constexpr int kGroups = 2;  // that divide the columns of a stage, or take stages in turns
+constexpr int kStageParts = 4;  // of 64 columns
+constexpr int kParts = 2;  // of each group
 constexpr int kTileM = 48;  // rows of A
 constexpr int kStages = 4;
 constexpr bool kScalesInGroups = false;
 
-using Products = WarpgroupProducts<Fp4Block<MxFp4>, kGroups * kParts, kParts, kTileM, kStages, kScalesInGroups>;
+using Products = WarpgroupProducts<Fp4Block<MxFp4>, kStageParts, kParts, kTileM, kStages, kScalesInGroups>;
 using Kernel = PackedMm<Products, cutlass::bfloat16_t, kRowGroups, kGroups>;
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kCtas)
