@@ -1,8 +1,10 @@
 // A warp multiplies 64 rows of weights by the few tokens of a tile, by mma.sync: activations that it has loaded serve four
-// times 16 rows. Nothing is shared between warps but stages, so each goes at its own pace.
+// times 16 rows. Nothing is shared between warps but stages, so each goes at its own pace. Hopper's mma.sync has no e4m3: beside
+// such activations both operands become f16, which holds them exactly.
 #pragma once
 
-#include "blockscaled/widen_e2m1.cuh"
+#include <type_traits>
+
 #include "cute/arch/util.hpp"
 #include "cutlass/arch/barrier.h"
 #include "cutlass/cutlass.h"
@@ -18,10 +20,17 @@ __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t address) {
                : "memory");
 }
 
-__device__ inline void multiply_warp(float (&d)[4], uint32_t const* a, uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+template <class X>
+__device__ void multiply_warp(float (&d)[4], uint32_t const* a, uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<X, cutlass::bfloat16_t>) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
 }
 
 // A warp's sums of 64 rows and some tokens to shared memory, token by token: rows of `pitch` sums.
@@ -38,72 +47,115 @@ __device__ void put_sums(float const (&sums)[4][eights][4], float* to) {
   }
 }
 
-// Of a stage with `blocks` blocks of 64 columns along K, a warp multiplies `each`.
-template <class Format_, int blocks, int each, int tile_m, int stages>
+// A block has one or two parts of 64 columns. Of a stage with `parts` along K, a warp multiplies `each`. `grouped`: sums of a part
+// are multiplied by scales of tokens and bases of rows, which the stage has, and added in f32.
+template <class Part, int parts, int each, int tile_m, int stages, bool grouped>
 struct WarpProducts {
-  using X = cutlass::bfloat16_t;
-  using Format = Format_;
-  using Block = Fp4Block<Format>;
+  using Block = Part;
+  using Input = typename Part::Input;
+  using X = typename Part::Widened;
 
   static constexpr int kThreads = 32;
-  static constexpr int kBlocks = blocks, kEach = each, kTileM = tile_m, kStages = stages;
+  static constexpr int kParts = parts, kBlocks = parts / Part::kOfBlock, kEach = each, kTileM = tile_m, kStages = stages;
+  static constexpr bool kGrouped = grouped, kWide = false;
   static constexpr int kEights = tile_m / 8;  // of tokens
 
   static_assert(tile_m % 8 == 0 && tile_m <= 32, "sums of more than 32 tokens do not fit in a warp's registers");
+  static_assert(parts % Part::kOfBlock == 0, "a stage has whole blocks");
 
   struct Sums {
     float of[4][kEights][4];  // 16 rows each
   };
+  using Tokens = uint32_t[kEights][4][2];  // operand B of four steps of 16 columns
 
-  // The sums of `count` stages, in the warp's registers. `first_block` of each is its first.
-  template <class Storage>
-  __device__ static Sums consume(Storage& storage, uint32_t spread, int count, int row_group, int first_block) {
+  // The sums of `count` stages, in the warp's registers: from `turn` on every `turns`-th. `first_part` of each is its first.
+  template <int turns, class Storage>
+  __device__ static Sums consume(Storage& storage, uint32_t told, int count, int row_group, int first_part, int turn) {
+    static_assert(turns <= stages, "a stage of each turn is there");
     Sums sums{};
     int const lane = threadIdx.x % 32;
-    uint32_t const own = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + (row_group * blocks + first_block) * Block::kBytes;
-    // Rows of 128 bytes are swizzled: piece p of 16 bytes of row r lies at p ^ (r % 8).
-    uint32_t const tokens = cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]) + first_block * tile_m * 128 + lane % 8 * 128;
-    uint32_t const pieces[2] = {static_cast<uint32_t>((lane / 8) ^ (lane % 8)) << 4, static_cast<uint32_t>((lane / 8 + 4) ^ (lane % 8)) << 4};
-    int stage = 0, phase = 0;
-    for (int t = 0; t < count; ++t) {
+    uint32_t const weights = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * kBlocks * Part::kBytes;
+    uint32_t const tokens = cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]) + lane % 8 * 128;
+    int stage = turn, phase = 0;
+    for (int t = turn; t < count; t += turns) {
       storage.filled[stage].wait(phase);
       CUTLASS_PRAGMA_UNROLL
-      for (int b = 0; b < each; ++b) {
-        multiply_block(sums, spread, own + stage * sizeof(storage.weights[0]) + b * Block::kBytes,
-                       tokens + stage * sizeof(storage.tokens[0]) + b * tile_m * 128, pieces, lane);
+      for (int p = 0; p < each; ++p) {
+        int const block = (first_part + p) / Part::kOfBlock, half = (first_part + p) % Part::kOfBlock;
+        Tokens of_tokens;
+        load_tokens(of_tokens, tokens + stage * sizeof(storage.tokens[0]) + block * tile_m * 128, half, lane);
+        uint32_t const own = weights + stage * sizeof(storage.weights[0]) + block * Part::kBytes;
+        float const* factors = grouped ? storage.factors[stage][block] : nullptr;
+        multiply_part(sums, told, own, half, of_tokens, factors, row_group * 64, lane);
       }
       __syncwarp();
       if (lane == 0) storage.freed[stage].arrive();
-      if (++stage == stages) stage = 0, phase ^= 1;
+      if ((stage += turns) >= stages) stage -= stages, phase ^= 1;
     }
     return sums;
   }
 
-  __device__ static void multiply_block(Sums& sums, uint32_t spread, uint32_t weights, uint32_t tokens, uint32_t const (&pieces)[2], int lane) {
-    uint32_t of_token[2][kEights][4];
+  // `row` is that of the lane among the block's first eight tokens. Rows of 128 bytes are swizzled: piece p of 16 bytes of row r
+  // lies at p ^ (r % 8). Of 8-bit numbers a piece is a step, whose columns operand A has in the same order.
+  __device__ static void load_tokens(Tokens& x, uint32_t row, int half, int lane) {
     CUTLASS_PRAGMA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int e = 0; e < kEights; ++e) load_matrices(of_token[half][e], tokens + e * 1024 + pieces[half]);
+    for (int e = 0; e < kEights; ++e) {
+      uint32_t pieces[4];
+      if constexpr (sizeof(Input) == 1) {
+        load_matrices(pieces, row + e * 1024 + (((lane / 8 + 4 * half) ^ (lane % 8)) << 4));
+        CUTLASS_PRAGMA_UNROLL
+        for (int step = 0; step < 4; ++step) Part::widen_tokens(pieces[step], x[e][step]);
+      } else {
+        CUTLASS_PRAGMA_UNROLL
+        for (int step = 0; step < 4; step += 2) {
+          load_matrices(pieces, row + e * 1024 + (((lane / 8 + 2 * step) ^ (lane % 8)) << 4));
+          x[e][step][0] = pieces[0], x[e][step][1] = pieces[1], x[e][step + 1][0] = pieces[2], x[e][step + 1][1] = pieces[3];
+        }
+      }
     }
+  }
+
+  __device__ static void multiply_part(Sums& sums, uint32_t told, uint32_t weights, int half, Tokens const& tokens, float const* factors,
+                                       int row, int lane) {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 4; ++i) {
-      Block block;
-      block.load(weights, i * 32 + lane);
+      Part part;
+      part.load(weights, half, i * 32 + lane);
       uint32_t operand[8];
-      block.template operand<0>(spread, operand);
-      multiply_half(sums.of[i], operand, of_token[0]);
-      block.template operand<1>(spread, operand);
-      multiply_half(sums.of[i], operand, of_token[1]);
+      if constexpr (grouped) {
+        float of_part[kEights][4] = {};
+        part.template operand<0>(told, operand);
+        multiply_steps<0>(of_part, operand, tokens);
+        part.template operand<1>(told, operand);
+        multiply_steps<2>(of_part, operand, tokens);
+        add_scaled(sums.of[i], of_part, factors, factors + tile_m + row + i * 16, lane);
+      } else {
+        part.template operand<0>(told, operand);
+        multiply_steps<0>(sums.of[i], operand, tokens);
+        part.template operand<1>(told, operand);
+        multiply_steps<2>(sums.of[i], operand, tokens);
+      }
     }
   }
 
   // Two steps of 16 columns.
-  __device__ static void multiply_half(float (&sums)[kEights][4], uint32_t const (&operand)[8], uint32_t const (&of_token)[kEights][4]) {
+  template <int first>
+  __device__ static void multiply_steps(float (&sums)[kEights][4], uint32_t const (&operand)[8], Tokens const& tokens) {
     CUTLASS_PRAGMA_UNROLL
     for (int step = 0; step < 2; ++step) {
       CUTLASS_PRAGMA_UNROLL
-      for (int e = 0; e < kEights; ++e) multiply_warp(sums[e], operand + 4 * step, of_token[e][2 * step], of_token[e][2 * step + 1]);
+      for (int e = 0; e < kEights; ++e) multiply_warp<X>(sums[e], operand + 4 * step, tokens[e][first + step][0], tokens[e][first + step][1]);
+    }
+  }
+
+  // A part's sums by the scale of its tokens and the base of its rows.
+  __device__ static void add_scaled(float (&sums)[kEights][4], float const (&part)[kEights][4], float const* of_tokens, float const* of_rows,
+                                    int lane) {
+    float const bases[2] = {of_rows[lane / 4], of_rows[lane / 4 + 8]};
+    CUTLASS_PRAGMA_UNROLL
+    for (int e = 0; e < kEights; ++e) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) sums[e][i] += part[e][i] * (of_tokens[e * 8 + lane % 4 * 2 + i % 2] * bases[i / 2]);
     }
   }
 

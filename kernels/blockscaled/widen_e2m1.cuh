@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "cutlass/numeric_types.h"
+
 namespace gemmill::blockscaled {
 
 // The first's bits where the mask has ones, else the second's: in one instruction, where the compiler takes two.
@@ -114,6 +116,13 @@ struct MxFp4 {
 // What a thread has of a block of 64 rows and 64 columns: codes of four steps of 16 columns, and scales of its two rows.
 template <class Format>
 struct Fp4Block {
+  using Input = cutlass::bfloat16_t;  // activations
+  using Widened = Input;              // operands of a warp
+  static constexpr int kOfBlock = 1;  // parts of 64 columns
+  static constexpr int kEvenTokens = 128;  // whose sums leave a thread that multiplies the registers it needs
+  static constexpr int kEntries = 0;       // of tables in shared memory
+  static constexpr uint32_t kSpread = Format::kSpread;
+  static constexpr float kShort = Format::kShort;
   static constexpr int kCodeBytes = 64 * 32;
   static constexpr int kBytes = kCodeBytes + Format::kScaleBytes;
 
@@ -126,6 +135,7 @@ struct Fp4Block {
                  : "r"(address + thread * 16));
     scales.load(address + kCodeBytes, thread);
   }
+  __device__ void load(uint32_t address, int, int thread) { load(address, thread); }
 
   // Two steps of 16 columns, the first half of the block's or the second, as operand A: short by Format::kShort.
   template <int half>

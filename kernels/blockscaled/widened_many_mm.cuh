@@ -5,10 +5,16 @@
 // eight codes becomes four pairs in an order of its own, which is that of both operands: sums do not see it.
 #pragma once
 
-#include "blockscaled/widened_few_mm.cuh"
+#include <climits>
+
+#include "blockscaled/operands.cuh"
+#include "blockscaled/partial_sums.cuh"
+#include "core/launch.cuh"
 #include "cute/arch/copy_sm90.hpp"
 #include "cute/atom/mma_atom.hpp"
 #include "cute/tensor.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/numeric_types.h"
 
 namespace gemmill::blockscaled {
@@ -42,7 +48,7 @@ struct WidenedManyMm {
   template <int rows>
   using OperandLayout = decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<X>{},
                                                      cute::Shape<cute::Int<rows>, cute::Int<kStep>, cute::Int<kStages>>{}));
-  using Params = typename WidenedFewMm<Format, Output, 8, 8>::Params;
+  using Params = WidenedParams<Output>;
 
   struct Pieces {
     Piece a[kOfA], b[kOfB];
@@ -106,14 +112,13 @@ struct WidenedManyMm {
     int const k0 = step * kStep + threadIdx.x % 2 * 32, row = threadIdx.x / 2;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kOfA; ++i) {
-      pieces.a[i].clear();
-      if (k0 < params.k && row < tile_m && m0 + row < params.m) pieces.a[i].load(params.a, params.a_sf, params.lda, m0 + row, k0, params.tiles);
+      bool const inside = row < tile_m && m0 + row < params.m;
+      pieces.a[i].load(params.a, params.a_sf, params.lda, m0 + row, k0, params.k, inside ? params.k - k0 : 0);
     }
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kOfB; ++i) {
-      pieces.b[i].clear();
       int const of_b = min(n0 + row + i * (kThreads / 2), params.n - 1);
-      if (k0 < params.k) pieces.b[i].load(params.b, params.b_sf, params.ldb, of_b, k0, params.tiles);
+      pieces.b[i].load(params.b, params.b_sf, params.ldb, of_b, k0, params.k, params.k - k0);
     }
   }
 
@@ -129,17 +134,16 @@ struct WidenedManyMm {
   }
 
   __device__ static void keep_piece(Piece const& piece, char* operand, int row) {
-    uint32_t const factors[2] = {Format::template factor<0>(piece.scales), Format::template factor<1>(piece.scales)};
-    keep_word<0>(piece, factors[0], operand, row);
-    keep_word<1>(piece, factors[0], operand, row);
-    keep_word<2>(piece, factors[1], operand, row);
-    keep_word<3>(piece, factors[1], operand, row);
+    keep_word<0>(piece, operand, row);
+    keep_word<1>(piece, operand, row);
+    keep_word<2>(piece, operand, row);
+    keep_word<3>(piece, operand, row);
   }
 
   template <int word>
-  __device__ static void keep_word(Piece const& piece, uint32_t factor, char* operand, int row) {
+  __device__ static void keep_word(Piece const& piece, char* operand, int row) {
     uint32_t x[4];
-    piece.template widen<word>(factor, x);
+    piece.template widen<void, word>(x);
     int const at = (threadIdx.x % 2 * 4 + word) ^ (row & 7);
     *reinterpret_cast<uint4*>(operand + row * 128 + (at << 4)) = make_uint4(x[0], x[1], x[2], x[3]);
   }
@@ -181,7 +185,7 @@ int32_t launch_widened_many_mm(gemmill_blockscaled_args const& x, gemmill_launch
   if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
   int64_t const tiles = ((int64_t{x.m} - 1) / Kernel::kTileM + 1) * ((int64_t{x.n} - 1) / Kernel::kTileN + 1);
   if (tiles * x.splits > INT_MAX || x.k % 32 != 0 || (x.splits > 1 && !Kernel::kSliced)) return GEMMILL_CANNOT_IMPLEMENT;
-  typename Kernel::Params params = widened_params<Kernel>(x, how);
+  auto params = widened_params<typename Kernel::Output>(x, how);
   void* parameters[] = {&params};
   LaunchShape const shape{dim3(static_cast<unsigned>(tiles * x.splits)), dim3(Kernel::kThreads), dim3(static_cast<unsigned>(x.splits)),
                           Kernel::kSharedBytes};

@@ -4,10 +4,13 @@
 
 namespace sm90a_widenedfew_mxfp4xmxfp4_bf16_t8_w4 {
 
+using namespace gemmill::blockscaled;
+
 constexpr int kTileM = 8;  // rows of A
 constexpr int kWarps = 4;  // that divide a CTA's columns of K
+constexpr int kCtas = 4;  // on a multiprocessor
 
-using Kernel = gemmill::blockscaled::WidenedFewMm<gemmill::blockscaled::MxFp4Words, cutlass::bfloat16_t, kTileM, kWarps>;
+using Kernel = WidenedFewMm<PieceOfRow<MxFp4Words>, PieceOfRow<MxFp4Words>, Bf16, cutlass::bfloat16_t, kTileM, kWarps, Factors::OfTensor, kCtas>;
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kCtas)
 gemmill_sm90a_widenedfew_mxfp4xmxfp4_bf16_t8_w4_kernel(__grid_constant__ Kernel::Params const params) {
@@ -17,7 +20,7 @@ gemmill_sm90a_widenedfew_mxfp4xmxfp4_bf16_t8_w4_kernel(__grid_constant__ Kernel:
 
 // Host code: the launch.
 extern "C" int32_t gemmill_sm90a_widenedfew_mxfp4xmxfp4_bf16_t8_w4(void const* args, gemmill_launch const* how) {
-  return gemmill::blockscaled::launch_widened_few_mm<Kernel, &gemmill_sm90a_widenedfew_mxfp4xmxfp4_bf16_t8_w4_kernel>(*static_cast<gemmill_blockscaled_args const*>(args), *how);
+  return launch_widened_few_mm<Kernel, &gemmill_sm90a_widenedfew_mxfp4xmxfp4_bf16_t8_w4_kernel>(*static_cast<gemmill_blockscaled_args const*>(args), *how);
 }
 
 }  // namespace sm90a_widenedfew_mxfp4xmxfp4_bf16_t8_w4

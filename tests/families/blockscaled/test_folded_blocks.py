@@ -1,5 +1,6 @@
 """The order of folded weights against what the kernel's threads make of it: kernels/blockscaled/fold_e2m1.cuh, by hand on int64."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -66,6 +67,36 @@ def block_values(block: torch.Tensor, format: Format) -> torch.Tensor:
     return out
 
 
+def half_tables(byte: torch.Tensor) -> torch.Tensor:
+    """As `MxFp4Folded::Half`: high bytes of f16 for each scale, without the bit that lists it."""
+    half = BODY[BODY.index("struct Half {") :]
+    kept, low, high = (
+        int(re.search(pattern, half)[1], 16)
+        for pattern in (r">> 1 & (0x\w\w)\w+u", r"kLow = (0x\w+)u - 32", r"kHigh = (0x\w+)u - 32")
+    )
+    quarters = byte >> 1 & kept
+    words = [quarters * 0x01010100 + low - 32 * 0x01010100, quarters * 0x01010101 + high - 32 * 0x01010101]
+    return torch.stack([word >> shift & 0xFF for word in words for shift in (0, 8, 16, 24)], dim=-1)
+
+
+def half_values(block: torch.Tensor) -> torch.Tensor:
+    """What four turns of 32 lanes put into operand A, float64 [64, 128] of f16: two products of m16n8k16 to a step of 32 columns."""
+    lane, out = torch.arange(32), torch.full((64, 128), torch.nan, dtype=torch.float64)
+    codes, scales = block[:CODE_BYTES].long().view(2, 128, 2, 2, 4), block[CODE_BYTES:].long().view(32, 2, 4)
+    for half, i, step, lower in itertools.product(range(2), range(4), range(2), range(2)):
+        thread = i * 32 + lane
+        word = (codes[half, thread, step, lower] << torch.tensor([0, 8, 16, 24])).sum(dim=-1)
+        table = half_tables(scales[thread // 4, lower, 2 * half + step])
+        for part, j in itertools.product(range(2), range(4)):
+            found = table.gather(1, (word >> 16 * part + 4 * j & 7)[:, None])[:, 0]
+            byte = found | (word << 4 * part >> 8 * j & 0x80)
+            column = 64 * half + 32 * step + 16 * part + lane % 4 * 4 + j
+            bits = (byte << 8).to(torch.int32).to(torch.int16)
+            out[16 * i + lane // 4 + 8 * lower, column] = bits.view(torch.float16).double()
+    assert not out.isnan().any()
+    return out
+
+
 def kernel_values(packed: FoldedBlocks) -> torch.Tensor:
     rows = [torch.cat([block_values(b, packed.format) for b in blocks], dim=1) for blocks in packed.blocks]
     return torch.cat(rows)[: packed.n, : packed.k]
@@ -123,3 +154,12 @@ def test_what_is_packed_for_another_op_is_refused() -> None:
     with pytest.raises(ValueError) as caught:
         to_rows(prepack(weights, for_op="mxfp4_fp8_mm"))
     assert str(caught.value) == "packed rows are for fp4_weight_mm, got weights packed for mxfp4_fp8_mm"
+
+
+@pytest.mark.parametrize("low", [122, 119])
+def test_lanes_make_the_same_of_mxfp4_in_f16(low: int) -> None:
+    """Of every shift, listed ones too: f16 has no subnormal numbers there."""
+    torch.manual_seed(1)
+    packed = to_folded_blocks(prepack(weights_of(64, 256, MXFP4, low, 134), for_op="mxfp4_fp8_mm"))
+    for block in packed.blocks[0]:
+        assert torch.equal(half_values(block), block_values(block, MXFP4))

@@ -44,6 +44,7 @@ PAIRED = PairConfig(
     arch=Arch.SM100A,
 )
 FOLDED = FoldedConfig(pair=Pair.E4M3_MXFP4, out_dtype=DType.BF16, tile_m=16, k_groups=2, blocks=1, stages=5)
+FOLDED_WARPS = replace(FOLDED, group=Group.WARP, row_groups=1, tile_m=8, k_groups=4, stages=6)
 CODES = CODE_PAIRS
 
 
@@ -56,16 +57,28 @@ def test_the_default_selection_on_hopper() -> None:
         assert {c.tile_m for c in weights if c.pair is pair} == {8, 16, 32, 64, 96, 128, 192, 256}
         assert {c.tile_m for c in weights if c.pair is pair and c.group is Group.WARP} == {8, 16}
     few = [config for config in configs if isinstance(config, FewConfig)]
-    assert {(c.pair, c.out_dtype, c.tile_m) for c in few} == set(
+    in_words = [config for config in few if config.in_words]
+    assert {(c.pair, c.out_dtype, c.tile_m) for c in in_words} == set(
         product((Pair.NVFP4, Pair.MXFP4), (DType.BF16, DType.F16), (8, 16))
     )
+    assert len({symbol_of(config) for config in few}) == 48 and len(few) == 192
     many = [config for config in configs if isinstance(config, ManyConfig)]
-    assert {(c.pair, c.out_dtype) for c in many} == {(c.pair, c.out_dtype) for c in few}
+    assert {(c.pair, c.out_dtype) for c in many} == {(c.pair, c.out_dtype) for c in in_words}
     folded = [config for config in configs if isinstance(config, FoldedConfig)]
-    assert len({symbol_of(config) for config in folded}) == 24 and len(folded) == 58
+    assert len({symbol_of(config) for config in folded}) == 41 and len(folded) == 177
     widened = [config for config in configs if isinstance(config, WidenedConfig)]
     assert len(widened) == 48 and len(configs) == sum(map(len, (weights, folded, widened, few, many)))
     assert set(smoke(Arch.SM90A)) <= set(configs)
+
+
+def test_every_class_on_hopper_has_a_kernel_for_few_rows() -> None:
+    """But widened e4m3 with scales in groups: 16 rows of A or fewer."""
+    configs = list(default(Arch.SM90A))
+    classes, few = (
+        {(c.pair, c.out_dtype, c.prepacked, c.grouped) for c in some}
+        for some in (configs, [c for c in configs if c.tile_m <= 16])
+    )
+    assert classes - few == {(Pair.E4M3_MXFP4, out, False, True) for out in (DType.BF16, DType.F16)}
 
 
 def test_every_class_of_weights_has_a_kernel_on_hopper() -> None:
@@ -119,6 +132,8 @@ def test_the_default_selections_on_blackwell() -> None:
             "sm90a_widened_e4m3xmxfp4_f16_t64_groups",
         ),
         (FOLDED, "sm90a_fp4fp8_e4m3xmxfp4_bf16_t16_g2b1_s5"),
+        (FOLDED_WARPS, "sm90a_fp4fp8_e4m3xmxfp4_bf16_t8_r1w4b1_s6"),
+        (replace(FEW, pair=Pair.FLOATS_MXFP6, prepacked=True), "sm90a_widenedfew_floatsxmxfp6_f16_t8_w4_packed"),
         (replace(FOLDED, grouped=True, splits=2), "sm90a_fp4fp8_e4m3xmxfp4_bf16_t16_g2b1_s5_groups_k2"),
         (PAIRED, "sm100a_blockscaled_mxfp8xmxfp6_bf16_t256x128x128_c2x1x1_2sm"),
     ],
@@ -173,6 +188,12 @@ def test_names_that_are_none(name: str, said: str) -> None:
             "rows",
             "192 rows of weights in a tile: it has 64, 128 or 256",
         ),
+        ({"out_dtype": DType.F16}, "operands", "results in f16: activations and results are bf16"),
+        (
+            {"grouped": True},
+            "operands",
+            "floatsxnvfp4 with scales in groups: numbers of 16 bits have none",
+        ),
         ({"splits": 9}, "splits", "9 slices of K: a cluster has 1 to 8 CTAs"),
     ],
 )
@@ -193,9 +214,19 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
         ),
         (replace(FEW, arch=Arch.SM100A), "hopper", "sm100a has no WGMMA: codes are widened on sm90a"),
         (
-            replace(FEW, pair=Pair.MXFP8),
+            replace(MANY, pair=Pair.MXFP8),
             "words",
-            "mxfp8xmxfp8: codes are widened in registers where both operands have four bits",
+            "mxfp8xmxfp8: codes are widened a step ahead where both operands have four bits",
+        ),
+        (
+            replace(FEW, pair=Pair.FLOATS_MXFP4),
+            "packed",
+            "floatsxmxfp4 with results in f16: products may not fit f16 without bases, which packed weights have",
+        ),
+        (
+            replace(FEW, pair=Pair.E4M3_NVFP4),
+            "rounds",
+            "e4m3xnvfp4 is rounded to e4m3: it is folded, not widened",
         ),
         (replace(FEW, tile_m=24), "few", "tile of 24 rows: registers are for 8 or 16"),
         (replace(MANY, tile_m=96), "many", "tile of 96 x 256: it is 64 or 128 by 128 or 256"),
@@ -204,7 +235,12 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
             "many",
             "partial sums of 135168 bytes reuse the stages, which have 98304",
         ),
-        (replace(FEW, warps=6), "few", "6 warps: a CTA has 4 or 8"),
+        (replace(FEW, warps=6), "few", "6 warps: a CTA has 4, or 8 of 4-bit codes on both sides"),
+        (
+            replace(FEW, pair=Pair.MXFP8, warps=8),
+            "few",
+            "8 warps: a CTA has 4, or 8 of 4-bit codes on both sides",
+        ),
         (
             replace(WIDENED, pair=Pair.FLOATS_NVFP4, out_dtype=DType.BF16, prepacked=True),
             "packed",
@@ -238,6 +274,11 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
             "sums of 256 tokens: 2 groups along K have registers for 128",
         ),
         (replace(FOLDED, blocks=3), "stage", "stages of 768 columns: packed weights have multiples of 256"),
+        (
+            replace(FOLDED_WARPS, k_groups=1),
+            "stage",
+            "stages of 64 columns: blocks of weights have 128",
+        ),
         (replace(PAIRED, arch=Arch.SM90A), "blackwell", "sm90a shares a tile as none, not as 2sm"),
         (replace(PAIRED, arch=Arch.SM120A), "blackwell", "sm120a shares a tile as cooperative, pingpong, not as 2sm"),
         (replace(PAIRED, pair=Pair.FLOATS_NVFP4), "codes", "floatsxnvfp4 has activations without scales"),
@@ -277,8 +318,10 @@ def test_every_field_reaches_its_text() -> None:
         "k_groups": 1,
         "blocks": 2,
         "stages": 7,
+        "row_groups": 2,
+        "out_dtype": DType.F16,
+        "grouped": True,
     }
-    changes["row_groups"] = 2
     assert {field.name for field in fields(WeightConfig)} == {*changes, "splits", "arch"}
     text = emit(WARPS).text
     for name, value in changes.items():

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from gemmill.formats.layout import BLOCK_COLUMNS, SIDE
+from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.vocab import Arch, DType, Format
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
@@ -63,6 +63,8 @@ FP4_PAIRS = (Pair.FLOATS_NVFP4, Pair.FLOATS_MXFP4)
 """Those whose packed weights are blocks, beside bf16 activations; others are packed in rows."""
 FOLDED_PAIRS = (Pair.E4M3_MXFP4, Pair.E4M3_NVFP4)
 """Of `mxfp4_fp8_mm` and `nvfp4_fp8_mm_rounded`."""
+WORD_PAIRS = (Pair.NVFP4, Pair.MXFP4)
+"""Those of two operands of 4-bit codes."""
 CODE_PAIRS = tuple(pair for pair in Pair if pair.a_format is not None)
 """Of two block-scaled operands."""
 
@@ -82,11 +84,24 @@ class WidenedConfig:
     """Whether activations of e4m3 have a scale for each 128 columns."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "widened"
+    splits: ClassVar[int] = 1
+    sms: ClassVar[int] = 1
+    k_multiple: ClassVar[int] = 1
 
     @property
-    def compiled(self) -> "WidenedConfig":
+    def compiled(self) -> Self:
         """Itself: nothing is told at run time."""
         return self
+
+    @property
+    def tile_m(self) -> int:
+        """Rows of A in a tile."""
+        return self.tile
+
+    @property
+    def tile_n(self) -> int:
+        """Rows of B."""
+        return self.tile
 
     @property
     def ctas_of_sm(self) -> int:
@@ -96,7 +111,8 @@ class WidenedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FewConfig:
-    """A kernel that widens 4-bit codes of both operands to bf16 in registers, for few rows of A: kernels/blockscaled/widened_few_mm.cuh."""
+    """A kernel that widens codes to 16 bits in registers, for few rows of A: kernels/blockscaled/widened_few_mm.cuh. They become what
+    they do in a `WidenedConfig`."""
 
     pair: Pair
     out_dtype: DType
@@ -104,22 +120,35 @@ class FewConfig:
     """Rows of A in a tile; of B a tile has 64."""
     warps: int
     """That divide a CTA's columns of K."""
+    prepacked: bool = False
+    """Whether weights are rows of codes and scales that were packed, not a checkpoint's."""
     splits: int = 1
     """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "widenedfew"
-    prepacked: ClassVar[bool] = False
     grouped: ClassVar[bool] = False
+    tile_n: ClassVar[int] = SIDE
+    sms: ClassVar[int] = 1
 
     @property
-    def compiled(self) -> "FewConfig":
+    def in_words(self) -> bool:
+        """Whether both operands have eight codes in a word, which both take in the same order."""
+        return self.pair in WORD_PAIRS
+
+    @property
+    def k_multiple(self) -> int:
+        """Of which K is one: a lane loads 32 columns of both."""
+        return 32 if self.in_words else 1
+
+    @property
+    def compiled(self) -> Self:
         """The same machine code with K in one slice."""
         return replace(self, splits=1)
 
     @property
     def ctas_of_sm(self) -> int:
-        """That registers leave room for."""
-        return 16 // self.warps
+        """That registers leave room for: sixteen warps, or twelve where columns are in order."""
+        return (16 if self.in_words else 12) // self.warps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +167,11 @@ class ManyConfig:
     tag: ClassVar[str] = "widenedmany"
     prepacked: ClassVar[bool] = False
     grouped: ClassVar[bool] = False
+    sms: ClassVar[int] = 1
+    k_multiple: ClassVar[int] = 32
 
     @property
-    def compiled(self) -> "ManyConfig":
+    def compiled(self) -> Self:
         """The same machine code with K in one slice."""
         return replace(self, splits=1)
 
@@ -182,11 +213,28 @@ class PairConfig:
     tag: ClassVar[str] = "blockscaled"
     prepacked: ClassVar[bool] = False
     grouped: ClassVar[bool] = False
+    splits: ClassVar[int] = 1
+    ctas_of_sm: ClassVar[int] = 1
 
     @property
-    def compiled(self) -> "PairConfig":
+    def compiled(self) -> Self:
         """Itself: nothing is told at run time."""
         return self
+
+    @property
+    def tile_m(self) -> int:
+        """Rows of A in a tile."""
+        return self.tile_shape_mnk[0]
+
+    @property
+    def tile_n(self) -> int:
+        """Rows of B."""
+        return self.tile_shape_mnk[1]
+
+    @property
+    def sms(self) -> int:
+        """Multiprocessors that multiply a tile together."""
+        return 2 if self.sharing is Sharing.TWO_SM else 1
 
     @property
     def mixes(self) -> bool:
@@ -214,37 +262,57 @@ class Group(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightConfig:
-    """A kernel of packed 4-bit weights and bf16 activations on Hopper: kernels/blockscaled/fp4_weight_mm.cuh."""
+class PackedConfig:
+    """A kernel of packed 4-bit weights on Hopper: kernels/blockscaled/packed_mm.cuh."""
 
     pair: Pair
+    out_dtype: DType = DType.BF16
     group: Group = Group.WARPGROUP
     row_groups: int = 2
     """Groups on different rows of weights: a tile has 64 of each."""
     tile_m: int
     """Rows of A in a tile."""
     k_groups: int
-    """Groups on the same rows, which divide the columns of a stage."""
+    """Groups on the same rows, which divide the columns of a stage; more warps than that take stages in turns."""
     blocks: int
-    """Of 64 columns in a stage, of each group."""
+    """Of `part_columns` in a stage, of each group."""
     stages: int
+    grouped: bool = False
+    """Whether activations have a scale for each 128 columns."""
     splits: int = 1
     """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
     arch: Arch = Arch.SM90A
-    tag: ClassVar[str] = "fp4weight"
-    out_dtype: ClassVar[DType] = DType.BF16
+    tag: ClassVar[str]
+    block_columns: ClassVar[int]
+    """Of packed weights: rows of 128 bytes of activations."""
+    even_tokens: ClassVar[int]
+    """Rows of A whose sums leave a thread that multiplies the registers it needs."""
+    other_bytes: ClassVar[int]
+    """Of shared memory beside stages, at most."""
     prepacked: ClassVar[bool] = True
-    grouped: ClassVar[bool] = False
+    sms: ClassVar[int] = 1
+    k_multiple: ClassVar[int] = 1
 
     @property
-    def compiled(self) -> "WeightConfig":
+    def compiled(self) -> Self:
         """The same machine code with K in one slice."""
         return replace(self, splits=1)
 
     @property
+    def part_columns(self) -> int:
+        """That a group multiplies together: half a block of 128 by a warp."""
+        return SIDE if self.group is Group.WARP else self.block_columns
+
+    @property
+    def turns(self) -> int:
+        """In which warps take stages."""
+        columns = self.part_columns * self.k_groups * self.blocks
+        return max(columns // STAGE_COLUMNS, 1) if self.group is Group.WARP else 1
+
+    @property
     def stage_columns(self) -> int:
         """Along K."""
-        return SIDE * self.k_groups * self.blocks
+        return self.part_columns * self.k_groups * self.blocks // self.turns
 
     @property
     def tile_n(self) -> int:
@@ -253,64 +321,45 @@ class WeightConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Of weights and of activations."""
-        block_bytes = SIDE * SIDE // 2 + SIDE * SIDE // self.pair.b_format.group
-        return self.stage_columns * (self.tile_n // SIDE * block_bytes // SIDE + 2 * self.tile_m)
+        """Of weights, of activations, and of scales for each block."""
+        weights = self.tile_n * (self.stage_columns // 2 + self.stage_columns // self.pair.b_format.group)
+        scales = 4 * (self.tile_m + self.tile_n) * self.stage_columns // self.block_columns if self.grouped else 0
+        return weights + self.stage_columns * self.tile_m * self.pair.a_bits // 8 + scales
 
     @property
-    def ctas_of_sm(self) -> int:
-        """That fit on a multiprocessor, as far as shared memory goes: two or one."""
-        return 2 if self.stages * self.stage_bytes + 2048 <= 113 * 1024 else 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoldedConfig:
-    """A kernel of packed 4-bit weights and e4m3 activations on Hopper: kernels/blockscaled/folded_mm.cuh."""
-
-    pair: Pair
-    out_dtype: DType
-    tile_m: int
-    """Rows of A in a tile; of weights a tile has 128."""
-    k_groups: int
-    """Groups of 2 x 128 threads that divide the columns of a stage."""
-    blocks: int
-    """Of 128 columns in a stage, of each group."""
-    stages: int
-    grouped: bool = False
-    """Whether activations have a scale for each 128 columns."""
-    splits: int = 1
-    """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
-    arch: Arch = Arch.SM90A
-    tag: ClassVar[str] = "fp4fp8"
-    prepacked: ClassVar[bool] = True
-    tile_n: ClassVar[int] = 2 * SIDE
-
-    @property
-    def compiled(self) -> "FoldedConfig":
-        """The same machine code with K in one slice."""
-        return replace(self, splits=1)
-
-    @property
-    def stage_columns(self) -> int:
-        """Along K."""
-        return BLOCK_COLUMNS * self.k_groups * self.blocks
-
-    @property
-    def stage_bytes(self) -> int:
-        """Of weights, two blocks high, of activations, and of scales for each block."""
-        block_bytes = SIDE * BLOCK_COLUMNS // 2 + SIDE * BLOCK_COLUMNS // self.pair.b_format.group
-        scales = 4 * (self.tile_m + 2 * SIDE) if self.grouped else 0
-        return self.k_groups * self.blocks * (2 * block_bytes + BLOCK_COLUMNS * self.tile_m + scales)
+    def sums(self) -> int:
+        """Of a row of weights that a group keeps."""
+        return self.tile_m * (2 if self.grouped else 1)
 
     @property
     def is_wide(self) -> bool:
         """Whether its sums take registers that other threads give away."""
-        return self.tile_m * (2 if self.grouped else 1) > SIDE
+        return self.group is Group.WARPGROUP and self.sums > self.even_tokens
 
     @property
     def ctas_of_sm(self) -> int:
         """That fit on a multiprocessor: two or one."""
-        return 2 if not self.is_wide and self.stages * self.stage_bytes + 4096 <= 113 * 1024 else 1
+        return 2 if not self.is_wide and self.stages * self.stage_bytes + self.other_bytes <= 113 * 1024 else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightConfig(PackedConfig):
+    """Of bf16 activations."""
+
+    tag: ClassVar[str] = "fp4weight"
+    block_columns: ClassVar[int] = SIDE
+    even_tokens: ClassVar[int] = 128
+    other_bytes: ClassVar[int] = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldedConfig(PackedConfig):
+    """Of e4m3 activations."""
+
+    tag: ClassVar[str] = "fp4fp8"
+    block_columns: ClassVar[int] = BLOCK_COLUMNS
+    even_tokens: ClassVar[int] = 64
+    other_bytes: ClassVar[int] = 4096
 
 
 AnyConfig = WeightConfig | WidenedConfig | FewConfig | ManyConfig | FoldedConfig | PairConfig

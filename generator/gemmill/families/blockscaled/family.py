@@ -1,9 +1,10 @@
 """The declaration of the block-scaled GEMMs."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from gemmill.families.blockscaled import NAME, selections
+from gemmill.families.blockscaled import NAME, names, selections
 from gemmill.families.blockscaled.accepts import BlockScaledAccepts, accepted
 from gemmill.families.blockscaled.config import (
     AnyConfig,
@@ -14,26 +15,12 @@ from gemmill.families.blockscaled.config import (
     WeightConfig,
     WidenedConfig,
 )
-from gemmill.families.blockscaled.names import (
-    few_from_fields,
-    few_to_fields,
-    folded_from_fields,
-    folded_to_fields,
-    from_fields,
-    many_from_fields,
-    many_to_fields,
-    pair_from_fields,
-    pair_to_fields,
-    to_fields,
-    widened_from_fields,
-    widened_to_fields,
-)
 from gemmill.families.blockscaled.ops import OPS
 from gemmill.families.blockscaled.questions import QUESTIONS
 from gemmill.families.blockscaled.rules import FEW_RULES, FOLDED_RULES, MANY_RULES, PAIR_RULES, RULES, WIDENED_RULES
-from gemmill.families.blockscaled.spelling import spell, spell_few, spell_folded, spell_many, spell_pair, spell_widened
+from gemmill.families.blockscaled.spelling import spell_few, spell_many, spell_packed, spell_pair, spell_widened
 from gemmill.families.blockscaled.tuning import TUNING
-from gemmill.family import Family, Kernels
+from gemmill.family import Family, Kernels, Rule, Spelled
 from gemmill.vocab import Compiler
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-22: a unit's headers and host passes, then each kernel.
@@ -44,107 +31,74 @@ def _filters(config: AnyConfig) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in fields(config)}
 
 
-FP4_WEIGHT = Kernels(
-    tag=WeightConfig.tag,
-    doc="packed 4-bit weights widened to bf16 in registers, on Hopper",
-    config=WeightConfig,
-    accepts=BlockScaledAccepts,
-    to_fields=to_fields,
-    from_fields=from_fields,
-    filters=_filters,
-    rules=RULES,
-    accepted=accepted,
-    spell=spell,
-    compiler=Compiler.NVCC,
-    seconds=lambda _: _SECONDS,
-    unit_seconds=_UNIT_SECONDS,
-    unit_size=12,
-)
-FOLDED = Kernels(
-    tag=FoldedConfig.tag,
-    doc="packed 4-bit weights folded to e4m3 in registers, on Hopper",
-    config=FoldedConfig,
-    accepts=BlockScaledAccepts,
-    to_fields=folded_to_fields,
-    from_fields=folded_from_fields,
-    filters=_filters,
-    rules=FOLDED_RULES,
-    accepted=accepted,
-    spell=spell_folded,
-    compiler=Compiler.NVCC,
-    seconds=lambda _: _SECONDS,
-    unit_seconds=_UNIT_SECONDS,
-    unit_size=12,
-)
-PAIRS = Kernels(
-    tag=PairConfig.tag,
-    doc="CUTLASS's block-scaled collectives, on Blackwell",
-    config=PairConfig,
-    accepts=BlockScaledAccepts,
-    to_fields=pair_to_fields,
-    from_fields=pair_from_fields,
-    filters=_filters,
-    rules=PAIR_RULES,
-    accepted=accepted,
-    spell=spell_pair,
-    compiler=Compiler.NVCC,
-    seconds=lambda _: _PAIR_SECONDS,
-    unit_seconds=_UNIT_SECONDS,
-    unit_size=4,
-)
-WIDENED = Kernels(
-    tag=WidenedConfig.tag,
-    doc="codes widened to bf16 in shared memory, on Hopper",
-    config=WidenedConfig,
-    accepts=BlockScaledAccepts,
-    to_fields=widened_to_fields,
-    from_fields=widened_from_fields,
-    filters=_filters,
-    rules=WIDENED_RULES,
-    accepted=accepted,
-    spell=spell_widened,
-    compiler=Compiler.NVCC,
-    seconds=lambda _: _SECONDS,
-    unit_seconds=_UNIT_SECONDS,
-    unit_size=12,
-)
-WIDENED_FEW = Kernels(
-    tag=FewConfig.tag,
-    doc="few rows, 4-bit codes of both operands widened to bf16 in registers, on Hopper",
-    config=FewConfig,
-    accepts=BlockScaledAccepts,
-    to_fields=few_to_fields,
-    from_fields=few_from_fields,
-    filters=_filters,
-    rules=FEW_RULES,
-    accepted=accepted,
-    spell=spell_few,
-    compiler=Compiler.NVCC,
-    seconds=lambda _: _SECONDS,
-    unit_seconds=_UNIT_SECONDS,
-    unit_size=12,
-)
-WIDENED_MANY = Kernels(
-    tag=ManyConfig.tag,
-    doc="many rows, 4-bit codes of both operands widened to bf16 in shared memory, on Hopper",
-    config=ManyConfig,
-    accepts=BlockScaledAccepts,
-    to_fields=many_to_fields,
-    from_fields=many_from_fields,
-    filters=_filters,
-    rules=MANY_RULES,
-    accepted=accepted,
-    spell=spell_many,
-    compiler=Compiler.NVCC,
-    seconds=lambda _: _SECONDS,
-    unit_seconds=_UNIT_SECONDS,
-    unit_size=12,
+def _kernels(
+    config: type[AnyConfig],
+    doc: str,
+    to_and_from: tuple[Callable[..., list[str]], Callable[..., AnyConfig]],
+    rules: tuple[Rule, ...],
+    spell: Callable[..., Spelled],
+) -> Kernels:
+    pairs = config is PairConfig
+    return Kernels(
+        tag=config.tag,
+        doc=doc,
+        config=config,
+        accepts=BlockScaledAccepts,
+        to_fields=to_and_from[0],
+        from_fields=to_and_from[1],
+        filters=_filters,
+        rules=rules,
+        accepted=accepted,
+        spell=spell,
+        compiler=Compiler.NVCC,
+        seconds=lambda _: _PAIR_SECONDS if pairs else _SECONDS,
+        unit_seconds=_UNIT_SECONDS,
+        unit_size=4 if pairs else 12,
+    )
+
+
+_PACKED = names.packed_to_fields, names.packed_from_fields
+KERNELS = (
+    _kernels(
+        WeightConfig, "packed 4-bit weights widened to bf16 in registers, on Hopper", _PACKED, RULES, spell_packed
+    ),
+    _kernels(
+        FoldedConfig, "packed 4-bit weights folded to e4m3 in registers, on Hopper", _PACKED, FOLDED_RULES, spell_packed
+    ),
+    _kernels(
+        WidenedConfig,
+        "codes widened to bf16 in shared memory, on Hopper",
+        (names.widened_to_fields, names.widened_from_fields),
+        WIDENED_RULES,
+        spell_widened,
+    ),
+    _kernels(
+        FewConfig,
+        "few rows, codes widened to 16 bits in registers, on Hopper",
+        (names.few_to_fields, names.few_from_fields),
+        FEW_RULES,
+        spell_few,
+    ),
+    _kernels(
+        ManyConfig,
+        "many rows, 4-bit codes of both operands widened to bf16 in shared memory, on Hopper",
+        (names.many_to_fields, names.many_from_fields),
+        MANY_RULES,
+        spell_many,
+    ),
+    _kernels(
+        PairConfig,
+        "CUTLASS's block-scaled collectives, on Blackwell",
+        (names.pair_to_fields, names.pair_from_fields),
+        PAIR_RULES,
+        spell_pair,
+    ),
 )
 FAMILY = Family(
     name=NAME,
     doc="multiplies block-scaled weights by activations, or by block-scaled codes",
     asks=OPS,
-    kernels=(FP4_WEIGHT, FOLDED, WIDENED, WIDENED_FEW, WIDENED_MANY, PAIRS),
+    kernels=KERNELS,
     cases="gemmill.families.blockscaled.cases",
     serving="gemmill.families.blockscaled.serving",
     questions=QUESTIONS,

@@ -8,6 +8,7 @@ from gemmill.families.blockscaled.config import (
     FoldedConfig,
     Group,
     ManyConfig,
+    PackedConfig,
     Pair,
     PairConfig,
     Sharing,
@@ -17,59 +18,37 @@ from gemmill.families.blockscaled.config import (
 from gemmill.vocab import Arch, DType
 
 
-def to_fields(config: WeightConfig) -> list[str]:
-    """pair tile groups stages, then the slices of K where there are several."""
+def packed_to_fields(config: PackedConfig) -> list[str]:
+    """pair, of folded weights out, tile groups stages, then that scales come in groups, and the slices of K where there are several."""
+    out = [config.out_dtype.value] if isinstance(config, FoldedConfig) else []
     rows = f"r{config.row_groups}" if config.group is Group.WARP else ""
-    groups = f"{rows}{config.group}{config.k_groups}b{config.blocks}"
-    fields = [config.pair.value, f"t{config.tile_m}", groups, f"s{config.stages}"]
-    return fields if config.splits == 1 else [*fields, f"k{config.splits}"]
+    fields = [config.pair.value, *out, f"t{config.tile_m}", f"{rows}{config.group}{config.k_groups}b{config.blocks}"]
+    return [*fields, f"s{config.stages}", *(["groups"] if config.grouped else []), *_slices(config.splits)]
 
 
-def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> WeightConfig:
-    """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
-    if len(fields) not in (4, 5):
-        raise ValueError(f"it has {len(fields) + 2} fields of 6 or 7")
-    pair, tile, groups, stages, *splits = fields
+def packed_from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> PackedConfig:
+    """The config that `packed_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    folded = tag == FoldedConfig.tag
+    least, most = (5, 7) if folded else (4, 5)
+    if not least <= len(fields) <= most:
+        raise ValueError(f"it has {len(fields) + 2} fields of {least + 2} {'to' if folded else 'or'} {most + 2}")
+    pair, *out, tile, groups, stages = fields[:least]
     warps = groups.startswith("r")
     told = "r and a number, w and a number, b and a number" if warps else "g and a number, b and a number"
     pattern = r"r(\d+)w(\d+)b(\d+)" if warps else r"g(\d+)b(\d+)"
     *rows, k_groups, blocks = _numbers(pattern, groups, "groups", told)
-    return WeightConfig(
+    grouped, splits = _flag("groups", list(fields[least:])) if folded else (False, list(fields[least:]))
+    return (FoldedConfig if folded else WeightConfig)(
         pair=Pair(pair),
+        out_dtype=DType(out[0]) if out else DType.BF16,
         group=Group.WARP if warps else Group.WARPGROUP,
         row_groups=rows[0] if warps else 2,
         tile_m=_numbers(r"t(\d+)", tile, "tile", "t and a number")[0],
         k_groups=k_groups,
         blocks=blocks,
         stages=_numbers(r"s(\d+)", stages, "stages", "s and a number")[0],
-        splits=_numbers(r"k(\d+)", splits[0], "slices", "k and a number")[0] if splits else 1,
-        arch=arch,
-    )
-
-
-def folded_to_fields(config: FoldedConfig) -> list[str]:
-    """pair out tile groups stages, then that scales come in groups, and the slices of K where there are several."""
-    fields = [config.pair.value, config.out_dtype.value, f"t{config.tile_m}", f"g{config.k_groups}b{config.blocks}"]
-    fields += [f"s{config.stages}", *(["groups"] if config.grouped else [])]
-    return fields if config.splits == 1 else [*fields, f"k{config.splits}"]
-
-
-def folded_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> FoldedConfig:
-    """The config that `folded_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
-    if not 5 <= len(fields) <= 7:
-        raise ValueError(f"it has {len(fields) + 2} fields of 7 to 9")
-    pair, out, tile, groups, stages, *rest = fields
-    k_groups, blocks = _numbers(r"g(\d+)b(\d+)", groups, "groups", "g and a number, b and a number")
-    grouped, rest = _flag("groups", rest)
-    return FoldedConfig(
-        pair=Pair(pair),
-        out_dtype=DType(out),
-        tile_m=_numbers(r"t(\d+)", tile, "tile", "t and a number")[0],
-        k_groups=k_groups,
-        blocks=blocks,
-        stages=_numbers(r"s(\d+)", stages, "stages", "s and a number")[0],
         grouped=grouped,
-        splits=_numbers(r"k(\d+)", rest[0], "slices", "k and a number")[0] if rest else 1,
+        splits=_splits(splits),
         arch=arch,
     )
 
@@ -96,22 +75,24 @@ def widened_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> Widened
 
 
 def few_to_fields(config: FewConfig) -> list[str]:
-    """pair out tile warps, then the slices of K where there are several."""
+    """pair out tile warps, then that weights are packed, and the slices of K where there are several."""
     fields = [config.pair.value, config.out_dtype.value, f"t{config.tile_m}", f"w{config.warps}"]
-    return fields if config.splits == 1 else [*fields, f"k{config.splits}"]
+    return [*fields, *(["packed"] if config.prepacked else []), *_slices(config.splits)]
 
 
 def few_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> FewConfig:
     """The config that `few_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
-    if len(fields) not in (4, 5):
-        raise ValueError(f"it has {len(fields) + 2} fields of 6 or 7")
-    pair, out, tile, warps, *splits = fields
+    if not 4 <= len(fields) <= 6:
+        raise ValueError(f"it has {len(fields) + 2} fields of 6 to 8")
+    pair, out, tile, warps, *rest = fields
+    prepacked, splits = _flag("packed", rest)
     return FewConfig(
         pair=Pair(pair),
         out_dtype=DType(out),
         tile_m=_numbers(r"t(\d+)", tile, "tile", "t and a number")[0],
         warps=_numbers(r"w(\d+)", warps, "warps", "w and a number")[0],
-        splits=_numbers(r"k(\d+)", splits[0], "slices", "k and a number")[0] if splits else 1,
+        prepacked=prepacked,
+        splits=_splits(splits),
         arch=arch,
     )
 
@@ -119,7 +100,7 @@ def few_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> FewConfig:
 def many_to_fields(config: ManyConfig) -> list[str]:
     """pair out tile, then the slices of K where there are several."""
     fields = [config.pair.value, config.out_dtype.value, f"t{config.tile_m}x{config.tile_n}"]
-    return fields if config.splits == 1 else [*fields, f"k{config.splits}"]
+    return [*fields, *_slices(config.splits)]
 
 
 def many_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> ManyConfig:
@@ -133,7 +114,7 @@ def many_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> ManyConfig
         out_dtype=DType(out),
         tile_m=tile_m,
         tile_n=tile_n,
-        splits=_numbers(r"k(\d+)", splits[0], "slices", "k and a number")[0] if splits else 1,
+        splits=_splits(splits),
         arch=arch,
     )
 
@@ -157,6 +138,17 @@ def pair_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> PairConfig
         sharing=Sharing(sharing),
         arch=arch,
     )
+
+
+def _slices(splits: int) -> list[str]:
+    """Of K, where there are several."""
+    return [] if splits == 1 else [f"k{splits}"]
+
+
+def _splits(fields: Sequence[str]) -> int:
+    if len(fields) > 1:
+        raise ValueError(f"field {fields[0]!r}, expected slices last, k and a number")
+    return _numbers(r"k(\d+)", fields[0], "slices", "k and a number")[0] if fields else 1
 
 
 def _flag(word: str, fields: list[str]) -> tuple[bool, list[str]]:

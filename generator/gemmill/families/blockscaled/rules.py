@@ -6,10 +6,12 @@ from gemmill.families.blockscaled.config import (
     FOLDED_PAIRS,
     FP4_PAIRS,
     WEIGHT_PAIRS,
+    WORD_PAIRS,
     FewConfig,
     FoldedConfig,
     Group,
     ManyConfig,
+    PackedConfig,
     Pair,
     PairConfig,
     Sharing,
@@ -26,7 +28,7 @@ RESERVED = 2048
 """Bytes of shared memory for barriers, and to align what comes after them."""
 
 
-def _hopper(config: WeightConfig | FoldedConfig | WidenedConfig | FewConfig | ManyConfig) -> Iterator[str]:
+def _hopper(config: PackedConfig | WidenedConfig | FewConfig | ManyConfig) -> Iterator[str]:
     """What is widened is multiplied by WGMMA."""
     if config.arch is not Arch.SM90A:
         yield f"{config.arch} has no WGMMA: codes are widened on sm90a"
@@ -36,31 +38,39 @@ def _operands(config: WeightConfig) -> Iterator[str]:
     """What is widened is packed for that."""
     if config.pair not in FP4_PAIRS:
         yield f"{config.pair} is no pair of 16-bit numbers and 4-bit weights"
+    if config.out_dtype is not DType.BF16:
+        yield f"results in {config.out_dtype}: activations and results are bf16"
+    if config.grouped:
+        yield f"{config.pair} with scales in groups: numbers of 16 bits have none"
 
 
-def _tile(config: WeightConfig | FoldedConfig) -> Iterator[str]:
+def _tile(config: PackedConfig) -> Iterator[str]:
     """Columns of a product of WGMMA."""
     if config.tile_m % 8 or not 8 <= config.tile_m <= 256:
         yield f"tile of {config.tile_m} rows: WGMMA takes 8 to 256 columns in steps of 8"
 
 
-def _rows(config: WeightConfig) -> Iterator[str]:
+def _rows(config: PackedConfig) -> Iterator[str]:
     """Registers of a multiprocessor are for twelve warps that multiply by WGMMA, and those of a warp for few tokens."""
     if config.group is Group.WARP and config.tile_m > 32:
         yield f"tile of {config.tile_m} rows: the sums of 64 weights by more than 32 do not fit in a warp's registers"
     if config.group is Group.WARPGROUP and config.row_groups != 2:
         yield f"{config.tile_n} rows of weights in a tile: two groups of 128 threads have 128"
+    if config.turns > config.stages or config.k_groups % config.turns:
+        yield f"{config.k_groups} groups along K take {config.stages} stages in {config.turns} turns: each needs one, and as many groups"
     if config.row_groups not in (1, 2, 4):
         yield f"{config.tile_n} rows of weights in a tile: it has 64, 128 or 256"
 
 
-def _stage(config: WeightConfig | FoldedConfig) -> Iterator[str]:
-    """Packed weights have whole stages."""
+def _stage(config: PackedConfig) -> Iterator[str]:
+    """Packed weights have whole stages, and stages whole blocks."""
     if config.stage_columns < 1 or STAGE_COLUMNS % config.stage_columns:
         yield f"stages of {config.stage_columns} columns: packed weights have multiples of {STAGE_COLUMNS}"
+    if config.stage_columns % config.block_columns:
+        yield f"stages of {config.stage_columns} columns: blocks of weights have {config.block_columns}"
 
 
-def _memory(config: WeightConfig | FoldedConfig) -> Iterator[str]:
+def _memory(config: PackedConfig) -> Iterator[str]:
     """Stages lie in shared memory, and partial sums where they were."""
     room = config.arch.shared_memory_bytes - RESERVED
     bytes_ = config.stages * config.stage_bytes
@@ -70,7 +80,7 @@ def _memory(config: WeightConfig | FoldedConfig) -> Iterator[str]:
         yield f"partial sums of {sums} bytes reuse the stages, which have {bytes_}"
 
 
-def _splits(config: WeightConfig | FoldedConfig | FewConfig | ManyConfig) -> Iterator[str]:
+def _splits(config: PackedConfig | FewConfig | ManyConfig) -> Iterator[str]:
     """A cluster's CTAs lie near one another."""
     if not 1 <= config.splits <= MOST_SPLITS:
         yield f"{config.splits} slices of K: a cluster has 1 to {MOST_SPLITS} CTAs"
@@ -89,12 +99,12 @@ def _folds(config: FoldedConfig) -> Iterator[str]:
 
 def _registers(config: FoldedConfig) -> Iterator[str]:
     """Of threads that keep sums, twice with scales in groups."""
-    sums, most = config.tile_m * (2 if config.grouped else 1), 256 // config.k_groups
-    if sums > most:
-        yield f"sums of {sums} tokens: {config.k_groups} groups along K have registers for {most}"
+    most = 256 // config.k_groups
+    if config.sums > most:
+        yield f"sums of {config.sums} tokens: {config.k_groups} groups along K have registers for {most}"
 
 
-FOLDED_RULES = (_hopper, _folds, _tile, _stage, _registers, _memory, _splits)
+FOLDED_RULES = (_hopper, _folds, _tile, _rows, _stage, _registers, _memory, _splits)
 
 
 def _square(config: WidenedConfig) -> Iterator[str]:
@@ -103,7 +113,7 @@ def _square(config: WidenedConfig) -> Iterator[str]:
         yield f"tile of {config.tile}: it is 64 or 128"
 
 
-def _packed(config: WidenedConfig) -> Iterator[str]:
+def _packed(config: WidenedConfig | FewConfig) -> Iterator[str]:
     """Which weights there are in rows with their scales."""
     pair, half = config.pair, config.out_dtype is DType.F16
     if config.prepacked and (pair not in WEIGHT_PAIRS or (pair in FP4_PAIRS and not half)):
@@ -120,7 +130,7 @@ def _scaled_in_groups(config: WidenedConfig) -> Iterator[str]:
         yield f"tile of {config.tile} with scales in groups: registers hold its sums once, not twice"
 
 
-def _rounds(config: WidenedConfig) -> Iterator[str]:
+def _rounds(config: WidenedConfig | FewConfig) -> Iterator[str]:
     """What is rounded to e4m3 is not widened."""
     if config.pair is Pair.E4M3_NVFP4:
         yield f"{config.pair} is rounded to e4m3: it is folded, not widened"
@@ -129,21 +139,21 @@ def _rounds(config: WidenedConfig) -> Iterator[str]:
 WIDENED_RULES = (_hopper, _square, _packed, _scaled_in_groups, _rounds)
 
 
-def _words(config: FewConfig | ManyConfig) -> Iterator[str]:
+def _words(config: ManyConfig) -> Iterator[str]:
     """A word of each operand has the same eight columns."""
-    if config.pair not in (Pair.NVFP4, Pair.MXFP4):
-        yield f"{config.pair}: codes are widened in registers where both operands have four bits"
+    if config.pair not in WORD_PAIRS:
+        yield f"{config.pair}: codes are widened a step ahead where both operands have four bits"
 
 
 def _few(config: FewConfig) -> Iterator[str]:
-    """Registers of 16 warps hold sums of 64 by 16, and the codes that are on their way."""
+    """Registers of 12 to 16 warps hold sums of 64 by 16, and the codes that are on their way."""
     if config.tile_m not in (8, 16):
         yield f"tile of {config.tile_m} rows: registers are for 8 or 16"
-    if config.warps not in (4, 8):
-        yield f"{config.warps} warps: a CTA has 4 or 8"
+    if config.warps not in (4, 8) or (config.warps == 8 and not config.in_words):
+        yield f"{config.warps} warps: a CTA has 4, or 8 of 4-bit codes on both sides"
 
 
-FEW_RULES = (_hopper, _words, _few, _splits)
+FEW_RULES = (_hopper, _packed, _rounds, _few, _splits)
 
 
 def _many(config: ManyConfig) -> Iterator[str]:

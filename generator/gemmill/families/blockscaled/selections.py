@@ -8,6 +8,7 @@ from gemmill.families.blockscaled.config import (
     CODE_PAIRS,
     FP4_PAIRS,
     WEIGHT_PAIRS,
+    WORD_PAIRS,
     AnyConfig,
     FewConfig,
     FoldedConfig,
@@ -26,12 +27,15 @@ from gemmill.vocab.format import MXFP8
 WARP_TILES = (
     (1, 8, 4, 1, 5),
     (1, 8, 4, 1, 8),
+    (1, 8, 8, 1, 8),
     (2, 8, 4, 1, 5),
     (4, 8, 4, 1, 5),
     (1, 16, 4, 1, 5),
+    (1, 16, 8, 1, 6),
     (2, 16, 4, 1, 4),
 )
-"""Of groups that are warps: how many there are on different rows of weights, rows of A, groups along K, blocks of each, stages."""
+"""Of groups that are warps: how many there are on different rows of weights, rows of A, groups along K, blocks of each, stages.
+Eight along K take stages in turns: so a CTA has a multiprocessor's warps, and needs no cluster."""
 TILES = (
     (32, 1, 2, 6),
     (32, 2, 2, 5),
@@ -69,8 +73,9 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
     """On Hopper every tile of both formats, with K in one to four slices; on Blackwell all pairs of codes."""
     for config, splits in product(_all(arch), WEIGHT_SPLITS):
         yield replace(config, splits=splits)
-    for folded, splits in product(_folded(arch), SPLITS):
-        if splits <= 2 * folded.ctas_of_sm:  # of clusters of 4 with a CTA on each multiprocessor 31 fit, not 33
+    for folded, splits in product(_folded(arch), WEIGHT_SPLITS):
+        # of clusters of 4 with a CTA on each multiprocessor 31 fit, not 33
+        if folded.group is Group.WARP or (splits in SPLITS and splits <= 2 * folded.ctas_of_sm):
             yield replace(folded, splits=splits)
     yield from _widened(arch)
     for few, splits in product(_few(arch), (*SPLITS, 8)):
@@ -82,6 +87,15 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
         yield from _pairs(pair, arch)
 
 
+FOLDED_WARP_TILES = (
+    (1, 8, 4, 1, 6),
+    (1, 8, 4, 1, 10),
+    (2, 8, 4, 1, 5),
+    (4, 8, 4, 1, 5),
+    (1, 16, 4, 1, 8),
+    (2, 16, 4, 1, 5),
+)
+"""Of groups that are warps, as `WARP_TILES`."""
 FOLDED_TILES = (
     (16, 1, 1, 9),
     (16, 2, 1, 5),
@@ -94,7 +108,10 @@ FOLDED_TILES = (
     (256, 1, 1, 5),
 )
 """Rows of A, groups along K, blocks of each, stages."""
+_NVFP4_WARP_TILES = ((1, 8, 4, 1, 6), (2, 8, 4, 1, 5), (1, 16, 4, 1, 6), (2, 16, 4, 1, 4))
+_GROUPED_WARP_TILES = ((1, 8, 4, 1, 6), (2, 8, 4, 1, 5), (1, 16, 4, 1, 6))
 _GROUPED_TILES = ((16, 1, 1, 9), (64, 1, 1, 6), (128, 1, 1, 6))
+_F16_WARP_TILES = ((1, 8, 4, 1, 6), (1, 16, 4, 1, 8))
 _F16_TILES = ((16, 1, 1, 9), (64, 1, 1, 6), (256, 1, 1, 5))
 
 
@@ -103,19 +120,23 @@ def _folded(arch: Arch) -> Iterator[FoldedConfig]:
     if arch is not Arch.SM90A:
         return
     mxfp4, nvfp4 = Pair.E4M3_MXFP4, Pair.E4M3_NVFP4
+    of_nvfp4 = (FOLDED_TILES[0], FOLDED_TILES[2], *FOLDED_TILES[4:])
     kinds = (
-        (mxfp4, DType.BF16, False, FOLDED_TILES),
-        (mxfp4, DType.BF16, True, _GROUPED_TILES),
-        (mxfp4, DType.F16, False, _F16_TILES),
-        (mxfp4, DType.F16, True, _GROUPED_TILES[1:2]),
-        (nvfp4, DType.BF16, False, (FOLDED_TILES[0], FOLDED_TILES[2], *FOLDED_TILES[4:])),
-        (nvfp4, DType.F16, False, _F16_TILES[1:2]),
+        (mxfp4, DType.BF16, False, FOLDED_WARP_TILES, FOLDED_TILES),
+        (mxfp4, DType.BF16, True, _GROUPED_WARP_TILES, _GROUPED_TILES),
+        (mxfp4, DType.F16, False, _F16_WARP_TILES, _F16_TILES),
+        (mxfp4, DType.F16, True, _GROUPED_WARP_TILES[2:], _GROUPED_TILES[1:2]),
+        (nvfp4, DType.BF16, False, _NVFP4_WARP_TILES, of_nvfp4),
+        (nvfp4, DType.F16, False, _NVFP4_WARP_TILES[2:3], _F16_TILES[1:2]),
     )
-    for pair, out_dtype, grouped, tiles in kinds:
-        for tile_m, k_groups, blocks, stages in tiles:
+    for pair, out_dtype, grouped, of_warps, of_groups in kinds:
+        tiles = [(Group.WARP, *tile) for tile in of_warps] + [(Group.WARPGROUP, 2, *tile) for tile in of_groups]
+        for group, row_groups, tile_m, k_groups, blocks, stages in tiles:
             yield FoldedConfig(
                 pair=pair,
                 out_dtype=out_dtype,
+                group=group,
+                row_groups=row_groups,
                 tile_m=tile_m,
                 k_groups=k_groups,
                 blocks=blocks,
@@ -149,16 +170,22 @@ _SM100_TILES = {
 minute of compiling for each pair."""
 FEW_TILES = ((8, 4), (8, 8), (16, 4), (16, 8))
 """Rows of A, warps."""
+OTHER_FEW_TILES = ((8, 4), (16, 4))
 
 
 def _few(arch: Arch) -> Iterator[FewConfig]:
-    """Of 4-bit codes, both operands."""
+    """Of 4-bit codes of both operands, then of what `_widened` has of other pairs."""
     if arch is not Arch.SM90A:
         return
-    for pair, out_dtype, (tile_m, warps) in product((Pair.NVFP4, Pair.MXFP4), (DType.BF16, DType.F16), FEW_TILES):
+    for pair, out_dtype, (tile_m, warps) in product(WORD_PAIRS, (DType.BF16, DType.F16), FEW_TILES):
         if pair is Pair.MXFP4 and (tile_m, warps) == (16, 4):
             continue  # spills 8 bytes
         yield FewConfig(pair=pair, out_dtype=out_dtype, tile_m=tile_m, warps=warps)
+    others = [one for one in _widened(arch) if one.tile == SIDE and not one.grouped and one.pair not in WORD_PAIRS]
+    for one, (tile_m, warps) in product(others, OTHER_FEW_TILES):
+        if one.pair in (Pair.MXFP8, Pair.MXFP8_MXFP6) and tile_m > 8:
+            continue  # spills 16 and 64 bytes
+        yield FewConfig(pair=one.pair, out_dtype=one.out_dtype, tile_m=tile_m, warps=warps, prepacked=one.prepacked)
 
 
 MANY_TILES = ((64, 256), (128, 256))
@@ -169,7 +196,7 @@ def _many(arch: Arch) -> Iterator[ManyConfig]:
     """The same for more rows."""
     if arch is not Arch.SM90A:
         return
-    for pair, out_dtype, (tile_m, tile_n) in product((Pair.NVFP4, Pair.MXFP4), (DType.BF16, DType.F16), MANY_TILES):
+    for pair, out_dtype, (tile_m, tile_n) in product(WORD_PAIRS, (DType.BF16, DType.F16), MANY_TILES):
         yield ManyConfig(pair=pair, out_dtype=out_dtype, tile_m=tile_m, tile_n=tile_n)
 
 
@@ -215,11 +242,12 @@ def smoke(arch: Arch) -> Iterator[AnyConfig]:
         for config in _all(arch)
         if (config.tile_m, config.k_groups) in ((16, 4), (32, 2)) and config.row_groups == 2
     )
-    yield from (
-        config for config in _few(arch) if (config.out_dtype, config.tile_m, config.warps) == (DType.BF16, 8, 4)
-    )
-    bf16 = (config for config in _folded(arch) if config.out_dtype is DType.BF16)
+    few = [config for config in _few(arch) if (config.tile_m, config.warps) == (8, 4)]
+    yield from (config for config in few if config.out_dtype is DType.BF16 and config.in_words)
+    yield from (config for config in few if (config.pair, config.prepacked) == (Pair.FLOATS_MXFP8, True))
+    bf16 = [config for config in _folded(arch) if config.out_dtype is DType.BF16]
     yield from (config for config in bf16 if (config.tile_m, config.k_groups) == (64, 1))
+    yield from (config for config in bf16 if (config.tile_m, config.row_groups, config.k_groups) == (16, 1, 4))
     yield from (config for config in _widened(arch) if (config.out_dtype, config.tile) == (DType.BF16, 64))
     f16 = (config for config in _widened(arch) if config.prepacked and config.out_dtype is DType.F16)
     yield from (config for config in f16 if (config.pair, config.tile) == (Pair.FLOATS_MXFP4, 64))

@@ -4,76 +4,72 @@ from gemmill.families.blockscaled.config import (
     FOLDED_PAIRS,
     WEIGHT_PAIRS,
     FewConfig,
-    FoldedConfig,
     Group,
     ManyConfig,
+    PackedConfig,
     Pair,
     PairConfig,
     Sharing,
-    WeightConfig,
     WidenedConfig,
 )
 from gemmill.family import Spelled
 from gemmill.vocab import Arch, DType, Format
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
-_CPP_FORMAT = {Pair.FLOATS_NVFP4: "NvFp4", Pair.FLOATS_MXFP4: "MxFp4"}
-"""Class in kernels/blockscaled/widen_e2m1.cuh."""
+_CPP_BLOCK = {
+    Pair.FLOATS_NVFP4: "Fp4Block<NvFp4>",
+    Pair.FLOATS_MXFP4: "Fp4Block<MxFp4>",
+    Pair.E4M3_MXFP4: "FoldedBlock<MxFp4Folded>",
+    Pair.E4M3_NVFP4: "FoldedBlock<NvFp4Rounded>",
+}
+"""Class in kernels/blockscaled/widen_e2m1.cuh or fold_e2m1.cuh."""
 
 
-def spell(config: WeightConfig) -> Spelled:
+def spell_packed(config: PackedConfig) -> Spelled:
     """The template, and what fills the holes."""
+    warps = config.group is Group.WARP
+    block = _CPP_BLOCK[config.pair]
     values = {
-        "format": _CPP_FORMAT[config.pair],
-        "products": "WarpProducts" if config.group is Group.WARP else "WarpgroupProducts",
-        "row_groups": config.row_groups,
-        "tile_m": config.tile_m,
-        "k_groups": config.k_groups,
-        "blocks": config.blocks,
-        "stages": config.stages,
-    }
-    return Spelled(template="blockscaled/fp4_weight_mm.cu.jinja", values=values)
-
-
-_CPP_FOLDED = {Pair.E4M3_MXFP4: "MxFp4Folded", Pair.E4M3_NVFP4: "NvFp4Rounded"}
-"""Class in kernels/blockscaled/fold_e2m1.cuh."""
-
-
-def spell_folded(config: FoldedConfig) -> Spelled:
-    """The template, and what fills the holes."""
-    values = {
-        "format": _CPP_FOLDED[config.pair],
+        "products": "WarpProducts" if warps else "WarpgroupProducts",
+        "block": block.replace("FoldedBlock", "FoldedHalf") if warps else block,
+        "part_columns": config.part_columns,
+        "stage_parts": config.stage_columns // config.part_columns,
         "d_type": config.out_dtype.cutlass_type,
+        "row_groups": config.row_groups,
         "tile_m": config.tile_m,
         "k_groups": config.k_groups,
         "blocks": config.blocks,
         "stages": config.stages,
         "grouped": str(config.grouped).lower(),
     }
-    return Spelled(template="blockscaled/folded_mm.cu.jinja", values=values)
+    return Spelled(template="blockscaled/packed_mm.cu.jinja", values=values)
 
 
 _CPP_CODES = {NVFP4: "NvFp4Codes", MXFP4: "MxFp4Codes", MXFP6: "MxFp6Codes", MXFP8: "MxFp8Codes"}
-"""Operands of kernels/blockscaled/widened_mm.cuh, by where their scales lie."""
+"""In kernels/blockscaled/operands.cuh, by where their scales lie."""
 
 
 def spell_widened(config: WidenedConfig) -> Spelled:
     """The template, and what fills the holes."""
+    values = {"tile": config.tile, **_operands(config)}
+    return Spelled(template="blockscaled/widened_mm.cu.jinja", values=values)
+
+
+def _operands(config: WidenedConfig | FewConfig) -> dict[str, str]:
+    """What both operands are and become, and the factors of sums."""
     pair, folded = config.pair, config.pair in FOLDED_PAIRS
     halves = pair in WEIGHT_PAIRS and config.out_dtype is DType.F16
     if pair.a_format is not None:
         a_type, layout = f"{_CPP_CODES[pair.a_format]}<Swizzled>", "Swizzled"
     else:
         a_type, layout = "Numbers" if folded else "Plain", "BehindCodes" if folded or config.prepacked else "InRows"
-    values = {
+    return {
         "x_type": "F16" if halves else "Bf16",
         "a_type": a_type,
         "b_type": f"{_CPP_CODES[pair.b_format]}<{layout}>",
         "d_type": config.out_dtype.cutlass_type,
-        "tile": config.tile,
         "factors": "OfGroups" if config.grouped else "OfRows" if layout == "BehindCodes" else "OfTensor",
     }
-    return Spelled(template="blockscaled/widened_mm.cu.jinja", values=values)
 
 
 _CPP_WORDS = {NVFP4: "NvFp4Words", MXFP4: "MxFp4Words"}
@@ -81,12 +77,12 @@ _CPP_WORDS = {NVFP4: "NvFp4Words", MXFP4: "MxFp4Words"}
 
 def spell_few(config: FewConfig) -> Spelled:
     """The template, and what fills the holes."""
-    values = {
-        "format": _CPP_WORDS[config.pair.b_format],
-        "d_type": config.out_dtype.cutlass_type,
-        "tile_m": config.tile_m,
-        "warps": config.warps,
-    }
+    operands = _operands(config)
+    if config.in_words:
+        operands["a_type"] = operands["b_type"] = f"PieceOfRow<{_CPP_WORDS[config.pair.b_format]}>"
+    else:
+        operands |= {name: f"InOrder<{operands[name]}>" for name in ("a_type", "b_type")}
+    values = {"tile_m": config.tile_m, "warps": config.warps, "ctas": config.ctas_of_sm, **operands}
     return Spelled(template="blockscaled/widened_few_mm.cu.jinja", values=values)
 
 

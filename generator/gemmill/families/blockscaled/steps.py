@@ -1,7 +1,19 @@
-"""How long steps of kernels take that the model is fitted to: times of an H200 (docs/notes/fp4_weights.md)."""
+"""How long steps of kernels take: of packed and folded weights by times of an H200 (docs/notes/fp4_weights.md, folded.md)."""
 
-from gemmill.families.blockscaled.config import FewConfig, Group, ManyConfig, WeightConfig
+from typing import NamedTuple
+
+from gemmill.families.blockscaled.config import (
+    AnyConfig,
+    FewConfig,
+    FoldedConfig,
+    Group,
+    ManyConfig,
+    PackedConfig,
+    PairConfig,
+    WidenedConfig,
+)
 from gemmill.formats.layout import SIDE
+from gemmill.vocab import Arch
 
 _OF_WARPS = {
     (1, 8, 4, 1, 5): (321, 639),
@@ -29,16 +41,85 @@ _OF_MANY = {(64, 256): (1119, 729), (128, 256): (1575, 607)}
 """Rows of A, rows of B: for 64 columns."""
 _BLOCK_NS, _TOKEN_NS, _SHARED = 80, 3, 850
 """Of what was not measured."""
+_OF_FOLDED = {8: 145, 16: 150, 32: 165, 64: 195, 128: 265, 256: 295}
+_OF_FOLDED_GROUPED = {8: 200, 16: 218, 32: 265, 64: 359, 128: 305}
+"""For 64 columns of a tile of folded weights by its rows of A, of CTAs that share a multiprocessor, with scales of rows and of groups:
+docs/notes/folded.md. Rows between take those of the next. Slices of K cost a twentieth."""
+_DEEP_PS = 10_000
+"""What two groups along K with all of a multiprocessor's memory spare."""
+
+# Predictions: those of Blackwell are its data sheets'.
+_OF_WIDENED = {64: 195_000, 128: 525_000}
+"""Picoseconds for 64 columns of a tile of both operands, of a CTA alone."""
+_OF_OTHER_FEW = {4: 30, 6: 34, 8: 26}
+"""By the bits of a weight, for 64 columns of 64 rows and 8 of A."""
+_WAITING_PERMILLE = 667
+"""Of a step, for each of the CTAs that share a multiprocessor and hide one another's waits."""
+_SPARED_PERMILLE = 900
+"""Of a tile that two multiprocessors share: each loads half of B."""
+_PRODUCTS_OF_SM = {Arch.SM100A: 30_000, Arch.SM120A: 5_000}
+"""Multiply-adds of 4-bit codes a nanosecond; of 8 bits half as many."""
 
 
-def step_of(config: WeightConfig | FewConfig | ManyConfig) -> tuple[int, int]:
-    """Nanoseconds of a CTA alone, and permille of them for each of those that share a multiprocessor."""
+class Step(NamedTuple):
+    """Of a tile."""
+
+    columns: int
+    """Along K."""
+    picoseconds: int
+    """Of a CTA that has a multiprocessor alone."""
+    shared_permille: int
+    """Of that, for each of the CTAs that share one."""
+
+
+def step_of(config: AnyConfig) -> Step:
+    """Of a kernel's main loop."""
     match config:
+        case WidenedConfig():
+            return Step(SIDE, _OF_WIDENED[config.tile], _WAITING_PERMILLE)
         case FewConfig():
-            return _OF_FEW[config.tile_m, config.warps]
+            return _of_few(config)
         case ManyConfig():
-            return _OF_MANY.get((config.tile_m, config.tile_n), (config.tile_m * config.tile_n // 20, 700))
+            known = _OF_MANY.get((config.tile_m, config.tile_n), (config.tile_m * config.tile_n // 20, 700))
+            return Step(SIDE, 1000 * known[0], known[1])
+        case PairConfig():
+            return _of_pair(config)
+        case FoldedConfig() if config.group is Group.WARPGROUP:
+            return _of_folded(config)
+        case _:
+            return _of_packed(config)
+
+
+def _of_packed(config: PackedConfig) -> Step:
     key = (config.row_groups, config.tile_m, config.k_groups, config.blocks, config.stages)
-    steps = _OF_WARPS if config.group is Group.WARP else _OF_WARPGROUPS
-    blocks = config.tile_n * config.stage_columns // SIDE**2
-    return steps.get(key, (blocks * (_BLOCK_NS + _TOKEN_NS * config.tile_m // 4), _SHARED))
+    steps = {} if isinstance(config, FoldedConfig) else _OF_WARPS if config.group is Group.WARP else _OF_WARPGROUPS
+    parts = config.tile_n * config.stage_columns // SIDE**2
+    nanoseconds, permille = steps.get(
+        key, (parts * (_BLOCK_NS + _TOKEN_NS * config.tile_m // 4) // config.turns, _SHARED)
+    )
+    return Step(config.stage_columns, 1000 * nanoseconds, permille)
+
+
+def _of_folded(config: FoldedConfig) -> Step:
+    known = _OF_FOLDED_GROUPED if config.grouped else _OF_FOLDED
+    deep = config.k_groups > config.ctas_of_sm
+    nanoseconds = next((ns for tile, ns in known.items() if tile >= config.tile_m), max(known.values()))
+    shared_ps = 1000 * nanoseconds * (105 if config.splits > 1 else 100) // 100 - (_DEEP_PS if deep else 0)
+    if config.k_groups > 1:
+        return Step(SIDE, shared_ps, 1000)
+    return Step(SIDE, shared_ps * 3 // 2, _WAITING_PERMILLE)
+
+
+def _of_few(config: FewConfig) -> Step:
+    columns = 128 * config.warps
+    if config.in_words:
+        nanoseconds, permille = _OF_FEW[config.tile_m, config.warps]
+        return Step(columns, 1000 * nanoseconds, permille)
+    each = _OF_OTHER_FEW[config.pair.b_format.code.bits] * (config.tile_m + 24) // 32
+    return Step(columns, 1000 * each * 2 * config.warps * config.ctas_of_sm, 1000 // config.ctas_of_sm)
+
+
+def _of_pair(config: PairConfig) -> Step:
+    products = config.tile_m * config.tile_n * SIDE * (2 if config.mixes else 1)
+    picoseconds = products * 1000 // _PRODUCTS_OF_SM[config.arch]
+    return Step(SIDE, picoseconds // 2 * _SPARED_PERMILLE // 1000 if config.sms == 2 else picoseconds, 1000)

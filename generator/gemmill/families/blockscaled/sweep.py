@@ -119,7 +119,7 @@ SWEEP = Sweep(
         "w": "packed weights, by warps",
         "g": "packed weights, by groups of 128 threads",
         "fp4fp8": "packed weights folded into e4m3",
-        "widenedfew": "4-bit codes widened in registers",
+        "widenedfew": "codes widened in registers",
         "widenedmany": "4-bit codes widened in shared memory",
         "widened": "codes widened in shared memory",
         "blockscaled": "CUTLASS's block-scaled collectives",

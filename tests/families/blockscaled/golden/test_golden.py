@@ -11,11 +11,13 @@ from gemmill.space.names import parse_name
 
 FOLDER = Path(__file__).parent / "blockscaled"
 CASES = {
-    "fp4_weight_mm": "sm90a_fp4weight_floatsxmxfp4_t48_g2b2_s4",
-    "fp4_weight_mm_warps": "sm90a_fp4weight_floatsxnvfp4_t16_r2w4b1_s4",
+    "packed_mm": "sm90a_fp4weight_floatsxmxfp4_t48_g2b2_s4",
+    "packed_mm_warps": "sm90a_fp4weight_floatsxnvfp4_t16_r2w4b1_s4",
     "widened_few_mm": "sm90a_widenedfew_nvfp4xnvfp4_bf16_t16_w4",
+    "widened_few_mm_in_order": "sm90a_widenedfew_floatsxmxfp6_f16_t8_w4_packed",
     "widened_many_mm": "sm90a_widenedmany_mxfp4xmxfp4_f16_t64x128",
-    "folded_mm": "sm90a_fp4fp8_e4m3xmxfp4_f16_t64_g1b2_s5_groups",
+    "packed_mm_folded": "sm90a_fp4fp8_e4m3xmxfp4_f16_t64_g1b2_s5_groups",
+    "packed_mm_folded_warps": "sm90a_fp4fp8_e4m3xnvfp4_bf16_t8_r1w4b1_s6",
     "widened_mm": "sm90a_widened_mxfp8xmxfp6_f16_t128",
     "pair_sm100a": "sm100a_blockscaled_mxfp8xmxfp6_f16_t256x128x128_c2x1x1_2sm",
     "pair_sm120a": "sm120a_blockscaled_nvfp4xnvfp4_bf16_t128x128x128_c1x1x1_cooperative",

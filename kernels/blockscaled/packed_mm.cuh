@@ -1,12 +1,12 @@
-// Few rows of bf16 against many weights of 4 bits, on Hopper: D[m, n] = alpha * sum over k of A[m, k] W[n, k] + bias[n], computed
-// as D^T = W A^T.
+// Packed 4-bit weights on Hopper: D[m, n] = alpha * base[n] * scale[m] * sum over k of A[m, k] W[n, k] + bias[n], computed as
+// D^T = W A^T. A is of bf16, or of e4m3 with a scale for each row, or for each 128 columns of it.
 //
-// Weights fill the tensor core's 64 rows and come to it from registers, where codes and scales have become bf16, exactly.
+// Weights fill the tensor core's rows and come to it from registers, where codes and scales have become numbers of its type.
 // Activations are its columns, read from shared memory. A cluster of CTAs shares one output tile: each takes a slice of K,
 // and the partial sums meet in distributed shared memory in a fixed order: no workspace, no second kernel, and a result
 // that does not depend on timing.
 //
-// Time goes to reading the weights, and next to making bf16 of them, which is work for the logic unit. So what a thread
+// Time goes to reading the weights, and next to making numbers of them, which is work for the logic unit. So what a thread
 // reads lies together in 16 bytes, the bits of a code lie where few instructions find them, and while the tensor core
 // multiplies one half of a block, the other is made.
 //
@@ -14,18 +14,19 @@
 // constant: then every stage of them is loaded early.
 #pragma once
 
+#include <algorithm>
 #include <climits>
 #include <cuda.h>
 
 #include "blockscaled/abi.h"
+#include "blockscaled/fold_e2m1.cuh"
 #include "blockscaled/partial_sums.cuh"
 #include "blockscaled/warp_products.cuh"
 #include "blockscaled/warpgroup_products.cuh"
+#include "blockscaled/widen_e2m1.cuh"
 #include "core/launch.cuh"
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
-#include "cute/atom/mma_atom.hpp"
-#include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
 #include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/arch/reg_reconfig.h"
@@ -34,45 +35,59 @@
 namespace gemmill::blockscaled {
 
 inline constexpr int64_t kStageColumns = 256;  // to a multiple of which K is padded where weights are packed
+inline constexpr int kGroupColumns = 128;      // that share a scale of activations and a base
 
-// row_groups times k_groups groups of threads multiply: 64 rows of weights each, and a part of the columns of a stage. Who a
-// group is and how it multiplies is `Products`'s: a warp for few tokens, four for more.
-template <class Products, int row_groups, int k_groups>
-struct Fp4WeightMm {
-  using X = typename Products::X;
-  using Format = typename Products::Format;
-  using Block = Fp4Block<Format>;
+// row_groups times k_groups groups of threads multiply: 64 rows of weights each, and a part of the columns of a stage. More than
+// divide a stage take stages in turns. Who a group is and how it multiplies is `Products`'s: a warp for few tokens, four for more.
+template <class Products, class Output_, int row_groups, int k_groups>
+struct PackedMm {
+  using Output = Output_;
+  using Input = typename Products::Input;
+  using Block = typename Products::Block;
   using Filled = cutlass::arch::ClusterTransactionBarrier;
   using Freed = cutlass::arch::ClusterBarrier;
 
-  static constexpr uint32_t kSpread = Format::kSpread;
+  static constexpr bool kGrouped = Products::kGrouped;
+  static constexpr bool kScaled = sizeof(Input) == 1;  // whether tokens have scales
+  static constexpr uint32_t kSpread = Block::kSpread;
   static constexpr int kRows = 64 * row_groups;  // columns of D
   static constexpr int kTileM = Products::kTileM, kBlocks = Products::kBlocks, kStages = Products::kStages;
-  static constexpr int kTileK = 64 * kBlocks;
+  static constexpr int kColumns = 128 / sizeof(Input);  // of a block
+  static constexpr int kTileK = kColumns * kBlocks;
   static constexpr int kGroupBytes = kBlocks * Block::kBytes;  // of 64 rows in a stage
   static constexpr int kWeightBytes = row_groups * kGroupBytes;
-  static constexpr int kBoxBytes = kTileM * 128;  // of activations: 64 columns
+  static constexpr int kBoxBytes = kTileM * 128;  // of activations: the columns of a block
   static constexpr int kTokenBytes = kBlocks * kBoxBytes;
   static constexpr int kConsumers = Products::kThreads * row_groups * k_groups;
-  static constexpr bool kWide = kTileM > 128;  // sums take registers that threads beside them give away, which only 128 together can
+  static constexpr int kTurns = Products::kEach * k_groups / Products::kParts, kTogether = k_groups / kTurns;
+  static constexpr bool kWide = Products::kWide;  // sums take registers that threads beside them give away, which only 128 together can
   static constexpr int kThreads = kConsumers + (kWide ? 128 : 32);  // and the warp that loads
-  static constexpr int kPitch = kRows + 4;          // of a row of partial sums: 16-byte rows, banks apart
+  static constexpr int kPitch = kRows + 4;                          // of a row of partial sums: 16-byte rows, banks apart
+  static constexpr int kFactors = kTileM + kRows;                   // of a block: of tokens, then of rows
+
+  // That all threads begin with, and what becomes of them. More than these together would be waited for forever.
+  static constexpr int kEvenRegisters = 65536 / kThreads / 8 * 8, kLoaderRegisters = kGrouped ? 40 : 24;
+  static constexpr int kSumRegisters = std::min((kEvenRegisters * kThreads - kLoaderRegisters * 128) / kConsumers / 8 * 8, 240);
 
   static_assert(kTileM % 8 == 0 && kTileM <= 256, "the tensor core takes 8 to 256 columns in steps of 8");
   static_assert(kGroupBytes % 16 == 0, "a bulk copy is whole pieces of 16 bytes");
-  static_assert(kBlocks == Products::kEach * k_groups, "groups divide the blocks of a stage evenly");
+  static_assert(kTurns >= 1 && Products::kParts * kTurns == Products::kEach * k_groups, "groups divide the parts of a stage evenly");
+  static_assert(kStageColumns % kTileK == 0, "a stage divides what K is padded to");
+  static_assert(kTileM * (kGrouped ? 2 : 1) <= 256 / k_groups * (256 / Products::kThreads), "sums fit the registers of so many threads");
 
   struct Params {
-    CUtensorMap tokens;   // boxes of tile_m rows and 64 columns, swizzled by 128 bytes
-    char const* weights;  // blocks of 64 rows and 64 columns, along K first
-    float const* alpha;  // one value, or null for 1
-    float const* base;   // [n]
-    X const* bias;       // [n], or null for none
-    X* d;
+    CUtensorMap tokens;   // boxes of tile_m rows of 128 bytes, swizzled by as many
+    char const* weights;  // blocks of 64 rows, along K first
+    float const* alpha;   // one value, or null for 1
+    float const* base;    // [n], or [n, groups]
+    float const* scales;  // [m], or [m, groups]; null where tokens have none
+    Output const* bias;   // [n], or null for none
+    Output* d;
     int64_t ldd;
     int32_t m, n;
     int32_t blocks;   // of weights along K, a multiple of kBlocks
-    uint32_t spread;  // Format::kSpread, of which the compiler must know nothing: it would multiply by it in the logic unit
+    int32_t groups;   // of 128 columns
+    uint32_t spread;  // Block::kSpread, of which the compiler must know nothing: it would multiply by it in the logic unit
     bool constant_weights;
     bool whole_quads;  // whether rows of D begin at multiples of 8 bytes
   };
@@ -80,11 +95,13 @@ struct Fp4WeightMm {
   struct alignas(1024) SharedStorage {
     alignas(1024) char tokens[kStages][kTokenBytes];
     alignas(128) char weights[kStages][kWeightBytes];
+    alignas(16) float factors[kGrouped ? kStages : 1][kGrouped ? kBlocks : 1][kGrouped ? kFactors : 1];
+    alignas(16) uint2 tables[std::max(Block::kEntries, 1)];
     Filled filled[kStages];
     Freed freed[kStages];
   };
-  static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;       // room to align the base
-  static constexpr int kCtas = kSharedBytes <= 113 * 1024 ? 2 : 1;        // on a multiprocessor
+  static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
+  static constexpr int kCtas = !kWide && kSharedBytes <= 113 * 1024 ? 2 : 1;  // on a multiprocessor
   static_assert(k_groups * kTileM * kPitch * 4 <= kStages * (kWeightBytes + kTokenBytes), "partial sums reuse the stages");
 
   // The K tiles of this CTA.
@@ -111,16 +128,19 @@ struct Fp4WeightMm {
 
     if (threadIdx.x == kConsumers) {
       cute::prefetch_tma_descriptor(&params.tokens);
-      for (auto& barrier : storage.filled) barrier.init(1);
-      for (auto& barrier : storage.freed) barrier.init(kConsumers / 32);
+      for (auto& barrier : storage.filled) barrier.init(kGrouped ? 33 : 1);
+      for (auto& barrier : storage.freed) barrier.init(kConsumers / 32 / kTurns);
       cutlass::arch::fence_barrier_init();
+    }
+    if constexpr (Block::kEntries > 0) {
+      for (int i = threadIdx.x; i < Block::kEntries; i += kThreads) storage.tables[i] = Block::table(i);
     }
     __syncthreads();
     cutlass::arch::launch_dependent_grids();
 
     if (threadIdx.x >= kConsumers) {
-      if constexpr (kWide) cutlass::arch::warpgroup_reg_dealloc<24>();
-      if (threadIdx.x == kConsumers) {
+      if constexpr (kWide) cutlass::arch::warpgroup_reg_dealloc<kLoaderRegisters>();
+      if (threadIdx.x == kConsumers || (kGrouped && threadIdx.x < kConsumers + 32)) {
         produce(params, storage, slice, n0, m0);
       } else {
         prefetch_ends(params, n0);
@@ -134,9 +154,11 @@ struct Fp4WeightMm {
       }
       return;
     }
-    if constexpr (kWide) cutlass::arch::warpgroup_reg_alloc<240>();
+    if constexpr (kWide) cutlass::arch::warpgroup_reg_alloc<kSumRegisters>();
     int const group = __shfl_sync(~0u, threadIdx.x / Products::kThreads, 0), row_group = group % row_groups, part = group / row_groups;
-    auto const sums = Products::consume(storage, params.spread, slice.count, row_group, part * Products::kEach);
+    uint32_t const told = Block::kEntries > 0 ? cute::cast_smem_ptr_to_uint(storage.tables) : params.spread;
+    int const first_part = part % kTogether * Products::kEach;
+    auto const sums = Products::template consume<kTurns>(storage, told, slice.count, row_group, first_part, part / kTogether);
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // every group has read the stages that this overwrites
     auto* const buffer = reinterpret_cast<float*>(&storage);
     Products::template put<kPitch>(sums, buffer + part * kTileM * kPitch + row_group * 64);
@@ -144,19 +166,22 @@ struct Fp4WeightMm {
   }
 
   __device__ static void produce(Params const& params, SharedStorage& storage, Slice const& slice, int n0, int m0) {
+    int const lane = kGrouped ? threadIdx.x % 32 : 0;
     int const early = params.constant_weights ? min(slice.count, kStages) : 0;
-    for (int t = 0; t < early; ++t) load_weights(params, storage, slice.first, t, n0);
+    for (int t = 0; t < early && lane == 0; ++t) load_weights(params, storage, slice.first, t, n0);
     cutlass::arch::wait_on_dependent_grids();
     for (int t = 0; t < slice.count; ++t) {
       int const stage = t % kStages;
       if (t >= early) {
         storage.freed[stage].wait(((t / kStages) & 1) ^ 1);
-        load_weights(params, storage, slice.first, t, n0);
+        if (lane == 0) load_weights(params, storage, slice.first, t, n0);
       }
+      if constexpr (kGrouped) load_factors(params, storage, (slice.first + t) * kBlocks, stage, n0, m0, lane);
+      if (lane != 0) continue;
       for (int b = 0; b < kBlocks; ++b) {
         cute::SM90_TMA_LOAD_2D::copy(&params.tokens, reinterpret_cast<uint64_t*>(&storage.filled[stage]),
                                      static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST), storage.tokens[stage] + b * kBoxBytes,
-                                     (slice.first + t) * kTileK + b * 64, m0);
+                                     (slice.first + t) * kTileK + b * kColumns, m0);
       }
     }
   }
@@ -181,17 +206,35 @@ struct Fp4WeightMm {
     }
   }
 
+  // Scales of tokens and bases of rows for each block of a stage; zeros where there is none.
+  __device__ static void load_factors(Params const& params, SharedStorage& storage, int block, int stage, int n0, int m0, int lane) {
+    static_assert(!kGrouped || kColumns == kGroupColumns, "a block's columns share a scale");
+    for (int b = 0; b < kBlocks; ++b) {
+      for (int i = lane; i < kFactors; i += 32) {
+        bool const of_token = i < kTileM;
+        int const row = of_token ? m0 + i : n0 + i - kTileM, rows = of_token ? params.m : params.n;
+        bool const inside = row < rows && block + b < params.groups;
+        float const* from = (of_token ? params.scales : params.base) + (inside ? int64_t{row} * params.groups + block + b : 0);
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                     ::"r"(cute::cast_smem_ptr_to_uint(&storage.factors[stage][b][i])), "l"(from), "r"(inside ? 4 : 0)
+                     : "memory");
+      }
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
+                 ::"r"(cute::cast_smem_ptr_to_uint(&storage.filled[stage])) : "memory");
+  }
+
   // What the sums of a thread's four columns are multiplied by and added to. It is brought near long before: the end of a
   // short kernel is no place to wait for memory. Loads before the last meeting made ptxas serialise products (C7515).
   struct Ends {
     float alpha, base[4];
-    X bias[4];
+    Output bias[4];
 
     __device__ Ends(Params const& params, int n0) {
       int const n = n0 + threadIdx.x % (kRows / 4) * 4, last = params.n - 1;
-      alpha = (params.alpha == nullptr ? 1.0f : *params.alpha) * Format::kShort;
+      alpha = (params.alpha == nullptr ? 1.0f : *params.alpha) * Block::kShort;
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) base[i] = params.base[min(n + i, last)];
+      for (int i = 0; i < 4; ++i) base[i] = kGrouped ? 1.0f : params.base[min(n + i, last)];
       if (params.bias == nullptr) return;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 4; ++i) bias[i] = params.bias[min(n + i, last)];
@@ -203,7 +246,7 @@ struct Fp4WeightMm {
     int const line = threadIdx.x - kConsumers - 1;  // of 128 bytes
     auto prefetch = [](void const* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); };
     if (line == 0 && params.alpha != nullptr) prefetch(params.alpha);
-    if (line < kRows / 32 && n0 + line * 32 < params.n) prefetch(params.base + n0 + line * 32);
+    if (!kGrouped && line < kRows / 32 && n0 + line * 32 < params.n) prefetch(params.base + n0 + line * 32);
     if (line < kRows / 64 && n0 + line * 64 < params.n && params.bias != nullptr) prefetch(params.bias + n0 + line * 64);
   }
 
@@ -211,6 +254,7 @@ struct Fp4WeightMm {
   // parts in order of K, and store rows of D along n.
   __device__ static void store(Params const& params, float* buffer, int rank, int splits, int n0, int m0) {
     using namespace cute;
+    if constexpr (kScaled) cutlass::arch::wait_on_dependent_grids();  // scales of tokens come from the kernel ahead
     if (splits > 1) {
       cluster_arrive();
       cluster_wait();
@@ -228,15 +272,17 @@ struct Fp4WeightMm {
   }
 
   __device__ static void store_quad(Params const& params, float const (&quad)[4], Ends const& ends, int m, int n) {
-    X* row = params.d + m * params.ldd + n;
-    cutlass::AlignedArray<X, 4> values;
+    Output* row = params.d + m * params.ldd + n;
+    float factor = ends.alpha;
+    if constexpr (kScaled && !kGrouped) factor *= params.scales[m];
+    cutlass::AlignedArray<Output, 4> values;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 4; ++i) {
-      float const scaled = quad[i] * ends.base[i] * ends.alpha;
-      values[i] = X(params.bias == nullptr ? scaled : scaled + static_cast<float>(ends.bias[i]));
+      float const scaled = quad[i] * ends.base[i] * factor;
+      values[i] = Output(params.bias == nullptr ? scaled : scaled + static_cast<float>(ends.bias[i]));
     }
     if (n + 4 <= params.n && params.whole_quads) {
-      *reinterpret_cast<cutlass::AlignedArray<X, 4>*>(row) = values;
+      *reinterpret_cast<cutlass::AlignedArray<Output, 4>*>(row) = values;
     } else {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 4; ++i) {
@@ -246,32 +292,35 @@ struct Fp4WeightMm {
   }
 };
 
-// Host code: a launch. Rows of activations for boxes of 64 columns.
-inline CUresult describe_tokens(CUtensorMap& map, gemmill_blockscaled_args const& x, int tile_m) {
+// Host code: a launch. Rows of activations for boxes of 128 bytes.
+template <class Kernel>
+CUresult describe_tokens(CUtensorMap& map, gemmill_blockscaled_args const& x) {
+  constexpr int kBytes = sizeof(typename Kernel::Input);
+  CUtensorMapDataType const type = kBytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
   cuuint64_t const dims[2] = {static_cast<cuuint64_t>(x.k), static_cast<cuuint64_t>(x.m)};
-  cuuint64_t const strides[1] = {static_cast<cuuint64_t>(x.lda) * 2};
-  cuuint32_t const box[2] = {64, static_cast<cuuint32_t>(tile_m)}, steps[2] = {1, 1};
-  return cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(x.a), dims, strides, box, steps,
-                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  cuuint64_t const strides[1] = {static_cast<cuuint64_t>(x.lda) * kBytes};
+  cuuint32_t const box[2] = {Kernel::kColumns, Kernel::kTileM}, steps[2] = {1, 1};
+  return cuTensorMapEncodeTiled(&map, type, 2, const_cast<void*>(x.a), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 template <class Kernel, auto entry>
-int32_t launch_fp4_weight_mm(gemmill_blockscaled_args const& x, gemmill_launch const& how) {
-  using X = typename Kernel::X;
-  int64_t const blocks = (x.k + kStageColumns - 1) / kStageColumns * (kStageColumns / 64);
-  static_assert(kStageColumns % Kernel::kTileK == 0, "a stage divides what K is padded to");
+int32_t launch_packed_mm(gemmill_blockscaled_args const& x, gemmill_launch const& how) {
+  using Output = typename Kernel::Output;
+  int64_t const blocks = (x.k + kStageColumns - 1) / kStageColumns * (kStageColumns / Kernel::kColumns);
   if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
   typename Kernel::Params params{};
-  if (describe_tokens(params.tokens, x, Kernel::kTileM) != CUDA_SUCCESS) return GEMMILL_CANNOT_IMPLEMENT;
+  if (describe_tokens<Kernel>(params.tokens, x) != CUDA_SUCCESS) return GEMMILL_CANNOT_IMPLEMENT;
   params.weights = static_cast<char const*>(x.b);
   params.alpha = x.alpha;
   params.base = static_cast<float const*>(x.b_sf);
-  params.bias = static_cast<X const*>(x.bias);
-  params.d = static_cast<X*>(x.d);
+  params.scales = static_cast<float const*>(x.a_sf);
+  params.bias = static_cast<Output const*>(x.bias);
+  params.d = static_cast<Output*>(x.d);
   params.ldd = x.ldd;
   params.m = x.m, params.n = x.n;
   params.blocks = static_cast<int32_t>(blocks);
+  params.groups = (x.k + kGroupColumns - 1) / kGroupColumns;
   params.spread = Kernel::kSpread;
   params.constant_weights = how.constant_weights != 0;
   params.whole_quads = x.ldd % 4 == 0 && reinterpret_cast<uintptr_t>(x.d) % 8 == 0;

@@ -1,4 +1,4 @@
-"""The kernel body of 4-bit weights compiles for sm90a as it was meant to."""
+"""The kernel bodies compile for sm90a as they were meant to."""
 
 import re
 import subprocess
@@ -11,21 +11,26 @@ from gemmill.build.toolchain import ToolchainPaths
 
 ROOT = Path(__file__).parents[4]
 INSTANCES = {
-    "WarpgroupProducts, NvFp4, 2, 2, 2, 64, 4": 61,
-    "WarpgroupProducts, NvFp4, 2, 1, 2, 256, 3": 61,
-    "WarpgroupProducts, MxFp4, 2, 2, 1, 16, 8": 31,
-    "WarpProducts, NvFp4, 2, 4, 1, 8, 5": 132,
-    "WarpProducts, MxFp4, 4, 2, 1, 16, 5": 124,
+    "WarpgroupProducts, Fp4Block<NvFp4>, 2, 2, 2, 64, 4": 61,
+    "WarpgroupProducts, Fp4Block<NvFp4>, 2, 1, 2, 256, 3": 61,
+    "WarpgroupProducts, Fp4Block<MxFp4>, 2, 2, 1, 16, 8": 31,
+    "WarpProducts, Fp4Block<NvFp4>, 2, 4, 1, 8, 5": 132,
+    "WarpProducts, Fp4Block<MxFp4>, 4, 2, 1, 16, 5": 124,
+    "WarpgroupProducts, FoldedBlock<MxFp4Folded>, 2, 2, 1, 64, 6": 72,
+    "WarpgroupProducts, FoldedBlock<NvFp4Rounded>, 2, 1, 1, 256, 5": 79,
+    "WarpProducts, FoldedHalf<MxFp4Folded>, 1, 4, 1, 8, 6": 218,
+    "WarpProducts, FoldedHalf<NvFp4Rounded>, 1, 4, 1, 16, 6": 180,
 }
-"""Who multiplies, format, row groups, K groups, blocks of each in a stage, tokens, stages; and the most instructions of the logic
-unit in a turn of the main loop, which limit the kernel. Less what a turn has of its own, a block has 28 of nvfp4 and 26 of
+"""Who multiplies, what of a block, row groups, K groups, parts of each in a stage, tokens, stages; and the most instructions of the logic
+unit in a turn of the main loop, which limit the kernel. Less what a turn has of its own, a block of 64 x 64 has 28 of nvfp4 and 26 of
 mxfp4 in a group of 128 threads, and four times as many in a warp."""
 BOTH = (
-    "WidenedFewMm, NvFp4Words, cutlass::bfloat16_t, 16, 4",
-    "WidenedFewMm, MxFp4Words, cutlass::half_t, 8, 4",
+    "WidenedFewMm, PieceOfRow<NvFp4Words>, PieceOfRow<NvFp4Words>, Bf16, cutlass::bfloat16_t, 16, 4, Factors::OfTensor, 4",
+    "WidenedFewMm, PieceOfRow<MxFp4Words>, PieceOfRow<MxFp4Words>, Bf16, cutlass::half_t, 8, 4, Factors::OfTensor, 4",
+    "WidenedFewMm, InOrder<Plain>, InOrder<MxFp8Codes<BehindCodes>>, F16, cutlass::half_t, 16, 4, Factors::OfRows, 3",
     "WidenedManyMm, NvFp4Words, cutlass::bfloat16_t, 128, 256",
 )
-"""Instances with both operands of codes: format, type of the result, rows of A, warps or rows of B."""
+"""Instances that widen codes of rows: operands, the type of the result, rows of A, warps or rows of B."""
 LOGIC = ("LOP3", "SHF", "PRMT")
 
 
@@ -35,7 +40,7 @@ def compiled(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("fp4")
     source, binary = folder / "body.cu", folder / "body.cubin"
     source.write_text(
-        '#include "blockscaled/fp4_weight_mm.cuh"\n#include "blockscaled/widened_many_mm.cuh"\nnamespace gemmill::blockscaled {\n'
+        '#include "blockscaled/packed_mm.cuh"\n#include "blockscaled/widened_few_mm.cuh"\n#include "blockscaled/widened_many_mm.cuh"\nnamespace gemmill::blockscaled {\n'
         + "".join(
             f'using Kernel{i} = {_kernel(name)};\nextern "C" __global__ void __launch_bounds__(Kernel{i}::kThreads, Kernel{i}::kCtas)\n'
             f"entry{i}(__grid_constant__ Kernel{i}::Params const params) {{\n"
@@ -59,15 +64,15 @@ def _kernel(name: str) -> str:
     if name in BOTH:
         body, _, arguments = name.partition(", ")
         return f"{body}<{arguments}>"
-    products, format, rows, groups, each, tile, stages = name.split(", ")
-    of_products = f"{products}<{', '.join((format, str(int(groups) * int(each)), each, tile, stages))}>"
-    return f"Fp4WeightMm<{of_products}, {rows}, {groups}>"
+    products, block, rows, groups, each, tile, stages = name.split(", ")
+    of_products = f"{products}<{', '.join((block, str(int(groups) * int(each)), each, tile, stages))}, false>"
+    return f"PackedMm<{of_products}, cutlass::bfloat16_t, {rows}, {groups}>"
 
 
 def _main_loop(sass: str) -> list[str]:
     """Instructions of the smallest loop that has all of the tensor core's."""
     code = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);", sass)]
-    products = [at for at, text in code if re.search(r"\bH[G]?MMA\b", text)]
+    products = [at for at, text in code if re.search(r"\b[HQ]G?MMA\b", text)]
     back = [(at, int(found[1], 16)) for at, text in code if (found := re.search(r"BRA.* 0x([0-9a-f]+)", text))]
     loops = [(start, end) for end, start in back if start <= products[0] and end >= products[-1]]
     start, end = min(loops, key=lambda loop: loop[1] - loop[0])
@@ -85,27 +90,35 @@ def test_it_compiles_without_spills_and_products_overlap(compiled) -> None:
 
 @pytest.mark.parametrize("name", INSTANCES)
 def test_weights_reach_the_tensor_core_from_registers(compiled, name: str) -> None:
-    sass, (products, _, _, _, each, tokens, _) = compiled[1][name], name.split(", ")
+    sass, (products, block, _, _, each, tokens, _) = compiled[1][name], name.split(", ")
     assert not re.search(r"\b(LDL|STL)\b", sass)
     if products == "WarpProducts":
-        assert len(re.findall(r"\bHMMA\.16816\.F32\.BF16\b", sass)) == 2 * int(tokens) * int(each)
+        product = r"\bHMMA\.16816\.F32\.BF16\b" if block.startswith("Fp4") else r"\bHMMA\.16816\.F32 "
+        assert len(re.findall(product, sass)) == 2 * int(tokens) * int(each)
         return
-    products = re.findall(rf"\bHGMMA\.64x{tokens}x16\.F32\.BF16 R\d+, R\d+, gdesc", sass)
-    assert len(products) == len(re.findall(r"\bHGMMA\b", sass)) == 4 * int(each)
+    product = "H{}x16.F32.BF16" if block.startswith("Fp4") else "Q{}x32.F32.E4M3.E4M3"
+    product = re.escape(product.format(f"GMMA.64x{tokens}"))
+    products = re.findall(rf"\b{product} R\d+, R\d+, gdesc", sass)
+    assert len(products) == len(re.findall(r"\b[HQ]GMMA\b", sass)) == 4 * int(each)
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_both_operands_reach_the_tensor_core(compiled, name: str) -> None:
-    sass, (body, _, _, rows, _) = compiled[1][name], name.split(", ")
+def test_rows_reach_the_tensor_core(compiled, name: str) -> None:
+    sass = compiled[1][name]
     assert not re.search(r"\b(LDL|STL)\b", sass)
-    product = r"\bHMMA\.16816\.F32\.BF16\b" if body == "WidenedFewMm" else r"\bHGMMA\.64x256x16\.F32\.BF16\b"
-    assert len(re.findall(product, sass)) == (4 * int(rows) if body == "WidenedFewMm" else 4)
+    if name.startswith("WidenedMany"):
+        assert len(re.findall(r"\bHGMMA\.64x256x16\.F32\.BF16\b", sass)) == 4
+        return
+    rows = int(re.search(r"_t, (\d+),", name)[1])
+    product = r"\bHMMA\.16816\.F32 " if ", F16," in name else r"\bHMMA\.16816\.F32\.BF16\b"
+    assert len(re.findall(product, sass)) == 4 * rows
 
 
 @pytest.mark.parametrize("name", INSTANCES)
 def test_instructions_of_the_logic_unit(compiled, name: str) -> None:
     found = Counter(re.match(r"(?:@!?\w+ +)?(\w+)", text)[1] for text in _main_loop(compiled[1][name]))
     assert sum(found[kind] for kind in LOGIC) <= INSTANCES[name], found
-    each = int(name.split(", ")[4]) * (4 if name.startswith("WarpP") else 1)
-    assert found["HMUL2"] == 16 * each
-    assert found["LDS"] == 2 * each
+    if "Fp4Block" in name:
+        each = int(name.split(", ")[4]) * (4 if name.startswith("WarpP") else 1)
+        assert found["HMUL2"] == 16 * each
+        assert found["LDS"] == 2 * each
