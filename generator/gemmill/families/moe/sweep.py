@@ -73,6 +73,7 @@ def _measured(op: Op) -> Measured:
         name=op.value,
         call=call,
         flops=lambda s: 2.0 * s["m"] * s["n"] * s["k"],
+        operand_bits=op.dtype.bits,
         bytes=moved,
         serves=lambda x: (
             (x.dtype, x.out_dtype, x.group_size, x.indexed) == (op.dtype, DType.BF16, op.group_size, op.indexed)
