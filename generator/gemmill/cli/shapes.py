@@ -17,12 +17,13 @@ _SIZES = " or ".join(dict.fromkeys(", ".join(tuning.sizes) for _, tuning, _, _ i
 DEFAULT_OP = next(iter(REGISTRY.measured))
 _ALIKE = tuple(op for op, told in REGISTRY.measured.items() if told[1].sizes == REGISTRY.measured[DEFAULT_OP][1].sizes)
 """Those whose shapes are told alike: shapes of others name their op."""
+_OTHERS = tuple(op for op in REGISTRY.measured if op not in _ALIKE)
 ShapesOption = Annotated[
     Path | None,
     typer.Option(
         "--shapes",
         metavar="FILE",
-        help=f"JSON or CSV with {_SIZES} and perhaps op ({_OPS}).",
+        help=f"JSON or CSV with {_SIZES}. Perhaps with op ({', '.join(_ALIKE)}; of other sizes {', '.join(_OTHERS)}).",
     ),
 ]
 ModelOption = Annotated[
@@ -38,7 +39,7 @@ OpOption = Annotated[
     typer.Option(
         "--op",
         metavar="OPS",
-        help=f"Of shapes that do not say: {_OPS} with commas, or all.",
+        help=f"Of shapes that do not say: {', '.join(_ALIKE)} with commas, or all.",
     ),
 ]
 TensorParallelOption = Annotated[

@@ -28,8 +28,8 @@ def grouped_mm(
     int32 or int64 [E + 1], ascending, on the device. a_scales are float32, one value or [M, 1], b_scales [E] or [E, N]. Or
     in groups, with float8_e4m3fn: a_scales [M, K/128], b_scales [E, N/128, K/128], sizes rounded up, any strides. Or a and b are
     bfloat16 or float16, and both scales None. expert_map is int32 [E]: which of b an expert multiplies by, -1 for none. token_ids
-    is int32 or int64 [M]: then a is [T, K] with scales of T rows, and row i of out comes of row token_ids[i] of a, of zeros where
-    there is none. out is [M, N], bfloat16 unless float16 is asked for; of 16-bit operands it is their type. Rows of no expert are
+    is int32 or int64 [M]: row i of out comes of row token_ids[i] of a, of zeros where there is none. Then a is [T, K], with scales
+    of T rows. out is [M, N], bfloat16 unless float16 is asked for; of 16-bit operands it is their type. Rows of no expert are
     not written. Raises RuntimeError with one sentence where the arguments do not fit. Values of offsets, map and token_ids are
     looked at with `check` alone, which waits for the device. Whatever they are, nothing is read or written outside of the operands.
     """

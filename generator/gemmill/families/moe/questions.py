@@ -15,8 +15,6 @@ QUESTIONS = (
         choices=("e4m3", "s8", "bf16", "f16"),
         help="Of a and of the weights (e4m3)",
     ),
-    Asked(
-        name="out", flags="--out", kind=str, choices=("bf16", "f16"), help="Dtype of out (bf16, of f16 operands f16)"
-    ),
+    Asked(name="out", flags="--out", kind=str, choices=("bf16", "f16"), help="Dtype of out (bf16)"),
     Asked(name="indexed", flags="--indexed", kind=bool, default=False, help="Gather rows of a by token_ids"),
 )

@@ -138,11 +138,15 @@ def copy_rows(plan: cutlass.Constexpr, rows: cutlass.Constexpr, target: Int32, k
     rows that are not known. Rows of the tile that are not the expert's, before and behind those that are `kept`, stay what they
     were: their sums are not stored."""
     known, first_kept, end_kept = kept
+    # Else the compiler keeps a register for each of its bits from stage to stage, and spills.
+    known = cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[known])
     span = CHUNK * CHUNKS
     for i in cutlass.range_constexpr(cute.size(rows.sources)):
         if rows.at_once * (i + 1) > first_kept and rows.at_once * i < end_kept:
-            row = rows.first + rows.at_once * i
-            place = target + span * row + CHUNK * (rows.chunk ^ row % CHUNKS)
+            swizzled = (
+                rows.chunk ^ rows.first ^ rows.at_once * i % CHUNKS
+            )  # by the row, whose lowest bits are `first`'s
+            place = target + span * rows.first + CHUNK * swizzled + span * rows.at_once * i
             for part in cutlass.range_constexpr(plan.stage_row_bytes // span):
                 size = (known >> i & 1) * CHUNK
                 if left <= span * part + CHUNK * rows.chunk:
