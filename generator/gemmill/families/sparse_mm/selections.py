@@ -11,7 +11,7 @@ BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE,
 Candidate = tuple[tuple[int, int, int], tuple[int, int, int], KernelSchedule, tuple[int, ...]]
 """Tile, cluster, schedule, and widths of bands."""
 _OF_8_BITS: tuple[Candidate, ...] = (
-    ((64, 16, 512), (1, 1, 1), BASIC, (1,)),
+    ((64, 16, 256), (1, 1, 1), BASIC, (1,)),
     ((64, 64, 256), (1, 1, 1), BASIC, (1,)),
     ((128, 128, 128), (2, 1, 1), PINGPONG, (1,)),
     ((128, 256, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
@@ -21,7 +21,7 @@ _OF_16_BITS: tuple[Candidate, ...] = (
     ((128, 128, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
 )
 _WIDER_OF_8_BITS: tuple[Candidate, ...] = (
-    ((64, 16, 256), (1, 1, 1), BASIC, (1,)),
+    ((64, 16, 512), (1, 1, 1), BASIC, (1,)),
     ((256, 128, 128), (1, 2, 1), COOPERATIVE, (1, 8)),
     ((256, 192, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
     ((128, 128, 256), (1, 2, 1), PINGPONG, (1, 8)),
