@@ -24,6 +24,8 @@ class Ending(Packed):
     out_scales: cute.Pointer
     out_scale_stride_m: Int64
     out_scale_stride_g: Int64
+    groups: Int32
+    """Scales of a row."""
     alpha: Float32
     limit: Float32
     beta: Float32
@@ -94,8 +96,9 @@ def write_box(
             scale, shrink, divisor = arithmetic.scale_of(maximum)
             divide(values, range(row * half, (row + 1) * half), shrink, divisor)
             at = origin[0] + row_offset(box[0], row, thread)
-            if thread % 4 == 0 and at < m:
-                store_scale(ending, at, (origin[1] + box[1] * plan.store_columns) // GROUP, scale)
+            group = (origin[1] + box[1] * plan.store_columns) // GROUP
+            if thread % 4 == 0 and at < m and group < ending.groups:
+                store_scale(ending, at, group, scale)
     elif cutlass.const_expr(plan.result is Result.STATIC):
         for i in cutlass.range_constexpr(len(found)):
             values[i] = arithmetic.times(values[i], by)
@@ -115,7 +118,7 @@ def divide(values: cute.Tensor, which: cutlass.Constexpr, shrink: Float32, divis
 
 @cute.jit
 def store_scale(ending: Ending, m: Int32, group: Int32, scale: Float32):
-    """Writes one scale of a row."""
+    """Writes one scale of a row. Who calls it knows that both are D's: a tile of a pair may lie beyond its columns."""
     at = Int64(m) * ending.out_scale_stride_m + Int64(group) * ending.out_scale_stride_g
     cute.make_tensor(ending.out_scales + at, cute.make_layout(1))[0] = scale
 
@@ -161,8 +164,9 @@ def store_groups_of_columns(
         for i in cutlass.range_constexpr(len(plan.boxes)):
             for j in cutlass.range_constexpr(c, len(all_of_them[i]), columns):
                 divide(values[i], range(j, j + 1), shrink, divisor)
-        if group == 0 and warp == 0 and lane < 4 and origin[0] + y < m:
-            store_scale(ending, origin[0] + y, origin[1] // GROUP, scale)
+        at, of_row = origin[0] + y, origin[1] // GROUP
+        if group == 0 and warp == 0 and lane < 4 and at < m and of_row < ending.groups:
+            store_scale(ending, at, of_row, scale)
     for i in cutlass.range_constexpr(len(plan.boxes)):
         write(plan, boxes, values[i], all_of_them[i], (plan.boxes[i], i))
     send(plan, target, place, origin, plan.boxes)

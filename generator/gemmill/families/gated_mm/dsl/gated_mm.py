@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from gemmill.families.gated_mm.config import GatedConfig
+from gemmill.families.gated_mm.config import GROUP, GatedConfig
 from gemmill.families.gated_mm.dsl import consumer
 from gemmill.families.gated_mm.dsl.ending import Ending
 from gemmill.families.gated_mm.dsl.plan import Plan
@@ -97,7 +97,9 @@ class GatedMm:
             layout_y,
             layout_d,
             epilogue.Vectors(a_scales, b_scales, null, null, null, m, n, k, a_scale_per_row, b_scale_per_column),
-            Ending(static_scale, out_scales, out_scale_stride_m, out_scale_stride_g, alpha, limit, beta),
+            Ending(
+                static_scale, out_scales, out_scale_stride_m, out_scale_stride_g, n // (2 * GROUP), alpha, limit, beta
+            ),
             walk_over(tiles_x, tiles_y, Int32(0), Int32(1)),
             constant_weights,
         ).launch(
