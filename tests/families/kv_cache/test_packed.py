@@ -10,10 +10,10 @@ from torch import Tensor
 import gemmill
 from families.kv_cache.test_ops import given, sentence
 from gemmill.families.kv_cache import seeds
+from gemmill.families.kv_cache.cases.packed_bounds import wrong_bytes
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, ScoresCase, UnpackCase, key_formats
 from gemmill.families.kv_cache.formats import HEAD_DIMS, CacheSpec, preset
 from gemmill.families.kv_cache.packed import KEY_FORMATS, VALUE_FORMATS, preset_format, slot_sizes
-from gemmill.families.kv_cache.packed_bounds import wrong_bytes
 from gemmill.families.kv_cache.reference.attention import AttentionOptions, attention, decode_attention
 from gemmill.families.kv_cache.reference.cache import allocate, write
 from gemmill.families.kv_cache.reference.vectors import compress

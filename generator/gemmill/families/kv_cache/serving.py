@@ -8,8 +8,8 @@ from gemmill.families import kv_cache
 from gemmill.families.kv_cache.call import config_of, spec_of
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import Kind
-from gemmill.families.kv_cache.packed_serving import Given, attention, options_of, pack, scores, unpack
 from gemmill.families.kv_cache.pages import KEYS, VALUES
+from gemmill.families.kv_cache.reference.asked import Given, attention, options_of, pack, scores, unpack
 from gemmill.families.kv_cache.reference.attention import decode_attention
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate, rotate_back

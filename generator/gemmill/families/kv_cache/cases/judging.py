@@ -20,8 +20,8 @@ from gemmill.families.kv_cache.cases import packed_judging
 from gemmill.families.kv_cache.cases.held import Given, Held
 from gemmill.families.kv_cache.config import Kind
 from gemmill.families.kv_cache.formats import CacheSpec, VectorSpec
-from gemmill.families.kv_cache.packed_serving import options_of
 from gemmill.families.kv_cache.pages import KEYS, VALUES, page_plan
+from gemmill.families.kv_cache.reference.asked import options_of
 from gemmill.families.kv_cache.reference.bits import pack_float16, unpack_codes, unpack_float16
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate_back
@@ -31,7 +31,6 @@ from gemmill.family import Judged
 from gemmill.numerics.call import LegalCall
 from gemmill.numerics.cases import CodeRange
 from gemmill.numerics.memory import Memory
-from gemmill.registry import REGISTRY
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME
@@ -46,7 +45,7 @@ def parts(op: str, before: Given, after: Given) -> Parts:
     call = check(schema, of_arguments(schema, [before.get(name) for name in schema.arguments]))
     if not call["works"]:
         return {}
-    held = _HELD[list(Kind)[call["kind"]]](call, by_role(op, before), by_role(op, after))
+    held = _HELD[list(Kind)[call["kind"]]](call, by_role(call, before), by_role(call, after))
     return {name: x.part if isinstance(x, Held) else x for name, x in held.items()}
 
 
@@ -56,14 +55,14 @@ def limits(op: str, after: Given) -> dict[str, Tensor]:
     call = check(schema, of_arguments(schema, [after.get(name) for name in schema.arguments]))
     if not call["works"]:
         return {}
-    given = by_role(op, after)
+    given = by_role(call, after)
     held = _HELD[list(Kind)[call["kind"]]](call, given, given)
     return {name: x.limit + (x.got.double() - x.wanted).abs() for name, x in held.items() if isinstance(x, Held)}
 
 
-def by_role(op: str, given: Given) -> Given:
+def by_role(call: Judged, given: Given) -> Given:
     """Arguments by what the family calls them."""
-    roles = REGISTRY.ops[op][1].roles
+    roles = dict(zip(call.schema.arguments, call.roles, strict=False))
     return {roles.get(name, name): value for name, value in given.items()}
 
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from gemmill.families.kv_cache.bounds import F16, lse_limit, stored_attention_bound
 from gemmill.families.kv_cache.cases.held import Given, Held
-from gemmill.families.kv_cache.packed_bounds import packed_output_limit, scores_limit, unpack_limit, wrong_bytes
-from gemmill.families.kv_cache.packed_serving import (
+from gemmill.families.kv_cache.cases.packed_bounds import packed_output_limit, scores_limit, unpack_limit, wrong_bytes
+from gemmill.families.kv_cache.reference.asked import (
     attention,
     key_spec,
     options_of,

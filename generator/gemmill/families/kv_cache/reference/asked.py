@@ -13,9 +13,11 @@ from gemmill.families.kv_cache.reference.packed import restored, sequence, writt
 from gemmill.families.kv_cache.reference.rotations import rotate, rotate_back
 from gemmill.families.kv_cache.reference.vectors import from_bytes
 from gemmill.family import Judged
-from gemmill.runtime.serving import Result
 
 Given = dict[str, Any]
+"""Arguments by role."""
+Result = tuple[Tensor, Tensor]
+"""A tensor that the call writes, and what it should be."""
 
 
 def side_spec(call: Judged) -> VectorSpec:
