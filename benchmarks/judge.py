@@ -42,14 +42,14 @@ from harness.measuring import Measurement, measure
 from harness.results import SCHEMA_VERSION, SUBJECT, sample_record, write_json
 from harness.sieve import QuickDry, QuickGraphs, QuickTimer, Sieve, Sieved, Variants, sieved
 from harness.statistics import paired_ratio, sample
-from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Plan, Timer, of_this_gpu
+from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Rounds, Timer, of_this_gpu
 from harness.verdict import class_record, verdict_text
 from peers import PEERS
 from timed import benchmark_of
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CLASSES = (Op.FP8, Op.BF16, Op.FP8_GROUPS, Op.INT8)
-CAREFUL = Plan(rounds=5, short=True)
+CAREFUL = Rounds(rounds=5, short=True)
 FINALISTS = 3
 """The fastest variants of the sieve, that are timed again beside the choice."""
 COMPILE_LIMIT_S = 240.0

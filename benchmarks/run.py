@@ -43,13 +43,13 @@ from harness.results import (
     write_json,
 )
 from harness.sweep import sweep_record, sweep_table
-from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Plan, Timer, of_this_gpu
+from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Rounds, Timer, of_this_gpu
 from peers import PEERS
 from timed import Problem, benchmark_of, families
 
 RESULTS = Path(__file__).resolve().parent / "results"
-COMPARISON = Plan(rounds=9)
-SWEEP = Plan(rounds=5, short=True, give_up_ratio=1.5)
+COMPARISON = Rounds(rounds=9)
+SWEEP = Rounds(rounds=5, short=True, give_up_ratio=1.5)
 COPIED_ELEMENTS, DRY_ELEMENTS = 1 << 29, 1 << 12
 """Of 16 bits: 1 GiB is read, and as much written."""
 DRY_ROTATED_BYTES = 4096
@@ -177,7 +177,7 @@ def host_times(field: Field, maker: object, timer: Timer, kinds: Sequence[str]) 
 
 
 def measure_all(
-    problems: Sequence[Problem], field: Field, maker: object, timer: Timer, plan: Plan, limit_seconds: float
+    problems: Sequence[Problem], field: Field, maker: object, timer: Timer, plan: Rounds, limit_seconds: float
 ) -> tuple[list[Measurement], list[Problem]]:
     """Measurements, and the problems that the time did not suffice for."""
     start, measurements = time.perf_counter(), []
@@ -195,7 +195,7 @@ def measure_all(
     return measurements, []
 
 
-def method_record(plan: Plan, field: Field) -> dict[str, object]:
+def method_record(plan: Rounds, field: Field) -> dict[str, object]:
     """How the times were taken, for the reader of the JSON."""
     return {
         "rounds": plan.rounds,

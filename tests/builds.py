@@ -12,14 +12,14 @@ from gemmill.manifest import Manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime import ops
 from gemmill.runtime.library import Build
-from gemmill.runtime.table import Table, make_table
+from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.space.selections import select
 
 
 class TableOnly(Build):
     """What a build knows without its extension; the pin is kept here."""
 
-    def __init__(self, manifest: Manifest, table: Table) -> None:
+    def __init__(self, manifest: Manifest, table: VariantTable) -> None:
         self.manifest = manifest
         self.table = table
         self.pinned = -1
@@ -35,12 +35,12 @@ def smoke_configs() -> tuple[KernelConfig, ...]:
 
 
 @pytest.fixture
-def table_of(make_manifest: Callable[..., Manifest]) -> Callable[..., Table]:
+def table_of(make_manifest: Callable[..., Manifest]) -> Callable[..., VariantTable]:
     """The table of configs, with measured choices if given."""
 
-    def make(*configs: KernelConfig, tuned: tuple = ()) -> Table:
+    def make(*configs: KernelConfig, tuned: tuple = ()) -> VariantTable:
         entries = make_manifest(*configs).entries
-        return make_table(entries, sorted({entry.symbol for entry in entries}), tuned)
+        return make_variant_table(entries, sorted({entry.symbol for entry in entries}), tuned)
 
     return make
 
@@ -48,7 +48,7 @@ def table_of(make_manifest: Callable[..., Manifest]) -> Callable[..., Table]:
 @pytest.fixture
 def smoke_build(
     make_manifest: Callable[..., Manifest],
-    table_of: Callable[..., Table],
+    table_of: Callable[..., VariantTable],
     smoke_configs: tuple[KernelConfig, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> TableOnly:

@@ -23,7 +23,7 @@ from typing import Any
 from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.family import Row
 from gemmill.runtime.select import model_ns
-from gemmill.runtime.table import make_table
+from gemmill.runtime.variant_table import make_variant_table
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection, select
 from gemmill.tuner.problems import Problem, problem_of
@@ -102,7 +102,7 @@ def row_of(name: str) -> Row:
     config = parse_name(name)
     selection = Selection(name="one", arch=Arch.SM90A, configs=(config,), rejections=())
     entries = stand_in_build(selection)[1].entries
-    return make_table(entries, [entries[0].symbol], ()).rows[0]
+    return make_variant_table(entries, [entries[0].symbol], ()).rows[0]
 
 
 def by_model(problem: Problem, us: dict[str, float]) -> float:

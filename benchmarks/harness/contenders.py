@@ -12,7 +12,7 @@ from gemmill.family import Row
 from gemmill.numerics.measured import Bind, Expected, Operands, Peer, as_they_are, results_of, through
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import model_ns
-from gemmill.runtime.table import Table
+from gemmill.runtime.variant_table import VariantTable
 from gemmill.tuner.peers import vllm_peer
 from gemmill.tuner.problems import Problem
 from harness.statistics import Sample
@@ -131,7 +131,7 @@ def _constant_weights() -> Iterator[None]:
         gemmill.assume_constant_weights(False)
 
 
-def variant_contenders(table: Table, bind: Bind, family: str) -> list[LocalContender]:
+def variant_contenders(table: VariantTable, bind: Bind, family: str) -> list[LocalContender]:
     """Every variant of a family that serves a measured class, pinned by name."""
     rows = {entry.name: (entry, row) for _, row, entry in table.of(family)}
     return [

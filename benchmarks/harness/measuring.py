@@ -9,7 +9,7 @@ from gemmill.tuner.protocol import first_line
 from gemmill.tuner.timing import shuffled
 from harness.contenders import Contender, WrongResult
 from harness.statistics import Sample, sample
-from harness.timers import Plan, Prepared, Timer
+from harness.timers import Prepared, Rounds, Timer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Measurement:
     """Contenders without a time, and why: the first line of their error"""
 
 
-def measure(operands: Operands, contenders: Sequence[Contender], timer: Timer, plan: Plan) -> Measurement:
+def measure(operands: Operands, contenders: Sequence[Contender], timer: Timer, plan: Rounds) -> Measurement:
     """Prepare every contender that takes the problem, then time them in turn, each round beginning with another."""
     problem = operands.problem
     failures: dict[str, str] = {}
@@ -45,7 +45,7 @@ def measure(operands: Operands, contenders: Sequence[Contender], timer: Timer, p
     return Measurement(problem=problem, samples={name: sample(us) for name, us in rounds.items()}, failures=failures)
 
 
-def _alternate(prepared: dict[str, Prepared], rounds: dict[str, list[float]], plan: Plan) -> None:
+def _alternate(prepared: dict[str, Prepared], rounds: dict[str, list[float]], plan: Rounds) -> None:
     running = list(prepared)
     for turn in range(plan.rounds):
         for name in shuffled(running, turn):

@@ -16,7 +16,7 @@ from gemmill.families.scaled_mm.sweep import Op
 from gemmill.family import Row
 from gemmill.numerics.measured import Operands
 from gemmill.runtime.select import model_ns, rejection
-from gemmill.runtime.table import Table
+from gemmill.runtime.variant_table import VariantTable
 from gemmill.tuner.problems import Problem
 from gemmill.tuner.protocol import first_line
 from gemmill.tuner.timing import BYTES_PER_S, FP8_FLOPS, shuffled
@@ -71,7 +71,7 @@ class Variants:
     """By class of calls and name; empty where no build is loaded: then the model has nothing to say."""
 
     @classmethod
-    def of(cls, pinned: Sequence[LocalContender], table: Table | None) -> "Variants":
+    def of(cls, pinned: Sequence[LocalContender], table: VariantTable | None) -> "Variants":
         """Of a loaded build's table."""
         rows = {} if table is None else dict(zip(_keys(table), table.rows, strict=True))
         return cls(pinned=tuple(pinned), rows=rows)
@@ -87,7 +87,7 @@ class Variants:
         return {name: model_ns(row, call, SM_COUNT) / 1e3 for name, row in taken.items()}
 
 
-def _keys(table: Table) -> list[tuple[int, str]]:
+def _keys(table: VariantTable) -> list[tuple[int, str]]:
     return [(row.problem, entry.name) for row, entry in zip(table.rows, table.entries, strict=True)]
 
 

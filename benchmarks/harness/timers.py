@@ -22,7 +22,7 @@ DEVICE_TIME = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Rounds:
     """How carefully to measure."""
 
     rounds: int

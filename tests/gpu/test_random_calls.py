@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gemmill
-from gemmill.fuzz.campaign import Plan, fuzz
+from gemmill.fuzz.campaign import Budget, fuzz
 from gemmill.fuzz.findings import FuzzSpec
 from gemmill.runtime.schemas import OPS
 from gpu.random_calls import calls_of
@@ -26,7 +26,7 @@ def test_random_calls(device, pytestconfig) -> None:
     """Operands padded with NaN (127 for s8), guards around outputs, scales and vectors, rank 3, empty batches, broken calls."""
     on_gpu = device.type == "cuda"
     spec = FuzzSpec(ops=NAMES, seed=1, gpu=on_gpu, build=pytestconfig.getoption("--build") if on_gpu else None)
-    report = fuzz(spec, Plan(calls=8000 if on_gpu else 400, jobs=4 if on_gpu else 1, call_seconds=120.0))
+    report = fuzz(spec, Budget(calls=8000 if on_gpu else 400, jobs=4 if on_gpu else 1, call_seconds=120.0))
     assert not [f"{finding.reproducer}: {finding.detail}" for finding in report.findings]
     assert report.legal > report.broken > 0
 

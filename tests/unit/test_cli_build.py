@@ -9,7 +9,7 @@ import pytest
 from gemmill.build import driver, maintenance, planning, toolchain
 from gemmill.build.errors import BuildError
 from gemmill.build.maintenance import CachedObject, CacheReport
-from gemmill.build.options import BuildOptions, BuildResult, Plan
+from gemmill.build.options import BuildOptions, BuildPlan, BuildResult
 from gemmill.cli.compiling import seconds_left
 from gemmill.manifest import RejectedEntry, write_manifest
 from gemmill.space import selections
@@ -32,7 +32,7 @@ class FakeLayer:
         self.asked: list[tuple] = []
         self.error: Exception | None = None
         self.result = BuildResult(folder=Path("/none"), manifest=manifest, compile_seconds=75.0, reused=False)
-        self.planned = Plan(
+        self.planned = BuildPlan(
             selection="smoke",
             arch=Arch.SM90A,
             configs=tuple(configs),
@@ -45,7 +45,7 @@ class FakeLayer:
             estimated_bytes=12_300_000,
         )
 
-    def plan(self, selection, options) -> Plan:
+    def plan(self, selection, options) -> BuildPlan:
         self.asked.append(("plan", selection, options))
         return self.planned
 

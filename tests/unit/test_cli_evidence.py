@@ -12,10 +12,10 @@ from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Choice, evidence_of, select
-from gemmill.runtime.table import make_table
 from gemmill.runtime.table_file import Source, TableRow, in_order
 from gemmill.runtime.table_file import make_table as make_tuned_table
 from gemmill.runtime.tuned import LoadedTable, Machine, Tuned, load_tuned
+from gemmill.runtime.variant_table import make_variant_table
 from gemmill.space.names import to_name
 from gemmill.vocab import DType
 
@@ -53,7 +53,7 @@ def loaded(monkeypatch, make_manifest, make_config, names):
     loaded_table = LoadedTable(path=Path("/tables/h200.json"), table=found, trusts={}, stale=0, refused=0)
     monkeypatch.setattr("gemmill.runtime.tuned.find_tables", lambda arch: iter([(loaded_table.path, found)]))
     tuned = load_tuned(manifest.entries, Machine(arch="sm90a", device=None, driver=None))
-    table = make_table(manifest.entries, [entry.symbol for entry in manifest.entries], tuned.choices)
+    table = make_variant_table(manifest.entries, [entry.symbol for entry in manifest.entries], tuned.choices)
 
     def explain(op: str, *tensors: torch.Tensor | None) -> Choice:
         call = operands.of_arguments(BY_NAME[op], tensors)

@@ -18,7 +18,7 @@ from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Choice, select
 from gemmill.runtime.serving import serving_of
-from gemmill.runtime.table import make_table
+from gemmill.runtime.variant_table import make_variant_table
 from gemmill.space.names import to_name
 from gemmill.vocab import Arch, DType, EpilogueKind, KernelSchedule
 
@@ -32,7 +32,7 @@ def asked(monkeypatch, make_manifest, make_config):
         make_config(kernel_schedule=KernelSchedule.MMA_SYNC),
         make_config(a_dtype=DType.S8, epilogue=EpilogueKind.SCALED_AZP_PER_TOKEN),
     )
-    table = make_table(manifest.entries, [entry.symbol for entry in manifest.entries], ())
+    table = make_variant_table(manifest.entries, [entry.symbol for entry in manifest.entries], ())
 
     def explain(op: str, *tensors: torch.Tensor | None) -> Choice:
         schema = BY_NAME[op]
@@ -166,7 +166,7 @@ def test_explain_refuses_what_the_op_refuses(gemmill, asked, arguments, sentence
 def asked_of_quant(monkeypatch, make_manifest):
     """Explains against a table of all quantisation variants, without an extension."""
     manifest = make_manifest(*quant_configs(Arch.SM90A))
-    table = make_table(manifest.entries, [entry.symbol for entry in manifest.entries], ())
+    table = make_variant_table(manifest.entries, [entry.symbol for entry in manifest.entries], ())
 
     def explain(op: str, *arguments: object) -> Choice:
         call = operands.of_arguments(BY_NAME[op], arguments)

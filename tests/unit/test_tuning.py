@@ -10,20 +10,20 @@ from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.family import ProblemCall, Registry
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import Trust, select
-from gemmill.runtime.table import Table, make_table
+from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from toy_tuning import TOY, TOY_TUNING, call, measured, toy_entry
 
 
 @pytest.fixture
-def toy_table(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Table]:
+def toy_table(monkeypatch: pytest.MonkeyPatch) -> Callable[..., VariantTable]:
     """Of two variants, which take one row and four rows at a time."""
     for known in (REGISTRY.choices, REGISTRY.tunings):
         monkeypatch.setitem(known, TOY, TOY_TUNING)
     entries = [toy_entry(n, str(n)) for n in (1, 4)]
-    return lambda *tuned: make_table(entries, ["1", "4"], tuned)
+    return lambda *tuned: make_variant_table(entries, ["1", "4"], tuned)
 
 
-def test_choice_over_named_sizes(toy_table: Callable[..., Table]) -> None:
+def test_choice_over_named_sizes(toy_table: Callable[..., VariantTable]) -> None:
     table = toy_table(measured("1", 8), measured("4", 8, page=20))
     assert [tuned.sizes for tuned in table.tuned] == [(8, 7, 16), (8, 7, 20)]
     for asked, name, trust in (
@@ -39,7 +39,7 @@ def test_choice_over_named_sizes(toy_table: Callable[..., Table]) -> None:
         assert (choice.entry.name, choice.trust) == (f"sm90a_toy_{name}", trust), asked
 
 
-def test_reasons_name_the_sizes(toy_table: Callable[..., Table]) -> None:
+def test_reasons_name_the_sizes(toy_table: Callable[..., VariantTable]) -> None:
     table = toy_table()
 
     def reasons(asked: ProblemCall) -> list[str]:

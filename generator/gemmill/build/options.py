@@ -80,7 +80,7 @@ class BuildOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BuildPlan:
     """What a build would do."""
 
     selection: str

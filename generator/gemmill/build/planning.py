@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gemmill.build.cache import Entry, Lookup
 from gemmill.build.errors import BuildError
 from gemmill.build.files import digest
-from gemmill.build.options import BuildOptions, Plan
+from gemmill.build.options import BuildOptions, BuildPlan
 from gemmill.build.sources import BINDING, Flags, Source, SourceKind, file_sources, flags_for, is_of_dsl, variant_source
 from gemmill.build.units import Unit, partition
 from gemmill.build.workshop import Workshop, open_workshop
@@ -72,7 +72,7 @@ def survey(selection: Selection, workshop: Workshop) -> Work:
     return Work(variants=variants, files=files, bad=bad, remembered=remembered, found=found)
 
 
-def plan(selection: Selection, options: BuildOptions) -> Plan:
+def plan(selection: Selection, options: BuildOptions) -> BuildPlan:
     """What `build` would do; compiles and writes nothing. Without a toolchain, what it would do with an empty cache.
     Raises BuildError."""
     try:
@@ -94,10 +94,10 @@ def _plan(
     entries: Sequence[Entry],
     bad: dict[str, str],
     without_toolchain: str,
-) -> Plan:
+) -> BuildPlan:
     sizes = {SourceKind.BINDING: 0, SourceKind.DSL: _DSL_OBJECT_BYTES}
     unknown = sum(len(unit.sources) * sizes.get(unit.kind, _OBJECT_BYTES) for unit in units)
-    return Plan(
+    return BuildPlan(
         selection=selection.name,
         arch=selection.arch,
         configs=selection.configs,

@@ -55,7 +55,7 @@ def fuzz(
 
         gemmill fuzz --op dynamic_scaled_fp8_quant --seed 3 --only 4711 --gpu
     """
-    from gemmill.fuzz.campaign import Plan, call_alone
+    from gemmill.fuzz.campaign import Budget, call_alone
     from gemmill.fuzz.campaign import fuzz as run
 
     if gpu is False:
@@ -68,7 +68,7 @@ def fuzz(
         found = single.findings
     else:
         limit = DEFAULT_SECONDS if seconds_ is None and calls is None else seconds_
-        plan = Plan(calls=calls, seconds=limit, jobs=jobs or 1, call_seconds=timeout)
+        plan = Budget(calls=calls, seconds=limit, jobs=jobs or 1, call_seconds=timeout)
         report = run(spec, plan, _tell)
         _print_report(report, as_json)
         found = report.findings

@@ -12,7 +12,7 @@ from gemmill.space.selections import Selection
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
-    from gemmill.build.options import Plan
+    from gemmill.build.options import BuildPlan
 
 
 def plan(
@@ -43,7 +43,7 @@ def plan(
     print_plan(selection, planned, max_size, as_json)
 
 
-def print_plan(selection: Selection, planned: "Plan", max_size: int | None, as_json: bool) -> None:
+def print_plan(selection: Selection, planned: "BuildPlan", max_size: int | None, as_json: bool) -> None:
     """Print a plan with the rejections of its selection, and whether it would be too large."""
     if as_json:
         print_json(

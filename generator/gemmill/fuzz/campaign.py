@@ -18,7 +18,7 @@ OPEN_SECONDS = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Budget:
     """How long a run is."""
 
     calls: int | None = None
@@ -54,12 +54,12 @@ class Single:
     findings: tuple[Finding, ...]
 
 
-def fuzz(spec: FuzzSpec, plan: Plan, found: Callable[[Finding], None] = lambda finding: None) -> Report:
+def fuzz(spec: FuzzSpec, plan: Budget, found: Callable[[Finding], None] = lambda finding: None) -> Report:
     """Make calls until there were enough; `found` is told of every finding at once. Raises FuzzError where none can be made."""
     return _Campaign(spec, plan, found).run()
 
 
-def call_alone(spec: FuzzSpec, index: int, call_seconds: float = Plan.call_seconds) -> Single:
+def call_alone(spec: FuzzSpec, index: int, call_seconds: float = Budget.call_seconds) -> Single:
     """Make one call of a run in a process of its own. Raises FuzzError where that cannot be started."""
     with Worker(spec, PROGRAM) as worker:
         where, answer = _hello(worker), _alone(worker, index, call_seconds)
@@ -88,7 +88,7 @@ def _alone(worker: Worker, index: int, seconds: float) -> dict[str, Any]:
 
 
 class _Campaign:
-    def __init__(self, spec: FuzzSpec, plan: Plan, found: Callable[[Finding], None]) -> None:
+    def __init__(self, spec: FuzzSpec, plan: Budget, found: Callable[[Finding], None]) -> None:
         self._spec, self._plan, self._found = spec, plan, found
         self._lock = threading.Lock()
         self._next = 0

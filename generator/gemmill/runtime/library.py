@@ -20,8 +20,8 @@ from gemmill.runtime.notices import tell_loaded, tell_quarantined, tell_unbuilt
 from gemmill.runtime.schemas import BY_NAME, OpSchema
 from gemmill.runtime.select import Choice, Noted, Trust, select
 from gemmill.runtime.serving import serving_of
-from gemmill.runtime.table import Table, make_table
 from gemmill.runtime.tuned import Machine, Tuned, load_tuned, machine
+from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.vocab import Arch
 
 _DESCRIBE = ctypes.CFUNCTYPE(
@@ -71,7 +71,7 @@ class Build:
         entries = self.manifest.entries
         symbols = [kernel.symbol.decode() for kernel in self._kernels]
         self.tuned: Tuned = load_tuned(entries, self._here)
-        self.table: Table = make_table(entries, symbols, self.tuned.choices, self.tuned.quarantined)
+        self.table: VariantTable = make_variant_table(entries, symbols, self.tuned.choices, self.tuned.quarantined)
         self._send_table()
 
     @property

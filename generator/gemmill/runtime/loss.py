@@ -8,9 +8,9 @@ from gemmill.family import ProblemCall
 from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import choose, model_ns
-from gemmill.runtime.table import Table, make_table
 from gemmill.runtime.table_file import Key, TableRow
 from gemmill.runtime.tuned import Tuned, current_row, siblings
+from gemmill.runtime.variant_table import VariantTable, make_variant_table
 
 ALIGNED = 16
 """Bytes: measured calls are aligned as the best variants need it."""
@@ -43,7 +43,7 @@ class Loss:
 def loss_of(entries: Sequence[KernelEntry], tuned: Tuned, sm_count: int) -> Loss | None:
     """The loss of a build with these entries at the rows of the tables that it loads; None where those have no row."""
     symbols = sorted({entry.symbol for entry in entries})
-    table = make_table(entries, symbols, tuned.choices, tuned.quarantined)
+    table = make_variant_table(entries, symbols, tuned.choices, tuned.quarantined)
     digests = {entry.name: entry.source_digest for entry in entries if entry.name not in tuned.quarantined}
     rows: dict[Key, TableRow] = {}
     for loaded in tuned.tables:
@@ -66,7 +66,7 @@ def loss_of(entries: Sequence[KernelEntry], tuned: Tuned, sm_count: int) -> Loss
 
 
 def _answered(
-    row: TableRow, parts: Mapping[tuple[str, int], Table], digests: Mapping[str, str], sm_count: int
+    row: TableRow, parts: Mapping[tuple[str, int], VariantTable], digests: Mapping[str, str], sm_count: int
 ) -> tuple[TableRow, float | None, bool]:
     """The row, how many times as long as its fastest the choice there takes (None without one), and whether that is an estimate."""
     current = current_row(row, digests)
@@ -87,13 +87,13 @@ def _answered(
     return row, (us or _estimated(row, table, index, call, sm_count)) / row.us[0], us is None
 
 
-def _by_class(table: Table) -> dict[tuple[str, int], Table]:
+def _by_class(table: VariantTable) -> dict[tuple[str, int], VariantTable]:
     """A table for each class of calls: hundreds of calls are answered, and each looks at all rows that there are."""
     members: dict[tuple[str, int], list[int]] = {}
     for i, (row, entry) in enumerate(zip(table.rows, table.entries, strict=True)):
         members.setdefault((entry.family, row.problem), []).append(i)
     return {
-        key: Table(
+        key: VariantTable(
             rows=tuple(table.rows[i] for i in rows),
             entries=tuple(table.entries[i] for i in rows),
             tuned=tuple(replace(tuned, row=rows.index(tuned.row)) for tuned in table.tuned if tuned.row in rows),
@@ -106,6 +106,6 @@ def _timed(row: TableRow, name: str) -> float | None:
     return dict(zip(row.variants, row.us, strict=True)).get(name)
 
 
-def _estimated(row: TableRow, table: Table, index: int, call: ProblemCall, sm_count: int) -> float:
+def _estimated(row: TableRow, table: VariantTable, index: int, call: ProblemCall, sm_count: int) -> float:
     """Not less than the slowest of the row, which has the fastest."""
     return max(row.us[-1], model_ns(table.rows[index], call, sm_count) / 1000)

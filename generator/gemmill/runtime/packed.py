@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from gemmill.family import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, ProblemCall, Row
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import Noted, Trust
-from gemmill.runtime.table import Table, TunedRow
+from gemmill.runtime.variant_table import TunedRow, VariantTable
 
 _NUMBER = ctypes.c_int64
 _Sizes, _Alignments, _Facts = _NUMBER * MOST_SIZES, _NUMBER * MOST_ALIGNED, _NUMBER * MOST_FACTS
@@ -62,7 +62,7 @@ def declare(library: ctypes.CDLL) -> None:
     library.gemmill_times_chosen.restype = _NUMBER
 
 
-def send(library: ctypes.CDLL, table: Table) -> None:
+def send(library: ctypes.CDLL, table: VariantTable) -> None:
     """Have the extension select from the table."""
     families = [_family(name, rows) for name, rows in table.families.items()]
     packed = (
@@ -73,7 +73,7 @@ def send(library: ctypes.CDLL, table: Table) -> None:
     library.gemmill_set_table(*(argument for array in packed for argument in (array, len(array))))
 
 
-def choose(library: ctypes.CDLL, table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust]:
+def choose(library: ctypes.CDLL, table: VariantTable, call: ProblemCall, sm_count: int) -> tuple[int, Trust]:
     """The extension's own choice for a call: index of the row, or -1."""
     choice, packed = PackedChoice(), packed_call(call)
     family = list(table.families).index(call.family)
@@ -81,7 +81,7 @@ def choose(library: ctypes.CDLL, table: Table, call: ProblemCall, sm_count: int)
     return choice.row, Trust(choice.trust)
 
 
-def noted(library: ctypes.CDLL, table: Table, most: int) -> Iterator[Noted]:
+def noted(library: ctypes.CDLL, table: VariantTable, most: int) -> Iterator[Noted]:
     """Takes what the extension noted."""
     room = (_Noted * most)()
     names = list(table.families)

@@ -9,9 +9,9 @@ from pathlib import Path
 from gemmill.family import ProblemCall, Row
 from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
-from gemmill.runtime.table import Table, TunedRow
 from gemmill.runtime.table_file import Source, TableRow
 from gemmill.runtime.tuned import Tuned, siblings
+from gemmill.runtime.variant_table import TunedRow, VariantTable
 
 
 class Trust(Enum):
@@ -61,7 +61,7 @@ class Choice:
         return "\n".join([head, *(f"  not {r.name}: {r.reason}" for r in self.trace)])
 
 
-def select(table: Table, call: ProblemCall, sm_count: int, pinned: str | None = None) -> Choice:
+def select(table: VariantTable, call: ProblemCall, sm_count: int, pinned: str | None = None) -> Choice:
     """The choice for a call on a device of `sm_count` multiprocessors, where the variant `pinned` is pinned if named.
 
     The op launches nothing for an empty result, so no variant is chosen for one.
@@ -102,7 +102,7 @@ def rejection(row: Row, call: ProblemCall) -> str | None:
     return tuning.refuses(row, call)
 
 
-def _select_pinned(table: Table, call: ProblemCall, pinned: str) -> Choice:
+def _select_pinned(table: VariantTable, call: ProblemCall, pinned: str) -> Choice:
     rows = table.rows_of(pinned)
     row = next((i for i in rows if table.rows[i].problem == call.problem), rows[0])
     others = tuple(
@@ -114,12 +114,12 @@ def _select_pinned(table: Table, call: ProblemCall, pinned: str) -> Choice:
     return Choice(entry=None, trust=Trust.PINNED, trace=(Rejected(name=pinned, reason=reason), *others))
 
 
-def _same_for_all(table: Table, family: str, reason: str) -> tuple[Rejected, ...]:
+def _same_for_all(table: VariantTable, family: str, reason: str) -> tuple[Rejected, ...]:
     names = dict.fromkeys(entry.name for _, _, entry in table.of(family))
     return tuple(Rejected(name=name, reason=reason) for name in names)
 
 
-def choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
+def choose(table: VariantTable, call: ProblemCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
     """The row for a call where nothing is pinned, or -1; what the choice rests on, and the measured one if there is one."""
     tuning = REGISTRY.choices[call.family]
     tuned, trust = _choose_tuned(table, call) if tuning.is_measured else (None, Trust.ONLY)
@@ -134,7 +134,7 @@ def choose(table: Table, call: ProblemCall, sm_count: int) -> tuple[int, Trust, 
     return best, Trust.MODEL if tuning.is_measured else Trust.ONLY, None
 
 
-def _choose_tuned(table: Table, call: ProblemCall) -> tuple[TunedRow | None, Trust]:
+def _choose_tuned(table: VariantTable, call: ProblemCall) -> tuple[TunedRow | None, Trust]:
     tuning = REGISTRY.choices[call.family]
     bucketed, near = tuning.sizes.index(tuning.bucketed), tuple(map(tuning.sizes.index, tuning.near))
     best: TunedRow | None = None
@@ -162,7 +162,7 @@ def _octaves(measured: int, size: int) -> float:
 
 
 def _trace(
-    table: Table, call: ProblemCall, sm_count: int, chosen: KernelEntry | None, trust: Trust
+    table: VariantTable, call: ProblemCall, sm_count: int, chosen: KernelEntry | None, trust: Trust
 ) -> tuple[Rejected, ...]:
     reasons: dict[str, Rejected] = {}
     for _, row, entry in table.of(call.family):

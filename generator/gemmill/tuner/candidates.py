@@ -8,8 +8,8 @@ from gemmill.family import Row
 from gemmill.manifest import KernelEntry, Manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import model_ns, rejection, select
-from gemmill.runtime.table import Table, make_table
 from gemmill.runtime.tuned import Machine, load_tuned
+from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.tuner.heuristics import Tile
 from gemmill.tuner.peers import VLLM, peers_of, vllm_takes
 from gemmill.tuner.problems import Problem
@@ -26,7 +26,7 @@ class BuildFacts:
 
     folder: Path
     manifest: Manifest
-    table: Table
+    table: VariantTable
     """Its rows, with the choices that tables give for the device."""
 
 
@@ -35,7 +35,7 @@ def build_facts(folder: Path, manifest: Manifest, here: Machine, names: frozense
     entries = [e for e in manifest.entries if e.family in REGISTRY.tunings and (names is None or e.name in names)]
     symbols = sorted({entry.symbol for entry in entries})
     tuned = load_tuned(entries, here)
-    table = make_table(entries, symbols, tuned.choices, tuned.quarantined)
+    table = make_variant_table(entries, symbols, tuned.choices, tuned.quarantined)
     return BuildFacts(folder=folder, manifest=manifest, table=table)
 
 
@@ -88,7 +88,7 @@ def field_of(
     )
 
 
-def fitting(table: Table, problem: Problem, sm_count: int) -> Iterator[tuple[KernelEntry, Row, float]]:
+def fitting(table: VariantTable, problem: Problem, sm_count: int) -> Iterator[tuple[KernelEntry, Row, float]]:
     """The variants of a table that take a problem, each with its row and the nanoseconds that the model gives it."""
     for _, row, entry in table.of(problem.family):
         if rejection(row, problem.call) is None:

@@ -15,7 +15,7 @@ from gemmill.build.errors import BuildError
 from gemmill.build.options import BuildOptions
 from gemmill.manifest import Manifest
 from gemmill.registry import REGISTRY
-from gemmill.runtime.table import make_table
+from gemmill.runtime.variant_table import make_variant_table
 from gemmill.space.names import symbol_of
 from gemmill.space.selections import Selection
 from gemmill.tuner.candidates import PLAUSIBLE, fitting
@@ -77,7 +77,7 @@ def waves_of(selection: Selection, problems: Sequence[Problem], sm_count: int) -
     """The selection's promising kernels in parts, those first that the model ranks highest for some problem."""
     _, manifest = stand_in_build(selection)
     entries = [entry for entry in manifest.entries if entry.family in REGISTRY.tunings]
-    table = make_table(entries, sorted({entry.symbol for entry in entries}), ())
+    table = make_variant_table(entries, sorted({entry.symbol for entry in entries}), ())
     places: dict[str, float] = {}
     for problem in problems:
         guesses: dict[str, float] = {}

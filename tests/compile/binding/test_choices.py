@@ -16,7 +16,7 @@ from gemmill.family import ProblemCall, Row
 from gemmill.registry import REGISTRY
 from gemmill.runtime.chosen import chosen_in
 from gemmill.runtime.select import Noted, Trust, model_ns, select
-from gemmill.runtime.table import TunedRow, make_table
+from gemmill.runtime.variant_table import TunedRow, make_variant_table
 
 SMS = 132
 ROUNDS = 4000
@@ -104,7 +104,7 @@ def test_choices_agree_among_families_of_other_sizes(probe, with_table: Callable
         for heads in (7, 9)
         for page in (16, 20)
     ]
-    table = make_table([*known, *toys], [entry.symbol for entry in known], of_toys)
+    table = make_variant_table([*known, *toys], [entry.symbol for entry in known], of_toys)
     with_table(rows=table.rows, entries=table.entries, tuned=table.tuned)
     seen = set()
     for other in some_calls(10, ROUNDS // 4):

@@ -365,11 +365,11 @@ def test_they_compile_as_one_graph() -> None:
 def quant_build(smoke_build, make_manifest, monkeypatch):
     """A build of the default selection's quantisation kernels."""
     from gemmill.runtime import ops
-    from gemmill.runtime.table import make_table
+    from gemmill.runtime.variant_table import make_variant_table
 
     manifest = make_manifest(*quant_selections.default(Arch.SM90A))
     symbols = [entry.symbol for entry in manifest.entries]
-    build = type(smoke_build)(manifest, make_table(manifest.entries, symbols, ()))
+    build = type(smoke_build)(manifest, make_variant_table(manifest.entries, symbols, ()))
     monkeypatch.setattr(ops, "_active", build)
     return build
 

@@ -14,8 +14,8 @@ from gemmill.families.scaled_mm.ops import SCALED_MM, SCALED_MM_AZP
 from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.select import Trust, select
-from gemmill.runtime.table import Table
 from gemmill.runtime.tuned import TunedChoice
+from gemmill.runtime.variant_table import VariantTable
 from gemmill.space.names import to_name
 from gemmill.vocab import Backend, DType, KernelSchedule, RasterOrder, TileScheduler
 
@@ -30,7 +30,7 @@ def tiles(make_config) -> dict[int, object]:
 
 
 @pytest.fixture
-def two_tiles(tiles, table_of) -> Callable[..., Table]:
+def two_tiles(tiles, table_of) -> Callable[..., VariantTable]:
     return lambda *choices: table_of(*tiles.values(), tuned=choices)
 
 

@@ -14,7 +14,7 @@ from gemms import Op, gemm
 from harness.contenders import LocalContender, of_classes, ops_contender
 from harness.measuring import measure
 from harness.statistics import geometric_mean, sample
-from harness.timers import Plan
+from harness.timers import Rounds
 
 
 class ScriptedTimer:
@@ -56,7 +56,7 @@ def contender(name, **changes):
 
 def test_each_round_has_its_own_order(operands):
     timer = ScriptedTimer(x=1.0, y=2.0)
-    found = measure(operands, [contender("x"), contender("y")], timer, Plan(rounds=3))
+    found = measure(operands, [contender("x"), contender("y")], timer, Rounds(rounds=3))
     assert timer.log == [name for turn in range(3) for name in shuffled(["x", "y"], turn)]
     assert found.samples["y"].rounds_us == (2.0, 2.0, 2.0)
     assert timer.closed == 2
@@ -64,7 +64,7 @@ def test_each_round_has_its_own_order(operands):
 
 def test_slow_contenders_are_dropped_after_the_first_round(operands):
     timer = ScriptedTimer(x=1.0, y=1.4, z=1.6)
-    plan = Plan(rounds=5, give_up_ratio=1.5)
+    plan = Rounds(rounds=5, give_up_ratio=1.5)
     found = measure(operands, [contender(name) for name in "xyz"], timer, plan)
     assert {name: len(s.rounds_us) for name, s in found.samples.items()} == {"x": 5, "y": 5, "z": 1}
 
@@ -78,13 +78,13 @@ def test_a_wrong_result_is_not_timed(operands):
         return call
 
     timer = ScriptedTimer(right=1.0)
-    found = measure(operands, [contender("wrong", bind=off_by_one_row), contender("right")], timer, Plan(rounds=1))
+    found = measure(operands, [contender("wrong", bind=off_by_one_row), contender("right")], timer, Rounds(rounds=1))
     assert list(found.samples) == ["right"]
     assert re.match(r"wrong result of fp8 16 x 32 x 64: \d+ of 512 elements", found.failures["wrong"])
 
 
 def test_a_result_that_is_not_written_is_wrong(operands):
-    found = measure(operands, [contender("lazy", bind=lambda x, i: lambda: None)], ScriptedTimer(), Plan(rounds=1))
+    found = measure(operands, [contender("lazy", bind=lambda x, i: lambda: None)], ScriptedTimer(), Rounds(rounds=1))
     assert "elements are wrong" in found.failures["lazy"]
 
 
@@ -93,7 +93,7 @@ def test_a_failing_contender_costs_its_own_figures_only(operands):
         raise RuntimeError("not on this device\nsecond line")
 
     timer = ScriptedTimer(other=1.0)
-    found = measure(operands, [contender("refuser", bind=refuse), contender("other")], timer, Plan(rounds=1))
+    found = measure(operands, [contender("refuser", bind=refuse), contender("other")], timer, Rounds(rounds=1))
     assert found.failures == {"refuser": "not on this device"}
     assert list(found.samples) == ["other"]
     assert "clear" in timer.log
@@ -102,15 +102,15 @@ def test_a_failing_contender_costs_its_own_figures_only(operands):
 def test_contenders_are_asked_what_they_take(operands):
     int8 = LocalContender(name="int8", bind=through(torch.ops.gemmill), suits=of_classes(frozenset({Op.INT8})))
     large = contender("large", suits=lambda problem: problem.step >= 17)
-    found = measure(operands, [int8, large], ScriptedTimer(), Plan(rounds=1))
+    found = measure(operands, [int8, large], ScriptedTimer(), Rounds(rounds=1))
     assert found.samples == {} and found.failures == {}
 
 
 def test_calls_in_a_round():
     decode, prefill = gemm(op=Op.FP8, m=16, n=4096, k=4096), gemm(op=Op.FP8, m=8192, n=8192, k=8192)
-    assert Plan(rounds=1).calls(decode) == Plan(rounds=1).calls(prefill) == 20
-    assert Plan(rounds=1, short=True).calls(decode) == 20
-    assert Plan(rounds=1, short=True).calls(prefill) == 4
+    assert Rounds(rounds=1).calls(decode) == Rounds(rounds=1).calls(prefill) == 20
+    assert Rounds(rounds=1, short=True).calls(decode) == 20
+    assert Rounds(rounds=1, short=True).calls(prefill) == 4
 
 
 def test_sample():

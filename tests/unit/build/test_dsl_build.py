@@ -24,7 +24,7 @@ from gemmill.build.sources import flags_for, variant_source
 from gemmill.build.units import Unit
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.locations import templates_dir
-from gemmill.runtime.table import make_table
+from gemmill.runtime.variant_table import make_variant_table
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.selections import Selection
 from gemmill.vocab import Arch, Backend
@@ -107,7 +107,8 @@ def test_both_backends_in_one_extension(fake_dsl: FakeDsl, options: BuildOptions
     assert first.compile_seconds == 0.75, "half of the import is this kernel's"
     assert first.peak_memory_bytes == 200 << 20
     assert [
-        row.kernel for row in make_table(result.manifest.entries, [e.symbol for e in result.manifest.entries], ()).rows
+        row.kernel
+        for row in make_variant_table(result.manifest.entries, [e.symbol for e in result.manifest.entries], ()).rows
     ]
 
 

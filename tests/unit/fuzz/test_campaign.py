@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gemmill.fuzz.breakages import break_call, draw_call
-from gemmill.fuzz.campaign import Plan, call_alone, fuzz
+from gemmill.fuzz.campaign import Budget, call_alone, fuzz
 from gemmill.fuzz.findings import FuzzError, FuzzSpec, Kind
 from gemmill.numerics.call import CPU_LIMITS
 from gemmill.numerics.memory import Memory
@@ -57,7 +57,7 @@ def test_every_kind_is_found_and_the_run_goes_on() -> None:
     committed = faults(*(kind for kind in Kind if kind is not Kind.NOT_REPEATABLE))
     told = []
     spec = SabotagedSpec(ops=OPS, seed=SEED, faults=committed)
-    report = fuzz(spec, Plan(calls=70, call_seconds=5.0), told.append)
+    report = fuzz(spec, Budget(calls=70, call_seconds=5.0), told.append)
     found = {str(finding.index): finding for finding in report.findings if str(finding.index) in committed}
     assert {index: finding.kind.value for index, finding in found.items()} == committed
     assert sorted(told, key=lambda finding: finding.index) == list(report.findings)
@@ -89,19 +89,19 @@ def test_a_call_alone_is_the_one_of_the_run() -> None:
 def test_calls_do_not_depend_on_the_number_of_processes() -> None:
     committed = faults(Kind.WRONG, Kind.REFUSED, Kind.SENTENCE)
     spec = SabotagedSpec(ops=OPS, seed=SEED, faults=committed)
-    one, two = (fuzz(spec, Plan(calls=100, jobs=jobs)) for jobs in (1, 2))
+    one, two = (fuzz(spec, Budget(calls=100, jobs=jobs)) for jobs in (1, 2))
     assert one.findings == two.findings and len(one.findings) >= 3
     assert (one.legal, one.broken) == (two.legal, two.broken)
 
 
 def test_a_run_ends_after_its_time() -> None:
-    report = fuzz(FuzzSpec(ops=OPS), Plan(seconds=0.0))
+    report = fuzz(FuzzSpec(ops=OPS), Budget(seconds=0.0))
     assert (report.calls, report.findings) == (0, ())
 
 
 def test_a_process_that_cannot_be_started_is_one_sentence() -> None:
     with pytest.raises(FuzzError, match=r"the process that makes the calls cannot be started: .*no_such_build"):
-        fuzz(FuzzSpec(ops=OPS, gpu=True, build="no_such_build"), Plan(calls=1))
+        fuzz(FuzzSpec(ops=OPS, gpu=True, build="no_such_build"), Budget(calls=1))
 
 
 def test_the_command_finds_nothing_wrong_with_the_cpu_path(gemmill) -> None:

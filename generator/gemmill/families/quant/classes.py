@@ -1,6 +1,6 @@
 """Classes of calls: each is served by one config, whose fields these are."""
 
-from gemmill.families.quant.config import GROUP_SIZES, IN_DTYPES, OUT_DTYPES, Activation, QuantFamily, ScaleFormat
+from gemmill.families.quant.config import IN_DTYPES, OUT_DTYPES, QUANT_GROUP_SIZES, Activation, QuantFamily, ScaleFormat
 from gemmill.family import ClassAxis, Classes
 from gemmill.family.operand import DTYPE_CODES
 from gemmill.vocab import DType
@@ -13,7 +13,9 @@ CLASSES = Classes(
         ClassAxis(name="in_dtype", expression="valued", values={x: DTYPE_CODES[x.torch_name] for x in IN_DTYPES}),
         ClassAxis(name="out_dtype", expression="coded", values=CODED),
         ClassAxis(name="activation", expression="chosen", values={x: i for i, x in enumerate(Activation)}),
-        ClassAxis(name="group_size", expression="group_size", values={size: size for size in (0, 16, *GROUP_SIZES)}),
+        ClassAxis(
+            name="group_size", expression="group_size", values={size: size for size in (0, 16, *QUANT_GROUP_SIZES)}
+        ),
         ClassAxis(name="scale_format", expression="scale_format", values={x: i for i, x in enumerate(ScaleFormat)}),
         ClassAxis(name="symmetric", expression="azp", values={True: 0, False: 1}),
         ClassAxis(name="vllm", expression="of_vllm", values={False: 0, True: 1}),

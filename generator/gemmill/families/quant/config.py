@@ -12,7 +12,7 @@ from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
 IN_DTYPES = (DType.BF16, DType.F16, DType.F32)
 OUT_DTYPES = (DType.E4M3, DType.S8)
-GROUP_SIZES = (32, 64, 128)
+QUANT_GROUP_SIZES = (32, 64, 128)
 BLOCK_FORMATS = (NVFP4, MXFP4, MXFP6, MXFP8)
 """With a scale of one byte for each group, as block-scaled tensor cores read them."""
 
@@ -263,9 +263,9 @@ def _normed(c: QuantConfig) -> Iterator[str]:
 def _groups(c: QuantConfig) -> Iterator[str]:
     if not (c.family.is_grouped or c.family.is_blocked) and c.group_size:
         yield f"group_size={c.group_size} contradicts family={c.family}: no scale belongs to a group"
-    if c.family.is_grouped and c.group_size not in GROUP_SIZES:
+    if c.family.is_grouped and c.group_size not in QUANT_GROUP_SIZES:
         yield (
-            f"group_size={c.group_size}: groups of {', '.join(map(str, GROUP_SIZES))} are held by 2 to 32 lanes of one warp, 16 bytes each"
+            f"group_size={c.group_size}: groups of {', '.join(map(str, QUANT_GROUP_SIZES))} are held by 2 to 32 lanes of one warp, 16 bytes each"
         )
 
 
@@ -351,7 +351,7 @@ def all_configs(arch: Arch = Arch.SM90A) -> Iterator[QuantConfig]:
     """Every variant that the rules allow, each once."""
     flags = (True, False)
     yield from _block_configs(arch)
-    axes = product(QuantFamily, IN_DTYPES, OUT_DTYPES, Activation, (0, *GROUP_SIZES), ScaleFormat, flags, flags)
+    axes = product(QuantFamily, IN_DTYPES, OUT_DTYPES, Activation, (0, *QUANT_GROUP_SIZES), ScaleFormat, flags, flags)
     for family, in_dtype, out_dtype, activation, group_size, scale_format, symmetric, vllm in axes:
         if family.is_blocked or (activation is not Activation.NONE and in_dtype is DType.F32):
             continue  # activations follow a GEMM, whose results are bf16 or f16

@@ -6,8 +6,8 @@ from itertools import product
 from typing import Any
 
 from gemmill.families.quant.config import (
-    GROUP_SIZES,
     IN_DTYPES,
+    QUANT_GROUP_SIZES,
     Activation,
     QuantConfig,
     QuantFamily,
@@ -100,7 +100,7 @@ _FP8, _INT8, _EITHER = (DType.E4M3,), (DType.S8,), (DType.E4M3, DType.S8)
 _SILU = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU,)}
 _GATED = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)}
 _AZP_IF_ASKED = {"symmetric": (True, False)}
-_GROUPS = {"group_sizes": GROUP_SIZES}
+_GROUPS = {"group_sizes": QUANT_GROUP_SIZES}
 _LARGE_GROUPS = {"group_sizes": (64, 128)}
 _POWERS_TOO = {"scale_formats": (ScaleFormat.F32, ScaleFormat.POWER_OF_TWO)}
 _WORDS = {"scale_formats": (ScaleFormat.PACKED_UE8M0,)}

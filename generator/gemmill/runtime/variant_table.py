@@ -24,7 +24,7 @@ class TunedRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class VariantTable:
     """Rows with the entry that each stands for, and the measured choices among them; those of a family are neighbours."""
 
     rows: tuple[Row, ...]
@@ -50,12 +50,12 @@ class Table:
         return [i for i, entry in enumerate(self.entries) if entry.name == name]
 
 
-def make_table(
+def make_variant_table(
     entries: Iterable[KernelEntry],
     kernels: Sequence[str],
     tuned: Iterable[TunedChoice],
     quarantined: Mapping[str, str] | None = None,
-) -> Table:
+) -> VariantTable:
     """The table for the kernels of an extension, `kernels` being their symbols in its order.
 
     `quarantined` has variants that are never chosen, and why; no measured choice names one.
@@ -82,4 +82,4 @@ def make_table(
             if found is not None:
                 sizes = tuning.ordered(choice.sizes)
                 tuned_rows.append(TunedRow(problem=choice.problem, sizes=sizes, row=found, exact=choice.exact))
-    return Table(rows=tuple(rows), entries=tuple(owners), tuned=tuple(tuned_rows), quarantined=withheld)
+    return VariantTable(rows=tuple(rows), entries=tuple(owners), tuned=tuple(tuned_rows), quarantined=withheld)
