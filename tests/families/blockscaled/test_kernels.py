@@ -51,7 +51,7 @@ CODES = CODE_PAIRS
 def test_the_default_selection_on_hopper() -> None:
     configs = list(default(Arch.SM90A))
     weights = [config for config in configs if isinstance(config, WeightConfig)]
-    assert len({symbol_of(config) for config in weights}) == 28 and len(weights) == 196
+    assert len({symbol_of(config) for config in weights}) == 32 and len(weights) == 224
     assert all(REGISTRY.check(config) for config in configs)
     for pair in FP4_PAIRS:
         assert {c.tile_m for c in weights if c.pair is pair} == {8, 16, 32, 64, 96, 128, 192, 256}

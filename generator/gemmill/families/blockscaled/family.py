@@ -11,6 +11,7 @@ from gemmill.families.blockscaled.config import (
     FewConfig,
     FoldedConfig,
     ManyConfig,
+    PackedConfig,
     PairConfig,
     WeightConfig,
     WidenedConfig,
@@ -34,7 +35,7 @@ def _filters(config: AnyConfig) -> dict[str, Any]:
 def _kernels(
     config: type[AnyConfig],
     doc: str,
-    to_and_from: tuple[Callable[..., list[str]], Callable[..., AnyConfig]],
+    to_and_from: tuple[Callable[..., list[str]], Callable[..., AnyConfig | PackedConfig]],
     rules: tuple[Rule, ...],
     spell: Callable[..., Spelled],
 ) -> Kernels:
