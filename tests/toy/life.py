@@ -77,7 +77,17 @@ def build(objects: Path, home: Path, wrapped: list[str]) -> Path:
         p
         for p in sorted(objects.glob("*.o"))
         if p.name.startswith(
-            ("extension_", "blockscaled_", "gated_mm_", "kv_cache_", "moe_", "quant_", "scaled_mm_", "sparse_mm_", "binding_machine")
+            (
+                "extension_",
+                "blockscaled_",
+                "gated_mm_",
+                "kv_cache_",
+                "moe_",
+                "quant_",
+                "scaled_mm_",
+                "sparse_mm_",
+                "binding_machine",
+            )
         )
     ]
     wraps = [f"-Wl,--wrap={name}" for name in wrapped]

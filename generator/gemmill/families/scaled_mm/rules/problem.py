@@ -38,7 +38,11 @@ def operands_of_16_bits(config: KernelConfig) -> Iterator[str]:
     if p.group_size:
         yield f"scales in groups of {p.group_size} belong to codes of 8 bits, operands are {p.a_dtype}"
     s = config.schedule
-    if config.backend is Backend.CUTLASS and s.kernel_schedule.uses_tma and s.tile_scheduler is not TileScheduler.STREAM_K:
+    if (
+        config.backend is Backend.CUTLASS
+        and s.kernel_schedule.uses_tma
+        and s.tile_scheduler is not TileScheduler.STREAM_K
+    ):
         yield f"the cutlass backend has {p.a_dtype} operands in its unaligned and streamk kernels only: cutedsl has the other fast ones"
 
 
