@@ -104,7 +104,7 @@ __device__ __forceinline__ void pack_centroids(VectorsParams<kHeadDim> const& pa
   if (coding.method == kEden && is_usable) norm /= product;
   __syncwarp();
   put_codes<kHeadDim>(to, codes, coding.bits);
-  if (lane == 0) put_scalar(to + coding.scalars, norm);
+  put_scalar(to + coding.scalars, norm);
   if (coding.has_signs()) {
     float const stored = to_float(__float2half_rn(norm));
     float residual[kOwn], projected[kOwn];
@@ -121,7 +121,7 @@ __device__ __forceinline__ void pack_centroids(VectorsParams<kHeadDim> const& pa
       if (lane < 4) to[coding.code_bytes + 4 * k + lane] = static_cast<uint8_t>(word >> 8 * lane);
     }
     float const size = sqrtf(sum_of_warp(square));
-    if (lane == 0) put_scalar(to + coding.scalars + 2, size);
+    put_scalar(to + coding.scalars + 2, size);
   }
   __syncwarp();  // codes are free
 }
@@ -149,7 +149,7 @@ __device__ __forceinline__ void pack_uniform(VectorCoding const& coding, uint8_t
   }
   __syncwarp();
   put_codes<kHeadDim>(to, codes, coding.bits);
-  if (lane == 0) put_scalar(to + coding.scalars, scale), put_scalar(to + coding.scalars + 2, least);
+  put_scalar(to + coding.scalars, scale), put_scalar(to + coding.scalars + 2, least);
   __syncwarp();
 }
 

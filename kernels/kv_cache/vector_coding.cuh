@@ -76,11 +76,13 @@ __device__ __forceinline__ float scalar_at(uint8_t const* bytes) {
   return to_float(value);
 }
 
+// By a warp whose lanes all have it: a lane writes a byte.
 __device__ __forceinline__ void put_scalar(uint8_t* bytes, float x) {
+  int const lane = threadIdx.x % 32;
   __half const value = __float2half_rn(x);
   uint16_t bits;
   memcpy(&bits, &value, sizeof bits);
-  bytes[0] = bits & 0xFF, bytes[1] = bits >> 8;
+  if (lane < 2) bytes[lane] = static_cast<uint8_t>(bits >> 8 * lane);
 }
 
 __device__ __forceinline__ uint32_t code_at(uint8_t const* codes, int bits, int element) {

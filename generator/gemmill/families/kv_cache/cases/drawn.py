@@ -85,11 +85,11 @@ def _decode(draw: Draw) -> LegalCall:
     batch, rows, heads = draw.one_of((0, 1, 1, 2, 3)), draw.one_of((0, 1, 1, 1, 3, 8)), kv_heads * group
     seed = -1 if draw.chance(0.2) else draw.below(1 << 40)
     format, head_dim = _stored(draw, DECODED)
-    vectors = (batch, rows, heads, head_dim)
+    shape_of_q = (batch, rows, heads, head_dim)
     _, key_bits, value_bits = FORMATS[format]
     slots = {
-        "out": vectors(draw, dtype, vectors, draw.chance(TIDY), written=True),
-        "q": vectors(draw, dtype, vectors, draw.chance(TIDY)),
+        "out": vectors(draw, dtype, shape_of_q, draw.chance(TIDY), written=True),
+        "q": vectors(draw, dtype, shape_of_q, draw.chance(TIDY)),
         "cache": _cache(
             draw, (pages, kv_heads, page, head_dim * (key_bits + value_bits) // 8 + 4), draw.one_of(_BYTES)
         ),

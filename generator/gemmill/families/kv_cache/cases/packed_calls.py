@@ -218,7 +218,7 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
                 for format, (tokens, heads, gap) in zip(
                     formats, cycle(((1, 1, 0), (67, 3, 5), (300, 8, 66))), strict=False
                 ):
-                    case = {"tokens": tokens, "heads": heads, "gap": gap, "is_mapped": tokens == 67}
+                    case: dict[str, Any] = {"tokens": tokens, "heads": heads, "gap": gap, "is_mapped": tokens == 67}
                     yield kind_of_case(format=format, of_values=of_values, is_odd=tokens > 1, **case, **common)
             yield kind_of_case(format=keys[0], tokens=0, heads=2, **common)
         case Kind.SCORES:
@@ -229,13 +229,13 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
                 )
             yield ScoresCase(length=0, **common)
         case _:
-            formats = [
+            pairs = [
                 f"k_{keys[i % len(keys)]}_v_{name}" for i, name in enumerate((*VALUE_FORMATS, "uniform4", "eden3"))
             ]
-            for format, sizes in zip(formats, cycle(_attended()), strict=False):
-                yield AttendCase(format=format, **(common | sizes))
-            for sizes in _attended():
-                yield AttendCase(**(common | sizes))
+            for format, options in zip(pairs, cycle(_attended()), strict=False):
+                yield AttendCase(format=format, **(common | options))
+            for options in _attended():
+                yield AttendCase(**(common | options))
 
 
 def _attended() -> Iterator[dict[str, Any]]:
