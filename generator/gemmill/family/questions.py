@@ -52,8 +52,14 @@ def merged(options: Iterable[Asked]) -> dict[str, Asked]:
         if before is not option:
             found[option.name] = replace(
                 option,
-                help="; ".join(dict.fromkeys((before.help, option.help[0].lower() + option.help[1:]))),
+                help=_joined(before.help, option.help),
                 choices=tuple(dict.fromkeys(before.choices + option.choices)),
                 required=False,
             )
     return found
+
+
+def _joined(before: str, added: str) -> str:
+    """What several families say of an option, each thing once."""
+    lowered = added[0].lower() + added[1:]
+    return before if lowered.lower() in before.lower().split("; ") else f"{before}; {lowered}"
