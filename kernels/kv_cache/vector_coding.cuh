@@ -76,12 +76,18 @@ __device__ __forceinline__ float scalar_at(uint8_t const* bytes) {
   return to_float(value);
 }
 
-// By a warp whose lanes all have it: a lane writes a byte.
+// By a warp whose lanes all have it: a lane writes a byte. Of bits that came by memcpy from a __half, nvcc 13.0 took the number's
+// integer part for the low byte (F2I.U8.F16 in its SASS): so they come from an instruction that yields bits.
 __device__ __forceinline__ void put_scalar(uint8_t* bytes, float x) {
   int const lane = threadIdx.x % 32;
+#ifdef __CUDA_ARCH__
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+#else
   __half const value = __float2half_rn(x);
   uint16_t bits;
   memcpy(&bits, &value, sizeof bits);
+#endif
   if (lane < 2) bytes[lane] = static_cast<uint8_t>(bits >> 8 * lane);
 }
 

@@ -50,12 +50,16 @@ def merged(options: Iterable[Asked]) -> dict[str, Asked]:
                 f"{option.kind.__name__} to another"
             )
         if before is not option:
-            told = {text.lower(): text for text in before.help.split("; ")}
-            told.setdefault(option.help.lower(), option.help[0].lower() + option.help[1:])
             found[option.name] = replace(
                 option,
-                help="; ".join(told.values()),
+                help=_joined(before.help, option.help),
                 choices=tuple(dict.fromkeys(before.choices + option.choices)),
                 required=False,
             )
     return found
+
+
+def _joined(before: str, added: str) -> str:
+    """What several families say of an option, each thing once."""
+    lowered = added[0].lower() + added[1:]
+    return before if lowered.lower() in before.lower().split("; ") else f"{before}; {lowered}"

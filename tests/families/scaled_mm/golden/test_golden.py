@@ -61,4 +61,6 @@ def test_every_template_and_partial_is_in_a_reference(monkeypatch: pytest.Monkey
     monkeypatch.setattr(render, "environment", lambda root=None: recording)
     for name in CASES.values():
         emit(parse_name(name))
-    assert read == {f"scaled_mm/cutlass/{path.name}" for path in (templates_dir() / "scaled_mm" / "cutlass").iterdir()}
+    folders = (templates_dir() / "scaled_mm" / "cutlass", templates_dir() / "gemm")
+    there = [path for folder in folders for path in folder.iterdir()]
+    assert read == {path.relative_to(templates_dir()).as_posix() for path in there}
