@@ -6,20 +6,14 @@ from itertools import product
 from gemmill.families.gated_mm.config import Activation, GatedConfig, Result
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
-BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE, KernelSchedule.PINGPONG
+BASIC, COOPERATIVE = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE
 _FEW = {
     Result.BF16: (((64, 16, 256), BASIC), ((128, 32, 256), COOPERATIVE)),
     Result.STATIC: (((64, 16, 256), BASIC), ((128, 32, 256), COOPERATIVE)),
     Result.GROUP: (((256, 16, 128), COOPERATIVE), ((256, 32, 128), COOPERATIVE)),
 }
 _SOME = ((256, 64, 128), COOPERATIVE)
-_MANY = {
-    Result.BF16: ((128, 192, 128), PINGPONG, False),
-    Result.STATIC: ((128, 192, 128), PINGPONG, False),
-    Result.GROUP: ((128, 256, 128), COOPERATIVE, True),
-}
-"""Of groups that take turns each ends a tile while the other multiplies; a scale of 128 results needs tiles that these have no
-registers for (docs/notes/gated_mm.md)."""
+_LOW, _MANY = ((64, 256, 128), BASIC), ((128, 256, 128), COOPERATIVE)
 
 
 def default(arch: Arch) -> Iterator[GatedConfig]:
@@ -31,9 +25,8 @@ def default(arch: Arch) -> Iterator[GatedConfig]:
         for tile, schedule in (*_FEW[result][: 1 if rare else 2], *(() if rare else (_SOME,))):
             yield _config(result, activation, tile, (1, 1, 1), schedule, arch, swap_ab=True)
         if not rare:
-            yield _config(result, activation, (64, 256, 128), (1, 1, 1), BASIC, arch)
-        tile, schedule, staggered = _MANY[result]
-        yield _config(result, activation, tile, (2, 1, 1), schedule, arch, staggered=staggered)
+            yield _config(result, activation, _LOW[0], (1, 1, 1), _LOW[1], arch)
+        yield _config(result, activation, _MANY[0], (2, 1, 1), _MANY[1], arch, staggered=True)
 
 
 def smoke(arch: Arch) -> Iterator[GatedConfig]:
