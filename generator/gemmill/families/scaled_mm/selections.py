@@ -123,11 +123,8 @@ def sweep(arch: Arch) -> Iterator[KernelConfig]:
             yield _config(problem, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
         yield _unaligned(problem)
         yield from _dsl_kernels(problem, sm90_cutedsl.WIDEST)
-    plain = _problem(DType.BF16, DType.BF16)
-    yield from _dsl_kernels(plain, sm90_cutedsl.PLAIN_WIDEST)
-    for row in sm90.Tables(wide=sm90.STREAM_K).at_half_depth().wide:
-        yield _config(plain, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
-    yield _unaligned(plain)
+    yield from _dsl_kernels(_problem(DType.BF16, DType.BF16), sm90_cutedsl.PLAIN_WIDEST)
+    yield _unaligned(_problem(DType.BF16, DType.BF16))
     blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDEST)
     yield _unaligned(blocks)

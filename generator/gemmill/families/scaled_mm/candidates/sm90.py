@@ -87,12 +87,8 @@ DECODE: tuple[Row, ...] = (
 )
 """Few rows, computed with swap_ab: bound by reading the weights."""
 
-STREAM_K: tuple[Row, ...] = (
-    ((128, 128, 128), (1, 1, 1), COOPERATIVE),
-    *(((128, n, 128), (2, 1, 1), COOPERATIVE) for n in range(128, 257, 16) if n != 240),
-    *(((128, n, 128), (1, 1, 1), COOPERATIVE) for n in (160, 208, 256)),
-)
-"""Fewer tiles than SMs, or few more, computed with swap_ab."""
+STREAM_K: tuple[Row, ...] = (((128, 128, 128), (1, 1, 1), COOPERATIVE),)
+"""Fewer tiles than SMs, computed with swap_ab."""
 
 SPLIT_K: tuple[SplitKRow, ...] = (
     ((64, 16, 256), BASIC, 4),

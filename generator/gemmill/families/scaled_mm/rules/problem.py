@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig
-from gemmill.vocab import GROUP_SIZES, SCALE_GROUPS, Accumulation, Arch, Backend, DType, ScaleGranularity, TileScheduler
+from gemmill.vocab import GROUP_SIZES, SCALE_GROUPS, Accumulation, Arch, Backend, DType, ScaleGranularity
 
 ACCUMULATIONS_OF = {
     DType.E4M3: (Accumulation.FAST, Accumulation.PROMOTED),
@@ -31,19 +31,14 @@ def out_dtype(config: KernelConfig) -> Iterator[str]:
 
 
 def operands_of_16_bits(config: KernelConfig) -> Iterator[str]:
-    """They are there to compare with, and for layers that are not quantised: of CUTLASS what the DSL's kernels lack will do."""
+    """They are there to compare with, and for layers that are not quantised: one fast backend and the fallback do."""
     p = config.problem
     if p.a_dtype.bits == 8:
         return
     if p.group_size:
         yield f"scales in groups of {p.group_size} belong to codes of 8 bits, operands are {p.a_dtype}"
-    s = config.schedule
-    if (
-        config.backend is Backend.CUTLASS
-        and s.kernel_schedule.uses_tma
-        and s.tile_scheduler is not TileScheduler.STREAM_K
-    ):
-        yield f"the cutlass backend has {p.a_dtype} operands in its unaligned and streamk kernels only: cutedsl has the other fast ones"
+    if config.backend is Backend.CUTLASS and config.schedule.kernel_schedule.uses_tma:
+        yield f"the cutlass backend has {p.a_dtype} operands in its unaligned kernel only: cutedsl has the fast ones"
 
 
 def zero_points_are_integers(config: KernelConfig) -> Iterator[str]:
