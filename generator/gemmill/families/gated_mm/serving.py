@@ -19,9 +19,16 @@ OF_WORD = {activation.spelled: activation for activation in Activation}
 
 def results_of(given: dict[str, Any], result: Result) -> dict[str, Any]:
     """out, and out_scales where there are some."""
-    operands = [given[name] for name in ("a", "b", "a_scales", "b_scales")]
-    numbers = [given[name] for name in ("alpha", "limit", "beta")]
-    values = reference.values(*operands, OF_WORD[given["activation"]], *numbers)
+    values = reference.values(
+        given["a"],
+        given["b"],
+        given["a_scales"],
+        given["b_scales"],
+        OF_WORD[given["activation"]],
+        given["alpha"],
+        given["limit"],
+        given["beta"],
+    )
     match result:
         case Result.BF16:
             return {"out": values.bfloat16()}
