@@ -65,20 +65,22 @@ def test_the_default_selection_on_hopper() -> None:
     many = [config for config in configs if isinstance(config, ManyConfig)]
     assert {(c.pair, c.out_dtype) for c in many} == {(c.pair, c.out_dtype) for c in in_words}
     folded = [config for config in configs if isinstance(config, FoldedConfig)]
-    assert len({symbol_of(config) for config in folded}) == 41 and len(folded) == 177
+    assert len({symbol_of(config) for config in folded}) == 28 and len(folded) == 86
     widened = [config for config in configs if isinstance(config, WidenedConfig)]
     assert len(widened) == 48 and len(configs) == sum(map(len, (weights, folded, widened, few, many)))
     assert set(smoke(Arch.SM90A)) <= set(configs)
 
 
 def test_every_class_on_hopper_has_a_kernel_for_few_rows() -> None:
-    """But widened e4m3 with scales in groups: 16 rows of A or fewer."""
+    """16 rows of A or fewer; but widened e4m3 with scales in groups, and rounded weights with results in f16."""
     configs = list(default(Arch.SM90A))
     classes, few = (
         {(c.pair, c.out_dtype, c.prepacked, c.grouped) for c in some}
         for some in (configs, [c for c in configs if c.tile_m <= 16])
     )
-    assert classes - few == {(Pair.E4M3_MXFP4, out, False, True) for out in (DType.BF16, DType.F16)}
+    assert classes - few == {(Pair.E4M3_MXFP4, out, False, True) for out in (DType.BF16, DType.F16)} | {
+        (Pair.E4M3_NVFP4, DType.F16, True, False)
+    }
 
 
 def test_every_class_of_weights_has_a_kernel_on_hopper() -> None:

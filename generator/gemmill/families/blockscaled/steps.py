@@ -18,6 +18,8 @@ from gemmill.vocab import Arch
 _OF_WARPS = {
     (1, 8, 4, 1, 5): (321, 639),
     (1, 8, 4, 1, 8): (292, 892),
+    (1, 8, 8, 1, 8): (441, 329),
+    (1, 16, 8, 1, 6): (519, 567),
     (2, 8, 4, 1, 5): (485, 933),
     (4, 8, 4, 1, 5): (876, 937),
     (1, 16, 4, 1, 5): (362, 806),
@@ -39,6 +41,8 @@ _OF_FEW = {(8, 4): (754, 1027), (8, 8): (1507, 1200), (16, 4): (1912, 507), (16,
 """Rows of A, warps: for 128 columns of each warp."""
 _OF_MANY = {(64, 256): (1119, 729), (128, 256): (1575, 607)}
 """Rows of A, rows of B: for 64 columns."""
+_OF_FOLDED_WARPS = {(1, 8, 4, 1, 6): (738, 595), (2, 8, 4, 1, 5): (1060, 925), (1, 16, 4, 1, 6): (675, 505)}
+"""The same of folded weights, with scales of rows: those of groups were not timed."""
 _BLOCK_NS, _TOKEN_NS, _SHARED = 80, 3, 850
 """Of what was not measured."""
 _OF_FOLDED = {8: 145, 16: 150, 32: 165, 64: 195, 128: 265, 256: 295}
@@ -92,7 +96,8 @@ def step_of(config: AnyConfig) -> Step:
 
 def _of_packed(config: PackedConfig) -> Step:
     key = (config.row_groups, config.tile_m, config.k_groups, config.blocks, config.stages)
-    steps = {} if isinstance(config, FoldedConfig) else _OF_WARPS if config.group is Group.WARP else _OF_WARPGROUPS
+    of_bf16 = _OF_WARPS if config.group is Group.WARP else _OF_WARPGROUPS
+    steps = _OF_FOLDED_WARPS if isinstance(config, FoldedConfig) else of_bf16
     parts = config.tile_n * config.stage_columns // SIDE**2
     nanoseconds, permille = steps.get(
         key, (parts * (_BLOCK_NS + _TOKEN_NS * config.tile_m // 4) // config.turns, _SHARED)
