@@ -59,7 +59,7 @@ def interval(
     gate, up = (product[:, rows].abs() for rows in packed_rows(b.shape[1] // 2, b.device))
     _, limit, beta = numbers
     if activation is Activation.SWIGLU:
-        gate, up = gate.clamp(max=limit) if limit < gate.max().item() else gate, up.clamp(max=limit) + abs(beta)
+        up = up.clamp(max=limit) + abs(beta)
     magnitude = value.abs().double()
     if activation in (Activation.GELU, Activation.GELU_TANH):
         magnitude = torch.maximum(magnitude, gate * up)

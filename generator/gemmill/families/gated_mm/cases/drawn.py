@@ -103,14 +103,12 @@ def is_lacking(call: LegalCall, _text: str) -> bool:
     known = [entry.predicate for entry in variants(op=call.op)]
     if not any((x.result, x.activation) == (result, names[call.plain["activation"]]) for x in known):
         return True
-    return any(not _is_aligned(call.slots[role]) for role in ("a", "b", "out"))
+    return any(not _is_aligned(call.slots[role], by_columns=role == "b") for role in ("a", "b", "out"))
 
 
-def _is_aligned(x: Slot) -> bool:
+def _is_aligned(x: Slot, *, by_columns: bool) -> bool:
     size = x.dtype.itemsize
-    count, length, stride = (
-        (x.columns, x.rows, x.column_stride) if x.row_stride == 1 and x.rows > 1 else (x.rows, x.columns, x.row_stride)
-    )
+    count, length, stride = (x.columns, x.rows, x.column_stride) if by_columns else (x.rows, x.columns, x.row_stride)
     ends = length * size if x.written else 0
     apart = count > 1 and (stride < length or stride * size % TMA_BYTES)
     return not apart and (x.shift * size) % TMA_BYTES == 0 and ends % TMA_BYTES == 0
