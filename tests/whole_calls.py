@@ -10,7 +10,7 @@ from gemmill.fuzz.breakages import draw_call
 from gemmill.numerics.call import CPU_LIMITS, LegalCall
 from gemmill.numerics.memory import Memory
 from gemmill.numerics.values import Pools
-from gemmill.runtime.schemas import Kind, OpSchema
+from gemmill.runtime.schemas import OpSchema
 
 Call = dict[str, Any]
 
@@ -26,15 +26,24 @@ def whole_call(op: OpSchema, device: torch.device | str = "cpu") -> Call:
 
 @cache
 def _drawn(op: OpSchema) -> LegalCall:
-    """The first such call, with a tensor of bfloat16 where the op takes one, and of whole 16 bytes: every build has variants for that."""
-    tensors = {parameter.name for parameter in op.parameters if parameter.kind is Kind.TENSOR}
+    """The first call of as many tensors as one can have, with a tensor of bfloat16 where the op takes one, and of whole 16 bytes:
+    every build has variants for that."""
     calls = [draw_call(op.name, 1, index, CPU_LIMITS)[0] for index in range(500)]
-    whole = [call for call in calls if call.slots.keys() == tensors and all(s.numel for s in call.slots.values())]
-    return max(whole, key=lambda call: (torch.bfloat16 in {x.dtype for x in call.slots.values()}, _is_aligned(call)))
+    most = max(len(call.slots) for call in calls)
+    whole = [call for call in calls if len(call.slots) == most and all(s.numel for s in call.slots.values())]
+    return max(
+        whole,
+        key=lambda call: (
+            torch.bfloat16 in {x.dtype for x in call.slots.values()},
+            all(x.rows <= 1 or x.row_stride >= x.columns for x in call.slots.values()),
+            _is_aligned(call),
+            sum(x.numel for x in call.slots.values()),
+        ),
+    )
 
 
 def _is_aligned(call: LegalCall) -> bool:
-    matrices = [x for x in call.slots.values() if x.rows > 1 and x.columns > 1 and x.dtype.itemsize < 4]
+    matrices = [x for x in call.slots.values() if x.rows > 1 and x.dtype.itemsize < 4]
     return all(size * x.dtype.itemsize % 16 == 0 for x in matrices for size in (x.columns, x.row_stride, x.shift))
 
 

@@ -42,7 +42,7 @@ struct VectorCoding {
   __host__ __device__ bool has_centroids() const { return method <= kUnitCentroids; }
 };
 
-// Host code: by its place in the list of formats of keys or of values (KEY_FORMATS and VALUE_FORMATS of packed.py).
+// On the host: by its place in the list of formats of keys or of values (KEY_FORMATS and VALUE_FORMATS of packed.py).
 template <int kHeadDim>
 VectorCoding coding_of(int64_t format, bool of_values, Books const& books) {
   VectorCoding coding{};
@@ -62,7 +62,7 @@ VectorCoding coding_of(int64_t format, bool of_values, Books const& books) {
   return coding;
 }
 
-// Host code: the rotation's signs, none where it has none.
+// On the host: the rotation's signs, none where it has none.
 template <int kHeadDim>
 Signs<kHeadDim> signs_of(VectorCoding const& coding, int64_t seed) {
   return coding.rotation == kHadamardOfSigns && seed >= 0 ? signs_of<kHeadDim>(static_cast<uint64_t>(seed)) : Signs<kHeadDim>{};

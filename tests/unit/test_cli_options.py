@@ -33,6 +33,7 @@ ADDS = {
         "--ue8m0",
         "--scales-m-major",
         "--prepacked",
+        "--indexed",
         "--all",
         "--json",
     },

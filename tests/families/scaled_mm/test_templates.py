@@ -220,7 +220,7 @@ def test_a_partial_that_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", EpilogueKind)
 def test_every_epilogue_has_its_partial(kind: EpilogueKind) -> None:
-    assert (templates_dir() / "scaled_mm" / "cutlass" / f"_{kind}.jinja").is_file()
+    assert (templates_dir() / "gemm" / f"_{kind}.jinja").is_file()
 
 
 def test_every_template_is_used(make_config) -> None:

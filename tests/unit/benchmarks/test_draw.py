@@ -16,7 +16,7 @@ def test_every_committed_comparison_can_be_drawn(tmp_path, monkeypatch, capsys) 
 
     def noted(rows, names, title, path) -> bool:
         asked[path.name] = (len(rows), names[0], title)
-        assert all(row["op"] and len(shape_of(row)) in (2, 3, 4) for row in rows)
+        assert all(row["op"] and len(shape_of(row)) in (1, 2, 3, 4) for row in rows)
         return True
 
     monkeypatch.setattr(plot, "draw", noted)
@@ -24,7 +24,7 @@ def test_every_committed_comparison_can_be_drawn(tmp_path, monkeypatch, capsys) 
     assert draw.main([*map(str, paths), "--out-dir", str(tmp_path)]) == 0
     assert asked["scaled_mm-comparison-h200-2026-11-21.svg"] == (48, "gemmill", "NVIDIA H200, 2026-11-21")
     assert asked["quant-h200-2026-11-21.svg"] == (560, "gemmill", "NVIDIA H200, 2026-11-21")
-    others = ("host-time", "offload", "conversion")
+    others = ("host-time", "layer-time", "offload", "conversion", "weight-quality")
     undrawn = [path for path in paths if "sweep" in path.name or path.name.startswith(others)]
     assert len(asked) == len(paths) - len(undrawn)
     assert all(f"{path} has no rows to draw\n" in capsys.readouterr().out for path in undrawn[:1])

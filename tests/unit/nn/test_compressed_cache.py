@@ -105,5 +105,6 @@ def test_refusals_change_nothing() -> None:
 
 
 def test_programs_of_the_page_run() -> None:
+    names: dict[str, object] = {}
     for program in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(compile(program, "docs/kv_cache.md", "exec"), {})
+        exec(compile(program, "docs/kv_cache.md", "exec"), names)

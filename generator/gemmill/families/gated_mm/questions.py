@@ -1,6 +1,5 @@
 """What `gemmill explain` can be told of a gated GEMM's call."""
 
-from gemmill.families.gated_mm.config import Activation
 from gemmill.family import Asked
 
 QUESTIONS = (
@@ -11,9 +10,8 @@ QUESTIONS = (
         name="activation",
         flags="--activation",
         kind=str,
-        choices=tuple(activation.spelled for activation in Activation),
         help="Gated GEMMs: of the gates (silu)",
     ),
     Asked(name="out", flags="--out", kind=str, choices=("bf16", "e4m3"), help="Dtype of out (bf16)"),
-    Asked(name="group", flags="--group", help="Gated GEMMs: results that share a scale"),
+    Asked(name="group", flags="--group", help="Gated GEMMs: results"),
 )

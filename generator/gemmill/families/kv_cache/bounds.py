@@ -144,7 +144,7 @@ def allowed(x: Tensor, spec: VectorSpec) -> Allowed:
     if spec.format.method is Method.EDEN:
         ends = torch.stack([_centroids(spec, x)[codes] * rotated for codes in (low, high)])
         dots = (ends.amax(0).sum(-1), ends.amin(0).sum(-1))  # a centroid grows with its code
-        smallest, largest = (torch.where(norm > 0, norm.square() / dot, 0.0) for dot in dots)
+        smallest, largest = (torch.where(norm == 0, 0.0, norm.square() / dot) for dot in dots)
     loss = _norm_loss(spec)
     norms = (smallest * (1 - loss)).to(torch.float16), (largest * (1 + loss)).to(torch.float16)
     means = (norms[0] > 0) & norms[1].isfinite()

@@ -7,7 +7,7 @@ QUESTIONS = (
     Asked(name="n", flags="-n", least=0, is_size=True, help="Rows of an expert's weights, columns of out"),
     Asked(name="k", flags="-k", least=0, is_size=True, help="Columns of a and of the weights"),
     Asked(name="experts", flags="--experts", least=1, help="Experts that rows are dealt to (8)"),
-    Asked(name="group", flags="--group", help="Elements along K that share a scale, 128; none for channels"),
+    Asked(name="group", flags="--group", help="Grouped GEMMs: 128, none for channels"),
     Asked(
         name="dtype",
         flags="--dtype",

@@ -17,6 +17,8 @@ from gemmill.numerics.layouts import matrix, one_value, vector
 from gemmill.numerics.memory import Memory, Slot
 from gemmill.runtime.ops import variants
 
+_TMA_ELEMENTS = 16
+"""Rows of operands that TMA takes are multiples of."""
 _SERVED = 0.85
 """Of all calls, those whose operands lie as kernels want them."""
 
@@ -33,6 +35,8 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
         if k == 1:
             hidden = step
             break
+    if tidy:
+        k += -k % _TMA_ELEMENTS
     values, scales = ("integers", "powers") if exact else ("normal", "scales")
     e4m3, f32 = torch.float8_e4m3fn, torch.float32
     slots = {
