@@ -35,9 +35,9 @@ def _drawn(op: OpSchema) -> LegalCall:
         whole,
         key=lambda call: (
             torch.bfloat16 in {x.dtype for x in call.slots.values()},
-            all(x.rows <= 1 or x.row_stride >= x.columns for x in call.slots.values()),
+            all(x.row_stride >= x.columns or x.column_stride >= x.rows for x in call.slots.values()),
             _is_aligned(call),
-            sum(x.numel for x in call.slots.values()),
+            min((min(x.shape) for x in call.slots.values() if x.dtype.itemsize == 1 and len(x.shape) == 2), default=0),
         ),
     )
 
