@@ -44,7 +44,11 @@ def _drawn(op: OpSchema) -> LegalCall:
 
 def _is_aligned(call: LegalCall) -> bool:
     matrices = [x for x in call.slots.values() if x.rows > 1 and x.dtype.itemsize < 4]
-    return all(size * x.dtype.itemsize % 16 == 0 for x in matrices for size in (x.columns, x.row_stride, x.shift))
+    lines = [
+        (x.columns, x.row_stride, x.shift) if x.column_stride == 1 else (x.rows, x.column_stride, x.shift)
+        for x in matrices
+    ]
+    return all(size * x.dtype.itemsize % 16 == 0 for x, sizes in zip(matrices, lines, strict=True) for size in sizes)
 
 
 def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
@@ -80,7 +84,7 @@ def check_versions(namespace: Any, op: OpSchema, device: torch.device | str = "c
     call = whole_call(op, device)
     before = versions(call)
     getattr(namespace, op.name).default(*call.values())
-    written = {parameter.name for parameter in op.parameters if parameter.written}
+    written = {parameter.name for parameter in op.parameters if parameter.written and parameter.name in before}
     assert {name for name, version in versions(call).items() if version != before[name]} == written
 
 
