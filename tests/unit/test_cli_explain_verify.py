@@ -307,6 +307,12 @@ def test_the_cpu_reference_verifies_itself() -> None:
         "kv_compress",
         "kv_decode_attention",
         "kv_decompress",
+        "kv_compress_keys",
+        "kv_compress_values",
+        "kv_decompress_keys",
+        "kv_decompress_values",
+        "kv_attention_scores",
+        "kv_attention",
         "grouped_mm of bf16",
         "grouped_mm_masked of bf16",
         "grouped_mm",
@@ -316,6 +322,11 @@ def test_the_cpu_reference_verifies_itself() -> None:
         "grouped_mm of bf16, gathered",
         "grouped_mm, gathered",
         "grouped_mm with groups, gathered",
+        "scaled_mm_act_quant to bf16",
+        "scaled_mm_act_quant to e4m3group128",
+        "cutlass_scaled_sparse_mm e4m3",
+        "cutlass_scaled_sparse_mm s8",
+        "cutlass_scaled_sparse_mm_azp s8",
     ]
     assert all(verdict.cases == 1 and not verdict.failures for verdict in verdicts)
     assert layer.device_words() == "with the CPU reference: there is no GPU that torch can use, so no kernel was run"
