@@ -29,6 +29,7 @@ _MAY_SPILL = frozenset(
 )
 """Two kernels of the first keep a row in registers at the price of a few spilled ones. Attention over packed vectors of any format
 spills 1,140 bytes: it is to be written anew (docs/notes/kv_cache.md)."""
+MOST_SPILLED = 1140
 WGMMA_OF = {DType.E4M3: "QGMMA", DType.S8: "IGMMA"}
 """Of others HGMMA."""
 _NAMES = [to_name(config) for config in select("smoke").configs]
@@ -44,7 +45,9 @@ def entry(request: pytest.FixtureRequest, smoke: BuildResult) -> KernelEntry:
 @pytest.mark.parametrize("entry", _NAMES, indirect=True)
 def test_variant(entry: KernelEntry) -> None:
     config = entry.config
-    if config not in _MAY_SPILL:
+    if config in _MAY_SPILL:
+        assert entry.spill_bytes <= MOST_SPILLED
+    else:
         assert entry.spill_bytes == 0 and not {"LDL", "STL"} & entry.sass.keys(), "the kernel spills to local memory"
     assert 0 < entry.registers <= 255 and entry.code_bytes > 1000
     if entry.family == kv_cache.NAME:

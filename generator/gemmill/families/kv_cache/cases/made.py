@@ -1,5 +1,6 @@
 """What calls that are made by their sizes share."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -14,22 +15,22 @@ SEED = 3
 POISON = 0xA5
 
 
-class MadeCall:
+class MadeCall(ABC):
     """What cases share: they have a schema, and arguments on a device."""
 
     @property
+    @abstractmethod
     def schema(self) -> OpSchema:
         """The op's."""
-        raise NotImplementedError
 
     @property
     def op(self) -> str:
         """The op's name."""
         return self.schema.name
 
+    @abstractmethod
     def arguments(self, device: torch.device | str) -> list[Any]:
         """In the order of the op's schema, outputs poisoned. On the meta device there is no data."""
-        raise NotImplementedError
 
     def run(self, device: str) -> Outcome:
         """Make the call, and hold it against the reference on the same device."""
