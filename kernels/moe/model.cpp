@@ -8,11 +8,13 @@ namespace gemmill::moe {
 namespace {
 
 constexpr double kBeginNs = 3000.0, kTileNs = 1200.0, kMemory = 4200.0;
-constexpr int64_t kStep = 128, kStored = 8;
+constexpr int64_t kStep = 128;
 
 }  // namespace
 
-bool takes(Row const&, Call const& call) { return call.sizes[kSizeN] % kStored == 0; }
+bool takes(Row const& of, Call const& call) {
+  return call.sizes[kSizeN] % reinterpret_cast<Facts const&>(of.facts).n_multiple == 0;
+}
 
 // Mirrored by gemmill.families.moe.model, which says why.
 double model_ns(Row const& of, Call const& call, int64_t sm_count) {

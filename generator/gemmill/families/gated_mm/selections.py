@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import product
 
-from gemmill.families.gated_mm.config import Activation, GatedConfig, Result
+from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result, UnalignedGatedConfig
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 BASIC, COOPERATIVE = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE
@@ -16,11 +16,22 @@ _SOME = ((256, 64, 128), COOPERATIVE)
 _LOW, _MANY = ((64, 256, 128), BASIC), ((128, 256, 128), COOPERATIVE)
 
 
-def default(arch: Arch) -> Iterator[GatedConfig]:
-    """Of all results and activations, on sm90a: tiles for few rows, some, and many; of GELU with erf two alone."""
-    if arch is not Arch.SM90A:
-        return
-    for activation, result in product(Activation, Result):
+def default(arch: Arch) -> Iterator[AnyConfig]:
+    """Of all results and activations, on sm90a: kernels with tiles for few rows, some, and many, and one of each result that takes
+    operands as TMA does not."""
+    yield from tiled(arch)
+    yield from unaligned(arch)
+
+
+def unaligned(arch: Arch) -> Iterator[UnalignedGatedConfig]:
+    """What takes operands as TMA does not, of each result."""
+    for result in Result if arch is Arch.SM90A else ():
+        yield UnalignedGatedConfig(dtype=DType.E4M3, result=result, arch=arch)
+
+
+def tiled(arch: Arch) -> Iterator[GatedConfig]:
+    """Kernels with TMA; of GELU with erf two alone of each result."""
+    for activation, result in product(Activation, Result) if arch is Arch.SM90A else ():
         rare = activation is Activation.GELU
         for tile, schedule in (*_FEW[result][: 1 if rare else 2], *(() if rare else (_SOME,))):
             yield _config(result, activation, tile, (1, 1, 1), schedule, arch, swap_ab=True)
@@ -29,9 +40,10 @@ def default(arch: Arch) -> Iterator[GatedConfig]:
         yield _config(result, activation, _MANY[0], (2, 1, 1), _MANY[1], arch, staggered=True)
 
 
-def smoke(arch: Arch) -> Iterator[GatedConfig]:
-    """Of SiLU, codes in groups with few and many rows, and bf16 with few."""
-    for config in default(arch):
+def smoke(arch: Arch) -> Iterator[AnyConfig]:
+    """Of SiLU, codes in groups with few and many rows, and bf16 with few; codes in groups of operands that TMA does not take."""
+    yield from (config for config in unaligned(arch) if config.result is Result.GROUP)
+    for config in tiled(arch):
         few, many = config.tile_shape_mnk[1] == 16, config.tile_shape_mnk[:2] == (128, 256)
         if config.activation is Activation.SILU and (
             (config.result is Result.GROUP and (few or many)) or (config.result is Result.BF16 and few)

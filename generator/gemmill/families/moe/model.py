@@ -29,6 +29,8 @@ class Facts(NamedTuple):
     """Picoseconds for 128 along K of a tile."""
     bits: int
     """Of an element of A and of the weights."""
+    n_multiple: int
+    """Of which N is one: results that are stored at a time."""
 
 
 def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
@@ -50,5 +52,5 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
 def refuses(row: Row, call: ProblemCall) -> str | None:
     """Why a variant takes no call of such sizes, beside what its row says."""
     _, n, _, _ = call.sizes
-    multiple = 8
-    return f"N is {n}, and 16 bytes of a row are stored at a time" if n % multiple else None
+    facts: Facts = row.facts
+    return f"N is {n}, and 16 bytes of a row are stored at a time" if n % facts.n_multiple else None
