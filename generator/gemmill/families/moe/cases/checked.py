@@ -14,7 +14,7 @@ from gemmill.families.moe.selections import smoke
 from gemmill.numerics.cases import Outcome
 from gemmill.numerics.memory import GUARD_BYTES, POISON, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
-from gemmill.vocab import Accumulation, Arch
+from gemmill.vocab import Accumulation, Arch, DType
 
 GUARD_ROWS = 2
 
@@ -113,17 +113,17 @@ def sized(config: AnyConfig, sizes: Mapping[str, int]) -> GroupedCase:
 
 
 def _first(config: AnyConfig) -> Problem:
-    tiled = isinstance(config, GroupedConfig)
-    return Problem(
+    first = Problem(
         counts=(1,),
         n=64,
         k=128,
         dtype=config.dtype,
         out_dtype=config.out_dtype,
         grouped=bool(config.group_size),
-        indexed=tiled and config.indexed,
-        promoted=not tiled or config.accumulation is Accumulation.PROMOTED,
     )
+    if isinstance(config, UnalignedGroupedConfig):
+        return replace(first, promoted=config.dtype is DType.E4M3)
+    return replace(first, indexed=config.indexed, promoted=config.accumulation is Accumulation.PROMOTED)
 
 
 def once() -> Iterator[tuple[str, GroupedCase]]:
