@@ -230,11 +230,20 @@ def test_what_the_kernel_for_any_layout_cannot_be_made_of(name: str, said: str) 
     assert first_rejection(UNALIGNED_RULES, parse_name(name)).reason == said
 
 
-def test_parts_of_a_tile_without_new_rows_are_left_out_of_wide_tiles_alone() -> None:
-    grouped = [config for config in tiled(Arch.SM90A) if config.group_size and not config.swap_ab]
-    wide = next(config for config in grouped if config.tile_shape_mnk[0] == 128)
-    assert not Plan(wide).skips_parts, "64 rows of a group are not worth it"
-    assert Plan(replace(wide, tile_shape_mnk=(256, 128, 128))).skips_parts
+def test_the_model_knows_what_gathering_takes() -> None:
+    """Where weights are read once, tiles of few rows; beyond, wide ones, and CTAs that share rows of A where K is long."""
+
+    def chosen(group: int, indexed: bool, m: int, n: int, k: int) -> GroupedConfig:
+        kinds = [c for c in tiled(Arch.SM90A) if (c.dtype, c.out_dtype) == (DType.E4M3, DType.BF16)]
+        call = ProblemCall(family="moe", problem=0, sizes=(m, n, k, 32), alignments=(16, 16, 16))
+        configs = [c for c in kinds if (c.group_size, c.indexed) == (group, indexed)]
+        return min(configs, key=lambda config: model_ns(next(iter(TUNING.rows(config, None, 0))), call, 132))
+
+    assert chosen(128, True, 1024, 4096, 7168).tile_shape_mnk == (128, 32, 256)
+    assert chosen(128, True, 8192, 4096, 7168).tile_shape_mnk == (128, 128, 128)
+    assert chosen(0, True, 8192, 4096, 7168).tile_shape_mnk == (128, 64, 128)
+    assert chosen(128, False, 65536, 4096, 7168).cluster_shape_mnk == (1, 2, 1)
+    assert chosen(128, False, 65536, 7168, 2048).cluster_shape_mnk == (1, 1, 1)
 
 
 @pytest.mark.parametrize("kind", sorted({(c.dtype, c.out_dtype, c.group_size, c.indexed) for c in tiled(Arch.SM90A)}))

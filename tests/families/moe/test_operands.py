@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import gemmill
+from gemmill.families.moe import functions
 from gemmill.families.moe.bounds import tolerance
 from gemmill.families.moe.cases.calls import Problem, arguments_of, make_given
 from gemmill.families.moe.cases.checked import GroupedCase
@@ -83,6 +84,27 @@ def test_functions_take_their_result_from_their_operands() -> None:
     y = given(INDEXED)
     operands = (y[name] for name in ("a", "b", "a_scales", "b_scales", "expert_offsets"))
     assert gemmill.grouped_mm(*operands, token_ids=y["token_ids"]).shape == (12, 64)
+
+
+@pytest.mark.parametrize("kind", ["channel", "groups", "plain", "one value"])
+def test_many_rows_are_selected_before_they_are_multiplied(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = replace(PLAIN if kind == "plain" else SCALED, grouped=kind == "groups", one_value=kind == "one value")
+    x = given(replace(problem, indexed=True, spare=0))
+    operands = [x[name] for name in ("a", "b", "a_scales", "b_scales", "expert_offsets")]
+    asked = []
+
+    def op(*arguments: Any) -> None:
+        asked.append(arguments[7])
+        torch.ops.gemmill.grouped_mm.default(*arguments)
+
+    monkeypatch.setattr(functions, "_GROUPED_MM", op)
+    gathered_ones = gemmill.grouped_mm(*operands, token_ids=x["token_ids"])
+    monkeypatch.setattr(functions, "MOST_GATHERED", 7)
+    selected = gemmill.grouped_mm(*operands, token_ids=x["token_ids"])
+    assert asked[0] is x["token_ids"] and asked[1] is None
+    assert torch.equal(selected, gathered_ones)
+    with pytest.raises(RuntimeError, match="token_ids is float32, expected int32 or int64"):
+        gemmill.grouped_mm(*operands, token_ids=x["token_ids"].float())
 
 
 SENTENCES = {

@@ -23,7 +23,7 @@ other takes the call."""
 def _facts(config: AnyConfig) -> Facts:
     if isinstance(config, UnalignedGatedConfig):
         tile_m, tile_n, _ = config.tile_shape_mnk
-        return Facts(tile_m=tile_m, tile_n=tile_n, ctas_of_sm=1, step_ps=_UNALIGNED_STEP_PS)
+        return Facts(tile_m=tile_m, tile_n=tile_n, ctas_of_sm=1, step_ps=_UNALIGNED_STEP_PS, overlaps=0)
     facts = KernelFacts(config)
     products = facts.tile_m * facts.tile_n * _STEP // _PRODUCTS
     loaded = (facts.tile_m // facts.cluster_y + facts.tile_n // facts.cluster_x) * _STEP // _LOADED
@@ -32,6 +32,7 @@ def _facts(config: AnyConfig) -> Facts:
         tile_n=facts.tile_n,
         ctas_of_sm=facts.ctas_of_sm,
         step_ps=1000 * max(products, loaded),
+        overlaps=int(facts.pingpong),
     )
 
 

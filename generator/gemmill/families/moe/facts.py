@@ -28,12 +28,6 @@ class Facts(facts.Facts):
         return self.config.scaled
 
     @property
-    def skips_parts(self) -> bool:
-        """Whether a group leaves out its part of a tile where no row of it is new: an expert's last tile of 256 rows then takes as
-        long as one of 128."""
-        return not (self.swap_ab or self.pingpong) and self.consumer_groups > 1 and self.slabs > 1
-
-    @property
     def m_fields(self) -> tuple[str, ...]:
         """What the epilogue reads of each row of A."""
         return super().m_fields if self.scaled else ()

@@ -16,7 +16,7 @@ from gemmill.gemm import epilogue, mainloop
 from gemmill.gemm.barriers import wait
 from gemmill.gemm.consumer import make_loop, make_mma
 from gemmill.gemm.limits import SLAB
-from gemmill.gemm.walk import Job, advance
+from gemmill.gemm.walk import Job
 
 
 @cute.jit
@@ -55,7 +55,7 @@ def consume(
     expert, phase = Int32(0), Int32(0)
     while tile < tables.first[experts.count]:
         expert = expert_of(tables, experts, tile, expert)
-        m0, at_n, begin, end, fresh = tile_at(plan, tables, walk, tile, expert)
+        m0, at_n, begin, end = tile_at(plan, tables, walk, tile, expert)
         n0 = at_n * plan.tile_n
         x0, y0 = m0 + part * plan.group_rows, n0
         if cutlass.const_expr(plan.swap_ab):
@@ -65,50 +65,14 @@ def consume(
         if cutlass.const_expr(plan.pingpong):
             wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already
             following = turn + (group ^ 1)
+        meanwhile = partial(epilogue.begin, plan, loop.sums, held, store, (group, thread))
+        mainloop.accumulate(plan, loop, done, job.k_steps, (part, thread, n0), following, meanwhile)
         kept = rows.Kept(d, ldd, vectors.n, begin, end)
-        where, steps = ((group, part, thread), (x0, y0), n0), (done, job.k_steps)
-        if cutlass.const_expr(plan.skips_parts):
-            if x0 + plan.group_rows > fresh and x0 < end:
-                finish(plan, loop, store, held, kept, where, steps, following)
-            else:
-                pass_over(plan, (full, empty), steps)
-        else:
-            finish(plan, loop, store, held, kept, where, steps, following)
+        rows.store(plan, loop.sums, held, store, (group, thread), (x0, y0), kept)
         tile, phase = tile + (1 + alternating) * job.step, phase ^ 1
         done = done + (1 + alternating) * job.k_steps
     if thread < 32:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
-
-
-@cute.jit
-def finish(
-    plan: cutlass.Constexpr,
-    loop: cutlass.Constexpr,
-    store: tuple,
-    held: tuple,
-    kept: rows.Kept,
-    where: tuple,
-    steps: tuple,
-    following,
-):
-    """A group's part of a tile, from its first K step to its stores."""
-    (group, part, thread), origin, n0 = where
-    done, count = steps
-    meanwhile = partial(epilogue.begin, plan, loop.sums, held, store, (group, thread))
-    mainloop.accumulate(plan, loop, done, count, (part, thread, n0), following, meanwhile)
-    rows.store(plan, loop.sums, held, store, (group, thread), origin, kept)
-
-
-@cute.jit
-def pass_over(plan: cutlass.Constexpr, barriers: tuple, steps: tuple):
-    """Gives back the stages of a tile, unread."""
-    full, empty = barriers
-    done, count = steps
-    stage, phase = done % plan.stages, done // plan.stages & 1
-    for _ in cutlass.range(count, unroll=1):
-        wait(full + stage, phase)
-        mainloop.release(plan, empty, stage)
-        stage, phase = advance(plan, (stage, phase))
 
 
 def fetch(plan, v: epilogue.Vectors, tokens: Tokens, thread: Int32, origin: tuple) -> tuple:

@@ -131,8 +131,7 @@ def expert_of(tables: cutlass.Constexpr, experts: Experts, index: Int32, expert:
 
 @cute.jit
 def tile_at(plan: cutlass.Constexpr, tables: cutlass.Constexpr, walk: Walk, index: Int32, expert: Int32):
-    """(first row, tile of columns, rows of the expert: begin and end, first row that no tile before has) of this CTA's part of an
-    expert's `index`-th tile.
+    """(first row, tile of columns, rows of the expert: begin and end) of this CTA's part of an expert's `index`-th tile.
 
     A last tile moves back to lie within A. The rows that it then shares with others are stored twice with the same bits,
     or, being another expert's, not at all.
@@ -147,6 +146,5 @@ def tile_at(plan: cutlass.Constexpr, tables: cutlass.Constexpr, walk: Walk, inde
         m = band * BAND + inside - n * width
     if cutlass.const_expr(plan.cluster_size > 1):
         n = n * plan.cluster_size + cute.arch.block_idx_in_cluster()
-    fresh = begin + m * plan.tile_m
-    m0 = cutlass.max(Int32(0), cutlass.min(fresh, end - plan.tile_m))
-    return m0, n, begin, end, fresh
+    m0 = cutlass.max(Int32(0), cutlass.min(begin + m * plan.tile_m, end - plan.tile_m))
+    return m0, n, begin, end

@@ -104,7 +104,7 @@ def load_tokens(
     expert, tile = Int32(0), job.first
     while tile < tables.first[experts.count]:
         expert = expert_of(tables, experts, tile, expert)
-        m0, at_n, begin, end, _ = tile_at(plan, tables, walk, tile, expert)
+        m0, at_n, begin, end = tile_at(plan, tables, walk, tile, expert)
         known = aim(plan, tokens, rows, m0)
         if cutlass.const_expr(plan.grouped):
             for i in cutlass.range_constexpr(cute.size(scale_rows)):

@@ -33,7 +33,7 @@ def load_operands(
     expert, tile = Int32(0), job.first
     while tile < tables.first[experts.count]:
         expert = expert_of(tables, experts, tile, expert)
-        m0, at_n, begin, end, _ = tile_at(plan, tables, walk, tile, expert)
+        m0, at_n, begin, end = tile_at(plan, tables, walk, tile, expert)
         of_weights = partition_weights(plan, weights, experts.weights_of(expert), end - begin)
         of_tokens = of_weights
         if cutlass.const_expr(not plan.indexed):
@@ -159,7 +159,7 @@ def load_scales(
     expert, tile = Int32(0), job.first
     while tile < tables.first[experts.count]:
         expert = expert_of(tables, experts, tile, expert)
-        m0, at_n, _, _, _ = tile_at(plan, tables, walk, tile, expert)
+        m0, at_n, _, _ = tile_at(plan, tables, walk, tile, expert)
         for i in cutlass.range_constexpr(cute.size(rows)):
             rows[i] = cutlass.min(m0 + lane + plan.copying_threads * i, vectors.m - 1)
         aim(plan, scales, copies, rows, at_n, experts.weights_of(expert), vectors.n, lane)
