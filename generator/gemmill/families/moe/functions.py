@@ -86,8 +86,9 @@ def _selected(
     """Rows by their numbers, with their scales; zeros for numbers of none."""
     ids = token_ids.reshape(-1)
     ids = ids.where((ids >= 0) & (ids < a.shape[0]), a.shape[0])
-    one_value = a_scales is None or a_scales.numel() == 1
-    return _rows_of(a, ids), a_scales if one_value else _rows_of(a_scales, ids)
+    if a_scales is None or a_scales.numel() == 1:
+        return _rows_of(a, ids), a_scales
+    return _rows_of(a, ids), _rows_of(a_scales, ids)
 
 
 def _rows_of(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
