@@ -22,6 +22,7 @@ struct gemmill_gated_mm_args {
   int32_t a_scale_per_row;
   int32_t b_scale_per_column;
   float alpha, limit, beta;   // of swiglu
+  int32_t activation;         // for kernels that serve all: silu, gelu, gelu_tanh, swiglu
 };
 
 }  // extern "C"

@@ -18,8 +18,9 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   int64_t const m = call.sizes[kSizeM], n = call.sizes[kSizeN], k = call.sizes[kSizeK];
   int64_t const tiles = ceil_div(m, row.tile_m) * ceil_div(n, row.tile_n), waves = ceil_div(tiles, sm_count * row.ctas_of_sm);
   double const tile =
-      static_cast<double>(ceil_div(k, kStep)) * static_cast<double>(row.step_ps) / 1000.0 * static_cast<double>(row.ctas_of_sm) + kTileNs;
-  double const working = static_cast<double>(waves) * tile, memory = static_cast<double>(n) * static_cast<double>(k) / kMemory;
+      static_cast<double>(ceil_div(k, kStep)) * static_cast<double>(row.step_ps) / 1000.0 * static_cast<double>(row.ctas_of_sm);
+  double const working = static_cast<double>(waves) * tile + static_cast<double>(row.overlaps ? 1 : waves) * kTileNs;
+  double const memory = static_cast<double>(n) * static_cast<double>(k) / kMemory;
   return kBeginNs + std::max(working, memory) + 0.1 * std::min(working, memory);
 }
 

@@ -31,8 +31,6 @@ struct GroupUnalignedMm : UnalignedMm<Element_, Accumulator_, Output_, tile_m, t
   };
 
   static __device__ void run(Params const& params) {
-    __shared__ alignas(16) uint8_t tile_a[tile_m * Base::kPitch];
-    __shared__ alignas(16) uint8_t tile_b[tile_n * Base::kPitch];
     int const tiles_n = (params.n - 1) / tile_n + 1;
     int const m0 = blockIdx.x / tiles_n * tile_m, n0 = blockIdx.x % tiles_n * tile_n;
     cutlass::arch::launch_dependent_grids();
@@ -40,24 +38,13 @@ struct GroupUnalignedMm : UnalignedMm<Element_, Accumulator_, Output_, tile_m, t
 
     float sums[kMmaM][kMmaN][4] = {};
     Accumulator group_sums[kMmaM][kMmaN][4] = {};
-    uint4 next_a[Base::kPiecesPerThread], next_b[Base::kPiecesPerThread];
-    Base::fetch(next_a, params.a, params.lda, m0, params.m, 0, params.k);
-    Base::fetch(next_b, params.b, params.ldb, n0, params.n, 0, params.k);
-    for (int left = params.k; left > 0; left -= tile_k) {
-      int const k0 = params.k - left;
-      Base::keep(tile_a, next_a);
-      Base::keep(tile_b, next_b);
-      __syncthreads();
-      if (left > tile_k) {
-        Base::fetch(next_a, params.a, params.lda, m0, params.m, k0 + tile_k, params.k);
-        Base::fetch(next_b, params.b, params.ldb, n0, params.n, k0 + tile_k, params.k);
-      }
-      Base::multiply(group_sums, tile_a, tile_b);
-      if (left <= tile_k || k0 % Scales::kGroup == Scales::kGroup - tile_k) {
-        promote(params.scales, sums, group_sums, m0, n0, k0 / Scales::kGroup);
-      }
-      __syncthreads();
-    }
+    using Pieces = typename Base::Pieces;
+    Base::accumulate(
+        group_sums, params.k, [&](Pieces& next, int k0) { Base::fetch(next, params.a, params.lda, m0, params.m, k0, params.k); },
+        [&](Pieces& next, int k0) { Base::fetch(next, params.b, params.ldb, n0, params.n, k0, params.k); },
+        [&](int k0, bool is_last) {
+          if (is_last || k0 % Scales::kGroup == Scales::kGroup - tile_k) promote(params.scales, sums, group_sums, m0, n0, k0 / Scales::kGroup);
+        });
     store(params, sums, m0, n0);
   }
 

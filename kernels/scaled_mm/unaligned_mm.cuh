@@ -53,6 +53,7 @@ struct UnalignedMm {
   static constexpr int kPiece = 16 / kBytes;  // elements
   static constexpr int kPiecesPerThread = tile_m * kPieces / kThreads;
   static constexpr int kMmaM = tile_m / 2 / 16, kMmaN = tile_n / 2 / 8;  // of a warp, four warps as 2 x 2
+  using Pieces = uint4[kPiecesPerThread];
 
   static_assert(kBytes == 1 || kBytes == 2, "operands are one or two bytes wide");
   static_assert(kRow % 32 == 0, "a step is whole instructions");
@@ -69,33 +70,42 @@ struct UnalignedMm {
   };
 
   static __device__ void run(Params const& params) {
-    __shared__ alignas(16) uint8_t tile_a[tile_m * kPitch];
-    __shared__ alignas(16) uint8_t tile_b[tile_n * kPitch];
     int const tiles_n = (params.n - 1) / tile_n + 1;
     int const m0 = blockIdx.x / tiles_n * tile_m, n0 = blockIdx.x % tiles_n * tile_n;
     cutlass::arch::launch_dependent_grids();
     cutlass::arch::wait_on_dependent_grids();
-
     Accumulator sums[kMmaM][kMmaN][4] = {};
-    uint4 next_a[kPiecesPerThread], next_b[kPiecesPerThread];
-    fetch(next_a, params.a, params.lda, m0, params.m, 0, params.k);
-    fetch(next_b, params.b, params.ldb, n0, params.n, 0, params.k);
-    for (int left = params.k; left > 0; left -= tile_k) {
-      keep(tile_a, next_a);
-      keep(tile_b, next_b);
-      __syncthreads();
-      if (left > tile_k) {
-        int const next_k = params.k - left + tile_k;
-        fetch(next_a, params.a, params.lda, m0, params.m, next_k, params.k);
-        fetch(next_b, params.b, params.ldb, n0, params.n, next_k, params.k);
-      }
-      multiply(sums, tile_a, tile_b);
-      __syncthreads();
-    }
+    accumulate(
+        sums, params.k, [&](Pieces& next, int k0) { fetch(next, params.a, params.lda, m0, params.m, k0, params.k); },
+        [&](Pieces& next, int k0) { fetch(next, params.b, params.ldb, n0, params.n, k0, params.k); }, [](int, bool) {});
     store(params, sums, m0, n0);
   }
 
  protected:
+  // Adds the products of k columns to a tile's sums. `fetch_a` and `fetch_b` read a thread's pieces of a step along K; `added` is told
+  // where a step began whose products have been added, and whether it was the last.
+  template <class FetchA, class FetchB, class Added>
+  static __device__ void accumulate(Accumulator (&sums)[kMmaM][kMmaN][4], int k, FetchA const& fetch_a, FetchB const& fetch_b,
+                                    Added const& added) {
+    __shared__ alignas(16) uint8_t tile_a[tile_m * kPitch];
+    __shared__ alignas(16) uint8_t tile_b[tile_n * kPitch];
+    Pieces next_a, next_b;
+    fetch_a(next_a, 0);
+    fetch_b(next_b, 0);
+    for (int left = k; left > 0; left -= tile_k) {
+      keep(tile_a, next_a);
+      keep(tile_b, next_b);
+      __syncthreads();
+      if (left > tile_k) {
+        fetch_a(next_a, k - left + tile_k);
+        fetch_b(next_b, k - left + tile_k);
+      }
+      multiply(sums, tile_a, tile_b);
+      added(k - left, left <= tile_k);
+      __syncthreads();
+    }
+  }
+
   // The first `count` elements of a piece, and zeros.
   static __device__ uint4 piece(Element const* start, int64_t stride, int count) {
     using Bits = std::conditional_t<kBytes == 1, uint8_t, uint16_t>;

@@ -57,7 +57,9 @@ def _group_gemm_supported(capability: int) -> bool:
         entries = ops.variants(op=GROUPED_MM.name, arch=f"sm{capability}a")
     except ManifestError:
         return False
-    return any((x.dtype, x.group_size, x.indexed) == (DType.E4M3, 0, False) for x in (y.predicate for y in entries))
+    return any(
+        (x.dtype, x.group_size) == (DType.E4M3, 0) and False in x.gathers for x in (y.predicate for y in entries)
+    )
 
 
 def _supports_sparse(capability: int) -> bool:

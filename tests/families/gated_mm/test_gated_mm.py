@@ -1,6 +1,7 @@
 """Gated GEMMs on CPU tensors: the reference, packing, sentences for bad input, bounds, rules, names and the choice."""
 
 import math
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +13,14 @@ import gemmill
 from gemmill.families.gated_mm import bounds, reference
 from gemmill.families.gated_mm.cases.calls import Problem, arguments_of, groups_of, make_given, report_of, wrong_of
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU, GatedCase, of_config
-from gemmill.families.gated_mm.config import Activation, GatedConfig, Result
+from gemmill.families.gated_mm.classes import CLASSES
+from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result, UnalignedGatedConfig
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.model import model_ns
-from gemmill.families.gated_mm.rules import RULES
+from gemmill.families.gated_mm.rules import RULES, UNALIGNED_RULES
 from gemmill.families.gated_mm.selections import default, smoke
 from gemmill.families.gated_mm.tuning import TUNING
-from gemmill.family import ProblemCall, first_rejection
+from gemmill.family import ProblemCall, Row, first_rejection
 from gemmill.formats.gate_up import ORDERS, pack_gate_up, packed_rows, unpack_gate_up
 from gemmill.quantize import prepack_gate_up
 from gemmill.space.names import parse_name, to_name
@@ -254,7 +256,7 @@ def test_a_call_that_cannot_be_is_told_why(name: str) -> None:
 
 
 @pytest.mark.parametrize("config", list(smoke(Arch.SM90A)), ids=to_name)
-def test_cases_pass_on_a_cpu(config: GatedConfig) -> None:
+def test_cases_pass_on_a_cpu(config: AnyConfig) -> None:
     for case in of_config(config):
         assert case.run("cpu").report == "", str(case)
 
@@ -289,10 +291,24 @@ def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_on
 def test_names_and_rules() -> None:
     for config in default(Arch.SM90A):
         assert parse_name(to_name(config)) == config
+        if isinstance(config, UnalignedGatedConfig):
+            assert first_rejection(UNALIGNED_RULES, config)
+            continue
         assert first_rejection(RULES, config)
         plan = Plan(config)
         assert plan.stages >= 3 and plan.shared_bytes <= 227 * 1024
     assert list(default(Arch.SM100A)) == []
+
+
+@pytest.mark.parametrize(("tile", "ctas"), [((64, 16, 256), 4), ((128, 16, 256), 2)])
+def test_a_clusters_ctas_have_a_group_of_results_together(tile: tuple[int, int, int], ctas: int) -> None:
+    few = replace(
+        MANY, tile_shape_mnk=tile, cluster_shape_mnk=(ctas, 1, 1), kernel_schedule=KernelSchedule.BASIC, swap_ab=True
+    )
+    plan = Plan(few)
+    assert plan.cluster_size == plan.sharers == 1, "they share no loads"
+    assert plan.scale_ctas * plan.tile_columns == 128 and plan.scale_warps_of_row == 4 * ctas
+    assert plan.maximum_words == 2 * 4 * ctas * 16
 
 
 @pytest.mark.parametrize(
@@ -302,7 +318,15 @@ def test_names_and_rules() -> None:
         ({"accumulation": Accumulation.EXACT}, "sums of e4m3 are not exact: fast or promoted"),
         (
             {"cluster_shape_mnk": (2, 2, 1)},
-            "cluster (2, 2, 1): pairs along M or N share loads, swapped kernels share none",
+            "cluster (2, 2, 1): pairs along M or N share loads",
+        ),
+        (
+            {"tile_shape_mnk": (256, 16, 128), "swap_ab": True, "cluster_shape_mnk": (1, 2, 1)},
+            "cluster (1, 2, 1): swapped kernels share no loads, two or four CTAs along M a scale's results",
+        ),
+        (
+            {"tile_shape_mnk": (256, 16, 128), "swap_ab": True, "cluster_shape_mnk": (2, 1, 1)},
+            "tile (256, 16, 128) has 128 results of a row, 64 of them in a box: a scale belongs to 128 of one tile, or of a cluster's",
         ),
         (
             {"tile_shape_mnk": (64, 256, 128)},
@@ -310,7 +334,8 @@ def test_names_and_rules() -> None:
         ),
         (
             {"tile_shape_mnk": (128, 192, 128)},
-            "tile (128, 192, 128) has 96 results of a row, 32 of them in a box: a scale belongs to 128 of one tile",
+            "tile (128, 192, 128) has 96 results of a row, 32 of them in a box: a scale belongs to 128 of one tile, or of "
+            "a cluster's",
         ),
         ({"tile_shape_mnk": (256, 256, 128)}, "sums of a tile take 256 registers of a thread, there are 192"),
         ({"kernel_schedule": KernelSchedule.MMA_SYNC}, "gated kernels have no mmasync schedule"),
@@ -322,13 +347,27 @@ def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], reason: str)
     assert str(error.value) == reason
 
 
-@pytest.mark.parametrize(("m", "tile_m"), [(8, 16), (32, 32), (64, 64), (4096, 128)])
+@pytest.mark.parametrize(("m", "tile_m"), [(8, 16), (32, 32), (64, 64), (4096, 64)])
 def test_the_model_gives_few_rows_small_tiles(m: int, tile_m: int) -> None:
     call = ProblemCall(family="gated_mm", problem=0, sizes=(m, 28672, 4096), alignments=(16, 16, 16))
-    rows = [
-        row
-        for i, config in enumerate(default(Arch.SM90A))
-        for row in TUNING.rows(config, None, i)
-        if (config.result, config.activation) == (Result.GROUP, Activation.SILU)
-    ]
-    assert min(rows, key=lambda row: model_ns(row, call, 132)).facts.tile_m == tile_m
+    assert min(rows_of(Result.GROUP, Activation.SILU), key=lambda row: model_ns(row, call, 132)).facts.tile_m == tile_m
+
+
+def rows_of(result: Result, activation: Activation) -> list[Row]:
+    number = CLASSES.number(replace(MANY, result=result, activation=activation))
+    rows = [row for i, config in enumerate(default(Arch.SM90A)) for row in TUNING.rows(config, None, i)]
+    return [row for row in rows if row.problem == number]
+
+
+@pytest.mark.parametrize("result", Result)
+@pytest.mark.parametrize("activation", Activation)
+def test_one_kernel_takes_every_layout_and_is_chosen_last(result: Result, activation: Activation) -> None:
+    rows = rows_of(result, activation)
+    (fallback,) = [row for row in rows if row.alignments == (1, 1, 1)]
+    assert fallback.least == (0, 0, 0)
+    rng = random.Random(0)
+    for _ in range(400):
+        m, n, k = (2 ** rng.uniform(0, most) for most in (14, 12, 14))
+        call = ProblemCall(family="gated_mm", problem=0, sizes=(int(m), 32 * int(n), int(k)), alignments=(16, 16, 16))
+        best = min(rows, key=lambda row: model_ns(row, call, 132))
+        assert best is not fallback, call.sizes

@@ -1,5 +1,6 @@
 """Grouped GEMMs on CPU tensors: the reference, sentences for bad input, bounds, rules, names and the choice."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,13 @@ import gemmill
 from gemmill.families.moe.bounds import tolerance
 from gemmill.families.moe.cases.calls import Problem, arguments_of, make_given
 from gemmill.families.moe.cases.checked import GroupedCase, of_config
-from gemmill.families.moe.config import GroupedConfig
+from gemmill.families.moe.classes import CLASSES
+from gemmill.families.moe.config import AnyConfig, GroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.dsl.plan import Plan
 from gemmill.families.moe.model import model_ns
 from gemmill.families.moe.reference import exact_mm, segment_mm, segments
-from gemmill.families.moe.rules import RULES
-from gemmill.families.moe.selections import default, smoke
+from gemmill.families.moe.rules import RULES, UNALIGNED_RULES
+from gemmill.families.moe.selections import default, smoke, tiled
 from gemmill.families.moe.tuning import TUNING
 from gemmill.family import ProblemCall, first_rejection
 from gemmill.space.names import parse_name, to_name
@@ -188,8 +190,8 @@ def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_on
         assert bool(((lost - exact).abs() > bound).any()), "a step that is left out would not be found"
 
 
-@pytest.mark.parametrize("config", list(smoke(Arch.SM90A))[1::2], ids=to_name)
-def test_cases_pass_on_a_cpu(config: GroupedConfig) -> None:
+@pytest.mark.parametrize("config", list(smoke(Arch.SM90A))[::2], ids=to_name)
+def test_cases_pass_on_a_cpu(config: AnyConfig) -> None:
     for case in of_config(config):
         assert case.run("cpu").report == "", str(case)
 
@@ -207,10 +209,57 @@ def test_a_wrong_result_is_found() -> None:
 def test_names_and_rules() -> None:
     for config in default(Arch.SM90A):
         assert parse_name(to_name(config)) == config
+        if isinstance(config, UnalignedGroupedConfig):
+            assert first_rejection(UNALIGNED_RULES, config)
+            continue
         assert first_rejection(RULES, config)
         plan = Plan(config)
         assert plan.stages >= 2 and plan.shared_bytes <= 227 * 1024
     assert list(default(Arch.SM100A)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sm90a_groupedunaligned_s8_bf16_group128", "scales in groups come with e4m3, not with s8"),
+        ("sm90a_groupedunaligned_bf16_f16_plain", "bf16 gives bf16, not f16"),
+        ("sm100a_groupedunaligned_bf16_bf16_plain", "grouped kernels are written for sm90a, not for sm100a"),
+    ],
+)
+def test_what_the_kernel_for_any_layout_cannot_be_made_of(name: str, said: str) -> None:
+    assert first_rejection(UNALIGNED_RULES, parse_name(name)).reason == said
+
+
+def test_the_model_knows_what_gathering_takes() -> None:
+    """Where weights are read once, tiles of few rows; beyond, wide ones, and CTAs that share rows of A where K is long."""
+
+    def chosen(group: int, indexed: bool, m: int, n: int, k: int) -> GroupedConfig:
+        kinds = [c for c in tiled(Arch.SM90A) if (c.dtype, c.out_dtype) == (DType.E4M3, DType.BF16)]
+        call = ProblemCall(family="moe", problem=0, sizes=(m, n, k, 32), alignments=(16, 16, 16))
+        configs = [c for c in kinds if (c.group_size, c.indexed) == (group, indexed)]
+        return min(configs, key=lambda config: model_ns(next(iter(TUNING.rows(config, None, 0))), call, 132))
+
+    assert chosen(128, True, 1024, 4096, 7168).tile_shape_mnk == (128, 32, 256)
+    assert chosen(128, True, 8192, 4096, 7168).tile_shape_mnk == (128, 128, 128)
+    assert chosen(0, True, 8192, 4096, 7168).tile_shape_mnk == (128, 64, 128)
+    assert chosen(128, False, 65536, 4096, 7168).cluster_shape_mnk == (1, 2, 1)
+    assert chosen(128, False, 65536, 7168, 2048).cluster_shape_mnk == (1, 1, 1)
+
+
+@pytest.mark.parametrize("kind", sorted({(c.dtype, c.out_dtype, c.group_size, c.indexed) for c in tiled(Arch.SM90A)}))
+def test_one_kernel_takes_every_layout_and_is_chosen_last(kind: tuple[DType, DType, int, bool]) -> None:
+    one = next(c for c in tiled(Arch.SM90A) if (c.dtype, c.out_dtype, c.group_size, c.indexed) == kind)
+    number = CLASSES.number(one)
+    rows = [row for i, config in enumerate(default(Arch.SM90A)) for row in TUNING.rows(config, None, i)]
+    rows = [row for row in rows if row.problem == number]
+    (fallback,) = [row for row in rows if row.alignments == (1, 1, 1)]
+    odd = ProblemCall(family="moe", problem=number, sizes=(5, 33, 7, 2), alignments=(1, 1, 2))
+    assert fallback.least == (0, 0, 0, 0) and TUNING.refuses(fallback, odd) is None
+    rng = random.Random(0)
+    for _ in range(200):
+        m, n, k, experts = (int(2 ** rng.uniform(0, most)) for most in (16, 12, 11, 9))
+        call = ProblemCall(family="moe", problem=number, sizes=(m, 8 * n, 16 * k, experts), alignments=(16, 16, 16))
+        assert min(rows, key=lambda row: model_ns(row, call, 132)) is not fallback, call.sizes
 
 
 @pytest.mark.parametrize(
@@ -242,7 +291,7 @@ def test_the_model_gives_few_rows_small_tiles(m: int, tile_m: int) -> None:
     call = ProblemCall(family="moe", problem=0, sizes=(m, 4096, 7168, 32), alignments=(16, 16, 16))
     rows = [
         row
-        for i, config in enumerate(default(Arch.SM90A))
+        for i, config in enumerate(tiled(Arch.SM90A))
         for row in TUNING.rows(config, None, i)
         if (config.dtype, config.out_dtype, config.group_size) == (DType.E4M3, DType.BF16, 0)
     ]

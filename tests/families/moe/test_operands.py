@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 import gemmill
+from gemmill.families.moe import functions
 from gemmill.families.moe.bounds import tolerance
 from gemmill.families.moe.cases.calls import Problem, arguments_of, make_given
 from gemmill.families.moe.cases.checked import GroupedCase
 from gemmill.families.moe.dsl.plan import Plan
 from gemmill.families.moe.reference import exact_mm, gathered, segment_mm
-from gemmill.families.moe.selections import default
+from gemmill.families.moe.selections import tiled
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType
 
@@ -83,6 +84,27 @@ def test_functions_take_their_result_from_their_operands() -> None:
     y = given(INDEXED)
     operands = (y[name] for name in ("a", "b", "a_scales", "b_scales", "expert_offsets"))
     assert gemmill.grouped_mm(*operands, token_ids=y["token_ids"]).shape == (12, 64)
+
+
+@pytest.mark.parametrize("kind", ["channel", "groups", "plain", "one value"])
+def test_many_rows_are_selected_before_they_are_multiplied(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = replace(PLAIN if kind == "plain" else SCALED, grouped=kind == "groups", one_value=kind == "one value")
+    x = given(replace(problem, indexed=True, spare=0))
+    operands = [x[name] for name in ("a", "b", "a_scales", "b_scales", "expert_offsets")]
+    asked = []
+
+    def op(*arguments: Any) -> None:
+        asked.append(arguments[7])
+        torch.ops.gemmill.grouped_mm.default(*arguments)
+
+    monkeypatch.setattr(functions, "_GROUPED_MM", op)
+    gathered_ones = gemmill.grouped_mm(*operands, token_ids=x["token_ids"])
+    monkeypatch.setattr(functions, "MOST_GATHERED", 7)
+    selected = gemmill.grouped_mm(*operands, token_ids=x["token_ids"])
+    assert asked[0] is x["token_ids"] and asked[1] is None
+    assert torch.equal(selected, gathered_ones)
+    with pytest.raises(RuntimeError, match="token_ids is float32, expected int32 or int64"):
+        gemmill.grouped_mm(*operands, token_ids=x["token_ids"].float())
 
 
 SENTENCES = {
@@ -209,7 +231,7 @@ def test_a_bound_of_bf16_is_wide_enough_and_too_narrow_for_a_lost_step() -> None
     ],
 )
 def test_kinds_have_kernels_and_names(dtype: DType, indexed: bool, words: str) -> None:
-    configs = [c for c in default(Arch.SM90A) if (c.dtype, c.indexed) == (dtype, indexed)]
+    configs = [c for c in tiled(Arch.SM90A) if (c.dtype, c.indexed) == (dtype, indexed)]
     names = [to_name(config) for config in configs]
     assert len(configs) >= 4 and any(words in name for name in names)
     assert [parse_name(name) for name in names] == configs
@@ -236,7 +258,7 @@ def test_kinds_have_kernels_and_names(dtype: DType, indexed: bool, words: str) -
     ],
 )
 def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], reason: str) -> None:
-    config = next(c for c in default(Arch.SM90A) if c.dtype is DType.BF16 and not c.swap_ab and not c.indexed)
+    config = next(c for c in tiled(Arch.SM90A) if c.dtype is DType.BF16 and not c.swap_ab and not c.indexed)
     with pytest.raises(ValueError) as error:
         Plan(replace(config, **changes))
     assert str(error.value) == reason

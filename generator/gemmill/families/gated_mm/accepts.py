@@ -2,20 +2,19 @@
 
 from dataclasses import dataclass
 
-from gemmill.families.gated_mm.config import Activation, GatedConfig, Result
+from gemmill.families.gated_mm.config import Activation, GatedConfig, Result, UnalignedGatedConfig
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.vocab import DType
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedAccepts:
-    """The calls that a kernel takes: rows of a and out, and columns of b, begin at multiples of 16 bytes."""
+class UnalignedGatedAccepts:
+    """The calls that a kernel takes, however operands lie."""
 
     ops: tuple[str, ...]
     """Ops that the kernel can serve."""
     dtype: DType
     result: Result
-    activation: Activation
 
     @property
     def operand_dtype(self) -> DType:
@@ -27,6 +26,23 @@ class GatedAccepts:
         """Of the result."""
         return self.result.dtype
 
+    @property
+    def activations(self) -> tuple[Activation, ...]:
+        """That the kernel computes."""
+        return tuple(Activation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedAccepts(UnalignedGatedAccepts):
+    """The calls that a kernel takes: rows of a and out, and columns of b, begin at multiples of 16 bytes."""
+
+    activation: Activation
+
+    @property
+    def activations(self) -> tuple[Activation, ...]:
+        """That the kernel computes."""
+        return (self.activation,)
+
 
 def accepted(config: GatedConfig) -> GatedAccepts:
     """The calls that a kernel of this config takes."""
@@ -36,3 +52,8 @@ def accepted(config: GatedConfig) -> GatedAccepts:
         result=config.result,
         activation=config.activation,
     )
+
+
+def accepted_unaligned(config: UnalignedGatedConfig) -> UnalignedGatedAccepts:
+    """The calls that a kernel of this config takes."""
+    return UnalignedGatedAccepts(ops=(SCALED_MM_ACT_QUANT.name,), dtype=config.dtype, result=config.result)

@@ -1,6 +1,8 @@
 """Classes of calls: what variants of each compute."""
 
-from gemmill.families.gated_mm.config import Activation, Result
+from typing import NamedTuple
+
+from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result
 from gemmill.family import ClassAxis, Classes
 
 CLASSES = Classes(
@@ -13,3 +15,14 @@ CLASSES = Classes(
         ),
     )
 )
+
+
+class _Served(NamedTuple):
+    result: Result
+    activation: Activation
+
+
+def classes_of(config: AnyConfig) -> list[int]:
+    """Numbers of the classes that a kernel serves: one, or one of each activation where that is told at run time."""
+    activations = (config.activation,) if isinstance(config, GatedConfig) else Activation
+    return [CLASSES.number(_Served(config.result, activation)) for activation in activations]

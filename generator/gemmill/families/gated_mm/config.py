@@ -116,3 +116,28 @@ class GatedConfig:
             swap_ab=self.swap_ab,
             stages=self.stages,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnalignedGatedConfig:
+    """A kernel for operands that TMA does not take: any rows, strides and addresses. The activation is told at run time."""
+
+    dtype: DType
+    """Of A and of the weights."""
+    result: Result
+    arch: Arch = Arch.SM90A
+    tag: ClassVar[str] = "gatedunaligned"
+    backend: ClassVar[Backend] = Backend.CUTLASS
+    tile_shape_mnk: ClassVar[tuple[int, int, int]] = (64, 64, 64)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in OPERANDS:
+            raise ValueError(f"dtype={self.dtype}: gated kernels multiply {' or '.join(OPERANDS)}")
+
+    @property
+    def compiled(self) -> "UnalignedGatedConfig":
+        """Itself: nothing is left to the launch."""
+        return self
+
+
+AnyConfig = GatedConfig | UnalignedGatedConfig

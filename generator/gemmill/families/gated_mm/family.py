@@ -4,23 +4,25 @@ from dataclasses import fields
 from typing import Any
 
 from gemmill.families.gated_mm import NAME, selections
-from gemmill.families.gated_mm.accepts import GatedAccepts, accepted
-from gemmill.families.gated_mm.config import GatedConfig
+from gemmill.families.gated_mm.accepts import GatedAccepts, UnalignedGatedAccepts, accepted, accepted_unaligned
+from gemmill.families.gated_mm.config import AnyConfig, GatedConfig, UnalignedGatedConfig
 from gemmill.families.gated_mm.dsl.plan import Plan
-from gemmill.families.gated_mm.names import from_fields, to_fields
+from gemmill.families.gated_mm.names import from_fields, to_fields, unaligned_from_fields, unaligned_to_fields
 from gemmill.families.gated_mm.ops import OPS
 from gemmill.families.gated_mm.questions import QUESTIONS
-from gemmill.families.gated_mm.rules import RULES
-from gemmill.families.gated_mm.spelling import spell
+from gemmill.families.gated_mm.rules import RULES, UNALIGNED_RULES
+from gemmill.families.gated_mm.spelling import spell, spell_unaligned
 from gemmill.families.gated_mm.tuning import TUNING
 from gemmill.family import DslBody, Family, Kernels
 from gemmill.vocab import Compiler
 
 # CPU seconds of CuTe DSL 4.8.1 on a 2-core x86-64 build machine, 2026-11-22: a process's import, then each variant.
 _UNIT_SECONDS, _SECONDS = 2.0, 3.0
+# The same of nvcc 13.
+_NVCC_UNIT_SECONDS, _NVCC_SECONDS = 26.0, 4.0
 
 
-def _filters(config: GatedConfig) -> dict[str, Any]:
+def _filters(config: AnyConfig) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in fields(config)} | {"backend": config.backend}
 
 
@@ -41,11 +43,27 @@ GATED = Kernels(
     unit_size=12,
     dsl=DslBody(entry="gemmill.families.gated_mm.dsl.export", arguments="gemmill_gated_mm_args", facts=Plan),
 )
+UNALIGNED = Kernels(
+    tag=UnalignedGatedConfig.tag,
+    doc="GEMMs that end with the activation of gates, however operands lie, on Hopper",
+    config=UnalignedGatedConfig,
+    accepts=UnalignedGatedAccepts,
+    to_fields=unaligned_to_fields,
+    from_fields=unaligned_from_fields,
+    filters=_filters,
+    rules=UNALIGNED_RULES,
+    accepted=accepted_unaligned,
+    spell=spell_unaligned,
+    compiler=Compiler.NVCC,
+    seconds=lambda _: _NVCC_SECONDS,
+    unit_seconds=_NVCC_UNIT_SECONDS,
+    unit_size=8,
+)
 FAMILY = Family(
     name=NAME,
     doc="multiplies by gates and ups, and ends with their activation",
     asks=OPS,
-    kernels=(GATED,),
+    kernels=(GATED, UNALIGNED),
     cases="gemmill.families.gated_mm.cases",
     serving="gemmill.families.gated_mm.serving",
     questions=QUESTIONS,

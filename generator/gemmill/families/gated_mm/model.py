@@ -27,6 +27,8 @@ class Facts(NamedTuple):
     """That fit on a multiprocessor."""
     step_ps: int
     """Picoseconds for 128 along K of a tile."""
+    overlaps: int
+    """1 where a tile ends while the next one is multiplied: the last alone takes time of its own."""
 
 
 def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
@@ -35,7 +37,8 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     facts: Facts = row.facts
     tiles = -(-m // facts.tile_m) * -(-n // facts.tile_n)
     waves = -(-tiles // (sm_count * facts.ctas_of_sm))
-    tile = float(-(-k // _STEP)) * float(facts.step_ps) / 1000.0 * float(facts.ctas_of_sm) + _TILE_NS
-    working = float(waves) * tile
+    tile = float(-(-k // _STEP)) * float(facts.step_ps) / 1000.0 * float(facts.ctas_of_sm)
+    ends = 1 if facts.overlaps else waves
+    working = float(waves) * tile + float(ends) * _TILE_NS
     memory = float(n) * float(k) / _MEMORY
     return _BEGIN_NS + max(working, memory) + 0.1 * min(working, memory)

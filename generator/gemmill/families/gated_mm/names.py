@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from gemmill.families.gated_mm.config import Activation, GatedConfig, Result
+from gemmill.families.gated_mm.config import Activation, GatedConfig, Result, UnalignedGatedConfig
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 
@@ -47,6 +47,19 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> GatedConfig:
         staggered=start == "staggered",
         arch=arch,
     )
+
+
+def unaligned_to_fields(config: UnalignedGatedConfig) -> list[str]:
+    """dtype result."""
+    return [config.dtype.value, config.result.value]
+
+
+def unaligned_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> UnalignedGatedConfig:
+    """The config that `unaligned_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if len(fields) != 2:
+        raise ValueError(f"it has {len(fields) + 2} fields of 4")
+    dtype, result = fields
+    return UnalignedGatedConfig(dtype=DType(dtype), result=Result(result), arch=arch)
 
 
 def _shape(prefix: str, text: str) -> tuple[int, int, int]:

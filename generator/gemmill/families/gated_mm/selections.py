@@ -3,36 +3,55 @@
 from collections.abc import Iterator
 from itertools import product
 
-from gemmill.families.gated_mm.config import Activation, GatedConfig, Result
+from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result, UnalignedGatedConfig
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
-BASIC, COOPERATIVE = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE
+BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE, KernelSchedule.PINGPONG
 _FEW = {
     Result.BF16: (((64, 16, 256), BASIC), ((128, 32, 256), COOPERATIVE)),
     Result.STATIC: (((64, 16, 256), BASIC), ((128, 32, 256), COOPERATIVE)),
     Result.GROUP: (((256, 16, 128), COOPERATIVE), ((256, 32, 128), COOPERATIVE)),
 }
 _SOME = ((256, 64, 128), COOPERATIVE)
-_LOW, _MANY = ((64, 256, 128), BASIC), ((128, 256, 128), COOPERATIVE)
+_LOW = ((64, 256, 128), BASIC)
+_MANY = {
+    Result.BF16: ((128, 192, 128), (1, 1, 1)),
+    Result.STATIC: ((128, 192, 128), (1, 1, 1)),
+    Result.GROUP: ((64, 256, 128), (2, 1, 1)),
+}
+"""In pingpong: a tile ends while the next one is multiplied (docs/notes/gated_mm.md)."""
 
 
-def default(arch: Arch) -> Iterator[GatedConfig]:
-    """Of all results and activations, on sm90a: tiles for few rows, some, and many; of GELU with erf two alone."""
-    if arch is not Arch.SM90A:
-        return
-    for activation, result in product(Activation, Result):
+def default(arch: Arch) -> Iterator[AnyConfig]:
+    """Of all results and activations, on sm90a: kernels with tiles for few rows, some, and many, and one of each result that takes
+    operands as TMA does not."""
+    yield from tiled(arch)
+    yield from unaligned(arch)
+
+
+def unaligned(arch: Arch) -> Iterator[UnalignedGatedConfig]:
+    """What takes operands as TMA does not, of each result."""
+    for result in Result if arch is Arch.SM90A else ():
+        yield UnalignedGatedConfig(dtype=DType.E4M3, result=result, arch=arch)
+
+
+def tiled(arch: Arch) -> Iterator[GatedConfig]:
+    """Kernels with TMA; of GELU with erf two alone of each result."""
+    for activation, result in product(Activation, Result) if arch is Arch.SM90A else ():
         rare = activation is Activation.GELU
         for tile, schedule in (*_FEW[result][: 1 if rare else 2], *(() if rare else (_SOME,))):
             yield _config(result, activation, tile, (1, 1, 1), schedule, arch, swap_ab=True)
         if not rare:
             yield _config(result, activation, _LOW[0], (1, 1, 1), _LOW[1], arch)
-        yield _config(result, activation, _MANY[0], (2, 1, 1), _MANY[1], arch, staggered=True)
+        tile, cluster = _MANY[result]
+        yield _config(result, activation, tile, cluster, PINGPONG, arch)
 
 
-def smoke(arch: Arch) -> Iterator[GatedConfig]:
-    """Of SiLU, codes in groups with few and many rows, and bf16 with few."""
-    for config in default(arch):
-        few, many = config.tile_shape_mnk[1] == 16, config.tile_shape_mnk[:2] == (128, 256)
+def smoke(arch: Arch) -> Iterator[AnyConfig]:
+    """Of SiLU, codes in groups with few and many rows, and bf16 with few; codes in groups of operands that TMA does not take."""
+    yield from (config for config in unaligned(arch) if config.result is Result.GROUP)
+    for config in tiled(arch):
+        few, many = config.tile_shape_mnk[1] == 16, config.kernel_schedule is PINGPONG
         if config.activation is Activation.SILU and (
             (config.result is Result.GROUP and (few or many)) or (config.result is Result.BF16 and few)
         ):
@@ -47,7 +66,6 @@ def _config(
     schedule: KernelSchedule,
     arch: Arch,
     swap_ab: bool = False,
-    staggered: bool = False,
 ) -> GatedConfig:
     return GatedConfig(
         dtype=DType.E4M3,
@@ -58,6 +76,5 @@ def _config(
         kernel_schedule=schedule,
         accumulation=Accumulation.FAST,
         swap_ab=swap_ab,
-        staggered=staggered,
         arch=arch,
     )

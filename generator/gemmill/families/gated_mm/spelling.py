@@ -1,10 +1,10 @@
-"""Spelling a config in Python: a file that instantiates a kernel of gemmill.families.gated_mm.dsl with it."""
+"""Spelling a config: in Python, a file that instantiates a kernel of gemmill.families.gated_mm.dsl with it, or in CUDA C++."""
 
 from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from gemmill.families.gated_mm.config import GatedConfig
+from gemmill.families.gated_mm.config import GatedConfig, UnalignedGatedConfig
 from gemmill.family import Spelled
 
 _OWN = ("Activation", "Result")
@@ -21,6 +21,12 @@ def spell(config: GatedConfig) -> Spelled:
         "vocabulary": [name for name in types if name not in _OWN],
     }
     return Spelled(template="gated_mm/gated_mm.py.jinja", values=holes)
+
+
+def spell_unaligned(config: UnalignedGatedConfig) -> Spelled:
+    """The template, and what fills the holes."""
+    values = {"element_type": config.dtype.cutlass_type, "result": config.result.value}
+    return Spelled(template="gated_mm/unaligned_gated_mm.cu.jinja", values=values)
 
 
 def _spell(value: Any) -> str:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.gated_mm.accepts import GatedAccepts
-from gemmill.families.gated_mm.classes import CLASSES
-from gemmill.families.gated_mm.config import GatedConfig
+from gemmill.families.gated_mm.accepts import UnalignedGatedAccepts
+from gemmill.families.gated_mm.classes import CLASSES, classes_of
+from gemmill.families.gated_mm.config import AnyConfig, UnalignedGatedConfig
 from gemmill.families.gated_mm.facts import Facts as KernelFacts
 from gemmill.families.gated_mm.model import Facts, model_ns
 from gemmill.family import Reach, Row, Tuning
@@ -15,9 +15,15 @@ _PRODUCTS = 10000
 """Multiply-adds a nanosecond of one tensor core."""
 _LOADED = 200
 """Bytes a nanosecond that one multiprocessor loads; both as grouped GEMMs have them."""
+_UNALIGNED_STEP_PS = 500_000
+"""An assumption: more than any other kernel's step, of a tile that is smaller than any but theirs, so that this one is chosen where no
+other takes the call."""
 
 
-def _facts(config: GatedConfig) -> Facts:
+def _facts(config: AnyConfig) -> Facts:
+    if isinstance(config, UnalignedGatedConfig):
+        tile_m, tile_n, _ = config.tile_shape_mnk
+        return Facts(tile_m=tile_m, tile_n=tile_n, ctas_of_sm=1, step_ps=_UNALIGNED_STEP_PS, overlaps=0)
     facts = KernelFacts(config)
     products = facts.tile_m * facts.tile_n * _STEP // _PRODUCTS
     loaded = (facts.tile_m // facts.cluster_y + facts.tile_n // facts.cluster_x) * _STEP // _LOADED
@@ -26,18 +32,21 @@ def _facts(config: GatedConfig) -> Facts:
         tile_n=facts.tile_n,
         ctas_of_sm=facts.ctas_of_sm,
         step_ps=1000 * max(products, loaded),
+        overlaps=int(facts.pingpong),
     )
 
 
-def _rows(config: GatedConfig, accepts: GatedAccepts, kernel: int) -> Iterator[Row]:
-    yield Row(
-        kernel=kernel,
-        problem=CLASSES.number(config),
-        most=MOST_OF_TMA,
-        alignments=(TMA_BYTES, TMA_BYTES, TMA_BYTES),
-        least=(0, 0, 1),
-        facts=_facts(config),
-    )
+def _rows(config: AnyConfig, accepts: UnalignedGatedAccepts, kernel: int) -> Iterator[Row]:
+    any_layout, facts = isinstance(config, UnalignedGatedConfig), _facts(config)
+    for number in classes_of(config):
+        yield Row(
+            kernel=kernel,
+            problem=number,
+            most=MOST_OF_TMA,
+            alignments=(1 if any_layout else TMA_BYTES,) * 3,
+            least=(0, 0, 0 if any_layout else 1),
+            facts=facts,
+        )
 
 
 TUNING = Tuning(
@@ -51,5 +60,5 @@ TUNING = Tuning(
     describe=CLASSES.tuning.describe,
     differs=CLASSES.tuning.differs,
     model_ns=model_ns,
-    offers=lambda config: {CLASSES.number(config): (config,)},
+    offers=lambda config: dict.fromkeys(classes_of(config), (config,)),
 )

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from gemmill.families.moe.config import MOST_EXPERTS, GroupedConfig
+from gemmill.families.moe.config import MOST_EXPERTS, GroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.ops import GROUPED_MM, NAMES
 from gemmill.vocab import DType
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedAccepts:
-    """The calls that a kernel takes: rows of a, b and out begin at multiples of 16 bytes."""
+class UnalignedGroupedAccepts:
+    """The calls that a kernel takes, however operands lie."""
 
     ops: tuple[str, ...]
     """Ops that the kernel can serve."""
@@ -17,14 +17,30 @@ class GroupedAccepts:
     out_dtype: DType
     group_size: int
     """Of scales in groups along K; 0 where they are per token and per channel."""
-    indexed: bool
-    """Whether it gathers rows of a by their numbers."""
     most_experts: int
 
     @property
     def operand_dtype(self) -> DType:
         """Of the operand that a call is asked by."""
         return self.dtype
+
+    @property
+    def gathers(self) -> tuple[bool, ...]:
+        """Whether rows of a come in order, by their numbers, or both ways."""
+        return False, True
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedAccepts(UnalignedGroupedAccepts):
+    """The calls that a kernel takes: rows of a, b and out begin at multiples of 16 bytes."""
+
+    indexed: bool
+    """Whether it gathers rows of a by their numbers."""
+
+    @property
+    def gathers(self) -> tuple[bool, ...]:
+        """Whether rows of a come in order, or by their numbers."""
+        return (self.indexed,)
 
 
 def accepted(config: GroupedConfig) -> GroupedAccepts:
@@ -35,5 +51,16 @@ def accepted(config: GroupedConfig) -> GroupedAccepts:
         out_dtype=config.out_dtype,
         group_size=config.group_size,
         indexed=config.indexed,
+        most_experts=MOST_EXPERTS,
+    )
+
+
+def accepted_unaligned(config: UnalignedGroupedConfig) -> UnalignedGroupedAccepts:
+    """The calls that a kernel of this config takes."""
+    return UnalignedGroupedAccepts(
+        ops=NAMES,
+        dtype=config.dtype,
+        out_dtype=config.out_dtype,
+        group_size=config.group_size,
         most_experts=MOST_EXPERTS,
     )

@@ -1,6 +1,8 @@
 """Classes of calls: what variants of each compute."""
 
-from gemmill.families.moe.config import GROUP, OPERANDS
+from typing import NamedTuple
+
+from gemmill.families.moe.config import GROUP, OPERANDS, AnyConfig, GroupedConfig
 from gemmill.family import ClassAxis, Classes
 from gemmill.family.operand import DTYPE_CODES
 from gemmill.vocab import DType
@@ -18,3 +20,16 @@ CLASSES = Classes(
         ClassAxis(name="indexed", expression="indexed", values={False: 0, True: 1}),
     )
 )
+
+
+class _Served(NamedTuple):
+    dtype: DType
+    out_dtype: DType
+    group_size: int
+    indexed: bool
+
+
+def classes_of(config: AnyConfig) -> list[int]:
+    """Numbers of the classes that a kernel serves: one, or two where it takes rows both in order and by their numbers."""
+    ways = (config.indexed,) if isinstance(config, GroupedConfig) else (False, True)
+    return [CLASSES.number(_Served(config.dtype, config.out_dtype, config.group_size, indexed)) for indexed in ways]

@@ -94,3 +94,38 @@ class GroupedConfig:
             swap_ab=self.swap_ab,
             stages=self.stages,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnalignedGroupedConfig:
+    """A kernel for operands that TMA does not take: any N, K, strides and addresses, rows in order or gathered."""
+
+    dtype: DType
+    """Of A and of the weights."""
+    out_dtype: DType
+    group_size: int = 0
+    """As of a `GroupedConfig`."""
+    arch: Arch = Arch.SM90A
+    tag: ClassVar[str] = "groupedunaligned"
+    backend: ClassVar[Backend] = Backend.CUTLASS
+    tile_shape_mnk: ClassVar[tuple[int, int, int]] = (64, 64, 64)
+    """Of 8-bit operands."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in OPERANDS:
+            raise ValueError(f"dtype={self.dtype}: grouped kernels multiply {' or '.join(OPERANDS)}")
+        if self.group_size not in (0, GROUP):
+            raise ValueError(f"group_size={self.group_size}: scales are of {GROUP} along K, or 0 for all of it")
+
+    @property
+    def compiled(self) -> "UnalignedGroupedConfig":
+        """Itself: nothing is left to the launch."""
+        return self
+
+    @property
+    def scaled(self) -> bool:
+        """Whether operands come with scales."""
+        return self.dtype.bits < 16
+
+
+AnyConfig = GroupedConfig | UnalignedGroupedConfig

@@ -4,23 +4,25 @@ from dataclasses import fields
 from typing import Any
 
 from gemmill.families.moe import NAME, selections
-from gemmill.families.moe.accepts import GroupedAccepts, accepted
-from gemmill.families.moe.config import GroupedConfig
+from gemmill.families.moe.accepts import GroupedAccepts, UnalignedGroupedAccepts, accepted, accepted_unaligned
+from gemmill.families.moe.config import AnyConfig, GroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.dsl.plan import Plan
-from gemmill.families.moe.names import from_fields, to_fields
+from gemmill.families.moe.names import from_fields, to_fields, unaligned_from_fields, unaligned_to_fields
 from gemmill.families.moe.ops import OPS
 from gemmill.families.moe.questions import QUESTIONS
-from gemmill.families.moe.rules import RULES
-from gemmill.families.moe.spelling import spell
+from gemmill.families.moe.rules import RULES, UNALIGNED_RULES
+from gemmill.families.moe.spelling import spell, spell_unaligned
 from gemmill.families.moe.tuning import TUNING
 from gemmill.family import DslBody, Family, Kernels
 from gemmill.vocab import Compiler
 
 # CPU seconds of CuTe DSL 4.8.1 on a 2-core x86-64 build machine, 2026-11-22: a process's import, then each variant.
 _UNIT_SECONDS, _SECONDS = 2.0, 1.5
+# The same of nvcc 13.
+_NVCC_UNIT_SECONDS, _NVCC_SECONDS = 26.0, 4.0
 
 
-def _filters(config: GroupedConfig) -> dict[str, Any]:
+def _filters(config: AnyConfig) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in fields(config)} | {"backend": config.backend}
 
 
@@ -41,11 +43,27 @@ GROUPED = Kernels(
     unit_size=12,
     dsl=DslBody(entry="gemmill.families.moe.dsl.export", arguments="gemmill_grouped_mm_args", facts=Plan),
 )
+UNALIGNED = Kernels(
+    tag=UnalignedGroupedConfig.tag,
+    doc="grouped GEMMs, however operands lie, on Hopper",
+    config=UnalignedGroupedConfig,
+    accepts=UnalignedGroupedAccepts,
+    to_fields=unaligned_to_fields,
+    from_fields=unaligned_from_fields,
+    filters=_filters,
+    rules=UNALIGNED_RULES,
+    accepted=accepted_unaligned,
+    spell=spell_unaligned,
+    compiler=Compiler.NVCC,
+    seconds=lambda _: _NVCC_SECONDS,
+    unit_seconds=_NVCC_UNIT_SECONDS,
+    unit_size=8,
+)
 FAMILY = Family(
     name=NAME,
     doc="multiplies rows of experts by their weights",
     asks=OPS,
-    kernels=(GROUPED,),
+    kernels=(GROUPED, UNALIGNED),
     cases="gemmill.families.moe.cases",
     serving="gemmill.families.moe.serving",
     questions=QUESTIONS,

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from gemmill.family import ProblemCall, Row
 
-_BEGIN_NS, _TILE_NS = 3000.0, 1200.0
-"""To launch and find rows, and to end a tile."""
+_BEGIN_NS = 3000.0
+"""To launch and find rows."""
 _MEMORY = 4200.0
 """Bytes a nanosecond."""
 _STEP = 128
@@ -29,6 +29,10 @@ class Facts(NamedTuple):
     """Picoseconds for 128 along K of a tile."""
     bits: int
     """Of an element of A and of the weights."""
+    end_ns: int
+    """Nanoseconds to end a tile, beside multiplying."""
+    n_multiple: int
+    """Of which N is one: results that are stored at a time."""
 
 
 def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
@@ -41,7 +45,7 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     tiles = active * tiles_of_expert * -(-n // facts.tile_n)
     waves = -(-tiles // (sm_count * facts.ctas_of_sm))
     steps = -(-k // _STEP)
-    tile = float(steps) * float(facts.step_ps) / 1000.0 * float(facts.ctas_of_sm) + _TILE_NS
+    tile = float(steps) * float(facts.step_ps) / 1000.0 * float(facts.ctas_of_sm) + float(facts.end_ns)
     working = float(waves) * tile
     memory = float(active) * float(n) * float(k) * float(facts.bits) / 8.0 / _MEMORY
     return _BEGIN_NS + max(working, memory) + 0.1 * min(working, memory)
@@ -50,5 +54,5 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
 def refuses(row: Row, call: ProblemCall) -> str | None:
     """Why a variant takes no call of such sizes, beside what its row says."""
     _, n, _, _ = call.sizes
-    multiple = 8
-    return f"N is {n}, and 16 bytes of a row are stored at a time" if n % multiple else None
+    facts: Facts = row.facts
+    return f"N is {n}, and 16 bytes of a row are stored at a time" if n % facts.n_multiple else None

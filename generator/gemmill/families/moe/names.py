@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from gemmill.families.moe.config import GroupedConfig
+from gemmill.families.moe.config import AnyConfig, GroupedConfig, UnalignedGroupedConfig
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 _INDEXED = "indexed"
@@ -15,7 +15,7 @@ def to_fields(config: GroupedConfig) -> list[str]:
     return [
         config.dtype.value,
         config.out_dtype.value,
-        f"group{config.group_size}" if config.group_size else "channel" if config.scaled else "plain",
+        _scales(config),
         *((_INDEXED,) if config.indexed else ()),
         f"t{tile}",
         f"c{cluster}",
@@ -35,12 +35,10 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> GroupedConfig:
     if order not in ("ab", "swapab"):
         raise ValueError(f"operand order {order!r}, expected ab or swapab")
     told = _matched(r"s(auto|[1-9]\d*)", stages, f"stages {stages!r}, expected sauto or s and a number")[1]
-    kind = "plain" if DType(dtype).bits == 16 else "channel"
-    group = _matched(rf"{kind}|group([1-9]\d*)", scales, f"scales {scales!r}, expected {kind} or group and a number")[1]
     return GroupedConfig(
         dtype=DType(dtype),
         out_dtype=DType(out),
-        group_size=int(group or 0),
+        group_size=_group_size(DType(dtype), scales),
         indexed=indexed,
         tile_shape_mnk=_shape("t", tile),
         cluster_shape_mnk=_shape("c", cluster),
@@ -50,6 +48,31 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> GroupedConfig:
         stages=None if told == "auto" else int(told),
         arch=arch,
     )
+
+
+def unaligned_to_fields(config: UnalignedGroupedConfig) -> list[str]:
+    """dtype out scales."""
+    return [config.dtype.value, config.out_dtype.value, _scales(config)]
+
+
+def unaligned_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> UnalignedGroupedConfig:
+    """The config that `unaligned_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if len(fields) != 3:
+        raise ValueError(f"it has {len(fields) + 2} fields of 5")
+    dtype, out, scales = fields
+    return UnalignedGroupedConfig(
+        dtype=DType(dtype), out_dtype=DType(out), group_size=_group_size(DType(dtype), scales), arch=arch
+    )
+
+
+def _scales(config: AnyConfig) -> str:
+    return f"group{config.group_size}" if config.group_size else "channel" if config.scaled else "plain"
+
+
+def _group_size(dtype: DType, scales: str) -> int:
+    kind = "plain" if dtype.bits == 16 else "channel"
+    group = _matched(rf"{kind}|group([1-9]\d*)", scales, f"scales {scales!r}, expected {kind} or group and a number")[1]
+    return int(group or 0)
 
 
 def _shape(prefix: str, text: str) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.moe.config import GroupedConfig
+from gemmill.families.moe.config import AnyConfig, GroupedConfig
 from gemmill.families.moe.facts import Facts
 from gemmill.gemm.config import RESULTS_OF
 from gemmill.gemm.limits import ACCUMULATOR_REGISTERS, CONSUMER_GROUPS, OVERLAP_REGISTERS, SHARED_BYTES, SLAB
@@ -11,22 +11,26 @@ from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 FEWEST_STAGES = 2
 
 
-def _hopper(c: GroupedConfig) -> Iterator[str]:
-    """The kernel multiplies with WGMMA, which no later architecture has."""
+def _hopper(c: AnyConfig) -> Iterator[str]:
+    """Kernels multiply with WGMMA, which no later architecture has, or are built beside those."""
     if c.arch is not Arch.SM90A:
         yield f"grouped kernels are written for sm90a, not for {c.arch}"
 
 
-def _results(c: GroupedConfig) -> Iterator[str]:
+def _results(c: AnyConfig) -> Iterator[str]:
     """What the next layer reads."""
     if c.out_dtype not in RESULTS_OF[c.dtype]:
         yield f"{c.dtype} gives {' or '.join(RESULTS_OF[c.dtype])}, not {c.out_dtype}"
 
 
-def _scales(c: GroupedConfig) -> Iterator[str]:
-    """Scales along K are applied to sums that leave the tensor core in time."""
+def _groups(c: AnyConfig) -> Iterator[str]:
+    """Integer codes have a scale for all of K."""
     if c.group_size and c.dtype is not DType.E4M3:
         yield f"scales in groups come with {DType.E4M3}, not with {c.dtype}"
+
+
+def _scales(c: GroupedConfig) -> Iterator[str]:
+    """Scales along K are applied to sums that leave the tensor core in time."""
     wanted = Accumulation.EXACT if c.dtype is DType.S8 else Accumulation.PROMOTED if c.group_size else None
     if wanted is not None and c.accumulation is not wanted:
         yield f"accumulation of {c.dtype} with groups of {c.group_size} is {wanted}, not {c.accumulation}"
@@ -79,4 +83,5 @@ def _memory(c: GroupedConfig) -> Iterator[str]:
         yield f"{facts.stages} stages of {facts.stage_bytes} bytes: {FEWEST_STAGES} or more must fit in {facts.stage_room}"
 
 
-RULES = (_hopper, _results, _schedule, _scales, _tile, _cluster, _registers, _memory)
+RULES = (_hopper, _results, _schedule, _groups, _scales, _tile, _cluster, _registers, _memory)
+UNALIGNED_RULES = (_hopper, _results, _groups)

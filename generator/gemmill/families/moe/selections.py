@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import product
 
-from gemmill.families.moe.config import GROUP, OPERANDS, GroupedConfig
+from gemmill.families.moe.config import GROUP, OPERANDS, AnyConfig, GroupedConfig, UnalignedGroupedConfig
 from gemmill.gemm.config import RESULTS_OF
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
@@ -40,12 +40,26 @@ _GROUP_INDEXED = (
 """Of rows that threads copy: their copies take registers that sums of wide tiles have."""
 
 
-def default(arch: Arch) -> Iterator[GroupedConfig]:
-    """Of e4m3 with both kinds of scales, of s8, and of operands of 16 bits, on sm90a; rows in order and gathered."""
-    if arch is not Arch.SM90A:
-        return
-    kinds = [(dtype, group) for dtype in OPERANDS for group in ((0, GROUP) if dtype is DType.E4M3 else (0,))]
-    for dtype, group in kinds:
+_KINDS = [(dtype, group) for dtype in OPERANDS for group in ((0, GROUP) if dtype is DType.E4M3 else (0,))]
+
+
+def default(arch: Arch) -> Iterator[AnyConfig]:
+    """Of e4m3 with both kinds of scales, of s8, and of operands of 16 bits, on sm90a: kernels with tiles for few and many rows, and one
+    that takes operands as TMA does not."""
+    yield from tiled(arch)
+    yield from unaligned(arch)
+
+
+def unaligned(arch: Arch) -> Iterator[UnalignedGroupedConfig]:
+    """What takes operands as TMA does not, of each kind and result."""
+    for dtype, group in _KINDS if arch is Arch.SM90A else ():
+        for out in RESULTS_OF[dtype]:
+            yield UnalignedGroupedConfig(dtype=dtype, out_dtype=out, group_size=group, arch=arch)
+
+
+def tiled(arch: Arch) -> Iterator[GroupedConfig]:
+    """Kernels with TMA, rows in order and gathered."""
+    for dtype, group in _KINDS if arch is Arch.SM90A else ():
         for out, indexed in product(RESULTS_OF[dtype], (False, True)):
             shapes = (_GROUP, _GROUP_INDEXED)[indexed] if group else (_CHANNEL, _INDEXED)[indexed]
             for (x, y, k), cluster, schedule, swap_ab, stages in shapes:
@@ -74,9 +88,11 @@ _SMOKE = (((64, 16, 256), True), ((128, 192, 128), False), ((64, 128, 128), Fals
 _FEW = {DType.E4M3: _SMOKE[0], DType.BF16: ((64, 16, 128), True)}
 
 
-def smoke(arch: Arch) -> Iterator[GroupedConfig]:
-    """Of e4m3 to bf16, with both kinds of scales, a tile for few rows and one for many; of bf16, and of gathered rows, one for few."""
-    for config in default(arch):
+def smoke(arch: Arch) -> Iterator[AnyConfig]:
+    """Of e4m3 to bf16, with both kinds of scales, a tile for few rows and one for many; of bf16, and of gathered rows, one for few.
+    Of e4m3 in groups also what takes operands as TMA does not."""
+    yield from (config for config in unaligned(arch) if config.out_dtype is DType.BF16 and config.group_size)
+    for config in tiled(arch):
         shape, few = (config.tile_shape_mnk, config.swap_ab), _FEW.get(config.dtype)
         if config.out_dtype is DType.BF16 and (
             shape == few or (few == _SMOKE[0] and not config.indexed and shape in _SMOKE)

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from gemmill.families.moe import NAME
 from gemmill.families.moe.classes import CLASSES
-from gemmill.families.moe.config import GROUP, GroupedConfig
+from gemmill.families.moe.config import GROUP, AnyConfig, UnalignedGroupedConfig
 from gemmill.family import Measured, ProblemCall, Sizes, Sweep
 from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import DType
@@ -76,7 +76,7 @@ def _measured(op: Op) -> Measured:
         operand_bits=op.dtype.bits,
         bytes=moved,
         serves=lambda x: (
-            (x.dtype, x.out_dtype, x.group_size, x.indexed) == (op.dtype, DType.BF16, op.group_size, op.indexed)
+            (x.dtype, x.out_dtype, x.group_size) == (op.dtype, DType.BF16, op.group_size) and op.indexed in x.gathers
         ),
         # Of one group alone the scales could be those of channels.
         least={"k": 2 * GROUP} if op.group_size else {},
@@ -87,8 +87,14 @@ def _aligned(row_bytes: int) -> int:
     return (row_bytes | TMA_BYTES) & -(row_bytes | TMA_BYTES)
 
 
-def _shown(config: GroupedConfig) -> tuple[str, str]:
+def _is_last_resort(config: AnyConfig) -> bool:
+    return isinstance(config, UnalignedGroupedConfig)
+
+
+def _shown(config: AnyConfig) -> tuple[str, str]:
     tile_m, tile_n, _ = config.tile_shape_mnk
+    if isinstance(config, UnalignedGroupedConfig):
+        return "unaligned", f"{tile_m}x{tile_n}"
     return "swapab" if config.swap_ab else "ab", f"{tile_m}x{tile_n}"
 
 
@@ -97,8 +103,8 @@ SWEEP = Sweep(
     steps=(8, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536),
     example={"m": [8, 128, 1024], "n": 4096, "k": 7168, "experts": 32},
     tiny={"m": 24, "n": 48, "k": 64, "experts": 4},
-    is_last_resort=lambda config: False,
+    is_last_resort=_is_last_resort,
     kin=lambda config: config,
-    kinds={"swapab": "weights as rows of the tensor core", "ab": "tokens as rows"},
+    kinds={"swapab": "weights as rows of the tensor core", "ab": "tokens as rows", "unaligned": "without TMA"},
     shown=_shown,
 )

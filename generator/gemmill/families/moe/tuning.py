@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.moe.accepts import GroupedAccepts
-from gemmill.families.moe.classes import CLASSES
-from gemmill.families.moe.config import GroupedConfig
+from gemmill.families.moe.accepts import UnalignedGroupedAccepts
+from gemmill.families.moe.classes import CLASSES, classes_of
+from gemmill.families.moe.config import AnyConfig, UnalignedGroupedConfig
 from gemmill.families.moe.facts import Facts as KernelFacts
 from gemmill.families.moe.model import Facts, model_ns, refuses
 from gemmill.families.moe.sweep import SWEEP, Op
@@ -17,30 +17,54 @@ _PRODUCTS, _PRODUCTS_OF_WIDE, _WIDE = 10000, 9000, 192
 _LOADED = 200
 """Bytes a nanosecond that one multiprocessor loads. By these the choice is 1.7 % slower than the fastest variant in the mean of 30
 points, and 10 % at worst (H200, 2026-11-22; docs/notes/moe.md)."""
+_GATHER_NS, _GATHERED_ROW_NS = 40, 4
+"""What threads that copy rows take longer of each step, and for each row of a tile. With them the choice takes the fastest of three or
+four kernels at 18 points but three, and 7 % longer at worst (H200, 2026-11-22; docs/notes/moe.md)."""
+_END_NS, _END_OF_PAIR_NS, _PAIR_PERMILLE = 1200, 1600, 955
+"""To end a tile; of CTAs that share rows of A, with scales in groups, and what their steps take. They gain 12 % with 7,168 along K and
+lose 4 % with 4,096."""
+_UNALIGNED_STEP_PS = 2_000_000
+"""Of 8-bit operands. An assumption: more than any other kernel's step, of a tile that is smaller than any but theirs, so that this
+one is chosen where no other takes the call."""
+_STORED = 8
+"""Results in 16 bytes."""
 
 
-def _facts(config: GroupedConfig) -> Facts:
-    facts, size = KernelFacts(config), config.dtype.bits // 8
+def _facts(config: AnyConfig) -> Facts:
+    size = config.dtype.bits // 8
+    if isinstance(config, UnalignedGroupedConfig):
+        tile_m, tile_n, _ = config.tile_shape_mnk
+        step_ps = _UNALIGNED_STEP_PS * size
+        return Facts(
+            tile_m=tile_m, tile_n=tile_n, ctas_of_sm=1, step_ps=step_ps, bits=8 * size, end_ns=_END_NS, n_multiple=1
+        )
+    facts = KernelFacts(config)
     products = facts.tile_m * facts.tile_n * size * _STEP // (_PRODUCTS_OF_WIDE if facts.tile_n == _WIDE else _PRODUCTS)
     loaded = (facts.tile_m + facts.tile_n) * size * _STEP // _LOADED
+    gathered = (_GATHER_NS + _GATHERED_ROW_NS * facts.tile_m) * size if config.indexed else 0
+    is_pair = config.group_size > 0 and facts.cluster_size > 1
     return Facts(
         tile_m=facts.tile_m,
         tile_n=facts.tile_n,
         ctas_of_sm=facts.ctas_of_sm,
-        step_ps=1000 * max(products, loaded),
+        step_ps=(_PAIR_PERMILLE if is_pair else 1000) * (max(products, loaded) + gathered),
         bits=config.dtype.bits,
+        end_ns=_END_OF_PAIR_NS if is_pair else _END_NS,
+        n_multiple=_STORED,
     )
 
 
-def _rows(config: GroupedConfig, accepts: GroupedAccepts, kernel: int) -> Iterator[Row]:
-    yield Row(
-        kernel=kernel,
-        problem=CLASSES.number(config),
-        most=MOST_OF_TMA,
-        alignments=(TMA_BYTES, TMA_BYTES, TMA_BYTES),
-        least=(0, 0, 1, 0),
-        facts=_facts(config),
-    )
+def _rows(config: AnyConfig, accepts: UnalignedGroupedAccepts, kernel: int) -> Iterator[Row]:
+    any_layout, facts = isinstance(config, UnalignedGroupedConfig), _facts(config)
+    for number in classes_of(config):
+        yield Row(
+            kernel=kernel,
+            problem=number,
+            most=MOST_OF_TMA,
+            alignments=(1 if any_layout else TMA_BYTES,) * 3,
+            least=(0, 0, 0 if any_layout else 1, 0),
+            facts=facts,
+        )
 
 
 _MEASURED = {op.number: op.value for op in Op}
@@ -63,7 +87,7 @@ TUNING = Tuning(
     differs=CLASSES.tuning.differs,
     refuses=refuses,
     model_ns=model_ns,
-    offers=lambda config: {CLASSES.number(config): (config,)},
+    offers=lambda config: dict.fromkeys(classes_of(config), (config,)),
     measured_as=_measured_as,
     sweep=SWEEP,
 )

@@ -1,17 +1,23 @@
-"""A reference rendering of the template of gated GEMMs; `pytest tests -k golden --update-golden` rewrites it."""
+"""Reference renderings of the templates of gated GEMMs; `pytest tests -k golden --update-golden` rewrites it."""
 
 from pathlib import Path
+
+import pytest
 
 from gemmill.emit import emit
 from gemmill.space.names import parse_name
 
-REFERENCE = Path(__file__).parent / "gated_mm" / "gated_mm.py"
-NAME = "sm90a_gatedmm_e4m3_e4m3group128_swiglu_t256x16x128_c1x1x1_cooperative_fast_swapab_sauto_even"
+FOLDER = Path(__file__).parent / "gated_mm"
+NAMES = {
+    "gated_mm.py": "sm90a_gatedmm_e4m3_e4m3group128_swiglu_t256x16x128_c1x1x1_cooperative_fast_swapab_sauto_even",
+    "unaligned_gated_mm.cu": "sm90a_gatedunaligned_e4m3_e4m3group128",
+}
 
 
-def test_rendering_is_the_reference(update_golden: bool) -> None:
-    text = emit(parse_name(NAME)).text
+@pytest.mark.parametrize("file", NAMES)
+def test_rendering_is_the_reference(file: str, update_golden: bool) -> None:
+    text, reference = emit(parse_name(NAMES[file])).text, FOLDER / file
     if update_golden:
-        REFERENCE.parent.mkdir(exist_ok=True)
-        REFERENCE.write_text(text)
-    assert text == REFERENCE.read_text(), "meant? pytest tests -k golden --update-golden"
+        FOLDER.mkdir(exist_ok=True)
+        reference.write_text(text)
+    assert text == reference.read_text(), "meant? pytest tests -k golden --update-golden"

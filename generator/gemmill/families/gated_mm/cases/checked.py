@@ -15,7 +15,7 @@ from gemmill.families.gated_mm.cases.calls import (
     report_of,
     wrong_of,
 )
-from gemmill.families.gated_mm.config import Activation, GatedConfig, Result
+from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result, UnalignedGatedConfig
 from gemmill.families.gated_mm.facts import Facts
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.numerics.cases import Outcome
@@ -70,10 +70,33 @@ class GatedCase:
         return Outcome(report=report)
 
 
-def of_config(config: GatedConfig) -> Iterator[GatedCase]:
+def of_config(config: AnyConfig) -> Iterator[GatedCase]:
     """Rows below, at and across a variant's tile, results across it, K of part of a step and of many, rows that lie apart."""
-    first, facts = _first(config), Facts(config)
-    tile, columns = facts.tile_m, facts.tile_columns
+    if isinstance(config, UnalignedGatedConfig):
+        for activation in Activation:
+            yield from _of_unaligned(_first(config.result, activation))
+    else:
+        yield from _of_tile(config)
+
+
+def _of_unaligned(first: Problem) -> Iterator[GatedCase]:
+    """Rows that begin anywhere, of K that is no multiple of anything."""
+    step = first.hidden if first.result is Result.GROUP else 16
+    problems = (
+        replace(first, m=65, hidden=3 * step, k=77, pad=3, transposed=True),
+        replace(first, m=1, hidden=step, k=1),
+        replace(first, m=2, hidden=step, k=0),
+        replace(first, m=130, hidden=5 * step, k=200, pad=1, one_value=True),
+    )
+    for problem in problems:
+        yield GatedCase(problem=replace(problem, data="integers"))
+    yield GatedCase(problem=problems[0])
+    yield GatedCase(problem=replace(problems[0], data="large"))
+
+
+def _of_tile(config: GatedConfig) -> Iterator[GatedCase]:
+    first, facts = _first(config.result, config.activation), Facts(config)
+    tile, columns = facts.tile_m, facts.scale_ctas * facts.tile_columns
     step = 128 if config.result is Result.GROUP else 16
     problems = (
         replace(first, m=tile, hidden=columns, k=256),
@@ -90,16 +113,16 @@ def of_config(config: GatedConfig) -> Iterator[GatedCase]:
     yield GatedCase(problem=replace(problems[3], data="large"))
 
 
-def sized(config: GatedConfig, sizes: Mapping[str, int]) -> GatedCase:
+def sized(config: AnyConfig, sizes: Mapping[str, int]) -> GatedCase:
     """A call of small integers. Raises ValueError for what the op has no room for."""
-    return GatedCase(
-        problem=replace(_first(config), m=sizes["m"], hidden=sizes["n"] // 2, k=sizes["k"], data="integers")
-    )
+    activation = config.activation if isinstance(config, GatedConfig) else Activation.SILU
+    first = _first(config.result, activation)
+    return GatedCase(problem=replace(first, m=sizes["m"], hidden=sizes["n"] // 2, k=sizes["k"], data="integers"))
 
 
-def _first(config: GatedConfig) -> Problem:
-    numbers = OF_SWIGLU if config.activation is Activation.SWIGLU else NEUTRAL
-    return Problem(m=1, hidden=128, k=128, result=config.result, activation=config.activation, numbers=numbers)
+def _first(result: Result, activation: Activation) -> Problem:
+    numbers = OF_SWIGLU if activation is Activation.SWIGLU else NEUTRAL
+    return Problem(m=1, hidden=128, k=128, result=result, activation=activation, numbers=numbers)
 
 
 def once() -> Iterator[tuple[str, GatedCase]]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.families.gated_mm.accepts import GatedAccepts
 from gemmill.families.gated_mm.cases.calls import NEUTRAL, report_of, wrong_of
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU
 from gemmill.families.gated_mm.config import GROUP, Activation, Result
@@ -20,7 +21,7 @@ from gemmill.runtime.ops import variants
 _TMA_ELEMENTS = 16
 """Rows of operands that TMA takes are multiples of."""
 _SERVED = 0.85
-"""Of all calls, those whose operands lie as kernels want them."""
+"""Of all calls, those whose operands lie as TMA wants them."""
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
@@ -99,15 +100,18 @@ class GatedJudge:
 
 
 def is_lacking(call: LegalCall, _text: str) -> bool:
-    """Whether the build has no variant of this result and activation, or TMA takes no such operands."""
+    """Whether the build has no variant of this result and activation that takes such operands."""
     names = {activation.spelled: activation for activation in Activation}
     result = (
         Result.GROUP if "out_scales" in call.slots else Result.STATIC if "static_scale" in call.slots else Result.BF16
     )
+    activation = names[call.plain["activation"]]
+    aligned = all(_is_aligned(call.slots[role], by_columns=role == "b") for role in ("a", "b", "out"))
     known = [entry.predicate for entry in variants(op=call.op)]
-    if not any((x.result, x.activation) == (result, names[call.plain["activation"]]) for x in known):
-        return True
-    return any(not _is_aligned(call.slots[role], by_columns=role == "b") for role in ("a", "b", "out"))
+    return not any(
+        x.result is result and activation in x.activations and (aligned or not isinstance(x, GatedAccepts))
+        for x in known
+    )
 
 
 def _is_aligned(x: Slot, *, by_columns: bool) -> bool:

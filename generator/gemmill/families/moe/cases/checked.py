@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from gemmill.families.moe.cases.calls import Problem, arguments_of, make_given, wanted_of
-from gemmill.families.moe.config import GroupedConfig
+from gemmill.families.moe.config import AnyConfig, GroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.facts import Facts
 from gemmill.families.moe.selections import smoke
 from gemmill.numerics.cases import Outcome
 from gemmill.numerics.memory import GUARD_BYTES, POISON, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
-from gemmill.vocab import Accumulation, Arch
+from gemmill.vocab import Accumulation, Arch, DType
 
 GUARD_ROWS = 2
 
@@ -61,8 +61,29 @@ class GroupedCase:
         return Outcome(report=report, worst_fraction=comparison.worst_fraction)
 
 
-def of_config(config: GroupedConfig) -> Iterator[GroupedCase]:
+def of_config(config: AnyConfig) -> Iterator[GroupedCase]:
     """Routings below, at and across a variant's tile; experts without rows, segments with spare rows around them, maps."""
+    return _of_unaligned(config) if isinstance(config, UnalignedGroupedConfig) else _of_tile(config)
+
+
+def _of_unaligned(config: UnalignedGroupedConfig) -> Iterator[GroupedCase]:
+    """Rows that begin anywhere, N and K that are no multiples of anything, in order and gathered."""
+    first, tile = _first(config), config.tile_shape_mnk[0]
+    problems = (
+        replace(first, counts=(0, 1, 0, tile, 2 * tile + 1, 0), n=75, k=333, pad=3),
+        replace(first, counts=(tile - 1, 3), n=1, k=131, spare=7, wide_offsets=True),
+        replace(first, counts=(5, 0, tile, 1), slot=tile, n=67, k=257),
+        replace(first, counts=(4, tile + 1, 9, 2), mapped=(2, -1, 0, 1), n=129, k=63),
+        replace(first, counts=(1,) * 40 + (0,) * 60 + (2,) * 33, n=32, k=192),
+    )
+    for problem in problems:
+        for indexed in (False,) if problem.slot else (False, True):
+            yield GroupedCase(problem=replace(problem, indexed=indexed, data="integers"))
+    yield GroupedCase(problem=problems[0])
+    yield GroupedCase(problem=replace(problems[0], indexed=True, wide_offsets=True))
+
+
+def _of_tile(config: GroupedConfig) -> Iterator[GroupedCase]:
     first, tile = _first(config), Facts(config).tile_m
     problems: tuple[Problem, ...] = (
         replace(first, counts=(tile + 3,), n=96, k=160),
@@ -84,29 +105,31 @@ def of_config(config: GroupedConfig) -> Iterator[GroupedCase]:
         yield GroupedCase(problem=replace(first, counts=(3, tile), n=64, k=128, one_value=True, data="integers"))
 
 
-def sized(config: GroupedConfig, sizes: Mapping[str, int]) -> GroupedCase:
+def sized(config: AnyConfig, sizes: Mapping[str, int]) -> GroupedCase:
     """A call of small integers, all rows of one expert."""
     return GroupedCase(
         problem=replace(_first(config), counts=(sizes["m"],), n=sizes["n"], k=sizes["k"], data="integers")
     )
 
 
-def _first(config: GroupedConfig) -> Problem:
-    return Problem(
+def _first(config: AnyConfig) -> Problem:
+    first = Problem(
         counts=(1,),
         n=64,
         k=128,
         dtype=config.dtype,
         out_dtype=config.out_dtype,
         grouped=bool(config.group_size),
-        indexed=config.indexed,
-        promoted=config.accumulation is Accumulation.PROMOTED,
     )
+    if isinstance(config, UnalignedGroupedConfig):
+        return replace(first, promoted=config.dtype is DType.E4M3)
+    return replace(first, indexed=config.indexed, promoted=config.accumulation is Accumulation.PROMOTED)
 
 
 def once() -> Iterator[tuple[str, GroupedCase]]:
     """Each op, once for each kind of operands that the smoke selection has."""
-    kinds = {(config.indexed, config.dtype, bool(config.group_size)) for config in smoke(Arch.SM90A)}
+    tiled = [config for config in smoke(Arch.SM90A) if isinstance(config, GroupedConfig)]
+    kinds = {(config.indexed, config.dtype, bool(config.group_size)) for config in tiled}
     for indexed, dtype, grouped in sorted(kinds):
         for slot in (0,) if indexed else (0, 64):
             problem = Problem(

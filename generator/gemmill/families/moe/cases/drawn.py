@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.families.moe.accepts import GroupedAccepts
 from gemmill.families.moe.cases.calls import wanted_of
 from gemmill.families.moe.config import GROUP
 from gemmill.families.moe.ops import GROUPED_MM
@@ -21,7 +22,7 @@ _MOST_EXPERTS, _MOST_ROWS = 40, 200
 _DTYPES = (*(torch.float8_e4m3fn,) * 6, torch.int8, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int32, torch.int64)
 _SERVED = 0.85
-"""Of all calls, those whose operands lie as kernels want them."""
+"""Of all calls, those whose operands lie as TMA wants them."""
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
@@ -143,14 +144,18 @@ class GroupedJudge:
 
 
 def is_lacking(call: LegalCall, _text: str) -> bool:
-    """Whether the build has no variant of these types and scales, or TMA takes no such operands."""
+    """Whether the build has no variant of these types and scales that takes such operands."""
     name = str(call.slots["a"].dtype).removeprefix("torch."), str(call.slots["out"].dtype).removeprefix("torch.")
     is_grouped = "b_scales" in call.slots and call.slots["b_scales"].shape[1:] != (call.slots["b"].shape[1],)
-    wanted = *name, is_grouped, "token_ids" in call.slots
-    known = [entry.predicate for entry in variants(op=call.op)]
-    if wanted not in [(x.dtype.torch_name, x.out_dtype.torch_name, bool(x.group_size), x.indexed) for x in known]:
-        return True
-    return any(not _is_aligned(call.slots[role]) for role in ("a", "b", "out"))
+    aligned = all(_is_aligned(call.slots[role]) for role in ("a", "b", "out"))
+    known = [
+        entry.predicate for entry in variants(op=call.op) if aligned or not isinstance(entry.predicate, GroupedAccepts)
+    ]
+    return not any(
+        (x.dtype.torch_name, x.out_dtype.torch_name, bool(x.group_size)) == (*name, is_grouped)
+        and ("token_ids" in call.slots) in x.gathers
+        for x in known
+    )
 
 
 def _is_aligned(x: Slot) -> bool:
