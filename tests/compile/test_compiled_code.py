@@ -12,7 +12,7 @@ from gemmill.build.options import BuildOptions, BuildResult
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.families import blockscaled, kv_cache, quant, sparse_mm
 from gemmill.families.blockscaled.config import FewConfig, Group
-from gemmill.families.kv_cache.config import Kind, KvCacheConfig
+from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
 from gemmill.families.quant.config import QuantConfig, QuantFamily
 from gemmill.manifest import KernelEntry
 from gemmill.manifest.reading import check_extension
@@ -25,7 +25,7 @@ _MAY_SPILL = frozenset(
     config
     for config in select("smoke").configs
     if (isinstance(config, QuantConfig) and config.family is QuantFamily.RMS_TOKEN)
-    or (isinstance(config, KvCacheConfig) and config.kind is Kind.ATTEND)
+    or (isinstance(config, KvCacheConfig) and config.kind is Kind.ATTEND and config.slots is Slots.ANY)
 )
 """Two kernels of the first keep a row in registers at the price of a few spilled ones. Attention over packed vectors of any format
 spills 1,140 bytes: it is to be written anew (docs/notes/kv_cache.md)."""
