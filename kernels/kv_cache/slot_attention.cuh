@@ -18,6 +18,13 @@
 
 namespace gemmill::kv_cache {
 
+// A number of which nothing is worked out ahead: registers of loops are few.
+template <class Number>
+__device__ __forceinline__ Number fresh(Number x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // Queries of the block's heads in the keys' basis as f16, [heads][rows][parts][d]: a warp takes a row at a time.
 template <class Element, class Shape>
 __device__ __forceinline__ void load_slot_queries(SlotParams<Shape> const& params, SlotPlace const& at, __half* queries) {
@@ -26,7 +33,7 @@ __device__ __forceinline__ void load_slot_queries(SlotParams<Shape> const& param
   auto const& args = params.args;
   int const lane = threadIdx.x % 32;
   for (int i = threadIdx.x / 32; i < params.heads * Shape::kRows; i += kSlotConsumers) {
-    int64_t const flat = at.first_row + i % Shape::kRows, kv_head = at.first_head + i / Shape::kRows;
+    int64_t const flat = at.first_row() + i % Shape::kRows, kv_head = at.first_head + i / Shape::kRows;
     float x[kOwn] = {}, y[kOwn];
     if (flat < args.rows * params.group) {
       Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_batch_stride +
@@ -96,9 +103,7 @@ __device__ __forceinline__ void weigh_slots(float (&s)[1][4], Running<Shape>& ru
                                             SlotParams<Shape> const& params, SlotPlace const& at, float const (&of_key)[2],
                                             SlotTile const& of_values, int token, uint32_t pairs) {
   int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  int length = at.length;
-  asm volatile("" : "+r"(length));  // so that nothing of it is kept from tile to tile
-  Seen<Shape> const seen(params, at.first_row, length, t);
+  Seen<Shape> const seen(params, at.first_row(), fresh(at.length), t);
   settle_scores<kPlain>(s, running, seen, of_key, token, params.cap, g);
   weigh_scores(s, running);
   values.template add<kPlain>(running, s, seen, token, of_values, pairs, g, t);
@@ -123,22 +128,19 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
       q[part][step] = make_uint2(bits[0] | static_cast<uint32_t>(bits[1]) << 16, bits[2] | static_cast<uint32_t>(bits[3]) << 16);
     }
   }
-  auto const& args = params.args;  // tiles from last_first to first_end are seen by every row
-  int const last_first = args.window > 0 ? at.length - static_cast<int>(min(args.window, int64_t{INT32_MAX})) : 0;
-  int const first_end = args.causal != 0 ? static_cast<int>(at.length - args.rows + 1) : at.length;
   uint32_t const key_pairs = shared_address(shared + Shape::kTable) + 4 * lane, value_pairs = key_pairs + 128;
   int const key_begin = params.keys.begin + tile * params.keys.tile_stride + head * params.keys.head_stride;
   int const value_begin = params.values.begin + tile * params.values.tile_stride + head * params.values.head_stride;
-  int const key_stride = params.keys.stride, value_stride = params.values.stride;
   int slot = warp / kSlotGroupWarps, phase = 0;
   for (int stage = at.first_stage + slot; stage < at.end_stage; stage += kSlotGroups) {
     int const begin = params.stage(slot), token = stage * at.stage_tokens + tile * kWarpTokens;
     wait(&full[slot], phase);
     if (token < at.length) {
-      SlotTile const of_keys{shared, begin + key_begin, key_stride}, of_values{shared, begin + value_begin, value_stride};
+      SlotTile const of_keys{shared, begin + key_begin, fresh(params.keys.stride)};
+      SlotTile const of_values{shared, begin + value_begin, fresh(params.values.stride)};
       float s[1][4] = {}, of_key[2] = {params.scale, params.scale};
       Keys::score(s[0], of_key, of_keys, q, key_pairs, g, t);
-      if (token >= last_first && token + kWarpTokens <= first_end && params.cap == 0.0f) {
+      if (at.length - token <= params.reach && token + kWarpTokens <= at.length - params.unseen && params.cap == 0.0f) {
         weigh_slots<true, Shape>(s, running, values, params, at, of_key, of_values, token, value_pairs);
       } else {
         weigh_slots<false, Shape>(s, running, values, params, at, of_key, of_values, token, value_pairs);
@@ -178,10 +180,10 @@ __device__ __forceinline__ void leave_slot_sums(Running<Shape> const& running, t
 
 // The sums of each head's warps to one, in the warps' order, and to memory.
 template <class Shape>
-__device__ __forceinline__ void store_slot_slices(SlotParams<Shape> const& params, SlotPlace const& at, int valid_rows,
+__device__ __forceinline__ void store_slot_slices(SlotParams<Shape> const& params, SlotBlock const& at, int valid_rows,
                                                   float const* sums, float2 const* states) {
   constexpr int kHeadDim = Shape::kHeadDim, kRows = Shape::kRows;
-  for (int i = threadIdx.x; i < params.heads * valid_rows * kHeadDim; i += kSlotThreads) {
+  for (int i = threadIdx.x; i < params.heads * valid_rows * kHeadDim; i += 32 * kSlotConsumers) {
     int const column = i % kHeadDim, row = i / kHeadDim % valid_rows, head = i / kHeadDim / valid_rows;
     float largest = kNothing, sum = 0.0f, out = 0.0f;
     for (int w = head; w < kSlotConsumers; w += params.heads) largest = fmaxf(largest, states[w * kRows + row].x);
@@ -214,23 +216,28 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
   if (!produces && Shape::kKeyBits + Shape::kValueBits > 0) make_table<Shape>(params.centroids, shared + Shape::kTable);
   wait_for_predecessor();
 
+  if (produces) {
+    leave_registers<kProducerRegisters>();
+    if (threadIdx.x / 32 < kSlotConsumers + kSlotGroups) produce_slots<Shape>(params, SlotPlace(params), shared, full, empty);
+    return;
+  }
+  take_registers<kConsumerRegisters>();
   SlotPlace const at(params);
   Running<Shape> running;
   typename Shape::Values values;
-  int const valid_rows = static_cast<int>(min(params.args.rows * params.group - at.first_row, int64_t{Shape::kRows}));
+  load_slot_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries));
+  sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
+  consume_slots<Shape>(params, running, values, at, shared, full, empty);
+  sync_threads(kConsumerBarrier, 32 * kSlotConsumers);  // every copy has landed and been read: the memory is free
+
+  SlotBlock const again(params, fresh(blockIdx.x));
+  int64_t const rows_left = params.args.rows * params.group - again.first_row();
+  int const valid_rows = static_cast<int>(min(rows_left, int64_t{Shape::kRows}));
   float* const sums = reinterpret_cast<float*>(shared);
   float2* const states = reinterpret_cast<float2*>(sums + kSlotConsumers * Shape::kRows * Shape::kSumStride);
-  if (produces) {
-    produce_slots<Shape>(params, at, shared, full, empty);
-  } else {
-    load_slot_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries));
-    sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
-    consume_slots<Shape>(params, running, values, at, shared, full, empty);
-  }
-  __syncthreads();  // every copy has landed and been read: the memory is free
-  if (!produces) leave_slot_sums<Shape>(running, values, valid_rows, sums, states);
-  __syncthreads();
-  store_slot_slices<Shape>(params, at, valid_rows, sums, states);
+  leave_slot_sums<Shape>(running, values, valid_rows, sums, states);
+  sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
+  store_slot_slices<Shape>(params, again, valid_rows, sums, states);
 }
 
 // Host code: launches. A block costs so many stages beside its own.
@@ -332,6 +339,8 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   params.tiles = static_cast<int>(plan.tiles), params.slices = static_cast<int>(plan.slices), params.group = static_cast<int>(plan.group);
   params.heads = plan.heads, params.head_groups = static_cast<int>(args.kv_heads / plan.heads), params.scale = args.scale * kLog2E;
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
+  params.reach = args.window > 0 ? static_cast<int>(std::min(args.window, int64_t{INT32_MAX})) : INT32_MAX;
+  params.unseen = args.causal != 0 ? static_cast<int>(args.rows - 1) : 0;
   lay_out(params, plan);
   if (params.stages < kSlotGroups) return cudaErrorInvalidValue;
   constexpr auto attend = attend_slots<Variant, Element, Shape>;

@@ -10,7 +10,8 @@
 namespace gemmill::kv_cache {
 
 constexpr int kSlotGroups = 2, kSlotGroupWarps = 8;  // groups of consumers have a producer each; a stage has 16 tokens of a head a warp
-constexpr int kSlotConsumers = kSlotGroups * kSlotGroupWarps, kSlotThreads = 32 * (kSlotConsumers + kSlotGroups);
+constexpr int kSlotConsumers = kSlotGroups * kSlotGroupWarps, kSlotThreads = 32 * (kSlotConsumers + 4);
+constexpr int kConsumerRegisters = 104, kProducerRegisters = 56;  // of 96 that a thread begins with; they move by four warps
 constexpr int kMostSlotStages = 8, kMostSlotHeads = 8;
 
 // Where one side's tokens are, or both sides' where slots have both, and how they lie in a stage.
@@ -57,6 +58,7 @@ struct SlotParams {
   int stage_bytes, stages, stages_below;
   int tiles, slices, group;    // as decode_attention has them
   int heads, head_groups;      // KV heads of a block, and how many such there are
+  int reach, unseen;           // of a sequence's tokens: as many as every row sees back from its end, but for the last so many
   float scale, cap;
 
   __device__ __forceinline__ int stage(int index) const {
@@ -64,20 +66,28 @@ struct SlotParams {
   }
 };
 
-// What a block works at.
-struct SlotPlace {
-  int64_t batch, first_head, first_row;
-  int tile, slice, length;
+// Which block it is.
+struct SlotBlock {
+  int batch, first_head, tile, slice;
+  __device__ __forceinline__ int64_t first_row() const { return static_cast<int64_t>(tile) * kRowsOfTile; }
+
+  template <class Params>
+  __device__ SlotBlock(Params const& params, uint32_t block) {
+    uint32_t const slices = params.slices, tiles = params.tiles, groups = params.head_groups;
+    uint32_t const of_tiles = block / slices, of_groups = of_tiles / tiles;
+    slice = static_cast<int>(block % slices), tile = static_cast<int>(of_tiles % tiles);
+    batch = static_cast<int>(of_groups / groups), first_head = static_cast<int>(of_groups % groups * params.heads);
+  }
+};
+
+// What it works at.
+struct SlotPlace : SlotBlock {
+  int length;
   int stage_tokens, first_stage, end_stage;
 
   template <class Params>
-  __device__ explicit SlotPlace(Params const& params) {
+  __device__ explicit SlotPlace(Params const& params) : SlotBlock(params, blockIdx.x) {
     auto const& args = params.args;
-    uint32_t const slices = params.slices, tiles = params.tiles, groups = params.head_groups;
-    uint32_t const of_tiles = blockIdx.x / slices, of_groups = of_tiles / tiles;
-    slice = static_cast<int>(blockIdx.x % slices), tile = static_cast<int>(of_tiles % tiles);
-    batch = of_groups / groups, first_head = static_cast<int64_t>(of_groups % groups) * params.heads;
-    first_row = static_cast<int64_t>(tile) * kRowsOfTile;
     int64_t const reach = args.pages == 0 ? 0 : args.block_table == nullptr ? args.page_size : args.table_pages * args.page_size;
     length = static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
     stage_tokens = kWarpTokens * kSlotGroupWarps / params.heads;

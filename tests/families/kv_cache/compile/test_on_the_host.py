@@ -277,7 +277,7 @@ IN_SLOTS = (
     {"lengths": (37,), "heads": 4, "kv_heads": 1},
     {"lengths": (130, 0, 1), "heads": 16, "kv_heads": 8, "page": 16},
     {"lengths": (150, 2), "rows": 5, "heads": 32, "kv_heads": 16, "has_sinks": True, "softcap": 1.5},
-    {"lengths": (150, 2), "rows": 3, "heads": 12, "kv_heads": 4, "window": 40, "is_plain": True, "are_apart": True},
+    {"lengths": (155, 2), "rows": 3, "heads": 12, "kv_heads": 4, "window": 40, "is_plain": True, "are_apart": True},
     {"lengths": (300, 0, 1, 129), "heads": 8, "kv_heads": 2, "page": 48, "causal": False, "gap": 4},
     {"lengths": (64,), "rows": 2, "heads": 8, "kv_heads": 8, "page": 32, "are_apart": True, "stays_rotated": True},
 )

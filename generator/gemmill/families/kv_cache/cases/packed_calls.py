@@ -190,8 +190,9 @@ class AttendCase(MadeCall):
         lengths = torch.tensor(self.lengths, dtype=torch.int32, device=device)
         options = [self.format, self.head_dim**-0.5, seed, self.causal, self.window, sinks, lse, self.softcap]
         options.append(self.stays_rotated)
-        keys, values = cache[..., :key], cache[..., key : key + value]
-        if self.are_apart or is_meta:
+        of_values = torch.empty_like(cache) if is_meta else cache  # addresses of meta tensors would meet
+        keys, values = cache[..., :key], of_values[..., key : key + value]
+        if self.are_apart:
             keys, values = keys.contiguous(), values.contiguous()
         return [out, q, keys, values, given, lengths, *options]
 
@@ -270,7 +271,7 @@ def _attended() -> Iterator[dict[str, Any]]:
 def _in_slots() -> Iterator[dict[str, Any]]:
     """One, two, four, eight heads a block and more than eight; slots in common and apart; more tiles of rows than one."""
     yield {"lengths": (37,), "heads": 4, "kv_heads": 1}
-    yield {"lengths": (1000, 0, 1, 129), "heads": 16, "kv_heads": 2, "is_plain": True}
+    yield {"lengths": (1003, 0, 1, 129), "heads": 16, "kv_heads": 2, "is_plain": True}
     yield {"lengths": (1000, 0, 129), "heads": 32, "kv_heads": 8, "page": 16}
     yield {"lengths": (300, 2), "rows": 2, "heads": 16, "kv_heads": 8, "has_sinks": True, "softcap": 1.5, "page": 48}
     yield {"lengths": (300, 129, 2), "rows": 5, "heads": 32, "kv_heads": 16, "window": 40}
