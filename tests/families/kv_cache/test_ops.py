@@ -168,7 +168,7 @@ def _slots(case: AttendCase, device: str = "meta", **changed: Tensor) -> Slots:
 def test_calls_in_slots_come_to_the_kernel_of_their_format() -> None:
     config = KvCacheConfig(kind=Kind.ATTEND, dtype=DType.BF16, head_dim=128, slots=Slots.NC4)
     cases = list(of_packed_config(config))
-    assert len(cases) > 6 and {_slots(case, "cpu") for case in cases if isinstance(case, AttendCase)} == {Slots.NC4}
+    assert len(cases) > 6 and {_slots(case) for case in cases if isinstance(case, AttendCase)} == {Slots.NC4}
     of_any = list(of_packed_config(replace(config, slots=Slots.ANY)))
     assert {_slots(case) for case in of_any if isinstance(case, AttendCase)} == {Slots.ANY}
 

@@ -190,10 +190,11 @@ class AttendCase(MadeCall):
         lengths = torch.tensor(self.lengths, dtype=torch.int32, device=device)
         options = [self.format, self.head_dim**-0.5, seed, self.causal, self.window, sinks, lse, self.softcap]
         options.append(self.stays_rotated)
-        of_values = torch.empty_like(cache) if is_meta else cache  # addresses of meta tensors would meet
-        keys, values = cache[..., :key], of_values[..., key : key + value]
+        keys, values = cache[..., :key], cache[..., key : key + value]
         if self.are_apart:
             keys, values = keys.contiguous(), values.contiguous()
+        if is_meta:  # whose addresses are their offsets, and would meet others
+            values = torch.empty_strided(values.shape, values.stride(), dtype=torch.uint8, device=device)
         return [out, q, keys, values, given, lengths, *options]
 
     def _fill(self, cache: Tensor, table: Tensor, page: int, specs: Sequence[VectorSpec]) -> None:
