@@ -258,8 +258,9 @@ def _sized_packed(config: KvCacheConfig, count: int) -> MadeCall:
         case Kind.SCORES:
             return ScoresCase(length=70, rows=count, heads=2, kv_heads=1, **common)
         case _:
-            format = {} if config.slots is Slots.ANY else {"format": cache_format_of(config.slots)}
-            return AttendCase(lengths=(70,), rows=count, heads=2, kv_heads=1, **common, **format)
+            if config.slots is not Slots.ANY:
+                common["format"] = cache_format_of(config.slots)
+            return AttendCase(lengths=(70,), rows=count, heads=2, kv_heads=1, **common)
 
 
 def once() -> Iterator[tuple[str, MadeCall]]:
