@@ -78,6 +78,7 @@ __device__ __forceinline__ void produce_slots(SlotParams<Shape> const& params, S
     return table == nullptr ? static_cast<int>(at.batch) : exists(stage) ? table[token_of_stage(stage) / page_size] : 0;
   };
   int known = page_of(at.first_stage + group), slot = group, phase = 1;
+#pragma unroll 1
   for (int stage = at.first_stage + group; stage < at.end_stage; stage += kSlotGroups) {
     int64_t const page = min(max(known, 0), last_page);
     bool const copies = exists(stage);
@@ -217,11 +218,11 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
   wait_for_predecessor();
 
   if (produces) {
-    leave_registers<kProducerRegisters>();
+    leave_registers<Shape::kProducerRegisters>();
     if (threadIdx.x / 32 < kSlotConsumers + kSlotGroups) produce_slots<Shape>(params, SlotPlace(params), shared, full, empty);
     return;
   }
-  take_registers<kConsumerRegisters>();
+  take_registers<Shape::kConsumerRegisters>();
   SlotPlace const at(params);
   Running<Shape> running;
   typename Shape::Values values;

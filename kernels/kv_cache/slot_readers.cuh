@@ -120,6 +120,15 @@ struct E4m3Keys {
   }
 };
 
+// ue8m0 scales of a vector's groups, as powers of two that are looked at apart from NaN.
+struct FourScales {
+  uint32_t word;
+  __device__ __forceinline__ float operator[](int i) const {
+    return __uint_as_float((i < 3 ? word << (23 - 8 * i) : word >> 1) & 0x7F800000u);
+  }
+  __device__ __forceinline__ bool has_nan() const { return ((word & 0x7F7F7F7Fu) + 0x01010101u & word & 0x80808080u) != 0; }
+};
+
 // e2m1 with a power of two for each 32 elements, which are two steps.
 struct E2m1Keys {
   using Codes = LaneCodes<4, 4>;
@@ -128,13 +137,13 @@ struct E2m1Keys {
 
   static __device__ __forceinline__ int element(int, int t, int step, int i) { return Codes::element(t, 4 * step + i); }
 
-  static __device__ __forceinline__ void score(float (&s)[4], float (&)[2], SlotTile const& tile, SlotQuery const (&q)[kParts],
-                                               uint32_t table, int g, int t) {
+  static __device__ __forceinline__ void score(float (&s)[4], float (&of_key)[2], SlotTile const& tile,
+                                               SlotQuery const (&q)[kParts], uint32_t table, int g, int t) {
     int const low = tile.row(token_of(g)), high = tile.row(8 + token_of(g));
     Codes of_low, of_high;
     of_low.load(tile.shared, low, t);
     of_high.load(tile.shared, high, t);
-    uint32_t const scales[2] = {four_bytes(tile.shared, low + kCodeBytes), four_bytes(tile.shared, high + kCodeBytes)};
+    FourScales const scales[2] = {{four_bytes(tile.shared, low + kCodeBytes)}, {four_bytes(tile.shared, high + kCodeBytes)}};
 #pragma unroll
     for (int group = 0; group < kSlotHeadDim / kE2m1Group; ++group) {
       float of_group[4] = {};
@@ -145,8 +154,10 @@ struct E2m1Keys {
         mma_16x8x16<__half>(of_group, a, q[0][step].x, q[0][step].y);
       }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[i] += of_group[i] * of_ue8m0(scales[i / 2] >> 8 * group & 0xFF);
+      for (int i = 0; i < 4; ++i) s[i] += of_group[i] * scales[i / 2][group];
     }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) of_key[i] = scales[i].has_nan() ? NAN : of_key[i];
   }
 };
 
@@ -245,16 +256,16 @@ struct UniformValues : LaneValues<kBits> {
 // UltraQuant's: a weight for each group of 32 elements. Sums are of a unit, a power of two that keeps weights within f16.
 struct E2m1Values : LaneValues<4> {
   static constexpr int kTableBits = 4, kCodeBytes = kSlotHeadDim / 2, kGroups = kSlotHeadDim / kE2m1Group;
-  static constexpr int kBytes = kCodeBytes + kGroups, kLargest = 14;  // the exponent of a weight, below f16's
+  static constexpr int kBytes = kCodeBytes + kGroups;
   static constexpr bool kHasZeros = false, kIsRotated = false;
-  int unit = kUe8m0Bias;  // as ue8m0, grows
+  static constexpr float kLargest = 0x1p14f;  // a scale beside the unit
+  float unit = 1.0f;                          // grows
 
-  __device__ __forceinline__ float factor(int) const { return __uint_as_float(static_cast<uint32_t>(unit) << 23); }
+  __device__ __forceinline__ float factor(int) const { return unit; }
 
   template <class Shape>
-  __device__ __forceinline__ void widen(Running<Shape>& running, int largest) {
-    int const needed = static_cast<int>(largest_of_warp(static_cast<float>(largest))) - kLargest;
-    float const shrink = __uint_as_float(static_cast<uint32_t>(max(unit - needed + kUe8m0Bias, 0)) << 23);
+  __device__ __forceinline__ void widen(Running<Shape>& running, float largest) {
+    float const needed = largest_of_warp(largest) / kLargest, shrink = unit / needed;
 #pragma unroll
     for (auto& sums : running.out[0]) sums[0] *= shrink, sums[1] *= shrink, sums[2] *= shrink, sums[3] *= shrink;
     unit = needed;
@@ -264,27 +275,24 @@ struct E2m1Values : LaneValues<4> {
   __device__ __forceinline__ void add(Running<Shape>& running, float const (&weight)[1][4], Seen<Shape> const& seen, int token,
                                       SlotTile const& tile, uint32_t table, int g, int t) {
     int const own = token_of(g);
-    int scale[2][kGroups], largest = 0;
+    FourScales scales[2];
+    float largest = 0.0f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      uint32_t const word = four_bytes(tile.shared, tile.row(own + 8 * half) + kCodeBytes);
-      bool const exists = kPlain || token + own + 8 * half < seen.length;
+      scales[half] = {four_bytes(tile.shared, tile.row(own + 8 * half) + kCodeBytes)};
+      bool const counts = (kPlain || token + own + 8 * half < seen.length) && !scales[half].has_nan();
 #pragma unroll
-      for (int i = 0; i < kGroups; ++i) {
-        scale[half][i] = static_cast<int>(word >> 8 * i & 0xFF);
-        if (exists && scale[half][i] != kUe8m0Nan) largest = max(largest, scale[half][i]);
-      }
+      for (int i = 0; i < kGroups; ++i) largest = fmaxf(largest, counts ? scales[half][i] : 0.0f);
     }
-    if (__any_sync(0xFFFFFFFFu, largest > unit + kLargest)) widen(running, largest);
+    if (__any_sync(0xFFFFFFFFu, largest > unit * kLargest)) widen(running, largest);
+    float const of_one = __uint_as_float(0x7F000000u - __float_as_uint(unit));  // 1 / unit
+    float inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) inverse[half] = scales[half].has_nan() ? NAN : of_one;
     uint32_t p[kGroups][2];
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      float of_value[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float const share = __uint_as_float(static_cast<uint32_t>(max(scale[half][i] - unit + kUe8m0Bias, 0)) << 23);
-        of_value[half] = scale[half][i] == kUe8m0Nan ? NAN : share;
-      }
+      float const of_value[2] = {scales[0][i] * inverse[0], scales[1][i] * inverse[1]};
       uint32_t packed[1][2];
       pack_weights<kPlain>(packed, weight, of_value, seen, token, g);
       p[i][0] = packed[0][0], p[i][1] = packed[0][1];

@@ -11,7 +11,6 @@ namespace gemmill::kv_cache {
 
 constexpr int kSlotGroups = 2, kSlotGroupWarps = 8;  // groups of consumers have a producer each; a stage has 16 tokens of a head a warp
 constexpr int kSlotConsumers = kSlotGroups * kSlotGroupWarps, kSlotThreads = 32 * (kSlotConsumers + 4);
-constexpr int kConsumerRegisters = 104, kProducerRegisters = 56;  // of 96 that a thread begins with; they move by four warps
 constexpr int kMostSlotStages = 8, kMostSlotHeads = 8;
 
 // Where one side's tokens are, or both sides' where slots have both, and how they lie in a stage.
@@ -36,6 +35,8 @@ struct SlotShape {
   static constexpr int kHeadDim = kSlotHeadDim, kSteps = kSlotSteps, kRowTiles = 1, kRows = kRowsOfTile;
   static constexpr int kKeyBits = Keys::kTableBits, kValueBits = Values::kTableBits, kConsumerWarps = kSlotConsumers;
   static constexpr bool kHasZeros = Values::kHasZeros;
+  // Of 96 registers that a thread begins with; they move from four warps to others.
+  static constexpr int kConsumerRegisters = Keys::kParts == 1 ? 104 : 112, kProducerRegisters = Keys::kParts == 1 ? 56 : 32;
   // Shared memory: barriers, stages, the table where 64 KiB begin, queries, more stages.
   static constexpr int kFirstStages = 2 * kMostSlotStages * 8, kTable = kTableBytes - kReserved;
   static constexpr int kQueries = kTable + kTableBytes, kQueryBytes = kMostSlotHeads * kRows * Keys::kParts * kHeadDim * 2;
