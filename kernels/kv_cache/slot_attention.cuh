@@ -7,7 +7,7 @@
 // has more heads than a block takes. Copies begin and end at multiples of 16 bytes, so they may read up to 15 bytes beside what is
 // asked for, never beyond the 16 bytes that the first or last of it lies in.
 //
-// Slices write sums in the values' basis; combine_slices adds them in their order, rotates back and rounds. Nothing beyond a length
+// Slices write sums in the values' basis; combine_many_slices adds them in their order, rotates back and rounds. Nothing beyond a length
 // is used, and pages that the cache has not are not read.
 #pragma once
 
@@ -354,8 +354,9 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   CombineParams<kHeadDim> combining{result, params.partial, params.tiles, params.slices, Shape::kRows, params.group};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
-  LaunchShape const combines{dim3(static_cast<unsigned>(rows / (kCombineThreads / 32))), dim3(kCombineThreads), dim3(1), 0};
-  return launch_kernel<combine_slices<Variant, Element, kHeadDim>>(combines, how, to_combine);
+  constexpr int kCombineBytes = kCombineThreads / 32 * (kHeadDim + 2) * 4;
+  LaunchShape const combines{dim3(static_cast<unsigned>(rows)), dim3(kCombineThreads), dim3(1), kCombineBytes};
+  return launch_kernel<combine_many_slices<Variant, Element, kHeadDim>>(combines, how, to_combine);
 }
 
 }  // namespace gemmill::kv_cache
