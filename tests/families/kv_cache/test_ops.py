@@ -184,7 +184,7 @@ def test_calls_in_slots_come_to_the_kernel_of_their_format() -> None:
         {"gap": 1},
         {"gap": 76},
         {"head_dim": 64},
-        {"is_plain": True, "heads": 2, "kv_heads": 2, "lengths": (8, 5)},
+        {"is_plain": True, "heads": 2, "kv_heads": 2, "lengths": (9, 5)},
     ],
     ids=str,
 )
