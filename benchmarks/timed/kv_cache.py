@@ -24,7 +24,7 @@ SHAPES = {
     "store": ((1,), (64,), (4096,), (16384,)),
     "restore": ((4096,), (16384,), (131072,)),
     "decode": ((1, 16384), (1, 131072), (8, 16384), (32, 4096), (64, 8192)),
-    "attend": ((1, 16384), (8, 16384), (32, 4096)),
+    "attend": ((1, 16384), (8, 16384), (32, 4096), (64, 8192)),
     "prefill": ((1, 4096), (1, 16384)),
     "pack": ((1,), (4096,), (16384,)),
 }
@@ -36,7 +36,7 @@ SIZES = {
     "restore": ("tokens",),
     "pack": ("tokens",),
 } | dict.fromkeys(("decode", "attend", "prefill"), _SEQUENCES)
-PRESETS = ("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_3bit_nc", "ultraquant_4bit")
+PRESETS = ("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc", "ultraquant_4bit")
 KINDS = (
     "hadamard",
     "store 4 bits",

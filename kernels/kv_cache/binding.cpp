@@ -13,14 +13,23 @@ enum Value {
   kValueHead, kSeed, kBatch, kHeads, kPageStride, kQBatch, kQRow, kQHead, kTablePages, kTableStride, kWindow, kCausal,
   kUnbiased, kSoftcap, kOfValues, kFormatIndex, kSlotCount, kPackedSlot, kPackedHead, kVectorToken, kVectorHead, kLength,
   kKeyFormat, kValueFormat, kKeyPageStride, kKeyTokenStride, kKeyHeadStride, kValuePageStride, kValueTokenStride, kValueHeadStride,
-  kRotatedOut,
+  kRotatedOut, kSlots,
 };
 enum Kind { kHadamard, kCompress, kDecode, kDecompress, kPack, kUnpack, kScoresOfKeys, kAttend };  // as config.Kind
 
 template <class Element>
 Element* data(OpCall const& x, Role role) { return static_cast<Element*>(x.tensor(role).data); }
 
-bool asks(OpCall const& x, Call&) { return x.value(kWorks) != 0; }
+// Whether kernels of slots take the addresses. Twin of slots_of in families/kv_cache/call.py.
+bool in_slots(OpCall const& x) {
+  auto const remainder = [&](Role role, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(x.tensor(role).data) % bytes; };
+  return remainder(kKeys, 4) == 0 && remainder(kValues, 2) == 0;
+}
+
+bool asks(OpCall const& x, Call& asked) {
+  if (x.value(kSlots) != 0 && !in_slots(x)) asked.problem -= x.value(kSlots);
+  return x.value(kWorks) != 0;
+}
 
 void launch_hadamard(OpCall const& x, Chosen const& chosen) {
   gemmill_hadamard_args const args{x.tensor(kOut).data, x.tensor(kX).data, x.value(kRows), x.value(kOutStride),
@@ -111,7 +120,7 @@ Family const family{
      "value_token", "value_head", "seed", "batch", "heads", "page_stride", "q_batch", "q_row", "q_head", "table_pages", "table_stride", "window",
      "causal", "unbiased", "softcap", "of_values", "format_index", "slot_count", "packed_slot", "packed_head", "vector_token", "vector_head",
      "length", "key_format", "value_format", "key_page_stride", "key_token_stride", "key_head_stride", "value_page_stride",
-     "value_token_stride", "value_head_stride", "rotated_out"},
+     "value_token_stride", "value_head_stride", "rotated_out", "slots"},
     {{"cache_is_aligned", cache_is_aligned}},
     asks,
     launch,

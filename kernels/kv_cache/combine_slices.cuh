@@ -171,6 +171,45 @@ __global__ void __launch_bounds__(kCombineThreads) combine_slices(__grid_constan
   finish_row<Element, kHeadDim>(result, batch, row, head, state, y, signs);
 }
 
+// The same by a block a row, where slices are many: each warp adds its share of them, one after the other, and then the warps' sums are
+// added in their order. Grid: rows of all tiles.
+template <class Variant, class Element, int kHeadDim>
+__global__ void __launch_bounds__(kCombineThreads) combine_many_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
+  constexpr int kOwn = kHeadDim / 32, kWarps = kCombineThreads / 32;
+  extern __shared__ __align__(128) uint8_t shared[];
+  float* const sums = reinterpret_cast<float*>(shared);
+  float2* const states = reinterpret_cast<float2*>(sums + kWarps * kHeadDim);
+  wait_for_predecessor();
+  ResultParams<kHeadDim> const& result = params.result;
+  uint32_t const rows = params.tile_rows, tiles = params.tiles, heads = static_cast<uint32_t>(result.kv_heads);
+  uint32_t const of_tile = blockIdx.x / rows, of_heads = of_tile / tiles;
+  int64_t const batch = of_heads / heads, kv_head = of_heads % heads;
+  int64_t const group = params.group, flat = static_cast<int64_t>(of_tile % tiles) * rows + blockIdx.x % rows;
+  if (batch >= result.batch || flat >= result.rows * group) return;
+  int64_t const row = flat / group, head = kv_head * group + flat % group;
+  int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int const share = (params.slices + kWarps - 1) / kWarps, begin = min(warp * share, params.slices);
+  int64_t const first = (static_cast<int64_t>(of_tile) * params.slices + begin) * rows + blockIdx.x % rows;
+  RowState state(warp == 0 ? result.sinks : nullptr, head);
+  float y[kOwn] = {}, none[kOwn] = {};
+  add_slices<kHeadDim>(params.partial, first, min(share, params.slices - begin), static_cast<int>(rows), state, y);
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) sums[warp * kHeadDim + 32 * j + lane] = y[j];
+  if (lane == 0) states[warp] = make_float2(state.largest, state.sum);
+  __syncthreads();
+  if (warp > 0) return;
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) {
+    float const before = state.largest;
+    state.largest = fmaxf(before, states[w].x);
+    float const shrink = exp2f(before - state.largest), own = exp2f(states[w].x - state.largest);
+    state.sum = state.sum * shrink + own * states[w].y;
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) y[j] = y[j] * shrink + own * sums[w * kHeadDim + 32 * j + lane];
+  }
+  finish_row<Element, kHeadDim>(result, batch, row, head, state, y, none);
+}
+
 // Host code: of how many slices a sequence is to be, where the device holds `blocks` at a time and one costs so many stages beside
 // its own: those with the least time of all waves.
 constexpr int kMostWaves = 4;  // of blocks, that slices are chosen to fill

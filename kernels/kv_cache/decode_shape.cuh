@@ -25,6 +25,7 @@ struct DecodeShape {
   static constexpr int kHeadDim = kElements, kKeyBits = kBitsOfKeys, kValueBits = kBitsOfValues;
   static constexpr int kRowTiles = kTilesOfRows, kRows = kRowsOfTile * kRowTiles;
   static constexpr int kSteps = kHeadDim / 16;
+  static constexpr bool kHasZeros = false;
   static constexpr int kKeyBytes = kHeadDim * kKeyBits / 8, kValueBytes = kHeadDim * kValueBits / 8;
   static constexpr int kTokenBytes = kKeyBytes + kValueBytes + 2 * 2;
   static constexpr int kStageBytes = kStageTokens * kTokenBytes;

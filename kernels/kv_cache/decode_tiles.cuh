@@ -19,12 +19,13 @@ struct Running {
   float max[Shape::kRowTiles][2];
   float sum[Shape::kRowTiles][2];                  // of the lane's tokens
   float out[Shape::kRowTiles][Shape::kSteps][4];  // step j: both rows of element d / 8 g + 2 j, then of the next
+  float zeros[Shape::kRowTiles][2];                // of weights times what is added to all elements, where a shape has it
 
   __device__ __forceinline__ Running() {
 #pragma unroll
     for (int r = 0; r < Shape::kRowTiles; ++r) {
 #pragma unroll
-      for (int row = 0; row < 2; ++row) max[r][row] = kNothing, sum[r][row] = 0.0f;
+      for (int row = 0; row < 2; ++row) max[r][row] = kNothing, sum[r][row] = zeros[r][row] = 0.0f;
 #pragma unroll
       for (int j = 0; j < Shape::kSteps; ++j) out[r][j][0] = out[r][j][1] = out[r][j][2] = out[r][j][3] = 0.0f;
     }
@@ -122,6 +123,7 @@ __device__ __forceinline__ void rescale(Running<Shape>& running, float const (&s
       for (int distance = 4; distance < 32; distance *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, distance));
       shrink[row] = power_of_two(running.max[r][row] - largest);
       running.max[r][row] = largest, running.sum[r][row] *= shrink[row];
+      if constexpr (Shape::kHasZeros) running.zeros[r][row] *= shrink[row];
     }
 #pragma unroll
     for (int j = 0; j < Shape::kSteps; ++j) {
@@ -131,14 +133,12 @@ __device__ __forceinline__ void rescale(Running<Shape>& running, float const (&s
   }
 }
 
-// Scores to weights with the values' norms, as operand B; the running maxima and sums move on. Plain: every row sees every
-// token, and scores have no cap.
+// Which rows see a token of the lane's, and its score: masked, capped, in units of log 2; the running maxima move on. Plain: every
+// row sees every token, and scores have no cap. `of_key` are factors of the keys of tokens token_of(g) and that and 8.
 template <bool kPlain, class Shape>
-__device__ __forceinline__ void softmax_tile(uint32_t (&p)[Shape::kRowTiles][2], float (&s)[Shape::kRowTiles][4],
-                                             Running<Shape>& running, Seen<Shape> const& seen, __half const* key_norms,
-                                             __half const* value_norms, int token, float scale, float cap, int g) {
+__device__ __forceinline__ void settle_scores(float (&s)[Shape::kRowTiles][4], Running<Shape>& running, Seen<Shape> const& seen,
+                                              float const (&of_key)[2], int token, float cap, int g) {
   int const own = token_of(g);
-  float const of_key[2] = {scale * to_float(key_norms[own]), scale * to_float(key_norms[own + 8])};
   bool grows = false;
 #pragma unroll
   for (int r = 0; r < Shape::kRowTiles; ++r) {
@@ -151,22 +151,52 @@ __device__ __forceinline__ void softmax_tile(uint32_t (&p)[Shape::kRowTiles][2],
     }
   }
   if (__any_sync(0xFFFFFFFFu, grows)) rescale(running, s);
-  float const of_value[2] = {to_float(value_norms[own]), to_float(value_norms[own + 8])};
+}
+
+// Scores to weights in place; the running sums move on.
+template <class Shape>
+__device__ __forceinline__ void weigh_scores(float (&s)[Shape::kRowTiles][4], Running<Shape>& running) {
+#pragma unroll
+  for (int r = 0; r < Shape::kRowTiles; ++r) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[r][i] = power_of_two(s[r][i] - running.max[r][i % 2]);
+      running.sum[r][i % 2] += s[r][i];
+    }
+  }
+}
+
+// Weights times a factor of their token as operand B. What a row does not see is replaced, whatever the factor is.
+template <bool kPlain, class Shape>
+__device__ __forceinline__ void pack_weights(uint32_t (&p)[Shape::kRowTiles][2], float const (&weight)[Shape::kRowTiles][4],
+                                             float const (&of_value)[2], Seen<Shape> const& seen, int token, int g) {
+  int const own = token_of(g);
 #pragma unroll
   for (int r = 0; r < Shape::kRowTiles; ++r) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float weight[2];
+      float factored[2];
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        weight[row] = power_of_two(s[r][2 * half + row] - running.max[r][row]);
-        running.sum[r][row] += weight[row];
         bool const used = kPlain || seen(r, row, token + own + 8 * half);
-        weight[row] = used ? weight[row] * of_value[half] : 0.0f;
+        factored[row] = used ? weight[r][2 * half + row] * of_value[half] : 0.0f;
       }
-      p[r][half] = transpose_8x8(two_elements<__half>(weight[0], weight[1]));
+      p[r][half] = transpose_8x8(two_elements<__half>(factored[0], factored[1]));
     }
   }
+}
+
+// Scores to weights with the values' norms, as operand B.
+template <bool kPlain, class Shape>
+__device__ __forceinline__ void softmax_tile(uint32_t (&p)[Shape::kRowTiles][2], float (&s)[Shape::kRowTiles][4],
+                                             Running<Shape>& running, Seen<Shape> const& seen, __half const* key_norms,
+                                             __half const* value_norms, int token, float scale, float cap, int g) {
+  int const own = token_of(g);
+  float const of_key[2] = {scale * to_float(key_norms[own]), scale * to_float(key_norms[own + 8])};
+  settle_scores<kPlain>(s, running, seen, of_key, token, cap, g);
+  float const of_value[2] = {to_float(value_norms[own]), to_float(value_norms[own + 8])};
+  weigh_scores(s, running);
+  pack_weights<kPlain>(p, s, of_value, seen, token, g);
 }
 
 }  // namespace gemmill::kv_cache

@@ -32,4 +32,12 @@ __device__ __forceinline__ Element to_element(float x) {
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
+// Of the bits of an f16.
+__device__ __forceinline__ float of_half(uint32_t bits) {
+  uint16_t const own = static_cast<uint16_t>(bits);
+  __half value;
+  memcpy(&value, &own, sizeof value);
+  return to_float(value);
+}
+
 }  // namespace gemmill::kv_cache

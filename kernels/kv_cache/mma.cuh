@@ -27,6 +27,13 @@ __device__ __forceinline__ void mma_16x8x16<__nv_bfloat16>(float (&d)[4], uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// D[16 x 8] += A[16 x 8] B[8 x 8] in f16: the same without places 2t + 8 and 2t + 9.
+__device__ __forceinline__ void mma_16x8x8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(b));
+}
+
 // Of an 8 x 8 matrix of 16 bits, whose row g is in lanes 4 g to 4 g + 3, two columns each, the transpose in the same way.
 __device__ __forceinline__ uint32_t transpose_8x8(uint32_t two) {
   uint32_t transposed;
@@ -57,6 +64,20 @@ __device__ __forceinline__ float power_of_two(float x) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
   return power;
+}
+
+// x^-1/2 within two units in the last place.
+__device__ __forceinline__ float inverse_root(float x) {
+  float root;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
+  return root;
+}
+
+// Two e4m3, in the low bits, as f16: every one has its f16.
+__device__ __forceinline__ uint32_t two_of_e4m3(uint32_t codes) {
+  uint32_t two;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(two) : "h"(static_cast<uint16_t>(codes)));
+  return two;
 }
 
 }  // namespace gemmill::kv_cache

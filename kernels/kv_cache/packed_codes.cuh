@@ -1,4 +1,4 @@
-// Streams of codes of 2 to 4 bits, of which two at a time index a table.
+// Streams of codes of 1 to 4 bits, of which two at a time index a table.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace gemmill::kv_cache {
 // the byte's other bits are whatever lies beside it, so tables do not depend on them.
 template <int kBits, int kElements>
 struct PackedCodes {
-  static_assert(kBits >= 2 && kBits <= 4, "Codes have 2 to 4 bits.");
+  static_assert(kBits >= 1 && kBits <= 4, "Codes have 1 to 4 bits.");
   static_assert(kElements % 2 == 0, "Codes are looked up in pairs.");
   static constexpr int kPairs = kElements / 2;
   static constexpr int kStreamBits = kBits * kElements;

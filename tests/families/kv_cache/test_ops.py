@@ -12,8 +12,15 @@ from gemmill.families.kv_cache.call import config_of
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.cases.judging import limits, parts
 from gemmill.families.kv_cache.cases.made import MadeCall
-from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, ScoresCase, UnpackCase
-from gemmill.families.kv_cache.config import FORMATS, Kind, KvCacheConfig
+from gemmill.families.kv_cache.cases.packed_calls import (
+    AttendCase,
+    PackCase,
+    ScoresCase,
+    UnpackCase,
+    cache_format_of,
+    of_packed_config,
+)
+from gemmill.families.kv_cache.config import COMPILED, FORMATS, Kind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.families.kv_cache.ops import DECODED, SCHEMAS_OF, STORED
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate
@@ -142,7 +149,7 @@ def test_bad_input_is_one_sentence(case: MadeCall, change: dict[str, Any], text:
 
 def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
     configs = list(default(Arch.SM90A))
-    assert len({to_name(config) for config in configs}) == len(configs) == 160
+    assert len({to_name(config) for config in configs}) == len(configs) == 172
     assert all(parse_name(to_name(config)) == config for config in configs)
     served = set()
     for case in _cases():
@@ -150,6 +157,50 @@ def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
         judged = checks.check(schema, operands.of_arguments(schema, case.arguments("meta")))
         served.add(config_of(judged, Arch.SM90A))
     assert served == set(configs)
+
+
+def _slots(case: AttendCase, device: str = "meta", **changed: Tensor) -> Slots:
+    given = dict(zip(case.schema.arguments, case.arguments(device), strict=True)) | changed
+    judged = checks.check(case.schema, operands.of_arguments(case.schema, list(given.values())))
+    return config_of(judged, Arch.SM90A).slots
+
+
+def test_calls_in_slots_come_to_the_kernel_of_their_format() -> None:
+    config = KvCacheConfig(kind=Kind.ATTEND, dtype=DType.BF16, head_dim=128, slots=Slots.NC4)
+    cases = list(of_packed_config(config))
+    assert len(cases) > 6 and {_slots(case) for case in cases if isinstance(case, AttendCase)} == {Slots.NC4}
+    of_any = list(of_packed_config(replace(config, slots=Slots.ANY)))
+    assert {_slots(case) for case in of_any if isinstance(case, AttendCase)} == {Slots.ANY}
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"heads": 3, "kv_heads": 3},
+        {"heads": 40, "kv_heads": 20},
+        {"rows": 3, "heads": 88, "kv_heads": 8},
+        {"page": 24},
+        {"page": 7},
+        {"gap": 1},
+        {"gap": 76},
+        {"head_dim": 64},
+        {"is_plain": True, "heads": 2, "kv_heads": 2, "lengths": (9, 5)},
+    ],
+    ids=str,
+)
+def test_calls_that_lie_otherwise_come_to_the_kernel_of_any_format(sizes: dict[str, Any]) -> None:
+    """The last have pages that are no multiple of 16 bytes apart."""
+    case = AttendCase(**({"lengths": (20, 3), "format": cache_format_of(Slots.NC4)} | sizes))
+    assert _slots(case, "cpu") is Slots.ANY
+
+
+def test_odd_addresses_and_words_apart_come_to_the_kernel_of_any_format() -> None:
+    case = AttendCase(lengths=(20,), heads=2, kv_heads=2, page=16, format=cache_format_of(Slots.K8V4))
+    assert _slots(case, "cpu") is Slots.K8V4 and _slots(replace(case, gap=2), "cpu") is Slots.ANY
+    memory = torch.zeros(2 * 16 * 2 * 196 + 16, dtype=torch.uint8)
+    for off, wanted in ((0, Slots.K8V4), (4, Slots.K8V4), (2, Slots.ANY), (1, Slots.ANY)):
+        cache = memory[off:].narrow(0, 0, 2 * 16 * 2 * 196).view(2, 16, 2, 196)
+        assert _slots(case, "cpu", keys=cache[..., :128], values=cache[..., 128:]) is wanted
 
 
 def _fitting(formats: tuple[str, ...]) -> list[tuple[str, int]]:
@@ -171,6 +222,7 @@ def _cases() -> list[MadeCall]:
         ),
         *(ScoresCase(length=1, dtype=d, head_dim=c) for c in HEAD_DIMS for d in dtypes),
         *(AttendCase(lengths=(1,), dtype=d, head_dim=c) for c in HEAD_DIMS for d in dtypes),
+        *(AttendCase(lengths=(1,), dtype=d, format=cache_format_of(slots)) for slots in COMPILED for d in dtypes),
     ]
 
 
@@ -198,7 +250,9 @@ def test_contradictions_cannot_be_made(fields: dict[str, Any], reason: str) -> N
         ("sm90a_kvcache_compress_bf16_d128_eden_k4v4", "it has 7 fields of 6"),
         ("sm90a_kvcache_decode_bf16_d128_k4", "bits 'k4', expected k, a digit, v and a digit"),
         ("sm90a_kvcache_decode_bf16_128_k4v4", "head_dim '128', expected d and a number"),
-        ("sm90a_kvcache_attend_bf16_d128_k4v4", "it has 6 fields of 5"),
+        ("sm90a_kvcache_attend_bf16_d128_k4v4", "'k4v4' is not a valid Slots"),
+        ("sm90a_kvcache_attend_bf16_d64_4bitnc", "formats are compiled in of kind=attend with 128"),
+        ("sm90a_kvcache_pack_bf16_d128_4bitnc", "it has 6 fields of 5"),
     ],
 )
 def test_names_that_cannot_be_read(name: str, reason: str) -> None:

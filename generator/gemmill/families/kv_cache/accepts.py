@@ -2,20 +2,21 @@
 
 from dataclasses import dataclass
 
-from gemmill.families.kv_cache.config import KvCacheConfig
+from gemmill.families.kv_cache.config import KvCacheConfig, Slots
 from gemmill.families.kv_cache.ops import SCHEMAS_OF
 from gemmill.vocab import DType
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvCachePredicate:
-    """The calls that a kernel takes: any sizes, strides and alignment of vectors of these kinds."""
+    """The calls that a kernel takes: any sizes, strides and alignment of vectors of these kinds; of slots, such as lie in them."""
 
     ops: tuple[str, ...]
     dtype: DType
     head_dim: int
     key_bits: int
     value_bits: int
+    slots: Slots = Slots.ANY
 
     @property
     def operand_dtype(self) -> DType:
@@ -31,4 +32,5 @@ def accepted(config: KvCacheConfig) -> KvCachePredicate:
         head_dim=config.head_dim,
         key_bits=config.key_bits,
         value_bits=config.value_bits,
+        slots=config.slots,
     )

@@ -1,12 +1,30 @@
 """What a call of the compressed cache's ops stands for: its kernel, its cache."""
 
-from gemmill.families.kv_cache.config import DTYPES, METHODS, Kind, KvCacheConfig, format_of
+from gemmill.families.kv_cache.config import COMPILED, DTYPES, METHODS, Kind, KvCacheConfig, Slots, format_of
 from gemmill.families.kv_cache.formats import CacheSpec
 from gemmill.family import Judged
 from gemmill.family.operand import DTYPE_CODES
 from gemmill.vocab import Arch
 
 _DTYPE_OF = {DTYPE_CODES[dtype.torch_name]: dtype for dtype in DTYPES}
+
+
+_SLOT_ALIGNMENTS = {"keys": 4, "values": 2}
+"""Of addresses, in bytes: as `in_slots` of kernels/kv_cache/binding.cpp has them."""
+
+
+def slots_of(call: Judged) -> Slots:
+    """The format that is compiled into the kernel of a call: any where an address is odd."""
+    number = call.get("slots") or 0
+    if number == 0 or any(call.tensor(name).data % bytes for name, bytes in _SLOT_ALIGNMENTS.items()):
+        return Slots.ANY
+    return COMPILED[number - 1]
+
+
+def class_of(call: Judged) -> int:
+    """The number of a call's class."""
+    found: int = call["class"]
+    return found if slots_of(call) is not Slots.ANY else found - (call.get("slots") or 0)
 
 
 def config_of(call: Judged, arch: Arch) -> KvCacheConfig:
@@ -17,6 +35,7 @@ def config_of(call: Judged, arch: Arch) -> KvCacheConfig:
         head_dim=call["head_dim"],
         key_bits=call.get("key_bits") or 0,
         value_bits=call.get("value_bits") or 0,
+        slots=slots_of(call),
         arch=arch,
     )
 

@@ -1,6 +1,7 @@
-"""Classes of calls: each is served by one config, whose fields these are."""
+"""Classes of calls: each is served by one config, whose fields these are. Slots come last: the binding takes them back of a call
+whose addresses no kernel of slots takes."""
 
-from gemmill.families.kv_cache.config import BITS, DTYPES, Kind
+from gemmill.families.kv_cache.config import BITS, COMPILED, DTYPES, Kind, Slots
 from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.family import ClassAxis, Classes
 from gemmill.family.operand import DTYPE_CODES
@@ -13,5 +14,6 @@ CLASSES = Classes(
         ClassAxis(name="head_dim", expression="head_dim", values={columns: columns for columns in HEAD_DIMS}),
         ClassAxis(name="key_bits", expression="key_bits", values=_BITS),
         ClassAxis(name="value_bits", expression="value_bits", values=_BITS),
+        ClassAxis(name="slots", expression="slots", values={Slots.ANY: 0} | {x: i + 1 for i, x in enumerate(COMPILED)}),
     )
 )

@@ -31,12 +31,35 @@ class Kind(StrEnum):
     ATTEND = "attend"
     """attends over packed keys and values, in any format"""
 
+
+class Slots(StrEnum):
+    """Formats of packed keys and values that a kernel is compiled for, where they lie in slots."""
+
+    ANY = "any"
+    """told at run time, wherever they lie"""
+    K8V4 = "k8v4"
+    NC4 = "4bitnc"
+    K3V4 = "k3v4nc"
+    NC3 = "3bitnc"
+    ULTRAQUANT = "ultraquant"
+    PROD3 = "prod3mse2"
+
     @property
-    def template(self) -> str:
-        """Below templates/kv_cache/."""
-        return _TEMPLATE[self]
+    def sides(self) -> tuple[str, str]:
+        """What formats of keys and of values are called. KeyError of any."""
+        return _SIDES[self]
 
 
+_SIDES = {
+    Slots.K8V4: ("e4m3", "uniform4"),
+    Slots.NC4: ("unit_centroids4", "uniform4"),
+    Slots.K3V4: ("unit_centroids3", "uniform4"),
+    Slots.NC3: ("unit_centroids3", "uniform3"),
+    Slots.ULTRAQUANT: ("e2m1", "e2m1"),
+    Slots.PROD3: ("turboquant_prod3", "turboquant_mse2"),
+}
+COMPILED = tuple(_SIDES)
+SLOT_HEAD_DIM = 128
 _TEMPLATE = {
     Kind.HADAMARD: "hadamard",
     Kind.COMPRESS: "compress",
@@ -72,6 +95,8 @@ class KvCacheConfig:
     key_bits: int = 0
     """Of an element; 0 where nothing is stored."""
     value_bits: int = 0
+    slots: Slots = Slots.ANY
+    """The format, of packed keys and values in slots."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "kvcache"
 
@@ -79,6 +104,11 @@ class KvCacheConfig:
         status = first_rejection(RULES, self)
         if not status:
             raise ValueError(f"{status.reason} ({status.rule})")
+
+    @property
+    def template(self) -> str:
+        """Below templates/kv_cache/."""
+        return _TEMPLATE[self.kind] if self.slots is Slots.ANY else "slot_attention"
 
     @property
     def compiled(self) -> "KvCacheConfig":
@@ -130,4 +160,18 @@ def _bits(c: KvCacheConfig) -> Iterator[str]:
         )
 
 
-RULES = (_dtype, _sizes, _bits)
+def offered_slots(kind: Kind, head_dim: int) -> tuple[Slots, ...]:
+    """Formats that a kind has kernels for, any of them and those that are compiled in."""
+    return tuple(Slots) if kind is Kind.ATTEND and head_dim == SLOT_HEAD_DIM else (Slots.ANY,)
+
+
+def _slots(c: KvCacheConfig) -> Iterator[str]:
+    """A lane's part of a vector is whole units of codes."""
+    if c.slots not in offered_slots(c.kind, c.head_dim):
+        yield (
+            f"slots={c.slots} contradict kind={c.kind} of {c.head_dim} elements: formats are compiled in of kind={Kind.ATTEND} with "
+            f"{SLOT_HEAD_DIM}"
+        )
+
+
+RULES = (_dtype, _sizes, _bits, _slots)

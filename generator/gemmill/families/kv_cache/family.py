@@ -6,7 +6,7 @@ from typing import Any
 from gemmill.families.kv_cache import NAME, selections
 from gemmill.families.kv_cache.accepts import KvCachePredicate, accepted
 from gemmill.families.kv_cache.classes import CLASSES
-from gemmill.families.kv_cache.config import RULES, Kind, KvCacheConfig
+from gemmill.families.kv_cache.config import RULES, Kind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.names import from_fields, to_fields
 from gemmill.families.kv_cache.ops import OPS
 from gemmill.families.kv_cache.questions import QUESTIONS
@@ -27,6 +27,8 @@ _SECONDS = {
     Kind.ATTEND: 4.0,
 }
 
+_SLOT_SECONDS = 3.0
+
 
 def _filters(config: KvCacheConfig) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in fields(config)}
@@ -44,7 +46,7 @@ KV_CACHE = Kernels(
     accepted=accepted,
     spell=spell,
     compiler=Compiler.NVCC,
-    seconds=lambda config: _SECONDS[config.kind],
+    seconds=lambda config: _SECONDS[config.kind] if config.slots is Slots.ANY else _SLOT_SECONDS,
     unit_seconds=_UNIT_SECONDS,
     unit_size=12,
 )

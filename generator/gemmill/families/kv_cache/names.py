@@ -4,20 +4,23 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gemmill.families.kv_cache.config import WITHOUT_BITS, Kind, KvCacheConfig
+from gemmill.families.kv_cache.config import WITHOUT_BITS, Kind, KvCacheConfig, Slots
 from gemmill.vocab import Arch, DType
 
 
 def to_fields(config: KvCacheConfig) -> list[str]:
-    """kind dtype head_dim, then bits of keys and values."""
+    """kind dtype head_dim, then bits of keys and values, or the format of slots."""
     fields = [config.kind.value, config.dtype.value, f"d{config.head_dim}"]
+    if config.slots is not Slots.ANY:
+        return [*fields, config.slots.value]
     return fields if config.kind in WITHOUT_BITS else [*fields, f"k{config.key_bits}v{config.value_bits}"]
 
 
 def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> KvCacheConfig:
     """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
     kind = Kind(fields[0])
-    count = 3 if kind in WITHOUT_BITS else 4
+    has_slots = kind is Kind.ATTEND and len(fields) == 4
+    count = 3 if kind in WITHOUT_BITS and not has_slots else 4
     if len(fields) != count:
         raise ValueError(f"it has {len(fields) + 2} fields of {count + 2}")
     told: dict[str, Any] = {
@@ -26,6 +29,8 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> KvCacheConfig:
         "head_dim": _number("head_dim", "d", fields[2]),
         "arch": arch,
     }
+    if has_slots:
+        return KvCacheConfig(**told, slots=Slots(fields[3]))
     if kind in WITHOUT_BITS:
         return KvCacheConfig(**told)
     bits = re.fullmatch(r"k(\d)v(\d)", fields[3])

@@ -12,6 +12,7 @@ from gemmill.families.kv_cache.config import (
     KvCacheConfig,
     format_of,
     offered_bits,
+    offered_slots,
 )
 from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES
 from gemmill.families.kv_cache.packed_ops import PACKED_OF, PACKED_OPS, one_of_words
@@ -280,8 +281,11 @@ OPS = OpSet(
 def configs_of(kind: Kind, arch: Arch) -> tuple[KvCacheConfig, ...]:
     """Every config of a kind, each once."""
     return tuple(
-        KvCacheConfig(kind=kind, dtype=dtype, head_dim=head_dim, key_bits=keys, value_bits=values, arch=arch)
+        KvCacheConfig(
+            kind=kind, dtype=dtype, head_dim=head_dim, key_bits=keys, value_bits=values, slots=slots, arch=arch
+        )
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
         for keys, values in offered_bits(kind, head_dim)
+        for slots in offered_slots(kind, head_dim)
     )

@@ -1,7 +1,7 @@
 """What can be asked of packed vectors, one side of a cache at a time or both, and what must hold for a call."""
 
 from gemmill.families.kv_cache.classes import CLASSES
-from gemmill.families.kv_cache.config import DTYPES, Kind
+from gemmill.families.kv_cache.config import COMPILED, DTYPES, SLOT_HEAD_DIM, Kind, Slots
 from gemmill.families.kv_cache.formats import E2M1_GROUP, HEAD_DIMS
 from gemmill.families.kv_cache.packed import CACHE_FORMATS, KEY_FORMATS, POWERS_OF_TWO, SEEDED, VALUE_FORMATS
 from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, Require, Same, Tensor, When
@@ -167,6 +167,48 @@ def _strides(side: str, cache: str) -> tuple[Let, ...]:
     )
 
 
+MOST_SLOT_ROWS = 32
+"""Flat rows that kernels of slots take; each eight read the cache again."""
+_MOST_SLOT, _MOST_LONE_SLOT = 208, 256
+"""Bytes from head to head of a slot, and from token to token where there is one head: stages of more would not fit."""
+
+
+def _lie_in_slots(side: str) -> str:
+    """That tokens and heads of a side follow one another, and copies begin at multiples of 16 bytes."""
+    token, head = f"{side}_token_stride", f"{side}_head_stride"
+    together = f"{head} <= {_MOST_SLOT} and {token} == kv_heads * {head} and {head} % 2 == 0"
+    alone = f"kv_heads == 1 and {token} <= {_MOST_LONE_SLOT} and {token} % 2 == 0"
+    return f"({alone} or {together}) and (pages <= 1 or {side}_page_stride % 16 == 0)"
+
+
+def _is_of(slots: Slots) -> str:
+    keys, values = slots.sides
+    words = "key_token_stride % 4 == 0 and (kv_heads == 1 or key_head_stride % 4 == 0) and " if keys == "e4m3" else ""
+    return (
+        f"{words}key_format == {list(KEY_FORMATS).index(keys)} and value_format == {list(VALUE_FORMATS).index(values)}"
+    )
+
+
+_ALWAYS = "head_dim > 0"
+_SLOTS = (
+    Let("flat_rows", "rows * (heads // most(kv_heads, 1))"),
+    OneOf(
+        "lie_apart",
+        {
+            "slots": f"head_dim == {SLOT_HEAD_DIM} and flat_rows <= {MOST_SLOT_ROWS} and (kv_heads in (1, 2, 4) or kv_heads % 8 == 0) and "
+            f"(is_plain == 1 or page % 16 == 0 and page > 0) and {_lie_in_slots('key')} and {_lie_in_slots('value')}",
+            "apart": _ALWAYS,
+        },
+        "{keys.name} lie neither in slots nor otherwise",
+    ),
+    OneOf(
+        "places_from_last",
+        {slots.value: _is_of(slots) for slots in reversed(COMPILED)} | {Slots.ANY.value: _ALWAYS},
+        "{format} is none",
+    ),
+    Let("slots", f"({len(COMPILED)} - places_from_last) * (1 - lie_apart)"),
+)
+"""Names the number of the format that is compiled in, where keys and values lie in slots; 0 otherwise."""
 _Q_STRIDES = (Let("q_batch", "step(q, 0)"), Let("q_row", "step(q, 1)"), Let("q_head", "step(q, 2)"))
 _SCORES_TENSORS = "q keys scores"
 _SCORES_OP = Op(
@@ -292,6 +334,7 @@ _ATTENTION_OP = Op(
         *_Q_STRIDES,
         *_strides("key", "keys"),
         *_strides("value", "values"),
+        *_SLOTS,
         When(
             "block_table",
             (Let("table_stride", "row_stride(block_table)"), Let("table_pages", "size(block_table, 1)")),

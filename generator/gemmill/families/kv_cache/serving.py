@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from gemmill.families import kv_cache
-from gemmill.families.kv_cache.call import config_of, spec_of
+from gemmill.families.kv_cache.call import class_of, config_of, spec_of
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import Kind
 from gemmill.families.kv_cache.pages import KEYS, VALUES
@@ -25,7 +25,7 @@ from gemmill.vocab import Arch
 
 
 def _asked(call: Judged) -> ProblemCall:
-    return CLASSES.of_call(kv_cache.NAME, call["class"])
+    return CLASSES.of_call(kv_cache.NAME, class_of(call))
 
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:

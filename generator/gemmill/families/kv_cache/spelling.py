@@ -5,11 +5,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from gemmill.families.kv_cache.codebooks import codebook
-from gemmill.families.kv_cache.config import OF_ANY_FORMAT, Kind, KvCacheConfig
-from gemmill.families.kv_cache.packed import POWERS_OF_TWO
+from gemmill.families.kv_cache.config import OF_ANY_FORMAT, Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.formats import Method, VectorFormat
+from gemmill.families.kv_cache.packed import KEY_FORMATS, POWERS_OF_TWO, VALUE_FORMATS
 from gemmill.families.kv_cache.vllm_codebooks import vllm_codebook
 from gemmill.family import Spelled
 from gemmill.vocab import DType
+from gemmill.vocab.float_type import E2M1
 
 _CPP_ELEMENT = {DType.BF16: "__nv_bfloat16", DType.F16: "__half"}
 
@@ -25,9 +27,16 @@ def spell(config: KvCacheConfig) -> Spelled:
         case Kind.DECODE | Kind.DECOMPRESS:
             values |= {f"{side}_bits": bits for side, bits in sides.items()}
             values["centroids"] = _centroids(config.head_dim, sides.values())
+        case Kind.ATTEND if config.slots is not Slots.ANY:
+            keys, values_format = (
+                of[name] for of, name in zip((KEY_FORMATS, VALUE_FORMATS), config.slots.sides, strict=True)
+            )
+            values |= {"keys": _key_reader(keys), "values": _value_reader(values_format)}
+            tables = (_table(config.head_dim, keys), _table(config.head_dim, values_format))
+            values["centroids"] = _braced([_braced([_braced(map(_bits_of_f16, table)) for table in tables])])
         case kind if kind in OF_ANY_FORMAT:
             values["books"] = _books(config.head_dim)
-    return Spelled(template=f"kv_cache/{config.kind.template}.cu.jinja", values=values)
+    return Spelled(template=f"kv_cache/{config.template}.cu.jinja", values=values)
 
 
 def _book(head_dim: int, bits: int) -> str:
@@ -51,6 +60,39 @@ def _centroids(head_dim: int, sides: Iterable[int]) -> str:
     """All centroids of keys and of values as bits of f16: `Centroids`."""
     books = (codebook(head_dim, bits).centroids for bits in sides)
     return _braced([_braced([_braced(map(_bits_of_f16, book)) for book in books])])
+
+
+def _key_reader(format: VectorFormat) -> str:
+    """Of kernels/kv_cache/slot_readers.cuh."""
+    match format.method:
+        case Method.E4M3:
+            return "E4m3Keys"
+        case Method.E2M1:
+            return "E2m1Keys"
+        case Method.TURBOQUANT_PROD:
+            return f"ProdKeys<{format.bits}>"
+    return f"CentroidKeys<{format.bits}, {str(format.method is Method.UNIT_CENTROIDS).lower()}>"
+
+
+def _value_reader(format: VectorFormat) -> str:
+    match format.method:
+        case Method.E2M1:
+            return "E2m1Values"
+        case Method.UNIFORM:
+            return f"UniformValues<{format.bits}>"
+    return f"CentroidValues<{format.bits}>"
+
+
+def _table(head_dim: int, format: VectorFormat) -> Iterable[float]:
+    """What codes stand for, where they are looked up."""
+    match format.method:
+        case Method.E2M1:
+            return E2M1.values
+        case Method.UNIT_CENTROIDS:
+            return vllm_codebook(head_dim, format.bits).centroids
+        case Method.UNIFORM | Method.E4M3:
+            return ()
+    return codebook(head_dim, format.code_bits).centroids
 
 
 def _braced(items: Iterable[str]) -> str:

@@ -17,7 +17,15 @@ from gemmill.emit import emit
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.cases.held import Given
 from gemmill.families.kv_cache.cases.judging import parts, ranges, report
-from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, ScoresCase, UnpackCase, key_formats
+from gemmill.families.kv_cache.cases.packed_calls import (
+    AttendCase,
+    PackCase,
+    ScoresCase,
+    UnpackCase,
+    cache_format_of,
+    key_formats,
+)
+from gemmill.families.kv_cache.config import Slots
 from gemmill.families.kv_cache.ops import DECODE
 from gemmill.families.kv_cache.packed import VALUE_FORMATS
 from gemmill.locations import kernels_dir
@@ -55,12 +63,21 @@ PACKED = {
     kind: tuple(f"{kind}_{of}" for of in ("bf16_d128", "f16_d64", "f16_d96"))
     for kind in ("pack", "unpack", "scores", "attend")
 }
+SLOTS = (
+    "attend_bf16_d128_4bitnc",
+    "attend_f16_d128_3bitnc",
+    "attend_f16_d128_k8v4",
+    "attend_bf16_d128_k3v4nc",
+    "attend_bf16_d128_ultraquant",
+    "attend_bf16_d128_prod3mse2",
+)
 NAMES = (
     *HADAMARDS.values(),
     *COMPRESSES.values(),
     *DECOMPRESSES.values(),
     *DECODES.values(),
     *(name for names in PACKED.values() for name in names),
+    *SLOTS,
 )
 
 
@@ -256,6 +273,55 @@ def test_attends_over_packed_vectors(kernels: ctypes.CDLL, name: str) -> None:
         assert_right(kernels, name, case, sm_count=1 if i % 2 else 40)
 
 
+IN_SLOTS = (
+    {"lengths": (37,), "heads": 4, "kv_heads": 1},
+    {"lengths": (130, 0, 1), "heads": 16, "kv_heads": 8, "page": 16},
+    {"lengths": (150, 2), "rows": 5, "heads": 32, "kv_heads": 16, "has_sinks": True, "softcap": 1.5},
+    {"lengths": (155, 2), "rows": 3, "heads": 12, "kv_heads": 4, "window": 40, "is_plain": True, "are_apart": True},
+    {"lengths": (300, 0, 1, 129), "heads": 8, "kv_heads": 2, "page": 48, "causal": False, "gap": 4},
+    {"lengths": (64,), "rows": 2, "heads": 8, "kv_heads": 8, "page": 32, "are_apart": True, "stays_rotated": True},
+)
+
+
+@pytest.mark.parametrize("name", SLOTS)
+def test_attends_over_slots(kernels: ctypes.CDLL, name: str) -> None:
+    """Every reader of keys and of values; blocks of one to eight heads, runs of tokens and tokens apart."""
+    config = parse_name(f"sm90a_kvcache_{name}")
+    for i, sizes in enumerate(IN_SLOTS):
+        told = dict(sizes)
+        if "prod" in name:
+            told.pop("stays_rotated", None)
+        case = AttendCase(format=cache_format_of(config.slots), dtype=config.dtype, **told)
+        assert_right(kernels, name, case, sm_count=3 if i % 2 else 40)
+
+
+@pytest.mark.parametrize("name", [SLOTS[0], SLOTS[2]])
+def test_slots_may_begin_at_any_address_that_their_kernels_take(kernels: ctypes.CDLL, name: str) -> None:
+    """Copies begin at multiples of 16 bytes before them."""
+    config = parse_name(f"sm90a_kvcache_{name}")
+    case = AttendCase(lengths=(50,), heads=8, kv_heads=4, format=cache_format_of(config.slots), dtype=config.dtype)
+    given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+    pages, page, heads, key = given["keys"].shape
+    size = given["keys"].stride(2)
+    memory = torch.full((pages * page * heads * size + 16,), 0x77, dtype=torch.uint8)
+    memory = memory[-memory.data_ptr() % 16 :][4 : 4 + pages * page * heads * size].view(pages, page, heads, size)
+    memory.copy_(given["keys"].as_strided((pages, page, heads, size), given["keys"].stride()))
+    assert memory.data_ptr() % 16 == 4
+    assert_right(kernels, name, case, keys=memory[..., :key], values=memory[..., key:])
+
+
+def test_nan_in_slots_shows_where_it_is_seen_and_nowhere_else(kernels: ctypes.CDLL) -> None:
+    """A scale of NaN at the first token, of two rows of which one's window ends behind it; and behind the length."""
+    case = AttendCase(lengths=(9,), rows=2, heads=2, kv_heads=2, page=16, window=8, format=cache_format_of(Slots.NC4))
+    given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+    page = int(given["block_table"][0, 0])
+    for token in (0, 9):
+        given["values"][page, token, 0, 64:66] = 0xFF
+    _, after = launched(kernels, SLOTS[0], given)
+    assert bool(after["out"][0, 0, 0].isnan().all()) and not bool(after["out"][0, 1].isnan().any())
+    assert not bool(after["out"][0, 0, 1].isnan().any())
+
+
 def test_rotated_queries_and_wide_factors(kernels: ctypes.CDLL) -> None:
     common = {"lengths": (70,), "heads": 2, "kv_heads": 1, **_of_name(PACKED["attend"][0])}
     for format in ("k_eden3_v_eden3", "k_unit_centroids4_v_uniform4", "k_e4m3_v_eden4"):
@@ -265,6 +331,15 @@ def test_rotated_queries_and_wide_factors(kernels: ctypes.CDLL) -> None:
     scales = given["values"][..., -4:]
     scales[(scales > 0) & (scales < 255)] += 40
     before, after = launched(kernels, PACKED["attend"][0], given)
+    assert not report(parts(case.schema.name, before, after)) and float(after["out"].abs().max()) > 2.0**30
+
+
+def test_wide_factors_in_slots(kernels: ctypes.CDLL) -> None:
+    case = AttendCase(lengths=(70,), heads=2, kv_heads=1, format=cache_format_of(Slots.ULTRAQUANT))
+    given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+    scales = given["values"][..., -4:]
+    scales[(scales > 0) & (scales < 255)] += 40
+    before, after = launched(kernels, "attend_bf16_d128_ultraquant", given)
     assert not report(parts(case.schema.name, before, after)) and float(after["out"].abs().max()) > 2.0**30
 
 

@@ -19,6 +19,7 @@ CASES = {
     "unpack": "sm90a_kvcache_unpack_f16_d64",
     "packed_scores": "sm90a_kvcache_scores_bf16_d128",
     "packed_attention": "sm90a_kvcache_attend_f16_d64",
+    "slot_attention": "sm90a_kvcache_attend_bf16_d128_prod3mse2",
 }
 
 

@@ -14,9 +14,10 @@ from gemmill.families.kv_cache.cases.packed_calls import (
     PackCase,
     ScoresCase,
     UnpackCase,
+    cache_format_of,
     of_packed_config,
 )
-from gemmill.families.kv_cache.config import FORMATS, OF_ANY_FORMAT, Kind, KvCacheConfig, format_of
+from gemmill.families.kv_cache.config import FORMATS, OF_ANY_FORMAT, Kind, KvCacheConfig, Slots, format_of
 from gemmill.families.kv_cache.formats import PAGE_SIZES, CacheSpec, Method
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECOMPRESS, HADAMARD
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, write
@@ -257,6 +258,8 @@ def _sized_packed(config: KvCacheConfig, count: int) -> MadeCall:
         case Kind.SCORES:
             return ScoresCase(length=70, rows=count, heads=2, kv_heads=1, **common)
         case _:
+            if config.slots is not Slots.ANY:
+                common["format"] = cache_format_of(config.slots)
             return AttendCase(lengths=(70,), rows=count, heads=2, kv_heads=1, **common)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal
-from gemmill.families.kv_cache.config import Kind, KvCacheConfig
+from gemmill.families.kv_cache.config import COMPILED, Kind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.formats import VectorSpec
 from gemmill.families.kv_cache.packed import (
     CACHE_FORMATS,
@@ -150,6 +150,10 @@ class AttendCase(MadeCall):
     page: int = 64
     is_plain: bool = False
     """Whether each sequence has one page, and there is no table."""
+    are_apart: bool = False
+    """Whether keys and values have a tensor each, and not slots in common."""
+    gap: int = 0
+    """Bytes behind each slot: an odd number of them keeps kernels of slots away."""
     dtype: DType = DType.BF16
     causal: bool = True
     window: int = 0
@@ -172,7 +176,8 @@ class AttendCase(MadeCall):
         sinks = normal((1, self.heads), DType.F32, device)[0] if self.has_sinks else None
         specs = specs_of(self.format, self.head_dim)
         key, value = (spec.format.size(self.head_dim) for spec in specs)
-        cache = torch.full((batch * widest, page, self.kv_heads, key + value), 0xFF, dtype=torch.uint8, device=device)
+        size = key + value + self.gap
+        cache = torch.full((batch * widest, page, self.kv_heads, size), 0xFF, dtype=torch.uint8, device=device)
         random = torch.Generator().manual_seed(sum(self.lengths))
         table = torch.arange(batch * widest) if self.is_plain else torch.randperm(batch * widest, generator=random)
         table = table.reshape(batch, widest)
@@ -185,8 +190,12 @@ class AttendCase(MadeCall):
         lengths = torch.tensor(self.lengths, dtype=torch.int32, device=device)
         options = [self.format, self.head_dim**-0.5, seed, self.causal, self.window, sinks, lse, self.softcap]
         options.append(self.stays_rotated)
-        values = torch.empty_like(cache[..., key:]) if is_meta else cache[..., key:]
-        return [out, q, cache[..., :key], values, given, lengths, *options]
+        keys, values = cache[..., :key], cache[..., key : key + value]
+        if self.are_apart:
+            keys, values = keys.contiguous(), values.contiguous()
+        if is_meta:  # whose addresses are their offsets, and would meet others
+            values = torch.empty_strided(values.shape, values.stride(), dtype=torch.uint8, device=device)
+        return [out, q, keys, values, given, lengths, *options]
 
     def _fill(self, cache: Tensor, table: Tensor, page: int, specs: Sequence[VectorSpec]) -> None:
         key = specs[0].format.size(self.head_dim)
@@ -195,7 +204,14 @@ class AttendCase(MadeCall):
             where = table[row, tokens // page].to(cache.device), (tokens % page).to(cache.device)
             keys, values = normal((2, length, self.kv_heads, self.head_dim), DType.F32, cache.device, seed=row)
             cache[(*where, slice(None), slice(None, key))] = to_bytes(compress(keys, specs[0]), specs[0])
-            cache[(*where, slice(None), slice(key, None))] = to_bytes(compress(values, specs[1]), specs[1])
+            end = key + specs[1].format.size(self.head_dim)
+            cache[(*where, slice(None), slice(key, end))] = to_bytes(compress(values, specs[1]), specs[1])
+
+
+def cache_format_of(slots: Slots) -> str:
+    """What `kv_attention` calls a format that is compiled in."""
+    keys, values = slots.sides
+    return f"k_{keys}_v_{values}"
 
 
 def packed_vectors(shape: tuple[int, ...], spec: VectorSpec, device: torch.device | str) -> Tensor:
@@ -228,12 +244,16 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
                     length=length, rows=rows, heads=heads, kv_heads=kv_heads, batch=2, format=format, **common
                 )
             yield ScoresCase(length=0, **common)
+        case _ if config.slots is not Slots.ANY:
+            for options in _in_slots():
+                yield AttendCase(format=cache_format_of(config.slots), **(common | options))
         case _:
+            compiled = {cache_format_of(slots) for slots in COMPILED}
             pairs = [
                 f"k_{keys[i % len(keys)]}_v_{name}" for i, name in enumerate((*VALUE_FORMATS, "uniform4", "eden3"))
             ]
             for format, options in zip(pairs, cycle(_attended()), strict=False):
-                yield AttendCase(format=format, **(common | options))
+                yield AttendCase(format=format, gap=int(format in compiled), **(common | options))
             for options in _attended():
                 yield AttendCase(**(common | options))
 
@@ -246,4 +266,25 @@ def _attended() -> Iterator[dict[str, Any]]:
     yield {"lengths": (3, 200), "rows": 3, "heads": 20, "kv_heads": 1, "window": 40, "causal": False, "page": 7}
     yield {"lengths": (500, 64), "rows": 150, "heads": 2, "kv_heads": 2, "has_sinks": True, "page": 128}
     yield {"lengths": (2100,), "heads": 2, "kv_heads": 1, "is_plain": True}
+    yield {"lengths": (), "heads": 2, "kv_heads": 1}
+
+
+def _in_slots() -> Iterator[dict[str, Any]]:
+    """One, two, four, eight heads a block and more than eight; slots in common and apart; more tiles of rows than one."""
+    yield {"lengths": (37,), "heads": 4, "kv_heads": 1}
+    yield {"lengths": (1003, 0, 1, 129), "heads": 16, "kv_heads": 2, "is_plain": True}
+    yield {"lengths": (1000, 0, 129), "heads": 32, "kv_heads": 8, "page": 16}
+    yield {"lengths": (300, 2), "rows": 2, "heads": 16, "kv_heads": 8, "has_sinks": True, "softcap": 1.5, "page": 48}
+    yield {"lengths": (300, 129, 2), "rows": 5, "heads": 32, "kv_heads": 16, "window": 40}
+    yield {
+        "lengths": (333, 200),
+        "rows": 3,
+        "heads": 40,
+        "kv_heads": 4,
+        "window": 40,
+        "causal": False,
+        "are_apart": True,
+    }
+    yield {"lengths": (500, 64), "rows": 4, "heads": 64, "kv_heads": 8, "are_apart": True, "page": 128}
+    yield {"lengths": (2100,), "heads": 8, "kv_heads": 8, "gap": 4}
     yield {"lengths": (), "heads": 2, "kv_heads": 1}

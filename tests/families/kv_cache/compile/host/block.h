@@ -138,6 +138,13 @@ inline unsigned __ballot_sync(unsigned, bool value) {
     return mask;
   });
 }
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+  return on_host::exchange(value, [&](auto of) {
+    unsigned sum = 0;
+    for (int lane = 0; lane < 32; ++lane) sum += of(lane);
+    return sum;
+  });
+}
 inline void __syncwarp() { on_host::meet(on_host::warp().meeting, 32); }
 inline void __syncthreads() { on_host::meet(on_host::block.meetings[0], on_host::block.threads); }
 

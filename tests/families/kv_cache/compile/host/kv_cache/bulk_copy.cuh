@@ -40,6 +40,10 @@ inline void wait(uint64_t* barrier, int phase) {
   while ((at(barrier).state & 1) == phase) on_host::yield();
 }
 inline void sync_threads(int number, int threads) { on_host::meet(on_host::block.meetings[number], threads); }
+template <int kRegisters>
+void take_registers() {}
+template <int kRegisters>
+void leave_registers() {}
 inline void bulk_copy(void* to, void const* from, int bytes, uint64_t* barrier) {
   uint8_t const* const shared_to = static_cast<uint8_t*>(to);
   bool const is_inside = shared_to >= shared && shared_to + bytes <= shared + sizeof shared;

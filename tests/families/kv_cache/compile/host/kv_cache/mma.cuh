@@ -28,6 +28,11 @@ void mma_16x8x16(float (&d)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1
   });
 }
 
+inline void mma_16x8x8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  uint32_t const a[4] = {a0, a1, 0, 0};
+  mma_16x8x16<__half>(d, a, b, 0);
+}
+
 inline uint32_t transpose_8x8(uint32_t two) {
   int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   return on_host::exchange(two, [&](auto of) {
@@ -52,5 +57,19 @@ void load_matrices(uint32_t (&words)[4], void const* row) {
 }
 
 inline float power_of_two(float x) { return exp2f(x); }
+inline float inverse_root(float x) { return 1.0f / sqrtf(x); }
+
+inline uint32_t two_of_e4m3(uint32_t codes) {
+  uint32_t two = 0;
+  for (int i = 0; i < 2; ++i) {
+    uint32_t const code = codes >> 8 * i & 0xFF, magnitude = code & 0x7F, exponent = magnitude >> 3, mantissa = magnitude & 7;
+    float const value = exponent == 0 ? ldexpf(mantissa, -9) : ldexpf(8 + mantissa, static_cast<int>(exponent) - 10);
+    __half const x = __float2half_rn(magnitude == 0x7F ? NAN : code & 0x80 ? -value : value);
+    uint16_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    two |= static_cast<uint32_t>(bits) << 16 * i;
+  }
+  return two;
+}
 
 }  // namespace gemmill::kv_cache

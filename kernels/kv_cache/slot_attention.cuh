@@ -1,0 +1,362 @@
+// Attention over packed keys and values in slots, of a format that is compiled in (slot_readers.cuh): decode_attention's work, on
+// vectors that may begin at any even byte.
+//
+// A block takes up to eight KV heads of one sequence, a tile of eight rows and a slice of the tokens. Two groups of eight consumer
+// warps take stages in turn, a warp 16 tokens of a head. Each group has a producer warp, which brings its stages by bulk copies:
+// 16 tokens with all their heads at a time, or token by token, where rows of memory would meet in shared memory's banks or a token
+// has more heads than a block takes. Copies begin and end at multiples of 16 bytes, so they may read up to 15 bytes beside what is
+// asked for, never beyond the 16 bytes that the first or last of it lies in.
+//
+// Slices write sums in the values' basis; combine_many_slices adds them in their order, rotates back and rounds. Nothing beyond a length
+// is used, and pages that the cache has not are not read.
+#pragma once
+
+#include "core/launch.cuh"
+#include "core/programmatic.cuh"
+#include "kv_cache/decode_attention.cuh"
+#include "kv_cache/slot_shape.cuh"
+
+namespace gemmill::kv_cache {
+
+// A number of which nothing is worked out ahead: registers of loops are few.
+template <class Number>
+__device__ __forceinline__ Number fresh(Number x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// Queries of the block's heads in the keys' basis as f16, [heads][rows][parts][d]: a warp takes a row at a time.
+template <class Element, class Shape>
+__device__ __forceinline__ void load_slot_queries(SlotParams<Shape> const& params, SlotPlace const& at, __half* queries) {
+  using Keys = typename Shape::Keys;
+  constexpr int kHeadDim = Shape::kHeadDim, kOwn = kHeadDim / 32;
+  auto const& args = params.args;
+  int const lane = threadIdx.x % 32;
+  for (int i = threadIdx.x / 32; i < params.heads * Shape::kRows; i += kSlotConsumers) {
+    int64_t const flat = at.first_row() + i % Shape::kRows, kv_head = at.first_head + i / Shape::kRows;
+    float x[kOwn] = {}, y[kOwn];
+    if (flat < args.rows * params.group) {
+      Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_batch_stride +
+                                  flat / params.group * args.q_row_stride +
+                                  (kv_head * params.group + flat % params.group) * args.q_head_stride + lane;
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) x[k] = to_float(from[32 * k]);
+    }
+    __half* const to = queries + i * Keys::kParts * kHeadDim + lane;
+    bool const turns = Keys::kRotation != kNone && args.seed >= 0;
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) y[k] = x[k];
+    if (turns) turn<kHeadDim>(y, Keys::kRotation, params.signs);
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) to[32 * k] = to_element<__half>(turns ? y[k] * kInverseRoot<kHeadDim> : y[k]);
+    if constexpr (Keys::kParts == 2) {
+      projected_of_warp<kHeadDim>(y, params.projection.columns, x);
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) to[kHeadDim + 32 * k] = to_element<__half>(y[k]);
+    }
+  }
+}
+
+// Brings a group's stages, one after the other: a lane a piece, of the first span or, from lane 16 on, of the second.
+template <class Shape>
+__device__ __forceinline__ void produce_slots(SlotParams<Shape> const& params, SlotPlace const& at, uint8_t* shared, uint64_t* full,
+                                              uint64_t* empty) {
+  auto const& args = params.args;
+  int const lane = threadIdx.x % 32, piece = lane % 16, group = threadIdx.x / 32 - kSlotConsumers;
+  bool const takes_second = lane >= 16 && params.span_count == 2;
+  SlotSpan const& span = params.spans[takes_second ? 1 : 0];
+  int const tokens = params.by_token ? 1 : kWarpTokens, pieces = at.stage_tokens / tokens;
+  bool const is_used = piece < pieces && (lane < 16 || takes_second);
+  int const to = span.begin + piece * (params.by_token ? span.stride : span.tile_stride);
+  int64_t const head_group = at.first_head / params.heads;
+  uint8_t const* const base = span.base + head_group * span.heads_stride;
+  int const page_size = static_cast<int>(args.page_size), last_page = static_cast<int>(min(args.pages - 1, int64_t{INT32_MAX}));
+  int32_t const* const table = args.block_table == nullptr ? nullptr : args.block_table + at.batch * args.table_stride;
+  auto const token_of_stage = [&](int stage) { return stage * at.stage_tokens + piece * tokens; };
+  auto const exists = [&](int stage) { return is_used && stage < at.end_stage && token_of_stage(stage) < at.length; };
+  auto const page_of = [&](int stage) {
+    return table == nullptr ? static_cast<int>(at.batch) : exists(stage) ? table[token_of_stage(stage) / page_size] : 0;
+  };
+  int known = page_of(at.first_stage + group), slot = group, phase = 1;
+#pragma unroll 1
+  for (int stage = at.first_stage + group; stage < at.end_stage; stage += kSlotGroups) {
+    int64_t const page = min(max(known, 0), last_page);
+    bool const copies = exists(stage);
+    int const place = token_of_stage(stage) % page_size, count = min(tokens, page_size - place);
+    int const wanted = span.misaligned + (count - 1) * span.token_stride + span.token_bytes;
+    int const bytes = copies ? (wanted + 15) / 16 * 16 : 0;
+    known = page_of(stage + kSlotGroups);
+    int const all = static_cast<int>(__reduce_add_sync(0xFFFFFFFFu, static_cast<unsigned>(bytes)));
+    wait(&empty[slot], phase);
+    if (lane == 0) expect_bytes(&full[slot], all);
+    __syncwarp();
+    if (copies) {
+      uint8_t const* const from = base + page * span.page_stride + static_cast<int64_t>(place) * span.token_stride;
+      bulk_copy(shared + params.stage(slot) + to, from, bytes, &full[slot]);
+    }
+    if ((slot += kSlotGroups) >= params.stages) slot -= params.stages, phase ^= 1;
+  }
+}
+
+// Scores to output. Which tokens a row sees is worked out anew where it matters: few tiles need it, and registers are few.
+template <bool kPlain, class Shape>
+__device__ __forceinline__ void weigh_slots(float (&s)[1][4], Running<Shape>& running, typename Shape::Values& values,
+                                            SlotParams<Shape> const& params, SlotPlace const& at, float const (&of_key)[2],
+                                            SlotTile const& of_values, int token, uint32_t pairs) {
+  int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  Seen<Shape> const seen(params, at.first_row(), fresh(at.length), t);
+  settle_scores<kPlain>(s, running, seen, of_key, token, params.cap, g);
+  weigh_scores(s, running);
+  values.template add<kPlain>(running, s, seen, token, of_values, pairs, g, t);
+}
+
+template <class Shape>
+__device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, Running<Shape>& running, typename Shape::Values& values,
+                                              SlotPlace const& at, uint8_t* shared, uint64_t* full, uint64_t* empty) {
+  using Keys = typename Shape::Keys;
+  int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  int const own = warp % kSlotGroupWarps, head = own % params.heads, tile = own / params.heads;
+  SlotQuery q[Keys::kParts];
+#pragma unroll
+  for (int part = 0; part < Keys::kParts; ++part) {
+    __half const* const row = reinterpret_cast<__half const*>(shared + Shape::kQueries) +
+                              ((head * Shape::kRows + g) * Keys::kParts + part) * Shape::kHeadDim;
+#pragma unroll
+    for (int step = 0; step < Shape::kSteps; ++step) {
+      uint16_t bits[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) memcpy(&bits[i], row + Keys::element(part, t, step, i), sizeof bits[i]);
+      q[part][step] = make_uint2(bits[0] | static_cast<uint32_t>(bits[1]) << 16, bits[2] | static_cast<uint32_t>(bits[3]) << 16);
+    }
+  }
+  uint32_t const key_pairs = shared_address(shared + Shape::kTable) + 4 * lane, value_pairs = key_pairs + 128;
+  int const key_begin = params.keys.begin + tile * params.keys.tile_stride + head * params.keys.head_stride;
+  int const value_begin = params.values.begin + tile * params.values.tile_stride + head * params.values.head_stride;
+  int slot = warp / kSlotGroupWarps, phase = 0;
+  for (int stage = at.first_stage + slot; stage < at.end_stage; stage += kSlotGroups) {
+    int const begin = params.stage(slot), token = stage * at.stage_tokens + tile * kWarpTokens;
+    wait(&full[slot], phase);
+    if (token < at.length) {
+      SlotTile const of_keys{shared, begin + key_begin, fresh(params.keys.stride)};
+      SlotTile const of_values{shared, begin + value_begin, fresh(params.values.stride)};
+      float s[1][4] = {}, of_key[2] = {params.scale, params.scale};
+      Keys::score(s[0], of_key, of_keys, q, key_pairs, g, t);
+      if (at.length - token <= params.reach && token + kWarpTokens <= at.length - params.unseen && params.cap == 0.0f) {
+        weigh_slots<true, Shape>(s, running, values, params, at, of_key, of_values, token, value_pairs);
+      } else {
+        weigh_slots<false, Shape>(s, running, values, params, at, of_key, of_values, token, value_pairs);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) arrive(&empty[slot]);
+    if ((slot += kSlotGroups) >= params.stages) slot -= params.stages, phase ^= 1;
+  }
+}
+
+// A warp's sums and states to shared memory: [warps][rows][kSumStride] and [warps][rows].
+template <class Shape>
+__device__ __forceinline__ void leave_slot_sums(Running<Shape> const& running, typename Shape::Values const& values, int valid_rows,
+                                                float* sums, float2* states) {
+  int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    int const at = warp * Shape::kRows + 2 * t + row;
+    float sum = running.sum[0][row], zeros = running.zeros[0][row];
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) {
+      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
+      if constexpr (Shape::kHasZeros) zeros += __shfl_xor_sync(0xFFFFFFFFu, zeros, distance);
+    }
+    if (g == 0) states[at] = make_float2(running.max[0][row], sum);
+    if (2 * t + row >= valid_rows) continue;
+    float* const to = sums + at * Shape::kSumStride;
+#pragma unroll
+    for (int step = 0; step < Shape::kSteps; ++step) {
+      float const(&own)[4] = running.out[0][step];
+      *reinterpret_cast<float2*>(to + Shape::Values::element(g, step)) =
+          make_float2(own[row] * values.factor(2 * step) + zeros, own[2 + row] * values.factor(2 * step + 1) + zeros);
+    }
+  }
+}
+
+// The sums of each head's warps to one, in the warps' order, and to memory.
+template <class Shape>
+__device__ __forceinline__ void store_slot_slices(SlotParams<Shape> const& params, SlotBlock const& at, int valid_rows,
+                                                  float const* sums, float2 const* states) {
+  constexpr int kHeadDim = Shape::kHeadDim, kRows = Shape::kRows;
+  for (int i = threadIdx.x; i < params.heads * valid_rows * kHeadDim; i += 32 * kSlotConsumers) {
+    int const column = i % kHeadDim, row = i / kHeadDim % valid_rows, head = i / kHeadDim / valid_rows;
+    float largest = kNothing, sum = 0.0f, out = 0.0f;
+    for (int w = head; w < kSlotConsumers; w += params.heads) largest = fmaxf(largest, states[w * kRows + row].x);
+    for (int w = head; w < kSlotConsumers; w += params.heads) {
+      float2 const state = states[w * kRows + row];
+      float const share = power_of_two(state.x - largest);
+      sum += share * state.y;
+      out += share * sums[(w * kRows + row) * Shape::kSumStride + column];
+    }
+    int64_t const heads = at.batch * params.args.kv_heads + at.first_head + head;
+    int64_t const to = ((heads * params.tiles + at.tile) * params.slices + at.slice) * kRows + row;
+    params.partial.out[to * kHeadDim + column] = out;
+    if (column == 0) params.partial.max_sum[to] = make_float2(largest, sum);
+  }
+}
+
+// Grid: batch, blocks' heads, tiles of rows and slices in one number, slices first.
+template <class Variant, class Element, class Shape>
+__global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant__ SlotParams<Shape> const params) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  uint64_t* const full = reinterpret_cast<uint64_t*>(shared);
+  uint64_t* const empty = full + kMostSlotStages;
+  if (threadIdx.x == 0) {
+    if (shared_address(shared) != kReserved) __trap();  // the table would not begin where its addresses say
+    for (int i = 0; i < params.stages; ++i) initialise(&full[i], 1), initialise(&empty[i], kSlotGroupWarps);
+    publish_barriers();
+  }
+  __syncthreads();
+  bool const produces = threadIdx.x / 32 >= kSlotConsumers;
+  if (!produces && Shape::kKeyBits + Shape::kValueBits > 0) make_table<Shape>(params.centroids, shared + Shape::kTable);
+  wait_for_predecessor();
+
+  if (produces) {
+    leave_registers<Shape::kProducerRegisters>();
+    if (threadIdx.x / 32 < kSlotConsumers + kSlotGroups) produce_slots<Shape>(params, SlotPlace(params), shared, full, empty);
+    return;
+  }
+  take_registers<Shape::kConsumerRegisters>();
+  SlotPlace const at(params);
+  Running<Shape> running;
+  typename Shape::Values values;
+  load_slot_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries));
+  sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
+  consume_slots<Shape>(params, running, values, at, shared, full, empty);
+  sync_threads(kConsumerBarrier, 32 * kSlotConsumers);  // every copy has landed and been read: the memory is free
+
+  SlotBlock const again(params, fresh(blockIdx.x));
+  int64_t const rows_left = params.args.rows * params.group - again.first_row();
+  int const valid_rows = static_cast<int>(min(rows_left, int64_t{Shape::kRows}));
+  float* const sums = reinterpret_cast<float*>(shared);
+  float2* const states = reinterpret_cast<float2*>(sums + kSlotConsumers * Shape::kRows * Shape::kSumStride);
+  leave_slot_sums<Shape>(running, values, valid_rows, sums, states);
+  sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
+  store_slot_slices<Shape>(params, again, valid_rows, sums, states);
+}
+
+// Host code: launches. A block costs so many stages beside its own.
+constexpr int kStagesOfSlotStart = 8;
+
+struct SlotPlan {
+  int heads = 1;  // of a block
+  int64_t group = 0, tiles = 0, all_tiles = 0, blocks = 0, slices = 1;
+
+  SlotPlan(gemmill_kv_packed_attention_args const& args, gemmill_launch const& how) {
+    if (args.kv_heads == 0) return;
+    while (heads < kMostSlotHeads && args.kv_heads % (2 * heads) == 0) heads *= 2;
+    group = args.heads / args.kv_heads, tiles = (args.rows * group + kRowsOfTile - 1) / kRowsOfTile;
+    all_tiles = args.batch * args.kv_heads * tiles;
+    if (all_tiles == 0) return;
+    int64_t const tokens = kWarpTokens * kSlotGroupWarps / heads, pages = args.block_table == nullptr ? 1 : args.table_pages;
+    int64_t stages = (pages * args.page_size + tokens - 1) / tokens;
+    if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * tokens) / tokens + 2);
+    slices = slices_of(all_tiles / heads, stages, how.sm_count, kStagesOfSlotStart);
+    blocks = all_tiles / heads * slices;
+  }
+  template <int kHeadDim>
+  int64_t partial_bytes() const {
+    return (Partial<kHeadDim>::bytes(all_tiles * slices * kRowsOfTile) + 15) / 16 * 16;
+  }
+};
+
+template <class Shape>
+int64_t slot_workspace(gemmill_kv_packed_attention_args const& args, gemmill_launch const& how) {
+  return SlotPlan(args, how).template partial_bytes<Shape::kHeadDim>() + (Shape::Keys::kParts == 2 ? kProjectionBytes<Shape::kHeadDim> : 0);
+}
+
+// How a span of `bytes` of each head's slot from `first` on lies in memory and in a stage.
+inline SlotSpan span_of(gemmill_kv_packed_attention_args const& args, SlotPlan const& plan, uint8_t const* first, int64_t page_stride,
+                        int64_t token_stride, int64_t head_stride, int bytes, bool by_token) {
+  SlotSpan span{};
+  span.misaligned = static_cast<int>(reinterpret_cast<uintptr_t>(first) % 16), span.base = first - span.misaligned;
+  span.page_stride = args.pages > 1 ? page_stride : 0, span.token_stride = static_cast<int>(token_stride);
+  span.heads_stride = static_cast<int>(plan.heads * head_stride);
+  span.token_bytes = static_cast<int>((plan.heads - 1) * head_stride + bytes);
+  int const copied = (span.misaligned + span.token_bytes + 15) / 16 * 16;
+  span.stride = by_token ? copied / 16 % 2 == 0 ? copied + 16 : copied : span.token_stride;  // rows of odd pieces of 16 do not meet
+  span.tile_stride = by_token ? kWarpTokens * span.stride : kWarpTokens * span.token_stride + 32;
+  return span;
+}
+
+// Where spans and fields lie in a stage, and how many stages there are.
+template <class Shape>
+void lay_out(SlotParams<Shape>& params, SlotPlan const& plan) {
+  constexpr int kKeyBytes = Shape::Keys::kBytes, kValueBytes = Shape::Values::kBytes;
+  auto const& args = params.args;
+  bool const has_one = args.kv_heads == 1;
+  int64_t const key_head = has_one ? args.key_token_stride : args.key_head_stride;
+  int64_t const value_head = has_one ? args.value_token_stride : args.value_head_stride;
+  bool const same = args.key_page_stride == args.value_page_stride && args.key_token_stride == args.value_token_stride && key_head == value_head;
+  int64_t const apart = args.values - args.keys;
+  bool const are_joined = same && apart < key_head && -apart < key_head;
+  auto const is_whole = [&](int64_t token_stride) { return token_stride % 16 == 0; };
+  auto const is_even = [&](int64_t token_stride) { return token_stride / 16 % 2 == 0; };
+  params.by_token = plan.heads == kMostSlotHeads && is_whole(args.key_token_stride) && is_whole(args.value_token_stride) &&
+                    (args.kv_heads > plan.heads || is_even(args.key_token_stride) || is_even(args.value_token_stride));
+  int64_t const key_at = are_joined && apart < 0 ? -apart : 0, value_at = are_joined && apart > 0 ? apart : 0;
+  int64_t const joined = std::max(key_at + kKeyBytes, value_at + kValueBytes);
+  params.spans[0] = span_of(args, plan, args.keys - key_at, args.key_page_stride, args.key_token_stride, key_head,
+                            are_joined ? static_cast<int>(joined) : kKeyBytes, params.by_token);
+  params.spans[1] = params.spans[0], params.span_count = 1;
+  int const tiles = kSlotGroupWarps / plan.heads;
+  params.stage_bytes = tiles * params.spans[0].tile_stride;
+  if (!are_joined) {
+    params.spans[1] = span_of(args, plan, args.values, args.value_page_stride, args.value_token_stride, value_head, kValueBytes, params.by_token);
+    params.spans[1].begin = params.stage_bytes, params.span_count = 2;
+    params.stage_bytes += tiles * params.spans[1].tile_stride;
+  }
+  auto const field = [](SlotSpan const& span, int64_t begin, int64_t head_stride) {
+    return SlotField{static_cast<int>(span.begin + span.misaligned + begin), static_cast<int>(head_stride), span.stride, span.tile_stride};
+  };
+  params.keys = field(params.spans[0], key_at, key_head), params.values = field(params.spans[1], value_at, value_head);
+  params.stage_bytes = (params.stage_bytes + 127) / 128 * 128;
+  int const below = std::min((Shape::kTable - Shape::kFirstStages) / params.stage_bytes, kMostSlotStages);
+  int const above = (Shape::kEnd - Shape::kMoreStages) / params.stage_bytes;
+  params.stages = std::min(below + above, kMostSlotStages) / kSlotGroups * kSlotGroups, params.stages_below = below;
+}
+
+template <class Variant, class Element, class Shape>
+int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_launch const& how, Centroids const& centroids) {
+  constexpr int kHeadDim = Shape::kHeadDim;
+  SlotPlan const plan(args, how);
+  if (plan.all_tiles == 0) return 0;
+  Projection projection{};
+  if constexpr (Shape::Keys::kParts == 2) {
+    void* const memory = static_cast<uint8_t*>(how.workspace) + plan.template partial_bytes<kHeadDim>();
+    if (int32_t const error = launch_projection<Variant, kHeadDim>(args.seed, memory, how, projection); error != 0) return error;
+  }
+  Signs<kHeadDim> const own = args.seed >= 0 ? signs_of<kHeadDim>(static_cast<uint64_t>(args.seed)) : Signs<kHeadDim>{};
+  SlotParams<Shape> params{};
+  params.args = args, params.projection = projection, params.centroids = centroids;
+  params.partial = Partial<kHeadDim>::at(how.workspace, plan.all_tiles * plan.slices * kRowsOfTile);
+  params.signs = Shape::Keys::kRotation == kHadamardOfSigns ? own : Signs<kHeadDim>{};
+  params.tiles = static_cast<int>(plan.tiles), params.slices = static_cast<int>(plan.slices), params.group = static_cast<int>(plan.group);
+  params.heads = plan.heads, params.head_groups = static_cast<int>(args.kv_heads / plan.heads), params.scale = args.scale * kLog2E;
+  if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
+  params.reach = args.window > 0 ? static_cast<int>(std::min(args.window, int64_t{INT32_MAX})) : INT32_MAX;
+  params.unseen = args.causal != 0 ? static_cast<int>(args.rows - 1) : 0;
+  lay_out(params, plan);
+  if (params.stages < kSlotGroups) return cudaErrorInvalidValue;
+  constexpr auto attend = attend_slots<Variant, Element, Shape>;
+  if (cudaError_t error = allow_shared_memory<attend>(how.device, Shape::kEnd); error != cudaSuccess) return error;
+  void* to_attend[] = {&params};
+  LaunchShape const attends{dim3(static_cast<unsigned>(plan.blocks)), dim3(kSlotThreads), dim3(1), Shape::kEnd};
+  if (int32_t const error = launch_kernel<attend>(attends, how, to_attend); error != 0) return error;
+  ResultParams<kHeadDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads, args.out_stride,
+                                      own, Shape::Values::kIsRotated && args.seed >= 0 && args.rotated_out == 0, nullptr};
+  CombineParams<kHeadDim> combining{result, params.partial, params.tiles, params.slices, Shape::kRows, params.group};
+  void* to_combine[] = {&combining};
+  int64_t const rows = plan.all_tiles * Shape::kRows;
+  constexpr int kCombineBytes = kCombineThreads / 32 * (kHeadDim + 2) * 4;
+  LaunchShape const combines{dim3(static_cast<unsigned>(rows)), dim3(kCombineThreads), dim3(1), kCombineBytes};
+  return launch_kernel<combine_many_slices<Variant, Element, kHeadDim>>(combines, how, to_combine);
+}
+
+}  // namespace gemmill::kv_cache

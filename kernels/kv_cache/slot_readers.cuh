@@ -1,0 +1,304 @@
+// How keys and values of a format are multiplied, of 16 tokens by a warp: lane 4 g + t has rows g and g + 8 of the tensor core's tiles.
+//
+// A reader of keys says which element of a query stands at which summed place, and makes raw scores and the keys' factors; one of
+// values adds weights times values, and says which element a lane's sums are of.
+#pragma once
+
+#include "kv_cache/slot_codes.cuh"
+#include "kv_cache/vector_coding.cuh"
+
+namespace gemmill::kv_cache {
+
+// Where 16 tokens of a head lie in shared memory.
+struct SlotTile {
+  uint8_t const* shared;
+  int begin, stride;  // of token 0, from token to token
+  __device__ __forceinline__ int row(int token) const { return begin + token * stride; }
+};
+
+using SlotQuery = uint2[kSlotHeadDim / 16];  // of a step, at places 2t and 2t + 1, then 2t + 8 and 2t + 9
+constexpr int kSlotSteps = kSlotHeadDim / 16;
+
+// Centroids times a norm: ours, and vLLM's, which are divided by their own norm as well. The tensor core sums the squares: of a tile
+// times its own transpose the diagonal.
+template <int kBits, bool kIsUnit>
+struct CentroidKeys {
+  static constexpr int kTableBits = kBits, kCodeBytes = kSlotHeadDim * kBits / 8, kBytes = kCodeBytes + kNormBytes;
+  static constexpr int kParts = 1, kRotation = kIsUnit ? kHadamardOnly : kHadamardOfSigns, kAlignment = 2;
+  using Codes = LaneCodes<kBits, 4>;
+
+  static __device__ __forceinline__ int element(int, int t, int step, int i) { return Codes::element(t, 4 * step + i); }
+
+  static __device__ __forceinline__ void score(float (&s)[4], float (&of_key)[2], SlotTile const& tile, SlotQuery const (&q)[kParts],
+                                               uint32_t table, int g, int t) {
+    int const low = tile.row(token_of(g)), high = tile.row(8 + token_of(g));
+    Codes of_low, of_high;
+    of_low.load(tile.shared, low, t);
+    of_high.load(tile.shared, high, t);
+    float squares[2][4] = {};
+#pragma unroll
+    for (int step = 0; step < kSlotSteps; ++step) {
+      uint32_t const a[4] = {of_low.pair(table, 2 * step), of_high.pair(table, 2 * step), of_low.pair(table, 2 * step + 1),
+                             of_high.pair(table, 2 * step + 1)};
+      mma_16x8x16<__half>(s, a, q[0][step].x, q[0][step].y);
+      if constexpr (kIsUnit) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) mma_16x8x8(squares[i % 2], a[i / 2 * 2], a[i / 2 * 2 + 1], a[i]);
+      }
+    }
+    of_key[0] *= scalar_of(tile.shared, low + kCodeBytes), of_key[1] *= scalar_of(tile.shared, high + kCodeBytes);
+    if constexpr (kIsUnit) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float const own = g % 2 == 0 ? squares[i][2 * i] : squares[i][2 * i + 1];  // of column g, in lanes 4 g + g / 2
+        of_key[i] *= inverse_root(__shfl_sync(0xFFFFFFFFu, own, 4 * g + g / 2) + kUnitSquareFloor);
+      }
+    }
+  }
+};
+
+// Centroids of a bit fewer and signs, which meet projected queries. A word of signs has those of elements i and i + 16 in one pair.
+template <int kBits>
+struct ProdKeys {
+  using Codes = LaneCodes<kBits - 1, 4>;
+  static constexpr int kTableBits = kBits - 1, kCodeBytes = kSlotHeadDim * kTableBits / 8, kSignBytes = kSlotHeadDim / 8;
+  static constexpr int kScalars = kCodeBytes + kSignBytes, kBytes = kScalars + 2 * kNormBytes;
+  static constexpr int kParts = 2, kRotation = kHadamardOfSigns, kAlignment = 2;
+
+  static __device__ __forceinline__ int element(int part, int t, int step, int i) {
+    return part == 0 ? Codes::element(t, 4 * step + i) : 32 * t + 2 * step + i / 2 + 16 * (i % 2);
+  }
+  static __device__ __forceinline__ uint32_t two_signs_of(uint32_t word, int bit) {
+    return (word << (15 - bit) & 0x80008000u) ^ 0xBC00BC00u;  // a set bit is 1, another -1
+  }
+  static __device__ __forceinline__ void score(float (&s)[4], float (&)[2], SlotTile const& tile, SlotQuery const (&q)[kParts],
+                                               uint32_t table, int g, int t) {
+    int const low = tile.row(token_of(g)), high = tile.row(8 + token_of(g));
+    Codes of_low, of_high;
+    of_low.load(tile.shared, low, t);
+    of_high.load(tile.shared, high, t);
+    uint32_t const low_signs = four_bytes(tile.shared, low + kCodeBytes + 4 * t);
+    uint32_t const high_signs = four_bytes(tile.shared, high + kCodeBytes + 4 * t);
+    float of_signs[4] = {};
+#pragma unroll
+    for (int step = 0; step < kSlotSteps; ++step) {
+      uint32_t const a[4] = {of_low.pair(table, 2 * step), of_high.pair(table, 2 * step), of_low.pair(table, 2 * step + 1),
+                             of_high.pair(table, 2 * step + 1)};
+      mma_16x8x16<__half>(s, a, q[0][step].x, q[0][step].y);
+      uint32_t const signs[4] = {two_signs_of(low_signs, 2 * step), two_signs_of(high_signs, 2 * step),
+                                 two_signs_of(low_signs, 2 * step + 1), two_signs_of(high_signs, 2 * step + 1)};
+      mma_16x8x16<__half>(of_signs, signs, q[1][step].x, q[1][step].y);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      int const row = i < 2 ? low : high;
+      float const share = scalar_of(tile.shared, row + kScalars + kNormBytes) * kShareOfSign;
+      s[i] = s[i] * scalar_of(tile.shared, row + kScalars) + of_signs[i] * share;
+    }
+  }
+  static constexpr float kShareOfSign = 1.2533141373155003f / kSlotHeadDim;  // of the residual's norm: sqrt(pi / 2) / d
+};
+
+// e4m3 without a scale.
+struct E4m3Keys {
+  static constexpr int kTableBits = 0, kBytes = kSlotHeadDim, kParts = 1, kRotation = kNone, kAlignment = 4;
+
+  static __device__ __forceinline__ int element(int, int t, int step, int i) { return 4 * (4 * step + t) + i; }
+
+  static __device__ __forceinline__ void score(float (&s)[4], float (&)[2], SlotTile const& tile, SlotQuery const (&q)[kParts],
+                                               uint32_t, int g, int t) {
+    uint8_t const* const low = tile.shared + tile.row(token_of(g)) + 4 * t;
+    uint8_t const* const high = tile.shared + tile.row(8 + token_of(g)) + 4 * t;
+#pragma unroll
+    for (int step = 0; step < kSlotSteps; ++step) {
+      uint32_t const of_low = *reinterpret_cast<uint32_t const*>(low + 16 * step);
+      uint32_t const of_high = *reinterpret_cast<uint32_t const*>(high + 16 * step);
+      uint32_t const a[4] = {two_of_e4m3(of_low & 0xFFFF), two_of_e4m3(of_high & 0xFFFF), two_of_e4m3(of_low >> 16),
+                             two_of_e4m3(of_high >> 16)};
+      mma_16x8x16<__half>(s, a, q[0][step].x, q[0][step].y);
+    }
+  }
+};
+
+// ue8m0 scales of a vector's groups, as powers of two that are looked at apart from NaN.
+struct FourScales {
+  uint32_t word;
+  __device__ __forceinline__ float operator[](int i) const {
+    return __uint_as_float((i < 3 ? word << (23 - 8 * i) : word >> 1) & 0x7F800000u);
+  }
+  __device__ __forceinline__ bool has_nan() const { return ((word & 0x7F7F7F7Fu) + 0x01010101u & word & 0x80808080u) != 0; }
+};
+
+// e2m1 with a power of two for each 32 elements, which are two steps.
+struct E2m1Keys {
+  using Codes = LaneCodes<4, 4>;
+  static constexpr int kTableBits = 4, kCodeBytes = kSlotHeadDim / 2, kBytes = kCodeBytes + kSlotHeadDim / kE2m1Group;
+  static constexpr int kParts = 1, kRotation = kHadamardOnly, kAlignment = 2;
+
+  static __device__ __forceinline__ int element(int, int t, int step, int i) { return Codes::element(t, 4 * step + i); }
+
+  static __device__ __forceinline__ void score(float (&s)[4], float (&of_key)[2], SlotTile const& tile,
+                                               SlotQuery const (&q)[kParts], uint32_t table, int g, int t) {
+    int const low = tile.row(token_of(g)), high = tile.row(8 + token_of(g));
+    Codes of_low, of_high;
+    of_low.load(tile.shared, low, t);
+    of_high.load(tile.shared, high, t);
+    FourScales const scales[2] = {{four_bytes(tile.shared, low + kCodeBytes)}, {four_bytes(tile.shared, high + kCodeBytes)}};
+#pragma unroll
+    for (int group = 0; group < kSlotHeadDim / kE2m1Group; ++group) {
+      float of_group[4] = {};
+#pragma unroll
+      for (int step = 2 * group; step < 2 * group + 2; ++step) {
+        uint32_t const a[4] = {of_low.pair(table, 2 * step), of_high.pair(table, 2 * step), of_low.pair(table, 2 * step + 1),
+                               of_high.pair(table, 2 * step + 1)};
+        mma_16x8x16<__half>(of_group, a, q[0][step].x, q[0][step].y);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[i] += of_group[i] * scales[i / 2][group];
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) of_key[i] = scales[i].has_nan() ? NAN : of_key[i];
+  }
+};
+
+// What readers of values have in common: lane g's elements, and where its four tokens lie, those of operand B's places.
+template <int kBits>
+struct LaneValues {
+  using Codes = LaneCodes<kBits, 8>;
+  // Of a step's sums: of its row g, and then of row g + 8.
+  static __device__ __forceinline__ int element(int g, int step) { return Codes::element(g, 2 * step); }
+  static __device__ __forceinline__ int row_of_place(SlotTile const& tile, int t, int i) {
+    return tile.row(token_of(2 * t + i % 2) + 8 * (i / 2));
+  }
+  // O += V^T P, with a P for the first steps and others behind it.
+  template <class Shape, int kCount>
+  static __device__ __forceinline__ void add_centroids(Running<Shape>& running, uint32_t const (&p)[kCount][2], SlotTile const& tile,
+                                                       uint32_t table, int g, int t) {
+    Codes of_token[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) of_token[i].load(tile.shared, row_of_place(tile, t, i), g);
+#pragma unroll
+    for (int step = 0; step < kSlotSteps; ++step) {
+      uint32_t pair[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pair[i] = of_token[i].pair(table, step);
+      uint32_t const a[4] = {__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[0], pair[1], 0x7632),
+                             __byte_perm(pair[2], pair[3], 0x5410), __byte_perm(pair[2], pair[3], 0x7632)};
+      uint32_t const(&own)[2] = p[step * kCount / kSlotSteps];
+      mma_16x8x16<__half>(running.out[0][step], a, own[0], own[1]);
+    }
+  }
+};
+
+// Ours: centroids times a norm.
+template <int kBits>
+struct CentroidValues : LaneValues<kBits> {
+  static constexpr int kTableBits = kBits, kCodeBytes = kSlotHeadDim * kBits / 8, kBytes = kCodeBytes + kNormBytes;
+  static constexpr bool kHasZeros = false, kIsRotated = true;
+
+  __device__ __forceinline__ float factor(int) const { return 1.0f; }
+
+  template <bool kPlain, class Shape>
+  __device__ __forceinline__ void add(Running<Shape>& running, float const (&weight)[1][4], Seen<Shape> const& seen, int token,
+                                      SlotTile const& tile, uint32_t table, int g, int t) {
+    float of_value[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) of_value[half] = scalar_of(tile.shared, tile.row(token_of(g) + 8 * half) + kCodeBytes);
+    uint32_t p[1][2];
+    pack_weights<kPlain>(p, weight, of_value, seen, token, g);
+    this->add_centroids(running, p, tile, table, g, t);
+  }
+};
+
+// vLLM's: code scale + zero. Codes are multiplied as they lie. The middle of the steps is added apart, for what the weights' rounding
+// leaves of it too, so that a value's error is that of its distance from the middle.
+template <int kBits>
+struct UniformValues : LaneValues<kBits> {
+  static constexpr int kTableBits = 0, kCodeBytes = kSlotHeadDim * kBits / 8, kBytes = kCodeBytes + 4;
+  static constexpr bool kHasZeros = true, kIsRotated = false;
+  static constexpr float kMiddle = ((1 << kBits) - 1) * 0.5f;
+
+  __device__ __forceinline__ float factor(int n) const { return TwoTokens<kBits>::factor(n); }
+
+  template <bool kPlain, class Shape>
+  __device__ __forceinline__ void add(Running<Shape>& running, float const (&weight)[1][4], Seen<Shape> const& seen, int token,
+                                      SlotTile const& tile, uint32_t, int g, int t) {
+    int const own = token_of(g);
+    uint32_t p[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const scalars = tile.row(own + 8 * half) + kCodeBytes;
+      float const scale = scalar_of(tile.shared, scalars), middle = scalar_of(tile.shared, scalars + 2) + kMiddle * scale;
+      float of_codes[2];
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        bool const used = kPlain || seen(0, row, token + own + 8 * half);
+        of_codes[row] = used ? weight[0][2 * half + row] * scale : 0.0f;
+        running.zeros[0][row] += used ? weight[0][2 * half + row] * middle : 0.0f;
+      }
+      uint32_t const rounded = two_elements<__half>(of_codes[0], of_codes[1]);
+      running.zeros[0][0] -= kMiddle * of_half(rounded & 0xFFFF), running.zeros[0][1] -= kMiddle * of_half(rounded >> 16);
+      p[half] = transpose_8x8(rounded);
+    }
+    TwoTokens<kBits> codes[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      codes[i].load(tile.shared, this->row_of_place(tile, t, 2 * i), this->row_of_place(tile, t, 2 * i + 1), g);
+    }
+#pragma unroll
+    for (int step = 0; step < kSlotSteps; ++step) {
+      uint32_t const a[4] = {codes[0][2 * step], codes[0][2 * step + 1], codes[1][2 * step], codes[1][2 * step + 1]};
+      mma_16x8x16<__half>(running.out[0][step], a, p[0], p[1]);
+    }
+  }
+};
+
+// UltraQuant's: a weight for each group of 32 elements. Sums are of a unit, a power of two that keeps weights within f16.
+struct E2m1Values : LaneValues<4> {
+  static constexpr int kTableBits = 4, kCodeBytes = kSlotHeadDim / 2, kGroups = kSlotHeadDim / kE2m1Group;
+  static constexpr int kBytes = kCodeBytes + kGroups;
+  static constexpr bool kHasZeros = false, kIsRotated = false;
+  static constexpr float kLargest = 0x1p14f;  // a scale beside the unit
+  float unit = 1.0f;                          // grows
+
+  __device__ __forceinline__ float factor(int) const { return unit; }
+
+  template <class Shape>
+  __device__ __forceinline__ void widen(Running<Shape>& running, float largest) {
+    float const needed = largest_of_warp(largest) / kLargest, shrink = unit / needed;
+#pragma unroll
+    for (auto& sums : running.out[0]) sums[0] *= shrink, sums[1] *= shrink, sums[2] *= shrink, sums[3] *= shrink;
+    unit = needed;
+  }
+
+  template <bool kPlain, class Shape>
+  __device__ __forceinline__ void add(Running<Shape>& running, float const (&weight)[1][4], Seen<Shape> const& seen, int token,
+                                      SlotTile const& tile, uint32_t table, int g, int t) {
+    int const own = token_of(g);
+    FourScales scales[2];
+    float largest = 0.0f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      scales[half] = {four_bytes(tile.shared, tile.row(own + 8 * half) + kCodeBytes)};
+      bool const counts = (kPlain || token + own + 8 * half < seen.length) && !scales[half].has_nan();
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) largest = fmaxf(largest, counts ? scales[half][i] : 0.0f);
+    }
+    if (__any_sync(0xFFFFFFFFu, largest > unit * kLargest)) widen(running, largest);
+    float const of_one = __uint_as_float(0x7F000000u - __float_as_uint(unit));  // 1 / unit
+    float inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) inverse[half] = scales[half].has_nan() ? NAN : of_one;
+    uint32_t p[kGroups][2];
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      float const of_value[2] = {scales[0][i] * inverse[0], scales[1][i] * inverse[1]};
+      uint32_t packed[1][2];
+      pack_weights<kPlain>(packed, weight, of_value, seen, token, g);
+      p[i][0] = packed[0][0], p[i][1] = packed[0][1];
+    }
+    this->add_centroids(running, p, tile, table, g, t);
+  }
+};
+
+}  // namespace gemmill::kv_cache

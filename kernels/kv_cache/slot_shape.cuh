@@ -1,0 +1,104 @@
+// What attention over packed vectors in slots is made of: sizes, shared memory, arguments.
+//
+// Slots of a page lie token by token, and of a token head by head, as vLLM's pages have them: keys and values in one slot, or keys and
+// values in tensors of their own. A block takes one, two, four or eight KV heads, so that what it reads lies together.
+#pragma once
+
+#include "kv_cache/pack.cuh"
+#include "kv_cache/slot_readers.cuh"
+
+namespace gemmill::kv_cache {
+
+constexpr int kSlotGroups = 2, kSlotGroupWarps = 8;  // groups of consumers have a producer each; a stage has 16 tokens of a head a warp
+constexpr int kSlotConsumers = kSlotGroups * kSlotGroupWarps, kSlotThreads = 32 * (kSlotConsumers + 4);
+constexpr int kMostSlotStages = 8, kMostSlotHeads = 8;
+
+// Where one side's tokens are, or both sides' where slots have both, and how they lie in a stage.
+struct SlotSpan {
+  uint8_t const* base;                // of page 0, back to a multiple of 16 bytes
+  int64_t page_stride;
+  int token_stride, heads_stride;     // bytes of memory from token to token, and from a block's heads to the next block's
+  int misaligned;                     // bytes of `base` that are nobody's
+  int token_bytes;                    // that are read of a token
+  int begin, stride, tile_stride;     // in a stage: of tokens, and of 16 of them
+};
+
+// Where a side's vectors are in a stage.
+struct SlotField {
+  int begin, head_stride, stride, tile_stride;
+};
+
+template <class KeyReader, class ValueReader>
+struct SlotShape {
+  using Keys = KeyReader;
+  using Values = ValueReader;
+  static constexpr int kHeadDim = kSlotHeadDim, kSteps = kSlotSteps, kRowTiles = 1, kRows = kRowsOfTile;
+  static constexpr int kKeyBits = Keys::kTableBits, kValueBits = Values::kTableBits, kConsumerWarps = kSlotConsumers;
+  static constexpr bool kHasZeros = Values::kHasZeros;
+  // Of 96 registers that a thread begins with; they move from four warps to others.
+  static constexpr int kConsumerRegisters = Keys::kParts == 1 ? 104 : 112, kProducerRegisters = Keys::kParts == 1 ? 56 : 32;
+  // Shared memory: barriers, stages, the table where 64 KiB begin, queries, more stages.
+  static constexpr int kFirstStages = 2 * kMostSlotStages * 8, kTable = kTableBytes - kReserved;
+  static constexpr int kQueries = kTable + kTableBytes, kQueryBytes = kMostSlotHeads * kRows * Keys::kParts * kHeadDim * 2;
+  static constexpr int kMoreStages = kQueries + kQueryBytes, kEnd = kMostShared / 128 * 128;
+  static constexpr int kSumStride = kHeadDim + 4;
+  static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kMoreStages, "Sums reuse it.");
+};
+
+template <class Shape>
+struct SlotParams {
+  gemmill_kv_packed_attention_args args;
+  Partial<Shape::kHeadDim> partial;
+  Signs<Shape::kHeadDim> signs;
+  Projection projection;
+  Centroids centroids;
+  SlotSpan spans[2];
+  SlotField keys, values;
+  int span_count;
+  bool by_token;               // whether each token is copied apart
+  int stage_bytes, stages, stages_below;
+  int tiles, slices, group;    // as decode_attention has them
+  int heads, head_groups;      // KV heads of a block, and how many such there are
+  int reach, unseen;           // of a sequence's tokens: as many as every row sees back from its end, but for the last so many
+  float scale, cap;
+
+  __device__ __forceinline__ int stage(int index) const {
+    return index < stages_below ? Shape::kFirstStages + index * stage_bytes : Shape::kMoreStages + (index - stages_below) * stage_bytes;
+  }
+};
+
+// Which block it is.
+struct SlotBlock {
+  int batch, first_head, tile, slice;
+  __device__ __forceinline__ int64_t first_row() const { return static_cast<int64_t>(tile) * kRowsOfTile; }
+
+  template <class Params>
+  __device__ SlotBlock(Params const& params, uint32_t block) {
+    uint32_t const slices = params.slices, tiles = params.tiles, groups = params.head_groups;
+    uint32_t const of_tiles = block / slices, of_groups = of_tiles / tiles;
+    slice = static_cast<int>(block % slices), tile = static_cast<int>(of_tiles % tiles);
+    batch = static_cast<int>(of_groups / groups), first_head = static_cast<int>(of_groups % groups * params.heads);
+  }
+};
+
+// What it works at.
+struct SlotPlace : SlotBlock {
+  int length;
+  int stage_tokens, first_stage, end_stage;
+
+  template <class Params>
+  __device__ explicit SlotPlace(Params const& params) : SlotBlock(params, blockIdx.x) {
+    auto const& args = params.args;
+    int64_t const reach = args.pages == 0 ? 0 : args.block_table == nullptr ? args.page_size : args.table_pages * args.page_size;
+    length = static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
+    stage_tokens = kWarpTokens * kSlotGroupWarps / params.heads;
+    int64_t const first_seen = args.window > 0 ? length - args.rows + 1 - args.window : 0;  // by the first row
+    int const begin = static_cast<int>(max(first_seen, int64_t{0})) / stage_tokens;
+    int const count = (length + stage_tokens - 1) / stage_tokens - begin;
+    int const of_slice = (count + params.slices - 1) / params.slices;
+    first_stage = begin + min(slice * of_slice, count);
+    end_stage = begin + min((slice + 1) * of_slice, count);
+  }
+};
+
+}  // namespace gemmill::kv_cache
