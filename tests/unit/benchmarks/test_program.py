@@ -185,7 +185,7 @@ def test_humming_is_given_the_same_weights(tmp_path, monkeypatch):
     (tmp_path / "humming").mkdir()
     (tmp_path / "humming" / "__init__.py").touch()
     (tmp_path / "humming" / "layer.py").write_text(HUMMING_LAYER)
-    (contender,) = humming.contenders("blockscaled", Namespace(humming=str(tmp_path)), [])
+    (contender,) = humming.contenders("blockscaled", Namespace(humming=str(tmp_path), humming_jobs=0), [])
     for op, x in operands:
         assert contender.takes(x.problem) and contender.prepare(x, DryTimer(), 1)
         x.out.fill_(torch.nan)
