@@ -29,7 +29,7 @@ WEIGHTS = {
 }
 FP8_TOKENS = {"dtype": "float8e4m3", "quant_mode": "dynamic_token"}
 OPS = (Op.NVFP4_BF16, Op.MXFP4_BF16, Op.MXFP4_E4M3)
-COMPILE_LIMIT_S = 150.0
+COMPILE_LIMIT_S = 60.0
 
 
 def add_options(parser: ArgumentParser) -> None:
