@@ -33,7 +33,6 @@ from gemmill.tuner.device import now
 from gemmill.tuner.problems import Problem, tiny
 from gemmill.tuner.timing import shuffled
 from harness import devices
-from harness.compile_ahead import compile_ahead
 from harness.contenders import SM_COUNT, FieldError, LocalContender
 from harness.drawing import drawn, held_weights, ladders
 from harness.field import Field, make_field
@@ -45,6 +44,7 @@ from harness.statistics import paired_ratio, sample
 from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Rounds, Timer, of_this_gpu
 from harness.verdict import class_record, verdict_text
 from peers import PEERS
+from peers.deep_gemm import compiled_ahead
 from timed import benchmark_of
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     notes = [*judge.field.notes]
     if options.deep_gemm and not options.dry_run and options.limit_s > 0:
         waiting = [p for p in shapes if p.op == Op.FP8_GROUPS and lines.waits(str(p))]
-        notes += [compile_ahead(options.deep_gemm, waiting, options.jobs, COMPILE_LIMIT_S)] if waiting else []
+        notes += [compiled_ahead(options.deep_gemm, waiting, options.jobs, COMPILE_LIMIT_S)] if waiting else []
         print("\n".join(notes[-1:]), flush=True)
     started = now()
     with of_this_gpu() as monitor:

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from table_loss import SM_COUNT, Times, read, row_of
 
+from gemmill.families.scaled_mm import NAME
 from gemmill.families.scaled_mm.model import FITTED, Arithmetic, Constants, Facts, Terms, terms_of, time_ns
 from gemmill.space.names import parse_name
 from gemmill.tuner.problems import Problem
@@ -67,8 +68,8 @@ class Samples:
 
 
 def samples_of(times: Times) -> Samples:
-    """Of shapes with variants enough."""
-    kept = {problem: us for problem, us in times.items() if len(us) >= FEWEST_VARIANTS}
+    """Of this family's shapes with variants enough."""
+    kept = {p: us for p, us in times.items() if p.family == NAME and len(us) >= FEWEST_VARIANTS}
     rows = [(problem, name, t) for problem, us in kept.items() for name, t in us.items()]
     *columns, variants = zip(
         *(terms_of(row_of(name), problem.call, SM_COUNT) for problem, name, _ in rows), strict=True

@@ -1,35 +1,34 @@
-"""DeepGEMM's kernels compiled by several processes before anything is timed: alone it takes seconds for each shape."""
+"""A peer's kernels compiled by several processes before anything is timed: alone it takes seconds for each shape."""
 
 import multiprocessing
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
-from gemmill.families.scaled_mm.cases.measured import GemmMaker
-from gemmill.tuner.problems import Problem
 from gemmill.tuner.protocol import first_line
-from peers.deep_gemm import deep_gemm_contender
 
 
-def compile_ahead(folder: str, problems: Sequence[Problem], jobs: int, limit_s: float) -> str:
-    """Have `jobs` processes call it once for each problem; it keeps what it compiled on disk. Returns what came of it."""
+def compile_ahead(name: str, call: Callable[[Any], None], problems: Sequence[Any], jobs: int, limit_s: float) -> str:
+    """Have `jobs` processes call a peer once for each problem; it keeps what it compiled on disk. Returns what came of it."""
     begun = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        waiting = pool.starmap_async(_compile, [(folder, problem) for problem in problems], chunksize=1)
+        waiting = pool.map_async(partial(_called, call), problems, chunksize=1)
         try:
             failures = [failure for failure in waiting.get(limit_s) if failure]
         except multiprocessing.TimeoutError:
-            return f"DeepGEMM had not compiled its kernels for {len(problems)} shapes after {limit_s:.0f} s"
-    text = f"DeepGEMM compiled its kernels for {len(problems)} shapes in {time.perf_counter() - begun:.0f} s"
+            return f"{name} had not compiled its kernels for {len(problems)} shapes after {limit_s:.0f} s"
+    text = f"{name} compiled its kernels for {len(problems)} shapes in {time.perf_counter() - begun:.0f} s"
     return text if not failures else f"{text}; {len(failures)} failed, the first with: {failures[0]}"
 
 
-def _compile(folder: str, problem: Problem) -> str | None:
+def _called(call: Callable[[Any], None], problem: Any) -> str | None:
     try:
-        operands = GemmMaker(torch.device("cuda"), rotated_bytes=1).make(problem)
-        deep_gemm_contender(folder).call(operands, 0)()
-        torch.cuda.synchronize()
+        call(problem)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
     except Exception as error:
         return f"{problem}: {first_line(error)}"
     return None

@@ -37,7 +37,8 @@ def held_weights(journals: Iterable[Path], tables: Iterable[Path] = ()) -> set[W
         rows = read_table(path).rows
         held |= {(Op(row.op), row.sizes["n"], row.sizes["k"]) for row in rows if row.op in list(Op)}
     for path in journals:
-        held |= {(Op(problem.op), problem.n, problem.k) for problem, _, _ in read_journal(path).entries}
+        problems = [problem for problem, _, _ in read_journal(path).entries if problem.op in list(Op)]
+        held |= {(Op(problem.op), problem.n, problem.k) for problem in problems}
     return held
 
 

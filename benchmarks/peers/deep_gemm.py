@@ -6,16 +6,22 @@ It compiles a kernel for every (N, K) with the machine's nvcc, at its first call
 import importlib
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
+from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.measured import Operands
+from gemmill.tuner.problems import Problem
 from gemmill.tuner.protocol import first_line
+from harness import deep_gemm_experts
+from harness.compile_ahead import compile_ahead
 from harness.contenders import Contender, FieldError, LocalContender
-from harness.deep_gemm_experts import compile_ahead, forms_of
+from harness.deep_gemm_experts import forms_of
 from timed.moe import BENCHMARK as EXPERTS
 from timed.moe import problems_of as experts_problems
 
@@ -41,7 +47,9 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
         problems += list(dict.fromkeys(EXPERTS.host_problem(problem.kind) for problem in problems))
         if options.deep_gemm_jobs:
             notes.append(
-                compile_ahead(load_package, options.deep_gemm, problems, options.deep_gemm_jobs, COMPILE_LIMIT_S)
+                deep_gemm_experts.compile_ahead(
+                    load_package, options.deep_gemm, problems, options.deep_gemm_jobs, COMPILE_LIMIT_S
+                )
             )
         return list(forms_of(load_package(options.deep_gemm)))
     except (OSError, ImportError, RuntimeError, AttributeError) as error:
@@ -69,3 +77,13 @@ def deep_gemm_contender(folder: str) -> LocalContender:
         return partial(multiply, (x.a, x.a_scales), (x.weights[i].t(), x.b_scales.t()), x.out)
 
     return LocalContender(name="deepgemm", bind=bind, suits=lambda problem: problem.op == Op.FP8_GROUPS)
+
+
+def compiled_ahead(folder: str, problems: Sequence[Problem], jobs: int, limit_s: float) -> str:
+    """Have `jobs` processes compile its dense GEMM for problems. Returns what came of it."""
+    return compile_ahead("DeepGEMM", partial(_call_once, folder), problems, jobs, limit_s)
+
+
+def _call_once(folder: str, problem: Problem) -> None:
+    operands = GemmMaker(torch.device("cuda"), rotated_bytes=1).make(problem)
+    deep_gemm_contender(folder).call(operands, 0)()

@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 
-from gemmill.families.blockscaled.cases.measured import BlockScaledOperands
+from gemmill.families.blockscaled.cases.measured import BlockScaledMaker, BlockScaledOperands
 from gemmill.families.blockscaled.sweep import Op
 from gemmill.formats.quantise import BlockScaled
+from gemmill.tuner.problems import Problem
 from gemmill.tuner.protocol import first_line
+from harness.compile_ahead import compile_ahead
 from harness.contenders import Contender, FieldError, LocalContender
+from timed.blockscaled import BENCHMARK, problems_of
 
 WEIGHTS = {
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "nvfp4"},
@@ -26,11 +29,13 @@ WEIGHTS = {
 }
 FP8_TOKENS = {"dtype": "float8e4m3", "quant_mode": "dynamic_token"}
 OPS = (Op.NVFP4_BF16, Op.MXFP4_BF16, Op.MXFP4_E4M3)
+COMPILE_LIMIT_S = 60.0
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Where its package is."""
     parser.add_argument("--humming", metavar="FOLDER", help="the folder that has Humming's package, for 4-bit weights")
+    parser.add_argument("--humming-jobs", type=int, default=0, metavar="N", help="processes that compile it beforehand")
 
 
 def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
@@ -38,7 +43,13 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
     if not options.humming or family != "blockscaled":
         return []
     try:
-        return [humming_contender(options.humming)]
+        found = humming_contender(options.humming)
+        if options.humming_jobs:
+            problems = [problem for problem in problems_of(options) if problem.op in OPS]
+            small = dict.fromkeys(BENCHMARK.host_problem(problem.op) for problem in problems)
+            call = partial(_call_once, options.humming)
+            notes.append(compile_ahead("Humming", call, [*small, *problems], options.humming_jobs, COMPILE_LIMIT_S))
+        return [found]
     except (OSError, ImportError, RuntimeError, AttributeError) as error:
         raise FieldError(f"Humming in {options.humming} cannot be used: {first_line(error)}") from None
 
@@ -86,3 +97,10 @@ def _layer(layer_type: Any, x: BlockScaledOperands, weights: BlockScaled) -> Any
     layer.load_from_tensors(tensors)
     layer.transform()
     return layer
+
+
+def _call_once(folder: str, problem: Problem) -> None:
+    operands = BlockScaledMaker(torch.device("cuda" if torch.cuda.is_available() else "cpu"), rotated_bytes=1).make(
+        problem
+    )
+    humming_contender(folder).call(operands, 0)()

@@ -1,7 +1,8 @@
 """Marlin as a contender: vLLM's kernel of 4-bit weights and bf16 activations, by vLLM's library.
 
-Its weights are repacked by its own op. Its scales lie along K first, permuted as the fragments of its tensor-core instruction are;
-those of nvfp4 have five bits of exponent, relative to the largest.
+Its weights lie as the fragments of its tensor-core instruction do. They are packed here: vLLM's own op has no machine code for Hopper, and
+not every machine's driver compiles. Its scales lie along K first, permuted likewise; those of nvfp4 have five bits of exponent,
+relative to the largest.
 """
 
 import math
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from gemmill.families.blockscaled.cases.measured import BlockScaledOperands
 from gemmill.families.blockscaled.sweep import Op
+from gemmill.formats.codes import unpack
 from gemmill.formats.quantise import BlockScaled
 from harness.contenders import LocalContender
 
@@ -33,7 +35,7 @@ Packed = tuple[Tensor, Tensor, Tensor | None]
 
 def marlin_contender() -> LocalContender:
     """Its dense GEMM. Raises AttributeError where vLLM's library has none, or was not loaded."""
-    multiply, repack = torch.ops._C.marlin_gemm.default, torch.ops._C.gptq_marlin_repack.default
+    multiply = torch.ops._C.marlin_gemm.default
     made: dict[int, tuple[BlockScaled, Packed]] = {}
     kinds: list[tuple[str, int, int]] = []
     locks: dict[torch.device, Tensor] = {}
@@ -46,9 +48,8 @@ def marlin_contender() -> LocalContender:
             kinds[:] = [kind]
         if id(weights) not in made:
             alpha = x.made.given.get("alpha")
-            words = weights.codes.view(torch.int32).t().contiguous()
-            q = repack(words, weights.k, weights.codes.shape[0], 4, False)
-            made[id(weights)] = weights, (q, *scales_of(weights, 1.0 if alpha is None else float(alpha)))
+            scales = scales_of(weights, 1.0 if alpha is None else float(alpha))
+            made[id(weights)] = weights, (words_of(weights.codes), *scales)
         return made[id(weights)][1]
 
     def bind(x: BlockScaledOperands, i: int) -> Callable[[], object]:
@@ -64,6 +65,20 @@ def marlin_contender() -> LocalContender:
         )
 
     return LocalContender(name="marlin", bind=bind, suits=lambda problem: problem.op in OPS)
+
+
+def words_of(codes: Tensor) -> Tensor:
+    """Codes [N, K / 2] as words [K / 16, 2 N]: of 16 columns and 64 rows a lane of a warp has four words, one of each 16 rows.
+
+    N = 64 a + 16 tile + 8 block + lane / 4 and K = 16 b + 8 high + 2 (lane % 4) + odd; the code lies in bits 16 odd + 8 block + 4 high.
+    """
+    n, k = codes.shape[0], codes.shape[1] * 2
+    parts = unpack(codes, 4).view(n // 64, 4, 2, 8, k // 16, 2, 4, 2)
+    ordered = parts.permute(4, 0, 3, 6, 1, 7, 2, 5).reshape(k // 16, 2 * n, 8)
+    words = torch.zeros((k // 16, 2 * n), dtype=torch.int32, device=codes.device)
+    for place in range(8):
+        words |= ordered[..., place].int() << 4 * place
+    return words
 
 
 def scales_of(weights: BlockScaled, alpha: float) -> tuple[Tensor, Tensor | None]:

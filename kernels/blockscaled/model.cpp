@@ -8,8 +8,8 @@ namespace gemmill::blockscaled {
 namespace {
 
 constexpr int64_t kMostCtas = int64_t{1} << 30;
-constexpr double kBeginNs = 2089.0, kUnhidden = 0.2473, kL2 = 12528.0;
-constexpr double kMeetingNs[] = {0.0, 0.0, 1352.0, 1565.0, 2044.0, 2616.0, 4282.0, 4686.0, 4799.0};  // to add up so many slices of K
+constexpr double kBeginNs = 1095.0, kUnhidden = 0.156, kL2 = 18505.0;
+constexpr double kMeetingNs[] = {0.0, 0.0, 1903.0, 2499.0, 3469.0, 3873.0, 4282.0, 6025.0, 4483.0};  // to add up so many slices of K
 constexpr int64_t kReached[] = {0, 1000, 1000, 760, 760, 760, 850, 940, 760};  // of 1000 multiprocessors
 
 int64_t ctas_of(Facts const& row, Call const& call) {

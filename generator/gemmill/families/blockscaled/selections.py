@@ -75,7 +75,7 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
         yield replace(config, splits=splits)
     for folded, splits in product(_folded(arch), WEIGHT_SPLITS):
         # of clusters of 4 with a CTA on each multiprocessor 31 fit, not 33
-        if folded.group is Group.WARP or (splits in SPLITS and splits <= 2 * folded.ctas_of_sm):
+        if splits <= 3 or folded.ctas_of_sm > 1:
             yield replace(folded, splits=splits)
     yield from _widened(arch)
     for few, splits in product(_few(arch), (*SPLITS, 8)):

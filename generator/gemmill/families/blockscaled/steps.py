@@ -16,41 +16,49 @@ from gemmill.formats.layout import SIDE
 from gemmill.vocab import Arch
 
 _OF_WARPS = {
-    (1, 8, 4, 1, 5): (321, 639),
-    (1, 8, 4, 1, 8): (292, 892),
-    (1, 8, 8, 1, 8): (441, 329),
-    (1, 16, 8, 1, 6): (519, 567),
-    (2, 8, 4, 1, 5): (485, 933),
-    (4, 8, 4, 1, 5): (876, 937),
-    (1, 16, 4, 1, 5): (362, 806),
-    (2, 16, 4, 1, 4): (604, 973),
+    (1, 8, 4, 1, 5): (488, 670),
+    (1, 8, 4, 1, 8): (414, 568),
+    (1, 8, 8, 1, 8): (584, 486),
+    (1, 16, 8, 1, 6): (609, 638),
+    (2, 8, 4, 1, 5): (679, 813),
+    (4, 8, 4, 1, 5): (932, 937),
+    (1, 16, 4, 1, 5): (531, 571),
+    (2, 16, 4, 1, 4): (804, 730),
 }
 """Groups on different rows of weights, rows of A, groups along K, blocks of each, stages: nanoseconds for a stage of a CTA that has
 a multiprocessor alone, and permille of them for each of two that share one."""
 _OF_WARPGROUPS = {
-    (2, 32, 1, 2, 6): (358, 821),
-    (2, 32, 2, 2, 5): (716, 1161),
-    (2, 64, 1, 2, 4): (440, 864),
-    (2, 64, 2, 2, 4): (879, 594),
-    (2, 96, 1, 2, 5): (587, 821),
-    (2, 128, 1, 2, 5): (682, 632),
-    (2, 192, 1, 2, 3): (973, 903),
-    (2, 256, 1, 2, 3): (1210, 775),
+    (2, 32, 1, 2, 6): (476, 639),
+    (2, 32, 2, 2, 5): (743, 1161),
+    (2, 64, 1, 2, 4): (606, 696),
+    (2, 64, 2, 2, 4): (974, 594),
+    (2, 96, 1, 2, 5): (600, 821),
+    (2, 128, 1, 2, 5): (772, 632),
+    (2, 192, 1, 2, 3): (1039, 903),
+    (2, 256, 1, 2, 3): (1374, 775),
 }
 _OF_FEW = {(8, 4): (754, 1027), (8, 8): (1507, 1200), (16, 4): (1912, 507), (16, 8): (2820, 687)}
 """Rows of A, warps: for 128 columns of each warp."""
 _OF_MANY = {(64, 256): (1119, 729), (128, 256): (1575, 607)}
 """Rows of A, rows of B: for 64 columns."""
+_OF_FOLDED = {
+    (2, 16, 1, 1, 9): (428, 560),
+    (2, 16, 2, 1, 5): (834, 774),
+    (2, 16, 2, 1, 9): (621, 1000),
+    (2, 32, 1, 1, 8): (497, 583),
+    (2, 32, 2, 1, 8): (706, 1000),
+    (2, 64, 1, 1, 6): (604, 610),
+    (2, 64, 2, 1, 6): (858, 1000),
+    (2, 128, 2, 1, 4): (1057, 1000),
+    (2, 256, 1, 1, 5): (889, 667),
+}
+"""The same of folded weights, with scales of rows."""
 _OF_FOLDED_WARPS = {(1, 8, 4, 1, 6): (738, 595), (2, 8, 4, 1, 5): (1060, 925), (1, 16, 4, 1, 6): (675, 505)}
-"""The same of folded weights, with scales of rows: those of groups were not timed."""
 _BLOCK_NS, _TOKEN_NS, _SHARED = 80, 3, 850
 """Of what was not measured."""
-_OF_FOLDED = {8: 145, 16: 150, 32: 165, 64: 195, 128: 265, 256: 295}
 _OF_FOLDED_GROUPED = {8: 200, 16: 218, 32: 265, 64: 359, 128: 305}
-"""For 64 columns of a tile of folded weights by its rows of A, of CTAs that share a multiprocessor, with scales of rows and of groups:
+"""For 64 columns of a tile of folded weights with scales of groups, by its rows of A, of CTAs that share a multiprocessor:
 docs/notes/folded.md. Rows between take those of the next. Slices of K cost a twentieth."""
-_DEEP_PS = 10_000
-"""What two groups along K with all of a multiprocessor's memory spare."""
 
 # Predictions: those of Blackwell are its data sheets'.
 _OF_WIDENED = {64: 195_000, 128: 525_000}
@@ -88,16 +96,18 @@ def step_of(config: AnyConfig) -> Step:
             return Step(SIDE, 1000 * known[0], known[1])
         case PairConfig():
             return _of_pair(config)
-        case FoldedConfig() if config.group is Group.WARPGROUP:
-            return _of_folded(config)
+        case FoldedConfig() if config.grouped and config.group is Group.WARPGROUP:
+            return _of_grouped(config)
         case _:
             return _of_packed(config)
 
 
 def _of_packed(config: PackedConfig) -> Step:
     key = (config.row_groups, config.tile_m, config.k_groups, config.blocks, config.stages)
-    of_bf16 = _OF_WARPS if config.group is Group.WARP else _OF_WARPGROUPS
-    steps = _OF_FOLDED_WARPS if isinstance(config, FoldedConfig) else of_bf16
+    of_warps, of_groups = (
+        (_OF_FOLDED_WARPS, _OF_FOLDED) if isinstance(config, FoldedConfig) else (_OF_WARPS, _OF_WARPGROUPS)
+    )
+    steps = of_warps if config.group is Group.WARP else of_groups
     parts = config.tile_n * config.stage_columns // SIDE**2
     nanoseconds, permille = steps.get(
         key, (parts * (_BLOCK_NS + _TOKEN_NS * config.tile_m // 4) // config.turns, _SHARED)
@@ -105,13 +115,10 @@ def _of_packed(config: PackedConfig) -> Step:
     return Step(config.stage_columns, 1000 * nanoseconds, permille)
 
 
-def _of_folded(config: FoldedConfig) -> Step:
-    known = _OF_FOLDED_GROUPED if config.grouped else _OF_FOLDED
-    deep = config.k_groups > config.ctas_of_sm
+def _of_grouped(config: FoldedConfig) -> Step:
+    known = _OF_FOLDED_GROUPED
     nanoseconds = next((ns for tile, ns in known.items() if tile >= config.tile_m), max(known.values()))
-    shared_ps = 1000 * nanoseconds * (105 if config.splits > 1 else 100) // 100 - (_DEEP_PS if deep else 0)
-    if config.k_groups > 1:
-        return Step(SIDE, shared_ps, 1000)
+    shared_ps = 1000 * nanoseconds * (105 if config.splits > 1 else 100) // 100
     return Step(SIDE, shared_ps * 3 // 2, _WAITING_PERMILLE)
 
 
