@@ -26,12 +26,13 @@ from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.tuner.device import now
 from gemmill.tuner.protocol import first_line
 from gemmill.tuner.timing import FEWEST_CALLS
+from gemmill.writing import write_whole
 from harness import devices
 from harness.backends import backends_record, backends_text
 from harness.contenders import FieldError
 from harness.field import Field, make_field
 from harness.measuring import Measurement, measure
-from harness.plot import draw
+from harness.plot import drawn
 from harness.results import (
     SCHEMA_VERSION,
     peers_record,
@@ -221,14 +222,14 @@ def report_comparison(record: dict, measurements: list[Measurement], field: Fiel
     rows = [row_record(found, field.peers, record["copy_gbps"]) for found in measurements]
     summary, peers = summary_record(rows), peers_record(rows)
     write_json(record | {"summary": summary, "peers": peers, "rows": rows}, path.with_name(f"{path.name}.json"))
-    title = f"{record['environment']['gpu']}, {record['date'][:10]}"
-    drawn = draw(rows, names, title, path.with_name(f"{path.name}.svg"))
+    if svg := drawn(record | {"rows": rows}):
+        write_whole(path.with_name(f"{path.name}.svg"), svg)
     print(table(rows, names))
     print(f"copying: {record['copy_gbps']:.0f} GB/s")
     print(summary_text(summary, peers, record["host"]))
     if facts := record["facts"]:
         print(facts)
-    print(f"written: {path}.json" + (" and .svg" if drawn else "; no plot without matplotlib"))
+    print(f"written: {path}.json" + (" and .svg" if svg else ""))
 
 
 def report_sweep(record: dict, measurements: list[Measurement], field: Field, path: Path) -> None:

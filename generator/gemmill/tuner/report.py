@@ -12,7 +12,7 @@ from gemmill.family import Sweep, Tuning
 from gemmill.locations import templates_dir
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name
-from gemmill.tuner.charts import Cell, Line, log_chart, winner_map
+from gemmill.tuner.charts import RATIOS, Cell, Line, log_chart, winner_map
 from gemmill.tuner.choice import MARGIN, Agreement, Decision
 from gemmill.tuner.journal import Entry, Record
 from gemmill.tuner.peers import peers_of
@@ -218,7 +218,8 @@ def _shares(shapes: Sequence[Shape]) -> list[dict[str, Any]]:
         told = {"best peer / own": ("peer1", peers), "roofline / own": ("own", floor)}
         lines = [Line(name=name, kind=f"{kind} only", points=points) for name, (kind, points) in told.items() if points]
         if lines:
-            charts.append(log_chart(op, lines, members[0].tuning.bucketed.upper(), "", "times our own"))
+            step = members[0].tuning.bucketed.upper()
+            charts.append(log_chart(op, lines, step, "", "times our own", marks=RATIOS))
     return charts
 
 

@@ -10,7 +10,6 @@ from gemms import Op, gemm
 from harness.contenders import ops_contender
 from harness.devices import commit_of, environment
 from harness.measuring import Measurement
-from harness.plot import draw
 from harness.results import peers_record, row_record, summary_record, summary_text, table, write_json
 from harness.statistics import sample
 from harness.sweep import sweep_record, sweep_table
@@ -151,14 +150,6 @@ def test_sweep_table_names_the_fastest_variant():
         [measured(1, {"gemmill": 3.0, "x": 2.5, "y": 2.0, ROW_WISE: 4.0})], "gemmill", ["x", "y"], ["torch row-wise"]
     )
     assert text.splitlines()[1].split() == "fp8 1 x 4096 x 8192 3.00 2.00 4.00 0 y".split()
-
-
-def test_plot(tmp_path):
-    pytest.importorskip("matplotlib")
-    rows = [row_record(measured(m, {"gemmill": 10.0, ROW_WISE: 12.0}), PEERS, COPY_GBPS) for m in (1, 2)]
-    assert draw(rows, NAMES, "title", tmp_path / "x.svg")
-    assert "<svg" in (tmp_path / "x.svg").read_text()
-    assert not draw([], NAMES, "title", tmp_path / "y.svg")
 
 
 def test_environment_is_json():
