@@ -59,7 +59,7 @@ def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:
             experts=b_tensors.shape[0],
         )
         is_vllms = import_module("vllm.envs").VLLM_BATCH_INVARIANT or refusal(layer) is not None
-        (of_vllm if is_vllms else cutlass_moe_mm)(out_tensors, a_tensors, b_tensors, *more, **named)
+        return (of_vllm if is_vllms else cutlass_moe_mm)(out_tensors, a_tensors, b_tensors, *more, **named)
 
     return moe_mm
 
