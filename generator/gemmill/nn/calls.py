@@ -4,7 +4,9 @@ The functions of `gemmill` would do the same. Here nothing stands between a laye
 microseconds is seen. A weight and its scales come as the ops take them, other tensors of the layer by name. A bias is [N], of x's dtype.
 """
 
+import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +21,14 @@ Tensors = Mapping[str, Tensor | None]
 Pair = tuple[Tensor, Tensor]
 Run = Callable[[Tensor, Tensor, Tensor, Tensors, Tensor | None], Tensor]
 """x, the weight, its scales, the layer's tensors and its bias to the result."""
-New = Callable[[int, int, torch.dtype], Tensor]
-"""An empty tensor [rows, columns]."""
-_EMPTY: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
-"""What torch's own compiled code allocates with, on the current GPU: sizes, strides, dtype. A later torch may lack it."""
 
 E4M3, F32 = torch.float8_e4m3fn, torch.float32
 _E4M3_MAX = 448.0
 _EPS = 1e-10
+_MOST_KEPT = 1 << 20
+"""Elements of inputs whose codes and scales are kept."""
+_MOST_PAIRS = 64
+"""In a thread, of all shapes and streams; so some tens of megabytes at most."""
 _FP8_QUANT, _INT8_QUANT = overload("dynamic_per_token_scaled_fp8_quant"), overload("dynamic_scaled_int8_quant")
 _GROUP_QUANT, _NVFP4_QUANT = overload("per_token_group_fp8_quant"), overload("scaled_nvfp4_quant")
 _SCALED_MM, _WEIGHT_MM = overload("cutlass_scaled_mm"), overload("fp4_weight_mm")
@@ -48,65 +50,104 @@ def both_transposed(weight: Tensor, scales: Tensor) -> Pair:
     return weight.t(), scales.t()
 
 
-def _past_dispatcher(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    return _EMPTY((rows, columns), (columns, 1), dtype)
+class _Kept(threading.local):
+    """Codes and scales of a thread's earlier calls, by what they are for."""
+
+    def __init__(self) -> None:
+        self.pairs: dict[tuple[object, ...], Pair] = {}
 
 
-def _on_this_gpu(x: Tensor) -> bool:
-    return x.is_cuda and type(x) is Tensor and x.get_device() == torch._C._cuda_getDevice()
+_kept = _Kept()
 
 
-def _allocator(x: Tensor) -> New:
-    """Makes tensors beside x. Past torch's dispatcher where nothing traces the call: that takes the host a third of the time."""
-    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
-    if not traced and _EMPTY is not None and _on_this_gpu(x):
-        return _past_dispatcher
-    return lambda rows, columns, dtype: x.new_empty((rows, columns), dtype=dtype)
+def _stream_of(x: Tensor) -> int | None:
+    """The stream of calls on x where what they write in between may be kept: its own calls run in order. None for calls that are
+    captured or traced, on a CPU, and where x is large, whose calls hide what the host does."""
+    if not x.is_cuda or x.numel() > _MOST_KEPT or type(x) is not Tensor or torch.compiler.is_compiling():
+        return None
+    stream: int = torch._C._cuda_getCurrentRawStream(x.get_device())
+    return None if torch.cuda.is_current_stream_capturing() else stream
 
 
-def _block_scaled(new: New, x: Tensor, in_a_byte: int, group: int, codes: torch.dtype, scales: torch.dtype) -> Pair:
-    """Places for codes of x in a block-scaled format, and for their scales, swizzled."""
+def _places(x: Tensor, make: Callable[[Tensor], Pair]) -> Pair:
+    """Where codes and scales of x [M, K] go. To allocate both takes the host longer than an op."""
+    stream = _stream_of(x)
+    if stream is None:
+        return make(x)
+    key = (make, stream, x.get_device(), x.shape)
+    pair = _kept.pairs.get(key)
+    if pair is None:
+        if len(_kept.pairs) >= _MOST_PAIRS:
+            _kept.pairs.clear()
+        pair = _kept.pairs[key] = make(x)
+    return pair
+
+
+def _e4m3_rows(x: Tensor) -> Pair:
     rows, columns = x.shape
-    padded = -(-rows // TILE_ROWS) * TILE_ROWS, -(-columns // group // TILE_SCALES) * TILE_SCALES
-    return new(rows, columns // in_a_byte, codes), new(*padded, scales)
+    return x.new_empty((rows, columns), dtype=E4M3), x.new_empty((rows, 1), dtype=F32)
 
 
-_MX = {MXFP4: (2, 32, torch.uint8, torch.uint8), MXFP8: (1, 32, E4M3, torch.uint8)}
-"""Of each format: codes in a byte, elements of a group, and how both are stored."""
-
-
-def _in_fp8(new: New, x: Tensor) -> Pair:
+def _s8_rows(x: Tensor) -> Pair:
     rows, columns = x.shape
-    codes, scales = new(rows, columns, E4M3), new(rows, 1, F32)
+    return x.new_empty((rows, columns), dtype=torch.int8), x.new_empty((rows, 1), dtype=F32)
+
+
+def _e4m3_groups(x: Tensor) -> Pair:
+    rows, columns = x.shape
+    return x.new_empty((rows, columns), dtype=E4M3), x.new_empty((columns // BLOCK, rows), dtype=F32).t()
+
+
+def _empty(x: Tensor, in_a_byte: int, group: int, codes: Any, scales: Any) -> Pair:
+    """Of a block-scaled format: codes of x, and their scales, swizzled."""
+    rows, columns = x.shape
+    of_scales = (-(-rows // TILE_ROWS) * TILE_ROWS, -(-columns // group // TILE_SCALES) * TILE_SCALES)
+    return x.new_empty((rows, columns // in_a_byte), dtype=codes), x.new_empty(of_scales, dtype=scales)
+
+
+def _nvfp4_rows(x: Tensor) -> Pair:
+    return _empty(x, 2, 16, torch.uint8, E4M3)
+
+
+def _mxfp4_rows(x: Tensor) -> Pair:
+    return _empty(x, 2, 32, torch.uint8, torch.uint8)
+
+
+def _mxfp8_rows(x: Tensor) -> Pair:
+    return _empty(x, 1, 32, E4M3, torch.uint8)
+
+
+_MX_ROWS = {MXFP4: _mxfp4_rows, MXFP8: _mxfp8_rows}
+
+
+def _in_fp8(x: Tensor) -> Pair:
+    codes, scales = _places(x, _e4m3_rows)
     _FP8_QUANT(codes, x, scales, None)
     return codes, scales
 
 
 def channel(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
     """e4m3 per token and channel."""
-    new = _allocator(x)
-    codes, x_scales = _in_fp8(new, x)
-    out = new(x.shape[0], weight.shape[1], x.dtype)
+    codes, x_scales = _in_fp8(x)
+    out = x.new_empty((x.shape[0], weight.shape[1]))
     _SCALED_MM(out, codes, weight, x_scales, scales, bias)
     return out
 
 
 def int8(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
     """s8 per token and channel."""
-    new, (rows, columns) = _allocator(x), x.shape
-    codes, x_scales = new(rows, columns, torch.int8), new(rows, 1, F32)
+    codes, x_scales = _places(x, _s8_rows)
     _INT8_QUANT(codes, x, x_scales, None)
-    out = new(rows, weight.shape[1], x.dtype)
+    out = x.new_empty((x.shape[0], weight.shape[1]))
     _SCALED_MM(out, codes, weight, x_scales, scales, bias)
     return out
 
 
 def block128(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
     """e4m3 in groups of 128 and blocks of 128 x 128."""
-    new, (rows, columns) = _allocator(x), x.shape
-    codes, x_scales = new(rows, columns, E4M3), new(columns // BLOCK, rows, F32).t()
+    codes, x_scales = _places(x, _e4m3_groups)
     _GROUP_QUANT(x, codes, x_scales, BLOCK, _EPS, -_E4M3_MAX, _E4M3_MAX, False, True, False)
-    out = new(rows, weight.shape[1], x.dtype)
+    out = x.new_empty((x.shape[0], weight.shape[1]))
     _SCALED_MM(out, codes, weight, x_scales, scales, bias)
     return out
 
@@ -115,7 +156,7 @@ def weights_of(format: str) -> Run:
     """x as it is, by block-scaled weights."""
 
     def run(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-        out = _allocator(x)(x.shape[0], scales.shape[0], x.dtype)
+        out = x.new_empty((x.shape[0], scales.shape[0]))
         _WEIGHT_MM(out, x, weight, scales, given["alpha"], bias, format, True)
         return out
 
@@ -127,9 +168,8 @@ def by_fp8(op: str) -> Run:
     multiply = overload(op)
 
     def run(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-        new = _allocator(x)
-        codes, x_scales = _in_fp8(new, x)
-        out = new(x.shape[0], scales.shape[0], x.dtype)
+        codes, x_scales = _in_fp8(x)
+        out = x.new_empty((x.shape[0], scales.shape[0]))
         multiply(out, codes, weight, scales, x_scales, bias)
         return out
 
@@ -138,10 +178,9 @@ def by_fp8(op: str) -> Run:
 
 def nvfp4(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
     """nvfp4 on both sides, by the calibrated range of x."""
-    new = _allocator(x)
-    codes, x_scales = _block_scaled(new, x, 2, 16, torch.uint8, E4M3)
+    codes, x_scales = _places(x, _nvfp4_rows)
     _NVFP4_QUANT(codes, x_scales, x, given["input_global_scale"], True)
-    out = new(x.shape[0], weight.shape[0], x.dtype)
+    out = x.new_empty((x.shape[0], weight.shape[0]))
     _NVFP4_MM(out, codes, weight, x_scales, scales, given["alpha"], bias)
     return out
 
@@ -149,12 +188,12 @@ def nvfp4(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tenso
 def mx(format: Format, op: str) -> Run:
     """x in a format whose scales are powers of two."""
     quantise, multiply = overload(f"scaled_{format}_quant"), overload(op)
+    make = _MX_ROWS[format]
 
     def run(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-        new = _allocator(x)
-        codes, x_scales = _block_scaled(new, x, *_MX[format])
+        codes, x_scales = _places(x, make)
         quantise(codes, x_scales, x, "up", True)
-        out = new(x.shape[0], weight.shape[0], x.dtype)
+        out = x.new_empty((x.shape[0], weight.shape[0]))
         multiply(out, codes, weight, x_scales, scales, given["alpha"], bias)
         return out
 

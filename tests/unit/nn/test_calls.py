@@ -1,12 +1,12 @@
-"""What layers and their ops write is allocated past torch's dispatcher, and within it where a call is traced."""
+"""What layers write between their ops is kept for calls that run in order, and for no others."""
+
+import threading
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemmill.nn import QuantLinear, calls
-from gemmill.nn.recipes import RECIPES
 from gemmill.quantize import quantize_weight
 
 
@@ -15,51 +15,45 @@ def drawn(*shape: int) -> Tensor:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """What is allocated past the dispatcher, with a CPU in the place of the current GPU."""
-    found: list[Tensor] = []
-
-    def empty(*asked: object) -> Tensor:
-        found.append(torch._C._dynamo.guards._empty_strided_cpu(*asked))
-        return found[-1]
-
-    monkeypatch.setattr(calls, "_EMPTY", empty)
-    monkeypatch.setattr(calls, "_on_this_gpu", lambda x: x.device.type == "cpu")
-    return found
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The stream that calls are on: the last of the list."""
+    on: list[int | None] = [1]
+    monkeypatch.setattr(calls, "_stream_of", lambda x: on[-1])
+    monkeypatch.setattr(calls, "_kept", calls._Kept())
+    return on
 
 
-@pytest.mark.parametrize(("format", "activations"), RECIPES)
-def test_a_layer_computes_the_same_with_them(format: str, activations: str, made: list[Tensor]) -> None:
-    absmax = 5.0 if activations == "nvfp4" else None
-    layer = QuantLinear(quantize_weight(drawn(128, 256), format), activations=activations, input_absmax=absmax)
-    x = drawn(5, 256)
-    found, count = layer(x), len(made)
-    assert count in (1, 3) and made[-1] is found and (found.dtype, found.shape) == (torch.bfloat16, (5, 128))
-
-    class Watching(TorchDispatchMode):
-        """As a tracer does."""
-
-        def __torch_dispatch__(self, func: object, types: object, args: object = (), kwargs: object = None) -> object:
-            return func(*args, **(kwargs or {}))
-
-    with Watching():
-        assert torch.equal(layer(x), found)
-    assert len(made) == count, "a tracer must see what is allocated"
-    torch.compiler.reset()
-    assert torch.equal(torch.compile(layer, backend="eager", fullgraph=True)(x), found)
-    assert len(made) == count
+def places(x: Tensor) -> int:
+    return calls._places(x, calls._e4m3_rows)[0].data_ptr()
 
 
-def test_each_call_has_its_own(made: list[Tensor]) -> None:
-    layer = QuantLinear(quantize_weight(drawn(128, 256), "channel"))
-    x, y = drawn(5, 256), drawn(5, 256).flip(0)
-    first, second = layer(x), layer(y)
-    assert len({tensor.data_ptr() for tensor in made}) == 6
-    assert torch.equal(layer(x), first) and torch.equal(layer(y), second)
+def test_calls_of_one_thread_and_stream_share_them(streams: list[int | None]) -> None:
+    x, found = drawn(4, 32), []
+    first = places(x)
+    assert places(drawn(4, 32)) == first
+    assert len({first, places(drawn(5, 32)), places(drawn(4, 64)), calls._places(x, calls._s8_rows)[0].data_ptr()}) == 4
+    thread = threading.Thread(target=lambda: found.append(places(x)))
+    thread.start()
+    thread.join()
+    streams.append(2)
+    assert len({first, *found, places(x)}) == 3, "another thread's calls and another stream's run in between"
+    streams.append(None)
+    kept = [calls._places(x, calls._e4m3_rows) for _ in range(3)]
+    assert len({codes.data_ptr() for codes, _ in kept} - {first}) == 3, "where nothing is kept, each call has its own"
+    streams.append(1)
+    for rows in range(1, 200):
+        places(drawn(rows, 32))
+    assert len(calls._kept.pairs) <= calls._MOST_PAIRS
 
 
-def test_a_tensor_of_another_device_or_class_is_not_taken_for_one_of_this_gpu() -> None:
-    class Own(Tensor):
-        pass
+@pytest.mark.parametrize(("format", "activations"), [("channel", "e4m3"), ("int8", "int8"), ("block128", "e4m3")])
+def test_a_layer_computes_the_same_with_them(format: str, activations: str, streams: list[int | None]) -> None:
+    layer = QuantLinear(quantize_weight(drawn(72, 256), format), activations=activations)
+    inputs = [drawn(5, 256), 3 * drawn(5, 256).flip(0)]
+    before = [layer(x) for x in inputs]
+    streams.append(None)
+    assert all(torch.equal(layer(x), out) for x, out in zip(inputs, before, strict=True))
 
-    assert not calls._on_this_gpu(drawn(2, 2)) and not calls._on_this_gpu(drawn(2, 2).as_subclass(Own))
+
+def test_nothing_is_kept_on_a_cpu_or_of_what_is_traced() -> None:
+    assert calls._stream_of(drawn(2, 2)) is None
