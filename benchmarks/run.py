@@ -46,7 +46,7 @@ from harness.results import (
 from harness.sweep import sweep_record, sweep_table
 from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Rounds, Timer, of_this_gpu
 from peers import PEERS
-from timed import Problem, benchmark_of, families
+from timed import Workload, benchmark_of, families
 
 RESULTS = Path(__file__).resolve().parent / "results"
 COMPARISON = Rounds(rounds=9)
@@ -142,7 +142,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def warm_up(field: Field, maker: object, timer: Timer, problem: Problem, dry: bool) -> float:
+def warm_up(field: Field, maker: object, timer: Timer, problem: Workload, dry: bool) -> float:
     """Bring the clocks to where they stay; returns the seconds that took."""
     operands = maker.make(problem if dry else field.benchmark.warm_problem(problem))
     return timer.settle(field.subject.call(operands, 0))
@@ -178,8 +178,8 @@ def host_times(field: Field, maker: object, timer: Timer, kinds: Sequence[str]) 
 
 
 def measure_all(
-    problems: Sequence[Problem], field: Field, maker: object, timer: Timer, plan: Rounds, limit_seconds: float
-) -> tuple[list[Measurement], list[Problem]]:
+    problems: Sequence[Workload], field: Field, maker: object, timer: Timer, plan: Rounds, limit_seconds: float
+) -> tuple[list[Measurement], list[Workload]]:
     """Measurements, and the problems that the time did not suffice for."""
     start, measurements = time.perf_counter(), []
     for i, problem in enumerate(problems):

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import first_line
 from peers.deep_gemm import deep_gemm_contender
 
 
-def compile_ahead(folder: str, problems: Sequence[Problem], jobs: int, limit_s: float) -> str:
+def compile_ahead(folder: str, problems: Sequence[Workload], jobs: int, limit_s: float) -> str:
     """Have `jobs` processes call it once for each problem; it keeps what it compiled on disk. Returns what came of it."""
     begun = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
@@ -25,7 +25,7 @@ def compile_ahead(folder: str, problems: Sequence[Problem], jobs: int, limit_s: 
     return text if not failures else f"{text}; {len(failures)} failed, the first with: {failures[0]}"
 
 
-def _compile(folder: str, problem: Problem) -> str | None:
+def _compile(folder: str, problem: Workload) -> str | None:
     try:
         operands = GemmMaker(torch.device("cuda"), rotated_bytes=1).make(problem)
         deep_gemm_contender(folder).call(operands, 0)()

@@ -8,7 +8,7 @@ import torch
 
 from gemmill.families.gated_mm.cases.calls import (
     NEUTRAL,
-    Problem,
+    CallSpec,
     arguments_of,
     groups_of,
     make_given,
@@ -30,7 +30,7 @@ OF_SWIGLU = (1.702, 7.0, 1.0)
 class GatedCase:
     """A problem that is computed and compared."""
 
-    problem: Problem
+    problem: CallSpec
 
     def __str__(self) -> str:
         return str(self.problem)
@@ -97,13 +97,13 @@ def sized(config: GatedConfig, sizes: Mapping[str, int]) -> GatedCase:
     )
 
 
-def _first(config: GatedConfig) -> Problem:
+def _first(config: GatedConfig) -> CallSpec:
     numbers = OF_SWIGLU if config.activation is Activation.SWIGLU else NEUTRAL
-    return Problem(m=1, hidden=128, k=128, result=config.result, activation=config.activation, numbers=numbers)
+    return CallSpec(m=1, hidden=128, k=128, result=config.result, activation=config.activation, numbers=numbers)
 
 
 def once() -> Iterator[tuple[str, GatedCase]]:
     """The op, once for each result that there is."""
     for result in (Result.BF16, Result.GROUP):
-        problem = Problem(m=5, hidden=256, k=256, result=result)
+        problem = CallSpec(m=5, hidden=256, k=256, result=result)
         yield f"{SCALED_MM_ACT_QUANT.name} to {result}", GatedCase(problem=problem)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.moe.cases.calls import Problem, arguments_of, make_given, wanted_of
+from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given, wanted_of
 from gemmill.families.moe.config import GroupedConfig
 from gemmill.families.moe.facts import Facts
 from gemmill.families.moe.selections import smoke
@@ -23,7 +23,7 @@ GUARD_ROWS = 2
 class GroupedCase:
     """A problem that is computed and compared."""
 
-    problem: Problem
+    problem: CallSpec
 
     def __str__(self) -> str:
         return str(self.problem)
@@ -64,7 +64,7 @@ class GroupedCase:
 def of_config(config: GroupedConfig) -> Iterator[GroupedCase]:
     """Routings below, at and across a variant's tile; experts without rows, segments with spare rows around them, maps."""
     first, tile = _first(config), Facts(config).tile_m
-    problems: tuple[Problem, ...] = (
+    problems: tuple[CallSpec, ...] = (
         replace(first, counts=(tile + 3,), n=96, k=160),
         replace(first, counts=(0, 1, 0, tile, 2 * tile + 1, 0), n=160, k=512, pad=16),
         replace(first, counts=(0, 0, tile - 1), n=384, k=96, spare=7, wide_offsets=True),
@@ -91,8 +91,8 @@ def sized(config: GroupedConfig, sizes: Mapping[str, int]) -> GroupedCase:
     )
 
 
-def _first(config: GroupedConfig) -> Problem:
-    return Problem(
+def _first(config: GroupedConfig) -> CallSpec:
+    return CallSpec(
         counts=(1,),
         n=64,
         k=128,
@@ -109,7 +109,7 @@ def once() -> Iterator[tuple[str, GroupedCase]]:
     kinds = {(config.indexed, config.dtype, bool(config.group_size)) for config in smoke(Arch.SM90A)}
     for indexed, dtype, grouped in sorted(kinds):
         for slot in (0,) if indexed else (0, 64):
-            problem = Problem(
+            problem = CallSpec(
                 counts=(5, 0, 40, 1), n=96, k=256, dtype=dtype, grouped=grouped, slot=slot, indexed=indexed
             )
             words = [" with groups"] if grouped else [" of bf16"] if problem.is_plain else []
