@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from gemmill.tune.device import now
 
 from gemmill.checkpoints.file import bytes_of, header_of
+from gemmill.tuner.device import now
 from harness import devices
 from harness.results import write_json
 

@@ -30,7 +30,7 @@ from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.runtime.library import Build
 from gemmill.tuner.device import now
-from gemmill.tuner.problems import Problem, tiny
+from gemmill.tuner.problems import Workload, tiny
 from gemmill.tuner.timing import shuffled
 from harness import devices
 from harness.contenders import SM_COUNT, FieldError, LocalContender
@@ -67,7 +67,7 @@ class Judge:
     quick: QuickTimer
     sieve: Sieve
 
-    def shape(self, problem: Problem) -> dict[str, Any]:
+    def shape(self, problem: Workload) -> dict[str, Any]:
         """Time a shape: the variants quickly, then the choice, the fastest and the peers."""
         operands = self.maker.make(problem)
         choice, trust = choice_of(self.field.loaded, problem)
@@ -77,13 +77,13 @@ class Judge:
         found = measure(operands, [self.field.subject, *finalists, *self.field.peers], self.timer, CAREFUL)
         return shape_record(found, quick, choice, trust, fastest, self.field)
 
-    def ladder(self, rungs: Sequence[Problem]) -> dict[str, Any]:
+    def ladder(self, rungs: Sequence[Workload]) -> dict[str, Any]:
         """Time gemmill's choice at every M of the same weights, rounds alternating between them."""
         prepared = {}
         for problem in rungs:
             operands = self.maker.make(problem)
             prepared[problem] = self.field.subject.prepare(operands, self.timer, CAREFUL.calls(problem))
-        rounds: dict[Problem, list[float]] = {problem: [] for problem in rungs}
+        rounds: dict[Workload, list[float]] = {problem: [] for problem in rungs}
         by_m = {str(problem.m): problem for problem in rungs}
         for turn in range(CAREFUL.rounds):
             for m in shuffled(list(by_m), turn):
@@ -97,7 +97,7 @@ class Judge:
         return {"kind": "ladder", "op": rungs[0].kind, "n": rungs[0].n, "k": rungs[0].k, "rungs": found}
 
 
-def choice_of(build: Build | None, problem: Problem) -> tuple[str | None, str]:
+def choice_of(build: Build | None, problem: Workload) -> tuple[str | None, str]:
     """The variant that the extension chooses, and what the choice rests on."""
     if build is None:
         return None, "model"
@@ -253,7 +253,7 @@ def prepared(options: argparse.Namespace) -> tuple[Judge, dict[str, Any]]:
     return judge, setup
 
 
-def problems_of(options: argparse.Namespace) -> tuple[list[Problem], list[list[Problem]]]:
+def problems_of(options: argparse.Namespace) -> tuple[list[Workload], list[list[Workload]]]:
     """Shapes and ladders, classes taking turns."""
     held = sorted(held_weights(options.fitted, options.tables))
     classes = [Op(name) for name in options.classes.split(",")]
@@ -272,8 +272,8 @@ def turns(of_classes: Sequence[Sequence[Any]]) -> list[Any]:
 
 def run_all(
     judge: Judge,
-    shapes: Sequence[Problem],
-    rungs: Sequence[Sequence[Problem]],
+    shapes: Sequence[Workload],
+    rungs: Sequence[Sequence[Workload]],
     lines: Lines,
     end: float,
     shape_s: float,
@@ -291,7 +291,7 @@ def run_all(
             return
         lines.begin(key)
         faulthandler.dump_traceback_later(shape_s, exit=True, file=sys.__stderr__)
-        result = judge.shape(problem) if isinstance(problem, Problem) else judge.ladder(problem)
+        result = judge.shape(problem) if isinstance(problem, Workload) else judge.ladder(problem)
         faulthandler.cancel_dump_traceback_later()
         seconds = time.perf_counter() - begun
         lines.end(key, result | {"seconds": round(seconds, 3)})

@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from gemmill.tune.device import now
-from gemmill.tune.timing import shuffled
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from gemmill.nn import Block, Calibration, InTurns, offload, quantize_module
+from gemmill.tuner.device import now
+from gemmill.tuner.timing import shuffled
 from harness import devices
 from harness.results import write_json
 

@@ -26,12 +26,13 @@ from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.tuner.device import now
 from gemmill.tuner.protocol import first_line
 from gemmill.tuner.timing import FEWEST_CALLS
+from gemmill.writing import write_whole
 from harness import devices
 from harness.backends import backends_record, backends_text
 from harness.contenders import FieldError
 from harness.field import Field, make_field
 from harness.measuring import Measurement, measure
-from harness.plot import draw
+from harness.plot import drawn
 from harness.results import (
     SCHEMA_VERSION,
     peers_record,
@@ -45,7 +46,7 @@ from harness.results import (
 from harness.sweep import sweep_record, sweep_table
 from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Rounds, Timer, of_this_gpu
 from peers import PEERS
-from timed import Problem, benchmark_of, families
+from timed import Workload, benchmark_of, families
 
 RESULTS = Path(__file__).resolve().parent / "results"
 COMPARISON = Rounds(rounds=9)
@@ -141,7 +142,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def warm_up(field: Field, maker: object, timer: Timer, problem: Problem, dry: bool) -> float:
+def warm_up(field: Field, maker: object, timer: Timer, problem: Workload, dry: bool) -> float:
     """Bring the clocks to where they stay; returns the seconds that took."""
     operands = maker.make(problem if dry else field.benchmark.warm_problem(problem))
     return timer.settle(field.subject.call(operands, 0))
@@ -177,8 +178,8 @@ def host_times(field: Field, maker: object, timer: Timer, kinds: Sequence[str]) 
 
 
 def measure_all(
-    problems: Sequence[Problem], field: Field, maker: object, timer: Timer, plan: Rounds, limit_seconds: float
-) -> tuple[list[Measurement], list[Problem]]:
+    problems: Sequence[Workload], field: Field, maker: object, timer: Timer, plan: Rounds, limit_seconds: float
+) -> tuple[list[Measurement], list[Workload]]:
     """Measurements, and the problems that the time did not suffice for."""
     start, measurements = time.perf_counter(), []
     for i, problem in enumerate(problems):
@@ -221,14 +222,14 @@ def report_comparison(record: dict, measurements: list[Measurement], field: Fiel
     rows = [row_record(found, field.peers, record["copy_gbps"]) for found in measurements]
     summary, peers = summary_record(rows), peers_record(rows)
     write_json(record | {"summary": summary, "peers": peers, "rows": rows}, path.with_name(f"{path.name}.json"))
-    title = f"{record['environment']['gpu']}, {record['date'][:10]}"
-    drawn = draw(rows, names, title, path.with_name(f"{path.name}.svg"))
+    if svg := drawn(record | {"rows": rows}):
+        write_whole(path.with_name(f"{path.name}.svg"), svg)
     print(table(rows, names))
     print(f"copying: {record['copy_gbps']:.0f} GB/s")
     print(summary_text(summary, peers, record["host"]))
     if facts := record["facts"]:
         print(facts)
-    print(f"written: {path}.json" + (" and .svg" if drawn else "; no plot without matplotlib"))
+    print(f"written: {path}.json" + (" and .svg" if svg else ""))
 
 
 def report_sweep(record: dict, measurements: list[Measurement], field: Field, path: Path) -> None:

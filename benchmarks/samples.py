@@ -30,7 +30,7 @@ from gemmill.tuner.checking import Fault, Finding
 from gemmill.tuner.device import Monitor, driver_version, now
 from gemmill.tuner.journal import Entry, Journal, JournalError
 from gemmill.tuner.measure import Outcome
-from gemmill.tuner.problems import Problem, tiny
+from gemmill.tuner.problems import Workload, tiny
 from harness import devices
 from harness.contenders import FieldError, LocalContender
 from harness.drawing import designed
@@ -56,7 +56,7 @@ class Sampler:
     all_every: int
     """Of so many shapes, one is timed with all variants; 0 for none."""
 
-    def sample(self, problem: Problem, number: int) -> tuple[Outcome, str | None]:
+    def sample(self, problem: Workload, number: int) -> tuple[Outcome, str | None]:
         """Time a shape, the `number`th of all. Returns what came out and today's choice."""
         begun = time.perf_counter()
         choice = choice_of(self.field.loaded, problem)[0]
@@ -186,7 +186,7 @@ def run_until(end: float, sampler: Sampler, journal: Journal, options: argparse.
             )
 
 
-def problems(options: argparse.Namespace) -> Iterator[Problem]:
+def problems(options: argparse.Namespace) -> Iterator[Workload]:
     """Without end, classes taking turns with weights."""
     of_classes = [designed(Op(name), options.seed, options.rows) for name in options.classes.split(",")]
     while True:

@@ -78,7 +78,8 @@ def vllm_modules() -> dict[str, ModuleType]:
         if attribute.startswith("_POSSIBLE")
     }
     contents: dict[str, dict[str, Any]] = {
-        "vllm": {"_custom_ops": SimpleNamespace(scaled_int8_quant=coded)},
+        "vllm": {},
+        "vllm._custom_ops": {"scaled_int8_quant": coded, "cutlass_moe_mm": lambda *given, **named: "vLLM's"},
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_DISABLED_KERNELS": []},
         "vllm.platforms": {"PlatformEnum": platform},
         "vllm.model_executor": {},
@@ -94,7 +95,7 @@ def vllm_modules() -> dict[str, ModuleType]:
     modules = {name: ModuleType(name) for name in contents}
     for name, module in modules.items():
         vars(module).update(contents[name])
-    modules["vllm"].envs = modules["vllm.envs"]
+    modules["vllm"].envs, modules["vllm"]._custom_ops = modules["vllm.envs"], modules["vllm._custom_ops"]
     return modules
 
 

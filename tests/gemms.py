@@ -1,11 +1,11 @@
 """Measured classes of the GEMMs at sizes."""
 
 from gemmill.families.scaled_mm.sweep import Op
-from gemmill.tuner.problems import Problem, problem_of
+from gemmill.tuner.problems import Workload, problem_of
 
-__all__ = ["Op", "Problem", "gemm"]
+__all__ = ["Op", "Workload", "gemm"]
 
 
-def gemm(*, op: str, m: int, n: int, k: int) -> Problem:
+def gemm(*, op: str, m: int, n: int, k: int) -> Workload:
     """D[m, n] = epilogue(A[m, k] B[k, n])."""
     return problem_of(op, {"m": m, "n": n, "k": k})

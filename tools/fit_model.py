@@ -26,7 +26,7 @@ from table_loss import SM_COUNT, Times, read, row_of
 from gemmill.families.scaled_mm import NAME
 from gemmill.families.scaled_mm.model import FITTED, Arithmetic, Constants, Facts, Terms, terms_of, time_ns
 from gemmill.space.names import parse_name
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "generator/gemmill/families/scaled_mm/model.py"
@@ -48,7 +48,7 @@ M_RANGES = ((1, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512), (513
 class Samples:
     """Times with what the model makes them of; those of a shape are neighbours."""
 
-    problems: tuple[Problem, ...]
+    problems: tuple[Workload, ...]
     starts: np.ndarray
     """Where each problem's begin."""
     terms: Terms

@@ -48,7 +48,7 @@ WANTED = {
         f"{_LINEAR}.mxfp4.base": ["MxFp4LinearKernel", "MxFp4LinearLayerConfig"],
         f"{_LINEAR}.mxfp4.marlin": ["MarlinMxFp4LinearKernel"],
         _QUANT: ["QuantKey", "ScaleDesc", "GroupShape"],
-        "vllm._custom_ops": ["scaled_int8_quant", "cutlass_scaled_mm"],
+        "vllm._custom_ops": ["scaled_int8_quant", "cutlass_scaled_mm", "cutlass_moe_mm"],
     },
     "sglang": {
         "sglang.srt.plugins": ["GENERAL_PLUGINS_GROUP", "load_plugins"],

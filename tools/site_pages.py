@@ -22,6 +22,8 @@ OF_THE_PROJECT = {
 }
 """Files beside `docs/`, and the pages that they become."""
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
+_OF_ALL = ("cli.md", "api.md", "index.md", "quickstart.md")
+"""Pages that name ops by the way."""
 _NOTES = "<!-- notes -->"
 _FAMILIES = "<!-- functions of families -->"
 
@@ -55,6 +57,7 @@ def relinked(text: str, folder: str) -> str:
         shown, target, place = match[1], posixpath.normpath(posixpath.join(folder, match[2])), match[3] or ""
         if target.startswith("docs/"):
             target += "/index.md" if (ROOT / target).is_dir() else ""
+            shown = title_of(ROOT / target) if shown.endswith(".md") else shown
             within = posixpath.relpath(target, folder if folder.startswith("docs") else "docs")
             return f"[{shown}]({within}{place})"
         if target in OF_THE_PROJECT:
@@ -64,6 +67,11 @@ def relinked(text: str, folder: str) -> str:
         return f"{shown} (`{target}`)" if shown != target and f"`{target}`" != shown else f"`{target}`"
 
     return _LINK.sub(link, text)
+
+
+def title_of(page: Path) -> str:
+    """What a page calls itself."""
+    return page.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
 
 
 def ops_page() -> str:
@@ -77,21 +85,26 @@ def ops_page() -> str:
         "`import gemmill.compat.vllm` puts where vLLM looks for them.",
     ]
     for family in REGISTRY.families:
-        lines += ["", f"## {family.name}", "", "| op | told on | arguments and results |", "| --- | --- | --- |"]
+        lines += [
+            "",
+            f"## {family.name}",
+            "",
+            "| op, and where it is told of | arguments and results |",
+            "| --- | --- |",
+        ]
         for op in family.asks.ops:
-            page = page_of(op.schema.name, pages)
-            lines.append(
-                f"| `{op.schema.name}` | [{page.removesuffix('.md')}]({page}) | `{op.schema.schema.removeprefix(op.schema.name)}` |"
-            )
+            name = op.schema.name
+            lines.append(f"| [`{name}`]({page_of(name, pages)}) | `{op.schema.schema.removeprefix(name)}` |")
     return "\n".join(lines) + "\n"
 
 
 def page_of(op: str, pages: dict[str, str]) -> str:
-    """The page that tells of an op. An op under vLLM's name is told of with its own."""
+    """The page that tells most of an op. An op under vLLM's name is told of with its own."""
     for name in (op, op.removeprefix("vllm_")):
-        for page in sorted(pages, key=lambda page: page in ("cli.md", "api.md", "index.md", "quickstart.md")):
-            if re.search(rf"(?<!\w){name}(?!\w)", pages[page]):
-                return page
+        told = {page: len(re.findall(rf"(?<!\w){name}(?!\w)", text)) for page, text in pages.items()}
+        page = max(told, key=lambda page: (told[page] > 0 and page not in _OF_ALL, told[page]))
+        if told[page]:
+            return page
     raise ValueError(f"op {op} is on no page of docs/: tell what it does where its family's ops are told of")
 
 
@@ -102,7 +115,7 @@ def notes() -> list[Path]:
 
 def notes_table() -> str:
     """Every note, with its title."""
-    rows = (f"| [{path.stem}]({path.name}) | {path.read_text().splitlines()[0].lstrip('# ')} |" for path in notes())
+    rows = (f"| [{path.stem}]({path.name}) | {title_of(path)} |" for path in notes())
     return "\n".join(["| note | about |", "| --- | --- |", *rows])
 
 

@@ -26,7 +26,7 @@ from gemmill.runtime.select import model_ns
 from gemmill.runtime.variant_table import make_variant_table
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection, select
-from gemmill.tuner.problems import Problem, problem_of
+from gemmill.tuner.problems import Workload, problem_of
 from gemmill.tuner.program import stand_in_build
 from gemmill.tuner.protocol import problem_from_json
 from gemmill.vocab import Arch
@@ -35,7 +35,7 @@ SM_COUNT = 132
 GIVEN_UP = 1.6
 FEW_ROWS = 128
 DISTANCES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, math.inf)
-Times = dict[Problem, dict[str, float]]
+Times = dict[Workload, dict[str, float]]
 
 
 def main() -> None:
@@ -78,14 +78,14 @@ def read(paths: Iterable[Path]) -> Times:
     return {problem: us for problem, us in times.items() if us}
 
 
-def of_journal(text: str) -> Iterator[tuple[Problem, dict[str, float]]]:
+def of_journal(text: str) -> Iterator[tuple[Workload, dict[str, float]]]:
     for row in map(json.loads, text.splitlines()):
         if row["kind"] == "outcome":
             rounds = [found for of_build in row["rounds_us"].values() for found in of_build.items()]
             yield problem_from_json(row["problem"]), {name: statistics.median(us) for name, us in rounds}
 
 
-def of_sweep(data: Mapping[str, Any]) -> Iterator[tuple[Problem, dict[str, float]]]:
+def of_sweep(data: Mapping[str, Any]) -> Iterator[tuple[Workload, dict[str, float]]]:
     for (op, m, n, k), row in zip(data["shapes"], data["us"], strict=True):
         found = {name: us for name, us in zip(data["contenders"], row, strict=True) if us}
         yield problem_of(op, {"m": m, "n": n, "k": k}), found
@@ -105,7 +105,7 @@ def row_of(name: str) -> Row:
     return make_variant_table(entries, [entries[0].symbol], ()).rows[0]
 
 
-def by_model(problem: Problem, us: dict[str, float]) -> float:
+def by_model(problem: Workload, us: dict[str, float]) -> float:
     chosen = min(us, key=lambda name: model_ns(row_of(name), problem.call, SM_COUNT))
     return us[chosen] / min(us.values())
 
@@ -114,7 +114,7 @@ def taken(us: dict[str, float], name: str) -> float:
     return us[name] / min(us.values()) if name in us else GIVEN_UP
 
 
-def by_distance(times: Times, best: dict[Problem, str]) -> Sequence[tuple[float, float]]:
+def by_distance(times: Times, best: dict[Workload, str]) -> Sequence[tuple[float, float]]:
     return [
         (sum(abs(math.log2(a / b)) for a, b in zip(p.at[:-1], q.at[:-1], strict=True)), taken(us, best[q]))
         for p, us in times.items()
@@ -123,7 +123,7 @@ def by_distance(times: Times, best: dict[Problem, str]) -> Sequence[tuple[float,
     ]
 
 
-def by_m(times: Times, best: dict[Problem, str], m: int, other: int) -> float:
+def by_m(times: Times, best: dict[Workload, str], m: int, other: int) -> float:
     pairs = ((us, problem_of(p.op, p.sizes | {"m": other})) for p, us in times.items() if p.step == m)
     return mean(taken(us, best[q]) for us, q in pairs if q in best)
 

@@ -14,7 +14,7 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime.select import model_ns
 from gemmill.runtime.variant_table import VariantTable
 from gemmill.tuner.peers import vllm_peer
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
 
@@ -41,7 +41,7 @@ class Contender(Protocol):
     complete: bool
     """Whether it computes all of the op; one that does not is shown, and not compared with."""
 
-    def takes(self, problem: Problem) -> bool:
+    def takes(self, problem: Workload) -> bool:
         """Whether the problem is one of its kind; preparing it may still fail."""
         ...
 
@@ -61,7 +61,7 @@ class LocalContender:
     name: str
     bind: Bind
     """A call with its arguments bound, so that host time is the call's own and not that of gathering them."""
-    suits: Callable[[Problem], bool] = lambda problem: True
+    suits: Callable[[Workload], bool] = lambda problem: True
     """Which problems it computes."""
     given: Callable[[Any], Any] = as_they_are
     """The operands as it takes them."""
@@ -71,7 +71,7 @@ class LocalContender:
     row: Row | None = None
     """Of a variant: what the analytic model needs to guess its time."""
 
-    def takes(self, problem: Problem) -> bool:
+    def takes(self, problem: Workload) -> bool:
         return self.suits(problem)
 
     def call(self, operands: Operands, i: int) -> Callable[[], object]:
@@ -148,12 +148,12 @@ def classes_served(accepts: object, family: str) -> frozenset[str]:
     )
 
 
-def of_classes(classes: frozenset[str]) -> Callable[[Problem], bool]:
+def of_classes(classes: frozenset[str]) -> Callable[[Workload], bool]:
     """Whether a problem is of one of these."""
     return lambda problem: problem.op in classes
 
 
-def plausible(variants: Sequence[LocalContender], problem: Problem, ratio: float) -> list[LocalContender]:
+def plausible(variants: Sequence[LocalContender], problem: Workload, ratio: float) -> list[LocalContender]:
     """The variants that the analytic model puts within `ratio` of its best: a sweep need not time the hopeless ones."""
     call = replace(problem.call, alignments=tuple(ALIGNED for _ in problem.call.alignments))
     guesses = {v.name: model_ns(v.row, call, SM_COUNT) for v in variants if v.row is not None and v.takes(problem)}

@@ -18,7 +18,7 @@ from harness.statistics import Sample
 from harness.timers import Prepared, Timer
 
 if TYPE_CHECKING:
-    from timed.moe import MoeOperands, MoeProblem
+    from timed.moe import MoeOperands, MoeWorkload
 
 ALIGNED_ROWS = 128
 """An expert's rows are padded to a multiple of these, of its tile of rows."""
@@ -47,7 +47,7 @@ class DeepGemmExperts:
     lay: Callable[["MoeOperands", int], Laid]
     complete: bool = True
 
-    def takes(self, problem: "MoeProblem") -> bool:
+    def takes(self, problem: "MoeWorkload") -> bool:
         """Whether scales are in groups."""
         return problem.grouped
 
@@ -130,7 +130,7 @@ def _by_columns(scales: Tensor) -> Tensor:
 
 
 def compile_ahead(
-    load: Callable[[str], ModuleType], folder: str, problems: Sequence["MoeProblem"], jobs: int, limit_s: float
+    load: Callable[[str], ModuleType], folder: str, problems: Sequence["MoeWorkload"], jobs: int, limit_s: float
 ) -> str:
     """Have `jobs` processes call both forms once for each problem; what they compile is kept on disk. Returns what came of it."""
     begun = time.perf_counter()
@@ -144,7 +144,7 @@ def compile_ahead(
     return text if not failures else f"{text}; {len(failures)} failed, the first with: {failures[0]}"
 
 
-def _compile(load: Callable[[str], ModuleType], folder: str, problem: "MoeProblem") -> str | None:
+def _compile(load: Callable[[str], ModuleType], folder: str, problem: "MoeWorkload") -> str | None:
     from timed.moe import MoeMaker
 
     try:

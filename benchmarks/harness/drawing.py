@@ -10,7 +10,7 @@ from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.locations import runtime_tables_dir
 from gemmill.runtime.table_file import read_table
 from gemmill.tuner.journal import read_journal
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from timed.scaled_mm import gemm
 
 MOST_ROWS = 8192
@@ -68,21 +68,21 @@ def rows_of(generator: random.Random, part: int = 0, parts: int = 1) -> int:
     return min(MOST_ROWS, int((MOST_ROWS + 1) ** ((part + generator.random()) / parts)))
 
 
-def drawn(op: Op, count: int, seed: int, held: Sequence[Weights]) -> list[Problem]:
+def drawn(op: Op, count: int, seed: int, held: Sequence[Weights]) -> list[Workload]:
     """So many shapes of a class, each of weights of its own: the same of the same seed."""
     generator = random.Random(f"{seed} {op}")
     weights = [weights_of(op, generator, held) for _ in range(count)]
     return [gemm(op=op, m=rows_of(generator), n=n, k=k) for n, k in weights]
 
 
-def ladders(op: Op, count: int, seed: int, held: Sequence[Weights]) -> list[list[Problem]]:
+def ladders(op: Op, count: int, seed: int, held: Sequence[Weights]) -> list[list[Workload]]:
     """So many weights of a class, each at all rows of LADDER."""
     generator = random.Random(f"{seed} {op} ladder")
     weights = [weights_of(op, generator, held) for _ in range(count)]
     return [[gemm(op=op, m=m, n=n, k=k) for m in LADDER] for n, k in weights]
 
 
-def designed(op: Op, seed: int, rows: int) -> Iterator[list[Problem]]:
+def designed(op: Op, seed: int, rows: int) -> Iterator[list[Workload]]:
     """Without end: weights, each at so many M, one in each equal part of the logarithm; every other is just above a whole
     tile, where a model goes wrong most easily."""
     generator = random.Random(f"{seed} {op} designed")

@@ -10,7 +10,7 @@ from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError
 from harness.results import SUBJECT
 from peers import PEERS
-from timed import Benchmark, Problem
+from timed import Benchmark, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Field:
     def all(self) -> list[Contender]:
         return [self.subject, *self.also, *self.variants, *self.peers]
 
-    def contenders(self, problem: Problem) -> list[Contender]:
+    def contenders(self, problem: Workload) -> list[Contender]:
         """Those worth timing on a problem."""
         return [self.subject, *self.also, *self.benchmark.plausible(self.variants, problem), *self.peers]
 

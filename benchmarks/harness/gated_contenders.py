@@ -14,7 +14,7 @@ from harness.statistics import Sample
 from harness.timers import Prepared, Timer
 
 if TYPE_CHECKING:
-    from timed.gated_mm import GatedOperands, GatedProblem
+    from timed.gated_mm import GatedOperands, GatedWorkload
 
 CHECKED_ROWS, CHECKED_COLUMNS = 8, 256
 """At the end of each: whole layers take float64 too long."""
@@ -42,7 +42,7 @@ class GatedContender(_Timed):
     namespace: str
     complete: bool = True
 
-    def takes(self, problem: "GatedProblem") -> bool:
+    def takes(self, problem: "GatedWorkload") -> bool:
         """Whether the namespace has the op."""
         return hasattr(getattr(torch.ops, self.namespace), "scaled_mm_act_quant")
 
@@ -66,7 +66,7 @@ class Separate(_Timed):
     with_op: bool
     complete: bool = False
 
-    def takes(self, problem: "GatedProblem") -> bool:
+    def takes(self, problem: "GatedWorkload") -> bool:
         """Whether there is an op for what is stored."""
         return not self.with_op or problem.result is not Result.BF16
 

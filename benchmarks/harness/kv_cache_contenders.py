@@ -15,7 +15,7 @@ from harness.statistics import Sample
 from harness.timers import Prepared, Timer
 
 if TYPE_CHECKING:
-    from timed.kv_cache import KvCacheOperands, KvCacheProblem
+    from timed.kv_cache import KvCacheOperands, KvCacheWorkload
 
 PER_SEQUENCE = ("out", "q", "block_table", "seq_lens", "lse")
 """Arguments whose first dimension is the sequences."""
@@ -29,7 +29,7 @@ class KvCacheContender:
     namespace: str
     complete: bool = True
 
-    def takes(self, problem: "KvCacheProblem") -> bool:
+    def takes(self, problem: "KvCacheWorkload") -> bool:
         """Whether the namespace has the op."""
         return hasattr(getattr(torch.ops, self.namespace), problem.case.schema.name)
 
@@ -77,11 +77,11 @@ class KvCachePeer:
     name: str
     op: str
     """The kind of problem that it computes."""
-    bind: Callable[[dict[str, Any], "KvCacheProblem"], Callable[[], object]]
+    bind: Callable[[dict[str, Any], "KvCacheWorkload"], Callable[[], object]]
     """A call, from the arguments of gemmill's."""
     complete: bool = True
 
-    def takes(self, problem: "KvCacheProblem") -> bool:
+    def takes(self, problem: "KvCacheWorkload") -> bool:
         """Whether the problem is one of its kind."""
         return problem.op == self.op
 
@@ -94,7 +94,7 @@ class KvCachePeer:
         return timer.host_us(self.bind(operands.copies[0], operands.problem))
 
 
-def matrix_product(given: dict[str, Any], problem: "KvCacheProblem") -> Callable[[], object]:
+def matrix_product(given: dict[str, Any], problem: "KvCacheWorkload") -> Callable[[], object]:
     """Rows times a Hadamard matrix."""
     x = given["x"]
     matrix = hadamard_transform(torch.eye(x.shape[1], device=x.device)).to(x.dtype)
@@ -112,7 +112,7 @@ def plain_pages(given: dict[str, Any], dtype: torch.dtype) -> Sequence[Tensor]:
     return [torch.randn(shape, device=q.device, dtype=torch.bfloat16).to(dtype) for _ in range(2)]
 
 
-def torch_attention(given: dict[str, Any], problem: "KvCacheProblem") -> Callable[[], object]:
+def torch_attention(given: dict[str, Any], problem: "KvCacheWorkload") -> Callable[[], object]:
     """torch's attention over keys and values that lie in order."""
     batch, length = problem.shape
     q, (keys, values) = given["q"].transpose(1, 2), plain_pages(given, torch.bfloat16)
@@ -121,7 +121,7 @@ def torch_attention(given: dict[str, Any], problem: "KvCacheProblem") -> Callabl
     return partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, enable_gqa=True, is_causal=is_causal)
 
 
-def flash_attention_3(dtype: torch.dtype, given: dict[str, Any], problem: "KvCacheProblem") -> Callable[[], object]:
+def flash_attention_3(dtype: torch.dtype, given: dict[str, Any], problem: "KvCacheWorkload") -> Callable[[], object]:
     """vLLM's FlashAttention 3 over pages, as its backend calls it."""
     batch, length = problem.shape
     q, (keys, values) = given["q"].flatten(0, 1).to(dtype), plain_pages(given, dtype)

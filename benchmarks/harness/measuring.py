@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmill.numerics.measured import Operands
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import first_line
 from gemmill.tuner.timing import shuffled
 from harness.contenders import Contender, WrongResult
@@ -16,7 +16,7 @@ from harness.timers import Prepared, Rounds, Timer
 class Measurement:
     """What came out for one problem."""
 
-    problem: Problem
+    problem: Workload
     samples: dict[str, Sample]
     """By contender; one round only for those that were dropped"""
     failures: dict[str, str]

@@ -15,7 +15,7 @@ from harness.statistics import Sample
 from harness.timers import Prepared, Timer
 
 if TYPE_CHECKING:
-    from timed.moe import MoeOperands, MoeProblem
+    from timed.moe import MoeOperands, MoeWorkload
 
 CHECKED_EXPERTS, CHECKED_ROWS = 3, 4
 """Of those that have rows the first and the last ones, and of each the last rows: whole layers take float64 too long."""
@@ -51,7 +51,7 @@ class MoeContender(_Timed):
     name: str
     namespace: str
 
-    def takes(self, problem: "MoeProblem") -> bool:
+    def takes(self, problem: "MoeWorkload") -> bool:
         """Whether the namespace has the op."""
         return hasattr(getattr(torch.ops, self.namespace), "grouped_mm")
 
@@ -69,7 +69,7 @@ class MoePeer(_Timed):
     bind: Callable[["MoeOperands", int], Callable[[], object]]
     kind: str = "fp8"
 
-    def takes(self, problem: "MoeProblem") -> bool:
+    def takes(self, problem: "MoeWorkload") -> bool:
         """Whether the problem is one of its kind."""
         return problem.kind == self.kind
 

@@ -18,7 +18,7 @@ from harness.statistics import Sample
 from harness.timers import Prepared, Timer
 
 if TYPE_CHECKING:
-    from timed.quant import QuantOperands, QuantProblem
+    from timed.quant import QuantOperands, QuantWorkload
 
 CHECKED_ROWS = 8
 """At either end."""
@@ -37,7 +37,7 @@ class QuantContender:
     """The share of codes that may lie one step from the reference"""
     complete: bool = True
 
-    def takes(self, problem: "QuantProblem") -> bool:
+    def takes(self, problem: "QuantWorkload") -> bool:
         """Whether the namespace has the op."""
         return hasattr(getattr(torch.ops, self.namespace), self._op(problem.case.op))
 

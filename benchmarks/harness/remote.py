@@ -8,7 +8,7 @@ from gemmill.numerics.cases import cases_of_family
 from gemmill.numerics.measured import ROTATED_BYTES, Maker, Operands
 from gemmill.registry import REGISTRY
 from gemmill.tuner.peers import vllm_takes
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from harness.contenders import Contender, vllm_contender
 from harness.statistics import Sample
 from harness.timers import GraphTimer, Prepared, Timer
@@ -32,7 +32,7 @@ class RemoteContender:
         other.close()
         self._ask("ready")
 
-    def takes(self, problem: Problem) -> bool:
+    def takes(self, problem: Workload) -> bool:
         return vllm_takes(problem)
 
     def prepare(self, operands: Operands, timer: Timer, fewest: int) -> Prepared:

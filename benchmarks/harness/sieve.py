@@ -17,7 +17,7 @@ from gemmill.family import Row
 from gemmill.numerics.measured import Operands
 from gemmill.runtime.select import model_ns, rejection
 from gemmill.runtime.variant_table import VariantTable
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import first_line
 from gemmill.tuner.timing import BYTES_PER_S, FP8_FLOPS, shuffled
 from harness.contenders import SM_COUNT, LocalContender
@@ -76,7 +76,7 @@ class Variants:
         rows = {} if table is None else dict(zip(_keys(table), table.rows, strict=True))
         return cls(pinned=tuple(pinned), rows=rows)
 
-    def guesses_us(self, problem: Problem) -> dict[str, float]:
+    def guesses_us(self, problem: Workload) -> dict[str, float]:
         """What the model expects of the variants that take a problem."""
         names = [variant.name for variant in self.pinned if variant.takes(problem)]
         if not self.rows:
@@ -99,7 +99,7 @@ class QuickTimer(Protocol):
         ...
 
 
-def chosen_for(guesses: Mapping[str, float], problem: Problem, sieve: Sieve) -> list[str]:
+def chosen_for(guesses: Mapping[str, float], problem: Workload, sieve: Sieve) -> list[str]:
     """Names of the variants that are timed on a problem."""
     ranked = sorted(guesses, key=lambda name: (guesses[name], name))
     if sieve.best is None:
@@ -123,7 +123,7 @@ def sieved(
     return timer.rounds([v for v in variants.pinned if v.name in names], operands, count, sieve.rounds)
 
 
-def guess_us(problem: Problem) -> float:
+def guess_us(problem: Workload) -> float:
     """About how long a call takes."""
     return max(problem.flops * Op(problem.op).operand.bits / 8 / FP8_FLOPS, problem.bytes / BYTES_PER_S) * 1e6 + 3.0
 

@@ -15,7 +15,7 @@ from harness.statistics import Sample
 from harness.timers import Prepared, Timer
 
 if TYPE_CHECKING:
-    from timed.sparse_mm import SparseOperands, SparseProblem
+    from timed.sparse_mm import SparseOperands, SparseWorkload
 
 CHECKED_ROWS = 4
 """First and last ones: whole results take float64 too long."""
@@ -63,7 +63,7 @@ class SparseContender(_Timed):
     dtype: str = ""
     """Of the variant's operands."""
 
-    def takes(self, problem: "SparseProblem") -> bool:
+    def takes(self, problem: "SparseWorkload") -> bool:
         """Whether the namespace has the op, and the variant is of the problem's kind."""
         is_kind = not self.variant or str(problem.dtype).removeprefix("torch.") == self.dtype
         return is_kind and hasattr(getattr(torch.ops, self.namespace), "cutlass_scaled_sparse_mm")
@@ -87,7 +87,7 @@ class SparsePeer(_Timed):
     kinds: tuple[str, ...]
     complete: bool = True
 
-    def takes(self, problem: "SparseProblem") -> bool:
+    def takes(self, problem: "SparseWorkload") -> bool:
         """Whether the problem is one of its kinds."""
         return problem.kind in self.kinds
 

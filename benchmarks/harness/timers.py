@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from gemmill.tuner.device import Monitor
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.timing import FEWEST_CALLS, STEADY_FROM_US, STEADY_US, Call, Graph, calls_in_round, settle
 from harness.statistics import Sample, sample
 
@@ -31,7 +31,7 @@ class Rounds:
     give_up_ratio: float | None = None
     """After the first round, contenders slower than this many times the best are dropped."""
 
-    def calls(self, problem: Problem) -> int:
+    def calls(self, problem: Workload) -> int:
         """Fewest calls in one round."""
         return calls_in_round(problem) if self.short else FEWEST_CALLS
 

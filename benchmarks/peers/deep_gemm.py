@@ -16,7 +16,7 @@ import torch
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.measured import Operands
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import first_line
 from harness import deep_gemm_experts
 from harness.compile_ahead import compile_ahead
@@ -79,11 +79,11 @@ def deep_gemm_contender(folder: str) -> LocalContender:
     return LocalContender(name="deepgemm", bind=bind, suits=lambda problem: problem.op == Op.FP8_GROUPS)
 
 
-def compiled_ahead(folder: str, problems: Sequence[Problem], jobs: int, limit_s: float) -> str:
+def compiled_ahead(folder: str, problems: Sequence[Workload], jobs: int, limit_s: float) -> str:
     """Have `jobs` processes compile its dense GEMM for problems. Returns what came of it."""
     return compile_ahead("DeepGEMM", partial(_call_once, folder), problems, jobs, limit_s)
 
 
-def _call_once(folder: str, problem: Problem) -> None:
+def _call_once(folder: str, problem: Workload) -> None:
     operands = GemmMaker(torch.device("cuda"), rotated_bytes=1).make(problem)
     deep_gemm_contender(folder).call(operands, 0)()

@@ -17,7 +17,7 @@ import torch
 from gemmill.families.blockscaled.cases.measured import BlockScaledMaker, BlockScaledOperands
 from gemmill.families.blockscaled.sweep import Op
 from gemmill.formats.quantise import BlockScaled
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import first_line
 from harness.compile_ahead import compile_ahead
 from harness.contenders import Contender, FieldError, LocalContender
@@ -99,7 +99,7 @@ def _layer(layer_type: Any, x: BlockScaledOperands, weights: BlockScaled) -> Any
     return layer
 
 
-def _call_once(folder: str, problem: Problem) -> None:
+def _call_once(folder: str, problem: Workload) -> None:
     operands = BlockScaledMaker(torch.device("cuda" if torch.cuda.is_available() else "cpu"), rotated_bytes=1).make(
         problem
     )

@@ -13,7 +13,7 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
 
 
-class Problem(Protocol):
+class Workload(Protocol):
     """One kind of call at one size."""
 
     @property

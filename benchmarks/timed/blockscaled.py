@@ -11,7 +11,7 @@ from gemmill.numerics.cases import cases_of_family
 from gemmill.numerics.measured import through
 from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
-from gemmill.tuner.problems import Problem, grid, problem_of, tiny
+from gemmill.tuner.problems import Workload, grid, problem_of, tiny
 from harness import stand_in
 from harness.contenders import (
     LocalContender,
@@ -42,7 +42,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--m", help="values of M for the table's weights, with commas")
 
 
-def problems_of(options: Namespace) -> list[Problem]:
+def problems_of(options: Namespace) -> list[Workload]:
     """The problems asked for, those that share weights together. Raises ValueError."""
     names = options.op.split(",")
     if unknown := [name for name in names if name not in OPS_OF]:
@@ -64,7 +64,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def gemm(op: str, m: int, n: int, k: int) -> Problem:
+def gemm(op: str, m: int, n: int, k: int) -> Workload:
     """D[m, n] = A[m, k] B[n, k]."""
     return problem_of(op, {"m": m, "n": n, "k": k})
 

@@ -22,7 +22,7 @@ MOST_COPIES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedProblem:
+class GatedWorkload:
     """One layer's first product, with its end."""
 
     kind: str
@@ -63,7 +63,7 @@ class GatedProblem:
 class GatedOperands:
     """What one problem is computed of; copies differ in their weights."""
 
-    problem: GatedProblem
+    problem: GatedWorkload
     out: Tensor
     out_scales: Tensor | None
     static_scale: Tensor | None
@@ -89,7 +89,7 @@ class GatedMaker:
         self._weights: tuple[Tensor, ...] = ()
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: GatedProblem) -> GatedOperands:
+    def make(self, problem: GatedWorkload) -> GatedOperands:
         """Of a problem."""
         p, n = problem, 2 * problem.hidden
         if not self._weights or self._weights[0].shape != (p.k, n):
@@ -115,7 +115,7 @@ class GatedMaker:
         return torch.rand(shape, device=self._device, generator=self._generator) + 0.5
 
 
-def problems_of(options: Namespace) -> list[GatedProblem]:
+def problems_of(options: Namespace) -> list[GatedWorkload]:
     """Every layer with every number of rows. Raises ValueError."""
     known = [f"{kind}{end}" for kind in KINDS for end in ("", "_swiglu")]
     kinds = options.op.split(",")
@@ -123,7 +123,7 @@ def problems_of(options: Namespace) -> list[GatedProblem]:
         raise ValueError(f"op {unknown[0]!r} is none of {', '.join(known)}")
     layers = LAYERS if options.layers is None else LAYERS[: options.layers]
     rows = ROWS if options.rows is None else tuple(map(int, options.rows.split(",")))
-    return [GatedProblem(kind=kind, m=m, hidden=h, k=k) for h, k in layers for kind in kinds for m in rows]
+    return [GatedWorkload(kind=kind, m=m, hidden=h, k=k) for h, k in layers for kind in kinds for m in rows]
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -149,7 +149,7 @@ BENCHMARK = Benchmark(
     add_options=add_options,
     problems=problems_of,
     tiny=lambda p: replace(p, m=min(p.m, 9), hidden=256, k=128),
-    host_problem=lambda kind: GatedProblem(kind=kind, m=16, hidden=256, k=256),
+    host_problem=lambda kind: GatedWorkload(kind=kind, m=16, hidden=256, k=256),
     warm_problem=lambda p: replace(p, m=4096),
     maker=GatedMaker,
     data="normal random numbers; weights differ from call to call",

@@ -74,7 +74,7 @@ WARM = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class KvCacheProblem:
+class KvCacheWorkload:
     """One kind of call at one size, bf16: 32 query and 8 KV heads of 128 elements, pages of `page` tokens."""
 
     kind: str
@@ -157,7 +157,7 @@ class KvCacheProblem:
 class KvCacheOperands:
     """Arguments of the op's schema by name, in copies that between them exceed L2 twice over."""
 
-    problem: KvCacheProblem
+    problem: KvCacheWorkload
     copies: tuple[dict[str, Any], ...]
 
 
@@ -167,12 +167,12 @@ class KvCacheMaker:
     def __init__(self, device: torch.device, rotated_bytes: int) -> None:
         self._device, self._rotated_bytes = device, rotated_bytes
 
-    def make(self, problem: KvCacheProblem) -> KvCacheOperands:
+    def make(self, problem: KvCacheWorkload) -> KvCacheOperands:
         """As many copies as keep L2 from holding them."""
         count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated_bytes // problem.bytes)))
         return KvCacheOperands(problem=problem, copies=tuple(self._copy(problem) for _ in range(count)))
 
-    def _copy(self, problem: KvCacheProblem) -> dict[str, Any]:
+    def _copy(self, problem: KvCacheWorkload) -> dict[str, Any]:
         case = problem.case
         if isinstance(case, AttendCase):
             values = self._packed(case)
@@ -235,7 +235,7 @@ def random_cache(case: DecodeCase | DecompressCase, pages: int, device: torch.de
     return cache
 
 
-def problems_of(options: Namespace) -> list[KvCacheProblem]:
+def problems_of(options: Namespace) -> list[KvCacheWorkload]:
     """Every kind at every size. Raises ValueError."""
     found = [kind for kind in KINDS if any(part in kind for part in options.op.split(","))]
     if not found:
@@ -243,13 +243,13 @@ def problems_of(options: Namespace) -> list[KvCacheProblem]:
     return [problem for kind in found for problem in _of_kind(kind, options.page)]
 
 
-def _of_kind(kind: str, page: int) -> Iterator[KvCacheProblem]:
+def _of_kind(kind: str, page: int) -> Iterator[KvCacheWorkload]:
     for shape in SHAPES[kind.split()[0]]:
-        yield KvCacheProblem(kind=kind, shape=shape, page=page)
+        yield KvCacheWorkload(kind=kind, shape=shape, page=page)
 
 
-def _small(kind: str) -> KvCacheProblem:
-    return KvCacheProblem(kind=kind, shape=TINY[kind.split()[0]])
+def _small(kind: str) -> KvCacheWorkload:
+    return KvCacheWorkload(kind=kind, shape=TINY[kind.split()[0]])
 
 
 def add_options(parser: ArgumentParser) -> None:

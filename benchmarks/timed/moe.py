@@ -31,7 +31,7 @@ TINY = (4, 2, 64, 128)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoeProblem:
+class MoeWorkload:
     """Tokens of one layer, dealt to experts."""
 
     kind: str
@@ -83,7 +83,7 @@ class MoeProblem:
 class MoeOperands:
     """What one layer is computed of; copies differ in their routing."""
 
-    problem: MoeProblem
+    problem: MoeWorkload
     out: Tensor
     a: Tensor
     b: Tensor
@@ -109,7 +109,7 @@ class MoeMaker:
         self._weights: Tensor | None = None
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: MoeProblem) -> MoeOperands:
+    def make(self, problem: MoeWorkload) -> MoeOperands:
         """Of a problem."""
         p, key = problem, (problem.dtype, problem.experts, problem.n, problem.k)
         if key != self._key:
@@ -139,7 +139,7 @@ class MoeMaker:
     def _scales(self, shape: tuple[int, ...]) -> Tensor:
         return torch.rand(shape, device=self._device, generator=self._generator) * 0.02 + 0.005
 
-    def _offsets(self, p: MoeProblem) -> Tensor:
+    def _offsets(self, p: MoeWorkload) -> Tensor:
         order = torch.rand(p.tokens, p.experts, device=self._device, generator=self._generator)
         if p.routing == "even":  # tokens take experts in turn, from any on
             first = torch.arange(p.rows, device=self._device).reshape(p.tokens, p.top)
@@ -150,7 +150,7 @@ class MoeMaker:
         return torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32, device=self._device)
 
 
-def problems_of(options: Namespace) -> list[MoeProblem]:
+def problems_of(options: Namespace) -> list[MoeWorkload]:
     """Every layer with every number of tokens. Raises ValueError."""
     for what, asked, known in (("op", options.op, KINDS), ("routing", options.routing, ROUTINGS)):
         if unknown := [word for word in asked.split(",") if word not in known]:
@@ -158,22 +158,22 @@ def problems_of(options: Namespace) -> list[MoeProblem]:
     return list(_problems(options.op.split(","), options.routing.split(",")))
 
 
-def _problems(kinds: list[str], routings: list[str]) -> Iterator[MoeProblem]:
+def _problems(kinds: list[str], routings: list[str]) -> Iterator[MoeWorkload]:
     for experts, top, n, k in LAYERS:
         for kind in kinds:
             for tokens in TOKENS:
                 for routing in routings:
-                    yield MoeProblem(kind=kind, experts=experts, top=top, n=n, k=k, tokens=tokens, routing=routing)
+                    yield MoeWorkload(kind=kind, experts=experts, top=top, n=n, k=k, tokens=tokens, routing=routing)
 
 
-def _tiny(problem: MoeProblem) -> MoeProblem:
+def _tiny(problem: MoeWorkload) -> MoeWorkload:
     experts, top, n, k = TINY
     return replace(problem, experts=experts, top=top, n=n, k=k, tokens=min(problem.tokens, 9))
 
 
-def _small(kind: str) -> MoeProblem:
+def _small(kind: str) -> MoeWorkload:
     experts, top, n, k = TINY
-    return MoeProblem(kind=kind, experts=experts, top=top, n=n, k=k, tokens=1, routing="even")
+    return MoeWorkload(kind=kind, experts=experts, top=top, n=n, k=k, tokens=1, routing="even")
 
 
 def add_options(parser: ArgumentParser) -> None:

@@ -61,7 +61,7 @@ CASE_OF = dict(_cases())
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantProblem:
+class QuantWorkload:
     """A case on rows of `hidden` codes each."""
 
     kind: str
@@ -96,7 +96,7 @@ class QuantProblem:
 class QuantOperands:
     """Arguments of the op's schema, in its order, in copies that between them exceed L2 twice over."""
 
-    problem: QuantProblem
+    problem: QuantWorkload
     copies: tuple[list[Any], ...]
 
     @property
@@ -113,7 +113,7 @@ class QuantOperandMaker:
         self._rotated_bytes = rotated_bytes
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: QuantProblem) -> QuantOperands:
+    def make(self, problem: QuantWorkload) -> QuantOperands:
         """As many copies as keep L2 from holding them."""
         count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated_bytes // problem.bytes)))
         return QuantOperands(problem=problem, copies=tuple(self._copy(problem.case) for _ in range(count)))
@@ -127,10 +127,10 @@ class QuantOperandMaker:
         return values
 
 
-def problems_of(options: Namespace) -> list[QuantProblem]:
+def problems_of(options: Namespace) -> list[QuantWorkload]:
     """Every case on every shape, the shapes of a case in ascending order of size. Raises ValueError."""
     shapes = sorted(set(parse_shapes(options.shapes)), key=lambda shape: (shape[0] * shape[1], shape))
-    return [QuantProblem(kind=kind, m=m, hidden=hidden) for kind in kinds_named(options.op) for m, hidden in shapes]
+    return [QuantWorkload(kind=kind, m=m, hidden=hidden) for kind in kinds_named(options.op) for m, hidden in shapes]
 
 
 def parse_shapes(text: str) -> Iterator[tuple[int, int]]:
@@ -168,7 +168,7 @@ BENCHMARK = Benchmark(
     add_options=add_options,
     problems=problems_of,
     tiny=lambda p: replace(p, m=min(p.m, TINY_M), hidden=TINY_HIDDEN),
-    host_problem=lambda kind: QuantProblem(kind=kind, m=HOST_SHAPE[0], hidden=HOST_SHAPE[1]),
+    host_problem=lambda kind: QuantWorkload(kind=kind, m=HOST_SHAPE[0], hidden=HOST_SHAPE[1]),
     warm_problem=lambda p: replace(p, m=WARM_UP_SHAPE[0], hidden=WARM_UP_SHAPE[1]),
     maker=QuantOperandMaker,
     data="normal random bf16; outputs row-major, scales too but for packed ones",

@@ -12,7 +12,7 @@ from gemmill.numerics.measured import through
 from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
 from gemmill.tuner.models import layers_of, named_models
-from gemmill.tuner.problems import Problem, grid, problem_of, tiny
+from gemmill.tuner.problems import Workload, grid, problem_of, tiny
 from harness import stand_in
 from harness.contenders import (
     LocalContender,
@@ -100,17 +100,17 @@ MODEL_M = (1, 16, 64, 128, 512, 2048, 8192)
 SWEEP_M = SWEEP.steps
 
 
-def gemm(*, op: str, m: int, n: int, k: int) -> Problem:
+def gemm(*, op: str, m: int, n: int, k: int) -> Workload:
     """D[m, n] = epilogue(A[m, k] B[k, n])."""
     return problem_of(op, {"m": m, "n": n, "k": k})
 
 
-def table_problems(ops: Iterable[Op]) -> list[Problem]:
+def table_problems(ops: Iterable[Op]) -> list[Workload]:
     """The shapes that progress is judged by."""
     return [gemm(op=op, m=m, n=n, k=k) for op in ops for m, n, k in TABLES[op]]
 
 
-def ragged_problems() -> list[Problem]:
+def ragged_problems() -> list[Workload]:
     """Ragged M with scales in groups, each with the next whole one beside it."""
     m_values = {m for ragged in RAGGED_M for m in (ragged, next_whole(ragged))}
     return [gemm(op=Op.FP8_GROUPS, m=m, n=n, k=k) for n, k in RAGGED_WEIGHTS for m in sorted(m_values)]
@@ -121,7 +121,7 @@ def next_whole(m: int) -> int:
     return -(-m // RAGGED_STEP) * RAGGED_STEP
 
 
-def table_grid_problems(ops: Iterable[Op], m_values: Iterable[int]) -> list[Problem]:
+def table_grid_problems(ops: Iterable[Op], m_values: Iterable[int]) -> list[Workload]:
     """Every weight of an op's tables at every M."""
     m_values = tuple(m_values)
     return [p for op in ops for p in grid([op], _by_name(_table_weights(op)), m_values)]
@@ -136,7 +136,7 @@ def _table_weights(op: Op) -> set[tuple[int, int]]:
     return {(n, k) for _, n, k in shapes}
 
 
-def model_problems(names: Iterable[str], ops: Iterable[Op], m_values: Iterable[int]) -> list[Problem]:
+def model_problems(names: Iterable[str], ops: Iterable[Op], m_values: Iterable[int]) -> list[Workload]:
     """The layers of the models whose names begin with one of `names`, for each degree of tensor parallelism."""
     weights = {
         (layer.n, layer.k)
@@ -155,7 +155,7 @@ def _models_of(name: str) -> list[str]:
     return found
 
 
-def parse_shapes(text: str, ops: Iterable[Op]) -> list[Problem]:
+def parse_shapes(text: str, ops: Iterable[Op]) -> list[Workload]:
     """Problems of "MxNxK,MxNxK,...". Raises ValueError, naming the part that cannot be read."""
     problems = []
     for part in text.split(","):
@@ -187,7 +187,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--m", help="values of M for --models and grid, with commas")
 
 
-def problems_of(options: Namespace) -> list[Problem]:
+def problems_of(options: Namespace) -> list[Workload]:
     """The problems asked for, those that share weights together. Raises ValueError."""
     ops = ops_named(options.op)
     m_values = numbers(options.m) if options.m else (SWEEP_M if options.variants else MODEL_M)
@@ -219,7 +219,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def host_problem(kind: str) -> Problem:
+def host_problem(kind: str) -> Workload:
     """So small that the host is what takes the time."""
     (m, n, k), op = HOST_SHAPE, Op(kind)
     return gemm(op=op, m=m, n=n, k=k if op.groups is None else 2 * op.groups.size)

@@ -30,7 +30,7 @@ TINY = (5, 64, 128)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseProblem:
+class SparseWorkload:
     """One size of one operand type."""
 
     kind: str
@@ -72,7 +72,7 @@ class SparseProblem:
 class SparseOperands:
     """What one GEMM is computed of; copies have weights of their own. Scales are 1: peers have none."""
 
-    problem: SparseProblem
+    problem: SparseWorkload
     out: Tensor
     a: Tensor
     dense: tuple[Tensor, ...]
@@ -94,7 +94,7 @@ class SparseMaker:
         self._device, self._rotated = device, rotated_bytes
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: SparseProblem) -> SparseOperands:
+    def make(self, problem: SparseWorkload) -> SparseOperands:
         """Of a problem."""
         p = problem
         weights = self._numbers(p, p.n)
@@ -112,7 +112,7 @@ class SparseMaker:
             one=torch.ones(1, device=self._device),
         )
 
-    def _numbers(self, p: SparseProblem, rows: int) -> Tensor:
+    def _numbers(self, p: SparseWorkload, rows: int) -> Tensor:
         shape = (rows, p.k)
         if p.dtype is torch.int8:
             whole = torch.randint(-128, 128, shape, device=self._device, generator=self._generator)
@@ -120,7 +120,7 @@ class SparseMaker:
         return torch.randn(shape, device=self._device, generator=self._generator).to(p.dtype)
 
 
-def problems_of(options: Namespace) -> list[SparseProblem]:
+def problems_of(options: Namespace) -> list[SparseWorkload]:
     """Every kind at every size. Raises ValueError."""
     kinds = options.op.split(",")
     if unknown := [kind for kind in kinds if kind not in OPERAND_OF_KIND]:
@@ -128,11 +128,11 @@ def problems_of(options: Namespace) -> list[SparseProblem]:
     return list(_problems(kinds, [int(m) for m in options.rows.split(",") if m]))
 
 
-def _problems(kinds: Sequence[str], rows: Sequence[int]) -> Iterator[SparseProblem]:
+def _problems(kinds: Sequence[str], rows: Sequence[int]) -> Iterator[SparseWorkload]:
     for kind in kinds:
         for m, n, k in TABLE:
             if not rows or m in rows:
-                yield SparseProblem(kind=kind, m=m, n=n, k=k)
+                yield SparseWorkload(kind=kind, m=m, n=n, k=k)
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -142,7 +142,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--rows", default="", help="M, with commas; all of the table by default")
 
 
-def _tiny(problem: SparseProblem) -> SparseProblem:
+def _tiny(problem: SparseWorkload) -> SparseWorkload:
     m, n, k = TINY
     return replace(problem, m=min(problem.m, m), n=n, k=k)
 
@@ -162,7 +162,7 @@ BENCHMARK = Benchmark(
     add_options=add_options,
     problems=problems_of,
     tiny=_tiny,
-    host_problem=lambda kind: SparseProblem(kind=kind, m=16, n=256, k=512),
+    host_problem=lambda kind: SparseWorkload(kind=kind, m=16, n=256, k=512),
     warm_problem=lambda p: replace(p, m=4096, n=8192, k=8192),
     maker=SparseMaker,
     data="normal random numbers (int8: of the whole range), of which any two of four are zeroed; scales are 1",

@@ -12,7 +12,7 @@ import torch
 import gemmill
 from families.scaled_mm.gpu.problems import MUST, acceptance, of_variant
 from gemmill.families import scaled_mm
-from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
+from gemmill.families.scaled_mm.cases.calls import CallSpec, compare, make_call
 from gemmill.runtime.schemas import OPS
 from gemmill.vocab import Accumulation
 from gpu.random_calls import calls_of
@@ -33,7 +33,7 @@ def replayed(call: Callable[[], None]) -> None:
 
 def first_of_all() -> list[str]:
     """A capture whose call is also what loads the build."""
-    call = make_call(Problem(m=48, n=264, k=4096, data="integers"), DEVICE)
+    call = make_call(CallSpec(m=48, n=264, k=4096, data="integers"), DEVICE)
     replayed(lambda: torch.ops.gemmill.cutlass_scaled_mm.default(*call.arguments))
     comparison = compare(call, Accumulation.FAST)
     return [] if comparison.ok else [f"the first call of all: {comparison.report}"]
@@ -45,7 +45,7 @@ def of_variants(match: str) -> tuple[int, list[str]]:
     for entry in gemmill.variants():
         if entry.family != scaled_mm.NAME or match not in entry.name:
             continue
-        problems = [of_variant(entry.predicate, Problem(m=m, n=n, k=k, data="integers")) for m, n, k in SHAPES]
+        problems = [of_variant(entry.predicate, CallSpec(m=m, n=n, k=k, data="integers")) for m, n, k in SHAPES]
         calls = [
             call for problem in problems if acceptance(entry.predicate, call := make_call(problem, DEVICE)) == MUST
         ]

@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import gemmill as package
 from gemmill.build.errors import BuildError
 from gemmill.cli import app as application
 from gemmill.cli.exits import ExitCode, code_of, sentence_of
+from gemmill.cli.verbs import TEXTS
 from gemmill.emit.render import TemplateError
 from gemmill.manifest import ManifestError
 
@@ -72,14 +74,29 @@ def test_the_list_of_verbs_above_is_whole(gemmill) -> None:
     assert [v for v in top if v not in groups] + below == VERBS
 
 
-def test_help_is_fast_because_it_imports_little() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "also"),
+    [
+        (["--help"], ("gemmill.registry", "gemmill.vocab", "gemmill.cli.list")),
+        (["--version"], ("gemmill.registry", "gemmill.vocab", "gemmill.cli.list")),
+        (["doctor", "--help"], ("gemmill.registry", "gemmill.cli.list")),
+        (["list", "--help"], ()),
+    ],
+)
+def test_help_is_fast_because_it_imports_little(arguments: list[str], also: tuple[str, ...]) -> None:
+    modules = ("torch", "jinja2", "rich", "gemmill.build", "gemmill.runtime", *also)
     code = (
-        "import sys; sys.argv = ['gemmill', '--help']\n"
+        f"import sys; sys.argv = ['gemmill', *{arguments}]\n"
         "from gemmill.cli import main\n"
         "try: main()\n"
-        "except SystemExit: print([m for m in ('torch', 'jinja2', 'rich', 'gemmill.build', 'gemmill.runtime') if m in sys.modules])\n"
+        f"except SystemExit: print([m for m in {modules} if m in sys.modules])\n"
     )
     assert run_process("-c", code).stdout.splitlines()[-1] == "[]"
+
+
+def test_the_help_of_the_command_says_what_each_verb_says_of_itself() -> None:
+    for verb, command in typer.main.get_command(application.app).commands.items():
+        assert " ".join(command.help.split("\n\n")[0].split()) == TEXTS[verb], verb
 
 
 def test_it_runs_as_a_module() -> None:

@@ -3,18 +3,19 @@
 import inspect
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import typer
 
+import figures
 import gemmill.public
 from gemmill import settings
 from gemmill.cli.app import app
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name
 from gemmill.vocab.format import FORMATS
+from harness import plot
 from sentences import sentences, words
 
 ROOT = Path(__file__).parents[2]
@@ -96,13 +97,14 @@ def test_the_quick_start_runs() -> None:
     assert (out - wanted).norm() < 0.06 * wanted.norm()
 
 
-def test_the_picture_is_drawn_from_the_results_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    draw_peers = __import__("draw_peers")
-    monkeypatch.delitem(sys.modules, "draw_peers")
-    name = re.search(r"benchmarks/results/[\w.-]+\.json", draw_peers.__doc__)[0]
-    drawn = draw_peers.drawn(json.loads((ROOT / name).read_text()))
-    assert drawn == (ROOT / "docs" / "images" / "peers.svg").read_text()
+def test_the_picture_and_the_figures_are_of_one_run() -> None:
+    """The first result that docs/figures.md names: date and commit stand in its text."""
+    page = (ROOT / "docs" / "figures.md").read_text()
+    name = re.search(r"benchmarks/results/[\w.-]+\.json", page)[0]
+    record = json.loads((ROOT / name).read_text())
+    assert figures.page(page, record, name) == page, "benchmarks/figures.py writes it"
+    assert plot.drawn(record) == (ROOT / "docs" / "images" / "peers.svg").read_text()
+    assert record["date"][:10] in page and record["commit"][:7] in page
 
 
 def test_contributing_is_one_page() -> None:

@@ -1,4 +1,4 @@
-"""The command's verbs, and what happens to their errors."""
+"""The command as a whole, and what happens to its errors."""
 
 import os
 import sys
@@ -8,33 +8,10 @@ from typing import Annotated
 import typer
 
 from gemmill import __version__
-from gemmill.cli.audit import audit
-from gemmill.cli.build import build
-from gemmill.cli.builds import builds
-from gemmill.cli.cache import cache
-from gemmill.cli.convert import convert
-from gemmill.cli.doctor import doctor
 from gemmill.cli.exits import ExitCode, code_of, report
-from gemmill.cli.explain import explain
-from gemmill.cli.export import export
-from gemmill.cli.fuzz import fuzz
-from gemmill.cli.generate import generate
-from gemmill.cli.list import list_variants
-from gemmill.cli.plan import plan
-from gemmill.cli.prune import prune
-from gemmill.cli.show import show
-from gemmill.cli.tables import tables
-from gemmill.cli.tune import tune
-from gemmill.cli.verify import verify
-from gemmill.cli.wheel import wheel
+from gemmill.cli.verbs import Verbs
 
-app = typer.Typer(name="gemmill", rich_markup_mode=None, pretty_exceptions_enable=False)
-app.command("list")(list_variants)
-for verb in (plan, generate, build, show, export, explain, verify, fuzz, tune, audit, prune, convert, wheel, doctor):
-    app.command(verb.__name__)(verb)
-app.add_typer(tables, name="table", help="Look at tuned tables, compare and merge them.")
-app.add_typer(builds, name="builds", help="Look at builds, choose which one serves, remove them.")
-app.add_typer(cache, name="cache", help="Look after what is kept between builds.")
+app = typer.Typer(name="gemmill", cls=Verbs, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 def _print_version(asked: bool) -> None:

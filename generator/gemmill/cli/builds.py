@@ -10,7 +10,12 @@ from gemmill.cli import options as o
 from gemmill.cli.output import console, count, print_json, size, table
 from gemmill.manifest import ManifestError
 
-builds = typer.Typer(rich_markup_mode=None)
+builds = typer.Typer(
+    name="builds",
+    help="Look at builds, choose which one serves, remove them.",
+    rich_markup_mode=None,
+    add_completion=False,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

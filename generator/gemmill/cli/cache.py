@@ -9,7 +9,9 @@ from gemmill.cli import options as o
 from gemmill.cli.exits import ExitCode
 from gemmill.cli.output import console, count, print_json, seconds, size, table
 
-cache = typer.Typer(rich_markup_mode=None)
+cache = typer.Typer(
+    name="cache", help="Look after what is kept between builds.", rich_markup_mode=None, add_completion=False
+)
 
 
 @cache.command("list")

@@ -10,12 +10,11 @@ from enum import Enum
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from gemmill.manifest import KernelEntry, RejectedEntry
-from gemmill.space.names import alias_of
-
 if TYPE_CHECKING:  # imported where it prints: `--help` begins sooner
     from rich.console import Console
     from rich.table import Table
+
+    from gemmill.manifest import KernelEntry, RejectedEntry
 
 HOW_TO_MEASURE = "`gemmill tune --shapes FILE` measures shapes, `gemmill.tune(shapes)` does from Python"
 """What a choice of the model is told with."""
@@ -63,12 +62,16 @@ def table(
 
 def short(name: str) -> str:
     """A variant in a table that says more of it: by its name, or by its alias where the terminal is too narrow for names."""
+    from gemmill.space.names import alias_of
+
     is_wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE_ENOUGH
     return name if is_wide or not _VARIANT.match(name) else alias_of(name)
 
 
-def entries_table(title: str, entries: Iterable[KernelEntry]) -> "Table":
+def entries_table(title: str, entries: Iterable["KernelEntry"]) -> "Table":
     """What compiling each variant gave and cost."""
+    from gemmill.space.names import alias_of
+
     columns = ("name", "alias", "registers", "spills", "code", "compile")
     rows = [
         (e.name, alias_of(e.name), e.registers, size(e.spill_bytes), size(e.code_bytes), seconds(e.compile_seconds))
@@ -77,7 +80,7 @@ def entries_table(title: str, entries: Iterable[KernelEntry]) -> "Table":
     return table(title, columns, rows, right=columns[2:])
 
 
-def rejected_lines(rejected: Iterable[RejectedEntry]) -> list[str]:
+def rejected_lines(rejected: Iterable["RejectedEntry"]) -> list[str]:
     """Name and error of what was not built, a line for each different error."""
     names: dict[str, list[str]] = {}
     for row in rejected:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gemmill.tuner.checking import Finding
     from gemmill.tuner.choice import Decision
     from gemmill.tuner.journal import Entry
-    from gemmill.tuner.problems import Problem
+    from gemmill.tuner.problems import Workload
 
 
 class ProgressObserver:
@@ -29,7 +29,7 @@ class ProgressObserver:
         if done:
             self._print(f"{done} of {count(total, 'problem')} known from the journal")
 
-    def fault(self, problem: "Problem", name: str, finding: "Finding") -> None:
+    def fault(self, problem: "Workload", name: str, finding: "Finding") -> None:
         """Keep a line."""
         self._faults += 1
         self._print(f"{problem}: {finding.fault}: {name}")
@@ -49,7 +49,7 @@ class ProgressObserver:
             self._print(text)
         self._describe(text)
 
-    def lost(self, problem: "Problem", reason: str) -> None:
+    def lost(self, problem: "Workload", reason: str) -> None:
         """Keep a line."""
         self._lost += 1
         self._print(f"{problem}: lost: {reason}")

@@ -10,7 +10,7 @@ from gemmill.cli.output import count
 from gemmill.registry import REGISTRY
 
 if TYPE_CHECKING:
-    from gemmill.tuner.problems import Problem
+    from gemmill.tuner.problems import Workload
 
 _OPS = ", ".join(REGISTRY.measured)
 _SIZES = " or ".join(dict.fromkeys(", ".join(tuning.sizes) for _, tuning, _, _ in REGISTRY.measured.values()))
@@ -59,7 +59,7 @@ def problems_of(
     ops: str,
     tensor_parallel: str,
     m: str | None,
-) -> "list[Problem]":
+) -> "list[Workload]":
     """The problems that were asked for, those that share weights beside each other. Raises UsageError."""
     from gemmill.tuner.models import layers_of, named_models, read_model
     from gemmill.tuner.problems import grid

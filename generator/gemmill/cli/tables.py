@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
     from gemmill.runtime.table_file import TableRow
 
-tables = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+tables = typer.Typer(
+    name="table",
+    help="Look at tuned tables, compare and merge them.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 
 @tables.command("show")

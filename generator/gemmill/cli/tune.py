@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gemmill.build.scheduler import Scheduler
     from gemmill.space.selections import Selection
     from gemmill.tuner.heuristics import Shape, Tile
-    from gemmill.tuner.problems import Problem
+    from gemmill.tuner.problems import Workload
     from gemmill.tuner.program import TuneRequest, TuneResult
     from gemmill.tuner.protocol import WorkerSpec
     from gemmill.tuner.sweep import Executor
@@ -176,7 +176,7 @@ def _executor(spec: "WorkerSpec", scheduler: "Scheduler | None") -> "Executor":
     return connect(spec, scheduler) if scheduler is not None else local_cluster(spec, gpus)
 
 
-def _advice(problems: "Sequence[Problem]") -> "Mapping[Shape, Sequence[Tile]]":
+def _advice(problems: "Sequence[Workload]") -> "Mapping[Shape, Sequence[Tile]]":
     from gemmill.tuner.heuristics import advice
 
     return advice(sorted({p.call.sizes for p in problems}))

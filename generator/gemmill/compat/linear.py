@@ -35,6 +35,8 @@ class Linear:
     """Whether activations have zero points."""
     format: str = ""
     """Of packed weights beside activations of 16 bits, "nvfp4" or "mxfp4"; empty where both have one dtype."""
+    experts: int = 0
+    """Whose weights one call multiplies by, each its rows; 0 for a layer of one weight."""
 
     def __str__(self) -> str:
         if self.format:
@@ -42,10 +44,9 @@ class Linear:
                 f"linear layer of N x K = {self.n} x {self.k}, {self.format} weights, {_name(self.codes)} activations"
             )
         scales = f"scales of blocks of {BLOCK}" if self.blocks else "scales per token and channel"
-        names = (_name(kind) for kind in (self.codes, self.out_dtype))
-        return (
-            f"linear layer of N x K = {self.n} x {self.k}, {' to '.join(names)}, {scales}{', zero points' * self.azp}"
-        )
+        names = " to ".join(_name(kind) for kind in (self.codes, self.out_dtype))
+        what = f"layer of {self.experts} experts" if self.experts else "linear layer"
+        return f"{what} of N x K = {self.n} x {self.k}, {names}, {scales}{', zero points' * self.azp}"
 
 
 def _name(kind: torch.dtype) -> str:
@@ -111,6 +112,11 @@ def _call(linear: Linear, m: int) -> tuple[Any, ...]:
         out, a = empty(m, linear.n, kind=linear.out_dtype), empty(m, linear.k, kind=linear.codes)
         alpha = empty(1) if linear.format == "nvfp4" else None
         return "fp4_weight_mm", out, a, blocks, base, alpha, None, linear.format, True
+    if linear.experts:  # as `vllm_experts.cutlass_moe_mm` calls it: behind the rows of each are those of nobody
+        a, b = empty(m, linear.k, kind=linear.codes), empty(linear.experts, linear.n, linear.k, kind=linear.codes)
+        ends, owners = (empty(2 * linear.experts - less, kind=torch.int32) for less in (0, 1))
+        scales = (empty(m, 1), empty(linear.experts, linear.n))
+        return "grouped_mm", empty(m, linear.n, kind=linear.out_dtype), a, b, *scales, ends, owners
     groups = -(-linear.k // BLOCK)
     scales = (empty(m, 1), empty(1, linear.n))
     if linear.blocks:

@@ -42,8 +42,9 @@ def cutlass_moe_mm(
     per_act_token: bool,
     per_out_ch: bool,
 ) -> None:
-    """Rows from expert_offsets[e] on, as many as problem_sizes[e] says, times b_tensors[e]: b_tensors is [E, K, N], its columns
-    contiguous. The strides are the tensors' own and are not read. Raises RuntimeError as grouped_mm does.
+    """Rows from expert_offsets[e] on, as many as problem_sizes[e] says, times b_tensors[e]: [E, K, N] with contiguous columns, as
+    vLLM's tests have it, or [E, N, K], as its layers do. The strides are the tensors' own and are not read. Raises RuntimeError
+    as grouped_mm does.
 
     Segments need not follow one another, so each becomes two of grouped_mm's: its rows, and those of nobody behind it.
     """
@@ -53,9 +54,11 @@ def cutlass_moe_mm(
     ends = torch.stack((begins, begins + rows), dim=1).flatten()
     owners = torch.arange(2 * experts - 1, dtype=torch.int32, device=ends.device)
     owners = torch.where(owners % 2 == 0, owners // 2, -1)
-    out, a, b = out_tensors, a_tensors, b_tensors.transpose(1, 2)
+    out, a = out_tensors, a_tensors
+    as_in_layers = b_tensors.shape[2] == a.shape[1] and b_tensors.stride(2) == 1
+    b = b_tensors if as_in_layers else b_tensors.transpose(1, 2)
     scales = b_scales.reshape(experts, -1) if per_out_ch else b_scales.reshape(experts)
-    torch.ops.gemmill.grouped_mm.default(out, a, b, a_scales, scales, ends, owners)
+    torch.ops.gemmill.grouped_mm.default(out, a, b, a_scales.reshape(-1, 1), scales, ends, owners)
 
 
 def _fill_sizes(problem_sizes: Tensor, rows: Tensor, n: int, k: int, *, swapped: bool) -> None:

@@ -1,16 +1,20 @@
 """vLLM's plugin: the entry point `gemmill` of `vllm.general_plugins`, which vLLM calls in each of its processes.
 
 It puts gemmill's linear kernels before vLLM's own, so that they are asked first: those for FP8 per tensor, token and channel,
-FP8 in blocks, INT8, and 4-bit weights. GEMMILL_VLLM=0 leaves vLLM as it is. Nothing is loaded and no GPU is touched before a layer asks.
+FP8 in blocks, INT8, and 4-bit weights. It stands before the grouped GEMM of vLLM's FP8 experts too. GEMMILL_VLLM=0 leaves vLLM as
+it is. Nothing is loaded and no GPU is touched before a layer asks.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
 from gemmill import settings
-from gemmill.compat.linear import guarded
+from gemmill.compat.linear import Linear, guarded, refusal
+from gemmill.compat.vllm_experts import MOE_MM, cutlass_moe_mm
 
-_LINEAR = "vllm.model_executor.kernels.linear"
+_LINEAR, _OPS = "vllm.model_executor.kernels.linear", "vllm._custom_ops"
 _LISTS = {
     "GemmillFP8Linear": "_POSSIBLE_FP8_KERNELS",
     "GemmillBlockFP8Linear": "_POSSIBLE_FP8_BLOCK_KERNELS",
@@ -34,9 +38,30 @@ def _register() -> None:
     lists = {name: getattr(linear, attribute)[cuda] for name, attribute in _LISTS.items()}
     for name, kernels in lists.items():
         _check_alone(name, kernels, getattr(ours, name))
+    experts = getattr(import_module(_OPS), MOE_MM)
     for name, kernels in lists.items():
         if getattr(ours, name) not in kernels:
             kernels.insert(0, getattr(ours, name))
+    if not hasattr(experts, "__wrapped__"):
+        setattr(import_module(_OPS), MOE_MM, _before(experts))
+
+
+def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:
+    """vLLM's grouped GEMM of FP8 experts, of which gemmill takes the calls that its build has variants for."""
+
+    @wraps(of_vllm)
+    def moe_mm(out_tensors: Any, a_tensors: Any, b_tensors: Any, *more: Any, **named: Any) -> None:
+        layer = Linear(
+            n=out_tensors.shape[1],
+            k=a_tensors.shape[1],
+            codes=a_tensors.dtype,
+            out_dtype=out_tensors.dtype,
+            experts=b_tensors.shape[0],
+        )
+        is_vllms = import_module("vllm.envs").VLLM_BATCH_INVARIANT or refusal(layer) is not None
+        return (of_vllm if is_vllms else cutlass_moe_mm)(out_tensors, a_tensors, b_tensors, *more, **named)
+
+    return moe_mm
 
 
 def _check_alone(name: str, kernels: list[Any], own: type) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import json
 import os
@@ -144,15 +145,22 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
 def _convert_dataclass(value: Any, kind: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"{where} is {type(value).__name__}, expected an object")
-    hints = typing.get_type_hints(kind)
+    hints = _hints_of(kind)
+    required = hints.keys()
     if kind is KernelEntry and "family" in value:
-        hints |= _types_of(value, where)
-    required = {f.name for f in dataclasses.fields(kind)}
+        hints = hints | _types_of(value, where)
     if missing := required - value.keys():
         raise ValueError(f"{where} lacks {', '.join(sorted(missing))}")
     if unknown := value.keys() - required:
         raise ValueError(f"{where} has unknown fields {', '.join(sorted(unknown))}")
-    return kind(**{name: _convert(value[name], hints[name], f"{where}.{name}") for name in sorted(required)})
+    return kind(**{name: _convert(value[name], hints[name], f"{where}.{name}") for name in required})
+
+
+@functools.cache
+def _hints_of(kind: Any) -> dict[str, Any]:
+    """Types of a dataclass's fields, by sorted names. Made once: a manifest has thousands of values of a kind."""
+    hints = typing.get_type_hints(kind)
+    return {name: hints[name] for name in sorted(f.name for f in dataclasses.fields(kind))}
 
 
 def _types_of(entry: dict[str, Any], where: str) -> dict[str, Any]:

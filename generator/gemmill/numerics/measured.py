@@ -19,7 +19,7 @@ STRIPE, LARGE_STRIPE, MANY_ROWS = 16, 64, 4096
 have fewer than 64 are made for few rows."""
 
 
-class MeasuredProblem(Protocol):
+class MeasuredWorkload(Protocol):
     """A measured class of calls at one size."""
 
     @property
@@ -43,7 +43,7 @@ class Operands(Protocol):
 
     @property
     def problem(self) -> Any:
-        """The MeasuredProblem."""
+        """The MeasuredWorkload."""
 
     @property
     def outputs(self) -> Mapping[str, Tensor]:
@@ -78,7 +78,7 @@ class Maker(Protocol):
     """Makes operands on a device. It may keep copies: problems that share them should follow each other."""
 
     def make(self, problem: Any) -> Operands:
-        """Random operands of a MeasuredProblem."""
+        """Random operands of a MeasuredWorkload."""
 
     def exact(self, operands: Any) -> Operands | None:
         """Others of the same problem whose result no right kernel rounds before it stores it; None where random ones are so."""
@@ -100,7 +100,7 @@ class Peer:
     name: str
     bind: Bind
     takes: Callable[[Any], bool]
-    """Whether a MeasuredProblem is one of its kind; calling it may still fail."""
+    """Whether a MeasuredWorkload is one of its kind; calling it may still fail."""
     given: Callable[[Any], Any] = as_they_are
     """The operands as it takes them, of which its result must be right."""
     complete: bool = True

@@ -23,7 +23,7 @@ from gemmill.numerics.memory import Memory, bits_of
 from gemmill.registry import REGISTRY
 from gemmill.tuner.checking import GUARD_BYTES, PAD, Fault, Finding, GuardedArena
 from gemmill.tuner.device import driver_version
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import Candidate, WorkerSpec, first_line, problem_from_json
 from gemmill.tuner.subjects import ARENA_BYTES, LoadedSubjects, StandIns, Subject
 from gemmill.tuner.timing import Graph, settle
@@ -201,7 +201,7 @@ def _differ(first: Results, second: Results) -> int:
 class _Invented:
     """Times of a dry run: like those of a GPU in that they depend on candidate and problem, and vary a little."""
 
-    def __init__(self, name: str, problem: Problem) -> None:
+    def __init__(self, name: str, problem: Workload) -> None:
         self._name, self._turn = name, 0
         self._us = 2.0 + problem.bytes / 4.2e6 + problem.flops / 1.4e9
 

@@ -12,7 +12,7 @@ from gemmill.runtime.tuned import Machine, load_tuned
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.tuner.heuristics import Tile
 from gemmill.tuner.peers import VLLM, peers_of, vllm_takes
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import PEER, Candidate
 
 MOST = 60
@@ -49,7 +49,7 @@ class Field:
 
 
 def field_of(
-    problem: Problem,
+    problem: Workload,
     builds: Sequence[BuildFacts],
     sm_count: int,
     most: int = MOST,
@@ -88,14 +88,14 @@ def field_of(
     )
 
 
-def fitting(table: VariantTable, problem: Problem, sm_count: int) -> Iterator[tuple[KernelEntry, Row, float]]:
+def fitting(table: VariantTable, problem: Workload, sm_count: int) -> Iterator[tuple[KernelEntry, Row, float]]:
     """The variants of a table that take a problem, each with its row and the nanoseconds that the model gives it."""
     for _, row, entry in table.of(problem.family):
         if rejection(row, problem.call) is None:
             yield entry, row, model_ns(row, problem.call, sm_count)
 
 
-def _by_tables(problem: Problem, builds: Sequence[BuildFacts]) -> list[str]:
+def _by_tables(problem: Workload, builds: Sequence[BuildFacts]) -> list[str]:
     """What tables name for the same weights, the nearest step first."""
     tuning = REGISTRY.tunings[problem.family]
     near = []

@@ -9,6 +9,8 @@ from typing import Any
 WIDTH, HEIGHT = 340, 210
 LEFT, RIGHT, TOP, BOTTOM = 46, 18, 10, 30
 CELL_WIDTH, CELL_HEIGHT, ROW_LABEL = 58, 24, 150
+RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
+"""Marks of an axis of ratios, of which 1 is drawn darker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,29 +21,48 @@ class Line:
     kind: str
     """Its CSS class, which gives its colour."""
     points: Sequence[tuple[float, float]]
+    told: Sequence[str] = ()
+    """What a point's tooltip says, where it is not made of the values."""
+    beside: float = 0.0
+    """How far to the right of their places points are drawn: so lines of dots do not hide one another."""
 
 
-def log_chart(title: str, lines: Sequence[Line], x_label: str, y_label: str, unit: str = "us") -> dict[str, Any]:
-    """Lines over two logarithmic axes, each point with its values, in `unit`, as a tooltip."""
+def log_chart(
+    title: str,
+    lines: Sequence[Line],
+    x_label: str,
+    y_label: str,
+    unit: str = "us",
+    *,
+    size: tuple[int, int] = (WIDTH, HEIGHT),
+    marks: Sequence[float] = (),
+) -> dict[str, Any]:
+    """Lines over two logarithmic axes, each point with its values, in `unit`, as a tooltip. `marks`: values of y that have a line,
+    those in range; by default round ones."""
     xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
-    x_range, y_range = _range(xs), _range(ys)
+    (x_range, y_range), (width, height) = (_range(xs), _range(ys)), size
+
+    inset = max(abs(line.beside) for line in lines)
 
     def across(x: float) -> float:
-        return round(LEFT + _share(x, *x_range) * (WIDTH - LEFT - RIGHT), 1)
+        return round(LEFT + inset + _share(x, *x_range) * (width - LEFT - RIGHT - 2 * inset), 1)
 
     def down(y: float) -> float:
-        return round(HEIGHT - BOTTOM - _share(y, *y_range) * (HEIGHT - TOP - BOTTOM), 1)
+        return round(height - BOTTOM - _share(y, *y_range) * (height - TOP - BOTTOM), 1)
 
     def dots(line: Line) -> list[tuple[float, float, str]]:
-        return [(across(x), down(y), f"{line.name}: {y:.2f} {unit} at {x_label} = {x:g}") for x, y in line.points]
+        texts = line.told or [f"{line.name}: {y:.2f} {unit} at {x_label} = {x:g}" for x, y in line.points]
+        places = ((round(across(x) + line.beside, 1), down(y)) for x, y in line.points)
+        return [(*place, text) for place, text in zip(places, texts, strict=True)]
 
+    grid = [mark for mark in marks if y_range[0] <= mark <= y_range[1]] or _ticks(*y_range)
     return {
         "title": title,
-        "size": (WIDTH, HEIGHT),
+        "size": size,
         "labels": (x_label, y_label),
-        "sides": (LEFT, WIDTH - RIGHT),
-        "foot": HEIGHT - BOTTOM + 13,
-        "grid": [(down(value), _number(value)) for value in _ticks(*y_range)],
+        "sides": (LEFT, width - RIGHT),
+        "foot": height - BOTTOM + 13,
+        "grid": [(down(value), _number(value), "even" if marks and value == 1 else "") for value in grid],
         "steps": [(across(value), _number(value)) for value in _thinned(sorted(set(xs)))],
         "lines": [(line.kind, dots(line)) for line in lines],
     }

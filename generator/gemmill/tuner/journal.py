@@ -18,7 +18,7 @@ from typing import IO, Any
 from gemmill.tuner.checking import Fault, Finding
 from gemmill.tuner.device import now
 from gemmill.tuner.measure import Outcome
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import problem_from_json, problem_to_json
 
 SCHEMA_VERSION = 2
@@ -32,7 +32,7 @@ class JournalError(RuntimeError):
     """A journal that this sweep cannot go on from; the text is one sentence."""
 
 
-Key = tuple[Problem, int, int]
+Key = tuple[Workload, int, int]
 """(problem, repeat, wave): what an outcome is about."""
 
 
@@ -56,7 +56,7 @@ class Record:
     begun_by: tuple[str, str] = ("", "")
     """The command that began it and the commit of its checkout; empty where an older journal or no checkout says neither."""
     entries: dict[Key, Entry] = field(default_factory=dict)
-    faults: dict[Problem, dict[str, Finding]] = field(default_factory=dict)
+    faults: dict[Workload, dict[str, Finding]] = field(default_factory=dict)
 
 
 def read_journal(path: Path) -> Record:
@@ -127,7 +127,7 @@ def _finding(row: Mapping[str, Any]) -> Finding:
     return Finding(fault=Fault(row["fault"]), detail=_text(row["detail"]))
 
 
-def _entry(problem: Problem, row: Mapping[str, Any]) -> Entry:
+def _entry(problem: Workload, row: Mapping[str, Any]) -> Entry:
     outcome = Outcome(
         problem=problem,
         rounds_us={name: _times(us) for timed in row["rounds_us"].values() for name, us in timed.items()},
@@ -204,7 +204,7 @@ class Journal:
         line = self._file.readline()
         return bool(line) and (line.endswith(b"\n") or not (line.startswith(_FIRST) or _FIRST.startswith(line)))
 
-    def fault(self, problem: Problem, name: str, finding: Finding) -> None:
+    def fault(self, problem: Workload, name: str, finding: Finding) -> None:
         """A candidate's fault."""
         self.record.faults.setdefault(problem, {})[name] = finding
         told = {"kind": "fault", "problem": problem_to_json(problem), "candidate": name}

@@ -12,7 +12,7 @@ from typing import Any
 
 from gemmill.tuner.checking import Fault, Finding
 from gemmill.tuner.device import Monitor
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import Candidate, problem_to_json
 from gemmill.tuner.timing import calls_in_round, shuffled
 from gemmill.tuner.worker import Worker, WorkerDied, WorkerError
@@ -36,7 +36,7 @@ class Stage:
 class Task:
     """What one process is to measure."""
 
-    problem: Problem
+    problem: Workload
     candidates: tuple[Candidate, ...]
     kept: str | None
     """A name that no stage drops: what would be chosen today."""
@@ -49,7 +49,7 @@ class Task:
 class Outcome:
     """What came of a task."""
 
-    problem: Problem
+    problem: Workload
     rounds_us: Mapping[str, tuple[float, ...]]
     """By candidate: a time for each round it took part in, the first ones first."""
     findings: Mapping[str, Finding]

@@ -4,7 +4,7 @@ from importlib import import_module
 
 import torch
 
-from gemmill.numerics.measured import MeasuredProblem, Peer, through
+from gemmill.numerics.measured import MeasuredWorkload, Peer, through
 from gemmill.registry import REGISTRY
 
 VLLM = "vllm"
@@ -23,7 +23,7 @@ def vllm_peer(library: str) -> Peer:
     return Peer(name=VLLM, bind=through(torch.ops._C), takes=vllm_takes)
 
 
-def vllm_takes(problem: MeasuredProblem) -> bool:
-    """Whether vLLM's op of the same name computes a MeasuredProblem."""
+def vllm_takes(problem: MeasuredWorkload) -> bool:
+    """Whether vLLM's op of the same name computes a MeasuredWorkload."""
     module = REGISTRY.measured[problem.op][0].peers
     return module is not None and import_module(module).vllm_takes(problem)

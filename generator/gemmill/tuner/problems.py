@@ -8,7 +8,7 @@ from gemmill.registry import REGISTRY
 
 
 @dataclass(frozen=True, order=True)
-class Problem:
+class Workload:
     """A class of calls of a family, by the name that tables know it by, and its sizes."""
 
     op: str
@@ -77,17 +77,17 @@ class Problem:
         return " x ".join(map(str, self.sizes.values()))
 
 
-def problem_of(op: str, sizes: Sizes) -> Problem:
+def problem_of(op: str, sizes: Sizes) -> Workload:
     """The problem of a class and sizes by name. Raises ValueError where there is no such class, or these are not its sizes."""
     if op not in REGISTRY.measured:
         raise ValueError(f"op is {op!r}, expected one of {', '.join(REGISTRY.measured)}")
     tuning = REGISTRY.measured[op][1]
     if sizes.keys() != set(tuning.sizes):
         raise ValueError(f"sizes of {op} are {', '.join(tuning.sizes)}, not {', '.join(sizes)}")
-    return Problem(op, tuple(sizes[name] for name in tuning.key))
+    return Workload(op, tuple(sizes[name] for name in tuning.key))
 
 
-def grid(ops: Iterable[str], weights: Iterable[Sizes], steps: Sequence[int] | None = None) -> list[Problem]:
+def grid(ops: Iterable[str], weights: Iterable[Sizes], steps: Sequence[int] | None = None) -> list[Workload]:
     """Every weight, which has an op's near sizes by name, for every op at every step (None: the family's own), those that
     share weights beside each other. Raises ValueError where an op has other near sizes."""
     known, problems = list(weights), []
@@ -96,11 +96,11 @@ def grid(ops: Iterable[str], weights: Iterable[Sizes], steps: Sequence[int] | No
         if any(weight.keys() != set(tuning.near) for weight in known):
             raise ValueError(f"weights of {op} have {', '.join(tuning.near)}, not {', '.join(known[0])}")
         for near in sorted({tuple(weight[name] for name in tuning.near) for weight in known}):
-            problems += [Problem(op, (*near, step)) for step in (sweep.steps if steps is None else steps)]
+            problems += [Workload(op, (*near, step)) for step in (sweep.steps if steps is None else steps)]
     return problems
 
 
-def tiny(problem: Problem) -> Problem:
+def tiny(problem: Workload) -> Workload:
     """The same problem cut down for a dry run on a CPU."""
     _, _, sweep, measured = REGISTRY.measured[problem.op]
     sizes = {

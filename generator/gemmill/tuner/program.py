@@ -20,7 +20,7 @@ from gemmill.tuner.candidates import BuildFacts, build_facts
 from gemmill.tuner.choice import Agreement
 from gemmill.tuner.executors import LocalExecutor
 from gemmill.tuner.journal import Journal, Record
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import WorkerSpec
 from gemmill.tuner.sweep import Executor, Observer, SweepOptions, agreement_of, run_sweep
 from gemmill.tuner.tables import NO_DEVICE, tables_of, write_table
@@ -34,7 +34,7 @@ DRY_SM_COUNT = 132
 class TuneRequest:
     """One sweep."""
 
-    problems: Sequence[Problem]
+    problems: Sequence[Workload]
     builds: Sequence[tuple[Path, Manifest]]
     """Folders with their manifests; candidates come from all, what is chosen today from the first."""
     names: frozenset[str] | None = None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from gemmill.tuner.problems import Problem, problem_of
+from gemmill.tuner.problems import Workload, problem_of
 
 _OF_SCHEMA_1 = ("op", "m", "n", "k")
 PEER = "peer"
@@ -45,12 +45,12 @@ def first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def problem_to_json(problem: Problem) -> dict[str, Any]:
+def problem_to_json(problem: Workload) -> dict[str, Any]:
     """Its op and its sizes by name."""
     return {"op": problem.op} | problem.sizes
 
 
-def problem_from_json(values: Any) -> Problem:
+def problem_from_json(values: Any) -> Workload:
     """The problem of such an object, or of [op, m, n, k] as journals of schema 1 have it.
 
     Raises ValueError, TypeError or KeyError where it is none.

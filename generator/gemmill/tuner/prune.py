@@ -11,10 +11,10 @@ from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection
 from gemmill.tuner.candidates import BuildFacts
 from gemmill.tuner.journal import Record
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.sweep import runs_of, variants_only
 
-Times = dict[Problem, dict[str, float]]
+Times = dict[Workload, dict[str, float]]
 """Microseconds by problem and variant."""
 
 
@@ -26,7 +26,7 @@ class Pruned:
     """Best first for some problem each; launch settings that no problem wants are left out."""
     kernels: tuple[str, ...]
     """The compiled kernels behind them."""
-    losses: Mapping[Problem, float]
+    losses: Mapping[Workload, float]
     """By how much the best of the set is behind the best of all."""
 
 
@@ -65,7 +65,7 @@ def prune(times: Times, within: float) -> Pruned:
         left = {problem for problem in left if all(kernel_of[name] != chosen for name in fit[problem])}
     kept = set(kernels)
     winners: dict[str, None] = {}
-    losses: dict[Problem, float] = {}
+    losses: dict[Workload, float] = {}
     for problem in sorted(times):
         best_of_set = min((n for n in fit[problem] if kernel_of[n] in kept), key=lambda n: (fit[problem][n], n))
         winners[best_of_set] = None
@@ -107,7 +107,7 @@ def _kin(config: Config) -> Hashable:
 class Audited:
     """How a problem is answered today."""
 
-    problem: Problem
+    problem: Workload
     variant: str | None
     trust: str
     """exact, nearest, model, or none where no variant takes it."""
@@ -117,7 +117,7 @@ class Audited:
     """Whether it is answered by the slow variant that takes any alignment."""
 
 
-def audit(problems: Iterable[Problem], build: BuildFacts, sm_count: int) -> list[Audited]:
+def audit(problems: Iterable[Workload], build: BuildFacts, sm_count: int) -> list[Audited]:
     """How each problem is answered by a build with its tables."""
     found = []
     for problem in problems:

@@ -12,11 +12,11 @@ from gemmill.family import Sweep, Tuning
 from gemmill.locations import templates_dir
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name
-from gemmill.tuner.charts import Cell, Line, log_chart, winner_map
+from gemmill.tuner.charts import RATIOS, Cell, Line, log_chart, winner_map
 from gemmill.tuner.choice import MARGIN, Agreement, Decision
 from gemmill.tuner.journal import Entry, Record
 from gemmill.tuner.peers import peers_of
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.sweep import runs_of, variants_only
 from gemmill.tuner.tables import decide_all
 from gemmill.writing import write_whole
@@ -32,7 +32,7 @@ PEER_KINDS = ("peer1", "peer2", "peer3", "peer4")
 class Shape:
     """One problem as the report shows it."""
 
-    problem: Problem
+    problem: Workload
     decision: Decision
     peers: Mapping[str, float]
     """Medians in microseconds of those that compute the same."""
@@ -145,7 +145,7 @@ def _peers(entries: Sequence[Entry]) -> dict[str, float]:
     return {name: statistics.median(us) for name, us in sorted(rounds.items())}
 
 
-def _floor(problem: Problem, entry: Entry) -> float | None:
+def _floor(problem: Workload, entry: Entry) -> float | None:
     ceilings = CEILINGS.get(entry.outcome.device.get("gpu") or "")
     if ceilings is None:
         return None
@@ -204,7 +204,7 @@ def _axes(tuning: Tuning) -> tuple[str, str]:
     return " x ".join(name.upper() for name in tuning.near), tuning.bucketed.upper()
 
 
-def _weight(problem: Problem) -> str:
+def _weight(problem: Workload) -> str:
     return " x ".join(map(str, problem.weights.values()))
 
 
@@ -218,7 +218,8 @@ def _shares(shapes: Sequence[Shape]) -> list[dict[str, Any]]:
         told = {"best peer / own": ("peer1", peers), "roofline / own": ("own", floor)}
         lines = [Line(name=name, kind=f"{kind} only", points=points) for name, (kind, points) in told.items() if points]
         if lines:
-            charts.append(log_chart(op, lines, members[0].tuning.bucketed.upper(), "", "times our own"))
+            step = members[0].tuning.bucketed.upper()
+            charts.append(log_chart(op, lines, step, "", "times our own", marks=RATIOS))
     return charts
 
 

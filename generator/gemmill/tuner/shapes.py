@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.registry import REGISTRY
-from gemmill.tuner.problems import Problem, problem_of
+from gemmill.tuner.problems import Workload, problem_of
 
 LARGEST = 2**31 - 1
 
@@ -22,14 +22,14 @@ class ShapesError(ValueError):
     """A file of shapes that cannot be used; the text names the row."""
 
 
-def read_shapes(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()) -> list[Problem]:
+def read_shapes(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()) -> list[Workload]:
     """The problems of a file, each once, in order; rows without `op` are meant for `ops`, rows without the bucketed size for
     `steps` (None: the family's).
 
     Raises ShapesError, naming the row.
     """
     text = _text(path, "--shapes takes a JSON or CSV file")
-    problems: dict[Problem, None] = {}
+    problems: dict[Workload, None] = {}
     for number, row in enumerate(_rows(path, text, ops), start=1):
         for problem in _problems(f"{path}, row {number}", row, ops, steps):
             problems[problem] = None
@@ -38,9 +38,9 @@ def read_shapes(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()
     return list(problems)
 
 
-def problems_of_rows(rows: Iterable[Any]) -> list[Problem]:
+def problems_of_rows(rows: Iterable[Any]) -> list[Workload]:
     """The problems of rows that name their `op`, each once, in order. Raises ShapesError, naming the row."""
-    problems: dict[Problem, None] = {}
+    problems: dict[Workload, None] = {}
     for number, row in enumerate(rows, start=1):
         if isinstance(row, Mapping) and "op" not in row:
             raise ShapesError(f"shape {number} has no op, expected one of {', '.join(REGISTRY.measured)}")
@@ -50,12 +50,12 @@ def problems_of_rows(rows: Iterable[Any]) -> list[Problem]:
     return list(problems)
 
 
-def read_misses(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()) -> tuple[list[Problem], list[str]]:
+def read_misses(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()) -> tuple[list[Workload], list[str]]:
     """The problems of recorded misses, as of JSON lines, and a sentence for each line that is none: one that a kill cut, say.
 
     Raises ShapesError where no line is one.
     """
-    problems: dict[Problem, None] = {}
+    problems: dict[Workload, None] = {}
     unusable = []
     text = _text(path, "--misses takes what GEMMILL_RECORD_MISSES named", errors="replace")
     for number, line in enumerate(text.splitlines(), start=1):
@@ -126,7 +126,7 @@ def _example(ops: Sequence[str]) -> str:
     return json.dumps(REGISTRY.measured[_first(ops)][2].example)
 
 
-def _problems(where: str, row: Any, ops: Sequence[str], steps: Sequence[int] | None) -> Iterator[Problem]:
+def _problems(where: str, row: Any, ops: Sequence[str], steps: Sequence[int] | None) -> Iterator[Workload]:
     if not isinstance(row, Mapping):
         raise ShapesError(f"{where} is {reprlib.repr(row)}, expected an object such as {_example(ops)}")
     for op in (row["op"],) if "op" in row else ops:

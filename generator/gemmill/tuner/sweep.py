@@ -12,7 +12,7 @@ from gemmill.tuner.device import now
 from gemmill.tuner.heuristics import Tile
 from gemmill.tuner.journal import Entry, Journal, Record
 from gemmill.tuner.measure import Outcome, Task, halving
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import Candidate
 
 ROUNDS = 15
@@ -40,7 +40,7 @@ class TaskLost(Exception):  # noqa: N818  (it is what happened)
 
 
 Event = tuple[Task, Outcome | TaskLost]
-Found = Callable[[Problem, str, Finding], None]
+Found = Callable[[Workload, str, Finding], None]
 """Told of a problem's fault, by the candidate's name."""
 
 
@@ -69,18 +69,18 @@ class Observer:
     def planned(self, total: int, done: int) -> None:
         """Problems, and how many of them were measured before."""
 
-    def fault(self, problem: Problem, name: str, finding: Finding) -> None:
+    def fault(self, problem: Workload, name: str, finding: Finding) -> None:
         """A candidate went wrong."""
 
     def measured(self, entry: Entry, decision: Decision | None) -> None:
         """A problem is done."""
 
-    def lost(self, problem: Problem, reason: str) -> None:
+    def lost(self, problem: Workload, reason: str) -> None:
         """A task was not finished."""
 
 
 def run_sweep(
-    problems: Sequence[Problem],
+    problems: Sequence[Workload],
     builds: Sequence[BuildFacts],
     executor: Executor,
     journal: Journal,
@@ -94,7 +94,7 @@ def run_sweep(
     keys = [(problem, repeat, wave) for repeat in range(options.repeats) for problem in problems]
     observer.planned(len(keys), sum(key in journal.record.entries for key in keys))
 
-    def found(problem: Problem, name: str, finding: Finding) -> None:
+    def found(problem: Workload, name: str, finding: Finding) -> None:
         if name not in journal.record.faults.get(problem, {}):
             journal.fault(problem, name, finding)
             observer.fault(problem, name, finding)
@@ -118,13 +118,13 @@ def run_sweep(
             observer.measured(entry, decide_entry(entry, options.margin))
 
 
-def _field_of(problem: Problem, builds: Sequence[BuildFacts], sm_count: int, options: SweepOptions) -> Field:
+def _field_of(problem: Workload, builds: Sequence[BuildFacts], sm_count: int, options: SweepOptions) -> Field:
     advised = options.advice.get(problem.call.sizes, ())
     return field_of(problem, builds, sm_count, options.most, options.peers, advised, vllm=options.vllm)
 
 
 def _task(
-    problem: Problem, found: Field, champions: Iterable[Candidate], record: Record, options: SweepOptions
+    problem: Workload, found: Field, champions: Iterable[Candidate], record: Record, options: SweepOptions
 ) -> Task:
     candidates = dict.fromkeys([*champions, *found.candidates])
     return Task(
@@ -136,7 +136,7 @@ def _task(
     )
 
 
-def champions(record: Record, problem: Problem, repeat: int, wave: int) -> list[Candidate]:
+def champions(record: Record, problem: Workload, repeat: int, wave: int) -> list[Candidate]:
     """The fastest of earlier waves, to be timed beside those of this one."""
     found = []
     for before in range(wave):
@@ -157,25 +157,25 @@ def decide_entry(entry: Entry, margin: float = MARGIN) -> Decision | None:
     return decide(variants_only(entry.outcome.rounds_us), entry.present, margin)
 
 
-def final_entries(record: Record, repeat: int) -> dict[Problem, Entry]:
+def final_entries(record: Record, repeat: int) -> dict[Workload, Entry]:
     """Of one run, by problem: the last wave has the champions of those before."""
-    last: dict[Problem, Entry] = {}
+    last: dict[Workload, Entry] = {}
     for key in sorted(record.entries, key=lambda key: key[2]):
         if key[1] == repeat:
             last[key[0]] = record.entries[key]
     return last
 
 
-def runs_of(record: Record, repeats: int) -> dict[Problem, list[Entry]]:
+def runs_of(record: Record, repeats: int) -> dict[Workload, list[Entry]]:
     """The final entries of all runs, by problem."""
-    runs: dict[Problem, list[Entry]] = {}
+    runs: dict[Workload, list[Entry]] = {}
     for repeat in range(repeats):
         for problem, entry in final_entries(record, repeat).items():
             runs.setdefault(problem, []).append(entry)
     return runs
 
 
-def decisions(record: Record, repeat: int, margin: float = MARGIN) -> dict[Problem, Decision]:
+def decisions(record: Record, repeat: int, margin: float = MARGIN) -> dict[Workload, Decision]:
     """Of one run, by problem."""
     found = {problem: decide_entry(entry, margin) for problem, entry in final_entries(record, repeat).items()}
     return {problem: decision for problem, decision in found.items() if decision is not None}

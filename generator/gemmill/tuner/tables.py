@@ -23,7 +23,7 @@ from gemmill.runtime.table_file import (
 from gemmill.tuner.checking import Fault
 from gemmill.tuner.choice import MARGIN, Decision, decide
 from gemmill.tuner.journal import Entry, Record
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.sweep import runs_of, variants_only
 from gemmill.writing import write_whole
 
@@ -140,7 +140,7 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _row(problem: Problem, decision: Decision, entry: Entry, builds: Mapping[str, Manifest], source: str) -> TableRow:
+def _row(problem: Workload, decision: Decision, entry: Entry, builds: Mapping[str, Manifest], source: str) -> TableRow:
     names = decision.ranked[:KEPT]
     digests = {e.name: e.source_digest for manifest in builds.values() for e in manifest.entries}
     known = [digests.get(name, "") for name in names]
@@ -155,7 +155,7 @@ def _row(problem: Problem, decision: Decision, entry: Entry, builds: Mapping[str
     )
 
 
-def _quarantined(problem: Problem, entry: Entry, builds: Mapping[str, Manifest]) -> Iterator[Quarantined]:
+def _quarantined(problem: Workload, entry: Entry, builds: Mapping[str, Manifest]) -> Iterator[Quarantined]:
     """The variants that went wrong, each as every build has it. One that refused a call harmed nobody."""
     for name, finding in entry.outcome.findings.items():
         why = f"{finding.fault} at {problem.op} {problem.shape} on {entry.date[:10]}: {finding.detail}"

@@ -19,7 +19,7 @@ from gemmill.runtime.variant_table import make_variant_table
 from gemmill.space.names import symbol_of
 from gemmill.space.selections import Selection
 from gemmill.tuner.candidates import PLAUSIBLE, fitting
-from gemmill.tuner.problems import Problem
+from gemmill.tuner.problems import Workload
 from gemmill.tuner.program import (
     Overlap,
     TuneRequest,
@@ -73,7 +73,7 @@ def tune_selection(
     return replace(result, overlap=ahead.overlap)
 
 
-def waves_of(selection: Selection, problems: Sequence[Problem], sm_count: int) -> list[Selection]:
+def waves_of(selection: Selection, problems: Sequence[Workload], sm_count: int) -> list[Selection]:
     """The selection's promising kernels in parts, those first that the model ranks highest for some problem."""
     _, manifest = stand_in_build(selection)
     entries = [entry for entry in manifest.entries if entry.family in REGISTRY.tunings]

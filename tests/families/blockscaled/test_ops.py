@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gemmill
-from gemmill.families.blockscaled.cases.calls import Problem, arguments_of, folded, make_matrix, make_operands, packed
+from gemmill.families.blockscaled.cases.calls import CallSpec, arguments_of, folded, make_matrix, make_operands, packed
 from gemmill.families.blockscaled.cases.checked import ROLES_OF, BlockScaledCase
 from gemmill.families.blockscaled.config import FOLDED_PAIRS, WEIGHT_PAIRS, Pair
 from gemmill.families.blockscaled.ops import OPS_OF, SCHEMAS
@@ -22,8 +22,8 @@ CPU = torch.device("cpu")
 PAIRS = pytest.mark.parametrize("pair", list(Pair), ids=str)
 
 
-def integer_sums(pair: Pair, m: int, n: int, k: int, **more: Any) -> tuple[Problem, dict[str, Any], torch.Tensor]:
-    problem = Problem(m=m, n=n, k=k, pair=pair, data="integers", bias=True, **more)
+def integer_sums(pair: Pair, m: int, n: int, k: int, **more: Any) -> tuple[CallSpec, dict[str, Any], torch.Tensor]:
+    problem = CallSpec(m=m, n=n, k=k, pair=pair, data="integers", bias=True, **more)
     operands = make_operands(problem, CPU)
     total = torch.zeros(m, n, dtype=torch.float64)
     for j in range(k):
@@ -70,7 +70,7 @@ def test_folded_weights(prepacked: bool, grouped: bool) -> None:
     """Every code by every scale, and sums of integers; of weights that do not fold too."""
     for pair in FOLDED_PAIRS if prepacked and not grouped else FOLDED_PAIRS[:1]:
         for data, m in (("integers", 5), ("single", 160)):
-            problem = Problem(m=m, n=70, k=288, pair=pair, data=data, grouped=grouped, prepacked=prepacked)
+            problem = CallSpec(m=m, n=70, k=288, pair=pair, data=data, grouped=grouped, prepacked=prepacked)
             operands = make_operands(problem, CPU)
             tensors = [operands.given[name] for name in ("a", "b", "b_sf", "a_sf")]
             assert (tensors[1].dim() == 3) is prepacked and (tensors[2].dim() == 2) is grouped
@@ -84,7 +84,7 @@ def test_folded_weights_are_the_checkpoints() -> None:
     """Exactly, of mxfp4; of nvfp4 to half a step of e4m3, and by the global scale."""
     generator = torch.Generator().manual_seed(1)
     for pair in FOLDED_PAIRS:
-        problem = Problem(m=1, n=70, k=160, pair=pair)
+        problem = CallSpec(m=1, n=70, k=160, pair=pair)
         weights = make_matrix(pair.b_format, 70, 160, "single", generator)
         values, found = weights.values(), folded(problem, weights).values()
         if pair is Pair.E4M3_MXFP4:
@@ -100,7 +100,7 @@ def test_rows_of_packed_weights_have_bases() -> None:
     weights = make_matrix(MXFP4, 64, 128, "integers", generator)
     weights.scales[7] += 60
     a = torch.randint(-2, 3, (3, 128), generator=generator).bfloat16()
-    given = packed(Problem(m=3, n=64, k=128, pair=Pair.FLOATS_MXFP4), weights)
+    given = packed(CallSpec(m=3, n=64, k=128, pair=Pair.FLOATS_MXFP4), weights)
     assert given["b_sf"][7] > 2.0**58 and (given["b_sf"] == 1.0).sum() == 63
     found = gemmill.fp4_weight_mm(a, given["b"], given["b_sf"], format="mxfp4")
     assert torch.equal(found, (a.double() @ weights.values().t()).float().bfloat16())
@@ -115,7 +115,7 @@ def test_codes_of_8_bits_may_be_bytes_or_floats() -> None:
 
 def call_of(pair: Pair, **more: Any) -> dict[str, Any]:
     """A good call of M, N, K = 3, 64, 128 by its arguments' roles."""
-    problem = Problem(m=3, n=64, k=128, pair=pair, bias=True, **more)
+    problem = CallSpec(m=3, n=64, k=128, pair=pair, bias=True, **more)
     return make_operands(problem, CPU).given | {"out": torch.empty(3, 64, dtype=torch.bfloat16)}
 
 
@@ -269,7 +269,7 @@ def test_fakes_and_questions(op: str) -> None:
 
 
 def test_a_wrong_result_is_told() -> None:
-    problem = Problem(m=3, n=64, k=64, pair=Pair.FLOATS_NVFP4)
+    problem = CallSpec(m=3, n=64, k=64, pair=Pair.FLOATS_NVFP4)
     wanted = make_operands(problem, CPU).wanted(problem)
     assert wanted.compare(wanted.rounded).ok
     assert wanted.compare(wanted.rounded * (1 + 2.0**-6)).wrong > 100

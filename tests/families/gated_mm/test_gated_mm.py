@@ -11,7 +11,7 @@ from torch import Tensor
 
 import gemmill
 from gemmill.families.gated_mm import bounds, reference
-from gemmill.families.gated_mm.cases.calls import Problem, arguments_of, groups_of, make_given, report_of, wrong_of
+from gemmill.families.gated_mm.cases.calls import CallSpec, arguments_of, groups_of, make_given, report_of, wrong_of
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU, GatedCase, of_config
 from gemmill.families.gated_mm.classes import CLASSES
 from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result, UnalignedGatedConfig
@@ -26,7 +26,7 @@ from gemmill.quantize import prepack_gate_up
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
-BF16 = Problem(m=5, hidden=256, k=160, result=Result.BF16)
+BF16 = CallSpec(m=5, hidden=256, k=160, result=Result.BF16)
 GROUPS = replace(BF16, result=Result.GROUP)
 STATIC = replace(BF16, result=Result.STATIC)
 SWIGLU = replace(BF16, activation=Activation.SWIGLU, numbers=OF_SWIGLU)
@@ -40,7 +40,7 @@ MANY = GatedConfig(
 )
 
 
-def given(p: Problem) -> dict[str, Any]:
+def given(p: CallSpec) -> dict[str, Any]:
     out = torch.zeros(p.m, p.hidden).to(getattr(torch, p.result.dtype.torch_name))
     scales = torch.full((p.m, groups_of(p.hidden)), torch.nan) if p.result is Result.GROUP else None
     return make_given(p, torch.device("cpu")) | {"out": out, "out_scales": scales}

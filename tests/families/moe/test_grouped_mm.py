@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gemmill
 from gemmill.families.moe.bounds import tolerance
-from gemmill.families.moe.cases.calls import Problem, arguments_of, make_given
+from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.moe.cases.checked import GroupedCase, of_config
 from gemmill.families.moe.classes import CLASSES
 from gemmill.families.moe.config import AnyConfig, GroupedConfig, UnalignedGroupedConfig
@@ -24,7 +24,7 @@ from gemmill.family import ProblemCall, first_rejection
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
-CONTIGUOUS = Problem(counts=(3, 0, 5), n=64, k=160, spare=2)
+CONTIGUOUS = CallSpec(counts=(3, 0, 5), n=64, k=160, spare=2)
 MASKED = replace(CONTIGUOUS, slot=6, spare=0)
 IN_GROUPS = replace(CONTIGUOUS, grouped=True)
 FAST = GroupedConfig(
@@ -36,17 +36,17 @@ FAST = GroupedConfig(
 )
 
 
-def given(p: Problem) -> dict[str, Any]:
+def given(p: CallSpec) -> dict[str, Any]:
     shape = (len(p.counts), p.slot, p.n) if p.slot else (p.rows, p.n)
     return make_given(p, torch.device("cpu")) | {"out": torch.full(shape, torch.nan, dtype=torch.bfloat16)}
 
 
-def call(p: Problem, arguments: dict[str, Any]) -> Tensor:
+def call(p: CallSpec, arguments: dict[str, Any]) -> Tensor:
     getattr(torch.ops.gemmill, p.op).default(*arguments_of(p.op, arguments, arguments["out"]))
     return arguments["out"]
 
 
-def sentence(p: Problem, **changes: Any) -> str:
+def sentence(p: CallSpec, **changes: Any) -> str:
     arguments = given(p) | changes
     with pytest.raises(RuntimeError) as error:
         call(p, arguments)

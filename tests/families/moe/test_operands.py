@@ -10,7 +10,7 @@ from torch import Tensor
 import gemmill
 from gemmill.families.moe import functions
 from gemmill.families.moe.bounds import tolerance
-from gemmill.families.moe.cases.calls import Problem, arguments_of, make_given
+from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.moe.cases.checked import GroupedCase
 from gemmill.families.moe.dsl.plan import Plan
 from gemmill.families.moe.reference import exact_mm, gathered, segment_mm
@@ -18,18 +18,18 @@ from gemmill.families.moe.selections import tiled
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType
 
-SCALED = Problem(counts=(3, 0, 5), n=64, k=160, spare=2)
+SCALED = CallSpec(counts=(3, 0, 5), n=64, k=160, spare=2)
 PLAIN = replace(SCALED, dtype=DType.BF16, out_dtype=DType.BF16)
 INDEXED = replace(SCALED, indexed=True)
 
 
-def given(p: Problem) -> dict[str, Any]:
+def given(p: CallSpec) -> dict[str, Any]:
     shape = (len(p.counts), p.slot, p.n) if p.slot else (p.rows, p.n)
     dtype = getattr(torch, p.out_dtype.torch_name)
     return make_given(p, torch.device("cpu")) | {"out": torch.full(shape, torch.nan, dtype=dtype)}
 
 
-def call(p: Problem, arguments: dict[str, Any]) -> Tensor:
+def call(p: CallSpec, arguments: dict[str, Any]) -> Tensor:
     getattr(torch.ops.gemmill, p.op).default(*arguments_of(p.op, arguments, arguments["out"]))
     return arguments["out"]
 

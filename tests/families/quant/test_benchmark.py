@@ -12,13 +12,13 @@ from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
 from gemmill.runtime.schemas import BY_NAME
 from harness.contenders import WrongResult
 from harness.quant_contenders import check
-from timed.quant import CASE_OF, QuantOperandMaker, QuantProblem, kinds_named, parse_shapes, problems_of
+from timed.quant import CASE_OF, QuantOperandMaker, QuantWorkload, kinds_named, parse_shapes, problems_of
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: the ops run on the CPU
 
 
-def problem(case: str, m: int = 17, hidden: int = 256) -> QuantProblem:
-    return QuantProblem(kind=case, m=m, hidden=hidden)
+def problem(case: str, m: int = 17, hidden: int = 256) -> QuantWorkload:
+    return QuantWorkload(kind=case, m=m, hidden=hidden)
 
 
 def test_a_dry_run_writes_its_record(tmp_path, capsys):

@@ -10,7 +10,7 @@ import torch
 
 from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.cases import checked
-from gemmill.families.scaled_mm.cases.calls import Problem
+from gemmill.families.scaled_mm.cases.calls import CallSpec
 from gemmill.families.scaled_mm.cases.checked import GemmCase, problems_of
 from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.numerics.cases import Outcome
@@ -66,7 +66,7 @@ def run(monkeypatch) -> Callable[..., Outcome]:
 
 
 def case_of(accumulation: Accumulation = Accumulation.FAST, **settings) -> GemmCase:
-    return GemmCase(problem=Problem(**{"m": 17, "n": 16, "k": 64} | settings), accumulation=accumulation)
+    return GemmCase(problem=CallSpec(**{"m": 17, "n": 16, "k": 64} | settings), accumulation=accumulation)
 
 
 def right(out, a, b, a_scales, b_scales, bias, azp_adj, azp) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import gemmill
 from gemmill.families.sparse_mm.bounds import exact_mm, tolerance
-from gemmill.families.sparse_mm.cases.calls import Problem, arguments_of, make_given
+from gemmill.families.sparse_mm.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.sparse_mm.cases.checked import SparseCase, of_config
 from gemmill.families.sparse_mm.classes import Need
 from gemmill.families.sparse_mm.config import SparseConfig
@@ -22,7 +22,7 @@ from gemmill.family import ProblemCall, first_rejection
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, RasterOrder
 
-FLOATS = Problem(m=5, n=40, k=160)
+FLOATS = CallSpec(m=5, n=40, k=160)
 INTEGERS = replace(FLOATS, dtype=DType.S8, need=Need.AZP_TOKEN)
 TILE = SparseConfig(
     dtype=DType.E4M3,
@@ -34,12 +34,12 @@ TILE = SparseConfig(
 )
 
 
-def given(p: Problem) -> dict[str, Any]:
+def given(p: CallSpec) -> dict[str, Any]:
     out = torch.full((p.m, p.n), torch.nan, dtype=torch.bfloat16)
     return make_given(p, torch.device("cpu")) | {"out": out}
 
 
-def call(p: Problem, arguments: dict[str, Any]) -> Tensor:
+def call(p: CallSpec, arguments: dict[str, Any]) -> Tensor:
     getattr(torch.ops.gemmill, p.op).default(*arguments_of(p.op, arguments, arguments["out"]))
     return arguments["out"]
 

@@ -1,40 +1,66 @@
-"""benchmarks/draw.py: the committed results, drawn again."""
+"""benchmarks/draw.py: the committed results, drawn."""
 
+import json
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 import draw
 from harness import plot
-from harness.results import shape_of
 
 RESULTS = Path(draw.__file__).parent / "results"
+SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_every_committed_comparison_can_be_drawn(tmp_path, monkeypatch, capsys) -> None:
-    asked = {}
+def dots(text: str) -> list[ElementTree.Element]:
+    """Those of shapes, not of the legend."""
+    return [dot for dot in ElementTree.fromstring(text).iter(f"{SVG}circle") if dot.find(f"{SVG}title") is not None]
 
-    def noted(rows, names, title, path) -> bool:
-        asked[path.name] = (len(rows), names[0], title)
-        assert all(row["op"] and len(shape_of(row)) in (1, 2, 3, 4) for row in rows)
-        return True
 
-    monkeypatch.setattr(plot, "draw", noted)
-    paths = sorted(RESULTS.glob("*.json"))
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_each_comparison_is_drawn_whole(path: Path) -> None:
+    record = json.loads(path.read_text())
+    compared = [row for row in record.get("rows") or () if row.get("ratio") is not None and "contenders" in row]
+    text = plot.drawn(record)
+    assert (text is None) == (not compared)
+    if text is None:
+        return
+    assert len(dots(text)) == len(compared)
+    width, height = map(float, ElementTree.fromstring(text).get("viewBox").split()[2:])
+    assert width <= 800 and all(0 <= float(dot.get("cx")) <= width for dot in dots(text)), "readable on a page"
+    assert max(float(dot.get("cy")) for dot in dots(text)) < height and record["date"][:10] in text
+
+
+def test_a_dot_tells_its_shape_and_classes_lie_beside_one_another() -> None:
+    rows = [
+        {"op": op, "sizes": ["m", "n", "k"], "m": 16, "n": 8, "k": 4, "ratio": 2.0, "best_peer": "x", "contenders": {}}
+        for op in ("int8", "own")
+    ]
+    text = plot.drawn({"rows": rows, "environment": {"gpu": "G"}, "date": "2026-01-02T", "commit": "0123456789"})
+    first, second = dots(text)
+    assert first.find(f"{SVG}title").text == "INT8: 16 x 8 x 4, 2.00 of x"
+    assert float(second.get("cx")) - float(first.get("cx")) == 8 and first.get("cy") == second.get("cy")
+    assert "G, 2026-01-02, commit 0123456" in text
+
+
+def test_what_compares_nothing_is_said(tmp_path, capsys) -> None:
+    paths = [RESULTS / "offload-h200-2026-11-22.json", RESULTS / "moe-random-h200-2026-11-22.json"]
     assert draw.main([*map(str, paths), "--out-dir", str(tmp_path)]) == 0
-    assert asked["scaled_mm-comparison-h200-2026-11-21.svg"] == (48, "gemmill", "NVIDIA H200, 2026-11-21")
-    assert asked["quant-h200-2026-11-21.svg"] == (560, "gemmill", "NVIDIA H200, 2026-11-21")
-    others = ("host-time", "layer-time", "offload", "conversion", "weight-quality")
-    undrawn = [path for path in paths if "sweep" in path.name or path.name.startswith(others)]
-    assert len(asked) == len(paths) - len(undrawn)
-    assert all(f"{path} has no rows to draw\n" in capsys.readouterr().out for path in undrawn[:1])
+    assert capsys.readouterr().out.splitlines() == [
+        f"{paths[0]} compares nothing with a peer",
+        f"written: {tmp_path}/moe-random-h200-2026-11-22.svg",
+    ]
+    assert draw.main([str(paths[1]), "--out", str(tmp_path / "x.svg")]) == 0
+    assert (tmp_path / "x.svg").read_text() == plot.drawn(json.loads(paths[1].read_text()))
 
 
-def test_without_matplotlib(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(plot, "draw", lambda *_: False)
-    path = RESULTS / "scaled_mm-comparison-h200-2026-11-21.json"
-    assert draw.main([str(path), "--out-dir", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == "drawing needs matplotlib: pip install matplotlib\n"
+def test_nothing_draws_but_the_reports_charts() -> None:
+    root = RESULTS.parents[1]
+    for folder in ("generator", "benchmarks", "tools"):
+        for path in (root / folder).rglob("*.py"):
+            assert not re.search(r"^\s*(import|from) (matplotlib|plotly|altair|bokeh)", path.read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("kind", ["svg", "png", "html"])

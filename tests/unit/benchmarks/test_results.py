@@ -10,12 +10,11 @@ from gemms import Op, gemm
 from harness.contenders import ops_contender
 from harness.devices import commit_of, environment
 from harness.measuring import Measurement
-from harness.plot import draw
 from harness.results import peers_record, row_record, summary_record, summary_text, table, write_json
 from harness.statistics import sample
 from harness.sweep import sweep_record, sweep_table
 from peers.torch_ops import contenders
-from timed.quant import QuantProblem
+from timed.quant import QuantWorkload
 
 PEERS = contenders("scaled_mm", Namespace(), [])
 NAMES = [contender.name for contender in (ops_contender("gemmill", "gemmill"), *PEERS)]
@@ -87,7 +86,7 @@ def test_the_figures_of_memory_alone():
 
     def found(m: int, us: float, peer_us: float) -> dict:
         samples = {"gemmill": sample([us, us]), ROW_WISE: sample([peer_us, peer_us])}
-        problem = QuantProblem(kind="static_scaled_fp8_quant", m=m, hidden=14336)
+        problem = QuantWorkload(kind="static_scaled_fp8_quant", m=m, hidden=14336)
         return row_record(Measurement(problem=problem, samples=samples, failures={}), PEERS, COPY_GBPS)
 
     rows = [found(1, 2.0, 3.0), found(16, 2.5, 2.0), found(4096, 44.0, 88.0)]
@@ -151,14 +150,6 @@ def test_sweep_table_names_the_fastest_variant():
         [measured(1, {"gemmill": 3.0, "x": 2.5, "y": 2.0, ROW_WISE: 4.0})], "gemmill", ["x", "y"], ["torch row-wise"]
     )
     assert text.splitlines()[1].split() == "fp8 1 x 4096 x 8192 3.00 2.00 4.00 0 y".split()
-
-
-def test_plot(tmp_path):
-    pytest.importorskip("matplotlib")
-    rows = [row_record(measured(m, {"gemmill": 10.0, ROW_WISE: 12.0}), PEERS, COPY_GBPS) for m in (1, 2)]
-    assert draw(rows, NAMES, "title", tmp_path / "x.svg")
-    assert "<svg" in (tmp_path / "x.svg").read_text()
-    assert not draw([], NAMES, "title", tmp_path / "y.svg")
 
 
 def test_environment_is_json():

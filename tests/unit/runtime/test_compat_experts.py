@@ -32,8 +32,10 @@ def vllm():
 
 @pytest.mark.parametrize("tokens", [5, 40])
 @pytest.mark.parametrize("per_token", [True, False])
-def test_vllms_layer_of_experts(vllm, tokens: int, per_token: bool) -> None:
-    """Data for the calls, then the first GEMM, whose rows are put back in the order of tokens."""
+@pytest.mark.parametrize("as_in_layers", [True, False])
+def test_vllms_layer_of_experts(vllm, tokens: int, per_token: bool, as_in_layers: bool) -> None:
+    """Data for the calls, then the first GEMM, whose rows are put back in the order of tokens. vLLM's layers give weights as they
+    are stored, its tests give them transposed."""
     top = 2
     ids = torch.rand(tokens, E, generator=torch.Generator().manual_seed(tokens)).topk(top).indices.int()
     ids[1, 0] = -1
@@ -53,7 +55,7 @@ def test_vllms_layer_of_experts(vllm, tokens: int, per_token: bool) -> None:
     a_scales = x_scales[into.clamp(min=0).long()] if per_token else x_scales
     out = torch.full((tokens * top, N), torch.nan, dtype=torch.bfloat16)
     strides = [torch.full((E,), n) for n in (K, K, N)]
-    b = w.transpose(1, 2)
+    b = w if as_in_layers else w.transpose(1, 2)
     vllm.cutlass_moe_mm(out, sorted_, b, a_scales, w_scales, offsets[:-1], sizes1, *strides, per_token, True)
     for token in range(tokens):
         for choice in range(top):

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from builds import TableOnly
-from engines import CLASSES, LINEAR, SGLANG, fp8_config, int8_config, quant_key, sglang_modules, vllm_modules
+from engines import CLASSES, LINEAR, SGLANG, VLLM, fp8_config, int8_config, quant_key, sglang_modules, vllm_modules
 from gemmill.compat import linear, sglang_plugin, vllm_plugin
 from gemmill.compat.linear import Linear
-from gemmill.families import blockscaled
+from gemmill.families import blockscaled, moe
 from gemmill.manifest import ManifestError
 from gemmill.quantize import quantize_weight
 from gemmill.registry import REGISTRY
@@ -320,6 +320,43 @@ def test_a_layer_of_4_bit_weights_is_computed(vllm, served_fp4, format, monkeypa
     assert loaded(layer()).apply_weights(layer(), x) == "vLLM's"
     monkeypatch.setattr(kernels(), "refusal", lambda linear: "no variant")
     assert own.can_implement(SimpleNamespace(activation_quant_key=None)) == (False, "no variant")
+
+
+@pytest.fixture
+def served_experts(make_manifest, table_of, monkeypatch) -> TableOnly:
+    """A loaded build of the smoke selection's grouped GEMMs."""
+    configs = REGISTRY.configs_of(moe.NAME, select("smoke").configs)
+    build = TableOnly(make_manifest(*configs), table_of(*configs))
+    monkeypatch.setattr(ops, "_active", build)
+    return build
+
+
+@pytest.mark.parametrize("shape", [(48, 96), (96, 96)])
+def test_vllms_experts_come_to_gemmill_where_a_variant_fits(vllm, served_experts, caplog, shape) -> None:
+    """Both GEMMs of a layer as vLLM's CutlassExpertsFp8 makes them: weights [E, N, K], scales [E, N, 1]."""
+    caplog.set_level("INFO", logger="gemmill")
+    module, (n, k) = sys.modules["vllm._custom_ops"], shape
+    of_vllm = module.cutlass_moe_mm
+    for _ in range(2):
+        vllm_plugin.register()
+    assert module.cutlass_moe_mm.__wrapped__ is of_vllm, "once"
+    theirs = [name for name, *_ in VLLM["modules"]["vllm._custom_ops"]["cutlass_moe_mm"]["parameters"]]
+    a, b = (torch.randn(s, generator=torch.Generator().manual_seed(n)).to(E4M3) for s in ((5, k), (2, n, k)))
+    a_scales, b_scales = torch.rand(5, 1), torch.rand(2, n, 1)
+    begins, sizes = torch.tensor([0, 2]), torch.tensor([[n, 2, k], [n, 3, k]], dtype=torch.int32)
+    strides = [torch.full((2,), length) for length in (k, k, n)]
+    out = torch.full((5, n), torch.nan, dtype=torch.bfloat16)
+    given = dict(zip(theirs, (out, a, b, a_scales, b_scales, begins, sizes, *strides, True, True), strict=True))
+    assert module.cutlass_moe_mm(*given.values()) is None
+    wanted = torch.cat(
+        [a[rows].float() @ b[e].float().t() * b_scales[e].t() for e, rows in ((0, slice(2)), (1, slice(2, 5)))]
+    )
+    assert (out.float() - a_scales * wanted).norm() <= 0.005 * (a_scales * wanted).norm()
+    (message,) = caplog.messages
+    assert f"takes a layer of 2 experts of N x K = {n} x {k}, float8_e4m3fn to bfloat16, " in message
+    assert module.cutlass_moe_mm(**given | {"out_tensors": out.float()}) == "vLLM's"
+    vllm.envs.VLLM_BATCH_INVARIANT = True
+    assert module.cutlass_moe_mm(*given.values()) == "vLLM's"
 
 
 def test_weights_that_cannot_be_packed_are_told(caplog) -> None:

@@ -14,12 +14,12 @@ from gemmill.tuner.bench import Bench
 from gemmill.tuner.checking import GUARD, GUARD_BYTES, PAD, GuardedArena
 from gemmill.tuner.protocol import WorkerSpec, problem_to_json
 from gemmill.tuner.subjects import Subject
-from gemms import Op, Problem, gemm
+from gemms import Op, Workload, gemm
 
 CPU = torch.device("cpu")
 
 
-def faults_of(problem: Problem, **subjects: Subject) -> dict[str, dict[str, str] | None]:
+def faults_of(problem: Workload, **subjects: Subject) -> dict[str, dict[str, str] | None]:
     """What a measuring process says of each."""
     bench = Bench(WorkerSpec(builds=(), dry_run=True))
     bench._subjects = type("Given", (), {"find": lambda _, candidate: subjects[candidate.name]})()

@@ -16,13 +16,13 @@ from gemmill.tuner.measure import Task, halving, measure
 from gemmill.tuner.protocol import PEER, Candidate
 from gemmill.tuner.timing import shuffled
 from gemmill.tuner.worker import Worker, WorkerDied, WorkerError
-from gemms import Op, Problem, gemm
+from gemms import Op, Workload, gemm
 
 PROBLEM = gemm(op=Op.FP8, m=40, n=64, k=64)
 GOOD = ("sm_good", "sm_other")
 
 
-def task(*names: str, problem: Problem = PROBLEM, **changes: object) -> Task:
+def task(*names: str, problem: Workload = PROBLEM, **changes: object) -> Task:
     candidates = tuple(Candidate(name=name, build="b") for name in (*names, *GOOD))
     return Task(**({"problem": problem, "candidates": candidates, "kept": None, "stages": halving(4)} | changes))
 

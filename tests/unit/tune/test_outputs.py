@@ -26,7 +26,7 @@ from gemmill.tuner.prune import audit, prune, selection_of, times_of, worst_firs
 from gemmill.tuner.report import environment, report_text, shapes_of
 from gemmill.tuner.sweep import SweepOptions, decisions
 from gemmill.tuner.waves import KERNELS_OF_A_WAVE, tune_selection, waves_of
-from gemms import Op, Problem, gemm
+from gemms import Op, Workload, gemm
 
 BASE = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_"
 PREFILL = f"{BASE}t128x128x128_c2x1x1_pingpong_fast_persistent_ab_sauto_a16b16d8"
@@ -34,11 +34,11 @@ DECODE = f"{BASE}t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8"
 DECODE4 = f"{DECODE}_k4"
 
 
-def problem(m: int, op: Op = Op.FP8, n: int = 4096, k: int = 4096) -> Problem:
+def problem(m: int, op: Op = Op.FP8, n: int = 4096, k: int = 4096) -> Workload:
     return gemm(op=op, m=m, n=n, k=k)
 
 
-def record_of(times: dict[Problem, dict[str, float]], faults=None, gpu: str | None = "NVIDIA H200") -> Record:
+def record_of(times: dict[Workload, dict[str, float]], faults=None, gpu: str | None = "NVIDIA H200") -> Record:
     entries = {}
     for key, us in times.items():
         outcome = Outcome(

@@ -7,12 +7,12 @@ import pytest
 
 from gemmill.tuner.models import Layer, ModelError, layers_of, named_models, read_model
 from gemmill.tuner.shapes import ShapesError, read_misses, read_shapes
-from gemms import Op, Problem, gemm
+from gemms import Op, Workload, gemm
 
 FP8 = (Op.FP8,)
 
 
-def problem(m: int, n: int, k: int, op: Op = Op.FP8) -> Problem:
+def problem(m: int, n: int, k: int, op: Op = Op.FP8) -> Workload:
     return gemm(op=op, m=m, n=n, k=k)
 
 

@@ -22,7 +22,7 @@ from gemmill.tuner.measure import Outcome
 from gemmill.tuner.program import TuneRequest, stand_in_build, tune
 from gemmill.tuner.sweep import Observer, SweepOptions, TaskLost
 from gemmill.tuner.worker import WorkerError
-from gemms import Op, Problem, gemm
+from gemms import Op, Workload, gemm
 
 SOURCES = Path(__file__).parents[3] / "generator"
 PROBLEMS = [gemm(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
@@ -249,7 +249,7 @@ def test_what_an_executor_loses_is_left_for_the_next_run(request_of, tmp_path) -
             yield from super().run(tasks[1:], found)
 
     class Hears(Observer):
-        def lost(self, problem: Problem, reason: str) -> None:
+        def lost(self, problem: Workload, reason: str) -> None:
             lost.append((problem, reason))
 
     tune(request_of(), Hears(), executor_of=Loses)

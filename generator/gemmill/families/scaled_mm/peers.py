@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gemmill.families.scaled_mm.sweep import Op
-from gemmill.numerics.measured import MeasuredProblem, Peer
+from gemmill.numerics.measured import MeasuredWorkload, Peer
 
 INT_MM_FEWEST_ROWS = 17
 """torch._int_mm refuses fewer rows of A on CUDA."""
@@ -47,7 +47,7 @@ PEERS = (
 )
 
 
-def vllm_takes(problem: MeasuredProblem) -> bool:
+def vllm_takes(problem: MeasuredWorkload) -> bool:
     """vLLM refuses operands of 16 bits, and ignores the strides of scales in groups: their columns must follow each other
     at multiples of 16 bytes."""
     return problem.op != Op.BF16 and (problem.op != Op.FP8_GROUPS or problem.sizes["m"] % 4 == 0)

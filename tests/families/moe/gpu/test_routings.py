@@ -7,11 +7,11 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from gemmill.families.moe.cases.calls import Problem, arguments_of, make_given, wanted_of
+from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given, wanted_of
 from gemmill.vocab import DType
 
 ROWS, EXPERTS = 300, 6
-FIRST = Problem(counts=(50,) * EXPERTS, n=96, k=160, data="integers")
+FIRST = CallSpec(counts=(50,) * EXPERTS, n=96, k=160, data="integers")
 PROBLEMS = {
     "channel": FIRST,
     "groups": replace(FIRST, grouped=True),
@@ -35,7 +35,7 @@ ROUTINGS = (
 MAPS = ((0, 1, 2, 3, 4, 5), (5, -1, 3, -1, 0, 1))
 
 
-def told(p: Problem) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def told(p: CallSpec) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Offsets, or rows of slots, and a map."""
     for counts in ROUTINGS:
         for mapped in MAPS:

@@ -6,7 +6,7 @@ import torch
 
 from gemmill.arithmetic import half_unit_in_last_place
 from gemmill.families.scaled_mm.accepts import Predicate
-from gemmill.families.scaled_mm.cases.calls import Call, Problem, bound_of, expected_of
+from gemmill.families.scaled_mm.cases.calls import Call, CallSpec, bound_of, expected_of
 from gemmill.families.scaled_mm.reference import groups_of
 from gemmill.families.scaled_mm.scales import lies_for_tma
 from gemmill.runtime.operands import of_tensor
@@ -45,7 +45,7 @@ def acceptance(predicate: Predicate, call: Call) -> str:
     return MUST
 
 
-def of_variant(predicate: Predicate, problem: Problem) -> Problem:
+def of_variant(predicate: Predicate, problem: CallSpec) -> CallSpec:
     """The problem in the types that a variant takes, without what it does not take."""
     azp = problem.azp
     if azp not in predicate.azp:

@@ -10,7 +10,7 @@ import torch
 import gemmill
 from families.scaled_mm.gpu.problems import REFUSES, acceptance, of_variant
 from families.scaled_mm.gpu.test_ops import op_of
-from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
+from gemmill.families.scaled_mm.cases.calls import CallSpec, compare, make_call
 from gemmill.vocab import SCALE_GROUPS, Accumulation, DType
 
 SINGLES = ((1, 264, 128), (5, 1, 128), (1, 1, 16), (64, 4096, 128), (512, 264, 64), (67, 264, 48), (1, 264, 512))
@@ -36,7 +36,7 @@ def restrided(call, turn):
 def test_strides_of_dimensions_of_one_element(subject, entry, sizes, device):
     """Whatever they are, each variant that takes the call gives the same."""
     m, n, k = sizes
-    problem = of_variant(entry.predicate, Problem(m=m, n=n, k=k, bias=True, data="integers"))
+    problem = of_variant(entry.predicate, CallSpec(m=m, n=n, k=k, bias=True, data="integers"))
     for turn in range(len(STRIDES)):
         plain = make_call(problem, device)
         if acceptance(entry.predicate, plain) == REFUSES:
@@ -61,7 +61,7 @@ def test_choices_for_one_group(groups, a_dtype, sizes, device):
         pytest.skip(f"the build has no {a_dtype} kernels with groups of {groups.size}")
     m, n, k = sizes
     for turn, a_scale in ((0, "one"), (1, "one"), (2, "each"), (4, "each")):
-        problem = Problem(m=m, n=n, k=k, a_dtype=a_dtype, groups=groups, a_scale=a_scale, data="integers")
+        problem = CallSpec(m=m, n=n, k=k, a_dtype=a_dtype, groups=groups, a_scale=a_scale, data="integers")
         call = restrided(make_call(problem, device), turn)
         op_of(call)(*call.arguments)
         result = compare(call, Accumulation.PROMOTED)
@@ -71,7 +71,7 @@ def test_choices_for_one_group(groups, a_dtype, sizes, device):
 def test_one_group_whose_scales_lie_apart(device):
     """As scales in groups at any larger K."""
     for n in (100, 264):
-        problem = Problem(m=67, n=n, k=112, a_scale="each", data="integers")
+        problem = CallSpec(m=67, n=n, k=112, a_scale="each", data="integers")
         call = make_call(problem, device)
         call = replace(call, a_scales=call.a_scales.repeat(1, 3)[:, :1])
         op_of(call)(*call.arguments)

@@ -7,7 +7,7 @@ import torch
 
 from families.scaled_mm.gpu.problems import MAY, MUST, REFUSES, acceptance, of_variant, sum_error_fraction
 from families.scaled_mm.gpu.shapes import FIRST, takes_any_rows, with_groups
-from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
+from gemmill.families.scaled_mm.cases.calls import CallSpec, compare, make_call
 from gemmill.families.scaled_mm.reference import scaled_mm
 
 MIXES = tuple(product(("one", "each"), ("one", "each"), (False, True)))
@@ -35,7 +35,7 @@ def check(subject, entry, problem, device, note_error=None):
 
 def problem_of(entry, shape, **settings):
     m, n, k = shape
-    return of_variant(entry.predicate, Problem(m=m, n=n, k=k, **settings))
+    return of_variant(entry.predicate, CallSpec(m=m, n=n, k=k, **settings))
 
 
 def test_integers_are_exact(subject, entry, shape, device):

@@ -8,7 +8,7 @@ import torch
 
 import gemmill
 from families.scaled_mm.gpu.shapes import FIRST, FIXED, UNALIGNED
-from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
+from gemmill.families.scaled_mm.cases.calls import CallSpec, compare, make_call
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.numerics.comparison import Wanted
@@ -32,7 +32,7 @@ def problem_of(kind, shape, **settings):
     a_dtype, azp = kind
     m, n, k = shape
     settings = {"out_dtype": RESULTS_OF[a_dtype][0]} | settings
-    return Problem(m=m, n=n, k=k, a_dtype=a_dtype, azp=azp, **settings)
+    return CallSpec(m=m, n=n, k=k, a_dtype=a_dtype, azp=azp, **settings)
 
 
 @pytest.mark.parametrize(
@@ -176,21 +176,21 @@ def refused(bad, good, word):
 @pytest.mark.parametrize("case", BAD_SCALED)
 def test_bad_input(case, device):
     word, spoil = BAD_SCALED[case]
-    problem = Problem(m=48, n=64, k=208, bias=True)  # more than one group along K: a single one may have gaps
+    problem = CallSpec(m=48, n=64, k=208, bias=True)  # more than one group along K: a single one may have gaps
     refused(spoil(make_call(problem, device)), make_call(problem, device), word)
 
 
 @pytest.mark.parametrize("case", BAD_AZP)
 def test_bad_input_of_azp(case, device):
     word, spoil = BAD_AZP[case]
-    problem = Problem(m=48, n=64, k=80, bias=True, azp="token", a_dtype=DType.S8)
+    problem = CallSpec(m=48, n=64, k=80, bias=True, azp="token", a_dtype=DType.S8)
     refused(spoil(make_call(problem, device)), make_call(problem, device), word)
 
 
 @pytest.mark.needs_cuda
 @pytest.mark.parametrize("name", OTHER_DEVICE)
 def test_operands_on_two_devices(name, device):
-    problem = Problem(m=48, n=64, k=80, bias=True)
+    problem = CallSpec(m=48, n=64, k=80, bias=True)
     call = make_call(problem, device)
     refused(with_argument(call, name, getattr(call, name).cpu()), make_call(problem, device), name)
 

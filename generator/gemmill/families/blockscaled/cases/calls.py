@@ -30,7 +30,7 @@ _ONE, _STEP = {True: 56, False: 127}, {True: 8, False: 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class CallSpec:
     """One call. Everything in it, data included, follows from these fields."""
 
     m: int
@@ -92,7 +92,7 @@ class Operands:
     b: Tensor
     """float64 [N, K]."""
 
-    def wanted(self, problem: Problem, rows: Tensor | None = None) -> Wanted:
+    def wanted(self, problem: CallSpec, rows: Tensor | None = None) -> Wanted:
         """What the result must be, or some rows of it."""
         alpha, bias = (self.given.get(name) for name in ("alpha", "bias"))
         a = self.a if rows is None else self.a[rows]
@@ -106,14 +106,14 @@ class Operands:
         return Wanted(rounded=rounded(exact, out_dtype), exact=exact, bound=bound)
 
 
-def make_operands(problem: Problem, device: torch.device) -> Operands:
+def make_operands(problem: CallSpec, device: torch.device) -> Operands:
     """New tensors for a problem; the same problem has the same data."""
     generator = torch.Generator(device=device).manual_seed(problem.m * 1_000_003 + problem.n * 1009 + problem.k)
     weights = make_matrix(problem.pair.b_format, problem.n, problem.k, problem.data, generator)
     return operands_of(problem, weights, generator)
 
 
-def operands_of(problem: Problem, weights: BlockScaled, generator: torch.Generator) -> Operands:
+def operands_of(problem: CallSpec, weights: BlockScaled, generator: torch.Generator) -> Operands:
     """New tensors with weights that there are."""
     p, device = problem, generator.device
     out_dtype = getattr(torch, p.out_dtype.torch_name)
@@ -143,7 +143,7 @@ def arguments_of(op: str, roles: tuple[str, ...], given: dict[str, Any], out: Te
     return [(given | {"out": out})[role] for role, _ in zip(roles, BY_NAME[op].arguments, strict=True)]
 
 
-def packed(problem: Problem, weights: BlockScaled) -> dict[str, Tensor]:
+def packed(problem: CallSpec, weights: BlockScaled) -> dict[str, Tensor]:
     """Weights in the kernel's order."""
     half = problem.out_dtype is DType.F16
     ready = prepack(weights, for_op=problem.name, activations="f16" if half else "bf16")
@@ -154,7 +154,7 @@ def packed(problem: Problem, weights: BlockScaled) -> dict[str, Tensor]:
     return {"b": rows, "b_sf": base}
 
 
-def folded(problem: Problem, weights: BlockScaled) -> FoldedBlocks:
+def folded(problem: CallSpec, weights: BlockScaled) -> FoldedBlocks:
     """Weights in the order of the kernel for e4m3 activations."""
     op, of_nvfp4 = problem.name, weights.format.has_global_scale
     global_scale = torch.tensor([2.0], device=weights.codes.device) if of_nvfp4 else None
@@ -163,7 +163,7 @@ def folded(problem: Problem, weights: BlockScaled) -> FoldedBlocks:
     return to_folded_blocks(ready)
 
 
-def _folded(p: Problem, weights: BlockScaled, given: dict[str, Any], generator: torch.Generator) -> Operands:
+def _folded(p: CallSpec, weights: BlockScaled, given: dict[str, Any], generator: torch.Generator) -> Operands:
     device, parts = generator.device, -(-p.k // BLOCK_COLUMNS) if p.grouped else 1
     numbers = _numbers(p.m, p.k, p.data, generator).to(torch.float8_e4m3fn)
     powers = torch.randint(-2, 2, (p.m, parts), device=device, generator=generator).float()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gemmill.families.blockscaled.accepts import accepted
-from gemmill.families.blockscaled.cases.calls import Operands, Problem, arguments_of, make_operands
+from gemmill.families.blockscaled.cases.calls import CallSpec, Operands, arguments_of, make_operands
 from gemmill.families.blockscaled.config import (
     WEIGHT_PAIRS,
     AnyConfig,
@@ -40,7 +40,7 @@ _LEAST_GROUPED, _LEAST_UNFOLDED = 160, 64
 class BlockScaledCase:
     """A problem that is computed and compared."""
 
-    problem: Problem
+    problem: CallSpec
 
     def __str__(self) -> str:
         return str(self.problem)
@@ -102,9 +102,9 @@ def sized(config: AnyConfig, sizes: Mapping[str, int]) -> BlockScaledCase:
     return BlockScaledCase(problem=problem)
 
 
-def _first(config: AnyConfig) -> Problem:
+def _first(config: AnyConfig) -> CallSpec:
     ops = accepted(config).ops
-    return Problem(
+    return CallSpec(
         m=1,
         n=32,
         k=256,

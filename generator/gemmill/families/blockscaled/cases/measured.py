@@ -12,7 +12,7 @@ from gemmill.families.blockscaled.cases.checked import ROLES_OF
 from gemmill.families.blockscaled.sweep import Op
 from gemmill.formats.quantise import BlockScaled, swizzle
 from gemmill.numerics.comparison import Comparison
-from gemmill.numerics.measured import ROTATED_BYTES, MeasuredProblem, sampled_rows
+from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload, sampled_rows
 from gemmill.numerics.memory import Slot
 
 MOST_COPIES = 64
@@ -23,8 +23,8 @@ _EXACT = " with small integers"
 class BlockScaledOperands:
     """The `Operands` of a block-scaled GEMM; `weights` are as the op takes them."""
 
-    problem: MeasuredProblem
-    call: calls.Problem
+    problem: MeasuredWorkload
+    call: calls.CallSpec
     made: calls.Operands
     """With the first of the weights."""
     plain: tuple[BlockScaled, ...]
@@ -86,7 +86,7 @@ class BlockScaledMaker:
         self._weights: tuple[dict[str, Tensor], ...] = ()
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: MeasuredProblem) -> BlockScaledOperands:
+    def make(self, problem: MeasuredWorkload) -> BlockScaledOperands:
         """Normal random numbers and random scales."""
         call = _call_of(problem)
         out = torch.full((call.m, call.n), torch.nan, dtype=torch.bfloat16, device=self._device)
@@ -109,11 +109,11 @@ class BlockScaledMaker:
         made = calls.operands_of(call, weights, self._generator)
         return replace(x, call=call, made=made, plain=(weights,), weights=(_given(call, weights),))
 
-    def _drawn(self, call: calls.Problem) -> BlockScaled:
+    def _drawn(self, call: calls.CallSpec) -> BlockScaled:
         return calls.make_matrix(call.pair.b_format, call.n, call.k, call.data, self._generator)
 
 
-def _given(call: calls.Problem, weights: BlockScaled) -> dict[str, Tensor]:
+def _given(call: calls.CallSpec, weights: BlockScaled) -> dict[str, Tensor]:
     if call.is_widened:
         return calls.packed(call, weights)
     if call.is_folded:
@@ -122,6 +122,6 @@ def _given(call: calls.Problem, weights: BlockScaled) -> dict[str, Tensor]:
     return {"b": weights.codes, "b_sf": swizzle(weights.scales)}
 
 
-def _call_of(problem: MeasuredProblem) -> calls.Problem:
+def _call_of(problem: MeasuredWorkload) -> calls.CallSpec:
     m, n, k = (problem.sizes[name] for name in "mnk")
-    return calls.Problem(m=m, n=n, k=k, pair=Op(problem.op).pair)
+    return calls.CallSpec(m=m, n=n, k=k, pair=Op(problem.op).pair)

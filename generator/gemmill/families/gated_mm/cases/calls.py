@@ -17,7 +17,7 @@ NEUTRAL = (1.0, math.inf, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class CallSpec:
     """One call. Everything in it, data included, follows from these fields."""
 
     m: int
@@ -47,7 +47,7 @@ class Problem:
         return "; ".join(words)
 
 
-def make_given(p: Problem, device: torch.device) -> dict[str, Any]:
+def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
     """Arguments by name, but for what is written; the same problem has the same data."""
     g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.hidden * 1009 + p.k)
     n = 2 * p.hidden
@@ -101,13 +101,13 @@ def groups_of(hidden: int) -> int:
     return hidden // GROUP
 
 
-def _codes(shape: tuple[int, ...], p: Problem, g: torch.Generator) -> Tensor:
+def _codes(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
     if p.data == "random":
         return torch.randn(shape, device=g.device, generator=g).to(torch.float8_e4m3fn)
     return torch.randint(-2, 3, shape, device=g.device, generator=g).float().to(torch.float8_e4m3fn)
 
 
-def _scales(shape: tuple[int, ...], p: Problem, g: torch.Generator) -> Tensor:
+def _scales(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
     if p.data == "random":
         return torch.rand(shape, device=g.device, generator=g) * 0.2 + 0.05
     least = -3 if p.data == "integers" else 0

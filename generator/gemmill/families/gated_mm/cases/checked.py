@@ -8,7 +8,7 @@ import torch
 
 from gemmill.families.gated_mm.cases.calls import (
     NEUTRAL,
-    Problem,
+    CallSpec,
     arguments_of,
     groups_of,
     make_given,
@@ -30,7 +30,7 @@ OF_SWIGLU = (1.702, 7.0, 1.0)
 class GatedCase:
     """A problem that is computed and compared."""
 
-    problem: Problem
+    problem: CallSpec
 
     def __str__(self) -> str:
         return str(self.problem)
@@ -79,7 +79,7 @@ def of_config(config: AnyConfig) -> Iterator[GatedCase]:
         yield from _of_tile(config)
 
 
-def _of_unaligned(first: Problem) -> Iterator[GatedCase]:
+def _of_unaligned(first: CallSpec) -> Iterator[GatedCase]:
     """Rows that begin anywhere, of K that is no multiple of anything."""
     step = first.hidden if first.result is Result.GROUP else 16
     problems = (
@@ -120,13 +120,13 @@ def sized(config: AnyConfig, sizes: Mapping[str, int]) -> GatedCase:
     return GatedCase(problem=replace(first, m=sizes["m"], hidden=sizes["n"] // 2, k=sizes["k"], data="integers"))
 
 
-def _first(result: Result, activation: Activation) -> Problem:
+def _first(result: Result, activation: Activation) -> CallSpec:
     numbers = OF_SWIGLU if activation is Activation.SWIGLU else NEUTRAL
-    return Problem(m=1, hidden=128, k=128, result=result, activation=activation, numbers=numbers)
+    return CallSpec(m=1, hidden=128, k=128, result=result, activation=activation, numbers=numbers)
 
 
 def once() -> Iterator[tuple[str, GatedCase]]:
     """The op, once for each result that there is."""
     for result in (Result.BF16, Result.GROUP):
-        problem = Problem(m=5, hidden=256, k=256, result=result)
+        problem = CallSpec(m=5, hidden=256, k=256, result=result)
         yield f"{SCALED_MM_ACT_QUANT.name} to {result}", GatedCase(problem=problem)

@@ -19,7 +19,7 @@ from gemmill.vocab import DType
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class CallSpec:
     """One call. Everything in it, data included, follows from these fields."""
 
     counts: tuple[int, ...]
@@ -84,7 +84,7 @@ class Problem:
         return "; ".join(words)
 
 
-def make_given(p: Problem, device: torch.device) -> dict[str, Any]:
+def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
     """Arguments by name, but for the result; the same problem has the same data."""
     g = torch.Generator(device=device).manual_seed(p.rows * 1_000_003 + p.n * 1009 + p.k)
     k_groups, n_groups = -(-p.k // GROUP), -(-p.n // GROUP)
@@ -145,7 +145,7 @@ def wanted_of(op: str, given: dict[str, Any], out: Tensor, *, exactly: bool, pro
     return Wanted(rounded=matrices[0], exact=matrices[1], bound=matrices[2])
 
 
-def _ids(p: Problem, g: torch.Generator) -> Tensor:
+def _ids(p: CallSpec, g: torch.Generator) -> Tensor:
     """Of any row, one in eight of none."""
     ids = torch.randint(0, p.tokens, (p.rows,), device=g.device, generator=g)
     ids[3::8], ids[7::16] = p.tokens, -1
@@ -157,7 +157,7 @@ def _torch(dtype: DType) -> torch.dtype:
     return found
 
 
-def _codes(shape: tuple[int, ...], p: Problem, g: torch.Generator) -> Tensor:
+def _codes(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
     if p.data == "integers":
         return torch.randint(-2, 3, shape, device=g.device, generator=g).float().to(_torch(p.dtype))
     if p.dtype is DType.S8:
@@ -165,7 +165,7 @@ def _codes(shape: tuple[int, ...], p: Problem, g: torch.Generator) -> Tensor:
     return torch.randn(shape, device=g.device, generator=g).to(_torch(p.dtype))
 
 
-def _scales(shape: tuple[int, ...], p: Problem, g: torch.Generator) -> Tensor:
+def _scales(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
     if p.data == "integers":
         return torch.exp2(torch.randint(-2, 3, shape, device=g.device, generator=g).float())
     return torch.rand(shape, device=g.device, generator=g) * 0.02 + 0.005

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.moe.cases.calls import Problem, arguments_of, make_given, wanted_of
+from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given, wanted_of
 from gemmill.families.moe.config import AnyConfig, GroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.facts import Facts
 from gemmill.families.moe.selections import smoke
@@ -23,7 +23,7 @@ GUARD_ROWS = 2
 class GroupedCase:
     """A problem that is computed and compared."""
 
-    problem: Problem
+    problem: CallSpec
 
     def __str__(self) -> str:
         return str(self.problem)
@@ -85,7 +85,7 @@ def _of_unaligned(config: UnalignedGroupedConfig) -> Iterator[GroupedCase]:
 
 def _of_tile(config: GroupedConfig) -> Iterator[GroupedCase]:
     first, tile = _first(config), Facts(config).tile_m
-    problems: tuple[Problem, ...] = (
+    problems: tuple[CallSpec, ...] = (
         replace(first, counts=(tile + 3,), n=96, k=160),
         replace(first, counts=(0, 1, 0, tile, 2 * tile + 1, 0), n=160, k=512, pad=16),
         replace(first, counts=(0, 0, tile - 1), n=384, k=96, spare=7, wide_offsets=True),
@@ -112,8 +112,8 @@ def sized(config: AnyConfig, sizes: Mapping[str, int]) -> GroupedCase:
     )
 
 
-def _first(config: AnyConfig) -> Problem:
-    first = Problem(
+def _first(config: AnyConfig) -> CallSpec:
+    first = CallSpec(
         counts=(1,),
         n=64,
         k=128,
@@ -132,7 +132,7 @@ def once() -> Iterator[tuple[str, GroupedCase]]:
     kinds = {(config.indexed, config.dtype, bool(config.group_size)) for config in tiled}
     for indexed, dtype, grouped in sorted(kinds):
         for slot in (0,) if indexed else (0, 64):
-            problem = Problem(
+            problem = CallSpec(
                 counts=(5, 0, 40, 1), n=96, k=256, dtype=dtype, grouped=grouped, slot=slot, indexed=indexed
             )
             words = [" with groups"] if grouped else [" of bf16"] if problem.is_plain else []

@@ -12,7 +12,7 @@ from gemmill.families.moe.cases import calls
 from gemmill.families.moe.ops import GROUPED_MM
 from gemmill.families.moe.sweep import Op
 from gemmill.numerics.comparison import Comparison, Wanted
-from gemmill.numerics.measured import ROTATED_BYTES, MeasuredProblem, take
+from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload, take
 from gemmill.numerics.memory import Slot
 from gemmill.vocab import DType
 
@@ -26,8 +26,8 @@ _EXACT = " with small integers"
 class GroupedOperands:
     """The `Operands` of a grouped GEMM."""
 
-    problem: MeasuredProblem
-    call: calls.Problem
+    problem: MeasuredWorkload
+    call: calls.CallSpec
     given: dict[str, Any]
     """Arguments by name, but for offsets and the result."""
     offsets: tuple[Tensor, ...]
@@ -105,7 +105,7 @@ class GroupedMaker:
         self._device = device
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: MeasuredProblem) -> GroupedOperands:
+    def make(self, problem: MeasuredWorkload) -> GroupedOperands:
         """Normal random numbers, and rows dealt to experts in turn, from any expert on."""
         out = torch.full((problem.sizes["m"], problem.sizes["n"]), torch.nan, dtype=torch.bfloat16, device=self._device)
         return self._operands(problem, "random", out)
@@ -114,9 +114,9 @@ class GroupedMaker:
         """Small integers and powers of two; the result's memory is shared."""
         return None if x.call.dtype is DType.S8 else self._operands(x.problem, "integers", x.out)
 
-    def _operands(self, problem: MeasuredProblem, data: str, out: Tensor) -> GroupedOperands:
+    def _operands(self, problem: MeasuredWorkload, data: str, out: Tensor) -> GroupedOperands:
         op, (m, n, k, experts) = Op(problem.op), (problem.sizes[name] for name in ("m", "n", "k", "experts"))
-        call = calls.Problem(
+        call = calls.CallSpec(
             counts=(m, *(0,) * (experts - 1)),
             n=n,
             k=k,

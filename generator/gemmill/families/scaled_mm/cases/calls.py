@@ -22,7 +22,7 @@ PADDING = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class CallSpec:
     """One call. Everything in it, data included, follows from these fields."""
 
     m: int
@@ -71,7 +71,7 @@ class Problem:
 class Call:
     """A problem's tensors. `out` lies in a memory of its own, all of which is poisoned."""
 
-    problem: Problem
+    problem: CallSpec
     memory: Memory
     out: Tensor
     a: Tensor
@@ -100,7 +100,7 @@ class Call:
         return not self.memory.changed(torch.full_like(self.memory.bytes, POISON), written=True).any()
 
 
-def make_call(problem: Problem, device: torch.device) -> Call:
+def make_call(problem: CallSpec, device: torch.device) -> Call:
     """New tensors for a problem; the same problem has the same data."""
     p = problem
     generator = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.n * 1009 + p.k)
@@ -129,7 +129,7 @@ def make_call(problem: Problem, device: torch.device) -> Call:
     )
 
 
-def make_zero_points(p: Problem, b: Tensor, generator: torch.Generator) -> tuple[Tensor | None, Tensor | None]:
+def make_zero_points(p: CallSpec, b: Tensor, generator: torch.Generator) -> tuple[Tensor | None, Tensor | None]:
     """azp_adj and azp for b [K, N]; None where the problem has none."""
     if p.azp == "none":
         return None, None
@@ -139,7 +139,7 @@ def make_zero_points(p: Problem, b: Tensor, generator: torch.Generator) -> tuple
     return azp_adj, torch.randint(-128, 128, (p.m, 1), dtype=torch.int32, device=generator.device, generator=generator)
 
 
-def make_scales(p: Problem, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def make_scales(p: CallSpec, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """a_scales and b_scales."""
     if p.groups is None:
         a_scales, b_scales = (
@@ -152,7 +152,7 @@ def make_scales(p: Problem, generator: torch.Generator) -> tuple[Tensor, Tensor]
     )
 
 
-def make_data(p: Problem, rows: int, columns: int, generator: torch.Generator) -> Tensor:
+def make_data(p: CallSpec, rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """a, or b transposed, row-major without gaps."""
     kind, device = getattr(torch, p.a_dtype.torch_name), generator.device
     if p.data == "integers":
@@ -164,7 +164,7 @@ def make_data(p: Problem, rows: int, columns: int, generator: torch.Generator) -
     return torch.randn(rows, columns, device=device, generator=generator).to(kind)
 
 
-def _group_scales(p: Problem, order: str, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+def _group_scales(p: CallSpec, order: str, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
     values = _scale_values(p, shape[0] * shape[1], generator).reshape(shape)
     if order == "each":
         return values
@@ -177,13 +177,13 @@ def _group_scales(p: Problem, order: str, shape: tuple[int, int], generator: tor
     return memory.t()[:rows]
 
 
-def _scales(p: Problem, kind: str, count: int, generator: torch.Generator) -> Tensor:
+def _scales(p: CallSpec, kind: str, count: int, generator: torch.Generator) -> Tensor:
     if kind == "unit":
         return torch.ones(1, device=generator.device)
     return _scale_values(p, 1 if kind == "one" else count, generator)
 
 
-def _scale_values(p: Problem, count: int, generator: torch.Generator) -> Tensor:
+def _scale_values(p: CallSpec, count: int, generator: torch.Generator) -> Tensor:
     if p.data == "integers":
         return powers_of_two((count,), generator)
     return torch.rand(count, device=generator.device, generator=generator) * 0.02 + 0.005
@@ -205,7 +205,7 @@ def _padding(layout: str, columns: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def expected_of(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor | None]:
+def expected_of(problem: CallSpec, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """The reference's result and, where a tolerance is measured from it, the exact one."""
     call = make_call(problem, device)
     rounded = scaled_mm(
@@ -218,17 +218,17 @@ def expected_of(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor 
 
 
 @functools.lru_cache(maxsize=4096)
-def _sum_error(problem: Problem, accumulation: Accumulation, device: torch.device) -> Tensor:
+def _sum_error(problem: CallSpec, accumulation: Accumulation, device: torch.device) -> Tensor:
     call = make_call(problem, device)
     return accumulation_error(call.a, call.b, accumulation)
 
 
 @functools.lru_cache(maxsize=4096)
-def bound_of(problem: Problem, accumulation: Accumulation, device: torch.device) -> Tensor:
+def bound_of(problem: CallSpec, accumulation: Accumulation, device: torch.device) -> Tensor:
     """How far from the exact result a right one may be."""
     call = make_call(problem, device)
     # The sum depends on shape and data alone: one bound serves all scales, biases and layouts.
-    plain = Problem(m=problem.m, n=problem.n, k=problem.k, a_dtype=problem.a_dtype, data=problem.data)
+    plain = CallSpec(m=problem.m, n=problem.n, k=problem.k, a_dtype=problem.a_dtype, data=problem.data)
     error = _sum_error(plain, accumulation, device)
     return tolerance(call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, accumulation, call.bias, error)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP, Predicate, accepted
-from gemmill.families.scaled_mm.cases.calls import Problem, compare, make_call
+from gemmill.families.scaled_mm.cases.calls import CallSpec, compare, make_call
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.numerics.cases import Outcome
 from gemmill.runtime.schemas import NAMESPACE
@@ -28,7 +28,7 @@ QUICK_SHAPE = (33, 64, 128)
 class GemmCase:
     """A problem and how the kernel that answers it adds."""
 
-    problem: Problem
+    problem: CallSpec
     accumulation: Accumulation
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ def sized(config: KernelConfig, sizes: Mapping[str, int]) -> GemmCase:
     return GemmCase(problem=replace(kind, m=m, n=n, k=k, data="integers"), accumulation=config.schedule.accumulation)
 
 
-def problems_of(predicate: Predicate) -> Iterator[Problem]:
+def problems_of(predicate: Predicate) -> Iterator[CallSpec]:
     """The problems of a variant's cases."""
     both = ("each", "one")
     a_scales = ("one",) if predicate.scale_layout is ScaleLayout.MN_MAJOR else both
@@ -81,7 +81,7 @@ def problems_of(predicate: Predicate) -> Iterator[Problem]:
         n, k = -(-shape_n // align_n) * align_n, -(-shape_k // align_k) * align_k
         is_long = (m, shape_n, shape_k) in LONG_SHAPES
         for a_scale, b_scale, bias, azp in islice(kinds, 1 if is_long else CASES_OF_A_SHAPE):
-            yield Problem(
+            yield CallSpec(
                 m=m,
                 n=max(n, least_n),
                 k=k + predicate.group_size if k <= predicate.group_size else k,
@@ -106,8 +106,8 @@ def once() -> Iterator[tuple[str, GemmCase]]:
         (SCALED_MM_AZP, DType.S8, "token"),
     ):
         accumulation = Accumulation.FAST if dtype.is_float else Accumulation.EXACT
-        problem = Problem(m=m, n=n, k=k, a_dtype=dtype, azp=azp, bias=True)
+        problem = CallSpec(m=m, n=n, k=k, a_dtype=dtype, azp=azp, bias=True)
         yield f"{op} {dtype}", GemmCase(problem=problem, accumulation=accumulation)
     groups = SCALE_GROUPS[0]
-    problem = Problem(m=m, n=n, k=k + groups.size, a_scale="one", b_scale="one", bias=True, groups=groups)
+    problem = CallSpec(m=m, n=n, k=k + groups.size, a_scale="one", b_scale="one", bias=True, groups=groups)
     yield f"{SCALED_MM} {problem.a_dtype} in groups", GemmCase(problem=problem, accumulation=Accumulation.PROMOTED)

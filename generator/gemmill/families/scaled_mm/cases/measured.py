@@ -12,7 +12,7 @@ from gemmill.families.scaled_mm.cases import calls
 from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.comparison import Comparison, Wanted
-from gemmill.numerics.measured import ROTATED_BYTES, MeasuredProblem, sampled_rows, take
+from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload, sampled_rows, take
 from gemmill.numerics.memory import Slot
 from gemmill.vocab import Accumulation, DType
 
@@ -24,8 +24,8 @@ _EXACT = " with small integers"
 class GemmOperands:
     """The `Operands` of a GEMM; `weights` are copies that differ, [K, N] column-major."""
 
-    problem: MeasuredProblem
-    call: calls.Problem
+    problem: MeasuredWorkload
+    call: calls.CallSpec
     a: Tensor
     weights: tuple[Tensor, ...]
     out: Tensor
@@ -103,7 +103,7 @@ class GemmMaker:
         self._weights: tuple[Tensor, ...] = ()
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: MeasuredProblem) -> GemmOperands:
+    def make(self, problem: MeasuredWorkload) -> GemmOperands:
         """Uniform random operands in [-1, 1] (s8: the whole range) and positive scales (bf16: 1)."""
         call = _call_of(problem)
         out = torch.full((call.m, call.n), torch.nan, dtype=torch.bfloat16, device=self._device)
@@ -118,7 +118,7 @@ class GemmMaker:
         return self._operands(x.problem, call, (self._weight(call),), x.out)
 
     def _operands(
-        self, problem: MeasuredProblem, call: calls.Problem, weights: tuple[Tensor, ...], out: Tensor
+        self, problem: MeasuredWorkload, call: calls.CallSpec, weights: tuple[Tensor, ...], out: Tensor
     ) -> GemmOperands:
         a_scales, b_scales = calls.make_scales(call, self._generator)
         made = [calls.make_zero_points(call, weight, self._generator) for weight in weights]
@@ -134,7 +134,7 @@ class GemmMaker:
             azp_adj=tuple(azp_adj for azp_adj, _ in made),
         )
 
-    def _weights_of(self, call: calls.Problem) -> tuple[Tensor, ...]:
+    def _weights_of(self, call: calls.CallSpec) -> tuple[Tensor, ...]:
         key = (call.a_dtype, call.n, call.k)
         if key != self._key:
             self._weights, self._key = (), key
@@ -143,14 +143,14 @@ class GemmMaker:
             self._weights = tuple(self._weight(call) for _ in range(copies))
         return self._weights
 
-    def _weight(self, call: calls.Problem) -> Tensor:
+    def _weight(self, call: calls.CallSpec) -> Tensor:
         return calls.make_data(call, call.n, call.k, self._generator).t()
 
 
-def _call_of(problem: MeasuredProblem) -> calls.Problem:
+def _call_of(problem: MeasuredWorkload) -> calls.CallSpec:
     op = Op(problem.op)
     kinds = {Op.FP8_GROUPS: ("one", "together"), Op.BF16: ("unit", "unit")}.get(op, ("each", "each"))
-    return calls.Problem(
+    return calls.CallSpec(
         m=problem.sizes["m"],
         n=problem.sizes["n"],
         k=problem.sizes["k"],

@@ -21,7 +21,7 @@ FEWER = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class CallSpec:
     """One call. Everything in it, data included, follows from these fields."""
 
     m: int
@@ -60,7 +60,7 @@ class Problem:
         return "; ".join(words + (["exact"] if self.data == "integers" else []))
 
 
-def make_given(p: Problem, device: torch.device) -> dict[str, Tensor | None]:
+def make_given(p: CallSpec, device: torch.device) -> dict[str, Tensor | None]:
     """Arguments by name, but for the result; the same problem has the same data."""
     g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.n * 1009 + p.k)
     values, meta = compress(pruned_at_random(codes(p, p.n, g), g))
@@ -107,7 +107,7 @@ def torch_type(dtype: DType) -> torch.dtype:
     return found
 
 
-def codes(p: Problem, rows: int, g: torch.Generator) -> Tensor:
+def codes(p: CallSpec, rows: int, g: torch.Generator) -> Tensor:
     """a, or the weights before they are pruned."""
     if p.data == "integers":
         return small_integers(rows, p.k, torch_type(p.dtype), g)
@@ -133,7 +133,7 @@ def _apart(x: Tensor, pad: int) -> Tensor:
     return memory[:, : x.shape[1]].view(x.dtype)
 
 
-def _scales(p: Problem, count: int, g: torch.Generator) -> Tensor:
+def _scales(p: CallSpec, count: int, g: torch.Generator) -> Tensor:
     if p.data == "integers":
         return powers_of_two((count, 1), g)
     return torch.rand(count, 1, device=g.device, generator=g) * 0.02 + 0.005

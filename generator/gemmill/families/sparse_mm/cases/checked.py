@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gemmill.families.sparse_mm.cases.calls import Problem, arguments_of, make_given, torch_type, wanted_of
+from gemmill.families.sparse_mm.cases.calls import CallSpec, arguments_of, make_given, torch_type, wanted_of
 from gemmill.families.sparse_mm.classes import Need, needs_of
 from gemmill.families.sparse_mm.config import SparseConfig
 from gemmill.numerics.cases import Outcome
@@ -29,7 +29,7 @@ QUICK_SHAPE = (33, 64, 128)
 class SparseCase:
     """A problem that is computed and compared."""
 
-    problem: Problem
+    problem: CallSpec
 
     def __str__(self) -> str:
         return str(self.problem)
@@ -87,8 +87,8 @@ def sized(config: SparseConfig, sizes: Mapping[str, int]) -> SparseCase:
     return SparseCase(problem=replace(_first(config), m=m, n=n, k=k, data="integers"))
 
 
-def _first(config: SparseConfig) -> Problem:
-    return Problem(
+def _first(config: SparseConfig) -> CallSpec:
+    return CallSpec(
         m=1,
         n=16,
         k=32,
@@ -102,5 +102,5 @@ def once() -> Iterator[tuple[str, SparseCase]]:
     """Each op once for the operands that the smoke selection has."""
     m, n, k = QUICK_SHAPE
     for dtype, need in ((DType.E4M3, Need.BIAS), (DType.S8, Need.BIAS), (DType.S8, Need.AZP_TOKEN)):
-        problem = Problem(m=m, n=n, k=k, dtype=dtype, need=need)
+        problem = CallSpec(m=m, n=n, k=k, dtype=dtype, need=need)
         yield f"{problem.op} {dtype}", SparseCase(problem=problem)

@@ -1,0 +1,108 @@
+"""The tables of docs/figures.md and the picture of the README, of one comparison of scaled GEMMs.
+
+    python benchmarks/figures.py benchmarks/results/scaled_mm-comparison-default-h200-2026-11-22.json
+
+Writes what stands between the two marks of the page, and docs/images/peers.svg. A test holds both to the result that is named there.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gemmill.writing import write_whole
+from harness import plot
+from harness.results import SUBJECT, shape_of
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, PICTURE = ROOT / "docs" / "figures.md", ROOT / "docs" / "images" / "peers.svg"
+BEGIN, END = "<!-- made by benchmarks/figures.py -->", "<!-- end -->"
+OPS = {
+    "fp8": ("e4m3, per token x per channel, to bf16", ("vllm", "torch row-wise", "torch tensor-wise")),
+    "fp8_groups": ("e4m3, scales in groups 1 x 128 and 128 x 128", ("vllm", "deepgemm")),
+    "int8": ("int8, per token x per channel", ("vllm",)),
+    "int8_azp": ("int8 with zero points", ("vllm",)),
+    "bf16": ("bf16 without scales", ("torch mm",)),
+}
+"""What is compared, and the peers that compute the same; another way to have it is not the best peer."""
+NAMES = {"vllm": "vLLM", "deepgemm": "DeepGEMM", "torch mm": "torch (cuBLAS)"}
+
+
+def tables(record: dict, source: str) -> str:
+    """Markdown of all tables. `source` is the result's path in the repository."""
+    told = (
+        f"These tables are of one {record['environment']['gpu']}, {record['date'][:10]}, commit {record['commit'][:7]}, "
+        f"torch {record['environment']['torch']}, of build `{record['build']['id']}` ([JSON](../{source})). Times are in "
+        "microseconds, the best peer in bold."
+    )
+    parts = [told, "\n".join(_summary(record))]
+    parts += ["\n".join(_times(record, op)) for op in OPS if any(row["op"] == op for row in record["rows"])]
+    return "\n\n".join([*parts, "\n".join(_host(record))])
+
+
+def _summary(record: dict) -> Iterator[str]:
+    yield "| best peer's time / gemmill's, geometric mean | M up to 128 | above | worst |"
+    yield "| --- | --- | --- | --- |"
+    for op, (what, _) in OPS.items():
+        sides = {part["side"]: part for part in record["summary"] if part["op"] == op and part["shapes"]}
+        if sides:
+            worst = min(sides.values(), key=lambda part: part["worst_ratio"])
+            means = [
+                f"{sides[side]['geometric_mean']:.3f}" if side in sides else "-" for side in ("M <= 128", "M > 128")
+            ]
+            yield f"| {what} | {' | '.join(means)} | {worst['worst_ratio']:.3f} at {' x '.join(map(str, worst['worst_shape']))} |"
+
+
+def _times(record: dict, op: str) -> Iterator[str]:
+    what, peers = OPS[op]
+    names = [NAMES.get(peer, peer) for peer in peers]
+    yield f"| {what}: M x N x K | {SUBJECT} | {' | '.join(names)} |"
+    yield "| --- " * (2 + len(peers)) + "|"
+    for row in sorted((row for row in record["rows"] if row["op"] == op), key=shape_of):
+        best = row["best_peer"]
+        cells = [_us(row, SUBJECT), *(f"**{_us(row, p)}**" if p == best else _us(row, p) for p in peers)]
+        yield f"| {' x '.join(map(str, shape_of(row)))} | {' | '.join(cells)} |"
+
+
+def _us(row: dict, name: str) -> str:
+    found = row["contenders"].get(name)
+    return "-" if found is None else _number(found["median_us"])
+
+
+def _number(us: float) -> str:
+    return f"{us:.0f}" if us >= 100 else f"{us:.1f}"
+
+
+def _host(record: dict) -> Iterator[str]:
+    peers = list(dict.fromkeys(peer for _, peers in OPS.values() for peer in peers))
+    yield f"| host time of a call through `.default`, us | {SUBJECT} | {' | '.join(NAMES.get(peer, peer) for peer in peers)} |"
+    yield "| --- " * (2 + len(peers)) + "|"
+    for op, (what, _) in OPS.items():
+        if taken := record["host"].get(op):
+            cells = [f"{taken[name]['median_us']:.1f}" if name in taken else "-" for name in (SUBJECT, *peers)]
+            yield f"| {what} | {' | '.join(cells)} |"
+
+
+def page(text: str, record: dict, source: str) -> str:
+    """The page with new tables. Raises ValueError where a mark is missing."""
+    before, _, rest = text.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise ValueError(f"the page lacks {BEGIN} or {END}: put the tables between them")
+    return f"{before}{BEGIN}\n\n{tables(record, source)}\n\n{END}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write page and picture. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("result", type=Path)
+    path = parser.parse_args(arguments).result.resolve()
+    record = json.loads(path.read_text(encoding="utf-8"))
+    write_whole(PAGE, page(PAGE.read_text(encoding="utf-8"), record, path.relative_to(ROOT).as_posix()))
+    write_whole(PICTURE, plot.drawn(record) or "")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The command's verbs, each imported when it is asked for: `gemmill --help` imports none."""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+TEXTS = {
+    "list": "List variants of a build or selection.",
+    "plan": "Say what a build would compile and cost.",
+    "generate": "Write the sources of a selection, CUDA or Python.",
+    "build": "Compile a selection into an extension: default, or nvcc where the CuTe DSL is not installed.",
+    "show": "Show all that is known about a variant.",
+    "export": "Write a kernel that compiles on its own, or builds for Hugging Face's Hub.",
+    "explain": "Say which variant a call gets, and why.",
+    "verify": "Check the numerics of every variant.",
+    "fuzz": "Make random calls, right ones and broken ones.",
+    "tune": "Time variants on shapes and write the table that the runtime chooses by.",
+    "audit": "List shapes that no variant or no measured row serves, with the loss to expect.",
+    "prune": "Write the smallest selection that is within a share of the best at every shape.",
+    "convert": "Convert a safetensors checkpoint, and say what each layer loses.",
+    "wheel": "Write a wheel with runtime, builds and tables.",
+    "doctor": "Report whether machine and build fit.",
+    "table": "Look at tuned tables, compare and merge them.",
+    "builds": "Look at builds, choose which one serves, remove them.",
+    "cache": "Look after what is kept between builds.",
+}
+"""What the help of the whole command says of each verb: the first paragraph of the verb's own help, which a test compares."""
+
+_FUNCTIONS = {"list": "list_variants"}
+"""Functions that cannot have the name of their verb."""
+_GROUPS = {"table": "tables", "builds": "builds", "cache": "cache"}
+"""Verbs that have verbs, and the module and object of each."""
+
+
+class _Commands(Mapping[str, Any]):
+    """typer's command of each verb, by name. Iterating over names imports nothing."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, verb: str) -> Any:
+        if verb not in TEXTS:
+            raise KeyError(verb)
+        if verb not in self._made:
+            self._made[verb] = _made(verb)
+        return self._made[verb]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(TEXTS)
+
+    def __len__(self) -> int:
+        return len(TEXTS)
+
+
+def _made(verb: str) -> Any:
+    module = import_module(f"gemmill.cli.{_GROUPS.get(verb, verb)}")
+    if verb in _GROUPS:
+        return typer.main.get_command(getattr(module, _GROUPS[verb]))
+    alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+    alone.command(verb)(getattr(module, _FUNCTIONS.get(verb, verb)))
+    return typer.main.get_command(alone)
+
+
+class Verbs(TyperGroup):
+    """The group of all verbs."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The verbs in the order of help."""
+        return list(TEXTS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """What help says of the verbs."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(TEXTS.items()))
