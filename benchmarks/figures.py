@@ -1,6 +1,6 @@
 """The tables of docs/figures.md and the picture of the README, of one comparison of scaled GEMMs.
 
-    python benchmarks/figures.py benchmarks/results/scaled_mm-comparison-default-h200-2026-11-22.json
+    python benchmarks/figures.py benchmarks/results/scaled_mm-comparison-h200-2026-11-22.json
 
 Writes what stands between the two marks of the page, and docs/images/peers.svg. A test holds both to the result that is named there.
 """
