@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, Nanny, SpecCluster
+from distributed import Client, Future, Nanny, SpecCluster, as_completed
 from distributed import Scheduler as DaskScheduler
 from distributed.scheduler import KilledWorker
 from distributed.security import Security
@@ -38,10 +38,18 @@ class ClusterExecutor(Executor):
         self._spec = spec
         self._client = client
         self._cluster = cluster
+        self._starting: list[Future] = []
 
     def facts(self) -> Mapping[str, Any]:
-        """What a worker runs on. Raises TuneError."""
-        return dict(self._client.submit(facts_here, self._spec, pure=False, resources=RESOURCES).result())
+        """What a worker runs on: the first that tells. Raises TuneError.
+
+        All are asked, so that their measuring processes start at the same time, and not each when its first task comes.
+        """
+        self._starting = [
+            self._client.submit(facts_here, self._spec, pure=False, resources=RESOURCES, workers=[address])
+            for address in addresses_with_gpu(self._client)
+        ]
+        return dict(next(as_completed(self._starting)).result())
 
     def run(self, tasks: Sequence[Task], found: Found) -> Iterator[Event]:
         """Outcomes in the order in which they come, faults with them."""
@@ -78,14 +86,20 @@ def connect(spec: WorkerSpec, scheduler: Scheduler) -> ClusterExecutor:
         )
     except SchedulerError as error:
         raise TuneError(str(error)) from None
-    workers = client.scheduler_info(n_workers=-1)["workers"]
-    if not any(worker.get("resources", {}).get("GPU") for worker in workers.values()):
+    if not addresses_with_gpu(client):
+        count = len(client.scheduler_info(n_workers=-1)["workers"])
         client.close()
         raise TuneError(
-            f"none of the {len(workers)} workers at {scheduler.address} has the resource GPU: start them with `dask worker {scheduler.address} "
+            f"none of the {count} workers at {scheduler.address} has the resource GPU: start them with `dask worker {scheduler.address} "
             "--nthreads 1 --resources GPU=1`, one for each GPU"
         )
     return ClusterExecutor(spec, client)
+
+
+def addresses_with_gpu(client: Client) -> list[str]:
+    """Of the workers that have the resource GPU."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    return [address for address, worker in workers.items() if worker.get("resources", {}).get("GPU")]
 
 
 def local_cluster(spec: WorkerSpec, gpus: int) -> ClusterExecutor:

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("distributed")
 
 import psutil
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, wait
 
 from gemmill.build import scheduler
 from gemmill.build.scheduler import Scheduler
@@ -59,6 +59,15 @@ def test_a_lost_worker_loses_its_task_only(tmp_path, monkeypatch) -> None:
         found = {task.problem.step: outcome for task, outcome in executor.run(tasks, lambda *fault: None)}
     assert isinstance(found[1], Outcome) and isinstance(found[16], Outcome), "given to another worker"
     assert isinstance(found[64], TaskLost) and str(found[64]) == "its worker was lost, also when it ran alone"
+
+
+def test_all_measuring_processes_start_together() -> None:
+    """A GPU whose process starts with its first task is idle as long as half of a small sweep takes."""
+    with local_cluster(DRY, 2) as executor:
+        executor.facts()
+        wait(executor._starting, timeout=120)
+        started = Client(executor._cluster).run(lambda: [worker.starts for worker in cluster._workers.values()])
+    assert sorted(started.values()) == [[1], [1]]
 
 
 def test_a_local_cluster_is_reached_from_this_machine_only() -> None:
