@@ -1,9 +1,12 @@
 """What builds for Blackwell promise: block-scaled products on the tensor core, and no spills. Builds are read, none is made: a kernel
 takes a minute to compile. `gemmill build --arch sm100a --filter 'sm100a_blockscaled_*' --no-use` makes one to be read."""
 
+from contextlib import suppress
+
 import pytest
 
 from gemmill.families.blockscaled.config import PairConfig
+from gemmill.manifest import ManifestError
 from gemmill.manifest.reading import read_manifest
 from gemmill.runtime.builds import find_builds
 from gemmill.vocab import Arch
@@ -14,8 +17,10 @@ PRODUCTS = {Arch.SM100A: ("UTCOMMA", "UTCQMMA"), Arch.SM120A: ("OMMA", "QMMA")}
 
 @pytest.mark.parametrize("arch", PRODUCTS, ids=str)
 def test_every_pair_reaches_the_tensor_core_by_block(arch: Arch) -> None:
-    manifests = [read_manifest(folder / "manifest.json") for folder in find_builds()]
-    entries = [entry for manifest in manifests for entry in manifest.entries if entry.config.arch is arch]
+    entries = []
+    for folder in find_builds():
+        with suppress(ManifestError):  # a build of an older gemmill
+            entries += [entry for entry in read_manifest(folder / "manifest.json").entries if entry.config.arch is arch]
     pairs = [entry for entry in entries if isinstance(entry.config, PairConfig)]
     if not pairs:
         pytest.skip(f"no build for {arch} has pairs")
