@@ -313,6 +313,7 @@ def test_the_cpu_reference_verifies_itself() -> None:
         "kv_decompress_values",
         "kv_attention_scores",
         "kv_attention",
+        "kv_attention in slots",
         "grouped_mm of bf16",
         "grouped_mm_masked of bf16",
         "grouped_mm",

@@ -53,7 +53,9 @@ def merged(options: Iterable[Asked]) -> dict[str, Asked]:
             found[option.name] = replace(
                 option,
                 help=_joined(before.help, option.help),
-                choices=tuple(dict.fromkeys(before.choices + option.choices)),
+                choices=tuple(dict.fromkeys(before.choices + option.choices))
+                if before.choices and option.choices
+                else (),
                 required=False,
             )
     return found

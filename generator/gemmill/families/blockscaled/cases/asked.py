@@ -37,7 +37,10 @@ def asked(op: str, question: Question) -> list[Any]:
 
 
 def _weights(q: Question, n: int, k: int) -> dict[str, Any]:
-    pair = next(p for p in WEIGHT_PAIRS if str(p.b_format) == (q["format"] or "nvfp4"))
+    pairs = {str(p.b_format): p for p in WEIGHT_PAIRS}
+    if (q["format"] or "nvfp4") not in pairs:
+        raise ValueError(f"format is {q['format']!r}, expected one of {', '.join(pairs)}")
+    pair = pairs[q["format"] or "nvfp4"]
     format = pair.b_format
     told = {"format": str(format), "prepacked": q["prepacked"]}
     code_bytes, groups = k * format.code.bits // 8, k // format.group

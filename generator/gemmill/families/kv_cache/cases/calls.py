@@ -267,4 +267,5 @@ def once() -> Iterator[tuple[str, MadeCall]]:
     """Each op, once."""
     for config in smoke(Arch.SM90A):
         cases = list(of_config(config))[1:]
-        yield from {case.schema.name: case for case in reversed(cases)}.items()
+        where = "" if config.slots is Slots.ANY else " in slots"
+        yield from {f"{case.schema.name}{where}": case for case in reversed(cases)}.items()
