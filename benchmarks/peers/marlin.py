@@ -1,8 +1,8 @@
 """Marlin as a contender: vLLM's kernel of 4-bit weights and bf16 activations, by vLLM's library.
 
-Its weights lie as the fragments of its tensor-core instruction do. They are packed here: vLLM's own op has no machine code for Hopper, and
-not every machine's driver compiles. Its scales lie along K first, permuted likewise; those of nvfp4 have five bits of exponent,
-relative to the largest.
+Its weights lie as the fragments of its tensor-core instruction do. They are packed here: vLLM's own op for that ended with a CUDA error
+on an H200 (2026-11-22), and the product did not. Its scales lie along K first, permuted likewise; those of nvfp4 have five bits
+of exponent, relative to the largest.
 """
 
 import math

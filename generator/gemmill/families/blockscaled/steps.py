@@ -37,9 +37,9 @@ _OF_WARPGROUPS = {
     (2, 192, 1, 2, 3): (1039, 903),
     (2, 256, 1, 2, 3): (1374, 775),
 }
-_OF_FEW = {(8, 4): (754, 1027), (8, 8): (1507, 1200), (16, 4): (1912, 507), (16, 8): (2820, 687)}
+_OF_FEW = {(8, 4): (2432, 413), (8, 8): (3426, 465), (16, 4): (2720, 494), (16, 8): (4182, 526)}
 """Rows of A, warps: for 128 columns of each warp."""
-_OF_MANY = {(64, 256): (1119, 729), (128, 256): (1575, 607)}
+_OF_MANY = {(64, 256): (1739, 471), (128, 256): (1265, 607)}
 """Rows of A, rows of B: for 64 columns."""
 _OF_FOLDED = {
     (2, 16, 1, 1, 9): (428, 560),
@@ -60,15 +60,15 @@ _OF_FOLDED_GROUPED = {8: 200, 16: 218, 32: 265, 64: 359, 128: 305}
 """For 64 columns of a tile of folded weights with scales of groups, by its rows of A, of CTAs that share a multiprocessor:
 docs/notes/folded.md. Rows between take those of the next. Slices of K cost a twentieth."""
 
-# Predictions: those of Blackwell are its data sheets'.
-_OF_WIDENED = {64: 195_000, 128: 525_000}
-"""Picoseconds for 64 columns of a tile of both operands, of a CTA alone."""
-_OF_OTHER_FEW = {4: 30, 6: 34, 8: 26}
-"""By the bits of a weight, for 64 columns of 64 rows and 8 of A."""
+_OF_WIDENED = {64: (1218, 371), 128: (2122, 500)}
+"""For 64 columns of a tile of both operands."""
+_OF_OTHER_FEW = {4: 200, 6: 250, 8: 215}
+"""By the bits of a weight, for 64 columns of 64 rows and 8 of A: from four times of 8192 x 8192 (docs/notes/fp4_weights.md)."""
 _WAITING_PERMILLE = 667
 """Of a step, for each of the CTAs that share a multiprocessor and hide one another's waits."""
 _SPARED_PERMILLE = 900
 """Of a tile that two multiprocessors share: each loads half of B."""
+# A prediction, from data sheets.
 _PRODUCTS_OF_SM = {Arch.SM100A: 30_000, Arch.SM120A: 5_000}
 """Multiply-adds of 4-bit codes a nanosecond; of 8 bits half as many."""
 
@@ -88,7 +88,8 @@ def step_of(config: AnyConfig) -> Step:
     """Of a kernel's main loop."""
     match config:
         case WidenedConfig():
-            return Step(SIDE, _OF_WIDENED[config.tile], _WAITING_PERMILLE)
+            nanoseconds, permille = _OF_WIDENED[config.tile]
+            return Step(SIDE, 1000 * nanoseconds, permille)
         case FewConfig():
             return _of_few(config)
         case ManyConfig():
@@ -127,7 +128,7 @@ def _of_few(config: FewConfig) -> Step:
     if config.in_words:
         nanoseconds, permille = _OF_FEW[config.tile_m, config.warps]
         return Step(columns, 1000 * nanoseconds, permille)
-    each = _OF_OTHER_FEW[config.pair.b_format.code.bits] * (config.tile_m + 24) // 32
+    each = _OF_OTHER_FEW[config.pair.b_format.code.bits] * (config.tile_m + 1) // 9
     return Step(columns, 1000 * each * 2 * config.warps * config.ctas_of_sm, 1000 // config.ctas_of_sm)
 
 
