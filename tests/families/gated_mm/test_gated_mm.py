@@ -331,7 +331,7 @@ def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], reason: str)
     ("result", "tiles"),
     [
         (Result.GROUP, {1: 16, 16: 16, 32: 32, 64: 64, 4096: 64}),
-        (Result.BF16, {1: 16, 16: 16, 32: 32, 64: 64, 256: 64, 4096: 128}),
+        (Result.BF16, {1: 16, 16: 16, 32: 32, 64: 64, 4096: 128}),
     ],
 )
 def test_the_model_gives_few_rows_small_tiles(result: Result, tiles: dict[int, int]) -> None:
