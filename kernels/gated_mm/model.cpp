@@ -7,7 +7,7 @@
 namespace gemmill::gated_mm {
 namespace {
 
-constexpr double kBeginNs = 3000.0, kTileNs = 1200.0, kMemory = 4200.0;
+constexpr double kBeginNs = 3000.0, kTileNs = 1200.0, kPaddedRowNs = 40.0, kMemory = 4200.0;
 constexpr int64_t kStep = 128;
 
 }  // namespace
@@ -21,7 +21,8 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
       static_cast<double>(ceil_div(k, kStep)) * static_cast<double>(row.step_ps) / 1000.0 * static_cast<double>(row.ctas_of_sm);
   double const working = static_cast<double>(waves) * tile + static_cast<double>(row.overlaps ? 1 : waves) * kTileNs;
   double const memory = static_cast<double>(n) * static_cast<double>(k) / kMemory;
-  return kBeginNs + std::max(working, memory) + 0.1 * std::min(working, memory);
+  double const padded = kPaddedRowNs * static_cast<double>(std::max<int64_t>(row.tile_m - m, 0));
+  return kBeginNs + std::max(working, memory) + 0.1 * std::min(working, memory) + padded;
 }
 
 }  // namespace gemmill::gated_mm

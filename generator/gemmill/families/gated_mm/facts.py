@@ -78,29 +78,14 @@ class Facts(facts.Facts):
         return self.consumer_groups * self.store_buffers * self.store_rows * self.store_columns
 
     @property
-    def cluster_x(self) -> int:
-        """CTAs along X that share loads of Y: swapped ones share none."""
-        return 1 if self.swap_ab else super().cluster_x
-
-    @property
-    def scale_ctas(self) -> int:
-        """CTAs of a cluster that have a row's group of results together."""
-        return self.config.cluster_shape_mnk[0] if self.swap_ab else 1
-
-    @property
-    def scale_warps_of_row(self) -> int:
-        """Warps that have a row's group of results together."""
-        return self.scale_ctas * self.consumers // 32
-
-    @property
     def maximum_words(self) -> int:
         """Words of shared memory by which warps that share a row's group of results tell one another their maxima, twice."""
-        return 2 * self.scale_warps_of_row * self.tile_y if self.by_group and self.swap_ab else 0
+        return 2 * self.consumers // 32 * self.tile_y if self.by_group and self.swap_ab else 0
 
     @property
     def has_whole_groups(self) -> bool:
-        """Whether every GROUP of results lies in one tile or a cluster's tiles, and in one box where warps hold all of its row."""
-        return self.scale_ctas * self.tile_columns == GROUP if self.swap_ab else self.store_columns == GROUP
+        """Whether every GROUP of results lies in one tile, and in one box where warps hold all of its row."""
+        return self.tile_columns == GROUP if self.swap_ab else self.store_columns == GROUP
 
     def _fixed_bytes(self, store_buffers: int) -> int:
         boxes = store_buffers * self.store_rows * self.store_columns * self.result_bytes

@@ -10,6 +10,8 @@ from gemmill.family import ProblemCall, Row
 
 _BEGIN_NS, _TILE_NS = 3000.0, 1200.0
 """To launch, and to end a tile."""
+_PADDED_ROW_NS = 40.0
+"""For each row of a tile that a is too small for: TMA fills it more slowly than it loads one."""
 _MEMORY = 4200.0
 """Bytes a nanosecond."""
 _STEP = 128
@@ -41,4 +43,5 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     ends = 1 if facts.overlaps else waves
     working = float(waves) * tile + float(ends) * _TILE_NS
     memory = float(n) * float(k) / _MEMORY
-    return _BEGIN_NS + max(working, memory) + 0.1 * min(working, memory)
+    padded = _PADDED_ROW_NS * float(max(facts.tile_m - m, 0))
+    return _BEGIN_NS + max(working, memory) + 0.1 * min(working, memory) + padded

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.gated_mm.config import GROUP, AnyConfig, GatedConfig, Result
+from gemmill.families.gated_mm.config import GROUP, AnyConfig, GatedConfig
 from gemmill.families.gated_mm.facts import Facts
 from gemmill.gemm.limits import ACCUMULATOR_REGISTERS, CONSUMER_GROUPS, OVERLAP_REGISTERS, SHARED_BYTES, SLAB
 from gemmill.vocab import Accumulation, Arch, KernelSchedule
@@ -42,7 +42,7 @@ def _groups(c: GatedConfig) -> Iterator[str]:
     if c.kernel_schedule in CONSUMER_GROUPS and (facts := Facts(c)).by_group and not facts.has_whole_groups:
         yield (
             f"tile {c.tile_shape_mnk} has {facts.tile_columns} results of a row, {facts.store_columns} of them in a box: a scale "
-            f"belongs to {GROUP} of one tile, or of a cluster's"
+            f"belongs to {GROUP} of one tile"
         )
     if c.kernel_schedule is KernelSchedule.PINGPONG and Facts(c).by_group and c.swap_ab:
         yield "groups that take turns cannot wait for one another's maxima: cooperative or basic"
@@ -55,13 +55,9 @@ def _start(c: GatedConfig) -> Iterator[str]:
 
 
 def _cluster(c: GatedConfig) -> Iterator[str]:
-    """CTAs of a pair share what the other loads; with few rows nothing is worth sharing but the groups of results."""
-    x, y, k = c.cluster_shape_mnk
-    shares_groups = c.swap_ab and c.result is Result.GROUP and x in (2, 4) and (y, k) == (1, 1)
-    if c.swap_ab and c.cluster_shape_mnk != (1, 1, 1) and not shares_groups:
-        yield f"cluster {c.cluster_shape_mnk}: swapped kernels share no loads, two or four CTAs along M a scale's results"
-    if not c.swap_ab and c.cluster_shape_mnk not in ((1, 1, 1), (2, 1, 1), (1, 2, 1)):
-        yield f"cluster {c.cluster_shape_mnk}: pairs along M or N share loads"
+    """CTAs of a pair share what the other loads; with few rows nothing is worth sharing."""
+    if c.cluster_shape_mnk not in ((1, 1, 1), (2, 1, 1), (1, 2, 1)) or (c.swap_ab and c.cluster_shape_mnk != (1, 1, 1)):
+        yield f"cluster {c.cluster_shape_mnk}: pairs along M or N share loads, swapped kernels share none"
 
 
 def _registers(c: GatedConfig) -> Iterator[str]:

@@ -96,7 +96,7 @@ def _of_unaligned(first: CallSpec) -> Iterator[GatedCase]:
 
 def _of_tile(config: GatedConfig) -> Iterator[GatedCase]:
     first, facts = _first(config.result, config.activation), Facts(config)
-    tile, columns = facts.tile_m, facts.scale_ctas * facts.tile_columns
+    tile, columns = facts.tile_m, facts.tile_columns
     step = 128 if config.result is Result.GROUP else 16
     problems = (
         replace(first, m=tile, hidden=columns, k=256),

@@ -27,7 +27,7 @@ def consume(
 ):
     """Cooperative groups share a tile; in pingpong a group multiplies while the other ends the tile before."""
     shared_x, shared_y, shared_d, boxes, maxima, shared_vectors = shared
-    full, empty, turn, met = barriers
+    full, empty, turn = barriers
     store_d, coords_d = output
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 128)
     thread = cute.arch.thread_idx()[0] % 128
@@ -40,7 +40,7 @@ def consume(
     own_d = cute.local_tile(shared_d, (plan.store_rows, plan.store_columns, plan.store_buffers), (0, 0, group))
     own_boxes = boxes + group * (plan.store_elements // plan.consumer_groups)
     own_vectors = epilogue.vectors_of(plan, shared_vectors + group * plan.vector_words)
-    target = (own_boxes, own_vectors, (own_d, store_d, coords_d), (maxima, met))
+    target = (own_boxes, own_vectors, (own_d, store_d, coords_d), maxima)
     cute.arch.griddepcontrol_wait()
 
     tile, done = job.first + alternating * group * job.step, alternating * group * job.k_steps

@@ -9,7 +9,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from gemmill.families.gated_mm.config import GROUP, Result
-from gemmill.families.gated_mm.dsl import arithmetic, peers
+from gemmill.families.gated_mm.dsl import arithmetic
 from gemmill.families.gated_mm.dsl.values import places, write_values
 from gemmill.gemm import epilogue
 from gemmill.gemm.mainloop import column_offset, row_offset
@@ -134,12 +134,11 @@ def store_groups_of_columns(
     origin: tuple,
     turn: Int32,
 ):
-    """The same where rows of D are columns of the tile: all warps have results of a row, those of a cluster's other CTAs too, and tell
-    their maxima to the others."""
-    boxes, vectors, _, (maxima, met) = target
+    """The same where rows of D are columns of the tile: all warps have results of a row, and tell their maxima to the others."""
+    boxes, vectors, _, maxima = target
     group, thread = place
     warp, lane = thread // 32, thread % 32
-    columns, warps = plan.tile_y // 4, plan.scale_warps_of_row
+    columns, warps = plan.tile_y // 4, plan.consumers // 32
     all_of_them = [places(plan, box, thread) for box in plan.boxes]
     values = [cute.make_rmem_tensor(len(found), Float32) for found in all_of_them]
     own = maxima + turn * (warps * plan.tile_y)
@@ -152,9 +151,10 @@ def store_groups_of_columns(
                 maximum = arithmetic.larger(maximum, values[i][j])
         for lanes in cutlass.range_constexpr(2, 5):
             maximum = arithmetic.larger(maximum, cute.arch.shuffle_sync_bfly(maximum, 1 << lanes))
+        at = (group * 4 + warp) * plan.tile_y + column_offset(c, lane)
         if lane < 4:
-            peers.tell(plan, own, (group * 4 + warp) * plan.tile_y + column_offset(c, lane), maximum)
-    peers.meet(plan, met, lane, turn)
+            epilogue.element_at(own, at)[0] = maximum
+    cute.arch.barrier(barrier_id=3, number_of_threads=plan.consumers)
     for c in cutlass.range_constexpr(columns):
         y = column_offset(c, lane)
         maximum = Float32(0)
@@ -165,8 +165,7 @@ def store_groups_of_columns(
             for j in cutlass.range_constexpr(c, len(all_of_them[i]), columns):
                 divide(values[i], range(j, j + 1), shrink, divisor)
         at, of_row = origin[0] + y, origin[1] // GROUP
-        first = group + warp + origin[1] % GROUP  # 0 for one warp of all that have the row
-        if first == 0 and lane < 4 and at < m and of_row < ending.groups:
+        if group == 0 and warp == 0 and lane < 4 and at < m and of_row < ending.groups:
             store_scale(ending, at, of_row, scale)
     for i in cutlass.range_constexpr(len(plan.boxes)):
         write(plan, boxes, values[i], all_of_them[i], (plan.boxes[i], i))

@@ -19,9 +19,6 @@ from gemmill.gemm import epilogue, producer
 from gemmill.gemm.elements import ELEMENT_OF
 from gemmill.gemm.walk import Job, Walk, walk_over
 
-GPC_SMS = 16
-"""Multiprocessors of the smallest groups within which clusters lie: more clusters than have room at once would take turns."""
-
 
 class GatedMm:
     """One kernel, and the function that launches it. Raises ValueError for a config that it cannot be made of."""
@@ -87,13 +84,7 @@ class GatedMm:
 
         tiles_x = cute.ceil_div(size_x, plan.tile_x * plan.cluster_x)
         tiles_y = cute.ceil_div(size_y, plan.tile_y * plan.cluster_y)
-        ctas = plan.cluster_size * plan.scale_ctas
-        clusters = cutlass.min(sm_count * plan.ctas_of_sm // ctas, tiles_x * tiles_y // plan.scale_ctas)
-        raster, swizzle = Int32(0), Int32(1)
-        if cutlass.const_expr(plan.scale_ctas > 1):  # the CTAs of a cluster have neighbours along X
-            raster, swizzle = Int32(2), Int32(plan.scale_ctas)
-            of_gpcs = sm_count // GPC_SMS * (GPC_SMS * plan.ctas_of_sm // ctas)
-            clusters = cutlass.min(clusters, cutlass.max(of_gpcs, 1))
+        clusters = cutlass.min(sm_count * plan.ctas_of_sm // plan.cluster_size, tiles_x * tiles_y)
         null = cute.make_ptr(Int32, 0, cute.AddressSpace.gmem, assumed_align=4)
         self.kernel(
             load_x,
@@ -109,12 +100,12 @@ class GatedMm:
             Ending(
                 static_scale, out_scales, out_scale_stride_m, out_scale_stride_g, n // (2 * GROUP), alpha, limit, beta
             ),
-            walk_over(tiles_x, tiles_y, raster, swizzle),
+            walk_over(tiles_x, tiles_y, Int32(0), Int32(1)),
             constant_weights,
         ).launch(
-            grid=(clusters * ctas, 1, 1),
+            grid=(clusters * plan.cluster_size, 1, 1),
             block=(plan.threads, 1, 1),
-            cluster=(ctas, 1, 1),
+            cluster=(plan.cluster_size, 1, 1),
             min_blocks_per_mp=plan.ctas_of_sm,
             preferred_smem_carveout=100,  # left open, the DSL would ask a driver
             use_pdl=programmatic_launch,
@@ -153,7 +144,6 @@ class GatedMm:
             full: cute.struct.MemRange[Int64, plan.stages]
             empty: cute.struct.MemRange[Int64, plan.stages]
             turn: cute.struct.MemRange[Int64, 2]
-            met: cute.struct.MemRange[Int64, 1]
             x: cute.struct.Align[cute.struct.MemRange[self.x_type, cute.cosize(layout_x)], 1024]
             y: cute.struct.Align[cute.struct.MemRange[self.y_type, cute.cosize(layout_y)], 1024]
             d: cute.struct.Align[cute.struct.MemRange[self.out_type, cute.cosize(layout_d)], 1024]
@@ -191,7 +181,6 @@ class GatedMm:
         shared_y = storage.y.get_tensor(layout_y.outer, swizzle=layout_y.inner)
         shared_d = storage.d.get_tensor(layout_d.outer, swizzle=layout_d.inner)
         full, empty, turn = storage.full.data_ptr(), storage.empty.data_ptr(), storage.turn.data_ptr()
-        met, clustered = storage.met.data_ptr(), plan.cluster_size * plan.scale_ctas > 1
 
         # Barriers
         if warp == first_producer:
@@ -205,9 +194,8 @@ class GatedMm:
                     cute.arch.mbarrier_init(empty + stage, readers)
                 for i in cutlass.range_constexpr(2):
                     cute.arch.mbarrier_init(turn + i, 4)
-                cute.arch.mbarrier_init(met, plan.scale_warps_of_row)
                 cute.arch.mbarrier_init_fence()
-        if cutlass.const_expr(clustered):
+        if cutlass.const_expr(plan.cluster_size > 1):
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
         else:
@@ -247,13 +235,13 @@ class GatedMm:
                     storage.maxima.data_ptr(),
                     storage.vectors.data_ptr(),
                 ),
-                (full, empty, turn, met),
+                (full, empty, turn),
                 (store_d, coords_d),
                 ending,
                 vectors,
                 walk,
                 job,
             )
-        if cutlass.const_expr(clustered):  # nobody leaves while others still signal its barriers
+        if cutlass.const_expr(plan.cluster_size > 1):  # nobody leaves while others still signal its barriers
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()

@@ -1,0 +1,73 @@
+"""The extension's checks, choices and model of gated GEMMs against Python's, on CPU tensors."""
+
+import ctypes
+import random
+
+import pytest
+import torch
+
+from gemmill.families import gated_mm
+from gemmill.families.gated_mm.config import UnalignedGatedConfig
+from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
+from gemmill.families.gated_mm.problem import problem_of_call
+from gemmill.family import ProblemCall
+from gemmill.fuzz.breakages import break_call, draw_call
+from gemmill.numerics.call import CPU_LIMITS
+from gemmill.numerics.memory import Memory
+from gemmill.runtime.checks import check
+from gemmill.runtime.operands import of_arguments
+from gemmill.runtime.select import model_ns, select
+
+pytestmark = pytest.mark.compile
+SMS, SMS_OF_NONE = 132, 1
+"""Multiprocessors of a device, and what the extension takes for their number where there is no device."""
+ROUNDS = 250
+
+
+def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
+    op = getattr(probe.ops, SCALED_MM_ACT_QUANT.name).default
+    refused, launched, any_layout = set(), set(), 0
+    for index in range(ROUNDS):
+        call, breakage = draw_call(SCALED_MM_ACT_QUANT.name, 3, index, CPU_LIMITS)
+        memory = Memory(call.slots, torch.device("cpu"))
+        arguments = {
+            name: memory.tensor(name) if name in call.slots else call.plain.get(name)
+            for name in SCALED_MM_ACT_QUANT.arguments
+        }
+        if (
+            breakage is not None
+            and (broken := break_call(SCALED_MM_ACT_QUANT.name, arguments, memory, breakage)) is not None
+        ):
+            arguments = broken.arguments
+        given = list(arguments.values())
+        if any(isinstance(x, torch.Tensor) and x.is_meta for x in given):
+            continue  # which torch refuses itself where an op has no fake
+        try:
+            judged = check(SCALED_MM_ACT_QUANT, of_arguments(SCALED_MM_ACT_QUANT, given))
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError) as caught:
+                op(*given)
+            assert str(error) in str(caught.value)
+            refused.add(str(error))
+            continue
+        if judged["M"] * judged["N"] == 0:
+            continue
+        choice = select(probe.build.table, problem_of_call(judged), SMS_OF_NONE)
+        assert choice.row >= 0, "no legal call may fail"
+        op(*given)
+        entry = probe.build.table.entries[choice.row]
+        assert probe.number("probe_symbol", ctypes.c_char * 512).value.decode() == entry.symbol
+        launched.add((entry.config.result, given[SCALED_MM_ACT_QUANT.arguments.index("activation")]))
+        any_layout += isinstance(entry.config, UnalignedGatedConfig)
+    assert len(refused) > 5 and len(launched) == 12, "a class of calls was never launched"
+    assert any_layout > 5
+
+
+def test_models_agree(probe) -> None:
+    rng = random.Random(1)
+    rows = [(i, row) for i, row, _ in probe.build.table.of(gated_mm.NAME)]
+    for _ in range(500):
+        i, row = rng.choice(rows)
+        m, n, k = (rng.choice((1, 16, 17, rng.randrange(1, 300), rng.randrange(1, 40_000))) for _ in range(3))
+        call = ProblemCall(family=gated_mm.NAME, problem=row.problem, sizes=(m, 32 * n, k), alignments=(16, 16, 16))
+        assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)
