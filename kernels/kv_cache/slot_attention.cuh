@@ -31,34 +31,26 @@ __device__ __forceinline__ void load_slot_queries(SlotParams<Shape> const& param
   using Keys = typename Shape::Keys;
   constexpr int kHeadDim = Shape::kHeadDim, kOwn = kHeadDim / 32;
   auto const& args = params.args;
-  int const lane = threadIdx.x % 32, count = params.heads * Shape::kRows, last = static_cast<int>(args.rows * params.group);
-  int const first_row = static_cast<int>(at.first_row());
-  auto const exists = [&](int i) { return i < count && first_row + i / params.heads < last; };
-  auto const load = [&](float(&x)[kOwn], int i) {  // heads in turn, so that rows that there are come first
-    int const flat = first_row + i / params.heads, kv_head = at.first_head + i % params.heads;
+  int const lane = threadIdx.x % 32;
+  for (int i = threadIdx.x / 32; i < params.heads * Shape::kRows; i += kSlotConsumers) {
+    int64_t const flat = at.first_row() + i % Shape::kRows, kv_head = at.first_head + i / Shape::kRows;
+    float x[kOwn] = {}, y[kOwn];
+    if (flat < args.rows * params.group) {
+      Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_batch_stride +
+                                  flat / params.group * args.q_row_stride +
+                                  (kv_head * params.group + flat % params.group) * args.q_head_stride + lane;
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) x[k] = 0.0f;
-    if (!exists(i)) return;
-    Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_batch_stride +
-                                flat / params.group * args.q_row_stride +
-                                static_cast<int64_t>(kv_head * params.group + flat % params.group) * args.q_head_stride + lane;
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) x[k] = to_float(from[32 * k]);
-  };
-  float ahead[kOwn];
-  load(ahead, threadIdx.x / 32);
-  for (int i = threadIdx.x / 32; i < count; i += kSlotConsumers) {
-    float x[kOwn], y[kOwn];
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) x[k] = y[k] = ahead[k];
-    load(ahead, i + kSlotConsumers);
-    __half* const to = queries + (i % params.heads * Shape::kRows + i / params.heads) * Keys::kParts * kHeadDim + lane;
+      for (int k = 0; k < kOwn; ++k) x[k] = to_float(from[32 * k]);
+    }
+    __half* const to = queries + i * Keys::kParts * kHeadDim + lane;
     bool const turns = Keys::kRotation != kNone && args.seed >= 0;
-    if (turns && exists(i)) turn<kHeadDim>(y, Keys::kRotation, params.signs);
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) y[k] = x[k];
+    if (turns) turn<kHeadDim>(y, Keys::kRotation, params.signs);
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) to[32 * k] = to_element<__half>(turns ? y[k] * kInverseRoot<kHeadDim> : y[k]);
     if constexpr (Keys::kParts == 2) {
-      if (exists(i)) projected_of_warp<kHeadDim>(y, params.projection.columns, x);
+      projected_of_warp<kHeadDim>(y, params.projection.columns, x);
 #pragma unroll
       for (int k = 0; k < kOwn; ++k) to[kHeadDim + 32 * k] = to_element<__half>(y[k]);
     }

@@ -20,6 +20,7 @@ from gemmill.families.kv_cache.cases.packed_calls import (
 from gemmill.families.kv_cache.config import FORMATS, OF_ANY_FORMAT, Kind, KvCacheConfig, Slots, format_of
 from gemmill.families.kv_cache.formats import PAGE_SIZES, CacheSpec, Method
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECOMPRESS, HADAMARD
+from gemmill.families.kv_cache.packed_ops import MOST_SLOT_ROWS
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, write
 from gemmill.families.kv_cache.selections import smoke
 from gemmill.vocab import Arch, DType
@@ -260,6 +261,7 @@ def _sized_packed(config: KvCacheConfig, count: int) -> MadeCall:
         case _:
             if config.slots is not Slots.ANY:
                 common["format"] = cache_format_of(config.slots)
+                count = min(count, MOST_SLOT_ROWS // 2)  # of two heads each
             return AttendCase(lengths=(70,), rows=count, heads=2, kv_heads=1, **common)
 
 
