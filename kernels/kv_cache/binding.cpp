@@ -13,7 +13,7 @@ enum Value {
   kValueHead, kSeed, kBatch, kHeads, kPageStride, kQBatch, kQRow, kQHead, kTablePages, kTableStride, kWindow, kCausal,
   kUnbiased, kSoftcap, kOfValues, kFormatIndex, kSlotCount, kPackedSlot, kPackedHead, kVectorToken, kVectorHead, kLength,
   kKeyFormat, kValueFormat, kKeyPageStride, kKeyTokenStride, kKeyHeadStride, kValuePageStride, kValueTokenStride, kValueHeadStride,
-  kRotatedOut, kSlots,
+  kRotatedOut, kSlots, kIsPlain,
 };
 enum Kind { kHadamard, kCompress, kDecode, kDecompress, kPack, kUnpack, kScoresOfKeys, kAttend };  // as config.Kind
 
@@ -81,11 +81,17 @@ void launch_scores(OpCall const& x, Chosen const& chosen) {
   chosen.launch(&args);
 }
 
+// On a GPU a table of no columns has no address, as no table has none: then no page is seen.
+int64_t pages_seen(OpCall const& x) {
+  bool const is_empty = x.value(kIsPlain) == 0 && x.value(kTablePages) == 0;
+  return is_empty ? 0 : x.value(kPages);
+}
+
 void launch_attend(OpCall const& x, Chosen const& chosen) {
   gemmill_kv_packed_attention_args const args{
       x.tensor(kOut).data, data<float>(x, kLse), x.tensor(kQ).data, data<uint8_t>(x, kKeys), data<uint8_t>(x, kValues),
       data<int32_t>(x, kBlockTable), data<int32_t>(x, kSeqLens), data<float>(x, kSinks), x.value(kBatch), x.value(kRows),
-      x.value(kHeads), x.value(kKvHeads), x.value(kPages), x.value(kPage), x.value(kKeyPageStride), x.value(kKeyTokenStride),
+      x.value(kHeads), x.value(kKvHeads), pages_seen(x), x.value(kPage), x.value(kKeyPageStride), x.value(kKeyTokenStride),
       x.value(kKeyHeadStride), x.value(kValuePageStride), x.value(kValueTokenStride), x.value(kValueHeadStride), x.value(kOutStride),
       x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages), x.value(kTableStride), x.value(kWindow),
       x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), x.value(kKeyFormat), x.value(kValueFormat), static_cast<float>(x.real(kScale)),
@@ -120,7 +126,7 @@ Family const family{
      "value_token", "value_head", "seed", "batch", "heads", "page_stride", "q_batch", "q_row", "q_head", "table_pages", "table_stride", "window",
      "causal", "unbiased", "softcap", "of_values", "format_index", "slot_count", "packed_slot", "packed_head", "vector_token", "vector_head",
      "length", "key_format", "value_format", "key_page_stride", "key_token_stride", "key_head_stride", "value_page_stride",
-     "value_token_stride", "value_head_stride", "rotated_out", "slots"},
+     "value_token_stride", "value_head_stride", "rotated_out", "slots", "is_plain"},
     {{"cache_is_aligned", cache_is_aligned}},
     asks,
     launch,

@@ -22,7 +22,7 @@ from gemmill.checkpoints.folder import INDEX, Checkpoint, open_checkpoint
 from gemmill.checkpoints.names import spelling_of
 from gemmill.checkpoints.plan import BF16, FLOATS, Asked, Step, experts_of, steps_of
 from gemmill.checkpoints.stated import CONFIG, read_config, with_quantization
-from gemmill.checkpoints.writing import SYNCED, Journal, Shard, refuse_without_space
+from gemmill.checkpoints.writing import SYNCED, Journal, Shard, refuse_without_space, told_of_space
 from gemmill.quantize.errors import LayerError, layer_error
 from gemmill.quantize.weights import QuantizedWeight, chunks, quantize_weight
 from gemmill.version import __version__
@@ -82,7 +82,8 @@ def convert(
     except BaseException:
         work.leave()
         raise
-    return work.finish()
+    with told_of_space(out):
+        return work.finish()
 
 
 class _Work:

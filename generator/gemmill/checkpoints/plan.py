@@ -159,14 +159,19 @@ def _plain(name: str, tensor: Stored, left: dict[str, Stored], asked: Asked) -> 
         shape, layer, key = tensor.shape, name.removesuffix(".weight"), ".weight"
     if not is_layer:
         return stays
+    _check_layer(tensor, name, shape, asked)
+    step = Step(name=layer, shard=tensor.path.name, reads={key: tensor}, changes=True)
+    return replace(step, writes=_written(step, spelling, shape[0], shape[1], has_input=False))
+
+
+def _check_layer(tensor: Stored, name: str, shape: tuple[int, ...], asked: Asked) -> None:
+    """Raises CheckpointError, by a tensor's name, where the format cannot take the [N, K] that it stands for."""
     try:
         check_shape(asked.to, shape)
     except ValueError as error:
-        raise CheckpointError(
-            f"{name} is {list(tensor.shape)}: {error}, or leave it as it is with --keep '{name}'"
-        ) from None
-    step = Step(name=layer, shard=tensor.path.name, reads={key: tensor}, changes=True)
-    return replace(step, writes=_written(step, spelling, shape[0], shape[1], has_input=False))
+        is_codes = tensor.dtype not in FLOATS
+        of = f"{list(shape)} of {tensor.dtype} codes" if is_codes else str(list(tensor.shape))
+        raise CheckpointError(f"{name} is {of}: {error}, or leave it as it is with --keep '{tensor.name}'") from None
 
 
 def _no_format(name: str, layer: str, tensor: Stored, left: dict[str, Stored]) -> str:
@@ -204,7 +209,7 @@ def _quantised(layer: str, spelling: Spelling, group: dict[str, Stored], asked: 
             f"are for {'one matrix each' if spelling.experts else 'experts in one tensor'}: keep it, or choose other names"
         )
     if changes:
-        check_shape(asked.to, (n, k))
+        _check_layer(codes, layer, (n, k), asked)
     step = replace(step, changes=changes)
     has_input = spelling.input in reads and target.input is not None
     return replace(step, writes=_written(step, target, n, k, has_input=has_input))

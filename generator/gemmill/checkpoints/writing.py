@@ -135,9 +135,10 @@ class Journal:
         self._pending = []
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
-        self._file.writelines(json.dumps(line) + "\n" for line in lines)
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with told_of_space(self.path):
+            self._file.writelines(json.dumps(line) + "\n" for line in lines)
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self, *, remove: bool) -> None:
         """Let go of it; remove it where the conversion has ended."""

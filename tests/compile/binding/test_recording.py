@@ -1,8 +1,12 @@
 """What `gemmill export` writes down of a call: the family's own struct as the binding fills it, and what the reference makes."""
 
+from typing import Any
+
 import pytest
 import torch
 
+from gemmill.families.kv_cache.cases.packed_calls import AttendCase
+from gemmill.families.kv_cache.config import Kind
 from gemmill.locations import kernels_dir
 from gemmill.manifest import ManifestError
 from gemmill.numerics.cases import cases_of
@@ -121,3 +125,21 @@ def test_the_program_names_fields_and_tensors(probe) -> None:
     assert len(made.data) == sum(
         len(t.before) + len(t.wanted or b"") for t in record(probe.build, entry.name, case).tensors
     )
+
+
+def test_a_table_without_columns_has_no_pages(probe) -> None:
+    """On a GPU it has no address, and would be taken for none: then each sequence has a page."""
+
+    class WithoutPages(AttendCase):
+        def arguments(self, device: torch.device | str) -> list[Any]:
+            """Of which the fifth is the table."""
+            given = super().arguments(device)
+            return [*given[:4], given[4][:, :0], *given[5:]]
+
+    kept = {"lengths": (70,), "heads": 2, "kv_heads": 1}
+    entry = next(entry for entry in probe.variants_of("kv_cache") if entry.config.kind is Kind.ATTEND)
+    header = (kernels_dir() / "kv_cache" / "abi.h").read_text()
+    for case, pages in ((AttendCase(**kept), 2), (AttendCase(**kept, is_plain=True), 1), (WithoutPages(**kept), 0)):
+        recorded = record(probe.build, entry.name, case)
+        _, fields = read_arguments(header, recorded.arguments)
+        assert {field.name: field.value for field in fields}["pages"] == pages

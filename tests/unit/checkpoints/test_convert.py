@@ -234,6 +234,10 @@ def one(tmp_path: Path, **tensors: torch.Tensor) -> Path:
 
 BAD = {
     "a is [3, 40]": ({"a.weight": drawn(3, 40)}, NVFP4),
+    "a has codes of [3, 40]": (
+        {"a.weight": torch.zeros(3, 40).to(torch.float8_e4m3fn), "a.weight_scale": torch.ones(3, 1)},
+        Asked(to="nvfp4", requantize=True),
+    ),
     "nan": ({"a.weight": torch.tensor([[1.0] * 16, [float("nan")] * 16])}, NVFP4),
     "infinite": ({"a.weight": torch.tensor([[1.0] * 16, [1.0, -float("inf")] * 8])}, NVFP4),
     "codes without a scale": ({"a.weight": torch.zeros(4, 32).to(torch.float8_e4m3fn)}, NVFP4),
@@ -261,6 +265,8 @@ BAD = {
             [
                 "a.weight is [3, 40]: nvfp4 takes K in multiples of its group of 16, got K = 40: pad K with zeros to 48, or leave it as "
                 "it is with --keep 'a.weight'",
+                "a is [3, 40] of F8_E4M3 codes: nvfp4 takes K in multiples of its group of 16, got K = 40: pad K with zeros to 48, or "
+                "leave it as it is with --keep 'a.weight'",
                 "a: weight [1, 0] is nan: weights that are quantised are finite, so repair the checkpoint or leave the layer as it is",
                 "a: weight [1, 1] is -inf: weights that are quantised are finite, so repair the checkpoint or leave the layer as it is",
                 "a.weight is F8_E4M3 [4, 32], which is quantised already, and its scale is missing: expected a.weight_scale or another "
@@ -336,6 +342,31 @@ def test_a_disk_that_becomes_full_is_told_and_the_conversion_goes_on(
             match=r"^no space is left for .*m-[12]\.safetensors: free some and run the same again, which goes on where this ended$",
         ):
             convert(source, out, NVFP4)
+    convert(source, out, NVFP4)
+    convert(source, tmp_path / "whole", NVFP4)
+    for path in (tmp_path / "whole").iterdir():
+        assert (out / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("file", [".checkpoint.journal", "conversion.json"])
+def test_a_disk_that_is_full_to_the_last_byte_is_told_too(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out, original = model(tmp_path), tmp_path / "out", os.fsync
+
+    def full(number: int) -> None:
+        name = Path(f"/proc/self/fd/{number}").readlink().name
+        if name.removeprefix(".").startswith(file.removeprefix(".")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(
+            CheckpointError, match=r"^no space is left for .*out.*: free some and run the same again, which"
+        ):
+            convert(source, out, NVFP4)
+    assert not (out / "conversion.json").exists()
     convert(source, out, NVFP4)
     convert(source, tmp_path / "whole", NVFP4)
     for path in (tmp_path / "whole").iterdir():

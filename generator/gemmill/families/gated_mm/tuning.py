@@ -15,7 +15,7 @@ _PRODUCTS = 10000
 """Multiply-adds a nanosecond of one tensor core."""
 _LOADED = 200
 """Bytes a nanosecond that one multiprocessor loads; both as grouped GEMMs have them."""
-_UNALIGNED_STEP_PS = 500_000
+_UNALIGNED_STEP_PS = 4_000_000
 """An assumption: more than any other kernel's step, of a tile that is smaller than any but theirs, so that this one is chosen where no
 other takes the call."""
 
