@@ -153,13 +153,29 @@ class QuantLinear(nn.Module):
         return f"{self.in_features} -> {self.out_features}, {self.format} weights, {self.activations} activations"
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What a state dict must agree on."""
-        return {"format": self.format, "activations": self.activations, "packing": PACKING}
+        """What a state dict must agree on, and the factor of the adapter."""
+        return {**self._packing(), "lora_scale": self.lora_scale}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Raises CheckpointError for weights that were packed for other kernels."""
-        if (own := self.get_extra_state()) != state:
+        own = self._packing()
+        if any(state.get(key) != value for key, value in own.items()):
             raise CheckpointError(packed_otherwise(state, own))
+        self.lora_scale = state.get("lora_scale", 1.0)
+
+    def _packing(self) -> dict[str, Any]:
+        return {"format": self.format, "activations": self.activations, "packing": PACKING}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
+        """Weights of other kernels are refused before any is copied; the state's adapter takes the place of the layer's."""
+        if (extra := state_dict.get(f"{prefix}_extra_state")) is not None:
+            self.set_extra_state(extra)
+            for name in ("lora_down", "lora_up"):
+                stored, own = state_dict.get(prefix + name), self._buffers[name]
+                if stored is None or own is None or own.shape != stored.shape:
+                    device = self._buffers["weight"].device
+                    self._buffers[name] = None if stored is None else torch.empty_like(stored, device=device)
+        super()._load_from_state_dict(state_dict, prefix, *more)
 
 
 def packed_otherwise(found: dict[str, Any], own: dict[str, Any]) -> str:

@@ -78,8 +78,10 @@ def test_weights_packed_for_other_kernels_are_refused(tmp_path: Path, monkeypatc
     own = recipes.PACKING
     for module in (linear, packed):
         monkeypatch.setattr(module, "PACKING", "0123456789ab")
+    before = layer.weight.clone()
     with pytest.raises(CheckpointError) as error:
-        layer.load_state_dict(state)
+        layer.load_state_dict({**state, "weight": 1 - state["weight"]})
+    assert torch.equal(layer.weight, before), "nothing is copied"
     assert str(error.value) == (
         f"these weights were packed for other kernels (packing is {own} and 0123456789ab is needed): pack them anew from the checkpoint"
     )
@@ -130,6 +132,34 @@ def test_it_computes_with_the_tensors_that_it_has_now(format: str, activations: 
     assert copied.weight.data_ptr() != layer.weight.data_ptr()
     layer.to(device="cpu", dtype=torch.float32)
     assert layer._ready is None, "nothing of what was there is kept"
+
+
+def test_a_state_dict_has_the_adapter_and_its_factor() -> None:
+    layer, x = made("nvfp4", "bf16"), drawn(5, K)
+    plain, state = layer(x), layer.state_dict()
+    layer.set_lora(drawn(4, K), drawn(N, 4), alpha=8.0, strength=0.25)
+    wanted, adapted = layer(x), layer.state_dict()
+    for rank in (0, 4, 2):  # of an adapter that is there before
+        other = made("nvfp4", "bf16")
+        if rank:
+            other.set_lora(torch.zeros(rank, K).bfloat16(), torch.zeros(N, rank).bfloat16())
+        other.load_state_dict(adapted)
+        assert torch.equal(other(x), wanted), rank
+    other.lora_up.zero_()
+    assert torch.equal(layer(x), wanted), "the copy has memory of its own"
+    other.load_state_dict(state)
+    assert other.lora_down is None and torch.equal(other(x), plain)
+
+
+def test_a_layer_is_made_from_a_linear() -> None:
+    source, x = nn.Linear(K, N).bfloat16(), drawn(5, K)
+    layer = QuantLinear.from_linear(source, "mxfp8", activations="bf16")
+    assert torch.equal(
+        layer(x), QuantLinear(quantize_weight(source.weight.detach(), "mxfp8"), source.bias, activations="bf16")(x)
+    )
+    assert (layer.format, layer.activations, layer.weight.requires_grad) == ("mxfp8", "bf16", False)
+    with pytest.raises(ValueError, match=r"^mxfp8 weights take activations mxfp8 or bf16, got 'int8'$"):
+        QuantLinear.from_linear(source, "mxfp8", activations="int8")
 
 
 REFUSED = {
