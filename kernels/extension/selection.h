@@ -6,7 +6,7 @@
 namespace gemmill {
 
 // What a call and a row have room for. Mirrored by gemmill.family.tuning, as the structures are by gemmill.runtime.packed.
-constexpr int kMostSizes = 6, kMostAligned = 4, kMostFacts = 16;
+constexpr int kMostSizes = 6, kMostAligned = 4, kMostFacts = 17;
 
 // What a call asks for, as far as the choice depends on it. Sizes and aligned operands are in the order in which its family
 // names them, and 0 beyond them.

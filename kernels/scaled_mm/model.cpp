@@ -115,7 +115,8 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   double const pipeline = steps * kLatency / static_cast<double>(row.stages);
   double const rows = static_cast<double>(std::min(row.tile_m, m));
   double const traffic = (rows / row.sharers_a + static_cast<double>(row.tile_n) / row.sharers_b) * row.tile_k;
-  double const filled = (row.tile_m - rows) * row.tile_k;
+  bool const boxed = row.box_rows > 0 && m <= row.tile_m - row.box_rows;
+  double const filled = (static_cast<double>(boxed ? round_up(m, row.box_rows) : row.tile_m) - rows) * row.tile_k;
   double const crossing = (k % 128 != 0 ? kStraddling : 1.0) + (k % 32 != 0 ? kParting : 0.0);
   double const l2 = static_cast<double>(tiles * steps_of_one) * (traffic * crossing + kFilling * filled) / kL2Bytes;
   double const from_memory = static_cast<double>(bytes_read(row, m, n, k, sm_count * per_sm / splits));

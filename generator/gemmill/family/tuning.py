@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gemmill.family.sweep import Sweep
 
-MOST_SIZES, MOST_ALIGNED, MOST_FACTS = 6, 4, 16
+MOST_SIZES, MOST_ALIGNED, MOST_FACTS = 6, 4, 17
 """What a call and a row have room for; mirrored by kernels/extension/selection.h."""
 
 

@@ -12,6 +12,7 @@ from gemmill.gemm.config import GemmConfig
 from gemmill.gemm.limits import (
     CONSUMER_GROUPS,
     FEW_FACTORS,
+    LARGE_BOX,
     OVERLAP_REGISTERS,
     PARTIAL_REGISTERS,
     PREFETCH_BYTES,
@@ -20,6 +21,8 @@ from gemmill.gemm.limits import (
     SHARED_BYTES_OF_SM,
     SHARED_BYTES_RESERVED,
     SLAB,
+    SMALL_BOX,
+    SMALL_TILE,
     STORE_BUFFERS,
     STORE_COLUMNS,
 )
@@ -245,6 +248,16 @@ class Facts:
         return 232
 
     # Shared memory ---------------------------------------------------------------------------------------------------
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of one box, where a stage of an A that leaves boxes of the tile empty is loaded box by box; 0 if never.
+
+        TMA takes longer to fill what is beyond A with zeros than to load it (docs/notes/groups.md).
+        """
+        if not self.swap_ab or self.cluster_size > 1:
+            return 0
+        return SMALL_BOX if self.tile_m <= SMALL_TILE else LARGE_BOX
 
     @property
     def x_bytes(self) -> int:

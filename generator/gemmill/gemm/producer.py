@@ -31,9 +31,19 @@ def load_operands(
     job: Job,
     constant_weights: Int32,
     m: Int32,
+    rows=None,
 ):
-    """One warp keeps every stage under way. Weights that nobody writes need not wait for the kernel before this one."""
+    """One warp keeps every stage under way. Weights that nobody writes need not wait for the kernel before this one.
+
+    `rows` is A again with an atom of `box_rows`: an A that leaves whole boxes of a tile empty is loaded box by box.
+    """
     full, empty = barriers
+    boxed = rows is not None and plan.box_rows > 0
+    stage_bytes, boxes = Int32(plan.x_bytes + plan.y_bytes), Int32(0)
+    if cutlass.const_expr(boxed):
+        if m <= plan.tile_m - plan.box_rows:
+            boxes = (m + plan.box_rows - 1) // plan.box_rows
+            stage_bytes = plan.x_bytes + boxes * (plan.y_bytes // (plan.tile_m // plan.box_rows))
     weights = partition(plan, x if plan.swap_ab else y, plan.swap_ab, walk, Int32(0))
 
     early = Int32(0)
@@ -41,7 +51,7 @@ def load_operands(
         early = cutlass.min(job.k_steps, plan.stages)
         at_x, at_y = tile_of(plan, walk, job.first)
         for t in cutlass.range(early, unroll=1):
-            announce(plan, full + t)
+            announce(stage_bytes, full + t)
             load(plan, weights, at_x if plan.swap_ab else at_y, job.k_first + t, t, full)
     elif cutlass.const_expr(plan.prefetched > 0):
         at_x, _ = tile_of(plan, walk, job.first)
@@ -60,9 +70,15 @@ def load_operands(
         for k_step in cutlass.range(job.k_steps, unroll=1):
             if loaded >= early:
                 wait(empty + stage, phase)
-                announce(plan, full + stage)
+                announce(stage_bytes, full + stage)
                 load(plan, weights, at_n, job.k_first + k_step, stage, full)
-            load(plan, tokens, at_m, job.k_first + k_step, stage, full)
+            if cutlass.const_expr(boxed):
+                if boxes > 0:
+                    load_boxes(plan, rows, boxes, job.k_first + k_step, stage, full)
+                else:
+                    load(plan, tokens, at_m, job.k_first + k_step, stage, full)
+            else:
+                load(plan, tokens, at_m, job.k_first + k_step, stage, full)
             loaded = loaded + 1
             stage, phase = advance(plan, (stage, phase))
         tile = tile + job.step
@@ -97,10 +113,10 @@ def partition(plan: cutlass.Constexpr, operand: tuple, is_x: cutlass.Constexpr, 
 
 
 @cute.jit
-def announce(plan: cutlass.Constexpr, barrier: cute.Pointer):
+def announce(size: Int32, barrier: cute.Pointer):
     """Tells a stage's barrier how many bytes are on their way."""
     with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive_and_expect_tx(barrier, plan.x_bytes + plan.y_bytes)
+        cute.arch.mbarrier_arrive_and_expect_tx(barrier, size)
 
 
 @cute.jit
@@ -115,6 +131,26 @@ def load(plan: cutlass.Constexpr, part: tuple, tile: Int32, k_step: Int32, stage
         mcast_mask=mask,
         cache_policy=policy,
     )
+
+
+@cute.jit
+def load_boxes(plan: cutlass.Constexpr, operand: tuple, boxes: Int32, k_step: Int32, stage: Int32, full: cute.Pointer):
+    """Starts the loads of A's boxes of the only tile of its rows. What they leave of the tile reaches no result."""
+    atom, coords, shared = operand
+    shape = (plan.box_rows, plan.tile_k)
+    tiles = cute.local_tile(coords, shape, (None, None))
+    parts = cute.flat_divide(shared, shape)[None, None, None, 0, None]
+    in_shared, in_memory = cpasync.tma_partition(
+        atom, Int32(0), cute.make_layout(1), cute.group_modes(parts, 0, 2), cute.group_modes(tiles, 0, 2)
+    )
+    for i in cutlass.range(boxes, unroll=1):
+        cute.copy(
+            atom,
+            in_memory[None, i, k_step],
+            in_shared[None, i, stage],
+            tma_bar_ptr=full + stage,
+            cache_policy=Int64(EVICT_LAST),
+        )
 
 
 @dataclass

@@ -54,6 +54,8 @@ class Facts(NamedTuple):
     """Whether slices of K are added up in the shared memory of a cluster."""
     stages: int
     """Of the pipeline: steps whose operands are on their way at a time."""
+    box_rows: int
+    """Rows of the boxes that an A is loaded in which leaves a box or more of the tile empty; 0 if it is filled up with zeros."""
     cost_permille: int
     """How much longer than the model's time its schedule takes, 1000 for the same."""
 
@@ -148,13 +150,15 @@ def terms_of(of: Row, call: ProblemCall, sm_count: int) -> Terms:
     waves = _ceil_div(tiles, room * per_sm)
     steps = _ceil_div(_ceil_div(k, row.tile_k), splits)
     rows = float(min(row.tile_m, m))
+    boxed = row.box_rows > 0 and m <= row.tile_m - row.box_rows
+    loaded = float(_round_up(m, row.box_rows) if boxed else row.tile_m)
     return Terms(
         waves=float(waves),
         steps=float(waves * steps),
         ctas=float(tiles * steps),
         per_sm=per_sm,
         traffic=(rows / row.sharers_a + float(row.tile_n) / row.sharers_b) * row.tile_k,
-        filled=(row.tile_m - rows) * row.tile_k,
+        filled=(loaded - rows) * row.tile_k,
         straddles=k % 128 != 0,
         parts=k % 32 != 0,
         memory=float(bytes_read(row, m, n, k, sm_count * per_sm // splits)),

@@ -16,6 +16,7 @@ from gemmill.families.scaled_mm.config import RESULTS_OF, KernelConfig
 from gemmill.families.scaled_mm.model import Facts, ctas_of, model_ns, pads_more
 from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.family import ProblemCall, Reach, Row, Tuning
+from gemmill.gemm.facts import Facts as KernelFacts
 from gemmill.vocab import (
     SCALE_GROUPS,
     Accumulation,
@@ -85,6 +86,7 @@ def _facts(config: KernelConfig) -> Facts:
         overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
         promotes=int(s.accumulation is Accumulation.PROMOTED or config.problem.group_size > 0),
         divides_k=int(divides_k),
+        box_rows=KernelFacts(config).box_rows if config.backend is Backend.CUTEDSL else 0,
         # As many as shared memory has room for, unless told.
         stages=s.stages or max(2, min(_MOST_STAGES, _SHARED_BYTES // stage)),
         cost_permille=_CUTLASS_PERMILLE

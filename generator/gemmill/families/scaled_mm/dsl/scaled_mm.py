@@ -88,6 +88,9 @@ class ScaledMm:
         layout_d = self._store_layout()
         load_x, coords_x = self._load_atom(tensor_x, layout_x, plan.tile_x, plan.cluster_y)
         load_y, coords_y = self._load_atom(tensor_y, layout_y, plan.tile_y, plan.cluster_x)
+        load_box, coords_box = load_y, coords_y
+        if cutlass.const_expr(plan.box_rows):
+            load_box, coords_box = self._box_atom(tensor_y, layout_y)
         store_d, coords_d = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(),
             tensor_d,
@@ -107,6 +110,8 @@ class ScaledMm:
             coords_x,
             load_y,
             coords_y,
+            load_box,
+            coords_box,
             store_d,
             coords_d,
             layout_x,
@@ -154,6 +159,19 @@ class ScaledMm:
             op, tensor, cute.slice_(layout, (None, None, 0)), (rows, self.plan.tile_k), num_multicast=sharers
         )
 
+    def _box_atom(self, tensor: cute.Tensor, layout: cute.ComposedLayout):
+        """TMA that loads a box of rows to its place in a stage of Y."""
+        plan = self.plan
+        line = 1024 // plan.y_dtype.bits  # elements of 128 bytes; of a stage all rows have one, then all the next
+        strides = (line, (1, line * plan.tile_y))
+        box = cute.make_layout((plan.box_rows, (line, plan.tile_k // line)), stride=strides)
+        return cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileG2SOp(),
+            tensor,
+            cute.make_composed_layout(layout.inner, 0, box),
+            (plan.box_rows, plan.tile_k),
+        )
+
     def _shared_storage(
         self, layout_x: cute.ComposedLayout, layout_y: cute.ComposedLayout, layout_d: cute.ComposedLayout
     ):
@@ -181,6 +199,8 @@ class ScaledMm:
         coords_x: cute.Tensor,
         load_y: cute.CopyAtom,
         coords_y: cute.Tensor,
+        load_box: cute.CopyAtom,
+        coords_box: cute.Tensor,
         store_d: cute.CopyAtom,
         coords_d: cute.Tensor,
         layout_x: cute.ComposedLayout,
@@ -253,6 +273,7 @@ class ScaledMm:
                     job,
                     constant_weights,
                     vectors.m,
+                    (load_box, coords_box, shared_y),
                 )
             if cutlass.const_expr(plan.grouped):
                 if warp > first_producer and warp <= first_producer + plan.scale_warps:
