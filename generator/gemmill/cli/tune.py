@@ -164,16 +164,18 @@ def _run(request: "TuneRequest", selection: "Selection | None", scheduler: "Sche
 
 
 def _executor(spec: "WorkerSpec", scheduler: "Scheduler | None") -> "Executor":
-    """A cluster where one is named or there are several GPUs; for one GPU its measuring process is all that is needed."""
+    """The cluster that is named, else a measuring process for each GPU of this machine."""
+    if scheduler is not None:
+        from gemmill.tuner.cluster import connect
+
+        return connect(spec, scheduler)
+    from gemmill.tuner import executors
     from gemmill.tuner.device import gpu_count
-    from gemmill.tuner.executors import LocalExecutor
 
     gpus = 1 if spec.dry_run else gpu_count()
-    if scheduler is None and gpus <= 1:
-        return LocalExecutor(spec)
-    from gemmill.tuner.cluster import connect, local_cluster
-
-    return connect(spec, scheduler) if scheduler is not None else local_cluster(spec, gpus)
+    if gpus <= 1:
+        return executors.LocalExecutor(spec)
+    return executors.LocalExecutor(spec, devices=[executors.visible_device(i) for i in range(gpus)])
 
 
 def _advice(problems: "Sequence[Workload]") -> "Mapping[Shape, Sequence[Tile]]":

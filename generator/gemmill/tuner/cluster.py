@@ -1,4 +1,4 @@
-"""Tasks on a Dask cluster: a local one with one worker for each GPU, or one that is there already.
+"""Tasks on a Dask cluster that is there already, with one worker for each GPU.
 
 A task asks for the resource GPU=1. Its Dask worker keeps a measuring process, which may be killed without the worker
 noticing. Where a worker is lost, its tasks are run again, each alone; one that takes another down with it is given up.
@@ -10,13 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, Future, Nanny, SpecCluster, as_completed
-from distributed import Scheduler as DaskScheduler
+from distributed import Client, Future, as_completed
 from distributed.scheduler import KilledWorker
-from distributed.security import Security
 
-from gemmill import settings
-from gemmill.build.scheduler import LOOPBACK, Scheduler, SchedulerError, gathered
+from gemmill.build.scheduler import Scheduler, SchedulerError, gathered
 from gemmill.manifest import ManifestError
 from gemmill.runtime.builds import MANIFEST, resolve
 from gemmill.tuner.executors import facts_of
@@ -26,18 +23,15 @@ from gemmill.tuner.sweep import Event, Executor, Found, TaskLost
 from gemmill.tuner.worker import Worker
 
 RESOURCES = {"GPU": 1}
-HERE = {"host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0"}
-"""Where the servers of a local cluster listen, by their options: they run what they are sent."""
 _workers: dict[WorkerSpec, Worker] = {}
 
 
 class ClusterExecutor(Executor):
     """Runs tasks on the workers of a Dask cluster."""
 
-    def __init__(self, spec: WorkerSpec, client: Client, cluster: SpecCluster | None = None) -> None:
+    def __init__(self, spec: WorkerSpec, client: Client) -> None:
         self._spec = spec
         self._client = client
-        self._cluster = cluster
         self._starting: list[Future] = []
 
     def facts(self) -> Mapping[str, Any]:
@@ -71,10 +65,8 @@ class ClusterExecutor(Executor):
         yield from gathered(self._client, submitted)
 
     def close(self) -> None:
-        """Leave the cluster; a local one ends."""
+        """Leave the cluster, which goes on."""
         self._client.close()
-        if self._cluster is not None:
-            self._cluster.close()
 
 
 def connect(spec: WorkerSpec, scheduler: Scheduler) -> ClusterExecutor:
@@ -100,37 +92,6 @@ def addresses_with_gpu(client: Client) -> list[str]:
     """Of the workers that have the resource GPU."""
     workers = client.scheduler_info(n_workers=-1)["workers"]
     return [address for address, worker in workers.items() if worker.get("resources", {}).get("GPU")]
-
-
-def local_cluster(spec: WorkerSpec, gpus: int) -> ClusterExecutor:
-    """A cluster on this machine with one worker for each of its GPUs (of a dry run: as many workers), which no other
-    machine reaches. It speaks TLS where Dask's configuration requires that."""
-    security = Security()  # type: ignore[no-untyped-call]
-    here = HERE | {"security": security, "protocol": "tls" if security.require_encryption else "tcp"}
-    workers = {
-        index: {
-            "cls": Nanny,
-            "options": {
-                **here,
-                "nthreads": 1,
-                "resources": RESOURCES,
-                "env": {} if spec.dry_run else {"CUDA_VISIBLE_DEVICES": visible_device(index)},
-            },
-        }
-        for index in range(gpus)
-    }
-    scheduler = {
-        "cls": DaskScheduler,
-        "options": {**here, "dashboard": False, "allowed_failures": 0},
-    }
-    cluster = SpecCluster(scheduler=scheduler, workers=workers, security=security, silence_logs=50)
-    return ClusterExecutor(spec, Client(cluster), cluster)
-
-
-def visible_device(index: int) -> str:
-    """What names the index-th of the GPUs that this process may use to another process."""
-    visible = settings.visible_devices()
-    return visible[index] if visible else str(index)
 
 
 def measure_here(spec: WorkerSpec, task: Task) -> Outcome:

@@ -1,9 +1,12 @@
-"""Where tasks run: in a measuring process of this machine's one GPU, or on the workers of a Dask cluster."""
+"""Where tasks run on this machine: in a measuring process for each of its GPUs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
+from gemmill import settings
 from gemmill.tuner.measure import OPEN_SECONDS, Task, measure
 from gemmill.tuner.protocol import TuneError, WorkerSpec
 from gemmill.tuner.sweep import Event, Executor, Found
@@ -11,25 +14,76 @@ from gemmill.tuner.worker import Worker, WorkerDied, WorkerError
 
 
 class LocalExecutor(Executor):
-    """One measuring process, one task after another: what one GPU needs, without a cluster around it."""
+    """A measuring process for each device, which takes one task after another: no cluster around them."""
 
-    def __init__(self, spec: WorkerSpec, program: str = "gemmill.tuner.bench") -> None:
-        self._worker = Worker(spec, program)
+    def __init__(
+        self, spec: WorkerSpec, program: str = "gemmill.tuner.bench", devices: Sequence[str | None] = (None,)
+    ) -> None:
+        """`devices` as CUDA_VISIBLE_DEVICES names them; None leaves a process what this one sees."""
+        self._workers = [Worker(spec, program, device) for device in devices]
 
     def facts(self) -> Mapping[str, Any]:
-        """What the process runs on. Raises TuneError."""
-        return facts_of(self._worker)
+        """What the first process runs on; all start at the same time. Raises TuneError."""
+        with ThreadPoolExecutor(len(self._workers)) as pool:
+            return next(iter(pool.map(facts_of, self._workers)))
 
     def run(self, tasks: Sequence[Task], found: Found) -> Iterator[Event]:
-        """Each outcome; faults are told as they are found."""
-        if tasks:
-            self._worker.ask("settle", OPEN_SECONDS)
+        """Outcomes in the order in which they come; faults are told as they are found, in this thread."""
+        waiting: SimpleQueue[Task] = SimpleQueue()
+        told: SimpleQueue[partial[None] | Event | BaseException] = SimpleQueue()
         for task in tasks:
-            yield task, measure(self._worker, task, partial(found, task.problem))
+            waiting.put(task)
+        with ThreadPoolExecutor(len(self._workers)) as pool:
+            for worker in self._workers[: len(tasks)]:
+                pool.submit(_serve, worker, waiting, told, found)
+            try:
+                left = len(tasks)
+                while left:
+                    news = told.get()
+                    if isinstance(news, BaseException):
+                        raise news
+                    if isinstance(news, partial):
+                        news()
+                        continue
+                    left -= 1
+                    yield news
+            finally:
+                _drain(waiting)  # who was interrupted waits for the tasks under way, not for all
 
     def close(self) -> None:
-        """End the process."""
-        self._worker.close()
+        """End the processes."""
+        for worker in self._workers:
+            worker.close()
+
+
+def _serve(
+    worker: Worker,
+    waiting: "SimpleQueue[Task]",
+    told: "SimpleQueue[partial[None] | Event | BaseException]",
+    found: Found,
+) -> None:
+    """Measure tasks until none waits; what is found is told to the thread that runs the sweep."""
+
+    def fault(task: Task, *what: Any) -> None:
+        told.put(partial(found, task.problem, *what))
+
+    try:
+        worker.ask("settle", OPEN_SECONDS)
+        while True:
+            task = waiting.get_nowait()
+            told.put((task, measure(worker, task, partial(fault, task))))
+    except Empty:
+        return
+    except BaseException as error:
+        told.put(error)
+
+
+def _drain(waiting: "SimpleQueue[Task]") -> None:
+    try:
+        while True:
+            waiting.get_nowait()
+    except Empty:
+        return
 
 
 def facts_of(worker: Worker) -> Mapping[str, Any]:
@@ -38,3 +92,9 @@ def facts_of(worker: Worker) -> Mapping[str, Any]:
         return dict(worker.ask("hello", OPEN_SECONDS))
     except (WorkerDied, WorkerError) as error:
         raise TuneError(f"the measuring process does not start: {error}") from None
+
+
+def visible_device(index: int) -> str:
+    """What names the index-th of the GPUs that this process may use to another process."""
+    visible = settings.visible_devices()
+    return visible[index] if visible else str(index)

@@ -37,10 +37,12 @@ class WorkerError(RuntimeError):
 class Worker:
     """One measuring process, started when it is first asked, and again after it died."""
 
-    def __init__(self, spec: Any, program: str = "gemmill.tuner.bench") -> None:
-        """`program` is a module that takes a spec, a dataclass of plain values, and answers as gemmill.tuner.bench does."""
+    def __init__(self, spec: Any, program: str = "gemmill.tuner.bench", device: str | None = None) -> None:
+        """`program` is a module that takes a spec, a dataclass of plain values, and answers as gemmill.tuner.bench does.
+        It sees one GPU where `device` names one, as CUDA_VISIBLE_DEVICES does."""
         self._spec = spec
         self._program = program
+        self._environment = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
         self._process: subprocess.Popen[bytes] | None = None
         self._answers = self._lifeline = -1
         self._pending = b""
@@ -96,7 +98,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
                 pass_fds=[writing, watched],
-                env=settings.child_environment(python_path=_SOURCE_ROOT),
+                env=settings.child_environment(python_path=_SOURCE_ROOT) | self._environment,
             )
         finally:
             os.close(writing)

@@ -135,3 +135,26 @@ def test_a_slice_of_k_has_no_end_of_its_own() -> None:
 @pytest.mark.parametrize(("cluster", "sharers"), [((1, 1, 1), 1), ((2, 1, 1), 2), ((1, 4, 1), 4), ((2, 2, 1), 3)])
 def test_a_cta_is_counted_once_among_those_that_share(cluster: tuple[int, int, int], sharers: int) -> None:
     assert Plan(config(cluster_shape_mnk=cluster)).sharers == sharers
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({"tile_shape_mnk": (64, 16, 256)}, 8),
+        ({"tile_shape_mnk": (64, 32, 256)}, 8),
+        ({"tile_shape_mnk": (64, 48, 128)}, 16),
+        ({"tile_shape_mnk": (128, 128, 128)}, 16),
+        ({"tile_shape_mnk": (128, 128, 128), "group_size": 128}, 16),
+        ({"tile_shape_mnk": (128, 64, 128), "cluster_shape_mnk": (1, 2, 1)}, 0),
+        ({"tile_shape_mnk": (64, 64, 128), "swap_ab": False}, 0),
+    ],
+)
+def test_rows_of_a_are_loaded_in_boxes_that_divide_the_tile(changes: dict[str, Any], rows: int) -> None:
+    """Where rows of A are the tile's columns, and no other CTA has part of the load."""
+    plan = Plan(config(**({"swap_ab": True, "kernel_schedule": _schedule_of(changes)} | changes)))
+    assert plan.box_rows == rows
+    assert rows == 0 or plan.tile_m % rows == 0
+
+
+def _schedule_of(changes: dict[str, Any]) -> KernelSchedule:
+    return KernelSchedule.BASIC if changes["tile_shape_mnk"][0] == 64 else KernelSchedule.COOPERATIVE

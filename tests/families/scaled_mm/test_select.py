@@ -293,6 +293,20 @@ def test_the_model_knows_that_slices_of_large_tiles_meet_slowly(make_config, tab
     assert select(table_of(sliced, whole), call, SMS).entry.config == whole
 
 
+@pytest.mark.parametrize(("m", "zeros"), [(1, 15), (16, 0), (17, 15), (33, 15), (47, 1), (48, 0), (49, 15), (64, 0)])
+def test_the_model_counts_zeros_of_the_last_box_alone(m: int, zeros: int, make_config, table_of, problem_call) -> None:
+    boxed = make_config(
+        backend=Backend.CUTEDSL,
+        tile_shape_mnk=(64, 64, 128),
+        swap_ab=True,
+        kernel_schedule=KernelSchedule.BASIC,
+    )
+    whole = make_config(backend=Backend.CUTEDSL, tile_shape_mnk=(64, 64, 128), kernel_schedule=KernelSchedule.BASIC)
+    call = problem_call(m=m)
+    assert terms_of(table_of(boxed).rows[0], call, SMS).filled == zeros * 128
+    assert terms_of(table_of(whole).rows[0], call, SMS).filled == (64 - m) * 128
+
+
 def test_the_model_knows_what_rows_cost_that_straddle_lines(make_config, table_of, problem_call) -> None:
     """Who reads more of L2 loses more by it, and a pitch of half a sector is the worst."""
     alone = table_of(make_config(backend=Backend.CUTEDSL)).rows[0]

@@ -20,9 +20,8 @@ from distributed.security import Security
 from gemmill.build import scheduler
 from gemmill.build.scheduler import Scheduler, SchedulerError
 from gemmill.space.selections import select
-from gemmill.tuner.cluster import connect, local_cluster
+from gemmill.tuner.cluster import connect
 from gemmill.tuner.program import TuneRequest, stand_in_build, tune
-from gemmill.tuner.protocol import WorkerSpec
 from gemmill.tuner.sweep import SweepOptions
 from gemms import Op, gemm
 
@@ -125,10 +124,3 @@ def test_a_sweep_on_such_a_cluster(ours: Path, address: str, tmp_path: Path, hom
     with configured(ours):
         result = tune(request_of(tmp_path), executor_of=lambda spec: connect(spec, there))
     assert len(result.record.entries) == 1
-
-
-def test_a_cluster_of_our_own_speaks_tls_where_that_is_required(ours: Path) -> None:
-    """With the configuration for another cluster, `gemmill tune` on this machine goes on."""
-    with configured(ours), local_cluster(WorkerSpec(builds=(), dry_run=True), 1) as executor:
-        assert executor._client.scheduler.address.startswith("tls://127.0.0.1:")
-        assert executor.facts()["gpu"] is None

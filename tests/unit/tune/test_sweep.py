@@ -65,7 +65,7 @@ class Direct(LocalExecutor):
     """An executor without a process."""
 
     def __init__(self, spec) -> None:
-        self._worker = DirectWorker(spec)
+        self._workers = [DirectWorker(spec)]
 
 
 def faulty(spec, fault: Fault) -> FaultySpec:
