@@ -25,7 +25,8 @@ class LocalExecutor(Executor):
     def facts(self) -> Mapping[str, Any]:
         """What the first process runs on; all start at the same time. Raises TuneError."""
         with ThreadPoolExecutor(len(self._workers)) as pool:
-            return next(iter(pool.map(facts_of, self._workers)))
+            first, *_ = pool.map(facts_of, self._workers)
+        return first
 
     def run(self, tasks: Sequence[Task], found: Found) -> Iterator[Event]:
         """Outcomes in the order in which they come; faults are told as they are found, in this thread."""
