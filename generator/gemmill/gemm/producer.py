@@ -38,7 +38,7 @@ def load_operands(
     `rows` is A again with an atom of `box_rows`: an A that leaves whole boxes of a tile empty is loaded box by box.
     """
     full, empty = barriers
-    boxed = rows is not None and plan.box_rows > 0
+    boxed = rows is not None
     stage_bytes, boxes = Int32(plan.x_bytes + plan.y_bytes), Int32(0)
     if cutlass.const_expr(boxed):
         if m <= plan.tile_m - plan.box_rows:

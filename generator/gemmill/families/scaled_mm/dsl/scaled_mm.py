@@ -88,7 +88,7 @@ class ScaledMm:
         layout_d = self._store_layout()
         load_x, coords_x = self._load_atom(tensor_x, layout_x, plan.tile_x, plan.cluster_y)
         load_y, coords_y = self._load_atom(tensor_y, layout_y, plan.tile_y, plan.cluster_x)
-        load_box, coords_box = load_y, coords_y
+        load_box, coords_box = None, None
         if cutlass.const_expr(plan.box_rows):
             load_box, coords_box = self._box_atom(tensor_y, layout_y)
         store_d, coords_d = cpasync.make_tiled_tma_atom(
@@ -199,8 +199,8 @@ class ScaledMm:
         coords_x: cute.Tensor,
         load_y: cute.CopyAtom,
         coords_y: cute.Tensor,
-        load_box: cute.CopyAtom,
-        coords_box: cute.Tensor,
+        load_box: cute.CopyAtom | None,
+        coords_box: cute.Tensor | None,
         store_d: cute.CopyAtom,
         coords_d: cute.Tensor,
         layout_x: cute.ComposedLayout,
@@ -273,7 +273,7 @@ class ScaledMm:
                     job,
                     constant_weights,
                     vectors.m,
-                    (load_box, coords_box, shared_y),
+                    (load_box, coords_box, shared_y) if plan.box_rows else None,
                 )
             if cutlass.const_expr(plan.grouped):
                 if warp > first_producer and warp <= first_producer + plan.scale_warps:
