@@ -18,6 +18,7 @@ from gemmill.gemm.mainloop import column_offset, index, row_offset
 from gemmill.gemm.packed import Packed
 from gemmill.gemm.plan import Plan
 
+
 @dataclass
 class Vectors(Packed):
     """What the standard epilogues read: scales, bias and zero points of a call."""
@@ -35,7 +36,7 @@ class Vectors(Packed):
 
     scalars = ()
 
-    def read(self, given, at: Int32):
+    def read(self, plan: Plan, given, at: Int32):
         """An input's value of one row or column, as it is stored."""
         return {"a_scale": a_scale_of, "b_scale": b_scale_of, "bias": bias_of, "azp_adj": azp_adj_of, "azp": azp_of}[
             given.name
@@ -83,13 +84,13 @@ def element(pointer: cute.Pointer, at: Int32):
 def of_row(plan: Plan, v, m: Int32) -> tuple:
     """The epilogue's inputs of a row of A; beyond the last, those of the last."""
     m = cutlass.min(m, v.m - 1)
-    return tuple(v.read(given, m) for given in plan.m_fields)
+    return tuple(v.read(plan, given, m) for given in plan.m_fields)
 
 
 def of_column(plan: Plan, v, n: Int32) -> tuple:
     """The epilogue's inputs of a column of B; beyond the last, those of the last."""
     n = cutlass.min(n, v.n - 1)
-    return tuple(v.read(given, n) for given in plan.n_fields)
+    return tuple(v.read(plan, given, n) for given in plan.n_fields)
 
 
 def finish(plan: Plan, total, of_m: tuple, of_n: tuple, scalars: tuple):
@@ -264,9 +265,7 @@ def element_at(pointer: cute.Pointer, at: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def meet(
-    plan: cutlass.Constexpr, buffer: cute.Pointer, v, d: cute.Pointer, ldd: Int64, place: tuple, origin: tuple
-):
+def meet(plan: cutlass.Constexpr, buffer: cute.Pointer, v, d: cute.Pointer, ldd: Int64, place: tuple, origin: tuple):
     """The CTAs of a cluster divide a tile among them, add up all slices in the order of K, and store rows of D along n."""
     thread, rank, splits = place
     n0, m0 = origin

@@ -344,6 +344,11 @@ class Facts:
         return self.traced.along(Along.COLUMN)
 
     @property
+    def scalar_fields(self) -> tuple[Input, ...]:
+        """The numbers that the epilogue reads."""
+        return self.traced.along(Along.SCALAR)
+
+    @property
     def vector_words(self) -> int:
         """Words of shared memory of a group for rows and columns of its epilogue."""
         return 0 if self.split_k else len(self.m_fields) * self.group_m + len(self.n_fields) * self.group_n

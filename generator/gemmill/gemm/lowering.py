@@ -48,7 +48,7 @@ def computed(word: str, values: list, of: tuple) -> tuple:
         return COMPARISONS[word](*given), Kind.TRUTH
     if word in FLOAT_LIMITS and kind is Kind.F32:
         return limit(FLOAT_LIMITS[word], *given), kind
-    return OPERATIONS[word](*given), kind
+    return TYPE_OF[kind](OPERATIONS[word](*given)), kind
 
 
 def limit(instruction: str, x: Float32, y: Float32) -> Float32:

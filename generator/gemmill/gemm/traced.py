@@ -17,6 +17,9 @@ MOST_OF_A_KIND = 4
 """Vectors along rows, along columns, and scalars, that a kernel takes of each."""
 
 
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+
+
 class Kind(StrEnum):
     """What a step's value is."""
 
@@ -85,6 +88,17 @@ class Traced:
     def along(self, along: Along) -> tuple[Input, ...]:
         """Its inputs of one kind, in order."""
         return tuple(given for given in self.inputs if given.along is along)
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Of each value."""
+        found = [self.accumulator, *(given.stored.kind for given in self.inputs)]
+        for step in self.steps:
+            if step.word in ("whole", "number", "float"):
+                found.append(Kind.S32 if step.word == "whole" else Kind.F32)
+            else:
+                found.append(Kind.TRUTH if step.word in COMPARISONS else found[step.of[-1]])
+        return tuple(found)
 
     @cached_property
     def text(self) -> str:

@@ -19,7 +19,7 @@ class UntraceableError(ValueError):
     """Why a function is no epilogue: one sentence, with the file and line of what cannot be traced."""
 
 
-class _Misuse(TypeError):
+class _MisuseError(TypeError):
     """What a value was used for, and what to do instead."""
 
 
@@ -35,7 +35,7 @@ class _Writer:
     def write(self, kind: Kind, word: str, *values: "Value", number: float = 0.0) -> "Value":
         for value in values:
             if value.writer is not self:
-                raise _Misuse("it uses a value of another trace; an epilogue's values end with it")
+                raise _MisuseError("it uses a value of another trace; an epilogue's values end with it")
         step = Step(word, tuple(value.at for value in values), number)
         if step not in self.numbers:
             self.numbers[step] = self.first + len(self.steps)
@@ -101,29 +101,33 @@ class Value:
         return _compared("ne", self, other)
 
     def __bool__(self) -> bool:
-        raise _Misuse("it uses a value as a condition (if, while, and, or, not); where(test, x, y) takes one of two")
+        raise _MisuseError(
+            "it uses a value as a condition (if, while, and, or, not); where(test, x, y) takes one of two"
+        )
 
     def __float__(self) -> float:
-        raise _Misuse(f"it uses a value as a Python number, which it has not while it is traced; {_FUNCTION_HELP}")
+        raise _MisuseError(f"it uses a value as a Python number, which it has not while it is traced; {_FUNCTION_HELP}")
 
     __int__ = __index__ = __complex__ = __float__  # type: ignore[assignment]
 
     def __iter__(self) -> Any:
-        raise _Misuse("it goes through a value as through a list; a value is one element")
+        raise _MisuseError("it goes through a value as through a list; a value is one element")
 
     def __getitem__(self, at: object) -> Any:
-        raise _Misuse("it takes an element of a value; a value is one element, of the row or column that is stored")
+        raise _MisuseError(
+            "it takes an element of a value; a value is one element, of the row or column that is stored"
+        )
 
     def __len__(self) -> int:
-        raise _Misuse("it asks for a value's length; a value is one element")
+        raise _MisuseError("it asks for a value's length; a value is one element")
 
     def __pow__(self, other: object) -> "Value":
-        raise _Misuse("it uses **; multiply, or use exp and log")
+        raise _MisuseError("it uses **; multiply, or use exp and log")
 
     __rpow__ = __pow__
 
     def __getattr__(self, name: str) -> Any:
-        raise _Misuse(f"it asks a value for {name!r}, which it has not; {_FUNCTION_HELP}")
+        raise _MisuseError(f"it asks a value for {name!r}, which it has not; {_FUNCTION_HELP}")
 
 
 Row = Annotated[Value, Along.ROW, Stored.F32]
@@ -145,7 +149,7 @@ _TYPES = "Row, Column, RowOut, ColumnOut, RowS32, ColumnS32 or Scalar"
 
 def _number(value: Value) -> Value:
     if value.kind is Kind.TRUTH:
-        raise _Misuse("it computes with the result of a comparison; where(test, x, y) takes one of two")
+        raise _MisuseError("it computes with the result of a comparison; where(test, x, y) takes one of two")
     return value
 
 
@@ -159,7 +163,7 @@ def _pair(x: Value | float, y: object) -> tuple[Value, Value]:
             both.append(_number(given))
             continue
         if isinstance(given, bool) or not isinstance(given, (int, float)):
-            raise _Misuse(f"it computes with a {type(given).__name__}; there are values and Python's numbers")
+            raise _MisuseError(f"it computes with a {type(given).__name__}; there are values and Python's numbers")
         whole = isinstance(given, int) and isinstance(other, Value) and other.kind is Kind.S32
         kind = Kind.S32 if whole else Kind.F32
         both.append(of.writer.write(kind, "whole" if whole else "number", number=float(given)))
@@ -185,7 +189,7 @@ def _compared(word: str, x: Value, y: object) -> Value:
 
 def _value(x: object, what: str) -> Value:
     if not isinstance(x, Value):
-        raise _Misuse(f"it calls {what} of a {type(x).__name__}; of numbers alone Python computes it")
+        raise _MisuseError(f"it calls {what} of a {type(x).__name__}; of numbers alone Python computes it")
     return _number(x)
 
 
@@ -204,7 +208,7 @@ def fma(x: Value, y: Value, z: Value) -> Value:
 def where(test: Value, x: Value | float, y: Value | float) -> Value:
     """x where a comparison holds, else y."""
     if not isinstance(test, Value) or test.kind is not Kind.TRUTH:
-        raise _Misuse("it calls where of a test that is no comparison of values")
+        raise _MisuseError("it calls where of a test that is no comparison of values")
     if not isinstance(x, Value) and not isinstance(y, Value):
         x = test.writer.write(Kind.F32, "number", number=float(x))
     first, second = _pair(x, y)
@@ -260,7 +264,7 @@ def trace(function: Callable[..., Any], accumulator: Kind) -> Traced:
         raise _refused(function, first, f"it returns {told}; the value to store is expected")
     try:
         result = as_float(result)
-    except _Misuse as error:
+    except _MisuseError as error:
         raise _refused(function, first, str(error)) from None
     return Traced(
         name=function.__name__, accumulator=accumulator, inputs=inputs, steps=tuple(writer.steps), result=result.at
@@ -297,7 +301,7 @@ def _inputs(function: Callable[..., Any]) -> tuple[Input, ...]:
 
 
 def _told(error: Exception) -> str:
-    if isinstance(error, _Misuse):
+    if isinstance(error, _MisuseError):
         return str(error)
     return f"it raises {type(error).__name__} ({error}); it may use {WHAT_CAN_BE}"
 
