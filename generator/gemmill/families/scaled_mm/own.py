@@ -11,7 +11,7 @@ from gemmill.family.operand import INT32_MAX, MOST_OF_TMA
 from gemmill.gemm.traced import Along, Kind, Stored, Traced, known, learn, of_text
 from gemmill.vocab import Arch, Backend, DType, EpilogueKind
 
-TAG = "epilogue"
+TAG = "epiloguemm"
 _PREFIX = "mm_"
 _STORED = {Stored.F32: (DType.F32,), Stored.S32: (DType.S32,), Stored.OUT: Same("out")}
 
