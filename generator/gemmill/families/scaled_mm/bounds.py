@@ -126,8 +126,8 @@ def _group_tolerance(
 
 LIBRARY_UNITS = 4
 """Units in the last place that CUDA's functions may be off, at most: 2 of exp2, erf, tanh and rsqrt, 1 of exp and log."""
-_ROUNDED = ("add", "sub", "mul", "div", "fma", "float", "sqrt")
-_LIBRARY = ("exp", "exp2", "log", "tanh", "erf", "rsqrt")
+_ROUNDED = ("add", "sub", "mul", "fma", "float")
+_LIBRARY = ("div", "exp", "exp2", "log", "tanh", "erf", "sqrt", "rsqrt")
 _SMALLEST = 2.0**-126
 
 Ends = tuple[Tensor, Tensor]
@@ -138,13 +138,13 @@ def own_interval(traced: Traced, given: Mapping[str, Any], accumulation: Accumul
     """Between what a right kernel's results lie, float64 [M, N], NaN where nothing is known; `given` is by role.
 
     The sum is off by what the tensor core loses. Each step widens what it is given by its own error, whether products and
-    sums are fused or not: half a unit of what is rounded, LIBRARY_UNITS of the library's functions.
+    sums are fused or not: half a unit of what is rounded, nothing of what is exact, LIBRARY_UNITS of the library's functions, quotients and roots.
     """
     total = given["a"].to(torch.float64) @ given["b"].to(torch.float64)
     lost = accumulation_error(given["a"], given["b"], accumulation)
     values: list[Ends] = [(total, total)]
     if traced.accumulator is Kind.F32:
-        values = [_widened((total - lost, total + lost), FLOAT32_UNIT)]
+        values = [_rounded((total - lost, total + lost))]
     values += [(value.double(), value.double()) for value in inputs_of(traced, given)]
     for step in traced.steps:
         if step.word in ("number", "whole"):
@@ -155,12 +155,20 @@ def own_interval(traced: Traced, given: Mapping[str, Any], accumulation: Accumul
         ends = _ENDS_OF[step.word](*of) if step.word in _ENDS_OF else _by_corners(step.word, *of)
         if traced.kinds[len(values)] is Kind.S32:
             ends = tuple(_wrapped_end(end) for end in ends)
-        elif step.word in (*_ROUNDED, *_LIBRARY):
-            units = 2 * LIBRARY_UNITS if step.word in _LIBRARY else 1
-            ends = _widened(ends, units * FLOAT32_UNIT)
+        elif step.word in _ROUNDED:
+            ends = _rounded(ends)
+        elif step.word in _LIBRARY:
+            ends = _widened(ends, 2 * LIBRARY_UNITS * FLOAT32_UNIT)
         values.append(ends)
     low, high = values[traced.result]
     return low.expand(total.shape), high.expand(total.shape)
+
+
+def _rounded(ends: Ends) -> Ends:
+    """What is exact stays so."""
+    exact = (ends[0] == ends[1]) & (ends[0].float().double() == ends[0])
+    low, high = _widened(ends, FLOAT32_UNIT)
+    return torch.where(exact, ends[0], low), torch.where(exact, ends[1], high)
 
 
 def _widened(ends: Ends, unit: float) -> Ends:
