@@ -1,5 +1,6 @@
 """Whether what a family declares holds for its kernels' configs and its binding: what only names and sources can show."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,10 +26,24 @@ def examine(family: Family, templates: Path) -> None:
             raise ValueError(f"family {family.name!r}, kernels {config.tag!r}: {contradiction}")
 
 
+_WIDEST = json.dumps(
+    {
+        "name": "widest",
+        "accumulator": "f32",
+        "inputs": [[f"{along}_{at}", along, "f32"] for along in ("row", "column", "scalar") for at in range(4)],
+        "steps": [],
+        "result": 0,
+    }
+)
+"""An epilogue with as many arguments of each kind as there can be."""
+
+
 def examine_binding(family: Family, kernels: Path) -> None:
     """Raises ValueError for the first name that the family's binding and its ops do not share."""
     binding, tensors, values = _binding(family, kernels)
     ops = family.asks.ops
+    if family.epilogues is not None:
+        ops = (*ops, family.epilogues.op(_WIDEST))
     roles = {role for op in ops for role in (*op.role_of, *op.returned)}
     known = {"argument": roles, "size": {name for op in ops for name in op.program.values}}
     for kind, article, names in (("argument", "an", tensors), ("size", "a", values)):

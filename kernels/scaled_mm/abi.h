@@ -28,6 +28,12 @@ struct gemmill_scaled_mm_args {
   int64_t a_scale_stride_k;  // from one group along K to the next
   int64_t b_scale_stride_n;  // from one block of columns to the next; for rows, from one column to the next
   int64_t b_scale_stride_k;
+  // Of a user's epilogue: values of rows and of columns, and from one to the next, 0 where there is one alone; and numbers.
+  void const *row0, *row1, *row2, *row3;
+  void const *column0, *column1, *column2, *column3;
+  int32_t row0_step, row1_step, row2_step, row3_step;
+  int32_t column0_step, column1_step, column2_step, column3_step;
+  float scalar0, scalar1, scalar2, scalar3;
 };
 
 }  // extern "C"

@@ -9,8 +9,8 @@
 namespace gemmill {
 namespace {
 
-enum Role { kOut, kA, kB, kAScales, kBScales, kAzpAdj, kAzp, kBiasOf };
-enum Value { kM, kN, kK, kGroups, kEitherWay };
+enum Role { kOut, kA, kB, kAScales, kBScales, kAzpAdj, kAzp, kBiasOf, kRow0, kColumn0 = kRow0 + 4 };
+enum Value { kM, kN, kK, kGroups, kEitherWay, kOwn, kScalar0 };
 
 bool scales_fit(OpCall& x) {
   int64_t const m = x.value(kM), n = x.value(kN), k = x.value(kK);
@@ -42,8 +42,23 @@ bool asks(OpCall const& x, Call& asked) {
   asked.alignments[kAlignB] = tma_alignment(x.tensor(kB).data, strides.b, k, bytes);
   asked.alignments[kAlignD] = tma_alignment(out.data, strides.d | n, n, 2);  // a TMA store ends at a multiple of 16 bytes, not at n
   Need const need = x.tensor(kAzpAdj).given() ? (x.tensor(kAzp).given() ? kAzpToken : kAzpRow) : (x.tensor(kBiasOf).given() ? kBias : kScale);
-  asked.problem = problem_code(x.found[kScaleGroups], need, type, out_type(out.dtype));
+  int64_t const own = x.value(kOwn);
+  asked.problem = own != 0 ? problem_code(0, kScale, type, out_type(out.dtype), own)
+                           : problem_code(x.found[kScaleGroups], need, type, out_type(out.dtype));
   return true;
+}
+
+// What a user's epilogue reads.
+void fill_own(gemmill_scaled_mm_args& args, OpCall const& x) {
+  void const** const vectors[] = {&args.row0, &args.row1, &args.row2, &args.row3, &args.column0, &args.column1, &args.column2, &args.column3};
+  int32_t* const steps[] = {&args.row0_step, &args.row1_step, &args.row2_step, &args.row3_step,
+                            &args.column0_step, &args.column1_step, &args.column2_step, &args.column3_step};
+  for (int i = 0; i < 8; ++i) {
+    Operand const& given = x.tensor(kRow0 + i);
+    if (given.given()) *vectors[i] = given.data, *steps[i] = given.numel() > 1;
+  }
+  float* const scalars[] = {&args.scalar0, &args.scalar1, &args.scalar2, &args.scalar3};
+  for (int i = 0; i < 4; ++i) *scalars[i] = static_cast<float>(x.real(kScalar0 + i));
 }
 
 void launch(OpCall const& x, Chosen const& chosen) {
@@ -63,13 +78,14 @@ void launch(OpCall const& x, Chosen const& chosen) {
   args.a_scale_per_row = x.tensor(kAScales).numel() > 1, args.b_scale_per_column = x.tensor(kBScales).numel() > 1;
   args.raster_order = static_cast<int32_t>(facts.raster_order), args.swizzle = static_cast<int32_t>(facts.swizzle);
   args.splits = static_cast<int32_t>(facts.splits);
+  if (x.value(kOwn) != 0) fill_own(args, x);
   chosen.launch(&args);
 }
 
 Family const scaled_mm{
     "scaled_mm",
-    {"out", "a", "b", "a_scales", "b_scales", "azp_adj", "azp", "bias"},
-    {"M", "N", "K", "groups", "either_way"},
+    {"out", "a", "b", "a_scales", "b_scales", "azp_adj", "azp", "bias", "row0", "row1", "row2", "row3", "column0", "column1", "column2", "column3"},
+    {"M", "N", "K", "groups", "either_way", "own", "scalar0", "scalar1", "scalar2", "scalar3"},
     {{"scales", scales_fit}},
     asks,
     launch,

@@ -20,9 +20,12 @@ inline OperandType operand_type(int32_t dtype) {
 enum OutType : int64_t { kToBf16 = 0, kToF16 = 1 };
 inline OutType out_type(int32_t dtype) { return dtype == dtypes().f16 ? kToF16 : kToBf16; }
 
-// `scales` is the kind of scales: 0 per tensor or channel, else of groups (group_scales.h).
-constexpr int64_t problem_code(int64_t scales, Need need, OperandType operand, OutType out) {
-  return ((scales * 4 + need) * 4 + operand) * 2 + out;
+// Numbers of classes with each user's epilogue: what is below them says the same of operand and result.
+constexpr int64_t kOwnClasses = 4096;
+
+// `scales` is the kind of scales: 0 per tensor or channel, else of groups (group_scales.h); `own` the number of a user's epilogue.
+constexpr int64_t problem_code(int64_t scales, Need need, OperandType operand, OutType out, int64_t own = 0) {
+  return own * kOwnClasses + ((scales * 4 + need) * 4 + operand) * 2 + out;
 }
 
 // Of one element of A or B.

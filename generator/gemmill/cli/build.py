@@ -21,6 +21,14 @@ def build(
     select: o.OwnSelectOption = None,
     arch: o.ArchOption = Arch.SM90A,
     filters: o.FilterOption = None,
+    epilogues: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--epilogue",
+            metavar="MODULE:FUNCTION",
+            help="Compile the kernels of this epilogue of yours too; may be repeated.",
+        ),
+    ] = None,
     jobs: o.JobsOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, compile nothing.")] = False,
     max_size: o.MaxSizeOption = None,
@@ -55,6 +63,8 @@ def build(
         gemmill build --arch sm_90a --filter epilogue=scaledbias --jobs 4
 
         gemmill build --select sweep --dry-run
+
+        gemmill build --select smoke --epilogue my_epilogues:leaky
     """
     from gemmill.build.driver import build as make
     from gemmill.build.errors import BuildError
@@ -64,7 +74,7 @@ def build(
     from gemmill.cli.compiling import build_progress
     from gemmill.runtime.builds import settle
 
-    selection = variants.selection_of(select or _what_can_be_compiled(), arch, filters)
+    selection = variants.selection_of(select or _what_can_be_compiled(), arch, filters, epilogues)
     options = BuildOptions(
         jobs=jobs,
         max_size=max_size,

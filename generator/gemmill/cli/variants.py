@@ -12,7 +12,7 @@ from gemmill.manifest import KernelEntry, Manifest, ManifestError, read_manifest
 from gemmill.registry import REGISTRY
 from gemmill.space.filters import apply
 from gemmill.space.names import alias_of, is_alias, parse_name, to_name
-from gemmill.space.selections import Selection, select
+from gemmill.space.selections import Selection, select, with_configs
 from gemmill.vocab import Arch, Status
 
 T = TypeVar("T")
@@ -31,12 +31,29 @@ class Variant:
     folder: Path | None = None
 
 
-def selection_of(name: str, arch: Arch, filters: Sequence[str] | None) -> Selection:
-    """The named selection, filtered. Raises UsageError."""
+def selection_of(
+    name: str, arch: Arch, filters: Sequence[str] | None, epilogues: Sequence[str] | None = None
+) -> Selection:
+    """The named selection with the kernels of users' epilogues, filtered. Raises UsageError."""
     try:
-        return apply(select(name, arch), filters or ())
+        return apply(_with_epilogues(select(name, arch), epilogues or ()), filters or ())
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _with_epilogues(selection: Selection, epilogues: Sequence[str]) -> Selection:
+    """A selection with the kernels of what MODULE:FUNCTION names. Raises ValueError."""
+    if not epilogues:
+        return selection
+    from gemmill.epilogue import named
+
+    wanted = list(map(named, dict.fromkeys(epilogues)))
+    for family in REGISTRY.families:
+        if family.epilogues is not None:
+            for own in wanted:
+                configs = family.epilogues.configs(own.traced.text, own.operands, own.results, selection.arch)
+                selection = with_configs(selection, configs)
+    return selection
 
 
 def build_of(named: str | None, arch: Arch | None = None) -> tuple[Path, Manifest]:

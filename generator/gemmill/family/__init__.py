@@ -1,7 +1,17 @@
 """What a family of kernels is: the values by which it is declared, and that all generic code reads."""
 
 from gemmill.family.classes import ClassAxis, Classes
-from gemmill.family.declaration import Accepts, Config, DslBody, Family, Kernels, Rule, Spelled, first_rejection
+from gemmill.family.declaration import (
+    Accepts,
+    Config,
+    DslBody,
+    Epilogues,
+    Family,
+    Kernels,
+    Rule,
+    Spelled,
+    first_rejection,
+)
 from gemmill.family.judging import Dense, Judged
 from gemmill.family.op import Op, OpSet
 from gemmill.family.questions import Asked

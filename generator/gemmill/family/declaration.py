@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from gemmill.family.op import OpSet
+from gemmill.family.op import Op, OpSet
 from gemmill.family.questions import Asked
 from gemmill.family.tuning import Tuning
 from gemmill.vocab import OK, Arch, Compiler, DType, Status
@@ -104,6 +104,20 @@ class Kernels:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Epilogues:
+    """What a family makes of a user's epilogue, which is told by the text of its steps (gemmill.gemm.traced)."""
+
+    op: Callable[[str], Op]
+    """The op by which it is called."""
+    operands: Callable[[str], tuple[DType, ...]]
+    """The operands whose sums it takes."""
+    configs: Callable[[str, Sequence[DType], Sequence[DType], Arch], Iterable[Any]]
+    """Its kernels, of operands and results."""
+    brought: Callable[[Any], str | None]
+    """The epilogue of a kernel that accepts such calls; None where it has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """Kernels that answer the same ops."""
 
@@ -120,6 +134,8 @@ class Family:
     """By a selection's name, the configs that the family has in it; none where it is not named."""
     tuning: Tuning
     """How a call comes to a variant."""
+    epilogues: Epilogues | None = None
+    """How its kernels end in users' epilogues; None where they do not."""
     home: Path | None = None
     """The folder in which its C++ lies, as `kernels/<name>`, and its templates, as `templates/<name>`; None for gemmill's."""
     questions: tuple[Asked, ...] = ()

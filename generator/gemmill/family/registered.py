@@ -75,6 +75,13 @@ class Registry:
         """All ops by name, in the order of the declarations, each with its family."""
         return {op.schema.name: (family, op) for family in self.families for op in family.asks.ops}
 
+    def add(self, family: Family, op: Op) -> None:
+        """Let an op be asked that is declared nowhere else: a user's epilogue. Adding it again changes nothing. Raises ValueError
+        where another has its name."""
+        known = self.ops.setdefault(op.schema.name, (family, op))
+        if known[1].schema != op.schema:
+            raise ValueError(f"op {op.schema.name!r} is {known[1].schema.schema!r} already, not {op.schema.schema!r}")
+
     def family_of(self, config: Config) -> Family:
         """The family that a config belongs to."""
         return self._by_tag[config.tag][0]

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from gemmill.gemm.standard import standard
+from gemmill.gemm.traced import Kind, Traced
 from gemmill.vocab import (
     Accumulation,
     Arch,
@@ -64,6 +66,12 @@ class Problem:
     def scale_groups(self) -> ScaleGroups | None:
         """The groups that scales come in; None where they are per tensor or per channel."""
         return ScaleGroups(size=self.group_size, b_scale=self.b_scale) if self.group_size else None
+
+    @property
+    def traced(self) -> Traced:
+        """What the epilogue does with a sum over all of K; of scales in groups, after the main loop has applied them."""
+        integers = self.accumulator_dtype is DType.S32 and not self.group_size
+        return standard(self.epilogue, Kind.S32 if integers else Kind.F32, with_scales=not self.group_size)
 
 
 @dataclass(frozen=True, kw_only=True)

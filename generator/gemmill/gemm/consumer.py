@@ -37,7 +37,7 @@ def consume(plan: cutlass.Constexpr, shared: tuple, barriers: tuple, output: tup
         cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(plan.swap_ab, 4), shared_d.element_type),
         make_mma(plan, plan.store_columns),
     )
-    own_vectors = epilogue.vectors_of(plan, shared_vectors + group * plan.vector_words)
+    own_vectors = epilogue.vectors_of(plan, shared_vectors + group * plan.vector_words, vectors.scalars)
     store = (own_d, own_vectors, (to_shared, store_d, coords_d))
     cute.arch.griddepcontrol_wait()
     if cutlass.const_expr(plan.split_k):

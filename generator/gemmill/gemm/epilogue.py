@@ -13,20 +13,15 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from gemmill.gemm.limits import SLAB
+from gemmill.gemm.lowering import element_type_of, finished
 from gemmill.gemm.mainloop import column_offset, index, row_offset
 from gemmill.gemm.packed import Packed
 from gemmill.gemm.plan import Plan
-from gemmill.vocab import EpilogueKind
-
-M_FIELDS = {"scale": Float32, "azp": Int32}
-"""What the epilogue may want of a row of A."""
-N_FIELDS = {"scale": Float32, "bias": Float32, "adj": Int32}
-"""What the epilogue may want of a column of B."""
 
 
 @dataclass
 class Vectors(Packed):
-    """What the epilogue reads: scales, bias and zero points of a call."""
+    """What the standard epilogues read: scales, bias and zero points of a call."""
 
     a_scales: cute.Pointer
     b_scales: cute.Pointer
@@ -39,63 +34,72 @@ class Vectors(Packed):
     a_scale_per_row: Int32
     b_scale_per_column: Int32
 
+    scalars = ()
+
+    def read(self, plan: Plan, given, at: Int32):
+        """An input's value of one row or column, as it is stored."""
+        return {"a_scale": a_scale_of, "b_scale": b_scale_of, "bias": bias_of, "azp_adj": azp_adj_of, "azp": azp_of}[
+            given.name
+        ](self, at)
+
+
+def a_scale_of(v: Vectors, m: Int32):
+    """The scale of a row of A."""
+    return element(v.a_scales, m * v.a_scale_per_row)
+
+
+def b_scale_of(v: Vectors, n: Int32):
+    """The scale of a column of B."""
+    return element(v.b_scales, n * v.b_scale_per_column)
+
+
+@cute.jit
+def bias_of(v: Vectors, n: Int32):
+    """What is added to a column of D: 0 where there is no bias."""
+    bias = v.bias.dtype(0)
+    if v.bias.toint() != 0:
+        bias = element(v.bias, n)
+    return bias
+
+
+def azp_adj_of(v: Vectors, n: Int32):
+    """The sum of a column of B."""
+    return element(v.azp_adj, n)
+
+
+@cute.jit
+def azp_of(v: Vectors, m: Int32):
+    """The zero point of a row of A: 1 where it is in the sums of columns already."""
+    azp = Int32(1)
+    if v.azp.toint() != 0:
+        azp = element(v.azp, m)
+    return azp
+
 
 def element(pointer: cute.Pointer, at: Int32):
     """One value of an array."""
     return cute.make_tensor(pointer, cute.make_layout(1 << 30))[at]
 
 
-@cute.jit
-def of_row(plan: cutlass.Constexpr, v: Vectors, m: Int32):
-    """(scale, zero point) of a row of A; beyond the last, those of the last."""
+def of_row(plan: Plan, v, m: Int32) -> tuple:
+    """The epilogue's inputs of a row of A; beyond the last, those of the last."""
     m = cutlass.min(m, v.m - 1)
-    scale, azp = Float32(1), Int32(1)
-    if cutlass.const_expr(not plan.grouped):
-        scale = element(v.a_scales, m * v.a_scale_per_row)
-    if cutlass.const_expr(plan.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN):
-        if v.azp.toint() != 0:
-            azp = element(v.azp, m)
-    return scale, azp
+    return tuple(v.read(plan, given, m) for given in plan.m_fields)
 
 
-@cute.jit
-def of_column(plan: cutlass.Constexpr, v: Vectors, n: Int32):
-    """(scale, bias as it is stored, column sum) of a column of B; beyond the last, those of the last."""
+def of_column(plan: Plan, v, n: Int32) -> tuple:
+    """The epilogue's inputs of a column of B; beyond the last, those of the last."""
     n = cutlass.min(n, v.n - 1)
-    scale, bias, adj = Float32(1), v.bias.dtype(0), Int32(0)
-    if cutlass.const_expr(not plan.grouped):
-        scale = element(v.b_scales, n * v.b_scale_per_column)
-    if cutlass.const_expr(plan.epilogue.takes_bias):
-        if v.bias.toint() != 0:
-            bias = element(v.bias, n)
-    if cutlass.const_expr(plan.epilogue.takes_azp):
-        adj = element(v.azp_adj, n)
-    return scale, bias, adj
+    return tuple(v.read(plan, given, n) for given in plan.n_fields)
 
 
-@cute.jit
-def finish(plan: cutlass.Constexpr, total, of_m: tuple, of_n: tuple):
+def finish(plan: Plan, total, of_m: tuple, of_n: tuple, scalars: tuple):
     """One value of D, still in FP32."""
-    a_scale, azp = of_m
-    b_scale, bias, adj = of_n
-    if cutlass.const_expr(plan.epilogue is EpilogueKind.SCALED_AZP):
-        total = total - adj
-    if cutlass.const_expr(plan.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN):
-        total = total - adj * azp
-    value = total.to(Float32)
-    if cutlass.const_expr(not plan.grouped):
-        value = value * b_scale
-        if cutlass.const_expr(not plan.epilogue.takes_bias):
-            value = a_scale * value
-        else:
-            value = cute.math.fma(a_scale, value, bias.to(Float32))
-    elif cutlass.const_expr(plan.epilogue.takes_bias):
-        value = value + bias.to(Float32)
-    return value
+    return finished(plan.traced, total, of_m, of_n, scalars)
 
 
 @cute.jit
-def fetch(plan: cutlass.Constexpr, v: Vectors, thread: Int32, origin: tuple):
+def fetch(plan: cutlass.Constexpr, v, thread: Int32, origin: tuple):
     """Starts loads of what a tile's epilogue reads: each thread holds a few rows and columns through the main loop."""
     m0, n0 = (origin[1], origin[0]) if cutlass.const_expr(plan.swap_ab) else origin
     rows = [of_row(plan, v, m0 + thread + 128 * i) for i in range((plan.group_m + 127) // 128)]
@@ -103,18 +107,17 @@ def fetch(plan: cutlass.Constexpr, v: Vectors, thread: Int32, origin: tuple):
     return rows, columns
 
 
-def vectors_of(plan: Plan, shared: cute.Pointer) -> tuple:
-    """What is shared of rows, then of columns: a tensor for each field, None for one that the epilogue does not read."""
+def vectors_of(plan: Plan, shared: cute.Pointer, scalars: tuple = ()) -> tuple:
+    """What is shared of rows, then of columns, a tensor for each input; and the scalars."""
     tensors, offset = [], 0
-    for fields, wanted, count in ((M_FIELDS, plan.m_fields, plan.group_m), (N_FIELDS, plan.n_fields, plan.group_n)):
+    for fields, count in ((plan.m_fields, plan.group_m), (plan.n_fields, plan.group_n)):
         side = []
-        for name, kind in fields.items():
-            side.append(None)
-            if name in wanted:
-                side[-1] = cute.make_tensor(cute.recast_ptr(shared + offset, dtype=kind), cute.make_layout(count))
-                offset += count
+        for given in fields:
+            kind = element_type_of(given.stored)
+            side.append(cute.make_tensor(cute.recast_ptr(shared + offset, dtype=kind), cute.make_layout(count)))
+            offset += count
         tensors.append(side)
-    return tuple(tensors)
+    return (*tensors, scalars)
 
 
 @cute.jit
@@ -130,19 +133,14 @@ def share(plan: cutlass.Constexpr, held: tuple, shared: tuple, place: tuple):
             at = thread + 128 * i
             if cutlass.const_expr(count % 128 == 0) or at < count:
                 for field in cutlass.range_constexpr(len(held[side][i])):
-                    if cutlass.const_expr(shared[side][field] is not None):
-                        value = held[side][i][field]
-                        shared[side][field][at] = value.to(shared[side][field].element_type)
+                    value = held[side][i][field]
+                    shared[side][field][at] = value.to(shared[side][field].element_type)
     wait_for_buffers(place)
 
 
-def shared_values(fields: dict, tensors: list, at: Int32) -> tuple:
-    """The fields of one row or column, with those that do not count left at their neutral value."""
-    neutral = {"scale": 1, "bias": 0, "adj": 0, "azp": 1}
-    return tuple(
-        kind(neutral[name]) if tensor is None else tensor[at]
-        for (name, kind), tensor in zip(fields.items(), tensors, strict=True)
-    )
+def shared_values(tensors: list, at: Int32) -> tuple:
+    """The inputs of one row or column."""
+    return tuple(tensor[at] for tensor in tensors)
 
 
 def boxes_of(plan: Plan) -> list:
@@ -239,9 +237,9 @@ def write_box(
         for row in cutlass.range_constexpr(2):
             x = row_offset(slab, row, thread)
             m, n = (y, x) if cutlass.const_expr(plan.swap_ab) else (x, y)
-            of_m, of_n = shared_values(M_FIELDS, vectors[0], m), shared_values(N_FIELDS, vectors[1], n)
+            of_m, of_n = shared_values(vectors[0], m), shared_values(vectors[1], n)
             total = sums[slab][index(row, column_box * columns // 4 + c)]
-            values[c // 2 * 4 + row * 2 + c % 2] = finish(plan, total, of_m, of_n)
+            values[c // 2 * 4 + row * 2 + c % 2] = finish(plan, total, of_m, of_n, vectors[2])
     out.store(values.load().to(shared.element_type))
     source = to_shared.retile(cute.make_tensor(out.iterator, cute.make_layout(((2, 2, columns // 8), 1, 1))))
     cute.copy(to_shared, source, to_shared.get_slice(thread).partition_D(shared))
@@ -267,9 +265,7 @@ def element_at(pointer: cute.Pointer, at: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def meet(
-    plan: cutlass.Constexpr, buffer: cute.Pointer, v: Vectors, d: cute.Pointer, ldd: Int64, place: tuple, origin: tuple
-):
+def meet(plan: cutlass.Constexpr, buffer: cute.Pointer, v, d: cute.Pointer, ldd: Int64, place: tuple, origin: tuple):
     """The CTAs of a cluster divide a tile among them, add up all slices in the order of K, and store rows of D along n."""
     thread, rank, splits = place
     n0, m0 = origin
@@ -287,7 +283,7 @@ def meet(
                 part = read_remote(buffer + (y * plan.partial_pitch + x), s, kind)
                 total = [total[i] + part[i] for i in range(4)]
             of_m = of_row(plan, v, m)
-            values = [finish(plan, total[i], of_m, of_column(plan, v, n + i)) for i in range(4)]
+            values = [finish(plan, total[i], of_m, of_column(plan, v, n + i), v.scalars) for i in range(4)]
             for i in cutlass.range_constexpr(4):
                 out[i] = values[i].to(d.dtype)
             target = d + (Int64(m) * ldd + n)

@@ -26,10 +26,10 @@ from gemmill.gemm.limits import (
     STORE_BUFFERS,
     STORE_COLUMNS,
 )
+from gemmill.gemm.traced import Along, Input, Traced
 from gemmill.vocab import (
     Accumulation,
     DType,
-    EpilogueKind,
     KernelSchedule,
     ScaleGranularity,
     TileScheduler,
@@ -73,11 +73,6 @@ class Facts:
     def sum_dtype(self) -> DType:
         """Type of the sums over all of K: what scales in groups have been applied to is f32."""
         return DType.F32 if self.grouped else self.accumulator_dtype
-
-    @property
-    def epilogue(self) -> EpilogueKind:
-        """What happens to an accumulator before it is stored."""
-        return self.config.problem.epilogue
 
     @property
     def grouped(self) -> bool:
@@ -347,19 +342,24 @@ class Facts:
         return self.group_rows if self.swap_ab else self.tile_y
 
     @property
-    def m_fields(self) -> tuple[str, ...]:
-        """What the epilogue reads of each row of A."""
-        per_token = self.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN
-        return (*(() if self.grouped else ("scale",)), *(("azp",) if per_token else ()))
+    def traced(self) -> Traced:
+        """What becomes of a sum."""
+        return self.config.problem.traced
 
     @property
-    def n_fields(self) -> tuple[str, ...]:
+    def m_fields(self) -> tuple[Input, ...]:
+        """What the epilogue reads of each row of A."""
+        return self.traced.along(Along.ROW)
+
+    @property
+    def n_fields(self) -> tuple[Input, ...]:
         """What the epilogue reads of each column of B."""
-        return (
-            *(() if self.grouped else ("scale",)),
-            *(("bias",) if self.epilogue.takes_bias else ()),
-            *(("adj",) if self.epilogue.takes_azp else ()),
-        )
+        return self.traced.along(Along.COLUMN)
+
+    @property
+    def scalar_fields(self) -> tuple[Input, ...]:
+        """The numbers that the epilogue reads."""
+        return self.traced.along(Along.SCALAR)
 
     @property
     def vector_words(self) -> int:

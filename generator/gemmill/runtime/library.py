@@ -3,13 +3,14 @@
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
 
 from gemmill import settings
-from gemmill.family import ProblemCall
+from gemmill.family import Family, Op, ProblemCall
 from gemmill.manifest import Manifest, ManifestError, open_extension, read_manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands, packed
@@ -17,7 +18,7 @@ from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.declaring import declare
 from gemmill.runtime.driver import driver_cuda
 from gemmill.runtime.notices import tell_loaded, tell_quarantined, tell_unbuilt
-from gemmill.runtime.schemas import BY_NAME, OpSchema
+from gemmill.runtime.schemas import BY_NAME, OpSchema, add
 from gemmill.runtime.select import Choice, Noted, Trust, select
 from gemmill.runtime.serving import serving_of
 from gemmill.runtime.tuned import Machine, Tuned, load_tuned, machine
@@ -55,6 +56,8 @@ class Build:
         nowhere = Machine(arch=self.manifest.arch, device=None, driver=None)
         self._here = machine(self.manifest.arch) if gpu_arch else nowhere
         self._kernels = self._read_kernels()
+        for family, op in self.brought:
+            add(family, op)
         self.read_tables()
         for family, op in REGISTRY.ops.values():
             declare(self._library, family, op)
@@ -73,6 +76,20 @@ class Build:
         self.tuned: Tuned = load_tuned(entries, self._here)
         self.table: VariantTable = make_variant_table(entries, symbols, self.tuned.choices, self.tuned.quarantined)
         self._send_table()
+
+    @cached_property
+    def brought(self) -> tuple[tuple[Family, Op], ...]:
+        """The ops that its kernels bring, which no family declares: users' epilogues."""
+        found = {}
+        for entry in self.manifest.entries:
+            family = REGISTRY.named(entry.family)
+            if family.epilogues and (text := family.epilogues.brought(entry.predicate)) is not None:
+                found[text] = family, family.epilogues.op(text)
+        return tuple(found.values())
+
+    def declare(self, family: Family, op: Op) -> None:
+        """Tell the extension of an op that came after it was loaded; it is registered with the next namespace."""
+        declare(self._library, family, op)
 
     @property
     def build_id(self) -> str:

@@ -3,13 +3,14 @@
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gemmill import settings
+from gemmill.family import Family, Op
 from gemmill.manifest import KernelEntry
 from gemmill.runtime import builds, checks, operands
 from gemmill.runtime.asking import given_to
@@ -20,7 +21,8 @@ from gemmill.runtime.noted import Listener, Notes
 from gemmill.runtime.notices import show_choices
 from gemmill.runtime.on_cpu import allocated, by_reference, returned
 from gemmill.runtime.ranges import Ranges
-from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS, OpSchema
+from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OpSchema
+from gemmill.runtime.schemas import add as add_schema
 from gemmill.runtime.select import Choice
 from gemmill.space.names import alias_of, is_alias
 from gemmill.vocab import Arch
@@ -53,9 +55,10 @@ def load(build: str | Path | None = None) -> Build:
             loaded = Build(folder, _arch_here())
             loaded.assume_constant_weights(_constant_weights)
             _listen_to(loaded)
+            _loaded[folder] = loaded
             _define(f"{NAMESPACE}_{loaded.build_id}")
             loaded.register(f"{NAMESPACE}_{loaded.build_id}")
-            _loaded[folder] = loaded
+            _define_everywhere(loaded.brought)
         if _loaded[folder] is not _active:
             _replace_kernels(_loaded[folder])
             _active = _loaded[folder]
@@ -102,9 +105,37 @@ def serve(namespace: str) -> None:
             return
         _served[namespace] = None
         library = torch.library.Library(namespace, "IMPL", "CUDA")
-        for op in OPS:
+        for op in BY_NAME.values():
             library.impl(op.name, _first_cuda_call(op), allow_override=True)
         _bootstrap.append(library)
+
+
+def add(family: Family, op: Op) -> None:
+    """Define an op that no family declares: of an epilogue that was traced. Raises ValueError where another has its name."""
+    with _lock:
+        is_new = op.schema.name not in BY_NAME
+        add_schema(family, op)
+        if is_new:
+            _define_everywhere([(family, op)])
+
+
+def _define_everywhere(added: Iterable[tuple[Family, Op]]) -> None:
+    """Define ops that came late in all namespaces, and have all builds answer them."""
+    added = tuple(added)
+    if not added:
+        return
+    for namespace in (*_served, *(f"{NAMESPACE}_{build.build_id}" for build in _loaded.values())):
+        _define(namespace)
+    for build in _loaded.values():
+        for family, op in added:
+            build.declare(family, op)
+        _spend_warning()
+        build.register(f"{NAMESPACE}_{build.build_id}")
+    if _active is not None:
+        _replace_kernels(_active)
+    for library in _bootstrap:
+        for _, op in added:
+            library.impl(op.schema.name, _first_cuda_call(op.schema), allow_override=True)
 
 
 def active() -> Build:
@@ -306,7 +337,7 @@ def define(library: torch.library.Library, op: OpSchema) -> None:
 
 def _define(namespace: str) -> None:
     library = torch.library.Library(namespace, "FRAGMENT")
-    for op in OPS:
+    for op in BY_NAME.values():
         if hasattr(getattr(torch.ops, namespace), op.name):
             continue
         define(library, op)

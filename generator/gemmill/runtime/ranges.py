@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from gemmill.runtime.schemas import NAMESPACE, OPS, OpSchema
+from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OpSchema
 from gemmill.runtime.select import Choice
 
 MOST_REMEMBERED = 4096
@@ -24,7 +24,7 @@ class Ranges:
         self._texts: dict[tuple[Any, ...], str] = {}
         self._library = torch.library.Library(namespace, "IMPL", key)
         of_build = getattr(torch.ops, f"{NAMESPACE}_{build_id}")
-        for op in OPS:
+        for op in BY_NAME.values():
             self._library.impl(op.name, self._around(op, getattr(of_build, op.name).default), key, allow_override=True)
 
     def end(self) -> None:

@@ -1,14 +1,20 @@
 """Names and schemas of the ops that are declared, and the families whose they are."""
 
-from gemmill.family import Kind, OpSchema, Parameter
+from gemmill.family import Family, Kind, Op, OpSchema, Parameter
 from gemmill.registry import REGISTRY
 
-__all__ = ["BY_NAME", "NAMESPACE", "OPS", "Kind", "OpSchema", "Parameter", "of_family"]
+__all__ = ["BY_NAME", "NAMESPACE", "OPS", "Kind", "OpSchema", "Parameter", "add", "of_family"]
 
 NAMESPACE = "gemmill"
 REGISTRY.check_contracts()
 OPS = tuple(op.schema for _, op in REGISTRY.ops.values())
 BY_NAME = {op.name: op for op in OPS}
+
+
+def add(family: Family, op: Op) -> None:
+    """Let an op be asked that no family declares. Raises ValueError where another has its name."""
+    REGISTRY.add(family, op)
+    BY_NAME[op.schema.name] = op.schema
 
 
 def of_family(name: str) -> tuple[OpSchema, ...]:

@@ -219,8 +219,9 @@ def current_row(row: TableRow, digests: Mapping[str, str]) -> TableRow | None:
 def siblings(row: TableRow, *, exact: bool) -> list[TunedChoice]:
     """A row's variants for each class of calls that they can serve."""
     try:
-        family, first = _offers(row.variants[0])
-        others = [_offers(variant)[1] for variant in row.variants[1:]]
+        ops = len(REGISTRY.ops)
+        family, first = _offers(row.variants[0], ops)
+        others = [_offers(variant, ops)[1] for variant in row.variants[1:]]
     except ValueError:
         return []  # of a later gemmill, or of a family that is not tuned: nothing that this build has
     if row.sizes.keys() != set(REGISTRY.tunings[family].sizes):
@@ -238,8 +239,9 @@ def siblings(row: TableRow, *, exact: bool) -> list[TunedChoice]:
 
 
 @cache
-def _offers(variant: str) -> tuple[str, dict[int, tuple[str, ...]]]:
-    """The variant's family, and the names of what its measurement stands for, by class. Raises ValueError."""
+def _offers(variant: str, _ops: int) -> tuple[str, dict[int, tuple[str, ...]]]:
+    """The variant's family, and the names of what its measurement stands for, by class, with so many ops to be asked. Raises
+    ValueError."""
     config = parse_name(variant)
     family = REGISTRY.family_of(config)
     if not family.tuning.is_measured:

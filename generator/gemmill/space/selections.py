@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -74,6 +74,12 @@ def _checked(name: str, arch: Arch, configs: Iterable[Config]) -> Selection:
         else:
             rejections.append(Rejection(name=key, status=status))
     return Selection(name=name, arch=arch, configs=tuple(accepted.values()), rejections=tuple(rejections))
+
+
+def with_configs(selection: Selection, configs: Iterable[Config]) -> Selection:
+    """A selection and more configs, of which rules keep some out. Raises ValueError where it has one twice."""
+    added = _checked(selection.name, selection.arch, (*selection.configs, *configs))
+    return replace(added, rejections=(*selection.rejections, *added.rejections))
 
 
 def _of_families(name: str, arch: Arch) -> Iterable[Config]:

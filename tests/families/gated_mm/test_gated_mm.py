@@ -52,6 +52,26 @@ def call(arguments: dict[str, Any]) -> Tensor:
     return out
 
 
+def test_scales_per_token_are_those_of_the_op_after_it() -> None:
+    x = given(BF16)
+    operands = [x[name] for name in ("a", "b", "a_scales", "b_scales")]
+    hidden, none = gemmill.scaled_mm_act_quant(*operands)
+    codes, scales = gemmill.scaled_mm_act_quant(*operands, per_token=True)
+    expected, expected_scales = gemmill.dynamic_per_token_scaled_fp8_quant(hidden)
+    assert none is None and scales is not None and scales.shape == (BF16.m, 1)
+    assert torch.equal(codes.view(torch.uint8), expected.view(torch.uint8)) and torch.equal(scales, expected_scales)
+    assert codes.view(torch.uint8).unique().numel() > 8, "the data shows it"
+
+
+@pytest.mark.parametrize("other", [{"static_scale": torch.ones(1)}, {"group_size": 128}])
+def test_scales_of_two_kinds_are_refused(other: dict[str, Any]) -> None:
+    x = given(BF16)
+    with pytest.raises(
+        ValueError, match=r"^(static_scale|group_size) and per_token are given: results are coded by one kind"
+    ):
+        gemmill.scaled_mm_act_quant(x["a"], x["b"], x["a_scales"], x["b_scales"], per_token=True, **other)
+
+
 def plain(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Gate and up of the product in bf16."""
     product = gemmill.cutlass_scaled_mm(x["a"], x["b"], x["a_scales"], x["b_scales"], torch.bfloat16)

@@ -73,9 +73,6 @@ class GatedConfig:
     """Whether the weights fill the tensor core's 64 rows, so that few rows of A waste nothing."""
     stages: int | None = None
     """Of the main loop; None for as many as fit."""
-    staggered: bool = False
-    """Whether the second of two groups that share a tile begins as many steps later as there are stages, so that one multiplies
-    while the other ends its part."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "gatedmm"
     backend: ClassVar[Backend] = Backend.CUTEDSL

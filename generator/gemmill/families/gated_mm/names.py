@@ -8,7 +8,7 @@ from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 
 def to_fields(config: GatedConfig) -> list[str]:
-    """dtype result activation tile cluster schedule accumulation order stages start."""
+    """dtype result activation tile cluster schedule accumulation order stages."""
     tile, cluster = ("x".join(map(str, shape)) for shape in (config.tile_shape_mnk, config.cluster_shape_mnk))
     return [
         config.dtype.value,
@@ -20,19 +20,16 @@ def to_fields(config: GatedConfig) -> list[str]:
         config.accumulation.value,
         "swapab" if config.swap_ab else "ab",
         f"s{config.stages or 'auto'}",
-        "staggered" if config.staggered else "even",
     ]
 
 
 def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> GatedConfig:
     """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
-    if len(fields) != 10:
-        raise ValueError(f"it has {len(fields) + 2} fields of 12")
-    dtype, result, activation, tile, cluster, schedule, accumulation, order, stages, start = fields
+    if len(fields) != 9:
+        raise ValueError(f"it has {len(fields) + 2} fields of 11")
+    dtype, result, activation, tile, cluster, schedule, accumulation, order, stages = fields
     if order not in ("ab", "swapab"):
         raise ValueError(f"operand order {order!r}, expected ab or swapab")
-    if start not in ("even", "staggered"):
-        raise ValueError(f"start of groups {start!r}, expected even or staggered")
     told = _matched(r"s(auto|[1-9]\d*)", stages, f"stages {stages!r}, expected sauto or s and a number")[1]
     return GatedConfig(
         dtype=DType(dtype),
@@ -44,7 +41,6 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> GatedConfig:
         accumulation=Accumulation(accumulation),
         swap_ab=order == "swapab",
         stages=None if told == "auto" else int(told),
-        staggered=start == "staggered",
         arch=arch,
     )
 

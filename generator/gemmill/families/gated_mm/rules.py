@@ -48,12 +48,6 @@ def _groups(c: GatedConfig) -> Iterator[str]:
         yield "groups that take turns cannot wait for one another's maxima: cooperative or basic"
 
 
-def _start(c: GatedConfig) -> Iterator[str]:
-    """One group alone has nothing to wait for, groups that take turns wait anyway, and swapped ones for one another's maxima."""
-    if c.staggered and (c.kernel_schedule is not KernelSchedule.COOPERATIVE or c.swap_ab):
-        yield "groups start staggered where two share rows of a tile: cooperative, not swapped"
-
-
 def _cluster(c: GatedConfig) -> Iterator[str]:
     """CTAs of a pair share what the other loads; with few rows nothing is worth sharing."""
     if c.cluster_shape_mnk not in ((1, 1, 1), (2, 1, 1), (1, 2, 1)) or (c.swap_ab and c.cluster_shape_mnk != (1, 1, 1)):
@@ -79,5 +73,5 @@ def _memory(c: GatedConfig) -> Iterator[str]:
         yield f"{facts.stages} stages of {facts.stage_bytes} bytes: {FEWEST_STAGES} or more must fit in {facts.stage_room}"
 
 
-RULES = (_hopper, _schedule, _accumulation, _tile, _groups, _start, _cluster, _registers, _memory)
+RULES = (_hopper, _schedule, _accumulation, _tile, _groups, _cluster, _registers, _memory)
 UNALIGNED_RULES = (_hopper,)

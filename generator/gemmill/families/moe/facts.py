@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from gemmill.families.moe.config import MOST_EXPERTS, GroupedConfig
 from gemmill.gemm import facts
+from gemmill.gemm.standard import standard
+from gemmill.gemm.traced import Kind, Traced
+from gemmill.vocab import EpilogueKind
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,9 @@ class Facts(facts.Facts):
         return self.config.scaled
 
     @property
-    def m_fields(self) -> tuple[str, ...]:
-        """What the epilogue reads of each row of A."""
-        return super().m_fields if self.scaled else ()
-
-    @property
-    def n_fields(self) -> tuple[str, ...]:
-        """What the epilogue reads of each column of B."""
-        return super().n_fields if self.scaled else ()
+    def traced(self) -> Traced:
+        """What becomes of a sum."""
+        return super().traced if self.scaled else standard(EpilogueKind.SCALED, Kind.F32, with_scales=False)
 
     @property
     def copying_threads(self) -> int:

@@ -23,6 +23,10 @@ After the sum: its rounding to float32, b's scale, a's scale and the bias are fo
 costs half a unit in the last place of the output's type.
 """
 
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -34,7 +38,8 @@ from gemmill.arithmetic import (
     lost_in_sum,
     scaled_error,
 )
-from gemmill.families.scaled_mm.reference import check_scales, each_group, exact_group_scaled_mm, groups_of
+from gemmill.families.scaled_mm.reference import check_scales, each_group, exact_group_scaled_mm, groups_of, inputs_of
+from gemmill.gemm.traced import Kind, Traced
 from gemmill.vocab import Accumulation, ScaleGroups
 
 TENSOR_CORES = {
@@ -115,3 +120,138 @@ def _group_tolerance(
         magnitude += bias.reshape(1, -1).to(torch.float64).abs()
     error += additions * FLOAT32_UNIT * magnitude
     return error + half_unit_in_last_place(exact.abs() + error, out_dtype)
+
+
+# Users' epilogues ----------------------------------------------------------------------------------------------------
+
+LIBRARY_UNITS = 4
+"""Units in the last place that CUDA's functions may be off, at most: 2 of exp2, erf, tanh and rsqrt, 1 of exp and log."""
+_ROUNDED = ("add", "sub", "mul", "fma", "float")
+_LIBRARY = ("div", "exp", "exp2", "log", "tanh", "erf", "sqrt", "rsqrt")
+_SMALLEST = 2.0**-126
+
+Ends = tuple[Tensor, Tensor]
+"""Lowest and highest value; of a comparison, whether it holds surely, and possibly."""
+
+
+def own_interval(traced: Traced, given: Mapping[str, Any], accumulation: Accumulation) -> Ends:
+    """Between what a right kernel's results lie, float64 [M, N], NaN where nothing is known; `given` is by role.
+
+    The sum is off by what the tensor core loses. Each step widens what it is given by its own error, whether products and
+    sums are fused or not: half a unit of what is rounded, nothing of what is exact, LIBRARY_UNITS of the library's functions, quotients and roots.
+    """
+    total = given["a"].to(torch.float64) @ given["b"].to(torch.float64)
+    lost = accumulation_error(given["a"], given["b"], accumulation)
+    values: list[Ends] = [(total, total)]
+    if traced.accumulator is Kind.F32:
+        values = [_rounded((total - lost, total + lost))]
+    values += [(value.double(), value.double()) for value in inputs_of(traced, given)]
+    for step in traced.steps:
+        if step.word in ("number", "whole"):
+            number = torch.tensor(step.number, dtype=torch.float64, device=total.device).float().double()
+            values.append((number, number))
+            continue
+        of = [values[at] for at in step.of]
+        ends = _ENDS_OF[step.word](*of) if step.word in _ENDS_OF else _by_corners(step.word, *of)
+        if traced.kinds[len(values)] is Kind.S32:
+            ends = tuple(_wrapped_end(end) for end in ends)
+        elif step.word in _ROUNDED:
+            ends = _rounded(ends)
+        elif step.word in _LIBRARY:
+            ends = _widened(ends, 2 * LIBRARY_UNITS * FLOAT32_UNIT)
+        values.append(ends)
+    low, high = values[traced.result]
+    return low.expand(total.shape), high.expand(total.shape)
+
+
+def _rounded(ends: Ends) -> Ends:
+    """What is exact stays so."""
+    exact = (ends[0] == ends[1]) & (ends[0].float().double() == ends[0])
+    low, high = _widened(ends, FLOAT32_UNIT)
+    return torch.where(exact, ends[0], low), torch.where(exact, ends[1], high)
+
+
+def _widened(ends: Ends, unit: float) -> Ends:
+    low, high = ends
+    return low - unit * (low.abs() + _SMALLEST), high + unit * (high.abs() + _SMALLEST)
+
+
+def _wrapped_end(x: Tensor) -> Tensor:
+    return torch.where(x.abs() > 2.0**53, torch.nan, (x + 2.0**31) % 2.0**32 - 2.0**31)
+
+
+def _by_corners(word: str, *of: Ends) -> Ends:
+    """Of what is monotone in each operand: an extreme lies at one of the corners."""
+    how = {"mul": torch.mul, "fma": lambda x, y, z: x * y + z}.get(word, _MONOTONE.get(word))
+    assert how is not None
+    corners = [how(*corner) for corner in product(*of)]
+    low, high = corners[0], corners[0]
+    for corner in corners[1:]:
+        low, high = torch.minimum(low, corner), torch.maximum(high, corner)
+    return low, high
+
+
+_MONOTONE: dict[str, Callable[..., Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "neg": torch.neg,
+    "min": torch.fmin,
+    "max": torch.fmax,
+    "float": lambda x: x,
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "log": torch.log,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+}
+
+
+def _quotient(x: Ends, y: Ends) -> Ends:
+    through_zero = (y[0] <= 0) & (y[1] >= 0)
+    divisor = tuple(torch.where(through_zero, torch.nan, end) for end in y)
+    corners = [numerator / end for numerator in x for end in divisor]
+    return torch.stack(torch.broadcast_tensors(*corners)).amin(0), torch.stack(torch.broadcast_tensors(*corners)).amax(
+        0
+    )
+
+
+def _magnitude(x: Ends) -> Ends:
+    ends = x[0].abs(), x[1].abs()
+    inside = (x[0] <= 0) & (x[1] >= 0)
+    return torch.where(inside, 0.0, torch.minimum(*ends)), torch.maximum(*ends)
+
+
+def _roots(x: Ends) -> Ends:
+    return torch.where(x[1] >= 0, x[0].clamp(min=0), x[0]).sqrt(), x[1].sqrt()
+
+
+def _chosen(test: Ends, x: Ends, y: Ends) -> Ends:
+    surely, possibly = test
+    low = torch.where(surely, x[0], torch.where(possibly, torch.minimum(x[0], y[0]), y[0]))
+    return low, torch.where(surely, x[1], torch.where(possibly, torch.maximum(x[1], y[1]), y[1]))
+
+
+def _equal(x: Ends, y: Ends) -> Ends:
+    return (x[0] == y[1]) & (x[1] == y[0]), (x[0] <= y[1]) & (x[1] >= y[0])
+
+
+_ENDS_OF: dict[str, Callable[..., Ends]] = {
+    "div": _quotient,
+    "abs": _magnitude,
+    "sqrt": _roots,
+    "rsqrt": lambda x: _quotient((torch.ones_like(x[0]), torch.ones_like(x[0])), _roots(x)),
+    "where": _chosen,
+    "lt": lambda x, y: (x[1] < y[0], x[0] < y[1]),
+    "le": lambda x, y: (x[1] <= y[0], x[0] <= y[1]),
+    "gt": lambda x, y: (x[0] > y[1], x[1] > y[0]),
+    "ge": lambda x, y: (x[0] >= y[1], x[1] >= y[0]),
+    "eq": _equal,
+    "ne": lambda x, y: tuple(~end for end in reversed(_equal(x, y))),
+}
+
+
+def outside_of_own(found: Tensor, ends: Ends) -> Tensor:
+    """Which results of a user's epilogue are wrong: those that no value between the ends is stored as."""
+    low, high = (end.float().to(found.dtype) for end in ends)
+    known = low.isfinite() & high.isfinite()
+    return known & ~((found >= low) & (found <= high))

@@ -5,6 +5,7 @@ from enum import IntEnum
 from functools import cache
 
 from gemmill.families.scaled_mm.accepts import Predicate
+from gemmill.families.scaled_mm.own import OwnPredicate, class_of_epilogue
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups, ScaleLayout
 
 
@@ -17,6 +18,8 @@ class Need(IntEnum):
     AZP_TOKEN = 3
 
 
+OWN_CLASSES = 4096
+"""Numbers of classes with each user's epilogue: what is below them says the same of operand and result. Mirrored by classes.h."""
 _OPERANDS = (DType.E4M3, DType.S8, DType.BF16, DType.F16)
 _OUTS = (DType.BF16, DType.F16)
 _OPERAND_CODES = {dtype.torch_name: code for code, dtype in enumerate(_OPERANDS)}
@@ -32,6 +35,8 @@ class ProblemClass:
     out: DType
     scales: int
     """A number of `scales_code`."""
+    own: int = 0
+    """The number of a user's epilogue, or 0."""
 
 
 def scales_code(groups: ScaleGroups | None, mn_major: bool = False) -> int:
@@ -39,17 +44,19 @@ def scales_code(groups: ScaleGroups | None, mn_major: bool = False) -> int:
     return 0 if groups is None else 1 + SCALE_GROUPS.index(groups) * 2 + (not mn_major)
 
 
-def problem_code(need: Need, operand: str, out: str, scales: int = 0) -> int:
+def problem_code(need: Need, operand: str, out: str, scales: int = 0, own: int = 0) -> int:
     """The number of a class of calls; dtypes as torch names them. Mirrors kernels/scaled_mm/classes.h."""
-    return ((scales * len(Need) + need) * len(_OPERANDS) + _OPERAND_CODES[operand]) * len(_OUTS) + _OUT_CODES[out]
+    below = ((scales * len(Need) + need) * len(_OPERANDS) + _OPERAND_CODES[operand]) * len(_OUTS) + _OUT_CODES[out]
+    return own * OWN_CLASSES + below
 
 
 def class_of(problem: int) -> ProblemClass:
     """What `problem_code` made the number of."""
-    rest, out = divmod(problem, len(_OUTS))
+    own, below = divmod(problem, OWN_CLASSES)
+    rest, out = divmod(below, len(_OUTS))
     rest, operand = divmod(rest, len(_OPERANDS))
     scales, need = divmod(rest, len(Need))
-    return ProblemClass(need=Need(need), operand=_OPERANDS[operand], out=_OUTS[out], scales=scales)
+    return ProblemClass(need=Need(need), operand=_OPERANDS[operand], out=_OUTS[out], scales=scales, own=own)
 
 
 def scales_codes_of(groups: ScaleGroups | None, layout: ScaleLayout) -> tuple[int, ...]:
@@ -69,9 +76,11 @@ def needs_of(predicate: Predicate) -> tuple[Need, ...]:
     return tuple(need for azp in predicate.azp for need in by_azp[azp])
 
 
-def problems_of(predicate: Predicate) -> tuple[int, ...]:
+def problems_of(predicate: Predicate | OwnPredicate) -> tuple[int, ...]:
     """The classes of calls that a kernel serves."""
     operand, out = predicate.a_dtype.torch_name, predicate.out_dtype.torch_name
+    if isinstance(predicate, OwnPredicate):
+        return (problem_code(Need.SCALE, operand, out, own=class_of_epilogue(predicate.traced)),)
     kinds = scales_codes_of(predicate.scale_groups, predicate.scale_layout)
     return tuple(problem_code(need, operand, out, scales) for scales in kinds for need in needs_of(predicate))
 
@@ -80,6 +89,8 @@ def problems_of(predicate: Predicate) -> tuple[int, ...]:
 def describe_problem(problem: int) -> str:
     """A class of calls in words."""
     told = class_of(problem)
+    if told.own:
+        return f"{told.operand} x {told.operand} to {told.out} with epilogue {told.own:010x}"
     words = {
         Need.SCALE: "no bias",
         Need.BIAS: "a bias",

@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from gemmill.families.scaled_mm import NAME, selections
+from gemmill.families.scaled_mm import NAME, own, selections
 from gemmill.families.scaled_mm.accepts import Predicate, accepted
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.families.scaled_mm.dsl.plan import Plan
@@ -13,7 +13,8 @@ from gemmill.families.scaled_mm.questions import QUESTIONS
 from gemmill.families.scaled_mm.rules import RULES
 from gemmill.families.scaled_mm.spelling import cutedsl, cutlass
 from gemmill.families.scaled_mm.tuning import TUNING
-from gemmill.family import DslBody, Family, Kernels
+from gemmill.family import DslBody, Epilogues, Family, Kernels
+from gemmill.gemm.traced import of_text
 from gemmill.vocab import Backend, Compiler, KernelSchedule, TileScheduler
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-20: a unit's headers and host passes, then each variant
@@ -64,11 +65,23 @@ CUTEDSL = replace(
     unit_size=12,  # whose import takes as long as one or two of them
     dsl=DslBody(entry="gemmill.families.scaled_mm.dsl.export", arguments="gemmill_scaled_mm_args", facts=Plan),
 )
+OWN = replace(
+    CUTEDSL,
+    tag=own.TAG,
+    doc="kernels in CuTe DSL that end in a user's epilogue",
+    config=own.OwnConfig,
+    accepts=own.OwnPredicate,
+    to_fields=own.to_fields,
+    from_fields=own.from_fields,
+    accepted=own.accepted,
+    spell=cutedsl.spell_own,
+    dsl=DslBody(entry="gemmill.families.scaled_mm.dsl.own_export", arguments="gemmill_scaled_mm_args", facts=Plan),
+)
 FAMILY = Family(
     name=NAME,
     doc="multiplies matrices of codes, scales and shifts the sums",
     asks=OPS,
-    kernels=(CUTLASS, CUTEDSL),
+    kernels=(CUTLASS, CUTEDSL, OWN),
     cases="gemmill.families.scaled_mm.cases",
     serving="gemmill.families.scaled_mm.serving",
     questions=QUESTIONS,
@@ -81,4 +94,10 @@ FAMILY = Family(
         "sweep": selections.sweep,
     },
     tuning=TUNING,
+    epilogues=Epilogues(
+        op=lambda text: own.op_of(of_text(text)),
+        operands=lambda text: own.operands_of(of_text(text)),
+        configs=selections.with_epilogue,
+        brought=own.brought,
+    ),
 )

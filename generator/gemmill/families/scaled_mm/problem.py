@@ -7,8 +7,8 @@ from gemmill.family import OpSchema, ProblemCall
 from gemmill.family.operand import Call, tma_alignment
 
 
-def problem_of_call(op: OpSchema, call: Call) -> ProblemCall:
-    """The problem of a call that has passed the checks."""
+def problem_of_call(op: OpSchema, call: Call, own: int = 0) -> ProblemCall:
+    """The problem of a call that has passed the checks; `own` is the number of a user's epilogue."""
     out, a, b = call["out"], call["a"], call["b"]
     assert out is not None and a is not None and b is not None
     (m, k), n = a.shape, b.shape[1]
@@ -18,14 +18,12 @@ def problem_of_call(op: OpSchema, call: Call) -> ProblemCall:
     if "azp_adj" in op.arguments:
         need = Need.AZP_ROW if call["azp"] is None else Need.AZP_TOKEN
     else:
-        need = Need.SCALE if call["bias"] is None else Need.BIAS
-    groups = groups_of_call(call)
-    a_scales, b_scales = call["a_scales"], call["b_scales"]
-    assert a_scales is not None and b_scales is not None
-    scales = scales_code(groups, mn_major=groups is not None and mn_major(a_scales, b_scales))
+        need = Need.SCALE if own or call["bias"] is None else Need.BIAS
+    groups = None if own else groups_of_call(call)
+    scales = scales_code(groups, mn_major=groups is not None and mn_major(call["a_scales"], call["b_scales"]))
     return ProblemCall(
         family=NAME,
-        problem=problem_code(need, a.dtype, out.dtype, scales),
+        problem=problem_code(need, a.dtype, out.dtype, scales, own),
         sizes=(m, n, k),
         # a TMA store ends at a multiple of 16 bytes, not at n
         alignments=(tma_alignment(a, lda, k), tma_alignment(b, ldb, k), tma_alignment(out, ldd | n, n)),

@@ -12,12 +12,15 @@ in float32, as in the kernels, which decides where it overflows; it is applied a
 is rounded once. Kernels do all in float32: `bounds.py` bounds that too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gemmill.arithmetic import scaled_sums
+from gemmill.arithmetic import INT32_SPAN, fused_multiply_add, scaled_sums
+from gemmill.families.scaled_mm.own import roles_of
+from gemmill.gemm.traced import Along, Kind, Step, Traced
 from gemmill.vocab import ScaleGranularity, ScaleGroups, scale_groups_of
 
 
@@ -92,3 +95,69 @@ def each_group(
             of_b = of_b.repeat_interleave(size)[:n]
         scale = (a_scales[:, g, None] * of_b).to(torch.float64)
         yield a[:, start : start + size].to(torch.float64), b[start : start + size].to(torch.float64), scale
+
+
+def _wrapped(x: Tensor) -> Tensor:
+    """int64 as int32 wraps around, in int64."""
+    return (x + INT32_SPAN // 2) % INT32_SPAN - INT32_SPAN // 2
+
+
+_STEPS: dict[str, Callable[..., Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "min": torch.fmin,
+    "max": torch.fmax,
+    "lt": torch.lt,
+    "le": torch.le,
+    "gt": torch.gt,
+    "ge": torch.ge,
+    "eq": torch.eq,
+    "ne": torch.ne,
+    "fma": fused_multiply_add,
+    "where": torch.where,
+    "float": lambda x: x.to(torch.float32),
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "log": torch.log,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+}
+"""What each step does with float32 tensors, every operation rounded on its own, and with integers in int64."""
+
+
+def computed(step: Step, values: list[Tensor]) -> Tensor:
+    """A step's value; integers are of 32 bits, which wrap around."""
+    if step.word in ("number", "whole"):
+        return torch.tensor(step.number, dtype=torch.float32 if step.word == "number" else torch.int64).to(
+            values[0].device
+        )
+    result = _STEPS[step.word](*(values[at] for at in step.of))
+    return _wrapped(result) if result.dtype is torch.int64 else result
+
+
+def inputs_of(traced: Traced, given: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The inputs as tensors that broadcast over [M, N], from a call's arguments by role: float32, or int64."""
+    roles, like = roles_of(traced), given["a"]
+    for told in traced.inputs:
+        value = given[roles[told.name]]
+        if told.along is Along.SCALAR:
+            value = torch.tensor(value, dtype=torch.float32, device=like.device)
+        else:
+            value = value.reshape((-1, 1) if told.along is Along.ROW else (1, -1))
+        yield value.to(torch.int64 if told.stored.kind is Kind.S32 else torch.float32)
+
+
+def own_mm(traced: Traced, given: Mapping[str, Any]) -> Tensor:
+    """What a user's epilogue makes of a b, [M, N] of out's dtype; arguments by role (gemmill.families.scaled_mm.own)."""
+    total = accumulate(given["a"], given["b"])
+    values = [total.to(torch.int64) if traced.accumulator is Kind.S32 else total.to(torch.float32)]
+    values.extend(inputs_of(traced, given))
+    for step in traced.steps:
+        values.append(computed(step, values))
+    return values[traced.result].expand(total.shape).to(given["out"].dtype)

@@ -1,13 +1,15 @@
 """The GEMMs of the named selections."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from gemmill.families.scaled_mm.candidates import sm90, sm90_cutedsl
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
+from gemmill.families.scaled_mm.own import with_own
 from gemmill.family.operand import TMA_BYTES
+from gemmill.gemm.traced import of_text
 from gemmill.vocab import (
     SCALE_GROUPS,
     Accumulation,
@@ -164,6 +166,16 @@ def nvcc(arch: Arch) -> Iterator[KernelConfig]:
         yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1])
     yield from _of_any_alignment()
     yield from _other_kinds_of_cutlass()
+
+
+def with_epilogue(text: str, operands: Sequence[DType], results: Sequence[DType], arch: Arch) -> Iterator[KernelConfig]:
+    """The kernels of a user's epilogue, by its steps: the schedules of the standard one for the same operands."""
+    traced = of_text(text)
+    for operand, result in product(operands, results) if arch is Arch.SM90A else ():
+        if result in RESULTS_OF[operand]:
+            tables = {DType.E4M3: sm90_cutedsl.CORE, DType.S8: sm90_cutedsl.FEW}.get(operand, sm90_cutedsl.PLAIN)
+            for config in _dsl_kernels(_problem(operand, result), tables):
+                yield with_own(config, traced)
 
 
 def _grouped_problems() -> Iterator[Problem]:

@@ -5,9 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from gemmill.families.scaled_mm import reference
+from gemmill.families.scaled_mm.classes import class_of
+from gemmill.families.scaled_mm.own import class_of_epilogue
 from gemmill.families.scaled_mm.problem import problem_of_call
-from gemmill.family import Judged, OpSchema
+from gemmill.family import Judged, OpSchema, ProblemCall
 from gemmill.family.operand import Call
+from gemmill.gemm.traced import Traced, all_known
+from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, count_of_variants
@@ -16,20 +20,37 @@ MOST_REASONS = 20
 """In the text of a refused call."""
 
 
+def _asked(call: Judged) -> ProblemCall:
+    return problem_of_call(call.schema, call.call, call.get("own") or 0)
+
+
 def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
+    if own := call.get("own"):
+        yield given["out"], reference.own_mm(_epilogue(own), given)
+        return
     operands = {role: value for role, value in given.items() if role != "out"}
     yield given["out"], reference.scaled_mm(**operands, out_dtype=given["out"].dtype)
 
 
+def _epilogue(number: int) -> Traced:
+    return next(traced for traced in all_known() if class_of_epilogue(traced) == number)
+
+
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
-    problem = problem_of_call(op, call)
+    problem = _asked(checks.check(op, call))
     counts = Counter(rejected.reason for rejected in choice.trace)
     reasons = "\n".join(f"  {count_of_variants(count)}: {reason}" for reason, count in counts.most_common(MOST_REASONS))
     sizes, alignments = (", ".join(map(str, numbers)) for numbers in (problem.sizes, problem.alignments))
+    builds = f"`gemmill build --arch {build.manifest.arch} --select default` builds one for every shape"
+    if class_of(problem.problem).own:
+        builds = (
+            f"`gemmill build --arch {build.manifest.arch} --epilogue MODULE:FUNCTION` builds those of an epilogue, which take K above 0 "
+            "and rows and columns at multiples of 16 bytes"
+        )
     return (
         f"no variant of build {build.build_id} takes M, N, K = {sizes} with alignments of a, b, out = {alignments} bytes; "
-        f"`gemmill build --arch {build.manifest.arch} --select default` builds one for every shape\n{reasons}"
+        f"{builds}\n{reasons}"
     )
 
 
-SERVING = Serving(results=_results, asked=lambda call: problem_of_call(call.schema, call.call), lacks=_lacks)
+SERVING = Serving(results=_results, asked=_asked, lacks=_lacks)

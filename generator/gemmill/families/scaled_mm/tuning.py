@@ -14,9 +14,12 @@ from gemmill.families.scaled_mm.classes import (
 )
 from gemmill.families.scaled_mm.config import RESULTS_OF, KernelConfig
 from gemmill.families.scaled_mm.model import Facts, ctas_of, model_ns, pads_more
+from gemmill.families.scaled_mm.own import OwnPredicate, operands_of, with_own
+from gemmill.families.scaled_mm.own import accepted as own_accepted
 from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.family import ProblemCall, Reach, Row, Tuning
 from gemmill.gemm.facts import Facts as KernelFacts
+from gemmill.gemm.traced import all_known
 from gemmill.vocab import (
     SCALE_GROUPS,
     Accumulation,
@@ -43,7 +46,7 @@ MOST_CTAS = 2**30
 """Kernels count them in 32 bits, some past the last."""
 
 
-def _rows(config: KernelConfig, accepts: Predicate, kernel: int) -> Iterator[Row]:
+def _rows(config: KernelConfig, accepts: Predicate | OwnPredicate, kernel: int) -> Iterator[Row]:
     facts = _facts(config)
     for problem in problems_of(accepts):
         yield Row(
@@ -52,7 +55,7 @@ def _rows(config: KernelConfig, accepts: Predicate, kernel: int) -> Iterator[Row
             most=accepts.max_mnk,
             alignments=(
                 accepts.alignment_a * accepts.a_dtype.bits // 8,
-                accepts.alignment_b * accepts.b_dtype.bits // 8,
+                accepts.alignment_b * accepts.a_dtype.bits // 8,
                 accepts.alignment_d * accepts.out_dtype.bits // 8,
             ),
             least=(0, 0, accepts.min_k),
@@ -119,8 +122,8 @@ def _refuses(row: Row, call: ProblemCall) -> str | None:
 
 
 def _offers(config: KernelConfig) -> dict[int, tuple[KernelConfig, ...]]:
-    """What is measured for one output dtype and epilogue is offered to the sibling classes of the same operands too, and
-    that of bf16 operands to f16: the main loop, which decides, is the same."""
+    """What is measured for one output dtype and epilogue is offered to the sibling classes of the same operands too, with users'
+    epilogues, and that of bf16 operands to f16: the main loop, which decides, is the same."""
     measured = config.problem
     # A variant that reads scales in one layout alone is not found among the rows of the other.
     layout = ScaleLayout.STRIDED if measured.scale_groups else ScaleLayout.VECTOR
@@ -132,12 +135,19 @@ def _offers(config: KernelConfig) -> dict[int, tuple[KernelConfig, ...]]:
             sibling = replace(config, problem=problem)
             for code in problems_of(accepted(replace(config, problem=replace(problem, scale_layout=layout)))):
                 offered[code] = (*offered.get(code, ()), sibling)
+    if measured.epilogue is EpilogueKind.SCALED_BIAS and not measured.group_size and config.backend is Backend.CUTEDSL:
+        for traced in all_known():
+            own = with_own(config, traced)
+            if measured.a_dtype in operands_of(traced):
+                offered |= dict.fromkeys(problems_of(own_accepted(own)), (own,))
     return offered
 
 
 def _measured_as(call: ProblemCall) -> str | None:
     """fp8, int8, int8_azp, fp8_groups or bf16 (f16 too)."""
     told = class_of(call.problem)
+    if told.own:
+        return None
     if told.scales:
         of_blocks = told.scales in scales_codes_of(SCALE_GROUPS[0], ScaleLayout.STRIDED)
         return "fp8_groups" if of_blocks and told.operand is DType.E4M3 else None

@@ -7,6 +7,7 @@ import pytest
 
 from gemmill.emit import emit
 from gemmill.emit.adapter import emit_adapter, read_header
+from gemmill.gemm.traced import learn, of_text
 from gemmill.locations import templates_dir
 from gemmill.space.names import parse_name
 
@@ -26,8 +27,11 @@ void _mlir_{SYMBOL}__mlir_ciface_cutlass___call_____Ptrgmem____FakeStream(void *
 static inline int32_t cute_dsl_{SYMBOL}_wrapper({SYMBOL}_Kernel_Module_t *module, void *a, void *d, int64_t lda, int32_t m, int64_t a_scale_stride_m, cudaStream_t stream) {{
     int32_t ret = 0;
 """
+OWN = '{"name":"doubled","accumulator":"f32","inputs":[],"steps":[["add",[0,0],0.0]],"result":1}'
+OWN_NAME = NAME.replace("_cutedsl_", f"_epiloguemm_{learn(of_text(OWN)).key}_").replace("_scaledbias_", "_scaled_")
 TEXTS = {
     "scaled_mm.py": lambda: emit(parse_name(NAME)).text,
+    "epilogue_mm.py": lambda: emit(parse_name(OWN_NAME)).text,
     "adapter.cpp": lambda: emit_adapter(SYMBOL, NAME, read_header(HEADER)),
 }
 

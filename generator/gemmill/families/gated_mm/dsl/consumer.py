@@ -45,9 +45,6 @@ def consume(
 
     tile, done = job.first + alternating * group * job.step, alternating * group * job.k_steps
     phase = Int32(0)
-    if cutlass.const_expr(plan.config.staggered):
-        if group == 1 and job.k_steps >= plan.stages and tile < walk.tiles():
-            wait(full + (plan.stages - 1), Int32(0))  # the first group has the stages before until then
     while tile < walk.tiles():
         x0, y0, n0 = origin(plan, walk, tile, part, vectors.m)
         held = epilogue.fetch(plan, vectors, thread, (x0, y0))

@@ -6,7 +6,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from gemmill.families.gated_mm.dsl import arithmetic
-from gemmill.gemm.epilogue import M_FIELDS, N_FIELDS, finish, shared_values
+from gemmill.gemm.epilogue import finish, shared_values
 from gemmill.gemm.mainloop import column_offset, index, row_offset
 
 
@@ -59,9 +59,9 @@ def packed_rows(plan, box: tuple, thread: Int32) -> list:
 def products(plan, sums: list, vectors: tuple, found: tuple, rows: tuple) -> tuple:
     """Gate and up of one result, rounded to bf16."""
     slab, gate, up, (m, _), _ = found
-    of_m = shared_values(M_FIELDS, vectors[0], m)
+    of_m = shared_values(vectors[0], m)
     both = [
-        finish(plan, sums[slab][at], of_m, shared_values(N_FIELDS, vectors[1], n))
+        finish(plan, sums[slab][at], of_m, shared_values(vectors[1], n), ())
         for at, n in zip((gate, up), rows, strict=True)
     ]
     return arithmetic.rounded_pair(*both)

@@ -2,7 +2,7 @@
 
 from gemmill.families.scaled_mm.cases.asked import asked
 from gemmill.families.scaled_mm.cases.checked import of_config, once, sized
-from gemmill.families.scaled_mm.cases.drawn import GemmJudge, drawn, is_lacking
+from gemmill.families.scaled_mm.cases.drawn import drawn, is_lacking, judge
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.numerics.cases import Cases
 
@@ -12,7 +12,7 @@ CASES = Cases(
     once=once,
     asked=asked,
     drawn=drawn,
-    judge=GemmJudge,
+    judge=judge,
     counts_are_final=True,
     is_lacking=is_lacking,
     measured=GemmMaker,

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 
 from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP
+from gemmill.families.scaled_mm.cases import own
+from gemmill.families.scaled_mm.own import operands_of
 from gemmill.numerics.cases import Question, refuse_unused
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGranularity
 
@@ -16,12 +18,17 @@ def asked(op: str, question: Question) -> list[Any]:
     if n is None or k is None or q["hidden"] is not None:
         raise ValueError(f"{op} wants -m, -n and -k, and no --hidden")
     refuse_unused(op, q)
-    if op.endswith(SCALED_MM_AZP) == (azp is None):
+    traced = own.epilogue_of(op)
+    if traced is None and op.endswith(SCALED_MM_AZP) == (azp is None):
         raise ValueError(
             f"{op} with --azp {azp or 'none'}: {SCALED_MM} takes none, {SCALED_MM_AZP} takes tensor or token"
         )
     operand = DType.E4M3 if q["dtype"] is None else DType(q["dtype"])
     result = DType(q["out"] or (DType.F16 if operand is DType.F16 else DType.BF16))
+
+    if traced is not None:
+        operand = DType.S8 if operands_of(traced) == (DType.S8,) else operand
+        return own.asked(traced, m, n, k, operand, result)
 
     def empty(dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> torch.Tensor:
         kind = getattr(torch, dtype.torch_name)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP, Predicate, accepted
+from gemmill.families.scaled_mm.cases import own
 from gemmill.families.scaled_mm.cases.calls import CallSpec, compare, make_call
 from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.families.scaled_mm.own import OwnConfig
 from gemmill.numerics.cases import Outcome
 from gemmill.runtime.schemas import NAMESPACE
 from gemmill.vocab import SCALE_GROUPS, Accumulation, DType, ScaleGranularity, ScaleLayout
@@ -54,16 +56,21 @@ class GemmCase:
         return Outcome(report=report, worst_fraction=comparison.worst_fraction)
 
 
-def of_config(config: KernelConfig) -> Iterator[GemmCase]:
+def of_config(config: KernelConfig) -> Iterator[GemmCase | own.OwnCase]:
     """Shapes that a variant takes, over all kinds of scales and optional operands."""
+    if isinstance(config, OwnConfig):
+        yield from own.of_config(config)
+        return
     for problem in problems_of(accepted(config)):
         yield GemmCase(problem=problem, accumulation=config.schedule.accumulation)
 
 
-def sized(config: KernelConfig, sizes: Mapping[str, int]) -> GemmCase:
+def sized(config: KernelConfig, sizes: Mapping[str, int]) -> GemmCase | own.OwnCase:
     """The first problem of a variant's cases at M, N and K, with exact operands."""
-    kind = next(problems_of(accepted(config)))
     m, n, k = (sizes[name] for name in ("m", "n", "k"))
+    if isinstance(config, OwnConfig):
+        return own.sized(config, m, n, k)
+    kind = next(problems_of(accepted(config)))
     return GemmCase(problem=replace(kind, m=m, n=n, k=k, data="integers"), accumulation=config.schedule.accumulation)
 
 

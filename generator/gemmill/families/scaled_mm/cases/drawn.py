@@ -6,10 +6,12 @@ from torch import Tensor
 from gemmill.families.scaled_mm import scales as scales_of
 from gemmill.families.scaled_mm.accepts import SCALED_MM_AZP
 from gemmill.families.scaled_mm.bounds import exact_scaled_mm, tolerance
+from gemmill.families.scaled_mm.cases import own
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.family import VLLM_PREFIX
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
+from gemmill.numerics.cases import Judge
 from gemmill.numerics.comparison import Wanted
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.layouts import PADS, TIDY, free_stride, matrix, one_value, shift_of, torch_dtype, vector
@@ -27,7 +29,9 @@ MOST_JUDGED_K = 512
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """A call of one of the two ops, ours or vLLM's."""
+    """A call of one of the two ops, ours or vLLM's, or of a user's epilogue."""
+    if (traced := own.epilogue_of(op)) is not None:
+        return own.drawn(traced, op, draw, limits)
     with_azp, packed = op.endswith(SCALED_MM_AZP), op.startswith(VLLM_PREFIX)
     operand = DType.S8 if with_azp else draw.one_of(tuple(RESULTS_OF))
     dtype, out_dtype = (torch_dtype(t) for t in (operand, draw.one_of(RESULTS_OF[operand])))
@@ -137,8 +141,15 @@ class GemmJudge:
         return self._accumulation is Accumulation.EXACT and scales_of.groups_of_call(call) is None
 
 
+def judge(call: LegalCall, memory: Memory, before: Tensor) -> Judge:
+    """Of a call, its memory, and a copy of that memory's bytes from before the call."""
+    return (GemmJudge if own.epilogue_of(call.op) is None else own.OwnJudge)(call, memory, before)
+
+
 def is_lacking(call: LegalCall, _text: str) -> bool:
     """Whether the build has no variant for the call's types and groups; one that it has must take every such call."""
+    if own.epilogue_of(call.op) is not None:
+        return not supports(call.op, dtype=call.slots["a"].dtype, out_dtype=call.slots["out"].dtype)
     (m, k), n = call.slots["a"].shape, call.slots["b"].shape[1]
     groups = scale_groups_of(call.slots["a_scales"].shape, call.slots["b_scales"].shape, m, n, k)
     dtype, out_dtype = (call.slots[name].dtype for name in ("a", "out"))

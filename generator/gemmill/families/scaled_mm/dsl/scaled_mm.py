@@ -67,6 +67,28 @@ class ScaledMm:
         stream: cuda.CUstream,
     ) -> Int32:
         """Enqueues one GEMM. Pointers, leading dimensions and flags are those of `gemmill_scaled_mm_args`."""
+        vectors = epilogue.Vectors(a_scales, b_scales, bias, azp_adj, azp, m, n, k, a_scale_per_row, b_scale_per_column)
+        scales = producer.GroupScales(
+            a_scales, b_scales, a_scale_stride_m, a_scale_stride_k, b_scale_stride_n, b_scale_stride_k
+        )
+        settings = (raster_order, swizzle, splits, sm_count, programmatic_launch, constant_weights)
+        self.enqueue((a, b, d), (lda, ldb, ldd), vectors, scales, settings, stream)
+        return Int32(0)
+
+    @cute.jit
+    def enqueue(
+        self,
+        operands: tuple,
+        strides: tuple,
+        vectors,
+        scales: producer.GroupScales,
+        settings: tuple,
+        stream: cuda.CUstream,
+    ):
+        """The same, with what the epilogue reads in one value."""
+        (a, b, d), (lda, ldb, ldd) = operands, strides
+        m, n, k = vectors.m, vectors.n, vectors.k
+        raster_order, swizzle, splits, sm_count, programmatic_launch, constant_weights = settings
         plan = self.plan
         x, ldx, y, ldy = a, lda, b, ldb
         size_x, size_y = m, n
@@ -117,10 +139,8 @@ class ScaledMm:
             layout_x,
             layout_y,
             layout_d,
-            epilogue.Vectors(a_scales, b_scales, bias, azp_adj, azp, m, n, k, a_scale_per_row, b_scale_per_column),
-            producer.GroupScales(
-                a_scales, b_scales, a_scale_stride_m, a_scale_stride_k, b_scale_stride_n, b_scale_stride_k
-            ),
+            vectors,
+            scales,
             walk_over(tiles_x, tiles_y, raster_order, swizzle),
             constant_weights,
             d,
@@ -135,7 +155,6 @@ class ScaledMm:
             use_pdl=programmatic_launch,
             stream=stream,
         )
-        return Int32(0)
 
     def _stage_layout(self, element: type, rows: int) -> cute.ComposedLayout:
         """Stages of an operand, as TMA writes and WGMMA reads them without bank conflicts."""
@@ -206,7 +225,7 @@ class ScaledMm:
         layout_x: cute.ComposedLayout,
         layout_y: cute.ComposedLayout,
         layout_d: cute.ComposedLayout,
-        vectors: epilogue.Vectors,
+        vectors,
         scales: producer.GroupScales,
         walk: Walk,
         constant_weights: Int32,

@@ -5,6 +5,7 @@ from enum import Enum
 from typing import Any
 
 from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.families.scaled_mm.own import OwnConfig
 from gemmill.family import Spelled
 
 
@@ -23,6 +24,13 @@ def spell(config: KernelConfig) -> Spelled:
         "vocabulary": sorted({type(value).__name__ for value in values if isinstance(value, Enum)}),
     }
     return Spelled(template="scaled_mm/cutedsl/scaled_mm.py.jinja", values=holes)
+
+
+def spell_own(config: OwnConfig) -> Spelled:
+    """The same of a config with a user's epilogue, whose steps its file has too."""
+    plain = spell(config)
+    values = dict(plain.values) | {"epilogue": repr(config.problem.traced.text)}
+    return Spelled(template="scaled_mm/cutedsl/epilogue_mm.py.jinja", values=values)
 
 
 def _spell(value: Any) -> str:

@@ -1,0 +1,213 @@
+"""Kernels that end in a user's own epilogue: what they are, the op that calls them, and how both are named."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from gemmill.families.scaled_mm import names
+from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem
+from gemmill.family import Aspect, Check, Layout, Op, OpSchema, Require, ResultOf, Same, Tensor, any_of
+from gemmill.family.operand import INT32_MAX, MOST_OF_TMA
+from gemmill.gemm.traced import Along, Kind, Stored, Traced, known, learn, of_text
+from gemmill.vocab import Arch, Backend, DType, EpilogueKind
+
+TAG = "epiloguemm"
+_PREFIX = "mm_"
+_STORED = {Stored.F32: (DType.F32,), Stored.S32: (DType.S32,), Stored.OUT: Same("out")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnProblem(Problem):
+    """A product that ends in a user's epilogue."""
+
+    own: str
+    """The epilogue's key (gemmill.gemm.traced)."""
+
+    @property
+    def traced(self) -> Traced:
+        """What the epilogue does with a sum. Raises ValueError where it is not known here."""
+        return known(self.own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnConfig(KernelConfig):
+    """One variant with it."""
+
+    problem: OwnProblem
+
+    @property
+    def tag(self) -> str:
+        """The field of its name after the architecture."""
+        return TAG
+
+    @property
+    def compiled(self) -> "OwnConfig":
+        """The same machine code with default launch settings."""
+        return replace(self, launch=Launch())
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPredicate:
+    """The calls that such a kernel takes, and its epilogue: who reads it knows that from then on."""
+
+    ops: tuple[str, ...]
+    epilogue: str
+    """All steps, as `gemmill.gemm.traced` writes them."""
+    a_dtype: DType
+    out_dtype: DType
+    alignment_a: int
+    alignment_b: int
+    alignment_d: int
+    min_k: int
+    max_mnk: int
+    group_size: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        learn(of_text(self.epilogue))
+
+    @property
+    def operand_dtype(self) -> DType:
+        """Of the operand that a call is asked by."""
+        return self.a_dtype
+
+    @property
+    def traced(self) -> Traced:
+        """The epilogue."""
+        return of_text(self.epilogue)
+
+
+def with_own(config: KernelConfig, traced: Traced) -> OwnConfig:
+    """The variant of the same problem and schedule that ends in a user's epilogue."""
+    learn(traced)
+    p = config.problem
+    problem = OwnProblem(
+        a_dtype=p.a_dtype,
+        b_dtype=p.b_dtype,
+        accumulator_dtype=p.accumulator_dtype,
+        out_dtype=p.out_dtype,
+        epilogue=EpilogueKind.SCALED,
+        own=traced.key,
+    )
+    return OwnConfig(
+        problem=problem, schedule=config.schedule, launch=config.launch, arch=config.arch, backend=Backend.CUTEDSL
+    )
+
+
+def accepted(config: OwnConfig) -> OwnPredicate:
+    """The calls that a kernel of this config takes."""
+    p, s = config.problem, config.schedule
+    return OwnPredicate(
+        ops=(op_name(p.traced),),
+        epilogue=p.traced.text,
+        a_dtype=p.a_dtype,
+        out_dtype=p.out_dtype,
+        alignment_a=s.alignment_a,
+        alignment_b=s.alignment_b,
+        alignment_d=s.alignment_d,
+        min_k=1,
+        max_mnk=MOST_OF_TMA,
+    )
+
+
+# Names ---------------------------------------------------------------------------------------------------------------
+
+
+def to_fields(config: OwnConfig) -> list[str]:
+    """The epilogue's key, then the fields of every GEMM."""
+    return [config.problem.own, *names.to_fields(config)]
+
+
+def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> OwnConfig:
+    """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    own, *rest = fields
+    if not own.isalnum() or own != own.lower():
+        raise ValueError(f"epilogue {own!r}, expected the letters and digits of its key")
+    plain = names.from_fields(arch, Backend.CUTEDSL.value, rest)
+    told = {name: getattr(plain.problem, name) for name in Problem.__dataclass_fields__}
+    return OwnConfig(
+        problem=OwnProblem(**told, own=own),
+        schedule=plain.schedule,
+        launch=plain.launch,
+        arch=arch,
+        backend=Backend.CUTEDSL,
+    )
+
+
+# The op --------------------------------------------------------------------------------------------------------------
+
+
+def op_name(traced: Traced) -> str:
+    """Of the op that calls an epilogue's kernels."""
+    return f"{_PREFIX}{traced.name}_{traced.digest}"
+
+
+def class_of_epilogue(traced: Traced) -> int:
+    """What numbers of its classes of calls have of it."""
+    return int(traced.digest[:10], 16)
+
+
+def operands_of(traced: Traced) -> tuple[DType, ...]:
+    """The operands whose sums an epilogue takes."""
+    wanted = DType.S32 if traced.accumulator is Kind.S32 else DType.F32
+    return tuple(operand for operand, accumulator in ACCUMULATOR_OF.items() if accumulator is wanted)
+
+
+def roles_of(traced: Traced) -> dict[str, str]:
+    """What the family calls each of the epilogue's arguments."""
+    return {given.name: f"{along}{at}" for along in Along for at, given in enumerate(traced.along(along))}
+
+
+def op_of(traced: Traced) -> Op:
+    """The op of an epilogue: out, a, b, then what its function takes."""
+    roles, operands = roles_of(traced), operands_of(traced)
+    arguments = [f"{'float' if given.along is Along.SCALAR else 'Tensor'} {given.name}" for given in traced.inputs]
+    schema = OpSchema(f"{op_name(traced)}({', '.join(['Tensor(a!) out', 'Tensor a', 'Tensor b', *arguments])}) -> ()")
+    vectors = [given for given in traced.inputs if given.along is not Along.SCALAR]
+    results = {operand: RESULTS_OF[operand] for operand in operands}
+    told = [roles[given.name] for given in vectors]
+    every = " ".join(("out", "a", "b", *told))
+    return Op(
+        schema=schema,
+        roles=roles,
+        tensors=(
+            Tensor("out", "M N", ResultOf("a", results), Layout.ROWS),
+            Tensor("a", "M K", operands, Layout.ROWS),
+            Tensor("b", "K N", Same("a"), Layout.COLUMNS, said=any_of([dtype.torch_name for dtype in operands])),
+            *(
+                Tensor(roles[given.name], "M" if given.along is Along.ROW else "N", _STORED[given.stored])
+                for given in vectors
+            ),
+        ),
+        contract=(
+            Check(Aspect.RANK, "out a b"),
+            Check(Aspect.SHAPE, "a b out"),
+            Require(
+                f"M <= {INT32_MAX} and N <= {INT32_MAX} and K <= {INT32_MAX}",
+                f"M, N, K = {{M}}, {{N}}, {{K}}: each must be at most {INT32_MAX}",
+            ),
+            Check(Aspect.DTYPE, "a b out"),
+            Check(Aspect.LAYOUT, "a b out"),
+            *((Check(Aspect.DTYPE, " ".join(told)),) if told else ()),
+            *(_values(roles[given.name], given.along) for given in vectors),
+            *(
+                Check(aspect, f"out {role}", unread="operands that are")
+                for role in every.split()[1:]
+                for aspect in (Aspect.DEVICE, Aspect.APART)
+            ),
+        ),
+        fixed={"own": class_of_epilogue(traced)},
+    )
+
+
+def brought(accepts: object) -> str | None:
+    """The epilogue of a kernel that accepts such calls."""
+    return accepts.epilogue if isinstance(accepts, OwnPredicate) else None
+
+
+def _values(role: str, along: Along) -> Require:
+    count, what = ("M", "rows") if along is Along.ROW else ("N", "columns")
+    return Require(
+        f"numel({role}) in (1, {count}) and longer({role}) <= 1 and dense({role}) == 1",
+        f"{{{role}.name}} has shape {{{role}.shape}} and strides {{{role}.strides}}: there is one value, or one for each of "
+        f"{{{count}}} {what}, without gaps",
+    )

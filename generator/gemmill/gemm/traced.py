@@ -1,0 +1,161 @@
+"""An epilogue as a list of steps: what a Python function of an accumulator and vectors did when it was traced.
+
+The steps are all that a kernel is made of, that the reference computes and that the digest is of. Nothing here needs torch
+or the DSL.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+DIGEST_CHARACTERS = 12
+"""Of a digest, in names."""
+MOST_OF_A_KIND = 4
+"""Vectors along rows, along columns, and scalars, that a kernel takes of each."""
+
+
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+
+
+class Kind(StrEnum):
+    """What a step's value is."""
+
+    F32 = "f32"
+    S32 = "s32"
+    TRUTH = "truth"
+    """of a comparison"""
+
+
+class Along(StrEnum):
+    """Which elements of D have a value of an input in common."""
+
+    ROW = "row"
+    """a row of D, which is a row of A"""
+    COLUMN = "column"
+    """a column of D, which is a column of B"""
+    SCALAR = "scalar"
+    """all"""
+
+
+class Stored(StrEnum):
+    """How an input's values lie in memory."""
+
+    F32 = "f32"
+    S32 = "s32"
+    OUT = "out"
+    """as D's: 16 bits"""
+
+    @property
+    def kind(self) -> Kind:
+        """What a step sees."""
+        return Kind.S32 if self is Stored.S32 else Kind.F32
+
+
+@dataclass(frozen=True)
+class Input:
+    """A vector or scalar that an epilogue reads."""
+
+    name: str
+    along: Along
+    stored: Stored
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation. Values are counted: the accumulator is 0, then come the inputs, then the steps."""
+
+    word: str
+    of: tuple[int, ...]
+    number: float = 0.0
+    """Of a constant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """An epilogue."""
+
+    name: str
+    accumulator: Kind
+    """s32 for s8 operands, f32 for others."""
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...]
+    result: int
+    """The value that is stored."""
+
+    def along(self, along: Along) -> tuple[Input, ...]:
+        """Its inputs of one kind, in order."""
+        return tuple(given for given in self.inputs if given.along is along)
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Of each value."""
+        found = [self.accumulator, *(given.stored.kind for given in self.inputs)]
+        for step in self.steps:
+            if step.word in ("whole", "number", "float"):
+                found.append(Kind.S32 if step.word == "whole" else Kind.F32)
+            else:
+                found.append(Kind.TRUTH if step.word in COMPARISONS else found[step.of[-1]])
+        return tuple(found)
+
+    @cached_property
+    def text(self) -> str:
+        """All of it, as JSON: `of_text` reads it."""
+        parts = {
+            "name": self.name,
+            "accumulator": self.accumulator,
+            "inputs": [[given.name, given.along, given.stored] for given in self.inputs],
+            "steps": [[step.word, list(step.of), step.number] for step in self.steps],
+            "result": self.result,
+        }
+        return json.dumps(parts, separators=(",", ":"))
+
+    @cached_property
+    def digest(self) -> str:
+        """Of its text: two that compute the same by the same names are one."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+    @cached_property
+    def key(self) -> str:
+        """What names have of it: letters and digits of its own name, then the digest."""
+        return "".join(self.name.split("_")).lower() + "x" + self.digest
+
+
+def of_text(text: str) -> Traced:
+    """The epilogue that `Traced.text` wrote. Raises ValueError for another text."""
+    try:
+        told = json.loads(text)
+        return Traced(
+            name=str(told["name"]),
+            accumulator=Kind(told["accumulator"]),
+            inputs=tuple(Input(str(name), Along(along), Stored(stored)) for name, along, stored in told["inputs"]),
+            steps=tuple(Step(str(word), tuple(map(int, of)), float(number)) for word, of, number in told["steps"]),
+            result=int(told["result"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{text[:60]!r} is no traced epilogue: {type(error).__name__}: {error}") from None
+
+
+_KNOWN: dict[str, Traced] = {}
+
+
+def learn(traced: Traced) -> Traced:
+    """Let an epilogue be found by its key: from a function that was traced, or from a build that has kernels with it."""
+    return _KNOWN.setdefault(traced.key, traced)
+
+
+def known(key: str) -> Traced:
+    """The epilogue of a key. Raises ValueError where none was learnt."""
+    if key not in _KNOWN:
+        raise ValueError(
+            f"epilogue {key!r} is not known here: import the module that has its function, or name it by "
+            "`gemmill build --epilogue MODULE:FUNCTION`"
+        )
+    return _KNOWN[key]
+
+
+def all_known() -> Iterator[Traced]:
+    """Every epilogue that was learnt."""
+    yield from tuple(_KNOWN.values())
