@@ -10,8 +10,10 @@ Scaled = tuple[Tensor, Tensor]
 
 
 def takes_experts(a: Scaled, b: Scaled, out: Tensor) -> bool:
-    """Whether the build has variants for a call as DeepGEMM takes it: a [..., K] with scales [..., K/128], b [E, N, K] with scales
-    [E, N/128, K/128], all scales float32, out [..., N]. Raises nothing."""
+    """Whether the build has variants for a call as DeepGEMM takes it. Raises nothing.
+
+    a is [..., K] with scales [..., K/128], b [E, N, K] with scales [E, N/128, K/128], all scales float32, and out [..., N].
+    """
     (codes, a_scales), (weights, b_scales) = a, b
     if not a_scales.dtype == b_scales.dtype == torch.float32:
         return False
