@@ -25,6 +25,7 @@ CALLS = {
     "--help": ["-m", "gemmill", "--help"],
     "doctor --help": ["-m", "gemmill", "doctor", "--help"],
     "list --help": ["-m", "gemmill", "list", "--help"],
+    "explain --help": ["-m", "gemmill", "explain", "--help"],
 }
 
 

@@ -80,6 +80,12 @@ def vllm_modules() -> dict[str, ModuleType]:
     contents: dict[str, dict[str, Any]] = {
         "vllm": {},
         "vllm._custom_ops": {"scaled_int8_quant": coded, "cutlass_moe_mm": lambda *given, **named: "vLLM's"},
+        "vllm.utils": {},
+        "vllm.utils.deep_gemm": {
+            "m_grouped_fp8_gemm_nt_contiguous": lambda *given, **named: "vLLM's",
+            "fp8_m_grouped_gemm_nt_masked": lambda *given, **named: "vLLM's",
+            "get_mk_alignment_for_contiguous_layout": lambda: [8, 8],
+        },
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_DISABLED_KERNELS": []},
         "vllm.platforms": {"PlatformEnum": platform},
         "vllm.model_executor": {},

@@ -15,6 +15,7 @@ from pathlib import Path
 
 _LINEAR = "vllm.model_executor.kernels.linear"
 _SCALED = "vllm.model_executor.kernels.linear.scaled_mm"
+_EXPERTS = "vllm.model_executor.layers.fused_moe.experts"
 _QUANT = "vllm.model_executor.layers.quantization.utils.quant_utils"
 WANTED = {
     "vllm": {
@@ -49,12 +50,28 @@ WANTED = {
         f"{_LINEAR}.mxfp4.marlin": ["MarlinMxFp4LinearKernel"],
         _QUANT: ["QuantKey", "ScaleDesc", "GroupShape"],
         "vllm._custom_ops": ["scaled_int8_quant", "cutlass_scaled_mm", "cutlass_moe_mm"],
+        "vllm.utils.deep_gemm": [
+            "m_grouped_fp8_gemm_nt_contiguous",
+            "fp8_m_grouped_gemm_nt_masked",
+            "get_mk_alignment_for_contiguous_layout",
+        ],
+        f"{_EXPERTS}.deep_gemm_moe": ["m_grouped_fp8_gemm_nt_contiguous"],
+        f"{_EXPERTS}.batched_deep_gemm_moe": ["fp8_m_grouped_gemm_nt_masked"],
     },
     "sglang": {
         "sglang.srt.plugins": ["GENERAL_PLUGINS_GROUP", "load_plugins"],
         "sglang.srt.plugins.hook_registry": ["HookRegistry", "HookType"],
         "sglang.srt.layers.quantization.fp8_utils": ["fp8_scaled_mm", "w8a8_block_fp8_matmul_deepgemm"],
         "sglang.srt.layers.quantization.w8a8_int8": ["int8_scaled_mm"],
+        "sglang.srt.layers.quantization.marlin_utils_fp4": [
+            "prepare_nvfp4_layer_for_marlin",
+            "apply_fp4_marlin_linear",
+        ],
+        "sglang.srt.layers.deep_gemm_wrapper.entrypoint": [
+            "grouped_gemm_nt_f8f8bf16_contig",
+            "grouped_gemm_nt_f8f8bf16_masked",
+        ],
+        "sglang.srt.layers.moe.cutlass_moe": ["fp8_blockwise_scaled_grouped_mm"],
         "sglang.kernels.ops.gemm": ["fp8_scaled_mm"],
         "sglang.kernels.ops.gemm.fp8_kernel": ["w8a8_block_fp8_matmul_deepgemm"],
     },
@@ -88,7 +105,19 @@ def record(folder: Path, module: str, names: list[str]) -> dict[str, object]:
                 found[name] = what
     if missing := set(names) - set(found):
         raise SystemExit(f"{module} has no {', '.join(sorted(missing))}: the plugin relies on it")
+    for name, what in found.items():
+        if isinstance(what, dict) and "imported_from" in what and (made := calls(tree, name)):
+            what["calls"] = made
     return {name: found[name] for name in names}
+
+
+def calls(tree: ast.AST, name: str) -> list[list[str]]:
+    """The arguments of each call of a function: the texts of those that are not named, then names with a `=`."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
+    return [
+        [*map(ast.unparse, node.args), *(f"{given.arg}=" if given.arg else "**" for given in node.keywords)]
+        for node in found
+    ]
 
 
 def described(node: ast.AST, name: str) -> object | None:

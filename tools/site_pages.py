@@ -1,12 +1,13 @@
 """Pages of the docs site that are made of the project, and links that lead out of `docs/`: hooks of `mkdocs.yml`.
 
 CONTRIBUTING, CHANGELOG, SECURITY and THIRD_PARTY become pages. `ops.md` lists every op that is declared, `api.md` every
-public function. A link to any other file of the repository becomes the file's path, since the site has no sources.
+public name. A link to any other file of the repository becomes the file's path, since the site has no sources.
 """
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ _OF_ALL = ("cli.md", "api.md", "index.md", "quickstart.md")
 """Pages that name ops by the way."""
 _NOTES = "<!-- notes -->"
 _FAMILIES = "<!-- functions of families -->"
+_ALL_OF = re.compile(r"<!-- all of ([\w.]+) -->")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -47,6 +49,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if page.file.generated_by is not None:
         return markdown
     text = relinked(markdown, f"docs/{posixpath.dirname(page.file.src_uri)}")
+    text = _ALL_OF.sub(lambda match: shown(match[1], import_module(match[1]).__all__), text)
     return text.replace(_FAMILIES, "\n".join(functions_of_families())).replace(_NOTES, notes_table())
 
 
@@ -123,4 +126,12 @@ def functions_of_families() -> Iterator[str]:
     """What mkdocstrings shows of each family."""
     for family in REGISTRY.families:
         if family.functions is not None:
-            yield f"## {family.name}\n\n::: {family.functions}\n    options:\n      show_root_heading: false\n      heading_level: 3\n      show_root_toc_entry: false\n"
+            yield f"## {family.name}\n\n{shown(family.functions)}"
+
+
+def shown(module: str, names: Sequence[str] = ()) -> str:
+    """What mkdocstrings is told of a module: to show its public names, or those that it takes from others."""
+    options = ["show_root_heading: false", "heading_level: 3", "show_root_toc_entry: false"]
+    if names:
+        options.append(f"members: [{', '.join(names)}]")
+    return "\n      ".join([f"::: {module}\n    options:", *options]) + "\n"

@@ -1,9 +1,10 @@
 """Arithmetic that references and bounds of several families share: streams of codes, sums on tensor cores, units in the last place.
 
-bf16 and f16 on Hopper's tensor core: products are exact, an instruction adds 16 of them and the running sum, aligned to the
-largest, with at least 23 bits below its exponent kept and what lies below cut off (Fasi, Higham, Mikaitis and Pranesh, "Numerical
-behavior of NVIDIA tensor cores", PeerJ Computer Science 2021, and its successors for Hopper). So each of 17 terms loses less than
-2^-23 of the largest. The result, cut off to float32, loses as much of itself, which is at most twice that: 19 x 2^-23 in all.
+bf16 and f16 on Hopper's tensor core: products are exact. An instruction adds 16 of them and the running sum, aligned to the
+largest. At least 23 bits below its exponent are kept, and what lies below is cut off (Fasi, Higham, Mikaitis and Pranesh,
+"Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 2021, and its successors for Hopper). So each of 17 terms
+loses less than 2^-23 of the largest. The result, cut off to float32, loses as much of itself, which is at most twice that: 19 x
+2^-23 in all.
 """
 
 import math
@@ -64,8 +65,8 @@ def scaled_sums(
 ) -> Tensor:
     """a_scales b_scales (total - zero point) + bias of `out_dtype`, as GEMMs' epilogues round it.
 
-    total [M, N] float64, exact sums; a_scales of 1 or M values, b_scales of 1 or N; bias [N]; azp_adj int32 [N], azp of M values,
-    by which azp_adj is then multiplied.
+    total [M, N] float64, exact sums; a_scales of 1 or M values, b_scales of 1 or N; bias [N]; azp_adj int32 [N]. Where azp of M
+    values is given, azp_adj is multiplied by it.
     """
     if azp_adj is not None:
         total = _subtract_zero_point(total, azp_adj, azp)
@@ -114,7 +115,7 @@ def fused_multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     """x y + z of float32 tensors, rounded once, as the hardware's FMA does.
 
     The product is exact in float64. Its sum with z is not always, and rounding that again to float32 can go astray
-    at a tie: so the float64 sum is first rounded to odd (Boldo and Melquiond, "Emulation of FMA and correctly rounded
+    at a tie. So the float64 sum is first rounded to odd (Boldo and Melquiond, "Emulation of FMA and correctly rounded
     sums", 2008), with the error that Knuth's two-sum gives.
     """
     product, z = torch.broadcast_tensors(x.to(torch.float64) * y.to(torch.float64), z.to(torch.float64))

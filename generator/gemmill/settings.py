@@ -124,7 +124,7 @@ def child_environment(*, search: Sequence[Path] = (), python_path: Path | None =
 
 
 def compiler_environment(*, search: Sequence[Path] = (), python_path: Path | None = None) -> dict[str, str]:
-    """The same for a compiler or linker, without the variables that would change its output: the cache's keys and the
+    """The same for a compiler or linker, without the variables that would change its output. The cache's keys and the
     build id cover commands and files, so the same of these must give the same object."""
     result = child_environment(search=search, python_path=python_path)
     return {name: value for name, value in result.items() if not _COMPILERS_OWN.fullmatch(name)} | {"LC_ALL": "C"}

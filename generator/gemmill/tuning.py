@@ -17,9 +17,9 @@ def tune(
 ) -> list[TableRow]:
     """Time variants on shapes, and choose by what was found from now on, in this process and in later ones.
 
-    `shapes` are rows as `gemmill tune --shapes` reads: the sizes of a class of calls by name, the bucketed one a number or a list,
-    and `op`, the class, such as `{"op": "fp8", "m": [16, 700], "n": 3072, "k": 5120}`. `build` is an id or a folder, the active build
-    by default. The rows go into `table`, by default this device's in the home. At most `candidates` variants are tried on a
+    `shapes` are rows as `gemmill tune --shapes` reads. They have the sizes of a class of calls by name, the bucketed one a number or
+    a list, and `op`, the class. One is `{"op": "fp8", "m": [16, 700], "n": 3072, "k": 5120}`. `build` is an id or a
+    folder, the active build by default. The rows go into `table`, by default this device's in the home. At most `candidates` variants are tried on a
     shape, about a second each shape. They run in a process of their own, which may crash: beside a server's warm-up, while
     nothing else uses the GPU. Returns the rows that the tables have for the shapes.
 

@@ -162,6 +162,7 @@ FILLED = {
     "--filter": NAME_OF_A_VARIANT,
     "--select": "smoke",
     "--force": "f8045a55a83e",
+    "rm": "f8045a55a83e",
     "--misses": "misses.jsonl",
     "--shapes": "shapes.csv",
     "use": "97cda050d7a3",

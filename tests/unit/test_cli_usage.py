@@ -80,11 +80,14 @@ def test_the_list_of_verbs_above_is_whole(gemmill) -> None:
         (["--help"], ("gemmill.registry", "gemmill.vocab", "gemmill.cli.list")),
         (["--version"], ("gemmill.registry", "gemmill.vocab", "gemmill.cli.list")),
         (["doctor", "--help"], ("gemmill.registry", "gemmill.cli.list")),
-        (["list", "--help"], ()),
+        *(([verb, "--help"], ("gemmill.registry",)) for verb in ("list", "plan", "build", "show", "verify", "wheel")),
+        (["builds", "list", "--help"], ("gemmill.registry",)),
+        (["table", "show", "--help"], ("gemmill.registry",)),
+        (["tune", "--help"], ()),
     ],
 )
 def test_help_is_fast_because_it_imports_little(arguments: list[str], also: tuple[str, ...]) -> None:
-    modules = ("torch", "jinja2", "rich", "gemmill.build", "gemmill.runtime", *also)
+    modules = ("torch", "jinja2", "rich", "pydantic", "gemmill.build", "gemmill.runtime", *also)
     code = (
         f"import sys; sys.argv = ['gemmill', *{arguments}]\n"
         "from gemmill.cli import main\n"

@@ -9,7 +9,11 @@ from urllib.parse import unquote
 
 import pytest
 
+import gemmill.compat.deep_gemm
+import gemmill.compat.lightx2v
+import gemmill.nn
 import gemmill.public
+import gemmill.quantize
 from gemmill.registry import REGISTRY
 
 pytest.importorskip("mkdocs", reason="pip install 'gemmill[docs]'")
@@ -71,6 +75,8 @@ def test_links_hold_and_nothing_is_fetched_from_elsewhere(site: Path, pages: dic
 def test_every_public_function_is_in_the_api(site: Path, pages: dict[Path, _Page]) -> None:
     shown = {place.rpartition(".")[2] for place in pages[site / "api.html"].places}
     assert set(gemmill.public.__all__) - {"__version__"} <= shown
+    for module in (gemmill.quantize, gemmill.nn, gemmill.compat.deep_gemm, gemmill.compat.lightx2v):
+        assert {f"{module.__name__}.{name}" for name in module.__all__} <= pages[site / "api.html"].places
 
 
 def test_every_op_is_listed(site: Path) -> None:

@@ -1,6 +1,6 @@
 """Compiling on a Dask cluster instead of with ninja on this machine.
 
-A unit's request names files below the home and programs of the toolchain: workers must see both at the same paths, on a
+A unit's request names files below the home and programs of the toolchain. Workers must see both at the same paths, on a
 file system that they share with this machine.
 """
 

@@ -1,6 +1,6 @@
 """What a kernel's machine code is made from, as a digest: a time that was measured holds as long as it is the same.
 
-Of CUDA it is the device code of the text that is compiled, with that of gemmill's own headers, and the compiler's flags: what
+Of CUDA it is the device code of the text that is compiled, with that of gemmill's own headers, and the compiler's flags. What
 a file has after a line `// Host code: ...` is left out. `dsl_body.py` has the CuTe DSL's.
 Comments, layout and names of files are left out: they say nothing to a compiler. Where the digest changes and the machine
 code does not, `gemmill table rebase` carries measured times over.

@@ -48,7 +48,7 @@ def _only(listing: str, name: str) -> str:
 
 
 def _disassemble_cubin(extension: Path, cuobjdump: Path, name: str) -> str | None:
-    """The file of machine code that has the kernel, such as the CuTe DSL's, which cuobjdump does not find by itself; None
+    """The file of machine code that has the kernel, such as the CuTe DSL's, which cuobjdump does not find by itself. None
     where it lies in none that can be told apart."""
     mark = f"gemmill_{name}_kernel".encode()
     with reported(extension, "reading machine code"):

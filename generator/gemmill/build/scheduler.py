@@ -1,7 +1,7 @@
 """The Dask scheduler of a cluster that compiles or measures. It runs what anybody sends it, and sends it on to its workers.
 
-So an address is taken where only this machine reaches it, or where certificates show who speaks; any other only if the user
-says that everybody on its network may run code.
+So an address is taken where only this machine reaches it, or where certificates show who speaks. Any other is taken only if the
+user says that everybody on its network may run code.
 """
 
 from collections.abc import Iterator, Mapping

@@ -70,8 +70,8 @@ def convert(
     device: where codes are made. inputs: of layers, [tokens, K] by the layer's name without `.weight`, from which the error of
     outputs is told.
 
-    Raises CheckpointError, in a sentence, for a source that is damaged or incomplete, for what cannot be converted as asked, for
-    an output that exists, and where no space is left. Nothing is written where the source's headers already say no.
+    Raises CheckpointError, in a sentence, for a source that is damaged or incomplete, and for what cannot be converted as asked.
+    It does for an output that exists, and where no space is left. Nothing is written where the source's headers already say no.
     """
     checkpoint = open_checkpoint(source)
     steps = steps_of(checkpoint, asked)

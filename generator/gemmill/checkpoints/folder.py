@@ -41,8 +41,8 @@ class Checkpoint:
 def open_checkpoint(path: Path | str) -> Checkpoint:
     """The headers of a checkpoint's files.
 
-    Raises CheckpointError, in a sentence, where there is none, for a damaged file, for a shard that is not there, and for keys
-    that are missing, unknown to the index or doubled, by name; also for a config.json that is none.
+    Raises CheckpointError, in a sentence, where there is none, for a damaged file, and for a shard that is not there. It names
+    keys that are missing, unknown to the index or doubled. A config.json that is none is refused too.
     """
     path = Path(path)
     if not path.exists():

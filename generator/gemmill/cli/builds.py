@@ -2,16 +2,22 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from gemmill import __version__
 from gemmill.cli import options as o
 from gemmill.cli.output import console, count, print_json, size, table
-from gemmill.manifest import ManifestError
+from gemmill.cli.verbs import Group
 
+if TYPE_CHECKING:
+    from gemmill.manifest import OtherVersionError
+
+T = TypeVar("T")
 builds = typer.Typer(
     name="builds",
+    cls=Group,
     help="Look at builds, choose which one serves, remove them.",
     rich_markup_mode=None,
     add_completion=False,
@@ -31,13 +37,26 @@ class _Listed:
     variants: int = 0
     bytes: int = 0
     created: str = ""
+    version: str = ""
+    """Of the gemmill that made it."""
     error: str = ""
     """Why it cannot be read."""
+    is_others: bool = False
+    """Whether that is because another version made it."""
+
+    @property
+    def state(self) -> str:
+        """Whether it serves, or why it cannot."""
+        if self.is_others:
+            return f"of {self.version}"
+        return "damaged" if self.error else "serves" * self.serves
 
 
 @builds.command("list")
 def list_builds(home: o.HomeOption = None, as_json: o.JsonOption = False) -> None:
     """List builds, the newest first, with the one that serves each architecture.
+
+    Builds that another version of gemmill made are listed with that version, and cannot serve.
 
     Examples:
 
@@ -53,14 +72,19 @@ def list_builds(home: o.HomeOption = None, as_json: o.JsonOption = False) -> Non
         return
     columns = ["build", "arch", "selection", "variants", "size", "made (UTC)", ""]
     rows = [
-        (b.build, b.arch, b.selection, b.variants, size(b.bytes), b.created[:16].replace("T", " "), "serves" * b.serves)
+        (b.build, b.arch, b.selection, b.variants, size(b.bytes), b.created[:16].replace("T", " "), b.state)
         for b in found
-        if not b.error
     ]
     console().print(table(count(len(rows), "build"), columns, rows, right=["variants", "size"]))
     for listed in found:
-        if listed.error:
+        if listed.error and not listed.is_others:
             typer.echo(f"gemmill: {listed.error}", err=True)
+    if others := " ".join(listed.build for listed in found if listed.is_others):
+        typer.echo(
+            f"gemmill: this is gemmill {__version__}, which cannot read what another one made: `gemmill builds rm {others}` "
+            "removes it, `gemmill build` makes a build that fits",
+            err=True,
+        )
 
 
 @builds.command("use")
@@ -101,11 +125,13 @@ def remove_builds(
 
 
 def _look(folder: Path, home: Path | None) -> _Listed:
-    from gemmill.manifest import read_manifest
+    from gemmill.manifest import ManifestError, OtherVersionError, read_manifest
     from gemmill.runtime.builds import MANIFEST, serving
 
     try:
         manifest = read_manifest(folder / MANIFEST)
+    except OtherVersionError as error:
+        return _of_another_version(folder, error)
     except ManifestError as error:
         return _Listed(build=folder.name, folder=folder, serves=False, error=str(error))
     try:
@@ -121,4 +147,27 @@ def _look(folder: Path, home: Path | None) -> _Listed:
         variants=len(manifest.entries),
         bytes=manifest.extension_bytes,
         created=manifest.created,
+        version=manifest.gemmill_version,
+    )
+
+
+def _of_another_version(folder: Path, error: "OtherVersionError") -> _Listed:
+    """As far as its fields are what they are here."""
+
+    def told(name: str, kind: type[T]) -> T:
+        value = error.data.get(name)
+        return value if isinstance(value, kind) else kind()
+
+    return _Listed(
+        build=folder.name,
+        folder=folder,
+        serves=False,
+        arch=told("arch", str),
+        selection=told("selection", str),
+        variants=len(told("entries", list)),
+        bytes=told("extension_bytes", int),
+        created=told("created", str),
+        version=told("gemmill_version", str) or "another",
+        error=str(error),
+        is_others=True,
     )

@@ -8,9 +8,14 @@ import typer
 from gemmill.cli import options as o
 from gemmill.cli.exits import ExitCode
 from gemmill.cli.output import console, count, print_json, seconds, size, table
+from gemmill.cli.verbs import Group
 
 cache = typer.Typer(
-    name="cache", help="Look after what is kept between builds.", rich_markup_mode=None, add_completion=False
+    name="cache",
+    cls=Group,
+    help="Look after what is kept between builds.",
+    rich_markup_mode=None,
+    add_completion=False,
 )
 
 

@@ -37,7 +37,7 @@ def export(
 ) -> None:
     """Write a kernel that compiles on its own, or builds for Hugging Face's Hub.
 
-    A kernel is written as its source, one call of it with the result by the reference, and a host program that checks and times it. A script compiles both. Needs no GPU. The sizes of the call are those of options; what they leave out is of the first row of a tuned table that timed the variant, with the time there.
+    A kernel is written as its source, a call of it with the reference's result, and a host program that checks and times it. A script compiles both. Needs no GPU. The sizes of the call are those of options. What they leave out comes from the first row of a tuned table that timed the variant, with the time there.
 
     With --hf, runtime and builds are written as the package `kernels` loads them, from a repository of the Hub or by get_local_kernel.
 

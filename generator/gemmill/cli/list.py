@@ -1,14 +1,17 @@
 """`gemmill list`: the variants of a build or of a selection."""
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.output import console, count, entries_table, print_json, rejected_lines, size, table
-from gemmill.manifest import Manifest
-from gemmill.space.names import alias_of, to_name
-from gemmill.space.selections import Selection
 from gemmill.vocab import Arch
+
+if TYPE_CHECKING:
+    from gemmill.manifest import Manifest
+    from gemmill.space.selections import Selection
 
 
 def list_variants(
@@ -38,7 +41,9 @@ def list_variants(
         _print_entries(variants.build_of(build, arch)[1], filters, as_json)
 
 
-def _print_configs(selection: Selection, as_json: bool) -> None:
+def _print_configs(selection: "Selection", as_json: bool) -> None:
+    from gemmill.space.names import alias_of, to_name
+
     if as_json:
         print_json([{"name": to_name(config), "config": config} for config in selection.configs])
         return
@@ -49,7 +54,7 @@ def _print_configs(selection: Selection, as_json: bool) -> None:
     )
 
 
-def _print_entries(manifest: Manifest, filters: list[str] | None, as_json: bool) -> None:
+def _print_entries(manifest: "Manifest", filters: list[str] | None, as_json: bool) -> None:
     entries = variants.filter_entries(manifest, filters)
     if as_json:
         print_json(entries)

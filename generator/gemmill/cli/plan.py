@@ -8,11 +8,11 @@ import typer
 from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.output import console, print_json, seconds, size, table
-from gemmill.space.selections import Selection
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
     from gemmill.build.options import BuildPlan
+    from gemmill.space.selections import Selection
 
 
 def plan(
@@ -43,7 +43,7 @@ def plan(
     print_plan(selection, planned, max_size, as_json)
 
 
-def print_plan(selection: Selection, planned: "BuildPlan", max_size: int | None, as_json: bool) -> None:
+def print_plan(selection: "Selection", planned: "BuildPlan", max_size: int | None, as_json: bool) -> None:
     """Print a plan with the rejections of its selection, and whether it would be too large."""
     if as_json:
         print_json(

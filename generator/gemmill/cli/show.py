@@ -10,9 +10,6 @@ from gemmill.cli import variants
 from gemmill.cli.exits import UsageError
 from gemmill.cli.output import console, print_json, seconds, size, table
 from gemmill.cli.variants import Variant
-from gemmill.manifest import check_extension
-from gemmill.space.filters import fields_of
-from gemmill.space.names import alias_of, to_name
 
 
 def show(
@@ -62,6 +59,8 @@ def show(
 def _sass(variant: Variant) -> str:
     from gemmill.build.sass import disassemble
     from gemmill.build.toolchain import find_toolchain
+    from gemmill.manifest import check_extension
+    from gemmill.space.names import to_name
 
     if variant.entry is None or variant.folder is None or variant.manifest is None:
         raise UsageError(
@@ -72,6 +71,9 @@ def _sass(variant: Variant) -> str:
 
 
 def _print_variant(variant: Variant) -> None:
+    from gemmill.space.filters import fields_of
+    from gemmill.space.names import alias_of
+
     out = console()
     out.print(f"{variant.name} ({alias_of(variant.name)})", markup=False)
     out.print(table("config", ["field", "value"], fields_of(variant.config).items()))

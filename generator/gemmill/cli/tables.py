@@ -13,7 +13,7 @@ from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UsageError
 from gemmill.cli.options import MarginOption
 from gemmill.cli.output import console, count, print_json, short, table
-from gemmill.manifest import read_manifest
+from gemmill.cli.verbs import Group
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 tables = typer.Typer(
     name="table",
+    cls=Group,
     help="Look at tuned tables, compare and merge them.",
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -300,6 +301,7 @@ def make(
 
         gemmill table make sweep.jsonl --out nvidia-h200.json --report sweep.html
     """
+    from gemmill.manifest import read_manifest
     from gemmill.runtime.builds import MANIFEST, resolve
     from gemmill.tuner.journal import read_journal
     from gemmill.tuner.protocol import PEER

@@ -4,16 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gemmill.cli.exits import UsageError
-from gemmill.family import Config
-from gemmill.manifest import KernelEntry, Manifest, ManifestError, read_manifest
-from gemmill.registry import REGISTRY
-from gemmill.space.filters import apply
-from gemmill.space.names import alias_of, is_alias, parse_name, to_name
-from gemmill.space.selections import Selection, select, with_configs
 from gemmill.vocab import Arch, Status
+
+if TYPE_CHECKING:  # the families' declarations take longer to import than a verb's help takes to print
+    from gemmill.family import Config
+    from gemmill.manifest import KernelEntry, Manifest
+    from gemmill.space.selections import Selection
 
 T = TypeVar("T")
 
@@ -23,29 +22,34 @@ class Variant:
     """A variant, and where it is built if it is."""
 
     name: str
-    config: Config
+    config: "Config"
     status: Status
     """What the rules say."""
-    entry: KernelEntry | None = None
-    manifest: Manifest | None = None
+    entry: "KernelEntry | None" = None
+    manifest: "Manifest | None" = None
     folder: Path | None = None
 
 
 def selection_of(
     name: str, arch: Arch, filters: Sequence[str] | None, epilogues: Sequence[str] | None = None
-) -> Selection:
+) -> "Selection":
     """The named selection with the kernels of users' epilogues, filtered. Raises UsageError."""
+    from gemmill.space.filters import apply
+    from gemmill.space.selections import select
+
     try:
         return apply(_with_epilogues(select(name, arch), epilogues or ()), filters or ())
     except ValueError as error:
         raise UsageError(str(error)) from None
 
 
-def _with_epilogues(selection: Selection, epilogues: Sequence[str]) -> Selection:
+def _with_epilogues(selection: "Selection", epilogues: Sequence[str]) -> "Selection":
     """A selection with the kernels of what MODULE:FUNCTION names. Raises ValueError."""
     if not epilogues:
         return selection
     from gemmill.epilogue import named
+    from gemmill.registry import REGISTRY
+    from gemmill.space.selections import with_configs
 
     wanted = list(map(named, dict.fromkeys(epilogues)))
     for family in REGISTRY.families:
@@ -56,10 +60,11 @@ def _with_epilogues(selection: Selection, epilogues: Sequence[str]) -> Selection
     return selection
 
 
-def build_of(named: str | None, arch: Arch | None = None) -> tuple[Path, Manifest]:
+def build_of(named: str | None, arch: Arch | None = None) -> "tuple[Path, Manifest]":
     """The build with this id or path; without one, that of GEMMILL_BUILD, else the one that serves (an architecture, if that
     is given). Raises ManifestError, and UsageError where both are named."""
     from gemmill import settings
+    from gemmill.manifest import read_manifest
     from gemmill.runtime.builds import MANIFEST, resolve, serving
 
     if named is not None and arch is not None:
@@ -71,8 +76,11 @@ def build_of(named: str | None, arch: Arch | None = None) -> tuple[Path, Manifes
     return folder, read_manifest(folder / MANIFEST)
 
 
-def filter_entries(manifest: Manifest, filters: Sequence[str] | None) -> list[KernelEntry]:
+def filter_entries(manifest: "Manifest", filters: Sequence[str] | None) -> "list[KernelEntry]":
     """The entries of a build that match all filters. Raises UsageError."""
+    from gemmill.space.filters import apply
+    from gemmill.space.selections import Selection
+
     everything = Selection(
         name=manifest.selection,
         arch=Arch(manifest.arch),
@@ -97,6 +105,10 @@ def variant_of(wanted: str, selection: str | None, arch: Arch | None, build: str
 
     Raises UsageError, and ManifestError where a build is named and cannot be read.
     """
+    from gemmill.manifest import ManifestError
+    from gemmill.registry import REGISTRY
+    from gemmill.space.names import is_alias, to_name
+
     refuse_both(selection, build)
     if selection is not None:
         found = selection_of(selection, arch or Arch.SM90A, None)
@@ -122,6 +134,9 @@ def variant_of(wanted: str, selection: str | None, arch: Arch | None, build: str
 
 
 def _by_name(name: str, why: str) -> Variant:
+    from gemmill.registry import REGISTRY
+    from gemmill.space.names import parse_name
+
     try:
         config = parse_name(name)
     except ValueError as error:
@@ -134,6 +149,8 @@ def _is_glob(text: str) -> bool:
 
 
 def _only(wanted: str, named: list[tuple[str, T]], where: str) -> T:
+    from gemmill.space.names import alias_of
+
     found = [(name, value) for name, value in named if wanted in (name, alias_of(name)) or fnmatchcase(name, wanted)]
     if len(found) == 1:
         return found[0][1]

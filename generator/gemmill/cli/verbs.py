@@ -64,12 +64,33 @@ def _made(verb: str) -> Any:
     return typer.main.get_command(alone)
 
 
-class Verbs(TyperGroup):
+class Group(TyperGroup):
+    """A group of verbs, in which help of a verb begins soon."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._verb_is_first = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer's."""
+        self._verb_is_first = bool(args) and not args[0].startswith("-")
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options before a verb. Where a verb comes first, those of help and completion are left out: for one that is
+        not given typer imports pydantic, which takes longer than all else."""
+        options = super().get_params(ctx)
+        if not self._verb_is_first:
+            return options
+        return [option for option in options if option.name not in ("help", "install_completion", "show_completion")]
+
+
+class Verbs(Group):
     """The group of all verbs."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = _Commands()
+        self.commands = _Commands()  # type: ignore[assignment]  # nothing is put into it
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The verbs in the order of help."""

@@ -7,7 +7,6 @@ import typer
 
 from gemmill.cli import options as o
 from gemmill.cli.output import count, size
-from gemmill.manifest import ManifestError
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ def tell(shipped: "Shipped", how_large: str) -> None:
 
 def serving_builds(home: Path | None = None) -> list[Path]:
     """The build that serves each architecture that has one. Raises ManifestError where none has."""
+    from gemmill.manifest import ManifestError
     from gemmill.runtime.builds import serving
 
     found = []

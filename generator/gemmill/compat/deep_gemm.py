@@ -30,15 +30,25 @@ def m_grouped_fp8_gemm_nt_contiguous(
     recipe: Any = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
+    use_psum_layout: bool = False,
+    *,
+    alignment: int = 128,
 ) -> None:
     """d[i] = a[i] b[e]^T, e being grouped_layout[i]: int32 [M], -1 for rows of nobody, which are left as they are.
 
     a is float8_e4m3fn [M, K] with scales [M, K/128], b [E, N, K] with scales [E, N/128, K/128]. Rows of an expert lie beside one
     another, as DeepGEMM asks too; they may begin anywhere. E is 256 at most. Raises RuntimeError as grouped_mm does.
+
+    With use_psum_layout grouped_layout is int32 [E]: where the rows of each expert end. They begin at the first multiple of
+    `alignment` behind those of the expert before, which DeepGEMM knows by its own get_mk_alignment_for_contiguous_layout.
     """
     (codes, a_scales), (weights, b_scales) = a, b
+    if use_psum_layout:
+        after = (grouped_layout[:-1] + alignment - 1) // alignment * alignment
+        return by_segments(d, a, b, torch.cat((torch.zeros_like(grouped_layout[:1]), after)), grouped_layout)
     offsets = _segments(grouped_layout, weights.shape[0])
     torch.ops.gemmill.grouped_mm.default(d, codes, weights, a_scales, b_scales, *offsets)
+    return None
 
 
 def m_grouped_bf16_gemm_nt_contiguous(
@@ -51,10 +61,17 @@ def m_grouped_bf16_gemm_nt_contiguous(
 def _segments(grouped_layout: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     """Offsets and map of rows that say whose they are."""
     rows = torch.arange(len(grouped_layout), device=grouped_layout.device)
-    owner = torch.where(grouped_layout < 0, experts, grouped_layout).long()
+    known = (grouped_layout >= 0) & (grouped_layout < experts)  # what nobody wrote may hold any number
+    owner = torch.where(known, grouped_layout, experts).long()
     begins = torch.full((experts + 1,), len(rows), device=rows.device).scatter_reduce_(0, owner, rows, "amin")
     counts = torch.zeros_like(begins).scatter_add_(0, owner, torch.ones_like(rows))
     return _apart(begins[:-1], (begins + counts)[:-1])
+
+
+def by_segments(d: Tensor, a: Scaled, b: Scaled, begins: Tensor, ends: Tensor) -> None:
+    """The same with rows of expert e from begins[e] to ends[e], int32 [E] both; d's other rows are left as they are."""
+    (codes, a_scales), (weights, b_scales) = a, b
+    torch.ops.gemmill.grouped_mm.default(d, codes, weights, a_scales, b_scales, *_apart(begins, ends))
 
 
 def _apart(begins: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:

@@ -116,6 +116,9 @@ def _call(linear: Linear, m: int) -> tuple[Any, ...]:
         a, b = empty(m, linear.k, kind=linear.codes), empty(linear.experts, linear.n, linear.k, kind=linear.codes)
         ends, owners = (empty(2 * linear.experts - less, kind=torch.int32) for less in (0, 1))
         scales = (empty(m, 1), empty(linear.experts, linear.n))
+        if linear.blocks:
+            groups = -(-linear.k // BLOCK)
+            scales = (empty(m, groups), empty(linear.experts, -(-linear.n // BLOCK), groups))
         return "grouped_mm", empty(m, linear.n, kind=linear.out_dtype), a, b, *scales, ends, owners
     groups = -(-linear.k // BLOCK)
     scales = (empty(m, 1), empty(1, linear.n))

@@ -1,18 +1,27 @@
 """SGLang's plugin: the entry point `gemmill` of `sglang.srt.plugins`, which SGLang calls in each of its processes.
 
-It puts itself around SGLang's GEMMs for FP8 per token and channel, FP8 in blocks, and INT8, of release 0.5.23: a call that a
-build has a variant for comes to gemmill, others to SGLang's own. GEMMILL_SGLANG=0 leaves SGLang as it is.
+It puts itself around SGLang's GEMMs for FP8 per token and channel, FP8 in blocks, INT8, nvfp4 weights and FP8 experts in blocks,
+of release 0.5.23. A call that a build has a variant for comes to gemmill, others to SGLang's own. GEMMILL_SGLANG=0 leaves SGLang as
+it is.
 """
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any
 
 import torch
 
 from gemmill import settings
-from gemmill.compat.linear import BLOCK, Linear, guarded, refusal, row_of
+from gemmill.compat import deep_gemm
+from gemmill.compat.experts import Scaled, takes_experts
+from gemmill.compat.linear import BLOCK, Linear, guarded, packed_fp4, refusal, row_of
 
 Gemm = Callable[..., torch.Tensor]
+Layer = Any
+"""SGLang's linear layer, with its parameters."""
+Recipe = tuple[int, int] | None
+"""DeepGEMM's name for another size of blocks."""
+_FP4_GROUP = 16
 
 
 def register() -> None:
@@ -64,10 +73,104 @@ def around_block_scaled_mm(
     return _scaled_mm(A, B.t(), As, Bs.t(), output_dtype, None)
 
 
-HOOKS = {
-    "sglang.srt.layers.quantization.fp8_utils.fp8_scaled_mm": around_scaled_mm,
-    "sglang.srt.layers.quantization.w8a8_int8.int8_scaled_mm": around_scaled_mm,
+def around_fp4_preparation(original: Callable[[Layer], None], layer: Layer) -> None:
+    """Pack nvfp4 weight [N, K/2] and weight_scale [N, K/16] for gemmill's kernel where a variant fits, else as SGLang's Marlin."""
+    dtype = getattr(layer, "params_dtype", getattr(layer, "orig_dtype", None))
+    linear = Linear(n=layer.weight.shape[0], k=2 * layer.weight.shape[1], codes=dtype, out_dtype=dtype, format="nvfp4")
+    packed = None
+    if getattr(getattr(layer, "quant_config", None), "group_size", _FP4_GROUP) == _FP4_GROUP and not _refused(linear):
+        packed = packed_fp4("nvfp4", layer.weight.data, layer.weight_scale.data)
+    if packed is None:
+        return original(layer)
+    of_all = layer.weight_global_scale.data.float().reshape(1)
+    for name, made in zip(("weight", "weight_scale", "weight_global_scale"), (*packed, of_all), strict=True):
+        setattr(layer, name, torch.nn.Parameter(made, requires_grad=False))
+    layer.workspace = of_all.new_empty(0)  # of Marlin, which a call gives along
+    return None
+
+
+def around_fp4_linear(
+    original: Gemm,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    weight_global_scale: torch.Tensor,
+    workspace: torch.Tensor,
+    size_n: int,
+    size_k: int,
+    bias: torch.Tensor | None = None,
+    use_fp32_reduce: bool = True,
+) -> torch.Tensor:
+    """input [..., K] and a weight as the function above left it: Marlin's is of int32; [..., N]."""
+    if weight.dtype != torch.uint8:
+        of_marlin = (weight, weight_scale, weight_global_scale, workspace)
+        return original(input, *of_marlin, size_n, size_k, bias=bias, use_fp32_reduce=use_fp32_reduce)
+    from gemmill import fp4_weight_mm
+
+    rows = input.reshape(-1, size_k)
+    out = fp4_weight_mm(rows, weight, weight_scale, weight_global_scale, bias, format="nvfp4")
+    return out.view(*input.shape[:-1], size_n)
+
+
+def around_contiguous_experts(
+    original: Callable[..., None],
+    lhs: Scaled,
+    rhs: Scaled,
+    out: torch.Tensor,
+    m_indices: torch.Tensor,
+    recipe_a: Recipe = None,
+    recipe_b: Recipe = None,
+) -> None:
+    """lhs [M, K] and rhs [E, N, K] as DeepGEMM takes them; m_indices int32 [M] says whose each row of out [M, N] is."""
+    if recipe_a or recipe_b or not takes_experts(lhs, rhs, out):
+        return original(lhs, rhs, out, m_indices, recipe_a=recipe_a, recipe_b=recipe_b)
+    return deep_gemm.m_grouped_fp8_gemm_nt_contiguous(lhs, rhs, out, m_indices)
+
+
+def around_masked_experts(
+    original: Callable[..., Any],
+    lhs: Scaled,
+    rhs: Scaled,
+    out: torch.Tensor,
+    masked_m: torch.Tensor,
+    expected_m: int,
+    overlap_args: Any = None,
+    max_block_n: int = 256,
+    recipe_a: Recipe = None,
+    recipe_b: Recipe = None,
+) -> Any:
+    """lhs [E, rows, K] and rhs [E, N, K] as DeepGEMM takes them; of each expert the first masked_m rows, int32 [E]. Calls that are
+    to overlap with others stay with SGLang's own."""
+    if overlap_args or recipe_a or recipe_b or not takes_experts(lhs, rhs, out):
+        more = {"overlap_args": overlap_args, "max_block_n": max_block_n, "recipe_a": recipe_a, "recipe_b": recipe_b}
+        return original(lhs, rhs, out, masked_m, expected_m, **more)
+    return deep_gemm.m_grouped_fp8_gemm_nt_masked(lhs, rhs, out, masked_m, expected_m)
+
+
+def around_cutlass_experts(original: Callable[..., None], output: torch.Tensor, *given: Any) -> None:
+    """Rows [M, K] sorted by experts times [E, K, N] of contiguous columns, scales [M, K/128] and [E, K/128, N/128]; output [M, N].
+
+    Of the others of sgl_kernel's arguments problem_sizes int32 [E, 3] is read, rows first, and expert_offsets int32 [E].
+    """
+    a, b, a_scales, b_scales = given[5:9]
+    problem_sizes, expert_offsets = given[14:16]
+    weights = b.transpose(1, 2), b_scales.transpose(1, 2)
+    if weights[0].stride(2) != 1 or not takes_experts((a, a_scales), weights, output):
+        return original(output, *given)
+    return deep_gemm.by_segments(output, (a, a_scales), weights, expert_offsets, expert_offsets + problem_sizes[:, 0])
+
+
+_GEMMS = "sglang.srt.layers.quantization"
+_DEEP_GEMM = "sglang.srt.layers.deep_gemm_wrapper.entrypoint"
+HOOKS: dict[str, Callable[..., Any]] = {
+    f"{_GEMMS}.fp8_utils.fp8_scaled_mm": around_scaled_mm,
+    f"{_GEMMS}.w8a8_int8.int8_scaled_mm": around_scaled_mm,
     "sglang.kernels.ops.gemm.fp8_kernel.w8a8_block_fp8_matmul_deepgemm": around_block_scaled_mm,
+    f"{_GEMMS}.marlin_utils_fp4.prepare_nvfp4_layer_for_marlin": around_fp4_preparation,
+    f"{_GEMMS}.marlin_utils_fp4.apply_fp4_marlin_linear": around_fp4_linear,
+    f"{_DEEP_GEMM}.grouped_gemm_nt_f8f8bf16_contig": around_contiguous_experts,
+    f"{_DEEP_GEMM}.grouped_gemm_nt_f8f8bf16_masked": around_masked_experts,
+    "sglang.srt.layers.moe.cutlass_moe.fp8_blockwise_scaled_grouped_mm": around_cutlass_experts,
 }
 """By the function that each is put around."""
 

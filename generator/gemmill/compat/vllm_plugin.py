@@ -1,8 +1,8 @@
 """vLLM's plugin: the entry point `gemmill` of `vllm.general_plugins`, which vLLM calls in each of its processes.
 
 It puts gemmill's linear kernels before vLLM's own, so that they are asked first: those for FP8 per tensor, token and channel,
-FP8 in blocks, INT8, and 4-bit weights. It stands before the grouped GEMM of vLLM's FP8 experts too. GEMMILL_VLLM=0 leaves vLLM as
-it is. Nothing is loaded and no GPU is touched before a layer asks.
+FP8 in blocks, INT8, and 4-bit weights. It stands before the grouped GEMMs of vLLM's FP8 experts too: CUTLASS's, and those in
+blocks, DeepGEMM's. GEMMILL_VLLM=0 leaves vLLM as it is. Nothing is loaded and no GPU is touched before a layer asks.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from gemmill import settings
+from gemmill.compat import vllm_blocks
 from gemmill.compat.linear import Linear, guarded, refusal
 from gemmill.compat.vllm_experts import MOE_MM, cutlass_moe_mm
 
@@ -38,7 +39,8 @@ def _register() -> None:
     lists = {name: getattr(linear, attribute)[cuda] for name, attribute in _LISTS.items()}
     for name, kernels in lists.items():
         _check_alone(name, kernels, getattr(ours, name))
-    experts = getattr(import_module(_OPS), MOE_MM)
+    experts, deep_gemm = getattr(import_module(_OPS), MOE_MM), import_module(vllm_blocks.MODULE)
+    vllm_blocks.put_before(deep_gemm)
     for name, kernels in lists.items():
         if getattr(ours, name) not in kernels:
             kernels.insert(0, getattr(ours, name))

@@ -1,8 +1,8 @@
 """The order of packed weights that are gates and ups: rows of both beside one another, so that one thread of a kernel has both.
 
 Each 32 packed rows are 16 results: eight gates, the eight ups of the same results, and that again. A thread of the tensor core
-has two neighbouring rows (or columns) of each eight, 2q and 2q + 1: of 16 results they are 4q to 4q + 3, which lie beside one another
-in a row of the result.
+has two neighbouring rows (or columns) of each eight, 2q and 2q + 1. Of 16 results they are 4q to 4q + 3, which lie beside one
+another in a row of the result.
 """
 
 import torch

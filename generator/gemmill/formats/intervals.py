@@ -1,8 +1,8 @@
 """Between what codes and scales may lie, where quantisation follows exp, tanh or erf.
 
 A version of the CUDA library may differ from torch's by two units in the last place. A fused value then lies within GATE_STEPS
-units of the one computed here, its scale between those of the two ends, and its code between the codes of the two ends by the
-scale that was found.
+units of the one computed here. Its scale lies between those of the two ends, and its code between the codes of the two ends by
+the scale that was found.
 """
 
 import torch

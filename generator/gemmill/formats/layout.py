@@ -1,7 +1,7 @@
 """Where block scales lie in memory: plain, one row after another, or swizzled, as block-scaled tensor cores load them.
 
-Swizzled is CUTLASS's Sm1xxBlockScaledConfig (K-major) and torch's SWIZZLE_32_4_4: tiles of 128 rows x 4 scales are 512
-bytes in which row r, scale c is at (r % 32) * 16 + (r / 32) * 4 + c; tiles follow one another along K, then along rows.
+Swizzled is CUTLASS's Sm1xxBlockScaledConfig (K-major) and torch's SWIZZLE_32_4_4. Tiles of 128 rows x 4 scales are 512
+bytes in which row r, scale c is at (r % 32) * 16 + (r / 32) * 4 + c. Tiles follow one another along K, then along rows.
 Rows are padded to 128 and scales of a row to 4, with zero bytes. All scales are single bytes, so offsets are in bytes.
 """
 

@@ -1,5 +1,13 @@
 """What a build holds: one JSON beside the extension, the only thing that anything else reads about variants."""
 
 from gemmill.manifest.reading import check_extension, open_extension, read_manifest
-from gemmill.manifest.schema import SCHEMA_VERSION, KernelEntry, Manifest, ManifestError, RejectedEntry, Toolchain
+from gemmill.manifest.schema import (
+    SCHEMA_VERSION,
+    KernelEntry,
+    Manifest,
+    ManifestError,
+    OtherVersionError,
+    RejectedEntry,
+    Toolchain,
+)
 from gemmill.manifest.writing import write_manifest

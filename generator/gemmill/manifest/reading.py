@@ -12,9 +12,18 @@ import typing
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gemmill.manifest.schema import DIGEST, SCHEMA_VERSION, KernelEntry, Manifest, ManifestError, own_digest
+from gemmill.manifest.schema import (
+    DIGEST,
+    SCHEMA_VERSION,
+    KernelEntry,
+    Manifest,
+    ManifestError,
+    OtherVersionError,
+    own_digest,
+)
 from gemmill.ownership import distrust
 from gemmill.registry import REGISTRY
+from gemmill.version import __version__
 from gemmill.vocab import Arch
 
 _FORMS = (
@@ -42,11 +51,12 @@ def read_manifest(path: Path) -> Manifest:
             f"{path} is not a manifest: it has no schema_version; delete its folder and run `gemmill build`"
         )
     if data["schema_version"] != SCHEMA_VERSION:
-        raise ManifestError(
-            f"{path} has schema version {data['schema_version']!r}, this gemmill reads {SCHEMA_VERSION}: build again with `gemmill build`"
+        raise OtherVersionError(
+            f"{path} has schema version {data['schema_version']!r}, this gemmill reads {SCHEMA_VERSION}: build again with `gemmill build`",
+            data,
         )
     try:
-        return _manifest_of(data)
+        return _manifest_of(data, path)
     except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
         # The dataclasses check what they are given, but not against values that nobody would write.
         raise ManifestError(
@@ -54,9 +64,18 @@ def read_manifest(path: Path) -> Manifest:
         ) from None
 
 
-def _manifest_of(data: dict[str, Any]) -> Manifest:
+def _manifest_of(data: dict[str, Any], path: Path) -> Manifest:
     fields = {name: value for name, value in data.items() if name != DIGEST}
-    manifest: Manifest = _convert(fields, Manifest, "manifest")
+    try:
+        manifest: Manifest = _convert(fields, Manifest, "manifest")
+    except ValueError as error:
+        if data.get(DIGEST) != own_digest(fields):
+            raise
+        raise OtherVersionError(
+            f"{path} was written by another gemmill, {data.get('gemmill_version')} where this is {__version__} "
+            f"({_one_line(error)}): `gemmill builds rm {path.parent.name}` removes it, `gemmill build` makes one that fits",
+            data,
+        ) from None
     _check_texts(manifest)
     # Last: what is wrong with a field says more. A flipped bit often leaves a value that means something else.
     if data.get(DIGEST) != own_digest(fields):

@@ -11,6 +11,15 @@ class ManifestError(Exception):
     """Why a manifest or its extension cannot be used: the file, what was found, what was expected and what to do."""
 
 
+class OtherVersionError(ManifestError):
+    """A manifest that nobody has changed and that another version of gemmill wrote."""
+
+    def __init__(self, text: str, data: Mapping[str, Any]) -> None:
+        super().__init__(text)
+        self.data = data
+        """What stands in it, of which nothing is checked."""
+
+
 SCHEMA_VERSION = 9
 """Of the manifest, and of the numbers that runtime and extension exchange."""
 

@@ -1,7 +1,7 @@
 """How a layer is computed: by format of the weights and of the activations, what is packed once and which ops are called.
 
-Of every recipe `pack` makes the tensors that its ops read, by name, `operands` the weight and its scales as the ops take them, and `run`
-gives x [M, K] to the ops (`calls.py`).
+Of every recipe `pack` makes the tensors that its ops read, by name. `operands` makes the weight and its scales as the ops take
+them, and `run` gives x [M, K] to the ops (`calls.py`).
 """
 
 import hashlib

@@ -6,7 +6,7 @@ A kernel makes an operand of code and scale in registers. What it makes is exact
     mxfp4_fp8_mm          code * 2^shift in e4m3, where shifts that share a base spread over at most 14 binary orders
     nvfp4_fp8_mm_rounded  code * scale / fold rounded to e4m3: by its own name only, and its error is reported
 
-Scales that are powers of two are made relative to a base: a factor of each row in the epilogue, or of each 128 columns
+Scales that are powers of two are made relative to a base. That is a factor of each row in the epilogue, or of each 128 columns
 where activations have a scale for those. Of the bases on which all is exact, one that makes normal numbers only comes first
 (a kernel may make those by two multiplications), then the one nearest to 1. Groups of zeros take no part. So what is
 packed is a tensor of the same format: codes as they were, and ue8m0 scales relative to the base. The order in which the

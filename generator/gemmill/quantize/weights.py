@@ -98,8 +98,8 @@ def quantize_weight(
     global_scale: f32 [1], of nvfp4, where several weights share one; by default 2688 / the weight's largest magnitude.
     scale_rounding: of mx formats, "up" or "ocp", as the quantisation ops have it.
 
-    Raises ValueError, in a sentence, for a format that does not exist, a tensor that is no float matrix, a K that the format
-    cannot take, and the first weight that is NaN or infinite.
+    Raises ValueError, in a sentence, for a format that does not exist, and for a tensor that is no float matrix. So it does
+    for a K that the format cannot take, and for a weight that is NaN or infinite.
     """
     check_format(format)
     check_shape(format, tuple(weight.shape))

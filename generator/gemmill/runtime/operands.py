@@ -35,7 +35,7 @@ def of_symbolic_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call:
 def of_fake_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call | None:
     """The call with these arguments, whose tensors have no memory. None where a size has no value yet.
 
-    A number that torch keeps symbolic stands with the value that it has in the call that is traced: to compare it itself
+    A number that torch keeps symbolic stands with the value that it has in the call that is traced. To compare it itself
     would put a guard into the compiled code, for a check that the op makes again whenever it runs.
     """
 

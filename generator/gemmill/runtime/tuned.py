@@ -2,8 +2,8 @@
 
 A row says what was fastest on one device with one driver and one source of a kernel. How far that holds here is its
 trust; where several tables have a row for a shape, the most trusted is taken, then the one found first. A row whose winner
-has changed since is served by a variant that was nearly as fast, and no longer called exact; a row without one is refused,
-and so is a table that cannot be read: calls are then answered by other rows.
+has changed since is served by a variant that was nearly as fast, and no longer called exact. A row without one is refused,
+and so is a table that cannot be read. Calls are then answered by other rows.
 """
 
 import hashlib

@@ -58,7 +58,7 @@ def field_of(
     *,
     vllm: bool = False,
 ) -> Field:
-    """Up to `most` variants, the most promising first (those of the tiles that a second opinion advises among them), and the
+    """Up to `most` variants, the most promising first, those of the tiles that a second opinion advises among them. Then the
     peers that take the problem, torch's own and vLLM's library if they are wanted."""
     named: dict[str, Candidate] = {}
     guesses: dict[str, float] = {}

@@ -1,9 +1,10 @@
 """Which candidate was the fastest, as far as the rounds can tell.
 
 Rounds alternate between candidates, so a round is a fair comparison and its ranks are free of how the clocks were. The
-least mean rank wins. Whoever was faster than it in a quarter of the rounds and slower by no more than the margin, or slower
-by less than half a per cent, is tied with it: ties go to what is chosen today, else to the first name, so that the same rounds
-always give the same choice and noise seldom gives another. What is chosen today stays unless it is beaten by the margin.
+least mean rank wins. Whoever was faster than it in a quarter of the rounds and slower by no more than the margin is
+tied with it. So is whoever was slower by less than half a per cent. Ties go to what is chosen today, else to the first
+name. So the same rounds always give the same choice and noise seldom gives another. What is chosen today stays unless
+it is beaten by the margin.
 """
 
 import statistics

@@ -1,8 +1,9 @@
 """A second opinion on which tiles suit a shape: NVIDIA's nvidia-matmul-heuristics, where it is installed.
 
-It is asked for CUTLASS 3 kernels on an H200 with e4m3 operands, row-major A and column-major B (precision "OOT", layout TN). What
-it answers is taken as tiles and clusters that should be among the candidates, never as an order. Its library crashes in its
-destructor (0.1.0.27), so it has a process of its own that never comes there: this module, run as a program, reads shapes and writes tiles as JSON.
+It is asked for CUTLASS 3 kernels on an H200 with e4m3 operands, row-major A and column-major B (precision "OOT", layout TN).
+What it answers is taken as tiles and clusters that should be among the candidates, never as an order. Its library crashes in
+its destructor (0.1.0.27), so it has a process of its own that never comes there. This module, run as a program, reads shapes
+and writes tiles as JSON.
 """
 
 import importlib.util

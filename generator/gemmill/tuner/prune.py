@@ -79,7 +79,7 @@ def _compiled(name: str) -> str:
 
 def selection_of(pruned: Pruned, everything: Selection, name: str) -> Selection:
     """The pruned variants among `everything`, and what was not measured: the same schedules for other
-    outputs and epilogues; and always the variants without alignment needs and the other families, so that every call that
+    outputs and epilogues. Variants without alignment needs and the other families always stay, so that every call that
     was answered still is."""
     measured = {problem.family for problem in pruned.losses}
     kin = {_kin(parse_name(variant)) for variant in pruned.variants}

@@ -1,7 +1,7 @@
 """Problems from files: a table of shapes that a user wrote, or the misses that the runtime recorded.
 
 JSON is a list of objects, JSON lines an object each, CSV has a header. Fields: a family's sizes, in JSON each a number or, for
-the bucketed one, a list; and `op`, a measured class, which may be left out where the caller says which are meant.
+the bucketed one, a list. `op` is a measured class, which may be left out where the caller says which are meant.
 """
 
 import csv

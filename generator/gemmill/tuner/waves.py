@@ -1,6 +1,6 @@
 """Compiling candidates while others are timed: the selection's kernels in waves, the most promising first.
 
-Each wave is a build of its own. While one is measured, the next is compiled; the fastest of the waves before are timed
+Each wave is a build of its own. While one is measured, the next is compiled. The fastest of the waves before are timed
 beside the new ones, so that their times are compared within rounds and not across hours.
 """
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gemmill import __version__
 from gemmill.manifest import ManifestError
+from gemmill.manifest.schema import own_digest
 from gemmill.runtime import builds, notices
 from gemmill.runtime.table_file import Source, TableRow, make_table
 from gemmill.runtime.tuned import LoadedTable, Tuned
@@ -146,8 +148,36 @@ def test_builds_on_the_command_line(gemmill, two, home) -> None:
 def test_a_build_that_cannot_be_read_is_listed_with_its_reason(gemmill, two, home) -> None:
     (home / "builds" / "small" / "manifest.json").write_text("{}")
     outcome = gemmill("builds", "list")
-    assert outcome.out.splitlines()[0].strip() == "1 build"
+    assert outcome.out.splitlines()[0].strip() == "2 builds"
+    (row,) = [line.split() for line in outcome.out.splitlines() if line.split()[:1] == ["small"]]
+    assert row[-1] == "damaged"
     assert outcome.err.startswith(f"gemmill: {home}/builds/small/manifest.json is not a manifest")
+
+
+@pytest.mark.parametrize("schema", [True, False])
+def test_a_build_of_another_gemmill_is_a_row_and_can_be_removed(gemmill, two, home, schema: bool) -> None:
+    """Of another schema, or with an entry's field that is not known here; its digest says that nobody changed it."""
+    path = home / "builds" / "small" / "manifest.json"
+    data = json.loads(path.read_text()) | {"gemmill_version": "0.0.9"}
+    if schema:
+        data["schema_version"] = 3
+    else:
+        data["entries"][0]["config"]["colour"] = "red"
+    path.write_text(json.dumps(data | {"digest": own_digest(data)}))
+    outcome = gemmill("builds", "list")
+    listed = {line.split()[0]: line.split() for line in outcome.out.splitlines() if line.strip()}
+    assert listed["small"][1:4] == ["sm90a", "smoke", "1"] and listed["small"][-2:] == ["of", "0.0.9"]
+    assert outcome.err == (
+        f"gemmill: this is gemmill {__version__}, which cannot read what another one made: `gemmill builds rm small` "
+        "removes it, `gemmill build` makes a build that fits\n"
+    )
+    if not schema:
+        assert sentence(builds.use, home / "builds" / "small") == (
+            f"{path} was written by another gemmill, 0.0.9 where this is {__version__} (manifest.entries[0].config has unknown "
+            "fields colour): `gemmill builds rm small` removes it, `gemmill build` makes one that fits"
+        )
+    assert gemmill("builds", "rm", "small").out == f"removed {home}/builds/small\n"
+    assert [folder.name for folder in builds.find_builds()] == ["whole"]
 
 
 def test_tuned_rows_that_are_not_built_are_told(make_manifest, caplog, tmp_path) -> None:

@@ -422,6 +422,11 @@ def test_hooks_take_what_sglangs_gemms_take() -> None:
     for hook, module, name in (
         (sglang_plugin.around_scaled_mm, "sglang.kernels.ops.gemm", "fp8_scaled_mm"),
         (sglang_plugin.around_block_scaled_mm, "sglang.kernels.ops.gemm.fp8_kernel", "w8a8_block_fp8_matmul_deepgemm"),
+        *(
+            (hook, *target.rsplit(".", 1))
+            for target, hook in sglang_plugin.HOOKS.items()
+            if "parameters" in modules[target.rpartition(".")[0]][target.rpartition(".")[2]]
+        ),
     ):
         theirs = [given[0] for given in modules[module][name]["parameters"]]
         assert list(inspect.signature(hook).parameters) == ["original", *theirs]

@@ -38,8 +38,8 @@ def fp4_weight_mm(
     """out[M, N] = alpha * sum over k of a[m, k] b[n, k] + bias[n], with block-scaled weights b; out has a's dtype.
 
     a is [M, K], bfloat16 or float16, bias [N] of its dtype, alpha float32, one value: 1 / the weights' global scale. `format` is
-    "nvfp4", "mxfp4", "mxfp6" or "mxfp8". Packed weights are what gemmill.quantize makes: of nvfp4 and mxfp4 beside bfloat16 the
-    `blocks` and, as b_sf, the `base` of fp4_blocks.to_blocks, of all others rows and base of packed_rows.to_rows. Weights of a
+    "nvfp4", "mxfp4", "mxfp6" or "mxfp8". Packed weights are what gemmill.quantize makes. Of nvfp4 and mxfp4 beside bfloat16 they
+    are `blocks` and, as b_sf, `base` of fp4_blocks.to_blocks. Of all others they are rows and base of packed_rows.to_rows. Weights of a
     checkpoint are [N, bytes of K codes], uint8, with plain scales [N, K / group]. Code times scale is exact.
     Raises RuntimeError with one sentence where the arguments do not fit.
     """

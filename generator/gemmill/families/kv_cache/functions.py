@@ -85,7 +85,7 @@ def kv_decode_attention(
     """Attention of q [batch, rows, heads, head dim] (bf16 or f16) over a cache: out of q's shape, and lse f32 [batch, heads, rows].
 
     Rows are the last tokens of their sequence. cache is kv_compress's. block_table is int32 [batch, pages of the longest],
-    seq_lens int32 [batch]; pages and lengths that the cache has not are replaced by the nearest that it has. scale is
+    seq_lens int32 [batch]. Pages and lengths that the cache has not are replaced by the nearest that it has. scale is
     1 / sqrt(head dim) if None. A window or softcap of 0 is none. With a softcap, scores are softcap
     times tanh(score / softcap). sinks are f32 logits [heads]. By a seed of -1, q comes rotated and out stays so; with
     rotated_out only out stays so: see gemmill.quantize.fold_rotation."""

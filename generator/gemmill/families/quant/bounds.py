@@ -4,10 +4,10 @@ Two things only are not fixed to the bit, because the device's library or the or
 
 - exp, tanh and erf are the CUDA library's, and versions of it differ: erff is another polynomial since CUDA 13.5 than in
   13.0, with which torch 2.11 was built. Each version is within two units in the last place, so a gated value
-  lies within `GATE_STEPS` units of the one computed here, its scale between those of the two ends, and its code between
+  lies within `GATE_STEPS` units of the one computed here. Its scale lies between those of the two ends, and its code between
   the codes of the two ends by the scale that was found.
 - RMS norm sums squares across threads in f64. The sum is exact to about 2^-50, so the mean rounds to another f32 for one
-  row in 2^25; then its normalised values may be one unit in the last place apart, and codes one step.
+  row in 2^25. Then its normalised values may be one unit in the last place apart, and codes one step.
 """
 
 import torch
@@ -38,7 +38,7 @@ def gated_interval(
     x: torch.Tensor, activation: Activation, *, rounded: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Lowest and highest f32 value of activation(gate) * up of x [rows, 2 hidden] = gate then up, or of the activation of x if it
-    is not gated; `rounded` to x's type in
+    is not gated. It is `rounded` to x's type in
     between and at the end, as vLLM's SiLU for scales that are given.
 
     exp's error is relative to the value; those of tanh and erf are relative to 1, so to gate * up or x.

@@ -8,7 +8,7 @@ All arithmetic is f32, every operation rounded on its own (no contraction), and 
     scale_ub  the smaller of it and what it bounds; NaN bounds nothing
 
 Codes and scales of the kernels equal these bit for bit where both run on the same device. Across devices exp, tanh and
-erf differ by an ulp or two, and a gated code then differs where its quotient lies that close to a boundary between
+erf differ by an ulp or two. A gated code then differs where its quotient lies that close to a boundary between
 codes: see docs/quantisation.md. Division by a Python number is avoided throughout: torch multiplies by its reciprocal.
 """
 
@@ -120,7 +120,7 @@ def round_up_by_logarithm(scale: torch.Tensor) -> torch.Tensor:
 
 
 def pack_ue8m0(scales: torch.Tensor) -> torch.Tensor:
-    """Powers of two [rows, groups] f32 as s32 [rows, ceil(groups / 4)] with strides (1, rows padded to 4): four biased
+    """Powers of two [rows, groups] f32 as s32 [rows, ceil(groups / 4)] with strides (1, rows padded to 4). There are four biased
     exponents a word, the first group in the low byte, zero where a word has no group."""
     rows, groups = scales.shape
     exponents = scales.contiguous().view(torch.int32) >> 23
@@ -132,7 +132,7 @@ def pack_ue8m0(scales: torch.Tensor) -> torch.Tensor:
 
 
 def least_step_of(hidden: int) -> torch.Tensor:
-    """The least scale, in f32, as a share of a row's largest absolute value, where a GEMM multiplies all `hidden` codes of it:
+    """The least scale, in f32, as a share of a row's largest absolute value, where a GEMM multiplies all `hidden` codes of it.
     |x / scale| times 128 times hidden stays below 2^31 - 2^27, so that its sums without the zero point's share fit 32 bits."""
     return torch.tensor(float(hidden)) * torch.tensor(1.0 / 15728640.0)
 
@@ -157,7 +157,7 @@ def _asymmetric(
 
 
 def _asymmetric_as_vllm(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `_asymmetric`, by vLLM's formula: a range of one value has scale 0, its zero point is what 32 bits hold, and a range
+    """As `_asymmetric`, by vLLM's formula. A range of one value has scale 0, and its zero point is what 32 bits hold; a range
     of nothing is that from the largest to the lowest number."""
     low, high = low.clamp_max(_FLT_MAX), high.clamp_min(-_FLT_MAX)
     scale = divide(high - low, 255.0)
@@ -198,8 +198,10 @@ def _nan(vllm: bool) -> int:
 
 
 def tensor_quant(x: torch.Tensor, out_dtype: DType, *, vllm: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of x and its scale [1] = max(amax / max, smallest scale); multiplies by the reciprocal (as vLLM, whose scales have no
-    smallest: zeros have scale 0, and 0 * infinity is NaN)."""
+    """Codes of x and its scale [1] = max(amax / max, smallest scale). It multiplies by the reciprocal, as vLLM does.
+
+    vLLM's scales have no smallest: zeros have scale 0, and 0 * infinity is NaN.
+    """
     amax = absolute_maximum(x.float().reshape(1, -1))[0]
     scale = divide(amax, CODE_MAX[out_dtype]).clamp_min(0.0 if vllm else SMALLEST_SCALE[out_dtype])
     return encode(x.float() * torch.reciprocal(scale), out_dtype, _nan(vllm)), scale
@@ -401,12 +403,12 @@ def rms_normed(
     vllm: VllmSum | None = None,
     rounds_once: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """round(round(x / rms) * weight) of x [rows, hidden] in x's type, the inner rounding left out where it `rounds_once`; and
-    the new residual (None without one), of which then the rest is made.
+    """round(round(x / rms) * weight) of x [rows, hidden] in x's type, the inner rounding left out where it `rounds_once`. Beside
+    it the new residual (None without one), of which then the rest is made.
 
     With a residual, x + residual in f32 takes x's place, unrounded; the new residual is it, rounded. The mean square is
     summed in f32 over runs of 16 bytes of x, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), in f64 across runs, and rounded to
-    f32 after epsilon (an f32) was added; 1 / rms is its correctly rounded inverse square root.
+    f32 after epsilon (an f32) was added. 1 / rms is its correctly rounded inverse square root.
     """
     values = x.float()
     added = None

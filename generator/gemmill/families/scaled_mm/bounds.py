@@ -3,7 +3,7 @@
 s8: nothing is lost in the sum and the reference repeats the epilogue's roundings, so the tolerance is zero.
 
 e4m3 on Hopper: a tensor-core instruction adds 32 products and the running sum as fixed-point numbers that share the
-largest one's exponent and keep 13 bits below it (FP22: 1 sign, 8 exponent and 13 fraction bits); what lies below is
+largest one's exponent and keep 13 bits below it (FP22: 1 sign, 8 exponent and 13 fraction bits). What lies below is
 cut off. Each of the 33 terms so loses less than 2^-13 of the largest, and the result is within that form. So an
 instruction adds at most 33 x 2^-13 x max(|sum before it|, sum of the |products| of its 32) to the error. `fast` leaves
 the sum in that form over the whole of K. `promoted` adds it to a float32 register every 128 along K (2^-24 of the
@@ -14,13 +14,13 @@ assuming the worst partial sum for all of them, which would hide every fault. Ov
 bf16 and f16 on Hopper: see `gemmill.arithmetic`.
 
 With scales in groups along K, at most one group stays in the tensor core, whatever the accumulation is called. Its sum is
-multiplied by both scales and added to a float32 register: at most three roundings of what is added (the scales' product,
+multiplied by both scales and added to a float32 register. That is at most three roundings of what is added (the scales' product,
 the product with the sum, and one more where the order is another) and one of the register. In whatever order the groups
-are added, no partial sum is beyond the sum of their magnitudes; slices of K that are added at the end cost a rounding
+are added, no partial sum is beyond the sum of their magnitudes. Slices of K that are added at the end cost a rounding
 each, and there are fewer of them than groups. A group of s8 sums to 2^21 at most, which float32 holds.
 
-After the sum: its rounding to float32, b's scale, a's scale and the bias are four roundings of 2^-24, and storing
-costs half a unit in the last place of the output's type.
+After the sum: its rounding to float32, b's scale, a's scale and the bias are four roundings of 2^-24. Storing costs half a unit
+in the last place of the output's type.
 """
 
 from collections.abc import Callable, Mapping

@@ -5,7 +5,7 @@ after it, how soon a stage of the pipeline is filled again, L2, what SMs fetch f
 their fourth powers joins their times: a smooth maximum. Slices of K are added up after that.
 
 The constants are fitted to the times of 515 variants at 2,642 shapes, three quarters of the weights that were timed (H200,
-2026-11-21), for the loss of the variant that comes out first: docs/notes/tables.md has what it is, tools/fit_model.py fits them
+2026-11-21), for the loss of the variant that comes out first. docs/notes/tables.md has what it is, tools/fit_model.py fits them
 anew. They are near what the machine has, but not measurements of it: a smooth maximum of equals exceeds each of them.
 """
 
@@ -209,7 +209,7 @@ def ctas_of(row: Facts, m: int, n: int) -> int:
 def bytes_read(row: Facts, m: int, n: int, k: int, resident: int) -> int:
     """Bytes of A and B that come from memory, for rows of `k` bytes and `resident` CTAs at a time.
 
-    Tiles are visited band by band. What lies across a band stays in L2 while it is swept; what lies along it is read again for
+    Tiles are visited band by band. What lies across a band stays in L2 while it is swept. What lies along it is read again for
     every band, unless all of it stays in L2 as well.
     """
     of_m, of_n = row.tile_m * row.sharers_b, row.tile_n * row.sharers_a

@@ -123,7 +123,7 @@ def _refuses(row: Row, call: ProblemCall) -> str | None:
 
 def _offers(config: KernelConfig) -> dict[int, tuple[KernelConfig, ...]]:
     """What is measured for one output dtype and epilogue is offered to the sibling classes of the same operands too, with users'
-    epilogues, and that of bf16 operands to f16: the main loop, which decides, is the same."""
+    epilogues, and that of bf16 operands to f16. The main loop, which decides, is the same."""
     measured = config.problem
     # A variant that reads scales in one layout alone is not found among the rows of the other.
     layout = ScaleLayout.STRIDED if measured.scale_groups else ScaleLayout.VECTOR

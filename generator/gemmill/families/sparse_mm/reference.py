@@ -24,7 +24,7 @@ def sparse_mm(
 ) -> Tensor:
     """D[M, N] = a_scales b_scales (a b - zero point) + bias, of `out_dtype`.
 
-    a [M, K] of float8_e4m3fn, int8, bfloat16 or float16, b^T [N, K] as kept values and metadata of `formats.two_to_four`;
+    a [M, K] of float8_e4m3fn, int8, bfloat16 or float16, b^T [N, K] as kept values and metadata of `formats.two_to_four`.
     a_scales float32 of 1 or M values, b_scales of 1 or N; bias [N]; azp_adj int32 [N], azp int32 of M values. Raises ValueError
     where the metadata has a pattern that there cannot be.
     """

@@ -59,8 +59,8 @@ def static_scaled_fp8_quant(
 ) -> torch.Tensor:
     """float8_e4m3fn codes [..., hidden] of input [..., hidden] (bf16, f16 or f32) by given scales, f32.
 
-    group_shape says what the scales are: one value (None), [rows] for (1, -1), [hidden] for (-1, 1), or [rows / m, hidden / n] for
-    blocks (m, n)."""
+    group_shape says what the scales are. They are one value for None, [rows] for (1, -1), [hidden] for (-1, 1), and [rows / m, hidden
+    / n] for (m, n)."""
     result = _codes(input, torch.float8_e4m3fn)
     _ops.static_scaled_fp8_quant.default(result, input, scale, group_shape)
     return result
@@ -76,8 +76,8 @@ def dynamic_scaled_fp8_quant(input: torch.Tensor) -> Pair:
 def dynamic_tensor_scaled_int8_quant(
     input: torch.Tensor, symmetric: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """int8 codes of input [..., hidden] (bf16, f16 or f32), one scale for the tensor, f32 [1], and unless symmetric one zero
-    point, s32 [1] (else None)."""
+    """int8 codes of input [..., hidden] (bf16, f16 or f32), one scale for the tensor, f32 [1], and a zero point, s32
+    [1]. That is None if symmetric."""
     result, scale = _codes(input, torch.int8), input.new_empty(1, dtype=torch.float32)
     azp = None if symmetric else input.new_empty(1, dtype=torch.int32)
     _ops.dynamic_tensor_scaled_int8_quant.default(result, input, scale, azp)
@@ -102,8 +102,8 @@ def static_scaled_int8_quant(input: torch.Tensor, scale: torch.Tensor, azp: torc
 def dynamic_scaled_int8_quant(
     input: torch.Tensor, symmetric: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """int8 codes of input [..., hidden] (bf16, f16 or f32), a scale for each row, f32 [..., 1], and unless symmetric a zero
-    point for each row, s32 [..., 1] (else None)."""
+    """int8 codes of input [..., hidden] (bf16, f16 or f32), and for each row a scale, f32 [..., 1], and a
+    zero point, s32 [..., 1]. That is None if symmetric."""
     result, scale = _codes(input, torch.int8), _token_scales(input)
     azp = None if symmetric else _token_scales(input, torch.int32)
     _ops.dynamic_scaled_int8_quant.default(result, input, scale, azp)
@@ -249,8 +249,8 @@ def rms_norm_dynamic_per_token_quant(
     scale_ub: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
 ) -> Pair:
-    """Codes (float8_e4m3fn or int8) of the RMS norm of input [..., hidden] (bf16, f16 or f32) times weight [hidden], and a
-    scale for each row, f32 [..., 1]. A residual of input's shape is added before, and replaced by the sum."""
+    """Codes (float8_e4m3fn or int8) of the RMS norm of input [..., hidden] (bf16, f16 or f32) times weight [hidden], and row
+    scales, f32 [..., 1]. A residual of input's shape is added before, and replaced by the sum."""
     result, scale = _codes(input, quant_dtype), _token_scales(input)
     _ops.rms_norm_dynamic_per_token_quant.default(result, input, weight, scale, epsilon, scale_ub, residual)
     return result, scale

@@ -103,7 +103,7 @@ def _group_scales(draw: Draw, shape: tuple[int, int], values: str, tidy: bool) -
 
 
 class GemmJudge:
-    """What a call must give, by the reference of operands in dense memory of their own: what the op reads by its strides
+    """What a call must give, by the reference of operands in dense memory of their own. What the op reads by its strides
     and the reference by others must be the same."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:

@@ -1,0 +1,67 @@
+"""Stands before the grouped GEMMs that vLLM's experts with scales in blocks call: DeepGEMM's, of vllm.utils.deep_gemm.
+
+vLLM decides whether they serve. A call that a build has a variant for comes to gemmill, others to DeepGEMM.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from gemmill.compat.experts import Scaled, takes_experts
+
+MODULE = "vllm.utils.deep_gemm"
+Gemm = Callable[..., Any]
+
+
+def _before_contiguous(of_vllm: Gemm) -> Gemm:
+    @wraps(of_vllm)
+    def contiguous(a: Scaled, b: Scaled, d: Tensor, grouped_layout: Tensor, **named: Any) -> Any:
+        by_ends = named.get("use_psum_layout", False)
+        if named.keys() - {"use_psum_layout"} or _is_vllms(a, b, d):
+            return of_vllm(a, b, d, grouped_layout, **named)
+        from gemmill.compat.deep_gemm import m_grouped_fp8_gemm_nt_contiguous
+
+        alignment = import_module(MODULE).get_mk_alignment_for_contiguous_layout()[0] if by_ends else 1
+        return m_grouped_fp8_gemm_nt_contiguous(a, b, d, grouped_layout, use_psum_layout=by_ends, alignment=alignment)
+
+    return contiguous
+
+
+def _before_masked(of_vllm: Gemm) -> Gemm:
+    @wraps(of_vllm)
+    def masked(a: Scaled, b: Scaled, d: Tensor, masked_m: Tensor, expected_m: int, **named: Any) -> Any:
+        if named or _is_vllms(a, b, d):
+            return of_vllm(a, b, d, masked_m, expected_m, **named)
+        from gemmill.compat.deep_gemm import m_grouped_fp8_gemm_nt_masked
+
+        return m_grouped_fp8_gemm_nt_masked(a, b, d, masked_m, expected_m)
+
+    return masked
+
+
+BEFORE = {
+    "m_grouped_fp8_gemm_nt_contiguous": _before_contiguous,
+    "fp8_m_grouped_gemm_nt_masked": _before_masked,
+}
+"""What is put before each of vLLM's functions."""
+
+
+def _is_vllms(a: Scaled, b: Scaled, d: Tensor) -> bool:
+    return import_module("vllm.envs").VLLM_BATCH_INVARIANT or not takes_experts(a, b, d)
+
+
+def put_before(deep_gemm: ModuleType) -> None:
+    """Wrap the functions of vLLM's module, there and wherever vLLM has imported them already; a second call changes nothing."""
+    for name, before in BEFORE.items():
+        of_vllm = getattr(deep_gemm, name)
+        if hasattr(of_vllm, "__wrapped__"):
+            continue
+        ours = before(of_vllm)
+        for module in [deep_gemm, *(m for known, m in list(sys.modules.items()) if known.startswith("vllm."))]:
+            if isinstance(module, ModuleType) and vars(module).get(name) is of_vllm:
+                setattr(module, name, ours)
