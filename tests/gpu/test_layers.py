@@ -73,6 +73,16 @@ def test_a_layer_is_captured_and_comes_back_from_the_host(format: str, activatio
     assert torch.equal(layer.to_cuda(device, non_blocking=True)(x), wanted)
 
 
+@every_recipe
+@pytest.mark.needs_cuda
+def test_a_layer_compiles_whole(format: str, activations: str, device: torch.device) -> None:
+    layer, x = made(format, activations).to(device), drawn(16, K).to(device)
+    wanted = computed(layer, x)
+    torch._dynamo.reset()
+    out = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    assert torch.equal(out, wanted)
+
+
 @pytest.mark.parametrize("slots", [2, 3])
 @pytest.mark.needs_cuda
 def test_blocks_in_turns_compute_what_they_compute_alone(slots: int, device: torch.device) -> None:

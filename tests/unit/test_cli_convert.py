@@ -1,5 +1,7 @@
 """`gemmill convert`: what it prints, and its exit codes."""
 
+import errno
+import os
 from pathlib import Path
 
 import torch
@@ -76,3 +78,51 @@ def test_layers_are_packed_beside_the_output_if_asked(gemmill, tmp_path: Path) -
     assert done.err.splitlines()[-1] == (
         "gemmill: layers.0.up: mxfp4 weights take activations bf16 or e4m3 or mxfp4 or mxfp8, got 'int8'"
     )
+
+
+def test_a_disk_that_is_full_while_packing_and_the_same_again(gemmill, tmp_path: Path, monkeypatch) -> None:
+    source, out, written = layers(tmp_path / "in.safetensors", 3), tmp_path / "out.safetensors", []
+    original = os.fsync
+
+    def full(number: int) -> None:
+        name = Path(f"/proc/self/fd/{number}").readlink()
+        if name.parent.name == ".gemmill-packed":
+            written.append(name)
+            if len(written) == 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        original(number)
+
+    call = ("convert", source, out, "--to", "mxfp4", "--pack", "bf16")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        done = gemmill(*call)
+    folder = tmp_path / ".gemmill-packed"
+    assert done.code == 3
+    told = done.err.splitlines()[-1]
+    assert told.startswith(f"gemmill: layers.1.up: no space is left for {folder}/") and told.endswith(
+        "bytes, and nothing of it was written; free some and do the same again"
+    )
+    (first,) = folder.iterdir()
+    before = first.stat().st_mtime_ns
+    done = gemmill(*call)
+    assert done.code == 0, done.err
+    assert done.out.splitlines() == [
+        f"{out} is there already, by the same conversion: only packing is left",
+        f"{folder}: 3 layers packed for bf16 activations; load them with cache=True",
+    ]
+    assert len(list(folder.iterdir())) == 3 and first.stat().st_mtime_ns == before
+    assert "exists: remove it" in gemmill(*call[:5]).err, "without packing there is nothing left to do"
+
+
+def test_rows_that_do_not_fold_are_named(gemmill, tmp_path: Path) -> None:
+    weight = torch.ones(9, 64)
+    weight[2:, 32:] = 2.0**-15
+    source = save(tmp_path / "in.safetensors", {"a.weight": weight, "b.weight": weight[:3], "c.weight": weight[:2]})
+    done = gemmill("convert", source, tmp_path / "out.safetensors", "--to", "mxfp4")
+    report = f"{tmp_path}/out.safetensors.conversion.json has all"
+    told = [line for line in done.out.splitlines() if "not fold:" in line]
+    assert told == [
+        "a: 7 of 9 rows do not fold: 2 (spread 15), 3 (spread 15), 4 (spread 15), 5 (spread 15), 6 (spread 15) and 2 more; "
+        + report,
+        f"b: 1 of 3 rows does not fold: 2 (spread 15); {report}",
+    ]

@@ -7,7 +7,7 @@ where it was. Every output file appears whole or not at all, an index after its 
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gemmill.checkpoints.file import BITS, CheckpointError
+from gemmill.checkpoints.file import BITS, CheckpointError, parsed_json
 from gemmill.checkpoints.folder import INDEX, Checkpoint, open_checkpoint
 from gemmill.checkpoints.names import spelling_of
 from gemmill.checkpoints.plan import BF16, FLOATS, Asked, Step, experts_of, steps_of
@@ -46,6 +46,8 @@ class Conversion:
     """What a conversion made."""
 
     out: Path
+    report: Path
+    """The JSON with the figures of every layer."""
     layers: tuple[LayerError, ...]
     """Those whose codes were made, the one with the largest error of weights first."""
     renamed: int
@@ -75,15 +77,70 @@ def convert(
     """
     checkpoint = open_checkpoint(source)
     steps = steps_of(checkpoint, asked)
-    work = _Work(checkpoint, out, asked, steps)
-    try:
-        with ThreadPoolExecutor(1) as reader:
-            _run(work, reader, torch.device(device), inputs, observer)
-    except BaseException:
-        work.leave()
-        raise
     with told_of_space(out):
+        work = _Work(checkpoint, out, asked, steps)
+        try:
+            with ThreadPoolExecutor(1) as reader:
+                _run(work, reader, torch.device(device), inputs, observer)
+        except BaseException:
+            work.leave()
+            raise
         return work.finish()
+
+
+def quantize_checkpoint(
+    source: Path | str,
+    out: Path | str,
+    format: str,
+    *,
+    names: str | None = None,
+    source_format: str | None = None,
+    only: Iterable[str] = (),
+    keep: Iterable[str] = (),
+    requantize: bool = False,
+    scale_rounding: str = "up",
+    device: str = "cpu",
+    inputs: Path | str | None = None,
+    observer: Observer | None = None,
+) -> Conversion:
+    """A safetensors checkpoint, a file or a folder of shards, with its layers in a format of WEIGHT_FORMATS or decoded to "bf16".
+
+    names: the project whose key names are written, by default the first that has the format. source_format: of layers that are quantised
+    already, where shapes do not tell. only, keep: patterns over keys of layers that alone change, or that stay. requantize: layers of
+    another format are rounded again. scale_rounding: of mx formats, "up" or "ocp". device, observer: as of `convert`. inputs: a checkpoint
+    of layers' inputs, [tokens, K] by name, from which the error of outputs is told. Errors are those of `convert`.
+    """
+    asked = Asked(
+        to=format,
+        names=names,
+        source=source_format,
+        only=tuple(only),
+        keep=tuple(keep),
+        requantize=requantize,
+        scale_rounding=scale_rounding,
+    )
+    seen = None if inputs is None else open_checkpoint(inputs)
+    return convert(Path(source), Path(out), asked, device=device, inputs=seen, observer=observer)
+
+
+def is_converted(source: Path, out: Path, asked: Asked) -> bool:
+    """Whether `out` was made of this source by the same conversion, and is whole. Raises CheckpointError as `convert` for the source."""
+    checkpoint = open_checkpoint(source)
+    report = _report_at(checkpoint, out)
+    found = parsed_json(report.read_bytes()) if report.is_file() else None
+    return isinstance(found, dict) and found.get("digest") == _digest(checkpoint, asked, steps_of(checkpoint, asked))
+
+
+def _report_at(checkpoint: Checkpoint, out: Path) -> Path:
+    return out.with_name(f"{out.name}.{REPORT}") if checkpoint.path.is_file() else out / REPORT
+
+
+def _digest(checkpoint: Checkpoint, asked: Asked, steps: list[Step]) -> str:
+    """Of what is read, how, and of what becomes of it."""
+    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.files]
+    plan = [(step.name, step.shard, step.writes) for step in steps]
+    text = json.dumps([__version__, asdict(asked), files, plan])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class _Work:
@@ -101,7 +158,7 @@ class _Work:
         if named_index is not None:
             self.index = out / named_index.name
         self.config = None if self.single else read_config(checkpoint.path)
-        self.report = out.with_name(f"{out.name}.{REPORT}") if self.single else out / REPORT
+        self.report, self.digest = _report_at(checkpoint, out), _digest(checkpoint, asked, steps)
         journal = folder / f".{out.name if self.single else 'checkpoint'}.journal"
         self._refuse_existing(journal)
         is_new = not folder.exists()
@@ -109,7 +166,7 @@ class _Work:
         try:
             if not journal.exists():
                 refuse_without_space(folder, sum(stop for stop in self._sizes().values()))
-            self.journal = Journal(journal, self._digest())
+            self.journal = Journal(journal, self.digest)
         except BaseException:
             if is_new and not any(folder.iterdir()):
                 folder.rmdir()
@@ -135,12 +192,6 @@ class _Work:
             for dtype, shape in step.writes.values():
                 sizes[step.shard] += math.prod(shape) * BITS[dtype] // 8
         return sizes
-
-    def _digest(self) -> str:
-        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in self.checkpoint.files]
-        plan = [(step.name, step.shard, step.writes) for step in self.steps]
-        text = json.dumps([__version__, asdict(self.asked), files, plan])
-        return hashlib.sha256(text.encode()).hexdigest()
 
     def shard(self, step: Step) -> Shard:
         """The output file of a step."""
@@ -185,11 +236,13 @@ class _Work:
         is_stated = self._state()
         layers = [LayerError(**error) for error in self.journal.done.values() if error is not None]
         layers.sort(key=lambda layer: -layer.weights)
-        report = {"version": __version__, "asked": asdict(self.asked), "layers": [asdict(layer) for layer in layers]}
+        report = {"version": __version__, "asked": asdict(self.asked), "digest": self.digest}
+        report["layers"] = [asdict(layer) for layer in layers]
         write_whole(self.report, json.dumps(report, indent=2) + "\n")
         self.journal.close(remove=True)
         return Conversion(
             out=self.out,
+            report=self.report,
             layers=tuple(layers),
             renamed=sum(step.spelling is not None and not step.changes for step in self.steps),
             read_bytes=sum(step.nbytes for step in self.steps),

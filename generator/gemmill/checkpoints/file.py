@@ -8,7 +8,10 @@ here; tests hold them against the package.
 import ctypes
 import json
 import math
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,12 @@ BITS = {word: 8 * dtype.itemsize for word, dtype in DTYPES.items()} | {"F4": 4, 
 _MOST_HEADER = 100_000_000
 """Bytes of a header, as the package has it."""
 METADATA = "__metadata__"
+_LARGEST = 1 << 63
+"""No offset reaches it, and no product of a shape's sizes."""
+_MOST_DIMENSIONS = 64
+"""As torch has it."""
+_SHOWN = 200
+"""Characters of a header that a sentence shows."""
 
 
 class CheckpointError(ValueError):
@@ -74,11 +83,11 @@ class Stored:
     def read(self, into: Tensor | None = None) -> Tensor:
         """The tensor, contiguous and on the CPU; into one of the same size that is given, such as a pinned one.
 
-        Raises CheckpointError where the file has become shorter, OSError where it cannot be read.
+        Raises CheckpointError where the file has become shorter or is gone.
         """
         tensor = torch.empty(self.shape, dtype=self.torch_dtype) if into is None else into
         view, done = bytes_of(tensor), 0
-        with self.path.open("rb", buffering=0) as file:
+        with opened(self.path) as file:
             file.seek(self.start)
             while done < self.nbytes:
                 count = file.readinto(view[done:])
@@ -100,21 +109,14 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def read_header(path: Path) -> dict[str, Stored]:
     """The tensors of a file by name, in the order of their bytes.
 
-    Raises CheckpointError, in a sentence, for a file that is no safetensors file, is cut short, or names a tensor twice.
+    Raises CheckpointError, in a sentence, for a file that is not there or no safetensors file, is cut short, or names a tensor twice.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _MOST_HEADER):
-            raise CheckpointError(
-                f"{path} is no safetensors file, or cut short: it has {size} bytes, and its header would take {length}"
-            )
-        text = file.read(length)
+    size, text = _first(path)
     header = _parsed(path, text)
     header.pop(METADATA, None)
-    tensors = [_stored(path, name, entry, 8 + length) for name, entry in header.items()]
+    tensors = [_stored(path, name, entry, 8 + len(text)) for name, entry in header.items()]
     tensors.sort(key=lambda tensor: (tensor.start, tensor.stop))
-    end = 8 + length
+    end = 8 + len(text)
     for tensor in tensors:
         if tensor.start != end:
             raise CheckpointError(
@@ -127,6 +129,41 @@ def read_header(path: Path) -> dict[str, Stored]:
     return {tensor.name: tensor for tensor in tensors}
 
 
+def opened(path: Path) -> FileIO:
+    """A file to be read, without a buffer. Raises CheckpointError where that cannot be done."""
+    try:
+        return FileIO(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}; check the name, or bring the file back"
+        ) from None
+
+
+def _first(path: Path) -> tuple[int, bytes]:
+    """The size of a file, and its header's text."""
+    with opened(path) as file:
+        size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _MOST_HEADER):
+            raise CheckpointError(
+                f"{path} is no safetensors file, or cut short: it has {size} bytes, and its header would take {length}"
+            )
+        text = bytearray(length)
+        done = 0
+        while count := file.readinto(memoryview(text)[done:]):
+            done += count
+        return size, bytes(text[:done])
+
+
+def parsed_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """What JSON text means; None where it is none, is nested too deep or has an integer that Python does not read."""
+    try:
+        return json.loads(text, object_pairs_hook=pairs)
+    except CheckpointError:  # of `pairs`
+        raise
+    except (ValueError, RecursionError):
+        return None
+
+
 def _parsed(path: Path, text: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -136,10 +173,7 @@ def _parsed(path: Path, text: bytes) -> dict[str, Any]:
             found[name] = value
         return found
 
-    try:
-        header = json.loads(text, object_pairs_hook=unique)
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        header = None
+    header = parsed_json(text, unique)
     if not isinstance(header, dict):
         raise CheckpointError(f"{path} is no safetensors file: its header is no JSON object")
     return header
@@ -148,24 +182,31 @@ def _parsed(path: Path, text: bytes) -> dict[str, Any]:
 def _stored(path: Path, name: str, entry: Any, base: int) -> Stored:
     try:
         dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        sound = dtype in BITS and all(type(size) is int and size >= 0 for size in (*shape, start, stop))
+        sizes = (*shape, start, stop)
+        sound = dtype in BITS and len(shape) <= _MOST_DIMENSIONS and all(type(x) is int and x >= 0 for x in sizes)
+        sound = sound and max(math.prod(max(size, 1) for size in shape), start, stop) < _LARGEST
     except (KeyError, TypeError, ValueError):
         sound = False
     if not sound:
-        raise CheckpointError(f"{path} is malformed: its header has {json.dumps(entry)} for {name}")
+        raise CheckpointError(f"{path} is malformed: its header has {_short(json.dumps(entry))} for {_short(name)}")
     if math.prod(shape) * BITS[dtype] != 8 * (stop - start):
         raise CheckpointError(
-            f"{path} is malformed: {name}, {dtype} of shape {list(shape)}, takes {math.prod(shape) * BITS[dtype] // 8} "
+            f"{path} is malformed: {_short(name)}, {dtype} of shape {list(shape)}, takes {math.prod(shape) * BITS[dtype] // 8} "
             f"bytes, and its header gives it {stop - start}"
         )
     return Stored(name=name, dtype=dtype, shape=shape, path=path, start=base + start, stop=base + stop)
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 def read_metadata(path: Path) -> dict[str, str]:
-    """What a file tells beside its tensors. Raises CheckpointError as `read_header`."""
-    with path.open("rb") as file:
-        text = file.read(min(int.from_bytes(file.read(8), "little"), _MOST_HEADER))
-    return dict(_parsed(path, text).get(METADATA, {}))
+    """What a file tells beside its tensors. Raises CheckpointError as `read_header`, and where that is no map from text to text."""
+    told = _parsed(path, _first(path)[1]).get(METADATA, {})
+    if not isinstance(told, dict) or not all(isinstance(value, str) for value in told.values()):
+        raise CheckpointError(f"{path} is malformed: its {METADATA} is no map from text to text: copy it again")
+    return told
 
 
 def header_of(

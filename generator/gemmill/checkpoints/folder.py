@@ -1,18 +1,18 @@
 """A checkpoint: one safetensors file, or a folder of shards with or without an index."""
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from gemmill.checkpoints.file import CheckpointError, Stored, read_header
+from gemmill.checkpoints.file import CheckpointError, Stored, parsed_json, read_header
+from gemmill.checkpoints.keys import named
 from gemmill.checkpoints.stated import stated_format
 
 INDEX = ".safetensors.index.json"
-_SHOWN = 20
-"""Keys that a sentence names."""
+_NAME_MAX = 255
+"""Bytes of a file's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,28 +58,38 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
         raise CheckpointError(f"{path} has no *.safetensors: a checkpoint is such a file, or a folder of them")
     if absent := [file for file in files if not (path / file).is_file()]:
         raise CheckpointError(f"{path} lacks shards that its index names: {named(absent)}")
-    tensors: dict[str, Stored] = {}
-    for file in files:
-        found = read_header(path / file)
-        if doubled := [name for name in found if name in tensors]:
-            first = tensors[doubled[0]].path.name
-            raise CheckpointError(f"{path} has keys twice, in {first} and in {file}: {named(doubled)}")
-        tensors |= found
+    tensors = _of_all(path, files)
     if index is not None:
         _check_index(path, index, tensors)
     shards = tuple(path / file for file in files)
     return Checkpoint(path=path, files=shards, tensors=tensors, stated=stated_format(path))
 
 
+def _of_all(path: Path, files: list[str]) -> dict[str, Stored]:
+    """The tensors of a folder's files. Raises CheckpointError for keys that two have."""
+    tensors: dict[str, Stored] = {}
+    doubled: dict[tuple[str, str], list[str]] = {}
+    for file in files:
+        for name, stored in read_header(path / file).items():
+            if (first := tensors.setdefault(name, stored)) is not stored:
+                doubled.setdefault((first.path.name, file), []).append(name)
+    if doubled:
+        told = "; ".join(f"in {first} and in {second}: {named(names)}" for (first, second), names in doubled.items())
+        raise CheckpointError(f"{path} has keys twice, {told}")
+    return tensors
+
+
 def _read_index(path: Path) -> dict[str, str]:
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        sound = all(isinstance(file, str) and Path(file).name == file for file in index.values())
-    except (ValueError, KeyError, TypeError, AttributeError):
-        sound = False
-    if not sound:
+    read = parsed_json(path.read_bytes())
+    index = read.get("weight_map") if isinstance(read, dict) else None
+    if not isinstance(index, dict) or not all(_is_beside(file) for file in index.values()):
         raise CheckpointError(f"{path} is no index: it has no weight_map from keys to files beside it")
     return dict(index)
+
+
+def _is_beside(file: object) -> bool:
+    """Whether it is the name of a file in a folder, as file systems have names."""
+    return isinstance(file, str) and Path(file).name == file and len(file.encode(errors="replace")) <= _NAME_MAX
 
 
 def _check_index(path: Path, index: dict[str, str], tensors: dict[str, Stored]) -> None:
@@ -87,10 +97,3 @@ def _check_index(path: Path, index: dict[str, str], tensors: dict[str, Stored]) 
         raise CheckpointError(f"{path} lacks keys in the shards that its index gives: {named(missing)}")
     if unknown := [name for name in tensors if name not in index]:
         raise CheckpointError(f"{path} has keys that its index does not know: {named(unknown)}")
-
-
-def named(names: Iterable[str]) -> str:
-    """Names in a sentence."""
-    names = list(names)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

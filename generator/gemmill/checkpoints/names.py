@@ -251,5 +251,7 @@ def recognised(
         fitting = [spelling for spelling in fitting if spelling.format == stated]
     if len({spelling.format for spelling in fitting}) > 1:
         formats = ", ".join(dict.fromkeys(spelling.format for spelling in fitting))
-        raise CheckpointError(f"{name} may be {formats} by its shapes: say which with --from")
+        raise CheckpointError(
+            f"{name} may be {formats} by its shapes: say which by --from of `gemmill convert`, or by format= where a layer is loaded"
+        )
     return fitting[0] if fitting else None

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from gemmill.checkpoints.file import WORD_OF, CheckpointError, Stored
-from gemmill.checkpoints.folder import Checkpoint, named
+from gemmill.checkpoints.folder import Checkpoint
+from gemmill.checkpoints.keys import named
 from gemmill.checkpoints.names import ENDINGS, PARTS, Spelling, recognised, spelling_of
 from gemmill.quantize.weights import BLOCK, BLOCK_SCALED, QuantizedWeight, check_format, check_shape
 
@@ -97,8 +98,8 @@ def steps_of(checkpoint: Checkpoint, asked: Asked) -> list[Step]:
             steps.append(step)
             for tensor in step.reads.values():
                 del left[tensor.name]
-    for name, tensor in left.items():
-        steps.append(_plain(name, tensor, left, asked))
+    _refuse_incomplete(left, asked)
+    steps += [_plain(name, tensor, asked) for name, tensor in left.items()]
     if not any(step.changes or step.spelling for step in steps):
         raise CheckpointError(f"{checkpoint.path} has no layer to convert: {_which(asked)}")
     order = {file.name: i for i, file in enumerate(checkpoint.files)}
@@ -124,7 +125,11 @@ def _check_target(asked: Asked) -> None:
 
 
 def _which(asked: Asked) -> str:
-    patterns = f"that fits {named(asked.only)}" if asked.only else f"beside what is kept, {named((*KEPT, *asked.keep))}"
+    patterns = (
+        f"that fits {', '.join(asked.only)}"
+        if asked.only
+        else f"beside what is kept, {', '.join((*KEPT, *asked.keep))}"
+    )
     return f"a layer is a float matrix whose key ends in .weight, {patterns}"
 
 
@@ -135,18 +140,39 @@ def _stays(key: str, asked: Asked) -> bool:
     return fits(asked.keep) or (not fits(asked.only) if asked.only else fits(KEPT))
 
 
-def _plain(name: str, tensor: Stored, left: dict[str, Stored], asked: Asked) -> Step:
+def _refuse_incomplete(left: dict[str, Stored], asked: Asked) -> None:
+    """Raises CheckpointError for codes that are no layer, and for scales without codes, each by its key."""
+    lacking: dict[str, str] = {}
+    for name, tensor in left.items():
+        ending = next((ending for ending in ENDINGS if name.endswith(ending)), None)
+        is_codes = ending is not None and tensor.dtype in ("U8", "I8", "F8_E4M3", "F8_E5M2") and len(tensor.shape) > 1
+        if ending is None or not is_codes or _stays(name, asked):
+            continue
+        layer = name.removesuffix(ending)
+        found = f"{name} is {tensor.dtype} {list(tensor.shape)}, which is quantised already, and "
+        if scales := [left[layer + scale] for scale in (*_CODES_OF, ".scale") if layer + scale in left]:
+            told = ", ".join(f"{s.name} {s.dtype} {list(s.shape)}" for s in scales)
+            raise CheckpointError(f"{found}its scales fit no format: {told}")
+        lacking[f"{layer}.weight_scale"] = found
+    if lacking:
+        told = f"{len(lacking)} layers are quantised already, and their scales are missing"
+        told = told if len(lacking) > 1 else next(f"{found}its scale is missing" for found in lacking.values())
+        raise CheckpointError(f"{told}: expected {named(lacking)} or another project's name for it")
+    alone = {
+        name: [name.removesuffix(scales) + part for part in codes]
+        for name in left
+        for scales, codes in _CODES_OF.items()
+        if name.endswith(scales) and not any(name.removesuffix(scales) + part in left for part in codes)
+    }
+    if alone:
+        wanted = named(key for keys in alone.values() for key in keys)
+        are = "is the scale of a layer" if len(alone) == 1 else "are scales of layers"
+        raise CheckpointError(f"{named(alone)} {are} whose weight is missing: expected {wanted}")
+
+
+def _plain(name: str, tensor: Stored, asked: Asked) -> Step:
     """A tensor that is not quantised: a layer to be, or one that stays."""
     stays = Step(name=name, shard=tensor.path.name, reads={"": tensor}, writes={name: (tensor.dtype, tensor.shape)})
-    ending = next((ending for ending in ENDINGS if name.endswith(ending)), None)
-    is_codes = ending is not None and tensor.dtype in ("U8", "I8", "F8_E4M3", "F8_E5M2") and len(tensor.shape) > 1
-    if is_codes and not _stays(name, asked):
-        raise CheckpointError(_no_format(name, name.removesuffix(ending or ""), tensor, left))
-    for scales, codes in _CODES_OF.items():
-        layer = name.removesuffix(scales)
-        if name.endswith(scales) and not any(layer + part in left for part in codes):
-            wanted = named(layer + part for part in codes)
-            raise CheckpointError(f"{name} is the scale of a layer whose weight is missing: expected {wanted}")
     if asked.to == BF16 or tensor.dtype not in FLOATS or _stays(name, asked):
         return stays
     spelling = spelling_of(asked.to, asked.names)
@@ -172,15 +198,6 @@ def _check_layer(tensor: Stored, name: str, shape: tuple[int, ...], asked: Asked
         is_codes = tensor.dtype not in FLOATS
         of = f"{list(shape)} of {tensor.dtype} codes" if is_codes else str(list(tensor.shape))
         raise CheckpointError(f"{name} is {of}: {error}, or leave it as it is with --keep '{tensor.name}'") from None
-
-
-def _no_format(name: str, layer: str, tensor: Stored, left: dict[str, Stored]) -> str:
-    """Why a tensor of codes is no layer."""
-    scales = [left[layer + scale] for scale in (*_CODES_OF, ".scale") if layer + scale in left]
-    found = f"{name} is {tensor.dtype} {list(tensor.shape)}, which is quantised already, and "
-    if scales:
-        return f"{found}its scales fit no format: {named(f'{s.name} {s.dtype} {list(s.shape)}' for s in scales)}"
-    return f"{found}its scale is missing: expected {layer}.weight_scale or another project's name for it"
 
 
 def _quantised(layer: str, spelling: Spelling, group: dict[str, Stored], asked: Asked) -> Step:

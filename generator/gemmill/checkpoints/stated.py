@@ -9,12 +9,11 @@ gpt-oss               gpt-oss-120b's config.json; Transformers' `Mxfp4Config`
 LightX2V reads none of it: its formats are named on its command line.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gemmill.checkpoints.file import CheckpointError
+from gemmill.checkpoints.file import CheckpointError, parsed_json
 
 CONFIG = "config.json"
 _MODELOPT = "hf_quant_config.json"
@@ -51,7 +50,8 @@ def stated_format(folder: Path) -> str | None:
     """
     stated = (read_config(folder) or {}).get(KEY)
     if stated is None and (folder / _MODELOPT).is_file():
-        stated = {"quant_method": "modelopt", **_read(folder / _MODELOPT).get("quantization", {})}
+        found = _read(folder / _MODELOPT).get("quantization")
+        stated = {"quant_method": "modelopt", **found} if isinstance(found, dict) else None
     if not isinstance(stated, dict):
         return None
     method = str(stated.get("quant_method", "")).lower()
@@ -137,15 +137,12 @@ def _of_compressed_tensors(stated: dict[str, Any]) -> str | None:
         if isinstance(groups, dict)
         else []
     )
-    strategies = {weights.get("strategy") for weights in schemes if isinstance(weights, dict)}
+    strategies = {str(weights.get("strategy")) for weights in schemes if isinstance(weights, dict)}
     return {"channel": "channel", "block": "block128"}.get(strategies.pop()) if len(strategies) == 1 else None
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:  # also of bytes that are no UTF-8
-        config = None
+    config = parsed_json(path.read_bytes())
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} is no JSON object: copy it again, or take it away")
     return config

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gemmill.checkpoints.file import CheckpointError, Stored, bytes_of, header_of
+from gemmill.checkpoints.file import CheckpointError, Stored, bytes_of, header_of, opened, parsed_json
 
 _COPIED = 1 << 24
 """Bytes that are copied at a time."""
@@ -45,7 +45,7 @@ class Shard:
     def copy(self, name: str, stored: Stored) -> None:
         """Put another file's tensor into its place, as it is."""
         start, _ = self._places[name]
-        with stored.path.open("rb", buffering=0) as source:
+        with opened(stored.path) as source:
             source.seek(stored.start)
             done = 0
             while done < stored.nbytes:
@@ -78,17 +78,18 @@ class Shard:
             self._file.close()
 
 
+_GOES_ON = "free some and run the same again, which goes on where this ended"
+
+
 @contextmanager
-def told_of_space(path: Path) -> Iterator[None]:
-    """A full disk in a sentence."""
+def told_of_space(path: Path, remedy: str = _GOES_ON) -> Iterator[None]:
+    """A full disk in a sentence, with what to do."""
     try:
         yield
     except OSError as error:
         if error.errno not in (ENOSPC, EDQUOT):
             raise
-        raise CheckpointError(
-            f"no space is left for {path}: free some and run the same again, which goes on where this ended"
-        ) from None
+        raise CheckpointError(f"no space is left for {path}: {remedy}") from None
 
 
 def refuse_without_space(folder: Path, needed: int) -> None:
@@ -114,14 +115,16 @@ class Journal:
             raise CheckpointError(f"another process is converting to {path.parent}: wait for it") from None
         self._file.seek(0)
         lines = [_parsed(line) for line in self._file]
-        if lines and lines[0] != {"digest": digest}:
+        is_new = lines[:1] in ([], [None])  # or its first line was cut off
+        if not is_new and lines[0] != {"digest": digest}:
             self._file.close()
             raise CheckpointError(
                 f"{path} is of another conversion, which did not end: remove it and start anew, or ask for the same as then"
             )
-        self.done = {line["step"]: line.get("error") for line in lines[1:] if line is not None}
+        self.done = {line["step"]: line.get("error") for line in lines[1:] if line and "step" in line}
         """The figures of each step that is done; None of one that has none."""
-        if not lines:
+        if is_new:
+            self._file.truncate(0)
             self._write([{"digest": digest}])
 
     def note(self, step: int, error: dict[str, Any] | None) -> None:
@@ -149,7 +152,5 @@ class Journal:
 
 def _parsed(line: str) -> dict[str, Any] | None:
     """None for a line that was cut off."""
-    try:
-        return dict(json.loads(line))
-    except ValueError:
-        return None
+    parsed = parsed_json(line)
+    return parsed if isinstance(parsed, dict) else None

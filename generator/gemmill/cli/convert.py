@@ -87,6 +87,7 @@ def convert(
     import torch
 
     from gemmill.checkpoints.convert import convert as run
+    from gemmill.checkpoints.convert import is_converted
     from gemmill.checkpoints.folder import open_checkpoint
     from gemmill.checkpoints.plan import Asked
 
@@ -101,9 +102,12 @@ def convert(
         requantize=requantize,
         scale_rounding=rounding,
     )
-    with _progress() as observer:
-        seen = None if inputs is None else open_checkpoint(inputs)
-        _tell(run(source, out, asked, device=device, inputs=seen, observer=observer))
+    if activations is not None and is_converted(source, out, asked):
+        typer.echo(f"{out} is there already, by the same conversion: only packing is left")
+    else:
+        with _progress() as observer:
+            seen = None if inputs is None else open_checkpoint(inputs)
+            _tell(run(source, out, asked, device=device, inputs=seen, observer=observer))
     if activations is not None:
         from gemmill.nn.packed import CACHE, keep_packed
 
@@ -152,6 +156,9 @@ def _tell(made: "Conversion") -> None:
         rows = [_row(layer, has_outputs=has_outputs, folds=folds) for layer in shown]
         title = f"{len(shown)} of {count(len(made.layers), 'layer')}, by relative squared error"
         console().print(table(title, columns, rows, right=columns[1:]))
+        for layer in shown:
+            if layer.unfolded:
+                typer.echo(f"{layer.name}: {layer.folding}; {made.report} has all")
     renamed = f", {count(made.renamed, 'layer')} under other names with the same codes" if made.renamed else ""
     if not made.is_stated:
         typer.echo(

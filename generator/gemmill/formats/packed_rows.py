@@ -1,7 +1,6 @@
 """Block-scaled weights in rows with their scales: the codes of a row as in a checkpoint, its scales, and zeros to a multiple of 16
 bytes. A kernel that widens weights on their way into shared memory reads them so."""
 
-import torch
 from torch import Tensor
 
 from gemmill.formats.layout import ROW_BYTES
@@ -11,8 +10,10 @@ from gemmill.vocab.format import Format
 
 def joined(weights: BlockScaled) -> Tensor:
     """Codes and scales as uint8 [N, bytes of a row]."""
-    both = torch.cat((weights.codes, weights.scales), dim=1)
-    return torch.nn.functional.pad(both, (0, -both.shape[1] % ROW_BYTES))
+    (n, codes), scales = weights.codes.shape, weights.scales.shape[1]
+    rows = weights.codes.new_zeros(n, -(-(codes + scales) // ROW_BYTES) * ROW_BYTES)
+    rows[:, :codes], rows[:, codes : codes + scales] = weights.codes, weights.scales
+    return rows
 
 
 def parted(rows: Tensor, format: Format, k: int) -> BlockScaled:

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from gemmill.checkpoints.file import CheckpointError
-from gemmill.checkpoints.folder import Checkpoint, named
+from gemmill.checkpoints.folder import Checkpoint
+from gemmill.checkpoints.keys import named
 from gemmill.checkpoints.layers import quantised_layers
 from gemmill.nn.linear import QuantLinear
 from gemmill.quantize import LayerError, layer_error, quantize_weight

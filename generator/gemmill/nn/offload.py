@@ -26,9 +26,11 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def save_packed(module: nn.Module, path: Path | str) -> None:
-    """A module's tensors as a file, whole or not at all, from which a FileBlock or `load_packed` reads them."""
-    tensors = {name: tensor.contiguous() for name, tensor in tensors_of(module).items()}
-    write_tensors(Path(path), tensors, {"packing": PACKING})
+    """A module's tensors as a file, whole or not at all, from which a FileBlock or `load_packed` reads them.
+
+    Raises CheckpointError where no space is left.
+    """
+    write_tensors(Path(path), tensors_of(module), {"packing": PACKING})
 
 
 def load_packed(module: nn.Module, path: Path | str) -> None:

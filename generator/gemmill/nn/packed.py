@@ -2,21 +2,35 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from errno import EACCES, EROFS
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from gemmill.checkpoints.file import WORD_OF, CheckpointError, bytes_of, header_of, read_header, read_metadata
+from gemmill.checkpoints.file import (
+    WORD_OF,
+    CheckpointError,
+    bytes_of,
+    header_of,
+    parsed_json,
+    read_header,
+    read_metadata,
+)
 from gemmill.checkpoints.folder import Checkpoint
 from gemmill.checkpoints.layers import quantised_layers, read_bias, read_layer, spelling_in, stored_parts
-from gemmill.nn.recipes import PACKING, of_input, recipe_of
+from gemmill.checkpoints.writing import told_of_space
+from gemmill.nn.recipes import PACKING, RECIPES, of_input, recipe_of
 from gemmill.quantize.weights import QuantizedWeight
 from gemmill.writing import write_whole
 
 CACHE = ".gemmill-packed"
 """The folder beside a checkpoint's files."""
+_WRITTEN = 1 << 24
+"""Bytes of a tensor that are brought to the host and written at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +79,8 @@ def load_layer(
     """
     spelling = spelling_in(checkpoint, name, format)
     activations, recipe = recipe_of(spelling.format, activations)
-    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     given = None if input_absmax is None else float(input_absmax)
-    path = folder / CACHE / f"{_digest(checkpoint, name, spelling.format, activations, expert, given)}.safetensors"
+    path = _kept_at(checkpoint, name, spelling.format, activations, expert, given)
     if cache and path.exists():
         return read_packed(path), read_bias(checkpoint, name, spelling, expert)
     layer = read_layer(checkpoint, name, format, expert=expert)
@@ -75,7 +88,6 @@ def load_layer(
         input_absmax = layer.input_absmax
     packed = pack(layer.weight, activations=activations, input_absmax=input_absmax)
     if cache:
-        path.parent.mkdir(exist_ok=True)
         write_packed(packed, path)
     return packed, layer.bias
 
@@ -83,15 +95,25 @@ def load_layer(
 def keep_packed(checkpoint: Checkpoint, activations: str | None = None) -> list[str]:
     """Pack the quantised matrices of a checkpoint beside it, one at a time, for layers that are loaded with cache=True; their names.
 
-    Raises CheckpointError, by the layer's name, where activations do not go with its weight.
+    What is there already stays. Raises CheckpointError, by the layer's name, where activations do not go with its weight, and where no
+    space is left.
     """
     names = quantised_layers(checkpoint)
     for name in names:
         try:
-            load_layer(checkpoint, name, activations=activations, cache=True)
+            format = spelling_in(checkpoint, name).format
+            kind, _ = recipe_of(format, activations)
+            if not _kept_at(checkpoint, name, format, kind, None, None).exists():
+                load_layer(checkpoint, name, activations=kind, cache=True)
         except ValueError as error:
             raise CheckpointError(f"{name}: {error}") from None
     return names
+
+
+def _kept_at(checkpoint: Checkpoint, name: str, *what: object) -> Path:
+    """Where a layer lies that was packed for `what`."""
+    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    return folder / CACHE / f"{_digest(checkpoint, name, *what)}.safetensors"
 
 
 def _digest(checkpoint: Checkpoint, name: str, *what: object) -> str:
@@ -119,16 +141,38 @@ def read_packed(path: Path) -> PackedWeight:
     """Raises CheckpointError for a damaged file, and for weights that were packed for other kernels."""
     told = told_by(path)
     tensors = {name: stored.read() for name, stored in read_header(path).items()}
-    sizes = {key: told[key] for key in ("format", "activations", "n", "k")}
+    sizes = {key: told.get(key) for key in ("format", "activations", "n", "k")}
+    if (sizes["format"], sizes["activations"]) not in list(RECIPES) or not {"weight", "weight_scale"} <= tensors.keys():
+        raise CheckpointError(
+            f"{path} has no layer's weight, or does not tell of which kind: pack it anew from the checkpoint"
+        )
     return PackedWeight(tensors=tensors, **sizes)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], told: dict[str, Any]) -> None:
-    """Contiguous tensors of any device, with what is told of them."""
+    """Tensors of any device, with what is told of them; a part of one is on its way at a time. The file appears whole or not at all.
+
+    Raises CheckpointError where no space is left, and where the folder cannot be written.
+    """
     shapes = {name: (WORD_OF[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
-    header, _ = header_of(shapes, {"format": "pt", "gemmill": json.dumps(told)})
-    on_cpu = [tensor.detach().cpu() for tensor in tensors.values()]
-    write_whole(path, b"".join([header, *(bytes_of(tensor) for tensor in on_cpu)]))
+    header, places = header_of(shapes, {"format": "pt", "gemmill": json.dumps(told)})
+    size = max((stop for _, stop in places.values()), default=len(header))
+    remedy = f"it takes {size} bytes, and nothing of it was written; free some and do the same again"
+    with told_of_space(path, remedy):
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, chain([header], *map(_parts, tensors.values())))
+        except OSError as error:
+            if error.errno not in (EACCES, EROFS):
+                raise
+            raise CheckpointError(f"{path} cannot be written: {error.strerror}; nothing of it was") from None
+
+
+def _parts(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor, some rows at a time."""
+    rows = tensor.detach() if tensor.dim() else tensor.detach().reshape(1)
+    count = max(_WRITTEN * len(rows) // max(tensor.nbytes, 1), 1)
+    return (bytes_of(part.contiguous().cpu()) for part in rows.split(count))
 
 
 def told_by(path: Path) -> dict[str, Any]:
@@ -136,10 +180,11 @@ def told_by(path: Path) -> dict[str, Any]:
     text = read_metadata(path).get("gemmill")
     if text is None:
         raise CheckpointError(f"{path} has no weights packed by gemmill: load it as a checkpoint")
-    told: dict[str, Any] = json.loads(text)
-    if told["packing"] != PACKING:
+    told = parsed_json(text)
+    told = told if isinstance(told, dict) else {}
+    if told.get("packing") != PACKING:
         raise CheckpointError(
-            f"{path} was packed for another kernel set ({told['packing']}, and this one reads {PACKING}): pack it anew from the "
+            f"{path} was packed for another kernel set ({told.get('packing')}, and this one reads {PACKING}): pack it anew from the "
             f"checkpoint"
         )
     return told

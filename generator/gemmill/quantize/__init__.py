@@ -1,4 +1,9 @@
-"""Weights made ready for kernels: quantised, reported on, packed."""
+"""Weights made ready for kernels: quantised, reported on, packed. A tensor, a module or a checkpoint is quantised by one function each.
+
+Type checkers read the names from `__init__.pyi`.
+"""
+
+from importlib import import_module
 
 from gemmill.quantize.errors import LayerError, layer_error
 from gemmill.quantize.gate_up import PackedGateUp, prepack_gate_up
@@ -17,5 +22,19 @@ __all__ = [
     "prepack_gate_up",
     "prune_to_fp4",
     "pruned",
+    "quantize_checkpoint",
+    "quantize_module",
     "quantize_weight",
 ]
+_ABOVE = {"quantize_checkpoint": "gemmill.checkpoints.convert", "quantize_module": "gemmill.nn.model"}
+"""Functions of layers that are made of this one, imported when they are asked for."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _ABOVE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_ABOVE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ABOVE})

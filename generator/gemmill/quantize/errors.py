@@ -1,5 +1,6 @@
 """What quantisation does to a layer, in figures."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,9 @@ from gemmill.quantize.prepack import prepack
 from gemmill.quantize.weights import QuantizedWeight, chunks
 from gemmill.vocab.float_type import E2M1, E4M3
 from gemmill.vocab.format import MXFP4
+
+SHOWN_ROWS = 5
+"""Rows that a sentence names; the layer's figures have all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +30,32 @@ class LayerError:
     outputs: float | None = None
     """The same of the layer's outputs, for inputs that were given."""
     unfolded: int | None = None
-    """Rows of mxfp4 whose scales do not fold exactly into e4m3; None elsewhere."""
+    """How many rows of mxfp4 have scales that do not fold exactly into e4m3; None elsewhere."""
     spread: int | None = None
     """Binary orders between the largest and the smallest scale of a row of mxfp4, in the worst row."""
+    unfolded_rows: Sequence[Sequence[int]] | None = None
+    """Of each row of mxfp4 that does not fold its number and its spread, in order; None elsewhere."""
+
+    def __post_init__(self) -> None:
+        if self.unfolded_rows is not None:  # lists, where they come from JSON
+            object.__setattr__(self, "unfolded_rows", tuple((row, spread) for row, spread in self.unfolded_rows))
+
+    @property
+    def folding(self) -> str:
+        """Which rows of mxfp4 fold exactly into e4m3, in words; "" of other formats."""
+        if self.unfolded_rows is None:
+            return ""
+        if not self.unfolded_rows:
+            return f"every row folds (spread {self.spread} at most)"
+        count = len(self.unfolded_rows)
+        shown = ", ".join(f"{row} (spread {spread})" for row, spread in self.unfolded_rows[:SHOWN_ROWS])
+        more = f" and {count - SHOWN_ROWS} more" if count > SHOWN_ROWS else ""
+        return f"{count} of {self.n} rows {'does' if count == 1 else 'do'} not fold: {shown}{more}"
 
     def __str__(self) -> str:
         outputs = "" if self.outputs is None else f", outputs {self.outputs:.2e}"
-        folds = ""
-        if self.unfolded is not None:
-            folds = ", every row folds" if not self.unfolded else f", {self.unfolded} rows do not fold"
-            folds += f" (spread {self.spread})"
-        return f"{self.name}: {self.n} x {self.k} to {self.format}, weights {self.weights:.2e}{outputs}{folds}"
+        folding = f", {self.folding}" if self.folding else ""
+        return f"{self.name}: {self.n} x {self.k} to {self.format}, weights {self.weights:.2e}{outputs}{folding}"
 
 
 def layer_error(name: str, weight: Tensor, quantized: QuantizedWeight, inputs: Tensor | None = None) -> LayerError:
@@ -68,18 +87,21 @@ def layer_error(name: str, weight: Tensor, quantized: QuantizedWeight, inputs: T
         k=k,
         weights=_ratio(changed, squared),
         outputs=None if inputs is None else _ratio(changed_outputs, outputs),
-        unfolded=unfolded,
+        unfolded=None if unfolded is None else len(unfolded),
         spread=spread,
+        unfolded_rows=unfolded,
     )
 
 
-def _folding(weight: QuantizedWeight) -> tuple[int, int]:
-    """Rows that do not fold into e4m3, and the widest spread."""
+def _folding(weight: QuantizedWeight) -> tuple[list[list[int]], int]:
+    """Rows that do not fold into e4m3 with their spreads, and the widest spread."""
     scaled = BlockScaled(format=MXFP4, codes=weight.codes, scales=weight.scales)
     report = prepack(scaled, for_op="mxfp4_fp8_mm", fallback="bf16").report
     assert report.spread is not None
     most = len(exact_shifts(E2M1, E4M3)) - 1
-    return int((report.spread > most).any(dim=1).sum()), report.widest[1]
+    of_row = report.spread.amax(dim=1)
+    rows = (of_row > most).nonzero().flatten()
+    return torch.stack((rows, of_row[rows].long()), dim=1).tolist(), report.widest[1]
 
 
 def _ratio(part: float, whole: float) -> float:

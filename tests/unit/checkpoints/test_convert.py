@@ -13,7 +13,7 @@ import torch
 
 from gemmill.checkpoints import convert as module
 from gemmill.checkpoints import writing
-from gemmill.checkpoints.convert import convert
+from gemmill.checkpoints.convert import convert, is_converted
 from gemmill.checkpoints.file import CheckpointError, Stored
 from gemmill.checkpoints.folder import open_checkpoint
 from gemmill.checkpoints.plan import Asked, Step
@@ -131,6 +131,16 @@ def test_a_journal_that_was_cut_off_is_read(tmp_path: Path) -> None:
     assert len(again.steps) == 7
 
 
+@pytest.mark.parametrize("text", ['{"dige', "", "[3]\n"])
+def test_a_journal_whose_first_line_was_cut_off_is_a_new_one(text: str, tmp_path: Path) -> None:
+    source, out = model(tmp_path), tmp_path / "out"
+    out.mkdir()
+    (out / ".checkpoint.journal").write_text(text)
+    convert(source, out, NVFP4)
+    convert(source, tmp_path / "whole", NVFP4)
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in (tmp_path / "whole").iterdir())
+
+
 def test_another_conversion_does_not_go_on(tmp_path: Path) -> None:
     source, out = model(tmp_path), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
@@ -204,6 +214,32 @@ def test_inputs_tell_the_error_of_outputs(tmp_path: Path) -> None:
     assert outputs == {"a": wanted.outputs, "b": None}
 
 
+def test_rows_that_do_not_fold_are_named_in_the_report(tmp_path: Path) -> None:
+    weight = torch.ones(9, 64)
+    weight[[1, 7], 32:] = 2.0**-15
+    weight[4, 32:] = 2.0**-20
+    source = save(tmp_path / "in.safetensors", {"a.weight": weight, "b.weight": weight[:1], "c.weight": drawn(4, 32)})
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "out.safetensors", Asked(to="mxfp4"), observer=Seen(2))
+    made = convert(source, tmp_path / "out.safetensors", Asked(to="mxfp4"))  # the first two are read from the journal
+    found = {layer.name: layer for layer in made.layers}
+    assert found["a"] == layer_error("a", weight, quantize_weight(weight, "mxfp4"))
+    assert found["a"].unfolded_rows == ((1, 15), (4, 20), (7, 15)) and found["b"].unfolded_rows == ()
+    told = {layer["name"]: layer for layer in json.loads(made.report.read_text())["layers"]}
+    assert (told["a"]["unfolded"], told["a"]["unfolded_rows"]) == (3, [[1, 15], [4, 20], [7, 15]])
+
+
+def test_what_was_converted_is_known(tmp_path: Path) -> None:
+    source = save(tmp_path / "in.safetensors", {"a.weight": drawn(4, 32)})
+    folder = shards(tmp_path / "in", {"m.safetensors": {"a.weight": drawn(4, 32)}})
+    for given, out in ((source, tmp_path / "out.safetensors"), (folder, tmp_path / "out")):
+        assert not is_converted(given, out, NVFP4)
+        convert(given, out, NVFP4)
+        assert is_converted(given, out, NVFP4) and not is_converted(given, out, Asked(to="mxfp4"))
+    save(source, {"a.weight": drawn(4, 64)})
+    assert not is_converted(source, tmp_path / "out.safetensors", NVFP4)
+
+
 def test_globs_choose_layers(tmp_path: Path) -> None:
     source = model(tmp_path)
     made = convert(source, tmp_path / "a", Asked(to="channel", keep=("layers.0.*",)))
@@ -250,6 +286,14 @@ BAD = {
     "no layer that fits": ({"a.weight": drawn(4, 32)}, Asked(to="nvfp4", only=("b*",))),
     "a name that is taken": ({"a.weight": drawn(4, 32), "a.weight_packed": drawn(4)}, NVFP4),
     "no format": ({"a.weight": drawn(4, 32)}, Asked(to="fp4")),
+    "codes of many layers without a scale": (
+        {f"layers.{i}.up.weight": torch.zeros(4, 32).to(torch.float8_e4m3fn) for i in range(30)},
+        NVFP4,
+    ),
+    "scales of many layers without codes": (
+        {"b.weight": drawn(4, 32)} | {f"{i}.weight_scale_2": torch.zeros(1) for i in range(3)},
+        NVFP4,
+    ),
     "experts": (
         {"a_blocks": torch.zeros(2, 4, 2, 16, dtype=torch.uint8), "a_scales": torch.zeros(2, 4, 2, dtype=torch.uint8)},
         Asked(to="mxfp4"),
@@ -278,6 +322,9 @@ BAD = {
                 "{} has no layer to convert: a layer is a float matrix whose key ends in .weight, that fits b*",
                 "a.weight_packed would be written twice, for a tensor of that name and for a layer: leave one out with --keep",
                 "there is no weight format 'fp4': the formats are channel, int8, block128, nvfp4, mxfp4, mxfp6, mxfp8, and bf16",
+                "30 layers are quantised already, and their scales are missing: expected layers.{{0-29}}.up.weight_scale or another "
+                "project's name for it",
+                "{{0-2}}.weight_scale_2 are scales of layers whose weight is missing: expected {{0-2}}.weight",
                 "a has experts in one tensor, and the names of compressed-tensors are for one matrix each: keep it, or choose other names",
             ],
             strict=True,
@@ -346,6 +393,19 @@ def test_a_disk_that_becomes_full_is_told_and_the_conversion_goes_on(
     convert(source, tmp_path / "whole", NVFP4)
     for path in (tmp_path / "whole").iterdir():
         assert (out / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_disk_without_room_for_a_file_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out, original = model(tmp_path), tmp_path / "out", Path.open
+
+    def full(path: Path, *args: object, **more: object) -> object:
+        if path.name.endswith((".partial", ".journal")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(CheckpointError, match=r"^no space is left for .*out: free some and run the same again, which"):
+        convert(source, out, NVFP4)
 
 
 @pytest.mark.parametrize("file", [".checkpoint.journal", "conversion.json"])

@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
-from gemmill.checkpoints.file import DTYPES, CheckpointError, bytes_of, header_of, read_header
+from gemmill.checkpoints.file import DTYPES, CheckpointError, bytes_of, header_of, read_header, read_metadata
 from gemmill.checkpoints.folder import open_checkpoint
 from stored import save, shards
 
@@ -77,6 +78,10 @@ DAMAGED = {
         {"a": entry("U8", [2], 0, 2), "b": entry("U8", [2], 4, 6)},
         b"123456",
     ),
+    "is malformed: b begins at byte 129, and what lies before it ends at 132": (
+        {"a": entry("U8", [4], 0, 4), "b": entry("U8", [5], 1, 6)},
+        b"123456",
+    ),
     "is cut short: its tensors end at byte 72, and it has 70: copy it again": (GOOD, b"12"),
     "is malformed: its tensors end at byte 72, and it has 74: copy it again": (GOOD, b"123456"),
 }
@@ -89,6 +94,97 @@ def test_damaged_files(sentence: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         read_header(path)
     assert str(error.value) == f"{path} {sentence}"
+
+
+NO_OBJECT = "is no safetensors file: its header is no JSON object"
+UNSOUND = "is malformed: its header has {} for a"
+HOSTILE = {
+    "nested too deep": (b"[" * 100_000 + b"]" * 100_000, NO_OBJECT),
+    "a tensor nested too deep": (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", NO_OBJECT),
+    "an integer that Python does not read": (b'{"a":' + b"9" * 10_000 + b"}", NO_OBJECT),
+    "no header": (b"", NO_OBJECT),
+    "no UTF-8": (b'{"\xff\xfe": 1}', NO_OBJECT),
+    "a number for a tensor": (b'{"a": 3}', UNSOUND.format("3")),
+    "a list for a dtype": (b'{"a":{"dtype":[],"shape":[4],"data_offsets":[0,4]}}', None),
+    "a text for a shape": (b'{"a":{"dtype":"U8","shape":"44","data_offsets":[0,4]}}', None),
+    "a float for a size": (b'{"a":{"dtype":"U8","shape":[4.0],"data_offsets":[0,4]}}', None),
+    "a bool for a size": (b'{"a":{"dtype":"U8","shape":[true],"data_offsets":[0,1]}}', None),
+    "no number for a size": (b'{"a":{"dtype":"U8","shape":[NaN],"data_offsets":[0,1]}}', None),
+    "a negative size": (b'{"a":{"dtype":"U8","shape":[-4,-1],"data_offsets":[0,4]}}', None),
+    "three offsets": (b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4,4]}}', None),
+    "a size of 4,000 digits": (b'{"a":{"dtype":"U8","shape":[1%s],"data_offsets":[0,4]}}' % (b"0" * 3_999), None),
+    "offsets beyond every file": (b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[1%s,4]}}' % (b"0" * 30), None),
+    "sizes beyond every memory": (
+        b'{"a":{"dtype":"U8","shape":[0,%d,%d],"data_offsets":[0,0]}}' % (2**40, 2**40),
+        None,
+    ),
+    "a thousand dimensions": (json.dumps({"a": entry("U8", [1] * 1000, 0, 1)}).encode(), None),
+    "offsets in the other order": (
+        b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[4,0]}}',
+        "is malformed: a, U8 of shape [4], takes 4 bytes, and its header gives it -4",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_headers_that_would_make_a_reader_fail(kind: str, tmp_path: Path) -> None:
+    header, sentence = HOSTILE[kind]
+    path = put(tmp_path / "a.safetensors", header, b"1234")
+    with pytest.raises(CheckpointError) as error:
+        read_header(path)
+    told = str(error.value)
+    assert told == f"{path} {sentence}" if sentence else told.startswith(f"{path} is malformed: its header has {{")
+    assert len(told) < len(str(path)) + 500
+
+
+def test_no_header_raises_anything_else(tmp_path: Path) -> None:
+    """Bytes of a header are changed, taken away and doubled."""
+    random = Random(0)
+    tensors = {"a": entry("U8", [4], 0, 4), "b": entry("F32", [2, 1], 4, 12), "__metadata__": {"format": "pt"}}
+    sound = json.dumps(tensors).encode()
+    refused = 0
+    for _ in range(2_000):
+        header = bytearray(sound)
+        for _ in range(random.randint(1, 4)):
+            at = random.randrange(len(header))
+            match random.randrange(3):
+                case 0:
+                    header[at] = random.choice(b'[]{}",:-019.eEtfn\\\x00\xff')
+                case 1:
+                    del header[at : at + random.randint(1, 30)]
+                case _:
+                    header[at:at] = header[at : at + random.randint(1, 30)]
+            header = header or bytearray(b"{")
+        path = put(tmp_path / "a.safetensors", bytes(header), bytes(12))
+        for read in (read_header, read_metadata):
+            try:
+                read(path)
+            except CheckpointError as error:
+                refused += str(error).startswith(f"{path} ")
+    assert refused > 2_000
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "none", "No such file or directory"), (tmp_path, "Is a directory")):
+        for read in (read_header, read_metadata):
+            with pytest.raises(CheckpointError) as error:
+                read(path)
+            assert str(error.value) == f"{path} cannot be read: {why}; check the name, or bring the file back"
+    stored = read_header(save(tmp_path / "a.safetensors", {"a": torch.zeros(2)}))["a"]
+    stored.path.unlink()
+    with pytest.raises(
+        CheckpointError, match=r"a\.safetensors cannot be read: No such file or directory; check the name"
+    ):
+        stored.read()
+
+
+@pytest.mark.parametrize("told", ["[]", "3", '{"a": 1}', '{"a": {"b": "c"}}'])
+def test_metadata_is_text(told: str, tmp_path: Path) -> None:
+    path = put(tmp_path / "a.safetensors", b'{"__metadata__": %s}' % told.encode())
+    assert read_header(path) == {}
+    with pytest.raises(CheckpointError) as error:
+        read_metadata(path)
+    assert str(error.value) == f"{path} is malformed: its __metadata__ is no map from text to text: copy it again"
 
 
 def test_a_file_that_becomes_shorter_is_told(tmp_path: Path) -> None:
@@ -118,13 +214,22 @@ def spoiled(folder: Path, kind: str) -> None:
         save(folder / "2.safetensors", {"b": torch.zeros(3), "e": torch.zeros(1)})
     elif kind == "doubled":
         save(folder / "2.safetensors", {"b": torch.zeros(3), "a": torch.zeros(1)})
+    elif kind == "doubled in three":
+        save(folder / "2.safetensors", {"b": torch.zeros(3), "a": torch.zeros(1)})
+        save(folder / "3.safetensors", {"b": torch.zeros(3)})
+        weight_map |= {"c": "3.safetensors"}
+    elif kind == "many":
+        weight_map |= {f"layers.{i}.up.weight": "2.safetensors" for i in range(40)} | {"c": "2.safetensors"}
+    elif kind == "long":
+        weight_map |= {"c": 300 * "c"}
     elif kind == "no shard":
         weight_map |= {"c": "3.safetensors"}
     elif kind == "outside":
         weight_map |= {"c": "../3.safetensors"}
     elif kind == "two indices":
         (folder / "other.safetensors.index.json").write_text("{}")
-    index.write_text(json.dumps({"weight_map": weight_map}))
+    text = json.dumps({"weight_map": weight_map})
+    index.write_text({"nested": "[" * 100_000, "no map": "[3]"}.get(kind, text))
     if kind == "no file":
         for file in folder.iterdir():
             file.unlink()
@@ -136,6 +241,14 @@ def spoiled(folder: Path, kind: str) -> None:
         ("missing", "{} lacks keys in the shards that its index gives: c, d"),
         ("unknown", "{} has keys that its index does not know: e"),
         ("doubled", "{} has keys twice, in 1.safetensors and in 2.safetensors: a"),
+        (
+            "doubled in three",
+            "{} has keys twice, in 1.safetensors and in 2.safetensors: a; in 2.safetensors and in 3.safetensors: b",
+        ),
+        ("nested", "{}/model.safetensors.index.json is no index: it has no weight_map from keys to files beside it"),
+        ("no map", "{}/model.safetensors.index.json is no index: it has no weight_map from keys to files beside it"),
+        ("long", "{}/model.safetensors.index.json is no index: it has no weight_map from keys to files beside it"),
+        ("many", "{} lacks keys in the shards that its index gives: layers.{{0-39}}.up.weight, c"),
         ("no shard", "{} lacks shards that its index names: 3.safetensors"),
         ("outside", "{}/model.safetensors.index.json is no index: it has no weight_map from keys to files beside it"),
         (

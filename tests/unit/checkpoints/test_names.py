@@ -95,7 +95,10 @@ def test_what_shapes_do_not_tell_is_asked_for(tmp_path: Path) -> None:
     source = save(tmp_path / "in.safetensors", tensors)
     with pytest.raises(CheckpointError) as error:
         convert(source, tmp_path / "out.safetensors", Asked(to="bf16"))
-    assert str(error.value) == "a may be mxfp6, mxfp8 by its shapes: say which with --from"
+    assert (
+        str(error.value)
+        == "a may be mxfp6, mxfp8 by its shapes: say which by --from of `gemmill convert`, or by format= where a layer is loaded"
+    )
 
 
 @pytest.mark.parametrize(

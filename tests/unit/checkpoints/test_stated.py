@@ -67,6 +67,10 @@ OTHERS = {
     ),
     "no groups": ({"quant_method": "compressed-tensors", "format": "float-quantized"}, None),
     "no dictionary": ("fp8", None),
+    "a list for a strategy": (
+        STATED["compressed-tensors", "channel"] | {"config_groups": {"0": {"weights": {"strategy": ["channel"]}}}},
+        None,
+    ),
 }
 NAME = "model.layers.3.mlp.experts.down_proj"
 
@@ -125,6 +129,20 @@ def test_an_older_file_of_modelopts_is_read(tmp_path: Path) -> None:
     assert stated_format(tmp_path) == "nvfp4"
 
 
+@pytest.mark.parametrize("told", [[], "NVFP4", None, 3])
+def test_an_older_file_that_tells_nothing(told: object, tmp_path: Path) -> None:
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": told}))
+    assert stated_format(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a": ' + b"9" * 10_000 + b"}", b"\xff\xfe", b"3"])
+def test_a_config_that_is_none(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_bytes(text)
+    with pytest.raises(CheckpointError) as error:
+        stated_format(tmp_path)
+    assert str(error.value) == f"{tmp_path}/config.json is no JSON object: copy it again, or take it away"
+
+
 def test_deepseek_v4_names_its_experts_type_too(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "in", {"a.experts.0.w1.weight": torch.ones(4, 32)}, {})
     convert(source, tmp_path / "out", Asked(to="mxfp4", names="deepseek-v4"))
@@ -158,7 +176,9 @@ def test_it_decides_where_shapes_do_not(tmp_path: Path) -> None:
     silent = folder_of(tmp_path / "silent", tensors, {})
     with pytest.raises(CheckpointError) as error:
         convert(silent, tmp_path / "x", Asked(to="bf16"))
-    assert str(error.value) == "a may be channel, block128 by its shapes: say which with --from"
+    assert str(error.value) == (
+        "a may be channel, block128 by its shapes: say which by --from of `gemmill convert`, or by format= where a layer is loaded"
+    )
     for format in ("channel", "block128"):
         config = {"quantization_config": STATED["compressed-tensors", format]}
         told = folder_of(tmp_path / format, tensors, config)

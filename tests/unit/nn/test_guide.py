@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from gemmill.nn import QuantLinear
 from gemmill.nn.recipes import RECIPES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "layers.md").read_text()
-BLOCK, OFFLOAD = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+BLOCK, LOADED, OFFLOAD = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def run(program: str) -> dict[str, object]:
@@ -26,6 +27,15 @@ def test_the_transformer_block() -> None:
         # Another torch adds in another order: a code or two may move.
         assert made["errors"][kind] == pytest.approx(float(error), rel=0.05)
         assert round(100 * made["saved"][kind]) == int(saved)
+
+
+def test_from_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("safetensors.torch")
+    monkeypatch.chdir(tmp_path)
+    made = run(LOADED)
+    assert [error.name for error in made["made"].layers] in (["0", "2"], ["2", "0"])
+    assert all(type(made["model"][place]) is QuantLinear for place in (0, 2))
+    assert len(list((tmp_path / ".gemmill-packed").iterdir())) == 2
 
 
 def test_weights_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

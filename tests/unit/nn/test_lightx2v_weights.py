@@ -9,7 +9,7 @@ from torch import Tensor
 from gemmill.checkpoints.file import CheckpointError
 from gemmill.checkpoints.names import spelling_of
 from gemmill.compat import lightx2v
-from gemmill.compat.lightx2v_weights import MM_WEIGHT_REGISTER
+from gemmill.compat.lightx2v import MM_WEIGHT_REGISTER
 from gemmill.quantize import quantize_weight
 from stored import save
 
@@ -93,6 +93,32 @@ def test_pinned_buffers_are_filled_from_a_blocks_file(scheme: str, tmp_path: Pat
     alone = layer(scheme, lazy_load=True, lazy_load_file=tmp_path / "block_0.safetensors")
     alone.load({})
     assert torch.equal(alone.apply(X), loaded(scheme).apply(X))
+
+
+def test_files_of_blocks_that_are_not_there(tmp_path: Path) -> None:
+    missing = layer("mxfp8", lazy_load=True, lazy_load_file=tmp_path)
+    with pytest.raises(CheckpointError) as error:
+        missing.load({})
+    assert str(error.value) == (
+        f"{tmp_path}/block_0.safetensors cannot be read: No such file or directory; check the name, or bring the file back"
+    )
+    with pytest.raises(CheckpointError) as error:
+        layer("mxfp8", lazy_load=True).load({})
+    assert str(error.value) == (
+        "blocks.0.ffn.0.weight is to be loaded lazily and has no lazy_load_file: name a block's file, or the folder of them"
+    )
+    with pytest.raises(CheckpointError) as error:
+        MM_WEIGHT_REGISTER["mxfp8"]("head.weight", lazy_load=True, lazy_load_file=tmp_path).load({})
+    assert str(error.value) == (
+        f"head.weight names no block, and {tmp_path} is a folder of blocks' files: name the file itself"
+    )
+
+
+def test_functions_and_classes_are_of_one_module() -> None:
+    assert {f"cutlass_scaled_{kind}_mm" for kind in ("nvfp4", "mxfp4", "mxfp8", "mxfp6_mxfp8")} <= set(lightx2v.__all__)
+    classes = {made.__name__ for made in MM_WEIGHT_REGISTER.values()}
+    assert classes | {"MM_WEIGHT_REGISTER"} == {name for name in lightx2v.__all__ if name.startswith("MM")}
+    assert all(hasattr(lightx2v, name) for name in lightx2v.__all__)
 
 
 @pytest.mark.parametrize("scheme", ["mxfp4", "mxfp6-mxfp8", "mxfp8"])

@@ -2,14 +2,19 @@
 
 import copy
 import io
+import json
+import os
+import shutil
 from dataclasses import replace
+from errno import ENOSPC, EROFS
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from gemmill.checkpoints.file import CheckpointError
+from gemmill.checkpoints.file import CheckpointError, Stored
 from gemmill.checkpoints.folder import open_checkpoint
 from gemmill.nn import Calibration, QuantLinear, linear, load_linears, packed, quantize_module, recipes
 from gemmill.quantize import quantize_weight
@@ -44,12 +49,15 @@ def test_it_computes_the_product_of_the_quantised_weight(format: str, activation
     assert f"{K} -> {N}, {format} weights, {activations} activations" in repr(layer)
 
 
-@pytest.mark.parametrize(("format", "activations"), [("channel", "e4m3"), ("nvfp4", "nvfp4")])
+@pytest.mark.parametrize(("format", "activations"), RECIPES)
 def test_it_compiles_whole(format: str, activations: str) -> None:
+    """By dynamo and AOT autograd: the ops' fakes and what they write are what a compiler goes by."""
     layer, x = made(format, activations, drawn(N)), drawn(3, K)
+    layer.set_lora(drawn(4, K), drawn(N, 4))
     torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(x), layer(x))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for given in (x, x.view(1, 3, K)):
+        assert torch.equal(compiled(given), layer(given))
 
 
 @pytest.mark.parametrize(("format", "activations"), RECIPES)
@@ -275,6 +283,68 @@ def test_what_was_packed_is_kept_beside_the_checkpoint(tmp_path: Path) -> None:
     assert len(list(folder.iterdir())) == 3
     QuantLinear.from_checkpoint(changed, "up", cache=True, activations="bf16", format="nvfp4")
     assert len(list(folder.iterdir())) == 3, "what is the default is the same file where it is named"
+
+
+def test_a_full_disk_while_packing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, _ = LAYERS["modelopt", "nvfp4"]
+    checkpoint = open_checkpoint(save(tmp_path / "a.safetensors", {"up" + part: t for part, t in stored.items()}))
+    packed.keep_packed(checkpoint, "bf16")
+    (kept,) = (tmp_path / packed.CACHE).iterdir()
+    size = kept.stat().st_size
+
+    def refused(*_: object, errno: int = ENOSPC) -> None:
+        raise OSError(errno, os.strerror(errno))
+
+    for call in ("fsync", "mkdir"):
+        shutil.rmtree(kept.parent)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, refused)
+            with pytest.raises(CheckpointError) as error:
+                QuantLinear.from_checkpoint(checkpoint, "up", cache=True)
+            wanted = f"no space is left for {kept}: it takes {size} bytes, and nothing of it was written; free some and do the same again"
+            assert str(error.value) == wanted
+            with pytest.raises(CheckpointError) as error:
+                packed.keep_packed(checkpoint, "bf16")
+            assert str(error.value) == f"up: {wanted}"
+        assert not list(tmp_path.glob(f"{packed.CACHE}/.*")) + list(tmp_path.glob(f"{packed.CACHE}/*")), "no part of it"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", partial(refused, errno=EROFS))
+        with pytest.raises(CheckpointError) as error:
+            QuantLinear.from_checkpoint(checkpoint, "up", cache=True)
+        assert str(error.value) == f"{kept} cannot be written: Read-only file system; nothing of it was"
+    assert packed.keep_packed(checkpoint, "bf16") == ["up"] and kept.stat().st_size == size
+
+
+def test_what_is_packed_already_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, _ = LAYERS["modelopt", "nvfp4"]
+    checkpoint = open_checkpoint(save(tmp_path / "a.safetensors", {"up" + part: t for part, t in stored.items()}))
+    packed.keep_packed(checkpoint)
+    monkeypatch.setattr(Stored, "read", None)
+    assert packed.keep_packed(checkpoint) == packed.keep_packed(checkpoint, "bf16") == ["up"]
+
+
+@pytest.mark.parametrize("told", ["[" * 10_000, "3", "[]", "{}", '{"packing": 3}'])
+def test_packed_files_that_tell_something_else(told: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    packed.write_tensors(path, {"weight": drawn(2, 2)}, {})
+    text = path.read_bytes()[8:].replace(b'"{}"', json.dumps(told).encode())
+    size = text.index(b"}}") + 2
+    path.write_bytes(size.to_bytes(8, "little") + text[:size] + bytes(8))
+    with pytest.raises(
+        CheckpointError, match=r"a\.safetensors was packed for another kernel set \((None|3), and this one"
+    ):
+        packed.read_packed(path)
+    told = {"format": "nvfp4", "activations": "bf16", "n": 2, "k": 2, "packing": recipes.PACKING}
+    for tensors, more in (
+        ({"weight": drawn(2, 2)}, {}),
+        ({"weight": drawn(2), "weight_scale": drawn(2)}, {"format": [3]}),
+    ):
+        packed.write_tensors(path, tensors, told | more)
+        with pytest.raises(CheckpointError) as error:
+            packed.read_packed(path)
+        assert str(error.value) == (
+            f"{path} has no layer's weight, or does not tell of which kind: pack it anew from the checkpoint"
+        )
 
 
 def test_the_calibrated_range_comes_with_the_checkpoint(tmp_path: Path) -> None:

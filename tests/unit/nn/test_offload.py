@@ -1,5 +1,7 @@
 """Blocks in turns compute what they compute alone; files of packed blocks are read when they are first needed."""
 
+import os
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,56 @@ def test_files_of_other_blocks_are_refused(tmp_path: Path) -> None:
         str(error.value)
         == f"{tmp_path}/a.safetensors is not of such a block: down.alpha is float32 [1] there and missing here"
     )
+
+
+def test_a_block_whose_file_is_gone_is_told(tmp_path: Path) -> None:
+    layer, path = quantised(0), tmp_path / "a.safetensors"
+    gone = f"{path} cannot be read: No such file or directory; check the name, or bring the file back"
+    for read in (lambda: FileBlock(path, layer), lambda: load_packed(layer, path)):
+        with pytest.raises(CheckpointError) as error:
+            read()
+        assert str(error.value) == gone
+    save_packed(layer, path)
+    block = FileBlock(path, layer)
+    path.unlink()
+    with pytest.raises(CheckpointError) as error:
+        InTurns(layer, [block], device="cpu")(X)
+    assert str(error.value) == gone
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.safetensors"
+    save_packed(quantised(0), path)
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError) as error:
+        save_packed(quantised(1), path)
+    assert str(error.value) == (
+        f"no space is left for {path}: it takes {len(before)} bytes, and nothing of it was written; free some and do the same again"
+    )
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_tensors_of_any_kind_are_saved(tmp_path: Path) -> None:
+    module = nn.Module()
+    kinds = {
+        "scalar": torch.tensor(3.0),
+        "empty": torch.empty(0, 4),
+        "turned": torch.randn(3, 4).t(),
+        "bytes": torch.arange(9),
+    }
+    for name, tensor in kinds.items():
+        module.register_buffer(name, tensor)
+    save_packed(module, tmp_path / "a.safetensors")
+    other = nn.Module()
+    for name, tensor in kinds.items():
+        other.register_buffer(name, torch.full_like(tensor, 7))
+    load_packed(other, tmp_path / "a.safetensors")
+    assert all(torch.equal(getattr(other, name), tensor) for name, tensor in kinds.items())
 
 
 def test_blocks_are_of_one_structure() -> None:

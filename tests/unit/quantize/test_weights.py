@@ -153,15 +153,25 @@ def test_errors_are_those_of_weights_and_outputs() -> None:
     assert str(error).startswith("layer: 8 x 64 to mxfp8, weights ") and ", outputs " in str(error)
 
 
-def test_rows_of_mxfp4_that_do_not_fold_are_counted() -> None:
+def test_rows_of_mxfp4_that_do_not_fold_are_named() -> None:
     weight = torch.ones(3, 64)
     weight[1, 32:] = 2.0**-14
     weight[2, 32:] = 2.0**-15
     error = layer_error("layer", weight, quantize_weight(weight, "mxfp4"))
-    assert (error.unfolded, error.spread) == (1, 15)
-    assert str(error).endswith("weights 0.00e+00, 1 rows do not fold (spread 15)")
-    assert layer_error("layer", weight[:2], quantize_weight(weight[:2], "mxfp4")).unfolded == 0
-    assert layer_error("layer", weight, quantize_weight(weight, "nvfp4")).unfolded is None
+    assert (error.unfolded, error.spread, error.unfolded_rows) == (1, 15, ((2, 15),))
+    assert str(error).endswith("weights 0.00e+00, 1 of 3 rows does not fold: 2 (spread 15)")
+    folds = layer_error("layer", weight[:2], quantize_weight(weight[:2], "mxfp4"))
+    assert (folds.unfolded, folds.unfolded_rows) == (0, ())
+    assert str(folds).endswith("weights 0.00e+00, every row folds (spread 14 at most)")
+    other = layer_error("layer", weight, quantize_weight(weight, "nvfp4"))
+    assert (other.unfolded, other.unfolded_rows, other.folding) == (None, None, "")
+    many = weight.repeat(9, 1)
+    many[5, 32:] = 2.0**-18
+    error = layer_error("layer", many, quantize_weight(many, "mxfp4"))
+    assert error.unfolded_rows == tuple((row, 18 if row == 5 else 15) for row in range(2, 27, 3))
+    assert error.folding == (
+        "9 of 27 rows do not fold: 2 (spread 15), 5 (spread 18), 8 (spread 15), 11 (spread 15), 14 (spread 15) and 4 more"
+    )
 
 
 def test_shapes_of_an_error_agree() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gemmill.checkpoints.file import CheckpointError, read_header
-from gemmill.compat import lightx2v
+from gemmill.compat.lightx2v import gemm
 from gemmill.formats.quantise import LARGEST_PRODUCT
 
 __all__ = [
@@ -95,9 +95,18 @@ class _MMWeight:
 
     def _file(self) -> Tensors:
         """The tensors of this layer in the block's file."""
-        path = Path(self.lazy_load_file or "")
+        if self.lazy_load_file is None:
+            raise CheckpointError(
+                f"{self.weight_name} is to be loaded lazily and has no lazy_load_file: name a block's file, or the folder of them"
+            )
+        path = Path(self.lazy_load_file)
         if path.is_dir():
-            path /= f"block_{self.weight_name.split('.')[1]}.safetensors"
+            block = next((part for part in self.weight_name.split(".") if part.isdigit()), None)
+            if block is None:
+                raise CheckpointError(
+                    f"{self.weight_name} names no block, and {path} is a folder of blocks' files: name the file itself"
+                )
+            path /= f"block_{block}.safetensors"
         stored = read_header(path)
         return {key: stored[key].read() for key in self._keys() if key in stored}
 
@@ -245,32 +254,32 @@ class _MMWeight:
 class MMWeightWmxfp4Amxfp4dynamic(_MMWeight):
     """mxfp4 weights and activations."""
 
-    quantise = staticmethod(lightx2v.scaled_mxfp4_quant)
-    multiply = staticmethod(lightx2v.cutlass_scaled_mxfp4_mm)
+    quantise = staticmethod(gemm.scaled_mxfp4_quant)
+    multiply = staticmethod(gemm.cutlass_scaled_mxfp4_mm)
 
 
 class MMWeightWmxfp6Amxfp8dynamic(_MMWeight):
     """mxfp6 weights, mxfp8 activations."""
 
-    quantise = staticmethod(lightx2v.scaled_mxfp8_quant)
-    multiply = staticmethod(lightx2v.cutlass_scaled_mxfp6_mxfp8_mm)
+    quantise = staticmethod(gemm.scaled_mxfp8_quant)
+    multiply = staticmethod(gemm.cutlass_scaled_mxfp6_mxfp8_mm)
 
     def _quantised_weight(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return lightx2v.scaled_mxfp6_quant(weight)
+        return gemm.scaled_mxfp6_quant(weight)
 
 
 class MMWeightWmxfp8Amxfp8dynamic(_MMWeight):
     """mxfp8 weights and activations."""
 
-    quantise = staticmethod(lightx2v.scaled_mxfp8_quant)
-    multiply = staticmethod(lightx2v.cutlass_scaled_mxfp8_mm)
+    quantise = staticmethod(gemm.scaled_mxfp8_quant)
+    multiply = staticmethod(gemm.cutlass_scaled_mxfp8_mm)
 
 
 class MMWeightWnvfp4Anvfp4dynamic(_MMWeight):
     """nvfp4 weights and activations. The input's scale is 2688 / `input_absmax`, or `input_global_scale` with `alpha`."""
 
-    quantise = staticmethod(lightx2v.scaled_nvfp4_quant)
-    multiply = staticmethod(lightx2v.cutlass_scaled_nvfp4_mm)
+    quantise = staticmethod(gemm.scaled_nvfp4_quant)
+    multiply = staticmethod(gemm.cutlass_scaled_nvfp4_mm)
 
     def _names(self) -> dict[str, str]:
         layer = self.weight_name.removesuffix(".weight")

@@ -1,0 +1,15 @@
+from gemmill.checkpoints.convert import quantize_checkpoint as quantize_checkpoint
+from gemmill.nn.model import quantize_module as quantize_module
+from gemmill.quantize.errors import LayerError as LayerError
+from gemmill.quantize.errors import layer_error as layer_error
+from gemmill.quantize.gate_up import PackedGateUp as PackedGateUp
+from gemmill.quantize.gate_up import prepack_gate_up as prepack_gate_up
+from gemmill.quantize.rotation import fold_rotation as fold_rotation
+from gemmill.quantize.sparsity import ExpertError as ExpertError
+from gemmill.quantize.sparsity import prune_to_fp4 as prune_to_fp4
+from gemmill.quantize.sparsity import pruned as pruned
+from gemmill.quantize.weights import WEIGHT_FORMATS as WEIGHT_FORMATS
+from gemmill.quantize.weights import QuantizedWeight as QuantizedWeight
+from gemmill.quantize.weights import quantize_weight as quantize_weight
+
+__all__: list[str]
