@@ -133,17 +133,25 @@ inline constexpr uint32_t kInfinityOf = 0x7f80u;
 template <>
 inline constexpr uint32_t kInfinityOf<__half> = 0x7c00u;
 
-// The largest magnitude of a run of packed elements, as bits. NaN elements do not count; they become infinite where the format has no
-// NaN, and have no sign then.
-template <class Format, class In>
-__host__ __device__ inline uint32_t largest_of(uint32_t (&words)[kRun / 2], bool& has_nan) {
-  uint32_t most = 0;
+// The largest magnitude of a run of packed elements, as bits.
+struct Largest {
+  uint32_t bits;
+  bool had_nan;
+
+  // NaN counts too, and is the largest.
+  template <class In>
+  __host__ __device__ static Largest of(uint32_t const (&words)[kRun / 2]) {
+    uint32_t most = 0;
 #pragma unroll
-  for (uint32_t const word : words) most = larger_halves(most, word & 0x7fff7fffu);
-  most = (most & 0xffffu) > most >> 16 ? most & 0xffffu : most >> 16;
-  if (most > kInfinityOf<In>) {
-    has_nan = true;
-    most = 0;
+    for (uint32_t const word : words) most = larger_halves(most, word & 0x7fff7fffu);
+    most = (most & 0xffffu) > most >> 16 ? most & 0xffffu : most >> 16;
+    return {most, most > kInfinityOf<In>};
+  }
+
+  // NaN does not count. It becomes infinite where the format has no NaN, and has no sign.
+  template <class Format, class In>
+  __host__ __device__ static Largest without_nan(uint32_t (&words)[kRun / 2]) {
+    uint32_t most = 0;
     for (uint32_t& word : words) {
       for (int shift = 0; shift < 32; shift += 16) {
         uint32_t const element = word >> shift & 0x7fffu;
@@ -154,9 +162,9 @@ __host__ __device__ inline uint32_t largest_of(uint32_t (&words)[kRun / 2], bool
         }
       }
     }
+    return {most, true};
   }
-  return most;
-}
+};
 
 // Values, their signs in bit 7 of a byte for each, and the largest magnitude; NaN elements do not count. They have no sign there,
 // and are infinite where the format has no NaN.
@@ -166,13 +174,11 @@ struct Run {
   float amax;
 
   // From packed elements of 16 bits.
-  template <class Format, class In>
-  __host__ __device__ static Run of_raw(uint32_t (&words)[kRun / 2], In kind) {
-    bool has_nan;
-    uint32_t const most = largest_of<Format, In>(words, has_nan);
+  template <class In>
+  __host__ __device__ static Run of_raw(uint32_t const (&words)[kRun / 2], Largest largest, In kind) {
     Run run;
     float nothing;
-    widen(most, run.amax, nothing, kind);
+    widen(largest.bits, run.amax, nothing, kind);
 #pragma unroll
     for (int i = 0; i < kRun / 2; ++i) widen(words[i], run.values[2 * i], run.values[2 * i + 1], kind);
 #pragma unroll
@@ -315,25 +321,18 @@ struct PairedRun {
   float amax;
   bool had_nan;
 
-  template <class Format>
-  __host__ __device__ static PairedRun of_raw(uint32_t (&words)[kRun / 2], In kind) {
+  __host__ __device__ static PairedRun of_raw(uint32_t const (&words)[kRun / 2], Largest largest, In kind) {
     PairedRun run;
     float nothing;
-    run.had_nan = false;
-    widen(largest_of<Format, In>(words, run.had_nan), run.amax, nothing, kind);
+    run.had_nan = largest.had_nan;
+    widen(largest.bits, run.amax, nothing, kind);
 #pragma unroll
     for (int i = 0; i < kRun / 2; ++i) run.words[i] = words[i];
     return run;
   }
 
   // As values of f32.
-  template <class Format>
-  __host__ __device__ Run widened() const {
-    uint32_t raw[kRun / 2];
-#pragma unroll
-    for (int i = 0; i < kRun / 2; ++i) raw[i] = words[i];
-    return Run::of_raw<Format>(raw, In{});
-  }
+  __host__ __device__ Run widened() const { return Run::of_raw(words, Largest{}, In{}); }
 };
 
 // A byte of each low half of four words, and one of each high half, by the bytes of the first two halves.
@@ -453,7 +452,7 @@ struct MxFp4 {
     constexpr uint32_t kLeast = 128 - Pairs<In>::kBias, kMost = 125 + Pairs<In>::kBias;
     uint32_t const byte = scale.byte;
     if ((byte - kLeast > kMost - kLeast && run.amax != 0.0f) || run.had_nan) [[unlikely]] {
-      return encode(run.template widened<MxFp4>(), scale, 0.0f, words);
+      return encode(run.widened(), scale, 0.0f, words);
     }
 #pragma unroll
     for (int w = 0; w < 2; ++w) words[w] = pack_e2m1_pairs<In>(run.words + 4 * w, byte < kLeast ? kLeast : byte, !scale.rounds_up);
@@ -487,7 +486,7 @@ struct MxFp6 {
   // In pairs of bf16, which hold what is scaled as it is; signs go through the conversion.
   __host__ __device__ static void encode(PairedRun<__nv_bfloat16> const& run, Scale const& scale, float, uint32_t (&words)[3]) {
     constexpr uint32_t kExponent = 0x800080u, kMost = 241;
-    if (scale.byte > kMost || run.had_nan) [[unlikely]] return encode(run.template widened<MxFp6>(), scale, 0.0f, words);
+    if (scale.byte > kMost || run.had_nan) [[unlikely]] return encode(run.widened(), scale, 0.0f, words);
     uint32_t const factor = (kMost + 1 - scale.byte) * kExponent;
     uint32_t quads[4];
 #pragma unroll

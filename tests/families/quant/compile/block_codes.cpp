@@ -31,7 +31,8 @@ void quantise(void const* x, int64_t groups, float global_scale, bool rounds_up,
       } else {
         uint32_t words[kRun / 2];
         memcpy(words, static_cast<In const*>(x) + group * Format::kGroup + r * kRun, sizeof words);
-        runs[r] = Taken::template of_raw<Format>(words, In{});
+        Largest const largest = Largest::of<In>(words);
+        runs[r] = Taken::of_raw(words, largest.had_nan ? Largest::without_nan<Format, In>(words) : largest, In{});
       }
       amax = fmaxf(amax, runs[r].amax);
     }
