@@ -44,8 +44,9 @@ struct GeluErf {
 __device__ __forceinline__ float gelu(float gate, float odd) { return __fmul_rn(__fmul_rn(0.5f, gate), __fadd_rn(1.0f, odd)); }
 
 // A GELU that nothing is multiplied by.
-template <class Gelu>
+template <class Odd>
 struct Only {
+  using Gelu = Odd;
   static constexpr bool kGated = false;
   static __device__ __forceinline__ float of(float x) { return gelu(x, Gelu::odd(x)); }
 };

@@ -75,14 +75,19 @@ __host__ __device__ inline float inverse(float x) {
 #endif
 }
 
-// Bytes of a and b by the nibbles of `selector`: 0 to 3 are a's, 4 to 7 are b's.
+// Bytes of a and b by the nibbles of `selector`: 0 to 3 are a's, 4 to 7 are b's. With 8 more, a byte's sign in all of its bits.
 __host__ __device__ inline uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t selector) {
 #ifdef __CUDA_ARCH__
-  return __byte_perm(a, b, selector);
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "r"(selector));
+  return bytes;
 #else
   uint64_t const both = a | static_cast<uint64_t>(b) << 32;
   uint32_t bytes = 0;
-  for (int i = 0; i < 4; ++i) bytes |= static_cast<uint32_t>(both >> (selector >> (4 * i) & 7) * 8 & 0xff) << (8 * i);
+  for (int i = 0; i < 4; ++i) {
+    uint32_t const byte = static_cast<uint32_t>(both >> (selector >> (4 * i) & 7) * 8 & 0xff);
+    bytes |= (selector >> (4 * i) & 8 ? (byte >> 7) * 0xff : byte) << (8 * i);
+  }
   return bytes;
 #endif
 }
@@ -110,10 +115,56 @@ __host__ __device__ inline void widen(uint32_t pair, float& low, float& high, __
   high = wide.y;
 }
 
+// On the host: a b + c of two elements, each rounded once to their type, for which rounding to f32 before does no harm here.
+template <class In>
+inline uint32_t host_fma_pairs(uint32_t a, uint32_t b, uint32_t c, In kind) {
+  float low[3], high[3];
+  widen(a, low[0], high[0], kind);
+  widen(b, low[1], high[1], kind);
+  widen(c, low[2], high[2], kind);
+  In const pair[2] = {static_cast<In>(fmaf(low[0], low[1], low[2])), static_cast<In>(fmaf(high[0], high[1], high[2]))};
+  uint32_t found;
+  memcpy(&found, pair, sizeof found);
+  return found;
+}
+
 template <class In>
 inline constexpr uint32_t kInfinityOf = 0x7f80u;
 template <>
 inline constexpr uint32_t kInfinityOf<__half> = 0x7c00u;
+
+// The largest magnitude of a run of packed elements, as bits.
+struct Largest {
+  uint32_t bits;
+  bool had_nan;
+
+  // NaN counts too, and is the largest.
+  template <class In>
+  __host__ __device__ static Largest of(uint32_t const (&words)[kRun / 2]) {
+    uint32_t most = 0;
+#pragma unroll
+    for (uint32_t const word : words) most = larger_halves(most, word & 0x7fff7fffu);
+    most = (most & 0xffffu) > most >> 16 ? most & 0xffffu : most >> 16;
+    return {most, most > kInfinityOf<In>};
+  }
+
+  // NaN does not count. It becomes infinite where the format has no NaN, and has no sign.
+  template <class Format, class In>
+  __host__ __device__ static Largest without_nan(uint32_t (&words)[kRun / 2]) {
+    uint32_t most = 0;
+    for (uint32_t& word : words) {
+      for (int shift = 0; shift < 32; shift += 16) {
+        uint32_t const element = word >> shift & 0x7fffu;
+        if (element <= kInfinityOf<In>) {
+          most = element > most ? element : most;
+        } else {
+          word = (word & ~(0xffffu << shift)) | (Format::kHasNan ? element : kInfinityOf<In>) << shift;
+        }
+      }
+    }
+    return {most, true};
+  }
+};
 
 // Values, their signs in bit 7 of a byte for each, and the largest magnitude; NaN elements do not count. They have no sign there,
 // and are infinite where the format has no NaN.
@@ -123,28 +174,11 @@ struct Run {
   float amax;
 
   // From packed elements of 16 bits.
-  template <class Format, class In>
-  __host__ __device__ static Run of_raw(uint32_t (&words)[kRun / 2], In kind) {
-    uint32_t most = 0;
-#pragma unroll
-    for (uint32_t const word : words) most = larger_halves(most, word & 0x7fff7fffu);
-    most = (most & 0xffffu) > most >> 16 ? most & 0xffffu : most >> 16;
-    if (most > kInfinityOf<In>) {
-      most = 0;
-      for (uint32_t& word : words) {
-        for (int shift = 0; shift < 32; shift += 16) {
-          uint32_t const element = word >> shift & 0x7fffu;
-          if (element <= kInfinityOf<In>) {
-            most = element > most ? element : most;
-          } else {
-            word = (word & ~(0xffffu << shift)) | (Format::kHasNan ? element : kInfinityOf<In>) << shift;
-          }
-        }
-      }
-    }
+  template <class In>
+  __host__ __device__ static Run of_raw(uint32_t const (&words)[kRun / 2], Largest largest, In kind) {
     Run run;
     float nothing;
-    widen(most, run.amax, nothing, kind);
+    widen(largest.bits, run.amax, nothing, kind);
 #pragma unroll
     for (int i = 0; i < kRun / 2; ++i) widen(words[i], run.values[2 * i], run.values[2 * i + 1], kind);
 #pragma unroll
@@ -208,6 +242,129 @@ __host__ __device__ inline uint32_t pack_e2m1(float const (&eighths)[8], uint32_
   return word | (((even >> 4 & 0x08080808u) | (odd & kSigns)) & sign_mask);
 }
 
+// a b + c, rounded up.
+__host__ __device__ inline float fma_up(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_ru(a, b, c);
+#else
+  double const exact = static_cast<double>(a) * b + c;  // of what it is used for here
+  float const near = static_cast<float>(exact);
+  return near < exact ? nextafterf(near, INFINITY) : near;
+#endif
+}
+
+// The same of eighths that are above a tie where it is rounded up, and on it where it is rounded down. So a code is how many ties are
+// exceeded. Seen as whole numbers, floats from 1 on and (1 + v) / 2 below have ties at a quarter and three quarters of a code's two
+// bits, whatever the exponent.
+__host__ __device__ inline uint32_t pack_e2m1_above(float const (&eighths)[8], uint32_t first_signs, uint32_t last_signs, uint32_t sign_mask) {
+  constexpr uint32_t kNone = 0x3d800000u, kUp = 0x1fffffu;  // a sixteenth; all but a quarter of a code
+  uint32_t top[8];  // a code in the last byte, which may be 8
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    uint32_t const a = bits_of(eighths[i]), b = bits_of(fma_up(eighths[i], 0.5f, 0.0625f));
+    top[i] = (a > b ? a : b) * 4 + (kUp - kNone) * 4;
+  }
+  uint32_t const even = bytes_of(bytes_of(top[0], top[2], 0x0073), bytes_of(top[4], top[6], 0x0073), 0x5410);
+  uint32_t const odd = bytes_of(bytes_of(top[1], top[3], 0x0073), bytes_of(top[5], top[7], 0x0073), 0x5410);
+  uint32_t word = odd * 16 + even;
+  word -= (word & 0x88888888u) >> 3;
+  uint32_t const even_signs = bytes_of(first_signs, last_signs, 0x6420), odd_signs = bytes_of(first_signs, last_signs, 0x7531);
+  return word | (((even_signs >> 4 & 0x08080808u) | (odd_signs & kSigns)) & sign_mask);
+}
+
+// Pairs of elements in their own type, where a whole number's last bit counts ones as in kWhole.
+template <class In>
+struct Pairs;
+template <>
+struct Pairs<__nv_bfloat16> {
+  static constexpr uint32_t kWhole = 0x4300, kMantissaBits = 7, kBias = 127;  // 128
+};
+template <>
+struct Pairs<__half> {
+  static constexpr uint32_t kWhole = 0x6400, kMantissaBits = 10, kBias = 15;  // 1024
+};
+
+// a b + c of both, each rounded once.
+__host__ __device__ inline uint32_t fma_pairs(uint32_t a, uint32_t b, uint32_t c, __nv_bfloat16) {
+#ifdef __CUDA_ARCH__
+  asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(a) : "r"(b), "r"(c));
+  return a;
+#else
+  return host_fma_pairs(a, b, c, __nv_bfloat16{});
+#endif
+}
+__host__ __device__ inline uint32_t fma_pairs(uint32_t a, uint32_t b, uint32_t c, __half) {
+#ifdef __CUDA_ARCH__
+  asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(a) : "r"(b), "r"(c));
+  return a;
+#else
+  return host_fma_pairs(a, b, c, __half{});
+#endif
+}
+
+// a b of both, for powers of two b by which nothing is rounded that a code would feel.
+__host__ __device__ inline uint32_t multiply_pairs(uint32_t a, uint32_t b) { return fma_pairs(a, b, 0x80008000u, __nv_bfloat16{}); }
+
+// The smaller of each 16 bits, as whole numbers.
+__host__ __device__ inline uint32_t smaller_halves(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+  return __vminu2(a, b);
+#else
+  return ~larger_halves(~a, ~b);
+#endif
+}
+
+// Elements of 16 bits as they were loaded, but for NaN.
+template <class In>
+struct PairedRun {
+  uint32_t words[kRun / 2];
+  float amax;
+  bool had_nan;
+
+  __host__ __device__ static PairedRun of_raw(uint32_t const (&words)[kRun / 2], Largest largest, In kind) {
+    PairedRun run;
+    float nothing;
+    run.had_nan = largest.had_nan;
+    widen(largest.bits, run.amax, nothing, kind);
+#pragma unroll
+    for (int i = 0; i < kRun / 2; ++i) run.words[i] = words[i];
+    return run;
+  }
+
+  // As values of f32.
+  __host__ __device__ Run widened() const { return Run::of_raw(words, Largest{}, In{}); }
+};
+
+// A byte of each low half of four words, and one of each high half, by the bytes of the first two halves.
+__host__ __device__ inline void bytes_of_halves(uint32_t const* words, uint32_t selector, uint32_t& low, uint32_t& high) {
+  uint32_t const first = bytes_of(words[0], words[1], selector), last = bytes_of(words[2], words[3], selector);
+  low = bytes_of(first, last, 0x5410);
+  high = bytes_of(first, last, 0x7632);
+}
+
+// The codes of eight elements, of which none is infinite, times 2^(127 - scale_byte); see e2m1_or_eight.
+template <class In>
+__host__ __device__ inline uint32_t pack_e2m1_pairs(uint32_t const* words, uint32_t scale_byte, bool may_be_eight) {
+  using P = Pairs<In>;
+  constexpr uint32_t kBoth = 0x10001u, kExponent = kBoth << P::kMantissaBits;
+  uint32_t const twice = (128 + P::kBias - scale_byte) * kExponent;
+  uint32_t codes[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t const magnitudes = words[i] & 0x7fff7fffu;
+    uint32_t const a = fma_pairs(magnitudes, twice, P::kWhole * kBoth, In{});
+    uint32_t const b = fma_pairs(magnitudes, twice - kExponent, (P::kWhole + 2) * kBoth, In{});
+    uint32_t const c = fma_pairs(magnitudes, twice - 2 * kExponent, (P::kWhole + 4) * kBoth, In{});
+    codes[i] = smaller_halves(smaller_halves(a, b), c);
+  }
+  uint32_t even, odd;
+  bytes_of_halves(codes, 0x6240, even, odd);
+  uint32_t word = odd * 16 + even;
+  if (may_be_eight) word -= (word & 0x88888888u) >> 3;
+  bytes_of_halves(words, 0xfbd9, even, odd);  // signs in all bits of a byte
+  return word | (((even & 0x0f0f0f0fu) | (odd & 0xf0f0f0f0u)) & 0x88888888u);
+}
+
 // Four magnitudes as bytes.
 template <__nv_fp8_interpretation_t kKind>
 __host__ __device__ inline uint32_t pack_fp8(float a, float b, float c, float d) {
@@ -220,6 +377,7 @@ __host__ __device__ inline uint32_t pack_fp8(float a, float b, float c, float d)
 template <class Format>
 struct MxScale {
   uint8_t byte;
+  bool rounds_up;
   float factor;  // the inverse, times 2^Format::kShift
 
   // The scale of a group: rounded up so that none exceeds the largest code, or as the specification has it.
@@ -228,12 +386,13 @@ struct MxScale {
     uint32_t const exponent = (bits + (rounds_up ? 0x7fffffu - Format::kLargestMantissa : 0u)) >> 23;
     uint32_t byte = exponent > Format::kLargestExponent ? exponent - Format::kLargestExponent : 0;
     if (bits == kInfinityBits) byte = 254;
-    return {static_cast<uint8_t>(byte), two_to(127 - static_cast<int>(byte) + Format::kShift)};
+    return {static_cast<uint8_t>(byte), rounds_up, two_to(127 - static_cast<int>(byte) + Format::kShift)};
   }
 };
 
 struct NvScale {
   static constexpr uint32_t kNanByte = 0x7f;
+  static constexpr float kAbove = 0.73f * 0x1p-24f;
   uint8_t byte;
   float high, low;      // 1 / (8 scale) in two parts, both above zero: infinity times them is no NaN
   uint32_t sign_mask;   // 0 where the scale is: codes are then, too
@@ -246,7 +405,7 @@ struct NvScale {
     uint32_t const byte = __nv_cvt_float_to_fp8(sixth, __NV_SATFINITE, __NV_E4M3) & 0x7fu;
     bool const is_usable = byte - 1u < kNanByte - 1u;  // above zero, and a number
     float const eight = 8.0f * __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(byte), __NV_E4M3)));
-    float const high = about_inverse(eight) * (1.0f - 0x1p-21f), low = fmaf(-eight, high, 1.0f) * high;
+    float const high = about_inverse(eight) * (1.0f - 0x1p-21f), low = (fmaf(-eight, high, 1.0f) + kAbove) * high;
     return {static_cast<uint8_t>(byte), is_usable ? high : 0.0f, is_usable ? low : 0.0f, is_usable ? 0xffffffffu : 0u};
   }
 };
@@ -266,7 +425,7 @@ struct NvFp4 {
         float const product = fabsf(run.values[8 * w + i]) * global_scale;
         eighths[i] = saturated(fmaf(product, scale.high, product * scale.low));
       }
-      words[w] = pack_e2m1(eighths, run.signs[2 * w], run.signs[2 * w + 1], scale.sign_mask);
+      words[w] = pack_e2m1_above(eighths, run.signs[2 * w], run.signs[2 * w + 1], scale.sign_mask);
     }
   }
 };
@@ -285,6 +444,18 @@ struct MxFp4 {
       for (int i = 0; i < 8; ++i) eighths[i] = saturated(fabsf(run.values[8 * w + i]) * scale.factor);
       words[w] = pack_e2m1(eighths, run.signs[2 * w], run.signs[2 * w + 1], 0xffffffffu);
     }
+  }
+
+  // In pairs where the type holds half and twice the scale's inverse, and nothing is infinite.
+  template <class In>
+  __host__ __device__ static void encode(PairedRun<In> const& run, Scale const& scale, float, uint32_t (&words)[2]) {
+    constexpr uint32_t kLeast = 128 - Pairs<In>::kBias, kMost = 125 + Pairs<In>::kBias;
+    uint32_t const byte = scale.byte;
+    if ((byte - kLeast > kMost - kLeast && run.amax != 0.0f) || run.had_nan) [[unlikely]] {
+      return encode(run.widened(), scale, 0.0f, words);
+    }
+#pragma unroll
+    for (int w = 0; w < 2; ++w) words[w] = pack_e2m1_pairs<In>(run.words + 4 * w, byte < kLeast ? kLeast : byte, !scale.rounds_up);
   }
 };
 
@@ -311,6 +482,28 @@ struct MxFp6 {
     words[1] = quads[1] >> 8 | quads[2] << 16;
     words[2] = quads[2] >> 16 | quads[3] << 8;
   }
+
+  // In pairs of bf16, which hold what is scaled as it is; signs go through the conversion.
+  __host__ __device__ static void encode(PairedRun<__nv_bfloat16> const& run, Scale const& scale, float, uint32_t (&words)[3]) {
+    constexpr uint32_t kExponent = 0x800080u, kMost = 241;
+    if (scale.byte > kMost || run.had_nan) [[unlikely]] return encode(run.widened(), scale, 0.0f, words);
+    uint32_t const factor = (kMost + 1 - scale.byte) * kExponent;
+    uint32_t quads[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      float x[4];
+      widen(multiply_pairs(run.words[2 * q], factor), x[0], x[1], __nv_bfloat16{});
+      widen(multiply_pairs(run.words[2 * q + 1], factor), x[2], x[3], __nv_bfloat16{});
+      uint32_t bytes = pack_fp8<__NV_E5M2>(x[0], x[1], x[2], x[3]);
+      if (!scale.rounds_up) bytes -= (bytes & 0x20202020u) >> 5;  // 32 is held to 28
+      uint32_t const codes = (bytes & 0x1f1f1f1fu) | (bytes >> 2 & 0x20202020u);
+      uint32_t const pairs = (codes & 0x003f003fu) + ((codes & 0x3f003f00u) >> 2);
+      quads[q] = (pairs & 0xfffu) | (pairs >> 4 & ~0xfffu);
+    }
+    words[0] = quads[0] | quads[1] << 24;
+    words[1] = quads[1] >> 8 | quads[2] << 16;
+    words[2] = quads[2] >> 16 | quads[3] << 8;
+  }
 };
 
 struct MxFp8 {
@@ -327,6 +520,20 @@ struct MxFp8 {
       words[q] = pack_fp8<__NV_E4M3>(scaled(x[0]), scaled(x[1]), scaled(x[2]), scaled(x[3])) | (run.signs[q] & kSigns);
     }
   }
+};
+
+// How runs of packed elements are coded: in pairs where the format knows how, else in f32.
+template <class Format, class In>
+struct RunOf {
+  using Type = Run;
+};
+template <class In>
+struct RunOf<MxFp4, In> {
+  using Type = PairedRun<In>;
+};
+template <>
+struct RunOf<MxFp6, __nv_bfloat16> {
+  using Type = PairedRun<__nv_bfloat16>;
 };
 
 // x * (1 + scale) + shift

@@ -5,14 +5,30 @@
 
 #include "quant/activation.cuh"
 #include "quant/block_code.cuh"
+#include "quant/gelu_table.cuh"
 #include "quant/launch.cuh"
 #include "quant/memory.cuh"
 #include "quant/reduce.cuh"
 
 namespace gemmill::quant {
 
-inline constexpr int kBlockQuantThreads = 256;
+inline constexpr int kBlockQuantThreads = 128;
+
+// Rows that a thread takes of large tensors, where instructions count and CTAs are launched no faster than one in 1.2 ns. Codes of 6
+// and 8 bits lose by two (H200, 2026-11-22).
+template <class Format, class Activation, bool kExperts>
+inline constexpr int kMostRows =
+    !kExperts && (std::is_same_v<Activation, Modulate> || (std::is_same_v<Activation, Identity> && Format::kBits == 4)) ? 2 : 1;
+
 inline constexpr int kTileRows = 128, kTileScales = 4;
+
+struct NoTable {};
+
+// Whether GELU is looked up where there is much to do.
+template <class In, class Activation>
+inline constexpr bool kIsTabulated = false;
+template <class In, class Gelu>
+inline constexpr bool kIsTabulated<In, Only<Gelu>> = kHasTable<In, Gelu>;
 
 struct BlockQuantParams {
   void const* in;
@@ -28,7 +44,7 @@ struct BlockQuantParams {
   int64_t first_row, scale_rows;         // experts: of the slice; of all scales
   uint32_t rows, groups, padded_groups;  // groups of a row, and with those whose codes and scales are zeroed
   uint32_t tiles, experts;               // tiles along a row, 0: scales are plain
-  uint32_t all_runs, ctas_of_runs;       // CTAs beyond these pad the rows of the last tiles
+  uint32_t all_runs, ctas_of_runs, ctas_of_padding;  // the latter pad the rows of the last tiles
   FastDivision runs_of_row;
   bool rounds_up;
 };
@@ -80,10 +96,9 @@ __device__ __forceinline__ void pad_rows(ScalesOf of, uint32_t tiles, uint32_t i
 
 // What the CTAs behind those of runs do: those of one matrix, or of each expert, follow one another.
 template <bool kExperts>
-__device__ __forceinline__ void pad_last_tiles(BlockQuantParams const& p) {
-  uint32_t const cta = blockIdx.x - p.ctas_of_runs;
+__device__ __forceinline__ void pad_last_tiles(BlockQuantParams const& p, uint32_t cta) {
   if constexpr (kExperts) {
-    uint32_t const of_expert = (gridDim.x - p.ctas_of_runs) / p.experts;
+    uint32_t const of_expert = p.ctas_of_padding / p.experts;
     ScalesOf const of = scales_of(p, static_cast<int32_t>(cta / of_expert));
     if (of.scales) pad_rows(of, p.tiles, cta % of_expert * blockDim.x + threadIdx.x);
   } else {
@@ -129,11 +144,11 @@ __device__ __forceinline__ void unpack_run(uint32_t const (&words)[kRun / 2], fl
 // One run of a row as it was loaded, and of what its activation needs beside it.
 template <class Activation, bool kAligned, class In>
 struct LoadedRun {
-  static constexpr bool kModulates = std::is_same_v<Activation, Modulate>;
+  static constexpr bool kModulates = std::is_same_v<Activation, Modulate>, kIsRaw = std::is_same_v<Activation, Identity>;
   static constexpr int kOperands = kModulates ? 3 : Activation::kGated ? 2 : 1;
   uint32_t words[kOperands][kRun / 2];
 
-  __device__ __forceinline__ LoadedRun(BlockQuantParams const& p, uint32_t row, uint32_t column) {
+  __device__ __forceinline__ void load(BlockQuantParams const& p, uint32_t row, uint32_t column) {
     In const* const in = static_cast<In const*>(p.in) + row * p.in_stride;
     load_run<kAligned>(in, column, p.hidden, words[0]);
     if constexpr (Activation::kGated) load_run<kAligned>(in + p.hidden, column, p.hidden, words[1]);
@@ -143,17 +158,20 @@ struct LoadedRun {
     }
   }
 
-  // What is coded.
-  template <class Format>
-  __device__ __forceinline__ Run run() {
-    if constexpr (std::is_same_v<Activation, Identity>) {
-      return Run::of_raw<Format>(words[0], In{});
+  // What is coded. `largest` is of what was loaded, if that is coded. Table: of a GELU, or none.
+  template <class Format, class Table>
+  __device__ __forceinline__ auto run(Largest largest, Table const* table) const {
+    if constexpr (kIsRaw) {
+      return RunOf<Format, In>::Type::of_raw(words[0], largest, In{});
     } else {
       float values[kOperands][kRun];
 #pragma unroll
       for (int i = 0; i < kOperands; ++i) unpack_run(words[i], values[i], In{});
       if constexpr (Activation::kGated) {
         gate_and_multiply<Activation>(values[0], values[1]);
+      } else if constexpr (!std::is_same_v<Table, NoTable>) {
+#pragma unroll
+        for (int i = 0; i < kRun / 2; ++i) table->activate(words[0][i], values[0][2 * i], values[0][2 * i + 1]);
       } else {
 #pragma unroll
         for (int i = 0; i < kRun; ++i) {
@@ -169,57 +187,130 @@ struct LoadedRun {
   }
 };
 
-// One run a thread: 64 warps of an SM ask for 64 KB, more than the way to memory holds.
-template <class Variant, class In, class Format, class Activation, bool kExperts, bool kAligned>
-__global__ void __launch_bounds__(kBlockQuantThreads) block_quant_kernel(__grid_constant__ BlockQuantParams const p) {
-  constexpr int kLanes = Format::kGroup / kRun, kWords = Format::kBits * kRun / 32;
-  wait_for_predecessor();
-  if (blockIdx.x >= p.ctas_of_runs) return pad_last_tiles<kExperts>(p);
-
-  uint32_t const mine = blockIdx.x * blockDim.x + threadIdx.x, index = min(mine, p.all_runs - 1);
-  uint32_t const row = p.runs_of_row(index), column = (index - row * p.runs_of_row.divisor) * kRun;
-  LoadedRun<Activation, kAligned, In> loaded(p, row, column);
-  int32_t const expert = kExperts ? expert_of(p.expert_offsets, static_cast<int32_t>(p.experts), p.first_row + row) : 0;
-  float const global_scale = Format::kHasGlobalScale ? usable_global_scale(p.global_scale[max(expert, 0)]) : 1.0f;
-
-  Run const run = loaded.template run<Format>();
-  auto const scale = Format::Scale::of(reduce_lanes<kLanes>(run.amax, Max{}), global_scale, p.rounds_up);
-  uint32_t codes[kWords];
-  Format::encode(run, scale, global_scale, codes);
-  if (kExperts && expert < 0) {
+// Of all runs before the first is coded: one branch for NaN, behind which no load is put off.
+template <class Format, int kRows, bool kAligned, class In>
+__device__ __forceinline__ void find_largest(LoadedRun<Identity, kAligned, In> (&loaded)[kRows], Largest (&largest)[kRows]) {
+  bool has_nan = false;
 #pragma unroll
-    for (uint32_t& word : codes) word = 0;
+  for (int i = 0; i < kRows; ++i) {
+    largest[i] = Largest::of<In>(loaded[i].words[0]);
+    has_nan |= largest[i].had_nan;
   }
-  bool const inside = mine < p.all_runs;
-  uint8_t* const codes_of_row = p.out + row * p.out_stride;
-  store_run<kAligned>(codes_of_row + column / 8 * Format::kBits, codes, inside);
-  if (!inside || threadIdx.x % kLanes != 0) return;
-  uint32_t const group = column / Format::kGroup;
-  bool const is_last = group + 1 == p.groups;
-  if (is_last) pad_codes<Format>(p, codes_of_row);
-  if constexpr (kExperts) {
-    uint8_t* const scales = expert < 0 ? nullptr : scales_of(p, expert).scales;
-    if (scales == nullptr) return;
-    uint32_t const row_of_expert = static_cast<uint32_t>(p.first_row + row - p.expert_offsets[expert]);
-    scales[swizzled_offset(row_of_expert, group, p.tiles)] = scale.byte;
-    if (is_last) pad_groups(p, scales, row_of_expert);
-  } else if (p.tiles == 0) {
-    uint8_t* const scales = p.scales + row * p.scale_stride;
-    scales[group] = scale.byte;
-    if (is_last) pad_groups(p, scales, row);
-  } else {
-    p.scales[swizzled_offset<uint32_t>(row, group, p.tiles)] = scale.byte;
-    if (is_last) pad_groups(p, p.scales, row);
+  if (has_nan) [[unlikely]] {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) largest[i] = Largest::without_nan<Format, In>(loaded[i].words[0]);
   }
 }
 
-template <class Variant, class In, class Format, class Activation, bool kExperts, bool kAligned>
-int32_t launch_block_quant(BlockQuantParams p, gemmill_launch const& how) {
-  int64_t const ctas = ceil_divide(p.all_runs, kBlockQuantThreads);
-  int64_t const of_tiles = ceil_divide(int64_t{p.tiles} * 32, kBlockQuantThreads);
+// A run of each of kRows rows, of the same columns: so places are found once, and all loads are asked for before any is used.
+template <class In, class Format, class Activation, bool kExperts, bool kAligned, int kRows, class Table>
+__device__ __forceinline__ void quantise_runs(BlockQuantParams const& p, uint32_t mine, Table const* table) {
+  constexpr int kLanes = Format::kGroup / kRun, kWords = Format::kBits * kRun / 32;
+  uint32_t const index = min(mine, p.all_runs - 1);
+  uint32_t const rows = p.runs_of_row(index), column = (index - rows * p.runs_of_row.divisor) * kRun, first_row = rows * kRows;
+  LoadedRun<Activation, kAligned, In> loaded[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) loaded[i].load(p, kRows == 1 ? first_row : min(first_row + i, p.rows - 1), column);
+  int32_t const expert = kExperts ? expert_of(p.expert_offsets, static_cast<int32_t>(p.experts), p.first_row + first_row) : 0;
+  float const global_scale = Format::kHasGlobalScale ? usable_global_scale(p.global_scale[max(expert, 0)]) : 1.0f;
+  uint32_t const group = column / Format::kGroup;
+  bool const is_last = group + 1 == p.groups;
+  Largest largest[kRows] = {};
+  if constexpr (std::is_same_v<Activation, Identity>) find_largest<Format>(loaded, largest);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    uint32_t const row = first_row + i;
+    auto const run = loaded[i].template run<Format>(largest[i], table);
+    auto const scale = Format::Scale::of(reduce_lanes<kLanes>(run.amax, Max{}), global_scale, p.rounds_up);
+    uint32_t codes[kWords];
+    Format::encode(run, scale, global_scale, codes);
+    if (kExperts && expert < 0) {
+#pragma unroll
+      for (uint32_t& word : codes) word = 0;
+    }
+    bool const inside = mine < p.all_runs && (kRows == 1 || row < p.rows);
+    uint8_t* const codes_of_row = p.out + row * p.out_stride;
+    store_run<kAligned>(codes_of_row + column / 8 * Format::kBits, codes, inside);
+    if (!inside || threadIdx.x % kLanes != 0) continue;
+    if (is_last) pad_codes<Format>(p, codes_of_row);
+    if constexpr (kExperts) {
+      uint8_t* const scales = expert < 0 ? nullptr : scales_of(p, expert).scales;
+      if (scales == nullptr) return;
+      uint32_t const row_of_expert = static_cast<uint32_t>(p.first_row + row - p.expert_offsets[expert]);
+      scales[swizzled_offset(row_of_expert, group, p.tiles)] = scale.byte;
+      if (is_last) pad_groups(p, scales, row_of_expert);
+    } else if (p.tiles == 0) {
+      uint8_t* const scales = p.scales + row * p.scale_stride;
+      scales[group] = scale.byte;
+      if (is_last) pad_groups(p, scales, row);
+    } else {
+      p.scales[swizzled_offset<uint32_t>(first_row, group, p.tiles) + i * 16] = scale.byte;  // whose row is a multiple of kRows
+      if (is_last) pad_groups(p, p.scales, row);
+    }
+  }
+}
+
+template <class Variant, class In, class Format, class Activation, bool kExperts, bool kAligned, int kRows>
+__global__ void __launch_bounds__(kBlockQuantThreads) block_quant_kernel(__grid_constant__ BlockQuantParams const p) {
+  wait_for_predecessor();
+  if (blockIdx.x >= p.ctas_of_runs) return pad_last_tiles<kExperts>(p, blockIdx.x - p.ctas_of_runs);
+  uint32_t const mine = blockIdx.x * blockDim.x + threadIdx.x;
+  quantise_runs<In, Format, Activation, kExperts, kAligned, kRows, NoTable>(p, mine, nullptr);
+}
+
+// CTAs that stay, so that each fills its table once.
+inline constexpr int kTabulatedBlockThreads = 512, kTabulatedBlockCtasOfSm = 2, kTabulatedRows = 2;
+
+template <class Variant, class In, class Format, class Gelu>
+__global__ void __launch_bounds__(kTabulatedBlockThreads, kTabulatedBlockCtasOfSm)
+    tabulated_block_quant_kernel(__grid_constant__ BlockQuantParams const p) {
+  __shared__ GeluTable<Gelu> table;
+  table.fill();
+  __syncthreads();
+  wait_for_predecessor();
+  for (uint32_t cta = blockIdx.x; cta < p.ctas_of_runs + p.ctas_of_padding; cta += gridDim.x) {
+    if (cta < p.ctas_of_runs) {
+      quantise_runs<In, Format, Only<Gelu>, false, true, kTabulatedRows>(p, cta * blockDim.x + threadIdx.x, &table);
+    } else {
+      pad_last_tiles<false>(p, cta - p.ctas_of_runs);
+    }
+  }
+}
+
+// Sets what follows from how many rows a thread takes and how many threads a CTA has. Returns how many CTAs there are.
+template <bool kExperts>
+int64_t divide_work(BlockQuantParams& p, int rows_of_thread, int threads) {
+  p.all_runs = static_cast<uint32_t>(ceil_divide(p.rows, rows_of_thread)) * p.runs_of_row.divisor;
+  int64_t const of_tiles = ceil_divide(int64_t{p.tiles} * 32, threads);
   int64_t const padding = kExperts ? (p.first_row == 0 ? p.experts * of_tiles : 0) : p.rows % kTileRows == 0 ? 0 : of_tiles;
-  p.ctas_of_runs = static_cast<uint32_t>(ctas);
-  return launch<&block_quant_kernel<Variant, In, Format, Activation, kExperts, kAligned>>(p, ctas + padding, kBlockQuantThreads, how);
+  p.ctas_of_runs = static_cast<uint32_t>(ceil_divide(p.all_runs, threads));
+  p.ctas_of_padding = static_cast<uint32_t>(padding);
+  return p.ctas_of_runs + padding;
+}
+
+template <class Variant, class In, class Format, class Activation, bool kExperts, bool kAligned, int kRows>
+int32_t launch_block_quant(BlockQuantParams p, gemmill_launch const& how) {
+  int64_t const ctas = divide_work<kExperts>(p, kRows, kBlockQuantThreads);
+  return launch<&block_quant_kernel<Variant, In, Format, Activation, kExperts, kAligned, kRows>>(p, ctas, kBlockQuantThreads, how);
+}
+
+template <class Variant, class In, class Format, class Gelu>
+int32_t launch_tabulated_block_quant(BlockQuantParams p, gemmill_launch const& how) {
+  int64_t const ctas = divide_work<false>(p, kTabulatedRows, kTabulatedBlockThreads), stay = int64_t{how.sm_count} * kTabulatedBlockCtasOfSm;
+  return launch<&tabulated_block_quant_kernel<Variant, In, Format, Gelu>>(p, ctas < stay ? ctas : stay, kTabulatedBlockThreads, how);
+}
+
+// A slice whose rows are aligned.
+template <class Variant, class In, class Format, class Activation, bool kExperts>
+int32_t launch_aligned_block_quant(BlockQuantParams const& p, gemmill_launch const& how) {
+  int64_t const chunks = int64_t{p.rows} * p.runs_of_row.divisor * 2;
+  if constexpr (kIsTabulated<In, Activation>) {
+    if (is_large(2 * chunks, how.sm_count)) return launch_tabulated_block_quant<Variant, In, Format, typename Activation::Gelu>(p, how);
+  }
+  if (is_very_large(chunks, how.sm_count)) {
+    return launch_block_quant<Variant, In, Format, Activation, kExperts, true, kMostRows<Format, Activation, kExperts>>(p, how);
+  }
+  return launch_block_quant<Variant, In, Format, Activation, kExperts, true, 1>(p, how);
 }
 
 template <class In, int kBits>
@@ -255,12 +346,12 @@ int32_t block_quant(gemmill_quant_args const& x, gemmill_launch const& how) {
         row, x.scale_rows,
         static_cast<uint32_t>(rows), static_cast<uint32_t>(x.hidden / Format::kGroup), static_cast<uint32_t>(padded_groups),
         static_cast<uint32_t>(tiles), static_cast<uint32_t>(x.experts),
-        static_cast<uint32_t>(rows * runs_of_row), 0,
+        0, 0, 0,
         FastDivision(static_cast<uint32_t>(runs_of_row)),
         x.rounds_up != 0,
     };
-    int32_t const error = aligned ? launch_block_quant<Variant, In, Format, Activation, kExperts, true>(p, how)
-                                  : launch_block_quant<Variant, In, Format, Activation, kExperts, false>(p, how);
+    int32_t const error = aligned ? launch_aligned_block_quant<Variant, In, Format, Activation, kExperts>(p, how)
+                                  : launch_block_quant<Variant, In, Format, Activation, kExperts, false, 1>(p, how);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

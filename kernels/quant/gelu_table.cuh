@@ -25,12 +25,19 @@ struct GeluTable {
     for (uint32_t i = threadIdx.x; i < kEntries; i += blockDim.x) entries[i] = Activation::odd(__uint_as_float((kFirst + i) << 16));
   }
 
-  // Replaces two gates, which `pair` has as they were loaded, by activation(gate) * up.
-  __device__ __forceinline__ void gate_and_multiply(uint32_t pair, float& low, float& high, float up_low, float up_high) const {
+  // Replaces two gates, which `pair` has as they were loaded, by activation(gate).
+  __device__ __forceinline__ void activate(uint32_t pair, float& low, float& high) const {
     uint32_t const magnitudes = __vminu2(__vmaxu2(pair & 0x7fff7fffu, kFirst * 0x10001u), kLast * 0x10001u);
     uint32_t const offsets = (magnitudes - kFirst * 0x10001u) * sizeof(float);
-    low = __fmul_rn(gelu(low, at(offsets & 0xffffu, low)), up_low);
-    high = __fmul_rn(gelu(high, at(offsets >> 16, high)), up_high);
+    low = gelu(low, at(offsets & 0xffffu, low));
+    high = gelu(high, at(offsets >> 16, high));
+  }
+
+  // The same by activation(gate) * up.
+  __device__ __forceinline__ void gate_and_multiply(uint32_t pair, float& low, float& high, float up_low, float up_high) const {
+    activate(pair, low, high);
+    low = __fmul_rn(low, up_low);
+    high = __fmul_rn(high, up_high);
   }
 
  private:

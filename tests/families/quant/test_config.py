@@ -11,6 +11,8 @@ from gemmill.families.quant.config import (
     ScaleFormat,
     all_configs,
 )
+from gemmill.families.quant.ops import QUANT_OPS
+from gemmill.families.quant.selections import default
 from gemmill.space.names import parse_name, symbol_of, to_name
 from gemmill.vocab import Arch, DType
 
@@ -134,3 +136,12 @@ def test_what_is_no_name_is_refused_with_the_field(name: str, reason: str) -> No
     with pytest.raises(ValueError, match="is not a kernel name") as error:
         parse_name(name)
     assert reason in str(error.value)
+
+
+@pytest.mark.parametrize("arch", Arch)
+def test_block_scaled_formats_have_kernels_on_every_architecture(arch: Arch) -> None:
+    built = set(default(arch))
+    block_scaled = {config for op in QUANT_OPS if op.format for config in op.configs(arch)}
+    assert block_scaled and {config for config in built if config.family.is_blocked} == block_scaled
+    assert (built == block_scaled) == (arch is not Arch.SM90A)
+    assert {config.arch for config in built} == {arch}

@@ -8,10 +8,10 @@ from gemmill.vocab import Arch, DType
 
 
 def default(arch: Arch) -> Iterator[QuantConfig]:
-    """Every config that an op reaches, each once; on sm90a, where they have been run."""
-    if arch is not Arch.SM90A:
-        return
-    yield from dict.fromkeys(config for op in QUANT_OPS for config in op.configs(arch))
+    """Every config that an op reaches, each once; elsewhere than on sm90a those of block-scaled formats, whose GEMMs are there."""
+    for config in dict.fromkeys(config for op in QUANT_OPS for config in op.configs(arch)):
+        if arch is Arch.SM90A or config.family.is_blocked:
+            yield config
 
 
 def smoke(arch: Arch) -> Iterator[QuantConfig]:

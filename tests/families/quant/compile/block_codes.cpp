@@ -6,21 +6,33 @@ namespace {
 using namespace gemmill::quant;
 
 // Groups of bf16 or f16 elements, or of f32 values; codes are packed, scales are one byte a group.
+// As a kernel takes them: values of f32 come from an activation.
+template <class Format, class In>
+struct TakenAs {
+  using Run = typename RunOf<Format, In>::Type;
+};
+template <class Format>
+struct TakenAs<Format, float> {
+  using Run = gemmill::quant::Run;
+};
+
 template <class Format, class In>
 void quantise(void const* x, int64_t groups, float global_scale, bool rounds_up, uint8_t* codes, uint8_t* scales) {
   constexpr int kRuns = Format::kGroup / kRun, kWords = Format::kBits * kRun / 32;
   for (int64_t group = 0; group < groups; ++group) {
-    Run runs[kRuns];
+    using Taken = typename TakenAs<Format, In>::Run;
+    Taken runs[kRuns];
     float amax = 0.0f;
     for (int r = 0; r < kRuns; ++r) {
       if constexpr (sizeof(In) == 4) {
         float values[kRun];
         memcpy(values, static_cast<float const*>(x) + group * Format::kGroup + r * kRun, sizeof values);
-        runs[r] = Run::of_values<Format>(values);
+        runs[r] = Taken::template of_values<Format>(values);
       } else {
         uint32_t words[kRun / 2];
         memcpy(words, static_cast<In const*>(x) + group * Format::kGroup + r * kRun, sizeof words);
-        runs[r] = Run::of_raw<Format>(words, In{});
+        Largest const largest = Largest::of<In>(words);
+        runs[r] = Taken::of_raw(words, largest.had_nan ? Largest::without_nan<Format, In>(words) : largest, In{});
       }
       amax = fmaxf(amax, runs[r].amax);
     }

@@ -214,6 +214,28 @@ def test_more_than_two_to_the_31_elements(op: str) -> None:
         assert bool((found[:-1] == end[0]).all()) and bool((found[-1] == end[-1]).all())
 
 
+BLOCK_CALLS = {
+    "scaled_nvfp4_quant": lambda x: gemmill.scaled_nvfp4_quant(x, 300.0),
+    "scaled_mxfp4_quant": lambda x: gemmill.scaled_mxfp4_quant(x, "ocp"),
+    "scaled_mxfp6_quant": lambda x: gemmill.scaled_mxfp6_quant(x, "ocp"),
+    "scaled_mxfp8_quant": lambda x: gemmill.scaled_mxfp8_quant(x, "up"),
+    "scaled_mxfp8_modulate_quant": lambda x: gemmill.scaled_mxfp8_modulate_quant(x, x[0] * 0 + 0.5, x[0] * 0 - 1, "up"),
+}
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("op", BLOCK_CALLS)
+def test_rows_of_large_tensors_are_coded_as_those_of_small_ones(op: str) -> None:
+    """A thread takes several rows of a large tensor, whose last may be alone."""
+    if not gemmill.variants(op=op):
+        pytest.skip("the build lacks the variant")
+    x = torch.randn((4099, 8224), device="cuda", generator=torch.Generator(device="cuda").manual_seed(0)).bfloat16()
+    whole = BLOCK_CALLS[op](x)
+    for first, end in ((0, 128), (128, 1024), (4096, 4099)):
+        for found, part in zip(whole, BLOCK_CALLS[op](x[first:end]), strict=True):
+            assert torch.equal(found[first : first + len(part)].view(torch.uint8), part.view(torch.uint8))
+
+
 @pytest.mark.needs_cuda
 def test_a_call_is_captured_in_a_graph() -> None:
     if not gemmill.supports("dynamic_per_token_scaled_fp8_quant", dtype="bf16"):
