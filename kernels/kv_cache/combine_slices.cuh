@@ -1,13 +1,12 @@
 // The slices of an attention to one result, in their order, so that it does not depend on which block ran first.
 #pragma once
 
-#include <algorithm>
-
 #include "core/launch.cuh"
 #include "core/programmatic.cuh"
 #include "kv_cache/abi.h"
 #include "kv_cache/elements.cuh"
 #include "kv_cache/rotation.cuh"
+#include "kv_cache/slices.h"
 
 namespace gemmill::kv_cache {
 
@@ -208,21 +207,6 @@ __global__ void __launch_bounds__(kCombineThreads) combine_many_slices(__grid_co
     for (int j = 0; j < kOwn; ++j) y[j] = y[j] * shrink + own * sums[w * kHeadDim + 32 * j + lane];
   }
   finish_row<Element, kHeadDim>(result, batch, row, head, state, y, none);
-}
-
-// Host code: of how many slices a sequence is to be, where the device holds `blocks` at a time and one costs so many stages beside
-// its own: those with the least time of all waves.
-constexpr int kMostWaves = 4;  // of blocks, that slices are chosen to fill
-
-inline int slices_of(int64_t tiles, int64_t stages, int64_t blocks, int64_t stages_of_start) {
-  int64_t best = 1, least = INT64_MAX;
-  for (int64_t waves = 0; waves <= kMostWaves; ++waves) {
-    int64_t const slices = std::clamp<int64_t>(waves * blocks / tiles, 1, std::max<int64_t>(stages, 1));
-    int64_t const rounds = (tiles * slices + blocks - 1) / blocks;
-    int64_t const cost = rounds * ((stages + slices - 1) / slices + stages_of_start);
-    if (cost < least) least = cost, best = slices;
-  }
-  return static_cast<int>(best);
 }
 
 }  // namespace gemmill::kv_cache

@@ -241,8 +241,7 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
   store_slot_slices<Shape>(params, again, valid_rows, sums, states);
 }
 
-// Host code: launches. A block costs so many stages beside its own.
-constexpr int kStagesOfSlotStart = 8;
+// Host code: launches.
 
 struct SlotPlan {
   int heads = 1;  // of a block
@@ -257,7 +256,7 @@ struct SlotPlan {
     int64_t const tokens = kWarpTokens * kSlotGroupWarps / heads, pages = args.block_table == nullptr ? 1 : args.table_pages;
     int64_t stages = (pages * args.page_size + tokens - 1) / tokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * tokens) / tokens + 2);
-    slices = slices_of(all_tiles / heads, stages, how.sm_count, kStagesOfSlotStart);
+    slices = slices_of(all_tiles / heads, stages, how.sm_count, args.half_waves);
     blocks = all_tiles / heads * slices;
   }
   template <int kHeadDim>
