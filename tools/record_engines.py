@@ -49,6 +49,8 @@ WANTED = {
         f"{_LINEAR}.mxfp4.marlin": ["MarlinMxFp4LinearKernel"],
         _QUANT: ["QuantKey", "ScaleDesc", "GroupShape"],
         "vllm._custom_ops": ["scaled_int8_quant", "cutlass_scaled_mm", "cutlass_moe_mm"],
+        "vllm.v1.attention.backends.registry": ["register_backend", "AttentionBackendEnum"],
+        "vllm.v1.attention.backends.turboquant_attn": ["TurboQuantAttentionBackend", "TurboQuantAttentionImpl"],
     },
     "sglang": {
         "sglang.srt.plugins": ["GENERAL_PLUGINS_GROUP", "load_plugins"],

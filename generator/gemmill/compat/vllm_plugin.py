@@ -1,8 +1,8 @@
 """vLLM's plugin: the entry point `gemmill` of `vllm.general_plugins`, which vLLM calls in each of its processes.
 
 It puts gemmill's linear kernels before vLLM's own, so that they are asked first: those for FP8 per tensor, token and channel,
-FP8 in blocks, INT8, and 4-bit weights. It stands before the grouped GEMM of vLLM's FP8 experts too. GEMMILL_VLLM=0 leaves vLLM as
-it is. Nothing is loaded and no GPU is touched before a layer asks.
+FP8 in blocks, INT8, and 4-bit weights. It stands before the grouped GEMM of vLLM's FP8 experts too, and before vLLM's backend of
+attention over TurboQuant caches. GEMMILL_VLLM=0 leaves vLLM as it is. Nothing is loaded and no GPU is touched before a layer asks.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,8 @@ from gemmill.compat.linear import Linear, guarded, refusal
 from gemmill.compat.vllm_experts import MOE_MM, cutlass_moe_mm
 
 _LINEAR, _OPS = "vllm.model_executor.kernels.linear", "vllm._custom_ops"
+_BACKENDS, _BACKEND = "vllm.v1.attention.backends.registry", "TURBOQUANT"
+_OWN_BACKEND = "gemmill.compat.vllm_attention.GemmillTurboQuantBackend"
 _LISTS = {
     "GemmillFP8Linear": "_POSSIBLE_FP8_KERNELS",
     "GemmillBlockFP8Linear": "_POSSIBLE_FP8_BLOCK_KERNELS",
@@ -38,12 +40,15 @@ def _register() -> None:
     lists = {name: getattr(linear, attribute)[cuda] for name, attribute in _LISTS.items()}
     for name, kernels in lists.items():
         _check_alone(name, kernels, getattr(ours, name))
-    experts = getattr(import_module(_OPS), MOE_MM)
+    experts, backends = getattr(import_module(_OPS), MOE_MM), import_module(_BACKENDS)
+    backend = getattr(backends.AttentionBackendEnum, _BACKEND)
     for name, kernels in lists.items():
         if getattr(ours, name) not in kernels:
             kernels.insert(0, getattr(ours, name))
     if not hasattr(experts, "__wrapped__"):
         setattr(import_module(_OPS), MOE_MM, _before(experts))
+    if not backend.is_overridden():  # by another plugin
+        backends.register_backend(backend, _OWN_BACKEND)
 
 
 def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:

@@ -191,4 +191,22 @@ def _half_waves(c: KvCacheConfig) -> Iterator[str]:
         yield f"half_waves={c.half_waves} contradict kind={c.kind}, which has {', '.join(map(str, offered))}"
 
 
-RULES = (_dtype, _sizes, _bits, _slots, _half_waves)
+def offered_kinds(arch: Arch) -> tuple[Kind, ...]:
+    """Kinds that an architecture has kernels of."""
+    return tuple(kind for kind in Kind if _MOST_SHARED.get(kind, 0) <= arch.shared_memory_bytes)
+
+
+_MOST_SHARED = {Kind.DECODE: 227 * 1024, Kind.ATTEND: 227 * 1024, Kind.SCORES: 208 * 1024}
+"""Bytes of shared memory that the largest kernel of a kind takes; others take less than any architecture has."""
+
+
+def _shared_memory(c: KvCacheConfig) -> Iterator[str]:
+    """Stages, tables and queries of an attention lie in shared memory."""
+    if c.kind not in offered_kinds(c.arch):
+        yield (
+            f"kind={c.kind} on arch={c.arch}: its kernels take up to {_MOST_SHARED[c.kind]} bytes of shared memory, a block has "
+            f"{c.arch.shared_memory_bytes} there"
+        )
+
+
+RULES = (_dtype, _sizes, _bits, _slots, _half_waves, _shared_memory)
