@@ -61,7 +61,7 @@ class Op(StrEnum):
         return CLASSES.number(_Class(kind=kind, key_bits=self.bits, value_bits=self.bits, slots=self.slots))
 
     @property
-    def format(self) -> str:
+    def cache_format(self) -> str:
         """What the op calls it."""
         if self.bits:
             return f"k_eden{self.bits}_v_eden{self.bits}"

@@ -57,31 +57,30 @@ class AttentionOperands:
         return replace(self, written=dict(outputs))
 
     def slots(self, pad: int) -> dict[str, Slot]:
-        batch, rows, heads, head_dim = self.written["out"].shape
-        stride = head_dim + pad
-        sides = {"rows": batch * rows * heads, "columns": head_dim, "row_stride": stride, "column_stride": 1}
-        strides = rows * heads * stride, heads * stride, stride, 1
-        out = Slot(
-            dtype=torch.bfloat16,
-            shape=(batch, rows, heads, head_dim),
-            strides=strides,
-            values=None,
-            written=True,
-            **sides,
-        )
-        sides = {"rows": batch * heads, "columns": rows, "row_stride": rows, "column_stride": 1}
-        lse = Slot(
-            dtype=torch.float32,
-            shape=(batch, heads, rows),
-            strides=(heads * rows, rows, 1),
-            values=None,
-            written=True,
-            **sides,
-        )
-        return {"out": out, "lse": lse}
+        out, lse = self.written["out"], self.written["lse"]
+        return {"out": _slot(out, out.shape[-1] + pad), "lse": _slot(lse, lse.shape[-1])}
 
     def expected(self) -> "FirstSequence":
         return FirstSequence(self)
+
+
+def _slot(x: Tensor, stride: int) -> Slot:
+    """Of a tensor's shape, rows of its last dimension at one stride."""
+    *outer, columns = x.shape
+    strides = [stride]
+    for size in reversed(outer[1:]):
+        strides.insert(0, strides[0] * size)
+    return Slot(
+        dtype=x.dtype,
+        shape=tuple(x.shape),
+        strides=(*strides, 1),
+        rows=x.numel() // max(columns, 1),
+        columns=columns,
+        row_stride=stride,
+        column_stride=1,
+        values=None,
+        written=True,
+    )
 
 
 class FirstSequence:
@@ -171,7 +170,7 @@ class AttentionMaker:
             sizes[name] for name in ("batch", "rows", "heads", "kv_heads", "length")
         )
         lengths, kind = (length,) * batch, DecodeCase if op.bits else AttendCase
-        case = kind(lengths=lengths, rows=rows, heads=heads, kv_heads=kv_heads, page=PAGE, format=op.format)
+        case = kind(lengths=lengths, rows=rows, heads=heads, kv_heads=kv_heads, page=PAGE, format=op.cache_format)
         count = min(MOST_COPIES, max(1, -(-self._rotated_bytes // (batch * length * kv_heads * op.token_bytes))))
         given = tuple(attention_arguments(case, self._device) for _ in range(count))
         written = {name: given[0][name].fill_(torch.nan) for name in ("out", "lse")}
