@@ -13,7 +13,7 @@ namespace gemmill::kv_cache {
 constexpr int kRowsOfTile = 8;  // the tensor core's columns; tiles have as many rows, or twice: query rows times query heads of a KV head
 constexpr float kNothing = -1e30f;  // a running maximum before any token: finite, so that differences are
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kCombineThreads = 128;
+constexpr int kCombineThreads = 128, kManyThreads = 256;
 
 // What slices leave: [batch, kv_heads, tiles, slices, rows of a tile], in the rotated basis.
 template <int kHeadDim>
@@ -146,7 +146,7 @@ __device__ __forceinline__ void add_slices(Partial<kHeadDim> const& partial, int
 // A warp takes a row: out = D H y / sqrt(d). Grid: rows of all tiles over four. Where sums of signs come beside the others, a tile
 // has its slices twice.
 template <class Variant, class Element, int kHeadDim>
-__global__ void __launch_bounds__(kCombineThreads) combine_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
+__global__ void __launch_bounds__(kCombineThreads, 8) combine_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
   constexpr int kOwn = kHeadDim / 32;
   wait_for_predecessor();
   ResultParams<kHeadDim> const& result = params.result;
@@ -171,10 +171,11 @@ __global__ void __launch_bounds__(kCombineThreads) combine_slices(__grid_constan
 }
 
 // The same by a block a row, where slices are many: each warp adds its share of them, one after the other, and then the warps' sums are
-// added in their order. Grid: rows of all tiles.
+// added in their order. Grid: rows of all tiles. A bound on blocks an SM gives the compiler registers for eight loads under way: without
+// one it took 32 and spilled.
 template <class Variant, class Element, int kHeadDim>
-__global__ void __launch_bounds__(kCombineThreads) combine_many_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
-  constexpr int kOwn = kHeadDim / 32, kWarps = kCombineThreads / 32;
+__global__ void __launch_bounds__(kManyThreads, 4) combine_many_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
+  constexpr int kOwn = kHeadDim / 32, kWarps = kManyThreads / 32;
   extern __shared__ __align__(128) uint8_t shared[];
   float* const sums = reinterpret_cast<float*>(shared);
   float2* const states = reinterpret_cast<float2*>(sums + kWarps * kHeadDim);
