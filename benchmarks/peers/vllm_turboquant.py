@@ -95,7 +95,7 @@ class _Layout:
         self.key_bits = 4 if self.is_fp8 else keys.bits
         self.corrects_norms = keys.method is Method.UNIT_CENTROIDS
         self.centroids = torch.tensor(vllm_codebook(head_dim, self.key_bits).centroids, device=device)
-        self.rotation = hadamard_transform(torch.eye(head_dim, device=device)).float() * head_dim**-0.5
+        self.rotation = hadamard_transform(torch.eye(head_dim, device=device)).float()
 
 
 def _attend(kernel: Callable[..., Any], given: dict[str, Any], problem: "KvCacheWorkload") -> Callable[[], object]:
