@@ -69,6 +69,15 @@ def vllm_modules() -> dict[str, ModuleType]:
         assert scale is None and azp is None
         return gemmill.dynamic_scaled_int8_quant(input, symmetric)
 
+    backend = _stand_in("TurboQuantAttentionBackend", object)
+    impl = _stand_in("TurboQuantAttentionImpl", object)
+    impl._store_kv = impl._decode_attention = lambda self, *given: "vLLM's"
+    overridden: dict[Any, str] = {}
+    members = {
+        "is_overridden": lambda self: self in overridden,
+        "get_path": lambda self: overridden.get(self, self.value),
+    }
+    backends = type("AttentionBackend", (), members)
     lists = {
         attribute: {
             getattr(platform, key.partition(".")[2]): [type(name, (), {}) for name in names]
@@ -96,6 +105,17 @@ def vllm_modules() -> dict[str, ModuleType]:
             "CutlassInt8ScaledMMLinearKernel": int8,
             **marlin,
             **lists,
+        },
+        "vllm.v1": {},
+        "vllm.v1.attention": {},
+        "vllm.v1.attention.backends": {},
+        "vllm.v1.attention.backends.registry": {
+            "AttentionBackendEnum": Enum("AttentionBackendEnum", {"TURBOQUANT": "vLLM's"}, type=backends),
+            "register_backend": lambda backend, class_path=None: overridden.update({backend: class_path}),
+        },
+        "vllm.v1.attention.backends.turboquant_attn": {
+            "TurboQuantAttentionBackend": backend,
+            "TurboQuantAttentionImpl": impl,
         },
     }
     modules = {name: ModuleType(name) for name in contents}

@@ -57,6 +57,8 @@ WANTED = {
         ],
         f"{_EXPERTS}.deep_gemm_moe": ["m_grouped_fp8_gemm_nt_contiguous"],
         f"{_EXPERTS}.batched_deep_gemm_moe": ["fp8_m_grouped_gemm_nt_masked"],
+        "vllm.v1.attention.backends.registry": ["register_backend", "AttentionBackendEnum"],
+        "vllm.v1.attention.backends.turboquant_attn": ["TurboQuantAttentionBackend", "TurboQuantAttentionImpl"],
     },
     "sglang": {
         "sglang.srt.plugins": ["GENERAL_PLUGINS_GROUP", "load_plugins"],

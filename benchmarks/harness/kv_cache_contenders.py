@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.kv_cache.cases.judging import parts, report
+from gemmill.families.kv_cache.cases.measured import last_row
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform
 from harness.contenders import WrongResult
 from harness.statistics import Sample
@@ -16,9 +17,6 @@ from harness.timers import Prepared, Timer
 
 if TYPE_CHECKING:
     from timed.kv_cache import KvCacheOperands, KvCacheWorkload
-
-PER_SEQUENCE = ("out", "q", "block_table", "seq_lens", "lse")
-"""Arguments whose first dimension is the sequences."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +57,9 @@ def check(operands: "KvCacheOperands", call: Callable[[], object]) -> None:
     call()
     after = given
     if "q" in given:
-        before, after = (_last_row(each) for each in (before, after))
+        before, after = (last_row(each) for each in (before, after))
     if wrong := report(parts(operands.problem.case.schema.name, before, after)):
         raise WrongResult(f"wrong result of {operands.problem}: {wrong}")
-
-
-def _last_row(given: dict[str, Any]) -> dict[str, Any]:
-    """Of the first sequence, which is a call of its own."""
-    one = {name: value[:1] if name in PER_SEQUENCE else value for name, value in given.items()}
-    return one | {"q": one["q"][:, -1:], "out": one["out"][:, -1:], "lse": one["lse"][..., -1:].contiguous()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,19 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase, empty_cache
-from gemmill.families.kv_cache.cases.made import SEED
-from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, packed_vectors, specs_of
+from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
+from gemmill.families.kv_cache.cases.measured import attention_arguments, random_cache
+from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, specs_of
 from gemmill.families.kv_cache.packed import preset_format
 from harness.kv_cache_contenders import KvCacheContender
 from timed import Benchmark
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 FEWEST_COPIES, MOST_COPIES = 1, 32
-NORM = 8.0
-"""Of all keys and values: their codes are random."""
 SHAPES = {
     "hadamard": ((64, 128), (16384, 128), (1 << 20, 128), (1 << 20, 64), (1 << 19, 256)),
     "store": ((1,), (64,), (4096,), (16384,)),
@@ -174,19 +171,13 @@ class KvCacheMaker:
 
     def _copy(self, problem: KvCacheWorkload) -> dict[str, Any]:
         case = problem.case
-        if isinstance(case, AttendCase):
-            values = self._packed(case)
-        elif isinstance(case, DecodeCase | DecompressCase):
-            values = self._read(case)
-        else:
-            values = case.arguments(self._device)
+        if isinstance(case, AttendCase | DecodeCase):
+            return attention_arguments(case, self._device)
+        values = self._restored(case) if isinstance(case, DecompressCase) else case.arguments(self._device)
         return dict(zip(case.schema.arguments, values, strict=True))
 
-    def _read(self, case: DecodeCase | DecompressCase) -> list[Any]:
-        """As the case's arguments, but for what fills the pages: to compress so much by the reference takes minutes."""
-        return self._restored(case) if isinstance(case, DecompressCase) else self._attended(case)
-
     def _restored(self, case: DecompressCase) -> list[Any]:
+        """As the case's arguments, but for what fills the pages."""
         pages = -(-case.tokens // case.page)
         slots = torch.randperm(pages, device=self._device)[:, None] * case.page + torch.arange(
             case.page, device=self._device
@@ -196,43 +187,6 @@ class KvCacheMaker:
             torch.empty(case.tokens, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=self._device) for _ in range(2)
         ]
         return [*out, cache, slots.flatten()[: case.tokens], case.format, case.spec.seed]
-
-    def _attended(self, case: DecodeCase) -> list[Any]:
-        batch, length, device = len(case.lengths), case.lengths[0], self._device
-        each = -(-length // case.page)
-        cache = random_cache(case, batch * each, device)
-        table = torch.randperm(batch * each, device=device).int().reshape(batch, each)
-        lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
-        q = torch.randn(batch, case.rows, case.heads, HEAD_DIM, device=device).bfloat16()
-        lse = torch.empty(batch, case.heads, case.rows, device=device)
-        options = [case.format, HEAD_DIM**-0.5, case.spec.seed, True, 0, None, lse, 0.0, False]
-        return [torch.empty_like(q), q, cache, table, lengths, *options]
-
-    def _packed(self, case: AttendCase) -> list[Any]:
-        """Vectors of one token for all, since scalars of random bytes are not finite: keys and values lie in slots."""
-        batch, length, device = len(case.lengths), case.lengths[0], self._device
-        each = -(-length // case.page)
-        specs = specs_of(case.format, HEAD_DIM)
-        token = torch.cat([packed_vectors((1, case.page, KV_HEADS), spec, device) for spec in specs], dim=-1)
-        cache = token.repeat(batch * each, 1, 1, 1)
-        key = specs[0].format.size(HEAD_DIM)
-        table = torch.randperm(batch * each, device=device).int().reshape(batch, each)
-        lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
-        q = torch.randn(batch, case.rows, case.heads, HEAD_DIM, device=device).bfloat16()
-        lse = torch.empty(batch, case.heads, case.rows, device=device)
-        options = [case.format, HEAD_DIM**-0.5, SEED, True, 0, None, lse, 0.0, False]
-        return [torch.empty_like(q), q, cache[..., :key], cache[..., key:], table, lengths, *options]
-
-
-def random_cache(case: DecodeCase | DecompressCase, pages: int, device: torch.device) -> Tensor:
-    """Pages of random codes, and of vectors of one norm."""
-    cache = empty_cache(case.spec, pages, device)
-    pieces = cache.view(pages, case.kv_heads, -1).random_(0, 256)
-    norms = torch.full((case.page,), NORM, dtype=torch.float16, device=device).view(torch.uint8)
-    codes = case.page * HEAD_DIM * case.spec.format.keys.bits // 8
-    pieces[..., codes : codes + len(norms)] = norms
-    pieces[..., -len(norms) :] = norms
-    return cache
 
 
 def problems_of(options: Namespace) -> list[KvCacheWorkload]:

@@ -1,6 +1,9 @@
 // The compressed cache's ops: what a kernel is given.
+#include <algorithm>
+
 #include "extension/family.h"
 #include "kv_cache/abi.h"
+#include "kv_cache/model.h"
 
 namespace gemmill::kv_cache {
 namespace {
@@ -26,9 +29,21 @@ bool in_slots(OpCall const& x) {
   return remainder(kKeys, 4) == 0 && remainder(kValues, 2) == 0;
 }
 
+// Tokens of a sequence that its page table has room for, or as many as a window shows. Twin of length_of in families/kv_cache/call.py.
+int64_t length_of(OpCall const& x) {
+  int64_t const pages = x.value(kIsPlain) != 0 ? 1 : x.value(kTablePages);
+  int64_t const length = pages * x.value(kPage), window = x.value(kWindow);
+  return window > 0 ? std::min(length, window + x.value(kRows)) : length;
+}
+
 bool asks(OpCall const& x, Call& asked) {
   if (x.value(kSlots) != 0 && !in_slots(x)) asked.problem -= x.value(kSlots);
-  return x.value(kWorks) != 0;
+  if (x.value(kWorks) == 0) return false;
+  bool const attends = x.value(kKind) == kDecode || x.value(kKind) == kAttend;
+  asked.sizes[kSizeBatch] = attends ? x.value(kBatch) : 1, asked.sizes[kSizeRows] = attends ? x.value(kRows) : 1;
+  asked.sizes[kSizeHeads] = attends ? x.value(kHeads) : 1, asked.sizes[kSizeKvHeads] = attends ? x.value(kKvHeads) : 1;
+  asked.sizes[kSizeLength] = attends ? length_of(x) : 0;
+  return true;
 }
 
 void launch_hadamard(OpCall const& x, Chosen const& chosen) {
@@ -60,7 +75,7 @@ void launch_decode(OpCall const& x, Chosen const& chosen) {
       data<int32_t>(x, kBlockTable), data<int32_t>(x, kSeqLens), data<float>(x, kSinks),
       x.value(kBatch), x.value(kRows), x.value(kHeads), x.value(kKvHeads), x.value(kPages), x.value(kPage),
       x.value(kOutStride), x.value(kPageStride), x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages), x.value(kTableStride),
-      x.value(kWindow), x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), static_cast<float>(x.real(kScale)),
+      x.value(kWindow), x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), facts_of(chosen.row).half_waves, static_cast<float>(x.real(kScale)),
       static_cast<float>(x.real(kSoftcap))};
   chosen.launch(&args);
 }
@@ -94,7 +109,7 @@ void launch_attend(OpCall const& x, Chosen const& chosen) {
       x.value(kHeads), x.value(kKvHeads), pages_seen(x), x.value(kPage), x.value(kKeyPageStride), x.value(kKeyTokenStride),
       x.value(kKeyHeadStride), x.value(kValuePageStride), x.value(kValueTokenStride), x.value(kValueHeadStride), x.value(kOutStride),
       x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages), x.value(kTableStride), x.value(kWindow),
-      x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), x.value(kKeyFormat), x.value(kValueFormat), static_cast<float>(x.real(kScale)),
+      x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), x.value(kKeyFormat), x.value(kValueFormat), facts_of(chosen.row).half_waves, static_cast<float>(x.real(kScale)),
       static_cast<float>(x.real(kSoftcap))};
   chosen.launch(&args);
 }
@@ -130,6 +145,7 @@ Family const family{
     {{"cache_is_aligned", cache_is_aligned}},
     asks,
     launch,
+    {[](Row const&, Call const&) { return true; }, model_ns, [](Row const&, int64_t const*, int64_t const*) { return false; }},
 };
 
 }  // namespace

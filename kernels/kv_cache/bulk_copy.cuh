@@ -46,9 +46,9 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t address) {
   return word;
 }
 
-__device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
-  uint4 words;
-  asm("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "r"(address));
+__device__ __forceinline__ uint2 load_shared_8(uint32_t address) {
+  uint2 words;
+  asm("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(address));
   return words;
 }
 

@@ -1,20 +1,19 @@
 // The slices of an attention to one result, in their order, so that it does not depend on which block ran first.
 #pragma once
 
-#include <algorithm>
-
 #include "core/launch.cuh"
 #include "core/programmatic.cuh"
 #include "kv_cache/abi.h"
 #include "kv_cache/elements.cuh"
 #include "kv_cache/rotation.cuh"
+#include "kv_cache/slices.h"
 
 namespace gemmill::kv_cache {
 
 constexpr int kRowsOfTile = 8;  // the tensor core's columns; tiles have as many rows, or twice: query rows times query heads of a KV head
 constexpr float kNothing = -1e30f;  // a running maximum before any token: finite, so that differences are
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kCombineThreads = 128;
+constexpr int kCombineThreads = 128, kManyThreads = 256;
 
 // What slices leave: [batch, kv_heads, tiles, slices, rows of a tile], in the rotated basis.
 template <int kHeadDim>
@@ -147,7 +146,7 @@ __device__ __forceinline__ void add_slices(Partial<kHeadDim> const& partial, int
 // A warp takes a row: out = D H y / sqrt(d). Grid: rows of all tiles over four. Where sums of signs come beside the others, a tile
 // has its slices twice.
 template <class Variant, class Element, int kHeadDim>
-__global__ void __launch_bounds__(kCombineThreads) combine_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
+__global__ void __launch_bounds__(kCombineThreads, 8) combine_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
   constexpr int kOwn = kHeadDim / 32;
   wait_for_predecessor();
   ResultParams<kHeadDim> const& result = params.result;
@@ -172,10 +171,11 @@ __global__ void __launch_bounds__(kCombineThreads) combine_slices(__grid_constan
 }
 
 // The same by a block a row, where slices are many: each warp adds its share of them, one after the other, and then the warps' sums are
-// added in their order. Grid: rows of all tiles.
+// added in their order. Grid: rows of all tiles. A bound on blocks an SM gives the compiler registers for eight loads under way: without
+// one it took 32 and spilled.
 template <class Variant, class Element, int kHeadDim>
-__global__ void __launch_bounds__(kCombineThreads) combine_many_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
-  constexpr int kOwn = kHeadDim / 32, kWarps = kCombineThreads / 32;
+__global__ void __launch_bounds__(kManyThreads, 4) combine_many_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
+  constexpr int kOwn = kHeadDim / 32, kWarps = kManyThreads / 32;
   extern __shared__ __align__(128) uint8_t shared[];
   float* const sums = reinterpret_cast<float*>(shared);
   float2* const states = reinterpret_cast<float2*>(sums + kWarps * kHeadDim);
@@ -208,21 +208,6 @@ __global__ void __launch_bounds__(kCombineThreads) combine_many_slices(__grid_co
     for (int j = 0; j < kOwn; ++j) y[j] = y[j] * shrink + own * sums[w * kHeadDim + 32 * j + lane];
   }
   finish_row<Element, kHeadDim>(result, batch, row, head, state, y, none);
-}
-
-// Host code: of how many slices a sequence is to be, where the device holds `blocks` at a time and one costs so many stages beside
-// its own: those with the least time of all waves.
-constexpr int kMostWaves = 4;  // of blocks, that slices are chosen to fill
-
-inline int slices_of(int64_t tiles, int64_t stages, int64_t blocks, int64_t stages_of_start) {
-  int64_t best = 1, least = INT64_MAX;
-  for (int64_t waves = 0; waves <= kMostWaves; ++waves) {
-    int64_t const slices = std::clamp<int64_t>(waves * blocks / tiles, 1, std::max<int64_t>(stages, 1));
-    int64_t const rounds = (tiles * slices + blocks - 1) / blocks;
-    int64_t const cost = rounds * ((stages + slices - 1) / slices + stages_of_start);
-    if (cost < least) least = cost, best = slices;
-  }
-  return static_cast<int>(best);
 }
 
 }  // namespace gemmill::kv_cache

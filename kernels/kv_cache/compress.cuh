@@ -96,10 +96,10 @@ struct CodedPiece {
 #pragma unroll
     for (int j = 0; j < kPiece; ++j) {
       float const unit = x[j] * inverse;
-      Bin const bin = bin_of(unit, scale, lane_bins);
+      FoundBin const bin = bin_of(unit, scale, lane_bins);
       bool const is_above = unit >= bin.boundary;
-      product += unit * (is_above ? bin.higher : bin.lower);
-      uint32_t const code = bin.code + (is_above ? 1 : 0);
+      product += unit * bin.centroid(is_above);
+      uint32_t const code = bin.code() + (is_above ? 1 : 0);
       int const bit = j * kBits, word = bit / 32, shift = bit % 32;
       words[word] += code << shift;
       if (shift + kBits > 32) words[word + 1] += code >> (32 - shift);
@@ -250,7 +250,7 @@ __device__ __forceinline__ uint32_t store_side(gemmill_kv_compress_args const& a
 
 __device__ __forceinline__ void fill_bins(Bins const& bins, uint8_t* shared) {
   for (int i = threadIdx.x; i < kBins * 32; i += kCompressThreads) {
-    reinterpret_cast<uint4*>(shared)[i] = reinterpret_cast<uint4 const&>(bins.bins[i / 32]);
+    reinterpret_cast<uint2*>(shared)[i] = packed_bin(bins.bins[i / 32]);
   }
 }
 
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(kCompressThreads, kBlocksOfSm<kHeadDim>)
   HadamardTile<Element, kHeadDim> const tile(lane / 4, lane % 4);
   using Stages = Staging<Element, kHeadDim>;
   Stages const staging{shared + Plan::kStaging + warp * Stages::kWarpBytes + lane * Stages::kPart};
-  uint32_t const lane_bins = shared_address(shared + kBinsBegin) + 16 * lane;
+  uint32_t const lane_bins = shared_address(shared + kBinsBegin) + kBinBytes * lane;
   Side<Element> side{static_cast<Element const*>(args.keys), args.key_token_stride, args.key_head_stride, 0, lane_bins,
                      params.keys.bins.scale};
   Side<Element> const values{static_cast<Element const*>(args.values), args.value_token_stride, args.value_head_stride,

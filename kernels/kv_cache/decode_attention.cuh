@@ -250,8 +250,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   store_slice<Shape>(params.partial, valid_rows, sums, states);
 }
 
-// Host code: launches. A block costs so many stages beside its own, by the prediction of docs/notes/kv_cache.md.
-constexpr int kStagesOfStart = 12;
+// Host code: launches.
 
 // What a launch is made of.
 struct DecodePlan {
@@ -265,7 +264,7 @@ struct DecodePlan {
     all_tiles = args.batch * args.kv_heads * tiles;
     int64_t stages = (args.table_pages * args.page_size + kStageTokens - 1) / kStageTokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * kStageTokens) / kStageTokens + 2);
-    slices = all_tiles == 0 ? 1 : slices_of(all_tiles, stages, how.sm_count, kStagesOfStart);
+    slices = all_tiles == 0 ? 1 : slices_of(all_tiles, stages, how.sm_count, args.half_waves);
   }
 };
 

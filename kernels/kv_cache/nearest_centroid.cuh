@@ -12,7 +12,7 @@
 namespace gemmill::kv_cache {
 
 constexpr int kBins = 32;
-constexpr int kBinsBytes = kBins * 32 * 16;  // a copy for each lane, whose addresses begin at multiples of them
+constexpr int kBinBytes = 8, kBinsBytes = kBins * 32 * kBinBytes;  // a copy for each lane, whose addresses begin at multiples of them
 
 // A codebook for unit vectors, ascending: centroids and the boundaries between them, of which there is one fewer.
 template <int kBits>
@@ -22,7 +22,7 @@ struct Codebook {
   float boundaries[kLevels - 1];
 };
 
-struct alignas(16) Bin {
+struct Bin {
   float boundary;       // infinite where the bin has none
   float lower, higher;  // centroids on both sides of it
   uint32_t code;        // of the lower one
@@ -34,14 +34,32 @@ struct Bins {
 };
 
 constexpr float kLastBin = 31.9375f;
-constexpr float kMagic = 16384.0f;  // its unit in the last place is 2^-9: a bin's number begins at bit 9 of the sum
+constexpr float kMagic = 32768.0f;  // its unit in the last place is 2^-8: a bin's number begins at bit 8 of the sum
+constexpr uint32_t kCodeBits = 15;
+
+// A bin in half its bytes, as it lies in shared memory. A boundary is the middle of its centroids, so the higher one need not be there.
+// The code takes the last four bits of the lower one, which moves by 2^-20 of itself.
+struct FoundBin {
+  float boundary;
+  uint32_t lower;
+
+  __device__ __forceinline__ uint32_t code() const { return lower & kCodeBits; }
+  __device__ __forceinline__ float centroid(bool is_above) const {
+    float const low = __uint_as_float(lower);
+    return is_above ? fmaf(2.0f, boundary, -low) : low;
+  }
+};
+
+__device__ __forceinline__ uint2 packed_bin(Bin const& bin) {
+  return make_uint2(__float_as_uint(bin.boundary), (__float_as_uint(bin.lower) & ~kCodeBits) | bin.code);
+}
 
 // `lane_bins` is the shared address of the lane's copy of the first bin; kBinsBytes divide the first bin's address.
-__device__ __forceinline__ Bin bin_of(float coordinate, float scale, uint32_t lane_bins) {
+__device__ __forceinline__ FoundBin bin_of(float coordinate, float scale, uint32_t lane_bins) {
   float const part = __saturatef(fmaf(coordinate, scale, 0.5f));
   uint32_t const bits = __float_as_uint(fmaf(part, kLastBin, kMagic));
-  uint4 const words = load_shared_16((bits & ((kBins - 1) << 9)) | lane_bins);
-  return {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z), words.w};
+  uint2 const words = load_shared_8((bits & ((kBins - 1) << 8)) | lane_bins);
+  return {__uint_as_float(words.x), words.y};
 }
 
 // Where on the line a coordinate lies, in bins.

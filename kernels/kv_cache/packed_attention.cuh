@@ -304,7 +304,6 @@ __global__ void __launch_bounds__(kTileThreads, Shape::kHeadDim > 128 ? 1 : 2)
 
 // Host code: launches. Of so many flat rows on, tiles have 128.
 constexpr int kRowsOfWideTiles = 33;
-constexpr int kStagesOfPackedStart = 4;
 
 // What a launch is made of.
 struct PackedPlan {
@@ -320,7 +319,7 @@ struct PackedPlan {
     int64_t const tokens = is_wide ? 64 : 128, pages = args.block_table == nullptr ? 1 : args.table_pages;
     int64_t stages = (pages * args.page_size + tokens - 1) / tokens;
     if (args.window > 0) stages = std::min(stages, (std::min(args.window, stages * tokens) + args.rows) / tokens + 2);
-    slices = all_tiles == 0 ? 1 : slices_of(all_tiles * parts, stages, 2 * how.sm_count, kStagesOfPackedStart);
+    slices = all_tiles == 0 ? 1 : slices_of(all_tiles * parts, stages, 2 * how.sm_count, args.half_waves);
   }
   bool writes() const { return slices == 1 && parts == 1; }
   template <int kHeadDim>

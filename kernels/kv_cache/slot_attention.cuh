@@ -31,26 +31,34 @@ __device__ __forceinline__ void load_slot_queries(SlotParams<Shape> const& param
   using Keys = typename Shape::Keys;
   constexpr int kHeadDim = Shape::kHeadDim, kOwn = kHeadDim / 32;
   auto const& args = params.args;
-  int const lane = threadIdx.x % 32;
-  for (int i = threadIdx.x / 32; i < params.heads * Shape::kRows; i += kSlotConsumers) {
-    int64_t const flat = at.first_row() + i % Shape::kRows, kv_head = at.first_head + i / Shape::kRows;
-    float x[kOwn] = {}, y[kOwn];
-    if (flat < args.rows * params.group) {
-      Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_batch_stride +
-                                  flat / params.group * args.q_row_stride +
-                                  (kv_head * params.group + flat % params.group) * args.q_head_stride + lane;
+  int const lane = threadIdx.x % 32, count = params.heads * Shape::kRows, last = static_cast<int>(args.rows * params.group);
+  int const first_row = static_cast<int>(at.first_row());
+  auto const exists = [&](int i) { return i < count && first_row + i / params.heads < last; };
+  auto const load = [&](float(&x)[kOwn], int i) {  // heads in turn, so that rows that there are come first
+    int const flat = first_row + i / params.heads, kv_head = at.first_head + i % params.heads;
 #pragma unroll
-      for (int k = 0; k < kOwn; ++k) x[k] = to_float(from[32 * k]);
-    }
-    __half* const to = queries + i * Keys::kParts * kHeadDim + lane;
+    for (int k = 0; k < kOwn; ++k) x[k] = 0.0f;
+    if (!exists(i)) return;
+    Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_batch_stride +
+                                flat / params.group * args.q_row_stride +
+                                static_cast<int64_t>(kv_head * params.group + flat % params.group) * args.q_head_stride + lane;
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) x[k] = to_float(from[32 * k]);
+  };
+  float ahead[kOwn];
+  load(ahead, threadIdx.x / 32);
+  for (int i = threadIdx.x / 32; i < count; i += kSlotConsumers) {
+    float x[kOwn], y[kOwn];
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) x[k] = y[k] = ahead[k];
+    load(ahead, i + kSlotConsumers);
+    __half* const to = queries + (i % params.heads * Shape::kRows + i / params.heads) * Keys::kParts * kHeadDim + lane;
     bool const turns = Keys::kRotation != kNone && args.seed >= 0;
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) y[k] = x[k];
-    if (turns) turn<kHeadDim>(y, Keys::kRotation, params.signs);
+    if (turns && exists(i)) turn<kHeadDim>(y, Keys::kRotation, params.signs);
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) to[32 * k] = to_element<__half>(turns ? y[k] * kInverseRoot<kHeadDim> : y[k]);
     if constexpr (Keys::kParts == 2) {
-      projected_of_warp<kHeadDim>(y, params.projection.columns, x);
+      if (exists(i)) projected_of_warp<kHeadDim>(y, params.projection.columns, x);
 #pragma unroll
       for (int k = 0; k < kOwn; ++k) to[kHeadDim + 32 * k] = to_element<__half>(y[k]);
     }
@@ -179,25 +187,29 @@ __device__ __forceinline__ void leave_slot_sums(Running<Shape> const& running, t
   }
 }
 
-// The sums of each head's warps to one, in the warps' order, and to memory.
+// The sums of each head's warps to one, in the warps' order, and to memory. A warp takes a row at a time, a lane four elements.
 template <class Shape>
 __device__ __forceinline__ void store_slot_slices(SlotParams<Shape> const& params, SlotBlock const& at, int valid_rows,
                                                   float const* sums, float2 const* states) {
   constexpr int kHeadDim = Shape::kHeadDim, kRows = Shape::kRows;
-  for (int i = threadIdx.x; i < params.heads * valid_rows * kHeadDim; i += 32 * kSlotConsumers) {
-    int const column = i % kHeadDim, row = i / kHeadDim % valid_rows, head = i / kHeadDim / valid_rows;
-    float largest = kNothing, sum = 0.0f, out = 0.0f;
+  static_assert(kHeadDim == 4 * 32, "A warp has a row.");
+  int const lane = threadIdx.x % 32;
+  for (int i = threadIdx.x / 32; i < params.heads * valid_rows; i += kSlotConsumers) {
+    int const head = i % params.heads, row = i / params.heads;
+    float largest = kNothing, sum = 0.0f;
+    float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int w = head; w < kSlotConsumers; w += params.heads) largest = fmaxf(largest, states[w * kRows + row].x);
     for (int w = head; w < kSlotConsumers; w += params.heads) {
       float2 const state = states[w * kRows + row];
       float const share = power_of_two(state.x - largest);
+      float4 const own = reinterpret_cast<float4 const*>(sums + (w * kRows + row) * Shape::kSumStride)[lane];
       sum += share * state.y;
-      out += share * sums[(w * kRows + row) * Shape::kSumStride + column];
+      out.x += share * own.x, out.y += share * own.y, out.z += share * own.z, out.w += share * own.w;
     }
     int64_t const heads = at.batch * params.args.kv_heads + at.first_head + head;
     int64_t const to = ((heads * params.tiles + at.tile) * params.slices + at.slice) * kRows + row;
-    params.partial.out[to * kHeadDim + column] = out;
-    if (column == 0) params.partial.max_sum[to] = make_float2(largest, sum);
+    reinterpret_cast<float4*>(params.partial.out + to * kHeadDim)[lane] = out;
+    if (lane == 0) params.partial.max_sum[to] = make_float2(largest, sum);
   }
 }
 
@@ -241,8 +253,7 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
   store_slot_slices<Shape>(params, again, valid_rows, sums, states);
 }
 
-// Host code: launches. A block costs so many stages beside its own.
-constexpr int kStagesOfSlotStart = 8;
+// Host code: launches.
 
 struct SlotPlan {
   int heads = 1;  // of a block
@@ -257,7 +268,7 @@ struct SlotPlan {
     int64_t const tokens = kWarpTokens * kSlotGroupWarps / heads, pages = args.block_table == nullptr ? 1 : args.table_pages;
     int64_t stages = (pages * args.page_size + tokens - 1) / tokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * tokens) / tokens + 2);
-    slices = slices_of(all_tiles / heads, stages, how.sm_count, kStagesOfSlotStart);
+    slices = slices_of(all_tiles / heads, stages, how.sm_count, args.half_waves);
     blocks = all_tiles / heads * slices;
   }
   template <int kHeadDim>
@@ -354,8 +365,8 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   CombineParams<kHeadDim> combining{result, params.partial, params.tiles, params.slices, Shape::kRows, params.group};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
-  constexpr int kCombineBytes = kCombineThreads / 32 * (kHeadDim + 2) * 4;
-  LaunchShape const combines{dim3(static_cast<unsigned>(rows)), dim3(kCombineThreads), dim3(1), kCombineBytes};
+  constexpr int kCombineBytes = kManyThreads / 32 * (kHeadDim + 2) * 4;
+  LaunchShape const combines{dim3(static_cast<unsigned>(rows)), dim3(kManyThreads), dim3(1), kCombineBytes};
   return launch_kernel<combine_many_slices<Variant, Element, kHeadDim>>(combines, how, to_combine);
 }
 

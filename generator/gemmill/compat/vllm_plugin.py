@@ -2,7 +2,8 @@
 
 It puts gemmill's linear kernels before vLLM's own, so that they are asked first: those for FP8 per tensor, token and channel,
 FP8 in blocks, INT8, and 4-bit weights. It stands before the grouped GEMMs of vLLM's FP8 experts too: CUTLASS's, and those in
-blocks, DeepGEMM's. GEMMILL_VLLM=0 leaves vLLM as it is. Nothing is loaded and no GPU is touched before a layer asks.
+blocks, DeepGEMM's. So it does before vLLM's backend of attention over TurboQuant caches. GEMMILL_VLLM=0 leaves vLLM as it is.
+Nothing is loaded and no GPU is touched before a layer asks.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from gemmill.compat.linear import Linear, guarded, refusal
 from gemmill.compat.vllm_experts import MOE_MM, cutlass_moe_mm
 
 _LINEAR, _OPS = "vllm.model_executor.kernels.linear", "vllm._custom_ops"
+_BACKENDS, _BACKEND = "vllm.v1.attention.backends.registry", "TURBOQUANT"
+_OWN_BACKEND = "gemmill.compat.vllm_attention.GemmillTurboQuantBackend"
 _LISTS = {
     "GemmillFP8Linear": "_POSSIBLE_FP8_KERNELS",
     "GemmillBlockFP8Linear": "_POSSIBLE_FP8_BLOCK_KERNELS",
@@ -40,12 +43,16 @@ def _register() -> None:
     for name, kernels in lists.items():
         _check_alone(name, kernels, getattr(ours, name))
     experts, deep_gemm = getattr(import_module(_OPS), MOE_MM), import_module(vllm_blocks.MODULE)
+    backends = import_module(_BACKENDS)
+    backend = getattr(backends.AttentionBackendEnum, _BACKEND)
     vllm_blocks.put_before(deep_gemm)
     for name, kernels in lists.items():
         if getattr(ours, name) not in kernels:
             kernels.insert(0, getattr(ours, name))
     if not hasattr(experts, "__wrapped__"):
         setattr(import_module(_OPS), MOE_MM, _before(experts))
+    if not backend.is_overridden():  # by another plugin
+        backends.register_backend(backend, _OWN_BACKEND)
 
 
 def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:

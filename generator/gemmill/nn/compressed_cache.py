@@ -4,15 +4,18 @@ Page tables are lists on the host; kernels see them as tensors that each step ma
 one of them writes into a page that is not full: then it gets a copy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
 
 from gemmill.families.kv_cache.config import FORMATS, format_of
 from gemmill.families.kv_cache.formats import CacheSpec, check_tag
-from gemmill.families.kv_cache.functions import kv_compress, kv_decode_attention
+from gemmill.families.kv_cache.functions import kv_compress, kv_decode_attention, kv_decompress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,8 @@ class Step:
     """By number, in the order of the tensors."""
     counts: tuple[int, ...]
     """New tokens of each."""
+    lengths: tuple[int, ...]
+    """Tokens of each, new ones included."""
     slot_mapping: Tensor
     """int64 [new tokens of all], sequence after sequence."""
     block_table: Tensor
@@ -35,6 +40,30 @@ class Step:
 class _Sequence:
     pages: list[int]
     length: int
+
+
+Attention = Callable[[Tensor, Tensor, Tensor, float, bool], Tensor]
+"""Of queries [rows, heads, head_dim], the last tokens of a sequence, over its keys and values [tokens, KV heads, head_dim], by a
+scale, causal or not."""
+
+
+def attend_by_torch(q: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool) -> Tensor:
+    """An `Attention` by torch's scaled_dot_product_attention."""
+    rows, tokens = len(q), len(keys)
+    # torch's own causal mask is of the first tokens; where there are as many rows it is the same, and its kernels are faster.
+    mask = causal_lower_right(rows, tokens) if causal and rows != tokens else None
+    given = (x.transpose(0, 1)[None] for x in (q, keys, values))
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != keys.shape[1]}
+    out = scaled_dot_product_attention(*given, attn_mask=mask, is_causal=causal and rows == tokens, **options)
+    return out[0].transpose(0, 1)
+
+
+def _check_queries(step: Step, q: Tensor) -> None:
+    if set(step.counts) - {q.shape[1]} or len(step.counts) != q.shape[0]:
+        raise ValueError(
+            f"Queries {list(q.shape)} were given for {len(step.counts)} sequences of {', '.join(map(str, step.counts))} new "
+            "tokens; they are [sequences, new tokens of each, heads, head dim]: make a step for sequences of as many."
+        )
 
 
 class CompressedKVCache:
@@ -121,6 +150,7 @@ class CompressedKVCache:
         return Step(
             sequences=tuple(counts),
             counts=tuple(counts.values()),
+            lengths=tuple(each.length for each in own),
             slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
             block_table=torch.tensor(table, dtype=torch.int32, device=device).reshape(len(own), widest),
             seq_lens=torch.tensor([each.length for each in own], dtype=torch.int32, device=device),
@@ -145,14 +175,36 @@ class CompressedKVCache:
         """Attention of the new tokens q [sequences, new tokens of each, heads, head_dim] over their sequences.
 
         Options and results are those of `gemmill.kv_decode_attention`. ValueError unless all have as many new tokens."""
-        if set(step.counts) - {q.shape[1]} or len(step.counts) != q.shape[0]:
-            raise ValueError(
-                f"Queries {list(q.shape)} were given for {len(step.counts)} sequences of {', '.join(map(str, step.counts))} new "
-                "tokens; they are [sequences, new tokens of each, heads, head dim]: make a step for sequences of as many."
-            )
+        _check_queries(step, q)
         options = {"scale": scale, "causal": causal, "window": window, "sinks": sinks, "softcap": softcap}
         where = (self.data[layer], step.block_table, step.seq_lens, self.format)
         return kv_decode_attention(q, *where, seed=self.spec.seed, **options)  # type: ignore[arg-type]
+
+    def prefill(
+        self,
+        step: Step,
+        q: Tensor,
+        layer: int = 0,
+        *,
+        scale: float | None = None,
+        causal: bool = True,
+        attention: Attention | None = None,
+    ) -> Tensor:
+        """What `attend` gives, by keys and values that are restored first: the way for many new tokens.
+
+        q is [sequences, new tokens of each, heads, head_dim], as is the result. One sequence after the other is restored, and
+        attended over by `attention`, or by torch's scaled_dot_product_attention. ValueError unless all have as many new tokens."""
+        _check_queries(step, q)
+        factor = self.spec.head_dim**-0.5 if scale is None else scale
+        attended = attention or attend_by_torch
+        out, page = torch.empty_like(q), self.spec.page_size
+        within = torch.arange(page, device=q.device)
+        for i, length in enumerate(step.lengths):
+            table = step.block_table[i, : -(-length // page)].long()
+            slots = (table[:, None] * page + within).flatten()[:length]
+            where = self.data[layer], slots, self.spec.head_dim, self.format, self.spec.seed
+            out[i] = attended(q[i], *kv_decompress(*where, q.dtype), factor, causal)
+        return out
 
     def load_pages(self, data: Tensor, tag: str) -> None:
         """Takes over all pages from a tensor of `data`'s shape that another cache of this tag wrote. ValueError for another."""

@@ -197,3 +197,26 @@ def test_a_wrong_byte_is_seen(format: str) -> None:
         spoiled = field.clone()
         spoiled[1, 0, -1] ^= 0x40
         assert wrong_bytes(fields | {name: spoiled}, x, case.spec) > 0, name
+
+
+def test_a_page_table_is_checked_on_request() -> None:
+    """Entries behind a length are nobody's: they may name anything."""
+    table = torch.tensor([[0, 3, 99], [2, -7, 1]], dtype=torch.int32)
+    lengths = torch.tensor([32, 16], dtype=torch.int32)
+    gemmill.check_page_table(table, lengths, pages=4, page=16)
+    gemmill.check_page_table(table, torch.tensor([0, 0], dtype=torch.int32), pages=0, page=16)
+    for wrong, text in (
+        (
+            (33, 16),
+            "Page 2 of sequence 0 is 99; the cache has pages 0 to 3: correct block_table, of which so many entries are read",
+        ),
+        ((32, 17), "Page 1 of sequence 1 is -7; the cache has pages 0 to 3: "),
+        (
+            (49, 16),
+            "Sequence 0 is told to have 49 tokens; its row of the page table has 3 pages of 16, room for 0 to 48: widen",
+        ),
+        ((32, -1), "Sequence 1 is told to have -1 tokens; "),
+    ):
+        with pytest.raises(ValueError) as caught:
+            gemmill.check_page_table(table, torch.tensor(wrong, dtype=torch.int32), pages=4, page=16)
+        assert str(caught.value).startswith(text)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gemmill.families.kv_cache.reference.attention import AttentionOptions, attention
 from gemmill.nn import CompressedKVCache
-from gemmill.nn.compressed_cache import Step
+from gemmill.nn.compressed_cache import Step, attend_by_torch
 
 PAGE = (Path(__file__).parents[3] / "docs/kv_cache.md").read_text()
 
@@ -52,6 +52,32 @@ def test_sequences_keep_apart_and_lengths_grow() -> None:
         torch.cat((vectors(20, 1), new[0][1:])),
         torch.cat((vectors(20, 2), new[1][1:])),
     )
+
+
+@pytest.mark.parametrize(("past", "causal"), [(0, True), (13, True), (13, False)])
+def test_prefilling_restores_and_gives_what_attending_gives(past: int, causal: bool) -> None:
+    """Two sequences of other lengths; the last of the new tokens see all, the first only the past and themselves."""
+    cache = small()
+    first, second = cache.allocate(), cache.allocate()
+    if past:
+        filled(cache, first, past, seed=1), filled(cache, second, past - 4, seed=3)
+    step = cache.append({first: 7, second: 7})
+    cache.store(step, vectors(14, 5), vectors(14, 6))
+    q = vectors(14, 8, heads=4).unflatten(0, (2, 7))
+    wanted, _ = cache.attend(step, q, causal=causal, scale=0.2)
+    out = cache.prefill(step, q, causal=causal, scale=0.2)
+    assert out.shape == q.shape and (out.float() - wanted.float()).norm() < 0.02 * wanted.float().norm()
+    seen = []
+
+    def own(q: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool) -> Tensor:
+        seen.append((q.shape, keys.shape, values.shape, scale, causal))
+        return attend_by_torch(q, keys, values, scale, causal)
+
+    assert torch.equal(cache.prefill(step, q, causal=causal, scale=0.2, attention=own), out)
+    lengths = (past + 7, past + 3 if past else 7)
+    assert seen == [((7, 4, 64), (n, 2, 64), (n, 2, 64), 0.2, causal) for n in lengths]
+    with pytest.raises(ValueError, match="make a step for sequences of as many"):
+        cache.prefill(step, q[:1])
 
 
 def test_a_fork_shares_pages_until_it_writes() -> None:

@@ -1,8 +1,18 @@
 """What a call of the compressed cache's ops stands for: its kernel, its cache."""
 
-from gemmill.families.kv_cache.config import COMPILED, DTYPES, METHODS, Kind, KvCacheConfig, Slots, format_of
+from gemmill.families.kv_cache import NAME
+from gemmill.families.kv_cache.config import (
+    ATTENTIONS,
+    COMPILED,
+    DTYPES,
+    METHODS,
+    Kind,
+    KvCacheConfig,
+    Slots,
+    format_of,
+)
 from gemmill.families.kv_cache.formats import CacheSpec
-from gemmill.family import Judged
+from gemmill.family import Judged, ProblemCall
 from gemmill.family.operand import DTYPE_CODES
 from gemmill.vocab import Arch
 
@@ -27,8 +37,27 @@ def class_of(call: Judged) -> int:
     return found if slots_of(call) is not Slots.ANY else found - (call.get("slots") or 0)
 
 
+def length_of(call: Judged) -> int:
+    """Tokens of a sequence that its page table has room for, or as many as a window shows. Twin of `length_of` of
+    kernels/kv_cache/binding.cpp."""
+    pages: int = 1 if call.get("is_plain") else call["table_pages"]
+    length: int = pages * call["page"]
+    return min(length, call["window"] + call["rows"]) if call["window"] > 0 else length
+
+
+def problem_of_call(call: Judged) -> ProblemCall:
+    """A call that has passed the checks, as far as the choice depends on it."""
+    if not call["works"]:
+        sizes = 1, 0, 1, 1, 0
+    elif list(Kind)[call["kind"]] in ATTENTIONS:
+        sizes = call["batch"], call["rows"], call["heads"], call["kv_heads"], length_of(call)
+    else:
+        sizes = 1, 1, 1, 1, 0
+    return ProblemCall(family=NAME, problem=class_of(call), sizes=sizes, alignments=())
+
+
 def config_of(call: Judged, arch: Arch) -> KvCacheConfig:
-    """The config that serves a call which has passed the checks: there is exactly one."""
+    """The config that serves a call which has passed the checks, but for settings of its launch: there is exactly one."""
     return KvCacheConfig(
         kind=list(Kind)[call["kind"]],
         dtype=_DTYPE_OF[call["element"]],

@@ -1,7 +1,7 @@
 """KvCacheConfig: one variant of the compressed cache's kernels, and its rules."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
 from typing import ClassVar
@@ -72,6 +72,9 @@ _TEMPLATE = {
 }
 OF_ANY_FORMAT = (Kind.PACK, Kind.UNPACK, Kind.SCORES, Kind.ATTEND)
 """Formats are told to them at run time."""
+ATTENTIONS = (Kind.DECODE, Kind.ATTEND)
+HALF_WAVES = (2, 1, 4, 8)
+"""That slices fill; the first is meant where none is told."""
 WITHOUT_BITS = (Kind.HADAMARD, *OF_ANY_FORMAT)
 DTYPES = (DType.BF16, DType.F16)
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
@@ -97,6 +100,8 @@ class KvCacheConfig:
     value_bits: int = 0
     slots: Slots = Slots.ANY
     """The format, of packed keys and values in slots."""
+    half_waves: int = HALF_WAVES[0]
+    """Of the blocks that a device holds at a time, what slices of an attention's tokens are to fill: a setting of its launch."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "kvcache"
 
@@ -112,8 +117,13 @@ class KvCacheConfig:
 
     @property
     def compiled(self) -> "KvCacheConfig":
-        """Itself: launch settings are chosen at run time."""
-        return self
+        """Without the settings of a launch."""
+        return replace(self, half_waves=HALF_WAVES[0])
+
+    @property
+    def attends(self) -> bool:
+        """Whether there are slices of tokens."""
+        return self.kind in ATTENTIONS
 
 
 def format_of(method: Method, key_bits: int, value_bits: int) -> CacheFormat:
@@ -174,4 +184,29 @@ def _slots(c: KvCacheConfig) -> Iterator[str]:
         )
 
 
-RULES = (_dtype, _sizes, _bits, _slots)
+def _half_waves(c: KvCacheConfig) -> Iterator[str]:
+    """Slices are added up in a launch of their own, which other kernels have not."""
+    offered = HALF_WAVES if c.attends else HALF_WAVES[:1]
+    if c.half_waves not in offered:
+        yield f"half_waves={c.half_waves} contradict kind={c.kind}, which has {', '.join(map(str, offered))}"
+
+
+def offered_kinds(arch: Arch) -> tuple[Kind, ...]:
+    """Kinds that an architecture has kernels of."""
+    return tuple(kind for kind in Kind if _MOST_SHARED.get(kind, 0) <= arch.shared_memory_bytes)
+
+
+_MOST_SHARED = {Kind.DECODE: 227 * 1024, Kind.ATTEND: 227 * 1024, Kind.SCORES: 208 * 1024}
+"""Bytes of shared memory that the largest kernel of a kind takes; others take less than any architecture has."""
+
+
+def _shared_memory(c: KvCacheConfig) -> Iterator[str]:
+    """Stages, tables and queries of an attention lie in shared memory."""
+    if c.kind not in offered_kinds(c.arch):
+        yield (
+            f"kind={c.kind} on arch={c.arch}: its kernels take up to {_MOST_SHARED[c.kind]} bytes of shared memory, a block has "
+            f"{c.arch.shared_memory_bytes} there"
+        )
+
+
+RULES = (_dtype, _sizes, _bits, _slots, _half_waves, _shared_memory)

@@ -5,12 +5,12 @@ from typing import Any
 
 from gemmill.families.kv_cache import NAME, selections
 from gemmill.families.kv_cache.accepts import KvCachePredicate, accepted
-from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import RULES, Kind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.names import from_fields, to_fields
 from gemmill.families.kv_cache.ops import OPS
 from gemmill.families.kv_cache.questions import QUESTIONS
 from gemmill.families.kv_cache.spelling import spell
+from gemmill.families.kv_cache.tuning import TUNING
 from gemmill.family import Family, Kernels
 from gemmill.vocab import Compiler
 
@@ -60,5 +60,5 @@ FAMILY = Family(
     questions=QUESTIONS,
     functions="gemmill.families.kv_cache.functions",
     selections={"smoke": selections.smoke, "default": selections.default},
-    tuning=CLASSES.tuning,
+    tuning=TUNING,
 )

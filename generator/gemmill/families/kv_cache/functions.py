@@ -7,6 +7,7 @@ from gemmill.families.kv_cache.formats import preset
 from gemmill.families.kv_cache.packed import preset_format, slot_sizes
 
 __all__ = [
+    "check_page_table",
     "hadamard_transform",
     "kv_attention",
     "kv_attention_scores",
@@ -226,3 +227,25 @@ def vllm_cache(cache: torch.Tensor, name: str, head_dim: int) -> tuple[torch.Ten
             f"KV heads, {slot}]: pass the tensor that vLLM allocated."
         )
     return cache[..., :key], cache[..., key : key + value]
+
+
+def check_page_table(block_table: torch.Tensor, seq_lens: torch.Tensor, pages: int, page: int) -> None:
+    """Raise ValueError where a table [batch, pages of the longest] names pages that a cache of so many has not, or lengths [batch] go
+    beyond it.
+
+    `page` is the tokens of a page. The ops look at neither, and take the nearest that there is: this waits for the device, once."""
+    table, lengths = block_table.cpu(), seq_lens.cpu()
+    reach = table.shape[1] * page
+    for sequence, length in enumerate(lengths.tolist()):
+        if not 0 <= length <= reach:
+            raise ValueError(
+                f"Sequence {sequence} is told to have {length} tokens; its row of the page table has {table.shape[1]} pages of {page}, room "
+                f"for 0 to {reach}: widen block_table, or correct seq_lens."
+            )
+        used = table[sequence, : -(-length // page)]
+        outside = ((used < 0) | (used >= pages)).nonzero().flatten().tolist()
+        if outside:
+            raise ValueError(
+                f"Page {outside[0]} of sequence {sequence} is {int(used[outside[0]])}; the cache has pages 0 to {pages - 1}: correct "
+                "block_table, of which so many entries are read as the sequence's length says."
+            )

@@ -4,21 +4,24 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gemmill.families.kv_cache.config import WITHOUT_BITS, Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.config import HALF_WAVES, WITHOUT_BITS, Kind, KvCacheConfig, Slots
 from gemmill.vocab import Arch, DType
 
 
 def to_fields(config: KvCacheConfig) -> list[str]:
-    """kind dtype head_dim, then bits of keys and values, or the format of slots."""
+    """kind dtype head_dim, then bits of keys and values, or the format of slots, then what slices fill if it is not the default."""
     fields = [config.kind.value, config.dtype.value, f"d{config.head_dim}"]
     if config.slots is not Slots.ANY:
-        return [*fields, config.slots.value]
-    return fields if config.kind in WITHOUT_BITS else [*fields, f"k{config.key_bits}v{config.value_bits}"]
+        fields.append(config.slots.value)
+    elif config.kind not in WITHOUT_BITS:
+        fields.append(f"k{config.key_bits}v{config.value_bits}")
+    return fields if config.half_waves == HALF_WAVES[0] else [*fields, f"w{config.half_waves}"]
 
 
 def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> KvCacheConfig:
     """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
-    kind = Kind(fields[0])
+    kind, setting = Kind(fields[0]), re.fullmatch(r"w(\d)", fields[-1])
+    fields = fields if setting is None else fields[:-1]
     has_slots = kind is Kind.ATTEND and len(fields) == 4
     count = 3 if kind in WITHOUT_BITS and not has_slots else 4
     if len(fields) != count:
@@ -27,6 +30,7 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> KvCacheConfig:
         "kind": kind,
         "dtype": DType(fields[1]),
         "head_dim": _number("head_dim", "d", fields[2]),
+        "half_waves": HALF_WAVES[0] if setting is None else int(setting[1]),
         "arch": arch,
     }
     if has_slots:

@@ -2,11 +2,13 @@
 
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import (
+    ATTENTIONS,
     BITS,
     COMMON_HEAD_DIM,
     DECODED_BITS,
     DTYPES,
     FORMATS,
+    HALF_WAVES,
     METHODS,
     Kind,
     KvCacheConfig,
@@ -282,10 +284,18 @@ def configs_of(kind: Kind, arch: Arch) -> tuple[KvCacheConfig, ...]:
     """Every config of a kind, each once."""
     return tuple(
         KvCacheConfig(
-            kind=kind, dtype=dtype, head_dim=head_dim, key_bits=keys, value_bits=values, slots=slots, arch=arch
+            kind=kind,
+            dtype=dtype,
+            head_dim=head_dim,
+            key_bits=keys,
+            value_bits=values,
+            slots=slots,
+            half_waves=half_waves,
+            arch=arch,
         )
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
         for keys, values in offered_bits(kind, head_dim)
         for slots in offered_slots(kind, head_dim)
+        for half_waves in (HALF_WAVES if kind in ATTENTIONS else HALF_WAVES[:1])
     )

@@ -2,22 +2,21 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, KvCacheConfig, Slots, offered_kinds
 from gemmill.families.kv_cache.ops import configs_of
 from gemmill.vocab import Arch, DType
 
 
 def default(arch: Arch) -> Iterator[KvCacheConfig]:
-    """Every config that an op reaches; on sm90a."""
-    if arch is Arch.SM90A:
-        for kind in Kind:
-            yield from configs_of(kind, arch)
+    """Every config that an op reaches. Beyond sm90a they are compiled, and never ran."""
+    for kind in offered_kinds(arch):
+        yield from configs_of(kind, arch)
 
 
 def smoke(arch: Arch) -> Iterator[KvCacheConfig]:
-    """One of each op: bf16, 128 elements, 4 bits."""
-    for config in default(arch):
+    """One of each op: bf16, 128 elements, 4 bits; on sm90a."""
+    for config in default(arch) if arch is Arch.SM90A else ():
         is_stored = config.key_bits in (0, 4) and config.value_bits in (0, 4)
         is_common = config.dtype is DType.BF16 and config.head_dim == COMMON_HEAD_DIM
-        if is_common and is_stored and config.slots in (Slots.ANY, Slots.NC4):
+        if is_common and is_stored and config.slots in (Slots.ANY, Slots.NC4) and config == config.compiled:
             yield config

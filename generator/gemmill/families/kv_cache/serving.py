@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from gemmill.families import kv_cache
-from gemmill.families.kv_cache.call import class_of, config_of, spec_of
-from gemmill.families.kv_cache.classes import CLASSES
+from gemmill.families.kv_cache.call import config_of, problem_of_call, spec_of
 from gemmill.families.kv_cache.config import Kind
 from gemmill.families.kv_cache.pages import KEYS, VALUES
 from gemmill.families.kv_cache.reference.asked import Given, attention, options_of, pack, scores, unpack
@@ -14,7 +13,7 @@ from gemmill.families.kv_cache.reference.attention import decode_attention
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate, rotate_back
 from gemmill.families.kv_cache.reference.vectors import decompress
-from gemmill.family import Judged, OpSchema, ProblemCall
+from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
@@ -22,10 +21,6 @@ from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, count_of_variants
 from gemmill.space.names import to_name
 from gemmill.vocab import Arch
-
-
-def _asked(call: Judged) -> ProblemCall:
-    return CLASSES.of_call(kv_cache.NAME, class_of(call))
 
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
@@ -111,4 +106,4 @@ _COMPUTE = {
     Kind.SCORES: scores,
     Kind.ATTEND: attention,
 }
-SERVING = Serving(results=_results, asked=_asked, lacks=_lacks)
+SERVING = Serving(results=_results, asked=problem_of_call, lacks=_lacks)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gemmill.families.kv_cache.config import HALF_WAVES
 from gemmill.families.kv_cache.packed import CACHE_FORMATS, KEY_FORMATS, VALUE_FORMATS
 from gemmill.locations import kernels_dir
 
@@ -103,6 +104,7 @@ def _attention(
     batch, rows, heads, _ = q.shape
     return _filled(
         _Attention,
+        half_waves=HALF_WAVES[0],
         q=q,
         cache=cache,
         block_table=block_table,
@@ -165,6 +167,7 @@ def _packed_attention(
     key_format, value_format = divmod(CACHE_FORMATS.index(format), len(VALUE_FORMATS))
     return _filled(
         _Packed,
+        half_waves=HALF_WAVES[0],
         keys=keys,
         values=values,
         block_table=block_table,

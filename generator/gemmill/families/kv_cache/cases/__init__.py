@@ -4,6 +4,7 @@ from gemmill.families.kv_cache.cases.asked import asked
 from gemmill.families.kv_cache.cases.calls import of_config, once, sized
 from gemmill.families.kv_cache.cases.drawn import drawn
 from gemmill.families.kv_cache.cases.judging import KvCacheJudge, limits, ranges
+from gemmill.families.kv_cache.cases.measured import AttentionMaker
 from gemmill.numerics.cases import Cases
 
 LACKS = (": build ", " lacks ")
@@ -20,4 +21,5 @@ CASES = Cases(
     limits=limits,
     ranges=ranges,
     is_lacking=lambda _call, text: all(words in text for words in LACKS),
+    measured=AttentionMaker,
 )

@@ -146,6 +146,11 @@ class DecodeCase(MadeCall):
             seed=SEED,
         )
 
+    @property
+    def seed(self) -> int:
+        """As the op is told it."""
+        return -1 if self.is_rotated else SEED
+
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Normal data in pages of any order; what no token owns is NaN, and the table beyond a sequence names no page."""
         batch, widest = len(self.lengths), max([1, *(-(-length // self.page) for length in self.lengths)])
@@ -159,8 +164,7 @@ class DecodeCase(MadeCall):
         if str(device) != "meta":
             lengths.copy_(torch.tensor(self.lengths))
             table.copy_(self._fill(cache, batch, widest))
-        seed = -1 if self.is_rotated else SEED
-        options = [self.format, self.head_dim**-0.5, seed, self.causal, self.window, sinks, lse, self.softcap]
+        options = [self.format, self.head_dim**-0.5, self.seed, self.causal, self.window, sinks, lse, self.softcap]
         options.append(self.stays_rotated)
         return [out, q, cache, table, lengths, *options]
 
@@ -184,7 +188,20 @@ def empty_cache(spec: CacheSpec, pages: int, device: torch.device | str) -> Tens
 
 
 def of_config(config: KvCacheConfig) -> Iterator[MadeCall]:
-    """Calls of the op that a config serves: below, at and across the kernels' own limits."""
+    """Calls of the op that a config serves: below, at and across the kernels' own limits. Of settings of a launch, those with slices."""
+    if config == config.compiled:
+        yield from _of_compiled(config)
+        return
+    for case in _of_compiled(config.compiled):
+        if isinstance(case, DecodeCase | AttendCase) and max(case.lengths, default=0) >= _SLICED:
+            yield case
+
+
+_SLICED = 300
+"""Tokens of which there are several slices."""
+
+
+def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
     if config.kind in OF_ANY_FORMAT:
         yield from of_packed_config(config)
     match config.kind:

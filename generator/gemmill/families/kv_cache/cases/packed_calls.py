@@ -165,6 +165,11 @@ class AttendCase(MadeCall):
     """Whether the output stays so."""
     schema = ATTENTION
 
+    @property
+    def seed(self) -> int:
+        """As the op is told it."""
+        return -1 if self.is_rotated else SEED
+
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Normal data; keys and values of a page lie in slots, and what no token owns is 0xFF."""
         batch, is_meta = len(self.lengths), str(device) == "meta"
@@ -185,10 +190,9 @@ class AttendCase(MadeCall):
             self._fill(cache, table, page, specs)
             for row, length in enumerate(self.lengths):
                 table[row, -(-length // page) :] = 10**6
-        seed = -1 if self.is_rotated else SEED
         given = None if self.is_plain else table.int().to(device)
         lengths = torch.tensor(self.lengths, dtype=torch.int32, device=device)
-        options = [self.format, self.head_dim**-0.5, seed, self.causal, self.window, sinks, lse, self.softcap]
+        options = [self.format, self.head_dim**-0.5, self.seed, self.causal, self.window, sinks, lse, self.softcap]
         options.append(self.stays_rotated)
         keys, values = cache[..., :key], cache[..., key : key + value]
         if self.are_apart:

@@ -27,9 +27,8 @@ inline uint32_t load_shared(uint32_t address) {
   memcpy(&word, shared + address - on_host::kReservedBytes, sizeof word);
   return word;
 }
-inline uint4 load_shared_16(uint32_t address) {
-  return make_uint4(load_shared(address), load_shared(address + 4), load_shared(address + 8), load_shared(address + 12));
-}
+inline uint2 load_shared_8(uint32_t address) { return make_uint2(load_shared(address), load_shared(address + 4)); }
+
 inline void initialise(uint64_t* barrier, int arrivals) {
   at(barrier) = {static_cast<int16_t>(arrivals), static_cast<int16_t>(arrivals), 0};
 }

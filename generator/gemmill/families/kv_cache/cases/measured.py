@@ -1,0 +1,180 @@
+"""Operands of the measured classes: caches of random codes, of which calls take one after the other."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from gemmill.families.kv_cache.cases.calls import DecodeCase, DecompressCase, empty_cache
+from gemmill.families.kv_cache.cases.judging import parts, report, worst_part
+from gemmill.families.kv_cache.cases.packed_calls import AttendCase, packed_vectors, specs_of
+from gemmill.families.kv_cache.sweep import Op
+from gemmill.numerics.comparison import Comparison
+from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload
+from gemmill.numerics.memory import Slot
+
+MOST_COPIES = 32
+NORM = 8.0
+"""Of all keys and values in pages: their codes are random."""
+PER_SEQUENCE = ("out", "q", "block_table", "seq_lens", "lse")
+"""Arguments whose first dimension is the sequences."""
+PAGE = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOperands:
+    """The `Operands` of an attention."""
+
+    problem: MeasuredWorkload
+    case: DecodeCase | AttendCase
+    given: tuple[dict[str, Any], ...]
+    """Arguments by name, of each copy."""
+    written: dict[str, Tensor]
+
+    @property
+    def op(self) -> str:
+        return self.case.schema.name
+
+    @property
+    def copies(self) -> int:
+        return len(self.given)
+
+    @property
+    def words(self) -> str:
+        return ""
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        return self.written
+
+    def arguments(self, i: int) -> list[Any]:
+        given = self.given[i] | self.written
+        return [given[name] for name in self.case.schema.arguments]
+
+    def writing(self, outputs: Mapping[str, Tensor]) -> Self:
+        return replace(self, written=dict(outputs))
+
+    def slots(self, pad: int) -> dict[str, Slot]:
+        out, lse = self.written["out"], self.written["lse"]
+        return {"out": _slot(out, out.shape[-1] + pad), "lse": _slot(lse, lse.shape[-1])}
+
+    def expected(self) -> "FirstSequence":
+        return FirstSequence(self)
+
+
+def _slot(x: Tensor, stride: int) -> Slot:
+    """Of a tensor's shape, rows of its last dimension at one stride."""
+    *outer, columns = x.shape
+    strides = [stride]
+    for size in reversed(outer[1:]):
+        strides.insert(0, strides[0] * size)
+    return Slot(
+        dtype=x.dtype,
+        shape=tuple(x.shape),
+        strides=(*strides, 1),
+        rows=x.numel() // max(columns, 1),
+        columns=columns,
+        row_stride=stride,
+        column_stride=1,
+        values=None,
+        written=True,
+    )
+
+
+class FirstSequence:
+    """The reference of the first sequence's last row."""
+
+    def __init__(self, x: AttentionOperands) -> None:
+        self._op, self._given = x.op, dict(zip(x.case.schema.arguments, x.arguments(0), strict=True))
+
+    def compare(self, results: Mapping[str, Tensor]) -> Comparison:
+        """Hold whole results against it."""
+        found = parts(self._op, *(last_row(self._given | dict(each)) for each in ({}, results)))
+        wrong = sum(int((~(part <= 1)).sum()) for part in found.values())
+        return Comparison(
+            ok=wrong == 0,
+            wrong=wrong,
+            elements=sum(part.numel() for part in found.values()),
+            worst_fraction=max(map(worst_part, found.values())),
+            report=report(found),
+            unwritten=any(bool(result.isnan().any()) for result in results.values()),
+        )
+
+
+def last_row(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the first sequence, which is a call of its own."""
+    one = {name: value[:1] if name in PER_SEQUENCE else value for name, value in given.items()}
+    return one | {"q": one["q"][:, -1:], "out": one["out"][:, -1:], "lse": one["lse"][..., -1:].contiguous()}
+
+
+def random_cache(case: DecodeCase | DecompressCase, pages: int, device: torch.device) -> Tensor:
+    """Pages of random codes, and of vectors of one norm: to compress so many by the reference takes minutes."""
+    cache = empty_cache(case.spec, pages, device)
+    pieces = cache.view(pages, case.kv_heads, -1).random_(0, 256)
+    norms = torch.full((case.page,), NORM, dtype=torch.float16, device=device).view(torch.uint8)
+    codes = case.page * case.head_dim * case.spec.format.keys.bits // 8
+    pieces[..., codes : codes + len(norms)] = norms
+    pieces[..., -len(norms) :] = norms
+    return cache
+
+
+def random_slots(case: AttendCase, pages: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Keys and values in slots, a page's vectors over and over: scalars of random bytes are not finite."""
+    specs = specs_of(case.format, case.head_dim)
+    page = torch.cat([packed_vectors((1, case.page, case.kv_heads), spec, device) for spec in specs], dim=-1)
+    cache, key = page.repeat(pages, 1, 1, 1), specs[0].format.size(case.head_dim)
+    return cache[..., :key], cache[..., key:]
+
+
+def attention_arguments(case: DecodeCase | AttendCase, device: torch.device) -> dict[str, Any]:
+    """By name, of sequences of one length."""
+    batch, length = len(case.lengths), case.lengths[0]
+    each = -(-length // case.page)
+    pages = batch * each
+    if isinstance(case, DecodeCase):
+        cached: dict[str, Any] = {"cache": random_cache(case, pages, device)}
+    else:
+        cached = dict(zip(("keys", "values"), random_slots(case, pages, device), strict=True))
+    q = torch.randn(batch, case.rows, case.heads, case.head_dim, device=device).bfloat16()
+    given = {
+        "out": torch.empty_like(q),
+        "q": q,
+        **cached,
+        "block_table": torch.randperm(pages, device=device).int().reshape(batch, each),
+        "seq_lens": torch.full((batch,), length, dtype=torch.int32, device=device),
+        "format": case.format,
+        "scale": case.head_dim**-0.5,
+        "seed": case.seed,
+        "causal": True,
+        "window": 0,
+        "sinks": None,
+        "lse": torch.empty(batch, case.heads, case.rows, device=device),
+        "softcap": 0.0,
+        "rotated_out": False,
+    }
+    return {name: given[name] for name in case.schema.arguments}
+
+
+class AttentionMaker:
+    """Makes operands on a device."""
+
+    def __init__(self, device: torch.device, rotated_bytes: int = ROTATED_BYTES) -> None:
+        self._device, self._rotated_bytes = device, rotated_bytes
+
+    def make(self, problem: MeasuredWorkload) -> AttentionOperands:
+        """As many copies as keep L2 from holding them."""
+        op, sizes = Op(problem.op), problem.sizes
+        batch, rows, heads, kv_heads, length = (
+            sizes[name] for name in ("batch", "rows", "heads", "kv_heads", "length")
+        )
+        lengths, kind = (length,) * batch, DecodeCase if op.bits else AttendCase
+        case = kind(lengths=lengths, rows=rows, heads=heads, kv_heads=kv_heads, page=PAGE, format=op.cache_format)
+        count = min(MOST_COPIES, max(1, -(-self._rotated_bytes // (batch * length * kv_heads * op.token_bytes))))
+        given = tuple(attention_arguments(case, self._device) for _ in range(count))
+        written = {name: given[0][name].fill_(torch.nan) for name in ("out", "lse")}
+        return AttentionOperands(problem=problem, case=case, given=given, written=written)
+
+    def exact(self, x: AttentionOperands) -> None:
+        """None: sums of exponentials are never exact."""

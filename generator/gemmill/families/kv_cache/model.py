@@ -1,0 +1,59 @@
+"""The analytic model that chooses how many slices the tokens of a sequence are. Mirrors kernels/kv_cache/model.cpp.
+
+A block takes a tile of query rows and a slice of the tokens, stage by stage. Blocks run in rounds, and slices are added up at the
+end. Constants are fitted to times of an H200 (docs/notes/kv_cache.md). Tables of measured shapes have the last word.
+"""
+
+from typing import NamedTuple
+
+from gemmill.family import ProblemCall, Row
+
+
+class Facts(NamedTuple):
+    """Of a variant; zeros of one that does not attend. Mirrors `Facts` in kernels/kv_cache/model.h."""
+
+    half_waves: int = 0
+    """Of the device's blocks, that slices are to fill."""
+    most_narrow: int = 0
+    """Flat rows (query rows times query heads of a KV head) up to which tiles are narrow."""
+    narrow_rows: int = 0
+    wide_rows: int = 0
+    narrow_tokens: int = 0
+    """Of a stage, times heads."""
+    wide_tokens: int = 0
+    heads: int = 0
+    """KV heads of a block, at most."""
+    blocks_of_sm: int = 0
+    narrow_ps: int = 0
+    """Picoseconds of a stage."""
+    wide_ps: int = 0
+    start_ps: int = 0
+    """Of a block beside its stages."""
+    slice_ps: int = 0
+    """To add a slice to the others."""
+
+
+def slices_of(tiles: int, stages: int, blocks: int, half_waves: int) -> int:
+    """Of the tokens of each of so many tiles, on a device that holds so many blocks."""
+    return min(max(half_waves * blocks // (2 * max(tiles, 1)), 1), max(stages, 1))
+
+
+def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+    """Estimated nanoseconds of a call; 0 of what is no attention, where there is nothing to choose."""
+    facts: Facts = row.facts
+    if facts.half_waves == 0:
+        return 0.0
+    batch, rows, query_heads, kv_heads, length = call.sizes
+    kv_heads = max(kv_heads, 1)
+    flat = rows * (query_heads // kv_heads)
+    is_wide, heads = flat > facts.most_narrow, 1
+    while heads < facts.heads and kv_heads % (2 * heads) == 0:
+        heads *= 2
+    tiles = batch * (kv_heads // heads) * -(-flat // (facts.wide_rows if is_wide else facts.narrow_rows))
+    stages = -(-length // ((facts.wide_tokens if is_wide else facts.narrow_tokens) // heads))
+    blocks = sm_count * facts.blocks_of_sm
+    slices = slices_of(tiles, stages, blocks, facts.half_waves)
+    rounds = -(-tiles * slices // blocks)
+    stage_ps = facts.wide_ps if is_wide else facts.narrow_ps
+    block = float(-(-stages // slices)) * float(stage_ps) + float(facts.start_ps)
+    return (float(rounds) * block + float(slices) * float(facts.slice_ps)) / 1000.0

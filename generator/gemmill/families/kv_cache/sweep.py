@@ -1,0 +1,117 @@
+"""What is measured of attention over a compressed cache: decoding, with 128 elements a vector and bf16 queries."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gemmill.families.kv_cache import NAME
+from gemmill.families.kv_cache.accepts import KvCachePredicate
+from gemmill.families.kv_cache.classes import CLASSES
+from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.formats import HEAD_DIMS
+from gemmill.families.kv_cache.packed import KEY_FORMATS, VALUE_FORMATS
+from gemmill.family import Measured, ProblemCall, Sizes, Sweep
+from gemmill.vocab import DType
+
+HEAD_DIM = 128
+assert HEAD_DIM in HEAD_DIMS
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Class:
+    """The fields of a config by which classes are told apart."""
+
+    kind: Kind
+    key_bits: int = 0
+    value_bits: int = 0
+    slots: Slots = Slots.ANY
+    dtype: DType = DType.BF16
+    head_dim: int = HEAD_DIM
+
+
+class Op(StrEnum):
+    """Classes of calls that are measured."""
+
+    DECODE_4 = "kv_decode_4bit"
+    """pages of eden or turboquant_mse, 4 bits of keys and values"""
+    DECODE_3 = "kv_decode_3bit"
+    DECODE_2 = "kv_decode_2bit"
+    K8V4 = "kv_slots_k8v4"
+    """packed vectors in slots, in vLLM's formats"""
+    NC4 = "kv_slots_4bitnc"
+    K3V4 = "kv_slots_k3v4nc"
+    NC3 = "kv_slots_3bitnc"
+    ULTRAQUANT = "kv_slots_ultraquant"
+    PROD3 = "kv_slots_prod3mse2"
+
+    @property
+    def bits(self) -> int:
+        """Of an element in pages; 0 in slots."""
+        return {Op.DECODE_4: 4, Op.DECODE_3: 3, Op.DECODE_2: 2}.get(self, 0)
+
+    @property
+    def slots(self) -> Slots:
+        """The format of slots; any in pages."""
+        return Slots.ANY if self.bits else Slots(self.value.removeprefix("kv_slots_"))
+
+    @property
+    def number(self) -> int:
+        """Of the class of its calls."""
+        kind = Kind.DECODE if self.bits else Kind.ATTEND
+        return CLASSES.number(_Class(kind=kind, key_bits=self.bits, value_bits=self.bits, slots=self.slots))
+
+    @property
+    def cache_format(self) -> str:
+        """What the op calls it."""
+        if self.bits:
+            return f"k_eden{self.bits}_v_eden{self.bits}"
+        keys, values = self.slots.sides
+        return f"k_{keys}_v_{values}"
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a token's key and value of a head."""
+        if self.bits:
+            return 2 * (HEAD_DIM * self.bits // 8 + 2)
+        keys, values = self.slots.sides
+        return KEY_FORMATS[keys].size(HEAD_DIM) + VALUE_FORMATS[values].size(HEAD_DIM)
+
+
+def _serves(op: Op) -> Callable[[KvCachePredicate], bool]:
+    kind = "kv_decode_attention" if op.bits else "kv_attention"
+    wanted = DType.BF16, HEAD_DIM, op.bits, op.bits, op.slots
+    return lambda x: kind in x.ops and (x.dtype, x.head_dim, x.key_bits, x.value_bits, x.slots) == wanted
+
+
+def _measured(op: Op) -> Measured:
+    def call(sizes: Sizes) -> ProblemCall:
+        told = tuple(sizes[name] for name in ("batch", "rows", "heads", "kv_heads", "length"))
+        return ProblemCall(family=NAME, problem=op.number, sizes=told, alignments=())
+
+    def moved(s: Sizes) -> int:
+        return s["batch"] * (s["length"] * s["kv_heads"] * op.token_bytes + 4 * s["rows"] * s["heads"] * HEAD_DIM)
+
+    return Measured(
+        name=op.value,
+        call=call,
+        flops=lambda s: 4.0 * s["batch"] * s["rows"] * s["heads"] * s["length"] * HEAD_DIM,
+        operand_bits=16,
+        bytes=moved,
+        serves=_serves(op),
+    )
+
+
+def _shown(config: KvCacheConfig) -> tuple[str, str]:
+    return "pages" if config.slots is Slots.ANY else "slots", str(config.half_waves)
+
+
+SWEEP = Sweep(
+    measured=tuple(_measured(op) for op in Op),
+    steps=(1024, 4096, 8192, 16384, 32768, 131072),
+    example={"batch": 8, "rows": 1, "heads": 32, "kv_heads": 8, "length": [4096, 16384]},
+    tiny={"batch": 2, "rows": 1, "heads": 4, "kv_heads": 2, "length": 64},
+    is_last_resort=lambda config: False,
+    kin=lambda config: config,
+    kinds={"pages": "pages of heads; shown are half waves", "slots": "slots of tokens; shown are half waves"},
+    shown=_shown,
+)

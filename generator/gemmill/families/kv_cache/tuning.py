@@ -1,0 +1,105 @@
+"""How an attention comes to the number of slices that its tokens are: a launch setting of its kernel."""
+
+from collections.abc import Iterator
+
+from gemmill.families.kv_cache.accepts import KvCachePredicate
+from gemmill.families.kv_cache.classes import CLASSES
+from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.model import Facts, model_ns
+from gemmill.families.kv_cache.sweep import SWEEP, Op
+from gemmill.family import ProblemCall, Reach, Row, Tuning
+
+_MOST = 2**62
+"""Of each size: kernels count in 64 bits, or a call's contract says what else."""
+_WORD = 1_000_000
+_NARROW_PS = 330_000
+"""Of 64 tokens and 128 elements in 4 bits by eight rows: 42.6 us of 128 stages (H200, 2026-11-22)."""
+_WIDE_PERMILLE = 1600
+"""Of that, what 16 rows take."""
+
+
+def _facts(config: KvCacheConfig) -> Facts:
+    if not config.attends:
+        return Facts()
+    if config.kind is Kind.DECODE:
+        most = 2**31 if config.head_dim > 128 else 8
+        stage = _NARROW_PS * config.head_dim // 128
+        return Facts(
+            half_waves=config.half_waves,
+            most_narrow=most,
+            narrow_rows=8,
+            wide_rows=16,
+            narrow_tokens=64,
+            wide_tokens=64,
+            heads=1,
+            blocks_of_sm=1,
+            narrow_ps=stage,
+            wide_ps=stage * _WIDE_PERMILLE // 1000,
+            start_ps=4 * _WORD,
+            slice_ps=125_000,
+        )
+    if config.slots is not Slots.ANY:
+        return Facts(
+            half_waves=config.half_waves,
+            most_narrow=2**31,
+            narrow_rows=8,
+            wide_rows=8,
+            narrow_tokens=128,
+            wide_tokens=128,
+            heads=8,
+            blocks_of_sm=1,
+            narrow_ps=2 * _NARROW_PS,
+            wide_ps=2 * _NARROW_PS,
+            start_ps=8 * _WORD,
+            slice_ps=30_000,
+        )
+    return Facts(
+        half_waves=config.half_waves,
+        most_narrow=32,
+        narrow_rows=16,
+        wide_rows=128,
+        narrow_tokens=128,
+        wide_tokens=64,
+        heads=1,
+        blocks_of_sm=2,
+        narrow_ps=15 * _WORD,
+        wide_ps=14 * _WORD,
+        start_ps=30 * _WORD,
+        slice_ps=125_000,
+    )
+
+
+def _rows(config: KvCacheConfig, accepts: KvCachePredicate, kernel: int) -> Iterator[Row]:
+    yield Row(
+        kernel=kernel,
+        problem=CLASSES.number(config),
+        most=_MOST,
+        alignments=(),
+        least=(0,) * len(_SIZES),
+        facts=_facts(config),
+    )
+
+
+_SIZES = ("batch", "rows", "heads", "kv_heads", "length")
+_MEASURED = {op.number: op.value for op in Op}
+
+
+def _measured_as(call: ProblemCall) -> str | None:
+    """The class by which tables know a call."""
+    return _MEASURED.get(call.problem)
+
+
+TUNING = Tuning(
+    sizes=_SIZES,
+    result=("batch", "rows", "heads"),
+    near=("batch", "rows", "heads", "kv_heads"),
+    bucketed="length",
+    reach=Reach(few=0, many=65536, endless=1 << 20, ratio=2, distance=0.1),
+    rows=_rows,
+    describe=CLASSES.tuning.describe,
+    differs=CLASSES.tuning.differs,
+    model_ns=model_ns,
+    offers=lambda config: {CLASSES.number(config): (config,)},
+    measured_as=_measured_as,
+    sweep=SWEEP,
+)

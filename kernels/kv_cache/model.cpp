@@ -1,0 +1,26 @@
+#include "kv_cache/model.h"
+
+#include <algorithm>
+
+#include "extension/layout.h"
+#include "kv_cache/slices.h"
+
+namespace gemmill::kv_cache {
+
+// Mirrored by gemmill.families.kv_cache.model, which says why.
+double model_ns(Row const& of, Call const& call, int64_t sm_count) {
+  Facts const& row = facts_of(of);
+  if (row.half_waves == 0) return 0.0;
+  int64_t const kv_heads = std::max<int64_t>(call.sizes[kSizeKvHeads], 1), flat = call.sizes[kSizeRows] * (call.sizes[kSizeHeads] / kv_heads);
+  bool const is_wide = flat > row.most_narrow;
+  int64_t heads = 1;
+  while (heads < row.heads && kv_heads % (2 * heads) == 0) heads *= 2;
+  int64_t const tiles = call.sizes[kSizeBatch] * (kv_heads / heads) * ceil_div(flat, is_wide ? row.wide_rows : row.narrow_rows);
+  int64_t const stages = ceil_div(call.sizes[kSizeLength], (is_wide ? row.wide_tokens : row.narrow_tokens) / heads);
+  int64_t const blocks = sm_count * row.blocks_of_sm, slices = slices_of(tiles, stages, blocks, row.half_waves);
+  int64_t const rounds = ceil_div(tiles * slices, blocks);
+  double const block = static_cast<double>(ceil_div(stages, slices)) * static_cast<double>(is_wide ? row.wide_ps : row.narrow_ps) + static_cast<double>(row.start_ps);
+  return (static_cast<double>(rounds) * block + static_cast<double>(slices) * static_cast<double>(row.slice_ps)) / 1000.0;
+}
+
+}  // namespace gemmill::kv_cache

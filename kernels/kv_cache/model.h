@@ -1,0 +1,20 @@
+// What is known of an attention's variants beside their rows. Mirrors gemmill.families.kv_cache.model.
+#pragma once
+
+#include "extension/selection.h"
+
+namespace gemmill::kv_cache {
+
+// Row::facts; the order of fields is the interface. `Facts` there says what each is.
+struct Facts {
+  int64_t half_waves, most_narrow, narrow_rows, wide_rows, narrow_tokens, wide_tokens, heads, blocks_of_sm;
+  int64_t narrow_ps, wide_ps, start_ps, slice_ps;
+};
+static_assert(sizeof(Facts) <= sizeof(Row::facts));
+
+enum Size { kSizeBatch, kSizeRows, kSizeHeads, kSizeKvHeads, kSizeLength };  // places of a call's sizes
+
+inline Facts const& facts_of(Row const& row) { return reinterpret_cast<Facts const&>(row.facts); }
+double model_ns(Row const& row, Call const& call, int64_t sm_count);
+
+}  // namespace gemmill::kv_cache

@@ -1,0 +1,157 @@
+"""How many slices the tokens of a sequence are: a launch setting, chosen by a model or by what was measured."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from gemmill.families.kv_cache import NAME
+from gemmill.families.kv_cache.call import problem_of_call
+from gemmill.families.kv_cache.cases import CASES
+from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, of_config
+from gemmill.families.kv_cache.cases.measured import AttentionMaker
+from gemmill.families.kv_cache.cases.packed_calls import AttendCase
+from gemmill.families.kv_cache.config import HALF_WAVES, Kind, KvCacheConfig, Slots, offered_kinds
+from gemmill.families.kv_cache.model import Facts, slices_of
+from gemmill.families.kv_cache.selections import default
+from gemmill.families.kv_cache.sweep import SWEEP, Op
+from gemmill.families.kv_cache.tuning import TUNING
+from gemmill.family import ProblemCall, Row
+from gemmill.numerics.measured import results_of
+from gemmill.runtime import checks, operands
+from gemmill.runtime.schemas import BY_NAME
+from gemmill.runtime.select import Trust, select
+from gemmill.space.names import parse_name, symbol_of, to_name
+from gemmill.tuner.problems import problem_of
+from gemmill.vocab import Arch, DType
+
+SMS = 132
+DECODE = KvCacheConfig(kind=Kind.DECODE, dtype=DType.BF16, head_dim=128, key_bits=4, value_bits=4)
+TINY = {"batch": 2, "rows": 2, "heads": 4, "kv_heads": 2, "length": 70}
+
+
+def configs_of(op: Op) -> list[KvCacheConfig]:
+    """Those that serve a measured class."""
+    return [config for config in default(Arch.SM90A) if op.number in TUNING.offers(config)]
+
+
+def row_of(config: KvCacheConfig) -> Row:
+    (row,) = TUNING.rows(config, None, 0)
+    return row
+
+
+def call_of(op: Op, **sizes: int) -> ProblemCall:
+    (measured,) = (x for x in SWEEP.measured if x.name == op)
+    return measured.call({"batch": 1, "rows": 1, "heads": 32, "kv_heads": 8} | sizes)
+
+
+def asked(case: Any) -> ProblemCall:
+    schema = BY_NAME[case.schema.name]
+    return problem_of_call(checks.check(schema, operands.of_arguments(schema, case.arguments("meta"))))
+
+
+def test_settings_are_of_a_launch_and_of_attention_alone() -> None:
+    settings = [KvCacheConfig(**(vars(DECODE) | {"half_waves": n})) for n in HALF_WAVES]
+    assert [to_name(config).rpartition("_")[2] for config in settings] == ["k4v4", "w1", "w4", "w8"]
+    assert {config.compiled for config in settings} == {DECODE} and len({symbol_of(c) for c in settings}) == 1
+    assert all(parse_name(to_name(config)) == config for config in settings)
+    assert [row_of(config).facts.half_waves for config in settings] == list(HALF_WAVES)
+    with pytest.raises(ValueError, match=r"half_waves=4 contradict kind=pack, which has 2 \(half_waves\)"):
+        KvCacheConfig(kind=Kind.PACK, dtype=DType.BF16, head_dim=128, half_waves=4)
+    with pytest.raises(ValueError, match=r"half_waves=3 contradict kind=decode, which has 2, 1, 4, 8"):
+        KvCacheConfig(**(vars(DECODE) | {"half_waves": 3}))
+    cases = list(of_config(settings[1]))
+    assert 2 < len(cases) < len(list(of_config(DECODE))) and all(max(case.lengths) >= 300 for case in cases)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "stages", "half_waves", "slices"),
+    [(8, 256, 2, 16), (8, 256, 1, 8), (8, 10, 8, 10), (200, 64, 2, 1), (200, 64, 4, 1), (200, 64, 8, 2), (0, 0, 2, 1)],
+)
+def test_slices_fill_the_device(tiles: int, stages: int, half_waves: int, slices: int) -> None:
+    assert slices_of(tiles, stages, SMS, half_waves) == slices
+
+
+@pytest.mark.parametrize("op", Op)
+def test_the_model_fills_the_device_once_and_long_blocks_more_often(op: Op, table_of: Callable[..., Any]) -> None:
+    table = table_of(*configs_of(op))
+    chosen = select(table, call_of(op, length=16384), SMS)
+    assert chosen.trust is Trust.MODEL and chosen.entry.config.half_waves == 2
+    assert len(chosen.trace) == 3 and all("the model prefers another (model: " in x.reason for x in chosen.trace)
+    # 100 tiles leave 32 of 132 multiprocessors idle, unless each is of several slices.
+    wide = select(table, call_of(op, batch=100, kv_heads=1, heads=8, length=65536), SMS)
+    assert wide.entry.config.half_waves > 2
+
+
+def test_a_measured_row_is_taken_before_the_model(table_of: Callable[..., Any], tuned_row: Callable[..., Any]) -> None:
+    op = Op.DECODE_4
+    slow = next(config for config in configs_of(op) if config.half_waves == 8)
+    table = table_of(*configs_of(op), tuned=(tuned_row(op, slow),))
+    found = select(table, call_of(op, length=16384), SMS)
+    assert (found.entry.config, found.trust) == (slow, Trust.EXACT)
+    assert found.measured == {"batch": 1, "rows": 1, "heads": 32, "kv_heads": 8, "length": 16384}
+    assert select(table, call_of(op, length=9000), SMS).trust is Trust.EXACT, "a row serves up to its length"
+    for sizes in ({"length": 8000}, {"batch": 2, "length": 16384}, {"heads": 16, "length": 16384}, {"length": 16385}):
+        assert select(table, call_of(op, **sizes), SMS).trust is Trust.MODEL, sizes
+
+
+@pytest.fixture
+def tuned_row() -> Callable[..., Any]:
+    from gemmill.runtime.tuned import TunedChoice
+
+    def make(op: Op, config: KvCacheConfig) -> TunedChoice:
+        sizes = {"batch": 1, "rows": 1, "heads": 32, "kv_heads": 8, "length": 16384}
+        return TunedChoice(family=NAME, problem=op.number, sizes=sizes, names=(to_name(config),), exact=True)
+
+    return make
+
+
+def test_a_call_tells_what_the_choice_depends_on() -> None:
+    """Of lengths, which are on the device, the room in the page table; of a window what it shows."""
+    decode = DecodeCase(lengths=(100, 3), rows=2, heads=8, kv_heads=2, page=32)
+    assert asked(decode).sizes == (2, 2, 8, 2, 128)
+    assert asked(DecodeCase(**(vars(decode) | {"window": 40}))).sizes == (2, 2, 8, 2, 42)
+    assert asked(AttendCase(lengths=(100, 3), heads=4, kv_heads=1, is_plain=True)).sizes == (2, 1, 4, 1, 105)
+    assert asked(DecodeCase(lengths=())).sizes == (1, 0, 1, 1, 0), "nothing is launched"
+    assert asked(CompressCase(tokens=5, format="k_eden4_v_eden4")).sizes == (1, 1, 1, 1, 0)
+    assert row_of(KvCacheConfig(kind=Kind.HADAMARD, dtype=DType.BF16, head_dim=64)).facts == Facts()
+
+
+@pytest.mark.parametrize("op", Op)
+def test_operands_are_computed_right_and_wrong_ones_are_seen(op: Op) -> None:
+    assert CASES.measured is AttentionMaker
+    x = AttentionMaker(torch.device("cpu"), 1).make(problem_of(op, TINY))
+    assert x.copies == 1 and AttentionMaker(torch.device("cpu"), 1).exact(x) is None
+    expected = x.expected()
+    results = results_of(x, getattr(torch.ops.gemmill, x.op).default(*x.arguments(0)))
+    assert expected.compare(results).ok
+    slots: Mapping[str, Any] = x.slots(8)
+    assert slots["out"].strides == (2 * 4 * 136, 4 * 136, 136, 1) and slots["lse"].shape == (2, 4, 2)
+    results["out"][0, -1, 3] += 0.5
+    found = expected.compare(results)
+    assert not found.ok and found.wrong > 0 and "elements of out" in found.report
+    results["lse"].fill_(torch.nan)
+    assert expected.compare(results).unwritten
+
+
+@pytest.mark.parametrize("op", Op)
+def test_each_class_is_known_by_its_calls(op: Op) -> None:
+    call = call_of(op, length=16384)
+    assert TUNING.measured_as(call) == op and call.alignments == ()
+    found = configs_of(op)
+    assert [config.half_waves for config in found] == list(HALF_WAVES) and len({c.compiled for c in found}) == 1
+    (config,) = {config.compiled for config in found}
+    assert (config.slots is Slots.ANY) == bool(op.bits)
+    (measured,) = (x for x in SWEEP.measured if x.name == op)
+    sizes = {"batch": 2, "rows": 1, "heads": 32, "kv_heads": 8, "length": 100}
+    bytes_of_token = {Op.DECODE_4: 132, Op.NC4: 134, Op.K8V4: 196, Op.PROD3: 86}.get(op, op.token_bytes)
+    assert measured.bytes(sizes) == 2 * (100 * 8 * bytes_of_token + 4 * 32 * 128)
+
+
+def test_blackwell_has_the_kernels_that_fit_its_shared_memory() -> None:
+    assert offered_kinds(Arch.SM100A) == tuple(Kind)
+    assert set(Kind) - set(offered_kinds(Arch.SM120A)) == {Kind.DECODE, Kind.ATTEND, Kind.SCORES}
+    assert {config.arch for config in default(Arch.SM120A)} == {Arch.SM120A}
+    with pytest.raises(ValueError, match="up to 232448 bytes of shared memory, a block has 101376 there"):
+        KvCacheConfig(**(vars(DECODE) | {"arch": Arch.SM120A}))

@@ -1,0 +1,158 @@
+"""vLLM's TurboQuant backend with gemmill's kernels, against what was recorded of vLLM 0.33.0 (tools/record_engines.py)."""
+
+import importlib
+import inspect
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from builds import TableOnly
+from engines import CLASSES, vllm_modules
+from gemmill.compat import linear, vllm_plugin
+from gemmill.families import kv_cache
+from gemmill.registry import REGISTRY
+from gemmill.runtime import ops
+from gemmill.space.selections import select
+
+NAME, HEADS, KV_HEADS, HEAD_DIM, PAGE, SLOT = "turboquant_4bit_nc", 4, 2, 128, 16, 134
+OWN = "gemmill.compat.vllm_attention"
+
+
+@pytest.fixture
+def vllm(monkeypatch) -> SimpleNamespace:
+    """A stand-in of vLLM that was just started."""
+    modules = vllm_modules()
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, OWN, raising=False)
+    monkeypatch.setattr(linear, "_complained", set())
+    monkeypatch.delenv("GEMMILL_VLLM", raising=False)
+    yield SimpleNamespace(envs=modules["vllm.envs"], **vars(modules["vllm.v1.attention.backends.registry"]))
+    sys.modules.pop(OWN, None)
+
+
+@pytest.fixture
+def served(make_manifest, table_of, monkeypatch) -> TableOnly:
+    """A loaded build of the smoke selection's kernels of caches."""
+    configs = REGISTRY.configs_of(kv_cache.NAME, select("smoke").configs)
+    build = TableOnly(make_manifest(*configs), table_of(*configs))
+    monkeypatch.setattr(ops, "_active", build)
+    return build
+
+
+def own() -> ModuleType:
+    return importlib.import_module(OWN)
+
+
+def impl_of(dtype: str = NAME):
+    """As vLLM would have made it."""
+    made = own().GemmillTurboQuantImpl()
+    told = {"kv_cache_dtype": dtype, "num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_size": HEAD_DIM, "scale": 0.1}
+    for name, value in told.items():
+        setattr(made, name, value)
+    return made
+
+
+def new_cache(blocks: int = 3) -> torch.Tensor:
+    """As a layer hands it on: [blocks, tokens, heads, slot]."""
+    return torch.zeros(blocks, PAGE, KV_HEADS, SLOT, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("name", ["TurboQuantAttentionBackend", "TurboQuantAttentionImpl"])
+def test_what_is_overridden_has_vllms_parameters(vllm, name: str) -> None:
+    mine = getattr(own(), f"Gemmill{name.replace('Attention', '')}")
+    theirs = CLASSES[name]["methods"]
+    overridden = {method: value for method, value in vars(mine).items() if method in theirs}
+    assert overridden.keys() == ({"get_impl_cls"} if name.endswith("Backend") else {"_store_kv", "_decode_attention"})
+    for method, value in overridden.items():
+        function = value.__func__ if isinstance(value, staticmethod) else value
+        assert ("staticmethod" in theirs[method]["decorators"]) == isinstance(value, staticmethod)
+        found = [[p.name, p.default is not p.empty] for p in inspect.signature(function).parameters.values()]
+        assert found == [[given, has] for given, _, has in theirs[method]["parameters"]]
+
+
+def test_the_backend_is_registered_once_and_no_other_plugins_is_replaced(vllm, monkeypatch) -> None:
+    backend = vllm.AttentionBackendEnum.TURBOQUANT
+    for _ in range(2):
+        vllm_plugin.register()
+    module, _, name = backend.get_path().rpartition(".")
+    assert (module, name) == (OWN, "GemmillTurboQuantBackend")
+    assert own().GemmillTurboQuantBackend.get_impl_cls() is own().GemmillTurboQuantImpl
+    vllm.register_backend(backend, "another.plugins.Backend")
+    vllm_plugin.register()
+    assert backend.get_path() == "another.plugins.Backend"
+
+
+def test_it_is_switched_off(vllm, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMILL_VLLM", "0")
+    vllm_plugin.register()
+    assert not vllm.AttentionBackendEnum.TURBOQUANT.is_overridden()
+
+
+def test_tokens_are_stored_and_attended_over(vllm, served) -> None:
+    """By the reference, on CPU tensors: what is stored is what the ops store, and slots of -1 are left alone."""
+    torch.manual_seed(3)
+    impl, cache, layer = impl_of(), new_cache(), object()
+    keys, values = torch.randn(2, 20, KV_HEADS, HEAD_DIM).bfloat16()
+    slots = torch.cat((torch.arange(16, 32), torch.tensor([-1, 0, 1, -1]))).int()
+    impl._store_kv(keys, values, cache, slots, layer)
+    stored = (cache != 0).any(-1).all(-1).flatten()
+    assert stored.nonzero().flatten().tolist() == [0, 1, *range(16, 32)]
+    meta = SimpleNamespace(
+        block_table=torch.tensor([[1, 0]], dtype=torch.int32), seq_lens=torch.tensor([18], dtype=torch.int32)
+    )
+    q = torch.randn(1, HEADS, HEAD_DIM).bfloat16()
+    out = impl._decode_attention(q, cache, meta, None, None)
+    order = torch.cat((torch.arange(16), torch.tensor([17, 18])))
+    k, v = (x[order].float().repeat_interleave(HEADS // KV_HEADS, 1) for x in (keys, values))
+    weights = torch.softmax(0.1 * torch.einsum("hd,thd->ht", q[0].float(), k), dim=-1)
+    wanted = torch.einsum("ht,thd->hd", weights, v)
+    assert out.shape == q.shape and (out[0].float() - wanted).norm() < 0.2 * wanted.norm()
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("apart", "its pages are apart, and new tokens are stored by the number of their slot"),
+        ("split", "its slots are split, as AMD's GPUs have them"),
+        ("slot", "slots have 140 bytes, turboquant_4bit_nc with head dim 128 has 134"),
+        ("batch", "gemmill chooses slices by the number of sequences, and VLLM_BATCH_INVARIANT is set"),
+        (
+            "dtype",
+            "build 0123abcd4567 has no variant for turboquant_4bit_nc with head dim 128: `gemmill build` compiles more",
+        ),
+    ],
+)
+def test_vllm_goes_on_with_its_kernels_in_one_sentence(vllm, served, caplog, what: str, told: str) -> None:
+    impl, cache = impl_of(), new_cache()
+    keys = torch.zeros(1, KV_HEADS, HEAD_DIM, dtype=torch.float16 if what == "dtype" else torch.bfloat16)
+    if what == "apart":
+        cache = torch.zeros(3, PAGE + 1, KV_HEADS, SLOT, dtype=torch.uint8)[:, :PAGE]
+    if what == "slot":
+        cache = torch.zeros(3, PAGE, KV_HEADS, 140, dtype=torch.uint8)
+    impl._soa_store = what == "split"
+    vllm.envs.VLLM_BATCH_INVARIANT = what == "batch"
+    before = cache.clone()
+    for _ in range(2):
+        impl._store_kv(keys, keys, cache, torch.zeros(1, dtype=torch.int64), None)
+        assert impl._decode_attention(keys, cache, None, None, None) == "vLLM's"
+    assert torch.equal(cache, before), "vLLM's kernels would have written, ours did not"
+    (message,) = caplog.messages
+    assert message == f"vLLM's TurboQuant kernels serve a cache: {told.replace('0123abcd4567', served.build_id)}"
+
+
+def test_an_unusable_build_is_one_sentence(vllm, caplog, monkeypatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("build x needs torch 2.11 or later,\ntorch 2.9 is installed: upgrade torch")
+
+    monkeypatch.setattr(ops, "_active", None)
+    monkeypatch.setattr(ops, "load", refuse)
+    impl = impl_of()
+    assert impl._decode_attention(torch.zeros(1, HEADS, HEAD_DIM).bfloat16(), new_cache(), None, None, None) == "vLLM's"
+    (message,) = caplog.messages
+    assert message == (
+        "vLLM's TurboQuant kernels serve a cache: gemmill cannot serve here (build x needs torch 2.11 or later, torch 2.9 is "
+        "installed: upgrade torch)"
+    )
