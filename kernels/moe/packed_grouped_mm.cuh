@@ -160,6 +160,12 @@ struct PackedGroupedMm {
     bool whole_quads;  // whether rows of D begin at multiples of 8 bytes
   };
 
+  struct Tile {
+    int32_t weights;  // below 0 behind the last tile
+    int32_t m0, end;  // its first row of D, and the end of its expert's
+    int32_t n0;
+  };
+
   struct alignas(1024) SharedStorage {
     alignas(1024) char tokens[kStages][Mm::kTokenBytes];
     alignas(128) char weights[kStages][Mm::kWeightBytes];
@@ -167,6 +173,7 @@ struct PackedGroupedMm {
     alignas(16) uint2 tables[std::max(Block::kEntries, 1)];
     int32_t first[kMostExperts + 1];  // tile of rows of each expert; the end
     int32_t sources[kTileM];          // rows of A of the tile that is being copied, below 0 for none
+    Tile tiles[kStages];              // of those whose first stage is that
     Filled filled[kStages];
     Freed freed[kStages];
     int32_t gathers;
@@ -179,18 +186,12 @@ struct PackedGroupedMm {
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;           // room to align the base
   static constexpr int kCtas = kSharedBytes <= 113 * 1024 && kTileM <= 64 ? 2 : 1;  // on a multiprocessor
 
-  struct Tile {
-    int32_t weights;  // below 0 behind the last tile
-    int32_t m0, end;  // its first row of D, and the end of its expert's
-    int32_t n0;
-  };
-
   __device__ static void run(Params const& params, char* shared) {
     auto base = reinterpret_cast<uintptr_t>(shared);
     auto& storage = *reinterpret_cast<SharedStorage*>((base + 1023) & ~uintptr_t(1023));
     bool const gathers = params.x.token_ids != nullptr;
     if (threadIdx.x == kConsumers) {
-      cute::prefetch_tma_descriptor(&params.tokens);
+      if (!gathers) cute::prefetch_tma_descriptor(&params.tokens);
       for (auto& barrier : storage.filled) barrier.init(gathers ? 1 + loaders : 1);
       for (auto& barrier : storage.freed) barrier.init(kConsumers / 32);
       cutlass::arch::fence_barrier_init();
@@ -210,12 +211,19 @@ struct PackedGroupedMm {
     int const group = __shfl_sync(~0u, threadIdx.x / Products::kThreads, 0), row_group = group % row_groups, part = group / row_groups;
     uint32_t const told = Block::kEntries > 0 ? cute::cast_smem_ptr_to_uint(storage.tables) : params.spread;
     Ringed ring;
-    for (int index = blockIdx.x;; index += gridDim.x) {
-      Tile const tile = find(params, storage.first, index);
+    while (true) {
+      storage.filled[ring.stage].wait(ring.phase);
+      Tile const tile = storage.tiles[ring.stage];
       if (tile.weights < 0) return;
-      auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
-      Ends const ends(params.x, tile.weights, tile.n0 + threadIdx.x % (kRows / 4) * 4);
-      store<0>(params, storage.sums, tile, sums, ends, row_group * 64, part);
+      int const n = tile.n0 + threadIdx.x % (kRows / 4) * 4;
+      if constexpr (Products::kThreads == 32) {  // whose products leave registers for what is needed at the end
+        Ends const ends(params.x, tile.weights, n);
+        auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
+        store<0>(params, storage.sums, tile, sums, ends, row_group * 64, part);
+      } else {
+        auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
+        store<0>(params, storage.sums, tile, sums, Ends(params.x, tile.weights, n), row_group * 64, part);
+      }
     }
   }
 
@@ -263,19 +271,29 @@ struct PackedGroupedMm {
     return {span.weights, span.begin + inside % tiles_m * kTileM, span.end, inside / tiles_m * kRows};
   }
 
-  // Stages of tile after tile. One thread asks for weights, and for rows in order; rows by their numbers all loaders copy.
+  // Stages of tile after tile. One thread asks for weights, and for rows in order; rows by their numbers all loaders copy. Whose tile
+  // it is stands beside its first stage; behind the last tile comes a stage of none.
   __device__ static void produce(Params const& params, SharedStorage& storage) {
     Ringed ring;
     bool const gathers = params.x.token_ids != nullptr;
     int const thread = threadIdx.x - kConsumers;
     for (int index = blockIdx.x;; index += gridDim.x) {
       Tile const tile = find(params, storage.first, index);
-      if (tile.weights < 0) return;
+      if (tile.weights < 0) {
+        storage.freed[ring.stage].wait(ring.phase ^ 1);
+        if (thread == 0) {
+          storage.tiles[ring.stage] = tile;
+          storage.filled[ring.stage].arrive();
+        }
+        if (gathers) storage.filled[ring.stage].arrive();
+        return;
+      }
       if (thread == 0) prefetch_ends(params, tile);
       if (gathers) list_sources(params.x, storage, tile, thread);
       for (int t = 0; t < params.blocks / kBlocks; ++t, ring.next()) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
         auto& filled = storage.filled[ring.stage];
+        if (thread == 0 && t == 0) storage.tiles[ring.stage] = tile;
         if (thread == 0) load_weights(params, storage, tile, t, ring.stage, gathers ? 0 : Mm::kTokenBytes);
         if (gathers) {
           copy_rows(params.x, storage, t * kTileK, ring.stage, thread);

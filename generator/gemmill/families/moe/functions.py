@@ -50,7 +50,7 @@ def grouped_mm(
         _check_offsets(expert_offsets, rows)
         _check_map("grouped_mm", expert_map, b.shape[0])
         _check_each("grouped_mm", "token_ids", token_ids, 0, a.shape[0] - 1, "one of a's rows")
-    _check_packed("grouped_mm", format, alpha, bias)
+    _check_packed("grouped_mm", format, b_scales, alpha, bias)
     columns = b.shape[1] if format is None or b_scales is None else b_scales.shape[-1]
     out = a.new_empty((rows, columns), dtype=out_dtype or _result_of(a))
     if token_ids is not None and rows > MOST_GATHERED and _can_be_selected(a, a_scales, token_ids):
@@ -86,7 +86,7 @@ def grouped_mm_masked(
     if check:
         _check_each("grouped_mm_masked", "rows", rows, 0, a.shape[1], "rows of an expert's slot")
         _check_map("grouped_mm_masked", expert_map, b.shape[0])
-    _check_packed("grouped_mm_masked", format, alpha, bias)
+    _check_packed("grouped_mm_masked", format, b_scales, alpha, bias)
     columns = b.shape[1] if format is None or b_scales is None else b_scales.shape[-1]
     out = a.new_empty((*a.shape[:2], columns), dtype=out_dtype or _result_of(a))
     if format is not None:
@@ -96,8 +96,12 @@ def grouped_mm_masked(
     return out
 
 
-def _check_packed(op: str, format: str | None, alpha: torch.Tensor | None, bias: torch.Tensor | None) -> None:
-    """Raise RuntimeError where packed weights' arguments come without a format."""
+def _check_packed(
+    op: str, format: str | None, b_scales: torch.Tensor | None, alpha: torch.Tensor | None, bias: torch.Tensor | None
+) -> None:
+    """Raise RuntimeError where packed weights come without bases, or their arguments without a format."""
+    if format is not None and b_scales is None:
+        raise RuntimeError(f"{op}: format is {format!r} and b_scales is None: packed weights have bases")
     if format is None and (alpha is not None or bias is not None):
         name = "bias" if alpha is None else "alpha"
         raise RuntimeError(f"{op}: {name} is given and format is not: weights that are not packed have none")
