@@ -46,6 +46,6 @@ def test_each_class_is_known_by_its_calls_and_has_variants(op: Op) -> None:
     offered = [config for config in default(Arch.SM90A) if call.problem in TUNING.offers(config)]
     assert len(offered) >= 4 and {
         (c.dtype, c.group_size, c.indexed if isinstance(c, GroupedConfig) else op.indexed, c.format) for c in offered
-    } == {(op.dtype, op.group_size, op.indexed, op.format)}
-    of_weight = op.dtype.bits / 8 if op.format is None else float(op.format.bytes_per_value)
+    } == {(op.dtype, op.group_size, op.indexed, op.weights)}
+    of_weight = op.dtype.bits / 8 if op.weights is None else float(op.weights.bytes_per_value)
     assert measured.bytes(SIZES) == int(6 * 48 * 288 * of_weight) + 37 * 288 * op.dtype.bits // 8 + 2 * 37 * 48

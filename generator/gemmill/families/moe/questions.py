@@ -13,7 +13,7 @@ QUESTIONS = (
         flags="--dtype",
         kind=str,
         choices=("e4m3", "s8", "bf16", "f16"),
-        help="Of a, and of weights that are not packed (e4m3)",
+        help="Of a and of the weights (e4m3)",
     ),
     Asked(
         name="format",

@@ -39,7 +39,7 @@ class Op(StrEnum):
         return {Op.INT8: DType.S8, **plain}.get(self, DType.E4M3)
 
     @property
-    def format(self) -> Format | None:
+    def weights(self) -> Format | None:
         """Of packed weights."""
         return {Op.NVFP4_BF16: NVFP4, Op.MXFP4_BF16: MXFP4, Op.MXFP4_FP8: MXFP4}.get(self)
 
@@ -57,7 +57,7 @@ class Op(StrEnum):
     def number(self) -> int:
         """Of the class of its calls."""
         return CLASSES.number(
-            _Class(dtype=self.dtype, group_size=self.group_size, indexed=self.indexed, format=self.format)
+            _Class(dtype=self.dtype, group_size=self.group_size, indexed=self.indexed, format=self.weights)
         )
 
 
@@ -78,12 +78,12 @@ def _measured(op: Op) -> Measured:
     def call(sizes: Sizes) -> ProblemCall:
         m, n, k, experts = (sizes[name] for name in ("m", "n", "k", "experts"))
         a, out = (TMA_BYTES if m == 1 else _aligned(row) for row in (k * size, 2 * n))
-        b = _aligned(k * size) if op.format is None else TMA_BYTES
+        b = _aligned(k * size) if op.weights is None else TMA_BYTES
         return ProblemCall(family=NAME, problem=op.number, sizes=(m, n, k, experts), alignments=(a, b, out))
 
     def moved(s: Sizes) -> int:
         weights = min(s["m"], s["experts"]) * s["n"] * s["k"]
-        of_weight = Fraction(size) if op.format is None else op.format.bytes_per_value
+        of_weight = Fraction(size) if op.weights is None else op.weights.bytes_per_value
         return int(weights * of_weight) + s["m"] * s["k"] * size + 2 * s["m"] * s["n"]
 
     return Measured(
@@ -95,7 +95,7 @@ def _measured(op: Op) -> Measured:
         serves=lambda x: (
             (x.dtype, x.out_dtype, x.group_size) == (op.dtype, DType.BF16, op.group_size)
             and op.indexed in x.gathers
-            and x.format == (op.format and str(op.format))
+            and x.format == (op.weights and str(op.weights))
         ),
         # Of one group alone the scales could be those of channels.
         least={"k": 2 * GROUP} if op.group_size else {},

@@ -167,5 +167,5 @@ def once() -> Iterator[tuple[str, GroupedCase]]:
                 problem = replace(
                     _first(config), counts=(5, 0, 40, 1), n=96, k=256, slot=slot, indexed=indexed, ended=True
                 )
-                words = f" of {config.format} by {config.dtype}{', gathered' if indexed else ''}"
-                yield f"{problem.op}{words}", GroupedCase(problem=problem)
+                kind = f"{config.format} by {config.dtype}{', gathered' if indexed else ''}"
+                yield f"{problem.op} of {kind}", GroupedCase(problem=problem)

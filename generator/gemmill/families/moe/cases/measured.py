@@ -122,7 +122,7 @@ class GroupedMaker:
             dtype=op.dtype,
             grouped=bool(op.group_size),
             indexed=op.indexed,
-            format=op.format,
+            format=op.weights,
             data=data,
         )
         given = calls.make_given(call, self._device)
