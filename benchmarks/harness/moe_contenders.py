@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from gemmill.families.moe.bounds import tolerance
-from gemmill.families.moe.reference import exact_mm
+from gemmill.families.moe.bounds import packed_tolerance, tolerance
+from gemmill.families.moe.reference import exact_mm, packed_exact_mm, unpacked
 from harness.contenders import WrongResult
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
@@ -53,12 +53,19 @@ class MoeContender(_Timed):
 
     def takes(self, problem: "MoeWorkload") -> bool:
         """Whether the namespace has the op."""
-        return hasattr(getattr(torch.ops, self.namespace), "grouped_mm")
+        return hasattr(getattr(torch.ops, self.namespace), self._op(problem))
 
     def call(self, operands: "MoeOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
-        x, op = operands, getattr(torch.ops, self.namespace).grouped_mm.default
+        x = operands
+        op, format = getattr(getattr(torch.ops, self.namespace), self._op(x.problem)).default, x.problem.format
+        if format is not None:
+            given = x.out, x.a, x.b, x.a_scales, x.b_scales, None, None, x.offsets[i], None, None, str(format)
+            return partial(op, *given)
         return partial(op, x.out, x.a, x.b, x.a_scales, x.b_scales, x.offsets[i], None)
+
+    def _op(self, problem: "MoeWorkload") -> str:
+        return "grouped_mm" if problem.format is None else "grouped_fp4_mm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +100,27 @@ def check(
     used = [e for e, (begin, end) in enumerate(pairwise(offsets)) if end > begin]
     for expert in {*used[:CHECKED_EXPERTS], *used[-CHECKED_EXPERTS:]}:
         rows = slice(max(offsets[expert], offsets[expert + 1] - CHECKED_ROWS), offsets[expert + 1])
-        scales = (None, None) if x.a_scales is None else (x.a_scales[rows], x.b_scales[expert])
-        given = x.a[rows], x.b[expert], *scales
         found = out[rows] if placed is None else placed(expert, rows)
-        error = (found.double() - exact_mm(*given)).abs()
-        if not bool((error <= tolerance(*given, out.dtype, promoted=False)).all()):
+        exact, bound = _wanted(x, expert, rows)
+        if not bool(((found.double() - exact).abs() <= bound).all()):
             raise WrongResult(f"wrong result of {x.problem} for expert {expert}")
+
+
+def _wanted(x: "MoeOperands", expert: int, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Exact results of rows of an expert, and how far a right kernel may be from them."""
+    scales = None if x.a_scales is None else x.a_scales[rows]
+    if x.problem.format is None:
+        given = x.a[rows], x.b[expert], scales, None if x.b_scales is None else x.b_scales[expert]
+        return exact_mm(*given), tolerance(*given, x.out.dtype, promoted=False)
+    a = x.a[rows].double() * (1.0 if scales is None else scales.double())
+    b = weights_of(x, expert)
+    bound = packed_tolerance(a, b, None, x.out.dtype, folded=x.problem.scaled)
+    return packed_exact_mm(a, b, None), bound
+
+
+def weights_of(x: "MoeOperands", expert: int) -> torch.Tensor:
+    """Packed weights as float64 [N, K]."""
+    return unpacked(x.b[expert], x.b_scales[expert], x.problem.format, x.problem.k, folded=x.problem.scaled)
 
 
 def torch_grouped(x: "MoeOperands", i: int) -> Callable[[], object]:
@@ -111,6 +133,24 @@ def torch_grouped(x: "MoeOperands", i: int) -> Callable[[], object]:
 def torch_grouped_bf16(x: "MoeOperands", i: int) -> Callable[[], object]:
     """The same without scales."""
     return partial(torch._grouped_mm, x.a, x.b.transpose(1, 2), offs=x.offsets[i][1:].contiguous())
+
+
+class Dequantised:
+    """torch's grouped GEMM of bf16 weights that were packed ones: dequantised once, which is in no time that is told."""
+
+    def __init__(self) -> None:
+        self._of: torch.Tensor | None = None
+        self._weights: torch.Tensor | None = None
+
+    def __call__(self, x: "MoeOperands", i: int) -> Callable[[], object]:
+        """A call with its arguments bound."""
+        p = x.problem
+        if self._of is not x.b:
+            self._of, self._weights = x.b, None
+            self._weights = torch.empty((p.experts, p.n, p.k), dtype=torch.bfloat16, device=x.a.device)
+            for expert, weights in enumerate(self._weights):
+                weights.copy_(weights_of(x, expert))
+        return partial(torch._grouped_mm, x.a, self._weights.transpose(1, 2), offs=x.offsets[i][1:].contiguous())
 
 
 def vllm_grouped(x: "MoeOperands", i: int) -> Callable[[], object]:

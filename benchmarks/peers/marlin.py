@@ -1,4 +1,4 @@
-"""Marlin as a contender: vLLM's kernel of 4-bit weights and bf16 activations, by vLLM's library.
+"""Marlin as a contender: vLLM's kernels of 4-bit weights and bf16 activations, by vLLM's libraries.
 
 Its weights lie as the fragments of its tensor-core instruction do. They are packed here: vLLM's own op for that ended with a CUDA error
 on an H200 (2026-11-22), and the product did not. Its scales lie along K first, permuted likewise; those of nvfp4 have five bits
@@ -8,6 +8,7 @@ of exponent, relative to the largest.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,8 +16,13 @@ from torch import Tensor
 from gemmill.families.blockscaled.cases.measured import BlockScaledOperands
 from gemmill.families.blockscaled.sweep import Op
 from gemmill.formats.codes import unpack
+from gemmill.formats.fp4_blocks import Fp4Blocks
 from gemmill.formats.quantise import BlockScaled
 from harness.contenders import LocalContender
+from harness.moe_contenders import MoePeer
+
+if TYPE_CHECKING:
+    from timed.moe import MoeOperands
 
 OPS = (Op.NVFP4_BF16, Op.MXFP4_BF16)
 _E2M1 = 2 | 1 << 8 | 1 << 16 | 1 << 49
@@ -65,6 +71,54 @@ def marlin_contender() -> LocalContender:
         )
 
     return LocalContender(name="marlin", bind=bind, suits=lambda problem: problem.op in OPS)
+
+
+_BLOCKS_OF_ROWS, _LARGEST_BLOCK, _FILLED = (8, 16, 32, 48), 64, 0.9
+"""Rows to which an expert's are padded: the first of which its rows fill less than this part (vLLM's fused_marlin_moe)."""
+
+
+def marlin_experts() -> MoePeer:
+    """Its grouped GEMM, without what sorts rows. Raises AttributeError where vLLM's library of experts was not loaded."""
+    multiply = torch.ops._moe_C.moe_wna16_marlin_gemm.default
+    align = torch.ops._moe_C.moe_align_block_size.default
+    made: list[tuple[Tensor, tuple[Tensor, Tensor, Tensor]]] = []
+
+    def packed(x: "MoeOperands") -> tuple[Tensor, Tensor, Tensor]:
+        """Made once of each layer's weights."""
+        if not made or made[0][0] is not x.b:
+            made[:] = [(x.b, _packed_experts(x))]
+        return made[0][1]
+
+    def bind(x: "MoeOperands", i: int) -> Callable[[], object]:
+        p, device, (q, scales, factors) = x.problem, x.a.device, packed(x)
+        experts = (
+            torch.repeat_interleave(torch.arange(p.experts, device=device), x.offsets[i].diff()).int().reshape(-1, 1)
+        )
+        of_expert = p.rows / p.experts
+        block = next((rows for rows in _BLOCKS_OF_ROWS if of_expert / rows < _FILLED), _LARGEST_BLOCK)
+        room = min(p.rows + p.experts * (block - 1), p.rows * block)
+        ids, whose = (torch.empty(size, dtype=torch.int32, device=device) for size in (room, -(-room // block)))
+        end = torch.empty(1, dtype=torch.int32, device=device)
+        align(experts, p.experts, block, ids, whose, end, None)
+        sms = torch.cuda.get_device_properties(device).multi_processor_count
+        locks = torch.zeros(sms * _BLOCKS_OF_SM, dtype=torch.int32, device=device)
+        routed = ids, whose, end, torch.ones(p.rows, 1, device=device)
+        given = x.a, x.out, q, None, scales, None, factors, None, locks, *routed
+        sizes, shares = (p.rows, p.n, p.k), (-1, -1, -1)
+        return partial(multiply, *given, block, 1, False, _E2M1, *sizes, False, True, False, *shares)
+
+    return MoePeer(name="marlin", bind=bind, kind="nvfp4")
+
+
+def _packed_experts(x: "MoeOperands") -> tuple[Tensor, Tensor, Tensor]:
+    """Weights, scales and a factor of each expert."""
+    p, found = x.problem, []
+    for blocks, base in zip(x.b, x.b_scales, strict=True):
+        weights, _ = Fp4Blocks(format=p.format, n=p.n, k=p.k, blocks=blocks, base=base).weights()
+        found.append((words_of(weights.codes), *scales_of(weights, 1.0)))
+    words, scales, factors = zip(*found, strict=True)
+    bytes_ = torch.stack([one.view(torch.uint8) for one in scales]).view(torch.float8_e4m3fn)
+    return torch.stack(words), bytes_, torch.cat(factors)
 
 
 def words_of(codes: Tensor) -> Tensor:

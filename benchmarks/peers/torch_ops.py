@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from gemmill.tuner.peers import peers_of
 from harness.contenders import Contender, of_peer
-from harness.moe_contenders import MoePeer, torch_grouped, torch_grouped_bf16
+from harness.moe_contenders import Dequantised, MoePeer, torch_grouped, torch_grouped_bf16
 from harness.sparse_contenders import SPARSE_PEERS
 
 
@@ -18,6 +18,8 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
         return [
             MoePeer(name="torch", bind=torch_grouped),
             MoePeer(name="torch bf16", bind=torch_grouped_bf16, kind="bf16"),
+            MoePeer(name="torch of dequantised nvfp4", bind=Dequantised(), kind="nvfp4"),
+            MoePeer(name="torch of dequantised mxfp4", bind=Dequantised(), kind="mxfp4"),
         ]
     if family == "sparse_mm" and not options.dry_run:
         return list(SPARSE_PEERS)

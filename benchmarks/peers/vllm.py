@@ -9,7 +9,7 @@ from harness.contenders import Contender, FieldError, vllm_contender
 from harness.moe_contenders import MoePeer, vllm_grouped
 from harness.quant_contenders import QuantContender
 from harness.remote import RemoteContender, RemoteError
-from peers.marlin import marlin_contender
+from peers.marlin import marlin_contender, marlin_experts
 
 NAME = "vllm"
 
@@ -17,11 +17,16 @@ NAME = "vllm"
 def add_options(parser: ArgumentParser) -> None:
     """Where its library is."""
     parser.add_argument("--vllm-so", metavar="PATH", help="vLLM's _C_stable_libtorch.abi3.so")
+    parser.add_argument(
+        "--vllm-moe-so", metavar="PATH", help="its _moe_C_stable_libtorch.abi3.so, for Marlin's experts"
+    )
     parser.add_argument("--vllm-apart", action="store_true", help="run vLLM's GEMMs in a process of their own")
 
 
 def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
     """Its ops, if a library was named. Raises FieldError."""
+    if family == "moe" and options.vllm_moe_so:
+        return [_marlin_experts(options), *([_moe(options, notes)] if options.vllm_so else [])]
     if not options.vllm_so:
         return []
     return [_OF_FAMILY[family](options, notes)] if family in _OF_FAMILY else []
@@ -55,6 +60,14 @@ def _moe(options: Namespace, notes: list[str]) -> Contender:
     except (OSError, RuntimeError) as error:
         raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
     return MoePeer(name=NAME, bind=vllm_grouped)
+
+
+def _marlin_experts(options: Namespace) -> Contender:
+    try:
+        torch.ops.load_library(options.vllm_moe_so)
+        return marlin_experts()
+    except (OSError, RuntimeError, AttributeError) as error:
+        raise FieldError(f"vLLM's library {options.vllm_moe_so} cannot be used: {first_line(error)}") from None
 
 
 def _blockscaled(options: Namespace, notes: list[str]) -> Contender:

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from gemmill.families.moe.config import GROUP
+from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
+from gemmill.vocab import Format
+from gemmill.vocab.format import MXFP4, NVFP4
 from harness.moe_contenders import MoeContender
 from timed import Benchmark
 
@@ -21,8 +24,13 @@ LAYERS = (
     (128, 8, 2048, 768),
 )
 """Experts, experts of a token, N and K."""
+SMALL_LAYERS = ((512, 10, 1024, 2048), (512, 10, 2048, 512))
+"""Of packed weights too."""
 TOKENS = (1, 16, 128, 1024, 8192)
-KINDS = ("fp8", "fp8_groups", "bf16")
+NUMBERS = ("fp8", "fp8_groups", "bf16")
+PACKED = {"nvfp4": NVFP4, "mxfp4": MXFP4, "mxfp4_fp8": MXFP4}
+"""Weights beside bf16, the last beside e4m3."""
+KINDS = (*NUMBERS, *PACKED)
 ROUTINGS = ("even", "random")
 FEWEST_COPIES, MOST_COPIES = 2, 16
 COPIED_ROWS = 256
@@ -49,8 +57,18 @@ class MoeWorkload:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations and weights."""
-        return torch.bfloat16 if self.kind == "bf16" else torch.float8_e4m3fn
+        """Of activations, and of weights that are not packed."""
+        return torch.bfloat16 if self.kind in ("bf16", "nvfp4", "mxfp4") else torch.float8_e4m3fn
+
+    @property
+    def format(self) -> Format | None:
+        """Of packed weights."""
+        return PACKED.get(self.kind)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether activations have scales."""
+        return self.dtype.itemsize == 1
 
     @property
     def rows(self) -> int:
@@ -70,8 +88,9 @@ class MoeWorkload:
     @property
     def bytes(self) -> int:
         """Weights of experts that can have rows, activations, results."""
-        operands = min(self.rows, self.experts) * self.n * self.k + self.rows * self.k
-        return operands * self.dtype.itemsize + self.rows * 2 * self.n
+        weights = min(self.rows, self.experts) * self.n * self.k
+        of_weight = self.dtype.itemsize if self.format is None else self.format.bytes_per_value
+        return int(weights * of_weight) + self.rows * (self.k * self.dtype.itemsize + 2 * self.n)
 
     def __str__(self) -> str:
         return (
@@ -105,18 +124,16 @@ class MoeMaker:
     def __init__(self, device: torch.device, rotated_bytes: int, *, filled: bool = True) -> None:
         """filled: whether weights have values."""
         self._device, self._filled = device, filled
-        self._key: tuple[torch.dtype, int, int, int] | None = None
+        self._key: tuple[object, ...] | None = None
         self._weights: Tensor | None = None
         self._generator = torch.Generator(device=device).manual_seed(0)
 
     def make(self, problem: MoeWorkload) -> MoeOperands:
         """Of a problem."""
-        p, key = problem, (problem.dtype, problem.experts, problem.n, problem.k)
+        p, key = problem, (problem.dtype, problem.format, problem.experts, problem.n, problem.k)
         if key != self._key:
             self._weights, self._key = None, key
-            self._weights = torch.empty(key[1:], dtype=p.dtype, device=self._device)
-            for weights in self._weights if self._filled else ():
-                weights.copy_(self._normal(p.n, p.k).to(p.dtype))
+            self._weights = self._numbers(p) if p.format is None else self._packed(p, p.format)
         assert self._weights is not None
         k_groups, n_groups = -(-p.k // GROUP), -(-p.n // GROUP)
         a_shape, b_shape = ((p.rows, k_groups), (p.experts, n_groups, k_groups))
@@ -128,16 +145,39 @@ class MoeMaker:
             out=torch.empty((p.rows, p.n), dtype=torch.bfloat16, device=self._device),
             a=self._normal(p.rows, p.k).to(p.dtype),
             b=self._weights,
-            a_scales=None if p.kind == "bf16" else self._scales(a_shape),
-            b_scales=None if p.kind == "bf16" else self._scales(b_shape),
+            a_scales=self._scales(a_shape) if p.scaled else None,
+            b_scales=self._bases(p) if p.format is not None else self._scales(b_shape) if p.scaled else None,
             offsets=tuple(self._offsets(p) for _ in range(count)),
         )
+
+    def _numbers(self, p: MoeWorkload) -> Tensor:
+        found = torch.empty((p.experts, p.n, p.k), dtype=p.dtype, device=self._device)
+        for weights in found if self._filled else ():
+            weights.copy_(self._normal(p.n, p.k).to(p.dtype))
+        return found
+
+    def _packed(self, p: MoeWorkload, format: Format) -> Tensor:
+        """Blocks of any codes, with scales of a few powers of two."""
+        columns = BLOCK_COLUMNS if p.scaled else SIDE
+        codes = SIDE * columns // 2
+        shape = (p.experts, -(-p.n // SIDE), -(-p.k // STAGE_COLUMNS) * (STAGE_COLUMNS // columns))
+        found = torch.empty((*shape, codes + SIDE * columns // format.group), dtype=torch.uint8, device=self._device)
+        least, step = _SCALE_BYTES[p.kind]
+        for blocks in found if self._filled else ():
+            blocks.random_(0, 256, generator=self._generator)
+            blocks[..., codes:].random_(0, 4, generator=self._generator).mul_(step).add_(least)
+        return found
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self._device, generator=self._generator)
 
     def _scales(self, shape: tuple[int, ...]) -> Tensor:
         return torch.rand(shape, device=self._device, generator=self._generator) * 0.02 + 0.005
+
+    def _bases(self, p: MoeWorkload) -> Tensor:
+        """Powers of two, of nvfp4 ones: as packing makes them."""
+        bases = torch.randint(-8, -4, (p.experts, p.n), device=self._device, generator=self._generator)
+        return torch.exp2(bases.float() * (p.format is not NVFP4))
 
     def _offsets(self, p: MoeWorkload) -> Tensor:
         order = torch.rand(p.tokens, p.experts, device=self._device, generator=self._generator)
@@ -150,6 +190,10 @@ class MoeMaker:
         return torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32, device=self._device)
 
 
+_SCALE_BYTES = {"nvfp4": (64, 8), "mxfp4": (124, 1), "mxfp4_fp8": (48, 8)}
+"""The byte of a scale of an eighth in blocks of each kind, and what doubles it (docs/formats.md)."""
+
+
 def problems_of(options: Namespace) -> list[MoeWorkload]:
     """Every layer with every number of tokens. Raises ValueError."""
     for what, asked, known in (("op", options.op, KINDS), ("routing", options.routing, ROUTINGS)):
@@ -159,8 +203,10 @@ def problems_of(options: Namespace) -> list[MoeWorkload]:
 
 
 def _problems(kinds: list[str], routings: list[str]) -> Iterator[MoeWorkload]:
-    for experts, top, n, k in LAYERS:
+    for experts, top, n, k in (*LAYERS, *SMALL_LAYERS):
         for kind in kinds:
+            if kind in NUMBERS and (experts, top, n, k) in SMALL_LAYERS:
+                continue
             for tokens in TOKENS:
                 for routing in routings:
                     yield MoeWorkload(kind=kind, experts=experts, top=top, n=n, k=k, tokens=tokens, routing=routing)
@@ -178,7 +224,7 @@ def _small(kind: str) -> MoeWorkload:
 
 def add_options(parser: ArgumentParser) -> None:
     """Of the grouped GEMMs alone."""
-    parser.add_argument("--op", "--ops", default=",".join(KINDS), help=f"kinds, with commas, of {', '.join(KINDS)}")
+    parser.add_argument("--op", "--ops", default=",".join(NUMBERS), help=f"kinds, with commas, of {', '.join(KINDS)}")
     parser.add_argument("--routing", default="even", help=f"with commas, of {', '.join(ROUTINGS)}")
 
 

@@ -54,6 +54,12 @@ def lost_in_sum(a: Tensor, b: Tensor, core: TensorCore, *, promoted_k: int | Non
     return error
 
 
+def lost_in_any_order(a: Tensor, b: Tensor, core: TensorCore) -> Tensor:
+    """The same where instructions take the columns in an order of their own: no sum is larger than that of all magnitudes."""
+    instructions = -(-a.shape[1] // core.instruction_k)
+    return instructions * core.losses * core.unit * (a.abs() @ b.abs())
+
+
 def scaled_sums(
     total: Tensor,
     a_scales: Tensor,

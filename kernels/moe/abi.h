@@ -6,7 +6,8 @@
 extern "C" {
 
 // D[i, n] = epilogue(A[r, k] B[e, n, k]), e being the expert of row i, and r its row of A: i, or token_ids[i]. A and D are
-// row-major; strides in elements.
+// row-major; strides in elements. Packed weights are blocks of codes and scales (docs/formats.md): b_scales are their bases,
+// [weights, n], and b_stride_expert is in bytes.
 struct gemmill_grouped_mm_args {
   void const* a;              // [tokens, k]
   void const* b;              // [weights, n, k]
@@ -37,6 +38,9 @@ struct gemmill_grouped_mm_args {
   int64_t b_scale_stride_n;
   int64_t b_scale_stride_k;
   int64_t b_scale_stride_expert;
+  // Of packed weights; null for none.
+  float const* alpha;         // of each of the weights one value
+  void const* bias;           // [weights, n], of D's type
 };
 
 }  // extern "C"

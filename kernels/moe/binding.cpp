@@ -7,8 +7,8 @@
 namespace gemmill::moe {
 namespace {
 
-enum Role { kOut, kA, kB, kAScales, kBScales, kOffsets, kMap, kIds };
-enum Value { kM, kN, kK, kExperts, kWeights, kSlot, kExpectedRows, kGroups, kTokens, kScaled };
+enum Role { kOut, kA, kB, kAScales, kBScales, kOffsets, kMap, kIds, kAlpha, kBias };
+enum Value { kM, kN, kK, kExperts, kWeights, kSlot, kExpectedRows, kGroups, kTokens, kScaled, kPacked };
 
 int64_t alignment_of(Operand const& x, int64_t also = 0) {
   return tma_alignment(x.data, row_stride(x) | also, x.sizes[x.rank - 1], element_bytes(x.dtype));
@@ -33,7 +33,8 @@ void launch(OpCall const& x, Chosen const& chosen) {
   args.offsets = static_cast<int32_t const*>(offsets.data);
   args.expert_map = static_cast<int32_t const*>(x.tensor(kMap).data);
   args.lda = row_stride(x.tensor(kA)), args.ldb = row_stride(x.tensor(kB)), args.ldd = row_stride(x.tensor(kOut));
-  args.b_stride_expert = args.ldb * x.value(kN);
+  args.b_stride_expert = x.value(kPacked) ? x.tensor(kB).numel() / x.value(kWeights) : args.ldb * x.value(kN);
+  args.alpha = static_cast<float const*>(x.tensor(kAlpha).data), args.bias = x.tensor(kBias).data;
   args.token_ids = static_cast<int32_t const*>(x.tensor(kIds).data);
   args.tokens = static_cast<int32_t>(x.value(kTokens));
   args.id_words = x.tensor(kIds).given() ? static_cast<int32_t>(element_bytes(x.tensor(kIds).dtype) / 4) : 1;
@@ -46,9 +47,9 @@ void launch(OpCall const& x, Chosen const& chosen) {
     args.a_scale_stride_m = a_scales.strides[one_of_each ? 0 : a_scales.rank - 2], args.a_scale_stride_k = a_scales.strides[a_scales.rank - 1];
     args.b_scale_stride_expert = b_scales.strides[0];
     args.b_scale_stride_n = b_scales.strides[1], args.b_scale_stride_k = b_scales.strides[2];
-  } else if (x.value(kScaled)) {
-    args.a_scale_per_row = a_scales.numel() > 1;
-    args.b_scale_per_column = b_scales.numel() > x.value(kWeights);
+  } else if (x.value(kScaled) || x.value(kPacked)) {
+    args.a_scale_per_row = a_scales.given() && a_scales.numel() > 1;
+    args.b_scale_per_column = x.value(kPacked) || b_scales.numel() > x.value(kWeights);
     args.b_scale_stride_expert = args.b_scale_per_column ? x.value(kN) : 1;
   }
   chosen.launch(&args);
@@ -56,8 +57,8 @@ void launch(OpCall const& x, Chosen const& chosen) {
 
 Family const family{
     "moe",
-    {"out", "a", "b", "a_scales", "b_scales", "expert_offsets", "expert_map", "token_ids"},
-    {"M", "N", "K", "experts", "weights", "slot", "expected_rows", "groups", "tokens", "scaled"},
+    {"out", "a", "b", "a_scales", "b_scales", "expert_offsets", "expert_map", "token_ids", "alpha", "bias"},
+    {"M", "N", "K", "experts", "weights", "slot", "expected_rows", "groups", "tokens", "scaled", "packed"},
     {},
     asks,
     launch,

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "moe/abi.h"
+#include "moe/experts.cuh"
 #include "scaled_mm/unaligned_mm.cuh"
 
 namespace gemmill::moe {
@@ -41,25 +41,6 @@ struct UnalignedGroupedMm : UnalignedMm<Element_, Accumulator_, Output_, 64, 64,
     int32_t m0, end;  // its first row, and the end of its expert's
     int32_t n0;
   };
-  struct Span {
-    int32_t begin, end, weights;
-  };
-
-  // Rows of an expert and its weights, never beyond D or B, whatever the offsets are.
-  static __device__ Span span_of(Params const& x, int expert) {
-    auto const offset = [&](int at) { return x.offsets[static_cast<int64_t>(at) * x.offset_words]; };
-    Span span{};
-    if (x.slot != 0) {
-      span.begin = expert * x.slot;
-      span.end = span.begin + min(max(offset(expert), 0), x.slot);
-    } else {
-      span.begin = min(max(offset(expert), 0), x.m);
-      span.end = min(max(offset(expert + 1), span.begin), x.m);
-    }
-    span.weights = x.expert_map != nullptr ? x.expert_map[expert] : expert;
-    if (span.weights < 0 || span.weights >= x.weights) span.end = span.begin;
-    return span;
-  }
 
   // The tile of a number, of all experts'. Asked by whole warps.
   static __device__ Tile find(Params const& x, int64_t index) {
@@ -84,14 +65,6 @@ struct UnalignedGroupedMm : UnalignedMm<Element_, Accumulator_, Output_, 64, 64,
       index -= __shfl_sync(~0u, up_to, 31);
     }
     return {-1, 0, 0, 0};
-  }
-
-  // The row of A for a row of D, below 0 for none.
-  static __device__ int64_t source_of(Params const& x, int64_t row, int end) {
-    if (row >= end) return -1;
-    if (x.token_ids == nullptr) return row;
-    int32_t const token = x.token_ids[row * x.id_words];
-    return token < x.tokens ? token : -1;
   }
 
   static __device__ void multiply_tile(Params const& x, Tile const& tile) {

@@ -13,6 +13,7 @@ from gemmill.build.toolchain import ToolchainPaths
 from gemmill.families import blockscaled, kv_cache, quant, sparse_mm
 from gemmill.families.blockscaled.config import FewConfig, Group
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
+from gemmill.families.moe.config import PackedGroupedConfig
 from gemmill.families.quant.config import QuantConfig, QuantFamily
 from gemmill.manifest import KernelEntry
 from gemmill.manifest.reading import check_extension
@@ -63,6 +64,12 @@ def test_variant(entry: KernelEntry) -> None:
         packed = "_fp4weight_" in entry.name or "_fp4fp8_" in entry.name
         assert not packed or {"UTMALDG", "UBLKCP"} <= entry.sass.keys(), (
             "activations are promised to travel by TMA, weights by bulk copies"
+        )
+        return
+    if isinstance(config, PackedGroupedConfig):
+        product = "HMMA" if config.by_warps else WGMMA_OF.get(config.dtype, "HGMMA")
+        assert {product, "UTMALDG", "UBLKCP", "LDGSTS"} <= entry.sass.keys(), (
+            "rows in order travel by TMA, those by their numbers by copies, weights by bulk copies"
         )
         return
     if entry.family == sparse_mm.NAME:

@@ -23,7 +23,7 @@ ShapesOption = Annotated[
     typer.Option(
         "--shapes",
         metavar="FILE",
-        help=f"JSON or CSV with {_SIZES}. Perhaps with op ({', '.join(_ALIKE)}). Ops of other sizes are {', '.join(_OTHERS)}.",
+        help=f"JSON or CSV with {_SIZES}. Perhaps with op: {', '.join(_ALIKE)}. Of other sizes are {', '.join(_OTHERS)}.",
     ),
 ]
 ModelOption = Annotated[

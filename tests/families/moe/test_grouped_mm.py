@@ -13,7 +13,7 @@ from gemmill.families.moe.bounds import tolerance
 from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.moe.cases.checked import GroupedCase, of_config
 from gemmill.families.moe.classes import CLASSES
-from gemmill.families.moe.config import AnyConfig, GroupedConfig, UnalignedGroupedConfig
+from gemmill.families.moe.config import AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.dsl.plan import Plan
 from gemmill.families.moe.model import model_ns
 from gemmill.families.moe.reference import exact_mm, segment_mm, segments
@@ -190,7 +190,9 @@ def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_on
         assert bool(((lost - exact).abs() > bound).any()), "a step that is left out would not be found"
 
 
-@pytest.mark.parametrize("config", list(smoke(Arch.SM90A))[::2], ids=to_name)
+@pytest.mark.parametrize(
+    "config", [c for c in smoke(Arch.SM90A) if not isinstance(c, PackedGroupedConfig)][::2], ids=to_name
+)
 def test_cases_pass_on_a_cpu(config: AnyConfig) -> None:
     for case in of_config(config):
         assert case.run("cpu").report == "", str(case)
@@ -212,6 +214,8 @@ def test_names_and_rules() -> None:
         if isinstance(config, UnalignedGroupedConfig):
             assert first_rejection(UNALIGNED_RULES, config)
             continue
+        if isinstance(config, PackedGroupedConfig):
+            continue  # test_packed.py
         assert first_rejection(RULES, config)
         plan = Plan(config)
         assert plan.stages >= 2 and plan.shared_bytes <= 227 * 1024

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gemmill.families.moe.cases.measured import GroupedMaker
-from gemmill.families.moe.config import UnalignedGroupedConfig
+from gemmill.families.moe.config import GroupedConfig
 from gemmill.families.moe.selections import default
 from gemmill.families.moe.sweep import SWEEP, Op
 from gemmill.families.moe.tuning import TUNING
@@ -45,6 +45,7 @@ def test_each_class_is_known_by_its_calls_and_has_variants(op: Op) -> None:
     assert measured.call(SIZES | {"n": 12}).alignments[2] == 8
     offered = [config for config in default(Arch.SM90A) if call.problem in TUNING.offers(config)]
     assert len(offered) >= 4 and {
-        (c.dtype, c.group_size, op.indexed if isinstance(c, UnalignedGroupedConfig) else c.indexed) for c in offered
-    } == {(op.dtype, op.group_size, op.indexed)}
-    assert measured.bytes(SIZES) == (6 * 48 + 37) * 288 * op.dtype.bits // 8 + 2 * 37 * 48
+        (c.dtype, c.group_size, c.indexed if isinstance(c, GroupedConfig) else op.indexed, c.format) for c in offered
+    } == {(op.dtype, op.group_size, op.indexed, op.weights)}
+    of_weight = op.dtype.bits / 8 if op.weights is None else float(op.weights.bytes_per_value)
+    assert measured.bytes(SIZES) == int(6 * 48 * 288 * of_weight) + 37 * 288 * op.dtype.bits // 8 + 2 * 37 * 48

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from gemmill.families.moe.config import MOST_EXPERTS, GroupedConfig, UnalignedGroupedConfig
+from gemmill.families.moe.config import MOST_EXPERTS, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.ops import GROUPED_MM, NAMES
+from gemmill.families.moe.packed_ops import FP4_NAMES
 from gemmill.vocab import DType
 
 
@@ -18,6 +19,11 @@ class UnalignedGroupedAccepts:
     group_size: int
     """Of scales in groups along K; 0 where they are per token and per channel."""
     most_experts: int
+
+    @property
+    def format(self) -> str | None:
+        """Of packed weights."""
+        return None
 
     @property
     def operand_dtype(self) -> DType:
@@ -43,6 +49,19 @@ class GroupedAccepts(UnalignedGroupedAccepts):
         return (self.indexed,)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PackedGroupedAccepts(UnalignedGroupedAccepts):
+    """The calls that a kernel of packed weights takes: rows of a begin at multiples of 16 bytes, as weights do."""
+
+    packed_as: str
+    """Format of the weights."""
+
+    @property
+    def format(self) -> str | None:
+        """Of packed weights."""
+        return self.packed_as
+
+
 def accepted(config: GroupedConfig) -> GroupedAccepts:
     """The calls that a kernel of this config takes."""
     return GroupedAccepts(
@@ -63,4 +82,16 @@ def accepted_unaligned(config: UnalignedGroupedConfig) -> UnalignedGroupedAccept
         out_dtype=config.out_dtype,
         group_size=config.group_size,
         most_experts=MOST_EXPERTS,
+    )
+
+
+def accepted_packed(config: PackedGroupedConfig) -> PackedGroupedAccepts:
+    """The calls that a kernel of this config takes."""
+    return PackedGroupedAccepts(
+        ops=FP4_NAMES,
+        dtype=config.dtype,
+        out_dtype=config.out_dtype,
+        group_size=0,
+        most_experts=MOST_EXPERTS,
+        packed_as=str(config.format),
     )

@@ -11,8 +11,15 @@ added, and one of the register. The epilogue costs two more, and storing half a 
 import torch
 from torch import Tensor
 
-from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, OF_E4M3, half_unit_in_last_place, lost_in_sum
-from gemmill.families.moe.reference import each_group, exact_mm
+from gemmill.arithmetic import (
+    FLOAT32_UNIT,
+    OF_16_BITS,
+    OF_E4M3,
+    half_unit_in_last_place,
+    lost_in_any_order,
+    lost_in_sum,
+)
+from gemmill.families.moe.reference import each_group, exact_mm, packed_exact_mm
 
 GROUP_ROUNDINGS, EPILOGUE_ROUNDINGS = 3, 3
 
@@ -43,6 +50,24 @@ def tolerance(
         error = scales * lost_in_sum(a.double(), b.double().t(), OF_E4M3, promoted_k=128 if promoted else None)
     error = error + EPILOGUE_ROUNDINGS * FLOAT32_UNIT * (exact + error)
     return error + half_unit_in_last_place(exact + error, out_dtype)
+
+
+PACKED_PARTS = 4
+"""Of K, that are summed apart and added in float32."""
+PACKED_ROUNDINGS = 3
+"""A base with alpha, a row's scale, and the bias."""
+
+
+def packed_tolerance(a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype, *, folded: bool) -> Tensor:
+    """The same of packed weights: largest |kernel - packed_exact_mm|; arguments as there. folded: whether e4m3 is multiplied.
+
+    In whatever order an instruction takes the columns no sum is larger than that of all magnitudes.
+    """
+    magnitude = a.abs() @ b.abs().t()
+    error = lost_in_any_order(a, b.t(), OF_E4M3 if folded else OF_16_BITS) + PACKED_PARTS * FLOAT32_UNIT * magnitude
+    largest = magnitude + error if bias is None else magnitude + error + bias.double().abs()
+    error = error + PACKED_ROUNDINGS * FLOAT32_UNIT * largest
+    return error + half_unit_in_last_place(packed_exact_mm(a, b, bias).abs() + error, out_dtype)
 
 
 def _of_groups(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, out_dtype: torch.dtype) -> Tensor:

@@ -1,9 +1,10 @@
-"""GroupedConfig: one grouped kernel."""
+"""What a grouped kernel is."""
 
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.gemm.config import ACCUMULATOR_OF, Problem, Schedule
 from gemmill.vocab import (
     Accumulation,
@@ -11,10 +12,12 @@ from gemmill.vocab import (
     Backend,
     DType,
     EpilogueKind,
+    Format,
     KernelSchedule,
     ScaleGranularity,
     ScaleLayout,
 )
+from gemmill.vocab.format import MXFP4, NVFP4
 
 MOST_EXPERTS = 512
 """Whose rows a kernel looks up in shared memory."""
@@ -22,6 +25,10 @@ GROUP = 128
 """Elements along K, and columns of weights, that share a scale where scales come in groups."""
 OPERANDS = (DType.E4M3, DType.S8, DType.BF16, DType.F16)
 """Of 8 bits with scales, of 16 without."""
+FP4_FORMATS = (NVFP4, MXFP4)
+"""Of packed weights, in the order in which classes of calls number them, from 1 on."""
+FP4_PAIRS = ((DType.BF16, NVFP4), (DType.BF16, MXFP4), (DType.E4M3, MXFP4))
+"""Activations and packed weights that are multiplied."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +55,7 @@ class GroupedConfig:
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "groupedmm"
     backend: ClassVar[Backend] = Backend.CUTEDSL
+    format: ClassVar[Format | None] = None
 
     def __post_init__(self) -> None:
         if min(self.tile_shape_mnk) < 1 or min(self.cluster_shape_mnk) < 1:
@@ -108,6 +116,7 @@ class UnalignedGroupedConfig:
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "groupedunaligned"
     backend: ClassVar[Backend] = Backend.CUTLASS
+    format: ClassVar[Format | None] = None
     tile_shape_mnk: ClassVar[tuple[int, int, int]] = (64, 64, 64)
     """Of 8-bit operands."""
 
@@ -128,4 +137,71 @@ class UnalignedGroupedConfig:
         return self.dtype.bits < 16
 
 
-AnyConfig = GroupedConfig | UnalignedGroupedConfig
+@dataclass(frozen=True, kw_only=True)
+class PackedGroupedConfig:
+    """A kernel of packed 4-bit weights, rows in order or gathered: kernels/moe/packed_grouped_mm.cuh."""
+
+    dtype: DType
+    """Of A."""
+    format: Format
+    """Of the weights."""
+    out_dtype: DType = DType.BF16
+    tile_m: int
+    """Rows of A in a tile."""
+    tile_n: int
+    """Rows of weights: 64, of which four warps multiply a quarter of a stage's columns each, or 64 for each of two groups of
+    128 threads."""
+    stages: int
+    arch: Arch = Arch.SM90A
+    tag: ClassVar[str] = "groupedfp4"
+    backend: ClassVar[Backend] = Backend.CUTLASS
+    group_size: ClassVar[int] = 0
+
+    @property
+    def compiled(self) -> "PackedGroupedConfig":
+        """Itself: nothing is left to the launch."""
+        return self
+
+    @property
+    def by_warps(self) -> bool:
+        """Whether warps multiply alone, few tokens each."""
+        return self.tile_n == SIDE
+
+    @property
+    def block_columns(self) -> int:
+        """Of a block of weights."""
+        return BLOCK_COLUMNS if self.dtype is DType.E4M3 else SIDE
+
+    @property
+    def stage_columns(self) -> int:
+        """Along K."""
+        return STAGE_COLUMNS if self.by_warps else BLOCK_COLUMNS
+
+    @property
+    def loaders(self) -> int:
+        """Threads that load: a group of warps where it is alone on a multiprocessor."""
+        return 32 if self.tile_m <= SHARING_ROWS else 128
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of weights with their scales, and of activations."""
+        weights = self.tile_n * (self.stage_columns // 2 + self.stage_columns // self.format.group)
+        return weights + self.tile_m * self.stage_columns * self.dtype.bits // 8
+
+    @property
+    def shared_bytes(self) -> int:
+        """All, at most."""
+        sums = 4 * self.tile_m if self.by_warps else min(self.tile_m, MEETING_ROWS)
+        return self.stages * self.stage_bytes + 4 * sums * (self.tile_n + 4) + 4 * MOST_EXPERTS + 2048
+
+    @property
+    def ctas_of_sm(self) -> int:
+        """That fit on a multiprocessor: two or one."""
+        return 2 if self.tile_m <= SHARING_ROWS and self.shared_bytes <= 113 * 1024 else 1
+
+
+SHARING_ROWS = 64
+"""Of A in a tile, whose sums leave room for a second CTA."""
+MEETING_ROWS = 16
+"""Whose sums groups of 128 threads lay out for storing at a time."""
+AnyConfig = GroupedConfig | UnalignedGroupedConfig | PackedGroupedConfig

@@ -4,14 +4,28 @@ from dataclasses import fields
 from typing import Any
 
 from gemmill.families.moe import NAME, selections
-from gemmill.families.moe.accepts import GroupedAccepts, UnalignedGroupedAccepts, accepted, accepted_unaligned
-from gemmill.families.moe.config import AnyConfig, GroupedConfig, UnalignedGroupedConfig
+from gemmill.families.moe.accepts import (
+    GroupedAccepts,
+    PackedGroupedAccepts,
+    UnalignedGroupedAccepts,
+    accepted,
+    accepted_packed,
+    accepted_unaligned,
+)
+from gemmill.families.moe.config import AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.dsl.plan import Plan
-from gemmill.families.moe.names import from_fields, to_fields, unaligned_from_fields, unaligned_to_fields
+from gemmill.families.moe.names import (
+    from_fields,
+    packed_from_fields,
+    packed_to_fields,
+    to_fields,
+    unaligned_from_fields,
+    unaligned_to_fields,
+)
 from gemmill.families.moe.ops import OPS
 from gemmill.families.moe.questions import QUESTIONS
-from gemmill.families.moe.rules import RULES, UNALIGNED_RULES
-from gemmill.families.moe.spelling import spell, spell_unaligned
+from gemmill.families.moe.rules import PACKED_RULES, RULES, UNALIGNED_RULES
+from gemmill.families.moe.spelling import spell, spell_packed, spell_unaligned
 from gemmill.families.moe.tuning import TUNING
 from gemmill.family import DslBody, Family, Kernels
 from gemmill.vocab import Compiler
@@ -59,11 +73,27 @@ UNALIGNED = Kernels(
     unit_seconds=_NVCC_UNIT_SECONDS,
     unit_size=8,
 )
+PACKED = Kernels(
+    tag=PackedGroupedConfig.tag,
+    doc="grouped GEMMs of packed 4-bit weights, on Hopper",
+    config=PackedGroupedConfig,
+    accepts=PackedGroupedAccepts,
+    to_fields=packed_to_fields,
+    from_fields=packed_from_fields,
+    filters=_filters,
+    rules=PACKED_RULES,
+    accepted=accepted_packed,
+    spell=spell_packed,
+    compiler=Compiler.NVCC,
+    seconds=lambda _: _NVCC_SECONDS,
+    unit_seconds=_NVCC_UNIT_SECONDS,
+    unit_size=7,
+)
 FAMILY = Family(
     name=NAME,
     doc="multiplies rows of experts by their weights",
     asks=OPS,
-    kernels=(GROUPED, UNALIGNED),
+    kernels=(GROUPED, UNALIGNED, PACKED),
     cases="gemmill.families.moe.cases",
     serving="gemmill.families.moe.serving",
     questions=QUESTIONS,

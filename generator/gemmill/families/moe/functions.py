@@ -12,6 +12,7 @@ MOST_GATHERED = 1024
 """Rows that the kernel gathers as it loads them. More are selected first: gathering 8,192 took 954 us where both steps take 553
 (H200, 2026-11-22; docs/notes/moe.md)."""
 _GROUPED_MM, _GROUPED_MM_MASKED = overload("grouped_mm"), overload("grouped_mm_masked")
+_FP4_MM, _FP4_MM_MASKED = overload("grouped_fp4_mm"), overload("grouped_fp4_mm_masked")
 
 
 def grouped_mm(
@@ -24,6 +25,10 @@ def grouped_mm(
     out_dtype: torch.dtype | None = None,
     token_ids: torch.Tensor | None = None,
     check: bool = False,
+    *,
+    format: str | None = None,
+    alpha: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """out[i, n] = a_scales[i] b_scales[e, n] sum over k of a[i, k] b[e, n, k] for rows i of expert e.
 
@@ -35,16 +40,25 @@ def grouped_mm(
     of T rows. out is [M, N], bfloat16 unless float16 is asked for; of 16-bit operands it is their type. Rows of no expert are
     not written. Raises RuntimeError with one sentence where the arguments do not fit. Values of offsets, map and token_ids are
     looked at with `check` alone, which waits for the device. Whatever they are, nothing is read or written outside of the operands.
+
+    `format` is "nvfp4" or "mxfp4" where b are packed weights of 4 bits: `blocks` [E, N / 64, ...] and, as b_scales, `base` [E, N] of
+    gemmill.quantize.prepack_experts. a is bfloat16, a_scales None; or, with mxfp4, float8_e4m3fn. out is bfloat16 then. alpha is
+    float32 [E], 1 / the weights' global scales, and bias [E, N], bfloat16: both are those of the weights, as b is.
     """
     rows = a.shape[0] if token_ids is None else token_ids.numel()
     if check:
         _check_offsets(expert_offsets, rows)
         _check_map("grouped_mm", expert_map, b.shape[0])
         _check_each("grouped_mm", "token_ids", token_ids, 0, a.shape[0] - 1, "one of a's rows")
-    out = a.new_empty((rows, b.shape[1]), dtype=out_dtype or _result_of(a))
+    _check_packed("grouped_mm", format, b_scales, alpha, bias)
+    columns = b.shape[1] if format is None or b_scales is None else b_scales.shape[-1]
+    out = a.new_empty((rows, columns), dtype=out_dtype or _result_of(a))
     if token_ids is not None and rows > MOST_GATHERED and _can_be_selected(a, a_scales, token_ids):
         a, a_scales = _selected(a, a_scales, token_ids)
         token_ids = None
+    if format is not None:
+        _FP4_MM(out, a, b, a_scales, b_scales, alpha, bias, expert_offsets, expert_map, token_ids, format)
+        return out
     _GROUPED_MM(out, a, b, a_scales, b_scales, expert_offsets, expert_map, token_ids)
     return out
 
@@ -59,6 +73,10 @@ def grouped_mm_masked(
     expected_rows: int = 0,
     out_dtype: torch.dtype | None = None,
     check: bool = False,
+    *,
+    format: str | None = None,
+    alpha: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The same of a [E, max_m, K], of which the first rows[e] rows are expert e's: rows is int32 or int64 [E], on the device.
 
@@ -68,9 +86,25 @@ def grouped_mm_masked(
     if check:
         _check_each("grouped_mm_masked", "rows", rows, 0, a.shape[1], "rows of an expert's slot")
         _check_map("grouped_mm_masked", expert_map, b.shape[0])
-    out = a.new_empty((*a.shape[:2], b.shape[1]), dtype=out_dtype or _result_of(a))
+    _check_packed("grouped_mm_masked", format, b_scales, alpha, bias)
+    columns = b.shape[1] if format is None or b_scales is None else b_scales.shape[-1]
+    out = a.new_empty((*a.shape[:2], columns), dtype=out_dtype or _result_of(a))
+    if format is not None:
+        _FP4_MM_MASKED(out, a, b, a_scales, b_scales, alpha, bias, rows, expert_map, expected_rows, format)
+        return out
     _GROUPED_MM_MASKED(out, a, b, a_scales, b_scales, rows, expert_map, expected_rows)
     return out
+
+
+def _check_packed(
+    op: str, format: str | None, b_scales: torch.Tensor | None, alpha: torch.Tensor | None, bias: torch.Tensor | None
+) -> None:
+    """Raise RuntimeError where packed weights come without bases, or their arguments without a format."""
+    if format is not None and b_scales is None:
+        raise RuntimeError(f"{op}: format is {format!r} and b_scales is None: packed weights have bases")
+    if format is None and (alpha is not None or bias is not None):
+        name = "bias" if alpha is None else "alpha"
+        raise RuntimeError(f"{op}: {name} is given and format is not: weights that are not packed have none")
 
 
 def _can_be_selected(a: torch.Tensor, a_scales: torch.Tensor | None, token_ids: torch.Tensor) -> bool:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from gemmill.families.moe.config import AnyConfig, GroupedConfig, UnalignedGroupedConfig
+from gemmill.families.moe.config import FP4_FORMATS, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 _INDEXED = "indexed"
@@ -65,7 +65,33 @@ def unaligned_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> Unali
     )
 
 
-def _scales(config: AnyConfig) -> str:
+def packed_to_fields(config: PackedGroupedConfig) -> list[str]:
+    """dtype format out tile stages."""
+    tile = f"t{config.tile_m}x{config.tile_n}"
+    return [config.dtype.value, str(config.format), config.out_dtype.value, tile, f"s{config.stages}"]
+
+
+def packed_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> PackedGroupedConfig:
+    """The config that `packed_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if len(fields) != 5:
+        raise ValueError(f"it has {len(fields) + 2} fields of 7")
+    dtype, name, out, tile, stages = fields
+    known = {str(format): format for format in FP4_FORMATS}
+    if name not in known:
+        raise ValueError(f"weights {name!r}, expected {' or '.join(known)}")
+    sizes = _matched(r"t(\d+)x(\d+)", tile, f"tile {tile!r}, expected tMxN")
+    return PackedGroupedConfig(
+        dtype=DType(dtype),
+        format=known[name],
+        out_dtype=DType(out),
+        tile_m=int(sizes[1]),
+        tile_n=int(sizes[2]),
+        stages=int(_matched(r"s([1-9]\d*)", stages, f"stages {stages!r}, expected s and a number")[1]),
+        arch=arch,
+    )
+
+
+def _scales(config: GroupedConfig | UnalignedGroupedConfig) -> str:
     return f"group{config.group_size}" if config.group_size else "channel" if config.scaled else "plain"
 
 

@@ -1,7 +1,20 @@
 """The grouped GEMMs, and what must hold for a call of each."""
 
-from gemmill.families.moe.classes import CLASSES
-from gemmill.families.moe.config import GROUP, MOST_EXPERTS, OPERANDS
+from gemmill.families.moe.config import GROUP, OPERANDS
+from gemmill.families.moe.packed_ops import PACKED_OPS
+from gemmill.families.moe.steps import (
+    IDS,
+    IN_ORDER_OR_GATHERED,
+    IN_SLOTS,
+    MAP,
+    OFFSETS,
+    ROWS_APART,
+    ROWS_USED,
+    SEGMENTS,
+    USED_ROWS,
+    end_of,
+    rows_at_one_stride,
+)
 from gemmill.family import (
     Aspect,
     Check,
@@ -18,7 +31,6 @@ from gemmill.family import (
     Tensor,
     When,
 )
-from gemmill.family.operand import MOST_OF_TMA
 from gemmill.gemm.config import RESULTS_OF
 from gemmill.vocab import DType
 
@@ -33,7 +45,6 @@ GROUPED_MM_MASKED = OpSchema(
 
 _B = Tensor("b", "weights N K", Same("a"))
 _SCALES = (Tensor("a_scales", "M", (DType.F32,)), Tensor("b_scales", "N", (DType.F32,)))
-_MAP = Tensor("expert_map", "experts", (DType.S32,), Layout.VECTOR)
 _PLAIN, _CODES = ([dtype.torch_name for dtype in OPERANDS if (dtype.bits == 16) is plain] for plain in (True, False))
 _MATRICES: tuple[Step, ...] = (
     Check(Aspect.DTYPE, "a b out"),
@@ -63,10 +74,6 @@ _MATRICES: tuple[Step, ...] = (
     ),
     Check(Aspect.RANK, "out a b"),
     Check(Aspect.SHAPE, "a b out"),
-)
-_LIMIT = Require(
-    f"M <= {MOST_OF_TMA} and tokens <= {MOST_OF_TMA} and N <= {MOST_OF_TMA} and K <= {MOST_OF_TMA}",
-    f"rows, N, K = {{M}}, {{N}}, {{K}}: each must be at most {MOST_OF_TMA}",
 )
 _OF_KINDS: tuple[Step, ...] = (
     Let("k_groups", f"ceil(K, {GROUP})"),
@@ -102,40 +109,12 @@ _ONLY_E4M3 = Require(
     "groups == 0 or dtype(a) in (float8_e4m3fn,)",
     "{a.name} is {a.dtype}: scales in groups come with float8_e4m3fn",
 )
-_EXPERTS: tuple[Step, ...] = (
-    Require(
-        f"experts <= {MOST_EXPERTS}",
-        f"there are {{experts}} experts: a kernel finds rows of {MOST_EXPERTS} at most",
-    ),
-    Require(
-        "expert_map == 1 or experts == weights",
-        "{b.name} is {b.shape}, weights of {weights} experts, and there are {experts}: give an expert_map that says whose they are",
-    ),
-    Check(Aspect.WHOLE, "expert_map"),
-)
 
 
 def _scales(shape: str, test: str) -> Step:
     """Of both kinds; those in groups have a shape, and what must hold for it."""
     said = _IN_GROUPS.replace("{expected}", shape).replace("{GROUP}", str(GROUP))
     return When("scaled == 1", (*_OF_KINDS, When("groups == 1", (Require(test, said),)), _ONLY_E4M3))
-
-
-def _rows_at_one_stride(role: str) -> tuple[Step, ...]:
-    """Of a tensor of three dimensions."""
-    return (
-        Let(f"{role}_rows", f"row_stride({role})"),
-        Require(
-            f"{role}_rows >= 0",
-            f"{{{role}.name}} of {{{role}.shape}} has strides {{{role}.strides}}: its last stride must be 1, and rows must follow "
-            "one another at one stride",
-        ),
-    )
-
-
-def _end(of_rows: str) -> tuple[Step, ...]:
-    roles = f"out a b a_scales b_scales {of_rows} expert_map token_ids"
-    return (Check(Aspect.DEVICE, roles), Check(Aspect.APART, roles), CLASSES)
 
 
 _CONTIGUOUS = Op(
@@ -145,39 +124,20 @@ _CONTIGUOUS = Op(
         Tensor("a", "tokens K", OPERANDS, Layout.ROWS),
         _B,
         *_SCALES,
-        Tensor("expert_offsets", "ends", (DType.S32, DType.S64), Layout.VECTOR),
-        _MAP,
-        Tensor("token_ids", "M", (DType.S32, DType.S64), Layout.VECTOR),
+        OFFSETS,
+        MAP,
+        IDS,
     ),
     contract=(
         *_MATRICES,
-        Let("indexed", "token_ids"),
-        Require(
-            "indexed == 1 or M == tokens",
-            "{out.name} is {out.shape} and {a.name} is {a.shape}: without token_ids both have the same rows",
-        ),
-        Check(Aspect.WHOLE, "token_ids"),
-        Require(
-            "indexed == 0 or M == 0 or tokens >= 1", "{a.name} is {a.shape}: token_ids name {M} rows, and it has none"
-        ),
-        _LIMIT,
-        Check(Aspect.LAYOUT, "a out"),
-        *_rows_at_one_stride("b"),
+        *IN_ORDER_OR_GATHERED,
+        *rows_at_one_stride("b"),
         _scales(
             "[{tokens}, {k_groups}]",
             "rank(a_scales) == 2 and size(a_scales, 0) == tokens and size(a_scales, 1) == k_groups",
         ),
-        Check(Aspect.DTYPE, "expert_offsets"),
-        Let("ends", "numel(expert_offsets)"),
-        Check(Aspect.SHAPE, "expert_offsets"),
-        Check(Aspect.LAYOUT, "expert_offsets"),
-        Require(
-            "ends >= 1", "{expert_offsets.name} is empty, expected the first row of each expert and the end of the last"
-        ),
-        Let("experts", "ends - 1"),
-        Let("slot", "0"),
-        *_EXPERTS,
-        *_end("expert_offsets"),
+        *SEGMENTS,
+        *end_of("expert_offsets"),
     ),
 )
 _MASKED = Op(
@@ -188,34 +148,24 @@ _MASKED = Op(
         Tensor("a", "experts slot K", OPERANDS),
         _B,
         *_SCALES,
-        Tensor("expert_offsets", "experts", (DType.S32, DType.S64), Layout.VECTOR),
-        _MAP,
+        ROWS_USED,
+        MAP,
     ),
     contract=(
         *_MATRICES,
-        Let("M", "experts * slot"),
-        Let("tokens", "M"),
-        Let("indexed", "0"),
-        _LIMIT,
-        *_rows_at_one_stride("a"),
-        *_rows_at_one_stride("b"),
-        *_rows_at_one_stride("out"),
-        Require(
-            "M <= 1 or out_rows >= N",
-            "{out.name} has row stride {out_rows} for rows of {N}: its rows overlap",
-        ),
+        *IN_SLOTS,
+        *rows_at_one_stride("b"),
+        *rows_at_one_stride("out"),
+        ROWS_APART,
         _scales(
             "[{experts}, {slot}, {k_groups}], all rows at one stride",
             "rank(a_scales) == 3 and size(a_scales, 0) == experts and size(a_scales, 1) == slot and "
             "size(a_scales, 2) == k_groups and (experts <= 1 or slot <= 1 or step(a_scales, 0) == slot * step(a_scales, 1))",
         ),
-        Check(Aspect.DTYPE, "expert_offsets"),
-        Check(Aspect.SHAPE, "expert_offsets"),
-        Check(Aspect.LAYOUT, "expert_offsets"),
-        Require("expected_rows >= 0", "expected_rows is {expected_rows}, expected a number of rows, or 0 for any"),
-        *_EXPERTS,
-        *_end("expert_offsets"),
+        *USED_ROWS,
+        *end_of("expert_offsets"),
     ),
 )
-OPS = OpSet(ops=(_CONTIGUOUS, _MASKED))
-NAMES = tuple(op.schema.name for op in OPS.ops)
+NAMES = (GROUPED_MM.name, GROUPED_MM_MASKED.name)
+"""Of weights that are numbers."""
+OPS = OpSet(ops=(_CONTIGUOUS, _MASKED, *PACKED_OPS))

@@ -15,6 +15,13 @@ QUESTIONS = (
         choices=("e4m3", "s8", "bf16", "f16"),
         help="Of a and of the weights (e4m3)",
     ),
+    Asked(
+        name="format",
+        flags="--format",
+        kind=str,
+        choices=("nvfp4", "mxfp4"),
+        help="Of packed weights of a grouped GEMM (nvfp4)",
+    ),
     Asked(name="out", flags="--out", kind=str, choices=("bf16", "f16"), help="Dtype of out (bf16)"),
     Asked(name="indexed", flags="--indexed", kind=bool, default=False, help="Gather rows of a by token_ids"),
 )

@@ -1,4 +1,4 @@
-"""grouped_mm and grouped_mm_masked in plain torch, from the quantised operands, on any device.
+"""The grouped GEMMs in plain torch, from the quantised operands, on any device.
 
 Sums are made in float64: exactly of 8-bit operands (`gemmill.families.moe.bounds` says why). What follows is done as kernels do
 it: scales of columns, then of rows, in float32, rounded once to the result's type. Scales in groups are applied in float64.
@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from gemmill.formats.folded_blocks import FoldedBlocks
+from gemmill.formats.fp4_blocks import Fp4Blocks
+from gemmill.vocab import Format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,21 @@ def gathered(x: Tensor, token_ids: Tensor) -> Tensor:
     ids = token_ids.reshape(-1).long()
     known = (ids >= 0) & (ids < len(x))
     return torch.cat((x, torch.zeros_like(x[:1])))[ids.where(known, len(x))]
+
+
+def unpacked(blocks: Tensor, base: Tensor, format: Format, k: int, *, folded: bool) -> Tensor:
+    """Packed weights of an expert as float64 [N, K]: blocks of a kernel's order, of e4m3 if `folded`, on bases [N]."""
+    if folded:
+        return FoldedBlocks(format=format, n=len(base), k=k, blocks=blocks, base=base).values()
+    packed = Fp4Blocks(format=format, n=len(base), k=k, blocks=blocks, base=base)
+    values: Tensor = packed.weights()[0].values()
+    return values * base.double()[:, None]
+
+
+def packed_exact_mm(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """a b^T + bias, float64 [M, N], of rows of one expert and its weights, which have their scales: float64 [M, K] and [N, K]."""
+    total = a @ b.t()
+    return total if bias is None else total + bias.double()
 
 
 def exact_mm(a: Tensor, b: Tensor, a_scales: Tensor | None = None, b_scales: Tensor | None = None) -> Tensor:

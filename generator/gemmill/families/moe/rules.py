@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.moe.config import AnyConfig, GroupedConfig
+from gemmill.families.moe.config import FP4_PAIRS, AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.facts import Facts
+from gemmill.formats.layout import SIDE
 from gemmill.gemm.config import RESULTS_OF
 from gemmill.gemm.limits import ACCUMULATOR_REGISTERS, CONSUMER_GROUPS, OVERLAP_REGISTERS, SHARED_BYTES, SLAB
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
@@ -17,13 +18,13 @@ def _hopper(c: AnyConfig) -> Iterator[str]:
         yield f"grouped kernels are written for sm90a, not for {c.arch}"
 
 
-def _results(c: AnyConfig) -> Iterator[str]:
+def _results(c: GroupedConfig | UnalignedGroupedConfig) -> Iterator[str]:
     """What the next layer reads."""
     if c.out_dtype not in RESULTS_OF[c.dtype]:
         yield f"{c.dtype} gives {' or '.join(RESULTS_OF[c.dtype])}, not {c.out_dtype}"
 
 
-def _groups(c: AnyConfig) -> Iterator[str]:
+def _groups(c: GroupedConfig | UnalignedGroupedConfig) -> Iterator[str]:
     """Integer codes have a scale for all of K."""
     if c.group_size and c.dtype is not DType.E4M3:
         yield f"scales in groups come with {DType.E4M3}, not with {c.dtype}"
@@ -85,3 +86,30 @@ def _memory(c: GroupedConfig) -> Iterator[str]:
 
 RULES = (_hopper, _results, _schedule, _groups, _scales, _tile, _cluster, _registers, _memory)
 UNALIGNED_RULES = (_hopper, _results, _groups)
+
+
+def _pair(c: PackedGroupedConfig) -> Iterator[str]:
+    """What a thread makes of codes, and what the next layer reads."""
+    if (c.dtype, c.format) not in FP4_PAIRS:
+        known = ", ".join(f"{dtype} x {format}" for dtype, format in FP4_PAIRS)
+        yield f"{c.dtype} x {c.format}: packed weights are multiplied in {known}"
+    if c.out_dtype is not DType.BF16:
+        yield f"results in {c.out_dtype}: those of packed weights are bf16"
+
+
+def _packed_tile(c: PackedGroupedConfig) -> Iterator[str]:
+    """Sums of 64 weights by a tile's rows lie in a warp's registers, or in those of 128 threads."""
+    if c.tile_n == SIDE:
+        if c.dtype is not DType.BF16 or c.tile_m not in (8, 16):
+            yield f"tile of {c.tile_m} x {c.tile_n} of {c.dtype}: warps multiply 8 or 16 rows of bf16 by 64 of weights"
+    elif c.tile_n != 2 * SIDE or c.tile_m % 16 or not 16 <= c.tile_m <= 128:
+        yield f"tile of {c.tile_m} x {c.tile_n}: groups of 128 threads multiply 16 to 128 rows, in steps of 16, by 128 of weights"
+
+
+def _packed_memory(c: PackedGroupedConfig) -> Iterator[str]:
+    """Stages lie in shared memory."""
+    if c.stages < FEWEST_STAGES or c.shared_bytes > SHARED_BYTES:
+        yield f"{c.stages} stages of {c.stage_bytes} bytes: {FEWEST_STAGES} or more must fit in {SHARED_BYTES} with {c.shared_bytes}"
+
+
+PACKED_RULES = (_hopper, _pair, _packed_tile, _packed_memory)

@@ -3,7 +3,15 @@
 from collections.abc import Iterator
 from itertools import product
 
-from gemmill.families.moe.config import GROUP, OPERANDS, AnyConfig, GroupedConfig, UnalignedGroupedConfig
+from gemmill.families.moe.config import (
+    FP4_PAIRS,
+    GROUP,
+    OPERANDS,
+    AnyConfig,
+    GroupedConfig,
+    PackedGroupedConfig,
+    UnalignedGroupedConfig,
+)
 from gemmill.gemm.config import RESULTS_OF
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
@@ -45,9 +53,26 @@ _KINDS = [(dtype, group) for dtype in OPERANDS for group in ((0, GROUP) if dtype
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
     """Of e4m3 with both kinds of scales, of s8, and of operands of 16 bits, on sm90a: kernels with tiles for few and many rows, and one
-    that takes operands as TMA does not."""
+    that takes operands as TMA does not. Of packed 4-bit weights the former."""
     yield from tiled(arch)
     yield from unaligned(arch)
+    yield from packed(arch)
+
+
+_PACKED = {
+    DType.BF16: ((8, 64, 7), (16, 64, 5), (32, 128, 5), (64, 128, 4), (128, 128, 5)),
+    DType.E4M3: ((16, 128, 9), (32, 128, 7), (64, 128, 5), (128, 128, 7)),
+}
+"""Rows of A, rows of weights, stages: two CTAs to a multiprocessor, one of the largest tile."""
+
+
+def packed(arch: Arch) -> Iterator[PackedGroupedConfig]:
+    """Of 4-bit weights."""
+    for dtype, format in FP4_PAIRS if arch is Arch.SM90A else ():
+        for tile_m, tile_n, stages in _PACKED[dtype]:
+            yield PackedGroupedConfig(
+                dtype=dtype, format=format, tile_m=tile_m, tile_n=tile_n, stages=stages, arch=arch
+            )
 
 
 def unaligned(arch: Arch) -> Iterator[UnalignedGroupedConfig]:
@@ -90,7 +115,8 @@ _FEW = {DType.E4M3: _SMOKE[0], DType.BF16: ((64, 16, 128), True)}
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:
     """Of e4m3 to bf16, with both kinds of scales, a tile for few rows and one for many; of bf16, and of gathered rows, one for few.
-    Of e4m3 in groups also what takes operands as TMA does not."""
+    Of e4m3 in groups also what takes operands as TMA does not, of packed weights a tile for few rows."""
+    yield from (config for config in packed(arch) if config.tile_m == 16)
     yield from (config for config in unaligned(arch) if config.out_dtype is DType.BF16 and config.group_size)
     for config in tiled(arch):
         shape, few = (config.tile_shape_mnk, config.swap_ab), _FEW.get(config.dtype)

@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from gemmill.families.moe.config import FP4_FORMATS
 from gemmill.families.moe.problem import problem_of_call
-from gemmill.families.moe.reference import Segment, gathered, segment_mm, segments
+from gemmill.families.moe.reference import Segment, gathered, packed_exact_mm, segment_mm, segments, unpacked
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
 from gemmill.runtime import checks
@@ -26,6 +27,42 @@ class Part:
     a_scales: Tensor | None
     """None where operands have 16 bits."""
     b_scales: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedPart:
+    """The same of packed weights, with all scales in the values."""
+
+    out: Tensor
+    a: Tensor
+    """float64 [M, K]."""
+    b: Tensor
+    """float64 [N, K]."""
+    bias: Tensor | None
+
+
+def packed_parts_of(call: Judged, given: dict[str, Any]) -> Iterator[PackedPart]:
+    """The parts of a call with packed weights that has passed the checks."""
+    slot, ids, alpha, bias = call["slot"], given.get("token_ids"), given.get("alpha"), given.get("bias")
+    format, a_scales = FP4_FORMATS[call["packed"] - 1], given["a_scales"]
+    a = given["a"].reshape(-1, call["K"]).double()
+    if a_scales is not None:
+        a = a * a_scales.reshape(-1, 1).double()
+    if ids is not None:
+        a = gathered(a, ids)
+    out = given["out"]
+    for span in segments(
+        given["expert_offsets"], call["M"], call["weights"], slot=slot, expert_map=given.get("expert_map")
+    ):
+        index: Any = slice(span.begin, span.end)
+        which = span.weights
+        b = unpacked(given["b"][which], given["b_scales"][which], format, call["K"], folded=bool(call["scaled"]))
+        yield PackedPart(
+            out=out[(span.begin // slot, slice(0, span.end - span.begin)) if slot else index],
+            a=a[index],
+            b=b if alpha is None else b * alpha.reshape(-1)[which].double(),
+            bias=None if bias is None else bias[which],
+        )
 
 
 def parts_of(call: Judged, given: dict[str, Any]) -> Iterator[Part]:
@@ -64,6 +101,10 @@ def _scales_of(a_scales: Tensor, call: Judged, span: Segment, index: Any) -> Ten
 def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
     nothing = given["out"][:0]
     yield nothing, nothing  # a call counts as a write, of experts without rows too
+    if call.get("packed"):
+        for packed in packed_parts_of(call, given):
+            yield packed.out, packed_exact_mm(packed.a, packed.b, packed.bias).float().to(packed.out.dtype)
+        return
     for part in parts_of(call, given):
         yield part.out, segment_mm(part.a, part.b, part.a_scales, part.b_scales, part.out.dtype)
 

@@ -4,9 +4,12 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from gemmill.families.moe.config import GroupedConfig, UnalignedGroupedConfig
+from gemmill.families.moe.config import GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.family import Spelled
+from gemmill.formats.layout import SIDE
 from gemmill.gemm.config import ACCUMULATOR_OF
+from gemmill.vocab import DType, Format
+from gemmill.vocab.format import MXFP4, NVFP4
 
 
 def spell(config: GroupedConfig) -> Spelled:
@@ -28,6 +31,32 @@ def spell_unaligned(config: UnalignedGroupedConfig) -> Spelled:
         "factors": "of_groups" if config.group_size else "of_channels" if config.scaled else "none",
     }
     return Spelled(template="moe/unaligned_grouped_mm.cu.jinja", values=holes)
+
+
+_CPP_BLOCK: dict[tuple[DType, Format], str] = {
+    (DType.BF16, NVFP4): "Fp4Block<NvFp4>",
+    (DType.BF16, MXFP4): "Fp4Block<MxFp4>",
+    (DType.E4M3, MXFP4): "FoldedBlock<MxFp4Folded>",
+}
+"""Class in kernels/blockscaled/widen_e2m1.cuh or fold_e2m1.cuh."""
+
+
+def spell_packed(config: PackedGroupedConfig) -> Spelled:
+    """The template, and what fills the holes."""
+    parts = config.stage_columns // config.block_columns
+    holes = {
+        "products": "WarpProducts" if config.by_warps else "WarpgroupProducts",
+        "block": _CPP_BLOCK[config.dtype, config.format],
+        "d_type": config.out_dtype.cutlass_type,
+        "row_groups": config.tile_n // SIDE,
+        "k_groups": parts if config.by_warps else 1,
+        "stage_parts": parts,
+        "parts": 1 if config.by_warps else parts,
+        "tile_m": config.tile_m,
+        "stages": config.stages,
+        "loaders": config.loaders,
+    }
+    return Spelled(template="moe/packed_grouped_mm.cu.jinja", values=holes)
 
 
 def _spell(value: Any) -> str:

@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 
 from gemmill.families.moe import NAME
 from gemmill.families.moe.classes import CLASSES
-from gemmill.families.moe.config import GROUP, AnyConfig, UnalignedGroupedConfig
+from gemmill.families.moe.config import GROUP, AnyConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.family import Measured, ProblemCall, Sizes, Sweep
 from gemmill.family.operand import TMA_BYTES
-from gemmill.vocab import DType
+from gemmill.vocab import DType, Format
+from gemmill.vocab.format import MXFP4, NVFP4
 
 
 class Op(StrEnum):
@@ -24,11 +26,22 @@ class Op(StrEnum):
     FP8_GATHERED = "experts_fp8_gathered"
     """as experts_fp8, rows of A by their numbers"""
     FP8_GROUPS_GATHERED = "experts_fp8_groups_gathered"
+    NVFP4_BF16 = "experts_nvfp4_bf16"
+    """packed nvfp4 weights, rows of bf16"""
+    MXFP4_BF16 = "experts_mxfp4_bf16"
+    MXFP4_FP8 = "experts_mxfp4_fp8"
+    """packed mxfp4 weights, rows of e4m3 with a scale each"""
 
     @property
     def dtype(self) -> DType:
-        """Of A and of the weights."""
-        return {Op.INT8: DType.S8, Op.BF16: DType.BF16}.get(self, DType.E4M3)
+        """Of A, and of weights that are not packed."""
+        plain = dict.fromkeys((Op.BF16, Op.NVFP4_BF16, Op.MXFP4_BF16), DType.BF16)
+        return {Op.INT8: DType.S8, **plain}.get(self, DType.E4M3)
+
+    @property
+    def weights(self) -> Format | None:
+        """Of packed weights."""
+        return {Op.NVFP4_BF16: NVFP4, Op.MXFP4_BF16: MXFP4, Op.MXFP4_FP8: MXFP4}.get(self)
 
     @property
     def group_size(self) -> int:
@@ -43,7 +56,9 @@ class Op(StrEnum):
     @property
     def number(self) -> int:
         """Of the class of its calls."""
-        return CLASSES.number(_Class(dtype=self.dtype, group_size=self.group_size, indexed=self.indexed))
+        return CLASSES.number(
+            _Class(dtype=self.dtype, group_size=self.group_size, indexed=self.indexed, format=self.weights)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +68,7 @@ class _Class:
     dtype: DType
     group_size: int
     indexed: bool
+    format: Format | None
     out_dtype: DType = DType.BF16
 
 
@@ -62,12 +78,13 @@ def _measured(op: Op) -> Measured:
     def call(sizes: Sizes) -> ProblemCall:
         m, n, k, experts = (sizes[name] for name in ("m", "n", "k", "experts"))
         a, out = (TMA_BYTES if m == 1 else _aligned(row) for row in (k * size, 2 * n))
-        return ProblemCall(
-            family=NAME, problem=op.number, sizes=(m, n, k, experts), alignments=(a, _aligned(k * size), out)
-        )
+        b = _aligned(k * size) if op.weights is None else TMA_BYTES
+        return ProblemCall(family=NAME, problem=op.number, sizes=(m, n, k, experts), alignments=(a, b, out))
 
     def moved(s: Sizes) -> int:
-        return (min(s["m"], s["experts"]) * s["n"] + s["m"]) * s["k"] * size + 2 * s["m"] * s["n"]
+        weights = min(s["m"], s["experts"]) * s["n"] * s["k"]
+        of_weight = Fraction(size) if op.weights is None else op.weights.bytes_per_value
+        return int(weights * of_weight) + s["m"] * s["k"] * size + 2 * s["m"] * s["n"]
 
     return Measured(
         name=op.value,
@@ -76,7 +93,9 @@ def _measured(op: Op) -> Measured:
         operand_bits=op.dtype.bits,
         bytes=moved,
         serves=lambda x: (
-            (x.dtype, x.out_dtype, x.group_size) == (op.dtype, DType.BF16, op.group_size) and op.indexed in x.gathers
+            (x.dtype, x.out_dtype, x.group_size) == (op.dtype, DType.BF16, op.group_size)
+            and op.indexed in x.gathers
+            and x.format == (op.weights and str(op.weights))
         ),
         # Of one group alone the scales could be those of channels.
         least={"k": 2 * GROUP} if op.group_size else {},
@@ -92,6 +111,8 @@ def _is_last_resort(config: AnyConfig) -> bool:
 
 
 def _shown(config: AnyConfig) -> tuple[str, str]:
+    if isinstance(config, PackedGroupedConfig):
+        return "warps" if config.by_warps else "groups", f"{config.tile_m}x{config.tile_n}"
     tile_m, tile_n, _ = config.tile_shape_mnk
     if isinstance(config, UnalignedGroupedConfig):
         return "unaligned", f"{tile_m}x{tile_n}"
@@ -105,6 +126,7 @@ SWEEP = Sweep(
     tiny={"m": 24, "n": 48, "k": 64, "experts": 4},
     is_last_resort=_is_last_resort,
     kin=lambda config: config,
-    kinds={"swapab": "weights as rows of the tensor core", "ab": "tokens as rows", "unaligned": "without TMA"},
+    kinds={"swapab": "weights as rows of the tensor core", "ab": "tokens as rows", "unaligned": "without TMA"}
+    | {"warps": "packed weights, by warps", "groups": "packed weights, by groups of 128 threads"},
     shown=_shown,
 )

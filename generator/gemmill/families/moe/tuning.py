@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 from gemmill.families.moe.accepts import UnalignedGroupedAccepts
 from gemmill.families.moe.classes import CLASSES, classes_of
-from gemmill.families.moe.config import AnyConfig, UnalignedGroupedConfig
+from gemmill.families.moe.config import AnyConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.facts import Facts as KernelFacts
 from gemmill.families.moe.model import Facts, model_ns, refuses
 from gemmill.families.moe.sweep import SWEEP, Op
 from gemmill.family import ProblemCall, Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
+from gemmill.formats.layout import SIDE
 
 _STEP = 128
 _PRODUCTS, _PRODUCTS_OF_WIDE, _WIDE = 10000, 9000, 192
@@ -38,6 +39,8 @@ def _facts(config: AnyConfig) -> Facts:
         return Facts(
             tile_m=tile_m, tile_n=tile_n, ctas_of_sm=1, step_ps=step_ps, bits=8 * size, end_ns=_END_NS, n_multiple=1
         )
+    if isinstance(config, PackedGroupedConfig):
+        return _packed_facts(config)
     facts = KernelFacts(config)
     products = facts.tile_m * facts.tile_n * size * _STEP // (_PRODUCTS_OF_WIDE if facts.tile_n == _WIDE else _PRODUCTS)
     loaded = (facts.tile_m + facts.tile_n) * size * _STEP // _LOADED
@@ -54,14 +57,33 @@ def _facts(config: AnyConfig) -> Facts:
     )
 
 
+_PACKED_BLOCK_NS, _PACKED_ROW_PS, _PACKED_END_NS = 120, 2400, 1500
+"""Of 64 x 128 packed weights: to make operands of them, and for each row of A. Predictions."""
+
+
+def _packed_facts(config: PackedGroupedConfig) -> Facts:
+    blocks = config.tile_n // SIDE
+    by_row = _PACKED_ROW_PS * config.tile_m * config.dtype.bits // 16
+    return Facts(
+        tile_m=config.tile_m,
+        tile_n=config.tile_n,
+        ctas_of_sm=config.ctas_of_sm,
+        step_ps=blocks * (1000 * _PACKED_BLOCK_NS + by_row),
+        bits=config.format.code.bits,
+        end_ns=_PACKED_END_NS,
+        n_multiple=1,
+    )
+
+
 def _rows(config: AnyConfig, accepts: UnalignedGroupedAccepts, kernel: int) -> Iterator[Row]:
     any_layout, facts = isinstance(config, UnalignedGroupedConfig), _facts(config)
+    of_out = 1 if isinstance(config, PackedGroupedConfig) else TMA_BYTES
     for number in classes_of(config):
         yield Row(
             kernel=kernel,
             problem=number,
             most=MOST_OF_TMA,
-            alignments=(1 if any_layout else TMA_BYTES,) * 3,
+            alignments=(1, 1, 1) if any_layout else (TMA_BYTES, TMA_BYTES, of_out),
             least=(0, 0, 0 if any_layout else 1, 0),
             facts=facts,
         )

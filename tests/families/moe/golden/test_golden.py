@@ -1,17 +1,24 @@
-"""A reference rendering of the template of grouped GEMMs; `pytest tests -k golden --update-golden` rewrites it."""
+"""A reference rendering of each template of grouped GEMMs; `pytest tests -k golden --update-golden` rewrites them."""
 
 from pathlib import Path
+
+import pytest
 
 from gemmill.emit import emit
 from gemmill.space.names import parse_name
 
-REFERENCE = Path(__file__).parent / "moe" / "grouped_mm.py"
-NAME = "sm90a_groupedmm_e4m3_f16_group128_t64x16x256_c1x1x1_basic_promoted_swapab_s4"
+REFERENCES = Path(__file__).parent / "moe"
+NAMES = {
+    "grouped_mm.py": "sm90a_groupedmm_e4m3_f16_group128_t64x16x256_c1x1x1_basic_promoted_swapab_s4",
+    "packed_grouped_mm.cu": "sm90a_groupedfp4_bf16_nvfp4_bf16_t8x64_s7",
+    "packed_grouped_mm_folded.cu": "sm90a_groupedfp4_e4m3_mxfp4_bf16_t128x128_s7",
+}
 
 
-def test_rendering_is_the_reference(update_golden: bool) -> None:
-    text = emit(parse_name(NAME)).text
+@pytest.mark.parametrize("file", NAMES)
+def test_rendering_is_the_reference(file: str, update_golden: bool) -> None:
+    text = emit(parse_name(NAMES[file])).text
     if update_golden:
-        REFERENCE.parent.mkdir(exist_ok=True)
-        REFERENCE.write_text(text)
-    assert text == REFERENCE.read_text(), "meant? pytest tests -k golden --update-golden"
+        REFERENCES.mkdir(exist_ok=True)
+        (REFERENCES / file).write_text(text)
+    assert text == (REFERENCES / file).read_text(), "meant? pytest tests -k golden --update-golden"

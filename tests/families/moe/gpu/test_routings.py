@@ -9,6 +9,7 @@ import torch
 
 from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given, wanted_of
 from gemmill.vocab import DType
+from gemmill.vocab.format import MXFP4, NVFP4
 
 ROWS, EXPERTS = 300, 6
 FIRST = CallSpec(counts=(50,) * EXPERTS, n=96, k=160, data="integers")
@@ -22,6 +23,13 @@ PROBLEMS = {
     "gathered bf16": replace(FIRST, dtype=DType.BF16, indexed=True),
     "slots": replace(FIRST, slot=ROWS, counts=(50,) * EXPERTS),
     "slots of bf16": replace(FIRST, slot=ROWS, dtype=DType.BF16),
+    "nvfp4": replace(FIRST, dtype=DType.BF16, format=NVFP4, ended=True),
+    "mxfp4": replace(FIRST, dtype=DType.BF16, format=MXFP4),
+    "folded": replace(FIRST, format=MXFP4),
+    "gathered nvfp4": replace(FIRST, dtype=DType.BF16, format=NVFP4, indexed=True),
+    "gathered folded": replace(FIRST, format=MXFP4, indexed=True, ended=True),
+    "slots of nvfp4": replace(FIRST, slot=ROWS, dtype=DType.BF16, format=NVFP4),
+    "slots of folded": replace(FIRST, slot=ROWS, format=MXFP4),
 }
 ROUTINGS = (
     (ROWS, 0, 0, 0, 0, 0),
@@ -89,14 +97,14 @@ def test_all_multiples_of_32(name: str, device: torch.device) -> None:
 
 
 @pytest.mark.needs_cuda
-@pytest.mark.parametrize("name", ["channel", "groups", "bf16", "gathered"])
+@pytest.mark.parametrize("name", ["channel", "groups", "bf16", "gathered", "nvfp4", "gathered folded"])
 @pytest.mark.parametrize("offsets", [(0, 90, 40, 300, 299, 300, 280), (-5, 20, 900, 40, 41, 2**31 - 1, -(2**31))])
 def test_whatever_offsets_are_nothing_else_is_touched(name: str, offsets: tuple[int, ...]) -> None:
     """Rows before and behind the result, and the device: offsets that decrease, and such as lie outside of all rows."""
     problem, device = PROBLEMS[name], torch.device("cuda")
     given = make_given(problem, device) | {"expert_offsets": torch.tensor(offsets, dtype=torch.int32, device=device)}
     whole = torch.full((ROWS + 400, problem.n), torch.nan, dtype=torch.bfloat16, device=device)
-    torch.ops.gemmill.grouped_mm.default(*arguments_of(problem.op, given, whole[200:-200]))
+    getattr(torch.ops.gemmill, problem.op).default(*arguments_of(problem.op, given, whole[200:-200]))
     assert bool(whole[:200].isnan().all() and whole[-200:].isnan().all())
     owned = {row for begin, end in pairwise(offsets) for row in range(max(begin, 0), min(end, ROWS))}
     written = (~whole[200:-200].isnan()).any(dim=1).nonzero().flatten().tolist()

@@ -4,8 +4,10 @@ from typing import Any
 
 import torch
 
-from gemmill.families.moe.config import GROUP
+from gemmill.families.moe.config import FP4_FORMATS, GROUP
 from gemmill.families.moe.ops import GROUPED_MM
+from gemmill.families.moe.packed_ops import FP4_NAMES, GROUPED_FP4_MM
+from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.numerics.cases import Question, refuse_unused
 from gemmill.vocab import DType
 
@@ -19,6 +21,10 @@ def asked(op: str, question: Question) -> list[Any]:
     if n is None or k is None or q["hidden"] is not None:
         raise ValueError(f"{op} wants -m, -n and -k, and no --hidden")
     refuse_unused(op, q)
+    if op in FP4_NAMES:
+        return _of_packed(op, q, m, n, k, experts)
+    if q["format"] is not None:
+        raise ValueError(f"{op} with --format: weights are numbers, {GROUPED_FP4_MM.name} takes packed ones")
     if q["group"] not in (None, 0, GROUP):
         raise ValueError(f"{op} with --group {q['group']}: it has groups of {GROUP}, or none")
     dtype, groups = DType(q["dtype"] or DType.E4M3), (-(-n // GROUP), -(-k // GROUP))
@@ -38,6 +44,35 @@ def asked(op: str, question: Question) -> list[Any]:
         _empty(DType.S32, experts if is_masked else experts + 1),
         None,
         0 if is_masked else _empty(DType.S32, m) if q["indexed"] else None,
+    ]
+
+
+def _of_packed(op: str, q: Question, m: int, n: int, k: int, experts: int) -> list[Any]:
+    """Of a op with packed weights."""
+    dtype, is_masked = DType(q["dtype"] or DType.BF16), op != GROUPED_FP4_MM.name
+    if q["group"]:
+        raise ValueError(f"{op} with --group {q['group']}: scales of activations are of rows")
+    if q["indexed"] and is_masked:
+        raise ValueError(f"{op} with --indexed: rows of slots are in order, {GROUPED_FP4_MM.name} gathers")
+    name = q["format"] or ("nvfp4" if dtype is DType.BF16 else "mxfp4")
+    format = next((format for format in FP4_FORMATS if str(format) == name), None)
+    if format is None:
+        raise ValueError(f"{op} with --format {name}: expected {' or '.join(map(str, FP4_FORMATS))}")
+    rows = (experts, -(-m // experts)) if is_masked else (m,)
+    columns = BLOCK_COLUMNS if dtype is DType.E4M3 else SIDE
+    of_block = SIDE * columns // 2 + SIDE * columns // format.group
+    return [
+        _empty(DType(q["out"] or DType.BF16), *rows, n),
+        _empty(dtype, *rows, k),
+        _empty(DType.U8, experts, -(-n // SIDE), -(-k // STAGE_COLUMNS) * (STAGE_COLUMNS // columns), of_block),
+        _empty(DType.F32, *rows, 1) if dtype is DType.E4M3 else None,
+        _empty(DType.F32, experts, n),
+        None,
+        None,
+        _empty(DType.S32, experts if is_masked else experts + 1),
+        None,
+        0 if is_masked else _empty(DType.S32, m) if q["indexed"] else None,
+        str(format),
     ]
 
 

@@ -6,16 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.moe.bounds import tolerance
+from gemmill.families.moe.bounds import packed_tolerance, tolerance
 from gemmill.families.moe.config import GROUP
 from gemmill.families.moe.ops import GROUPED_MM, GROUPED_MM_MASKED
-from gemmill.families.moe.reference import exact_mm, segment_mm
-from gemmill.families.moe.serving import parts_of
+from gemmill.families.moe.packed_ops import FP4_NAMES, GROUPED_FP4_MM, GROUPED_FP4_MM_MASKED
+from gemmill.families.moe.reference import exact_mm, packed_exact_mm, segment_mm
+from gemmill.families.moe.serving import packed_parts_of, parts_of
+from gemmill.family import Judged
+from gemmill.formats.quantise import BlockScaled
 from gemmill.numerics.comparison import Wanted
+from gemmill.quantize.experts import prepack_experts
 from gemmill.runtime import checks
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.vocab import DType
+from gemmill.vocab import DType, Format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +52,16 @@ class CallSpec:
     """Elements between rows of a and of out."""
     indexed: bool = False
     """Whether rows of a are gathered: fewer than there are rows of out, with some that are nowhere."""
+    format: Format | None = None
+    """Of packed weights; then `dtype` is that of A."""
+    ended: bool = False
+    """Whether packed weights have an alpha and a bias."""
 
     @property
     def op(self) -> str:
         """Its name."""
+        if self.format is not None:
+            return (GROUPED_FP4_MM_MASKED if self.slot else GROUPED_FP4_MM).name
         return (GROUPED_MM_MASKED if self.slot else GROUPED_MM).name
 
     @property
@@ -76,6 +86,8 @@ class CallSpec:
 
     def __str__(self) -> str:
         words = [f"rows {self.counts}, N, K = {self.n}, {self.k}", f"{self.dtype} to {self.out_dtype}"]
+        words += [f"weights of {self.format}"] if self.format is not None else []
+        words += ["alpha and bias"] if self.ended else []
         words += [f"groups of {GROUP}"] if self.grouped else []
         words += [f"slots of {self.slot}"] if self.slot else []
         words += [f"map {self.mapped}"] if self.mapped is not None else []
@@ -100,7 +112,7 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
     told = torch.tensor(p.counts, device=device) if p.slot else begins
     given: dict[str, Any] = {
         "a": a,
-        "b": _codes((p.weights, p.n, p.k), p, g),
+        "b": None if p.format is not None else _codes((p.weights, p.n, p.k), p, g),
         "a_scales": None if p.is_plain else _scales(a_shape, p, g),
         "b_scales": None if p.is_plain else _scales(b_shape, p, g),
         "rows" if p.slot else "expert_offsets": told.to(torch.int64 if p.wide_offsets else torch.int32),
@@ -108,6 +120,8 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
         "expected_rows": 0,
         "token_ids": _ids(p, g) if p.indexed else None,
     }
+    if p.format is not None:
+        given |= _packed(p, p.format, g)
     if p.slot:
         given["a"] = a.unflatten(0, (len(p.counts), p.slot))
         if not p.one_value and not p.is_plain:
@@ -132,6 +146,9 @@ def wanted_of(op: str, given: dict[str, Any], out: Tensor, *, exactly: bool, pro
         torch.zeros(out.shape, dtype=torch.float64, device=out.device),
     )
     by_role = dict(zip(call.roles, values, strict=False))
+    if op in FP4_NAMES:
+        _want_packed(call, by_role, (rounded, exact, bound), exactly)
+        return _wanted((rounded, exact, bound), exactly)
     targets = [list(parts_of(call, by_role | {"out": tensor})) for tensor in (rounded, exact, bound)]
     for part, of_exact, of_bound in zip(*targets, strict=True):
         operands = part.a, part.b, part.a_scales, part.b_scales
@@ -139,10 +156,48 @@ def wanted_of(op: str, given: dict[str, Any], out: Tensor, *, exactly: bool, pro
         if not exactly:
             of_exact.out.copy_(exact_mm(*operands))
             of_bound.out.copy_(tolerance(*operands, out.dtype, promoted=promoted))
-    matrices = [x.reshape(-1, out.shape[-1]) for x in (rounded, exact, bound)]
-    if exactly:
-        return Wanted(rounded=matrices[0])
-    return Wanted(rounded=matrices[0], exact=matrices[1], bound=matrices[2])
+    return _wanted((rounded, exact, bound), exactly)
+
+
+def _wanted(results: tuple[Tensor, Tensor, Tensor], exactly: bool) -> Wanted:
+    """Of rounded results, exact ones, and a bound."""
+    rounded, exact, bound = (x.reshape(-1, x.shape[-1]) for x in results)
+    return Wanted(rounded=rounded) if exactly else Wanted(rounded=rounded, exact=exact, bound=bound)
+
+
+def _want_packed(call: Judged, given: dict[str, Any], results: tuple[Tensor, Tensor, Tensor], exactly: bool) -> None:
+    """Writes what packed weights must give."""
+    targets = [list(packed_parts_of(call, given | {"out": tensor})) for tensor in results]
+    for part, of_exact, of_bound in zip(*targets, strict=True):
+        operands = part.a, part.b, part.bias
+        exact = packed_exact_mm(*operands)
+        part.out.copy_(exact.float())
+        if not exactly:
+            of_exact.out.copy_(exact)
+            of_bound.out.copy_(packed_tolerance(*operands, part.out.dtype, folded=bool(call["scaled"])))
+
+
+def _packed(p: CallSpec, format: Format, g: torch.Generator) -> dict[str, Any]:
+    """Weights with the bases that they are packed on, and what sums end with. Every code is a multiple of a half."""
+    experts = [_block_scaled(p, format, g) for _ in range(p.weights)]
+    packed = prepack_experts(experts, activations="e4m3" if p.dtype is DType.E4M3 else "bf16")
+    given: dict[str, Any] = {"b": packed.blocks, "b_scales": packed.base, "format": str(format)}
+    given |= {"alpha": None, "bias": None}
+    if p.ended:
+        bias = torch.randint(-4, 5, (p.weights, p.n), device=g.device, generator=g)
+        given |= {"alpha": _scales((p.weights,), p, g), "bias": bias.to(_torch(p.out_dtype))}
+    return given
+
+
+def _block_scaled(p: CallSpec, format: Format, g: torch.Generator) -> BlockScaled:
+    """Of any codes, and scales near 1, for integers powers of two."""
+    codes = torch.randint(0, 256, (p.n, format.code_bytes(p.k)), device=g.device, generator=g)
+    shape, one, step = (p.n, format.scale_count(p.k)), *((56, 8) if format.has_global_scale else (127, 1))
+    if p.data == "integers":
+        scales = one + step * torch.randint(-1, 2, shape, device=g.device, generator=g)
+    else:
+        scales = torch.randint(one - 3 * step, one + 2 * step, shape, device=g.device, generator=g)
+    return BlockScaled(format=format, codes=codes.to(torch.uint8), scales=scales.to(torch.uint8))
 
 
 def _ids(p: CallSpec, g: torch.Generator) -> Tensor:

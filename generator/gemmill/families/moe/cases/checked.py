@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given, wanted_of
-from gemmill.families.moe.config import AnyConfig, GroupedConfig, UnalignedGroupedConfig
+from gemmill.families.moe.config import AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.facts import Facts
 from gemmill.families.moe.selections import smoke
 from gemmill.numerics.cases import Outcome
@@ -63,7 +63,27 @@ class GroupedCase:
 
 def of_config(config: AnyConfig) -> Iterator[GroupedCase]:
     """Routings below, at and across a variant's tile; experts without rows, segments with spare rows around them, maps."""
-    return _of_unaligned(config) if isinstance(config, UnalignedGroupedConfig) else _of_tile(config)
+    if isinstance(config, UnalignedGroupedConfig):
+        return _of_unaligned(config)
+    return _of_packed(config) if isinstance(config, PackedGroupedConfig) else _of_tile(config)
+
+
+def _of_packed(config: PackedGroupedConfig) -> Iterator[GroupedCase]:
+    """Rows in order, in slots and gathered; columns that no block fills, K that no stage does."""
+    first, tile = _first(config), config.tile_m
+    problems = (
+        replace(first, counts=(0, 1, 0, tile, 2 * tile + 1, 0), n=160, k=512, pad=16, ended=True),
+        replace(first, counts=(tile - 1, 3), n=75, k=96, spare=7, wide_offsets=True),
+        replace(first, counts=(5, 0, tile, 1), slot=tile, n=64, k=288, ended=True),
+        replace(first, counts=(4, tile + 1, 9, 2), mapped=(2, -1, 0, 1), n=129, k=64),
+        replace(first, counts=(17 * tile + 5, 3), n=192, k=32),
+        replace(first, counts=(1,) * 40 + (0,) * 60 + (2,) * 33, n=32, k=192),
+    )
+    for problem in problems:
+        for indexed in (False,) if problem.slot else (False, True):
+            yield GroupedCase(problem=replace(problem, indexed=indexed, data="integers"))
+    for indexed in (False, True):
+        yield GroupedCase(problem=replace(problems[0], indexed=indexed))
 
 
 def _of_unaligned(config: UnalignedGroupedConfig) -> Iterator[GroupedCase]:
@@ -123,12 +143,15 @@ def _first(config: AnyConfig) -> CallSpec:
     )
     if isinstance(config, UnalignedGroupedConfig):
         return replace(first, promoted=config.dtype is DType.E4M3)
+    if isinstance(config, PackedGroupedConfig):
+        return replace(first, format=config.format)
     return replace(first, indexed=config.indexed, promoted=config.accumulation is Accumulation.PROMOTED)
 
 
 def once() -> Iterator[tuple[str, GroupedCase]]:
     """Each op, once for each kind of operands that the smoke selection has."""
-    tiled = [config for config in smoke(Arch.SM90A) if isinstance(config, GroupedConfig)]
+    kernels = list(smoke(Arch.SM90A))
+    tiled = [config for config in kernels if isinstance(config, GroupedConfig)]
     kinds = {(config.indexed, config.dtype, bool(config.group_size)) for config in tiled}
     for indexed, dtype, grouped in sorted(kinds):
         for slot in (0,) if indexed else (0, 64):
@@ -138,3 +161,11 @@ def once() -> Iterator[tuple[str, GroupedCase]]:
             words = [" with groups"] if grouped else [" of bf16"] if problem.is_plain else []
             words += [", gathered"] if indexed else []
             yield f"{problem.op}{''.join(words)}", GroupedCase(problem=problem)
+    for config in kernels:
+        if isinstance(config, PackedGroupedConfig):
+            for slot, indexed in ((0, False), (0, True), (64, False)):
+                problem = replace(
+                    _first(config), counts=(5, 0, 40, 1), n=96, k=256, slot=slot, indexed=indexed, ended=True
+                )
+                kind = f"{config.format} by {config.dtype}{', gathered' if indexed else ''}"
+                yield f"{problem.op} of {kind}", GroupedCase(problem=problem)

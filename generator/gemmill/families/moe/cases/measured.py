@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gemmill.families.moe.cases import calls
-from gemmill.families.moe.ops import GROUPED_MM
 from gemmill.families.moe.sweep import Op
 from gemmill.numerics.comparison import Comparison, Wanted
 from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload, take
@@ -35,7 +34,7 @@ class GroupedOperands:
 
     @property
     def op(self) -> str:
-        return GROUPED_MM.name
+        return self.call.op
 
     @property
     def copies(self) -> int:
@@ -123,6 +122,7 @@ class GroupedMaker:
             dtype=op.dtype,
             grouped=bool(op.group_size),
             indexed=op.indexed,
+            format=op.weights,
             data=data,
         )
         given = calls.make_given(call, self._device)

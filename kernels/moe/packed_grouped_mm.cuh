@@ -1,0 +1,457 @@
+// Grouped GEMMs of packed 4-bit weights on Hopper: D[i, n] = alpha[e] * base[e, n] * scale[r] * sum over k of A[r, k] W[e, n, k] +
+// bias[e, n], e being the expert of row i, and r its row of A. A is of bf16, or of e4m3 with a scale for each row.
+//
+// Blocks of weights, and how threads make operands of them, are packed_mm.cuh's: weights fill the tensor core's rows, tokens its
+// columns. What differs is who works on what. A CTA stays, and takes tiles of all experts in turn. One warp, or four where tokens
+// are many, loads stages of one tile after another without a pause, while others multiply and store: so memory is read at the
+// beginning and at the end of a tile as in its middle.
+//
+// Tiles of the same weights and of different rows are neighbours, so that these weights come from memory once. Rows in order are
+// loaded by TMA. Rows by their numbers are copied by threads, 16 bytes each, to where TMA would have put them; those who
+// multiply make what they have waited for visible to the tensor core.
+//
+// Before the kernel ahead of this one has ended nothing is read: whose weights are wanted is not known.
+#pragma once
+
+#include "blockscaled/packed_mm.cuh"
+#include "moe/experts.cuh"
+
+namespace gemmill::moe {
+
+inline constexpr int kMostExperts = 512;
+
+// Where the next stage lies, and how often all stages have been used, modulo two.
+template <int stages>
+struct Ring {
+  int stage = 0, phase = 0;
+
+  __device__ void next() {
+    if (++stage == stages) stage = 0, phase ^= 1;
+  }
+};
+
+template <class Products, int k_groups>
+struct WarpTurns {
+  // The sums of `count` stages from the ring's place on, in the warp's registers.
+  template <class Storage>
+  __device__ static auto consume(Storage& storage, uint32_t told, Ring<Products::kStages>& ring, int count, int row_group, int part) {
+    typename Products::Sums sums{};
+    using Part = typename Products::Block;
+    int const lane = threadIdx.x % 32, first = part * Products::kEach;
+    uint32_t const weights = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * Products::kBlocks * Part::kBytes;
+    uint32_t const tokens = cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]) + lane % 8 * 128;
+    for (int t = 0; t < count; ++t, ring.next()) {
+      storage.filled[ring.stage].wait(ring.phase);
+      CUTLASS_PRAGMA_UNROLL
+      for (int p = 0; p < Products::kEach; ++p) {
+        int const block = (first + p) / Part::kOfBlock, half = (first + p) % Part::kOfBlock;
+        typename Products::Tokens of_tokens;
+        Products::load_tokens(of_tokens, tokens + ring.stage * sizeof(storage.tokens[0]) + block * Products::kTileM * 128, half, lane);
+        uint32_t const own = weights + ring.stage * sizeof(storage.weights[0]) + block * Part::kBytes;
+        Products::multiply_part(sums, told, own, half, of_tokens, nullptr, 0, lane);
+      }
+      __syncwarp();
+      if (lane == 0) storage.freed[ring.stage].arrive();
+    }
+    return sums;
+  }
+
+  // A warp has all tokens of its rows.
+  template <int, int pitch, int, class Sums>
+  __device__ static void put(Sums const& sums, float* to) {
+    Products::template put<pitch>(sums, to);
+  }
+};
+
+template <class Products, int k_groups>
+struct WarpgroupTurns {
+  static_assert(k_groups == 1, "a group of 128 threads multiplies all columns of a stage");
+
+  // The same in a group's registers. While one half of a block is multiplied, the other is made.
+  template <class Storage>
+  __device__ static auto consume(Storage& storage, uint32_t told, Ring<Products::kStages>& ring, int count, int row_group, int) {
+    using namespace cute;
+    using Block = typename Products::Block;
+    using Input = typename Products::Input;
+    auto tokens = make_tensor(make_smem_ptr(reinterpret_cast<Input*>(&storage.tokens[0][0])), typename Products::TokenLayout{});
+    typename Products::TiledMma mma;
+    int const thread = threadIdx.x % Products::kThreads;
+    auto thread_mma = mma.get_thread_slice(thread);
+    auto fragment_t = thread_mma.make_fragment_B(thread_mma.partition_B(tokens));
+    auto sums = partition_fragment_C(mma, Shape<_64, Int<Products::kTileM>>{});
+    clear(sums);
+    auto left = make_tensor<Input>(typename Products::Fragment{}), right = make_tensor<Input>(typename Products::Fragment{});
+    uint32_t const own = cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * Products::kBlocks * Block::kBytes;
+
+    auto multiply = [&](auto& fragment, int step, int stage) {
+      warpgroup_fence_operand(fragment);
+      warpgroup_fence_operand(sums);
+      warpgroup_arrive();
+      gemm(mma, fragment(_, _, 0), fragment_t(_, _, step, stage), sums);
+      gemm(mma, fragment(_, _, 1), fragment_t(_, _, step + 1, stage), sums);
+      warpgroup_commit_batch();
+      warpgroup_wait<1>();  // the other fragment is free again
+    };
+    int before = 0;
+    for (int t = 0; t < count; ++t, ring.next()) {
+      storage.filled[ring.stage].wait(ring.phase);
+      storage.show_to_tensor_core();
+      CUTLASS_PRAGMA_UNROLL
+      for (int b = 0; b < Products::kBlocks; ++b) {
+        Block block;
+        block.load(own + ring.stage * sizeof(storage.weights[0]) + b * Block::kBytes, thread);
+        block.template operand<0>(told, reinterpret_cast<uint32_t*>(&left(0)));
+        multiply(left, b * 4, ring.stage);
+        if (b == 0 && t > 0 && thread % 32 == 0) storage.freed[before].arrive();  // its last product has been waited for
+        block.template operand<1>(told, reinterpret_cast<uint32_t*>(&right(0)));
+        multiply(right, b * 4 + 2, ring.stage);
+      }
+      before = ring.stage;
+    }
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(sums);
+    if (count > 0 && thread % 32 == 0) storage.freed[before].arrive();
+    return sums;
+  }
+
+  // Some tokens to shared memory: eight of them are four sums of a thread, which has two of two rows.
+  template <int tokens, int pitch, int chunk, class Sums>
+  __device__ static void put(Sums const& sums, float* to) {
+    int const lane = threadIdx.x % 32, row = threadIdx.x % Products::kThreads / 32 * 16 + lane / 4;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < tokens / 2; ++i) {
+      int const token = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      to[token * pitch + row + i / 2 % 2 * 8] = sums(chunk * tokens / 2 + i);
+    }
+  }
+};
+
+// Groups of threads on different rows of weights, and groups that divide the columns of a stage, as in a PackedMm. `loaders` threads
+// load.
+template <class Products, class Output_, int row_groups, int k_groups, int loaders>
+struct PackedGroupedMm {
+  using Mm = blockscaled::PackedMm<Products, Output_, row_groups, k_groups>;
+  using Output = Output_;
+  using Input = typename Products::Input;
+  using Block = typename Products::Block;
+  using Filled = typename Mm::Filled;
+  using Freed = typename Mm::Freed;
+  using Turns = std::conditional_t<Products::kThreads == 32, WarpTurns<Products, k_groups>, WarpgroupTurns<Products, k_groups>>;
+  using Ringed = Ring<Products::kStages>;
+
+  static constexpr bool kScaled = Mm::kScaled;  // whether tokens have scales
+  static constexpr uint32_t kSpread = Mm::kSpread;
+  static constexpr int kRows = Mm::kRows, kTileM = Mm::kTileM, kBlocks = Mm::kBlocks, kStages = Mm::kStages;
+  static constexpr int kColumns = Mm::kColumns, kTileK = Mm::kTileK, kPitch = Mm::kPitch, kConsumers = Mm::kConsumers;
+  static constexpr int kThreads = kConsumers + loaders;
+  static constexpr int kChunk = Products::kThreads == 32 ? kTileM : std::min(kTileM, 16);  // tokens whose sums meet at a time
+  static constexpr int kPiece = 16 / sizeof(Input);                                        // columns that a thread copies at a time
+
+  static_assert(!Products::kGrouped, "tokens have scales of rows");
+  static_assert(k_groups * Products::kEach == Products::kParts, "groups divide the parts of a stage evenly");
+  static_assert(kTileM % kChunk == 0, "sums meet in whole chunks");
+
+  struct Params {
+    CUtensorMap tokens;  // of rows in order: boxes of tile_m rows of 128 bytes, swizzled by as many
+    gemmill_grouped_mm_args x;
+    int32_t tiles_n;  // of an expert's weights
+    int32_t blocks;   // of weights along K, a multiple of kBlocks
+    uint32_t spread;  // Block::kSpread, of which the compiler must know nothing
+    bool whole_quads;  // whether rows of D begin at multiples of 8 bytes
+  };
+
+  struct Tile {
+    int32_t weights;  // below 0 behind the last tile
+    int32_t m0, end;  // its first row of D, and the end of its expert's
+    int32_t n0;
+  };
+
+  struct alignas(1024) SharedStorage {
+    alignas(1024) char tokens[kStages][Mm::kTokenBytes];
+    alignas(128) char weights[kStages][Mm::kWeightBytes];
+    alignas(16) float sums[k_groups * kChunk * kPitch];
+    alignas(16) uint2 tables[std::max(Block::kEntries, 1)];
+    int32_t first[kMostExperts + 1];  // tile of rows of each expert; the end
+    int32_t sources[kTileM];          // rows of A of the tile that is being copied, below 0 for none
+    Tile tiles[kStages];              // of those whose first stage is that
+    Filled filled[kStages];
+    Freed freed[kStages];
+    int32_t gathers;
+
+    // What other threads have copied is read by the tensor core, which TMA writes for as it is.
+    __device__ void show_to_tensor_core() const {
+      asm volatile("{.reg .pred p; setp.ne.s32 p, %0, 0; @p fence.proxy.async.shared::cta;}" ::"r"(gathers) : "memory");
+    }
+  };
+  static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;           // room to align the base
+  static constexpr int kCtas = kSharedBytes <= 113 * 1024 && kTileM <= 64 ? 2 : 1;  // on a multiprocessor
+
+  __device__ static void run(Params const& params, char* shared) {
+    auto base = reinterpret_cast<uintptr_t>(shared);
+    auto& storage = *reinterpret_cast<SharedStorage*>((base + 1023) & ~uintptr_t(1023));
+    bool const gathers = params.x.token_ids != nullptr;
+    if (threadIdx.x == kConsumers) {
+      if (!gathers) cute::prefetch_tma_descriptor(&params.tokens);
+      for (auto& barrier : storage.filled) barrier.init(gathers ? 1 + loaders : 1);
+      for (auto& barrier : storage.freed) barrier.init(kConsumers / 32);
+      cutlass::arch::fence_barrier_init();
+      storage.gathers = gathers;
+    }
+    if constexpr (Block::kEntries > 0) {
+      for (int i = threadIdx.x; i < Block::kEntries; i += kThreads) storage.tables[i] = Block::table(i);
+    }
+    cutlass::arch::launch_dependent_grids();
+    cutlass::arch::wait_on_dependent_grids();
+    count_tiles(params, storage.first);
+
+    if (threadIdx.x >= kConsumers) {
+      if (gathers || threadIdx.x == kConsumers) produce(params, storage);
+      return;
+    }
+    int const group = __shfl_sync(~0u, threadIdx.x / Products::kThreads, 0), row_group = group % row_groups, part = group / row_groups;
+    uint32_t const told = Block::kEntries > 0 ? cute::cast_smem_ptr_to_uint(storage.tables) : params.spread;
+    Ringed ring;
+    while (true) {
+      storage.filled[ring.stage].wait(ring.phase);
+      Tile const tile = storage.tiles[ring.stage];
+      if (tile.weights < 0) return;
+      int const n = tile.n0 + threadIdx.x % (kRows / 4) * 4;
+      if constexpr (Products::kThreads == 32) {  // whose products leave registers for what is needed at the end
+        Ends const ends(params.x, tile.weights, n);
+        auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
+        store<0>(params, storage.sums, tile, sums, ends, row_group * 64, part);
+      } else {
+        auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
+        store<0>(params, storage.sums, tile, sums, Ends(params.x, tile.weights, n), row_group * 64, part);
+      }
+    }
+  }
+
+  // The first tile of rows of each expert: as many experts to each lane of a warp, whose tiles come after those of lower lanes.
+  // Offsets that decrease may make more tiles than can be numbered: those past the last number are left out.
+  __device__ static void count_tiles(Params const& params, int32_t* first) {
+    auto const& x = params.x;
+    int64_t const most = (INT_MAX - gridDim.x) / params.tiles_n;
+    for (int e = threadIdx.x; e < x.experts; e += kThreads) {
+      Span const span = span_of(x, e);
+      first[e + 1] = (span.end - span.begin + kTileM - 1) / kTileM;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      int const each = (x.experts + 31) / 32, begin = threadIdx.x * each, end = min(begin + each, x.experts);
+      int64_t own = 0;
+      for (int e = begin; e < end; ++e) own += first[e + 1];
+      int64_t up_to = own;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 1; i < 32; i *= 2) {
+        int64_t const other = __shfl_up_sync(~0u, up_to, i);
+        if (threadIdx.x >= i) up_to += other;
+      }
+      up_to -= own;
+      for (int e = begin; e < end; ++e) {
+        up_to += first[e + 1];
+        first[e + 1] = static_cast<int32_t>(up_to < most ? up_to : most);
+      }
+      if (threadIdx.x == 0) first[0] = 0;
+    }
+    __syncthreads();
+  }
+
+  // The tile of a number, of all experts'.
+  __device__ static Tile find(Params const& params, int32_t const* first, int index) {
+    int const of_rows = index / params.tiles_n;
+    int low = 0, high = params.x.experts;
+    if (of_rows >= first[high]) return {-1, 0, 0, 0};
+    while (high - low > 1) {
+      int const middle = (low + high) / 2;
+      (first[middle] <= of_rows ? low : high) = middle;
+    }
+    Span const span = span_of(params.x, low);
+    int const inside = index - first[low] * params.tiles_n, tiles_m = first[low + 1] - first[low];
+    return {span.weights, span.begin + inside % tiles_m * kTileM, span.end, inside / tiles_m * kRows};
+  }
+
+  // Stages of tile after tile. One thread asks for weights, and for rows in order; rows by their numbers all loaders copy. Whose tile
+  // it is stands beside its first stage; behind the last tile comes a stage of none.
+  __device__ static void produce(Params const& params, SharedStorage& storage) {
+    Ringed ring;
+    bool const gathers = params.x.token_ids != nullptr;
+    int const thread = threadIdx.x - kConsumers;
+    for (int index = blockIdx.x;; index += gridDim.x) {
+      Tile const tile = find(params, storage.first, index);
+      if (tile.weights < 0) {
+        storage.freed[ring.stage].wait(ring.phase ^ 1);
+        if (thread == 0) {
+          storage.tiles[ring.stage] = tile;
+          storage.filled[ring.stage].arrive();
+        }
+        if (gathers) storage.filled[ring.stage].arrive();
+        return;
+      }
+      if (thread == 0) prefetch_ends(params, tile);
+      if (gathers) list_sources(params.x, storage, tile, thread);
+      for (int t = 0; t < params.blocks / kBlocks; ++t, ring.next()) {
+        storage.freed[ring.stage].wait(ring.phase ^ 1);
+        auto& filled = storage.filled[ring.stage];
+        if (thread == 0 && t == 0) storage.tiles[ring.stage] = tile;
+        if (thread == 0) load_weights(params, storage, tile, t, ring.stage, gathers ? 0 : Mm::kTokenBytes);
+        if (gathers) {
+          copy_rows(params.x, storage, t * kTileK, ring.stage, thread);
+          continue;
+        }
+        for (int b = 0; b < kBlocks; ++b) {
+          cute::SM90_TMA_LOAD_2D::copy(&params.tokens, reinterpret_cast<uint64_t*>(&filled),
+                                       static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
+                                       storage.tokens[ring.stage] + b * Mm::kBoxBytes, t * kTileK + b * kColumns, tile.m0);
+        }
+      }
+    }
+  }
+
+  // Announces all bytes that TMA brings for a stage, and loads its weights. Rows beyond the last 64 are that 64's again, and not stored.
+  __device__ static void load_weights(Params const& params, SharedStorage& storage, Tile const& tile, int t, int stage, int others) {
+    auto& filled = storage.filled[stage];
+    filled.arrive_and_expect_tx(Mm::kWeightBytes + others);
+    char const* const of_expert = static_cast<char const*>(params.x.b) + tile.weights * params.x.b_stride_expert;
+    for (int g = 0; g < row_groups; ++g) {
+      int64_t const row = min(tile.n0 / 64 + g, (params.x.n + 63) / 64 - 1);
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                   ::"r"(cute::cast_smem_ptr_to_uint(storage.weights[stage] + g * Mm::kGroupBytes)),
+                     "l"(of_expert + (row * params.blocks + t * kBlocks) * Block::kBytes), "r"(Mm::kGroupBytes),
+                     "r"(cute::cast_smem_ptr_to_uint(&filled)), "l"(static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST))
+                   : "memory");
+    }
+  }
+
+  __device__ static void list_sources(gemmill_grouped_mm_args const& x, SharedStorage& storage, Tile const& tile, int thread) {
+    meet_loaders();  // all have read those of the tile before
+    for (int i = thread; i < kTileM; i += loaders) storage.sources[i] = static_cast<int32_t>(source_of(x, int64_t(tile.m0) + i, tile.end));
+    meet_loaders();
+  }
+  __device__ static void meet_loaders() {
+    if constexpr (loaders == 32) __syncwarp();
+    else cutlass::arch::NamedBarrier::sync(loaders, 2);
+  }
+
+  // A stage's rows by their numbers, swizzled as TMA would: piece p of 16 bytes of row r lies at p ^ (r % 8). Zeros stand for rows
+  // that A has not, and for columns beyond K.
+  __device__ static void copy_rows(gemmill_grouped_mm_args const& x, SharedStorage& storage, int k0, int stage, int thread) {
+    constexpr int kPieces = kBlocks * 8, kRowsAtOnce = loaders / 8;
+    int const piece = thread % 8;
+    uint32_t const to = cute::cast_smem_ptr_to_uint(storage.tokens[stage]);
+    char const* const from = static_cast<char const*>(x.a);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kTileM * kPieces / loaders; ++i) {
+      int const block = i % kBlocks, row = i / kBlocks * kRowsAtOnce + thread / 8;
+      int const source = storage.sources[row], column = k0 + block * kColumns + piece * kPiece;
+      bool const inside = source >= 0 && column < x.k;
+      char const* const address = inside ? from + (source * x.lda + column) * static_cast<int64_t>(sizeof(Input)) : from;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                   ::"r"(to + block * Mm::kBoxBytes + row * 128 + ((piece ^ row % 8) << 4)), "l"(address), "r"(inside ? 16 : 0)
+                   : "memory");
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
+                 ::"r"(cute::cast_smem_ptr_to_uint(&storage.filled[stage])) : "memory");
+  }
+
+  // Into L2, where all writes meet.
+  __device__ static void prefetch_ends(Params const& params, Tile const& tile) {
+    for (int n = tile.n0; n < min(tile.n0 + kRows, params.x.n); n += 32) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(params.x.b_scales + int64_t{tile.weights} * params.x.n + n));
+    }
+  }
+
+  // What the sums of a thread's four columns are multiplied by and added to.
+  struct Ends {
+    float factors[4], bias[4];
+
+    __device__ Ends(gemmill_grouped_mm_args const& x, int weights, int n) {
+      float const alpha = (x.alpha == nullptr ? 1.0f : x.alpha[weights]) * Block::kShort;
+      int64_t const of_expert = int64_t{weights} * x.n;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        int64_t const at = of_expert + min(n + i, x.n - 1);
+        factors[i] = x.b_scales[at] * alpha;
+        bias[i] = x.bias == nullptr ? 0.0f : static_cast<float>(static_cast<Output const*>(x.bias)[at]);
+      }
+    }
+  };
+
+  // Sums of some tokens at a time meet in shared memory, are added up in order of K, and become rows of D.
+  template <int chunk, class Sums>
+  __device__ static void store(Params const& params, float* buffer, Tile const& tile, Sums const& sums, Ends const& ends, int row, int part) {
+    cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // all have read those before
+    Turns::template put<kChunk, kPitch, chunk>(sums, buffer + part * kChunk * kPitch + row);
+    cutlass::arch::NamedBarrier::sync(kConsumers, 1);
+    int const m0 = tile.m0 + chunk * kChunk, n = tile.n0 + threadIdx.x % (kRows / 4) * 4;
+    if (m0 >= tile.end) return;
+    for (int token = threadIdx.x / (kRows / 4); token < kChunk; token += kConsumers / (kRows / 4)) {
+      if (m0 + token >= tile.end || n >= params.x.n) break;
+      float4 const* from = reinterpret_cast<float4 const*>(buffer + token * kPitch + n - tile.n0);
+      float quad[4] = {};
+      CUTLASS_PRAGMA_UNROLL
+      for (int p = 0; p < k_groups; ++p) {
+        float4 const part_of = from[p * kChunk * kPitch / 4];
+        quad[0] += part_of.x, quad[1] += part_of.y, quad[2] += part_of.z, quad[3] += part_of.w;
+      }
+      store_quad(params, quad, ends, tile, m0 + token, n);
+    }
+    if constexpr ((chunk + 1) * kChunk < kTileM) store<chunk + 1>(params, buffer, tile, sums, ends, row, part);
+  }
+
+  __device__ static void store_quad(Params const& params, float const (&quad)[4], Ends const& ends, Tile const& tile, int m, int n) {
+    auto const& x = params.x;
+    Output* const row = static_cast<Output*>(x.d) + m * x.ldd + n;
+    float scale = 1.0f;
+    if constexpr (kScaled) scale = x.a_scales[x.a_scale_per_row ? max(source_of(x, m, tile.end), int64_t{0}) : 0];
+    cutlass::AlignedArray<Output, 4> values;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      float const scaled = quad[i] * ends.factors[i] * scale;
+      values[i] = Output(x.bias == nullptr ? scaled : scaled + ends.bias[i]);
+    }
+    if (n + 4 <= x.n && params.whole_quads) {
+      *reinterpret_cast<cutlass::AlignedArray<Output, 4>*>(row) = values;
+    } else {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (n + i < x.n) row[i] = values[i];
+      }
+    }
+  }
+};
+
+// Host code: a launch. Rows of activations for boxes of 128 bytes.
+template <class Kernel>
+CUresult describe_rows(CUtensorMap& map, gemmill_grouped_mm_args const& x) {
+  constexpr int kBytes = sizeof(typename Kernel::Input);
+  CUtensorMapDataType const type = kBytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  cuuint64_t const dims[2] = {static_cast<cuuint64_t>(x.k), static_cast<cuuint64_t>(x.m)};
+  cuuint64_t const strides[1] = {static_cast<cuuint64_t>(x.lda) * kBytes};
+  cuuint32_t const box[2] = {Kernel::kColumns, Kernel::kTileM}, steps[2] = {1, 1};
+  return cuTensorMapEncodeTiled(&map, type, 2, const_cast<void*>(x.a), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+template <class Kernel, auto entry>
+int32_t launch_packed_grouped(gemmill_grouped_mm_args const& x, gemmill_launch const& how) {
+  if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
+  typename Kernel::Params params{};
+  if (x.token_ids == nullptr && describe_rows<Kernel>(params.tokens, x) != CUDA_SUCCESS) return GEMMILL_CANNOT_IMPLEMENT;
+  params.x = x;
+  params.tiles_n = (x.n - 1) / Kernel::kRows + 1;
+  params.blocks = static_cast<int32_t>((int64_t{x.k} + blockscaled::kStageColumns - 1) / blockscaled::kStageColumns *
+                                       (blockscaled::kStageColumns / Kernel::kColumns));
+  params.spread = Kernel::kSpread;
+  params.whole_quads = x.ldd % 4 == 0 && reinterpret_cast<uintptr_t>(x.d) % 8 == 0;
+  int64_t const of_rows = x.slot != 0 ? (int64_t{x.slot} + Kernel::kTileM - 1) / Kernel::kTileM * x.experts
+                                      : x.m / Kernel::kTileM + std::min(x.m, x.experts);
+  int64_t const tiles = of_rows * params.tiles_n;
+  if (tiles > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
+  int64_t const ctas = std::min<int64_t>(tiles, int64_t{how.sm_count} * Kernel::kCtas);
+  LaunchShape const shape{dim3(static_cast<unsigned>(ctas)), dim3(Kernel::kThreads), dim3(1), Kernel::kSharedBytes};
+  void* parameters[] = {&params};
+  return launch_kernel<entry>(shape, how, parameters);
+}
+
+}  // namespace gemmill::moe
