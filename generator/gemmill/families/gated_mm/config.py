@@ -5,6 +5,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import ClassVar
 
+from gemmill.gemm.activation import Activation as Activation
 from gemmill.gemm.config import ACCUMULATOR_OF, Problem, Schedule
 from gemmill.vocab import (
     Accumulation,
@@ -20,25 +21,6 @@ from gemmill.vocab import (
 OPERANDS = (DType.E4M3,)
 GROUP = 128
 """Results of a row that share a scale."""
-
-
-class Activation(StrEnum):
-    """What becomes of a gate, before up is multiplied by it."""
-
-    SILU = "silu"
-    """gate / (1 + exp(-gate))"""
-    GELU = "gelu"
-    """with erf"""
-    GELU_TANH = "gelutanh"
-    """with the tanh that is close to it"""
-    SWIGLU = "swiglu"
-    """with alpha, limit and beta at run time: of min(gate, limit), gate / (1 + exp(-alpha gate)); of up held within the limit,
-    up + beta"""
-
-    @property
-    def spelled(self) -> str:
-        """In a call."""
-        return "gelu_tanh" if self is Activation.GELU_TANH else self.value
 
 
 class Result(StrEnum):
