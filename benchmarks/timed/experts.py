@@ -2,13 +2,12 @@
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gemmill.families.experts.config import GROUP
-from harness.experts_contenders import ExpertsContender, OneAfterTheOther, VllmTriton
+from harness.experts_contenders import ExpertsContender, OneAfterTheOther
 from timed import Benchmark
 
 LAYERS = {
@@ -21,8 +20,6 @@ TOKENS = (1, 4, 16, 64, 256, 1024)
 KINDS = ("fp8_groups", "fp8", "bf16")
 FEWEST_COPIES, MOST_COPIES, COPIED_TOKENS = 2, 16, 64
 TINY = (4, 2, 256, 128)
-_VLLM: list[Path] = []
-"""Where vLLM's Triton kernel lies, if it is to be timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +139,6 @@ class ExpertsMaker:
 
 def problems_of(options: Namespace) -> list[ExpertsWorkload]:
     """Every layer with every number of tokens. Raises ValueError."""
-    _VLLM[:] = [options.vllm_fused_moe] if options.vllm_fused_moe else []
     kinds, layers = options.op.split(","), options.layers.split(",")
     for what, asked, known in (("op", kinds, KINDS), ("layer", layers, LAYERS)):
         if unknown := [word for word in asked if word not in known]:
@@ -166,13 +162,6 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--op", "--ops", default="fp8_groups", help=f"kinds, with commas, of {', '.join(KINDS)}")
     parser.add_argument("--layers", default="qwen3-30b-a3b", help=f"with commas, of {', '.join(LAYERS)}")
     parser.add_argument("--tokens", help=f"with commas; {', '.join(map(str, TOKENS))} by default")
-    parser.add_argument(
-        "--vllm-fused-moe", type=Path, help="vLLM's fused_moe.py: its Triton kernel is timed with --vllm-so"
-    )
-
-
-def _also() -> list[OneAfterTheOther | VllmTriton]:
-    return [OneAfterTheOther(), *(VllmTriton(source=path) for path in _VLLM)]
 
 
 BENCHMARK = Benchmark(
@@ -184,5 +173,5 @@ BENCHMARK = Benchmark(
     maker=ExpertsMaker,
     data="normal random numbers; each token has random experts, others from call to call",
     subject=lambda namespace, name: ExpertsContender(name=name, namespace=namespace),
-    also=_also,
+    also=lambda: [OneAfterTheOther()],
 )
