@@ -69,10 +69,13 @@ def _part(layer: Layer, rows: Rows, *, exactly: bool) -> tuple[Tensor, Tensor]:
         w2 = w2 * _spread_scales(scales, w2, layer.group)
     total, magnitude = operand @ w2.t(), (operand.abs() + off) @ w2.abs().t()
     lost = off @ w2.abs().t() + magnitude * _lost(layer, layer.w2)
-    bias = 0.0 if layer.w2_bias is None else layer.w2_bias[rows.weights].double()
-    lost = lost + FLOAT32_UNIT * _ROUNDINGS * abs(bias)
-    weight = 1.0 if layer.weight_on_input else reference.weights_of(layer, rows).double()
-    return (total + bias) * weight, lost * abs(weight)
+    if layer.w2_bias is not None:
+        bias = layer.w2_bias[rows.weights].double()
+        total, lost = total + bias, lost + FLOAT32_UNIT * _ROUNDINGS * bias.abs()
+    if layer.weight_on_input:
+        return total, lost
+    weight = reference.weights_of(layer, rows).double()
+    return total * weight, lost * weight.abs()
 
 
 def _inner_error(layer: Layer, rows: Rows) -> Tensor:

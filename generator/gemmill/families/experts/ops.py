@@ -170,7 +170,7 @@ _MAP = When(
         ),
     ),
 )
-_WORKSPACE = (
+_WORKSPACE: tuple[Step, ...] = (
     *(Let(name, said) for name, said in EXPRESSIONS.items() if name != "inner_groups"),
     Let("bytes_plain", expression_of(coded=False)),
     Let("bytes_coded", expression_of(coded=True)),
