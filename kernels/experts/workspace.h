@@ -34,7 +34,7 @@ struct Workspace {
   Workspace(gemmill_fused_experts_args const& x, bool coded, char* base) {
     int64_t const pairs = int64_t(x.tokens) * x.topk, groups = (int64_t(x.inner) + kGroup - 1) / kGroup;
     int64_t const most_tiles = pairs / kFewestTileRows + std::min<int64_t>(pairs, x.weights);
-    int64_t at = 0;
+    int64_t at = -reinterpret_cast<intptr_t>(base) & (kAligned - 1);  // a caller's may begin anywhere
     auto const take = [&](int64_t size) {
       char* const part = base + at;
       at += (size + kAligned - 1) / kAligned * kAligned;
@@ -56,7 +56,7 @@ struct Workspace {
       inner_codes = static_cast<uint8_t*>(take(pairs * x.inner));
       inner_scales = static_cast<float*>(take(pairs * groups * 4));
     }
-    bytes = at;
+    bytes = at + kAligned;
   }
 };
 

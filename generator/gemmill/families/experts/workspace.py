@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from gemmill.families.experts.config import GROUP
 
 ALIGNED = 256
-"""Bytes that each part of a workspace begins at a multiple of."""
+"""Bytes that each part of a workspace begins at a multiple of; a workspace itself may begin anywhere."""
 _FEWEST_ROWS, _FEWEST_COLUMNS = 8, 16
 """Of the smallest tile, and of a block of columns."""
 TILES = "tiles"
@@ -38,7 +38,7 @@ _CODED = (
 def expression_of(*, coded: bool) -> str:
     """Bytes of all parts, in the language of contracts."""
     parts = (*_EACH, *(_CODED if coded else _PLAIN))
-    return " + ".join(f"up({part}, {ALIGNED})" for part in parts)
+    return " + ".join((str(ALIGNED), *(f"up({part}, {ALIGNED})" for part in parts)))
 
 
 def fused_experts_workspace(
@@ -67,4 +67,4 @@ def fused_experts_workspace(
     parts += [pairs * inner * (4 if coded else 2), pairs * hidden * 4]
     if coded:
         parts += [tokens * hidden, tokens * -(-hidden // GROUP) * 4, pairs * inner, pairs * groups * 4]
-    return sum(-(-part // ALIGNED) * ALIGNED for part in parts)
+    return ALIGNED + sum(-(-part // ALIGNED) * ALIGNED for part in parts)

@@ -45,7 +45,7 @@ class ExpertsCase:
         if p.lent:
             sizes = p.tokens, p.hidden, p.inner, p.topk, p.weights
             count = fused_experts_workspace(*sizes, coded=p.dtype is CODED)
-            slots["workspace"] = Slot.matrix(torch.uint8, (1, count), (count, 1), values=None, written=True)
+            slots["workspace"] = Slot.matrix(torch.uint8, (1, count), (count, 1), values=None, written=True, shift=1)
         memory = Memory(slots, where, GUARD_BYTES + GUARD_ROWS * (p.hidden + p.pad) * given["x"].element_size())
         if p.adds:
             memory.tensor("out").copy_(given["x"].flip(0))
