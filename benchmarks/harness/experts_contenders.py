@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from gemmill.families.experts.bounds import judged
-from gemmill.families.experts.reference import Layer
+from gemmill.families.fused_moe.bounds import judged
+from gemmill.families.fused_moe.reference import Layer
 from harness.contenders import WrongResult
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
 
 if TYPE_CHECKING:
-    from timed.experts import ExpertsOperands, ExpertsWorkload
+    from timed.fused_moe import ExpertsOperands, ExpertsWorkload
 
 CHECKED_TOKENS = 2
 """The last ones: whole layers take float64 too long."""

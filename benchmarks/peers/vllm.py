@@ -90,4 +90,4 @@ def _blockscaled(options: Namespace, notes: list[str]) -> Contender:
         raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
 
 
-_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "blockscaled": _blockscaled, "moe": _moe, "experts": _experts}
+_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "blockscaled": _blockscaled, "moe": _moe, "fused_moe": _experts}

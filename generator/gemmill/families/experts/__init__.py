@@ -1,3 +1,0 @@
-"""Fused experts: both products of a mixture of experts' layer, with what comes before, between and after them."""
-
-NAME = "experts"
