@@ -5,7 +5,7 @@
 
 namespace gemmill::quant {
 
-// In the order in which calls count them (gemmill.gemm.activation).
+// In the order in which calls count them (gemmill.vocab.activation).
 enum GateActivation { kSiluGate, kGeluGate, kGeluTanhGate, kSwigluGate };
 
 struct Gating {

@@ -6,7 +6,7 @@ Codes are the nearest e4m3 number, ties to even, saturated at 448; NaN is 0x7f, 
 import torch
 from torch import Tensor
 
-from gemmill.gemm.activation import Activation
+from gemmill.vocab.activation import Activation
 
 CODE_MAX, SMALLEST_SCALE = 448.0, 1.0 / (448.0 * 512.0)
 GATE_STEPS = 4.0

@@ -28,11 +28,11 @@ from gemmill.families.fused_moe.serving import layer_of
 from gemmill.families.fused_moe.tuning import TUNING
 from gemmill.families.fused_moe.workspace import fused_experts_workspace
 from gemmill.family import ProblemCall, Row, first_rejection
-from gemmill.gemm.activation import Activation
 from gemmill.runtime import checks
 from gemmill.runtime.operands import of_arguments
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Arch, DType
+from gemmill.vocab.activation import Activation
 
 BLOCKS = CallSpec(tokens=6, hidden=256, inner=128, weights=4, topk=2, group_size=GROUP)
 ROWS = replace(BLOCKS, group_size=0, inner=48)

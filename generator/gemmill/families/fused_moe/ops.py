@@ -19,8 +19,8 @@ from gemmill.family import (
     When,
     any_of,
 )
-from gemmill.gemm.activation import Activation
 from gemmill.vocab import DType
+from gemmill.vocab.activation import Activation
 
 FUSED_EXPERTS = OpSchema(
     "fused_experts(Tensor(a!) out, Tensor x, Tensor w13, Tensor w2, Tensor? w13_scales, Tensor? w2_scales, Tensor topk_ids, "

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gemmill.formats.gating import activated, group_codes, group_scales
-from gemmill.gemm.activation import Activation
+from gemmill.vocab.activation import Activation
 
 GROUP = 128
 GATE_UP, UP_GATE, INTERLEAVED = range(3)

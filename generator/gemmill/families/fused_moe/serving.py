@@ -7,11 +7,11 @@ from gemmill.families.fused_moe.problem import problem_of_call
 from gemmill.families.fused_moe.reference import Layer, fused_experts
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
-from gemmill.gemm.activation import Activation
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, count_of_variants
+from gemmill.vocab.activation import Activation
 
 _OF_WORD = {activation.spelled: activation for activation in Activation}
 _WRITTEN = ("out", "workspace", "adds")

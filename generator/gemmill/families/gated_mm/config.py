@@ -5,7 +5,6 @@ from enum import StrEnum
 from functools import cached_property
 from typing import ClassVar
 
-from gemmill.gemm.activation import Activation as Activation
 from gemmill.gemm.config import ACCUMULATOR_OF, Problem, Schedule
 from gemmill.vocab import (
     Accumulation,
@@ -17,6 +16,7 @@ from gemmill.vocab import (
     ScaleGranularity,
     ScaleLayout,
 )
+from gemmill.vocab.activation import Activation as Activation
 
 OPERANDS = (DType.E4M3,)
 GROUP = 128

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gemmill.formats.gate_up import packed_rows
 from gemmill.formats.gating import activated, encode
-from gemmill.gemm.activation import Activation
+from gemmill.vocab.activation import Activation
 
 
 def exact_mm(a: Tensor, b: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ from gemmill.families.gated_mm.problem import problem_of_call
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
 from gemmill.formats.gating import group_codes, group_scales
-from gemmill.gemm.activation import Activation
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result as Written
 from gemmill.runtime.serving import Serving, count_of_variants
+from gemmill.vocab.activation import Activation
 
 OF_WORD = {activation.spelled: activation for activation in Activation}
 

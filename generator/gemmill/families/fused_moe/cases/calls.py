@@ -12,9 +12,9 @@ from gemmill.families.fused_moe.config import CODED, GROUP
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.reference import GATE_UP
 from gemmill.families.fused_moe.serving import layer_of
-from gemmill.gemm.activation import Activation
 from gemmill.numerics.comparison import Wanted
 from gemmill.vocab import DType
+from gemmill.vocab.activation import Activation
 
 NEUTRAL, OF_SWIGLU = (1.0, math.inf, 0.0), (1.702, 7.0, 1.0)
 """alpha, limit and beta of activations that have none, and of gpt-oss."""

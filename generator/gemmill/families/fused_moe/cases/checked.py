@@ -11,10 +11,10 @@ from gemmill.families.fused_moe.config import CODED, GROUP, ExpertsConfig
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.reference import INTERLEAVED, UP_GATE
 from gemmill.families.fused_moe.workspace import fused_experts_workspace
-from gemmill.gemm.activation import Activation
 from gemmill.numerics.cases import Outcome
 from gemmill.numerics.memory import GUARD_BYTES, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
+from gemmill.vocab.activation import Activation
 
 GUARD_ROWS = 2
 

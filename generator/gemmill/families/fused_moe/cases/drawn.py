@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gemmill.families.fused_moe.cases.calls import NEUTRAL, OF_SWIGLU, wanted_of
 from gemmill.families.fused_moe.config import GROUP
-from gemmill.gemm.activation import Activation
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.memory import Memory, Slot
 from gemmill.runtime.ops import variants
+from gemmill.vocab.activation import Activation
 
 _MOST_WEIGHTS, _MOST_TOKENS, _MOST_TOPK = 24, 80, 10
 _E4M3 = torch.float8_e4m3fn

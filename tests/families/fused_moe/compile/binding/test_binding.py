@@ -12,12 +12,12 @@ from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.problem import problem_of_call
 from gemmill.family import Judged, ProblemCall
 from gemmill.fuzz.breakages import break_call, draw_call
-from gemmill.gemm.activation import Activation
 from gemmill.numerics.call import CPU_LIMITS
 from gemmill.numerics.memory import Memory
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.select import model_ns, select
+from gemmill.vocab.activation import Activation
 
 pytestmark = pytest.mark.compile
 SMS, SMS_OF_NONE = 132, 1

@@ -1,4 +1,4 @@
-"""What becomes of gates: a word that families of GEMMs share."""
+"""What becomes of gates: a word that families share."""
 
 from enum import StrEnum
 
