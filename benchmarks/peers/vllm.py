@@ -1,11 +1,13 @@
 """vLLM's released kernels, by its library."""
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 import torch
 
 from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError, vllm_contender
+from harness.experts_contenders import VllmTriton
 from harness.moe_contenders import MoePeer, vllm_grouped
 from harness.quant_contenders import QuantContender
 from harness.remote import RemoteContender, RemoteError
@@ -19,6 +21,12 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--vllm-so", metavar="PATH", help="vLLM's _C_stable_libtorch.abi3.so")
     parser.add_argument(
         "--vllm-moe-so", metavar="PATH", help="its _moe_C_stable_libtorch.abi3.so, for Marlin's experts"
+    )
+    parser.add_argument(
+        "--vllm-fused-moe",
+        type=Path,
+        metavar="PATH",
+        help="experts: vLLM's fused_moe.py, with files of tile sizes beside it; beside --vllm-so lies the _moe_C library",
     )
     parser.add_argument("--vllm-apart", action="store_true", help="run vLLM's GEMMs in a process of their own")
 
@@ -70,6 +78,23 @@ def _marlin_experts(options: Namespace) -> Contender:
         raise FieldError(f"vLLM's library {options.vllm_moe_so} cannot be used: {first_line(error)}") from None
 
 
+def _experts(options: Namespace, notes: list[str]) -> Contender:
+    if options.vllm_fused_moe is None:
+        raise FieldError(
+            "vLLM's layers of experts want --vllm-fused-moe beside --vllm-so: its Triton kernel is in that file"
+        )
+    library = Path(options.vllm_so)
+    try:
+        for name in (library.name, f"_moe{library.name}"):
+            torch.ops.load_library(str(library.with_name(name)))
+    except (OSError, RuntimeError) as error:
+        raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
+    notes.append(
+        "vllm's Triton kernel runs by file, with the kernels that vLLM calls around it and its tile sizes for this layer"
+    )
+    return VllmTriton(name=NAME, source=options.vllm_fused_moe)
+
+
 def _blockscaled(options: Namespace, notes: list[str]) -> Contender:
     try:
         torch.ops.load_library(options.vllm_so)
@@ -78,4 +103,4 @@ def _blockscaled(options: Namespace, notes: list[str]) -> Contender:
         raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
 
 
-_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "blockscaled": _blockscaled, "moe": _moe}
+_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "blockscaled": _blockscaled, "moe": _moe, "fused_moe": _experts}

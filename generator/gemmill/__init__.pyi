@@ -1,4 +1,5 @@
 from gemmill.families.blockscaled.functions import *
+from gemmill.families.fused_moe.functions import *
 from gemmill.families.gated_mm.functions import *
 from gemmill.families.kv_cache.functions import *
 from gemmill.families.moe.functions import *

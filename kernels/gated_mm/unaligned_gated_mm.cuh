@@ -8,15 +8,13 @@
 #include "cute/arch/cluster_sm90.hpp"
 #include "gated_mm/abi.h"
 #include "quant/coding.cuh"
+#include "quant/gating.cuh"
 #include "scaled_mm/unaligned_mm.cuh"
 
 namespace gemmill::gated_mm {
 
 // What is stored.
 enum class Result { bf16, e4m3static, e4m3group128 };
-
-// What becomes of a gate, in the order in which calls count them (gemmill.families.gated_mm.config).
-enum Activation { kSilu, kGelu, kGeluTanh, kSwiglu };
 
 template <class Element_, Result result>
 struct UnalignedGatedMm : UnalignedMm<Element_, float, cutlass::bfloat16_t, 64, 64, 64, EpilogueKind::scaled> {
@@ -86,6 +84,7 @@ struct UnalignedGatedMm : UnalignedMm<Element_, float, cutlass::bfloat16_t, 64, 
   // Results in float32; zeros beyond D.
   static __device__ void activate(float (&values)[kMmaM][2][kResults], Params const& params, float const (&sums)[kMmaM][kMmaN][4], int m0, int n0) {
     int64_t const column0 = n0 + int64_t(threadIdx.x / 32 % 2) * (kTile / 2) + threadIdx.x % 4 * 2;
+    quant::Gating const gating{params.activation, params.alpha, params.limit, params.beta};
 #pragma unroll
     for (int i = 0; i < kMmaM; ++i) {
 #pragma unroll
@@ -98,7 +97,7 @@ struct UnalignedGatedMm : UnalignedMm<Element_, float, cutlass::bfloat16_t, 64, 
           values[i][half][j] = 0.0f;
           if (m < params.m && n < params.n) {
             float const gate = product(params, sums[i][pair][of_pair], m, n), up = product(params, sums[i][pair + 1][of_pair], m, n + 8);
-            values[i][half][j] = gated(params, gate, up);
+            values[i][half][j] = gating(gate, up);
           }
         }
       }
@@ -109,24 +108,6 @@ struct UnalignedGatedMm : UnalignedMm<Element_, float, cutlass::bfloat16_t, 64, 
   static __device__ float product(Params const& params, float sum, int64_t m, int64_t n) {
     return static_cast<float>(finish<EpilogueKind::scaled, cutlass::bfloat16_t>(params.vectors, sum, m, n));
   }
-
-  static __device__ float gated(Params const& params, float gate, float up) {
-    switch (params.activation) {
-      case kSilu:
-        return __fmul_rn(with_sigmoid(gate, gate), up);
-      case kGelu:
-        return __fmul_rn(quant::gelu(gate, quant::GeluErf::odd(gate)), up);
-      case kGeluTanh:
-        return __fmul_rn(quant::gelu(gate, quant::GeluTanh::odd(gate)), up);
-      default:
-        gate = gate > params.limit ? params.limit : gate;  // NaN stays
-        up = up > params.limit ? params.limit : up < -params.limit ? -params.limit : up;
-        return __fmul_rn(with_sigmoid(gate, __fmul_rn(gate, params.alpha)), __fadd_rn(up, params.beta));
-    }
-  }
-
-  // gate / (1 + exp(-x))
-  static __device__ float with_sigmoid(float gate, float x) { return __fmul_rn(gate, quant::reciprocal_of(__fadd_rn(1.0f, expf(-x)))); }
 
   // Codes and scales: the largest value of a row is known when all of the cluster's CTAs have told theirs.
   static __device__ void store_groups(Params const& params, float (&values)[kMmaM][2][kResults], int64_t m0, int n0) {

@@ -80,6 +80,7 @@ def build(objects: Path, home: Path, wrapped: list[str]) -> Path:
             (
                 "extension_",
                 "blockscaled_",
+                "fused_moe_",
                 "gated_mm_",
                 "kv_cache_",
                 "moe_",

@@ -6,7 +6,7 @@ value are apart by at most
 
     1.13 |gate error| (|up| + |up error|) + |gate| |up error|
 
-and by the rest: exp, tanh and erf are the CUDA library's, within GATE_STEPS units of torch's, as in silu_and_mul_quant. Where
+and by the rest: exp, tanh and erf are the CUDA library's, within `GATE_STEPS` units of torch's, as in silu_and_mul_quant. Where
 sums are exact, that is all. What is stored then lies between what the lowest and the highest value would be stored as.
 """
 
@@ -19,11 +19,9 @@ from gemmill.arithmetic import FLOAT32_UNIT, OF_E4M3, half_unit_in_last_place, l
 from gemmill.families.gated_mm import reference
 from gemmill.families.gated_mm.config import GROUP, Activation
 from gemmill.formats.gate_up import packed_rows
+from gemmill.formats.gating import group_codes, group_scales, slack_of
 
-GATE_STEPS = 4.0
-_SLOPE = 1.13
 _EPILOGUE_ROUNDINGS = 4
-_UNIT = 2.0**-24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,19 +53,11 @@ def interval(
     """Of a, b, a_scales and b_scales, and alpha, limit and beta; `exactly` where every order of summation gives the same."""
     _, b, _, _ = operands
     value = reference.values(*operands, activation, *numbers)
-    product = reference.rounded_mm(*operands).double()
-    gate, up = (product[:, rows].abs() for rows in packed_rows(b.shape[1] // 2, b.device))
-    _, limit, beta = numbers
-    if activation is Activation.SWIGLU:
-        up = up.clamp(max=limit) + abs(beta)
-    magnitude = value.abs().double()
-    if activation in (Activation.GELU, Activation.GELU_TANH):
-        magnitude = torch.maximum(magnitude, gate * up)
-    slack = magnitude * (GATE_STEPS * _UNIT)
-    if not exactly:
-        error = product_error(*operands)
-        gate_error, up_error = (error[:, rows] for rows in packed_rows(b.shape[1] // 2, b.device))
-        slack = slack + _SLOPE * gate_error * (up + up_error) + gate * up_error
+    gate_rows, up_rows = packed_rows(b.shape[1] // 2, b.device)
+    product = reference.rounded_mm(*operands)
+    error = None if exactly else product_error(*operands)
+    errors = None if error is None else (error[:, gate_rows], error[:, up_rows])
+    slack = slack_of(value, (product[:, gate_rows], product[:, up_rows]), errors, activation, numbers)
     low, high = (value.double() - slack).float(), (value.double() + slack).float()
     return Interval(low=low, high=high, known=low.isfinite() & high.isfinite())
 
@@ -89,9 +79,9 @@ def outside_of_groups(found: Tensor, scales: Tensor, within: Interval) -> tuple[
     low, high = within.low, within.high
     least = torch.where((low > 0) | (high < 0), torch.minimum(low.abs(), high.abs()), 0.0)
     known = within.known.unflatten(1, (-1, GROUP)).all(dim=-1)
-    ends = [reference.group_scales(end) for end in (least, torch.maximum(low.abs(), high.abs()))]
+    ends = [group_scales(end, GROUP) for end in (least, torch.maximum(low.abs(), high.abs()))]
     wrong_scales = known & ~((scales >= ends[0]) & (scales <= ends[1]))
-    lowest, highest = (_rank(reference.group_codes(end, scales)) for end in (low, high))
+    lowest, highest = (_rank(group_codes(end, scales, GROUP)) for end in (low, high))
     rank = _rank(found)
     return within.known & ((rank < lowest) | (rank > highest)), wrong_scales
 

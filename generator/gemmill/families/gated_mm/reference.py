@@ -14,10 +14,9 @@ silu_and_mul_quant and silu_and_mul_per_block_quant.
 import torch
 from torch import Tensor
 
-from gemmill.families.gated_mm.config import GROUP, Activation
 from gemmill.formats.gate_up import packed_rows
-
-CODE_MAX, SMALLEST_SCALE = 448.0, 1.0 / (448.0 * 512.0)
+from gemmill.formats.gating import activated, encode
+from gemmill.vocab.activation import Activation
 
 
 def exact_mm(a: Tensor, b: Tensor) -> Tensor:
@@ -29,20 +28,6 @@ def rounded_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tens
     """a_scales b_scales (a b) in bf16 [M, N], as a kernel of its own would have stored it: b's scale first."""
     scaled = exact_mm(a, b).float() * b_scales.reshape(1, -1)
     return (a_scales.reshape(-1, 1) * scaled).bfloat16()
-
-
-def activated(gate: Tensor, up: Tensor, activation: Activation, alpha: float, limit: float, beta: float) -> Tensor:
-    """activation(gate) * up of float32 tensors."""
-    match activation:
-        case Activation.SILU:
-            return gate * torch.reciprocal(1.0 + torch.exp(-gate)) * up
-        case Activation.SWIGLU:
-            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-            return gate * torch.reciprocal(1.0 + torch.exp(-(gate * alpha))) * (up + beta)
-        case Activation.GELU:
-            return 0.5 * gate * (1.0 + torch.erf(gate * 0.7071067811865476)) * up
-    cube = gate * gate * gate
-    return 0.5 * gate * (1.0 + torch.tanh(0.7978845608028654 * (gate + 0.044715 * cube))) * up
 
 
 def values(
@@ -61,24 +46,6 @@ def values(
     return activated(product[:, gate], product[:, up], activation, alpha, limit, beta)
 
 
-def encode(x: Tensor) -> Tensor:
-    """e4m3 codes of float32 values."""
-    codes = x.clamp(-CODE_MAX, CODE_MAX).to(torch.float8_e4m3fn)
-    return codes.view(torch.uint8).masked_fill_(torch.isnan(x), 0x7F).view(torch.float8_e4m3fn)
-
-
 def static_codes(x: Tensor, scale: Tensor) -> Tensor:
     """Codes of values by a scale that is given."""
     return encode(x * torch.reciprocal(scale.reshape(())))
-
-
-def group_scales(x: Tensor) -> Tensor:
-    """Scales float32 [M, hidden / 128] of values."""
-    amax = torch.nan_to_num(x.abs(), nan=0.0, posinf=float("inf")).unflatten(1, (-1, GROUP)).amax(dim=-1)
-    scale = amax / torch.full_like(amax, CODE_MAX)
-    return torch.fmax(scale, torch.full_like(scale, SMALLEST_SCALE))
-
-
-def group_codes(x: Tensor, scales: Tensor) -> Tensor:
-    """Codes of values by the scales of their groups."""
-    return encode((x.unflatten(1, (-1, GROUP)) / scales[..., None]).flatten(1))

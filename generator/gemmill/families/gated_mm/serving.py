@@ -4,15 +4,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from gemmill.families.gated_mm import reference
-from gemmill.families.gated_mm.config import Activation, Result
+from gemmill.families.gated_mm.config import GROUP, Result
 from gemmill.families.gated_mm.problem import problem_of_call
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
+from gemmill.formats.gating import group_codes, group_scales
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result as Written
 from gemmill.runtime.serving import Serving, count_of_variants
+from gemmill.vocab.activation import Activation
 
 OF_WORD = {activation.spelled: activation for activation in Activation}
 
@@ -34,8 +36,8 @@ def results_of(given: dict[str, Any], result: Result) -> dict[str, Any]:
             return {"out": values.bfloat16()}
         case Result.STATIC:
             return {"out": reference.static_codes(values, given["static_scale"])}
-    scales = reference.group_scales(values)
-    return {"out": reference.group_codes(values, scales), "out_scales": scales}
+    scales = group_scales(values, GROUP)
+    return {"out": group_codes(values, scales, GROUP), "out_scales": scales}
 
 
 def _results(call: Judged, given: dict[str, Any]) -> Iterator[Written]:

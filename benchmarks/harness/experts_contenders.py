@@ -1,0 +1,237 @@
+"""Who is timed on layers of experts: gemmill's op, its other ops one after the other, and vLLM's Triton kernel with what goes with it."""
+
+import ast
+import json
+import linecache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gemmill.families.fused_moe.bounds import judged
+from gemmill.families.fused_moe.reference import Layer
+from harness.contenders import WrongResult
+from harness.statistics import Sample
+from harness.timers import Prepared, Timer
+
+if TYPE_CHECKING:
+    from timed.fused_moe import ExpertsOperands, ExpertsWorkload
+
+CHECKED_TOKENS = 2
+"""The last ones: whole layers take float64 too long."""
+
+
+class Calls(Protocol):
+    """How one copy of operands is computed."""
+
+    def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
+        """A call with its arguments bound."""
+        ...
+
+
+class _Timed:
+    loosely = False
+
+    def prepare(self: Any, operands: "ExpertsOperands", timer: Timer, fewest: int) -> Prepared:
+        """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
+        check(operands, self.call(operands, 0), loosely=self.loosely)
+        return timer.prepare([self.call(operands, i) for i in range(operands.copies)], fewest)
+
+    def host_us(self: Calls, operands: "ExpertsOperands", timer: Timer) -> Sample:
+        """Host time of one call."""
+        return timer.host_us(self.call(operands, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsContender(_Timed):
+    """The op of one namespace."""
+
+    name: str
+    namespace: str
+    complete: bool = True
+
+    def takes(self, problem: "ExpertsWorkload") -> bool:
+        """Whether the namespace has the op."""
+        return hasattr(getattr(torch.ops, self.namespace), "fused_experts")
+
+    def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
+        """A call with its arguments bound."""
+        x, op = operands, getattr(torch.ops, self.namespace).fused_experts.default
+        given = x.out, x.x, x.w13, x.w2, x.w13_scales, x.w2_scales, x.ids[i], x.weights
+        return partial(op, *given, "silu", 1.0, float("inf"), 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneAfterTheOther(_Timed):
+    """The layer by ops that do a part each: what a user of grouped GEMMs writes. Its result is rounded more often."""
+
+    name: str = "ops one after the other"
+    complete: bool = False
+    loosely = True
+
+    def takes(self, problem: "ExpertsWorkload") -> bool:
+        """Whether scales are of blocks."""
+        return problem.grouped
+
+    def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
+        """A call with its arguments bound."""
+        return partial(self._layer, operands, operands.ids[i])
+
+    @staticmethod
+    def _layer(x: "ExpertsOperands", ids: Tensor) -> None:
+        ops, p = torch.ops.gemmill, x.problem
+        order = ids.flatten().argsort(stable=True)
+        experts = torch.arange(p.experts + 1, device=ids.device, dtype=torch.int32)
+        offsets = torch.searchsorted(ids.flatten()[order], experts, out_int32=True)
+        tokens = (order // p.top).int()
+        codes, scales = _coded(x.x)
+        rows = tokens.numel()
+        product = x.x.new_empty((rows, 2 * p.inner))
+        ops.grouped_mm.default(product, codes, x.w13, scales, x.w13_scales, offsets, None, tokens)
+        inner = torch.empty((rows, p.inner), dtype=torch.float8_e4m3fn, device=ids.device)
+        inner_scales = torch.empty((rows, p.inner // 128), device=ids.device)
+        ops.silu_and_mul_per_block_quant.default(inner, product, inner_scales, 128)
+        parts = x.x.new_empty((rows, p.hidden))
+        ops.grouped_mm.default(parts, inner, x.w2, inner_scales, x.w2_scales, offsets, None)
+        weighed = parts[order.argsort()].view(p.tokens, p.top, p.hidden).float() * x.weights[..., None]
+        x.out.copy_(weighed.sum(dim=1))
+
+
+def _coded(x: Tensor) -> tuple[Tensor, Tensor]:
+    codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty((x.shape[0], x.shape[1] // 128), device=x.device)
+    torch.ops.gemmill.per_token_group_fp8_quant.default(
+        x, codes, scales, 128, 1e-10, -448.0, 448.0, False, False, False
+    )
+    return codes, scales
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmTriton(_Timed):
+    """vLLM's fused_moe_kernel, read from its file, with the kernels that vLLM calls around it: codes, sorting, activation, codes, sum.
+    Tile sizes are those of the JSON file of this layer and device that lies beside it."""
+
+    name: str
+    source: Path
+    complete: bool = True
+    loosely = True
+
+    def takes(self, problem: "ExpertsWorkload") -> bool:
+        """Whether there are sizes of tiles for it."""
+        return problem.grouped and self._sizes(problem).is_file()
+
+    def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
+        """A call with its arguments bound."""
+        sizes = json.loads(self._sizes(operands.problem).read_text())
+        nearest = min((int(m) for m in sizes if m.isdigit()), key=lambda m: abs(m - operands.problem.tokens))
+        return partial(self._layer, _kernel(self.source), sizes[str(nearest)], operands, operands.ids[i])
+
+    def _sizes(self, p: "ExpertsWorkload") -> Path:
+        device = "NVIDIA_H200"
+        return (
+            self.source.parent
+            / f"E={p.experts},N={p.inner},device_name={device},dtype=fp8_w8a8,block_shape=[128,128].json"
+        )
+
+    @staticmethod
+    def _layer(kernel: Any, sizes: dict[str, int], x: "ExpertsOperands", ids: Tensor) -> None:
+        p, ops = x.problem, torch.ops._C
+        sorted_ids, experts, padded = _aligned(ids, p.experts, sizes["BLOCK_SIZE_M"])
+        codes, scales = _coded_by_vllm(x.x)
+        product = x.x.new_empty((p.tokens, p.top, 2 * p.inner))
+        _multiply(
+            kernel, sizes, (codes, scales, x.w13, x.w13_scales, product), (sorted_ids, experts, padded), None, p.top
+        )
+        inner = x.x.new_empty((p.tokens * p.top, p.inner))
+        ops.silu_and_mul.default(inner, product.view(-1, 2 * p.inner))
+        codes, scales = _coded_by_vllm(inner)
+        parts = x.x.new_empty((p.tokens, p.top, p.hidden))
+        _multiply(kernel, sizes, (codes, scales, x.w2, x.w2_scales, parts), (sorted_ids, experts, padded), x.weights, 1)
+        torch.ops._moe_C.moe_sum.default(parts, x.out)
+
+
+def _kernel(source: Path) -> Any:
+    """The Triton kernel of the file, with the one that it calls, without importing vLLM."""
+    import triton
+    import triton.language as tl
+
+    wanted = ("write_zeros_to_output", "fused_moe_kernel")
+    text = source.read_text()
+    space: dict[str, Any] = {"triton": triton, "tl": tl}
+    linecache.cache[str(source)] = (len(text), None, text.splitlines(keepends=True), str(source))
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name in wanted:
+            exec(compile(ast.Module([node], []), str(source), "exec"), space)
+    return space["fused_moe_kernel"]
+
+
+def _aligned(ids: Tensor, experts: int, block: int) -> tuple[Tensor | None, Tensor, Tensor]:
+    """As vLLM prepares it: of few tokens each pair is a block of its own."""
+    count = ids.numel()
+    if count * 4 <= experts:
+        return None, ids.view(-1), torch.full((1,), count * block, dtype=torch.int32, device=ids.device)
+    most = min(count + experts * (block - 1), count * block)
+    sorted_ids = torch.empty((most,), dtype=torch.int32, device=ids.device)
+    whose = torch.empty((-(-most // block),), dtype=torch.int32, device=ids.device)
+    padded = torch.empty((1,), dtype=torch.int32, device=ids.device)
+    torch.ops._moe_C.moe_align_block_size.default(ids, experts, block, sorted_ids, whose, padded, None)
+    return sorted_ids, whose, padded
+
+
+def _coded_by_vllm(x: Tensor) -> tuple[Tensor, Tensor]:
+    codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty((x.shape[0], x.shape[1] // 128), device=x.device)
+    torch.ops._C.per_token_group_fp8_quant.default(x, codes, scales, 128, 1e-10, -448.0, 448.0, False, False, False)
+    return codes, scales
+
+
+def _multiply(
+    kernel: Any,
+    sizes: dict[str, int],
+    operands: tuple[Tensor, ...],
+    routing: tuple[Tensor | None, Tensor, Tensor],
+    weights: Tensor | None,
+    top: int,
+) -> None:
+    import triton.language as tl
+
+    (a, a_scales, b, b_scales, c), (sorted_ids, experts, padded) = operands, routing
+    pairs, block = a.shape[0] * top, sizes["BLOCK_SIZE_M"]
+    rows = pairs * block if sorted_ids is None else min(sorted_ids.numel(), pairs * block)
+    grid = (-(-rows // block) * -(-b.shape[1] // sizes["BLOCK_SIZE_N"]),)
+    strides = (*a.stride(), b.stride(0), b.stride(2), b.stride(1), c.stride(1), c.stride(2), *a_scales.stride())
+    strides = (*strides, b_scales.stride(0), b_scales.stride(2), b_scales.stride(1), 0, 0, 128, 128)
+    kernel[grid](
+        a, b, c, None, a_scales, b_scales, weights, sorted_ids, experts, padded, b.shape[1], b.shape[2], rows, pairs, *strides,
+        MUL_ROUTED_WEIGHT=weights is not None, top_k=top, compute_type=tl.bfloat16, use_fp8_w8a8=True, use_int8_w8a8=False,
+        use_int8_w8a16=False, per_channel_quant=False, naive_block_assignment=sorted_ids is None, HAS_BIAS=False,
+        SWAP_AB=block < 64 <= sizes["BLOCK_SIZE_N"], USE_TD=False, SPLIT_K=1, **sizes,
+    )  # fmt: skip
+
+
+def check(operands: "ExpertsOperands", call: Callable[[], object], *, loosely: bool) -> None:
+    """Hold the last tokens of a result against the reference, or loosely: within 5 % of its length. Raises WrongResult."""
+    x = operands
+    x.out.fill_(torch.nan)
+    call()
+    rows = slice(-CHECKED_TOKENS, None)
+    layer = Layer(
+        x=x.x[rows],
+        w13=x.w13,
+        w2=x.w2,
+        w13_scales=x.w13_scales,
+        w2_scales=x.w2_scales,
+        topk_ids=x.ids[0][rows],
+        topk_weights=x.weights[rows],
+    )
+    wanted, found = judged(layer, None, exactly=False), x.out[rows].double()
+    error = (found - wanted.exact).abs()
+    right = float(error.norm()) <= 0.05 * float(wanted.exact.norm()) if loosely else bool((error <= wanted.bound).all())
+    if not right:
+        raise WrongResult(
+            f"wrong result of {x.problem}: {float(error.norm() / wanted.exact.norm()):.3g} of its length away"
+        )

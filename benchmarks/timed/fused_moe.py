@@ -1,0 +1,177 @@
+"""Which layers of experts are timed, and their arguments."""
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gemmill.families.fused_moe.config import GROUP
+from harness.experts_contenders import ExpertsContender, OneAfterTheOther
+from timed import Benchmark
+
+LAYERS = {
+    "qwen3-30b-a3b": (128, 8, 2048, 768),
+    "qwen3-next": (512, 10, 2048, 512),
+    "deepseek-v3/8": (32, 8, 7168, 2048),
+}
+"""Experts, experts of a token, columns of x, and results of the first product."""
+TOKENS = (1, 4, 16, 64, 256, 1024)
+KINDS = ("fp8_groups", "fp8", "bf16")
+FEWEST_COPIES, MOST_COPIES, COPIED_TOKENS = 2, 16, 64
+TINY = (4, 2, 256, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsWorkload:
+    """Tokens of one layer, each with experts of its own."""
+
+    kind: str
+    experts: int
+    top: int
+    hidden: int
+    inner: int
+    tokens: int
+
+    @property
+    def grouped(self) -> bool:
+        """Whether scales are of blocks."""
+        return self.kind == "fp8_groups"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights."""
+        return torch.bfloat16 if self.kind == "bf16" else torch.float8_e4m3fn
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By name."""
+        return {"m": self.tokens, "experts": self.experts, "top": self.top, "k": self.hidden, "inner": self.inner}
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions."""
+        return 6.0 * self.tokens * self.top * self.hidden * self.inner
+
+    @property
+    def active(self) -> float:
+        """Experts that have rows, in the mean of random routings."""
+        return self.experts * (1 - (1 - self.top / self.experts) ** self.tokens)
+
+    @property
+    def bytes(self) -> int:
+        """Weights of experts that have rows, x and the result."""
+        return int(self.active * 3 * self.hidden * self.inner * self.dtype.itemsize) + 4 * self.tokens * self.hidden
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.tokens} tokens, top {self.top} of {self.experts} x 3 x {self.hidden} x {self.inner}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsOperands:
+    """What one layer is computed of; copies differ in their routing."""
+
+    problem: ExpertsWorkload
+    out: Tensor
+    x: Tensor
+    w13: Tensor
+    w2: Tensor
+    w13_scales: Tensor | None
+    w2_scales: Tensor | None
+    ids: tuple[Tensor, ...]
+    """int32 [tokens, top], of each copy."""
+    weights: Tensor
+
+    @property
+    def copies(self) -> int:
+        """How many there are."""
+        return len(self.ids)
+
+
+class ExpertsMaker:
+    """Makes operands: normal random numbers. It keeps the last layer's weights."""
+
+    def __init__(self, device: torch.device, _rotated_bytes: int) -> None:
+        self._device = device
+        self._key: tuple[object, ...] = ()
+        self._kept: tuple[Tensor, ...] = ()
+        self._generator = torch.Generator(device=device).manual_seed(0)
+
+    def make(self, problem: ExpertsWorkload) -> ExpertsOperands:
+        """Of a problem."""
+        p = problem
+        key = (p.dtype, p.experts, p.hidden, p.inner)
+        if key != self._key:
+            self._kept, self._key = (), key
+            self._kept = self._weights(p, 2 * p.inner, p.hidden), self._weights(p, p.hidden, p.inner)
+        count = min(MOST_COPIES, max(FEWEST_COPIES, COPIED_TOKENS // p.tokens))
+        return ExpertsOperands(
+            problem=p,
+            out=torch.empty((p.tokens, p.hidden), dtype=torch.bfloat16, device=self._device),
+            x=self._normal(p.tokens, p.hidden).bfloat16(),
+            w13=self._kept[0],
+            w2=self._kept[1],
+            w13_scales=self._scales(p, 2 * p.inner, p.hidden),
+            w2_scales=self._scales(p, p.hidden, p.inner),
+            ids=tuple(self._routed(p) for _ in range(count)),
+            weights=torch.rand(p.tokens, p.top, device=self._device, generator=self._generator),
+        )
+
+    def _routed(self, p: ExpertsWorkload) -> Tensor:
+        order = torch.rand(p.tokens, p.experts, device=self._device, generator=self._generator)
+        return order.topk(p.top, dim=1).indices.int()
+
+    def _weights(self, p: ExpertsWorkload, rows: int, columns: int) -> Tensor:
+        made = torch.empty((p.experts, rows, columns), dtype=p.dtype, device=self._device)
+        for one in made:
+            one.copy_(self._normal(rows, columns).to(p.dtype))
+        return made
+
+    def _scales(self, p: ExpertsWorkload, rows: int, columns: int) -> Tensor | None:
+        if p.kind == "bf16":
+            return None
+        shape = (p.experts, -(-rows // GROUP), -(-columns // GROUP)) if p.grouped else (p.experts, rows)
+        return torch.rand(shape, device=self._device, generator=self._generator) * 0.02 + 0.005
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self._device, generator=self._generator)
+
+
+def problems_of(options: Namespace) -> list[ExpertsWorkload]:
+    """Every layer with every number of tokens. Raises ValueError."""
+    kinds, layers = options.op.split(","), options.layers.split(",")
+    for what, asked, known in (("op", kinds, KINDS), ("layer", layers, LAYERS)):
+        if unknown := [word for word in asked if word not in known]:
+            raise ValueError(f"{what} {unknown[0]!r} is none of {', '.join(known)}")
+    tokens = TOKENS if options.tokens is None else tuple(map(int, options.tokens.split(",")))
+    return [_workload(kind, LAYERS[layer], m) for layer in layers for kind in kinds for m in tokens]
+
+
+def _workload(kind: str, layer: tuple[int, int, int, int], tokens: int) -> ExpertsWorkload:
+    experts, top, hidden, inner = layer
+    return ExpertsWorkload(kind=kind, experts=experts, top=top, hidden=hidden, inner=inner, tokens=tokens)
+
+
+def _tiny(problem: ExpertsWorkload) -> ExpertsWorkload:
+    experts, top, hidden, inner = TINY
+    return replace(problem, experts=experts, top=top, hidden=hidden, inner=inner, tokens=min(problem.tokens, 9))
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Of fused experts alone."""
+    parser.add_argument("--op", "--ops", default="fp8_groups", help=f"kinds, with commas, of {', '.join(KINDS)}")
+    parser.add_argument("--layers", default="qwen3-30b-a3b", help=f"with commas, of {', '.join(LAYERS)}")
+    parser.add_argument("--tokens", help=f"with commas; {', '.join(map(str, TOKENS))} by default")
+
+
+BENCHMARK = Benchmark(
+    add_options=add_options,
+    problems=problems_of,
+    tiny=_tiny,
+    host_problem=lambda kind: _workload(kind, TINY, 1),
+    warm_problem=lambda p: replace(p, tokens=1024),
+    maker=ExpertsMaker,
+    data="normal random numbers; each token has random experts, others from call to call",
+    subject=lambda namespace, name: ExpertsContender(name=name, namespace=namespace),
+    also=lambda: [OneAfterTheOther()],
+)

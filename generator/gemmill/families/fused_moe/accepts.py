@@ -1,0 +1,38 @@
+"""The calls that a kernel takes at run time, derived from its config and stored in the manifest."""
+
+from dataclasses import dataclass
+
+from gemmill.families.fused_moe.config import MOST_WEIGHTS, ExpertsConfig
+from gemmill.families.fused_moe.ops import FUSED_EXPERTS
+from gemmill.vocab import DType
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsAccepts:
+    """The calls that a kernel takes: rows of x, w13 and w2 begin at multiples of 16 bytes."""
+
+    ops: tuple[str, ...]
+    """Ops that the kernel can serve."""
+    dtype: DType
+    """Of weights."""
+    out_dtype: DType
+    """Of x and of the result."""
+    group_size: int
+    """Of scales in groups; 0 where they are of whole rows, or where there are none."""
+    most_experts: int
+
+    @property
+    def operand_dtype(self) -> DType:
+        """Of the operand that a call is asked by."""
+        return self.dtype
+
+
+def accepted(config: ExpertsConfig) -> ExpertsAccepts:
+    """The calls that a kernel of this config takes."""
+    return ExpertsAccepts(
+        ops=(FUSED_EXPERTS.name,),
+        dtype=config.dtype,
+        out_dtype=config.out_dtype,
+        group_size=config.group_size,
+        most_experts=MOST_WEIGHTS,
+    )

@@ -1,0 +1,132 @@
+"""How far a right kernel may be from the reference, element by element, from the arithmetic of the hardware.
+
+Both products are made by instructions for operands of 16 bits, to which e4m3 is converted (`gemmill.arithmetic`): an instruction adds
+16 products and loses 19 units of 2^-23 of the largest sum at most, which the sum of all magnitudes is never below. Sums leave the
+tensor core every 128 bytes along K, so 8 instructions at most add up. Then each step, slice, scale, bias and weight rounds once
+to float32. A gate and an up lie between what the lowest and the highest sum are rounded to; a result within `slack_of` of the
+reference's; its code times its scale between those of the ends. What these may be off, times the magnitudes of W2, is the second
+product's error, with what that loses itself.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, half_unit_in_last_place
+from gemmill.families.fused_moe import reference
+from gemmill.families.fused_moe.reference import Layer, Rows
+from gemmill.formats.gating import encode, group_scales, slack_of
+
+_INSTRUCTIONS, _STEP_BYTES, _ROUNDINGS = 8, 128, 24
+"""Of a step; the slices that are added, and the roundings of an end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What a call must give, of [tokens, hidden]: in x's type, in float64, and how far from that a result may be."""
+
+    rounded: Tensor
+    exact: Tensor
+    bound: Tensor
+
+
+def judged(layer: Layer, added_to: Tensor | None, *, exactly: bool) -> Judged:
+    """`exactly` where the first product is the same in every order of summation."""
+    exact = layer.x.new_zeros(layer.x.shape, dtype=torch.float64)
+    error, magnitude = exact.clone(), exact.clone()
+    if added_to is not None:
+        exact += added_to.double()
+        magnitude += exact.abs()
+    for rows in reference.rows_of(layer):
+        part, part_error = _part(layer, rows, exactly=exactly)
+        exact.index_put_((rows.tokens,), part, accumulate=True)
+        error.index_put_((rows.tokens,), part_error, accumulate=True)
+        magnitude.index_put_((rows.tokens,), part.abs(), accumulate=True)
+    error = error + (layer.topk_ids.shape[1] + 1) * FLOAT32_UNIT * (magnitude + error)
+    bound = error + half_unit_in_last_place(exact.abs() + error, layer.x.dtype)
+    return Judged(rounded=reference.fused_experts(layer, added_to), exact=exact, bound=bound)
+
+
+def _part(layer: Layer, rows: Rows, *, exactly: bool) -> tuple[Tensor, Tensor]:
+    """An expert's part of the result, float64 [M, hidden], and how far a kernel's may be from it."""
+    values, error = reference.results(layer, rows), _inner_error(layer, rows)
+    sums, dtype = reference.inner_products(layer, rows).double(), layer.x.dtype
+    rounded = sums.float().to(dtype)
+    spread = torch.maximum(
+        (sums + error).float().to(dtype).double() - rounded, rounded - (sums - error).float().to(dtype).double()
+    )
+    slack = slack_of(
+        values,
+        layer.gate_and_up(rounded),
+        None if exactly else layer.gate_and_up(spread),
+        layer.activation,
+        layer.numbers,
+    )
+    operand, off = _operand(layer, values, slack)
+    w2, scales = layer.w2[rows.weights].double(), None if layer.w2_scales is None else layer.w2_scales[rows.weights]
+    if scales is not None:
+        w2 = w2 * _spread_scales(scales, w2, layer.group)
+    total, magnitude = operand @ w2.t(), (operand.abs() + off) @ w2.abs().t()
+    lost = off @ w2.abs().t() + magnitude * _lost(layer, layer.w2)
+    if layer.w2_bias is not None:
+        bias = layer.w2_bias[rows.weights].double()
+        total, lost = total + bias, lost + FLOAT32_UNIT * _ROUNDINGS * bias.abs()
+    if layer.weight_on_input:
+        return total, lost
+    weight = reference.weights_of(layer, rows).double()
+    return total * weight, lost * weight.abs()
+
+
+def _inner_error(layer: Layer, rows: Rows) -> Tensor:
+    """How far sums of the first product may be off, float64 [M, 2 inner]."""
+    x, w13 = layer.x[rows.tokens], layer.w13[rows.weights].double()
+    if layer.is_coded:
+        codes, scales = reference.coded(x.float(), layer.group)
+        a = codes.double() * scales.double().repeat_interleave(layer.group or x.shape[1], dim=1)[:, : x.shape[1]]
+        assert layer.w13_scales is not None  # as contracts have it
+        w13 = w13 * _spread_scales(layer.w13_scales[rows.weights], w13, layer.group)
+    else:
+        a = x.double()
+    magnitude = a.abs() @ w13.abs().t()
+    if layer.w13_bias is not None:
+        magnitude = magnitude + layer.w13_bias[rows.weights].double().abs()
+    weight = reference.weights_of(layer, rows).double().abs() if layer.weight_on_input else 1.0
+    return magnitude * _lost(layer, layer.w13) * weight
+
+
+def _lost(layer: Layer, weights: Tensor) -> float:
+    """Of all magnitudes of a sum, what a kernel may lose."""
+    steps = -(-weights.shape[2] * weights.element_size() // _STEP_BYTES)
+    return _INSTRUCTIONS * OF_16_BITS.losses * OF_16_BITS.unit + (steps + _ROUNDINGS) * FLOAT32_UNIT
+
+
+def _spread_scales(scales: Tensor, w: Tensor, group: int) -> Tensor:
+    """Of every element of one expert's weights, or of every row."""
+    if not group:
+        return scales.reshape(-1, 1).double()
+    whole = scales.repeat_interleave(group, dim=0).repeat_interleave(group, dim=1)
+    return whole[: w.shape[0], : w.shape[1]].double()
+
+
+def _operand(layer: Layer, values: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
+    """What the second product reads, with its scales, float64 [M, inner], and how far a kernel's may be from it."""
+    low, high = (values.double() - slack).float(), (values.double() + slack).float()
+    if not layer.is_coded:
+        own, least, most = (x.to(layer.x.dtype).double() for x in (values, low, high))
+        return own, torch.maximum(most - own, own - least)
+    size = layer.group or values.shape[1]
+    codes, scales = reference.coded(values, layer.group)
+    smallest = torch.where((low > 0) | (high < 0), torch.minimum(low.abs(), high.abs()), 0.0)
+    own, below, above = (
+        s.repeat_interleave(size, dim=1)[:, : values.shape[1]]
+        for s in (scales, group_scales(smallest, size), group_scales(torch.maximum(low.abs(), high.abs()), size))
+    )
+    told = codes.double() * own.double()
+    ends = [
+        encode(end / by).double() * times.double()
+        for end in (low, high)
+        for by, times in ((below, above), (above, below))
+    ]
+    off = torch.stack([(end - told).abs() for end in ends]).amax(dim=0)
+    return told, off

@@ -1,0 +1,17 @@
+"""Calls of fused experts, for whoever makes them."""
+
+from gemmill.families.fused_moe.cases.asked import asked
+from gemmill.families.fused_moe.cases.checked import of_config, once, sized
+from gemmill.families.fused_moe.cases.drawn import ExpertsJudge, drawn, is_lacking
+from gemmill.numerics.cases import Cases
+
+CASES = Cases(
+    of_config=of_config,
+    sized=sized,
+    once=once,
+    asked=asked,
+    drawn=drawn,
+    judge=ExpertsJudge,
+    counts_are_final=True,
+    is_lacking=is_lacking,
+)

@@ -1,0 +1,52 @@
+"""What `gemmill explain` asks about the op: arguments without data, from sizes and options."""
+
+import math
+from typing import Any
+
+import torch
+
+from gemmill.families.fused_moe.config import CODED, GROUP
+from gemmill.numerics.cases import Question, refuse_unused
+from gemmill.vocab import DType
+
+_EXPERTS, _TOPK = 8, 2
+
+
+def asked(op: str, question: Question) -> list[Any]:
+    """The op's arguments on torch's meta device. Raises ValueError for what the op does not take."""
+    q = question
+    m, n, k, experts, topk = q["m"], q["n"], q["k"], q["experts"] or _EXPERTS, q["topk"] or _TOPK
+    if n is None or k is None or q["hidden"] is not None:
+        raise ValueError(f"{op} wants -m, -n and -k, and no --hidden")
+    refuse_unused(op, q)
+    if q["group"] not in (None, 0, GROUP):
+        raise ValueError(f"{op} with --group {q['group']}: it has groups of {GROUP}, or none")
+    dtype, inner = DType(q["dtype"] or CODED), n // 2
+    out = DType(q["out"] or (DType.BF16 if dtype is CODED else dtype))
+    if q["group"] and dtype is not CODED:
+        raise ValueError(f"{op} of {dtype} with --group {q['group']}: weights of 16 bits have no scales")
+    shapes: list[tuple[int, ...]] = [(experts, n), (experts, k)]
+    if q["group"]:
+        blocks = [-(-size // GROUP) for size in (n, k, inner)]
+        shapes = [(experts, blocks[0], blocks[1]), (experts, blocks[1], blocks[2])]
+    return [
+        _empty(out, m, k),
+        _empty(out, m, k),
+        _empty(dtype, experts, n, k),
+        _empty(dtype, experts, k, inner),
+        *(_empty(DType.F32, *shape) if dtype is CODED else None for shape in shapes),
+        _empty(DType.S32, m, topk),
+        _empty(DType.F32, m, topk),
+        "silu",
+        1.0,
+        math.inf,
+        0.0,
+        0,
+        False,
+        False,
+        *(None,) * 4,
+    ]
+
+
+def _empty(dtype: DType, *shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype.torch_name), device="meta")

@@ -1,0 +1,158 @@
+"""Calls by their sizes and options: operands, and what they must give."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.families.fused_moe.bounds import judged
+from gemmill.families.fused_moe.config import CODED, GROUP
+from gemmill.families.fused_moe.ops import FUSED_EXPERTS
+from gemmill.families.fused_moe.reference import GATE_UP
+from gemmill.families.fused_moe.serving import layer_of
+from gemmill.numerics.comparison import Wanted
+from gemmill.vocab import DType
+from gemmill.vocab.activation import Activation
+
+NEUTRAL, OF_SWIGLU = (1.0, math.inf, 0.0), (1.702, 7.0, 1.0)
+"""alpha, limit and beta of activations that have none, and of gpt-oss."""
+NONE, ONE, ALL = "none", "one", "any"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSpec:
+    """One call. Everything in it, data included, follows from these fields."""
+
+    tokens: int
+    hidden: int
+    inner: int
+    weights: int
+    topk: int
+    dtype: DType = CODED
+    out_dtype: DType = DType.BF16
+    group_size: int = 0
+    activation: Activation = Activation.SILU
+    order: int = GATE_UP
+    mapped: tuple[int, ...] | None = None
+    """Whose weights an expert has."""
+    routed: str = ALL
+    """"any" experts, "one" for all tokens, or "none" at all; of any, some ids are no expert's."""
+    biased: bool = False
+    weight_on_input: bool = False
+    adds: bool = False
+    wide_ids: bool = False
+    """Whether ids have 64 bits."""
+    of_experts: bool = False
+    """Whether scales are one of each expert."""
+    lent: bool = False
+    """Whether the caller gives the workspace."""
+    data: str = "random"
+    """"integers": small ones, powers of two as scales, and one 448 in each 128 of a row, so that codes and sums of x are exact"""
+    pad: int = 0
+    """Elements between rows of x and of out."""
+
+    @property
+    def numbers(self) -> tuple[float, float, float]:
+        """Alpha, limit and beta."""
+        return OF_SWIGLU if self.activation is Activation.SWIGLU else NEUTRAL
+
+    @property
+    def experts(self) -> int:
+        """That ids name."""
+        return self.weights if self.mapped is None else len(self.mapped)
+
+    def __str__(self) -> str:
+        words = [
+            f"{self.tokens} tokens, top {self.topk} of {self.experts} experts, hidden, inner = {self.hidden}, {self.inner}"
+        ]
+        words += [f"{self.dtype} to {self.out_dtype}", self.activation.spelled, f"routed to {self.routed}"]
+        words += [f"groups of {GROUP}"] if self.group_size else []
+        words += [f"map {self.mapped}"] if self.mapped is not None else []
+        words += [name for name in ("biased", "weight_on_input", "adds", "of_experts", "lent") if getattr(self, name)]
+        words += ["exact"] if self.data == "integers" else []
+        return "; ".join(words)
+
+
+def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
+    """Arguments by name, but for what is written; the same problem has the same data."""
+    g = torch.Generator(device=device).manual_seed(p.tokens * 1_000_003 + p.hidden * 1009 + p.inner)
+    half, weights, gates = _torch(p.out_dtype), _torch(p.dtype), 2 * p.inner
+    x = torch.full((p.tokens, p.hidden + p.pad), torch.nan, dtype=half, device=device)[:, : p.hidden]
+    x.copy_(_values((p.tokens, p.hidden), p, g))
+    if p.data == "integers":
+        x[:, ::GROUP] = 448
+    blocks = -(-gates // GROUP), -(-p.hidden // GROUP), -(-p.inner // GROUP)
+    shapes: list[tuple[int, ...]] = [(p.weights, gates), (p.weights, p.hidden)]
+    if p.group_size:
+        shapes = [(p.weights, blocks[0], blocks[1]), (p.weights, blocks[1], blocks[2])]
+    elif p.of_experts:
+        shapes = [(p.weights,), (p.weights,)]
+    scales = [_scales(shape, p, g) if p.dtype is CODED else None for shape in shapes]
+    small = 1.0 if p.dtype is CODED else 1 / 16  # else products of products leave f16
+    alpha, limit, beta = p.numbers
+    return {
+        "x": x,
+        "w13": (_values((p.weights, gates, p.hidden), p, g) * small).to(weights),
+        "w2": (_values((p.weights, p.hidden, p.inner), p, g) * small).to(weights),
+        "w13_scales": scales[0],
+        "w2_scales": scales[1],
+        "topk_ids": _ids(p, g),
+        "topk_weights": torch.rand((p.tokens, p.topk), device=device, generator=g),
+        "activation": p.activation.spelled,
+        "alpha": alpha,
+        "limit": limit,
+        "beta": beta,
+        "order": p.order,
+        "weight_on_input": p.weight_on_input,
+        "adds": p.adds,
+        "w13_bias": _bias((p.weights, gates), p, g),
+        "w2_bias": _bias((p.weights, p.hidden), p, g),
+        "expert_map": None if p.mapped is None else torch.tensor(p.mapped, dtype=torch.int32, device=device),
+        "workspace": None,
+    }
+
+
+def arguments_of(given: dict[str, Any]) -> list[Any]:
+    """In the order of the op's schema."""
+    return [given[name] for name in FUSED_EXPERTS.arguments]
+
+
+def wanted_of(given: dict[str, Any], *, exactly: bool) -> Wanted:
+    """What a call must give, where `out` among its arguments has what was there before it."""
+    before = given["out"].clone() if given["adds"] else None
+    found = judged(layer_of(given), before, exactly=exactly)
+    return Wanted(rounded=found.rounded, exact=found.exact, bound=found.bound)
+
+
+def _ids(p: CallSpec, g: torch.Generator) -> Tensor:
+    shape, kind = (p.tokens, p.topk), torch.int64 if p.wide_ids else torch.int32
+    if p.routed == NONE:
+        return torch.full(shape, -1, dtype=kind, device=g.device)
+    if p.routed == ONE:
+        return torch.full(shape, p.experts - 1, dtype=kind, device=g.device)
+    ids = torch.randint(0, p.experts, shape, device=g.device, generator=g)
+    ids.view(-1)[3::13], ids.view(-1)[7::17] = p.experts, -1
+    return ids.to(kind)
+
+
+def _torch(dtype: DType) -> torch.dtype:
+    found: torch.dtype = getattr(torch, dtype.torch_name)
+    return found
+
+
+def _values(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
+    if p.data == "integers":
+        return torch.randint(-2, 3, shape, device=g.device, generator=g).float()
+    return torch.randn(shape, device=g.device, generator=g)
+
+
+def _scales(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
+    if p.data == "integers":
+        return torch.exp2(torch.randint(-9, -6, shape, device=g.device, generator=g).float())
+    return torch.rand(shape, device=g.device, generator=g) * 0.02 + 0.005
+
+
+def _bias(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor | None:
+    return _values(shape, p, g).to(_torch(p.out_dtype)) if p.biased else None

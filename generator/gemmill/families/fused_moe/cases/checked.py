@@ -1,0 +1,162 @@
+"""The calls by which a variant is verified."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from gemmill.families.fused_moe.cases.calls import NONE, ONE, CallSpec, arguments_of, make_given, wanted_of
+from gemmill.families.fused_moe.config import CODED, GROUP, ExpertsConfig
+from gemmill.families.fused_moe.ops import FUSED_EXPERTS
+from gemmill.families.fused_moe.reference import INTERLEAVED, UP_GATE
+from gemmill.families.fused_moe.workspace import fused_experts_workspace
+from gemmill.numerics.cases import Outcome
+from gemmill.numerics.memory import GUARD_BYTES, Memory, Slot
+from gemmill.runtime.schemas import NAMESPACE
+from gemmill.vocab.activation import Activation
+
+GUARD_ROWS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsCase:
+    """A problem that is computed and compared."""
+
+    problem: CallSpec
+
+    def __str__(self) -> str:
+        return str(self.problem)
+
+    @property
+    def op(self) -> str:
+        """The op's name."""
+        return FUSED_EXPERTS.name
+
+    def arguments(self, device: str) -> list[Any]:
+        """In the order of the op's schema; what is written is poisoned."""
+        return arguments_of(self._made(device)[0])
+
+    def _made(self, device: str) -> tuple[dict[str, Any], Memory]:
+        p, where = self.problem, torch.device(device)
+        given = make_given(p, where)
+        strides = (p.hidden + p.pad, 1)
+        slots = {"out": Slot.matrix(given["x"].dtype, (p.tokens, p.hidden), strides, values=None, written=True)}
+        if p.lent:
+            sizes = p.tokens, p.hidden, p.inner, p.topk, p.weights
+            count = fused_experts_workspace(*sizes, coded=p.dtype is CODED)
+            slots["workspace"] = Slot.matrix(torch.uint8, (1, count), (count, 1), values=None, written=True, shift=1)
+        memory = Memory(slots, where, GUARD_BYTES + GUARD_ROWS * (p.hidden + p.pad) * given["x"].element_size())
+        if p.adds:
+            memory.tensor("out").copy_(given["x"].flip(0))
+        written = {"out": memory.tensor("out")}
+        if p.lent:
+            written["workspace"] = memory.tensor("workspace").view(-1)
+        return given | written, memory
+
+    def run(self, device: str) -> Outcome:
+        """Call the op twice on fresh operands, and hold the result against the reference: both have the same bits."""
+        given, memory = self._made(device)
+        wanted = wanted_of(given, exactly=self.problem.data == "integers")
+        before, out = memory.bytes.clone(), given["out"]
+        first = out.clone()
+        op = getattr(getattr(torch.ops, NAMESPACE), self.op).default
+        op(*arguments_of(given))
+        first, again = out.clone(), first
+        if self.problem.adds:
+            out.copy_(again)
+        op(*arguments_of(given))
+        comparison = wanted.compare(out)
+        report = comparison.report
+        if not report and not torch.equal(first.view(torch.int16), out.view(torch.int16)):
+            report = "the same call gave other bits when it was made again"
+        if not report and (changed := memory.changed(before, written=True)).any():
+            report = memory.places(changed)
+        return Outcome(report=report, worst_fraction=comparison.worst_fraction)
+
+
+def of_config(config: ExpertsConfig) -> Iterator[ExpertsCase]:
+    """Routings below, at and across a tile; tokens without experts, maps, biases, each activation, both places of the weight."""
+    first, tile = _first(config), config.tile_tokens
+    step = GROUP if config.group_size else 16
+    problems = (
+        replace(first, tokens=1, hidden=256, inner=2 * GROUP, weights=4, topk=2),
+        replace(first, tokens=tile + 3, hidden=400, inner=3 * step, weights=3, topk=2, mapped=(2, -1, 0, 1), pad=16),
+        replace(
+            first,
+            tokens=3 * tile,
+            hidden=16,
+            inner=step,
+            weights=2,
+            topk=6,
+            mapped=(0, 1, 0, 1, 1, 0, -1),
+            adds=True,
+            wide_ids=True,
+            order=UP_GATE,
+        ),
+        replace(
+            first,
+            tokens=2 * tile + 5,
+            hidden=272,
+            inner=2 * step,
+            weights=512,
+            topk=10,
+            biased=True,
+            activation=Activation.SWIGLU,
+        ),
+        replace(
+            first, tokens=tile, hidden=1040, inner=step, weights=5, topk=1, weight_on_input=True, routed=ONE, lent=True
+        ),
+        replace(first, tokens=4, hidden=64, inner=step, weights=1, topk=1, routed=NONE),
+        replace(first, tokens=6, hidden=64, inner=step, weights=1, topk=1, routed=NONE, adds=True),
+        replace(
+            first,
+            tokens=9,
+            hidden=144,
+            inner=5 * step,
+            weights=40,
+            topk=33,
+            mapped=tuple(range(40)),
+            activation=Activation.GELU,
+        ),
+        replace(
+            first, tokens=200, hidden=128, inner=step, weights=16, topk=8, activation=Activation.GELU_TANH, lent=True
+        ),
+    )
+    for i, problem in enumerate(problems):
+        yield ExpertsCase(problem=replace(problem, data="integers"))
+        if i < 4:
+            yield ExpertsCase(problem=problem)
+    if not config.group_size:
+        yield ExpertsCase(problem=replace(first, tokens=7, hidden=48, inner=80, weights=3, topk=2, order=INTERLEAVED))
+    if config.dtype is CODED and not config.group_size:
+        yield ExpertsCase(problem=replace(first, tokens=7, hidden=48, inner=48, weights=3, topk=2, of_experts=True))
+
+
+def sized(config: ExpertsConfig, sizes: Mapping[str, int]) -> ExpertsCase:
+    """A call of small integers. Raises ValueError for what the op has no room for."""
+    first = _first(config)
+    return ExpertsCase(
+        problem=replace(
+            first, tokens=sizes["m"], hidden=sizes["k"], inner=sizes["n"] // 2, weights=4, topk=2, data="integers"
+        )
+    )
+
+
+def _first(config: ExpertsConfig) -> CallSpec:
+    return CallSpec(
+        tokens=1,
+        hidden=128,
+        inner=128,
+        weights=2,
+        topk=1,
+        dtype=config.dtype,
+        out_dtype=config.out_dtype,
+        group_size=config.group_size,
+    )
+
+
+def once() -> Iterator[tuple[str, ExpertsCase]]:
+    """The op, once with scales of blocks."""
+    problem = CallSpec(tokens=5, hidden=256, inner=256, weights=8, topk=2, group_size=GROUP)
+    yield f"{FUSED_EXPERTS.name} with groups", ExpertsCase(problem=problem)

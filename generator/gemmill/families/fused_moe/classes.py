@@ -1,0 +1,19 @@
+"""Classes of calls: what variants of each compute."""
+
+from gemmill.families.fused_moe.config import CODED, GROUP, HALVES
+from gemmill.family import ClassAxis, Classes
+from gemmill.family.operand import DTYPE_CODES
+from gemmill.vocab import DType
+
+
+def _codes(*dtypes: DType) -> dict[DType, int]:
+    return {dtype: DTYPE_CODES[dtype.torch_name] for dtype in dtypes}
+
+
+CLASSES = Classes(
+    (
+        ClassAxis(name="dtype", expression="dtype(w13)", values=_codes(CODED, *HALVES)),
+        ClassAxis(name="out_dtype", expression="dtype(x)", values=_codes(*HALVES)),
+        ClassAxis(name="group_size", expression="groups", values={0: 0, GROUP: 1}),
+    )
+)

@@ -1,0 +1,80 @@
+"""The op as a function that allocates what it returns, and how much memory it needs."""
+
+import math
+
+import torch
+
+from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
+from gemmill.families.fused_moe.workspace import fused_experts_workspace
+from gemmill.runtime.ops import overload
+
+__all__ = ["fused_experts", "fused_experts_workspace"]
+
+_FUSED_EXPERTS = overload("fused_experts")
+_ORDERS = {"gate_up": GATE_UP, "up_gate": UP_GATE, "interleaved": INTERLEAVED}
+
+
+def fused_experts(
+    x: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    w13_scales: torch.Tensor | None,
+    w2_scales: torch.Tensor | None,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    activation: str = "silu",
+    *,
+    alpha: float = 1.0,
+    limit: float = math.inf,
+    beta: float = 0.0,
+    order: str = "gate_up",
+    weight_on_input: bool = False,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    expert_map: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    adds: bool = False,
+    workspace: torch.Tensor | None = None,
+    check: bool = False,
+) -> torch.Tensor:
+    """out[t] = sum over a token's experts e of weight W2[e] (activation(gate) up), gate and up being rows of W13[e] x[t].
+
+    x is [M, K], bfloat16 or float16; w13 [E, 2 I, K] and w2 [E, K, I] as checkpoints have them, float8_e4m3fn with float32 scales, or
+    x's type without. w13_scales are [E, 2 I] or [E], w2_scales [E, K] or [E], and a row of activations has one scale; or [E, 2 I / 128,
+    K / 128] and [E, K / 128, I / 128], and each 128 of a row have one. K and I are multiples of 16, with blocks I of 128. order says
+    how w13 has gates and ups: "gate_up", "up_gate" or "interleaved". topk_ids are int32 or int64 [M, topk], topk_weights float32.
+    expert_map is int32: whose weights an expert has, -1 for none; without it expert e has weights e. An id of no expert counts as
+    none. weight_on_input multiplies gates and ups by the router's weight instead of what w2 gives. Biases are [E, 2 I] and [E, K] in x's
+    type. With `adds` the result is added to `out`, else `out` is made or overwritten. workspace are uint8,
+    fused_experts_workspace(...) of them, with anything in them; without it torch's allocator is asked. Sums have one order: the same
+    call gives the same bits. Raises RuntimeError with one sentence where the arguments do not fit, ValueError for another order, or
+    `adds` without `out`. With `check` ids and map are looked at, which waits for the device.
+    """
+    if order not in _ORDERS:
+        raise ValueError(f"order is {order!r}, expected 'gate_up', 'up_gate' or 'interleaved'")
+    if adds and out is None:
+        raise ValueError("adds is True and out is None: give the tensor that the result is added to")
+    if check:
+        _check_ids(topk_ids, expert_map, w13.shape[0])
+    out = torch.empty_like(x) if out is None else out
+    _FUSED_EXPERTS(
+        out, x, w13, w2, w13_scales, w2_scales, topk_ids, topk_weights, activation, alpha, limit, beta,
+        _ORDERS[order], weight_on_input, adds, w13_bias, w2_bias, expert_map, workspace,
+    )  # fmt: skip
+    return out
+
+
+def _check_ids(topk_ids: torch.Tensor, expert_map: torch.Tensor | None, weights: int) -> None:
+    """Raise RuntimeError with the first id or entry of the map that is out of bounds; -1 stands for none."""
+    experts = weights if expert_map is None else expert_map.numel()
+    for name, values, end in (("topk_ids", topk_ids, experts), ("expert_map", expert_map, weights)):
+        for i, value in enumerate([] if values is None else values.reshape(-1).tolist()):
+            if not -1 <= value < end:
+                where = (
+                    f"{name}[{i}]"
+                    if name == "expert_map"
+                    else f"{name}[{i // topk_ids.shape[1]}, {i % topk_ids.shape[1]}]"
+                )
+                raise RuntimeError(
+                    f"fused_experts: {where} is {value}, expected -1 to {end - 1}: one of {end} experts, or -1 for none"
+                )

@@ -1,0 +1,36 @@
+"""The analytic model that chooses a variant. Mirrors kernels/fused_moe/model.cpp.
+
+Weights of every expert that has rows are read once for each of its tiles, from memory the first time. What a tile's step takes is the
+time of its loads, which grow with its rows.
+"""
+
+from typing import NamedTuple
+
+from gemmill.family import ProblemCall, Row
+
+_BEGIN_NS = 6000.0
+"""Of three launches."""
+_MEMORY = 4000.0
+"""Bytes a nanosecond."""
+
+
+class Facts(NamedTuple):
+    """Of a variant. Mirrors `Facts` in kernels/fused_moe/model.h."""
+
+    tile_tokens: int
+    bytes_of_element: int
+    tile_ps: int
+    """Picoseconds for 1,024 bytes of weights by a tile's rows, of all multiprocessors together."""
+
+
+def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+    """Estimated nanoseconds of a call."""
+    pairs, inner, hidden, weights = call.sizes
+    facts: Facts = row.facts
+    active = max(min(pairs, weights), 1)
+    rows = -(-pairs // active)
+    tiles = active * -(-(rows + rows // 2) // facts.tile_tokens)
+    read = 3.0 * float(inner) * float(hidden) * float(facts.bytes_of_element)
+    memory = float(active) * read / _MEMORY
+    working = float(tiles) * read / 1024.0 * float(facts.tile_ps) / 1000.0 * 132.0 / float(sm_count)
+    return _BEGIN_NS + max(memory, working) + 0.1 * min(memory, working)

@@ -1,0 +1,35 @@
+"""The fields of a kernel's name, and back."""
+
+import re
+from collections.abc import Sequence
+
+from gemmill.families.fused_moe.config import ExpertsConfig
+from gemmill.vocab import Arch, DType
+
+
+def to_fields(config: ExpertsConfig) -> list[str]:
+    """dtype out_dtype scales tile."""
+    scales = f"group{config.group_size}" if config.group_size else "rows" if config.is_coded else "plain"
+    return [config.dtype.value, config.out_dtype.value, scales, f"t{config.tile_tokens}"]
+
+
+def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> ExpertsConfig:
+    """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if len(fields) != 4:
+        raise ValueError(f"it has {len(fields) + 2} fields of 6")
+    dtype, out_dtype, scales, tile = fields
+    group, rows = re.fullmatch(r"group([1-9]\d*)|rows|plain", scales), re.fullmatch(r"t([1-9]\d*)", tile)
+    if group is None:
+        raise ValueError(f"scales {scales!r}, expected group and a number, rows or plain")
+    if rows is None:
+        raise ValueError(f"tile {tile!r}, expected t and a number of rows")
+    config = ExpertsConfig(
+        dtype=DType(dtype),
+        out_dtype=DType(out_dtype),
+        group_size=int(group[1] or 0),
+        tile_tokens=int(rows[1]),
+        arch=arch,
+    )
+    if (spelled := to_fields(config)[2]) != scales:
+        raise ValueError(f"scales {scales!r} of {dtype}, which has {spelled!r}")
+    return config

@@ -1,0 +1,174 @@
+"""fused_experts in plain torch, on any device, in the arithmetic of its kernels.
+
+Of each pair of a token and one of its experts:
+
+    x         of e4m3 weights: scale = max(amax / 448, 1 / (448 * 512)) of each 128 of a row, or of the row, and the code of x / scale
+    products  scales (codes W13), plus bias, times the router's weight where that belongs to the input; rounded to x's type
+    results   activation(gate) up in float32; coded as x is, or rounded to x's type
+    part      (scales (results W2), plus bias) times the router's weight, in float32
+    out       parts of a token's experts, summed in their order in float32, and rounded once
+
+Sums of products are made in float64. Scales of rows are multiplied by last: a_scale * (sum * b_scale).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gemmill.formats.gating import activated, group_codes, group_scales
+from gemmill.vocab.activation import Activation
+
+GROUP = 128
+GATE_UP, UP_GATE, INTERLEAVED = range(3)
+"""Orders of rows of w13."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """Operands of a call, as the op has them; scales are [weights, rows], or [weights, rows / 128, columns / 128]."""
+
+    x: Tensor
+    w13: Tensor
+    w2: Tensor
+    w13_scales: Tensor | None
+    w2_scales: Tensor | None
+    topk_ids: Tensor
+    topk_weights: Tensor
+    w13_bias: Tensor | None = None
+    w2_bias: Tensor | None = None
+    expert_map: Tensor | None = None
+    activation: Activation = Activation.SILU
+    alpha: float = 1.0
+    limit: float = float("inf")
+    beta: float = 0.0
+    order: int = GATE_UP
+    weight_on_input: bool = False
+    numbers: tuple[float, float, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numbers", (self.alpha, self.limit, self.beta))
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether activations are coded."""
+        return self.w13.dtype is torch.float8_e4m3fn
+
+    @property
+    def group(self) -> int:
+        """Elements of a row of activations that share a scale; 0 for all of them."""
+        return GROUP if self.w13_scales is not None and self.w13_scales.dim() == 3 else 0
+
+    @property
+    def local(self) -> Tensor:
+        """Which weights are a pair's, int64 [tokens, topk]; -1 for none."""
+        ids, weights = self.topk_ids.long(), self.w13.shape[0]
+        experts = weights if self.expert_map is None else self.expert_map.numel()
+        known = (ids >= 0) & (ids < experts)
+        if self.expert_map is not None and experts:
+            ids = self.expert_map.reshape(-1).long()[ids.where(known, 0)]
+        return ids.where(known & (ids >= 0) & (ids < weights), -1)
+
+    def gate_and_up(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """What belongs to gates, and to ups, of what w13's rows give: along the last dimension."""
+        if self.order == INTERLEAVED:
+            return rows[..., ::2], rows[..., 1::2]
+        first, second = rows.chunk(2, dim=-1)
+        return (first, second) if self.order == GATE_UP else (second, first)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Pairs of one expert."""
+
+    weights: int
+    tokens: Tensor
+    slots: Tensor
+
+
+def rows_of(layer: Layer) -> Iterator[Rows]:
+    """Pairs, expert after expert."""
+    local = layer.local
+    for weights in local.unique().tolist():
+        if weights >= 0:
+            tokens, slots = (local == weights).nonzero(as_tuple=True)
+            yield Rows(weights=weights, tokens=tokens, slots=slots)
+
+
+def coded(values: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """Codes of float32 rows, and their scales: of each `group`, or of whole rows [M, 1]."""
+    size = group or max(values.shape[1], 1)
+    scales = group_scales(values, size)
+    return group_codes(values, scales, size), scales
+
+
+def products(a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | None, group: int) -> Tensor:
+    """a_scales b_scales (a b^T) of one expert, float32 [M, N], rounded once of scales in groups."""
+    if a_scales is None or b_scales is None:
+        return (a.double() @ b.double().t()).float()
+    if not group:
+        return a_scales.reshape(-1, 1) * ((a.double() @ b.double().t()).float() * b_scales.reshape(1, -1))
+    total = torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device)
+    for part, scale in each_group(a.double(), b.double(), a_scales, b_scales):
+        total += scale * part
+    return total.float()
+
+
+def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each GROUP along K: the sum of its products, and the float32 product of its scales, as float64 [M, N]."""
+    rows = torch.arange(b.shape[0], device=b.device) // GROUP
+    for g, start in enumerate(range(0, a.shape[1], GROUP)):
+        part = a[:, start : start + GROUP] @ b[:, start : start + GROUP].t()
+        yield part, (a_scales[:, g, None] * b_scales[rows, g]).double()
+
+
+def weights_of(layer: Layer, rows: Rows) -> Tensor:
+    """The router's, of pairs [M, 1]."""
+    return layer.topk_weights[rows.tokens, rows.slots, None]
+
+
+def inner_products(layer: Layer, rows: Rows) -> Tensor:
+    """Of x and W13 in float32 [M, 2 inner], before they are rounded."""
+    x = layer.x[rows.tokens]
+    codes, scales = coded(x.float(), layer.group) if layer.is_coded else (x, None)
+    b_scales = None if layer.w13_scales is None else layer.w13_scales[rows.weights]
+    total = products(codes, layer.w13[rows.weights], scales, b_scales, layer.group)
+    return ended(total, layer.w13_bias, layer, rows, weighted=layer.weight_on_input)
+
+
+def ended(total: Tensor, bias: Tensor | None, layer: Layer, rows: Rows, *, weighted: bool) -> Tensor:
+    """Sums with their bias, times the router's weight where that belongs there."""
+    if bias is not None:
+        total = total + bias[rows.weights].to(total.dtype)
+    return total * weights_of(layer, rows).to(total.dtype) if weighted else total
+
+
+def results(layer: Layer, rows: Rows) -> Tensor:
+    """activation(gate) up in float32 [M, inner]."""
+    rounded = inner_products(layer, rows).to(layer.x.dtype).float()
+    return activated(*layer.gate_and_up(rounded), layer.activation, *layer.numbers)
+
+
+def operand_of(layer: Layer, values: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What the second product reads of results: with scales where they are coded."""
+    return coded(values, layer.group) if layer.is_coded else (values.to(layer.x.dtype), None)
+
+
+def parts(layer: Layer) -> Tensor:
+    """What is summed, float32 [tokens, topk, hidden]; zeros for pairs without weights."""
+    found = layer.x.new_zeros((*layer.topk_ids.shape, layer.w2.shape[1]), dtype=torch.float32)
+    for rows in rows_of(layer):
+        codes, scales = operand_of(layer, results(layer, rows))
+        b_scales = None if layer.w2_scales is None else layer.w2_scales[rows.weights]
+        total = products(codes, layer.w2[rows.weights], scales, b_scales, layer.group)
+        found[rows.tokens, rows.slots] = ended(total, layer.w2_bias, layer, rows, weighted=not layer.weight_on_input)
+    return found
+
+
+def fused_experts(layer: Layer, added_to: Tensor | None = None) -> Tensor:
+    """[tokens, hidden] in x's type; with what was there before it, where it is added to."""
+    found, total = parts(layer), torch.zeros(layer.x.shape, dtype=torch.float32, device=layer.x.device)
+    for slot in range(found.shape[1]):
+        total = total + found[:, slot]
+    return (total if added_to is None else added_to.float() + total).to(layer.x.dtype)

@@ -1,0 +1,29 @@
+"""Which kernels there can be."""
+
+from collections.abc import Iterator
+
+from gemmill.families.fused_moe.config import CODED, TILES, ExpertsConfig
+from gemmill.vocab import Arch
+
+
+def _hopper(c: ExpertsConfig) -> Iterator[str]:
+    """Kernels begin while others end, and multiply by warps; no other architecture has run them."""
+    if c.arch is not Arch.SM90A:
+        yield f"fused experts are written for sm90a, not for {c.arch}"
+
+
+def _operands(c: ExpertsConfig) -> Iterator[str]:
+    """An instruction multiplies operands of one type, and only codes have scales."""
+    if c.dtype is not CODED and c.dtype is not c.out_dtype:
+        yield f"weights of {c.dtype} are multiplied by activations of {c.dtype}, not of {c.out_dtype}"
+    if c.dtype is not CODED and c.group_size:
+        yield f"weights of {c.dtype} have no scales, in groups or not"
+
+
+def _tile(c: ExpertsConfig) -> Iterator[str]:
+    """An instruction takes eight rows of activations, and a lane has the scale of one of 32."""
+    if c.tile_tokens not in TILES:
+        yield f"tile of {c.tile_tokens} rows: there are {', '.join(map(str, TILES))}"
+
+
+RULES = (_hopper, _operands, _tile)

@@ -1,0 +1,56 @@
+"""The op in the runtime."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from gemmill.families.fused_moe.problem import problem_of_call
+from gemmill.families.fused_moe.reference import Layer, fused_experts
+from gemmill.family import Judged, OpSchema
+from gemmill.family.operand import Call
+from gemmill.runtime import checks
+from gemmill.runtime.library import Build
+from gemmill.runtime.select import Choice
+from gemmill.runtime.serving import Result, Serving, count_of_variants
+from gemmill.vocab.activation import Activation
+
+_OF_WORD = {activation.spelled: activation for activation in Activation}
+_WRITTEN = ("out", "workspace", "adds")
+
+
+def layer_of(given: dict[str, Any]) -> Layer:
+    """The operands of a call that has passed the checks; scales of experts as those of rows."""
+    operands = {name: value for name, value in given.items() if name not in _WRITTEN}
+    for name in ("w13", "w2"):
+        weights, scales = given[name], given[f"{name}_scales"]
+        if (
+            scales is not None
+            and scales.numel() in (weights.shape[0], weights.shape[0] * weights.shape[1])
+            and not _has_blocks(given)
+        ):
+            rows = scales.reshape(weights.shape[0], -1)
+            operands[f"{name}_scales"] = rows.expand(weights.shape[:2]).contiguous()
+    return Layer(**operands | {"activation": _OF_WORD[given["activation"]]})
+
+
+def _has_blocks(given: dict[str, Any]) -> bool:
+    scales, rows = given["w13_scales"], given["w13"].shape[1]
+    return bool(scales.dim() == 3 and not (scales.shape[2] == 1 and scales.shape[1] == rows))
+
+
+def _results(_call: Judged, given: dict[str, Any]) -> Iterator[Result]:
+    yield given["out"], fused_experts(layer_of(given), given["out"] if given["adds"] else None)
+
+
+def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
+    problem = problem_of_call(checks.check(op, call))
+    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (problem.sizes, problem.alignments))
+    count = sum(entry.family == problem.family for entry in build.manifest.entries)
+    reason = choice.trace[0].reason if choice.trace else "it has none"
+    return (
+        f"none of {count_of_variants(count)} of fused experts in build {build.build_id} takes pairs, inner, hidden, experts = {sizes} with "
+        f"alignments of x, w13, w2 = {alignments} bytes ({reason}); rows must begin at multiples of 16 bytes, and `gemmill build "
+        f"--arch {build.manifest.arch} --select default` builds the kernels that there are"
+    )
+
+
+SERVING = Serving(results=_results, asked=problem_of_call, lacks=_lacks)

@@ -1,0 +1,70 @@
+"""Bytes of a call's workspace, before there is a call. Mirrors kernels/fused_moe/workspace.h."""
+
+from collections.abc import Mapping
+
+from gemmill.families.fused_moe.config import GROUP
+
+ALIGNED = 256
+"""Bytes that each part of a workspace begins at a multiple of; a workspace itself may begin anywhere."""
+_FEWEST_ROWS, _FEWEST_COLUMNS = 8, 16
+"""Of the smallest tile, and of a block of columns."""
+TILES = "tiles"
+EXPRESSIONS: Mapping[str, str] = {
+    "pairs": "M * topk",
+    TILES: f"pairs // {_FEWEST_ROWS} + pairs + weights - most(pairs, weights)",
+    "inner_groups": f"ceil(inner, {GROUP})",
+}
+"""Sizes that parts are made of, in the language of contracts: tokens M, hidden K."""
+_EACH = (
+    "4",
+    "tiles * 16",
+    "pairs * 4",
+    "pairs * 4",
+    "M * 4",
+    "tiles * inner_groups * 4",
+    f"M * ceil(K, {_FEWEST_COLUMNS}) * 4",
+)
+_PLAIN = ("pairs * inner * 2", "pairs * K * 4")
+_CODED = (
+    "pairs * inner * 4",
+    "pairs * K * 4",
+    "M * K",
+    f"M * ceil(K, {GROUP}) * 4",
+    "pairs * inner",
+    "pairs * inner_groups * 4",
+)
+
+
+def expression_of(*, coded: bool) -> str:
+    """Bytes of all parts, in the language of contracts."""
+    parts = (*_EACH, *(_CODED if coded else _PLAIN))
+    return " + ".join((str(ALIGNED), *(f"up({part}, {ALIGNED})" for part in parts)))
+
+
+def fused_experts_workspace(
+    tokens: int, hidden: int, inner: int, topk: int, experts: int, *, coded: bool = True
+) -> int:
+    """Bytes that fused_experts needs at most for so many tokens, whatever kernel serves it.
+
+    hidden is the length of a row of x, inner of half a row of the first product; experts are those whose weights are here; coded says
+    that weights are float8_e4m3fn. Fewer tokens need no more. Raises ValueError for a size below 0.
+    """
+    sizes = {"tokens": tokens, "hidden": hidden, "inner": inner, "topk": topk, "experts": experts}
+    for name, size in sizes.items():
+        if size < 0:
+            raise ValueError(f"{name} is {size}, expected 0 or more")
+    pairs, groups = tokens * topk, -(-inner // GROUP)
+    tiles = pairs // _FEWEST_ROWS + min(pairs, experts)
+    parts = [
+        4,
+        tiles * 16,
+        pairs * 4,
+        pairs * 4,
+        tokens * 4,
+        tiles * groups * 4,
+        tokens * -(-hidden // _FEWEST_COLUMNS) * 4,
+    ]
+    parts += [pairs * inner * (4 if coded else 2), pairs * hidden * 4]
+    if coded:
+        parts += [tokens * hidden, tokens * -(-hidden // GROUP) * 4, pairs * inner, pairs * groups * 4]
+    return ALIGNED + sum(-(-part // ALIGNED) * ALIGNED for part in parts)

@@ -1,0 +1,79 @@
+// Fused experts: what the choice depends on, and what a kernel is given.
+#include "fused_moe/abi.h"
+#include "fused_moe/model.h"
+#include "extension/family.h"
+#include "extension/layout.h"
+
+namespace gemmill::fused_moe {
+namespace {
+
+enum Role { kOut, kX, kW13, kW2, kW13Scales, kW2Scales, kIds, kWeights, kW13Bias, kW2Bias, kMap, kWorkspace };
+enum Value { kM, kK, kInner, kTopk, kExperts, kPairs, kGroups, kActivation, kAlpha, kLimit, kBeta, kOrder, kWeightOnInput, kAdds };
+enum Order { kGateUp, kUpGate, kInterleaved };
+
+int64_t alignment_of(Operand const& x) { return tma_alignment(x.data, row_stride(x), x.sizes[x.rank - 1], element_bytes(x.dtype)); }
+
+bool asks(OpCall const& x, Call& asked) {
+  if (x.value(kM) == 0 || x.value(kK) == 0) return false;
+  asked.sizes[kSizePairs] = x.value(kPairs), asked.sizes[kSizeInner] = x.value(kInner);
+  asked.sizes[kSizeHidden] = x.value(kK), asked.sizes[kSizeExperts] = x.value(kExperts);
+  asked.alignments[kAlignX] = alignment_of(x.tensor(kX)), asked.alignments[kAlignW13] = alignment_of(x.tensor(kW13));
+  asked.alignments[kAlignW2] = alignment_of(x.tensor(kW2));
+  return true;
+}
+
+struct ScaleStrides {
+  int64_t expert = 0, row = 0, k = 0;
+
+  ScaleStrides(Operand const& scales, int64_t experts, int64_t rows, bool blocks) {
+    if (!scales.given()) return;
+    if (blocks) {
+      expert = scales.strides[0], row = scales.strides[1], k = scales.strides[2];
+    } else {
+      row = scales.numel() > experts, expert = row ? rows : 1;
+    }
+  }
+};
+
+void launch(OpCall const& x, Chosen const& chosen) {
+  Operand const &map = x.tensor(kMap), &workspace = x.tensor(kWorkspace);
+  int64_t const experts = x.value(kExperts), inner = x.value(kInner), hidden = x.value(kK), order = x.value(kOrder);
+  ScaleStrides const of_w13(x.tensor(kW13Scales), experts, 2 * inner, x.value(kGroups)), of_w2(x.tensor(kW2Scales), experts, hidden, x.value(kGroups));
+  gemmill_fused_experts_args args{};
+  args.x = x.tensor(kX).data, args.w13 = x.tensor(kW13).data, args.w2 = x.tensor(kW2).data, args.out = x.tensor(kOut).data;
+  args.w13_scales = static_cast<float const*>(x.tensor(kW13Scales).data), args.w2_scales = static_cast<float const*>(x.tensor(kW2Scales).data);
+  args.w13_bias = x.tensor(kW13Bias).data, args.w2_bias = x.tensor(kW2Bias).data;
+  args.topk_ids = static_cast<int32_t const*>(x.tensor(kIds).data), args.topk_weights = static_cast<float const*>(x.tensor(kWeights).data);
+  args.expert_map = static_cast<int32_t const*>(map.data);
+  args.workspace = workspace.given() ? workspace.data : nullptr;
+  args.ldx = row_stride(x.tensor(kX)), args.ldout = row_stride(x.tensor(kOut));
+  args.ld_ids = row_stride(x.tensor(kIds)), args.ld_weights = row_stride(x.tensor(kWeights));
+  args.w13_stride_row = row_stride(x.tensor(kW13)), args.w2_stride_row = row_stride(x.tensor(kW2));
+  args.w13_stride_expert = args.w13_stride_row * 2 * inner, args.w2_stride_expert = args.w2_stride_row * hidden;
+  args.w13_scale_stride_expert = of_w13.expert, args.w13_scale_stride_row = of_w13.row, args.w13_scale_stride_k = of_w13.k;
+  args.w2_scale_stride_expert = of_w2.expert, args.w2_scale_stride_row = of_w2.row, args.w2_scale_stride_k = of_w2.k;
+  args.tokens = static_cast<int32_t>(x.value(kM)), args.hidden = static_cast<int32_t>(hidden), args.inner = static_cast<int32_t>(inner);
+  args.topk = static_cast<int32_t>(x.value(kTopk)), args.weights = static_cast<int32_t>(experts);
+  args.experts = static_cast<int32_t>(map.given() ? map.numel() : experts);
+  args.id_words = static_cast<int32_t>(element_bytes(x.tensor(kIds).dtype) / 4);
+  args.row_step = order == kInterleaved ? 2 : 1;
+  args.gate_row = order == kUpGate ? args.inner : 0;
+  args.up_row = order == kGateUp ? args.inner : order == kInterleaved ? 1 : 0;
+  args.weight_on_input = x.value(kWeightOnInput) != 0, args.adds = x.value(kAdds) != 0;
+  args.activation = static_cast<int32_t>(x.value(kActivation));
+  args.alpha = static_cast<float>(x.real(kAlpha)), args.limit = static_cast<float>(x.real(kLimit)), args.beta = static_cast<float>(x.real(kBeta));
+  chosen.launch(&args);
+}
+
+Family const family{
+    "fused_moe",
+    {"out", "x", "w13", "w2", "w13_scales", "w2_scales", "topk_ids", "topk_weights", "w13_bias", "w2_bias", "expert_map", "workspace"},
+    {"M", "K", "inner", "topk", "weights", "pairs", "groups", "activation_index", "alpha", "limit", "beta", "order", "weight_on_input", "adds"},
+    {},
+    asks,
+    launch,
+    {[](Row const&, Call const&) { return true; }, model_ns, [](Row const&, int64_t const*, int64_t const*) { return false; }},
+};
+
+}  // namespace
+}  // namespace gemmill::fused_moe

@@ -1,0 +1,19 @@
+// What is known of a variant of fused experts beside its row. Mirrors gemmill.families.fused_moe.model.
+#pragma once
+
+#include "extension/selection.h"
+
+namespace gemmill::fused_moe {
+
+// Row::facts; the order of fields is the interface. `Facts` there says what each is.
+struct Facts {
+  int64_t tile_tokens, bytes_of_element, tile_ps;
+};
+static_assert(sizeof(Facts) <= sizeof(Row::facts));
+
+enum Size { kSizePairs, kSizeInner, kSizeHidden, kSizeExperts };  // places of a call's sizes
+enum Aligned { kAlignX, kAlignW13, kAlignW2 };                    // places of its alignments
+
+double model_ns(Row const& row, Call const& call, int64_t sm_count);
+
+}  // namespace gemmill::fused_moe

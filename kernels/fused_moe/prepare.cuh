@@ -1,0 +1,103 @@
+// The first of three launches: pairs of token and expert are sorted by expert, and rows of x become codes.
+//
+// One CTA sorts: it counts pairs of each expert in shared memory, lists tiles of rows, and deals pairs to places. Others take one
+// token after another: which of its experts have weights, its codes and scales. They also clear what the two launches after this
+// one count in, so that a workspace may hold anything before. Which place a pair has among its expert's rows may differ from call
+// to call: no result depends on it.
+#pragma once
+
+#include "core/programmatic.cuh"
+#include "fused_moe/params.cuh"
+#include "quant/coding.cuh"
+
+namespace gemmill::fused_moe {
+
+template <class Half, bool kCoded, bool kGrouped, int kTokens>
+struct Prepare {
+  static constexpr int kThreads = 512, kWarps = kThreads / 32, kPiece = 4;
+
+  static __device__ void run(Params const& p) {
+    wait_for_predecessor();
+    if (blockIdx.x == 0) return sort(p);
+    int64_t const first = int64_t(blockIdx.x - 1) * kThreads + threadIdx.x, step = int64_t(gridDim.x - 1) * kThreads;
+    for (int64_t i = first; i < p.finished_count; i += step) p.ws.finished[i] = 0;
+    for (int64_t i = first; i < p.summed_count; i += step) p.ws.summed[i] = 0;
+    for (int token = blockIdx.x - 1; token < p.x.tokens; token += gridDim.x - 1) {
+      judge(p, token);
+      if constexpr (kCoded) code(p, token);
+    }
+  }
+
+ private:
+  static __device__ void sort(Params const& p) {
+    __shared__ int counts[kMostWeights], warps[2][kWarps];
+    int const thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    static_assert(kMostWeights == kThreads, "a thread counts the rows of one expert");
+    counts[thread] = 0;
+    __syncthreads();
+    int64_t const pairs = int64_t(p.x.tokens) * p.x.topk;
+    for (int64_t pair = thread; pair < pairs; pair += kThreads) {
+      int const weights = weights_of(p.x, pair);
+      if (weights >= 0) atomicAdd(&counts[weights], 1);
+    }
+    __syncthreads();
+    int const count = counts[thread], tiles = (count + kTokens - 1) / kTokens;
+    int rows_before = count, tiles_before = tiles;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      int const rows = __shfl_up_sync(~0u, rows_before, offset), others = __shfl_up_sync(~0u, tiles_before, offset);
+      if (lane >= offset) rows_before += rows, tiles_before += others;
+    }
+    if (lane == 31) warps[0][warp] = rows_before, warps[1][warp] = tiles_before;
+    __syncthreads();
+    for (int i = 0; i < warp; ++i) rows_before += warps[0][i], tiles_before += warps[1][i];
+    if (thread == kThreads - 1) *p.ws.tile_count = tiles_before;
+    rows_before -= count, tiles_before -= tiles;
+    for (int i = 0; i < tiles; ++i) {
+      p.ws.tiles[tiles_before + i] = {thread, rows_before + i * kTokens, min(kTokens, count - i * kTokens), 0};
+    }
+    counts[thread] = rows_before;
+    __syncthreads();
+    for (int64_t pair = thread; pair < pairs; pair += kThreads) {
+      int const weights = weights_of(p.x, pair);
+      if (weights >= 0) p.ws.order[atomicAdd(&counts[weights], 1)] = static_cast<int>(pair);
+    }
+  }
+
+  // Which experts of a token have weights; a token without any is 0.
+  static __device__ void judge(Params const& p, int token) {
+    __shared__ int none;
+    if (threadIdx.x < 32) {
+      int needed = 0;
+      for (int first = 0; first < p.x.topk; first += 32) {
+        int const slot = first + threadIdx.x;
+        int64_t const pair = int64_t(token) * p.x.topk + slot;
+        int const weights = slot < p.x.topk ? weights_of(p.x, pair) : -1;
+        if (slot < p.x.topk) p.ws.local[pair] = weights;
+        needed += __popc(__ballot_sync(~0u, weights >= 0));
+      }
+      if (threadIdx.x == 0) p.ws.needed[token] = needed, none = needed == 0;
+    }
+    __syncthreads();
+    if (none && !p.x.adds) {
+      Half* const out = static_cast<Half*>(p.x.out) + token * p.x.ldout;
+      for (int i = threadIdx.x; i < p.x.hidden; i += kThreads) out[i] = of_float<Half>(0.0f);
+    }
+    __syncthreads();
+  }
+
+  static __device__ void code(Params const& p, int token) {
+    Half const* const row = static_cast<Half const*>(p.x.x) + token * p.x.ldx;
+    uint32_t* const codes = reinterpret_cast<uint32_t*>(p.ws.codes + int64_t(token) * p.x.hidden);
+    auto const values = [&](int piece) { return four_of<Half>(row + piece * kPiece); };
+    if constexpr (kGrouped) {
+      for (int group = threadIdx.x / 32; group < p.groups_of_hidden; group += kWarps) {
+        code_group(values, codes, p.x.hidden, group, p.ws.scales + int64_t(token) * p.groups_of_hidden + group);
+      }
+    } else {
+      code_row<kThreads>(values, codes, p.x.hidden, p.ws.scales + token);
+    }
+  }
+};
+
+}  // namespace gemmill::fused_moe

@@ -1,0 +1,136 @@
+"""The extension's checks, choices, launches and model of fused experts against Python's, on CPU tensors."""
+
+import ctypes
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from gemmill.families import fused_moe
+from gemmill.families.fused_moe.ops import FUSED_EXPERTS
+from gemmill.families.fused_moe.problem import problem_of_call
+from gemmill.family import Judged, ProblemCall
+from gemmill.fuzz.breakages import break_call, draw_call
+from gemmill.numerics.call import CPU_LIMITS
+from gemmill.numerics.memory import Memory
+from gemmill.runtime.checks import check
+from gemmill.runtime.operands import of_arguments
+from gemmill.runtime.select import model_ns, select
+from gemmill.vocab.activation import Activation
+
+pytestmark = pytest.mark.compile
+SMS, SMS_OF_NONE = 132, 1
+"""Multiprocessors of a device, and what the extension takes for their number where there is no device."""
+ROUNDS = 250
+POINTERS = "x w13 w2 out w13_scales w2_scales w13_bias w2_bias topk_ids topk_weights expert_map workspace".split()
+STRIDES = {"ldx": "x", "ldout": "out", "ld_ids": "topk_ids", "ld_weights": "topk_weights"}
+WIDE = (
+    "w13_stride_row w13_stride_expert w2_stride_row w2_stride_expert w13_scale_stride_expert w13_scale_stride_row "
+    "w13_scale_stride_k w2_scale_stride_expert w2_scale_stride_row w2_scale_stride_k"
+).split()
+NUMBERS = (
+    "tokens hidden inner topk experts weights id_words gate_row up_row row_step weight_on_input adds activation".split()
+)
+REALS = "alpha limit beta".split()
+
+
+class Arguments(ctypes.Structure):
+    """Mirrors `gemmill_fused_experts_args` in kernels/fused_moe/abi.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in POINTERS),
+        *((name, ctypes.c_int64) for name in (*STRIDES, *WIDE)),
+        *((name, ctypes.c_int32) for name in NUMBERS),
+        *((name, ctypes.c_float) for name in REALS),
+    )
+
+
+def scale_strides(call: Judged, role: str, rows: int) -> tuple[int, int, int]:
+    """From expert to expert, from row or block to the next, and from block to block along K."""
+    if call.get(f"{role}_scales") is None:
+        return 0, 0, 0
+    scales = call.tensor(f"{role}_scales")
+    if call["groups"]:
+        first, second, third = scales.strides
+        return first, second, third
+    by_row = scales.numel > call["weights"]
+    return rows if by_row else 1, int(by_row), 0
+
+
+def wanted_of(call: Judged) -> dict[str, Any]:
+    """Every field of what a kernel is given, by what the call says."""
+    inner, hidden, weights = call["inner"], call["K"], call["weights"]
+    pointers = {name: None if call.get(name) is None else call.tensor(name).data or None for name in POINTERS}
+    w13, w2 = (call.tensor(name).row_stride for name in ("w13", "w2"))
+    of_w13, of_w2 = scale_strides(call, "w13", 2 * inner), scale_strides(call, "w2", hidden)
+    wide = (w13, w13 * 2 * inner, w2, w2 * hidden, *of_w13, *of_w2)
+    gate_row, up_row, row_step = ((0, inner, 1), (inner, 0, 1), (0, 1, 2))[call["order"]]
+    numbers = {
+        "tokens": call["M"],
+        "hidden": hidden,
+        "inner": inner,
+        "topk": call["topk"],
+        "experts": weights if call.get("expert_map") is None else call.tensor("expert_map").numel,
+        "weights": weights,
+        "id_words": call.tensor("topk_ids").element_bytes // 4,
+        "gate_row": gate_row,
+        "up_row": up_row,
+        "row_step": row_step,
+        "weight_on_input": int(call["weight_on_input"]),
+        "adds": int(call["adds"]),
+        "activation": [activation.spelled for activation in Activation].index(call["activation"]),
+    }
+    strides = {name: call.tensor(role).row_stride for name, role in STRIDES.items()}
+    reals = {name: ctypes.c_float(call[name]).value for name in REALS}
+    return pointers | strides | dict(zip(WIDE, wide, strict=True)) | numbers | reals
+
+
+def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
+    op = getattr(probe.ops, FUSED_EXPERTS.name).default
+    refused, launched, lacking = set(), set(), 0
+    for index in range(ROUNDS):
+        call, breakage = draw_call(FUSED_EXPERTS.name, 3, index, CPU_LIMITS)
+        memory = Memory(call.slots, torch.device("cpu"))
+        arguments = {
+            name: memory.tensor(name) if name in call.slots else call.plain.get(name)
+            for name in FUSED_EXPERTS.arguments
+        }
+        if breakage is not None and (broken := break_call(FUSED_EXPERTS.name, arguments, memory, breakage)) is not None:
+            arguments = broken.arguments
+        given = list(arguments.values())
+        if any(isinstance(x, torch.Tensor) and x.is_meta for x in given):
+            continue  # which torch refuses itself where an op has no fake
+        try:
+            judged = check(FUSED_EXPERTS, of_arguments(FUSED_EXPERTS, given))
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError) as caught:
+                op(*given)
+            assert str(error) in str(caught.value)
+            refused.add(str(error))
+            continue
+        if judged["M"] * judged["K"] == 0:
+            continue
+        choice = select(probe.build.table, problem_of_call(judged), SMS_OF_NONE)
+        if choice.row < 0:
+            with pytest.raises(RuntimeError, match="fused experts in build"):
+                op(*given)
+            lacking += 1
+            continue
+        op(*given)
+        entry = probe.build.table.entries[choice.row]
+        assert probe.number("probe_symbol", ctypes.c_char * 512).value.decode() == entry.symbol
+        recorded = Arguments.from_buffer_copy(probe.number("probe_args", ctypes.c_ubyte * ctypes.sizeof(Arguments)))
+        assert {name: getattr(recorded, name) for name, _ in Arguments._fields_} == wanted_of(judged)
+        launched.add((entry.config.dtype, entry.config.group_size, entry.config.tile_tokens))
+    assert len(refused) > 5 and len(launched) >= 5 and lacking, (len(refused), launched, lacking)
+
+
+def test_models_agree(probe) -> None:
+    rng = random.Random(1)
+    rows = [(i, row) for i, row, _ in probe.build.table.of(fused_moe.NAME)]
+    for _ in range(500):
+        i, row = rng.choice(rows)
+        sizes = tuple(rng.choice((1, 16, 17, rng.randrange(1, 300), rng.randrange(1, 40_000))) for _ in range(4))
+        call = ProblemCall(family=fused_moe.NAME, problem=row.problem, sizes=sizes, alignments=(16, 16, 16))
+        assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)
