@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cpu", action="store_true", help="dry run: the reference, and invented times")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--commit", default="")
-    parser.add_argument("--out-dir", type=Path, default=RESULTS / "scaled_mm")
+    parser.add_argument("--out-dir", type=Path, default=RESULTS)
     parser.add_argument("--name", default="epilogue-time")
     told = parser.parse_args(arguments)
     device = "cpu" if told.cpu else "cuda"

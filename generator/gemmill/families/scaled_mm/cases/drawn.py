@@ -149,7 +149,8 @@ def judge(call: LegalCall, memory: Memory, before: Tensor) -> Judge:
 def is_lacking(call: LegalCall, _text: str) -> bool:
     """Whether the build has no variant for the call's types and groups; one that it has must take every such call."""
     if own.epilogue_of(call.op) is not None:
-        return not supports(call.op, dtype=call.slots["a"].dtype, out_dtype=call.slots["out"].dtype)
+        is_built = supports(call.op, dtype=call.slots["a"].dtype, out_dtype=call.slots["out"].dtype)
+        return not is_built or not own.fits_tma(call)
     (m, k), n = call.slots["a"].shape, call.slots["b"].shape[1]
     groups = scale_groups_of(call.slots["a_scales"].shape, call.slots["b_scales"].shape, m, n, k)
     dtype, out_dtype = (call.slots[name].dtype for name in ("a", "out"))

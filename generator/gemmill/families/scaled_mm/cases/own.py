@@ -11,6 +11,7 @@ from gemmill.families.scaled_mm.bounds import outside_of_own, own_interval
 from gemmill.families.scaled_mm.cases.calls import CallSpec, make_call
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.families.scaled_mm.own import OwnConfig, accepted, op_name, operands_of, roles_of
+from gemmill.family.operand import TMA_BYTES
 from gemmill.gemm.traced import Along, Input, Stored, Traced, all_known, of_text
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.cases import Outcome
@@ -182,6 +183,19 @@ def drawn(traced: Traced, op: str, draw: Draw, limits: Limits) -> LegalCall:
         )
     offsets = {name: draw.below(1 << 30) for name in slots}
     return LegalCall(op=op, slots=slots, plain=plain, offsets=offsets, judged=EXACT if exact else WITHIN)
+
+
+def fits_tma(call: LegalCall) -> bool:
+    """Whether TMA takes a call's matrices: no kernel of an epilogue takes others."""
+    for name in ("out", "a", "b"):
+        slot = call.slots[name]
+        lines, length = slot.shape if name != "b" else slot.shape[::-1]
+        stride = slot.strides[0] if name != "b" else slot.strides[1]
+        bytes_apart = (length if lines == 1 else stride) * slot.dtype.itemsize
+        aligned = (lines == 1 and name != "out") or bytes_apart % TMA_BYTES == 0
+        if not aligned or slot.shift * slot.dtype.itemsize % TMA_BYTES or (lines > 1 and stride < length):
+            return False
+    return True
 
 
 class OwnJudge:
