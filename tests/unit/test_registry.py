@@ -56,7 +56,7 @@ def test_what_a_binding_lacks(tensors: str, values: str, sentence: str, tmp_path
         schema=OpSchema("halve(Tensor input) -> Tensor"), tensors=(x, out), contract=(Check(Aspect.WHOLE, "input"),)
     )
     with pytest.raises(ValueError) as error:
-        examine_binding(replace(FAMILY, name="toys", asks=OpSet(ops=(op,))), tmp_path)
+        examine_binding(replace(FAMILY, name="toys", asks=OpSet(ops=(op,)), epilogues=None), tmp_path)
     assert re.sub(r", op '\w+'", "", str(error.value)) == f"family 'toys': {sentence}"
 
 

@@ -1,5 +1,6 @@
 """The epilogues that come with gemmill, written as users write theirs."""
 
+from collections.abc import Callable
 from functools import cache
 
 from gemmill.gemm.traced import Kind, Traced
@@ -39,7 +40,7 @@ def summed_bias(acc: Value, bias: ColumnOut) -> Value:
     return acc + bias
 
 
-_OF_KIND = {
+_OF_KIND: dict[EpilogueKind, Callable[..., Value]] = {
     EpilogueKind.SCALED: scaled,
     EpilogueKind.SCALED_BIAS: scaled_bias,
     EpilogueKind.SCALED_AZP: scaled_azp,

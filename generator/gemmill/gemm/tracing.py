@@ -108,7 +108,7 @@ class Value:
     def __float__(self) -> float:
         raise _MisuseError(f"it uses a value as a Python number, which it has not while it is traced; {_FUNCTION_HELP}")
 
-    __int__ = __index__ = __complex__ = __float__  # type: ignore[assignment]
+    __int__ = __index__ = __complex__ = __float__
 
     def __iter__(self) -> Any:
         raise _MisuseError("it goes through a value as through a list; a value is one element")

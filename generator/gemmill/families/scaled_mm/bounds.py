@@ -154,7 +154,7 @@ def own_interval(traced: Traced, given: Mapping[str, Any], accumulation: Accumul
         of = [values[at] for at in step.of]
         ends = _ENDS_OF[step.word](*of) if step.word in _ENDS_OF else _by_corners(step.word, *of)
         if traced.kinds[len(values)] is Kind.S32:
-            ends = tuple(_wrapped_end(end) for end in ends)
+            ends = _wrapped_end(ends[0]), _wrapped_end(ends[1])
         elif step.word in _ROUNDED:
             ends = _rounded(ends)
         elif step.word in _LIBRARY:
@@ -182,9 +182,7 @@ def _wrapped_end(x: Tensor) -> Tensor:
 
 def _by_corners(word: str, *of: Ends) -> Ends:
     """Of what is monotone in each operand: an extreme lies at one of the corners."""
-    how = {"mul": torch.mul, "fma": lambda x, y, z: x * y + z}.get(word, _MONOTONE.get(word))
-    assert how is not None
-    corners = [how(*corner) for corner in product(*of)]
+    corners = [_MONOTONE[word](*corner) for corner in product(*of)]
     low, high = corners[0], corners[0]
     for corner in corners[1:]:
         low, high = torch.minimum(low, corner), torch.maximum(high, corner)
@@ -194,6 +192,8 @@ def _by_corners(word: str, *of: Ends) -> Ends:
 _MONOTONE: dict[str, Callable[..., Tensor]] = {
     "add": torch.add,
     "sub": torch.sub,
+    "mul": torch.mul,
+    "fma": lambda x, y, z: x * y + z,
     "neg": torch.neg,
     "min": torch.fmin,
     "max": torch.fmax,
@@ -246,7 +246,7 @@ _ENDS_OF: dict[str, Callable[..., Ends]] = {
     "gt": lambda x, y: (x[0] > y[1], x[1] > y[0]),
     "ge": lambda x, y: (x[0] >= y[1], x[1] >= y[0]),
     "eq": _equal,
-    "ne": lambda x, y: tuple(~end for end in reversed(_equal(x, y))),
+    "ne": lambda x, y: (~_equal(x, y)[1], ~_equal(x, y)[0]),
 }
 
 

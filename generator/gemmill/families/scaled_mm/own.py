@@ -13,7 +13,11 @@ from gemmill.vocab import Arch, Backend, DType, EpilogueKind
 
 TAG = "epiloguemm"
 _PREFIX = "mm_"
-_STORED = {Stored.F32: (DType.F32,), Stored.S32: (DType.S32,), Stored.OUT: Same("out")}
+_STORED: dict[Stored, tuple[DType, ...] | Same] = {
+    Stored.F32: (DType.F32,),
+    Stored.S32: (DType.S32,),
+    Stored.OUT: Same("out"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
