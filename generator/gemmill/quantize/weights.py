@@ -26,6 +26,7 @@ ROWWISE = {"channel": torch.float8_e4m3fn, "int8": torch.int8}
 """Formats with a scale for each row, and the dtype of their codes."""
 BLOCK_SCALED = {str(format): format for format in (NVFP4, MXFP4, MXFP6, MXFP8)}
 WEIGHT_FORMATS = (*ROWWISE, "block128", *BLOCK_SCALED)
+"""Formats that `quantize_weight` makes: scales of rows, of blocks of 128 x 128, and of 16 or 32 elements along K."""
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 CHUNKS = {"cpu": 1 << 18, "cuda": 1 << 24}
