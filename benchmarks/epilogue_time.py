@@ -127,7 +127,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         build = gemmill.load(told.build)
         pairs = [*pairs_in(build), ("as chosen", {})]
-    rows = []
+    facts = {
+        "program": "epilogue_time",
+        "date": now(),
+        "commit": told.commit,
+        "device_time": DEVICE_TIME,
+        "environment": devices.environment(),
+    }
+    rows: list[dict[str, Any]] = []
     for shape in shapes:
         for schedule, names in pairs:
             few = "swapab" in schedule
@@ -140,15 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ours, theirs = (found["us"][side] for side in reversed(SIDES))
             equal = "equal" if found["equal"] else "DIFFERENT"
             print(f"{shape} {theirs:9.2f} {ours:9.2f} us, {ours / theirs:.3f}, {equal}, {schedule}", flush=True)
-    record = {
-        "program": "epilogue_time",
-        "date": now(),
-        "commit": told.commit,
-        "device_time": DEVICE_TIME,
-        "environment": devices.environment(),
-        "rows": rows,
-    }
-    write_json(record, told.out_dir / f"{told.name}.json")
+            write_json(facts | {"rows": rows}, told.out_dir / f"{told.name}.json")
     return 0 if len(rows) and all(row["equal"] for row in rows) else 1
 
 
