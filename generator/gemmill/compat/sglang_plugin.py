@@ -75,7 +75,7 @@ def around_block_scaled_mm(
 
 def around_fp4_preparation(original: Callable[[Layer], None], layer: Layer) -> None:
     """Pack nvfp4 weight [N, K/2] and weight_scale [N, K/16] for gemmill's kernel where a variant fits, else as SGLang's Marlin."""
-    dtype = getattr(layer, "params_dtype", getattr(layer, "orig_dtype", None))
+    dtype = getattr(layer, "params_dtype", getattr(layer, "orig_dtype", torch.float32))
     linear = Linear(n=layer.weight.shape[0], k=2 * layer.weight.shape[1], codes=dtype, out_dtype=dtype, format="nvfp4")
     packed = None
     if getattr(getattr(layer, "quant_config", None), "group_size", _FP4_GROUP) == _FP4_GROUP and not _refused(linear):

@@ -52,7 +52,7 @@ BEFORE = {
 
 
 def _is_vllms(a: Scaled, b: Scaled, d: Tensor) -> bool:
-    return import_module("vllm.envs").VLLM_BATCH_INVARIANT or not takes_experts(a, b, d)
+    return bool(import_module("vllm.envs").VLLM_BATCH_INVARIANT) or not takes_experts(a, b, d)
 
 
 def put_before(deep_gemm: ModuleType) -> None:

@@ -207,7 +207,8 @@ class OwnJudge:
         self._traced, self._memory = traced, memory
         roles = roles_of(traced)
         dense = {name: memory.dense(name, before) for name in call.slots if name != "out"}
-        self._given = {roles.get(name, name): value for name, value in (dense | dict(call.plain)).items()}
+        given: dict[str, Any] = dense | dict(call.plain)
+        self._given = {roles.get(name, name): value for name, value in given.items()}
         is_exact = call.judged == EXACT or self._given["a"].dtype is torch.int8
         self._accumulation = Accumulation.EXACT if is_exact else Accumulation.FAST
 
