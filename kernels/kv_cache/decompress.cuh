@@ -2,7 +2,7 @@
 //
 // A warp takes eight vectors at a time. A byte that begins with two codes indexes a table of pairs of centroids, of which each
 // lane has a copy; the pairs go to the tensor core as they are (hadamard_tile.cuh), norm and scale are factors of its sums, and
-// the rotation's signs are flipped in the rounded words. Codes of the next sixteen vectors, and slots of those behind them, are on
+// the rotation's signs are flipped in the rounded words. Codes of the next eight vectors, and slots of those behind them, are on
 // their way meanwhile. A slot outside of the cache gives zeros. Memory sets the time.
 #pragma once
 
@@ -138,18 +138,16 @@ __device__ __forceinline__ uint32_t restore_side(DecompressParams<kHeadDim> cons
   VectorCursor at(kVectorsOfWarp * group + g, heads), ahead = at;
   VectorStep const by(kVectorsOfWarp * step, heads);
   auto const slot_of = [&](VectorCursor const& cursor) { return cursor.token < args.tokens ? args.slots[cursor.token] : -1; };
-  StoredPieces<kBits, kHeadDim> stored, next, last;
+  StoredPieces<kBits, kHeadDim> stored, next;
   stored.load(args, slot_of(at), at.head, side.begin, token_bytes, t);
-  ahead.advance(by);
-  next.load(args, slot_of(ahead), ahead.head, side.begin, token_bytes, t);
   ahead.advance(by);
   int64_t slot = slot_of(ahead);
   for (; group < groups; group += step) {
     at = ahead, ahead.advance(by);
-    last.load(args, slot, at.head, side.begin, token_bytes, t);
+    next.load(args, slot, at.head, side.begin, token_bytes, t);
     slot = slot_of(ahead);
     restore_vectors(stored, side, tile, flips, kVectorsOfWarp * group, vectors, params.is_aligned);
-    stored = next, next = last;
+    stored = next;
   }
   return group;
 }
