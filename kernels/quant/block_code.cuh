@@ -164,6 +164,12 @@ struct Largest {
     }
     return {most, true};
   }
+
+  template <class Format, class In>
+  __host__ __device__ static Largest of_numbers(uint32_t (&words)[kRun / 2]) {
+    Largest const largest = of<In>(words);
+    return largest.had_nan ? without_nan<Format, In>(words) : largest;
+  }
 };
 
 // Values, their signs in bit 7 of a byte for each, and the largest magnitude; NaN elements do not count. They have no sign there,
