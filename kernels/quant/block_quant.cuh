@@ -14,11 +14,14 @@ namespace gemmill::quant {
 
 inline constexpr int kBlockQuantThreads = 128;
 
-// Rows that a thread takes of large tensors, where instructions count and CTAs are launched no faster than one in 1.2 ns. Codes of 6
-// and 8 bits lose by two (H200, 2026-11-22).
-template <class Format, class Activation, bool kExperts>
-inline constexpr int kMostRows =
-    !kExperts && (std::is_same_v<Activation, Modulate> || (std::is_same_v<Activation, Identity> && Format::kBits == 4)) ? 2 : 1;
+// Rows that a thread takes of large tensors, where instructions count and CTAs are launched no faster than one in 1.2 ns. Where a run
+// has few instructions, or they are not in pairs, two rows lose (H200, 2026-11-22).
+template <class In, class Format, class Activation>
+constexpr int most_rows() {
+  bool const is_nvfp4 = std::is_same_v<Format, NvFp4>, is_paired = std::is_same_v<typename RunOf<Format, In>::Type, PairedRun<In>>;
+  if (std::is_same_v<Activation, Identity>) return is_nvfp4 || is_paired ? 2 : 1;
+  return std::is_same_v<Activation, Modulate> || (is_nvfp4 && std::is_same_v<Activation, Silu>) ? 2 : 1;
+}
 
 inline constexpr int kTileRows = 128, kTileScales = 4;
 
@@ -158,11 +161,11 @@ struct LoadedRun {
     }
   }
 
-  // What is coded. `largest` is of what was loaded, if that is coded. Table: of a GELU, or none.
+  // What is coded. Table: of a GELU, or none.
   template <class Format, class Table>
-  __device__ __forceinline__ auto run(Largest largest, Table const* table) const {
+  __device__ __forceinline__ auto run(Table const* table) {
     if constexpr (kIsRaw) {
-      return RunOf<Format, In>::Type::of_raw(words[0], largest, In{});
+      return RunOf<Format, In>::Type::of_raw(words[0], Largest::of_numbers<Format, In>(words[0]), In{});
     } else {
       float values[kOperands][kRun];
 #pragma unroll
@@ -187,22 +190,8 @@ struct LoadedRun {
   }
 };
 
-// Of all runs before the first is coded: one branch for NaN, behind which no load is put off.
-template <class Format, int kRows, bool kAligned, class In>
-__device__ __forceinline__ void find_largest(LoadedRun<Identity, kAligned, In> (&loaded)[kRows], Largest (&largest)[kRows]) {
-  bool has_nan = false;
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    largest[i] = Largest::of<In>(loaded[i].words[0]);
-    has_nan |= largest[i].had_nan;
-  }
-  if (has_nan) [[unlikely]] {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) largest[i] = Largest::without_nan<Format, In>(loaded[i].words[0]);
-  }
-}
-
-// A run of each of kRows rows, of the same columns: so places are found once, and all loads are asked for before any is used.
+// A run of each of kRows rows, of the same columns: so places are found once. The compiler puts the second's loads behind the first's
+// branch for NaN. One branch for both, behind all loads, is slower by 2 to 5 % (H200, 2026-11-22).
 template <class In, class Format, class Activation, bool kExperts, bool kAligned, int kRows, class Table>
 __device__ __forceinline__ void quantise_runs(BlockQuantParams const& p, uint32_t mine, Table const* table) {
   constexpr int kLanes = Format::kGroup / kRun, kWords = Format::kBits * kRun / 32;
@@ -215,12 +204,10 @@ __device__ __forceinline__ void quantise_runs(BlockQuantParams const& p, uint32_
   float const global_scale = Format::kHasGlobalScale ? usable_global_scale(p.global_scale[max(expert, 0)]) : 1.0f;
   uint32_t const group = column / Format::kGroup;
   bool const is_last = group + 1 == p.groups;
-  Largest largest[kRows] = {};
-  if constexpr (std::is_same_v<Activation, Identity>) find_largest<Format>(loaded, largest);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     uint32_t const row = first_row + i;
-    auto const run = loaded[i].template run<Format>(largest[i], table);
+    auto const run = loaded[i].template run<Format>(table);
     auto const scale = Format::Scale::of(reduce_lanes<kLanes>(run.amax, Max{}), global_scale, p.rounds_up);
     uint32_t codes[kWords];
     Format::encode(run, scale, global_scale, codes);
@@ -308,7 +295,7 @@ int32_t launch_aligned_block_quant(BlockQuantParams const& p, gemmill_launch con
     if (is_large(2 * chunks, how.sm_count)) return launch_tabulated_block_quant<Variant, In, Format, typename Activation::Gelu>(p, how);
   }
   if (is_very_large(chunks, how.sm_count)) {
-    return launch_block_quant<Variant, In, Format, Activation, kExperts, true, kMostRows<Format, Activation, kExperts>>(p, how);
+    return launch_block_quant<Variant, In, Format, Activation, kExperts, true, kExperts ? 1 : most_rows<In, Format, Activation>()>(p, how);
   }
   return launch_block_quant<Variant, In, Format, Activation, kExperts, true, 1>(p, how);
 }

@@ -31,8 +31,7 @@ void quantise(void const* x, int64_t groups, float global_scale, bool rounds_up,
       } else {
         uint32_t words[kRun / 2];
         memcpy(words, static_cast<In const*>(x) + group * Format::kGroup + r * kRun, sizeof words);
-        Largest const largest = Largest::of<In>(words);
-        runs[r] = Taken::of_raw(words, largest.had_nan ? Largest::without_nan<Format, In>(words) : largest, In{});
+        runs[r] = Taken::of_raw(words, Largest::of_numbers<Format, In>(words), In{});
       }
       amax = fmaxf(amax, runs[r].amax);
     }
