@@ -126,12 +126,53 @@ struct WarpgroupTurns {
   }
 };
 
+// How a tile ends: sums of a thread's four columns are scaled, and stored as they are. Another ending has the same two functions.
+template <class Mm>
+struct StoredRows {
+  using Output = typename Mm::Output;
+
+  float factors[4], bias[4];
+
+  // Of columns n to n + 3 of an expert's weights.
+  __device__ StoredRows(gemmill_grouped_mm_args const& x, int weights, int n) {
+    float const alpha = (x.alpha == nullptr ? 1.0f : x.alpha[weights]) * Mm::Block::kShort;
+    int64_t const of_expert = int64_t{weights} * x.n;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      int64_t const at = of_expert + min(n + i, x.n - 1);
+      factors[i] = x.b_scales[at] * alpha;
+      bias[i] = x.bias == nullptr ? 0.0f : static_cast<float>(static_cast<Output const*>(x.bias)[at]);
+    }
+  }
+
+  // Sums of row m of D, which ends with its expert's; `whole`: whether rows of D begin at multiples of 8 bytes.
+  __device__ void take(gemmill_grouped_mm_args const& x, bool whole, float const (&quad)[4], int m, int end, int n) const {
+    Output* const row = static_cast<Output*>(x.d) + m * x.ldd + n;
+    float scale = 1.0f;
+    if constexpr (Mm::kScaled) scale = x.a_scales[x.a_scale_per_row ? max(source_of(x, m, end), int64_t{0}) : 0];
+    cutlass::AlignedArray<Output, 4> values;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      float const scaled = quad[i] * factors[i] * scale;
+      values[i] = Output(x.bias == nullptr ? scaled : scaled + bias[i]);
+    }
+    if (n + 4 <= x.n && whole) {
+      *reinterpret_cast<cutlass::AlignedArray<Output, 4>*>(row) = values;
+    } else {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (n + i < x.n) row[i] = values[i];
+      }
+    }
+  }
+};
+
 // Groups of threads on different rows of weights, and groups that divide the columns of a stage, as in a PackedMm. `loaders` threads
 // load.
-template <class Products, class Output_, int row_groups, int k_groups, int loaders>
+template <class Products, class Output, int row_groups, int k_groups, int loaders, template <class> class Ending_ = StoredRows>
 struct PackedGroupedMm {
-  using Mm = blockscaled::PackedMm<Products, Output_, row_groups, k_groups>;
-  using Output = Output_;
+  using Mm = blockscaled::PackedMm<Products, Output, row_groups, k_groups>;
+  using Ending = Ending_<Mm>;
   using Input = typename Products::Input;
   using Block = typename Products::Block;
   using Filled = typename Mm::Filled;
@@ -139,7 +180,6 @@ struct PackedGroupedMm {
   using Turns = std::conditional_t<Products::kThreads == 32, WarpTurns<Products, k_groups>, WarpgroupTurns<Products, k_groups>>;
   using Ringed = Ring<Products::kStages>;
 
-  static constexpr bool kScaled = Mm::kScaled;  // whether tokens have scales
   static constexpr uint32_t kSpread = Mm::kSpread;
   static constexpr int kRows = Mm::kRows, kTileM = Mm::kTileM, kBlocks = Mm::kBlocks, kStages = Mm::kStages;
   static constexpr int kColumns = Mm::kColumns, kTileK = Mm::kTileK, kPitch = Mm::kPitch, kConsumers = Mm::kConsumers;
@@ -217,12 +257,12 @@ struct PackedGroupedMm {
       if (tile.weights < 0) return;
       int const n = tile.n0 + threadIdx.x % (kRows / 4) * 4;
       if constexpr (Products::kThreads == 32) {  // whose products leave registers for what is needed at the end
-        Ends const ends(params.x, tile.weights, n);
+        Ending const ending(params.x, tile.weights, n);
         auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
-        store<0>(params, storage.sums, tile, sums, ends, row_group * 64, part);
+        store<0>(params, storage.sums, tile, sums, ending, row_group * 64, part);
       } else {
         auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
-        store<0>(params, storage.sums, tile, sums, Ends(params.x, tile.weights, n), row_group * 64, part);
+        store<0>(params, storage.sums, tile, sums, Ending(params.x, tile.weights, n), row_group * 64, part);
       }
     }
   }
@@ -234,7 +274,7 @@ struct PackedGroupedMm {
     int64_t const most = (INT_MAX - gridDim.x) / params.tiles_n;
     for (int e = threadIdx.x; e < x.experts; e += kThreads) {
       Span const span = span_of(x, e);
-      first[e + 1] = (span.end - span.begin + kTileM - 1) / kTileM;
+      first[e + 1] = span.end > span.begin ? (span.end - span.begin - 1) / kTileM + 1 : 0;
     }
     __syncthreads();
     if (threadIdx.x < 32) {
@@ -361,25 +401,9 @@ struct PackedGroupedMm {
     }
   }
 
-  // What the sums of a thread's four columns are multiplied by and added to.
-  struct Ends {
-    float factors[4], bias[4];
-
-    __device__ Ends(gemmill_grouped_mm_args const& x, int weights, int n) {
-      float const alpha = (x.alpha == nullptr ? 1.0f : x.alpha[weights]) * Block::kShort;
-      int64_t const of_expert = int64_t{weights} * x.n;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        int64_t const at = of_expert + min(n + i, x.n - 1);
-        factors[i] = x.b_scales[at] * alpha;
-        bias[i] = x.bias == nullptr ? 0.0f : static_cast<float>(static_cast<Output const*>(x.bias)[at]);
-      }
-    }
-  };
-
   // Sums of some tokens at a time meet in shared memory, are added up in order of K, and become rows of D.
   template <int chunk, class Sums>
-  __device__ static void store(Params const& params, float* buffer, Tile const& tile, Sums const& sums, Ends const& ends, int row, int part) {
+  __device__ static void store(Params const& params, float* buffer, Tile const& tile, Sums const& sums, Ending const& ending, int row, int part) {
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // all have read those before
     Turns::template put<kChunk, kPitch, chunk>(sums, buffer + part * kChunk * kPitch + row);
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);
@@ -394,30 +418,9 @@ struct PackedGroupedMm {
         float4 const part_of = from[p * kChunk * kPitch / 4];
         quad[0] += part_of.x, quad[1] += part_of.y, quad[2] += part_of.z, quad[3] += part_of.w;
       }
-      store_quad(params, quad, ends, tile, m0 + token, n);
+      ending.take(params.x, params.whole_quads, quad, m0 + token, tile.end, n);
     }
-    if constexpr ((chunk + 1) * kChunk < kTileM) store<chunk + 1>(params, buffer, tile, sums, ends, row, part);
-  }
-
-  __device__ static void store_quad(Params const& params, float const (&quad)[4], Ends const& ends, Tile const& tile, int m, int n) {
-    auto const& x = params.x;
-    Output* const row = static_cast<Output*>(x.d) + m * x.ldd + n;
-    float scale = 1.0f;
-    if constexpr (kScaled) scale = x.a_scales[x.a_scale_per_row ? max(source_of(x, m, tile.end), int64_t{0}) : 0];
-    cutlass::AlignedArray<Output, 4> values;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      float const scaled = quad[i] * ends.factors[i] * scale;
-      values[i] = Output(x.bias == nullptr ? scaled : scaled + ends.bias[i]);
-    }
-    if (n + 4 <= x.n && params.whole_quads) {
-      *reinterpret_cast<cutlass::AlignedArray<Output, 4>*>(row) = values;
-    } else {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if (n + i < x.n) row[i] = values[i];
-      }
-    }
+    if constexpr ((chunk + 1) * kChunk < kTileM) store<chunk + 1>(params, buffer, tile, sums, ending, row, part);
   }
 };
 
