@@ -19,7 +19,7 @@
 
 namespace gemmill {
 
-inline constexpr size_t kMostArguments = 20, kMostValues = 192, kMostFound = 6, kMostResultSizes = 4, kMostDimensions = 64;
+inline constexpr size_t kMostArguments = 20, kMostValues = 256, kMostFound = 6, kMostResultSizes = 4, kMostDimensions = 64;
 
 // In the order of gemmill.family.schema.Kind.
 enum class Kind : int64_t { kTensor, kInt, kFloat, kBool, kInts, kText, kTensors };

@@ -40,8 +40,9 @@ def fused_experts(
     """out[t] = sum over a token's experts e of weight W2[e] (activation(gate) up), gate and up being rows of W13[e] x[t].
 
     x is [M, K], bfloat16 or float16; w13 [E, 2 I, K] and w2 [E, K, I] as checkpoints have them, float8_e4m3fn with float32 scales, or
-    x's type without. w13_scales are [E, 2 I] or [E], w2_scales [E, K] or [E], and a row of activations has one scale; or [E, 2 I / 128,
-    K / 128] and [E, K / 128, I / 128], and each 128 of a row have one. K and I are multiples of 16, with blocks I of 128. order says
+    x's type without. w13_scales are [E, 2 I] or [E], w2_scales [E, K] or [E]: then a row of
+    activations has one scale. Or they are of blocks, [E, 2 I / 128, K / 128] and [E, K / 128, I / 128]: then each 128 of a row have
+    one. K and I are multiples of 16, with blocks I of 128. order says
     how w13 has gates and ups: "gate_up", "up_gate" or "interleaved". topk_ids are int32 or int64 [M, topk], topk_weights float32.
     expert_map is int32: whose weights an expert has, -1 for none; without it expert e has weights e. An id of no expert counts as
     none. weight_on_input multiplies gates and ups by the router's weight instead of what w2 gives. Biases are [E, 2 I] and [E, K] in x's

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gemmill.family import ProblemCall, Row
 
-_BEGIN_NS = 6000.0
+_BEGIN_NS = 12000.0
 """Of three launches."""
 _MEMORY = 4000.0
 """Bytes a nanosecond."""
@@ -28,8 +28,7 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     pairs, inner, hidden, weights = call.sizes
     facts: Facts = row.facts
     active = max(min(pairs, weights), 1)
-    rows = -(-pairs // active)
-    tiles = active * -(-(rows + rows // 2) // facts.tile_tokens)
+    tiles = active + pairs // facts.tile_tokens
     read = 3.0 * float(inner) * float(hidden) * float(facts.bytes_of_element)
     memory = float(active) * read / _MEMORY
     working = float(tiles) * read / 1024.0 * float(facts.tile_ps) / 1000.0 * 132.0 / float(sm_count)

@@ -2,7 +2,7 @@
 
 from gemmill.families.fused_moe.classes import CLASSES
 from gemmill.families.fused_moe.config import CODED, GROUP, HALVES, MOST_WEIGHTS
-from gemmill.families.fused_moe.workspace import EXPRESSIONS, expression_of
+from gemmill.families.fused_moe.workspace import EXPRESSIONS, SHARED, expression_of
 from gemmill.family import (
     Aspect,
     Check,
@@ -172,6 +172,7 @@ _MAP = When(
 )
 _WORKSPACE: tuple[Step, ...] = (
     *(Let(name, said) for name, said in EXPRESSIONS.items() if name != "inner_groups"),
+    Let("shared_bytes", SHARED),
     Let("bytes_plain", expression_of(coded=False)),
     Let("bytes_coded", expression_of(coded=True)),
     When(

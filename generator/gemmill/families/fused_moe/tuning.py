@@ -9,8 +9,9 @@ from gemmill.families.fused_moe.model import Facts, model_ns
 from gemmill.family import Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 
-_WEIGHTS_PS, _ROW_PS = 180, 9
-"""An assumption, of 1,024 bytes of weights: what reading them from L2 takes, and what each row of a tile adds."""
+_TILE_PS = {8: 290, 16: 400, 32: 706}
+"""Of 1,024 bytes of weights by a tile's rows: from times of 256 and 1,024 tokens of Qwen3-30B-A3B (H200, 2026-11-22;
+docs/notes/experts.md)."""
 
 
 def _rows(config: ExpertsConfig, _accepts: ExpertsAccepts, kernel: int) -> Iterator[Row]:
@@ -23,7 +24,7 @@ def _rows(config: ExpertsConfig, _accepts: ExpertsAccepts, kernel: int) -> Itera
         facts=Facts(
             tile_tokens=config.tile_tokens,
             bytes_of_element=config.dtype.bits // 8,
-            tile_ps=_WEIGHTS_PS + _ROW_PS * config.tile_tokens,
+            tile_ps=_TILE_PS[config.tile_tokens],
         ),
     )
 

@@ -36,9 +36,16 @@ _CODED = (
 
 
 def expression_of(*, coded: bool) -> str:
-    """Bytes of all parts, in the language of contracts."""
-    parts = (*_EACH, *(_CODED if coded else _PLAIN))
-    return " + ".join((str(ALIGNED), *(f"up({part}, {ALIGNED})" for part in parts)))
+    """Bytes of all parts, in the language of contracts; `shared_bytes` are those of both kinds."""
+    return f"shared_bytes + {_total(_CODED if coded else _PLAIN)}"
+
+
+def _total(parts: tuple[str, ...]) -> str:
+    return " + ".join(f"up({part}, {ALIGNED})" for part in parts)
+
+
+SHARED = f"{ALIGNED} + {_total(_EACH)}"
+"""Bytes of the parts that every call has."""
 
 
 def fused_experts_workspace(
