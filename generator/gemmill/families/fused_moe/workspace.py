@@ -53,7 +53,7 @@ def fused_experts_workspace(
 ) -> int:
     """Bytes that fused_experts needs at most for so many tokens, whatever kernel serves it.
 
-    hidden is the length of a row of x, inner of half a row of the first product; experts are those whose weights are here; coded says
+    hidden is the length of a row of x, inner of half a row of the first product. experts are those whose weights are here. coded says
     that weights are float8_e4m3fn. Fewer tokens need no more. Raises ValueError for a size below 0.
     """
     sizes = {"tokens": tokens, "hidden": hidden, "inner": inner, "topk": topk, "experts": experts}
