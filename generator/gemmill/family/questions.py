@@ -62,6 +62,5 @@ def merged(options: Iterable[Asked]) -> dict[str, Asked]:
 
 
 def _joined(before: str, added: str) -> str:
-    """What several families say of an option, each thing once."""
-    lowered = added[0].lower() + added[1:]
-    return before if lowered.lower() in before.lower().split("; ") else f"{before}; {lowered}"
+    """What several families say of an option, a sentence each, and each once."""
+    return before if added in before.split(". ") else f"{before}. {added}"

@@ -20,13 +20,13 @@ from gemmill.families.fused_moe.cases.calls import (
 )
 from gemmill.families.fused_moe.cases.checked import of_config
 from gemmill.families.fused_moe.config import CODED, GROUP, ExpertsConfig
+from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
 from gemmill.families.fused_moe.rules import RULES
 from gemmill.families.fused_moe.selections import default, smoke
 from gemmill.families.fused_moe.serving import layer_of
 from gemmill.families.fused_moe.tuning import TUNING
-from gemmill.families.fused_moe.workspace import fused_experts_workspace
 from gemmill.family import ProblemCall, Row, first_rejection
 from gemmill.runtime import checks
 from gemmill.runtime.operands import of_arguments

@@ -5,7 +5,7 @@ import math
 import torch
 
 from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
-from gemmill.families.fused_moe.workspace import fused_experts_workspace
+from gemmill.families.fused_moe.workspace import most_bytes
 from gemmill.runtime.ops import overload
 
 __all__ = ["fused_experts", "fused_experts_workspace"]
@@ -39,8 +39,8 @@ def fused_experts(
 ) -> torch.Tensor:
     """out[t] = sum over a token's experts e of weight W2[e] (activation(gate) up), gate and up being rows of W13[e] x[t].
 
-    x is [M, K], bfloat16 or float16; w13 [E, 2 I, K] and w2 [E, K, I] as checkpoints have them, float8_e4m3fn with float32 scales, or
-    x's type without. w13_scales are [E, 2 I] or [E], w2_scales [E, K] or [E]: then a row of
+    x is [M, K], bfloat16 or float16. w13 is [E, 2 I, K] and w2 [E, K, I], as checkpoints have them. They are float8_e4m3fn with
+    float32 scales, or x's type without. w13_scales are [E, 2 I] or [E], w2_scales [E, K] or [E]: then a row of
     activations has one scale. Or they are of blocks, [E, 2 I / 128, K / 128] and [E, K / 128, I / 128]: then each 128 of a row have
     one. K and I are multiples of 16, with blocks I of 128. order says
     how w13 has gates and ups: "gate_up", "up_gate" or "interleaved". topk_ids are int32 or int64 [M, topk], topk_weights float32.
@@ -79,3 +79,14 @@ def _check_ids(topk_ids: torch.Tensor, expert_map: torch.Tensor | None, weights:
                 raise RuntimeError(
                     f"fused_experts: {where} is {value}, expected -1 to {end - 1}: one of {end} experts, or -1 for none"
                 )
+
+
+def fused_experts_workspace(
+    tokens: int, hidden: int, inner: int, topk: int, experts: int, *, coded: bool = True
+) -> int:
+    """Bytes that fused_experts needs at most for so many tokens, whatever kernel serves it.
+
+    hidden is the length of a row of x, inner of half a row of the first product. experts are those whose weights are here. coded says
+    that weights are float8_e4m3fn. Fewer tokens need no more. Raises ValueError for a size below 0.
+    """
+    return most_bytes(tokens, hidden, inner, topk, experts, coded)

@@ -48,14 +48,8 @@ SHARED = f"{ALIGNED} + {_total(_EACH)}"
 """Bytes of the parts that every call has."""
 
 
-def fused_experts_workspace(
-    tokens: int, hidden: int, inner: int, topk: int, experts: int, *, coded: bool = True
-) -> int:
-    """Bytes that fused_experts needs at most for so many tokens, whatever kernel serves it.
-
-    hidden is the length of a row of x, inner of half a row of the first product. experts are those whose weights are here. coded says
-    that weights are float8_e4m3fn. Fewer tokens need no more. Raises ValueError for a size below 0.
-    """
+def most_bytes(tokens: int, hidden: int, inner: int, topk: int, experts: int, coded: bool) -> int:
+    """Of a workspace for so many tokens, whatever kernel serves them. Raises ValueError for a size below 0."""
     sizes = {"tokens": tokens, "hidden": hidden, "inner": inner, "topk": topk, "experts": experts}
     for name, size in sizes.items():
         if size < 0:

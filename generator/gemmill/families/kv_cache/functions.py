@@ -230,10 +230,9 @@ def vllm_cache(cache: torch.Tensor, name: str, head_dim: int) -> tuple[torch.Ten
 
 
 def check_page_table(block_table: torch.Tensor, seq_lens: torch.Tensor, pages: int, page: int) -> None:
-    """Raise ValueError where a table [batch, pages of the longest] names pages that a cache of so many has not, or lengths [batch] go
-    beyond it.
+    """Raise ValueError where a table names pages that a cache of `pages` has not, or where lengths go beyond the table.
 
-    `page` is the tokens of a page. The ops look at neither, and take the nearest that there is: this waits for the device, once."""
+    block_table is [batch, pages of the longest], seq_lens [batch], both of integers. `page` is the tokens of a page. The ops look at neither, and take the nearest that there is: this waits for the device, once."""
     table, lengths = block_table.cpu(), seq_lens.cpu()
     reach = table.shape[1] * page
     for sequence, length in enumerate(lengths.tolist()):

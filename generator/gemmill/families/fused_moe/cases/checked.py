@@ -8,9 +8,9 @@ import torch
 
 from gemmill.families.fused_moe.cases.calls import NONE, ONE, CallSpec, arguments_of, make_given, wanted_of
 from gemmill.families.fused_moe.config import CODED, GROUP, ExpertsConfig
+from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.reference import INTERLEAVED, UP_GATE
-from gemmill.families.fused_moe.workspace import fused_experts_workspace
 from gemmill.numerics.cases import Outcome
 from gemmill.numerics.memory import GUARD_BYTES, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
