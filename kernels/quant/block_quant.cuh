@@ -25,8 +25,6 @@ constexpr int most_rows() {
 
 inline constexpr int kTileRows = 128, kTileScales = 4;
 
-struct NoTable {};
-
 // Whether GELU is looked up where there is much to do.
 template <class In, class Activation>
 inline constexpr bool kIsTabulated = false;

@@ -14,6 +14,9 @@ namespace gemmill::quant {
 template <class In, class Activation>
 inline constexpr bool kHasTable = std::is_same_v<In, __nv_bfloat16> && (std::is_same_v<Activation, GeluTanh> || std::is_same_v<Activation, GeluErf>);
 
+// In its place where gates are not looked up.
+struct NoTable {};
+
 template <class Activation>
 struct GeluTable {
   static constexpr uint32_t kFirst = 0x3300, kLast = 0x4100;  // bits of 2^-25 and of 8

@@ -63,8 +63,6 @@ __device__ __forceinline__ float gated_group_scale_as_vllm(GroupQuantParams cons
   return fmaxf(p.scale_ub == nullptr ? scale : fminf(scale, *p.scale_ub), p.smallest_scale);
 }
 
-struct NoTable {};
-
 // What a thread does with kUnroll chunks. Groups `first`, `first + step`, ... are its own; a thread holds chunks `lane`,
 // `lane + kLanes`, ... of each.
 template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
