@@ -80,7 +80,7 @@ def _spec(ops: list[str] | None, seed: int, gpu: bool | None, build: str | None)
     import torch
 
     from gemmill.fuzz.findings import FuzzSpec
-    from gemmill.runtime.schemas import BY_NAME
+    from gemmill.runtime.schemas import BY_NAME, OPS
 
     for name in ops or ():
         if name not in BY_NAME:
@@ -88,7 +88,9 @@ def _spec(ops: list[str] | None, seed: int, gpu: bool | None, build: str | None)
     has_gpu = torch.cuda.is_available()
     if gpu and not has_gpu:
         raise UnavailableError("--gpu runs kernels and torch finds no GPU: `gemmill fuzz --cpu` runs the ops' CPU path")
-    return FuzzSpec(ops=tuple(ops or BY_NAME), seed=seed, gpu=has_gpu if gpu is None else gpu, build=build)
+    return FuzzSpec(
+        ops=tuple(ops or (op.name for op in OPS)), seed=seed, gpu=has_gpu if gpu is None else gpu, build=build
+    )
 
 
 def _tell(finding: "Finding") -> None:

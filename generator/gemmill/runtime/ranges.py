@@ -24,7 +24,10 @@ class Ranges:
         self._texts: dict[tuple[Any, ...], str] = {}
         self._library = torch.library.Library(namespace, "IMPL", key)
         of_build = getattr(torch.ops, f"{NAMESPACE}_{build_id}")
-        for op in BY_NAME.values():
+        here = [
+            op for op in BY_NAME.values() if hasattr(of_build, op.name)
+        ]  # a user's epilogue may be of another build
+        for op in here:
             self._library.impl(op.name, self._around(op, getattr(of_build, op.name).default), key, allow_override=True)
 
     def end(self) -> None:

@@ -28,7 +28,7 @@ DATA = "data.bin"
 _STRUCT = re.compile(r"struct (gemmill_\w+_args) \{(.*?)\n?\};", re.DOTALL)
 _INCLUDE = re.compile(r"^ *#include \"([^\"]+)\"", re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*")
-_FIELDS = re.compile(r"\s*([\w ]+?)\s*(\*?)\s*(\w+(?:, *\w+)*)\s*")
+_FIELDS = re.compile(r"\s*([\w ]+?)\s*(\*?)\s*(\w+(?:, *\w+)*|\w+(?:, *\*\w+)*)\s*")
 _FORMATS = {
     "int64_t": "q",
     "int32_t": "i",
@@ -122,13 +122,15 @@ def _layout(name: str, body: str) -> tuple[list[str], str]:
     names, format_ = [], "@"
     for text in _COMMENT.sub("", body).split(";")[:-1]:
         match = _FIELDS.fullmatch(text.replace("\n", " "))
-        kind = None if match is None else "P" if match[2] else _FORMATS.get(match[1])
+        stars = -1 if match is None else match[3].count("*")
+        pointers = match is not None and bool(match[2]) and stars == match[3].count(",")
+        kind = "P" if pointers else _FORMATS.get(match[1]) if match is not None and not match[2] and not stars else None
         if match is None or kind is None:
             raise WheelError(
                 f"{name} declares {text.strip()!r}, whose type is none of {', '.join(_FORMATS)} or a pointer"
             )
         for field in match[3].split(","):
-            names.append(field.strip())
+            names.append(field.strip(" *"))
             format_ += kind
     return names, format_
 
