@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "fused_moe/abi.h"
 #include "quant/abi.h"
 #include "scaled_mm/abi.h"
 #include "machine.h"
@@ -22,7 +23,7 @@ static gemmill::Family const toy("toy", {}, {}, {}, nullptr, nullptr, {toy_takes
 
 extern "C" {
 // Of the last launch; the arguments of whatever family, as many bytes as the largest have.
-PROBE_EXPORT unsigned char probe_args[std::max(sizeof(gemmill_scaled_mm_args), sizeof(gemmill_quant_args))];
+PROBE_EXPORT unsigned char probe_args[std::max({sizeof(gemmill_scaled_mm_args), sizeof(gemmill_quant_args), sizeof(gemmill_fused_experts_args)})];
 PROBE_EXPORT gemmill_launch probe_how;
 PROBE_EXPORT int32_t probe_launches;
 PROBE_EXPORT int32_t probe_status;
