@@ -33,7 +33,7 @@ _WEIGHTS = (
     Tensor("a_scales", "tokens", (DType.F32,)),
     Tensor("b_scales", "weights N", (DType.F32,)),
     Tensor("alpha", "weights", (DType.F32,), Layout.VECTOR),
-    Tensor("bias", "weights N", (DType.BF16,), Layout.ROWS),
+    Tensor("bias", "weights N", (DType.BF16,)),
 )
 _NAMES = tuple(map(str, FP4_FORMATS))
 _FORMAT: tuple[Step, ...] = (
@@ -100,8 +100,17 @@ _BLOCKS: tuple[Step, ...] = (
             ),
         ),
     ),
-    Check(Aspect.WHOLE, "alpha bias"),
-    When("bias", (Require("dense(bias) == 1", "{bias.name} has strides {bias.strides}: it must be contiguous"),)),
+    Check(Aspect.WHOLE, "alpha"),
+    When(
+        "bias",
+        (
+            Check(Aspect.DTYPE, "bias"),
+            Require(
+                "rank(bias) == 2 and size(bias, 0) == weights and size(bias, 1) == N and dense(bias) == 1",
+                "{bias.name} has shape {bias.shape} and strides {bias.strides}: expected [{weights}, {N}], contiguous",
+            ),
+        ),
+    ),
 )
 PACKED_OPS = (
     Op(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gemmill.families.fused_moe.cases.calls import NEUTRAL, OF_SWIGLU, wanted_of
 from gemmill.families.fused_moe.config import GROUP
+from gemmill.families.fused_moe.workspace import most_bytes
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.memory import Memory, Slot
@@ -63,6 +64,9 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
         }
     if mapped:
         slots["expert_map"] = replace(_dense(torch.int32, (experts,), None), values=mapped)
+    if draw.chance(0.3):
+        bytes_ = most_bytes(tokens, hidden, inner, topk, weights, coded)
+        slots["workspace"] = replace(_dense(torch.uint8, (bytes_,), None), written=True)
     alpha, limit, beta = OF_SWIGLU if activation is Activation.SWIGLU else NEUTRAL
     plain = {"activation": activation.spelled, "alpha": alpha, "limit": limit, "beta": beta}
     plain |= {"order": draw.below(2 if blocks else 3), "weight_on_input": draw.chance(0.3), "adds": draw.chance(0.2)}

@@ -28,6 +28,8 @@ def drawn_packed(op: str, draw: Draw, limits: Limits) -> LegalCall:
     most = max(min(_MOST_ROWS, limits.elements // k), 1)
     counts = [0 if draw.chance(0.3) else draw.log_uniform(most) for _ in range(experts)]
     slot = max(*counts, 1, draw.below(64)) if is_masked else 0
+    if draw.chance(0.05):
+        counts, slot = [0] * experts, 0
     spare = draw.one_of((0, 0, 5))
     rows = experts * slot if is_masked else sum(counts) + 2 * spare
     tokens = 1 + draw.below(2 * rows + 2) if indexed else rows
