@@ -16,8 +16,8 @@ from gemmill.vocab import Arch
 
 HELD = Path(__file__).with_name("held_choices.json")
 """The winners of all rows with digests, as commit bcd6e8f served them."""
-MEASURED_AGAIN: frozenset[Key] = frozenset()
-"""Rows whose kernels have been changed on purpose since, and that were measured again: they may have another winner."""
+MEASURED_AGAIN = {"4f4869bcd4c4": "rows that leave a tile empty come in boxes", "1d488d643f22": "the same"}
+"""Builds whose kernels have been changed on purpose since: rows that were measured again with them may have another winner."""
 
 
 @pytest.fixture(scope="module")
@@ -53,4 +53,4 @@ def test_choices_are_held(rows: dict[Key, TableRow]) -> None:
     choices = {(op, n, k, m): held["variants"][i] for op, n, k, m, i in held["rows"]}
     assert len(choices) == 621
     others = {key: name for key, name in choices.items() if rows[key].variants[0] != name}
-    assert others.keys() <= MEASURED_AGAIN
+    assert {rows[key].source.split()[-1] for key in others} <= MEASURED_AGAIN.keys()
