@@ -137,6 +137,7 @@ def stage(request, gemmill, monkeypatch, tmp_path, put_build, home, built) -> No
     for path in (tmp_path / "sweep.jsonl", cache / "tune" / "nvidia-h200-0123abcd4567.jsonl"):
         path.write_bytes(journal)
     (tmp_path / "config.json").write_text(MODEL)
+    (tmp_path / "my_epilogues.py").write_text(EPILOGUES)
     (tmp_path / "shapes.csv").write_text("m,n,k\n16,4096,4096\n")
     save(tmp_path / "model.safetensors", {"layers.0.up.weight": torch.ones(4, 32)})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -170,6 +171,13 @@ FILLED = {
     "--out": "made.json",
 }
 """What a hint's reader puts where it leaves a place, by the word before."""
+EPILOGUES = """
+from gemmill.epilogue import Column, Row, Value
+
+
+def leaky(acc: Value, a_scale: Row, b_scale: Column) -> Value:
+    return acc * b_scale * a_scale
+"""
 NOT_RUN = {
     "gemmill fuzz --cpu": "it takes its minute",
     "gemmill verify --quick": "tests/compile/test_examples.py runs it",
@@ -182,6 +190,8 @@ NOT_RUN = {
     "gemmill audit": "names the verb",
     "gemmill convert": "names the verb",
     "gemmill builds use": "names the verb",
+    "gemmill build --epilogue MODULE:FUNCTION": "tests/families/scaled_mm has a module and a function",
+    "gemmill build --arch X --epilogue MODULE:FUNCTION": "the same",
     "gemmill table rebase": "names the verb",
     "gemmill tune --misses": "names the option",
     "gemmill tune --shapes": "names the option",

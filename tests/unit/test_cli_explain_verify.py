@@ -323,11 +323,21 @@ def test_the_cpu_reference_verifies_itself() -> None:
         "grouped_mm of bf16, gathered",
         "grouped_mm, gathered",
         "grouped_mm with groups, gathered",
+        *(
+            f"{op} of {format} by bf16{gathered}"
+            for format in ("nvfp4", "mxfp4")
+            for op, gathered in (
+                ("grouped_fp4_mm", ""),
+                ("grouped_fp4_mm", ", gathered"),
+                ("grouped_fp4_mm_masked", ""),
+            )
+        ),
         "scaled_mm_act_quant to bf16",
         "scaled_mm_act_quant to e4m3group128",
         "cutlass_scaled_sparse_mm e4m3",
         "cutlass_scaled_sparse_mm s8",
         "cutlass_scaled_sparse_mm_azp s8",
+        "fused_experts with groups",
     ]
     assert all(verdict.cases == 1 and not verdict.failures for verdict in verdicts)
     assert layer.device_words() == "with the CPU reference: there is no GPU that torch can use, so no kernel was run"

@@ -44,6 +44,7 @@ def prune(
 
         gemmill prune sweep.jsonl --model llama-3-8b --op fp8 --m 16,128 --out llama.json
     """
+    from gemmill.space.names import to_name
     from gemmill.tuner.journal import read_journal
     from gemmill.tuner.prune import prune as choose
     from gemmill.tuner.prune import selection_of, times_of
@@ -75,7 +76,7 @@ def prune(
         "name": selection.name,
         "arch": str(selection.arch),
         "within": within,
-        "variants": [variants.to_name(config) for config in selection.configs],
+        "variants": [to_name(config) for config in selection.configs],
     }
     write_whole(out, json.dumps(text, indent=1) + "\n")
     worst = max(pruned.losses.items(), key=lambda pair: pair[1])
