@@ -18,7 +18,8 @@ from gemmill.build.files import file_digest
 from gemmill.build.sources import TORCH_TARGET, expand, flags_for, hand_written, roots_of
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit.render import render
-from gemmill.families import fused_moe, gated_mm, kv_cache, moe, quant, scaled_mm, sparse_mm
+from gemmill.families import fused_moe, gated_mm, kv_cache, quant, scaled_mm, sparse_mm
+from gemmill.families.moe import selections as moe_selections
 from gemmill.family import Config, ProblemCall
 from gemmill.locations import kernels_dir
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain, write_manifest
@@ -168,15 +169,16 @@ class Probe:
 
 def some_configs() -> tuple[Config, ...]:
     """The smoke selection, and of the default one every launch of the same kernels, all GEMMs with scales in groups and
-    quantisation kernels of bf16, all of compressed caches, grouped, gated and sparse GEMMs, and fused experts: so every class of GEMMs has a variant, and every other op one that
-    takes all that it may be given. Of nvcc's those that want scales of A by columns."""
+    quantisation kernels of bf16, all of compressed caches, gated and sparse GEMMs, and fused experts, of grouped GEMMs
+    those of the sweep: so every class of GEMMs has a variant, and every other op one that takes all that it may be given. Of nvcc's
+    those that want scales of A by columns."""
     smoke, default = (select(name).configs for name in ("smoke", "default"))
     kernels = {config.compiled for config in smoke}
     same_kernels = [config for config in default if config.compiled in kernels]
     grouped = [config for config in REGISTRY.configs_of(scaled_mm.NAME, default) if config.problem.group_size]
     of_bf16 = [config for config in REGISTRY.configs_of(quant.NAME, default) if config.in_dtype is DType.BF16]
     of_caches = REGISTRY.configs_of(kv_cache.NAME, default)
-    of_experts = REGISTRY.configs_of(moe.NAME, default)
+    of_experts = list(moe_selections.sweep(Arch.SM90A))
     of_sparse = REGISTRY.configs_of(sparse_mm.NAME, default)
     of_layers = REGISTRY.configs_of(fused_moe.NAME, default)
     of_gates = REGISTRY.configs_of(gated_mm.NAME, default)

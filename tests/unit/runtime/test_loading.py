@@ -253,6 +253,7 @@ def test_no_moment_without_kernels(home) -> None:
             return [op.name for ns in ops._served for op in ops.BY_NAME.values() if not has(f"{ns}::{op.name}", "CUDA")]
 
         class Build:
+            brought = ()
             def __init__(self, folder, arch):
                 self.build_id = folder.name
             def assume_constant_weights(self, assumed):

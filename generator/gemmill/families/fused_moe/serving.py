@@ -39,6 +39,8 @@ def _has_blocks(given: dict[str, Any]) -> bool:
 
 def _results(_call: Judged, given: dict[str, Any]) -> Iterator[Result]:
     yield given["out"], fused_experts(layer_of(given), given["out"] if given["adds"] else None)
+    if given.get("workspace") is not None:
+        yield given["workspace"], given["workspace"]  # written by kernels, with nothing that is told
 
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:

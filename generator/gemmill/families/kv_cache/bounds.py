@@ -35,7 +35,7 @@ from gemmill.families.kv_cache.codebooks import codebook
 from gemmill.families.kv_cache.formats import OWN_METHODS, CacheSpec, Method, RotationKind, VectorSpec
 from gemmill.families.kv_cache.pages import KEYS, VALUES
 from gemmill.families.kv_cache.reference.attention import AttentionOptions, Stored, for_query_heads, softmax, visible
-from gemmill.families.kv_cache.reference.bits import unpack_codes
+from gemmill.families.kv_cache.reference.bits import unpack_codes, unpack_float16
 from gemmill.families.kv_cache.reference.cache import read
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, projection, rotate, rotate_back
 from gemmill.families.kv_cache.reference.vectors import Fields, decode, has_signs, joined, transformed_queries
@@ -203,7 +203,7 @@ def _wrong_scalars(found: Tensor, wanted: Tensor, relative: float | Tensor) -> i
 
 
 def _scalar(field: Tensor) -> Tensor:
-    return field.contiguous().view(torch.float16)[..., 0].double()
+    return unpack_float16(field, torch.float64)
 
 
 def attention_bound(

@@ -40,4 +40,5 @@ def pack_float16(scalars: Tensor) -> Tensor:
 
 def unpack_float16(packed: Tensor, dtype: torch.dtype) -> Tensor:
     """u8 [..., 2] as `dtype` [...]."""
-    return packed.contiguous().view(torch.float16)[..., 0].to(dtype)
+    dense = packed.clone(memory_format=torch.contiguous_format)  # of nothing too, which any strides are contiguous for
+    return dense.view(torch.float16)[..., 0].to(dtype)
