@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.families.scaled_mm.classes import Need, problem_code, scales_code
+from gemmill.families.scaled_mm.classes import OWN_CLASSES, Need, problem_code, scales_code
 from gemmill.runtime import tuned
 from gemmill.runtime.table_file import (
     Source,
@@ -255,7 +255,8 @@ def test_schedules_measured_with_bf16_operands_serve_f16(make_config, put) -> No
     measured = make_config(a_dtype=DType.BF16, backend=Backend.CUTEDSL)
     put(table(row(to_name(measured), op="bf16")))
     names = {choice.problem: choice.names for choice in load_tuned([], HERE).choices}
-    assert set(names) == {
+    of_users = {problem for problem in names if problem >= OWN_CLASSES}  # epilogues that another test has brought
+    assert set(names) - of_users == {
         problem_code(need, out, out) for need in (Need.SCALE, Need.BIAS) for out in ("bfloat16", "float16")
     }
     half = to_name(make_config(a_dtype=DType.F16, backend=Backend.CUTEDSL))
