@@ -7,6 +7,8 @@ from collections.abc import Iterator
 _MAGIC = b"\x7fELF\x02\x01"
 _EM_CUDA = 190
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_CODE = ".text."
 
 
 def embedded_cubins(data: bytes) -> Iterator[bytes]:
@@ -22,6 +24,17 @@ def embedded_cubins(data: bytes) -> Iterator[bytes]:
 def flags_of(cubin: bytes) -> int:
     """The flags that tell what a cubin was made for: the same for the same architecture and assembler."""
     return int(_HEADER.unpack_from(cubin)[7])
+
+
+def code_of(cubin: bytes) -> Iterator[tuple[str, bytes]]:
+    """Each function of a cubin and its instructions, in the order of sections."""
+    _, _, _, _, _, _, table, _, _, _, _, size, count, of_names = _HEADER.unpack_from(cubin)
+    sections = [_SECTION.unpack_from(cubin, table + i * size) for i in range(count)]
+    names = sections[of_names][4]
+    for name, _, _, _, offset, length, *_ in sections:
+        whole = cubin[names + name : cubin.index(b"\0", names + name)].decode()
+        if whole.startswith(_CODE):
+            yield whole.removeprefix(_CODE), cubin[offset : offset + length]
 
 
 def _size_of_cubin(data: bytes, at: int) -> int:

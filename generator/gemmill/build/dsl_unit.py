@@ -1,7 +1,7 @@
 """Emitted files of the CuTe DSL from request to cache: `python -m gemmill.build.dsl_unit REQUEST.json`, run by ninja.
 
 Starts a worker (dsl_worker.py), has it compile one file after another, gives each object the symbols that the extension's
-table calls, inspects it and publishes it in the cache. A worker that dies is replaced; the file that it died on twice does
+table calls, inspects it and publishes it in the cache, some at a time. A worker that dies is replaced; the file that it died on twice does
 not compile, or is left out where it was killed, most likely for want of memory.
 """
 
@@ -11,22 +11,25 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gemmill.build.cubins import embedded_cubins
+from gemmill.build.cubins import code_of, embedded_cubins
 from gemmill.build.dsl import made_from
 from gemmill.build.errors import first_error
 from gemmill.build.failures import CompileError, Failure, failure_of_compiler
 from gemmill.build.files import FileMemo
-from gemmill.build.inspect import KernelFacts, merged, read_cubin
+from gemmill.build.inspect import KernelFacts, listings, merged, read_cubin
 from gemmill.build.requests import CompileOutcome, Request, answer
 from gemmill.emit.adapter import emit_adapter, read_header
 
 _ATTEMPTS = 2
+_TOGETHER = 8
+"""Objects that are inspected at a time: nvdisasm takes a third of a second to begin, a tenth of that for a kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,9 @@ class DslRequest(Request):
     made_from: list[list[str]]
     """gemmill's own files as they were when the keys were made."""
     objcopy: str
+    nvdisasm: str
+    machine: str
+    """The architecture as nvdisasm spells it."""
 
 
 class Worker:
@@ -103,6 +109,8 @@ class _Batch:
     request: DslRequest
     waiting: deque[dict[str, str]]
     attempts: dict[str, int] = field(default_factory=dict)
+    exported: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
+    """Members whose objects are there, and what the cache is to know of them."""
     bad: dict[str, str] = field(default_factory=dict)
     """First error line by source key."""
     left_out: dict[str, str] = field(default_factory=dict)
@@ -120,6 +128,7 @@ def compile_batch(request: DslRequest) -> CompileOutcome:
             ended_on = _use(worker, batch, share)
         finally:
             how = worker.end()
+            _publish_exported(batch)
         if ended_on is not None and batch.attempts[ended_on["key"]] == _ATTEMPTS:
             batch.waiting.popleft()
             errors = batch.left_out if worker.was_killed else batch.bad
@@ -141,23 +150,35 @@ def _use(worker: Worker, batch: _Batch, share: float) -> dict[str, str] | None:
         failure, error = reply.pop("failure"), reply.pop("error")
         if failure not in ("", Failure.SOURCE):
             raise CompileError(error, Failure(failure))
-        if not error:
-            reply["cpu_seconds"] = round(reply["cpu_seconds"] + share, 2)
-            error = _publish(member, batch.request, reply)
         if error:
             batch.bad[member["key"]] = error
+            continue
+        reply["cpu_seconds"] = round(reply["cpu_seconds"] + share, 2)
+        batch.exported.append((member, reply))
+        if len(batch.exported) == _TOGETHER:
+            _publish_exported(batch)
     return None
 
 
-def _publish(member: Mapping[str, str], request: DslRequest, known: dict[str, Any]) -> str:
+def _publish_exported(batch: _Batch) -> None:
+    """Take the exported objects into the cache, but those that cannot be used. Raises OSError, CompileError."""
+    exported, batch.exported = batch.exported, []
+    facts = _inspect([member["symbol"] for member, _ in exported], batch.request)
+    for member, known in exported:
+        if error := _publish(member, batch.request, facts.get(member["symbol"]), known):
+            batch.bad[member["key"]] = error
+
+
+def _publish(member: Mapping[str, str], request: DslRequest, facts: KernelFacts | None, known: dict[str, Any]) -> str:
     """Take an exported object into the cache, unless it cannot be used: then the reason. Raises OSError, CompileError."""
     folder, symbol = Path(request.folder), member["symbol"]
     exported = folder / f"{symbol}.o"
     try:
         header = read_header(exported.with_suffix(".h").read_text(encoding="utf-8"))
-        facts = _inspect(exported, request)
     except (FileNotFoundError, ValueError) as error:
         return str(error)
+    if facts is None:
+        return "the CuTe DSL's object has no machine code in it"
     adapter = folder / f"{symbol}.cpp"
     adapter.write_text(emit_adapter(symbol, member["name"], header), encoding="utf-8")
     whole, depfile, started = folder / f"{symbol}.whole.o", folder / f"{symbol}.d", time.time()
@@ -177,17 +198,27 @@ def _publish(member: Mapping[str, str], request: DslRequest, known: dict[str, An
     return ""
 
 
-def _inspect(exported: Path, request: DslRequest) -> KernelFacts:
-    """What is known of all machine code in an object. Raises ValueError where it has none."""
-    found = []
-    for cubin in embedded_cubins(exported.read_bytes()):
-        path = exported.with_suffix(".cubin")
-        path.write_bytes(cubin)
-        found.append(read_cubin(request.output([request.cuobjdump, "-sass", "-res-usage", path])))
-        path.unlink()
-    if not found:
-        raise ValueError("the CuTe DSL's object has no machine code in it")
-    return merged(found)
+def _inspect(symbols: Sequence[str], request: DslRequest) -> dict[str, KernelFacts]:
+    """What is known of all machine code in each object, of those that have some. Raises OSError, CompileError."""
+    folder, usage, codes = Path(request.folder), [], []
+    for symbol in symbols:
+        exported = folder / f"{symbol}.o"
+        for cubin in embedded_cubins(exported.read_bytes()) if exported.exists() else ():
+            path = exported.with_suffix(".cubin")
+            path.write_bytes(cubin)
+            usage.append((symbol, request.output([request.cuobjdump, "-res-usage", path])))
+            codes.append(list(code_of(cubin)))
+            path.unlink()
+    every = [code for of_cubin in codes for code in of_cubin]
+    if not every:
+        return {}
+    together = folder / "code.bin"
+    together.write_bytes(b"".join(code for _, code in every))
+    listed = listings(request.output([request.nvdisasm, "-b", request.machine, "-hex", together]), every)
+    found: dict[str, list[KernelFacts]] = {}
+    for (symbol, text), of_cubin in zip(usage, codes, strict=True):
+        found.setdefault(symbol, []).append(read_cubin("\n".join([text, *islice(listed, len(of_cubin))])))
+    return {symbol: merged(facts) for symbol, facts in found.items()}
 
 
 if __name__ == "__main__":

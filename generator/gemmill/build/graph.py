@@ -131,6 +131,8 @@ def dsl_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop) -> 
         adapter=[str(tools.gxx), *expand(workshop.flags.for_kind(unit.kind), workshop.roots)],
         made_from=[list(row) for row in dsl.made_from],
         objcopy=str(dsl.objcopy),
+        nvdisasm=str(tools.nvdisasm),
+        machine=workshop.arch.sm.replace("sm_", "SM"),
     )
 
 

@@ -2,9 +2,11 @@
 
 import hashlib
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 SASS_OF_INTEREST = frozenset(
     "QGMMA IGMMA HGMMA IMMA HMMA QMMA OMMA UTCQMMA UTCOMMA UTCHMMA UTMALDG UTMASTG UBLKCP LDGSTS LDSM STSM LDL STL REDG ATOMG".split()
@@ -20,6 +22,7 @@ _RESOURCES = re.compile(r"^\s*Function (\w+):\s*\n\s*REG:(\d+)", re.MULTILINE)
 _LOCAL = re.compile(r"\b(?:LDL|STL)((?:\.\w+)*) ")
 _LOCAL_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
+_ADDRESS = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/")
 _ENCODING = re.compile(r"/\* (0x[0-9a-f]{16}) \*/\s*$")
 
 
@@ -102,6 +105,18 @@ def _functions(text: str) -> Iterator[list[str]]:
 
 def _digest(words: Iterable[str]) -> str:
     return hashlib.sha256(" ".join(words).encode()).hexdigest()
+
+
+def listings(listing: str, codes: Sequence[tuple[str, bytes]]) -> Iterator[str]:
+    """Of each function, as `cuobjdump -sass` would list it, its part of `nvdisasm -hex` of all their code, one after another."""
+    ends = list(accumulate(len(code) for _, code in codes))
+    lines: list[list[str]] = [[f"Function : {name}"] for name, _ in codes]
+    current: list[str] = []
+    for line in listing.splitlines():
+        if match := _ADDRESS.match(line):
+            current = lines[bisect_right(ends, int(match[1], 16))]
+        current.append(line)
+    return map("\n".join, lines)
 
 
 def read_cubin(text: str) -> KernelFacts:

@@ -37,8 +37,16 @@ void _mlir_{symbol}__mlir_ciface_call(void** arguments, int count) {{
 extern const unsigned char kernels_binary[] = {{ {cubin} }};
 }}
 """
-# A file of CUDA machine code that ends with its header.
-CUBIN = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 2, 190, 1, 0, 0, 64, 0, 64, 56, 0, 64, 0, 0)
+CODE_BYTES = 48  # three instructions, as fake_cuobjdump.py has them
+
+
+def cubin_of(symbol):
+    """A file of CUDA machine code: header, names of sections, code, and the table of sections, which comes last."""
+    names = f"\0.text.{symbol}_kernel\0".encode()
+    table = 64 + len(names) + CODE_BYTES
+    header = ("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 2, 190, 1, 0, 0, table, 0, 64, 56, 0, 64, 2, 0)
+    sections = ((0, 3, 0, 0, 64, len(names), 0, 0, 1, 0), (1, 1, 0, 0, 64 + len(names), CODE_BYTES, 0, 0, 1, 0))
+    return struct.pack(*header) + names + bytes(CODE_BYTES) + b"".join(struct.pack("<IIQQQQIIQQ", *x) for x in sections)
 
 
 def control(name):
@@ -65,7 +73,7 @@ def compile_one(source, folder):
     parameters = ", ".join(["void *a", "int32_t m", *filter(None, [control("parameter")]), "cudaStream_t stream"])
     (folder / f"{symbol}.h").write_text(control("header") or HEADER.format(symbol=symbol, parameters=parameters))
     (folder / f"{symbol}.symbols").write_text(symbol)
-    text = OBJECT.format(symbol=symbol, cubin=", ".join(map(str, CUBIN)))
+    text = OBJECT.format(symbol=symbol, cubin=", ".join(map(str, cubin_of(symbol))))
     target = str(folder / f"{symbol}.o")
     subprocess.run(["g++", "-x", "c++", "-fPIC", "-c", "-o", target, "-"], input=text, text=True, check=True)
     return ""

@@ -9,10 +9,10 @@ import pytest
 
 from gemmill import settings
 from gemmill.build import dsl_worker, options
-from gemmill.build.cubins import embedded_cubins, flags_of
+from gemmill.build.cubins import code_of, embedded_cubins, flags_of
 from gemmill.build.errors import BuildError
 from gemmill.build.failures import failure_of_exception
-from gemmill.build.inspect import KernelFacts, is_of_variant, read_cubin
+from gemmill.build.inspect import KernelFacts, is_of_variant, listings, read_cubin
 from gemmill.build.options import DSL_JOB_MEMORY_BYTES, JOB_MEMORY_BYTES, BuildOptions
 
 SASS_AND_RESOURCES = """\
@@ -42,6 +42,35 @@ def test_facts_of_a_cubin() -> None:
     assert replace(read_cubin(SASS_AND_RESOURCES), sass_digest="") == KernelFacts(
         registers=168, spill_bytes=8 + 4 + 16 + 2, code_bytes=112, sass={"LDL": 2, "QGMMA": 1, "STL": 2, "UTMALDG": 1}
     )
+
+
+LISTING = """\
+\t.headerflags\t@"EF_CUDA_SM90"
+        /*0000*/                   LDC R1, c[0x0][0x28] ;           /* 0x00000a00ff017b82 */
+                                                                    /* 0x000fe20000000800 */
+        /*0010*/                   STL.64 [R1+0x8], R4 ;            /* 0x0 */
+        /*0020*/                   UTMALDG.2D [UR8], [UR4] ;        /* 0x1 */
+                                                                    /* 0x2 */
+"""
+
+
+def test_code_that_was_listed_together_is_told_apart() -> None:
+    first, second = listings(LISTING, [("a", bytes(32)), ("b", bytes(16))])
+    assert first.splitlines()[0] == "Function : a" and second.splitlines()[0] == "Function : b"
+    facts = [read_cubin(text) for text in (first, second)]
+    assert [(x.code_bytes, x.spill_bytes, x.sass) for x in facts] == [(32, 8, {"STL": 1}), (16, 0, {"UTMALDG": 1})]
+    assert facts[0].sass_digest != facts[1].sass_digest, "of its own instructions"
+    assert list(listings("", [])) == []
+
+
+def test_code_is_found_by_the_names_of_sections() -> None:
+    names, code = b"\0.text.a_kernel\0.nv.info.a_kernel\0", bytes(range(32))
+    rows = ((0, 3, 0, 0, 64, len(names), 0, 0, 1, 0), (1, 1, 0, 0, 64 + len(names), 32, 0, 0, 1, 0), (16, *[0] * 9))
+    table = b"".join(struct.pack("<IIQQQQIIQQ", *row) for row in rows)
+    at, kind = 64 + len(names) + len(code), ("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 2, 190, 1, 0, 0)
+    cubin = struct.pack(*kind, at, 90, 64, 56, 0, 64, len(rows), 0) + names + code + table
+    assert list(code_of(cubin)) == [("a_kernel", code)] and list(embedded_cubins(cubin)) == [cubin]
+    assert list(code_of(_elf(190))) == [], "sections of no name are no code"
 
 
 def test_kernels_of_a_variant_are_numbered() -> None:

@@ -40,7 +40,7 @@ GATED = Kernels(
     compiler=Compiler.CUTEDSL,
     seconds=lambda _: _SECONDS,
     unit_seconds=_UNIT_SECONDS,
-    unit_size=12,
+    unit_size=32,
     dsl=DslBody(entry="gemmill.families.gated_mm.dsl.export", arguments="gemmill_gated_mm_args", facts=Plan),
 )
 UNALIGNED = Kernels(

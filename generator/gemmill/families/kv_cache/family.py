@@ -48,7 +48,7 @@ KV_CACHE = Kernels(
     compiler=Compiler.NVCC,
     seconds=lambda config: _SECONDS[config.kind] if config.slots is Slots.ANY else _SLOT_SECONDS,
     unit_seconds=_UNIT_SECONDS,
-    unit_size=12,
+    unit_size=24,
 )
 FAMILY = Family(
     name=NAME,

@@ -54,7 +54,7 @@ GROUPED = Kernels(
     compiler=Compiler.CUTEDSL,
     seconds=lambda _: _SECONDS,
     unit_seconds=_UNIT_SECONDS,
-    unit_size=12,
+    unit_size=32,
     dsl=DslBody(entry="gemmill.families.moe.dsl.export", arguments="gemmill_grouped_mm_args", facts=Plan),
 )
 UNALIGNED = Kernels(

@@ -37,7 +37,7 @@ QUANT = Kernels(
     compiler=Compiler.NVCC,
     seconds=lambda _: _SECONDS,
     unit_seconds=_UNIT_SECONDS,
-    unit_size=12,
+    unit_size=24,
 )
 FAMILY = Family(
     name=NAME,
