@@ -2,6 +2,7 @@
 
     python benchmarks/judge.py --seed 7 --vllm-so .../_C_stable_libtorch.abi3.so --deep-gemm .../deep_gemm
     python benchmarks/judge.py --seed 7 --classes fp8,bf16 --shapes 20 --ladders 1 --sieve 24+12
+    python benchmarks/judge.py --seed 7 --family blockscaled --classes nvfp4_bf16,mxfp4_e4m3 --humming DIR --humming-jobs 12
     python benchmarks/judge.py --seed 7 --limit-s 0             # the figures of what an earlier run of this seed measured
     python benchmarks/judge.py --seed 7 --dry-run --out-dir /tmp/dry
 
@@ -25,7 +26,6 @@ from typing import Any
 
 import torch
 
-from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.runtime.library import Build
@@ -34,7 +34,7 @@ from gemmill.tuner.problems import Workload, tiny
 from gemmill.tuner.timing import shuffled
 from harness import devices
 from harness.contenders import SM_COUNT, FieldError, LocalContender
-from harness.drawing import drawn, held_weights, ladders
+from harness.drawing import classes_of, drawings, drawn, held_weights, ladders
 from harness.field import Field, make_field
 from harness.lines import Lines, LinesError
 from harness.measuring import Measurement, measure
@@ -48,7 +48,8 @@ from peers.deep_gemm import compiled_ahead
 from timed import benchmark_of
 
 RESULTS = Path(__file__).resolve().parent / "results"
-CLASSES = (Op.FP8, Op.BF16, Op.FP8_GROUPS, Op.INT8)
+FAMILY = "scaled_mm"
+CLASSES = drawings()[FAMILY].classes
 CAREFUL = Rounds(rounds=5, short=True)
 FINALISTS = 3
 """The fastest variants of the sieve, that are timed again beside the choice."""
@@ -62,7 +63,8 @@ class Judge:
 
     field: Field
     variants: Variants
-    maker: GemmMaker
+    maker: Any
+    """Makes operands of a problem."""
     timer: Timer
     quick: QuickTimer
     sieve: Sieve
@@ -144,8 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     begun = time.perf_counter()
     try:
-        judge, setup = prepared(options)
         shapes, rungs = problems_of(options)
+        judge, setup = prepared(options, shapes)
         lines = Lines(options.out_dir / f"{options.name}.jsonl", setup)
     except (FieldError, LinesError) as error:
         print(error, file=sys.stderr)
@@ -183,7 +185,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=int, required=True, help="of the shapes: a new one each time something is judged"
     )
-    parser.add_argument("--classes", default=",".join(CLASSES), help="of calls, with commas")
+    parser.add_argument("--family", choices=sorted(drawings()), default=FAMILY, help="whose calls are judged")
+    parser.add_argument("--classes", help="of calls of the family, with commas")
     parser.add_argument("--shapes", type=int, default=60, help="of each class")
     parser.add_argument("--ladders", type=int, default=2, help="weights of each class that are timed at many M")
     parser.add_argument(
@@ -202,9 +205,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--commit", help="commit to record, where this is no checkout")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, invented times")
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.classes.split(",") if name not in list(Op)]
-    if unknown:
-        parser.error(f"--classes {unknown[0]!r} is none of {', '.join(Op)}")
+    options.classes = options.classes or ",".join(drawings()[options.family].classes)
+    known = classes_of(options.family)
+    if unknown := [name for name in options.classes.split(",") if name not in known]:
+        parser.error(f"--classes {unknown[0]!r} is none of {', '.join(known)}")
     best, _, others = options.sieve.partition("+")
     if options.sieve != "all" and not (best.isdigit() and others.isdigit()):
         parser.error(f"--sieve {options.sieve!r} is neither all nor two numbers such as 24+12")
@@ -212,10 +216,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def prepared(options: argparse.Namespace) -> tuple[Judge, dict[str, Any]]:
+def prepared(options: argparse.Namespace, shapes: Sequence[Workload] = ()) -> tuple[Judge, dict[str, Any]]:
     """All that is loaded, and the beginning of the record. Raises FieldError."""
-    asked = {"family": "scaled_mm", "also": "", "by_backend": False, "variants": True, "match": ""}
-    benchmark = benchmark_of("scaled_mm")
+    asked = {"also": "", "by_backend": False, "variants": True, "match": "", "drawn": shapes}
+    benchmark = benchmark_of(options.family)
     field = make_field(benchmark, argparse.Namespace(**{**vars(options), **asked}))
     dry = options.dry_run
     best, _, others = options.sieve.partition("+")
@@ -224,7 +228,7 @@ def prepared(options: argparse.Namespace) -> tuple[Judge, dict[str, Any]]:
     judge = Judge(
         field=field,
         variants=Variants.of([v for v in field.variants if isinstance(v, LocalContender)], table),
-        maker=GemmMaker(torch.device("cpu" if dry else "cuda"), DRY_ROTATED_BYTES if dry else ROTATED_BYTES),
+        maker=benchmark.maker(torch.device("cpu" if dry else "cuda"), DRY_ROTATED_BYTES if dry else ROTATED_BYTES),
         timer=DryTimer() if dry else GraphTimer(),
         quick=QuickDry() if dry else QuickGraphs(),
         sieve=sieve,
@@ -233,6 +237,7 @@ def prepared(options: argparse.Namespace) -> tuple[Judge, dict[str, Any]]:
         "program": "benchmarks/judge.py",
         "kind": "judge",
         "seed": options.seed,
+        "family": options.family,
         "classes": options.classes,
         "shapes_each": options.shapes,
         "ladders_each": options.ladders,
@@ -256,7 +261,7 @@ def prepared(options: argparse.Namespace) -> tuple[Judge, dict[str, Any]]:
 def problems_of(options: argparse.Namespace) -> tuple[list[Workload], list[list[Workload]]]:
     """Shapes and ladders, classes taking turns."""
     held = sorted(held_weights(options.fitted, options.tables))
-    classes = [Op(name) for name in options.classes.split(",")]
+    classes = options.classes.split(",")
     shapes = turns([drawn(op, options.shapes, options.seed, held) for op in classes])
     rungs = turns([ladders(op, options.ladders, options.seed, held) for op in classes])
     if options.dry_run:

@@ -188,7 +188,7 @@ def run_until(end: float, sampler: Sampler, journal: Journal, options: argparse.
 
 def problems(options: argparse.Namespace) -> Iterator[Workload]:
     """Without end, classes taking turns with weights."""
-    of_classes = [designed(Op(name), options.seed, options.rows) for name in options.classes.split(",")]
+    of_classes = [designed(name, options.seed, options.rows) for name in options.classes.split(",")]
     while True:
         for weights in of_classes:
             for problem in next(weights):

@@ -12,7 +12,6 @@ from typing import Protocol
 
 import torch
 
-from gemmill.families.scaled_mm.sweep import Op
 from gemmill.family import Row
 from gemmill.numerics.measured import Operands
 from gemmill.runtime.select import model_ns, rejection
@@ -125,7 +124,7 @@ def sieved(
 
 def guess_us(problem: Workload) -> float:
     """About how long a call takes."""
-    return max(problem.flops * Op(problem.op).operand.bits / 8 / FP8_FLOPS, problem.bytes / BYTES_PER_S) * 1e6 + 3.0
+    return max(problem.flops * problem.operand_bits / 8 / FP8_FLOPS, problem.bytes / BYTES_PER_S) * 1e6 + 3.0
 
 
 class QuickGraphs:

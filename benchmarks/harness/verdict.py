@@ -24,7 +24,7 @@ class Goal:
     """The same above."""
 
 
-GOALS = {
+GOALS: dict[str, Goal] = {
     Op.FP8: Goal(few_rows=1.08, many_rows=1.03),
     Op.FP8_GROUPS: Goal(few_rows=1.08, many_rows=1.03),
     Op.BF16: Goal(few_rows=1.03, many_rows=1.0),
@@ -96,7 +96,7 @@ def verdict_text(classes: Iterable[Mapping[str, Any]], shapes: Sequence[Mapping[
 
 
 def _figures(found: Mapping[str, Any]) -> list[str]:
-    goal = GOALS.get(Op(found["op"]))
+    goal = GOALS.get(found["op"])
     goals = (None, None) if goal is None else (goal.few_rows, goal.many_rows)
     lines = [f"== {found['op']}: {found['shapes']} shapes, {found['ladders']} ladders"]
     for (label, side), wanted in zip(found["sides"].items(), goals, strict=True):

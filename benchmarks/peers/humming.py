@@ -45,7 +45,8 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
     try:
         found = humming_contender(options.humming)
         if options.humming_jobs:
-            problems = [problem for problem in problems_of(options) if problem.op in OPS]
+            asked = options.drawn if "drawn" in options else problems_of(options)
+            problems = [problem for problem in asked if problem.op in OPS]
             small = dict.fromkeys(BENCHMARK.host_problem(problem.op) for problem in problems)
             call = partial(_call_once, options.humming)
             notes.append(compile_ahead("Humming", call, [*small, *problems], options.humming_jobs, COMPILE_LIMIT_S))

@@ -1,7 +1,7 @@
 """What is timed of each family: a module of its name, whose `BENCHMARK` the program reads."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +34,20 @@ class Workload(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """How weights [N, K] are drawn at random for calls of a family, whose choice is then judged."""
+
+    classes: tuple[str, ...]
+    """Of calls, that are judged unless told otherwise; all have sizes m, n and k."""
+    kin: Callable[[str], Hashable]
+    """What classes share whose variants are told apart by the same times: weights of one are then those of the other."""
+    code_bytes: Callable[[str], float]
+    """Of a weight, scales included."""
+    steps: Callable[[str], tuple[int, int]]
+    """Of which N and K are multiples."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Benchmark:
     """All that the program asks of a family."""
 
@@ -61,6 +75,8 @@ class Benchmark:
     """Those of the variants that are worth timing on a problem."""
     facts: Callable[[Build], Mapping[str, Any]] = lambda build: {}
     """What is told of a build besides."""
+    drawing: Drawing | None = None
+    """Where shapes that nobody tuned are judged."""
 
 
 def families() -> list[str]:

@@ -1,5 +1,6 @@
 """Which block-scaled GEMMs are timed: classes of calls at (M, N, K)."""
 
+import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
@@ -20,7 +21,7 @@ from harness.contenders import (
     plausible,
     variant_contenders,
 )
-from timed import Benchmark
+from timed import Benchmark, Drawing
 
 OPS_OF = {
     "weights": (Op.NVFP4_BF16, Op.MXFP4_BF16),
@@ -31,6 +32,8 @@ WEIGHTS = ((8192, 8192), (4096, 14336), (28672, 4096))
 """(N, K) that progress is judged by."""
 TABLE_M = (1, 16, 32, 64, 256, 1024, 4096)
 HOST_SHAPE, WARM_UP_M = (16, 128, 256), 512
+DRAWN_STEP = 16
+"""N and K of drawn shapes are multiples of it, K of the format's group too."""
 PLAUSIBLE = 4.0
 """Variants that the analytic model, which is not fitted, puts beyond this many times its best are not timed."""
 
@@ -88,4 +91,10 @@ BENCHMARK = Benchmark(
     also=lambda: [constant_weights_contender()],
     variants=variants,
     plausible=lambda variants, problem: plausible(variants, problem, PLAUSIBLE),
+    drawing=Drawing(
+        classes=(Op.NVFP4_BF16, Op.MXFP4_BF16, Op.MXFP4_E4M3, Op.NVFP4, Op.MXFP8),
+        kin=lambda op: Op(op),
+        code_bytes=lambda op: Op(op).pair.b_format.bytes_per_value,
+        steps=lambda op: (DRAWN_STEP, math.lcm(DRAWN_STEP, Op(op).pair.b_format.group)),
+    ),
 )

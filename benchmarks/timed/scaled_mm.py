@@ -22,7 +22,7 @@ from harness.contenders import (
     variant_contenders,
 )
 from harness.selection import selection_us
-from timed import Benchmark
+from timed import Benchmark, Drawing
 
 OPS_OF = {
     "fp8": (Op.FP8,),
@@ -98,6 +98,10 @@ MODELS = ("llama-3-8b", "llama-3-70b", "qwen-2.5-7b", "qwen-2.5-32b", "mistral-7
 TENSOR_PARALLEL = (1, 2, 4)
 MODEL_M = (1, 16, 64, 128, 512, 2048, 8192)
 SWEEP_M = SWEEP.steps
+
+
+DRAWN_STEPS, DRAWN_GROUPS_STEPS = (16, 16), (64, 128)
+"""N and K of drawn shapes are multiples of; with scales in groups vLLM gives DeepGEMM no other weights."""
 
 
 def gemm(*, op: str, m: int, n: int, k: int) -> Workload:
@@ -245,4 +249,10 @@ BENCHMARK = Benchmark(
     variants=variants,
     plausible=lambda variants, problem: plausible(variants, problem, PLAUSIBLE),
     facts=lambda build: {"selection_us": selection_us(build)},
+    drawing=Drawing(
+        classes=(Op.FP8, Op.BF16, Op.FP8_GROUPS, Op.INT8),
+        kin=lambda op: (Op(op).operand, Op(op).groups),
+        code_bytes=lambda op: Op(op).operand.bits / 8,
+        steps=lambda op: DRAWN_STEPS if Op(op).groups is None else DRAWN_GROUPS_STEPS,
+    ),
 )

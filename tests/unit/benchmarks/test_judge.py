@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import judge as program
+from gemmill.families.blockscaled.sweep import Op as Fp4Op
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemms import Op, gemm
 from harness import stand_in
@@ -20,6 +21,7 @@ from harness.drawing import (
     MOST_ROWS,
     MOST_SIDE,
     designed,
+    drawings,
     drawn,
     held_weights,
     is_held,
@@ -30,6 +32,7 @@ from harness.measuring import Measurement
 from harness.sieve import QuickDry, Sieve, Sieved, Variants, chosen_for, sieved
 from harness.statistics import sample
 from harness.verdict import class_record, verdict_text, worst_step
+from peers import humming
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: a dry run with the stand-ins
 
@@ -48,6 +51,21 @@ def test_shapes_are_log_uniform_within_their_bounds(op):
     assert set(octaves) == set(range(13)) and max(octaves.values()) < 3 * min(octaves.values())
     assert sum(p.m % 2 for p in found) > 150
     assert len({(p.n, p.k) for p in found}) > 390
+
+
+@pytest.mark.parametrize("op", drawings()["blockscaled"].classes)
+def test_weights_of_few_bits_have_whole_groups_and_as_many_bytes(op):
+    for p in drawn(op, 200, 3, ()):
+        of = Fp4Op(op).pair.b_format
+        assert p.op == op and p.n % 16 == 0 and p.k % max(of.group, 16) == 0
+        assert LEAST_BYTES <= p.n * p.k * of.bytes_per_value <= MOST_BYTES
+
+
+def test_classes_of_other_families_hold_nothing():
+    shipped = held_weights(())
+    assert ("nvfp4_bf16", 8192, 8192) in shipped and is_held(("nvfp4_bf16", 8192, 8192), shipped)
+    assert not is_held(("mxfp8", 8192, 8192), {("nvfp4_bf16", 8192, 8192), ("bf16", 8192, 8192)})
+    assert is_held(("fp8", 8192, 8192), {("mxfp8", 1024, 1024), ("fp8", 8192, 8192)})
 
 
 def test_no_shape_is_near_one_that_is_held():
@@ -195,6 +213,28 @@ def test_the_whole_program_dry_and_again(tmp_path, capsys):
     assert json.loads((tmp_path / "x.json").read_text())["rows"] == record["rows"]
 
 
+def test_block_scaled_calls_are_judged_too(tmp_path, capsys):
+    arguments = [*ARGUMENTS, "--out-dir", str(tmp_path), "--family", "blockscaled", "--shapes", "2"]
+    assert program.main([*arguments, "--classes", "nvfp4_bf16,mxfp4_e4m3,nvfp4"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"== {op}: " in out for op in ("nvfp4_bf16", "mxfp4_e4m3", "nvfp4")) and "1 ladders" in out
+    record = json.loads((tmp_path / "x.json").read_text())
+    assert record["family"] == "blockscaled" and record["build"] is None
+    assert {row["op"] for row in record["rows"]} == {"nvfp4_bf16", "mxfp4_e4m3", "nvfp4"}
+    assert all(row["sieved_us"] and row["regret"] is not None for row in record["rows"])
+
+
+def test_shapes_that_are_drawn_are_those_that_humming_compiles(monkeypatch):
+    asked = []
+    monkeypatch.setattr(humming, "humming_contender", lambda folder: None)
+    monkeypatch.setattr(humming, "compile_ahead", lambda name, call, problems, *rest: asked.extend(problems) or "told")
+    options = program.parse([*ARGUMENTS, "--family", "blockscaled", "--classes", "mxfp8,nvfp4_bf16"])
+    shapes, _ = program.problems_of(options)
+    options.humming, options.humming_jobs, options.drawn = "folder", 2, shapes
+    humming.contenders("blockscaled", options, [])
+    assert [p for p in asked if p in shapes] == [p for p in shapes if p.op == "nvfp4_bf16"] and len(asked) == 3
+
+
 def test_what_hung_is_not_tried_again(tmp_path, capsys):
     arguments = [*ARGUMENTS, "--out-dir", str(tmp_path), "--classes", "bf16"]
     assert program.main([*arguments, "--limit-s", "-1"]) == 1
@@ -217,6 +257,7 @@ def test_another_seed_is_another_file(tmp_path, capsys):
     ("arguments", "sentence"),
     [
         (["--classes", "fp4"], "--classes 'fp4' is none of fp8, int8, int8_azp, fp8_groups, bf16"),
+        (["--family", "blockscaled", "--classes", "fp8,bf16"], "--classes 'fp8' is none of nvfp4_bf16, mxfp4_bf16,"),
         (["--sieve", "some"], "--sieve 'some' is neither all nor two numbers such as 24+12"),
     ],
 )
