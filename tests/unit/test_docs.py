@@ -47,6 +47,14 @@ def test_every_column_has_a_head(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_a_table_ends_before_what_follows(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^\|.*\|\n[^|\n].*", text, re.MULTILINE), (
+        "an empty line ends a table, else this is a row of it"
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_a_page_has_one_title(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert len(re.findall(r"^# ", text, re.MULTILINE)) == 1
