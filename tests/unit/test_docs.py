@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -88,6 +89,33 @@ def test_the_picture_and_the_figures_are_of_one_run() -> None:
     assert figures.page(page, record, name) == page, "benchmarks/figures.py writes it"
     assert plot.drawn(record) == (ROOT / "docs" / "images" / "peers.svg").read_text()
     assert record["date"][:10] in page and record["commit"][:7] in page
+
+
+def test_every_room_is_in_the_architecture() -> None:
+    """Packages and modules of gemmill, what each family may hold, folders of templates and kernels; none that is gone."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    tables = text.split("## Layers")[0].split("\n\n| ")
+    folders, packages, _ = (set(re.findall(r"`([\w./<>]+)`", "".join(_cells(table)))) for table in tables[1:4])
+    gemmill_root = ROOT / "generator" / "gemmill"
+    rooms = {path.name for path in gemmill_root.iterdir() if path.suffix in ("", ".py") and path.name[:2] != "__"}
+    assert packages == rooms
+    for parent in ("templates", "kernels"):
+        named = {folder for folder in folders if folder.startswith(parent)}
+        there = {f"{parent}/{path.name}/" for path in (ROOT / parent).iterdir()}
+        assert there - {f"{parent}/{family.name}/" for family in REGISTRY.families} == named - {f"{parent}/<family>/"}
+
+
+def test_the_layers_are_those_that_are_checked() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text().split("## Layers")[1]
+    told = re.search(r"\n\n((?:    .*\n)+)", text)[1].split("\n")[:-1]
+    checked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in checked if contract["type"] == "layers")
+    assert [line.strip() for line in told] == [layer.replace("gemmill.", "") for layer in layers]
+
+
+def _cells(table: str) -> list[str]:
+    """The first cells of a table's rows."""
+    return [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
 
 
 def test_contributing_is_one_page() -> None:
