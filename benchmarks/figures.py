@@ -34,7 +34,7 @@ def tables(record: dict, source: str) -> str:
     told = (
         f"These tables are of one {record['environment']['gpu']}, {record['date'][:10]}, commit {record['commit'][:7]}, "
         f"torch {record['environment']['torch']}, of build `{record['build']['id']}` ([JSON](../{source})). Times are in "
-        "microseconds, the best peer in bold."
+        "microseconds, the best peer in bold. That is the one nearest to gemmill, or ahead, where times of the same round are held together."
     )
     parts = [told, "\n".join(_summary(record))]
     parts += ["\n".join(_times(record, op)) for op in OPS if any(row["op"] == op for row in record["rows"])]

@@ -6,7 +6,7 @@ public name. A link to any other file of the repository becomes the file's path,
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from gemmill.family import Family
 from gemmill.registry import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,7 +80,7 @@ def title_of(page: Path) -> str:
 
 def ops_page() -> str:
     """Every op: the rest of its schema, and the page that tells of it. Raises ValueError for an op that no page names."""
-    pages = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+    pages = guide()
     lines = [
         "# Ops",
         "",
@@ -90,7 +91,7 @@ def ops_page() -> str:
     for family in REGISTRY.families:
         lines += [
             "",
-            f"## {family.name}",
+            f"## {heading_of(family, pages)}",
             "",
             "| op, and where it is told of | arguments and results |",
             "| --- | --- |",
@@ -101,7 +102,18 @@ def ops_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def page_of(op: str, pages: dict[str, str]) -> str:
+def guide() -> dict[str, str]:
+    """The pages of the guide, by file name."""
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+
+
+def heading_of(family: Family, pages: Mapping[str, str]) -> str:
+    """A family's name, after the title of the page that tells of its first op."""
+    title = title_of(ROOT / "docs" / page_of(family.asks.ops[0].schema.name, pages))
+    return f"{title}: `{family.name}`"
+
+
+def page_of(op: str, pages: Mapping[str, str]) -> str:
     """The page that tells most of an op. An op under vLLM's name is told of with its own."""
     for name in (op, op.removeprefix("vllm_")):
         told = {page: len(re.findall(rf"(?<!\w){name}(?!\w)", text)) for page, text in pages.items()}
@@ -124,9 +136,10 @@ def notes_table() -> str:
 
 def functions_of_families() -> Iterator[str]:
     """What mkdocstrings shows of each family."""
+    pages = guide()
     for family in REGISTRY.families:
         if family.functions is not None:
-            yield f"## {family.name}\n\n{shown(family.functions)}"
+            yield f"## {heading_of(family, pages)}\n\n{shown(family.functions)}"
 
 
 def shown(module: str, names: Sequence[str] = ()) -> str:

@@ -1,8 +1,10 @@
-"""The guide against the code: what it names exists. Its sentences, and those of docstrings and help, are short."""
+"""The guide against the code: its links, figures and programs. Its sentences, and those of docstrings and help, are short."""
 
 import inspect
 import json
 import re
+import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,9 @@ import typer
 
 import figures
 import gemmill.public
-from gemmill import settings
 from gemmill.cli.app import app
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name
-from gemmill.vocab.format import FORMATS
 from harness import plot
 from sentences import sentences, words
 
@@ -39,50 +39,31 @@ def test_links_and_paths(page: Path) -> None:
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids)
-def test_settings(page: Path) -> None:
-    known = set(re.findall(r'"(GEMMILL_\w+)"', Path(settings.__file__).read_text()))
-    assert set(re.findall(r"\b(GEMMILL_\w+)", page.read_text())) <= known
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "notes"], ids=ids)
+def test_every_column_has_a_head(page: Path) -> None:
+    """A table's own name stands in the head of its first column."""
+    lines = page.read_text().splitlines()
+    heads = [line for line, below in pairwise(lines) if re.fullmatch(r"\|( *:?-+:? *\|)+", below)]
+    assert not [head for head in heads if re.search(r"\| *\|", head)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
-def test_verbs(page: Path) -> None:
-    command = typer.main.get_command(app)
-    for verb in re.findall(r"(?:`|^    )gemmill ([a-z]+)", page.read_text(), re.MULTILINE):
-        assert verb in command.commands, verb
+def test_a_table_ends_before_what_follows(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^\|.*\|\n[^|\n].*", text, re.MULTILINE), (
+        "an empty line ends a table, else this is a row of it"
+    )
 
 
-def test_every_verb_is_in_the_guide() -> None:
-    guide = (ROOT / "docs" / "cli.md").read_text()
-    assert all(f"| `gemmill {verb}" in guide for verb in typer.main.get_command(app).commands)
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_a_page_has_one_title(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert len(re.findall(r"^# ", text, re.MULTILINE)) == 1
 
 
 def _first_column(page: str) -> list[str]:
     """The code in the first cells of a page's tables."""
     return re.findall(r"^\| `?([\w]+)`? \|", (ROOT / "docs" / page).read_text(), re.MULTILINE)
-
-
-def test_settings_are_those_that_are_read() -> None:
-    known = set(re.findall(r'"(GEMMILL_\w+)"', Path(settings.__file__).read_text()))
-    assert {name for name in _first_column("settings.md") if name.startswith("GEMMILL_")} == known
-
-
-def test_formats_are_those_that_are_defined() -> None:
-    told = (ROOT / "docs" / "formats.md").read_text().split("| type |")[0]
-    assert set(re.findall(r"^\| (\w+) \|", told, re.MULTILINE)) - {"format"} == set(map(str, FORMATS))
-
-
-def test_every_op_is_told_of_and_every_op_that_is_told_of_exists() -> None:
-    guide = {path: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
-    told = set(re.findall(r"\w+", " ".join(guide.values())))
-    declared = [op.schema.name for family in REGISTRY.families for op in family.asks.ops]
-    missing = {name for name in declared if not {name, name.removeprefix("vllm_")} & told}
-    assert not missing, "tell what they do on the page of their family, in docs/"
-    for path, text in guide.items():
-        for name in re.findall(r"torch\.ops\.gemmill\.(\w+)\b(?!<)", text):
-            assert name in REGISTRY.ops, f"{path.name}: {name}"
-        for name in re.findall(r"(?<![\w.])gemmill\.(\w+)\(", text):
-            assert name in gemmill.public.__all__, f"{path.name}: {name}"
 
 
 def test_names_of_variants_are_read_back_and_every_tag_is_told_of() -> None:
@@ -108,6 +89,35 @@ def test_the_picture_and_the_figures_are_of_one_run() -> None:
     assert figures.page(page, record, name) == page, "benchmarks/figures.py writes it"
     assert plot.drawn(record) == (ROOT / "docs" / "images" / "peers.svg").read_text()
     assert record["date"][:10] in page and record["commit"][:7] in page
+
+
+def test_every_room_is_in_the_architecture() -> None:
+    """Packages and modules of gemmill, what each family may hold, folders of templates and kernels; none that is gone."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    tables = text.split("## Layers")[0].split("\n\n| ")
+    folders, packages, _ = (set(re.findall(r"`([\w./<>]+)`", "".join(_cells(table)))) for table in tables[1:4])
+    gemmill_root = ROOT / "generator" / "gemmill"
+    rooms = {path.name for path in gemmill_root.iterdir() if path.suffix in ("", ".py") and path.name[:2] != "__"}
+    assert packages == rooms
+    for parent in ("templates", "kernels"):
+        named = {folder for folder in folders if folder.startswith(parent)}
+        there = {f"{parent}/{path.name}/" for path in (ROOT / parent).iterdir()}
+        assert there - {f"{parent}/{family.name}/" for family in REGISTRY.families} == named - {f"{parent}/<family>/"}
+
+
+def test_the_layers_are_those_that_are_checked() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text().split("## Layers")[1]
+    told = re.search(r"\n\n((?:    .*\n)+)", text)[1].split("\n")[:-1]
+    checked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in checked if contract["type"] == "layers")
+    assert [line.strip() for line in told] == [
+        layer.replace("gemmill.", "") for layer in layers if layer != "gemmill.writing"
+    ]
+
+
+def _cells(table: str) -> list[str]:
+    """The first cells of a table's rows."""
+    return [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
 
 
 def test_contributing_is_one_page() -> None:

@@ -26,6 +26,8 @@ CEILINGS = {"NVIDIA H200": (4.21e12, {8: 1.979e15, 16: 0.9895e15})}
 """Bytes a second (measured: copying through torch), and operations a second by bits of the operands (data sheet, dense), by device.
 Narrower operands are multiplied as the next wider ones at best."""
 PEER_KINDS = ("peer1", "peer2", "peer3", "peer4")
+WINNER_COLOURS = tuple(f"k{i}" for i in range(1, 9))
+"""Classes of the template, for the kinds of variants that won; more kinds begin again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,7 @@ def report_text(
     kinds = {
         name: PEER_KINDS[i % len(PEER_KINDS)] for i, name in enumerate(sorted({n for s in shapes for n in s.peers}))
     }
+    colours = _colours(shapes)
     faults = [
         {"problem": str(problem), "name": name, "fault": finding.fault.value, "detail": finding.detail}
         for problem, found in sorted(record.faults.items())
@@ -95,9 +98,9 @@ def report_text(
             steps=" or ".join(dict.fromkeys(tuning.bucketed.upper() for tuning in tunings)),
             facts=_facts(record, shapes, entries),
             peers=kinds,
-            winner_kinds={kind: words for s in shapes for kind, words in s.sweep.kinds.items()},
+            winner_kinds={colour: words for words, colour in colours.items()},
             maps=[
-                (op, *_axes(members[0].tuning), _map(members))
+                (op, *_axes(members[0].tuning), _map(members, colours))
                 for op in REGISTRY.measured
                 if (members := [s for s in shapes if s.problem.op == op])
             ],
@@ -186,14 +189,26 @@ def _dates(entries: Sequence[Entry]) -> str:
     return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "nothing was measured"
 
 
-def _map(shapes: Sequence[Shape]) -> dict[str, Any]:
+def _colours(shapes: Sequence[Shape]) -> dict[str, str]:
+    """A colour of each kind of variant that won, by the words for it."""
+    won = dict.fromkeys(_kind(shape)[0] for shape in shapes)
+    return {words: WINNER_COLOURS[i % len(WINNER_COLOURS)] for i, words in enumerate(won)}
+
+
+def _kind(shape: Shape) -> tuple[str, str]:
+    """The kind of a shape's winner in words, and what a square shows of it."""
+    kind, text = shape.sweep.shown(parse_name(shape.decision.chosen))
+    return shape.sweep.kinds[kind], text
+
+
+def _map(shapes: Sequence[Shape], colours: Mapping[str, str]) -> dict[str, Any]:
     cells = {}
     for shape in shapes:
         name = shape.decision.chosen
-        kind, text = shape.sweep.shown(parse_name(name))
+        words, text = _kind(shape)
         ties = f", tied with {len(shape.decision.tied) - 1}" if len(shape.decision.tied) > 1 else ""
         cells[_weight(shape.problem), shape.problem.step] = Cell(
-            kind=kind, text=text, title=f"{shape.problem}: {shape.us:.2f} us{ties}\n{name}"
+            kind=colours[words], text=text, title=f"{shape.problem}: {shape.us:.2f} us{ties}\n{name}"
         )
     rows = list(dict.fromkeys(_weight(shape.problem) for shape in shapes))
     return winner_map(rows, sorted({shape.problem.step for shape in shapes}), cells)

@@ -23,7 +23,7 @@ from gemmill.tuner.journal import Entry, Record
 from gemmill.tuner.measure import Outcome
 from gemmill.tuner.program import TuneRequest, stand_in_build
 from gemmill.tuner.prune import audit, prune, selection_of, times_of, worst_first
-from gemmill.tuner.report import environment, report_text, shapes_of
+from gemmill.tuner.report import WINNER_COLOURS, environment, report_text, shapes_of
 from gemmill.tuner.sweep import SweepOptions, decisions
 from gemmill.tuner.waves import KERNELS_OF_A_WAVE, tune_selection, waves_of
 from gemms import Op, Workload, gemm
@@ -92,6 +92,14 @@ def test_report_holds_all_and_needs_nothing(measured) -> None:
 def test_the_roofline_is_that_of_the_operands(op, operations) -> None:
     (shape,) = shapes_of(record_of({problem(8192, op): {DECODE: 500.0}}), 1, 0.01)
     assert shape.floor_us == pytest.approx(shape.problem.flops / operations * 1e6)
+
+
+def test_every_kind_of_winner_has_a_colour(measured) -> None:
+    text = report_text(measured)
+    used = set(re.findall(r'class="cell (\w+)"', text))
+    assert used and used <= set(WINNER_COLOURS), "of any family's kinds"
+    for colour in WINNER_COLOURS:
+        assert text.count(f"--{colour}:") == 2 and f".cell.{colour} {{" in text, "light, dark, and where they are used"
 
 
 def test_report_of_a_device_without_known_ceilings(measured) -> None:
