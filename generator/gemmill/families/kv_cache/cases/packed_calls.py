@@ -251,7 +251,7 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
         case _ if config.slots is not Slots.ANY:
             for options in _in_slots():
                 yield AttendCase(format=cache_format_of(config.slots), **(common | options))
-            if config.dtype is DType.BF16:
+            if is_common(config):
                 yield AttendCase(format=cache_format_of(config.slots), **common, **MANY)
         case _:
             compiled = {cache_format_of(slots) for slots in COMPILED}
@@ -267,12 +267,15 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
 
 
 MANY: dict[str, Any] = {"lengths": tuple(i * 37 % 90 for i in range(512)), "heads": 2, "kv_heads": 1, "page": 16}
-"""The most sequences that are promised, of short and empty ones: few kernels have it, as sequences are judged one by one."""
+"""The most sequences that are promised, of short and empty ones: one kernel of a kind has it, as sequences are judged one by one."""
 
 
 def is_common(config: KvCacheConfig) -> bool:
-    """Whether its vectors are the commonest."""
-    return config.dtype is DType.BF16 and config.head_dim == COMMON_HEAD_DIM
+    """Whether it is the commonest of its kind: bf16, 128 elements, in 4 bits where formats are compiled in."""
+    is_of_4_bits = (
+        config.slots is Slots.NC4 if config.slots is not Slots.ANY else {config.key_bits, config.value_bits} <= {0, 4}
+    )
+    return config.dtype is DType.BF16 and config.head_dim == COMMON_HEAD_DIM and is_of_4_bits
 
 
 def _attended() -> Iterator[dict[str, Any]]:
