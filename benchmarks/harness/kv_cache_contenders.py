@@ -11,6 +11,8 @@ from torch import Tensor
 from gemmill.families.kv_cache.cases.judging import parts, report
 from gemmill.families.kv_cache.cases.measured import last_row
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform
+from gemmill.nn import CompressedKVCache
+from gemmill.nn.compressed_cache import Attention, Step
 from harness.contenders import WrongResult
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
@@ -121,8 +123,80 @@ def flash_attention_3(dtype: torch.dtype, given: dict[str, Any], problem: "KvCac
     rows = given["q"].shape[1]
     starts = rows * torch.arange(batch + 1, dtype=torch.int32, device=q.device)
     descale = None if dtype is torch.bfloat16 else torch.ones(batch, keys.shape[2], device=q.device)
-    new, lengths_of_new, rotary = (None, None, None), (starts, None, None, None, given["seq_lens"]), (None,) * 3
-    sizes, chosen = (rows, length, given["block_table"], None, None), (None, 0, None, 0, None, 1, 0, None)
-    options = (given["scale"], True, -1, -1, 0.0, True)
-    arguments = (*new, out, *lengths_of_new, *sizes, *rotary, descale, descale, descale, *options, *chosen)
+    lengths, sizes = (starts, None, None, None, given["seq_lens"]), (rows, length, given["block_table"])
+    return _bound_fa3(q, keys, values, out, (*lengths, *sizes), descale, given["scale"], causal=True)
+
+
+def plain_flash_attention_3(q: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool) -> Tensor:
+    """The same of one sequence without pages, as `CompressedKVCache.prefill` takes an attention."""
+    out, lengths = torch.empty_like(q), (len(q), len(keys))
+    # Made on the device: a graph records no copy from the host.
+    starts = [length * torch.arange(2, dtype=torch.int32, device=q.device) for length in lengths]
+    _bound_fa3(q, keys, values, out, (*starts, None, None, None, *lengths, None), None, scale, causal=causal)()
+    return out
+
+
+def _bound_fa3(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+    sizes: tuple[object, ...],
+    descale: Tensor | None,
+    scale: float,
+    *,
+    causal: bool,
+) -> Callable[[], object]:
+    """`sizes` are starts of queries and of keys, new keys' starts, lengths of both, the longest of both, and the page table."""
+    new, places, rotary, chosen = (None,) * 3, (None,) * 2, (None,) * 3, (None, 0, None, 0, None, 1, 0, None)
+    options = (scale, causal, -1, -1, 0.0, True)
+    arguments = (*new, out, *sizes, *places, *rotary, descale, descale, descale, *options, *chosen)
     return partial(torch.ops._vllm_fa3_C.fwd, q, keys, values, *arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillPeer(KvCachePeer):
+    """Prefills over pages of our own formats, by keys and values that are restored first."""
+
+    op: str = "prefill"
+
+    def takes(self, problem: "KvCacheWorkload") -> bool:
+        """Whether there are pages."""
+        return super().takes(problem) and bool(problem.bits)
+
+
+def restore_then_attend(
+    attention: Attention, given: dict[str, Any], problem: "KvCacheWorkload"
+) -> Callable[[], object]:
+    """`kv_decompress` and an attention, by hand: a sequence at a time, into memory that is there already."""
+    (batch, length), cache = problem.shape, given["cache"]
+    page, q, table = cache.shape[2], given["q"], given["block_table"].long()
+    places = torch.arange(page, device=q.device)
+    slots = [(row[:, None] * page + places).flatten()[:length] for row in table]
+    keys, values = (torch.empty(length, cache.shape[1], q.shape[3], dtype=q.dtype, device=q.device) for _ in range(2))
+    out = torch.empty_like(q)
+
+    def call() -> Tensor:
+        for i in range(batch):
+            torch.ops.gemmill.kv_decompress.default(keys, values, cache, slots[i], given["format"], given["seed"])
+            out[i] = attention(q[i], keys, values, given["scale"], True)
+        return out
+
+    return call
+
+
+def prefill_of_class(attention: Attention, given: dict[str, Any], problem: "KvCacheWorkload") -> Callable[[], object]:
+    """`CompressedKVCache.prefill` over the same pages."""
+    (batch, length), data, q = problem.shape, given["cache"], given["q"]
+    sizes = {"kv_heads": data.shape[1], "head_dim": q.shape[3], "page": data.shape[2], "format": given["format"]}
+    cache = CompressedKVCache(pages=len(data), seed=given["seed"], device=data.device, **sizes)
+    cache.data = data[None]
+    step = Step(
+        sequences=tuple(range(batch)),
+        counts=(q.shape[1],) * batch,
+        lengths=(length,) * batch,
+        slot_mapping=torch.empty(0, dtype=torch.int64, device=data.device),
+        block_table=given["block_table"],
+        seq_lens=given["seq_lens"],
+    )
+    return partial(cache.prefill, step, q, scale=given["scale"], attention=attention)

@@ -5,9 +5,19 @@ from functools import partial
 
 import torch
 
+from gemmill.nn.compressed_cache import Attention, attend_by_torch
 from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError
-from harness.kv_cache_contenders import KvCachePeer, flash_attention_3, matrix_product, torch_attention
+from harness.kv_cache_contenders import (
+    KvCachePeer,
+    PrefillPeer,
+    flash_attention_3,
+    matrix_product,
+    plain_flash_attention_3,
+    prefill_of_class,
+    restore_then_attend,
+    torch_attention,
+)
 
 OPS = ("decode", "attend", "prefill")
 
@@ -24,6 +34,7 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
     found: list[Contender] = [
         KvCachePeer(name="torch_mm", op="hadamard", bind=matrix_product),
         *(KvCachePeer(name="torch_sdpa", op=op, bind=torch_attention) for op in OPS),
+        *_restoring("sdpa", attend_by_torch),
     ]
     notes.append("peers read keys and values of their own, of the same sizes: their results are not checked")
     if options.fa3_so:
@@ -35,4 +46,11 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
             ) from None
         for name, dtype in (("fa3_bf16", torch.bfloat16), ("fa3_fp8", torch.float8_e4m3fn)):
             found += [KvCachePeer(name=name, op=op, bind=partial(flash_attention_3, dtype)) for op in OPS]
+        found += _restoring("fa3", plain_flash_attention_3)
     return found
+
+
+def _restoring(name: str, attention: Attention) -> list[Contender]:
+    """Keys and values restored by gemmill, then an attention: by hand, and by the cache's class."""
+    ways = (("restored", restore_then_attend), ("class", prefill_of_class))
+    return [PrefillPeer(name=f"{way}_{name}", bind=partial(bind, attention)) for way, bind in ways]

@@ -46,6 +46,7 @@ KINDS = (
     "attend k_turboquant_prod3_v_turboquant_mse2",
     "attend k_eden4_v_eden4",
     "prefill k_eden4_v_eden4",
+    "prefill 4 bits",
     "pack eden4",
     "pack turboquant_prod3",
     "pack unit_centroids4",
@@ -104,9 +105,9 @@ class KvCacheWorkload:
         """The call."""
         if self.op == "pack":
             return PackCase(tokens=self.shape[0], format=self.format)
-        if self.op in ("attend", "prefill"):
+        rows = self.shape[-1] if self.op == "prefill" else 1
+        if self.op in ("attend", "prefill") and not self.bits:
             batch, length = self.shape
-            rows = length if self.op == "prefill" else 1
             return AttendCase(lengths=(length,) * batch, rows=rows, page=self.page, format=self.format)
         format = f"k_eden{self.bits}_v_eden{self.bits}"
         match self.op:
@@ -117,7 +118,7 @@ class KvCacheWorkload:
             case "restore":
                 return DecompressCase(tokens=self.shape[0], format=format, page=self.page)
         batch, length = self.shape
-        return DecodeCase(lengths=(length,) * batch, page=self.page, format=format)
+        return DecodeCase(lengths=(length,) * batch, rows=rows, page=self.page, format=format)
 
     @property
     def flops(self) -> float:
@@ -135,8 +136,9 @@ class KvCacheWorkload:
             spec = PackCase(tokens=1, format=self.format).spec
             return self.shape[0] * KV_HEADS * (HEAD_DIM * 2 + spec.format.size(HEAD_DIM))
         if self.op in ("attend", "prefill"):
-            token = KV_HEADS * sum(spec.format.size(HEAD_DIM) for spec in specs_of(self.format, HEAD_DIM))
             rows = self.shape[1] if self.op == "prefill" else 1
+            if not self.bits:
+                token = KV_HEADS * sum(spec.format.size(HEAD_DIM) for spec in specs_of(self.format, HEAD_DIM))
             return self.shape[0] * (self.shape[1] * token + rows * HEADS * HEAD_DIM * 4)
         match self.op:
             case "hadamard":

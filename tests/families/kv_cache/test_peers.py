@@ -1,4 +1,4 @@
-"""vLLM's Triton kernels as peers: what they are given, with files that stand for vLLM's sources."""
+"""Peers: what vLLM's Triton kernels are given, with files that stand for vLLM's sources; what prefilling by restored vectors gives."""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -10,7 +10,8 @@ import torch
 
 from gemmill.families.kv_cache.vllm_codebooks import vllm_codebook
 from harness.contenders import FieldError
-from peers import vllm_turboquant
+from harness.kv_cache_contenders import KvCacheContender, PrefillPeer
+from peers import flash_attention, vllm_turboquant
 from timed.kv_cache import KvCacheMaker, KvCacheWorkload
 
 OPS = "vllm/v1/attention/ops"
@@ -65,6 +66,21 @@ def test_a_store_writes_slots_of_its_own(sources: Path) -> None:
     assert keys.shape == values.shape == (5, 8, 128) and len(slots) == 5
     assert cache.shape[2:] == (8, 134) and len(middles) == 15 and (bits, key_bytes, value_bits) == (4, 66, 4)
     assert int(slots.max()) < cache.shape[0] * cache.shape[1]
+
+
+def test_prefilling_restores_the_pages_that_are_attended_over() -> None:
+    """By hand and by the cache's class, both as the op does it; formats of packed vectors are not for them."""
+    problem = KvCacheWorkload(kind="prefill 4 bits", shape=(2, 33))
+    operands = KvCacheMaker(torch.device("cpu"), 1).make(problem)
+    KvCacheContender(name="gemmill", namespace="gemmill").call(operands, 0)()
+    peers = flash_attention.contenders("kv_cache", Namespace(fa3_so=None), [])
+    restoring = {peer.name: peer for peer in peers if isinstance(peer, PrefillPeer)}
+    assert list(restoring) == ["restored_sdpa", "class_sdpa"]
+    for peer in restoring.values():
+        assert peer.takes(problem)
+        assert not peer.takes(KvCacheWorkload(kind="prefill k_eden4_v_eden4", shape=(2, 33)))
+        found, wanted = peer.bind(operands.copies[0], problem)(), operands.copies[0]["out"].float()
+        assert found.shape == wanted.shape and (found.float() - wanted).norm() < 0.02 * wanted.norm()
 
 
 def test_sources_that_are_not_there_are_one_sentence(tmp_path: Path, sources: Path) -> None:

@@ -1,10 +1,11 @@
 """vLLM's caches to the byte.
 
 The texts are slots that vLLM 0.33.0's own store kernels wrote in Triton's interpreter for one key and value of 64
-elements. The interpreter's conversion to e4m3 does not round to nearest even as the hardware's does, so k8v4's keys are
+elements, and digests of pages that they wrote with 128 and 256. The interpreter's conversion to e4m3 does not round to nearest even as the hardware's does, so k8v4's keys are
 left out there and tested by their values.
 """
 
+import hashlib
 import math
 
 import pytest
@@ -40,6 +41,20 @@ SPLIT_SCALARS = {
     },
 }  # fmt: skip
 
+# SHA-256 of two pages with four tokens at wider heads; of k8v4 of the values alone.
+DIGESTS = {
+    ("turboquant_3bit_nc", 128): "8773928b98a46aaab7bcf3a4743f99abdc63b4261cac81412693d322fe573507",
+    ("turboquant_3bit_nc", 256): "a3e8fa0af066db0b80a88286e429a321002942daa330a63c0cf24c842fadfac0",
+    ("turboquant_4bit_nc", 128): "f0db41d23d0ef3c43f6950bc9a793ad5dd42dc23b8413b2cd3399c182797cdcc",
+    ("turboquant_4bit_nc", 256): "e6bad47d748dd89973fa8dc876fe0147e0443296c72535668b6636a8664fc9dc",
+    ("turboquant_k3v4_nc", 128): "d6bc4b37c53585e9d41ab351ff35079d5c7784f0de3d0d63bc7d3eb09a70246d",
+    ("turboquant_k3v4_nc", 256): "ace18dbc00f9618e9ad26d1a59bf776721e264e1eed587f5653bd5c923dba2d4",
+    ("turboquant_k8v4", 128): "5b9000a60b3f2c6fbfaca6a56faeb1bc29cd9121e3e69695523b1cdf12d4d269",
+    ("turboquant_k8v4", 256): "1db82ba6e1b37f2cdbbdbe125b643a3c57f6c6a5dcf955cd7dd9555a81f1fc47",
+    ("ultraquant_4bit", 128): "e1f1881860adbe6e625cd23bac79ac36f81fa44d5bbd2d9a7bc4ccaedbbe6414",
+    ("ultraquant_4bit", 256): "ca9874bc8ead388b60a700c27c787e82fb71a6a6d1309568a3202b2e4bae34d2",
+}  # fmt: skip
+
 
 def stored(name: str) -> tuple[torch.Tensor, CacheSpec, torch.Tensor, torch.Tensor]:
     """A cache of two pages with one token of two heads at slot 21."""
@@ -61,6 +76,20 @@ def test_a_slot_is_what_vllm_writes(name: str) -> None:
     assert name == "turboquant_k8v4" or text == SLOTS[name]
     slots[1, 5] = 0
     assert not slots.any(), "no other slot was written"
+
+
+@pytest.mark.parametrize(("name", "head_dim"), DIGESTS)
+def test_pages_of_wider_heads_are_what_vllm_writes(name: str, head_dim: int) -> None:
+    spec = CacheSpec(format=preset(name), head_dim=head_dim, kv_heads=2, page_size=16)
+    k, v = (
+        torch.tensor(seeds.normals(seed, seeds.Purpose.PROJECTION, 8 * head_dim)).reshape(4, 2, head_dim).bfloat16()
+        for seed in (7, 8)
+    )
+    cache = allocate(spec, 2).zero_()
+    write(cache, spec, k, v, torch.tensor([21, 3, 16, 30]))
+    slots = cache.reshape(2, 16, 2, -1)
+    written = slots[..., head_dim:] if name == "turboquant_k8v4" else slots
+    assert hashlib.sha256(bytes(written.flatten().tolist())).hexdigest() == DIGESTS[name, head_dim]
 
 
 @pytest.mark.parametrize("name", SPLIT_SCALARS)

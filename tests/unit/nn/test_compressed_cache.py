@@ -112,6 +112,13 @@ def test_pages_are_loaded_by_their_tag() -> None:
         small(pages=7).load_pages(cache.data, cache.tag)
 
 
+@pytest.mark.parametrize(("format", "size"), [("k_eden3_v_eden3", 100), ("k_turboquant_mse3_v_turboquant_mse3", 100)])
+def test_three_bits_take_100_bytes_a_token_and_head(format: str, size: int) -> None:
+    """Of 4096 tokens and 8 heads of 128 elements, on the allocated tensor: 102 are allowed."""
+    cache = CompressedKVCache(pages=64, kv_heads=8, format=format, device="cpu")
+    assert cache.data.untyped_storage().nbytes() == 4096 * 8 * size
+
+
 def test_refusals_change_nothing() -> None:
     cache = small(pages=2)
     sequence = cache.allocate()
@@ -126,8 +133,16 @@ def test_refusals_change_nothing() -> None:
     cache.free(sequence)
     with pytest.raises(ValueError, match="Sequence 0 was asked for; this cache has 0 sequences"):
         cache.free(sequence)
-    with pytest.raises(ValueError, match="A cache of 'k_fp4' was asked for"):
-        small(format="k_fp4")
+    for changes, text in (
+        ({"format": "k_fp4"}, "A cache of 'k_fp4' was asked for"),
+        (
+            {"head_dim": 80},
+            "A k_eden4_v_eden4 cache of head dim 80 was asked for; 64, 96, 128, 192 and 256 are offered",
+        ),
+        ({"page": 48}, "Pages of 48 tokens were asked for; 16, 32, 64 and 128 are offered"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            small(**changes)
 
 
 def test_programs_of_the_page_run() -> None:

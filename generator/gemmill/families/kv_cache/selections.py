@@ -8,7 +8,7 @@ from gemmill.vocab import Arch, DType
 
 
 def default(arch: Arch) -> Iterator[KvCacheConfig]:
-    """Every config that an op reaches. Beyond sm90a they are compiled, and never ran."""
+    """Every config that an op reaches. Beyond sm90a none ever ran."""
     for kind in offered_kinds(arch):
         yield from configs_of(kind, arch)
 

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal
 from gemmill.families.kv_cache.cases.packed_calls import (
+    MANY,
     AttendCase,
     PackCase,
     ScoresCase,
     UnpackCase,
     cache_format_of,
+    is_common,
     of_packed_config,
 )
 from gemmill.families.kv_cache.config import FORMATS, OF_ANY_FORMAT, Kind, KvCacheConfig, Slots, format_of
@@ -231,6 +233,8 @@ def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
             common: dict[str, Any] = {"dtype": config.dtype, "format": _eden(config), "head_dim": config.head_dim}
             for page, sizes in zip(cycle(PAGE_SIZES), _attended()):
                 yield DecodeCase(page=page, **common, **sizes)
+            if is_common(config):
+                yield DecodeCase(**common, **MANY)
 
 
 def _eden(config: KvCacheConfig) -> str:

@@ -5,7 +5,7 @@ import math
 import torch
 
 from gemmill.families.kv_cache.cases.laid import DATA, call, vectors
-from gemmill.families.kv_cache.cases.packed_drawn import PACKED_NAMES, drawn_packed
+from gemmill.families.kv_cache.cases.packed_drawn import MOST_OF_GROUP, PACKED_NAMES, drawn_packed
 from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, DTYPES, FORMATS
 from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECODED, HADAMARD, STORED
@@ -80,7 +80,7 @@ def _of_tokens(op: str, draw: Draw, limits: Limits) -> LegalCall:
 
 
 def _decode(draw: Draw) -> LegalCall:
-    dtype, kv_heads, group = torch_dtype(draw.one_of(DTYPES)), 1 + draw.below(2), draw.one_of((1, 2, 4, 5, 17))
+    dtype, kv_heads, group = torch_dtype(draw.one_of(DTYPES)), 1 + draw.below(2), 1 + draw.below(MOST_OF_GROUP)
     page, pages, table_pages = draw.one_of(PAGE_SIZES), draw.below(4), draw.below(4)
     batch, rows, heads = draw.one_of((0, 1, 1, 2, 3)), draw.one_of((0, 1, 1, 1, 3, 8)), kv_heads * group
     seed = -1 if draw.chance(0.2) else draw.below(1 << 40)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal
-from gemmill.families.kv_cache.config import COMPILED, Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, COMPILED, Kind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.formats import VectorSpec
 from gemmill.families.kv_cache.packed import (
     CACHE_FORMATS,
@@ -251,6 +251,8 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
         case _ if config.slots is not Slots.ANY:
             for options in _in_slots():
                 yield AttendCase(format=cache_format_of(config.slots), **(common | options))
+            if is_common(config):
+                yield AttendCase(format=cache_format_of(config.slots), **common, **MANY)
         case _:
             compiled = {cache_format_of(slots) for slots in COMPILED}
             pairs = [
@@ -260,6 +262,20 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
                 yield AttendCase(format=format, gap=int(format in compiled), **(common | options))
             for options in _attended():
                 yield AttendCase(**(common | options))
+            if is_common(config):
+                yield AttendCase(**common, **MANY)
+
+
+MANY: dict[str, Any] = {"lengths": tuple(i * 37 % 90 for i in range(512)), "heads": 2, "kv_heads": 1, "page": 16}
+"""The most sequences that are promised, of short and empty ones: one kernel of a kind has it, as sequences are judged one by one."""
+
+
+def is_common(config: KvCacheConfig) -> bool:
+    """Whether it is the commonest of its kind: bf16, 128 elements, in 4 bits where formats are compiled in."""
+    is_of_4_bits = (
+        config.slots is Slots.NC4 if config.slots is not Slots.ANY else {config.key_bits, config.value_bits} <= {0, 4}
+    )
+    return config.dtype is DType.BF16 and config.head_dim == COMMON_HEAD_DIM and is_of_4_bits
 
 
 def _attended() -> Iterator[dict[str, Any]]:

@@ -26,6 +26,8 @@ _OF_VECTORS = (COMPRESS_KEYS, COMPRESS_VALUES, DECOMPRESS_KEYS, DECOMPRESS_VALUE
 PACKED_NAMES = frozenset(schema.name for schema in (*_OF_VECTORS, SCORES, ATTENTION))
 _MOST_TOKENS = 256
 _ROWS = (0, 1, 1, 1, 3, 8, 40)
+MOST_OF_GROUP = 17
+"""Query heads of a KV head: one more than a tile has rows."""
 
 
 def drawn_packed(op: str, draw: Draw, limits: Limits) -> LegalCall:
@@ -63,7 +65,7 @@ def _of_vectors(op: str, draw: Draw, limits: Limits) -> LegalCall:
 
 
 def _queries(draw: Draw) -> tuple[torch.dtype, int, int, int]:
-    return torch_dtype(draw.one_of(DTYPES)), 1 + draw.below(2), draw.one_of((1, 2, 5, 17)), draw.one_of(HEAD_DIMS)
+    return torch_dtype(draw.one_of(DTYPES)), 1 + draw.below(2), 1 + draw.below(MOST_OF_GROUP), draw.one_of(HEAD_DIMS)
 
 
 def _scores(draw: Draw) -> LegalCall:
