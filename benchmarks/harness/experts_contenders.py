@@ -155,13 +155,14 @@ class VllmTriton(_Timed):
 
 
 def _kernel(source: Path) -> Any:
-    """The Triton kernel of the file, with the one that it calls, without importing vLLM."""
+    """The Triton kernel of the file, with the one that it calls, without importing vLLM. Triton asks each function's module by name
+    whether it is one of its own: without a `__name__` among their globals they have none, and nothing compiles."""
     import triton
     import triton.language as tl
 
     wanted = ("write_zeros_to_output", "fused_moe_kernel")
     text = source.read_text()
-    space: dict[str, Any] = {"triton": triton, "tl": tl}
+    space: dict[str, Any] = {"__name__": source.stem, "triton": triton, "tl": tl}
     linecache.cache[str(source)] = (len(text), None, text.splitlines(keepends=True), str(source))
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef) and node.name in wanted:

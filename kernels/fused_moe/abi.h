@@ -6,6 +6,7 @@
 extern "C" {
 
 // out[t] = sum over a token's experts of weight W2 (activation(gate) up), gate and up being rows of W13 x[t]. Strides in elements.
+// Of packed weights, blocks of codes and scales (docs/formats.md), strides of experts are in bytes, and scales are bases of rows.
 struct gemmill_fused_experts_args {
   void const* x;    // [tokens, hidden]
   void const* w13;  // [weights, 2 inner, hidden]

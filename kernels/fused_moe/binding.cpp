@@ -8,7 +8,7 @@ namespace gemmill::fused_moe {
 namespace {
 
 enum Role { kOut, kX, kW13, kW2, kW13Scales, kW2Scales, kIds, kWeights, kW13Bias, kW2Bias, kMap, kWorkspace };
-enum Value { kM, kK, kInner, kTopk, kExperts, kPairs, kGroups, kActivation, kAlpha, kLimit, kBeta, kOrder, kWeightOnInput, kAdds };
+enum Value { kM, kK, kInner, kTopk, kExperts, kPairs, kGroups, kActivation, kAlpha, kLimit, kBeta, kOrder, kWeightOnInput, kAdds, kPacked };
 enum Order { kGateUp, kUpGate, kInterleaved };
 
 int64_t alignment_of(Operand const& x) { return tma_alignment(x.data, row_stride(x), x.sizes[x.rank - 1], element_bytes(x.dtype)); }
@@ -50,6 +50,7 @@ void launch(OpCall const& x, Chosen const& chosen) {
   args.ld_ids = row_stride(x.tensor(kIds)), args.ld_weights = row_stride(x.tensor(kWeights));
   args.w13_stride_row = row_stride(x.tensor(kW13)), args.w2_stride_row = row_stride(x.tensor(kW2));
   args.w13_stride_expert = args.w13_stride_row * 2 * inner, args.w2_stride_expert = args.w2_stride_row * hidden;
+  if (x.value(kPacked)) args.w13_stride_expert = x.tensor(kW13).numel() / experts, args.w2_stride_expert = x.tensor(kW2).numel() / experts;
   args.w13_scale_stride_expert = of_w13.expert, args.w13_scale_stride_row = of_w13.row, args.w13_scale_stride_k = of_w13.k;
   args.w2_scale_stride_expert = of_w2.expert, args.w2_scale_stride_row = of_w2.row, args.w2_scale_stride_k = of_w2.k;
   args.tokens = static_cast<int32_t>(x.value(kM)), args.hidden = static_cast<int32_t>(hidden), args.inner = static_cast<int32_t>(inner);
@@ -68,7 +69,7 @@ void launch(OpCall const& x, Chosen const& chosen) {
 Family const family{
     "fused_moe",
     {"out", "x", "w13", "w2", "w13_scales", "w2_scales", "topk_ids", "topk_weights", "w13_bias", "w2_bias", "expert_map", "workspace"},
-    {"M", "K", "inner", "topk", "weights", "pairs", "groups", "activation_index", "alpha", "limit", "beta", "order", "weight_on_input", "adds"},
+    {"M", "K", "inner", "topk", "weights", "pairs", "groups", "activation_index", "alpha", "limit", "beta", "order", "weight_on_input", "adds", "packed"},
     {},
     asks,
     launch,

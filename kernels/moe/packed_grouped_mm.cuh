@@ -126,9 +126,11 @@ struct WarpgroupTurns {
   }
 };
 
-// How a tile ends: sums of a thread's four columns are scaled, and stored as they are. Another ending has the same two functions.
+// How a tile ends: sums of a thread's four columns are scaled, and stored as they are. Another ending has the same functions, and
+// arguments that begin with a grouped GEMM's.
 template <class Mm>
 struct StoredRows {
+  using Args = gemmill_grouped_mm_args;
   using Output = typename Mm::Output;
 
   float factors[4], bias[4];
@@ -165,6 +167,10 @@ struct StoredRows {
       }
     }
   }
+
+  // Rows m0 up to `end` of a tile, of columns from n0 on, are taken: told by all threads that take them.
+  template <class Kernel>
+  __device__ static void finish(Args const&, int, int, int) {}
 };
 
 // Groups of threads on different rows of weights, and groups that divide the columns of a stage, as in a PackedMm. `loaders` threads
@@ -173,6 +179,7 @@ template <class Products, class Output, int row_groups, int k_groups, int loader
 struct PackedGroupedMm {
   using Mm = blockscaled::PackedMm<Products, Output, row_groups, k_groups>;
   using Ending = Ending_<Mm>;
+  using Args = typename Ending::Args;
   using Input = typename Products::Input;
   using Block = typename Products::Block;
   using Filled = typename Mm::Filled;
@@ -193,7 +200,7 @@ struct PackedGroupedMm {
 
   struct Params {
     CUtensorMap tokens;  // of rows in order: boxes of tile_m rows of 128 bytes, swizzled by as many
-    gemmill_grouped_mm_args x;
+    Args x;
     int32_t tiles_n;  // of an expert's weights
     int32_t blocks;   // of weights along K, a multiple of kBlocks
     uint32_t spread;  // Block::kSpread, of which the compiler must know nothing
@@ -264,6 +271,7 @@ struct PackedGroupedMm {
         auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
         store<0>(params, storage.sums, tile, sums, Ending(params.x, tile.weights, n), row_group * 64, part);
       }
+      Ending::template finish<PackedGroupedMm>(params.x, tile.m0, tile.end, tile.n0);
     }
   }
 

@@ -6,7 +6,7 @@ Type checkers read the names from `__init__.pyi`.
 from importlib import import_module
 
 from gemmill.quantize.errors import LayerError, layer_error
-from gemmill.quantize.experts import PackedExperts, prepack_experts
+from gemmill.quantize.experts import PackedExperts, PackedGatedExperts, prepack_experts, prepack_gated_experts
 from gemmill.quantize.gate_up import PackedGateUp, prepack_gate_up
 from gemmill.quantize.rotation import fold_rotation
 from gemmill.quantize.sparsity import ExpertError, prune_to_fp4, pruned
@@ -18,11 +18,13 @@ __all__ = [
     "LayerError",
     "PackedExperts",
     "PackedGateUp",
+    "PackedGatedExperts",
     "QuantizedWeight",
     "fold_rotation",
     "layer_error",
     "prepack_experts",
     "prepack_gate_up",
+    "prepack_gated_experts",
     "prune_to_fp4",
     "pruned",
     "quantize_checkpoint",

@@ -3,7 +3,9 @@ from gemmill.nn.model import quantize_module as quantize_module
 from gemmill.quantize.errors import LayerError as LayerError
 from gemmill.quantize.errors import layer_error as layer_error
 from gemmill.quantize.experts import PackedExperts as PackedExperts
+from gemmill.quantize.experts import PackedGatedExperts as PackedGatedExperts
 from gemmill.quantize.experts import prepack_experts as prepack_experts
+from gemmill.quantize.experts import prepack_gated_experts as prepack_gated_experts
 from gemmill.quantize.gate_up import PackedGateUp as PackedGateUp
 from gemmill.quantize.gate_up import prepack_gate_up as prepack_gate_up
 from gemmill.quantize.rotation import fold_rotation as fold_rotation

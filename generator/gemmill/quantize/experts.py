@@ -1,7 +1,7 @@
 """4-bit weights of all experts of a layer in one tensor, in the order in which grouped kernels read them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -70,6 +70,71 @@ def prepack_experts(
         base=torch.stack(bases),
         reports=tuple(reports),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedGatedExperts:
+    """Weights of a layer as `gemmill.fused_experts` takes them with a format."""
+
+    w13: PackedExperts
+    """Of gates and ups, each gate before its up."""
+    w2: PackedExperts
+
+
+ORDERS = ("gate_up", "up_gate", "interleaved")
+"""Of rows of gates and ups: all gates first, all ups first, or each gate before its up."""
+
+
+def prepack_gated_experts(
+    w13: Sequence[BlockScaled],
+    w2: Sequence[BlockScaled],
+    *,
+    order: str = "gate_up",
+    w13_global_scales: Tensor | None = None,
+    w2_global_scales: Tensor | None = None,
+) -> PackedGatedExperts:
+    """Weights of a layer's experts for bf16 activations: w13 [2 I, K] of each, rows in `order`, and w2 [K, I].
+
+    Global scales are float32, and divide: those of w13 are [E], or [E, 2] of gates and of ups, those of w2 [E]. They become part of
+    the bases, each its own. Raises ValueError, in a sentence, for another order, for sizes that disagree, and as `prepack_experts`.
+    """
+    if order not in ORDERS:
+        raise ValueError(f"order is {order!r}, expected {', '.join(map(repr, ORDERS[:-1]))} or {ORDERS[-1]!r}")
+    if len(w13) != len(w2):
+        raise ValueError(f"w13 has {len(w13)} experts and w2 has {len(w2)}: each expert has both")
+    for i, (first, second) in enumerate(zip(w13, w2, strict=True)):
+        (gates, k), (rows, inner) = (first.codes.shape[0], first.k), (second.codes.shape[0], second.k)
+        if gates != 2 * inner or k != rows:
+            raise ValueError(
+                f"expert {i}: w13 is {gates} x {k} and w2 {rows} x {inner}, expected w13 of {2 * inner} x {rows} for this w2"
+            )
+    packed = prepack_experts([_woven(x, order) for x in w13]), prepack_experts(w2)
+    return PackedGatedExperts(
+        w13=_on_global_scales("w13", packed[0], w13_global_scales, 2),
+        w2=_on_global_scales("w2", packed[1], w2_global_scales, 1),
+    )
+
+
+def _woven(weights: BlockScaled, order: str) -> BlockScaled:
+    """With each gate before its up."""
+    if order == "interleaved":
+        return weights
+    first, second = torch.arange(weights.codes.shape[0], device=weights.codes.device).chunk(2)
+    rows = torch.stack((first, second) if order == "gate_up" else (second, first), dim=1).flatten()
+    return BlockScaled(format=weights.format, codes=weights.codes[rows], scales=weights.scales[rows])
+
+
+def _on_global_scales(name: str, packed: PackedExperts, scales: Tensor | None, kinds: int) -> PackedExperts:
+    """With bases divided by the global scales of each expert's `kinds` of rows, which take turns."""
+    if scales is None:
+        return packed
+    count = len(packed.base)
+    if scales.numel() not in (count, count * kinds):
+        wanted = f"[{count}] or [{count}, {kinds}]" if kinds > 1 else f"[{count}]"
+        raise ValueError(f"{name}_global_scales has shape {list(scales.shape)}, expected {wanted}")
+    divisors = scales.to(packed.base.device, torch.float32).reshape(count, 1, -1)
+    bases = (packed.base.view(count, -1, kinds) / divisors).view(count, -1)
+    return replace(packed, base=bases)
 
 
 def _check(experts: Sequence[BlockScaled], activations: str) -> None:

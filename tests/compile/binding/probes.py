@@ -18,7 +18,8 @@ from gemmill.build.files import file_digest
 from gemmill.build.sources import TORCH_TARGET, expand, flags_for, hand_written, roots_of
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit.render import render
-from gemmill.families import fused_moe, gated_mm, kv_cache, quant, scaled_mm, sparse_mm
+from gemmill.families import gated_mm, kv_cache, quant, scaled_mm, sparse_mm
+from gemmill.families.fused_moe import selections as fused_moe_selections
 from gemmill.families.moe import selections as moe_selections
 from gemmill.family import Config, ProblemCall
 from gemmill.locations import kernels_dir
@@ -180,7 +181,7 @@ def some_configs() -> tuple[Config, ...]:
     of_caches = REGISTRY.configs_of(kv_cache.NAME, default)
     of_experts = list(moe_selections.sweep(Arch.SM90A))
     of_sparse = REGISTRY.configs_of(sparse_mm.NAME, default)
-    of_layers = REGISTRY.configs_of(fused_moe.NAME, default)
+    of_layers = list(fused_moe_selections.sweep(Arch.SM90A))
     of_gates = REGISTRY.configs_of(gated_mm.NAME, default)
     alone = REGISTRY.configs_of(scaled_mm.NAME, select("nvcc").configs)
     by_columns = [config for config in alone if config.problem.scale_layout is ScaleLayout.MN_MAJOR]

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from gemmill.families.fused_moe.config import MOST_WEIGHTS, ExpertsConfig
+from gemmill.families.fused_moe.config import MOST_WEIGHTS, ExpertsConfig, PackedExpertsConfig
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
+from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.vocab import DType
 
 
@@ -22,9 +23,39 @@ class ExpertsAccepts:
     most_experts: int
 
     @property
+    def format(self) -> str | None:
+        """Of packed weights."""
+        return None
+
+    @property
     def operand_dtype(self) -> DType:
         """Of the operand that a call is asked by."""
         return self.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedExpertsAccepts(ExpertsAccepts):
+    """The calls that a kernel of packed weights takes: rows of x begin at multiples of 16 bytes, as weights do."""
+
+    packed_as: str
+    """Format of the weights."""
+
+    @property
+    def format(self) -> str | None:
+        """Of packed weights."""
+        return self.packed_as
+
+
+def accepted_packed(config: PackedExpertsConfig) -> PackedExpertsAccepts:
+    """The calls that a kernel of this config takes."""
+    return PackedExpertsAccepts(
+        ops=(FUSED_FP4_EXPERTS.name,),
+        dtype=config.dtype,
+        out_dtype=config.out_dtype,
+        group_size=0,
+        most_experts=MOST_WEIGHTS,
+        packed_as=str(config.format),
+    )
 
 
 def accepted(config: ExpertsConfig) -> ExpertsAccepts:

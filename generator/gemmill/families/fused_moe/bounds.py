@@ -3,7 +3,7 @@
 Both products are made by instructions for operands of 16 bits, to which e4m3 is converted (`gemmill.arithmetic`): an instruction adds
 16 products and loses 19 units of 2^-23 of the largest sum at most, which the sum of all magnitudes is never below. Sums leave the
 tensor core every 128 bytes along K, so 8 instructions at most add up. Then each step, slice, scale, bias and weight rounds once
-to float32. A gate and an up lie between what the lowest and the highest sum are rounded to; a result within `slack_of` of the
+to float32. Sums of packed weights stay on the tensor core along all of K. A gate and an up lie between what the lowest and the highest sum are rounded to; a result within `slack_of` of the
 reference's; its code times its scale between those of the ends. What these may be off, times the magnitudes of W2, is the second
 product's error, with what that loses itself.
 """
@@ -17,6 +17,7 @@ from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, half_unit_in_last_place
 from gemmill.families.fused_moe import reference
 from gemmill.families.fused_moe.reference import Layer, Rows
 from gemmill.formats.gating import encode, group_scales, slack_of
+from gemmill.formats.layout import STAGE_COLUMNS
 
 _INSTRUCTIONS, _STEP_BYTES, _ROUNDINGS = 8, 128, 24
 """Of a step; the slices that are added, and the roundings of an end."""
@@ -97,6 +98,9 @@ def _inner_error(layer: Layer, rows: Rows) -> Tensor:
 
 def _lost(layer: Layer, weights: Tensor) -> float:
     """Of all magnitudes of a sum, what a kernel may lose."""
+    if layer.is_packed:
+        steps = -(-weights.shape[2] // STAGE_COLUMNS) * STAGE_COLUMNS // OF_16_BITS.instruction_k
+        return steps * OF_16_BITS.losses * OF_16_BITS.unit + _ROUNDINGS * FLOAT32_UNIT
     steps = -(-weights.shape[2] * weights.element_size() // _STEP_BYTES)
     return _INSTRUCTIONS * OF_16_BITS.losses * OF_16_BITS.unit + (steps + _ROUNDINGS) * FLOAT32_UNIT
 

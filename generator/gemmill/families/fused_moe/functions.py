@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from gemmill.families.fused_moe.config import FP4_FORMATS
 from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
 from gemmill.families.fused_moe.workspace import most_bytes
 from gemmill.runtime.ops import overload
@@ -11,6 +12,8 @@ from gemmill.runtime.ops import overload
 __all__ = ["fused_experts", "fused_experts_workspace"]
 
 _FUSED_EXPERTS = overload("fused_experts")
+_FUSED_FP4_EXPERTS = overload("fused_fp4_experts")
+_FORMATS = {str(format): i for i, format in enumerate(FP4_FORMATS)}
 _ORDERS = {"gate_up": GATE_UP, "up_gate": UP_GATE, "interleaved": INTERLEAVED}
 
 
@@ -36,6 +39,7 @@ def fused_experts(
     adds: bool = False,
     workspace: torch.Tensor | None = None,
     check: bool = False,
+    format: str | None = None,
 ) -> torch.Tensor:
     """out[t] = sum over a token's experts e of weight W2[e] (activation(gate) up), gate and up being rows of W13[e] x[t].
 
@@ -48,7 +52,12 @@ def fused_experts(
     none. weight_on_input multiplies gates and ups by the router's weight instead of what w2 gives. Biases are [E, 2 I] and [E, K] in x's
     type. With `adds` the result is added to `out`, else `out` is made or overwritten. workspace are uint8,
     fused_experts_workspace(...) of them, with anything in them; without it torch's allocator is asked. Sums have one order: the same
-    call gives the same bits. Raises RuntimeError with one sentence where the arguments do not fit, ValueError for another order, or
+    call gives the same bits.
+
+    `format` is "nvfp4" or "mxfp4" where weights are packed by gemmill.quantize.prepack_gated_experts: w13 and w2 are blocks then.
+    w13_scales [E, 2 I] and w2_scales [E, K] are their bases. x is bfloat16 then, order "interleaved", and so are rows of w13_bias.
+
+    Raises RuntimeError with one sentence where the arguments do not fit, ValueError for another order, or
     `adds` without `out`. With `check` ids and map are looked at, which waits for the device.
     """
     if order not in _ORDERS:
@@ -58,11 +67,29 @@ def fused_experts(
     if check:
         _check_ids(topk_ids, expert_map, w13.shape[0])
     out = torch.empty_like(x) if out is None else out
+    if format is not None:
+        if format not in _FORMATS:
+            raise ValueError(
+                f"format is {format!r}, expected {' or '.join(map(repr, _FORMATS))}, or None for weights that are not packed"
+            )
+        _check_bases(format, w13_scales, w2_scales)
+        _FUSED_FP4_EXPERTS(
+            out, x, w13, w2, w13_scales, w2_scales, topk_ids, topk_weights, activation, alpha, limit, beta, _FORMATS[format],
+            _ORDERS[order], weight_on_input, adds, w13_bias, w2_bias, expert_map, workspace,
+        )  # fmt: skip
+        return out
     _FUSED_EXPERTS(
         out, x, w13, w2, w13_scales, w2_scales, topk_ids, topk_weights, activation, alpha, limit, beta,
         _ORDERS[order], weight_on_input, adds, w13_bias, w2_bias, expert_map, workspace,
     )  # fmt: skip
     return out
+
+
+def _check_bases(format: str, w13_scales: torch.Tensor | None, w2_scales: torch.Tensor | None) -> None:
+    """Raise RuntimeError where packed weights come without bases."""
+    for name, bases in (("w13_scales", w13_scales), ("w2_scales", w2_scales)):
+        if bases is None:
+            raise RuntimeError(f"fused_experts: format is {format!r} and {name} is None: packed weights have bases")
 
 
 def _check_ids(topk_ids: torch.Tensor, expert_map: torch.Tensor | None, weights: int) -> None:
@@ -82,11 +109,11 @@ def _check_ids(topk_ids: torch.Tensor, expert_map: torch.Tensor | None, weights:
 
 
 def fused_experts_workspace(
-    tokens: int, hidden: int, inner: int, topk: int, experts: int, *, coded: bool = True
+    tokens: int, hidden: int, inner: int, topk: int, experts: int, *, coded: bool = True, packed: bool = False
 ) -> int:
     """Bytes that fused_experts needs at most for so many tokens, whatever kernel serves it.
 
     hidden is the length of a row of x, inner of half a row of the first product. experts are those whose weights are here. coded says
-    that weights are float8_e4m3fn. Fewer tokens need no more. Raises ValueError for a size below 0.
+    that weights are float8_e4m3fn, packed that they are packed weights of 4 bits. Fewer tokens need no more. Raises ValueError for a size below 0.
     """
-    return most_bytes(tokens, hidden, inner, topk, experts, coded)
+    return most_bytes(tokens, hidden, inner, topk, experts, coded and not packed, packed)

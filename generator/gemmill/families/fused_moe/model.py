@@ -18,7 +18,8 @@ class Facts(NamedTuple):
     """Of a variant. Mirrors `Facts` in kernels/fused_moe/model.h."""
 
     tile_tokens: int
-    bytes_of_element: int
+    bits: int
+    """Of an element of weights."""
     tile_ps: int
     """Picoseconds for 1,024 bytes of weights by a tile's rows, of all multiprocessors together."""
 
@@ -29,7 +30,7 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     facts: Facts = row.facts
     active = max(min(pairs, weights), 1)
     tiles = active + pairs // facts.tile_tokens
-    read = 3.0 * float(inner) * float(hidden) * float(facts.bytes_of_element)
+    read = 3.0 * float(inner) * float(hidden) * float(facts.bits) / 8.0
     memory = float(active) * read / _MEMORY
     working = float(tiles) * read / 1024.0 * float(facts.tile_ps) / 1000.0 * 132.0 / float(sm_count)
     return _BEGIN_NS + max(memory, working) + 0.1 * min(memory, working)

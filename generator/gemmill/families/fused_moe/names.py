@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from gemmill.families.fused_moe.config import ExpertsConfig
+from gemmill.families.fused_moe.config import FP4_FORMATS, ExpertsConfig, PackedExpertsConfig
 from gemmill.vocab import Arch, DType
 
 
@@ -33,3 +33,22 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> ExpertsConfig:
     if (spelled := to_fields(config)[2]) != scales:
         raise ValueError(f"scales {scales!r} of {dtype}, which has {spelled!r}")
     return config
+
+
+def packed_to_fields(config: PackedExpertsConfig) -> list[str]:
+    """format tile."""
+    return [str(config.format), f"t{config.tile_tokens}"]
+
+
+def packed_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> PackedExpertsConfig:
+    """The config that `packed_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if len(fields) != 2:
+        raise ValueError(f"it has {len(fields) + 2} fields of 4")
+    name, tile = fields
+    known = {str(format): format for format in FP4_FORMATS}
+    if name not in known:
+        raise ValueError(f"weights {name!r}, expected {' or '.join(known)}")
+    rows = re.fullmatch(r"t([1-9]\d*)", tile)
+    if rows is None:
+        raise ValueError(f"tile {tile!r}, expected t and a number of rows")
+    return PackedExpertsConfig(format=known[name], tile_tokens=int(rows[1]), arch=arch)

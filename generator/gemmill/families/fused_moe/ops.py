@@ -1,8 +1,20 @@
 """The op, and what must hold for a call."""
 
 from gemmill.families.fused_moe.classes import CLASSES
-from gemmill.families.fused_moe.config import CODED, GROUP, HALVES, MOST_WEIGHTS
-from gemmill.families.fused_moe.workspace import EXPRESSIONS, SHARED, expression_of
+from gemmill.families.fused_moe.config import CODED, GROUP, HALVES
+from gemmill.families.fused_moe.packed_ops import PACKED_OP
+from gemmill.families.fused_moe.steps import (
+    LIMITS,
+    MAP,
+    MULTIPLE,
+    NUMBERS,
+    PARTS,
+    ROLES,
+    WORKSPACE,
+    bias,
+    large_enough,
+)
+from gemmill.families.fused_moe.workspace import EXPRESSIONS, expression_of
 from gemmill.family import (
     Aspect,
     Check,
@@ -17,38 +29,13 @@ from gemmill.family import (
     Step,
     Tensor,
     When,
-    any_of,
 )
 from gemmill.vocab import DType
-from gemmill.vocab.activation import Activation
 
 FUSED_EXPERTS = OpSchema(
     "fused_experts(Tensor(a!) out, Tensor x, Tensor w13, Tensor w2, Tensor? w13_scales, Tensor? w2_scales, Tensor topk_ids, "
     "Tensor topk_weights, str activation, float alpha, float limit, float beta, int order=0, bool weight_on_input=False, "
     "bool adds=False, Tensor? w13_bias=None, Tensor? w2_bias=None, Tensor? expert_map=None, Tensor(b!)? workspace=None) -> ()"
-)
-MULTIPLE = 16
-"""Of which the lengths of rows are multiples: of 16 bytes, and of 16 rows of an instruction."""
-MOST_PAIRS, MOST_SIZE = 2**30, 2**24
-_ROLES = "out x w13 w2 w13_scales w2_scales topk_ids topk_weights w13_bias w2_bias expert_map workspace"
-_WORDS = tuple(activation.spelled for activation in Activation)
-_NUMBERS = (
-    Require(f"activation in {_WORDS}", f"activation is {{activation!r}}, expected {any_of(list(map(repr, _WORDS)))}"),
-    When(
-        f"activation_index < {list(Activation).index(Activation.SWIGLU)}",
-        (
-            Require(
-                "alpha == 1 and limit == 1e999 and beta == 0",
-                "alpha, limit, beta = {alpha}, {limit}, {beta} with activation {activation!r}: only 'swiglu' has them, else they "
-                "are 1, inf, 0",
-            ),
-        ),
-    ),
-    Require("limit > 0", "limit is {limit}, expected a number above 0, or inf for none"),
-    Require(
-        "order in (0, 1, 2)",
-        "order is {order}, expected 0 (gates, then ups), 1 (ups, then gates) or 2 (each gate before its up)",
-    ),
 )
 _SIZES = (
     Check(Aspect.RANK, "out x w13 w2 topk_ids topk_weights"),
@@ -63,21 +50,7 @@ _SIZES = (
         f"rows of {{w13.name}} and {{w2.name}} have {{K}} and {{inner}} elements: kernels read whole pieces of {MULTIPLE}, pad weights "
         "with zeros",
     ),
-    Require(
-        f"weights >= 1 and weights <= {MOST_WEIGHTS}",
-        f"{{w13.name}} is {{w13.shape}}, weights of {{weights}} experts: a kernel sorts by 1 to {MOST_WEIGHTS}",
-    ),
-    Check(Aspect.SHAPE, "topk_ids topk_weights"),
-    Require("topk >= 1", "{topk_ids.name} is {topk_ids.shape}: each token has one expert or more"),
-    Require(
-        "expert_map == 1 or topk <= weights",
-        "{topk_ids.name} is {topk_ids.shape}, {topk} experts of each token, and there are {weights}: give an expert_map where others "
-        "are elsewhere",
-    ),
-    Require(
-        f"M * topk <= {MOST_PAIRS} and K <= {MOST_SIZE} and inner <= {MOST_SIZE}",
-        f"pairs, hidden, inner = {{M}} * {{topk}}, {{K}}, {{inner}}: there are at most {MOST_PAIRS} pairs, and {MOST_SIZE} elements of a row",
-    ),
+    *LIMITS,
 )
 
 
@@ -147,62 +120,16 @@ def _rows_at_one_stride(role: str) -> tuple[Step, ...]:
     )
 
 
-def _bias(role: str, columns: str) -> Step:
-    return When(
-        role,
-        (
-            Check(Aspect.DTYPE, role),
-            Require(
-                f"rank({role}) == 2 and size({role}, 0) == weights and size({role}, 1) == {columns} and dense({role}) == 1",
-                f"{{{role}.name}} has shape {{{role}.shape}} and strides {{{role}.strides}}, expected [{{weights}}, {{{columns}}}], contiguous",
-            ),
-        ),
-    )
-
-
-_MAP = When(
-    "expert_map",
-    (
-        Check(Aspect.DTYPE, "expert_map"),
-        Require(
-            "longer(expert_map) <= 1 and dense(expert_map) == 1",
-            "{expert_map.name} has shape {expert_map.shape} and strides {expert_map.strides}: expected one number for each expert, contiguous",
-        ),
-    ),
-)
 _WORKSPACE: tuple[Step, ...] = (
-    *(Let(name, said) for name, said in EXPRESSIONS.items() if name != "inner_groups"),
-    Let("shared_bytes", SHARED),
+    *PARTS,
     Let("bytes_plain", expression_of(coded=False)),
     Let("bytes_coded", expression_of(coded=True)),
     When(
         "workspace",
         (
-            Check(Aspect.DTYPE, "workspace"),
-            Require(
-                "longer(workspace) <= 1 and dense(workspace) == 1",
-                "{workspace.name} has shape {workspace.shape} and strides {workspace.strides}: expected bytes without gaps",
-            ),
-            When(
-                "kind == 0",
-                (
-                    Require(
-                        "numel(workspace) >= bytes_plain",
-                        "{workspace.name} has {workspace.shape} bytes, expected {bytes_plain} or more: "
-                        "gemmill.fused_experts_workspace says how many",
-                    ),
-                ),
-            ),
-            When(
-                "kind >= 1",
-                (
-                    Require(
-                        "numel(workspace) >= bytes_coded",
-                        "{workspace.name} has {workspace.shape} bytes, expected {bytes_coded} or more: "
-                        "gemmill.fused_experts_workspace says how many",
-                    ),
-                ),
-            ),
+            *WORKSPACE,
+            When("kind == 0", (large_enough("bytes_plain"),)),
+            When("kind >= 1", (large_enough("bytes_coded"),)),
         ),
     ),
 )
@@ -223,7 +150,7 @@ _OP = Op(
         Tensor("workspace", "weights", (DType.U8,)),
     ),
     contract=(
-        *_NUMBERS,
+        *NUMBERS,
         Check(Aspect.DTYPE, "x out w13 w2 topk_ids topk_weights"),
         *_SIZES,
         *_SCALES,
@@ -233,13 +160,13 @@ _OP = Op(
         Check(Aspect.LAYOUT, "x out topk_ids topk_weights"),
         *_rows_at_one_stride("w13"),
         *_rows_at_one_stride("w2"),
-        _bias("w13_bias", "gates"),
-        _bias("w2_bias", "K"),
-        _MAP,
+        bias("w13_bias", "gates"),
+        bias("w2_bias", "K"),
+        MAP,
         *_WORKSPACE,
-        Check(Aspect.DEVICE, _ROLES),
-        Check(Aspect.APART, _ROLES),
+        Check(Aspect.DEVICE, ROLES),
+        Check(Aspect.APART, ROLES),
         CLASSES,
     ),
 )
-OPS = OpSet(ops=(_OP,))
+OPS = OpSet(ops=(_OP, PACKED_OP))

@@ -10,5 +10,12 @@ QUESTIONS = (
     Asked(name="topk", flags="--topk", least=1, help="Experts of a token (2)"),
     Asked(name="group", flags="--group", help="Fused experts: 128, none for scales of rows"),
     Asked(name="dtype", flags="--dtype", kind=str, choices=("e4m3", "bf16", "f16"), help="Of weights (e4m3)"),
+    Asked(
+        name="format",
+        flags="--format",
+        kind=str,
+        choices=("nvfp4", "mxfp4"),
+        help="Of packed weights of experts (nvfp4)",
+    ),
     Asked(name="out", flags="--out", kind=str, choices=("bf16", "f16"), help="Dtype of x and out (bf16)"),
 )

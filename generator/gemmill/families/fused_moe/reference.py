@@ -8,7 +8,7 @@ Of each pair of a token and one of its experts:
     part      (scales (results W2), plus bias) times the router's weight, in float32
     out       parts of a token's experts, summed in their order in float32, and rounded once
 
-Sums of products are made in float64. Scales of rows are multiplied by last: a_scale * (sum * b_scale).
+Packed weights are decoded first: code, scale and base of each, exactly, in float64. Sums of products are made in float64. Scales of rows are multiplied by last: a_scale * (sum * b_scale).
 """
 
 from collections.abc import Iterator
@@ -54,6 +54,11 @@ class Layer:
     def is_coded(self) -> bool:
         """Whether activations are coded."""
         return self.w13.dtype is torch.float8_e4m3fn
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether weights were packed: now they are float64."""
+        return self.w13.dtype is torch.float64
 
     @property
     def group(self) -> int:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.fused_moe.config import CODED, TILES, ExpertsConfig
+from gemmill.families.fused_moe.config import CODED, PACKED_TILES, TILES, AnyConfig, ExpertsConfig, PackedExpertsConfig
 from gemmill.vocab import Arch
 
 
-def _hopper(c: ExpertsConfig) -> Iterator[str]:
+def _hopper(c: AnyConfig) -> Iterator[str]:
     """Kernels begin while others end, and multiply by warps; no other architecture has run them."""
     if c.arch is not Arch.SM90A:
         yield f"fused experts are written for sm90a, not for {c.arch}"
@@ -27,3 +27,12 @@ def _tile(c: ExpertsConfig) -> Iterator[str]:
 
 
 RULES = (_hopper, _operands, _tile)
+
+
+def _packed_tile(c: PackedExpertsConfig) -> Iterator[str]:
+    """Sums of a tile lie in a warp's registers, or in those of 128 threads."""
+    if c.tile_tokens not in PACKED_TILES:
+        yield f"tile of {c.tile_tokens} rows: there are {', '.join(map(str, PACKED_TILES))}"
+
+
+PACKED_RULES = (_hopper, _packed_tile)

@@ -3,7 +3,16 @@
 from collections.abc import Iterator
 from itertools import product
 
-from gemmill.families.fused_moe.config import CODED, GROUP, TILES, ExpertsConfig
+from gemmill.families.fused_moe.config import (
+    CODED,
+    FP4_FORMATS,
+    GROUP,
+    PACKED_TILES,
+    TILES,
+    AnyConfig,
+    ExpertsConfig,
+    PackedExpertsConfig,
+)
 from gemmill.vocab import Arch, DType
 
 
@@ -20,3 +29,15 @@ def default(arch: Arch) -> Iterator[ExpertsConfig]:
 def smoke(arch: Arch) -> Iterator[ExpertsConfig]:
     """Of scales in groups, the smallest tile."""
     yield from (config for config in default(arch) if config.group_size and config.tile_tokens == TILES[0])
+
+
+def sweep(arch: Arch) -> Iterator[AnyConfig]:
+    """What default has, and kernels of packed weights: compiled, never run."""
+    yield from default(arch)
+    yield from packed(arch)
+
+
+def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:
+    """Of packed 4-bit weights, of each format every tile, on sm90a."""
+    for format, tile in product(FP4_FORMATS, PACKED_TILES if arch is Arch.SM90A else ()):
+        yield PackedExpertsConfig(format=format, tile_tokens=tile, arch=arch)

@@ -3,14 +3,20 @@
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from gemmill.families.fused_moe.config import FP4_FORMATS
 from gemmill.families.fused_moe.problem import problem_of_call
 from gemmill.families.fused_moe.reference import Layer, fused_experts
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
+from gemmill.formats.fp4_blocks import Fp4Blocks
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, count_of_variants
+from gemmill.vocab import Format
 from gemmill.vocab.activation import Activation
 
 _OF_WORD = {activation.spelled: activation for activation in Activation}
@@ -20,6 +26,8 @@ _WRITTEN = ("out", "workspace", "adds")
 def layer_of(given: dict[str, Any]) -> Layer:
     """The operands of a call that has passed the checks; scales of experts as those of rows."""
     operands = {name: value for name, value in given.items() if name not in _WRITTEN}
+    if "format" in given:
+        return _packed_layer(operands)
     for name in ("w13", "w2"):
         weights, scales = given[name], given[f"{name}_scales"]
         if (
@@ -30,6 +38,25 @@ def layer_of(given: dict[str, Any]) -> Layer:
             rows = scales.reshape(weights.shape[0], -1)
             operands[f"{name}_scales"] = rows.expand(weights.shape[:2]).contiguous()
     return Layer(**operands | {"activation": _OF_WORD[given["activation"]]})
+
+
+def _packed_layer(given: dict[str, Any]) -> Layer:
+    """Of packed weights, decoded."""
+    format = FP4_FORMATS[given.pop("format")]
+    columns = given["x"].shape[1], given["w13_scales"].shape[1] // 2
+    for name, k in zip(("w13", "w2"), columns, strict=True):
+        bases = given[f"{name}_scales"]
+        given[name] = torch.stack(
+            [_decoded(blocks, base, format, k) for blocks, base in zip(given[name], bases, strict=True)]
+        )
+        given[f"{name}_scales"] = None
+    return Layer(**given | {"activation": _OF_WORD[given["activation"]]})
+
+
+def _decoded(blocks: Tensor, base: Tensor, format: Format, k: int) -> Tensor:
+    """Of one expert, float64 [rows, K]."""
+    values: Tensor = Fp4Blocks(format=format, n=len(base), k=k, blocks=blocks, base=base).weights()[0].values()
+    return values * base.double()[:, None]
 
 
 def _has_blocks(given: dict[str, Any]) -> bool:

@@ -1,8 +1,10 @@
 """Spelling a config in CUDA C++."""
 
-from gemmill.families.fused_moe.config import ExpertsConfig
+from gemmill.families.fused_moe.config import ExpertsConfig, PackedExpertsConfig
 from gemmill.family import Spelled
-from gemmill.vocab import DType
+from gemmill.formats.layout import SIDE
+from gemmill.vocab import DType, Format
+from gemmill.vocab.format import MXFP4, NVFP4
 
 _TYPES = {DType.BF16: "__nv_bfloat16", DType.F16: "__half", DType.E4M3: "gemmill::fused_moe::Coded"}
 
@@ -16,3 +18,23 @@ def spell(config: ExpertsConfig) -> Spelled:
         "tile_tokens": config.tile_tokens,
     }
     return Spelled(template="fused_moe/fused_experts.cu.jinja", values=values)
+
+
+_CPP_BLOCK: dict[Format, str] = {NVFP4: "Fp4Block<NvFp4>", MXFP4: "Fp4Block<MxFp4>"}
+"""Class in kernels/blockscaled/widen_e2m1.cuh."""
+
+
+def spell_packed(config: PackedExpertsConfig) -> Spelled:
+    """The template, and what fills the holes."""
+    values = {
+        "products": "WarpProducts" if config.by_warps else "WarpgroupProducts",
+        "block": _CPP_BLOCK[config.format],
+        "row_groups": config.tile_rows // SIDE,
+        "k_groups": config.stage_parts if config.by_warps else 1,
+        "stage_parts": config.stage_parts,
+        "parts": 1 if config.by_warps else config.stage_parts,
+        "tile_tokens": config.tile_tokens,
+        "stages": config.stages,
+        "loaders": config.loaders,
+    }
+    return Spelled(template="fused_moe/packed_experts.cu.jinja", values=values)

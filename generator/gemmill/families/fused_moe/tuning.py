@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gemmill.families.fused_moe.accepts import ExpertsAccepts
 from gemmill.families.fused_moe.classes import CLASSES
-from gemmill.families.fused_moe.config import ExpertsConfig
+from gemmill.families.fused_moe.config import AnyConfig, PackedExpertsConfig
 from gemmill.families.fused_moe.model import Facts, model_ns
 from gemmill.family import Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
@@ -12,9 +12,17 @@ from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 _TILE_PS = {8: 290, 16: 400, 32: 706}
 """Of 1,024 bytes of weights by a tile's rows: from times of 256 and 1,024 tokens of Qwen3-30B-A3B (H200, 2026-11-22;
 docs/notes/experts.md)."""
+_PACKED_BLOCK_PS, _PACKED_ROW_PS = 227, 4.5
+"""The same of packed weights, and what each row of the tile adds: predictions, as those of grouped GEMMs are."""
 
 
-def _rows(config: ExpertsConfig, _accepts: ExpertsAccepts, kernel: int) -> Iterator[Row]:
+def _tile_ps(config: AnyConfig) -> int:
+    if isinstance(config, PackedExpertsConfig):
+        return int(_PACKED_BLOCK_PS + _PACKED_ROW_PS * config.tile_tokens)
+    return _TILE_PS[config.tile_tokens]
+
+
+def _rows(config: AnyConfig, _accepts: ExpertsAccepts, kernel: int) -> Iterator[Row]:
     yield Row(
         kernel=kernel,
         problem=CLASSES.number(config),
@@ -23,8 +31,8 @@ def _rows(config: ExpertsConfig, _accepts: ExpertsAccepts, kernel: int) -> Itera
         least=(0, 0, 0, 0),
         facts=Facts(
             tile_tokens=config.tile_tokens,
-            bytes_of_element=config.dtype.bits // 8,
-            tile_ps=_TILE_PS[config.tile_tokens],
+            bits=config.dtype.bits if config.format is None else config.format.code.bits,
+            tile_ps=_tile_ps(config),
         ),
     )
 

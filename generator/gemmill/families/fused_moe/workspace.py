@@ -33,11 +33,17 @@ _CODED = (
     "pairs * inner",
     "pairs * inner_groups * 4",
 )
+_SORTED = ("(weights + 1) * 4", "pairs * 4")
 
 
 def expression_of(*, coded: bool) -> str:
     """Bytes of all parts, in the language of contracts; `shared_bytes` are those of both kinds."""
     return f"shared_bytes + {_total(_CODED if coded else _PLAIN)}"
+
+
+def packed_expression() -> str:
+    """The same of packed weights: of `weights` experts the first row of each, and of sorted rows the token."""
+    return f"shared_bytes + {_total((*_PLAIN, *_SORTED))} + {ALIGNED}"
 
 
 def _total(parts: tuple[str, ...]) -> str:
@@ -48,7 +54,7 @@ SHARED = f"{ALIGNED} + {_total(_EACH)}"
 """Bytes of the parts that every call has."""
 
 
-def most_bytes(tokens: int, hidden: int, inner: int, topk: int, experts: int, coded: bool) -> int:
+def most_bytes(tokens: int, hidden: int, inner: int, topk: int, experts: int, coded: bool, packed: bool = False) -> int:
     """Of a workspace for so many tokens, whatever kernel serves them. Raises ValueError for a size below 0."""
     sizes = {"tokens": tokens, "hidden": hidden, "inner": inner, "topk": topk, "experts": experts}
     for name, size in sizes.items():
@@ -68,4 +74,6 @@ def most_bytes(tokens: int, hidden: int, inner: int, topk: int, experts: int, co
     parts += [pairs * inner * (4 if coded else 2), pairs * hidden * 4]
     if coded:
         parts += [tokens * hidden, tokens * -(-hidden // GROUP) * 4, pairs * inner, pairs * groups * 4]
+    if packed:
+        parts += [(experts + 1) * 4, pairs * 4, ALIGNED]
     return ALIGNED + sum(-(-part // ALIGNED) * ALIGNED for part in parts)

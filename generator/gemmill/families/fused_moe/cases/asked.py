@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from gemmill.families.fused_moe.config import CODED, GROUP
+from gemmill.families.fused_moe.config import CODED, FP4_FORMATS, GROUP
+from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS, blocks_shape
 from gemmill.numerics.cases import Question, refuse_unused
 from gemmill.vocab import DType
 
@@ -19,6 +20,10 @@ def asked(op: str, question: Question) -> list[Any]:
     if n is None or k is None or q["hidden"] is not None:
         raise ValueError(f"{op} wants -m, -n and -k, and no --hidden")
     refuse_unused(op, q)
+    if op == FUSED_FP4_EXPERTS.name:
+        return _of_packed(op, q, m, n, k, experts, topk)
+    if q["format"] is not None:
+        raise ValueError(f"{op} with --format: weights are numbers, {FUSED_FP4_EXPERTS.name} takes packed ones")
     if q["group"] not in (None, 0, GROUP):
         raise ValueError(f"{op} with --group {q['group']}: it has groups of {GROUP}, or none")
     dtype, inner = DType(q["dtype"] or CODED), n // 2
@@ -42,6 +47,34 @@ def asked(op: str, question: Question) -> list[Any]:
         math.inf,
         0.0,
         0,
+        False,
+        False,
+        *(None,) * 4,
+    ]
+
+
+def _of_packed(op: str, q: Question, m: int, n: int, k: int, experts: int, topk: int) -> list[Any]:
+    """Of packed weights."""
+    if q["group"] or q["dtype"] or q["out"]:
+        raise ValueError(f"{op} with --group, --dtype or --out: x and out are bf16, weights have bases of rows")
+    name = q["format"] or str(FP4_FORMATS[0])
+    format = next((format for format in FP4_FORMATS if str(format) == name), None)
+    if format is None:
+        raise ValueError(f"{op} with --format {name}: expected {' or '.join(map(str, FP4_FORMATS))}")
+    return [
+        _empty(DType.BF16, m, k),
+        _empty(DType.BF16, m, k),
+        *(_empty(DType.U8, *blocks_shape(format, experts, *shape)) for shape in ((n, k), (k, n // 2))),
+        _empty(DType.F32, experts, n),
+        _empty(DType.F32, experts, k),
+        _empty(DType.S32, m, topk),
+        _empty(DType.F32, m, topk),
+        "silu",
+        1.0,
+        math.inf,
+        0.0,
+        FP4_FORMATS.index(format),
+        2,
         False,
         False,
         *(None,) * 4,

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from gemmill.families.fused_moe.bounds import judged
-from gemmill.families.fused_moe.config import CODED, GROUP
+from gemmill.families.fused_moe.config import CODED, FP4_FORMATS, GROUP
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
+from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_moe.reference import GATE_UP
 from gemmill.families.fused_moe.serving import layer_of
+from gemmill.formats.quantise import BlockScaled
 from gemmill.numerics.comparison import Wanted
-from gemmill.vocab import DType
+from gemmill.quantize.experts import prepack_experts
+from gemmill.vocab import DType, Format
 from gemmill.vocab.activation import Activation
 
 NEUTRAL, OF_SWIGLU = (1.0, math.inf, 0.0), (1.702, 7.0, 1.0)
@@ -33,6 +36,8 @@ class CallSpec:
     dtype: DType = CODED
     out_dtype: DType = DType.BF16
     group_size: int = 0
+    format: Format | None = None
+    """Of packed weights."""
     activation: Activation = Activation.SILU
     order: int = GATE_UP
     mapped: tuple[int, ...] | None = None
@@ -54,6 +59,11 @@ class CallSpec:
     """Elements between rows of x and of out."""
 
     @property
+    def op(self) -> str:
+        """Its name."""
+        return (FUSED_EXPERTS if self.format is None else FUSED_FP4_EXPERTS).name
+
+    @property
     def numbers(self) -> tuple[float, float, float]:
         """Alpha, limit and beta."""
         return OF_SWIGLU if self.activation is Activation.SWIGLU else NEUTRAL
@@ -68,6 +78,7 @@ class CallSpec:
             f"{self.tokens} tokens, top {self.topk} of {self.experts} experts, hidden, inner = {self.hidden}, {self.inner}"
         ]
         words += [f"{self.dtype} to {self.out_dtype}", self.activation.spelled, f"routed to {self.routed}"]
+        words += [f"weights of {self.format}"] if self.format is not None else []
         words += [f"groups of {GROUP}"] if self.group_size else []
         words += [f"map {self.mapped}"] if self.mapped is not None else []
         words += [name for name in ("biased", "weight_on_input", "adds", "of_experts", "lent") if getattr(self, name)]
@@ -92,12 +103,18 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
     scales = [_scales(shape, p, g) if p.dtype is CODED else None for shape in shapes]
     small = 1.0 if p.dtype is CODED else 1 / 16  # else products of products leave f16
     alpha, limit, beta = p.numbers
-    return {
+    if p.format is None:
+        told: dict[str, Any] = {
+            "w13": (_values((p.weights, gates, p.hidden), p, g) * small).to(weights),
+            "w2": (_values((p.weights, p.hidden, p.inner), p, g) * small).to(weights),
+            "w13_scales": scales[0],
+            "w2_scales": scales[1],
+        }
+    else:
+        told = {"format": FP4_FORMATS.index(p.format)}
+        told |= _packed(p, p.format, "w13", (gates, p.hidden), g) | _packed(p, p.format, "w2", (p.hidden, p.inner), g)
+    return told | {
         "x": x,
-        "w13": (_values((p.weights, gates, p.hidden), p, g) * small).to(weights),
-        "w2": (_values((p.weights, p.hidden, p.inner), p, g) * small).to(weights),
-        "w13_scales": scales[0],
-        "w2_scales": scales[1],
         "topk_ids": _ids(p, g),
         "topk_weights": torch.rand((p.tokens, p.topk), device=device, generator=g),
         "activation": p.activation.spelled,
@@ -116,7 +133,8 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
 
 def arguments_of(given: dict[str, Any]) -> list[Any]:
     """In the order of the op's schema."""
-    return [given[name] for name in FUSED_EXPERTS.arguments]
+    schema = FUSED_FP4_EXPERTS if "format" in given else FUSED_EXPERTS
+    return [given[name] for name in schema.arguments]
 
 
 def wanted_of(given: dict[str, Any], *, exactly: bool) -> Wanted:
@@ -124,6 +142,20 @@ def wanted_of(given: dict[str, Any], *, exactly: bool) -> Wanted:
     before = given["out"].clone() if given["adds"] else None
     found = judged(layer_of(given), before, exactly=exactly)
     return Wanted(rounded=found.rounded, exact=found.exact, bound=found.bound)
+
+
+def _packed(p: CallSpec, format: Format, name: str, shape: tuple[int, int], g: torch.Generator) -> dict[str, Tensor]:
+    """Packed weights of every expert and their bases. Scales lie near 1, and are powers of two of integers."""
+    n, k = shape
+    one, step = (56, 8) if format.has_global_scale else (127, 1)
+    least, end = (-1, 2) if p.data == "integers" else (-3, 2)
+    experts = []
+    for _ in range(p.weights):
+        codes = torch.randint(0, 256, (n, format.code_bytes(k)), device=g.device, generator=g)
+        scales = one + step * torch.randint(least, end, (n, format.scale_count(k)), device=g.device, generator=g)
+        experts.append(BlockScaled(format=format, codes=codes.to(torch.uint8), scales=scales.to(torch.uint8)))
+    packed = prepack_experts(experts)
+    return {name: packed.blocks, f"{name}_scales": packed.base * _scales((p.weights, n), p, g)}
 
 
 def _ids(p: CallSpec, g: torch.Generator) -> Tensor:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from gemmill.families.fused_moe.cases.calls import NONE, ONE, CallSpec, arguments_of, make_given, wanted_of
-from gemmill.families.fused_moe.config import CODED, GROUP, ExpertsConfig
+from gemmill.families.fused_moe.config import CODED, GROUP, AnyConfig, PackedExpertsConfig
 from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
-from gemmill.families.fused_moe.reference import INTERLEAVED, UP_GATE
+from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
 from gemmill.numerics.cases import Outcome
 from gemmill.numerics.memory import GUARD_BYTES, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
@@ -31,7 +31,7 @@ class ExpertsCase:
     @property
     def op(self) -> str:
         """The op's name."""
-        return FUSED_EXPERTS.name
+        return self.problem.op
 
     def arguments(self, device: str) -> list[Any]:
         """In the order of the op's schema; what is written is poisoned."""
@@ -44,7 +44,7 @@ class ExpertsCase:
         slots = {"out": Slot.matrix(given["x"].dtype, (p.tokens, p.hidden), strides, values=None, written=True)}
         if p.lent:
             sizes = p.tokens, p.hidden, p.inner, p.topk, p.weights
-            count = fused_experts_workspace(*sizes, coded=p.dtype is CODED)
+            count = fused_experts_workspace(*sizes, coded=p.dtype is CODED, packed=p.format is not None)
             slots["workspace"] = Slot.matrix(torch.uint8, (1, count), (count, 1), values=None, written=True, shift=1)
         memory = Memory(slots, where, GUARD_BYTES + GUARD_ROWS * (p.hidden + p.pad) * given["x"].element_size())
         if p.adds:
@@ -75,11 +75,11 @@ class ExpertsCase:
         return Outcome(report=report, worst_fraction=comparison.worst_fraction)
 
 
-def of_config(config: ExpertsConfig) -> Iterator[ExpertsCase]:
+def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
     """Routings below, at and across a tile; tokens without experts, maps, biases, each activation, both places of the weight."""
     first, tile = _first(config), config.tile_tokens
-    step = GROUP if config.group_size else 16
-    problems = (
+    step = GROUP if config.group_size else config.format.group if config.format is not None else 16
+    problems: tuple[CallSpec, ...] = (
         replace(first, tokens=1, hidden=256, inner=2 * GROUP, weights=4, topk=2),
         replace(first, tokens=tile + 3, hidden=400, inner=3 * step, weights=3, topk=2, mapped=(2, -1, 0, 1), pad=16),
         replace(
@@ -123,17 +123,29 @@ def of_config(config: ExpertsConfig) -> Iterator[ExpertsCase]:
             first, tokens=200, hidden=128, inner=step, weights=16, topk=8, activation=Activation.GELU_TANH, lent=True
         ),
     )
+    if isinstance(config, PackedExpertsConfig):
+        problems = tuple(_packed(problem, config) for problem in problems)
     for i, problem in enumerate(problems):
         yield ExpertsCase(problem=replace(problem, data="integers"))
         if i < 4:
             yield ExpertsCase(problem=problem)
-    if not config.group_size:
+    if not config.group_size and config.format is None:
         yield ExpertsCase(problem=replace(first, tokens=7, hidden=48, inner=80, weights=3, topk=2, order=INTERLEAVED))
     if config.dtype is CODED and not config.group_size:
         yield ExpertsCase(problem=replace(first, tokens=7, hidden=48, inner=48, weights=3, topk=2, of_experts=True))
 
 
-def sized(config: ExpertsConfig, sizes: Mapping[str, int]) -> ExpertsCase:
+_MOST_PACKED = 40
+"""Experts whose weights are packed for a case: packing takes the host longer than all else."""
+
+
+def _packed(problem: CallSpec, config: PackedExpertsConfig) -> CallSpec:
+    """With rows of whole groups, gates before their ups, and no more experts than are packed in time."""
+    hidden = -(-problem.hidden // config.format.group) * config.format.group
+    return replace(problem, hidden=hidden, order=INTERLEAVED, weights=min(problem.weights, _MOST_PACKED))
+
+
+def sized(config: AnyConfig, sizes: Mapping[str, int]) -> ExpertsCase:
     """A call of small integers. Raises ValueError for what the op has no room for."""
     first = _first(config)
     return ExpertsCase(
@@ -143,7 +155,7 @@ def sized(config: ExpertsConfig, sizes: Mapping[str, int]) -> ExpertsCase:
     )
 
 
-def _first(config: ExpertsConfig) -> CallSpec:
+def _first(config: AnyConfig) -> CallSpec:
     return CallSpec(
         tokens=1,
         hidden=128,
@@ -153,6 +165,8 @@ def _first(config: ExpertsConfig) -> CallSpec:
         dtype=config.dtype,
         out_dtype=config.out_dtype,
         group_size=config.group_size,
+        format=config.format,
+        order=GATE_UP if config.format is None else INTERLEAVED,
     )
 
 

@@ -1,6 +1,5 @@
 """Random calls, and what they must give."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,11 +7,14 @@ import torch
 from torch import Tensor
 
 from gemmill.families.fused_moe.cases.calls import NEUTRAL, OF_SWIGLU, wanted_of
-from gemmill.families.fused_moe.config import GROUP
+from gemmill.families.fused_moe.cases.packed_drawn import drawn_packed
+from gemmill.families.fused_moe.cases.slots import dense, rows
+from gemmill.families.fused_moe.config import FP4_FORMATS, GROUP
+from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_moe.workspace import most_bytes
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.draw import Draw
-from gemmill.numerics.memory import Memory, Slot
+from gemmill.numerics.memory import Memory
 from gemmill.runtime.ops import variants
 from gemmill.vocab.activation import Activation
 
@@ -24,7 +26,12 @@ _OPTIONAL = ("w13_scales", "w2_scales", "w13_bias", "w2_bias", "expert_map", "wo
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """A call of the op."""
+    """A call of one of the ops."""
+    return drawn_packed(op, draw, limits) if op == FUSED_FP4_EXPERTS.name else _drawn(op, draw, limits)
+
+
+def _drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
+    """Of weights that are numbers."""
     half, coded = draw.one_of(_MADE), draw.chance(0.75)
     blocks = coded and draw.chance(0.5)
     step = GROUP if blocks else 16
@@ -47,26 +54,26 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     ids = tuple(draw.below(experts + 2) - 1 for _ in range(tokens * topk))
     activation = draw.one_of(tuple(Activation))
     slots = {
-        "out": _rows(draw, half, tokens, hidden, "normal", written=True),
-        "x": _rows(draw, half, tokens, hidden, values),
-        "w13": _dense(kind, (weights, 2 * inner, hidden), values),
-        "w2": _dense(kind, (weights, hidden, inner), values),
-        "topk_ids": replace(_dense(draw.one_of(_INTEGERS), (tokens, topk), None), values=ids),
-        "topk_weights": _dense(torch.float32, (tokens, topk), "bounds"),
+        "out": rows(draw, half, tokens, hidden, "normal", written=True),
+        "x": rows(draw, half, tokens, hidden, values),
+        "w13": dense(kind, (weights, 2 * inner, hidden), values),
+        "w2": dense(kind, (weights, hidden, inner), values),
+        "topk_ids": replace(dense(draw.one_of(_INTEGERS), (tokens, topk), None), values=ids),
+        "topk_weights": dense(torch.float32, (tokens, topk), "bounds"),
     }
     if coded:
         shapes = _scale_shapes(weights, hidden, inner, blocks=blocks, single=draw.chance(0.2))
-        slots |= {name: _dense(torch.float32, shape, scales) for name, shape in shapes.items()}
+        slots |= {name: dense(torch.float32, shape, scales) for name, shape in shapes.items()}
     if draw.chance(0.2):
         slots |= {
-            "w13_bias": _dense(half, (weights, 2 * inner), values),
-            "w2_bias": _dense(half, (weights, hidden), values),
+            "w13_bias": dense(half, (weights, 2 * inner), values),
+            "w2_bias": dense(half, (weights, hidden), values),
         }
     if mapped:
-        slots["expert_map"] = replace(_dense(torch.int32, (experts,), None), values=mapped)
+        slots["expert_map"] = replace(dense(torch.int32, (experts,), None), values=mapped)
     if draw.chance(0.3):
         bytes_ = most_bytes(tokens, hidden, inner, topk, weights, coded)
-        slots["workspace"] = replace(_dense(torch.uint8, (bytes_,), None), written=True)
+        slots["workspace"] = replace(dense(torch.uint8, (bytes_,), None), written=True)
     alpha, limit, beta = OF_SWIGLU if activation is Activation.SWIGLU else NEUTRAL
     plain = {"activation": activation.spelled, "alpha": alpha, "limit": limit, "beta": beta}
     plain |= {"order": draw.below(2 if blocks else 3), "weight_on_input": draw.chance(0.3), "adds": draw.chance(0.2)}
@@ -88,31 +95,6 @@ def _scale_shapes(weights: int, hidden: int, inner: int, *, blocks: bool, single
     return {"w13_scales": (weights, 2 * inner), "w2_scales": (weights, hidden, 1)}
 
 
-def _rows(draw: Draw, dtype: torch.dtype, rows: int, columns: int, values: str, *, written: bool = False) -> Slot:
-    """A matrix whose rows lie at multiples of 16 bytes, apart or not."""
-    stride = columns + draw.one_of((0, 0, 16, 48))
-    between = draw.below(1 << 40) if rows == 1 and draw.chance(0.5) else stride  # of one row it means nothing
-    slot = Slot.matrix(
-        dtype, (rows, columns), (between, 1), values=values, written=written, shift=draw.one_of((0, 0, 16))
-    )
-    return replace(slot, row_stride=stride)
-
-
-def _dense(dtype: torch.dtype, shape: tuple[int, ...], values: str | None) -> Slot:
-    rows = math.prod(shape[:-1])
-    return Slot(
-        dtype=dtype,
-        shape=shape,
-        strides=tuple(torch.empty(shape, device="meta").stride()),
-        rows=rows,
-        columns=shape[-1],
-        row_stride=shape[-1],
-        column_stride=1,
-        values=values,
-        reference_shape=shape,
-    )
-
-
 class ExpertsJudge:
     """What a call must give, by the reference of operands in dense memory of their own."""
 
@@ -132,6 +114,8 @@ class ExpertsJudge:
 
 def is_lacking(call: LegalCall, _text: str) -> bool:
     """Whether the build has no variant of these types and scales."""
+    if call.op == FUSED_FP4_EXPERTS.name:
+        return str(FP4_FORMATS[int(call.plain["format"])]) not in {x.predicate.format for x in variants(op=call.op)}
     name, half = (str(call.slots[role].dtype).removeprefix("torch.") for role in ("w13", "x"))
     scales = call.slots.get("w13_scales")
     grouped = scales is not None and len(scales.shape) == 3

@@ -1,0 +1,108 @@
+"""Fused experts of packed 4-bit weights, and what must hold for a call."""
+
+from gemmill.families.fused_moe.classes import CLASSES
+from gemmill.families.fused_moe.config import FP4_FORMATS
+from gemmill.families.fused_moe.steps import LIMITS, MAP, MULTIPLE, NUMBERS, PARTS, ROLES, WORKSPACE, bias, large_enough
+from gemmill.families.fused_moe.workspace import EXPRESSIONS, packed_expression
+from gemmill.family import Aspect, Check, Layout, Let, Op, OpSchema, Require, Same, Step, Tensor, When, any_of
+from gemmill.formats.layout import SIDE, STAGE_COLUMNS
+from gemmill.vocab import DType, Format
+from gemmill.vocab.format import MXFP4, NVFP4
+
+FUSED_FP4_EXPERTS = OpSchema(
+    "fused_fp4_experts(Tensor(a!) out, Tensor x, Tensor w13, Tensor w2, Tensor w13_scales, Tensor w2_scales, Tensor topk_ids, "
+    "Tensor topk_weights, str activation, float alpha, float limit, float beta, int format, int order=2, bool weight_on_input=False, "
+    "bool adds=False, Tensor? w13_bias=None, Tensor? w2_bias=None, Tensor? expert_map=None, Tensor(b!)? workspace=None) -> ()"
+)
+_NAMES = any_of([f"{i} ({format})" for i, format in enumerate(FP4_FORMATS)])
+_FORMAT: tuple[Step, ...] = (
+    Require(f"format in {tuple(range(len(FP4_FORMATS)))}", f"format is {{format}}, expected {_NAMES}"),
+    Let("packed", "format + 1"),
+    Let("group", f"{NVFP4.group} + {MXFP4.group - NVFP4.group} * format"),
+    Require(
+        "order == 2",
+        "order is {order}: packed weights have each gate before its up (2), as "
+        "gemmill.quantize.prepack_gated_experts weaves them",
+    ),
+)
+_SIZES: tuple[Step, ...] = (
+    Check(Aspect.RANK, "out x w13_scales w2_scales topk_ids topk_weights"),
+    Check(Aspect.SHAPE, "x out w13_scales w2_scales"),
+    Let("inner", "gates // 2"),
+    Require(
+        f"gates % {2 * MULTIPLE} == 0 and gates >= {2 * MULTIPLE}",
+        f"{{w13_scales.name}} is {{w13_scales.shape}}, bases of {{gates}} gates and ups: expected a multiple of {2 * MULTIPLE}",
+    ),
+    Require(
+        "K % group == 0 and inner % group == 0",
+        "rows of w13 and w2 have {K} and {inner} elements, which are not both multiples of the format's group of {group}",
+    ),
+    *LIMITS,
+)
+
+
+def blocks_shape(format: Format, experts: int, rows: int, columns: int) -> tuple[int, int, int, int]:
+    """Of packed weights."""
+    of_block = SIDE * SIDE // 2 + SIDE * SIDE // format.group
+    return experts, -(-rows // SIDE), -(-columns // STAGE_COLUMNS) * (STAGE_COLUMNS // SIDE), of_block
+
+
+def _blocks(role: str, rows: str, columns: str) -> tuple[Step, ...]:
+    """Of a role's weights, in blocks of 64 x 64, whose K is padded to a stage."""
+    return (
+        Let(f"{role}_tiles", f"ceil({rows}, {SIDE})"),
+        Let(f"{role}_blocks", f"up({columns}, {STAGE_COLUMNS}) // {SIDE}"),
+        Require(
+            f"rank({role}) == 4 and size({role}, 0) == weights and size({role}, 1) == {role}_tiles and size({role}, 2) == {role}_blocks "
+            f"and size({role}, 3) == block_bytes",
+            f"{{{role}.name}} is {{{role}.shape}}, expected [{{weights}}, {{{role}_tiles}}, {{{role}_blocks}}, {{block_bytes}}] for experts "
+            f"of {{{rows}}} x {{{columns}}} weights packed by gemmill.quantize.prepack_gated_experts",
+        ),
+        Require(f"dense({role}) == 1", f"{{{role}.name}} has strides {{{role}.strides}}: weights must be contiguous"),
+        Require(
+            f"dense({role}_scales) == 1",
+            f"{{{role}_scales.name}} has strides {{{role}_scales.strides}}: bases must be contiguous",
+        ),
+    )
+
+
+_WORKSPACE: tuple[Step, ...] = (
+    Let("inner_groups", EXPRESSIONS["inner_groups"]),
+    *PARTS,
+    Let("bytes_packed", packed_expression()),
+    When("workspace", (*WORKSPACE, large_enough("bytes_packed"))),
+)
+PACKED_OP = Op(
+    schema=FUSED_FP4_EXPERTS,
+    tensors=(
+        Tensor("out", "M K", Same("x"), Layout.ROWS),
+        Tensor("x", "M K", (DType.BF16,), Layout.ROWS),
+        Tensor("w13", "weights w13_tiles w13_blocks block_bytes", (DType.U8,)),
+        Tensor("w2", "weights w2_tiles w2_blocks block_bytes", (DType.U8,)),
+        Tensor("w13_scales", "weights gates", (DType.F32,)),
+        Tensor("w2_scales", "weights K", (DType.F32,)),
+        Tensor("topk_ids", "M topk", (DType.S32, DType.S64), Layout.ROWS),
+        Tensor("topk_weights", "M topk", (DType.F32,), Layout.ROWS),
+        Tensor("w13_bias", "weights gates", Same("x")),
+        Tensor("w2_bias", "weights K", Same("x")),
+        Tensor("expert_map", "weights", (DType.S32,)),
+        Tensor("workspace", "weights", (DType.U8,)),
+    ),
+    contract=(
+        *NUMBERS,
+        *_FORMAT,
+        Check(Aspect.DTYPE, "x out w13 w2 w13_scales w2_scales topk_ids topk_weights"),
+        *_SIZES,
+        Let("block_bytes", f"{SIDE * SIDE // 2} + {SIDE * SIDE} // group"),
+        *_blocks("w13", "gates", "K"),
+        *_blocks("w2", "K", "inner"),
+        Check(Aspect.LAYOUT, "x out topk_ids topk_weights"),
+        bias("w13_bias", "gates"),
+        bias("w2_bias", "K"),
+        MAP,
+        *_WORKSPACE,
+        Check(Aspect.DEVICE, ROLES),
+        Check(Aspect.APART, ROLES),
+        CLASSES,
+    ),
+)

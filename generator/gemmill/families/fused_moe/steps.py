@@ -1,0 +1,92 @@
+"""What must hold for a layer of experts, however its weights are stored."""
+
+from gemmill.families.fused_moe.config import MOST_WEIGHTS
+from gemmill.families.fused_moe.workspace import EXPRESSIONS, SHARED
+from gemmill.family import Aspect, Check, Let, Require, Step, When, any_of
+from gemmill.vocab.activation import Activation
+
+MULTIPLE = 16
+"""Of which the lengths of rows are multiples: of 16 bytes, and of 16 rows of an instruction."""
+MOST_PAIRS, MOST_SIZE = 2**30, 2**24
+ROLES = "out x w13 w2 w13_scales w2_scales topk_ids topk_weights w13_bias w2_bias expert_map workspace"
+WORDS = tuple(activation.spelled for activation in Activation)
+NUMBERS: tuple[Step, ...] = (
+    Require(f"activation in {WORDS}", f"activation is {{activation!r}}, expected {any_of(list(map(repr, WORDS)))}"),
+    When(
+        f"activation_index < {list(Activation).index(Activation.SWIGLU)}",
+        (
+            Require(
+                "alpha == 1 and limit == 1e999 and beta == 0",
+                "alpha, limit, beta = {alpha}, {limit}, {beta} with activation {activation!r}: only 'swiglu' has them, else they "
+                "are 1, inf, 0",
+            ),
+        ),
+    ),
+    Require("limit > 0", "limit is {limit}, expected a number above 0, or inf for none"),
+    Require(
+        "order in (0, 1, 2)",
+        "order is {order}, expected 0 (gates, then ups), 1 (ups, then gates) or 2 (each gate before its up)",
+    ),
+)
+LIMITS: tuple[Step, ...] = (
+    Require(
+        f"weights >= 1 and weights <= {MOST_WEIGHTS}",
+        f"{{w13.name}} is {{w13.shape}}, weights of {{weights}} experts: a kernel sorts by 1 to {MOST_WEIGHTS}",
+    ),
+    Check(Aspect.SHAPE, "topk_ids topk_weights"),
+    Require("topk >= 1", "{topk_ids.name} is {topk_ids.shape}: each token has one expert or more"),
+    Require(
+        "expert_map == 1 or topk <= weights",
+        "{topk_ids.name} is {topk_ids.shape}, {topk} experts of each token, and there are {weights}: give an expert_map where others "
+        "are elsewhere",
+    ),
+    Require(
+        f"M * topk <= {MOST_PAIRS} and K <= {MOST_SIZE} and inner <= {MOST_SIZE}",
+        f"pairs, hidden, inner = {{M}} * {{topk}}, {{K}}, {{inner}}: there are at most {MOST_PAIRS} pairs, and {MOST_SIZE} elements of a row",
+    ),
+)
+
+
+def bias(role: str, columns: str) -> Step:
+    return When(
+        role,
+        (
+            Check(Aspect.DTYPE, role),
+            Require(
+                f"rank({role}) == 2 and size({role}, 0) == weights and size({role}, 1) == {columns} and dense({role}) == 1",
+                f"{{{role}.name}} has shape {{{role}.shape}} and strides {{{role}.strides}}, expected [{{weights}}, {{{columns}}}], contiguous",
+            ),
+        ),
+    )
+
+
+MAP = When(
+    "expert_map",
+    (
+        Check(Aspect.DTYPE, "expert_map"),
+        Require(
+            "longer(expert_map) <= 1 and dense(expert_map) == 1",
+            "{expert_map.name} has shape {expert_map.shape} and strides {expert_map.strides}: expected one number for each expert, contiguous",
+        ),
+    ),
+)
+PARTS: tuple[Step, ...] = (
+    *(Let(name, said) for name, said in EXPRESSIONS.items() if name != "inner_groups"),
+    Let("shared_bytes", SHARED),
+)
+"""Bytes of a workspace that every call has."""
+WORKSPACE: tuple[Step, ...] = (
+    Check(Aspect.DTYPE, "workspace"),
+    Require(
+        "longer(workspace) <= 1 and dense(workspace) == 1",
+        "{workspace.name} has shape {workspace.shape} and strides {workspace.strides}: expected bytes without gaps",
+    ),
+)
+
+
+def large_enough(needed: str) -> Require:
+    """As many bytes as a value says."""
+    return Require(
+        f"numel(workspace) >= {needed}",
+        f"{{workspace.name}} has {{workspace.shape}} bytes, expected {{{needed}}} or more: gemmill.fused_experts_workspace says how many",
+    )

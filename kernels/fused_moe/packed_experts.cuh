@@ -1,0 +1,201 @@
+// Fused experts of packed 4-bit weights: three launches, of which each may start while the one before ends. Compiled, never run.
+//
+//   prepare  sorts pairs of token and expert (prepare.cuh), and says of sorted rows where each expert's begin and whose they are
+//   up       gathers rows of x, multiplies by W13, and stores activation(gate) up of sorted rows
+//   down     multiplies by W2 and the router's weight; the last CTA of a token's columns sums over its experts in their order
+//
+// Both products have the main loop of grouped GEMMs (moe/packed_grouped_mm.cuh) and end otherwise. Rows of W13 are packed with each
+// gate before its up, so the four sums that a thread ends with are two results. Rows of scales are bases, of float32.
+#pragma once
+
+#include <climits>
+
+#include "fused_moe/prepare.cuh"
+#include "fused_moe/sums.cuh"
+#include "moe/packed_grouped_mm.cuh"
+#include "quant/gating.cuh"
+
+namespace gemmill::fused_moe {
+
+// A layer's workspace, and behind it what grouped GEMMs want to be told of sorted rows. Mirrored by `packed_expression` in
+// gemmill.families.fused_moe.workspace.
+struct PackedWorkspace {
+  Workspace layer;
+  int32_t* offsets;  // of weights + 1: where rows of each begin
+  int32_t* tokens;   // of sorted rows: of x
+  int64_t bytes;
+
+  PackedWorkspace(gemmill_fused_experts_args const& x, char* base) : layer(x, false, base) {
+    constexpr int64_t kAligned = Workspace::kAligned;
+    auto const up = [](int64_t size) { return (size + kAligned - 1) / kAligned * kAligned; };
+    int64_t const of_offsets = up((int64_t(x.weights) + 1) * 4), of_tokens = up(int64_t(x.tokens) * x.topk * 4);
+    char* const behind = base + layer.bytes + (-reinterpret_cast<intptr_t>(base + layer.bytes) & (kAligned - 1));
+    offsets = reinterpret_cast<int32_t*>(behind), tokens = reinterpret_cast<int32_t*>(behind + of_offsets);
+    bytes = layer.bytes + of_offsets + of_tokens + kAligned;
+  }
+};
+
+struct PackedParams {
+  Params layer;
+  int32_t *offsets, *tokens;
+};
+
+// What a grouped GEMM is given, and the layer that it is of.
+struct PackedArgs : gemmill_grouped_mm_args {
+  Params layer;
+};
+
+// How four columns of sums become numbers: by their bases, and with their biases.
+template <class Mm>
+struct Scaled {
+  float factors[4], bias[4];
+
+  __device__ Scaled(PackedArgs const& x, int weights, int n) {
+    int64_t const of_expert = int64_t{weights} * x.n;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      int64_t const at = of_expert + min(n + i, x.n - 1);
+      factors[i] = __fmul_rn(x.b_scales[at], Mm::Block::kShort);  // a power of two
+      bias[i] = x.bias == nullptr ? 0.0f : to_float(static_cast<__nv_bfloat16 const*>(x.bias)[at]);
+    }
+  }
+
+  __device__ float operator()(PackedArgs const& x, float sum, int i) const {
+    float const value = __fmul_rn(sum, factors[i]);
+    return x.bias == nullptr ? value : __fadd_rn(value, bias[i]);
+  }
+};
+
+// The ending of the first product: two gates and their ups are two results.
+template <class Mm>
+struct GatedRows {
+  using Args = PackedArgs;
+  Scaled<Mm> scaled;
+
+  __device__ GatedRows(Args const& x, int weights, int n) : scaled(x, weights, n) {}
+
+  __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
+    auto const& of = x.layer.x;
+    float const weight = of.weight_on_input ? router_weight(of, x.layer.ws.order[m]) : 1.0f;
+    quant::Gating const gating{of.activation, of.alpha, of.limit, of.beta};
+    __nv_bfloat16 results[2];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      float values[2];
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        float const value = scaled(x, quad[2 * i + j], 2 * i + j);
+        values[j] = to_float(of_float<__nv_bfloat16>(of.weight_on_input ? __fmul_rn(value, weight) : value));
+      }
+      results[i] = of_float<__nv_bfloat16>(gating(values[0], values[1]));
+    }
+    memcpy(static_cast<__nv_bfloat16*>(x.d) + m * x.ldd + n / 2, results, 4);  // n is a multiple of 4, a row of results of 16
+  }
+
+  template <class Kernel>
+  __device__ static void finish(Args const&, int, int, int) {}
+};
+
+// The ending of the second product: parts of pairs, summed when a token has them all.
+template <class Mm>
+struct WeighedParts {
+  using Args = PackedArgs;
+  Scaled<Mm> scaled;
+
+  __device__ WeighedParts(Args const& x, int weights, int n) : scaled(x, weights, n) {}
+
+  __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
+    auto const& of = x.layer.x;
+    int const pair = x.layer.ws.order[m];
+    float const weight = of.weight_on_input ? 1.0f : router_weight(of, pair);
+    float4 const part = {__fmul_rn(scaled(x, quad[0], 0), weight), __fmul_rn(scaled(x, quad[1], 1), weight),
+                         __fmul_rn(scaled(x, quad[2], 2), weight), __fmul_rn(scaled(x, quad[3], 3), weight)};
+    *reinterpret_cast<float4*>(x.layer.ws.parts + pair * int64_t(of.hidden) + n) = part;  // hidden is a multiple of 16
+  }
+
+  template <class Kernel>
+  __device__ static void finish(Args const& x, int m0, int end, int n0) {
+    sum_stored<__nv_bfloat16, Kernel::kTileM, Kernel::kConsumers>(x.layer, m0, min(Kernel::kTileM, end - m0), n0 / Kernel::kRows, Kernel::kRows,
+                                                                   threadIdx.x, [] { cutlass::arch::NamedBarrier::sync(Kernel::kConsumers, 1); });
+  }
+};
+
+// The first launch: `prepare`'s, and of its list of tiles the first row of each expert and the token of each row.
+template <int kTokens>
+struct PreparePacked {
+  using First = Prepare<__nv_bfloat16, false, false, kTokens>;
+  static constexpr int kThreads = First::kThreads;
+
+  static __device__ void run(PackedParams const& p) {
+    First::run(p.layer);
+    if (blockIdx.x == 0) tell(p);
+  }
+
+ private:
+  static __device__ void tell(PackedParams const& p) {
+    __syncthreads();  // tiles and order are this CTA's
+    auto const& ws = p.layer.ws;
+    int const tiles = *ws.tile_count, weights = p.layer.x.weights;
+    int const rows = tiles == 0 ? 0 : ws.tiles[tiles - 1].first + ws.tiles[tiles - 1].count;
+    for (int i = threadIdx.x; i <= tiles; i += kThreads) {  // experts behind the tile before, up to this one, begin with its rows
+      int const before = i == 0 ? -1 : ws.tiles[i - 1].weights, last = i == tiles ? weights : ws.tiles[i].weights;
+      int const first = i == tiles ? rows : ws.tiles[i].first;
+      for (int e = before + 1; e <= last; ++e) p.offsets[e] = first;
+    }
+    for (int i = threadIdx.x; i < rows; i += kThreads) p.tokens[i] = ws.order[i] / p.layer.x.topk;
+  }
+};
+
+// Host code: three launches.
+
+template <class Kernel, auto entry>
+int32_t launch_product(PackedArgs const& x, gemmill_launch const& how) {
+  if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
+  int64_t const blocks = (int64_t{x.k} + blockscaled::kStageColumns - 1) / blockscaled::kStageColumns * (blockscaled::kStageColumns / Kernel::kColumns);
+  typename Kernel::Params params{{}, x, (x.n - 1) / Kernel::kRows + 1, static_cast<int32_t>(blocks), Kernel::kSpread, false};
+  if (x.token_ids == nullptr && moe::describe_rows<Kernel>(params.tokens, x) != CUDA_SUCCESS) return GEMMILL_CANNOT_IMPLEMENT;
+  int64_t const tiles = (int64_t{x.m} / Kernel::kTileM + std::min(x.m, x.experts)) * params.tiles_n;
+  if (tiles > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
+  int64_t const ctas = std::min<int64_t>(tiles, int64_t{how.sm_count} * Kernel::kCtas);
+  void* parameters[] = {&params};
+  return launch_kernel<entry>({dim3(static_cast<unsigned>(ctas)), dim3(Kernel::kThreads), dim3(1), Kernel::kSharedBytes}, how, parameters);
+}
+
+// What both products are told: sorted rows, from `offsets` on.
+inline PackedArgs product_of(PackedParams const& p, int n, int k) {
+  auto const& x = p.layer.x;
+  PackedArgs args{{}, p.layer};
+  args.offsets = p.offsets, args.offset_words = args.id_words = 1;
+  args.m = x.tokens * x.topk, args.n = n, args.k = k;
+  args.experts = args.weights = x.weights;
+  args.b_scale_per_column = 1, args.b_scale_stride_expert = n;
+  return args;
+}
+
+inline int64_t packed_workspace_of(gemmill_fused_experts_args const& x) {
+  return x.workspace != nullptr ? 0 : PackedWorkspace(x, nullptr).bytes;
+}
+
+template <class First, class Up, class Down, auto prepare, auto up, auto down>
+int32_t launch_packed_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
+  if (int64_t(x.tokens) * x.topk > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
+  PackedWorkspace const ws(x, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace));
+  PackedParams p{{x, ws.layer, {}, {}, 0, 0, 0, 0}, ws.offsets, ws.tokens};
+  p.layer.down = {1, (x.hidden - 1) / Down::kRows + 1};
+  p.layer.summed_count = int64_t(x.tokens) * p.layer.down.blocks;
+  void* parameters[] = {&p};
+  int const others = std::clamp<int>(x.tokens, 1, 2 * how.sm_count);
+  if (int32_t error = launch_kernel<prepare>({dim3(1 + others), dim3(First::kThreads), dim3(1), 0}, how, parameters); error != 0) return error;
+
+  PackedArgs first = product_of(p, 2 * x.inner, x.hidden);
+  first.a = x.x, first.b = x.w13, first.d = ws.layer.results, first.b_scales = x.w13_scales, first.bias = x.w13_bias;
+  first.token_ids = ws.tokens, first.tokens = x.tokens, first.lda = x.ldx, first.ldd = x.inner, first.b_stride_expert = x.w13_stride_expert;
+  if (int32_t error = launch_product<Up, up>(first, how); error != 0) return error;
+
+  PackedArgs second = product_of(p, x.hidden, x.inner);
+  second.a = ws.layer.results, second.b = x.w2, second.b_scales = x.w2_scales, second.bias = x.w2_bias;
+  second.tokens = second.m, second.lda = x.inner, second.b_stride_expert = x.w2_stride_expert;
+  return launch_product<Down, down>(second, how);
+}
+
+}  // namespace gemmill::fused_moe
