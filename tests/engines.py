@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import gemmill
+from gemmill.compat import vllm_fp4_experts
 
 
 def recorded(name: str) -> dict[str, Any]:
@@ -23,6 +24,9 @@ VLLM, SGLANG = recorded("vllm-0.33.0.json"), recorded("sglang-0.5.23.json")
 LINEAR = VLLM["modules"]["vllm.model_executor.kernels.linear"]
 CLASSES = {name: of for module in VLLM["modules"].values() for name, of in module.items() if "methods" in of}
 _CONFIGS = VLLM["modules"]["vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel"]
+
+
+FP4_EXPERTS = vllm_fp4_experts.PREPARES, vllm_fp4_experts.MULTIPLIES
 
 
 class _Base:
@@ -69,6 +73,9 @@ def vllm_modules() -> dict[str, ModuleType]:
         assert scale is None and azp is None
         return gemmill.dynamic_scaled_int8_quant(input, symmetric)
 
+    def prepare(**named: Any) -> Any:
+        return "vLLM's"
+
     backend = _stand_in("TurboQuantAttentionBackend", object)
     impl = _stand_in("TurboQuantAttentionImpl", object)
     impl._store_kv = impl._decode_attention = lambda self, *given: "vLLM's"
@@ -95,6 +102,9 @@ def vllm_modules() -> dict[str, ModuleType]:
             "fp8_m_grouped_gemm_nt_masked": lambda *given, **named: "vLLM's",
             "get_mk_alignment_for_contiguous_layout": lambda: [8, 8],
         },
+        FP4_EXPERTS[0][0]: {FP4_EXPERTS[0][1]: prepare},
+        FP4_EXPERTS[1][0]: {FP4_EXPERTS[1][1]: lambda *given, **named: "vLLM's"},
+        "vllm.model_executor.layers.fused_moe.oracle.nvfp4": {FP4_EXPERTS[0][1]: prepare},
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_DISABLED_KERNELS": []},
         "vllm.platforms": {"PlatformEnum": platform},
         "vllm.model_executor": {},

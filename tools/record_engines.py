@@ -57,6 +57,9 @@ WANTED = {
         ],
         f"{_EXPERTS}.deep_gemm_moe": ["m_grouped_fp8_gemm_nt_contiguous"],
         f"{_EXPERTS}.batched_deep_gemm_moe": ["fp8_m_grouped_gemm_nt_masked"],
+        "vllm.model_executor.layers.quantization.utils.marlin_utils_fp4": ["prepare_nvfp4_moe_layer_for_marlin"],
+        f"{_EXPERTS}.marlin_moe": ["fused_marlin_moe"],
+        "vllm.model_executor.layers.fused_moe.oracle.nvfp4": ["prepare_nvfp4_moe_layer_for_marlin"],
         "vllm.v1.attention.backends.registry": ["register_backend", "AttentionBackendEnum"],
         "vllm.v1.attention.backends.turboquant_attn": ["TurboQuantAttentionBackend", "TurboQuantAttentionImpl"],
     },
@@ -68,7 +71,9 @@ WANTED = {
         "sglang.srt.layers.quantization.marlin_utils_fp4": [
             "prepare_nvfp4_layer_for_marlin",
             "apply_fp4_marlin_linear",
+            "prepare_moe_nvfp4_layer_for_marlin",
         ],
+        "sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe": ["fused_marlin_moe"],
         "sglang.srt.layers.deep_gemm_wrapper.entrypoint": [
             "grouped_gemm_nt_f8f8bf16_contig",
             "grouped_gemm_nt_f8f8bf16_masked",

@@ -1,13 +1,44 @@
-"""The families of kernels: the only place that lists them."""
+"""The families of kernels: the only place that lists them.
 
-from gemmill.families.blockscaled.family import FAMILY as BLOCKSCALED
-from gemmill.families.fused_moe.family import FAMILY as FUSED_MOE
-from gemmill.families.gated_mm.family import FAMILY as GATED_MM
-from gemmill.families.kv_cache.family import FAMILY as KV_CACHE
-from gemmill.families.moe.family import FAMILY as MOE
-from gemmill.families.quant.family import FAMILY as QUANT
-from gemmill.families.scaled_mm.family import FAMILY as SCALED_MM
-from gemmill.families.sparse_mm.family import FAMILY as SPARSE_MM
-from gemmill.family import Registry
+`REGISTRY` has their declarations, which are imported when it is first asked for. What a command line says of them before that is
+read of their `questions.py` alone: help waits for no declaration.
+"""
 
-REGISTRY = Registry((SCALED_MM, QUANT, BLOCKSCALED, KV_CACHE, MOE, GATED_MM, SPARSE_MM, FUSED_MOE))
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gemmill.questions import Asked, merged
+
+if TYPE_CHECKING:
+    from gemmill.family import Registry
+
+    REGISTRY: Registry
+
+FAMILIES = ("scaled_mm", "quant", "blockscaled", "kv_cache", "moe", "gated_mm", "sparse_mm", "fused_moe")
+"""Folders below `families`, in the order in which options and ops are listed."""
+
+
+def questions() -> dict[str, Asked]:
+    """What can be told of calls of any family, by name, as in the declarations."""
+    return merged(option for family in FAMILIES for option in _of(family, "questions").QUESTIONS)
+
+
+def measured() -> dict[str, tuple[str, ...]]:
+    """Classes of calls that are measured, by the names that tables know them by, with the names of their sizes."""
+    found: dict[str, tuple[str, ...]] = {}
+    for family in FAMILIES:
+        found |= getattr(_of(family, "questions"), "MEASURED", {})
+    return found
+
+
+def _of(family: str, part: str) -> Any:
+    return import_module(f"gemmill.families.{family}.{part}")
+
+
+def __getattr__(name: str) -> Any:
+    if name != "REGISTRY":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gemmill.family import Registry
+
+    made = globals()[name] = Registry(tuple(_of(family, "family").FAMILY for family in FAMILIES))
+    return made

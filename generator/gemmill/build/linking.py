@@ -16,6 +16,7 @@ from gemmill.build.inspect import facts_of
 from gemmill.build.provenance import source_digest
 from gemmill.build.sources import EXPORTS, OWN_ROOT, TORCH_TARGET, Source, SourceKind, expand
 from gemmill.build.workshop import Workshop
+from gemmill.locations import checkout
 from gemmill.manifest import (
     SCHEMA_VERSION,
     KernelEntry,
@@ -33,6 +34,7 @@ from gemmill.space.selections import Selection
 from gemmill.version import __version__
 
 _LARGEST_SHOWN = 5
+_GIT_SECONDS = 10.0
 
 
 def intact_build(folder: Path) -> Manifest | None:
@@ -180,7 +182,7 @@ def describe(
     return Manifest(
         schema_version=SCHEMA_VERSION,
         build_id=build_id,
-        gemmill_version=__version__,
+        gemmill_version=_own_version(),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         arch=str(selection.arch),
         selection=selection.name,
@@ -197,3 +199,16 @@ def describe(
         entries=tuple(kernels),
         rejected=tuple(rejected),
     )
+
+
+def _own_version() -> str:
+    """gemmill's, with the commit of a checkout and whether its files were changed: builds of one release are told apart by it."""
+    folder = checkout()
+    if folder is None or not (folder / ".git").exists():  # unpacked, perhaps inside another repository
+        return __version__
+    ask = ["git", "-C", str(folder), "describe", "--always", "--dirty=.changed", "--abbrev=7", "--exclude=*"]
+    try:
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):  # no git, no repository, or somebody else's
+        return __version__
+    return f"{__version__}+g{done.stdout.strip()}"

@@ -1,5 +1,6 @@
 """`gemmill builds`: what is built, and which build serves."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -8,7 +9,7 @@ import typer
 
 from gemmill import __version__
 from gemmill.cli import options as o
-from gemmill.cli.output import console, count, print_json, size, table
+from gemmill.cli.output import console, count, is_narrow, print_json, size, table
 from gemmill.cli.verbs import Group
 
 if TYPE_CHECKING:
@@ -38,17 +39,24 @@ class _Listed:
     bytes: int = 0
     created: str = ""
     version: str = ""
-    """Of the gemmill that made it."""
+    """Of the gemmill that made it, with the commit of a checkout as 0.1.0+g1234567."""
     error: str = ""
     """Why it cannot be read."""
     is_others: bool = False
     """Whether that is because another version made it."""
 
     @property
+    def commit(self) -> str:
+        """Of the checkout that made it, in git's short form, with a star where its files were changed; empty elsewhere."""
+        commit, _, changed = self.version.partition("+g")[2].partition(".")
+        return commit + "*" * bool(changed)
+
+    @property
     def state(self) -> str:
         """Whether it serves, or why it cannot."""
         if self.is_others:
-            return f"of {self.version}"
+            release = self.version.partition("+")[0]
+            return "other" if release == __version__ else f"of {release}"
         return "damaged" if self.error else "serves" * self.serves
 
 
@@ -56,7 +64,7 @@ class _Listed:
 def list_builds(home: o.HomeOption = None, as_json: o.JsonOption = False) -> None:
     """List builds, the newest first, with the one that serves each architecture.
 
-    Builds that another version of gemmill made are listed with that version, and cannot serve.
+    Builds of a checkout have its commit. Builds that another version or commit made in another form are listed with that version, or as other, and cannot serve.
 
     Examples:
 
@@ -70,12 +78,7 @@ def list_builds(home: o.HomeOption = None, as_json: o.JsonOption = False) -> Non
     if as_json:
         print_json(found)
         return
-    columns = ["build", "arch", "selection", "variants", "size", "made (UTC)", ""]
-    rows = [
-        (b.build, b.arch, b.selection, b.variants, size(b.bytes), b.created[:16].replace("T", " "), b.state)
-        for b in found
-    ]
-    console().print(table(count(len(rows), "build"), columns, rows, right=["variants", "size"]))
+    _print_rows(found)
     for listed in found:
         if listed.error and not listed.is_others:
             typer.echo(f"gemmill: {listed.error}", err=True)
@@ -85,6 +88,21 @@ def list_builds(home: o.HomeOption = None, as_json: o.JsonOption = False) -> Non
             "removes it, `gemmill build` makes a build that fits",
             err=True,
         )
+
+
+def _print_rows(found: Sequence[_Listed]) -> None:
+    """A line each; on a narrow terminal what all of them are for is told once."""
+    archs = {listed.arch for listed in found if listed.arch}
+    is_shared = is_narrow() and len(archs) == 1
+    columns = ["build", "arch", "set", "variants", "size", "made (UTC)", "commit", ""]
+    rows = [
+        (b.build, b.arch, b.selection, b.variants, size(b.bytes), b.created[:16].replace("T", " "), b.commit, b.state)
+        for b in found
+    ]
+    if is_shared:
+        columns, rows = columns[:1] + columns[2:], [row[:1] + row[2:] for row in rows]
+    title = f"{count(len(rows), 'build')}{f' for {archs.pop()}' if is_shared else ''}"
+    console().print(table(title, columns, rows, right=["variants", "size"]))
 
 
 @builds.command("use")

@@ -9,8 +9,8 @@ from gemmill.cli import options as o
 from gemmill.cli.exits import UsageError
 from gemmill.cli.output import HOW_TO_MEASURE, console, print_json, short, table
 from gemmill.cli.questions import take
-from gemmill.family.questions import NONE
-from gemmill.registry import REGISTRY
+from gemmill.questions import NONE
+from gemmill.registry import questions
 
 if TYPE_CHECKING:
     from gemmill.runtime.select import Choice, Evidence
@@ -45,6 +45,7 @@ def explain(
     question = {name: None if value == NONE else value for name, value in told.items()}
     import gemmill
     from gemmill.numerics.cases import cases_of_op
+    from gemmill.registry import REGISTRY
     from gemmill.runtime.schemas import BY_NAME
     from gemmill.runtime.select import evidence_of
 
@@ -79,7 +80,7 @@ def explain(
     _print_choice(choice, evidence, everything)
 
 
-take(explain, REGISTRY.questions.values())
+take(explain, questions().values())
 
 
 def _print_choice(choice: "Choice", evidence: "Evidence | None", everything: bool) -> None:

@@ -10,13 +10,13 @@ from gemmill.cli import variants
 from gemmill.cli.exits import UsageError
 from gemmill.cli.output import size
 from gemmill.cli.questions import take
-from gemmill.registry import REGISTRY
+from gemmill.registry import questions
 
 if TYPE_CHECKING:
     from gemmill.runtime.table_file import TableRow
 
 
-_SIZES = [option for option in REGISTRY.questions.values() if option.is_size]
+_SIZES = [option for option in questions().values() if option.is_size]
 
 
 def export(
@@ -100,6 +100,8 @@ def _export_variant(variant: variants.Variant, asked: dict[str, int], folder: Pa
 
 def _sizes_of(variant: variants.Variant, asked: dict[str, int]) -> "tuple[dict[str, int], TableRow | None]":
     """Of the call: what was asked, and the rest of a row of a table that timed the variant there. Raises UsageError."""
+    from gemmill.registry import REGISTRY
+
     own = {option.name: option.flags for option in REGISTRY.family_of(variant.config).questions if option.is_size}
     if foreign := [option.flags for option in _SIZES if option.name in asked and option.name not in own]:
         raise UsageError(f"{variant.name} with {foreign[0]}: its calls have no such size, leave it out")

@@ -6,12 +6,16 @@ import typer
 
 from gemmill.cli import options as o
 from gemmill.cli import variants
-from gemmill.cli.output import console, count, entries_table, print_json, rejected_lines, size, table
+from gemmill.cli.output import console, count, cut, entries_table, print_json, rejected_lines, size, table
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
     from gemmill.manifest import Manifest
     from gemmill.space.selections import Selection
+
+
+_ALIAS_COLUMNS = 12
+"""Of a terminal, which an alias and what parts it from a name take."""
 
 
 def list_variants(
@@ -23,7 +27,7 @@ def list_variants(
 ) -> None:
     """List variants of a build or selection.
 
-    Reads the manifest of the current build, or with --select enumerates a named set. Loads nothing, needs no GPU.
+    Reads the manifest of the current build, or with --select enumerates a named set. Loads nothing, needs no GPU. A terminal of less than 160 columns has names cut: every verb takes the alias beside.
 
     Examples:
 
@@ -48,7 +52,7 @@ def _print_configs(selection: "Selection", as_json: bool) -> None:
         print_json([{"name": to_name(config), "config": config} for config in selection.configs])
         return
     names = [to_name(config) for config in selection.configs]
-    rows = [(name, alias_of(name)) for name in names]
+    rows = [(cut(name, _ALIAS_COLUMNS), alias_of(name)) for name in names]
     console().print(
         table(f"{count(len(rows), 'variant')} of {selection.name} for {selection.arch}", ["name", "alias"], rows)
     )

@@ -24,6 +24,8 @@ _WIDE = 10_000
 
 _WIDE_ENOUGH = 160
 """Columns of a terminal on which names, of up to 130, leave room for what is said of them."""
+_OTHER_COLUMNS = 45
+"""Of a terminal, which alias, registers, spills and size of code take."""
 _VARIANT = re.compile(r"sm\d+a_")
 
 
@@ -50,7 +52,7 @@ def table(
     from rich import box
     from rich.table import Table
 
-    result = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    result = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         result.add_column(
             column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in right
@@ -64,19 +66,40 @@ def short(name: str) -> str:
     """A variant in a table that says more of it: by its name, or by its alias where the terminal is too narrow for names."""
     from gemmill.space.names import alias_of
 
-    is_wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE_ENOUGH
-    return name if is_wide or not _VARIANT.match(name) else alias_of(name)
+    return name if not is_narrow() or not _VARIANT.match(name) else alias_of(name)
+
+
+def is_narrow() -> bool:
+    """Whether this goes to a terminal on which whole names leave no room for what is said of them."""
+    return sys.stdout.isatty() and shutil.get_terminal_size().columns < _WIDE_ENOUGH
+
+
+def cut(name: str, others: int) -> str:
+    """A variant's name on what a narrow terminal leaves it beside so many columns: its beginning and its end."""
+    room = shutil.get_terminal_size().columns - others
+    if not is_narrow() or len(name) <= room:
+        return name
+    return f"{name[: room // 2]}…{name[room // 2 + 1 - room :]}"
 
 
 def entries_table(title: str, entries: Iterable["KernelEntry"]) -> "Table":
-    """What compiling each variant gave and cost."""
+    """What compiling each variant gave and cost; on a narrow terminal a line each, without the time that it took."""
     from gemmill.space.names import alias_of
 
     columns = ("name", "alias", "registers", "spills", "code", "compile")
     rows = [
-        (e.name, alias_of(e.name), e.registers, size(e.spill_bytes), size(e.code_bytes), seconds(e.compile_seconds))
+        (
+            cut(e.name, _OTHER_COLUMNS),
+            alias_of(e.name),
+            e.registers,
+            size(e.spill_bytes),
+            size(e.code_bytes),
+            seconds(e.compile_seconds),
+        )
         for e in entries
     ]
+    if is_narrow():
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     return table(title, columns, rows, right=columns[2:])
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gemmill.family import Asked
+from gemmill.questions import Asked
 
 
 def take(verb: Callable[..., None], options: Iterable[Asked]) -> None:

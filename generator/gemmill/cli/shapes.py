@@ -7,17 +7,18 @@ import typer
 
 from gemmill.cli.exits import UsageError
 from gemmill.cli.output import count
-from gemmill.registry import REGISTRY
+from gemmill.registry import measured
 
 if TYPE_CHECKING:
     from gemmill.tuner.problems import Workload
 
-_OPS = ", ".join(REGISTRY.measured)
-_SIZES = " or ".join(dict.fromkeys(", ".join(tuning.sizes) for _, tuning, _, _ in REGISTRY.measured.values()))
-DEFAULT_OP = next(iter(REGISTRY.measured))
-_ALIKE = tuple(op for op, told in REGISTRY.measured.items() if told[1].sizes == REGISTRY.measured[DEFAULT_OP][1].sizes)
+_MEASURED = measured()
+_OPS = ", ".join(_MEASURED)
+_SIZES = " or ".join(dict.fromkeys(map(", ".join, _MEASURED.values())))
+DEFAULT_OP = next(iter(_MEASURED))
+_ALIKE = tuple(op for op, sizes in _MEASURED.items() if sizes == _MEASURED[DEFAULT_OP])
 """Those whose shapes are told alike: shapes of others name their op."""
-_OTHERS = tuple(op for op in REGISTRY.measured if op not in _ALIKE)
+_OTHERS = tuple(op for op in _MEASURED if op not in _ALIKE)
 ShapesOption = Annotated[
     Path | None,
     typer.Option(
@@ -66,7 +67,7 @@ def problems_of(
     from gemmill.tuner.shapes import read_misses, read_shapes
 
     wanted = _ALIKE if ops == "all" else tuple(dict.fromkeys(name.strip() for name in ops.split(",")))
-    if not REGISTRY.measured.keys() >= set(wanted):
+    if not _MEASURED.keys() >= set(wanted):
         raise UsageError(f"--op {ops!r}: there are {_OPS}, and all")
     steps = numbers("--m", m) if m else None
     if not (shapes or models or misses):

@@ -40,9 +40,8 @@ class Linear:
 
     def __str__(self) -> str:
         if self.format:
-            return (
-                f"linear layer of N x K = {self.n} x {self.k}, {self.format} weights, {_name(self.codes)} activations"
-            )
+            what = f"layer of {self.experts} experts" if self.experts else "linear layer"
+            return f"{what} of N x K = {self.n} x {self.k}, {self.format} weights, {_name(self.codes)} activations"
         scales = f"scales of blocks of {BLOCK}" if self.blocks else "scales per token and channel"
         names = " to ".join(_name(kind) for kind in (self.codes, self.out_dtype))
         what = f"layer of {self.experts} experts" if self.experts else "linear layer"
@@ -110,7 +109,12 @@ def _call(linear: Linear, m: int) -> tuple[Any, ...]:
         of_block = CODE_BYTES + SIDE * SIDE // {"nvfp4": 16, "mxfp4": 32}[linear.format]
         blocks, base = empty(rows, columns, of_block, kind=torch.uint8), empty(linear.n)
         out, a = empty(m, linear.n, kind=linear.out_dtype), empty(m, linear.k, kind=linear.codes)
-        alpha = empty(1) if linear.format == "nvfp4" else None
+        alpha = empty(max(linear.experts, 1)) if linear.format == "nvfp4" else None
+        if linear.experts:
+            of_all = (empty(linear.experts, *t.shape, kind=t.dtype) for t in (blocks, base))
+            offsets, token_ids = (empty(length, kind=torch.int32) for length in (linear.experts + 1, m))
+            packed, bases = of_all
+            return "grouped_fp4_mm", out, a, packed, None, bases, alpha, None, offsets, None, token_ids, linear.format
         return "fp4_weight_mm", out, a, blocks, base, alpha, None, linear.format, True
     if linear.experts:  # as `vllm_experts.cutlass_moe_mm` calls it: behind the rows of each are those of nobody
         a, b = empty(m, linear.k, kind=linear.codes), empty(linear.experts, linear.n, linear.k, kind=linear.codes)

@@ -1,7 +1,7 @@
 """SGLang's plugin: the entry point `gemmill` of `sglang.srt.plugins`, which SGLang calls in each of its processes.
 
-It puts itself around SGLang's GEMMs for FP8 per token and channel, FP8 in blocks, INT8, nvfp4 weights and FP8 experts in blocks,
-of release 0.5.23. A call that a build has a variant for comes to gemmill, others to SGLang's own. GEMMILL_SGLANG=0 leaves SGLang as
+It puts itself around SGLang's GEMMs for FP8 per token and channel, FP8 in blocks, INT8, nvfp4 weights, and experts of FP8 in blocks
+and nvfp4, of release 0.5.23. A call that a build has a variant for comes to gemmill, others to SGLang's own. GEMMILL_SGLANG=0 leaves SGLang as
 it is.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gemmill import settings
-from gemmill.compat import deep_gemm
+from gemmill.compat import deep_gemm, sglang_experts
 from gemmill.compat.experts import Scaled, takes_experts
 from gemmill.compat.linear import BLOCK, Linear, guarded, packed_fp4, refusal, row_of
 
@@ -168,6 +168,8 @@ HOOKS: dict[str, Callable[..., Any]] = {
     "sglang.kernels.ops.gemm.fp8_kernel.w8a8_block_fp8_matmul_deepgemm": around_block_scaled_mm,
     f"{_GEMMS}.marlin_utils_fp4.prepare_nvfp4_layer_for_marlin": around_fp4_preparation,
     f"{_GEMMS}.marlin_utils_fp4.apply_fp4_marlin_linear": around_fp4_linear,
+    f"{_GEMMS}.marlin_utils_fp4.prepare_moe_nvfp4_layer_for_marlin": sglang_experts.around_fp4_experts_preparation,
+    "sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe.fused_marlin_moe": sglang_experts.around_marlin_experts,
     f"{_DEEP_GEMM}.grouped_gemm_nt_f8f8bf16_contig": around_contiguous_experts,
     f"{_DEEP_GEMM}.grouped_gemm_nt_f8f8bf16_masked": around_masked_experts,
     "sglang.srt.layers.moe.cutlass_moe.fp8_blockwise_scaled_grouped_mm": around_cutlass_experts,

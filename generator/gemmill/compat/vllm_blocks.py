@@ -61,7 +61,12 @@ def put_before(deep_gemm: ModuleType) -> None:
         of_vllm = getattr(deep_gemm, name)
         if hasattr(of_vllm, "__wrapped__"):
             continue
-        ours = before(of_vllm)
-        for module in [deep_gemm, *(m for known, m in list(sys.modules.items()) if known.startswith("vllm."))]:
-            if isinstance(module, ModuleType) and vars(module).get(name) is of_vllm:
-                setattr(module, name, ours)
+        replace(deep_gemm, name, before(of_vllm))
+
+
+def replace(module: ModuleType, name: str, ours: Any) -> None:
+    """Put a function in the place of a module's, and wherever vLLM has imported that."""
+    of_vllm = getattr(module, name)
+    for other in [module, *(m for known, m in list(sys.modules.items()) if known.startswith("vllm."))]:
+        if isinstance(other, ModuleType) and vars(other).get(name) is of_vllm:
+            setattr(other, name, ours)

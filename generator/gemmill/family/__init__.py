@@ -14,10 +14,10 @@ from gemmill.family.declaration import (
 )
 from gemmill.family.judging import Dense, Judged
 from gemmill.family.op import Op, OpSet
-from gemmill.family.questions import Asked
 from gemmill.family.registered import Registry
 from gemmill.family.schema import VLLM_PREFIX, Kind, OpSchema, Parameter
 from gemmill.family.steps import Aspect, Check, Let, OneOf, Require, Special, Step, When
 from gemmill.family.sweep import Measured, Sizes, Sweep
 from gemmill.family.tensor import Layout, ResultOf, Same, Tensor, any_of
 from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, ProblemCall, Reach, Row, Tuning
+from gemmill.questions import Asked

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from gemmill.family.op import Op, OpSet
-from gemmill.family.questions import Asked
 from gemmill.family.tuning import Tuning
+from gemmill.questions import Asked
 from gemmill.vocab import OK, Arch, Compiler, DType, Status
 
 

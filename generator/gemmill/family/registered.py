@@ -8,9 +8,9 @@ from typing import Any
 from gemmill.family.classes import Classes
 from gemmill.family.declaration import Config, Family, Kernels, first_rejection
 from gemmill.family.op import Op
-from gemmill.family.questions import Asked, merged
 from gemmill.family.sweep import Measured, Sweep
 from gemmill.family.tuning import Tuning
+from gemmill.questions import Asked, merged
 from gemmill.vocab import Status
 
 

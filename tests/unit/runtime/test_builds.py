@@ -180,6 +180,27 @@ def test_a_build_of_another_gemmill_is_a_row_and_can_be_removed(gemmill, two, ho
     assert [folder.name for folder in builds.find_builds()] == ["whole"]
 
 
+@pytest.mark.parametrize(
+    ("version", "known", "told"),
+    [
+        (f"{__version__}+g1299053", True, ["1299053"]),
+        (f"{__version__}+g1299053.changed", True, ["1299053*"]),
+        (f"{__version__}+g1299053", False, ["1299053", "other"]),
+        (__version__, False, ["other"]),
+        ("0.0.9+g1299053", False, ["1299053", "of", "0.0.9"]),
+    ],
+)
+def test_builds_of_one_release_are_told_apart_by_commit(gemmill, two, home, version, known, told) -> None:
+    builds.use(home / "builds" / "whole")
+    path = home / "builds" / "small" / "manifest.json"
+    data = json.loads(path.read_text()) | {"gemmill_version": version}
+    if not known:
+        data["entries"][0]["config"]["colour"] = "red"
+    path.write_text(json.dumps(data | {"digest": own_digest(data)}))
+    (row,) = [line.split() for line in gemmill("builds", "list").out.splitlines() if line.split()[:1] == ["small"]]
+    assert row[row.index("12:00") + 1 :] == told
+
+
 def test_tuned_rows_that_are_not_built_are_told(make_manifest, caplog, tmp_path) -> None:
     manifest = make_manifest()
     source = Source(gpu="NVIDIA H200", date="2026-11-20T12:00:00+00:00", program="gemmill tune", driver="580.1")

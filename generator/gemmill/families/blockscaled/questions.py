@@ -1,6 +1,6 @@
 """What `gemmill explain` can be told of a block-scaled GEMM's call."""
 
-from gemmill.family import Asked
+from gemmill.questions import Asked
 
 QUESTIONS = (
     Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Rows of a and out"),
@@ -23,3 +23,21 @@ QUESTIONS = (
         help="Weights packed for a kernel, or in a checkpoint's order",
     ),
 )
+
+MEASURED = dict.fromkeys(
+    (
+        "nvfp4_bf16",
+        "mxfp4_bf16",
+        "mxfp6_bf16",
+        "mxfp8_bf16",
+        "mxfp4_e4m3",
+        "nvfp4_e4m3",
+        "nvfp4",
+        "mxfp4",
+        "mxfp8",
+        "mxfp8_mxfp6",
+        "mxfp8_mxfp4",
+    ),
+    ("m", "n", "k"),
+)
+"""The names of classes of calls that `sweep.py` measures, with their sizes."""

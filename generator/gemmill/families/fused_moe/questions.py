@@ -1,6 +1,6 @@
 """What `gemmill explain` can be told of a call of fused experts."""
 
-from gemmill.family import Asked
+from gemmill.questions import Asked
 
 QUESTIONS = (
     Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Tokens"),

@@ -1,6 +1,6 @@
 """What `gemmill explain` can be told of a gated GEMM's call."""
 
-from gemmill.family import Asked
+from gemmill.questions import Asked
 
 QUESTIONS = (
     Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Rows of a and out"),

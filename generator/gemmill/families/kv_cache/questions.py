@@ -1,6 +1,6 @@
 """What `gemmill explain` can be told of a call of the compressed cache's ops."""
 
-from gemmill.family import Asked
+from gemmill.questions import Asked
 
 QUESTIONS = (
     Asked(
@@ -22,3 +22,19 @@ QUESTIONS = (
     Asked(name="length", flags="--length", least=0, help="Tokens of a sequence (4096)"),
     Asked(name="page", flags="--page", least=0, help="Tokens of a cache's page (64)"),
 )
+
+MEASURED = dict.fromkeys(
+    (
+        "kv_decode_4bit",
+        "kv_decode_3bit",
+        "kv_decode_2bit",
+        "kv_slots_k8v4",
+        "kv_slots_4bitnc",
+        "kv_slots_k3v4nc",
+        "kv_slots_3bitnc",
+        "kv_slots_ultraquant",
+        "kv_slots_prod3mse2",
+    ),
+    ("batch", "rows", "heads", "kv_heads", "length"),
+)
+"""The names of classes of calls that `sweep.py` measures, with their sizes."""

@@ -1,6 +1,6 @@
 """What `gemmill explain` can be told of a grouped GEMM's call."""
 
-from gemmill.family import Asked
+from gemmill.questions import Asked
 
 QUESTIONS = (
     Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="All rows"),
@@ -25,3 +25,19 @@ QUESTIONS = (
     Asked(name="out", flags="--out", kind=str, choices=("bf16", "f16"), help="Dtype of out (bf16)"),
     Asked(name="indexed", flags="--indexed", kind=bool, default=False, help="Gather rows of a by token_ids"),
 )
+
+MEASURED = dict.fromkeys(
+    (
+        "experts_fp8",
+        "experts_fp8_groups",
+        "experts_int8",
+        "experts_bf16",
+        "experts_fp8_gathered",
+        "experts_fp8_groups_gathered",
+        "experts_nvfp4_bf16",
+        "experts_mxfp4_bf16",
+        "experts_mxfp4_fp8",
+    ),
+    ("m", "n", "k", "experts"),
+)
+"""The names of classes of calls that `sweep.py` measures, with their sizes."""

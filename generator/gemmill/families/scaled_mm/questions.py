@@ -1,6 +1,6 @@
 """What `gemmill explain` can be told of a GEMM's call."""
 
-from gemmill.family import Asked
+from gemmill.questions import Asked
 
 QUESTIONS = (
     Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Rows of a and out"),
@@ -58,3 +58,9 @@ QUESTIONS = (
     Asked(name="ldb", flags="--ldb", least=0, help="Column stride of b in elements; by default K"),
     Asked(name="ldd", flags="--ldd", least=0, help="Row stride of out in elements; by default N"),
 )
+
+MEASURED = dict.fromkeys(
+    ("fp8", "int8", "int8_azp", "fp8_groups", "bf16"),
+    ("m", "n", "k"),
+)
+"""The names of classes of calls that `sweep.py` measures, with their sizes."""

@@ -1,0 +1,95 @@
+"""vLLM's experts of nvfp4 weights with Marlin: packed for gemmill where they would be packed for Marlin, and multiplied in its place.
+
+Of release 0.33. vLLM decides whether Marlin serves. Layers beside LoRA, and experts whose rows other ranks hold, stay with Marlin.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmill.compat import fp4_experts
+from gemmill.compat.vllm_blocks import replace
+
+PREPARES = "vllm.model_executor.layers.quantization.utils.marlin_utils_fp4", "prepare_nvfp4_moe_layer_for_marlin"
+MULTIPLIES = "vllm.model_executor.layers.fused_moe.experts.marlin_moe", "fused_marlin_moe"
+
+
+def before_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
+    """Of w13 [E, 2 N, K / 2] and w2 [E, K, N / 2] with their scales: what vLLM keeps of them, for gemmill's or Marlin's kernel."""
+
+    @wraps(of_vllm)
+    def prepare(**named: Any) -> Any:
+        names = [(name, f"{name}_scale", f"{name}_scale_2") for name in ("w13", "w2")]
+        made = None
+        if _is_plain(named["layer"]):
+            parts = tuple((named[w], named[scale], named[scale_2]) for w, scale, scale_2 in names)
+            made = fp4_experts.packed(parts, named["layer"].params_dtype)
+        if made is None:
+            return of_vllm(**named)
+        return tuple(tensor for weights in made for tensor in (weights.blocks, weights.base, weights.alpha))
+
+    return prepare
+
+
+def before_experts(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
+    """hidden_states [M, K] through experts whose weights the function above packed; others are Marlin's."""
+
+    @wraps(of_vllm)
+    def experts(*given: Any, **named: Any) -> Any:
+        if given or not fp4_experts.is_packed(named["w1"]):
+            return of_vllm(*given, **named)
+        first, second = (
+            fp4_experts.Weights(
+                blocks=named[f"w{i}"],
+                base=named[f"w{i}_scale"],
+                alpha=named[f"global_scale{i}"],
+                bias=named[f"bias{i}"],
+            )
+            for i in (1, 2)
+        )
+        x, ids, expert_map = named["hidden_states"], named["topk_ids"], named.get("expert_map")
+        weights, on_input = named["topk_weights"], named.get("apply_router_weight_on_input", False)
+        if on_input:  # of one expert a token
+            x = (x * weights).to(x.dtype)
+        in_the_end = named.get("mul_topk_weights_in_gemm2", True) and not on_input
+        activation = _activation(named)
+        rows = fp4_experts.multiplied(x, first, second, activation, weights if in_the_end else None, ids, expert_map)
+        out = named.get("output")
+        out = torch.empty_like(x) if out is None else out
+        if (moe_sum := named.get("moe_sum")) is not None:
+            return moe_sum(rows, out, ids, expert_map)
+        return torch.sum(rows, dim=1, out=out)
+
+    return experts
+
+
+def _activation(named: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    """vLLM's, from the rows of the first GEMM: gates and ups where it has gates."""
+
+    def activated(rows: Tensor) -> Tensor:
+        is_gated = named["activation"].is_gated
+        out = rows.new_empty(len(rows), rows.shape[1] // 2 if is_gated else rows.shape[1])
+        named["activation_func"](named["activation"], out, rows, topk_ids=None, expert_map=None)
+        return out
+
+    return activated
+
+
+def _is_plain(layer: Any) -> bool:
+    config = layer.moe_config
+    parallel = config.moe_parallel_config
+    is_alone = not (parallel.use_all2all_kernels or parallel.enable_eplb)
+    return is_alone and not (config.is_lora_enabled or import_module("vllm.envs").VLLM_BATCH_INVARIANT)
+
+
+def put_before() -> None:
+    """Wrap vLLM's functions, there and wherever vLLM has imported them already; a second call changes nothing."""
+    for (module_name, name), before in ((PREPARES, before_preparation), (MULTIPLIES, before_experts)):
+        module = import_module(module_name)
+        of_vllm = getattr(module, name)
+        if not hasattr(of_vllm, "__wrapped__"):
+            replace(module, name, before(of_vllm))

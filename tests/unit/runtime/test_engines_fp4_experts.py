@@ -1,0 +1,245 @@
+"""Experts of nvfp4 weights in both engines: packed in the place of Marlin's, multiplied by grouped GEMMs; the others stay theirs."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from builds import TableOnly
+from engines import FP4_EXPERTS, SGLANG, VLLM, vllm_modules
+from gemmill.compat import linear, sglang_experts, vllm_plugin
+from gemmill.families import moe
+from gemmill.quantize import quantize_weight
+from gemmill.registry import REGISTRY
+from gemmill.runtime import ops
+from gemmill.space.selections import select
+
+E, K, N, TOP = 3, 128, 64, 2
+E4M3 = torch.float8_e4m3fn
+IDS = torch.tensor([[0, 2], [1, 0], [2, 1], [0, 1], [1, 2]], dtype=torch.int32)
+
+
+@pytest.fixture(autouse=True)
+def served(make_manifest, table_of, monkeypatch) -> None:
+    """A loaded build of the grouped GEMMs of packed weights."""
+    configs = [c for c in REGISTRY.configs_of(moe.NAME, select("default").configs) if "fp4" in str(c)][:40]
+    monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
+    linear._refusal_of_build.cache_clear()
+
+
+@pytest.fixture
+def vllm(monkeypatch) -> dict[str, ModuleType]:
+    """vLLM's modules, after the plugin was called twice."""
+    modules = vllm_modules()
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_kernels", raising=False)
+    monkeypatch.setattr(linear, "_complained", set())
+    monkeypatch.delenv("GEMMILL_VLLM", raising=False)
+    for _ in range(2):
+        vllm_plugin.register()
+    yield modules
+    sys.modules.pop("gemmill.compat.vllm_kernels", None)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def quantised(n: int, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes, scales and multipliers of all experts, and the values."""
+    each = [quantize_weight(drawn(n, k + e)[:, :k] * (e + 1), "nvfp4") for e in range(E)]
+    codes, scales = (torch.stack([getattr(w, name) for w in each]) for name in ("codes", "scales"))
+    multipliers = torch.stack([1 / w.global_scale.reshape(()) for w in each])
+    return codes, scales.view(E4M3), multipliers, torch.stack([w.values() for w in each])
+
+
+W13, W2 = quantised(2 * N, K), quantised(K, N)
+X, WEIGHTS = drawn(len(IDS), K).bfloat16(), torch.rand(IDS.shape, generator=torch.Generator().manual_seed(1))
+
+
+def wanted(weights: Tensor = WEIGHTS, local: dict[int, int] | None = None) -> Tensor:
+    """Each token's experts one by one; only those that `local` numbers."""
+    out = torch.zeros(len(IDS), K)
+    for token, experts in enumerate(IDS.tolist()):
+        for place, expert in enumerate(experts):
+            own = expert if local is None else local.get(expert)
+            if own is not None:
+                gates, ups = (W13[3][own] @ X[token].float()).bfloat16().float().chunk(2)
+                row = (torch.nn.functional.silu(gates) * ups).bfloat16().float()
+                out[token] += weights[token, place] * (W2[3][own] @ row)
+    return out
+
+
+def near(out: Tensor, right: Tensor) -> bool:
+    return bool((out.float() - right).norm() <= 0.01 * right.norm())
+
+
+def vllm_layer(**changes: object) -> Any:
+    parallel = {"use_all2all_kernels": False, "enable_eplb": False}
+    config = {"is_lora_enabled": False} | {k: v for k, v in changes.items() if k not in parallel}
+    parallel |= {k: v for k, v in changes.items() if k in parallel}
+    config["moe_parallel_config"] = SimpleNamespace(**parallel)
+    return SimpleNamespace(moe_config=SimpleNamespace(**config), params_dtype=torch.bfloat16)
+
+
+def prepared(modules: dict[str, ModuleType], layer: Any) -> Any:
+    """By the name that vLLM's oracle has imported, with the arguments that vLLM's function has."""
+    theirs = VLLM["modules"][FP4_EXPERTS[0][0]][FP4_EXPERTS[0][1]]["parameters"]
+    given = dict(zip([name for name, *_ in theirs], (layer, *W13[:3], *W2[:3], True), strict=True))
+    prepare = getattr(modules["vllm.model_executor.layers.fused_moe.oracle.nvfp4"], FP4_EXPERTS[0][1])
+    return prepare(**given)
+
+
+def vllm_call(packed: tuple[Tensor, ...], **changes: object) -> dict[str, Any]:
+    """As MarlinExperts.apply makes it."""
+
+    def activation(kind: object, out: Tensor, rows: Tensor, **more: object) -> None:
+        gates, ups = rows.chunk(2, dim=1)
+        out.copy_(torch.nn.functional.silu(gates) * ups)
+
+    w13, base13, alpha13, w2, base2, alpha2 = packed
+    call = {
+        "hidden_states": X,
+        "w1": w13,
+        "w2": w2,
+        "bias1": None,
+        "bias2": None,
+        "w1_scale": base13,
+        "w2_scale": base2,
+        "topk_weights": WEIGHTS,
+        "topk_ids": IDS,
+        "global_scale1": alpha13,
+        "global_scale2": alpha2,
+        "quant_type_id": 0,
+        "apply_router_weight_on_input": False,
+        "activation": SimpleNamespace(is_gated=True),
+        "activation_func": activation,
+        "moe_sum": None,
+        "expert_map": None,
+        "output": torch.full_like(X, torch.nan),
+        "mul_topk_weights_in_gemm2": True,
+    } | changes
+    assert call.keys() <= {name for name, *_ in VLLM["modules"][FP4_EXPERTS[1][0]][FP4_EXPERTS[1][1]]["parameters"]}
+    return call
+
+
+def test_vllms_experts(vllm, caplog) -> None:
+    packed = prepared(vllm, vllm_layer())
+    assert [t.dtype for t in packed] == [torch.uint8, torch.float32, torch.float32] * 2
+    assert packed[0].dim() == packed[3].dim() == 3, "vLLM's MarlinExperts looks"
+    fused = getattr(vllm[FP4_EXPERTS[1][0]], FP4_EXPERTS[1][1])
+    call = vllm_call(packed)
+    assert fused(**call) is call["output"] and near(call["output"], wanted())
+    ones = torch.ones_like(WEIGHTS)
+    assert near(fused(**vllm_call(packed, mul_topk_weights_in_gemm2=False)), wanted(ones))
+    told = fused(**vllm_call(packed, moe_sum=lambda rows, out, ids, expert_map: (rows, out.shape, ids, expert_map)))
+    assert near(told[0].sum(1), wanted()) and told[1:] == (X.shape, told[2], None) and told[2] is IDS
+    of_marlin = vllm_call((packed[0].int(), *packed[1:]))
+    assert fused(**of_marlin) == "vLLM's"
+
+
+def test_vllms_experts_of_a_rank(vllm) -> None:
+    """Rows of experts that another rank has are 0, whatever memory held."""
+    fused = getattr(vllm[FP4_EXPERTS[1][0]], FP4_EXPERTS[1][1])
+    expert_map = torch.tensor([1, -1, 2], dtype=torch.int32)
+    out = fused(**vllm_call(prepared(vllm, vllm_layer()), expert_map=expert_map))
+    assert near(out, wanted(local={0: 1, 2: 2}))
+
+
+@pytest.mark.parametrize("change", ["is_lora_enabled", "use_all2all_kernels", "enable_eplb"])
+def test_vllms_experts_that_stay_with_marlin(vllm, change: str) -> None:
+    assert prepared(vllm, vllm_layer(**{change: True})) == "vLLM's"
+    vllm["vllm.envs"].VLLM_BATCH_INVARIANT = True
+    assert prepared(vllm, vllm_layer()) == "vLLM's"
+
+
+def test_vllm_without_marlins_experts(vllm, caplog) -> None:
+    """The rest of the plugin serves."""
+    for name, function in FP4_EXPERTS:
+        vars(vllm[name]).pop(function, None)
+    linear._complained.clear()
+    vllm_plugin.register()
+    (message,) = caplog.messages
+    assert message.startswith(
+        "vLLM for experts of 4 bits goes on with its own kernels: gemmill cannot serve here (module 'vllm"
+    )
+
+
+def sglang_layer(monkeypatch, lora: bool = False, **changes: object) -> Any:
+    context = ModuleType("sglang.srt.runtime_context")
+    context.get_lora = lambda: SimpleNamespace(enable_lora=lora)
+    monkeypatch.setitem(sys.modules, context.__name__, context)
+    runner = {"is_gated": True, "activation": "silu", "gemm1_alpha": None, "swiglu_limit": None} | changes
+    tensors = {
+        f"{prefix}_{name}": torch.nn.Parameter(tensor, requires_grad=False)
+        for prefix, made in (("w13", W13), ("w2", W2))
+        for name, tensor in zip(("weight", "weight_scale", "weight_scale_2"), made, strict=False)
+    }
+    return SimpleNamespace(
+        moe_runner_config=SimpleNamespace(**runner),
+        params_dtype=torch.bfloat16,
+        quant_config=SimpleNamespace(group_size=16),
+        **tensors,
+    )
+
+
+def own(*given: object, **named: object) -> str:
+    return "SGLang's"
+
+
+def test_sglangs_experts(monkeypatch) -> None:
+    prepare, fused = sglang_experts.around_fp4_experts_preparation, sglang_experts.around_marlin_experts
+    layer = sglang_layer(monkeypatch)
+    assert prepare(own, layer) is None and layer.w13_weight.dtype == torch.uint8
+    call = {
+        "hidden_states": X,
+        "w1": layer.w13_weight,
+        "w2": layer.w2_weight,
+        "w1_scale": layer.w13_weight_scale,
+        "w2_scale": layer.w2_weight_scale,
+        "w1_global_scale": layer.w13_weight_scale_2,
+        "w2_global_scale": layer.w2_weight_scale_2,
+        "topk_weights": WEIGHTS,
+        "topk_ids": IDS,
+        "expert_map": None,
+        "routed_scaling_factor": 2.0,
+        "no_combine": False,
+    }
+    theirs = SGLANG["modules"]["sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe"]["fused_marlin_moe"]
+    assert call.keys() <= {name for name, *_ in theirs["parameters"]}
+    assert near(fused(own, **call), 2 * wanted())
+    rows = fused(own, **call | {"no_combine": True})
+    assert rows.shape == (*IDS.shape, K) and near(rows.sum(1), wanted())
+    assert fused(own, **call | {"w1": torch.zeros(E, 8, 2 * K, dtype=torch.int32)}) == "SGLang's"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lora": True},
+        {"is_gated": False},
+        {"activation": "situ"},
+        {"swiglu_limit": 7.0},
+        {"gemm1_alpha": 1.7},
+        {"gemm1_clamp_limit": 1.0},
+    ],
+)
+def test_sglangs_experts_that_stay_with_marlin(monkeypatch, changes: dict[str, Any]) -> None:
+    layer = sglang_layer(monkeypatch, **changes)
+    kept = layer.w13_weight
+    assert sglang_experts.around_fp4_experts_preparation(own, layer) == "SGLang's" and layer.w13_weight is kept
+
+
+def test_weights_that_do_not_fit_stay_with_marlin(monkeypatch) -> None:
+    prepare = sglang_experts.around_fp4_experts_preparation
+    assert prepare(own, sglang_layer(monkeypatch), group_size=32) == "SGLang's"
+    layer = sglang_layer(monkeypatch)
+    layer.params_dtype = torch.float32
+    assert prepare(own, layer) == "SGLang's"
+    layer = sglang_layer(monkeypatch)
+    layer.w2_bias = torch.zeros(E, K)
+    assert prepare(own, layer) == "SGLang's"
