@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import run as program
-from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
+from gemmill.families.quant.contract import SCHEMAS as QUANT_SCHEMAS
 from gemmill.runtime.schemas import BY_NAME
 from harness.contenders import WrongResult
 from harness.quant_contenders import check
@@ -28,7 +28,7 @@ def test_a_dry_run_writes_its_record(tmp_path, capsys):
     assert {row["op"] for row in record["rows"]} == set(CASE_OF)
     assert all(row["contenders"]["gemmill"]["median_us"] > 0 and not row["failures"] for row in record["rows"])
     assert record["host"]["silu_and_mul_quant"]["gemmill"]["median_us"] == 3.0
-    assert {CASE_OF[kind].op for kind in CASE_OF} == {op.name for op in QUANT_OPS}, "every op is timed"
+    assert {CASE_OF[kind].op for kind in CASE_OF} == {op.name for op in QUANT_SCHEMAS}, "every op is timed"
     assert "host time of one call, silu_and_mul_quant, us: gemmill 3.00" in capsys.readouterr().out
 
 

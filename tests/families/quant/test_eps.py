@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
+from gemmill.families.quant.contract import SCHEMAS as QUANT_SCHEMAS
 from gemmill.runtime.schemas import OpSchema
 from whole_calls import versions, whole_call
 
-told = [op for op in QUANT_OPS if {"eps", "epsilon"} & set(op.arguments)]
+told = [op for op in QUANT_SCHEMAS if {"eps", "epsilon"} & set(op.arguments)]
 
 
 @pytest.mark.parametrize("value", [-1e-10, -1.0, float("-inf"), float("nan")])

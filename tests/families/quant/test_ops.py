@@ -13,7 +13,7 @@ from gemmill.families.quant import reference
 from gemmill.families.quant import selections as quant_selections
 from gemmill.families.quant.call import config_of
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
-from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
+from gemmill.families.quant.contract import SCHEMAS as QUANT_SCHEMAS
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Arch, DType
@@ -34,10 +34,10 @@ def same(got: tuple, wanted: tuple) -> bool:
 
 
 def test_the_ops_are_those_of_the_space_in_its_order() -> None:
-    assert [op.name for op in QUANT_OPS] == [op.name for op in quant_ops.QUANT_OPS]
+    assert [op.name for op in QUANT_SCHEMAS] == [op.name for op in quant_ops.QUANT_SCHEMAS]
 
 
-@pytest.mark.parametrize("op", [op.name for op in QUANT_OPS])
+@pytest.mark.parametrize("op", [op.name for op in QUANT_SCHEMAS])
 def test_schemas_are_torchs(op: str) -> None:
     assert str(getattr(torch.ops.gemmill, op).default._schema) == f"gemmill::{BY_NAME[op].schema}"
 
@@ -171,7 +171,7 @@ def test_packed_scales_are_padded_with_zeros() -> None:
     assert memory[1, 5:].tolist() == [-1, -1, -1]  # of the last word they need not be in the tensor's memory
 
 
-@pytest.mark.parametrize("op", [op.name for op in QUANT_OPS])
+@pytest.mark.parametrize("op", [op.name for op in QUANT_SCHEMAS])
 def test_right_calls_run_and_wrong_ones_write_nothing(op: str) -> None:
     rng, refused = random.Random(op), 0
     for _ in range(60):
@@ -376,7 +376,7 @@ def quant_build(smoke_build, make_manifest, monkeypatch):
 
 def test_every_right_call_has_its_variant(quant_build) -> None:
     rng = random.Random(0)
-    for op in QUANT_OPS:
+    for op in QUANT_SCHEMAS:
         for _ in range(20):
             arguments = some_call(op.name, rng, Breakage.NONE)
             wanted = config_of(checks.check(op, operands.of_arguments(op, arguments)), Arch.SM90A)
@@ -459,7 +459,7 @@ def test_fewer_rows_of_codes_than_of_input_are_refused() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 0), (3, 0, 2), (0, 3)])
-@pytest.mark.parametrize("op", [op.name for op in QUANT_OPS])
+@pytest.mark.parametrize("op", [op.name for op in QUANT_SCHEMAS])
 def test_dense_empty_tensors_are_taken(op: str, shape: tuple) -> None:
     rng = random.Random(op)
     for _ in range(10):

@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import gemmill
 from families.quant.problems import Breakage, some_call
-from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
+from gemmill.families.quant.contract import SCHEMAS as QUANT_SCHEMAS
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME, OPS, OpSchema
 from whole_calls import Call, moved, versions, whole_call
@@ -52,7 +52,7 @@ def test_calls_on_meta_alone_are_right(op: OpSchema) -> None:
     call_op(op, {name: on_meta(value) for name, value in whole_call(op).items()})
 
 
-@pytest.mark.parametrize("op", [op.name for op in QUANT_OPS])
+@pytest.mark.parametrize("op", [op.name for op in QUANT_SCHEMAS])
 def test_a_call_without_data_is_refused_in_the_sentence_of_one_with_data(op: str) -> None:
     """But for overlaps in memory, which tensors without memory have not."""
     rng, schema, refused, mode = random.Random(op), BY_NAME[op], 0, FakeTensorMode()

@@ -9,7 +9,7 @@ import torch
 import gemmill
 from families.quant.problems import Breakage, empty_call, some_call
 from gemmill.families.quant.call import config_of
-from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
+from gemmill.families.quant.contract import SCHEMAS as QUANT_SCHEMAS
 from gemmill.runtime.checks import check
 from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.operands import of_arguments
@@ -43,7 +43,7 @@ def assert_as_the_reference(op: str, arguments: list[Any], device: torch.device)
             assert torch.equal(memory_of(found), memory_of(expected)), (op, arguments)
 
 
-@pytest.mark.parametrize("op", [op.name for op in QUANT_OPS])
+@pytest.mark.parametrize("op", [op.name for op in QUANT_SCHEMAS])
 def test_calls_with_odd_strides_and_without_elements(op: str, device: torch.device) -> None:
     rng = random.Random(op)
     for round_ in range(60):

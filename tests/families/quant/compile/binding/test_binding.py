@@ -11,7 +11,7 @@ from families.quant.problems import Breakage, empty_call, some_call
 from gemmill.families import quant
 from gemmill.families.quant.call import config_of
 from gemmill.families.quant.config import Activation, QuantFamily
-from gemmill.families.quant.contract import SCHEMAS as QUANT_OPS
+from gemmill.families.quant.contract import SCHEMAS as QUANT_SCHEMAS
 from gemmill.families.quant.layouts import group_strides, static_scales
 from gemmill.family import Judged
 from gemmill.runtime.checks import check
@@ -67,7 +67,7 @@ def recorded(probe) -> Arguments:
     return Arguments.from_buffer_copy((ctypes.c_ubyte * size).in_dll(probe._library, "probe_args"))
 
 
-@pytest.mark.parametrize("op", [op.name for op in QUANT_OPS])
+@pytest.mark.parametrize("op", [op.name for op in QUANT_SCHEMAS])
 def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> None:
     rng = random.Random(op)
     refused = set()
@@ -155,7 +155,7 @@ def test_explain_names_the_variant_and_what_the_others_lack(probe) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 0), (3, 0, 2), (0, 3)])
-@pytest.mark.parametrize("op", [op.name for op in QUANT_OPS])
+@pytest.mark.parametrize("op", [op.name for op in QUANT_SCHEMAS])
 def test_dense_empty_tensors_are_taken(op: str, shape: tuple, probe) -> None:
     rng = random.Random(op)
     for _ in range(10):
