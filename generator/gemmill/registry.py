@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
     REGISTRY: Registry
 
-FAMILIES = ("scaled_mm", "quant", "blockscaled", "kv_cache", "moe", "gated_mm", "sparse_mm", "fused_moe")
-"""Folders below `families`, in the order in which options and ops are listed."""
+FAMILIES = tuple(
+    f"gemmill.families.{name}"
+    for name in ("scaled_mm", "quant", "blockscaled", "kv_cache", "moe", "gated_mm", "sparse_mm", "fused_moe")
+)
+"""Their packages, in the order in which options and ops are listed."""
 
 
 def questions() -> dict[str, Asked]:
@@ -32,7 +35,7 @@ def measured() -> dict[str, tuple[str, ...]]:
 
 
 def _of(family: str, part: str) -> Any:
-    return import_module(f"gemmill.families.{family}.{part}")
+    return import_module(f"{family}.{part}")
 
 
 def __getattr__(name: str) -> Any:

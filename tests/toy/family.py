@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gemmill.family import Asked, Family, Kernels
+from gemmill.family import Family, Kernels
 from gemmill.vocab import Compiler
 from toy import NAME
 from toy.config import (
@@ -18,6 +18,7 @@ from toy.config import (
     to_fields,
 )
 from toy.ops import OPS
+from toy.questions import QUESTIONS
 
 FAMILY = Family(
     name=NAME,
@@ -45,9 +46,6 @@ FAMILY = Family(
     serving="toy.serving",
     selections={"smoke": selected, "default": selected},
     tuning=TUNING,
-    questions=(
-        Asked(name="length", flags="--length", least=0, help="Pages of a toy", required=True, is_size=True),
-        Asked(name="page", flags="--page", least=0, help="Numbers of a toy's page", required=True, is_size=True),
-    ),
+    questions=QUESTIONS,
     home=Path(__file__).parent,
 )

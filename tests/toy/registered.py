@@ -5,6 +5,6 @@ from importlib import import_module
 
 PROGRAM, sys.argv[0] = sys.argv[0], "gemmill"  # as its own command does: then gemmill imports nothing beside
 registry = import_module("gemmill.registry")
-toy = import_module("toy.family").FAMILY
-registry.REGISTRY = type(registry.REGISTRY)((*registry.REGISTRY.families, toy))
+registry.FAMILIES = (*registry.FAMILIES, "toy")
+assert registry.REGISTRY.families[-1].name == "toy"
 sys.argv[0] = PROGRAM

@@ -99,7 +99,7 @@ def test_help_is_told_of_all_families_what_their_declarations_say() -> None:
     assert registry.questions() == declared.questions
     assert registry.measured() == {name: told[1].sizes for name, told in declared.measured.items()}
     assert list(registry.measured()) == list(declared.measured)
-    assert [family.name for family in declared.families] == list(registry.FAMILIES)
+    assert [f"gemmill.families.{family.name}" for family in declared.families] == list(registry.FAMILIES)
 
 
 def test_the_help_of_the_command_says_what_each_verb_says_of_itself() -> None:
