@@ -34,7 +34,7 @@ def same(got: tuple, wanted: tuple) -> bool:
 
 
 def test_the_ops_are_those_of_the_space_in_its_order() -> None:
-    assert [op.name for op in QUANT_SCHEMAS] == [op.name for op in quant_ops.QUANT_SCHEMAS]
+    assert [op.name for op in QUANT_SCHEMAS] == [op.name for op in quant_ops.QUANT_OPS]
 
 
 @pytest.mark.parametrize("op", [op.name for op in QUANT_SCHEMAS])
