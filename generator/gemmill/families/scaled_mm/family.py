@@ -62,7 +62,7 @@ CUTEDSL = replace(
     compiler=Compiler.CUTEDSL,
     seconds=lambda _: _DSL_SECONDS,
     unit_seconds=_DSL_UNIT_SECONDS,
-    unit_size=32,  # whose import and first kernel take as long as ten of them
+    unit_size=32,  # whose import takes as long as one or two of them
     dsl=DslBody(entry="gemmill.families.scaled_mm.dsl.export", arguments="gemmill_scaled_mm_args", facts=Plan),
 )
 OWN = replace(
