@@ -36,7 +36,7 @@ def prepack_gate_up(weights: Tensor, scales: Tensor, order: str = "gate_up") -> 
 
     order: "gate_up" where all gates come first, "up_gate" where all ups do, "interleaved" where gates and ups alternate. Scales of
     blocks are [2 ceil(hidden / 128), ceil(K / 128)], each of 128 gates or of 128 ups. Raises ValueError, in a sentence, for another
-    order, for rows that are no multiple of 32, for scales of other rows, and for those of blocks of interleaved weights.
+    order, for rows that are no multiple of 32, and for scales of other shapes. Interleaved weights have no scales of blocks.
     """
     if order not in ORDERS:
         raise ValueError(f"gates and ups in order {order!r}, expected one of {', '.join(ORDERS)}")
