@@ -11,18 +11,23 @@ from torch import Tensor
 
 import gemmill
 from gemmill.families.gated_mm import bounds, reference
+from gemmill.families.gated_mm.cases.asked import asked
 from gemmill.families.gated_mm.cases.calls import CallSpec, arguments_of, groups_of, make_given, report_of, wrong_of
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU, GatedCase, of_config
-from gemmill.families.gated_mm.classes import CLASSES
+from gemmill.families.gated_mm.classes import CLASSES, classes_of
 from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result, UnalignedGatedConfig
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.model import model_ns
+from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.rules import RULES, UNALIGNED_RULES
 from gemmill.families.gated_mm.selections import default, in_groups, smoke, sweep
 from gemmill.families.gated_mm.tuning import TUNING
 from gemmill.family import ProblemCall, Row, first_rejection
 from gemmill.formats.gate_up import ORDERS, pack_gate_up, packed_blocks, packed_rows, unpack_gate_up
 from gemmill.quantize import prepack_gate_up
+from gemmill.registry import REGISTRY
+from gemmill.runtime.checks import check
+from gemmill.runtime.operands import of_arguments
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
@@ -426,6 +431,16 @@ def test_what_a_kernel_of_operands_in_groups_cannot_be_made_of(changes: dict[str
     with pytest.raises(ValueError) as error:
         Plan(replace(config, **changes))
     assert str(error.value) == reason
+
+
+@pytest.mark.parametrize("is_in_groups", [False, True])
+def test_a_question_with_scales_in_groups_finds_their_kernels(is_in_groups: bool) -> None:
+    question = {option.name: option.default if option.kind is bool else None for option in REGISTRY.questions.values()}
+    question |= {"m": 5, "n": 512, "k": 400, "group": 128, "in_groups": is_in_groups}
+    judged = check(SCALED_MM_ACT_QUANT, of_arguments(SCALED_MM_ACT_QUANT, asked(SCALED_MM_ACT_QUANT.name, question)))
+    assert judged["in_groups"] == is_in_groups
+    found = [config for config in sweep(Arch.SM90A) if judged["class"] in classes_of(config)]
+    assert len(found) >= 3 and {config.group_size for config in found} == {128 if is_in_groups else 0}
 
 
 @pytest.mark.parametrize(
