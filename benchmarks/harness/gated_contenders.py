@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from gemmill.families.gated_mm.cases.calls import report_of, wrong_of
-from gemmill.families.gated_mm.config import Result
+from gemmill.families.gated_mm.config import GROUP, Result
 from harness.contenders import WrongResult
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
@@ -100,7 +100,7 @@ def check(operands: "GatedOperands", call: Callable[[], object]) -> None:
         "a": x.a[rows],
         "b": x.weights[0][:, -2 * columns :],
         "a_scales": x.a_scales[rows],
-        "b_scales": x.b_scales[-2 * columns :],
+        "b_scales": x.b_scales[:, -(2 * columns // GROUP) :] if x.problem.in_groups else x.b_scales[-2 * columns :],
         "activation": activation,
         "alpha": alpha,
         "limit": limit,
@@ -109,6 +109,6 @@ def check(operands: "GatedOperands", call: Callable[[], object]) -> None:
     }
     found = {"out": x.out[rows, -columns:]}
     if x.out_scales is not None:
-        found["out_scales"] = x.out_scales[rows, -(columns // 128) :]
+        found["out_scales"] = x.out_scales[rows, -(columns // GROUP) :]
     if report := report_of(wrong_of(given, found, exactly=False)):
         raise WrongResult(f"wrong result of {x.problem}: {report}")

@@ -4,6 +4,7 @@ import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ LAYERS = ((14336, 4096), (28672, 8192), (18432, 7168))
 """Results and K: of Llama 3 8B and 70B, and DeepSeek V3's dense layers."""
 ROWS = (1, 16, 64, 256, 4096)
 KINDS = {"bf16": Result.BF16, "static": Result.STATIC, "groups": Result.GROUP}
+ENDS = ("", "_swiglu")
+SCALES = ("", "_of_blocks")
+"""Behind a kind: of rows and columns, or of A in 1 x 128 and of the weights in 128 x 128."""
 SILU = ("silu", 1.0, math.inf, 0.0)
 SWIGLU = ("swiglu", 1.702, 7.0, 1.0)
 MOST_COPIES = 16
@@ -38,7 +42,12 @@ class GatedWorkload:
     @property
     def activation(self) -> tuple[str, float, float, float]:
         """As the op takes it, with its numbers."""
-        return SWIGLU if self.kind.endswith("_swiglu") else SILU
+        return SWIGLU if "_swiglu" in self.kind else SILU
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether scales of the operands are in groups along K."""
+        return self.kind.endswith(SCALES[1])
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -91,7 +100,7 @@ class GatedMaker:
 
     def make(self, problem: GatedWorkload) -> GatedOperands:
         """Of a problem."""
-        p, n = problem, 2 * problem.hidden
+        p, n, k_groups = problem, 2 * problem.hidden, -(-problem.k // GROUP)
         if not self._weights or self._weights[0].shape != (p.k, n):
             self._weights = ()
             count = min(MOST_COPIES, -(-self._rotated_bytes // (n * p.k)))
@@ -103,8 +112,8 @@ class GatedMaker:
             static_scale=torch.full((1,), 0.1, device=self._device) if p.result is Result.STATIC else None,
             a=self._normal(p.m, p.k),
             weights=self._weights,
-            a_scales=self._scales(p.m, 1),
-            b_scales=self._scales(n) / math.sqrt(p.k),
+            a_scales=self._scales(k_groups, p.m).t() if p.in_groups else self._scales(p.m, 1),
+            b_scales=(self._scales(k_groups, n // GROUP) if p.in_groups else self._scales(n)) / math.sqrt(p.k),
             product=torch.empty((p.m, n), device=self._device, dtype=torch.bfloat16),
         )
 
@@ -117,7 +126,7 @@ class GatedMaker:
 
 def problems_of(options: Namespace) -> list[GatedWorkload]:
     """Every layer with every number of rows. Raises ValueError."""
-    known = [f"{kind}{end}" for kind in KINDS for end in ("", "_swiglu")]
+    known = ["".join(parts) for parts in product(KINDS, ENDS, SCALES)]
     kinds = options.op.split(",")
     if unknown := [word for word in kinds if word not in known]:
         raise ValueError(f"op {unknown[0]!r} is none of {', '.join(known)}")
@@ -132,7 +141,7 @@ def add_options(parser: ArgumentParser) -> None:
         "--op",
         "--ops",
         default="groups,bf16",
-        help=f"kinds, with commas, of {', '.join(KINDS)}, or with _swiglu behind",
+        help=f"kinds, with commas, of {', '.join(KINDS)}, or with {ENDS[1]} and then {SCALES[1]} behind",
     )
     parser.add_argument("--rows", help=f"with commas; {', '.join(map(str, ROWS))} by default")
     parser.add_argument("--layers", type=int, help=f"the first so many of {len(LAYERS)} layers")

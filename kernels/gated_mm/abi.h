@@ -11,13 +11,17 @@ struct gemmill_gated_mm_args {
   void const* a;
   void const* b;
   void* d;
-  float const* a_scales;      // one value, or m where a_scale_per_row
-  float const* b_scales;      // one value, or n where b_scale_per_column
+  float const* a_scales;      // one value, or m where a_scale_per_row; or of each row and 128 of K
+  float const* b_scales;      // one value, or n where b_scale_per_column; or of 128 gates or ups and 128 of K
   float const* static_scale;  // one value, by which D is coded; null for others
   float* out_scales;          // of each row and 128 columns of D; null where the kernel finds none
   int64_t lda, ldb, ldd;
   int64_t out_scale_stride_m;
   int64_t out_scale_stride_g;
+  int64_t a_scale_stride_m;  // of scales in groups, from one row of A to the next
+  int64_t a_scale_stride_k;
+  int64_t b_scale_stride_n;  // from gates' to their ups', to the next gates'
+  int64_t b_scale_stride_k;
   int32_t m, n, k;
   int32_t a_scale_per_row;
   int32_t b_scale_per_column;

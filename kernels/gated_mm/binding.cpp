@@ -8,7 +8,7 @@ namespace gemmill::gated_mm {
 namespace {
 
 enum Role { kOut, kOutScales, kA, kB, kAScales, kBScales, kStaticScale };
-enum Value { kM, kN, kK, kAlpha, kLimit, kBeta, kActivation };
+enum Value { kM, kN, kK, kAlpha, kLimit, kBeta, kActivation, kInGroups };
 
 // Leading dimensions. That of a single row or column is never used: any will do that TMA takes.
 struct Strides {
@@ -47,6 +47,11 @@ void launch(OpCall const& x, Chosen const& chosen) {
   args.lda = strides.a, args.ldb = strides.b, args.ldd = strides.d;
   args.m = static_cast<int32_t>(x.value(kM)), args.n = static_cast<int32_t>(x.value(kN)), args.k = static_cast<int32_t>(x.value(kK));
   args.a_scale_per_row = x.tensor(kAScales).numel() > 1, args.b_scale_per_column = x.tensor(kBScales).numel() > 1;
+  if (x.value(kInGroups)) {
+    Operand const &a_scales = x.tensor(kAScales), &b_scales = x.tensor(kBScales);
+    args.a_scale_stride_m = a_scales.strides[0], args.a_scale_stride_k = a_scales.strides[1];
+    args.b_scale_stride_n = b_scales.strides[1], args.b_scale_stride_k = b_scales.strides[0];
+  }
   args.alpha = static_cast<float>(x.real(kAlpha)), args.limit = static_cast<float>(x.real(kLimit)), args.beta = static_cast<float>(x.real(kBeta));
   args.activation = static_cast<int32_t>(x.value(kActivation));
   chosen.launch(&args);
@@ -55,7 +60,7 @@ void launch(OpCall const& x, Chosen const& chosen) {
 Family const family{
     "gated_mm",
     {"out", "out_scales", "a", "b", "a_scales", "b_scales", "static_scale"},
-    {"M", "N", "K", "alpha", "limit", "beta", "activation_index"},
+    {"M", "N", "K", "alpha", "limit", "beta", "activation_index", "in_groups"},
     {},
     asks,
     launch,

@@ -43,6 +43,7 @@ ADDS = {
         "--scales-m-major",
         "--prepacked",
         "--indexed",
+        "--in-groups",
         "--all",
         "--json",
     },

@@ -8,7 +8,7 @@ another in a row of the result.
 import torch
 from torch import Tensor
 
-from gemmill.formats.layout import GATE_UP_ROWS
+from gemmill.formats.layout import GATE_UP_BLOCK, GATE_UP_ROWS
 
 ORDERS = ("gate_up", "up_gate", "interleaved")
 """Of weights in checkpoints: all gates, then all ups; the other way round; or a gate, its up, the next gate."""
@@ -20,6 +20,13 @@ def packed_rows(hidden: int, device: torch.device | None = None) -> tuple[Tensor
     block, rest = result // 16, result % 16
     gate = GATE_UP_ROWS * block + rest % 4 // 2 * 16 + rest // 4 * 2 + rest % 2
     return gate, gate + 8
+
+
+def packed_blocks(rows: int, device: torch.device | None = None) -> Tensor:
+    """Which of the scales of blocks each of `rows` packed rows has: the first GATE_UP_BLOCK gates have the first, their ups the
+    second, the next ones the third."""
+    row = torch.arange(rows, device=device)
+    return row // (2 * GATE_UP_BLOCK) * 2 + row % 16 // 8
 
 
 def given_rows(hidden: int, order: str, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
@@ -46,6 +53,15 @@ def pack_gate_up(given: Tensor, order: str) -> Tensor:
     source = torch.empty(rows, dtype=torch.long, device=given.device)
     source[gate], source[up] = from_gate, from_up
     return _rows_of(given, source)
+
+
+def pack_blocks(given: Tensor, order: str) -> Tensor:
+    """Scales of blocks of gates and ups [2 blocks, ...], in an order in which gates and ups do not share them, in ours. Raises
+    ValueError for "interleaved" and for an odd number."""
+    if order == "interleaved" or given.shape[0] % 2:
+        raise ValueError(f"{given.shape[0]} scales of blocks in order {order!r}: each belongs to gates or to ups alone")
+    gate, up = given.chunk(2) if order == "gate_up" else reversed(given.chunk(2))
+    return torch.stack((gate, up), dim=1).flatten(0, 1)
 
 
 def unpack_gate_up(packed: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,8 @@ META_ROWS, META_COLUMNS = 64, 128
 
 GATE_UP_ROWS = 32
 """Packed rows that are gates and ups of half as many results (`gemmill.formats.gate_up`)."""
+GATE_UP_BLOCK = 128
+"""Gates, or ups, that share a scale where scales come in blocks, and elements along K."""
 
 
 def swizzled_shape(rows: int, scales: int) -> tuple[int, int]:

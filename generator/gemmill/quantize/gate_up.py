@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gemmill.formats.gate_up import ORDERS, pack_gate_up
-from gemmill.formats.layout import GATE_UP_ROWS
+from gemmill.formats.gate_up import ORDERS, pack_blocks, pack_gate_up
+from gemmill.formats.layout import GATE_UP_BLOCK, GATE_UP_ROWS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,8 @@ class PackedGateUp:
     weights: Tensor
     """[2 hidden, K], contiguous, in the order of gemmill.formats.gate_up."""
     scales: Tensor
-    """float32, one value or [2 hidden], in the same order."""
+    """float32, one value or [2 hidden], in the same order; or of blocks [K groups, 2 blocks], the first gates', the first ups', and so
+    on."""
     order: str
     """Of the weights that were given."""
 
@@ -31,10 +32,11 @@ class PackedGateUp:
 
 
 def prepack_gate_up(weights: Tensor, scales: Tensor, order: str = "gate_up") -> PackedGateUp:
-    """Packs weights [2 hidden, K] with scales of one value, or of each row, for scaled_mm_act_quant.
+    """Packs weights [2 hidden, K] with scales of one value, of each row, or of blocks, for scaled_mm_act_quant.
 
-    order: "gate_up" where all gates come first, "up_gate" where all ups do, "interleaved" where gates and ups alternate.
-    Raises ValueError, in a sentence, for another order, for rows that are no multiple of 32, and for scales of other rows.
+    order: "gate_up" where all gates come first, "up_gate" where all ups do, "interleaved" where gates and ups alternate. Scales of
+    blocks are [2 ceil(hidden / 128), ceil(K / 128)], each of 128 gates or of 128 ups. Raises ValueError, in a sentence, for another
+    order, for rows that are no multiple of 32, and for scales of other shapes. Interleaved weights have no scales of blocks.
     """
     if order not in ORDERS:
         raise ValueError(f"gates and ups in order {order!r}, expected one of {', '.join(ORDERS)}")
@@ -42,9 +44,17 @@ def prepack_gate_up(weights: Tensor, scales: Tensor, order: str = "gate_up") -> 
         raise ValueError(
             f"weights have shape {list(weights.shape)}: gates and ups are [2 hidden, K], packed in blocks of {GATE_UP_ROWS} rows"
         )
-    rows = weights.shape[0]
+    rows, k = weights.shape
+    blocks = (2 * -(-rows // (2 * GATE_UP_BLOCK)), -(-k // GATE_UP_BLOCK))
+    if scales.shape == blocks:
+        return PackedGateUp(
+            weights=pack_gate_up(weights, order), scales=pack_blocks(scales, order).t().contiguous(), order=order
+        )
     if scales.numel() not in (1, rows):
-        raise ValueError(f"scales have shape {list(scales.shape)}: expected one value, or one for each of {rows} rows")
+        raise ValueError(
+            f"scales have shape {list(scales.shape)}: expected one value, one for each of {rows} rows, or {list(blocks)} of blocks of "
+            f"{GATE_UP_BLOCK} gates or ups"
+        )
     of_rows = scales.reshape(-1)
     return PackedGateUp(
         weights=pack_gate_up(weights, order),

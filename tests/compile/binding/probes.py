@@ -18,8 +18,9 @@ from gemmill.build.files import file_digest
 from gemmill.build.sources import TORCH_TARGET, expand, flags_for, hand_written, roots_of
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit.render import render
-from gemmill.families import gated_mm, kv_cache, quant, scaled_mm, sparse_mm
+from gemmill.families import kv_cache, quant, scaled_mm, sparse_mm
 from gemmill.families.fused_moe import selections as fused_moe_selections
+from gemmill.families.gated_mm import selections as gated_mm_selections
 from gemmill.families.moe import selections as moe_selections
 from gemmill.family import Config, ProblemCall
 from gemmill.locations import kernels_dir
@@ -170,7 +171,7 @@ class Probe:
 
 def some_configs() -> tuple[Config, ...]:
     """The smoke selection, and of the default one every launch of the same kernels, all GEMMs with scales in groups and
-    quantisation kernels of bf16, all of compressed caches, gated and sparse GEMMs, and fused experts, of grouped GEMMs
+    quantisation kernels of bf16, all of compressed caches, sparse GEMMs and fused experts, of grouped and gated GEMMs
     those of the sweep: so every class of GEMMs has a variant, and every other op one that takes all that it may be given. Of nvcc's
     those that want scales of A by columns."""
     smoke, default = (select(name).configs for name in ("smoke", "default"))
@@ -182,7 +183,7 @@ def some_configs() -> tuple[Config, ...]:
     of_experts = list(moe_selections.sweep(Arch.SM90A))
     of_sparse = REGISTRY.configs_of(sparse_mm.NAME, default)
     of_layers = list(fused_moe_selections.sweep(Arch.SM90A))
-    of_gates = REGISTRY.configs_of(gated_mm.NAME, default)
+    of_gates = list(gated_mm_selections.sweep(Arch.SM90A))
     alone = REGISTRY.configs_of(scaled_mm.NAME, select("nvcc").configs)
     by_columns = [config for config in alone if config.problem.scale_layout is ScaleLayout.MN_MAJOR]
     others = [*of_bf16, *of_caches, *of_experts, *of_gates, *of_sparse, *of_layers]

@@ -11,24 +11,30 @@ from torch import Tensor
 
 import gemmill
 from gemmill.families.gated_mm import bounds, reference
+from gemmill.families.gated_mm.cases.asked import asked
 from gemmill.families.gated_mm.cases.calls import CallSpec, arguments_of, groups_of, make_given, report_of, wrong_of
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU, GatedCase, of_config
-from gemmill.families.gated_mm.classes import CLASSES
+from gemmill.families.gated_mm.classes import CLASSES, classes_of
 from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result, UnalignedGatedConfig
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.model import model_ns
+from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.rules import RULES, UNALIGNED_RULES
-from gemmill.families.gated_mm.selections import default, smoke
+from gemmill.families.gated_mm.selections import default, in_groups, smoke, sweep
 from gemmill.families.gated_mm.tuning import TUNING
 from gemmill.family import ProblemCall, Row, first_rejection
-from gemmill.formats.gate_up import ORDERS, pack_gate_up, packed_rows, unpack_gate_up
+from gemmill.formats.gate_up import ORDERS, pack_gate_up, packed_blocks, packed_rows, unpack_gate_up
 from gemmill.quantize import prepack_gate_up
+from gemmill.registry import REGISTRY
+from gemmill.runtime.checks import check
+from gemmill.runtime.operands import of_arguments
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 BF16 = CallSpec(m=5, hidden=256, k=160, result=Result.BF16)
 GROUPS = replace(BF16, result=Result.GROUP)
 STATIC = replace(BF16, result=Result.STATIC)
+IN_GROUPS = replace(BF16, group_size=128, k=400)
 SWIGLU = replace(BF16, activation=Activation.SWIGLU, numbers=OF_SWIGLU)
 MANY = GatedConfig(
     dtype=DType.E4M3,
@@ -90,6 +96,21 @@ def test_codes_in_groups_are_those_of_the_two_ops() -> None:
     assert torch.equal(x["out_scales"], scales)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("hidden", [256, 192])
+def test_operands_in_groups_give_what_the_two_ops_give(hidden: int, transposed: bool) -> None:
+    x = given(replace(IN_GROUPS, result=Result.STATIC, m=33, hidden=hidden, transposed=transposed))
+    of_gates, of_ups = x["b_scales"][:, 0::2], x["b_scales"][:, 1::2]
+    products = [
+        gemmill.cutlass_scaled_mm(x["a"], part.t(), x["a_scales"], scales.contiguous(), torch.bfloat16)
+        for part, scales in zip(unpack_gate_up(x["b"].t()), (of_gates, of_ups), strict=True)
+    ]
+    wanted = gemmill.silu_and_mul_quant(torch.cat(products, dim=1).contiguous(), x["static_scale"]).view(torch.uint8)
+    assert torch.equal(call(x).view(torch.uint8), wanted)
+    swapped = x | {"b_scales": torch.stack((of_ups, of_gates), dim=2).flatten(1), "out": torch.zeros_like(x["out"])}
+    assert not torch.equal(call(swapped).view(torch.uint8), wanted), "the data shows whose scales they are"
+
+
 def test_codes_by_a_given_scale_are_those_of_the_two_ops() -> None:
     x = given(STATIC)
     wanted = gemmill.silu_and_mul_quant(torch.cat(plain(x), dim=1).contiguous(), x["static_scale"])
@@ -148,6 +169,21 @@ def test_four_results_beside_one_another_are_of_one_thread() -> None:
     assert torch.equal(torch.cat((gate, up)).sort().values, torch.arange(128))
 
 
+@pytest.mark.parametrize("order", ["gate_up", "up_gate"])
+def test_scales_of_blocks_go_with_their_gates_and_ups(order: str) -> None:
+    hidden, k = 256, 320
+    scales = torch.rand(4, 3)
+    weights = torch.randn(2 * hidden, k).to(torch.float8_e4m3fn)
+    packed = prepack_gate_up(weights, scales, order)
+    assert packed.scales.shape == (3, 4)
+    of_rows = packed.scales[:, packed_blocks(2 * hidden)].t()
+    scaled = packed.weights.float() * of_rows.repeat_interleave(128, dim=1)[:, :k]
+    whole = weights.float() * scales.repeat_interleave(128, dim=0).repeat_interleave(128, dim=1)[:, :k]
+    gate, up = whole.chunk(2) if order == "gate_up" else whole.chunk(2)[::-1]
+    for found, wanted in zip(unpack_gate_up(scaled), (gate, up), strict=True):
+        assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize(
     ("weights", "scales", "order", "said"),
     [
@@ -163,7 +199,18 @@ def test_four_results_beside_one_another_are_of_one_thread() -> None:
             "gate_up",
             "weights have shape [48, 8]: gates and ups are [2 hidden, K], packed in blocks of 32 rows",
         ),
-        ((64, 8), (32,), "gate_up", "scales have shape [32]: expected one value, or one for each of 64 rows"),
+        (
+            (64, 8),
+            (32,),
+            "gate_up",
+            "scales have shape [32]: expected one value, one for each of 64 rows, or [2, 1] of blocks of 128 gates or ups",
+        ),
+        (
+            (512, 256),
+            (4, 2),
+            "interleaved",
+            "4 scales of blocks in order 'interleaved': each belongs to gates or to ups alone",
+        ),
     ],
 )
 def test_weights_that_cannot_be_packed(weights: Any, scales: Any, order: str, said: str) -> None:
@@ -230,7 +277,19 @@ SENTENCES = {
     "scales of gates alone": (
         BF16,
         {"b_scales": torch.ones(256)},
-        "b_scales has shape [256] and strides [1]: there is one value, or one for each of 512 columns, without gaps",
+        "b_scales has shape [256] and strides [1]: there is one value, or one for each of 512 columns, without gaps; or [2, 4], for "
+        "128 along K of 128 gates, then ups",
+    ),
+    "blocks of gates alone": (
+        IN_GROUPS,
+        {"b_scales": torch.ones(4, 2)},
+        "b_scales has shape [4, 2] and strides [2, 1]: there is one value, or one for each of 512 columns, without gaps; or [4, 4], "
+        "for 128 along K of 128 gates, then ups",
+    ),
+    "scales of rows beside blocks": (
+        IN_GROUPS,
+        {"a_scales": torch.ones(5, 1)},
+        "a_scales has shape [5, 1], expected [5, 4]: a scale of each row for each 128 along K, as b_scales of [4, 4] has them",
     ),
     "codes without a scale": (
         BF16,
@@ -275,15 +334,16 @@ def test_a_call_that_cannot_be_is_told_why(name: str) -> None:
 # Cases and bounds -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", list(smoke(Arch.SM90A)), ids=to_name)
+@pytest.mark.parametrize("config", [*smoke(Arch.SM90A), next(in_groups(Arch.SM90A))], ids=to_name)
 def test_cases_pass_on_a_cpu(config: AnyConfig) -> None:
     for case in of_config(config):
         assert case.run("cpu").report == "", str(case)
 
 
+@pytest.mark.parametrize("group_size", [0, 128])
 @pytest.mark.parametrize("result", Result)
-def test_a_wrong_result_is_found(result: Result) -> None:
-    right = GatedCase(problem=replace(BF16, result=result, data="integers"))
+def test_a_wrong_result_is_found(result: Result, group_size: int) -> None:
+    right = GatedCase(problem=replace(BF16, result=result, group_size=group_size, data="integers"))
     arguments, memory = right._made("cpu")
     call(arguments)
     written = {name: memory.tensor(name) for name in memory.slots}
@@ -292,9 +352,13 @@ def test_a_wrong_result_is_found(result: Result) -> None:
     assert "are wrong" in report_of(wrong_of(other, written, exactly=True))
 
 
+@pytest.mark.parametrize("group_size", [0, 128])
 @pytest.mark.parametrize("activation", Activation)
-def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_one(activation: Activation) -> None:
-    problem = replace(SWIGLU if activation is Activation.SWIGLU else BF16, activation=activation, k=512)
+def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_one(
+    activation: Activation, group_size: int
+) -> None:
+    first = SWIGLU if activation is Activation.SWIGLU else BF16
+    problem = replace(first, activation=activation, k=512, group_size=group_size)
     x = given(problem)
     operands = x["a"], x["b"], x["a_scales"], x["b_scales"]
     within = bounds.interval(operands, activation, problem.numbers, exactly=False)
@@ -309,7 +373,8 @@ def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_on
 
 
 def test_names_and_rules() -> None:
-    for config in default(Arch.SM90A):
+    assert {config.group_size for config in default(Arch.SM90A)} == {0}, "what never ran is in sweep alone"
+    for config in sweep(Arch.SM90A):
         assert parse_name(to_name(config)) == config
         if isinstance(config, UnalignedGatedConfig):
             assert first_rejection(UNALIGNED_RULES, config)
@@ -345,6 +410,37 @@ def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], reason: str)
     with pytest.raises(ValueError) as error:
         Plan(replace(MANY, **changes))
     assert str(error.value) == reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"swap_ab": False},
+            "scales in groups of 128 with weights as columns: a thread would hold one for each, swap_ab has two",
+        ),
+        (
+            {"accumulation": Accumulation.FAST},
+            "scales in groups of 128 with fast sums: they are applied where sums are promoted",
+        ),
+    ],
+)
+def test_what_a_kernel_of_operands_in_groups_cannot_be_made_of(changes: dict[str, Any], reason: str) -> None:
+    config = next(in_groups(Arch.SM90A))
+    assert Plan(config).copying_threads == 64 and Plan(MANY).copying_threads == 0
+    with pytest.raises(ValueError) as error:
+        Plan(replace(config, **changes))
+    assert str(error.value) == reason
+
+
+@pytest.mark.parametrize("is_in_groups", [False, True])
+def test_a_question_with_scales_in_groups_finds_their_kernels(is_in_groups: bool) -> None:
+    question = {option.name: option.default if option.kind is bool else None for option in REGISTRY.questions.values()}
+    question |= {"m": 5, "n": 512, "k": 400, "group": 128, "in_groups": is_in_groups}
+    judged = check(SCALED_MM_ACT_QUANT, of_arguments(SCALED_MM_ACT_QUANT, asked(SCALED_MM_ACT_QUANT.name, question)))
+    assert judged["in_groups"] == is_in_groups
+    found = [config for config in sweep(Arch.SM90A) if judged["class"] in classes_of(config)]
+    assert len(found) >= 3 and {config.group_size for config in found} == {128 if is_in_groups else 0}
 
 
 @pytest.mark.parametrize(

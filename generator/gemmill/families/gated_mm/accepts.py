@@ -1,8 +1,16 @@
 """The calls that a kernel takes at run time, derived from its config and stored in the manifest."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from gemmill.families.gated_mm.config import Activation, GatedConfig, Result, UnalignedGatedConfig
+from gemmill.families.gated_mm.config import (
+    GROUP,
+    Activation,
+    GatedConfig,
+    GroupGatedConfig,
+    Result,
+    UnalignedGatedConfig,
+)
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.vocab import DType
 
@@ -15,6 +23,8 @@ class UnalignedGatedAccepts:
     """Ops that the kernel can serve."""
     dtype: DType
     result: Result
+    group_size: ClassVar[int] = 0
+    """Elements along K that share a scale of the operands; 0: scales of rows and columns."""
 
     @property
     def operand_dtype(self) -> DType:
@@ -44,9 +54,26 @@ class GatedAccepts(UnalignedGatedAccepts):
         return (self.activation,)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GroupGatedAccepts(GatedAccepts):
+    """The same, of operands whose scales are in groups along K."""
+
+    group_size: ClassVar[int] = GROUP
+
+
 def accepted(config: GatedConfig) -> GatedAccepts:
     """The calls that a kernel of this config takes."""
     return GatedAccepts(
+        ops=(SCALED_MM_ACT_QUANT.name,),
+        dtype=config.dtype,
+        result=config.result,
+        activation=config.activation,
+    )
+
+
+def accepted_in_groups(config: GroupGatedConfig) -> GroupGatedAccepts:
+    """The calls that a kernel of this config takes."""
+    return GroupGatedAccepts(
         ops=(SCALED_MM_ACT_QUANT.name,),
         dtype=config.dtype,
         result=config.result,

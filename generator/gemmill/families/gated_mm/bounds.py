@@ -22,6 +22,8 @@ from gemmill.formats.gate_up import packed_rows
 from gemmill.formats.gating import group_codes, group_scales, slack_of
 
 _EPILOGUE_ROUNDINGS = 4
+_GROUP_ROUNDINGS = 3
+"""Of the product of scales, of that with a sum, and of what is added."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +38,26 @@ class Interval:
 
 def product_error(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
     """How far the product in bf16 may be from the reference's, float64 [M, N], where sums stay in the tensor core."""
+    if reference.in_groups(b, b_scales):
+        return _error_in_groups(a, b, a_scales, b_scales)
     scales = a_scales.reshape(-1, 1).double().abs() * b_scales.reshape(1, -1).double().abs()
     exact = scales * reference.exact_mm(a, b).abs()
     lost = scales * lost_in_sum(a.double(), b.double(), OF_E4M3)
     error = lost + _EPILOGUE_ROUNDINGS * FLOAT32_UNIT * (exact + lost)
     return error + 2 * half_unit_in_last_place(exact + error, torch.bfloat16)
+
+
+def _error_in_groups(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
+    """The same where sums of GROUP along K leave the tensor core, and are added in float32 with their scales."""
+    error = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
+    magnitude, exact = error.clone(), error.clone()
+    for of_a, of_b, scale in reference.each_group(a, b, a_scales, b_scales):
+        part, lost = of_a @ of_b, lost_in_sum(of_a, of_b, OF_E4M3)
+        term = scale.abs() * (part.abs() + lost)
+        magnitude += term
+        exact += scale * part
+        error += scale.abs() * lost + _GROUP_ROUNDINGS * FLOAT32_UNIT * term + FLOAT32_UNIT * magnitude
+    return error + 2 * half_unit_in_last_place(exact.abs() + error, torch.bfloat16)
 
 
 def interval(

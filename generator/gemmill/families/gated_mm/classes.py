@@ -2,11 +2,12 @@
 
 from typing import NamedTuple
 
-from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result
+from gemmill.families.gated_mm.config import GROUP, Activation, AnyConfig, GatedConfig, Result
 from gemmill.family import ClassAxis, Classes
 
 CLASSES = Classes(
     (
+        ClassAxis(name="group_size", expression="in_groups", values={0: 0, GROUP: 1}),
         ClassAxis(name="result", expression="result", values={result: i for i, result in enumerate(Result)}),
         ClassAxis(
             name="activation",
@@ -18,6 +19,7 @@ CLASSES = Classes(
 
 
 class _Served(NamedTuple):
+    group_size: int
     result: Result
     activation: Activation
 
@@ -25,4 +27,4 @@ class _Served(NamedTuple):
 def classes_of(config: AnyConfig) -> list[int]:
     """Numbers of the classes that a kernel serves: one, or one of each activation where that is told at run time."""
     activations = (config.activation,) if isinstance(config, GatedConfig) else Activation
-    return [CLASSES.number(_Served(config.result, activation)) for activation in activations]
+    return [CLASSES.number(_Served(config.group_size, config.result, activation)) for activation in activations]

@@ -20,7 +20,8 @@ from gemmill.vocab.activation import Activation as Activation
 
 OPERANDS = (DType.E4M3,)
 GROUP = 128
-"""Results of a row that share a scale."""
+"""Results of a row that share a scale. Where operands have scales in groups, these are of as many along K, and of as many gates or
+ups."""
 
 
 class Result(StrEnum):
@@ -58,6 +59,8 @@ class GatedConfig:
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "gatedmm"
     backend: ClassVar[Backend] = Backend.CUTEDSL
+    group_size: ClassVar[int] = 0
+    """Elements along K that share a scale of the operands; 0: scales of rows and columns."""
 
     def __post_init__(self) -> None:
         if min(self.tile_shape_mnk) < 1 or min(self.cluster_shape_mnk) < 1:
@@ -79,9 +82,10 @@ class GatedConfig:
             accumulator_dtype=ACCUMULATOR_OF[self.dtype],
             out_dtype=DType.BF16,
             epilogue=EpilogueKind.SCALED,
-            a_scale=ScaleGranularity.CHANNEL,
-            b_scale=ScaleGranularity.CHANNEL,
-            scale_layout=ScaleLayout.VECTOR,
+            a_scale=ScaleGranularity.GROUP if self.group_size else ScaleGranularity.CHANNEL,
+            b_scale=ScaleGranularity.GROUP if self.group_size else ScaleGranularity.CHANNEL,
+            scale_layout=ScaleLayout.STRIDED if self.group_size else ScaleLayout.VECTOR,
+            group_size=self.group_size,
         )
 
     @cached_property
@@ -98,6 +102,22 @@ class GatedConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupGatedConfig(GatedConfig):
+    """The same of operands whose scales change along K: A's of 1 x GROUP, the weights' of GROUP gates or ups x GROUP.
+
+    Rows of packed weights are gates and ups in turns. So each has its block's scale in the main loop, as a row of its own would.
+    """
+
+    tag: ClassVar[str] = "gatedgroupmm"
+    group_size: ClassVar[int] = GROUP
+
+    @property
+    def compiled(self) -> "GroupGatedConfig":
+        """Itself: nothing is left to the launch."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
 class UnalignedGatedConfig:
     """A kernel for operands that TMA does not take: any rows, strides and addresses. The activation is told at run time."""
 
@@ -105,6 +125,7 @@ class UnalignedGatedConfig:
     """Of A and of the weights."""
     result: Result
     arch: Arch = Arch.SM90A
+    group_size: ClassVar[int] = 0
     tag: ClassVar[str] = "gatedunaligned"
     backend: ClassVar[Backend] = Backend.CUTLASS
     tile_shape_mnk: ClassVar[tuple[int, int, int]] = (64, 64, 64)

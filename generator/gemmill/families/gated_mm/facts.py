@@ -28,6 +28,11 @@ class Facts(facts.Facts):
         return self.result is Result.GROUP
 
     @property
+    def copying_threads(self) -> int:
+        """That bring scales to each stage."""
+        return 32 * self.scale_warps if self.grouped else 0
+
+    @property
     def result_bytes(self) -> int:
         """Of an element."""
         return self.result.dtype.bits // 8

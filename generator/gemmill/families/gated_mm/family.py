@@ -1,11 +1,18 @@
 """The declaration of the gated GEMMs."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from gemmill.families.gated_mm import NAME, selections
-from gemmill.families.gated_mm.accepts import GatedAccepts, UnalignedGatedAccepts, accepted, accepted_unaligned
-from gemmill.families.gated_mm.config import AnyConfig, GatedConfig, UnalignedGatedConfig
+from gemmill.families.gated_mm.accepts import (
+    GatedAccepts,
+    GroupGatedAccepts,
+    UnalignedGatedAccepts,
+    accepted,
+    accepted_in_groups,
+    accepted_unaligned,
+)
+from gemmill.families.gated_mm.config import AnyConfig, GatedConfig, GroupGatedConfig, UnalignedGatedConfig
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.names import from_fields, to_fields, unaligned_from_fields, unaligned_to_fields
 from gemmill.families.gated_mm.ops import OPS
@@ -43,6 +50,14 @@ GATED = Kernels(
     unit_size=32,
     dsl=DslBody(entry="gemmill.families.gated_mm.dsl.export", arguments="gemmill_gated_mm_args", facts=Plan),
 )
+IN_GROUPS = replace(
+    GATED,
+    tag=GroupGatedConfig.tag,
+    doc="the same of operands whose scales are in groups along K",
+    config=GroupGatedConfig,
+    accepts=GroupGatedAccepts,
+    accepted=accepted_in_groups,
+)
 UNALIGNED = Kernels(
     tag=UnalignedGatedConfig.tag,
     doc="GEMMs that end with the activation of gates, however operands lie, on Hopper",
@@ -63,11 +78,11 @@ FAMILY = Family(
     name=NAME,
     doc="multiplies by gates and ups, and ends with their activation",
     asks=OPS,
-    kernels=(GATED, UNALIGNED),
+    kernels=(GATED, IN_GROUPS, UNALIGNED),
     cases="gemmill.families.gated_mm.cases",
     serving="gemmill.families.gated_mm.serving",
     questions=QUESTIONS,
     functions="gemmill.families.gated_mm.functions",
-    selections={"smoke": selections.smoke, "default": selections.default},
+    selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,
 )

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from gemmill.families.gated_mm.config import Activation, GatedConfig, Result, UnalignedGatedConfig
+from gemmill.families.gated_mm.config import Activation, GatedConfig, GroupGatedConfig, Result, UnalignedGatedConfig
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 
@@ -23,7 +23,7 @@ def to_fields(config: GatedConfig) -> list[str]:
     ]
 
 
-def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> GatedConfig:
+def from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> GatedConfig:
     """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
     if len(fields) != 9:
         raise ValueError(f"it has {len(fields) + 2} fields of 11")
@@ -31,7 +31,8 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> GatedConfig:
     if order not in ("ab", "swapab"):
         raise ValueError(f"operand order {order!r}, expected ab or swapab")
     told = _matched(r"s(auto|[1-9]\d*)", stages, f"stages {stages!r}, expected sauto or s and a number")[1]
-    return GatedConfig(
+    kind = GroupGatedConfig if tag == GroupGatedConfig.tag else GatedConfig
+    return kind(
         dtype=DType(dtype),
         result=Result(result),
         activation=Activation(activation),

@@ -19,11 +19,11 @@ _LIMIT = Require(
 )
 
 
-def _values(role: str, count: str, what: str) -> Require:
+def _values(role: str, count: str, what: str, blocks: str = "") -> Require:
     return Require(
         f"numel({role}) in (1, {count}) and longer({role}) <= 1 and dense({role}) == 1",
         f"{{{role}.name}} has shape {{{role}.shape}} and strides {{{role}.strides}}: there is one value, or one for each of "
-        f"{{{count}}} {what}, without gaps",
+        f"{{{count}}} {what}, without gaps{blocks}",
     )
 
 
@@ -48,6 +48,40 @@ _RESULTS = OneOf(
         "groups": "dtype(out) == float8_e4m3fn and out_scales == 1 and static_scale == 0",
     },
     "{out.name} is {out.dtype}: bfloat16 has neither out_scales nor static_scale, float8_e4m3fn has one of the two",
+)
+_SCALES = (
+    Let("k_groups", f"ceil(K, {GROUP})"),
+    Let("blocks", f"2 * ceil(hidden, {GROUP})"),
+    OneOf(
+        "in_groups",
+        {
+            "channel": "rank(b_scales) != 2 or size(b_scales, 0) != k_groups or size(b_scales, 1) != blocks",
+            "groups": "rank(b_scales) == 2",
+        },
+        "{b_scales.name} has shape {b_scales.shape}",
+    ),
+    When(
+        "in_groups == 0",
+        (
+            _values(
+                "b_scales",
+                "N",
+                "columns",
+                f"; or [{{k_groups}}, {{blocks}}], for {GROUP} along K of {GROUP} gates, then ups",
+            ),
+            _values("a_scales", "M", "rows"),
+        ),
+    ),
+    When(
+        "in_groups == 1",
+        (
+            Require(
+                "rank(a_scales) == 2 and size(a_scales, 0) == M and size(a_scales, 1) == k_groups",
+                f"{{a_scales.name}} has shape {{a_scales.shape}}, expected [{{M}}, {{k_groups}}]: a scale of each row for each {GROUP} "
+                "along K, as {b_scales.name} of {b_scales.shape} has them",
+            ),
+        ),
+    ),
 )
 _STATIC = When("result == 1", (Check(Aspect.WHOLE, "static_scale"),))
 _GROUPS = When(
@@ -98,8 +132,7 @@ _OP = Op(
         Let("groups", f"hidden // {GROUP}"),
         Check(Aspect.SHAPE, "out"),
         Check(Aspect.LAYOUT, "a b out"),
-        _values("a_scales", "M", "rows"),
-        _values("b_scales", "N", "columns"),
+        *_SCALES,
         _RESULTS,
         _STATIC,
         _GROUPS,

@@ -14,4 +14,11 @@ QUESTIONS = (
     ),
     Asked(name="out", flags="--out", kind=str, choices=("bf16", "e4m3"), help="Dtype of out (bf16)"),
     Asked(name="group", flags="--group", help="Gated GEMMs: results"),
+    Asked(
+        name="in_groups",
+        flags="--in-groups",
+        kind=bool,
+        default=False,
+        help="Gated GEMMs: scales of operands are in groups of 128 along K",
+    ),
 )

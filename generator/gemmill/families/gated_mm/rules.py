@@ -73,5 +73,13 @@ def _memory(c: GatedConfig) -> Iterator[str]:
         yield f"{facts.stages} stages of {facts.stage_bytes} bytes: {FEWEST_STAGES} or more must fit in {facts.stage_room}"
 
 
-RULES = (_hopper, _schedule, _accumulation, _tile, _groups, _cluster, _registers, _memory)
+def _scales(c: GatedConfig) -> Iterator[str]:
+    """A scale for each row of weights: of those that fill the tensor core's rows a thread has two, of columns as many as sums."""
+    if c.group_size and not c.swap_ab:
+        yield f"scales in groups of {c.group_size} with weights as columns: a thread would hold one for each, swap_ab has two"
+    if c.group_size and c.accumulation is not Accumulation.PROMOTED:
+        yield f"scales in groups of {c.group_size} with {c.accumulation} sums: they are applied where sums are promoted"
+
+
+RULES = (_hopper, _schedule, _accumulation, _scales, _tile, _groups, _cluster, _registers, _memory)
 UNALIGNED_RULES = (_hopper,)

@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 from itertools import product
 
-from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result, UnalignedGatedConfig
+from gemmill.families.gated_mm.config import (
+    Activation,
+    AnyConfig,
+    GatedConfig,
+    GroupGatedConfig,
+    Result,
+    UnalignedGatedConfig,
+)
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE, KernelSchedule.PINGPONG
@@ -45,6 +52,36 @@ def tiled(arch: Arch) -> Iterator[GatedConfig]:
             yield _config(result, activation, _LOW[0], (1, 1, 1), _LOW[1], arch)
         tile, cluster = _MANY[result]
         yield _config(result, activation, tile, cluster, PINGPONG, arch)
+
+
+_IN_GROUPS = {
+    Result.BF16: (((128, 16, 256), COOPERATIVE), ((128, 64, 128), COOPERATIVE), ((256, 96, 128), COOPERATIVE)),
+    Result.STATIC: (((128, 16, 256), COOPERATIVE), ((128, 64, 128), COOPERATIVE), ((256, 96, 128), COOPERATIVE)),
+    Result.GROUP: (((256, 16, 128), COOPERATIVE), ((256, 64, 128), COOPERATIVE), ((256, 96, 128), COOPERATIVE)),
+}
+"""Compiled, never run."""
+
+
+def in_groups(arch: Arch) -> Iterator[GroupGatedConfig]:
+    """Of operands whose scales are in groups along K: of SiLU and SwiGLU, which layers with such weights have."""
+    for activation, result in product((Activation.SILU, Activation.SWIGLU), Result) if arch is Arch.SM90A else ():
+        for tile, schedule in _IN_GROUPS[result]:
+            yield GroupGatedConfig(
+                dtype=DType.E4M3,
+                result=result,
+                activation=activation,
+                tile_shape_mnk=tile,
+                kernel_schedule=schedule,
+                accumulation=Accumulation.PROMOTED,
+                swap_ab=True,
+                arch=arch,
+            )
+
+
+def sweep(arch: Arch) -> Iterator[AnyConfig]:
+    """What default has, and kernels of operands in groups, which no GPU has run."""
+    yield from default(arch)
+    yield from in_groups(arch)
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:

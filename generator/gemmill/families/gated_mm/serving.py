@@ -46,13 +46,14 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Written]:
 
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
-    problem = problem_of_call(checks.check(op, call))
+    judged = checks.check(op, call)
+    problem, selection = problem_of_call(judged), "sweep" if judged["in_groups"] else "default"
     sizes, alignments = (", ".join(map(str, numbers)) for numbers in (problem.sizes, problem.alignments))
     count = sum(entry.family == problem.family for entry in build.manifest.entries)
     reason = choice.trace[0].reason if choice.trace else "it has none"
     return (
         f"none of {count_of_variants(count)} of gated GEMMs in build {build.build_id} takes M, N, K = {sizes} with "
-        f"alignments of a, b, out = {alignments} bytes ({reason}); `gemmill build --arch {build.manifest.arch} --select default` "
+        f"alignments of a, b, out = {alignments} bytes ({reason}); `gemmill build --arch {build.manifest.arch} --select {selection}` "
         "builds those that there are"
     )
 

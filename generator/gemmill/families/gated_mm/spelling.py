@@ -17,7 +17,8 @@ def spell(config: GatedConfig) -> Spelled:
     types = sorted({type(value).__name__ for value in told.values() if isinstance(value, Enum)})
     holes = {
         "fields": {name: _spell(value) for name, value in told.items()},
-        "own": sorted((*_OWN, GatedConfig.__name__)),
+        "config": type(config).__name__,
+        "own": sorted((*_OWN, type(config).__name__)),
         "vocabulary": [name for name in types if name not in _OWN],
     }
     return Spelled(template="gated_mm/gated_mm.py.jinja", values=holes)

@@ -23,6 +23,7 @@ def asked(op: str, question: Question) -> list[Any]:
     out = DType(q["out"] or (DType.E4M3 if group else DType.BF16))
     if group and out is not DType.E4M3:
         raise ValueError(f"{op} with --group {group} and --out {out}: scales of groups belong to e4m3")
+    in_groups, k_groups = bool(q["in_groups"]), -(-k // GROUP)
     activation, hidden = q["activation"] or "silu", n // 2
     numbers = (1.702, 7.0, 1.0) if activation == "swiglu" else (1.0, math.inf, 0.0)
     return [
@@ -30,8 +31,8 @@ def asked(op: str, question: Question) -> list[Any]:
         _empty(DType.F32, m, hidden // GROUP) if group else None,
         _empty(DType.E4M3, m, k),
         _empty(DType.E4M3, n, k).t(),
-        _empty(DType.F32, m, 1),
-        _empty(DType.F32, n),
+        _empty(DType.F32, m, k_groups) if in_groups else _empty(DType.F32, m, 1),
+        _empty(DType.F32, k_groups, 2 * -(-hidden // GROUP)) if in_groups else _empty(DType.F32, n),
         activation,
         *numbers,
         _empty(DType.F32, 1) if out is DType.E4M3 and not group else None,

@@ -26,15 +26,17 @@ class CallSpec:
     result: Result
     activation: Activation = Activation.SILU
     numbers: tuple[float, float, float] = NEUTRAL
+    group_size: int = 0
+    """Elements along K that share a scale of the operands; 0: scales of rows and columns."""
     one_value: bool = False
-    """Whether scales are one value for A, and one for B."""
+    """Whether scales are one value for A, and one for B, where they are not in groups."""
     data: str = "random"
     """"integers": small ones, and powers of two as scales, so that every order of summation gives the same; "large" ones, whose
     exponentials overflow"""
     pad: int = 0
     """Elements between rows of a and of out."""
     transposed: bool = False
-    """Whether scales of groups lie column by column."""
+    """Whether scales of groups lie column by column, those of operands too."""
 
     def __str__(self) -> str:
         words = [
@@ -43,7 +45,7 @@ class CallSpec:
             self.data,
         ]
         words += [f"alpha, limit, beta = {self.numbers}"] if self.numbers != NEUTRAL else []
-        words += ["one scale"] if self.one_value else []
+        words += ["scales of operands in groups"] if self.group_size else ["one scale"] if self.one_value else []
         return "; ".join(words)
 
 
@@ -53,12 +55,16 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
     n = 2 * p.hidden
     a = torch.ones((p.m, p.k + p.pad), device=device).to(torch.float8_e4m3fn)[:, : p.k]
     a.copy_(_codes((p.m, p.k), p, g))
+    shapes = group_shapes(p) if p.group_size else ((1,), (1,)) if p.one_value else ((p.m, 1), (n,))
+    a_scales, b_scales = (_scales(shape, p, g) for shape in shapes)
+    if p.group_size and p.transposed:
+        a_scales, b_scales = (x.t().contiguous().t() for x in (a_scales, b_scales))
     alpha, limit, beta = p.numbers
     return {
         "a": a,
         "b": _codes((n, p.k), p, g).t(),
-        "a_scales": _scales((1,) if p.one_value else (p.m, 1), p, g),
-        "b_scales": _scales((1,) if p.one_value else (n,), p, g),
+        "a_scales": a_scales,
+        "b_scales": b_scales,
         "activation": p.activation.spelled,
         "alpha": alpha,
         "limit": limit,
@@ -94,6 +100,12 @@ def report_of(wrong: list[Tensor]) -> str:
             rows, columns = (f"{first}..{last}" for first, last in zip(low, high, strict=True))
             return f"{count} of {found.numel()} {name} are wrong, in rows {rows} and columns {columns}"
     return ""
+
+
+def group_shapes(p: CallSpec) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Of the scales of A and of the weights in groups."""
+    k_groups = -(-p.k // GROUP)
+    return (p.m, k_groups), (k_groups, 2 * -(-p.hidden // GROUP))
 
 
 def groups_of(hidden: int) -> int:

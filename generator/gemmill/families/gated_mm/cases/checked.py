@@ -95,7 +95,7 @@ def _of_unaligned(first: CallSpec) -> Iterator[GatedCase]:
 
 
 def _of_tile(config: GatedConfig) -> Iterator[GatedCase]:
-    first, facts = _first(config.result, config.activation), Facts(config)
+    first, facts = _first(config.result, config.activation, config.group_size), Facts(config)
     tile, columns = facts.tile_m, facts.tile_columns
     step = 128 if config.result is Result.GROUP else 16
     problems = (
@@ -116,13 +116,15 @@ def _of_tile(config: GatedConfig) -> Iterator[GatedCase]:
 def sized(config: AnyConfig, sizes: Mapping[str, int]) -> GatedCase:
     """A call of small integers. Raises ValueError for what the op has no room for."""
     activation = config.activation if isinstance(config, GatedConfig) else Activation.SILU
-    first = _first(config.result, activation)
+    first = _first(config.result, activation, config.group_size)
     return GatedCase(problem=replace(first, m=sizes["m"], hidden=sizes["n"] // 2, k=sizes["k"], data="integers"))
 
 
-def _first(result: Result, activation: Activation) -> CallSpec:
+def _first(result: Result, activation: Activation, group_size: int = 0) -> CallSpec:
     numbers = OF_SWIGLU if activation is Activation.SWIGLU else NEUTRAL
-    return CallSpec(m=1, hidden=128, k=128, result=result, activation=activation, numbers=numbers)
+    return CallSpec(
+        m=1, hidden=128, k=128, result=result, activation=activation, numbers=numbers, group_size=group_size
+    )
 
 
 def once() -> Iterator[tuple[str, GatedCase]]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.gated_mm.accepts import GatedAccepts
-from gemmill.families.gated_mm.cases.calls import NEUTRAL, report_of, wrong_of
+from gemmill.families.gated_mm.cases.calls import NEUTRAL, CallSpec, group_shapes, report_of, wrong_of
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU
 from gemmill.families.gated_mm.config import GROUP, Activation, Result
 from gemmill.family.operand import TMA_BYTES
@@ -22,6 +22,8 @@ _TMA_ELEMENTS = 16
 """Rows of operands that TMA takes are multiples of."""
 _SERVED = 0.85
 """Of all calls, those whose operands lie as TMA wants them."""
+_IN_GROUPS = 0.3
+"""Of these, those whose scales of operands are in groups: no kernel takes others of them."""
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
@@ -39,22 +41,23 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     if tidy:
         k += -k % _TMA_ELEMENTS
     values, scales = ("integers", "powers") if exact else ("normal", "scales")
-    e4m3, f32 = torch.float8_e4m3fn, torch.float32
+    e4m3 = torch.float8_e4m3fn
     slots = {
         "out": matrix(draw, result_dtype(result), m, hidden, None, written=True, tidy=tidy),
         "a": matrix(draw, e4m3, m, k, values, tidy=tidy),
         "b": matrix(draw, e4m3, k, 2 * hidden, values, transposed=True, tidy=tidy),
-        "a_scales": _scales(draw, m, scales),
-        "b_scales": _scales(draw, 2 * hidden, scales),
     }
+    if tidy and draw.chance(_IN_GROUPS):
+        spec = CallSpec(m=m, hidden=hidden, k=k, result=result)
+        for name, (rows, columns) in zip(("a_scales", "b_scales"), group_shapes(spec), strict=True):
+            slots[name] = _matrix_of_scales(draw, rows, columns, scales)
+    else:
+        slots |= {"a_scales": _scales(draw, m, scales), "b_scales": _scales(draw, 2 * hidden, scales)}
     slots["b"] = replace(slots["b"], column_major=False)
     if result is Result.GROUP:
-        slots["out_scales"] = matrix(
-            draw, f32, m, hidden // GROUP, None, written=True, transposed=draw.chance(0.5), tidy=True
-        )
-        slots["out_scales"] = replace(slots["out_scales"], column_major=False)
+        slots["out_scales"] = _matrix_of_scales(draw, m, hidden // GROUP, None)
     if result is Result.STATIC:
-        slots["static_scale"] = one_value(draw, f32, scales)
+        slots["static_scale"] = one_value(draw, torch.float32, scales)
     alpha, limit, beta = OF_SWIGLU if activation is Activation.SWIGLU else NEUTRAL
     return LegalCall(
         op=op,
@@ -63,6 +66,13 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
         offsets={name: draw.below(1 << 30) for name in slots},
         judged=EXACT if exact else WITHIN,
     )
+
+
+def _matrix_of_scales(draw: Draw, rows: int, columns: int, values: str | None) -> Slot:
+    """Row by row or column by column; without values it is written."""
+    by_column, written = draw.chance(0.5), values is None
+    found = matrix(draw, torch.float32, rows, columns, values, written=written, transposed=by_column, tidy=True)
+    return replace(found, column_major=False)
 
 
 def result_dtype(result: Result) -> torch.dtype:
@@ -107,11 +117,19 @@ def is_lacking(call: LegalCall, _text: str) -> bool:
     )
     activation = names[call.plain["activation"]]
     aligned = all(_is_aligned(call.slots[role], by_columns=role == "b") for role in ("a", "b", "out"))
+    group_size = GROUP if _is_in_groups(call) else 0
     known = [entry.predicate for entry in variants(op=call.op)]
     return not any(
-        x.result is result and activation in x.activations and (aligned or not isinstance(x, GatedAccepts))
+        (x.result, x.group_size) == (result, group_size)
+        and activation in x.activations
+        and (aligned or not isinstance(x, GatedAccepts))
         for x in known
     )
+
+
+def _is_in_groups(call: LegalCall) -> bool:
+    of_b, b = call.slots["b_scales"], call.slots["b"]
+    return (of_b.rows, of_b.columns) == (-(-b.rows // GROUP), 2 * -(-b.columns // (2 * GROUP)))
 
 
 def _is_aligned(x: Slot, *, by_columns: bool) -> bool:

@@ -26,7 +26,7 @@ def consume(
     job: Job,
 ):
     """Cooperative groups share a tile; in pingpong a group multiplies while the other ends the tile before."""
-    shared_x, shared_y, shared_d, boxes, maxima, shared_vectors = shared
+    shared_x, shared_y, shared_d, boxes, maxima, shared_vectors, shared_scales = shared
     full, empty, turn = barriers
     store_d, coords_d = output
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 128)
@@ -35,8 +35,7 @@ def consume(
     if cutlass.const_expr(plan.pingpong):
         part, alternating = Int32(0), 1
 
-    no_scales = shared_vectors
-    loop = make_loop(plan, shared_x, shared_y, no_scales, (full, empty), part)
+    loop = make_loop(plan, shared_x, shared_y, shared_scales, (full, empty), part)
     own_d = cute.local_tile(shared_d, (plan.store_rows, plan.store_columns, plan.store_buffers), (0, 0, group))
     own_boxes = boxes + group * (plan.store_elements // plan.consumer_groups)
     own_vectors = epilogue.vectors_of(plan, shared_vectors + group * plan.vector_words)

@@ -32,7 +32,7 @@ def export(config: GatedConfig, symbol: str, folder: Path) -> tuple[Path, Path]:
     operand, out = ELEMENT_OF[config.dtype], ELEMENT_OF[config.result.dtype]
     arguments = [pointer(operand, 16), pointer(operand, 16), pointer(out, 16)]
     arguments += [pointer(Float32, 4)] * 4
-    arguments += [Int64(1)] * 5 + [Int32(1)] * 5 + [Float32(1)] * 3 + [Int32(1)] * 3
+    arguments += [Int64(1)] * 9 + [Int32(1)] * 5 + [Float32(1)] * 3 + [Int32(1)] * 3
     compiled = cute.compile(kernel, *arguments, make_fake_stream(), options=f"--host-target '{HOST_TARGET}'")
     folder.mkdir(parents=True, exist_ok=True)
     compiled.export_to_c(file_path=str(folder), file_name=symbol, function_prefix=symbol)

@@ -1,7 +1,7 @@
 """D[m, h] = activation(gate) up on Hopper, gate and up being columns of one product, in one kernel.
 
 Read in the order in which the machine works: `facts.py`, here the call, shared memory and barriers, the producer and main
-loop of all GEMMs (gemmill.gemm), `consumer.py`, then `values.py` and `ending.py`.
+loop of all GEMMs (gemmill.gemm), `scales.py` where scales are in groups, `consumer.py`, then `values.py` and `ending.py`.
 """
 
 # mypy: ignore-errors
@@ -15,6 +15,7 @@ from gemmill.families.gated_mm.config import GROUP, GatedConfig
 from gemmill.families.gated_mm.dsl import consumer
 from gemmill.families.gated_mm.dsl.ending import Ending
 from gemmill.families.gated_mm.dsl.plan import Plan
+from gemmill.families.gated_mm.dsl.scales import load_scales
 from gemmill.gemm import epilogue, producer
 from gemmill.gemm.elements import ELEMENT_OF
 from gemmill.gemm.walk import Job, Walk, walk_over
@@ -46,6 +47,10 @@ class GatedMm:
         ldd: Int64,
         out_scale_stride_m: Int64,
         out_scale_stride_g: Int64,
+        a_scale_stride_m: Int64,
+        a_scale_stride_k: Int64,
+        b_scale_stride_n: Int64,
+        b_scale_stride_k: Int64,
         m: Int32,
         n: Int32,
         k: Int32,
@@ -86,6 +91,11 @@ class GatedMm:
         tiles_y = cute.ceil_div(size_y, plan.tile_y * plan.cluster_y)
         clusters = cutlass.min(sm_count * plan.ctas_of_sm // plan.cluster_size, tiles_x * tiles_y)
         null = cute.make_ptr(Int32, 0, cute.AddressSpace.gmem, assumed_align=4)
+        scales = None
+        if cutlass.const_expr(plan.grouped):
+            scales = producer.GroupScales(
+                a_scales, b_scales, a_scale_stride_m, a_scale_stride_k, b_scale_stride_n, b_scale_stride_k
+            )
         self.kernel(
             load_x,
             coords_x,
@@ -97,6 +107,7 @@ class GatedMm:
             layout_y,
             layout_d,
             epilogue.Vectors(a_scales, b_scales, null, null, null, m, n, k, a_scale_per_row, b_scale_per_column),
+            scales,
             Ending(
                 static_scale, out_scales, out_scale_stride_m, out_scale_stride_g, n // (2 * GROUP), alpha, limit, beta
             ),
@@ -147,8 +158,9 @@ class GatedMm:
             x: cute.struct.Align[cute.struct.MemRange[self.x_type, cute.cosize(layout_x)], 1024]
             y: cute.struct.Align[cute.struct.MemRange[self.y_type, cute.cosize(layout_y)], 1024]
             d: cute.struct.Align[cute.struct.MemRange[self.out_type, cute.cosize(layout_d)], 1024]
-            vectors: cute.struct.MemRange[Float32, plan.consumer_groups * plan.vector_words]
+            vectors: cute.struct.MemRange[Float32, max(plan.consumer_groups * plan.vector_words, 4)]
             maxima: cute.struct.MemRange[Float32, max(plan.maximum_words, 4)]
+            scales: cute.struct.Align[cute.struct.MemRange[Float32, max(plan.stages * plan.scales, 4)], 16]
 
         return SharedStorage
 
@@ -167,6 +179,7 @@ class GatedMm:
         layout_y: cute.ComposedLayout,
         layout_d: cute.ComposedLayout,
         vectors: epilogue.Vectors,
+        scales,
         ending: Ending,
         walk: Walk,
         constant_weights: Int32,
@@ -190,7 +203,7 @@ class GatedMm:
             with cute.arch.elect_one():
                 readers = 4 * (1 if plan.pingpong else plan.consumer_groups) * plan.sharers
                 for stage in cutlass.range_constexpr(plan.stages):
-                    cute.arch.mbarrier_init(full + stage, 1)
+                    cute.arch.mbarrier_init(full + stage, 1 + plan.copying_threads)
                     cute.arch.mbarrier_init(empty + stage, readers)
                 for i in cutlass.range_constexpr(2):
                     cute.arch.mbarrier_init(turn + i, 4)
@@ -222,6 +235,9 @@ class GatedMm:
                     constant_weights,
                     vectors.m,
                 )
+            if cutlass.const_expr(plan.grouped):
+                if warp > first_producer and warp <= first_producer + plan.scale_warps:
+                    load_scales(plan, scales, storage.scales.data_ptr(), (full, empty), vectors, walk, job)
         else:
             if cutlass.const_expr(plan.moves_registers):
                 cute.arch.setmaxregister_increase(plan.consumer_registers)
@@ -234,6 +250,7 @@ class GatedMm:
                     storage.d.data_ptr(),
                     storage.maxima.data_ptr(),
                     storage.vectors.data_ptr(),
+                    storage.scales.data_ptr(),
                 ),
                 (full, empty, turn),
                 (store_d, coords_d),

@@ -26,7 +26,7 @@ ROUNDS = 250
 
 def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
     op = getattr(probe.ops, SCALED_MM_ACT_QUANT.name).default
-    refused, launched, any_layout = set(), set(), 0
+    refused, launched, any_layout, in_groups = set(), set(), 0, 0
     for index in range(ROUNDS):
         call, breakage = draw_call(SCALED_MM_ACT_QUANT.name, 3, index, CPU_LIMITS)
         memory = Memory(call.slots, torch.device("cpu"))
@@ -53,14 +53,20 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
         if judged["M"] * judged["N"] == 0:
             continue
         choice = select(probe.build.table, problem_of_call(judged), SMS_OF_NONE)
+        if judged["in_groups"] and choice.row < 0:  # of these alone some have no kernel
+            with pytest.raises(RuntimeError, match="--select sweep` builds"):
+                op(*given)
+            continue
         assert choice.row >= 0, "no legal call may fail"
         op(*given)
         entry = probe.build.table.entries[choice.row]
         assert probe.number("probe_symbol", ctypes.c_char * 512).value.decode() == entry.symbol
         launched.add((entry.config.result, given[SCALED_MM_ACT_QUANT.arguments.index("activation")]))
+        assert entry.config.group_size == (128 if judged["in_groups"] else 0)
+        in_groups += judged["in_groups"]
         any_layout += isinstance(entry.config, UnalignedGatedConfig)
     assert len(refused) > 5 and len(launched) == 12, "a class of calls was never launched"
-    assert any_layout > 5
+    assert any_layout > 5 and in_groups > 5
 
 
 def test_models_agree(probe) -> None:
