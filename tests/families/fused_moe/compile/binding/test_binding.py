@@ -100,8 +100,7 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe, schema: O
         call, breakage = draw_call(schema.name, 3, index, CPU_LIMITS)
         memory = Memory(call.slots, torch.device("cpu"))
         arguments = {
-            name: memory.tensor(name) if name in call.slots else call.plain.get(name)
-            for name in schema.arguments
+            name: memory.tensor(name) if name in call.slots else call.plain.get(name) for name in schema.arguments
         }
         if breakage is not None and (broken := break_call(schema.name, arguments, memory, breakage)) is not None:
             arguments = broken.arguments
