@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import gemmill
-from gemmill.compat import vllm_fp4_experts
+from gemmill.compat import vllm_fp4_experts, vllm_fused_experts
 
 
 def recorded(name: str) -> dict[str, Any]:
@@ -47,6 +47,30 @@ def _stand_in(name: str, base: type) -> type:
     """A class with the recorded methods, all of which raise."""
     methods = {method: _missing(method) for method in CLASSES[name]["methods"] if method != "__init__"}
     return type(name, (base,), methods)
+
+
+def _triton_experts() -> dict[str, dict[str, Any]]:
+    """vLLM's class of experts with Triton, which multiplies nothing, and the function that names it."""
+    triton = _stand_in("TritonExperts", _stand_in("FusedMoEExpertsModular", _stand_in("FusedMoEExperts", object)))
+
+    def made(self: Any, moe_config: Any, quant_config: Any) -> None:
+        self.moe_config, self.quant_config = moe_config, quant_config
+
+    triton.__init__ = made
+    triton.is_supported_config = staticmethod(
+        lambda cls, moe_config, weight_key, activation_key, activation_format: (
+            activation_format == "standard",
+            "vLLM's",
+        )
+    )
+    triton.workspace_shapes = lambda self, m, n, k, top, *more: ((m, top, max(n // 2, k)), (m, top, max(n, k)), (m, k))
+    triton.apply = lambda self, *given: ("vLLM's", *given)
+    triton.w1_scale = property(lambda self: self.quant_config.w1_scale)
+    triton.w2_scale = property(lambda self: self.quant_config.w2_scale)
+    module, name = vllm_fused_experts.CHOOSES
+    backends = Enum("Fp8MoeBackend", VLLM["modules"][module]["Fp8MoeBackend"]["members"])
+    classes = {backend: [type(f"{backend.name}Experts", (), {})] for backend in backends} | {backends.TRITON: [triton]}
+    return {module: {"Fp8MoeBackend": backends, name: lambda backend: list(classes[backend])}}
 
 
 def vllm_modules() -> dict[str, ModuleType]:
@@ -105,6 +129,7 @@ def vllm_modules() -> dict[str, ModuleType]:
         FP4_EXPERTS[0][0]: {FP4_EXPERTS[0][1]: prepare},
         FP4_EXPERTS[1][0]: {FP4_EXPERTS[1][1]: lambda *given, **named: "vLLM's"},
         "vllm.model_executor.layers.fused_moe.oracle.nvfp4": {FP4_EXPERTS[0][1]: prepare},
+        **_triton_experts(),
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_DISABLED_KERNELS": []},
         "vllm.platforms": {"PlatformEnum": platform},
         "vllm.model_executor": {},

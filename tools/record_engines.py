@@ -15,7 +15,8 @@ from pathlib import Path
 
 _LINEAR = "vllm.model_executor.kernels.linear"
 _SCALED = "vllm.model_executor.kernels.linear.scaled_mm"
-_EXPERTS = "vllm.model_executor.layers.fused_moe.experts"
+_FUSED_MOE = "vllm.model_executor.layers.fused_moe"
+_EXPERTS = f"{_FUSED_MOE}.experts"
 _QUANT = "vllm.model_executor.layers.quantization.utils.quant_utils"
 WANTED = {
     "vllm": {
@@ -59,7 +60,18 @@ WANTED = {
         f"{_EXPERTS}.batched_deep_gemm_moe": ["fp8_m_grouped_gemm_nt_masked"],
         "vllm.model_executor.layers.quantization.utils.marlin_utils_fp4": ["prepare_nvfp4_moe_layer_for_marlin"],
         f"{_EXPERTS}.marlin_moe": ["fused_marlin_moe"],
-        "vllm.model_executor.layers.fused_moe.oracle.nvfp4": ["prepare_nvfp4_moe_layer_for_marlin"],
+        f"{_FUSED_MOE}.oracle.nvfp4": ["prepare_nvfp4_moe_layer_for_marlin"],
+        f"{_FUSED_MOE}.oracle.fp8": ["Fp8MoeBackend", "backend_to_kernel_cls", "select_fp8_moe_backend"],
+        f"{_FUSED_MOE}.modular_kernel": [
+            "FusedMoEExperts",
+            "FusedMoEExpertsModular",
+            "FusedMoEPrepareAndFinalizeModular",
+            "FusedMoEKernelModularImpl",
+        ],
+        f"{_FUSED_MOE}.prepare_finalize.no_dp_ep": ["MoEPrepareAndFinalizeNoDPEPModular"],
+        f"{_EXPERTS}.triton_moe": ["TritonExperts"],
+        f"{_FUSED_MOE}.config": ["FusedMoEConfig", "FusedMoEParallelConfig"],
+        f"{_FUSED_MOE}.activation": ["MoEActivation"],
         "vllm.v1.attention.backends.registry": ["register_backend", "AttentionBackendEnum"],
         "vllm.v1.attention.backends.turboquant_attn": ["TurboQuantAttentionBackend", "TurboQuantAttentionImpl"],
     },

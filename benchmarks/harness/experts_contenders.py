@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from gemmill.families.fused_moe.bounds import judged
-from gemmill.families.fused_moe.reference import Layer
+from gemmill.families.fused_moe.config import FP4_FORMATS
+from gemmill.families.fused_moe.reference import INTERLEAVED, Layer
+from gemmill.families.fused_moe.serving import layer_of
 from harness.contenders import WrongResult
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
@@ -56,13 +58,39 @@ class ExpertsContender(_Timed):
 
     def takes(self, problem: "ExpertsWorkload") -> bool:
         """Whether the namespace has the op."""
-        return hasattr(getattr(torch.ops, self.namespace), "fused_experts")
+        return hasattr(getattr(torch.ops, self.namespace), self._op(problem))
 
     def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
-        x, op = operands, getattr(torch.ops, self.namespace).fused_experts.default
+        x, format = operands, operands.problem.format
+        op = getattr(getattr(torch.ops, self.namespace), self._op(x.problem)).default
         given = x.out, x.x, x.w13, x.w2, x.w13_scales, x.w2_scales, x.ids[i], x.weights
-        return partial(op, *given, "silu", 1.0, float("inf"), 0.0)
+        numbers = () if format is None else (FP4_FORMATS.index(format), INTERLEAVED)
+        return partial(op, *given, "silu", 1.0, float("inf"), 0.0, *numbers)
+
+    @staticmethod
+    def _op(problem: "ExpertsWorkload") -> str:
+        return "fused_experts" if problem.format is None else "fused_fp4_experts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsPeer(_Timed):
+    """Another project's whole layer. Its result is rounded elsewhere."""
+
+    name: str
+    bind: Callable[["ExpertsOperands", int], Callable[[], object]]
+    """A call of one copy of operands with its arguments bound."""
+    kinds: tuple[str, ...]
+    complete: bool = True
+    loosely = True
+
+    def takes(self, problem: "ExpertsWorkload") -> bool:
+        """Whether weights are of one of its kinds."""
+        return problem.kind in self.kinds
+
+    def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
+        """A call with its arguments bound."""
+        return self.bind(operands, i)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,19 +248,25 @@ def check(operands: "ExpertsOperands", call: Callable[[], object], *, loosely: b
     x.out.fill_(torch.nan)
     call()
     rows = slice(-CHECKED_TOKENS, None)
-    layer = Layer(
-        x=x.x[rows],
-        w13=x.w13,
-        w2=x.w2,
-        w13_scales=x.w13_scales,
-        w2_scales=x.w2_scales,
-        topk_ids=x.ids[0][rows],
-        topk_weights=x.weights[rows],
-    )
-    wanted, found = judged(layer, None, exactly=False), x.out[rows].double()
+    wanted, found = judged(_layer_of(x, rows), None, exactly=False), x.out[rows].double()
     error = (found - wanted.exact).abs()
     right = float(error.norm()) <= 0.05 * float(wanted.exact.norm()) if loosely else bool((error <= wanted.bound).all())
     if not right:
         raise WrongResult(
             f"wrong result of {x.problem}: {float(error.norm() / wanted.exact.norm()):.3g} of its length away"
         )
+
+
+def _layer_of(x: "ExpertsOperands", rows: slice) -> Layer:
+    """Of some tokens; of packed weights those that these tokens meet are decoded."""
+    of_tokens = {"x": x.x[rows], "topk_weights": x.weights[rows]}
+    if (format := x.problem.format) is None:
+        of_weights = {name: getattr(x, name) for name in _WEIGHTS}
+        return Layer(**of_tokens, **of_weights, topk_ids=x.ids[0][rows])
+    used, ids = x.ids[0][rows].unique(return_inverse=True)
+    of_weights = {name: getattr(x, name)[used] for name in _WEIGHTS}
+    told = {"activation": "silu", "format": FP4_FORMATS.index(format), "order": INTERLEAVED}
+    return layer_of(of_tokens | of_weights | told | {"topk_ids": ids.int()})
+
+
+_WEIGHTS = ("w13", "w2", "w13_scales", "w2_scales")

@@ -6,9 +6,10 @@ of exponent, relative to the largest.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,10 +19,13 @@ from gemmill.families.blockscaled.sweep import Op
 from gemmill.formats.codes import unpack
 from gemmill.formats.fp4_blocks import Fp4Blocks
 from gemmill.formats.quantise import BlockScaled
+from gemmill.vocab import Format
 from harness.contenders import LocalContender
+from harness.experts_contenders import ExpertsPeer
 from harness.moe_contenders import MoePeer
 
 if TYPE_CHECKING:
+    from timed.fused_moe import ExpertsOperands
     from timed.moe import MoeOperands
 
 OPS = (Op.NVFP4_BF16, Op.MXFP4_BF16)
@@ -94,15 +98,10 @@ def marlin_experts() -> MoePeer:
         experts = (
             torch.repeat_interleave(torch.arange(p.experts, device=device), x.offsets[i].diff()).int().reshape(-1, 1)
         )
-        of_expert = p.rows / p.experts
-        block = next((rows for rows in _BLOCKS_OF_ROWS if of_expert / rows < _FILLED), _LARGEST_BLOCK)
-        room = min(p.rows + p.experts * (block - 1), p.rows * block)
-        ids, whose = (torch.empty(size, dtype=torch.int32, device=device) for size in (room, -(-room // block)))
-        end = torch.empty(1, dtype=torch.int32, device=device)
-        align(experts, p.experts, block, ids, whose, end, None)
+        block, lists = _sorted(align, experts, p.experts)
         sms = torch.cuda.get_device_properties(device).multi_processor_count
         locks = torch.zeros(sms * _BLOCKS_OF_SM, dtype=torch.int32, device=device)
-        routed = ids, whose, end, torch.ones(p.rows, 1, device=device)
+        routed = *lists, torch.ones(p.rows, 1, device=device)
         given = x.a, x.out, q, None, scales, None, factors, None, locks, *routed
         sizes, shares = (p.rows, p.n, p.k), (-1, -1, -1)
         return partial(multiply, *given, block, 1, False, _E2M1, *sizes, False, True, False, *shares)
@@ -110,15 +109,107 @@ def marlin_experts() -> MoePeer:
     return MoePeer(name="marlin", bind=bind, kind="nvfp4")
 
 
-def _packed_experts(x: "MoeOperands") -> tuple[Tensor, Tensor, Tensor]:
+def _sorted(align: Callable[..., object], ids: Tensor, experts: int) -> tuple[int, tuple[Tensor, Tensor, Tensor]]:
+    """Rows of a block; numbers of pairs in the order of experts, whose each block is, and where they end."""
+    rows = ids.numel()
+    block = next((block for block in _BLOCKS_OF_ROWS if rows / experts / block < _FILLED), _LARGEST_BLOCK)
+    room = min(rows + experts * (block - 1), rows * block)
+    order, whose, end = (torch.empty(n, dtype=torch.int32, device=ids.device) for n in (room, -(-room // block), 1))
+    align(ids, experts, block, order, whose, end, None)
+    return block, (order, whose, end)
+
+
+def _packed_experts(x: "MoeOperands") -> tuple[Tensor, Tensor, Tensor | None]:
     """Weights, scales and a factor of each expert."""
-    p, found = x.problem, []
-    for blocks, base in zip(x.b, x.b_scales, strict=True):
-        weights, _ = Fp4Blocks(format=p.format, n=p.n, k=p.k, blocks=blocks, base=base).weights()
-        found.append((words_of(weights.codes), *scales_of(weights, 1.0)))
+    p = x.problem
+    return _packed_weights(_decoded(p.format, x.b, x.b_scales, p.k), 1.0)
+
+
+def _decoded(format: Format, blocks: Tensor, bases: Tensor, k: int) -> Iterator[BlockScaled]:
+    """Of each expert codes and scales in a checkpoint's order."""
+    for of_expert, base in zip(blocks, bases, strict=True):
+        yield Fp4Blocks(format=format, n=len(base), k=k, blocks=of_expert, base=base).weights()[0]
+
+
+def _packed_weights(experts: Iterator[BlockScaled], alpha: float) -> tuple[Tensor, Tensor, Tensor | None]:
+    found = [(words_of(weights.codes), *scales_of(weights, alpha)) for weights in experts]
     words, scales, factors = zip(*found, strict=True)
-    bytes_ = torch.stack([one.view(torch.uint8) for one in scales]).view(torch.float8_e4m3fn)
-    return torch.stack(words), bytes_, torch.cat(factors)
+    bytes_ = torch.stack([one.view(torch.uint8) for one in scales]).view(scales[0].dtype)
+    return torch.stack(words), bytes_, None if factors[0] is None else torch.cat(factors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ops:
+    """vLLM's, by which `fused_marlin_moe` computes a layer."""
+
+    align: Callable[..., object]
+    multiply: Callable[..., object]
+    activate: Callable[..., object]
+    sum: Callable[..., object]
+
+
+def vllms_ops() -> Ops:
+    """Raises AttributeError where vLLM's two libraries were not loaded."""
+    experts = torch.ops._moe_C
+    return Ops(
+        align=experts.moe_align_block_size.default,
+        multiply=experts.moe_wna16_marlin_gemm.default,
+        activate=torch.ops._C.silu_and_mul.default,
+        sum=experts.moe_sum.default,
+    )
+
+
+def marlin_layer(ops: Ops) -> ExpertsPeer:
+    """The layer as `fused_marlin_moe` computes it: rows sorted, two GEMMs and the activation between, a sum."""
+    made: list[tuple[Tensor, Any]] = []
+
+    def packed(x: "ExpertsOperands") -> Any:
+        """Both weights, made once of each layer's; and locks."""
+        if not made or made[0][0] is not x.w13:
+            made[:] = [(x.w13, (*packed_layer(x), _locks(x.x.device)))]
+        return made[0][1]
+
+    return ExpertsPeer(
+        name="marlin", bind=lambda x, i: partial(_layer, ops, x, x.ids[i], *packed(x)), kinds=("nvfp4", "mxfp4")
+    )
+
+
+def packed_layer(x: "ExpertsOperands") -> tuple[Any, Any]:
+    """Both weights for Marlin, the first's gates before its ups. Bases are one power of two, which becomes a factor of all."""
+    p, alpha = x.problem, float(x.w13_scales[0, 0])
+    first = _decoded(p.format, x.w13, x.w13_scales, p.hidden)
+    second = _decoded(p.format, x.w2, x.w2_scales, p.inner)
+    return _packed_weights(map(gates_first, first), alpha), _packed_weights(second, alpha)
+
+
+def gates_first(weights: BlockScaled) -> BlockScaled:
+    """Rows of gates before those of ups, of which each gate lay before its up."""
+    codes, scales = (torch.cat((rows[0::2], rows[1::2])) for rows in (weights.codes, weights.scales))
+    return BlockScaled(format=weights.format, codes=codes, scales=scales)
+
+
+def _locks(device: torch.device) -> Tensor:
+    sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return torch.zeros(sms * _BLOCKS_OF_SM, dtype=torch.int32, device=device)
+
+
+def _layer(ops: Ops, x: "ExpertsOperands", ids: Tensor, first: Any, second: Any, locks: Tensor) -> None:
+    p, pairs = x.problem, ids.numel()
+    block, lists = _sorted(ops.align, ids, p.experts)
+
+    def product(a: Tensor, out: Tensor, weights: Any, top: int, weighed: bool) -> None:
+        q, scales, factors = weights
+        sizes, shares = (len(a), out.shape[1], a.shape[1]), (-1, -1, -1)
+        given = a, out, q, None, scales, None, factors, None, locks, *lists, x.weights
+        ops.multiply(*given, block, top, weighed, _E2M1, *sizes, False, True, False, *shares)
+
+    rows = x.x.new_empty((pairs, 2 * p.inner))
+    product(x.x, rows, first, p.top, False)
+    inner = x.x.new_empty((pairs, p.inner))
+    ops.activate(inner, rows)
+    parts = x.x.new_empty((pairs, p.hidden))
+    product(inner, parts, second, 1, True)
+    ops.sum(parts.view(p.tokens, p.top, p.hidden), x.out)
 
 
 def words_of(codes: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from harness.experts_contenders import VllmTriton
 from harness.moe_contenders import MoePeer, vllm_grouped
 from harness.quant_contenders import QuantContender
 from harness.remote import RemoteContender, RemoteError
-from peers.marlin import marlin_contender, marlin_experts
+from peers.marlin import marlin_contender, marlin_experts, marlin_layer, vllms_ops
+from timed.fused_moe import PACKED
 
 NAME = "vllm"
 
@@ -37,6 +38,8 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
         return [_marlin_experts(options), *([_moe(options, notes)] if options.vllm_so else [])]
     if not options.vllm_so:
         return []
+    if family == "fused_moe":
+        return _experts(options, notes)
     return [_OF_FAMILY[family](options, notes)] if family in _OF_FAMILY else []
 
 
@@ -78,8 +81,9 @@ def _marlin_experts(options: Namespace) -> Contender:
         raise FieldError(f"vLLM's library {options.vllm_moe_so} cannot be used: {first_line(error)}") from None
 
 
-def _experts(options: Namespace, notes: list[str]) -> Contender:
-    if options.vllm_fused_moe is None:
+def _experts(options: Namespace, notes: list[str]) -> list[Contender]:
+    """Its layer with Marlin, and with Triton if the file of that kernel was named."""
+    if options.vllm_fused_moe is None and not set(PACKED) & set(options.op.split(",")):
         raise FieldError(
             "vLLM's layers of experts want --vllm-fused-moe beside --vllm-so: its Triton kernel is in that file"
         )
@@ -87,12 +91,15 @@ def _experts(options: Namespace, notes: list[str]) -> Contender:
     try:
         for name in (library.name, f"_moe{library.name}"):
             torch.ops.load_library(str(library.with_name(name)))
-    except (OSError, RuntimeError) as error:
+        found: list[Contender] = [marlin_layer(vllms_ops())]
+    except (OSError, RuntimeError, AttributeError) as error:
         raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
+    if options.vllm_fused_moe is None:
+        return found
     notes.append(
         "vllm's Triton kernel runs by file, with the kernels that vLLM calls around it and its tile sizes for this layer"
     )
-    return VllmTriton(name=NAME, source=options.vllm_fused_moe)
+    return [VllmTriton(name=NAME, source=options.vllm_fused_moe), *found]
 
 
 def _blockscaled(options: Namespace, notes: list[str]) -> Contender:
@@ -103,4 +110,4 @@ def _blockscaled(options: Namespace, notes: list[str]) -> Contender:
         raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
 
 
-_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "blockscaled": _blockscaled, "moe": _moe, "fused_moe": _experts}
+_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "blockscaled": _blockscaled, "moe": _moe}

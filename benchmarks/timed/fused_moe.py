@@ -7,6 +7,10 @@ import torch
 from torch import Tensor
 
 from gemmill.families.fused_moe.config import GROUP
+from gemmill.families.fused_moe.packed_ops import blocks_shape
+from gemmill.formats.layout import SIDE
+from gemmill.vocab import Format
+from gemmill.vocab.format import MXFP4, NVFP4
 from harness.experts_contenders import ExpertsContender, OneAfterTheOther
 from timed import Benchmark
 
@@ -17,7 +21,11 @@ LAYERS = {
 }
 """Experts, experts of a token, columns of x, and results of the first product."""
 TOKENS = (1, 4, 16, 64, 256, 1024)
-KINDS = ("fp8_groups", "fp8", "bf16")
+PACKED = {"nvfp4": NVFP4, "mxfp4": MXFP4}
+"""Weights of 4 bits, beside activations of bf16."""
+KINDS = ("fp8_groups", "fp8", "bf16", *PACKED)
+BASE = 2.0**-4
+"""Of all rows of packed weights."""
 FEWEST_COPIES, MOST_COPIES, COPIED_TOKENS = 2, 16, 64
 TINY = (4, 2, 256, 128)
 
@@ -41,7 +49,14 @@ class ExpertsWorkload:
     @property
     def dtype(self) -> torch.dtype:
         """Of weights."""
+        if self.format is not None:
+            return torch.uint8
         return torch.bfloat16 if self.kind == "bf16" else torch.float8_e4m3fn
+
+    @property
+    def format(self) -> Format | None:
+        """Of packed weights."""
+        return PACKED.get(self.kind)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -61,7 +76,8 @@ class ExpertsWorkload:
     @property
     def bytes(self) -> int:
         """Weights of experts that have rows, x and the result."""
-        return int(self.active * 3 * self.hidden * self.inner * self.dtype.itemsize) + 4 * self.tokens * self.hidden
+        of_weight = self.dtype.itemsize if self.format is None else self.format.bytes_per_value
+        return int(self.active * 3 * self.hidden * self.inner * of_weight) + 4 * self.tokens * self.hidden
 
     def __str__(self) -> str:
         return f"{self.kind} {self.tokens} tokens, top {self.top} of {self.experts} x 3 x {self.hidden} x {self.inner}"
@@ -100,7 +116,7 @@ class ExpertsMaker:
     def make(self, problem: ExpertsWorkload) -> ExpertsOperands:
         """Of a problem."""
         p = problem
-        key = (p.dtype, p.experts, p.hidden, p.inner)
+        key = (p.dtype, p.format, p.experts, p.hidden, p.inner)
         if key != self._key:
             self._kept, self._key = (), key
             self._kept = self._weights(p, 2 * p.inner, p.hidden), self._weights(p, p.hidden, p.inner)
@@ -122,19 +138,36 @@ class ExpertsMaker:
         return order.topk(p.top, dim=1).indices.int()
 
     def _weights(self, p: ExpertsWorkload, rows: int, columns: int) -> Tensor:
+        if p.format is not None:
+            return self._packed(p, p.format, rows, columns)
         made = torch.empty((p.experts, rows, columns), dtype=p.dtype, device=self._device)
         for one in made:
             one.copy_(self._normal(rows, columns).to(p.dtype))
         return made
 
+    def _packed(self, p: ExpertsWorkload, format: Format, rows: int, columns: int) -> Tensor:
+        """Blocks of any codes, with scales of an eighth to one."""
+        made = torch.empty(blocks_shape(format, p.experts, rows, columns), dtype=torch.uint8, device=self._device)
+        least, step = _SCALE_BYTES[p.kind]
+        for blocks in made:
+            blocks.random_(0, 256, generator=self._generator)
+            blocks[..., SIDE * SIDE // 2 :].random_(0, 4, generator=self._generator).mul_(step).add_(least)
+        return made
+
     def _scales(self, p: ExpertsWorkload, rows: int, columns: int) -> Tensor | None:
         if p.kind == "bf16":
             return None
+        if p.format is not None:
+            return torch.full((p.experts, rows), BASE, device=self._device)
         shape = (p.experts, -(-rows // GROUP), -(-columns // GROUP)) if p.grouped else (p.experts, rows)
         return torch.rand(shape, device=self._device, generator=self._generator) * 0.02 + 0.005
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self._device, generator=self._generator)
+
+
+_SCALE_BYTES = {"nvfp4": (64, 8), "mxfp4": (124, 1)}
+"""The byte of a scale of an eighth in blocks of each kind, and what doubles it (docs/formats.md)."""
 
 
 def problems_of(options: Namespace) -> list[ExpertsWorkload]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -19,10 +19,26 @@ BLOCK = 128
 """Elements that share a scale along K, and rows of a weight."""
 
 
+class Layer(Protocol):
+    """A layer, as far as variants for it depend on it; its text is for the log."""
+
+    rows: ClassVar[tuple[int, ...]]
+    """Of which its variants are told when it is taken."""
+
+    def call(self, m: int) -> tuple[Any, ...]:
+        """The op's name and its arguments for m rows, on torch's meta device."""
+        ...
+
+    def __hash__(self) -> int:
+        """By value."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Linear:
     """A quantised linear layer, as far as a variant for it depends on it."""
 
+    rows: ClassVar[tuple[int, ...]] = ROWS
     n: int
     """Columns of the result."""
     k: int
@@ -37,6 +53,10 @@ class Linear:
     """Of packed weights beside activations of 16 bits, "nvfp4" or "mxfp4"; empty where both have one dtype."""
     experts: int = 0
     """Whose weights one call multiplies by, each its rows; 0 for a layer of one weight."""
+
+    def call(self, m: int) -> tuple[Any, ...]:
+        """The op's name and its arguments for m rows, on torch's meta device."""
+        return _call(self, m)
 
     def __str__(self) -> str:
         if self.format:
@@ -66,13 +86,13 @@ def absence(capability: int | None = None) -> str | None:
     return f"gemmill's build is for {arch}, the GPU has compute capability {capability}"
 
 
-def refusal(linear: Linear) -> str | None:
+def refusal(layer: Layer) -> str | None:
     """Why gemmill does not take a layer, in one sentence; None if it does.
 
     Loads a build if none is yet. Tells the variants that a layer gets, once. Raises nothing.
     """
     try:
-        return _refusal_of_build(linear, ops.active().build_id)
+        return _refusal_of_build(layer, ops.active().build_id)
     except Exception as error:  # the same
         return unusable(error)
 
@@ -84,17 +104,17 @@ def unusable(error: Exception) -> str:
 
 
 @cache
-def _refusal_of_build(linear: Linear, build_id: str) -> str | None:
+def _refusal_of_build(layer: Layer, build_id: str) -> str | None:
     chosen = []
-    for m in ROWS:
+    for m in layer.rows:
         try:
-            choice = ops.explain(*_call(linear, m))
+            choice = ops.explain(*layer.call(m))
         except RuntimeError as error:
             return str(error).splitlines()[0]
         if choice.entry is None:
-            return f"build {build_id} has no variant for {m} rows of a {linear}: `gemmill build` compiles more"
+            return f"build {build_id} has no variant for {m} rows of a {layer}: `gemmill build` compiles more"
         chosen.append(f"{choice.entry.name} ({choice.trust.name.lower()}) for {m} rows")
-    LOG.info("build %s takes a %s: %s", build_id, linear, ", ".join(chosen))
+    LOG.info("build %s takes a %s: %s", build_id, layer, ", ".join(chosen))
     return None
 
 

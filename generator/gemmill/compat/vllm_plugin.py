@@ -2,8 +2,8 @@
 
 It puts gemmill's linear kernels before vLLM's own, so that they are asked first: those for FP8 per tensor, token and channel,
 FP8 in blocks, INT8, and 4-bit weights. It stands before the grouped GEMMs of vLLM's FP8 experts too: CUTLASS's, and those in
-blocks, DeepGEMM's; and before Marlin's of nvfp4 experts, and what packs their weights. So it does before vLLM's backend of
-attention over TurboQuant caches. GEMMILL_VLLM=0 leaves vLLM as it is.
+blocks, DeepGEMM's; and before Marlin's of nvfp4 experts, and what packs their weights. A class of gemmill's stands before Triton's
+of FP8 experts. So it does before vLLM's backend of attention over TurboQuant caches. GEMMILL_VLLM=0 leaves vLLM as it is.
 Nothing is loaded and no GPU is touched before a layer asks.
 """
 
@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from gemmill import settings
-from gemmill.compat import vllm_blocks, vllm_fp4_experts
+from gemmill.compat import vllm_blocks, vllm_fp4_experts, vllm_fused_experts
 from gemmill.compat.linear import Linear, guarded, refusal
 from gemmill.compat.vllm_experts import MOE_MM, cutlass_moe_mm
 
@@ -55,6 +55,7 @@ def _register() -> None:
     if not backend.is_overridden():  # by another plugin
         backends.register_backend(backend, _OWN_BACKEND)
     guarded("vLLM for experts of 4 bits", vllm_fp4_experts.put_before)
+    guarded("vLLM for experts in one call", vllm_fused_experts.put_before)
 
 
 def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:

@@ -9,8 +9,9 @@ import torch
 
 from gemmill.families import fused_moe
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
+from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_moe.problem import problem_of_call
-from gemmill.family import Judged, ProblemCall
+from gemmill.family import Judged, OpSchema, ProblemCall
 from gemmill.fuzz.breakages import break_call, draw_call
 from gemmill.numerics.call import CPU_LIMITS
 from gemmill.numerics.memory import Memory
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.compile
 SMS, SMS_OF_NONE = 132, 1
 """Multiprocessors of a device, and what the extension takes for their number where there is no device."""
 ROUNDS = 250
+FEWEST = {FUSED_EXPERTS.name: 5, FUSED_FP4_EXPERTS.name: 8}
+"""Kernels that so many calls launch."""
 POINTERS = "x w13 w2 out w13_scales w2_scales w13_bias w2_bias topk_ids topk_weights expert_map workspace".split()
 STRIDES = {"ldx": "x", "ldout": "out", "ld_ids": "topk_ids", "ld_weights": "topk_weights"}
 WIDE = (
@@ -51,7 +54,7 @@ def scale_strides(call: Judged, role: str, rows: int) -> tuple[int, int, int]:
     if call.get(f"{role}_scales") is None:
         return 0, 0, 0
     scales = call.tensor(f"{role}_scales")
-    if call["groups"]:
+    if call.get("groups"):
         first, second, third = scales.strides
         return first, second, third
     by_row = scales.numel > call["weights"]
@@ -64,7 +67,10 @@ def wanted_of(call: Judged) -> dict[str, Any]:
     pointers = {name: None if call.get(name) is None else call.tensor(name).data or None for name in POINTERS}
     w13, w2 = (call.tensor(name).row_stride for name in ("w13", "w2"))
     of_w13, of_w2 = scale_strides(call, "w13", 2 * inner), scale_strides(call, "w2", hidden)
-    wide = (w13, w13 * 2 * inner, w2, w2 * hidden, *of_w13, *of_w2)
+    of_experts = w13 * 2 * inner, w2 * hidden
+    if call.get("packed"):  # in bytes, of whole experts
+        of_experts = tuple(call.tensor(name).numel // weights for name in ("w13", "w2"))
+    wide = (w13, of_experts[0], w2, of_experts[1], *of_w13, *of_w2)
     gate_row, up_row, row_step = ((0, inner, 1), (inner, 0, 1), (0, 1, 2))[call["order"]]
     numbers = {
         "tokens": call["M"],
@@ -86,23 +92,23 @@ def wanted_of(call: Judged) -> dict[str, Any]:
     return pointers | strides | dict(zip(WIDE, wide, strict=True)) | numbers | reals
 
 
-def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
-    op = getattr(probe.ops, FUSED_EXPERTS.name).default
+@pytest.mark.parametrize("schema", [FUSED_EXPERTS, FUSED_FP4_EXPERTS], ids=lambda schema: schema.name)
+def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe, schema: OpSchema) -> None:
+    op = getattr(probe.ops, schema.name).default
     refused, launched, lacking = set(), set(), 0
     for index in range(ROUNDS):
-        call, breakage = draw_call(FUSED_EXPERTS.name, 3, index, CPU_LIMITS)
+        call, breakage = draw_call(schema.name, 3, index, CPU_LIMITS)
         memory = Memory(call.slots, torch.device("cpu"))
         arguments = {
-            name: memory.tensor(name) if name in call.slots else call.plain.get(name)
-            for name in FUSED_EXPERTS.arguments
+            name: memory.tensor(name) if name in call.slots else call.plain.get(name) for name in schema.arguments
         }
-        if breakage is not None and (broken := break_call(FUSED_EXPERTS.name, arguments, memory, breakage)) is not None:
+        if breakage is not None and (broken := break_call(schema.name, arguments, memory, breakage)) is not None:
             arguments = broken.arguments
         given = list(arguments.values())
         if any(isinstance(x, torch.Tensor) and x.is_meta for x in given):
             continue  # which torch refuses itself where an op has no fake
         try:
-            judged = check(FUSED_EXPERTS, of_arguments(FUSED_EXPERTS, given))
+            judged = check(schema, of_arguments(schema, given))
         except RuntimeError as error:
             with pytest.raises(RuntimeError) as caught:
                 op(*given)
@@ -122,8 +128,10 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
         assert probe.number("probe_symbol", ctypes.c_char * 512).value.decode() == entry.symbol
         recorded = Arguments.from_buffer_copy(probe.number("probe_args", ctypes.c_ubyte * ctypes.sizeof(Arguments)))
         assert {name: getattr(recorded, name) for name, _ in Arguments._fields_} == wanted_of(judged)
-        launched.add((entry.config.dtype, entry.config.group_size, entry.config.tile_tokens))
-    assert len(refused) > 5 and len(launched) >= 5 and lacking, (len(refused), launched, lacking)
+        config = entry.config
+        launched.add((config.dtype, config.format, config.group_size, config.tile_tokens))
+    assert len(refused) > 5 and len(launched) >= FEWEST[schema.name], (len(refused), launched)
+    assert (lacking > 0) == (schema is FUSED_EXPERTS), "of packed weights every legal call has a kernel"
 
 
 def test_models_agree(probe) -> None:

@@ -1,0 +1,215 @@
+"""vLLM's modular interface of experts: few tokens of FP8 experts in three launches, more of them by vLLM's Triton kernel.
+
+Of release 0.33. A class of gemmill's stands before TritonExperts and derives from it, where vLLM chooses Triton by itself. So vLLM's
+prepare, finalize and shared experts stay, and so do weights: both read them as checkpoints have them. Layers beside LoRA, with
+biases or limits, and those whose tokens travel between ranks stay vLLM's.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, wraps
+from importlib import import_module
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gemmill.compat.linear import BLOCK, refusal
+from gemmill.compat.vllm_blocks import replace
+
+CHOOSES = "vllm.model_executor.layers.fused_moe.oracle.fp8", "backend_to_kernel_cls"
+"""vLLM's function that names the classes of a backend, of which it takes the first that supports a layer."""
+BACKEND = "TRITON"
+MOST_TOKENS = 64
+"""That gemmill's kernels take: with hundreds of rows of each expert GEMMs of all rows are faster."""
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+_CODES = torch.float8_e4m3fn
+_BLOCKS, _ROWS = ((BLOCK, BLOCK), (1, BLOCK)), ((-1, 1), (1, -1))
+"""Groups that share a scale, of weights and of activations: blocks, or whole rows of both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A layer of experts, as far as a variant for it depends on it."""
+
+    experts: int
+    """Whose weights are here."""
+    hidden: int
+    inner: int
+    topk: int
+    dtype: torch.dtype
+    """Of x and of the result."""
+    blocks: bool
+    """Whether scales are of blocks of 128 x 128; else of rows."""
+    rows: ClassVar[tuple[int, ...]] = (1, MOST_TOKENS)
+
+    def __str__(self) -> str:
+        scales = f"blocks of {BLOCK}" if self.blocks else "rows"
+        return f"layer of {self.experts} experts of {self.hidden} x {self.inner}, e4m3 weights with scales of {scales}, all in one call"
+
+    def call(self, m: int) -> tuple[Any, ...]:
+        """The op's name and its arguments for m tokens, on torch's meta device."""
+
+        def empty(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(shape, dtype=kind, device="meta")
+
+        e, k, inner = self.experts, self.hidden, self.inner
+        scales = empty(e, 2 * inner), empty(e, k)
+        if self.blocks:
+            scales = empty(e, -(-2 * inner // BLOCK), -(-k // BLOCK)), empty(e, -(-k // BLOCK), -(-inner // BLOCK))
+        weights = empty(e, 2 * inner, k, kind=_CODES), empty(e, k, inner, kind=_CODES)
+        ids, by = empty(m, self.topk, kind=torch.int32), empty(m, self.topk)
+        x, out = (empty(m, k, kind=self.dtype) for _ in range(2))
+        plain = ACTIVATIONS[0], 1.0, math.inf, 0.0, 0, False, False
+        return "fused_experts", out, x, *weights, *scales, ids, by, *plain, None, None, None, None
+
+
+def refusal_of(moe_config: Any, weight_key: Any, activation_key: Any) -> str | None:
+    """Why a layer stays vLLM's, in one sentence; None where gemmill takes it. Raises nothing."""
+    config, parallel = moe_config, moe_config.moe_parallel_config
+    if (asked := getattr(config, "moe_backend", "auto")) != "auto":
+        return f"gemmill takes layers of which vLLM chooses the backend, and moe_backend is {asked!r}"
+    if parallel.use_all2all_kernels or parallel.enable_eplb:
+        return "gemmill takes no layer whose tokens or experts travel between ranks"
+    if config.is_lora_enabled or config.has_bias:
+        return "gemmill takes no layer with LoRA or biases here"
+    numbers = [getattr(config, f"swiglu_{name}", None) for name in ("limit", "alpha", "beta")]
+    if not config.is_act_and_mul or config.activation.value not in ACTIVATIONS or numbers != [None] * 3:
+        return f"gemmill takes gates of {', '.join(ACTIVATIONS)} without limits here"
+    if (blocks := _has_blocks(weight_key, activation_key)) is None:
+        return "gemmill takes float8_e4m3fn with float32 scales of channels and tokens, or of blocks of 128"
+    experts = Experts(
+        experts=config.num_local_experts,
+        hidden=config.hidden_dim,
+        inner=config.intermediate_size_per_partition,
+        topk=config.experts_per_token,
+        dtype=config.in_dtype,
+        blocks=blocks,
+    )
+    return refusal(experts)
+
+
+def _has_blocks(weight: Any, activation: Any) -> bool | None:
+    """Whether scales are of blocks, by vLLM's keys of both operands; None where gemmill does not have them."""
+    if weight is None or activation is None or activation.scale.static or not weight.scale.static:
+        return None
+    kinds = [(key.dtype, key.scale.dtype, key.symmetric) for key in (weight, activation)]
+    groups = tuple((key.scale.group_shape.row, key.scale.group_shape.col) for key in (weight, activation))
+    if kinds != [(_CODES, torch.float32, True)] * 2 or groups not in (_BLOCKS, _ROWS):
+        return None
+    return groups == _BLOCKS
+
+
+@cache
+def before(theirs: type) -> type:
+    """vLLM's TritonExperts, of which calls of few tokens are gemmill's."""
+    vllms: Any = theirs
+
+    class GemmillExperts(vllms):  # type: ignore[misc]  # of a package that is not here
+        """x [M, K] of 16 bits comes as it is: gemmill codes it in its first launch, vLLM's kernel before its own."""
+
+        @staticmethod
+        def is_supported_config(
+            cls: Any, moe_config: Any, weight_key: Any, activation_key: Any, activation_format: Any
+        ) -> tuple[bool, str | None]:
+            """As vLLM asks."""
+            given = moe_config, weight_key, activation_key
+            supports, reason = vllms.is_supported_config(cls, *given, activation_format)
+            if supports:
+                reason = refusal_of(*given)
+            return supports and reason is None, reason
+
+        @staticmethod
+        def _supports_batch_invariance() -> bool:
+            return False
+
+        @property
+        def expects_unquantized_inputs(self) -> bool:
+            """Whether prepare leaves x as it is."""
+            return True
+
+        def workspace_shapes(
+            self,
+            M: int,
+            N: int,
+            K: int,
+            topk: int,
+            global_num_experts: int,
+            local_num_experts: int,
+            expert_tokens_meta: Any,
+            activation: Any,
+        ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+            """vLLM's, the second with room for gemmill's: more tokens need no less, for vLLM locks the room that most had."""
+            from gemmill import fused_experts_workspace
+
+            given = M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta, activation
+            first, second, out = super().workspace_shapes(*given)
+            tokens = min(M, MOST_TOKENS)
+            needed = -(-fused_experts_workspace(tokens, K, N // 2, topk, local_num_experts) // 2)  # of 16 bits
+            return first, second if math.prod(second) >= needed else (needed,), out
+
+        def apply(
+            self,
+            output: Tensor,
+            hidden_states: Tensor,
+            w1: Tensor,
+            w2: Tensor,
+            topk_weights: Tensor,
+            topk_ids: Tensor,
+            activation: Any,
+            global_num_experts: int,
+            expert_map: Tensor | None,
+            a1q_scale: Tensor | None,
+            a2_scale: Tensor | None,
+            workspace13: Tensor,
+            workspace2: Tensor,
+            expert_tokens_meta: Any,
+            apply_router_weight_on_input: bool,
+        ) -> Any:
+            """Write into output [M, K] what each token's experts give, weighed and summed."""
+            if hidden_states.shape[0] > MOST_TOKENS:
+                return super().apply(
+                    output, hidden_states, w1, w2, topk_weights, topk_ids, activation, global_num_experts, expert_map, a1q_scale,
+                    a2_scale, workspace13, workspace2, expert_tokens_meta, apply_router_weight_on_input,
+                )  # fmt: skip
+            from gemmill import fused_experts
+
+            # where weights are on the input, prepare has multiplied x
+            weights = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
+            fused_experts(
+                hidden_states,
+                w1,
+                w2,
+                self.w1_scale,
+                self.w2_scale,
+                topk_ids,
+                weights.float(),
+                activation.value,
+                expert_map=expert_map,
+                out=output,
+                workspace=workspace2.view(-1).view(torch.uint8),
+            )
+            return None
+
+    return GemmillExperts
+
+
+def before_classes(of_vllm: Callable[..., list[type]]) -> Callable[..., list[type]]:
+    """vLLM's classes of a backend, gemmill's before Triton's."""
+
+    @wraps(of_vllm)
+    def classes(backend: Any) -> list[type]:
+        found = of_vllm(backend)
+        return [before(found[0]), *found] if backend.name == BACKEND else found
+
+    return classes
+
+
+def put_before() -> None:
+    """Wrap vLLM's function, there and wherever vLLM has imported it already; a second call changes nothing."""
+    module_name, name = CHOOSES
+    module = import_module(module_name)
+    of_vllm = getattr(module, name)
+    if not hasattr(of_vllm, "__wrapped__"):
+        replace(module, name, before_classes(of_vllm))

@@ -1,0 +1,287 @@
+"""vLLM's modular interface of experts: which layers and calls are gemmill's, and what it writes, against what was recorded."""
+
+import inspect
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from builds import TableOnly
+from engines import CLASSES, VLLM, quant_key, vllm_modules
+from gemmill.compat import linear, vllm_fused_experts, vllm_plugin
+from gemmill.families.fused_moe import selections
+from gemmill.runtime import ops
+from gemmill.vocab import Arch
+
+E, K, N, TOP = 4, 256, 128, 2
+E4M3 = torch.float8_e4m3fn
+BLOCKS, ROWS = ((128, 128), (1, 128)), ((-1, 1), (1, -1))
+FORMAT = "standard"
+
+
+@pytest.fixture(autouse=True)
+def served(make_manifest, table_of, monkeypatch) -> None:
+    """A loaded build of fused experts."""
+    configs = tuple(selections.default(Arch.SM90A))
+    monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
+    linear._refusal_of_build.cache_clear()
+
+
+@pytest.fixture
+def oracle(monkeypatch) -> ModuleType:
+    """vLLM's module that chooses, after the plugin was called twice."""
+    modules = vllm_modules()
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_kernels", raising=False)
+    monkeypatch.setattr(linear, "_complained", set())
+    monkeypatch.delenv("GEMMILL_VLLM", raising=False)
+    for _ in range(2):
+        vllm_plugin.register()
+    yield modules[vllm_fused_experts.CHOOSES[0]]
+    sys.modules.pop("gemmill.compat.vllm_kernels", None)
+
+
+def classes(oracle: ModuleType, backend: str = "TRITON") -> list[type]:
+    return getattr(oracle, vllm_fused_experts.CHOOSES[1])(oracle.Fp8MoeBackend[backend])
+
+
+def moe_config(**changes: object) -> Any:
+    """As vLLM 0.33 has it, of the fields that are asked."""
+    parallel = {"use_all2all_kernels": False, "enable_eplb": False}
+    config = {
+        "num_local_experts": E,
+        "experts_per_token": TOP,
+        "hidden_dim": K,
+        "intermediate_size_per_partition": N,
+        "activation": SimpleNamespace(value="silu"),
+        "is_act_and_mul": True,
+        "in_dtype": torch.bfloat16,
+        "moe_backend": "auto",
+        "has_bias": False,
+        "is_lora_enabled": False,
+        "swiglu_limit": None,
+        "swiglu_alpha": None,
+        "swiglu_beta": None,
+    }
+    theirs = {"FusedMoEConfig": config, "FusedMoEParallelConfig": parallel}
+    for name, fields in theirs.items():
+        known = {*CLASSES[name]["fields"], *CLASSES[name]["methods"]}
+        assert fields.keys() - {"moe_parallel_config"} <= known, name
+    config |= {
+        "moe_parallel_config": SimpleNamespace(**parallel | {k: changes.pop(k) for k in [*changes] if k in parallel})
+    }
+    return SimpleNamespace(**config | changes)
+
+
+def keys(groups: Any, **changes: object) -> tuple[Any, Any]:
+    made = [quant_key(group, static=i == 0) for i, group in enumerate(groups)]
+    for key in made:
+        vars(key).update({"symmetric": True} | changes)
+    return made[0], made[1]
+
+
+def asked(oracle: ModuleType, config: Any, given: tuple[Any, Any], format: str = FORMAT) -> tuple[bool, str | None]:
+    ours = classes(oracle)[0]
+    return ours.is_supported_config(ours, config, *given, format)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def scales_of(shape: tuple[int, int], blocks: bool) -> Tensor:
+    """As vLLM's checkpoints have them: [E, rows, 1] where they are of rows."""
+    n, k = (-(-size // 128) for size in shape) if blocks else (shape[0], 1)
+    return torch.rand((E, n, k), generator=torch.Generator().manual_seed(n + k)) * 0.02 + 0.005
+
+
+def whole(codes: Tensor, scales: Tensor, blocks: bool) -> Tensor:
+    if blocks:
+        scales = scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
+    return codes.double() * scales
+
+
+def coded(x: Tensor, blocks: bool) -> Tensor:
+    """Activations as codes, and back."""
+    parts = x.double().reshape(len(x), -1, 128 if blocks else x.shape[1])
+    scale = (parts.abs().amax(2, keepdim=True) / 448).float().double()
+    return ((parts / scale).float().to(E4M3).double() * scale).view(x.shape)
+
+
+def layer(oracle: ModuleType, blocks: bool) -> tuple[Any, Tensor, Tensor]:
+    w1, w2 = drawn(E, 2 * N, K).to(E4M3), drawn(E, K, N).to(E4M3)
+    scales = scales_of((2 * N, K), blocks), scales_of((K, N), blocks)
+    experts = classes(oracle)[0](
+        moe_config=moe_config(), quant_config=SimpleNamespace(w1_scale=scales[0], w2_scale=scales[1])
+    )
+    return experts, w1, w2
+
+
+def routed(m: int) -> tuple[Tensor, Tensor]:
+    ids = torch.rand(m, E, generator=torch.Generator().manual_seed(m)).topk(TOP).indices.int()
+    return torch.rand(m, TOP, generator=torch.Generator().manual_seed(m + 1)), ids
+
+
+def applied(experts: Any, x: Tensor, w1: Tensor, w2: Tensor, **changes: object) -> tuple[Any, Tensor]:
+    """As FusedMoEKernelModularImpl calls it: everything by name, output in the memory of the first workspace."""
+    m, (weights, ids) = len(x), routed(len(x))
+    activation = SimpleNamespace(value="silu")
+    first, second, out = experts.workspace_shapes(m, 2 * N, K, TOP, E, E, None, activation)
+    room = torch.full((max(torch.Size(first).numel(), torch.Size(out).numel()),), torch.nan, dtype=torch.bfloat16)
+    output = room[: torch.Size(out).numel()].view(out)
+    call = {
+        "output": output,
+        "hidden_states": x,
+        "w1": w1,
+        "w2": w2,
+        "topk_weights": weights,
+        "topk_ids": ids,
+        "activation": activation,
+        "global_num_experts": E,
+        "expert_map": None,
+        "a1q_scale": None,
+        "a2_scale": None,
+        "workspace13": room[: torch.Size(first).numel()].view(first),
+        "workspace2": torch.full(second, torch.nan, dtype=torch.bfloat16),
+        "expert_tokens_meta": None,
+        "apply_router_weight_on_input": False,
+    } | changes
+    assert list(call) == [name for name, *_ in CLASSES["FusedMoEExpertsModular"]["methods"]["apply"]["parameters"][1:]]
+    return experts.apply(**call), output
+
+
+def wanted(experts: Any, x: Tensor, w1: Tensor, w2: Tensor, blocks: bool, own: dict[int, int], by: Tensor) -> Tensor:
+    """Each token's experts one by one; of experts that `own` numbers."""
+    full1, full2 = whole(w1, experts.w1_scale, blocks), whole(w2, experts.w2_scale, blocks)
+    out, codes = torch.zeros(x.shape, dtype=torch.float64), coded(x, blocks)
+    for token, chosen in enumerate(routed(len(x))[1].tolist()):
+        for place, expert in enumerate(chosen):
+            if expert in own:
+                gates, ups = (full1[own[expert]] @ codes[token]).bfloat16().double().chunk(2)
+                row = coded((torch.nn.functional.silu(gates) * ups)[None], blocks)[0]
+                out[token] += by[token, place] * (full2[own[expert]] @ row)
+    return out
+
+
+def near(found: Tensor, right: Tensor) -> bool:
+    return bool((found.double() - right).norm() <= 0.01 * right.norm())
+
+
+def test_the_class_has_vllms_methods(oracle) -> None:
+    ours, theirs = classes(oracle)
+    assert issubclass(ours, theirs) and [c.__name__ for c in classes(oracle, "DEEPGEMM")] == ["DEEPGEMMExperts"]
+    known = {
+        name: of
+        for base in ("FusedMoEExperts", "FusedMoEExpertsModular", "TritonExperts")
+        for name, of in CLASSES[base]["methods"].items()
+    }
+    mine = [name for name in vars(ours) if not name.startswith("__")]
+    assert len(mine) == 5, mine
+    for name in mine:
+        kind = vars(ours)[name]
+        function = kind.fget if isinstance(kind, property) else getattr(kind, "__func__", kind)
+        assert list(inspect.signature(function).parameters) == [given for given, *_ in known[name]["parameters"]], name
+        assert isinstance(kind, staticmethod) == ("staticmethod" in known[name]["decorators"])
+        assert isinstance(kind, property) == ("property" in known[name]["decorators"])
+
+
+def test_vllms_prepare_leaves_activations_to_experts_that_ask_for_it() -> None:
+    (of,) = [CLASSES["MoEPrepareAndFinalizeNoDPEPModular"]["methods"]["prepare"]]
+    assert ["defer_input_quant", "positional", True] in of["parameters"]
+    assert "TRITON" in VLLM["modules"][vllm_fused_experts.CHOOSES[0]]["Fp8MoeBackend"]["members"]
+
+
+@pytest.mark.parametrize("groups", [BLOCKS, ROWS])
+def test_layers_that_are_taken(oracle, groups, caplog) -> None:
+    caplog.set_level("INFO")
+    for _ in range(3):
+        assert asked(oracle, moe_config(), keys(groups)) == (True, None)
+    (message,) = caplog.messages
+    scales = "blocks of 128" if groups is BLOCKS else "rows"
+    assert (
+        f"takes a layer of 4 experts of 256 x 128, e4m3 weights with scales of {scales}, all in one call: sm90a_fusedexp"
+        in message
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            {"moe_backend": "triton"},
+            "gemmill takes layers of which vLLM chooses the backend, and moe_backend is 'triton'",
+        ),
+        ({"use_all2all_kernels": True}, "gemmill takes no layer whose tokens or experts travel between ranks"),
+        ({"enable_eplb": True}, "gemmill takes no layer whose tokens or experts travel between ranks"),
+        ({"is_lora_enabled": True}, "gemmill takes no layer with LoRA or biases here"),
+        ({"has_bias": True}, "gemmill takes no layer with LoRA or biases here"),
+        ({"swiglu_limit": 7.0}, "gemmill takes gates of silu, gelu, gelu_tanh without limits here"),
+        (
+            {"activation": SimpleNamespace(value="swigluoai")},
+            "gemmill takes gates of silu, gelu, gelu_tanh without limits here",
+        ),
+        ({"is_act_and_mul": False}, "gemmill takes gates of silu, gelu, gelu_tanh without limits here"),
+        ({"hidden_dim": 264}, "rows of "),
+        ({"in_dtype": torch.float16}, "has no variant for 1 rows of a layer of 4 experts of 256 x 128"),
+    ],
+)
+def test_layers_that_stay_vllms(oracle, changes, why) -> None:
+    takes, reason = asked(oracle, moe_config(**changes), keys(BLOCKS))
+    assert not takes and why in reason
+
+
+def test_scales_that_stay_vllms(oracle) -> None:
+    why = "gemmill takes float8_e4m3fn with float32 scales of channels and tokens, or of blocks of 128"
+    static = quant_key((-1, -1)), quant_key((-1, -1))
+    zero_points, integers = keys(BLOCKS, symmetric=False), keys(ROWS, dtype=torch.int8)
+    for given in (keys(((64, 64), (1, 64))), keys((BLOCKS[0], ROWS[1])), static, zero_points, integers, (None, None)):
+        assert asked(oracle, moe_config(), given) == (False, why)
+    assert asked(oracle, moe_config(), keys(BLOCKS), "batched") == (False, "vLLM's")
+    assert not classes(oracle)[0]._supports_batch_invariance()
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+@pytest.mark.parametrize("m", [1, 9])
+def test_few_tokens_are_gemmills(oracle, blocks: bool, m: int) -> None:
+    experts, w1, w2 = layer(oracle, blocks)
+    assert experts.expects_unquantized_inputs
+    x = drawn(m, K).bfloat16()
+    returned, output = applied(experts, x, w1, w2)
+    everyone = {e: e for e in range(E)}
+    assert returned is None and near(output, wanted(experts, x, w1, w2, blocks, everyone, routed(m)[0]))
+
+
+def test_experts_of_a_rank_and_weights_on_the_input(oracle) -> None:
+    experts, w1, w2 = layer(oracle, True)
+    x, expert_map = drawn(9, K).bfloat16(), torch.tensor([2, -1, 0, -1], dtype=torch.int32)
+    _, output = applied(experts, x, w1, w2, expert_map=expert_map, apply_router_weight_on_input=True)
+    assert near(output, wanted(experts, x, w1, w2, True, {0: 2, 2: 0}, torch.ones(9, TOP)))
+
+
+def test_many_tokens_are_vllms(oracle) -> None:
+    experts, w1, w2 = layer(oracle, True)
+    most = vllm_fused_experts.MOST_TOKENS
+    returned, output = applied(experts, drawn(most + 1, K).bfloat16(), w1, w2)
+    assert returned[0] == "vLLM's" and len(returned) == 16 and bool(output.isnan().all())
+
+
+def test_more_tokens_have_no_less_room(oracle) -> None:
+    """vLLM locks what the most tokens had."""
+    experts, *_ = layer(oracle, True)
+    rooms = [experts.workspace_shapes(m, 2 * N, K, TOP, E, E, None, None)[1] for m in range(1, 200)]
+    sizes = [torch.Size(room).numel() for room in rooms]
+    assert sizes == sorted(sizes)
+
+
+def test_vllm_without_the_function(oracle, monkeypatch, caplog) -> None:
+    monkeypatch.delattr(oracle, vllm_fused_experts.CHOOSES[1])
+    linear._complained.clear()
+    vllm_plugin.register()
+    (message,) = caplog.messages
+    assert message.startswith(
+        "vLLM for experts in one call goes on with its own kernels: gemmill cannot serve here (module 'vllm"
+    )
