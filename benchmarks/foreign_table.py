@@ -3,7 +3,7 @@
     python benchmarks/foreign_table.py --seed 3 --shapes 60          # on a device without a table of its own
     python benchmarks/foreign_table.py --seed 3 --dry-run --out-dir /tmp/dry
 
-Draws shapes among the rows of the shipped tables. Of each it times the variant that the tables choose and the one that
+Draws shapes among the rows of the shipped tables; every second has fewer rows than was timed. Of each it times the variant that the tables choose and the one that
 the model chooses, pinned, rounds alternating; where both are the same, the ratio is 1. Prints for each class of calls the
 model's time over the table's.
 """
@@ -42,7 +42,7 @@ CAREFUL = Rounds(rounds=5, short=True)
 
 
 def drawn(count: int, seed: int) -> list[Workload]:
-    """So many shapes of each class among the rows of the shipped tables, classes taking turns."""
+    """So many shapes of each class, classes taking turns: a row of the shipped tables, then one with M of 0.6 to 1 of a row's."""
     of_class: dict[str, set[tuple[int, int, int]]] = defaultdict(set)
     for path in sorted(runtime_tables_dir().glob("*.json*")):
         for row in read_table(path).rows:
@@ -51,8 +51,10 @@ def drawn(count: int, seed: int) -> list[Workload]:
     found = []
     for name in sorted(of_class):
         shapes = sorted(of_class[name])
-        chosen = random.Random(f"{seed} {name}").sample(shapes, min(count, len(shapes)))
-        found += [gemm(op=Op(name), m=m, n=n, k=k) for m, n, k in chosen]
+        dice = random.Random(f"{seed} {name}")
+        for i, (m, n, k) in enumerate(dice.sample(shapes, min(count, len(shapes)))):
+            rows = max(1, round(m * dice.uniform(0.6, 1))) if i % 2 else m
+            found.append(gemm(op=Op(name), m=rows, n=n, k=k))
     return sorted(found, key=lambda problem: random.Random(f"{seed} {problem}").random())
 
 
