@@ -11,6 +11,7 @@ model's time over the table's.
 import argparse
 import random
 import sys
+import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, required=True, help="of the shapes drawn among the tables' rows")
     parser.add_argument("--shapes", type=int, default=12, help="of each class")
     parser.add_argument("--build", help="build id or path; the current one by default")
+    parser.add_argument("--limit-seconds", type=float, default=float("inf"), help="begin no shape after this long")
     parser.add_argument("--out-dir", type=Path, default=RESULTS)
     parser.add_argument("--commit", help="commit to record, where this is no checkout")
     parser.add_argument("--dry-run", action="store_true", help="two shapes on the CPU, invented times")
@@ -124,7 +126,10 @@ def main(arguments: list[str] | None = None) -> int:
     problems = drawn(options.shapes, options.seed)
     started, rows = now(), []
     with of_this_gpu() as monitor:
+        begun = time.perf_counter()
         for done, problem in enumerate(problems, 1):
+            if time.perf_counter() - begun > options.limit_seconds:
+                break
             rows.append(row_of(build, problem, pinned, maker, timer, sm_count))
             print(f"{done}/{len(problems)} {problem}: {rows[-1]['ratio']}", flush=True)
     verdict = verdict_of(rows)
@@ -141,6 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
         "environment": devices.environment(),
         "while_measuring": monitor.summary(),
         "method": {"rounds": CAREFUL.rounds, "device_time": DEVICE_TIME, "ratio": "model / table, median over rounds"},
+        "left_out": len(problems) - len(rows),
         "verdict": verdict,
         "rows": rows,
     }
