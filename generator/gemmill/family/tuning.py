@@ -58,12 +58,19 @@ class Reach:
     """How much larger than a call's the bucketed size of a row may be."""
     distance: float
     """Of binary logarithms of all near sizes together."""
+    abroad: int | None = None
+    """The largest bucketed size that a row of another device's table speaks for, if there is one: beyond it the model chooses
+    better (docs/notes/tables.md)."""
 
     def covers(self, measured: int, size: int) -> bool:
         """Whether what was measured says something about a bucketed size. Mirrors `covers` in kernels/extension/selection.cpp."""
         if size > measured:
             return measured >= self.endless or (measured >= self.many and size <= self.ratio * measured)
         return measured <= max(self.few, self.ratio * size)
+
+    def speaks_abroad(self, measured: int) -> bool:
+        """Whether what was measured on one device says something about another of its architecture."""
+        return self.abroad is None or measured <= self.abroad
 
 
 @dataclass(frozen=True, kw_only=True)

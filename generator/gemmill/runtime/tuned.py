@@ -3,7 +3,7 @@
 A row says what was fastest on one device with one driver and one source of a kernel. How far that holds here is its
 trust; where several tables have a row for a shape, the most trusted is taken, then the one found first. A row whose winner
 has changed since is served by a variant that was nearly as fast, and no longer called exact. A row without one is refused,
-and so is a table that cannot be read. Calls are then answered by other rows.
+and so is a table that cannot be read. A row of another device speaks up to a size that its family names. Calls are then answered by other rows.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class TableTrust(IntEnum):
     DRIVER_CHANGED = 1
     """this device, another driver (or one that is not known)"""
     OTHER_DEVICE = 2
-    """another device of the same architecture"""
+    """another device of the same architecture: many rows are left to the model there"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +132,11 @@ def load_tuned(entries: Iterable[KernelEntry], here: Machine) -> Tuned:
         loaded.append(LoadedTable(path=path, table=table, trusts=counts, stale=sum(stale), refused=refused))
     found.sort(key=lambda item: item[:2])  # stable: of equally trusted rows the first found
     choices: dict[tuple[str, tuple[int, ...]], TunedChoice] = {}
-    for _, is_stale, row in found:
+    for trust, is_stale, row in found:
         for choice in siblings(row, exact=not is_stale):
+            tuning = REGISTRY.tunings[choice.family]
+            if trust is TableTrust.OTHER_DEVICE and not tuning.reach.speaks_abroad(row.sizes[tuning.bucketed]):
+                continue
             names = tuple(name for name in choice.names if name not in quarantined)
             if names:
                 choices.setdefault((choice.family, choice.key), replace(choice, names=names))

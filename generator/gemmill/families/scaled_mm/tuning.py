@@ -162,7 +162,7 @@ TUNING = Tuning(
     aligned=("a", "b", "out"),
     near=("n", "k"),
     bucketed="m",
-    reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1),
+    reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1, abroad=256),
     rows=_rows,
     describe=describe_problem,
     differs=lambda has, needs: f"it computes {describe_problem(has)}, the call needs {describe_problem(needs)}",
